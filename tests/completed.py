@@ -159,7 +159,7 @@ def install() -> None:
     """Watch all executions of this process.  Before tests import the functions that are watched."""
     import pytest
 
-    import tilelang.codegen.cuda
+    import tilelang.codegen.cuda.printer
     import tilelang.jit.compiling
     import tilelang.jit.decorator
     import tilelang.jit.loading
@@ -168,9 +168,9 @@ def install() -> None:
     import tilelang.runtime.nvrtc
     import tilelang.simulator
 
-    _replace(tilelang.simulator.tile, "run_tile", _interpreted("tile"))
-    _replace(tilelang.simulator.device, "run_device", _interpreted("simulator"))
-    _replace(tilelang.codegen.cuda, "print_kernel", _counted("printed", own=False))
+    _replace(tilelang.simulator.reference.run, "run_tile", _interpreted("tile"))
+    _replace(tilelang.simulator.device.run, "run_device", _interpreted("simulator"))
+    _replace(tilelang.codegen.cuda.printer, "print_kernel", _counted("printed", own=False))
     _replace(tilelang.runtime.nvrtc, "compile_cubin", _counted("cuda", own=False))
     _replace(tilelang.jit.compiling, "compile_request", _kernels)
     _replace(tilelang.jit.lowering, "source_of", _sources)

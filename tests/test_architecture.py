@@ -11,11 +11,15 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tilelang"
 
 ROOMS = {
-    "errors": 0, "env": 0, "log": 0, "timeline": 0, "version": 0, "ir": 1, "arith": 2, "layout": 3, "target": 4, "ops": 5,
-    "language": 6, "transform": 6, "codegen": 6, "simulator": 6, "runtime": 6, "jit": 7, "profiler": 8, "autotuner": 9,
-    "library": 10,
+    "errors": 0, "env": 0, "log": 0, "version": 0, "ir": 1, "arith": 2, "layout": 3, "target": 4, "ops": 5,
+    "language": 6, "transform": 6, "codegen": 6, "simulator": 6, "runtime": 6, "jit": 7, "autotuner": 8,
+    "library": 9,
 }  # fmt: skip
-TOP = 11  # tools, testing, utils, cli, compat and thin public modules
+TOP = 10  # carver, tools, testing, cli, compat
+SUB_ROOMS = {  # room -> its parts, low to high; a part imports only lower ones
+    "transform": ("framework", "analysis", "check", "legalize", "layout", "schedule", "memory", "lower", "sync", "registers"),
+}
+MOST_ROOMS, MOST_FILES = 18, 45
 
 
 def room_of(module: str) -> tuple[str, int]:
@@ -60,6 +64,35 @@ def test_a_room_imports_only_lower_rooms():
             if other and other != name and other_level >= level:
                 wrong.append(f"{path.relative_to(ROOT)}:{line}: room {name} ({level}) imports {other} ({other_level})")
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_parts_of_a_room_import_only_lower_parts():
+    wrong = []
+    for room, parts in SUB_ROOMS.items():
+        for path in sorted((PACKAGE / room).rglob("*.py")):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            own = module.split(".")[2] if module.split(".")[2] in parts else None
+            for line, target in imports_of(path):
+                names = target.split(".")
+                other = names[2] if names[1] == room and len(names) > 2 and names[2] in parts else None
+                if own and other and parts.index(other) > parts.index(own):
+                    wrong.append(f"{path.relative_to(ROOT)}:{line}: {room}/{own} imports {room}/{other}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_reference_interpreter_and_the_device_simulator_share_only_what_stands_beside_them():
+    for own, other in (("reference", "device"), ("device", "reference")):
+        wrong = [f"{p.relative_to(ROOT)}:{line}" for p in (PACKAGE / "simulator" / own).rglob("*.py")
+                 for line, target in imports_of(p) if target.startswith(f"tilelang.simulator.{other}")]
+        assert not wrong, wrong
+
+
+def test_the_package_shows_few_rooms_of_few_files():
+    rooms = [p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__"]
+    assert len(rooms) <= MOST_ROOMS, sorted(rooms)
+    large = {str(d.relative_to(ROOT)): n for d in [PACKAGE, *PACKAGE.rglob("*")] if d.is_dir()
+             and (n := len(list(d.glob("*.py")))) > MOST_FILES}
+    assert not large, large
 
 
 def names_imported_at_once(path: pathlib.Path, modules: set[str]):

@@ -5,7 +5,7 @@ from programs import cases
 
 from tilelang.ir import parse, to_text
 from tilelang.target import Target
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
 
 CASES = cases()

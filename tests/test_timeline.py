@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from tilelang import timeline
+from tilelang import log
 from tilelang.env import env
+from tilelang.tools import timeline
 
 PROGRAM = """
 import tilelang
@@ -27,23 +28,23 @@ tilelang.compile(double, target="cpu")
 @pytest.fixture
 def recorder(monkeypatch):
     """Recording without the hooks that `start` sets for the rest of the process."""
-    monkeypatch.setattr(timeline, "_recorder", timeline._Recorder())
+    monkeypatch.setattr(log, "_recorder", log._Recorder())
 
 
 def test_nothing_is_recorded_until_started():
-    with timeline.phase("work"):
+    with log.phase("work"):
         pass
-    assert timeline.phases() == [] and "no phase" in timeline.text()
+    assert log.phases() == [] and "no phase" in timeline.text()
 
 
 def test_phases_of_threads_are_told_apart(recorder):
-    with timeline.phase("outer"):
-        with timeline.phase("inner"):
+    with log.phase("outer"):
+        with log.phase("inner"):
             sum(range(200_000))
-        other = threading.Thread(target=lambda: timeline.phase("beside").__enter__().__exit__(), name="second")
+        other = threading.Thread(target=lambda: log.phase("beside").__enter__().__exit__(), name="second")
         other.start()
         other.join()
-    outer, inner, beside = (next(p for p in timeline.phases() if p.name == n) for n in ("outer", "inner", "beside"))
+    outer, inner, beside = (next(p for p in log.phases() if p.name == n) for n in ("outer", "inner", "beside"))
     assert (outer.depth, inner.depth, beside.depth) == (0, 1, 0) and beside.thread == "second"
     assert outer.begin <= inner.begin <= inner.end <= outer.end and 0 < inner.cpu <= inner.end - inner.begin + 20
     lines = timeline.text(0).splitlines()
@@ -52,11 +53,11 @@ def test_phases_of_threads_are_told_apart(recorder):
 
 
 def test_a_phase_that_fails_ends(recorder):
-    with pytest.raises(KeyError), timeline.phase("fails"):
+    with pytest.raises(KeyError), log.phase("fails"):
         raise KeyError
-    with timeline.phase("next"):
+    with log.phase("next"):
         pass
-    assert [(p.name, p.depth) for p in timeline.phases()] == [("fails", 0), ("next", 0)]
+    assert [(p.name, p.depth) for p in log.phases()] == [("fails", 0), ("next", 0)]
 
 
 def test_a_process_prints_where_its_time_went(tmp_path):

@@ -12,47 +12,43 @@ from importlib import import_module as _import_module
 from typing import Any as _Any
 
 # The settings object must stand in the package under the name of its module (`from tilelang import env`).
-from .env import env
-from .version import __version__, build_date
+from tilelang.env import env
+from tilelang.version import __version__, build_date
+
+from tilelang.compat.finder import install as _install_older_paths
 
 if env.TILELANG_TIMELINE:  # here: what is imported from now on is part of it
-    from .timeline import start as _start
+    from tilelang.log import start as _start
 
-    _start(env.TILELANG_TIMELINE)
+    def _show_timeline() -> None:
+        import sys
+
+        from tilelang.tools.timeline import text  # drawing is loaded when the process ends
+
+        print(text(env.TILELANG_TIMELINE), file=sys.stderr)
+
+    _start(_show_timeline)
+_install_older_paths()
 
 # public name -> module that defines it
 _NAMES = {
-    "compile": "jit", "par_compile": "jit", "JITKernel": "jit",
+    "compile": "jit", "par_compile": "jit", "JITKernel": "jit", "lower": "jit.lowering",
     "autotune": "autotuner", "AutoTuner": "autotuner",
-    "lower": "engine.lower",
-    "Profiler": "profiler", "do_bench": "profiler", "TensorSupplyType": "utils.tensor",
-    "PassConfigKey": "transform.config",
+    "Profiler": "jit.profiling", "do_bench": "jit.timing", "TensorSupplyType": "jit.supply",
+    "PassConfigKey": "transform.framework.config",
     "Layout": "layout", "Fragment": "layout",
     "DataType": "ir.dtype:dtype",
-    "deprecated": "utils.deprecation",
+    "deprecated": "compat.deprecation",
     "logger": "log", "set_log_level": "log",
-    "enable_cache": "cache", "disable_cache": "cache", "is_cache_enabled": "cache",
-    "cdiv": "math", "next_power_of_2": "math",
-    "register_cuda_postproc": "engine.callback", "register_hip_postproc": "engine.callback",
-    "register_c_postproc": "engine.callback",
+    "enable_cache": "jit.caching", "disable_cache": "jit.caching", "is_cache_enabled": "jit.caching",
+    "cdiv": "arith.integers", "next_power_of_2": "arith.integers",
+    "register_cuda_postproc": "jit.hooks", "register_hip_postproc": "jit.hooks", "register_c_postproc": "jit.hooks",
+    "dtypes": "language",
 }
 
-# public submodules: `tilelang.profiler` works without importing it first
-_MODULES = {
-    "analysis", "autodd", "autotuner", "backend", "cache", "carver", "contrib", "cpu", "cuda", "engine", "errors",
-    "instrumentation", "intrinsics", "ir", "jit", "language", "layout", "libinfo", "library", "math", "metal", "ops",
-    "profiler", "rocm", "runtime", "simulator", "target", "testing", "tileop", "tools", "transform", "tvm", "utils", "webgpu",
-}
-
-
-
-def _load_module(name: str) -> _Any:
-    try:
-        return _import_module(f"{__name__}.{name}")
-    except ModuleNotFoundError as e:
-        if e.name == f"{__name__}.{name}":
-            raise AttributeError(f"module {__name__!r} has no part {name!r} in this release") from None
-        raise
+# rooms: `tilelang.library` works without importing it first
+_ROOMS = {"arith", "autotuner", "carver", "codegen", "errors", "ir", "jit", "language", "layout", "library", "ops", "runtime",
+          "simulator", "target", "testing", "tools", "transform"}
 
 
 def __getattr__(name: str) -> _Any:
@@ -60,20 +56,23 @@ def __getattr__(name: str) -> _Any:
     if where is not None:
         module, _, attribute = where.partition(":")
         value = getattr(_import_module(f"{__name__}.{module}"), attribute or name)
-    elif name == "dtypes":
-        value = _import_module(f"{__name__}.language.dtypes")
-    elif name == "tvm":  # names of older programs, kept apart from ours
-        value = _import_module(f"{__name__}.compat.tvm")
-    elif name in _MODULES:
-        value = _load_module(name)
+    elif name in _ROOMS or name in _older_paths():
+        value = _import_module(f"{__name__}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
 
 
+def _older_paths() -> set[str]:
+    """First parts of the older import paths that stand under this package."""
+    from tilelang.compat.table import PATHS
+
+    return {p.split(".")[1] for p in PATHS}
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_NAMES, *_MODULES, "dtypes"})
+    return sorted({*globals(), *_NAMES, *_ROOMS, *_older_paths()})
 
 
-__all__ = sorted({"__version__", "build_date", "env", "dtypes", "jit", *_NAMES})
+__all__ = sorted({"__version__", "build_date", "env", "jit", *_NAMES})

@@ -1,10 +1,25 @@
-"""The logger `tilelang`: level INFO, own handler that keeps progress bars whole, no propagation."""
+"""The logger `tilelang` (level INFO, a handler that keeps progress bars whole, no propagation) and phases of time.
+
+Phases are recorded from `start` on: until then `phase` records nothing and costs next to nothing.
+"""
 
 from __future__ import annotations
 
+import atexit
+import builtins
+import gc
 import logging
 import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+try:
+    from resource import RUSAGE_THREAD, getrusage
+except ImportError:  # not on Linux
+    getrusage = None  # type: ignore[assignment]
 
 FORMAT = "%(asctime)s  [TileLang:%(name)s:%(levelname)s] (%(filename)s:%(lineno)d): %(message)s"
 
@@ -56,3 +71,125 @@ def set_log_level(level: str | int) -> None:
             raise ValueError(f"Unknown log level {level!r}; one of DEBUG, INFO, WARNING, ERROR, CRITICAL")
         level = number
     logger.setLevel(level)
+
+
+# ---- phases of time, drawn by tools/timeline.py ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One recorded phase.  begin, end: ms since `start`.  cpu: ms for which its thread ran.  reads: pages that were waited
+    for on a disk.  depth: open phases of the same thread around it."""
+
+    name: str
+    thread: str
+    begin: float
+    end: float
+    cpu: float
+    reads: int
+    depth: int
+
+
+class _Recorder:
+    """What was recorded since `begun`."""
+
+    def __init__(self) -> None:
+        self.begun = time.perf_counter()
+        self.phases: list[Phase] = []
+        self.local = threading.local()
+
+
+class _Open:
+    """A phase under way.  name: may be set until it ends, "" for one that is not kept."""
+
+    def __init__(self, to: _Recorder, name: str) -> None:
+        self.to, self.name = to, name
+
+    def __enter__(self) -> _Open:
+        self.depth = getattr(self.to.local, "depth", 0)
+        self.to.local.depth = self.depth + 1
+        self.reads, self.cpu, self.begin = _reads(), time.thread_time(), time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end, cpu, to = time.perf_counter(), time.thread_time(), self.to
+        to.local.depth = self.depth
+        if self.name:
+            to.phases.append(Phase(self.name, threading.current_thread().name, (self.begin - to.begun) * 1e3,
+                                   (end - to.begun) * 1e3, (cpu - self.cpu) * 1e3, _reads() - self.reads, self.depth))
+
+
+class _Nothing:
+    """What `phase` gives while nothing is recorded."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+_NOTHING = _Nothing()
+_recorder: _Recorder | None = None
+
+
+def _reads() -> int:
+    return getrusage(RUSAGE_THREAD).ru_majflt if getrusage is not None else 0
+
+
+def phase(name: str) -> Any:
+    """A context manager around a phase.  Threads may be in phases at the same time."""
+    return _NOTHING if _recorder is None else _Open(_recorder, name)
+
+
+def start(at_exit: Callable[[], None] | None = None) -> None:
+    """Record from now on, imports and runs of the garbage collector too; a second call changes nothing.
+
+    at_exit: called when the process ends, to show the phases.
+    """
+    global _recorder
+    if _recorder is not None:
+        return
+    _recorder = _Recorder()
+    gc.callbacks.append(_collecting(_recorder))
+    builtins.__import__ = _importing(_recorder, builtins.__import__)
+    if at_exit is not None:
+        atexit.register(at_exit)
+
+
+def _importing(to: _Recorder, real: Callable[..., Any]) -> Callable[..., Any]:
+    """The import function with a phase around what loads modules."""
+    def run(name: str, names: Any = None, local: Any = None, wanted: Any = (), level: int = 0) -> Any:
+        before = len(sys.modules)
+        with _Open(to, "") as under_way:
+            try:
+                return real(name, names, local, wanted, level)
+            finally:
+                new = len(sys.modules) - before
+                if new > 0:
+                    package = ((names or {}).get("__package__") or "").split(".")
+                    above = package[:len(package) - level + 1] if level else []
+                    under_way.name = f"import {'.'.join([*above, *filter(None, [name])])} ({new})"
+
+    return run
+
+
+def _collecting(to: _Recorder) -> Callable[[str, dict[str, int]], None]:
+    """A callback of the garbage collector."""
+    open_: list[_Open] = []
+
+    def run(when: str, facts: dict[str, int]) -> None:
+        if when == "start":
+            open_.append(_Open(to, f"garbage, generation {facts['generation']}").__enter__())
+        elif open_:
+            open_.pop().__exit__()
+
+    return run
+
+
+def phases() -> list[Phase]:
+    """What was recorded, in the order in which it began; nothing before `start`."""
+    return sorted(_recorder.phases, key=lambda p: (p.begin, p.depth)) if _recorder is not None else []
+
+
+__all__ = ["BarAwareHandler", "FORMAT", "Phase", "logger", "phase", "phases", "set_log_level", "start"]

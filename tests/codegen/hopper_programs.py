@@ -32,7 +32,7 @@ from tilelang.ir import (
 )
 from tilelang.layout import Panels, panel_layout, panels
 from tilelang.target.tensor_map import TensorMap
-from tilelang.transform.device_program import split_host
+from tilelang.transform.lower.device_program import split_host
 
 
 def shared(name: str, elements: int, dt: str) -> Buffer:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.codegen.cuda import print_kernel
-from tilelang.codegen.prelude import sections
+from tilelang.codegen.cuda.printer import print_kernel
+from tilelang.codegen.cuda.prelude import sections
 from tilelang.ir import Buffer
 from tilelang.target.instructions import MMA_ROWS, function_name
 from tilelang.target.tensor_map import tensor_maps_of
@@ -106,7 +106,7 @@ _WGMMA_TYPES = {"float16": "half_t", "bfloat16": "bfloat16_t", "float32": "float
 
 
 def _hopper(name: str) -> str:
-    """Host form of a function that codegen/hopper.py writes out; "" for other names."""
+    """Host form of a function that codegen/cuda/hopper.py writes out; "" for other names."""
     m = re.fullmatch(r"tma_(load|store)_(\d)d", name)
     if m is not None:
         load, c = m.group(1) == "load", [f"c{i}" for i in range(int(m.group(2)))]

@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from programs import attention, gemm
 
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.runtime import nvrtc
 from tilelang.runtime.sass import disassemble
 from tilelang.target import Target

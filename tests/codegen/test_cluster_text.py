@@ -13,13 +13,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cluster_text import gemm, send, shift
 from handmade import kernel, tensor
 
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Store, const, fresh, with_attrs
 from tilelang.runtime import nvrtc, sass
 from tilelang.target import Target
-from tilelang.transform.device_program import split_host
-from tilelang.transform.pass_ import PassContext
-from tilelang.transform.plan_shared_memory import plan_shared_memory
+from tilelang.transform.lower.device_program import split_host
+from tilelang.transform.framework.pass_ import PassContext
+from tilelang.transform.memory.plan_shared_memory import plan_shared_memory
 
 needs_nvrtc = pytest.mark.skipif(not nvrtc.available() or sass.find_nvdisasm() is None, reason="no NVRTC or nvdisasm")
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})

@@ -13,7 +13,7 @@ from tilelang.ir import Alloc, Store, binary, call, cast, const, dtype, load, nu
 sys.path.insert(0, str(Path(__file__).parent))
 from handmade import at, evaluate, gemm, kernel, local, ramp, shared, tensor, thread_vars, unrolled
 
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.runtime import cuda_driver
 from tilelang.runtime.nvrtc import compile_cubin
 from tilelang.target import INTRINSICS, Target

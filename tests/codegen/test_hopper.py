@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import hopper_programs as hopper
 from handmade import at, evaluate, kernel, local, ramp, tensor, thread_vars, unrolled
 
-from tilelang.codegen.cuda import print_kernel
-from tilelang.codegen.wgmma import MOST, product_runs
+from tilelang.codegen.cuda.printer import print_kernel
+from tilelang.codegen.cuda.wgmma import MOST, product_runs
 from tilelang.errors import InternalError
 from tilelang.ir import Alloc, Buffer, If, Store, StringConst, call, cast, const, dtype, load, parse, replace, seq, to_text
 from tilelang.ir.verify import verify
@@ -21,7 +21,7 @@ from tilelang.runtime import nvrtc, sass
 from tilelang.target.instructions import CACHE_HINTS
 from tilelang.target.tensor_map import REDUCE_ADD, TensorMap
 from tilelang.target.wgmma import WGMMA_ROWS, wgmma_row
-from tilelang.transform.divergence import Divergence
+from tilelang.transform.analysis.divergence import Divergence
 
 needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 needs_nvdisasm = pytest.mark.skipif(sass.find_nvdisasm() is None, reason="nvdisasm is not installed")

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import hopper_programs as hopper
 from handmade import at, evaluate, kernel, local, ramp, tensor, thread_vars, unrolled
 
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Alloc, If, Store, call, const, dtype, load, numpy_dtype, seq
 from tilelang.layout import panel_layout, panels
 from tilelang.runtime import cuda_driver
@@ -187,7 +187,7 @@ def test_host_code_encodes_the_maps():
     from tilelang.runtime.host_stub import stub_text
     from tilelang.runtime.launchers import CudaLauncher
     from tilelang.runtime.signature import signature_of
-    from tilelang.transform.device_program import split_host
+    from tilelang.transform.lower.device_program import split_host
 
     m, n, k = (hopper.fresh(x) for x in "mnk")
     func = hopper.gemm(m, n, k)

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from handmade import evaluate, gemm, kernel, ramp, tensor, thread_vars
 from host_cuda import available, run_on_host
 
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 
 pytestmark = pytest.mark.skipif(not available(), reason="g++ and a CPU with F16C are needed")
 

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from tilelang.codegen.own_registers import LEAST_THREES, largest_of_threes
+from tilelang.codegen.cuda.named_registers import LEAST_THREES, largest_of_threes
 
 
 def answer(text, starts, rows):

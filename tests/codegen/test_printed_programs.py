@@ -12,7 +12,7 @@ import pytest
 from programs import cases
 
 from tilelang.arith import simplify
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Const, Var, const, numpy_dtype, substitute
 from tilelang.runtime import nvrtc
 from tilelang.target import Target

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from handmade import kernel, thread_vars
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Alloc, Bind, Buffer, Call, For, Ramp, Store, const, dtype, fresh, load, seq, walk, with_attrs
 from tilelang.runtime import nvrtc
 from tilelang.target.register_forms import form_of, store_form

@@ -5,8 +5,8 @@ import re
 import pytest
 
 import tilelang.language as T
-from tilelang.codegen.cuda import CudaPrinter, print_kernel
-from tilelang.codegen.tight_loops import MOST_DESCRIPTORS, TightLoops, descriptors_ahead
+from tilelang.codegen.cuda.printer import CudaPrinter, print_kernel
+from tilelang.codegen.cuda.tight_loops import MOST_DESCRIPTORS, TightLoops, descriptors_ahead
 from tilelang.ir import Evaluate, For, Load, const, replace, rewrite, seq, stmts_of, substitute, walk
 from tilelang.ir.expr import Call
 from tilelang.runtime import nvrtc

@@ -246,7 +246,7 @@ def _execute(name: str, func: Any, prim: Any, args: list[np.ndarray], tensors: S
         own, passed = _packed(args, tensors)
         return _left(run_tile(program, passed), own, tensors)
     if name == "cubin":
-        from tilelang.codegen.cuda import print_kernel
+        from tilelang.codegen.cuda.printer import print_kernel
         from tilelang.runtime.nvrtc import compile_cubin
         from tilelang.target import Target
         from tilelang.transform.pipeline import lower

@@ -4,7 +4,7 @@ import numpy as np
 from executions import HERE, _execute, agree, between_rows, laid_out
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower

@@ -6,7 +6,7 @@ from executions import HERE, _execute
 
 import tilelang.language as T
 from tilelang.arith import value_scalars
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
 

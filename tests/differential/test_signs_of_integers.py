@@ -5,7 +5,7 @@ import pytest
 from executions import HERE, agree
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower

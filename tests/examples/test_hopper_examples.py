@@ -2,7 +2,7 @@
 
 import pytest
 
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower

@@ -13,7 +13,7 @@ from tilelang.jit.building import nvrtc_options
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.target.probe import device_capability
-from tilelang.transform.config import normalize_config
+from tilelang.transform.framework.config import normalize_config
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 SM80 = {"kind": "cuda", "arch": "sm_80"}
@@ -172,7 +172,7 @@ def refusing(monkeypatch, refused):
     from tilelang.errors import error
     from tilelang.ir import Evaluate, walk
     from tilelang.transform import pipeline
-    from tilelang.transform.pass_ import DEVICE, pass_
+    from tilelang.transform.framework.pass_ import DEVICE, pass_
 
     @pass_(needs=DEVICE)
     def verify(func, cx):

@@ -6,8 +6,8 @@ import pytest
 import tilelang
 import tilelang.language as T
 from tilelang.ir import Call, For, Launch, walk
-from tilelang.transform.aliasing import keep_order, made_of_pointers, overlapping, parameter_names, read_after_write
-from tilelang.transform.pass_ import PassContext
+from tilelang.transform.legalize.aliasing import keep_order, made_of_pointers, overlapping, parameter_names, read_after_write
+from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import lower
 
 F32 = "float32"

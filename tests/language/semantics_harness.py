@@ -5,7 +5,7 @@ from everywhere import EXECUTIONS
 from everywhere import run as run_on
 
 from tilelang.ir import numpy_dtype, walk
-from tilelang.simulator.tile import run_tile
+from tilelang.simulator.reference.run import run_tile
 
 
 def run(f, *args):

@@ -7,7 +7,7 @@ from hand_made_programs import by_threads, f16, one_box, panels_gemm, ring_gemm
 
 import tilelang
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.errors import TileLangError
 from tilelang.ir import AddressOf, Buffer, Call, Launch, const, dtype, numpy_dtype, walk
 from tilelang.layout import Layout, panel_layout, padded_layout, view_layout

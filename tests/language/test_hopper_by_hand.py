@@ -8,7 +8,7 @@ from hopper_by_hand import (broadcast, dependent, from_registers, gemm_cluster, 
 
 import tilelang
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.errors import TileLangError
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile
@@ -607,9 +607,9 @@ def test_registers_of_a_local_array_are_pinned():
 
 def test_passes_leave_programs_without_these_names_alone():
     """check_hopper and written_roles."""
-    from tilelang.transform.check_hopper import check_hopper
-    from tilelang.transform.pass_ import PassContext
-    from tilelang.transform.written_roles import written_roles
+    from tilelang.transform.check.check_hopper import check_hopper
+    from tilelang.transform.framework.pass_ import PassContext
+    from tilelang.transform.legalize.manual_warp_roles import written_roles
 
     @T.prim_func
     def f(A: T.Tensor((64, 64), "float16")):

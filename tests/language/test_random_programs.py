@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tilelang.language as T
-from tilelang.simulator.tile import run_tile
+from tilelang.simulator.reference.run import run_tile
 
 VARS = ("a", "b", "c", "d")
 

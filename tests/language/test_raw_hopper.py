@@ -6,7 +6,7 @@ from everywhere import device_of, on_gpu, run
 from raw_hopper_programs import f16, f32, product, product_of_registers, signalled
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.errors import TileLangError
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device

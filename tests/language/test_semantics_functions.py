@@ -7,7 +7,7 @@ from semantics_harness import nodes, out
 import tilelang.language as T
 from tilelang.errors import TileLangError
 from tilelang.ir import walk
-from tilelang.simulator.tile import run_tile
+from tilelang.simulator.reference.run import run_tile
 
 
 @pytest.mark.spec("L2.3:python")

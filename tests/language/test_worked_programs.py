@@ -6,7 +6,7 @@ import pytest
 import tilelang.language as T
 from tilelang.ir import numpy_dtype
 from tilelang.language.eager import EagerFunction
-from tilelang.simulator.tile import run_tile
+from tilelang.simulator.reference.run import run_tile
 
 f16, f32 = "float16", "float32"
 RNG = np.random.default_rng(0)

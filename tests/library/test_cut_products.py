@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tilelang
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import dtype, numpy_dtype, walk
 from tilelang.ir.expr import Call
 from tilelang.library.gemm.kernels import Form

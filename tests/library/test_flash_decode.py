@@ -9,7 +9,7 @@ import pytest
 
 import tilelang
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.library import flash_decode
 from tilelang.library.attention.decode_kernels import DecodeSizes, decode_attention
 from tilelang.library.attention.flash_decode import decode_splits, decode_tile

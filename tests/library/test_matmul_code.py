@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import For, Ramp, Store, const, dtype, numpy_dtype, walk
 from tilelang.ir.expr import Call
 from tilelang.library.gemm.grouped_kernels import gemm_grouped

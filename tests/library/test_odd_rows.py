@@ -63,7 +63,7 @@ def test_what_is_not_copied_by_words():
 
 
 def test_loads_are_words_and_stores_are_16_bytes():
-    from tilelang.codegen.cuda import print_kernel
+    from tilelang.codegen.cuda.printer import print_kernel
 
     (kernel,) = lower(pad_rows(Rows(0, 300, 1001, 0, 1001, 1024, "float16")).func, SM90, HOPPER).kernels
     text = print_kernel(kernel)

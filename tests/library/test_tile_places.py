@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import walk
 from tilelang.ir.expr import Call
 from tilelang.library import matmul

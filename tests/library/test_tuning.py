@@ -13,7 +13,7 @@ from tilelang.library import opt_in, tuning
 from tilelang.log import logger
 from tilelang.runtime.cache import DiskCache
 from tilelang.target import Target
-from tilelang.transform.scope import PassContext, current_config, plan_only
+from tilelang.transform.framework.scope import PassContext, current_config, plan_only
 
 CPU = Target("cpu")
 

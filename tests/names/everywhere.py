@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import tilelang
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import numpy_dtype
 from tilelang.runtime import nvrtc
 from tilelang.target import Target

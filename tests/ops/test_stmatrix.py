@@ -6,7 +6,7 @@ from programs import NP
 
 import tilelang.language as T
 from tilelang.ir import Call, walk
-from tilelang.simulator.device import run_device
+from tilelang.simulator.device.run import run_device
 from tilelang.layout import make_swizzled_layout
 from tilelang.target import Target
 from tilelang.target.wgmma import accumulator_fragment

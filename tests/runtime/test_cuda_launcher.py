@@ -31,7 +31,7 @@ from tilelang.runtime.host_engine import HostLibrary, compile_object
 from tilelang.runtime.host_stub import stub_text
 from tilelang.runtime.launchers import CudaLauncher
 from tilelang.runtime.signature import signature_of
-from tilelang.transform.device_program import split_host
+from tilelang.transform.lower.device_program import split_host
 
 
 def launch(grid, body, threads=(128, 1, 1), **attrs):

@@ -14,7 +14,7 @@ from tilelang.runtime.launchers import CudaLauncher
 from tilelang.runtime.signature import signature_of
 from tilelang.runtime.tensor_maps import encode
 from tilelang.target.tensor_map import TensorMap, refusal
-from tilelang.transform.device_program import split_host
+from tilelang.transform.lower.device_program import split_host
 
 P, I, U = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32
 

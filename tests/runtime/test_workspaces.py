@@ -14,7 +14,7 @@ from tilelang.runtime.host_stub import stub_text
 from tilelang.runtime.launchers import CudaLauncher, launch_attributes
 from tilelang.runtime.signature import signature_of
 from tilelang.target import Target
-from tilelang.transform.device_program import GRID_BARRIER
+from tilelang.transform.lower.device_program import GRID_BARRIER
 from tilelang.transform.pipeline import lower
 
 

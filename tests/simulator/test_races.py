@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilelang.errors import TileLangError
-from tilelang.simulator.counters import Site
-from tilelang.simulator.races import AccessTable, Clocks
+from tilelang.simulator.device.counters import Site
+from tilelang.simulator.device.races import AccessTable, Clocks
 
 LANES, GRANULES = 8, 3
 SITES = [Site(None, "S", "access")]

@@ -10,13 +10,13 @@ import pytest
 
 import tilelang
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.env import env
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
-from tilelang.transform.check_races import check_races
-from tilelang.transform.config import ROWS, PassConfigKey, normalize_config
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.check.check_races import check_races
+from tilelang.transform.framework.config import ROWS, PassConfigKey, normalize_config
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import lower
 
 SM80 = {"kind": "cuda", "arch": "sm_80"}

@@ -10,14 +10,14 @@ from everywhere import SM80
 
 import tilelang
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.env import env
 from tilelang.runtime.cache import compiler_stamp, library_stamp
 from tilelang.target import Target
 from tilelang.testing import process_func
 from tilelang.transform import PassConfigKey
-from tilelang.transform.config import ROWS, normalize_config
-from tilelang.transform.pass_ import PassContext
+from tilelang.transform.framework.config import ROWS, normalize_config
+from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import lower
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tilelang.codegen.hopper import HopperCalls
+from tilelang.codegen.cuda.hopper import HopperCalls
 from tilelang.target import INTRINSICS
 from tilelang.target.intrinsics import PURE
 

@@ -4,7 +4,7 @@ import pytest
 
 from tilelang import ops
 from tilelang.ops import Access
-from tilelang.transform.pass_ import PassContext
+from tilelang.transform.framework.pass_ import PassContext
 
 _DOUBLES = {
     ops.Copy: lambda s: (Access(s.src, "read"), Access(s.dst, "write")),

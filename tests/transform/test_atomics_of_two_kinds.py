@@ -5,16 +5,16 @@ import pytest
 from everywhere import WITH_HOPPER, everywhere
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.errors import TileLangError
 from tilelang.ir import Evaluate, For, If, Launch, const, rewrite, seq, walk
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.target.atomics import Atomic, Branch, Iterations, Role, commute, family, unordered
-from tilelang.transform.atomic_order import Update, as_iterations, in_order, must_be_placed, waits
-from tilelang.transform.divergence import Divergence
+from tilelang.transform.analysis.atomic_order import Update, as_iterations, in_order, must_be_placed, waits
+from tilelang.transform.analysis.divergence import Divergence
 from tilelang.transform.pipeline import lower
-from tilelang.transform.verify_sync import check_launch
+from tilelang.transform.verify_sync.verify_sync import check_launch
 
 OPS = {"min": lambda x: T.atomic_min(x, -3), "max": lambda x: T.atomic_max(x, 50), "add": lambda x: T.atomic_add(x, 1),
        "or": lambda x: T.atomic_or(x, 68), "store": lambda x: T.atomic_store(x, 7)}

@@ -5,7 +5,7 @@ import pytest
 
 import tilelang
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.simulator import run_tile
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower

@@ -6,8 +6,8 @@ import pytest
 
 import tilelang
 import tilelang.language as T
-from tilelang.transform.bind_calls import bind_calls
-from tilelang.transform.pass_ import PassContext
+from tilelang.transform.legalize.bind_calls import bind_calls
+from tilelang.transform.framework.pass_ import PassContext
 
 SOURCE = "__device__ int tick(int* p) { return atomicAdd(p, 1); }"
 CUDA = {"kind": "cuda", "arch": "sm_80"}

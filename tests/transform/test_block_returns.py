@@ -7,8 +7,8 @@ import tilelang.language as T
 from tilelang.ir import Call, walk
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
-from tilelang.transform.block_returns import block_returns
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.legalize.block_returns import block_returns
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import lower
 
 SM80 = Target({"kind": "cuda", "arch": "sm_80"})

@@ -5,7 +5,7 @@ import pytest
 
 import tilelang.language as T
 from tilelang.errors import TileLangError
-from tilelang.simulator.device import run_device
+from tilelang.simulator.device.run import run_device
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
 

@@ -10,9 +10,9 @@ from everywhere import WITH_HOPPER, everywhere
 import tilelang.language as T
 from tilelang.errors import TileLangError
 from tilelang.ir import Launch, walk
-from tilelang.transform.pass_ import PassContext
+from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import legalized
-from tilelang.transform.thread_values import VARIES, Values
+from tilelang.transform.analysis.thread_values import VARIES, Values
 
 A64 = np.arange(64, dtype=np.int32) * 3 + 1
 HEAD = '''def make():
@@ -276,7 +276,7 @@ def test_values_by_element():
 
 
 def test_programs_without_private_values_are_passed_over():
-    from tilelang.transform.check_private import check_private
+    from tilelang.transform.check.check_private import check_private
 
     f = program("T.copy(A, O)")
     assert check_private(f.func, PassContext()) is f.func

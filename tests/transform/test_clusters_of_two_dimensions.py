@@ -1,4 +1,4 @@
-"""Clusters along two dimensions of a grid, and along one of any length (transform/teams.py, persist.py)."""
+"""Clusters along two dimensions of a grid, and along one of any length (transform/schedule/clusters.py, persist.py)."""
 
 import re
 from itertools import product
@@ -8,7 +8,7 @@ import pytest
 from programs import attention, gemm
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.errors import TileLangError
 from tilelang.ir import Evaluate, For, Launch, Store, Var, const, convert, dtype, replace, rewrite, substitute, walk
 from tilelang.ir.evaluate import evaluate
@@ -18,12 +18,12 @@ from tilelang.layout.panels import panel_layout
 from tilelang.ops.tma import _parts
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
-from tilelang.transform.effects import acts
-from tilelang.transform.pass_ import PassContext
+from tilelang.transform.analysis.effects import acts
+from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import legalized, lower
-from tilelang.transform.specialize_warps import specialize_warps
-from tilelang.transform.teams import Team, make_team
-from tilelang.transform.verify_sync import check_launch
+from tilelang.transform.schedule.specialize_warps import specialize_warps
+from tilelang.transform.schedule.clusters import Team, make_team
+from tilelang.transform.verify_sync.verify_sync import check_launch
 
 HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})
 

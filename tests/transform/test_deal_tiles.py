@@ -1,4 +1,4 @@
-"""Tiles of unequal length dealt out to blocks (transform/deal_tiles.py)."""
+"""Tiles of unequal length dealt out to blocks (transform/schedule/tile_scheduler.py)."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import pytest
 
 from tilelang.ir import Var, convert, dtype, substitute
 from tilelang.ir.evaluate import evaluate
-from tilelang.transform.deal_tiles import Deal, deal_tiles, panel_rows
+from tilelang.transform.schedule.tile_scheduler import Deal, deal_tiles, panel_rows
 
 
 def value(e, **values):

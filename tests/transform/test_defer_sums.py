@@ -7,14 +7,14 @@ import pytest
 from programs import attention
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import walk
 from tilelang.ops import Reduce, SumCopies
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
-from tilelang.transform.defer_sums import defer_sums
-from tilelang.transform.infer_layouts import infer_layouts
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.lower.defer_reductions import defer_sums
+from tilelang.transform.layout.infer_layouts import infer_layouts
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
 
 SM80, SM90A = (Target({"kind": "cuda", "arch": a}) for a in ("sm_80", "sm_90a"))

@@ -1,11 +1,11 @@
-"""Launches that begin while the kernel before them ends (transform/dependent_launch.py)."""
+"""Launches that begin while the kernel before them ends (transform/schedule/insert_pdl.py)."""
 
 import numpy as np
 import pytest
 from programs import gemm
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import If, Launch, stmts_of, walk
 from tilelang.ir.expr import Call
 from tilelang.library.gemm.tail_kernels import gemm_cut
@@ -13,7 +13,7 @@ from tilelang.library.gemm.kernels import Form
 from tilelang.library.gemm.tile import Cut, Tile
 from tilelang.simulator import run_device
 from tilelang.target import Target
-from tilelang.transform.dependent_launch import around_launch, dependent_launch, ordered
+from tilelang.transform.schedule.insert_pdl import around_launch, dependent_launch, ordered
 from tilelang.transform.pipeline import DEVICE_PASSES, lower
 
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})

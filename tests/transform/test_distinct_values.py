@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tilelang.transform.verify_sync_values import distinct
+from tilelang.transform.verify_sync.values import distinct
 
 
 @pytest.mark.parametrize("shape", ((0,), (1,), (3, 0), (7,), (4, 5)))

@@ -11,16 +11,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from programs import attention
 
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Call, For, Store, replace, rewrite, seq, stmts_of, walk, with_attrs
 from tilelang.target import Target
 from tilelang.target.register_forms import form_of
 from tilelang.transform import pipeline
-from tilelang.transform.early_scaling import early_scaling
-from tilelang.transform.rings import do
+from tilelang.transform.schedule.early_rescale import early_scaling
+from tilelang.transform.analysis.statements import do
 from transform.test_product_registers import both_ways, numbers
 
-passes = sys.modules["tilelang.transform.product_registers"]
+passes = sys.modules["tilelang.transform.registers.accumulator_registers"]
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
 FAST = {"tl.enable_fast_math": True}
 

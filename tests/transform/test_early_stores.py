@@ -9,8 +9,8 @@ from tilelang.ir import Evaluate, For, Seq, replace, rewrite, seq, statements, w
 from tilelang.ir.expr import Call
 from tilelang.simulator import run_device
 from tilelang.target import Target
-from tilelang.transform.early_stores import early_stores
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.registers.overlap_epilogue import early_stores
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
 
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})

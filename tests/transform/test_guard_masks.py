@@ -12,8 +12,8 @@ from tilelang.ir.expr import Call
 from tilelang.ops import Fill, Gemm
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
-from tilelang.transform.guard_masks import guard_masks
-from tilelang.transform.pass_ import PassContext
+from tilelang.transform.legalize.guard_masks import guard_masks
+from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import legalized, lower
 
 N, STEPS = 32, 4

@@ -6,16 +6,16 @@ from hopper_lowered import launch_of, lowered, ops, report
 from programs import attention, cases, gemm
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Evaluate, For, If, Launch, numpy_dtype, walk
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device
 from tilelang.target import Target
-from tilelang.transform.pass_ import PassContext
+from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import lower
-from tilelang.transform.specialize_warps import specialize_warps
+from tilelang.transform.schedule.specialize_warps import specialize_warps
 
 CASES = {c.name: c for c in cases() if c.name.startswith(("gemm", "attention"))}
 MODES = {"roles": {}, "one_role": {"tl.disable_warp_specialized": True}}

@@ -8,7 +8,7 @@ from hopper_lowered import lowered
 from programs import gemm
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import For, Launch, dtype, numpy_dtype, stmts_of, walk
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy
@@ -17,10 +17,10 @@ from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.ir.numbers import round_tf32
 from tilelang.target.tensor_map import TensorMap, tensor_maps_of
-from tilelang.transform.pass_ import PassContext
-from tilelang.transform.schedule import take_apart
-from tilelang.transform.specialize_warps import specialize_warps
-from tilelang.transform.tf32_tiles import rounded_tiles, tf32_tiles
+from tilelang.transform.framework.pass_ import PassContext
+from tilelang.transform.analysis.pipeline_schedule import take_apart
+from tilelang.transform.schedule.specialize_warps import specialize_warps
+from tilelang.transform.layout.tf32_tiles import rounded_tiles, tf32_tiles
 
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
 F8, F8B = "float8_e4m3fn", "float8_e5m2"

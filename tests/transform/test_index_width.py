@@ -5,12 +5,12 @@ import pytest
 
 import tilelang
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Bind, Load, Store, walk
 from tilelang.ir.evaluate import evaluate
 from tilelang.target import Target
-from tilelang.transform.legalize import legalize
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.legalize.legalize import legalize
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import lower
 
 LONG = 3 * 2**31

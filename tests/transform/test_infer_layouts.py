@@ -30,9 +30,9 @@ from tilelang.layout import Fragment, bank_conflicts, row_fragment, swizzled_lay
 from tilelang.ops import Copy, Fill, Gemm, GemmWarpPolicy, Reduce
 from tilelang.ops.gemm.select import operand_fragments
 from tilelang.target.instructions import MMA_ROWS
-from tilelang.transform.infer_layouts import infer_layouts
-from tilelang.transform.lower_tile_ops import lower_tile_ops
-from tilelang.transform.pass_ import PassContext
+from tilelang.transform.layout.infer_layouts import infer_layouts
+from tilelang.transform.lower.lower_tile_ops import lower_tile_ops
+from tilelang.transform.framework.pass_ import PassContext
 
 F16_ROW = "mma.m16n8k16.f16.f16.f32"
 

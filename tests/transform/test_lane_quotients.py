@@ -9,12 +9,12 @@ import pytest
 import tilelang
 import tilelang.language as T
 from tilelang.arith import Analyzer
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Bind, Buffer, For, Func, Store, binary, const, dtype, fresh, seq, substitute, walk
 from tilelang.runtime import nvrtc, sass
 from tilelang.target import Target
-from tilelang.transform.lane_quotients import lane_quotients
-from tilelang.transform.pass_ import PassContext
+from tilelang.transform.memory.lane_quotients import lane_quotients
+from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import lower
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "dequantize_gemm"))

@@ -5,15 +5,15 @@ import sys
 import numpy as np
 import pytest
 
-import tilelang.transform.early_scaling as early
-from tilelang.codegen.cuda import print_kernel
+import tilelang.transform.schedule.early_rescale as early
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Binary, Call, For, Load, Select, Store, binary, replace, rewrite, walk
 from tilelang.library.attention.kernels import LAG, Mask, Sizes, Tile, dense_attention
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform import pipeline
 
-passes = sys.modules["tilelang.transform.product_registers"]
+passes = sys.modules["tilelang.transform.registers.accumulator_registers"]
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
 FAST = {"tl.enable_fast_math": True}
 SEQ, DIM = 320, 64

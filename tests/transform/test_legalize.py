@@ -6,8 +6,8 @@ import pytest
 import tilelang.language as T
 from tilelang.ir import Load, Parallel, walk
 from tilelang.simulator import run_tile
-from tilelang.transform.legalize import legalize
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.legalize.legalize import legalize
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 
 
 def legal(f, **config):

@@ -6,7 +6,7 @@ import tilelang.language as T
 from tilelang.errors import TileLangError
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
-from tilelang.transform.verify_sync_values import Marked, number
+from tilelang.transform.verify_sync.values import Marked, number
 
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
 

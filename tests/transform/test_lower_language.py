@@ -4,8 +4,8 @@ import numpy as np
 
 import tilelang.language as T
 from tilelang.ir import Alloc, numpy_dtype, walk
-from tilelang.simulator.device import run_device
-from tilelang.simulator.tile import run_tile
+from tilelang.simulator.device.run import run_device
+from tilelang.simulator.reference.run import run_tile
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
 

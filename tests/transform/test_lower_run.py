@@ -11,8 +11,8 @@ from tilelang.ir import (FALSE, TRUE, AddressOf, Alloc, Bind, Buffer, Continue, 
 from tilelang.ir.verify import THREADS_BOUND, verify
 from tilelang.layout import replicated_fragment, row_fragment, swizzled_layout, tile_fragment
 from tilelang.ops import AtomicTile, Copy, Fill, Gemm, GemmWarpPolicy, Reduce, Scan, Transpose
-from tilelang.simulator.device import run_device
-from tilelang.simulator.tile import run_tile
+from tilelang.simulator.device.run import run_device
+from tilelang.simulator.reference.run import run_tile
 from tilelang.target.mma import MMA_ROWS
 
 

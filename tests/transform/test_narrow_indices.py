@@ -8,9 +8,9 @@ import tilelang.language as T
 from tilelang.ir import Evaluate, dtype, rewrite, seq
 from tilelang.ir.wrapping import keeps_value, wrapped
 from tilelang.target import Target
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
-from tilelang.transform.verify_sync import check_launch, verify_sync
+from tilelang.transform.verify_sync.verify_sync import check_launch, verify_sync
 
 N = np.arange(256)
 U8 = "uint8"

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Launch, dtype, numpy_dtype, walk
 from tilelang.ir.expr import Call
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
 from tilelang.ir.numbers import round_tf32
-from tilelang.transform.pass_ import PassContext
+from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import lower
-from tilelang.transform.specialize_warps import specialize_warps
+from tilelang.transform.schedule.specialize_warps import specialize_warps
 
 SM90, E4 = Target({"kind": "cuda", "arch": "sm_90a"}), "float8_e4m3fn"
 M, N, K, BM, BN, BK = 140, 136, 200, 64, 64, 32

@@ -1,13 +1,15 @@
-"""The rule of clusters (transform/pairing.py) beside what was measured on an H200, microseconds without and with them."""
+"""The rule of clusters (transform/schedule/cluster_pairs.py) beside what was measured on an H200, microseconds without and
+with them."""
 
 import pytest
 
 import tilelang.language as T
 from tilelang.ir import walk
 from tilelang.ops import Copy
-from tilelang.transform.pairing import (ARRIVING, ASKED, ISSUED, LARGER, LINE, MULTICAST, OUTERMOST, OUTERMOST_LINES, SECTOR,
-                                        START, START_LARGER, Load, at_once, larger_in_one_round, paired_cycles, pays_for_many,
-                                        pays_in_one_round, rows_of, saved_in_one_round)
+from tilelang.transform.schedule.cluster_pairs import (ARRIVING, ASKED, ISSUED, LARGER, LINE, MULTICAST, OUTERMOST,
+                                                       OUTERMOST_LINES, SECTOR, START, START_LARGER, Load, at_once,
+                                                       larger_in_one_round, paired_cycles, pays_for_many, pays_in_one_round,
+                                                       rows_of, saved_in_one_round)
 
 
 def loads(bm, bn, rows, saved, bk=128):

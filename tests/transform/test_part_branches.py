@@ -6,8 +6,8 @@ import pytest
 import tilelang.language as T
 from tilelang.ir import If, walk
 from tilelang.simulator import run_tile
-from tilelang.transform.part_branches import part_branches
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.legalize.split_role_branches import part_branches
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import TILE_PASSES
 
 

@@ -8,8 +8,8 @@ from tilelang.ir import (BOOL, F32, I32, Alloc, Bind, Binary, Buffer, Const, For
                          Var, const, fresh, load, with_attrs)
 from tilelang.ir.verify import verify
 from tilelang.transform import PassConfigKey
-from tilelang.transform.config import ROWS, normalize_config
-from tilelang.transform.pass_ import THREADS_BOUND, TILE, PassContext, pass_, run_passes
+from tilelang.transform.framework.config import ROWS, normalize_config
+from tilelang.transform.framework.pass_ import THREADS_BOUND, TILE, PassContext, pass_, run_passes
 
 
 def vector_add(n=64):
@@ -178,7 +178,7 @@ def test_bool_constant_dtype_is_checked():
 def test_a_report_can_be_replayed():
     import tilelang.language as T
     from tilelang.target import Target
-    from tilelang.transform.pass_ import THREADS_BOUND
+    from tilelang.transform.framework.pass_ import THREADS_BOUND
     from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
     from tilelang.transform.replay import replay
 

@@ -1,4 +1,4 @@
-"""Launches with warp roles that loop over tiles (transform/persist.py, tile_steps.py)."""
+"""Launches with warp roles that loop over tiles (transform/schedule/persistent.py, tile_steps.py)."""
 
 import itertools
 import math
@@ -13,11 +13,11 @@ from tilelang.ir.expr import Call, Const
 from tilelang.ir.evaluate import evaluate
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
-from tilelang.transform.pairing import Load, pairs, pays_in_one_round
-from tilelang.transform.pass_ import PassContext
-from tilelang.transform.persist import Work, plan_tiles
+from tilelang.transform.schedule.cluster_pairs import Load, pairs, pays_in_one_round
+from tilelang.transform.framework.pass_ import PassContext
+from tilelang.transform.schedule.persistent import Work, plan_tiles
 from tilelang.transform.pipeline import legalized, lower
-from tilelang.transform.specialize_warps import specialize_warps
+from tilelang.transform.schedule.specialize_warps import specialize_warps
 
 CASES = {c.name: c for c in cases() if c.name.startswith(("gemm", "attention"))}
 HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 import tilelang.language as T
 from tilelang.ir import For, numpy_dtype, walk
-from tilelang.simulator.device import run_device
-from tilelang.simulator.tile import run_tile
+from tilelang.simulator.device.run import run_device
+from tilelang.simulator.reference.run import run_tile
 from tilelang.target import Target
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import lower
-from tilelang.transform.plan_pipelines import plan_pipelines
+from tilelang.transform.schedule.plan_pipelines import plan_pipelines
 
 SM80 = Target({"kind": "cuda", "arch": "sm_80"})
 R, W = 16, 32  # rows and columns of a tile

@@ -14,9 +14,9 @@ from tilelang.ir import (Alloc, Bind, Buffer, Evaluate, For, If, Store, While, c
 from tilelang.ir.build import call
 from tilelang.ir.buffer import AddressOf
 from tilelang.target import Target
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import lower
-from tilelang.transform.place_sync import place_sync
+from tilelang.transform.sync.place_sync import place_sync
 
 N = 64
 S, P, G = Buffer("S", (256,), F32, "shared.dyn"), Buffer("P", (256,), F32, "shared.dyn"), Buffer("G", (4096,), F32)
@@ -288,7 +288,7 @@ def test_deep_nests_are_synchronised_in_time(monkeypatch):
     begin = time.process_time()
     lower(nest(6).func, Target({"kind": "cuda", "arch": "sm_80"}))
     assert time.process_time() - begin < 60
-    monkeypatch.setattr(importlib.import_module("tilelang.transform.place_sync"), "ROUNDS", 5)
+    monkeypatch.setattr(importlib.import_module("tilelang.transform.sync.place_sync"), "ROUNDS", 5)
     np.testing.assert_array_equal(everywhere(nest(3, 96), a, on=("tile", "simulator"))[0], want[0])
 
 

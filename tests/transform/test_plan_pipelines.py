@@ -6,8 +6,8 @@ from tilelang import ops
 from tilelang.errors import InternalError, TileLangError
 from tilelang.ir import (I32, Alloc, Bind, Buffer, Call, Evaluate, For, If, Parallel, Store, const, fresh, load, parse, to_text,
                          walk)
-from tilelang.transform.pass_ import PassContext, run_passes
-from tilelang.transform.plan_pipelines import plan_pipelines
+from tilelang.transform.framework.pass_ import PassContext, run_passes
+from tilelang.transform.schedule.plan_pipelines import plan_pipelines
 
 
 def plan(f, **config):

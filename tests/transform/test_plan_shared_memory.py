@@ -4,10 +4,10 @@ from pass_programs import F32, program
 
 from tilelang.ir import Alloc, Buffer, Evaluate, Load, Store, call, const, load, seq, walk, with_attrs
 from tilelang.ir.verify import verify
-from tilelang.simulator.device import run_device
-from tilelang.transform.flatten import flatten
-from tilelang.transform.pass_ import PassContext, run_passes
-from tilelang.transform.plan_shared_memory import plan_shared_memory
+from tilelang.simulator.device.run import run_device
+from tilelang.transform.memory.flatten import flatten
+from tilelang.transform.framework.pass_ import PassContext, run_passes
+from tilelang.transform.memory.plan_shared_memory import plan_shared_memory
 
 G, H = Buffer("G", (64,), F32), Buffer("H", (128,), F32)
 

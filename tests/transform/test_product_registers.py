@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from programs import attention, gemm
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
-from tilelang.codegen.own_registers import declared_registers, move_function, register_type
+from tilelang.codegen.cuda.printer import print_kernel
+from tilelang.codegen.cuda.named_registers import declared_registers, move_function, register_type
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, For, Launch, Store, const, dtype, fresh, load, rewrite, seq,
                          substitute, walk, with_attrs)
 from tilelang.ir import replace as replaced
@@ -21,10 +21,10 @@ from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.target.register_forms import MOST, Form, constant, form_of, packed_source, register_form
 from tilelang.transform import pipeline
-from tilelang.transform.pass_ import DEVICE, pass_
-from tilelang.transform.product_registers import product_registers
+from tilelang.transform.framework.pass_ import DEVICE, pass_
+from tilelang.transform.registers.accumulator_registers import product_registers
 
-passes = sys.modules["tilelang.transform.product_registers"]
+passes = sys.modules["tilelang.transform.registers.accumulator_registers"]
 
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
 
@@ -182,7 +182,7 @@ def test_accumulators_of_several_instructions(monkeypatch, every):
 
 
 def test_programs_without_products_are_left_alone():
-    from tilelang.transform.pass_ import PassContext
+    from tilelang.transform.framework.pass_ import PassContext
 
     func = pipeline.lower(turns.func, Target({"kind": "cuda", "arch": "sm_80"})).host
     assert product_registers(with_attrs(func, phase=DEVICE), PassContext(SM90A, {})).body is func.body

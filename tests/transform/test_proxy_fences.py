@@ -16,10 +16,10 @@ import tilelang.language as T
 from tilelang.errors import TileLangError
 from tilelang.ir import Evaluate, replace, walk
 from tilelang.simulator import run_device, run_tile
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
-from tilelang.transform.proxy_fences import fence_arrivals, fence_barriers
-from tilelang.transform.verify_sync import verify_sync
+from tilelang.transform.sync.proxy_fences import fence_arrivals, fence_barriers
+from tilelang.transform.verify_sync.verify_sync import verify_sync
 
 UNREAD = "is overwritten by a copy after ordinary loads that no fence_proxy_async of the reader follows"
 

@@ -7,9 +7,9 @@ import tilelang
 import tilelang.language as T
 from tilelang.errors import TileLangError
 from tilelang.target import Target
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import lower
-from tilelang.transform.refuse_races import refuse_races
+from tilelang.transform.check.reject_races import refuse_races
 
 
 def loop(body, **launch):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Call, walk
 from tilelang.layout import make_full_bank_swizzled_layout
 from tilelang.runtime import nvrtc, sass

@@ -8,9 +8,9 @@ import tilelang.language as T
 from tilelang.errors import TileLangError
 from tilelang.ir import Alloc, walk
 from tilelang.target import Target
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import lower
-from tilelang.transform.settle_reads import settle_reads
+from tilelang.transform.legalize.resolve_parallel_reads import settle_reads
 
 
 def program(body, threads=32, shared=False):

@@ -8,9 +8,9 @@ import tilelang.language as T
 from tilelang.errors import TileLangError
 from tilelang.ir import If, walk
 from tilelang.target import Target
-from tilelang.transform.pass_ import PassContext
+from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import lower
-from tilelang.transform.settle_threads import settle_threads
+from tilelang.transform.legalize.fold_thread_count import settle_threads
 
 A64 = np.arange(64, dtype=np.int32) * 3 + 1
 

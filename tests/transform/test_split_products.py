@@ -8,7 +8,7 @@ import pytest
 
 import tilelang.language as T
 from tilelang import ir
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Buffer, Parallel, Store, Var, const, walk
 from tilelang.ir.expr import Call
 from tilelang.layout import tile_fragment
@@ -17,9 +17,10 @@ from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.target.wgmma import WGMMA_ROWS
-from tilelang.transform import part_loop, split_products
+from tilelang.transform.schedule import chained_accumulators as part_loop
+from tilelang.transform.schedule import split_accumulators as split_products
 from tilelang.transform.pipeline import lower
-from tilelang.transform.row_factors import row_factors
+from tilelang.transform.analysis.row_factors import row_factors
 
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
 F8 = "float8_e4m3fn"
@@ -216,7 +217,7 @@ def test_parts_are_as_wide_as_fits():
 def test_the_chain_of_products(monkeypatch):
     """What the consumers' loop is made of: two products on one part, scales an iteration ahead."""
     seen = []
-    monkeypatch.setattr("tilelang.transform.consumer_schedule.product_chain",
+    monkeypatch.setattr("tilelang.transform.schedule.consumer_schedule.product_chain",
                         lambda r: seen.append(part_loop.product_chain(r)) or seen[-1])
     low = compiled(scaled(), **{"tl.step_tiles": False})
     (chain,) = seen

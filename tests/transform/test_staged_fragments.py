@@ -9,10 +9,10 @@ from tilelang.ir import Launch, Parallel, walk
 from tilelang.layout import viewed_fragment
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
-from tilelang.transform.infer_layouts import infer_layouts
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.layout.infer_layouts import infer_layouts
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
-from tilelang.transform.staged_fragments import REGISTERS
+from tilelang.transform.layout.staged_fragments import REGISTERS
 
 SM80 = Target({"kind": "cuda", "arch": "sm_80"})
 UP_TO_LAYOUTS = (*TILE_PASSES, *DEVICE_PASSES[:DEVICE_PASSES.index(infer_layouts) + 1])

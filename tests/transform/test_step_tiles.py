@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.errors import TileLangError
 from tilelang.ir import Evaluate, For, Launch, binary, const, replace, rewrite, seq, stmts_of, walk
 from tilelang.ir.buffer import AddressOf, Load
@@ -16,11 +16,13 @@ from tilelang.ops import Copy
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
-from tilelang.transform import rings, specialize_warps, step_tiles
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.schedule import rings
+from tilelang.transform.schedule import specialize_warps
+from tilelang.transform.schedule import prefetch_scales as step_tiles
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, legalized, lower
-from tilelang.transform.tma_columns import unaligned_columns
-from tilelang.transform.verify_sync import check_launch, verify_sync
+from tilelang.transform.legalize.tma_columns import unaligned_columns
+from tilelang.transform.verify_sync.verify_sync import check_launch, verify_sync
 
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
 F8 = "float8_e4m3fn"

@@ -6,10 +6,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import tilelang.language as T
-from tilelang.simulator.device import run_device
-from tilelang.simulator.tile import run_tile
+from tilelang.simulator.device.run import run_device
+from tilelang.simulator.reference.run import run_tile
 from tilelang.target import Target
-from tilelang.transform.pass_ import PassContext
+from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import lower
 
 N = 64

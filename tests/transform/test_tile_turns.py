@@ -8,12 +8,13 @@ import pytest
 from test_step_tiles import compiled, inputs, scaled, verdict, wanted
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import For, walk
 from tilelang.ir.expr import Call
 from tilelang.runtime import nvrtc
 from tilelang.simulator import coroutines, run_device
-from tilelang.transform import part_loop, specialize_warps
+from tilelang.transform.schedule import chained_accumulators as part_loop
+from tilelang.transform.schedule import specialize_warps
 
 
 def in_and_before(low):

@@ -10,9 +10,9 @@ from tilelang.ir.expr import Call
 from tilelang.ops import Copy
 from tilelang.simulator import run_device
 from tilelang.target import Target
-from tilelang.transform.pass_ import PassContext
+from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import legalized, lower
-from tilelang.transform.tma_columns import tma_columns
+from tilelang.transform.legalize.tma_columns import tma_columns
 
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
 

@@ -1,4 +1,4 @@
-"""Tiles that go between global and shared memory by TMA outside the rings of roles (transform/tma_copies.py)."""
+"""Tiles that go between global and shared memory by TMA outside the rings of roles (transform/lower/tma_copies.py)."""
 
 import numpy as np
 import pytest
@@ -6,15 +6,15 @@ from hopper_lowered import launch_of, lowered, ops, plain_stores, report
 from programs import EPS, NP
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.errors import TileLangError
 from tilelang.ir import Evaluate, For, If, Seq, Stmt, rebuild, replace, walk
 from tilelang.ir.expr import Call
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
-from tilelang.transform.pass_ import PassContext
-from tilelang.transform.tma_copies import tma_copies
+from tilelang.transform.framework.pass_ import PassContext
+from tilelang.transform.lower.tma_copies import tma_copies
 
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
 ON, OFF = {"tl.enable_hopper": True}, {"tl.enable_hopper": False}

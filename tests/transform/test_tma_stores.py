@@ -1,4 +1,4 @@
-"""Results that leave by TMA: staging in panels, one warp group by itself (ops/tma_store.py, transform/tma_stores.py)."""
+"""Results that leave by TMA: staging in panels, one warp group by itself (ops/tma_store.py, transform/lower/tma_stores.py)."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hopper_lowered import launch_of, lowered, ops, plain_stores, report
 from programs import EPS, NP, attention, gemm
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.errors import TileLangError
 from tilelang.ir import AddressOf, Evaluate, For, Seq, Stmt, call, const, rebuild, replace, walk
 from tilelang.ir.expr import Call

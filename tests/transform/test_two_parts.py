@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Launch, walk
 from tilelang.ir.expr import Call
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device
 from tilelang.target import Target
-from tilelang.transform import stagger
-from tilelang.transform import two_parts as module
+from tilelang.transform.schedule import pingpong_barriers as stagger
+from tilelang.transform.schedule import double_buffered_accumulator as module
 from tilelang.transform.pipeline import lower
 
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
@@ -155,7 +155,7 @@ def test_declined_loops_compute_the_same():
 def test_the_choice_alone(monkeypatch):
     """Parts: the item and two fragments; alternate makes the loop of them."""
     seen = []
-    monkeypatch.setattr("tilelang.transform.consumer_schedule.two_parts",
+    monkeypatch.setattr("tilelang.transform.schedule.consumer_schedule.two_parts",
                         lambda r: seen.append(module.two_parts(r)) or seen[-1])
     compiled(free())
     (found,) = seen

@@ -19,11 +19,12 @@ from kernel_text import alloc, program
 import tilelang.language as T
 from tilelang.ir import Evaluate, For, Launch, binary, const, replace, rewrite, seq, substitute, walk
 from tilelang.target import Target
-from tilelang.transform import pipeline, verify_sync_trials
-from tilelang.transform.pass_ import DEVICE, PassContext, pass_, run_passes
+from tilelang.transform import pipeline
+from tilelang.transform.verify_sync import trials as verify_sync_trials
+from tilelang.transform.framework.pass_ import DEVICE, PassContext, pass_, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
-from tilelang.transform.scope import as_planned, plan_only
-from tilelang.transform.verify_sync import check_launch, verify_sync
+from tilelang.transform.framework.scope import as_planned, plan_only
+from tilelang.transform.verify_sync.verify_sync import check_launch, verify_sync
 
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
 ON = {"tl.enable_hopper": True}

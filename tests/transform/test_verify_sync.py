@@ -6,9 +6,9 @@ import tilelang.language as T
 from tilelang.ir import Binary, Const, Evaluate, Store, const, load, replace, rewrite, seq, walk
 from tilelang.ir.build import call
 from tilelang.target import Target
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
-from tilelang.transform.verify_sync import check_launch, verify_sync
+from tilelang.transform.verify_sync.verify_sync import check_launch, verify_sync
 
 SM80 = Target({"kind": "cuda", "arch": "sm_80"})
 
@@ -129,7 +129,7 @@ def load_index(launch):
 def test_a_program_that_is_not_cleared_is_compiled_plainer(monkeypatch, caplog):
     from tilelang.errors import error
     from tilelang.transform import pipeline
-    from tilelang.transform.pass_ import DEVICE, pass_
+    from tilelang.transform.framework.pass_ import DEVICE, pass_
 
     @pass_(needs=DEVICE)
     def verify(func, cx):

@@ -12,20 +12,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from programs import attention
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
-from tilelang.codegen.own_registers import LEAST_HALVES
-from tilelang.codegen.wgmma import SWIZZLES, borrows, multiplies
+from tilelang.codegen.cuda.printer import print_kernel
+from tilelang.codegen.cuda.named_registers import LEAST_HALVES
+from tilelang.codegen.cuda.wgmma import SWIZZLES, borrows, multiplies
 from tilelang.ir import (Buffer, Call, For, If, Load, Store, const, dtype, fresh, load, replace, rewrite, rewrite_launches,
                          walk, with_attrs)
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.target.register_forms import MAPPED, SUMMED, form_of, own_element, sum_form, value_form
 from tilelang.transform import pipeline
-from tilelang.transform.register_graph import NEVER, Graph, Node, needed, running_after, states
-from tilelang.transform.whole_registers import move, whole_registers
+from tilelang.transform.analysis.register_graph import NEVER, Graph, Node, needed, running_after, states
+from tilelang.transform.registers.register_resident import move, whole_registers
 from transform.test_product_registers import both_ways, marked, numbers
 
-passes = sys.modules["tilelang.transform.product_registers"]
+passes = sys.modules["tilelang.transform.registers.accumulator_registers"]
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
 FAST = {"tl.enable_fast_math": True}
 

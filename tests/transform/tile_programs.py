@@ -7,8 +7,8 @@ from typing import Any
 from tilelang.ir import (Alloc, Buffer, Func, Launch, Load, Parallel, Region, Seq, Stmt, Store, Var, const, convert,
                          dtype, fresh, load)
 from tilelang.layout import Fragment, linear_layout
-from tilelang.transform.lower_tile_ops import lower_tile_ops
-from tilelang.transform.pass_ import PassContext
+from tilelang.transform.lower.lower_tile_ops import lower_tile_ops
+from tilelang.transform.framework.pass_ import PassContext
 
 
 def tensor(name: str, shape: tuple[Any, ...], dt: str = "float32") -> Buffer:

@@ -5,7 +5,7 @@ import pytest
 from user_harness import agree, mark
 
 import tilelang.language as T
-from tilelang.transform import sum_loops
+from tilelang.transform.lower import accumulate_loops as sum_loops
 
 F32, I32 = "float32", "int32"
 RNG = np.random.default_rng(3)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import error, register
+from tilelang.errors import error, register
 from .dtype import numpy_dtype
 from .buffer import AddressOf, Load
 from .expr import Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, Shuffle, StringConst, Unary, Var

@@ -40,7 +40,7 @@ class Request:
 def kept_apart(request: Request) -> tuple[tuple[tuple[str, str], ...], dict[str, Any]]:
     """Pairs of tensors that the compiled kernel takes to lie apart and that a call may pass as one (JITKernel.in_order), and
     what the program makes of pointers."""
-    from tilelang.transform.aliasing import made_of_pointers, read_after_write
+    from tilelang.transform.legalize.aliasing import made_of_pointers, read_after_write
 
     pairs = () if request.config.get("tirx.noalias") is False else read_after_write(request.func)
     return pairs, made_of_pointers(request.func) if pairs else {}

@@ -23,8 +23,8 @@ from tilelang.runtime.signature import Signature, host_assumptions, signature_of
 from tilelang.target.cluster import cluster_size
 from tilelang.target import Target
 from tilelang.target.probe import load_libcuda
-from tilelang.timeline import phase
-from tilelang.transform.observe import announce_code
+from tilelang.log import phase
+from tilelang.transform.framework.observe import announce_code
 
 from .artifact import KERNEL_SEPARATOR, Artifact, Request, kept_apart
 from .collecting import collect_meanwhile, rarely_collected
@@ -70,7 +70,7 @@ def device_source(request: Request, early: Callable[[Any, list[str]], None] | No
     early: called with a program and its sources before its synchronisation is verified, again for each schedule tried.
     Sources that a user's hook edits are not given early.
     """
-    from tilelang.codegen.cuda import print_kernel
+    from tilelang.codegen.cuda.printer import print_kernel
     from tilelang.transform.pipeline import lower
 
     watch = Stopwatch()

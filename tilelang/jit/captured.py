@@ -12,7 +12,7 @@ from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodT
 from typing import Any, NamedTuple
 
 from tilelang.ir import dtype
-from tilelang.language.macro import Macro
+from tilelang.language.tracing.macro import Macro
 
 from .keys import FOREIGN, Same, attributes, content, is_plain, is_settings
 

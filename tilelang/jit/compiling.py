@@ -16,10 +16,10 @@ from tilelang.log import logger
 from tilelang.runtime.cache import DiskCache, compiler_stamp, digest
 from tilelang.runtime.signature import OUT_IDX_HINT, resolve_out_idx
 from tilelang.target import Target
-from tilelang.timeline import phase
-from tilelang.transform.config import normalize_config
-from tilelang.transform.observe import is_watched
-from tilelang.transform.scope import current_config
+from tilelang.log import phase
+from tilelang.transform.framework.config import normalize_config
+from tilelang.transform.framework.observe import is_watched
+from tilelang.transform.framework.scope import current_config
 
 from .artifact import KERNEL_SEPARATOR, Artifact, Request, program_of
 from .building import INTERPRETED, build, toolchain_stamp

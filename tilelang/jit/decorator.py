@@ -16,7 +16,7 @@ from typing import Any
 from tilelang.env import Environment, env
 from tilelang.errors import InternalError, JITNoBuilderError, TileLangError, error, register, told
 from tilelang.target import Target
-from tilelang.transform.scope import current_config
+from tilelang.transform.framework.scope import current_config
 
 from .artifact import program_of
 from .captured import Captured
@@ -46,7 +46,7 @@ def names_around(fn: Any) -> dict[str, Any] | None:
     code = getattr(fn, "__code__", None)
     if code is None or not code.co_flags & __future__.annotations.compiler_flag:
         return None
-    from tilelang.language.prim_func import outer_locals
+    from tilelang.language.tracing.prim_func import outer_locals
 
     depth = 1
     while sys._getframe(depth).f_globals.get("__name__", "").startswith("tilelang."):

@@ -40,7 +40,7 @@ class EagerCalls:
     """The eager side of a @tilelang.jit function."""
 
     def __init__(self, owner: JITImpl) -> None:
-        from tilelang.language.eager import EagerFunction
+        from tilelang.language.tracing.eager_function import EagerFunction
 
         self.owner = owner
         self.function = EagerFunction(owner.func, owner.outer_names)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import traceback
 
 from tilelang.errors import InternalError, TileLangError
-from tilelang.transform.pass_ import PassContext, save_report
+from tilelang.transform.framework.pass_ import PassContext, save_report
 
 from .artifact import Request
 
-_SETTINGS = ("tilelang.env", "tilelang.transform.config", "tilelang.runtime.nvrtc")  # refuse by Python's own exceptions
-_CALL_USERS = ("tilelang.jit.hooks", "tilelang.transform.observe", "tilelang.transform.scope", "tilelang.instrumentation")
+# They refuse by Python's own exceptions.
+_SETTINGS = ("tilelang.env", "tilelang.transform.framework.config", "tilelang.runtime.nvrtc")
+_CALL_USERS = ("tilelang.jit.hooks", "tilelang.transform.framework.observe", "tilelang.transform.framework.scope",
+               "tilelang.tools.instrumentation")
 
 
 def internal(request: Request, what: str, e: Exception) -> InternalError | None:

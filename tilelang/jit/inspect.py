@@ -16,7 +16,7 @@ import numpy as np
 from tilelang.env import env
 from tilelang.ir import Func, Launch, numpy_dtype, walk
 from tilelang.target import Target
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
 
 from .artifact import KERNEL_SEPARATOR
@@ -87,8 +87,8 @@ def random_arguments(func: Func, seed: int = 0, symbol: int = 100) -> list[Any]:
 
 def simulate_program(program: Any, arch: str = "sm_80", seed: int = 0) -> str:
     """Run the lowered program on the device simulator and compare with the tile meaning; the report as text."""
-    from tilelang.simulator.device import run_device
-    from tilelang.simulator.tile import run_tile
+    from tilelang.simulator.device.run import run_device
+    from tilelang.simulator.reference.run import run_tile
 
     func = program_of(program)
     args = random_arguments(func, seed)
@@ -107,7 +107,7 @@ def simulate_program(program: Any, arch: str = "sm_80", seed: int = 0) -> str:
 
 def compile_times(arch: str = "sm_90a", repeat: int = 5) -> Iterator[str]:
     """Lines: medians of tracing, lowering (by pass), printing and NVRTC for the plain GEMM."""
-    from tilelang.codegen.cuda import print_kernel
+    from tilelang.codegen.cuda.printer import print_kernel
     from tilelang.runtime.nvrtc import compile_cubin
 
     target = Target({"kind": "cuda", "arch": arch})

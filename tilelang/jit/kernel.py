@@ -13,7 +13,7 @@ from tilelang.ir import Expr, Func, free_vars
 from tilelang.log import logger
 from tilelang.runtime.params import KernelParam, params_of
 from tilelang.runtime.signature import Signature, TensorArg, signature_of
-from tilelang.timeline import phase
+from tilelang.log import phase
 
 from .arguments import adapted, explain, explain_cython, refusing_negated, was_overlapping, was_refused, was_unaligned
 from .artifact import KERNEL_SEPARATOR, Artifact, CompiledArtifact, Request
@@ -164,7 +164,7 @@ class JITKernel:
 
     @property
     def in_order(self) -> JITKernel:
-        """The same program for tensors that may overlap: reads do not pass writes (transform/aliasing.py).
+        """The same program for tensors that may overlap: reads do not pass writes (transform/legalize/aliasing.py).
 
         Compiled when a call first needs it: one that passes memory twice that is written and then read by another name.
         """
@@ -223,7 +223,7 @@ class JITKernel:
     def written(self) -> frozenset[str]:
         """Names of the tensor parameters the program may write."""
         if self._written is None:
-            from tilelang.transform.effects import effects
+            from tilelang.transform.analysis.effects import effects
 
             stored = {e.storage for e in effects(self.request.func.body) if e.writes}
             self._written = frozenset(a.name for a in self.signature.args

@@ -93,10 +93,10 @@ class SimulatedEntry:
 
     def _simulate(self, given: dict[str, Any]) -> dict[str, np.ndarray]:
         if self.request.backend == TILE:
-            from tilelang.simulator.tile import run_tile
+            from tilelang.simulator.reference.run import run_tile
 
             return run_tile(self.program, given, aliased=True)
-        from tilelang.simulator.device import run_device
+        from tilelang.simulator.device.run import run_device
 
         self.last_report = run_device(self.program, given, aliased=True)
         return self.last_report.outputs

@@ -10,12 +10,12 @@ from tilelang.errors import JITNoBuilderError as _JITNoBuilderError
 
 from . import dtypes as _dtypes
 from . import fastmath as _fastmath
-from . import kinds as _kinds
+from .tracing import error_kinds as _kinds
 from . import math as _math
 from . import nodes as _nodes
 from . import spellings as _spellings
 from . import thread as _thread
-from . import trace_equality as _trace_equality
+from .tracing import trace_equality as _trace_equality
 from .addresses import access_ptr, address_of
 from .alloc import (alloc_buffer, alloc_fragment, alloc_global, alloc_local, alloc_shared, alloc_var, allocate, empty,
                     sblock_alloc_buffer)
@@ -50,9 +50,9 @@ from .kernel import (ClusterKernel, Kernel, KernelLaunchFrame, WarpSpecialize, W
                      use_swizzle, ws)
 from .loops import (Parallel, Persistent, Pipelined, Serial, Unroll, Vectorized, break_loop, continue_loop, grid,
                     loop_break, parallel, serial, unroll, vectorized)
-from .macro import Macro, Ref, macro
+from .tracing.macro import Macro, Ref, macro
 from .meta import BaseTileScheduler, PersistentTileScheduler, inline, meta_class
-from .prim_func import PrimFunc, prim_func
+from .tracing.prim_func import PrimFunc, prim_func
 from .random import rng_init, rng_rand, rng_rand_float
 from .raw import (Assert, Let, attr, bind, call_intrin, decl_buffer, handle_add_byte_offset,
                   launch_thread, let, meta_var, reads, sblock, sblock_attr, sync_global, target, tvm_access_ptr,
@@ -82,7 +82,7 @@ from .ws_schedule import (WSInstr, WSOpRef, WSPipeline, WSRole, WSSchedule, WSSc
                           annotate_ws_schedule, ws_op)
 
 _own = [n for n in globals() if not n.startswith("_")
-        and n not in ("annotations", "math", "fastmath", "kernel", "nodes", "Buffer_")]
+        and not isinstance(globals()[n], type(_typing)) and n not in ("annotations", "Buffer_")]
 
 # Names that collide with Python's or the IR's own are defined under another one in their module.
 _public = {
@@ -105,7 +105,7 @@ _LAZY = {
     "make_swizzled_layout": "tilelang.layout", "make_linear_layout": "tilelang.layout",
 }
 _SUBMODULES = ("eager", "dtypes", "fp8", "common", "experimental", "overrides", "proxy", "tile_schedule", "tir", "utils",
-               "ws_schedule")
+               "ws_schedule")  # some are older paths, which compat serves
 
 
 def var(name: str = "v", dtype: _typing.Any = "int32") -> _ir.Var:  # noqa: F811 - dtype is also a public name

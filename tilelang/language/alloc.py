@@ -8,8 +8,8 @@ from typing import Any
 from tilelang.ir import SCOPES, Buffer, Const, Expr, Load, cast, load
 from tilelang.ir import dtype as DType
 
-from .builder import Builder
-from .state import current, error
+from .tracing.builder import Builder
+from .tracing.state import current, error
 from .tensor import dtype_of, shape_of
 
 MOST_ON_CHIP = 1 << 24  # elements of a buffer in registers or shared memory: far above any device

@@ -8,10 +8,10 @@ from typing import Any
 from tilelang.ir import Buffer, Evaluate, cast, convert
 from tilelang.ir import call as ir_call
 
-from .flags import condition, words
+from .tracing.flags import condition, words
 from .kernel import need_kernel
 from .loops import freeze_attr
-from .state import describe, error, need_builder
+from .tracing.state import describe, error, need_builder
 
 
 def entries(given: Any, what: str) -> list[tuple[Any, Any]]:

@@ -9,11 +9,11 @@ import numpy as np
 from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Var, cast, const, convert
 from tilelang.ir import dtype as DType
 
-from .builder import Emitted
+from .tracing.builder import Emitted
 from .kernel import need_kernel
 from .loops import IfThreadFrame
-from .regions import BufferSlice
-from .state import describe, error, need_builder
+from .tracing.regions import BufferSlice
+from .tracing.state import describe, error, need_builder
 from .thread import emit_call
 
 BARRIER = "shared.barrier"

@@ -6,7 +6,7 @@ from tilelang.ir import BOOL, F32, Expr, binary, call, cast, const, logical, sel
 from tilelang.ir import dtype as DType
 from tilelang.ir.dtype import float_max
 
-from .state import error
+from .tracing.state import error
 
 F64 = DType("float64")
 

@@ -12,10 +12,10 @@ from tilelang.ir import dtype as DType
 
 from .alloc import alloc_var
 from .atomic import atomic_add
-from .builder import Builder, Emitted
+from .tracing.builder import Builder, Emitted
 from .loops import Parallel, serial
-from .regions import BufferSlice, operand
-from .state import describe, error, need_builder
+from .tracing.regions import BufferSlice, operand
+from .tracing.state import describe, error, need_builder
 from .tile import EMITTED, check_policy
 
 WARP = 32  # lanes of a warp

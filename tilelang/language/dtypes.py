@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.ir import dtype
 
-from .state import error
+from .tracing.state import error
 
 AnyDType = Any
 _LANES = (2, 4, 8, 16, 32, 64)

@@ -9,8 +9,8 @@ from tilelang.errors import facts
 from tilelang.ir import Expr, call, cast, promote
 
 from .math import float_function, value_of
-from .regions import BufferSlice
-from .state import describe, error
+from .tracing.regions import BufferSlice
+from .tracing.state import describe, error
 
 _FAST = {f"__{n}": float_function(f"__{n}", True) for n in ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan")}
 globals().update(_FAST)

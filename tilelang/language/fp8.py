@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.ir import dtype
 
-from .state import error
+from .tracing.state import error
 
 _TYPES = {"e4m3": ("float8_e4m3fn", "float8_e4m3fnuz"), "e5m2": ("float8_e5m2", "float8_e5m2fnuz")}
 

@@ -13,9 +13,9 @@ from typing import Any
 from tilelang.ir import Alloc, Buffer, Expr, Span, Var, binary, cast, const, convert, logical, select
 from tilelang.ir import dtype as DType
 
-from .builder import Builder
+from .tracing.builder import Builder
 from .loops import serial, unroll
-from .scope import IfFrame, WhileFrame
+from .tracing.scope import IfFrame, WhileFrame
 
 U32, U64, F64 = DType("uint32"), DType("uint64"), DType("float64")
 TWO_PI = 6.283185307179586

@@ -10,11 +10,11 @@ from tilelang.ir import I32, Alloc, Bind, Const, Expr, Launch, Stmt, Var, binary
 
 from tilelang.target.cluster import check_cluster
 
-from .builder import Builder, reads_memory
-from .flags import flag
+from .tracing.builder import Builder, reads_memory
+from .tracing.flags import flag
 from .loops import IfThreadFrame, loop_bound
-from .scope import Frame
-from .state import current, describe, error, need_builder
+from .tracing.scope import Frame
+from .tracing.state import current, describe, error, need_builder
 
 MOST_RESIDENT = 32  # blocks of one multiprocessor (CUDA C++ Programming Guide, "Compute capabilities")
 MAX_THREADS = 1024  # threads of a block (CUDA C++ Programming Guide, "Compute capabilities")

@@ -12,10 +12,10 @@ from tilelang.ir import (I32, Attrs, Bind, Const, Expr, For, If, Stmt, Var, bina
 from tilelang.ir import Parallel as ParallelStmt
 from tilelang.layout import Fragment
 
-from .builder import Builder, log, reads_memory
-from .flags import flag, whole_number
-from .scope import Frame
-from .state import describe, error, need_builder
+from .tracing.builder import Builder, log, reads_memory
+from .tracing.flags import flag, whole_number
+from .tracing.scope import Frame
+from .tracing.state import describe, error, need_builder
 
 MOST = 2**28  # iterations of T.Parallel and T.vectorized in one block
 MOST_STAGES = 1024  # of a pipeline: more versions of a tile than any block's memory holds

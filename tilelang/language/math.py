@@ -14,8 +14,8 @@ from tilelang.ir.dtype import float_max, float_min
 from tilelang.target.accuracy import FAST, stated
 
 from .casts import converted
-from .regions import BufferSlice
-from .state import describe, error
+from .tracing.regions import BufferSlice
+from .tracing.state import describe, error
 from .tensor import dtype_of
 
 MOST_FACTORS = 32  # of T.pow by multiplying: the products are written out, each with all its factors

@@ -11,10 +11,10 @@ from typing import Any
 from tilelang.ir import I32, Expr, Load, binary, cast, convert
 
 from .alloc import alloc_var
-from .flags import flag, whole_number
+from .tracing.flags import flag, whole_number
 from .kernel import need_kernel
-from .macro import Macro
-from .state import error, need_builder
+from .tracing.macro import Macro
+from .tracing.state import error, need_builder
 
 
 def inline(method: Callable[..., Any]) -> Macro:

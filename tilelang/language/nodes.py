@@ -9,8 +9,8 @@ from tilelang import ir
 from tilelang.ir import binary, call, const, convert, logical, unary
 
 from . import math
-from .regions import subscript
-from .state import describe, error
+from .tracing.regions import subscript
+from .tracing.state import describe, error
 from .tensor import dtype_of
 
 

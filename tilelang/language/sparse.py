@@ -8,10 +8,10 @@ from tilelang.ir import Region, binary, cast, const, load, select
 from tilelang.ir import dtype as DType
 
 from .alloc import alloc_shared
-from .builder import Emitted
+from .tracing.builder import Emitted
 from .loops import Parallel
-from .regions import whole_region
-from .state import error, need_builder
+from .tracing.regions import whole_region
+from .tracing.state import error, need_builder
 from .tile import GemmWarpPolicy, gemm
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from tilelang.ir import Var
 from tilelang.ir import dtype as DType
 
-from .state import error, need_builder
+from .tracing.state import error, need_builder
 from .tensor import dtype_of
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from tilelang.ir import AddressOf, Alloc, Bind, Buffer, Call, Cast, Const, Expr, Load, Var, as_dim, cast, convert, walk
 from tilelang.ir import dtype as DType
 
-from .regions import BufferSlice
-from .polynomial import difference
-from .state import current, describe, error, need_builder, place
+from .tracing.regions import BufferSlice
+from .tracing.polynomial import difference
+from .tracing.state import current, describe, error, need_builder, place
 
 
 def shape_of(shape: Any, what: str) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-from .state import error
+from .tracing.state import error
 
 HOPPER = "is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are"
 BLACKWELL_COPY = "is for Blackwell (sm_100), which is not available yet"

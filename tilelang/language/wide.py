@@ -9,11 +9,11 @@ from tilelang.errors import facts
 from tilelang.ir import Buffer, Expr, Load, Ramp, as_bool, cast, const, convert, is_const, load, select
 from tilelang.ir import dtype as DType
 
-from .builder import Builder, Emitted
+from .tracing.builder import Builder, Emitted
 from .math import reinterpret
-from .regions import BufferSlice
-from .scope import IfFrame
-from .state import describe, error, need_builder
+from .tracing.regions import BufferSlice
+from .tracing.scope import IfFrame
+from .tracing.state import describe, error, need_builder
 from .tile import EMITTED
 
 _SCOPES = {"ldg": ("global",), "stg": ("global",), "lds": ("shared", "shared.dyn"), "sts": ("shared", "shared.dyn")}

@@ -1,7 +1,7 @@
 """Schedules of warp specialisation as objects: which warps play which role, and what passes between them.
 
 A schedule is a wish about speed.  This compiler finds roles, rings and their barriers itself
-(transform/specialize_warps.py): a schedule is checked and noted in the launch's report, and the kernel means what its
+(transform/schedule/specialize_warps.py): a schedule is checked and noted in the launch's report, and the kernel means what its
 statements say in the order in which they stand.
 """
 
@@ -16,7 +16,7 @@ from tilelang.errors import facts, register
 from tilelang.ir import Buffer
 
 from .kernel import need_kernel
-from .state import describe, error, need_builder
+from .tracing.state import describe, error, need_builder
 
 register("ws-schedule", AssertionError, "a warp-specialisation schedule whose parts do not fit together",
          "roles are ranges of the schedule's warps, operations and pipelines are named by what it holds",

@@ -29,7 +29,7 @@ from tilelang.runtime import cuda_driver
 from tilelang.runtime.cache import DiskCache, Entry, compiler_stamp, digest
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.target import Target
-from tilelang.transform.scope import PassContext, as_planned, current_config
+from tilelang.transform.framework.scope import PassContext, as_planned, current_config
 
 from .arrays import is_numpy
 

@@ -26,7 +26,7 @@ class Access:
 
 
 class LowerContext(Protocol):
-    """What an op may ask while it is lowered for a GPU (implemented by transform/lower_tile_ops.py)."""
+    """What an op may ask while it is lowered for a GPU (implemented by transform/lower/lower_tile_ops.py)."""
 
     target: Any  # tilelang.target.Target
     num_threads: int  # threads that execute the op together (the block, or its warp group)
@@ -112,7 +112,7 @@ class TileOpProtocol(Protocol):
         the safe value); env.write(region, ndarray) (out-of-range skipped); env.eval(expr) -> scalar."""
 
     def infer_layout(self, known: Any) -> dict[Buffer, Any]:
-        """Layouts this op can add now, given `known` (see transform/infer_layouts.py); {} when it cannot say yet."""
+        """Layouts this op can add now, given `known` (see transform/layout/infer_layouts.py); {} when it cannot say yet."""
 
     def lower(self, cx: LowerContext) -> Stmt:
         """The statements the op becomes on cx.target, per thread."""

@@ -53,7 +53,7 @@ class Reduce(TileOp):
     Each element is first converted to dst's dtype and combined in it, order unspecified.
     NaN: sum and abssum give NaN; max, min and absmax leave it out (nothing left: their neutral element), with nan_propagate
     they give NaN.
-    attrs: spread=True, a sum whose copies of a result each get the part of their thread (transform/defer_sums.py).
+    attrs: spread=True, a sum whose copies of a result each get the part of their thread (transform/lower/defer_reductions.py).
     """
 
     src: Region

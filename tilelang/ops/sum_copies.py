@@ -1,4 +1,4 @@
-"""The end of sums that the holders of a fragment's copies kept apart (transform/defer_sums.py makes them)."""
+"""The end of sums that the holders of a fragment's copies kept apart (transform/lower/defer_reductions.py makes them)."""
 
 from __future__ import annotations
 

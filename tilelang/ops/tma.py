@@ -59,7 +59,8 @@ def tma_refusal(op: Any, strides: bool = False) -> str:
 
 
 def unaligned(tile: Region) -> str:
-    """What speaks against TMA where a tile's first column is not surely a multiple of 16 bytes (transform/tma_columns.py)."""
+    """What speaks against TMA where a tile's first column is not surely a multiple of 16 bytes
+    (transform/legalize/tma_columns.py)."""
     return f"the tile of `{tile.buffer.name}` may start at a column that is no multiple of {STRIDE_ALIGN} bytes"
 
 
@@ -114,7 +115,7 @@ class _Parts:
 
 def _parts(p: Panels, blocks: int) -> _Parts | None:
     """The parts that take the least time, one or more for each block: only by that does a block know, when its tile is
-    there, that all others have seen it give back the one before (transform/rings.py).
+    there, that all others have seen it give back the one before (transform/schedule/rings.py).
 
     Parts of a box start at a multiple of 128 bytes; the swizzle pattern goes by the address.
     """

@@ -24,7 +24,7 @@ from typing import Any
 from tilelang.env import env, is_truthy
 from tilelang.ir.record import record
 from tilelang.log import logger
-from tilelang.timeline import phase
+from tilelang.log import phase
 from tilelang.version import __version__
 
 FORMAT = 1  # raised when the meaning of an entry changes

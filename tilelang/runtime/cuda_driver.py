@@ -17,7 +17,7 @@ from tilelang.errors import error, register
 from tilelang.ir.record import record
 from tilelang.target.cluster import PORTABLE
 from tilelang.target.probe import load_libcuda
-from tilelang.timeline import phase
+from tilelang.log import phase
 
 register("cuda-missing", RuntimeError, "no CUDA driver or device is usable on this machine",
          expected="a CUDA driver and device")

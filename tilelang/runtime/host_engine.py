@@ -15,7 +15,7 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.target.probe import open_library
-from tilelang.timeline import phase
+from tilelang.log import phase
 
 register("runtime-missing", ImportError, "a package the runtime needs is missing or has a version it does not know",
          "install tilelang-py with its dependencies",

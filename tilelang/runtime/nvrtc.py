@@ -20,7 +20,7 @@ from tilelang.env import env
 from tilelang.errors import error, register
 from tilelang.ir.record import record
 from tilelang.target.probe import open_library
-from tilelang.timeline import phase
+from tilelang.log import phase
 
 from .yield_hints import set_yield_hints
 

@@ -202,6 +202,11 @@ def _stmatrix(c: Any, e: Call) -> Closure:
     return run
 
 
+def register_order(fragment: Any) -> np.ndarray:
+    """[row, column] -> thread * registers + register."""
+    return fragment.owners()[0] * fragment.registers + fragment.register_table()
+
+
 MATRIX_OPS = {"mma": _mma, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix}
 
-__all__ = ["MATRIX_OPS", "Registers", "whole_warps"]
+__all__ = ["MATRIX_OPS", "Registers", "register_order", "whole_warps"]

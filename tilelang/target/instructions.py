@@ -75,7 +75,7 @@ for _name in ("fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_glo
     _device(_name, 0, SYNC, f"tl::{_name}()")
 
 # TMA and bulk copies (PTX ISA, "cp.async.bulk"), issued by one thread.  Tensor forms name a tensor map of the Launch in
-# attr `map` and give coordinates innermost first; the code generator prints them (codegen/hopper.py).  A tma_load with
+# attr `map` and give coordinates innermost first; the code generator prints them (codegen/cuda/hopper.py).  A tma_load with
 # attr `multicast` has a uint16 mask of ranks behind the coordinates: the box lands at the same offset, and counts on the
 # barrier at the same offset, of every CTA in it.
 TMA_CALLS = ("tma_load", "tma_store", "tma_reduce_add", "tma_prefetch")
@@ -107,7 +107,7 @@ CLUSTER_CALLS = ("cluster_rank", "cluster_size", "cluster_arrive", "cluster_wait
 add_intrinsic(Intrinsic("in_warp_groups", 0, PURE))  # attrs first, count: whether this thread is in one of them
 _device("elect_one", 0, WARP, "tl::elect_one()")
 _device("set_max_nreg", 0, SYNC, "tl::set_max_nreg<{n}, {increase}>()")
-add_intrinsic(Intrinsic("wgmma", 4, WRITES))  # printed by codegen/hopper.py: its function depends on row and operands
+add_intrinsic(Intrinsic("wgmma", 4, WRITES))  # printed by codegen/cuda/hopper.py: its function depends on row and operands
 for _name in ("wgmma_fence", "wgmma_commit"):
     _device(_name, 0, SYNC, f"tl::{_name}()")
 _device("wgmma_wait", 0, SYNC, "tl::wgmma_wait<{n}>()")

@@ -7,7 +7,7 @@ import ctypes
 import os
 from functools import lru_cache
 
-from tilelang.timeline import phase
+from tilelang.log import phase
 
 
 def open_library(path: str) -> ctypes.CDLL:

@@ -19,11 +19,11 @@ from tilelang.env import env
 from tilelang.ir import Func
 from tilelang.jit.inspect import program_of
 from tilelang.target import Target
-from tilelang.transform import trace
-from tilelang.transform.observe import TRACE_MODES
-from tilelang.transform.pass_ import PassContext, text_of
+from tilelang.transform.framework import trace
+from tilelang.transform.framework.observe import TRACE_MODES
+from tilelang.transform.framework.pass_ import PassContext, text_of
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
-from tilelang.transform.scope import current_config
+from tilelang.transform.framework.scope import current_config
 
 PIPELINE = (*TILE_PASSES, *DEVICE_PASSES)
 _SHOWN = ("terminal", "html", "both", "none")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang.env import resolve_pass_profile_threshold_ms
-from tilelang.transform.observe import PassEvent, PassEventObserver, add_observer, observing, remove_observer
+from tilelang.transform.framework.observe import PassEvent, PassEventObserver, add_observer, observing, remove_observer
 
 
 @dataclass(frozen=True)

@@ -11,51 +11,51 @@ from tilelang.errors import TileLangError, error
 from tilelang.ir import Func, Launch, rewrite, walk, with_attrs
 from tilelang.ir import replace as replaced
 
-from .aliasing import keep_order, overlapping
-from .ballot_masks import ballot_masks
-from .bind_calls import bind_calls
-from .block_returns import block_returns
-from .check_collective import check_collective
-from .check_divisors import check_divisors
-from .check_hopper import check_hopper
-from .check_iterations import check_iterations
-from .check_pipelines import check_pipelines
-from .check_private import check_private
-from .check_races import check_races
-from .check_roles import check_roles
-from .config import PassConfigKey
-from .defer_sums import defer_sums
-from .dependent_launch import dependent_launch
-from .early_stores import early_stores
-from .device_program import DeviceKernel, LoweredProgram, split_host
-from .flatten import flatten
-from .group_branches import group_branches
-from .guard_masks import guard_masks
-from .hopper import hopper
-from .infer_layouts import infer_layouts
-from .lane_quotients import lane_quotients
-from .legalize import legalize
-from .lower_tile_ops import lower_tile_ops
-from .part_branches import part_branches
-from .pass_ import DEVICE, PassContext, PassFn, pass_, run_passes
-from .place_sync import place_sync
-from .plan_pipelines import plan_pipelines
-from .plan_shared_memory import plan_shared_memory
-from .product_registers import product_registers
-from .refuse_races import refuse_races
-from .scope import plan_only
-from .settle_reads import settle_reads
-from .settle_threads import settle_threads
-from .simplify import simplify
-from .specialize_warps import specialize_warps
-from .split_products import split_products
-from .stagger import may_take_turns
-from .step_tiles import may_have_step_tiles
-from .tma_columns import tma_columns
-from .tma_copies import tma_copies
-from .unpack_small_types import unpack_small_types
-from .verify_sync import verify_sync
-from .written_roles import written_roles
+from .legalize.aliasing import keep_order, overlapping
+from .legalize.ballot_masks import ballot_masks
+from .legalize.bind_calls import bind_calls
+from .legalize.block_returns import block_returns
+from .check.check_collective import check_collective
+from .check.check_divisors import check_divisors
+from .check.check_hopper import check_hopper
+from .check.check_iterations import check_iterations
+from .check.check_pipelines import check_pipelines
+from .check.check_private import check_private
+from .check.check_races import check_races
+from .check.check_warp_roles import check_roles
+from .framework.config import PassConfigKey
+from .lower.defer_reductions import defer_sums
+from .schedule.insert_pdl import dependent_launch
+from .registers.overlap_epilogue import early_stores
+from .lower.device_program import DeviceKernel, LoweredProgram, split_host
+from .memory.flatten import flatten
+from .legalize.branches_to_warp_roles import group_branches
+from .legalize.guard_masks import guard_masks
+from .legalize.hopper_features import hopper
+from .layout.infer_layouts import infer_layouts
+from .memory.lane_quotients import lane_quotients
+from .legalize.legalize import legalize
+from .lower.lower_tile_ops import lower_tile_ops
+from .legalize.split_role_branches import part_branches
+from .framework.pass_ import DEVICE, PassContext, PassFn, pass_, run_passes
+from .sync.place_sync import place_sync
+from .schedule.plan_pipelines import plan_pipelines
+from .memory.plan_shared_memory import plan_shared_memory
+from .registers.accumulator_registers import product_registers
+from .check.reject_races import refuse_races
+from .framework.scope import plan_only
+from .legalize.resolve_parallel_reads import settle_reads
+from .legalize.fold_thread_count import settle_threads
+from .memory.simplify import simplify
+from .schedule.specialize_warps import specialize_warps
+from .schedule.split_accumulators import split_products
+from .schedule.pingpong_barriers import may_take_turns
+from .schedule.prefetch_scales import may_have_step_tiles
+from .legalize.tma_columns import tma_columns
+from .lower.tma_copies import tma_copies
+from .legalize.unpack_small_types import unpack_small_types
+from .verify_sync.verify_sync import verify_sync
+from .legalize.manual_warp_roles import written_roles
 
 log = logging.getLogger("tilelang.transform")
 
@@ -203,7 +203,7 @@ def _doubt(func: Func) -> str | None:
 
 def _asynchronous(n: Func | Launch) -> bool:
     """Whether the verifier needs its model: threads are ordered by more than block barriers and cp.async groups."""
-    from .verify_sync_plan import follows
+    from .verify_sync.plan import follows
 
     return follows(list(walk(n.body)))
 

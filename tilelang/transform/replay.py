@@ -12,7 +12,7 @@ from pathlib import Path
 from tilelang.ir import parse, to_text
 from tilelang.target import Target
 
-from .pass_ import PassContext, PassInfo, run_passes
+from .framework.pass_ import PassContext, PassInfo, run_passes
 from .pipeline import DEVICE_PASSES, TILE_PASSES
 
 

@@ -2,9 +2,9 @@
 
 import tilelang.language as T
 from tilelang.target.target import Target
-from tilelang.transform.infer_layouts import infer_layouts
-from tilelang.transform.lower_tile_ops import lower_tile_ops
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.layout.infer_layouts import infer_layouts
+from tilelang.transform.lower.lower_tile_ops import lower_tile_ops
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 
 
 @T.prim_func

@@ -2,8 +2,8 @@
 
 import tilelang.language as T
 from tilelang.target.target import Target
-from tilelang.transform.infer_layouts import infer_layouts
-from tilelang.transform.pass_ import PassContext
+from tilelang.transform.layout.infer_layouts import infer_layouts
+from tilelang.transform.framework.pass_ import PassContext
 
 
 @T.prim_func

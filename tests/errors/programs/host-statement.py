@@ -2,7 +2,7 @@ from tilelang.ir import I32, Buffer, Func, Launch, Store, Var, const, dtype, loa
 from tilelang.runtime.host_stub import stub_text
 from tilelang.runtime.launchers import CudaLauncher
 from tilelang.runtime.signature import signature_of
-from tilelang.transform.device_program import split_host
+from tilelang.transform.lower.device_program import split_host
 
 a = Buffer("A", (4,), dtype("float32"))
 threads = tuple(Var(f"t{c}", I32) for c in "xyz")

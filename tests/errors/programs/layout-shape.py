@@ -1,8 +1,8 @@
 """A fragment with a run-time extent."""
 
 from tilelang.ir import Alloc, Buffer, Func, Launch, Span, Var, const, dtype
-from tilelang.transform.infer_layouts import infer_layouts
-from tilelang.transform.pass_ import PassContext
+from tilelang.transform.layout.infer_layouts import infer_layouts
+from tilelang.transform.framework.pass_ import PassContext
 
 i32 = dtype("int32")
 n = Var("n", i32)

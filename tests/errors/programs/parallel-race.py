@@ -1,9 +1,9 @@
 """Two threads add into one element of shared memory at once."""
 
 import tilelang.language as T
-from tilelang.transform.infer_layouts import infer_layouts
-from tilelang.transform.lower_tile_ops import lower_tile_ops
-from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.layout.infer_layouts import infer_layouts
+from tilelang.transform.lower.lower_tile_ops import lower_tile_ops
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 
 
 @T.prim_func

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.language.state import error
+from tilelang.language.tracing.state import error
 
 
 class TileDevice:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilelang.carver.roller.hint import Hint
 from tilelang.carver.roller.work import Attention, Map, Product
-from tilelang.language.state import error
+from tilelang.language.tracing.state import error
 
 from . import programs
 from .base import BaseTemplate

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from math import ceil, gcd, log2, prod
 
-from tilelang.transform.pairing import (LARGER, LINE, SECTOR, Load, at_once, larger_in_one_round, paired_cycles, pairs,
-                                        pays_for_many, pays_in_one_round, saved_in_one_round)
+from tilelang.transform.schedule.cluster_pairs import (LARGER, LINE, SECTOR, Load, at_once, larger_in_one_round,
+                                                       paired_cycles, pairs, pays_for_many, pays_in_one_round,
+                                                       saved_in_one_round)
 
 from .tile import Chip, Problem, Tile, turned
 from .tile_candidates import side_by_side
@@ -59,7 +60,7 @@ def _loads(p: Problem, t: Tile, spans: tuple[int, ...], rows: int, columns: int,
 
 def clusters(chip: Chip, p: Problem, t: Tile, matrix: float) -> tuple[int, ...]:
     """Tiles of a cluster side by side and one below the other: those asked for, else as the compiler makes them
-    (transform/pairing.py)."""
+    (transform/schedule/cluster_pairs.py)."""
     if t.cluster:
         return (*t.cluster, 1)
     found: tuple[int, ...] = (1, 1, 1)

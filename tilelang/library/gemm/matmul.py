@@ -11,7 +11,7 @@ import numpy as np
 
 from tilelang.errors import register
 from tilelang.ir import dtype
-from tilelang.language.state import error
+from tilelang.language.tracing.state import error
 
 from ..aliasing import Apart, overlap
 from ..arrays import aligned, empty, expects_gradient, facts, fresh, maker, place, strided, type_name, zeros

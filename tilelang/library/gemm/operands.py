@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from tilelang.language.state import error
+from tilelang.language.tracing.state import error
 
 from ..arrays import is_numpy, strides
 

@@ -11,7 +11,7 @@ from typing import Any
 from tilelang.errors import register
 from tilelang.ir import dtype
 from tilelang.jit import compile as compile_program
-from tilelang.language.state import error
+from tilelang.language.tracing.state import error
 from tilelang.target import Target
 
 from ..arrays import empty, left_of, maker, target_of, zeros

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil, gcd
 
-from tilelang.transform.deal_tiles import panel_rows
-from tilelang.transform.pairing import SECTOR
+from tilelang.transform.schedule.tile_scheduler import panel_rows
+from tilelang.transform.schedule.cluster_pairs import SECTOR
 
 from .tile import Chip, Problem, Tile, turned
 
@@ -103,7 +103,7 @@ def shared_bytes(p: Problem, t: Tile) -> int:
 
 def column_parts(t: Tile) -> int:
     """In how many parts of its columns a tile's product is computed so that the sums of one fit beside the totals; 0 for none
-    (transform/split_products.py)."""
+    (transform/schedule/split_accumulators.py)."""
     most, sums = _SUMS[t.threads // 128], t.bm * t.bn // t.threads
     return next((s for s in range(1, max(1, t.bn // 64) + 1) if t.bn % s == 0 and t.bn // s % 8 == 0 and
                  sums + sums // s <= most), 0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.language.state import error
+from tilelang.language.tracing.state import error
 
 from ..aliasing import Apart
 from ..arrays import facts, is_numpy, maker, place, strided, strides, type_name

@@ -8,11 +8,11 @@ from typing import Any
 
 from tilelang.ir import Alloc, Buffer, Func, Node, Region, Stmt, children
 from tilelang.tools.lower_trace import only_program, resolve_pass, target_of
-from tilelang.transform.observe import PassEvent, PassEventObserver, observing
-from tilelang.transform.pass_ import PassContext, run_passes, text_of
+from tilelang.transform.framework.observe import PassEvent, PassEventObserver, observing
+from tilelang.transform.framework.pass_ import PassContext, run_passes, text_of
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
-from tilelang.transform.scope import current_config
-from tilelang.transform.trace import difference, page_of
+from tilelang.transform.framework.scope import current_config
+from tilelang.transform.framework.trace import difference, page_of
 
 
 class _Collect(PassEventObserver):

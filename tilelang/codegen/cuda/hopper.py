@@ -1,0 +1,140 @@
+"""CUDA text of Hopper's own operations: tensor maps, TMA, warp groups; products are in wgmma.py.
+
+Functions whose form depends on a rank or an instruction row are written out when a kernel names them
+(`hopper_function`); all others are sections of prelude_*.cuh.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from tilelang.errors import InternalError
+from tilelang.ir import AddressOf, Call, Const
+from tilelang.target.instructions import CACHE_HINTS
+from tilelang.target.tensor_map import REDUCE_ADD, TensorMap, tensor_maps_of
+
+from ..c_like import POSTFIX, REL, Text
+from .wgmma import WgmmaCalls, wgmma_function
+
+if TYPE_CHECKING:
+    from .printer import CudaPrinter
+
+_TMA = re.compile(r"tma_(load|store|reduce_add)_([1-5])d(_multicast)?(_hint)?")
+
+
+def tensor_map_parameters(printer: CudaPrinter) -> list[str]:
+    """Declarations of the kernel's tensor maps, its last parameters."""
+    return [f"const __grid_constant__ tl::tensor_map {printer.namer(('tensor map', m.name), m.name)}"
+            for m in tensor_maps_of(printer.launch)]
+
+
+class HopperCalls(WgmmaCalls):
+    """Calls whose text is more than a row's format string; part of CudaPrinter."""
+
+    launch: Any
+
+    def _tensor_map(self: Any, e: Call) -> tuple[TensorMap, str]:
+        """The map a TMA call names, and the address of its parameter."""
+        name = e.attr("map")
+        for m in tensor_maps_of(self.launch):
+            if m.name == name:
+                return m, "&" + self.namer(("tensor map", name), name)
+        raise InternalError(f"{e.op} names the tensor map {name!r}, which the launch does not have")
+
+    def _tma(self: Any, e: Call, kind: str, fixed: int) -> Text:
+        """A call with `fixed` addresses (shared tile, barrier) before the coordinates."""
+        m, place = self._tensor_map(e)
+        addresses, at = e.args[:fixed], e.args[fixed:]
+        multicast = bool(e.attr("multicast"))
+        at, mask = (at[:-1], at[-1:]) if multicast else (at, ())
+        if len(at) != m.rank:
+            raise InternalError(f"{e.op} gives {len(at)} coordinates for {m.rank} dimensions of `{m.buffer.name}`")
+        args = [self.top(addresses[0]), place, *map(self.top, (*addresses[1:], *at, *mask))]
+        hint = e.attr("cache_hint")
+        if hint is not None:
+            value = CACHE_HINTS[hint] if isinstance(hint, str) else int(hint)
+            args.append(f"0x{value:016x}ull")
+        name = f"tma_{kind}_{m.rank}d{'_multicast' if multicast else ''}{'' if hint is None else '_hint'}"
+        return f"tl::{name}({', '.join(args)})", POSTFIX
+
+    def _call_tma_load(self: Any, e: Call) -> Text:
+        return self._tma(e, "load", 2)
+
+    def _call_tma_store(self: Any, e: Call) -> Text:
+        return self._tma(e, "store", 1)
+
+    def _call_tma_reduce_add(self: Any, e: Call) -> Text:
+        m, _ = self._tensor_map(e)
+        if m.buffer.dtype.base not in REDUCE_ADD:
+            raise self.unsupported(f"a TMA reduction of {m.buffer.dtype}", e)
+        return self._tma(e, "reduce_add", 1)
+
+    def _call_tma_prefetch(self: Any, e: Call) -> Text:
+        return f"tl::tma_prefetch({self._tensor_map(e)[1]})", POSTFIX
+
+    def _call_mbarrier_arrive(self: Any, e: Call) -> Text:
+        """Where values are in registers alone the address is computed where the thread arrives: computed with that of another
+        barrier, it would be kept in a register, and the arrival put off."""
+        at: Any = e.args[0]
+        offset = self.offsets.get(at.buffer.data) if isinstance(at, AddressOf) else None
+        if not self.launch.attr("own_values") or not isinstance(offset, int) or isinstance(at.indices[0], Const):
+            return f"tl::mbarrier_arrive({self.top(at)})", POSTFIX
+        return f"tl::mbarrier_arrive_at<{offset}>(smem, {self.top(at.indices[0])})", POSTFIX
+
+    def _call_in_warp_groups(self: Any, e: Call) -> Text:
+        first, count = 128 * e.attr("first"), 128 * e.attr("count")
+        x, y, z = self.launch.threads
+        thread = "threadIdx.x" if y == z == 1 else "tl::linear_thread()"
+        if first == 0:
+            return f"{thread} < {count}", REL
+        if first + count >= x * y * z:
+            return f"{thread} >= {first}", REL
+        return f"{thread} - {first}u < {count}u", REL
+
+
+# ---- functions written out --------------------------------------------------------------------------------------------
+
+
+def hopper_function(name: str) -> str | None:
+    """Definition of a function of this file by its name, None for other names."""
+    if not name.startswith(("tma_", "wgmma")):  # of a text's words hardly any is
+        return None
+    if name == "tma_prefetch":
+        return ("TL_DEVICE void tma_prefetch(const tensor_map* map) {\n"
+                '  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");\n}\n')
+    m = _TMA.fullmatch(name)
+    if m is not None:
+        return _tma_function(name, m.group(1), int(m.group(2)), bool(m.group(3)), bool(m.group(4)))
+    return wgmma_function(name)
+
+
+def _tma_function(name: str, kind: str, rank: int, multicast: bool, hint: bool) -> str:
+    """One tensor copy: shared tile, map, barrier (loads), coordinates innermost first, mask of CTAs, cache policy."""
+    load = kind == "load"
+    coordinates = [f"c{i}" for i in range(rank)]
+    params = ["void* dst" if load else "const void* src", "const tensor_map* map", *(["void* bar"] if load else []),
+              *(f"int {c}" for c in coordinates), *(["unsigned short mask"] if multicast else []),
+              *(["unsigned long long hint"] if hint else [])]
+    place = "{" + ", ".join(f"%{i + 2}" for i in range(rank)) + "}"
+    inputs = [f'"r"(shared_address({"dst" if load else "src"}))', '"l"(map)', *(f'"r"({c})' for c in coordinates)]
+    if load:
+        text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                f"{'.multicast::cluster' if multicast else ''}{'.L2::cache_hint' if hint else ''} [%0], [%1, {place}], "
+                f"[%{rank + 2}]")
+        inputs.append('"r"(shared_address(bar))')
+        if multicast:
+            text += f", %{len(inputs)}"
+            inputs.append('"h"(mask)')
+    else:
+        op = "cp.async" if kind == "store" else "cp.reduce.async"
+        text = (f"{op}.bulk.tensor.{rank}d.global.shared::cta{'.add' if kind != 'store' else ''}.tile.bulk_group"
+                f"{'.L2::cache_hint' if hint else ''} [%1, {place}], [%0]")
+    if hint:
+        text += f", %{len(inputs)}"
+        inputs.append('"l"(hint)')
+    return (f"TL_DEVICE void {name}({', '.join(params)}) {{\n"
+            f'  asm volatile("{text};"\n               ::{", ".join(inputs)} : "memory");\n}}\n')
+
+
+__all__ = ["HopperCalls", "hopper_function", "tensor_map_parameters"]

@@ -1,0 +1,78 @@
+"""Element types and literals of CUDA C++."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tilelang.ir import Const, dtype
+from tilelang.ir.numbers import to_dtype
+
+from ..c_like import ATOM, POSTFIX, PREFIX, Text
+
+TYPES = {"bool": "bool", "int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short",
+          "int32": "int", "uint32": "unsigned", "int64": "long long", "uint64": "unsigned long long",
+          "float16": "half_t", "bfloat16": "bfloat16_t", "float32": "float", "tfloat32": "float", "float64": "double",
+          "handle": "void*", "float8_e4m3": "fp8_e4_t", "float8_e4m3fn": "fp8_e4_t", "float8_e5m2": "fp8_e5_t",
+          "float8_e4m3fnuz": "tl::fp8_e4_fnuz", "float8_e5m2fnuz": "tl::fp8_e5_fnuz", "float8_e8m0fnu": "tl::fp8_e8m0"}
+HALVES = ("float16", "bfloat16")
+# type name in the text -> (header, typedef)
+HEADERS = {"half_t": ("cuda_fp16.h", "typedef __half half_t;"),
+            "bfloat16_t": ("cuda_bf16.h", "typedef __nv_bfloat16 bfloat16_t;"),
+            "fp8_e4_t": ("cuda_fp8.h", "typedef __nv_fp8_e4m3 fp8_e4_t;"),
+            "fp8_e5_t": ("cuda_fp8.h", "typedef __nv_fp8_e5m2 fp8_e5_t;"),
+            "uchar": ("", "typedef unsigned char uchar;")}  # a spelling that injected source uses
+_LITERAL_SUFFIX = {"int32": "", "uint32": "u", "int64": "LL", "uint64": "ULL"}
+KEYWORDS = """
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr const_cast
+continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend goto if
+inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register
+reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this thread_local
+throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq half half2
+float2 float4 int2 int4 uint2 uint4 min max abs exp log sqrt printf memcpy threadIdx blockIdx blockDim gridDim warpSize
+tl smem grid_barrier_ block_ panel_ start_ in_ width_ TL_DEVICE TL_INFINITY TL_NAN fmaxf fminf fmax fmin main half_t bfloat16_t
+fp8_e4_t fp8_e5_t
+""".split()
+
+
+def literal(e: Const) -> Text:
+    """A constant as C++ text.  Infinity and NaN are the macros TL_INFINITY and TL_NAN of the prelude."""
+    dt, v = e.dtype, e.value
+    if dt.is_bool:
+        return ("true" if v else "false"), ATOM
+    if dt.is_float:
+        return _float_literal(dt, float(v))
+    if dt.is_handle:
+        return ("nullptr", ATOM) if v == 0 else (f"(void*){v}ULL", PREFIX)
+    suffix = _LITERAL_SUFFIX.get(dt.base)
+    if suffix is None:
+        return f"({TYPES[dt.base]}){v}", PREFIX
+    if v == -(2 ** (dt.bits - 1)):
+        return f"(-{-v - 1}{suffix} - 1)", ATOM
+    return f"{v}{suffix}", (PREFIX if v < 0 else ATOM)
+
+
+def _float_literal(dt: dtype, v: float) -> Text:
+    wrap = dt.base not in ("float32", "tfloat32")
+    if TYPES[dt.base].startswith("tl::"):  # as float32 a value could lie on the other side of a midpoint
+        v = float(to_dtype(np.float64(v), dt).astype(np.float64))
+    if math.isnan(v) or math.isinf(v):
+        text = "TL_NAN" if math.isnan(v) else "TL_INFINITY" if v > 0 else "-TL_INFINITY"
+        return (f"{TYPES[dt.base]}({text})", POSTFIX) if wrap else (text, PREFIX if v < 0 else ATOM)
+    negative = math.copysign(1, v) < 0
+    if dt == "float64":
+        return repr(v), (PREFIX if negative else ATOM)
+    text = f"{_short_float(v)}f"
+    return (f"{TYPES[dt.base]}({text})", POSTFIX) if wrap else (text, PREFIX if negative else ATOM)
+
+
+def _short_float(v: float) -> str:
+    """Shortest decimal that reads back as the same float32, always with a point or exponent."""
+    text = str(np.float32(v)) if abs(v) <= 3.4028235e38 else repr(v)
+    return text if any(c in text for c in ".en") else text + ".0"
+
+
+def is_small_float(dt: dtype) -> bool:
+    """Whether arithmetic functions on the type go through float32."""
+    return dt.base in HALVES or dt.is_float8

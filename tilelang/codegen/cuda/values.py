@@ -1,0 +1,227 @@
+"""Operators, conversions and vectors in CUDA text.
+
+Vectors are the prelude's: operators on them are functions of `tl::`, applied lane by lane.  Types of 8 bits are worked with in
+float32, 16-bit floats where CUDA has no operator of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import Binary, Broadcast, Cast, Const, Expr, Ramp, Shuffle, Unary, binary, const, dtype, is_const, rebuild
+
+from ..c_like import EQ, POSTFIX, PREFIX, CLikePrinter, Text
+from .types import HALVES, is_small_float
+
+_VECTOR_OPS = {"add": "vec_arithmetic", "sub": "vec_arithmetic", "mul": "vec_arithmetic", "lt": "vec_compare",
+               "le": "vec_compare", "gt": "vec_compare", "ge": "vec_compare", "eq": "vec_compare", "ne": "vec_compare",
+               "and": "vec_compare", "or": "vec_compare"}
+
+
+class CudaValues(CLikePrinter):
+    """Part of CudaPrinter.  extra: prelude sections used without being named (operators)."""
+
+    extra: set[str]
+    _differences: set[tuple[Expr, Expr]]  # operands of the subtractions printed so far
+
+    def convert(self: Any, e: Cast) -> Text:
+        source, to = e.value.dtype, e.dtype
+        if to.lanes > 1:
+            return self._convert_vector(e)
+        name = self.type_name(to, e.span)
+        if source.scalar == to.scalar or {source.base, to.base} == {"float32", "tfloat32"}:
+            return self.expr(e.value)
+        if to.is_int and source.is_float:
+            wide = f"(float){self.at(e.value, PREFIX)}" if is_small_float(source) else self.top(e.value)
+            return f"tl::to_int<{name}>({wide})", POSTFIX
+        if source.is_int and (few := self.few_values(to.base, e.value)):
+            return few, POSTFIX
+        if is_small_float(source) and to != "float32":
+            return self._to(to, f"(float){self.at(e.value, PREFIX)}")
+        if is_small_float(to):
+            inner = self.at(e.value, PREFIX)
+            if source.is_bool or (source.is_int and source.bits < 32):
+                return f"{name}((float){inner})", POSTFIX
+            return f"{name}({self.top(e.value)})", POSTFIX
+        if to.is_bool:
+            return f"{self.at(e.value, EQ + 1)} != {self.top(const(0, source))}", EQ
+        return f"({name}){self.at(e.value, PREFIX)}", PREFIX
+
+    def _to(self, dt: dtype, text: str) -> Text:
+        """text converted to a scalar type; types of two words have no function form in C++."""
+        name = self.type_name(dt)
+        return (f"({name})({text})", PREFIX) if " " in name else (f"{name}({text})", POSTFIX)
+
+    def _convert_vector(self, e: Cast) -> Text:
+        source, to = e.value.dtype, e.dtype
+        value = self.top(e.value)
+        if source.base in ("float32", "tfloat32") and to.base in HALVES and to.lanes % 2 == 0:
+            return f"tl::cast_{'half' if to.base == 'float16' else 'bfloat16'}({value})", POSTFIX
+        name = self.type_name(to.scalar, e.span)
+        if is_small_float(source) and to.base != "float32":
+            value = f"tl::cast<float>({value})"
+        elif is_small_float(to) and (source.is_bool or (source.is_int and source.bits < 32)):
+            value = f"tl::cast<float>({value})"
+        return f"tl::{'cast_int' if to.is_int and source.is_float else 'cast'}<{name}>({value})", POSTFIX
+
+    def _binary(self, e: Binary) -> Text:
+        if e.a.dtype.lanes > 1 and (signed := self._signed(e)):
+            return signed
+        if e.a.dtype.lanes > 1 and e.op not in ("min", "max", "floordiv", "floormod"):
+            return self._vector_binary(e)
+        if e.a.dtype.lanes == 1 and (e.a.dtype.is_float8 or (e.a.dtype.base in HALVES and e.op == "div")):
+            wide = Binary(e.op, _as_float(e.a), _as_float(e.b), dtype("float32") if e.dtype.is_float else e.dtype)
+            text, level = super()._binary(wide)
+            return (f"{self.type_name(e.dtype)}({text})", POSTFIX) if e.dtype.is_float else (text, level)
+        return self._signed(e) or super()._binary(e)
+
+    def _signed(self, e: Binary | Unary) -> Text | None:
+        """Text that hides from LLVM how a sign comes about; None where none can get lost.
+
+        LLVM makes abs.s32 of `x < 0 ? -x : x`, of `if (x < 0) x = -x` through variables, of `(x ^ x >> 31) - (x >> 31)` and of
+        `a - b < 0 ? b - a : a - b`; ptxas 13.0 takes what it gives to be positive, as the least number is not.  An empty asm
+        behind one part of each leaves them as they are written, and costs nothing where they stand alone.
+        """
+        dt = e.dtype
+        if not (dt.is_int and dt.bits in (8, 16, 32, 64)):
+            return None
+        x = _turned(e)
+        if x is not None:
+            return self._hidden("negated", x) if dt.bits < 32 or self.from_data(x) and not self._above_least(x) else None
+        if dt.bits < 32 or not isinstance(e, Binary) or e.op not in ("shr", "sub") or not self.from_data(e.a):
+            return None
+        if e.op == "shr":
+            return self._hidden("sign_bits", e.a) if dt.is_signed and _is_number(e.b, dt.bits - 1) else None
+        if dt.lanes > 1 or (e.b, e.a) not in self._differences:
+            self._differences.add((e.a, e.b))
+            return None
+        return self._hidden("negated", Binary("sub", e.b, e.a, dt))
+
+    def _hidden(self, function: str, x: Expr) -> Text:
+        if x.dtype.lanes > 1:
+            return f"tl::map([](auto x) {{ return tl::{function}(x); }}, {self.top(x)})", POSTFIX
+        return f"tl::{function}({self.top(x)})", POSTFIX
+
+    def _above_least(self, x: Expr) -> bool:
+        low, high = self.facts.interval(x) if x.dtype.lanes == 1 else (None, None)
+        end = 1 << x.dtype.bits - 1
+        return low is not None and low > -end and (x.dtype.is_signed or high is not None and high < end)
+
+    def _vector_binary(self, e: Binary) -> Text:
+        dt = e.a.dtype
+        if dt.is_float8 or (dt.base in HALVES and e.op == "div"):
+            wide = dtype("float32").with_lanes(dt.lanes)
+            inner = Binary(e.op, Cast(e.a, wide), Cast(e.b, wide), wide if e.dtype.is_float else e.dtype)
+            return self.expr(Cast(inner, e.dtype) if e.dtype.is_float else inner)
+        section = _VECTOR_OPS.get(e.op, "vec_bits")
+        self.extra.add(section)
+        if section == "vec_arithmetic" and dt.base in HALVES and dt.lanes % 2 == 0:
+            self.extra.add("vec_half" if dt.base == "float16" else "vec_bfloat16")
+        return super()._binary(e)
+
+    def _unary(self, e: Unary) -> Text:
+        if text := self._signed(e):
+            return text
+        if e.dtype.lanes > 1:
+            symbol = {"neg": "-", "not": "!", "bitnot": "~"}[e.op]
+            result = self._to(e.dtype.scalar, symbol + _operand(e.dtype.scalar, "x"))[0]
+            return f"tl::map([](auto x) {{ return {result}; }}, {self.top(e.a)})", POSTFIX
+        if e.dtype.is_float8:
+            return f"{self.type_name(e.dtype)}(-(float){self.at(e.a, PREFIX)})", POSTFIX
+        return super()._unary(e)
+
+    def divisor(self, e: Expr, text: str) -> str:
+        """Narrow quotients are packed into words as if they could not overflow: one by 0 would reach its neighbours."""
+        narrow = e.dtype.lanes == 1 and e.dtype.bits < 32
+        return f"tl::nonzero({self.top(e)})" if narrow and not (isinstance(e, Const) and e.value) else text
+
+    def minmax(self, e: Binary) -> Text:
+        dt, f = e.dtype.scalar, e.op
+        if dt.base in ("float32", "tfloat32", "float64"):
+            name = f"f{f}" + ("" if dt == "float64" else "f")
+        elif dt.base in HALVES:
+            name = f"__h{f}"
+        elif dt.is_float8:
+            name = f"f{f}f"
+        else:
+            name = f
+        if e.dtype.lanes > 1:
+            result = self._to(dt, f"{name}({_operand(dt, 'a')}, {_operand(dt, 'b')})")[0]
+            return f"tl::map([](auto a, auto b) {{ return {result}; }}, {self.top(e.a)}, {self.top(e.b)})", POSTFIX
+        if dt.is_float8:
+            return self._to(dt, f"{name}((float){self.at(e.a, PREFIX)}, (float){self.at(e.b, PREFIX)})")
+        if dt.is_bool:
+            return self.expr(Binary("and" if f == "min" else "or", e.a, e.b, dt))
+        return self._narrow(f"{name}({self.top(e.a)}, {self.top(e.b)})", dt, POSTFIX) if dt.is_int else \
+            (f"{name}({self.top(e.a)}, {self.top(e.b)})", POSTFIX)
+
+    def floor_call(self, e: Binary) -> Text:
+        ctype = self.type_name(e.dtype.scalar)
+        if e.dtype.lanes > 1:
+            return (f"tl::map([](auto a, auto b) {{ return tl::{e.op}<{ctype}>(a, b); }}, {self.top(e.a)}, "
+                    f"{self.top(e.b)})"), POSTFIX
+        return f"tl::{e.op}<{ctype}>({self.top(e.a)}, {self.top(e.b)})", POSTFIX
+
+    def vector(self, e: Expr) -> Text:
+        if isinstance(e, Broadcast):
+            return f"tl::splat<{self._lane_args(e.dtype)}>({self.top(e.value)})", POSTFIX
+        if isinstance(e, Ramp):
+            return f"tl::ramp<{self._lane_args(e.dtype)}>({self.top(e.base)}, {self.top(e.stride)})", POSTFIX
+        if isinstance(e, Shuffle):
+            lanes = [(v, k) for v in e.vectors for k in range(v.dtype.lanes)]
+            picked = [self._lane(*lanes[i]) for i in e.indices]
+            return (picked[0], POSTFIX) if e.dtype.lanes == 1 else \
+                (f"{self.type_name(e.dtype)}{{{{{', '.join(picked)}}}}}", POSTFIX)
+        return (f"tl::map([](bool c, auto a, auto b) {{ return c ? a : b; }}, {self.top(e.cond)}, "  # type: ignore[attr-defined]
+                f"{self.top(e.a)}, {self.top(e.b)})"), POSTFIX  # type: ignore[attr-defined]
+
+    def _lane_args(self, dt: dtype) -> str:
+        return f"{self.type_name(dt.scalar)}, {dt.lanes}"
+
+    def _lane(self, v: Expr, k: int) -> str:
+        return f"{self.at(v, POSTFIX)}.v[{k}]" if v.dtype.lanes > 1 else self.top(v)
+
+
+def _is_number(e: Expr, *values: int) -> bool:
+    """Whether e is one of these numbers, in every lane."""
+    return any(is_const(e.value if isinstance(e, Broadcast) else e, v) for v in values)
+
+
+def _turned(e: Binary | Unary) -> Expr | None:
+    """x where e is -x, 0 - x, x * -1, x // -1 or ~x + 1."""
+    if isinstance(e, Unary):
+        return e.a if e.op == "neg" else None
+    if e.op in ("floordiv", "truncdiv"):
+        return e.a if e.dtype.is_signed and _is_number(e.b, -1) else None
+    minus_one = (-1, (1 << e.dtype.bits) - 1)
+    for a, b in ((e.a, e.b), (e.b, e.a)):
+        if e.op == "mul" and _is_number(a, *minus_one) or e.op == "sub" and a is e.a and _is_number(a, 0):
+            return b
+        if e.op == "add" and _is_number(a, 1) and isinstance(b, Unary) and b.op == "bitnot":
+            return b.a
+    return None
+
+
+def _operand(dt: dtype, name: str) -> str:
+    return f"(float){name}" if dt.is_float8 else name
+
+
+def _as_float(e: Expr) -> Expr:
+    return Cast(e, dtype("float32"))
+
+
+def lane_of(e: Expr, k: int) -> Expr:
+    """Scalar expression of lane k of a vector expression; scalars are their own lanes."""
+    if e.dtype.lanes == 1:
+        return e
+    if isinstance(e, Ramp):
+        return binary("add", e.base, binary("mul", const(k, e.base.dtype), e.stride))
+    if isinstance(e, Broadcast):
+        return e.value
+    if isinstance(e, (Binary, Unary, Cast)):
+        out = rebuild(e, lambda v: lane_of(v, k) if isinstance(v, Expr) else v)
+        return type(out)(**{**{f: getattr(out, f) for f in out.__dataclass_fields__}, "dtype": e.dtype.scalar})
+    return Shuffle((e,), (k,), e.dtype.scalar)
+
+
+__all__ = ["CudaValues", "lane_of"]

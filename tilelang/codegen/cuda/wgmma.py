@@ -1,0 +1,275 @@
+"""CUDA text of wgmma: the instruction of a row, and products that follow one another as one `asm`.
+
+The compiler in front of the assembler pays for each `asm` with all its operands (up to 128 accumulators, read and
+written): the eight products of one k-block of attention written as one took a third off its time, with the same
+instructions out.  Registers that only products name (transform/registers/accumulator_registers.py) are declared in PTX at
+the start of the
+kernel and are no operands at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tilelang.ir import AddressOf, Call, Const, Evaluate, For, Stmt, const, statements, stmts_of, with_attrs
+from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow
+
+from ..c_like import POSTFIX, Text
+from .named_registers import OwnRegisters
+
+C_TYPES = {"float16": "half_t", "bfloat16": "bfloat16_t", "tfloat32": "float", "float32": "float", "int8": "signed char",
+           "uint8": "unsigned char", "int32": "int", "float8_e4m3": "fp8_e4_t", "float8_e5m2": "fp8_e5_t"}
+_NAME = re.compile(r"(wgmma_m64\w+?)_(ss|rs)_([km]{1,2})(?:_x(\d+))?")
+SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}  # bytes: code in a descriptor
+MOST = 16  # products in one asm
+
+
+def product_runs(stmts: Sequence[Stmt]) -> Iterator[tuple[Stmt, ...]]:
+    """The statements in order, each alone but for products that add to one accumulator by one form of one instruction.
+
+    Only the first of a run may ignore what the accumulator held.
+    """
+    at = 0
+    while at < len(stmts):
+        end = at + 1
+        first = _product(stmts[at])
+        while first is not None and end < len(stmts) and end - at < MOST:
+            more = _product(stmts[end])
+            if more is None or not _continues(first, more):
+                break
+            end += 1
+        yield tuple(stmts[at:end])
+        at = end
+
+
+def _product(s: Stmt) -> Call | None:
+    return s.call if isinstance(s, Evaluate) and isinstance(s.call, Call) and s.call.op == "wgmma" else None
+
+
+def _continues(first: Call, more: Call) -> bool:
+    keeps = more.args[3]
+    return (more.attrs == first.attrs and bool(more.args[0] == first.args[0]) and isinstance(keeps, Const) and bool(keeps.value)
+            and isinstance(more.args[1], AddressOf) == isinstance(first.args[1], AddressOf))
+
+
+class WgmmaCalls(OwnRegisters):
+    """Text of products and descriptors; part of CudaPrinter."""
+
+    def sequence(self: Any, stmts: Sequence[Stmt]) -> None:
+        for run in product_runs(stmts):
+            if len(run) == 1:
+                self.stmt(run[0])
+            else:
+                self._products([s.call for s in run if isinstance(s, Evaluate)], run[0])
+
+    def _function(self: Any, e: Call) -> str:
+        in_registers = isinstance(e.args[1], AddressOf)
+        return WGMMA_ROWS[e.attr("row")].function(in_registers, e.attr("a_major", "k"), e.attr("b_major", "k"))
+
+    def _products(self: Any, calls: list[Call], s: Stmt) -> None:
+        """One call for a run of products: accumulator, whether it is kept, then a and b of each."""
+        self.source_comment(s.span)
+        if calls[0].attr("registers"):
+            name, given = self._own_products(calls)
+            self.emit(f"tl::{name}({given[0][0]},")
+            given = given[1:]
+        else:
+            c, _, _, keep = calls[0].args
+            self.emit(f"tl::{self._function(calls[0])}_x{len(calls)}({self.top(c)}, {self.top(keep)},")
+            given = [[self.top(e.args[1]), self.top(e.args[2])] for e in calls]
+        for i, each in enumerate(given):
+            self.emit(f"    {', '.join(each)}{');' if i + 1 == len(given) else ','}")
+
+    def _call_wgmma(self: Any, e: Call) -> Text:
+        if e.attr("registers"):
+            name, given = self._own_products([e])
+            return f"tl::{name}({', '.join(x for each in given for x in each)})", POSTFIX
+        return f"tl::{self._function(e)}({', '.join(map(self.top, e.args))})", POSTFIX
+
+    def _own_products(self: Any, calls: list[Call]) -> tuple[str, list[list[str]]]:
+        """(function of a run of products that names registers, its arguments: whether the accumulator is kept, then per
+        product what is no register of its own)."""
+        own = calls[0].attr("registers")
+        if self.launch.attr("own_values"):
+            bases = _bases(calls)
+            if bases is not None and "c" in own and ("a" in own or not isinstance(calls[0].args[1], AddressOf)):
+                return self._based_products(calls, bases)
+        row = WGMMA_ROWS[calls[0].attr("row")]
+        c: Any = calls[0].args[0]
+        given, sources = [[self.top(calls[0].args[3])]], []
+        parts = [f"{self._function(calls[0])}_x{len(calls)}"]
+        if "c" in own:
+            parts.append(f"{self._own(c.buffer)}_{_word(c)}")
+        else:
+            given[0].insert(0, self.top(c))
+        for e in calls:
+            a: Any = e.args[1]
+            if "a" in own:
+                sources.append((self._own(a.buffer), _word(a)))
+                parts.append(f"{sources[-1][0]}_{sources[-1][1]}" if len(sources) == 1 else str(sources[-1][1]))
+            given.append([self.top(x) for x in (e.args[2:3] if "a" in own else e.args[1:3])])
+        form = _NAME.fullmatch(self._function(calls[0]))
+        assert form is not None
+        in_registers, orders = form.group(2) == "rs", form.group(3)
+        target = (self._own(c.buffer), _word(c)) if "c" in own else None
+        name = self.own_function("_".join(parts), lambda name: _definition(
+            name, row, in_registers, orders, len(calls), True, target, sources))
+        return name, given
+
+    def _based_products(self: Any, calls: list[Call], bases: list[Call]) -> tuple[str, list[list[str]]]:
+        """The same for descriptors that differ by what is added to one for A and one for B: operands are the lower halves of
+        these, the rest is computed where it is used.  Given sixteen descriptors the compiler keeps those of a tile that
+        does not change over the loop, and then eight wgmma stand back to back, which is slower."""
+        row = WGMMA_ROWS[calls[0].attr("row")]
+        c: Any = calls[0].args[0]
+        form = _NAME.fullmatch(self._function(calls[0]))
+        assert form is not None
+        target = f"tl_{self._own(c.buffer)}"
+        lines = ["{", f".reg .pred p{', q' if len(calls) > 1 else ''};", f"setp.ne.b32 p, %{len(bases)}, 0;"]
+        if len(calls) > 1:
+            lines.append("setp.eq.u32 q, 0, 0;")
+        lines.append(".reg .b32 low;")
+        operands: list[list[str]] = [[] for _ in calls]
+        if len(bases) == 1:
+            for e, x in zip(calls, operands):
+                a: Any = e.args[1]
+                x.append("{" + ", ".join(f"tl_{self._own(a.buffer)}_{_word(a) + j}" for j in range(4)) + "}")
+        for n, (base, letter) in enumerate(zip(bases, "ba" if len(bases) == 1 else "ab")):
+            lines.append(f".reg .b64 {letter}<{len(calls)}>;")
+            at = 2 if letter == "b" else 1
+            high = ((base.attr("sbo") >> 4 & 0x3fff) | SWIZZLES[base.attr("swizzle")] << 30) << 32
+            for k, (e, x) in enumerate(zip(calls, operands)):
+                descriptor: Any = e.args[at]
+                offset = (descriptor.attr("offset") or 0) >> 4
+                # Of a pair moved into 64 bits ptxas did not always see that it is one for all threads.
+                lines += [f"add.s32 low, %{n}, {offset};", f"cvt.u64.u32 {letter}{k}, low;",
+                          f"or.b64 {letter}{k}, {letter}{k}, 0x{high:x};"]
+                x.append(f"{letter}{k}")
+        registers = ", ".join(f"{target}_{_word(c) + i}" for i in range(row.c_registers))
+        flags = _flags(row, form.group(3))
+        lines += [f"{row.ptx} {{{registers}}}, {x[0]}, {x[1]}, {'q' if k else 'p'}{flags};" for k, x in enumerate(operands)]
+        params = ", ".join(f"unsigned x{n}" for n in range(len(bases)))
+        inputs = ", ".join(f'"r"(x{n})' for n in range(len(bases)))
+        text = "\n".join(f'      "{line}\\n"' for line in [*lines, "}"])
+        name = self.own_function(f"{self._function(calls[0])}_x{len(calls)}_{self._own(c.buffer)}_{_word(c)}", lambda name: (
+            f"TL_DEVICE void {name}(bool keep, {params}) {{\n  asm volatile(\n{text}\n      :: {inputs}, "
+            f'"r"((int)keep));\n}}\n'))
+        return name, [[self.top(calls[0].args[3])], [f"(unsigned){self.top(b)}" for b in bases]]
+
+    def _call_wgmma_descriptor(self: Any, e: Call) -> Text:
+        """attr `offset` and the second argument both add bytes; so does an index that is no constant: the half that does not
+        change is then computed once, and what is left of a loop's descriptors is one addition."""
+        swizzle = SWIZZLES[e.attr("swizzle")]
+        offset = f", {e.attr('offset')}" if e.attr("offset") else ""
+        at: Any = e.args[0]
+        parts = list(e.args)
+        if isinstance(at, AddressOf) and len(at.indices) == 1 and not isinstance(at.indices[0], Const):
+            zero = const(0, at.indices[0].dtype)
+            parts[:1] = [AddressOf(at.buffer, (zero,)), at.indices[0] * at.buffer.dtype.bytes]
+        args = ", ".join(map(self.top, parts))
+        return f"tl::wgmma_descriptor<{e.attr('lbo')}, {e.attr('sbo')}, {swizzle}{offset}>({args})", POSTFIX
+
+
+def wgmma_function(name: str) -> str | None:
+    """Definition of the function of one product or of a run of them, None for other names.
+
+    Accumulators c stay in registers once inlined, a and b are descriptors, or a registers.  keep false: the first
+    product ignores what c held.
+    """
+    m = _NAME.fullmatch(name)
+    if m is None:
+        return None
+    shape, *types = m.group(1).split("_")[1:]
+    row = WGMMA_ROWS.get(f"wgmma.{shape}.{'.'.join(types)}")
+    if row is None:
+        return None
+    run = m.group(4)
+    return _definition(name, row, m.group(2) == "rs", m.group(3), int(run or 1), run is not None)
+
+
+def _bases(calls: list[Call]) -> list[Call] | None:
+    """The descriptors of A and B (of B alone: A from registers) to which those of each product add a constant, None when
+    there are none."""
+    out: list[Call] = []
+    for at in (1, 2):
+        first = calls[0].args[at]
+        if isinstance(first, AddressOf):
+            continue
+        if any(not isinstance(e.args[at], Call) or _based(e.args[at]) != _based(first) for e in calls):
+            return None
+        out.append(with_attrs(first, offset=None))
+    return out
+
+
+def _based(e: Any) -> tuple[Any, ...]:
+    """What descriptors that differ by a constant have in common."""
+    return e.op, e.args, *(e.attr(x) for x in ("lbo", "sbo", "swizzle"))
+
+
+def _flags(row: WgmmaRow, orders: str) -> str:
+    """What follows the predicate of an instruction: signs, and which operands are transposed."""
+    if row.c_dtype.is_int:
+        return ""
+    transposed = [str(int(o == "m")) for o in orders] if row.a_dtype.bits == 16 else []
+    return ", " + ", ".join(["1", "1", *transposed])
+
+
+def borrows(s: Stmt) -> bool:
+    """Whether a statement, or one in its sequence, moves registers of products into an array."""
+    return any(isinstance(x, Evaluate) and x.call.op == "wgmma_pin" and x.call.attr("move") == "out"
+               for x in (stmts_of(s) or (s,)))
+
+
+def multiplies(s: Stmt) -> bool:
+    """Whether a loop has products inside."""
+    return isinstance(s, For) and any(_product(x) is not None for x in statements(s.body))
+
+
+def _word(a: Any) -> int:
+    """Which register an element of a register array lies in."""
+    return int(a.indices[0].value) * int(a.buffer.dtype.bits) // 32
+
+
+def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, products: int, run: bool,
+                target: tuple[str, int] | None = None, sources: Sequence[tuple[str, int]] = ()) -> str:
+    """target, sources: (array, first register) of accumulators and of each product's A with registers of their own."""
+    ty, kind = ("float", "+f") if row.c_dtype == "float32" else ("unsigned", "+r")
+    n = 0 if target else row.c_registers
+    each = 1 if sources else 5 if in_registers else 2
+    flags = _flags(row, orders)
+    c = ", ".join(f"tl_{target[0]}_{target[1] + i}" for i in range(row.c_registers)) if target else \
+        ", ".join(f"%{i}" for i in range(n))
+    numbers = range(products) if run else [""]
+    lines, inputs = [], []
+    for i, number in enumerate(numbers):
+        at = n + i * each
+        if sources:
+            array, first = sources[i]
+            a = "{" + ", ".join(f"tl_{array}_{first + j}" for j in range(4)) + "}"
+        else:
+            a = "{" + ", ".join(f"%{at + j}" for j in range(4)) + "}" if in_registers else f"%{at}"
+        lines.append(f'      "{row.ptx} {{{c}}}, {a}, %{at + each - 1}, {"q" if i else "p"}{flags};\\n"\n')
+        if not sources:
+            inputs += [f'"r"(A{number}[{j}])' for j in range(4)] if in_registers else [f'"l"(a{number})']
+        inputs.append(f'"l"(b{number})')
+    inputs.append('"r"((int)keep)')
+    outputs = ", ".join(f'"{kind}"(C[{i}])' for i in range(n))
+    a_type = f"const {C_TYPES[row.a_dtype]}*" if in_registers else "unsigned long long"
+    operands = [f"unsigned long long b{k}" if sources else f"{a_type} a{k}, unsigned long long b{k}" for k in numbers]
+    params = ", ".join(["bool keep", *operands] if run else [*operands, "bool keep"])
+    registers = "".join(f"  const unsigned* A{k} = reinterpret_cast<const unsigned*>(a{k});\n" for k in numbers) \
+        if in_registers and not sources else ""
+    predicates = f".reg .pred p{', q' if products > 1 else ''};\\nsetp.ne.b32 p, %{n + products * each}, 0;\\n"
+    if products > 1:
+        predicates += "setp.eq.u32 q, 0, 0;\\n"
+    c_param = "" if target else f"{C_TYPES[row.c_dtype]}* c, "
+    c_array = "" if target else f"  {ty}* C = reinterpret_cast<{ty}*>(c);\n"
+    return (f"TL_DEVICE void {name}({c_param}{params}) {{\n"
+            f"{c_array}{registers}"
+            f'  asm volatile("{{\\n{predicates}"\n{"".join(lines)}      "}}"\n'
+            f"      : {outputs}\n      : {', '.join(inputs)});\n}}\n")
+
+
+__all__ = ["MOST", "SWIZZLES", "WgmmaCalls", "borrows", "multiplies", "product_runs", "wgmma_function"]

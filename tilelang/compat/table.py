@@ -1,0 +1,103 @@
+"""The table of older import paths: path -> (names by their own, modules whose public names it has).
+
+A path with one module and no names of its own is that module.  A name is given as "module:attribute", or as "module" when it
+is a module itself.
+"""
+
+from __future__ import annotations
+
+Path = tuple[dict[str, str], tuple[str, ...]]
+
+
+def _same(*modules: str, **names: str) -> Path:
+    return names, modules
+
+
+def _names(module: str, names: str) -> dict[str, str]:
+    return {n: f"{module}:{n}" for n in names.split()}
+
+
+PATHS: dict[str, Path] = {
+    # what programs and tools import by a short path
+    "tilelang.analysis": _same("tilelang.tools.analysis"),
+    "tilelang.autodd": _same("tilelang.tools.autodd"),
+    "tilelang.cache": _same("tilelang.jit.caching"),
+    "tilelang.cache.kernel_cache": _same("tilelang.compat.kernel_cache"),
+    "tilelang.instrumentation": _same("tilelang.tools.instrumentation"),
+    "tilelang.libinfo": _same("tilelang.compat.libinfo"),
+    "tilelang.math": _same("tilelang.arith.integers"),
+    "tilelang.profiler": (_names("tilelang.jit.profiling", "Profiler") | _names("tilelang.jit.supply", "TensorSupplyType")
+                          | _names("tilelang.jit.timing", "do_bench"), ()),
+    "tilelang.tvm": _same("tilelang.compat.tvm"),
+    # the compiler's parts
+    "tilelang.backend": _same("tilelang.compat.backend"),
+    "tilelang.backend.target": _same("tilelang.compat.backend_target"),
+    "tilelang.contrib": _same(),
+    "tilelang.contrib.nvcc": _same("tilelang.compat.nvcc"),
+    "tilelang.engine": (_names("tilelang.jit.artifact", "CompiledArtifact")
+                        | _names("tilelang.runtime.params", "KernelParam")
+                        | {"callback": "tilelang.engine.callback", "lower": "tilelang.engine.lower"}, ()),
+    "tilelang.engine.callback": _same("tilelang.compat.engine_callback"),
+    "tilelang.engine.lower": (_names("tilelang.jit.artifact", "CompiledArtifact") | _names("tilelang.jit.lowering", "lower")
+                              | {"extrac_params": "tilelang.jit.lowering:parameters"}, ()),
+    "tilelang.engine.param": (_names("tilelang.jit.artifact", "CompiledArtifact")
+                              | _names("tilelang.runtime.params", "KernelParam"), ()),
+    # targets
+    "tilelang.cpu": _same(),
+    "tilelang.cpu.language": _same("tilelang.compat.cpu_language"),
+    "tilelang.cuda": _same(),
+    "tilelang.cuda.intrinsics": _same("tilelang.compat.intrinsics"),
+    "tilelang.cuda.intrinsics.layout": ({"mma_layout": "tilelang.compat.mma_layout"}, ()),
+    "tilelang.cuda.intrinsics.layout.mma_layout": _same("tilelang.compat.mma_layout"),
+    "tilelang.cuda.intrinsics.sparse_layout": _same("tilelang.compat.sparse_layout"),
+    "tilelang.cuda.language": _same("tilelang.compat.cuda_language"),
+    "tilelang.cuda.target": _same("tilelang.compat.cuda_target"),
+    "tilelang.intrinsics": _same("tilelang.compat.intrinsics"),
+    "tilelang.metal": _same(),
+    "tilelang.metal.language": _same("tilelang.compat.metal_language"),
+    "tilelang.metal.target": _same("tilelang.compat.metal_target"),
+    "tilelang.rocm": _same(),
+    "tilelang.rocm.language": _same("tilelang.compat.rocm_language"),
+    "tilelang.rocm.target": _same("tilelang.compat.rocm_target"),
+    "tilelang.tileop": _same(),
+    "tilelang.tileop.base": (_names("tilelang.ops", "GemmWarpPolicy"), ()),
+    "tilelang.webgpu": _same(),
+    "tilelang.webgpu.language": _same("tilelang.compat.webgpu_language"),
+    # helpers of tests and scripts
+    "tilelang.utils": _same("tilelang.compat.utils"),
+    "tilelang.utils.deprecation": _same("tilelang.compat.deprecation"),
+    "tilelang.utils.device": _same("tilelang.compat.device"),
+    "tilelang.utils.language": _same("tilelang.compat.buffers"),
+    "tilelang.utils.pass_diff": _same("tilelang.compat.pass_diff"),
+    "tilelang.utils.scopes": _same("tilelang.compat.scopes"),
+    "tilelang.utils.tensor": _same("tilelang.compat.tensor"),
+    # submodules of the language
+    "tilelang.language.eager": _same("tilelang.language.tracing.eager_function"),
+    "tilelang.language.eager.ast": (_names("tilelang.language.tracing.rewrite", "rewrite_function")
+                                    | {"mutate": "tilelang.language.tracing.rewrite:rewrite_function"}, ()),
+    "tilelang.language.eager.builder": (_names("tilelang.language.tracing.builder", "Builder Emitted")
+                                        | _names("tilelang.language.tracing.state", "current")
+                                        | {"BaseBuilder": "tilelang.language.tracing.builder:Builder"}, ()),
+    "tilelang.language.eager.function": _same("tilelang.language.tracing.eager_function"),
+    "tilelang.language.experimental": _same(),
+    "tilelang.language.experimental.gemm_sp_op": (_names("tilelang.language.sparse", "gemm_sp"), ()),
+    "tilelang.language.overrides": _same(),
+    "tilelang.language.proxy": (_names("tilelang.language.tensor", "FragmentBuffer LocalBuffer SharedBuffer StridedTensor "
+                                       "Tensor handle make_tensor make_tensor_from_addr ptr")
+                                | {"Buffer": "tilelang.language.tensor:Buffer_"}, ()),
+    "tilelang.language.tile_schedule": (_names("tilelang.language.meta", "BaseTileScheduler PersistentTileScheduler"), ()),
+    "tilelang.language.tir": ({n: f"tilelang.language.tir.{n}" for n in ("ir", "op")}, ()),
+    "tilelang.language.tir.ir": (_names("tilelang.language.loops", "grid parallel serial unroll vectorized")
+                                 | _names("tilelang.language.raw",
+                                          "Assert Let attr bind decl_buffer launch_thread let meta_var")
+                                 | _names("tilelang.language.thread", "Else Then buffer_store evaluate")
+                                 | {"If": "tilelang.language.thread:If_", "While": "tilelang.language.thread:While_"}, ()),
+    "tilelang.language.tir.op": (_names("tilelang.language.raw", "call_intrin")
+                                 | _names("tilelang.language.thread", "call_extern call_pure_extern"),
+                                 ("tilelang.language.math",)),
+    "tilelang.language.utils": (_names("tilelang.language.tracing.regions", "BufferSlice whole_region"), ()),
+}
+
+CALLABLE = frozenset({"tilelang.engine.lower"})  # modules that may be called
+
+__all__ = ["CALLABLE", "PATHS"]

@@ -1,1 +1,0 @@
-"""Helpers around other toolchains."""

@@ -1,1 +1,0 @@
-"""Names for the CPU target."""

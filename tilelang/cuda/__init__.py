@@ -1,1 +1,0 @@
-"""CUDA's own names of the public interface."""

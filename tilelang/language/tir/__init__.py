@@ -1,5 +1,0 @@
-"""Raw expressions and statements of the language: `ir` statements, `op` functions."""
-
-from . import ir, op
-
-__all__ = ["ir", "op"]

@@ -1,0 +1,211 @@
+"""The eager style of tilelang.jit, tracing side: parameters by kind, T.const in two phases.
+
+jit/ calls EagerFunction(pyfunc).trace(args, None) first: the statements before the first T.Kernel run with symbolic
+consts, which tells where each const is read from (Traced.consts).  Then trace(args, {"M": 1024, …}) gives the program.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import Var
+from tilelang.ir import dtype as DType
+
+from .rewrite import rewrite_function
+from .builder import Builder
+from .prim_func import (PrimFunc, Unannotated, check_signature, closure_names, declare_param, finish, function_span,
+                        outer_locals, param_span, resolve_annotation, run_rewritten, trace_prim_func)
+from .state import error, place
+from ..tensor import PointerFactory, TensorFactory, TensorSpec
+
+TENSOR, SCALAR, COMPILE_TIME = "tensor", "scalar", "compile_time"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """kind: "tensor" | "scalar" (run-time) | "compile_time".  default: inspect.Parameter.empty when there is none.
+
+    annotation: what the signature or the body gives.  open_shape: bare T.Tensor, whose rank, dtype and shape come from
+    the argument: its dimensions are consts named "<name>.shape[d]", and rank and dtype belong to the compile key.
+    """
+
+    name: str
+    kind: str
+    default: Any
+    annotation: Any = None
+    open_shape: bool = False
+
+    @property
+    def required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class Traced:
+    """func: the program; None when consts were symbolic and tracing stopped at the first T.Kernel.
+
+    consts: const name -> (tensor parameter, "shape" | "strides", dimension) it is read from; all its places are in
+    uses.  dtypes: const name -> dtype.  absent: tensor parameters given None that met no annotation: they are None in the
+    program, which does not have them.
+    """
+
+    func: PrimFunc | None
+    consts: dict[str, tuple[str, str, int]]
+    uses: dict[str, tuple[tuple[str, str, int], ...]] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+
+
+class _StopAtKernel(Exception):
+    """The first T.Kernel opened while consts are symbolic."""
+
+
+class _State:
+    """What the builder asks about the eager function being traced."""
+
+    def __init__(self, values: Mapping[str, int] | None, nones: set[str]) -> None:
+        self.values, self.nones = values, nones
+        self.consts: dict[str, Any] = {}
+
+    def const(self, name: str, dt: DType) -> Any:
+        if name not in self.consts:
+            if self.values is None:
+                self.consts[name] = Var(name, dt, span=place())
+            elif name in self.values:
+                self.consts[name] = int(self.values[name])
+            else:
+                raise error("const-value", f"Cannot find value for constexpr variable `{name}`",
+                            found=f"no value for `{name}`",
+                                   hint="pass a tensor that has it as a dimension, or give it as a keyword")
+        return self.consts[name]
+
+    def declare_none(self, b: Builder, name: str, annotation: Any) -> Any:
+        """The annotation of a parameter that is None: it is a tensor that the call does not give."""
+        return declare_param(b, name, annotation) if name in self.nones else None
+
+    def before_kernel(self, b: Builder) -> None:
+        if self.values is None and self.consts:
+            raise _StopAtKernel
+
+
+class EagerFunction:
+    """A Python function whose body is the kernel.  parameters: name -> Parameter, in signature order."""
+
+    def __init__(self, pyfunc: Callable[..., Any], caller_locals: dict[str, Any] | None = None) -> None:
+        self.pyfunc, self.name = pyfunc, pyfunc.__name__
+        self.caller_locals = caller_locals if caller_locals is not None else outer_locals(2, pyfunc)
+        self.signature = check_signature(pyfunc)
+        self.rewritten = rewrite_function(pyfunc, tuple(self.caller_locals or ()))
+        names = closure_names(pyfunc, self.caller_locals)
+        annotations = getattr(pyfunc, "__annotations__", {})
+        self.parameters: dict[str, Parameter] = {}
+        for p in self.signature.parameters.values():
+            if p.name in annotations:
+                a = resolve_annotation(annotations[p.name], pyfunc, names, param_span(self.rewritten, p.name))
+                kind = _kind_of(a)
+            elif p.name in self.rewritten.annotated:
+                a, kind = _body_annotation(self.rewritten.annotated[p.name], {**pyfunc.__globals__, **names})
+            else:
+                a, kind = None, COMPILE_TIME
+            open_shape = isinstance(a, TensorFactory) and p.name in annotations
+            self.parameters[p.name] = Parameter(p.name, kind, p.default, a, open_shape)
+
+    def trace(self, args: Mapping[str, Any] | None = None, const_values: Mapping[str, int] | None = None) -> Traced:
+        """Trace with these arguments (name -> tensor, TensorSpec or value; tensors may be missing).  A tensor given as None,
+        whose annotation stands in the body, is None until the annotation is met.
+
+        const_values None: consts are symbolic, see Traced.  Raises const-unused, const-value, eager-argument.
+        """
+        args = dict(args or {})
+        nones = {p.name for p in self.parameters.values() if p.kind == TENSOR and p.name in args and args[p.name] is None and
+                 p.name not in getattr(self.pyfunc, "__annotations__", {})}
+        state = _State(const_values, nones)
+        b = Builder(self.name, eager=state)
+        values: dict[str, Any] = {}
+        order: list[str] = []
+        for p in self.parameters.values():
+            if p.kind == COMPILE_TIME:
+                if p.name not in args and p.required:
+                    raise errors.error("eager-argument", f"missing a required argument: '{p.name}'",
+                                       found=f"none for `{p.name}`",
+                                       span=param_span(self.rewritten, p.name))
+                values[p.name] = args.get(p.name, p.default)
+                continue
+            order.append(p.name)
+            if p.open_shape:
+                values[p.name] = declare_param(b, p.name, self._open_spec(state, p, args.get(p.name)))
+            elif p.name in getattr(self.pyfunc, "__annotations__", {}):
+                values[p.name] = declare_param(b, p.name, p.annotation, param_span(self.rewritten, p.name))
+            else:
+                values[p.name] = None if p.name in nones else Unannotated(p.name)
+        stopped = False
+        try:
+            run_rewritten(b, self.pyfunc, self.rewritten, values, self.caller_locals)
+        except _StopAtKernel:
+            stopped = True
+        uses = self._const_uses(b, state)
+        absent = tuple(n for n in order if n in nones and n not in b.params)
+        order = [n for n in order if n not in absent]
+        func = None
+        if not stopped:
+            span = function_span(self.rewritten)
+            scalars = (p for p in self.parameters.values() if p.kind == SCALAR and not p.required)
+            func = PrimFunc(finish(b, self.name, order, span), self.pyfunc, {p.name: p.default for p in scalars})
+        return Traced(func, {n: u[0] for n, u in uses.items()}, uses, absent)
+
+    def _open_spec(self, state: _State, p: Parameter, arg: Any) -> TensorSpec:
+        """The type of a bare T.Tensor parameter: rank and dtype of the argument, one const per dimension."""
+        if isinstance(arg, TensorSpec):
+            return arg
+        if arg is None or not hasattr(arg, "shape") or not hasattr(arg, "dtype"):
+            raise error("eager-argument", f"`{p.name}` is annotated {p.annotation!r} without a shape: its argument is "
+                               "needed to compile",
+                        expected="a tensor with a shape and a dtype",
+                        found=f"{'no argument' if arg is None else type(arg).__name__}",
+                        hint=f"pass the tensor, or annotate `{p.name}` with shape and "
+                                                         "dtype")
+        dims = [state.const(f"{p.name}.shape[{d}]", DType("int32")) for d in range(len(arg.shape))]
+        return TensorSpec(dims, arg.dtype)
+
+    def _const_uses(self, b: Builder, state: _State) -> dict[str, tuple[tuple[str, str, int], ...]]:
+        uses: dict[str, tuple[tuple[str, str, int], ...]] = {}
+        if state.values is not None:
+            return uses
+        for name, var in state.consts.items():
+            found = [(p, what, d) for what, dims_of in (("shape", "shape"), ("strides", "strides_"))
+                     for p, (_, buf) in b.params.items() if buf is not None
+                     for d, dim in enumerate(getattr(buf, dims_of) or ()) if dim is var]
+            if not found:
+                raise errors.error("const-unused", f"Constexpr variable `{name}` is not used in any buffer shape or "
+                                                   "stride",
+                                   found=f"`{name}` in none", span=var.span,
+                                   hint="make it a dimension of a tensor parameter, or a Python parameter of the "
+                                        "function")
+            uses[name] = tuple(found)
+        return uses
+
+
+def _kind_of(annotation: Any) -> str:
+    if isinstance(annotation, (TensorSpec, TensorFactory)):
+        return TENSOR
+    if isinstance(annotation, (DType, Var, PointerFactory)):
+        return SCALAR
+    return COMPILE_TIME
+
+
+def _body_annotation(e: ast.expr, scope: dict[str, Any]) -> tuple[Any, str]:
+    """What `name: annotation` in the body makes of a parameter: judged by what the annotation calls or names."""
+    target = e.func if isinstance(e, ast.Call) else e.value if isinstance(e, ast.Subscript) else e
+    try:
+        value = eval(compile(ast.Expression(target), "<annotation>", "eval"), scope)
+    except (NameError, AttributeError):
+        return None, TENSOR
+    kind = _kind_of(value)
+    return value, TENSOR if kind == COMPILE_TIME else kind
+
+
+__all__ = ["COMPILE_TIME", "EagerFunction", "Parameter", "SCALAR", "TENSOR", "Traced", "trace_prim_func"]

@@ -1,0 +1,339 @@
+"""T.prim_func: rewrite, run once, and keep the program as a PrimFunc."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import Buffer, Func, Seq, Span, Stmt, Var, seq, with_attrs
+from tilelang.ir import dtype as DType
+from tilelang.ir import replace as replace_node
+
+from .rewrite import Rewritten, rewrite_function
+from .builder import Builder, tracing
+from .python_errors import place_error, refine
+from ..reducer import check_reducers
+from .scope import UNDEFINED, Context
+from .state import error, need_function, place
+from ..tensor import PointerFactory, TensorFactory, TensorSpec
+
+
+class PrimFunc:
+    """A kernel function: an immutable ir.Func with the public attributes of the language.
+
+    func: the program.  orig_func: the Python function.  Not callable: compile it.
+    """
+
+    def __init__(self, func: Func, orig_func: Callable[..., Any] | None = None,
+                 defaults: dict[str, Any] | None = None) -> None:
+        self.func, self.orig_func = func, orig_func
+        self.defaults = dict(defaults or {})
+
+    @property
+    def params(self) -> list[Var]:
+        """Parameters in order; a tensor A is the handle var A_handle."""
+        return list(self.func.params)
+
+    @property
+    def buffer_map(self) -> dict[Var, Buffer]:
+        return dict(self.func.buffers)
+
+    @property
+    def body(self) -> Stmt:
+        return self.func.body
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """Attributes as a fresh dict; tuples that the interface calls lists are lists."""
+        out = {"global_symbol": self.func.name, **dict(self.func.attrs)}
+        if "tilelang_out_idx" in out:
+            out["tilelang_out_idx"] = list(out["tilelang_out_idx"])
+        for key in ("tilelang_pass_configs",):
+            if key in out:
+                out[key] = dict(out[key])
+        if "tilelang_compile_flags" in out:
+            out["tilelang_compile_flags"] = list(out["tilelang_compile_flags"])
+        return out
+
+    @property
+    def name(self) -> str:
+        return self.func.name
+
+    __name__ = name
+
+    def with_attr(self, key: Any, value: Any = None) -> PrimFunc:
+        """A copy with an attribute set (or several: a dict)."""
+        changes = dict(key) if isinstance(key, dict) else {key: value}
+        func = self.func
+        if "global_symbol" in changes:
+            func = replace_node(func, name=str(changes.pop("global_symbol")))
+        frozen = {k: tuple(v) if isinstance(v, list) else tuple(sorted(v.items())) if isinstance(v, dict) else v
+                  for k, v in changes.items()}
+        return PrimFunc(with_attrs(func, **frozen), self.orig_func, self.defaults)
+
+    def script(self, show_meta: bool = False) -> str:
+        """The program as text, for its readers (`tilelang.ir.to_text` gives what parses back)."""
+        from tilelang.ir.script import to_script
+
+        return to_script(self.func)
+
+    __str__ = script
+
+    def __repr__(self) -> str:
+        return self.script()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PrimFunc) and self.func.same(other.func)
+
+    def __hash__(self) -> int:
+        return hash(self.func)
+
+    def __reduce__(self) -> Any:
+        return PrimFunc, (self.func, None, self.defaults)  # functions inside functions cannot be pickled, programs can
+
+    def __deepcopy__(self, memo: Any) -> PrimFunc:
+        return self
+
+    def __call__(self, *args: Any, **kw: Any) -> Any:
+        raise errors.told(errors.error("program-called", f"PrimFunc `{self.func.name}` is not callable: compile it with "
+                                       "tilelang.compile and call the kernel", found=f"a call of `{self.func.name}`"))
+
+
+# ---- parameters ----------------------------------------------------------------------------------------------------
+
+class Unannotated:
+    """A parameter before its annotation in the body was met; every other use is an error."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def declare(self, b: Builder, annotation: Any) -> Any:
+        return declare_param(b, self._name, annotation)
+
+    def _raise(self, *_: Any) -> Any:
+        raise error("parameter-annotation", f"Argument `{self._name}` is not annotated",
+                    found=f"`{self._name}` without one",
+                           hint=f"annotate it in the signature, or by `{self._name}: T.Tensor(shape, dtype)` before "
+                                "its use")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__tilelang_expr__":
+            raise AttributeError(name)
+        return self._raise()
+
+    __getitem__ = __setitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = _raise
+    __call__ = __bool__ = __index__ = __iter__ = _raise
+
+
+def declare_param(b: Builder, name: str, annotation: Any, at: Any = None) -> Any:
+    """The value a parameter name stands for, from its annotation; registers the parameter.  at: its span."""
+    at = at or b.span()
+    if isinstance(annotation, TensorFactory):
+        raise errors.error("parameter-annotation", f"Argument `{name}`: {annotation!r} without a shape takes it from "
+                                                   "the "
+                           "argument of the call, which only tilelang.jit functions have",
+                           expected="a shape", found=f"{annotation!r} without one", span=at,
+                           hint=f"write {annotation!r}(shape, dtype)")
+    if isinstance(annotation, TensorSpec):
+        buffer = annotation.buffer(b.fresh_name(name), span=at)
+        b.params[name] = (Var(f"{name}_handle", DType("handle"), span=at), buffer)
+        return buffer
+    if isinstance(annotation, Buffer):
+        b.params[name] = (Var(f"{name}_handle", DType("handle"), span=at), annotation)
+        return annotation
+    if isinstance(annotation, DType):
+        annotation = Var(name, annotation, span=at)
+    elif isinstance(annotation, PointerFactory):
+        annotation = Var(name, DType("handle"), span=at)
+    elif not isinstance(annotation, Var) and callable(annotation) and not isinstance(annotation, type):
+        return declare_param(b, name, annotation(), at)
+    if isinstance(annotation, Var):
+        if annotation.name in ("v", "ptr", "handle"):  # made by T.int32(), T.ptr(): takes the parameter's name
+            annotation = Var(name, annotation.dtype, span=at)
+        b.params[name] = (annotation, None)
+        return annotation
+    raise errors.error("parameter-annotation", f"Argument `{name}` is annotated with {annotation!r}, which is neither "
+                                               "a tensor "
+                       "nor a scalar type",
+                       found=repr(annotation), span=at, hint="use T.Tensor(shape, dtype), T.float32, T.int32, T.ptr, …")
+
+
+def resolve_annotation(text: Any, fn: Callable[..., Any], names: dict[str, Any], span: Any = None) -> Any:
+    """An annotation, evaluated when it is a string (from __future__ import annotations)."""
+    if not isinstance(text, str) or isinstance(text, DType):
+        return text
+    scope = {**fn.__globals__, **names}
+    value: Any = text
+    for _ in range(2):  # twice where a string is written in a module whose annotations are strings already
+        if not isinstance(value, str) or isinstance(value, DType):
+            break
+        try:
+            value = eval(value, scope)
+        except (NameError, SyntaxError) as e:
+            try:
+                return DType(value.removeprefix("T."))
+            except (ValueError, TypeError):
+                raise errors.error("parameter-annotation", f"cannot evaluate the annotation {text!r}: {e}",
+                                   found=f"{text!r}: {e}", span=span or place()) from None
+    return value
+
+
+def closure_names(fn: Callable[..., Any], caller_locals: dict[str, Any] | None) -> dict[str, Any]:
+    """Names visible around a function: the locals of where it was decorated, then its closure."""
+    out = dict(caller_locals or {})
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()):
+        try:
+            out[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    return out
+
+
+def check_signature(fn: Callable[..., Any]) -> inspect.Signature:
+    """The signature, without annotations evaluated.  Raises positional-only."""
+    sig = inspect.signature(fn)
+    for p in sig.parameters.values():
+        if p.kind is p.POSITIONAL_ONLY:
+            raise error("positional-only", f"positional-only parameter `{p.name}` of `{fn.__name__}` is not supported",
+                        found=f"`{p.name}` in front of a /")
+    return sig
+
+
+# ---- running the rewritten function --------------------------------------------------------------------------------
+
+def outer_locals(depth: int, fn: Callable[..., Any]) -> dict[str, Any] | None:
+    """Locals of the functions a decorated one stands in, as far as they are running: with postponed annotations, names
+    that only annotations use are in no closure.  Names of other callers mean nothing in it."""
+    if not fn.__code__.co_flags & 0x1000000:  # CO_FUTURE_ANNOTATIONS
+        return None
+    around = {part.rpartition(".")[2] for part in fn.__qualname__.split(".<locals>.")[:-1]}
+    frame = sys._getframe(depth)
+    out: dict[str, Any] = {}
+    chain: list[dict[str, Any]] = []
+    for _ in range(4):  # the user's own decorators may stand between
+        if frame is None or frame.f_code.co_name == "<module>":
+            break
+        if frame.f_code.co_name in around:
+            chain.append(frame.f_locals)
+        frame = frame.f_back  # type: ignore[assignment]
+    for loc in reversed(chain):
+        out.update(loc)
+    return out
+
+
+def run_rewritten(b: Builder, fn: Callable[..., Any], rw: Rewritten, args: dict[str, Any],
+                  names: dict[str, Any] | None) -> Any:
+    """Run the rewritten function in the builder; errors of the language get the user's place."""
+    run = rw.function(fn, names)
+    b.enter_context(Context(rw.file, rw.name, rw.places, None, run.__code__))
+    with tracing(b):
+        try:
+            result = run(b, UNDEFINED, **args)
+            b.leave_context()
+            return result
+        except errors.TileLangError as e:
+            e.span = refine(b, e) if e.span is None or e.span is b.span() else e.span
+            raise
+        except Exception as e:
+            placed = place_error(b, e)
+            if placed is None:
+                raise
+            raise placed from e
+
+
+def finish(b: Builder, name: str, order: list[str], span: Any) -> Func:
+    """The Func of a finished trace.  order: parameter names in signature order."""
+    while b.frames[-1] is not b.root:
+        b.exit(b.frames[-1])
+    check_reducers(b)
+    if b.outputs and (b.returned is None or len(b.returned) != len(b.outputs)):
+        kept = {len(b.outputs) + k for k in b.returned or ()}
+        missing = [o.name for k, o in enumerate(b.outputs) if k not in kept]
+        raise errors.error("outputs-not-returned", "Not all tensor allocated from `T.empty` are returned: "
+                           f"{', '.join(missing)}",
+                           found=f"not {', '.join(missing)}", span=span, hint="return every T.empty tensor at the end")
+    params: list[Var] = []
+    buffers: list[tuple[Var, Buffer]] = []
+    for p in order:
+        if p not in b.params:
+            raise errors.error("parameter-annotation", f"Argument `{p}` is not annotated",
+                               found=f"`{p}` without one", span=span)
+        var, buffer = b.params[p]
+        params.append(var)
+        if buffer is not None:
+            buffers.append((var, buffer))
+    for o in b.outputs:
+        var = Var(f"{o.name}_handle", DType("handle"), span=o.span)
+        params.append(var)
+        buffers.append((var, o))
+    attrs = dict(b.func_attrs)
+    if b.returned:
+        attrs["tilelang_out_idx"] = b.returned
+    body = seq(*b.root.stmts, span=span)
+    return Func(name, tuple(params), tuple(buffers), body if b.root.stmts else Seq((), span=span),
+                tuple(sorted(attrs.items())), span=span)
+
+
+def trace_prim_func(pyfunc: Callable[..., Any], caller_locals: dict[str, Any] | None = None) -> PrimFunc:
+    """Rewrite and run a fully annotated Python function; its program as a PrimFunc."""
+    sig = check_signature(pyfunc)
+    rw = rewrite_function(pyfunc, tuple(caller_locals or ()))
+    b = Builder(pyfunc.__name__)
+    names = closure_names(pyfunc, caller_locals)
+    args: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
+    annotations = getattr(pyfunc, "__annotations__", {})
+    for p in sig.parameters.values():
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            raise error("parameter-annotation", f"`*{p.name}` is not supported as a kernel parameter",
+                        found=f"*{p.name}")
+        if p.default is not p.empty:
+            defaults[p.name] = p.default
+        if p.name in annotations:
+            where = param_span(rw, p.name)
+            args[p.name] = declare_param(b, p.name, resolve_annotation(annotations[p.name], pyfunc, names, where), where)
+        elif p.name in rw.annotated:
+            args[p.name] = Unannotated(p.name)
+        else:
+            raise errors.error("parameter-missing", f"Argument `{p.name}` is not annotated: missing a required "
+                                                    "argument "
+                               "annotation",
+                               found=f"`{p.name}` without one", span=param_span(rw, p.name),
+                               hint=f"write `{p.name}: T.Tensor(shape, dtype)` or a scalar type such as T.int32")
+    run_rewritten(b, pyfunc, rw, args, caller_locals)
+    func = finish(b, pyfunc.__name__, list(sig.parameters), function_span(rw))
+    return PrimFunc(func, pyfunc, defaults)
+
+
+def function_span(rw: Rewritten) -> Span:
+    """The place of the definition."""
+    return Span(rw.file, rw.line, function=rw.name)
+
+
+def param_span(rw: Rewritten, name: str) -> Span:
+    """The place of a parameter in the signature."""
+    return Span(rw.file, *rw.params.get(name, (rw.line, 0, 0, 0)), rw.name)
+
+
+def prim_func(func: Callable[..., Any] | None = None, *, eager_jit: bool = False) -> Any:
+    """Decorator: trace a fully annotated function into a PrimFunc (errors of its definition surface here)."""
+    if func is None:
+        return lambda f: _told(need_function(f, "T.prim_func"), outer_locals(2, f))
+    return _told(need_function(func, "T.prim_func"), outer_locals(2, func))
+
+
+def _told(func: Callable[..., Any], names: dict[str, Any] | None) -> PrimFunc:
+    """The traced function; errors without the frames of the tracer."""
+    try:
+        return trace_prim_func(func, names)
+    except (errors.TileLangError, errors.InternalError) as e:
+        raise errors.told(e)  # noqa: B904 - told decides what goes with it
+
+
+__all__ = ["PrimFunc", "Unannotated", "check_signature", "closure_names", "declare_param", "finish", "function_span",
+           "outer_locals", "param_span", "prim_func", "resolve_annotation", "run_rewritten", "trace_prim_func"]

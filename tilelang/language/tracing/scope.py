@@ -1,0 +1,170 @@
+"""What names stand for while a function is traced: places, poisoned names, the frames that collect statements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import CodeType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tilelang import errors
+from tilelang.ir import Expr, If, Span, Stmt, While, seq
+
+from .rewrite import Place
+from .state import current, need_builder
+
+
+class Context:
+    """One running function: the prim_func, or one call of a macro.  caller: where it was called."""
+
+    __slots__ = ("file", "function", "places", "caller", "code", "base", "_spans")
+
+    def __init__(self, file: str, function: str, places: tuple[Place, ...], caller: Span | None, code: CodeType,
+                 base: int = 0) -> None:
+        self.file, self.function, self.places, self.caller, self.code, self.base = (
+            file, function, places, caller, code, base)
+        self._spans: dict[int, Span] = {}
+
+    def span(self, pos: int) -> Span:
+        got = self._spans.get(pos)
+        if got is None:
+            line, col, end_line, end_col = self.places[pos]
+            got = self._spans[pos] = Span(self.file, line, col, end_line, end_col, self.function, self.caller)
+        return got
+
+
+class Poison:
+    """A name whose value must not be read any more; every use raises `error`."""
+
+    __slots__ = ("_name", "_kind", "_message", "_hint", "_span")
+
+    def __init__(self, name: str, kind: str, message: str, hint: str, span: Span | None) -> None:
+        self._name, self._kind, self._message, self._hint, self._span = name, kind, message, hint, span
+
+    def _raise(self, *_: Any, **__: Any) -> Any:
+        b = current()
+        notes = ((self._span, "bound in the body of this"),) if self._span is not None else ()
+        raise errors.error(self._kind, self._message,
+                           found=f"`{self._name}` without one", span=b.span() if b else None, notes=notes, hint=self._hint)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__tilelang_expr__":
+            raise AttributeError(name)
+        return self._raise()
+
+    __bool__ = __index__ = __int__ = __float__ = __iter__ = __len__ = __call__ = __getitem__ = __str__ = _raise
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _raise
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __lshift__ = __rshift__ = __and__ = __or__ = __xor__ = _raise
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __neg__ = __invert__ = __format__ = _raise
+    __hash__ = object.__hash__
+
+
+class Undefined(Poison):
+    """The value of a local name before its first assignment."""
+
+    def __init__(self) -> None:
+        super().__init__("", "scope", "a local name is used before it has a value", "assign it first", None)
+
+    def __repr__(self) -> str:
+        return "<unassigned>"
+
+
+UNDEFINED = Undefined()
+
+
+def outside_scope(name: str, span: Span | None) -> Poison:
+    """The name of an immutable value (or buffer) whose scope has ended."""
+    return Poison(name, "scope", f"Immutable variable `{name}` is used outside its defining region!",
+                  "carry a value out of a loop or branch with T.alloc_var, or define it before", span)
+
+
+def rebound_constant(name: str, span: Span | None) -> Poison:
+    """A Python value assigned under run-time control: its assignment happens once, while tracing."""
+    return Poison(name, "loop-carried-value",
+                  f"`{name}` is a Python value assigned in a run-time loop or branch, and is read after it",
+                  f"Python assignments run once, while the kernel is traced: use `{name} = T.alloc_var(dtype, init=…)`",
+                  span)
+
+
+class Frame:
+    """A scope that collects statements.  `with frame as value:` opens it in the current builder.
+
+    once: its body runs exactly once when it is reached, so Python values assigned in it stay valid after it.
+    loop: break and continue refer to it.
+    opens_by_name: `name = frame` opens it to the end of the block around it, as `with frame as name:` would.
+    """
+
+    once: ClassVar[bool] = True
+    loop: ClassVar[bool] = False
+    opens_by_name = False
+
+    def __init__(self) -> None:
+        self.stmts: list[Stmt] = []
+        self.span: Span | None = None
+        self.dead = False
+        self.value: Any = None
+
+    def open(self, builder: Any) -> Any:
+        """Called after the frame was pushed.  Returns the `as` value."""
+        return None
+
+    def close(self, builder: Any) -> Stmt | None:
+        """The statement the frame becomes, from self.stmts."""
+        return self.body()
+
+    def body(self) -> Stmt:
+        return seq(*self.stmts, span=self.span)
+
+    if TYPE_CHECKING:  # the frontend makes `with` of `for x in frame`
+        def __iter__(self) -> Iterator[Any]: ...
+
+    def __enter__(self) -> Any:
+        return need_builder(type(self).__name__).enter(self)
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        if kind is None:
+            need_builder(type(self).__name__).exit(self)
+
+
+class RootFrame(Frame):
+    """The body of the function."""
+
+
+class BodyFrame(Frame):
+    """A bare block: keeps its statements together."""
+
+    def close(self, builder: Any) -> Stmt | None:
+        return seq(*self.stmts, span=self.span) if self.stmts else None
+
+
+class IfFrame(Frame):
+    """Both branches of a run-time if.  The state of tracing it: which branch is being collected."""
+
+    once = False
+
+    def __init__(self, cond: Expr) -> None:
+        super().__init__()
+        self.cond = cond
+        self.then_body: Stmt | None = None
+
+    def close(self, builder: Any) -> Stmt:
+        if self.then_body is None:
+            return If(self.cond, self.body(), None, span=self.span)
+        return If(self.cond, self.then_body, self.body(), span=self.span)
+
+
+class WhileFrame(Frame):
+    """while cond: body."""
+
+    once = False
+    loop = True
+
+    def __init__(self, cond: Expr) -> None:
+        super().__init__()
+        self.cond = cond
+
+    def close(self, builder: Any) -> Stmt:
+        return While(self.cond, self.body(), span=self.span)
+
+
+__all__ = ["BodyFrame", "Context", "Frame", "IfFrame", "Poison", "RootFrame", "UNDEFINED", "Undefined", "WhileFrame",
+           "outside_scope", "rebound_constant"]

@@ -1,1 +1,0 @@
-"""Names for Apple GPUs: this version compiles for none, and each name says so."""

@@ -1,1 +1,0 @@
-"""Names for AMD GPUs: this version compiles for none, and each name says so."""

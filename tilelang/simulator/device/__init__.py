@@ -1,0 +1,5 @@
+"""The device simulator: the lowered program, thread by thread."""
+
+from .run import Report, run_device
+
+__all__ = ["Report", "run_device"]

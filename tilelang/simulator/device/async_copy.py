@@ -1,0 +1,176 @@
+"""cp.async: copies from global to shared memory that land at a later wait of the issuing thread.
+
+Source: PTX ISA, "Data movement and conversion instructions: cp.async", `.commit_group`, `.wait_group`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import AddressOf, Call
+from tilelang.ir.evaluate import Closure, Value
+
+from ..faults import fault
+from ..lane_ops import spread
+from ..lanes import LaneFrame
+from ..mbarrier import Barrier
+
+
+@dataclass
+class _Copy:
+    """Copies of some lanes, issued together.  All arrays have one row a lane."""
+
+    lanes: np.ndarray
+    group: np.ndarray
+    address: np.ndarray
+    data: np.ndarray
+    site: int
+    slot: int  # of the buffer written
+    number: int  # of the instruction, in the order of issue
+
+
+class AsyncCopies:
+    """The copies under way in one block.  committed: groups closed so far, per thread."""
+
+    def __init__(self, lanes: int) -> None:
+        self.committed = np.zeros(lanes, np.int32)
+        self.open: list[_Copy] = []
+        self.issued = 0
+
+    def commit(self, f: LaneFrame) -> None:
+        """The copies each active thread issued since its last commit become its next group."""
+        self.committed[f.active()] += 1
+
+    def wait(self, f: LaneFrame, pending: int, check: bool) -> None:
+        """All but the `pending` newest groups of each active thread land."""
+        active = f.active()
+        self._finish(f, lambda c: active[c.lanes] & (c.group < self.committed[c.lanes] - pending), check)
+
+    def signalled(self, f: LaneFrame, active: np.ndarray, until: int, check: bool) -> None:
+        """The copies of some threads, the first `until` ever issued, land; an mbarrier tells who may see them."""
+        self._finish(f, lambda c: active[c.lanes] & (c.number < until), check, False)
+
+    def _finish(self, f: LaneFrame, ended: Callable[[_Copy], np.ndarray], check: bool, ordered: bool = True) -> None:
+        rest: list[_Copy] = []
+        for c in self.open:
+            done = ended(c)
+            if done.any():
+                self._land(f, c, done, check, ordered)
+            if not done.all():
+                left = ~done
+                rest.append(_Copy(c.lanes[left], c.group[left], c.address[left], c.data[left], c.site, c.slot, c.number))
+        self.open = rest
+
+    def _land(self, f: LaneFrame, c: _Copy, done: np.ndarray, check: bool, ordered: bool) -> None:
+        """ordered: the issuing threads see the copies from here on."""
+        shared = f.block.shared
+        width = c.data.shape[1]
+        at, t = c.address[done], c.lanes[done]
+        shared.store.flat(np.dtype(np.uint8))[at[:, None] + np.arange(width)] = c.data[done]
+        if check:
+            g = (at // shared.granule)[:, None] + np.arange(width // shared.granule)
+            shared.pending[g] = False
+            shared.owner[g] = c.slot
+            if ordered:
+                shared.table.record_write(f.block.clocks, g, t, c.site)
+            if shared.proxy is not None:
+                shared.proxy.dirty[g] = True
+
+
+def _cp_async(c: Any, e: Call) -> Closure:
+    dst, src = e.args[:2]
+    if not (isinstance(dst, AddressOf) and isinstance(src, AddressOf)):
+        raise fault("sim-unsupported", "cp_async between raw pointers",
+                    found="cp_async between raw pointers", span=e.span)
+    pred = c.expr(e.args[2]) if len(e.args) > 2 else None
+    width, check = int(e.attr("bytes")), c.check
+    to = c.reach(dst.buffer, dst.indices, width, e.span, "asynchronous copy into")
+    # The source may lie outside where the predicate is false; reach() looks at active lanes only.
+    take = c.reach(src.buffer, src.indices, width, e.span, "asynchronous copy from")
+    dst_site, src_site = c.site(dst.buffer, e.span, "asynchronous copy"), c.site(src.buffer, e.span, "read")
+    src_slot, dst_slot = c.slot(src.buffer.data), c.slot(dst.buffer.data)
+
+    def run(f: LaneFrame) -> Value:
+        shared, active = f.block.shared, f.active()
+        wanted = active if pred is None else active & spread(pred(f), f.lanes).astype(bool)
+        address = to(f)
+        data = np.zeros((f.lanes, width), np.uint8)
+        if wanted.any():
+            old, f.mask = f.mask, wanted if not wanted.all() else None
+            a = take(f)
+            store = c.touch(f, c.memory(f, src_slot), src.buffer, a, width, src_site, "read", "ld.global.async")
+            data[wanted] = store.flat(np.dtype(np.uint8))[a[wanted][:, None] + np.arange(width)]
+            f.mask = old
+        t = np.flatnonzero(active)
+        block = f.block
+        block.counters.count("cp_async", int(active.reshape(-1, 32).any(1).sum()))
+        block.counters.bytes["st.shared.async"] += width * len(t)
+        block.counters.shared(dst_site, address, width, f.mask)
+        if check:
+            g = (address[t] // shared.granule)[:, None] + np.arange(width // shared.granule)
+            c.refuse_pending(shared, g, dst.buffer, dst_site)
+            block.shared.table.write(block.clocks, g, t, dst_site)
+            shared.pending[g] = True
+            shared.pending_site[g] = dst_site
+        copies = block.copies
+        copies.open.append(_Copy(t, copies.committed[t], address[t], data[t], dst_site, dst_slot, copies.issued))
+        copies.issued += 1
+        return np.int32(0)
+
+    return run
+
+
+def _commit(c: Any, e: Call) -> Closure:
+    def run(f: LaneFrame) -> Value:
+        f.block.counters.count("cp_async_commit", int(f.active().reshape(-1, 32).any(1).sum()))
+        f.block.copies.commit(f)
+        return np.int32(0)
+
+    return run
+
+
+def _wait(c: Any, e: Call) -> Closure:
+    pending, check = int(e.attr("n", 0)), c.check
+
+    def run(f: LaneFrame) -> Value:
+        f.block.counters.count("cp_async_wait", int(f.active().reshape(-1, 32).any(1).sum()))
+        f.block.copies.wait(f, pending, check)
+        return np.int32(0)
+
+    return run
+
+
+def _signal(c: Any, e: Call) -> Closure:
+    """cp_async_mbarrier_arrive: the threads arrive when their copies so far have landed, as late as that may be."""
+    at, counted, check = Barrier(c, e.args[0], e.span), bool(e.attr("noinc")), c.check
+
+    def run(f: LaneFrame) -> Value:
+        if not f.any_active():
+            return np.int32(0)
+        block = f.block
+        block.counters.count("cp_async_mbarrier_arrive", int(f.active().reshape(-1, 32).any(1).sum()))
+        for address, lanes in at.each(f):
+            bar, n, until = at.get(f, address, lanes), int(lanes.sum()), block.copies.issued
+            seen = block.clocks.arrive(lanes)
+            if not counted:
+                bar.pending += n  # the phase waits for these arrivals beside those it counts
+
+            def land(bar: Any = bar, n: int = n, lanes: np.ndarray = lanes, until: int = until, seen: Any = seen) -> None:
+                block.copies.signalled(f, lanes, until, check)
+                bar.know(seen)
+                bar.arrive(n, e.span)
+
+            block.asynchronous.signal(bar, land, e.span)
+        return np.int32(0)
+
+    return run
+
+
+ASYNC_OPS = {"cp_async": _cp_async, "cp_async_commit": _commit, "cp_async_wait": _wait,
+             "cp_async_mbarrier_arrive": _signal}
+
+__all__ = ["ASYNC_OPS", "AsyncCopies"]

@@ -1,0 +1,258 @@
+"""What works beside the threads of a block on Hopper: TMA copies, mbarriers they signal, wgmma, the async proxy.
+
+A load lands as late as it may: when every warp waits.  Accesses of agents are ordered with those of threads by the
+clocks of races.py; a load's agent is its mbarrier, a wgmma's its warp group, a store's its issuing thread.
+Source: PTX ISA, "Asynchronous operations", "Proxies"; "Parallel synchronization and communication: mbarrier".
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..faults import fault
+from ..mbarrier import MBarrier
+from .races import AccessTable, Clocks
+
+GROUP = 128
+STORERS = 16  # threads of a block that have agents of their own for bulk stores
+
+
+class Proxy:
+    """Which granules of a memory ordinary stores have written and no proxy fence has made visible to the async proxy, and
+    which fences have followed ordinary loads.
+
+    dirty: written, not fenced by the writer.  stamp: clock of the writer's first fence after the write.
+    atomics: (granules, threads, stamps) of atomic updates since the last plain write; a stamp below 0: not fenced yet.
+    fences: of each warp, (clock, lanes) in order.
+    """
+
+    def __init__(self, table: AccessTable) -> None:
+        self.table = table
+        self.dirty = np.zeros(table.shape[0], bool)
+        self.stamp = np.zeros(table.shape[0], np.int32)
+        self.atomics: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self.fences: dict[int, list[tuple[int, np.ndarray]]] = {}
+
+    def write(self, g: np.ndarray) -> None:
+        """An ordinary store of granules g; what was there before does not matter any more."""
+        self.dirty[g] = True
+        if self.atomics:
+            kept = [~np.isin(e[0], g) for e in self.atomics]
+            self.atomics = [(a[k], t[k], s[k]) for (a, t, s), k in zip(self.atomics, kept) if k.any()]
+
+    def update(self, g: np.ndarray, t: np.ndarray) -> None:
+        """Atomic updates of granules g[n] by threads t[n]: each must fence for itself."""
+        if len(self.atomics) >= 64:
+            whole = [np.concatenate(x) for x in zip(*self.atomics)]
+            _, last = np.unique((whole[0].astype(np.int64) * 2**20 + whole[1])[::-1], return_index=True)
+            self.atomics = [(a[::-1][last], b[::-1][last], c[::-1][last]) for a, b, c in (whole,)]
+        who = np.repeat(t.astype(np.int32), g.shape[1])
+        self.atomics.append((g.ravel(), who, np.full(who.shape, -1, np.int32)))
+
+    def fence(self, clocks: Clocks, active: np.ndarray) -> None:
+        """fence.proxy.async by these threads."""
+        at = np.flatnonzero(self.dirty)
+        if len(at):
+            at = at[active[self.table.writer[at]]]
+            self.stamp[at] = clocks.now[self.table.writer[at]]
+            self.dirty[at] = False
+        for _, t, stamps in self.atomics:
+            first = (stamps < 0) & active[t]
+            stamps[first] = clocks.now[t[first]]
+        size = self.table.reads.group
+        for w in np.unique(np.flatnonzero(active) // size).tolist():
+            lanes = np.flatnonzero(active[w * size:(w + 1) * size]) + w * size
+            self.fences.setdefault(w, []).append((int(clocks.now[lanes[0]]), lanes))
+
+    def overwrite(self, clocks: Clocks, g: np.ndarray, thread: int, site: int, what: str) -> None:
+        """A thread lets an agent write granules g, whose earlier accesses it has seen.  Raises sim-proxy.
+
+        A barrier tells of loads that may still be under way; the loader's fence waits for them (seen on an H200)."""
+        members = np.zeros(clocks.lanes, bool)
+        members[thread] = True
+        self.require(clocks, g, members, site, what, "overwrites")
+        reads, known = self.table.reads, clocks.common(members)
+        read_at = reads.clock[g]
+        for w in np.flatnonzero(read_at.any(0)).tolist():
+            for clock in np.unique(read_at[:, w]).tolist():
+                rows = read_at[:, w] == clock
+                for reader in np.unique(reads.who[g[rows], w]).tolist() if clock else ():
+                    if not self._fenced(w, clock, reader, known):
+                        at = g[rows][reads.who[g[rows], w] == reader][0]
+                        here, there = self.table.sites[site], self.table.sites[int(reads.site[at, w])]
+                        who = f"thread {reader}" if reader >= 0 else "several threads"
+                        raise fault("sim-proxy", f"{what} overwrites {here.name}, which {who} read with ordinary loads, with "
+                                    "no fence_proxy_async between the load and the barrier: it may still be under way",
+                                    found=f"no fence between the load of {here.name} and the barrier",
+                                    span=here.span, notes=((there.span, "read here"),), hint="each thread that read "
+                                    "executes fence_proxy_async(), then a barrier, then the copy is issued")
+
+    def _fenced(self, warp: int, clock: int, reader: int, known: np.ndarray) -> bool:
+        """Whether the first fence of a reader after this clock is known.  reader below 0: several lanes of the warp, any of
+        which stands for them."""
+        fences = self.fences.get(warp, [])
+        for at, lanes in fences[bisect_left(fences, clock, key=lambda x: x[0]):]:
+            if reader < 0 or reader in lanes:
+                return bool((known[lanes] >= at).any() if reader < 0 else known[reader] >= at)
+        return False
+
+    def require(self, clocks: Clocks, g: np.ndarray, members: np.ndarray, site: int, what: str,
+                does: str = "reads") -> None:
+        """The threads `members` let an agent read (or overwrite) granules g.  Raises sim-proxy."""
+        writer = self.table.writer[g]
+        ordinary = (writer >= 0) & (writer < clocks.lanes)
+        late = ordinary & (self.dirty[g] | (self.stamp[g] > clocks.common(members)[np.maximum(writer, 0)]))
+        if late.any():
+            at = g[late][0]
+            here, there = self.table.sites[site], self.table.sites[int(self.table.wsite[at])]
+            raise fault("sim-proxy", f"{what} {does} {here.name}, which thread {int(self.table.writer[at])} wrote with "
+                        "ordinary stores, and that thread executed no fence_proxy_async between its store and the "
+                        "barrier",
+                        found=f"no fence by thread {int(self.table.writer[at])} behind its store",
+                        span=here.span, notes=((there.span, "written here"),))
+        for a, t, stamps in self.atomics:
+            found = np.isin(a, g) & ((stamps < 0) | (stamps > clocks.common(members)[t]))
+            if found.any():
+                here = self.table.sites[site]
+                raise fault("sim-proxy", f"{what} {does} {here.name}, which thread {int(t[found][0])} updated atomically, "
+                            "and that thread executed no fence_proxy_async between its update and the barrier",
+                            found=f"no fence by thread {int(t[found][0])} behind its update", span=here.span)
+
+
+@dataclass
+class _Load:
+    """A load under way: `land()` puts its bytes into shared memory, then its mbarrier counts them."""
+
+    bar: MBarrier
+    nbytes: int
+    clock: int
+    land: Callable[[], None]
+    span: Any
+    name: str
+
+
+class _Storer:
+    """Bulk groups of one thread.  The clock of both agents is the number of its open group."""
+
+    def __init__(self, reads: int, writes: int) -> None:
+        self.reads, self.writes = reads, writes
+        self.last = 0  # newest group with a store in it
+        self.span: Any = None
+
+
+class Asynchronous:
+    """State of one block, or of the blocks of a cluster.
+
+    threads: of a block.  first: number of the first agent: the lanes are before it.  barriers: how many mbarriers.
+    raised: the greatest count that the program's set_max_nreg raises to, None without one.
+    """
+
+    def __init__(self, block: Any, threads: int, first: int, barriers: int, tables: list[AccessTable],
+                 raised: int | None = None) -> None:
+        self.block, self.tables = block, tables
+        self.barriers: dict[int, MBarrier] = {}
+        self.loads: list[_Load] = []
+        self.storers: dict[int, _Storer] = {}
+        self.next_barrier, self.first_group = first, first + barriers
+        self.groups = -(-first // GROUP)
+        self.first_storer = self.first_group + self.groups
+        for g in range(self.groups):
+            self._name(self.first_group + g, f"a wgmma of warp group {g}")
+        # As ptxas sets them: what the launch has room for, counted in whole warp groups, and no more than is asked for.
+        per_thread = min(65536 // (-(-threads // GROUP) * GROUP) // 8 * 8, 255 if raised is None else raised)
+        self.warps = -(-threads // 32)
+        self.registers = {w: per_thread for w in range(-(-first // 32))}
+        self.allocated = per_thread * self.warps
+
+    @staticmethod
+    def agents(lanes: int, barriers: int) -> int:
+        """How many a block (or cluster) of this many lanes needs."""
+        return barriers + -(-lanes // GROUP) + 2 * STORERS
+
+    def mates(self, warp: int) -> range:
+        """The warps of a warp's block."""
+        cluster = self.block.cluster
+        first = 0 if cluster is None else warp // (cluster.lanes // 32) * (cluster.lanes // 32)
+        return range(first, first + self.warps)
+
+    def _name(self, agent: int, text: str) -> None:
+        for t in self.tables:
+            t.agents[agent] = text
+
+    def add_barrier(self, address: int, name: str, count: int, thread: int) -> None:
+        """mbarrier_init by a thread."""
+        self._name(self.next_barrier, f"a copy that signals {name}")
+        self.barriers[address] = MBarrier(name, count, self.next_barrier, thread, int(self.block.clocks.now[thread]))
+        self.next_barrier += 1
+
+    def group_agent(self, group: int) -> int:
+        return self.first_group + group
+
+    # -- loads
+
+    def begin(self, bar: MBarrier, nbytes: int, land: Callable[[], None], span: Any, name: str) -> int:
+        """A load starts; returns the clock of its writes."""
+        now = self.block.clocks.now
+        clock = int(now[bar.agent])
+        now[bar.agent] += 1
+        bar.span = span
+        self.loads.append(_Load(bar, nbytes, clock, land, span, name))
+        return clock
+
+    def signal(self, bar: MBarrier, land: Callable[[], None], span: Any) -> None:
+        """Copies of threads that signal an mbarrier: `land()` ends them and arrives."""
+        self.loads.append(_Load(bar, 0, 0, land, span, "shared memory"))
+
+    def land(self) -> bool:
+        """All parts wait: the oldest load lands."""
+        if not self.loads:
+            return False
+        load = self.loads.pop(0)
+        load.land()
+        bar = load.bar
+        seen = np.zeros(len(self.block.clocks.now), np.int32)
+        seen[bar.agent] = load.clock
+        bar.know(seen)
+        bar.tx -= load.nbytes
+        bar.settle()
+        return True
+
+    # -- bulk stores
+
+    def storer(self, thread: int) -> _Storer:
+        """The bulk groups of a thread."""
+        got = self.storers.get(thread)
+        if got is None:
+            k = self.first_storer + 2 * (len(self.storers) % STORERS)
+            got = self.storers[thread] = _Storer(k, k + 1)
+            self._name(k, f"a bulk store of thread {thread}")
+            self._name(k + 1, f"a bulk store of thread {thread}")
+        return got
+
+    # -- messages and the end
+
+    def states(self) -> list[str]:
+        """Every mbarrier that somebody has begun to use, for a deadlock's message."""
+        return [b.state() for b in self.barriers.values() if b.pending != b.count or b.tx]
+
+    def finish(self) -> None:
+        """The block ends.  Raises sim-async when copies of its shared memory are under way."""
+        if self.loads:
+            load = self.loads[0]
+            raise fault("sim-async", f"the block ends while a copy into {load.name} is under way ({load.bar.state()})",
+                        found=f"a copy into {load.name} under way at the end of the block",
+                        span=load.span, hint="wait on the mbarrier of every load before the kernel ends")
+        seen = self.block.clocks.seen
+        for t, s in self.storers.items():
+            if s.last > seen[t, s.reads]:
+                raise fault("sim-async", f"the block ends while a bulk store of thread {t} reads its shared memory",
+                            found=f"a bulk store of thread {t} under way at the end of the block",
+                            span=s.span, hint="bulk_commit and bulk_wait by the thread that issued the store")
+
+
+__all__ = ["Asynchronous", "GROUP", "Proxy"]

@@ -1,0 +1,58 @@
+"""What a block of the device simulator has while it runs: shared memory, clocks, and the global tensors it reaches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .counters import Counters, Site
+from ..lane_ops import WARP
+from ..memory import Storage
+from .races import AccessTable, Clocks
+
+
+class Shared:
+    """The shared memory of one block.
+
+    owner: per granule, the slot of the buffer that wrote it last, -1 before.  Buffers may lie over each other, so what
+    one has written is not initialised for the other.  pending: an asynchronous copy into it is under way.
+    """
+
+    def __init__(self, nbytes: int, granule: int, lanes: int, sites: list[Site]) -> None:
+        self.store = Storage("shared", nbytes, granule, known=True)
+        self.owner = np.full(self.store.nbytes // granule, -1, np.int32)
+        self.table = AccessTable(self.store.nbytes // granule, lanes, WARP, sites, "shared memory")
+        self.pending = np.zeros(self.store.nbytes // granule, bool)
+        self.pending_site = np.zeros(self.store.nbytes // granule, np.int32)
+        self.granule = granule
+        self.proxy: Any = None  # asynchronous.Proxy, where TMA or wgmma read it
+
+
+class Block:
+    """State of the block being run.  lanes: of its cluster."""
+
+    def __init__(self, lanes: int, threads: int, counters: Counters, printer: Any, where: str, agents: int = 0) -> None:
+        self.lanes, self.threads, self.counters, self.where = lanes, threads, counters, where
+        self.clocks = Clocks(lanes, agents)
+        self.shared: Shared | None = None
+        self.copies: Any = None
+        # In a cluster (cluster.Cluster) the lanes are those of all its blocks: this one's begin at `first`, its part of
+        # the arena of shared memory at byte `base`.
+        self.cluster: Any = None
+        self.rank = self.first = self.base = 0
+        self.roles: Any = None  # roles.Roles, where each warp runs on its own
+        self.asynchronous: Any = None  # asynchronous.Asynchronous, where there is TMA, wgmma or an mbarrier
+        self.print = printer.print
+
+
+class Global:
+    """A global tensor on the device: its storage, and who touched it during this launch (None: nothing writes it)."""
+
+    def __init__(self, store: Storage) -> None:
+        self.store = store
+        self.table: AccessTable | None = None
+        self.proxy: Any = None  # asynchronous.Proxy, where TMA reads what the launch writes
+
+
+__all__ = ["Block", "Global", "Shared"]

@@ -1,0 +1,284 @@
+"""Clusters: the CTAs of one run together, reach each other's shared memory and meet at a barrier of their own.
+
+The simulator runs a cluster as one block of all its lanes: CTA r has lanes r * lanes .. and its part of one arena of
+shared memory, so the clocks of races.py see across CTAs.  Besides races it finds: access to the memory of a CTA that
+may not have started or may have ended, and a copy that a CTA does not wait for before it ends.
+Source: PTX ISA, "Cluster of Cooperative Thread Arrays", "barrier.cluster", "mapa"; CUDA C++ Programming Guide,
+"Distributed Shared Memory".
+"""
+
+# mypy: disable-error-code="attr-defined"
+# Memory operands of these calls are AddressOf by the verifier, Expr by the type of Call.args.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import AddressOf, Call, numpy_dtype
+from tilelang.ir.evaluate import Closure, Value
+
+from ..faults import fault
+from ..lane_ops import WARP, spread
+from ..lanes import LaneFrame
+from ..mbarrier import Barrier
+
+
+class Meetings:
+    """The barriers of the teams that follow each other in a Cluster, `blocks` CTAs each."""
+
+    def __init__(self, size: int, lanes: int, blocks: int, what: str) -> None:
+        self.each, self.what = blocks * lanes, what
+        teams = size // blocks
+        self.phase = [0] * teams  # completed phases
+        self.come = np.zeros(size * lanes, bool)
+        self.arrivals = np.zeros(size * lanes, np.int32)
+        self.waits = np.zeros(size * lanes, np.int32)
+        self.seen: list[np.ndarray | None] = [None] * teams
+        self.before: list[dict[int, np.ndarray | None]] = [{} for _ in range(teams)]
+
+    def team(self, active: np.ndarray) -> int:
+        """That of the active threads, which are of one block."""
+        return int(active.argmax()) // self.each
+
+    def arrive(self, f: LaneFrame, relaxed: bool, span: Any) -> None:
+        """The active threads arrive; relaxed: what they have done is not made visible."""
+        active = f.active()
+        _whole_warps(f, "cluster_arrive", span)
+        if (self.arrivals[active] > self.waits[active]).any():
+            raise fault("sim-cluster", f"threads arrive again at the {self.what} before they wait for it",
+                        expected="a wait between two arrivals", found="two arrivals", span=span,
+                        hint="each cluster_arrive is followed by one cluster_wait")
+        team = self.team(active)
+        for bar in f.block.asynchronous.barriers.values() if relaxed else ():
+            if bar.fenced and active[bar.maker] and not bar.opened:
+                bar.opened = self.phase[team] + 1  # fence.mbarrier_init released it to the cluster
+        if not relaxed:
+            seen, known = f.block.clocks.arrive(active), self.seen[team]
+            self.seen[team] = seen if known is None else np.maximum(known, seen)
+        self.arrivals[active] += 1
+        self.come |= active
+        self.settle(f.block.roles.parts)
+
+    def settle(self, parts: list[Any]) -> None:
+        """Complete the phases for which all threads that have not ended have come."""
+        left = np.zeros(len(self.come), bool)
+        for p in parts:
+            if not p.done:
+                left |= p.frame.own if p.frame.exited is None else p.frame.own & ~p.frame.exited
+        for team in range(len(self.phase)):
+            here = slice(team * self.each, (team + 1) * self.each)
+            if self.come[here].any() and not (left[here] & ~self.come[here]).any():
+                self.phase[team] += 1
+                self.before[team] = {self.phase[team]: self.seen[team]}
+                self.come[here], self.seen[team] = False, None
+
+    def wait(self, f: LaneFrame, span: Any) -> None:
+        """The active threads go on when the phase they arrived at is complete."""
+        active = f.active()
+        _whole_warps(f, "cluster_wait", span)
+        if (self.arrivals[active] != self.waits[active] + 1).any():
+            raise fault("sim-cluster", f"threads wait for the {self.what} without having arrived at it",
+                        expected="an arrival before the wait", found="none", span=span,
+                        hint="cluster_arrive first, or cluster_sync for both")
+        number, team = int(self.arrivals[active][0]), self.team(active)
+        f.block.roles.wait(lambda: self.phase[team] >= number, lambda: f"at the {self.what}", span)
+        self.waits[active] += 1
+        seen = self.before[team].get(number)
+        if seen is not None:
+            f.block.clocks.acquire(active, seen)
+
+    def state(self) -> list[str]:
+        """For a deadlock's message."""
+        return [f"{self.what}: {int(self.come.sum())} threads have come"] if self.come.any() else []
+
+
+class Cluster:
+    """State of one cluster, or of all clusters of a grid whose blocks meet at a barrier.
+
+    size: CTAs.  lanes: of one CTA, whole warp groups.  arena: bytes of shared memory of one.  mates: CTAs of a cluster.
+    """
+
+    def __init__(self, size: int, lanes: int, arena: int, names: list[str], mates: int) -> None:
+        self.size, self.lanes, self.arena, self.names, self.mates = size, lanes, arena, names, mates
+        self.own = Meetings(size, lanes, mates, "cluster barrier")
+        self.grid = Meetings(size, lanes, size, "barrier of the grid")
+        self.over: set[int] = set()
+        self.touched: dict[int, dict[int, tuple[int, Any]]] = {r: {} for r in range(size)}  # by CTA, thread: clock, span
+        self.sources: dict[int, list[tuple[int, int, Any]]] = {r: [] for r in range(size)}  # agent, clock, span
+
+    def thread(self, lane: int) -> str:
+        """For messages."""
+        return f"thread {lane % self.lanes} of block {self.names[lane // self.lanes]}"
+
+    def state(self) -> list[str]:
+        """For a deadlock's message."""
+        return self.own.state() + self.grid.state()
+
+    def rank_of(self, f: LaneFrame) -> int:
+        """Rank of a frame's CTA in its cluster."""
+        return int(f.block.rank) % self.mates
+
+    # -- shared memory of other CTAs
+
+    def ranks(self, f: LaneFrame, cta: Value, span: Any) -> Iterator[tuple[int, np.ndarray]]:
+        """(rank, mask of the active lanes that name it), each checked as an access of theirs."""
+        want, active = spread(cta, f.lanes).astype(np.int64), f.active()
+        for rank in np.unique(want[active]):
+            lanes = active & (want == rank)
+            self.enter(f, lanes, int(rank), span)
+            yield int(rank), lanes
+
+    def enter(self, f: LaneFrame, lanes: np.ndarray, rank: int, span: Any, copies: bool = False) -> None:
+        """These threads access the shared memory of the CTA of a rank, or start copies into it, whose end their mbarrier tells.
+
+        Raises sim-cluster.
+        """
+        if not 0 <= rank < self.mates:
+            raise fault("sim-cluster", f"no block of this cluster has rank {rank}: it has {self.mates}",
+                        expected=f"a rank from 0 to {self.mates - 1}", found=str(rank), span=span,
+                        hint="ranks run from 0 to cluster_size() - 1")
+        if rank == self.rank_of(f):
+            return
+        rank += f.block.rank - self.rank_of(f)
+        if rank in self.over:
+            raise fault("sim-cluster", f"shared memory of block {self.names[rank]} is accessed after it has ended",
+                        found=f"block {self.names[rank]}, which has ended", span=span,
+                        hint="cluster_sync() at the end of the kernel keeps every block until the last access")
+        who, clocks = np.flatnonzero(lanes), f.block.clocks
+        met = (self.own.waits[who] > 0) | (self.grid.waits[who] > 0)
+        met |= clocks.seen[who, rank * self.lanes:(rank + 1) * self.lanes].any(1)
+        if not met.all():
+            raise fault("sim-cluster", f"{self.thread(int(who[~met][0]))} accesses shared memory of block "
+                        f"{self.names[rank]}, which may not have started",
+                        found=f"block {self.names[rank]}, which may not have started", span=span,
+                        hint="cluster_sync() before the first access to another block")
+        if not copies:
+            self.touched[rank].update((int(t), (int(clocks.now[t]), span)) for t in who)
+
+    def shift(self, f: LaneFrame, rank: int) -> int:
+        """Bytes from a place in the frame's own shared memory to the same place in that of a rank."""
+        return (rank - self.rank_of(f)) * self.arena
+
+    def ended(self, part: Any, parts: list[Any]) -> None:
+        """A part has run to its end.  Raises sim-cluster, sim-async when its CTA is over too early."""
+        self.own.settle(parts)
+        self.grid.settle(parts)
+        block = part.frame.block
+        rank = block.rank
+        if any(not p.done and p.frame.block.rank == rank for p in parts):
+            return
+        self.over.add(rank)
+        know = block.clocks.seen[rank * self.lanes:(rank + 1) * self.lanes].max(0)
+        for t, (clock, span) in self.touched[rank].items():
+            if know[t] < clock:
+                raise fault("sim-cluster", f"block {self.names[rank]} may end before {self.thread(t)} has accessed its "
+                            "shared memory",
+                            found=f"block {self.names[rank]}, which may end before", span=span,
+                            hint="cluster_sync() at the end of the kernel keeps every block until the last access")
+        for agent, clock, span in self.sources[rank]:
+            if know[agent] < clock:
+                raise fault("sim-async", f"block {self.names[rank]} may end while a copy reads its shared memory",
+                            expected="a copy that has arrived before the block ends", found="one that may be under way",
+                            span=span,
+                            hint="wait until the copy has arrived (its barrier, then cluster_sync) before the end")
+        for at, bar in block.asynchronous.barriers.items():
+            last = int(block.clocks.now[bar.agent]) - 1
+            if at // self.arena == rank and last > 0 and know[bar.agent] < last:
+                raise fault("sim-async", f"block {self.names[rank]} ends while a copy that signals {bar.name} may be under "
+                            "way",
+                            expected="a copy that has arrived before the block ends", found="one that may be under way",
+                            span=bar.span, hint="wait on the mbarrier of every load before the kernel ends")
+
+
+def _whole_warps(f: LaneFrame, what: str, span: Any) -> None:
+    active = f.active()
+    own = active if f.own is None else f.own
+    own = own if f.exited is None else own & ~f.exited
+    warps = np.repeat(active.reshape(-1, WARP).any(1), WARP)
+    if (active != own & warps).any():
+        raise fault("sim-warp-divergence", f"{what} is reached by some lanes of a warp only",
+                    found=f"{what} in some lanes of a warp", span=span)
+
+
+def _count(f: LaneFrame, op: str) -> None:
+    f.block.counters.count(op, int(f.active().reshape(-1, WARP).any(1).sum()))
+
+
+def _rank(c: Any, e: Call) -> Closure:
+    dt = numpy_dtype(e.dtype).type
+    return lambda f: np.asarray(dt(f.block.cluster.rank_of(f) if e.op == "cluster_rank" else f.block.cluster.mates))
+
+
+def _barrier(c: Any, e: Call) -> Closure:
+    arrives, waits, relaxed = e.op != "cluster_wait", e.op != "cluster_arrive", bool(e.attr("relaxed"))
+
+    def run(f: LaneFrame) -> Value:
+        _count(f, e.op)
+        if f.any_active():
+            if arrives:
+                f.block.cluster.own.arrive(f, relaxed, e.span)
+            if waits:
+                f.block.cluster.own.wait(f, e.span)
+        return np.int32(0)
+
+    return run
+
+
+def _arrive_remote(c: Any, e: Call) -> Closure:
+    at, cta = Barrier(c, e.args[0], e.span), c.expr(e.args[1])
+
+    def run(f: LaneFrame) -> Value:
+        _count(f, e.op)
+        if not f.any_active():
+            return np.int32(0)
+        cluster, own = f.block.cluster, at.reach(f)
+        for rank, lanes in cluster.ranks(f, cta(f), e.span):
+            for address in np.unique(own[lanes]):
+                who = lanes & (own == address)
+                bar = at.get(f, int(address) + cluster.shift(f, rank), who)
+                bar.know(f.block.clocks.arrive(who))
+                bar.arrive(int(who.sum()), e.span)
+        return np.int32(0)
+
+    return run
+
+
+def _access(c: Any, e: Call) -> Closure:
+    """cluster_load(address, cta), cluster_store(address, cta, value): one element."""
+    place = e.args[0]
+    if not isinstance(place, AddressOf) or place.buffer.scope() not in ("shared", "shared.dyn"):
+        raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
+                    expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
+    b, dt, stores = place.buffer, numpy_dtype(place.buffer.dtype), e.op == "cluster_store"
+    own = c.reach(b, place.indices, dt.itemsize, e.span, e.op)
+    cta, site = c.expr(e.args[1]), c.site(b, e.span, "remote write" if stores else "remote read")
+    value = c.expr(e.args[2]) if stores else None
+
+    def run(f: LaneFrame) -> Value:
+        address, cluster = np.array(own(f)), f.block.cluster
+        for rank, lanes in cluster.ranks(f, cta(f), e.span):
+            address[lanes] += cluster.shift(f, rank)
+        on = f.active()
+        flat = f.block.shared.store.flat(dt)
+        cells = np.where(on, address, 0) // dt.itemsize
+        if value is None:
+            c.touch(f, 0, b, address, dt.itemsize, site, "read", "ld.shared::cluster")
+            return flat[cells]
+        v = spread(value(f), f.lanes)
+        flat[cells[on]] = v[on]
+        held = flat[cells[on]]
+        c.touch(f, 0, b, address, dt.itemsize, site, "write", "st.shared::cluster", (held == v[on]) | (held != held))
+        return np.int32(0)
+
+    return run
+
+
+CLUSTER_OPS: dict[str, Callable[[Any, Call], Closure]] = {
+    "cluster_rank": _rank, "cluster_size": _rank, "cluster_arrive": _barrier, "cluster_wait": _barrier,
+    "cluster_sync": _barrier, "mbarrier_arrive_remote": _arrive_remote, "cluster_load": _access, "cluster_store": _access,
+}  # fmt: skip
+
+__all__ = ["CLUSTER_OPS", "Cluster"]

@@ -1,0 +1,55 @@
+"""Registers that wgmma instructions under way use, and what ordinary code may not do with them.
+
+Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions: wgmma.fence, wgmma.wait_group".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..faults import fault
+from ..lanes import LaneFrame
+
+
+class Issued:
+    """wgmma instructions of the lanes of one frame.
+
+    fences: wgmma_fence executed so far.  commits: groups closed.  guards: arrays whose registers are in use.
+    """
+
+    def __init__(self) -> None:
+        self.fences = self.commits = 0
+        self.guards: set[Guard] = set()
+
+
+class Guard:
+    """Registers of one per-thread array.  busy: by granule, number of the wgmma group that uses it, 0 for none.  stamp:
+    fences executed when ordinary code wrote it last, -1 for never.  sums: it is an accumulator of that group."""
+
+    def __init__(self, name: str, granules: int) -> None:
+        self.name = name
+        self.busy = np.zeros(granules, np.int32)
+        self.stamp = np.full(granules, -1, np.int32)
+        self.sums = np.zeros(granules, bool)
+
+    def touch(self, f: LaneFrame, cells: Any, writes: bool, span: Any) -> None:
+        """Ordinary code reads or writes granules.  Raises sim-wgmma when a wgmma under way uses them."""
+        if self.busy[cells].any():
+            raise fault("sim-wgmma", f"{self.name} is {'written' if writes else 'read'} while the wgmma that uses its "
+                        "registers is under way",
+                        found=f"{self.name} {'written' if writes else 'read'} before wgmma_wait", span=span,
+                        hint="wgmma_commit, then wgmma_wait for the group of that instruction first")
+        if writes:
+            self.stamp[cells] = f.matrix.fences if f.matrix is not None else 0
+
+
+def matrix_of(f: LaneFrame) -> Issued:
+    """The wgmma state of a frame."""
+    if f.matrix is None:
+        f.matrix = Issued()
+    return f.matrix
+
+
+__all__ = ["Guard", "Issued", "matrix_of"]

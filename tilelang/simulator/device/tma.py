@@ -1,0 +1,353 @@
+"""TMA: boxes of global tensors to and from shared memory, 1-D bulk copies, bulk groups, proxy fences.
+
+Out-of-bounds elements of a load are filled and count as bytes, those of a store are dropped.  Sources: PTX ISA,
+"cp.async.bulk.tensor", "Tensor copy and layout"; CUDA Driver API, "Tensor Map Object Management".
+"""
+
+# mypy: disable-error-code="attr-defined"
+# Memory operands of these calls are AddressOf by the verifier, Expr by the type of Call.args.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import AddressOf, Call, numpy_dtype
+from tilelang.ir.evaluate import Closure, Value
+from tilelang.ir.numbers import round_tf32
+from tilelang.target.tensor_map import REDUCE_ADD
+
+from ..boxes import UNIT, TensorBox, box_of, coordinates, tensor_memory
+from ..faults import fault
+from ..lane_ops import WARP, spread
+from ..lanes import LaneFrame
+from ..mbarrier import Barrier
+
+U8 = np.dtype(np.uint8)
+
+
+def _issue(c: Any, f: LaneFrame, op: str) -> np.ndarray:
+    f.block.counters.count(op, int(f.active().reshape(-1, WARP).any(1).sum()))
+    return np.flatnonzero(f.active())
+
+
+def _shared(c: Any, a: Any, e: Call, what: str) -> Callable[[LaneFrame], np.ndarray]:
+    """Byte addresses (lanes,) of an operand in shared memory."""
+    if not isinstance(a, AddressOf) or a.buffer.scope() not in ("shared", "shared.dyn"):
+        raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
+                    expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
+    return c.reach(a.buffer, a.indices, numpy_dtype(a.buffer.dtype).itemsize, e.span, what)
+
+
+def _box_at(c: Any, f: LaneFrame, m: TensorBox, start: int, b: Any, align: int, span: Any) -> np.ndarray:
+    """Units of a box at this byte.  Raises sim-tma, sim-out-of-bounds."""
+    first, end = c.extent_of(b, f)
+    return m.units(start, first, end, b, align, span)
+
+
+def _granules(f: LaneFrame, units: np.ndarray) -> np.ndarray:
+    k = UNIT // f.block.shared.granule
+    return (units.reshape(-1, 1) * k + np.arange(k)).reshape(-1)
+
+
+def _arriving(c: Any, f: LaneFrame, units: np.ndarray, bar: Any, data: np.ndarray, t: int, b: Any, site: int,
+              span: Any, what: str) -> None:
+    """Thread t starts a load of bytes `data` (units, 16) into shared units.  what: it is, for messages."""
+    block, shared = f.block, f.block.shared
+    if not bar.fenced:
+        raise fault("sim-mbarrier", f"a copy signals {bar.name}, whose initialisation it may not see",
+                    expected="fence_mbarrier_init and a block barrier before it", found="none", span=span,
+                    hint="the thread that initialises it executes fence_mbarrier_init, then a block barrier")
+    flat = units.reshape(-1)
+    if c.check:
+        g = _granules(f, units)
+        shared.table.agent_writes(block.clocks, g, t, bar.agent, site, partial(shared.proxy.overwrite, what=what))
+        shared.owner[g] = c.slot(b.data)
+        shared.proxy.dirty[g] = False
+        shared.proxy.stamp[g] = 0
+
+    def land() -> None:
+        shared.store.flat(U8).reshape(-1, UNIT)[flat] = data
+
+    block.asynchronous.begin(bar, data.size, land, span, b.name)
+    block.counters.bytes["tma.load"] += data.size
+
+
+def _load(c: Any, e: Call) -> Closure:
+    m, dst = box_of(c, e), e.args[0]
+    to, at = _shared(c, dst, e, "TMA load into"), Barrier(c, e.args[1], e.span)
+    site = c.site(dst.buffer, e.span, "TMA load")
+    source = c.site(m.map.buffer, e.span, "TMA load")
+    multicast = bool(e.attr("multicast"))
+    coords = coordinates(c, e, m, e.args[2:-1] if multicast else e.args[2:])
+    mask = c.expr(e.args[-1]) if multicast else None
+
+    def run(f: LaneFrame) -> Value:
+        for t in _issue(c, f, e.op):
+            lanes = np.arange(f.lanes) == t
+            units = _box_at(c, f, m, int(to(f)[t]), dst.buffer, 128, e.span)
+            memory, inside, place, g = m.window(f, coords(f, t))
+            box = m.fill()
+            box[place] = round_tf32(inside) if m.map.tf32 else inside
+            if c.check and g.size:
+                _read_global(f, memory, m, g, t, lanes, source, e.span)
+            data = box.reshape(-1).view(U8).reshape(-1, UNIT)
+            for shift in [0] if mask is None else _targets(f, lanes, int(spread(mask(f), f.lanes)[t]), e.span):
+                bar = at.get(f, int(at.reach(f)[t]) + shift, lanes)
+                _arriving(c, f, units + shift // UNIT, bar, data, int(t), dst.buffer, site, e.span, "TMA")
+        return np.int32(0)
+
+    return run
+
+
+def _targets(f: LaneFrame, lanes: np.ndarray, mask: int, span: Any) -> list[int]:
+    """Bytes from the frame's own shared memory to that of each CTA of a multicast mask.  Raises sim-cluster."""
+    cluster = f.block.cluster
+    size = 1 if cluster is None else cluster.mates
+    if mask <= 0 or mask >> size:
+        raise fault("sim-cluster", f"a multicast to the blocks of mask {mask:#x} in a cluster of {size}",
+                    expected=f"ranks below {size}", found=f"mask {mask:#x}", span=span,
+                    hint="bit r of the mask is the block of rank r")
+    if cluster is None:
+        return [0]
+    ranks = [r for r in range(size) if mask >> r & 1]
+    for r in ranks:
+        cluster.enter(f, lanes, r, span, copies=True)
+    return [cluster.shift(f, r) for r in ranks]
+
+
+def _read_global(f: LaneFrame, memory: Any, m: TensorBox, g: np.ndarray, t: int, lanes: np.ndarray, site: int,
+                 span: Any) -> None:
+    if memory.store.known is not None and not memory.store.known[0, g].all():
+        raise fault("sim-uninitialized", f"{m.map.buffer.name} (global) is read by TMA before it is written",
+                    found=f"`{m.map.buffer.name}`, which nothing has written", span=span)
+    if memory.table is not None:
+        memory.table.read(f.block.clocks, g[None], np.array([t]), site)
+        memory.proxy.require(f.block.clocks, g, lanes, site, "TMA")
+
+
+def _leaving(c: Any, f: LaneFrame, units: np.ndarray, t: int, b: Any, site: int, span: Any) -> np.ndarray:
+    """Thread t starts a store of shared units: their bytes (units, 16)."""
+    block, shared = f.block, f.block.shared
+    storer = block.asynchronous.storer(t)
+    storer.last, storer.span = int(block.clocks.now[storer.reads]), span
+    if c.check:
+        g, lanes = _granules(f, units), np.arange(f.lanes) == t
+        if not (shared.owner[g] == c.slot(b.data)).all():
+            raise fault("sim-uninitialized", f"{b.name} ({b.scope()}) is stored by TMA before it is written, in block "
+                        f"{block.where}",
+                        found=f"{b.name}, which nothing has written", span=span)
+        shared.table.agent_reads_of(block.clocks, g, lanes, storer.reads, site)
+        shared.proxy.require(block.clocks, g, lanes, site, "the bulk store")
+    block.counters.bytes["tma.store"] += units.size * UNIT
+    return shared.store.flat(U8).reshape(-1, UNIT)[units.reshape(-1)]
+
+
+def _store(c: Any, e: Call) -> Closure:
+    """tma_store and tma_reduce_add."""
+    m, src = box_of(c, e), e.args[0]
+    adds = e.op == "tma_reduce_add"
+    if adds and str(m.map.buffer.dtype) not in REDUCE_ADD:
+        raise fault("sim-tma", f"TMA cannot add elements of {m.map.buffer.dtype}",
+                    expected="elements that TMA adds", found=str(m.map.buffer.dtype), span=e.span)
+    frm, site = _shared(c, src, e, "TMA store of"), c.site(src.buffer, e.span, "TMA store")
+    target = c.site(m.map.buffer, e.span, "TMA store")
+    coords = coordinates(c, e, m, e.args[1:])
+
+    def run(f: LaneFrame) -> Value:
+        for t in map(int, _issue(c, f, e.op)):
+            units = _box_at(c, f, m, int(frm(f)[t]), src.buffer, 128, e.span)
+            data = _leaving(c, f, units, t, src.buffer, site, e.span)
+            memory, inside, place, g = m.window(f, coords(f, t))
+            box = data.reshape(-1).view(m.dt).reshape(m.box)[place]
+            if c.check and g.size:
+                _write_global(f, memory, g, t, target, adds)
+            inside[...] = inside + box if adds else box
+        return np.int32(0)
+
+    return run
+
+
+def _write_global(f: LaneFrame, memory: Any, g: np.ndarray, t: int, site: int, adds: bool) -> None:
+    clocks = f.block.clocks
+    if adds:
+        memory.table.atomic(clocks, g[None], np.array([t]), site)
+        return
+    memory.table.agent_writes(clocks, g, t, f.block.asynchronous.storer(t).writes, site)
+    memory.proxy.dirty[g] = False
+    memory.proxy.stamp[g] = 0
+    if memory.store.known is not None:
+        memory.store.known[0, g] = True
+
+
+def _bulk_load(c: Any, e: Call) -> Closure:
+    """bulk_load(dst, src, bytes, bar): 1-D, all multiples of 16 bytes."""
+    dst, src = e.args[:2]
+    to, frm = _shared(c, dst, e, "bulk copy into"), c.reach(src.buffer, src.indices, UNIT, e.span, "bulk copy from")
+    nbytes, at = c.expr(e.args[2]), Barrier(c, e.args[3], e.span)
+    site, source, slot = c.site(dst.buffer, e.span, "bulk copy"), c.site(src.buffer, e.span, "bulk copy"), \
+        c.slot(src.buffer.data)
+
+    def run(f: LaneFrame) -> Value:
+        for t in map(int, _issue(c, f, e.op)):
+            lanes = np.arange(f.lanes) == t
+            start, first, n = int(to(f)[t]), int(frm(f)[t]), int(spread(nbytes(f), f.lanes)[t])
+            units = _bulk_units(c, f, start, first, n, dst.buffer, e.span)
+            memory = tensor_memory(f.slots[slot], src.buffer, e.span)
+            _bulk_bounds(memory, first, n, src.buffer, e.span)
+            if c.check and memory.table is not None:
+                g = np.arange(first // memory.store.granule, (first + n) // memory.store.granule)
+                memory.table.read(f.block.clocks, g[None], np.array([t]), source)
+                memory.proxy.require(f.block.clocks, g, lanes, source, "the bulk copy")
+            data = memory.store.flat(U8)[first:first + n].reshape(-1, UNIT).copy()
+            bar = at.get(f, int(at.reach(f)[t]), lanes)
+            _arriving(c, f, units, bar, data, t, dst.buffer, site, e.span, "the bulk copy")
+        return np.int32(0)
+
+    return run
+
+
+def _bulk_store(c: Any, e: Call) -> Closure:
+    """bulk_store(dst, src, bytes): 1-D, all multiples of 16 bytes."""
+    dst, src = e.args[:2]
+    to, frm = c.reach(dst.buffer, dst.indices, UNIT, e.span, "bulk copy into"), _shared(c, src, e, "bulk copy of")
+    nbytes, site, target = c.expr(e.args[2]), c.site(src.buffer, e.span, "bulk copy"), \
+        c.site(dst.buffer, e.span, "bulk copy")
+    slot = c.slot(dst.buffer.data)
+
+    def run(f: LaneFrame) -> Value:
+        for t in map(int, _issue(c, f, e.op)):
+            start, first, n = int(frm(f)[t]), int(to(f)[t]), int(spread(nbytes(f), f.lanes)[t])
+            units = _bulk_units(c, f, start, first, n, src.buffer, e.span)
+            memory = tensor_memory(f.slots[slot], dst.buffer, e.span)
+            _bulk_bounds(memory, first, n, dst.buffer, e.span)
+            data = _leaving(c, f, units, t, src.buffer, site, e.span)
+            if c.check:
+                g = np.arange(first // memory.store.granule, (first + n) // memory.store.granule)
+                _write_global(f, memory, g, t, target, False)
+            memory.store.flat(U8)[first:first + n] = data.reshape(-1)
+        return np.int32(0)
+
+    return run
+
+
+def _bulk_copy_cluster(c: Any, e: Call) -> Closure:
+    """bulk_copy_cluster(dst, src, bytes, bar, cta): dst and bar mean their places in the shared memory of that CTA."""
+    dst, src = e.args[:2]
+    to, frm = _shared(c, dst, e, "bulk copy into"), _shared(c, src, e, "bulk copy of")
+    nbytes, at, cta = c.expr(e.args[2]), Barrier(c, e.args[3], e.span), c.expr(e.args[4])
+    site, source = c.site(dst.buffer, e.span, "bulk copy"), c.site(src.buffer, e.span, "bulk copy")
+
+    def run(f: LaneFrame) -> Value:
+        block, shared = f.block, f.block.shared
+        for t in map(int, _issue(c, f, e.op)):
+            lanes = np.arange(f.lanes) == t
+            start, first, n = int(frm(f)[t]), int(to(f)[t]), int(spread(nbytes(f), f.lanes)[t])
+            units = _bulk_units(c, f, start, first, n, src.buffer, e.span)
+            there = _bulk_units(c, f, first, start, n, dst.buffer, e.span)
+            rank = int(spread(cta(f), f.lanes)[t])
+            if block.cluster is None:
+                raise fault("sim-cluster", f"{e.op} in a launch without clusters",
+                            expected="a launch with clusters", found="one without", span=e.span)
+            block.cluster.enter(f, lanes, rank, e.span, copies=True)
+            shift = block.cluster.shift(f, rank)
+            bar = at.get(f, int(at.reach(f)[t]) + shift, lanes)
+            block.cluster.sources[block.rank].append((bar.agent, int(block.clocks.now[bar.agent]), e.span))
+            if c.check:  # the source is in use until the copy has arrived
+                g = _granules(f, units)
+                if not (shared.owner[g] == c.slot(src.buffer.data)).all():
+                    raise fault("sim-uninitialized", f"{src.buffer.name} is copied to another block before it is written, in "
+                                f"block {block.where}",
+                                found=f"{src.buffer.name}, which nothing has written", span=e.span)
+                shared.table.agent_reads_of(block.clocks, g, lanes, bar.agent, source)
+                shared.proxy.require(block.clocks, g, lanes, source, "the bulk copy")
+            data = shared.store.flat(U8).reshape(-1, UNIT)[units.reshape(-1)].copy()
+            _arriving(c, f, there + shift // UNIT, bar, data, t, dst.buffer, site, e.span, "the bulk copy")
+        return np.int32(0)
+
+    return run
+
+
+def _bulk_units(c: Any, f: LaneFrame, start: int, first: int, n: int, b: Any, span: Any) -> np.ndarray:
+    if start % UNIT or first % UNIT or n % UNIT or n <= 0:
+        raise fault("sim-tma", f"a bulk copy of {n} bytes between byte {start} of {b.name}'s shared memory and byte "
+                    f"{first} of a tensor: all must be multiples of 16",
+                    expected="addresses and sizes that are multiples of 16 bytes", found=f"{n} bytes from {start} to {first}",
+                    span=span)
+    low, high = c.extent_of(b, f)
+    if not low <= start <= start + n <= high:
+        raise fault("sim-out-of-bounds", f"a bulk copy of {n} bytes at byte {start - low} leaves {b.name}",
+                    expected=f"a copy inside {b.name}", found=f"{n} bytes at byte {start - low}", span=span)
+    return np.arange(start // UNIT, (start + n) // UNIT)
+
+
+def _bulk_bounds(memory: Any, first: int, n: int, b: Any, span: Any) -> None:
+    if first + n > memory.store.nbytes:
+        raise fault("sim-out-of-bounds", f"a bulk copy of {n} bytes at byte {first} leaves {b.name}",
+                    expected=f"a copy inside {b.name}", found=f"{n} bytes at byte {first}", span=span)
+
+
+def _commit(c: Any, e: Call) -> Closure:
+    def run(f: LaneFrame) -> Value:
+        for t in map(int, _issue(c, f, e.op)):
+            s = f.block.asynchronous.storers.get(t)
+            if s is not None:
+                f.block.clocks.now[[s.reads, s.writes]] += 1
+        return np.int32(0)
+
+    return run
+
+
+def _wait(c: Any, e: Call) -> Closure:
+    pending, read = int(e.attr("n", 0)), bool(e.attr("read"))
+
+    def run(f: LaneFrame) -> Value:
+        clocks = f.block.clocks
+        for t in map(int, _issue(c, f, e.op)):
+            s = f.block.asynchronous.storers.get(t)
+            if s is not None:
+                done, lanes = int(clocks.now[s.reads]) - 1 - pending, np.arange(f.lanes) == t
+                clocks.learn(lanes, s.reads, done)
+                if not read:
+                    clocks.learn(lanes, s.writes, done)
+        return np.int32(0)
+
+    return run
+
+
+def _fence(c: Any, e: Call) -> Closure:
+    """fence_proxy_async (shared memory), fence_proxy_async_global."""
+    everywhere = e.op == "fence_proxy_async_global"
+
+    def run(f: LaneFrame) -> Value:
+        _issue(c, f, e.op)
+        active, block = f.active(), f.block
+        if everywhere:
+            for memory in f.slots:
+                if getattr(memory, "proxy", None) is not None:
+                    memory.proxy.fence(block.clocks, active)
+        else:
+            block.shared.proxy.fence(block.clocks, active)
+            for bar in block.asynchronous.barriers.values():
+                bar.fenced = bar.fenced or bool(active[bar.maker])
+        block.clocks.advance(np.flatnonzero(active))
+        return np.int32(0)
+
+    return run
+
+
+def _prefetch(c: Any, e: Call) -> Closure:
+    return lambda f: np.int32(0)
+
+
+TMA_OPS: dict[str, Callable[[Any, Call], Closure]] = {
+    "tma_load": _load, "tma_store": _store, "tma_reduce_add": _store, "tma_prefetch": _prefetch,
+    "bulk_load": _bulk_load, "bulk_store": _bulk_store, "bulk_copy_cluster": _bulk_copy_cluster,
+    "bulk_commit": _commit, "bulk_wait": _wait,
+    "fence_proxy_async": _fence, "fence_proxy_async_global": _fence,
+}  # fmt: skip
+
+__all__ = ["TMA_OPS"]

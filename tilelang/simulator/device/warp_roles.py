@@ -1,0 +1,174 @@
+"""Warps, or warp groups, with different roles: each runs on its own until a barrier makes it wait.
+
+Needed where a kernel uses named barriers or mbarriers, since then the warps of a block may wait in different places of
+the program.  Races are found by clocks, not by luck of the order.  Source: PTX ISA, "Parallel synchronization and
+communication instructions: bar, barrier".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..coroutines import Part, Scheduler
+from ..faults import fault
+from ..lane_ops import WARP
+from ..lanes import LaneFrame
+
+BLOCK_BARRIER = 0
+
+
+class SplitGroups(Exception):
+    """Warps of one group wait in different places: the block must be run again, each warp on its own."""
+
+
+@dataclass
+class _Barrier:
+    """One barrier while threads gather: how many it needs, who has come, what they have seen, who waits."""
+
+    need: int
+    come: int = 0
+    seen: np.ndarray | None = None
+    waiting: list[LaneFrame] = field(default_factory=list)
+    done: bool = False
+
+
+class Roles(Scheduler):
+    """Runs the parts of one block.  Barrier operations of the frames call `wait_named` and `signal`.
+
+    frames: one a part.  unit: threads of a part, a warp or a warp group.  asynchronous: the copies and instructions
+    under way in the block (asynchronous.Asynchronous), None where there are none.
+    """
+
+    def __init__(self, frames: list[LaneFrame], body: Callable[[LaneFrame], None], unit: int = WARP,
+                 asynchronous: Any = None) -> None:
+        self.kind = "warp" if unit == WARP else "warp group"
+        number: dict[int, int] = {}  # by block
+        parts = []
+        for f in frames:
+            i = number[id(f.block)] = number.get(id(f.block), -1) + 1
+            parts.append(Part(i, f"{self.kind} {i}", f, body))
+        super().__init__(parts)
+        self.unit, self.asynchronous = unit, asynchronous
+        self.block = frames[0].block
+        for f in frames:
+            f.block.roles = self
+        self.barriers: dict[tuple[int, int], _Barrier] = {}  # by rank of the block in its cluster, and number
+        self.voted: dict[tuple[int, int], int] = {}  # how often a part took part in a vote of its block
+        self.ballots: dict[tuple[int, int], list[np.ndarray]] = {}  # by rank, and number of the vote
+
+    def votes(self, f: LaneFrame) -> list[np.ndarray]:
+        """Where a part that comes to the next vote of its block puts what its threads say."""
+        me = f.block.rank, int(np.flatnonzero(f.active())[0]) // self.unit
+        number = self.voted[me] = self.voted.get(me, -1) + 1
+        return self.ballots.setdefault((f.block.rank, number), [])
+
+    def idle(self) -> bool:
+        return self.asynchronous is not None and self.asynchronous.land()
+
+    def ended(self, part: Part) -> None:
+        # Threads that are gone count as arrived at the block barrier, and at the cluster's.
+        block = part.frame.block
+        b = self.barriers.get((block.rank, BLOCK_BARRIER))
+        if b is not None:
+            self._complete(block, BLOCK_BARRIER, b)
+        if block.cluster is not None:
+            block.cluster.ended(part, self.parts)
+
+    def _threads_left(self, rank: int) -> int:
+        return sum(_threads(p.frame) for p in self.parts if not p.done and p.frame.block.rank == rank)
+
+    def arrive(self, f: LaneFrame, number: int, need: int | None, span: Any) -> _Barrier:
+        """The active threads of f arrive at a barrier (need: threads, None for the whole block)."""
+        active = f.active()
+        if (active != (_running(f) & np.repeat(active.reshape(-1, WARP).any(1), WARP))).any():
+            raise fault("sim-barrier", f"a barrier is reached by {int(active.sum())} threads of a warp only",
+                        found=f"{int(active.sum())} threads of a warp", span=span)
+        b = self.barriers.setdefault((f.block.rank, number), _Barrier(need or 0))
+        if need is not None and b.need not in (0, need):
+            raise fault("sim-barrier", f"barrier {number} is used with {need} threads and with {b.need} at once",
+                        expected="one number of threads", found=f"{need} and {b.need}",
+                        span=span, hint="all arrivals at one barrier name the same number of threads")
+        seen = self.block.clocks.arrive(active)
+        b.seen = seen if b.seen is None else np.maximum(b.seen, seen)
+        # A barrier with a count takes a warp for 32 threads, however many it has: PTX ISA, "bar".
+        b.come += int(active.sum()) if need is None else WARP * int(active.reshape(-1, WARP).any(1).sum())
+        return b
+
+    def wait_named(self, f: LaneFrame, number: int, need: int | None, span: Any) -> None:
+        """The active threads of f arrive and go on when the barrier is complete."""
+        b = self.arrive(f, number, need, span)
+        b.waiting.append(f)
+        self._complete(f.block, number, b)
+        self.wait(lambda: b.done, lambda: f"at barrier {number}", span)
+
+    def signal(self, f: LaneFrame, number: int, need: int, span: Any) -> None:
+        """The active threads of f arrive without waiting."""
+        self._complete(f.block, number, self.arrive(f, number, need, span))
+
+    def _complete(self, block: Any, number: int, b: _Barrier) -> None:
+        if b.come == 0 or b.come < (b.need or self._threads_left(block.rank)):
+            return
+        del self.barriers[block.rank, number]
+        for f in b.waiting:
+            self.block.clocks.acquire(f.active(), b.seen)
+        b.done = True
+
+    def deadlock(self, left: list[Part]) -> Exception:
+        """The error; SplitGroups when it may be due to warps of one group that go different ways."""
+        if self.unit > WARP and any((p.frame.active() != _running(p.frame)).any() for p in left):
+            return SplitGroups()
+        cluster = self.block.cluster
+        states = [f"barrier {n}{f' of block {cluster.names[r]}' if cluster else ''}: {b.come} of "
+                  f"{b.need or self._threads_left(r)} threads" for (r, n), b in sorted(self.barriers.items())]
+        if cluster is not None:
+            states += cluster.state()
+        if self.asynchronous is not None:
+            states += self.asynchronous.states()
+        waits: dict[tuple[Any, str, int], list[Part]] = {}
+        for p in left:
+            waits.setdefault((p.place, p.why(), p.frame.block.rank), []).append(p)
+        told = [(place, f"{self._names(parts)} {'wait' if len(parts) > 1 else 'waits'} {why}")
+                for (place, why, _), parts in waits.items()]
+        return fault("sim-barrier", f"all {self.kind}s left wait for ever in block {left[0].frame.block.where}: "
+                     + "; ".join(t for _, t in told) + (f" ({'; '.join(states)})" if states else ""),
+                     expected=f"arrivals that let every {self.kind} go on", found=f"{self.kind}s that wait for ever",
+                     span=told[0][0], notes=tuple(told[1:]), label=told[0][1],
+                     hint="check numbers and counts of the barriers: each role must pass them equally often")
+
+    def _names(self, parts: list[Part]) -> str:
+        block = parts[0].frame.block
+        numbers = [p.number for p in parts]
+        of = f" of block {block.where}" if block.cluster is not None else ""
+        if len(parts) == 1:
+            return f"{self.kind} {numbers[0]}{of}"
+        dense = numbers == list(range(numbers[0], numbers[-1] + 1))
+        return f"{self.kind}s " + (f"{numbers[0]} to {numbers[-1]}" if dense else ", ".join(map(str, numbers))) + of
+
+
+def _running(f: LaneFrame) -> np.ndarray:
+    """The threads of a part that have not returned."""
+    own = f.active() if f.own is None else f.own
+    return own if f.exited is None else own & ~f.exited
+
+
+def _threads(f: LaneFrame) -> int:
+    return int(_running(f).sum())
+
+
+def unit_frames(f: LaneFrame, slots: list[Any], threads: int, unit: int) -> list[LaneFrame]:
+    """One frame for each warp (or warp group: unit threads) of a block; each sees all lanes and runs its own."""
+    out = []
+    lane = np.arange(f.lanes) - f.block.first
+    for w in range(-(-threads // unit)):
+        own = (lane // unit == w) & (lane < threads)
+        g = LaneFrame(list(slots), f.lanes, own, f.block)
+        g.own = own
+        out.append(g)
+    return out
+
+
+__all__ = ["BLOCK_BARRIER", "Roles", "SplitGroups", "unit_frames"]

@@ -1,0 +1,161 @@
+"""A block of a tile program: its roles, and where they wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilelang.target.warp_groups import GROUP
+
+from ..coroutines import Part
+from ..faults import fault
+from ..grid import GridScheduler
+from ..lanes import Action, LaneFrame
+from ..mbarrier import Phases
+
+
+@dataclass
+class Role:
+    """Warp groups that run the same code.  counts: how often it has come to a statement that roles share, by id.  watch: what
+    roles touch in the statement that they are doing one after another (tile_watch.Watch)."""
+
+    number: int
+    groups: tuple[int, ...]
+    threads: int
+    counts: dict[Any, int] = field(default_factory=dict)
+    watch: Any = None
+
+    @property
+    def name(self) -> str:
+        return f"warp group{'s' if len(self.groups) > 1 else ''} {', '.join(map(str, self.groups))}"
+
+    def mask(self, lanes: int) -> np.ndarray:
+        return np.isin(np.arange(lanes) // GROUP, self.groups)
+
+
+@dataclass
+class _Meeting:
+    """Threads gather: how many have come, whether it is over."""
+
+    need: int
+    come: int = 0
+    done: bool = False
+    roles: dict[int, int] = field(default_factory=dict)  # of a meeting of roles: who is awaited, and its threads
+    action: Callable[[], None] | None = None
+
+
+class _Uncounted:
+    """Counters of instructions, which tile programs do not keep."""
+
+    def count(self, *_: Any) -> None:
+        """Nothing is counted."""
+
+
+class TileBlock:
+    """State of one block of a tile program: its roles, what they share, its mbarriers."""
+
+    counters = _Uncounted()
+
+    def __init__(self, printer: Any, where: str) -> None:
+        self.print, self.where = printer.print, where
+        self.scheduler: TileScheduler | None = None
+        self.shared: dict[tuple[Any, int], Any] = {}
+        self.meetings: dict[Any, _Meeting] = {}
+        self.over: set[int] = set()  # roles that have ended
+        self.barriers: list[Phases] = []
+        self.named: dict[int, list[Phases]] = {}  # mbarriers by id of their buffer
+        self.cluster: Any = None  # tile_cluster.TileCluster
+        self.rank = 0
+        self.stores: dict[int, Any] = {}  # shared memory by id of the buffer's data, and how to make it for another block
+        self.makers: dict[int, Callable[[LaneFrame], Any]] = {}
+
+    def wait(self, until: Callable[[], bool], why: Callable[[], str], span: Any) -> None:
+        """Go on once `until()` holds.  Raises sim-barrier when nobody can bring that about."""
+        if until():
+            return
+        if self.scheduler is None:
+            raise fault("sim-barrier", f"the block waits for ever {why()}, in block {self.where}",
+                        found="a block that waits for ever", span=span,
+                        hint="nothing else runs in this block that could complete the barrier")
+        self.scheduler.wait(until, why, span)
+
+    def once(self, key: Any, role: Role, make: Callable[[], Any]) -> Any:
+        """What the first role to come here makes; the others get the same."""
+        at = (key, nth(role, key))
+        if at not in self.shared:
+            self.shared[at] = make()
+        return self.shared[at]
+
+    def gather(self, key: Any, role: Role, roles: dict[int, int], span: Any, why: str,
+               action: Callable[[], None] | None = None) -> None:
+        """One of some roles (threads by number) comes; when all have that have not ended, the action is done and all go on."""
+        m = self.meetings.setdefault(key, _Meeting(sum(roles.values()), roles=dict(roles)))
+        m.roles.pop(role.number)
+        m.action = action
+        self._settle(key, m)
+        self.wait(lambda: m.done, lambda: f"at {why} ({m.need - sum(m.roles.values())} of {m.need} threads are there)", span)
+
+    def _settle(self, key: Any, m: _Meeting) -> None:
+        if m.roles.keys() <= self.over:
+            del self.meetings[key]
+            if m.action is not None:
+                m.action()
+            m.done = True
+
+    def ended(self, role: Role) -> None:
+        """A role has run to its end: no meeting waits for it."""
+        self.over.add(role.number)
+        for key, m in list(self.meetings.items()):
+            if m.roles:
+                self._settle(key, m)
+
+    def meet(self, key: Any, need: int, n: int, span: Any, why: str, waits: bool = True) -> None:
+        """n of `need` threads come to a barrier with a count; then all go on."""
+        m = self.meetings.setdefault(key, _Meeting(need))
+        if m.need != need:
+            raise fault("sim-barrier", f"{why} is used with {need} threads and with {m.need} at once",
+                        expected="one number of threads", found=f"{need} and {m.need}", span=span)
+        m.come += n
+        if m.come > m.need:
+            raise fault("sim-barrier", f"{m.come} threads arrive at {why}, which is for {need}", expected=f"{need} threads",
+                        found=str(m.come), span=span, hint="give the number of the threads that come, whole warps")
+        if m.come == m.need:
+            del self.meetings[key]
+            m.done = True
+        if waits:
+            self.wait(lambda: m.done, lambda: f"at {why} ({m.come} of {m.need} threads are there)", span)
+
+
+def nth(role: Role, key: Any) -> int:
+    """How often a role has come to something shared, this time included."""
+    role.counts[key] = role.counts.get(key, 0) + 1
+    return role.counts[key]
+
+
+class TileScheduler(GridScheduler):
+    """Runs the roles of a block."""
+
+    def __init__(self, blocks: list[TileBlock], frames: list[LaneFrame], body: Action) -> None:
+        of = [f" of block {f.block.where}" if len(blocks) > 1 else "" for f in frames]
+        super().__init__([Part(f.role.number, f.role.name + o, f, body) for f, o in zip(frames, of)])
+        self.block, self.blocks = blocks[0], blocks
+        for b in blocks:
+            b.scheduler = self
+
+    def ended(self, part: Part) -> None:
+        part.frame.block.ended(part.frame.role)
+
+    def deadlock(self, left: list[Part]) -> Exception:
+        states = [b.state() for block in self.blocks for b in block.barriers if b.pending != b.count or b.tx]
+        told = [(p.place, f"{p.name} waits {p.why()}") for p in left]
+        return fault("sim-barrier", f"all roles left wait for ever in block {self.block.where}: "
+                     + "; ".join(t for _, t in told) + (f" ({'; '.join(states)})" if states else ""),
+                     expected="arrivals that let every role go on", found="roles that wait for ever",
+                     span=told[0][0], notes=tuple(told[1:]), label=told[0][1],
+                     hint="check parities and counts of the barriers: each role must pass them equally often")
+
+
+__all__ = ["Role", "TileBlock", "TileScheduler", "nth"]

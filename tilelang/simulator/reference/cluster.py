@@ -1,0 +1,139 @@
+"""Clusters in tile programs: the blocks of a cluster take turns, and reach each other's shared buffers and mbarriers.
+
+A copy to all blocks of a mask is each block's own: all of them name the same tile.  Buffers of a block that has not come
+to their allocation yet are made when another block reaches them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import AddressOf, Call, numpy_dtype
+from tilelang.ir.evaluate import Closure, Value
+from tilelang.ir.numbers import to_dtype
+
+from ..faults import fault
+from ..lane_ops import spread
+from ..lanes import LaneFrame, uniform
+
+
+class TileCluster:
+    """The blocks of one cluster, by rank, and their barrier.  need: threads of all of them."""
+
+    def __init__(self, blocks: list[Any], need: int) -> None:
+        self.blocks, self.need = blocks, need
+        self.come = self.phase = 0
+        for rank, b in enumerate(blocks):
+            b.cluster, b.rank = self, rank
+
+    def arrive(self, n: int) -> None:
+        """n threads come to the barrier."""
+        self.come += n
+        if self.come >= self.need:
+            self.come, self.phase = 0, self.phase + 1
+
+    def block(self, rank: int, span: Any) -> Any:
+        """The block of a rank.  Raises sim-cluster."""
+        if not 0 <= rank < len(self.blocks):
+            raise fault("sim-cluster", f"no block of this cluster has rank {rank}: it has {len(self.blocks)}",
+                        expected=f"a rank from 0 to {len(self.blocks) - 1}", found=str(rank), span=span,
+                        hint="ranks run from 0 to the number of blocks less one")
+        return self.blocks[rank]
+
+
+def cluster_of_frame(f: LaneFrame, span: Any) -> TileCluster:
+    """The cluster of the block that runs.  Raises sim-cluster in a launch without."""
+    if f.block.cluster is None:
+        raise fault("sim-cluster", "an operation of clusters in a launch without",
+                    expected="a launch with clusters", found="one without", span=span,
+                    hint="launch with T.ClusterKernel")
+    return f.block.cluster
+
+
+def _rank(c: Any, e: Call) -> Closure:
+    dt = numpy_dtype(e.dtype).type
+
+    def run(f: LaneFrame) -> Value:
+        cluster = f.block.cluster
+        if e.op == "cluster_size":
+            return np.asarray(dt(1 if cluster is None else len(cluster.blocks)))
+        return np.asarray(dt(f.block.rank))
+
+    return run
+
+
+def _barrier(c: Any, e: Call) -> Closure:
+    arrives, waits = e.op != "cluster_wait", e.op != "cluster_arrive"
+
+    def run(f: LaneFrame) -> Value:
+        if f.any_active():
+            cluster = cluster_of_frame(f, e.span)
+            n = f.role.threads if f.lanes == 1 else int(f.active().sum())
+            if arrives:
+                cluster.arrive(n)
+            if waits:
+                want = f.role.counts["cluster"] = f.role.counts.get("cluster", 0) + 1
+                f.block.wait(lambda: cluster.phase >= want, lambda: "at the cluster barrier", e.span)
+        return np.int32(0)
+
+    return run
+
+
+def _store(c: Any, e: Call) -> Closure:
+    """cluster_store(address, cta, value)."""
+    place = e.args[0]
+    if not isinstance(place, AddressOf):
+        raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
+                    expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
+    cells, cta, value = c.cells(place, 1, "remote store to"), c.expr(e.args[1]), c.expr(e.args[2])
+    at, b = c.slot(place.buffer.data), place.buffer
+
+    def run(f: LaneFrame) -> Value:
+        rank = int(uniform(np.asarray(cta(f)), f, "the rank of a block", e.span))
+        with _Elsewhere(f, b, at, rank, e.span):
+            flat, where, ok = cells(f)
+            flat[where[ok]] = to_dtype(spread(value(f), f.lanes).reshape(where.shape)[ok], b.dtype)
+        return np.int32(0)
+
+    return run
+
+
+class _Elsewhere:
+    """`with` it the slot of a shared buffer holds the storage of another block."""
+
+    def __init__(self, f: LaneFrame, b: Any, at: int, rank: int, span: Any) -> None:
+        self.f, self.at = f, at
+        peer = cluster_of_frame(f, span).block(rank, span)
+        own = f.block
+        store = peer.stores.get(id(b.data))
+        if store is None:
+            store = peer.stores[id(b.data)] = own.makers[id(b.data)](f)
+        self.store = store
+
+    def __enter__(self) -> None:
+        self.old, self.f.slots[self.at] = self.f.slots[self.at], self.store
+
+    def __exit__(self, *info: Any) -> None:
+        self.f.slots[self.at] = self.old
+
+
+def to_block(c: Any, s: Any, action: Callable[[LaneFrame], None]) -> Callable[[LaneFrame], None]:
+    """A Copy with attr dst_block: into that block's buffer."""
+    rank, at = c.expr(s.attr("dst_block")), c.slot(s.dst.buffer.data)
+
+    def run(f: LaneFrame) -> None:
+        there = int(uniform(np.asarray(rank(f)), f, "the rank of a block", s.span))
+        with _Elsewhere(f, s.dst.buffer, at, there, s.span):
+            action(f)
+
+    return run
+
+
+CLUSTER_OPS: dict[str, Callable[[Any, Call], Closure]] = {
+    "cluster_rank": _rank, "cluster_size": _rank, "cluster_arrive": _barrier, "cluster_wait": _barrier,
+    "cluster_sync": _barrier, "cluster_store": _store}  # fmt: skip
+
+__all__ = ["CLUSTER_OPS", "TileCluster", "cluster_of_frame", "to_block"]

@@ -1,0 +1,197 @@
+"""What a tile op's `reference` sees: regions as NumPy tiles, expressions as scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import Broadcast, Buffer, Expr, Node, Region, TileOp, children, const, fields_of, numpy_dtype, rebuild
+from tilelang.ir.evaluate import ExprCompiler
+from tilelang.ops import Copy, Fill
+
+from ..faults import fault
+from ..lanes import LaneFrame, is_address, uniform
+from ..memory import geometry, strided
+
+
+def scalar_elements(op: TileOp) -> TileOp:
+    """A copy or fill of vectors as one of their elements: each region has the lanes as a dimension more."""
+    def visit(v: Any) -> Any:
+        if isinstance(v, Broadcast):
+            return v.value
+        if not isinstance(v, Region) or v.buffer.dtype.lanes == 1:
+            return v
+        b, n = v.buffer, v.buffer.dtype.lanes
+        whole = Buffer(b.name, (*b.shape, n), b.dtype.scalar, b.scope_name, (*(s * n for s in b.strides), 1), b.offset * n,
+                       b.data, b.attrs, span=b.span)
+        return Region(whole, (*v.mins, const(0)), (*v.extents, n), span=v.span)
+
+    vectors = isinstance(op, (Copy, Fill)) and any(isinstance(n, Region) and n.buffer.dtype.lanes > 1 for n in children(op))
+    return rebuild(op, visit) if vectors else op  # type: ignore[return-value]
+
+
+class TileEnv:
+    """The environment of one execution of one tile op.
+
+    lane: the thread whose private arrays and values are meant, None for the whole block.
+    """
+
+    def __init__(self, sites: dict[int, Any], check: bool, f: LaneFrame, lane: int | None, span: Any,
+                 followed: Any = None) -> None:
+        self._followed = followed
+        self._sites, self._check, self._frame, self._lane, self.span = sites, check, f, lane, span
+
+    @staticmethod
+    def compile(compiler: ExprCompiler, op: TileOp) -> Callable[[LaneFrame, int | None], TileEnv]:
+        """A constructor of environments for op: all its operands' expressions compiled."""
+        sites: dict[int, Any] = {}
+
+        def visit(v: Any) -> None:
+            if isinstance(v, Region):
+                sites[id(v)] = _RegionSite(compiler, v)
+            elif isinstance(v, Expr):
+                sites[id(v)] = compiler.expr(v)
+            elif isinstance(v, tuple):
+                for x in v:
+                    visit(x)
+
+        for name in fields_of(type(op)):
+            if name != "attrs":
+                visit(getattr(op, name))
+        check = bool(getattr(compiler, "check", True))
+        return lambda f, lane: TileEnv(sites, check, f, lane, op.span, getattr(compiler, "followed", None))
+
+    def eval(self, e: Any) -> Any:
+        """The scalar value of an expression (or Python number), in its dtype."""
+        if not isinstance(e, Node):
+            return np.asarray(e)
+        return self._scalar(self._sites[id(e)])
+
+    def _scalar(self, fn: Callable[[LaneFrame], Any]) -> Any:
+        x = np.asarray(fn(self._frame))
+        if x.ndim and self._lane is not None:
+            return x[self._lane]
+        return uniform(x, self._frame, "an operand of a tile operation", self.span)
+
+    def shape(self, r: Region) -> tuple[int, ...]:
+        """Extents of a region, unit dimensions included."""
+        return tuple(int(self._scalar(e)) if callable(e) else e for e in self._sites[id(r)].extents)
+
+    def read(self, r: Region) -> np.ndarray:
+        """A copy of a region, shape `shape(r)`; out-of-range elements of a global buffer have the safe value."""
+        box = self._box(r)
+        b = r.buffer
+        if box.tensor[box.source].shape == box.shape:
+            out = box.tensor[box.source].copy()
+        else:
+            safe = self._sites[id(r)].safe
+            fill = np.zeros((), box.tensor.dtype) if safe is None else np.asarray(self._scalar(safe)).astype(box.tensor.dtype)
+            out = np.full(box.shape, fill, box.tensor.dtype)
+            out[box.target] = box.tensor[box.source]
+        if self._check and box.known is not None and not box.known[box.source].all():
+            raise fault("sim-uninitialized", f"{b.name} ({b.scope()}) is read before it is written",
+                        found=f"{b.name}, which nothing has written", span=self.span,
+                        hint="initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
+        return out
+
+    def write(self, r: Region, tile: Any) -> None:
+        """Store a tile of the buffer's dtype and of shape `shape(r)`; global elements out of range are skipped."""
+        box = self._box(r, True)
+        tile = np.broadcast_to(np.asarray(tile, box.tensor.dtype), box.shape)
+        box.tensor[box.source] = tile[box.target]
+        if box.known is not None:
+            box.known[box.source] = True
+
+    def _box(self, r: Region, write: bool = False) -> _Box:
+        site = self._sites[id(r)]
+        f, b = self._frame, r.buffer
+        store = f.slots[site.slot]
+        if store is None:
+            raise fault("sim-unsupported", f"{b.name} has no storage here",
+                        expected="a buffer with storage", found=f"{b.name} without", span=self.span)
+        shape, strides, offset = site.geometry(f)
+        mins = [int(self._scalar(m)) for m in site.mins]
+        ext = self.shape(r)
+        low = [max(m, 0) for m in mins]
+        high = [max(lo, min(m + e, n)) for m, e, n, lo in zip(mins, ext, shape, low)]
+        if b.scope() != "global" and any(m < 0 or m + e > n for m, e, n in zip(mins, ext, shape)):
+            ranges = ", ".join(f"{m}:{m + e}" for m, e in zip(mins, ext))
+            raise fault("sim-out-of-bounds", f"{b.name}[{ranges}] is outside its shape ({', '.join(map(str, shape))})",
+                        expected=f"a region of ({', '.join(map(str, shape))})", found=f"[{ranges}]",
+                        span=r.span or self.span, hint="check the start and extents of the region")
+        source = tuple(slice(lo, hi) for lo, hi in zip(low, high))
+        target = tuple(slice(lo - m, hi - m) for lo, hi, m in zip(low, high, mins))
+        if is_address(store):
+            at = np.full((), offset, np.int64)
+            for lo, hi, s in zip(low, high, strides):
+                at = at[..., None] + np.arange(lo, hi) * s
+            pointer = self._scalar(lambda f: store)
+            window, number = self._followed(f, pointer, at, np.ones(at.shape, bool), False, 1, b, write, self.span)
+            return _Box(_Picked(window.flat(numpy_dtype(b.dtype)), number), None, (slice(None),) * len(low), target, ext)
+        row = 0 if self._lane is None or store.lanes == 1 else self._lane
+        flat = store.view(numpy_dtype(b.dtype))[row]
+        tensor = strided(flat, offset, shape, strides)
+        known = None
+        if store.known is not None:
+            flags = store.known[row]
+            k = flat.itemsize // store.granule
+            lead = strided(flags, offset * k, (*shape, k), (*(s * k for s in strides), 1))
+            known = lead[..., 0] if k == 1 else _Whole(lead)
+        return _Box(tensor, known, source, target, ext)
+
+
+class _Whole:
+    """Written-flags of elements that span several granules."""
+
+    def __init__(self, flags: np.ndarray) -> None:
+        self.flags = flags
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        return self.flags[key]
+
+    def __setitem__(self, key: Any, value: bool) -> None:
+        self.flags[key] = value
+
+
+class _Picked:
+    """Elements of memory by their numbers, as an array of the numbers' shape that is read and written whole."""
+
+    def __init__(self, flat: np.ndarray, number: np.ndarray) -> None:
+        self.flat, self.number, self.dtype = flat, number, flat.dtype
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        return self.flat[self.number]
+
+    def __setitem__(self, key: Any, values: np.ndarray) -> None:
+        self.flat[self.number] = values
+
+
+class _Box:
+    """A region at run time: the buffer as an array, its part inside the shape (source), where that lies in the tile."""
+
+    __slots__ = ("tensor", "known", "source", "target", "shape")
+
+    def __init__(self, tensor: Any, known: Any, source: tuple[slice, ...], target: tuple[slice, ...],
+                 shape: tuple[int, ...]) -> None:
+        self.tensor, self.known, self.source, self.target, self.shape = tensor, known, source, target, shape
+
+
+class _RegionSite:
+    """A region's compiled parts."""
+
+    def __init__(self, compiler: Any, r: Region) -> None:
+        b: Buffer = r.buffer
+        if b.dtype.lanes > 1:
+            raise fault("sim-unsupported", f"{b.name}: a tile operation on vectors ({b.dtype})",
+                        expected="scalar elements", found=str(b.dtype), span=r.span,
+                        hint="view the buffer with a scalar element type")
+        self.slot = compiler.slot(b.data)
+        self.geometry = geometry(compiler, b)
+        self.mins = [compiler.expr(m) for m in r.mins]
+        self.extents = [compiler.expr(e) if isinstance(e, Expr) else e for e in r.extents]
+        self.safe = compiler.safe.get(id(b))
+
+
+__all__ = ["TileEnv", "scalar_elements"]

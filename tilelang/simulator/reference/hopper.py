@@ -1,0 +1,229 @@
+"""Descriptors, wgmma and TMA by hand in tile programs.
+
+Tiles are kept row by row here.  The buffers that a launch names by address have addresses all the same
+(target/shared_space.py), so a descriptor is the number that it is on the device, but for the address in it, and what it
+reads are the bytes that lie there.  Copies and products are complete when they are issued; what is issued too early or
+waited for too late is the device simulator's to find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import AddressOf, Call, Launch, numpy_dtype
+from tilelang.ir.evaluate import Closure, Value
+from tilelang.target.shared_space import Placed, SharedSpace, shared_space
+from tilelang.target.warp_groups import GROUP
+from tilelang.target.wgmma import WGMMA_ROWS, decode_descriptor, encode_descriptor, operand_addresses
+
+from ..boxes import UNIT, box_of, coordinates
+from ..faults import fault
+from ..lanes import LaneFrame, uniform
+from ..matrix import U8, Registers, register_order
+from ..memory import geometry, linear_index, out_of_bounds
+from .warp_roles import TileBarrier
+
+_BOX_ALIGN = 128  # of a box in shared memory
+
+
+def space_of(launch: Launch) -> SharedSpace:
+    """The addresses of a launch's shared memory.  Raises sim-unsupported."""
+    return shared_space(launch, lambda why, span: fault(
+        "sim-unsupported", f"{why} (a descriptor or a box names it)",
+        expected="shared buffers of constant shape, and layouts of what was allocated", found=why, span=span))
+
+
+def _address(c: Any, a: Any, e: Call, what: str) -> tuple[Placed, Callable[[LaneFrame], Value]]:
+    """The buffer that an operand names, and its address, one or one a lane."""
+    if not isinstance(a, AddressOf) or a.buffer.scope() not in ("shared", "shared.dyn"):
+        raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
+                    expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
+    held, b = c.space.of(a.buffer.data), a.buffer
+    fns, geo, address = [c.expr(i) for i in a.indices], geometry(c, b), c.expr(held.address(b, a.indices))
+
+    def run(f: LaneFrame) -> Value:
+        shape, strides, offset = geo(f)
+        idx = [np.asarray(fn(f)).astype(np.int64) for fn in fns]
+        _, bad = linear_index(idx, shape, strides, offset)
+        hit = bad if f.mask is None else bad & f.mask
+        if hit.any():
+            raise out_of_bounds(b, idx, shape, hit, e.span, what)
+        return np.asarray(address(f)).astype(np.int64)
+
+    return held, run
+
+
+def _bytes_of(held: Placed, offsets: np.ndarray, what: str, span: Any) -> np.ndarray:
+    """Where bytes of the laid out tile are in its storage.  Raises sim-out-of-bounds."""
+    if offsets.size and (offsets.min() < 0 or offsets.max() >= held.nbytes):
+        far = int(offsets.min() if offsets.min() < 0 else offsets.max())
+        raise fault("sim-out-of-bounds", f"{what} reaches byte {far} of `{held.buffer.name}`, which has {held.nbytes}",
+                    expected=f"bytes 0 to {held.nbytes - 1}", found=f"byte {far}", span=span,
+                    hint="check the address and the strides (lbo, sbo) of its descriptor")
+    at = held.rows(offsets)
+    if (at < 0).any():
+        far = int(offsets[at < 0][0])
+        raise fault("sim-out-of-bounds", f"{what} reaches byte {far} of `{held.buffer.name}`, where its layout puts no element",
+                    expected="bytes of elements", found=f"byte {far}", span=span,
+                    hint="a layout that descriptors and TMA use has no gaps")
+    return at
+
+
+# ---- descriptors ------------------------------------------------------------------------------------------------------
+
+
+def _descriptor(c: Any, e: Call) -> Closure:
+    """wgmma_descriptor(address [, bytes])."""
+    _, at = _address(c, e.args[0], e, "wgmma operand")
+    more = c.expr(e.args[1]) if len(e.args) > 1 else None
+    fixed = int(e.attr("offset", 0) or 0)
+    rest = encode_descriptor(0, int(e.attr("lbo", 0)), int(e.attr("sbo", 0)), int(e.attr("swizzle", 0)))
+
+    def run(f: LaneFrame) -> Value:
+        address = at(f) + fixed
+        if more is not None:
+            address = address + np.asarray(more(f)).astype(np.int64)
+        on = address if address.ndim == 0 or f.mask is None else address[f.mask]
+        if (on % UNIT).any():
+            odd = int(on[on % UNIT > 0][0]) if on.ndim else int(on)
+            raise fault("sim-misaligned", f"a wgmma operand at byte {odd}, not a multiple of 16",
+                        expected="a multiple of 16 bytes", found=f"byte {odd}", span=e.span)
+        return (address >> 4 & 0x3FFF).astype(np.uint64) | np.uint64(rest)
+
+    return run
+
+
+@lru_cache(maxsize=1024)
+def _operand_bytes(descriptor: int, major: str, extent: int, item: int) -> np.ndarray:
+    """Addresses of the bytes of an operand, [extent, k * item]."""
+    at = operand_addresses(descriptor, major, extent, item)
+    return (at[..., None] + np.arange(item)).reshape(extent, -1)
+
+
+class _SharedOperand:
+    """An operand that a descriptor names."""
+
+    def __init__(self, c: Any, value: Any, dt: Any, major: str, extent: int, e: Call) -> None:
+        self.c, self.value, self.dt, self.major, self.extent, self.e = c, c.expr(value), numpy_dtype(dt), major, extent, e
+
+    def read(self, f: LaneFrame) -> np.ndarray:
+        """Elements [extent, k], for the active lanes."""
+        span = self.e.span
+        descriptor = int(uniform(np.asarray(self.value(f)), f, "a wgmma descriptor", span))
+        start = decode_descriptor(descriptor)[0]
+        held = self.c.space.holding(start)
+        if held is None:
+            raise fault("sim-out-of-bounds", f"a wgmma descriptor names byte {start:#x}, where no shared buffer lies",
+                        expected="a descriptor of a shared buffer", found=f"{descriptor:#x}", span=span,
+                        hint="T.initialize_wgmma_descriptor comes first, and its offsets stay in the buffer")
+        offsets = _operand_bytes(descriptor, self.major, self.extent, self.dt.itemsize) - held.start
+        at = _bytes_of(held, offsets, "a wgmma operand", span)
+        store = f.slots[self.c.slot(held.buffer.data)]
+        if self.c.check and store.known is not None and not store.known.reshape(-1)[at // store.granule].all():
+            raise self.c.unwritten(held.buffer, span)
+        return np.ascontiguousarray(store.flat(U8)[at]).view(self.dt)
+
+
+# ---- products -----------------------------------------------------------------------------------------------------------
+
+
+def _groups(f: LaneFrame, what: str, span: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(mask of lanes, numbers of warps) of the warp groups that execute.  Raises sim-warp-divergence."""
+    active, out = f.active(), []
+    for g in np.unique(np.flatnonzero(active) // GROUP):
+        own = np.arange(f.lanes) // GROUP == g
+        if (active & own).sum() != GROUP:
+            raise fault("sim-warp-divergence", f"{what} needs all 128 threads of a warp group, found "
+                        f"{int((active & own).sum())} of warp group {g}",
+                        expected="all 128 threads of a warp group", found=str(int((active & own).sum())), span=span,
+                        hint="a warp group is 4 warps whose first thread is a multiple of 128")
+        out.append((own, np.arange(4) + 4 * g))
+    return out
+
+
+def _wgmma(c: Any, e: Call) -> Closure:
+    try:
+        row = WGMMA_ROWS[e.attr("row")]
+    except KeyError:
+        raise fault("sim-unsupported", f"no wgmma instruction is called {e.attr('row')}",
+                    expected="an instruction of wgmma", found=f"{e.attr('row')}", span=e.span) from None
+    majors = e.attr("a_major", "k"), e.attr("b_major", "k")
+    if any(m not in row.majors for m in majors):
+        raise fault("sim-unsupported", f"{row.name} takes operands of order {', '.join(row.majors)}, found {majors}",
+                    expected=f"operands of order {', '.join(row.majors)}", found=str(majors), span=e.span)
+    n, tc, ta = row.shape[1], numpy_dtype(row.c_dtype), numpy_dtype(row.a_dtype)
+    sums = Registers(c, e.args[0], row.c.registers * tc.itemsize, e.span)
+    held = Registers(c, e.args[1], row.a.registers * ta.itemsize, e.span) if isinstance(e.args[1], AddressOf) else None
+    a = None if held is not None else _SharedOperand(c, e.args[1], row.a_dtype, majors[0], 64, e)
+    b = _SharedOperand(c, e.args[2], row.b_dtype, majors[1], n, e)
+    keeps, order_c, order_a = c.expr(e.args[3]), register_order(row.c), register_order(row.a)
+
+    def product(f: LaneFrame, warps: np.ndarray) -> None:
+        keep = bool(uniform(np.asarray(keeps(f)), f, "scale-d of a wgmma", e.span))
+        x = held.read(f, warps, ta).reshape(-1)[order_a] if held is not None else a.read(f)  # type: ignore[union-attr]
+        y = b.read(f).T
+        old = sums.read(f, warps, tc, keep).reshape(-1)
+        out = np.empty(old.size, tc)
+        out[order_c.ravel()] = row.meaning(x, y, old[order_c], keep).ravel()
+        sums.write(f, warps, out.reshape(len(warps), -1))
+
+    def run(f: LaneFrame) -> Value:
+        outer = f.mask
+        for own, warps in _groups(f, row.name, e.span):
+            f.mask = own
+            product(f, warps)
+        f.mask = outer
+        return np.int32(0)
+
+    return run
+
+
+# ---- boxes ----------------------------------------------------------------------------------------------------------------
+
+
+def _load(c: Any, e: Call) -> Closure:
+    """tma_load(address, barrier, coordinates), by each lane that executes it: the box lies there, its bytes have come."""
+    if e.attr("multicast"):
+        raise fault("sim-unsupported", "a box for several blocks of a cluster in a tile program",
+                    expected="T.tma_copy(cluster_mask=)", found="tma_load with a mask of blocks", span=e.span)
+    m, dst = box_of(c, e), e.args[0]
+    held, to = _address(c, dst, e, "TMA load into")
+    bar, coords = TileBarrier.of(c, e.args[1], e.span), coordinates(c, e, m, e.args[2:])
+    slot = c.slot(held.buffer.data)
+
+    def one(f: LaneFrame, t: int, start: int) -> None:
+        units = m.units(start, held.start, held.end, held.buffer, _BOX_ALIGN, e.span)
+        memory, inside, place, g = m.window(f, coords(f, t))
+        if c.check and memory.known is not None and not memory.known.reshape(-1)[g].all():
+            raise c.unwritten(m.map.buffer, e.span)
+        box = m.fill()
+        box[place] = inside
+        offsets = (units.reshape(-1, 1) * UNIT + np.arange(UNIT)).reshape(-1) - held.start
+        at, store = _bytes_of(held, offsets, "a box", e.span), f.slots[slot]
+        store.flat(U8)[at] = box.reshape(-1).view(U8)
+        if store.known is not None:
+            store.known.reshape(-1)[at // store.granule] = True
+        b = bar.get(f)
+        b.tx -= offsets.size
+        b.settle()
+
+    def run(f: LaneFrame) -> Value:
+        outer = f.mask
+        starts = np.broadcast_to(to(f), (f.lanes,))
+        for t in np.flatnonzero(f.active()):
+            f.mask = np.arange(f.lanes) == t
+            one(f, int(t), int(starts[t]))
+        f.mask = outer
+        return np.int32(0)
+
+    return run
+
+
+TILE_HOPPER_OPS: dict[str, Callable[[Any, Call], Closure]] = {
+    "wgmma": _wgmma, "wgmma_descriptor": _descriptor, "tma_load": _load}
+
+__all__ = ["TILE_HOPPER_OPS", "space_of"]

@@ -1,0 +1,227 @@
+"""Meaning of a Parallel loop: all iterations at once, each iteration one lane.
+
+Iterations are independent, with one exception that programs rely on: an element may be accumulated over several
+iterations (`F[i] += A[i, j]` over i, j).  Iterations that update the same element then run in rounds, in iteration
+order; where the updated elements cannot be known before running, one after another.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Buffer, Call, Expr, For, Load, Node, Parallel, Store, TileOp, Var,
+                         children, free_vars, is_const, numpy_dtype, substitute, walk)
+from tilelang.ir.evaluate import Closure
+
+from ..faults import fault
+from ..lane_ops import occurrence, spread
+from ..lanes import Action, LaneFrame, uniform
+from ..memory import Storage
+
+PRIVATE = ("local", "local.var")
+
+
+@dataclass
+class _Private:
+    """A per-thread buffer of the surrounding code that the loop body uses."""
+
+    buffer: Buffer
+    slot: int
+    read: bool
+    written: bool
+
+
+class ParallelLoop:
+    """Compiles one Parallel statement."""
+
+    def __init__(self, compiler: Any, s: Parallel) -> None:
+        self.s, self.compiler = s, compiler
+        for n in walk(s.body):
+            if isinstance(n, (Parallel, TileOp)):
+                raise fault("sim-unsupported", f"{type(n).__name__} inside T.Parallel",
+                            expected="statements of single elements", found=f"a {type(n).__name__}", span=n.span)
+        self.extents = [compiler.expr(e) for e in s.extents]
+        self.var_slots = [(compiler.slot(v), numpy_dtype(v.dtype)) for v in s.vars]
+        own = {id(v) for v in s.vars}
+        deciding = _deciding(s.body, set())  # a line that is printed may name a thread beside: the first one here
+        self.outer = [(compiler.slot(v), v, v in deciding) for v in free_vars(s.body) if id(v) not in own]
+        self.private = self._private_buffers()
+        self.one_by_one = False
+        self.keys = self._accumulation_keys()
+        threads, compiler.threads = compiler.threads, sys.maxsize  # a lane is an iteration here: all are there
+        self.body = compiler.stmt(s.body)
+        compiler.threads = threads
+
+    def _private_buffers(self) -> list[_Private]:
+        inside = {id(n.buffer.data) for n in walk(self.s.body) if isinstance(n, Alloc)}
+        found: dict[int, _Private] = {}
+        for n in walk(self.s.body):
+            b = getattr(n, "buffer", None)
+            if isinstance(b, Buffer) and b.scope_name in PRIVATE and id(b.data) not in inside:
+                p = found.setdefault(id(b.data), _Private(b, self.compiler.slot(b.data), False, False))
+                p.read |= isinstance(n, (Load, AddressOf))
+                p.written |= isinstance(n, (Store, AddressOf))
+        return list(found.values())
+
+    # -- which iterations update the same element
+
+    def _accumulation_keys(self) -> list[list[Closure]]:
+        """Index functions of the stores whose buffer the body also reads and whose index may repeat.  Where such an
+        index is known only while the body runs, iterations go one by one."""
+        loaded = {id(n.buffer.data) for n in walk(self.s.body) if isinstance(n, Load)}
+        alloced = {id(n.buffer.data) for n in walk(self.s.body) if isinstance(n, Alloc)}
+        binds = {n.var: n.value for n in walk(self.s.body) if isinstance(n, Bind)}
+        inner = {n.var for n in walk(self.s.body) if isinstance(n, For)}
+        out: list[list[Closure]] = []
+        for n in walk(self.s.body):
+            if not isinstance(n, Store) or id(n.buffer.data) not in loaded or id(n.buffer.data) in alloced:
+                continue
+            if n.buffer.scope_name in PRIVATE:
+                continue
+            indices = [_inline(i, binds) for i in n.indices]
+            if self._distinct(indices, inner):
+                continue
+            if any(isinstance(x, (Load, Call)) or x in inner for i in indices for x in walk(i)):
+                self.one_by_one = True
+                return []
+            out.append([self.compiler.expr(i) for i in indices])
+        return out
+
+    def _distinct(self, indices: list[Expr], inner: set[Var]) -> bool:
+        """Whether the index tuple differs between any two iterations: each loop variable stands alone, plus something
+        that is the same for all iterations, in some dimension."""
+        own = set(self.s.vars)
+        seen: set[Var] = set()
+        for i in indices:
+            terms = [i.a, i.b] if isinstance(i, Binary) and i.op in ("add", "sub") else [i]
+            mine = [t for t in terms if isinstance(t, Var) and t in own]
+            rest = [t for t in terms if not (isinstance(t, Var) and t in own)]
+            steady = all(not isinstance(x, (Load, Call)) and x not in own and x not in inner for t in rest
+                         for x in walk(t))
+            if len(mine) == 1 and steady:
+                seen.add(mine[0])
+        return all(v in seen or is_const(e, 1) for v, e in zip(self.s.vars, self.s.extents))
+
+    def _groups(self, g: LaneFrame) -> Iterator[np.ndarray] | None:
+        """Lanes in groups that run together, in order; None when all may."""
+        if self.one_by_one:
+            return (np.array([k]) for k in range(g.lanes))
+        if not self.keys:
+            return None
+        ranks: list[np.ndarray] = []
+        for indices in self.keys:
+            key = np.zeros(g.lanes, np.int64)
+            for fn in indices:  # equal elements get equal keys; that some others do too only costs rounds
+                key = key * np.int64(1 << 20) + spread(fn(g), g.lanes).astype(np.int64)
+            rank = occurrence(key)
+            if rank.any() and not any((rank == r).all() for r in ranks):
+                ranks.append(rank)
+        if len(ranks) > 1:
+            return (np.array([k]) for k in range(g.lanes))
+        return (np.flatnonzero(ranks[0] == r) for r in range(int(ranks[0].max()) + 1)) if ranks else None
+
+    # -- running
+
+    def action(self) -> Action:
+        """The action of the whole loop, run once by the block."""
+        s = self.s
+
+        def run(f: LaneFrame) -> None:
+            if not f.any_active():
+                return
+            extents = [int(uniform(np.asarray(e(f)), f, "the extent of T.Parallel", s.span)) for e in self.extents]
+            n = int(np.prod(extents, dtype=np.int64))
+            if n <= 0:
+                return
+            points = np.indices(extents).reshape(len(extents), n)
+            slots = list(f.slots)
+            for at, v, decides in self.outer:
+                if isinstance(slots[at], np.ndarray) and slots[at].ndim:
+                    slots[at] = uniform(slots[at], f, f"{v.name}, used inside T.Parallel,", s.span) if decides else \
+                        slots[at][0 if f.mask is None else int(np.argmax(f.mask))]
+            groups = self._groups(self._frame(f, slots, points))
+            if groups is None:
+                self._run(f, slots, points, only=True)
+            else:
+                for lanes in groups:
+                    self._run(f, slots, points[:, lanes], only=False)
+
+        return run
+
+    def _frame(self, f: LaneFrame, slots: list[Any], points: np.ndarray) -> LaneFrame:
+        g = LaneFrame(list(slots), points.shape[1], None, f.block)
+        for (at, dt), p in zip(self.var_slots, points):
+            g.slots[at] = p.astype(dt)
+        return g
+
+    def _run(self, f: LaneFrame, slots: list[Any], points: np.ndarray, only: bool) -> None:
+        g = self._frame(f, slots, points)
+        for p in self.private:
+            g.slots[p.slot] = self._enter(p, f, g.lanes)
+        self.body(g)
+        for p in self.private:
+            if p.written:
+                self._leave(f.slots[p.slot], g.slots[p.slot], only)
+
+    def _enter(self, p: _Private, f: LaneFrame, lanes: int) -> Storage:
+        """The private buffer as each iteration sees it: what all threads that come here agree on.
+
+        Rows of others differ for good reason: lanes that fill up a warp, threads that have returned.
+        """
+        store: Storage = f.slots[p.slot]
+        here = slice(None) if store.lanes == 1 or f.mask is None else f.mask
+        raw = store.raw[here]
+        same = store.lanes == 1 or bool((raw == raw[0]).all())
+        if not same and p.read and not p.written:
+            raise fault("sim-thread-dependent", f"{p.buffer.name} differs between threads and is read inside "
+                        "T.Parallel",
+                        found=f"{p.buffer.name}, which differs between threads", span=self.s.span,
+                        hint="which thread runs an iteration is not fixed: index by the loop variable")
+        out = Storage(store.name, store.nbytes, store.granule, lanes if p.written else 1, known=store.known is None)
+        out.raw[...] = raw[0]
+        if store.known is not None:
+            out.known = np.zeros((out.lanes, out.nbytes // out.granule), bool)
+            out.known[...] = store.known[here].all(0) if same else False
+        elif not same:
+            out.known = np.zeros((out.lanes, out.nbytes // out.granule), bool)
+        return out
+
+    @staticmethod
+    def _leave(store: Storage, inner: Storage, only: bool) -> None:
+        """After the loop the buffer holds a value only where all iterations left the same one."""
+        same = (inner.raw == inner.raw[0]).reshape(inner.lanes, -1, inner.granule).all((0, 2))
+        known = same & (np.True_ if inner.known is None else inner.known.all(0)) & only
+        store.raw[...] = inner.raw[0]
+        if store.known is None and not known.all():
+            store.known = np.zeros((store.lanes, store.nbytes // store.granule), bool)
+        if store.known is not None:
+            store.known[...] = known
+
+
+def _deciding(n: Node, out: set[Var]) -> set[Var]:
+    """The variables below n that do more than stand in what is printed."""
+    if isinstance(n, Var):
+        out.add(n)
+    elif isinstance(n, Buffer):
+        out |= free_vars(n)
+    elif not isinstance(n, Call) or n.op != "printf":
+        for c in children(n):
+            _deciding(c, out)
+    return out
+
+
+def _inline(e: Expr, binds: dict[Var, Expr]) -> Expr:
+    for _ in range(len(binds)):
+        used = {v: binds[v] for v in free_vars(e) if v in binds}
+        if not used:
+            return e
+        e = substitute(e, used)
+    return e
+
+
+__all__ = ["ParallelLoop"]

@@ -1,1 +1,0 @@
-"""Names of tile operations that programs import."""

@@ -1,5 +1,0 @@
-"""tilelang.tileop.base.GemmWarpPolicy is T.GemmWarpPolicy."""
-
-from tilelang.ops.gemm import GemmWarpPolicy
-
-__all__ = ["GemmWarpPolicy"]

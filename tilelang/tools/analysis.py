@@ -1,0 +1,78 @@
+"""Checks and pictures of programs as passes: called with options they give a function of a program.
+
+    tilelang.analysis.NestedLoopChecker()(program)      # raises where the program breaks the rule
+    lower_trace(program, [tilelang.analysis.ASTPrinter(), "legalize"])
+
+Each takes a PrimFunc, its Func, or a module with one program, and gives back what it was given.  Compiling a program
+makes the same checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang.layout.picture import cells, draw_files, wanted_formats
+from tilelang.tools.lower_trace import only_program, target_of
+from tilelang.tools.pass_visualizer.data import outline_text
+from tilelang.transform.legalize.legalize import check_parallel
+from tilelang.jit.inspect import layouts_after
+
+Analysis = Callable[[Any], Any]
+
+
+def _analysis(name: str, run: Callable[[Any], None]) -> Analysis:
+    def analyse(func_or_mod: Any) -> Any:
+        run(only_program(func_or_mod))
+        return func_or_mod
+
+    analyse.__name__ = analyse.__qualname__ = name
+    return analyse
+
+
+def ASTPrinter() -> Analysis:
+    """Prints the outline of a program: parameters, buffers, and its statements, nested, with their lines."""
+    return _analysis("ASTPrinter", lambda func: print(outline_text(func)))
+
+
+def NestedLoopChecker() -> Analysis:
+    """Refuses parallel loops that hold another one beside other statements, a pipelined loop, or a tile operation.
+
+    Raises ValueError (parallel-nested, parallel-pipelined, parallel-tile-op) at the user's line.
+    """
+    kinds = ("parallel-nested", "parallel-pipelined", "parallel-tile-op")
+    return _analysis("NestedLoopChecker", lambda func: check_parallel(func, kinds))
+
+
+def FragmentLoopChecker() -> Analysis:
+    """Refuses fragments indexed by a parallel loop of run-time extent: ValueError (parallel-symbolic)."""
+    return _analysis("FragmentLoopChecker", lambda func: check_parallel(func, ("parallel-symbolic",)))
+
+
+def ParallelLocalIndexChecker() -> Analysis:
+    """Refuses per-thread arrays indexed by a variable of T.Parallel: ValueError (parallel-local)."""
+    return _analysis("ParallelLocalIndexChecker", lambda func: check_parallel(func, ("parallel-local",)))
+
+
+def LayoutVisual(formats: str = "txt", save_directory: str = "./tmp", target: Any = None) -> Analysis:
+    """Shows the layout of every shared and fragment buffer, as it is compiled for a CUDA target.
+
+    formats: a comma list of txt (printed), pdf, png, svg (files <save_directory>/<program>_<buffer>.<format>), or all.
+    Raises ValueError for an unknown format.
+    """
+    words = ["txt", "pdf", "png", "svg"] if formats == "all" else [f.strip() for f in formats.split(",")]
+    files = wanted_formats(",".join(w for w in words if w != "txt")) if words != ["txt"] else ()
+
+    def show(func: Any) -> None:
+        for name, layout in layouts_after(func, target_of(target)):
+            if "txt" in words:
+                print(f"{name}: {layout!r}\n{layout}\n")
+            if files:
+                labels, colours = cells(layout, "input", None, None)
+                for path in draw_files(labels, colours, save_directory, f"{func.name}_{name}", files):
+                    print(f"layout of {name}: {path}")
+
+    return _analysis("LayoutVisual", show)
+
+
+__all__ = ["ASTPrinter", "FragmentLoopChecker", "LayoutVisual", "NestedLoopChecker", "ParallelLocalIndexChecker"]

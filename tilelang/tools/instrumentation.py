@@ -1,0 +1,143 @@
+"""Watching the compiler: events of passes and of generated source, and tools that collect them.
+
+    class Names(PassEventObserver):
+        def on_pass(self, event):
+            print(event.name, event.changed)
+
+    with compile_pass_instrumentation(Names()):
+        tilelang.lower(program, target="cuda")
+
+Kernels that are watched come from no cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tilelang.transform.framework.observe import (
+    CodegenEvent,
+    PassEvent,
+    PassEventObserver,
+    add_observer,
+    announce_code,
+    current_pass_phase,
+    observers,
+    observing,
+    pass_phase,
+    remove_observer,
+)
+from tilelang.transform.framework.scope import as_observer
+
+_local = threading.local()
+_tools: dict[str, PassInstrumentationTool] = {}
+_guard = threading.Lock()
+
+
+class StackedPassInstrument(PassEventObserver):
+    """Several observers as one, told in order."""
+
+    def __init__(self, instruments: Any = ()) -> None:
+        self.instruments = tuple(as_observer(i) for i in instruments)
+
+    def _tell(self, method: str, *args: Any) -> None:
+        for i in self.instruments:
+            getattr(i, method)(*args)
+
+    def on_pipeline_start(self, func: Any, target: Any) -> None:
+        self._tell("on_pipeline_start", func, target)
+
+    def on_pass_start(self, name: str, func: Any) -> None:
+        self._tell("on_pass_start", name, func)
+
+    def on_pass(self, event: PassEvent) -> None:
+        self._tell("on_pass", event)
+
+    def on_pipeline_end(self, func: Any, target: Any) -> None:
+        self._tell("on_pipeline_end", func, target)
+
+    def on_codegen(self, event: CodegenEvent) -> None:
+        self._tell("on_codegen", event)
+
+
+class PassInstrumentationTool:
+    """A named source of observers, one for each compile_pass_instrumentation block: override create_instrument."""
+
+    name = ""
+
+    def create_instrument(self) -> PassEventObserver | None:
+        """A fresh observer, or None when the tool has nothing to watch."""
+        return None
+
+
+def register_pass_instrumentation_tool(tool: PassInstrumentationTool, override: bool = False) -> PassInstrumentationTool:
+    """Add a tool by its name.  Raises ValueError for a name that is taken, without override, or empty."""
+    if not tool.name:
+        raise ValueError("a tool needs a name")
+    with _guard:
+        if tool.name in _tools and not override:
+            raise ValueError(f"a tool named {tool.name!r} is registered already; pass override=True to replace it")
+        _tools[tool.name] = tool
+    return tool
+
+
+def unregister_pass_instrumentation_tool(name: Any) -> None:
+    """Take a tool (or its name) away; nothing happens when there is none."""
+    with _guard:
+        _tools.pop(getattr(name, "name", name), None)
+
+
+def create_pass_instruments() -> list[PassEventObserver]:
+    """A fresh observer of every registered tool that has something to watch."""
+    with _guard:
+        made = [tool.create_instrument() for tool in _tools.values()]
+    return [m for m in made if m is not None]
+
+
+@contextmanager
+def compile_pass_instrumentation(*instruments: Any) -> Iterator[StackedPassInstrument]:
+    """Watch the compilations of this thread inside the block: by the given observers and by those of registered tools."""
+    stacked = StackedPassInstrument((*instruments, *create_pass_instruments()))
+    if not hasattr(_local, "stack"):
+        _local.stack = []
+    _local.stack.append(stacked)
+    try:
+        with observing(stacked):
+            yield stacked
+    finally:
+        _local.stack.pop()
+
+
+def current_compile_pass_instrumentation() -> StackedPassInstrument | None:
+    """The innermost open block's instrument, None outside one."""
+    stack = getattr(_local, "stack", None)
+    return stack[-1] if stack else None
+
+
+def active_stacked_pass_instruments() -> tuple[StackedPassInstrument, ...]:
+    """Those of all open blocks of this thread, the outermost first."""
+    return tuple(getattr(_local, "stack", ()))
+
+
+@contextmanager
+def pass_pipeline(name: str, *instruments: Any) -> Iterator[StackedPassInstrument]:
+    """compile_pass_instrumentation whose events carry the phase `name`."""
+    with pass_phase(name), compile_pass_instrumentation(*instruments) as stacked:
+        yield stacked
+
+
+def run_codegen_with_instrumentation(codegen: Callable[[], str], name: str, language: str = "cuda",
+                                     target: Any = None) -> str:
+    """The source that a function prints, told to the observers."""
+    code = codegen()
+    announce_code(name, code, language, target)
+    return code
+
+
+__all__ = ["CodegenEvent", "PassEvent", "PassEventObserver", "PassInstrumentationTool", "StackedPassInstrument",
+           "active_stacked_pass_instruments", "add_observer", "compile_pass_instrumentation", "create_pass_instruments",
+           "current_compile_pass_instrumentation", "current_pass_phase", "observers", "pass_phase", "pass_pipeline",
+           "register_pass_instrumentation_tool", "remove_observer", "run_codegen_with_instrumentation",
+           "unregister_pass_instrumentation_tool"]

@@ -1,0 +1,1 @@
+"""Questions about programs that several passes ask: effects, access tables, divergence, liveness."""

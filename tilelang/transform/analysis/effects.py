@@ -1,0 +1,239 @@
+"""What a statement touches: every access to memory, with its mode, whatever way it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Node,
+                         Parallel, Region, Stmt, Store, TileOp, Var, While, children, inner, statements, walk)
+from tilelang.ir.record import record
+from tilelang.target.intrinsics import INTRINSICS, PURE, READS, WRITES
+
+# Mode of each argument of device operations that take addresses (docs/internals/ir.md, "Device intrinsics").
+_ARGUMENT_MODES = {
+    "cp_async": ("write", "read"),
+    "ldmatrix": ("write", "read"),
+    "stmatrix": ("write", "read"),
+    "mma": ("readwrite", "read", "read"),
+    "wgmma": ("readwrite", "read", "read"),
+    "tma_load": ("write", "readwrite"),
+    "tma_store": ("read",),
+    "tma_reduce_add": ("read",),
+    "bulk_load": ("write", "read", "read", "readwrite"),
+    "bulk_store": ("write", "read"),
+    "bulk_copy_cluster": ("write", "read", "read", "readwrite"),
+    "cluster_load": ("read",),
+    "cluster_store": ("write",),
+    "wgmma_descriptor": ("read",),
+    "wgmma_pin": ("readwrite",),
+    "wgmma_hold": ("read",),
+}
+# Operations that order threads or asynchronous work; nothing may be moved across them.
+SYNC_CALLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive", "sync_warp", "sync_grid",
+                        "cp_async_commit", "cp_async_wait", "ptx_commit_group", "ptx_wait_group", "thread_return"))
+# Operations without effects whose value is not one for all threads and all times.
+_OF_THREADS = frozenset(("get_lane_idx", "get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx", "in_warp_groups",
+                         "atomic_load"))
+
+
+@record
+class Effect:
+    """One access.  indices: of an element access, else None.  region: of a tile op's operand, else None.
+
+    mode: "read" | "write" | "readwrite" | "atomic".  node: the Load, Store, Call or TileOp that makes it.
+    """
+
+    buffer: Buffer
+    mode: str
+    node: Node
+    indices: tuple[Expr, ...] | None = None
+    region: Region | None = None
+
+    @property
+    def storage(self) -> Var:
+        """Identifies the memory: shared by all views of it."""
+        return self.buffer.data
+
+    @property
+    def reads(self) -> bool:
+        return self.mode != "write"
+
+    @property
+    def writes(self) -> bool:
+        return self.mode != "read"
+
+
+def argument_mode(call: Call, k: int) -> str:
+    """Mode in which an intrinsic uses the address that is its k-th argument."""
+    if call.op.startswith("atomic_"):
+        return "atomic" if k == 0 else "read"
+    modes = _ARGUMENT_MODES.get(call.op)
+    if modes is not None:
+        return modes[k] if k < len(modes) else "read"
+    row = INTRINSICS.get(call.op)
+    if row is not None and row.effect in (PURE, READS):
+        return "read"
+    return "readwrite"
+
+
+def expr_effects(e: Node) -> Iterator[Effect]:
+    """Accesses made while a value is computed, in evaluation order."""
+    return iter(_collected(e)) if touches(e) else iter(())
+
+
+def touches(e: Node) -> bool:
+    """Whether computing a value touches memory; kept on the node, which never changes."""
+    known = e._touches
+    if known is None:
+        known = isinstance(e, (Load, AddressOf)) or not isinstance(e, (Var, Buffer)) and any(map(touches, children(e)))
+        object.__setattr__(e, "_touches", known)
+    return known
+
+
+def _collected(e: Node) -> list[Effect]:
+    out: list[Effect] = []
+    _collect(e, out)
+    return out
+
+
+def _collect(e: Node, out: list[Effect]) -> None:
+    if isinstance(e, Load):
+        for i in e.indices:
+            _inside(i, out)
+        out.append(Effect(e.buffer, "read", e, e.indices))
+    elif isinstance(e, Call):
+        for k, a in enumerate(e.args):
+            if isinstance(a, AddressOf):
+                for i in a.indices:
+                    _inside(i, out)
+                out.append(Effect(a.buffer, argument_mode(e, k), e, a.indices))
+            else:
+                _inside(a, out)
+    elif isinstance(e, AddressOf):  # an address that escapes: anything may be done through it
+        for i in e.indices:
+            _inside(i, out)
+        out.append(Effect(e.buffer, "readwrite", e, None))
+    else:
+        for c in children(e):
+            _inside(c, out)
+
+
+def _inside(e: Node, out: list[Effect]) -> None:
+    if touches(e):
+        _collect(e, out)
+
+
+def own_effects(s: Stmt) -> tuple[Effect, ...]:
+    """Accesses a statement makes itself: conditions and bounds, but not the statements inside it; kept on the statement,
+    which never changes."""
+    known: tuple[Effect, ...] | None = s._effects
+    if known is None:
+        known = tuple(_made_by(s))
+        object.__setattr__(s, "_effects", known)
+    return known
+
+
+def _made_by(s: Stmt) -> Iterator[Effect]:
+    match s:
+        case Store():
+            for i in s.indices:
+                yield from expr_effects(i)
+            yield from expr_effects(s.value)
+            yield Effect(s.buffer, "write", s, s.indices)
+        case Bind():
+            yield from expr_effects(s.value)
+        case Alloc():
+            if s.init is not None:
+                yield from expr_effects(s.init)
+                yield Effect(s.buffer, "write", s, None)
+        case Evaluate():
+            yield from expr_effects(s.call)
+        case For():
+            yield from expr_effects(s.start)
+            yield from expr_effects(s.extent)
+        case Parallel():
+            for e in s.extents:
+                yield from expr_effects(e)
+        case While() | If() | Assert():
+            yield from expr_effects(s.cond)
+        case Launch():
+            for e in s.grid:
+                yield from expr_effects(e)
+        case TileOp():
+            for c in children(s):
+                for e in (*c.mins, *c.extents) if isinstance(c, Region) else (c,):
+                    if isinstance(e, Expr):
+                        yield from expr_effects(e)
+            for a in s.accesses():  # type: ignore[attr-defined]
+                yield Effect(a.region.buffer, a.mode, s, None, a.region)
+
+
+def effects(s: Stmt) -> Iterator[Effect]:
+    """Every access below a statement, in program order."""
+    stack = [s]
+    while stack:
+        at = stack.pop()
+        yield from own_effects(at)
+        below = inner(at)
+        if below:
+            stack += reversed(below)
+
+
+def acts(s: Stmt) -> bool:
+    """Whether running a statement is seen by anyone but its own block: global memory written, output, a failed assertion.
+    Of calls that are not known to be harmless it is assumed."""
+    if any(e.writes and e.buffer.scope_name == "global" for e in effects(s)):
+        return True
+    for x in walk(s):
+        row = INTRINSICS.get(x.op) if isinstance(x, Call) else None
+        if isinstance(x, Assert) or isinstance(x, Call) and (row is None or row.effect == WRITES):
+            return True
+    return False
+
+
+def fills_whole(s: Stmt) -> bool:
+    """Whether a statement writes one buffer alone, and all of it whatever it held: a whole tile op, or a store for each of
+    its elements in a parallel loop."""
+    writes = [e for e in effects(s) if e.writes]
+    if isinstance(s, TileOp):
+        return len(writes) == 1 and writes[0].mode == "write" and writes[0].region is not None and writes[0].region.is_full
+    if not isinstance(s, Parallel) or not isinstance(s.body, Store):
+        return False
+    b = s.body.buffer
+    return s.body.indices == s.vars and len(b.shape) == len(s.extents) and all(
+        isinstance(n, Const) and n.value == m for n, m in zip(s.extents, b.shape))
+
+
+def orders(s: Stmt) -> bool:
+    """Whether a statement below (or s) orders threads or asynchronous work."""
+    return any(isinstance(x, Evaluate) and is_sync(x.call) for x in statements(s))
+
+
+def is_sync(call: Any) -> bool:
+    """Whether an intrinsic orders threads or asynchronous work."""
+    row = INTRINSICS.get(call.op)
+    return call.op in SYNC_CALLS or (row is not None and row.effect == "sync")
+
+
+def hangs_on_threads(e: Node) -> bool:
+    """Whether a value may be another one for other threads that compute it, for fewer of them, or at another time: what lanes
+    tell each other, a thread's own numbers, changing memory read on purpose, functions whose text is not known here."""
+    for x in walk(e):
+        if isinstance(x, Call):
+            row = INTRINSICS.get(x.op)
+            if x.op in _OF_THREADS or row is None or row.effect not in (PURE, READS):
+                return True
+    return False
+
+
+def updated_element(x: Any) -> AddressOf | None:
+    """The element that an atomic call changes."""
+    if isinstance(x, Call) and x.op.startswith("atomic_") and x.op != "atomic_load" and x.args and isinstance(
+            x.args[0], AddressOf):
+        return x.args[0]
+    return None
+
+
+__all__ = ["SYNC_CALLS", "Effect", "acts", "argument_mode", "effects", "expr_effects", "fills_whole", "hangs_on_threads",
+           "inner", "is_sync", "orders", "own_effects", "statements"]

@@ -1,0 +1,44 @@
+"""Small builders of statements and copies of them, for passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import (Alloc, Bind, Call, Evaluate, Expr, For, Parallel, Seq, Stmt, Var, call, fresh, replace, stmts_of,
+                         substitute, walk)
+
+# Calls that all threads of a block wait at.
+BARRIERS = frozenset(("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid"))
+
+
+def do(name: str, *args: Expr, **attrs: Any) -> Stmt:
+    """A call for its effect."""
+    return Evaluate(call(name, args, "void", **attrs))
+
+
+def rename(stmts: list[Stmt]) -> list[Stmt]:
+    """Copies of statements with fresh variables and buffers for all they define."""
+    whole = Seq(tuple(stmts))
+    mapping: dict[Any, Any] = {}
+    for x in walk(whole, Bind, For, Parallel, Alloc):
+        if isinstance(x, (Bind, For)):
+            mapping[x.var] = fresh(x.var.name, x.var.dtype)
+        elif isinstance(x, Parallel):
+            mapping.update((v, fresh(v.name, v.dtype)) for v in x.vars)
+        elif isinstance(x, Alloc):
+            mapping[x.buffer] = replace(x.buffer, data=Var(x.buffer.name, x.buffer.data.dtype))
+    return list(stmts_of(substitute(whole, mapping))) if mapping else stmts
+
+
+def barrier(s: Stmt) -> Stmt:
+    """A block barrier, at the place of the statement that needs it."""
+    return Evaluate(call("sync_threads", (), "void"), span=s.span)
+
+
+def barrier_in(s: Stmt) -> bool:
+    """Whether a leaf statement is itself a block barrier."""
+    c: Any = s.call if isinstance(s, Evaluate) else s.value if isinstance(s, Bind) else None
+    return isinstance(c, Call) and c.op in BARRIERS
+
+
+__all__ = ["BARRIERS", "barrier", "barrier_in", "do", "rename"]

@@ -1,0 +1,219 @@
+"""Tile operations and parallel loops are work of the whole block: code that only some threads reach cannot hold them.
+
+The reverse as well: what all threads do to one element of global or shared memory must not build on its old value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.arith import simplify
+from tilelang.errors import error, register
+from tilelang.ir import (Bind, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, Store, TileOp, Var,
+                         While, binary, cast, dtype, inner, replace, rewrite, statements, walk)
+from tilelang.ir.expr import Call
+from tilelang.ir.children import children
+
+from tilelang.ops import Copy
+
+from ..analysis.divergence import Divergence
+from ..framework.pass_ import TILE, PassContext, pass_
+
+register("collective-divergent", NotImplementedError,
+         "a tile operation or T.Parallel stands under a condition that depends on the thread",
+         "all threads of the block take part in it: move it out of the branch, or write the body per thread",
+         expected="all threads of the block", found="some of them")
+
+register("collective-outside-kernel", NotImplementedError, "a tile operation or T.Parallel stands outside T.Kernel",
+         "move it into the T.Kernel block", expected="a place inside T.Kernel")
+
+register("update-by-every-thread", ValueError, "each thread of the block reads one element and writes it back changed",
+         "write it in T.Parallel, under `if T.get_thread_binding() == 0:`, or with T.atomic_add",
+         expected="one thread that changes the element")
+
+register("fragment-store", ValueError, "a thread stores by itself in a fragment, outside T.Parallel",
+         "store in T.Parallel, or use T.alloc_local for arrays of each thread and shared memory for what threads pass on",
+         expected="one value from all threads, or T.Parallel")
+
+_PRIVATE = ("local", "local.var")
+BLOCK_BARRIERS = ("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid")
+
+
+@pass_(needs=TILE)
+def check_collective(func: Func, cx: PassContext) -> Func:
+    """Refuse tile operations and parallel loops under a condition or loop bound that differs between the threads of a
+    block, T.ws with groups that follow each other apart.
+
+    Their lowering deals out the work to all threads of the block, so the threads that do not come by would leave their
+    part undone, and those that wait at a barrier of the block would wait for ever.  Operations on private arrays are
+    each thread's own and stay.
+    """
+    _outside(func.body)
+    voted: dict[int, Launch] = {}
+    for s in statements(func.body):
+        if isinstance(s, Launch) and s.num_threads > 1:
+            by_thread = _ByThread(s)
+            _stmt(s.body, by_thread, None)
+            _updates(s.body, by_thread, s.num_threads)
+            if any(map(_reads_tile, statements(s.body))):
+                body = _voted(s.body, by_thread, Divergence(s))
+                if body is not s.body:
+                    voted[id(s)] = replace(s, body=body)
+    return rewrite(func, lambda n: voted.get(id(n))) if voted else func
+
+
+def _reads_tile(s: Stmt) -> bool:
+    """Whether a statement of the threads reads elements of a fragment."""
+    return not isinstance(s, (Seq, Parallel, TileOp)) and any(
+        isinstance(n, Load) and n.buffer.scope_name == "local.fragment"
+        for e in children(s) if isinstance(e, Expr) for n in walk(e))
+
+
+def _voted(s: Stmt, d: _ByThread, strict: Divergence) -> Stmt:
+    """Conditions around block-wide work that rest on elements of fragments are put to the vote of the block: every thread
+    has the element, and the passes that place barriers then know that all go the same way."""
+    match s:
+        case Seq():
+            new = tuple(_voted(x, d, strict) for x in s.stmts)
+            return s if all(a is b for a, b in zip(new, s.stmts)) else replace(s, stmts=new)
+        case If():
+            if d.divergent(s.cond) or any(n.op == "in_warp_groups" for n in walk(s.cond, Call)):
+                return s  # a vote takes all threads
+            then, orelse = _voted(s.then, d, strict), s.orelse and _voted(s.orelse, d, strict)
+            cond = _vote(s, strict)
+            same = then is s.then and orelse is s.orelse and cond is s.cond
+            return s if same else replace(s, cond=cond, then=then, orelse=orelse)
+        case While():
+            if d.divergent(s.cond):
+                return s
+            body, cond = _voted(s.body, d, strict), _vote(s, strict)
+            return s if body is s.body and cond is s.cond else replace(s, cond=cond, body=body)
+        case For():
+            body = s.body if d.divergent(s.start) or d.divergent(s.extent) else _voted(s.body, d, strict)
+            return s if body is s.body else replace(s, body=body)
+    return s
+
+
+def _vote(s: If | While, strict: Divergence) -> Expr:
+    work = any(isinstance(x, (Parallel, TileOp)) and not _is_private(x) for p in inner(s) for x in statements(p))
+    if not work or not strict.divergent(s.cond):
+        return s.cond
+    vote = Call("syncthreads_or", (cast(s.cond, "int32"),), dtype("int32"), span=s.span)
+    return binary("ne", vote, Const(0, vote.dtype))
+
+
+def _outside(s: Stmt) -> None:
+    """Refuse block-wide work of host code: a GPU program has no block there."""
+    if isinstance(s, (Parallel, TileOp)):
+        what = s.op_name if isinstance(s, TileOp) else "T.Parallel"
+        raise error("collective-outside-kernel", f"{what} outside T.Kernel cannot run on the host of a GPU kernel",
+                    found=f"{what} outside of it",
+                    span=s.span)  # type: ignore[attr-defined]
+    for x in inner(s):
+        if not isinstance(s, Launch):
+            _outside(x)
+
+
+class _ByThread(Divergence):
+    """Values that differ between threads by their thread index.  What memory and votes give is taken as uniform: the
+    program says so by branching on it around a block-wide operation."""
+
+    def _expr(self, e: Expr) -> bool:
+        if isinstance(e, Var):
+            return e in self.vars
+        if isinstance(e, Load) and e.buffer.data in self.locals and e.buffer.scope_name != "local.fragment":
+            return True  # an element of a fragment is one value, whichever threads hold it
+        if isinstance(e, Call) and e.op in BLOCK_BARRIERS:
+            return False  # what all threads of the block answered together
+        if isinstance(e, Call) and e.op.startswith("get_") and not e.args:
+            return True
+        return any(self.divergent(c) for c in children(e) if isinstance(c, Expr))
+
+
+def _stmt(s: Stmt, d: _ByThread, branch: Stmt | None) -> None:
+    """branch: the innermost statement around that only some threads enter, None outside."""
+    match s:
+        case Seq():
+            for x in s.stmts:
+                _stmt(x, d, branch)
+        case If():
+            inner = s if branch is None and (d.divergent(s.cond) or _scattered(s.cond)) else branch
+            _stmt(s.then, d, inner)
+            if s.orelse is not None:
+                _stmt(s.orelse, d, inner)
+        case For():
+            _stmt(s.body, d, s if branch is None and (d.divergent(s.start) or d.divergent(s.extent)) else branch)
+        case While():
+            _stmt(s.body, d, s if branch is None and d.divergent(s.cond) else branch)
+        case Parallel() | TileOp() if branch is not None and not _is_private(s):
+            what = s.op_name if isinstance(s, TileOp) else "T.Parallel"
+            raise error("collective-divergent", f"{what} takes all threads of the block, and only some threads get "
+                        "here",
+                        span=s.span, notes=((getattr(branch, "span", None), "entered by some threads only"),))
+        case Store() if s.buffer.scope_name == "local.fragment" and (
+                branch is not None or d.divergent(s.value) or any(map(d.divergent, s.indices))):
+            around = () if branch is None else ((getattr(branch, "span", None), "entered by some threads only"),)
+            raise error("fragment-store", f"threads store different things in `{s.buffer.name}`, of which every thread that "
+                        "holds an element has a copy", found="a store that differs between threads", span=s.span, notes=around)
+        case Evaluate() | Bind() | Store() if branch is not None:
+            for c in _barriers(s):
+                raise error("collective-divergent", f"T.{c.op} waits for all threads of the block, and only some threads get "
+                            "here", span=s.span, notes=((getattr(branch, "span", None), "entered by some threads only"),),
+                            hint="move it out of the branch, or wait at a named barrier: T.sync_threads(id, threads)")
+
+
+def _updates(s: Stmt, d: _ByThread, threads: int) -> None:
+    """Refuse `A[i] = f(A[i])` outside T.Parallel that all threads reach with one and the same i: how many of them see
+    what the others wrote is chance, and every other execution does it once."""
+    if isinstance(s, (Parallel, TileOp)) or isinstance(s, If) and (d.divergent(s.cond) or _by_lane(s.cond)):
+        return
+    if isinstance(s, For) and (d.divergent(s.start) or d.divergent(s.extent)):
+        return
+    if isinstance(s, While) and d.divergent(s.cond):
+        return
+    for part in inner(s):
+        _updates(part, d, threads)
+    if not isinstance(s, Store) or not s.buffer.scope_name.startswith(("global", "shared")):
+        return
+    if any(d.divergent(i) for i in s.indices):
+        return
+    for e in walk(s.value):
+        if isinstance(e, Load) and e.buffer is s.buffer and all(map(_equal, e.indices, s.indices)):
+            raise error("update-by-every-thread", f"each of the {threads} threads of the block reads an element of "
+                        f"`{s.buffer.name}` here and writes it back changed: some see what others wrote",
+                        expected="one thread that changes the element", found=f"{threads} threads that change it", span=s.span)
+
+
+def _by_lane(cond: Expr) -> bool:
+    """Whether a condition holds calls that answer threads differently."""
+    return any(x.op not in BLOCK_BARRIERS for x in walk(cond, Call))
+
+
+def _equal(a: Expr, b: Expr) -> bool:
+    if a is b:
+        return True
+    d = simplify(binary("sub", a, b)) if a.dtype == b.dtype else None
+    return isinstance(d, Const) and d.value == 0
+
+
+def _barriers(s: Stmt) -> list[Call]:
+    return [x for x in walk(s, Call) if x.op in BLOCK_BARRIERS]
+
+
+def _scattered(cond: Expr) -> bool:
+    """Whether a condition picks warp groups in another way than T.ws with groups that follow each other: only those
+    are a block of their own to the lowering."""
+    return not isinstance(cond, Call) and any(x.op == "in_warp_groups" for x in walk(cond, Call))
+
+
+def _is_private(s: Any) -> bool:
+    """Whether an operation works on each thread's own memory, or says itself which thread does it.  An element of a fragment is
+    brought to the threads by all of them."""
+    if isinstance(s, Copy) and s.attr("by_hand") and s.attr("leader_scope"):
+        return True
+    accesses = s.accesses() if isinstance(s, TileOp) else ()  # type: ignore[attr-defined]
+    scopes = {a.region.buffer.scope_name for a in accesses}
+    return not scopes.isdisjoint(_PRIVATE) and "local.fragment" not in scopes
+
+
+__all__ = ["check_collective"]

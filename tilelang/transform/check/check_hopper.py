@@ -1,0 +1,135 @@
+"""Programs that name Hopper's own operations: refused at their line where the target has none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.ir import (EMPTY, Alloc, Evaluate, Expr, Func, If, Launch, Node, Parallel, TileOp, binary, const, logical,
+                         replace, rewrite, walk)
+from tilelang.ir.expr import Call
+from tilelang.ops import Copy, Gemm
+from tilelang.target.cluster import cluster_of
+from tilelang.target.warp_groups import GROUP
+
+from ..framework.pass_ import TILE, PassContext, pass_
+
+register("needs-arch", ValueError, "an operation that the target does not have",
+         "compile for {'kind': 'cuda', 'arch': 'sm_90a'}, or write it with T.copy, T.gemm and T.Pipelined",
+         expected="a target that has the operation")
+
+# Calls -> the names that users wrote.
+_SM90 = {
+    "mbarrier_init": "T.ptx_init_barrier_thread_count", "mbarrier_arrive": "T.mbarrier_arrive",
+    "mbarrier_wait": "T.mbarrier_wait_parity", "mbarrier_expect_tx": "T.mbarrier_expect_tx",
+    "mbarrier_arrive_expect_tx": "T.mbarrier_arrive_expect_tx", "mbarrier_arrive_remote": "T.mbarrier_arrive",
+    "cp_async_mbarrier_arrive": "T.cp_async_barrier_noinc", "tma_load": "T.tma_load",
+    "fence_proxy_async": "T.fence_proxy_async", "fence_mbarrier_init": "T.ptx_fence_barrier_init",
+    "bulk_commit": "T.tma_store_arrive", "bulk_wait": "T.tma_store_wait", "cluster_rank": "T.block_rank_in_cluster",
+    "cluster_arrive": "T.cluster_arrive", "cluster_wait": "T.cluster_wait", "cluster_sync": "T.cluster_sync",
+    "cluster_store": "T.copy_cluster", "cluster_load": "cluster_load",
+}  # fmt: skip
+_SM90A = {"wgmma_wait": "T.wait_wgmma", "wgmma_fence": "T.warpgroup_arrive", "wgmma_commit": "T.warpgroup_commit_batch",
+          "wgmma": "T.ptx_wgmma_ss", "wgmma_descriptor": "T.initialize_wgmma_descriptor",
+          "wgmma_pin": "T.warpgroup_fence_operand", "set_max_nreg": "T.set_max_nreg"}
+
+# What the CPU does as well: codegen/cpu/actors.py, clusters.py, wgmma.py, descriptors.py and boxes.py.
+_ON_CPU = {"mbarrier_init", "mbarrier_arrive", "mbarrier_wait", "mbarrier_expect_tx", "mbarrier_arrive_expect_tx",
+           "cp_async_mbarrier_arrive", "fence_proxy_async", "fence_mbarrier_init", "bulk_commit", "bulk_wait", "wgmma_wait",
+           "wgmma_fence", "wgmma_commit", "wgmma_pin", "set_max_nreg", "mbarrier_arrive_remote", "cluster_rank",
+           "cluster_arrive", "cluster_wait", "cluster_sync", "cluster_store", "wgmma", "wgmma_descriptor", "tma_load"}
+WAITS = ("mbarrier_wait", "named_barrier", "named_barrier_arrive", "cluster_arrive", "cluster_wait", "cluster_sync")
+
+
+@pass_(needs=TILE)
+def check_hopper(func: Func, cx: PassContext) -> Func:
+    """Refuse what the target has no instruction for.  Elsewhere than on sm_90 and later T.ws tests thread numbers where no
+    tile operation stands in it, and T.pdl_trigger and T.pdl_sync do nothing: launches follow each other.
+
+    Without a target (the tile interpreter) nothing is refused.
+    """
+    target = cx.target
+    if target is None:
+        return func
+    new = target.is_cuda and target.at_least(90)
+    if target.is_cpu:
+        _check_cpu(func, target)
+        return rewrite(func, _elsewhere)
+    if not (new and target.has_wgmma):
+        for n in walk(func):
+            name = None if new and isinstance(n, Launch) else _name(n, not new)
+            if name:
+                suffix = "a" if new or _name(n, False) else ""
+                raise error("needs-arch", f"{name} requires sm_90{suffix}{'' if suffix else ' or newer'}, got "
+                            f"{target.arch or target.kind}",
+                            expected=f"sm_90{suffix}{'' if suffix else ' or newer'}", found=f"{target.arch or target.kind}",
+                            span=getattr(n, "span", None))
+    return func if new else rewrite(func, _elsewhere)
+
+
+def _check_cpu(func: Func, target: Any) -> None:
+    """Refuse what codegen/cpu has no meaning for."""
+    for n in walk(func):
+        if isinstance(n, Call) and n.op not in _ON_CPU and (name := _name(n, True)):
+            wants = "sm_90a" if _name(n, False) else "sm_90 or newer"
+            raise error("needs-arch", f"{name} requires {wants}, got {target.kind}", expected=wants, found=target.kind,
+                        span=getattr(n, "span", None))
+
+
+def _name(n: Node, any_: bool) -> str:
+    """The name of an operation of sm_90a (any_: or of sm_90)."""
+    if isinstance(n, Gemm) and n.attr("wait") is not None:
+        return "T.wgmma_gemm"
+    if isinstance(n, Call) and n.op in _SM90A:
+        return _SM90A[n.op]
+    if not any_:
+        return ""
+    if isinstance(n, Call):
+        return _SM90.get(n.op, "")
+    if isinstance(n, Copy) and (n.attr("by_hand") or n.attr("dst_block") is not None):
+        return "T.tma_copy" if n.attr("by_hand") else "T.copy_cluster"
+    if isinstance(n, Alloc) and n.buffer.scope_name == "shared.barrier":
+        return "T.alloc_cluster_barrier" if n.buffer.attr("cluster") else "T.alloc_barrier"
+    return "T.ClusterKernel" if isinstance(n, Launch) and cluster_of(n) is not None else ""
+
+
+def _elsewhere(n: Node) -> Node | None:
+    """The Launch with thread numbers in place of in_warp_groups, and without calls of dependent launches.  Warp groups with
+    tile operations of their own, and those that wait for each other, stay roles, as on sm_90."""
+    if not isinstance(n, Launch):
+        return None
+    thread = linear_thread(n)
+    roles = any(_has_tiles(s) or isinstance(s, Call) and s.op in WAITS for s in walk(n.body))
+
+    def visit(x: Node) -> Node | None:
+        if isinstance(x, Evaluate) and x.call.op in ("pdl_trigger", "pdl_sync"):
+            return EMPTY
+        return groups_test(x, thread) if isinstance(x, Call) and x.op == "in_warp_groups" and not roles else None
+
+    return replace(n, body=rewrite(n.body, visit), attrs=tuple(a for a in n.attrs if a[0] != "pdl"))
+
+
+def _has_tiles(s: Node) -> bool:
+    """Whether a statement is a branch by warp group with tile operations or parallel loops in it."""
+    return isinstance(s, If) and any(x.op == "in_warp_groups" for x in walk(s.cond, Call)) and any(
+        isinstance(x, (TileOp, Parallel)) for part in (s.then, s.orelse) if part is not None for x in walk(part))
+
+
+def linear_thread(launch: Launch) -> Expr:
+    """Linear thread index in the block."""
+    x, y, z = launch.threads
+    tx, ty, tz = launch.thread_vars
+    out: Any = tx
+    if y > 1:
+        out = out + ty * x
+    return out + tz * (x * y) if z > 1 else out
+
+
+def groups_test(c: Call, thread: Expr) -> Expr:
+    """in_warp_groups as a test of the thread index."""
+    low, high = GROUP * int(c.attr("first")), GROUP * (int(c.attr("first")) + int(c.attr("count")))
+    below = binary("lt", thread, const(high, thread.dtype))
+    return below if low == 0 else logical("and", binary("ge", thread, const(low, thread.dtype)), below)
+
+
+__all__ = ["WAITS", "check_hopper", "groups_test", "linear_thread"]

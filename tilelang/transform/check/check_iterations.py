@@ -1,0 +1,58 @@
+"""Iterations of T.Parallel belong to no thread: what threads tell each other, wait for or do as threads cannot stand in one."""
+
+from __future__ import annotations
+
+from tilelang.errors import error, register
+from tilelang.ir import Call, Func, Parallel, walk
+from tilelang.target.intrinsics import INTRINSICS, PURE, READS
+
+from ..framework.pass_ import TILE, PassContext, pass_
+
+register("parallel-exchange", ValueError, "T.Parallel holds what threads tell each other or wait for",
+         "which thread runs an iteration, and with which others, is not fixed: write it for T.get_thread_binding(), "
+         "or reduce a fragment", expected="work of single iterations")
+
+# What an iteration may do beside computing and reading: change single elements, order its own accesses, speak, stop.
+_OF_ITERATIONS = frozenset((
+    "atomic_add", "atomic_max", "atomic_min", "atomic_or", "atomic_and", "atomic_xor", "atomic_exchange", "atomic_store",
+    "atomic_addx2", "atomic_addx4", "cp_async", "cluster_store", "tma_prefetch", "printf", "trap", "fence_gpu", "fence_block",
+    "fence_proxy_async", "fence_proxy_async_global", "keep_branch"))
+# Numbers of threads, which check_private.py refuses where they differ.
+_NUMBERS = frozenset(("shuffle_elect", "elect_one", "warp_uniform"))
+# Calls -> the names that users wrote, where they are others.
+_NAMES = {
+    "shfl_idx": "shfl_sync", "named_barrier": "sync_threads", "ldmatrix": "ptx_ldmatrix", "stmatrix": "ptx_stmatrix",
+    "mma": "ptx_mma", "mbarrier_wait": "mbarrier_wait_parity", "mbarrier_init": "ptx_init_barrier_thread_count",
+    "mbarrier_arrive_remote": "mbarrier_arrive", "cp_async_mbarrier_arrive": "ptx_cp_async_barrier",
+    "cp_async_commit": "ptx_commit_group", "cp_async_wait": "ptx_wait_group", "bulk_commit": "tma_store_arrive",
+    "bulk_wait": "tma_store_wait", "fence_mbarrier_init": "ptx_fence_barrier_init", "wgmma": "ptx_wgmma_ss",
+    "wgmma_fence": "warpgroup_arrive", "wgmma_commit": "warpgroup_commit_batch", "wgmma_wait": "warpgroup_wait",
+    "wgmma_pin": "warpgroup_fence_operand",
+}  # fmt: skip
+
+
+@pass_(needs=TILE)
+def check_iterations(func: Func, cx: PassContext) -> Func:
+    """Refuse exchanges between lanes, barriers of every kind, and what a thread does as a thread (it returns, waits for its
+    copies, changes its registers), in T.Parallel (every target).  Changes nothing.
+
+    Raises parallel-exchange.  The iterations that a warp runs together, and how many a thread runs, differ with the layout
+    that is chosen.
+    """
+    for s in walk(func, Parallel):
+        for c in walk(s.body, Call):
+            row = INTRINSICS.get(c.op)
+            if row is None or row.effect in (PURE, READS) or row.name in _OF_ITERATIONS or row.name in _NUMBERS:
+                continue
+            name = f"T.{_NAMES.get(row.name, row.name)}"
+            if row.name == "thread_return":
+                raise error("parallel-exchange", "T.thread_return ends a thread, and iterations of T.Parallel belong to none",
+                            found=name, span=c.span, notes=((s.span, "the loop"),),
+                            hint="`continue` ends an iteration")
+            several = "threads" if row.name.startswith("cp_async_") else "several threads"
+            raise error("parallel-exchange", f"{name} is an act of {several}, and iterations of T.Parallel belong to none",
+                        found=name, span=c.span, notes=((s.span, "the loop"),))
+    return func
+
+
+__all__ = ["check_iterations"]

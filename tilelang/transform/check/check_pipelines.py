@@ -1,0 +1,30 @@
+"""T.Pipelined with order and stage lists: they are checked for every target, also where nothing is pipelined."""
+
+from __future__ import annotations
+
+from tilelang.ir import For, Func, statements, stmts_of
+
+from ..framework.pass_ import TILE, PassContext, pass_
+from ..analysis.pipeline_loops import check_flow, is_pipelined, scheduled_lists, wanted_stages
+from ..analysis.pipeline_schedule import take_apart
+
+
+@pass_(needs=TILE)
+def check_pipelines(func: Func, cx: PassContext) -> Func:
+    """Refuse order and stage lists that do not fit the loop body or would run a consumer before its producer.
+
+    Changes nothing.  plan_pipelines asks again for the body it sees.
+    Raises pipeline-arguments, pipeline-annotation, pipeline-order.
+    """
+    for s in statements(func.body):
+        if not isinstance(s, For) or not is_pipelined(s):
+            continue
+        wanted = wanted_stages(s)
+        if isinstance(wanted, tuple):
+            parts = take_apart(stmts_of(s.body))
+            stage, order = scheduled_lists(s, parts, *wanted)
+            check_flow(s, parts.items, stage, order)
+    return func
+
+
+__all__ = ["check_pipelines"]

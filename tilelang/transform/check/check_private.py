@@ -1,0 +1,438 @@
+"""T.Parallel and tile operations are work of all threads: no thread's own number or memory decides what they do.
+
+    v = T.alloc_var("int32")
+    for i in T.Parallel(64):
+        v = A[i]                      # fine: of this iteration alone
+        O[i] = v + tx                 # parallel-thread: which thread runs iteration i is not fixed
+    O[tx] = v                         # parallel-left: whose v is it?
+
+A private array or variable in T.Parallel is a temporary of one iteration, or one value that all threads hold.  The walk goes
+through the program as its statements run, once for each set of warp groups that runs code of its own; loops that are short
+enough one iteration after the other, so that elements of private arrays are known one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tilelang.errors import error, register
+from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, Func, If, Launch,
+                         Load, Parallel, Region, Seq, Stmt, Store, TileOp, While, children, inner, statements, walk)
+from tilelang.target.intrinsics import INTRINSICS, WARP
+from tilelang.target.warp_groups import GROUP, holds_in
+
+from ..analysis.effects import argument_mode, touches
+from ..framework.pass_ import TILE, PassContext, pass_
+from ..analysis.thread_values import PRIVATE, STALE, VARIES, Memory, Values
+
+register("parallel-thread", ValueError, "a tile operation or T.Parallel uses a value that differs between threads",
+         "which thread runs an iteration is not fixed: compute from the loop's variables, or write each thread's work outside "
+         "T.Parallel", expected="one value for all threads that take part")
+register("parallel-left", ValueError, "a private variable is read behind the T.Parallel loop that set it",
+         "which iteration a thread ran last is not fixed: keep the values in a fragment or in shared memory",
+         expected="a value stored since, by each thread")
+
+_STEPS = 1 << 12  # statements of unrolled loops that are followed one by one
+_SPEAKS = ("printf", "assume")
+
+
+@pass_(needs=TILE)
+def check_private(func: Func, cx: PassContext) -> Func:
+    """Refuse thread numbers and what is made of them in T.Parallel and tile operations, private memory that carries values
+    from one iteration of T.Parallel to another or out of the loop, and work of the block behind a return of some of its
+    threads (every target).  Changes nothing.
+
+    Raises parallel-thread, parallel-carried, parallel-left, collective-divergent.
+    """
+    _run(func.body, None, ())
+    for s in walk(func.body, Launch):
+        if _asks(s):
+            everyone = tuple(range(-(-s.num_threads // GROUP)))
+            for groups in sorted(_sets(s.body, everyone, {everyone})):
+                _run(s.body, s, groups)
+    return func
+
+
+def _run(body: Stmt, launch: Launch | None, groups: tuple[int, ...]) -> None:
+    if launch is not None or any(isinstance(s, Parallel) for s in _of_host(body)):
+        _Walk(Values(launch, groups)).stmt(body)
+
+
+def _of_host(s: Stmt) -> list[Stmt]:
+    return [] if isinstance(s, Launch) else [s, *(y for x in inner(s) for y in _of_host(x))]
+
+
+def _asks(launch: Launch) -> bool:
+    """Whether anything in a launch may be a thread's own."""
+    own = set(launch.thread_vars)
+    work = private = False
+    for n in walk(launch.body):
+        work |= isinstance(n, (Parallel, TileOp))
+        if isinstance(n, Call):
+            row = INTRINSICS.get(n.op)
+            private |= n.op == "thread_return" or n.op.startswith(("get_", "atomic_")) or row is not None and row.effect == WARP
+        elif isinstance(n, Alloc):
+            private |= n.buffer.scope_name in PRIVATE
+        else:
+            private |= n in own
+        if work and private:
+            return True
+    return False
+
+
+def _sets(s: Stmt, groups: tuple[int, ...], out: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """The sets of warp groups that run statements of their own."""
+    if isinstance(s, If):
+        for part, wanted in ((s.then, True), (s.orelse, False)):
+            if part is not None and (come := tuple(g for g in groups if holds_in(s.cond, g) in (wanted, None))):
+                out.add(come)
+                _sets(part, come, out)
+        return out
+    for x in inner(s):
+        _sets(x, groups, out)
+    return out
+
+
+class _Walk:
+    """One walk.  at: what is known here.  some: only some threads get here.  quiet: the walk of fewer warp groups tells of
+    what is here.  loop: the T.Parallel around."""
+
+    def __init__(self, at: Values) -> None:
+        self.at = at
+        self.some = self.quiet = self.dead = False
+        self.loop: Parallel | None = None
+        self.left: Any = None  # where some threads have returned
+        self.parting: Any = None  # the branch or loop around that keeps threads away
+        self.leaving: list[list[Memory]] = []  # of each loop around, what private memory is where it is left early
+        self.parted: list[bool] = []  # of each loop around, whether only some threads leave it so
+        self.around: list[bool] = []  # of each loop around, whether only some threads run it
+        self.steps = 0
+
+    # ---- statements
+
+    def stmt(self, s: Stmt | None) -> None:
+        """Follow a statement, unless nobody gets there."""
+        if s is None or self.dead:
+            return
+        match s:
+            case Seq():
+                for x in s.stmts:
+                    self.stmt(x)
+            case Bind():
+                self.reads(s.value, s)
+                self.at.bind(s.var, s.value)
+            case Alloc():
+                if s.init is not None:
+                    self.reads(s.init, s)
+                varies = self.some or s.init is not None and self.at.varies(s.init)
+                self.at.begin(s.buffer, VARIES if varies and s.init is not None else 0)
+            case Store():
+                self.store(s)
+            case Evaluate():
+                self.evaluate(s)
+            case Assert():
+                self.reads(s.cond, s)
+            case If():
+                self.branch(s)
+            case For():
+                self.counted(s)
+            case While():
+                self.reads(s.cond, s)
+                self.rounds(s, self.at.varies(s.cond), False)
+            case Parallel():
+                self.parallel(s)
+            case TileOp():
+                self.tile_op(s)
+            case Break() | Continue():
+                if self.leaving:
+                    self.leaving[-1].append(self.memory())
+                    self.parted[-1] |= self.some and not self.around[-1]
+                self.dead = True
+
+    def store(self, s: Store) -> None:
+        for e in (*s.indices, s.value):
+            self.reads(e, s)
+        if self.at.follows(s.buffer):
+            varies = self.some or self.at.varies(s.value) or any(map(self.at.varies, s.indices))
+            self.at.put(s.buffer, self.at.places(s.buffer, s.indices), VARIES if varies else 0)
+
+    def evaluate(self, s: Evaluate) -> None:
+        if s.call.op == "thread_return":
+            if self.some:
+                self.left = s
+            self.dead = True
+            return
+        self.reads(s.call, s)
+        for c, a, mode in _addresses(s.call):
+            if self.at.follows(a.buffer) and mode != "read":
+                # What the call stores there is not known; a function of the user may fill all of it.
+                known = INTRINSICS.get(c.op) is not None
+                held = self.at.memory[a.buffer.data]
+                bits = VARIES if self.some or known or any(map(self.at.varies, c.args)) else 0
+                self.at.memory[a.buffer.data] = np.full_like(held, bits)
+
+    def branch(self, s: If) -> None:
+        self.reads(s.cond, s)
+        holds = self.at.answer(s.cond)
+        if holds is not None:
+            self.stmt(s.then if holds else s.orelse)
+            return
+        mixed = self.at.mixed(s.cond)
+        some, quiet, entry, left = self.some, self.quiet, self.memory(), self.left
+        self.some, self.quiet = some or mixed or self.at.varies(s.cond), quiet or mixed
+        self.parting = self.parting if some else s
+        self.stmt(s.then)
+        one, dead, left_one = self.memory(), self.dead, self.left
+        self.at.memory, self.dead, self.left = entry, False, left
+        self.stmt(s.orelse)
+        if self.dead or not dead:
+            self.at.memory = one if self.dead else _joined(one, self.at.memory)
+        self.dead = self.dead and dead
+        self.some, self.quiet, self.left = some, quiet, self.left or left_one
+
+    # ---- loops
+
+    def counted(self, s: For) -> None:
+        for e in (s.start, s.extent):
+            self.reads(e, s)
+        varies = self.at.varies(s.start) or self.at.varies(s.extent)
+        start, extent = self.at.value(s.start), self.at.value(s.extent)
+        if extent is not None and extent <= 0:
+            return
+        size = sum(1 for _ in statements(s.body))
+        if start is not None and extent is not None and self.steps + int(extent) * size <= _STEPS and _picks(s):
+            for some in (self.some, True):
+                entry, saved, around = self.memory(), self.steps, self.some
+                self.parting = self.parting if around else s
+                self.enter(some)
+                for k in range(int(start), int(start) + int(extent)):
+                    self.at.known[s.var] = k
+                    self.at.varying.discard(s.var)
+                    self.steps += size
+                    self.once(s.body)
+                parted = self.leave()
+                self.some = around
+                if not parted:
+                    return
+                self.at.memory, self.steps = entry, saved
+            return
+        self.at.known.pop(s.var, None)
+        self.at.varying.add(s.var) if varies else self.at.varying.discard(s.var)
+        self.rounds(s, varies, extent is not None)
+
+    def rounds(self, s: For | While, varies: bool, surely: bool) -> None:
+        """A loop whose iterations are not told apart, until nothing new is found.  surely: it runs at least once."""
+        around, entry = self.some, self.memory()
+        some = around or varies
+        before = entry
+        while True:  # what is known of memory only becomes less
+            self.at.memory, self.dead = dict(before), False
+            returned = self.left
+            self.parting = self.parting if around else s
+            self.enter(some)
+            self.once(s.body)
+            if isinstance(s, While):
+                self.reads(s.cond, s)
+            some |= self.leave()
+            after = self.memory()
+            more = _joined(before, after)
+            if _same(more, before) and some == self.some and self.left is returned:
+                break
+            before, self.some = more, some
+        self.some = around
+        if not surely:
+            self.at.memory, self.dead = _joined(entry, after), False
+
+    def enter(self, some: bool) -> None:
+        self.leaving.append([])
+        self.parted.append(False)
+        self.around.append(some)
+        self.some = some
+
+    def leave(self) -> bool:
+        """Whether only some threads leave the loop early, though all run it."""
+        self.leaving.pop()
+        self.around.pop()
+        return self.parted.pop()
+
+    def once(self, body: Stmt) -> None:
+        """One iteration, with all the ways in which it may end."""
+        self.stmt(body)
+        if self.leaving[-1]:
+            ends = self.leaving[-1] if self.dead else [*self.leaving[-1], self.at.memory]
+            self.at.memory = ends[0]
+            for m in ends[1:]:
+                self.at.memory = _joined(self.at.memory, m)
+            self.dead = False
+            self.leaving[-1] = []
+
+    def parallel(self, s: Parallel) -> None:
+        self.of_all(s)
+        for e in s.extents:
+            self.uniform(e, s, "T.Parallel")
+        entry = self.memory()
+        stored = self.stored(s)
+        for data, at in stored.items():
+            self.at.memory[data] = entry[data] | at
+        loop, some, left, self.loop, self.some = self.loop, self.some, self.left, s, False
+        iteration, self.at.iteration = self.at.iteration, True
+        for v in s.vars:
+            self.at.known.pop(v, None)
+        self.enter(False)
+        self.once(s.body)
+        self.leave()
+        self.loop, self.some, self.dead, self.left, self.at.iteration = loop, some, False, left, iteration
+        self.at.memory = {data: bits | stored[data] if data in stored else bits for data, bits in entry.items()}
+
+    def stored(self, s: Parallel) -> Memory:
+        """Of private memory from outside a loop, the elements that its iterations store, as STALE."""
+        out: Memory = {}
+        probe = _Probe(self.at, out)
+        for data in {x.buffer.data for x in walk(s.body, Store, AddressOf) if self.at.follows(x.buffer)}:
+            out[data] = np.zeros_like(self.at.memory[data])
+        if out:
+            known, steps = dict(self.at.known), self.steps
+            probe.steps, probe.loop = steps, s
+            for v in s.vars:
+                self.at.known.pop(v, None)
+            memory = self.memory()
+            probe.enter(False)
+            probe.once(s.body)
+            self.at.memory, self.at.known = memory, known
+        return out
+
+    # ---- tile operations
+
+    def tile_op(self, s: TileOp) -> None:
+        accesses = s.accesses()  # type: ignore[attr-defined]
+        operands = [e for c in children(s) for e in ((*c.mins, *c.extents) if isinstance(c, Region) else (c,))
+                    if isinstance(e, Expr)]
+        for e in operands:
+            self.reads(e, s)
+        own = any(a.region.buffer.scope_name in PRIVATE for a in accesses)  # each thread's, which may take a part of its own
+        if not own and not s.attr("by_hand"):  # type: ignore[attr-defined]
+            self.of_all(s)
+            for e in operands:
+                self.uniform(e, s, f"T.{s.op_name}")
+        varies = self.some or any(map(self.at.varies, operands))
+        for a in accesses:
+            if a.mode != "write" and self.at.follows(a.region.buffer):
+                at = self.at.region(a.region)
+                held = self.at.memory[a.region.buffer.data]
+                bits = int(np.bitwise_or.reduce(held if at is None else held[at]))
+                varies |= bool(bits & VARIES)
+                self.fresh(bits, a.region.buffer, s)
+        for a in accesses:
+            if a.mode != "read" and self.at.follows(a.region.buffer):
+                self.at.put(a.region.buffer, self.at.region(a.region), VARIES if varies else 0)
+
+    # ---- what is refused
+
+    def reads(self, e: Expr, s: Stmt) -> None:
+        """An expression is computed."""
+        if self.loop is not None:
+            for part in _parts(e):
+                self.uniform(part, s, "")
+        if self.at.memory and touches(e):
+            for x in walk(e):
+                if isinstance(x, Load) and self.at.follows(x.buffer):
+                    self.fresh(self.at.bits(x.buffer, x.indices), x.buffer, s)
+            for c, a, mode in _addresses(e):
+                if self.at.follows(a.buffer) and INTRINSICS.get(c.op) is not None and mode != "write":
+                    self.fresh(self.at.bits(a.buffer, a.indices), a.buffer, s)
+
+    def fresh(self, bits: int, b: Buffer, s: Stmt) -> None:
+        """Private memory is read: not what an iteration left there."""
+        if not bits & STALE or self.quiet:
+            return
+        span = getattr(s, "span", None)
+        if self.loop is not None:
+            raise error("parallel-carried", f"`{b.name}` carries a value from one iteration of T.Parallel to the next",
+                        found=f"`{b.name}`, read before the iteration writes it", span=span or self.loop.span,
+                        notes=((self.loop.span, "the parallel loop"),))
+        raise error("parallel-left", f"`{b.name}` is read behind the T.Parallel loop that set it, and iterations belong to no "
+                    "thread", found=f"`{b.name}` as an iteration left it", span=span)
+
+    def uniform(self, e: Any, s: Stmt, what: str) -> None:
+        """All threads need to agree on a value."""
+        if self.quiet or not self.at.varies(e):
+            return
+        cause = self.at.cause(e)
+        name = f"T.{cause.op}" if isinstance(cause, Call) else f"`{getattr(getattr(cause, 'buffer', cause), 'name', cause)}`"
+        notes = () if self.loop is None else ((self.loop.span, "the parallel loop"),)
+        raise error("parallel-thread", f"{name} differs between the threads that take part in {what or 'T.Parallel'}",
+                    found=f"{name}, a value of each thread", span=getattr(s, "span", None), notes=notes)
+
+    def of_all(self, s: Parallel | TileOp) -> None:
+        """Work of the block: all its threads come to it."""
+        what = s.op_name if isinstance(s, TileOp) else "T.Parallel"
+        if self.some and not self.quiet:
+            raise error("collective-divergent", f"{what} takes all threads of the block, and only some threads get here",
+                        span=getattr(s, "span", None),
+                        notes=((getattr(self.parting, "span", None), "entered by some threads only"),))
+        if self.left is not None and not self.quiet:
+            raise error("collective-divergent", f"{what} takes all threads of the block, and some of them have returned",
+                        span=getattr(s, "span", None), notes=((getattr(self.left, "span", None), "some threads return here"),),
+                        hint="let them go on, and put a condition around what the others do by themselves")
+
+    def memory(self) -> Memory:
+        return dict(self.at.memory)
+
+
+class _Probe(_Walk):
+    """Notes what an iteration stores in private memory, and refuses nothing."""
+
+    def __init__(self, at: Values, out: Memory) -> None:
+        super().__init__(at)
+        self.out, self.quiet = out, True
+
+    def store(self, s: Store) -> None:
+        if s.buffer.data in self.out:
+            self.mark(s.buffer, self.at.places(s.buffer, s.indices))
+        super().store(s)
+
+    def evaluate(self, s: Evaluate) -> None:
+        for _, a, mode in _addresses(s.call):
+            if a.buffer.data in self.out and mode != "read":
+                self.mark(a.buffer, None)
+        super().evaluate(s)
+
+    def mark(self, b: Buffer, at: Any) -> None:
+        self.out[b.data][slice(None) if at is None else at] = STALE
+
+    def parallel(self, s: Parallel) -> None:
+        """Refused elsewhere."""
+
+
+def _addresses(e: Expr) -> Iterator[tuple[Call, AddressOf, str]]:
+    """(call, address that it is given, what it does there) below an expression."""
+    for c in walk(e):
+        if isinstance(c, Call):
+            for k, a in enumerate(c.args):
+                if isinstance(a, AddressOf):
+                    yield c, a, argument_mode(c, k)
+
+
+def _parts(e: Expr) -> list[Expr]:
+    """What of an expression has a say in what an iteration does: not what is only printed."""
+    return [] if isinstance(e, Call) and e.op in _SPEAKS else [e]
+
+
+def _picks(s: For) -> bool:
+    """Whether private memory or a condition is looked at in a loop: only then its iterations are told apart."""
+    return any(n.buffer.scope_name in PRIVATE for n in walk(s.body, Load, Store, AddressOf))
+
+
+def _joined(a: Memory, b: Memory) -> Memory:
+    """What holds of either."""
+    return {**b, **{k: v if k not in b or v is b[k] else v | b[k] for k, v in a.items()}}
+
+
+def _same(a: Memory, b: Memory) -> bool:
+    return a.keys() == b.keys() and all(v is b[k] or np.array_equal(v, b[k]) for k, v in a.items())
+
+
+__all__ = ["check_private"]

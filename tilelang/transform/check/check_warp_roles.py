@@ -1,0 +1,49 @@
+"""Warp groups of their own (T.ws) are no block: what all threads of the block or the grid wait for cannot stand in one."""
+
+from __future__ import annotations
+
+from tilelang.errors import error
+from tilelang.ir import Func, If, Launch, Stmt, inner, walk
+from tilelang.ir.expr import Call
+from tilelang.target.warp_groups import GROUP, holds_in
+
+from .check_collective import BLOCK_BARRIERS
+from ..framework.pass_ import TILE, PassContext, pass_
+
+_WHOLE = tuple(op for op in BLOCK_BARRIERS if op != "sync_threads")  # a block barrier in a role is the role's
+
+
+@pass_(needs=TILE)
+def check_roles(func: Func, cx: PassContext) -> Func:
+    """Refuse votes of the block and barriers of the grid that only some warp groups come to (every target).
+
+    Raises collective-divergent: on a device the groups that come would wait for the others, or be counted with those that
+    vote about something else.
+    """
+    for n in walk(func, Launch):
+        _stmt(n.body, tuple(range(-(-n.num_threads // GROUP))), None)
+    return func
+
+
+def _stmt(s: Stmt, groups: tuple[int, ...], branch: If | None) -> None:
+    """groups: warp groups that come to s.  branch: what keeps others away."""
+    if isinstance(s, If):
+        for part, wanted in ((s.then, True), (s.orelse, False)):
+            if part is not None:
+                come = tuple(g for g in groups if holds_in(s.cond, g) in (wanted, None))
+                _stmt(part, come, s if come != groups else branch)
+        return
+    for x in inner(s):
+        _stmt(x, groups, branch)
+    if branch is None or inner(s):
+        return
+    for c in walk(s):
+        if isinstance(c, Call) and c.op in _WHOLE:
+            what = "grid" if c.op == "sync_grid" else "block"
+            raise error("collective-divergent", f"T.{c.op} takes all threads of the {what}, and only some warp groups get here",
+                        span=c.span or s.span,
+                        notes=((branch.span, "entered by some warp groups only"),),
+                        hint="move it out of T.ws, or let the groups tell each other through shared memory and a barrier")
+
+
+__all__ = ["check_roles"]

@@ -1,0 +1,1 @@
+"""What a pass is: its runner, options, observers and traces."""

@@ -1,0 +1,241 @@
+"""What a pass is, what it is given, and the runner that times, verifies and reports passes."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+
+from tilelang.env import env, is_truthy
+from tilelang.errors import InternalError, TileLangError
+from tilelang.ir import Func, with_attrs
+from tilelang.ir.record import record
+from tilelang.ir.verify import DEVICE, PHASES, SYNCED, THREADS_BOUND, TILE, verify
+from tilelang.log import phase
+
+from .config import PassConfigKey, default_of, normalize_config
+from .observe import PassEvent, PassEventObserver, current_pass_phase, trace_mode, watchers
+
+
+@record
+class PassRecord:
+    """What one run of a pass did: seconds, and whether the program changed."""
+
+    name: str
+    seconds: float
+    changed: bool
+
+
+def _debug_level() -> int:
+    return int(env.TILELANG_DEBUG or 0)
+
+
+def _verify_wanted() -> bool:
+    return is_truthy(env.TILELANG_VERIFY)
+
+
+@record
+class PassContext:
+    """What a pass may know besides the program.
+
+    target: tilelang.target.Target, or None where a pass does not ask.  config: pass configs by string key.
+    debug: TILELANG_DEBUG level.  verify: check the program between passes.  report: called with each line of the
+    debug trace.  records: filled by the runner, one PassRecord per pass.
+    """
+
+    target: Any = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    debug: int = field(default_factory=_debug_level)
+    verify: bool = field(default_factory=_verify_wanted)
+    report: Callable[[str], None] = field(default=lambda line: print(line, file=sys.stderr))
+    records: list[PassRecord] = field(default_factory=list, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "config", normalize_config(self.config))
+
+    def option(self, key: PassConfigKey) -> Any:
+        """Value of a pass config, its default when the user set none."""
+        value = self.config.get(key.value)
+        return default_of(key) if value is None else value
+
+
+PassFn = Callable[[Func, PassContext], Func]
+
+
+@record
+class PassInfo:
+    """Name, phase needed and phase given of a pass (attribute `info` of the decorated function)."""
+
+    name: str
+    needs: str
+    gives: str
+
+
+def pass_(needs: str, gives: str | None = None) -> Callable[[PassFn], PassFn]:
+    """Decorator of a pass: a function (Func, PassContext) -> Func.
+
+    needs: phase the program must be in; gives: phase it is in afterwards (default: the same).  The decorated function
+    sets the Func's `phase` attribute; it is an InternalError to run it on a program in another phase.
+    """
+    after = gives or needs
+    if needs not in PHASES or after not in PHASES:
+        raise ValueError(f"unknown phase {needs} or {after}: phases are {', '.join(PHASES)}")
+
+    def wrap(fn: PassFn) -> PassFn:
+        info = PassInfo(fn.__name__, needs, after)
+
+        @functools.wraps(fn)
+        def run(func: Func, cx: PassContext) -> Func:
+            at = func.attr("phase", TILE)
+            if at != needs:
+                raise InternalError(f"pass {info.name} needs a program in phase {needs}, found {at}")
+            out = fn(func, cx)
+            return out if out.attr("phase", TILE) == after else with_attrs(out, phase=after)
+
+        run.info = info  # type: ignore[attr-defined]
+        return run
+
+    return wrap
+
+
+def run_passes(func: Func, passes: Iterable[PassFn], cx: PassContext) -> Func:
+    """Run passes in order, timing each, verifying between them when cx.verify, tracing when cx.debug >= 3.
+
+    A TileLangError (the user's mistake) passes through.  Any other failure, and a program that does not verify, is an
+    InternalError that names the folder with the program before the pass.  Observers (observe.py) see every pass.
+    """
+    seen_by = watchers()
+    for o in seen_by:
+        o.on_pipeline_start(func, cx.target)
+    last = func
+    try:
+        for k, (name, before, after, seconds, changed) in enumerate(_steps(func, passes, cx, seen_by)):
+            last = after
+            event = PassEvent(name, before, after, seconds, changed, k, cx.target, current_pass_phase())
+            for o in seen_by:
+                o.on_pass(event)
+    finally:
+        for o in seen_by:
+            o.on_pipeline_end(last, cx.target)
+    return last
+
+
+def _steps(func: Func, passes: Iterable[PassFn], cx: PassContext,
+           seen_by: Sequence[PassEventObserver]) -> Iterator[tuple[str, Func, Func, float, bool]]:
+    """The passes run one after another: (name, program before, program after, seconds, whether it changed)."""
+    # A program in TILE is the user's: the first pass tells mistakes better than the verifier, which runs after it.
+    checked = cx.verify and func.attr("phase", TILE) != TILE
+    traced = trace_mode() in ("1", "terminal", "both") or is_truthy(env.get_pass_diff_mode())
+    if checked:
+        _check(func, None, func, cx)
+    if cx.option(PassConfigKey.TL_AST_PRINT_ENABLE) and func.attr("phase", TILE) == TILE:
+        cx.report(f"# {func.name} before the first pass\n{text_of(func)}")
+    for p in passes:
+        info: PassInfo = p.info  # type: ignore[attr-defined]
+        for o in seen_by:
+            o.on_pass_start(info.name, func)
+        started = time.perf_counter()
+        try:
+            with phase(info.name):
+                out = p(func, cx)
+        except TileLangError:
+            raise
+        except Exception as e:
+            folder = save_report(func, info.name, cx, traceback.format_exc())
+            raise InternalError(f"pass {info.name} failed on `{func.name}`: {type(e).__name__}: {e}\n"
+                                f"report: {folder}") from e
+        seconds = time.perf_counter() - started
+        changed = _changed(func, out)
+        cx.records.append(PassRecord(info.name, seconds, changed))
+        if cx.option(PassConfigKey.TL_ENABLE_DUMP_IR):
+            _dump(out, info.name, cx)
+        if cx.option(PassConfigKey.TL_PASS_PROFILE) or env.is_pass_profile_enabled():
+            least = max(cx.option(PassConfigKey.TL_PASS_PROFILE_THRESHOLD_MS), env.get_pass_profile_threshold_ms())
+            if seconds * 1e3 >= least:
+                cx.report(f"{info.name}: {seconds * 1e3:.2f} ms")
+        if cx.debug >= 3 or traced:
+            cx.report(f"# after {info.name}  {seconds * 1e3:.1f} ms" + ("" if changed else "  (unchanged)"))
+            if changed:
+                cx.report(text_of(out))
+        if cx.verify and (changed or not checked):
+            _check(out, info.name, func, cx)
+            checked = True
+        yield info.name, func, out, seconds, changed
+        func = out
+
+
+def _dump(func: Func, name: str, cx: PassContext) -> None:
+    """Write the program after a pass into the folder of tl.dump_ir_path, numbered."""
+    folder = Path(cx.option(PassConfigKey.TL_DUMP_IR_DIR))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{len(cx.records) - 1:02d}_{func.name}_{name}.tl").write_text(text_of(func) + "\n", encoding="utf-8")
+
+
+def _changed(before: Func, after: Func) -> bool:
+    """Whether more than the phase attribute differs."""
+    if before is after:
+        return False
+    if before.body is not after.body or before.params != after.params or before.buffers != after.buffers:
+        return True
+    return with_attrs(before, phase=None).attrs != with_attrs(after, phase=None).attrs
+
+
+def _check(func: Func, name: str | None, before: Func, cx: PassContext) -> None:
+    findings = verify(func, func.attr("phase", TILE))
+    if findings:
+        text = "\n".join(str(f) for f in findings)
+        who = f"after pass {name}" if name else "before the first pass"
+        folder = save_report(before, name or "verify", cx, f"{text}\n\n{text_of(func)}")
+        raise InternalError(f"`{func.name}` is not a valid {func.attr('phase', TILE)} program {who}:\n{text}\n"
+                            f"report: {folder}")
+
+
+def text_of(func: Func) -> str:
+    """The program as text, or why it cannot be printed (a broken program must still give a report)."""
+    try:
+        return repr(func)
+    except Exception as e:
+        return f"<not printable: {type(e).__name__}: {e}>"
+
+
+def save_report(func: Func, pass_name: str, cx: PassContext, what: str) -> str:
+    """Write a folder that reproduces a failure: before.tl, error.txt, facts.json with the command.  Returns its path.
+
+    Returns a note instead when nothing can be written: the failure itself must still be told.
+    """
+    import json
+    import platform
+    import tempfile
+
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"tilelang-{func.name}-{pass_name}-"))
+        (folder / "before.tl").write_text(text_of(func) + "\n", encoding="utf-8")
+        (folder / "error.txt").write_text(what + "\n", encoding="utf-8")
+        import numpy
+
+        facts = {"pass": pass_name, "target": _target_facts(cx.target),
+                 "config": {k: json.dumps(v, default=repr) for k, v in cx.config.items()},
+                 "python": sys.version, "platform": platform.platform(), "numpy": numpy.__version__,
+                 "argv": sys.argv, "command": f"python -m tilelang.transform.replay {folder}"}
+        (folder / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        return str(folder)
+    except OSError as e:
+        return f"(no report could be written: {e})"
+
+
+def _target_facts(target: Any) -> dict[str, Any] | None:
+    """What makes the same target again: Target(facts)."""
+    kind = getattr(target, "kind", None)
+    if kind is None:
+        return None
+    arch = {"arch": target.arch} if getattr(target, "arch", None) else {}
+    return {"kind": str(kind), **arch, **{k: list(v) if isinstance(v, tuple) else v for k, v in target.options}}
+
+
+__all__ = ["DEVICE", "PHASES", "SYNCED", "THREADS_BOUND", "TILE", "PassContext", "PassInfo", "PassRecord", "pass_",
+           "run_passes", "save_report", "text_of"]

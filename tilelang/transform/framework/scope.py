@@ -1,0 +1,120 @@
+"""Pass configs that hold for a `with` block, as user code writes it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from .observe import PassEvent, PassEventObserver, observing
+
+class _Local(threading.local):
+    """Of a thread: the open blocks, and how many `as_planned` ones."""
+
+    def __init__(self) -> None:
+        self.stack: list[PassContext] = []
+        self.plans = 0
+
+
+class PassContext:
+    """with PassContext(config={"tl.enable_fast_math": True}): compilations inside use these pass configs.
+
+    What a program or a call sets itself wins over them.  instruments: observers of the passes that run inside
+    (transform/framework/observe.py), or objects with some of run_before_pass(program, info), run_after_pass(program, info),
+    enter_pass_ctx() and exit_pass_ctx().  opt_level and other arguments are accepted and change nothing.  (What passes
+    are given is transform.pass_.PassContext, another class.)
+    """
+
+    def __init__(self, opt_level: int = 2, config: Mapping[Any, Any] | None = None,
+                 instruments: Iterable[Any] | None = None, **_: Any) -> None:
+        self.opt_level, self.config = opt_level, dict(config or {})
+        self.instruments = list(instruments or ())
+        self._watch = ExitStack()
+
+    @staticmethod
+    def current() -> PassContext:
+        """The innermost open block of this thread, or one without configs."""
+        return get_pass_context()
+
+    def __enter__(self) -> PassContext:
+        self._watch.enter_context(observing(*map(as_observer, self.instruments)))
+        _local.stack.append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _local.stack.pop()
+        self._watch.close()
+
+
+class _Instrument(PassEventObserver):
+    """An object with run_before_pass and run_after_pass, seen as an observer."""
+
+    def __init__(self, instrument: Any) -> None:
+        self.instrument = instrument
+
+    def _call(self, method: str, *args: Any) -> None:
+        getattr(self.instrument, method, lambda *_: None)(*args)
+
+    def on_pipeline_start(self, func: Any, target: Any) -> None:
+        self._call("enter_pass_ctx")
+
+    def on_pipeline_end(self, func: Any, target: Any) -> None:
+        self._call("exit_pass_ctx")
+
+    def on_pass_start(self, name: str, func: Any) -> None:
+        self._call("run_before_pass", func, SimpleNamespace(name=name))
+
+    def on_pass(self, event: PassEvent) -> None:
+        self._call("run_after_pass", event.after, SimpleNamespace(name=event.name))
+
+
+def as_observer(instrument: Any) -> PassEventObserver:
+    """An observer as it is; an instrument that has run_before_pass or run_after_pass in its form.
+
+    Raises TypeError for objects that are neither.
+    """
+    if isinstance(instrument, PassEventObserver):
+        return instrument
+    if not any(callable(getattr(instrument, m, None)) for m in ("run_before_pass", "run_after_pass")):
+        raise TypeError(f"an instrument observes passes (run_before_pass, run_after_pass), found "
+                        f"{type(instrument).__name__}")
+    return _Instrument(instrument)
+
+
+_local = _Local()
+
+
+def get_pass_context() -> PassContext:
+    """The innermost open block of this thread, or one without configs."""
+    return _local.stack[-1] if _local.stack else PassContext()
+
+
+def current_config() -> dict[Any, Any]:
+    """The merged configs of the open blocks, inner ones last."""
+    out: dict[Any, Any] = {}
+    for context in _local.stack:
+        out.update(context.config)
+    return out
+
+
+@contextmanager
+def as_planned() -> Iterator[None]:
+    """Programs that this thread compiles inside are refused where only a plainer schedule than the first works: of many ways
+    to write a kernel none is worth trying that way.  What compiles is the same as elsewhere."""
+    _local.plans += 1
+    try:
+        yield
+    finally:
+        _local.plans -= 1
+
+
+def plan_only() -> bool:
+    """Whether an `as_planned` block is open."""
+    return _local.plans > 0
+
+
+def simplify_prim_func(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator of a PrimFunc factory.  Programs are simplified when they are compiled, so the factory is unchanged."""
+    return func

@@ -1,0 +1,1 @@
+"""Every shared and fragment buffer of a launch gets a layout."""

@@ -1,0 +1,32 @@
+"""Pictures of a launch's layouts, where tl.layout_visualization_enable asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..framework.config import PassConfigKey
+from ..framework.pass_ import PassContext
+
+FOLDER = "./tmp"
+
+
+def draw_layouts(layouts: Iterable[tuple[str, Any]], cx: PassContext) -> None:
+    """Report each layout as text, or write <FOLDER>/<buffer>.<format> for the pictures that
+    tl.layout_visualization_formats lists.  Raises ValueError for an unknown format."""
+    from tilelang.layout.picture import cells, draw_files, wanted_formats
+
+    formats = str(cx.option(PassConfigKey.TL_LAYOUT_VISUALIZATION_FORMATS))
+    words = ["txt", "pdf", "png", "svg"] if formats == "all" else [f.strip() for f in formats.split(",")]
+    pictures = [w for w in words if w != "txt"]
+    files = wanted_formats(",".join(pictures)) if pictures else ()
+    for name, layout in layouts:
+        if "txt" in words:
+            cx.report(f"# {name}\n{layout}")
+        if files:
+            labels, colours = cells(layout, "input", None, None)
+            for path in draw_files(labels, colours, FOLDER, name, files):
+                cx.report(f"# layout of {name}: {path}")
+
+
+__all__ = ["FOLDER", "draw_layouts"]

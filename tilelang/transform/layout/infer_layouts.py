@@ -1,0 +1,282 @@
+"""Every shared and fragment buffer of a launch gets a layout.
+
+    Launch(attrs: layouts=(user's…))              Launch(attrs: layouts=((A_s, Layout), (C_f, Fragment), …))
+      Gemm(A_s, B_s, C_f)                    ->     Gemm(A_s, B_s, C_f, attrs: instruction, warps)
+      Parallel(i, j): C_f[i, j] = …                 Parallel(i, j, attrs: loop_layout=Fragment)
+
+Fragments are settled by strictness.  *Strict* (strict_layouts.py): what the user annotated and what a matrix instruction
+demands.  *Common*: what follows through copies between fragments, reductions and parallel loops.  *Free*: the rest, largest
+buffer first, dealt out so that memory is read in the widest vectors; after each choice the common rules run again.
+Then shared buffers are laid out by the accesses made to them (shared_layouts.py).
+
+Where a fragment is asked for in two ways the first wins and the other use goes through shared memory when it is
+lowered: no program is left without a layout.  A large fragment that every thread would hold whole is kept in shared memory
+where that means the same (staged_fragments.py).  A Parallel that touches fragments carries `loop_layout`; without one the
+lowering deals its points out in turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.errors import error
+from tilelang.ir import Buffer, Func, Launch, Parallel, Stmt, Var, replace, rewrite_launches, rewrite_stmts, with_attrs
+from tilelang.layout import Fragment, replicated_fragment, row_fragment, view_layout, viewed_fragment
+from tilelang.ops import Gemm
+
+from ..framework.config import PassConfigKey
+from .layout_uses import FRAGMENT, SHARED, at_line, seen_as
+from .loop_layouts import Loop, Touch, over_loops, projected, usable, with_registers
+from .loop_partition import rereads, spread_thin
+from ..framework.pass_ import TILE, PassContext, pass_
+from .shared_layouts import Access, choose_shared_layout, memory_accesses, vector_elements
+from .strict_layouts import StrictLayouts
+
+
+@pass_(needs=TILE)
+def infer_layouts(func: Func, cx: PassContext) -> Func:
+    """Choose layouts for all launches of a program.  See the module's text."""
+
+    def inferred(launch: Launch) -> Launch:
+        while True:
+            try:
+                return _Inference(launch, cx).run()
+            except _Staged as e:
+                launch = e.launch
+
+    return rewrite_launches(func, inferred)
+
+
+class _Staged(Exception):
+    """No layout deals a large fragment out: `launch` has it in shared memory."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+
+
+class _Inference(StrictLayouts):
+    """Layouts of one launch.  Raises _Staged."""
+
+    def run(self) -> Launch:
+        self._annotated()
+        self._strict()
+        self._common()
+        self._free()
+        self._loops()
+        self._shared()
+        body = rewrite_stmts(self.launch.body, self._decided)
+        order = {b: k for k, b in enumerate(self.buffers)}
+        layouts = tuple(sorted(((b, lay) for b, lay in self.known.layouts.items() if b in order),
+                               key=lambda p: order[p[0]]))
+        self._report(layouts)
+        report = (*self.launch.attr("report", ()), *self.reasons) or None
+        return with_attrs(replace(self.launch, body=body), layouts=layouts, report=report)
+
+    def _report(self, layouts: tuple[tuple[Buffer, Any], ...]) -> None:
+        """Level 4 of the debug trace: each layout and why; pictures where the config asks for them."""
+        if self.cx.debug >= 4:
+            for b, lay in layouts:
+                self.cx.report(f"# layout of {b.name} ({self.known.why[b]}): {lay!r}")
+        if self.cx.option(PassConfigKey.TL_LAYOUT_VISUALIZATION_ENABLE):
+            from .draw_layouts import draw_layouts  # what hardly any program needs is imported late, here and below
+
+            draw_layouts([(b.name, lay) for b, lay in layouts], self.cx)
+
+    # ---- common ---------------------------------------------------------------------------------------------------
+
+    def _common(self) -> None:
+        """Propagate until nothing changes.  Linear in practice: each round settles a buffer or is the last."""
+        changed = True
+        while changed:
+            changed = False
+            for op in self.ops:
+                if isinstance(op, Gemm) or not hasattr(op, "infer_layout"):
+                    continue
+                for b, lay in op.infer_layout(self._for(op)).items():
+                    if b.scope_name == FRAGMENT and b not in self.known.layouts and b not in self.alone \
+                            and self._suits_views(b, lay):
+                        self.known.settle(b, lay, f"follows T.{op.op_name}{at_line(op)}")
+                        changed = True
+            for loop in self.loops.values():
+                changed |= self._through_loop(loop)
+            for group in self._views():
+                changed |= self._through_views(group)
+
+    def _through_views(self, group: list[Buffer]) -> bool:
+        have = next((b for b in group if b in self.known.layouts), None)
+        if have is None:
+            return False
+        changed = False
+        for b in group:
+            if b is have:
+                continue
+            lay = seen_as(self.known.layouts[have], have, b)
+            if lay is None:
+                raise error("layout-no-structure", f"`{have.name}` with the layout {self.known.layouts[have]!r} cannot be seen "
+                            f"as {tuple(b.shape)} of {b.dtype} (`{b.name}`)",
+                            expected=f"a layout that can be seen as {tuple(b.shape)} of {b.dtype}",
+                            found=repr(self.known.layouts[have]), span=b.span or self.launch.span,
+                            hint="copy the tile through shared memory, and reshape it there")
+            old = self.known.layouts.get(b)
+            if old is not None and old != lay:
+                raise error("layout-conflict", f"Layout infer conflict between `{have.name}` and its view `{b.name}`: "
+                            f"{self.known.layouts[have]!r} and {old!r}",
+                            found=f"{self.known.layouts[have]!r} and {old!r}", span=b.span or self.launch.span,
+                            hint="copy the view to a fragment of its own")
+            if old is None:
+                self.known.settle(b, lay, f"is `{have.name}` in another shape")
+                changed = True
+        return changed
+
+    def _through_loop(self, loop: Loop) -> bool:
+        settled = self.known.layouts.keys() | self.alone
+        unknown = [t for t in loop.touches if t.plain and t.exact and t.buffer not in settled]
+        if not unknown:
+            return False
+        layout = self._loop_layout(loop, full=True)
+        if layout is None:
+            return False
+        changed = False
+        for t in unknown:
+            if t.buffer in self.known.layouts:
+                continue
+            lay = projected(layout, t)
+            if lay is not None and self._suits_views(t.buffer, lay):
+                self.known.settle(t.buffer, lay, f"follows the parallel loop{at_line(loop.node)}")
+                changed = True
+        return changed
+
+    def _loop_layout(self, loop: Loop, full: bool) -> Fragment | None:
+        """The user's layout of a loop, or that of the known fragments it touches: written ones first, then those with
+        most dimensions.
+
+        full: only when a fragment tells where every parallel loop goes."""
+        given = loop.node.attr("loop_layout")
+        if given is not None:
+            return given
+        best: tuple[tuple[int, int, int], Touch, Fragment] | None = None
+        for t in loop.touches:
+            lay = self.known.layouts.get(t.buffer)
+            if lay is None or not usable(lay, t):
+                continue
+            moved = sum(d is not None and loop.extents[d] > 1 for d in t.dims)
+            key = (0 if t.writes else 1, -moved, lay.replicas)
+            if best is None or key < best[0]:
+                best = (key, t, lay)
+        if best is None:
+            return None
+        _, t, lay = best
+        left = [d for d, n in enumerate(loop.extents) if d not in t.dims and n > 1 and d not in loop.serial]
+        if full and left:
+            return None
+        if left and not t.writes and spread_thin(loop.extents, [d for d in t.dims if d is not None], lay.replicas):
+            return None
+        return over_loops(lay, t, loop.extents)
+
+    # ---- free -----------------------------------------------------------------------------------------------------
+
+    def _free(self) -> None:
+        for loop in self.loops.values():
+            self._free_serial(loop)
+        order = {b: k for k, b in enumerate(self.buffers)}
+        waiting = [b for b in self.buffers if b.scope_name == FRAGMENT and b not in self.known.layouts]
+        waiting.sort(key=lambda b: (b in self.alone, -b.size, order[b]))
+        for b in waiting:
+            if b not in self.known.layouts:
+                self.known.settle(b, self._choose(b), "free")
+                self._common()
+
+    def _free_serial(self, loop: Loop) -> None:
+        """A loop that accumulates along some dimensions: the others are dealt out to threads."""
+        if not loop.serial or self._loop_layout(loop, full=False) is not None:
+            return
+        for t in loop.touches:
+            whole = t.plain and t.exact and not t.inside
+            if t.writes and whole and t.buffer not in self.known.layouts and t.buffer not in self.alone:
+                rows = row_fragment(t.buffer.shape, self._for(t.buffer).threads)
+                if not self._suits_views(t.buffer, rows):
+                    continue
+                self.known.settle(t.buffer, rows, f"free; accumulated along a loop{at_line(loop.node)}")
+                self._common()
+                return
+
+    def _choose(self, b: Buffer) -> Fragment:
+        shape, threads = tuple(b.shape), self._for(b).threads
+        if b in self.alone:  # every thread may ask for any element
+            return self._whole(b)
+        inside = {d for lp in self.loops.values() for t in lp.touches if t.buffer is b and t.plain for d in t.inside}
+        if inside and len(inside) < len(shape):
+            kept = [d for d in range(len(shape)) if d not in inside]
+            rows = with_registers(row_fragment([shape[d] for d in kept], threads), shape, inside, kept)
+            if self._suits_views(b, rows):
+                return rows
+        fast, vector = vector_elements(b, self.ops, [lp.node for lp in self.loops.values()], self.analyzer)
+        total = b.size
+        while vector > 1 and total < threads * vector:
+            vector //= 2
+        while vector > 1 and shape[fast] % vector:
+            vector //= 2
+        order = [d for d in range(len(shape)) if d != fast] + [fast] if shape else []
+        out = row_fragment(shape, threads, vector, order)
+        if not self._suits_views(b, out):
+            out = viewed_fragment(shape, self._cuts(b), threads, vector if fast == len(shape) - 1 else 1)
+        return out if self._suits_views(b, out) and not out.replicas == threads > 1 else self._whole(b)
+
+    def _whole(self, b: Buffer) -> Fragment:
+        """Every thread holds the tile.  Raises _Staged for one that is better kept in shared memory."""
+        from .staged_fragments import is_large, staged
+
+        if is_large(b):
+            launch = staged(self.launch, b.data, getattr(self.cx.target, "max_shared_bytes", None))
+            if launch is not None:
+                raise _Staged(launch)
+        return replicated_fragment(b.shape, self._for(b).threads)
+
+    # ---- loops and shared -----------------------------------------------------------------------------------------
+
+    def _loops(self) -> None:
+        for loop in self.loops.values():
+            loop.layout = self._loop_layout(loop, full=False)
+            if loop.layout is not None and loop.layout.replicas > 1 and rereads(loop.node.body):
+                loop.layout = None
+
+    def _shared(self) -> None:
+        roots: dict[Var, Buffer] = {}
+        for b in self.buffers:
+            if b.scope_name in SHARED:
+                roots.setdefault(b.data, b)
+        by_storage: dict[Var, list[Access]] = {}
+        for op in self.ops:
+            self.accesses += memory_accesses(self.gemms.get(id(op), op), self.analyzer)
+        for a in self.accesses:
+            by_storage.setdefault(a.buffer.data, []).append(a)
+        for data, root in roots.items():
+            if root not in self.known.layouts:
+                uses = [a for a in by_storage.get(data, ()) if a.buffer is root]
+                viewed = len(uses) != len(by_storage.get(data, ()))
+                plain = data in self.pointers or viewed
+                self.known.settle(root, choose_shared_layout(root, uses, self._share_of, plain),
+                                  "address taken or seen in another shape" if plain else f"{len(uses)} accesses")
+        for b in self.buffers:
+            if b.scope_name in SHARED and b not in self.known.layouts:
+                root = roots[b.data]
+                self.known.settle(b, view_layout(self.known.layouts[root], root, b), f"is `{root.name}` in another shape")
+
+    def _share_of(self, a: Access) -> Fragment | None:
+        if isinstance(a.share, Buffer):
+            return self.known.layouts.get(a.share)
+        loop = self.loops.get(id(a.share))
+        return None if loop is None else loop.layout
+
+    # ---- the program with the decisions ---------------------------------------------------------------------------
+
+    def _decided(self, s: Stmt) -> Stmt | None:
+        if isinstance(s, Gemm):
+            return self.gemms[id(s)]
+        if isinstance(s, Parallel):
+            loop = self.loops.get(id(s))
+            return s if loop is None or loop.layout is None else with_attrs(s, loop_layout=loop.layout)
+        return None
+
+
+__all__ = ["infer_layouts"]

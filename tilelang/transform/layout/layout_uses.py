@@ -1,0 +1,247 @@
+"""What a launch touches that wants a layout, and how: the ground infer_layouts works on.
+
+Shared and fragment buffers, tile ops, parallel loops, the threads each belongs to, and fragments that are the same registers
+in several shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+from tilelang.arith import Analyzer, extent_bounds
+from tilelang.errors import TileLangError, error, register
+from tilelang.ir import (Alloc, Buffer, Call, Const, Expr, For, If, Launch, Load, Node, Parallel, Seq, Stmt, Store, TileOp,
+                         Var, fields_of, walk)
+from tilelang.ir.record import state
+from tilelang.layout import Fragment, replicated_fragment
+
+from .loop_layouts import Loop, Touch, serial_dims, touch
+from .shared_layouts import Access, memory_accesses
+from ..legalize.manual_warp_roles import role_of
+
+register("layout-shape", ValueError, "a shared or fragment buffer needs a static shape", expected="a static shape")
+
+FRAGMENT, GROUP = "local.fragment", 128
+SHARED = ("shared", "shared.dyn")
+
+
+@state
+class Known:
+    """What ops are asked with (ops.base: infer_layout), and why each layout was chosen."""
+
+    threads: int
+    layouts: dict[Buffer, Any] = field(default_factory=dict)
+    why: dict[Buffer, str] = field(default_factory=dict)
+
+    def settle(self, buffer: Buffer, layout: Any, why: str) -> None:
+        """Give a buffer its layout."""
+        self.layouts[buffer] = layout
+        self.why[buffer] = why
+
+    def get(self, buffer: Buffer) -> Any:
+        """The layout of a buffer, None while it has none."""
+        return self.layouts.get(buffer)
+
+
+class Uses:
+    """What is in one launch, and what is known of its layouts.  Raises layout-shape and layout-conflict."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.whole = self.role = launch.attr("compute_threads") or launch.num_threads
+        self.by_hand = launch.attr("compute_threads") is None  # roles are the user's: each has threads of its own
+        self.threads_of: dict[int, int] = {}  # of the role that an op or parallel loop belongs to
+        self.known = Known(self.whole)
+        self.ops: list[TileOp] = []
+        self.loops: dict[int, Loop] = {}
+        self.buffers: dict[Buffer, None] = {}  # shared and fragment buffers, in order of appearance
+        self.alone: set[Buffer] = set()  # fragments touched element by element outside any parallel loop
+        self.pointers: set[Var] = set()  # storage whose address is taken: user code may index it itself
+        self.analyzer = Analyzer()
+        self.accesses: list[Access] = []
+        for v, n in (*zip(launch.block_vars, launch.grid), *zip(launch.thread_vars, launch.threads)):
+            self.analyzer = self.analyzer.bind(v, *extent_bounds(self.analyzer, 0, n))
+        self._collect(launch.body, None)
+        self._check_shapes()
+
+    def _collect(self, s: Any, loop: Parallel | None) -> None:
+        if isinstance(s, Seq):
+            for x in s.stmts:
+                self._collect(x, loop)
+        elif isinstance(s, Alloc):
+            self._allocated(s)
+        elif isinstance(s, If) and self.by_hand and role_of(s.cond) is not None:
+            count = (role_of(s.cond) or (0, 0))[1] * GROUP
+            saved = self.role
+            for part, n in ((s.then, count), (s.orelse, saved - count)):
+                self.role = n
+                if part is not None:
+                    self._collect(part, loop)
+            self.role = saved
+        elif isinstance(s, TileOp):
+            self.ops.append(s)
+            self.threads_of[id(s)] = self.role
+            for y in walk(s, Buffer, Load):
+                if isinstance(y, Buffer):
+                    self._see(y)
+                    self._belongs(y)
+                elif isinstance(y, Load) and y.buffer.scope_name == FRAGMENT:
+                    self.alone.add(y.buffer)  # a run-time bound or value read from a fragment
+        elif isinstance(s, Parallel):
+            for y in walk(s.body):
+                if isinstance(y, Alloc):
+                    self._allocated(y)
+            self._collect_loop(s)
+        elif isinstance(s, For):
+            self.analyzer = self.analyzer.bind(s.var, *extent_bounds(self.analyzer, s.start, s.extent))
+            self._collect_exprs(s)
+            self._collect(s.body, loop)
+        else:
+            self._collect_exprs(s)
+            for f in ("then", "orelse", "body"):
+                inner = getattr(s, f, None)
+                if isinstance(inner, Stmt):
+                    self._collect(inner, loop)
+
+    def _allocated(self, s: Alloc) -> None:
+        """What threads hold in registers has a size that the program knows."""
+        if s.buffer.scope_name.startswith("local") and not s.buffer.is_static:
+            raise run_time_shape(s.buffer, s.buffer.span)
+        self._see(s.buffer)
+
+    def _collect_exprs(self, s: Stmt) -> None:
+        """Buffers used by the expressions of a statement that every thread executes by itself."""
+        for v in (getattr(s, f) for f in fields_of(type(s)) if f != "attrs"):
+            for e in v if isinstance(v, tuple) else (v,):
+                if isinstance(e, Buffer):
+                    self._see(e)
+                    if isinstance(s, Store) and e.scope_name == FRAGMENT:
+                        self.alone.add(e)
+                elif isinstance(e, Node) and not isinstance(e, Stmt):
+                    self._collect_expr(e)
+
+    def _collect_expr(self, e: Node) -> None:
+        for x in walk(e, Buffer, Load, Call):
+            if isinstance(x, Buffer):
+                self._see(x)
+            elif isinstance(x, Load) and x.buffer.scope_name == FRAGMENT:
+                self.alone.add(x.buffer)
+            elif isinstance(x, Call):
+                self._see_call(x)
+
+    def _see_call(self, c: Call) -> None:
+        if not c.op.startswith("atomic"):
+            for x in c.args:
+                if type(x).__name__ == "AddressOf":
+                    self.pointers.add(x.buffer.data)  # type: ignore[attr-defined]
+
+    def _see(self, b: Buffer) -> None:
+        if b.scope_name in SHARED and not b.is_static:
+            self.pointers.add(b.data)  # stored row by row (layout.RowMajor), and so are views of it
+        elif b.scope_name == FRAGMENT or b.scope_name in SHARED:
+            self.buffers.setdefault(b)
+
+    def _belongs(self, b: Buffer) -> None:
+        """A fragment lives in the registers of the role that uses it."""
+        if b.scope_name == FRAGMENT:
+            self.threads_of[id(b)] = self.role
+
+    def _for(self, x: Any) -> Known:
+        """What is known, for an op, loop or fragment of a role."""
+        self.known.threads = self.threads_of.get(id(x), self.whole)
+        return self.known
+
+    def _collect_loop(self, s: Parallel) -> None:
+        self.threads_of[id(s)] = self.role
+        extents = tuple(int(n.value) if isinstance(n, Const) else n for n in s.extents)
+        touches: list[Touch] = []
+        written: list[tuple[Buffer, tuple[Expr, ...]]] = []
+        for x in walk(s.body):
+            if isinstance(x, Buffer):
+                self._see(x)
+                self._belongs(x)
+            elif isinstance(x, Call):
+                self._see_call(x)
+            elif isinstance(x, (Load, Store)):
+                if isinstance(x, Store):
+                    written.append((x.buffer, x.indices))
+                if x.buffer.scope_name == FRAGMENT:
+                    touches.append(touch(x, s.vars, extents))
+        for v, n in zip(s.vars, s.extents):
+            self.analyzer = self.analyzer.bind(v, *extent_bounds(self.analyzer, 0, n))
+        given = s.attr("loop_layout")
+        if given is not None and (not isinstance(given, Fragment) or given.shape != extents):
+            raise error("layout-conflict", f"loop_layout of a parallel loop over {extents} must be a Fragment of that "
+                        f"shape, found {given!r}",
+                        expected=f"a Fragment of shape {extents}", found=repr(given), span=s.span,
+                        hint="give the Fragment one index per loop, with its extent")
+        static = tuple(n for n in extents if isinstance(n, int))
+        if touches and len(static) == len(extents):
+            self.loops[id(s)] = Loop(s, static, touches, serial_dims(s, static, written))
+        self.accesses += memory_accesses(s, self.analyzer)
+
+    def _check_shapes(self) -> None:
+        for b in self.buffers:
+            if not b.is_static:
+                raise run_time_shape(b, b.span)
+
+    # ---- fragments in several shapes ------------------------------------------------------------------------------
+
+    def _views(self) -> list[list[Buffer]]:
+        """Fragments that are the same registers under several shapes."""
+        groups: dict[Var, list[Buffer]] = {}
+        for b in self.buffers:
+            if b.scope_name == FRAGMENT:
+                groups.setdefault(b.data, []).append(b)
+        return [g for g in groups.values() if len(g) > 1]
+
+    def _suits_views(self, b: Buffer, lay: Any) -> bool:
+        """Whether all other shapes that b is seen in have a form of this layout, and none has got another one."""
+        for v in self.buffers:
+            if v.data is b.data and v is not b:
+                seen = seen_as(lay, b, v)
+                if seen is None or self.known.layouts.get(v, seen) != seen:
+                    return False
+        return True
+
+    def _cuts(self, b: Buffer) -> list[int]:
+        """Elements inside the dimensions of b and of its views, in elements of b."""
+        out = []
+        for v in self.buffers:
+            if v.data is b.data:
+                bits = bits_of(v)
+                out.append(bits // bits_of(b))
+                for n in reversed(v.shape):
+                    bits *= n
+                    out.append(bits // bits_of(b))
+        return out
+
+
+def run_time_shape(b: Buffer, span: Any) -> Exception:
+    """The error for a buffer that wants a layout and has a run-time shape."""
+    return error("layout-shape", f"`{b.name}` ({b.scope_name}) has a run-time shape, its tile must be static",
+                 found=str(tuple(b.shape)), span=span,
+                 hint="allocate the largest tile and guard what lies outside")
+
+
+def seen_as(lay: Fragment, b: Buffer, view: Buffer) -> Fragment | None:
+    """The layout of another Buffer over a fragment's registers; None where its digits or elements would be cut."""
+    if lay.replicas == lay.threads and lay == replicated_fragment(b.shape, lay.threads):  # row-major, whole in each thread
+        return replicated_fragment(view.shape, lay.threads)
+    try:
+        return lay.reshape(view.shape, bits_of(b), bits_of(view))
+    except TileLangError:
+        return None
+
+
+def bits_of(b: Buffer) -> int:
+    """Of an element."""
+    return b.dtype.bits * b.dtype.lanes
+
+
+def at_line(s: Stmt) -> str:
+    """Where a statement stands, for reasons: " at line 12"."""
+    return "" if s.span is None else f" at line {s.span.line}"
+
+__all__ = ["FRAGMENT", "SHARED", "Known", "Uses", "at_line", "bits_of", "run_time_shape", "seen_as"]

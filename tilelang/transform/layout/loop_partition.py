@@ -1,0 +1,199 @@
+"""How a parallel loop is shared out: by the fragments it touches, or in vectors dealt out to the threads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from tilelang.ir import Call, Const, Evaluate, Expr, Load, Stmt, Store, Var, const, fresh, walk
+from tilelang.ir.record import record
+from tilelang.layout import Mode
+from tilelang.ops.distribute import Distribution, flat, from_fragment
+
+from ..analysis.distributed_loop import Loop, accesses, is_memory
+from ..analysis.fragment_access import Grid
+from ..analysis.vectorize import power_of_two_in, stride_along
+
+
+@record
+class LoopShare:
+    """A Fragment-like share of a loop nest: `modes` per loop, `copies`, `threads` (ops.distribute.from_fragment)."""
+
+    shape: tuple[int, ...]
+    modes: tuple[Any, ...]
+    copies: tuple[Any, ...]
+    threads: int
+
+
+def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: Stmt, loop_layout: Any,
+                        width: int | None, is_async: bool, once: bool = False) -> tuple[Distribution, bool]:
+    """(share of the loop, loose): loop_layout if there is one, else the share of a fragment the body writes or reads,
+    else a flat share.  loose: its lanes pass the ends of rows (Loop.loose).  once: one thread an iteration."""
+    static = all(isinstance(n, int) for n in extents)
+    once = once or rereads(body)
+    if not static:
+        lane_dim, w = wanted_width(lw, vars, extents, body)
+        return flat(extents, lw.thread, lw.num_threads, w, lane_dim), False
+    shares = [loop_layout] if loop_layout is not None else []
+    shares += fragment_shares(lw, vars, extents, body)
+    shares = [s for s in shares if not (once and _replicas(s) > 1)]
+    lane_dim, w = wanted_width(lw, vars, extents, body)
+    if width is not None:
+        w = power_of_two_in(extents[lane_dim], width)
+    for share in shares:
+        dist = from_fragment(share, lw.thread, extents, w if lane_dim == len(vars) - 1 else 1)
+        if share is shares[-1] or _accumulates_well(lw, vars, dist, body):
+            return dist, False
+    serial = accumulated_dims(vars, extents, body)
+    if serial:
+        return serial_inside(lw, extents, serial), False
+    loose = False
+    if w == 1 and width is None and not is_async:
+        dim, more = wanted_width(lw, vars, extents, body, loose=True)
+        if more > 1:
+            lane_dim, w, loose = dim, more, True
+    while w > 1 and not is_async and extents[lane_dim] * _others(extents, lane_dim) < lw.num_threads * w:
+        w //= 2
+    return flat(extents, lw.thread, lw.num_threads, w, lane_dim), loose and w > 1
+
+
+def _others(extents: tuple[int, ...], dim: int) -> int:
+    out = 1
+    for d, n in enumerate(extents):
+        out *= 1 if d == dim else n
+    return out
+
+
+def _accumulates_well(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt) -> bool:
+    """Whether no fragment that the loop accumulates into (several points, one element) needs staging."""
+    loop = Loop(vars, dist, Grid(dist, vars, lw.thread))
+    for x, inner in accesses(body):
+        if isinstance(x, Store) and x.buffer.scope_name == "local.fragment":
+            loop.inner = inner
+            touch = loop.touch(lw, x.buffer, x.indices, True)
+            if touch.register is None and touch.repeated:
+                return False
+    return True
+
+
+def fragment_shares(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt) -> list[LoopShare]:
+    """Shares that make an access with plain loop indices direct: written fragments first, most dimensions first."""
+    found: list[tuple[tuple[int, int], LoopShare]] = []
+    for x, _ in accesses(body):
+        if x.buffer.scope_name != "local.fragment":
+            continue
+        frag = lw.layout_of(x.buffer)
+        dim_of: dict[int, int] = {}
+        for d, i in enumerate(x.indices):
+            if isinstance(i, Var) and i in vars and frag.shape[d] == extents[vars.index(i)]:
+                dim_of[vars.index(i)] = d
+            elif not (frag.shape[d] == 1 and isinstance(i, Const)):
+                break
+        else:
+            share = _share_of(frag, dim_of, extents)
+            if not isinstance(x, Store) and spread_thin(extents, dim_of, _replicas(share)):
+                continue
+            found.append(((0 if isinstance(x, Store) else 1, -len(dim_of)), share))
+    found.sort(key=lambda f: f[0])
+    return [s for _, s in found]
+
+
+def spread_thin(extents: tuple[int, ...], followed: Iterable[int], replicas: int) -> bool:
+    """Whether a fragment that a loop only reads is a poor guide for it: a vector along a larger tile, held by several
+    threads, or by few.  All threads share the tile then, and the vector goes through shared memory."""
+    walked = {d for d, n in enumerate(extents) if n > 1}
+    return not walked <= set(followed) and (replicas > 1 or not walked & set(followed))
+
+
+def rereads(body: Stmt) -> bool:
+    """Whether a loop reads memory outside registers that it also writes, by itself, in an atomic whose old value it uses or
+    in a user's function, which may do anything.  Only one thread may run an iteration then: of several, one would store
+    what the others still have to read, or each would add once more."""
+    alone = {id(s.call) for s in walk(body, Evaluate)}  # statements: one thread runs them anyway
+    if any((x.op.startswith("atomic_") or x.op == "call_extern") and id(x) not in alone for x in walk(body, Call)):
+        return True
+    memory = [x for x, _ in accesses(body) if is_memory(x.buffer)]
+    written = {x.buffer.data for x in memory if isinstance(x, Store)}
+    return any(isinstance(x, Load) and x.buffer.data in written for x in memory)
+
+
+def _replicas(share: Any) -> int:
+    out = 1
+    for m in share.copies:
+        out *= m.size
+    return out
+
+
+def _share_of(frag: Any, dim_of: dict[int, int], extents: tuple[int, ...]) -> LoopShare:
+    modes: list[Any] = []
+    for d, n in enumerate(extents):
+        if d in dim_of:
+            modes.append(tuple(frag.modes[dim_of[d]]))
+        else:
+            modes.append((Mode(n, "register", 1),) if n > 1 else ())
+    # Registers are only walked here, so their strides just give the order of the loops: row-major.
+    step = 1
+    out: list[Any] = []
+    for ms in reversed(modes):
+        row: list[Any] = []
+        for m in reversed(ms):
+            if m.to == "register":
+                row.append(Mode(m.size, "register", step))
+                step *= m.size
+            else:
+                row.append(m)
+        out.append(tuple(reversed(row)))
+    return LoopShare(tuple(extents), tuple(reversed(out)), tuple(frag.copies), frag.threads)
+
+
+def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt,
+                 loose: bool = False) -> tuple[int, int]:
+    """(dimension, lanes): along which most memory accesses are contiguous, and how many elements a thread should take
+    there: the narrowest of their vectors, since elements beyond it would spread the lanes of a warp apart."""
+    best = (len(vars) - 1, 1)
+    score = 0
+    found = [x for x, _ in accesses(body) if is_memory(x.buffer) and x.buffer.dtype.bits % 8 == 0 and x.indices]
+    for d in reversed(range(len(vars))):
+        limit = power_of_two_in(extents[d], 64) if isinstance(extents[d], int) else 1
+        own = narrowest = 0
+        for x in found:
+            n = lw.widths.width(x.buffer, x.indices, vars[d], limit, lw.analyzer_for(vars, extents), lw.divisors, loose)
+            if n > 1 or (n == 1 and stride_along(x.indices[-1], vars[d], lw.analyzer) == 1):
+                own += 4 if x.buffer.scope_name == "global" else 1
+                if n > 1 or x.buffer.scope_name == "global":
+                    narrowest = min(narrowest or n, n)
+        if own > score:
+            score = own
+            best = (d, narrowest or 1)
+    return best
+
+
+def accumulated_dims(vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt) -> list[int]:
+    """Dimensions that an element `X[…] = X[…] op …` of shared or global memory does not depend on: one thread must run
+    them in order."""
+    out: set[int] = set()
+    for x, _ in accesses(body):
+        if isinstance(x, Store) and is_memory(x.buffer):
+            same = any(y.buffer is x.buffer and y.indices == x.indices for y in walk(x.value, Load))
+            if same:
+                used = {v for i in x.indices for v in walk(i)}
+                out |= {d for d, v in enumerate(vars) if v not in used and extents[d] > 1}
+    return sorted(out)
+
+
+def serial_inside(lw: Any, extents: tuple[int, ...], serial: list[int]) -> Distribution:
+    """The points dealt out to the threads but for some dimensions, which a thread runs in order."""
+    kept = [d for d in range(len(extents)) if d not in serial]
+    base = flat(tuple(extents[d] for d in kept) or (1,), lw.thread, lw.num_threads)
+    indices: list[Expr] = [const(0)] * len(extents)
+    for d, i in zip(kept, base.indices):
+        indices[d] = i
+    own = [(d, fresh("r")) for d in serial]
+    for d, v in own:
+        indices[d] = v
+    axes = base.axes + tuple((v, extents[d]) for d, v in own)
+    return dataclasses.replace(base, extents=extents, axes=axes, indices=tuple(indices))
+
+
+__all__ = ["LoopShare", "choose_distribution", "serial_inside"]

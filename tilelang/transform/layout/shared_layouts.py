@@ -1,0 +1,384 @@
+"""Which layout a shared buffer gets: the candidate whose accesses need the fewest transactions.
+
+An access is reduced to samples: the elements the 32 lanes of one warp touch at once.  A candidate's cost is counted
+exactly on them (banks of 4 bytes, phases of 128 bytes), so "free of conflicts" is a result and not a hope.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilelang.arith import Analyzer
+from tilelang.ir import Buffer, Expr, Load, Node, Parallel, Region, Store, Var, const, dtype, walk
+from tilelang.ir.record import record
+from tilelang.layout import Fragment, Layout, linear_layout, padded_layout, phase_conflicts, swizzled_layout
+from tilelang.layout.mode import evaluate_index
+from tilelang.ops import Copy, Gemm, Transpose
+from tilelang.target.instructions import MMA_ROWS
+from tilelang.target.wgmma import WGMMA_ROWS
+
+from ..analysis.vectorize import MAX_BYTES, Widths, power_of_two_in, stride_along
+
+FRAGMENT = "local.fragment"
+WARP = 32
+
+
+@record
+class Access:
+    """Uses of a shared buffer by one statement.
+
+    indices: in terms of vars, which run over extents.  share: the fragment buffer or Parallel whose layout deals the
+    points out to threads, None when they are dealt out in turn: width consecutive points along lane_dim at a time.
+    matrix: rows of 16 bytes read by ldmatrix instead.
+    """
+
+    buffer: Buffer
+    vars: tuple[Var, ...]
+    extents: tuple[int, ...]
+    indices: tuple[Expr, ...]
+    share: Any
+    lane_dim: int
+    width: int
+    matrix: bool = False
+    instruction: Fragment | None = None
+
+
+def memory_accesses(s: Node, analyzer: Analyzer) -> list[Access]:
+    """The accesses a statement makes to shared memory (those of static extent)."""
+    if isinstance(s, Gemm):
+        return _operand_accesses(s)
+    if isinstance(s, Copy):
+        vars, extents, sides = copy_loops(s)
+        frag = next((b for b, _ in sides if b.scope_name == FRAGMENT), None)
+        return _loop_accesses(vars, extents, sides, frag, analyzer)
+    if isinstance(s, Transpose) and all(isinstance(_static(e), int) for e in s.space):
+        vars = tuple(Var(f"c{k}", dtype("int32")) for k in range(len(s.space)))
+        sides = list(zip((s.dst.buffer, s.src.buffer), s.places(vars)))
+        frag = next((b for b, _ in sides if b.scope_name == FRAGMENT), None)
+        return _loop_accesses(vars, tuple(_static(e) for e in s.space), sides, frag, analyzer)
+    if isinstance(s, Parallel):
+        sides = [(x.buffer, x.indices) for x in walk(s.body, Load, Store)]
+        return _loop_accesses(s.vars, tuple(_static(n) for n in s.extents), sides, s, analyzer)
+    return []
+
+
+def _static(n: Any) -> Any:
+    return int(n.value) if isinstance(n, Expr) and hasattr(n, "value") else n
+
+
+def copy_loops(s: Copy) -> tuple[tuple[Var, ...], tuple[Any, ...], list[tuple[Buffer, tuple[Expr, ...]]]]:
+    """A copy as a loop nest: variables, extents (those of the side nearer the registers) and both accesses."""
+    base = s.dst if _level(s.dst) > _level(s.src) else s.src
+    extents = tuple(_static(e) for e in base.extents if not _unit(e)) or (1,)
+    vars = tuple(Var(f"c{k}", dtype("int32")) for k in range(len(extents)))
+    return vars, extents, [(r.buffer, _region_indices(r, vars)) for r in (s.src, s.dst)]
+
+
+def _level(r: Region) -> int:
+    return 0 if r.buffer.scope_name == "global" else 1 if r.buffer.scope_name.startswith("shared") else 2
+
+
+def _unit(e: Any) -> bool:
+    return _static(e) == 1
+
+
+def _region_indices(r: Region, vars: tuple[Var, ...]) -> tuple[Expr, ...]:
+    out: list[Expr] = []
+    at = 0
+    for m, e in zip(r.mins, r.extents):
+        if _unit(e) or at >= len(vars):
+            out.append(m)
+        else:
+            out.append(m + vars[at])
+            at += 1
+    return tuple(out)
+
+
+def _loop_accesses(vars: tuple[Var, ...], extents: tuple[Any, ...], sides: list[tuple[Buffer, tuple[Expr, ...]]],
+                   share: Any, analyzer: Analyzer) -> list[Access]:
+    shared = [(b, i) for b, i in sides if b.scope_name in ("shared", "shared.dyn")]
+    if not shared or not all(isinstance(n, int) for n in extents):
+        return []
+    lane_dim, width = _lanes(vars, extents, sides, analyzer)
+    return [Access(b, vars, extents, i, share, lane_dim, width) for b, i in shared]
+
+
+def _lanes(vars: tuple[Var, ...], extents: tuple[int, ...], sides: list[tuple[Buffer, tuple[Expr, ...]]],
+           analyzer: Analyzer) -> tuple[int, int]:
+    """Dimension along which most accesses are contiguous (global memory counts most), and elements per thread there."""
+    best, score = (len(vars) - 1, 1), 0
+    for d in reversed(range(len(vars))):
+        own, narrowest = 0, 0
+        for b, indices in sides:
+            if b.scope_name == "global" or b.scope_name.startswith("shared"):
+                w = contiguous_width(b, indices, vars[d], power_of_two_in(extents[d], 64), analyzer)
+                if w:
+                    own += 4 if b.scope_name == "global" else 1
+                    narrowest = min(narrowest or w, w)
+        if own > score:
+            score, best = own, (d, narrowest or 1)
+    return best
+
+
+_WIDTHS = Widths(lambda b: None)
+
+
+def contiguous_width(b: Buffer, indices: tuple[Expr, ...], var: Var, limit: int, analyzer: Analyzer) -> int:
+    """0 when the access is not contiguous along var, else the vector width its alignment allows (shared: its layout is
+    still to be chosen, so whatever limit says)."""
+    if not indices or stride_along(indices[-1], var, analyzer) != 1 or \
+            any(stride_along(i, var, analyzer) != 0 for i in indices[:-1]):
+        return 0
+    if b.scope_name != "global":
+        return max(1, min(limit, MAX_BYTES * 8 // (b.dtype.bits * b.dtype.lanes)))
+    return _WIDTHS.width(b, indices, var, limit, analyzer, {})
+
+
+def vector_elements(b: Buffer, ops: list[Any], loops: list[Parallel], analyzer: Analyzer) -> tuple[int, int]:
+    """(dimension, elements) a thread should hold consecutively of a fragment, by the memory it is read from and
+    written to; the last dimension and 16 bytes where nothing says more."""
+    votes: dict[tuple[int, int], int] = {}
+    for op in ops:
+        if isinstance(op, Copy) and b in (op.src.buffer, op.dst.buffer):
+            vars, extents, sides = copy_loops(op)
+            _vote(b, vars, extents, sides, analyzer, votes)
+    for loop in loops:
+        sides = [(x.buffer, x.indices) for x in walk(loop.body, Load, Store)]
+        if any(x is b for x, _ in sides):
+            _vote(b, loop.vars, tuple(_static(n) for n in loop.extents), sides, analyzer, votes)
+    if votes:
+        return max(votes, key=lambda k: (votes[k], k[1]))
+    last = max(0, len(b.shape) - 1)
+    return last, power_of_two_in(b.shape[-1] if b.shape else 1, max(1, MAX_BYTES * 8 // (b.dtype.bits * b.dtype.lanes)))
+
+
+def _vote(b: Buffer, vars: tuple[Var, ...], extents: tuple[Any, ...], sides: list[tuple[Buffer, tuple[Expr, ...]]],
+          analyzer: Analyzer, votes: dict[tuple[int, int], int]) -> None:
+    own = next(i for x, i in sides if x is b)
+    for x, indices in sides:
+        if x.scope_name != "global" and not x.scope_name.startswith("shared"):
+            continue
+        for k, v in enumerate(vars):
+            at = [d for d, i in enumerate(own) if stride_along(i, v, analyzer) == 1]
+            if len(at) != 1 or not isinstance(extents[k], int):
+                continue
+            limit = power_of_two_in(extents[k], MAX_BYTES * 8 // min(128, x.dtype.bits * x.dtype.lanes))
+            w = contiguous_width(x, indices, v, limit, analyzer)
+            if w:
+                key = (at[0], w)
+                votes[key] = votes.get(key, 0) + (4 if x.scope_name == "global" else 1)
+
+
+# ---- gemm operands --------------------------------------------------------------------------------------------------
+
+
+def _operand_accesses(op: Gemm) -> list[Access]:
+    if op.attr("instruction", "") in WGMMA_ROWS:  # in panels, whatever else touches them
+        return []
+    row = MMA_ROWS.get(op.attr("instruction", ""))
+    out: list[Access] = []
+    if row is None:
+        return _simt_accesses(op)
+    for region, frag, transposed, k_last in ((op.a, row.a, op.transpose_a, not op.transpose_a),
+                                             (op.b, row.b, op.transpose_b, op.transpose_b)):
+        if region.buffer.scope_name not in ("shared", "shared.dyn"):
+            continue
+        vars = tuple(Var(f"c{k}", dtype("int32")) for k in range(2))
+        indices = (*(m for m in region.mins[:-2]), *(m + v for m, v in zip(region.mins[-2:], vars)))
+        # ldmatrix moves 16-bit pairs: transposed reading (.trans) is right for 16-bit elements only.
+        bits = region.dtype.bits
+        matrix = bits == 16 or (k_last and bits in (8, 32))
+        out.append(Access(region.buffer, vars, tuple(region.extents[-2:]), indices, None, 1, 1, matrix,
+                          frag.permuted((1, 0)) if transposed else frag))
+    return out
+
+
+def _simt_accesses(op: Gemm) -> list[Access]:
+    """Plain multiply-adds: a thread reads one element of a and of b for each accumulator it holds, k by k."""
+    if op.c.buffer.scope_name != FRAGMENT:
+        return []
+    i, j = (Var(n, dtype("int32")) for n in "ij")
+    out = []
+    for region, v, at in ((op.a, i, -1 if op.transpose_a else -2), (op.b, j, -2 if op.transpose_b else -1)):
+        if region.buffer.scope_name in ("shared", "shared.dyn"):
+            indices = list(region.mins)
+            indices[at] = indices[at] + v
+            out.append(Access(region.buffer, (i, j), (op.m, op.n), tuple(indices), op.c.buffer, 1, 1))
+    return out
+
+
+# ---- choice ---------------------------------------------------------------------------------------------------------
+
+
+@record
+class Sample:
+    """Elements that the lanes of a warp touch at once.
+
+    points: per dimension of the buffer an index per lane.  width: consecutive elements wanted per lane.  weight: how
+    often the statement does this.  rigid: the width cannot shrink.
+    """
+
+    points: tuple[np.ndarray, ...]
+    width: int
+    weight: float
+    rigid: bool = False
+
+
+def choose_shared_layout(b: Buffer, accesses: list[Access], share_of: Any, plain: bool) -> Layout:
+    """The cheapest layout of a shared buffer.  share_of(access) -> Fragment | None.  plain: row-major, whatever it
+    costs (the address of the buffer is taken, or another view of its storage is used)."""
+    shape, bits = tuple(b.shape), b.dtype.bits * b.dtype.lanes
+    linear = linear_layout(shape)
+    if plain or len(shape) < 2 or not accesses or bits % 8:
+        return linear
+    samples = [s for a in accesses for s in _samples(a, share_of(a), bits)]
+    best, cost = linear, _cost(linear, samples, bits)
+    if cost == _cost_floor(samples, bits):
+        return linear
+    for make in _CANDIDATES:
+        layout = make(shape, bits)
+        if layout is None:
+            continue
+        c = _cost(layout, samples, bits)
+        if c < cost:
+            best, cost = layout, c
+            if cost == _cost_floor(samples, bits):
+                break
+    return best
+
+
+def _swizzle(chunk_bytes: int, every: int = 0) -> Any:
+    def make(shape: tuple[int, ...], bits: int) -> Layout | None:
+        chunk = chunk_bytes * 8 // bits
+        return swizzled_layout(shape, bits, chunk_bytes, every) if chunk >= 1 and shape[-1] % chunk == 0 else None
+
+    return make
+
+
+def _pad(nbytes: int) -> Any:
+    def make(shape: tuple[int, ...], bits: int) -> Layout | None:
+        return padded_layout(shape, nbytes * 8 // bits) if nbytes * 8 >= bits else None
+
+    return make
+
+
+# In order of preference at equal cost: no extra memory first, wide vectors first.
+_CANDIDATES = (_swizzle(16), _swizzle(32), _swizzle(64), *(_swizzle(16, n) for n in (2, 4, 8, 16)), _swizzle(8),
+               *(_swizzle(8, n) for n in (2, 4, 8)), _swizzle(4), _pad(16), _pad(32), _pad(4))
+
+
+def _samples(a: Access, share: Fragment | None, bits: int) -> list[Sample]:
+    bytes_ = bits // 8
+    total = int(np.prod(a.extents))
+    if a.matrix:
+        chunk = MAX_BYTES // bytes_
+        rows = np.arange(8)
+        return [_sample(a, (rows, np.full(8, 0)), chunk, total / (8 * chunk), True)]
+    if a.instruction is not None:
+        return _fragment_samples(a, a.instruction, 1, 4)
+    if share is not None:
+        return _fragment_samples(a, share, share.vector_width, 2)
+    lanes = np.arange(WARP)
+    order = [d for d in range(len(a.extents)) if d != a.lane_dim] + [a.lane_dim]
+    sizes = [a.extents[d] // (a.width if d == a.lane_dim else 1) for d in order]
+    if int(np.prod(sizes)) < WARP:
+        lanes = np.arange(int(np.prod(sizes)))
+    digits = np.unravel_index(lanes, sizes)
+    at: list[Any] = [None] * len(order)
+    for d, g in zip(order, digits):
+        at[d] = g * a.width if d == a.lane_dim else g
+    return _along(a, tuple(at), a.lane_dim, a.width, total / (len(lanes) * a.width))
+
+
+def _fragment_samples(a: Access, frag: Fragment, vector: int, registers: int) -> list[Sample]:
+    """Samples of the first registers of the first warp of a fragment's layout."""
+    if tuple(frag.shape) != tuple(a.extents) and a.instruction is None:
+        return []
+    owners, regs = frag.owners()[0].reshape(-1), frag.register_table().reshape(-1)
+    first = np.flatnonzero(owners < WARP)
+    out: list[Sample] = []
+    weight = float(np.prod(a.extents)) / (WARP * vector)
+    picks = [r for r in range(0, frag.registers, vector)][:registers]
+    for r in picks:
+        flat = first[regs[first] == r]
+        if len(flat):
+            flat = flat[np.argsort(owners[flat])]
+            at = np.unravel_index(flat, frag.shape)
+            out += _along(a, tuple(at), len(frag.shape) - 1, vector, weight / len(picks))
+    return out
+
+
+def _along(a: Access, at: tuple[np.ndarray, ...], dim: int, width: int, weight: float) -> list[Sample]:
+    """One wide access when the buffer is contiguous along the lanes' dimension, else one per element."""
+    if width == 1:
+        return [_sample(a, at, 1, weight)]
+    probe = _sample(a, at, 1, weight).points
+    nxt = _sample(a, tuple(p + 1 if d == dim else p for d, p in enumerate(at)), 1, weight).points
+    if all(np.array_equal(q, p) for p, q in zip(probe[:-1], nxt[:-1])) and np.array_equal(nxt[-1], probe[-1] + 1):
+        return [_sample(a, at, width, weight)]
+    return [_sample(a, tuple(p + v if d == dim else p for d, p in enumerate(at)), 1, weight) for v in range(width)]
+
+
+def _sample(a: Access, at: tuple[np.ndarray, ...], width: int, weight: float, rigid: bool = False) -> Sample:
+    env: dict[Var, Any] = dict(zip(a.vars, at))
+    points = []
+    for i, n in zip(a.indices, a.buffer.shape):
+        points.append(np.clip(np.broadcast_to(_index(i, env), at[0].shape), 0, n - 1))
+    return Sample(tuple(points), width, weight, rigid)
+
+
+def _index(e: Expr, env: dict[Var, Any]) -> Any:
+    """Value of an index over the lanes; whatever else it depends on is the same for all of them and taken as 0."""
+    full = dict(env)
+    for x in walk(e):
+        if isinstance(x, Var):
+            full.setdefault(x, np.int64(0))
+        elif isinstance(x, Load):
+            return np.int64(0)
+    try:
+        return evaluate_index(e, full)
+    except ValueError:
+        return np.int64(0)
+
+
+def _cost(layout: Layout, samples: list[Sample], bits: int) -> float:
+    """Transactions of all samples."""
+    out = 0.0
+    nbytes = bits // 8
+    for s in samples:
+        start = layout.places(s.points)
+        w = s.width
+        while w > 1 and not _is_vector(layout, s.points, start, w, nbytes):
+            if s.rigid:
+                return float("inf")
+            w //= 2
+        w = min(w, max(1, MAX_BYTES // nbytes))
+        for v in range(0, s.width, w):
+            at = start if v == 0 else layout.places((*s.points[:-1], s.points[-1] + v))
+            out += s.weight * (_phases(len(at), w * nbytes) + phase_conflicts(at * nbytes, max(4, w * nbytes)))
+    return out
+
+
+def _cost_floor(samples: list[Sample], bits: int) -> float:
+    nbytes = bits // 8
+    out = 0.0
+    for s in samples:
+        w = min(s.width, max(1, MAX_BYTES // nbytes))
+        out += s.weight * (-(-s.width // w)) * _phases(len(s.points[0]), w * nbytes)
+    return out
+
+
+def _phases(lanes: int, nbytes: int) -> int:
+    return -(-lanes * max(4, nbytes) // 128)
+
+
+def _is_vector(layout: Layout, points: tuple[np.ndarray, ...], start: np.ndarray, w: int, nbytes: int) -> bool:
+    if w * nbytes > MAX_BYTES or np.any(start % w):
+        return False
+    return all(np.array_equal(layout.places((*points[:-1], points[-1] + v)), start + v) for v in (1, w - 1))
+
+
+__all__ = ["Access", "choose_shared_layout", "const", "contiguous_width", "copy_loops", "memory_accesses",
+           "vector_elements"]

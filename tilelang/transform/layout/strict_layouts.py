@@ -1,0 +1,191 @@
+"""Layouts that leave no choice: what users annotated, what TMA moves and what matrix instructions demand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.ir import Buffer, Launch, Var, with_attrs
+from tilelang.layout import Fragment, Layout
+from tilelang.ops import AtomicTile, Copy, Gemm
+from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm, with_warps_of
+from tilelang.ops.gemm.wgmma import choose_wgmma, operand_layouts, shared_layout, wgmma_fragments
+from tilelang.ops.tma_copy import is_row
+from tilelang.ops.tma_store import moved_tile
+from tilelang.target.wgmma import WGMMA_ROWS
+
+from ..legalize.hopper_features import hopper
+from .layout_uses import FRAGMENT, Uses, at_line, run_time_shape
+from .loop_layouts import row_groups
+from ..framework.pass_ import PassContext
+from .tf32_tiles import rounded_tiles
+
+register("layout-conflict", ValueError, "a buffer is asked for two layouts that cannot both hold",
+         "annotate the buffer with one layout of its shape and kind, or leave the layout out",
+         expected="one layout that all uses of the buffer agree on")
+register("wgmma-gemm", ValueError, "a T.wgmma_gemm that no warp-group instruction computes",
+         "M in multiples of 64 for each warp group, operands in shared memory with K in whole instructions; T.gemm "
+         "multiplies any tiles",
+         expected="a product that a warp group's instruction computes")
+
+
+class StrictLayouts(Uses):
+    """Settles those of a launch.  Raises layout-conflict and wgmma-gemm."""
+
+    def __init__(self, launch: Launch, cx: PassContext) -> None:
+        super().__init__(launch)
+        self.cx = cx
+        self.forced: dict[Var, GemmPlan] = {}  # accumulators of T.wgmma_gemm: the plan that lays each out
+        self.gemms: dict[int, Gemm] = {}
+        self.reasons: list[str] = []  # why a faster strategy was declined
+        self.demanded: dict[Buffer, tuple[Any, Any]] = {}  # fragment -> (layout, the node that asked first)
+
+    def _annotated(self) -> None:
+        for b, lay in self.launch.attr("layouts", ()):
+            want = Fragment if b.scope_name == FRAGMENT else Layout
+            if not isinstance(lay, want):
+                raise error("layout-conflict", f"`{b.name}` ({b.scope_name}) needs a {want.__name__}, found "
+                            f"{type(lay).__name__}",
+                            expected=f"a {want.__name__}", found=f"a {type(lay).__name__}", span=self.launch.span)
+            lead = len(b.shape) - len(lay.shape)
+            if lead < 0 or tuple(b.shape[lead:]) != tuple(lay.shape):
+                raise error("layout-conflict", f"the layout of `{b.name}` has shape {lay.shape}, the buffer "
+                            f"{tuple(b.shape)}",
+                            expected=f"shape {tuple(b.shape)}", found=str(lay.shape), span=self.launch.span)
+            if isinstance(lay, Fragment) and lay.threads != self._for(b).threads:
+                if lay.threads > self.known.threads:
+                    raise error("layout-conflict", f"the layout of `{b.name}` uses {lay.threads} threads, the block "
+                                f"has {self.known.threads}",
+                                expected=f"at most {self.known.threads} threads", found=str(lay.threads), span=self.launch.span)
+                lay = lay.with_threads(self.known.threads)
+            self.known.settle(b, lay.expand(b.shape[:lead]) if lead else lay, "given by the user")
+            self.buffers.setdefault(b)
+            self.demanded[b] = (lay, self.launch)
+
+    def _strict(self) -> None:
+        gemms = [op for op in self.ops if isinstance(op, Gemm)]
+        for op in gemms:
+            for b in (op.a.buffer, op.b.buffer, op.c.buffer):
+                if not b.is_static:
+                    raise run_time_shape(b, op.span)
+        rows_first = row_groups(gemms, self.ops, self.loops.values())
+        arch = getattr(self.cx.target, "arch_number", 0) or 80
+        self._by_tma()
+        by_groups = self._by_wgmma(gemms)
+        plans = [(op, by_groups.get(id(op)) or choose_gemm(op, arch, self._for(op).threads, op.c.buffer in rows_first))
+                 for op in gemms]
+        first: dict[Buffer, GemmPlan] = {}
+        asked: list[tuple[Gemm, GemmPlan, dict[Buffer, Any]]] = []
+        # Those that take what layout there is come last; mma.sync works on the rows that wgmma gives each warp.
+        for op, plan in sorted(plans, key=lambda p: (p[1].instruction == SIMT, p[1].instruction not in WGMMA_ROWS)):
+            plan = with_warps_of(plan, first.setdefault(op.c.buffer, plan))
+            new = self.gemms[id(op)] = with_attrs(op, instruction=plan.instruction, warps=plan.warps)
+            asked.append((op, plan, new.infer_layout(self._for(op))))
+        for op, plan, layouts in asked:  # accumulators before operands: those can be staged
+            lay, old = layouts.get(op.c.buffer), self.known.layouts.get(op.c.buffer)
+            if old is None:
+                self._demand(op, plan, op.c.buffer, lay)
+            elif plan.instruction != SIMT and old != lay and (plan.instruction in WGMMA_ROWS or op.c.buffer.data not in
+                                                              self.forced):  # mma.sync moves what lies in another way
+                self._conflict(op.c.buffer, old, lay, op)
+        for op, plan, layouts in asked:
+            for b, lay in layouts.items():
+                if b not in self.known.layouts:
+                    self._demand(op, plan, b, lay)
+
+    def _demand(self, op: Gemm, plan: GemmPlan, b: Buffer, lay: Any) -> None:
+        """Give a fragment the layout an instruction works on; where it is seen in shapes that have no form of that, the
+        product moves it."""
+        if lay is not None and self._suits_views(b, lay):
+            self.known.settle(b, lay, f"{plan.instruction} on {plan.warps[0]}x{plan.warps[1]} warps{at_line(op)}")
+            self.demanded[b] = (lay, op)
+
+    def _by_tma(self) -> None:
+        """What TMA fills or reads lies in panels."""
+        for op in self.ops:
+            if isinstance(op, Copy) and (op.attr("dst_block") is not None or op.attr("tma") and is_row(op)):
+                self.pointers.update((op.src.buffer.data, op.dst.buffer.data))  # moved as bytes: rows in order
+            elif isinstance(op, (Copy, AtomicTile)) and op.attr("tma"):
+                b = moved_tile(op).buffer
+                lay = shared_layout(b)
+                given = self.known.layouts.get(b)
+                if lay is None or given is not None and given != lay:
+                    raise error("layout-conflict", f"`{b.name}` is moved by TMA, its layout must be in panels, found "
+                                f"{given!r}",
+                                expected="a layout in panels", found=repr(given),
+                                span=op.span, hint="leave the layout out, or move it by T.copy with "
+                                "disable_tma=True")
+                self.known.settle(b, lay, f"moved by TMA{at_line(op)}")
+
+    def _by_wgmma(self, gemms: list[Gemm]) -> dict[int, GemmPlan]:
+        """The gemms that warp-group instructions compute; the layouts of their operands in shared memory are settled.
+
+        Gemms into one accumulator go one way: its layout depends on the instruction.
+        """
+        if not hopper(self.cx).wgmma:  # only what asks for it by name
+            gemms = [op for op in gemms if op.attr("wait") is not None]
+        plans: dict[int, GemmPlan] = {}
+        declined: set[Var] = set()
+        rounded = rounded_tiles(self.ops)
+        for op in sorted(gemms, key=lambda op: not self._is_forced(op)):
+            first = self.forced.get(op.c.buffer.data)
+            plan = choose_wgmma(op, self._for(op).threads, rounded, first)
+            why = plan if isinstance(plan, str) else self._unpanelled(op)
+            if isinstance(plan, GemmPlan) and not why:
+                plans[id(op)] = plan
+                if self._is_forced(op):
+                    self.forced.setdefault(op.c.buffer.data, plan)
+                continue
+            if self._is_forced(op):
+                raise error("wgmma-gemm", "T.wgmma_gemm() requires Hopper WGMMA lowering, but constraints were not "
+                            f"satisfied: {why}",
+                            found=why, span=op.span)
+            if first is None:
+                declined.add(op.c.buffer.data)
+            self.reasons.append(f"T.gemm{at_line(op)} by mma.sync: {why}")
+        shared_out: dict[Var, tuple[Any, ...]] = {}
+        for op in gemms:
+            if id(op) in plans and op.attr("wait") != -1 and op.c.buffer.data not in self.forced:
+                plan = plans[id(op)]
+                how = WGMMA_ROWS[plan.instruction].shape[:2], plan.warps
+                acc = wgmma_fragments(op, WGMMA_ROWS[plan.instruction], plan.warps, self._for(op).threads)[2]
+                if not self._suits_views(op.c.buffer, acc):
+                    declined.add(op.c.buffer.data)
+                    self.reasons.append(f"T.gemm{at_line(op)} by mma.sync: its accumulator is seen in another shape")
+                elif shared_out.setdefault(op.c.buffer.data, how) != how:
+                    declined.add(op.c.buffer.data)
+                    self.reasons.append(f"T.gemm{at_line(op)} by mma.sync: other products lay out its accumulator in another "
+                                        "way")
+        for op in gemms:
+            if op.c.buffer.data in declined:
+                plans.pop(id(op), None)
+            elif id(op) in plans:
+                for b, lay in operand_layouts(op).items():
+                    self.known.settle(b, lay, f"{plans[id(op)].instruction}{at_line(op)}")
+        return plans
+
+    def _is_forced(self, op: Gemm) -> bool:
+        """Whether the user wrote T.wgmma_gemm."""
+        return self.by_hand and bool(op.attr("wait") == -1)
+
+    def _unpanelled(self, op: Gemm) -> str:
+        """Why the shared operands of a gemm cannot lie in panels; "" when they can."""
+        for b, lay in operand_layouts(op).items():
+            if b.data in self.pointers:
+                return f"the address of `{b.name}` is taken"
+            if any(x is not b and x.data is b.data for x in self.buffers):
+                return f"`{b.name}` is seen in another shape"
+            if b in self.known.layouts and self.known.layouts[b] != lay:
+                return f"the layout given for `{b.name}` is not that of panels"
+        return ""
+
+    def _conflict(self, b: Buffer, old: Any, new: Any, op: Gemm) -> None:
+        asked = self.demanded.get(b)
+        who = asked[1] if asked else None
+        raise error("layout-conflict", f"Layout infer conflict between two uses of `{b.name}` as an accumulator: "
+                    f"{old!r} and {new!r}",
+                    found=f"{old!r} and {new!r}", span=op.span, notes=((getattr(who, "span", None), "first asked for here"),),
+                    hint=f"copy `{b.name}` to a second fragment, or give both the same warp policy")
+
+
+__all__ = ["StrictLayouts"]

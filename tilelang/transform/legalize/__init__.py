@@ -1,0 +1,1 @@
+"""Rewrites that every target shares, before layouts and schedules are chosen."""

@@ -1,0 +1,132 @@
+"""T.ballot asks the lanes that come to it: where threads part, the vote on a device must name them.
+
+    if c:                         c1 = c; m = ballot_sync(c1)          # of all lanes, which are together here
+        x = ballot(p)       ->    if c1:
+                                      x = ballot_sync(p, m)
+
+A device leaves a vote undefined whose mask names lanes that do not come, and does not promise that `__activemask()` gives all
+lanes of a branch.  In a loop of another length for each lane the mask is a variable: those in it vote who goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Expr, For, Func, If, Launch, Seq, Stmt, Store,
+                         Var, While, binary, call, cast, const, dtype, inner, load, replace, rewrite, seq, unary, walk)
+
+from ..analysis.divergence import Divergence
+from ..framework.pass_ import TILE, PassContext, pass_
+
+register("ballot-lanes", NotImplementedError, "T.ballot stands in a loop that lanes leave by break, continue or return",
+         "vote with T.ballot_sync and the mask of the lanes that come, or leave the loop by its condition alone",
+         expected="a place whose lanes are known")
+
+_U32 = dtype("uint32")
+_ZERO = (const(0),)
+
+
+@pass_(needs=TILE)
+def ballot_masks(func: Func, cx: PassContext) -> Func:
+    """Give T.ballot in code that only some threads come to the mask of the lanes that do.  Raises ballot-lanes."""
+    def launch(n: Any) -> Any:
+        if not isinstance(n, Launch) or n.num_threads == 1 or not _votes(n.body):
+            return None
+        body = _Masks(Divergence(n)).stmt(n.body, None)
+        return None if body is n.body else replace(n, body=body)
+
+    return rewrite(func, launch, Launch)
+
+
+def _votes(s: Stmt) -> bool:
+    return any(n.op == "ballot" for n in walk(s, Call))
+
+
+def _jumps(s: Stmt) -> bool:
+    """Whether a loop's body holds a Break or Continue of it."""
+    return isinstance(s, (Break, Continue)) or not isinstance(s, (For, While)) and any(map(_jumps, inner(s)))
+
+
+class _Masks:
+    def __init__(self, d: Divergence) -> None:
+        self.d = d
+
+    def stmt(self, s: Stmt, mask: Expr | None) -> Stmt:
+        """s where the lanes of a mask come, None for all."""
+        if not _votes(s):
+            return s
+        match s:
+            case Seq():
+                new = tuple(self.stmt(x, mask) for x in s.stmts)
+                return s if all(a is b for a, b in zip(new, s.stmts)) else seq(*new, span=s.span)
+            case If():
+                return self.branch(s, mask)
+            case For() | While():
+                return self.loop(s, mask)
+        if mask is None:
+            return s
+        return rewrite(s, lambda n: _vote(n.args[0], mask, n) if isinstance(n, Call) and n.op == "ballot" else None)
+
+    def branch(self, s: If, mask: Expr | None) -> Stmt:
+        orelse = s.orelse
+        if not self.d.divergent(s.cond) or isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":  # whole warps
+            then, other = self.stmt(s.then, mask), None if orelse is None else self.stmt(orelse, mask)
+            return s if then is s.then and other is orelse else replace(s, then=then, orelse=other)
+        test = Var("taken", s.cond.dtype, span=s.span)
+        out: list[Stmt] = [Bind(test, s.cond, span=s.span)]
+
+        def part(body: Stmt, cond: Expr) -> Stmt:
+            if not _votes(body):
+                return body
+            lanes = Var("lanes", _U32, span=s.span)
+            out.append(Bind(lanes, _named(cond, mask, s.span), span=s.span))
+            return self.stmt(body, lanes)
+
+        then = part(s.then, test)
+        other = None if orelse is None else part(orelse, unary("not", test))
+        return seq(*out, replace(s, cond=test, then=then, orelse=other), span=s.span)
+
+    def loop(self, s: For | While, mask: Expr | None) -> Stmt:
+        early = self.d.leaves_early(s.body, False)
+        own = self.d.divergent(s.cond) if isinstance(s, While) else self.d.divergent(s.start) or self.d.divergent(s.extent)
+        if not own and not early:
+            body = self.stmt(s.body, mask)
+            return s if body is s.body else replace(s, body=body)
+        if early or _jumps(s.body):
+            place = next(n.span for n in walk(s.body, Call) if n.op == "ballot")
+            raise error("ballot-lanes", "T.ballot in a loop that some lanes leave by break, continue or return",
+                        found="a loop that some lanes leave", span=place, notes=((s.span, "the loop"),))
+        lanes = Buffer("lanes", (1,), _U32, "local.var", span=s.span)
+        bounds: list[Stmt] = []
+        if isinstance(s, For):  # they hold for the whole loop, whatever its body changes
+            start, extent = (_settled(e, name, bounds) for e, name in ((s.start, "start"), (s.extent, "count")))
+            s = replace(s, start=start, extent=extent)
+        first = s.cond if isinstance(s, While) else binary("gt", s.extent, const(0, s.extent.dtype))
+        again = s.cond if isinstance(s, While) else binary(
+            "lt", binary("add", binary("sub", s.var, s.start), const(1, s.var.dtype)), s.extent)
+        now = load(lanes, _ZERO)
+        body = seq(self.stmt(s.body, now), Store(lanes, _ZERO, _named(again, now, s.span), span=s.span))
+        return seq(*bounds, Alloc(lanes, _named(first, mask, s.span), span=s.span), replace(s, body=body), span=s.span)
+
+
+def _settled(e: Any, name: str, bounds: list[Stmt]) -> Expr:
+    """A bound of a loop as a value that stays: a variable, bound in `bounds`, unless it is one."""
+    if isinstance(e, (Const, Var)):
+        return e
+    v = Var(name, e.dtype, span=e.span)
+    bounds.append(Bind(v, e, span=e.span))
+    return v
+
+
+def _vote(pred: Expr, mask: Expr, at: Call) -> Call:
+    return replace(at, op="ballot_sync", args=(pred, mask))
+
+
+def _named(cond: Expr, mask: Expr | None, span: Any) -> Expr:
+    """The lanes of a mask for which a condition holds."""
+    every = Const(0xFFFFFFFF, _U32)
+    return cast(call("ballot_sync", (cast(cond, "int32"), every if mask is None else mask), "uint64", span=span), "uint32")
+
+
+__all__ = ["ballot_masks"]

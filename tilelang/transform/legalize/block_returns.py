@@ -1,0 +1,96 @@
+"""T.thread_return of whole blocks: what follows is the other way of its condition.
+
+    if bm * 64 >= count[e]:                   if bm * 64 >= count[e]:
+        T.fill(O[...], 0)              ->         T.fill(O[...], 0)
+        T.thread_return()                     else:
+    T.copy(A, S)                                  T.copy(A, S)
+
+Then the rest of the program, which would otherwise be work of threads that may have returned, is the block's as anywhere:
+warp roles, copies by TMA and vector code know branches, but no threads that are gone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import Alloc, Call, Evaluate, Func, If, Launch, Stmt, replace, rewrite, seq, walk
+from tilelang.ir.stmt import Seq
+
+from ..analysis.divergence import Divergence
+from ..analysis.effects import is_sync
+from ..framework.pass_ import TILE, PassContext, pass_
+
+_BLOCK = ("sync_threads", "sync_warp")  # orders no more than the threads of the block
+
+
+@pass_(needs=TILE)
+def block_returns(func: Func, cx: PassContext) -> Func:
+    """Returns that all threads of a block take are branches (every target).
+
+    Left as they are: returns in loops, those that only some threads take, and programs that order threads or blocks by hand.
+    """
+    def launch(n: Any) -> Any:
+        if not isinstance(n, Launch) or not _returns(n.body) or _by_hand(n):
+            return None
+        body = _Tail(n).of([n.body])
+        return None if body is None else replace(n, body=seq(*body))
+
+    return rewrite(func, launch, Launch)
+
+
+def _is_return(s: Stmt) -> bool:
+    return isinstance(s, Evaluate) and s.call.op == "thread_return"
+
+
+def _returns(s: Stmt | None) -> bool:
+    return s is not None and any(x.op == "thread_return" for x in walk(s, Call))
+
+
+def _by_hand(n: Launch) -> bool:
+    return n.attr("cluster") is not None or any(
+        x.op == "in_warp_groups" or x.op != "thread_return" and is_sync(x) and x.op not in _BLOCK for x in walk(n.body, Call))
+
+
+class _Tail:
+    def __init__(self, launch: Launch) -> None:
+        self.divergence = Divergence(launch)
+
+    def of(self, stmts: list[Stmt]) -> list[Stmt] | None:
+        """Statements behind which nothing is left to do, without returns; None where some stay."""
+        flat = [y for x in stmts for y in (x.stmts if isinstance(x, Seq) else (x,))]
+        if any(isinstance(x, Seq) for x in flat):
+            return self.of(flat)
+        for k, s in enumerate(flat):
+            if _is_return(s):
+                return flat[:k]
+            if _returns(s):
+                rest = self.branch(s, flat[k + 1:])
+                return None if rest is None else [*flat[:k], *rest]
+        return flat
+
+    def branch(self, s: Stmt, rest: list[Stmt]) -> list[Stmt] | None:
+        """A branch that returns on some way, with all that follows it."""
+        if not isinstance(s, If) or self.divergence.divergent(s.cond):
+            return None
+        outside = [x for x in rest if isinstance(x, Alloc) and x.init is None and
+                   all(isinstance(n, int) for n in x.buffer.shape)]
+        rest = [x for x in rest if not any(x is y for y in outside)]
+        ways = [[x] if x is not None else [] for x in (s.then, s.orelse)]
+        if rest:
+            leave = [_ends(w) for w in ways]
+            if not any(leave):
+                return None
+            ways = [w if gone else [*w, *rest] for w, gone in zip(ways, leave)]
+        done = [self.of(w) for w in ways]
+        if done[0] is None or done[1] is None:
+            return None
+        return [*outside, replace(s, then=seq(*done[0]), orelse=seq(*done[1]) if done[1] else None)]
+
+
+def _ends(stmts: list[Stmt]) -> bool:
+    """Whether every way through these statements ends in a return."""
+    return any(_is_return(s) or isinstance(s, Seq) and _ends(list(s.stmts)) or
+               isinstance(s, If) and s.orelse is not None and _ends([s.then]) and _ends([s.orelse]) for s in stmts)
+
+
+__all__ = ["block_returns"]

@@ -1,0 +1,137 @@
+"""Branches by thread number that whole warp groups take are roles, as T.ws makes them.
+
+    t = T.get_thread_binding()                if in_warp_groups(0): P
+    if t < 128: P                       ->    if in_warp_groups(1, 2): C
+    elif t >= 128 and t < 384: C              if in_warp_groups(3): L
+    else: L
+
+Only where tile operations, parallel loops or waits stand in them: other branches stay what each thread does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tilelang.errors import TileLangError
+from tilelang.ir import (EMPTY, Bind, Call, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, TileOp, Var, While,
+                         call, free_vars, contains, logical, replace, rewrite, seq, substitute, walk)
+from tilelang.ir.evaluate import evaluate
+from tilelang.target.warp_groups import GROUP
+
+from ..check.check_hopper import WAITS
+from ..framework.pass_ import TILE, PassContext, pass_
+
+_PRIVATE = ("local", "local.var")
+
+
+@pass_(needs=TILE)
+def group_branches(func: Func, cx: PassContext) -> Func:
+    """Make roles of branches whose conditions rest on the thread's number alone and are one for each warp group (every target).
+
+    The parts of a chain become branches one behind the other: each thread takes one of them as before.
+    """
+    def launch(n: Any) -> Any:
+        if not isinstance(n, Launch) or n.num_threads <= GROUP or n.num_threads % GROUP or n.threads[1:] != (1, 1):
+            return None
+        body = _Branches(n).stmt(n.body)
+        return None if body is n.body else replace(n, body=body)
+
+    return rewrite(func, launch, Launch)
+
+
+class _Branches:
+    def __init__(self, launch: Launch) -> None:
+        self.thread, self.count = launch.thread_vars[0], launch.num_threads // GROUP
+        self.flat = {v: np.zeros(1, np.int32) for v in launch.thread_vars[1:]}
+        self.names: dict[Var, Expr] = {}  # values made of the thread's number
+
+    def stmt(self, s: Stmt) -> Stmt:
+        match s:
+            case Bind():
+                value = substitute(s.value, self.names)
+                if self._plain(value):
+                    self.names[s.var] = value
+            case Seq():
+                new = [self.stmt(x) for x in s.stmts]
+                return s if all(a is b for a, b in zip(new, s.stmts)) else seq(*new, span=s.span)
+            case For() | While():
+                body = self.stmt(s.body)
+                return s if body is s.body else replace(s, body=body)
+            case If():
+                return self.branch(s)
+        return s
+
+    def branch(self, s: If) -> Stmt:
+        taken = self.taken(s.cond)
+        if taken is None:
+            if self._differs(s.cond):
+                return s
+            then, orelse = self.stmt(s.then), None if s.orelse is None else self.stmt(s.orelse)
+            return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
+        if not _works(s):
+            return s
+        parts = [If(_in(groups), body, None, span=s.span) for groups, body in self.parts(s, frozenset(range(self.count)))]
+        return seq(*parts, span=s.span) if parts else EMPTY
+
+    def parts(self, s: Stmt, groups: frozenset[int]) -> Iterator[tuple[frozenset[int], Stmt]]:
+        """What these warp groups run of a chain of branches, each with its own."""
+        taken = self.taken(s.cond) if isinstance(s, If) else None
+        if not isinstance(s, If) or taken is None:
+            if groups:
+                yield groups, s
+            return
+        yield from self.parts(s.then, groups & taken)
+        if s.orelse is not None:
+            yield from self.parts(s.orelse, groups - taken)
+
+    def taken(self, cond: Expr) -> frozenset[int] | None:
+        """The warp groups for which a condition holds; None where that is not known, or not one for all of a group."""
+        e = substitute(cond, self.names)
+        if not self._plain(e):
+            return None
+        try:
+            threads = np.arange(self.count * GROUP, dtype=np.int32)
+            holds = np.broadcast_to(np.asarray(evaluate(e, {self.thread: threads, **self.flat})), threads.shape)
+        except (TileLangError, TypeError):
+            return None
+        rows = holds.reshape(self.count, GROUP).astype(bool)
+        if (rows != rows[:, :1]).any():
+            return None
+        return frozenset(np.flatnonzero(rows[:, 0]).tolist())
+
+    def _plain(self, e: Expr) -> bool:
+        used = free_vars(e)
+        return bool(used) and used <= {self.thread, *self.flat} and not contains(e, Load, Call)
+
+    def _differs(self, e: Expr) -> bool:
+        """Whether a condition is T.ws itself, or may differ between threads."""
+        return self.thread in free_vars(substitute(e, self.names)) or any(
+            isinstance(n, Call) or isinstance(n, Load) and n.buffer.scope_name in _PRIVATE for n in walk(e))
+
+
+def _works(s: If) -> bool:
+    """Whether a branch holds work of the block, or waits."""
+    for n in walk(s):
+        if isinstance(n, Parallel) or isinstance(n, Call) and n.op in WAITS:
+            return True
+        if isinstance(n, TileOp) and not n.attr("by_hand") and not any(
+                a.region.buffer.scope_name in _PRIVATE for a in n.accesses()):  # type: ignore[attr-defined]
+            return True
+    return False
+
+
+def _in(groups: frozenset[int]) -> Expr:
+    """A condition that holds in these warp groups."""
+    out: Expr | None = None
+    for first in sorted(g for g in groups if g - 1 not in groups):
+        count = next(n for n in range(1, len(groups) + 1) if first + n not in groups)
+        test = call("in_warp_groups", (), "bool", first=first, count=count)
+        out = test if out is None else logical("or", out, test)
+    assert out is not None, "a part that no group takes is left out"
+    return out
+
+
+__all__ = ["group_branches"]

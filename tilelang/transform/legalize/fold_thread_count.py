@@ -1,0 +1,114 @@
+"""Conditions and values that the number of threads decides are what they always are, before anybody asks who gets where.
+
+    with T.Kernel(1, threads=64):             F[3] = 1
+        if tx < 64: F[3] = 1           ->     for i in T.Parallel(8): O[i] = A[i]
+        for i in T.Parallel(8):
+            O[i] = A[i + tx // 64]
+
+Only what is made of thread numbers is looked at.  A branch that no thread takes goes with what stands in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.arith import Analyzer
+from tilelang.ir import (EMPTY, Bind, Buffer, Call, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Seq, Stmt,
+                         TileOp, Var, While, children, rebuild, replace, rewrite, seq, walk)
+from tilelang.target.warp_groups import GROUP
+
+from ..framework.pass_ import TILE, PassContext, pass_
+
+
+@pass_(needs=TILE)
+def settle_threads(func: Func, cx: PassContext) -> Func:
+    """Branches that all threads or none take, and values that are one for all threads in work of the block (every target).
+
+    `tx < 64` holds in a block of 64 threads, `tx // 128` is 1 in warp group 1.
+    """
+    def launch(n: Any) -> Any:
+        if not isinstance(n, Launch) or not _names_threads(n.body, set(n.thread_vars)):
+            return None
+        ranges = {v: (0, k - 1) for v, k in zip(n.thread_vars, n.threads)}
+        body = _Settled(n).stmt(n.body, Analyzer(ranges))
+        return None if body is n.body else replace(n, body=body)
+
+    return rewrite(func, launch, Launch)
+
+
+def _names_threads(n: Node, of: set[Var]) -> bool:
+    """Whether a value that rests on these variables may decide something below n."""
+    return any(v in of for v in walk(n, Var))
+
+
+class _Settled:
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.of_threads: set[Var] = set(launch.thread_vars)
+
+    def stmt(self, s: Stmt, a: Analyzer) -> Stmt:
+        """s with what is decided there.  a: what is known of the threads that get to s."""
+        match s:
+            case Seq():
+                new: list[Stmt] = []
+                for x in s.stmts:
+                    new.append(self.stmt(x, a))
+                    if isinstance(x, Bind) and _names_threads(x.value, self.of_threads):
+                        self.of_threads.add(x.var)
+                        if x.var.dtype.is_int and x.var.dtype.lanes == 1 and not _reads(x.value):
+                            a = a.bind(x.var, *a.interval(x.value))
+                return s if all(x is y for x, y in zip(new, s.stmts)) else seq(*new, span=s.span)
+            case For():
+                if isinstance(s.start, Const) and isinstance(s.extent, Const):
+                    a = a.bind(s.var, int(s.start.value), int(s.start.value) + max(int(s.extent.value) - 1, 0))
+                body = self.stmt(s.body, a)
+                return s if body is s.body else replace(s, body=body)
+            case While():
+                body = self.stmt(s.body, a)
+                return s if body is s.body else replace(s, body=body)
+            case If():
+                return self.branch(s, a)
+            case Parallel() | TileOp():
+                return self.work(s, a) if _names_threads(s, self.of_threads) else s  # type: ignore[no-any-return]
+        return s
+
+    def branch(self, s: If, a: Analyzer) -> Stmt:
+        of_threads = _names_threads(s.cond, self.of_threads)
+        if of_threads and not _reads(s.cond):
+            cond = a.simplify(s.cond)
+            if isinstance(cond, Const):
+                part = s.then if cond.value else s.orelse
+                return EMPTY if part is None else self.stmt(part, a)
+        yes, no = (a.assuming(s.cond), a.assuming(s.cond, False)) if of_threads else (self._groups(s.cond, a), a)
+        then, orelse = self.stmt(s.then, yes), None if s.orelse is None else self.stmt(s.orelse, no)
+        return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
+
+    def _groups(self, cond: Expr, a: Analyzer) -> Analyzer:
+        """What is known in warp groups of their own."""
+        if isinstance(cond, Call) and cond.op == "in_warp_groups" and self.launch.threads[1:] == (1, 1):
+            tx, first, count = self.launch.thread_vars[0], int(cond.attr("first")), int(cond.attr("count"))
+            low, high = a.interval(tx)
+            if low is not None and high is not None:
+                return a.bind(tx, max(low, first * GROUP), min(high, (first + count) * GROUP - 1))
+        return a
+
+    def work(self, n: Any, a: Analyzer) -> Any:
+        """Work of the block with each value of threads that is one for all of them as that constant."""
+        if isinstance(n, tuple):
+            new = tuple(self.work(x, a) for x in n)
+            return n if all(x is y for x, y in zip(new, n)) else new
+        if not isinstance(n, Node) or isinstance(n, (Buffer, Const)) or not _names_threads(n, self.of_threads):
+            return n
+        if isinstance(n, Expr) and n.dtype.is_int and n.dtype.lanes == 1 and not _reads(n):
+            low, high = a.interval(n)
+            if low is not None and low == high:
+                return Const(low, n.dtype, span=n.span)
+        return rebuild(n, lambda x: self.work(x, a))
+
+
+def _reads(e: Node) -> bool:
+    """Whether a value rests on memory or on calls."""
+    return isinstance(e, (Load, Call)) or any(_reads(x) for x in children(e) if not isinstance(x, Buffer))
+
+
+__all__ = ["settle_threads"]

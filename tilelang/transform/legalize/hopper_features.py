@@ -1,0 +1,71 @@
+"""Which Hopper features (sm_90a: wgmma, TMA, warp roles) a program is compiled with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilelang.target.tensor_map import ADDRESS_ALIGN
+
+from tilelang.ir import Alloc, Bind, Buffer, Expr, For, Launch, Load, contains, free_vars, walk
+from tilelang.ir.record import record
+
+from ..framework.config import PassConfigKey
+from ..framework.pass_ import PassContext
+
+
+@record
+class Hopper:
+    """What may be used: warp-group matrix instructions; tensor memory copies; separate warps for them."""
+
+    wgmma: bool = False
+    tma: bool = False
+    roles: bool = False
+    strides: bool = False  # run-time strides may be taken to suit TMA: the host checks them at each call
+
+
+def hopper(cx: PassContext) -> Hopper:
+    """The features of the target, less what the configuration turns off."""
+    target = cx.target
+    if not getattr(target, "has_wgmma", False) or not cx.option(PassConfigKey.TL_ENABLE_HOPPER):
+        return Hopper()
+    if cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC):  # place_sync writes the fences and barriers of roles
+        return Hopper()
+    wgmma = not cx.option(PassConfigKey.TL_DISABLE_WGMMA)
+    tma = not cx.option(PassConfigKey.TL_DISABLE_TMA_LOWER) and cx.option(
+        PassConfigKey.TL_GLOBAL_ALIGNMENT) >= ADDRESS_ALIGN
+    return Hopper(wgmma, tma, tma and not cx.option(PassConfigKey.TL_DISABLE_WARP_SPECIALIZED),
+                  bool(cx.option(PassConfigKey.TL_ASSUME_ALIGNED_STRIDES)))
+
+
+def no_roles(cx: PassContext) -> str:
+    """Which option keeps a target that could from giving warps roles; "" on other targets and where they have them."""
+    if not getattr(cx.target, "has_wgmma", False) or hopper(cx).roles:
+        return ""
+    if not cx.option(PassConfigKey.TL_ENABLE_HOPPER):
+        return "tl.enable_hopper is off"
+    if cx.option(PassConfigKey.TL_GLOBAL_ALIGNMENT) < ADDRESS_ALIGN:
+        return "tensors may start at any address (tl.global_alignment)"
+    return next(f"{key.value} is on" for key in (
+        PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC, PassConfigKey.TL_DISABLE_TMA_LOWER,
+        PassConfigKey.TL_DISABLE_WARP_SPECIALIZED) if cx.option(key))
+
+
+def placed_in_kernel(launch: Launch) -> Callable[[Buffer], str]:
+    """What of a tensor is known in the kernel only, "address" or "shape", so that no host can describe it to TMA; "" for
+    others."""
+    nodes = list(walk(launch.body, Alloc, Bind, For))
+    inside = {x.buffer.data if isinstance(x, Alloc) else x.var for x in nodes} | {*launch.block_vars, *launch.thread_vars}
+    own = {x.buffer.data for x in nodes if isinstance(x, Alloc) and x.buffer.scope_name == "global"} | {
+        x.var for x in nodes if isinstance(x, Bind) and x.var.dtype.is_handle}
+
+    def known(b: Buffer) -> str:
+        if b.data in own:
+            return "address"
+        described = [x for x in (*b.shape, *(b.strides_ or ()), b.offset) if isinstance(x, Expr)]
+        late = any(v in inside for x in described for v in free_vars(x))
+        return "shape" if late or any(contains(x, Load) for x in described) else ""
+
+    return known
+
+
+__all__ = ["Hopper", "hopper", "no_roles", "placed_in_kernel"]

@@ -1,0 +1,354 @@
+"""Checks that need the whole program, at the user's line, and the few rewrites that every target shares."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container
+from typing import Any
+
+from tilelang.arith import Analyzer
+from tilelang.errors import error, register
+from tilelang.ir import (Alloc, Binary, Bind, Break, Buffer, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Region,
+                         Seq, Stmt, Store, TileOp, Unary, Var, While, free_vars, inner, is_const, rebuild, replace, rewrite,
+                         statements, stmts_of, walk, with_attrs)
+from tilelang.ir.buffer import AddressOf
+from tilelang.ir.expr import Call
+from tilelang.ir.verify import verify
+from tilelang.ops import AtomicTile
+from tilelang.target.tensor_map import REDUCE_ADD
+
+from .aliasing import parameter_names
+from ..framework.config import PassConfigKey
+from ..analysis.effects import effects, own_effects
+from ..analysis.index_width import widen_indices
+from ..framework.pass_ import TILE, PassContext, pass_
+
+register("parallel-nested", ValueError, "a parallel loop stands inside another, with other statements in between",
+         expected="one header for both: for i, j in T.Parallel(m, n)", found="a T.Parallel inside another")
+register("parallel-pipelined", ValueError, "a pipelined loop stands inside a parallel loop",
+         expected="the pipelined loop outside", found="T.Pipelined inside T.Parallel")
+register("parallel-tile-op", ValueError, "a tile operation stands inside a parallel loop", expected="elementwise operations")
+register("parallel-symbolic", ValueError, "a parallel loop of run-time extent indexes a fragment",
+         expected="an extent known while compiling")
+register("parallel-local", ValueError, "a per-thread array is indexed by a parallel loop variable",
+         expected="a loop that each thread runs by itself, or a fragment")
+register("break-in-parallel", ValueError, "break in T.Parallel, whose iterations have no order", "use T.serial",
+         expected="a loop whose iterations run in order", found="break in a T.Parallel loop")
+register("parallel-carried", ValueError, "a variable carries a value from one T.Parallel iteration to the next",
+         "accumulate into a fragment and reduce it with T.reduce_*, or use T.serial",
+         expected="iterations that do not depend on each other")
+register("out-of-scope", RuntimeError, "a value is used outside the loop, branch or block that defines it",
+         expected="a value used in the loop, branch or block that defines it")
+register("undefined-symbol", ValueError, "a variable has no value: it is no parameter and in no tensor's shape",
+         expected="a parameter, or a dimension of one")
+
+CHECK = "[Tilelang Semantic Check]"
+_PRIVATE = ("local", "local.var", "local.fragment", "shared", "shared.dyn")
+log = logging.getLogger("tilelang.transform")
+
+
+@pass_(needs=TILE)
+def legalize(func: Func, cx: PassContext) -> Func:
+    """Refuse programs that have no meaning, and settle what has only one.
+
+    Rewrites: directly nested parallel loops become one; an index that is negative whatever its loop variables are
+    counts from the end of its dimension;
+    indices of dimensions that may be longer than 32 bits count are computed in 64.
+    Checks (off with tl.disable_prelower_semantic_check): parallel loops hold only element-wise code that carries
+    nothing between iterations; variables have values.  Warns about buffers that are read before they are written
+    (off with tl.disable_buffer_init_check).  With tirx.noalias = False every tensor parameter may alias others.
+    """
+    func = widen_indices(rewrite(wrap_negative(func), _legal_node, Parallel, Load, Store, AddressOf, Region))
+    check_symbols(func)
+    if not cx.option(PassConfigKey.TL_DISABLE_PRELOWER_SEMANTIC_CHECK):
+        check_parallel(func)
+    if not cx.option(PassConfigKey.TL_DISABLE_BUFFER_INIT_CHECK):
+        warn_uninitialized(func)
+    check_tma_sums(func, cx.target)
+    if not cx.option(PassConfigKey.TIR_NOALIAS):
+        func = with_attrs(func, may_alias=parameter_names(func))
+    return func
+
+
+def check_tma_sums(func: Func, target: Any) -> None:
+    """T.atomic_add(use_tma=True) needs a target with TMA, and element types that TMA adds."""
+    for s in statements(func.body):
+        if isinstance(s, AtomicTile) and s.attr("use_tma"):
+            if target is not None and not getattr(target, "has_tma", False):
+                raise error("atomic-option", "use_tma requires a CUDA target with TMA support (SM90+), found "
+                            f"{target}",
+                            expected="a CUDA target with TMA (sm_90 or newer)", found=str(target),
+                            span=s.span, hint="leave it out")
+            if str(s.dst.dtype) not in REDUCE_ADD or not s.by_tma:
+                raise error("atomic-option", f"TMA atomic add does not support dtype {s.dst.dtype} in order "
+                            f"{s.attr('memory_order') or 'relaxed'}",
+                            expected="an element type and order that TMA adds",
+                            found=f"{s.dst.dtype}, {s.attr('memory_order') or 'relaxed'}", span=s.span, hint="leave it out")
+
+
+# ---- rewrites -------------------------------------------------------------------------------------------------------
+
+
+def _legal_node(x: Node) -> Node | None:
+    if isinstance(x, Parallel):
+        body = stmts_of(x.body)
+        if len(body) == 1 and isinstance(body[0], Parallel):
+            b = body[0]
+            if not any(v in x.vars for e in b.extents for v in free_vars(e)):
+                attrs = tuple(sorted({**dict(b.attrs), **dict(x.attrs)}.items()))
+                return Parallel((*x.vars, *b.vars), (*x.extents, *b.extents), b.body, attrs, x.span)
+    if isinstance(x, (Load, Store, AddressOf)) and any(isinstance(i, Const) and i.value < 0 for i in x.indices):
+        return replace(x, indices=_wrapped(x.buffer, x.indices))
+    if isinstance(x, Region) and any(isinstance(i, Const) and i.value < 0 for i in x.mins):
+        return replace(x, mins=_wrapped(x.buffer, x.mins))
+    return None
+
+
+def _wrapped(b: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    return tuple(i + d if isinstance(i, Const) and i.value < 0 else i for i, d in zip(indices, b.shape))
+
+
+def wrap_negative(func: Func) -> Func:
+    """Indices below zero over the whole range of their loop variables count from the end, as constants do."""
+    ranges: dict[Var, tuple[int | None, int | None]] = {}
+    lowered: set[Var] = set()  # bound to values that may be negative
+    binds: list[Bind] = []
+    doubtful: list[Expr] = []
+    for x in walk(func.body):
+        if isinstance(x, For):
+            first = _bounds(x.start, ranges)
+            ranges[x.var] = first[0], _last(first[1], _bounds(x.extent, ranges)[1])
+        elif isinstance(x, (Parallel, Launch)):
+            pairs = (*zip(x.vars, x.extents),) if isinstance(x, Parallel) else (
+                *zip(x.block_vars, x.grid), *zip(x.thread_vars, x.threads))
+            for v, e in pairs:
+                ranges[v] = 0, _last(0, _bounds(e, ranges)[1])
+        elif isinstance(x, Bind):
+            if _may_be_negative(x.value, lowered):
+                lowered.add(x.var)
+                binds.append(x)
+        elif isinstance(x, (Load, Store, AddressOf, Region)):
+            for i in x.mins if isinstance(x, Region) else x.indices:
+                if not isinstance(i, Const) and _may_be_negative(i, lowered):
+                    doubtful.append(i)
+    if not doubtful:
+        return func
+    known = Analyzer(ranges)
+    for b in binds:
+        if b.var.dtype.is_int and b.var.dtype.lanes == 1:
+            known = known.bind(b.var, *known.interval(b.value))
+    below = {id(i) for i in doubtful if (high := known.interval(i)[1]) is not None and high < 0}
+    if not below:
+        return func
+
+    def visit(x: Any) -> Any:
+        if isinstance(x, tuple):
+            new = tuple(visit(y) for y in x)
+            return x if all(a is b for a, b in zip(new, x)) else new
+        if not isinstance(x, Node) or isinstance(x, (Buffer, Var)):
+            return x
+        at = () if not isinstance(x, (Load, Store, AddressOf, Region)) else x.mins if isinstance(x, Region) else x.indices
+        hits = [id(i) in below for i in at]
+        new = rebuild(x, visit)
+        if any(hits):
+            now = new.mins if isinstance(new, Region) else new.indices  # type: ignore[attr-defined]
+            now = tuple(i + d if hit else i for i, d, hit in zip(now, new.buffer.shape, hits))  # type: ignore[attr-defined]
+            new = replace(new, mins=now) if isinstance(new, Region) else replace(new, indices=now)
+        return new
+
+    return visit(func)
+
+
+def _bounds(e: Any, ranges: dict[Var, tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
+    """Least and greatest value of an integer, as far as they are known: T.min(n, 12) is at most 12."""
+    e = e.value if isinstance(e, Const) else e
+    return (e, e) if isinstance(e, int) else Analyzer(ranges).interval(e)
+
+
+def _last(start: int | None, extent: int | None) -> int | None:
+    return None if start is None or extent is None else start + extent - 1
+
+
+def _may_be_negative(e: Expr, lowered: set[Var]) -> bool:
+    """A cheap look: a difference or a negative constant is in e, or a variable that holds one."""
+    return any((isinstance(n, Binary) and n.op == "sub") or (isinstance(n, Unary) and n.op == "neg")
+               or (isinstance(n, Const) and isinstance(n.value, int) and n.value < 0) or n in lowered
+               for n in walk(e) if not isinstance(n, Buffer))
+
+
+# ---- checks ---------------------------------------------------------------------------------------------------------
+
+
+def check_symbols(func: Func) -> None:
+    """Raises "undefined-symbol" for variables that nothing gives a value."""
+    known: set[Var] = set(func.params)
+    for _, b in func.buffers:
+        known.add(b.data)
+        for d in (*b.shape, *(b.strides_ or ()), b.offset):
+            if isinstance(d, Expr):
+                known |= free_vars(d)
+    for s in statements(func.body):
+        if isinstance(s, Alloc):
+            known.add(s.buffer.data)
+    missing = sorted({v.name for v in free_vars(func.body) - known if not v.dtype.is_handle})
+    if missing:
+        names = ", ".join(missing)
+        raise error("undefined-symbol",
+                    f"In PrimFunc {func.name} variables ({names},) are used, but are not passed in as API arguments",
+                    found=str(names),
+                    span=func.span, hint="use it in the shape of a tensor parameter, or make it a parameter")
+    for f in verify(func):
+        if f.rule == "defined":
+            at = getattr(f.what, "span", None)
+            raise error("out-of-scope", f.message,
+                        found="its use elsewhere", span=f.span, notes=((at, "defined here"),) if at else (),
+                        hint="Python lists, attributes and closures keep expressions, not values: carry a value out of a "
+                        "loop or branch with T.alloc_var")
+
+
+def check_parallel(func: Func, kinds: Container[str] | None = None) -> None:
+    """Parallel loops hold only element-wise code that carries nothing between iterations.
+
+    kinds: error kinds to look for (parallel-nested, parallel-pipelined, parallel-tile-op, parallel-symbolic,
+    parallel-local, parallel-carried, break-in-parallel), None for all.  Raises the first found, at the user's line.
+    """
+    _Checker(kinds).stmt(func.body, ())
+
+
+class _Checker:
+    """Walks with the parallel loops around."""
+
+    def __init__(self, kinds: Container[str] | None = None) -> None:
+        self.kinds = kinds
+
+    def refuse(self, kind: str, message: str, **place: Any) -> None:
+        if self.kinds is None or kind in self.kinds:
+            raise error(kind, message, **place)
+
+    def stmt(self, s: Stmt, around: tuple[Parallel, ...]) -> None:
+        if around:
+            self.inside(s, around)
+        if isinstance(s, Parallel):
+            self.carried(s)
+            around = (*around, s)
+        for x in inner(s):
+            self.stmt(x, around)
+
+    def inside(self, s: Stmt, around: tuple[Parallel, ...]) -> None:
+        loop = around[-1]
+        notes = ((loop.span, "the parallel loop"),)
+        if isinstance(s, Parallel):
+            self.refuse("parallel-nested", f"{CHECK} Nested parallel loops are not allowed. Put both into one header: "
+                        "for i, j in T.Parallel(m, n)", span=s.span, notes=notes,
+                        hint="use T.serial or T.unroll for the inner loop")
+        if isinstance(s, For) and s.kind == "pipelined":
+            self.refuse("parallel-pipelined", f"{CHECK} Pipelined loop cannot be nested inside a parallel loop",
+                        span=s.span, notes=notes, hint="put the pipelined loop outside")
+        if isinstance(s, TileOp):
+            self.refuse("parallel-tile-op", f"{CHECK} Only elementwise operations are allowed inside a parallel loop. "
+                        f"Got a tile-op {s.op_name}", found=f"T.{s.op_name}", span=s.span, notes=notes,
+                        hint="move the operation out of the loop: it works on whole tiles")
+        if isinstance(s, Break) and not self.loop_between(s, loop):
+            self.refuse("break-in-parallel", "break cannot leave a T.Parallel loop: its iterations have no order",
+                        span=s.span, notes=notes, hint="guard the body with if, or use T.serial")
+        variables = {v: e for p in around for v, e in zip(p.vars, p.extents)}
+        for e in own_effects(s):
+            if e.indices is not None:
+                self.element(e.buffer, e.indices, variables, getattr(e.node, "span", None) or s.span)
+
+    def loop_between(self, s: Stmt, loop: Parallel) -> bool:
+        """Whether a serial loop inside `loop` is what s leaves."""
+        return any(isinstance(x, (For, While)) and any(y is s for y in statements(x)) for x in statements(loop.body))
+
+    def element(self, b: Buffer, indices: tuple[Expr, ...], variables: dict[Var, Expr], span: Any) -> None:
+        for i in indices:
+            used = [v for v in variables if v in free_vars(i)]
+            for v in used:
+                if b.scope_name == "local.fragment" and not isinstance(variables[v], Const):
+                    self.refuse("parallel-symbolic", f"{CHECK} Loop variable `{v.name}` with symbolic range "
+                                f"[0, {variables[v]!r}) is used to index a fragment buffer `{b.name}`",
+                                found=f"an extent of {variables[v]!r}", span=span,
+                                hint="give the loop the fragment's extent and guard the body with if")
+                if b.scope_name == "local":
+                    self.refuse("parallel-local", f"{CHECK} Local buffer `{b.name}` is indexed by T.Parallel loop "
+                                f"variable `{v.name}`: each thread has its own copy of it",
+                                found=f"`{b.name}` of each thread, indexed by `{v.name}`", span=span,
+                                hint="use T.serial, T.unroll or T.vectorized for the loop, or a fragment")
+
+    def carried(self, p: Parallel) -> None:
+        """A scalar variable from outside that an iteration reads before it writes it would depend on the thread."""
+        own = {s.buffer for s in statements(p.body) if isinstance(s, Alloc)}
+        written = {e.buffer: e for e in effects(p.body) if e.writes}
+        for b, e in written.items():
+            if b.scope_name == "local.var" and b not in own and _reads_old(b, p.body):
+                self.refuse("parallel-carried",
+                            f"`{b.name}` carries a value from one iteration of T.Parallel to the next",
+                            found=f"`{b.name}`, read before the iteration writes it",
+                            span=getattr(e.node, "span", None) or p.span, notes=((p.span, "the parallel loop"),))
+
+
+def _reads_old(b: Buffer, body: Stmt) -> bool:
+    """Whether an iteration may read b before it writes it.  A scalar store covers the whole variable."""
+    return _before(b, body, False)
+
+
+def _before(b: Buffer, s: Stmt, after: bool) -> bool:
+    match s:
+        case Seq():
+            for x in reversed(s.stmts):
+                after = _before(b, x, after)
+            return after
+        case If():
+            then = _before(b, s.then, after)
+            other = _before(b, s.orelse, after) if s.orelse is not None else after
+            return any(e.buffer is b for e in own_effects(s)) or then or other
+        case For() | While():
+            once = isinstance(s, For) and is_const(s.extent) and int(s.extent.value) > 0  # type: ignore[attr-defined]
+            first = _before(b, s.body, after)
+            first = _before(b, s.body, after or first)
+            return any(e.buffer is b for e in own_effects(s)) or first or (after and not once)
+    mine = [e for e in own_effects(s) if e.buffer is b]
+    if any(e.reads for e in mine):
+        return True
+    return after and not mine
+
+
+# ---- warnings -------------------------------------------------------------------------------------------------------
+
+
+def warn_uninitialized(func: Func) -> None:
+    """Log a warning for each buffer whose first access in program order is a read; of shared memory that parts of a block
+    pass on by mbarriers the order is another."""
+    seen: set[Var] = set()
+    passed_on = any(n.op == "mbarrier_wait" for n in walk(func, Call))
+    local = {s.buffer.data for s in statements(func.body) if isinstance(s, Alloc) and s.init is None and not (
+        passed_on and s.buffer.scope_name.startswith("shared"))}
+    for e in effects(func.body):
+        if e.storage in local and e.storage not in seen and e.buffer.scope_name in _PRIVATE:
+            if e.mode == "read" or e.mode == "readwrite" and isinstance(e.node, TileOp) and _accumulates(e.node):
+                if _later_turns(func.body, e):
+                    continue
+                place = getattr(e.node, "span", None)
+                log.warning("buffer `%s` is read before it is written%s", e.buffer.name, f" ({place})" if place else "")
+            seen.add(e.storage)
+
+
+def _later_turns(s: Stmt, e: Any) -> bool:
+    """Whether a read stands in a loop that writes the buffer too, under a condition or in a loop that its first turn may leave
+    out: rows above row i, of which row 0 has none."""
+    for outer in statements(s):
+        if isinstance(outer, (For, While)) and any(w.writes and w.storage == e.storage for w in effects(outer.body)):
+            for x in statements(outer.body):
+                if (isinstance(x, If) or isinstance(x, For) and not isinstance(x.extent, Const)) and any(
+                        n is e.node for n in walk(x)):
+                    return True
+    return False
+
+
+def _accumulates(op: TileOp) -> bool:
+    """Whether an op that reads its result does so for certain (clear_accum may be a run-time value)."""
+    clear = getattr(op, "clear_accum", None)
+    return clear is None or isinstance(clear, Const) and not clear.value
+
+
+__all__ = ["CHECK", "check_parallel", "check_symbols", "legalize", "warn_uninitialized"]

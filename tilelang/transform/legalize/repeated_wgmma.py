@@ -1,0 +1,163 @@
+"""A wgmma.fence before each raw product that may repeat one since the last fence or commit.
+
+    ptx_wgmma_ss(..., d, 0, e, 0, c.data, 0, 1)         wgmma(c, d, e)
+    ptx_wgmma_ss(..., d, 0, e, 0, c.data, 0, 1)   ->    wgmma_fence(); wgmma(c, d, e)
+
+ptxas drops a wgmma whose accumulators and operands are those of an earlier one, next to it or not, though the
+accumulators have changed in between; operands are the same when their values are.  A fence or a commit between the two
+keeps both, at the price of one WARPGROUP.ARRIVE and no wait.  Tile products need nothing: each has its own fence and
+commit, and its instructions differ in their offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tilelang.arith import Analyzer
+from tilelang.ir import (AddressOf, Bind, Binary, Break, Call, Const, Continue, Evaluate, Expr, For, If, Launch, Load, Seq,
+                         Stmt, TileOp, Var, While, rebuild, seq, substitute, walk)
+from tilelang.ir.record import record
+
+from ..analysis.effects import effects
+from ..analysis.statements import do
+
+TURNS = 64  # iterations of nested loops that are looked at one by one; of longer ones, any two may be equal
+_SEPARATORS = ("wgmma_fence", "wgmma_commit")
+
+
+@record
+class _Product:
+    """call: with its values at that point.  stale: what the call names may have changed since."""
+
+    call: Call
+    stale: bool = False
+
+
+Open = dict[int, _Product]  # products since the last separator, on some path; by the identity of their calls
+
+
+def separate_repeated_products(launch: Launch) -> Launch:
+    """The launch with a fence before each raw product that is not known to differ from those before it."""
+    if not any(c.op == "wgmma" for c in walk(launch.body, Call)):
+        return launch
+    flow = _Flow()
+    flow.visit(launch.body, {}, {}, 1)
+
+    def fenced(x: Any) -> Any:
+        if isinstance(x, Evaluate):
+            return seq(do("wgmma_fence"), x) if id(x) in flow.marked else x
+        if isinstance(x, tuple):
+            return tuple(map(fenced, x))
+        return rebuild(x, fenced) if isinstance(x, Stmt) and not isinstance(x, TileOp) else x
+
+    return fenced(launch) if flow.marked else launch  # type: ignore[no-any-return]
+
+
+class _Flow:
+    """Follows a program; marked: the statements (by id) that need a fence."""
+
+    def __init__(self) -> None:
+        self.marked: set[int] = set()
+        self.left: list[Open] = []  # of each loop around: what is open where a Break or Continue leaves its body
+        self.arith = Analyzer()
+
+    def visit(self, s: Stmt, now: Open, values: dict[Var, Expr], turns: int) -> Open:
+        """What is open after s.  values: of variables known here, extended by Bind; turns: of the loops around."""
+        if isinstance(s, Seq):
+            for x in s.stmts:
+                now = self.visit(x, now, values, turns)
+            return now
+        if isinstance(s, Evaluate) and s.call.op == "wgmma":
+            return self.product(s, now, values)
+        if isinstance(s, Evaluate) and s.call.op in _SEPARATORS:
+            return {}
+        if isinstance(s, Bind):
+            values[s.var] = self.value(s.value, values)
+            return now
+        if isinstance(s, If):
+            then = self.visit(s.then, now, dict(values), turns)
+            return _joined(then, now if s.orelse is None else self.visit(s.orelse, now, dict(values), turns))
+        if isinstance(s, (For, While)) and _concerned(s):
+            return self.loop(s, now, values, turns)
+        if isinstance(s, (Break, Continue)):
+            if self.left:
+                self.left[-1] = _joined(self.left[-1], now)
+            return now
+        written = {e.storage for e in effects(s) if e.writes}
+        return {k: replace(p, stale=True) if not p.stale and _reads(p.call, written) else p for k, p in now.items()}
+
+    def value(self, e: Any, values: Mapping[Var, Expr]) -> Any:
+        return self.arith.simplify(substitute(e, dict(values)))
+
+    def product(self, s: Evaluate, now: Open, values: Mapping[Var, Expr]) -> Open:
+        c, a, b, *_ = s.call.args
+        args = (c, *(x if isinstance(x, AddressOf) else self.value(x, values) for x in (a, b)))
+        made = _Product(Call(s.call.op, args, s.call.dtype, s.call.attrs))
+        if any(not _differ(made, p) for p in now.values()):
+            self.marked.add(id(s))
+            now = {}
+        return {**now, id(made.call): made}
+
+    def loop(self, s: For | While, now: Open, values: dict[Var, Expr], turns: int) -> Open:
+        self.left.append({})
+        extent = self.value(s.extent, values) if isinstance(s, For) else None
+        if isinstance(s, For) and isinstance(extent, Const) and int(extent.value) * turns <= TURNS:
+            for i in range(int(extent.value)):
+                inside = {**values, s.var: self.value(s.start + i, values)}
+                now = _joined(self.visit(s.body, now, inside, turns * int(extent.value)), self.left[-1])
+        else:
+            for _ in range(2):  # any two iterations
+                after = _joined(self.visit(s.body, now, dict(values), TURNS), self.left[-1])
+                now = _joined(now, {k: replace(p, stale=True) for k, p in after.items()})
+        return _joined(now, self.left.pop())
+
+
+def _joined(a: Open, b: Open) -> Open:
+    out = {**a, **b}
+    return {k: p if not (k in a and a[k].stale) else a[k] for k, p in out.items()}
+
+
+def _concerned(s: Stmt) -> bool:
+    return any(c.op in ("wgmma", *_SEPARATORS) for c in walk(s, Call))
+
+
+def _reads(call: Call, written: set[Var]) -> bool:
+    return any(isinstance(x, Load) and x.buffer.data in written for a in call.args[1:3] for x in walk(a))
+
+
+def _differ(p: _Product, q: _Product) -> bool:
+    """Whether two products are certainly not the same instruction on the same values."""
+    c, d = p.call.args[0], q.call.args[0]
+    if not isinstance(c, AddressOf) or not isinstance(d, AddressOf):
+        return False
+    if p.call.attrs != q.call.attrs or c.buffer.data is not d.buffer.data:
+        return True
+    at, other = c.indices[0], d.indices[0]
+    if isinstance(at, Const) and isinstance(other, Const) and at.value != other.value:
+        return True
+    return not (p.stale or q.stale) and any(map(_apart, p.call.args[1:3], q.call.args[1:3]))
+
+
+def _apart(x: Any, y: Any) -> bool:
+    """Whether two descriptors are one value plus different constants.  (Registers may hold equal values.)"""
+    if isinstance(x, AddressOf) or isinstance(y, AddressOf):
+        return False
+    (base, m), (other, n) = _split(x), _split(y)
+    return (m - n) % (1 << 64) != 0 and (base is other or base is not None and other is not None and base.same(other))
+
+
+def _split(e: Any) -> tuple[Any, int]:
+    """e as a base (None for 0) and a constant."""
+    if isinstance(e, Const):
+        return None, int(e.value)
+    if isinstance(e, Binary) and e.op == "add":
+        for rest, n in ((e.a, e.b), (e.b, e.a)):
+            if isinstance(n, Const):
+                base, more = _split(rest)
+                return base, more + int(n.value)
+    return e, 0
+
+
+__all__ = ["TURNS", "separate_repeated_products"]

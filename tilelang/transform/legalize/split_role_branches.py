@@ -1,0 +1,205 @@
+"""Branches of single threads beside warp roles, in which threads read what others of the branch store.
+
+    if 96 <= tx and tx < 160:                    taken = 96 <= tx and tx < 160
+        S[tx - 96] = v                    ->     if taken: S[tx - 96] = v
+        L[0] = S[159 - tx]                       if taken: L[0] = S[159 - tx]
+    with T.ws(0): ...                            with T.ws(0): ...
+
+Tile meaning and CPU follow each role by itself and let them meet around a statement on shared memory; within a branch they
+do not meet.  A loop whose iterations exchange values goes around the conditions, if all threads know its bounds.  On a device
+a barrier comes between the parts (split_divergent.py), with this pass as without it.  A store whose value another role may
+store over, `S[255 - tx] = S[tx]`, is parted from that value too, and from there on it is two statements.  A condition of all
+threads that reads shared memory is asked before what it decides, where that holds roles: one role would store while others ask.
+
+    while S[0] < 4:                          asked = S[0] < 4
+        with T.ws(1): S[0] = S[0] + 1        while asked:
+        if c: continue                ->         with T.ws(1): S[0] = S[0] + 1
+                                                 if c: asked = S[0] < 4; continue
+                                                 asked = S[0] < 4
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import (AddressOf, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, Func, If, Launch, Load, Stmt, Store,
+                         Var, const, free_vars, fresh, load, logical, replace, rewrite, seq, substitute, unary, walk)
+from tilelang.ir.stmt import Alloc, For, Seq, While
+
+from ..analysis.divergence import Divergence
+from ..framework.pass_ import TILE, PassContext, pass_
+
+_SHARED = ("shared", "shared.dyn")
+
+
+@pass_(needs=TILE)
+def part_branches(func: Func, cx: PassContext) -> Func:
+    """Take apart branches that some threads of several roles take, where two of their statements touch one shared buffer and
+    one of these stores (every target).  Branches with statements other than assignments, calls, branches and loops stay
+    whole, and so do those whose loops exchange values and are left early or end where each thread says.
+    """
+    def launch(n: Any) -> Any:
+        if not isinstance(n, Launch) or not any(isinstance(x, Call) and x.op == "in_warp_groups" for x in walk(n.body)):
+            return None
+        body = _Parts(n).stmt(n.body)
+        return None if body is n.body else replace(n, body=body)
+
+    return rewrite(func, launch)
+
+
+class _Parts:
+    def __init__(self, launch: Launch) -> None:
+        self.divergence = Divergence(launch)
+        self.written = {n.buffer.data for n in walk(launch.body) if isinstance(n, Store) and n.buffer.scope() == "global"}
+
+    def stmt(self, s: Stmt) -> Stmt:
+        """s where all roles come to it."""
+        if isinstance(s, (If, For, While)) and self.asks_first(s):
+            return self.stmt(_asked_first(s))
+        if isinstance(s, Seq):
+            new = [self.stmt(x) for x in s.stmts]
+            return s if all(a is b for a, b in zip(new, s.stmts)) else seq(*new, span=s.span)
+        if isinstance(s, (For, While)):
+            body = self.stmt(s.body)
+            return s if body is s.body else replace(s, body=body)
+        if isinstance(s, Store) and self.crosses(s):
+            value = fresh(f"moved_{s.buffer.name}", s.value.dtype)
+            return seq(Bind(value, s.value, span=s.span), replace(s, value=value), span=s.span)
+        if not isinstance(s, If) or any(isinstance(x, Call) and x.op == "in_warp_groups" for x in walk(s.cond)):
+            return s
+        if self.divergence.divergent(s.cond):
+            return self.parted(s)
+        then, orelse = self.stmt(s.then), None if s.orelse is None else self.stmt(s.orelse)
+        return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
+
+    def asks_first(self, s: If | For | While) -> bool:
+        """Whether all threads ask memory in front of roles, which may store in it."""
+        asked = (s.start, s.extent) if isinstance(s, For) else (s.cond,)
+        return any(isinstance(n, Load) and (n.buffer.scope_name in _SHARED or n.buffer.data in self.written)
+                   for e in asked for n in walk(e)) and not any(map(self.divergence.divergent, asked)) and any(
+                       isinstance(n, Call) and n.op == "in_warp_groups" for n in walk(s))
+
+    def crosses(self, s: Store) -> bool:
+        """Whether the value of a store is read from memory of all roles at another place, where another thread may store."""
+        return s.buffer.scope() in (*_SHARED, "global") and any(
+            isinstance(n, Load) and n.buffer.data is s.buffer.data
+            and not (len(n.indices) == len(s.indices) and all(a.same(b) for a, b in zip(n.indices, s.indices)))
+            for n in walk(s.value))
+
+    def exchanges(self, s: Stmt | None) -> bool:
+        """Whether two statements of a way through s touch one shared buffer, one of them to store; or one does that crosses."""
+        if isinstance(s, Store):
+            return self.crosses(s)
+        if isinstance(s, If):
+            return self.exchanges(s.then) or self.exchanges(s.orelse)
+        if isinstance(s, (For, While)):  # an iteration may read what the one before stored, or store over it
+            writes = _touched(s)[1]
+            return bool(writes) and any(isinstance(n, Load) and n.buffer.data in writes for n in walk(s))
+        if not isinstance(s, Seq):
+            return False
+        seen: set[Var] = set()
+        stored: set[Var] = set()
+        for x in s.stmts:
+            touched, writes = _touched(x)
+            if touched & stored or writes & seen or self.exchanges(x):
+                return True
+            seen |= touched
+            stored |= writes
+        return False
+
+    def parted(self, s: If) -> Stmt:
+        """The statements of a branch, each under what was decided in front of the first."""
+        own = {x.var for x in walk(s) if isinstance(x, Bind)}
+        if not self.exchanges(s) or not all(isinstance(x, _KNOWN) for x in _statements(s)) or not all(
+                self.goes_around(x, own) for x in walk(s) if isinstance(x, (For, While)) and self.exchanges(x)):
+            return s
+        return seq(*self.ways(s, None), span=s.span)
+
+    def goes_around(self, loop: For | While, own: set[Var]) -> bool:
+        """Whether all threads can run a loop of which some run the statements: the branch's values decide no bound."""
+        if isinstance(loop, While) or loop.kind not in ("serial", "unroll"):
+            return False
+        bounds = loop.start, loop.extent
+        return not any(isinstance(x, (Break, Continue)) for x in walk(loop.body)) and not any(
+            self.divergent_bound(e) or free_vars(e) & own for e in bounds)
+
+    def divergent_bound(self, e: Expr) -> bool:
+        return self.divergence.divergent(e) or any(isinstance(x, (Load, Call)) for x in walk(e))
+
+    def ways(self, s: If, pred: Expr | None) -> list[Stmt]:
+        """Both ways of a branch that threads come to where pred holds (None: all)."""
+        taken = fresh("taken", "bool")
+        out: list[Stmt] = [Bind(taken, s.cond if pred is None else logical("and", pred, s.cond), span=s.span)]
+        out += self.under(s.then, taken)
+        if s.orelse is not None:
+            other: Expr = unary("not", taken)
+            if pred is not None:
+                held = fresh("taken", "bool")  # from what was decided: the first way may change what s.cond reads
+                out.insert(1, Bind(held, logical("and", pred, other), span=s.span))
+                other = held
+            out += self.under(s.orelse, other)
+        return out
+
+    def under(self, s: Stmt, pred: Expr) -> list[Stmt]:
+        """The statements of s, each where pred holds; values that they name are kept in private variables."""
+        out: list[Stmt] = []
+        known: dict[Var, Expr] = {}
+        for x in s.stmts if isinstance(s, Seq) else (s,):
+            if known:
+                x = substitute(x, known)
+            if isinstance(x, Bind):
+                kept = Buffer(x.var.name, (1,), x.var.dtype, "local.var", span=x.span)
+                known[x.var] = load(kept, (0,))
+                out.append(Alloc(kept, span=x.span))
+                x = Store(kept, (const(0),), x.value, span=x.span)
+            if isinstance(x, Store) and self.crosses(x):
+                moved = Buffer(f"moved_{x.buffer.name}", (1,), x.value.dtype, "local.var", span=x.span)
+                out += [Alloc(moved, span=x.span), If(pred, Store(moved, (const(0),), x.value, span=x.span), span=x.span)]
+                x = replace(x, value=load(moved, (0,)))
+            if isinstance(x, If) and self.exchanges(x):
+                out += self.ways(x, pred)
+            elif isinstance(x, For) and self.exchanges(x):
+                out.append(replace(x, body=seq(*self.under(x.body, pred), span=x.body.span)))
+            else:
+                out.append(If(pred, x, span=x.span))
+        return out
+
+
+def _asked_first(s: If | For | While) -> Stmt:
+    """s with its condition or bounds asked by a statement of its own; that of a while loop at the end of each way too."""
+    if isinstance(s, While):
+        kept = Buffer("asked", (1,), s.cond.dtype, "local.var", span=s.span)
+        ask = Store(kept, (const(0),), s.cond, span=s.span)
+        again = replace(s, cond=load(kept, (0,)), body=seq(_before_continues(s.body, ask), ask, span=s.body.span))
+        return seq(Alloc(kept, span=s.span), ask, again, span=s.span)
+    names = ("start", "extent") if isinstance(s, For) else ("cond",)
+    asked = [Bind(fresh("asked", getattr(s, f).dtype), getattr(s, f), span=s.span) for f in names]
+    return seq(*asked, replace(s, **{f: b.var for f, b in zip(names, asked)}), span=s.span)
+
+
+def _before_continues(s: Stmt, first: Stmt) -> Stmt:
+    """The body of a loop with a statement in front of each `continue` of it."""
+    if isinstance(s, Continue):
+        return seq(first, s, span=s.span)
+    if isinstance(s, Seq):
+        return seq(*(_before_continues(x, first) for x in s.stmts), span=s.span)
+    if isinstance(s, If):
+        orelse = None if s.orelse is None else _before_continues(s.orelse, first)
+        return replace(s, then=_before_continues(s.then, first), orelse=orelse)
+    return s
+
+
+_KNOWN = (Seq, Bind, Store, Evaluate, If, For, While)
+
+
+def _statements(s: Stmt) -> list[Stmt]:
+    return [x for x in walk(s) if isinstance(x, Stmt)]
+
+
+def _touched(s: Stmt) -> tuple[set[Var], set[Var]]:
+    """(shared memory that a statement touches, that it stores in)."""
+    places = [n for n in walk(s) if isinstance(n, (Load, Store, AddressOf)) and n.buffer.scope_name in _SHARED]
+    return {n.buffer.data for n in places}, {n.buffer.data for n in places if not isinstance(n, Load)}
+
+
+__all__ = ["part_branches"]

@@ -1,0 +1,47 @@
+"""Which tiles of global memory TMA may not move because of the column they start at.
+
+The innermost coordinate of a box must be a multiple of 16 bytes: with any other the instruction faults on an H200 ("illegal
+instruction"), loads and stores alike, whatever the swizzle.  Other coordinates are free.  Copies and tile atomics whose
+first column is not surely such a multiple get attr `unaligned_columns`, which every way to TMA asks for (ops/tma.py,
+ops/tma_store.py, ops/tma_copy.py).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tilelang.arith import divisible, known_divisor
+from tilelang.ir import Bind, Expr, Func, Region, replace, rewrite, walk, with_attrs
+from tilelang.ops import AtomicTile, Copy
+from tilelang.target.tensor_map import STRIDE_ALIGN
+
+from ..framework.pass_ import TILE, PassContext, pass_
+
+
+@pass_(needs=TILE)
+def tma_columns(func: Func, cx: PassContext) -> Func:
+    """See the module's text.  Keeps the program's meaning."""
+    facts: dict[Expr, int] = {}
+    for x in walk(func.body, Bind):
+        if x.var.dtype.is_int:
+            facts[x.var] = known_divisor(x.value, facts)
+
+    def mark(x: Any) -> Any:
+        if any(unaligned_columns(r, facts) for r in (x.dst, getattr(x, "src", None))):
+            return with_attrs(x, unaligned_columns=True)
+        return None
+
+    return replace(func, body=rewrite(func.body, mark, Copy, AtomicTile))
+
+
+def unaligned_columns(r: Any, facts: dict[Expr, int]) -> bool:
+    """Whether a region of a global tensor may start at a column that is no multiple of 16 bytes.  facts: known divisors of
+    variables."""
+    if not isinstance(r, Region) or r.buffer.scope_name != "global":
+        return False
+    unit = STRIDE_ALIGN * 8 // math.gcd(r.dtype.bits, STRIDE_ALIGN * 8)
+    return not divisible(r.mins[-1], unit, facts)
+
+
+__all__ = ["tma_columns", "unaligned_columns"]

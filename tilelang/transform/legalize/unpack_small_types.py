@@ -1,0 +1,323 @@
+"""Element types narrower than a byte (int4, float4_e2m1fn) become ordinary ones: packed only in global memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang.arith import Analyzer, known_divisor
+from tilelang.errors import error, register
+from tilelang.ir import (AddressOf, Binary, Buffer, Call, Cast, Const, Expr, Func, Load, Node, Parallel, Region, Shuffle,
+                         Stmt, Store, TileOp, Unary, Var, binary, call, cast, const, convert, dtype, fresh, load, replace,
+                         rewrite, select, walk)
+from tilelang.ops import Copy, Fill, Gemm, Transpose
+from tilelang.ops.pairing import iteration_space, lower_elementwise, matched_indices
+
+from ..framework.pass_ import TILE, PassContext, pass_
+
+register("small-type", NotImplementedError, "a use of a type narrower than a byte that is not available",
+         "copy the tile to a fragment or shared memory and convert it to int8, float16 or float32 there",
+         expected="a use of the type that is available")
+
+# The type that holds one value outside packed memory; it represents every value of the narrow type.
+WIDE = {"int4": "int8", "uint4": "uint8", "float4_e2m1fn": "float16"}
+_FP4_STEPS = ((">", 0.25, 0.5), (">=", 0.75, 0.5), (">", 1.25, 0.5), (">=", 1.75, 0.5), (">", 2.5, 1.0), (">=", 3.5, 1.0),
+              (">", 5.0, 2.0))  # each step of the rounding to nearest even, and how much it adds
+
+
+@pass_(needs=TILE)
+def unpack_small_types(func: Func, cx: PassContext) -> Func:
+    """Values of narrow types are held one an element outside global memory; tensors of them are bytes of two values.
+
+    Before:  A: Tensor((M, N), "int4"); S = alloc_shared((8, 16), "int4"); T.copy(A[i, j], S)
+    After:   A: Tensor((M, N // 2), "int8"); S = alloc_shared((8, 16), "int8")
+             for r, c in Parallel(8, 16): S[r, c] = nibble (j + c) % 2 of A[i + r, (j + c) // 2], sign extended
+    Results are wrapped (int4) or rounded to nearest even (fp4) to the narrow type where they are made.  Whole bytes
+    are stored, by copies of an even number of columns that start at an even one.  Raises small-type for the rest.
+    Elements of float4_e2m1fnx2 are bytes in every memory; their values are pairs of float16.
+    """
+    if not any(isinstance(x, Buffer) and x.dtype.base in WIDE or isinstance(x, Expr) and x.dtype.base in WIDE
+               for x in walk(func)) and not any(b.dtype.base in WIDE for _, b in func.buffers):
+        return func
+    return _Unpacking(func).run()
+
+
+class _Unpacking:
+    def __init__(self, func: Func) -> None:
+        self.func = func
+        self.buffers: dict[Buffer, Buffer] = {}
+        self.vars: dict[Var, Var] = {}
+        self.narrow: dict[Buffer, dtype] = {}  # new buffer -> its narrow type
+        self.pairs: dict[Buffer, dtype] = {}  # new buffer of bytes -> its type of two values
+        self.bytes: dict[int, tuple[Expr, Expr]] = {}  # id of a pair read -> (the pair, its byte)
+        self.views: dict[Var, Buffer] = {}  # storage of narrow values outside global memory
+
+    def run(self) -> Func:
+        for x in walk(self.func.body):
+            if isinstance(x, Buffer) and x.dtype.base in WIDE and not is_pair(x.dtype) and x.scope_name != "global":
+                self.views[x.data] = x
+        for x in walk(self.func.body):
+            if isinstance(x, Buffer) and x.data in self.views and (x.dtype.base not in WIDE or is_pair(x.dtype)):
+                raise error("small-type", f"`{x.name}` is a view of `{self.views[x.data].name}`, whose values are not packed "
+                            f"outside global memory",
+                            expected="values of one byte or more", found=f"a view `{x.name}` of packed ones", span=x.span)
+        body = rewrite(self.func.body, self.node)
+        buffers = tuple((p, self.buffer(b)) for p, b in self.func.buffers)
+        return replace(self.func, body=body, buffers=buffers)
+
+    def node(self, x: Node) -> Node | None:
+        match x:
+            case Buffer():
+                return self.buffer(x)
+            case Var() if x.dtype.base in WIDE:
+                return self.vars.setdefault(x, Var(x.name, wide(x.dtype), span=x.span))
+            case Const() if x.dtype.base in WIDE:
+                return const(x.value, wide(x.dtype))
+            case Load():
+                return self.load(x)
+            case Store() if x.buffer in self.pairs:
+                return replace(x, value=self.byte_of(x.value))
+            case Store() if self.packed(x.buffer):
+                raise error("small-type", f"an element of `{x.buffer.name}` ({self.narrow[x.buffer]}) is stored: two values "
+                            "share a byte",
+                            expected="whole bytes that are stored", found=f"an element of {self.narrow[x.buffer]}",
+                            span=x.span, hint="collect a tile and T.copy it: whole bytes are stored then")
+            case AddressOf() if x.buffer in self.narrow:
+                raise error("small-type", f"the address of a {self.narrow[x.buffer]} is taken",
+                            expected="the address of elements of a byte or more", found=str(self.narrow[x.buffer]), span=x.span,
+                            hint="pass a T.view of the tensor as int8")
+            case Call() if x.dtype.base in WIDE or x.op == "reinterpret":
+                if x.op == "reinterpret" and (x.dtype.bits < 8 or x.args[0].dtype.bits < 8):
+                    raise error("small-type", "T.reinterpret of a type narrower than a byte",
+                                expected="types of at least 8 bits", found=f"{x.args[0].dtype} to {x.dtype}", span=x.span)
+                return fitted(replace(x, dtype=wide(x.dtype)), x.dtype) if x.dtype.base in WIDE else None
+            case TileOp():
+                return self.tile_op(x)
+            case Cast() if x.dtype.base in WIDE:
+                return fitted(x.value, x.dtype)
+            case Binary() | Unary() if x.dtype.base in WIDE:
+                exact = x.op in ("min", "max", "bitand", "bitor", "bitxor", "floormod", "truncmod", "shr")
+                out = replace(x, dtype=wide(x.dtype))
+                return out if exact else fitted(out, x.dtype)
+            case Expr() if x.dtype.base in WIDE:  # Select, Broadcast, Shuffle: the same value in the other type
+                return replace(x, dtype=wide(x.dtype))
+        return None
+
+    def buffer(self, b: Buffer) -> Buffer:
+        if b.dtype.base not in WIDE:
+            return b
+        got = self.buffers.get(b)
+        if got is None:
+            if is_pair(b.dtype):
+                got = self.buffers[b] = replace(b, dtype=dtype("uint8"))
+                self.pairs[got] = b.dtype
+                return got
+            if b.dtype.lanes != 1:
+                raise error("small-type", f"`{b.name}` has elements of type {b.dtype}",
+                            expected="scalar elements or float4_e2m1fnx2", found=str(b.dtype), span=b.span,
+                            hint="use the scalar type; copies pack it")
+            if b.scope_name != "global":
+                got = replace(b, dtype=wide(b.dtype))
+            else:
+                last = b.shape[-1] if b.shape else 1
+                if b.strides_ is not None or isinstance(last, int) and last % 2:
+                    raise error("small-type", f"`{b.name}` of {b.dtype} is packed two values a byte: its rows need an even "
+                                "length and compact strides",
+                                expected="rows of an even length, compact",
+                                found=f"shape {tuple(b.shape)}, strides {b.strides_}", span=b.span)
+                got = replace(b, dtype=dtype("uint8"), shape=(*b.shape[:-1], last // 2))
+            self.buffers[b] = got
+            self.narrow[got] = b.dtype
+        return got
+
+    def packed(self, b: Buffer) -> bool:
+        return b in self.narrow and b.scope_name == "global"
+
+    def load(self, x: Load) -> Expr:
+        if x.buffer in self.pairs:
+            return self.pair(x)
+        if x.buffer not in self.narrow:
+            return x
+        narrow = self.narrow[x.buffer]
+        if not self.packed(x.buffer):
+            return replace(x, dtype=wide(narrow).with_lanes(x.dtype.lanes))
+        return self.unpacked(x.buffer, x.indices, x.span)
+
+    def pair(self, x: Load) -> Expr:
+        """The two values of a byte, low nibble first."""
+        narrow = self.pairs[x.buffer]
+        if any(i.dtype.lanes > 1 for i in x.indices):
+            raise error("small-type", f"a vector of `{x.buffer.name}`, whose elements are pairs, is read",
+                        expected="an element", found="a vector", span=x.span, hint="T.copy the tile instead")
+        byte = replace(x, dtype=dtype("uint8"))
+        nibbles = (binary("bitand", byte, const(15, "uint8")), binary("shr", byte, const(4, "uint8")))
+        out = Shuffle(tuple(value_of(n, narrow.scalar) for n in nibbles), (0, 1), wide(narrow), span=x.span)
+        self.bytes[id(out)] = (out, byte)
+        return out
+
+    def byte_of(self, value: Expr) -> Expr:
+        """The byte of a pair of values of the narrow type, held in float16; that of a pair just read is not made again."""
+        if id(value) in self.bytes:
+            return self.bytes[id(value)][1]
+        low, high = (code_of(v, dtype("float4_e2m1fn")) for v in lanes_of(value))
+        return binary("bitor", low, binary("shl", high, const(4, "uint8")))
+
+    def unpacked(self, b: Buffer, indices: tuple[Expr, ...], span: Any) -> Expr:
+        """The value of a packed tensor at logical indices."""
+        last = indices[-1]
+        if any(i.dtype.lanes > 1 for i in indices):
+            raise error("small-type", f"a vector of `{b.name}` is read",
+                        expected="an element", found="a vector", span=span, hint="T.copy the tile instead")
+        byte = load(b, (*indices[:-1], binary("floordiv", last, const(2, last.dtype))), span=span)
+        bits = cast(binary("mul", binary("floormod", last, const(2, last.dtype)), const(4, last.dtype)), "uint8")
+        nibble = binary("bitand", binary("shr", byte, bits), const(15, "uint8"))  # no branch: bytes are read as vectors
+        return value_of(nibble, self.narrow[b])
+
+    # ---- tile operations --------------------------------------------------------------------------------------------
+
+    def tile_op(self, op: TileOp) -> Node | None:
+        regions = [r for r in walk(op, Region)]
+        paired = [r for r in regions if r.buffer in self.pairs]
+        if paired and (len(paired) < len(regions) or not isinstance(op, (Copy, Transpose))):
+            b = paired[0].buffer
+            raise error("small-type", f"T.{op.op_name} on `{b.name}`, whose elements are pairs ({self.pairs[b]})",
+                        expected="a copy between such tiles", found=f"T.{op.op_name}", span=op.span,
+                        hint="read and store its elements in T.Parallel")
+        touched = {r.buffer for r in regions if r.buffer in self.narrow}
+        if not touched:
+            return None
+        if isinstance(op, Copy):
+            return self.copy(op)
+        on_packed = [b for b in touched if self.packed(b)]
+        if on_packed or not isinstance(op, (Fill, Gemm, Transpose)):
+            b = (on_packed or list(touched))[0]
+            raise error("small-type", f"T.{op.op_name} on `{b.name}` ({self.narrow[b]})",
+                        expected="a copy", found=f"T.{op.op_name}", span=op.span)
+        return None
+
+    def copy(self, op: Copy) -> Stmt | None:
+        src, dst = op.src.buffer, op.dst.buffer
+        into = self.narrow.get(dst)
+
+        def converted(v: Expr) -> Expr:
+            if into is None:
+                return cast(v, dst.dtype)
+            return v if self.narrow.get(src) == into else fitted(v, into)  # a value of the type needs no rounding
+
+        if self.packed(dst):
+            return self.packed_store(op, src)
+        if not self.packed(src):
+            if into is None or self.narrow.get(src) == into:
+                return None
+            return lower_elementwise(_TileLoops(), op.dst, op.src, converted, op.span)
+
+        def unpack(v: Any) -> Expr:
+            return converted(self.unpacked(v.buffer, v.indices, op.span))
+
+        return lower_elementwise(_TileLoops(), op.dst, op.src, unpack, op.span)
+
+    def packed_store(self, op: Copy, src: Buffer) -> Stmt:
+        dst, narrow = op.dst.buffer, self.narrow[op.dst.buffer]
+        extents, of_dst, of_src = iteration_space(op.dst, op.src)
+        whole = op.src.is_full or src.scope_name != "local.fragment"
+        even = isinstance(extents[-1], int) and extents[-1] % 2 == 0 and of_dst[-1] == len(extents) - 1 and known_divisor(
+            convert(op.dst.mins[-1]), {}, Analyzer()) % 2 == 0
+        if not whole or not even or src.scope_name in ("local", "local.var"):
+            raise error("small-type", f"a copy to `{dst.name}` ({narrow}) that does not surely store whole bytes",
+                        expected="a copy of whole bytes", found="one that may start or end inside a byte", span=op.span,
+                        hint="copy an even number of columns that starts at an even one, from a whole fragment or from shared "
+                        "memory")
+        at = tuple(fresh(n) for n in "ijklmnpq"[:len(extents)])
+
+        def code(k: int) -> Expr:
+            point = (*at[:-1], at[-1] * 2 + k)
+            where = matched_indices(op.src, of_src, point)
+            v: Expr = self.unpacked(src, where, op.span) if self.packed(src) else load(src, where, span=op.span)
+            return code_of(v if self.narrow.get(src) == narrow else fitted(v, narrow), narrow)
+
+        first = matched_indices(op.dst, of_dst, (*at[:-1], at[-1] * 2))
+        byte = binary("bitor", code(0), binary("shl", code(1), const(4, "uint8")))
+        store = Store(dst, (*first[:-1], binary("floordiv", first[-1], convert(2))), byte, span=op.span)
+        return Parallel(at, (*map(convert, extents[:-1]), convert(extents[-1] // 2)), store, span=op.span)
+
+
+class _TileLoops:
+    """What lower_elementwise asks of a LowerContext, as statements of the tile program."""
+
+    def parallel(self, extents: tuple[Any, ...], body: Callable[..., Stmt], span: Any = None, **_: Any) -> Stmt:
+        at = tuple(fresh(n) for n in "ijklmnpq"[:len(extents)])
+        return Parallel(at, tuple(map(convert, extents)), body(at), span=span)
+
+    def private(self, extents: tuple[Any, ...], body: Callable[..., Stmt], span: Any = None) -> Stmt:
+        raise error("small-type", "a copy between packed and private memory",
+                    expected="shared memory or a fragment", found="private memory",
+                    span=span, hint="use a fragment, or loop over "
+                    "the elements")
+
+
+def is_pair(dt: dtype) -> bool:
+    """Whether an element is a byte of two fp4 values."""
+    return dt.base == "float4_e2m1fn" and dt.lanes == 2
+
+
+def lanes_of(value: Expr) -> tuple[Expr, ...]:
+    """The values of a vector."""
+    return tuple(Shuffle((value,), (k,), value.dtype.scalar) for k in range(value.dtype.lanes))
+
+
+def wide(dt: dtype) -> dtype:
+    """The type that holds a narrow one's values."""
+    return dtype(WIDE[dt.base]).with_lanes(dt.lanes)
+
+
+def value_of(nibble: Expr, narrow: dtype) -> Expr:
+    """The value of a code (uint8, 0..15)."""
+    if narrow == "uint4":
+        return nibble
+    if narrow == "int4":
+        return binary("shr", binary("shl", cast(nibble, "int8"), const(4, "int8")), const(4, "int8"))
+    # e2m1 as the top bits of a float16 whose exponent is 14 too small: subnormals come out right.
+    code = cast(nibble, "uint16")
+    low = binary("shl", binary("bitand", code, const(7, "uint16")), const(9, "uint16"))
+    sign = binary("shl", binary("bitand", code, const(8, "uint16")), const(12, "uint16"))
+    bits = binary("bitor", low, sign)
+    return binary("mul", call("reinterpret", (bits,), dtype("float16")), const(16384.0, "float16"))
+
+
+def code_of(value: Expr, narrow: dtype) -> Expr:
+    """The code (uint8, 0..15) of a value of the narrow type, held in its wide one."""
+    if narrow.is_int:
+        return binary("bitand", cast(value, "uint8"), const(15, "uint8"))
+    bits = call("reinterpret", (binary("mul", value, const(1 / 16384.0, "float16")),), dtype("uint16"))
+    low = binary("bitand", binary("shr", bits, const(9, "uint16")), const(7, "uint16"))
+    sign = binary("bitand", binary("shr", bits, const(12, "uint16")), const(8, "uint16"))
+    return cast(binary("bitor", low, sign), "uint8")
+
+
+def fitted(value: Expr, narrow: dtype) -> Expr:
+    """A value brought into the narrow type: wrapped (integers; floats truncate first), or rounded to nearest even and
+    saturated (fp4; NaN becomes zero)."""
+    out = wide(narrow)
+    if narrow.lanes > 1:
+        whole = value if value.dtype.lanes > 1 else None
+        each = lanes_of(whole) if whole is not None else (value,) * narrow.lanes
+        return Shuffle(tuple(fitted(v, narrow.scalar) for v in each), tuple(range(narrow.lanes)), out)
+    if isinstance(value, Const) and narrow.base != "float4_e2m1fn":
+        value = const(int(value.value), "int64")
+    if narrow.base == "int4":
+        four = const(4, "int8")
+        return binary("shr", binary("shl", cast(value, out), four), four)
+    if narrow.base == "uint4":
+        return binary("bitand", cast(value, out), const(15, out))
+    x = cast(value, "float32")
+    size = call("fabs", (x,), dtype("float32"))
+    total: Expr = const(0.0, "float32")
+    for test, limit, step in _FP4_STEPS:
+        op = "gt" if test == ">" else "ge"
+        total = binary("add", total, select(binary(op, size, const(limit, "float32")), const(step, "float32"),
+                                            const(0.0, "float32")))
+    signed = call("copysign", (total, x), dtype("float32"))
+    return cast(signed, out)
+
+
+__all__ = ["WIDE", "code_of", "fitted", "unpack_small_types", "value_of", "wide"]

@@ -1,0 +1,1 @@
+"""Tile operations and parallel loops become the program of one thread."""

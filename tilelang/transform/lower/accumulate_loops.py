@@ -1,0 +1,158 @@
+"""Loops that accumulate into fragments and that no one share of their points fits.
+
+    for i, j in T.Parallel(64, 32):              for i, j in T.Parallel(64, 32):
+        rows[i] += A[i, j]                ->         rows[i] += A[i, j]
+        most[j] = T.max(most[j], A[i, j])        for i, j in T.Parallel(64, 32):
+                                                     most[j] = T.max(most[j], A[i, j])
+
+An element of an accumulator wants all its points in one thread.  Accumulators that different variables tell apart get
+loops of their own.  In a loop of one accumulator a thread runs those dimensions in order that its elements do not tell
+apart (both of them for `acc[j % 8]`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import EMPTY, Bind, Buffer, Call, For, If, Load, Seq, Stmt, Store, Var, contains, replace, seq, walk
+from tilelang.layout.distinct import meets_several
+from tilelang.ops.distribute import index_values
+from tilelang.target.intrinsics import is_pure
+
+from ..analysis.distributed_loop import accesses
+
+_MOST_POINTS = 1 << 20  # whose elements are compared; in larger loops one thread runs them all
+
+
+def accumulates(s: Any) -> bool:
+    """Whether s is `X[…] = f(X[…], …)` on a fragment."""
+    return isinstance(s, Store) and s.buffer.scope_name == "local.fragment" and any(_own(s, y) for y in walk(s.value))
+
+
+def _own(s: Store, y: Any) -> bool:
+    return isinstance(y, Load) and y.buffer is s.buffer and y.indices == s.indices
+
+
+def split_sums(vars: tuple[Var, ...], body: Stmt) -> list[Stmt]:
+    """The bodies of loops that together do what one loop over body does, all but the sums first; just body where they
+    might not.  Iterations are independent but for the accumulators."""
+    if not all(isinstance(x, (Seq, If, For, Bind, Store)) for x in walk(body, Stmt)) or \
+            not all(is_pure(x.op) for x in walk(body, Call)):
+        return [body]
+    sums = [x for x in walk(body, Store) if accumulates(x)]
+    groups: dict[frozenset[Var], set[Buffer]] = {}
+    for x in sums:
+        groups.setdefault(frozenset(v for v in vars for i in x.indices if any(y is v for y in walk(i))), set()).add(x.buffer)
+    of_one_group = sum(map(len, groups.values())) == len({b for bs in groups.values() for b in bs})
+    if len(groups) < 2 or not of_one_group or not _wait(body, sums):
+        return [body]
+    rest = _part(body, lambda s: not accumulates(s))
+    parts = [_part(body, lambda s, bs=bs: accumulates(s) and s.buffer in bs) for bs in groups.values()]
+    return [rest, *parts] if contains(rest, Store) else parts
+
+
+def _wait(body: Stmt, sums: list[Store]) -> bool:
+    """Whether the sums may wait for the end of all else: nothing but a sum reads its element, and what the body writes
+    besides is read for a sum (in its value, a binding or a condition) only behind the last write."""
+    totals = {s.buffer.data for s in sums}
+    own = {id(y) for s in sums for y in walk(s.value) if _own(s, y)}
+    found = [x for x, _ in accesses(body)]
+    if any(x.buffer.data in totals and id(x) not in own and not accumulates(x) for x in found):
+        return False
+    written = [x.buffer.data for x in found if isinstance(x, Store) and not accumulates(x)]
+
+    def visit(s: Stmt) -> bool:
+        parts: tuple[Any, ...] = ()
+        match s:
+            case Seq():
+                return all(map(visit, s.stmts))
+            case Store() if not accumulates(s):
+                written.remove(s.buffer.data)
+                return True
+            case Store():
+                parts = (s.value, *s.indices)
+            case Bind():
+                parts = (s.value,)
+            case If():
+                parts = (s.cond,)
+            case For():
+                parts = (s.start, s.extent)
+                if any(x.buffer.data in written for x in walk(s.body, Store)):
+                    return False  # the second round reads what the first has written
+        if any(isinstance(y, Load) and y.buffer.data in written for p in parts for y in walk(p)):
+            return False
+        return all(visit(x) for x in (getattr(s, "then", None), getattr(s, "orelse", None), getattr(s, "body", None)) if x)
+
+    return visit(body)
+
+
+def _part(s: Stmt, wanted: Any) -> Stmt:
+    """What is left of s with the wanted stores alone, and the bindings these use."""
+    match s:
+        case Seq():
+            left: list[Stmt] = []
+            for x in reversed(s.stmts):
+                x = _part(x, wanted)
+                if x is not EMPTY and (not isinstance(x, Bind) or any(y is x.var for z in left for y in walk(z))):
+                    left.append(x)
+            return seq(*reversed(left), span=s.span) if left else EMPTY
+        case If():
+            then, orelse = _part(s.then, wanted), None if s.orelse is None else _part(s.orelse, wanted)
+            if then is EMPTY and orelse in (None, EMPTY):
+                return EMPTY
+            return replace(s, then=then, orelse=None if orelse is EMPTY else orelse)
+        case For():
+            body = _part(s.body, wanted)
+            return EMPTY if body is EMPTY else replace(s, body=body)
+        case Store():
+            return s if wanted(s) else EMPTY
+    return s
+
+
+def serial_dims(vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt) -> list[int]:
+    """The fewest points' worth of dimensions that one thread must run for no two threads to accumulate into one element."""
+    places: dict[Buffer, list[tuple[Any, list[tuple[Var, int]]]]] = {}
+    for x, inner in accesses(body):
+        if accumulates(x):
+            places.setdefault(x.buffer, []).append((x, inner))
+    everything = [d for d, n in enumerate(extents) if n > 1]
+    subsets = [list(c) for k in range(len(everything) + 1) for c in itertools.combinations(everything, k)]
+    for serial in sorted(subsets, key=lambda ds: math.prod(extents[d] for d in ds)):
+        kept = [d for d in everything if d not in serial]
+        if all(_apart(vars, extents, kept, b, found) for b, found in places.items()):
+            return serial
+    return everything
+
+
+def _apart(vars: tuple[Var, ...], extents: tuple[int, ...], kept: list[int], b: Buffer, places: list[Any]) -> bool:
+    """Whether points that differ along the kept dimensions accumulate into different elements of b."""
+    if not kept:
+        return True
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []
+    for x, inner in places:
+        axes = [*zip(vars, extents), *inner]
+        if math.prod(n for _, n in axes) > _MOST_POINTS:
+            return False
+        env = {v: np.arange(n).reshape([-1 if k == a else 1 for k in range(len(axes))]) for a, (v, n) in enumerate(axes)}
+        # what loops and blocks around contribute is the same for all points: any value will do
+        env |= {v: np.zeros((), int) for i in x.indices for v in walk(i, Var) if v not in env}
+        values = [index_values(i, env) for i in x.indices]
+        if any(v is None for v in values):
+            return False
+        element: Any = 0
+        for v, n in zip(values, b.shape):
+            element = element * int(n) + v
+        point: Any = 0
+        for d in kept:
+            point = point * extents[d] + env[vars[d]]
+        both = np.broadcast_arrays(element, point, *env.values())[:2]
+        pairs.append((both[0].ravel(), both[1].ravel()))
+    elements, points = (np.concatenate(x) for x in zip(*pairs))
+    return not meets_several(elements, points)
+
+
+__all__ = ["accumulates", "serial_dims", "split_sums"]

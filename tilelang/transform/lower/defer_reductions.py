@@ -1,0 +1,269 @@
+"""Sums over the lanes of a warp that a loop needs only at its end are made there.
+
+    fill(total, 0)                                         fill(total, 0)
+    for k in …:                                            for k in …:
+        reduce_sum(S, part, dim=1)                 ->          reduce_sum(S, part, dim=1), each thread over its own share
+        for i in T.Parallel(n):                                for i in T.Parallel(n):
+            total[i] = total[i] * f[i] + part[i]                   total[i] = total[i] * f[i] + part[i]
+                                                           sum_copies(total)
+
+A row of S lies in several lanes, and each of them holds a copy of total[i] and part[i].  Where all that happens to them
+is linear, with factors that are the same in every copy, the copies may stand for parts of the value: shuffles leave
+the loop.  Only the order of additions changes, which a reduction leaves open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import field
+from typing import Any
+
+from tilelang.ir import (Binary, Bind, Break, Buffer, Call, Cast, Const, Continue, Evaluate, Expr, Func, If, Launch, Load,
+                         Parallel, Region, Seq, Stmt, Store, Unary, Var, const, inner, is_const, replace, rewrite,
+                         rewrite_launches, seq, statements, stmts_of, substitute, walk, with_attrs)
+from tilelang.ir.record import state
+from tilelang.layout import THREAD, Fragment
+from tilelang.ops import Fill, Reduce, SumCopies
+from tilelang.ops.layouts import carried
+from tilelang.ops.lower_reduce import split_at_warp
+from tilelang.target import is_pure
+
+from ..analysis.divergence import Divergence
+from ..analysis.effects import Effect, effects, own_effects
+from ..framework.pass_ import TILE, PassContext, pass_
+
+FRAGMENT, WARP = "local.fragment", 32
+_SUMS = ("sum", "abssum")
+_Path = tuple[tuple[Stmt, int], ...]  # (statement around, index among those directly inside it), outermost first
+
+
+@pass_(needs=TILE)
+def defer_sums(func: Func, cx: PassContext) -> Func:
+    """See the module's text.
+
+    Needs the layouts of fragments and of parallel loops.  Keeps every value up to the rounding of sums.
+    """
+    return replace(func, body=rewrite_launches(func.body, lambda x: _Sums(x).run()))
+
+
+@state
+class _Sum:
+    """What is done with a fragment that sums are added to: paths of the statements, in program order.
+
+    zeros: that clear it.  updates: after which it is linear in what it was.  uses: all others.
+    reductions: those that add to it, or to a part of it.
+    """
+
+    zeros: list[_Path] = field(default_factory=list)
+    updates: list[_Path] = field(default_factory=list)
+    uses: list[_Path] = field(default_factory=list)
+    reductions: list[Reduce] = field(default_factory=list)
+
+
+class _Sums:
+    """The sums of one launch."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch, self.divergence = launch, Divergence(launch)
+        self.layouts: dict[Buffer, Any] = dict(launch.attr("layouts", ()))
+        self.leaves = list(_leaves(launch.body))
+
+    def run(self) -> Launch | None:
+        """The launch with its sums deferred, None when there are none."""
+        changed = {e.buffer for _, s, found in self.leaves for e in found if e.writes and not isinstance(s, Fill)}
+        for total in sorted((b for b in changed if b.scope_name == FRAGMENT), key=lambda b: b.name):
+            found = self._sum(total)
+            place = None if found is None else _end(found)
+            if found is not None and place is not None:
+                out = self._deferred(total, found.reductions, *place)
+                return _Sums(out).run() or out
+        return None
+
+    def _deferred(self, total: Buffer, reductions: list[Reduce], parent: Seq, at: int) -> Launch:
+        """The launch with the copies of `total` summed after a statement of a sequence."""
+        chosen = {id(r) for r in reductions}
+        end = SumCopies(Region(total, tuple(const(0) for _ in total.shape), total.shape), span=reductions[0].span)
+
+        def spread(x: Any) -> Any:
+            return with_attrs(x, spread=True) if isinstance(x, Reduce) and id(x) in chosen else None
+
+        done = [rewrite(s, spread, Reduce) for s in parent.stmts]
+        changed = seq(*done[:at + 1], end, *done[at + 1:], span=parent.span)
+        return replace(self.launch, body=rewrite(self.launch.body, lambda x: changed if x is parent else None, Seq))
+
+    def _sum(self, total: Buffer) -> _Sum | None:
+        """What is done with a fragment, None where it is no sum that may be deferred."""
+        layout = self.layouts.get(total)
+        if not isinstance(layout, Fragment) or not _in_lanes(layout) or total.dtype.bits < 32:
+            return None
+        out, parts, whole = _Sum(), set[Buffer](), set[Var]()
+        for path, s, found in self.leaves:
+            if not _touches(found, total):
+                continue
+            if isinstance(s, Fill) and s.dst.buffer is total and s.dst.is_full and _zero(s.value):
+                out.zeros.append(path)
+            elif isinstance(s, Reduce) and s.dst.buffer is total and not s.clear and self._own_share(s):
+                out.updates.append(path)
+                out.reductions.append(s)
+            else:
+                added = self._linear(s, total, layout) if isinstance(s, Parallel) else None
+                (out.uses if added is None else out.updates).append(path)
+                if added is not None:
+                    parts |= added[0]
+                    whole |= added[1]
+        if any(part.data in whole for part in parts):
+            return None
+        for path, s, found in self.leaves:
+            for part in parts:
+                if isinstance(s, Reduce) and s.dst.buffer is part:
+                    out.reductions.append(s)
+                elif _touches(found, part) and path not in out.updates:
+                    return None
+        return out if out.reductions and len(out.zeros) == 1 else None
+
+    def _own_share(self, op: Reduce) -> bool:
+        """Whether the copies of a sum are just the lanes that share a row of what is summed."""
+        src, dst = self.layouts.get(op.src.buffer), self.layouts.get(op.dst.buffer)
+        if op.kind not in _SUMS or op.attr("spread") or not isinstance(src, Fragment) or not isinstance(dst, Fragment):
+            return False
+        if src.copies or not op.dst.is_full or not op.src.is_full or op.src.buffer.data is op.dst.buffer.data:
+            return False
+        return carried(src.reduce(op.dim), tuple(int(n) for n in op.dst.buffer.shape)) == dst
+
+    def _linear(self, loop: Parallel, total: Buffer, layout: Fragment) -> tuple[set[Buffer], set[Var]] | None:
+        """The parts that a loop adds to `total` and the storage of all else that it reads, which must be no parts; None where
+        what it makes of the total is not linear."""
+        if loop.attr("loop_layout") != layout or not all(is_const(e, n) for e, n in zip(loop.extents, total.shape)):
+            return None
+        names: dict[Var, Expr] = {}
+        stores: list[Store] = []
+        for s in stmts_of(loop.body) or (loop.body,):
+            if isinstance(s, Bind):
+                names[s.var] = substitute(s.value, dict(names))
+            elif isinstance(s, Store):
+                stores.append(substitute(s, dict(names)))
+            else:
+                return None
+        mine = [s for s in stores if s.buffer.data is total.data]
+        if len(mine) != 1 or mine[0].buffer is not total or mine[0].indices != loop.vars:
+            return None
+        whole = {b for s in stores if s is not mine[0] for e in (s.value, *s.indices) for b in _read(e)}
+        changed = {s.buffer.data for s in stores}
+        parts: set[Buffer] = set()
+        for term in _terms(mine[0].value):
+            factors, divisors = _factors(term)
+            held = [x for x in factors if isinstance(x, Load) and x.indices == loop.vars and (
+                x.buffer is total or x.buffer.data not in changed and self._is_part(x.buffer, layout))]
+            others = [x for x in (*factors, *divisors) if not held or x is not held[0]]
+            if len(held) != 1 or not all(self._alike(x, loop, layout, changed) for x in others):
+                return None
+            parts.add(held[0].buffer)
+            whole |= {b for e in others for b in _read(e)}
+        return (parts - {total}, whole) if total in parts and total.data not in whole else None
+
+    def _is_part(self, b: Buffer, layout: Fragment) -> bool:
+        """Whether a fragment holds sums over the lanes of the layout, and nothing else."""
+        written = [s for _, s, found in self.leaves if any(e.writes and e.storage is b.data for e in found)]
+        return self.layouts.get(b) == layout and bool(written) and all(
+            isinstance(s, Reduce) and s.clear and s.dst.buffer is b and self._own_share(s) for s in written)
+
+    def _alike(self, e: Expr, loop: Parallel, layout: Fragment, changed: set[Var]) -> bool:
+        """Whether a factor is the same in every copy of an element."""
+        for x in walk(e):
+            match x:
+                case Load():
+                    same = x.buffer.scope_name == FRAGMENT and self.layouts.get(x.buffer) == layout
+                    if not same or x.buffer.data in changed or x.indices != loop.vars:
+                        return False
+                case Call():
+                    if not is_pure(x.op) or x.op.startswith("get_"):
+                        return False
+                case Var():
+                    if x not in loop.vars and self.divergence.divergent(x):
+                        return False
+                case Const() | Binary() | Unary() | Cast() | Buffer():
+                    pass
+                case _:
+                    return False
+        return True
+
+
+def _zero(e: Expr) -> bool:
+    return _zero(e.value) if isinstance(e, Cast) else is_const(e, 0)
+
+
+def _in_lanes(layout: Fragment) -> bool:
+    """Whether elements have copies, in lanes of a warp whose 32 lanes are all there."""
+    lanes, rest = split_at_warp(list(layout.copies))
+    digits = [m for ms in layout.modes for m in ms if m.to == THREAD] + list(layout.copies)
+    return bool(lanes) and not rest and 1 + sum((m.size - 1) * m.stride for m in digits) <= layout.threads // WARP * WARP
+
+
+def _terms(e: Expr) -> Iterator[Expr]:
+    """The summands of nested additions and subtractions."""
+    if isinstance(e, Binary) and e.op in ("add", "sub"):
+        yield from _terms(e.a)
+        yield from _terms(e.b)
+    else:
+        yield e
+
+
+def _factors(e: Expr) -> tuple[list[Expr], list[Expr]]:
+    """The factors of nested products, and what they are divided by."""
+    if isinstance(e, Binary) and e.op == "mul":
+        a, b = _factors(e.a), _factors(e.b)
+        return [*a[0], *b[0]], [*a[1], *b[1]]
+    if isinstance(e, Binary) and e.op == "div":
+        factors, divisors = _factors(e.a)
+        return factors, [*divisors, e.b]
+    return [e], []
+
+
+def _read(e: Expr) -> Iterator[Var]:
+    """The storage of what an expression loads."""
+    return (x.buffer.data for x in walk(e, Load))
+
+
+def _leaves(s: Stmt, path: _Path = ()) -> Iterator[tuple[_Path, Stmt, list[Effect]]]:
+    """(path, statement, what it touches): whole parallel loops and tile ops, of other loops and branches their heads."""
+    below = () if isinstance(s, Parallel) else inner(s)
+    yield path, s, list(own_effects(s) if below else effects(s))
+    for n, x in enumerate(below):
+        yield from _leaves(x, (*path, (s, n)))
+
+
+def _touches(found: list[Effect], b: Buffer) -> bool:
+    return any(e.storage is b.data for e in found)
+
+
+def _end(found: _Sum) -> tuple[Seq, int] | None:
+    """(sequence, index) of the statement after which copies are summed: it holds all updates, the zeros come before it
+    without a loop between, and nothing uses the sum earlier.  None where there is no such place."""
+    zero, updates = found.zeros[0], found.updates
+    level = len(zero) - 1  # of the sequence that holds the zeros
+    if level < 0 or any(len(p) <= level or p[level][0] is not zero[level][0] or p[level][1] <= zero[level][1] for p in updates):
+        return None
+    deepest = None
+    while True:
+        at = {p[level][1] for p in updates}
+        around = updates[0][level][0]
+        if isinstance(around, Seq):
+            deepest = level, max(at)
+        if len(at) > 1 or any(len(p) <= level + 1 for p in updates) or not isinstance(updates[0][level + 1][0], (Seq, If)):
+            break
+        level += 1
+    if deepest is None:
+        return None
+    level, last = deepest
+    parent: Any = updates[0][level][0]
+    order = (*(n for _, n in updates[0][:level]), last)
+    if any(tuple(n for _, n in p)[:level + 1] <= order for p in found.uses):
+        return None
+    left = (Break, Continue)
+    if any(isinstance(x, left) or isinstance(x, Evaluate) and x.call.op == "thread_return"
+           for s in parent.stmts[:last + 1] for x in statements(s)):
+        return None
+    return parent, last
+
+
+__all__ = ["defer_sums"]

@@ -1,0 +1,154 @@
+"""The lowered program: a host function and one device kernel per launch.  Contract for codegen and runtime."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tilelang.ir import (Alloc, Bind, Buffer, Call, Expr, Func, Launch, Stmt, Var, dtype, free_vars, rebuild, replace, walk,
+                         with_attrs)
+from tilelang.ir.record import record
+from tilelang.ir.stmt import For, If, Seq, While
+from tilelang.target.tensor_map import TensorMap, tensor_maps_of
+
+from ..analysis.effects import effects
+
+
+# The counter that T.sync_grid waits on (codegen/prelude_memory.cuh, sync_grid); the name is kept free for it.
+GRID_BARRIER = Buffer("grid_barrier_", (1,), dtype("uint32"), attrs=(("zeroed", True),))
+
+
+@record
+class DeviceKernel:
+    """One launch as a kernel.
+
+    name: the device entry.  params: in order: Buffers (passed as pointers), then Vars (symbols and scalars, by value).
+    launch: the Launch in phase DEVICE.  grid: extents as host expressions.  threads: per block (x, y, z).
+    shared_bytes: dynamic shared memory per block, an int, or a host Expr when it depends on the call.
+    written: the tensors a launch stores to, through pointers or maps (all others are read-only).
+    tensor_maps: what the host encodes and passes after params, in this order.
+    workspaces: global memory that the host allocates for each launch and passes after the maps; one whose attribute
+    `zeroed` is set starts with zeros.
+    """
+
+    name: str
+    params: tuple[Var | Buffer, ...]
+    launch: Launch
+    grid: tuple[Expr, ...]
+    threads: tuple[int, int, int]
+    shared_bytes: Any
+    written: frozenset[Buffer]
+    tensor_maps: tuple[TensorMap, ...] = ()
+    workspaces: tuple[Buffer, ...] = ()
+
+    @property
+    def body(self) -> Stmt:
+        return self.launch.body
+
+    def attr(self, key: str, default: Any = None) -> Any:
+        return self.launch.attr(key, default)
+
+
+@record
+class LoweredProgram:
+    """host: the Func; each Launch in it carries the attribute `name` of its kernel.  kernels: in launch order."""
+
+    host: Func
+    kernels: tuple[DeviceKernel, ...]
+
+
+def launches(s: Stmt) -> Iterator[Launch]:
+    """The Launches of host code, in program order."""
+    match s:
+        case Launch():
+            yield s
+        case Seq():
+            for x in s.stmts:
+                yield from launches(x)
+        case For() | While():
+            yield from launches(s.body)
+        case If():
+            yield from launches(s.then)
+            if s.orelse is not None:
+                yield from launches(s.orelse)
+
+
+def split_host(func: Func) -> LoweredProgram:
+    """Name the launches and give each its parameters: buffers of the program it touches, then symbols and scalars.
+
+    Kernel names: `<func>_kernel`, further launches `<func>_kernel_1`, …
+    """
+    kernels: list[DeviceKernel] = []
+    base = re.sub(r"[^A-Za-z0-9_]", "_", func.attr("global_symbol") or func.name)  # the name of a C function
+
+    def visit(s: Any) -> Any:
+        if isinstance(s, Launch):
+            name = s.attr("cuda_entry") or f"{base}_kernel" + (f"_{len(kernels)}" if kernels else "")
+            named = with_attrs(s, name=name, may_alias=func.attr("may_alias") or s.attr("may_alias"))
+            kernels.append(_kernel(func, named, name))
+            return named
+        if isinstance(s, tuple):
+            return tuple(map(visit, s))
+        if isinstance(s, (Seq, For, While, If)):
+            return rebuild(s, visit)
+        return s
+
+    body = visit(func.body)
+    host = replace(func, body=body)
+    return LoweredProgram(host, tuple(kernels))
+
+
+def _source_kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
+    """A launch of the user's CUDA source: all parameters of the function, in order; any tensor may be written."""
+    buffers = dict(func.buffers)
+    params: tuple[Any, ...] = tuple(buffers.get(p, p) for p in func.params)
+    return DeviceKernel(name, params, launch, launch.grid, launch.threads, 0,
+                        frozenset(p for p in params if isinstance(p, Buffer)))
+
+
+def _kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
+    if launch.attr("cuda_source"):
+        return _source_kernel(func, launch, name)
+    calls = list(walk(launch.body, Call))
+    own: set[Buffer] = {x.buffer for x in walk(launch.body, Alloc)}
+    computed = {x.var for x in walk(launch.body, Bind) if x.var.dtype.is_handle}  # addresses
+    outer: dict[Var, Buffer] = {}
+    written: set[Var] = set()
+    for e in effects(launch.body):
+        if e.buffer not in own and e.buffer.scope_name == "global" and e.storage not in computed:
+            outer.setdefault(e.storage, e.buffer)
+            if e.writes:
+                written.add(e.storage)
+    declared = [b for _, b in func.buffers if b.data in outer]
+    extra = [b for b in outer.values() if all(b.data is not d.data for d in declared)]
+    buffers = (*declared, *extra)
+    bound = {*launch.block_vars, *launch.thread_vars}
+    scalars = free_vars(launch.body) - bound - computed - {b.data for b in buffers} - {b.data for b in own}
+    workspaces = tuple(sorted((b for b in own if b.scope_name == "global"), key=lambda b: b.name))
+    for b in (*buffers, *workspaces):
+        for d in (*b.shape, *(b.strides_ or ()), b.offset):
+            if isinstance(d, Expr):
+                scalars |= free_vars(d)
+    if any(x.op == "sync_grid" for x in calls):
+        workspaces = (GRID_BARRIER, *workspaces)
+    ordered = _ordered(func, scalars)
+    maps = tuple(m.check() for m in tensor_maps_of(launch))
+    stored = {x.attr("map") for x in calls if x.op in ("tma_store", "tma_reduce_add")}
+    return DeviceKernel(name, (*buffers, *ordered), launch, launch.grid, launch.threads, launch.attr("shared_bytes", 0),
+                        frozenset(b for b in buffers if b.data in written) | {m.buffer for m in maps if m.name in stored},
+                        maps, workspaces)
+
+
+def _ordered(func: Func, scalars: set[Var]) -> list[Var]:
+    """Scalars in a stable order: parameters, then symbols as they appear in tensor shapes, then host bindings."""
+    order: dict[Var, None] = dict.fromkeys(func.params)
+    for _, b in func.buffers:
+        for d in (*b.shape, *(b.strides_ or ()), b.offset):
+            if isinstance(d, Expr):
+                order.update((x, None) for x in walk(d, Var))
+    order.update((x, None) for x in walk(func.body, Var))
+    return [v for v in order if v in scalars]
+
+
+__all__ = ["GRID_BARRIER", "DeviceKernel", "LoweredProgram", "launches", "split_host"]

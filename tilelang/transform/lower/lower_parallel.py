@@ -1,0 +1,312 @@
+"""One distributed loop: from `for i, j in T.Parallel(...)` to the loop of one thread.
+
+    for i, j in T.Parallel(64, 32):            for r in unroll(4):
+        C[by*64 + i, bx*32 + j] = S[i, j]   →      i = r*16 + tx//8;  j0 = tx%8*4
+                                                   if by*64 + i < M and bx*32 + j0 < N:
+                                                       C[by*64 + i, ramp(bx*32 + j0, 4)] = S[ramp(…, 4)]
+
+Keeps: every point is executed by its owners, stores to global and shared memory and other effects by exactly one of
+them; a fragment element is read and written only by threads that own it, or the access is staged through shared memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang import errors
+from tilelang.arith import known_divisor
+from tilelang.ir import (EMPTY, AddressOf, Bind, Buffer, Const, Expr, For, If, Load, Node, Seq, Stmt, Store, Var, While,
+                         binary, cast, const, fresh, load, seq, substitute, unary, walk)
+from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, private
+
+from ..analysis.atomic_order import as_iterations
+from ..analysis.distributed_loop import Loop, accesses, in_order, is_memory
+from ..analysis.fragment_access import Grid, Touch, shared_elements
+from ..analysis.loop_body import drop_continue, inline_index_binds, refuse_carried, renamed
+from ..layout.loop_partition import choose_distribution, serial_inside
+from .vector_lanes import at_lane, emit_lanes
+from ..analysis.vectorize import power_of_two_in, stride_along
+
+UNROLL_LIMIT = 16  # longer loops over memory only stay loops: code size, not registers, is what they would cost
+STEPS_UNROLLED = 64  # longer loops whose variable picks no register are unrolled in part: else ptxas takes minutes
+PART_UNROLLED = 8
+
+errors.register("fragment-access", ValueError, "a fragment element that the executing thread does not own",
+                "index it with the variables of a T.Parallel loop, or copy it to shared memory first",
+                expected="elements that the executing thread owns")
+errors.register("parallel-race", ValueError, "T.Parallel iterations accumulate into one element",
+                "use T.reduce_*, T.atomic_add, or a serial loop inside the parallel one",
+                expected="one iteration for each element")
+
+
+def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: Stmt, *, loop_layout: Any = None,
+               is_async: bool = False, width: int | None = None, span: Any = None) -> Stmt:
+    """The statements of one thread for `for vars in T.Parallel(extents): body`."""
+    if any(isinstance(n, int) and n == 0 for n in extents):
+        return EMPTY
+    body = drop_continue(body)
+    refuse_carried(body, span)
+    body = inline_index_binds(body)
+    allocated, laid_out = len(lw.allocs), set(lw.layouts)
+    try:
+        return _shared_out(lw, vars, extents, body, loop_layout, is_async, width, span)
+    except errors.TileLangError as e:
+        from .accumulate_loops import accumulates  # hardly any loop needs it
+
+        if e.kind != "parallel-race" or not vars or not all(isinstance(n, int) for n in extents) or \
+                not any(accumulates(x) for x in walk(body)):
+            raise
+    del lw.allocs[allocated:]
+    for buffer in set(lw.layouts) - laid_out:
+        del lw.layouts[buffer]
+    return _sums(lw, vars, extents, body, is_async, span)
+
+
+def _sums(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt, is_async: bool, span: Any) -> Stmt:
+    """A loop that accumulates into fragments where their layouts bring several threads to one element."""
+    from .accumulate_loops import serial_dims, split_sums
+
+    parts = split_sums(vars, body)
+    if len(parts) == 1:
+        dist = serial_inside(lw, extents, serial_dims(vars, extents, body))
+        return run_loop(lw, vars, dist, body, is_async=is_async, span=span)
+    out: list[Stmt] = []
+    for part in parts:
+        own = tuple(fresh(v.name, v.dtype) for v in vars)
+        part = renamed(substitute(part, dict(zip(vars, own))))
+        out.append(lower_loop(lw, own, extents, part, is_async=is_async, span=span))
+    return seq(*out)
+
+
+def _shared_out(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: Stmt, loop_layout: Any, is_async: bool,
+                width: int | None, span: Any) -> Stmt:
+    """The loop under the share that suits its accesses.  Raises parallel-race where threads accumulate into one element."""
+    dist, loose = choose_distribution(lw, vars, extents, body, loop_layout, width, is_async)
+    if dist.first is not None and _rereads_staged(lw, vars, dist, body):
+        dist, loose = choose_distribution(lw, vars, extents, body, loop_layout, width, is_async, once=True)
+    return run_loop(lw, vars, dist, body, is_async=is_async, loose=loose, span=span)
+
+
+def _rereads_staged(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt) -> bool:
+    """Whether the loop reads and writes a fragment that this distribution makes it go to shared memory for.  Threads that
+    run an iteration together would not see what the one of them that stores has stored."""
+    found = [(x, inner) for x, inner in accesses(body) if x.buffer.scope_name == "local.fragment"]
+    both = {x.buffer for x, _ in found if isinstance(x, Load)} & {x.buffer for x, _ in found if not isinstance(x, Load)}
+    loop = Loop(vars, dist, Grid(dist, vars, lw.thread) if dist.is_static and vars else None)
+    for x, inner in found:
+        if x.buffer in both:
+            loop.inner = inner
+            if loop.touch(lw, x.buffer, x.indices, not isinstance(x, Load)).register is None:
+                return True
+    return False
+
+
+def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, is_async: bool = False,
+             loose: bool = False, span: Any = None) -> Stmt:
+    """Lower body under a given distribution, staging fragment accesses that are not direct through shared memory.
+
+    loose: see Loop.
+    """
+    saved = lw.analyzer, lw.loop
+    lw.analyzer = bind_ranges(dist, lw.analyzer)
+    for v, n in zip(vars, dist.extents):
+        hi = n if isinstance(n, int) else lw.analyzer.interval(n)[1]
+        lw.analyzer = lw.analyzer.bind(v, 0, None if hi is None else hi - 1)
+    if dist.exists is not None and not isinstance(dist.exists, Const):
+        # Bounds of the loop variables already say all that matters; the condition itself may decide a guard.
+        lw.analyzer = lw.analyzer.assuming(dist.exists)
+    grid = Grid(dist, vars, lw.thread) if dist.is_static and vars else None
+    loop = Loop(vars, dist, grid, is_async, loose=loose)
+    try:
+        before, after = _stage(lw, loop, body, span, outside=saved[0])
+        if grid is not None:
+            _refuse_races(loop, body, span)
+        lw.loop = loop
+        inner = _emit_points(lw, loop, body)
+    finally:
+        lw.analyzer, lw.loop = saved
+    inner = _wrap_axes(dist, inner, _touches_registers(body), span)
+    inner = as_iterations(body, inner, bool(dist.axes or dist.lanes), span)
+    return seq(*before, inner, *after)
+
+
+def _touches_registers(body: Stmt) -> bool:
+    return any(x.scope_name.startswith("local") for x in walk(body, Buffer))
+
+
+def _wrap_axes(dist: Distribution, inner: Stmt, registers: bool, span: Any) -> Stmt:
+    count = 1
+    for v, n in reversed(dist.axes):
+        unroll = isinstance(n, int) and (registers or count * n <= UNROLL_LIMIT)
+        count *= n if isinstance(n, int) else 1 << 30
+        attrs: tuple[tuple[str, Any], ...] = (("independent", True),)
+        if unroll and count > STEPS_UNROLLED and not _picks_register(inner, v):
+            attrs = (*attrs, ("factor", PART_UNROLLED))
+        inner = For(v, const(0), n if isinstance(n, Expr) else const(n), "unroll" if unroll else "serial", inner,
+                    attrs, span)
+    return inner
+
+
+def _picks_register(body: Stmt, v: Var) -> bool:
+    """Whether an index of a thread's own array depends on v: such a loop must vanish, or the array leaves the registers."""
+    depend = {v}
+    for x in walk(body):
+        if isinstance(x, (Bind, For)):
+            parts = (x.value,) if isinstance(x, Bind) else (x.start, x.extent)
+            if any(y in depend for p in parts for y in walk(p, Var)):
+                depend.add(x.var)
+        elif isinstance(x, (Load, Store, AddressOf)) and x.buffer.scope_name.startswith("local") and \
+                any(y in depend for i in x.indices for y in walk(i, Var)):
+            return True
+    return False
+
+
+def _emit_points(lw: Any, loop: Loop, body: Stmt) -> Stmt:
+    """Binds of the coordinates, existence predicate, and the body (in lanes) of one step of the axes loops."""
+    dist = loop.dist
+    binds: list[Bind] = []
+    used = {x for x in walk(body, Var)}
+    lane_var = loop.lane_var
+    for v, index in zip(loop.vars, dist.indices):
+        if v not in used:
+            continue
+        if v is lane_var:
+            lanes_v, width = dist.lanes  # type: ignore[misc]
+            start = lw.analyzer.simplify(substitute(index, {lanes_v: const(0)}))
+            loop.base = fresh(v.name + "0", v.dtype)
+            binds.append(Bind(loop.base, cast(start, v.dtype)))
+            lw.bind_range(loop.base, start, divisor=width)
+            lw.divisors[v] = 1
+            loop.values[loop.base] = start
+        else:
+            binds.append(Bind(v, cast(index, v.dtype)))
+            loop.values[v] = index
+            lw.divisors[v] = known_divisor(index, lw.divisors, lw.analyzer)
+    if dist.lanes is None:
+        inner = lw.stmt(body)
+    elif not loop.loose:
+        inner = emit_lanes(lw, loop, body)
+    else:
+        inside = _whole_vector_inside(lw, loop, body)
+        inner = emit_lanes(lw, loop, body)
+        if inside is not None:
+            loop.scalar = True
+            inner = If(inside, inner, emit_lanes(lw, loop, renamed(body)))
+            loop.scalar = False
+    exists = dist.exists
+    if exists is not None and dist.lanes is not None:
+        # Padding is in whole lanes or per point; per point stays inside the lane loop.
+        exists = exists if dist.lanes[0] not in {x for x in walk(exists, Var)} else None
+    if exists is not None:
+        inner = If(exists, inner)
+    left = {x for x in walk(inner, Var)}
+    return seq(*[b for b in binds if b.var in left], inner)
+
+
+def _whole_vector_inside(lw: Any, loop: Loop, body: Stmt) -> Expr | None:
+    """Whether all lanes lie inside every row that the body walks along the lanes; None when that is proven."""
+    out: Expr | None = None
+    seen: set[Any] = set()
+    assert loop.lane_var is not None, "only a loop over lanes has vectors"
+    for x, _ in accesses(body):
+        if x.buffer.scope_name != "global" or stride_along(x.indices[-1], loop.lane_var, lw.analyzer) != 1:
+            continue
+        last = lw.analyzer.simplify(at_lane(loop, x.indices[-1:], loop.dist.lanes[1] - 1)[0])  # type: ignore[index]
+        cond = binary("lt", last, x.buffer.shape[-1])
+        if cond not in seen and not lw.analyzer.can_prove(cond):
+            seen.add(cond)
+            out = conjunction(out, cond)
+    return out
+
+
+def private_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt, span: Any = None) -> Stmt:
+    """Every point run by every thread for itself (copies of private arrays, T.vectorized), in vectors where they
+    fit."""
+    body = inline_index_binds(body)
+    limit = power_of_two_in(extents[-1], 64)
+    w = 1
+    for x, _ in accesses(body):
+        if is_memory(x.buffer) and x.buffer.dtype.bits % 8 == 0 and x.indices:
+            w = max(w, lw.widths.width(x.buffer, x.indices, vars[-1], limit, lw.analyzer_for(vars, extents),
+                                       lw.divisors))
+    return run_loop(lw, vars, private(extents, lw.thread, lw.num_threads, w), body, span=span)
+
+
+def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[list[Stmt], list[Stmt]]:
+    """Copies before and after the loop for fragments whose accesses are not all direct.
+
+    outside: the analyzer of the code around the loop.  The copies run there, in all threads: what holds for the threads
+    that have a point of the loop does not hold in them.
+    """
+    need: dict[Buffer, Touch] = {}
+    stored: dict[Buffer, bool] = {}
+    for x, inner in accesses(body):
+        if x.buffer.scope_name != "local.fragment":
+            continue
+        loop.inner = inner
+        writes = not isinstance(x, Load)
+        touch = loop.touch(lw, x.buffer, x.indices, writes)
+        if touch.register is None:
+            if writes and touch.repeated and loop.grid is not None and not isinstance(x, Store):
+                raise errors.error("parallel-race", f"iterations of the parallel loop accumulate into one element of "
+                                   f"`{x.buffer.name}` from several threads",
+                                   found=f"several for one of `{x.buffer.name}`", span=x.span or span)
+            need.setdefault(x.buffer, touch)
+        if writes:
+            stored[x.buffer] = True
+    loop.inner = []
+    before: list[Stmt] = []
+    after: list[Stmt] = []
+    inside, lw.analyzer = lw.analyzer, outside
+    for buffer in need:
+        scratch = lw.new_shared(f"{buffer.name}_s", tuple(buffer.shape), buffer.dtype)
+        loop.staged[buffer] = scratch
+        if buffer not in stored or _reads_or_skips(buffer, body, loop):
+            before.append(lw.parallel(buffer.shape, lambda v, b=buffer, t=scratch: Store(t, v, load(b, v)),
+                                      lw.layout_of(buffer)))
+        if buffer in stored:
+            after.append(lw.parallel(buffer.shape, lambda v, b=buffer, t=scratch: Store(b, v, load(t, v)),
+                                     lw.layout_of(buffer)))
+    lw.analyzer = inside
+    return before, after
+
+
+def _refuse_races(loop: Loop, body: Stmt, span: Any) -> None:
+    """Raise parallel-race where threads accumulate into one element of memory, or of a fragment that goes through it.
+
+    What the block and serial loops around contribute to an index is the same for all points: any value will do.
+    """
+    grid = loop.grid
+
+    def visit(s: Any, conds: tuple[Expr, ...]) -> None:
+        if isinstance(s, Seq):
+            for x in s.stmts:
+                visit(x, conds)
+        elif isinstance(s, If):
+            visit(s.then, (*conds, s.cond))
+            if s.orelse is not None:
+                visit(s.orelse, (*conds, unary("not", s.cond)))
+        elif isinstance(s, (For, While)):
+            visit(s.body, conds)
+        elif isinstance(s, Store) and (is_memory(s.buffer) or s.buffer in loop.staged) and shared_elements(grid, s, conds):
+            raise errors.error("parallel-race", f"iterations of the parallel loop accumulate into one element of "
+                               f"`{s.buffer.name}` from several threads",
+                               found=f"several for one of `{s.buffer.name}`", span=s.span or span)
+
+    visit(body, ())
+
+
+def _reads_or_skips(buffer: Buffer, body: Stmt, loop: Loop) -> bool:
+    """Whether some element may keep its old value: the buffer is read, written under a condition, or not all of it."""
+    order: list[tuple[Node, bool]] = []
+    in_order(body, False, order)
+    for x, conditional in order:
+        if getattr(x, "buffer", None) is buffer and (conditional or not isinstance(x, Store)):
+            return True
+    points = 1
+    for n in loop.dist.extents:
+        points *= int(n) if isinstance(n, int) else 0
+    return points < buffer.size
+
+
+__all__ = ["lower_loop", "private_loop", "run_loop"]

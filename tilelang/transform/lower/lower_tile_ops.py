@@ -1,0 +1,242 @@
+"""Tile operations and parallel loops become the program of one thread.
+
+    S = alloc_shared((64, 32))                    S: shared[2048]  (physical elements of S's layout)
+    F = alloc_fragment((64, 32))                  F: local[16]     (this thread's registers)
+    copy(A[by*64, bx*32], S)               →      for r in unroll(4): cp_async / vector load and store, guarded
+    for i, j in Parallel(64, 32):                 for r in unroll(16): F[r] = F[r] * 2
+        F[i, j] = F[i, j] * 2
+
+Needs the layouts of infer_layouts.  Leaves block barriers to place_sync.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import (Alloc, Bind, Break, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Parallel, Seq,
+                         Stmt, Store, TileOp, Var, While, binary, call, cast, const, dtype, fresh, contains, rebuild, replace,
+                         seq, walk, with_attrs)
+from tilelang.ir.verify import THREADS_BOUND, TILE
+from tilelang.ops.distribute import Distribution
+from tilelang.ops.tma_store import PANEL
+
+from .lower_parallel import lower_loop, private_loop, run_loop
+from .lowered_accesses import LoweredAccesses
+from .lowered_buffers import GROUP
+from ..framework.pass_ import PassContext, pass_
+from ..memory.plan_shared_memory import planned_bytes
+
+
+@pass_(needs=TILE, gives=THREADS_BOUND)
+def lower_tile_ops(func: Func, cx: PassContext) -> Func:
+    """Lower every Launch of func; host statements stay as they are.
+
+    Keeps: each element of each tile op is computed by its owners and written to memory once; accesses of global memory
+    outside a buffer read the safe value and write nothing.
+    """
+
+    def visit(s: Any) -> Any:
+        if isinstance(s, Launch):
+            return _lowered(func, cx, s)
+        return rebuild(s, visit) if isinstance(s, Stmt) else tuple(map(visit, s)) if isinstance(s, tuple) else s
+
+    return replace(func, body=visit(func.body))
+
+
+def _lowered(func: Func, cx: PassContext, launch: Launch) -> Stmt:
+    """The launch with as much staging for stores by TMA as shared memory has room for: one panel a warp group, two, or all of
+    its part of a tile.  More than one does not cost a multiprocessor one of its blocks.  Where only one fits, stores that run
+    under the next tile's product (tile_turns.py) have three of half the width if these do: the copies are read sooner, and wait
+    less for each other."""
+    limit = getattr(cx.target, "max_shared_bytes", None)
+    alone = any(x.op == "set_max_nreg" for x in walk(launch.body, Call))  # its registers fill one
+    narrow = ((3, PANEL // 2),) if launch.attr("tiles_overlap") else ()
+    for panels, width in ((2, PANEL), *narrow, (1, PANEL)):
+        lowering = Lowering(func, cx, launch, panels, width)
+        out = lowering.launch_stmt()
+        staging = sum(b.size * b.dtype.bytes for b in lowering.stores.stages.values())
+        if not staging or limit is None:
+            return out
+        total, whole = planned_bytes(out, cx), cx.target.limits.shared_per_sm
+        reserved = 1024  # by the system, in every block
+        kept = whole // (total + reserved) == whole // (total - staging // panels * (panels - 1) + reserved)
+        if total <= limit and (panels == 1 or alone or kept):
+            steps = lowering.stores.steps
+            if alone and not narrow and panels == 2 < steps and total + (steps - 2) * staging // 2 <= limit:
+                return Lowering(func, cx, launch, steps).launch_stmt()
+            return out
+    return Lowering(func, cx, launch, 0).launch_stmt()
+
+
+class Lowering(LoweredAccesses):
+    """The lowering of one Launch; implements ops.base.LowerContext."""
+
+    # ---- the launch -------------------------------------------------------------------------------------------------
+
+    def launch_stmt(self) -> Launch:
+        body = self.stores.part(0, self.thread, lambda: self._grouped(self.launch.body))
+        body = seq(*[Alloc(self.shared_of(b)) for b in self.exchanges.values()], *self.stores.allocs(), body)
+        if self.thread is not self.launch.thread_vars[0]:
+            x, y, _ = self.launch.threads
+            tx, ty, tz = self.launch.thread_vars
+            body = seq(Bind(self.thread, tx + ty * x + tz * (x * y)), body)
+        body = seq(*self._prefetched(), body)
+        maps = (*self.launch.attr("tensor_maps", ()), *((name, *key) for key, name in self.maps.items())) or None
+        report = (*self.launch.attr("report", ()), *self.stores.reports) or None
+        return with_attrs(replace(self.launch, body=body), layouts=None, tensor_maps=maps, compute_threads=None,
+                          tiles_overlap=None, report=report)
+
+    def _prefetched(self) -> list[Stmt]:
+        """One thread has the descriptors fetched while the others begin."""
+        if not self.maps:
+            return []
+        first = self.launch.thread_vars[0]
+        fetch = [Evaluate(call("tma_prefetch", (), "void", map=name)) for name in self.maps.values()]
+        return [If(binary("eq", first, const(0, first.dtype)), seq(*fetch))]
+
+    # ---- statements -------------------------------------------------------------------------------------------------
+
+    def stmt(self, s: Stmt) -> Stmt:
+        """One thread's statements for s."""
+        match s:
+            case Seq():
+                return seq(*[self.stmt(x) for x in s.stmts], span=s.span)
+            case Alloc():
+                return self._alloc(s)
+            case Bind():
+                value = self.expr(s.value)
+                self.bind_range(s.var, s.value)
+                return s if value is s.value else replace(s, value=value)
+            case Store():
+                return self.store(s)
+            case If() if isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":
+                return self._roles(s)
+            case If():
+                then = self.under(s.cond, True, lambda: self.stmt(s.then))
+                no = s.orelse
+                orelse = None if no is None else self.under(s.cond, False, lambda: self.stmt(no))
+                return replace(s, cond=self.expr(s.cond), then=then, orelse=orelse)
+            case For():
+                if s.kind == "vectorized":
+                    return self._vectorized(s)
+                return self.loop_stmt(s, self.stmt)
+            case While():
+                return replace(s, cond=self.expr(s.cond), body=self.stores.inside(s, lambda: self.stmt(s.body)))
+            case Parallel():
+                extents = tuple(int(e.value) if isinstance(e, Const) else e for e in s.extents)
+                return self.scratch(lambda: lower_loop(
+                    self, s.vars, extents, s.body, loop_layout=s.attr("loop_layout"), span=s.span,
+                    width=s.attr("coalesced_width")))
+            case TileOp():
+                return self.scratch(lambda: s.lower(self))  # type: ignore[attr-defined]
+            case Evaluate():
+                return self.evaluate(s)
+        return rebuild(s, self.rebuilt)
+
+    def _roles(self, s: If) -> Stmt:
+        """Warp groups with work of their own: inside, "the block" is theirs alone."""
+        first, count = int(s.cond.attr("first")), int(s.cond.attr("count"))  # type: ignore[attr-defined]
+        then = self._as_block(s.then, first, count)
+        if s.orelse is None:
+            return replace(s, then=then)
+        groups = self.num_threads // GROUP
+        rest = (0, first) if first + count == groups else (count, groups - count)
+        if first and first + count != groups:
+            raise errors.InternalError(f"warp groups {first} .. {first + count - 1} leave two pieces of {groups} groups")
+        return replace(s, then=then, orelse=self._as_block(s.orelse, *rest))
+
+    def _as_block(self, s: Stmt, first: int, count: int) -> Stmt:
+        if self.in_role:  # warp groups told apart inside a role: no tile operations (written_roles.py)
+            return self.stmt(s)
+        saved = self.num_threads, self.thread, self.analyzer, self.group
+        self.roles += 1
+        self.role = self.roles
+        lo = first * GROUP
+        self.num_threads = count * GROUP
+        self.analyzer = self.analyzer.bind(self.thread, lo, lo + self.num_threads - 1)
+        self.in_role = True
+        binds: list[Stmt] = []
+        if first:
+            self.thread = fresh("tid")
+            self.analyzer = self.analyzer.bind(self.thread, 0, self.num_threads - 1)
+            binds.append(Bind(self.thread, saved[1] - lo))
+        self.group = None
+        try:
+            return seq(*binds, self.stores.part(first, self.thread, lambda: self._grouped(s)), span=s.span)
+        finally:
+            self.num_threads, self.thread, self.analyzer, self.group = saved
+            self.in_role, self.role = False, 0
+
+    def _grouped(self, s: Stmt) -> Stmt:
+        """One thread's statements for s, which all threads of the block run, after the index of its warp group."""
+        body = self.stmt(s)
+        if self.group is None:
+            return body
+        return seq(Bind(self.group, call("warp_uniform", (self.thread // GROUP,), "int32")), body, span=s.span)
+
+    def warp_group(self) -> Expr:
+        """The index of this thread's warp group, known to be one per warp."""
+        if self.num_threads <= GROUP:
+            return const(0)
+        if self.group is None:
+            self.group = Var("wg", dtype("int32"))
+        self.analyzer = self.analyzer.bind(self.group, 0, self.num_threads // GROUP - 1)
+        return self.group
+
+    def loop_stmt(self, s: For, body: Callable[[Stmt], Stmt]) -> Stmt:
+        """A serial loop: its variable's range is known inside."""
+        lo, _ = self.analyzer.interval(s.start)
+        _, last = self.analyzer.interval(s.start + s.extent)
+        self.analyzer = self.analyzer.bind(s.var, lo, None if last is None else last - 1)
+        static = isinstance(s.extent, Const) and isinstance(s.start, Const) and s.start.value == 0
+        if self.loop is not None and static:
+            self.loop.inner = [*self.loop.inner, (s.var, int(s.extent.value))]  # type: ignore[attr-defined]
+        try:
+            return replace(s, start=self.expr(s.start), extent=self.expr(s.extent),
+                           body=self.stores.inside(s, lambda: body(s.body)))
+        finally:
+            if self.loop is not None and static:
+                self.loop.inner = self.loop.inner[:-1]
+
+    def _vectorized(self, s: For) -> Stmt:
+        """T.vectorized: vector accesses around the lanes in per-thread code; inside a distributed loop, whose lanes
+        are vectors already, and where some lanes are left out, an unrolled loop."""
+        extent = s.extent
+        early = contains(s.body, Break, Continue)
+        if self.loop is not None or early or not isinstance(extent, Const) or not isinstance(s.start, Const) or s.start.value:
+            return self.loop_stmt(replace(s, kind="unroll"), self.stmt)
+        return self.scratch(lambda: private_loop(self, (s.var,), (int(extent.value),), s.body, s.span))
+
+    def _alloc(self, s: Alloc) -> Stmt:
+        scope = s.buffer.scope_name
+        if scope == "local.fragment":
+            local = self.local_of(s.buffer)
+            r = fresh("r")
+            zeros = For(r, const(0), const(int(local.shape[0])), "unroll",
+                        Store(local, (r,), cast(const(0), local.dtype))) if s.buffer.data in self.padded else None
+            return seq(replace(s, buffer=local), zeros)
+        if scope in ("shared", "shared.dyn"):
+            return replace(s, buffer=self.shared_of(s.buffer))
+        return s if s.init is None else replace(s, init=self.expr(s.init))
+
+    # ---- what ops ask -----------------------------------------------------------------------------------------------
+
+    def parallel(self, extents: tuple[Any, ...], body: Callable[[tuple[Var, ...]], Stmt], loop_layout: Any = None, *,
+                 is_async: bool = False, width: int | None = None, span: Any = None) -> Stmt:
+        """The lowering of `for idx in T.Parallel(*extents): body(idx)`."""
+        names = "ijklmnpq"
+        vars = tuple(fresh(names[k] if k < len(names) else f"i{k}") for k in range(len(extents)))
+        return lower_loop(self, vars, tuple(extents), body(vars), loop_layout=loop_layout, is_async=is_async,
+                          width=width, span=span)
+
+    def private(self, extents: tuple[int, ...], body: Callable[[tuple[Var, ...]], Stmt], span: Any = None) -> Stmt:
+        """body at every point, by every thread for itself."""
+        vars = tuple(fresh("ijklmnpq"[k]) for k in range(len(extents)))
+        return private_loop(self, vars, extents, body(vars), span)
+
+    def distributed(self, dist: Distribution, body: Callable[[tuple[Var, ...]], Stmt], span: Any = None) -> Stmt:
+        """body(coordinates) under a given distribution."""
+        vars = tuple(fresh("ijklmnpq"[k]) for k in range(len(dist.extents)))
+        return run_loop(self, vars, dist, body(vars), span=span)

@@ -1,0 +1,168 @@
+"""Accesses of memory as one thread makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, If, Load, Select, Shuffle, Stmt, Store, Var,
+                         binary, cast, const, fresh, load, rebuild, replace, seq, with_attrs)
+from tilelang.ops.distribute import conjunction
+
+from ..analysis.guards import tile_indices, vector_lanes_of
+from .lowered_buffers import LoweredBuffers
+from .vector_lanes import scalar_async
+
+
+class LoweredAccesses(LoweredBuffers):
+    """Loads, stores and calls of one thread: vectors in pieces, fragments as registers, guards where they are needed."""
+
+    def stmt(self, s: Stmt) -> Stmt:
+        """One thread's statements for s."""
+        raise NotImplementedError
+
+    # ---- stores -----------------------------------------------------------------------------------------------------
+
+    def _pieces(self, buffer: Buffer, indices: tuple[Expr, ...]) -> list[tuple[Expr, ...]] | None:
+        """The accesses that a vector access becomes, as indices; None: it stays as it is.
+
+        Where a guard is needed its lanes are accessed one by one; elsewhere in the widest pieces that are aligned."""
+        lanes = vector_lanes_of(indices)
+        if not lanes:
+            return None
+        if any(self.guard(buffer, at) is not None for at in (lanes[0], lanes[-1])):
+            return lanes  # indices are linear in the lane: what holds at both ends holds between
+        return self.widths.pieces(buffer, indices, lanes, self.analyzer, self.divisors)
+
+    def store(self, s: Store) -> Stmt:
+        loop = self.loop
+        if loop is not None and id(s) in loop.vstores:
+            return Store(loop.vstores[id(s)], (loop.dist.lanes[0],), self.expr(s.value), span=s.span)  # type: ignore
+        if loop is not None and loop.is_async and loop.lane_var is None:
+            copied = scalar_async(self, loop, s)
+            if copied is not None:
+                return copied
+        value = self.expr(s.value)
+        scope = s.buffer.scope_name
+        if scope == "local.fragment":
+            buffer, at = self.fragment(s.buffer, s.indices, True, s.span)
+            out: Stmt = Store(buffer, at, value, span=s.span)
+            if loop is not None and s.buffer in loop.staged and loop.dist.first is not None:
+                out = If(loop.dist.first, out)
+            return out
+        pieces = self._pieces(s.buffer, s.indices)
+        if pieces is not None:
+            wide = fresh("lanes", value.dtype)
+            n = value.dtype.lanes // len(pieces)
+            stores = [self.store(replace(s, indices=at, value=Shuffle((wide,), tuple(range(k * n, k * n + n)),
+                                                                       value.dtype.scalar.with_lanes(n))))
+                      for k, at in enumerate(pieces)]
+            return seq(Bind(wide, value, span=s.span), *stores)
+        guard = None if vector_lanes_of(s.indices) else self.guard(s.buffer, s.indices)
+        buffer, at = self.physical(s.buffer, self.exprs(s.indices))
+        if loop is not None and scope in ("global", "shared", "shared.dyn"):
+            guard = conjunction(loop.dist.first, guard)
+        out = Store(buffer, at, value, span=s.span)
+        return out if guard is None else If(guard, out, span=s.span)
+
+    def evaluate(self, s: Evaluate) -> Stmt:
+        out: Stmt = replace(s, call=self._call(s.call))
+        if s.call.op in ("wgmma_pin", "wgmma_hold") and isinstance(s.call.args[0], AddressOf) and \
+                s.call.args[0].buffer.scope_name == "local.fragment":
+            count = int(self.local_of(s.call.args[0].buffer).shape[0])
+            out = replace(s, call=with_attrs(self._call(s.call), count=count))
+        guard = self._atomic_guard(s.call)
+        if self.loop is not None:
+            guard = conjunction(self.loop.dist.first, guard)
+        return out if guard is None else If(guard, out, span=s.span)
+
+    def _atomic_guard(self, c: Call) -> Expr | None:
+        if not c.op.startswith("atomic_"):
+            return None
+        out: Expr | None = None
+        for a in c.args:
+            if isinstance(a, AddressOf):
+                out = conjunction(out, self.guard(a.buffer, a.indices))
+        return out
+
+    # ---- expressions ------------------------------------------------------------------------------------------------
+
+    def exprs(self, es: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return tuple(self.expr(e) for e in es)
+
+    def expr(self, e: Expr) -> Expr:
+        """e with every access in its lowered form."""
+        if isinstance(e, (Var, Const)):
+            return e
+        if isinstance(e, Load):
+            return self._load(e)
+        if isinstance(e, AddressOf):
+            if e.buffer.scope_name == "local.fragment":  # the registers that hold it (wgmma_pin, wgmma_hold)
+                return AddressOf(self.local_of(e.buffer), (const(0),), e.dtype, span=e.span)
+            buffer, at = self.physical(e.buffer, self.exprs(e.indices))
+            return AddressOf(buffer, at, e.dtype, span=e.span)
+        if isinstance(e, Call):
+            guard = self._atomic_guard(e)
+            out = self._call(e)
+            if guard is None:
+                return out
+            zero = const(0.0 if e.dtype.is_float else 0, e.dtype)
+            return Select(guard, out, zero, e.dtype, True)
+        return rebuild(e, self.rebuilt)
+
+    def _call(self, c: Call) -> Call:
+        return rebuild(c, self._rebuild_arg)
+
+    def _rebuild_arg(self, v: Any) -> Any:
+        return self.expr(v) if isinstance(v, Expr) else tuple(map(self._rebuild_arg, v)) if isinstance(v, tuple) else v
+
+    def _load(self, e: Load) -> Expr:
+        loop = self.loop
+        if loop is not None and loop.vloads:
+            moved = loop.vloads.get(e)
+            if moved is not None:
+                (tmp, share), lane = moved, loop.dist.lanes[0]  # type: ignore[index]
+                return load(tmp, (lane if share == 1 else binary("floordiv", lane, const(share)),), span=e.span)
+        scope = e.buffer.scope_name
+        if scope == "local.fragment":
+            buffer, at = self.fragment(e.buffer, e.indices, False, e.span)
+            return Load(buffer, at, e.dtype, span=e.span)
+        pieces = self._pieces(e.buffer, e.indices)
+        if pieces is not None:
+            elements = tuple(self._load(load(e.buffer, at, span=e.span)) for at in pieces)
+            return Shuffle(elements, tuple(range(e.dtype.lanes)), e.dtype, span=e.span)
+        guard = None if vector_lanes_of(e.indices) else self.guard(e.buffer, e.indices)
+        buffer, at = self.physical(e.buffer, self.exprs(e.indices))
+        out: Expr = e if buffer is e.buffer and all(a is b for a, b in zip(at, e.indices)) else \
+            Load(buffer, at, e.dtype, span=e.span)
+        if guard is None:
+            return out
+        return Select(guard, out, cast(self.safe_value(e.buffer), e.dtype), e.dtype, True)
+
+    def fragment(self, buffer: Buffer, indices: tuple[Expr, ...], is_write: bool,
+                 span: Any = None) -> tuple[Buffer, tuple[Expr, ...]]:
+        loop = self.loop
+        if loop is not None:
+            if buffer in loop.staged:
+                return self.physical(loop.staged[buffer], self.exprs(indices))
+            touch = loop.touch(self, buffer, indices, is_write)
+            if touch.register is not None:
+                return self.local_of(buffer), (touch.register,)
+            raise self._not_owned(buffer, touch.why, span)
+        frag = self.layout_of(buffer)
+        if frag.replicas == frag.threads and not any(m.to == "thread" for ms in frag.modes for m in ms):
+            at = frag.register(tile_indices(self.exprs(indices)))
+            return self.local_of(buffer), (at if isinstance(at, Expr) else const(int(at)),)
+        raise self._not_owned(buffer, "each element lives in the registers of some threads only", span)
+
+    def _not_owned(self, buffer: Buffer, why: str, span: Any) -> errors.TileLangError:
+        return errors.error("fragment-access", f"Cannot lower access to thread-distributed fragment `{buffer.name}`: "
+                            f"{why}",
+                            found=why, span=span or buffer.span)
+
+    def rebuilt(self, v: Any) -> Any:
+        if isinstance(v, Stmt):
+            return self.stmt(v)
+        if isinstance(v, Expr):
+            return self.expr(v)
+        return tuple(map(self.rebuilt, v)) if isinstance(v, tuple) else v

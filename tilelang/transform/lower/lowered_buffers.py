@@ -1,0 +1,278 @@
+"""Buffers of a launch on their way to one thread's program: storage, layouts, tensor maps, guards, ranges of variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang import errors
+from tilelang.arith import Analyzer, known_divisor
+from tilelang.ir import (Alloc, Buffer, Call, Expr, Func, Launch, Load, Ramp, Stmt, Var, cast, const, contains, convert,
+                         dtype, fresh, seq, substitute, walk, with_attrs)
+from tilelang.layout import RowMajor, linear_layout, swizzled_layout
+from tilelang.ops import AtomicTile, Copy, Gemm
+from tilelang.ops.distribute import conjunction
+from tilelang.ops.gemm.mma import padded_operands
+from tilelang.ops.tma_copy import is_row
+from tilelang.ops.tma_store import PANEL, moved_tile
+from tilelang.target.wgmma import WGMMA_ROWS
+
+from ..framework.config import PassConfigKey
+from ..analysis.distributed_loop import Loop
+from ..analysis.guards import bounds_guard, tile_indices
+from ..legalize.hopper_features import hopper
+from ..framework.pass_ import PassContext
+from ..analysis.assumptions import promised
+from ..legalize.raw_hopper import alignment_by_hand
+from .tma_stores import TmaStores
+from ..analysis.vectorize import Widths
+
+SHARED = ("shared", "shared.dyn")
+GROUP = 128  # threads of a warp group
+
+
+def _read_by_hardware(launch: Launch) -> set[Var]:
+    """Storage of shared buffers that descriptors and TMA address: it starts where the swizzle pattern does."""
+    out: set[Var] = set()
+    for s in walk(launch.body, Gemm, Copy, AtomicTile):
+        if isinstance(s, Gemm) and s.attr("instruction", "") in WGMMA_ROWS:
+            out.update(r.buffer.data for r in (s.a, s.b) if r.buffer.scope_name in SHARED)
+        elif isinstance(s, (Copy, AtomicTile)) and s.attr("tma") and not (isinstance(s, Copy) and is_row(s)):
+            out.add(moved_tile(s).buffer.data)
+    return out
+
+
+class LoweredBuffers:
+    """Where the buffers of a Launch are after its lowering, and what is known of indices into them.
+
+    analyzer: ranges known here.  divisors: known divisors of bound variables.  loop: the distributed loop being
+    lowered.
+    """
+
+    def __init__(self, func: Func, cx: PassContext, launch: Launch, panels: int = 0, width: int = PANEL) -> None:
+        self.cx, self.target, self.launch = cx, cx.target, launch
+        self.num_threads = launch.num_threads
+        x, y, z = launch.threads
+        self.thread: Var = launch.thread_vars[0] if y == z == 1 else fresh("tid")
+        self.layouts: dict[Buffer, Any] = dict(launch.attr("layouts", ()))
+        self.safe: dict[Buffer, Expr] = dict(launch.attr("safe_values", ()))
+        self.analyzer, self.divisors = promised(func)
+        self.loop: Loop | None = None
+        self.group: Var | None = None  # the warp group, when it was asked for
+        self.in_role = False
+        self.role = self.roles = 0  # number of the role being lowered, 0 for what all threads run; roles met so far
+        self.lowered: dict[Buffer, Buffer] = {}
+        self.allocs: list[Buffer] = []
+        self.before: list[Stmt] = []
+        self.exchanges: dict[tuple[Any, ...], Buffer] = {}
+        self.widths = Widths(self.layout_of, int(cx.option(PassConfigKey.TL_GLOBAL_ALIGNMENT)))
+        self.maps: dict[tuple[Any, ...], str] = {}  # (buffer, box, swizzle, fill, l2) -> name
+        self.panelled = _read_by_hardware(launch)
+        self.padded = padded_operands(launch.body, self.layout_of)
+        self.aligned = alignment_by_hand(launch)
+        self.stores = TmaStores(launch, hopper(cx).tma, panels, hopper(cx).strides, width)
+        self.guarded = not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS)
+        for v, n in zip(launch.thread_vars, launch.threads):
+            self.analyzer = self.analyzer.bind(v, 0, n - 1)
+        self.analyzer = self.analyzer.bind(self.thread, 0, self.num_threads - 1)
+        for v, g in zip(launch.block_vars, launch.grid):
+            hi = self.analyzer.interval(g)[1]
+            self.analyzer = self.analyzer.bind(v, 0, None if hi is None else max(hi - 1, 0))
+
+    def expr(self, e: Expr) -> Expr:
+        """e with every access in its lowered form."""
+        raise NotImplementedError
+
+    def fragment(self, buffer: Buffer, indices: tuple[Expr, ...], is_write: bool,
+                 span: Any = None) -> tuple[Buffer, tuple[Expr, ...]]:
+        """The register of an element of a fragment, which this thread holds."""
+        raise NotImplementedError
+
+    # ---- buffers ----------------------------------------------------------------------------------------------------
+
+    def layout_of(self, buffer: Buffer) -> Any:
+        got = self.layouts.get(buffer)
+        if got is None and buffer.scope_name in SHARED and not buffer.is_static:
+            got = self.layouts[buffer] = RowMajor(buffer.shape)
+        if got is None:
+            raise errors.InternalError(f"`{buffer.name}` ({buffer.scope_name}) has no layout: infer_layouts gives them")
+        return got
+
+    def local_of(self, buffer: Buffer) -> Buffer:
+        got = self.lowered.get(buffer)
+        if got is None:
+            frag = self.layout_of(buffer)
+            got = Buffer(buffer.name, (frag.registers,), buffer.dtype, "local", data=buffer.data, attrs=buffer.attrs,
+                         span=buffer.span)
+            self.lowered[buffer] = got
+        return got
+
+    def shared_of(self, buffer: Buffer) -> Buffer:
+        """The 1-D storage of a shared buffer."""
+        got = self.lowered.get(buffer)
+        if got is None:
+            layout = self.layout_of(buffer)
+            got = Buffer(buffer.name, (layout.size,), buffer.dtype, buffer.scope_name, data=buffer.data,
+                         attrs=buffer.attrs, span=buffer.span)
+            if buffer.data in self.panelled:  # the hardware swizzles bits of the address
+                got = with_attrs(got, align=max(int(buffer.attr("align", 0) or 0), 8 * layout.swizzle.bytes))
+            if buffer.data in self.aligned:
+                got = with_attrs(got, align=max(int(got.attr("align", 0) or 0), self.aligned[buffer.data]))
+            self.lowered[buffer] = got
+        return got
+
+    def physical(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]]:
+        if buffer.scope_name in ("shared", "shared.dyn"):
+            if self.loop is not None and self.loop.values:
+                # The offset shows its invariant parts only in terms of the thread and the loops.
+                indices = tuple(substitute(i, self.loop.values) for i in indices)
+            indices = tile_indices(indices)
+            last = indices[-1] if indices else None
+            if isinstance(last, Ramp):  # one aligned run (see _pieces): contiguous in storage too
+                first = self.analyzer.simplify(convert(self.layout_of(buffer).offset((*indices[:-1], last.base))))
+                one = const(1, first.dtype)
+                return self.shared_of(buffer), (Ramp(first, one, last.lanes, first.dtype.with_lanes(last.lanes)),)
+            at = self.layout_of(buffer).offset(indices)
+            return self.shared_of(buffer), (self.analyzer.simplify(at) if isinstance(at, Expr) else const(int(at)),)
+        if buffer.scope_name == "local.fragment":
+            return self.fragment(buffer, indices, False)
+        return buffer, indices
+
+    def new_local(self, name: str, size: int, dt: Any) -> Buffer:
+        out = Buffer(name, (size,), dtype(dt), "local", attrs=(("align", 16),))
+        self.allocs.append(out)
+        return out
+
+    def new_fragment(self, name: str, layout: Any, dt: Any) -> Buffer:
+        """A fresh fragment of that layout, allocated around the op."""
+        out = Buffer(name, layout.shape, dtype(dt), "local.fragment")
+        self.layouts[out] = layout
+        self.allocs.append(self.local_of(out))
+        return out
+
+    def new_shared(self, name: str, shape: tuple[int, ...], dt: Any, layout: Any = None) -> Buffer:
+        out = Buffer(name, shape, dtype(dt), "shared.dyn")
+        dims = tuple(int(n) for n in shape)
+        # A warp of an accumulator stores 8 rows of 4 lanes, two elements each: 16 or (4-byte elements) 32 bytes a row.
+        chunk = 32 if out.dtype.bits == 32 else 16
+        whole = len(dims) > 1 and dims[-1] * out.dtype.bits % (8 * chunk) == 0 and out.dtype.lanes == 1
+        if layout is None:
+            layout = swizzled_layout(dims, out.dtype.bits, chunk) if whole else linear_layout(dims)
+        elif layout.swizzle is not None and layout.swizzle.bytes:
+            self.panelled.add(out.data)
+        self.layouts[out] = layout
+        self.allocs.append(self.shared_of(out))
+        return out
+
+    def exchange(self, shape: tuple[int, ...], dt: Any) -> Buffer:
+        """Shared memory for values that threads hand to each other within one op: ops of one shape take turns in it.
+
+        Each role has its own: its barriers order nobody else's turns.
+        """
+        key = (self.role, shape, dtype(dt))
+        got = self.exchanges.get(key)
+        if got is None:
+            got = self.exchanges[key] = Buffer("exchange", shape, dtype(dt), "shared.dyn")
+            self.layouts[got] = linear_layout(tuple(int(n) for n in shape))
+        return got
+
+    def scratch(self, work: Callable[[], Stmt], span: Any = None) -> Stmt:
+        """Run work, with the buffers it asks for allocated around its statements."""
+        saved, self.allocs = self.allocs, []
+        out = work()
+        made, self.allocs = self.allocs, saved
+        before, self.before = self.before, []
+        return seq(*[Alloc(b) for b in made], *before, out, span=span) if made or before else out
+
+    def tensor_map(self, buffer: Buffer, box: tuple[int, ...], swizzle: int, tf32: bool = False,
+                   row_bytes: int = 128) -> str:
+        """Name of the tensor map of a global buffer for boxes of this form.
+
+        row_bytes: contiguous bytes of the tensor that are wanted together; L2 fetches lines of up to as many.
+        """
+        promotion = next((n for n in (256, 128, 64) if row_bytes >= n), 0)
+        key = (buffer, box, swizzle, "zero", promotion, *([True] if tf32 else []))
+        if key not in self.maps:
+            names = {*self.maps.values(), *(entry[0] for entry in self.launch.attr("tensor_maps", ()))}
+            base = name = f"{buffer.name}_map"
+            while name in names:
+                name = f"{base}_{len(names)}"
+            self.maps[key] = name
+        return self.maps[key]
+
+    def prepend(self, s: Stmt) -> None:
+        """A statement to run before those of the op being lowered."""
+        self.before.append(s)
+
+    def contiguous_width(self, buffer: Buffer) -> int:
+        """Elements of a shared buffer's aligned runs along its last dimension that are contiguous in storage."""
+        return self.widths.shared_width(buffer)
+
+    def alignment(self, buffer: Buffer) -> int:
+        """Bytes that the start of a global buffer is known to be a multiple of."""
+        return self.widths.aligned(buffer)
+
+    def divisor(self, e: Expr) -> int:
+        """An integer known to divide e; 0 for zero."""
+        return known_divisor(e, self.divisors, self.analyzer)
+
+    def simplified(self, es: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """The expressions, shortened by what is known here."""
+        return tuple(self.analyzer.simplify(e) for e in es)
+
+    def safe_value(self, buffer: Buffer) -> Expr:
+        """What a load outside buffer gives."""
+        value = self.safe.get(buffer)
+        if value is not None:
+            return cast(value, buffer.dtype)
+        if buffer.dtype.is_bool:
+            return const(False, buffer.dtype)
+        return cast(const(0.0 if buffer.dtype.is_float else 0, buffer.dtype.scalar), buffer.dtype)
+
+    def has_safe_value(self, buffer: Buffer) -> bool:
+        return buffer in self.safe
+
+    def guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int = 1, inside: bool = False) -> Expr | None:
+        """Condition, lowered, for an access of `width` elements from indices (as they stand in the tile program) to be
+        inside a global buffer; None: proven, or not a buffer that is guarded.  inside: the last dimension's upper end
+        was tested already."""
+        cond = self._tile_guard(buffer, indices, width, inside)
+        # Indices may read buffers: those are fragments and tiles of the tile program until here.
+        return None if cond is None else self.expr(cond)
+
+    def _tile_guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int, inside: bool) -> Expr | None:
+        if buffer.scope_name != "global" or not self.guarded:
+            return None
+        if width > 1 and (inside or known_divisor(buffer.shape[-1], self.divisors, self.analyzer) % width):
+            # Widths gave this width because it proved the last dimension's upper end, or a run-time test does.  A vector
+            # starts at a multiple of its width, so all of it lies below 0 or none.
+            low = None if self.analyzer.can_prove(indices[-1] >= 0) else indices[-1] >= 0
+            return conjunction(low, bounds_guard(self.analyzer, buffer.shape, indices, buffer.ndim - 1))
+        return bounds_guard(self.analyzer, buffer.shape, indices)
+
+    # ---- ranges -----------------------------------------------------------------------------------------------------
+
+    def bind_range(self, var: Var, value: Expr, divisor: int = 1) -> None:
+        """Learn the range and divisor of a variable that equals value."""
+        if var.dtype.is_int and var.dtype.lanes == 1:
+            lo, hi = self.analyzer.interval(value)
+            self.analyzer = self.analyzer.bind(var, lo, hi)
+            known = known_divisor(value, self.divisors, self.analyzer)
+            self.divisors[var] = known if known == 0 or known % divisor == 0 else divisor
+
+    def analyzer_for(self, vars: tuple[Var, ...], extents: tuple[Any, ...]) -> Analyzer:
+        """The analyzer that knows these loop ranges too."""
+        out = self.analyzer
+        for v, n in zip(vars, extents):
+            out = out.bind(v, 0, n - 1 if isinstance(n, int) else None)
+        return out
+
+    def under(self, cond: Expr, holds: bool, work: Callable[[], Any]) -> Any:
+        """work(), knowing that cond holds (or does not)."""
+        saved = self.analyzer
+        if cond.dtype.is_bool and cond.dtype.lanes == 1 and not contains(cond, Load, Call):
+            self.analyzer = saved.assuming(cond, holds)
+        try:
+            return work()
+        finally:
+            self.analyzer = saved

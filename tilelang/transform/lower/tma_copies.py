@@ -1,0 +1,329 @@
+"""Tiles that move between global and shared memory as a whole, by TMA: one thread asks for them.
+
+    copy(A[...], S)        ->   if thread 0:  arrive_expect_tx(bar, bytes); copy(A[...], S)     # TMA
+                                wait(bar, phase); phase ^= 1                                    # every thread
+
+    copy(S, C[...])        ->   if thread 0:  copy(S, C[...]); bulk_wait(0)                     # TMA
+    atomic_add(C[...], S)  ->   the same, adding
+
+Copies next to each other share a barrier.  In a loop the wait for a store stands in front of the next writes of its tile,
+so that the store runs under what comes between.  Blocks with one role, and the computing part of those that
+specialize_warps made; the tiles it loads by rings of its own are marked already.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.arith import Analyzer
+from tilelang.arith.simplify import extent_bounds
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Region, Seq,
+                         Stmt, Store, While, binary, call, const, dtype, is_const, load, replace, rewrite_launches, seq,
+                         stmts_of, walk, with_attrs)
+from tilelang.layout import linear_layout
+from tilelang.ops import AtomicTile, Copy, Transpose
+from tilelang.ops.bulk import as_boxes, bulk_bytes, run_refusal
+from tilelang.ops.gemm.wgmma import shared_layout
+from tilelang.ops.tma import tma_bytes, tma_refusal
+from tilelang.ops.tma_store import moved_tile, tile_refusal
+
+from ..analysis.effects import effects
+from ..legalize.hopper_features import hopper, placed_in_kernel
+from ..framework.pass_ import TILE, PassContext, pass_
+from .tma_stores import TmaStores, asks_for_tma
+from ..analysis.vectorize import stride_along
+
+SHARED = ("shared", "shared.dyn")
+GROUP, WARP = 128, 32
+SMALLEST = 2048  # bytes of a tile: below, threads are as quick themselves
+
+
+@pass_(needs=TILE)
+def tma_copies(func: Func, cx: PassContext) -> Func:
+    """See the module's text.  Copies it does not suit stay as they are; for larger tiles the Launch attr `report` says why.
+
+    Needs tl.enable_hopper and sm_90a, off with tl.disable_tma_lower; sums that name TMA themselves (use_tma=True) need
+    neither.  Keeps: the order of all accesses (place_sync puts
+    block barriers around what one thread asked for).
+    """
+    on, strides = hopper(cx).tma, hopper(cx).strides
+
+    return rewrite_launches(func, lambda x: _Copies(x, on, strides).run() if on or asks_for_tma(x) else x)
+
+
+class _Copies:
+    """The rewriting of one launch."""
+
+    def __init__(self, launch: Launch, on: bool, strides: bool) -> None:
+        self.launch, self.thread, self.on = launch, launch.thread_vars[0], on
+        self.stores = TmaStores(launch, True, 0, strides)
+        self.effects = list(effects(launch.body))
+        self.written = {e.storage for e in self.effects if e.writes and e.buffer.scope_name == "global"}
+        self.pointers = {a.buffer.data for x in walk(launch.body, Call) if not x.op.startswith("mbarrier")
+                         for a in x.args if isinstance(a, AddressOf)}
+        shared = {x.buffer for x in walk(launch.body, Alloc) if x.buffer.scope_name in SHARED}
+        used = {e.buffer for e in self.effects if e.buffer.scope_name in SHARED} | shared
+        self.views = {b.data for b in used if any(x is not b and x.data is b.data for x in used)}
+        self.placed = placed_in_kernel(launch)
+        self.given = dict(launch.attr("layouts", ()))
+        self.safe = dict(launch.attr("safe_values", ()))
+        self.analyzer = Analyzer()
+        for v, n in (*zip(launch.block_vars, launch.grid), *zip(launch.thread_vars, launch.threads)):
+            self.analyzer = self.analyzer.bind(v, *extent_bounds(self.analyzer, 0, n))
+        self.setup: list[Stmt] = []
+        self.inits: list[Stmt] = []
+        self.notes: dict[str, None] = {}
+        self.deferred = False  # whether the loop around has a store whose wait is in the next iteration
+
+    def run(self) -> Launch:
+        x, y, z = self.launch.threads
+        if y != 1 or z != 1 or x % WARP or not self.stores.on or self.launch.attr("by_hand"):
+            return self.launch
+        body = self.stmt(self.launch.body)
+        if self.inits:
+            first = binary("eq", self.thread, const(0, self.thread.dtype))
+            self.setup.append(If(first, seq(*self.inits, _do("fence_mbarrier_init"))))
+            if self.launch.attr("compute_threads") is None:  # who made roles lets all threads meet before them
+                self.setup.append(_do("sync_threads"))
+        out = self.launch if body is self.launch.body else replace(
+            self.launch, body=seq(*self.setup, *stmts_of(body), span=body.span))
+        return with_attrs(out, report=(*self.launch.attr("report", ()), *self.notes) or None)
+
+    # ---- walking --------------------------------------------------------------------------------------------------
+
+    def stmt(self, s: Stmt) -> Stmt:
+        """s, with the copies inside it that TMA can make."""
+        match s:
+            case Seq() | Copy() | AtomicTile():
+                return self.block(s)
+            case For():
+                if s.kind not in ("serial", "unroll"):
+                    return s
+                return self._loop(s)
+            case While():
+                return self._loop(s)
+            case If() if _is_role(s):
+                return self._roles(s)
+            case If():
+                orelse = None if s.orelse is None else self.stmt(s.orelse)
+                return self._same(s, then=self.stmt(s.then), orelse=orelse)
+        return s
+
+    @staticmethod
+    def _same(s: Any, **fields: Any) -> Stmt:
+        return s if all(getattr(s, k) is v for k, v in fields.items()) else replace(s, **fields)
+
+    def _loop(self, s: Any) -> Stmt:
+        if isinstance(s, For):
+            self.analyzer = self.analyzer.bind(s.var, *extent_bounds(self.analyzer, s.start, s.extent))
+        saved, self.deferred = self.deferred, False
+        out = self._same(s, body=self.stores.inside(s, lambda: self.stmt(s.body)))
+        if self.deferred:  # what comes next may take the place of the tile
+            out = seq(out, self._one(_do("bulk_wait", n=0, read=True)))
+        self.deferred = saved
+        return out
+
+    def _roles(self, s: Any) -> Stmt:
+        """The part that computes; the other one belongs to whoever made the roles."""
+        compute = self.launch.attr("compute_threads")
+        if compute is None or s.orelse is None or int(s.cond.attr("first")) * GROUP != compute:
+            return s
+        return self._same(s, orelse=self.stmt(s.orelse))
+
+    def block(self, s: Stmt) -> Stmt:
+        """Statements that run one after another."""
+        stmts = list(stmts_of(s))
+        out: list[Stmt] = []
+        run: list[Copy] = []
+        waits = self._waits(stmts)
+
+        def flush() -> None:
+            out.extend(self._loads(run))
+            run.clear()
+
+        for k, x in enumerate(stmts):
+            if isinstance(x, Copy) and self._is_load(x):
+                if any(y.dst.buffer.data is x.dst.buffer.data for y in run):
+                    flush()
+                if k in waits:
+                    flush()
+                    out += self._wait()
+                run.append(x)
+                continue
+            flush()
+            if k in waits:
+                out += self._wait()
+            if isinstance(x, (Copy, AtomicTile)):
+                out.append(self._store(x, any(x is w for w in waits.values())) if self._is_store(x) else x)
+            else:
+                out.append(self.stmt(x))
+        flush()
+        return s if len(out) == len(stmts) and all(a is b for a, b in zip(out, stmts)) else seq(*out, span=s.span)
+
+    # ---- loads ----------------------------------------------------------------------------------------------------
+
+    def _is_load(self, c: Copy) -> bool:
+        """Whether a copy can be a load by TMA; the report says why a larger one cannot."""
+        if not self.on or c.attr("tma") or c.attr("bulk") or c.attr("async_group") or c.src.buffer.scope_name != "global" or \
+                c.dst.buffer.scope_name not in SHARED:
+            return False
+        if _bytes(c.dst) < SMALLEST:
+            if _bytes(c.dst):
+                self.notes[f"`{c.dst.buffer.name}` is loaded by all threads: {_few(c.dst)}"] = None
+            return False
+        strides = self.stores.strides
+        one_row = c.dst.buffer.ndim == 1
+        why = run_refusal(c, c.dst, c.src, self.analyzer, strides) if one_row else tma_refusal(c, strides)
+        why = why or self._unfit(c.dst.buffer)
+        if not why and (late := self.placed(c.src.buffer)):
+            why = f"the {late} of `{c.src.buffer.name}` is known in the kernel only"
+        if not why and c.src.buffer.data in self.written:
+            why = f"`{c.src.buffer.name}` is written by the kernel"
+        safe = self.safe.get(c.src.buffer)
+        if not why and safe is not None and not is_const(safe, 0):
+            why = f"outside `{c.src.buffer.name}` reads as {safe}"
+        if why:
+            self.notes[f"`{c.dst.buffer.name}` is loaded by all threads: {why}"] = None
+        return not why
+
+    def _way(self, c: Copy | AtomicTile, tile: Region) -> dict[str, Any]:
+        """The attributes of a copy that TMA makes."""
+        if tile.buffer.ndim != 1 or not isinstance(c, Copy):
+            return {"tma": True}
+        run = c.src if tile is c.dst else c.dst
+        return {"bulk": True, "boxes": as_boxes(tile, run, self.analyzer) or None}
+
+    def _unfit(self, b: Buffer) -> str:
+        """Why a shared tile cannot lie in panels; "" when it can."""
+        if b.data in self.pointers:
+            return f"the address of `{b.name}` is taken"
+        if b.data in self.views:
+            return f"`{b.name}` is seen in another shape"
+        if b.ndim > 1 and self._across(b):
+            return f"`{b.name}` is accessed across its rows, which panels make slow"
+        given = self.given.get(b)
+        if given is not None and given != (linear_layout(tuple(b.shape)) if b.ndim == 1 else shared_layout(b)):
+            return f"the layout given for `{b.name}` is another one"
+        return ""
+
+    def _across(self, b: Buffer) -> bool:
+        """Whether neighbouring threads touch different rows of a tile: other layouts than panels suit that better."""
+        if any(b in (x.src.buffer, x.dst.buffer) for x in walk(self.launch.body, Transpose)):
+            return True
+        for loop in walk(self.launch.body):
+            if not isinstance(loop, Parallel):
+                continue
+            near = loop.vars[-1]
+            for x in walk(loop.body):
+                if isinstance(x, (Load, Store)) and x.buffer is b and (
+                        stride_along(x.indices[-1], near, self.analyzer) not in (0, 1, -1)
+                        or any(stride_along(i, near, self.analyzer) != 0 for i in x.indices[:-1])):
+                    return True
+        return False
+
+    def _loads(self, run: list[Copy]) -> list[Stmt]:
+        """Copies that one thread asks for together, and all wait for."""
+        if not run:
+            return []
+        bar = Buffer("_".join(c.dst.buffer.name for c in run) + "_ready", (1,), dtype("uint64"), "shared.barrier",
+                     attrs=(("arrive", (1,)),))
+        at = AddressOf(bar, (const(0),))
+        self.setup.append(Alloc(bar))
+        self.inits.append(_do("mbarrier_init", at, const(1, "uint32")))
+        bytes_ = sum(bulk_bytes(c.dst) if c.dst.buffer.ndim == 1 else tma_bytes(c) for c in run)
+        asks = [_do("mbarrier_arrive_expect_tx", at, const(bytes_, "uint32")),
+                *(with_attrs(c, **self._way(c, c.dst), barrier=(bar, const(0))) for c in run)]
+        out: list[Stmt] = [self._one(seq(*asks))]
+        if not self.stores.loops:
+            return [*out, _do("mbarrier_wait", at, const(0, "uint32"))]
+        phase = Buffer("phase", (1,), dtype("uint32"), "local.var")
+        self.setup.append(Alloc(phase, const(0, "uint32")))
+        now = load(phase, (const(0),))
+        return [*out, _do("mbarrier_wait", at, now),
+                Store(phase, (const(0),), binary("bitxor", now, const(1, "uint32")))]
+
+    # ---- stores ---------------------------------------------------------------------------------------------------
+
+    def _is_store(self, c: Copy | AtomicTile) -> bool:
+        """Whether a copy from shared to global memory, or the sum of a shared tile, can be made by TMA."""
+        src = source(c)
+        if src is None or src.buffer.scope_name not in SHARED or c.dst.buffer.scope_name != "global" or c.attr("tma") or \
+                c.attr("bulk"):
+            return False
+        asked = bool(c.attr("use_tma"))
+        if not asked and (not self.on or _bytes(src) < SMALLEST):
+            if self.on and _bytes(src):
+                self.notes[f"`{c.dst.buffer.name}` is written by all threads: {_few(src)}"] = None
+            return False
+        if src.buffer.ndim == 1 and isinstance(c, Copy):
+            why = run_refusal(c, src, c.dst, self.analyzer, self.stores.strides)
+        else:
+            why = tile_refusal(c, src, c.dst, isinstance(c, AtomicTile), self.stores.strides)
+        why = why or self._unfit(src.buffer) or self.stores.refusal(c, c.dst.buffer)
+        if why:
+            self.notes[f"`{c.dst.buffer.name}` is written by all threads: {why}"] = None
+        return not why
+
+    def _store(self, c: Copy | AtomicTile, awaited: bool) -> Stmt:
+        """One thread stores the tile.  awaited: a wait stands in front of what writes the tile next."""
+        self.deferred |= awaited
+        wait = [] if awaited else [_do("bulk_wait", n=0) if self._again(c) else _do("bulk_wait", n=0, read=True)]
+        return self._one(seq(with_attrs(c, **self._way(c, moved_tile(c)), awaited=True), *wait))
+
+    def _again(self, c: Copy | AtomicTile) -> bool:
+        """Whether the elements must not be changed before an earlier store to them is done."""
+        return isinstance(c, Copy) and self.stores.again(c.dst)
+
+    def _waits(self, stmts: list[Stmt]) -> dict[int, Copy | AtomicTile]:
+        """Statement of a loop's body -> the store, later in the body, whose tile it is the first to touch."""
+        out: dict[int, Copy | AtomicTile] = {}
+        if not self.stores.loops:
+            return out
+        for k, c in enumerate(stmts):
+            if not isinstance(c, (Copy, AtomicTile)) or not self._is_store(c) or self._again(c):
+                continue
+            src = source(c)
+            assert src is not None
+            storage = src.buffer.data
+            touching = [j for j, x in enumerate(stmts) if any(e.storage is storage for e in effects(x))]
+            total = sum(e.storage is storage for e in self.effects)
+            inside = sum(e.storage is storage for j in touching for e in effects(stmts[j]))
+            if total == inside and touching[0] < k == touching[-1] and touching[0] not in out:
+                out[touching[0]] = c
+        return out
+
+    def _wait(self) -> list[Stmt]:
+        return [self._one(_do("bulk_wait", n=0, read=True)), _do("sync_threads")]
+
+    def _one(self, s: Stmt) -> Stmt:
+        """By the first thread alone."""
+        return If(binary("eq", self.thread, const(0, self.thread.dtype)), s)
+
+
+def source(c: Copy | AtomicTile) -> Region | None:
+    """The tile that is copied or added; None for a scalar."""
+    got = c.src if isinstance(c, Copy) else c.value if c.by_tma else None
+    return got if isinstance(got, Region) else None
+
+
+def _few(tile: Region) -> str:
+    return f"threads are as quick with {_bytes(tile)} bytes"
+
+
+def _is_role(s: Stmt) -> bool:
+    return isinstance(s, If) and isinstance(s.cond, Call) and s.cond.op == "in_warp_groups"
+
+
+def _bytes(region: Region) -> int:
+    """Of a tile, 0 when it is not static."""
+    out = region.dtype.bits * region.dtype.lanes
+    for n in region.extents:
+        out *= n if isinstance(n, int) else 0
+    return out // 8
+
+
+def _do(name: str, *args: Expr, **attrs: Any) -> Stmt:
+    return Evaluate(call(name, args, "void", **attrs))
+
+
+__all__ = ["tma_copies"]

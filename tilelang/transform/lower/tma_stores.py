@@ -1,0 +1,173 @@
+"""What lowering knows about the stores by TMA of one launch: which tensors they may write, their staging, what is awaited.
+
+A store leaves a thread's sight: the bytes are read from shared memory and written to the tensor some time later.  So
+
+- a tensor that is written by TMA is touched by these stores alone, each element by one of them at most; or it is written
+  the ordinary way, and the report of the launch says why;
+- where a loop may write the same elements again, the store before is awaited to its end;
+- the staging buffers carry the attr `ordered` (docs/internals/scheduling.md, "Epilogue");
+- the threads that issued stores wait, at the end of their part of the launch, until shared memory has been read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang.arith import Analyzer
+from tilelang.ir import (Alloc, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, While, binary, call,
+                         const, dtype, seq, walk)
+from tilelang.ops import Copy
+from tilelang.ops.atomic import AtomicTile
+from tilelang.ops.tma_store import PANEL, ROWS_OF_STEP, uses_group_barriers
+
+from ..analysis.effects import effects
+from ..legalize.hopper_features import placed_in_kernel
+from ..analysis.vectorize import stride_along
+
+GROUP = 128
+MOST_GROUPS = 8  # a named barrier for each
+TILES = "tiles"  # attr of a For whose iterations are blocks of the grid: they write different tiles
+
+
+class TmaStores:
+    """on: whether TMA may be used.  strides: see Hopper.  buffers: panels of staging a warp group has (0: none); width: bytes
+    of a panel's row.  steps: panels that its part of a tile has, of the largest.
+
+    reports: what to tell.
+
+    one_group: whether the block is one warp group.  first_group: number of the first one of the part being lowered.
+    issued: whether that part stored anything.
+    """
+
+    def __init__(self, launch: Launch, on: bool, buffers: int, strides: bool = False, width: int = PANEL) -> None:
+        self.launch, self.buffers, self.strides, self.width, self.steps = launch, buffers, strides, width, 0
+        x, y, z = launch.threads
+        self.one_group = x * y * z == GROUP
+        on = on or asks_for_tma(launch)
+        self.on = on and not any(x.op == "thread_return" for x in walk(launch.body, Call))
+        self.reports: dict[str, None] = {}
+        self.first_group, self.issued = 0, False
+        self.stages: dict[tuple[int, int, int, Any], Buffer] = {}
+        self.loops: list[For | While] = []
+
+    def reason(self, tensor: Buffer) -> str:
+        """What was noted about a tensor, without its name; "" when nothing was."""
+        return next((t.split(": ", 1)[1] for t in (*self.launch.attr("report", ()), *self.reports)
+                     if t.startswith(f"`{tensor.name}` is written")), "")
+
+    # ---- which tensors --------------------------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        """A line for the report of the launch."""
+        self.reports[text] = None
+
+    def refusal(self, op: Any, tensor: Buffer) -> str:
+        """Why an op may not write its tensor by TMA, as the rest of the program stands; "" when it may."""
+        if late := placed_in_kernel(self.launch)(tensor):
+            return f"the {late} of `{tensor.name}` is known in the kernel only"
+        writers: list[Any] = []
+        for e in effects(self.launch.body):
+            if e.storage is not tensor.data:
+                continue
+            if not isinstance(e.node, (Copy, AtomicTile)) or e.region is not e.node.dst:
+                return f"`{tensor.name}` is also {'written' if e.writes else 'read'} in another way"
+            writers.append(e.node)
+        if any(type(x) is not type(op) or isinstance(x, AtomicTile) and x.kind != op.kind for x in writers):
+            return f"`{tensor.name}` is changed in two ways"
+        if isinstance(op, Copy):
+            for other in writers:
+                if other is not op and not self._apart(op.dst, other.dst):
+                    return f"two copies may write the same elements of `{tensor.name}`"
+        return ""
+
+    def _apart(self, a: Region, b: Region) -> bool:
+        """Whether two tiles share no element: in one dimension they lie a constant distance apart."""
+        if a.buffer is not b.buffer:
+            return False
+        for x, y, n, m in zip(a.mins, b.mins, a.extents, b.extents):
+            gap = Analyzer().simplify(const(0) + y - x)
+            if isinstance(gap, Const) and isinstance(n, int) and isinstance(m, int) and not -m < gap.value < n:
+                return True
+        return False
+
+    @property
+    def alone(self) -> bool:
+        """Whether the launch has one copy or atomic to global memory only."""
+        return sum(x.dst.buffer.scope_name == "global" for x in walk(self.launch.body, Copy, AtomicTile)) == 1
+
+    def again(self, dst: Region) -> bool:
+        """Whether the loops around may come to the same elements a second time."""
+        around = [s for s in self.loops if not isinstance(s, For) or not s.attr(TILES)]
+        if not around:
+            return False
+        if len(around) > 1 or not isinstance(around[0], For):
+            return True
+        var = around[0].var
+        analyzer = Analyzer()
+        for low, n in zip(dst.mins, dst.extents):
+            step = stride_along(low, var, analyzer) if isinstance(low, Expr) else 0
+            if step is not None and isinstance(n, int) and abs(step) >= n and step:
+                return False
+        return True
+
+    # ---- staging --------------------------------------------------------------------------------------------------
+
+    def room(self) -> str:
+        """Why there can be no staging; "" when there can."""
+        x, y, z = self.launch.threads
+        if x * y * z > MOST_GROUPS * GROUP:
+            return "there are too many warp groups"
+        if uses_group_barriers(self.launch):
+            return "the program uses the barriers of its own choice"
+        return "" if self.buffers else "no shared memory is left for its panels"
+
+    def staging(self, groups: int, panels: int, dt: dtype) -> Buffer:
+        """Shared memory of so many panels for elements dt, in which all stores of that form by the same warp groups take turns.
+
+        panels: a multiple of the groups; their barriers order no other group's stores.
+        """
+        key = (self.first_group, groups, panels, dt)
+        got = self.stages.get(key)
+        if got is None:
+            got = Buffer("staging", (panels * ROWS_OF_STEP * self.width * 8 // dt.bits,), dt, "shared.dyn",
+                         attrs=(("align", 1024), ("ordered", True)))
+            self.stages[key] = got
+        return got
+
+    def allocs(self) -> list[Stmt]:
+        """Of the staging buffers."""
+        return [Alloc(b) for b in self.stages.values()]
+
+    # ---- walking --------------------------------------------------------------------------------------------------
+
+    def inside(self, loop: For | While, work: Callable[[], Any]) -> Any:
+        """work(), inside a loop."""
+        self.loops.append(loop)
+        try:
+            return work()
+        finally:
+            self.loops.pop()
+
+    def part(self, first: int, thread: Expr, work: Callable[[], Stmt]) -> Stmt:
+        """work() for the warp groups from number `first` on, and at its end the wait of the threads that issued stores."""
+        saved = self.first_group, self.issued
+        self.first_group, self.issued = first, False
+        out = work()
+        if self.issued:
+            out = seq(out, finished(thread), span=out.span)
+        self.first_group, self.issued = saved
+        return out
+
+
+def asks_for_tma(launch: Launch) -> bool:
+    """Whether the program itself names TMA for what all threads reach."""
+    return any(x.attr("use_tma") for x in walk(launch.body, AtomicTile))
+
+
+def finished(thread: Expr) -> Stmt:
+    """All stores of this thread have read shared memory, if it is one that issues them."""
+    return If(binary("eq", thread % GROUP, const(0, thread.dtype)), Evaluate(call("bulk_wait", (), "void", n=0, read=True)))
+
+
+__all__ = ["TILES", "TmaStores", "asks_for_tma", "finished"]

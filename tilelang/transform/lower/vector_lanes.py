@@ -1,0 +1,360 @@
+"""The lanes of a distributed loop: vector accesses around a scalar body, vector copies, cp.async."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.arith import known_divisor
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Broadcast, Buffer, Call, Const, Continue, Evaluate,
+                         Expr, For, If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, binary, call, cast,
+                         const, fresh, contains, load, replace, seq, substitute, walk)
+from tilelang.ops.distribute import conjunction
+
+from ..analysis.distributed_loop import Loop, depends, in_order, is_memory
+from ..analysis.vectorize import MAX_BYTES, power_of_two_in, stride_along
+
+
+def emit_lanes(lw: Any, loop: Loop, s: Stmt) -> Stmt:
+    """s for all lanes of a point: lane-invariant control around vector statements."""
+    var = loop.lane_var
+    if var is None:
+        return _leaf(lw, loop, s)
+    if isinstance(s, If) and not _has_fragment_load(s.cond):
+        uniform, rest = _of_all_lanes(lw, loop, s.cond)
+        if rest is None:  # the bounds of each lane's own access follow from its own condition
+            known = conjunction(uniform, s.cond) if depends(s.cond, var) else s.cond
+            then = lw.under(known, True, lambda: emit_lanes(lw, loop, s.then))
+            orelse = None if s.orelse is None else lw.under(uniform, False, lambda: emit_lanes(lw, loop, s.orelse))
+            return replace(s, cond=lw.expr(uniform), then=then, orelse=orelse)
+        if uniform is not None and s.orelse is None:
+            inner = replace(s, cond=rest)
+            return replace(s, cond=lw.expr(uniform), then=lw.under(uniform, True, lambda: emit_lanes(lw, loop, inner)))
+    if isinstance(s, For) and s.kind in ("serial", "unroll") and not depends(s.start, var) and \
+            not depends(s.extent, var) and not contains(s.body, Break, Continue):
+        # What leaves an iteration early leaves it for one lane alone: such a loop is run lane after lane.
+        return lw.loop_stmt(s, lambda body: emit_lanes(lw, loop, body))
+    if isinstance(s, Seq) and all(_splits(x) for x in s.stmts) and not _shared_by_lanes(s, var):
+        return seq(*[emit_lanes(lw, loop, x) for x in s.stmts])
+    return _leaf(lw, loop, s)
+
+
+def _of_all_lanes(lw: Any, loop: Loop, cond: Expr) -> tuple[Any, Expr | None]:
+    """(what of a conjunction holds for all lanes of a point or for none, as a condition without the lane variable; the rest).
+    None: there is nothing of it; not both."""
+    uniform: list[Expr] = []
+    rest: list[Expr] = []
+    for part in _parts(cond):
+        same = _for_all(lw, loop, part)
+        if same is None or rest and contains(part, Load, Call):  # which those before it may guard
+            rest.append(part)
+        else:
+            uniform.append(same)
+    same = conjunction(*uniform)
+    return cond if same is None and not rest else same, conjunction(*rest)
+
+
+def _parts(cond: Expr) -> list[Expr]:
+    if isinstance(cond, Binary) and cond.op == "and":
+        return [*_parts(cond.a), *_parts(cond.b)]
+    return [cond]
+
+
+def _for_all(lw: Any, loop: Loop, cond: Expr) -> Expr | None:
+    """The condition of the first lane, where the others have the same: a bound that lies between no two lanes."""
+    var, width = loop.lane_var, loop.dist.lanes[1]  # type: ignore[index]
+    assert var is not None, "only a loop over lanes has lane conditions"
+    if not depends(cond, var):
+        return cond
+    if not (isinstance(cond, Binary) and cond.op == "lt") or depends(cond.b, var) or \
+            contains(cond, Load, Call):
+        return None
+    if stride_along(cond.a, var, lw.analyzer) != 1 or known_divisor(cond.b, lw.divisors, lw.analyzer) % width or \
+            known_divisor(cond.a, {**lw.divisors, var: width}, lw.analyzer) % width:
+        return None
+    return at_lane(loop, (cond,), 0)[0]
+
+
+def _splits(s: Stmt) -> bool:
+    """Whether a statement may be run for all lanes before the next one: no private state crosses statements."""
+    return not any(isinstance(x, (Bind, Alloc, Evaluate, While, Break)) or
+                   (isinstance(x, Store) and x.buffer.scope_name in ("local", "local.var")) for x in walk(s))
+
+
+def _shared_by_lanes(s: Seq, var: Var) -> bool:
+    """Whether a statement stores an element that is one for several lanes and another one touches it: a sum that is looked
+    at while it is formed, in the order of the lanes."""
+    for x in s.stmts:
+        shared = {y.buffer.data for y in walk(x, Store) if not any(depends(i, var) for i in y.indices)}
+        if shared and any(isinstance(z, (Load, Store, AddressOf)) and z.buffer.data in shared
+                          for y in s.stmts if y is not x for z in walk(y)):
+            return True
+    return False
+
+
+def _has_fragment_load(e: Node) -> bool:
+    return any(x.buffer.scope_name == "local.fragment" for x in walk(e, Load))
+
+
+def _leaf(lw: Any, loop: Loop, s: Stmt) -> Stmt:
+    """A scalar body run per lane, with its contiguous accesses as vectors before and after, or as one vector copy."""
+    lanes_v, width = loop.dist.lanes  # type: ignore[misc]
+    var = loop.lane_var
+    if var is None:
+        return For(lanes_v, const(0), const(width), "unroll", lw.stmt(s))
+    direct = None if loop.scalar else _vector_statement(lw, loop, s)
+    if direct is not None:
+        return direct
+    loads, stores = ([], []) if loop.scalar else _vector_accesses(lw, loop, s)
+    before: list[Stmt] = []
+    after: list[Stmt] = []
+    saved = loop.vloads, loop.vstores
+    loop.vloads, loop.vstores = {}, {}
+    for site, w, share in loads:
+        tmp = lw.new_local(f"{site.buffer.name}_v", width // share, site.buffer.dtype)
+        for at in range(0, width // share, w):
+            value = _vector_load(lw, loop, site, at * share, w)
+            before.append(Store(tmp, (_ramp(const(at), w),), value))
+        loop.vloads[site] = tmp, share
+    for target, w in stores:
+        tmp = lw.new_local(f"{target.buffer.name}_v", width, target.buffer.dtype)
+        for at in range(0, width, w):
+            after.append(_vector_store(lw, loop, target, at, w, load(tmp, (_ramp(const(at), w),))))
+        loop.vstores[id(target)] = tmp
+    try:
+        scalar = lw.stmt(s)
+    finally:
+        loop.vloads, loop.vstores = saved
+    point = [Bind(var, loop.base + cast(lanes_v, var.dtype))] if depends(scalar, var) else []
+    exists = loop.dist.exists
+    if exists is not None and depends(exists, lanes_v):
+        scalar = If(exists, scalar)
+    # A loop may have several leaves: each binds lane variables of its own.
+    own = {lanes_v: fresh(lanes_v.name), var: fresh(var.name, var.dtype)}
+    scalar = substitute(seq(*point, scalar), own)
+    return seq(*before, For(own[lanes_v], const(0), const(width), "unroll", scalar), *after)
+
+
+def _ramp(base: Expr, lanes: int) -> Expr:
+    return base if lanes == 1 else Ramp(base, Const(1, base.dtype), lanes, base.dtype.with_lanes(lanes))
+
+
+def at_lane(loop: Loop, indices: tuple[Expr, ...], at: int) -> tuple[Expr, ...]:
+    """Indices of lane `at`: the lane variable replaced by base + at."""
+    var, base = loop.lane_var, loop.base
+    assert var is not None and base is not None, "only a loop over lanes has lane indices"
+    return tuple(substitute(i, {var: base + at}) for i in indices)
+
+
+def _vector_load(lw: Any, loop: Loop, site: Load, at: int, w: int) -> Expr:
+    indices = at_lane(loop, site.indices, at)
+    guard = lw.guard(site.buffer, indices, width=w, inside=loop.loose)
+    buffer, physical = lw.physical(site.buffer, lw.exprs(indices))
+    value: Expr = load(buffer, (*physical[:-1], _ramp(physical[-1], w)), span=site.span)
+    if guard is None:
+        return value
+    safe = lw.safe_value(site.buffer)
+    return Select(guard, value, safe if w == 1 else Broadcast(safe, w, value.dtype), value.dtype, True)
+
+
+def _vector_store(lw: Any, loop: Loop, site: Store, at: int, w: int, value: Expr) -> Stmt:
+    indices = at_lane(loop, site.indices, at)
+    guard = conjunction(loop.dist.first, lw.guard(site.buffer, indices, width=w, inside=loop.loose))
+    buffer, physical = lw.physical(site.buffer, lw.exprs(indices))
+    out: Stmt = Store(buffer, (*physical[:-1], _ramp(physical[-1], w)), value, span=site.span)
+    return out if guard is None else If(guard, out)
+
+
+def _vector_accesses(lw: Any, loop: Loop, s: Stmt) -> tuple[list[tuple[Load, int, int]], list[tuple[Store, int]]]:
+    """Unconditional global and shared accesses of s that may be moved to vectors around the lane loop, with widths; of
+    loads also how many lanes share an element.
+
+    A load moves up when nothing before it stores to its storage; a store moves down when nothing after it touches its
+    storage and no other store of s does.
+    """
+    if loop.dist.exists is not None and depends(loop.dist.exists, loop.dist.lanes[0]):  # type: ignore[index]
+        return [], []
+    order: list[tuple[Node, bool]] = []
+    in_order(s, False, order)
+    private = {x.var for x in walk(s, Bind, For)}
+    first_store: dict[Var, int] = {}
+    last_touch: dict[Var, int] = {}
+    stores_of: dict[Var, int] = {}
+    for k, (x, _) in enumerate(order):
+        data = x.buffer.data  # type: ignore[attr-defined]
+        last_touch[data] = k
+        if not isinstance(x, Load):
+            first_store.setdefault(data, k)
+            stores_of[data] = stores_of.get(data, 0) + 1
+    loads: dict[Load, tuple[int, int]] = {}
+    stores: list[tuple[Store, int]] = []
+    late: set[Load] = set()
+    for k, (x, conditional) in enumerate(order):
+        if conditional or isinstance(x, AddressOf):
+            continue
+        if not is_memory(x.buffer):  # type: ignore[attr-defined]
+            continue
+        b: Buffer = x.buffer  # type: ignore[attr-defined]
+        made = (*x.indices, b.data, *b.shape, *(b.strides_ or ()), b.offset)  # type: ignore[attr-defined]
+        if any(v in private for i in made if isinstance(i, Expr) for v in walk(i)):
+            continue
+        data = b.data
+        if isinstance(x, Load):
+            if first_store.get(data, k) < k:
+                late.add(x)
+            elif x not in loads:
+                w, share = _shared_width(lw, loop, x)
+                if w * share > 1:
+                    loads[x] = w, share
+        elif isinstance(x, Store) and stores_of[data] == 1 and last_touch[data] == k:
+            w = _width(lw, loop, x)
+            if w > 1:
+                stores.append((x, w))
+    return [(x, *w) for x, w in loads.items() if x not in late], stores
+
+
+def _width(lw: Any, loop: Loop, x: Any) -> int:
+    if any(isinstance(n, Load) for i in x.indices for n in walk(i)):
+        return 1
+    assert loop.dist.lanes is not None, "only a loop over lanes is vectorised"
+    return lw.widths.width(x.buffer, x.indices, loop.lane_var, loop.dist.lanes[1], lw.analyzer, lw.divisors,
+                           loop.loose)
+
+
+def _shared_width(lw: Any, loop: Loop, x: Load) -> tuple[int, int]:
+    """(w, c): runs of c lanes read one element, and w elements of following runs are read at once; (1, 1): neither."""
+    w = _width(lw, loop, x)
+    lanes, var = loop.dist.lanes[1], loop.lane_var  # type: ignore[index]
+    parts = [n for i in x.indices for n in walk(i)]
+    if w > 1 or loop.loose or any(isinstance(n, Load) for n in parts):
+        return w, 1
+    if not any(isinstance(n, Binary) and n.op == "floordiv" and depends(n, var) for n in parts):  # type: ignore[arg-type]
+        return 1, 1
+    share = lanes
+    while share > 1:
+        run, lane = fresh("run", var.dtype), fresh("lane", var.dtype)  # type: ignore[union-attr]
+        a = lw.analyzer.bind(lane, 0, share - 1)
+        first = [substitute(i, {var: run * share}) for i in x.indices]
+        if lanes % share == 0 and all(a.can_prove(binary("eq", substitute(i, {var: run * share + lane}), f))
+                                      for i, f in zip(x.indices, first)):
+            if share == lanes:
+                return 1, share
+            at = tuple(map(a.simplify, first))
+            return lw.widths.width(x.buffer, at, run, lanes // share, a, lw.divisors), share
+        share //= 2
+    return 1, 1
+
+
+def _vector_statement(lw: Any, loop: Loop, s: Stmt) -> Stmt | None:
+    """A store of a load, or of a lane-invariant value, as vector statements; None when s is anything else."""
+    if not isinstance(s, Store) or loop.dist.lanes is None:
+        return None
+    exists = loop.dist.exists
+    if exists is not None and depends(exists, loop.dist.lanes[0]):
+        return None
+    width = loop.dist.lanes[1]
+    target = _vector_target(lw, loop, s)
+    if target < 2:
+        return None
+    value = s.value
+    if isinstance(value, Load) and is_memory(value.buffer) and value.buffer.dtype == s.buffer.dtype:
+        if value.buffer.data is s.buffer.data:
+            return None
+        w = min(target, _width(lw, loop, value))
+        if w < 2:
+            return None
+        if loop.is_async:
+            copied = _async_copy(lw, loop, s, value, w)
+            if copied is not None:
+                return copied
+        return seq(*[_put(lw, loop, s, at, w, _vector_load(lw, loop, value, at, w)) for at in range(0, width, w)])
+    if isinstance(value, Load) and value.buffer.scope_name == "local.fragment" and value.buffer.dtype == s.buffer.dtype:
+        reg = _fragment_run(lw, loop, value.buffer, value.indices, False)
+        if reg is None or s.buffer.data is value.buffer.data:
+            return None
+        w = min(target, power_of_two_in(reg[1], target))
+        if w < 2:
+            return None
+        local = lw.local_of(value.buffer)
+        return seq(*[_put(lw, loop, s, at, w, load(local, (_ramp(reg[0] + at, w),))) for at in range(0, width, w)])
+    if not depends(value, loop.lane_var) and not contains(value, Load, Call):  # type: ignore[arg-type]
+        wide = s.buffer.dtype.with_lanes(target)
+        inner = lw.expr(value)
+        return seq(*[_put(lw, loop, s, at, target, Broadcast(inner, target, wide)) for at in range(0, width, target)])
+    return None
+
+
+def _vector_target(lw: Any, loop: Loop, s: Store) -> int:
+    """Vector width of the destination of a store (1: none)."""
+    if is_memory(s.buffer):
+        return _width(lw, loop, s)
+    if s.buffer.scope_name != "local.fragment" or s.buffer in loop.staged:
+        return 1
+    run = _fragment_run(lw, loop, s.buffer, s.indices, True)
+    bits = s.buffer.dtype.bits
+    if run is None or bits % 8:
+        return 1
+    return power_of_two_in(run[1], min(loop.dist.lanes[1], MAX_BYTES * 8 // bits))  # type: ignore[index]
+
+
+def _fragment_run(lw: Any, loop: Loop, buffer: Buffer, indices: tuple[Expr, ...],
+                  is_write: bool) -> tuple[Expr, int] | None:
+    """(register of lane 0, its known divisor) when the lanes lie in consecutive registers; None otherwise."""
+    if buffer in loop.staged or buffer.dtype.lanes > 1:
+        return None
+    lanes_v, _ = loop.dist.lanes  # type: ignore[misc]
+    touch = loop.touch(lw, buffer, indices, is_write)
+    if touch.register is None or stride_along(touch.register, lanes_v, lw.analyzer) != 1:
+        return None
+    start = lw.analyzer.simplify(substitute(touch.register, {lanes_v: const(0)}))
+    return start, known_divisor(start, lw.divisors, lw.analyzer) or 1 << 10
+
+
+def _put(lw: Any, loop: Loop, s: Store, at: int, w: int, value: Expr) -> Stmt:
+    if s.buffer.scope_name == "local.fragment":
+        run = _fragment_run(lw, loop, s.buffer, s.indices, True)
+        return Store(lw.local_of(s.buffer), (_ramp(run[0] + at, w),), value, span=s.span)  # type: ignore[index]
+    return _vector_store(lw, loop, s, at, w, value)
+
+
+def _async_copy(lw: Any, loop: Loop, s: Store, value: Load, w: int) -> Stmt | None:
+    """cp.async of each run, zero-filled where the source is out of range; None when the width has none."""
+    if w * s.buffer.dtype.bytes not in (4, 8, 16) or value.buffer.scope_name != "global" or \
+            not s.buffer.scope_name.startswith("shared") or lw.has_safe_value(value.buffer):
+        return None
+    width = loop.dist.lanes[1] if loop.dist.lanes else 1
+    return seq(*[_one_async(lw, loop, s, value, at, w) for at in range(0, width, w)])
+
+
+def _one_async(lw: Any, loop: Loop, s: Store, value: Load, at: int, w: int) -> Stmt:
+    def place(x: Any) -> tuple[Buffer, tuple[Expr, ...], tuple[Expr, ...]]:
+        indices = at_lane(loop, x.indices, at) if loop.lane_var is not None else x.indices
+        buffer, physical = lw.physical(x.buffer, lw.exprs(indices))
+        return buffer, physical, indices
+
+    dst, dst_at, _ = place(s)
+    src, src_at, indices = place(value)
+    guard = lw.guard(value.buffer, indices, width=w)
+    args: tuple[Expr, ...] = (AddressOf(dst, dst_at), AddressOf(src, src_at))
+    if guard is not None:
+        args += (guard,)
+    out: Stmt = Evaluate(call("cp_async", args, "void", span=s.span, bytes=w * s.buffer.dtype.bytes), span=s.span)
+    return out if loop.dist.first is None else If(loop.dist.first, out)
+
+
+def scalar_async(lw: Any, loop: Loop, s: Store) -> Stmt | None:
+    """An element copied by cp.async (4- and 8-byte elements); None where it must be a load and a store."""
+    value = s.value
+    if not loop.is_async or not isinstance(value, Load) or value.buffer.dtype != s.buffer.dtype or \
+            s.buffer.dtype.bytes not in (4, 8) or value.buffer.scope_name != "global" or \
+            not s.buffer.scope_name.startswith("shared") or lw.has_safe_value(value.buffer):
+        return None
+    dst, dst_at = lw.physical(s.buffer, lw.exprs(s.indices))
+    src, src_at = lw.physical(value.buffer, lw.exprs(value.indices))
+    guard = lw.guard(value.buffer, value.indices)
+    args: tuple[Expr, ...] = (AddressOf(dst, dst_at), AddressOf(src, src_at))
+    out: Stmt = Evaluate(call("cp_async", args if guard is None else (*args, guard), "void", span=s.span,
+                              bytes=s.buffer.dtype.bytes), span=s.span)
+    return out if loop.dist.first is None else If(loop.dist.first, out)
+
+
+__all__ = ["at_lane", "emit_lanes", "scalar_async"]

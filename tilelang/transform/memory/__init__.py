@@ -1,0 +1,1 @@
+"""Flat arrays, offsets in shared memory, short index arithmetic."""

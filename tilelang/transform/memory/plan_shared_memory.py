@@ -1,0 +1,165 @@
+"""Offsets of the shared buffers of a block, reusing the space of buffers that are no longer needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.ir import (Alloc, Buffer, Call, Evaluate, Func, Launch, Seq, Stmt, Var, call, replace, rewrite_launches, seq,
+                         statements, stmts_of, walk, with_attrs)
+from tilelang.ir.record import state
+
+from ..framework.config import PassConfigKey
+from ..analysis.effects import effects
+from ..framework.pass_ import DEVICE, SYNCED, PassContext, pass_
+from ..analysis.statements import barrier, barrier_in
+
+register("shared-memory", ValueError, "the shared buffers of a kernel exceed what the target has per block",
+         expected="what a block of the target has")
+
+SHARED = ("shared", "shared.dyn")
+BARRIER = "shared.barrier"  # never shares its space: a barrier lives as long as the block
+PROXY_CALLS = frozenset(("wgmma_descriptor", "tma_load", "tma_store", "tma_reduce_add", "bulk_load", "bulk_store"))
+ALIGN = 128  # bytes: one row of the 32 banks, which swizzled layouts count from
+
+
+@state
+class _Span:
+    """A buffer with its life: positions of the first and last statement of the block's body that touch it."""
+
+    buffer: Buffer
+    first: int
+    last: int
+    offset: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.buffer.size * self.buffer.dtype.bytes
+
+
+@pass_(needs=SYNCED, gives=DEVICE)
+def plan_shared_memory(func: Func, cx: PassContext) -> Func:
+    """Give each Launch `shared_offsets` ((buffer, byte offset), …) and `shared_bytes`.
+
+    Two buffers share space when the statements of the block's body that touch them do not overlap; a block barrier
+    then stands between them (one is added where none is).  Offsets are multiples of 128 bytes, or of the buffer's
+    `align` attribute.  Where users order roles and asynchronous work themselves (launch attr `by_hand`) nothing is shared:
+    what a statement began may go on beside later ones.  Buffers of run-time size come last, each behind the other, with
+    offsets as expressions.
+    Raises "shared-memory" beyond the target's limit.  tl.disable_shared_memory_reuse gives each buffer its own space,
+    tl.debug_merge_shared_memory_allocations reports the plan.
+    """
+    reuse = not cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE)
+    limit = getattr(cx.target, "max_shared_bytes", None)
+
+    def plan(launch: Launch) -> Launch:
+        planned = _planned(launch, reuse, limit)
+        if cx.option(PassConfigKey.TL_DEBUG_MERGE_SHARED_MEMORY_ALLOCATIONS):
+            _report(planned, cx)
+        return planned
+
+    return rewrite_launches(func, plan)
+
+
+def _report(launch: Launch, cx: PassContext) -> None:
+    """tl.debug_merge_shared_memory_allocations: a line a buffer."""
+    cx.report(f"# shared memory: {launch.attr('shared_bytes')} bytes")
+    for b, offset in launch.attr("shared_offsets", ()):
+        size = f"{b.size * b.dtype.bytes} bytes" if b.is_static else "run-time size"
+        cx.report(f"#   {b.name}: {b.dtype}{list(b.shape)} at byte {offset}, {size}")
+
+
+def planned_bytes(launch: Launch, cx: PassContext) -> int:
+    """What the buffers of static size of a launch need, as this pass would place them; 2**31 if others come on top."""
+    buffers = [s.buffer for s in statements(launch.body)
+               if isinstance(s, Alloc) and s.buffer.scope_name in (*SHARED, BARRIER)]
+    if not all(b.is_static for b in buffers):
+        return 2**31
+    return _place(_spans(list(stmts_of(launch.body)), buffers),
+                  not cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE) and not launch.attr("by_hand"))
+
+
+def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
+    reuse = reuse and not launch.attr("by_hand")
+    buffers = [s.buffer for s in statements(launch.body)
+               if isinstance(s, Alloc) and s.buffer.scope_name in (*SHARED, BARRIER)]
+    if not buffers:
+        return with_attrs(launch, shared_bytes=0)
+    body = list(stmts_of(launch.body))
+    spans = _spans(body, [b for b in buffers if b.is_static])
+    total = _place(spans, reuse)
+    if limit is not None and total > limit:
+        parts = ", ".join(f"{s.buffer.name} {s.bytes}" for s in sorted(spans, key=lambda s: -s.bytes))
+        raise error("shared-memory", f"the kernel needs {total} bytes of shared memory, a block has {limit}",
+                    expected=f"at most {limit} bytes", found=str(total),
+                    span=spans[0].buffer.span or launch.span, notes=((None, f"bytes: {parts}"),),
+                    hint="use smaller tiles or fewer pipeline stages")
+    offsets: list[tuple[Buffer, Any]] = [(s.buffer, s.offset) for s in spans]
+    size: Any = total
+    for b in (b for b in buffers if not b.is_static):
+        offsets.append((b, size))
+        n: Any = b.dtype.bytes
+        for d in b.shape:
+            n = d * n
+        size = size + (n + 15) // 16 * 16
+    if reuse:
+        launch = replace(launch, body=_separated(body, spans, launch.body.span))
+    return with_attrs(launch, shared_offsets=tuple(offsets), shared_bytes=size)
+
+
+def _spans(body: list[Stmt], buffers: list[Buffer]) -> list[_Span]:
+    """Lives in positions of the body's statements; views count for the buffer whose storage they share."""
+    life: dict[Var, tuple[int, int]] = {}
+    for at, s in enumerate(body):
+        for storage in {e.storage for e in effects(s) if e.buffer.scope_name in SHARED}:
+            life[storage] = (life.get(storage, (at, at))[0], at)
+    end = len(body)
+    out: list[_Span] = []
+    for b in buffers:
+        first, last = (-1, end) if b.scope_name == BARRIER else life.get(b.data, (-1, -1))
+        # What TMA reads of an ordered buffer may still be on its way when the next statement runs.
+        out.append(_Span(b, first, end if b.attr("ordered") else last))
+    return out
+
+
+def _place(spans: list[_Span], reuse: bool) -> int:
+    """First fit, largest first; returns the bytes needed."""
+    done: list[_Span] = []
+    for s in sorted(spans, key=lambda s: (-s.bytes, s.first)):
+        align = max(ALIGN, int(s.buffer.attr("align", 0) or 0))
+        busy = sorted((d.offset, d.offset + d.bytes) for d in done
+                      if not reuse or not (d.last < s.first or s.last < d.first))
+        at = 0
+        for low, high in busy:
+            if at + s.bytes <= low:
+                break
+            at = max(at, -(-high // align) * align)
+        s.offset = at
+        done.append(s)
+    return max((s.offset + s.bytes for s in spans), default=0)
+
+
+def _separated(body: list[Stmt], spans: list[_Span], span: Any) -> Stmt:
+    """The body with a barrier before a buffer's first use where its space was another's and none is in between."""
+    starts: set[int] = set()
+    for s in spans:
+        for d in spans:
+            overlap = d.offset < s.offset + s.bytes and s.offset < d.offset + d.bytes
+            if d is not s and overlap and 0 <= d.last < s.first:
+                if not any(barrier_in(x) for x in body[d.last + 1:s.first]) and not any(
+                        d.last < k <= s.first for k in starts):
+                    starts.add(s.first)
+    if not starts:
+        return body[0] if len(body) == 1 else Seq(tuple(body), span=span)
+    # What ordinary stores wrote there must not come after what TMA writes to the same bytes (PTX ISA: another proxy).
+    fenced = any(isinstance(x, Call) and x.op in PROXY_CALLS for s in body for x in walk(s))
+    out: list[Stmt] = []
+    for at, x in enumerate(body):
+        if at in starts:
+            out += [Evaluate(call("fence_proxy_async", (), "void"))] if fenced else []
+            out.append(barrier(x))
+        out.append(x)
+    return seq(*out, span=span)
+
+
+__all__ = ["plan_shared_memory", "planned_bytes"]

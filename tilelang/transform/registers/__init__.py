@@ -1,0 +1,1 @@
+"""Accumulators in registers, stores under the last MMA."""

@@ -1,0 +1,271 @@
+"""Accumulators and A operands of wgmma in registers that only products name; arrays hold their values elsewhere.
+
+    for r: acc[r] = 0                            for r: acc[r] = 0
+    wgmma_pin(acc)                               wgmma_pin(acc, move="in")
+    for k:                                       for k:
+      wgmma_fence(); wgmma(acc, …)        ->       wgmma_fence(); wgmma(acc, …, registers=("c",))
+    wgmma_wait(0); wgmma_pin(acc)                wgmma_wait(0); wgmma_pin(acc, move="out")
+    out[…] = acc[…]                              out[…] = acc[…]
+
+The compiler in front of the assembler pays for every operand of an `asm` and for every value that a loop carries: a
+third of the time NVRTC took for a plain product went into 128 accumulators that nothing but products touch.  Registers
+declared in PTX (codegen/cuda/wgmma.py) are no operands.  Moves stand where values pass between the two: into the registers
+behind the last write of the array that a product may see, out of them at the pin behind the wait, when the array is read
+before the next product.  The assembler makes one register of both sides of a move.
+
+Loops with a form (target/register_forms.py: fill, scale, pack) work on the registers themselves (attr `registers`).
+
+A buffer whose values cannot be followed (a pin of a part, an index that is no constant, a write while its products may
+run) stays an array with its pins.  What holds is computed by data flow over the final program, per buffer:
+A: the array is up to date; R: the registers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import copy
+from typing import Any
+
+from tilelang.ir import (AddressOf, Buffer, Call, Const, Evaluate, Func, Launch, Stmt, Var, inner, rebuild, rewrite_launches,
+                         seq, with_attrs)
+from tilelang.ir import replace as replaced
+from tilelang.ir.record import record
+from tilelang.target.wgmma import WGMMA_ROWS
+
+from ..framework.config import PassConfigKey
+from ..schedule.early_rescale import early_scaling
+from ..analysis.effects import Effect, effects
+from ..framework.pass_ import DEVICE, PassContext, pass_
+from ..analysis.register_graph import NEVER, Graph, Node, needed, running_after, states
+from .register_resident import move, whole_registers
+
+# Whether all launches take part, not only those whose one accumulator is one instruction's, adds up over a loop and takes
+# A from shared memory: right and quicker to compile too (attention: 40 % of the optimizer's instructions less), but their
+# loops come out in another order than the one that was timed.  The loops of that one form come out as they were.
+EVERY_FORM = False
+
+# Whether products of products keep all their values in registers where they can (whole_registers).
+WHOLE = True
+
+# Whether accumulators are scaled under the exponentials (early_scaling).
+EARLY = True
+
+
+@pass_(needs=DEVICE)
+def product_registers(func: Func, cx: PassContext) -> Func:
+    """Marks products (attr `registers`: "c", "a") and loops (attr `registers`), and replaces pins by moves (attr `move`: "in",
+    "out"); launches whose values are all there get the attr `own_values`."""
+    fast = bool(cx.option(PassConfigKey.TL_ENABLE_FAST_MATH))
+    return replaced(func, body=rewrite_launches(func.body, lambda x: _own_registers(x, fast)))
+
+
+def _own_registers(launch: Launch, fast: bool) -> Launch:
+    if not any(e.node.op == "wgmma" for e in effects(launch.body) if isinstance(e.node, Call)):
+        return launch
+    launch = replaced(launch, body=_distinct(launch.body, set()))
+    touched = list(effects(launch.body))
+    if WHOLE and fast and not launch.attr("by_hand"):
+        found, refused = _named(touched)
+        whole = None if refused else whole_registers(launch, found)
+        if whole is not None:
+            return early_scaling(whole) if EARLY else whole
+    found = _candidates(touched)
+    if not found:
+        return launch
+    graph = Graph(frozenset(found))
+    graph.build(launch.body, [graph.node()])
+    if not EVERY_FORM and not all(needed(n, b) for b in found.values() for n in graph.nodes if n.kind == "products"):
+        return launch
+    moves = _Moves()
+    for b in found.values():
+        plan = _plan(graph, b)
+        if plan is not None:
+            moves.own.add(b.data)
+            moves.after.update((id(s), [*moves.after.get(id(s), ()), b]) for s in plan.goes_in)
+            moves.out.update((id(s), b) for s in plan.comes_out)
+            moves.direct.update(map(id, plan.direct))
+    return rebuild(launch, moves.visit) if moves.own else launch  # type: ignore[return-value]
+
+
+def _distinct(s: Any, seen: set[int]) -> Any:
+    """The statement with copies of statements that stand in several places: they are told apart by identity."""
+    if isinstance(s, tuple):
+        return tuple(_distinct(x, seen) for x in s)
+    if not isinstance(s, Stmt):
+        return s
+    if id(s) in seen:
+        s = copy(s)
+    seen.add(id(s))
+    return rebuild(s, lambda x: _distinct(x, seen)) if inner(s) else s
+
+
+def _named(every: Iterable[Effect]) -> tuple[dict[Var, Buffer], set[Var]]:
+    """(register arrays that products name, those among them not named at constant places or not pinned whole)."""
+    found: dict[Var, Buffer] = {}
+    refused: set[Var] = set()
+    for e in every:
+        if not isinstance(e.node, Call) or e.node.op not in ("wgmma", "wgmma_pin") or e.buffer.scope_name != "local":
+            continue
+        b = e.buffer
+        whole = len(b.shape) == 1 and b.is_static and b.size * b.dtype.bits % 32 == 0
+        at = e.indices[0] if e.indices and len(e.indices) == 1 else None
+        if e.node.op == "wgmma_pin":
+            whole = whole and isinstance(at, Const) and at.value == 0 and e.node.attr("count") == b.size
+        if not whole or not isinstance(at, Const) or found.get(b.data, b) is not b and e.node.op == "wgmma":
+            refused.add(b.data)
+        elif e.node.op == "wgmma":
+            found[b.data] = b
+    return found, refused
+
+
+def _candidates(every: list[Effect]) -> dict[Var, Buffer]:
+    """Register arrays that can be followed; without EVERY_FORM the one accumulator of one instruction, A from shared memory."""
+    found, refused = _named(every)
+    if not EVERY_FORM:
+        calls = [e.node for e in every if isinstance(e.node, Call) and e.node.op == "wgmma"]
+        if refused or len(found) > 1 or any(isinstance(c.args[1], AddressOf) for c in calls):
+            return {}
+        if any(WGMMA_ROWS[c.attr("row")].c.registers != b.size for c in calls for b in found.values()):
+            return {}
+    return {v: b for v, b in found.items() if v not in refused}
+
+
+# ---- what holds ---------------------------------------------------------------------------------------------------------
+
+
+@record
+class _Plan:
+    """goes_in: statements behind which the array moves into the registers; comes_out: pins at which they move out; direct:
+    loops that work on the registers themselves."""
+
+    goes_in: tuple[Stmt, ...]
+    comes_out: tuple[Stmt, ...]
+    direct: tuple[Stmt, ...]
+
+
+def _plan(graph: Graph, b: Buffer) -> _Plan | None:
+    """How a buffer's values pass, None when it stays an array."""
+    direct = {k for k, n in enumerate(graph.nodes) if n.form is not None and n.form.buffer is b}
+    while True:
+        plan, wrong = _follow(graph, b, direct)
+        if plan is not None or not direct:
+            return plan
+        direct -= wrong or direct
+
+
+def _follow(graph: Graph, b: Buffer, direct: set[int]) -> tuple[_Plan | None, set[int]]:
+    """(the plan with these loops on the registers, or None; those among them that cannot be)."""
+    nodes, v = graph.nodes, b.data
+    every = range(len(nodes))
+    product = [n.kind == "products" and v in n.reads | n.writes for n in nodes]
+    pin = [n.kind == "pin" and v in n.writes for n in nodes]
+    plain = [not product[k] and not pin[k] and k not in direct for k in every]
+    wants = [product[k] and needed(n, b) or k in direct and n.form is not None and n.form.reads for k, n in enumerate(nodes)]
+    sets = [not plain[k] and not pin[k] and v in n.writes for k, n in enumerate(nodes)]
+    reads = [plain[k] and v in n.reads | n.writes for k, n in enumerate(nodes)]  # to write a part is to need the others
+    writes = [plain[k] and v in n.writes for k, n in enumerate(nodes)]
+    fresh = [n.kind == "alloc" and n.stmts[0].buffer.data is v for n in nodes]  # type: ignore[attr-defined]
+    # Whether registers and array are wanted after a node, before something else gives them their values.
+    for_it = [wants[k] and (k not in direct or v in nodes[k].writes) for k in every]  # arrays are packed as they are
+    r_later = _later(nodes, for_it, [writes[k] or fresh[k] or sets[k] for k in every])
+    a_later = _later(nodes, reads, [sets[k] or pin[k] or fresh[k] for k in every])
+    goes_in = [writes[k] and r_later[k] for k in every]
+
+    def step(k: int, state: tuple[bool, bool, int]) -> tuple[bool, bool, int]:
+        array, registers, running = state
+        n = nodes[k]
+        if fresh[k]:
+            array = registers = True  # neither holds anything yet
+        elif writes[k]:
+            array, registers = True, goes_in[k]
+        elif sets[k]:
+            array, registers = False, True
+        elif pin[k] and a_later[k] and registers:
+            array = True
+        return array, registers, running_after(n, product[k], running)
+
+    before = states(graph, (True, True, NEVER), step, lambda a, b: (a[0] and b[0], a[1] and b[1], min(a[2], b[2])))
+    wrong: set[int] = set()
+    fails = False
+    for k, state in enumerate(before):
+        if state is None:
+            continue  # never reached
+        array, registers, running = state
+        if k in direct:
+            if wants[k] and not registers or running != NEVER:
+                wrong.add(k)
+        elif wants[k] and not registers or reads[k] and not array or goes_in[k] and (running != NEVER or not nodes[k].stmts):
+            fails = True
+    if fails or wrong:
+        return None, wrong
+    out = tuple(n.stmts[0] for k, n in enumerate(nodes)
+                if pin[k] and a_later[k] and (at := before[k]) is not None and not at[0] and at[1])
+    return _Plan(tuple(n.stmts[0] for k, n in enumerate(nodes) if goes_in[k]), out,
+                 tuple(nodes[k].stmts[0] for k in sorted(direct))), wrong
+
+
+
+def _predecessors(nodes: list[Node]) -> list[list[int]]:
+    out: list[list[int]] = [[] for _ in nodes]
+    for k, n in enumerate(nodes):
+        for j in n.after:
+            out[j].append(k)
+    return out
+
+
+def _later(nodes: list[Node], uses: list[bool], ends: list[bool]) -> list[bool]:
+    """For each node: whether a use follows it on some path, with no end before it."""
+    before = _predecessors(nodes)
+    out = [False] * len(nodes)
+    todo = [k for k in range(len(nodes)) if uses[k]]
+    seen = set(todo)
+    while todo:
+        for p in before[todo.pop()]:
+            out[p] = True
+            if p not in seen and not ends[p]:
+                seen.add(p)
+                todo.append(p)
+    return out
+
+
+
+
+# ---- rewriting ----------------------------------------------------------------------------------------------------------
+
+
+class _Moves:
+    """own: storages with registers of their own; after, out: moves by the id of the statement they belong to; direct: ids
+    of loops that are printed on registers."""
+
+    def __init__(self) -> None:
+        self.own: set[Var] = set()
+        self.after: dict[int, list[Buffer]] = {}
+        self.out: dict[int, Buffer] = {}
+        self.direct: set[int] = set()
+
+    def visit(self, x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(map(self.visit, x))
+        if not isinstance(x, Stmt):
+            return x
+        more = [move(b, "in") for b in self.after.get(id(x), ())]
+        if isinstance(x, Evaluate):
+            return seq(self._evaluate(x), *more) if more else self._evaluate(x)
+        if id(x) in self.direct:
+            return seq(with_attrs(x, registers=True), *more)
+        return seq(x, *more) if more else rebuild(x, self.visit)
+
+    def _evaluate(self, s: Evaluate) -> Stmt:
+        if s.call.op == "wgmma":
+            own = tuple(what for what, a in zip("ca", s.call.args) if isinstance(a, AddressOf) and a.buffer.data in self.own)
+            return replaced(s, call=with_attrs(s.call, registers=own)) if own else s
+        if s.call.op != "wgmma_pin":
+            return s
+        b = s.call.args[0].buffer  # type: ignore[attr-defined]
+        if id(s) in self.out:
+            return move(self.out[id(s)], "out")
+        return seq() if b.data in self.own else s
+
+
+
+__all__ = ["product_registers"]

@@ -1,0 +1,171 @@
+"""Products of products whose values never are in arrays: each loop over them works on registers of their own.
+
+    wgmma(S, …)                                       wgmma(S, …, registers=("c",))
+    wgmma_wait(…); wgmma_pin(S)                       wgmma_wait(…)
+    if …: for r: S[r] = … if … else -inf       ->     if …: wgmma_pin(S, move="out"); for r: …; wgmma_pin(S, move="in")
+    if …: for r: M[r : r + 2] = acc[r : r + 2]        the same, attr `registers`
+    for r: S[r] = exp2(S[r] * c - top[…] * c)         the same, attr `registers`
+    for r: P[r] = float16(S[r])                       the same, attr `registers`
+    wgmma(acc, P, …)                                  wgmma(acc, P, …, registers=("c", "a"))
+
+In attention the compiler in front of the assembler then meets neither the 64 scores of a thread nor their 64 accumulators:
+half the time of the whole compile.  What it prints for the loops is what it printed before, in the same order, so the
+assembler schedules them as it did (benchmarks/results/notes.md), where nothing else tempts it to: that compiler takes the
+kernel for one with few registers and would keep over the loop what it computed anew behind it, so launches with the attr
+`own_values` print indices of threads that it does not know behind the loop (`codegen/cuda/named_registers.py`).
+
+It is all or nothing: every array that a product names has registers of its own, and each statement of the innermost loops
+with products that touches one has a form (`target/register_forms.py`) or stands in a branch: if not all that does so there
+has a form, the values pass through an array around it.  Elsewhere any statement may borrow the values so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, For, If, Launch, Seq, Stmt, Store, Var, const, rebuild, seq,
+                         with_attrs)
+from tilelang.ir import replace as replaced
+from tilelang.target.register_forms import Form, form_of
+
+from ..analysis.effects import effects, own_effects
+from ..analysis.register_graph import NEVER, Graph, Node, running_after, states
+from ..analysis.statements import do
+
+
+def whole_registers(launch: Launch, found: Mapping[Var, Buffer]) -> Launch | None:
+    """The launch with all of these arrays in registers of their own, None where one of them cannot be.
+
+    launch: its statements are distinct objects.  found: each array that a product names, by its storage.
+    """
+    if not any(isinstance(c.args[1], AddressOf) and c.args[1].buffer.data in found for c in _products(launch)):
+        return None
+    graph = Graph(frozenset(found), form_of)
+    graph.build(launch.body, [graph.node()])
+    hot = graph.hot()
+    direct: set[int] = set()
+    borrowed: dict[int, list[tuple[Buffer, bool]]] = {}
+    for n in graph.nodes:
+        touched = n.reads | n.writes
+        if not touched or n.kind:
+            continue
+        rare = n.loop not in hot
+        if n.form is not None and touched == _named(n.form, found) and (rare or n.form.kind != "store"):
+            direct.add(id(n.stmts[0]))
+        elif _may_borrow(n, not rare, found):
+            borrowed[id(n.stmts[0])] = [(found[v], v in n.writes) for v in found if v in touched]
+        else:
+            return None
+    if not all(_done(graph, v) for v in found):
+        return None
+    return with_attrs(_Rewriter(found, direct, borrowed).visit(launch), own_values=True)
+
+
+def _products(launch: Launch) -> list[Call]:
+    return [e.node for e in effects(launch.body) if isinstance(e.node, Call) and e.node.op == "wgmma"]
+
+
+def _named(form: Form, found: Mapping[Var, Buffer]) -> set[Var]:
+    """The arrays that the text of a form names by registers."""
+    return {b.data for b in (form.buffer, form.source) if b is not None and found.get(b.data) is b}
+
+
+def _may_borrow(n: Node, hot: bool, found: Mapping[Var, Buffer]) -> bool:
+    """Whether the values may pass through arrays around a statement, or around what stands in its branches."""
+    if not n.stmts:  # a condition or a bound
+        return False
+    s = n.stmts[0]
+    if isinstance(s, If):
+        return not any(e.storage in found for e in own_effects(s))
+    return not hot and isinstance(s, (For, Store, Evaluate))
+
+
+def _done(graph: Graph, v: Var) -> bool:
+    """Whether no product of an array is under way where another statement touches it."""
+    product = [n.kind == "products" and v in n.reads | n.writes for n in graph.nodes]
+
+    def step(k: int, running: int) -> int:
+        return running_after(graph.nodes[k], product[k], running)
+
+    return all(running in (None, NEVER) or not _touches(n, v)
+               for n, running in zip(graph.nodes, states(graph, NEVER, step, min)))
+
+
+def _touches(n: Node, v: Var) -> bool:
+    return not n.kind and v in n.reads | n.writes
+
+
+class _Rewriter:
+    """found: the arrays; direct: ids of loops with a form; borrowed: by the id of a statement the arrays it takes the values
+    into, and whether it gives them back."""
+
+    def __init__(self, found: Mapping[Var, Buffer], direct: set[int], borrowed: dict[int, list[tuple[Buffer, bool]]]) -> None:
+        self.found, self.direct, self.borrowed = found, direct, borrowed
+
+    def visit(self, x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(map(self.visit, x))
+        if not isinstance(x, Stmt):
+            return x
+        if isinstance(x, Evaluate):
+            return self._evaluate(x)
+        if id(x) in self.direct:
+            return self._marked(x)
+        arrays = self.borrowed.get(id(x))
+        if arrays is None:
+            return rebuild(x, self.visit)
+        if isinstance(x, If):
+            return replaced(x, then=self._branch(x.then, arrays),
+                            orelse=None if x.orelse is None else self._branch(x.orelse, arrays))
+        return _borrowing(x, arrays)
+
+    def _marked(self, x: Stmt) -> Stmt:
+        form = form_of(x)
+        own = form is not None and form.source is not None and form.source.data in self.found
+        marked = with_attrs(x, registers="source" if own else True)  # type: ignore[arg-type]
+        marked.__dict__["_form"] = form
+        return marked
+
+    def _branch(self, s: Stmt, arrays: list[tuple[Buffer, bool]]) -> Stmt:
+        """What runs in a branch: on the registers where all of it has forms, else with the values in arrays."""
+        marked = self._on_registers(s)
+        return _borrowing(s, arrays) if marked is None else marked
+
+    def _on_registers(self, s: Stmt) -> Stmt | None:
+        touched = {e.storage for e in effects(s)} & set(self.found)
+        if not touched:
+            return s
+        if isinstance(s, Seq):
+            parts = [self._on_registers(x) for x in s.stmts]
+            return None if None in parts else replaced(s, stmts=tuple(parts))
+        if isinstance(s, If) and not any(e.storage in touched for e in own_effects(s)):
+            then, orelse = self._on_registers(s.then), None if s.orelse is None else self._on_registers(s.orelse)
+            return None if then is None or s.orelse is not None and orelse is None else replaced(s, then=then, orelse=orelse)
+        form = form_of(s) if isinstance(s, For) else None
+        return None if form is None or touched != _named(form, self.found) else self._marked(s)
+
+    def _evaluate(self, s: Evaluate) -> Stmt:
+        if s.call.op == "wgmma":
+            own = tuple(what for what, a in zip("ca", s.call.args) if isinstance(a, AddressOf) and a.buffer.data in self.found)
+            return replaced(s, call=with_attrs(s.call, registers=own))
+        arrays = self.borrowed.get(id(s))
+        if arrays is not None:
+            return _borrowing(s, arrays)
+        pinned = s.call.op == "wgmma_pin" and s.call.args[0].buffer.data in self.found  # type: ignore[attr-defined]
+        return seq() if pinned else s
+
+
+def _borrowing(s: Stmt, arrays: list[tuple[Buffer, bool]]) -> Stmt:
+    """The statement with the values of registers in arrays."""
+    touched = {e.storage for e in effects(s)}
+    mine = [(b, back) for b, back in arrays if b.data in touched]
+    return seq(*(move(b, "out") for b, _ in mine), s, *(move(b, "in") for b, back in mine if back))
+
+
+def move(b: Buffer, way: str) -> Stmt:
+    """Values of an array into its registers ("in"), or of the registers into the array ("out")."""
+    return do("wgmma_pin", AddressOf(b, (const(0),)), count=b.size, move=way)
+
+
+__all__ = ["move", "whole_registers"]

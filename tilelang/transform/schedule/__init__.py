@@ -1,0 +1,1 @@
+"""Software pipelines, warp specialisation and persistent launches."""

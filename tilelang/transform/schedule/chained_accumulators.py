@@ -1,0 +1,276 @@
+"""Products that start anew, one after another in the same registers: each starts as soon as the one before is summed.
+
+    for k:                                     fill row for the first k
+        fill row                               for k:
+        P = A[k] B[k, 0]; …P * row…     ->         start P = A[k] B[k, 0]; take row, fill it for k+1; wait for P; …P…
+        P = A[k] B[k, 1]; …P * row…                start P = A[k] B[k, 1]; wait for stage k+1; wait for P; …P…
+                                               the last iteration, without what is for a next one
+
+(split_products.py makes such loops.)  One part is in registers at a time, so a warp group multiplies or adds up; the
+matrix unit is kept busy by another group's product meanwhile, if a group needs less time from one product to its next than
+that one takes.  So all that can be done under a product is: what fills small fragments for the next iteration (scales) is
+loaded an iteration ahead, what they are used for is computed from them (row_factors.py), and the next stage is waited for
+while the last product of this one runs.  The arithmetic and its order are those of the loop.
+
+A product is waited for in the turn of the loop that starts it: where it was started in the turn before, ptxas lets a warp
+issue its sums in one go (no instruction of them gives way), and the other group's next product waits for them.  Sums with
+factors then cost 5 % of the time.  Plain sums do not: without anything to fill, each turn starts the first product of the next
+one behind its last sums, whose descriptors are then computed under them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, If, Load, Region, Stmt, Store, Var, binary, const, convert,
+                         free_vars, is_const, load, replace, seq, stmts_of, substitute, used_vars, walk, with_attrs)
+from tilelang.ir.record import record
+from tilelang.ops import Copy, Gemm
+
+from ..analysis.effects import fills_whole, touches
+from ..analysis.statements import rename
+from ..analysis.statements import do
+from .rings import RoleLoop, pin
+from ..analysis.row_factors import row_factors
+from ..analysis.pipeline_schedule import needed_binds
+
+FRAGMENT = "local.fragment"
+_SERIAL = {"num_stages": None, "order": None, "stage": None, "sync": None, "group": None}
+
+
+@record
+class Chain:
+    """items: of the loop body, the products.  part: what they are summed in.  ahead: fragments that the statements in front
+    of the first product fill, which may be done an iteration ahead."""
+
+    items: tuple[int, ...]
+    part: Buffer
+    ahead: tuple[Buffer, ...]
+
+
+def product_chain(r: RoleLoop) -> Chain | None:
+    """The products of a loop that are summed in one part in turn; None when it has no two of them."""
+    items = r.body.items
+    rest = [i for i in range(len(items)) if i not in r.loads]
+    found = [i for i in rest if isinstance(items[i].stmt, Gemm)]
+    if len(found) < 2 or r.body.allocs or any(items[i].defines is not None for i in rest):
+        return None
+    ops: list[Any] = [items[i].stmt for i in found]
+    part = ops[0].c.buffer
+    pure = {s.var for s in r.body.pure}
+    for op in ops:
+        if op.c.buffer is not part or not is_const(op.clear_accum, True) or free_vars(op) & pure or \
+                not {op.a.buffer, op.b.buffer} <= set(r.versions):
+            return None
+    if any(x.last >= found[0] if x.turn > 1 else x.first not in found or x.last not in found for x in r.rings):
+        return None
+    others = [i for i in rest if i not in found]
+    read = {e.storage for i in found for e in items[i].effects} - {part.data}
+    if any(e.writes and e.storage in read for i in others for e in items[i].effects) or any(
+            items[i].touches(part.data) for i in others if i < found[0]):
+        return None
+    if r.used_outside(part.data):
+        return None
+    return Chain(tuple(found), part, _ahead(r, found[0]))
+
+
+def _ahead(r: RoleLoop, first: int) -> tuple[Buffer, ...]:
+    """The fragments that the statements before the first product make for those after it; () where they may not run an
+    iteration ahead of these, in second copies."""
+    items = r.body.items
+    before = [x for i, x in enumerate(items) if i < first and i not in r.loads]
+    after = [x for i, x in enumerate(items) if i >= first and i not in r.loads]
+    made: dict[Var, Buffer] = {}
+    if not all(fills_whole(x.stmt) for x in before):
+        return ()
+    for x in before:
+        for e in x.effects:
+            if e.writes and (e.buffer.scope_name != FRAGMENT or e.storage not in made and e.reads):
+                return ()
+            if e.writes:
+                made[e.storage] = e.buffer
+    touched = {e.storage for x in before for e in x.effects}
+    if any(e.writes and e.storage in touched for x in after for e in x.effects):
+        return ()
+    if any(map(r.used_outside, made)):
+        return ()
+    annotated = {b for b, _ in r.launch.attr("layouts") or ()}
+    return () if annotated & set(made.values()) else tuple(made.values())
+
+
+@record
+class TileCode:
+    """A loop that is run once for each tile of a block, so that each tile's first product is started in the tile before.
+
+    made: allocations that all tiles share.  ahead: what a tile waits for and loads before its first product; start: that
+    product.  body: the loop behind it, given these two for the next tile.
+    """
+
+    made: list[Stmt]
+    ahead: list[Stmt]
+    start: list[Stmt]
+    body: Callable[[list[Stmt], list[Stmt]], list[Stmt]]
+
+
+def chained(r: RoleLoop, chain: Chain) -> list[Stmt]:
+    """The loop without its copies, and what ends it."""
+    return _Loop(r, chain).code()
+
+
+def chained_tiles(r: RoleLoop, chain: Chain) -> TileCode | None:
+    """The same for the tiles of a block; None where a tile's steps are not known to be two or more.
+
+    None as well where a turn starts the first product of the next one: ptxas then spills what the epilogue needs.
+    """
+    loop, extent = _Loop(r, chain), r.loop.extent
+    return loop.tile_code() if loop.early and isinstance(extent, Const) and extent.value > 1 else None
+
+
+class _Loop:
+    """The code of a chain.
+
+    early: whether what stands before the first product is done an iteration ahead.  factors: what the work has in common
+    along rows, [(fragment, loop that fills it)].  copies: (fragment that the work reads itself, where it is filled ahead).
+    loaded: bindings whose values are loaded, each with a variable, and another to load it ahead where the work reads it
+    itself.
+    """
+
+    def __init__(self, r: RoleLoop, chain: Chain) -> None:
+        self.r, self.chain = r, chain
+        copies = {id(r.body.items[i].stmt) for i in r.loads}
+        kept = [s for s in stmts_of(r.loop.body) if id(s) not in copies]
+        products = {id(r.body.items[i].stmt) for i in chain.items}
+        places = [n for n, s in enumerate(kept) if id(s) in products]
+        pure = {id(s) for s in r.body.pure}
+        self.products = [kept[n] for n in places]
+        self.before, *self.work = ([s for s in kept[a + 1:b] if id(s) not in pure]
+                                   for a, b in zip([-1, *places], [*places, len(kept)]))
+        used = _used(x for w in self.work for x in w)
+        loaded = [s for s in r.body.pure if s.var in used and touches(s.value)]
+        self.early = bool(chain.ahead or loaded and not self.before)
+        self.factors: list[tuple[Buffer, Stmt]] = []
+        if self.early:
+            self._take_factors()
+            used = _used(x for w in self.work for x in w)
+        read = {x.buffer for w in self.work for s in w for x in walk(s, Load, Region)}
+        self.copies = [(b, _copy(b, "next")) for b in chain.ahead if b in read]
+        self.loaded = [(s, _variable(s.var.name, s),
+                        _variable(f"{s.var.name}_next", s) if self.early and s.var in used else None) for s in loaded]
+        self.values: dict[Any, Any] = {s.var: load(b, _ZERO) for s, b, _ in self.loaded}
+
+    def _take_factors(self) -> None:
+        simple = [s for s in self.r.body.pure if not touches(s.value)]
+        for w in self.work:
+            for n, s in enumerate(w):
+                w[n], made = row_factors(s, self.chain.ahead, simple)
+                self.factors += made
+
+    def code(self) -> list[Stmt]:
+        loop, extent = self.r.loop, convert(self.r.loop.extent)
+        start, one = convert(loop.start), const(1, extent.dtype)
+        last, opening = start + extent - one, self.opening(start)
+        turns, closing = self.turns(start, extent - one), self.rest(last, None)
+        if self.early:
+            closing = [*self.start(0, last), *self.take(last), *closing]
+        else:
+            opening += self.start(0, start)
+        whole = [*opening, turns, *closing]
+        if isinstance(extent, Const):
+            return [*self.made(), *whole] if extent.value > 0 else []
+        return [*self.made(), If(binary("gt", extent, const(0, extent.dtype)), seq(*whole), span=loop.span)]
+
+    def tile_code(self) -> TileCode:
+        """Of two steps and more, which are filled ahead.  The first step has its own text: the loop would start its product."""
+        start, extent = convert(self.r.loop.start), convert(self.r.loop.extent)
+        one = const(1, extent.dtype)
+        last = start + extent - one
+
+        def body(ahead: list[Stmt], product: list[Stmt]) -> list[Stmt]:
+            first = [*self.take(start), *self.fill(start + one), *self.rest(start, start + one)]
+            loop = self.turns(start + one, extent - one - one)
+            return [*first, loop, *self.start(0, last), *self.take(last), *self.rest(last, None, ahead), *product]
+
+        return TileCode(self.made(), self.opening(start), self.start(0, start), body)
+
+    def made(self) -> list[Stmt]:
+        """Allocations."""
+        made: list[Stmt] = [Alloc(b) for b in (*(b for _, b in self.copies), *(b for b, _ in self.factors))]
+        return made + [Alloc(b) for _, now, after in self.loaded for b in (now, after) if b is not None]
+
+    def opening(self, it: Expr) -> list[Stmt]:
+        """What the first product of the loop waits for, and what is filled ahead of it."""
+        return [*self.fill(it), *self.r.filled(self.chain.items[0], it)]
+
+    def turns(self, start: Expr, extent: Expr) -> For:
+        """The loop of so many turns: each starts its first product, or where nothing is filled ahead that of the next one."""
+        loop, k, one = self.r.loop, self.r.loop.var, const(1, extent.dtype)
+        if self.early:
+            turn = [*self.start(0, k), *self.take(k), *self.fill(k + one), *self.rest(k, k + one)]
+        else:
+            turn = [*self.rest(k, k + one), *self.fill(k + one), *self.start(0, k + one)]
+        # With loads in the loop ptxas puts them between the instructions of a product that is started sooner.
+        tight = bool(self.early and self.r.slow) or None
+        return with_attrs(replace(loop, kind="serial", start=start, extent=extent, body=seq(*turn)), tight=tight, **_SERIAL)
+
+    def of(self, stmts: list[Stmt], it: Expr) -> list[Stmt]:
+        """Statements of iteration `it`, behind the bindings that they need."""
+        binds = needed_binds([s for s in self.r.body.pure if s.var not in self.values], _used(stmts))
+        mapping = {**self.values, self.r.loop.var: it}
+        return rename([self.r.select(substitute(s, mapping), it) for s in (*binds, *stmts)])
+
+    def fill(self, it: Expr) -> list[Stmt]:
+        """What stands before the first product, for iteration `it`."""
+        values: list[Stmt] = [Store(now, _ZERO, s.value, span=s.span) for s, now, _ in self.loaded]
+        ahead = {**dict(self.copies), **{now: b for _, now, b in self.loaded if b is not None}}
+        first = [i for i in range(self.chain.items[0]) if i not in self.r.loads]
+        return self.r.using([substitute(s, ahead) for s in self.of([*values, *self.before], it)], first, it)
+
+    def take(self, it: Expr) -> list[Stmt]:
+        """What has been filled for iteration `it` becomes what the work reads, and may be filled anew."""
+        return [*(Copy(_whole(after), _whole(now)) for now, after in self.copies),
+                *(Store(now, _ZERO, load(after, _ZERO)) for _, now, after in self.loaded if after is not None),
+                *self.of([s for _, s in self.factors], it)]
+
+    def start(self, n: int, it: Expr) -> list[Stmt]:
+        """Product n, which runs on."""
+        return [with_attrs(s, wait=-1) for s in self.of([self.products[n]], it)]
+
+    def rest(self, it: Expr, after: Expr | None, ahead: Sequence[Stmt] = ()) -> list[Stmt]:
+        """An iteration whose first product runs.  after: the next one, None for the last.  ahead: done under the last part."""
+        r, end = self.r, len(self.chain.items) - 1
+        slot, _ = r.slot(it)
+        out: list[Stmt] = []
+        for n, item in enumerate(self.chain.items):
+            if n:
+                out += [*r.filled(item, it), *self.start(n, it)]
+            if after is not None and n == end:
+                out += r.filled(self.chain.items[0], after)
+            out += ahead if n == end else ()
+            out += [do("wgmma_wait", n=0), pin(self.chain.part)]
+            out += [s for ring in r.rings if ring.last == item for s in r.release(ring, slot)]
+            out += self.of(self.work[n], it)
+        return out
+
+
+_ZERO = (const(0),)
+
+
+def _used(stmts: Iterable[Stmt]) -> set[Any]:
+    return set().union(*(used_vars(s) for s in stmts))
+
+
+def _variable(name: str, s: Bind) -> Buffer:
+    return Buffer(name, (1,), s.var.dtype, "local.var", span=s.span)
+
+
+def _copy(b: Buffer, what: str) -> Buffer:
+    name = f"{b.name}_{what}"
+    return replace(b, name=name, data=Var(name, b.data.dtype))
+
+
+def _whole(b: Buffer) -> Region:
+    return Region(b, tuple(const(0) for _ in b.shape), tuple(b.shape))
+
+
+__all__ = ["Chain", "TileCode", "chained", "chained_tiles", "product_chain"]

@@ -1,0 +1,147 @@
+"""Accumulators are scaled only where a row's factor is not one, in programs that let maxima stay.
+
+    for r: factor[r] = exp2((before[r] - top[r]) * c)          …
+    …                                                          moved = any_sync((before[r] - top[r]) * c != 0, of all r)
+    for r: total[r] = total[r] * factor[r] + part[r]    ->     if moved:
+    …                                                              for r: own[r] = exp2((before[r] - top[r]) * c)
+    for r: acc[…] = acc[…] * factor[r]                             for r: total[r] = total[r] * own[r]
+                                                                   for r: acc[…] = acc[…] * own[r]
+                                                               …
+                                                               for r: total[r] = total[r] + part[r]
+
+exp2(0) is one and x * 1 is x, so a warp that leaves the work out computes the same; NaN is not zero.  The branch pays where
+it is seldom taken: where the program chooses by a condition whether a maximum moves (top[r] = x[r] if … else before[r]).  A
+maximum that follows every score moves in some row of a warp in about half the steps of 64 tiles of keys, and a branch taken
+that often costs what it saves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import (Alloc, Bind, Binary, Buffer, Call, Const, Expr, For, If, Load, Select, Stmt, Store, Var,
+                         binary, cast, const, fresh, contains, logical, rebuild, replace, seq, substitute, walk)
+from tilelang.ir.record import record
+
+from ..analysis.effects import effects
+
+_WARP = 0xffffffff
+
+
+@record
+class Lazy:
+    """branch: statements in the place of the scaling.  rest: by index in the loop's body, what takes the place of others."""
+
+    branch: tuple[Stmt, ...]
+    rest: dict[int, Stmt]
+
+
+def lazy_scaling(body: list[Stmt], scaled: int, place: int, factor: Buffer) -> Lazy | None:
+    """The scaling body[scaled] by `factor` under a condition, to stand right behind body[place] or between parts of it; None
+    where it has to be done at every step, or may well be."""
+    made = [i for i, s in enumerate(body) if _writes(s, factor)]
+    if len(made) != 1 or made[0] > place:
+        return None
+    definition = _row_loop(body[made[0]])
+    if definition is None or not _is_exp2(definition[1].value) or factor.size > 4:
+        return None
+    var, store = definition
+    exponent = store.value.args[0]  # type: ignore[attr-defined]
+    sources = {x.buffer.data: x.buffer for x in walk(exponent, Load)}
+    if any(b.scope_name != "local" for b in sources.values()) or contains(exponent, Call) or \
+            any(_writes(s, b) for s in body[made[0] + 1:scaled] for b in sources.values()) or \
+            not any(_stays(s, list(sources.values())) for s in body[:made[0]]):
+        return None
+    own = replace(factor, name=f"{factor.name}_moved", data=fresh(f"{factor.name}_moved", factor.data.dtype))
+    totals: list[Stmt] = []
+    rest: dict[int, Stmt] = {}
+    for i, s in enumerate(body):
+        if i in (made[0], scaled) or not any(x.buffer.data is factor.data for x in walk(s, Load)):
+            continue
+        split = _split(s, factor, own) if i > place else None
+        if split is None or any(_touches(x, split[2]) for x in body[place:i]) or i > scaled:
+            return None
+        totals.append(split[0])
+        rest[i] = split[1]
+    vote = fresh("moved", "int32")
+    moved: Expr | None = None
+    for r in range(factor.size):
+        row = binary("ne", substitute(exponent, {var: const(r, var.dtype)}), const(0.0, exponent.dtype))
+        moved = row if moved is None else logical("or", moved, row)
+    made_again = _again(body[made[0]], replace(store, buffer=own))
+    branch = seq(Alloc(own), made_again, *totals, _renamed(body[scaled], factor, own))
+    any_row = Call("any_sync", (cast(moved, "int32"), const(_WARP, "uint32")), vote.dtype)
+    return Lazy((Bind(vote, any_row), If(binary("ne", vote, const(0, "int32")), branch)), rest)
+
+
+def _row_loop(s: Stmt) -> tuple[Var, Store] | None:
+    """(variable, statement) of `for r: x[r] = …` over all of x, a thread's own."""
+    if not isinstance(s, For) or not isinstance(s.body, Store) or not isinstance(s.extent, Const):
+        return None
+    to = s.body
+    whole = to.buffer.scope_name == "local" and len(to.indices) == 1 and to.indices[0] is s.var and to.buffer.is_static and \
+        s.extent.value == to.buffer.size
+    return (s.var, to) if whole else None
+
+
+def _is_exp2(e: Expr) -> bool:
+    return isinstance(e, Call) and e.op == "exp2"
+
+
+def _stays(s: Stmt, sources: list[Buffer]) -> bool:
+    """Whether a statement gives one of the buffers, on a condition, what another holds (or it held itself)."""
+    held = {b.data for b in sources}
+    return any(x.buffer.data in held and isinstance(x.value, Select) and any(
+        isinstance(side, Load) and side.buffer.data in held for side in (x.value.a, x.value.b)) for x in walk(s, Store))
+
+
+def _split(s: Stmt, factor: Buffer, own: Buffer) -> tuple[Stmt, Stmt, Buffer] | None:
+    """(total *= own, total += part, total) of a loop total = total * factor + part."""
+    found = _row_loop(s)
+    if found is None:
+        return None
+    (var, store), total = found, found[1].buffer
+    value = store.value
+    if not isinstance(value, Binary) or value.op != "add":
+        return None
+    for product, part in ((value.a, value.b), (value.b, value.a)):
+        if isinstance(product, Binary) and product.op == "mul" and _is_row(product.a, total, var) and \
+                _is_row(product.b, factor, var) and not any(
+                    x.buffer.data in (total.data, factor.data) for x in walk(part, Load)):
+            return (_again(s, replace(store, value=_renamed(product, factor, own))),
+                    replace(s, body=replace(store, value=binary("add", product.a, part))), total)
+    return None
+
+
+def _again(loop: Stmt, body: Stmt) -> Stmt:
+    """The loop around another statement, with a variable of its own."""
+    assert isinstance(loop, For)
+    var = fresh(loop.var.name, loop.var.dtype)
+    return replace(loop, var=var, body=substitute(body, {loop.var: var}))
+
+
+def _is_row(e: Expr, b: Buffer, var: Var) -> bool:
+    return isinstance(e, Load) and e.buffer.data is b.data and len(e.indices) == 1 and e.indices[0] is var
+
+
+def _renamed(x: Any, old: Buffer, new: Buffer) -> Any:
+    """The same with loads of another buffer."""
+    def visit(y: Any) -> Any:
+        if isinstance(y, tuple):
+            return tuple(map(visit, y))
+        if isinstance(y, Load) and y.buffer.data is old.data:
+            return replace(y, buffer=new)
+        return rebuild(y, visit) if isinstance(y, (Stmt, Expr)) else y
+
+    return visit(x)
+
+
+def _writes(s: Stmt, b: Buffer) -> bool:
+    return any(e.writes and e.storage is b.data for e in effects(s))
+
+
+def _touches(s: Stmt, b: Buffer) -> bool:
+    return any(e.storage is b.data for e in effects(s))
+
+
+__all__ = ["Lazy", "lazy_scaling"]

@@ -1,0 +1,188 @@
+"""What the computing warp groups run of a pipelined loop whose tiles another warp group loads.
+
+Either the loop as it stands, with waits and releases; or with one product left running while the next stage is waited
+for; with the second of two products under the next iteration (overlap_products.py); with a product that starts anew under
+the work on the one before (two_parts.py); or with several that start anew in the same registers (part_loop.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tilelang.ir import (Buffer, Expr, If, Stmt, binary, const, convert, is_const, replace, seq, stmts_of,
+                         substitute, walk, with_attrs)
+from tilelang.ops import Gemm, Reduce
+
+from ..legalize.hopper_features import hopper
+from .overlap_gemms import FRAGMENT, Pair, two_products
+from .chained_accumulators import Chain, chained, product_chain
+from ..analysis.statements import rename
+from ..analysis.statements import do
+from .rings import GROUP, Ring, RoleLoop, hold, pin
+from .pingpong_barriers import give_turn, has_iterations, staggered, wait_for_turn
+from .double_buffered_accumulator import alternate, two_parts
+
+_SERIAL = {"num_stages": None, "order": None, "stage": None, "sync": None, "group": None}
+
+
+def consumer(r: RoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buffer] = ()) -> list[Stmt]:
+    """The loop without its copies, and what ends it.  `r.overlap` then says what runs under what, and why not more.
+
+    finished: what follows the last use of `tiles`, which the loop only reads.
+    """
+    pair = _pair(r)
+    if isinstance(pair, Pair):
+        r.overlap = "the second product of an iteration runs under the next one's first and the work on it"
+        late = any(r.body.items[pair.second].touches(b.data) for b in tiles)
+        return [*_rotated(r, pair, [] if late else list(finished)), *(finished if late else ())]
+    if _overlapped(r):
+        r.overlap = "a product runs on while the next stage is waited for"
+        return [*_one_running(r), *finished]
+    chain = product_chain(r)
+    if chain is not None:
+        r.overlap = "parts of a product take turns in the same registers, each under the work on the one before"
+        return [*chained(r, chain), *finished]
+    parts = two_parts(r)
+    turns = "; warp groups start one product after another" if staggered(r) else ""
+    if parts is not None:
+        r.overlap = f"two parts take turns, each product under the work on the one before{turns}"
+        return [*alternate(r, parts), *finished]
+    r.overlap = "each product is waited for where it stands" + (f" (the second is not moved: {pair})" if pair else "") + turns
+    return [*_plain(r), *finished]
+
+
+def chain_of(r: RoleLoop) -> Chain | None:
+    """The products that take turns in the same registers, where that is the schedule; None for other ones."""
+    return None if isinstance(_pair(r), Pair) or _overlapped(r) else product_chain(r)
+
+
+def late_rings(r: RoleLoop) -> list[Ring]:
+    """The rings whose stages the consumers use an iteration later than the others."""
+    pair = _pair(r)
+    return [x for x in r.rings if x.first == pair.second] if isinstance(pair, Pair) else []
+
+
+def takes_slow_rings(r: RoleLoop) -> bool:
+    """Whether the schedule of a loop knows of stages that are for several iterations: what uses them stays in its order."""
+    return not isinstance(_pair(r), Pair) and not _overlapped(r)
+
+
+def _pair(r: RoleLoop) -> Pair | str:
+    return two_products(r.body, r.loads, set(r.versions), r.consumer_registers, r.groups * GROUP)
+
+
+def _kept(r: RoleLoop) -> tuple[list[Stmt], dict[int, int]]:
+    """(the body without its copies, id of a statement -> its item)."""
+    copies = {id(r.body.items[i].stmt) for i in r.loads}
+    return ([s for s in stmts_of(r.loop.body) if id(s) not in copies],
+            {id(x.stmt): i for i, x in enumerate(r.body.items)})
+
+
+def _plain(r: RoleLoop) -> list[Stmt]:
+    k, turns = r.loop.var, staggered(r)
+    slot, _ = r.slot(k)
+    kept, index = _kept(r)
+    out: list[Stmt] = []
+    for s in kept:
+        i = index.get(id(s), -1)
+        out += r.filled(i, k)
+        out += r.using([r.select(s, k)], [i], k)
+        for ring in r.rings:
+            if ring.last == i and ring.turn == 1:
+                out += r.release(ring, slot)
+        if turns and isinstance(s, Gemm):
+            out.append(give_turn(r, binary("eq", k, convert(r.loop.start))))
+    loop = with_attrs(replace(r.loop, kind="serial", body=seq(*out)), **_SERIAL)
+    return [If(has_iterations(r), wait_for_turn(r)), loop] if turns else [loop]
+
+
+def _one_running(r: RoleLoop) -> list[Stmt]:
+    """One product, which runs on while the next stage is waited for: a stage is released an iteration later."""
+    k = r.loop.var
+    before = (r.step(k) + (r.stages - 1)) % r.stages if r.base is not None else (r.step(k) - 1) % r.stages
+    kept, index = _kept(r)
+    out: list[Stmt] = []
+    for s in kept:
+        i = index.get(id(s), -1)
+        out += r.filled(i, k)
+        done: Any = r.select(s, k)
+        out.append(with_attrs(done, wait=1) if isinstance(s, Gemm) else done)
+        started = binary("gt", k, convert(r.loop.start))
+        # The wait has ordered the group's warps.
+        out += [r.released(ring, before, started) for ring in r.rings if ring.last == i]
+    loop = with_attrs(replace(r.loop, kind="serial", body=seq(*out)), **_SERIAL)
+    product: Any = next(s for s in kept if isinstance(s, Gemm))
+    held = pin(product.c.buffer)
+    extent = convert(r.loop.extent)
+    last = convert(r.loop.start) + extent - 1
+    final, _ = r.slot(last)
+    some = binary("gt", extent, const(0, extent.dtype))
+    releases = [r.released(x, final, some) for x in r.rings] if r.repeated else []
+    return [held, loop, do("wgmma_wait", n=0), held, *releases]
+
+
+def _rotated(r: RoleLoop, pair: Pair, finished: list[Stmt]) -> list[Stmt]:
+    """The loop with the second product of an iteration under the next one (overlap_products.py).
+
+    finished: what follows the last first product.
+    """
+    items, k, start = r.body.items, r.loop.var, convert(r.loop.start)
+    kept, index = _kept(r)
+    at = {i: next(n for n, s in enumerate(kept) if index.get(id(s)) == i) for i in (pair.first, pair.second, pair.waits)}
+    before, product, second = kept[:at[pair.first]], kept[at[pair.first]], kept[at[pair.second]]
+    free = kept[at[pair.first] + 1:at[pair.waits]]
+    bound = kept[at[pair.waits]:at[pair.second]]
+    a: Any = items[pair.first].stmt
+    b: Any = items[pair.second].stmt
+
+    def of(stmts: list[Stmt], it: Expr) -> list[Stmt]:
+        return [r.select(s if it is k else substitute(s, {k: it}), it) for s in stmts]
+
+    def started(s: Stmt, item: int, it: Expr, running: bool) -> list[Stmt]:
+        return [*r.filled(item, it), *(with_attrs(x, wait=-1) if running else x for x in of([s], it))]
+
+    def released(item: int, it: Expr) -> list[Stmt]:
+        slot, _ = r.slot(it)
+        return [x for ring in r.rings if ring.last == item for x in r.release(ring, slot)]
+
+    opening = [*of(before, start), *started(product, pair.first, start, False), *released(pair.first, start),
+               *of(free, start), *of(bound, start)]
+    turn = [*of(before, k), *started(product, pair.first, k, True), *started(second, pair.second, k - 1, True),
+            do("wgmma_wait", n=1), pin(a.c.buffer), *released(pair.first, k), *_held(of(free, k)),
+            do("wgmma_wait", n=0), pin(b.c.buffer), pin(b.a.buffer), *released(pair.second, k - 1), *of(bound, k)]
+    extent = convert(r.loop.extent)
+    loop = with_attrs(replace(r.loop, kind="serial", start=start + 1, extent=extent - 1, body=seq(*turn)), **_SERIAL)
+    last = start + extent - 1
+    closing = [*started(second, pair.second, last, False), *released(pair.second, last)]
+    return [If(binary("gt", extent, const(0, extent.dtype)), seq(*rename(opening), loop, *finished, *closing),
+               seq(*finished) if finished else None, span=r.loop.span)]
+
+
+def _held(stmts: list[Stmt]) -> list[Stmt]:
+    """Work that runs under a product, in the order in which it does so to the end.
+
+    Left to itself ptxas moves the wait for that product to the front: registers of the product are free sooner then, and
+    it counts no cycles of waiting.  A maximum over the lanes of a row is the work that waits most by itself, so the wait
+    is held behind it.
+    """
+    at = next((n for n, s in enumerate(stmts) if isinstance(s, Reduce) and s.dst.buffer.scope_name == FRAGMENT and
+               s.dst.dtype == "float32"), None)
+    if at is None:
+        return stmts
+    made: Any = stmts[at]
+    return [*stmts[:at + 1], hold(made.dst.buffer), *stmts[at + 1:]]
+
+
+def _overlapped(r: RoleLoop) -> bool:
+    """Whether the loop is one product by wgmma, which may run on while the next stage is waited for."""
+    rest = [x.stmt for i, x in enumerate(r.body.items) if i not in r.loads]
+    gemms: list[Gemm] = list(walk(r.launch.body, Gemm))
+    if len(rest) != 1 or len(gemms) != 1 or rest[0] is not gemms[0] or not hopper(r.cx).wgmma:
+        return False
+    op = gemms[0]
+    return all(any(x.buffer in ring.buffers for ring in r.rings) for x in (op.a, op.b)) and is_const(
+        op.clear_accum, False)
+
+
+__all__ = ["chain_of", "consumer", "late_rings", "takes_slow_rings"]

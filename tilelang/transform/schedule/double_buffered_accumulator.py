@@ -1,0 +1,163 @@
+"""A product that starts anew in every iteration: of two iterations the second's runs under the work on the first's sums.
+
+    for k: P = A[k] B[k]; …P…     ->     for k in steps of 4:
+                                             start P = A[k] B[k]
+                                             start Q = A[k+1] B[k+1]; wait for P; …P…
+                                             start P = A[k+2] B[k+2]; wait for Q; …Q…
+                                             …; wait for Q; …Q…
+                                         the iterations that are left, in the same way
+
+So go sums of parts that are scaled or promoted before they are added to a total (float8 with block scales).  Two parts
+are in registers instead of one; the arithmetic and its order are those of the loop.  No product is under way from one
+turn of the new loop to the next: ptxas gives up on accumulators that take turns over a loop's end and serialises them
+(C7514).  So the matrix unit is left alone once a turn, and turns are long.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, If, Stmt, Var, binary, const, convert, free_vars, fresh,
+                         is_const, logical, replace, seq, stmts_of, substitute, with_attrs)
+from tilelang.ir.record import record
+from tilelang.ops import Gemm
+
+from ..analysis.effects import effects, fills_whole
+from ..analysis.statements import rename
+from ..analysis.statements import do
+from .rings import GROUP, RoleLoop, pin
+from .pingpong_barriers import give_turn, staggered, wait_for_turn
+
+FRAGMENT = "local.fragment"
+TURN = 4  # iterations of a turn
+_BESIDE = 32  # registers of a thread for addresses, barriers and loop state
+
+
+@record
+class Parts:
+    """item: of the loop body, the product.  first, second: what it is summed in, in turns."""
+
+    item: int
+    first: Buffer
+    second: Buffer
+
+
+def two_parts(r: RoleLoop) -> Parts | None:
+    """The product of a loop that may run an iteration ahead; None when there is none, or no room for a second part."""
+    items = r.body.items
+    rest = [i for i in range(len(items)) if i not in r.loads]
+    products = [i for i in rest if isinstance(items[i].stmt, Gemm)]
+    if len(products) != 1 or r.body.allocs or any(items[i].defines is not None for i in rest):
+        return None
+    if r.stages < 3:  # two are in use at a time
+        return None
+    at = products[0]
+    op: Any = items[at].stmt
+    part = op.c.buffer
+    if not is_const(op.clear_accum, True) or not {op.a.buffer, op.b.buffer} <= set(r.versions):
+        return None
+    if any(x.last >= at if x.turn > 1 else (x.first, x.last) != (at, at) for x in r.rings):
+        return None
+    if free_vars(op) & {s.var for s in r.body.pure}:
+        return None
+    others = [i for i in rest if i != at]
+    read = {e.storage for e in items[at].effects} - {part.data}
+    if any(e.writes and e.storage in read for i in others for e in items[i].effects):
+        return None
+    if any(items[i].touches(part.data) for i in others if i < at) or r.used_outside(part.data):
+        return None
+    if any(b is part for b, _ in r.launch.attr("layouts") or ()) or _registers(r, part) > r.consumer_registers:
+        return None
+    return Parts(at, part, replace(part, name=f"{part.name}_2", data=Var(f"{part.name}_2", part.data.dtype)))
+
+
+def _registers(r: RoleLoop, part: Buffer) -> int:
+    """Of a thread, with a second part."""
+    held = {e.storage: e.buffer for x in r.body.items for e in x.effects if e.buffer.scope_name == FRAGMENT}
+    size = sum(b.size * b.dtype.bits // 32 for b in (*held.values(), part))
+    return size // (r.groups * GROUP) + _BESIDE
+
+
+def _early(r: RoleLoop, before: list[Stmt], after: list[Stmt]) -> list[Buffer] | None:
+    """The fragments that the statements before the product make for those after it, where that may be done an iteration
+    ahead, with a second copy of each; None where it may not.  So loads (of scales) have a whole product to arrive."""
+    if not all(isinstance(s, Bind) or fills_whole(s) for s in before):
+        return None
+    made: dict[Var, Buffer] = {}
+    for s in before:
+        for e in effects(s):
+            if e.writes and (e.buffer.scope_name != FRAGMENT or e.storage not in made and e.reads):
+                return None
+            if e.writes:
+                made[e.storage] = e.buffer
+    inside = {id(x) for x in (*before, *after)}
+    touched = {e.storage for e in (x for s in before for x in effects(s))}
+    if any(e.writes and e.storage in touched for s in after for e in effects(s)):
+        return None
+    others = (s for s in stmts_of(r.loop.body) if id(s) not in inside)
+    if any(map(r.used_outside, made)) or any(e.storage in made for s in others for e in effects(s)):
+        return None
+    annotated = {b for b, _ in r.launch.attr("layouts") or ()}
+    return None if annotated & set(made.values()) else list(made.values())
+
+
+def alternate(r: RoleLoop, parts: Parts) -> list[Stmt]:
+    """The loop without its copies, in turns of several iterations, and what ends it."""
+    items, k = r.body.items, r.loop.var
+    copies = {id(items[i].stmt) for i in r.loads}
+    kept = [s for s in stmts_of(r.loop.body) if id(s) not in copies]
+    at = next(n for n, s in enumerate(kept) if s is items[parts.item].stmt)
+    early = _early(r, kept[:at], kept[at + 1:])
+    twins = [(b, replace(b, name=f"{b.name}_2", data=Var(f"{b.name}_2", b.data.dtype))) for b in early or ()]
+    second: dict[Any, Any] = {parts.first: parts.second, **dict(twins)}
+
+    def iteration(it: Expr, odd: int, running: int, after_wait: list[Stmt]) -> tuple[list[Stmt], list[Stmt]]:
+        """(what starts its product, the work when that is done); `running` products stay under way meanwhile."""
+        mapping: dict[Any, Any] = {k: it, **(second if odd else {})}
+        done = [r.select(substitute(s, mapping), it) for s in kept]
+        product = [*r.filled(parts.item, it), with_attrs(done[at], wait=-1)]
+        slot, _ = r.slot(it)
+        released = [s for ring in r.rings if ring.turn == 1 for s in r.release(ring, slot)]
+        before = r.using(done[:at], list(range(parts.item)), it)
+        rest = [do("wgmma_wait", n=running), pin(parts.second if odd else parts.first), *released, *after_wait, *done[at + 1:]]
+        if early is None:
+            return product, rename([*before, *rest])
+        whole = rename([*before, *rest])
+        return [*whole[:len(before)], *product], whole[len(before):]
+
+    def turn(it: Expr, count: int, once: list[Stmt]) -> Stmt:
+        """`count` iterations from `it` on.  once: what follows the first product."""
+        found = [iteration(it + n if n else it, n % 2, int(n + 1 < count), once if n == 0 else []) for n in range(count)]
+        out = list(found[0][0])
+        for n in range(count):
+            if n + 1 < count:
+                out += found[n + 1][0]
+            out += found[n][1]
+        return seq(*out)
+
+    def turns(begin: Expr, number: Expr, count: int, lead: bool) -> For:
+        v = fresh(f"{k.name}_{count}", k.dtype)
+        once = [give_turn(r, binary("eq", v, const(0, v.dtype)))] if lead else []
+        return For(v, const(0, number.dtype), number, "serial", turn(begin + v * count, count, once), span=r.loop.span)
+
+    first, extent, lead = convert(r.loop.start), convert(r.loop.extent), staggered(r)
+    made: list[Stmt] = [Alloc(parts.second), *(Alloc(b) for _, b in twins)]
+    if isinstance(extent, Const):
+        whole, left = divmod(max(0, int(extent.value)), TURN)
+        out = list(made)
+        if lead and whole:
+            out.append(wait_for_turn(r))
+        if whole:  # ring_steps is for verify_sync, which leaves out the same iterations of all loops
+            out.append(with_attrs(turns(first, const(whole, extent.dtype), TURN, lead), ring_steps=(TURN, int(extent.value))))
+        if left:
+            out.append(turn(first + whole * TURN, left, []))
+        return out
+    zero, one = const(0, extent.dtype), const(1, extent.dtype)
+    extent = binary("max", extent, zero)  # what is left of a negative one would be some
+    whole_turns, done = extent // TURN, extent // TURN * TURN
+    return [*made, *([If(binary("gt", whole_turns, zero), wait_for_turn(r))] if lead else []),
+            turns(first, whole_turns, TURN, lead), turns(first + done, extent % TURN // 2, 2, False),
+            If(logical("and", binary("gt", extent, zero), binary("eq", extent % 2, one)), turn(first + (extent - 1), 1, []))]
+
+
+__all__ = ["Parts", "alternate", "two_parts"]

@@ -1,0 +1,141 @@
+"""Accumulators are scaled under the exponentials, not behind them.
+
+    hold(top); …                               …
+    for r: for j: S[r, j] = exp2(…)            for j: S[0, j] = exp2(…)                       (rows of the first half)
+    sums of S                                  hold(top); wait; release; acc[…] *= factor[…]
+    wait(0); release                     ->    for j in the first half: S[1, j] = exp2(…)
+    acc[…] *= factor[…]                        hold(factor)
+    P = S                                      for j in the second half: S[1, j] = exp2(…)
+                                               sums of S;  P = S
+
+A warp computes an exponential in eight cycles, and has issued the two or three other instructions of a score long before.
+The assembler puts the multiplications of the accumulators, on which nothing in the loop depends, behind the last exponential
+all the same: 64 cycles in which the matrix unit waits for the scores.  It moves nothing across a branch that hangs on what
+was computed (tl::wgmma_hold), so the work stands between two of them, with exponentials to share the time with.  The product
+whose accumulators these are had the first half of the exponentials to end.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+from tilelang.ir import (Buffer, Call, Const, Evaluate, For, If, Launch, Load, Stmt, Store, Var, const, fresh,
+                         free_vars, contains, rebuild, replace, seq, stmts_of, substitute, walk)
+from tilelang.ir.buffer import AddressOf
+from tilelang.target.register_forms import form_of
+
+from ..analysis.effects import effects
+from .conditional_rescale import lazy_scaling
+from ..analysis.statements import do
+
+
+def early_scaling(launch: Launch) -> Launch:
+    """The launch (attr `own_values`) with its loops over products in that order, where they have this shape."""
+    def visit(x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(map(visit, x))
+        if isinstance(x, For):
+            found = _reordered(list(stmts_of(x.body)))
+            if found is not None:
+                return replace(x, body=seq(*found))
+        return rebuild(x, visit) if isinstance(x, Stmt) else x
+
+    return rebuild(launch, visit)  # type: ignore[return-value]
+
+
+def _reordered(body: list[Stmt]) -> list[Stmt] | None:
+    """The statements of a loop in the new order, None where they do not have the shape."""
+    held = next((i for i, s in enumerate(body) if _calls(s, "wgmma_hold")), None)
+    if held is None:
+        return None
+    mapped = next((i for i in range(held + 1, len(body)) if _kind(body[i]) == "map"), None)
+    scaled = None if mapped is None else next((i for i in range(mapped + 1, len(body)) if _kind(body[i]) == "scale"), None)
+    if mapped is None or scaled is None:
+        return None
+    waits = next((i for i in range(scaled - 1, mapped, -1) if _calls(body[i], "wgmma_wait")), None)
+    if waits is None or body[waits].call.attr("n") != 0 or not all(map(_releases, body[waits + 1:scaled])):  # type: ignore[attr-defined]
+        return None
+    moved, between = body[waits:scaled + 1], body[mapped + 1:waits]
+    factor = _factor(body[scaled])
+    parts = _parts(body[mapped])
+    if factor is None or parts is None or not _independent(moved, [body[mapped], *between]):
+        return None
+    if any(isinstance(c, Call) and c.op in ("wgmma", "wgmma_commit") for s in between for c in walk(s)):
+        return None  # the wait is for these products too
+    first, second, third = parts
+    lazy = lazy_scaling(body, scaled, mapped, factor)
+    if lazy is None:
+        after = do("wgmma_hold", AddressOf(factor, (const(0),)), count=min(2, factor.size))
+    else:
+        after, moved = copy(body[held]), [*moved[:-1], *lazy.branch]
+        between = [lazy.rest.get(i, body[i]) for i in range(mapped + 1, waits)]
+    return [*body[:held], *body[held + 1:mapped], first, body[held], *moved, second, after, third, *between, *body[scaled + 1:]]
+
+
+def _kind(s: Stmt) -> str:
+    """What form a loop on registers of their own has, "" for others."""
+    form = form_of(s) if isinstance(s, For) and s.attr("registers") else None
+    return "" if form is None else form.kind
+
+
+def _calls(s: Stmt, name: str) -> bool:
+    return isinstance(s, Evaluate) and s.call.op == name
+
+
+def _releases(s: Stmt) -> bool:
+    """Statements that give a stage back: they touch no register that holds numbers."""
+    return isinstance(s, (If, Evaluate)) and all(
+        x.op in ("sync_warp", "mbarrier_arrive", "mbarrier_arrive_cluster") for x in walk(s, Call) if x.dtype == "void"
+        ) and not contains(s, Store)
+
+
+def _factor(scale: Stmt) -> Buffer | None:
+    """The array whose elements the accumulators are multiplied by."""
+    own = form_of(scale).buffer  # type: ignore[union-attr]
+    found = {x.buffer.data: x.buffer for x in walk(scale, Load) if x.buffer.data is not own.data}
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _independent(moved: list[Stmt], passed: list[Stmt]) -> bool:
+    """Whether neither of the two writes what the other touches."""
+    mine, theirs = [[e for s in group for e in effects(s)] for group in (moved, passed)]
+    return not any(a.storage is b.storage and (a.writes or b.writes) for a in mine for b in theirs)
+
+
+def _parts(s: Stmt) -> tuple[Stmt, Stmt, Stmt] | None:
+    """A map in three: the first half of its rows, and the two halves of the others.  Rows are what its other operands hang
+    on."""
+    loops: list[For] = []
+    inner: Stmt = s
+    while isinstance(inner, For):
+        loops.append(inner)
+        inner = inner.body
+    if not isinstance(inner, Store) or not all(isinstance(x.extent, Const) for x in loops):
+        return None
+    others = {v for x in walk(inner.value, Load) if x.buffer.data is not inner.buffer.data
+              for v in free_vars(x)}
+    sizes = {x.var: int(x.extent.value) for x in loops}  # type: ignore[attr-defined]
+    rows = [v for v, n in sizes.items() if v in others and n > 1]
+    columns = sorted((v for v, n in sizes.items() if v not in others and n > 1), key=lambda v: -sizes[v])
+    if len(rows) != 1 or not columns:
+        return None
+    row, column = rows[0], columns[0]
+    half, middle = sizes[row] // 2, sizes[column] // 2
+    rest = (half, sizes[row])
+    return (_part(loops, inner, {row: (0, half)}), _part(loops, inner, {row: rest, column: (0, middle)}),
+            _part(loops, inner, {row: rest, column: (middle, sizes[column])}))
+
+
+def _part(loops: list[For], body: Stmt, ranges: dict[Var, tuple[int, int]]) -> Stmt:
+    """The nest of loops, with variables of its own, over a part of the values of some of them."""
+    own = {x.var: fresh(x.var.name, x.var.dtype) for x in loops}
+    starts = {v: ranges[v][0] for v in ranges}
+    out: Stmt = substitute(body, {v: x + const(starts[v], v.dtype) if starts.get(v) else x for v, x in own.items()})
+    for x in reversed(loops):
+        start, end = ranges.get(x.var, (0, int(x.extent.value)))  # type: ignore[attr-defined]
+        out = replace(x, var=own[x.var], extent=const(end - start, x.var.dtype), body=out)
+    return out
+
+
+__all__ = ["early_scaling"]

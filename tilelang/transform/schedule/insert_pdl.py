@@ -1,0 +1,104 @@
+"""Launches that begin while the kernel before them on the stream ends.
+
+    init barriers; sync_threads                        init barriers; sync_threads
+    loads, products, stores              ->            pdl_sync(); pdl_trigger()
+                                                       loads, products, stores                   (Launch attr pdl)
+
+A launch with programmatic serialisation starts as soon as the kernel before it lets it or has no block left to start or
+run; `pdl_sync` returns when that kernel is over and what it wrote is seen.  So a block is at hand, its barriers set up,
+when the work before it ends: on an H200 1 us sooner (benchmarks/results/notes.md).  What comes after one that has passed
+`pdl_trigger` may be started likewise; it waits in turn, and stands behind a kernel that had waited before it let others
+start: whoever waits for the last kernel has all before it.
+
+Every access of global memory stands behind pdl_sync.  TMA, cp.async, stores and atomics are not moved.  The compiler may
+read what a kernel never writes ahead of any order (ld.global.nc): where threads load from global memory by themselves (a
+bias, a scale), no parameter is `__restrict__`, also where the program itself calls T.pdl_sync.  What foreign code does
+nobody knows: such launches stay as they are.
+"""
+
+from __future__ import annotations
+
+from tilelang.ir import (Alloc, Bind, Call, Evaluate, Func, Launch, Load, Stmt, Store, contains, replace, rewrite_launches,
+                         seq, stmts_of, walk, with_attrs)
+
+from ..legalize.aliasing import parameter_names
+from ..framework.config import PassConfigKey
+from ..analysis.effects import effects, expr_effects
+from ..framework.pass_ import DEVICE, PassContext, pass_
+from ..analysis.statements import do
+
+# What a block may do before the kernel in front of it is over: nothing that leaves its cluster.  Tensor maps are parameters.
+_SETTING_UP = frozenset((
+    "tma_prefetch", "mbarrier_init", "fence_mbarrier_init", "fence_proxy_async", "sync_threads", "sync_warp", "cluster_sync",
+    "cluster_rank", "cluster_size", "elect_one", "in_warp_groups", "warp_uniform", "set_max_nreg"))
+# Calls that take global addresses and that no compiler moves in front of pdl_sync.
+_IN_ORDER = frozenset(("cp_async", "tma_load", "tma_store", "tma_reduce_add", "tma_prefetch", "bulk_load", "bulk_store"))
+_FOREIGN = frozenset(("call_extern", "source_kernel", "ldg", "ldg32", "ldg64", "ldg128", "ldg256"))
+
+
+@pass_(needs=DEVICE)
+def dependent_launch(func: Func, cx: PassContext) -> Func:
+    """Gives launches pdl_sync, pdl_trigger and the attr `pdl`; see the module's text.  Off unless tl.dependent_launch is set.
+
+    Launches that have the attr, that start all blocks at once (`cooperative`) or that run foreign code stay as they are,
+    and so do targets before sm_90.
+    """
+    wanted = bool(cx.option(PassConfigKey.TL_DEPENDENT_LAUNCH)) and cx.target.at_least(90)
+    names = parameter_names(func)
+    return replace(func, body=rewrite_launches(func.body, lambda x: _dependent(x, wanted, names)))
+
+
+def _dependent(launch: Launch, wanted: bool, names: tuple[str, ...]) -> Launch:
+    if launch.attr("pdl"):
+        return launch if ordered(launch) else with_attrs(launch, may_alias=names)
+    if not wanted or launch.attr("cooperative") or _runs_foreign_code(launch):
+        return launch
+    if any(x.op == "pdl_trigger" for x in walk(launch.body, Call)):  # in front of a wait it would let
+        return launch  # the next one start before the kernel in front of this one is over
+    stmts = stmts_of(launch.body)
+    at = next((n for n, s in enumerate(stmts) if not _sets_up(s)), len(stmts))
+    body = seq(*stmts[:at], do("pdl_sync"), do("pdl_trigger"), *stmts[at:], span=launch.body.span)
+    out = with_attrs(replace(launch, body=body), pdl=True)
+    return out if ordered(launch) else with_attrs(out, may_alias=names)
+
+
+def _runs_foreign_code(launch: Launch) -> bool:
+    return any(x.op in _FOREIGN for x in walk(launch.body, Call))
+
+
+def ordered(launch: Launch) -> bool:
+    """Whether no access of global memory can be moved in front of pdl_sync."""
+    return not _runs_foreign_code(launch) and all(isinstance(e.node, Store) or isinstance(e.node, Call) and (
+        e.node.op in _IN_ORDER or e.node.op.startswith("atomic_")) for e in effects(launch.body)
+        if e.buffer.scope_name == "global")
+
+
+def around_launch(launch: Launch) -> tuple[list[Stmt], Stmt, list[Stmt]]:
+    """What a launch and its neighbours on the stream tell each other before it does anything, the rest, and what they do at
+    its very end: whole blocks run it, whatever roles they have in between."""
+    stmts = list(stmts_of(launch.body))
+    at = next((k for k, s in enumerate(stmts) if not isinstance(s, Alloc) or s.init is not None), 0)
+    head: list[Stmt] = []
+    tail: list[Stmt] = []
+    while len(stmts) > at and _dependence(stmts[at]):
+        head.append(stmts.pop(at))
+    while stmts and _dependence(stmts[-1]):
+        tail.insert(0, stmts.pop())
+    return head, seq(*stmts, span=launch.body.span), tail
+
+
+def _dependence(s: Stmt) -> bool:
+    return isinstance(s, Evaluate) and isinstance(s.call, Call) and s.call.op in ("pdl_trigger", "pdl_sync")
+
+
+def _sets_up(s: Stmt) -> bool:
+    """Whether a statement may run before the kernel in front is over."""
+    if isinstance(s, Alloc):
+        return s.buffer.scope_name != "global" or s.init is None
+    if isinstance(s, Bind):
+        return not contains(s.value, Load) and not list(expr_effects(s.value))
+    return all(x.op in _SETTING_UP for x in walk(s, Call)) and not any(
+        e.buffer.scope_name == "global" for e in effects(s))
+
+
+__all__ = ["around_launch", "dependent_launch", "ordered"]

@@ -1,0 +1,211 @@
+"""Loops and branches of the program around a pipelined loop that roles share: what of them the loading role runs too.
+
+    for t in …:  x = f(t);  clear(C);  for k in T.Pipelined(n): …A[x, k]…;  copy(C, …);  s = s + 1
+
+The computing role runs all of it.  The role that loads keeps what decides how often the pipelined loop runs and where its
+copies read: loops, conditions, bindings, and the scalars of T.alloc_var (`s`), which each thread of either role has for
+itself.  Everything else it leaves out.  That is possible where these values are the same whoever computes them: made of
+block variables, parameters, tensors that the launch only reads, and each other; not of thread indices, tiles or results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tilelang.ir import (Alloc, Bind, Break, Buffer, Const, Continue, Expr, For, If, Launch, Parallel, Seq, Stmt, Store, Var,
+                         While, binary, cast, const, convert, dtype, free_vars, inner, load, replace, seq, statements,
+                         stmts_of, walk)
+
+from ..analysis.effects import effects, expr_effects, hangs_on_threads, own_effects
+from .plan_pipelines import has_exits
+
+SCALAR = "local.var"
+
+
+class Around:
+    """What surrounds a pipelined loop of a launch.
+
+    path: the statements around the loop, from the launch's body inwards.  scalars: storage of the variables that both roles
+    keep.  visible: bound variables with the same value in both.  why: "" or why the loading role cannot follow.
+    """
+
+    def __init__(self, launch: Launch, loop: For) -> None:
+        self.launch, self.loop = launch, loop
+        self.path = _path(launch.body, loop)
+        self.written = {e.storage for e in effects(launch.body) if e.writes}
+        self.bound = {v for x in walk(launch.body) for v in _bound(x)}
+        self.allocs: dict[Buffer, None] = {}
+        self.scalars = {s.buffer.data for s in statements(launch.body)
+                        if isinstance(s, Alloc) and s.buffer.scope_name == SCALAR}
+        self.visible: set[Var] = set()
+        self.lost: set[Var] = set()
+        self.uneven: set[int] = set()
+        self.reached = False
+        while True:  # a scalar that cannot be kept takes along those made of it
+            known = len(self.uneven)
+            self.visible, self.lost, self.reached = set(launch.block_vars), set(), False
+            self._scan(launch.body, True, None)
+            if not self.lost & self.scalars and known == len(self.uneven):
+                break
+            self.scalars -= self.lost
+        self.why = "" if self.reached else "how often the loop runs is computed by the threads that would not load"
+
+    def same(self, e: Expr) -> bool:
+        """Whether a value is the same in both roles."""
+        if hangs_on_threads(e):
+            return False
+        if free_vars(e) & (self.bound | set(self.launch.thread_vars)) - self.visible:
+            return False
+        return all(not x.writes and (x.storage in self.scalars or x.buffer.scope_name == "global" and
+                                     x.storage not in self.written) for x in expr_effects(e))
+
+    def _scan(self, s: Stmt, here: bool, loop: Stmt | None) -> None:
+        """Finds what cannot be kept below s.  here: whether both roles come to s alike; loop: the innermost around s."""
+        if s is self.loop:
+            self.reached |= here
+            self._lose(effects(s))
+            return
+        if isinstance(s, (For, While, If)):
+            self._lose(own_effects(s))
+        match s:
+            case Seq():
+                for x in s.stmts:
+                    self._scan(x, here, loop)
+            case Store() if s.buffer.data in self.scalars:
+                if not (here and all(map(self.same, (*s.indices, s.value)))):
+                    self.lost.add(s.buffer.data)
+            case Alloc() if s.buffer.data in self.scalars:
+                if not here or s.init is not None and not self.same(convert(s.init)):
+                    self.lost.add(s.buffer.data)
+            case Bind():
+                self._lose(own_effects(s))
+                if here and self.same(s.value):
+                    self.visible.add(s.var)
+            case For() if s.kind in ("serial", "unroll"):
+                here = here and id(s) not in self.uneven and self.same(convert(s.start)) and self.same(convert(s.extent))
+                if here:
+                    self.visible.add(s.var)
+                self._scan(s.body, here, s)
+            case While():
+                self._scan(s.body, here and id(s) not in self.uneven and self.same(s.cond), s)
+            case If():
+                here = here and self.same(s.cond)
+                self._scan(s.then, here, loop)
+                if s.orelse is not None:
+                    self._scan(s.orelse, here, loop)
+            case Break() | Continue():
+                if not here and loop is not None:  # the loop goes on differently in the two roles
+                    self.uneven.add(id(loop))
+            case _:
+                self._lose(effects(s))
+
+    def _lose(self, found: Iterable[Any]) -> None:
+        self.lost |= {e.storage for e in found if e.writes}
+
+    # ---- the two parts --------------------------------------------------------------------------------------------
+
+    def loading(self, loads: list[Stmt]) -> list[Stmt]:
+        """The launch's body for the role that loads, with `loads` in the place of the loop."""
+        return list(stmts_of(self._kept(self.launch.body, seq(*loads)) or seq()))
+
+    def _kept(self, s: Stmt, loads: Stmt) -> Stmt | None:
+        if s is self.loop:
+            return loads
+        match s:
+            case Seq():
+                return seq(*(x for x in (self._kept(y, loads) for y in s.stmts) if x is not None))
+            case Alloc() | Store():
+                return s if s.buffer.data in self.scalars else None
+            case Bind():
+                return s if s.var in self.visible else None
+            case Break() | Continue():
+                return s
+            case For() | While() if self._matters(s):
+                return replace(s, body=self._kept(s.body, loads) or seq())
+            case If() if self._matters(s) or has_exits(s):
+                orelse = None if s.orelse is None else self._kept(s.orelse, loads)
+                return replace(s, then=self._kept(s.then, loads) or seq(), orelse=orelse)
+        return None
+
+    def _matters(self, s: Stmt) -> bool:
+        """Whether the loop, or a store of a scalar that is kept, stands below."""
+        return any(x is self.loop or isinstance(x, Store) and x.buffer.data in self.scalars for x in statements(s))
+
+    def computing(self, stmts: list[Stmt]) -> list[Stmt]:
+        """The launch's body with `stmts` in the place of the loop, less the shared buffers it allocates on the way, which
+        `allocs` holds then."""
+        def visit(s: Stmt) -> Stmt:
+            if s is self.loop:
+                return seq(*stmts)
+            if isinstance(s, Seq):
+                out: list[Stmt] = []
+                for x in s.stmts:
+                    if isinstance(x, Alloc) and x.init is None and x.buffer.scope_name in ("shared", "shared.dyn"):
+                        self.allocs[x.buffer] = None
+                    else:
+                        out.append(visit(x) if any(x is y for y in (*self.path, self.loop)) else x)
+                return seq(*out, span=s.span)
+            if isinstance(s, If):
+                return replace(s, then=visit(s.then) if _holds(s.then, self.loop) else s.then,
+                               orelse=visit(s.orelse) if s.orelse is not None and _holds(s.orelse, self.loop) else s.orelse)
+            return replace(s, body=visit(s.body))  # type: ignore[attr-defined, call-arg]
+
+        return list(stmts_of(visit(self.launch.body)))
+
+
+class Counted:
+    """The number of steps a ring has made before the loop, modulo twice its stages, counted by each role.
+
+    base: that number, None while it is always zero.  begin: at the start of a role; bind: in front of the loop; advance:
+    behind it.
+    """
+
+    def __init__(self, extent: Expr, stages: int) -> None:
+        self.begin: list[Stmt] = []
+        self.bind: list[Stmt] = []
+        self.advance: list[Stmt] = []
+        self.base: Expr | None = None
+        period = 2 * stages
+        if isinstance(extent, Const) and extent.value % period == 0:
+            return
+        base, zero = Var("steps", dtype("int32")), (const(0),)
+        count = Buffer("step_count", (1,), dtype("int32"), SCALAR)
+        made = cast(binary("max", extent, const(0, extent.dtype)) % period, "int32")
+        self.base = base
+        self.begin = [Alloc(count), Store(count, zero, const(0, "int32"))]
+        self.bind = [Bind(base, load(count, zero))]
+        self.advance = [Store(count, zero, (base + made) % period)]
+
+
+def inner_loops(body: Stmt, asked: Callable[[For], bool]) -> list[For]:
+    """The pipelined loops below a launch's body that are inside no other one."""
+    out: list[For] = []
+    stack = [body]
+    while stack:
+        s = stack.pop()
+        if isinstance(s, For) and asked(s):
+            out.append(s)
+        else:
+            stack += reversed(inner(s))
+    return out
+
+
+def _path(body: Stmt, loop: For) -> tuple[Stmt, ...]:
+    if body is loop:
+        return ()
+    for x in inner(body):
+        if _holds(x, loop):
+            return (body, *_path(x, loop))
+    return ()
+
+
+def _holds(s: Stmt, loop: For) -> bool:
+    return any(x is loop for x in statements(s))
+
+
+def _bound(x: Any) -> tuple[Var, ...]:
+    return (x.var,) if isinstance(x, (Bind, For)) else tuple(x.vars) if isinstance(x, Parallel) else ()
+
+
+__all__ = ["Around", "Counted", "inner_loops"]

@@ -1,0 +1,413 @@
+"""Which tiles a block of a persistent launch computes, and in which order.
+
+    launch grid (gx, gy), bx, by:  body      ->      launch grid (min(P, gx * gy),), block:
+                                                         for i in serial(ceil((gx * gy - block) / P)):
+                                                             t = block + i * P;  bx, by = place of tile t;  body
+
+The blocks of a grid do not depend on each other, so any order is right.  It is chosen for L2: tiles that run at the same
+time share what they load.  Where the work of a tile grows with a block variable, long tiles come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+from tilelang.arith import Analyzer
+from tilelang.ir import (Bind, Const, Evaluate, Expr, For, If, Launch, Select, Stmt, Var, While, binary, const, convert,
+                         dtype, free_vars, logical, replace, seq, substitute, walk)
+from tilelang.ir.expr import Call
+from tilelang.ir.record import record
+
+from ..framework.config import PassConfigKey
+from .tile_scheduler import Deal, deal_tiles, panel_rows
+from .cluster_pairs import Load, at_once, larger_in_one_round, pairs, pays_for_many, pays_in_one_round, saved_in_one_round
+from ..framework.pass_ import PassContext
+from .clusters import Team, make_team
+
+TILE_START = 1.5  # what beginning and ending a tile costs, in iterations
+L2_SHARE = 32 << 20  # bytes of L2 that tiles running together may fill with what they share
+_SAMPLE = 4096  # stands for extents that are known at run time only, where an order is chosen
+
+
+@record
+class Work:
+    """What decides the order: loads = ((bytes of an iteration, their source's index expressions), …), the extent of the
+    loop that does them, in terms of the block variables.  padded: blocks beyond the grid may run: all they would do
+    besides loading tiles can be left out."""
+
+    loads: tuple[tuple[int, tuple[Expr, ...]], ...]
+    extent: Expr
+    block_vars: tuple[Var, ...]
+    cycles: float = 0  # of the matrix unit, an iteration; 0 where unknown
+    rows: tuple[tuple[int, bool], ...] = ()  # of each load's source: see pairing.rows_of
+    padded: bool = False
+
+
+@record
+class Tiles:
+    """A launch's tiles, dealt out to fewer blocks.
+
+    grid: number of blocks.  block: its index.  index, count: variable and extent of the loop over a block's tiles.
+    binds: the launch's block variables, in terms of them.  team: of n blocks when blocks n c .. n c + n - 1 are a cluster
+    that computes neighbouring tiles at the same time.  inside: whether a block's tile is one of the launch's, where the
+    grid is no whole clusters.  once: a block has one tile.
+    """
+
+    grid: Expr
+    block: Var
+    index: Var
+    count: Expr
+    binds: tuple[Bind, ...]
+    report: str
+    team: Team | None = None
+    inside: Expr | None = None
+    once: bool = False
+
+    def of_the_grid(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        """What is left out by blocks whose tile is none of the launch's."""
+        return body if self.inside is None or not body else (If(self.inside, seq(*body)),)
+
+    def loop(self, *body: Stmt) -> For:
+        """All tiles of a block."""
+        return For(self.index, const(0), self.count, "serial", seq(*self.binds, *body), attrs=(("tiles", True),))
+
+
+def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) -> Tiles | str:
+    """How a launch's tiles are dealt out to blocks, or why each block keeps its own.
+
+    alone: one block fills a multiprocessor; else the grid stays as large as it is, unless tl.persistent says otherwise.
+    """
+    asked = cx.option(PassConfigKey.TL_PERSISTENT)
+    if launch.attr("cluster"):
+        return "the launch has clusters of its own"
+    if _may_wait(launch.body):
+        return "blocks may wait for each other"
+    blocks = int(asked) if asked is not None and asked is not True else cx.target.limits.multiprocessors
+    why = _own_tiles(launch, asked, alone)
+    whole = Analyzer().simplify(_product([convert(g) for g in launch.grid]))
+    one_round = not why and isinstance(whole, Const) and whole.value <= blocks
+    if one_round:
+        why = "there are no more tiles than multiprocessors"
+    pays = _in_one_round if one_round and alone else _for_many if not why else _never
+    found = _spans(launch, work, cx, pays, 0 if why else blocks)
+    if one_round and alone and cx.option(PassConfigKey.TL_CLUSTER) is None:
+        found = _larger(launch, work, blocks, found)
+    refused = f"; {found}" if isinstance(found, str) else ""
+    spans = None if isinstance(found, str) or prod(found) == 1 else found
+    if why and spans is None:
+        return why + refused
+    cluster = 1 if spans is None else prod(spans)
+    running = min(blocks, at_once(cx.target.limits.multiprocessors, cluster))
+    few = launch if spans is None else _grouped(launch, spans)
+    total = Analyzer().simplify(_product([convert(g) for g in few.grid]))
+    teams = total if why else _minimum(total, const(running // cluster, total.dtype))
+    block, index = Var("block", dtype("int32")), Var("tile_step", dtype("int32"))
+    first: Expr = block
+    binds: list[Bind] = []
+    if spans is not None:
+        binds = [_bound("team", block // cluster), _bound("rank", block % cluster)]
+        first = binds[0].var
+    dealt = _dealt(launch, work, blocks) if spans is None else None
+    if dealt is not None:
+        row, column = dealt.place(block, index)
+        return Tiles(teams, block, index, dealt.count(block), (*_longest_in(launch, row, column, work),),
+                     f"persistent: {blocks} blocks, tiles longest first, dealt out forth and back{refused}")
+    t = Var("tile", dtype("int32"))
+    # One tile a block: its place must not name the loop's variable, which place_sync would count through.
+    binds.append(Bind(t, first if why else _minimum(first + index * teams, total - 1)))
+    order, about = _order(few, work, running // cluster, spans or (1,) * len(launch.grid), cx)
+    binds += order(t)
+    count = (total - (block // cluster) + (teams - 1)) // teams
+    text = f"one tile a block ({why})" if why else f"persistent: {running // cluster * cluster} blocks, tiles {about}"
+    if spans is None:
+        return Tiles(teams, block, index, count, tuple(binds), text + refused)
+    team, places = make_team(spans, binds[1].var)
+    own, inside, about = _in_team(launch, few, spans, team)
+    return Tiles(teams * cluster, block, index, const(1, count.dtype) if why else count, (*binds, *places, *own), text + about,
+                 team, inside, bool(why))
+
+
+def _own_tiles(launch: Launch, asked: Any, alone: bool) -> str:
+    """Why each block keeps its own tile, as far as it does not depend on their number; "" where nothing asks for that."""
+    if asked is False or asked == 0 and asked is not None:
+        return "tl.persistent is off"
+    shared = not alone and asked is None or int(launch.attr("min_blocks_per_sm") or 1) > 1
+    return "blocks share a multiprocessor" if shared else ""
+
+
+def _in_team(launch: Launch, few: Launch, spans: tuple[int, ...], team: Team) -> tuple[list[Bind], Expr | None, str]:
+    """(block variables of the launch, whether its grid has the block: None where all are in it, words for the report) from
+    the place of a cluster in the grid of `few` and a block's ranks."""
+    binds: list[Bind] = []
+    inside: Expr | None = None
+    wide = sorted(team.wide)
+    for k in wide:
+        v, n = launch.block_vars[k], convert(launch.grid[k])
+        binds.append(Bind(v, few.block_vars[k] * spans[k] + team.ranks[k]))
+        if not isinstance(n, Const) or n.value % spans[k]:
+            here = binary("lt", v, convert(n))
+            inside = here if inside is None else logical("and", inside, here)
+    return binds, inside, (f"; clusters of {' x '.join(str(spans[k]) for k in wide)} along "
+                           f"{'dimension' if len(wide) == 1 else 'dimensions'} {' and '.join(map(str, wide))} of the grid")
+
+
+def _spans(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, tuple[Load, ...]], bool],
+           blocks: int) -> tuple[int, ...] | str:
+    """Blocks of a cluster along each dimension of the grid, all 1 for none; or why there are none of those asked for.
+
+    blocks: that may run at a time, 0 where the grid stays as large as it is.
+    """
+    asked, dims = cx.option(PassConfigKey.TL_CLUSTER), len(launch.grid)
+    if not isinstance(asked, tuple):
+        paired = None if blocks % 2 else _paired(launch, work, cx, pays, blocks)
+        return tuple(2 if k == paired else 1 for k in range(dims))
+    spans = (*asked, *[1] * dims)[:max(dims, len(asked))]
+    none = f"no clusters of {' x '.join(map(str, asked))}: "
+    for k, n in enumerate(spans):
+        if n == 1:
+            continue
+        if k >= dims:
+            return f"{none}the grid has no dimension {k}"
+        v, extent = launch.block_vars[k], convert(launch.grid[k])
+        if v in free_vars(work.extent):
+            return f"{none}the length of a tile depends on its place along dimension {k}"
+        if all(_names(at, v) for _, at in work.loads):
+            return f"{none}no load is the same along dimension {k}"
+        if not work.padded and not (isinstance(extent, Const) and extent.value % n == 0):
+            return f"{none}dimension {k} of the grid is no multiple of {n}, and blocks have effects before or in their loop"
+    if 0 < blocks < prod(spans):
+        return f"{none}there are {blocks} blocks"
+    return spans[:dims]
+
+
+def _larger(launch: Launch, work: Work, blocks: int, found: tuple[int, ...] | str) -> tuple[int, ...] | str:
+    """Clusters of more than two for a launch of one round, where they save more than those found.
+
+    blocks: that run at a time without clusters.
+    """
+    steps, grid = Analyzer().simplify(work.extent), [convert(g) for g in launch.grid]
+    sizes = [g.value for g in grid if isinstance(g, Const)]
+    if isinstance(found, str) or not isinstance(steps, Const) or len(sizes) != len(grid) or not work.padded:
+        return found
+
+    def saved(spans: tuple[int, ...]) -> float:
+        loads = tuple(Load(b, start, prod(n for v, n in zip(launch.block_vars, spans) if not _names(at, v)), inner)
+                      for (b, at), (start, inner) in zip(work.loads, work.rows))
+        return saved_in_one_round(loads, work.cycles, int(steps.value), prod(spans))
+
+    shared = tuple(v not in free_vars(work.extent) and not all(_names(at, v) for _, at in work.loads)
+                   for v in launch.block_vars)
+    return larger_in_one_round(tuple(sizes), shared, saved, blocks, found)
+
+
+def _paired(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, tuple[Load, ...]], bool],
+            blocks: int) -> int | None:
+    """The dimension along which neighbours make a cluster: what they both load is loaded once.  None for none.
+
+    pays: whether clusters are worth it with such loads.  blocks: that run at a time, 0 where the grid stays as large as it is.
+    """
+    sizes = [convert(g) for g in launch.grid]
+    total = prod(g.value if isinstance(g, Const) else 0 for g in sizes)
+    asked = cx.option(PassConfigKey.TL_CLUSTER)
+    best: tuple[float, int] | None = None
+    for k, (v, g) in enumerate(zip(launch.block_vars, launch.grid)):
+        n = convert(g)
+        if asked == 1 or not isinstance(n, Const) or v in free_vars(work.extent) or n.value % 2 and not (
+                total and blocks and work.padded and pairs(n.value, total // n.value, blocks)):
+            continue
+        loads = tuple(Load(b, start, not _names(at, v), inner) for (b, at), (start, inner) in zip(work.loads, work.rows))
+        saved = sum(x.cost for x in loads if x.saved)
+        if asked is None and not pays(work, loads):
+            continue
+        if saved and (best is None or saved > best[0]):
+            best = saved, k
+    return None if best is None else best[1]
+
+
+def _for_many(work: Work, loads: tuple[Load, ...]) -> bool:
+    """Blocks compute several tiles."""
+    return pays_for_many(loads, work.cycles)
+
+
+def _in_one_round(work: Work, loads: tuple[Load, ...]) -> bool:
+    """One tile a block, one block a multiprocessor."""
+    steps = Analyzer().simplify(work.extent)
+    return isinstance(steps, Const) and pays_in_one_round(loads, work.cycles, int(steps.value))
+
+
+def _never(work: Work, loads: tuple[Load, ...]) -> bool:
+    """Blocks that share a multiprocessor hide each other's loads."""
+    return False
+
+
+def _grouped(launch: Launch, spans: tuple[int, ...]) -> Launch:
+    """The launch of clusters: fewer along some dimensions, the last of which may reach beyond the grid."""
+    names = {2: "pair"}
+    block_vars = tuple(v if n == 1 else Var(f"{v.name}_{names.get(n, 'team')}", v.dtype)
+                       for v, n in zip(launch.block_vars, spans))
+    grid = tuple(g if n == 1 else Analyzer().simplify((convert(g) + (n - 1)) // n) for g, n in zip(launch.grid, spans))
+    return replace(launch, grid=grid, block_vars=block_vars)
+
+
+def _order(launch: Launch, work: Work, teams: int, spans: tuple[int, ...], cx: PassContext) -> tuple[Any, str]:
+    """(tile number -> bindings of the block variables, one phrase).  teams: blocks, or clusters, at work together, of so
+    many blocks along each dimension."""
+    grid = [convert(g) for g in launch.grid]
+    swizzle = launch.attr("swizzle")
+    if swizzle and len(grid) >= 2:
+        panel, how = swizzle
+        across, along = (0, 1) if how != "column" else (1, 0)
+        wide = max(1, int(panel) // spans[along])
+        return lambda t: _panels(launch, t, across, along, wide), f"in panels of {panel}"
+    growing = _growing(launch, work)
+    if growing is not None:
+        group = _heads(launch, work, growing)
+        return lambda t: _longest_first(launch, t, growing, group), "longest first"
+    if len(grid) >= 2:
+        bx, by = work.block_vars[:2]
+        x = sum(n for n, at in work.loads if _names(at, bx) and not _names(at, by))
+        y = sum(n for n, at in work.loads if _names(at, by) and not _names(at, bx))
+        if x and y:
+            panel = panel_rows(max(1, teams), y * spans[1], x * spans[0])
+            return lambda t: _panels(launch, t, 0, 1, panel), f"in panels of {panel} rows"
+    return lambda t: _plain(launch, t), "in order"
+
+
+def _may_wait(body: Stmt) -> bool:
+    """Whether a block may depend on another one's progress: it looks at what atomics give, or spins."""
+    unused = {id(x.call) for x in walk(body, Evaluate)}
+    return any(isinstance(x, While) or isinstance(x, Call) and x.op.startswith("atomic") and id(x) not in unused
+               for x in walk(body))
+
+
+def _names(at: tuple[Expr, ...], v: Var) -> bool:
+    return any(v in free_vars(e) for e in at)
+
+
+def _plain(launch: Launch, t: Expr) -> list[Bind]:
+    """x fastest."""
+    return _taken_apart(launch, t, range(len(launch.grid)))
+
+
+def _taken_apart(launch: Launch, index: Expr, dims: Sequence[int]) -> list[Bind]:
+    """The block variables of these dimensions, the first one fastest, of a tile's number among them."""
+    out: list[Bind] = []
+    for k in dims[:-1]:
+        out.append(Bind(launch.block_vars[k], index % launch.grid[k]))
+        index = index // launch.grid[k]
+    return [*out, *(Bind(launch.block_vars[k], index) for k in dims[-1:])]
+
+
+def _panels(launch: Launch, t: Expr, across: int, along: int, panel: int) -> list[Bind]:
+    """Panels of `panel` indices of dimension `along`, each walked along dimension `across`, back and forth."""
+    ga, gl = convert(launch.grid[across]), convert(launch.grid[along])
+    a, b = launch.block_vars[across], launch.block_vars[along]
+    flat, rest = _bound("in_layer", t % (ga * gl)), _bound("layer", t // (ga * gl))
+    number = _bound("panel", flat.var // (ga * panel))
+    inside = _bound("in_panel", flat.var % (ga * panel))
+    rows = _bound("rows", _minimum(const(panel), gl - number.var * panel))
+    column = _bound("column", _minimum(inside.var // rows.var, ga - 1))
+    turned = binary("sub", ga - 1, column.var)
+    out = [flat, rest, number, inside, rows, column,
+           Bind(b, _minimum(number.var * panel + inside.var % rows.var, gl - 1)),
+           Bind(a, Select(binary("eq", number.var % 2, const(0)), column.var, turned, turned.dtype, lazy=False))]
+    return out + _taken_apart(launch, rest.var, [k for k in range(len(launch.grid)) if k not in (across, along)])
+
+
+def _longest_first(launch: Launch, t: Expr, growing: int, group: int | None) -> list[Bind]:
+    """Dimension `growing` from its end, slowest; within groups of the others whose loads fit L2 together."""
+    others = [k for k in range(len(launch.grid)) if k != growing]
+    g = convert(launch.grid[growing])
+    if not others:
+        return [Bind(launch.block_vars[growing], (g - 1) - t)]
+    rest = Analyzer().simplify(_product([convert(launch.grid[k]) for k in others]))
+    width: Expr = rest if group is None else _minimum(const(group), rest)
+    first = _bound("group", t // (width * g))
+    inside = _bound("in_group", t % (width * g))
+    # The last group may be narrower.
+    now = _bound("width", _minimum(width, rest - first.var * width))
+    out = [first, inside, now, Bind(launch.block_vars[growing], (g - 1) - _minimum(inside.var // now.var, g - 1))]
+    head = _bound("other", _minimum(first.var * width + inside.var % now.var, rest - 1))
+    return [*out, head, *_taken_apart(launch, head.var, others)]
+
+
+def _dealt(launch: Launch, work: Work, blocks: int) -> Deal | None:
+    """The deal of a launch whose tiles grow with a block variable, when its grid is known."""
+    growing = None if launch.attr("swizzle") else _growing(launch, work)
+    group = None if growing is None else _heads(launch, work, growing)
+    if growing is None or group is None:
+        return None
+    v, n = work.block_vars[growing], int(convert(launch.grid[growing]).value)  # type: ignore[attr-defined]
+    lengths = [_sampled(work.extent, work.block_vars, {v: n - 1 - row}) for row in range(n)]
+    columns = 1
+    for k, g in enumerate(launch.grid):
+        columns *= 1 if k == growing else int(convert(g).value)  # type: ignore[attr-defined]
+    known = [x + TILE_START for x in lengths if x is not None]
+    return deal_tiles(known, columns, blocks, group) if len(known) == n else None
+
+
+def _longest_in(launch: Launch, row: Expr, column: Expr, work: Work) -> list[Bind]:
+    """The block variables of the tile `row` from the end of the growing dimension, `column` in the others."""
+    growing = _growing(launch, work) or 0
+    rows = convert(launch.grid[growing])
+    first = _bound("row", row)
+    out = [first, Bind(launch.block_vars[growing], (rows - 1) - first.var)]
+    others = [k for k in range(len(launch.grid)) if k != growing]
+    if not others:
+        return out
+    total = Analyzer().simplify(_product([convert(launch.grid[k]) for k in others]))
+    place = _bound("column", _minimum(column, total - 1))
+    return [*out, place, *_taken_apart(launch, place.var, others)]
+
+
+def _growing(launch: Launch, work: Work) -> int | None:
+    """The dimension along which tiles get longer."""
+    low = _sampled(work.extent, work.block_vars, {})
+    for k, (v, g) in enumerate(zip(work.block_vars, launch.grid)):
+        n = _sampled(g, work.block_vars, {})
+        if n is None or n < 2 or low is None or v not in free_vars(work.extent):
+            continue
+        high = _sampled(work.extent, work.block_vars, {v: n - 1})
+        if high is not None and high > low:
+            return k
+    return None
+
+
+def _heads(launch: Launch, work: Work, growing: int) -> int | None:
+    """How many tiles that differ in the other dimensions share L2."""
+    if not all(isinstance(convert(g), Const) for g in launch.grid):
+        return None
+    v, n = work.block_vars[growing], _sampled(launch.grid[growing], work.block_vars, {})
+    longest = _sampled(work.extent, work.block_vars, {v: (n or 1) - 1})
+    if longest is None:
+        return None
+    return max(1, round(L2_SHARE / max(1, longest * sum(b for b, at in work.loads if not _names(at, v)))))
+
+
+def _sampled(e: Any, block_vars: tuple[Var, ...], values: dict[Var, int]) -> int | None:
+    """The value of an expression with block variables 0 (or as given) and a stand-in for everything else unknown."""
+    e = convert(e)
+    blocks = set(block_vars)
+    got = Analyzer().simplify(substitute(e, {v: const(values.get(v, 0 if v in blocks else _SAMPLE), v.dtype)
+                                             for v in free_vars(e)}))
+    return int(got.value) if isinstance(got, Const) else None
+
+
+def _bound(name: str, value: Expr) -> Bind:
+    return Bind(Var(name, value.dtype), value)
+
+
+def _minimum(a: Expr, b: Expr) -> Expr:
+    return binary("min", a, b)
+
+
+def _product(xs: list[Expr]) -> Expr:
+    out = xs[0]
+    for x in xs[1:]:
+        out = out * x
+    return out
+
+
+__all__ = ["Tiles", "Work", "plan_tiles"]

@@ -1,0 +1,261 @@
+"""The code of a software pipeline: prologue and main loop over versioned buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, If, Load, Node,
+                         Region, Stmt, Store, Var, call, const, fresh, load, replace, rewrite,
+                         seq, substitute, used_vars, with_attrs)
+from tilelang.ir.record import record
+
+from ..analysis.statements import rename
+from ..analysis.pipeline_schedule import Body, needed_binds
+
+
+@record
+class Plan:
+    """A checked schedule.
+
+    stage, order: per item.  ahead: items that become asynchronous copies.  versions: buffer -> the buffer with a
+    leading dimension of versions.  report: one line for `pipeline_report`.
+    """
+
+    stage: list[int]
+    order: list[int]
+    ahead: frozenset[int]
+    versions: dict[Buffer, Buffer]
+    report: str
+
+
+@record
+class _Run:
+    """Statements next to each other in the schedule that work on one iteration.  group: index of its async group."""
+
+    items: tuple[int, ...]
+    stage: int
+    group: int | None
+
+
+def emit(plan: Plan, loop: For, parts: Body) -> Stmt:
+    """Serial code of the pipelined `loop` (already of kind serial)."""
+    return _Emitter(plan, loop, parts).code()
+
+
+class _Emitter:
+    def __init__(self, plan: Plan, loop: For, parts: Body) -> None:
+        self.plan, self.loop, self.parts = plan, loop, parts
+        self.items = parts.items
+        self.depth = max(plan.stage, default=0)
+        self.runs = self.split()
+        self.groups = sum(r.group is not None for r in self.runs)
+        self.extent: Expr = loop.extent
+
+    # ---- structure ----------------------------------------------------------------------------------------------
+
+    def consumers(self, i: int) -> set[int]:
+        """Items that touch what asynchronous copy i writes."""
+        storage = self.items[i].stmt.dst.buffer.data  # type: ignore[attr-defined]
+        return {j for j, y in enumerate(self.items) if j != i and j not in self.plan.ahead and y.touches(storage)}
+
+    def split(self) -> list[_Run]:
+        """Runs in schedule order.  Copies that are first used at different places get groups of their own only when
+        they are waited for in the iteration that issues them: there the later wait hides more."""
+        p = self.plan
+        ranked = sorted(range(len(self.items)), key=lambda i: p.order[i])
+        same_step = {i for i in p.ahead if any(p.stage[j] == p.stage[i] for j in self.consumers(i))}
+        first_use = {i: min((p.order[j] for j in self.consumers(i)), default=-1) for i in p.ahead}
+        starts = {first_use[i] for i in same_step}
+        runs: list[_Run] = []
+        group = 0
+        current: list[int] = []
+
+        def key(i: int) -> tuple[Any, ...]:
+            return (p.stage[i], i in p.ahead, first_use[i] if i in same_step else None)
+
+        def close() -> None:
+            nonlocal group
+            if current:
+                is_group = current[0] in p.ahead
+                runs.append(_Run(tuple(current), p.stage[current[0]], group if is_group else None))
+                group += is_group
+                current.clear()
+
+        if same_step and all(i in p.ahead for i in ranked[: len(p.ahead)]):  # copies first: sort them by first use
+            ranked[: len(p.ahead)] = sorted(ranked[: len(p.ahead)], key=lambda i: (first_use[i], p.order[i]))
+        for i in ranked:
+            if current and (key(current[-1]) != key(i) or (i not in p.ahead and p.order[i] in starts)):
+                close()
+            current.append(i)
+        close()
+        return runs
+
+    # ---- one run ------------------------------------------------------------------------------------------------
+
+    def run(self, r: _Run, iteration: Any, clone: bool) -> list[Stmt]:
+        """Statements of a run for one iteration (0-based).  clone: with fresh names for all it defines."""
+        stmts: list[Stmt] = []
+        used: set[Any] = set()
+        for i in r.items:
+            s = self.items[i].stmt
+            used |= used_vars(s)
+            stmts.append(with_attrs(s, async_group=True) if i in self.plan.ahead else s)
+        binds = self.early(used)
+        stmts = self.with_late(stmts)
+        if not clone and r.stage == self.depth:
+            binds = []  # bound once at the top of the main loop's body
+        else:
+            fresh_binds = {b.var: fresh(b.var.name, b.var.dtype) for b in binds}
+            stmts = [substitute(s, fresh_binds) for s in
+                     (*(Bind(fresh_binds[b.var], b.value, span=b.span) for b in binds), *stmts)]
+        k = self.loop.start + iteration
+        stmts = [self.at(s, k, iteration) for s in stmts]
+        return rename(stmts) if clone else stmts
+
+    def early(self, used: Iterable[Any]) -> list[Bind]:
+        """Bindings for these values that may stand in front of all statements."""
+        return [b for b in needed_binds(self.parts.pure, used) if b.var not in self.parts.late]
+
+    def with_late(self, stmts: list[Stmt]) -> list[Stmt]:
+        """The statements, bindings of values that scheduled bindings give each in front of the first that needs it."""
+        if not self.parts.late:
+            return stmts
+        out: list[Stmt] = []
+        done: dict[Any, Any] = {}
+        for s in stmts:
+            for b in needed_binds(self.parts.pure, used_vars(s)):
+                if b.var in self.parts.late and b.var not in done:
+                    value = substitute(b.value, done)
+                    done[b.var] = fresh(b.var.name, b.var.dtype)
+                    out.append(Bind(done[b.var], value, span=b.span))
+            out.append(substitute(s, done))
+        return out
+
+    def at(self, s: Stmt, k: Any, iteration: Any) -> Stmt:
+        """s for the given iteration: loop variable replaced, buffers indexed by their slot."""
+        if k is not self.loop.var:
+            s = substitute(s, {self.loop.var: k})
+        return select_version(s, self.plan.versions, iteration)
+
+    def guarded(self, iteration: Any, stmts: list[Stmt], span: Any) -> list[Stmt]:
+        inside = iteration < self.extent if isinstance(iteration, Expr) else const(iteration, self.dtype) < self.extent
+        if isinstance(inside, Const):
+            return stmts if inside.value else []
+        return [If(inside, seq(*stmts), span=span)]
+
+    @property
+    def dtype(self) -> Any:
+        return self.loop.var.dtype
+
+    # ---- waits --------------------------------------------------------------------------------------------------
+
+    def needed_group(self, r: _Run) -> int | None:
+        """Newest group a run needs, relative to the first group of its own step (negative: of earlier steps)."""
+        newest: int | None = None
+        for q in self.runs:
+            if q.group is None:
+                continue
+            if any(j in r.items for i in q.items for j in self.consumers(i)):
+                at = (q.stage - r.stage) * self.groups + q.group
+                newest = at if newest is None else max(newest, at)
+        return newest
+
+    def step(self, run_of: Any) -> list[Stmt]:
+        """One step: runs in order with their commits and waits.  run_of(run) -> its statements, or None to leave the
+        run (but not its commit) out."""
+        out: list[Stmt] = []
+        issued, waited = 0, None
+        bodies = [(r, run_of(r)) for r in self.runs]
+        # A wait that needs nothing of this step comes first: one barrier after it then also separates the readers of
+        # the previous iteration from the copies that overwrite their slot.
+        early = [g for r, body in bodies if body for g in (self.needed_group(r),) if g is not None and g < 0]
+        if early:
+            waited = max(early)
+            out.append(_wait(-waited - 1))
+        for r, body in bodies:
+            if body:
+                g = self.needed_group(r)
+                if g is not None and (waited is None or g > waited):
+                    out.append(_wait(issued - 1 - g))
+                    waited = g
+                out += body
+            if r.group is not None:
+                out.append(_commit())
+                issued += 1
+        return out
+
+    # ---- the whole ----------------------------------------------------------------------------------------------
+
+    def code(self) -> Stmt:
+        loop = self.loop
+        out: list[Stmt] = [Alloc(b, span=b.span) for b in self.plan.versions.values()]
+        out += [a for a in self.parts.allocs if a.buffer not in self.plan.versions]
+        if not isinstance(loop.extent, (Const, Var)):  # bounds are evaluated once
+            n = fresh(f"{loop.var.name}_extent", loop.extent.dtype)
+            out.append(Bind(n, loop.extent, span=loop.span))
+            self.extent = n
+        for u in range(self.depth):
+            out += self.step(lambda r, u=u: self.prologue_run(r, u))
+        k = loop.var
+        base: Expr = k if isinstance(loop.start, Const) and loop.start.value == 0 else k - loop.start
+        top = self.early({v for r in self.runs if r.stage == self.depth for i in r.items
+                          for v in used_vars(self.items[i].stmt)})
+
+        def main_run(r: _Run) -> list[Stmt]:
+            ahead = self.depth - r.stage
+            if ahead == 0:
+                return [select_version(s, self.plan.versions, base) for s in self.plain_run(r)]
+            return self.guarded(base + ahead, self.run(r, base + ahead, clone=False), loop.span)
+
+        body = seq(*top, *self.step(main_run), span=loop.span)
+        out.append(with_attrs(replace(loop, body=body, extent=self.extent), pipeline_report=self.plan.report))
+        if self.depth:  # nothing is left in flight (the last copies are guarded off): this tells every later reader so
+            out.append(_wait(0))
+        return seq(*out, span=loop.span)
+
+    def plain_run(self, r: _Run) -> list[Stmt]:
+        return self.with_late([with_attrs(self.items[i].stmt, async_group=True) if i in self.plan.ahead
+                               else self.items[i].stmt for i in r.items])
+
+    def prologue_run(self, r: _Run, u: int) -> list[Stmt]:
+        if r.stage > u:
+            return []
+        iteration = u - r.stage
+        return self.guarded(iteration, self.run(r, const(iteration, self.dtype), clone=True), self.loop.span)
+
+
+def _commit() -> Stmt:
+    return Evaluate(call("cp_async_commit", (), "void"))
+
+
+def _wait(pending: int) -> Stmt:
+    return Evaluate(call("cp_async_wait", (), "void", n=pending))
+
+
+def select_version(s: Any, versions: dict[Buffer, Buffer], iteration: Any) -> Any:
+    """s with every access of a versioned buffer going to slot iteration mod its number of versions."""
+    if not versions:
+        return s
+
+    def fn(x: Node) -> Node | None:
+        b = getattr(x, "buffer", None)
+        new = versions.get(b) if isinstance(b, Buffer) else None
+        if new is None:
+            return None
+        slot = iteration % new.shape[0] if isinstance(iteration, Expr) else const(iteration % new.shape[0])
+        match x:
+            case Load():
+                return load(new, (slot, *x.indices), span=x.span)
+            case Store():
+                return replace(x, buffer=new, indices=(slot, *x.indices))
+            case AddressOf():
+                return replace(x, buffer=new, indices=(slot, *x.indices))
+            case Region():
+                return Region(new, (slot, *x.mins), (1, *x.extents), span=x.span)
+        return None
+
+    return rewrite(s, fn, Load, Store, AddressOf, Region)
+
+
+__all__ = ["Plan", "emit", "select_version"]

@@ -1,0 +1,269 @@
+"""Pipelined loops become serial loops over versioned shared buffers, asynchronous copies, commits and waits."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+from tilelang.errors import InternalError
+from tilelang.ir import (Alloc, Break, Buffer, Const, Continue, For, Func, Launch, Parallel, Region, Seq, Stmt, Var, While,
+                         rebuild, replace, rewrite_launches, rewrite_stmts, seq, statements, stmts_of, walk, with_attrs)
+from tilelang.ir.record import state
+from tilelang.ops import Copy, Reduce, Scan
+
+from ..framework.config import PassConfigKey
+from ..analysis.effects import effects, orders
+from ..legalize.hopper_features import no_roles
+from ..analysis.liveness import Liveness, has_views, live_into
+from ..framework.pass_ import TILE, PassContext, pass_
+from .pipeline_emit import Plan, emit
+from ..analysis.pipeline_loops import check_flow, is_pipelined, scheduled_lists, wanted_stages
+from ..analysis.pipeline_schedule import Body, Item, stage_span, take_apart, violations
+
+
+_LOOP_ATTRS = ("num_stages", "order", "stage", "sync", "group", "software_pipeline_stage", "software_pipeline_order",
+               "software_pipeline_async_stages", "software_pipeline_async_producers",
+               "software_pipeline_async_producer_groups")
+_SHARED = ("shared", "shared.dyn")
+
+
+@pass_(needs=TILE)
+def plan_pipelines(func: Func, cx: PassContext) -> Func:
+    """Overlap the copies of later iterations with the computation of this one.
+
+    Before:                                     After (num_stages = 3):
+        for k in T.Pipelined(n, num_stages=3):      for step in 0, 1:                            (unrolled)
+            T.copy(A[k], A_s)                           if step < n: async copy A[step] -> A_s[step]
+            T.gemm(A_s, B_s, C)                         commit
+                                                    for k in serial(n):
+                                                        wait(1 group pending)
+                                                        if k + 2 < n: async copy A[k + 2] -> A_s[(k + 2) % 3]
+                                                        commit
+                                                        T.gemm(A_s[k % 3], …, C)
+    Keeps: the meaning of the sequential loop, for every n.  Where a dependence would be broken (through any access:
+    atomics, writes of a copied tensor, values carried to the next iteration or out of the loop) the loop stays
+    sequential; attribute `pipeline_report` of the resulting loop says what was done and why.  Barriers between
+    threads are placed later.
+    """
+    return rewrite_launches(func, lambda x: _Planner(x, cx).run())
+
+
+@state
+class _Planner:
+    launch: Launch
+    cx: PassContext
+    made: dict[Buffer, Buffer] = field(default_factory=dict)
+
+    def run(self) -> Launch:
+        if not any(isinstance(s, For) and is_pipelined(s) for s in statements(self.launch.body)):
+            return self.launch
+        body = self.planned(self.launch.body)
+        touched = {e.storage for e in effects(body)}
+        body = _drop_allocs(body, {b for b in self.made if b.data not in touched})
+        layouts = self.launch.attr("layouts")
+        out = replace(self.launch, body=body)
+        if layouts:  # a user's layout of a buffer is that of each of its versions
+            more = tuple((self.made[b], lay) for b, lay in layouts if b in self.made)
+            out = with_attrs(out, layouts=tuple(layouts) + more)
+        reports = [s.attr("pipeline_report") for s in statements(body) if isinstance(s, For)]
+        stages = {**dict(self.launch.attr("stages", ())), **{b.name: int(v.shape[0]) for b, v in self.made.items()}}
+        off = no_roles(self.cx)
+        notes = (*self.launch.attr("report", ()), *([f"one role for all warps: {off}"] if off else []))
+        return with_attrs(out, pipeline_report="; ".join(r for r in reports if r) or None,
+                          stages=tuple(stages.items()) or None, report=notes or None)
+
+    def planned(self, body: Stmt) -> Stmt:
+        """A body with its pipelined loops, inner ones first, as serial code."""
+        def loop(s: Stmt) -> Stmt | None:
+            return self.loop(s, self.planned(s.body)) if isinstance(s, For) and is_pipelined(s) else None
+
+        return rewrite_stmts(body, loop)
+
+    def loop(self, original: For, body: Stmt) -> Stmt:
+        """A pipelined loop, its body already planned, as serial code."""
+        wanted = wanted_stages(original)
+        plain = with_attrs(replace(original, kind="serial", body=body), **dict.fromkeys(_LOOP_ATTRS))
+
+        def serial(why: str) -> For:
+            return with_attrs(plain, pipeline_report=f"sequential: {why}")
+
+        parts = take_apart(stmts_of(body))
+        if isinstance(wanted, tuple):
+            stage, order = scheduled_lists(original, parts, *wanted)
+            check_flow(original, parts.items, stage, order)
+        elif wanted == 0:
+            return plain
+        if has_exits(body):
+            return serial("break or continue in the body")
+        if orders(original.body):
+            return serial("the body orders threads or asynchronous copies itself")
+        if not self.has_async():
+            return serial("no asynchronous copies on this target, or tl.enable_async_copy is off")
+        if isinstance(wanted, tuple):
+            plan = self.manual(original, parts, stage, order)
+        else:
+            plan = self.automatic(original, parts, wanted)
+        if isinstance(plan, str):
+            return serial(plan)
+        for b, v in plan.versions.items():
+            self.made[b] = v
+        return emit(plan, plain, parts)
+
+    def has_async(self) -> bool:
+        target = self.cx.target
+        return bool(self.cx.option(PassConfigKey.TL_ENABLE_ASYNC_COPY)) and bool(
+            target is None or getattr(target, "has_cp_async", True))
+
+    # ---- the two kinds of schedule ----------------------------------------------------------------------------
+
+    def automatic(self, loop: For, parts: Body, stages: int) -> Plan | str:
+        """Copies from global to shared in stage 0, everything else in stage num_stages - 1."""
+        items, last = parts.items, stages - 1
+        reasons: list[str] = []
+        loads = {i for i, x in enumerate(items) if _is_load(x)}
+        early = set(loads)
+        for i in sorted(loads):
+            buffer = items[i].stmt.dst.buffer  # type: ignore[attr-defined]
+            why = _unwaited(items, loads, i) or unversionable(self.launch, loop, items, buffer)
+            if why:
+                early.discard(i)
+                reasons.append(why)
+        while early:
+            stage = [0 if i in early else last for i in range(len(items))]
+            order = _producers_first(items, early)
+            versions = {items[i].stmt.dst.buffer.data: stages for i in early}  # type: ignore[attr-defined]
+            broken = violations(items, stage, order, versions)
+            if not broken:
+                return self.plan(parts, stage, order, early, versions)
+            drop = {i for v in broken for i in (v.first, v.second) if i in early}
+            if not drop:  # between statements that stay in order: it cannot be
+                raise InternalError(f"pipeline: statements in source order break {broken[0].what}")
+            gone = {items[i].stmt.dst.buffer for i in drop}  # type: ignore[attr-defined]
+            reasons += [f"`{b.name}` cannot be copied ahead: `{broken[0].what}` is written in between" for b in gone]
+            early = {i for i in early if items[i].stmt.dst.buffer not in gone}  # type: ignore[attr-defined]
+        return "; ".join(dict.fromkeys(reasons)) or "no copy from global to shared memory in the body"
+
+    def manual(self, loop: For, parts: Body, stage: list[int], order: list[int]) -> Plan | str:
+        """The user's order and stage lists."""
+        items = parts.items
+        versions: dict[Var, int] = {}
+        for b in {e.buffer: None for x in items for e in x.effects if e.writes}:
+            span = stage_span(items, stage, b.data)
+            if span > 1 and b.scope_name in _SHARED and not unversionable(self.launch, loop, items, b):
+                versions[b.data] = span
+        broken = violations(items, stage, order, versions)
+        if broken:
+            first, second = (items[k].stmt.span for k in (broken[0].first, broken[0].second))
+            return f"the given order and stages would break a dependence on `{broken[0].what}`" + (
+                f" between {first} and {second}" if first and second else "")
+        loads = {i for i, x in enumerate(items) if _is_load(x)}
+        ahead = {i for i, x in enumerate(items) if i in loads and not _unwaited(items, loads, i) and all(
+            stage[j] > stage[i] or (stage[j] == stage[i] and order[j] > order[i])
+            for j, y in enumerate(items) if j != i and y.touches(x.stmt.dst.buffer.data))}  # type: ignore[attr-defined]
+        return self.plan(parts, stage, order, ahead, versions)
+
+    def plan(self, parts: Body, stage: list[int], order: list[int], ahead: set[int], versions: dict[Var, int]) -> Plan:
+        buffers = {e.buffer: None for x in parts.items for e in x.effects if versions.get(e.storage, 1) > 1}
+        new = {b: versioned(b, versions[b.data]) for b in buffers}
+        count = max(versions.values(), default=1)
+        names = ", ".join(sorted({parts.items[i].stmt.dst.buffer.name for i in ahead}))  # type: ignore[attr-defined]
+        report = f"pipelined: {count} stage{'s' * (count != 1)}" + (f" of {names}" if names else "")
+        return Plan(stage, order, frozenset(ahead), new, report)
+
+
+# ---- what the user asked for ----------------------------------------------------------------------------------------
+
+
+# ---- small questions ------------------------------------------------------------------------------------------------
+
+
+def versioned(b: Buffer, versions: int) -> Buffer:
+    """A buffer of its own that holds `versions` tiles of b, one after another."""
+    return replace(b, shape=(versions, *b.shape), data=Var(b.name, b.data.dtype, span=b.span))
+
+
+def unversionable(launch: Launch, loop: For, items: list[Item], b: Buffer) -> str:
+    """Why a shared buffer cannot have versions; empty when it can."""
+    if not b.is_static or b.strides_ is not None:
+        return f"`{b.name}` has a run-time shape"
+    if has_views(b, launch.body):
+        return f"`{b.name}` has views"
+    for x in items:
+        if x.touches(b.data) and any(  # their dimensions are counted; also those in a branch
+                b.data in (n.src.buffer.data, n.dst.buffer.data) for n in walk(x.stmt, Reduce, Scan)):
+            return f"`{b.name}` is reduced or scanned in shared memory"
+        if any(e.storage is b.data and e.indices is None and e.region is None for e in x.effects):
+            return f"the address of `{b.name}` is taken"
+    if live_into(b.data, loop.body):
+        return f"`{b.name}` carries values to the next iteration"
+    if Liveness(b.data, launch.body).after(loop):
+        return f"`{b.name}` is used after the loop"
+    return ""
+
+def _is_load(x: Item) -> bool:
+    """Whether an item copies from global to shared memory in a form that may be asynchronous."""
+    c = x.stmt
+    return (isinstance(c, Copy) and c.src.buffer.scope_name == "global" and c.dst.buffer.scope_name in _SHARED and
+            c.src.dtype == c.dst.dtype and c.attr("prefer_instruction") != "sync" and not c.attr("by_hand"))
+
+
+def _unwaited(items: list[Item], loads: set[int], i: int) -> str:
+    """Why copy i must not be left in flight: nobody waits for it, or another copy writes the same place.
+
+    Copies in flight are not ordered among each other.
+    """
+    dst = items[i].stmt.dst  # type: ignore[attr-defined]
+    users = [j for j, x in enumerate(items) if j != i and x.touches(dst.buffer.data)]
+    if all(j in loads for j in users):
+        return f"`{dst.buffer.name}` is not used in the body"
+    for j in users:
+        if j in loads and not _apart(dst, items[j].stmt.dst):  # type: ignore[attr-defined]
+            return f"`{dst.buffer.name}` is copied to twice"
+    return ""
+
+
+def _apart(a: Region, b: Region) -> bool:
+    """Whether two regions of one buffer certainly have no element in common."""
+    for x, n, y, m in zip(a.mins, a.extents, b.mins, b.extents):
+        if isinstance(x, Const) and isinstance(y, Const) and isinstance(n, int) and isinstance(m, int):
+            if int(x.value) + n <= int(y.value) or int(y.value) + m <= int(x.value):
+                return True
+    return False
+
+
+def _producers_first(items: list[Item], early: set[int]) -> list[int]:
+    ranked = sorted(range(len(items)), key=lambda i: (i not in early, i))
+    order = [0] * len(items)
+    for at, i in enumerate(ranked):
+        order[i] = at
+    return order
+
+
+def has_exits(body: Stmt) -> bool:
+    """Whether a break or continue below belongs to the loop around body."""
+    match body:
+        case Break() | Continue():
+            return True
+        case For() | While():
+            return False
+        case Parallel():
+            return False
+        case Seq():
+            return any(map(has_exits, body.stmts))
+    return any(has_exits(x) for x in (getattr(body, "then", None), getattr(body, "orelse", None)) if x is not None)
+
+
+def _drop_allocs(s: Any, gone: set[Buffer]) -> Any:
+    if not gone:
+        return s
+    if isinstance(s, Seq):
+        return seq(*(_drop_allocs(x, gone) for x in s.stmts if not (isinstance(x, Alloc) and x.buffer in gone)),
+                   span=s.span)
+    if isinstance(s, tuple):
+        return tuple(_drop_allocs(x, gone) for x in s)
+    if isinstance(s, Stmt):
+        return rebuild(s, lambda x: _drop_allocs(x, gone) if isinstance(x, (Stmt, tuple)) else x)
+    return s
+
+
+__all__ = ["has_exits", "plan_pipelines", "unversionable", "versioned"]

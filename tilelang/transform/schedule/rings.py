@@ -1,0 +1,237 @@
+"""Rings of stages between the warp group that loads and those that compute, and the loop they serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any
+
+from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, For, If, Launch, Stmt, Var, binary, call, cast, const,
+                         convert, dtype, is_const, logical, seq)
+from tilelang.ir.record import state
+from tilelang.ops import Copy, Gemm
+from tilelang.ops.tma import tma_bytes
+
+from ..analysis.statements import do
+from ..analysis.effects import effects
+from ..framework.pass_ import PassContext
+from .pipeline_emit import select_version
+from ..analysis.pipeline_schedule import Body, Item
+from .clusters import Team
+
+GROUP = 128  # threads of a warp group
+# Registers of a thread, producer and consumers, by the number of consumer groups: what a launch gets is shared out anew.
+ROLE_REGISTERS = {2: (24, 240), 3: (32, 160)}
+SLOW_STAGES = 2  # of a ring whose stages are for several iterations each: one in use, one on its way
+
+
+@state
+class Ring:
+    """Copies that fill the same stages.
+
+    items: of the loop body, the copies.  first, last: items of the consumer that use them first and last.  team: of blocks
+    that fill each other's stages (a cluster), None where each block fills its own; common: copies whose tile several of
+    them want -> the dimensions of the grid along which it is the same.  turn: iterations that a stage is for
+    (step_tiles.py), counted from the first.
+    """
+
+    items: list[int]
+    first: int
+    last: int
+    buffers: dict[Buffer, Buffer] = field(default_factory=dict)  # the user's -> with a version for each stage
+    full: Buffer | None = None
+    empty: Buffer | None = None
+    team: Team | None = None
+    common: dict[int, frozenset[int]] = field(default_factory=dict)
+    turn: int = 1
+
+    @property
+    def fillers(self) -> int:
+        """Blocks that fill a block's stages."""
+        return 1 if self.team is None else self.team.peers(self.common.values())[0]
+
+    def share(self, item: int) -> tuple[Expr, int, Expr] | None:
+        """(a block's number among those that load a copy's tile together, how many they are, the mask of their ranks)."""
+        same = self.common.get(item)
+        if self.team is None or same is None:
+            return None
+        return self.team.part(same), len(self.team.sharers(same)), cast(self.team.mask(same), "uint16")
+
+    def bytes(self, items: list[Item]) -> int:
+        return sum(tma_bytes(items[i].stmt) for i in self.items)
+
+
+@state
+class RoleLoop:
+    """A pipelined loop that is shared out between roles.
+
+    groups: warp groups that compute, `thread` is the index of a thread in the block.  base: steps this loop's rings have
+    made before its first iteration, modulo twice the stages; None for none.  repeated: it runs once for each tile of a block,
+    and must leave its rings as it found them.  turns: for rings whose stages are for several iterations, that number ->
+    as base.  overlap: words for the report, once the consumers' schedule is made.
+    """
+
+    launch: Launch
+    loop: For
+    body: Body
+    rings: list[Ring]
+    groups: int
+    stages: int
+    thread: Var
+    cx: PassContext
+    base: Expr | None = None
+    repeated: bool = False
+    turns: Mapping[int, Expr | None] = field(default_factory=dict)
+    overlap: str = ""
+
+    @property
+    def slow(self) -> list[Ring]:
+        """The rings whose stages are for several iterations."""
+        return [r for r in self.rings if r.turn > 1]
+
+    @property
+    def loads(self) -> set[int]:
+        """Items of the body that the producer runs."""
+        return {i for r in self.rings for i in r.items}
+
+    @property
+    def versions(self) -> dict[Buffer, Buffer]:
+        return {b: v for r in self.rings for b, v in r.buffers.items()}
+
+    @property
+    def consumer_registers(self) -> int:
+        """What a computing thread may use."""
+        return ROLE_REGISTERS[self.groups][1] if self.groups in ROLE_REGISTERS else 255
+
+    def stages_of(self, turn: int) -> int:
+        """Stages of the rings with so many iterations to a stage."""
+        return self.stages if turn == 1 else SLOW_STAGES
+
+    def step(self, k: Expr, turn: int = 1) -> Expr:
+        """How many stages the rings have filled before iteration k's (modulo twice the stages)."""
+        done = self.done(k) if turn == 1 else self.done(k) // turn
+        base = self.base if turn == 1 else self.turns.get(turn)
+        return done if base is None else base + done
+
+    def done(self, k: Expr) -> Expr:
+        """Iterations before iteration k."""
+        return k if is_const(self.loop.start, 0) else k - self.loop.start
+
+    def slot(self, k: Expr, turn: int = 1) -> tuple[Expr, Expr]:
+        """(stage, parity of its round) of iteration k."""
+        step, stages = self.step(k, turn), self.stages_of(turn)
+        return step % stages, cast(step // stages % 2, "uint32")
+
+    def select(self, s: Any, k: Expr) -> Any:
+        """A statement of iteration k: every access of a tile goes to its stage."""
+        for turn in dict.fromkeys(r.turn for r in self.rings):
+            tiles = {b: v for r in self.rings if r.turn == turn for b, v in r.buffers.items()}
+            s = select_version(s, tiles, self.step(k, turn))
+        return s
+
+    def filled(self, item: int, k: Expr) -> list[Stmt]:
+        """Waits for the stages that `item` is the first to use in iteration k."""
+        slot, parity = self.slot(k)
+        return [do("mbarrier_wait", AddressOf(r.full, (slot,)), parity) for r in self.rings
+                if r.first == item and r.full is not None and r.turn == 1]
+
+    def using(self, stmts: list[Stmt], items: list[int], k: Expr) -> list[Stmt]:
+        """Statements of iteration k, which `items` are, with the stages they use of slow rings: waited for in the first
+        iteration of a stage, given back in the last one."""
+        before: list[Stmt] = []
+        after: list[Stmt] = []
+        for ring in self.slow:
+            slot, parity = self.slot(k, ring.turn)
+            if ring.first in items and ring.full is not None:
+                before += self._when(k, ring.turn, 0, [do("mbarrier_wait", AddressOf(ring.full, (slot,)), parity)])
+            if ring.last in items:
+                after += self._when(k, ring.turn, ring.turn - 1, self.release(ring, slot))
+        return [*before, *stmts, *after]
+
+    def _when(self, k: Expr, turn: int, place: int, stmts: list[Stmt]) -> list[Stmt]:
+        """Statements for the iterations at a place of their stage; the last place is also the loop's last iteration."""
+        at = self.done(k) % turn
+        cond = binary("eq", at, const(place, at.dtype))
+        extent = convert(self.loop.extent)
+        if place and not (isinstance(extent, Const) and int(extent.value) % turn == 0):
+            cond = logical("or", cond, binary("eq", k, convert(self.loop.start) + extent - 1))
+        return [If(cond, seq(*stmts))]
+
+    def release(self, ring: Ring, slot: Expr) -> list[Stmt]:
+        """One arrival a warp: its threads have read the stage."""
+        return [*self.read_out(set(ring.buffers)), do("sync_warp"), self.released(ring, slot)]
+
+    def used_outside(self, storage: Var) -> bool:
+        """Whether the launch touches memory in front of the loop or behind it."""
+        inside = sum(e.storage is storage for e in effects(self.loop))
+        return sum(e.storage is storage for e in effects(self.launch.body)) > inside
+
+    def read_out(self, tiles: set[Buffer]) -> list[Stmt]:
+        """In front of an arrival that gives tiles back: a thread's own loads from them are over.
+
+        An arrival does not wait for loads under way, and the next copy into the tile is another proxy's.  Seen on an H200:
+        where wgmma took all of the bandwidth of shared memory the copy came first, in a third of the launches."""
+        storage = {b.data for b in tiles}
+        own = any(e.storage in storage and not isinstance(e.node, (Copy, Gemm)) or _by_threads(e.node, storage)
+                  for e in effects(self.launch.body))
+        return [do("fence_proxy_async")] if own else []
+
+    def released(self, ring: Ring, slot: Expr, when: Expr | None = None) -> Stmt:
+        """The arrival of a warp whose threads are known to be here; when: only then."""
+        assert ring.empty is not None
+        bar = AddressOf(ring.empty, (slot,))
+        if ring.team is None:
+            cond, arrive = self.leader(), do("mbarrier_arrive", bar)
+        else:
+            # One thread for each block that fills a part of the stage, this one included: the stage being full again means
+            # that all of them have seen it given back, so no arrival is ever taken for one of the round before.
+            lane, (count, mask) = self.thread % 32, ring.team.peers(ring.common.values())
+            rank = cast(lane, "uint32")
+            cond = binary("lt", lane, const(count, lane.dtype)) if mask is None else binary(
+                "ne", binary("bitand", binary("shr", mask, rank), const(1, "uint32")), const(0, "uint32"))
+            arrive = do("mbarrier_arrive_remote", bar, rank)
+        return If(cond if when is None else logical("and", when, cond), arrive)
+
+    def arrive(self, empty: Buffer, slot: Expr) -> list[Stmt]:
+        """Each warp arrives once, when all its threads are here."""
+        return [do("sync_warp"), If(self.leader(), do("mbarrier_arrive", AddressOf(empty, (slot,))))]
+
+    def leader(self) -> Expr:
+        """One thread of each warp."""
+        return binary("eq", self.thread % 32, const(0, self.thread.dtype))
+
+
+def _by_threads(op: Any, storage: set[Var]) -> bool:
+    """Whether a copy's threads load from one of these themselves."""
+    return isinstance(op, Copy) and op.src.buffer.data in storage
+
+
+def barriers(name: str, counts: tuple[int, ...]) -> Buffer:
+    """mbarriers with these arrival counts."""
+    return Buffer(name, (len(counts),), dtype("uint64"), "shared.barrier", attrs=(("arrive", counts),))
+
+
+def pin(b: Buffer) -> Stmt:
+    """wgmma_pin of a fragment."""
+    return Evaluate(call("wgmma_pin", (AddressOf(b, tuple(const(0) for _ in b.shape)),), "void"))
+
+
+def hold(b: Buffer) -> Stmt:
+    """wgmma_hold on a fragment."""
+    return Evaluate(call("wgmma_hold", (AddressOf(b, tuple(const(0) for _ in b.shape)),), "void"))
+
+
+def asked_registers(launch: Launch, groups: int) -> tuple[int, int] | None:
+    """(producer's, consumers') registers of a thread that the program asks for, None where it does not or they do not fit
+    what the launch gets: raising a count waits for registers, which then never come."""
+    default = ROLE_REGISTERS.get(groups)
+    asked = launch.attr("producer_registers"), launch.attr("consumer_registers")
+    if default is None or asked == (None, None):
+        return None
+    producer, consumer = (int(a or d) for a, d in zip(asked, default))
+    whole = 65536 // (GROUP * (groups + 1)) // 8 * 8
+    fits = producer + groups * consumer <= (groups + 1) * whole and producer <= whole <= consumer
+    return (producer, consumer) if fits else None
+
+
+__all__ = ["GROUP", "ROLE_REGISTERS", "Ring", "SLOW_STAGES", "RoleLoop", "asked_registers", "barriers", "hold", "pin"]

@@ -1,0 +1,447 @@
+"""Pipelined loops whose tiles TMA can load: one warp group loads, the others compute.
+
+    for k in T.Pipelined(n, num_stages=S):         if in warp group C (the last):            # producer
+        copy(A[k], A_s)                                for k in n:                           # one elected thread
+        copy(B[k], B_s)                                    wait(empty[k % S], k/S & 1 ^ 1)
+        gemm(A_s, B_s, C)                       ->         arrive_expect_tx(full[k % S], bytes)
+    copy(C, …)                                             copy A[k] -> A_s[k % S], B[k] -> B_s[k % S]   (TMA)
+                                                   else:                                     # C groups of consumers
+                                                       for k in n:
+                                                           wait(full[k % S], k/S & 1)
+                                                           gemm(A_s[k % S], B_s[k % S], C)
+                                                           arrive(empty[k % S])              # each warp
+                                                       copy(C, …)
+
+A barrier's phase p (0, 1, …) is over when its arrivals and bytes are complete; waiting for parity x returns once the
+phase of that parity is over, and for parity 1 on a fresh barrier at once (PTX ISA, "mbarrier").  Copies that the same
+statements use first and last share a ring.  Everything else, before and after the loop, is the consumers'.
+pdl_trigger and pdl_sync at the top or the end of the body stay in front of and behind both roles.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+from tilelang.arith import Analyzer
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Stmt, Var, binary, call,
+                         const, convert, free_vars, contains, is_const, replace, rewrite_launches, seq, statements,
+                         stmts_of, substitute, walk, with_attrs)
+from tilelang.ir.expr import Call
+from tilelang.ops import Copy, Gemm
+from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
+from tilelang.ops.tma import row_parts, tma_bytes, tma_parts, tma_refusal, versions_refusal
+from tilelang.ops.tma_store import STEP_BYTES
+
+from .consumer_schedule import consumer, takes_slow_rings
+from .insert_pdl import around_launch
+from ..analysis.effects import acts, effects, expr_effects, hangs_on_threads, is_sync
+from ..legalize.hopper_features import hopper, placed_in_kernel
+from ..analysis.liveness import has_views
+from .outer_loops import Around, Counted, inner_loops
+from .cluster_pairs import rows_of
+from ..framework.pass_ import TILE, PassContext, pass_
+from .persistent import Tiles, Work, plan_tiles
+from ..analysis.statements import rename
+from ..analysis.pipeline_loops import is_pipelined, wanted_stages
+from .plan_pipelines import has_exits, unversionable, versioned
+from .producer_schedule import producer
+from ..analysis.statements import do
+from .rings import GROUP, ROLE_REGISTERS, SLOW_STAGES, Ring, RoleLoop, asked_registers, barriers
+from ..analysis.pipeline_schedule import Body, take_apart
+from .prefetch_scales import step_tiles
+from ..layout.tf32_tiles import tf32_tiles
+from .tile_ring_state import Steps, WholeTile
+from .overlap_next_tile import turned_tiles
+
+BARRIER_BYTES = 1024  # more than the barriers of all rings take
+OTHER_REGISTERS = 45  # of a thread, beside its fragments: addresses, loop variables, barriers
+
+
+class _Declined(Exception):
+    """Why a launch stays as it is."""
+
+
+@pass_(needs=TILE)
+def specialize_warps(func: Func, cx: PassContext) -> Func:
+    """See the module's text.  A launch it does not suit stays as it is; its attr `report` says why.
+
+    Needs tl.enable_hopper and sm_90a; off with tl.disable_warp_specialized or tl.disable_tma_lower.
+    Keeps: the meaning of the sequential loop, for every extent (0 too).
+    """
+    return rewrite_launches(func, lambda x: _specialized(x, cx)) if hopper(cx).roles else func
+
+
+def _specialized(launch: Launch, cx: PassContext) -> Launch:
+    """The launch in roles, or with the reason why not in its report."""
+    head, body, tail = around_launch(launch)
+    if head or tail:
+        out = _specialized(replace(launch, body=body), cx)
+        return replace(out, body=seq(*head, out.body, *tail, span=launch.body.span))
+    loops = [s for s in stmts_of(launch.body) if isinstance(s, For) and is_pipelined(s)]
+    tiled = step_tiles(launch, loops[0], cx) if len(loops) == 1 else None
+    loops = loops or inner_loops(launch.body, is_pipelined)
+    if not loops:
+        return launch
+    try:
+        if tiled is not None:
+            try:
+                return _Roles(tiled[0], [tiled[1]], cx).run()
+            except _Declined:  # as they are, the loads of each step may not be in the way
+                pass
+        return _Roles(launch, loops, cx).run()
+    except _Declined as e:
+        return with_attrs(launch, report=(*launch.attr("report", ()), f"one role for all warps: {e}"))
+
+
+class _Roles:
+    """The rewriting of one launch.  Raises _Declined."""
+
+    def __init__(self, launch: Launch, loops: list[For], cx: PassContext) -> None:
+        self.launch, self.cx = launch, cx
+        x, y, z = launch.threads
+        if y != 1 or z != 1 or x % GROUP or not 1 <= x // GROUP <= 3:
+            raise _Declined(f"{x} x {y} x {z} threads are no 1 to 3 warp groups")
+        if len(loops) != 1:
+            raise _Declined("several pipelined loops")
+        self.groups, self.thread = x // GROUP, launch.thread_vars[0]
+        self.loop = loops[0]
+        stages = wanted_stages(self.loop)
+        if not isinstance(stages, int) or stages < 2:
+            raise _Declined("no automatic pipeline of two stages or more")
+        self.stages = stages
+        self.body: Body = take_apart(stmts_of(self.loop.body))
+        self.tf32 = tf32_tiles(launch, self.loop, self.body.items)
+        self.values = {s.var: s.value for s in walk(launch.body, Bind)}
+        self.written = {x.storage for x in effects(launch.body) if x.writes}
+        self.scalars: set[Var] = set()  # variables of the program that both roles keep
+
+    def run(self) -> Launch:
+        self._check()
+        self.rings = self._rings()
+        stmts = stmts_of(self.launch.body)
+        at = next((k for k, s in enumerate(stmts) if s is self.loop), None)
+        if at is None:
+            return self._inside(Around(self.launch, self.loop))
+        common, before = self._common(stmts[:at])
+        self._reachable()
+        self._room()
+        tiles = self._tiles(not any(map(acts, stmts[:at + 1])))
+        for ring in self.rings:
+            self._make(ring, tiles)
+        steps = {} if tiles is None else {t: self._steps(t, tiles) for t in sorted({1, *(r.turn for r in self.rings)})}
+        bases = {t: s.base for t, s in steps.items()}
+        self.shared = RoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
+                               self.cx, bases.pop(1, None), tiles is not None and not tiles.once, bases)
+        if self.shared.slow and not takes_slow_rings(self.shared):
+            raise _Declined("products move past what uses tiles of several steps")
+        new = {b: v for r in self.rings for b, v in r.buffers.items()}
+        used = {e.storage for k, s in enumerate(stmts) if k != at for e in effects(s)}
+        dropped = {b for b in new if b.data not in used}
+        once: list[Stmt] = [s for s in common if isinstance(s, Alloc) and s.buffer not in dropped]
+        binds: list[Stmt] = [s for s in common if isinstance(s, Bind)]
+        once += [Alloc(v) for v in new.values()]
+        after = {e.storage for s in stmts[at + 1:] for e in effects(s)}
+        once_loaded = [s for s in before if isinstance(s, Copy) and self._fills_once(s)]
+        whole = [WholeTile(self._by_group(s), self.groups, self.thread, tiles, s.dst.buffer.data in after)
+                 for s in once_loaded]
+        made = [b for r in self.rings for b in (r.full, r.empty) if b is not None]
+        made += [b for w in whole for b in (w.full, w.empty) if b is not None]
+        loading = producer(self.shared, [x for w in whole for x in w.produce()], self._pure(), self.tf32)
+        first = {id(s): w for s, w in zip(once_loaded, whole)}
+        opening = [x for s in before for x in (first[id(s)].filled() if id(s) in first else [s])]
+        # No block may end, or start to load, while another one of its cluster still reaches into it.  Where its loop is not
+        # run again, blocks have nothing to do with each other behind it: only its end is waited for, at the very end.
+        cluster = tiles is not None and tiles.team is not None
+        parting = cluster and tiles is not None and tiles.once
+        done = [do("cluster_arrive")] if parting else []
+        ending = stmts[at + 1:] if tiles is None else tiles.of_the_grid(stmts[at + 1:])
+        computing = [*opening, *consumer(self.shared, [x for w in whole if not w.late for x in w.release(self.shared)],
+                                         {s.dst.buffer for s in once_loaded}), *done, *ending,
+                     *(x for w in whole if w.late for x in w.release(self.shared))]
+        if tiles is None:
+            once += binds
+        else:
+            begin, bind, advance = ([x for s in steps.values() for x in part(s)]
+                                    for part in (attrgetter("begin"), attrgetter("bind"), attrgetter("advance")))
+            loading = rename([*begin, tiles.loop(*bind, *binds, *loading, *advance)])
+            turned = None if whole or advance else turned_tiles(self.shared, tiles, [*bind, *binds], opening, ending)
+            computing = turned or [*begin, tiles.loop(*bind, *binds, *computing, *advance)]
+        end = do("cluster_wait" if parting else "cluster_sync") if cluster else None
+        out = self._parts(once, made, [*done, self._loader(loading)], computing, cluster, end)
+        if tiles is not None:
+            out = with_attrs(replace(out, grid=(tiles.grid,), block_vars=(tiles.block,)), swizzle=None,
+                             tiles_overlap=bool(turned) or None,
+                             cluster=None if tiles.team is None else (tiles.team.size, 1, 1))
+        return self._said(out, self.about)
+
+    def _inside(self, around: Around) -> Launch:
+        """A loop inside of loops or branches of the program, which both roles go through."""
+        if around.why:
+            raise _Declined(around.why)
+        self.scalars, self.visible, self.bound = around.scalars, around.visible, around.bound
+        self._reachable()
+        for ring in self.rings:
+            self._make(ring, None)
+        steps = Counted(Analyzer().simplify(convert(self.loop.extent)), self.stages)
+        self.shared = RoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
+                               self.cx, steps.base, True, {})
+        loads = producer(self.shared, [], self._pure(), self.tf32)
+        loading = rename([*steps.begin, *around.loading([*steps.bind, *loads, *steps.advance])])
+        computing = [*steps.begin, *around.computing([*steps.bind, *consumer(self.shared), *steps.advance])]
+        new = {b: v for r in self.rings for b, v in r.buffers.items()}
+        used = {e.storage for s in computing for e in effects(s)}
+        once: list[Stmt] = [Alloc(b) for b in around.allocs if b not in new or b.data in used]
+        once += [Alloc(v) for v in new.values()]
+        made = [b for r in self.rings for b in (r.full, r.empty) if b is not None]
+        out = self._parts(once, made, [self._loader(loading)], computing, False, None)
+        return self._said(out, "both roles run the program's own loops around the pipeline")
+
+    def _loader(self, loading: list[Stmt]) -> Stmt:
+        """Statements of one thread of the loading warp group."""
+        last = self.groups * GROUP + 32
+        return If(binary("lt", self.thread, const(last, self.thread.dtype)), If(call("elect_one", (), "bool"), seq(*loading)))
+
+    def _parts(self, once: list[Stmt], made: list[Buffer], loading: list[Stmt], computing: list[Stmt], cluster: bool,
+               end: Stmt | None) -> Launch:
+        """The launch with the two parts, its barriers set up in front of them."""
+        roles = If(call("in_warp_groups", (), "bool", first=self.groups, count=1),
+                   seq(*self._registers(0), *loading), seq(*self._registers(1), *computing), span=self.loop.span)
+        body = seq(*once, *(Alloc(b) for b in made), self._setup(made, cluster), roles, end, span=self.launch.body.span)
+        return replace(self.launch, body=body, threads=(self.launch.threads[0] + GROUP, 1, 1))
+
+    def _said(self, out: Launch, about: str) -> Launch:
+        """The launch with its attributes: layouts of each version, threads that compute, what was done."""
+        new = {b: v for r in self.rings for b, v in r.buffers.items()}
+        layouts = self.launch.attr("layouts")
+        if layouts:  # a user's layout of a buffer is that of each of its versions
+            out = with_attrs(out, layouts=(*layouts, *((new[b], lay) for b, lay in layouts if b in new)))
+        names = ", ".join(sorted(b.name for b in new))
+        stages = tuple((b.name, self.shared.stages_of(r.turn)) for r in self.rings for b in r.buffers)
+        return with_attrs(out, compute_threads=self.groups * GROUP, report=(*self.launch.attr("report", ()), about),
+                          stages=stages, overlap=self.shared.overlap, pipeline_report=(
+            f"warp groups: 1 loads {names} by TMA, {self.groups} compute{'s' * (self.groups == 1)}, "
+            f"{self.stages} stages"))
+
+    def _steps(self, turn: int, tiles: Tiles) -> Steps:
+        """How far the rings with so many iterations to a stage are."""
+        extent = _inlined(convert(self.loop.extent), self.values)
+        if turn > 1:
+            extent = (binary("max", extent, const(0, extent.dtype)) + (turn - 1)) // turn
+        return Steps(tiles, Analyzer().simplify(extent), self.stages if turn == 1 else SLOW_STAGES, self.launch, self.bound)
+
+    def _room(self) -> None:
+        """Tiles of several steps are worth no block of a multiprocessor, nor the last panel that a group stores through."""
+        slow = sum(tma_bytes(self.body.items[i].stmt) for r in self.rings if r.turn > 1 for i in r.items) * SLOW_STAGES
+        limits, whole = self.cx.target.limits, self._shared()
+        needed = whole + self.groups * STEP_BYTES + BARRIER_BYTES
+        if slow and (needed > limits.shared_per_block or 2 * (whole - slow) <= limits.shared_per_sm < 2 * whole):
+            raise _Declined("there is no shared memory for tiles of several steps")
+
+    def _tiles(self, padded: bool) -> Tiles | None:
+        """The loop over tiles of a persistent launch; None for one tile a block.  padded: Work.padded."""
+        copies: list[Any] = [self.body.items[i].stmt for ring in self.rings for i in ring.items]
+        loads = [(tma_bytes(op) // op.attr("turn", 1), self._coordinates(op)) for op in copies]
+        loaded = {i for ring in self.rings for i in ring.items}
+        rest = [x.stmt for i, x in enumerate(self.body.items) if i not in loaded]
+        # What other work takes is not known: it may hide any load.
+        cycles = sum(wgmma_cycles(x) for x in rest) if all(isinstance(x, Gemm) for x in rest) else 0
+        rows = tuple(rows_of(op, at, self.loop.var) for op, (_, at) in zip(copies, loads))
+        got = plan_tiles(self.launch, Work(tuple(loads), _inlined(convert(self.loop.extent), self.values),
+                                           self.launch.block_vars, cycles, rows, padded),
+                         self.cx, self._alone())
+        self.about = f"one tile a block ({got})" if isinstance(got, str) else got.report
+        return None if isinstance(got, str) else got
+
+    def _coordinates(self, op: Any) -> tuple[Expr, ...]:
+        """Where a copy reads, in terms of the block and loop variables."""
+        return tuple(_inlined(convert(m), self.values) for m in op.src.mins)
+
+    def _fills_once(self, op: Any) -> bool:
+        """Whether a copy in front of the loop can be the producer's: nothing else writes what it fills."""
+        b = op.dst.buffer
+        if not _is_load(op) or tma_refusal(op, hopper(self.cx).strides) or has_views(b, self.launch.body) or \
+                self._unsafe(op.src.buffer):
+            return False
+        writers = [e for e in effects(self.launch.body) if e.storage is b.data and e.writes]
+        return len(writers) == 1 and all(self._plain(m) and not (free_vars(m) & self.bound) - self.visible
+                                         for m in op.src.mins if isinstance(m, Expr))
+
+    def _by_group(self, op: Any) -> list[Any]:
+        """A copy, in parts when each warp group multiplies its own rows of what it fills and nothing else uses them."""
+        b = op.dst.buffer
+        used = [e.node for e in effects(self.launch.body) if e.storage is b.data and e.node is not op]
+        alone = self.groups > 1 and all(
+            isinstance(x, Gemm) and x.a.buffer is b and x.b.buffer is not b and x.a.is_full and not x.transpose_a
+            and getattr(choose_wgmma(x, self.groups * GROUP, self.tf32), "warps", None) == (self.groups * 4, 1) for x in used)
+        return (row_parts(op, self.groups) if alone else None) or [op]
+
+    def _unsafe(self, b: Buffer) -> str:
+        """Why TMA may not read a tensor; "" when it may."""
+        if b.data in {e.storage for e in effects(self.launch.body) if e.writes and e.buffer.scope_name == "global"}:
+            return f"`{b.name}` is written by the kernel"
+        if late := placed_in_kernel(self.launch)(b):
+            return f"the {late} of `{b.name}` is known in the kernel only"
+        safe = dict(self.launch.attr("safe_values", ()))
+        if b in safe and not is_const(safe[b], 0):
+            return f"outside `{b.name}` reads as {safe[b]}"
+        return ""
+
+    # ---- whether it can be done -----------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self.launch.attr("cluster") is not None:
+            raise _Declined("the program launches clusters itself")
+        for x in walk(self.launch.body, Call):
+            if x.op in ("thread_return", "in_warp_groups") or is_sync(x) and x.op not in ("sync_threads", "sync_warp"):
+                raise _Declined(f"the program calls {x.op} itself")
+        if any(is_sync(x) for x in walk(self.loop.body, Call)):
+            raise _Declined("the loop orders threads itself")
+        if not contains(self.loop.body, Gemm):
+            raise _Declined("there is no product in the loop: blocks that share a multiprocessor hide its loads")
+        if has_exits(self.loop.body):
+            raise _Declined("break or continue in the loop")
+        for x in walk(self.loop.body):
+            if isinstance(x, Gemm):
+                plan = choose_wgmma(x, self.groups * GROUP, self.tf32) if hopper(self.cx).wgmma else "it is off"
+                if isinstance(plan, str):
+                    raise _Declined(f"a T.gemm is not computed by wgmma: {plan}")
+        if any(isinstance(s, For) and is_pipelined(s) for s in statements(self.loop.body)):
+            raise _Declined("a pipelined loop inside the pipelined loop")
+
+    def _rings(self) -> list[Ring]:
+        items = self.body.items
+        loads = [i for i, x in enumerate(items) if _is_load(x.stmt)]
+        if not loads:
+            raise _Declined("no copy from global to shared memory in the loop")
+        rings: dict[tuple[int, int, int], Ring] = {}
+        for i in loads:
+            op: Any = items[i].stmt
+            b = op.dst.buffer
+            users = [j for j, x in enumerate(items) if j != i and x.touches(b.data)]
+            why = tma_refusal(op, hopper(self.cx).strides) or versions_refusal(b) or \
+                unversionable(self.launch, self.loop, items, b) or self._unsafe(op.src.buffer)
+            if why:
+                raise _Declined(why)
+            if not users or users[0] < i or any(e.writes for j in users for e in items[j].effects if e.storage is b.data):
+                raise _Declined(f"`{b.name}` is not only copied to and then read")
+            turn = op.attr("turn", 1)
+            key = (users[0], users[-1], turn)
+            rings.setdefault(key, Ring([], users[0], users[-1], turn=turn)).items.append(i)
+        return sorted(rings.values(), key=lambda r: (r.turn > 1, r.first, r.last))
+
+    def _common(self, stmts: Any) -> tuple[list[Stmt], list[Stmt]]:
+        """(bindings and shared buffers both roles see, what only the consumers run) of what precedes the loop."""
+        common: list[Stmt] = []
+        rest: list[Stmt] = []
+        seen = {*self.launch.block_vars, *self.launch.thread_vars}
+        bound = {x.var for x in walk(self.launch.body, Bind, For)}
+        for s in stmts:
+            shared = isinstance(s, Alloc) and s.buffer.scope_name.startswith("shared") and s.init is None
+            plain = isinstance(s, Bind) and self._plain(s.value) and not (free_vars(s.value) & bound) - seen
+            if shared or plain:
+                common.append(s)
+                if isinstance(s, Bind):
+                    seen.add(s.var)
+            else:
+                rest.append(s)
+        self.visible, self.bound = seen, bound
+        return common, rest
+
+    def _plain(self, e: Expr) -> bool:
+        """Whether a value is the same whoever computes it and whenever: no private or changing memory, no effects."""
+        if hangs_on_threads(e):
+            return False
+        return all(not x.writes and (x.storage in self.scalars or
+                                     x.buffer.scope_name == "global" and x.storage not in self.written)
+                   for x in expr_effects(e))
+
+    def _reachable(self) -> None:
+        """The producer knows what the coordinates of its copies depend on."""
+        inside: set[Var] = {self.loop.var}
+        for s in self.body.pure:
+            if self._plain(s.value) and not (free_vars(s.value) & self.bound) - self.visible - inside:
+                inside.add(s.var)
+        self.inside = inside
+        needed: list[Any] = [self.loop.start, self.loop.extent]
+        for ring in self.rings:
+            for i in ring.items:
+                op: Any = self.body.items[i].stmt
+                needed += [m for m in op.src.mins if isinstance(m, Expr)]
+        for e in needed:
+            if not self._plain(e) or (free_vars(e) & self.bound) - self.visible - inside:
+                raise _Declined(f"`{e}` is computed by the threads that would not load")
+        for e in (self.loop.start, self.loop.extent):
+            if free_vars(e) & set(self.launch.thread_vars):
+                raise _Declined("the loop's extent differs between threads")
+
+    # ---- the parts ------------------------------------------------------------------------------------------------
+
+    def _make(self, ring: Ring, tiles: Tiles | None) -> None:
+        """Versions and barriers of a ring."""
+        team = None if tiles is None else tiles.team
+        stages = self.stages if ring.turn == 1 else SLOW_STAGES
+        for i in ring.items:
+            op: Any = self.body.items[i].stmt
+            ring.buffers[op.dst.buffer] = versioned(op.dst.buffer, stages)
+            same = frozenset() if team is None else frozenset(
+                k for k in team.wide if not any(self.launch.block_vars[k] in free_vars(e) for e in self._coordinates(op)))
+            if team is not None and same and tma_parts(op, len(team.sharers(same))):
+                ring.common[i] = same
+        ring.team = team if ring.common else None
+        name = "_".join(b.name for b in ring.buffers)
+        ring.full = barriers(f"{name}_full", (1,) * stages)
+        ring.empty = barriers(f"{name}_empty", (self.groups * 4 * ring.fillers,) * stages)
+
+    def _setup(self, made: list[Buffer], cluster: bool) -> Stmt:
+        inits = [Evaluate(call("mbarrier_init", (AddressOf(b, (const(k),)), const(n, "uint32")), "void"))
+                 for b in made for k, n in enumerate(b.attr("arrive"))]
+        return seq(If(binary("eq", self.thread, const(0, self.thread.dtype)), seq(*inits, do("fence_mbarrier_init"))),
+                   do("cluster_sync" if cluster else "sync_threads"))
+
+    def _registers(self, role: int) -> list[Stmt]:
+        got = asked_registers(self.launch, self.groups) or ROLE_REGISTERS.get(self.groups)
+        if got is None or not self._alone() or self.launch.attr("keep_registers"):
+            return []
+        return [do("set_max_nreg", n=got[role], inc=bool(role))]
+
+    def _alone(self) -> bool:
+        """Whether one block fills a multiprocessor: by its shared memory, or by what its fragments take of registers."""
+        if int(self.launch.attr("min_blocks_per_sm") or 1) > 1:
+            return False
+        fragments = sum(b.size * b.dtype.bits // 32 for b in self._static() if b.scope_name == "local.fragment")
+        limits = self.cx.target.limits
+        few = limits.registers_per_sm // (2 * GROUP * (self.groups + 1)) - OTHER_REGISTERS  # for two blocks to fit
+        return fragments > few * self.groups * GROUP or 2 * self._shared() > limits.shared_per_sm
+
+    def _static(self) -> list[Buffer]:
+        return [s.buffer for s in walk(self.launch.body, Alloc) if s.buffer.is_static]
+
+    def _shared(self) -> int:
+        """Bytes of shared memory with all stages, without barriers."""
+        ring = {self._filled(i): self.stages if r.turn == 1 else SLOW_STAGES for r in self.rings for i in r.items}
+        return sum(b.size * b.dtype.bits // 8 * ring.get(b, 1) for b in self._static() if b.scope_name.startswith("shared"))
+
+    def _filled(self, item: int) -> Buffer:
+        op: Any = self.body.items[item].stmt
+        return op.dst.buffer
+
+    def _pure(self) -> list[Bind]:
+        return [s for s in self.body.pure if s.var in self.inside]
+
+
+def _is_load(c: Any) -> bool:
+    return isinstance(c, Copy) and c.src.buffer.scope_name == "global" and c.dst.buffer.scope_name in (
+        "shared", "shared.dyn")
+
+
+def _inlined(e: Expr, values: dict[Var, Expr]) -> Expr:
+    """An expression in terms of what is bound nowhere."""
+    for _ in range(len(values)):
+        if values.keys().isdisjoint(free_vars(e)):
+            break
+        e = substitute(e, values)
+    return e
+
+
+__all__ = ["specialize_warps"]

@@ -1,0 +1,244 @@
+"""A product that starts anew, too wide for the registers beside what it is added to: in parts of its columns, in turn.
+
+    gemm(A, B, P, clear)                            gemm(A, B[0:128], Q, clear)
+    for i, j in Parallel(128, 256):          ->     for i, j in Parallel(128, 128): C[i, j] += Q[i, j] * s[i]
+        C[i, j] += P[i, j] * s[i]                   gemm(A, B[128:256], Q, clear)
+                                                    for i, j in Parallel(128, 128): C[i, j + 128] += Q[i, j] * s[i]
+
+So go float8 sums that are scaled or promoted every 128 of k: a tile of 128 x 256 has 128 registers of totals a thread,
+another 128 of sums would not fit, 64 do.  A wide tile asks shared memory for fewer bytes a product than a narrow one.
+Each element's additions and their order stay what they were.  What the columns are added to keeps the layout that it
+would have with the whole product: parts of a thread's registers one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tilelang.ir import (Alloc, Buffer, For, Func, Launch, Load, Parallel, Region, Stmt, Store, Var, const, fresh,
+                         contains, is_const, replace, rewrite, rewrite_launches, rewrite_stmts, seq, stmts_of, substitute,
+                         walk, with_attrs)
+from tilelang.ir.record import record
+from tilelang.layout import Fragment
+from tilelang.ops import Gemm
+from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_fragments
+from tilelang.target.wgmma import WGMMA_ROWS
+
+from ..analysis.effects import effects
+from ..legalize.hopper_features import hopper
+from ..analysis.liveness import has_views
+from ..layout.loop_layouts import over_loops, projected, serial_dims, touch
+from .outer_loops import inner_loops
+from ..framework.pass_ import TILE, PassContext, pass_
+from ..analysis.statements import rename
+from ..analysis.pipeline_loops import is_pipelined
+from .rings import GROUP, ROLE_REGISTERS
+
+FRAGMENT = "local.fragment"
+FREE_REGISTERS = 28  # of a thread beside its fragments, for addresses, barriers and loop state
+LEAST_COLUMNS = 64  # of a part: narrower instructions are slower, reading A takes longer than they do
+_COUNTED = ("order", "stage", "group", "software_pipeline_order", "software_pipeline_stage")
+
+
+@record
+class _User:
+    """A parallel loop over the elements of the product; column: which of its variables walks their columns."""
+
+    loop: Parallel
+    extents: tuple[int, ...]
+    column: int
+
+
+@pass_(needs=TILE)
+def split_products(func: Func, cx: PassContext) -> Func:
+    """See the module's text.
+
+    Keeps: every element's value, bit by bit.  A launch whose product fits, or whose sums are used in other ways than
+    element by element in the iteration that makes them, stays as it is.
+    """
+    if not hopper(cx).wgmma:
+        return func
+    return rewrite_launches(func, lambda x: _split(x, cx))
+
+
+def _split(launch: Launch, cx: PassContext) -> Launch | None:
+    """The launch with its product in parts; None where it stays whole."""
+    loops = inner_loops(launch.body, is_pipelined)
+    products: list[Any] = list(walk(launch.body, Gemm))
+    if len(loops) != 1 or len(products) != 1 or any(loops[0].attr(x) is not None for x in _COUNTED):
+        return None
+    loop, op = loops[0], products[0]
+    body = list(stmts_of(loop.body))
+    at = next((n for n, s in enumerate(body) if s is op), None)
+    if at is None or not is_const(op.clear_accum, True) or has_views(op.c.buffer, launch.body):
+        return None
+    users = _users(op.c.buffer, launch, body, at)
+    if users is None:
+        return None
+    first, last = body.index(users[0].loop), body.index(users[-1].loop)
+    read = {op.a.buffer.data, op.b.buffer.data}
+    if last - first != len(users) - 1 or any(
+            e.writes and e.storage in read for s in body[at + 1:last + 1] for e in effects(s)):
+        return None
+    parts = _parts(launch, loop, op, cx)
+    if parts is None:
+        return None
+    width = op.n // parts
+    part = replace(op.c.buffer, shape=(op.m, width), data=Var(op.c.buffer.name, op.c.buffer.data.dtype))
+    ops = [_columns(op, part, n * width, width) for n in range(parts)]
+    layouts = _layouts(launch, op, ops, users)
+    if layouts is None:
+        return None
+    narrow = layouts.pop(part)
+    kept = [(b, layout) for b, layout in layouts.items() if b is not op.c.buffer]
+    new = list(body[:at])
+    for n in range(parts):
+        new += [ops[n], *(body[at + 1:first] if n == 0 else ()), *rename(
+            [_share(u, op.c.buffer, part, n * width, width, narrow) for u in users])]
+    new += body[last + 1:]
+    done = replace(loop, body=seq(*new, span=loop.body.span))
+
+    def changed(s: Stmt) -> Stmt | None:
+        if isinstance(s, Alloc) and s.buffer is op.c.buffer:
+            return replace(s, buffer=part)
+        return done if s is loop else None
+
+    out = replace(launch, body=rewrite_stmts(launch.body, changed))
+    return with_attrs(out, layouts=(*(launch.attr("layouts") or ()), *kept),
+                      report=(*launch.attr("report", ()), f"`{part.name}` is computed in {parts} parts of {width} columns"))
+
+
+def _users(part: Buffer, launch: Launch, body: list[Stmt], at: int) -> list[_User] | None:
+    """The loops that use the product, in order; None when it is used in any other way, or not."""
+    mine = [s for s in body[at + 1:] if any(e.storage is part.data for e in effects(s))]
+    inside = {id(e.node) for s in mine for e in effects(s)}
+    if not mine or any(e.storage is part.data and e.node is not body[at] and id(e.node) not in inside
+                       for e in effects(launch.body)):
+        return None
+    users: list[_User] = []
+    for s in mine:
+        user = _user(s, part)
+        if user is None:
+            return None
+        users.append(user)
+    return users if len(users) == 1 or all(_own_columns(u, users) for u in users) else None
+
+
+def _user(s: Stmt, part: Buffer) -> _User | None:
+    if not isinstance(s, Parallel) or s.attr("loop_layout") is not None or contains(s.body, Alloc):
+        return None
+    extents = tuple(int(n.value) if is_const(n) else -1 for n in s.extents)  # type: ignore[attr-defined]
+    found = [_places(x, s.vars) for x in _accesses(s) if x.buffer is part]
+    if not found or any(p != found[0] for p in found) or len(s.vars) != 2:
+        return None
+    places = [p for p in found[0] if p is not None]
+    if sorted(places) != [0, 1] or any(extents[d] != n for d, n in zip(places, part.shape)):
+        return None
+    column = places[1]
+    written = [(x.buffer, x.indices) for x in _accesses(s) if isinstance(x, Store)]
+    return None if serial_dims(s, extents, written) else _User(s, extents, column)
+
+
+def _accesses(s: Stmt) -> Iterator[Any]:
+    return (x for x in walk(s, Load, Store))
+
+
+def _places(x: Any, names: tuple[Var, ...]) -> tuple[int | None, ...]:
+    """Per index, which of the loop's variables it is."""
+    return tuple(next((k for k, v in enumerate(names) if i is v), None) for i in x.indices)
+
+
+def _own_columns(u: _User, users: list[_User]) -> bool:
+    """Whether what u writes is used by all loops in the columns of the iteration alone: parts of it depend on no others."""
+    for e in effects(u.loop):
+        if not e.writes:
+            continue
+        places = set()
+        for v in users:
+            for f in effects(v.loop):
+                if f.storage is e.storage:
+                    if f.buffer is not e.buffer or f.indices is None:
+                        return False
+                    dims = [d for d, p in enumerate(_places(f.node, v.loop.vars)) if p == v.column]
+                    places.add(tuple(dims))
+        if len(places) != 1 or len(next(iter(places))) != 1:
+            return False
+    return True
+
+
+def _parts(launch: Launch, loop: For, op: Any, cx: PassContext) -> int | None:
+    """In how many parts the product fits beside the other fragments; None when it does whole, or never."""
+    groups = launch.num_threads // GROUP
+    if not groups or launch.num_threads % GROUP:
+        return None
+    most = (ROLE_REGISTERS[groups][1] if groups in ROLE_REGISTERS else 255) if hopper(cx).roles else 65536 // launch.num_threads
+    most = min(most, 255) - FREE_REGISTERS
+    held = {e.storage: e.buffer for e in effects(loop.body) if e.buffer.scope_name == FRAGMENT}
+    others = sum(b.size * b.dtype.bits // 32 for b in held.values() if b is not op.c.buffer)
+    sums = op.c.buffer.size * op.c.dtype.bits // 32
+    fits = [n for n in range(1, op.n // LEAST_COLUMNS + 1) if op.n % n == 0 and op.n // n % 8 == 0
+            and others + sums // n <= most * launch.num_threads]
+    return fits[0] if fits and fits[0] > 1 else None
+
+
+def _columns(op: Any, part: Buffer, first: int, width: int) -> Any:
+    """The product of some columns of B."""
+    dim = len(op.b.mins) - (2 if op.transpose_b else 1)
+    mins = tuple(m + first if d == dim and first else m for d, m in enumerate(op.b.mins))
+    extents = tuple(width if d == dim else n for d, n in enumerate(op.b.extents))
+    return replace(op, b=replace(op.b, mins=mins, extents=extents),
+                   c=Region(part, op.c.mins, (op.m, width), span=op.c.span))
+
+
+def _layouts(launch: Launch, op: Any, ops: list[Any], users: list[_User]) -> dict[Buffer, Fragment] | None:
+    """Layouts of the product, of a part of it, and of all fragments that have columns like it; None where a part is not
+    computed by one instruction's width, rows of it lie in several warp groups, or a layout is the user's."""
+    threads = launch.num_threads
+    plans = [choose_wgmma(x, threads) for x in ops]
+    first = plans[0]
+    if isinstance(first, str) or any(p != first for p in plans):
+        return None
+    row = WGMMA_ROWS[first.instruction]
+    if first.warps[1] != 1 or row.shape[1] != ops[0].n:
+        return None
+    given = {b for b, _ in launch.attr("layouts") or ()}
+    whole = wgmma_fragments(op, row, first.warps, threads)[2]
+    out: dict[Buffer, Fragment] = {op.c.buffer: whole, ops[0].c.buffer: wgmma_fragments(ops[0], row, first.warps, threads)[2]}
+    for u in users:
+        mine = next(x for x in _accesses(u.loop) if x.buffer is op.c.buffer)
+        over = over_loops(whole, touch(mine, u.loop.vars, u.extents), u.extents)
+        for x in _accesses(u.loop):
+            if x.buffer.scope_name != FRAGMENT or x.buffer is op.c.buffer or u.loop.vars[u.column] not in _used(x):
+                continue
+            t = touch(x, u.loop.vars, u.extents)
+            layout = projected(over, t) if t.plain and t.exact and all(c == 1 for c in t.shares) else None
+            if layout is None or x.buffer in given or out.setdefault(x.buffer, layout) != layout:
+                return None
+    return None if op.c.buffer in given else out
+
+
+def _used(x: Any) -> set[Any]:
+    return {y for i in x.indices for y in walk(i)}
+
+
+def _share(u: _User, whole: Buffer, part: Buffer, first: int, width: int, layout: Fragment) -> Stmt:
+    """The iterations of a loop that belong to the columns from `first` on."""
+    old, names = u.loop.vars[u.column], u.loop.vars
+    new = fresh(old.name, old.dtype)
+    mine = next(x for x in _accesses(u.loop) if x.buffer is whole)
+    extents = tuple(width if d == u.column else n for d, n in enumerate(u.extents))
+    over = over_loops(layout, touch(mine, names, u.extents), extents)
+
+    def moved(x: Any) -> Any:
+        if isinstance(x, (Load, Store)) and x.buffer is whole:
+            return replace(x, buffer=part, indices=tuple(new if i is old else i for i in x.indices))
+        return None
+
+    body = substitute(rewrite(u.loop.body, moved), {old: new + first if first else new})
+    out = replace(u.loop, vars=tuple(new if v is old else v for v in names), body=body,
+                  extents=tuple(const(width, e.dtype) if d == u.column else e for d, e in enumerate(u.loop.extents)))
+    return with_attrs(out, loop_layout=over)
+
+
+__all__ = ["LEAST_COLUMNS", "split_products"]

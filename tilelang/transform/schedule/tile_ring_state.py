@@ -1,0 +1,104 @@
+"""What roles keep track of over the tiles of a block: how far their rings are, and tiles loaded once each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, If, Launch, Stmt, Store, Var, binary, cast, const,
+                         dtype, free_vars, load, seq, with_attrs)
+from tilelang.ops.tma import tma_bytes
+
+from .persistent import Tiles
+from ..analysis.statements import do
+from .rings import GROUP, RoleLoop, barriers
+
+
+class Steps:
+    """The number of steps a ring has made before a tile, modulo twice its stages.
+
+    base: that number, None while it is always zero.  begin: before the loop over tiles; bind: at the start of a tile;
+    advance: at its end.
+    """
+
+    def __init__(self, tiles: Tiles, extent: Expr, stages: int, launch: Launch, inside: set[Var]) -> None:
+        self.begin: list[Stmt] = []
+        self.bind: list[Stmt] = []
+        self.advance: list[Stmt] = []
+        self.base: Expr | None = None
+        period = 2 * stages
+        own = free_vars(extent) & (set(launch.block_vars) | inside)
+        if isinstance(extent, Const) and extent.value % period == 0:
+            return
+        base = Var("steps", dtype("int32"))
+        self.base = base
+        made = cast(binary("max", extent, const(0, extent.dtype)), "int32") % period
+        if not own:
+            self.bind.append(Bind(base, tiles.index % period * made % period))
+            return
+        count = Buffer("step_count", (1,), dtype("int32"), "local.var")
+        zero = (const(0),)
+        self.begin = [Alloc(count), Store(count, zero, const(0, "int32"))]
+        self.bind.append(Bind(base, load(count, zero)))
+        self.advance = [Store(count, zero, (load(count, zero) + made) % period)]
+
+
+@dataclass
+class WholeTile:
+    """A copy in front of the loop that TMA does: one buffer, filled once a tile.
+
+    copies: the copy, or one for each computing warp group when a group uses its part of the rows only: a group that is
+    ahead then starts its next tile while the others end theirs.  late: the buffer is used after the loop, too.
+    """
+
+    copies: list[Any]
+    groups: int
+    thread: Var
+    tiles: Tiles | None
+    late: bool
+    full: Buffer = field(init=False)
+    empty: Buffer | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        name, parts = self.copies[0].dst.buffer.name, len(self.copies)
+        self.full = barriers(f"{name}_full", (1,) * parts)
+        self.empty = None if self.tiles is None else barriers(f"{name}_empty", (self.groups * 4 // parts,) * parts)
+
+    @property
+    def parity(self) -> Expr:
+        return const(0, "uint32") if self.tiles is None else cast(self.tiles.index % 2, "uint32")
+
+    def produce(self) -> list[Stmt]:
+        """The producer's part."""
+        out: list[Stmt] = []
+        for g, op in enumerate(self.copies):
+            full = AddressOf(self.full, (const(g),))
+            if self.empty is not None:
+                out.append(do("mbarrier_wait", AddressOf(self.empty, (const(g),)),
+                              binary("bitxor", self.parity, const(1, "uint32"))))
+            out.append(do("mbarrier_arrive_expect_tx", full, const(tma_bytes(op) // len(self.copies), "uint32")))
+            out.append(with_attrs(op, tma=True, barrier=(self.full, const(g))))
+        return out
+
+    def filled(self) -> list[Stmt]:
+        """In the consumers, in the place of the copy."""
+        return self._each(lambda g: do("mbarrier_wait", AddressOf(self.full, (const(g),)), self.parity))
+
+    def release(self, r: RoleLoop) -> list[Stmt]:
+        """In the consumers, after the last use."""
+        empty = self.empty
+        if empty is None:
+            return []
+        return [*r.read_out({self.copies[0].dst.buffer}), do("sync_warp"), If(r.leader(), seq(*self._each(
+            lambda g: do("mbarrier_arrive", AddressOf(empty, (const(g),))))))]
+
+    def _each(self, work: Callable[[int], Stmt]) -> list[Stmt]:
+        """Every warp group does what its part asks for."""
+        if len(self.copies) == 1:
+            return [work(0)]
+        group = self.thread // GROUP
+        return [If(binary("eq", group, const(g, group.dtype)), work(g)) for g in range(len(self.copies))]
+
+
+__all__ = ["Steps", "WholeTile"]

@@ -1,0 +1,1 @@
+"""Barriers and fences between conflicting accesses of different threads."""

@@ -1,0 +1,480 @@
+"""Block barriers between conflicting accesses of different threads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tilelang.ir import Break, Const, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt, While, rewrite_launches
+from tilelang.ir.record import record
+from tilelang.ir import replace as with_fields
+
+from ..analysis.access_table import Access, Loop, Relation, Tables
+from ..analysis.atomic_order import must_be_placed
+from ..framework.config import PassConfigKey
+from ..analysis.divergence import Divergence
+from ..framework.pass_ import SYNCED, THREADS_BOUND, PassContext, pass_
+from .proxy_fences import fence_arrivals, fence_barriers
+from .warp_role_sync import RoleSync, has_roles
+from .split_divergent import Splitter
+from ..analysis.statements import barrier, barrier_in
+from .sync_tree import Place, TreeBuilder, Unplaceable, is_leaf, refused
+
+CAP = 12  # iterations and async groups counted apart; beyond, "any"
+ROUNDS = 4_000  # of loops' bodies, after which numbers of iterations are counted apart no more: nests multiply them
+
+
+@pass_(needs=THREADS_BOUND, gives=SYNCED)
+def place_sync(func: Func, cx: PassContext) -> Func:
+    """Put a block barrier between any two accesses of different threads to one element, one of them a write; between two atomic
+    ones where their order matters (atomic_order.py).
+
+    Before:                          After:
+        S[tx] = A[tx]                    S[tx] = A[tx]
+        B[tx] = S[63 - tx]               sync_threads()
+                                         B[tx] = S[63 - tx]
+    Shared memory, and global memory that the kernel itself writes.  Loop-carried pairs of for and while loops count,
+    with the iteration distance: slots (k + c) % n of a pipeline do not conflict while they differ.  An asynchronous
+    copy writes at the wait for its group.  A barrier needed where only some threads arrive moves in front of the
+    branch, or the branch is split; where that is impossible the program is refused ("sync-divergent").
+    Keeps: barriers that are there.  Off with tl.disable_thread_storage_sync.
+    """
+    if cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC):
+        return func
+
+    def ordered(launch: Launch) -> Launch:
+        done = synchronized(launch)
+        return fence_arrivals(done) if launch.attr("by_hand") else done
+
+    return rewrite_launches(func, ordered)
+
+
+def synchronized(launch: Launch) -> Launch:
+    """The launch with its barriers."""
+    if launch.num_threads == 1:
+        return launch
+    if has_roles(launch.body):
+        return RoleSync(launch, synchronized).run()
+    ignored: set[int] = set()
+    while True:
+        tree = TreeBuilder(launch)
+        if not any(True for _ in tree.root.all_accesses()):
+            return launch
+        divergence = Divergence(launch)
+        try:
+            places = _spared(tree, ignored)
+            _Flow(Tables(launch, tree.binds, divergence)).run(tree.root)
+        except _TooDeep:
+            tree = TreeBuilder(launch)
+            places = _spared(tree, ignored)
+            _Flow(Tables(launch, tree.binds, divergence), coarse=True).run(tree.root)
+        if not tree.root.before and not tree.root.has_barrier:
+            return with_fields(launch, body=fence_barriers(launch.body))
+        try:
+            return with_fields(launch, body=fence_barriers(_Writer(divergence).body(tree.root)))
+        except Unplaceable as e:
+            # Where threads run apart the order of accesses to global memory is their own affair, and so is what they tell
+            # each other by atomics.
+            inside = set(map(id, e.place.all()))
+            drop = {k for k, p in enumerate(places) if id(p) in inside and p.barrier_placed and not p.for_shared}
+            if not drop:
+                raise refused(e.place) from None
+            ignored |= drop
+
+
+def _spared(tree: TreeBuilder, ignored: set[int]) -> list[Place]:
+    """The places of a tree; those of these numbers need barriers for shared memory alone."""
+    places = list(tree.root.all())
+    for k in ignored:
+        places[k].never = True
+    return places
+
+
+@record
+class _Pending:
+    """An access that is not yet ordered before what follows, and how its run relates to what follows."""
+
+    access: Access
+    how: Relation
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.access, self.how)))
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined,no-any-return]
+
+
+_HERE = Relation()  # in the same iterations of all loops
+
+# Pending access -> None when it has happened; for an asynchronous one the number of groups committed after it
+# (-1: its own group is not committed yet).
+_State = dict[_Pending, "int | None"]
+
+
+class _TooDeep(Exception):
+    """Loops in loops take more rounds than ROUNDS."""
+
+
+class _Flow:
+    """Forward data flow that marks where barriers go."""
+
+    def __init__(self, tables: Tables, coarse: bool = False) -> None:
+        """coarse: any two iterations of a loop may be one or many apart; there are never fewer barriers then."""
+        self.t, self.coarse, self.count = tables, coarse, 0
+        self.relevant: dict[Loop, bool] = {}
+        self.inside: dict[Loop, list[Access]] = {}
+        self.checking = False
+        # per loop: states at break, at continue with where that stands
+        self.leaving: list[tuple[list[_State], list[tuple[_State, Place]]]] = []
+
+    def run(self, root: Place) -> None:
+        for p in root.all():
+            if p.loop is not None:
+                self.inside[p.loop] = list(p.all_accesses())
+        self.whole(root)
+        self.prune(root)
+
+    def whole(self, root: Place) -> None:
+        """Follow a launch, or the statements of a loop between roles: what comes behind their break and continue, role_sync.py
+        orders by a barrier of its own."""
+        self.leaving.append(([], []))
+        self.flow(root, {})
+        self.leaving.pop()
+
+    def prune(self, root: Place) -> None:
+        """Take back barriers that others have made needless; those in the innermost loops first."""
+        marked: list[tuple[int, int, Place, str]] = []
+        _collect(root, 0, marked)
+        self.checking = True
+        for _, _, p, mark in sorted(marked, key=lambda m: m[:2], reverse=True):
+            setattr(p, mark, False)
+            try:
+                self.whole(root)
+            except _Needed:
+                setattr(p, mark, True)
+                self.leaving.clear()
+
+    def need(self, p: Place, mark: str) -> None:
+        """A barrier must go to a place: mark it, or when checking, say that one is missing."""
+        if self.checking:
+            raise _Needed
+        setattr(p, mark, True)
+
+    # ---- transfer -----------------------------------------------------------------------------------------------
+
+    def flow(self, p: Place, state: _State) -> _State:
+        """State after p, given the state before it; marks barriers."""
+        if p.before:
+            state = _cleared(state)
+        s = p.stmt
+        if isinstance(s, Seq):
+            for x in p.inner:
+                state = self.flow(x, state)
+            return state
+        if isinstance(s, While):
+            return self.while_loop(p, state)
+        leaf = is_leaf(p)
+        if not leaf:
+            state = self.hoist(p, state)  # in front of what p reads itself, which stays pending inside
+        state = self.own(p, state)
+        if leaf:
+            if isinstance(s, Break):
+                self.leaving[-1][0].append(state)
+                return {}
+            if isinstance(s, Continue):
+                self.leaving[-1][1].append((state, p))
+                return {}
+            return _after_async(s, state)
+        if isinstance(s, If):
+            outs = [self.flow(x, state) for x in p.inner]
+            return _merged(*outs) if s.orelse is not None else _merged(state, *outs)
+        if isinstance(s, For):
+            assert p.loop is not None
+            if not self.inside[p.loop] and not p.orders:
+                return state  # a loop over registers
+            return self.for_loop(p, state)
+        for x in p.inner:
+            state = self.flow(x, state)
+        return state
+
+    def own(self, p: Place, state: _State) -> _State:
+        """The accesses a statement makes itself."""
+        if barrier_in(p.stmt):
+            return _cleared(state)
+        if not p.before and self.conflicts(state, p.accesses, p):
+            self.need(p, "before")
+            state = _cleared(state)
+        if p.accesses:
+            state = dict(state)
+            for a in p.accesses:
+                state[_Pending(a, _HERE)] = -1 if a.is_async else None
+        return state
+
+    def hoist(self, p: Place, state: _State) -> _State:
+        """A conflict with something before p, first met inside p: the barrier goes before p."""
+        if self.checking or p.before or not any(age is None and e.access.buffer.data in p.storages
+                                                for e, age in state.items()):
+            return state
+        for x in p.inner:  # what p needs by itself comes first: it may already separate the two
+            self.flow_alone(p, x)
+        return self.hoist_exposed(p, state)
+
+    def hoist_exposed(self, p: Place, state: _State) -> _State:
+        exposed: list[Access] = []
+        for x in p.inner:
+            _exposed(x, exposed)
+        if self.conflicts(state, exposed, p):
+            p.before = True
+            return _cleared(state)
+        return state
+
+    def flow_alone(self, p: Place, x: Place) -> None:
+        if p.loop is None:
+            self.leaving.append(([], []))  # break and continue of a loop outside: not followed here
+            self.flow(x, {})
+            self.leaving.pop()
+        else:
+            self.for_loop(p, {})
+
+    def conflicts(self, state: _State, accesses: list[Access], p: Place) -> bool:
+        """Whether an access conflicts with a pending one, so that p needs a barrier.  Notes at p whether it must have it."""
+        found = False
+        for b in accesses:
+            for e, age in state.items():
+                if age is None and e.access.buffer.data is b.buffer.data and self.t.collide(e.access, b, e.how):
+                    found = True
+                    p.for_shared |= b.is_shared and must_be_placed(e.access, b, self.t.divergence)
+                    if p.for_shared or self.checking and not p.never:
+                        return True
+        return found and not p.never
+
+    # ---- loops --------------------------------------------------------------------------------------------------
+
+    def for_loop(self, p: Place, state: _State) -> _State:
+        loop = p.loop
+        assert loop is not None
+        entry = {_Pending(e.access, self.entered(e, loop)): age for e, age in state.items()}
+        if self.is_simple(p):
+            self.leaving.append(([], []))
+            out = self.flow(p.inner[0], entry)
+            breaks, continues = self.leaving.pop()
+            breaks += [at for at, _ in continues]
+        else:
+            out, breaks = self.rounds(p, loop, entry, None)
+        ends = [out, *breaks]
+        if loop.count is None or loop.count == 0:
+            ends.append(entry)
+        return _outside(_merged(*ends), loop)
+
+    def is_simple(self, p: Place) -> bool:
+        """Whether no iteration can conflict with another, or complete what another began: one round tells all."""
+        assert p.loop is not None
+        return not p.orders and (p.loop.independent or not any(a.writes for a in self.inside[p.loop]))
+
+    def while_loop(self, p: Place, state: _State) -> _State:
+        loop = p.loop
+        assert loop is not None
+        if not p.before and self.conflicts(state, p.accesses, p):
+            self.need(p, "before")
+            state = _cleared(state)
+        if not self.checking:
+            state = self.hoist_exposed(p, state)
+        test: _State = {_Pending(a, _HERE): None for a in p.accesses}
+        entry = {_Pending(e.access, self.entered(e, loop)): age for e, age in _merged(state, test).items()}
+        out, breaks = self.rounds(p, loop, entry, p)
+        return _outside(_merged(out, entry, *breaks), loop)
+
+    def rounds(self, p: Place, loop: Loop, entry: _State, test: Place | None) -> tuple[_State, list[_State]]:
+        """Run the body until nothing changes: (state after an iteration, states at breaks)."""
+        now = entry
+        while True:
+            self.count += 1
+            if self.count > ROUNDS and not self.coarse:
+                raise _TooDeep
+            marks = _marks(p)
+            self.leaving.append(([], []))
+            out = self.flow(p.inner[0], now)
+            breaks, continues = self.leaving.pop()
+            if p.body_end:
+                out = _cleared(out)
+            if test is not None:  # reads at the end of each way through the body; a `continue` passes by the barrier at its end
+                if not p.body_end and self.conflicts(self.again(p, loop, out), test.accesses, p):
+                    self.need(p, "body_end")
+                for state, at in continues:
+                    if not at.before and self.conflicts(self.again(p, loop, state), test.accesses, at):
+                        self.need(at, "before")
+            out = _merged(out, *(state for state, _ in continues))
+            back = self.again(p, loop, out)
+            for a in test.accesses if test is not None else ():
+                back[_Pending(a, _HERE)] = None
+            if _marks(p) != marks:  # a barrier was added: what was known is out of date
+                now = entry
+                continue
+            following = _merged(entry, back, now)
+            if following == now:
+                return out, breaks
+            now = following
+
+    def again(self, p: Place, loop: Loop, state: _State) -> _State:
+        """The state after an iteration of a loop, as the next one finds it."""
+        back: _State = {}
+        apart = p.stmt.attr("tiles")  # iterations stand for blocks: nothing orders their global accesses
+        for e, age in state.items():
+            if apart and not e.access.is_shared:
+                continue
+            e2 = _Pending(e.access, self.next_iteration(e, loop))
+            back[e2] = _older(back[e2], age) if e2 in back else age
+        return back
+
+    def matters(self, loop: Loop) -> bool:
+        """Whether it helps to know how many iterations of the loop lie between two accesses."""
+        if loop not in self.relevant:
+            inside = self.inside[loop]
+            self.relevant[loop] = (not self.coarse and not loop.independent and any(a.writes for a in inside) and
+                                   self.t.rotates(loop, inside))
+        return self.relevant[loop]
+
+    def entered(self, e: _Pending, loop: Loop) -> Relation:
+        return replace(e.how, entered=(*e.how.entered, (loop, 0))) if self.matters(loop) else e.how
+
+    def next_iteration(self, e: _Pending, loop: Loop) -> Relation:
+        """How e relates to the next iteration of loop, given how it relates to this one."""
+        for k, (x, n) in enumerate(e.how.entered):
+            if x is loop:
+                rest = (*e.how.entered[:k], *e.how.entered[k + 1:])
+                return replace(e.how, entered=rest if n >= CAP else (*rest, (x, n + 1)))
+        carried = e.how.carried
+        if carried is not None and carried[0] is loop:
+            return Relation((loop, _more(carried[1])))
+        if carried is not None or loop not in e.access.loops:
+            return e.how
+        return Relation((loop, 1 if self.matters(loop) else None))
+
+
+def _more(n: int | None) -> int | None:
+    return None if n is None or n >= CAP else n + 1
+
+
+def _outside(state: _State, loop: Loop) -> _State:
+    """The state after a loop: relations to its iterations are over."""
+    out: _State = {}
+    for e, age in state.items():
+        how = e.how
+        if any(x is loop for x, _ in how.entered):
+            how = replace(how, entered=tuple((x, n) for x, n in how.entered if x is not loop))
+        if how.carried is not None and how.carried[0] is loop:
+            how = replace(how, carried=None)
+        e2 = e if how is e.how else _Pending(e.access, how)
+        out[e2] = _older(out[e2], age) if e2 in out else age
+    return out
+
+
+def _older(x: int | None, y: int | None) -> int | None:
+    """The less finished of two ages of one asynchronous access; having happened counts as a hazard of its own."""
+    if x is None or y is None:
+        return None
+    return min(x, y)
+
+
+def _merged(*states: _State) -> _State:
+    out = dict(states[0])
+    for s in states[1:]:
+        for e, age in s.items():
+            out[e] = _older(out[e], age) if e in out else age
+    return out
+
+
+def _cleared(state: _State) -> _State:
+    """After a block barrier only asynchronous copies in flight are pending."""
+    return {e: age for e, age in state.items() if age is not None}
+
+
+def _after_async(s: Stmt, state: _State) -> _State:
+    """The effect of commits and waits on asynchronous copies."""
+    if not isinstance(s, Evaluate):
+        return state
+    if s.call.op in ("cp_async_commit", "ptx_commit_group"):
+        return {e: None if age is None else min(age + 1, CAP + 4) for e, age in state.items()}
+    if s.call.op == "mbarrier_wait":  # by every thread: what signals that barrier has happened, and all know
+        bar = s.call.args[0].buffer  # type: ignore[attr-defined]
+        return {e: age for e, age in state.items() if e.access.signals is not bar}
+    if s.call.op in ("cp_async_wait", "ptx_wait_group"):
+        n = int(s.call.attr("n", 0)) if s.call.attr("n") is not None else _constant(s.call.args)
+        return {e: None if age is None or age >= n else age for e, age in state.items()}
+    return state
+
+
+def _constant(args: tuple[Any, ...]) -> int:
+    return int(args[0].value) if args and isinstance(args[0], Const) else 0
+
+
+class _Needed(Exception):
+    """A barrier is missing."""
+
+
+def _collect(p: Place, depth: int, out: list[tuple[int, int, Place, str]]) -> None:
+    """(loop depth, position, place, mark) of every barrier placed below p."""
+    if p.before:
+        out.append((depth, len(out), p, "before"))
+    inner = depth + (p.loop is not None)
+    for x in p.inner:
+        _collect(x, inner, out)
+    if p.body_end:
+        out.append((inner, len(out), p, "body_end"))
+
+
+def _marks(p: Place) -> int:
+    return sum(x.before + x.body_end for x in p.all())
+
+
+def _exposed(p: Place, out: list[Access]) -> bool:
+    """Collect the accesses that may run before any barrier of p; False when every way through p meets a barrier."""
+    if p.before or barrier_in(p.stmt):
+        return False
+    out.extend(p.accesses)
+    s = p.stmt
+    if isinstance(s, Seq):
+        return all(_exposed(x, out) for x in p.inner)
+    if isinstance(s, If):
+        open_ways = [_exposed(x, out) for x in p.inner]
+        return any(open_ways) or s.orelse is None
+    for x in p.inner:
+        _exposed(x, out)
+    return True
+
+
+class _Writer:
+    """Statements with the marked barriers written out."""
+
+    def __init__(self, divergence: Divergence) -> None:
+        self.d = divergence
+        self.splitter = Splitter(divergence)
+
+    def body(self, p: Place) -> Stmt:
+        out = self.stmts(p)
+        return out[0] if len(out) == 1 else Seq(tuple(out), span=p.stmt.span)
+
+    def stmts(self, p: Place) -> list[Stmt]:
+        """p in code that all threads reach."""
+        out: list[Stmt] = [barrier(p.stmt)] if p.before else []
+        s = p.stmt
+        if isinstance(s, Seq):
+            for x in p.inner:
+                out += self.stmts(x)
+            return out
+        if not p.has_barrier:
+            return [*out, s]
+        if isinstance(s, If):
+            if self.d.divergent(s.cond):
+                return out + self.splitter.split(p)
+            then = self.body(p.inner[0])
+            orelse = self.body(p.inner[1]) if s.orelse is not None else None
+            return [*out, with_fields(s, then=then, orelse=orelse)]
+        self.splitter.check_loop(p)
+        inner = self.stmts(p.inner[0])
+        if p.body_end:
+            inner.append(barrier(s))
+        return [*out, with_fields(s, body=Seq(tuple(inner), span=s.span))]
+
+
+__all__ = ["place_sync", "synchronized"]

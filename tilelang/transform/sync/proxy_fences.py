@@ -1,0 +1,122 @@
+"""Fences between ordinary accesses of shared memory and those of the async proxy (TMA, wgmma).
+
+    S[...] = x              S[...] = x
+    sync_threads()     ->   fence_proxy_async(); sync_threads()
+    tma_store(S)            tma_store(S)
+
+Every thread makes its own accesses known in front of what tells other threads of them: its stores, which the async proxy
+may not see otherwise, and its loads, which may still be under way when the async proxy writes (PTX ISA, "Proxies").
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import (AddressOf, Call, Evaluate, For, If, Launch, Seq, Stmt, Var, While, call, inner, replace,
+                         rewrite_stmts, seq, walk)
+
+from ..analysis.effects import effects, own_effects
+
+SHARED = ("shared", "shared.dyn")
+ASYNC_READERS = frozenset(("wgmma_descriptor", "tma_store", "tma_reduce_add", "bulk_store", "bulk_copy_cluster"))
+ASYNC_WRITERS = frozenset(("tma_load", "bulk_load", "bulk_copy_cluster"))
+_ASYNC = ASYNC_READERS | ASYNC_WRITERS | {"wgmma"}
+_TELLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive", "mbarrier_arrive", "mbarrier_arrive_expect_tx",
+                    "mbarrier_arrive_remote", "cluster_arrive", "cluster_sync"))
+
+
+# ---- block barriers that place_sync put ---------------------------------------------------------------------------------
+
+
+def fence_barriers(body: Stmt) -> Stmt:
+    """body with a fence in front of every block barrier, where matrix instructions or TMA read shared memory, or TMA writes
+    some after ordinary accesses."""
+    calls = list(walk(body, Call))
+    if not any(x.op in ASYNC_READERS for x in calls) and not (
+            any(x.op in ASYNC_WRITERS for x in calls) and _order(body, False)[1]):
+        return body
+
+    def fenced(s: Stmt) -> Stmt | None:
+        return _with_fence(s) if isinstance(s, Evaluate) and s.call.op == "sync_threads" else None
+
+    return rewrite_stmts(body, fenced)
+
+
+def _order(s: Stmt, touched: bool) -> tuple[bool, bool]:
+    """(whether ordinary accesses of shared memory have been made after s, whether TMA writes some in s after such).
+    touched: they have been made before."""
+    if isinstance(s, (For, While)):  # the next iteration comes after this one
+        touched = touched or any(_is_ordinary(e) for e in effects(s))
+    late = touched and isinstance(s, Evaluate) and s.call.op in ASYNC_WRITERS
+    touched = touched or any(map(_is_ordinary, own_effects(s)))
+    after = touched
+    for x in inner(s):
+        done, bad = _order(x, after if isinstance(s, Seq) else touched)
+        after, late = after or done, late or bad
+    return after, late
+
+
+def _is_ordinary(e: Any) -> bool:
+    """Whether an effect is an access of shared memory by threads."""
+    return e.buffer.scope_name in SHARED and not (isinstance(e.node, Call) and e.node.op in _ASYNC)
+
+
+# ---- barriers that users placed -----------------------------------------------------------------------------------------
+
+
+def fence_arrivals(launch: Launch) -> Launch:
+    """The launch with a fence in front of each arrival and barrier behind ordinary accesses: stores to shared memory, and
+    loads of what TMA fills, since to arrive at an mbarrier does not wait for loads under way."""
+    calls = list(walk(launch.body, Call))
+    writers = [x.args[0] for x in calls if x.op in ASYNC_WRITERS]
+    if not writers and not any(x.op in ASYNC_READERS for x in calls):
+        return launch
+    named = {a.buffer.data for a in writers if isinstance(a, AddressOf)}
+    return replace(launch, body=_Arrivals(named if all(isinstance(a, AddressOf) for a in writers) else None).stmt(
+        launch.body, False)[0])
+
+
+class _Arrivals:
+    """filled: what TMA fills, None: any shared memory."""
+
+    def __init__(self, filled: set[Var] | None) -> None:
+        self.filled = filled
+
+    def stmt(self, s: Any, dirty: bool) -> tuple[Any, bool]:
+        """(s with its fences, whether ordinary accesses may stand behind it that no fence covers).  dirty: before it."""
+        own = any(map(self.uses, own_effects(s)))
+        match s:
+            case Evaluate() if s.call.op == "fence_proxy_async":
+                return s, False
+            case Evaluate() if s.call.op in _TELLS:
+                return (_with_fence(s), False) if dirty or own else (s, False)
+            case Seq():
+                out = []
+                for x in s.stmts:
+                    x, dirty = self.stmt(x, dirty)
+                    out.append(x)
+                return seq(*out, span=s.span), dirty
+            case For() | While():
+                dirty = dirty or own
+                body, after = self.stmt(s.body, dirty or any(map(self.uses, effects(s.body))))
+                return replace(s, body=body), dirty or after
+            case If():
+                # What stands in front of roles is ordered by a block barrier.
+                outside = (dirty or own) and not (isinstance(s.cond, Call) and s.cond.op == "in_warp_groups")
+                then, one = self.stmt(s.then, outside)
+                orelse, other = (None, outside) if s.orelse is None else self.stmt(s.orelse, outside)
+                return replace(s, then=then, orelse=orelse), one or other or outside
+        if dirty and any(x.op.startswith("syncthreads_") for x in walk(s, Call)):
+            return _with_fence(s), own
+        return s, dirty or own
+
+    def uses(self, e: Any) -> bool:
+        """Whether an effect is an ordinary access that the async proxy must not overtake."""
+        return _is_ordinary(e) and (e.writes or self.filled is None or e.storage in self.filled)
+
+
+def _with_fence(s: Stmt) -> Stmt:
+    return Seq((Evaluate(call("fence_proxy_async", (), "void"), span=s.span), s), span=s.span)
+
+
+__all__ = ["ASYNC_READERS", "fence_arrivals", "fence_barriers"]

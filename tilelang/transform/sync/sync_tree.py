@@ -1,0 +1,201 @@
+"""The statements of a launch as a tree annotated with what synchronisation needs: accesses, loops, async groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import field
+from functools import cached_property
+
+from tilelang.errors import error, register
+from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Launch,
+                         Parallel, Ramp, Seq, Stmt, Store, Var, While, dtype, unary)
+from tilelang.ir.buffer import Load
+from tilelang.ir.expr import Call
+from tilelang.ir.record import entity
+
+from ..analysis.statements import barrier_in
+from ..analysis.access_table import Access, Loop
+from ..analysis.atomic_order import Update, update_of
+from ..analysis.effects import Effect, effects, is_sync, own_effects
+
+_SHARED = ("shared", "shared.dyn")
+_ANYWHERE = Buffer("tensors that may overlap", (1,), dtype("uint8"))  # stands for all of them (transform/legalize/aliasing.py)
+register("sync-divergent", ValueError, "a block barrier is needed where only some threads of the block arrive",
+         expected="a place that all threads of the block reach alike")
+
+
+
+@entity
+class Place:
+    """One statement.  accesses: those it makes itself.  before: a barrier goes in front of it; body_end: one goes to
+    the end of its (while) body."""
+
+    stmt: Stmt
+    accesses: list[Access] = field(default_factory=list)
+    inner: list[Place] = field(default_factory=list)
+    loop: Loop | None = None
+    before: bool = False
+    body_end: bool = False
+    for_shared: bool = False  # the barrier is needed for shared memory (else only where all threads come to it)
+    never: bool = False  # threads run apart here: only what is needed for shared memory counts
+
+    @property
+    def barrier_placed(self) -> bool:
+        """Whether a barrier was placed at this statement itself."""
+        return self.before or self.body_end
+
+    def all(self) -> Iterator[Place]:
+        """This place and those below it, in the order of the program."""
+        stack = [self]
+        while stack:
+            at = stack.pop()
+            yield at
+            stack += reversed(at.inner)
+
+    def all_accesses(self) -> Iterator[Access]:
+        for x in self.all():
+            yield from x.accesses
+
+    @cached_property
+    def storages(self) -> frozenset[Var]:
+        """Memory that is accessed inside."""
+        return frozenset(a.buffer.data for a in self.accesses).union(*(x.storages for x in self.inner))
+
+    @cached_property
+    def orders(self) -> bool:
+        """Whether something inside orders threads or asynchronous work."""
+        return isinstance(self.stmt, Evaluate) and is_sync(self.stmt.call) or barrier_in(self.stmt) or any(
+            x.orders for x in self.inner)
+
+    @property
+    def has_barrier(self) -> bool:
+        """Whether a barrier was placed strictly inside."""
+        return self.body_end or any(x.before or x.has_barrier for x in self.inner)
+
+
+class TreeBuilder:
+    """Builds the tree; collects the launch's bindings."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.binds: dict[Var, Expr] = {}
+        # Global memory matters when this launch writes it and somebody then reads or writes it again.
+        self.watched = {e.storage for e in effects(launch.body)
+                        if e.writes and e.buffer.scope_name == "global"}
+        self.overlapping = {b.data for b in launch.attr("overlapping") or ()}
+        if self.overlapping & self.watched:
+            self.watched |= self.overlapping
+        self.root = self.place(launch.body, (), ())
+
+    def place(self, s: Stmt, loops: tuple[Loop, ...], conds: tuple[Expr, ...]) -> Place:
+        p = Place(s)
+        own = list(own_effects(s))
+        for e in own:
+            a = self.access(e, s, loops, conds)
+            if a is not None:
+                p.accesses.append(a)
+        match s:
+            case Seq():
+                p.inner = [self.place(x, loops, conds) for x in s.stmts]
+            case Bind():
+                self.binds[s.var] = s.value
+                for loop in loops:
+                    loop.defined.add(s.var)
+            case For():
+                p.loop = Loop(s.var, s.start, s.extent, bool(s.attr("independent")))
+                for loop in (*loops, p.loop):
+                    loop.defined.add(s.var)
+                p.inner = [self.place(s.body, (*loops, p.loop), conds)]
+            case While():
+                p.loop = Loop(None, None, None, turns=s)
+                p.inner = [self.place(s.body, (*loops, p.loop), conds)]
+            case If():
+                p.inner = [self.place(s.then, loops, (*conds, s.cond))]
+                if s.orelse is not None:
+                    p.inner.append(self.place(s.orelse, loops, (*conds, unary("not", s.cond))))
+            case Parallel():
+                p.inner = [self.place(s.body, loops, conds)]
+        return p
+
+    def access(self, e: Effect, s: Stmt, loops: tuple[Loop, ...], conds: tuple[Expr, ...]) -> Access | None:
+        b = e.buffer
+        if b.scope_name not in _SHARED and e.storage not in self.watched or b.attr("ordered"):
+            return None
+        if e.storage in self.overlapping:  # wherever each of them lies
+            return Access(_ANYWHERE, e.reads, e.writes, _update(e, s), None, 1, loops, conds, False,
+                          getattr(e.node, "span", None))
+        indices, width, lanes, is_async, signals = e.indices, 1, 32, False, None
+        node = e.node
+        if isinstance(node, Call):
+            width, lanes, known = _extent(node, b)
+            is_async = node.op == "cp_async"
+            signals = _signalled(node) if e.writes else None
+            if not known:
+                indices = None
+        elif isinstance(node, (Load, Store)) and indices and isinstance(indices[-1], Ramp):
+            last = indices[-1]
+            if isinstance(last.stride, Const) and last.stride.value == 1:
+                width = last.lanes
+            else:
+                indices = None
+        if indices is not None and any(i.dtype.lanes > 1 for i in indices[:-1]):
+            indices = None
+        return Access(b, e.reads, e.writes, _update(e, s), indices, width, loops, conds, is_async,
+                      getattr(node, "span", None), lanes, signals)
+
+
+def _update(e: Effect, s: Stmt) -> Update | None:
+    """What an atomic access by statement s does."""
+    if e.mode != "atomic" or not isinstance(e.node, Call):
+        return None
+    return update_of(e.node, s)
+
+
+def _signalled(c: Call) -> Buffer | None:
+    """The mbarrier that a copy by TMA signals, where its buffer holds just that one."""
+    if c.op not in ("tma_load", "bulk_load"):
+        return None
+    return next((a.buffer for a in c.args if isinstance(a, AddressOf) and a.buffer.scope_name == "shared.barrier" and
+                 tuple(a.buffer.shape) == (1,)), None)
+
+
+def _extent(c: Call, b: Buffer) -> tuple[int, int, bool]:
+    """(elements, lanes whose address counts, whether that is known) of an intrinsic's access through an address."""
+    size = max(1, b.dtype.bytes)
+    if c.op == "cp_async":
+        return max(1, int(c.attr("bytes", 16)) // size), 32, True
+    if c.op in ("ldmatrix", "stmatrix"):
+        return max(1, 16 // size), min(32, 8 * int(c.attr("num", 4))), True
+    if c.op.startswith("atomic_"):
+        return {"atomic_addx2": 2, "atomic_addx4": 4}.get(c.op, 1), 32, True
+    if c.op == "ldg":
+        return 1, 32, True
+    return 1, 32, False
+
+
+def is_leaf(p: Place) -> bool:
+    """Whether the statement runs no other statement."""
+    return isinstance(p.stmt, (Alloc, Assert, Bind, Break, Continue, Evaluate, Store)) or not p.inner
+
+
+class Unplaceable(Exception):
+    """Barriers inside `place` cannot be reached by all threads."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__("barrier in divergent code")
+        self.place = place
+
+
+def refused(p: Place) -> Exception:
+    """The error for a barrier that cannot be placed inside p."""
+    at = next((x for x in p.all() if x.before), p)
+    touched = sorted(at.all_accesses(), key=lambda a: a.buffer.scope_name not in _SHARED)
+    what = next((a.buffer.name for a in touched), "shared memory")
+    kind = "loop" if p.loop is not None else "branch"
+    return error("sync-divergent",
+                 f"the accesses of `{what}` need a block barrier inside a {kind} that not all threads run alike",
+                 found=f"a {kind} that threads run differently",
+                 span=at.stmt.span or p.stmt.span, notes=((p.stmt.span, f"threads differ in this {kind}"),),
+                 hint="make the bounds and conditions around it the same for all threads, or write to another buffer")
+
+
+__all__ = ["Place", "TreeBuilder", "Unplaceable", "is_leaf", "refused"]

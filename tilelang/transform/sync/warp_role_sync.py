@@ -1,0 +1,272 @@
+"""Barriers in launches whose warp groups have roles: each part is a block of its own, whose barriers count its threads.
+
+    A                              A: barriers of the block
+    if in_warp_groups(1): P        sync_threads()                    # where A touches memory that others see
+    if in_warp_groups(0): C   ->   if in_warp_groups(1): P with named_barrier(2, 128) in place of block barriers
+    B                              if in_warp_groups(0): C with named_barrier(1, 128)
+                                   sync_threads(); B
+Between the parts mbarriers and named barriers order the accesses, placed by the user or the pass that made the roles.
+A part in loops is ordered with its own turns before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.ir import (Bind, Call, Const, Continue, Evaluate, For, If, Launch, Load, Seq, Stmt, Store, Var, While, call,
+                         const, fresh, rebuild, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk)
+from tilelang.ir.record import record
+
+from ..analysis.effects import effects
+
+register("role-barrier", ValueError, "a role of warp groups needs a barrier of its own and no number is left for it",
+         "give T.sync_threads and T.named_barrier_arrive constant numbers, few enough to leave one of 1 to 7 free",
+         expected="a barrier number from 1 to 7 that is free")
+
+GROUP = 128  # threads of a warp group
+NUMBERS = range(1, 8)  # of named barriers for roles; ops/tma_store.py takes those from 8 on
+
+
+def role_of(s: Stmt) -> tuple[int, int] | None:
+    """(first, count) of the warp groups that a branch by role sends into its first part; None for other statements."""
+    if isinstance(s, If) and isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":
+        return int(s.cond.attr("first")), int(s.cond.attr("count"))
+    return None
+
+
+def has_roles(s: Stmt) -> bool:
+    """Whether a branch by role stands in s."""
+    return any(role_of(x) is not None for x in walk(s, If))
+
+
+def _joined(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """Branches of one role that follow each other, others' between them or not, as one: its turns are ordered in it."""
+    out: list[Stmt] = []
+    for s in stmts:
+        role, k = role_of(s), len(out) - 1
+        while role is not None and k >= 0 and _apart(role_of(out[k]), role) and getattr(out[k], "orelse", None) is None:
+            k -= 1
+        if role is not None and k >= 0 and role_of(out[k]) == role and isinstance(s, If) and isinstance(last := out[k], If) \
+                and last.orelse is None and s.orelse is None:
+            out[k] = replace(last, then=seq(last.then, s.then, span=last.then.span))
+        else:
+            out.append(s)
+    return tuple(out)
+
+
+def _apart(a: tuple[int, int] | None, b: tuple[int, int]) -> bool:
+    """Whether two roles have no warp group in common."""
+    return a is not None and (a[0] + a[1] <= b[0] or b[0] + b[1] <= a[0])
+
+
+def _continues(s: Stmt) -> bool:
+    """Whether a `continue` of the loop around s stands in s."""
+    if isinstance(s, Continue):
+        return True
+    if isinstance(s, (For, While)):
+        return False
+    return any(_continues(x) for f in ("body", "then", "orelse", "stmts") for v in (getattr(s, f, None),)
+               for x in (v if isinstance(v, tuple) else (v,)) if isinstance(x, Stmt))
+
+
+@record
+class _Piece:
+    """Statements in a row.  plain: without roles.  touches: memory that other threads see, outside of roles."""
+
+    stmts: tuple[Stmt, ...]
+    plain: bool
+    touches: bool
+
+
+class RoleSync:
+    """The barriers of one launch.  synchronized: those of a launch without roles."""
+
+    def __init__(self, launch: Launch, synchronized: Callable[[Launch], Launch]) -> None:
+        self.launch, self.synchronized = launch, synchronized
+        self.written = {e.storage for e in effects(launch.body) if e.writes and e.buffer.scope_name == "global"}
+        self.binds: list[Stmt] = []  # seen so far: what addresses are made of
+        self.around: list[tuple[For, int]] = []  # loops around a role, and how many binds stand before each
+
+    def run(self) -> Launch:
+        return replace(self.launch, body=self.body(self.launch.body, False))
+
+    def body(self, s: Stmt, loops: bool) -> Stmt:
+        """The statements of a block that has roles.  loops: they run again and again."""
+        pieces = self.pieces(_joined(stmts_of(s)))
+        out: list[Stmt] = []
+        for k, p in enumerate(pieces):
+            if k and self.meets(pieces[k - 1], p):
+                out.append(_barrier(p.stmts[0]))
+            out += self.plain(p.stmts) if p.plain else self.with_roles(p.stmts[0])
+            self.binds += [x for x in p.stmts if isinstance(x, Bind)]
+        if loops and any(p.touches for p in pieces):
+            # `continue` passes by the end of the body: the barrier between two turns then stands at its beginning.
+            out.insert(0 if _continues(s) else len(out), _barrier(s))
+        return seq(*out, span=s.span)
+
+    @staticmethod
+    def meets(a: _Piece, b: _Piece) -> bool:
+        """Whether a barrier goes between two pieces: one touches memory, the other may (roles do)."""
+        return a.touches and (b.touches or not b.plain) or b.touches and not a.plain
+
+    def pieces(self, stmts: tuple[Stmt, ...]) -> list[_Piece]:
+        out: list[_Piece] = []
+        run: list[Stmt] = []
+
+        def close() -> None:
+            if run:
+                out.append(_Piece(tuple(run), True, self.touches(Seq(tuple(run)))))
+                run.clear()
+
+        for s in stmts:
+            if has_roles(s):
+                close()
+                out.append(_Piece((s,), False, self.outside(s)))
+            else:
+                run.append(s)
+        close()
+        return out
+
+    def touches(self, s: Stmt) -> bool:
+        return any(e.buffer.scope_name in ("shared", "shared.dyn") or e.storage in self.written for e in effects(s))
+
+    def outside(self, s: Stmt) -> bool:
+        """Whether a statement with roles touches memory outside of them."""
+        if role_of(s) is not None:
+            return False
+        inner = [x for f in ("body", "then", "orelse") if isinstance(x := getattr(s, f, None), Stmt)]
+        return any(p.touches for x in inner for p in self.pieces(stmts_of(x)))
+
+    def plain(self, stmts: tuple[Stmt, ...]) -> list[Stmt]:
+        return self.block(self.launch, Seq(stmts))
+
+    def block(self, launch: Launch, s: Stmt) -> list[Stmt]:
+        """s with its barriers, as the body of a block."""
+        known = len(self.binds)
+        got = stmts_of(self.synchronized(replace(launch, body=Seq((*self.binds, s)))).body)
+        return list(got[known:])
+
+    def with_roles(self, s: Stmt) -> list[Stmt]:
+        if role_of(s) is not None:
+            return [self.parts(s)]
+        if isinstance(s, (For, While)):
+            loop = s if isinstance(s, For) else For(fresh("turn"), const(0), fresh("turns"), "serial", s.body)
+            self.around.append((loop, len(self.binds)))
+            body = self.body(s.body, True)
+            del self.binds[self.around.pop()[1]:]
+            return [replace(s, body=body)]
+        if isinstance(s, If):
+            orelse = None if s.orelse is None else self.body(s.orelse, False)
+            return [replace(s, then=self.body(s.then, False), orelse=orelse)]
+        return [rebuild(s, lambda v: self.body(v, False) if isinstance(v, Stmt) else v)]
+
+    def parts(self, s: Any) -> Stmt:
+        """A branch by role."""
+        first, count = role_of(s) or (0, 0)
+        groups = self.launch.num_threads // GROUP
+        others = (0, first) if first else (count, groups - count)
+        done: list[Stmt | None] = []
+        for k, (part, (start, n)) in enumerate(((s.then, (first, count)), (s.orelse, others))):
+            if part is None or (k == 0 and not _touches_alone(part)):
+                done.append(part)
+                continue
+            done.append(self.part(part, start, n))
+        return replace(s, then=done[0], orelse=done[1])
+
+    def part(self, part: Stmt, start: int, n: int) -> Stmt:
+        part = _of_role(part, n * GROUP)
+        tx = self.launch.thread_vars[0]
+        own = Var(tx.name, tx.dtype)
+        threads = self.launch.thread_vars
+        launch = replace(self.launch, threads=(n * GROUP, 1, 1), thread_vars=(own, *threads[1:]))
+        saved = self.binds
+        there, back = {tx: own + start * GROUP if start else own}, {own: tx - start * GROUP if start else tx}
+        self.binds = [substitute(b, there) for b in saved]
+        got = self.again_and_again(launch, substitute(part, there))
+        self.binds = saved
+        return self.named(substitute(seq(*got, span=part.span), back), start, n * GROUP)
+
+    def again_and_again(self, launch: Launch, s: Stmt) -> list[Stmt]:
+        """s with its barriers, as what the loops around it run: no thread comes round again while others are behind it."""
+        binds, body = self.binds, s
+        for loop, known in reversed(self.around):
+            body = replace(loop, body=Seq((*binds[known:], body)))
+            binds = binds[:known]
+        self.binds, whole = binds, self.binds
+        got = self.block(launch, body)
+        self.binds = whole
+        ends = [known for _, known in self.around[1:]] + [len(whole)]
+        between = False  # a barrier stands between the turns of an outer loop
+        for (_, known), end in zip(self.around, ends):
+            between |= any(isinstance(x, Evaluate) for x in got)
+            loop = next(x for x in got if isinstance(x, For))
+            got = _without_binds(stmts_of(loop.body), end - known)
+        return [*got, _barrier(s)] if between else got
+
+    def named(self, s: Stmt, start: int, count: int) -> Stmt:
+        """s with barriers of `count` threads in place of block barriers."""
+
+        def barrier(x: Stmt) -> Stmt | None:
+            if not isinstance(x, Evaluate) or x.call.op != "sync_threads":
+                return None
+            number = x.call.attr("number")
+            number = self.number(start) if number is None else number
+            return Evaluate(call("named_barrier", (const(number), const(count)), "void"), span=x.span)
+
+        return rewrite_stmts(s, barrier)
+
+    def number(self, start: int) -> int:
+        """Of the barrier of the role that begins at a warp group: none that the program names."""
+        used = self.launch.attr("barrier_numbers") or ()  # by the user's own calls (written_roles.py)
+        if -1 in used:
+            raise error("role-barrier", "a role of warp groups needs a barrier of its own, and the program computes the "
+                        "numbers of its barriers",
+                        found="numbers that the program computes", span=self.launch.span)
+        free = [k for k in NUMBERS if k not in used]
+        starts = sorted({p for x in walk(self.launch.body, If) if (r := role_of(x)) for p in (
+            r[0], *([0 if r[0] else r[1]] if x.orelse is not None else []))})
+        at = starts.index(start)
+        if at >= len(free):
+            raise error("role-barrier", "a role of warp groups needs a barrier of its own, and the program uses all",
+                        found="none",
+                        span=self.launch.span)
+        return start + 1 if start + 1 in NUMBERS and not used else free[at]
+
+
+def _of_role(part: Stmt, count: int) -> Stmt:
+    """A barrier that the user numbered and all threads of the role pass is one like those placed here."""
+
+    def visit(x: Any) -> Any:
+        if isinstance(x, Evaluate) and x.call.op == "named_barrier" and all(isinstance(a, Const) for a in x.call.args):
+            number, n = (int(a.value) for a in x.call.args)  # type: ignore[attr-defined]
+            return Evaluate(call("sync_threads", (), "void", number=number), span=x.span) if n == count else None
+        return None
+
+    return rewrite(part, visit, Evaluate)
+
+
+def _touches_alone(part: Stmt) -> bool:
+    """Whether a part has accesses of its own threads to shared memory, beyond those that mbarriers order, or atomics."""
+    return any(isinstance(x, (Load, Store)) and x.buffer.scope_name in ("shared", "shared.dyn") or
+               isinstance(x, Call) and (x.op in ("sync_threads", "stmatrix", "cp_async", "tma_store") or
+                                        x.op.startswith("atomic_")) for x in walk(part, Load, Store, Call))
+
+
+def _barrier(s: Stmt) -> Stmt:
+    return Evaluate(call("sync_threads", (), "void"), span=s.span)
+
+
+def _without_binds(stmts: Sequence[Stmt], n: int) -> list[Stmt]:
+    """The statements but for the first n bindings; barriers between those stay."""
+    out: list[Stmt] = []
+    for x in stmts:
+        if n and isinstance(x, Bind):
+            n -= 1
+        else:
+            out.append(x)
+    return out
+
+
+__all__ = ["RoleSync", "has_roles", "role_of"]

@@ -1,0 +1,461 @@
+"""Check of programs that order threads with block barriers and cp.async groups alone.
+
+Follows the device program of one block, statement by statement, with exact addresses of every thread but no data, and
+keeps for each piece of shared memory who touched it since the last block barrier and which asynchronous copies are in
+flight over it.  Two accesses of different threads to one piece between the same two barriers, one of them writing, are
+a fault; so is any touch of a piece under a copy in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import (Alloc, Assert, Bind, Buffer, Const, Evaluate, Expr, For, If, Launch, Load, Node, Ramp,
+                         Select, Seq, Stmt, Store, Var, While)
+from tilelang.ir.buffer import AddressOf
+from tilelang.ir.expr import Call
+from tilelang.ir.children import children
+from tilelang.layout.distinct import distinct
+from tilelang.target.atomics import Atomic, Branch, Iterations, family
+
+from ..analysis.divergence import Divergence
+from .sync_fault import SHARED, Fault
+from .limits import possible
+from .locals import Locals
+from .numbers import SAMPLES, Numbers
+from .shadow import AT_ONCE, Shadow, differ, held, made_of, mode_of, slot_turns, widest_piece
+from .iterations import has_unknown_loops, places_by
+
+BUDGET = 6000  # access evaluations; loops are cut short beyond
+MOST_TURNS = 64  # of a while loop
+_MOST_PLACES = 1024  # kept, of accesses that come again
+_WRITES_FIRST = ("cp_async", "ldmatrix", "stmatrix")
+_BARRIERS = frozenset(("sync_threads", "sync_grid"))  # a barrier of all blocks is one of each block
+_ORDERING = _BARRIERS | {"cp_async_commit", "cp_async_wait"}
+
+
+def check_barriers(launch: Launch, buffers: list[Buffer]) -> tuple[str, list[Fault]]:
+    """(one-paragraph verdict, faults found); buffers: the shared ones, with planned places."""
+    extents = (1, None) if has_unknown_loops(launch) else (None,)
+    try:  # in pieces as wide as the accesses, where they are aligned to that
+        runs = _walks(launch, buffers, extents, widest_piece(launch))
+    except _Misaligned:
+        runs = _walks(launch, buffers, extents, 1 << 10)
+    last = runs[-1]
+    faults = [f for r in runs for f in r.faults]
+    names = ", ".join(sorted({b.name for b in buffers}))
+    scope = f"{last.accesses} accesses to {names} in {last.epoch + 1} barrier intervals"
+    if last.cut:
+        scope += f", loops followed for up to {last.cut} iterations"
+    if last.unknown:
+        scope += f"; {last.unknown} with addresses known only at run time, taken as anywhere"
+    if not faults:
+        return f"ordered: {scope}", []
+    return f"not cleared: {faults[0].message} ({faults[0].span}); {scope}", faults
+
+
+def _walks(launch: Launch, buffers: list[Buffer], extents: tuple[int | None, ...], piece: int) -> list[_Follower]:
+    """Walks with every extent, and where conditions on unknown numbers were met, with every sample of those.
+
+    Where a walk finds a fault, and threads compared their numbers with parameters of the kernel (`i == n`), it is made again
+    for every one of those numbers that a parameter may be, and for none of them.
+    """
+    out = []
+    for n in extents:
+        for trial in range(len(SAMPLES)):
+            walk = _Follower(launch, buffers, n, piece, trial).run()
+            others = list(walk.answers.others()) if walk.faults else []
+            out += [_Follower(launch, buffers, n, piece, trial, given).run() for given in others] or [walk]
+            if not walk.sampled:
+                break
+    return out
+
+
+class _Misaligned(Exception):
+    """An access starts inside a piece of shared memory."""
+
+
+@dataclass
+class _Follower(Numbers):
+    """One walk through the program of a block.
+
+    extent: trip count given to loops of unknown extent.  trial: which of SAMPLES unknown numbers are taken for where a
+    condition asks; conditions that all threads answer alike hold in the first walk and fail in the second.  given: what
+    parameters are taken for, where threads compare numbers of theirs with them (`Answers`).
+    """
+
+    launch: Launch
+    buffers: list[Buffer]
+    extent: int | None
+    piece: int  # bytes of a granule when negative, else an upper limit of them
+    trial: int = 0
+    given: dict[Var, int | None] = field(default_factory=dict)
+    sampled: bool = False
+    faults: list[Fault] = field(default_factory=list)
+    accesses: int = 0
+    unknown: int = 0
+    epoch: int = 0
+    cut: int = 0
+
+    def run(self) -> _Follower:
+        self.begin()
+        self.offset = {b.data: at for b, at in self.launch.attr("shared_offsets", ())}
+        self.granule = abs(self.piece)
+        for b in self.buffers:
+            self.granule = gcd(self.granule, self.offset.get(b.data, 0))
+            if self.piece > 0:
+                self.granule = gcd(self.granule, b.dtype.bytes)
+        total = max(self.offset.get(b.data, 0) + b.size * b.dtype.bytes for b in self.buffers)
+        self.shadow = Shadow(total // self.granule + 1)
+        self.size = {b.data: b.size * b.dtype.bytes for b in self.buffers}
+        self.sites: list[tuple[Any, bool, Atomic | None]] = []  # where, whether the address was known, what an atomic one does
+        self.path: tuple[Branch | Iterations, ...] = ()
+        self.parts = 0  # runs of branches and parallel loops
+        self.turning = False  # the innermost loop is a while loop that threads leave one by one
+        self.open: list[tuple[Any, Any, int]] = []  # copies of the group not yet committed
+        self.groups: list[list[tuple[Any, Any, int]]] = []
+        self.independent = 0
+        self.stored: set[int] = set()  # stores followed at least once
+        self.shared_use: dict[int, bool] = {}
+        self.below: dict[int, list[Any]] = {}
+        self.slotted: dict[int, tuple[int, int]] = {}
+        self.places: dict[tuple[Any, ...], tuple[tuple[Any, Any, bool], list[Any]]] = {}
+        self.following = False
+        self.maybe: dict[Var, tuple[Any, Any]] = {}
+        self.locals = Locals(self.launch, self.matters)
+        self.shared_use.clear()  # setting a variable that is followed matters too
+        self.following = True
+        self.stmt(self.launch.body, None)
+        return self
+
+    def matters(self, x: Node) -> bool:
+        """Whether a statement or value touches shared memory or orders threads: all else is skipped."""
+        hit = self.shared_use.get(id(x))
+        if hit is None:
+            if isinstance(x, Buffer):
+                hit = x.scope_name in SHARED
+            elif self.following and self.locals.changes(x):
+                hit = True
+            elif isinstance(x, Call) and (x.op in _ORDERING or x.op.startswith("syncthreads_")):
+                hit = True
+            else:
+                hit = any(map(self.matters, children(x)))
+            self.shared_use[id(x)] = hit
+        return hit
+
+    def followed(self, n: Node) -> list[Any]:
+        """What is directly below a sequence or an expression and is followed: names, and what matters."""
+        hit = self.below.get(id(n))
+        if hit is None:
+            hit = self.below[id(n)] = [x for x in children(n) if isinstance(x, Bind) or isinstance(x, (Expr, Stmt)) and
+                                       self.matters(x)]
+        return hit
+
+    # ---- statements -----------------------------------------------------------------------------------------------
+
+    def stmt(self, s: Stmt, mask: Any) -> None:
+        """mask: bool per thread, None for all."""
+        match s:
+            case Seq():
+                for x in self.followed(s):
+                    self.stmt(x, mask)
+            case Bind():
+                self.reads(s.value, mask, s)
+                if s.value.dtype.lanes == 1 and not s.value.dtype.is_float:
+                    self.env[s.var] = self.value(s.value)
+                    if s.value.dtype.is_bool and self.env[s.var] is None:
+                        f, t = (possible(s.value, w, self.value, self.maybe) for w in (False, True))
+                        self.maybe[s.var] = (f, t)
+                self.barrier_value(s.value, mask, s)
+            case Store():
+                for e in (*s.indices, s.value):
+                    self.reads(e, mask, s)
+                if s.buffer.scope_name in SHARED:
+                    self.touch("w", s.buffer, s.indices, 1, mask, s)
+                    self.at_once(s, mask)
+                elif self.locals.changes(s):
+                    self.locals.store(s, self.value(s.value), mask)
+            case Alloc() if self.locals.changes(s):
+                self.locals.begin(s, None if s.init is None else self.value(s.init))
+            case Evaluate():
+                self.call(s, mask)
+            case For():
+                self.loop(s, mask)
+            case While():
+                self.while_loop(s, mask)
+            case If():
+                self.branch(s, mask)
+            case Assert():
+                self.reads(s.cond, mask, s)
+
+    def branch(self, s: If, mask: Any) -> None:
+        self.reads(s.cond, mask, s)
+        c = self.truth(s.cond)
+        # Where the condition is not known a thread may take either way, unless a part of it that is known says no.
+        ways = [possible(s.cond, w, self.value, self.maybe) if c is None else np.asarray(c, dtype=bool) == w
+                for w in (True, False)]
+        path = self.path
+        self.parts = run = self.parts + 1
+        for way, body, first in zip(ways, (s.then, s.orelse), (True, False)):
+            if body is not None:
+                way = np.broadcast_to(way, self.n)
+                taken = way if mask is None else way & mask
+                self.path = (*path, Branch(run, first))
+                if taken.all():
+                    self.stmt(body, None)
+                elif taken.any():
+                    self.stmt(body, taken)
+        self.path = path
+
+    def while_loop(self, s: While, mask: Any) -> None:
+        """As often as its condition holds where that is known, else three times."""
+        self.divergence = self.divergence or Divergence(self.launch)
+        turning, self.turning = self.turning, self.divergence.left_one_by_one(s)
+        self.turns(s, mask)
+        self.turning = turning
+
+    def turns(self, s: While, mask: Any) -> None:
+        for k in range(MOST_TURNS + 1):
+            self.reads(s.cond, mask, s)
+            c = self.value(s.cond)
+            if c is not None:
+                inside = np.broadcast_to(np.asarray(c, dtype=bool), self.n) & (True if mask is None else mask)
+                if not inside.any():
+                    return
+                mask = None if inside.all() else inside
+            if k == MOST_TURNS or k >= 3 and (c is None or self.accesses > BUDGET):
+                break
+            self.stmt(s.body, mask)
+        self.cut = max(self.cut, k)
+        self.locals.forget(s)
+
+    def loop(self, s: For, mask: Any) -> None:
+        if not self.matters(s.body):
+            return
+        self.reads(s.start, mask, s)
+        self.reads(s.extent, mask, s)
+        start, extent = self.value(s.start), self.value(s.extent)
+        start = 0 if start is None else start
+        guessed = extent is None
+        if extent is None:
+            extent = self.extent if self.extent is not None else self.slots(s)[0]
+            if isinstance(s.extent, Var):
+                self.env[s.extent] = extent
+        most = int(np.max(extent))
+        first, period = self.slots(s)
+        steps: Sequence[int] = range(most)
+        if most > 2 * first + period and (self.accesses > BUDGET or most > 64 or not places_by(s, self.locals.followed)):
+            # The first rounds and the last, leaving out whole turns of the slots in between.
+            left_out = (most - 2 * first) // period * period
+            steps = [*range(first), *range(first + left_out, most)]
+            self.cut = max(self.cut, len(steps))
+        path, turning = self.path, self.turning
+        self.turning = False
+        if s.attr("independent"):
+            self.independent += 1
+            self.parts += 1
+            self.path = (*path, Iterations(self.parts))
+        for at, k in enumerate(steps):
+            if k != at:  # turns were left out
+                self.locals.forget(s)
+            self.env[s.var] = start + k
+            inside = mask
+            if np.ndim(extent):
+                part = k < extent
+                inside = part if mask is None else part & mask
+                if not inside.any():
+                    break
+            self.stmt(s.body, inside)
+        self.independent -= bool(s.attr("independent"))
+        self.path, self.turning = path, turning
+        self.env.pop(s.var, None)
+        if guessed or len(steps) < most:
+            self.locals.forget(s)
+
+    def slots(self, s: For) -> tuple[int, int]:
+        """slot_turns, looked for once a loop."""
+        hit = self.slotted.get(id(s))
+        if hit is None:
+            hit = self.slotted[id(s)] = slot_turns(s)
+        return hit
+
+    def call(self, s: Evaluate, mask: Any) -> None:
+        c = s.call
+        if c.op in _BARRIERS:
+            self.barrier(mask, s)
+        elif c.op == "cp_async_commit":
+            self.groups.append(self.open)
+            self.open = []
+        elif c.op == "cp_async_wait":
+            keep = int(c.attr("n", 0))
+            done, self.groups = self.groups[: len(self.groups) - keep], self.groups[len(self.groups) - keep:]
+            for g, t, site in (x for group in done for x in group):
+                self.shadow.flying[g] = 0
+                self.shadow.note("w", g, t, self.epoch, site)
+        else:
+            self.reads(c, mask, s)
+            self.barrier_value(c, mask, s)
+
+    def barrier_value(self, e: Expr, mask: Any, s: Stmt) -> None:
+        if isinstance(e, Call) and e.op.startswith("syncthreads_"):
+            self.barrier(mask, s)
+
+    def barrier(self, mask: Any, s: Stmt) -> None:
+        if mask is not None:
+            self.faults.append(Fault(f"a block barrier is reached by {int(mask.sum())} of {self.n} threads", s.span,
+                                     None, True))
+        self.epoch += 1
+
+    # ---- accesses -------------------------------------------------------------------------------------------------
+
+    def reads(self, e: Node, mask: Any, s: Stmt) -> None:
+        """Every access made while e is computed."""
+        if not self.matters(e):
+            return
+        if isinstance(e, Load):
+            for i in e.indices:
+                self.reads(i, mask, s)
+            if e.buffer.scope_name in SHARED:
+                self.touch("r", e.buffer, e.indices, 1, mask, s)
+        elif isinstance(e, Select) and e.lazy:
+            self.reads(e.cond, mask, s)
+            c = self.truth(e.cond)
+            for side, value in ((e.a, True), (e.b, False)):
+                way = mask
+                if c is not None:
+                    way = np.broadcast_to(np.asarray(c, bool) == value, self.n)
+                    way = way if mask is None else way & mask
+                self.reads(side, way, s)
+        elif isinstance(e, Call):
+            for k, a in enumerate(e.args):
+                if isinstance(a, AddressOf):
+                    for i in a.indices:
+                        self.reads(i, mask, s)
+                    if a.buffer.scope_name in SHARED:
+                        self.through(e, k, a, mask, s)
+                else:
+                    self.reads(a, mask, s)
+        else:
+            for part in self.followed(e):
+                self.reads(part, mask, s)
+
+    def through(self, c: Call, k: int, a: AddressOf, mask: Any, s: Stmt) -> None:
+        """An access through an address given to an intrinsic."""
+        size = a.buffer.dtype.bytes
+        if c.op.startswith("atomic_"):
+            used = not (isinstance(s, Evaluate) and s.call is c)
+            self.touch("a", a.buffer, a.indices, {"atomic_addx2": 2, "atomic_addx4": 4}.get(c.op, 1), mask, s,
+                       atomic=Atomic(family(c.op), used and self.turning, self.path))
+        elif c.op == "cp_async":
+            width = max(1, int(c.attr("bytes", 16)) // size)
+            self.touch("async" if k == 0 else "r", a.buffer, a.indices, width, mask, s)
+        elif c.op in ("ldmatrix", "stmatrix"):
+            lanes = self.threads % 32 < 8 * int(c.attr("num", 4))
+            mode = "w" if c.op in _WRITES_FIRST and k == 0 else "r"
+            self.touch(mode, a.buffer, a.indices, max(1, 16 // size), lanes if mask is None else lanes & mask, s)
+        elif c.op == "wgmma_descriptor":  # a tile read by the whole warp group
+            self.touch("r", a.buffer, a.indices, int(c.attr("count", 1)), mask, s, together=True)
+        else:
+            self.touch("w", a.buffer, None, 1, mask, s)
+
+    def touch(self, mode: str, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any, s: Stmt,
+              together: bool = False, atomic: Atomic | None = None) -> None:
+        """together: all threads touch the same place."""
+        self.accesses += 1
+        if together:
+            mask = np.arange(self.n) == (0 if mask is None else int(np.argmax(mask)))
+        g, t, exact = self.granules(b, indices, width, mask)
+        if together:
+            t = np.int32(-3)
+        if not exact:
+            self.unknown += 1
+        site = len(self.sites)
+        self.sites.append((s.span, exact, atomic))
+        kind = "w" if mode == "async" else mode if atomic is None else mode_of(atomic)
+        if not exact and self.independent:  # iterations of a parallel loop: the program says they do not meet
+            return
+        flying = self.shadow.flying[g]
+        other: int | None
+        if flying.any():
+            other = int(flying[int(np.argmax(flying > 0))]) - 1
+            self.fault(b, "is touched while an asynchronous copy to it is in flight", s, other, exact)
+        else:
+            other = self.shadow.clash(kind, g, t, self.epoch, lambda site: self.meets(atomic, self.sites[site][2]))
+            if other is not None:
+                self.fault(b, "is touched by two threads without a barrier in between", s, other, exact)
+        if mode == "async":
+            self.shadow.flying[g] = site + 1
+            self.open.append((g, t, site))
+        else:
+            self.shadow.note(kind, g, t, self.epoch, site)
+
+    @staticmethod
+    def meets(a: Atomic | None, b: Atomic | None) -> bool:
+        """Whether two accesses that nothing orders are a fault, atomic ones by what they do."""
+        return a is None or b is None or a.misses_order(b)
+
+    def at_once(self, s: Store, mask: Any) -> None:
+        """Several threads store in one place in one instruction."""
+        if id(s) not in self.stored:
+            self.stored.add(id(s))
+            g, t, exact = self.granules(s.buffer, s.indices, 1, mask)
+            if exact and differ(g, t, lambda: [v[t] for v in made_of(s.value, self.value, held(self.launch))]):
+                self.fault(s.buffer, AT_ONCE, s, len(self.sites) - 1, True)
+
+    def fault(self, b: Buffer, what: str, s: Stmt, other: int, exact: bool) -> None:
+        if len(self.faults) < 8:
+            span, known, _ = self.sites[other]
+            self.faults.append(Fault(f"`{b.name}` {what}", s.span, span, exact and known))
+
+    def granules(self, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any) -> tuple[Any, Any, bool]:
+        """(granules, their threads, whether exact) of an access."""
+        if indices is None or len(indices) != 1:
+            return self.anywhere(b)
+        e = indices[0]
+        if isinstance(e, Ramp):
+            width = e.lanes if isinstance(e.stride, Const) and e.stride.value == 1 else 0
+            e = e.base
+        if not width:
+            return self.anywhere(b)
+        on = self.hangs_on(e)
+        if on is None:
+            return self.placed(b, self.value(e), width, mask)
+        at = [self.env.get(v) for v in on]
+        key = (b, id(e), width, b"" if mask is None else mask.tobytes(), *(x if isinstance(x, int) else id(x) for x in at))
+        hit = self.places.get(key)
+        if hit is None:
+            if len(self.places) == _MOST_PLACES:
+                self.places.clear()
+            hit = self.places[key] = self.placed(b, self.value(e), width, mask), at  # `at` keeps the arrays named by id
+        return hit[0]
+
+    def anywhere(self, b: Buffer) -> tuple[Any, Any, bool]:
+        """Any place of a buffer, by any thread."""
+        base = self.offset.get(b.data, 0)
+        return distinct(np.arange(base, base + self.size.get(b.data, b.dtype.bytes)) // self.granule), np.int32(-3), False
+
+    def placed(self, b: Buffer, first: Any, width: int, mask: Any) -> tuple[Any, Any, bool]:
+        """granules of `width` elements from element `first`, a number for all threads or one for each, None: unknown."""
+        if first is None:
+            return self.anywhere(b)
+        base, threads = self.offset.get(b.data, 0), self.threads
+        first = np.broadcast_to(np.asarray(first), self.n)
+        if mask is not None:
+            first, threads = first[mask], threads[mask]
+        at = base + first * b.dtype.bytes
+        span = max(1, width * b.dtype.bytes // self.granule)
+        if (at % self.granule).any() or width * b.dtype.bytes % self.granule:
+            raise _Misaligned
+        g = (at // self.granule)[:, None] + np.arange(span) if span > 1 else at // self.granule
+        g = g.ravel()
+        t = np.repeat(threads, span) if span > 1 else threads
+        ok = (g >= 0) & (g < len(self.shadow.flying))
+        return (g, t, True) if ok.all() else (g[ok], t[ok], True)
+
+
+__all__ = ["check_barriers", "widest_piece"]

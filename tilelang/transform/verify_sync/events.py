@@ -1,0 +1,266 @@
+"""What each synchronising or asynchronous call does in the synchronisation model.
+
+A rule gets the stream that executes the call, the call and its span.  The rules of waits are generators that yield
+what they wait for until they may go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import Expr
+from tilelang.ir.buffer import AddressOf
+from tilelang.ir.expr import Call
+
+from .sync_fault import Fault, Found, Undecided
+from .clocks import MBarrier
+from .values import distinct
+
+WARP = 32
+Rule = Callable[[Any, Call, Any], None]
+EVENT_RULES: dict[str, Rule] = {}
+WAIT_RULES: dict[str, Callable[[Any, Any, Any], Iterator[Any]]] = {}
+
+
+def event(fn: Rule) -> Rule:
+    """Decorator: the rule of the call of that name."""
+    EVENT_RULES[fn.__name__.strip("_")] = fn
+    return fn
+
+
+def lane_count(n: int) -> int:
+    """Lanes in a mask."""
+    return bin(n).count("1")
+
+
+# ---- block and named barriers -------------------------------------------------------------------------------------------
+
+
+def _turn(st: Any, number: int, count: int, span: Any, named: bool) -> Any:
+    """named: bar.sync with a count, for which a warp is 32 threads however many it has.  Source: PTX ISA, "bar"."""
+    bar = st.block.named(number)
+    st.partial(bar.name if number else "a block barrier", span)
+    come = WARP * len(st.active) if named else st.count()
+    turn = bar.arrive(st.active, come, count, span)
+    st.block.model.progress += 1
+    return bar, turn
+
+
+def _wait_turn(st: Any, number: int, count: int, span: Any, named: bool) -> Iterator[Any]:
+    active = list(st.active)
+    bar, turn = _turn(st, number, count, span, named)
+    while turn not in bar.done:
+        yield span, bar, f"at {bar.name}"
+    bar.pass_(active, turn)
+    st.block.model.progress += 1
+
+
+def _sync_threads(st: Any, c: Any, span: Any) -> Iterator[Any]:
+    return _wait_turn(st, 0, st.plan.launch.num_threads, span, False)
+
+
+def _named_barrier(st: Any, c: Any, span: Any) -> Iterator[Any]:
+    number = st.uniform(c.args[0], "the number of a barrier")
+    return _wait_turn(st, number, st.uniform(c.args[1], "the count of a barrier"), span, True)
+
+
+@event
+def _named_barrier_arrive(st: Any, c: Call, span: Any) -> None:
+    _turn(st, st.uniform(c.args[0], "the number of a barrier"), st.uniform(c.args[1], "the count of a barrier"), span, True)
+
+
+@event
+def _sync_warp(st: Any, c: Call, span: Any) -> None:
+    for w, lanes in st.active:
+        w.converge(lanes)
+
+
+# ---- mbarriers ----------------------------------------------------------------------------------------------------------
+
+
+@event
+def _mbarrier_init(st: Any, c: Call, span: Any) -> None:
+    a = c.args[0]
+    if not isinstance(a, AddressOf) or st.count() != 1:
+        raise Undecided("an mbarrier is not initialised by one thread")
+    (w, lanes), = st.active
+    mine = w.component(lanes)
+    at = int(st.values.address(a.buffer, a.indices, st))
+    name = st.block.element(a.buffer, at)
+    count = st.uniform(c.args[1], f"the count of {name}")
+    st.block.barriers[at] = MBarrier(name, count, st.block.clocks, (mine, st.block.clocks.now[mine]), span)
+
+
+@event
+def _fence_mbarrier_init(st: Any, c: Call, span: Any) -> None:
+    mine = {w.component(lanes) for w, lanes in st.active}
+    for b in st.block.barriers.values():
+        b.fenced = b.fenced or b.made[0] in mine
+
+
+def _arrivals(st: Any, c: Call, span: Any, arrive: bool, announce: bool) -> None:
+    nbytes = st.uniform(c.args[1], "the bytes announced") if announce else 0
+    for bar, active in st.each_barrier(c.args[0], span):
+        for w, lanes in active:
+            n = lane_count(lanes)
+            bar.arrive(w, lanes, n if arrive else 0, nbytes * n, span)
+
+
+@event
+def _mbarrier_arrive(st: Any, c: Call, span: Any) -> None:
+    _arrivals(st, c, span, True, False)
+
+
+@event
+def _mbarrier_expect_tx(st: Any, c: Call, span: Any) -> None:
+    _arrivals(st, c, span, False, True)
+
+
+@event
+def _mbarrier_arrive_expect_tx(st: Any, c: Call, span: Any) -> None:
+    _arrivals(st, c, span, True, True)
+
+
+def _mbarrier_wait(st: Any, c: Any, span: Any) -> Iterator[Any]:
+    parity = st.uniform(c.args[1], "the parity of a wait")
+    for bar, active in list(st.each_barrier(c.args[0], span)):
+        waiting = []
+        for w, lanes in active:
+            seen, _ = w.known(lanes)
+            bar.check_made(w.mine(lanes)[0], False, span)
+            waiting.append((w, lanes, bar.target(seen, parity)))
+        last = max(t for _, _, t in waiting)
+        while len(bar.done) < last:
+            yield span, bar, f"for parity {parity} of {bar.name}"
+        for w, lanes, target in waiting:
+            bar.wait(w, lanes, target, span)
+        st.block.model.progress += 1
+
+
+class _Registers:
+    def __init__(self, block: Any, short: int) -> None:
+        self.block, self.short = block, short
+
+    def state(self) -> str:
+        return f"{self.block.spare} registers given back, {self.short} needed"
+
+
+def _set_max_nreg(st: Any, c: Any, span: Any) -> Iterator[Any]:
+    n, threads = int(c.attr("n")), st.count()
+    more = (n - st.nreg) * threads
+    while more > max(0, st.block.spare):
+        yield span, _Registers(st.block, more), f"for {n} registers a thread"
+    st.block.spare -= more
+    st.nreg = n
+    st.block.model.progress += 1
+
+
+# ---- clusters -----------------------------------------------------------------------------------------------------------
+
+
+def enter(block: Any, st: Any, w: Any, lanes: int, span: Any, copies: bool = False) -> None:
+    """An access of another block's shared memory.  Raises Found when that block may not have started."""
+    if block is st.block:
+        return
+    seen, _ = w.mine(lanes)
+    if not seen[st.block.model.cluster.component]:
+        raise Found(Fault(f"shared memory of block {block.rank} of the cluster is accessed, which may not have started",
+                          span, None))
+    if not copies:  # the end of a copy is told by its mbarrier
+        c = w.component(lanes)
+        block.remote.append((c, st.block.clocks.now[c], span))
+
+
+def peers(st: Any, e: Expr, span: Any) -> Iterator[Any]:
+    """The blocks of the cluster that the active threads name by rank, each with those threads active."""
+    ranks = st.values(e, st)
+    if not isinstance(ranks, np.ndarray):
+        yield peer(st, st.uniform(e, "the rank of a block"), span)
+        return
+    mask, active = st.mask, st.active
+    ranks = np.broadcast_to(ranks, st.n)
+    for rank in distinct(ranks if mask is None else ranks[mask]):
+        st.only(ranks == rank if mask is None else (ranks == rank) & mask)
+        yield peer(st, int(rank), span)
+    st.mask, st.active = mask, active
+
+
+def peer(st: Any, rank: int, span: Any) -> Any:
+    """The block of the cluster that has a rank."""
+    if not 0 <= rank < len(st.block.model.blocks):
+        raise Found(Fault(f"no block of this cluster has rank {rank}: it has {len(st.block.model.blocks)}", span, None))
+    return st.block.model.blocks[rank]
+
+
+def _cluster_turn(st: Any, relaxed: bool, span: Any) -> int:
+    st.partial("the cluster barrier", span)
+    model = st.block.model
+    made = None
+    if relaxed:  # fence.mbarrier_init released the initialisations to the cluster
+        made = model.clocks.row()
+        for b in st.block.barriers.values():
+            made[b.made[0]] = max(made[b.made[0]], b.made[1] if b.fenced else 0)
+    turn = model.cluster.arrive(st.active, st.count(), len(model.blocks) * st.plan.launch.num_threads, span, made)
+    model.progress += 1
+    return int(turn)
+
+
+@event
+def _cluster_arrive(st: Any, c: Call, span: Any) -> None:
+    if st.cluster_turn is not None:
+        raise Found(Fault("threads arrive again at the cluster barrier before they wait for it", span, None))
+    st.cluster_turn = _cluster_turn(st, bool(c.attr("relaxed")), span)
+
+
+def _cluster_wait(st: Any, c: Any, span: Any) -> Iterator[Any]:
+    if st.cluster_turn is None:
+        raise Found(Fault("threads wait for the cluster barrier without having arrived at it", span, None))
+    bar, active = st.block.model.cluster, list(st.active)
+    while st.cluster_turn not in bar.done:
+        yield span, bar, f"at {bar.name}"
+    bar.pass_(active, st.cluster_turn)
+    st.cluster_turn = None
+    st.block.model.progress += 1
+
+
+def _cluster_sync(st: Any, c: Any, span: Any) -> Iterator[Any]:
+    st.cluster_turn = _cluster_turn(st, False, span)
+    return _cluster_wait(st, c, span)
+
+
+@event
+def _mbarrier_arrive_remote(st: Any, c: Call, span: Any) -> None:
+    for block in peers(st, c.args[1], span):
+        for bar, active in st.each_barrier(c.args[0], span, block):
+            for w, lanes in active:
+                enter(block, st, w, lanes, span)
+                bar.arrive(w, lanes, lane_count(lanes), 0, span)
+
+
+def _cluster_access(st: Any, c: Call, span: Any) -> None:
+    a = c.args[0]
+    if not isinstance(a, AddressOf):
+        raise Undecided("shared memory of another block is not given as an element of a buffer")
+    for block in peers(st, c.args[1], span):
+        for w, lanes in st.active:
+            enter(block, st, w, lanes, span)
+        st.touch("w" if c.op == "cluster_store" else "r", a.buffer, a.indices, 1, c, block.memory)
+
+
+EVENT_RULES["cluster_load"] = EVENT_RULES["cluster_store"] = _cluster_access
+
+
+@event
+def _thread_return(st: Any, c: Call, span: Any) -> None:
+    raise Undecided("threads leave the kernel early")
+
+
+# The model's blocks are those of one cluster: of a barrier of all blocks it needs what orders a block's own threads.
+WAIT_RULES.update(sync_threads=_sync_threads, sync_grid=_sync_threads, named_barrier=_named_barrier,
+                  mbarrier_wait=_mbarrier_wait, set_max_nreg=_set_max_nreg, cluster_wait=_cluster_wait,
+                  cluster_sync=_cluster_sync)
+
+__all__ = ["EVENT_RULES", "WAIT_RULES", "Rule", "enter", "event", "lane_count", "peers"]

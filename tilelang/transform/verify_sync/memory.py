@@ -1,0 +1,247 @@
+"""Who touched which shared memory of a block, for the synchronisation model.
+
+Tiles that copies and matrix instructions touch are intervals of bytes with the last time of each component; what threads
+touch is kept by granule and warp.  A conflicting access that the accessor's row does not know is a fault, and so is one
+by the async proxy (TMA, wgmma) over ordinary writes that were not fenced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilelang.layout.distinct import distinct
+from tilelang.target.atomics import Atomic
+
+from .sync_fault import Fault, Found
+from .clocks import Clocks, Row, Warp
+from .shadow import mode_of
+
+MESSAGES = {"order": "is touched by two threads without a barrier in between",
+            "copy": "is touched while an asynchronous copy to it is in flight",
+            "again": "is overwritten by a copy while something that reads or writes it is not known to be over",
+            "early": "is read by a copy or a matrix instruction before what was written there is known to be complete",
+            "late": "is written while a copy or a matrix instruction may still read it",
+            "proxy": "was written by ordinary stores that no fence_proxy_async of the writer follows: copies and matrix "
+                     "instructions may not see them",
+            "unread": "is overwritten by a copy after ordinary loads that no fence_proxy_async of the reader follows: they may "
+                      "still be under way"}
+
+
+@dataclass
+class _Tile:
+    """An interval of bytes with what touched it: (mode, component) -> (time, where)."""
+
+    lo: int
+    hi: int
+    records: dict[tuple[str, int], tuple[int, Any]] = field(default_factory=dict)
+    meets: list[_Tile] = field(default_factory=list)
+    written: int = 0  # how often a copy wrote what it meets
+
+
+class _Touched:
+    """Last access in one mode of each granule by each warp: time, component, thread (-2: several)."""
+
+    def __init__(self, warps: int, granules: int, row: Row) -> None:
+        self.when = np.zeros((warps, granules), np.int32)
+        self.component = np.zeros((warps, granules), np.int32)
+        self.thread = np.full((warps, granules), -1, np.int32)
+        self.site = np.zeros((warps, granules), np.int32)
+        self.latest = row  # of all granules
+        self.lo, self.hi = granules, 0  # first granule touched and the end
+
+
+class Memory:
+    """The shared memory of one block.  size, granule: bytes.  names: (first byte, end, name) of the buffers."""
+
+    def __init__(self, size: int, granule: int, warps: int, clocks: Clocks, names: list[tuple[int, int, str]]) -> None:
+        self.granule, self.warps, self.clocks, self.names = granule, warps, clocks, names
+        self.granules = size // granule + 1
+        self.tiles: dict[tuple[int, int], _Tile] = {}
+        self.touched: dict[str, _Touched] = {}
+        self.flying: Any = None  # number of the site of the cp.async in flight over a granule
+        self.version = 0
+        self.checked: dict[Any, tuple[int, int]] = {}
+        # Where, whether the address was known, and what an atomic access does.
+        self.sites: list[tuple[Any, bool, Atomic | None]] = [(None, True, None)]
+
+    def name(self, at: int) -> str:
+        """Of the buffer that holds a byte."""
+        return next((f"`{n}`" for lo, hi, n in self.names if lo <= at < hi), "shared memory")
+
+    def _fault(self, what: str, at: int, span: Any, other: Any, exact: bool = True) -> Found:
+        return Found(Fault(f"{self.name(at)} {MESSAGES[what]}", span, other, exact))
+
+    # ---- copies and matrix instructions ---------------------------------------------------------------------------
+
+    def tile(self, mode: str, lo: int, hi: int, seen: Row, fenced: Row, component: int, time: int, span: Any,
+             who: Any) -> None:
+        """An asynchronous access of bytes lo .. hi-1 by an actor `who` that knows these rows."""
+        t = self._tile(lo, hi)
+        if mode == "w":
+            for other in t.meets:
+                other.written += 1
+        key = (lo, hi, mode, who)
+        version, written = self.checked.get(key, (-1, -1))  # what was known once stays known
+        if version == self.version and written == t.written:
+            t.records[mode, component] = time, span
+            return
+        for other in t.meets:
+            for (m, c), (when, where) in other.records.items():
+                if (mode == "w" or m == "w") and seen[c] < when:
+                    raise self._fault("again" if mode == "w" else "early", max(lo, other.lo), span, where)
+        if self.flying is not None and version != self.version:
+            over = self.flying[lo // self.granule: -(-hi // self.granule)]
+            if over.any():
+                raise self._fault("copy", lo, span, *self.sites[int(over[int(np.argmax(over > 0))])][:2])
+        if self.touched and version != self.version:
+            self._threads(mode, lo, hi, seen, fenced, span)
+        self.checked[key] = self.version, t.written
+        t.records[mode, component] = time, span
+
+    def group_reads(self, lo: int, hi: int, active: list[tuple[Warp, int]], component: int, time: int, span: Any) -> None:
+        """A matrix instruction of some warps reads bytes lo .. hi-1."""
+        t = self.tiles.get((lo, hi))
+        key = (lo, hi, component)
+        if t is None or self.checked.get(key) != (self.version, t.written):
+            for w, lanes in active:
+                self.tile("r", lo, hi, *w.known(lanes), component, time, span, (w, lanes))
+            self.checked[key] = self.version, self.tiles[lo, hi].written
+            return
+        t.records["r", component] = time, span
+
+    def _tile(self, lo: int, hi: int) -> _Tile:
+        t = self.tiles.get((lo, hi))
+        if t is None:
+            t = _Tile(lo, hi)
+            for other in self.tiles.values():
+                if other.lo < hi and lo < other.hi:
+                    other.meets.append(t)
+                    t.meets.append(other)
+            t.meets.append(t)
+            self.tiles[lo, hi] = t
+        return t
+
+    def _threads(self, mode: str, lo: int, hi: int, seen: Row, fenced: Row, span: Any) -> None:
+        a, b = lo // self.granule, -(-hi // self.granule)
+        for m, got in self.touched.items():
+            if m == mode == "r":
+                continue
+            for what, known in (("order", seen), ("unread" if m == "r" else "proxy", fenced)):
+                if b <= got.lo or got.hi <= a or (known >= got.latest).all():
+                    continue
+                bad = known[got.component[:, a:b]] < got.when[:, a:b]
+                if bad.any():
+                    row, at = (int(x[0]) for x in np.nonzero(bad))
+                    text = what if known is fenced else "again" if mode == "w" else "early"
+                    raise self._fault(text, (a + at) * self.granule, span, *self.sites[got.site[row, a + at]][:2])
+
+    # ---- cp.async ---------------------------------------------------------------------------------------------------
+
+    def fly(self, g: Any, thread: Any, active: list[tuple[Warp, int]], span: Any, exact: bool, alone: bool) -> None:
+        """Copies to granules g by threads start; nothing may touch them until they `land`."""
+        if self.flying is None:
+            self.flying = np.zeros(self.granules, np.int32)
+        self.threads("w", g, thread, active, span, exact, alone)
+        self.flying[g] = len(self.sites) - 1
+
+    def land(self, g: Any) -> None:
+        """The copies to these granules are complete, for the threads that issued them."""
+        self.flying[g] = 0
+
+    # ---- threads ----------------------------------------------------------------------------------------------------
+
+    def threads(self, mode: str, g: Any, thread: Any, active: list[tuple[Warp, int]], span: Any, exact: bool = True,
+                alone: bool = False, atomic: Atomic | None = None) -> None:
+        """Ordinary accesses of granules g by threads (same shape); active: their warps.
+
+        exact: whether the addresses are known.  alone: the program says that these threads do not meet one another.  atomic:
+        what an atomic access (mode "a") does.
+        """
+        if atomic is not None:
+            mode = mode_of(atomic)
+        first, last = int(g.min()) * self.granule, (int(g.max()) + 1) * self.granule
+        warp = thread // 32
+        rows = {w.number: w.known(lanes) for w, lanes in active}
+        for t in self.tiles.values():
+            if t.lo < last and first < t.hi:
+                self._against(t, mode, g, warp, rows, span, exact)
+        if self.flying is not None and (exact or not alone):
+            over = self.flying[g]
+            if over.any():
+                k = int(np.argmax(over > 0))
+                where, known, _ = self.sites[int(over[k])]
+                raise self._fault("copy", int(g[k]) * self.granule, span, where, exact and known)
+        if exact or not alone:
+            self._conflict(mode, g, thread, warp, rows, span, exact, atomic)
+        self._note(mode, g, thread, warp, active, span, exact, atomic)
+
+    def _note(self, mode: str, g: Any, thread: Any, warp: Any, active: list[tuple[Warp, int]], span: Any,
+              exact: bool, atomic: Atomic | None) -> None:
+        got = self.touched.get(mode)
+        if got is None:
+            got = self.touched[mode] = _Touched(self.warps, self.granules, self.clocks.row())
+        got.lo, got.hi = min(got.lo, int(g.min())), max(got.hi, int(g.max()) + 1)
+        self.sites.append((span, exact, atomic))
+        self.version += 1
+        component, now = np.zeros(self.warps, np.int32), np.zeros(self.warps, np.int32)
+        for w, lanes in active:
+            c = w.component(lanes)
+            component[w.number], now[w.number] = c, self.clocks.now[c]
+            got.latest[c] = self.clocks.now[c]
+        mine, when = component[warp], now[warp]
+        several = (got.when[warp, g] == when) & (got.component[warp, g] == mine) & (got.thread[warp, g] != thread)
+        got.thread[warp, g] = thread
+        several |= got.thread[warp, g] != thread
+        if several.any():
+            got.thread[warp[several], g[several]] = -2
+        got.when[warp, g] = when
+        got.component[warp, g] = mine
+        got.site[warp, g] = len(self.sites) - 1
+
+    def _against(self, t: _Tile, mode: str, g: Any, warp: Any, rows: dict[int, tuple[Row, Row]], span: Any,
+                 exact: bool) -> None:
+        for (m, c), (when, where) in t.records.items():
+            if mode == "r" and m == "r":
+                continue
+            late = [n for n, (seen, _) in rows.items() if seen[c] < when]
+            if late:
+                inside = ((g + 1) * self.granule > t.lo) & (g * self.granule < t.hi) & np.isin(warp, late)
+                if inside.any():
+                    at = int(g[int(np.argmax(inside))]) * self.granule
+                    raise self._fault("copy" if m == "w" else "late", at, span, where, exact)
+
+    def _conflict(self, mode: str, g: Any, thread: Any, warp: Any, rows: dict[int, tuple[Row, Row]], span: Any,
+                  exact: bool, atomic: Atomic | None) -> None:
+        known: Any = None
+        for m, got in self.touched.items():
+            if m == mode and m != "w" or all((seen >= got.latest).all() for seen, _ in rows.values()):
+                continue
+            if known is None:
+                known = np.zeros((self.warps, self.clocks.size), np.int32)
+                for n, (seen, _) in rows.items():
+                    known[n] = seen
+            bad = (known[warp, got.component[:, g]] < got.when[:, g]) & (got.thread[:, g] != thread)
+            if not bad.any():
+                continue
+            if atomic is not None and m[0] == "a":
+                bad &= self._misses_order(atomic, got.site[:, g], bad)
+                if not bad.any():
+                    continue
+            row, at = (int(x[0]) for x in np.nonzero(bad))
+            where, known_there, _ = self.sites[int(got.site[row, g[at]])]
+            raise self._fault("order", int(g[at]) * self.granule, span, where, exact and known_there)
+
+    def _misses_order(self, atomic: Atomic, sites: Any, among: Any) -> Any:
+        """Which of these atomic accesses should have been ordered with this one."""
+        out = np.zeros(sites.shape, bool)
+        for k in distinct(sites[among]).tolist():
+            other = self.sites[k][2]
+            if other is not None and atomic.misses_order(other):
+                out |= sites == k
+        return out
+
+
+__all__ = ["MESSAGES", "Memory"]

@@ -1,0 +1,158 @@
+"""The synchronisation model: a block whose warp groups run side by side, for one choice of what is not known.
+
+Every stream (a warp group; a warp where those of a group wait for each other) is a generator; the model lets each run until
+it waits.  Faults are found by what is ordered, not by the order of this run (verify_sync_clocks).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import Buffer, Var
+
+from tilelang.target.cluster import cluster_of
+
+from .sync_fault import Fault, Found, Undecided
+from .clocks import Clocks, MBarrier, NamedBarrier, Warp
+from .memory import Memory
+from .plan import Plan
+from .stream import Stream
+from .values import Marked, Values, number
+
+GROUP = 128
+_MOST_STEPS, _MOST_EXACT = 400_000, 40_000  # events of a run; of one that leaves out no turn
+_REGISTERS = 65536  # of an SM
+
+
+class Block:
+    """One block: its warps, barriers and shared memory.  rank: in its cluster."""
+
+    def __init__(self, model: Model, env: dict[Var, Any], width: int, rank: int) -> None:
+        self.model, self.plan, self.values, self.env = model, model.plan, model.values, env
+        self.clocks, self.rank = model.clocks, rank
+        n = self.plan.launch.num_threads
+        count = -(-n // 32)
+        of = f" of block {rank}" if model.size > 1 else ""
+        self.of = of
+        self.warps = [Warp(self.clocks, rank * count + k, min(32, n - 32 * k), f"warp {k}{of}") for k in range(count)]
+        self.memory = Memory(self.plan.size, self.plan.granule, model.size * count, self.clocks, self.plan.names())
+        self.barriers: dict[int, MBarrier] = {}
+        self._named: dict[int, NamedBarrier] = {}
+        self.accesses = 0
+        self.remote: list[tuple[int, int, Any]] = []  # component and time of accesses by other blocks, where
+        blocks = int(self.plan.launch.attr("min_blocks_per_sm") or 1)
+        self.registers = min(_REGISTERS // (n * blocks) // 8 * 8, 255)  # of a thread when the block starts
+        self.spare = 0  # registers that warp groups gave back
+        self.streams_are_groups = width == GROUP
+        self.streams = [Stream(self, first, min(width, n - first)) for first in range(0, n, width)]
+
+    def named(self, number: int) -> NamedBarrier:
+        """The barrier of a number, 0 to 15."""
+        got = self._named.get(number)
+        if got is None:
+            got = self._named[number] = NamedBarrier(
+                f"barrier {number}{self.of}" if number else f"the block barrier{self.of}", self.clocks)
+        return got
+
+    def element(self, b: Buffer, at: int) -> str:
+        """Name of the mbarrier at a byte."""
+        return f"{b.name}[{(at - self.plan.places[b.data]) // 8}]{self.of}"
+
+    def barrier(self, at: int, b: Buffer, span: Any) -> MBarrier:
+        """The mbarrier at a byte.  Raises Found when it was not initialised."""
+        got = self.barriers.get(at)
+        if got is None:
+            raise Found(Fault(f"{self.element(b, at)} is used before mbarrier_init", span, None))
+        return got
+
+    def finish(self) -> None:
+        """Raises Found when something is left running at the end."""
+        rows = [w.known(w.full)[0] for w in self.warps]
+        rows += [w.known(lanes)[0] for w in self.warps for lanes in w.seen]
+        for b in self.barriers.values():
+            if self.clocks.now[b.copies] and not any(r[b.copies] >= self.clocks.now[b.copies] for r in rows):
+                raise Found(Fault(f"the block may end while a copy that signals {b.name} is in flight", b.last_copy, None))
+        for c, t, span in self.remote:
+            if not any(r[c] >= t for r in rows):
+                raise Found(Fault(f"block {self.rank} may end before another block of its cluster has accessed its shared "
+                                  "memory", span, None))
+        for s in self.streams:
+            for own in s.bulk.values():
+                if own.finished < own.time:
+                    raise Found(Fault("the block may end while a bulk store reads its shared memory: no bulk_wait",
+                                      own.span, None))
+
+
+class Model:
+    """One run.  env: block variables, symbols and scalars.  scale: of whole numbers read from global tensors.
+
+    width: threads of a stream.  whole: ring loops of more iterations are followed without whole turns in between.
+    tiles: iterations of loops around ring loops that are followed at least; every_tile: all that `whole` allows.
+    later: so many more iterations are followed before turns are left out.
+    room: parts of a warp whose accesses are told apart.
+    """
+
+    def __init__(self, plan: Plan, values: Values, env: dict[Var, Any], scale: int | Marked, width: int = GROUP,
+                 whole: int = 1, tiles: int = 3, later: int = 0, every_tile: bool = True, room: int = 6) -> None:
+        self.plan, self.values, self.scale, self.whole, self.tiles = plan, values, scale, whole, tiles
+        self.later, self.every_tile = later, every_tile
+        self.progress, self.cut = 0, False
+        self._left_out: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        dims = cluster_of(plan.launch) or (1, 1, 1)
+        self.size = dims[0] * dims[1] * dims[2]
+        warps = -(-plan.launch.num_threads // 32)
+        mbarriers = sum(int(b.shape[0]) for b in plan.barriers)
+        self.clocks = Clocks(self.size * (room * warps + 2 * mbarriers + 32))
+        self.blocks: list[Block] = []
+        self.cluster = NamedBarrier("the cluster barrier", self.clocks)
+        for rank in range(self.size):
+            place = (rank % dims[0], rank // dims[0] % dims[1], rank // (dims[0] * dims[1]))
+            own = {v: env[v] // d * d + k for v, d, k in zip(plan.launch.block_vars, dims, place)}
+            self.blocks.append(Block(self, {**env, **own}, width, rank))
+
+    def left_out(self, where: tuple[int, ...], end: int, least: int) -> int:
+        """Iterations that a ring loop leaves out: whole turns (the last entry of `where`) of a loop of `end` iterations,
+        of which at least `least` are followed.
+
+        Loops of different roles over the same iterations may differ in length by what one of them does apart: they
+        leave out the same ones.  where: what else tells loops apart (block, tile).
+        """
+        known = self._left_out.setdefault(where, [])
+        for other, n in known:
+            if abs(other - end) <= 2:
+                return n
+        known.append((end, max(0, end - least) // where[-1] * where[-1]))
+        return known[-1][1]
+
+    def number(self, b: Buffer, at: tuple[Any, ...]) -> int:
+        """The whole number that the model takes a tensor to hold somewhere."""
+        return number(self.scale, at)
+
+    def run(self) -> Model:
+        """Itself, after the program.  Raises Found and Undecided."""
+        body = self.plan.launch.body
+        live = {s: s.run(body) for b in self.blocks for s in b.streams}
+        while live:
+            before = self.progress
+            for s, way in list(live.items()):
+                try:
+                    s.waiting = next(way)
+                except StopIteration:
+                    del live[s]
+                    self.progress += 1
+                if self.progress > (_MOST_STEPS if self.whole == 1 else _MOST_EXACT):
+                    raise Undecided("its loops run too often to be followed turn by turn")
+            if live and self.progress == before:
+                raise self._deadlock(list(live))
+        for b in self.blocks:
+            b.finish()
+        return self
+
+    def _deadlock(self, stuck: list[Stream]) -> Found:
+        who = "; ".join(f"threads {s.first} to {s.first + s.n - 1}{s.block.of} wait {s.waiting[2]}" for s in stuck)
+        bars = {id(s.waiting[1]): s.waiting[1].state() for s in stuck}
+        return Found(Fault(f"the block comes to a standstill: {who} ({'; '.join(bars.values())})", stuck[0].waiting[0],
+                           None, True, True))
+
+
+__all__ = ["GROUP", "Block", "Model"]

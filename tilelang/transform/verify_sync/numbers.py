@@ -1,0 +1,134 @@
+"""Whole numbers of a walk through a block's program (verify_sync_barriers): what is known of each thread's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import Binary, Cast, Const, Expr, Launch, Load, Select, Unary, Var, children, walk
+from tilelang.ir.expr import Call
+from tilelang.ir.wrapping import keeps_value, may_wrap, wrapped
+
+from ..analysis.divergence import Divergence
+from .answers import Answers
+from .locals import Locals
+from .shadow import combined
+
+# What numbers that all threads read alike, but nobody knows here, are taken for: one walk each where a condition asks.
+SAMPLES = (0, 1, 3, 6)
+
+
+class Numbers:
+    """Values of expressions where a walk stands.
+
+    n, threads: of a block, their number and numbers.  env: values of names, one for all threads or one a thread.  trial: which
+    of SAMPLES unknown numbers are taken for; sampled: whether a condition asked for one.  locals: variables that are followed.
+    """
+
+    launch: Launch
+    trial: int
+    given: dict[Var, int | None]
+    sampled: bool
+    locals: Locals
+
+    def begin(self) -> None:
+        """Nothing is known but threads, and the first block."""
+        x, y, z = self.launch.threads
+        self.n = x * y * z
+        self.threads = t = np.arange(self.n)
+        self.env: dict[Var, Any] = dict(zip(self.launch.thread_vars, (t % x, t // x % y, t // (x * y))))
+        self.env.update((v, 0) for v in self.launch.block_vars)
+        self.guessing = False
+        self.divergence: Divergence | None = None
+        self.answers = Answers(self.launch, self.given)
+        self._constant: dict[int, bool] = {}  # by id of an expression, as all below
+        self._known: dict[int, tuple[Any]] = {}
+        self._variables: dict[int, tuple[tuple[Var, ...] | None]] = {}
+
+    def truth(self, e: Expr) -> Any:
+        """Value of a condition; where it hangs on numbers that are unknown but the same for all threads, of this trial."""
+        c = self.value(e)
+        if c is not None:
+            return c
+        self.divergence = self.divergence or Divergence(self.launch)
+        self.guessing = True
+        c = self.value(e)
+        self.guessing = False
+        alike = not self.divergence.divergent(e)
+        self.sampled |= alike or c is not None
+        return self.trial == 0 if alike and (self.trial < 2 or c is None) else c
+
+    def value(self, e: Expr) -> Any:
+        """Value of an integer expression per thread (or one for all), None when unknown."""
+        if isinstance(e, Const):
+            return e.value if not e.dtype.is_float else None
+        if isinstance(e, Var):
+            return self.env.get(e)
+        if isinstance(e, Load):
+            held = self.locals.values.get(e.buffer.data)
+            if held is not None:
+                return held
+            if self.guessing and not e.dtype.is_float and self.divergence and not self.divergence.divergent(e):
+                return SAMPLES[self.trial]
+            return None
+        if isinstance(e, Binary):
+            if self.same_everywhere(e):
+                hit = self._known.get(id(e))
+                if hit is None:
+                    hit = self._known[id(e)] = (self.binary(e),)
+                return hit[0]
+            return self.binary(e)
+        if isinstance(e, Cast):
+            if e.dtype.is_float or e.value.dtype.is_float:
+                return None
+            v = self.value(e.value)
+            return v if v is None or keeps_value(e.value.dtype, e.dtype) else wrapped(v, e.dtype)
+        if isinstance(e, Unary):
+            v = self.value(e.a)
+            if v is None:
+                return None
+            v = {"neg": np.negative, "not": np.logical_not, "bitnot": np.invert}[e.op](v)
+            return wrapped(v, e.dtype) if may_wrap(e.dtype) else v
+        if isinstance(e, Select):
+            c, x, y = self.value(e.cond), self.value(e.a), self.value(e.b)
+            return None if c is None or x is None or y is None else np.where(c, x, y)
+        return None
+
+    def binary(self, e: Binary) -> Any:
+        a, b = self.value(e.a), self.value(e.b)
+        if a is None or b is None:
+            return self.answers.compared(e, a, b, self.env) if e.op in ("eq", "ne") else None
+        out = combined(e.op, a, b)
+        return wrapped(out, e.dtype) if out is not None and may_wrap(e.dtype) else out
+
+    def same_everywhere(self, e: Expr) -> bool:
+        """Whether a value depends on the thread alone, so that it is computed once."""
+        hit = self._constant.get(id(e))
+        if hit is None:
+            if isinstance(e, Var):
+                hit = e in self.launch.thread_vars or e in self.launch.block_vars
+            else:
+                hit = not isinstance(e, (Load, Call)) and all(
+                    self.same_everywhere(c) for c in children(e) if isinstance(c, Expr))
+            self._constant[id(e)] = hit
+        return hit
+
+    def hangs_on(self, e: Expr) -> tuple[Var, ...] | None:
+        """The variables that a value hangs on besides the thread, None where it hangs on memory."""
+        hit = self._variables.get(id(e))
+        if hit is None:
+            free: dict[Var, None] = {}
+            for x in walk(e):
+                if isinstance(x, (Load, Call)):
+                    hit = (None,)
+                    break
+                if isinstance(x, Var) and not self.same_everywhere(x):
+                    free[x] = None
+            else:
+                hit = (tuple(free),)
+            self._variables[id(e)] = hit
+        return hit[0]
+
+
+__all__ = ["SAMPLES", "Numbers"]

@@ -1,0 +1,291 @@
+"""Which runs of the synchronisation model clear a launch.
+
+Block variables, symbols, scalars and numbers read from tensors decide how often loops run.  For each of them that does,
+the model runs with values that make ring loops run 0, 1, 2, S-1, S, S+1 and 2S+1 times (S: stages), so that every phase
+meets every stage at the end and at the start.  Where a loop is left on such a value (`break`, `continue`, `while`), or a branch
+that orders threads is taken, the model also runs with values that do so in the first, the second and the last iteration, in all
+and in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tilelang.ir import Binary, Bind, Call, Const, For, If, Launch, Load, Node, Seq, Stmt, Var, While, walk
+
+from .sync_fault import Crowded, Fault, Found, Undecided
+from .model import GROUP, Model
+from .plan import Plan
+from .values import Marked, Values, number
+
+_MOST_TRIALS = 12
+_MOST_LEAVING = 16
+# Numbers beside a constant for which a comparison with it holds, and does not.
+_DECIDE = {"lt": (-1, 0), "le": (0, 1), "eq": (0, 1), "ne": (1, 0), "gt": (1, 0), "ge": (0, -1)}
+_ORDINARY = 4096  # of a symbol or scalar that nothing else says of
+_LARGEST = 1 << 16  # of one that drives a loop
+_SCALE = 256  # of numbers read from tensors, unless they drive a loop
+
+
+class _Probe:
+    """A frame that tells the extents of ring loops without following the program."""
+
+    def __init__(self, plan: Plan, values: Values, env: dict[Any, Any], scale: int) -> None:
+        self.plan, self.values, self.env, self.scale = plan, values, dict(env), scale
+        self.constants: dict[int, Any] = {}
+        self.threads = None
+        self.block = self
+        self.rank, self.model, self.blocks = 0, self, (self,)
+
+    def in_groups(self, first: int, count: int) -> Any:
+        """Not told."""
+        return None
+
+    def elected(self) -> Any:
+        """Not told."""
+        return None
+
+    def variable(self, data: Var, at: Any) -> Any:
+        """Not told."""
+        return None
+
+    def memory(self, b: Any, at: tuple[Any, ...]) -> int:
+        """As the model takes it."""
+        return number(self.scale, at)
+
+    def extents(self, s: Stmt) -> Iterator[tuple[For, Any]]:
+        """(ring loop, extent or None) below a statement."""
+        match s:
+            case Seq():
+                kept = self.plan.skeleton.get(id(s))
+                if kept is None:
+                    kept = self.plan.skeleton[id(s)] = [x for x in s.stmts if isinstance(x, Bind) or isinstance(
+                        x, (Seq, If, For, While)) and self.plan.facts(x)[2]]
+                for x in kept:
+                    yield from self.extents(x)
+            case Bind():
+                if s.value.dtype.lanes == 1 and not s.value.dtype.is_float:
+                    try:
+                        self.env[s.var] = self.values(s.value, self)
+                    except Undecided:  # it depends on the thread
+                        self.env[s.var] = None
+            case If():
+                yield from self.extents(s.then)
+                if s.orelse is not None:
+                    yield from self.extents(s.orelse)
+            case While():
+                yield from self.extents(s.body)
+            case For() if self.plan.is_ring_loop(s):
+                start, extent = self.values(s.start, self), self.values(s.extent, self)
+                yield s, extent
+                if self.plan.is_outer(s) and isinstance(start, int) and isinstance(extent, int):
+                    self.env[s.var] = start + max(0, extent - 1)  # the first and the last tile may be of different lengths
+                    yield from self.extents(s.body)
+                self.env[s.var] = start
+                yield from self.extents(s.body)
+
+
+class _Trials:
+    """The choices of one launch: (values of variables, scale of numbers read)."""
+
+    def __init__(self, plan: Plan, values: Values) -> None:
+        launch = plan.launch
+        self.plan, self.values, self.body = plan, values, launch.body
+        bound = {x.var for x in plan.nodes if isinstance(x, (Bind, For))} | set(launch.thread_vars)
+        variables = dict.fromkeys(x for x in plan.nodes if isinstance(x, Var))
+        free = [x for x in variables if x not in bound and not x.dtype.is_float and x.dtype.bits in (8, 16, 32, 64)]
+        self.base: dict[Any, int] = {v: _ORDINARY for v in free}
+        self.base.update((v, 0) for v in launch.block_vars)
+        self.most: dict[Any, int] = {}
+        for v, n in zip(launch.block_vars, launch.grid):
+            size = values(n, _Probe(plan, values, self.base, _SCALE))
+            self.most[v] = max(0, int(size) - 1) if size is not None else _LARGEST
+        self.reads = any(isinstance(x, Load) and x.buffer.scope_name == "global" and not x.dtype.is_float
+                         for x in plan.nodes)
+
+    def launches(self, driver: Any, value: int) -> bool:
+        """Whether there is a block at all when a driver has a value."""
+        probe = _Probe(self.plan, self.values, self.base if driver is None else {**self.base, driver: value}, _SCALE)
+        sizes = [self.values(n, probe) for n in self.plan.launch.grid]
+        return all(n is None or n > 0 for n in sizes)
+
+    def extents(self, driver: Any, value: int) -> tuple[Any, ...]:
+        """Of all ring loops when one driver (None: numbers read) has a value."""
+        env = self.base if driver is None else {**self.base, driver: value}
+        probe = _Probe(self.plan, self.values, env, value if driver is None else _SCALE)
+        found = list(probe.extents(self.body))
+        self.loops = [s for s, _ in found]
+        return tuple(e for _, e in found)
+
+    def all(self) -> list[tuple[dict[Any, int], int | Marked]]:
+        """The ordinary choice, and for each driver those that reach the extents looked for."""
+        out: list[tuple[dict[Any, int], int | Marked]] = [(self.base, _SCALE)]
+        s = self.plan.stages
+        tiles = any(isinstance(x, For) and self.plan.is_ring_loop(x) and self.plan.is_outer(x) for x in self.plan.nodes)
+        # Over several tiles the rings go on wherever they stand: few lengths of the loops inside tell all.
+        wants = [0, 1, s + 1] if tiles else sorted({0, 1, 2, s - 1, s, s + 1, 2 * s + 1})
+        if not any(isinstance(x, For) and self.plan.is_ring_loop(x) for x in self.plan.nodes):
+            return [*out, *self._leaving()]
+        drivers: list[Any] = [v for v in self.base if self.most.get(v, 1) > 0]
+        for d in [*drivers, *([None] if self.reads else [])]:
+            for v in self._values(d, self.most.get(d, _LARGEST), wants):
+                choice = (self.base, v) if d is None else ({**self.base, d: v}, _SCALE)
+                if choice not in out:
+                    out.append(choice)
+        return [*out[:_MOST_TRIALS], *[c for c in self._leaving() if c not in out]]
+
+    def _leaving(self) -> list[tuple[dict[Any, int], int | Marked]]:
+        """Choices that leave loops of the rings early, and take and pass by branches that order threads, where numbers read
+        or variables of the launch decide that."""
+        conds: list[Node] = []
+        branches: list[Node] = []
+        last = {self.plan.stages}
+        for s in self.plan.nodes:
+            if isinstance(s, If) and self.plan.facts(s)[2]:
+                if not any(x.op == "thread_return" for x in walk(s, Call)):  # the model cannot follow it
+                    branches.append(s.cond)
+            elif self.plan.is_ring_loop(s):  # type: ignore[arg-type]
+                found = [x.cond for x in walk(s.body, If) if self.plan.leaves(x)]  # type: ignore[attr-defined]
+                conds += [*found, *([s.cond] if isinstance(s, While) else [])]
+                if found and isinstance(s, For) and isinstance(s.extent, Const):
+                    last.add(int(s.extent.value) - 1)
+        bound = {x.var: x.value for x in self.plan.nodes if isinstance(x, Bind)}
+        reads, used = False, set()
+        pairs: dict[tuple[int, int], None] = {}
+        for cond in (*conds, *branches):
+            parts, names, asked = [cond], set(), []
+            while parts:
+                for x in walk(parts.pop()):
+                    if isinstance(x, Var) and x not in names:
+                        names.add(x)
+                        parts += [bound[x]] if x in bound else []
+                    elif isinstance(x, Load) and not x.dtype.is_float and x.buffer.scope_name == "global":
+                        names.add(x.buffer.data)
+                    elif isinstance(x, Binary) and x.op in _DECIDE and isinstance(x.b, Const) and x.b.dtype.is_int:
+                        yes, no = _DECIDE[x.op]
+                        asked.append((int(x.b.value) + yes, int(x.b.value) + no))
+            used |= names
+            if any(v.dtype.is_handle for v in names):  # numbers of a tensor
+                reads = True
+                pairs.update(dict.fromkeys(asked))
+        places = sorted({0, 1, *sorted(last)[-2:]}) if conds else [0]
+        out: list[tuple[dict[Any, int], int | Marked]] = []
+        if reads:
+            out += [(self.base, v) for v in (0, 1, self.plan.stages + 1)]
+            for yes, no in list(pairs)[:3]:
+                out += [(self.base, Marked(p, *held)) for p, *held in (
+                    *((p, yes, no) for p in places), (-1, no, yes), (-1, yes, no))]
+        for v in self.base:
+            if v in used and self.most.get(v, 1) > 0 and v not in self.plan.launch.block_vars:
+                out += [({**self.base, v: n}, _SCALE) for n in places if self.launches(v, n)]
+        return out[:_MOST_LEAVING]
+
+    def _values(self, driver: Any, most: int, wants: list[int]) -> list[int]:
+        known: dict[int, tuple[Any, ...]] = {}
+
+        def at(v: int) -> tuple[Any, ...]:
+            if v not in known:
+                known[v] = self.extents(driver, v)
+            return known[v]
+
+        found: dict[int, None] = {}
+        least = 0 if self.launches(driver, 0) else 1
+        low, high = at(least), at(most)
+        samples = [max(least, most * k // 7) for k in range(8)]  # lengths need not grow with the driver
+        for v in samples if most < _LARGEST else ():
+            at(v)
+        alike: set[tuple[int, ...]] = set()  # loops whose lengths differ by a constant need no values of their own
+        for i, (a, b) in enumerate(zip(low, high)):
+            curve = tuple(known[v][i] for v in sorted(known) if v in samples)
+            if None in (a, b) and most < _LARGEST:  # made of a variable of the program: the last block has other lengths
+                found[most] = None
+            if any(e is None for e in (*curve, a, b)) or len({*curve, a, b}) == 1 or any(
+                    len(curve) == len(c) and len({x - y for x, y in zip(curve, c)}) == 1 for c in alike):
+                continue
+            alike.add(curve)
+            for want in (0, 1, 2) if self.plan.is_outer(self.loops[i]) else wants:
+                there = next((v for v in samples if v in known and known[v][i] == want), None)
+                if there is not None:
+                    found[there] = None
+                    continue
+                lo, hi = least, most  # the smallest value whose extent has reached `want`
+                while lo < hi and a != b:
+                    mid = (lo + hi) // 2
+                    e = at(mid)[i]
+                    if e is None or (e >= want if b > a else e <= want):
+                        hi = mid
+                    else:
+                        lo = mid + 1
+                if at(lo)[i] == want:
+                    found[lo] = None
+        return list(found)
+
+
+# How loops are followed, cheapest first: (whole, later, every_tile) of Model.  Roles whose loops cover the same iterations
+# differently (one runs its last iteration apart) may leave out a turn where others do not, and then stand still: with
+# `later` the lengths at which that happens are others.
+_WAYS = ((1, 0, True), (1, 1, True), (1, 2, True), (1, 3, True), (1 << 12, 0, False), (1 << 12, 0, True))
+_EXACT = 4  # first of the ways that leave out no turn
+_ROOM, _MUCH_ROOM = 6, 128  # parts of a warp that are told apart: the second costs time, and few programs need it
+
+
+def _told(scale: int | Marked) -> str:
+    """What a trial takes tensors to hold."""
+    if isinstance(scale, Marked):
+        return f"{scale.there} at place {scale.place} and {scale.elsewhere} elsewhere"
+    return f"{scale}, {2 * scale}, {3 * scale}, ..." if scale else "0"
+
+
+def check_model(launch: Launch, nodes: list[Node]) -> tuple[str, list[Fault]]:
+    """(one-paragraph verdict, faults found) of the model for a launch."""
+    try:
+        return _followed(launch, nodes, _ROOM)
+    except Crowded:
+        return _followed(launch, nodes, _MUCH_ROOM)
+
+
+def _followed(launch: Launch, nodes: list[Node], room: int) -> tuple[str, list[Fault]]:
+    """check_model with so much room.  Raises Crowded where `_MUCH_ROOM` may be enough and `room` is not."""
+    plan = Plan(launch, nodes)
+    values = Values(plan.places, launch.thread_vars)
+    width, cut, runs, accesses = GROUP, False, 0, 0
+    names = ", ".join(sorted({b.name for b in plan.shared}))
+    scope = f"{-(-launch.num_threads // GROUP)} warp groups, {sum(int(b.shape[0]) for b in plan.barriers)} mbarriers"
+    scope += f", shared {names}" if names else ""
+    doubt = ""
+    try:
+        for env, scale in _Trials(plan, values).all():
+            way = 0
+            while True:
+                whole, later, every_tile = _WAYS[way]
+                model = Model(plan, values, env, scale, width, whole, 1 if runs else 3, later, every_tile, room)
+                try:
+                    model.run()
+                    break
+                except Found as e:
+                    doubt = f" (with turns left out: {e.fault.message})"
+                    # A loop that is more than its turns, or warps of a group that wait for each other: once more, closer.
+                    if model.cut and way < len(_WAYS) - 1:
+                        way = way + 1 if e.fault.stuck else max(way + 1, _EXACT)
+                    elif e.fault.stuck and width == GROUP:
+                        width = 32
+                    elif scale != _SCALE:
+                        f = e.fault
+                        raise Found(Fault(f"{f.message} (where numbers read from tensors are {_told(scale)})", f.span, f.other,
+                                          f.exact, f.stuck)) from None
+                    else:
+                        raise
+            runs, cut, accesses = runs + 1, cut or model.cut, accesses + sum(b.accesses for b in model.blocks)
+    except Undecided as e:
+        if isinstance(e, Crowded) and room < _MUCH_ROOM:
+            raise
+        return f"not checked: {e}{doubt}", []
+    except Found as e:
+        at = f" ({e.fault.span})" if e.fault.span is not None else ""
+        return f"not cleared: {e.fault.message}{at}; {scope}", [e.fault]
+    text = f"ordered: model of {scope}, {runs} run{'s' * (runs > 1)} with loops of different lengths"
+    return text + (", whole turns of the rings left out of long loops" if cut else ""), []
+
+
+__all__ = ["check_model"]

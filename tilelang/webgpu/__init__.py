@@ -1,1 +1,0 @@
-"""Names for WebGPU: this version does not compile for it."""
