@@ -14,7 +14,7 @@ from cluster_text import gemm, send, shift
 from handmade import kernel, tensor
 
 from tilelang.codegen.cuda.printer import print_kernel
-from tilelang.ir import Store, const, fresh, with_attrs
+from tilelang.ir import Store, const, fresh, with_options
 from tilelang.runtime import nvrtc, sass
 from tilelang.target import Target
 from tilelang.transform.lower.device_program import split_host
@@ -26,7 +26,7 @@ SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
 
 
 def source(func) -> str:
-    (k,) = split_host(plan_shared_memory(with_attrs(func, phase="SYNCED"), PassContext(SM90, {}))).kernels
+    (k,) = split_host(plan_shared_memory(with_options(func, phase="SYNCED"), PassContext(SM90, {}))).kernels
     return print_kernel(k)
 
 

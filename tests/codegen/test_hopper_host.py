@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import hopper_programs as hopper
 from host_cuda import available, run_on_host
 
-from tilelang.ir import Call, Evaluate, Func, Seq, dtype, numpy_dtype, replace, rewrite
+from tilelang.ir import Call, Evaluate, Func, Seq, dtype, numpy_dtype, rewrite, with_options
 
 pytestmark = pytest.mark.skipif(not available(), reason="g++ and a CPU with F16C are needed")
 
@@ -58,18 +58,18 @@ def test_gemm(m, n, k, trans_b, acc, tmp_path):
 def without(func: Func, op: str, first: bool = False, **attrs) -> Func:
     """The program with the calls of an operation removed."""
     def drop(x):
-        if isinstance(x, Evaluate) and x.call.op == op and all(x.call.attr(k) == v for k, v in attrs.items()):
+        if isinstance(x, Evaluate) and x.call.op == op and all(getattr(x.call.options, k) == v for k, v in attrs.items()):
             return Seq(())
         return None
 
     return rewrite(func, drop)
 
 
-def changed(func: Func, op: str, **attrs) -> Func:
-    """The program with attributes of an operation's calls changed."""
+def changed(func: Func, op: str, **options) -> Func:
+    """The program with options of an operation's calls changed."""
     def fix(x):
         if isinstance(x, Call) and x.op == op:
-            return replace(x, attrs=tuple(sorted({**dict(x.attrs), **attrs}.items())))
+            return with_options(x, **options)
         return None
 
     return rewrite(func, fix)

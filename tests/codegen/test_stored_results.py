@@ -14,7 +14,7 @@ from handmade import kernel, thread_vars
 
 import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
-from tilelang.ir import Alloc, Bind, Buffer, Call, For, Ramp, Store, const, dtype, fresh, load, seq, walk, with_attrs
+from tilelang.ir import Alloc, Bind, Buffer, Call, For, Ramp, Store, const, dtype, fresh, load, seq, walk, with_options
 from tilelang.runtime import nvrtc
 from tilelang.target.register_forms import form_of, store_form
 from transform.test_product_registers import both_ways, marked, numbers
@@ -63,7 +63,7 @@ def test_stores_go_where_the_loops_say(lanes, shape):
     loop = stores(m, (K, ROW, LOOPS[0] * 8 + TX % 4 * 2), lanes)
     acc = form_of(loop).buffer
     tvars = (TX, *thread_vars()[1:])
-    text = print_kernel(kernel([m, K, *sizes.values()], [Alloc(acc), with_attrs(loop, registers=True)], tvars=tvars))
+    text = print_kernel(kernel([m, K, *sizes.values()], [Alloc(acc), with_options(loop, registers=True)], tvars=tvars))
     lines, args = (re.search(p, text).group(1) for p in (r'store_acc\(.*?asm volatile\("(.*?)" ::', r"tl::store_acc\((.*)\);"))
     rng = np.random.default_rng(3)
     at = {"k": 3, "n": 70, "m": 80, "tx": int(rng.integers(128))}
@@ -119,7 +119,8 @@ def test_branches_work_on_the_registers(monkeypatch, wide):
     text = print_kernel(lowered, fast_math=True)
     lines = re.search(r'store_acc\(void\* p0\) \{ asm volatile\("(.*?)" ::', text).group(1).split("\\n")
     assert len(lines) == 16 and lines[1] == f"st.global.v2.f32 [%0+{8 * wide * 4}], {{tl_acc_2, tl_acc_3}};"
-    assert sum(isinstance(x, Call) and x.attr("move") is not None for x in walk(lowered.launch.body)) == 0
+    calls = [x for x in walk(lowered.launch.body) if isinstance(x, Call)]
+    assert not any(x.op == "wgmma_pin" and x.options.move is not None for x in calls)
     if nvrtc.available():
         cubin = nvrtc.compile_cubin(text, "sm_90a", ["--use_fast_math"])
         assert cubin.spills == 0 and "C75" not in cubin.log

@@ -54,9 +54,8 @@ def is_call(s, op):
 
 
 def parts(d, more):
-    """A descriptor and `more` bytes: (arguments, attrs, bytes behind them)."""
-    attrs = dict(d.attrs)
-    return d.args, attrs.pop("offset", 0) + more, attrs
+    """A descriptor and `more` bytes: (arguments, options, bytes behind them)."""
+    return d.args, d.options.offset + more, d.options.having(offset=0)
 
 
 @pytest.mark.parametrize("stages", [3, 4])

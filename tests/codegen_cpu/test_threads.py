@@ -79,7 +79,7 @@ def test_loops_whose_length_depends_on_the_thread():
                                                 ("shfl_idx", 6, 8)])
 def test_shuffles(op, operand, width):
     f = program({"A": ((64,), "int32")}, f"""
-        A[tx] = T.call("{op}", "int32", tx * 5, {operand}, attrs=(("width", T.py({width})),))
+        A[tx] = T.call("{op}", "int32", tx * 5, {operand}, width={width})
     """, threads=64)
     agrees(f, [np.zeros(64, np.int32)])
 

@@ -41,8 +41,8 @@ def loads(program):
 @pytest.mark.parametrize("threads", [128, 32])
 def test_operand_in_registers_is_loaded_four_matrices_at_a_time(side, transpose, threads):
     program = lower(operand_program(side, transpose, threads=threads), Target({"kind": "cuda", "arch": "sm_80"}))
-    assert all(c.attr("num") == 4 for c in loads(program))
-    assert loads(program)[0].attr("trans") == (side == "b" and not transpose)
+    assert all(c.options.num == 4 for c in loads(program))
+    assert loads(program)[0].options.trans == (side == "b" and not transpose)
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((64, 64)).astype(np.float16) for _ in "ab")
     report = run_device(program, {"A": a, "B": b, "C": np.zeros((64, 64), np.float32)})

@@ -76,7 +76,7 @@ def test_transposed_fragments_are_stored_by_trans(dtype):
             T.copy(S, C)
 
     program = lower(main.func, Target({"kind": "cuda", "arch": "sm_90"}))
-    assert [c.attr("trans") for c in stores(program)] == [True]
+    assert [c.options.trans for c in stores(program)] == [True]
     a = np.arange(4096).reshape(64, 64).astype(NP[dtype])
     got = run_device(program, {"A": a, "C": np.zeros((64, 64), np.float16)}).outputs["C"]
     assert np.array_equal(got, a.astype(np.float16))

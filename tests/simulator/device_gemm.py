@@ -35,13 +35,13 @@ def device_gemm(m: int, n: int, k: int, *, bm: int = 128, bn: int = 128, bk: int
                  f"    ca: T.int32 = (i * 128 + tx) % {bk // 8}",
                  "    T.evaluate(T.call(\"cp_async\", \"void\", T.address_of(SA["
                  + a_at(stage, "ra", "ca") + f"]), T.address_of(A[by * {bm} + ra, ({t}) * {bk} + ca * 8]), "
-                 'attrs=(("bytes", T.py(16)),)))',
+                 'bytes=16))',
                  f"for i in T.unroll({sb // 1024}):",
                  f"    rb: T.int32 = (i * 128 + tx) // {bn // 8}",
                  f"    cb: T.int32 = (i * 128 + tx) % {bn // 8}",
                  "    T.evaluate(T.call(\"cp_async\", \"void\", T.address_of(SB["
                  + b_at(stage, "rb", "cb") + f"]), T.address_of(B[({t}) * {bk} + rb, bx * {bn} + cb * 8]), "
-                 'attrs=(("bytes", T.py(16)),)))']
+                 'bytes=16))']
         return "\n".join(pad + s for s in lines)
 
     row_a = f"wy * {bm // 2} + im * 16 + lane % 16"
@@ -65,20 +65,20 @@ for t in T.serial({steps}):
     if t + {stages - 1} < {steps}:
 {copies(f"((t + {stages - 1}) % {stages})", f"t + {stages - 1}", "        ")}
     {commit}
-    T.evaluate(T.call("cp_async_wait", "void", attrs=(("n", T.py({pending})),)))
+    T.evaluate(T.call("cp_async_wait", "void", n={pending}))
     {SYNC}
     s: T.int32 = ({slot}) % {stages}
     for ik in T.unroll({bk // 16}):
         for im in T.unroll({wm}):
             T.evaluate(T.call("ldmatrix", "void", T.address_of(ar[im * 8]),
-                T.address_of(SA[{a_at("s", row_a, "ik * 2 + lane // 16")}]), attrs=(("num", T.py(4)),)))
+                T.address_of(SA[{a_at("s", row_a, "ik * 2 + lane // 16")}]), num=4))
         for jn in T.unroll({wn // 2}):
             T.evaluate(T.call("ldmatrix", "void", T.address_of(br[jn * 8]),
-                T.address_of(SB[{b_at("s", row_b, chunk_b)}]), attrs=(("num", T.py(4)), ("trans", True))))
+                T.address_of(SB[{b_at("s", row_b, chunk_b)}]), num=4, trans=True))
         for im in T.unroll({wm}):
             for jn in T.unroll({wn}):
                 T.evaluate(T.call("mma", "void", T.address_of(acc[(im * {wn} + jn) * 4]), T.address_of(ar[im * 8]),
-                    T.address_of(br[jn * 4]), attrs=(("row", "mma.m16n8k16.f16.f16.f32"),)))
+                    T.address_of(br[jn * 4]), row="mma.m16n8k16.f16.f16.f32"))
     {barrier}
 for im in T.unroll({wm}):
     for jn in T.unroll({wn + extent}):

@@ -9,16 +9,9 @@ from kernel_text import alloc, program
 from tilelang.ir import Func
 
 
-def attrs_text(attrs: dict) -> str:
-    def text(v: object) -> str:
-        return repr(v) if isinstance(v, (bool, str)) else f"T.py({v})"
-
-    return "attrs=(" + " ".join(f'("{k}", {text(v)}),' for k, v in sorted(attrs.items())) + ")"
-
-
-def call(op: str, *args: str, dtype: str = "void", **attrs: object) -> str:
+def call(op: str, *args: str, dtype: str = "void", **options: object) -> str:
     """A call as an expression."""
-    parts = [f'"{op}"', f'"{dtype}"', *map(str, args), *([attrs_text(attrs)] if attrs else [])]
+    parts = [f'"{op}"', f'"{dtype}"', *map(str, args), *(f"{k}={v!r}" for k, v in options.items())]
     return f"T.call({', '.join(parts)})"
 
 

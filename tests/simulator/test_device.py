@@ -17,13 +17,13 @@ COMMIT = 'T.evaluate(T.call("cp_async_commit", "void"))'
 
 
 def wait(n: int) -> str:
-    return f'T.evaluate(T.call("cp_async_wait", "void", attrs=(("n", T.py({n})),)))'
+    return f'T.evaluate(T.call("cp_async_wait", "void", n={n}))'
 
 
 def cp_async(dst: str, src: str, nbytes: int, pred: str = "") -> str:
     more = f", {pred}" if pred else ""
     return (f'T.evaluate(T.call("cp_async", "void", T.address_of({dst}), T.address_of({src}){more}, '
-            f'attrs=(("bytes", T.py({nbytes})),)))')
+            f'bytes={nbytes}))')
 
 
 def refused(f, args, kind: str, text: str = "", **kw) -> TileLangError:
@@ -433,7 +433,7 @@ def one_mma(row, clear: bool = True) -> object:
         for i in T.unroll({rc if clear else rc - 1}):
             c[i] = C[tx, i]
         T.evaluate(T.call("mma", "void", T.address_of(c[0]), T.address_of(a[0]), T.address_of(b[0]),
-                          attrs=(("row", "{row.name}"),)))
+                          row="{row.name}"))
         for i in T.unroll({rc}):
             C[tx, i] = c[i]
     """, threads=64)
@@ -486,7 +486,7 @@ def test_mma_in_half_a_warp_is_refused():
         c[T.Ramp(0, 1, 4)] = T.Broadcast(0.0, 4)
         if tx < 16:
             T.evaluate(T.call("mma", "void", T.address_of(c[0]), T.address_of(r[0]), T.address_of(r[0]),
-                              attrs=(("row", "mma.m16n8k16.f16.f16.f32"),)))
+                              row="mma.m16n8k16.f16.f16.f32"))
     """)
     refused(f, [np.zeros(1, np.int32)], "sim-warp-divergence", "16 active")
 
@@ -500,7 +500,7 @@ def test_ldmatrix(num, trans):
         S[T.Ramp(tx * 8, 1, 8)] = A[tx, T.Ramp(0, 1, 8)]
         {SYNC}
         T.evaluate(T.call("ldmatrix", "void", T.address_of(r[0]), T.address_of(S[tx * 8]),
-                          attrs=(("num", T.py({num})), ("trans", {trans}))))
+                          num={num}, trans={trans}))
         for i in T.unroll({2 * num}):
             B[tx, i] = r[i]
     """)
@@ -553,7 +553,7 @@ def test_ldmatrix_of_unswizzled_rows_conflicts_and_padded_rows_do_not():
             S[T.Ramp(tx * {pitch}, 1, 8)] = T.Broadcast(T.float16(0.0), 8)
             {SYNC}
             T.evaluate(T.call("ldmatrix", "void", T.address_of(r[0]), T.address_of(S[tx * {pitch}]),
-                              attrs=(("num", T.py(4)),)))
+                              num=4))
         """)
         b = next(b for b in run_device(f, [np.zeros(1, np.int32)]).bank_conflicts if b.site.text == "read")
         return b.wavefronts, b.ideal

@@ -9,7 +9,7 @@ import pytest
 
 from tilelang.errors import TileLangError
 from tilelang.ir import (AddressOf, Bind, Call, Const, Evaluate, For, Func, If, Seq, Store, const, free_vars, rewrite,
-                         substitute, walk)
+                         substitute, walk, with_options)
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
@@ -95,8 +95,8 @@ def test_wait_that_lets_one_more_group_fly():
     f, args, _ = lowered("gemm")
 
     def later(n):
-        if isinstance(n, Call) and n.op == "cp_async_wait" and n.attr("n"):
-            return dataclasses.replace(n, attrs=(("n", n.attr("n") + 1),))
+        if isinstance(n, Call) and n.op == "cp_async_wait" and n.options.n:
+            return with_options(n, n=n.options.n + 1)
         return None
 
     assert kind_of_failure(rewrite(f, later), args) == "sim-async"

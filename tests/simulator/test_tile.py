@@ -125,7 +125,7 @@ def test_while_loop_with_a_value_that_differs_by_thread():
 
 def test_shuffle_reverses_within_width():
     f = program({"A": ((32,), "int32")}, """
-        A[tx] = T.call("shfl_xor", "int32", tx, 7, attrs=(("width", T.py(8)),))
+        A[tx] = T.call("shfl_xor", "int32", tx, 7, width=8)
     """)
     assert np.array_equal(run_tile(f, [np.zeros(32, np.int32)])["A"], np.arange(32) ^ 7)
 
@@ -334,7 +334,7 @@ def test_pipelined_form_with_versions_and_async_groups_runs():
             if t + 1 < 4:
                 T.copy(src=T.region(A[t + 1, 0], 1, 8), dst=T.region(S[(t + 1) % 2, 0], 1, 8))
             T.evaluate(T.call("cp_async_commit", "void"))
-            T.evaluate(T.call("cp_async_wait", "void", attrs=(("n", T.py(1)),)))
+            T.evaluate(T.call("cp_async_wait", "void", n=1))
             for i, in T.Parallel(8):
                 c[i] = c[i] + S[t % 2, i]
         T.copy(src=T.region(c[0], 8), dst=T.region(B[0], 8))

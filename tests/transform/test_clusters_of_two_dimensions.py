@@ -108,7 +108,7 @@ def test_computes_the_product(name):
     assert re.search(r"clusters of \d( x \d)? along dimensions? \d( and \d)? of the grid", said), said
     assert launch.attr("sync_report").startswith("ordered: model of")
     loads = [x for x in walk(launch) if isinstance(x, Call) and x.op == "tma_load"]
-    assert any(x.attr("multicast") for x in loads)
+    assert any(x.options.multicast for x in loads)
     args = {"A": a, "B": b, "bias": np.zeros(n, np.float32), "C": np.full((m, n), 7, np.float16)}
     want = ((a.T if ta else a).astype(np.float32) @ (b.T if tb else b).astype(np.float32)).astype(np.float16)
     assert np.array_equal(run_device(program, args).outputs["C"], want)

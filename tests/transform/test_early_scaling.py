@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from programs import attention
 
 from tilelang.codegen.cuda.printer import print_kernel
-from tilelang.ir import Call, For, Store, replace, rewrite, seq, stmts_of, walk, with_attrs
+from tilelang.ir import Call, For, Store, replace, rewrite, seq, stmts_of, walk, with_options
 from tilelang.target import Target
 from tilelang.target.register_forms import form_of
 from tilelang.transform import pipeline
@@ -87,7 +87,7 @@ def test_accumulators_that_are_touched_in_between_stay_where_they_are(monkeypatc
 
     def scaled_before_the_sums_too(x):
         mapped = kind(x) == "map"
-        return seq(x, with_attrs(scale, registers=None)) if mapped else None
+        return seq(x, with_options(scale, registers=None)) if mapped else None
 
     launch = replace(kernel.launch, body=rewrite(kernel.launch.body, scaled_before_the_sums_too))
     assert str(early_scaling(launch)) == str(launch)

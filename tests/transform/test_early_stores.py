@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tilelang.language as T
-from tilelang.ir import Evaluate, For, Seq, replace, rewrite, seq, statements, walk, with_attrs
+from tilelang.ir import Evaluate, For, Seq, replace, rewrite, seq, statements, walk, with_options
 from tilelang.ir.expr import Call
 from tilelang.simulator import run_device
 from tilelang.target import Target
@@ -112,7 +112,7 @@ def test_panels_in_memory_of_the_operands_wait_for_the_product():
         if not places:
             return None
         ring = next(at for b, at in places if b.name == "Bs")
-        return with_attrs(x, shared_offsets=tuple((b, ring if b.name == "staging" else at) for b, at in places))
+        return with_options(x, shared_offsets=tuple((b, ring if b.name == "staging" else at) for b, at in places))
 
     func = rewrite(func, overlapping)
     assert early_stores(func, PassContext(SM90, HOPPER)) is func

@@ -98,7 +98,7 @@ def test_roles():
     assert sorted(counts.values()) == [(1,) * 4, (8,) * 4]
     expected = [int(x.args[1].value) for x in walk(launch) if isinstance(x, Call) and x.op == "mbarrier_arrive_expect_tx"]
     assert expected == [2 * 128 * 64 * 2]
-    assert {x.attr("n"): x.attr("inc") for x in walk(launch) if isinstance(x, Call) and x.op == "set_max_nreg"} == {
+    assert {x.options.n: x.options.inc for x in walk(launch) if isinstance(x, Call) and x.op == "set_max_nreg"} == {
         24: False, 240: True}
 
 
@@ -119,7 +119,7 @@ def test_writes_are_fenced_before_the_barrier_that_matrix_reads_wait_at():
 def test_the_second_product_runs_under_the_work_on_the_first():
     launch = launch_of(attention(1, 1, 512, 64))
     loop = next(x for x in walk(launch) if isinstance(x, For) and "wgmma" in ops(x.body))
-    waits = [(x.op, x.attr("n")) for x in walk(loop.body)
+    waits = [(x.op, x.options.n) for x in walk(loop.body)
              if isinstance(x, Call) and x.op in ("wgmma_commit", "wgmma_wait")]
     assert waits == [("wgmma_commit", None), ("wgmma_commit", None), ("wgmma_wait", 1), ("wgmma_wait", 0)]
 
@@ -320,7 +320,7 @@ def test_loads_come_in_the_order_of_their_use():
                  and x.cond.op == "in_warp_groups"]
     loop = next(x for x in walk(branch.then) if isinstance(x, For) and "tma_load" in ops(x.body))
     assert loop.extent.value == 5
-    maps = [x.attr("map") for x in walk(loop) if isinstance(x, Call) and x.op == "tma_load"]
+    maps = [x.options.map for x in walk(loop) if isinstance(x, Call) and x.op == "tma_load"]
     assert maps == ["K_map", "Q_map", "V_map"]
     once, late = (s for s in loop.body.stmts if isinstance(s, If))
     assert [str(s.cond) for s in (once, late)] == [f"({loop.var.name} == 0)", f"({loop.var.name} > 0)"]

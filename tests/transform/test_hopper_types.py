@@ -207,5 +207,5 @@ def test_compiles_without_spills_or_serialised_products(dt, acc, out, bk):
     assert {"wgmma", "tma_load"} <= names(program)
     cubin = nvrtc.compile_cubin(print_kernel(program.kernels[0]), "sm_90a")
     assert not re.findall(r"C75\d\d", cubin.log) and not cubin.spills, cubin.log
-    assert {x.attr("row").split(".")[1] for x in calls(program) if x.op == "wgmma"} == {
+    assert {x.options.row.split(".")[1] for x in calls(program) if x.op == "wgmma"} == {
         f"m64n256k{32 // dtype(dt).bytes}"}

@@ -55,7 +55,7 @@ def copy_program(shape, tile, dt="float16", **attrs) -> Func:
 def test_async_copy_takes_the_widest_aligned_vector(columns, bytes_, guarded):
     calls = [x for x in walk(valid(copy_program((64, columns), (32, 64), async_group=True)))
              if isinstance(x, Call) and x.op == "cp_async"]
-    assert {c.attr("bytes") for c in calls} == {bytes_}
+    assert {c.options.bytes for c in calls} == {bytes_}
     assert all((len(c.args) == 3) == guarded for c in calls)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from tilelang.errors import InternalError, TileLangError, error, register
 from tilelang.ir import (BOOL, F32, I32, Alloc, Bind, Binary, Buffer, Const, For, Func, If, Launch, Parallel, Seq, Store,
-                         Var, const, fresh, load, with_attrs)
+                         Var, const, fresh, load, with_options)
 from tilelang.ir.verify import verify
 from tilelang.transform import PassConfigKey
 from tilelang.transform.framework.config import ROWS, normalize_config
@@ -34,7 +34,7 @@ def nothing(func, cx):
 
 @pass_(needs=TILE)
 def mark(func, cx):
-    return with_attrs(func, seen=True)
+    return with_options(func, seen=True)
 
 
 @pass_(needs=TILE)

@@ -172,7 +172,7 @@ def test_a_cluster_loads_what_its_blocks_share_once(shape):
     found = [x.op for x in walk(launch) if isinstance(x, Call)]
     assert "mbarrier_arrive_remote" in found and found.count("cluster_sync") == 2
     loads = [x for x in walk(launch) if isinstance(x, Call) and x.op == "tma_load"]
-    assert {bool(x.attr("multicast")) for x in loads} == {True, False}
+    assert {x.options.multicast for x in loads} == {True, False}
     args = {"A": a, "B": b, "bias": np.zeros(n, np.float32), "C": np.full((m, n), 7, np.float16)}
     want = ((a.T if ta else a).astype(np.float32) @ (b.T if tb else b).astype(np.float32)).astype(np.float16)
     assert np.array_equal(run_device(program, args).outputs["C"], want)

@@ -10,7 +10,7 @@ from pass_programs import F32, program
 
 import tilelang.language as T
 from tilelang.ir import (Alloc, Bind, Buffer, Evaluate, For, If, Store, While, const, fresh, load, parse, seq,
-                         to_text, walk, with_attrs)
+                         to_text, walk, with_options)
 from tilelang.ir.build import call
 from tilelang.ir.buffer import AddressOf
 from tilelang.target import Target
@@ -25,7 +25,7 @@ H = Buffer("H", (4096,), F32)
 
 def block(body, threads=N, locals_=()):
     f = program("f", (G, H), (1,), threads, lambda b, t: seq(Alloc(S), Alloc(P), *map(Alloc, locals_), body(b[0], t[0])))
-    return with_attrs(f, phase="THREADS_BOUND")
+    return with_options(f, phase="THREADS_BOUND")
 
 
 def placed(f, **config):

@@ -25,7 +25,7 @@ def report(f):
 
 
 def waits(s):
-    return [x.call.attr("n") for x in walk(s) if isinstance(x, Evaluate) and x.call.op == "cp_async_wait"]
+    return [x.call.options.n for x in walk(s) if isinstance(x, Evaluate) and x.call.op == "cp_async_wait"]
 
 
 def commits(s):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from pass_programs import F32, program
 
-from tilelang.ir import Alloc, Buffer, Evaluate, Load, Store, call, const, load, seq, walk, with_attrs
+from tilelang.ir import Alloc, Buffer, Evaluate, Load, Store, call, const, load, seq, walk, with_options
 from tilelang.ir.verify import verify
 from tilelang.simulator.device.run import run_device
 from tilelang.transform.memory.flatten import flatten
@@ -26,7 +26,7 @@ def chain(separate=False, count=2):
             out.append(Store(H, (tx,), load(bufs[0], (63 - tx,))))
         return seq(*out)
 
-    return with_attrs(program("chain", (G, H), (1,), 64, body), phase="SYNCED")
+    return with_options(program("chain", (G, H), (1,), 64, body), phase="SYNCED")
 
 
 def planned(f, target=None, **config):
@@ -64,7 +64,7 @@ def test_alignment():
     b = Buffer("b", (2,), F32, "shared.dyn", attrs=(("align", 1024),))
     f = program("f", (G,), (1,), 32, lambda bl, t: seq(Alloc(a), Alloc(b), Store(a, (const(0),), const(1.0)), Store(
         b, (const(0),), const(1.0)), Store(a, (const(1),), const(1.0))))
-    out = planned(with_attrs(f, phase="SYNCED"))
+    out = planned(with_options(f, phase="SYNCED"))
     at = {x.name: k for x, k in out.body.attr("shared_offsets")}
     assert at["a"] % 128 == 0 and at["b"] % 1024 == 0 and at["a"] != at["b"]
 
@@ -81,7 +81,7 @@ def test_local_arrays_become_flat():
     x = Buffer("x", (4, 8), F32, "local")
     f = program("f", (G,), (1,), 32, lambda bl, t: seq(
         Alloc(x), Store(x, (const(2), t[0] % 8), const(1.0)), Store(G, (t[0],), load(x, (const(2), t[0] % 8)))))
-    out = planned(with_attrs(f, phase="SYNCED"))
+    out = planned(with_options(f, phase="SYNCED"))
     buf = next(s.buffer for s in walk(out) if isinstance(s, Alloc))
     assert buf.shape == (32,)
     assert all(len(s.indices) == 1 for s in walk(out) if isinstance(s, (Load, Store)))

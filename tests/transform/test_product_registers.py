@@ -14,7 +14,7 @@ import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.codegen.cuda.named_registers import declared_registers, move_function, register_type
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, For, Launch, Store, const, dtype, fresh, load, rewrite, seq,
-                         substitute, walk, with_attrs)
+                         substitute, walk, with_options)
 from tilelang.ir import replace as replaced
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device
@@ -41,14 +41,14 @@ def taken_apart(func, cx):
         if isinstance(x, For) and x.attr("registers"):
             form = form_of(x)
             named = [form.buffer, *([form.source] if x.attr("registers") == "source" else [])]
-            return with_attrs(substitute(x, {b: own(b) for b in named}), registers=None)
-        if isinstance(x, Evaluate) and x.call.op == "wgmma" and x.call.attr("registers"):
-            marked = x.call.attr("registers")
+            return with_options(substitute(x, {b: own(b) for b in named}), registers=None)
+        if isinstance(x, Evaluate) and x.call.op == "wgmma" and x.call.options.registers:
+            marked = x.call.options.registers
             args = [AddressOf(own(a.buffer), a.indices) if what in marked else a for what, a in zip("ca..", x.call.args)]
-            return replaced(x, call=with_attrs(replaced(x.call, args=tuple(args)), registers=None))
-        if isinstance(x, Evaluate) and x.call.op == "wgmma_pin" and x.call.attr("move"):
+            return replaced(x, call=with_options(replaced(x.call, args=tuple(args)), registers=None))
+        if isinstance(x, Evaluate) and x.call.op == "wgmma_pin" and x.call.options.move:
             b, r = x.call.args[0].buffer, fresh("r")
-            source, to = (b, own(b)) if x.call.attr("move") == "in" else (own(b), b)
+            source, to = (b, own(b)) if x.call.options.move == "in" else (own(b), b)
             return For(r, const(0), const(b.size), "unroll", Store(to, (r,), load(source, (r,))))
         return None
 
@@ -80,7 +80,7 @@ def marked(kernel):
     """(kinds of loops on registers, number of moves in, of moves out)."""
     kinds = [form_of(x).kind for x in walk(kernel.launch.body)
              if isinstance(x, For) and x.attr("registers")]
-    moves = [x.attr("move") for x in walk(kernel.launch.body) if isinstance(x, Call) and x.op == "wgmma_pin"]
+    moves = [x.options.move for x in walk(kernel.launch.body) if isinstance(x, Call) and x.op == "wgmma_pin"]
     return sorted(kinds), moves.count("in"), moves.count("out")
 
 
@@ -163,14 +163,14 @@ def test_a_product_of_a_product(monkeypatch):
 def test_accumulators_that_cannot_be_followed_stay_arrays(monkeypatch):
     @pass_(needs=DEVICE)
     def pins_of_parts(func, cx):
-        return replaced(func, body=rewrite(func.body, lambda x: with_attrs(x, count=x.attr("count") // 2) if isinstance(
+        return replaced(func, body=rewrite(func.body, lambda x: with_options(x, count=x.options.count // 2) if isinstance(
             x, Call) and x.op == "wgmma_pin" else None))
 
     before = pipeline.DEVICE_PASSES
     at = before.index(product_registers)
     monkeypatch.setattr(pipeline, "DEVICE_PASSES", (*before[:at], pins_of_parts, *before[at:]))
     (kernel,) = pipeline.lower(turns.func, SM90A).kernels
-    assert not any(x.attr("registers") for x in walk(kernel.launch.body) if isinstance(x, Call))
+    assert not any(x.options.registers for x in walk(kernel.launch.body) if isinstance(x, Call) and x.op == "wgmma")
     assert ".reg" not in print_kernel(kernel).split("extern")[1] and "wgmma_pin<16>(&F[0])" in print_kernel(kernel)
 
 
@@ -185,7 +185,7 @@ def test_programs_without_products_are_left_alone():
     from tilelang.transform.framework.pass_ import PassContext
 
     func = pipeline.lower(turns.func, Target({"kind": "cuda", "arch": "sm_80"})).host
-    assert product_registers(with_attrs(func, phase=DEVICE), PassContext(SM90A, {})).body is func.body
+    assert product_registers(with_options(func, phase=DEVICE), PassContext(SM90A, {})).body is func.body
 
 
 def test_forms_of_loops():

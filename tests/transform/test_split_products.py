@@ -225,7 +225,7 @@ def test_the_chain_of_products(monkeypatch):
     assert [b.name for b in chain.ahead] == ["row"] and callable(part_loop.chained)
     launch = low.kernels[0].launch
     assert not any(isinstance(x, Gemm) for x in walk(launch))
-    assert {x.attr("n") for x in walk(launch) if isinstance(x, Call) and x.op == "wgmma_wait"} == {0}
+    assert {x.options.n for x in walk(launch) if isinstance(x, Call) and x.op == "wgmma_wait"} == {0}
     text = print_kernel(low.kernels[0])
     loop = text[text.rindex("for (int ko"):]
     starts = [m.start() for m in re.finditer("wgmma_commit", loop)]

@@ -179,8 +179,8 @@ def test_tiles_of_one_length():
 def test_clusters_share_the_tile():
     """Neighbours along the columns have the same rows: each loads half of them for both."""
     low = compiled(scaled(m=192, n=512, k=1024, bn=256), **{"tl.cluster": 2, "tl.persistent": 2})
-    loads = [x for x in walk(low.kernels[0].launch) if isinstance(x, Call) and x.op == "tma_load" and x.attr("map") == "S_map"]
-    assert loads and all(x.attr("multicast") for x in loads) and verdict(low).startswith("ordered:")
+    loads = [x for x in walk(low.kernels[0].launch) if isinstance(x, Call) and x.op == "tma_load" and x.options.map == "S_map"]
+    assert loads and all(x.options.multicast for x in loads) and verdict(low).startswith("ordered:")
     x = inputs(m=192, n=512, k=1024)
     assert np.array_equal(run_device(low, x).outputs["C"], wanted(x))
 

@@ -78,7 +78,7 @@ def test_rings_of_roles_ask_too():
         return main
 
     def loads(shift):
-        maps = {x.attr("map") for x in walk(lower(product(shift).func, SM90A).kernels[0].launch)
+        maps = {x.options.map for x in walk(lower(product(shift).func, SM90A).kernels[0].launch)
                 if isinstance(x, Call) and x.op == "tma_load"}
         return sorted(str(m)[0] for m in maps)
 

@@ -333,7 +333,7 @@ def test_a_row_of_unknown_stride_needs_it_aligned():
 
 def test_hints_go_with_boxes_of_a_row():
     calls = [x for x in walk(launch_of(runs_at_the_edge((4001,), hint="evict_first"))) if isinstance(x, Call)]
-    assert {x.attr("cache_hint") for x in calls if x.op == "tma_load"} == {"evict_first"}
+    assert {x.options.cache_hint for x in calls if x.op == "tma_load"} == {"evict_first"}
 
 
 def test_small_tiles_say_why_threads_copy_them():
@@ -351,11 +351,11 @@ def test_hints_promotion_and_prefetch():
 
     launch = launch_of(main)
     calls = [x for x in walk(launch) if isinstance(x, Call) and x.op.startswith("tma_")]
-    assert {x.attr("cache_hint") for x in calls if x.op == "tma_store"} == {"evict_last"}
-    assert [x.attr("cache_hint") for x in calls if x.op == "tma_load"] == ["evict_first", "evict_first", None]
+    assert {x.options.cache_hint for x in calls if x.op == "tma_store"} == {"evict_last"}
+    assert [x.options.cache_hint for x in calls if x.op == "tma_load"] == ["evict_first", "evict_first", None]
     promotion = {m[0]: m[5] for m in launch.attr("tensor_maps")}
     assert sorted(promotion.values()) == [64, 256, 256]
-    assert {x.attr("map") for x in calls if x.op == "tma_prefetch"} == set(promotion)
+    assert {x.options.map for x in calls if x.op == "tma_prefetch"} == set(promotion)
     first = next(x for x in walk(launch) if isinstance(x, Evaluate))
     assert first.call.op == "tma_prefetch"
 

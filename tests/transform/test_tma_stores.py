@@ -87,7 +87,7 @@ def test_transposed_accumulators(name):
     program = lowered(transposed(*shape))
     launch = program.kernels[0].launch
     assert ("tma_store" in ops(launch)) == (m % 8 == 0) and "stmatrix" in ops(launch)
-    assert all(x.attr("trans") for x in walk(launch) if isinstance(x, Call) and x.op == "stmatrix")
+    assert all(x.options.trans for x in walk(launch) if isinstance(x, Call) and x.op == "stmatrix")
     if m % 8:
         assert "by all threads, from panels" in report(launch)
     got = run_device(program, {"A": a, "B": b, "C": np.full((n, m), np.nan, np.float16)})
@@ -149,7 +149,7 @@ def test_tiles_one_after_another(bn, moves):
     program = lowered(in_a_loop(bn, moves))
     launch = program.kernels[0].launch
     assert "tma_store" in ops(launch)
-    waits = [bool(x.attr("read")) for x in walk(launch) if isinstance(x, Call) and x.op == "bulk_wait"]
+    waits = [x.options.read for x in walk(launch) if isinstance(x, Call) and x.op == "bulk_wait"]
     assert (False in waits) == (not moves)  # the same elements again: the stores before are awaited to their end
     got = run_device(program, {"A": a, "B": b, "C": np.zeros((64, 3 * bn), np.float16)}).outputs["C"]
     want = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float16)
@@ -241,7 +241,7 @@ def test_persistent_launches(bn, out, threads):
     launch = program.kernels[0].launch
     assert "tma_store" in ops(launch) and not plain_stores(launch)
     assert any(isinstance(x, For) and x.attr("tiles") and "tma_store" in ops(x.body) for x in walk(launch))
-    waits = [x.attr("n") for x in walk(launch) if isinstance(x, Call) and x.op == "bulk_wait"]
+    waits = [x.options.n for x in walk(launch) if isinstance(x, Call) and x.op == "bulk_wait"]
     assert waits[-1] == 0
     got = run_device(program, {"A": a, "B": b, "bias": np.zeros(n, np.float32), "C": np.zeros((m, n), NP[out])})
     want = a.astype(np.float64) @ b.astype(np.float64)
@@ -418,7 +418,7 @@ def test_staging_takes_what_shared_memory_is_left(bn, bk, stages, panels):
     launch = launch_of(gemm(m=256, n=bn, k=512, bm=128, bn=bn, bk=bk, stages=stages, threads=256, tb=True))
     (staging,) = [b for b, _ in launch.attr("shared_offsets") if b.name == "staging"]
     assert staging.size * staging.dtype.bytes == panels * 2 * 8192 and launch.attr("shared_bytes") <= 232448
-    pending = {x.attr("n") for x in walk(launch) if isinstance(x, Call) and x.op == "bulk_wait"}
+    pending = {x.options.n for x in walk(launch) if isinstance(x, Call) and x.op == "bulk_wait"}
     assert pending == {panels - 1, 0}
 
 
@@ -464,7 +464,7 @@ def without(name, **attrs):
     seen = []
 
     def change(s):
-        if isinstance(s, Evaluate) and s.call.op == name and all(s.call.attr(k) == v for k, v in attrs.items()):
+        if isinstance(s, Evaluate) and s.call.op == name and all(getattr(s.call.options, k) == v for k, v in attrs.items()):
             seen.append(s)
             return Seq(())
         return None
@@ -497,7 +497,7 @@ def test_faults_are_found(name, attrs, kind):
 
 def test_waiting_for_one_panel_too_few_is_found():
     def change(s):
-        if isinstance(s, Evaluate) and s.call.op == "bulk_wait" and s.call.attr("n") == 1:
+        if isinstance(s, Evaluate) and s.call.op == "bulk_wait" and s.call.options.n == 1:
             return Evaluate(call("bulk_wait", (), "void", n=2, read=True))
         return None
 

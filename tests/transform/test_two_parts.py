@@ -88,7 +88,7 @@ def compiled(program):
 
 def waits(program):
     launch = next(x for k in program.kernels for x in [k.launch] if isinstance(x, Launch))
-    return [x.attr("n") for x in walk(launch) if isinstance(x, Call) and x.op == "wgmma_wait"]
+    return [x.options.n for x in walk(launch) if isinstance(x, Call) and x.op == "wgmma_wait"]
 
 
 def inputs(m, n, k, blocks):

@@ -17,7 +17,7 @@ from programs import attention, gemm
 from kernel_text import alloc, program
 
 import tilelang.language as T
-from tilelang.ir import Evaluate, For, Launch, binary, const, replace, rewrite, seq, substitute, walk
+from tilelang.ir import Evaluate, For, Launch, binary, const, replace, rewrite, seq, substitute, walk, with_options
 from tilelang.target import Target
 from tilelang.transform import pipeline
 from tilelang.transform.verify_sync import trials as verify_sync_trials
@@ -124,10 +124,6 @@ def with_args(c, **at):
     return replace(c, args=tuple(at.get(f"a{k}", a) for k, a in enumerate(c.args)))
 
 
-def attr(c, **attrs):
-    return replace(c, attrs=tuple(sorted({**dict(c.attrs), **attrs}.items())))
-
-
 def other_parity(c):
     return with_args(c, a1=binary("bitxor", c.args[1], const(1, c.args[1].dtype)))
 
@@ -152,7 +148,7 @@ GEMM = [
      "initialisation|before mbarrier_init"),
     ("no fence before products", lambda x: without(x, "wgmma_fence"), "no wgmma_fence|without a wgmma_fence"),
     ("no wait for products", lambda x: without(x, "wgmma_wait"), "overwritten|used while the wgmma"),
-    ("one product more in flight", lambda x: changed(x, "wgmma_wait", lambda c: attr(c, n=2), 0), "overwritten"),
+    ("one product more in flight", lambda x: changed(x, "wgmma_wait", lambda c: with_options(c, n=2), 0), "overwritten"),
     ("no last wait", lambda x: without(x, "wgmma_wait", -1), "is used while the wgmma that writes it"),
     ("no proxy fence before stores", lambda x: without(x, "fence_proxy_async"), "no fence_proxy_async"),
     ("no barrier before stores", lambda x: without(x, "named_barrier"), "before what was written|written while|proxy"),
@@ -180,7 +176,7 @@ def test_every_wait_and_barrier_of_attention_is_needed():
 def test_registers_in_flight_are_not_touched():
     launch = unchecked(attention(1, 2, 1024, 128, bm=128, bn=128, threads=256))
     waits = [k for k, x in enumerate(y for y in walk(launch) if is_call(y, "wgmma_wait"))]
-    later = [changed(launch, "wgmma_wait", lambda c: attr(c, n=int(c.attr("n")) + 1), k) for k in waits]
+    later = [changed(launch, "wgmma_wait", lambda c: with_options(c, n=c.options.n + 1), k) for k in waits]
     assert any("is used while the wgmma" in fault_of(x) for x in later)
 
 

@@ -70,7 +70,7 @@ def test_each_single_barrier_is_needed():
 
 def test_a_wrong_wait_count_is_found():
     def fn(x):
-        if isinstance(x, Evaluate) and x.call.op == "cp_async_wait" and x.call.attr("n") == 1:
+        if isinstance(x, Evaluate) and x.call.op == "cp_async_wait" and x.call.options.n == 1:
             return replace(x, call=call("cp_async_wait", (), "void", n=2))
 
     _, faults = check_launch(rewrite(lowered(gemm(3)), fn))

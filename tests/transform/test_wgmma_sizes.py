@@ -56,7 +56,7 @@ def columns_of(types, n, registers=False, ta=False, tb=True):
     assert np.array_equal(got.astype(np.float64), (wide_a.T if ta else wide_a) @ (wide_b.T if tb else wide_b))
     products = [x for x in calls if x.op == "wgmma"]
     assert all(isinstance(x.args[1], AddressOf) == registers for x in products)
-    return {int(x.attr("row").split("n")[1].split("k")[0]) for x in products}
+    return {int(x.options.row.split("n")[1].split("k")[0]) for x in products}
 
 
 @pytest.mark.parametrize("name", TYPES)

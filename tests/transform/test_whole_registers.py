@@ -16,7 +16,7 @@ from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.codegen.cuda.named_registers import LEAST_HALVES
 from tilelang.codegen.cuda.wgmma import SWIZZLES, borrows, multiplies
 from tilelang.ir import (Buffer, Call, For, If, Load, Store, const, dtype, fresh, load, replace, rewrite, rewrite_launches,
-                         walk, with_attrs)
+                         walk, with_options)
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.target.register_forms import MAPPED, SUMMED, form_of, own_element, sum_form, value_form
@@ -141,7 +141,7 @@ def test_the_graph_of_products():
     running = states(graph, NEVER, lambda k, n: running_after(graph.nodes[k], graph.nodes[k] is products[0], n), min)
     loops = [k for k, n in enumerate(graph.nodes) if not n.kind and s.data in n.writes]
     assert loops and all(running[k] == NEVER for k in loops) and isinstance(graph.nodes[0], Node)
-    assert move(s, "in").call.attr("move") == "in"
+    assert move(s, "in").call.options.move == "in"
 
 
 # ---- the PTX of the loops, instruction by instruction ------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_sums_that_are_no_reduction_keep_their_order():
         kernel = lowered(attention(1, 1, 128, 64, causal=False, bm=64, bn=64, threads=128))
 
         def changed(x):
-            return with_attrs(x, any_order=order) if isinstance(x, For) and x.attr("any_order") is not None else None
+            return with_options(x, any_order=order) if isinstance(x, For) and x.attr("any_order") is not None else None
 
         launch = replace(kernel.launch, body=rewrite(kernel.launch.body, changed))
         text = print_kernel(dataclasses.replace(kernel, launch=launch), fast_math=True)
@@ -239,4 +239,4 @@ def test_the_assembler_neither_spills_nor_serialises():
     kernel = lowered(attention(1, 1, 256, 64, causal=True, bm=128, bn=64, threads=256))
     cubin = nvrtc.compile_cubin(print_kernel(kernel, fast_math=True), "sm_90a", ["--use_fast_math"])
     assert cubin.spills == 0 and "C75" not in cubin.log
-    assert not any(isinstance(x, Call) and x.op == "wgmma" and not x.attr("registers") for x in walk(kernel.launch.body))
+    assert not any(isinstance(x, Call) and x.op == "wgmma" and not x.options.registers for x in walk(kernel.launch.body))

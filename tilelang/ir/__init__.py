@@ -39,18 +39,20 @@ from .dtype import dtype, int_range, numpy_dtype, promote
 from .equal import alpha_equal
 from .build import call, fresh, logical, select
 from .buffer import SCOPES, AddressOf, Buffer, Load, Region, load
+from .call_options import CALL_OPTIONS, CallOptions, options_of
 from .children import children, contains
 from .expr import (ARITHMETIC, BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL, TRUE, Binary, Broadcast, Call, Cast, Const,
                    Expr, Ramp, Select, Shuffle, StringConst, Unary, Var, as_bool, as_dim, binary, called, cast, const,
                    convert, int_literal, is_const, match, unary)
 from .nodes import Node, fields_of, node
+from .options import Options
 from .parser import ParseError, parse, register_literal
 from .places import (get_buffer_span, get_prim_func_span, get_stmt_span, make_span, set_buffer_span, set_stmt_span,
                      span_coverage, span_to_location)
 from .printer import to_text
 from .span import Span
 from .stmt import (EMPTY, TILE_OPS, Alloc, Assert, Attrs, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel,
-                   Seq, Stmt, Store, TileOp, While, replace, seq, tile_op, with_attrs)
+                   Seq, Stmt, Store, TileOp, While, replace, seq, tile_op, with_options)
 from .visitor import (follows_addresses, free_vars, inner, rebuild, rewrite, rewrite_launches, rewrite_stmts,
                       statements, stmts_of, substitute, used_vars, walk)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.errors import facts
+from .call_options import options_of
 from .dtype import dtype, value_of_type
 from .expr import (BOOL, FALSE, TRUE, Binary, Broadcast, Call, Const, Expr, Select, Shuffle, Var, as_bool, can_go, cast, const,
                    convert, match)
@@ -40,9 +41,10 @@ def select(cond: Any, a: Any, b: Any, lazy: bool = True) -> Expr:
     return Select(cond, a, b, a.dtype, lazy)
 
 
-def call(op: str, args: Any, dt: Any, span: Span | None = None, **attrs: Any) -> Call:
-    """The intrinsic `op` applied to args; keyword arguments become attrs."""
-    return Call(op, tuple(convert(a) for a in args), dtype(dt), tuple(sorted(attrs.items())), span=span)
+def call(op: str, args: Any, dt: Any, span: Span | None = None, **options: Any) -> Call:
+    """The intrinsic `op` applied to args.  options: fields of its record (call_options.py).  Raises TypeError for others."""
+    given = options_of(op, options) if options else None
+    return Call(op, tuple(convert(a) for a in args), dtype(dt), given, span=span)  # type: ignore[arg-type]
 
 
 @value_of_type.provide

@@ -8,6 +8,7 @@ from typing import Any
 from .buffer import Buffer
 from .expr import Var
 from .nodes import Node, fields_of
+from .options import Options
 
 
 def alpha_equal(a: Any, b: Any) -> bool:
@@ -48,6 +49,8 @@ class _Match:
         if isinstance(a, Node):
             return type(a) is type(b) and all(
                 self.same(getattr(a, f), getattr(b, f)) for f in fields_of(type(a)))
+        if isinstance(a, Options):
+            return type(a) is type(b) and all(map(self.same, a.values(), b.values()))
         if isinstance(a, float) and isinstance(b, float):
             return repr(a) == repr(b)
         return type(a) is type(b) and bool(a == b)

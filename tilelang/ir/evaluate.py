@@ -50,8 +50,8 @@ class Frame:
 class ExprCompiler:
     """Compiles expressions to functions of a Frame.  Each variable gets one slot for all expressions of a compiler.
 
-    rows: intrinsic by name, each with `.meaning` (NumPy function of the arguments, or None) and `.attrs` (names of the
-    Call's attributes it takes as keywords).  Subclasses give Load, AddressOf and device Calls their meaning.
+    rows: intrinsic by name, each with `.meaning` (NumPy function of the arguments, the Call's options as keywords, or None).
+    Subclasses give Load, AddressOf and device Calls their meaning.
     """
 
     def __init__(self, rows: Mapping[str, Any] | None = None) -> None:
@@ -124,9 +124,8 @@ class ExprCompiler:
             raise error("eval-unsupported", f"intrinsic {e.op} has no executable meaning here",
                         found=f"the intrinsic {e.op}", span=e.span,
                         hint="it runs on a GPU alone: compile for a CUDA target, or write it in T.* operations")
-        keywords = {k: v for k, v in e.attrs if k in getattr(self.rows.get(e.op), "attrs", ())}
-        if keywords:
-            fn = functools.partial(fn, **keywords)
+        if e.options is not None and e.options.given():
+            fn = functools.partial(fn, **e.options.given())
         args = [self.expr(a) for a in e.args]
         run = call_function(fn, tuple(a.dtype for a in e.args), e.dtype)
         if len(args) == 1:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tilelang.errors import facts
+from .call_options import CALL_OPTIONS, CallOptions
 from .children import contains
 from .dtype import SCALE, dtype, float_max, int_range, promote, scale_value
 from .hook import Hook
@@ -213,19 +214,21 @@ class Select(Expr):
 
 @node
 class Call(Expr):
-    """An intrinsic by name: a row of target/intrinsics.py.  attrs: compile-time parameters, sorted by key."""
+    """An intrinsic by name: a row of target/intrinsics.py.  options: its compile-time parameters, the record that
+    CALL_OPTIONS names (its defaults when left out); None for intrinsics without parameters.  Raises TypeError for others."""
 
     op: str
     args: tuple[Expr, ...]
     dtype: dtype
-    attrs: tuple[tuple[str, Any], ...] = ()
+    options: CallOptions = None  # type: ignore[assignment] # where there is none, nobody asks for one
     span: Span | None = None
 
-    def attr(self, key: str, default: Any = None) -> Any:
-        for k, v in self.attrs:
-            if k == key:
-                return v
-        return default
+    def __post_init__(self) -> None:
+        record = CALL_OPTIONS.get(self.op)
+        if self.options.__class__ is not record and (record is not None or self.options is not None):
+            if record is None or self.options is not None:
+                raise TypeError(f"{type(self.options).__name__} are not the options of {self.op}")
+            object.__setattr__(self, "options", record())
 
 
 @node
@@ -467,7 +470,7 @@ def called(e: Expr) -> frozenset[int]:
     if got is None:
         got = frozenset[int]()
         if isinstance(e, Call) and e.op == "call_extern":
-            got = frozenset(v for k, v in e.attrs if k == "number")
+            got = frozenset(() if e.options.number is None else (e.options.number,))
         for f in fields_of(type(e)):
             v = getattr(e, f)
             for x in v if isinstance(v, tuple) else (v,):

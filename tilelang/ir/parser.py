@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from .dtype import dtype
 from .buffer import AddressOf, Buffer, Load, Region
+from .call_options import CALL_OPTIONS
 from .expr import (BOOL, COMPARISONS, I32, LOGICAL, Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, Shuffle,
                    StringConst, Unary, Var)
+from .options import Options
 from .printer import LOOPS, SYMBOLS, literal_dtype
 from .stmt import (TILE_OPS, Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq,
                    Stmt, Store, While, seq)
@@ -18,6 +20,7 @@ _OPS: dict[type, str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Di
                          ast.Mod: "floormod", ast.BitAnd: "bitand", ast.BitOr: "bitor", ast.BitXor: "bitxor",
                          ast.LShift: "shl", ast.RShift: "shr", ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt",
                          ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.And: "and", ast.Or: "or"}
+O = TypeVar("O", bound=Options)
 _KINDS = {v: k for k, v in LOOPS.items()}
 
 # Values other rooms put into attributes (layouts, policies): constructor by the name printed after `T.`.
@@ -98,6 +101,11 @@ class _Parser:
         got = self.keyword(call, "attrs")
         return () if got is None else self.value(got)
 
+    def options(self, record: type[O], call: ast.Call) -> O:
+        """The record of the keywords that name its options."""
+        return record(**{k.arg: ast.literal_eval(k.value) if k.arg in record.literal else self.value(k.value)
+                         for k in call.keywords if k.arg in record.names})  # type: ignore[misc]
+
     def keyword(self, call: ast.Call, name: str) -> ast.AST | None:
         return next((k.value for k in call.keywords if k.arg == name), None)
 
@@ -165,8 +173,9 @@ class _Parser:
             case "address_of":
                 return AddressOf(*self.element(a[0]))
             case "call":
-                return Call(ast.literal_eval(a[0]), tuple(map(self.expr, a[2:])), dtype(ast.literal_eval(a[1])),
-                            self.attrs(n))
+                op = ast.literal_eval(a[0])
+                given = self.options(CALL_OPTIONS[op], n) if op in CALL_OPTIONS else None
+                return Call(op, tuple(map(self.expr, a[2:])), dtype(ast.literal_eval(a[1])), given)  # type: ignore[arg-type]
             case "Ramp":
                 base, lanes = self.expr(a[0]), ast.literal_eval(a[2])
                 return Ramp(base, self.expr(a[1]), lanes, base.dtype.with_lanes(lanes))

@@ -13,6 +13,7 @@ from .buffer import AddressOf, Buffer, Load, Region
 from .children import children
 from .expr import Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, Shuffle, StringConst, Unary, Var
 from .nodes import Node, fields_of, node_text
+from .options import Options
 from .stmt import (Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq, Stmt, Store,
                    TileOp, While)
 from .visitor import walk
@@ -130,7 +131,7 @@ class _Printer:
                 return f"T.address_of({self.element(n.buffer, n.indices)})"
             case Call():
                 args = "".join(", " + self.node(a) for a in n.args)
-                return f'T.call("{n.op}", "{n.dtype}"{args}{self.attrs(n.attrs)})'
+                return f'T.call("{n.op}", "{n.dtype}"{args}{self.options(n.options)})'
             case Ramp():
                 return f"T.Ramp({self.node(n.base)}, {self.node(n.stride)}, {n.lanes})"
             case Broadcast():
@@ -172,6 +173,12 @@ class _Printer:
         if not attrs:
             return ""
         return ", attrs=(" + "".join(f'("{k}", {self.value(v)}), ' for k, v in attrs).rstrip(" ") + ")"
+
+    def options(self, options: Options | None) -> str:
+        """The options that differ from their defaults, as keywords: literals of Python bare."""
+        if options is None:
+            return ""
+        return "".join(f", {k}={repr(v) if k in options.literal else self.value(v)}" for k, v in options.given().items())
 
     # ---- statements ----
     def declare_used(self, n: Any) -> None:

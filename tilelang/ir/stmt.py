@@ -229,8 +229,10 @@ class Func(Node):
         return None
 
 
-def with_attrs(n: Any, **changes: Any) -> Any:
-    """The same node with attributes set (None removes one)."""
+def with_options(n: Any, /, **changes: Any) -> Any:
+    """The same node with options set (None: back to the default)."""
+    if isinstance(n, Call):
+        return replace(n, options=n.options.having(**changes))
     d = dict(n.attrs)
     for k, v in changes.items():
         if v is None:
@@ -265,4 +267,4 @@ EMPTY = Seq(())
 
 __all__ = ["Alloc", "Assert", "Attrs", "Bind", "Break", "Continue", "EMPTY", "Evaluate", "For", "Func", "If",
            "Launch", "Parallel", "Region", "Seq", "Stmt", "Store", "TILE_OPS", "TileOp", "While", "replace", "seq",
-           "tile_op", "with_attrs"]
+           "tile_op", "with_options"]

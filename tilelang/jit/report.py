@@ -88,11 +88,11 @@ def _reasons(nodes: list[Any], target: Target) -> list[str]:
             continue
         if x.op == "wgmma":
             a = "A in registers" if isinstance(x.args[1], AddressOf) else \
-                f"A in shared memory with {'K' if x.attr('a_major') == 'k' else 'M'} contiguous"
-            b = f"B in shared memory with {'K' if x.attr('b_major') == 'k' else 'N'} contiguous"
-            out[f"{x.attr('row')}: whole warp groups; {a}, {b}"] = None
+                f"A in shared memory with {'K' if x.options.a_major == 'k' else 'M'} contiguous"
+            b = f"B in shared memory with {'K' if x.options.b_major == 'k' else 'N'} contiguous"
+            out[f"{x.options.row}: whole warp groups; {a}, {b}"] = None
         elif x.op == "mma" and not target.has_wgmma:
-            out[f"{x.attr('row')}: {arch} has no wgmma"] = None
+            out[f"{x.options.row}: {arch} has no wgmma"] = None
         elif x.op == "cp_async" and not target.has_wgmma:
             out[f"cp.async: {arch} has no TMA"] = None
         elif x.op in ("tma_load", "tma_store", "tma_reduce_add", "bulk_load", "bulk_store"):
@@ -115,7 +115,7 @@ def _roles(launch: Any, nodes: list[Any]) -> list[dict[str, Any]]:
     parts: list[tuple[tuple[int, ...], list[Call]]] = []
     for x in chosen:
         cond: Any = x.cond
-        first, count = cond.attr("first"), cond.attr("count")
+        first, count = cond.options.first, cond.options.count
         mine = list(walk(x.then, Call))
         parts.append((tuple(range(first, first + count)), mine))
         others = tuple(g for g in range(groups) if not first <= g < first + count)
@@ -130,19 +130,19 @@ def _roles(launch: Any, nodes: list[Any]) -> list[dict[str, Any]]:
                                    "registers": None, "does": []})
         ops = {x.op for x in run}
         one["does"] = [kind for kind in ("loads", "products", "stores") if kind in one["does"] or ops & set(_KINDS[kind])]
-        one["registers"] = next((int(x.attr("n")) for x in run if x.op == "set_max_nreg"), one["registers"])
+        one["registers"] = next((x.options.n for x in run if x.op == "set_max_nreg"), one["registers"])
     return [out[k] for k in sorted(out)]
 
 
 def _spelled(c: Call) -> str:
     if c.op in ("wgmma", "mma"):
-        return str(c.attr("row"))
+        return c.options.row
     if c.op == "cp_async":
-        return f"cp.async of {c.attr('bytes')} bytes"
+        return f"cp.async of {c.options.bytes} bytes"
     if c.op in ("ldmatrix", "stmatrix"):
-        return f"{c.op}.x{c.attr('num')}" + (".trans" if c.attr("trans") else "")
+        return f"{c.op}.x{c.options.num}" + (".trans" if c.options.trans else "")
     if c.op in ("tma_load", "tma_store", "tma_reduce_add"):
-        return f"{c.op} by {c.attr('map')}" + (" to a cluster" if c.attr("multicast") else "")
+        return f"{c.op} by {c.options.map}" + (" to a cluster" if c.options.multicast else "")
     return c.op
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Func, Var, dtype, free_vars, numpy_dtype, with_attrs
+from tilelang.ir import Func, Var, dtype, free_vars, numpy_dtype, with_options
 from tilelang.ir.evaluate import evaluate
 from tilelang.runtime.host_engine import HostLibrary, compile_object, ffi_state
 from tilelang.runtime.host_frame import CPU, Frame
@@ -52,7 +52,7 @@ class SimulatedEntry:
 
     def __init__(self, request: Request, sig: Signature, lowered: Func | None) -> None:
         self.request, self.sig = request, sig
-        self.program = with_attrs(lowered or request.func, tilelang_out_idx=sig.out_idx or None)
+        self.program = with_options(lowered or request.func, tilelang_out_idx=sig.out_idx or None)
         apart = kept_apart(request) if lowered is not None and request.backend != TILE else ()
         needed = needed_symbols(request.func, sig)
         text = stub_text(sig, _NoLaunch(), needed, ("check",), host_assumptions(request.func, sig), *apart)

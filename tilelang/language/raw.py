@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.ir import Assert as AssertStmt
 from tilelang.ir import (AddressOf, Bind, Buffer, Expr, Var, as_bool, binary, call, cast, convert,
-                         is_const, substitute)
+                         is_const, options_of, substitute)
 from tilelang.ir import dtype as DType
 from tilelang.target import Target
 from tilelang.target.intrinsics import INTRINSICS, is_pure
@@ -197,8 +197,11 @@ def meta_var(value: Any) -> Any:
     return value
 
 
-def call_intrin(dtype: Any, op: str, *args: Any, annotations: Any = None, **attrs: Any) -> Any:
-    """An intrinsic by name: a value, or with dtype "handle" or "void" a statement.  Raises extern-argument."""
+def call_intrin(dtype: Any, op: str, *args: Any, annotations: Any = None, **options: Any) -> Any:
+    """An intrinsic by name: a value, or with dtype "handle" or "void" a statement.  Raises extern-argument.
+
+    options: its compile-time parameters (ir/call_options.py).
+    """
     name = str(op).removeprefix("tl.").removeprefix("tirx.")
     row = INTRINSICS.get(name)
     if row is None:
@@ -208,11 +211,17 @@ def call_intrin(dtype: Any, op: str, *args: Any, annotations: Any = None, **attr
         raise error("extern-argument", f"intrinsic {name} takes {row.arity} arguments, found {len(args)}",
                     expected=f"{row.arity} arguments", found=str(len(args)),
                     hint="see target/intrinsics.py and target/instructions.py")
+    try:
+        options_of(name, options)
+    except TypeError as e:
+        raise error("extern-argument", f"options of intrinsic {name}: {e}", expected="options that it has",
+                    found=", ".join(f"{k}={v!r}" for k, v in options.items()) or "none",
+                    hint="see ir/call_options.py") from None
     if str(dtype) in ("handle", "void"):
-        return emit_call(name, args, "void", **attrs)
+        return emit_call(name, args, "void", **options)
     if is_pure(name):
-        return call(name, args, DType(dtype), **attrs)
-    return value_call(name, args, DType(dtype), **attrs)
+        return call(name, args, DType(dtype), **options)
+    return value_call(name, args, DType(dtype), **options)
 
 
 def _warp_of(warp_size: Any) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tilelang.ir import Evaluate, Launch, Stmt, StringConst, call, replace, with_attrs
+from tilelang.ir import Evaluate, Launch, Stmt, StringConst, call, replace, with_options
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Const
 from tilelang.ir import dtype as DType
@@ -39,7 +39,7 @@ class SourceKernelFrame(KernelLaunchFrame):
                                    span=self.span))
         out = super().close(b)
         assert isinstance(out, Launch)  # what a launch frame closes to
-        return with_attrs(replace(out), cuda_source=self.source, cuda_entry=self.entry)
+        return with_options(replace(out), cuda_source=self.source, cuda_entry=self.entry)
 
 
 def CUDASourceCodeKernel(*blocks: Any, threads: Any = None, source_code_or_path: str, entry_name: str = "main_kernel",

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilelang import errors
 from tilelang.ir import (I32, AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, If, Load, StringConst, Var, as_bool,
-                         binary, call, cast, const, convert, is_const, with_attrs)
+                         binary, call, cast, const, convert, is_const, with_options)
 from tilelang.ir import dtype as DType
 
 from .addresses import address_of
@@ -281,7 +281,7 @@ def _own_call(e: Call) -> Call:
     It stays where it is written, in an operand that may not be evaluated as well."""
     b = need_builder("T.call_extern")
     b.extern_calls += 1
-    return with_attrs(e, number=b.extern_calls)
+    return with_options(e, number=b.extern_calls)
 
 
 def call_extern(dtype: Any = None, name: Any = None, *args: Any) -> Any:

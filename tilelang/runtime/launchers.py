@@ -403,8 +403,7 @@ def _width(c: Call, element: int) -> int:
     """Bytes that an intrinsic touches at once through an address."""
     if c.op.startswith("atomic_") or c.op == "ldg":
         return element * {"atomic_addx2": 2, "atomic_addx4": 4}.get(c.op, 1)
-    width = c.attr("bytes", 16)
-    return int(width) if isinstance(width, int) else 16
+    return c.options.bytes if c.op == "cp_async" else 16
 
 
 class CpuLauncher:

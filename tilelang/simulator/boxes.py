@@ -104,7 +104,7 @@ class TensorBox:
 
 def box_of(c: Any, e: Call) -> TensorBox:
     """The box of a call (attr `map`).  Raises sim-tma for a map that its launch does not have."""
-    name = e.attr("map")
+    name = e.options.map
     if name not in c.maps:
         raise fault("sim-tma", f"no tensor map is called {name}: this launch has {', '.join(c.maps) or 'none'}",
                     expected=f"one of {', '.join(c.maps) or 'none'}", found=str(name),

@@ -162,7 +162,7 @@ def taking_part(f: LaneFrame, e: Call, masks: np.ndarray, threads: int) -> np.nd
 
 def _shuffle(c: Any, e: Call) -> Closure:
     value, operand = c.expr(e.args[0]), c.expr(e.args[1])
-    width, vector = int(e.attr("width", WARP) or WARP), e.dtype.lanes > 1
+    width, vector = e.options.width, e.dtype.lanes > 1
     named, threads = c.expr(e.args[2]) if len(e.args) > 2 else None, c.threads
 
     def run(f: LaneFrame) -> Value:

@@ -242,7 +242,7 @@ class StmtCompiler(ExprCompiler):
         cond, outer = self.expr(s.cond), self.inside
         role: tuple[Role, ...] = ()
         if isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":
-            role = (Role(int(s.cond.attr("first")), int(s.cond.attr("count"))),)
+            role = (Role(s.cond.options.first, s.cond.options.count),)
         self.inside = (*outer, Branch(id(s), True), *role)
         then = self.stmt(s.then)
         self.inside = (*outer, Branch(id(s), False))

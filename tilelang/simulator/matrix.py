@@ -107,10 +107,10 @@ def _order(fragment: Any) -> np.ndarray:
 
 
 def _mma(c: Any, e: Call) -> Closure:
-    row = MMA_ROWS.get(e.attr("row"))
+    row = MMA_ROWS.get(e.options.row)
     if row is None:
-        raise fault("sim-unsupported", f"no matrix instruction is called {e.attr('row')}",
-                    expected="a matrix instruction", found=f"{e.attr('row')}", span=e.span)
+        raise fault("sim-unsupported", f"no matrix instruction is called {e.options.row}",
+                    expected="a matrix instruction", found=f"{e.options.row}", span=e.span)
     m, n, k = row.shape
     parts = []
     for arg, frag, dt in zip(e.args, (row.c, row.a, row.b), (row.c_dtype, row.a_dtype, row.b_dtype)):
@@ -137,7 +137,7 @@ def _mma(c: Any, e: Call) -> Closure:
 
 def _rows_of(c: Any, e: Call, shared: Any, what: str, text: str) -> Any:
     """f(frame, warps) -> byte addresses (warps, num, 8) of the rows that the lanes name, with the accesses entered."""
-    num = int(e.attr("num"))
+    num = e.options.num
     if not isinstance(shared, AddressOf) or shared.buffer.scope() not in ("shared", "shared.dyn"):
         raise fault("sim-unsupported", f"{e.op} needs the address of a shared row",
                     expected="the address of a shared row", found=f"another operand of {e.op}", span=e.span)
@@ -164,7 +164,7 @@ def _rows_of(c: Any, e: Call, shared: Any, what: str, text: str) -> Any:
 
 
 def _ldmatrix(c: Any, e: Call) -> Closure:
-    num, trans = int(e.attr("num")), bool(e.attr("trans"))
+    num, trans = e.options.num, e.options.trans
     into = Registers(c, e.args[0], 4 * num, e.span)
     rows = _rows_of(c, e, e.args[1], "ldmatrix of", "read")
 
@@ -183,7 +183,7 @@ def _ldmatrix(c: Any, e: Call) -> Closure:
 
 
 def _stmatrix(c: Any, e: Call) -> Closure:
-    num, trans = int(e.attr("num")), bool(e.attr("trans"))
+    num, trans = e.options.num, e.options.trans
     target, source = e.args
     if isinstance(target, AddressOf) and target.buffer.scope().startswith("local"):
         target, source = source, target

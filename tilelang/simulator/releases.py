@@ -24,7 +24,7 @@ class Releases:
     """The releases of one atomic operation.  Flags are those of global memory that the launch writes."""
 
     def __init__(self, e: Call) -> None:
-        kind, order = e.op.removeprefix("atomic_"), e.attr("order")
+        kind, order = e.op.removeprefix("atomic_"), e.options.order
         self.releases = kind != "load" and order in RELEASES
         self.acquires = kind != "store" and order in ACQUIRES
         self.replaces = kind == "store"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from tilelang.ir import Call, StringConst, call, dtype
+from tilelang.ir import CALL_OPTIONS, Call, StringConst, call, dtype
 
 from .intrinsics import INTRINSICS, PURE
 
@@ -22,7 +22,7 @@ def _known() -> dict[str, tuple[str, str]]:
     """name: (intrinsic, type of its operands)."""
     out: dict[str, tuple[str, str]] = {}
     for row in INTRINSICS.values():
-        if row.effect != PURE or row.meaning is None or row.attrs:
+        if row.effect != PURE or row.meaning is None or row.name in CALL_OPTIONS:
             continue
         for kind, text in (row.cuda or {}).items():
             found = _PLAIN.fullmatch(text)

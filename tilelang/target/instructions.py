@@ -1,7 +1,7 @@
 """Device operations: barriers, async copies, matrix moves, shuffles, votes, atomics.  Joined into INTRINSICS.
 
 The CUDA text of a row is a format string over {0}, {1}, … (arguments), {args} (all of them), {dtype} (result type) and
-the Call's attrs by name; it calls the functions of codegen/prelude_*.cuh, which hold the PTX.  A pointer argument
+the Call's options by name; it calls the functions of codegen/prelude_*.cuh, which hold the PTX.  A pointer argument
 (AddressOf) prints as a typed pointer.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tilelang.ir import Call
 from tilelang.ir.record import record
 
 from .intrinsics import PURE, READS, SYNC, WARP, WRITES, Intrinsic, add_intrinsic
@@ -70,13 +71,13 @@ _device("mbarrier_arrive", 1, SYNC, "tl::mbarrier_arrive({0})")
 _device("mbarrier_expect_tx", 2, SYNC, "tl::mbarrier_expect_tx({0}, {1})")
 _device("mbarrier_arrive_expect_tx", 2, SYNC, "tl::mbarrier_arrive_expect_tx({0}, {1})")
 _device("mbarrier_wait", 2, SYNC, "tl::mbarrier_wait({0}, {1})")
-_device("cp_async_mbarrier_arrive", 1, SYNC, "tl::cp_async_mbarrier_arrive<{counted}>({0})")  # attr noinc
+_device("cp_async_mbarrier_arrive", 1, SYNC, "tl::cp_async_mbarrier_arrive<{counted}>({0})")
 for _name in ("fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global"):
     _device(_name, 0, SYNC, f"tl::{_name}()")
 
 # TMA and bulk copies (PTX ISA, "cp.async.bulk"), issued by one thread.  Tensor forms name a tensor map of the Launch in
-# attr `map` and give coordinates innermost first; the code generator prints them (codegen/cuda/hopper.py).  A tma_load with
-# attr `multicast` has a uint16 mask of ranks behind the coordinates: the box lands at the same offset, and counts on the
+# option `map` and give coordinates innermost first; the code generator prints them (codegen/cuda/hopper.py).  A tma_load with
+# option `multicast` has a uint16 mask of ranks behind the coordinates: the box lands at the same offset, and counts on the
 # barrier at the same offset, of every CTA in it.
 TMA_CALLS = ("tma_load", "tma_store", "tma_reduce_add", "tma_prefetch")
 for _name in TMA_CALLS:
@@ -91,7 +92,7 @@ CACHE_HINTS = {"evict_first": 0x12F0000000000000, "evict_last": 0x14F00000000000
 
 # Clusters: blocks (CTAs) that run together and reach each other's shared memory (PTX ISA, "Cluster of CTAs", "mapa",
 # "barrier.cluster").  `cta` is a rank in the cluster.  The address of a shared element with a cta means the same place in
-# that CTA's shared memory.  A cluster_arrive with attr relaxed orders no memory.
+# that CTA's shared memory.  A cluster_arrive with option relaxed orders no memory.
 _device("cluster_rank", 0, PURE, "tl::cluster_rank()")
 _device("cluster_size", 0, PURE, "tl::cluster_size()")
 _device("cluster_arrive", 0, SYNC, "tl::cluster_arrive{relaxed_suffix}()")
@@ -104,7 +105,7 @@ CLUSTER_CALLS = ("cluster_rank", "cluster_size", "cluster_arrive", "cluster_wait
                  "cluster_load", "cluster_store", "bulk_copy_cluster")
 
 # Warp groups: 128 threads, four warps whose first is a multiple of 4.
-add_intrinsic(Intrinsic("in_warp_groups", 0, PURE))  # attrs first, count: whether this thread is in one of them
+add_intrinsic(Intrinsic("in_warp_groups", 0, PURE))  # options first, count: whether this thread is in one of them
 _device("elect_one", 0, WARP, "tl::elect_one()")
 _device("set_max_nreg", 0, SYNC, "tl::set_max_nreg<{n}, {increase}>()")
 add_intrinsic(Intrinsic("wgmma", 4, WRITES))  # printed by codegen/cuda/hopper.py: its function depends on row and operands
@@ -113,7 +114,7 @@ for _name in ("wgmma_fence", "wgmma_commit"):
 _device("wgmma_wait", 0, SYNC, "tl::wgmma_wait<{n}>()")
 _device("wgmma_pin", 1, WRITES, "tl::wgmma_pin<{count}>({0})")
 _device("wgmma_hold", 1, WARP, "tl::wgmma_hold<{count}>({0})")
-add_intrinsic(Intrinsic("wgmma_descriptor", -1, PURE))  # address and, if any, bytes to add; attrs lbo, sbo, swizzle
+add_intrinsic(Intrinsic("wgmma_descriptor", -1, PURE))  # address and, if any, bytes to add
 
 # Others.
 _device("source_kernel", -1, WRITES, "source_kernel({args})")  # stands for the user's kernel, which is printed instead
@@ -152,29 +153,25 @@ class LdmatrixRow:
 LDMATRIX_ROWS = {(num, trans): LdmatrixRow(num, trans) for num in (1, 2, 4) for trans in (False, True)}
 
 
-def call_fields(op: str, attrs: dict[str, Any], args: Sequence[str] = ()) -> dict[str, Any]:
-    """Format fields of a device row's text that are derived from the Call's attrs and the texts of its arguments.
-
-    Raises KeyError when a required attr is missing.
-    """
-    out = dict(attrs)
+def call_fields(e: Call, args: Sequence[str] = ()) -> dict[str, Any]:
+    """Format fields of a device row's text: the options, and what follows from them and from the texts of the arguments."""
+    options, op = e.options, e.op
+    out = {} if options is None else {k: getattr(options, k) for k in options.names}
     if op in ("ldmatrix", "stmatrix"):
-        out["trans_suffix"] = "_trans" if attrs.get("trans") else ""
+        out["trans_suffix"] = "_trans" if options.trans else ""
     elif op == "bulk_wait":
-        out["read_suffix"] = "_read" if attrs.get("read") else ""
+        out["read_suffix"] = "_read" if options.read else ""
     elif op == "cluster_arrive":
-        out["relaxed_suffix"] = "_relaxed" if attrs.get("relaxed") else ""
+        out["relaxed_suffix"] = "_relaxed" if options.relaxed else ""
     elif op == "cp_async_mbarrier_arrive":
-        out["counted"] = "true" if attrs.get("noinc") else "false"
+        out["counted"] = "true" if options.noinc else "false"
     elif op == "set_max_nreg":
-        out["increase"] = "true" if attrs["inc"] else "false"
+        out["increase"] = "true" if options.inc else "false"
     elif op == "mma":
-        row = MMA_ROWS[attrs["row"]]
-        out["row_function"] = function_name(row)
-    elif op.startswith("atomic_"):
-        out["order_number"] = ATOMIC_ORDERS.index(attrs.get("order") or "relaxed")
+        out["row_function"] = function_name(MMA_ROWS[options.row])
+    elif op.startswith("atomic_") and options is not None:
+        out["order_number"] = ATOMIC_ORDERS.index(options.order or "relaxed")
     elif op.startswith("shfl_"):
-        out.setdefault("width", 32)
         out["mask"] = args[2] if len(args) > 2 else "0xffffffffu"
     return out
 

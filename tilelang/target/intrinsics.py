@@ -32,7 +32,7 @@ class Intrinsic:
     name: the Call's op.  arity: number of arguments, -1 for any.
     effect: PURE | READS | WRITES | SYNC | WARP (above).
     meaning: NumPy function of the argument arrays (floats given in float32 or wider, result rounded by the caller;
-        integers in their own type), with the Call's attrs named in `attrs` as keywords; None where the simulator
+        integers in their own type), with the Call's options as keywords; None where the simulator
         executes it as a device operation.
     cuda: text by dtype name, "*" for any other: a format string over {0}, {1}, …  ("expf({0})").
     llvm: LLVM intrinsic ("llvm.…", overloaded: the type suffix is the reader's) or libm symbol by dtype, "*" any.
@@ -48,7 +48,6 @@ class Intrinsic:
     llvm: dict[str, str] | None = None
     result: str = "same"
     fast: str | None = None
-    attrs: tuple[str, ...] = ()
 
 
 INTRINSICS: dict[str, Intrinsic] = {}
@@ -212,7 +211,7 @@ for _name, _arity, _stem in (("add", 2, "add"), ("sub", 2, "sub"), ("mul", 2, "m
     add_intrinsic(Intrinsic(f"ieee_{_name}", _arity, PURE, _ieee(_name), {
         "float32": f"{_f32}_{{rounding_mode}}({_args(_arity)})",
         "float64": f"{_f64}_{{rounding_mode}}({_args(_arity)})",
-        "float16": f"{_half}({_args(_arity)})", "bfloat16": f"{_half}({_args(_arity)})"}, attrs=("rounding_mode",)))
+        "float16": f"{_half}({_args(_arity)})", "bfloat16": f"{_half}({_args(_arity)})"}))
 add_intrinsic(Intrinsic("ieee_frsqrt", 1, PURE, _ieee("frsqrt"), {"float32": "__frsqrt_rn({0})"}))
 
 # ---- packed pairs (float32x2, float16x2, bfloat16x2) -----------------------------------------------------------------

@@ -10,7 +10,7 @@ GROUP = 128  # threads of a warp group
 def holds_in(e: Expr, group: int) -> bool | None:
     """What a condition is for the threads of a warp group, None when that is known only at run time."""
     if isinstance(e, Call) and e.op == "in_warp_groups":
-        return bool(e.attr("first") <= group < e.attr("first") + e.attr("count"))
+        return bool(e.options.first <= group < e.options.first + e.options.count)
     if isinstance(e, Unary) and e.op == "not":
         x = holds_in(e.a, group)
         return None if x is None else not x
@@ -25,7 +25,7 @@ def holds_in(e: Expr, group: int) -> bool | None:
 
 def alike(launch: Launch) -> list[tuple[int, ...]]:
     """Warp groups of a launch that no `in_warp_groups` condition tells apart, together; one entry where none does."""
-    tests = sorted({(int(n.attr("first")), int(n.attr("count"))) for n in walk(launch.body, Call) if n.op == "in_warp_groups"})
+    tests = sorted({(n.options.first, n.options.count) for n in walk(launch.body, Call) if n.op == "in_warp_groups"})
     by_answers: dict[tuple[bool, ...], list[int]] = {}
     for g in range(-(-launch.num_threads // GROUP)):
         by_answers.setdefault(tuple(a <= g < a + n for a, n in tests), []).append(g)

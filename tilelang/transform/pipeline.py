@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tilelang.errors import TileLangError, error
-from tilelang.ir import Func, Launch, rewrite, walk, with_attrs
+from tilelang.ir import Func, Launch, rewrite, walk, with_options
 from tilelang.ir import replace as replaced
 
 from .legalize.aliasing import keep_order, overlapping
@@ -210,7 +210,7 @@ def _asynchronous(n: Func | Launch) -> bool:
 
 def _told(func: Func, line: str) -> Func:
     """The program with a line added to the reports of its launches."""
-    return replaced(func, body=rewrite(func.body, lambda x: with_attrs(
+    return replaced(func, body=rewrite(func.body, lambda x: with_options(
         x, report=(*x.attr("report", ()), line)) if isinstance(x, Launch) else None))
 
 

@@ -10,6 +10,6 @@ PROGRAM = """
 def main(A_handle: T.handle):
     A = T.match_buffer(A_handle, "A", (1,), "int32", scope="global", data="A_p")
     with T.Kernel(1, threads=(384, 1, 1)) as (bx, tx, ty, tz):
-        T.evaluate(T.call("set_max_nreg", "void", attrs=(("inc", True), ("n", T.py(100)))))
+        T.evaluate(T.call("set_max_nreg", "void", inc=True, n=100))
 """
 run_device(parse(PROGRAM), [np.zeros(1, np.int32)])

@@ -16,6 +16,6 @@ def main(A_handle: T.handle):
         if tx == 0:
             T.evaluate(T.call("bulk_store", "void", T.address_of(A[0]), T.address_of(S[0]), 128))
             T.evaluate(T.call("bulk_commit", "void"))
-            T.evaluate(T.call("bulk_wait", "void", attrs=(("n", T.py(0)), ("read", True))))
+            T.evaluate(T.call("bulk_wait", "void", n=0, read=True))
 """
 run_device(parse(PROGRAM), [np.zeros(32, np.float32)])

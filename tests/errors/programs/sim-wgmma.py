@@ -18,9 +18,9 @@ def main(A_handle: T.handle):
         T.evaluate(T.call("sync_threads", "void"))
         T.evaluate(T.call("wgmma_fence", "void"))
         a: T.uint64 = T.call("wgmma_descriptor", "uint64", T.address_of(S[0]),
-                             attrs=(("lbo", T.py(1024)), ("sbo", T.py(128)), ("swizzle", T.py(0))))
+                             lbo=1024, sbo=128, swizzle=0)
         T.evaluate(T.call("wgmma", "void", T.address_of(acc[0]), a, a, False,
-                          attrs=(("a_major", "k"), ("b_major", "k"), ("row", "wgmma.m64n8k16.f32.f16.f16"))))
+                          a_major="k", b_major="k", row="wgmma.m64n8k16.f32.f16.f16"))
         T.evaluate(T.call("wgmma_commit", "void"))
         A[tx] = acc[0]
 """

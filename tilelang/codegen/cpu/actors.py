@@ -228,7 +228,7 @@ def signal(cx: Any, bar: str, n: str, nbytes: str) -> None:
 def _arrive(cx: Any, e: Call) -> str:
     """mbarrier_arrive, mbarrier_arrive_expect_tx, cp_async_mbarrier_arrive, by each thread that executes it."""
     _need_coroutine(cx, e)
-    if e.op == "cp_async_mbarrier_arrive" and not e.attr("noinc"):
+    if e.op == "cp_async_mbarrier_arrive" and not e.options.noinc:
         return "0"  # counted and uncounted at once
     bar = _barrier(cx, e.args[0], e.span)
     signal(cx, bar, "1", cx.index(e.args[1]) if e.op == "mbarrier_arrive_expect_tx" else "0")
@@ -268,7 +268,7 @@ def _wait(cx: Any, e: Call) -> str:
 
 
 def _role_meet(cx: Any, e: Call) -> str:
-    together(cx, int(e.attr("key")), None)
+    together(cx, int(e.options.key), None)
     return "0"
 
 

@@ -25,9 +25,9 @@ _ALIGN = 128  # of a box in shared memory
 
 def _tma_load(cx: Any, e: Call) -> str:
     """tma_load(address, barrier, coordinates innermost first), by each thread that executes it."""
-    m: TensorMap | None = cx.maps.get(e.attr("map"))
+    m: TensorMap | None = cx.maps.get(e.options.map)
     span = e.span or cx.span
-    if m is None or m.tf32 or e.attr("multicast"):
+    if m is None or m.tf32 or e.options.multicast:
         raise unsupported("a box through a map that this launch does not have, that rounds, or for several blocks", span=span)
     bar = e.args[1]
     if not isinstance(bar, AddressOf):

@@ -213,12 +213,12 @@ def shared_address(cx: Any, a: Any, e: Call) -> tuple[Placed, str]:
 def _descriptor(cx: Any, e: Call) -> str:
     """wgmma_descriptor(address [, bytes])."""
     f, (_, at) = cx.f, shared_address(cx, e.args[0], e)
-    at = f.add(at, str(int(e.attr("offset", 0) or 0)))
+    at = f.add(at, str(e.options.offset))
     if len(e.args) > 1:
         at = f.add(at, cx.index(e.args[1]))
     odd = f.let(f"icmp ne i64 {f.let(f'and i64 {at}, {UNIT - 1}')}, 0")
     f.branch(odd, lambda: misuse(cx, "a wgmma operand does not start at a multiple of 16 bytes", e.span or cx.span))
-    rest = encode_descriptor(0, int(e.attr("lbo", 0)), int(e.attr("sbo", 0)), int(e.attr("swizzle", 0)))
+    rest = encode_descriptor(0, e.options.lbo, e.options.sbo, e.options.swizzle)
     units = f.let(f"and i64 {f.let(f'lshr i64 {at}, 4')}, {0x3FFF}")
     return str(f.let(f"or i64 {units}, {rest - (1 << 64) if rest >> 63 else rest}"))
 

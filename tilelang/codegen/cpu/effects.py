@@ -85,7 +85,7 @@ def _atomic(kind: str) -> Callable[[Any, Call], str]:
 
         def update() -> str:
             _, at = _target(cx, e)
-            return atomic_update(cx.f, kind, at, v, dt, shared=shared, order=e.attr("order") or "relaxed",
+            return atomic_update(cx.f, kind, at, v, dt, shared=shared, order=e.options.order or "relaxed",
                                  span=e.span or cx.span)
 
         return str(cx.f.choose(_in_range(cx, where), value_type(dt), update, lambda: cx.safe_value(where.buffer, dt)))
@@ -128,7 +128,7 @@ def _atomic_load(cx: Any, e: Call) -> str:
     where, at = _target(cx, e)
     dt = where.buffer.dtype
     it = f"i{dt.bits}"
-    order = _ORDERS[e.attr("order") or "seq_cst"]
+    order = _ORDERS[e.options.order or "seq_cst"]
     bits = cx.f.let(f"load atomic {it}, ptr {at} {order}, align {dt.bytes}")
     mt = memory_type(dt)
     return from_memory(cx.f, dt, bits if mt == it else cx.f.let(f"bitcast {it} {bits} to {mt}"))
@@ -140,7 +140,7 @@ def _atomic_store(cx: Any, e: Call) -> str:
     it, mt = f"i{dt.bits}", memory_type(dt)
     v = to_memory(cx.f, dt, cx.cast_value(e.args[1], dt))
     bits = v if mt == it else cx.f.let(f"bitcast {mt} {v} to {it}")
-    cx.f.do(f"store atomic {it} {bits}, ptr {at} {_ORDERS[e.attr('order') or 'seq_cst']}, align {dt.bytes}")
+    cx.f.do(f"store atomic {it} {bits}, ptr {at} {_ORDERS[e.options.order or 'seq_cst']}, align {dt.bytes}")
     return "0"
 
 
@@ -169,7 +169,7 @@ def _cp_async(cx: Any, e: Call) -> str:
     dst, src = e.args[0], e.args[1]
     if not (isinstance(dst, AddressOf) and isinstance(src, AddressOf)):
         raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
-    f, n = cx.f, int(e.attr("bytes"))
+    f, n = cx.f, e.options.bytes
     to = cx.address(dst.buffer, [cx.index(i) for i in dst.indices])
     wanted = cx.value(as_bool(e.args[2])) if len(e.args) > 2 else "true"
     move = f.module.declare("llvm.memcpy.p0.p0.i64", "void", "ptr, ptr, i64, i1")

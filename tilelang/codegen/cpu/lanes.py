@@ -113,7 +113,7 @@ def _shuffle(cx: Any, e: Call) -> str:
     Source: PTX ISA, "shfl.sync".
     """
     array, t, _ = _own(cx, e)
-    f, dt, width = cx.f, e.args[0].dtype, int(e.attr("width", WARP) or WARP)
+    f, dt, width = cx.f, e.args[0].dtype, e.options.width
     other = cx.index(e.args[1])
     start = f.let(f"and i64 {t}, {-width}")
     if e.op == "shfl_idx":
@@ -202,7 +202,7 @@ def _count_votes(cx: Any, e: Call) -> str:
             there = _is_active(cx, i) if cx.active is not None else "true"
             add_word(f, asked, 0, f.let(f"zext i1 {there} to i64"))
     votes, voters = (f.let(f"load i64, ptr {p}") for p in (total, asked))
-    if e.attr("key") is not None:
+    if e.options.key is not None:
         return _of_roles(cx, e, votes, voters)
     return _answer(f, e.op, votes, voters)
 
@@ -216,7 +216,7 @@ def _answer(f: Any, op: str, votes: str, voters: str) -> str:
 
 def _of_roles(cx: Any, e: Call, votes: str, voters: str) -> str:
     """The answer of all roles that are left, which meet here."""
-    f, key = cx.f, int(e.attr("key"))
+    f, key = cx.f, int(e.options.key)
     sums, result = MEETINGS + 2 * (key + 1), MEETINGS + 2 * (key + 2)
     add_word(f, "%state", sums, votes)
     add_word(f, "%state", sums + 1, voters)

@@ -256,7 +256,7 @@ def _ieee(op: str) -> Any:
     """Rounding to nearest is what plain instructions do."""
 
     def emit(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
-        ty, mode = value_type(dt), e.attr("rounding_mode", "rn")
+        ty, mode = value_type(dt), e.options.rounding_mode
         if mode != "rn":
             a = [splat(float_literal(1.0), ty), *a] if op == "rcp" else a
             return rounded(f, dt, _directed(f, "fdiv" if op == "rcp" else op.removeprefix("llvm."), mode, ty, a))

@@ -83,7 +83,7 @@ def matrix_statement(cx: Any, e: Call) -> None:
 def _prepare_move(cx: Any, e: Call, operands: list[Operand]) -> Callable[[str], None]:
     """8 x 8 matrices of 16-bit elements: lane 4 * r + q holds elements 2 * q and 2 * q + 1 of row r (trans: of column r);
     lanes 8 * i to 8 * i + 7 give the rows of matrix i."""
-    f, num, trans = cx.f, int(e.attr("num")), bool(e.attr("trans"))
+    f, num, trans = cx.f, e.options.num, e.options.trans
     mine, rows = operands if operands[0].private else operands[::-1]
     if not mine.private or rows.private or mine.bytes > 4:
         raise unsupported(f"{e.op} between {operands[0].buffer.scope()} and {operands[1].buffer.scope()} memory",
@@ -141,9 +141,9 @@ def _gather(f: Fn, mine: Operand, base: str, offset: int) -> str:
 
 def _prepare_mma(cx: Any, e: Call, operands: list[Operand]) -> Callable[[str], None]:
     """c += a @ b of a row of MMA_ROWS; operands in the order c, a, b."""
-    row = MMA_ROWS.get(str(e.attr("row")))
+    row = MMA_ROWS.get(e.options.row)
     if row is None:
-        raise unsupported(f"the matrix instruction {e.attr('row')}", span=e.span or cx.span)
+        raise unsupported(f"the matrix instruction {e.options.row}", span=e.span or cx.span)
     f, (m, n, k) = cx.f, row.shape
     work = dtype("int32" if row.c_dtype.is_int else "float64" if row.c_dtype.bits == 64 else "float32")
     ty = value_type(work)

@@ -50,6 +50,7 @@ from tilelang.ir import (
     rewrite,
     seq,
     walk,
+    with_options,
 )
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.warp_groups import GROUP, alike, holds_in
@@ -222,7 +223,7 @@ class Split:
                 return None
             k = next(places)
             first, *_ = (self._key(s, k + i) for i in range(3))
-            return replace(n, attrs=(*n.attrs, ("key", first)))
+            return with_options(n, key=first)
 
         return rewrite(s, number)
 

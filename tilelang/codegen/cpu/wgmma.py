@@ -53,10 +53,10 @@ class _Value:
 
 def wgmma_statement(cx: Any, e: Call) -> None:
     """Emit the statement for all warp groups that execute it."""
-    row = WGMMA_ROWS.get(str(e.attr("row")))
-    majors = str(e.attr("a_major", "k")), str(e.attr("b_major", "k"))
+    row = WGMMA_ROWS.get(e.options.row)
+    majors = e.options.a_major, e.options.b_major
     if row is None or any(m not in row.majors for m in majors):
-        raise unsupported(f"the matrix instruction {e.attr('row')} of operands {majors}", span=e.span or cx.span)
+        raise unsupported(f"the matrix instruction {e.options.row} of operands {majors}", span=e.span or cx.span)
     if cx.active is None and any(n % GROUP for r in cx.ranges for n in r):
         raise unsupported(f"a wgmma of {cx.threads.count} threads", span=e.span or cx.span,
                           hint="whole warp groups of 128 threads execute it")

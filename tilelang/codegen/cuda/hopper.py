@@ -36,7 +36,7 @@ class HopperCalls(WgmmaCalls):
 
     def _tensor_map(self: Any, e: Call) -> tuple[TensorMap, str]:
         """The map a TMA call names, and the address of its parameter."""
-        name = e.attr("map")
+        name = e.options.map
         for m in tensor_maps_of(self.launch):
             if m.name == name:
                 return m, "&" + self.namer(("tensor map", name), name)
@@ -46,12 +46,12 @@ class HopperCalls(WgmmaCalls):
         """A call with `fixed` addresses (shared tile, barrier) before the coordinates."""
         m, place = self._tensor_map(e)
         addresses, at = e.args[:fixed], e.args[fixed:]
-        multicast = bool(e.attr("multicast"))
+        multicast = e.options.multicast
         at, mask = (at[:-1], at[-1:]) if multicast else (at, ())
         if len(at) != m.rank:
             raise InternalError(f"{e.op} gives {len(at)} coordinates for {m.rank} dimensions of `{m.buffer.name}`")
         args = [self.top(addresses[0]), place, *map(self.top, (*addresses[1:], *at, *mask))]
-        hint = e.attr("cache_hint")
+        hint = e.options.cache_hint
         if hint is not None:
             value = CACHE_HINTS[hint] if isinstance(hint, str) else int(hint)
             args.append(f"0x{value:016x}ull")
@@ -83,7 +83,7 @@ class HopperCalls(WgmmaCalls):
         return f"tl::mbarrier_arrive_at<{offset}>(smem, {self.top(at.indices[0])})", POSTFIX
 
     def _call_in_warp_groups(self: Any, e: Call) -> Text:
-        first, count = 128 * e.attr("first"), 128 * e.attr("count")
+        first, count = 128 * e.options.first, 128 * e.options.count
         x, y, z = self.launch.threads
         thread = "threadIdx.x" if y == z == 1 else "tl::linear_thread()"
         if first == 0:

@@ -68,9 +68,9 @@ class OwnRegisters(StoredResults):
         self.behind_branch = True
 
     def _call_wgmma_pin(self: Any, e: Call) -> Text:
-        way = e.attr("move")
+        way = e.options.move
         if way is None:
-            return f"tl::wgmma_pin<{e.attr('count')}>({self.top(e.args[0])})", POSTFIX
+            return f"tl::wgmma_pin<{e.options.count}>({self.top(e.args[0])})", POSTFIX
         pinned: Any = e.args[0]
         array = self._own(pinned.buffer)
         ty, count = self.own_registers[array]

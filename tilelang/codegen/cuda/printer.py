@@ -341,15 +341,14 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
                 raise self.unsupported(f"the function `{e.op}` on {dt}", e)
             if dt.lanes > 1 and e.op in _LANEWISE:
                 return f"tl::map([](auto a) {{ return {text.format('a')}; }}, {args[0]})", POSTFIX
-            attrs = call_fields(e.op, dict(e.attrs), args)
-            attrs["dtype"] = self.type_name(e.dtype) if e.dtype.kind != "v" else ""
-            return text.format(*args, args=", ".join(args), **attrs), POSTFIX
+            fields = call_fields(e, args)
+            fields["dtype"] = self.type_name(e.dtype) if e.dtype.kind != "v" else ""
+            return text.format(*args, args=", ".join(args), **fields), POSTFIX
         return self._math_call(e, row, args, dt)
 
     def _math_call(self, e: Call, row: Any, args: list[str], dt: dtype) -> Text:
         """A float function: on the type itself where the row has it, else in float32 and rounded once."""
-        attrs = dict(e.attrs)
-        attrs.setdefault("rounding_mode", "rn")
+        fields = {} if e.options is None else {"rounding_mode": e.options.rounding_mode}
         base = "float32" if dt.base == "tfloat32" else dt.base
         through_float = base not in row.cuda and is_small_float(dt)
         text = row.cuda.get("float32" if through_float else base)
@@ -360,12 +359,12 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
         if dt.lanes == 1:
             if through_float:
                 args = [f"(float){self._grouped(a)}" if x.dtype.is_float else a for a, x in zip(args, e.args)]
-                inner = text.format(*args, **attrs)
+                inner = text.format(*args, **fields)
                 return self._to(e.dtype, inner) if e.dtype.is_float else (inner, POSTFIX)
-            return text.format(*args, **attrs), POSTFIX
+            return text.format(*args, **fields), POSTFIX
         names = ["a", "b", "c"][:len(args)]
         inner = text.format(*(f"(float){n}" if through_float and x.dtype.is_float else n
-                              for n, x in zip(names, e.args)), **attrs)
+                              for n, x in zip(names, e.args)), **fields)
         params = ", ".join(f"auto {n}" for n in names)
         result = self._to(e.dtype.scalar, inner)[0]
         return f"tl::map([]({params}) {{ return {result}; }}, {', '.join(args)})", POSTFIX
@@ -427,8 +426,8 @@ def _written_storages(launch: Launch) -> set[Var]:
             for i, a in enumerate(x.args):
                 if isinstance(a, AddressOf) and not read_only and not (x.op in _SOURCE_SECOND and i == 1):
                     out.add(a.buffer.data)
-            if x.op in ("tma_store", "tma_reduce_add") and x.attr("map") in maps:
-                out.add(maps[x.attr("map")])
+            if x.op in ("tma_store", "tma_reduce_add") and x.options.map in maps:
+                out.add(maps[x.options.map])
     return out
 
 

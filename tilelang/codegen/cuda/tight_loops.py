@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilelang.ir import (Bind, Call, Evaluate, Expr, For, Parallel, Stmt, Var, call, const, dtype, free_vars, fresh, replace,
-                         rewrite, seq, stmts_of, substitute, walk)
+                         rewrite, seq, stmts_of, substitute, walk, with_options)
 
 MOST_DESCRIPTORS = 4  # that are kept from turn to turn
 
@@ -76,7 +76,7 @@ def descriptors_ahead(s: For) -> tuple[list[tuple[Var, Expr]], For]:
     def moved(e: Any) -> Any:
         if not _is_descriptor(e) or _base(e) not in found:
             return None
-        v, units = found[_base(e)], int(e.attr("offset") or 0) >> 4
+        v, units = found[_base(e)], e.options.offset >> 4
         return v + const(units, "uint64") if units else v
 
     after = [Evaluate(call("computed_here", (v, substitute(d, {s.var: s.var + 1})), "void")) for d, v in found.items()]
@@ -95,7 +95,7 @@ def _is_descriptor(e: Any) -> bool:
 
 def _base(d: Any) -> Call:
     """A descriptor without the constant bytes added to it."""
-    out: Call = replace(d, attrs=tuple(a for a in d.attrs if a[0] != "offset"))
+    out: Call = with_options(d, offset=0)
     return out
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, Const, Evaluate, For, Stmt, const, statements, stmts_of, with_attrs
+from tilelang.ir import AddressOf, Call, Const, Evaluate, For, Stmt, const, statements, stmts_of, with_options
 from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow
 
 from ..c_like import POSTFIX, Text
@@ -50,8 +50,8 @@ def _product(s: Stmt) -> Call | None:
 
 def _continues(first: Call, more: Call) -> bool:
     keeps = more.args[3]
-    return (more.attrs == first.attrs and bool(more.args[0] == first.args[0]) and isinstance(keeps, Const) and bool(keeps.value)
-            and isinstance(more.args[1], AddressOf) == isinstance(first.args[1], AddressOf))
+    return (more.options == first.options and bool(more.args[0] == first.args[0]) and isinstance(keeps, Const)
+            and bool(keeps.value) and isinstance(more.args[1], AddressOf) == isinstance(first.args[1], AddressOf))
 
 
 class WgmmaCalls(OwnRegisters):
@@ -66,12 +66,12 @@ class WgmmaCalls(OwnRegisters):
 
     def _function(self: Any, e: Call) -> str:
         in_registers = isinstance(e.args[1], AddressOf)
-        return WGMMA_ROWS[e.attr("row")].function(in_registers, e.attr("a_major", "k"), e.attr("b_major", "k"))
+        return WGMMA_ROWS[e.options.row].function(in_registers, e.options.a_major, e.options.b_major)
 
     def _products(self: Any, calls: list[Call], s: Stmt) -> None:
         """One call for a run of products: accumulator, whether it is kept, then a and b of each."""
         self.source_comment(s.span)
-        if calls[0].attr("registers"):
+        if calls[0].options.registers:
             name, given = self._own_products(calls)
             self.emit(f"tl::{name}({given[0][0]},")
             given = given[1:]
@@ -83,7 +83,7 @@ class WgmmaCalls(OwnRegisters):
             self.emit(f"    {', '.join(each)}{');' if i + 1 == len(given) else ','}")
 
     def _call_wgmma(self: Any, e: Call) -> Text:
-        if e.attr("registers"):
+        if e.options.registers:
             name, given = self._own_products([e])
             return f"tl::{name}({', '.join(x for each in given for x in each)})", POSTFIX
         return f"tl::{self._function(e)}({', '.join(map(self.top, e.args))})", POSTFIX
@@ -91,12 +91,12 @@ class WgmmaCalls(OwnRegisters):
     def _own_products(self: Any, calls: list[Call]) -> tuple[str, list[list[str]]]:
         """(function of a run of products that names registers, its arguments: whether the accumulator is kept, then per
         product what is no register of its own)."""
-        own = calls[0].attr("registers")
+        own = calls[0].options.registers
         if self.launch.attr("own_values"):
             bases = _bases(calls)
             if bases is not None and "c" in own and ("a" in own or not isinstance(calls[0].args[1], AddressOf)):
                 return self._based_products(calls, bases)
-        row = WGMMA_ROWS[calls[0].attr("row")]
+        row = WGMMA_ROWS[calls[0].options.row]
         c: Any = calls[0].args[0]
         given, sources = [[self.top(calls[0].args[3])]], []
         parts = [f"{self._function(calls[0])}_x{len(calls)}"]
@@ -122,7 +122,7 @@ class WgmmaCalls(OwnRegisters):
         """The same for descriptors that differ by what is added to one for A and one for B: operands are the lower halves of
         these, the rest is computed where it is used.  Given sixteen descriptors the compiler keeps those of a tile that
         does not change over the loop, and then eight wgmma stand back to back, which is slower."""
-        row = WGMMA_ROWS[calls[0].attr("row")]
+        row = WGMMA_ROWS[calls[0].options.row]
         c: Any = calls[0].args[0]
         form = _NAME.fullmatch(self._function(calls[0]))
         assert form is not None
@@ -139,10 +139,10 @@ class WgmmaCalls(OwnRegisters):
         for n, (base, letter) in enumerate(zip(bases, "ba" if len(bases) == 1 else "ab")):
             lines.append(f".reg .b64 {letter}<{len(calls)}>;")
             at = 2 if letter == "b" else 1
-            high = ((base.attr("sbo") >> 4 & 0x3fff) | SWIZZLES[base.attr("swizzle")] << 30) << 32
+            high = ((base.options.sbo >> 4 & 0x3fff) | SWIZZLES[base.options.swizzle] << 30) << 32
             for k, (e, x) in enumerate(zip(calls, operands)):
                 descriptor: Any = e.args[at]
-                offset = (descriptor.attr("offset") or 0) >> 4
+                offset = descriptor.options.offset >> 4
                 # Of a pair moved into 64 bits ptxas did not always see that it is one for all threads.
                 lines += [f"add.s32 low, %{n}, {offset};", f"cvt.u64.u32 {letter}{k}, low;",
                           f"or.b64 {letter}{k}, {letter}{k}, 0x{high:x};"]
@@ -161,15 +161,15 @@ class WgmmaCalls(OwnRegisters):
     def _call_wgmma_descriptor(self: Any, e: Call) -> Text:
         """attr `offset` and the second argument both add bytes; so does an index that is no constant: the half that does not
         change is then computed once, and what is left of a loop's descriptors is one addition."""
-        swizzle = SWIZZLES[e.attr("swizzle")]
-        offset = f", {e.attr('offset')}" if e.attr("offset") else ""
+        swizzle = SWIZZLES[e.options.swizzle]
+        offset = f", {e.options.offset}" if e.options.offset else ""
         at: Any = e.args[0]
         parts = list(e.args)
         if isinstance(at, AddressOf) and len(at.indices) == 1 and not isinstance(at.indices[0], Const):
             zero = const(0, at.indices[0].dtype)
             parts[:1] = [AddressOf(at.buffer, (zero,)), at.indices[0] * at.buffer.dtype.bytes]
         args = ", ".join(map(self.top, parts))
-        return f"tl::wgmma_descriptor<{e.attr('lbo')}, {e.attr('sbo')}, {swizzle}{offset}>({args})", POSTFIX
+        return f"tl::wgmma_descriptor<{e.options.lbo}, {e.options.sbo}, {swizzle}{offset}>({args})", POSTFIX
 
 
 def wgmma_function(name: str) -> str | None:
@@ -199,13 +199,13 @@ def _bases(calls: list[Call]) -> list[Call] | None:
             continue
         if any(not isinstance(e.args[at], Call) or _based(e.args[at]) != _based(first) for e in calls):
             return None
-        out.append(with_attrs(first, offset=None))
+        out.append(with_options(first, offset=None))
     return out
 
 
 def _based(e: Any) -> tuple[Any, ...]:
     """What descriptors that differ by a constant have in common."""
-    return e.op, e.args, *(e.attr(x) for x in ("lbo", "sbo", "swizzle"))
+    return e.op, e.args, e.options.lbo, e.options.sbo, e.options.swizzle
 
 
 def _flags(row: WgmmaRow, orders: str) -> str:
@@ -218,7 +218,7 @@ def _flags(row: WgmmaRow, orders: str) -> str:
 
 def borrows(s: Stmt) -> bool:
     """Whether a statement, or one in its sequence, moves registers of products into an array."""
-    return any(isinstance(x, Evaluate) and x.call.op == "wgmma_pin" and x.call.attr("move") == "out"
+    return any(isinstance(x, Evaluate) and x.call.op == "wgmma_pin" and x.call.options.move == "out"
                for x in (stmts_of(s) or (s,)))
 
 

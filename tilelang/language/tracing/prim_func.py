@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Buffer, Func, Seq, Span, Stmt, Var, seq, with_attrs
+from tilelang.ir import Buffer, Func, Seq, Span, Stmt, Var, seq, with_options
 from tilelang.ir import dtype as DType
 from tilelang.ir import replace as replace_node
 
@@ -72,7 +72,7 @@ class PrimFunc:
             func = replace_node(func, name=str(changes.pop("global_symbol")))
         frozen = {k: tuple(v) if isinstance(v, list) else tuple(sorted(v.items())) if isinstance(v, dict) else v
                   for k, v in changes.items()}
-        return PrimFunc(with_attrs(func, **frozen), self.orig_func, self.defaults)
+        return PrimFunc(with_options(func, **frozen), self.orig_func, self.defaults)
 
     def script(self, show_meta: bool = False) -> str:
         """The program as text, for its readers (`tilelang.ir.to_text` gives what parses back)."""

@@ -46,7 +46,7 @@ def access_granules(func: Func) -> tuple[int, dict[int, int]]:
             _, count = vector_base(n.indices)
             enter(n.buffer, item * max(count, 1))
         elif isinstance(n, Call):
-            width = n.attr("bytes") if n.op == "cp_async" else 16 if n.op in UNITS_OF_16 else None
+            width = n.options.bytes if n.op == "cp_async" else 16 if n.op in UNITS_OF_16 else None
             for a in n.args:
                 if isinstance(a, AddressOf):
                     enter(a.buffer, width or numpy_dtype(a.buffer.dtype).itemsize)
@@ -60,7 +60,7 @@ def written(func: Func) -> set[int]:
         if isinstance(n, Store):
             out.add(id(n.buffer.data))
         elif isinstance(n, Launch):
-            stored = {c.attr("map") for c in walk(n.body)
+            stored = {c.options.map for c in walk(n.body)
                       if isinstance(c, Call) and c.op in ("tma_store", "tma_reduce_add")}
             out.update(id(m.buffer.data) for m in tensor_maps_of(n) if m.name in stored)
         elif isinstance(n, Call):

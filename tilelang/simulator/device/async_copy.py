@@ -87,7 +87,7 @@ def _cp_async(c: Any, e: Call) -> Closure:
         raise fault("sim-unsupported", "cp_async between raw pointers",
                     found="cp_async between raw pointers", span=e.span)
     pred = c.expr(e.args[2]) if len(e.args) > 2 else None
-    width, check = int(e.attr("bytes")), c.check
+    width, check = e.options.bytes, c.check
     to = c.reach(dst.buffer, dst.indices, width, e.span, "asynchronous copy into")
     # The source may lie outside where the predicate is false; reach() looks at active lanes only.
     take = c.reach(src.buffer, src.indices, width, e.span, "asynchronous copy from")
@@ -134,7 +134,7 @@ def _commit(c: Any, e: Call) -> Closure:
 
 
 def _wait(c: Any, e: Call) -> Closure:
-    pending, check = int(e.attr("n", 0)), c.check
+    pending, check = e.options.n, c.check
 
     def run(f: LaneFrame) -> Value:
         f.block.counters.count("cp_async_wait", int(f.active().reshape(-1, 32).any(1).sum()))
@@ -146,7 +146,7 @@ def _wait(c: Any, e: Call) -> Closure:
 
 def _signal(c: Any, e: Call) -> Closure:
     """cp_async_mbarrier_arrive: the threads arrive when their copies so far have landed, as late as that may be."""
-    at, counted, check = Barrier(c, e.args[0], e.span), bool(e.attr("noinc")), c.check
+    at, counted, check = Barrier(c, e.args[0], e.span), e.options.noinc, c.check
 
     def run(f: LaneFrame) -> Value:
         if not f.any_active():

@@ -213,7 +213,7 @@ def _rank(c: Any, e: Call) -> Closure:
 
 
 def _barrier(c: Any, e: Call) -> Closure:
-    arrives, waits, relaxed = e.op != "cluster_wait", e.op != "cluster_arrive", bool(e.attr("relaxed"))
+    arrives, waits, relaxed = e.op != "cluster_wait", e.op != "cluster_arrive", e.op == "cluster_arrive" and e.options.relaxed
 
     def run(f: LaneFrame) -> Value:
         _count(f, e.op)

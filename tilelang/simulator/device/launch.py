@@ -51,8 +51,8 @@ class DeviceLaunch:
         self.roles = self.hopper or contains(s.body, (), ("named_barrier", "named_barrier_arrive"))
         self.barriers = self.size * sum(math.prod(n.buffer.shape) for n in walk(s.body)
                                         if isinstance(n, Alloc) and n.buffer.scope() == "shared.barrier")
-        self.raised = max((int(n.attr("n")) for n in walk(s.body)
-                           if isinstance(n, Call) and n.op == "set_max_nreg" and n.attr("inc")), default=None)
+        self.raised = max((n.options.n for n in walk(s.body)
+                           if isinstance(n, Call) and n.op == "set_max_nreg" and n.options.inc), default=None)
         self._threads(s)
 
     def _threads(self, s: Launch) -> None:

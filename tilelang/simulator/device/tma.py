@@ -81,7 +81,7 @@ def _load(c: Any, e: Call) -> Closure:
     to, at = _shared(c, dst, e, "TMA load into"), Barrier(c, e.args[1], e.span)
     site = c.site(dst.buffer, e.span, "TMA load")
     source = c.site(m.map.buffer, e.span, "TMA load")
-    multicast = bool(e.attr("multicast"))
+    multicast = e.options.multicast
     coords = coordinates(c, e, m, e.args[2:-1] if multicast else e.args[2:])
     mask = c.expr(e.args[-1]) if multicast else None
 
@@ -302,7 +302,7 @@ def _commit(c: Any, e: Call) -> Closure:
 
 
 def _wait(c: Any, e: Call) -> Closure:
-    pending, read = int(e.attr("n", 0)), bool(e.attr("read"))
+    pending, read = e.options.n, e.options.read
 
     def run(f: LaneFrame) -> Value:
         clocks = f.block.clocks

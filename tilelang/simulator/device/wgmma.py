@@ -84,12 +84,12 @@ class _SharedOperand:
 
 def _wgmma(c: Any, e: Call) -> Closure:
     try:
-        row = WGMMA_ROWS[e.attr("row")]
+        row = WGMMA_ROWS[e.options.row]
     except KeyError:
-        raise fault("sim-unsupported", f"no wgmma instruction is called {e.attr('row')}",
-                    expected="an instruction of wgmma", found=f"{e.attr('row')}", span=e.span) from None
+        raise fault("sim-unsupported", f"no wgmma instruction is called {e.options.row}",
+                    expected="an instruction of wgmma", found=f"{e.options.row}", span=e.span) from None
     _, n, k = row.shape
-    majors = e.attr("a_major", "k"), e.attr("b_major", "k")
+    majors = e.options.a_major, e.options.b_major
     from_registers = isinstance(e.args[1], AddressOf)
     if any(m not in row.majors for m in majors):
         raise fault("sim-unsupported", f"{row.name} takes operands of order {', '.join(row.majors)}, found {majors}",
@@ -184,7 +184,7 @@ def _commit(c: Any, e: Call) -> Closure:
 
 
 def _wait(c: Any, e: Call) -> Closure:
-    pending = int(e.attr("n", 0))
+    pending = e.options.n
 
     def run(f: LaneFrame) -> Value:
         _count(f, e.op)
@@ -211,8 +211,8 @@ def _descriptor(c: Any, e: Call) -> Closure:
                     expected="the address of a shared element", found="another operand", span=e.span)
     at = c.reach(base.buffer, base.indices, numpy_dtype(base.buffer.dtype).itemsize, e.span, "wgmma operand")
     more = c.expr(e.args[1]) if len(e.args) > 1 else None
-    fixed = int(e.attr("offset", 0) or 0)
-    rest = encode_descriptor(0, int(e.attr("lbo", 0)), int(e.attr("sbo", 0)), int(e.attr("swizzle", 0)))
+    fixed = e.options.offset
+    rest = encode_descriptor(0, e.options.lbo, e.options.sbo, e.options.swizzle)
 
     def run(f: LaneFrame) -> Value:
         address = at(f) + fixed
@@ -229,7 +229,7 @@ def _descriptor(c: Any, e: Call) -> Closure:
 
 
 def _set_max_nreg(c: Any, e: Call) -> Closure:
-    n, inc = int(e.attr("n")), bool(e.attr("inc"))
+    n, inc = e.options.n, e.options.inc
     if n % 8 or not 24 <= n <= 256:
         raise fault("sim-nreg", f"set_max_nreg({n}): the count is a multiple of 8 from 24 to 256",
                     expected="a multiple of 8 from 24 to 256", found=str(n), span=e.span)
@@ -268,7 +268,7 @@ def _elect(c: Any, e: Call) -> Closure:
 
 
 def _in_groups(c: Any, e: Call) -> Closure:
-    first, count = int(e.attr("first")), int(e.attr("count"))
+    first, count = e.options.first, e.options.count
 
     def run(f: LaneFrame) -> Value:
         g = own_threads(f) // GROUP

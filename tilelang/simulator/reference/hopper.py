@@ -80,8 +80,8 @@ def _descriptor(c: Any, e: Call) -> Closure:
     """wgmma_descriptor(address [, bytes])."""
     _, at = _address(c, e.args[0], e, "wgmma operand")
     more = c.expr(e.args[1]) if len(e.args) > 1 else None
-    fixed = int(e.attr("offset", 0) or 0)
-    rest = encode_descriptor(0, int(e.attr("lbo", 0)), int(e.attr("sbo", 0)), int(e.attr("swizzle", 0)))
+    fixed = e.options.offset
+    rest = encode_descriptor(0, e.options.lbo, e.options.sbo, e.options.swizzle)
 
     def run(f: LaneFrame) -> Value:
         address = at(f) + fixed
@@ -147,11 +147,11 @@ def _groups(f: LaneFrame, what: str, span: Any) -> list[tuple[np.ndarray, np.nda
 
 def _wgmma(c: Any, e: Call) -> Closure:
     try:
-        row = WGMMA_ROWS[e.attr("row")]
+        row = WGMMA_ROWS[e.options.row]
     except KeyError:
-        raise fault("sim-unsupported", f"no wgmma instruction is called {e.attr('row')}",
-                    expected="an instruction of wgmma", found=f"{e.attr('row')}", span=e.span) from None
-    majors = e.attr("a_major", "k"), e.attr("b_major", "k")
+        raise fault("sim-unsupported", f"no wgmma instruction is called {e.options.row}",
+                    expected="an instruction of wgmma", found=f"{e.options.row}", span=e.span) from None
+    majors = e.options.a_major, e.options.b_major
     if any(m not in row.majors for m in majors):
         raise fault("sim-unsupported", f"{row.name} takes operands of order {', '.join(row.majors)}, found {majors}",
                     expected=f"operands of order {', '.join(row.majors)}", found=str(majors), span=e.span)
@@ -187,7 +187,7 @@ def _wgmma(c: Any, e: Call) -> Closure:
 
 def _load(c: Any, e: Call) -> Closure:
     """tma_load(address, barrier, coordinates), by each lane that executes it: the box lies there, its bytes have come."""
-    if e.attr("multicast"):
+    if e.options.multicast:
         raise fault("sim-unsupported", "a box for several blocks of a cluster in a tile program",
                     expected="T.tma_copy(cluster_mask=)", found="tma_load with a mask of blocks", span=e.span)
     m, dst = box_of(c, e), e.args[0]

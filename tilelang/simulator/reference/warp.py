@@ -80,7 +80,7 @@ def _giving(f: LaneFrame, num: int) -> np.ndarray:
 
 
 def _ldmatrix(c: Any, e: Call) -> Closure:
-    num, trans = int(e.attr("num")), bool(e.attr("trans"))
+    num, trans = e.options.num, e.options.trans
     into, rows = Registers(c, e.args[0], 4 * num, e.span), Bytes(c, e.args[1], ROW, "ldmatrix of", False, e.span)
 
     def run(f: LaneFrame) -> Value:
@@ -96,7 +96,7 @@ def _ldmatrix(c: Any, e: Call) -> Closure:
 
 
 def _stmatrix(c: Any, e: Call) -> Closure:
-    num, trans = int(e.attr("num")), bool(e.attr("trans"))
+    num, trans = e.options.num, e.options.trans
     target, source = e.args
     if isinstance(target, AddressOf) and target.buffer.scope().startswith("local"):
         target, source = source, target
@@ -114,7 +114,7 @@ def _stmatrix(c: Any, e: Call) -> Closure:
 
 def _cp_async(c: Any, e: Call) -> Closure:
     """cp_async(dst, src [, pred]): a false predicate writes zeros."""
-    nbytes = int(e.attr("bytes"))
+    nbytes = e.options.bytes
     to, frm = (Bytes(c, a, nbytes, what, write, e.span) for a, what, write in
                ((e.args[0], "asynchronous copy into", True), (e.args[1], "asynchronous copy from", False)))
     pred = c.expr(e.args[2]) if len(e.args) > 2 else None

@@ -134,7 +134,7 @@ def _arrive(c: Any, e: Call) -> Closure:
 
 def _copies_arrive(c: Any, e: Call) -> Closure:
     """cp_async_mbarrier_arrive: copies have landed already, so threads that it counts arrive, and others add nothing."""
-    bar, counted = TileBarrier.of(c, e.args[0], e.span), bool(e.attr("noinc"))
+    bar, counted = TileBarrier.of(c, e.args[0], e.span), e.options.noinc
 
     def run(f: LaneFrame) -> Value:
         if counted and f.any_active():

@@ -142,7 +142,7 @@ def needed(n: Node, b: Buffer) -> bool:
     held: set[int] = set()
     for s in n.stmts:
         c, a, _, keep = s.call.args  # type: ignore[attr-defined]
-        row = WGMMA_ROWS[s.call.attr("row")]  # type: ignore[attr-defined]
+        row = WGMMA_ROWS[s.call.options.row]  # type: ignore[attr-defined]
         if isinstance(a, AddressOf) and a.buffer.data is b.data:
             return True
         if c.buffer.data is b.data:
@@ -159,7 +159,7 @@ def running_after(n: Node, product: bool, running: int) -> int:
         return 0
     if n.kind == "commit" and running != NEVER:
         return min(running + 1, NEVER - 1)
-    if n.kind == "wait" and running > int(n.stmts[0].call.attr("n", 0)):  # type: ignore[attr-defined]
+    if n.kind == "wait" and running > n.stmts[0].call.options.n:  # type: ignore[attr-defined]
         return NEVER
     return running
 

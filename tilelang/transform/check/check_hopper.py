@@ -127,7 +127,7 @@ def linear_thread(launch: Launch) -> Expr:
 
 def groups_test(c: Call, thread: Expr) -> Expr:
     """in_warp_groups as a test of the thread index."""
-    low, high = GROUP * int(c.attr("first")), GROUP * (int(c.attr("first")) + int(c.attr("count")))
+    low, high = GROUP * c.options.first, GROUP * (c.options.first + c.options.count)
     below = binary("lt", thread, const(high, thread.dtype))
     return below if low == 0 else logical("and", binary("ge", thread, const(low, thread.dtype)), below)
 

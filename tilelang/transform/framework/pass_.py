@@ -13,7 +13,7 @@ from typing import Any
 
 from tilelang.env import env, is_truthy
 from tilelang.errors import InternalError, TileLangError
-from tilelang.ir import Func, with_attrs
+from tilelang.ir import Func, with_options
 from tilelang.ir.record import record
 from tilelang.ir.verify import DEVICE, PHASES, SYNCED, THREADS_BOUND, TILE, verify
 from tilelang.log import phase
@@ -95,7 +95,7 @@ def pass_(needs: str, gives: str | None = None) -> Callable[[PassFn], PassFn]:
             if at != needs:
                 raise InternalError(f"pass {info.name} needs a program in phase {needs}, found {at}")
             out = fn(func, cx)
-            return out if out.attr("phase", TILE) == after else with_attrs(out, phase=after)
+            return out if out.attr("phase", TILE) == after else with_options(out, phase=after)
 
         run.info = info  # type: ignore[attr-defined]
         return run
@@ -182,7 +182,7 @@ def _changed(before: Func, after: Func) -> bool:
         return False
     if before.body is not after.body or before.params != after.params or before.buffers != after.buffers:
         return True
-    return with_attrs(before, phase=None).attrs != with_attrs(after, phase=None).attrs
+    return with_options(before, phase=None).attrs != with_options(after, phase=None).attrs
 
 
 def _check(func: Func, name: str | None, before: Func, cx: PassContext) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error
-from tilelang.ir import Buffer, Func, Launch, Parallel, Stmt, Var, replace, rewrite_launches, rewrite_stmts, with_attrs
+from tilelang.ir import Buffer, Func, Launch, Parallel, Stmt, Var, replace, rewrite_launches, rewrite_stmts, with_options
 from tilelang.layout import Fragment, replicated_fragment, row_fragment, view_layout, viewed_fragment
 from tilelang.ops import Gemm
 
@@ -70,7 +70,7 @@ class _Inference(StrictLayouts):
                                key=lambda p: order[p[0]]))
         self._report(layouts)
         report = (*self.launch.attr("report", ()), *self.reasons) or None
-        return with_attrs(replace(self.launch, body=body), layouts=layouts, report=report)
+        return with_options(replace(self.launch, body=body), layouts=layouts, report=report)
 
     def _report(self, layouts: tuple[tuple[Buffer, Any], ...]) -> None:
         """Level 4 of the debug trace: each layout and why; pictures where the config asks for them."""
@@ -275,7 +275,7 @@ class _Inference(StrictLayouts):
             return self.gemms[id(s)]
         if isinstance(s, Parallel):
             loop = self.loops.get(id(s))
-            return s if loop is None or loop.layout is None else with_attrs(s, loop_layout=loop.layout)
+            return s if loop is None or loop.layout is None else with_options(s, loop_layout=loop.layout)
         return None
 
 

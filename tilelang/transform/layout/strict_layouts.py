@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import Buffer, Launch, Var, with_attrs
+from tilelang.ir import Buffer, Launch, Var, with_options
 from tilelang.layout import Fragment, Layout
 from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm, with_warps_of
@@ -79,7 +79,7 @@ class StrictLayouts(Uses):
         # Those that take what layout there is come last; mma.sync works on the rows that wgmma gives each warp.
         for op, plan in sorted(plans, key=lambda p: (p[1].instruction == SIMT, p[1].instruction not in WGMMA_ROWS)):
             plan = with_warps_of(plan, first.setdefault(op.c.buffer, plan))
-            new = self.gemms[id(op)] = with_attrs(op, instruction=plan.instruction, warps=plan.warps)
+            new = self.gemms[id(op)] = with_options(op, instruction=plan.instruction, warps=plan.warps)
             asked.append((op, plan, new.infer_layout(self._for(op))))
         for op, plan, layouts in asked:  # accumulators before operands: those can be staged
             lay, old = layouts.get(op.c.buffer), self.known.layouts.get(op.c.buffer)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilelang.ir import (Buffer, For, Func, Launch, Stmt, Var, While, inner, replace, rewrite_launches, rewrite_stmts, walk,
-                         with_attrs)
+                         with_options)
 
 from ..framework.config import PassConfigKey
 from ..analysis.effects import Effect, own_effects
@@ -66,7 +66,7 @@ def keep_order(func: Func, cx: PassContext) -> Func:
         if not found:
             return launch
         them = tuple({b: None for pair in found for b in pair})
-        return with_attrs(replace(launch, body=_serial(launch.body)), overlapping=them)
+        return with_options(replace(launch, body=_serial(launch.body)), overlapping=them)
 
     return rewrite_launches(func, serial) if free else func
 

@@ -69,7 +69,7 @@ def _named(s: Stmt, calls: dict[int, Call], fn: Callable[[Stmt], Stmt | None]) -
 
 
 def _number(n: Node) -> int | None:
-    return n.attr("number") if isinstance(n, Call) and n.op == "call_extern" else None
+    return n.options.number if isinstance(n, Call) and n.op == "call_extern" else None
 
 
 def _own(s: Stmt) -> list[Expr]:

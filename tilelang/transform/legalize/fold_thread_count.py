@@ -86,7 +86,7 @@ class _Settled:
     def _groups(self, cond: Expr, a: Analyzer) -> Analyzer:
         """What is known in warp groups of their own."""
         if isinstance(cond, Call) and cond.op == "in_warp_groups" and self.launch.threads[1:] == (1, 1):
-            tx, first, count = self.launch.thread_vars[0], int(cond.attr("first")), int(cond.attr("count"))
+            tx, first, count = self.launch.thread_vars[0], cond.options.first, cond.options.count
             low, high = a.interval(tx)
             if low is not None and high is not None:
                 return a.bind(tx, max(low, first * GROUP), min(high, (first + count) * GROUP - 1))

@@ -10,7 +10,7 @@ from tilelang.arith import Analyzer
 from tilelang.errors import error, register
 from tilelang.ir import (Alloc, Binary, Bind, Break, Buffer, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Region,
                          Seq, Stmt, Store, TileOp, Unary, Var, While, free_vars, inner, is_const, rebuild, replace, rewrite,
-                         statements, stmts_of, walk, with_attrs)
+                         statements, stmts_of, walk, with_options)
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.verify import verify
@@ -66,7 +66,7 @@ def legalize(func: Func, cx: PassContext) -> Func:
         warn_uninitialized(func)
     check_tma_sums(func, cx.target)
     if not cx.option(PassConfigKey.TIR_NOALIAS):
-        func = with_attrs(func, may_alias=parameter_names(func))
+        func = with_options(func, may_alias=parameter_names(func))
     return func
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Parallel, Stmt, TileOp,
                          Var, While, binary, const, inner, is_const, rebuild, replace, rewrite_launches, seq, stmts_of, walk,
-                         with_attrs)
+                         with_options)
 from tilelang.ir.record import state
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma_copy import check_tma_copy
@@ -75,7 +75,7 @@ def _written(launch: Launch) -> Launch:
     by_hand = made or remote or any(isinstance(n, Call) and n.op in _OWN for n in nodes)
     numbers = {int(n.args[0].value) if isinstance(n.args[0], Const) else -1 for n in nodes
                if isinstance(n, Call) and n.op in ("named_barrier", "named_barrier_arrive")}
-    return with_attrs(launch, by_hand=True, barrier_numbers=tuple(sorted(numbers)) or None) if by_hand else launch
+    return with_options(launch, by_hand=True, barrier_numbers=tuple(sorted(numbers)) or None) if by_hand else launch
 
 
 def _check_source(launch: Launch, op: Copy) -> None:
@@ -129,7 +129,7 @@ def _set_up(launch: Launch, made: list[Buffer], remote: bool) -> Launch:
 def role_of(cond: Expr) -> tuple[int, int] | None:
     """(first, count) of the warp groups of a condition that is in_warp_groups alone."""
     if isinstance(cond, Call) and cond.op == "in_warp_groups":
-        return int(cond.attr("first")), int(cond.attr("count"))
+        return cond.options.first, cond.options.count
     return None
 
 
@@ -229,7 +229,7 @@ class _Pins:
             return self.gemm(s, state)
         if isinstance(s, Evaluate):
             if s.call.op == "wgmma_wait":
-                state, ended = state.wait(int(s.call.attr("n", 0)))
+                state, ended = state.wait(s.call.options.n)
                 self.note(self.after, s, ended)
             elif s.call.op == "wgmma_commit":
                 state = state.issue(frozenset())
@@ -291,8 +291,8 @@ class _Pins:
             return s
         new = s
         if isinstance(s, Gemm):
-            new = with_attrs(s, in_flight=True) if id(s) in self.flying else s
-            new = with_attrs(new, behind=True) if id(s) in self.behind else new
+            new = with_options(s, in_flight=True) if id(s) in self.flying else s
+            new = with_options(new, behind=True) if id(s) in self.behind else new
         elif not isinstance(s, TileOp):
             new = rebuild(s, self.rewritten)
         before, after = self.before.get(id(s)), self.after.get(id(s))

@@ -47,7 +47,7 @@ def pin_raw_products(launch: Launch) -> Launch:
 def check_raw_loads(launch: Launch) -> None:
     """TMA does not see what ordinary stores of the same kernel wrote.  Raises tma-copy."""
     maps = {m.name: m.buffer for m in tensor_maps_of(launch)}
-    loads = {maps[c.attr("map")].data: c for c in walk(launch.body, Call) if c.op == "tma_load"}
+    loads = {maps[c.options.map].data: c for c in walk(launch.body, Call) if c.op == "tma_load"}
     for e in effects(launch.body) if loads else ():
         if e.writes and e.storage in loads:
             raise error("tma-copy", f"T.tma_load of `{e.buffer.name}`, which is written by the kernel: TMA does not see what "
@@ -63,7 +63,7 @@ def alignment_by_hand(launch: Launch) -> dict[Var, int]:
     out: dict[Var, int] = {}
     for c in walk(launch.body, Call):
         if c.op in ("wgmma_descriptor", "tma_load") and isinstance(c.args[0], AddressOf):
-            swizzle = maps.get(c.attr("map"), 0) if c.op == "tma_load" else int(c.attr("swizzle", 0))
+            swizzle = maps.get(c.options.map, 0) if c.op == "tma_load" else c.options.swizzle
             data = c.args[0].buffer.data
             out[data] = max(out.get(data, 0), 128, 8 * swizzle)
     return out

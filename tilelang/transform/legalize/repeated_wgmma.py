@@ -94,7 +94,7 @@ class _Flow:
     def product(self, s: Evaluate, now: Open, values: Mapping[Var, Expr]) -> Open:
         c, a, b, *_ = s.call.args
         args = (c, *(x if isinstance(x, AddressOf) else self.value(x, values) for x in (a, b)))
-        made = _Product(Call(s.call.op, args, s.call.dtype, s.call.attrs))
+        made = _Product(Call(s.call.op, args, s.call.dtype, s.call.options))
         if any(not _differ(made, p) for p in now.values()):
             self.marked.add(id(s))
             now = {}
@@ -132,7 +132,7 @@ def _differ(p: _Product, q: _Product) -> bool:
     c, d = p.call.args[0], q.call.args[0]
     if not isinstance(c, AddressOf) or not isinstance(d, AddressOf):
         return False
-    if p.call.attrs != q.call.attrs or c.buffer.data is not d.buffer.data:
+    if p.call.options != q.call.options or c.buffer.data is not d.buffer.data:
         return True
     at, other = c.indices[0], d.indices[0]
     if isinstance(at, Const) and isinstance(other, Const) and at.value != other.value:

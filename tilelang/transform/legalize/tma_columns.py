@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from tilelang.arith import divisible, known_divisor
-from tilelang.ir import Bind, Expr, Func, Region, replace, rewrite, walk, with_attrs
+from tilelang.ir import Bind, Expr, Func, Region, replace, rewrite, walk, with_options
 from tilelang.ops import AtomicTile, Copy
 from tilelang.target.tensor_map import STRIDE_ALIGN
 
@@ -29,7 +29,7 @@ def tma_columns(func: Func, cx: PassContext) -> Func:
 
     def mark(x: Any) -> Any:
         if any(unaligned_columns(r, facts) for r in (x.dst, getattr(x, "src", None))):
-            return with_attrs(x, unaligned_columns=True)
+            return with_options(x, unaligned_columns=True)
         return None
 
     return replace(func, body=rewrite(func.body, mark, Copy, AtomicTile))

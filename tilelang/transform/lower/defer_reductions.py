@@ -20,7 +20,7 @@ from typing import Any
 
 from tilelang.ir import (Binary, Bind, Break, Buffer, Call, Cast, Const, Continue, Evaluate, Expr, Func, If, Launch, Load,
                          Parallel, Region, Seq, Stmt, Store, Unary, Var, const, inner, is_const, replace, rewrite,
-                         rewrite_launches, seq, statements, stmts_of, substitute, walk, with_attrs)
+                         rewrite_launches, seq, statements, stmts_of, substitute, walk, with_options)
 from tilelang.ir.record import state
 from tilelang.layout import THREAD, Fragment
 from tilelang.ops import Fill, Reduce, SumCopies
@@ -85,7 +85,7 @@ class _Sums:
         end = SumCopies(Region(total, tuple(const(0) for _ in total.shape), total.shape), span=reductions[0].span)
 
         def spread(x: Any) -> Any:
-            return with_attrs(x, spread=True) if isinstance(x, Reduce) and id(x) in chosen else None
+            return with_options(x, spread=True) if isinstance(x, Reduce) and id(x) in chosen else None
 
         done = [rewrite(s, spread, Reduce) for s in parent.stmts]
         changed = seq(*done[:at + 1], end, *done[at + 1:], span=parent.span)

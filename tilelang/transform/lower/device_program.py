@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Buffer, Call, Expr, Func, Launch, Stmt, Var, dtype, free_vars, rebuild, replace, walk,
-                         with_attrs)
+                         with_options)
 from tilelang.ir.record import record
 from tilelang.ir.stmt import For, If, Seq, While
 from tilelang.target.tensor_map import TensorMap, tensor_maps_of
@@ -85,7 +85,7 @@ def split_host(func: Func) -> LoweredProgram:
     def visit(s: Any) -> Any:
         if isinstance(s, Launch):
             name = s.attr("cuda_entry") or f"{base}_kernel" + (f"_{len(kernels)}" if kernels else "")
-            named = with_attrs(s, name=name, may_alias=func.attr("may_alias") or s.attr("may_alias"))
+            named = with_options(s, name=name, may_alias=func.attr("may_alias") or s.attr("may_alias"))
             kernels.append(_kernel(func, named, name))
             return named
         if isinstance(s, tuple):
@@ -134,7 +134,7 @@ def _kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
         workspaces = (GRID_BARRIER, *workspaces)
     ordered = _ordered(func, scalars)
     maps = tuple(m.check() for m in tensor_maps_of(launch))
-    stored = {x.attr("map") for x in calls if x.op in ("tma_store", "tma_reduce_add")}
+    stored = {x.options.map for x in calls if x.op in ("tma_store", "tma_reduce_add")}
     return DeviceKernel(name, (*buffers, *ordered), launch, launch.grid, launch.threads, launch.attr("shared_bytes", 0),
                         frozenset(b for b in buffers if b.data in written) | {m.buffer for m in maps if m.name in stored},
                         maps, workspaces)

@@ -17,7 +17,7 @@ from typing import Any
 from tilelang import errors
 from tilelang.ir import (Alloc, Bind, Break, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Parallel, Seq,
                          Stmt, Store, TileOp, Var, While, binary, call, cast, const, dtype, fresh, contains, rebuild, replace,
-                         seq, walk, with_attrs)
+                         seq, walk, with_options)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.ops.distribute import Distribution
 from tilelang.ops.tma_store import PANEL
@@ -85,7 +85,7 @@ class Lowering(LoweredAccesses):
         body = seq(*self._prefetched(), body)
         maps = (*self.launch.attr("tensor_maps", ()), *((name, *key) for key, name in self.maps.items())) or None
         report = (*self.launch.attr("report", ()), *self.stores.reports) or None
-        return with_attrs(replace(self.launch, body=body), layouts=None, tensor_maps=maps, compute_threads=None,
+        return with_options(replace(self.launch, body=body), layouts=None, tensor_maps=maps, compute_threads=None,
                           tiles_overlap=None, report=report)
 
     def _prefetched(self) -> list[Stmt]:
@@ -137,7 +137,7 @@ class Lowering(LoweredAccesses):
 
     def _roles(self, s: If) -> Stmt:
         """Warp groups with work of their own: inside, "the block" is theirs alone."""
-        first, count = int(s.cond.attr("first")), int(s.cond.attr("count"))  # type: ignore[attr-defined]
+        first, count = s.cond.options.first, s.cond.options.count  # type: ignore[attr-defined]
         then = self._as_block(s.then, first, count)
         if s.orelse is None:
             return replace(s, then=then)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, If, Load, Select, Shuffle, Stmt, Store, Var,
-                         binary, cast, const, fresh, load, rebuild, replace, seq, with_attrs)
+                         binary, cast, const, fresh, load, rebuild, replace, seq, with_options)
 from tilelang.ops.distribute import conjunction
 
 from ..analysis.guards import tile_indices, vector_lanes_of
@@ -70,7 +70,7 @@ class LoweredAccesses(LoweredBuffers):
         if s.call.op in ("wgmma_pin", "wgmma_hold") and isinstance(s.call.args[0], AddressOf) and \
                 s.call.args[0].buffer.scope_name == "local.fragment":
             count = int(self.local_of(s.call.args[0].buffer).shape[0])
-            out = replace(s, call=with_attrs(self._call(s.call), count=count))
+            out = replace(s, call=with_options(self._call(s.call), count=count))
         guard = self._atomic_guard(s.call)
         if self.loop is not None:
             guard = conjunction(self.loop.dist.first, guard)

@@ -8,7 +8,7 @@ from typing import Any
 from tilelang import errors
 from tilelang.arith import Analyzer, known_divisor
 from tilelang.ir import (Alloc, Buffer, Call, Expr, Func, Launch, Load, Ramp, Stmt, Var, cast, const, contains, convert,
-                         dtype, fresh, seq, substitute, walk, with_attrs)
+                         dtype, fresh, seq, substitute, walk, with_options)
 from tilelang.layout import RowMajor, linear_layout, swizzled_layout
 from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.distribute import conjunction
@@ -115,9 +115,9 @@ class LoweredBuffers:
             got = Buffer(buffer.name, (layout.size,), buffer.dtype, buffer.scope_name, data=buffer.data,
                          attrs=buffer.attrs, span=buffer.span)
             if buffer.data in self.panelled:  # the hardware swizzles bits of the address
-                got = with_attrs(got, align=max(int(buffer.attr("align", 0) or 0), 8 * layout.swizzle.bytes))
+                got = with_options(got, align=max(int(buffer.attr("align", 0) or 0), 8 * layout.swizzle.bytes))
             if buffer.data in self.aligned:
-                got = with_attrs(got, align=max(int(got.attr("align", 0) or 0), self.aligned[buffer.data]))
+                got = with_options(got, align=max(int(got.attr("align", 0) or 0), self.aligned[buffer.data]))
             self.lowered[buffer] = got
         return got
 

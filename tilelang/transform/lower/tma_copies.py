@@ -19,7 +19,7 @@ from tilelang.arith import Analyzer
 from tilelang.arith.simplify import extent_bounds
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Region, Seq,
                          Stmt, Store, While, binary, call, const, dtype, is_const, load, replace, rewrite_launches, seq,
-                         stmts_of, walk, with_attrs)
+                         stmts_of, walk, with_options)
 from tilelang.layout import linear_layout
 from tilelang.ops import AtomicTile, Copy, Transpose
 from tilelang.ops.bulk import as_boxes, bulk_bytes, run_refusal
@@ -87,7 +87,7 @@ class _Copies:
                 self.setup.append(_do("sync_threads"))
         out = self.launch if body is self.launch.body else replace(
             self.launch, body=seq(*self.setup, *stmts_of(body), span=body.span))
-        return with_attrs(out, report=(*self.launch.attr("report", ()), *self.notes) or None)
+        return with_options(out, report=(*self.launch.attr("report", ()), *self.notes) or None)
 
     # ---- walking --------------------------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class _Copies:
     def _roles(self, s: Any) -> Stmt:
         """The part that computes; the other one belongs to whoever made the roles."""
         compute = self.launch.attr("compute_threads")
-        if compute is None or s.orelse is None or int(s.cond.attr("first")) * GROUP != compute:
+        if compute is None or s.orelse is None or s.cond.options.first * GROUP != compute:
             return s
         return self._same(s, orelse=self.stmt(s.orelse))
 
@@ -232,7 +232,7 @@ class _Copies:
         self.inits.append(_do("mbarrier_init", at, const(1, "uint32")))
         bytes_ = sum(bulk_bytes(c.dst) if c.dst.buffer.ndim == 1 else tma_bytes(c) for c in run)
         asks = [_do("mbarrier_arrive_expect_tx", at, const(bytes_, "uint32")),
-                *(with_attrs(c, **self._way(c, c.dst), barrier=(bar, const(0))) for c in run)]
+                *(with_options(c, **self._way(c, c.dst), barrier=(bar, const(0))) for c in run)]
         out: list[Stmt] = [self._one(seq(*asks))]
         if not self.stores.loops:
             return [*out, _do("mbarrier_wait", at, const(0, "uint32"))]
@@ -268,7 +268,7 @@ class _Copies:
         """One thread stores the tile.  awaited: a wait stands in front of what writes the tile next."""
         self.deferred |= awaited
         wait = [] if awaited else [_do("bulk_wait", n=0) if self._again(c) else _do("bulk_wait", n=0, read=True)]
-        return self._one(seq(with_attrs(c, **self._way(c, moved_tile(c)), awaited=True), *wait))
+        return self._one(seq(with_options(c, **self._way(c, moved_tile(c)), awaited=True), *wait))
 
     def _again(self, c: Copy | AtomicTile) -> bool:
         """Whether the elements must not be changed before an earlier store to them is done."""

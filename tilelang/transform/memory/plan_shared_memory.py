@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (Alloc, Buffer, Call, Evaluate, Func, Launch, Seq, Stmt, Var, call, replace, rewrite_launches, seq,
-                         statements, stmts_of, walk, with_attrs)
+                         statements, stmts_of, walk, with_options)
 from tilelang.ir.record import state
 
 from ..framework.config import PassConfigKey
@@ -84,7 +84,7 @@ def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
     buffers = [s.buffer for s in statements(launch.body)
                if isinstance(s, Alloc) and s.buffer.scope_name in (*SHARED, BARRIER)]
     if not buffers:
-        return with_attrs(launch, shared_bytes=0)
+        return with_options(launch, shared_bytes=0)
     body = list(stmts_of(launch.body))
     spans = _spans(body, [b for b in buffers if b.is_static])
     total = _place(spans, reuse)
@@ -104,7 +104,7 @@ def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
         size = size + (n + 15) // 16 * 16
     if reuse:
         launch = replace(launch, body=_separated(body, spans, launch.body.span))
-    return with_attrs(launch, shared_offsets=tuple(offsets), shared_bytes=size)
+    return with_options(launch, shared_offsets=tuple(offsets), shared_bytes=size)
 
 
 def _spans(body: list[Stmt], buffers: list[Buffer]) -> list[_Span]:

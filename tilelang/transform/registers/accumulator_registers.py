@@ -27,7 +27,7 @@ from copy import copy
 from typing import Any
 
 from tilelang.ir import (AddressOf, Buffer, Call, Const, Evaluate, Func, Launch, Stmt, Var, inner, rebuild, rewrite_launches,
-                         seq, with_attrs)
+                         seq, with_options)
 from tilelang.ir import replace as replaced
 from tilelang.ir.record import record
 from tilelang.target.wgmma import WGMMA_ROWS
@@ -110,7 +110,7 @@ def _named(every: Iterable[Effect]) -> tuple[dict[Var, Buffer], set[Var]]:
         whole = len(b.shape) == 1 and b.is_static and b.size * b.dtype.bits % 32 == 0
         at = e.indices[0] if e.indices and len(e.indices) == 1 else None
         if e.node.op == "wgmma_pin":
-            whole = whole and isinstance(at, Const) and at.value == 0 and e.node.attr("count") == b.size
+            whole = whole and isinstance(at, Const) and at.value == 0 and e.node.options.count == b.size
         if not whole or not isinstance(at, Const) or found.get(b.data, b) is not b and e.node.op == "wgmma":
             refused.add(b.data)
         elif e.node.op == "wgmma":
@@ -125,7 +125,7 @@ def _candidates(every: list[Effect]) -> dict[Var, Buffer]:
         calls = [e.node for e in every if isinstance(e.node, Call) and e.node.op == "wgmma"]
         if refused or len(found) > 1 or any(isinstance(c.args[1], AddressOf) for c in calls):
             return {}
-        if any(WGMMA_ROWS[c.attr("row")].c.registers != b.size for c in calls for b in found.values()):
+        if any(WGMMA_ROWS[c.options.row].c.registers != b.size for c in calls for b in found.values()):
             return {}
     return {v: b for v, b in found.items() if v not in refused}
 
@@ -252,13 +252,13 @@ class _Moves:
         if isinstance(x, Evaluate):
             return seq(self._evaluate(x), *more) if more else self._evaluate(x)
         if id(x) in self.direct:
-            return seq(with_attrs(x, registers=True), *more)
+            return seq(with_options(x, registers=True), *more)
         return seq(x, *more) if more else rebuild(x, self.visit)
 
     def _evaluate(self, s: Evaluate) -> Stmt:
         if s.call.op == "wgmma":
             own = tuple(what for what, a in zip("ca", s.call.args) if isinstance(a, AddressOf) and a.buffer.data in self.own)
-            return replaced(s, call=with_attrs(s.call, registers=own)) if own else s
+            return replaced(s, call=with_options(s.call, registers=own)) if own else s
         if s.call.op != "wgmma_pin":
             return s
         b = s.call.args[0].buffer  # type: ignore[attr-defined]

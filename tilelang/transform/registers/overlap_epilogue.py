@@ -85,7 +85,7 @@ class _Places:
 def _in_order(s: Seq, places: _Places) -> Stmt | None:
     """The statements with panels moved; None where none may be."""
     stmts = list(s.stmts)
-    waits = [n for n, x in enumerate(stmts) if _op(x) == "wgmma_wait" and x.call.attr("n") == 0]  # type: ignore[attr-defined]
+    waits = [n for n, x in enumerate(stmts) if _op(x) == "wgmma_wait" and x.call.options.n == 0]  # type: ignore[attr-defined]
     if not waits:
         return None
     wait = waits[-1]

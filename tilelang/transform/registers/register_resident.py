@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, For, If, Launch, Seq, Stmt, Store, Var, const, rebuild, seq,
-                         with_attrs)
+                         with_options)
 from tilelang.ir import replace as replaced
 from tilelang.target.register_forms import Form, form_of
 
@@ -59,7 +59,7 @@ def whole_registers(launch: Launch, found: Mapping[Var, Buffer]) -> Launch | Non
             return None
     if not all(_done(graph, v) for v in found):
         return None
-    return with_attrs(_Rewriter(found, direct, borrowed).visit(launch), own_values=True)
+    return with_options(_Rewriter(found, direct, borrowed).visit(launch), own_values=True)
 
 
 def _products(launch: Launch) -> list[Call]:
@@ -123,7 +123,7 @@ class _Rewriter:
     def _marked(self, x: Stmt) -> Stmt:
         form = form_of(x)
         own = form is not None and form.source is not None and form.source.data in self.found
-        marked = with_attrs(x, registers="source" if own else True)  # type: ignore[arg-type]
+        marked = with_options(x, registers="source" if own else True)  # type: ignore[arg-type]
         marked.__dict__["_form"] = form
         return marked
 
@@ -148,7 +148,7 @@ class _Rewriter:
     def _evaluate(self, s: Evaluate) -> Stmt:
         if s.call.op == "wgmma":
             own = tuple(what for what, a in zip("ca", s.call.args) if isinstance(a, AddressOf) and a.buffer.data in self.found)
-            return replaced(s, call=with_attrs(s.call, registers=own))
+            return replaced(s, call=with_options(s.call, registers=own))
         arrays = self.borrowed.get(id(s))
         if arrays is not None:
             return _borrowing(s, arrays)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, If, Load, Region, Stmt, Store, Var, binary, const, convert,
-                         free_vars, is_const, load, replace, seq, stmts_of, substitute, used_vars, walk, with_attrs)
+                         free_vars, is_const, load, replace, seq, stmts_of, substitute, used_vars, walk, with_options)
 from tilelang.ir.record import record
 from tilelang.ops import Copy, Gemm
 
@@ -211,7 +211,7 @@ class _Loop:
             turn = [*self.rest(k, k + one), *self.fill(k + one), *self.start(0, k + one)]
         # With loads in the loop ptxas puts them between the instructions of a product that is started sooner.
         tight = bool(self.early and self.r.slow) or None
-        return with_attrs(replace(loop, kind="serial", start=start, extent=extent, body=seq(*turn)), tight=tight, **_SERIAL)
+        return with_options(replace(loop, kind="serial", start=start, extent=extent, body=seq(*turn)), tight=tight, **_SERIAL)
 
     def of(self, stmts: list[Stmt], it: Expr) -> list[Stmt]:
         """Statements of iteration `it`, behind the bindings that they need."""
@@ -234,7 +234,7 @@ class _Loop:
 
     def start(self, n: int, it: Expr) -> list[Stmt]:
         """Product n, which runs on."""
-        return [with_attrs(s, wait=-1) for s in self.of([self.products[n]], it)]
+        return [with_options(s, wait=-1) for s in self.of([self.products[n]], it)]
 
     def rest(self, it: Expr, after: Expr | None, ahead: Sequence[Stmt] = ()) -> list[Stmt]:
         """An iteration whose first product runs.  after: the next one, None for the last.  ahead: done under the last part."""

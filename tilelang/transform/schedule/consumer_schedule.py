@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tilelang.ir import (Buffer, Expr, If, Stmt, binary, const, convert, is_const, replace, seq, stmts_of,
-                         substitute, walk, with_attrs)
+                         substitute, walk, with_options)
 from tilelang.ops import Gemm, Reduce
 
 from ..legalize.hopper_features import hopper
@@ -93,7 +93,7 @@ def _plain(r: RoleLoop) -> list[Stmt]:
                 out += r.release(ring, slot)
         if turns and isinstance(s, Gemm):
             out.append(give_turn(r, binary("eq", k, convert(r.loop.start))))
-    loop = with_attrs(replace(r.loop, kind="serial", body=seq(*out)), **_SERIAL)
+    loop = with_options(replace(r.loop, kind="serial", body=seq(*out)), **_SERIAL)
     return [If(has_iterations(r), wait_for_turn(r)), loop] if turns else [loop]
 
 
@@ -107,11 +107,11 @@ def _one_running(r: RoleLoop) -> list[Stmt]:
         i = index.get(id(s), -1)
         out += r.filled(i, k)
         done: Any = r.select(s, k)
-        out.append(with_attrs(done, wait=1) if isinstance(s, Gemm) else done)
+        out.append(with_options(done, wait=1) if isinstance(s, Gemm) else done)
         started = binary("gt", k, convert(r.loop.start))
         # The wait has ordered the group's warps.
         out += [r.released(ring, before, started) for ring in r.rings if ring.last == i]
-    loop = with_attrs(replace(r.loop, kind="serial", body=seq(*out)), **_SERIAL)
+    loop = with_options(replace(r.loop, kind="serial", body=seq(*out)), **_SERIAL)
     product: Any = next(s for s in kept if isinstance(s, Gemm))
     held = pin(product.c.buffer)
     extent = convert(r.loop.extent)
@@ -140,7 +140,7 @@ def _rotated(r: RoleLoop, pair: Pair, finished: list[Stmt]) -> list[Stmt]:
         return [r.select(s if it is k else substitute(s, {k: it}), it) for s in stmts]
 
     def started(s: Stmt, item: int, it: Expr, running: bool) -> list[Stmt]:
-        return [*r.filled(item, it), *(with_attrs(x, wait=-1) if running else x for x in of([s], it))]
+        return [*r.filled(item, it), *(with_options(x, wait=-1) if running else x for x in of([s], it))]
 
     def released(item: int, it: Expr) -> list[Stmt]:
         slot, _ = r.slot(it)
@@ -152,7 +152,7 @@ def _rotated(r: RoleLoop, pair: Pair, finished: list[Stmt]) -> list[Stmt]:
             do("wgmma_wait", n=1), pin(a.c.buffer), *released(pair.first, k), *_held(of(free, k)),
             do("wgmma_wait", n=0), pin(b.c.buffer), pin(b.a.buffer), *released(pair.second, k - 1), *of(bound, k)]
     extent = convert(r.loop.extent)
-    loop = with_attrs(replace(r.loop, kind="serial", start=start + 1, extent=extent - 1, body=seq(*turn)), **_SERIAL)
+    loop = with_options(replace(r.loop, kind="serial", start=start + 1, extent=extent - 1, body=seq(*turn)), **_SERIAL)
     last = start + extent - 1
     closing = [*started(second, pair.second, last, False), *released(pair.second, last)]
     return [If(binary("gt", extent, const(0, extent.dtype)), seq(*rename(opening), loop, *finished, *closing),

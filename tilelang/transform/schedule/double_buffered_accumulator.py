@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, If, Stmt, Var, binary, const, convert, free_vars, fresh,
-                         is_const, logical, replace, seq, stmts_of, substitute, with_attrs)
+                         is_const, logical, replace, seq, stmts_of, substitute, with_options)
 from tilelang.ir.record import record
 from tilelang.ops import Gemm
 
@@ -115,7 +115,7 @@ def alternate(r: RoleLoop, parts: Parts) -> list[Stmt]:
         """(what starts its product, the work when that is done); `running` products stay under way meanwhile."""
         mapping: dict[Any, Any] = {k: it, **(second if odd else {})}
         done = [r.select(substitute(s, mapping), it) for s in kept]
-        product = [*r.filled(parts.item, it), with_attrs(done[at], wait=-1)]
+        product = [*r.filled(parts.item, it), with_options(done[at], wait=-1)]
         slot, _ = r.slot(it)
         released = [s for ring in r.rings if ring.turn == 1 for s in r.release(ring, slot)]
         before = r.using(done[:at], list(range(parts.item)), it)
@@ -148,7 +148,7 @@ def alternate(r: RoleLoop, parts: Parts) -> list[Stmt]:
         if lead and whole:
             out.append(wait_for_turn(r))
         if whole:  # ring_steps is for verify_sync, which leaves out the same iterations of all loops
-            out.append(with_attrs(turns(first, const(whole, extent.dtype), TURN, lead), ring_steps=(TURN, int(extent.value))))
+            out.append(with_options(turns(first, const(whole, extent.dtype), TURN, lead), ring_steps=(TURN, int(extent.value))))
         if left:
             out.append(turn(first + whole * TURN, left, []))
         return out

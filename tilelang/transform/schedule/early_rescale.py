@@ -54,7 +54,7 @@ def _reordered(body: list[Stmt]) -> list[Stmt] | None:
     if mapped is None or scaled is None:
         return None
     waits = next((i for i in range(scaled - 1, mapped, -1) if _calls(body[i], "wgmma_wait")), None)
-    if waits is None or body[waits].call.attr("n") != 0 or not all(map(_releases, body[waits + 1:scaled])):  # type: ignore[attr-defined]
+    if waits is None or body[waits].call.options.n != 0 or not all(map(_releases, body[waits + 1:scaled])):  # type: ignore[attr-defined]
         return None
     moved, between = body[waits:scaled + 1], body[mapped + 1:waits]
     factor = _factor(body[scaled])

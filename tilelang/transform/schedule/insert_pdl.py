@@ -19,7 +19,7 @@ nobody knows: such launches stay as they are.
 from __future__ import annotations
 
 from tilelang.ir import (Alloc, Bind, Call, Evaluate, Func, Launch, Load, Stmt, Store, contains, replace, rewrite_launches,
-                         seq, stmts_of, walk, with_attrs)
+                         seq, stmts_of, walk, with_options)
 
 from ..legalize.aliasing import parameter_names
 from ..framework.config import PassConfigKey
@@ -50,7 +50,7 @@ def dependent_launch(func: Func, cx: PassContext) -> Func:
 
 def _dependent(launch: Launch, wanted: bool, names: tuple[str, ...]) -> Launch:
     if launch.attr("pdl"):
-        return launch if ordered(launch) else with_attrs(launch, may_alias=names)
+        return launch if ordered(launch) else with_options(launch, may_alias=names)
     if not wanted or launch.attr("cooperative") or _runs_foreign_code(launch):
         return launch
     if any(x.op == "pdl_trigger" for x in walk(launch.body, Call)):  # in front of a wait it would let
@@ -58,8 +58,8 @@ def _dependent(launch: Launch, wanted: bool, names: tuple[str, ...]) -> Launch:
     stmts = stmts_of(launch.body)
     at = next((n for n, s in enumerate(stmts) if not _sets_up(s)), len(stmts))
     body = seq(*stmts[:at], do("pdl_sync"), do("pdl_trigger"), *stmts[at:], span=launch.body.span)
-    out = with_attrs(replace(launch, body=body), pdl=True)
-    return out if ordered(launch) else with_attrs(out, may_alias=names)
+    out = with_options(replace(launch, body=body), pdl=True)
+    return out if ordered(launch) else with_options(out, may_alias=names)
 
 
 def _runs_foreign_code(launch: Launch) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, If, Load, Node,
                          Region, Stmt, Store, Var, call, const, fresh, load, replace, rewrite,
-                         seq, substitute, used_vars, with_attrs)
+                         seq, substitute, used_vars, with_options)
 from tilelang.ir.record import record
 
 from ..analysis.statements import rename
@@ -100,7 +100,7 @@ class _Emitter:
         for i in r.items:
             s = self.items[i].stmt
             used |= used_vars(s)
-            stmts.append(with_attrs(s, async_group=True) if i in self.plan.ahead else s)
+            stmts.append(with_options(s, async_group=True) if i in self.plan.ahead else s)
         binds = self.early(used)
         stmts = self.with_late(stmts)
         if not clone and r.stage == self.depth:
@@ -209,13 +209,13 @@ class _Emitter:
             return self.guarded(base + ahead, self.run(r, base + ahead, clone=False), loop.span)
 
         body = seq(*top, *self.step(main_run), span=loop.span)
-        out.append(with_attrs(replace(loop, body=body, extent=self.extent), pipeline_report=self.plan.report))
+        out.append(with_options(replace(loop, body=body, extent=self.extent), pipeline_report=self.plan.report))
         if self.depth:  # nothing is left in flight (the last copies are guarded off): this tells every later reader so
             out.append(_wait(0))
         return seq(*out, span=loop.span)
 
     def plain_run(self, r: _Run) -> list[Stmt]:
-        return self.with_late([with_attrs(self.items[i].stmt, async_group=True) if i in self.plan.ahead
+        return self.with_late([with_options(self.items[i].stmt, async_group=True) if i in self.plan.ahead
                                else self.items[i].stmt for i in r.items])
 
     def prologue_run(self, r: _Run, u: int) -> list[Stmt]:

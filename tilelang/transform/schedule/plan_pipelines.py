@@ -7,7 +7,7 @@ from typing import Any
 
 from tilelang.errors import InternalError
 from tilelang.ir import (Alloc, Break, Buffer, Const, Continue, For, Func, Launch, Parallel, Region, Seq, Stmt, Var, While,
-                         rebuild, replace, rewrite_launches, rewrite_stmts, seq, statements, stmts_of, walk, with_attrs)
+                         rebuild, replace, rewrite_launches, rewrite_stmts, seq, statements, stmts_of, walk, with_options)
 from tilelang.ir.record import state
 from tilelang.ops import Copy, Reduce, Scan
 
@@ -64,12 +64,12 @@ class _Planner:
         out = replace(self.launch, body=body)
         if layouts:  # a user's layout of a buffer is that of each of its versions
             more = tuple((self.made[b], lay) for b, lay in layouts if b in self.made)
-            out = with_attrs(out, layouts=tuple(layouts) + more)
+            out = with_options(out, layouts=tuple(layouts) + more)
         reports = [s.attr("pipeline_report") for s in statements(body) if isinstance(s, For)]
         stages = {**dict(self.launch.attr("stages", ())), **{b.name: int(v.shape[0]) for b, v in self.made.items()}}
         off = no_roles(self.cx)
         notes = (*self.launch.attr("report", ()), *([f"one role for all warps: {off}"] if off else []))
-        return with_attrs(out, pipeline_report="; ".join(r for r in reports if r) or None,
+        return with_options(out, pipeline_report="; ".join(r for r in reports if r) or None,
                           stages=tuple(stages.items()) or None, report=notes or None)
 
     def planned(self, body: Stmt) -> Stmt:
@@ -82,10 +82,10 @@ class _Planner:
     def loop(self, original: For, body: Stmt) -> Stmt:
         """A pipelined loop, its body already planned, as serial code."""
         wanted = wanted_stages(original)
-        plain = with_attrs(replace(original, kind="serial", body=body), **dict.fromkeys(_LOOP_ATTRS))
+        plain = with_options(replace(original, kind="serial", body=body), **dict.fromkeys(_LOOP_ATTRS))
 
         def serial(why: str) -> For:
-            return with_attrs(plain, pipeline_report=f"sequential: {why}")
+            return with_options(plain, pipeline_report=f"sequential: {why}")
 
         parts = take_apart(stmts_of(body))
         if isinstance(wanted, tuple):

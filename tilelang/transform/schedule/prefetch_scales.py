@@ -25,7 +25,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer, known_divisor
 from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Var, const, convert,
-                         free_vars, load, replace, rewrite, seq, stmts_of, substitute, walk, with_attrs)
+                         free_vars, load, replace, rewrite, seq, stmts_of, substitute, walk, with_options)
 from tilelang.ir.record import record
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_refusal
@@ -154,7 +154,7 @@ class _Tiles:
             extents = tuple(n if d == p.step else int(rows.value) if d == p.row else 1 for d in range(len(mins)))
             src = Region(x.buffer, tuple(mins), extents, span=x.span)
             copy = Copy(src, Region(tile, (const(0), const(0)), shape, span=x.span), span=x.span)
-            copy = with_attrs(copy, turn=n, unaligned_columns=unaligned_columns(src, self.facts) or None)
+            copy = with_options(copy, turn=n, unaligned_columns=unaligned_columns(src, self.facts) or None)
             if tma_refusal(copy, hopper(self.cx).strides):
                 return None
             self.made[key] = tile, copy

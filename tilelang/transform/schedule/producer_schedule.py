@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tilelang.ir import (AddressOf, Bind, Expr, For, If, Region, Stmt, Var, binary, const, convert, replace, seq, substitute,
-                         with_attrs)
+                         with_options)
 
 from .consumer_schedule import late_rings
 from ..analysis.statements import rename
@@ -65,7 +65,7 @@ def _loads(r: RoleLoop, rings: list[Ring], k: Expr, pure: list[Bind], tf32: set[
             dst = Region(new, (slot, *(const(0) for _ in op.dst.extents)), (1, *op.dst.extents), span=op.dst.span)
             src = replace(op.src, mins=tuple(substitute(m, dict(mapping)) if isinstance(m, Expr) else m
                                              for m in op.src.mins))
-            stmts.append(with_attrs(replace(op, src=src, dst=dst), tma=True, barrier=(ring.full, slot),
+            stmts.append(with_options(replace(op, src=src, dst=dst), tma=True, barrier=(ring.full, slot),
                                     tf32=op.dst.buffer.data in tf32 or None,
                                     share=ring.share(i)))
         if ring.turn > 1:

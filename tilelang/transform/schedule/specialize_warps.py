@@ -26,7 +26,7 @@ from typing import Any
 from tilelang.arith import Analyzer
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Stmt, Var, binary, call,
                          const, convert, free_vars, contains, is_const, replace, rewrite_launches, seq, statements,
-                         stmts_of, substitute, walk, with_attrs)
+                         stmts_of, substitute, walk, with_options)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
@@ -91,7 +91,7 @@ def _specialized(launch: Launch, cx: PassContext) -> Launch:
                 pass
         return _Roles(launch, loops, cx).run()
     except _Declined as e:
-        return with_attrs(launch, report=(*launch.attr("report", ()), f"one role for all warps: {e}"))
+        return with_options(launch, report=(*launch.attr("report", ()), f"one role for all warps: {e}"))
 
 
 class _Roles:
@@ -170,7 +170,7 @@ class _Roles:
         end = do("cluster_wait" if parting else "cluster_sync") if cluster else None
         out = self._parts(once, made, [*done, self._loader(loading)], computing, cluster, end)
         if tiles is not None:
-            out = with_attrs(replace(out, grid=(tiles.grid,), block_vars=(tiles.block,)), swizzle=None,
+            out = with_options(replace(out, grid=(tiles.grid,), block_vars=(tiles.block,)), swizzle=None,
                              tiles_overlap=bool(turned) or None,
                              cluster=None if tiles.team is None else (tiles.team.size, 1, 1))
         return self._said(out, self.about)
@@ -215,10 +215,10 @@ class _Roles:
         new = {b: v for r in self.rings for b, v in r.buffers.items()}
         layouts = self.launch.attr("layouts")
         if layouts:  # a user's layout of a buffer is that of each of its versions
-            out = with_attrs(out, layouts=(*layouts, *((new[b], lay) for b, lay in layouts if b in new)))
+            out = with_options(out, layouts=(*layouts, *((new[b], lay) for b, lay in layouts if b in new)))
         names = ", ".join(sorted(b.name for b in new))
         stages = tuple((b.name, self.shared.stages_of(r.turn)) for r in self.rings for b in r.buffers)
-        return with_attrs(out, compute_threads=self.groups * GROUP, report=(*self.launch.attr("report", ()), about),
+        return with_options(out, compute_threads=self.groups * GROUP, report=(*self.launch.attr("report", ()), about),
                           stages=stages, overlap=self.shared.overlap, pipeline_report=(
             f"warp groups: 1 loads {names} by TMA, {self.groups} compute{'s' * (self.groups == 1)}, "
             f"{self.stages} stages"))

@@ -18,7 +18,7 @@ from typing import Any
 
 from tilelang.ir import (Alloc, Buffer, For, Func, Launch, Load, Parallel, Region, Stmt, Store, Var, const, fresh,
                          contains, is_const, replace, rewrite, rewrite_launches, rewrite_stmts, seq, stmts_of, substitute,
-                         walk, with_attrs)
+                         walk, with_options)
 from tilelang.ir.record import record
 from tilelang.layout import Fragment
 from tilelang.ops import Gemm
@@ -105,7 +105,7 @@ def _split(launch: Launch, cx: PassContext) -> Launch | None:
         return done if s is loop else None
 
     out = replace(launch, body=rewrite_stmts(launch.body, changed))
-    return with_attrs(out, layouts=(*(launch.attr("layouts") or ()), *kept),
+    return with_options(out, layouts=(*(launch.attr("layouts") or ()), *kept),
                       report=(*launch.attr("report", ()), f"`{part.name}` is computed in {parts} parts of {width} columns"))
 
 
@@ -238,7 +238,7 @@ def _share(u: _User, whole: Buffer, part: Buffer, first: int, width: int, layout
     body = substitute(rewrite(u.loop.body, moved), {old: new + first if first else new})
     out = replace(u.loop, vars=tuple(new if v is old else v for v in names), body=body,
                   extents=tuple(const(width, e.dtype) if d == u.column else e for d, e in enumerate(u.loop.extents)))
-    return with_attrs(out, loop_layout=over)
+    return with_options(out, loop_layout=over)
 
 
 __all__ = ["LEAST_COLUMNS", "split_products"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, If, Launch, Stmt, Store, Var, binary, cast, const,
-                         dtype, free_vars, load, seq, with_attrs)
+                         dtype, free_vars, load, seq, with_options)
 from tilelang.ops.tma import tma_bytes
 
 from .persistent import Tiles
@@ -78,7 +78,7 @@ class WholeTile:
                 out.append(do("mbarrier_wait", AddressOf(self.empty, (const(g),)),
                               binary("bitxor", self.parity, const(1, "uint32"))))
             out.append(do("mbarrier_arrive_expect_tx", full, const(tma_bytes(op) // len(self.copies), "uint32")))
-            out.append(with_attrs(op, tma=True, barrier=(self.full, const(g))))
+            out.append(with_options(op, tma=True, barrier=(self.full, const(g))))
         return out
 
     def filled(self) -> list[Stmt]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from tilelang.ir import Break, Const, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt, While, rewrite_launches
+from tilelang.ir import Break, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt, While, rewrite_launches
 from tilelang.ir.record import record
 from tilelang.ir import replace as with_fields
 
@@ -393,19 +392,15 @@ def _after_async(s: Stmt, state: _State) -> _State:
     """The effect of commits and waits on asynchronous copies."""
     if not isinstance(s, Evaluate):
         return state
-    if s.call.op in ("cp_async_commit", "ptx_commit_group"):
+    if s.call.op == "cp_async_commit":
         return {e: None if age is None else min(age + 1, CAP + 4) for e, age in state.items()}
     if s.call.op == "mbarrier_wait":  # by every thread: what signals that barrier has happened, and all know
         bar = s.call.args[0].buffer  # type: ignore[attr-defined]
         return {e: age for e, age in state.items() if e.access.signals is not bar}
-    if s.call.op in ("cp_async_wait", "ptx_wait_group"):
-        n = int(s.call.attr("n", 0)) if s.call.attr("n") is not None else _constant(s.call.args)
+    if s.call.op == "cp_async_wait":
+        n = s.call.options.n
         return {e: None if age is None or age >= n else age for e, age in state.items()}
     return state
-
-
-def _constant(args: tuple[Any, ...]) -> int:
-    return int(args[0].value) if args and isinstance(args[0], Const) else 0
 
 
 class _Needed(Exception):

@@ -162,9 +162,9 @@ def _extent(c: Call, b: Buffer) -> tuple[int, int, bool]:
     """(elements, lanes whose address counts, whether that is known) of an intrinsic's access through an address."""
     size = max(1, b.dtype.bytes)
     if c.op == "cp_async":
-        return max(1, int(c.attr("bytes", 16)) // size), 32, True
+        return max(1, c.options.bytes // size), 32, True
     if c.op in ("ldmatrix", "stmatrix"):
-        return max(1, 16 // size), min(32, 8 * int(c.attr("num", 4))), True
+        return max(1, 16 // size), min(32, 8 * c.options.num), True
     if c.op.startswith("atomic_"):
         return {"atomic_addx2": 2, "atomic_addx4": 4}.get(c.op, 1), 32, True
     if c.op == "ldg":

@@ -32,7 +32,7 @@ NUMBERS = range(1, 8)  # of named barriers for roles; ops/tma_store.py takes tho
 def role_of(s: Stmt) -> tuple[int, int] | None:
     """(first, count) of the warp groups that a branch by role sends into its first part; None for other statements."""
     if isinstance(s, If) and isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":
-        return int(s.cond.attr("first")), int(s.cond.attr("count"))
+        return s.cond.options.first, s.cond.options.count
     return None
 
 
@@ -211,7 +211,7 @@ class RoleSync:
         def barrier(x: Stmt) -> Stmt | None:
             if not isinstance(x, Evaluate) or x.call.op != "sync_threads":
                 return None
-            number = x.call.attr("number")
+            number = x.call.options.number
             number = self.number(start) if number is None else number
             return Evaluate(call("named_barrier", (const(number), const(count)), "void"), span=x.span)
 

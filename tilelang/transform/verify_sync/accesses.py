@@ -73,7 +73,7 @@ class Accesses:
                        atomic=Atomic(family(c.op), used and self.turning, self.inside))
         elif c.op in ("ldmatrix", "stmatrix"):
             mask, active = self.mask, self.active
-            lanes = self.threads % 32 < 8 * int(c.attr("num", 4))
+            lanes = self.threads % 32 < 8 * c.options.num
             self.only(lanes if mask is None else lanes & mask)
             self.touch("w" if c.op == "stmatrix" else "r", a.buffer, a.indices, max(1, 16 // size), s)
             self.mask, self.active = mask, active

@@ -292,7 +292,7 @@ class _Follower(Numbers):
             self.groups.append(self.open)
             self.open = []
         elif c.op == "cp_async_wait":
-            keep = int(c.attr("n", 0))
+            keep = c.options.n
             done, self.groups = self.groups[: len(self.groups) - keep], self.groups[len(self.groups) - keep:]
             for g, t, site in (x for group in done for x in group):
                 self.shadow.flying[g] = 0
@@ -352,14 +352,14 @@ class _Follower(Numbers):
             self.touch("a", a.buffer, a.indices, {"atomic_addx2": 2, "atomic_addx4": 4}.get(c.op, 1), mask, s,
                        atomic=Atomic(family(c.op), used and self.turning, self.path))
         elif c.op == "cp_async":
-            width = max(1, int(c.attr("bytes", 16)) // size)
+            width = max(1, c.options.bytes // size)
             self.touch("async" if k == 0 else "r", a.buffer, a.indices, width, mask, s)
         elif c.op in ("ldmatrix", "stmatrix"):
-            lanes = self.threads % 32 < 8 * int(c.attr("num", 4))
+            lanes = self.threads % 32 < 8 * c.options.num
             mode = "w" if c.op in _WRITES_FIRST and k == 0 else "r"
             self.touch(mode, a.buffer, a.indices, max(1, 16 // size), lanes if mask is None else lanes & mask, s)
         elif c.op == "wgmma_descriptor":  # a tile read by the whole warp group
-            self.touch("r", a.buffer, a.indices, int(c.attr("count", 1)), mask, s, together=True)
+            self.touch("r", a.buffer, a.indices, c.options.count, mask, s, together=True)
         else:
             self.touch("w", a.buffer, None, 1, mask, s)
 

@@ -27,9 +27,9 @@ def _fence_proxy_async(st: Any, c: Call, span: Any) -> None:
 
 def _box(st: Any, c: Call) -> tuple[int, int]:
     """(bytes of shared memory a box takes, bytes it counts)."""
-    m = st.plan.maps.get(c.attr("map"))
+    m = st.plan.maps.get(c.options.map)
     if m is None:
-        raise Undecided(f"there is no tensor map `{c.attr('map')}`")
+        raise Undecided(f"there is no tensor map `{c.options.map}`")
     size = m.buffer.dtype.bits // 8
     rows = m.box_bytes // (m.box[0] * size)
     return rows * max(m.box[0] * size, m.swizzle), m.box_bytes
@@ -70,7 +70,7 @@ def _arrives(st: Any, lo: int, taken: int, counted: int, bar_at: Expr, span: Any
 def _tma_load(st: Any, c: Call, span: Any) -> None:
     taken, counted = _box(st, c)
     blocks = [st.block]
-    if c.attr("multicast"):
+    if c.options.multicast:
         mask = st.uniform(c.args[-1], "the mask of a multicast")
         if not 0 < mask < 1 << len(st.block.model.blocks):
             raise Found(Fault(f"a multicast to the blocks of mask {mask:#x} in a cluster of {len(st.block.model.blocks)}",
@@ -133,7 +133,7 @@ def _issuers(st: Any) -> list[tuple[tuple[Any, int], _Stores]]:
 @event
 def _bulk_wait(st: Any, c: Call, span: Any) -> None:
     for (w, lanes), own in _issuers(st):
-        keep = int(c.attr("n", 0))
+        keep = c.options.n
         done = own.groups[: max(0, len(own.groups) - keep)]
         if done:
             own.groups = own.groups[len(done):]
@@ -155,7 +155,7 @@ def _lines(start: int, lbo: int, sbo: int, swizzle: int, major: str, extent: int
 
 @event
 def _wgmma(st: Any, c: Call, span: Any) -> None:
-    row = WGMMA_ROWS[c.attr("row")]
+    row = WGMMA_ROWS[c.options.row]
     st.partial("a wgmma", span)
     if st.block.streams_are_groups and len(st.active) != 4:
         raise Found(Fault(f"a wgmma is reached by {len(st.active)} warps, not by whole warp groups", span, None))
@@ -172,8 +172,8 @@ def _wgmma(st: Any, c: Call, span: Any) -> None:
             raise Undecided("a matrix descriptor is known only at run time")
         extent, dt = (64, row.a_dtype) if k == 1 else (row.shape[1], row.b_dtype)
         base = d.address // 128 * 128
-        for lo, hi in _lines(d.address - base, d.lbo, d.sbo, d.swizzle, c.attr("a_major" if k == 1 else "b_major"), extent,
-                             -(-dt.bits // 8)):
+        major = c.options.a_major if k == 1 else c.options.b_major
+        for lo, hi in _lines(d.address - base, d.lbo, d.sbo, d.swizzle, major, extent, -(-dt.bits // 8)):
             st.block.memory.group_reads(base + lo, base + hi, st.active, st.products, st.registers.time, span)
     st.registers.issue(uses, span)
 
@@ -194,7 +194,7 @@ def _wgmma_commit(st: Any, c: Call, span: Any) -> None:
 
 @event
 def _wgmma_wait(st: Any, c: Call, span: Any) -> None:
-    st.registers.wait(int(c.attr("n", 0)))
+    st.registers.wait(c.options.n)
     for w, lanes in st.active:
         w.learn_times(lanes, {st.products: st.registers.finished, **st.registers.waits})
         w.aligned(lanes)
@@ -208,7 +208,7 @@ def _cp_async(st: Any, c: Call, span: Any) -> None:
     a = c.args[0]
     if not isinstance(a, AddressOf):
         raise Undecided("a copy's shared place is not given as an element of a buffer")
-    g, t, exact = st.granules(a.buffer, a.indices, max(1, int(c.attr("bytes", 16)) // a.buffer.dtype.bytes))
+    g, t, exact = st.granules(a.buffer, a.indices, max(1, c.options.bytes // a.buffer.dtype.bytes))
     st.block.accesses += 1
     st.open_copies.append((g, t, exact, list(st.active), span, bool(st.independent)))
     st.block.memory.fly(g, t, st.active, span, exact, bool(st.independent))
@@ -222,7 +222,7 @@ def _cp_async_commit(st: Any, c: Call, span: Any) -> None:
 
 @event
 def _cp_async_wait(st: Any, c: Call, span: Any) -> None:
-    keep = int(c.attr("n", 0))
+    keep = c.options.n
     done = st.copy_groups[: max(0, len(st.copy_groups) - keep)]
     st.copy_groups = st.copy_groups[len(done):]
     for g, t, exact, active, where, alone in (x for group in done for x in group):

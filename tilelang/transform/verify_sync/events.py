@@ -149,7 +149,7 @@ class _Registers:
 
 
 def _set_max_nreg(st: Any, c: Any, span: Any) -> Iterator[Any]:
-    n, threads = int(c.attr("n")), st.count()
+    n, threads = c.options.n, st.count()
     more = (n - st.nreg) * threads
     while more > max(0, st.block.spare):
         yield span, _Registers(st.block, more), f"for {n} registers a thread"
@@ -212,7 +212,7 @@ def _cluster_turn(st: Any, relaxed: bool, span: Any) -> int:
 def _cluster_arrive(st: Any, c: Call, span: Any) -> None:
     if st.cluster_turn is not None:
         raise Found(Fault("threads arrive again at the cluster barrier before they wait for it", span, None))
-    st.cluster_turn = _cluster_turn(st, bool(c.attr("relaxed")), span)
+    st.cluster_turn = _cluster_turn(st, c.options.relaxed, span)
 
 
 def _cluster_wait(st: Any, c: Any, span: Any) -> Iterator[Any]:

@@ -88,7 +88,7 @@ class Plan:
             elif isinstance(x, Call) and (x.op not in EVENTS or x.op in _BY_THREADS):
                 for a in x.args:
                     if isinstance(a, AddressOf) and a.buffer.scope_name in SHARED and x.op != "wgmma_descriptor":
-                        width = _LANES.get(x.op) or (int(x.attr("bytes", 16)) if x.op == "cp_async" else 0)
+                        width = _LANES.get(x.op) or (x.options.bytes if x.op == "cp_async" else 0)
                         piece = gcd(piece, width or a.buffer.dtype.bytes)
         for b in self.shared:
             piece = gcd(piece, self.places[b.data])

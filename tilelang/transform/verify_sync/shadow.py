@@ -28,7 +28,7 @@ def widest_piece(launch: Launch) -> int:
         elif isinstance(x, Call):
             for a in x.args:
                 if isinstance(a, AddressOf) and a.buffer.scope_name in SHARED:
-                    size = {"cp_async": int(x.attr("bytes", 16)), "ldmatrix": 16, "stmatrix": 16}.get(x.op)
+                    size = x.options.bytes if x.op == "cp_async" else {"ldmatrix": 16, "stmatrix": 16}.get(x.op)
                     piece = gcd(piece, size or a.buffer.dtype.bytes)
     return -piece or -1  # negative: not to be cut further
 

@@ -265,7 +265,7 @@ class Stream(Accesses):
             return
         self.inside = (*around, Branch(id(s), way))
         if way and isinstance(cond, Call) and cond.op == "in_warp_groups":
-            self.inside = (*self.inside, Role(int(cond.attr("first")), int(cond.attr("count"))))
+            self.inside = (*self.inside, Role(cond.options.first, cond.options.count))
 
     def only(self, taken: Any) -> None:
         """Only these threads are active from here on."""

@@ -280,7 +280,7 @@ class Values:
 
     def _call(self, e: Call) -> Fn:
         if e.op == "in_warp_groups":
-            first, count = int(e.attr("first")), int(e.attr("count"))
+            first, count = e.options.first, e.options.count
             return lambda f: f.in_groups(first, count)
         if e.op == "elect_one":
             return lambda f: f.elected()
@@ -299,7 +299,7 @@ class Values:
     def _descriptor(self, e: Call) -> Fn:
         a = e.args[0]
         more = self._of(e.args[1]) if len(e.args) > 1 else None
-        plus, lbo, sbo, swizzle = (int(e.attr(k, 0)) for k in ("offset", "lbo", "sbo", "swizzle"))
+        plus, lbo, sbo, swizzle = (getattr(e.options, k) for k in ("offset", "lbo", "sbo", "swizzle"))
         if not isinstance(a, AddressOf):
             return lambda f: None
 

@@ -8,7 +8,7 @@ that the rings tell apart (verify_sync_trials).  Shares no code with the passes 
 from __future__ import annotations
 
 from tilelang.errors import error, register
-from tilelang.ir import Alloc, Func, Launch, rewrite_launches, walk, with_attrs
+from tilelang.ir import Alloc, Func, Launch, rewrite_launches, walk, with_options
 
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import DEVICE, PassContext, pass_
@@ -38,7 +38,7 @@ def verify_sync(func: Func, cx: PassContext) -> Func:
                 one = f.other is not None and f.other == f.span
                 raise error("sync-unordered", f.message, found=f.message, span=f.span or f.other or launch.span,
                             notes=notes, hint=_ONE if one else _TWO)
-        return with_attrs(launch, sync_report=text)
+        return with_options(launch, sync_report=text)
 
     return rewrite_launches(func, checked)
 

@@ -1,0 +1,213 @@
+"""Options of intrinsics: compile-time parameters of a Call, one record for each family of rows in target/."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .options import Options, options
+
+CALL_OPTIONS: dict[str, type[CallOptions]] = {}  # by the name of the intrinsic; one that is not named has none
+
+
+class CallOptions(Options):
+    """Base of the records of intrinsics.  Which fields there are depends on the intrinsic."""
+
+    if TYPE_CHECKING:  # what some record declares, so that a reader who knows the intrinsic need not name its record
+        a_major: str
+        b_major: str
+        bytes: int
+        cache_hint: str | None
+        count: int
+        first: int
+        inc: bool
+        key: int | None
+        lbo: int
+        map: str
+        move: str | None
+        multicast: bool
+        n: int
+        noinc: bool
+        num: int
+        number: int | None
+        offset: int
+        order: str | None
+        read: bool
+        registers: tuple[str, ...]
+        relaxed: bool
+        rounding_mode: str
+        row: str
+        sbo: int
+        swizzle: int
+        trans: bool
+        width: int
+
+
+def options_of(op: str, given: dict[str, Any]) -> CallOptions | None:
+    """The record of an intrinsic with these options, None where it has none.  Raises TypeError for others."""
+    record = CALL_OPTIONS.get(op)
+    if record is not None:
+        return record(**given)
+    if given:
+        raise TypeError(f"{op} has no options, found {', '.join(given)}")
+    return None
+
+
+def _of(*ops: str) -> Callable[[type], Any]:
+    """Class decorator: the record of these intrinsics."""
+
+    def wrap(cls: type) -> Any:
+        record = options(cls)
+        CALL_OPTIONS.update(dict.fromkeys(ops, record))
+        return record
+
+    return wrap
+
+
+@_of(*(f"ieee_{op}" for op in ("add", "sub", "mul", "fdiv", "fmaf", "frcp", "fsqrt")))
+class Rounding(CallOptions):
+    """rounding_mode: rn, rz, ru or rd."""
+
+    rounding_mode: str = "rn"
+
+
+@_of("call_extern")
+class ExternOptions(CallOptions):
+    """number: tells calls of functions with effects apart, None for those without."""
+
+    number: int | None = None
+
+
+@_of("sync_threads")
+class BlockBarrierOptions(CallOptions):
+    """number: of the named barrier that it becomes where warp roles have barriers of their own."""
+
+    number: int | None = None
+
+
+@_of("syncthreads_count", "syncthreads_and", "syncthreads_or", "role_meet")
+class VoteOptions(CallOptions):
+    """key: the first number of the meeting, where warp roles run as separate actors (CPU)."""
+
+    key: int | None = None
+
+
+@_of("shfl_xor", "shfl_up", "shfl_down", "shfl_idx")
+class ShuffleOptions(CallOptions):
+    """width: lanes of the part of the warp that exchanges values."""
+
+    width: int = 32
+
+
+@_of(*(f"atomic_{op}" for op in ("add", "max", "min", "or", "and", "xor", "exchange", "load", "store")))
+class AtomicOptions(CallOptions):
+    """order: the memory order by its C++ name, None for the intrinsic's own."""
+
+    order: str | None = None
+
+
+@_of("cp_async")
+class CpAsyncOptions(CallOptions):
+    """bytes: 4, 8 or 16."""
+
+    bytes: int
+
+
+@_of("cp_async_wait", "wgmma_wait")
+class WaitOptions(CallOptions):
+    """n: groups that may still run."""
+
+    n: int = 0
+
+
+@_of("bulk_wait")
+class BulkWaitOptions(CallOptions):
+    """n: groups that may still run.  read: waits until their sources are read, not until all is written."""
+
+    n: int = 0
+    read: bool = False
+
+
+@_of("ldmatrix", "stmatrix")
+class MatrixMoveOptions(CallOptions):
+    """num: 1, 2 or 4 matrices of 8 x 8.  trans: each transposed."""
+
+    num: int
+    trans: bool = False
+
+
+@_of("mma")
+class MmaOptions(CallOptions):
+    """row: name of the instruction in MMA_ROWS."""
+
+    row: str
+
+
+@_of("wgmma")
+class WgmmaOptions(CallOptions):
+    """row: name of the instruction in WGMMA_ROWS.  a_major, b_major: "k" or "mn".  registers: which of "c" and "a" are named
+    PTX registers (printed CUDA)."""
+
+    row: str
+    a_major: str = "k"
+    b_major: str = "k"
+    registers: tuple[str, ...] = ()
+
+
+@_of("wgmma_descriptor")
+class DescriptorOptions(CallOptions):
+    """lbo, sbo, swizzle, offset: bytes.  count: elements of the tile that is read, from the address on."""
+
+    lbo: int = 0
+    sbo: int = 0
+    swizzle: int = 0
+    offset: int = 0
+    count: int = 1
+
+
+@_of("wgmma_pin", "wgmma_hold")
+class PinOptions(CallOptions):
+    """count: 32-bit registers of the array, 0 where the lowering finds out.  move: "in" copies an array into its named PTX
+    registers, "out" these into the array."""
+
+    count: int = 0
+    move: str | None = None
+
+
+@_of("tma_load", "tma_store", "tma_reduce_add", "tma_prefetch")
+class TmaOptions(CallOptions):
+    """map: name of a tensor map of the launch.  multicast: to the CTAs of a mask.  cache_hint: a name of CACHE_HINTS."""
+
+    map: str
+    multicast: bool = False
+    cache_hint: str | None = None
+
+
+@_of("cp_async_mbarrier_arrive")
+class CpAsyncArriveOptions(CallOptions):
+    """noinc: the arrival is one of those that the barrier was initialised for."""
+
+    noinc: bool = False
+
+
+@_of("cluster_arrive")
+class ClusterArriveOptions(CallOptions):
+    """relaxed: orders no memory."""
+
+    relaxed: bool = False
+
+
+@_of("in_warp_groups")
+class WarpGroupOptions(CallOptions):
+    """Warp groups first .. first + count - 1."""
+
+    first: int
+    count: int
+
+
+@_of("set_max_nreg")
+class RegisterCountOptions(CallOptions):
+    """n: registers per thread.  inc: raises the count, else lowers it."""
+
+    n: int
+    inc: bool
