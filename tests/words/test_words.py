@@ -39,7 +39,7 @@ def test_an_old_word_in_a_name_is_found(name, word):
 
 @pytest.mark.parametrize("name", [
     "reduce_sum", "warp_role", "WarpRole", "alloc_shared", "round", "partition", "apartment", "returned", "participants",
-    "particles", "background", "cumsum", "sharding", "warp_roles_of",
+    "particles", "background", "cumsum", "sharding", "warp_roles_of", "rasterisation_panel",
 ])
 def test_an_ordinary_name_is_not(name):
     assert not list(words.in_name(name))

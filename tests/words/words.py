@@ -121,8 +121,9 @@ def in_name(name: str) -> Iterator[str]:
     tokens = spelled.split("_")
     for key, word in WORDS.items():
         kept = name in word.keep
-        warp = key == "role" and all(tokens[i - 1] == "warp" for i, t in enumerate(tokens) if t in word.name)
-        if not kept and not warp and word.name & set(tokens):
+        before = {"role": "warp", "panel": "rasterisation"}.get(key)
+        meant = any(t in word.name and (i == 0 or tokens[i - 1] != before) for i, t in enumerate(tokens))
+        if not kept and meant:
             yield key
     for phrase, key in _PHRASES.items():
         if phrase in spelled:
@@ -177,8 +178,9 @@ def pages() -> list[Path]:
 
 
 def prose_of_page(page: Path) -> str:
-    """The text of a page; of the glossary without the list of the words themselves."""
+    """The text of a page without code, output and addresses; of the glossary without the list of the words themselves."""
     text = page.read_text(encoding="utf-8")
+    text = re.sub(r"^( *)```.*?^\1```$|\]\([^)\s]*\)", "", text, flags=re.MULTILINE | re.DOTALL)
     return text.split("## Words that are not used")[0] if page == GLOSSARY else text
 
 
