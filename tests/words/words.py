@@ -205,7 +205,9 @@ def find() -> dict[tuple[str, str, str], list[str]]:
             add("key", word, key.value, "PassConfigKey")
     for name in tracked():
         if not name.startswith(("benchmarks/results/", "tests/errors/programs/")):
-            for word in in_name(Path(name).stem.replace("-", "_")):
+            stem = Path(name).stem
+            prose = (word for word, _ in in_prose(stem.replace("-", " ")))  # a page's name is its title
+            for word in prose if name.endswith(".md") else in_name(stem.replace("-", "_")):
                 add("file", word, Path(name).name, name)
     for page in pages():
         where = str(page.relative_to(ROOT))
