@@ -17,6 +17,7 @@ from tilelang import ops
 from tilelang.codegen.cpu import compile_tile
 from tilelang.ir import FALSE, Alloc, Buffer, For, Func, Launch, Region, Seq, Var, const, convert, dtype
 from tilelang.runtime.cpu_engine import cpu_engine, thread_count
+from tilelang.transform.cpu import plan_cpu
 
 
 def plain_gemm(m: int, n: int, k: int, bm: int, bn: int, bk: int, tb: bool = False, dt: str = "float32",
@@ -57,7 +58,7 @@ def main() -> None:
     o = p.parse_args()
     m = n = k = o.size
     start = time.perf_counter()
-    program = compile_tile(plain_gemm(m, n, k, *o.tile, tb=o.tb))
+    program = compile_tile(plan_cpu(plain_gemm(m, n, k, *o.tile, tb=o.tb)))
     traced = time.perf_counter()
     engine = cpu_engine()
     ready = time.perf_counter()

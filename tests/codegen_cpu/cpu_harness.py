@@ -10,9 +10,11 @@ import numpy as np
 from completed import completed
 
 from tilelang import ops  # noqa: F401 - registers the tile ops that the text names
-from tilelang.codegen.cpu import CpuProgram, HostCpu, compile_tile
+from tilelang.codegen.cpu import CpuProgram, compile_tile
 from tilelang.ir import Buffer, Func, Var, numpy_dtype
 from tilelang.runtime.cpu_engine import cpu_engine
+from tilelang.target.cpu import HostCpu
+from tilelang.transform.cpu import plan_cpu
 
 _C = {"i1": ctypes.c_bool, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
       "float": ctypes.c_float, "double": ctypes.c_double, "ptr": ctypes.c_void_p}
@@ -23,7 +25,7 @@ class Compiled:
 
     def __init__(self, func: Func, host: HostCpu | None = None) -> None:
         func = getattr(func, "func", func)  # a PrimFunc of the language holds the Func
-        self.func, self.program = func, compile_tile(func, host)
+        self.func, self.program = func, compile_tile(plan_cpu(func, host))
         self.code = cpu_engine().load(self.program.llvm_ir, self.program.entry)
         types = [_C[p.type] for p in self.program.signature]
         self.entry = ctypes.CFUNCTYPE(ctypes.c_char_p, *types)(self.code.address)

@@ -6,7 +6,7 @@ from cpu_harness import Compiled, run_cpu
 from kernel_text import alloc, program
 
 from tilelang.codegen.cpu.gemm import blocking
-from tilelang.codegen.cpu.host import describe, host_cpu
+from tilelang.target.cpu import describe, host_cpu
 from tilelang.errors import TileLangError
 from tilelang.ir import numpy_dtype
 

@@ -85,9 +85,9 @@ class BlockBarrierOptions(CallOptions):
     number: int | None = None
 
 
-@_of("syncthreads_count", "syncthreads_and", "syncthreads_or", "role_meet")
+@_of("syncthreads_count", "syncthreads_and", "syncthreads_or", "role_barrier")
 class VoteOptions(CallOptions):
-    """key: the first number of the meeting, where warp roles run as separate actors (CPU)."""
+    """key: the number of the first barrier of the warp roles, where each is a coroutine (CPU)."""
 
     key: int | None = None
 

@@ -266,10 +266,11 @@ def build_cpu(request: Request, sig: Signature) -> Artifact:
     from tilelang.codegen.cpu import compile_tile
     from tilelang.runtime.cpu_engine import compile_cpu_object
     from tilelang.runtime.launchers import CpuLauncher
+    from tilelang.transform.cpu import plan_cpu
 
     watch = Stopwatch()
     with jit_phase("lower", request.func.name):
-        program = compile_tile(legalized(request))
+        program = compile_tile(plan_cpu(legalized(request)))
     watch.lap("lower")
     source = apply_hook("c", program.llvm_ir, request.target)
     announce_code(request.func.name, source, "llvm", request.target)

@@ -51,7 +51,8 @@ def source_of(request: Request) -> str:
     if request.target.is_cuda:
         return KERNEL_SEPARATOR.join(device_source(request)[1])
     from tilelang.codegen.cpu import compile_tile
+    from tilelang.transform.cpu import plan_cpu
 
-    source = compile_tile(legalized(request)).llvm_ir
+    source = compile_tile(plan_cpu(legalized(request))).llvm_ir
     announce_code(request.func.name, source, "llvm", request.target)
     return source

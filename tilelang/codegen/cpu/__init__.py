@@ -1,6 +1,6 @@
-"""The CPU target: a legalised tile program (phase TILE) to LLVM IR.
+"""The CPU target: a planned tile program to LLVM IR.
 
-    program = compile_tile(func)
+    program = compile_tile(plan_cpu(func))      plan_cpu: transform/cpu
     program.llvm_ir, program.entry, program.signature, program.symbols
 
 The entry is `ptr entry(params…)`: null, or the text of the host assertion that failed (NUL-terminated, static).  It
@@ -13,12 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilelang.ir import Expr, Func, Var, walk
+from tilelang.target.cpu_launch import CpuPlan, ThreadValues
 
-from .exprs import Bound, Storage
-from .host import HostCpu, host_cpu
-from .launch import Host
+from .block_function import add_parts
+from .host import HostPrinter
+from .host_function import HostFunction
+from .state import BlockState, Bound, Code, LaneFaults, Storage
 from .text import Fn, Module, clean
-from .types import unsupported, value_type
+from .types import value_type
 
 
 @dataclass(frozen=True)
@@ -59,48 +61,53 @@ def symbols_of(func: Func) -> tuple[Var, ...]:
     return tuple(out)
 
 
-def _bind_parameter(at: Host, func: Func, p: CpuParam, operand: str) -> None:
-    b = func.buffer_of(p.var)
-    if b is not None:
-        at.storage[b.data] = Storage(operand)
-    elif p.kind == "symbol":
-        at.vars[p.var] = Bound(wide=operand)
-    else:
-        at.vars[p.var] = Bound(value=operand)
-        if p.var.dtype.is_signed:
-            at.vars[p.var].wide = operand if p.type == "i64" else at.f.let(f"sext {p.type} {operand} to i64")
-
-
-def compile_tile(func: Func, host: HostCpu | None = None) -> CpuProgram:
-    """LLVM IR of a tile program for this processor (or `host`).
-
-    Raises cpu-unsupported at the user's line for what the CPU target does not compile.
-    """
-    if func.attr("phase", "TILE") != "TILE":
-        raise unsupported(f"a program in phase {func.attr('phase')}", span=func.span,
-                          hint="the CPU target starts from the tile program")
-    module = Module(func.name)
-    symbols = symbols_of(func)
-    signature = []
+def _signature(func: Func) -> tuple[CpuParam, ...]:
+    out = []
     for p in func.params:
         b = func.buffer_of(p)
         if b is not None:
-            signature.append(CpuParam("tensor", b.name, f"{b.dtype}", "ptr", p))
+            out.append(CpuParam("tensor", b.name, f"{b.dtype}", "ptr", p))
         elif p.dtype.is_handle:
-            signature.append(CpuParam("pointer", p.name, f"{p.dtype}", "ptr", p))
+            out.append(CpuParam("pointer", p.name, f"{p.dtype}", "ptr", p))
         else:
-            signature.append(CpuParam("scalar", p.name, f"{p.dtype}", value_type(p.dtype, p.span), p))
-    signature += [CpuParam("symbol", v.name, f"{v.dtype}", "i64", v) for v in symbols]
+            out.append(CpuParam("scalar", p.name, f"{p.dtype}", value_type(p.dtype, p.span), p))
+    return (*out, *(CpuParam("symbol", v.name, f"{v.dtype}", "i64", v) for v in symbols_of(func)))
+
+
+def _bind_parameter(cx: Code, func: Func, p: CpuParam, operand: str) -> None:
+    b = func.buffer_of(p.var)
+    if b is not None:
+        cx.storage[b.data] = Storage(operand)
+    elif p.kind == "symbol":
+        cx.vars[p.var] = Bound(wide=operand)
+    else:
+        cx.vars[p.var] = Bound(value=operand)
+        if p.var.dtype.is_signed:
+            cx.vars[p.var].wide = operand if p.type == "i64" else cx.f.let(f"sext {p.type} {operand} to i64")
+
+
+def compile_tile(plan: CpuPlan) -> CpuProgram:
+    """LLVM IR of a program that transform/cpu planned for a processor.
+
+    Raises cpu-unsupported at the user's line for what the CPU target does not compile.
+    """
+    func = plan.func
+    signature = _signature(func)
     entry = clean(func.attr("global_symbol") or func.name) + "_entry"  # no name of a C function ends so
+    module = Module(func.name)
     f = Fn(module, entry, "ptr", [(p.type, f"p{k}", "") for k, p in enumerate(signature)], linkage="", attrs="nounwind")
-    host_code = Host(f, host or host_cpu(), func)
+    one_thread = BlockState(ThreadValues(1, (), frozenset(), frozenset()), (1, 1, 1), ((0, 1),), LaneFaults())
+    guarded = not dict(func.attr("tilelang_pass_configs") or ()).get("tl.disable_safe_memory_legalize", False)
+    cx = Code(f, plan.host, one_thread, {}, guarded=guarded)
+    add_parts(cx)
     for k, param in enumerate(signature):
-        _bind_parameter(host_code, func, param, f"%p{k}")
-    host_code.stmt(func.body)
-    host_code.release()
+        _bind_parameter(cx, func, param, f"%p{k}")
+    host = HostFunction(cx, func)
+    HostPrinter(host).stmt(func.body)
+    host.release()
     f.end("ret ptr null")
     f.finish()
-    return CpuProgram(module.text(), entry, tuple(signature), symbols)
+    return CpuProgram(module.text(), entry, signature, tuple(p.var for p in signature if p.kind == "symbol"))
 
 
-__all__ = ["CpuParam", "CpuProgram", "HostCpu", "compile_tile", "host_cpu", "symbols_of"]
+__all__ = ["CpuParam", "CpuProgram", "compile_tile", "symbols_of"]

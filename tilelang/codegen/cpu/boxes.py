@@ -1,36 +1,38 @@
 """T.tma_load: a box of a global tensor into shared memory by its address, complete when it is issued.
 
     for each row of the box, for each 16 bytes of it:
-        inside the tensor: moved;  else element by element, what lies outside is filled
-    bytes counted on the barrier
+        inside the tensor: copied;  else element by element, elements outside are filled
+    the barrier counts the bytes
 
-Source: CUDA Driver API, "Tensor Map Object Management"; simulator/boxes.py is the same in NumPy.
+Source: CUDA Driver API, "Tensor Map Object Management"; the reference interpreter has the same in NumPy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 from tilelang.ir import AddressOf, Call
+from tilelang.target.cpu import unsupported
 from tilelang.target.shared_space import UNIT
 from tilelang.target.tensor_map import NAN_BITS, STRIDE_ALIGN, TensorMap
 
-from .actors import barrier_at, signal
-from .descriptors import misuse, move, shared_address
-from .types import unsupported
+from .barriers import barrier_operand, role_of
+from .coroutine import signal
+from .descriptors import address_table, misuse, shared_address
+from .shared_addresses import move
+from .state import CallPrinter, Code
 
 _ALIGN = 128  # of a box in shared memory
 
 
-def _tma_load(cx: Any, e: Call) -> str:
+def _tma_load(cx: Code, e: Call) -> str:
     """tma_load(address, barrier, coordinates innermost first), by each thread that executes it."""
-    m: TensorMap | None = cx.maps.get(e.options.map)
     span = e.span or cx.span
+    m: TensorMap | None = role_of(cx, f"{e.op} outside a kernel", span).maps.get(e.options.map)
     if m is None or m.tf32 or e.options.multicast:
         raise unsupported("a box through a map that this launch does not have, that rounds, or for several blocks", span=span)
-    bar = e.args[1]
-    if not isinstance(bar, AddressOf):
+    if not isinstance(e.args[1], AddressOf):
         raise unsupported("an mbarrier that is not an element of T.alloc_barrier", span=span)
     f, (held, at) = cx.f, shared_address(cx, e.args[0], e)
     starts = [cx.index(c) for c in e.args[2:]]
@@ -40,23 +42,23 @@ def _tma_load(cx: Any, e: Call) -> str:
                             f"a box of T.tma_load starts at a column that is no multiple of {STRIDE_ALIGN} bytes")):
         odd = f.let(f"icmp ne i64 {f.let(f'and i64 {value}, {by - 1}')}, 0")
         f.branch(odd, lambda why=why: misuse(cx, why, span))  # type: ignore[misc]
-    record, base = cx.addresses.of(f, held)
+    record, base = address_table(cx, e).of(f, held)
     ok = f.alloca("i1", hint="there")
     f.do(f"store i1 true, ptr {ok}")
     _rows(cx, m, starts, lambda place, source: _carry(cx, ok, record, base, place, source), at)
     f.branch(f.let(f"load i1, ptr {ok}"), lambda: None, lambda: misuse(
         cx, f"a box of {m.box} elements of T.tma_load leaves the shared buffer {held.buffer.name}", span))
-    signal(cx, barrier_at(cx, bar.buffer, bar.indices[0]), "0", str(-m.box_bytes))
+    signal(f, barrier_operand(cx, e.args[1], span), "0", str(-m.box_bytes))
     return "0"
 
 
-def _carry(cx: Any, ok: str, record: str, base: str, place: str, source: str) -> None:
+def _carry(cx: Code, ok: str, record: str, base: str, place: str, source: str) -> None:
     f = cx.f
     done = f.let(f"call i1 @{move(f.module)}(ptr {record}, ptr {base}, i64 {place}, ptr {source}, i1 true)")
     f.branch(done, lambda: None, lambda: f.do(f"store i1 false, ptr {ok}"))
 
 
-def _rows(cx: Any, m: TensorMap, starts: list[str], carry: Any, at: str) -> None:
+def _rows(cx: Code, m: TensorMap, starts: list[str], carry: Callable[[str, str], None], at: str) -> None:
     """carry(address in shared memory, where its 16 bytes come from) for each piece of the box."""
     f, b, rank = cx.f, m.buffer, m.rank
     size, per = b.dtype.bytes, UNIT // b.dtype.bytes
@@ -89,11 +91,11 @@ def _rows(cx: Any, m: TensorMap, starts: list[str], carry: Any, at: str) -> None
             carry(place, piece)
 
         def source(column: str) -> str:
-            return str(cx.address(b, [*reversed(coords[1:]), column]))
+            return cx.address(b, [*reversed(coords[1:]), column])
 
         f.branch(whole, lambda: carry(place, source(coords[0])), elements)
 
 
-BOX_EFFECTS = {"tma_load": _tma_load}
+BOX_CALLS: dict[str, CallPrinter] = {"tma_load": _tma_load}
 
-__all__ = ["BOX_EFFECTS"]
+__all__ = ["BOX_CALLS"]

@@ -1,8 +1,8 @@
 """Blocks of a cluster: their barrier, and shared memory of one another.
 
-The blocks of a cluster are one group of coroutines (actors.py), or follow each other in the group of the grid.  Their
-storage lies one `%stride` bytes behind the other, so a place in the block of another rank is the own one, moved by so
-many strides.
+The blocks of a cluster are one group of coroutines (coroutine.py), or follow each other in the group of the grid.  Their
+storage lies one `%stride` bytes behind the other, so an address in the block of another rank is this block's address plus the
+difference of the ranks times the stride.
 """
 
 from __future__ import annotations
@@ -11,91 +11,87 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.ir import AddressOf, Call
+from tilelang.ops import Copy
+from tilelang.target.cpu import unsupported
 
-from .actors import CLUSTER, PROGRESS, add_word, barrier_at, get_word, signal, wait_until
-from .exprs import Storage
-from .types import store, unsupported, value_type
-
-CLUSTER_CALLS = ("cluster_rank", "cluster_size", "cluster_arrive", "cluster_wait", "cluster_sync", "cluster_store",
-                 "mbarrier_arrive_remote")
-
-
-def _in_cluster(cx: Any, e: Any, what: str) -> None:
-    if cx.coroutine is None:
-        raise unsupported(f"{what} in a launch without clusters", span=e.span or cx.span, hint="launch with T.ClusterKernel")
+from .barriers import barrier_at, barrier_operand, need_all_threads, wait_until
+from .coroutine import CLUSTER, PROGRESS, add_word, get_word, signal
+from .state import CallPrinter, Code, RoleState, Storage
+from .types import store, value_type
 
 
-def there(cx: Any, base: str, rank: str) -> str:
-    """The place in the block of a rank (i64) that base is in this block."""
+def _in_cluster(cx: Code, what: str, span: Any) -> RoleState:
+    if cx.block.role is None:
+        raise unsupported(f"{what} in a launch without clusters", span=span or cx.span, hint="launch with T.ClusterKernel")
+    return cx.block.role
+
+
+def address_in_rank(cx: Code, base: str, rank: str) -> str:
+    """The address in the block of a rank (i64) that corresponds to base in this block."""
     f = cx.f
-    return str(f.at(base, "i8", f.mul(f.sub(rank, "%rank"), "%stride")))
+    return f.at(base, "i8", f.mul(f.sub(rank, "%rank"), "%stride"))
 
 
-def _rank(cx: Any, e: Call) -> str:
-    if e.op == "cluster_size" and cx.coroutine is None:
+def _rank(cx: Code, e: Call) -> str:
+    if e.op == "cluster_size" and cx.block.role is None:
         return "1"
-    _in_cluster(cx, e, e.op)
+    role = _in_cluster(cx, e.op, e.span)
     if e.op == "cluster_size":
-        return str(cx.cluster[0])
+        return str(role.cluster[0])
     ty = value_type(e.dtype)
-    return "%rank" if ty == "i64" else str(cx.f.let(f"trunc i64 %rank to {ty}"))
+    return "%rank" if ty == "i64" else cx.f.let(f"trunc i64 %rank to {ty}")
 
 
-def _barrier(cx: Any, e: Call) -> str:
-    """All threads of the cluster come; cluster_arrive goes on, cluster_wait waits for as many phases as it was called."""
-    _in_cluster(cx, e, e.op)
-    if cx.tid is not None:
-        raise unsupported(f"{e.op} under a condition or loop that depends on the thread", span=e.span or cx.span,
-                          hint="move the barrier out of the thread-dependent branch")
+def _barrier(cx: Code, e: Call) -> str:
+    """All threads of the cluster arrive; cluster_arrive continues, cluster_wait waits for as many phases as it was called."""
+    role = _in_cluster(cx, e.op, e.span)
+    need_all_threads(cx, e.op, e.span)
     f = cx.f
     if e.op != "cluster_wait":
-        come = add_word(f, "%cluster", CLUSTER, "1")
+        arrived = add_word(f, "%cluster", CLUSTER, "1")
         add_word(f, "%group", PROGRESS, "1")
 
-        def turn() -> None:
+        def complete() -> None:
             f.do(f"store i64 0, ptr {f.at('%cluster', 'i64', str(CLUSTER))}")
             add_word(f, "%cluster", CLUSTER + 1, "1")
 
-        blocks, roles = cx.cluster
-        f.branch(f.let(f"icmp sge i64 {come}, {blocks * roles}"), turn)
+        blocks, roles = role.cluster
+        f.branch(f.let(f"icmp sge i64 {arrived}, {blocks * roles}"), complete)
     if e.op != "cluster_arrive":
-        if cx.waited is None:
-            cx.waited = f.alloca("i64", hint="waited")
-            f.allocas.append(f"  store i64 0, ptr {cx.waited}")
-        phase = add_word(f, cx.waited, 0, "1")
-        wait_until(cx, lambda: f.let(f"icmp sge i64 {get_word(f, '%cluster', CLUSTER + 1)}, {phase}"))
+        if role.waits is None:
+            role.waits = f.alloca("i64", hint="waited")
+            f.allocas.append(f"  store i64 0, ptr {role.waits}")
+        phase = add_word(f, role.waits, 0, "1")
+        wait_until(f, role.coroutine, lambda: f.let(f"icmp sge i64 {get_word(f, '%cluster', CLUSTER + 1)}, {phase}"))
     return "0"
 
 
-def _store(cx: Any, e: Call) -> str:
+def _store(cx: Code, e: Call) -> str:
     """cluster_store(address, cta, value)."""
-    _in_cluster(cx, e, e.op)
+    _in_cluster(cx, e.op, e.span)
     where = e.args[0]
     if not isinstance(where, AddressOf):
         raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
-    at = cx.address(where.buffer, [cx.index(i) for i in where.indices])
+    at = cx.address_of(where)
     v = cx.cast_value(e.args[2], where.buffer.dtype)
-    store(cx.f, where.buffer.dtype, v, there(cx, at, cx.index(e.args[1])), e.span)
+    store(cx.f, where.buffer.dtype, v, address_in_rank(cx, at, cx.index(e.args[1])), e.span)
     return "0"
 
 
-def _arrive(cx: Any, e: Call) -> str:
+def _arrive(cx: Code, e: Call) -> str:
     """mbarrier_arrive_remote(bar, cta), by each thread that executes it."""
-    _in_cluster(cx, e, e.op)
-    where = e.args[0]
-    if not isinstance(where, AddressOf):
-        raise unsupported("an mbarrier that is not an element of T.alloc_cluster_barrier", span=e.span or cx.span)
-    bar = barrier_at(cx, where.buffer, where.indices[0])
-    signal(cx, there(cx, bar, cx.index(e.args[1])), "1", "0")
+    _in_cluster(cx, e.op, e.span)
+    bar = barrier_operand(cx, e.args[0], e.span or cx.span, "T.alloc_cluster_barrier")
+    signal(cx.f, address_in_rank(cx, bar, cx.index(e.args[1])), "1", "0")
     return "0"
 
 
-def copy_there(cx: Any, op: Any, emit: Callable[[], None]) -> None:
-    """A Copy with attr dst_block: into that block's buffer, counted by the barrier of attr `barrier` at the same place."""
-    _in_cluster(cx, op, "T.copy_cluster")
+def copy_to_rank(cx: Code, op: Copy, emit: Callable[[], None]) -> None:
+    """A Copy with attr dst_block: into that block's buffer, counted by its mbarrier of attr `barrier`."""
+    _in_cluster(cx, "T.copy_cluster", op.span)
     rank, b = cx.index(op.attr("dst_block")), op.dst.buffer
     own = cx.storage[b.data]
-    cx.storage[b.data] = Storage(there(cx, own.base, rank), own.copies)
+    cx.storage[b.data] = Storage(address_in_rank(cx, own.base, rank), own.copies)
     emit()
     cx.storage[b.data] = own
     if op.attr("barrier") is not None:
@@ -103,11 +99,11 @@ def copy_there(cx: Any, op: Any, emit: Callable[[], None]) -> None:
         for n in op.dst.extents:
             nbytes = cx.f.mul(nbytes, cx.index(n))
         bar = barrier_at(cx, *op.attr("barrier"))
-        signal(cx, there(cx, bar, rank), "0", cx.f.sub("0", nbytes))
+        signal(cx.f, address_in_rank(cx, bar, rank), "0", cx.f.sub("0", nbytes))
 
 
-CLUSTER_EFFECTS: dict[str, Callable[[Any, Call], str]] = {
+CLUSTER_CALL_PRINTERS: dict[str, CallPrinter] = {
     "cluster_rank": _rank, "cluster_size": _rank, "cluster_arrive": _barrier, "cluster_wait": _barrier,
     "cluster_sync": _barrier, "cluster_store": _store, "mbarrier_arrive_remote": _arrive}  # fmt: skip
 
-__all__ = ["CLUSTER_CALLS", "CLUSTER_EFFECTS", "copy_there"]
+__all__ = ["CLUSTER_CALL_PRINTERS", "copy_to_rank"]

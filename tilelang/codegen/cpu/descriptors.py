@@ -1,15 +1,6 @@
-"""Shared memory by address: what matrix descriptors and boxes of TMA name.
+"""Matrix descriptors of wgmma as values, and their misuse, which ends the call with an error that names the line.
 
-The buffers that a launch names by address have addresses that the compiler gives them (target/shared_space.py); their
-storage is the tile row by row.  A launch has a table of them:
-
-    record: address, bytes of the tile as it is laid out, bytes of a unit, units after which its table repeats, the table
-
-and each role an array of where their storage is.  Three functions of the module work on these: which record an address
-belongs to, 16 bytes in or out, the operand of a wgmma that a descriptor names.  Misuse that shows when the program runs
-ends the call with an error that names the line (`misuse`).
-
-Source: PTX ISA, "Matrix Descriptor Format" and "Swizzling Modes"; target/wgmma.py operand_addresses.
+Source: PTX ISA, "Matrix Descriptor Format"; target/wgmma.py.
 """
 
 from __future__ import annotations
@@ -17,200 +8,44 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, Launch
-from tilelang.target.shared_space import UNIT, Placed, SharedSpace, shared_space
-from tilelang.target.wgmma import K_STEP_BYTES, encode_descriptor
+from tilelang.ir import AddressOf, Call, Expr
+from tilelang.target.cpu import unsupported
+from tilelang.target.shared_space import UNIT, Placed
+from tilelang.target.wgmma import encode_descriptor
 
-from .actors import FAULT, word
-from .text import Fn, Module
-from .types import unsupported
-
-FIRST_MISUSE = 16  # numbers of failures from here on are a program's own
-RECORD = "{ i64, i64, i64, i64, ptr }"
-_MEMCPY = ("llvm.memcpy.p0.p0.i64", "void", "ptr, ptr, i64, i1")
+from .barriers import role_of
+from .coroutine import FAULT, FIRST_MISUSE, word
+from .shared_addresses import AddressTable
+from .state import CallPrinter, Code
 
 
-def space_of(launch: Launch) -> SharedSpace:
-    """The addresses of a launch's shared memory.  Raises cpu-unsupported."""
-    return shared_space(launch, lambda why, span: unsupported(why, span=span))
-
-
-class Addresses:
-    """The table of a launch, and where a role finds the storage.  cx: the statements of the role, storage known."""
-
-    def __init__(self, cx: Any, space: SharedSpace) -> None:
-        f, self.space = cx.f, space
-        self.table, self.count = _records(f.module, space), str(len(space.placed))
-        self.bases = f.alloca(f"[{len(space.placed)} x ptr]", 8, "named")
-        for k, p in enumerate(space.placed):  # parameters of the function: known on entry
-            at = f.name_of("%named_at")
-            f.allocas += [f"  {at} = getelementptr inbounds ptr, ptr {self.bases}, i64 {k}",
-                          f"  store ptr {cx.storage[p.buffer.data].base}, ptr {at}"]
-
-    def of(self, f: Fn, p: Placed) -> tuple[str, str]:
-        """(record, storage) of a buffer."""
-        k = str(self.space.placed.index(p))
-        return f.at(self.table, RECORD, k), f.let(f"load ptr, ptr {f.at(self.bases, 'ptr', k)}")
-
-
-def _records(m: Module, space: SharedSpace) -> str:
-    """The constant table of a launch's buffers."""
-    rows = []
-    for p in space.placed:
-        unit, period, table = p.turn
-        where = "null"
-        if p.layout is not None:
-            where = _constant(m, f"[{len(table)} x i32]", "[" + ", ".join(f"i32 {int(x)}" for x in table) + "]", "units")
-        rows.append(f"{RECORD} {{ i64 {p.start}, i64 {p.nbytes}, i64 {unit}, i64 {period}, ptr {where} }}")
-    return _constant(m, f"[{len(rows)} x {RECORD}]", "[" + ", ".join(rows) + "]", "space")
-
-
-def _constant(m: Module, kind: str, value: str, name: str) -> str:
-    """A private constant, one for equal values."""
-    key = f"{name}:{value}"
-    if key not in m.parts:
-        m.parts[key] = f"@{name}{len(m.parts)} = private unnamed_addr constant {kind} {value}"
-    return m.parts[key].split(" ", 1)[0]
-
-
-def misuse(cx: Any, text: str, span: Any) -> None:
-    """The call is to fail with this text, at the user's line."""
+def misuse(cx: Code, text: str, span: Any) -> None:
+    """The call fails with this text, at the user's line."""
+    role = role_of(cx, "a matrix descriptor outside a kernel", span)
     where = "" if span is None else f" ({os.path.basename(span.file)}:{span.line})"
-    code = cx.misuses.setdefault(text + where, len(cx.misuses))
+    code = role.misuses.setdefault(text + where, len(role.misuses))
     cx.f.do(f"store i64 {FIRST_MISUSE + code}, ptr {word(cx.f, '%group', FAULT)}")
 
 
-# ---- functions of the module --------------------------------------------------------------------------------------------
+def address_table(cx: Code, e: Call) -> AddressTable:
+    """The addresses of the launch.  Raises cpu-unsupported in a launch that names none."""
+    table = role_of(cx, f"{e.op} outside a kernel", e.span).addresses
+    if table is None:
+        raise unsupported(f"a {e.op} in a kernel that initialises no descriptor", span=e.span or cx.span,
+                          hint="T.initialize_wgmma_descriptor(desc, S[0, 0], ...) first")
+    return table
 
 
-def _field(f: Fn, record: str, k: int) -> str:
-    at = f.let(f"getelementptr inbounds {RECORD}, ptr {record}, i64 0, i32 {k}")
-    return f.let(f"load {'ptr' if k == 4 else 'i64'}, ptr {at}")
-
-
-def find(m: Module) -> str:
-    """i64 (table, records, address): the number of the record that holds an address, -1 for none."""
-    name = "tl_shared_find"
-    if name not in m.parts:
-        f = Fn(m, name, "i64", [("ptr", "records", ""), ("i64", "n", ""), ("i64", "at", "")])
-        with f.loop("0", "%n", hint="record") as i:
-            r = f.at("%records", RECORD, i)
-            inside = f.let(f"icmp ult i64 {f.sub('%at', _field(f, r, 0))}, {_field(f, r, 1)}")
-            f.branch(inside, lambda: f.end(f"ret i64 {i}"))
-        f.end("ret i64 -1")
-        f.finish()
-    return name
-
-
-def move(m: Module) -> str:
-    """i1 (record, storage, address, other, write): 16 bytes from `other` to an address, or from there; whether they lie in
-    the buffer, and elements at each of them."""
-    name = "tl_shared_move"
-    if name in m.parts:
-        return name
-    f = Fn(m, name, "i1", [("ptr", "record", ""), ("ptr", "base", ""), ("i64", "at", ""), ("ptr", "other", ""),
-                           ("i1", "write", "")])
-    memcpy = m.declare(*_MEMCPY)
-    off, size, table = f.sub("%at", _field(f, "%record", 0)), _field(f, "%record", 1), _field(f, "%record", 4)
-    inside = f.both(f.let(f"icmp ult i64 {off}, {size}"), f.let(f"icmp ule i64 {f.add(off, str(UNIT))}, {size}"))
-    f.branch(inside, lambda: None, lambda: f.end("ret i1 false"))
-
-    def carry(place: str, other: str, n: str) -> None:
-        to = f.let(f"select i1 %write, ptr {place}, ptr {other}")
-        frm = f.let(f"select i1 %write, ptr {other}, ptr {place}")
-        f.do(f"call void {memcpy}(ptr {to}, ptr {frm}, i64 {n}, i1 false)")
-
-    def plain() -> None:
-        carry(f.at("%base", "i8", off), "%other", str(UNIT))
-        f.end("ret i1 true")
-
-    f.branch(f.let(f"icmp eq ptr {table}, null"), plain)
-    unit, period = _field(f, "%record", 2), _field(f, "%record", 3)
-    with f.loop("0", f.let(f"udiv i64 {UNIT}, {unit}"), hint="unit") as i:
-        k = f.add(f.let(f"udiv i64 {off}, {unit}"), i)
-        turns, rest = f.let(f"udiv i64 {k}, {period}"), f.let(f"urem i64 {k}, {period}")
-        at = f.let(f"load i32, ptr {f.at(table, 'i32', rest)}")
-        f.branch(f.let(f"icmp slt i32 {at}, 0"), lambda: f.end("ret i1 false"))
-        place = f.mul(f.add(f.let(f"zext i32 {at} to i64"), f.mul(turns, period)), unit)
-        carry(f.at("%base", "i8", place), f.at("%other", "i8", f.mul(i, unit)), unit)
-    f.end("ret i1 true")
-    f.finish()
-    return name
-
-
-def operand(m: Module, major: str) -> str:
-    """i1 (table, records, storage, descriptor, extent, out): the operand of a k-step as rows of 32 bytes along K.
-
-    major "k": rows of 32 bytes as they are; "mn": 16 rows of `extent` elements of 16 bits, turned.  Whether all of it lies in
-    the buffer that the descriptor starts in.
-    """
-    name = f"tl_shared_operand_{major}"
-    if name in m.parts:
-        return name
-    f = Fn(m, name, "i1", [("ptr", "records", ""), ("i64", "n", ""), ("ptr", "bases", ""), ("i64", "desc", ""),
-                           ("i64", "extent", ""), ("ptr", "out", "")])
-    chunk = f.alloca(f"[{UNIT} x i8]", 16, "chunk")
-
-    def bits(shift: int, mask: int) -> str:
-        return f.let(f"and i64 {f.let(f'lshr i64 %desc, {shift}')}, {mask}")
-
-    start, lbo, sbo = (f.let(f"shl i64 {bits(s, 0x3FFF)}, 4") for s in (0, 16, 32))
-    code = bits(62, 3)  # 0: no swizzle, else 1 of 128, 2 of 64, 3 of 32 bytes
-    swizzled = f.let(f"icmp ne i64 {code}, 0")
-    log = f.sub("8", code)
-    width = f.let(f"shl i64 1, {log}")
-    mask = f.sub(f.let(f"lshr i64 16, {code}"), "1")
-    which = f.let(f"call i64 @{find(m)}(ptr %records, i64 %n, i64 {start})")
-    f.branch(f.let(f"icmp slt i64 {which}, 0"), lambda: f.end("ret i1 false"))
-    record, base = f.at("%records", RECORD, which), f.let(f"load ptr, ptr {f.at('%bases', 'ptr', which)}")
-    rows, chunks = ("%extent", "2") if major == "k" else (str(K_STEP_BYTES // 2), f.let("lshr i64 %extent, 3"))
-
-    def swizzled_place(row: str, c: str) -> str:
-        along = f.mul(c, str(UNIT))
-        panel, inside = "0", along
-        if major != "k":
-            panel = f.mul(f.let(f"lshr i64 {along}, {log}"), lbo)
-            inside = f.let(f"and i64 {along}, {f.sub(width, '1')}")
-        eight, one = f.let(f"lshr i64 {row}, 3"), f.let(f"and i64 {row}, 7")
-        y = f.add(f.add(f.add(start, panel), f.add(f.mul(eight, sbo), f.mul(one, width))), inside)
-        line = f.let(f"and i64 {f.let(f'lshr i64 {y}, 7')}, {mask}")
-        return f.let(f"xor i64 {y}, {f.let(f'shl i64 {line}, 4')}")
-
-    def plain_place(row: str, c: str) -> str:
-        by_chunk, by_group = (lbo, sbo) if major == "k" else (sbo, lbo)
-        eight, one = f.let(f"lshr i64 {row}, 3"), f.let(f"and i64 {row}, 7")
-        return f.add(f.add(start, f.mul(c, by_chunk)), f.add(f.mul(eight, by_group), f.mul(one, str(UNIT))))
-
-    with f.loop("0", rows, hint="row") as row, f.loop("0", chunks, hint="chunk") as c:
-        at = f.choose(swizzled, "i64", lambda: swizzled_place(row, c), lambda: plain_place(row, c))
-        ok = f.let(f"call i1 @{move(m)}(ptr {record}, ptr {base}, i64 {at}, ptr {chunk}, i1 false)")
-        f.branch(ok, lambda: None, lambda: f.end("ret i1 false"))
-        if major == "k":
-            to = f.at("%out", "i8", f.add(f.mul(row, str(K_STEP_BYTES)), f.mul(c, str(UNIT))))
-            f.do(f"call void {m.declare(*_MEMCPY)}(ptr {to}, ptr {chunk}, i64 {UNIT}, i1 false)")
-        else:
-            with f.loop("0", "8", hint="element") as j:
-                v = f.let(f"load i16, ptr {f.at(chunk, 'i16', j)}")
-                line = f.add(f.mul(c, "8"), j)
-                f.do(f"store i16 {v}, ptr {f.at('%out', 'i16', f.add(f.mul(line, str(K_STEP_BYTES // 2)), row))}")
-    f.end("ret i1 true")
-    f.finish()
-    return name
-
-
-# ---- the descriptor as a value --------------------------------------------------------------------------------------------
-
-
-def shared_address(cx: Any, a: Any, e: Call) -> tuple[Placed, str]:
+def shared_address(cx: Code, a: Expr, e: Call) -> tuple[Placed, str]:
     """The buffer that an operand names, and its address (i64)."""
     if not isinstance(a, AddressOf) or a.buffer.scope_name not in ("shared", "shared.dyn"):
         raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
-    p = cx.addresses.space.of(a.buffer.data)
-    cx.check_bounds(a.buffer, a.indices, e.span)
+    p = address_table(cx, e).space.of(a.buffer.data)
+    cx.memory.check_bounds(a.buffer, a.indices, e.span)
     return p, cx.index(p.address(a.buffer, a.indices))
 
 
-def _descriptor(cx: Any, e: Call) -> str:
+def _descriptor(cx: Code, e: Call) -> str:
     """wgmma_descriptor(address [, bytes])."""
     f, (_, at) = cx.f, shared_address(cx, e.args[0], e)
     at = f.add(at, str(e.options.offset))
@@ -220,9 +55,9 @@ def _descriptor(cx: Any, e: Call) -> str:
     f.branch(odd, lambda: misuse(cx, "a wgmma operand does not start at a multiple of 16 bytes", e.span or cx.span))
     rest = encode_descriptor(0, e.options.lbo, e.options.sbo, e.options.swizzle)
     units = f.let(f"and i64 {f.let(f'lshr i64 {at}, 4')}, {0x3FFF}")
-    return str(f.let(f"or i64 {units}, {rest - (1 << 64) if rest >> 63 else rest}"))
+    return f.let(f"or i64 {units}, {rest - (1 << 64) if rest >> 63 else rest}")
 
 
-DESCRIPTOR_EFFECTS = {"wgmma_descriptor": _descriptor}
+DESCRIPTOR_CALLS: dict[str, CallPrinter] = {"wgmma_descriptor": _descriptor}
 
-__all__ = ["DESCRIPTOR_EFFECTS", "FIRST_MISUSE", "Addresses", "misuse", "move", "operand", "shared_address", "space_of"]
+__all__ = ["DESCRIPTOR_CALLS", "address_table", "misuse", "shared_address"]

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from tilelang.ir import Region, as_bool, dtype
 from tilelang.ops import Gemm
+from tilelang.target.cpu import HostCpu, unsupported
 
 from .gemm_pack import convert_rows, pairs_of_columns, pairs_of_rows, transpose_rows
+from .state import Code
 from .text import Fn, Module
-from .types import convert, float_literal, intrinsic, load, memory_type, splat, store, unsupported, value_type
+from .types import convert, float_literal, intrinsic, load, memory_type, splat, store, value_type
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def blocking(m: int, n: int, lanes: int, registers: int) -> tuple[int, int]:
     return best[1], best[2]
 
 
-def emit_gemm(cx: Any, op: Gemm) -> None:
+def emit_gemm(cx: Code, op: Gemm) -> None:
     """c += op(a) @ op(b), or = when clear_accum."""
     ct = compute_type(op)
     m, n = _static(op, op.c, -2), _static(op, op.c, -1)
@@ -120,18 +121,18 @@ def emit_gemm(cx: Any, op: Gemm) -> None:
 class Scratch:
     """Space of the block for converted operands, given out in 64-byte steps; freed when the gemm is done."""
 
-    def __init__(self, cx: Any) -> None:
+    def __init__(self, cx: Code) -> None:
         self.cx, self.used = cx, 0
 
     def take(self, size: int) -> str:
         """Address of `size` fresh bytes."""
-        at = self.cx.f.at(self.cx.scratch, "i8", str(self.used))
+        at = self.cx.f.at(self.cx.block.scratch, "i8", str(self.used))
         self.used += -(-size // 64) * 64
-        self.cx.scratch_bytes = max(self.cx.scratch_bytes, self.used)
-        return str(at)
+        self.cx.block.scratch_bytes = max(self.cx.block.scratch_bytes, self.used)
+        return at
 
 
-def _pairs_a(cx: Any, op: Gemm, scratch: Scratch, at: str, row: int, m: int, k: int) -> tuple[str, int, int]:
+def _pairs_a(cx: Code, op: Gemm, scratch: Scratch, at: str, row: int, m: int, k: int) -> tuple[str, int, int]:
     """A as pairs along k; address and strides (rows, k) in pairs."""
     kp = -(-k // 2)
     dst = scratch.take(m * kp * 4)
@@ -142,7 +143,7 @@ def _pairs_a(cx: Any, op: Gemm, scratch: Scratch, at: str, row: int, m: int, k: 
     return dst, kp, 1
 
 
-def _pairs_b(cx: Any, op: Gemm, scratch: Scratch, at: str, row: int, n: int, k: int) -> str:
+def _pairs_b(cx: Code, op: Gemm, scratch: Scratch, at: str, row: int, n: int, k: int) -> str:
     """B as pairs along k, one row of n pairs after another."""
     kp = -(-k // 2)
     dst = scratch.take(n * kp * 4)
@@ -163,13 +164,13 @@ def _static(op: Gemm, r: Region, d: int) -> int:
     return e
 
 
-def _operand(cx: Any, op: Gemm, r: Region) -> tuple[str, tuple[int, int]]:
+def _operand(cx: Code, op: Gemm, r: Region) -> tuple[str, tuple[int, int]]:
     """Address of a region's first element, and its static strides over the last two dimensions."""
-    s = cx.strides(r.buffer)[-2:]
+    s = cx.memory.strides(r.buffer)[-2:]
     if len(s) < 2 or any(x[0] == "%" for x in s):
         raise unsupported(f"operand {r.buffer.name} of T.gemm with run-time strides", span=op.span,
                           hint="copy it to a shared buffer or a fragment of static shape first")
-    if cx.base_of(r.buffer).copies > 1:
+    if cx.memory.base_of(r.buffer).copies > 1:
         raise unsupported(f"per-thread operand {r.buffer.name} of T.gemm", span=op.span, hint="use a fragment")
     return cx.address(r.buffer, [cx.index(x) for x in r.mins]), (int(s[0]), int(s[1]))
 
@@ -189,7 +190,7 @@ def _widths(count: int, lanes: int) -> list[int]:
     return out
 
 
-def _tile_function(module: Module, host: Any, s: Shape) -> str:
+def _tile_function(module: Module, host: HostCpu, s: Shape) -> str:
     """The whole tile: panels of columns, groups of rows, micro-kernels for the full and the edge blocks."""
     lanes = host.lanes(s.compute.bits)
     mr, nv = blocking(s.m, s.n, lanes, host.registers)
@@ -220,7 +221,7 @@ def _tile_function(module: Module, host: Any, s: Shape) -> str:
     return module.parts[f.name]
 
 
-def _micro_kernel(f: Fn, host: Any, s: Shape, mr: int, widths: list[int], ap: str, bp: str, cp: str) -> None:
+def _micro_kernel(f: Fn, host: HostCpu, s: Shape, mr: int, widths: list[int], ap: str, bp: str, cp: str) -> None:
     """An mr x sum(widths) block of C kept in registers over all of k."""
     ct, at = s.compute, memory_type(s.compute)
     starts = [sum(widths[:v]) for v in range(len(widths))]
@@ -265,7 +266,7 @@ def _micro_kernel(f: Fn, host: Any, s: Shape, mr: int, widths: list[int], ap: st
         store(f, wide, convert(f, nxt[r, v], ct.with_lanes(widths[v]), wide), c_address(r, v))
 
 
-def _multiply_add(f: Fn, host: Any, s: Shape, ty: str, a: str, b: str, c: str) -> str:
+def _multiply_add(f: Fn, host: HostCpu, s: Shape, ty: str, a: str, b: str, c: str) -> str:
     if s.pairs:
         return f.let(f"add {ty} {_pair_products(f, ty, a, b)}, {c}")
     if not s.compute.is_float:

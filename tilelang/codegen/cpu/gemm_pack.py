@@ -6,9 +6,8 @@ exactly, since 8-bit factors leave room for the sum of two.  An odd k is padded 
 
 from __future__ import annotations
 
-from typing import Any
-
 from tilelang.ir import dtype
+from tilelang.target.cpu import HostCpu
 
 from .text import Fn
 from .types import convert, load, memory_type, store, value_type
@@ -16,7 +15,7 @@ from .types import convert, load, memory_type, store, value_type
 I16, I32 = dtype("int16"), dtype("int32")
 
 
-def convert_rows(f: Fn, host: Any, src: dtype, ct: dtype, at: str, row: int, col: int, dst: str, rows: int,
+def convert_rows(f: Fn, host: HostCpu, src: dtype, ct: dtype, at: str, row: int, col: int, dst: str, rows: int,
                   cols: int) -> None:
     """dst[r*cols + c] = at[r*row + c*col] in the computing type."""
     lanes = host.lanes(ct.bits) if col == 1 else 1
@@ -35,7 +34,7 @@ def convert_rows(f: Fn, host: Any, src: dtype, ct: dtype, at: str, row: int, col
                 store(f, ct.with_lanes(step), v, f.at(to_row, memory_type(ct), c))
 
 
-def transpose_rows(f: Fn, host: Any, src: dtype, ct: dtype, at: str, row: int, col: int, dst: str, rows: int,
+def transpose_rows(f: Fn, host: HostCpu, src: dtype, ct: dtype, at: str, row: int, col: int, dst: str, rows: int,
                     cols: int) -> None:
     """dst[c*rows + r] = at[r*row + c*col]: squares of `lanes` x `lanes` through shuffles, the rest one by one."""
     lanes = min(8, host.lanes(ct.bits))
@@ -82,7 +81,7 @@ def _transposed(f: Fn, scalar: str, lines: list[str]) -> list[str]:
     return out
 
 
-def pairs_of_columns(f: Fn, host: Any, src: dtype, at: str, row: int, dst: str, rows: int, cols: int) -> None:
+def pairs_of_columns(f: Fn, host: HostCpu, src: dtype, at: str, row: int, dst: str, rows: int, cols: int) -> None:
     """dst[r][c/2] = pair of at[r*row + c], at[r*row + c + 1]: widening each row to int16 is all it takes."""
     lanes = host.lanes(16)
     even = cols + cols % 2
@@ -100,7 +99,7 @@ def pairs_of_columns(f: Fn, host: Any, src: dtype, at: str, row: int, dst: str, 
             store(f, I16, "0", f.at(to_row, "i16", str(cols)))
 
 
-def pairs_of_rows(f: Fn, host: Any, src: dtype, at: str, row: int, dst: str, rows: int, cols: int) -> None:
+def pairs_of_rows(f: Fn, host: HostCpu, src: dtype, at: str, row: int, dst: str, rows: int, cols: int) -> None:
     """dst[r/2][c] = pair of at[r*row + c], at[(r+1)*row + c]."""
     lanes = host.lanes(32)
     st = memory_type(src)

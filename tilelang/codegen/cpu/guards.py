@@ -33,6 +33,8 @@ from tilelang.ir import (
     walk,
 )
 
+from .state import Code
+
 
 @dataclass
 class GuardPlan:
@@ -41,7 +43,7 @@ class GuardPlan:
     accesses: set[tuple[int, int]] = field(default_factory=set)
     tests: dict[Any, tuple[Expr, Expr, Any]] = field(default_factory=dict)
 
-    def condition(self, cx: Any) -> str:
+    def condition(self, cx: Code) -> str:
         """i1: all accesses are in range, and the nest runs at least once in every dimension that matters."""
         f, ok = cx.f, "true"
         for low, high, size in self.tests.values():
@@ -51,7 +53,7 @@ class GuardPlan:
         return str(ok)
 
 
-def plan_guards(cx: Any, nest: Parallel) -> GuardPlan:
+def plan_guards(cx: Code, nest: Parallel) -> GuardPlan:
     """The guards of `nest` that a test on values known before it decides."""
     if not cx.guarded:
         return GuardPlan()
@@ -129,10 +131,10 @@ def _of_memory(e: Expr) -> bool:
     return any(isinstance(n, (Load, Call)) for n in walk(e))
 
 
-def _drop_proven(cx: Any, plan: GuardPlan) -> None:
+def _drop_proven(cx: Code, plan: GuardPlan) -> None:
     """Tests that always hold need no run-time test (their accesses stay trusted)."""
     for key, (low, high, size) in list(plan.tests.items()):
-        if isinstance(size, int) and cx.proven(low, size) and cx.proven(high, size):
+        if isinstance(size, int) and cx.memory.proven(low, size) and cx.memory.proven(high, size):
             del plan.tests[key]
 
 

@@ -1,47 +1,54 @@
-"""What the code generator must know of the processor: vector width, registers, conversions in hardware."""
+"""Statements of the host: what the entry function does around its launches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from tilelang.ir import Alloc, Assert, Bind, Evaluate, For, If, Seq, Stmt
+from tilelang.target.cpu import unsupported
+from tilelang.target.cpu_launch import CpuLaunch
+
+from .host_function import HostFunction
+from .launch import print_launch
+from .state import Bound
+from .text import clean
+from .values import bind_value
 
 
-@dataclass(frozen=True)
-class HostCpu:
-    """A processor as LLVM names it.
+class HostPrinter:
+    """Prints host statements into the entry function."""
 
-    name: LLVM cpu name.  features: comma-separated +feature list.  vector_bits: widest useful vector.
-    registers: vector registers.  has_fma, has_f16c: fused multiply-add, half <-> single conversion in hardware.
-    has_pmadd: x86's multiply-add of 16-bit pairs at every vector width.
-    """
+    def __init__(self, host: HostFunction) -> None:
+        self.host, self.cx = host, host.code
 
-    name: str
-    features: str
-    vector_bits: int
-    registers: int
-    has_fma: bool
-    has_f16c: bool
-    has_pmadd: bool
+    def stmt(self, s: Stmt) -> None:
+        """Print a host statement.  Raises cpu-unsupported for those that have no meaning outside of a kernel."""
+        cx, f = self.cx, self.cx.f
+        if s.span is not None:
+            cx.span = s.span
+        match s:
+            case CpuLaunch():
+                print_launch(self.host, s)
+            case Seq():
+                for x in s.stmts:
+                    self.stmt(x)
+            case Bind():
+                bind_value(cx, s.var, s.value)
+            case Assert():
+                message = f.module.string(s.message)
+                f.branch(cx.value(s.cond), lambda: None, lambda: self.host.fail(message))
+            case Alloc():
+                self.host.allocate(s)
+            case If():
+                orelse = s.orelse
+                f.branch(cx.value(s.cond), lambda: self.stmt(s.then), None if orelse is None else lambda: self.stmt(orelse))
+            case For():
+                start = cx.index(s.start)
+                with f.loop("0", cx.index(s.extent), hint=clean(s.var.name)) as i:
+                    cx.vars[s.var] = Bound(wide=f.add(i, start))
+                    self.stmt(s.body)
+            case Evaluate():
+                pass  # those with an effect are launches
+            case _:
+                raise unsupported(f"{type(s).__name__} outside a kernel", span=s.span or cx.span)
 
-    def lanes(self, bits: int) -> int:
-        """Elements of a width in one vector."""
-        return self.vector_bits // bits
 
-
-def describe(name: str, features: frozenset[str], text: str, is_x86: bool) -> HostCpu:
-    """HostCpu from a feature set; unknown processors count as 128-bit machines."""
-    if not is_x86:
-        return HostCpu(name, text, 128, 32, True, True, False)
-    wide = {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= features
-    bits = 512 if wide else 256 if "avx2" in features else 128
-    return HostCpu(name, text, bits, 32 if wide else 16, "fma" in features, "f16c" in features, True)
-
-
-@lru_cache(maxsize=1)
-def host_cpu() -> HostCpu:
-    """The processor this runs on."""
-    import llvmlite.binding as llvm
-
-    found = llvm.get_host_cpu_features()
-    return describe(llvm.get_host_cpu_name(), frozenset(k for k, on in found.items() if on), found.flatten(),
-                    "x86_64" in llvm.get_process_triple())
+__all__ = ["HostPrinter"]

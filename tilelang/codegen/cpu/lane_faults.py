@@ -1,109 +1,79 @@
 """Exchanges between lanes that CUDA leaves undefined: found while the program runs, the call then fails.
 
-A launch that may come to one has a word of fault, 0 while there is none.  A number from there is the text of a place:
+A launch that may come to one has a fault word (state.py, LaneFaults), 0 while there is none.  A number in it is a text:
 
     T.shfl_xor (kernel.py:12) names a lane in its mask that does not execute it
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
-from tilelang.ir import Call, Const, Var, dtype
+from tilelang.ir import Call, Const, dtype
+from tilelang.target.thread_calls import WARP
 
+from .state import ABSENT, OTHER, OUTSIDE, Code
 from .text import Fn, Module
+from .threads import over_threads, this_thread, whole_warps
 from .types import splat
 
-WARP, FULL = 32, 0xFFFFFFFF
-# What is wrong: as the simulators tell it (sim-warp-divergence).  Source: PTX ISA, "vote.sync", "match.sync", "shfl.sync".
-ABSENT, OUTSIDE, OTHER = range(3)
-TEXTS = ("names a lane in its mask that does not execute it", "is executed by a lane that is not in the mask that it passes",
-         "names a lane in its mask that passes another mask", "reads from a lane that does not execute it",
-         "takes all 32 lanes of a warp, and only some execute it")
-SOURCE, PART = 3, 4
+FULL = 0xFFFFFFFF
 
 
-@dataclass
-class LaneFaults:
-    """The places of a launch that may fail.  word: the value that its functions get the address of the word as."""
-
-    word: Var = field(default_factory=lambda: Var("lane_fault", dtype("handle")))
-    texts: list[str] = field(default_factory=list)
-    nulls: dict[Var, int] = field(default_factory=dict)  # addresses that must not be null, and the numbers of the faults
-
-    def null_pointers(self, used: dict[Var, str]) -> None:
-        """used: address -> what is wrong where it is null."""
-        for v, text in used.items():
-            self.texts.append(text)
-            self.nulls[v] = len(self.texts)
-
-    def code(self, e: Call, what: int, span: Any) -> int:
-        """Number of a fault of a call."""
-        where = f" ({os.path.basename(span.file)}:{span.line})" if span is not None else ""
-        self.texts.append(f"T.{_NAMES.get(e.op, e.op)}{where} {TEXTS[what]}")
-        return len(self.texts)
+def fail_if(cx: Code, e: Call, fault: int, wrong: str) -> None:
+    """Record a fault of e where `wrong` (i1) holds."""
+    code = cx.block.faults.code(e, fault, e.span or cx.span)
+    cx.f.branch(wrong, lambda: cx.f.do(f"store i64 {code}, ptr {cx.value(cx.block.faults.word)}"))
 
 
-_NAMES = {"shfl_idx": "shfl_sync", "mma": "ptx_mma", "ldmatrix": "ptx_ldmatrix", "stmatrix": "ptx_stmatrix"}
-
-
-def fail_if(cx: Any, e: Call, what: int, wrong: str) -> None:
-    """Note a fault of e where `wrong` (i1) holds."""
-    code = cx.faults.code(e, what, e.span or cx.span)
-    cx.f.branch(wrong, lambda: cx.f.do(f"store i64 {code}, ptr {cx.value(cx.faults.word)}"))
-
-
-def lanes_of(cx: Any, array: str | None, first: str) -> str:
-    """i32: the lanes of the warp that begins at a thread for which a byte is set; None: that are threads of the block."""
-    f, count = cx.f, cx.threads.count
+def lanes_of(cx: Code, array: str | None, first: str) -> str:
+    """i32: the lanes of the warp that begins at thread `first` whose byte in the array is set; without an array, those that are
+    threads of the block."""
+    f, count = cx.f, cx.block.count
     if array is not None:
         row = f.let(f"load <{WARP} x i8>, ptr {f.at(array, 'i8', first)}, align 1")
         yes = f.let(f"icmp ne <{WARP} x i8> {row}, {splat('0', f'<{WARP} x i8>')}")
-        return str(f.let(f"bitcast <{WARP} x i1> {yes} to i32"))
+        return f.let(f"bitcast <{WARP} x i1> {yes} to i32")
     if count % WARP == 0:
         return "-1"
     full = f.less(first, str(count // WARP * WARP))
-    return str(f.let(f"select i1 {full}, i32 -1, i32 {(1 << count % WARP) - 1}"))
+    return f.let(f"select i1 {full}, i32 -1, i32 {(1 << count % WARP) - 1}")
 
 
-def check_mask(cx: Any, e: Call, masks: Callable[[], str] | int) -> None:
+def check_mask(cx: Code, e: Call, masks: Callable[[], str] | int) -> None:
     """Lanes that e names in its mask execute it and pass the same, this one among them.
 
-    masks: a mask for all, or what gives the one (i32) of the thread.  cx.active: a byte a thread that executes e, None for
-    all; cx.left: a byte a thread that has not returned, None for all.
+    masks: one mask for all threads, or what gives the mask (i32) of the current thread.
     """
-    if isinstance(masks, int) and masks & FULL == FULL and (cx.active is None or cx.whole):
+    if isinstance(masks, int) and masks & FULL == FULL and (cx.block.active is None or cx.block.only_returned_absent):
         return
-    f, count = cx.f, -(-cx.threads.count // WARP) * WARP
-    given = f.alloca(f"[{count} x i32]", 64, "masks")
+    f = cx.f
+    given = f.alloca(f"[{whole_warps(cx)} x i32]", 64, "masks")
 
     def put() -> None:
-        f.do(f"store i32 {masks() if callable(masks) else _signed(masks)}, ptr {f.at(given, 'i32', cx.tid)}")
+        f.do(f"store i32 {masks() if callable(masks) else _signed(masks)}, ptr {f.at(given, 'i32', this_thread(cx))}")
 
-    cx.over_threads(put)
+    over_threads(cx, put)
     check = _checker(f.module)
-    codes = [cx.faults.code(e, what, e.span or cx.span) for what in (ABSENT, OUTSIDE, OTHER)]
-    for lo, hi in cx.ranges:
+    codes = [cx.block.faults.code(e, fault, e.span or cx.span) for fault in (ABSENT, OUTSIDE, OTHER)]
+    for lo, hi in cx.block.ranges:
         with f.loop(str(lo), str(hi), WARP, hint="warp") as first:
-            on = lanes_of(cx, cx.active, first)
-            here = on if cx.active is None or cx.whole else lanes_of(cx, cx.left, first)
+            on = lanes_of(cx, cx.block.active, first)
+            here = on if cx.block.active is None or cx.block.only_returned_absent else lanes_of(cx, cx.block.live, first)
             found = f.let(f"call i32 @{check}(i32 {on}, i32 {here}, ptr {f.at(given, 'i32', first)})")
-            for what, code in enumerate(codes):
-                wrong = f.let(f"icmp eq i32 {found}, {what + 1}")
+            for fault, code in enumerate(codes):
+                wrong = f.let(f"icmp eq i32 {found}, {fault + 1}")
                 f.branch(wrong, lambda code=code: f.do(  # type: ignore[misc]
-                    f"store i64 {code}, ptr {cx.value(cx.faults.word)}"))
+                    f"store i64 {code}, ptr {cx.value(cx.block.faults.word)}"))
 
 
-def mask_of(cx: Any, e: Call) -> Callable[[], str] | int | None:
+def mask_of(cx: Code, e: Call) -> Callable[[], str] | int | None:
     """The mask that an exchange names, None where it has none."""
     at = 2 if e.op.startswith("shfl_") else 1
     if len(e.args) <= at:
         return FULL if at == 2 else None
     mask = e.args[at]
-    return int(mask.value) if isinstance(mask, Const) else lambda: str(cx.cast_value(mask, dtype("uint32")))
+    return int(mask.value) if isinstance(mask, Const) else lambda: cx.cast_value(mask, dtype("uint32"))
 
 
 def _signed(mask: int) -> int:
@@ -122,11 +92,11 @@ def _checker(m: Module) -> str:
     f.do(f"store i32 0, ptr {out}")
 
     def bit(mask: str, lane: str) -> str:
-        moved = f.let(f"lshr i32 {mask}, {f.let(f'trunc i64 {lane} to i32')}")
-        return str(f.let(f"icmp ne i32 {f.let(f'and i32 {moved}, 1')}, 0"))
+        shifted = f.let(f"lshr i32 {mask}, {f.let(f'trunc i64 {lane} to i32')}")
+        return f.let(f"icmp ne i32 {f.let(f'and i32 {shifted}, 1')}, 0")
 
-    def found(what: int) -> Callable[[], None]:
-        return lambda: f.do(f"store i32 {what + 1}, ptr {out}")
+    def found(fault: int) -> Callable[[], None]:
+        return lambda: f.do(f"store i32 {fault + 1}, ptr {out}")
 
     with f.loop("0", str(WARP), hint="lane") as t:
 
@@ -150,4 +120,4 @@ def _checker(m: Module) -> str:
     return name
 
 
-__all__ = ["PART", "SOURCE", "LaneFaults", "check_mask", "fail_if", "lanes_of", "mask_of"]
+__all__ = ["check_mask", "fail_if", "lanes_of", "mask_of"]

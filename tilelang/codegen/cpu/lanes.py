@@ -2,117 +2,93 @@
 
 All threads of a block run in one CPU thread, a statement at a time.  A statement that holds such a call first
 evaluates the call's operand for every thread into an array; the call itself then reads the other lane's entry (votes:
-all of them).  Where only the threads of a mask execute the statement (masks.py), the others have no part in it: votes
+all of them).  Where only the threads of a mask execute the statement (Masked), the others do not take part: votes
 and matches are over the lanes that execute it and that the call's own lane mask names.  Arrays are filled up to whole
 warps.  What CUDA leaves undefined fails the call (lane_faults.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tilelang.ir import Call, Const, dtype, walk
+from tilelang.target.cpu import unsupported
+from tilelang.target.thread_calls import BLOCK_VOTES, EXCHANGES, LANE_NUMBERS, MATCHES, SHUFFLES, VOTES, WARP
 
-from .actors import MEETINGS, add_word, get_word, together, word
-from .exprs import Storage
-from .lane_faults import SOURCE, check_mask, fail_if, lanes_of, mask_of
-from .types import literal, load, memory_type, splat, store, unsupported, value_type
-
-WARP = 32
-SHUFFLES = ("shfl_xor", "shfl_up", "shfl_down", "shfl_idx")
-VOTES = ("any_sync", "all_sync", "ballot_sync", "ballot")
-MATCHES = ("match_any_sync", "match_all_sync")
-EXCHANGES = (*SHUFFLES, *VOTES, *MATCHES, "activemask")
-BLOCK_VOTES = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
-NUMBERS = ("get_lane_idx", "get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx", "shuffle_elect")
-LANE_OPS = EXCHANGES + NUMBERS
+from .barriers import role_barrier
+from .coroutine import ROLE_BARRIERS, add_word, get_word, word
+from .lane_faults import check_mask, fail_if, lanes_of, mask_of
+from .state import SOURCE, CallPrinter, Code, Storage
+from .text import Fn
+from .threads import lane_array, over_threads, this_thread
+from .types import literal, load, memory_type, splat, store, value_type
 
 
 def exchanges_in(s: Any) -> list[Call]:
     """Calls in a statement that read other lanes, inner ones first."""
-    return [n for n in reversed(list(walk(s))) if isinstance(n, Call) and n.op in (*EXCHANGES, *BLOCK_VOTES)]
+    return [n for n in reversed(list(walk(s, Call))) if n.op in (*EXCHANGES, *BLOCK_VOTES)]
 
 
-def _padded(cx: Any) -> int:
-    return int(-(-cx.threads.count // WARP) * WARP)
-
-
-def _lane_array(cx: Any, dt: Any, hint: str) -> str:
-    """An entry for each thread, and zeros up to a whole warp."""
-    f, mt = cx.f, memory_type(dt)
-    array = f.alloca(f"[{_padded(cx)} x {mt}]", 64, hint)
-    for k in range(cx.threads.count, _padded(cx)):
-        store(f, dt, literal(0, dt), f.at(array, mt, str(k)))
-    return str(array)
-
-
-def active_threads(cx: Any, mask: Any) -> str:
-    """A byte a thread: whether a mask holds for it."""
-    array = _lane_array(cx, mask.dtype, "active")
-    cx.over_threads(lambda: store(cx.f, mask.dtype, cx.value(mask), cx.f.at(array, "i8", cx.tid)))
-    return array
-
-
-def _is_active(cx: Any, thread: str) -> str:
+def _is_active(cx: Code, thread: str) -> str:
     """i1: whether a thread (or the place of one in a last warp that is not full) executes the statement."""
-    if cx.active is not None:
-        return load(cx.f, dtype("bool"), cx.f.at(cx.active, "i8", thread))
-    return "true" if cx.threads.count % WARP == 0 else str(cx.f.less(thread, str(cx.threads.count)))
+    if cx.block.active is not None:
+        return load(cx.f, dtype("bool"), cx.f.at(cx.block.active, "i8", thread))
+    return "true" if cx.block.count % WARP == 0 else cx.f.less(thread, str(cx.block.count))
 
 
-def threads_in_warps(cx: Any) -> str:
+def threads_in_warps(cx: Code) -> str:
     """i64: 32 for each warp of which a lane executes the statement."""
-    f, come = cx.f, cx.f.alloca("i64", hint="come")
-    f.do(f"store i64 0, ptr {come}")
-    for lo, hi in cx.ranges:
+    f, total = cx.f, cx.f.alloca("i64", hint="come")
+    f.do(f"store i64 0, ptr {total}")
+    for lo, hi in cx.block.ranges:
         with f.loop(str(lo), str(hi), WARP, hint="warp") as first:
-            some = f.let(f"icmp ne i32 {lanes_of(cx, cx.active, first)}, 0")
-            add_word(f, come, 0, f.let(f"select i1 {some}, i64 {WARP}, i64 0"))
-    return str(f.let(f"load i64, ptr {come}"))
+            some = f.let(f"icmp ne i32 {lanes_of(cx, cx.block.active, first)}, 0")
+            add_word(f, total, 0, f.let(f"select i1 {some}, i64 {WARP}, i64 0"))
+    return f.let(f"load i64, ptr {total}")
 
 
-def publish(cx: Any, e: Call) -> None:
+def publish(cx: Code, e: Call) -> None:
     """Evaluate the operand of an exchange for all threads that execute it; of a vote of the block the answer too."""
     _publish(cx, e)
     mask = mask_of(cx, e) if e.op in (*SHUFFLES, *VOTES, *MATCHES) else None
     if mask is not None:
         check_mask(cx, e, mask)
     if e.op in BLOCK_VOTES:
-        cx.voted[id(e)] = _count_votes(cx, e)
+        cx.block.voted[id(e)] = _count_votes(cx, e)
 
 
-def _publish(cx: Any, e: Call) -> None:
+def _publish(cx: Code, e: Call) -> None:
     if not e.args:
-        cx.exchanged[id(e)] = Storage("null", cx.threads.count)
+        cx.block.exchanged[id(e)] = Storage("null", cx.block.count)
         return
     dt = e.args[0].dtype
     f, mt = cx.f, memory_type(dt)
-    array = _lane_array(cx, dt, "lanes")
+    array = lane_array(cx, dt, "lanes")
 
     def one() -> None:
-        v = f.choose(_is_active(cx, cx.tid), value_type(dt), lambda: cx.value(e.args[0]), lambda: literal(0, dt))
-        store(f, dt, v, f.at(array, mt, cx.tid))
+        thread = this_thread(cx)
+        v = f.choose(_is_active(cx, thread), value_type(dt), lambda: cx.value(e.args[0]), lambda: literal(0, dt))
+        store(f, dt, v, f.at(array, mt, thread))
 
-    cx.over_threads(one)
-    cx.exchanged[id(e)] = Storage(array, cx.threads.count)
+    over_threads(cx, one)
+    cx.block.exchanged[id(e)] = Storage(array, cx.block.count)
 
 
-def _own(cx: Any, e: Call) -> tuple[str, str, str]:
-    """(array, thread, first thread of its warp)."""
-    where = cx.exchanged.get(id(e))
-    if where is None or cx.tid is None:
+def _published(cx: Code, e: Call) -> tuple[str, str, str]:
+    """(array of the operands, this thread, first thread of its warp)."""
+    where = cx.block.exchanged.get(id(e))
+    if where is None or cx.block.tid is None:
         raise unsupported(f"{e.op} under a condition or loop that depends on the thread", span=e.span or cx.span,
                           hint="all lanes of a warp must reach it: move it out of the branch")
-    return where.base, cx.tid, cx.f.let(f"and i64 {cx.tid}, -{WARP}")
+    return where.base, cx.block.tid, cx.f.let(f"and i64 {cx.block.tid}, -{WARP}")
 
 
-def _shuffle(cx: Any, e: Call) -> str:
+def _shuffle(cx: Code, e: Call) -> str:
     """The value of another lane; outside its segment of `width` lanes a lane reads itself (shfl_idx wraps).
 
     Source: PTX ISA, "shfl.sync".
     """
-    array, t, _ = _own(cx, e)
+    array, t, _ = _published(cx, e)
     f, dt, width = cx.f, e.args[0].dtype, e.options.width
     other = cx.index(e.args[1])
     start = f.let(f"and i64 {t}, {-width}")
@@ -124,30 +100,30 @@ def _shuffle(cx: Any, e: Call) -> str:
         low = f.let(f"icmp sge i64 {src}, {start}")
         high = f.less(src, f.add(start, str(width)))
         src = f.let(f"select i1 {f.both(low, high)}, i64 {src}, i64 {t}")
-    there = _is_active(cx, src)
-    if there != "true":
-        fail_if(cx, e, SOURCE, f.let(f"xor i1 {there}, true"))
-        src = f.let(f"select i1 {there}, i64 {src}, i64 {t}")
+    executes = _is_active(cx, src)
+    if executes != "true":
+        fail_if(cx, e, SOURCE, f.let(f"xor i1 {executes}, true"))
+        src = f.let(f"select i1 {executes}, i64 {src}, i64 {t}")
     return load(f, dt, f.at(array, memory_type(dt), src))
 
 
-def _taking_part(cx: Any, e: Call, first: str) -> str:
+def _participants(cx: Code, e: Call, first: str) -> str:
     """i32: the lanes that execute a vote and that its mask names."""
-    on = lanes_of(cx, cx.active, first)
+    on = lanes_of(cx, cx.block.active, first)
     if len(e.args) < 2 or isinstance(e.args[1], Const) and int(e.args[1].value) & 0xFFFFFFFF == 0xFFFFFFFF:
         return on
     named = cx.cast_value(e.args[1], dtype("uint32"))
-    return str(cx.f.let(f"and i32 {on}, {named}"))
+    return cx.f.let(f"and i32 {on}, {named}")
 
 
-def _vote(cx: Any, e: Call) -> str:
+def _vote(cx: Code, e: Call) -> str:
     """Bits of the lanes whose predicate holds, then any, all or the bits themselves."""
-    array, _, first = _own(cx, e)
+    array, _, first = _published(cx, e)
     f, dt = cx.f, e.args[0].dtype.with_lanes(WARP)
     v = load(f, dt, f.at(array, memory_type(dt.scalar), first))
     if not dt.is_bool:
         v = f.let(f"icmp ne {value_type(dt)} {v}, {splat('0', value_type(dt))}")
-    on = _taking_part(cx, e, first)
+    on = _participants(cx, e, first)
     bits = f.let(f"and i32 {f.let(f'bitcast <{WARP} x i1> {v} to i32')}, {on}")
     ty = value_type(e.dtype)
     if e.op.startswith("ballot"):
@@ -156,9 +132,9 @@ def _vote(cx: Any, e: Call) -> str:
     return hit if ty == "i1" else f.let(f"zext i1 {hit} to {ty}")
 
 
-def _match(cx: Any, e: Call) -> str:
+def _match(cx: Code, e: Call) -> str:
     """Lanes that hold the bits this one holds; or all lanes, when all hold the same, else none."""
-    array, t, first = _own(cx, e)
+    array, t, first = _published(cx, e)
     f, mt = cx.f, memory_type(e.args[0].dtype)
     size = max(8, e.args[0].dtype.bits)
     element, row = f"i{size}", f"<{WARP} x i{size}>"
@@ -166,81 +142,81 @@ def _match(cx: Any, e: Call) -> str:
     every = f.let(f"load {row}, ptr {f.at(array, mt, first)}, align {size // 8}")
     one = f.let(f"insertelement {row} poison, {element} {own}, i64 0")
     same = f.let(f"icmp eq {row} {every}, {f.let(f'shufflevector {row} {one}, {row} poison, <{WARP} x i32> zeroinitializer')}")
-    on = _taking_part(cx, e, first)
+    on = _participants(cx, e, first)
     bits = f.let(f"and i32 {f.let(f'bitcast <{WARP} x i1> {same} to i32')}, {on}")
     if e.op == "match_any_sync":
         return bits
     return f.let(f"select i1 {f.let(f'icmp eq i32 {bits}, {on}')}, i32 {on}, i32 0")
 
 
-def _active(cx: Any, e: Call) -> str:
+def _active(cx: Code, e: Call) -> str:
     """The lanes that execute the statement together."""
-    _, _, first = _own(cx, e)
-    on, ty = lanes_of(cx, cx.active, first), value_type(e.dtype)
+    _, _, first = _published(cx, e)
+    on, ty = lanes_of(cx, cx.block.active, first), value_type(e.dtype)
     return on if ty == "i32" else str(2**WARP - 1) if on == "-1" else cx.f.let(f"zext i32 {on} to {ty}")
 
 
-def _block_vote(cx: Any, e: Call) -> str:
+def _block_vote(cx: Code, e: Call) -> str:
     """The answer of the block, counted before the statement that asks for it."""
-    got = cx.voted.get(id(e))
+    got = cx.block.voted.get(id(e))
     if got is None:
         raise unsupported(f"{e.op} inside another statement", span=e.span or cx.span, hint="give its result a name first")
-    return str(got)
+    return got
 
 
-def _count_votes(cx: Any, e: Call) -> str:
-    """How many threads of the block (that are left) answer yes; whether all do, or any: one value for the block."""
-    array, dt, f = cx.exchanged[id(e)].base, e.args[0].dtype, cx.f
-    total, asked = f.alloca("i64", hint="votes"), f.alloca("i64", hint="voters")
+def _count_votes(cx: Code, e: Call) -> str:
+    """How many threads of the block (that have not returned) vote yes; whether all do, or any: one value for the block."""
+    array, dt, f = cx.block.exchanged[id(e)].base, e.args[0].dtype, cx.f
+    total, present = f.alloca("i64", hint="votes"), f.alloca("i64", hint="voters")
     f.do(f"store i64 0, ptr {total}")
-    f.do(f"store i64 0, ptr {asked}")
-    for lo, hi in cx.ranges:
+    f.do(f"store i64 0, ptr {present}")
+    for lo, hi in cx.block.ranges:
         with f.loop(str(lo), str(hi), hint="voter") as i:
             v = load(f, dt, f.at(array, memory_type(dt), i))  # zero for threads that do not vote
             yes = v if dt.is_bool else f.let(f"icmp ne {value_type(dt)} {v}, 0")
             add_word(f, total, 0, f.let(f"zext i1 {yes} to i64"))
-            there = _is_active(cx, i) if cx.active is not None else "true"
-            add_word(f, asked, 0, f.let(f"zext i1 {there} to i64"))
-    votes, voters = (f.let(f"load i64, ptr {p}") for p in (total, asked))
+            votes_too = _is_active(cx, i) if cx.block.active is not None else "true"
+            add_word(f, present, 0, f.let(f"zext i1 {votes_too} to i64"))
+    votes, voters = (f.let(f"load i64, ptr {p}") for p in (total, present))
     if e.options.key is not None:
-        return _of_roles(cx, e, votes, voters)
+        return _vote_of_roles(cx, e, votes, voters)
     return _answer(f, e.op, votes, voters)
 
 
-def _answer(f: Any, op: str, votes: str, voters: str) -> str:
+def _answer(f: Fn, op: str, votes: str, voters: str) -> str:
     if op == "syncthreads_count":
-        return str(f.let(f"trunc i64 {votes} to i32"))
+        return f.let(f"trunc i64 {votes} to i32")
     least = "1" if op == "syncthreads_or" else voters
-    return str(f.let(f"zext i1 {f.let(f'icmp sge i64 {votes}, {least}')} to i32"))
+    return f.let(f"zext i1 {f.let(f'icmp sge i64 {votes}, {least}')} to i32")
 
 
-def _of_roles(cx: Any, e: Call, votes: str, voters: str) -> str:
-    """The answer of all roles that are left, which meet here."""
-    f, key = cx.f, int(e.options.key)
-    sums, result = MEETINGS + 2 * (key + 1), MEETINGS + 2 * (key + 2)
-    add_word(f, "%state", sums, votes)
-    add_word(f, "%state", sums + 1, voters)
+def _vote_of_roles(cx: Code, e: Call, votes: str, voters: str) -> str:
+    """The answer of all warp roles that have not ended, at their barrier."""
+    f, number = cx.f, int(e.options.key)
+    counts, result = ROLE_BARRIERS + 2 * (number + 1), ROLE_BARRIERS + 2 * (number + 2)
+    add_word(f, "%state", counts, votes)
+    add_word(f, "%state", counts + 1, voters)
 
     def count() -> None:
-        both = [get_word(f, "%state", sums + k) for k in (0, 1)]
+        both = [get_word(f, "%state", counts + k) for k in (0, 1)]
         f.do(f"store i64 {f.let(f'zext i32 {_answer(f, e.op, *both)} to i64')}, ptr {word(f, '%state', result)}")
         for k in (0, 1):
-            f.do(f"store i64 0, ptr {word(f, '%state', sums + k)}")
+            f.do(f"store i64 0, ptr {word(f, '%state', counts + k)}")
 
-    together(cx, key, count)
-    return str(f.let(f"trunc i64 {get_word(f, '%state', result)} to i32"))
+    role_barrier(cx, number, count)
+    return f.let(f"trunc i64 {get_word(f, '%state', result)} to i32")
 
 
-def _number(cx: Any, e: Call) -> str:
+def _number(cx: Code, e: Call) -> str:
     """Lane, warp, warp group of the thread, or whether it is the elected one."""
     f = cx.f
     given = [int(a.value) for a in e.args if isinstance(a, Const)]
     if len(given) != len(e.args):
         raise unsupported(f"{e.op} with run-time sizes", span=e.span or cx.span)
-    t = cx.tid or "0"
+    t = cx.block.tid or "0"
     warp = given[0] if given and given[0] else WARP
     if e.op == "shuffle_elect":
-        size = given[0] if given and given[0] else cx.threads.count
+        size = given[0] if given and given[0] else cx.block.count
         return f.let(f"icmp eq i64 {f.let(f'urem i64 {t}, {size}')}, 0")
     if e.op == "get_lane_idx":
         v = f.let(f"urem i64 {t}, {warp}")
@@ -251,10 +227,9 @@ def _number(cx: Any, e: Call) -> str:
     return v if ty == "i64" else f.let(f"trunc i64 {v} to {ty}")
 
 
-LANE_EFFECTS: dict[str, Callable[[Any, Call], str]] = {
+LANE_CALL_PRINTERS: dict[str, CallPrinter] = {
     **{op: _shuffle for op in SHUFFLES}, **{op: _vote for op in VOTES}, **{op: _match for op in MATCHES}, "activemask": _active,
-    **{op: _number for op in NUMBERS}, **{op: _block_vote for op in BLOCK_VOTES},
+    **{op: _number for op in LANE_NUMBERS}, **{op: _block_vote for op in BLOCK_VOTES},
 }
 
-__all__ = ["BLOCK_VOTES", "EXCHANGES", "LANE_EFFECTS", "LANE_OPS", "active_threads", "exchanges_in", "publish",
-           "threads_in_warps"]
+__all__ = ["LANE_CALL_PRINTERS", "exchanges_in", "publish", "threads_in_warps"]

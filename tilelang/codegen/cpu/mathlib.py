@@ -12,6 +12,7 @@ from typing import Any
 
 from tilelang.ir import Call, dtype
 from tilelang.target import intrinsics
+from tilelang.target.cpu import unsupported
 
 from . import arithmetic
 from .text import Fn, Module
@@ -25,7 +26,6 @@ from .types import (
     rounded,
     splat,
     to_memory,
-    unsupported,
     value_type,
 )
 

@@ -1,7 +1,7 @@
 """Matrix instructions of a warp by their own names: ldmatrix, stmatrix and mma on arrays of the threads.
 
-All threads of a warp come to such a statement together, as to a shuffle (lanes.py).  First every thread's operands are
-addresses in arrays; then warp after warp is done, lane by lane or element by element.
+All threads of a warp execute such a statement together, as a shuffle (lanes.py).  First the addresses of every thread's
+operands are stored in arrays; then each warp is computed, lane by lane or element by element.
 
 Source: PTX ISA, "Warp-level matrix instructions"; the rows of target/mma.py say which lane and register holds an element.
 """
@@ -9,34 +9,37 @@ Source: PTX ISA, "Warp-level matrix instructions"; the rows of target/mma.py say
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, dtype
+from tilelang.ir import AddressOf, Call, Expr, dtype
+from tilelang.target.cpu import unsupported
+from tilelang.target.cpu_launch import is_private
 from tilelang.target.mma import MMA_ROWS
+from tilelang.target.thread_calls import WARP
 
-from .lane_faults import PART, fail_if, lanes_of
+from .lane_faults import fail_if, lanes_of
+from .state import PARTIAL, Code
 from .text import Fn, Module
-from .types import convert, load, store, unsupported, value_type
-
-WARP = 32
-MATRIX_CALLS = ("ldmatrix", "stmatrix", "mma", "wgmma")  # wgmma: wgmma.py
+from .threads import over_threads, this_thread
+from .types import convert, load, store, value_type
 
 
 class Operand:
     """An operand of each thread: the address of its first element, elements `step` bytes apart."""
 
-    def __init__(self, cx: Any, a: Any, e: Call) -> None:
+    def __init__(self, cx: Code, a: Expr, e: Call) -> None:
         if not isinstance(a, AddressOf):
             raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
         self.f, self.buffer = cx.f, a.buffer
         self.bytes = a.buffer.dtype.bytes
-        copies = cx.base_of(a.buffer).copies
+        copies = cx.memory.base_of(a.buffer).copies
         self.step = self.bytes * copies
-        self.private = a.buffer.scope_name in ("local", "local.var")
-        self.array = cx.f.alloca(f"[{cx.threads.count} x ptr]", 64, "places")
+        self.private = is_private(a.buffer)
+        self.array = cx.f.alloca(f"[{cx.block.count} x ptr]", 64, "places")
         f = cx.f
-        cx.over_threads(lambda: f.do(
-            f"store ptr {cx.address(a.buffer, [cx.index(i) for i in a.indices])}, ptr {f.at(self.array, 'ptr', cx.tid)}"))
+        over_threads(cx, lambda: f.do(
+            f"store ptr {cx.address_of(a)}, ptr {f.at(self.array, 'ptr', this_thread(cx))}"))
 
     def base(self, thread: str) -> str:
         """Address of a thread's first element."""
@@ -50,37 +53,37 @@ class Operand:
 def element_at(f: Fn, base: str, offset: str, size: int, step: int) -> str:
     """Address of the byte at an offset (i64) in elements of `size` bytes that lie `step` bytes apart."""
     if step == size:
-        return str(f.at(base, "i8", offset))
+        return f.at(base, "i8", offset)
     if offset.isdigit():
-        whole, part = divmod(int(offset), size)
-        return str(f.at(base, "i8", str(whole * step + part)))
-    whole_, part_ = f.let(f"udiv i64 {offset}, {size}"), f.let(f"urem i64 {offset}, {size}")
-    return str(f.at(base, "i8", f.add(f.mul(whole_, str(step)), part_)))
+        whole, rest = divmod(int(offset), size)
+        return f.at(base, "i8", str(whole * step + rest))
+    whole_, rest_ = f.let(f"udiv i64 {offset}, {size}"), f.let(f"urem i64 {offset}, {size}")
+    return f.at(base, "i8", f.add(f.mul(whole_, str(step)), rest_))
 
 
-def matrix_statement(cx: Any, e: Call) -> None:
+def matrix_statement(cx: Code, e: Call) -> None:
     """Emit one such statement for all warps that execute it."""
-    if cx.threads.count % WARP:
-        raise unsupported(f"{e.op} in a block of {cx.threads.count} threads", span=e.span or cx.span,
+    if cx.block.count % WARP:
+        raise unsupported(f"{e.op} in a block of {cx.block.count} threads", span=e.span or cx.span,
                           hint=f"use a multiple of {WARP} threads")
     operands = [Operand(cx, a, e) for a in e.args]
     body = _prepare_mma(cx, e, operands) if e.op == "mma" else _prepare_move(cx, e, operands)
     f = cx.f
-    for lo, hi in cx.ranges:
+    for lo, hi in cx.block.ranges:
         with f.loop(str(lo), str(hi), WARP, hint="warp") as first:
-            if cx.active is None:
+            if cx.block.active is None:
                 body(first)
             else:
-                lanes = lanes_of(cx, cx.active, first)
+                lanes = lanes_of(cx, cx.block.active, first)
                 some = f.let(f"icmp ne i32 {lanes}, 0")
-                fail_if(cx, e, PART, f.both(some, f.let(f"icmp ne i32 {lanes}, -1")))
-                f.branch(some, lambda first=first: body(first))
+                fail_if(cx, e, PARTIAL, f.both(some, f.let(f"icmp ne i32 {lanes}, -1")))
+                f.branch(some, partial(body, first))
 
 
 # ---- ldmatrix, stmatrix -----------------------------------------------------------------------------------------------
 
 
-def _prepare_move(cx: Any, e: Call, operands: list[Operand]) -> Callable[[str], None]:
+def _prepare_move(cx: Code, e: Call, operands: list[Operand]) -> Callable[[str], None]:
     """8 x 8 matrices of 16-bit elements: lane 4 * r + q holds elements 2 * q and 2 * q + 1 of row r (trans: of column r);
     lanes 8 * i to 8 * i + 7 give the rows of matrix i."""
     f, num, trans = cx.f, e.options.num, e.options.trans
@@ -103,14 +106,14 @@ def _prepare_move(cx: Any, e: Call, operands: list[Operand]) -> Callable[[str], 
         with f.loop("0", str(WARP), hint="lane") as lane:
             base = mine.base(f.add(first, lane))
             for i in range(num):
-                parts = halves(first, lane, i)
+                places_ = halves(first, lane, i)
                 if e.op == "ldmatrix":
-                    low, high = (f.let(f"zext i16 {f.let(f'load i16, ptr {p}, align 1')} to i32") for p in parts)
+                    low, high = (f.let(f"zext i16 {f.let(f'load i16, ptr {p}, align 1')} to i32") for p in places_)
                     _scatter(f, mine, base, 4 * i, f.let(f"or i32 {low}, {f.let(f'shl i32 {high}, 16')}"))
                 else:
                     word = _gather(f, mine, base, 4 * i)
                     high = f.let(f"lshr i32 {word}, 16")
-                    for p, v in zip(parts, (word, high)):
+                    for p, v in zip(places_, (word, high)):
                         f.do(f"store i16 {f.let(f'trunc i32 {v} to i16')}, ptr {p}, align 1")
 
     return body
@@ -139,7 +142,7 @@ def _gather(f: Fn, mine: Operand, base: str, offset: int) -> str:
 # ---- mma --------------------------------------------------------------------------------------------------------------
 
 
-def _prepare_mma(cx: Any, e: Call, operands: list[Operand]) -> Callable[[str], None]:
+def _prepare_mma(cx: Code, e: Call, operands: list[Operand]) -> Callable[[str], None]:
     """c += a @ b of a row of MMA_ROWS; operands in the order c, a, b."""
     row = MMA_ROWS.get(e.options.row)
     if row is None:
@@ -154,7 +157,7 @@ def _prepare_mma(cx: Any, e: Call, operands: list[Operand]) -> Callable[[str], N
                               span=e.span or cx.span)
     tiles = [f.alloca(f"[{size} x {ty}]", 64, "tile") for size in sizes]
     tables = [places(f.module, fragment) for fragment in (row.c, row.a, row.b)]
-    product = tile_product(f.module, m, n, k, ty)
+    multiply = tile_mma(f.module, m, n, k, ty)
 
     def each(which: int, first: str, action: Callable[[str, str], None]) -> None:
         """action(address of the element in its lane's registers, address in the tile)."""
@@ -180,7 +183,7 @@ def _prepare_mma(cx: Any, e: Call, operands: list[Operand]) -> Callable[[str], N
     def body(first: str) -> None:
         for which in range(3):
             take(which, first)
-        f.do(f"call void @{product}(ptr {tiles[1]}, ptr {tiles[2]}, ptr {tiles[0]})")
+        f.do(f"call void @{multiply}(ptr {tiles[1]}, ptr {tiles[2]}, ptr {tiles[0]})")
         each(0, first, lambda register, place: store(
             f, row.c_dtype, convert(f, f.let(f"load {ty}, ptr {place}"), work, row.c_dtype), register))
 
@@ -197,14 +200,14 @@ def places(m: Module, fragment: Any) -> str:
     return m.parts[key].split(" ", 1)[0]
 
 
-def tile_product(m: Module, rows: int, columns: int, depth: int, ty: str) -> str:
-    """c += a @ b on row-major tiles of one type: the sum of the products, then c."""
+def tile_mma(m: Module, rows: int, columns: int, depth: int, ty: str) -> str:
+    """c += a @ b on row-major tiles of one type: the accumulator starts from zero, then c is added."""
     name = f"tile_product_{rows}x{columns}x{depth}_{ty}"
     if name in m.parts:
         return name
     f = Fn(m, name, "void", [("ptr", p, "noalias") for p in "abc"], attrs="nounwind")
     mul, add = ("mul", "add") if ty == "i32" else ("fmul", "fadd")
-    sums, zero = f.alloca(f"[{columns} x {ty}]", 64, "sums"), "0" if ty == "i32" else "0.0"
+    acc, zero = f.alloca(f"[{columns} x {ty}]", 64, "sums"), "0" if ty == "i32" else "0.0"
 
     def update(place: str, x: str) -> None:
         before = f.let(f"load {ty}, ptr {place}")
@@ -212,18 +215,18 @@ def tile_product(m: Module, rows: int, columns: int, depth: int, ty: str) -> str
 
     with f.loop("0", str(rows), hint="i") as i:
         with f.loop("0", str(columns), hint="j") as j:
-            f.do(f"store {ty} {zero}, ptr {f.at(sums, ty, j)}")
-        with f.loop("0", str(depth), hint="k") as k:  # columns side by side: sums of a vector, in the order of k
+            f.do(f"store {ty} {zero}, ptr {f.at(acc, ty, j)}")
+        with f.loop("0", str(depth), hint="k") as k:  # columns side by side: a vector accumulator, in the order of k
             x = f.let(f"load {ty}, ptr {f.at('%a', ty, f.add(f.mul(i, str(depth)), k))}")
             with f.loop("0", str(columns), hint="j") as j:
                 y = f.let(f"load {ty}, ptr {f.at('%b', ty, f.add(f.mul(k, str(columns)), j))}")
-                update(f.at(sums, ty, j), f.let(f"{mul} {ty} {x}, {y}"))
+                update(f.at(acc, ty, j), f.let(f"{mul} {ty} {x}, {y}"))
         with f.loop("0", str(columns), hint="j") as j:
-            done = f.let(f"load {ty}, ptr {f.at(sums, ty, j)}")
+            done = f.let(f"load {ty}, ptr {f.at(acc, ty, j)}")
             update(f.at("%c", ty, f.add(f.mul(i, str(columns)), j)), done)
     f.end("ret void")
     f.finish()
     return name
 
 
-__all__ = ["MATRIX_CALLS", "Operand", "element_at", "matrix_statement", "places", "tile_product"]
+__all__ = ["Operand", "element_at", "matrix_statement", "places", "tile_mma"]

@@ -1,4 +1,4 @@
-"""Tile operations as loop nests: copy, fill, transpose, reduce, scan, atomic.
+"""Tile operations as loop nests: copy, fill, transpose, atomic.
 
 A nest over a region of a global buffer is emitted twice when it cannot be proven in range: once with constant bounds,
 taken when the whole region is inside, and once with the bounds clipped per dimension (edge tiles).
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang.ir import Buffer, Const, Region, dtype
-from tilelang.ops import AtomicTile, Copy, Fill, Reduce, Scan, Transpose
+from tilelang.ir import Buffer, Const, Region
+from tilelang.ops import AtomicTile, Copy, Fill, Transpose
+from tilelang.target.cpu import unsupported
 
-from . import arithmetic
-from .effects import atomic_update
-from .exprs import Expressions
+from .atomics import atomic_update
+from .state import Code
 from .text import is_literal
-from .types import convert, intrinsic, load, rounded, store, unsupported, value_type
+from .types import convert, load, store, value_type
 
 
 @dataclass
@@ -28,11 +28,11 @@ class Side:
     mins: list[str]
     loop_of: dict[int, int]
 
-    def indices(self, cx: Expressions, at: list[str]) -> list[str]:
+    def indices(self, cx: Code, at: list[str]) -> list[str]:
         """Element indices at loop counters `at`."""
         return [cx.f.add(at[self.loop_of[d]], m) if d in self.loop_of else m for d, m in enumerate(self.mins)]
 
-    def address(self, cx: Expressions, at: list[str]) -> str:
+    def address(self, cx: Code, at: list[str]) -> str:
         return cx.address(self.buffer, self.indices(cx, at))
 
 
@@ -40,14 +40,15 @@ def _non_unit(r: Region) -> list[int]:
     return [d for d, e in enumerate(r.extents) if not (isinstance(e, int) and e == 1)]
 
 
-def _mins(cx: Expressions, r: Region) -> list[str]:
+def mins_of(cx: Code, r: Region) -> list[str]:
+    """Start of a region, i64 per dimension."""
     return [cx.index(m) for m in r.mins]
 
 
-def sides(cx: Expressions, base: Region, other: Region | None, span: Any) -> tuple[list[Any], Side, Side | None]:
+def sides(cx: Code, base: Region, other: Region | None, span: Any) -> tuple[list[Any], Side, Side | None]:
     """Loop extents (those of `base`), and both sides; non-unit dimensions are matched in order."""
     dims = _non_unit(base)
-    a = Side(base.buffer, _mins(cx, base), {d: k for k, d in enumerate(dims)})
+    a = Side(base.buffer, mins_of(cx, base), {d: k for k, d in enumerate(dims)})
     extents = [base.extents[d] for d in dims]
     if other is None:
         return extents, a, None
@@ -57,10 +58,10 @@ def sides(cx: Expressions, base: Region, other: Region | None, span: Any) -> tup
     if len(theirs) != len(dims):
         raise unsupported(f"regions of {len(theirs)} and {len(dims)} non-unit dimensions in one tile operation",
                           span=span, hint="give both operands the same number of dimensions larger than 1")
-    return extents, a, Side(other.buffer, _mins(cx, other), {d: k for k, d in enumerate(theirs)})
+    return extents, a, Side(other.buffer, mins_of(cx, other), {d: k for k, d in enumerate(theirs)})
 
 
-def _edges(cx: Expressions, side: Side, region: Region, extents: list[Any]) -> tuple[dict[int, int], list[int]]:
+def _edges(cx: Code, side: Side, region: Region, extents: list[Any]) -> tuple[dict[int, int], list[int]]:
     """Dimensions of a side that need a guard: {loop number: dimension} and fixed dimensions."""
     loops: dict[int, int] = {}
     fixed: list[int] = []
@@ -69,12 +70,12 @@ def _edges(cx: Expressions, side: Side, region: Region, extents: list[Any]) -> t
     for d, size in enumerate(side.buffer.shape):
         k = side.loop_of.get(d)
         if k is None:
-            if not cx.proven(region.mins[d], size):
+            if not cx.memory.proven(region.mins[d], size):
                 fixed.append(d)
             continue
         e = extents[k]
         m = region.mins[d]
-        whole = isinstance(e, int) and e > 0 and cx.proven(m, size) and cx.proven(m + (e - 1), size)
+        whole = isinstance(e, int) and e > 0 and cx.memory.proven(m, size) and cx.memory.proven(m + (e - 1), size)
         if not whole:
             loops[k] = d
     return loops, fixed
@@ -98,7 +99,7 @@ class Clip:
         return self.inside != "true"
 
 
-def clip(cx: Expressions, side: Side, region: Region, extents: list[Any], sizes: list[str]) -> Clip:
+def clip(cx: Code, side: Side, region: Region, extents: list[Any], sizes: list[str]) -> Clip:
     """Guards of one side of a tile operation; sizes: loop extents as i64."""
     f = cx.f
     loops, fixed = _edges(cx, side, region, extents)
@@ -121,7 +122,7 @@ def clip(cx: Expressions, side: Side, region: Region, extents: list[Any], sizes:
 Body = Callable[[list[str]], None]
 
 
-def nest(cx: Expressions, sizes: list[str], low: dict[int, str], high: dict[int, str], body: Body) -> None:
+def nest(cx: Code, sizes: list[str], low: dict[int, str], high: dict[int, str], body: Body) -> None:
     """Loops over [low, high) per dimension (default 0 .. size), last dimension innermost."""
 
     def level(k: int, at: list[str]) -> None:
@@ -138,7 +139,7 @@ def nest(cx: Expressions, sizes: list[str], low: dict[int, str], high: dict[int,
     level(0, [])
 
 
-def _versions(cx: Expressions, inside: str, fast: Callable[[], None], clipped: Callable[[], None]) -> None:
+def _versions(cx: Code, inside: str, fast: Callable[[], None], clipped: Callable[[], None]) -> None:
     if inside == "true":
         fast()
     elif inside == "false":
@@ -150,14 +151,14 @@ def _versions(cx: Expressions, inside: str, fast: Callable[[], None], clipped: C
 # ---- copy, fill, transpose, atomic --------------------------------------------------------------------------------
 
 
-def emit_copy(cx: Expressions, op: Copy) -> None:
+def emit_copy(cx: Code, op: Copy) -> None:
     """dst = cast(src): rows past the source's shape get its safe value, elements past dst's are skipped."""
     extents, dst, src = sides(cx, op.dst, op.src, op.span)
     assert src is not None, "sides() gives two sides for two regions"
     _copy(cx, op, extents, dst, src)
 
 
-def _copy(cx: Expressions, op: Copy | Transpose, extents: list[Any], dst: Side, src: Side) -> None:
+def _copy(cx: Code, op: Copy | Transpose, extents: list[Any], dst: Side, src: Side) -> None:
     f = cx.f
     sizes = [cx.index(e) for e in extents]
     to, frm = clip(cx, dst, op.dst, extents, sizes), clip(cx, src, op.src, extents, sizes)
@@ -171,7 +172,7 @@ def _copy(cx: Expressions, op: Copy | Transpose, extents: list[Any], dst: Side, 
         last = len(sizes) - 1
 
         def put(at: list[str]) -> None:
-            safe = convert(f, cx.safe_value(src.buffer, sd), sd, dd)
+            safe = convert(f, cx.memory.safe_value(src.buffer, sd), sd, dd)
             store(f, dd, safe, dst.address(cx, at), op.span)
 
         def level(k: int, at: list[str], ok: str) -> None:
@@ -203,7 +204,7 @@ def _copy(cx: Expressions, op: Copy | Transpose, extents: list[Any], dst: Side, 
     _versions(cx, f.both(to.inside, frm.inside), lambda: nest(cx, sizes, {}, {}, move), clipped)
 
 
-def emit_transpose(cx: Expressions, op: Transpose) -> None:
+def emit_transpose(cx: Code, op: Transpose) -> None:
     """dst[…, j, i] = src[…, i, j]."""
     extents, dst, src = sides(cx, op.dst, op.src, op.span)
     assert src is not None, "sides() gives two sides for two regions"
@@ -213,7 +214,7 @@ def emit_transpose(cx: Expressions, op: Transpose) -> None:
     _copy(cx, op, extents, dst, src)
 
 
-def emit_fill(cx: Expressions, op: Fill) -> None:
+def emit_fill(cx: Code, op: Fill) -> None:
     """dst = value."""
     extents, dst, _ = sides(cx, op.dst, None, op.span)
     sizes = [cx.index(e) for e in extents]
@@ -228,7 +229,7 @@ def emit_fill(cx: Expressions, op: Fill) -> None:
               lambda: cx.f.branch(to.ok, lambda: nest(cx, sizes, to.low, to.high, put)))
 
 
-def emit_atomic(cx: Expressions, op: AtomicTile) -> None:
+def emit_atomic(cx: Code, op: AtomicTile) -> None:
     """dst = kind(dst, value), each element once."""
     f = cx.f
     other = op.value if isinstance(op.value, Region) else None
@@ -247,7 +248,7 @@ def emit_atomic(cx: Expressions, op: AtomicTile) -> None:
                 there = f.both(there, f.let(f"icmp sge i64 {at[k]}, {frm.low[k]}"))
                 there = f.both(there, f.less(at[k], frm.high[k]))
             v = f.choose(there, value_type(sd), lambda: load(f, sd, side.address(cx, at), op.span),
-                         lambda: cx.safe_value(side.buffer, sd))
+                         lambda: cx.memory.safe_value(side.buffer, sd))
             v = convert(f, v, sd, dd)
         atomic_update(f, op.kind, dst.address(cx, at), v, dd, shared=dst.buffer.scope() != "global", span=op.span)
 
@@ -255,139 +256,4 @@ def emit_atomic(cx: Expressions, op: AtomicTile) -> None:
               lambda: f.branch(to.ok, lambda: nest(cx, sizes, to.low, to.high, update)))
 
 
-# ---- reduce and scan ----------------------------------------------------------------------------------------------
-
-
-def _whole(cx: Expressions, b: Buffer, r: Region) -> tuple[Buffer, list[str], list[Any]]:
-    return b, _mins(cx, r), list(r.extents)
-
-
-def emit_reduce(cx: Expressions, op: Reduce) -> None:
-    """dst = kind over src along dim, combined in dst's dtype."""
-    f = cx.f
-    src, smin, extents = _whole(cx, op.src.buffer, op.src)
-    dst, dmin, dext = _whole(cx, op.dst.buffer, op.dst)
-    dim = op.dim % len(extents)
-    rest = [d for d in range(len(extents)) if d != dim]
-    kept = len(dext) == len(extents)  # dst keeps dim as 1 (a 1-D source gives shape (1,) as well)
-    place = {d: d if kept else k for k, d in enumerate(rest)}
-    dd, sd = dst.dtype, src.dtype
-    sizes = [cx.index(extents[d]) for d in rest]
-    outer = [k for k, d in enumerate(rest) if d < dim]
-
-    def source(at: list[str], r: str) -> str:
-        idx = list(smin)
-        for k, d in enumerate(rest):
-            idx[d] = f.add(at[k], idx[d])
-        idx[dim] = f.add(r, idx[dim])
-        return cx.address(src, idx)
-
-    def target(at: list[str]) -> str:
-        idx = list(dmin)
-        for k, d in enumerate(rest):
-            idx[place[d]] = f.add(at[k], idx[place[d]])
-        return cx.address(dst, idx)
-
-    def element(address: str, lanes: int = 1) -> str:
-        wide, out = sd.with_lanes(lanes), dd.with_lanes(lanes)
-        v = convert(f, load(f, wide, address, op.span), wide, out)
-        return arithmetic.absolute(f, v, out) if op.kind in ("abssum", "absmax") else v
-
-    count = cx.index(extents[dim])
-    if len(outer) == len(rest):
-        def row(at: list[str]) -> None:
-            _reduce_row(cx, op, count, lambda r, n: element(source(at, r), n), target(at))
-
-        nest(cx, sizes, {}, {}, row)
-        return
-
-    def columns(at: list[str]) -> None:  # the innermost loop walks the kept dimensions: adjacent elements of dst
-        inner = sizes[len(outer):]
-        if op.clear:
-            nest(cx, inner, {}, {}, lambda i: store(f, dd, arithmetic.identity(op.kind, dd), target([*at, *i])))
-        with f.loop("0", count, hint="r") as r:
-            def step(i: list[str]) -> None:
-                old = load(f, dd, target([*at, *i]))
-                store(f, dd, _combine(f, op, old, element(source([*at, *i], r)), dd), target([*at, *i]))
-
-            nest(cx, inner, {}, {}, step)
-
-    nest(cx, sizes[:len(outer)], {}, {}, columns)
-
-
-def _combine(f: Any, op: Reduce, a: str, b: str, dt: dtype) -> str:
-    if op.nan_propagate and dt.is_float and op.kind in ("max", "absmax", "min"):
-        name = "llvm.minimum" if op.kind == "min" else "llvm.maximum"
-        return rounded(f, dt, intrinsic(f, name, value_type(dt), a, b))
-    return arithmetic.combine(f, op.kind, a, b, dt, reassociate=True)
-
-
-def _reduce_row(cx: Expressions, op: Reduce, count: str, element: Callable[[str, int], str], target: str) -> None:
-    """One output: lanes accumulate adjacent elements, then halve; the rest one by one."""
-    f, dd = cx.f, op.dst.buffer.dtype
-    src = op.src.buffer
-    start = load(f, dd, target) if not op.clear else arithmetic.identity(op.kind, dd)
-    acc = f.alloca(value_type(dd), hint="acc")
-    f.do(f"store {value_type(dd)} {start}, ptr {acc}")
-    done = "0"
-    strides = cx.strides(src)
-    lanes = cx.host.lanes(max(dd.bits, 32))
-    contiguous = strides[op.dim] == "1" and cx.base_of(src).copies == 1 and src.dtype.lanes == 1
-    if contiguous and is_literal(count) and int(count) >= lanes:
-        wide = dd.with_lanes(lanes)
-        done = str(int(count) // lanes * lanes)
-        vacc = f.alloca(value_type(wide), align=64, hint="vacc")
-        f.do(f"store {value_type(wide)} {arithmetic.identity(op.kind, wide)}, ptr {vacc}")
-        with f.loop("0", done, lanes, hint="r") as r:
-            old = f.let(f"load {value_type(wide)}, ptr {vacc}")
-            f.do(f"store {value_type(wide)} {_combine(f, op, old, element(r, lanes), wide)}, ptr {vacc}")
-        v = f.let(f"load {value_type(wide)}, ptr {vacc}")
-        one = _halve(f, op, v, wide)
-        old = f.let(f"load {value_type(dd)}, ptr {acc}")
-        f.do(f"store {value_type(dd)} {_combine(f, op, old, one, dd)}, ptr {acc}")
-    if done != count:
-        with f.loop(done, count, hint="r") as r:
-            old = f.let(f"load {value_type(dd)}, ptr {acc}")
-            f.do(f"store {value_type(dd)} {_combine(f, op, old, element(r, 1), dd)}, ptr {acc}")
-    store(f, dd, f.let(f"load {value_type(dd)}, ptr {acc}"), target)
-
-
-def _halve(f: Any, op: Reduce, v: str, dt: dtype) -> str:
-    """Combine the lanes of a vector pairwise down to one."""
-    n = dt.lanes
-    while n > 1:
-        ty, half = value_type(dt.with_lanes(n)), dt.with_lanes(n // 2)
-        parts = [f.let(f"shufflevector {ty} {v}, {ty} poison, <{n // 2} x i32> <"
-                       + ", ".join(f"i32 {k}" for k in range(lo, lo + n // 2)) + ">") for lo in (0, n // 2)]
-        if n == 2:
-            parts = [f.let(f"extractelement {ty} {v}, i64 {k}") for k in (0, 1)]
-        v = _combine(f, op, parts[0], parts[1], half)
-        n //= 2
-    return v
-
-
-def emit_scan(cx: Expressions, op: Scan) -> None:
-    """Inclusive scan along dim, from the end when reverse.  src and dst may be the same buffer."""
-    f = cx.f
-    src, smin, extents = _whole(cx, op.src.buffer, op.src)
-    dst, dmin, _ = _whole(cx, op.dst.buffer, op.dst)
-    dim = op.dim % len(extents)
-    rest = [d for d in range(len(extents)) if d != dim]
-    count = cx.index(extents[dim])
-    dd, sd = dst.dtype, src.dtype
-    acc = f.alloca(value_type(dd), hint="acc")
-
-    def row(at: list[str]) -> None:
-        f.do(f"store {value_type(dd)} {arithmetic.identity(op.kind, dd)}, ptr {acc}")
-        with f.loop("0", count, hint="r") as r:
-            where = f.sub(f.sub(count, "1"), r) if op.reverse else r
-            i, o = list(smin), list(dmin)
-            for k, d in enumerate(rest):
-                i[d], o[d] = f.add(at[k], i[d]), f.add(at[k], o[d])
-            i[dim], o[dim] = f.add(where, i[dim]), f.add(where, o[dim])
-            v = convert(f, load(f, sd, cx.address(src, i), op.span), sd, dd)
-            new = arithmetic.combine(f, op.kind, f.let(f"load {value_type(dd)}, ptr {acc}"), v, dd)
-            f.do(f"store {value_type(dd)} {new}, ptr {acc}")
-            store(f, dd, new, cx.address(dst, o), op.span)
-
-    nest(cx, [cx.index(extents[d]) for d in rest], {}, {}, row)
+__all__ = ["emit_atomic", "emit_copy", "emit_fill", "emit_transpose", "mins_of", "nest"]

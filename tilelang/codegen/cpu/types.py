@@ -17,27 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from tilelang import errors
 from tilelang.ir import dtype, numpy_dtype
 from tilelang.ir.dtype import SCALE
 from tilelang.ir.numbers import to_dtype
+from tilelang.target.cpu import unsupported
 
 from .text import Fn
-
-errors.register("cpu-unsupported", NotImplementedError, "the CPU target cannot compile this construct (yet)",
-                expected="a construct that the CPU target compiles")
 
 _FLOAT8 = {  # name: (exponent bits, mantissa bits, bias, has infinities, "fnuz" single NaN at 0x80)
     "float8_e4m3": (4, 3, 7, False, False), "float8_e4m3fn": (4, 3, 7, False, False),
     "float8_e5m2": (5, 2, 15, True, False), "float8_e4m3fnuz": (4, 3, 8, False, True),
     "float8_e5m2fnuz": (5, 2, 16, False, True),
 }
-
-
-def unsupported(what: str, *, span: Any = None, hint: str = "") -> errors.TileLangError:
-    """The error for a construct this target does not compile."""
-    return errors.error("cpu-unsupported", f"the CPU target does not support {what}", found=what, span=span,
-                        hint=hint or "write it with tile operations, or compile for another target")
 
 
 def _lanes(scalar: str, n: int) -> str:

@@ -1,7 +1,7 @@
-"""wgmma by hand: the product of a warp group, operands through descriptors or from the threads' arrays.
+"""wgmma by hand: the MMA of a warp group, operands through descriptors or from the threads' arrays.
 
-All 128 threads of a warp group come to the statement together (matrices.py).  A function of the module multiplies for one
-group: it takes the operands as rows, multiplies in float32 or int32, and puts each element back where the row's fragment says.
+All 128 threads of a warp group execute the statement together (matrices.py).  A function of the module multiplies for one
+group: it reads the operands as rows, multiplies in float32 or int32, and stores each element where the row's fragment says.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Register Fragments"; target/wgmma.py.
 """
@@ -12,33 +12,38 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.ir import AddressOf, Call, Expr, as_bool, dtype
+from tilelang.target.cpu import unsupported
 from tilelang.target.warp_groups import GROUP
 from tilelang.target.wgmma import K_STEP_BYTES, WGMMA_ROWS, WgmmaRow
 
-from .descriptors import misuse, operand
-from .matrices import Operand, element_at, places, tile_product
+from .descriptors import address_table, misuse
+from .matrices import Operand, element_at, places, tile_mma
+from .shared_addresses import operand
+from .state import Code
 from .text import Fn, Module
-from .types import convert, load, store, unsupported, value_type
-
+from .threads import over_threads, this_thread
+from .types import convert, load, store, value_type
 
 
 class _Value:
-    """An operand that is a number of each thread: one for all where nothing tells the threads apart."""
+    """An operand that is a number of each thread: one for all where it is the same for all threads."""
 
-    def __init__(self, cx: Any, e: Expr) -> None:
-        self.f, self.type, self.array = cx.f, value_type(e.dtype), None
-        if not cx.threads.varies(e):
+    def __init__(self, cx: Code, e: Expr) -> None:
+        self.f, self.type = cx.f, value_type(e.dtype)
+        self.array: str | None = None
+        if not cx.block.values.varies(e):
             self.one = cx.value(e)
             return
-        self.array = cx.f.alloca(f"[{cx.threads.count} x {self.type}]", 64, "each")
-        cx.over_threads(lambda: cx.f.do(f"store {self.type} {cx.value(e)}, ptr {self.of(str(cx.tid))}"))
+        self.array = cx.f.alloca(f"[{cx.block.count} x {self.type}]", 64, "each")
+        over_threads(cx, lambda: cx.f.do(f"store {self.type} {cx.value(e)}, ptr {self.of(this_thread(cx))}"))
 
     def of(self, thread: str) -> str:
-        return str(self.f.at(self.array, self.type, thread))
+        assert self.array is not None, "one value for all threads has no array"
+        return self.f.at(self.array, self.type, thread)
 
     def at(self, first: str) -> str:
         """That of the group that begins at a thread."""
-        return self.one if self.array is None else str(self.f.let(f"load {self.type}, ptr {self.of(first)}"))
+        return self.one if self.array is None else self.f.let(f"load {self.type}, ptr {self.of(first)}")
 
     def differs(self, first: str, flag: str) -> None:
         """Set a flag where the threads of the group do not have the same."""
@@ -51,23 +56,21 @@ class _Value:
             f.branch(f.let(f"icmp ne {self.type} {got}, {want}"), lambda: f.do(f"store i1 true, ptr {flag}"))
 
 
-def wgmma_statement(cx: Any, e: Call) -> None:
+def wgmma_statement(cx: Code, e: Call) -> None:
     """Emit the statement for all warp groups that execute it."""
     row = WGMMA_ROWS.get(e.options.row)
     majors = e.options.a_major, e.options.b_major
     if row is None or any(m not in row.majors for m in majors):
         raise unsupported(f"the matrix instruction {e.options.row} of operands {majors}", span=e.span or cx.span)
-    if cx.active is None and any(n % GROUP for r in cx.ranges for n in r):
-        raise unsupported(f"a wgmma of {cx.threads.count} threads", span=e.span or cx.span,
+    if cx.block.active is None and any(n % GROUP for r in cx.block.ranges for n in r):
+        raise unsupported(f"a wgmma of {cx.block.count} threads", span=e.span or cx.span,
                           hint="whole warp groups of 128 threads execute it")
-    if cx.addresses is None:
-        raise unsupported("a wgmma in a kernel that initialises no descriptor", span=e.span or cx.span,
-                          hint="T.initialize_wgmma_descriptor(desc, S[0, 0], ...) first")
+    table = address_table(cx, e)
     f, from_registers = cx.f, isinstance(e.args[1], AddressOf)
     c = _registers(cx, e, 0, row.c_dtype)
     a: Any = _registers(cx, e, 1, row.a_dtype) if from_registers else _Value(cx, e.args[1])
     b, keep = _Value(cx, e.args[2]), _Value(cx, as_bool(e.args[3]))
-    name = _group_product(f.module, row, majors, c, a if from_registers else None)
+    name = _group_mma(f.module, row, majors, c, a if from_registers else None)
     flag = f.alloca("i1", hint="differs")
 
     def group(first: str) -> None:
@@ -76,26 +79,26 @@ def wgmma_statement(cx: Any, e: Call) -> None:
             x.differs(first, flag)
         same = f.let(f"load i1, ptr {flag}")
         f.branch(same, lambda: misuse(cx, "the threads of a warp group execute a wgmma with different descriptors",
-                                      e.span or cx.span), lambda: product(first))
+                                      e.span or cx.span), lambda: multiply(first))
 
-    def product(first: str) -> None:
+    def multiply(first: str) -> None:
         given = f"ptr {f.at(a.array, 'ptr', first)}" if from_registers else f"i64 {a.at(first)}"
         args = [f"ptr {f.at(c.array, 'ptr', first)}", given, f"i64 {b.at(first)}", f"i1 {keep.at(first)}"]
-        args += [f"ptr {cx.addresses.table}", f"i64 {cx.addresses.count}", f"ptr {cx.addresses.bases}"]
+        args += [f"ptr {table.table}", f"i64 {table.count}", f"ptr {table.bases}"]
         ok = f.let(f"call i1 @{name}({', '.join(args)})")
         f.branch(ok, lambda: None, lambda: misuse(
             cx, "an operand of a wgmma lies outside the shared buffer that its descriptor names: check its address, its "
             "strides and what moves it", e.span or cx.span))
 
-    for lo, hi in cx.ranges:
+    for lo, hi in cx.block.ranges:
         with f.loop(str(lo), str(hi), GROUP, hint="warp_group") as first:
-            if cx.active is None:
+            if cx.block.active is None:
                 group(first)
             else:
-                _where_active(cx, first, hi, e, group)
+                _where_active(cx, cx.block.active, first, hi, e, group)
 
 
-def _registers(cx: Any, e: Call, k: int, dt: dtype) -> Operand:
+def _registers(cx: Code, e: Call, k: int, dt: dtype) -> Operand:
     """An operand in arrays of the threads."""
     out = Operand(cx, e.args[k], e)
     if not out.private or out.bytes % dt.bytes:
@@ -104,21 +107,21 @@ def _registers(cx: Any, e: Call, k: int, dt: dtype) -> Operand:
     return out
 
 
-def _where_active(cx: Any, first: str, end: int, e: Call, group: Callable[[str], None]) -> None:
-    """Under a mask: none or all of the group's threads."""
+def _where_active(cx: Code, active: str, first: str, end: int, e: Call, group: Callable[[str], None]) -> None:
+    """Under a mask: none or all of the group's threads.  active: a byte for each thread."""
     f, count = cx.f, cx.f.alloca("i64", hint="members")
     f.do(f"store i64 0, ptr {count}")
     with f.loop(first, f.smin(f.add(first, str(GROUP)), str(end)), hint="member") as t:
-        one = f.let(f"zext i1 {load(f, dtype('bool'), f.at(cx.active, 'i8', t))} to i64")
+        one = f.let(f"zext i1 {load(f, dtype('bool'), f.at(active, 'i8', t))} to i64")
         f.do(f"store i64 {f.add(f.let(f'load i64, ptr {count}'), one)}, ptr {count}")
     n = f.let(f"load i64, ptr {count}")
     f.branch(f.let(f"icmp eq i64 {n}, {GROUP}"), lambda: group(first), lambda: f.branch(
         f.let(f"icmp ne i64 {n}, 0"), lambda: misuse(cx, "a wgmma is executed by a part of a warp group", e.span or cx.span)))
 
 
-def _group_product(m: Module, row: WgmmaRow, majors: tuple[str, str], c: Operand, a: Operand | None) -> str:
-    """i1 (registers of c, those of a or its descriptor, descriptor of b, keep c, table, records, storage): the product of one
-    group; false where a descriptor's operand is not there."""
+def _group_mma(m: Module, row: WgmmaRow, majors: tuple[str, str], c: Operand, a: Operand | None) -> str:
+    """i1 (registers of c, those of a or its descriptor, descriptor of b, keep c, table, records, storage): the MMA of one
+    group; false where the operand of a descriptor lies outside of its buffer."""
     kind = "_".join(["ss", *majors] if a is None else ["rs", majors[1]])
     sizes = "_".join(f"{o.bytes}x{o.step}" for o in (c, a) if o is not None)
     name = f"tl_{row.name.replace('.', '_')}_{kind}_{sizes}"
@@ -132,7 +135,7 @@ def _group_product(m: Module, row: WgmmaRow, majors: tuple[str, str], c: Operand
 
 
 class _GroupBody:
-    """What the function of one group's product does: operands into tiles of the type of the sums, their product, and back.
+    """The body of the function of one group: operands into tiles of the accumulator's type, their MMA, and back.
 
     work, ty: that type, and its name in LLVM.  c, a, b: addresses of the tiles, rows along K but for b's, which lie along N.
     """
@@ -148,15 +151,15 @@ class _GroupBody:
     def emit(self, majors: tuple[str, str], c: Operand, a: Operand | None) -> None:
         """The body, whose function is left open.  a: None where a descriptor names the operand."""
         f, row, n, k = self.f, self.row, self.n, self.k
-        self._take(majors[1], "%b", n, row.b_dtype, self.b, True)
+        self._read_operand(majors[1], "%b", n, row.b_dtype, self.b, True)
         if a is None:
-            self._take(majors[0], "%a", 64, row.a_dtype, self.a, False)
+            self._read_operand(majors[0], "%a", 64, row.a_dtype, self.a, False)
         else:
             self._registers(row.a, 64 * k, "%a", a, row.a_dtype,
                             lambda at, i: self._put(self.a, i, self._widened(row.a_dtype, at)))
-        f.branch("%keep", lambda: self._registers(row.c, 64 * n, "%c", c, row.c_dtype, self._old), self._none)
-        f.do(f"call void @{tile_product(f.module, 64, n, k, self.ty)}(ptr {self.a}, ptr {self.b}, ptr {self.c})")
-        self._registers(row.c, 64 * n, "%c", c, row.c_dtype, self._give)
+        f.branch("%keep", lambda: self._registers(row.c, 64 * n, "%c", c, row.c_dtype, self._read_c), self._clear_c)
+        f.do(f"call void @{tile_mma(f.module, 64, n, k, self.ty)}(ptr {self.a}, ptr {self.b}, ptr {self.c})")
+        self._registers(row.c, 64 * n, "%c", c, row.c_dtype, self._write_c)
         f.end("ret i1 true")
 
     def _widened(self, dt: dtype, address: str) -> str:
@@ -181,8 +184,8 @@ class _GroupBody:
     def _put(self, tile: str, i: str, v: str) -> None:
         self.f.do(f"store {self.ty} {v}, ptr {self.f.at(tile, self.ty, i)}")
 
-    def _take(self, major: str, descriptor: str, extent: int, dt: dtype, tile: str, turned: bool) -> None:
-        """An operand that a descriptor names, into a tile of rows along K (turned: of rows along the extent)."""
+    def _read_operand(self, major: str, descriptor: str, extent: int, dt: dtype, tile: str, transposed: bool) -> None:
+        """An operand that a descriptor names, into a tile of rows along K (transposed: of rows along the extent)."""
         f, k = self.f, self.k
         raw = f.alloca(f"[{extent * K_STEP_BYTES} x i8]", 64, "raw")
         given = f"ptr %table, i64 %n, ptr %bases, i64 {descriptor}, i64 {extent}, ptr {raw}"
@@ -190,20 +193,20 @@ class _GroupBody:
         f.branch(ok, lambda: None, lambda: f.end("ret i1 false"))
         with f.loop("0", str(extent), hint="line") as i, f.loop("0", str(k), hint="k") as j:
             v = self._widened(dt, f.at(raw, "i8", f.mul(f.add(f.mul(i, str(k)), j), str(dt.bytes))))
-            self._put(tile, f.add(f.mul(j, str(extent)), i) if turned else f.add(f.mul(i, str(k)), j), v)
+            self._put(tile, f.add(f.mul(j, str(extent)), i) if transposed else f.add(f.mul(i, str(k)), j), v)
 
-    def _old(self, at: str, i: str) -> None:
-        """The accumulator as it is."""
+    def _read_c(self, at: str, i: str) -> None:
+        """Read an element of the accumulator."""
         f, dt = self.f, self.row.c_dtype
         self._put(self.c, i, convert(f, load(f, dt, at), dt, self.work))
 
-    def _none(self) -> None:
-        """No accumulator yet."""
+    def _clear_c(self) -> None:
+        """Clear the accumulator."""
         with self.f.loop("0", str(64 * self.n), hint="element") as i:
             self._put(self.c, i, "0" if self.row.c_dtype.is_int else "0.0")
 
-    def _give(self, at: str, i: str) -> None:
-        """A sum to its thread."""
+    def _write_c(self, at: str, i: str) -> None:
+        """Store an element of the accumulator in its thread's registers."""
         f, dt = self.f, self.row.c_dtype
         store(f, dt, convert(f, f.let(f"load {self.ty}, ptr {f.at(self.c, self.ty, i)}"), self.work, dt), at)
 

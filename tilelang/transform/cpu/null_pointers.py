@@ -1,8 +1,9 @@
 """Tensors made of an address (a table of T.ptr, a pointer parameter) that is null: the call fails, not the process.
 
-Asked where the address is read, or the block begins, once, of tensors that are surely touched behind it.  What stands under a
-condition may be the user's own test for null: there it is asked behind the condition, and of pointer parameters in a second
-form of the launch, which runs where one of them is null.  The first has no questions that would keep its loops from vectors.
+An address is tested once, where it is read or where the block begins, when a tensor at it is surely accessed afterwards.  What
+stands under a condition may be the user's own test for null: there the test stands behind the condition, and for pointer
+parameters in a second form of the launch, which runs where one of them is null.  The first form has no tests inside its
+loops, which would keep them from vector code.
 """
 
 from __future__ import annotations
@@ -16,54 +17,63 @@ from tilelang.ir import (Bind, Break, Buffer, Continue, Evaluate, Expr, For, If,
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.children import children
 from tilelang.ir.visitor import walk
+from tilelang.target.cpu_launch import NullCheck
 
-TEXT = "is made of the null pointer, and used"
+_TEXT = "is made of the null pointer, and used"
 
 
-def used_surely(launch: Launch, given: Iterable[Var]) -> dict[Var, str]:
-    """Address -> tensor and place, of addresses that the launch reads, or is given, and whose tensors it surely touches."""
+def find_null_checks(launch: Launch, parameters: Iterable[Var]) -> tuple[NullCheck, ...]:
+    """Addresses to test: those that the launch reads or is given, and whose tensors it surely accesses.
+
+        P = table[i]                         P = table[i]; the call fails if P is null
+        A = T.make_tensor(P, ...)     ->
+        B[0] = A[0]                          B[0] = A[0]
+    """
     out: dict[Var, str] = {}
 
     def note(v: Var, stmts: tuple[Stmt, ...]) -> None:
         found = _first(v, stmts)
         if found is not None:
-            out[v] = _told(*found)
+            out[v] = _text(*found)
 
-    for v in given:
+    for v in parameters:
         note(v, (launch.body,))
     for s in walk(launch.body):
         if isinstance(s, Seq):
             for k, x in enumerate(s.stmts):
                 if isinstance(x, Bind) and x.var.dtype.is_handle:
                     note(x.var, s.stmts[k + 1:])
-    return out
+    return tuple(NullCheck(v, text) for v, text in out.items())
 
 
-def asked_behind_conditions(launch: Launch, given: Iterable[Var]) -> tuple[Launch, dict[Var, str]]:
-    """The launch, which is given these addresses, with names for them where a condition or loop leads to a sure use of their
-    tensors; name -> what is wrong where it is null."""
+def check_behind_conditions(launch: Launch, parameters: Iterable[Var]) -> tuple[Launch, tuple[NullCheck, ...]]:
+    """The launch with a second name for each of these parameters where a condition or loop leads to a sure use of its tensor,
+    and the tests of these names.
+
+        if c: B[0] = A[0]             ->     if c: { P_used = P; the call fails if P_used is null; B[0] = A[0] }
+    """
     out: dict[Var, str] = {}
 
-    def question(v: Var, use: tuple[Buffer, Any], span: Any) -> Stmt:
+    def check(v: Var, use: tuple[Buffer, Any], span: Any) -> Stmt:
         name = Var(f"{v.name}_used", v.dtype)
-        out[name] = _told(*use)
+        out[name] = _text(*use)
         return Bind(name, v, span=span)
 
-    def part(s: Stmt, left: tuple[Var, ...]) -> Stmt:
-        """What is done only where a condition says so, `left` not asked before."""
+    def conditional(s: Stmt, left: tuple[Var, ...]) -> Stmt:
+        """A statement behind a condition; left: parameters not tested before."""
         found = {v: use for v in left if (use := _first(v, (s,))) is not None}
-        asked = [question(v, use, s.span) for v, use in found.items()]
+        checks = [check(v, use, s.span) for v, use in found.items()]
         body = below(s, tuple(v for v in left if v not in found))
-        return seq(*asked, body) if asked else body
+        return seq(*checks, body) if checks else body
 
     def choices(e: Node, s: Stmt, left: tuple[Var, ...]) -> Iterator[Stmt]:
-        """Questions in front of s for the choices in an expression of it; none for choices inside of what is chosen."""
+        """Tests in front of s for the lazy selections in an expression of it; none for selections inside of a selected side."""
         if isinstance(e, Select) and e.lazy:
             sides = ((e.cond, e.a), (unary("not", e.cond), e.b))
             for cond, side in sides:
-                asked = [question(v, use, s.span) for v in left if (use := _of_expr(v, side, s)) is not None]
-                if asked:
-                    yield If(cond, seq(*asked), span=s.span)
+                checks = [check(v, use, s.span) for v in left if (use := _of_expr(v, side, s)) is not None]
+                if checks:
+                    yield If(cond, seq(*checks), span=s.span)
             yield from choices(e.cond, s, left)
             return
         for x in children(e):
@@ -75,40 +85,40 @@ def asked_behind_conditions(launch: Launch, given: Iterable[Var]) -> tuple[Launc
             return s
         match s:
             case If():
-                orelse = None if s.orelse is None else part(s.orelse, left)
-                return replace(s, then=part(s.then, left), orelse=orelse)
+                orelse = None if s.orelse is None else conditional(s.orelse, left)
+                return replace(s, then=conditional(s.then, left), orelse=orelse)
             case For() | Parallel() | While():
-                return replace(s, body=part(s.body, left))
+                return replace(s, body=conditional(s.body, left))
             case Store() | Bind() | Evaluate():
-                asked = list(choices(s, s, left))
-                return seq(*asked, s) if asked else s
+                checks = list(choices(s, s, left))
+                return seq(*checks, s) if checks else s
         return rebuild(s, lambda x: below(x, left) if isinstance(x, Stmt) else tuple(
             below(y, left) if isinstance(y, Stmt) else y for y in x) if isinstance(x, tuple) else x)
 
-    body = below(launch.body, tuple(given))
-    return (replace(launch, body=body) if out else launch), out
+    body = below(launch.body, tuple(parameters))
+    return (replace(launch, body=body) if out else launch), tuple(NullCheck(v, text) for v, text in out.items())
 
 
-def _told(b: Buffer, span: Any) -> str:
+def _text(b: Buffer, span: Any) -> str:
     where = f" ({os.path.basename(span.file)}:{span.line})" if span is not None else ""
-    return f"{b.name}{where} {TEXT}"
+    return f"{b.name}{where} {_TEXT}"
 
 
 def _first(v: Var, stmts: tuple[Stmt, ...]) -> tuple[Buffer, Any] | None:
-    """(tensor at v, place) of the first use that every way through these statements comes to."""
+    """(tensor at v, place) of the first access that every path through these statements comes to."""
     for s in stmts:
         match s:
             case Seq():
                 found = _first(v, s.stmts)
-            case For() if _some(s.extent):
+            case For() if _is_positive(s.extent):
                 found = _first(v, (s.body,))
-            case Parallel() if all(map(_some, s.extents)):
+            case Parallel() if all(map(_is_positive, s.extents)):
                 found = _first(v, (s.body,))
             case If():
                 found = _of_expr(v, s.cond, s)
             case TileOp():
                 touched = [a.region for a in s.accesses() if a.region.buffer.data is v]  # type: ignore[attr-defined]
-                sure = [r for r in touched if all(map(_some, r.extents))]
+                sure = [r for r in touched if all(map(_is_positive, r.extents))]
                 found = (sure[0].buffer, s.span) if sure else None
             case Bind():
                 found = _of_expr(v, s.value, s)
@@ -127,7 +137,7 @@ def _first(v: Var, stmts: tuple[Stmt, ...]) -> tuple[Buffer, Any] | None:
     return None
 
 
-def _some(extent: Any) -> bool:
+def _is_positive(extent: Any) -> bool:
     """Whether a loop surely has iterations."""
     n = getattr(extent, "value", extent)
     return isinstance(n, int) and n > 0
@@ -143,4 +153,4 @@ def _of_expr(v: Var, e: Node, s: Stmt) -> tuple[Buffer, Any] | None:
                  (f := _of_expr(v, x, s)) is not None), None)
 
 
-__all__ = ["TEXT", "asked_behind_conditions", "used_surely"]
+__all__ = ["check_behind_conditions", "find_null_checks"]

@@ -1,19 +1,19 @@
-"""Where one thread may touch what another thread touches, so that a thread's whole statement cannot run before the next one's.
+"""Where one thread may access what another thread writes, so that a thread's whole statement cannot run before the next one's.
 
-Threads of a block go through a statement together.  Running one thread after another is the same where each place that
-is written is touched by one thread alone; that is what is proven here, of linear forms of the indices:
+Threads of a block go through a statement together.  Running one thread after another is the same where each element that
+is written is accessed by one thread alone; that is what is proven here, from linear forms of the indices:
 
-    if c: for j: s[tx, j] = s[tx, j - 1]     own: the first index tells the threads apart
-    for i in range(tx, n, 64): s[i] = 0      own: steps of 64 threads never leave the thread's remainder
-    if c: for d: s[(tx + d) % 16] = tx       not own: the last one to write is another thread, run thread after thread
+    if c: for j: s[tx, j] = s[tx, j - 1]     disjoint: the first index differs between threads
+    for i in range(tx, n, 64): s[i] = 0      disjoint: steps of 64 threads keep the remainder of the thread
+    if c: for d: s[(tx + d) % 16] = tx       conflict: the last one to write is another thread, run thread after thread
 
-What is not proven counts as touched by others.  A place that is touched once, in no loop, needs no proof.
+What is not proven counts as a conflict.  An element that is accessed once, in no loop, needs no proof.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tilelang.ir import (
     AddressOf,
@@ -40,20 +40,20 @@ from tilelang.ir import (
     children,
     walk,
 )
-
-from .threads import Threads, is_private
+from tilelang.ir.record import record, state
+from tilelang.target.cpu_launch import ThreadValues, is_private
 
 _COMMUTE = frozenset(f"atomic_{k}" for k in ("add", "addx2", "addx4", "max", "min", "and", "or", "xor"))
 Digit = tuple[int, int]  # number of the thread variable, number of its digit from the lowest
 
 
-@dataclass(frozen=True)
+@record
 class Access:
-    """One place in the text that touches memory.  kind: read, write, or the name of an atomic update.
+    """One access of memory in the program's text.  kind: read, write, or the name of an atomic update.
 
     sizes: elements from the index on, per dimension (None: not known).  at: the simple statement (or the control
-    statement whose condition or bounds hold it).  looped: it stands in a loop of the statement asked about.  used: the
-    result of an atomic update is read.
+    statement whose condition or bounds hold it).  looped: it stands in a loop of the analysed statement.  used: the result of
+    an atomic update is read.
     """
 
     buffer: Buffer
@@ -65,14 +65,14 @@ class Access:
     used: bool = True
 
 
-@dataclass
+@state
 class Form:
-    """An index: digits of the thread's number, values that stay the same for all threads, and values that may move."""
+    """An index: digits of the thread's number, values that are the same for all threads, and values that may change."""
 
     threads: dict[Digit, int] = field(default_factory=dict)
     stable: dict[Expr, int] = field(default_factory=dict)
     const: int = 0
-    moving: list[tuple[int, int | None]] = field(default_factory=list)  # coefficient; its atom is in 0..this (None: any)
+    moving: list[tuple[int, int | None]] = field(default_factory=list)  # coefficient; its value is in 0..this (None: any)
 
     def plus(self, o: Form, k: int = 1) -> Form:
         threads, stable = dict(self.threads), dict(self.stable)
@@ -85,7 +85,7 @@ class Form:
 
     @property
     def fixed(self) -> int | None:
-        """The number that it is, if it is one."""
+        """Its value, when it is a constant."""
         return None if self.threads or self.stable or self.moving else self.const
 
 
@@ -100,29 +100,29 @@ class _Inside:
                          for a in n.accesses() if a.writes}  # type: ignore[attr-defined]
 
 
-class Crossings:
-    """Answers for the statements of one launch."""
+class Conflicts:
+    """Finds conflicts in the statements of one launch."""
 
-    def __init__(self, launch: Launch, threads: Threads) -> None:
-        self.t = threads
+    def __init__(self, launch: Launch, values: ThreadValues) -> None:
+        self.known = values
         self.vars = {v: k for k, v in enumerate(launch.thread_vars)}
         self.extents = [int(n) for n in launch.threads]
-        self.values = {n.var: n.value for n in walk(launch.body) if isinstance(n, Bind)}
-        self.cuts: list[list[int]] = []  # of the accesses asked about: where digits of each thread index begin
+        self.values = {n.var: n.value for n in walk(launch.body, Bind)}
+        self.cuts: list[list[int]] = []  # of the analysed accesses: where digits of each thread index begin
 
-    def crosses(self, s: Stmt) -> bool:
-        """Whether threads that run s one after another would see something else than threads that run it together."""
-        if isinstance(s, If) and s.orelse is None and self._alone(s.cond):
+    def exist_in(self, s: Stmt) -> bool:
+        """Whether threads that run s one after another may see other values than threads that run it together."""
+        if isinstance(s, If) and s.orelse is None and self._selects_one(s.cond):
             return False
         by_data: dict[Var, list[Access]] = {}
         for a in self._accesses(s, False):
             by_data.setdefault(a.buffer.data, []).append(a)
-        return any(self._cross(found, s) for found in by_data.values())
+        return any(self._conflict(found, s) for found in by_data.values())
 
     def overwrites(self, s: Stmt, data: Var) -> bool:
         """Whether the value of a store or an atomic update is read from where another thread stores in it."""
         found = [a for a in self._accesses(s, False) if a.buffer.data is data]
-        return len(found) > 1 and not self._own(found, s)
+        return len(found) > 1 and not self._disjoint(found, s)
 
     # ---- accesses -------------------------------------------------------------------------------------------------------
 
@@ -174,9 +174,9 @@ class Crossings:
         for x in children(n):
             yield from self._read(x, at, looped, unused)
 
-    # ---- what crosses ---------------------------------------------------------------------------------------------------
+    # ---- conflicts ------------------------------------------------------------------------------------------------------
 
-    def _cross(self, found: list[Access], s: Stmt) -> bool:
+    def _conflict(self, found: list[Access], s: Stmt) -> bool:
         kinds = {a.kind for a in found}
         if kinds == {"read"}:
             return False
@@ -184,12 +184,12 @@ class Crossings:
             return False
         if len(found) == 1 and not found[0].looped:
             return False
-        return not self._own(found, s)
+        return not self._disjoint(found, s)
 
-    def _own(self, found: list[Access], s: Stmt) -> bool:
-        """Whether no two threads touch one place in these accesses."""
+    def _disjoint(self, found: list[Access], s: Stmt) -> bool:
+        """Whether no two threads access one element in these accesses."""
         first = found[0].buffer
-        if any(not _alike(a.buffer, first) for a in found) or self.t.elsewhere(first):
+        if any(not _same_view(a.buffer, first) for a in found) or self.known.varies_place(first):
             return False
         inside = _Inside(s)
         by = self._divisors(found, inside)
@@ -203,7 +203,7 @@ class Crossings:
             going = False
             for dim in zip(*forms, strict=True):
                 for digit in list(left):
-                    if _tells(digit, dim, left, ranges):
+                    if _determines(digit, dim, left, ranges):
                         del left[digit]
                         going = True
         return not left
@@ -225,7 +225,7 @@ class Crossings:
                 case Var() if e in inside.loops:
                     start, extent = visit(inside.loops[e].start), visit(inside.loops[e].extent).fixed
                     return start.plus(Form(moving=[(1, None if extent is None else max(extent - 1, 0))]))
-                case Var() if e in self.values and (e in inside.bound or self.t.varies(e)):
+                case Var() if e in self.values and (e in inside.bound or self.known.varies(e)):
                     value = self.values[e]
                     if e in inside.bound or not any(isinstance(n, Load) for n in walk(value)):
                         return visit(value)  # what was read before s may have changed since
@@ -242,15 +242,15 @@ class Crossings:
                     if b.fixed is not None:
                         return Form().plus(a, b.fixed)
                 case Binary(op="floordiv" | "truncdiv" | "floormod" | "truncmod" | "shr" | "bitand"):
-                    if (parts := _divided(e)) is not None and (got := self._part(visit(parts[0]), parts[1], parts[2])):
+                    if (parts := _divided(e)) is not None and (got := self._digits(visit(parts[0]), parts[1], parts[2])):
                         return got
             return self._other(e, inside)
 
         return visit(e)
 
     def _other(self, e: Expr, inside: _Inside) -> Form:
-        """A value that is the same for all threads all the time, or one that may be anything."""
-        steady = not self.t.varies(e) and not any(
+        """A value that is the same for all threads during the statement, or one that may be anything."""
+        steady = not self.known.varies(e) and not any(
             isinstance(n, Var) and n in inside.bound or isinstance(n, Call)
             or isinstance(n, Load) and (not is_private(n.buffer) or n.buffer.data in inside.written) for n in walk(e))
         if steady:
@@ -258,7 +258,7 @@ class Crossings:
         rest = _divided(e) if isinstance(e, Binary) and e.op != "truncmod" else None
         return Form(moving=[(1, rest[1] - 1 if rest is not None and rest[2] else None)])
 
-    def _part(self, f: Form, by: int, rest: bool) -> Form | None:
+    def _digits(self, f: Form, by: int, rest: bool) -> Form | None:
         """f // by, or f % by, where f is digits of threads whose lower ones stay below `by`."""
         if f.stable or f.moving or f.const or any(c < 0 for c in f.threads.values()):
             return None
@@ -282,7 +282,7 @@ class Crossings:
                              if e is not None]
         return sorted(out)
 
-    def _alone(self, cond: Expr) -> bool:
+    def _selects_one(self, cond: Expr) -> bool:
         """Whether a condition holds for one thread at most."""
         pinned: set[Var] = set()
 
@@ -292,7 +292,7 @@ class Crossings:
                 visit(e.b)
             elif isinstance(e, Binary) and e.op == "eq":
                 for a, b in ((e.a, e.b), (e.b, e.a)):
-                    if isinstance(a, Var) and not self.t.varies(b):
+                    if isinstance(a, Var) and not self.known.varies(b):
                         pinned.update([a] if a in self.vars else [x for x in [self.values.get(a)] if isinstance(x, Var)])
 
         visit(cond)
@@ -314,7 +314,7 @@ def _ranges(cuts: list[int]) -> list[int]:
 
 
 def _divided(e: Binary) -> tuple[Expr, int, bool] | None:
-    """(x, n, whether it is the rest) of x // n and x % n, n a positive number; threads are never negative."""
+    """(x, n, whether it is the remainder) of x // n and x % n, n a positive number; thread indices are never negative."""
     if not isinstance(e.b, Const) or not e.dtype.is_int:
         return None
     n = int(e.b.value)
@@ -328,15 +328,15 @@ def _divided(e: Binary) -> tuple[Expr, int, bool] | None:
     return None
 
 
-def _alike(a: Buffer, b: Buffer) -> bool:
-    """Whether indices mean the same places in two views of one storage."""
+def _same_view(a: Buffer, b: Buffer) -> bool:
+    """Whether equal indices name equal elements in two views of one storage."""
     return a is b or (len(a.shape) == len(b.shape) and a.dtype == b.dtype and all(
         x is y or isinstance(x, int) and isinstance(y, int) and x == y
         for x, y in zip((*a.shape, a.offset, *(a.strides_ or ())), (*b.shape, b.offset, *(b.strides_ or ())), strict=False)
     ) and (a.strides_ is None) == (b.strides_ is None))
 
 
-def _tells(digit: Digit, forms: tuple[Form, ...], left: dict[Digit, int], ranges: dict[Digit, int]) -> bool:
+def _determines(digit: Digit, forms: tuple[Form, ...], left: dict[Digit, int], ranges: dict[Digit, int]) -> bool:
     """Whether an index of these forms is the same for two threads only where the digit is.
 
     The difference of two such indices is c * (difference of the digit) + multiples of c * (values of the digit) + what is
@@ -374,4 +374,4 @@ def _tells(digit: Digit, forms: tuple[Form, ...], left: dict[Digit, int], ranges
     return width + max(highs) - min(lows) < c
 
 
-__all__ = ["Crossings"]
+__all__ = ["Conflicts"]

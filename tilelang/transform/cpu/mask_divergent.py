@@ -1,8 +1,8 @@
-"""Code that only some threads run, taken apart into statements for the threads of a mask.
+"""Divergent branches and loops become statements under masks, so that the threads of a block stay together.
 
 A loop over threads runs each thread's whole statement before the next thread's.  That is not what a block means where
-threads meet in the statement: they read what others of the branch write, exchange values between lanes, or return while
-the others go on to a barrier.  Such branches and loops become statements in a row, each for the threads of a mask:
+threads communicate inside the statement: they read what others of the branch write, exchange values between lanes, or return
+while the others go on to a barrier.  Such branches and loops become statements in a row, each for the threads of a mask:
 
     s[tx] = s[63 - tx]                       t = s[63 - tx]; s[tx] = t
     if c: A                                  m = c; A for the threads of m
@@ -13,14 +13,13 @@ the others go on to a barrier.  Such branches and loops become statements in a r
                                              while go: { m = c for the threads of m; go = any of the block in m;
                                                          if go: A for the threads of m; break: m = false }
 
-So the threads of a block stay together, a statement at a time.  A loop of another length for each thread in which they
-meet in shared memory would need a barrier that not all threads reach: it stays whole, and threads.py refuses it.
+A loop whose number of iterations differs between threads, and in which they communicate through shared memory, would need a
+barrier that not all threads reach: it stays whole, and thread_loops.py rejects it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.ir import (
@@ -55,25 +54,26 @@ from tilelang.ir import (
     unary,
     walk,
 )
+from tilelang.ir.record import record
+from tilelang.target.cpu_launch import Masked, ThreadValues, is_private
+from tilelang.target.thread_calls import BLOCK_VOTES, EXCHANGES, MATRIX_CALLS
 
-from .crossings import Crossings
-from .lanes import BLOCK_VOTES, EXCHANGES
-from .matrices import MATRIX_CALLS
-from .threads import Masked, Threads, is_private, is_unmasked, meets_itself, own_work, returns_in, spread
+from .thread_conflicts import Conflicts
+from .varying_values import find_varying_values, is_speculatable, is_thread_work, rereads_shared, some_return
 
-_BARRIERS = ("sync_threads", "named_barrier", "named_barrier_arrive", "role_meet", "sync_grid", "cluster_arrive",
+_BARRIERS = ("sync_threads", "named_barrier", "named_barrier_arrive", "role_barrier", "sync_grid", "cluster_arrive",
              "cluster_wait", "cluster_sync", "cp_async_commit", "cp_async_wait")
-_MEETINGS = {*EXCHANGES, *MATRIX_CALLS, *BLOCK_VOTES, *_BARRIERS, "thread_return", "mbarrier_wait"}
+_COLLECTIVE = {*EXCHANGES, *MATRIX_CALLS, *BLOCK_VOTES, *_BARRIERS, "thread_return", "mbarrier_wait"}
 _ZERO = (const(0),)
 
 
-@dataclass(frozen=True)
+@record
 class Mask:
-    """A bool of each thread, and the mask it is part of.  whole: only threads that returned are not in it."""
+    """A bool of each thread, and the mask around it.  only_returned_absent: all threads outside of it have returned."""
 
     buffer: Buffer
     outer: Mask | None
-    whole: bool = False
+    only_returned_absent: bool = False
 
     @property
     def on(self) -> Expr:
@@ -83,30 +83,32 @@ class Mask:
         return Store(self.buffer, _ZERO, const(False), span=span)
 
 
-@dataclass(frozen=True)
-class Leave:
-    """Where the threads of a mask go: the masks that a break, a continue leaves behind (None: a jump of all)."""
+@record
+class JumpTargets:
+    """The masks that a break and a continue remove a thread from, up to this one; None: all threads jump together."""
 
     on_break: Mask | None = None
     on_continue: Mask | None = None
 
 
-def masked(launch: Launch) -> Launch:
-    """The launch with the statements taken apart in which threads meet; itself when it has none."""
-    threads = spread(launch)
+def mask_divergent(launch: Launch) -> Launch:
+    """The launch with the divergent statements in which threads communicate under masks; itself when it has none."""
+    threads = find_varying_values(launch)
     if threads.count == 1:
         return launch
-    work = _Masks(launch, threads)
+    work = _Fission(launch, threads)
     body = seq(*work.launch_body())
     return launch if not work.changed else replace(launch, body=body)
 
 
-class _Masks:
-    def __init__(self, launch: Launch, threads: Threads) -> None:
-        self.launch, self.t = launch, threads
+class _Fission:
+    """Rewrites one launch.  root: threads that have not returned, from the first statement on that may return."""
+
+    def __init__(self, launch: Launch, threads: ThreadValues) -> None:
+        self.launch, self.known = launch, threads
         self.changed = False
-        self.places = Crossings(launch, threads)
-        self.root: Mask | None = None  # threads that have not returned, from the first statement on that may return
+        self.conflicts = Conflicts(launch, threads)
+        self.root: Mask | None = None
 
     # ---- small pieces -----------------------------------------------------------------------------------------------
 
@@ -124,36 +126,37 @@ class _Masks:
         if m is None:
             return s
         self.changed = True
-        return Masked(m.on, s, m.whole, None if m.whole or self.root is None else self.root.on, span=s.span)
+        live = None if m.only_returned_absent or self.root is None else self.root.on
+        return Masked(m.on, s, m.only_returned_absent, live, span=s.span)
 
-    # ---- what has to be taken apart -----------------------------------------------------------------------------------
+    # ---- what needs masks -----------------------------------------------------------------------------------------------
 
-    def meets(self, s: Stmt, divergent: bool) -> bool:
-        """Whether threads meet in s, so that one thread's whole s cannot run before the next one's."""
+    def communicates(self, s: Stmt, divergent: bool) -> bool:
+        """Whether threads communicate in s, so that one thread's whole s cannot run before the next one's."""
         for n in walk(s):
-            if isinstance(n, Call) and n.op in _MEETINGS:
+            if isinstance(n, Call) and n.op in _COLLECTIVE:
                 return True
-            if isinstance(n, Parallel) or isinstance(n, TileOp) and not own_work(n):
+            if isinstance(n, Parallel) or isinstance(n, TileOp) and not is_thread_work(n):
                 return True
-        return meets_itself([s]) or self.crosses(s, divergent)
+        return rereads_shared(s) or self.conflicts_in(s, divergent)
 
-    def crosses(self, s: Stmt, divergent: bool) -> bool:
-        """Whether threads may touch each other's places in a part of s that a thread would run whole before the next."""
+    def conflicts_in(self, s: Stmt, divergent: bool) -> bool:
+        """Whether threads may access each other's elements in a statement of s that each would run whole before the next."""
         if divergent or isinstance(s, (If, For, While)) and (self._divergent(s) or not isinstance(s, If) and bool(
-                self.jumps(s.body))):
-            return self.places.crosses(s)
+                self.divergent_jumps(s.body))):
+            return self.conflicts.exist_in(s)
         if isinstance(s, Store):
             return self._overwrites(s)
         if isinstance(s, Evaluate):
             return self._updates(s)
         inside = s.stmts if isinstance(s, Seq) else (s.then, s.orelse) if isinstance(s, If) else (
             s.body,) if isinstance(s, (For, While)) else ()
-        return any(self.crosses(x, False) for x in inside if x is not None)
+        return any(self.conflicts_in(x, False) for x in inside if x is not None)
 
     def _overwrites(self, s: Store) -> bool:
         """Whether threads are to read all that the value of a store needs before one of them stores."""
-        return not is_private(s.buffer) and self.t.varies((s.indices, s.value)) and (
-            meets_itself([s]) or self.places.overwrites(s, s.buffer.data))
+        return not is_private(s.buffer) and self.known.varies((s.indices, s.value)) and (
+            rereads_shared(s) or self.conflicts.overwrites(s, s.buffer.data))
 
     def _updates(self, s: Stmt) -> bool:
         """The same of an atomic update whose result is not used."""
@@ -162,20 +165,17 @@ class _Masks:
         place, value = s.call.args[:2]
         return isinstance(place, AddressOf) and not is_private(place.buffer) and any(
             isinstance(n, Load) and n.buffer.data is place.buffer.data for n in walk(value)
-        ) and self.places.overwrites(s, place.buffer.data)
+        ) and self.conflicts.overwrites(s, place.buffer.data)
 
-    def stays(self, s: Stmt) -> bool:
-        """Whether a loop of another length for each thread must stay whole: threads meet in shared memory in it."""
-        return meets_itself([s])
-
-    def jumps(self, body: Stmt, divergent: bool = False) -> set[type]:
-        """Break and Continue of this loop that only some of the threads come to."""
+    def divergent_jumps(self, body: Stmt, divergent: bool = False) -> set[type]:
+        """Break and Continue of the loop with this body that only some of the threads come to."""
         match body:
             case Seq():
-                return set().union(*(self.jumps(x, divergent) for x in body.stmts))
+                return set().union(*(self.divergent_jumps(x, divergent) for x in body.stmts))
             case If():
-                inner = divergent or self.t.varies(body.cond)
-                return self.jumps(body.then, inner) | (self.jumps(body.orelse, inner) if body.orelse is not None else set())
+                inner = divergent or self.known.varies(body.cond)
+                sides = (body.then,) if body.orelse is None else (body.then, body.orelse)
+                return set().union(*(self.divergent_jumps(x, inner) for x in sides))
             case Break() | Continue():
                 return {type(body)} if divergent else set()
         return set()
@@ -183,33 +183,33 @@ class _Masks:
     # ---- statements -----------------------------------------------------------------------------------------------------
 
     def launch_body(self) -> Iterator[Stmt]:
-        if returns_in(self.t, self.launch.body):
+        if some_return(self.known, self.launch.body):
             buffer, made = self.variable("live", "bool", const(True), self.launch.span)
-            self.root = Mask(buffer, None, whole=True)
+            self.root = Mask(buffer, None, only_returned_absent=True)
             yield made
-        yield from self.seq(self.launch.body, None, Leave())
+        yield from self.seq(self.launch.body, None, JumpTargets())
 
-    def seq(self, s: Stmt, m: Mask | None, leave: Leave) -> Iterator[Stmt]:
+    def seq(self, s: Stmt, m: Mask | None, targets: JumpTargets) -> Iterator[Stmt]:
         """The statements of s, for the threads of m."""
         for x in s.stmts if isinstance(s, Seq) else (s,):
             if isinstance(x, Seq):
-                inner = list(self.seq(x, m, leave))
+                inner = list(self.seq(x, m, targets))
                 yield from inner
             else:
-                yield from self.stmt(x, m, leave)
-            if m is None and self.root is not None and returns_in(self.t, x):
+                yield from self.stmt(x, m, targets)
+            if m is None and self.root is not None and some_return(self.known, x):
                 m = self.root
 
-    def stmt(self, s: Stmt, m: Mask | None, leave: Leave) -> Iterator[Stmt]:
-        if m is None and self.root is not None and isinstance(s, (For, While)) and returns_in(self.t, s):
-            m = self.root  # threads that returned in one turn are missing in the next
+    def stmt(self, s: Stmt, m: Mask | None, targets: JumpTargets) -> Iterator[Stmt]:
+        if m is None and self.root is not None and isinstance(s, (For, While)) and some_return(self.known, s):
+            m = self.root  # threads that returned in one iteration are missing in the next
         divergent = isinstance(s, (If, For, While)) and self._divergent(s)
         if isinstance(s, (If, For, While)) and (
-                self.meets(s, divergent or m is not None) or m is not None and self._leaves(s)):
-            if divergent and isinstance(s, (For, While)) and self.stays(s):
+                self.communicates(s, divergent or m is not None) or m is not None and self._jumps_out(s)):
+            if divergent and isinstance(s, (For, While)) and rereads_shared(s):
                 yield self.put(s, m)
             elif isinstance(s, If):
-                yield from self.branch(s, m, leave)
+                yield from self.branch(s, m, targets)
             elif isinstance(s, For):
                 yield from self.loop(s, m)
             else:
@@ -217,12 +217,12 @@ class _Masks:
             return
         match s:
             case Break() | Continue():
-                target = leave.on_break if isinstance(s, Break) else leave.on_continue
+                target = targets.on_break if isinstance(s, Break) else targets.on_continue
                 yield s if target is None or m is None else self.jump(m, target, s.span)
             case Evaluate() if s.call.op == "thread_return":
                 yield s if m is None or self.root is None else self.jump(m, self.root, s.span)
-            case Evaluate() if s.call.op in _BARRIERS and m is not None and m.whole:
-                yield s  # threads that returned are not waited for
+            case Evaluate() if s.call.op in _BARRIERS and m is not None and m.only_returned_absent:
+                yield s  # barriers do not wait for threads that returned
             case Store() if self._overwrites(s):
                 self.changed = True
                 value = Var(f"moved_{s.buffer.name}", s.value.dtype, span=s.span)
@@ -234,7 +234,7 @@ class _Masks:
                 value = Var("moved_update", given.dtype, span=s.span)
                 yield self.put(Bind(value, given, span=s.span), m)
                 yield self.put(replace(s, call=replace(s.call, args=(place, value, *rest))), m)
-            case Bind() if m is not None and is_unmasked(s.value):
+            case Bind() if m is not None and is_speculatable(s.value):
                 yield s
             case Alloc() if m is not None:
                 yield s if s.init is None else replace(s, init=None)
@@ -245,15 +245,15 @@ class _Masks:
 
     def _divergent(self, s: If | For | While) -> bool:
         if isinstance(s, For):
-            return self.t.varies((s.start, s.extent))
-        return self.t.varies(s.cond)
+            return self.known.varies((s.start, s.extent))
+        return self.known.varies(s.cond)
 
-    def _leaves(self, s: Stmt) -> bool:
-        """Whether a branch holds a jump of the loop around it; in a loop over threads it would leave that one."""
+    def _jumps_out(self, s: Stmt) -> bool:
+        """Whether a branch holds a jump of the loop around it; in a loop over threads it would end that one."""
         return isinstance(s, If) and next(_jumps_of(s), None) is not None
 
     def jump(self, m: Mask, target: Mask, span: Any) -> Stmt:
-        """The threads of m leave it, and the masks around it up to the target."""
+        """The threads of m are removed from it, and from the masks around it up to the target."""
         out: list[Stmt] = []
         at: Mask | None = m
         while at is not None:
@@ -263,15 +263,15 @@ class _Masks:
             at = at.outer
         return self.put(seq(*out, span=span), m)
 
-    def branch(self, s: If, m: Mask | None, leave: Leave) -> Iterator[Stmt]:
-        if not self.t.varies(s.cond):
+    def branch(self, s: If, m: Mask | None, targets: JumpTargets) -> Iterator[Stmt]:
+        if not self.known.varies(s.cond):
             cond = s.cond
-            if m is not None and not is_unmasked(cond):
+            if m is not None and not is_speculatable(cond):
                 some, made = self.any_of(m, s.span)
                 yield from made
                 cond = logical("and", some, cond)
-            then = seq(*self.seq(s.then, m, leave))
-            orelse = None if s.orelse is None else seq(*self.seq(s.orelse, m, leave))
+            then = seq(*self.seq(s.then, m, targets))
+            orelse = None if s.orelse is None else seq(*self.seq(s.orelse, m, targets))
             yield If(cond, then, orelse, span=s.span)
             return
         yes, made_yes = self.mask("then", m or self.root, const(False), s.span)
@@ -282,9 +282,9 @@ class _Masks:
             no, made_no = self.mask("orelse", m or self.root, const(False), s.span)
             yield made_no
             yield self.put(Store(no.buffer, _ZERO, unary("not", yes.on), span=s.span), m)
-        yield from self.seq(s.then, yes, leave)
+        yield from self.seq(s.then, yes, targets)
         if s.orelse is not None:
-            yield from self.seq(s.orelse, no, leave)
+            yield from self.seq(s.orelse, no, targets)
 
     def any_of(self, m: Mask, span: Any) -> tuple[Expr, list[Stmt]]:
         """Whether a thread of the block is in m, one answer for the block."""
@@ -293,66 +293,65 @@ class _Masks:
         return load(some, _ZERO) != const(0), [made, vote]
 
     def loop(self, s: For, m: Mask | None) -> Iterator[Stmt]:
-        if self.t.varies((s.start, s.extent)):
-            yield from self.counted(s, m)
+        if self.known.varies((s.start, s.extent)):
+            yield from self.divergent_for(s, m)
             return
-        jumps = self.jumps(s.body)
+        jumps = self.divergent_jumps(s.body)
         start, extent = s.start, s.extent
-        if m is not None and not (is_unmasked(start) and is_unmasked(extent)):
+        if m is not None and not (is_speculatable(start) and is_speculatable(extent)):
             some, made = self.any_of(m, s.span)
             yield from made
             start, extent = select(some, start, const(0, start.dtype)), select(some, extent, const(0, extent.dtype))
-        turns = m
+        inside = m
         if jumps and Break in _kinds(s.body):
-            turns, made_turns = self.mask("turns", m or self.root, const(True) if m is None else m.on, s.span)
-            yield made_turns
-        body = seq(*self.turn(s.body, s.body, turns, bool(jumps), s.span))
+            inside, made_inside = self.mask("turns", m or self.root, const(True) if m is None else m.on, s.span)
+            yield made_inside
+        body = seq(*self.iteration(s.body, s.body, inside, bool(jumps), s.span))
         yield replace(s, start=start, extent=extent, body=body)
 
-    def turn(self, body: Stmt, asked: Stmt, turns: Mask | None, jumps: bool, span: Any) -> Iterator[Stmt]:
-        """One turn of a loop, for the threads that have not left it.  asked: the user's body; jumps: its breaks and
-        continues are not those of all threads."""
-        now = turns
-        if jumps and Continue in _kinds(asked):
-            now, made = self.mask("turn", turns or self.root, const(True) if turns is None else turns.on, span)
+    def iteration(self, body: Stmt, user_body: Stmt, inside: Mask | None, jumps: bool, span: Any) -> Iterator[Stmt]:
+        """One iteration of a loop, for the threads still inside it.  jumps: some threads alone take its breaks or continues."""
+        now = inside
+        if jumps and Continue in _kinds(user_body):
+            now, made = self.mask("turn", inside or self.root, const(True) if inside is None else inside.on, span)
             yield made
-        yield from self.seq(body, now, Leave(turns, now) if jumps else Leave())
+        yield from self.seq(body, now, JumpTargets(inside, now) if jumps else JumpTargets())
 
-    def counted(self, s: For, m: Mask | None) -> Iterator[Stmt]:
-        """A loop of another length for each thread."""
+    def divergent_for(self, s: For, m: Mask | None) -> Iterator[Stmt]:
+        """A loop whose bounds differ between threads."""
         dt = s.var.dtype
         first, made_first = self.variable("first", dt, None, s.span)
         count, made_count = self.variable("count", dt, None, s.span)
-        turn_no, made_turn = self.variable("turn_no", dt, None, s.span)
-        yield from (made_first, made_count, made_turn)
+        number, made_number = self.variable("turn_no", dt, None, s.span)
+        yield from (made_first, made_count, made_number)
         yield self.put(Store(first, _ZERO, s.start, span=s.span), m)
         yield self.put(Store(count, _ZERO, s.extent, span=s.span), m)
-        at = load(turn_no, _ZERO)
+        at = load(number, _ZERO)
         body = seq(Bind(s.var, load(first, _ZERO) + at, span=s.span), s.body)
-        step = Store(turn_no, _ZERO, at + const(1, dt), span=s.span)
-        yield from self.together(at < load(count, _ZERO), body, s.body, step, m, s.span)
+        step = Store(number, _ZERO, at + const(1, dt), span=s.span)
+        yield from self.while_any(at < load(count, _ZERO), body, s.body, step, m, s.span)
 
     def while_(self, s: While, m: Mask | None) -> Iterator[Stmt]:
-        if m is None and not self.t.varies(s.cond) and not self.jumps(s.body):
-            yield replace(s, body=seq(*self.seq(s.body, None, Leave())))
+        if m is None and not self.known.varies(s.cond) and not self.divergent_jumps(s.body):
+            yield replace(s, body=seq(*self.seq(s.body, None, JumpTargets())))
             return
-        yield from self.together(s.cond, s.body, s.body, None, m, s.span)
+        yield from self.while_any(s.cond, s.body, s.body, None, m, s.span)
 
-    def together(self, cond: Expr, body: Stmt, asked: Stmt, step: Stmt | None, m: Mask | None,
-                 span: Any) -> Iterator[Stmt]:
-        """while cond: body, as long as some thread of the block is in the loop.  asked: the body without what was added."""
-        turns, made = self.mask("turns", m or self.root, const(True) if m is None else m.on, span)
+    def while_any(self, cond: Expr, body: Stmt, user_body: Stmt, step: Stmt | None, m: Mask | None,
+                  span: Any) -> Iterator[Stmt]:
+        """while cond: body, as long as some thread of the block is inside the loop.  user_body: body as the user wrote it."""
+        inside, made = self.mask("turns", m or self.root, const(True) if m is None else m.on, span)
         go, made_go = self.variable("go", "int32", const(1, "int32"), span)
         yield from (made, made_go)
-        inner = list(self.turn(body, asked, turns, True, span))
+        inner = list(self.iteration(body, user_body, inside, True, span))
         yield While(load(go, _ZERO) != const(0), seq(
-            self.put(Store(turns.buffer, _ZERO, cond, span=span), turns),
-            Store(go, _ZERO, call("syncthreads_or", (turns.on,), "int32", span=span), span=span),
+            self.put(Store(inside.buffer, _ZERO, cond, span=span), inside),
+            Store(go, _ZERO, call("syncthreads_or", (inside.on,), "int32", span=span), span=span),
             If(load(go, _ZERO) != const(0), seq(*inner, *(() if step is None else (step,))), None, span=span)), span=span)
 
 
 def _jumps_of(s: Stmt) -> Iterator[Stmt]:
-    """Breaks and continues in a branch that leave the loop around it."""
+    """Breaks and continues in a branch that jump in the loop around it."""
     match s:
         case Seq():
             for x in s.stmts:
@@ -366,8 +365,8 @@ def _jumps_of(s: Stmt) -> Iterator[Stmt]:
 
 
 def _kinds(body: Stmt) -> set[type]:
-    """Whether a loop's body holds a Break, a Continue of it."""
+    """Which of Break and Continue the body of a loop holds for it."""
     return {type(x) for x in _jumps_of(body)}
 
 
-__all__ = ["Mask", "masked"]
+__all__ = ["mask_divergent"]

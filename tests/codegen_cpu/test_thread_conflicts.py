@@ -5,9 +5,9 @@ import pytest
 
 import tilelang
 import tilelang.language as T
-from tilelang.codegen.cpu.crossings import Crossings
-from tilelang.codegen.cpu.threads import spread
 from tilelang.ir import For, If, Launch, Store, walk
+from tilelang.transform.cpu.thread_conflicts import Conflicts
+from tilelang.transform.cpu.varying_values import find_varying_values
 
 
 def _stored_by_others():
@@ -108,7 +108,7 @@ def test_threads_go_together(program):
 def _crossings(program, threads):
     launch = next(n for n in walk(program.func.body if hasattr(program, "func") else program.body) if isinstance(n, Launch))
     assert launch.num_threads == threads
-    return Crossings(launch, spread(launch)), launch
+    return Conflicts(launch, find_varying_values(launch)), launch
 
 
 def test_what_is_a_threads_own_stays_whole():
@@ -138,10 +138,10 @@ def test_what_is_a_threads_own_stays_whole():
 
     places, launch = _crossings(main, 64)
     asked = [s for s in launch.body.stmts if isinstance(s, (If, For))]
-    assert [places.crosses(s) for s in asked] == [False] * 7
+    assert [places.exist_in(s) for s in asked] == [False] * 7
 
 
-def test_what_others_touch_crosses():
+def test_what_other_threads_access_conflicts():
     @T.prim_func
     def main(A: T.Tensor((64, 64), "float32"), I: T.Tensor((64,), "int32")):
         with T.Kernel(1, threads=64):
@@ -161,6 +161,6 @@ def test_what_others_touch_crosses():
 
     places, launch = _crossings(main, 64)
     asked = [s for s in launch.body.stmts if isinstance(s, (If, For))]
-    assert all(places.crosses(s) for s in asked) and len(asked) == 5
+    assert all(places.exist_in(s) for s in asked) and len(asked) == 5
     stores = [n for n in walk(asked[3]) if isinstance(n, Store)]
     assert [places.overwrites(x, x.buffer.data) for x in stores] == [True]

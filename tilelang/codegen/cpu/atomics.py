@@ -1,0 +1,150 @@
+"""Atomic operations: those on memory of the block are plain, for a block runs in one CPU thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import AddressOf, Call, dtype
+from tilelang.target.cpu import unsupported
+
+from . import arithmetic
+from .state import CallPrinter, Code
+from .text import Fn
+from .types import convert, from_memory, load, memory_type, store, to_memory, value_type
+
+_RMW = {"add": "add", "or": "or", "and": "and", "xor": "xor", "exchange": "xchg"}
+_COMBINE = {"add": "sum", "max": "max", "min": "min", "or": "bitor", "and": "bitand", "xor": "bitxor"}
+_ORDERS = {"relaxed": "monotonic", "consume": "acquire", "acquire": "acquire", "release": "release",
+           "acq_rel": "acq_rel", "seq_cst": "seq_cst"}
+
+
+def atomic_update(f: Fn, kind: str, address: str, v: str, dt: dtype, *, shared: bool, order: str = "relaxed",
+                  span: Any = None) -> str:
+    """*address = kind(*address, v), atomically for other blocks; gives the old register value.
+
+    shared: the memory belongs to the block, which runs in one CPU thread: a plain update is atomic.
+    """
+    if kind not in _COMBINE and kind != "exchange":
+        raise unsupported(f"the atomic operation {kind}", span=span)
+    if shared:
+        old = load(f, dt, address, span)
+        store(f, dt, v if kind == "exchange" else arithmetic.combine(f, _COMBINE[kind], old, v, dt), address, span)
+        return old
+    llvm_order = _ORDERS[order]
+    if dt.is_int:
+        op = _RMW.get(kind) or ("u" if dt.is_unsigned else "") + kind
+        return f.let(f"atomicrmw {op} ptr {address}, {memory_type(dt)} {v} {llvm_order}")
+    return _compare_exchange(f, kind, address, v, dt, llvm_order, span)
+
+
+def _compare_exchange(f: Fn, kind: str, address: str, v: str, dt: dtype, order: str, span: Any) -> str:
+    """Floats: a loop over compare-and-exchange on the bits."""
+    it, mt = f"i{dt.bits}", memory_type(dt, span)
+    first = f.let(f"load atomic {it}, ptr {address} monotonic, align {dt.bytes}")
+    before, again, out = f.label, f.name_of("again"), f.name_of("done")
+    f.start(again)
+    seen = f"%{f.name_of('seen')}"
+    at = len(f.lines)
+    bits = seen if mt == it else f.let(f"bitcast {it} {seen} to {mt}")
+    old = from_memory(f, dt, bits)
+    new = v if kind == "exchange" else arithmetic.combine(f, _COMBINE[kind], old, v, dt)
+    stored = to_memory(f, dt, new)
+    new_bits = stored if mt == it else f.let(f"bitcast {mt} {stored} to {it}")
+    fail = "monotonic" if order in ("monotonic", "release") else "acquire" if order == "acq_rel" else order
+    pair = f.let(f"cmpxchg ptr {address}, {it} {seen}, {it} {new_bits} {order} {fail}")
+    got = f.let(f"extractvalue {{ {it}, i1 }} {pair}, 0")
+    ok = f.let(f"extractvalue {{ {it}, i1 }} {pair}, 1")
+    f.lines.insert(at, f"  {seen} = phi {it} [ {first}, %{before} ], [ {got}, %{f.label} ]")
+    f.end(f"br i1 {ok}, label %{out}, label %{again}")
+    f.start(out)
+    return old
+
+
+def _target(cx: Code, e: Call) -> tuple[AddressOf, str]:
+    where = e.args[0]
+    if not isinstance(where, AddressOf):
+        raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
+    return where, cx.address_of(where)
+
+
+def _in_range(cx: Code, where: AddressOf) -> str:
+    return cx.memory.in_range(where, where.buffer, where.indices, [cx.index(i) for i in where.indices])
+
+
+def _atomic(kind: str) -> CallPrinter:
+    def emit(cx: Code, e: Call) -> str:
+        where = e.args[0]
+        if not isinstance(where, AddressOf):
+            raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
+        dt = where.buffer.dtype
+        v = cx.cast_value(e.args[1], dt)
+        shared = where.buffer.scope() != "global"
+
+        def update() -> str:
+            _, at = _target(cx, e)
+            return atomic_update(cx.f, kind, at, v, dt, shared=shared, order=e.options.order or "relaxed",
+                                 span=e.span or cx.span)
+
+        return cx.f.choose(_in_range(cx, where), value_type(dt), update, lambda: cx.memory.safe_value(where.buffer, dt))
+
+    return emit
+
+
+def _atomic_lanes(lanes: int) -> CallPrinter:
+    """atomic_addx2 / x4: as many adjacent elements."""
+
+    def emit(cx: Code, e: Call) -> str:
+        where, at = _target(cx, e)
+        dt = where.buffer.dtype
+        value, vt = e.args[1], e.args[1].dtype
+        wide = cx.f.alloca(value_type(dt.with_lanes(lanes)), hint="lanes")
+        if vt.lanes == lanes:
+            v = cx.cast_value(value, dt.with_lanes(lanes))
+            scalars = [cx.f.let(f"extractelement {value_type(dt.with_lanes(lanes))} {v}, i64 {k}") for k in range(lanes)]
+        elif isinstance(value, AddressOf):
+            src = cx.address_of(value)
+            sd = value.buffer.dtype
+            scalars = [convert(cx.f, load(cx.f, sd, cx.f.at(src, memory_type(sd), str(k))), sd, dt) for k in range(lanes)]
+        else:
+            raise unsupported(f"{e.op} with a value of type {vt}", span=e.span or cx.span)
+        ok = _in_range(cx, where)
+        shared = where.buffer.scope() != "global"
+
+        def update() -> None:
+            for k, p in enumerate(scalars):
+                old = atomic_update(cx.f, "add", cx.f.at(at, memory_type(dt), str(k)), p, dt, shared=shared)
+                cx.f.do(f"store {value_type(dt)} {old}, ptr {cx.f.at(wide, value_type(dt), str(k))}")
+
+        cx.f.branch(ok, update)
+        return cx.f.let(f"load {value_type(dt.with_lanes(lanes))}, ptr {wide}")
+
+    return emit
+
+
+def _atomic_load(cx: Code, e: Call) -> str:
+    where, at = _target(cx, e)
+    dt = where.buffer.dtype
+    it = f"i{dt.bits}"
+    order = _ORDERS[e.options.order or "seq_cst"]
+    bits = cx.f.let(f"load atomic {it}, ptr {at} {order}, align {dt.bytes}")
+    mt = memory_type(dt)
+    return from_memory(cx.f, dt, bits if mt == it else cx.f.let(f"bitcast {it} {bits} to {mt}"))
+
+
+def _atomic_store(cx: Code, e: Call) -> str:
+    where, at = _target(cx, e)
+    dt = where.buffer.dtype
+    it, mt = f"i{dt.bits}", memory_type(dt)
+    v = to_memory(cx.f, dt, cx.cast_value(e.args[1], dt))
+    bits = v if mt == it else cx.f.let(f"bitcast {mt} {v} to {it}")
+    cx.f.do(f"store atomic {it} {bits}, ptr {at} {_ORDERS[e.options.order or 'seq_cst']}, align {dt.bytes}")
+    return "0"
+
+
+ATOMIC_CALLS: dict[str, CallPrinter] = {
+    **{f"atomic_{k}": _atomic(k) for k in (*_COMBINE, "exchange")},
+    "atomic_addx2": _atomic_lanes(2), "atomic_addx4": _atomic_lanes(4),
+    "atomic_load": _atomic_load, "atomic_store": _atomic_store,
+}
+
+__all__ = ["ATOMIC_CALLS", "atomic_update"]

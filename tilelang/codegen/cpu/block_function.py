@@ -1,0 +1,149 @@
+"""The function of a block, or of a warp role of a block: its parameters, and what they stand for in its Code.
+
+    values…     what the block uses of the host: tensor addresses, scalars, sizes
+    storage…    buffers in the arena of the worker
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilelang.arith import Analyzer
+from tilelang.ir import Alloc, Buffer, Const, Expr, Launch, Var, walk
+from tilelang.target.cpu_launch import CpuLaunch, RoleCode
+
+from .calls import BLOCK_CALLS
+from .host_function import HostFunction
+from .indices import IndexPrinter
+from .memory import MemoryPrinter
+from .state import BlockState, Bound, Code, LaneFaults, RoleState, Storage
+from .statements import StatementPrinter
+from .text import Fn, clean
+from .threads import outside_threads
+from .types import value_type
+from .values import ValuePrinter
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A value of the host function that a block uses: its LLVM type and the operand on the host side."""
+
+    var: Var
+    type: str
+    operand: str
+
+
+@dataclass(frozen=True)
+class LaunchFrame:
+    """What all functions of a launch have in common.
+
+    plan: the launch.  name: of its function that runs a range of blocks.  captured: values of the host, in the order of the
+    parameters.  faults: what may fail while it runs.
+    """
+
+    host: HostFunction
+    plan: CpuLaunch
+    name: str
+    captured: tuple[Captured, ...]
+    faults: LaneFaults
+
+    @property
+    def value_names(self) -> list[str]:
+        """Names of the parameters for captured values."""
+        return [f"{clean(c.var.name)}_{k}" for k, c in enumerate(self.captured)]
+
+    @property
+    def slot_names(self) -> list[str]:
+        """Names of the parameters for storage in the arena."""
+        return [f"{clean(t.buffer.name)}_{len(self.captured) + k}" for k, t in enumerate(self.plan.slots)]
+
+
+def captured_values(host: HostFunction, s: Launch) -> list[Captured]:
+    """Host values that a launch uses: parameters, symbols, bound variables, tensor addresses."""
+    cx = host.code
+    used: set[Var] = set()
+    inner: set[Var] = set()
+
+    def expr(e: object) -> None:
+        if isinstance(e, Expr):
+            used.update(walk(e, Var))
+
+    for n in walk(s):
+        if isinstance(n, Var):
+            used.add(n)
+        elif isinstance(n, Buffer):
+            used.add(n.data)
+            for d in (*n.shape, *(n.strides_ or ()), n.offset):
+                expr(d)
+        elif isinstance(n, Alloc) and n.buffer.scope() != "global":
+            inner.add(n.buffer.data)
+    for _, safe in s.attr("safe_values") or ():
+        expr(safe)
+    out = []
+    for v, where in cx.storage.items():
+        if v in used and v not in inner:
+            out.append(Captured(v, "ptr", where.base))
+    for v, bound in cx.vars.items():
+        if v in used and v not in inner and v not in cx.storage:
+            if bound.wide is not None:
+                out.append(Captured(v, "i64", bound.wide))
+            else:
+                out.append(Captured(v, value_type(v.dtype), cx.value(v)))
+    return out
+
+
+def open_block(frame: LaunchFrame, f: Fn, code: RoleCode, role: RoleState | None = None) -> Code:
+    """The Code of the function of a block, its parameters bound.  role: the coroutine, where it is one."""
+    s, host = frame.plan.launch, frame.host.code
+    block = BlockState(code.values, s.threads, code.role.ranges, frame.faults, role, scratch="%scratch")
+    cx = Code(f, host.host, block, BLOCK_CALLS, Analyzer(), safe_values=dict(s.attr("safe_values") or ()),
+              sources=s.attr("import_source") or (), guarded=host.guarded)
+    add_parts(cx)
+    outside_threads(cx)
+    _bind_parameters(cx, frame)
+    _bind_indices(cx, s, code)
+    return cx
+
+
+def add_parts(cx: Code) -> StatementPrinter:
+    """Give a Code its parts; the printer of its statements."""
+    memory = MemoryPrinter(cx)
+    cx.values, cx.indices, cx.memory = ValuePrinter(cx), IndexPrinter(cx), memory
+    return StatementPrinter(cx, memory)
+
+
+def print_body(cx: Code, code: RoleCode) -> None:
+    """Print the statements of a block, or of a warp role."""
+    StatementPrinter(cx, MemoryPrinter(cx)).stmt(code.body)
+
+
+def _bind_parameters(cx: Code, frame: LaunchFrame) -> None:
+    for name, c in zip(frame.value_names, frame.captured):
+        if c.var in frame.host.code.storage:
+            cx.storage[c.var] = Storage(f"%{name}")
+        elif c.type == "i64" and c.var.dtype.is_signed:
+            cx.vars[c.var] = Bound(wide=f"%{name}")
+        else:
+            cx.vars[c.var] = Bound(value=f"%{name}")
+    for name, t in zip(frame.slot_names, frame.plan.slots):
+        cx.storage[t.buffer.data] = Storage(f"%{name}", t.copies)
+
+
+def _bind_indices(cx: Code, s: Launch, code: RoleCode) -> None:
+    """Values and ranges of block and thread indices."""
+    for d, v in enumerate(s.block_vars):
+        cx.vars[v] = Bound(wide=f"%b{d}")
+        hi = Analyzer().interval(s.grid[d])[1]
+        cx.analyzer = cx.analyzer.bind(v, 0, None if hi is None else max(hi - 1, 0))
+        if isinstance(s.grid[d], Const) and int(s.grid[d]) > 0:
+            cx.swept.add(v)
+    ranges = code.role.ranges
+    whole = ranges == ((0, s.num_threads),)
+    for v, n in zip(s.thread_vars, s.threads):
+        lo, hi = ranges[0] if not whole and n == s.num_threads and len(ranges) == 1 else (0, n)
+        cx.analyzer = cx.analyzer.bind(v, lo, hi - 1)
+        if whole or n == 1 or (lo, hi) != (0, n):
+            cx.swept.add(v)
+
+
+__all__ = ["Captured", "LaunchFrame", "add_parts", "captured_values", "open_block", "print_body"]

@@ -1,0 +1,94 @@
+"""Calls that touch memory or threads: printing, copies of bytes, barriers that the order of statements already gives."""
+
+from __future__ import annotations
+
+from tilelang.ir import AddressOf, Call, StringConst, as_bool, dtype
+from tilelang.target.cpu import unsupported
+
+from .atomics import ATOMIC_CALLS
+from .barriers import BARRIER_CALLS
+from .boxes import BOX_CALLS
+from .clusters import CLUSTER_CALL_PRINTERS
+from .descriptors import DESCRIPTOR_CALLS
+from .lanes import LANE_CALL_PRINTERS
+from .state import CallPrinter, Code
+from .threads import end_threads
+from .types import load, value_type
+
+
+def _printf(cx: Code, e: Call) -> str:
+    """C printf; arguments are promoted as C does, %s takes strings."""
+    args = []
+    for a in e.args:
+        if isinstance(a, StringConst):
+            args.append(f"ptr {cx.value(a)}")
+            continue
+        dt = a.dtype
+        if dt.is_handle:
+            args.append(f"ptr {cx.value(a)}")
+        elif dt.is_float:
+            args.append(f"double {cx.cast_value(a, dtype('float64'))}")
+        elif dt.bits == 64:
+            args.append(f"i64 {cx.value(a)}")
+        else:
+            args.append(f"i32 {cx.cast_value(a, dtype('uint32' if dt.is_unsigned else 'int32'))}")
+    fn = cx.f.module.declare("printf", "i32", "ptr, ...")
+    return cx.f.let(f"call i32 (ptr, ...) {fn}({', '.join(args)})")
+
+
+def _cp_async(cx: Code, e: Call) -> str:
+    """Bytes from global to shared memory, zeros where the predicate is false; complete at once."""
+    dst, src = e.args[0], e.args[1]
+    if not (isinstance(dst, AddressOf) and isinstance(src, AddressOf)):
+        raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
+    f, n = cx.f, e.options.bytes
+    to = cx.address_of(dst)
+    wanted = cx.value(as_bool(e.args[2])) if len(e.args) > 2 else "true"
+    move = f.module.declare("llvm.memcpy.p0.p0.i64", "void", "ptr, ptr, i64, i1")
+    clear = f.module.declare("llvm.memset.p0.i64", "void", "ptr, i8, i64, i1")
+
+    def copy() -> None:
+        frm = cx.address_of(src)
+        f.do(f"call void {move}(ptr {to}, ptr {frm}, i64 {n}, i1 false)")
+
+    f.branch(wanted, copy, lambda: f.do(f"call void {clear}(ptr {to}, i8 0, i64 {n}, i1 false)"))
+    return "0"
+
+
+def _ordered_already(cx: Code, e: Call) -> str:
+    """Barriers and fences: a block runs its statements one after another for all threads."""
+    if cx.block.tid is not None and e.op == "sync_threads":
+        raise unsupported(f"{e.op} under a condition or loop that depends on the thread", span=e.span or cx.span,
+                          hint="move the barrier out of the thread-dependent branch")
+    if e.op == "fence_gpu":
+        cx.f.do("fence seq_cst")
+    return "0"
+
+
+def _thread_return(cx: Code, e: Call) -> str:
+    """All threads of the block are done; a return of some threads became a mask (transform/cpu/mask_divergent.py)."""
+    if cx.block.tid is not None or cx.block.in_parallel:
+        raise unsupported("thread_return in a loop that depends on the thread", span=e.span or cx.span,
+                          hint="end the loop with break, and return behind it")
+    end_threads(cx)
+    return "0"
+
+
+def _ldg(cx: Code, e: Call) -> str:
+    where = e.args[0]
+    if not isinstance(where, AddressOf):
+        raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
+    at, dt = cx.address_of(where), where.buffer.dtype
+    ok = cx.memory.in_range(where, where.buffer, where.indices, [cx.index(i) for i in where.indices])
+    return cx.f.choose(ok, value_type(dt), lambda: load(cx.f, dt, at), lambda: cx.memory.safe_value(where.buffer, dt))
+
+
+BLOCK_CALLS: dict[str, CallPrinter] = {
+    "printf": _printf, "ldg": _ldg,
+    **{op: _ordered_already for op in ("sync_threads", "sync_warp", "fence_gpu", "fence_block", "cp_async_commit",
+                                       "cp_async_wait")},
+    **ATOMIC_CALLS, **BARRIER_CALLS, **CLUSTER_CALL_PRINTERS, **BOX_CALLS, **DESCRIPTOR_CALLS, "cp_async": _cp_async,
+    "assume": lambda cx, e: "0", "thread_return": _thread_return, **LANE_CALL_PRINTERS,
+}
+
+__all__ = ["BLOCK_CALLS"]

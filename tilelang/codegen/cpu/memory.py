@@ -1,0 +1,194 @@
+"""Where elements lie, and accesses of them: addresses, guards of global memory, vector accesses."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Ramp, Store, Var, dtype
+from tilelang.target.cpu import unsupported
+
+from .state import Code, Storage
+from .types import convert, literal, load, memory_type, store, value_type
+
+
+class MemoryPrinter:
+    """Prints accesses into the function of a Code."""
+
+    def __init__(self, cx: Code) -> None:
+        self.cx = cx
+
+    def strides(self, b: Buffer) -> list[str]:
+        """Strides of a buffer in elements, i64."""
+        if b.strides_ is not None:
+            return [self.cx.index(s) for s in b.strides_]
+        out, step = ["1"], "1"
+        for d in reversed(b.shape[1:]):
+            step = self.cx.f.mul(step, self.cx.index(d))
+            out.append(step)
+        return out[::-1] if b.shape else []
+
+    def offset(self, b: Buffer, indices: list[str]) -> str:
+        """Linear element offset of b[indices] from the start of its storage."""
+        at = self.cx.index(b.offset)
+        for i, s in zip(indices, self.strides(b)):
+            at = self.cx.f.add(self.cx.f.mul(i, s), at)
+        return at
+
+    def base_of(self, b: Buffer) -> Storage:
+        got = self.cx.storage.get(b.data)
+        if got is None:
+            bound = self.cx.vars.get(b.data)  # an untyped pointer parameter, or a pointer computed in the program
+            if b.data in self.cx.block.slots:
+                return Storage(self.cx.value(b.data))
+            if bound is None or bound.value is None:
+                raise unsupported(f"buffer {b.name} ({b.scope()}) here", span=b.span or self.cx.span,
+                                  hint="it has no storage on the CPU target at this place")
+            return Storage(bound.value)
+        return got
+
+    def address(self, b: Buffer, indices: list[str]) -> str:
+        """Address of an element, not guarded."""
+        at, where = self.offset(b, indices), self.base_of(b)
+        if where.copies > 1:
+            at = self.cx.f.add(self.cx.f.mul(at, str(where.copies)), self.cx.block.tid or self.cx.block.first_thread)
+        return self.cx.f.at(where.base, memory_type(b.dtype, self.cx.span), at)
+
+    def in_range(self, n: Load | Store | AddressOf, b: Buffer, indices: tuple[Expr, ...], at: list[str]) -> str:
+        """i1: whether an access of node n is inside b's shape ("true" where known)."""
+        ok = "true"
+        if b.scope() != "global" or not self.cx.guarded:
+            return ok
+        for d, (e, i, size) in enumerate(zip(indices, at, b.shape)):
+            if (id(n), d) not in self.cx.trusted and not self.proven(e, size):
+                ok = self.cx.f.both(ok, self.cx.f.let(f"icmp ult i64 {i}, {self.cx.index(size)}"))
+        return ok
+
+    def proven(self, e: Expr | int, size: Expr | int) -> bool:
+        """Whether 0 <= e < size for certain."""
+        if isinstance(e, int) or isinstance(e, Const):
+            return isinstance(size, int) and 0 <= int(e) < size
+        lo, hi = self.cx.analyzer.bounds_of(self.cx.analyzer.linear(e)) if e.dtype.is_signed else self.cx.analyzer.interval(e)
+        return isinstance(size, int) and lo is not None and hi is not None and lo >= 0 and hi < size
+
+    def check_bounds(self, b: Buffer, indices: tuple[Expr, ...], span: Any, extents: tuple[Any, ...] = ()) -> None:
+        """Diagnose an access of block or thread memory that certainly leaves it: no guard stands there.
+
+        extents: elements touched per dimension (default 1).  Only indices linear in variables that take all values of
+        their range, where nothing can skip the access, are certain.
+        """
+        if self.cx.maybe or b.scope() == "global" or len(indices) != len(b.shape):
+            return
+        for d, (e, size) in enumerate(zip(indices, b.shape)):
+            more = extents[d] - 1 if extents and isinstance(extents[d], int) else 0
+            if not isinstance(size, int) or not e.dtype.is_signed or e.dtype.lanes > 1:
+                continue
+            form = self.cx.analyzer.linear(e)
+            if not all(isinstance(t, Var) and t in self.cx.swept for t in form.terms):
+                continue
+            low, high = self.cx.analyzer.bounds_of(form)
+            if low is None or high is None or low >= 0 and high + more < size:
+                continue
+            raise errors.error(
+                "cpu-out-of-bounds",
+                f"{b.name} is accessed at index {low if low < 0 else high + more} of dimension {d}, "
+                f"which has {size} elements",
+                expected=f"an index from 0 to {size - 1}", found=f"{low if low < 0 else high + more}",
+                span=span or self.cx.span,
+                hint="memory of a block is not guarded: make it larger, or guard the access with a condition")
+
+    def safe_value(self, b: Buffer, dt: dtype) -> str:
+        """What a load outside b's shape gives."""
+        e = self.cx.safe_values.get(b)
+        return literal(0, dt) if e is None else self.cx.cast_value(e, dt)
+
+    def load(self, e: Load) -> str:
+        b = e.buffer
+        if any(i.dtype.lanes > 1 for i in e.indices):
+            return self._load_lanes(e)
+        self.check_bounds(b, e.indices, e.span)
+        at = [self.cx.index(i) for i in e.indices]
+        ok = self.in_range(e, b, e.indices, at)
+        if ok == "true":
+            return load(self.cx.f, e.dtype, self.address(b, at), e.span or self.cx.span)
+        return self.cx.f.choose(ok, value_type(e.dtype), lambda: load(self.cx.f, e.dtype, self.address(b, at)),
+                             lambda: self.safe_value(b, e.dtype))
+
+    def _load_lanes(self, e: Load) -> str:
+        b, dt = e.buffer, e.buffer.dtype
+        lanes = max(i.dtype.lanes for i in e.indices)
+        if dt.lanes > 1:
+            raise unsupported("a vector index into a buffer of vectors", span=e.span or self.cx.span)
+        if self._is_run(b, e.indices):
+            at = [self.cx.index(i) for i in e.indices[:-1]] + [self.cx.index(e.indices[-1].base)]  # type: ignore[attr-defined]
+            return load(self.cx.f, e.dtype, self.address(b, at), e.span or self.cx.span)
+        out = []
+        for at in self._lane_indices(e.indices, lanes):
+            ok = self._lane_in_range(b, at)
+            one = partial(self._load_at, b, at)
+            out.append(self.cx.f.choose(ok, value_type(dt), one, lambda: self.safe_value(b, dt)))
+        return self.cx.values.pack(out, e.dtype)
+
+    def _is_run(self, b: Buffer, indices: tuple[Expr, ...]) -> bool:
+        """Whether a vector access is one contiguous run that needs no guard."""
+        last = indices[-1]
+        copies = self.base_of(b).copies
+        return (b.scope() != "global" and isinstance(last, Ramp) and isinstance(last.stride, Const) and copies == 1
+                and last.stride.value == 1 and all(i.dtype.lanes == 1 for i in indices[:-1])
+                and (b.strides_ is None or b.strides_[-1] == 1))
+
+    def _lane_indices(self, indices: tuple[Expr, ...], lanes: int) -> list[list[str]]:
+        """Scalar i64 indices of each lane of a vector access."""
+        columns = []
+        for e in indices:
+            if e.dtype.lanes == 1:
+                columns.append([self.cx.index(e)] * lanes)
+            else:
+                ty, v = value_type(e.dtype), self.cx.value(e)
+                lane = [self.cx.f.let(f"extractelement {ty} {v}, i64 {k}") for k in range(lanes)]
+                columns.append([self.cx.indices.extended(x, e.dtype.scalar) for x in lane])
+        return [list(c) for c in zip(*columns)]
+
+    def _lane_in_range(self, b: Buffer, at: list[str]) -> str:
+        ok = "true"
+        if b.scope() == "global" and self.cx.guarded:
+            for i, size in zip(at, b.shape):
+                ok = self.cx.f.both(ok, self.cx.f.let(f"icmp ult i64 {i}, {self.cx.index(size)}"))
+        return ok
+
+    def store(self, s: Store) -> None:
+        """buffer[indices] = value; skipped outside a global buffer's shape."""
+        b, indices, value = s.buffer, s.indices, s.value
+        v = self.cx.value(value)
+        if any(i.dtype.lanes > 1 for i in indices):
+            self._store_lanes(b, indices, value, v)
+            return
+        v = convert(self.cx.f, v, value.dtype, b.dtype)
+        self.check_bounds(b, indices, s.span)
+        at = [self.cx.index(i) for i in indices]
+        self.cx.f.branch(self.in_range(s, b, indices, at),
+                      lambda: store(self.cx.f, b.dtype, v, self.address(b, at), self.cx.span))
+
+    def _store_lanes(self, b: Buffer, indices: tuple[Expr, ...], value: Expr, v: str) -> None:
+        lanes = max(i.dtype.lanes for i in indices)
+        dt = b.dtype.with_lanes(lanes)
+        if value.dtype.lanes == 1:
+            v = self.cx.values.pack([v] * lanes, value.dtype.with_lanes(lanes))
+        v = convert(self.cx.f, v, value.dtype.with_lanes(lanes), dt)
+        if self._is_run(b, indices):
+            at = [self.cx.index(i) for i in indices[:-1]] + [self.cx.index(indices[-1].base)]  # type: ignore[attr-defined]
+            store(self.cx.f, dt, v, self.address(b, at), self.cx.span)
+            return
+        for k, at in enumerate(self._lane_indices(indices, lanes)):
+            one = self.cx.f.let(f"extractelement {value_type(dt)} {v}, i64 {k}")
+            self.cx.f.branch(self._lane_in_range(b, at), partial(self._store_at, b, at, one))
+
+    def _load_at(self, b: Buffer, at: list[str]) -> str:
+        return load(self.cx.f, b.dtype, self.address(b, at), self.cx.span)
+
+    def _store_at(self, b: Buffer, at: list[str], value: str) -> None:
+        store(self.cx.f, b.dtype, value, self.address(b, at), self.cx.span)
+
+
+__all__ = ["MemoryPrinter"]

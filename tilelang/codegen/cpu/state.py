@@ -1,0 +1,252 @@
+"""What the parts of the printer share about the function that they print.
+
+    Code            one function: its text, what names stand for, what is known of values, and its parts
+      values        expressions as LLVM values            (values.py)
+      indices       integers as exact i64                 (indices.py)
+      memory        addresses, loads, stores, guards      (memory.py)
+      block         where the code stands among the threads of a block
+        role        the coroutine of a warp role, in launches whose roles wait for each other
+
+The parts know each other through the interfaces here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tilelang.arith import Analyzer
+from tilelang.ir import AddressOf, Buffer, Call, Expr, Load, Store, Var, dtype
+from tilelang.target.cpu import HostCpu
+from tilelang.target.cpu_launch import NullCheck, ThreadValues, WarpRole
+from tilelang.target.tensor_map import TensorMap
+
+from .coroutine import Coroutine
+from .shared_addresses import AddressTable
+from .text import Fn
+from .types import convert
+
+# ---- lanes that exchange values wrongly -------------------------------------------------------------------------------
+
+# Source of the rules: PTX ISA, "vote.sync", "match.sync", "shfl.sync".  The texts are those of the simulators
+# (sim-warp-divergence).
+ABSENT, OUTSIDE, OTHER, SOURCE, PARTIAL = range(5)
+FAULT_TEXTS = ("names a lane in its mask that does not execute it",
+               "is executed by a lane that is not in the mask that it passes",
+               "names a lane in its mask that passes another mask", "reads from a lane that does not execute it",
+               "takes all 32 lanes of a warp, and only some execute it")
+_PUBLIC_NAMES = {"shfl_idx": "shfl_sync", "mma": "ptx_mma", "ldmatrix": "ptx_ldmatrix", "stmatrix": "ptx_stmatrix"}
+
+
+@dataclass
+class LaneFaults:
+    """What may fail while a launch runs.  A word holds the number of the first text that applies, 0 while there is none.
+
+    word: the Var that stands for the address of the word.  texts: number - 1 -> text.  nulls: addresses that must not be null.
+    """
+
+    word: Var = field(default_factory=lambda: Var("lane_fault", dtype("handle")))
+    texts: list[str] = field(default_factory=list)
+    nulls: dict[Var, int] = field(default_factory=dict)
+
+    def add_null_checks(self, checks: tuple[NullCheck, ...]) -> None:
+        """Number the texts of addresses that must not be null."""
+        for c in checks:
+            self.texts.append(c.text)
+            self.nulls[c.var] = len(self.texts)
+
+    def code(self, e: Call, fault: int, span: Any) -> int:
+        """Number of a fault (index of FAULT_TEXTS) of a call."""
+        where = f" ({os.path.basename(span.file)}:{span.line})" if span is not None else ""
+        self.texts.append(f"T.{_PUBLIC_NAMES.get(e.op, e.op)}{where} {FAULT_TEXTS[fault]}")
+        return len(self.texts)
+
+
+# ---- values and storage -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Bound:
+    """What a Var stands for: its register value, or (integers) the i64 that equals it."""
+
+    value: str | None = None
+    wide: str | None = None
+
+
+@dataclass
+class Storage:
+    """Where the elements of all buffers with one `data` lie.
+
+    base: address of element 0.  copies: how many threads have their own (1: one for the block); element e of thread t
+    is then at e * copies + t, so that a loop over threads walks adjacent elements.
+    """
+
+    base: str
+    copies: int = 1
+
+
+# ---- threads ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class RoleState:
+    """A warp role as a coroutine.
+
+    cluster: blocks of a cluster, roles of a block.  addresses: of the shared buffers that descriptors name.  maps: tensor maps
+    by name.  misuses: texts of what a program may do wrong with them, and their numbers.  waits: address of the number of waits
+    at the cluster's barrier, made by the first.
+    """
+
+    role: WarpRole
+    coroutine: Coroutine
+    cluster: tuple[int, int]
+    maps: Mapping[str, TensorMap]
+    misuses: dict[str, int]
+    addresses: AddressTable | None = None
+    waits: str | None = None
+
+
+@dataclass
+class BlockState:
+    """Where the code stands among the threads of a block.
+
+    values: what differs between threads.  extents, ranges: threads of the block along x, y, z, and those that this code is for.
+    tid: linear thread index (i64) inside a loop over threads, else None.  slots: values of which each thread has one.
+    exchanged, voted: operands and answers of the exchanges of the statement, by the identity of the call.
+    active: a byte for each thread, whether it executes the statement; live: whether it has not returned; None: all do.
+    only_returned_absent: the threads that do not execute the statement have returned.
+    scratch, scratch_bytes: space of the block for converted operands of GEMMs.
+    """
+
+    values: ThreadValues
+    extents: tuple[int, int, int]
+    ranges: tuple[tuple[int, int], ...]
+    faults: LaneFaults
+    role: RoleState | None = None
+    tid: str | None = None
+    slots: dict[Var, Storage] = field(default_factory=dict)
+    exchanged: dict[int, Storage] = field(default_factory=dict)
+    voted: dict[int, str] = field(default_factory=dict)
+    active: str | None = None
+    live: str | None = None
+    only_returned_absent: bool = False
+    in_parallel: bool = False
+    scratch: str = "null"
+    scratch_bytes: int = 0
+
+    @property
+    def count(self) -> int:
+        """Threads of the block."""
+        return self.values.count
+
+    @property
+    def first_thread(self) -> str:
+        """The thread whose values stand for those of all threads of the role where they agree."""
+        return str(self.ranges[0][0])
+
+
+# ---- the parts, and the function ----------------------------------------------------------------------------------------
+
+
+class Values(Protocol):
+    """Expressions as LLVM values."""
+
+    def value(self, e: Expr) -> str:
+        """Register value of an expression (LLVM type value_type(e.dtype))."""
+
+    def pack(self, scalars: list[str], dt: dtype) -> str:
+        """A vector of dt from its lanes."""
+
+
+class Indices(Protocol):
+    """Integers as exact i64."""
+
+    def index(self, e: Expr | int) -> str:
+        """An integer expression (or Python int)."""
+
+    def extended(self, v: str, dt: dtype) -> str:
+        """A register value of an integer type."""
+
+
+class Memory(Protocol):
+    """Where elements lie, and accesses of them."""
+
+    def strides(self, b: Buffer) -> list[str]:
+        """Strides of a buffer in elements, i64."""
+
+    def base_of(self, b: Buffer) -> Storage:
+        """The storage of a buffer."""
+
+    def address(self, b: Buffer, indices: list[str]) -> str:
+        """Address of an element, not guarded."""
+
+    def in_range(self, n: Load | Store | AddressOf, b: Buffer, indices: tuple[Expr, ...], at: list[str]) -> str:
+        """i1: whether an access of node n is inside b's shape ("true" where known)."""
+
+    def proven(self, e: Expr | int, size: Expr | int) -> bool:
+        """Whether 0 <= e < size for certain."""
+
+    def check_bounds(self, b: Buffer, indices: tuple[Expr, ...], span: Any, extents: tuple[Any, ...] = ()) -> None:
+        """Raises cpu-out-of-bounds for an access of block or thread memory that certainly leaves it."""
+
+    def safe_value(self, b: Buffer, dt: dtype) -> str:
+        """What a load outside b's shape gives."""
+
+    def load(self, e: Load) -> str:
+        """The value of a load."""
+
+
+CallPrinter = Callable[["Code", Call], str]
+
+
+@dataclass
+class Code:
+    """One function while it is printed.
+
+    f: its text.  host: the processor.  analyzer: ranges of integers at this place.  calls: calls that touch memory or threads.
+    vars, storage: what names stand for.  safe_values: what loads outside of a buffer give.  sources: C++ text that the launch
+    puts ahead of its kernel.  guarded: False under tl.disable_safe_memory_legalize.  span: the user's place.
+    trusted: (id of the access, dimension) of global accesses known to be in range here.
+    maybe: > 0 where the code may not run for every value of the loop variables.  swept: variables that certainly take every
+    value of their analyzer range.
+    """
+
+    f: Fn
+    host: HostCpu
+    block: BlockState
+    calls: Mapping[str, CallPrinter]
+    analyzer: Analyzer = field(default_factory=Analyzer)
+    vars: dict[Var, Bound] = field(default_factory=dict)
+    storage: dict[Var, Storage] = field(default_factory=dict)
+    safe_values: dict[Buffer, Expr] = field(default_factory=dict)
+    sources: tuple[str, ...] = ()
+    guarded: bool = True
+    span: Any = None
+    trusted: set[tuple[int, int]] = field(default_factory=set)
+    maybe: int = 0
+    swept: set[Var] = field(default_factory=set)
+    values: Values = field(init=False)
+    indices: Indices = field(init=False)
+    memory: Memory = field(init=False)
+
+    def value(self, e: Expr) -> str:
+        """See Values."""
+        return self.values.value(e)
+
+    def index(self, e: Expr | int) -> str:
+        """See Indices."""
+        return self.indices.index(e)
+
+    def cast_value(self, e: Expr, dt: dtype) -> str:
+        """Register value of an expression, converted to another type."""
+        return convert(self.f, self.values.value(e), e.dtype, dt)
+
+    def address(self, b: Buffer, indices: list[str]) -> str:
+        """See Memory."""
+        return self.memory.address(b, indices)
+
+    def address_of(self, a: AddressOf) -> str:
+        """The address that an AddressOf gives."""
+        return self.memory.address(a.buffer, [self.index(i) for i in a.indices])

@@ -1,0 +1,339 @@
+"""Statements of a block: control flow, loops over threads, Parallel nests, and tile operations by their printer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilelang import ops
+from tilelang.ir import (
+    Alloc,
+    Assert,
+    Bind,
+    Break,
+    Call,
+    Const,
+    Continue,
+    Evaluate,
+    Expr,
+    For,
+    If,
+    Parallel,
+    Seq,
+    Stmt,
+    Store,
+    TileOp,
+    Var,
+    While,
+)
+from tilelang.ir.children import contains
+from tilelang.target.cpu import unsupported
+from tilelang.target.cpu_launch import Collective, Masked, OncePerBlock, ThreadLoop
+from tilelang.target.thread_calls import BLOCK_VOTES, MATRIX_CALLS
+
+from . import gemm, reductions, tile_loops
+from .barriers import named_barrier, role_barrier
+from .clusters import copy_to_rank
+from .guards import plan_guards
+from .lanes import exchanges_in, publish, threads_in_warps
+from .matrices import matrix_statement
+from .memory import MemoryPrinter
+from .state import Bound, Code, Storage
+from .text import Loop, clean
+from .threads import active_threads, at_line, check_not_null, over_threads, this_thread
+from .types import literal, load, memory_type, store
+from .values import bind_value
+from .wgmma import wgmma_statement
+
+
+class StatementPrinter:
+    """Prints statements into the function of a Code.  memory: the part of it that prints stores."""
+
+    def __init__(self, cx: Code, memory: MemoryPrinter) -> None:
+        self.cx, self.memory = cx, memory
+
+    def stmt(self, s: Stmt) -> None:
+        """Print a statement."""
+        cx = self.cx
+        if cx.f.ended:
+            cx.f.dead()
+        if s.span is not None:
+            at_line(cx, s.span)
+        if cx.block.tid is None and isinstance(s, (Bind, Store, Evaluate)):
+            for e in exchanges_in(s):
+                if e.op in BLOCK_VOTES:
+                    publish(cx, e)
+        self._print(s)
+
+    def _print(self, s: Stmt) -> None:
+        printer = _PRINT.get(type(s))
+        if printer is None:
+            name = getattr(s, "op_name", "") or type(s).__name__
+            raise unsupported(f"the statement {name}", span=s.span or self.cx.span)
+        printer(self, s)
+
+    # ---- threads --------------------------------------------------------------------------------------------------
+
+    def _thread_loop(self, s: ThreadLoop) -> None:
+        if isinstance(s.body, (Bind, Store, Evaluate)):
+            for e in exchanges_in(s.body):
+                publish(self.cx, e)
+        over_threads(self.cx, lambda: self._print(s.body))
+
+    def _collective(self, s: Collective) -> None:
+        """What threads execute as one: all of them, or those of a mask."""
+        cx, body = self.cx, s.body
+        if not isinstance(body, Masked):
+            assert isinstance(body, Evaluate), "only matrix instructions are collective without a mask"
+            _matrix(cx, body.call)
+            return
+        inner = body.body
+        if isinstance(inner, Evaluate) and inner.call.op in MATRIX_CALLS:
+            cx.block.active = active_threads(cx, body.mask)
+            _matrix(cx, inner.call)
+            cx.block.active = None
+        elif met := exchanges_in(inner):
+            self._exchange(body, met)
+        else:
+            self._once_for_mask(body, inner)
+
+    def _once_for_mask(self, s: Masked, inner: Stmt) -> None:
+        """A named barrier, or a tile operation that one thread starts, if some thread of the mask comes."""
+        cx, f = self.cx, self.cx.f
+        cx.block.active = active_threads(cx, s.mask)
+        n = threads_in_warps(cx)
+        cx.block.active = None
+        cx.maybe += 1
+        some = f.let(f"icmp ne i64 {n}, 0")
+        if isinstance(inner, Evaluate):
+            call = inner.call
+            f.branch(some, lambda: named_barrier(cx, call, n))
+        else:
+            f.branch(some, lambda: self._print(inner))
+        cx.maybe -= 1
+
+    def _exchange(self, s: Masked, exchanges: list[Call]) -> None:
+        """A statement in which the threads of a mask exchange values."""
+        cx, f, block = self.cx, self.cx.f, self.cx.block
+        active = block.active = active_threads(cx, s.mask)
+        block.live = None if s.live is None else active_threads(cx, s.live)
+        block.only_returned_absent = s.only_returned_absent
+        for e in exchanges:
+            publish(cx, e)
+        cx.maybe += 1
+        over_threads(cx, lambda: f.branch(load(f, s.mask.dtype, f.at(active, "i8", this_thread(cx))),
+                                          lambda: self._print(s.body)))
+        cx.maybe -= 1
+        block.active = block.live = None
+
+    def _masked(self, s: Masked) -> None:
+        self.cx.maybe += 1
+        self.cx.f.branch(self.cx.value(s.mask), lambda: self.stmt(s.body))
+        self.cx.maybe -= 1
+
+    def _once_per_block(self, s: OncePerBlock) -> None:
+        role_barrier(self.cx, s.barrier, lambda: self.stmt(s.body))
+
+    # ---- simple statements ----------------------------------------------------------------------------------------
+
+    def _seq(self, s: Seq) -> None:
+        for x in s.stmts:
+            self.stmt(x)
+
+    def _bind(self, s: Bind) -> None:
+        cx = self.cx
+        if s.var in cx.block.values.varying and cx.block.tid is not None:
+            self._bind_per_thread(s)
+            return
+        bind_value(cx, s.var, s.value)
+        if s.var in cx.block.faults.nulls:
+            check_not_null(cx, s.var)
+        if s.var.dtype.is_signed and s.var.dtype.lanes == 1 and s.value.dtype == s.var.dtype:
+            lo, hi = cx.analyzer.interval(s.value)
+            cx.analyzer = cx.analyzer.bind(s.var, lo, hi)
+
+    def _bind_per_thread(self, s: Bind) -> None:
+        cx, f, count = self.cx, self.cx.f, self.cx.block.count
+        mt = memory_type(s.var.dtype, s.span)
+        slot = cx.block.slots.get(s.var)
+        value = cx.value(s.value)
+        if slot is None:
+            slot = cx.block.slots[s.var] = Storage(f.alloca(f"[{count} x {mt}]", 64, clean(s.var.name)), count)
+        store(f, s.var.dtype, value, f.at(slot.base, mt, this_thread(cx)))
+
+    def _alloc(self, s: Alloc) -> None:
+        cx, b = self.cx, s.buffer
+        if b.scope() == "global":
+            return  # the host made it
+        mt = memory_type(b.dtype, s.span)
+        copies = cx.block.count if b.data in cx.block.values.private else 1
+        if b.data not in cx.storage:  # else it lies in the arena
+            cx.storage[b.data] = Storage(cx.f.alloca(f"[{b.size * copies} x {mt}]", 64, clean(b.name)), copies)
+        if b.scope_name == "local.var":
+            init = literal(0, b.dtype) if s.init is None else cx.cast_value(s.init, b.dtype)
+            store(cx.f, b.dtype, init, cx.address(b, ["0"] * len(b.shape)))
+
+    def _store(self, s: Store) -> None:
+        self.memory.store(s)
+
+    def _evaluate(self, s: Evaluate) -> None:
+        self.cx.value(s.call)
+
+    def _assert(self, s: Assert) -> None:
+        """T.device_assert is checked on CUDA only."""
+
+    # ---- control flow ---------------------------------------------------------------------------------------------
+
+    def _for(self, s: For) -> None:
+        if s.kind.startswith(("threadIdx", "blockIdx", "vthread")):
+            raise unsupported(f"a loop bound to {s.kind}", span=s.span, hint="use T.Kernel and T.Parallel")
+        cx = self.cx
+        start, extent = cx.index(s.start), cx.index(s.extent)
+        notes: tuple[str, ...] = ()
+        factor = s.attr("factor")
+        if s.kind == "unroll" and factor:
+            notes = (f'!"llvm.loop.unroll.count", i32 {int(factor)}',)
+        self._bind_loop_var(s.var, s.start, s.extent)
+        skipping = self._enter([s.var], [s.start, s.extent], s.body)
+        with cx.f.loop("0", extent, hint=clean(s.var.name), notes=notes) as i:
+            cx.vars[s.var] = Bound(wide=cx.f.add(i, start))
+            self.stmt(s.body)
+        cx.maybe -= skipping
+
+    def _enter(self, loop_vars: Sequence[Var], bounds: Sequence[Expr], body: Stmt) -> int:
+        """Note a loop for check_bounds: does it run all values of its variables, and all of its body?"""
+        constant = all(isinstance(b, Const) for b in bounds) and all(int(b) > 0 for b in bounds[-len(loop_vars):])
+        if constant:
+            self.cx.swept.update(loop_vars)
+        skipping = not constant or contains(body, Break, Continue)
+        self.cx.maybe += skipping
+        return int(skipping)
+
+    def _bind_loop_var(self, v: Var, start: Expr, extent: Expr) -> None:
+        """Tell the analyzer the range of a loop variable."""
+        lo, hi = self.cx.analyzer.interval(start)
+        count = self.cx.analyzer.interval(extent)[1]
+        if lo is not None or hi is not None:
+            last = None if hi is None or count is None else max(hi + count - 1, lo or 0)
+            self.cx.analyzer = self.cx.analyzer.bind(v, lo, last)
+
+    def _while(self, s: While) -> None:
+        f = self.cx.f
+        head, body, out = f.name_of("while"), f.name_of("do"), f.name_of("end")
+        f.start(head)
+        f.end(f"br i1 {self.cx.value(s.cond)}, label %{body}, label %{out}")
+        f.start(body)
+        f.loops.append(Loop(head, out))
+        self.cx.maybe += 1
+        self.stmt(s.body)
+        self.cx.maybe -= 1
+        f.loops.pop()
+        if not f.ended:
+            f.br(head)
+        f.start(out)
+
+    def _if(self, s: If) -> None:
+        cx, orelse = self.cx, s.orelse
+        outside = cx.analyzer
+        cond = cx.value(s.cond)
+
+        def side(body: Stmt) -> Callable[[], None]:
+            def emit() -> None:
+                cx.maybe += 1
+                self.stmt(body)
+                cx.maybe -= 1
+                cx.analyzer = outside
+
+            return emit
+
+        cx.f.branch(cond, side(s.then), None if orelse is None else side(orelse))
+
+    def _break(self, s: Break) -> None:
+        loop = self.cx.f.loops[-1]
+        if loop.parallel:
+            raise unsupported("`break` out of T.Parallel", span=s.span,
+                              hint="its iterations are independent: use a mask")
+        self.cx.f.br(loop.exit)
+
+    def _continue(self, s: Continue) -> None:
+        self.cx.f.br(self.cx.f.loops[-1].step)
+
+    # ---- Parallel -------------------------------------------------------------------------------------------------
+
+    def _parallel(self, s: Parallel) -> None:
+        """A loop nest.  When its global accesses can be cleared by a test of their corners, the nest is emitted twice:
+        without guards for tiles inside, with guards for tiles at the edge."""
+        cx = self.cx
+        if cx.block.in_parallel:
+            self._nest(s)
+            return
+        cx.block.in_parallel = True
+        plan = plan_guards(cx, s)
+        if not plan.accesses:
+            self._nest(s)
+        else:
+            saved = set(cx.trusted)
+
+            def inside() -> None:
+                cx.trusted |= plan.accesses
+                self._nest(s)
+                cx.trusted = set(saved)
+
+            cx.f.branch(plan.condition(cx), inside, lambda: self._nest(s))
+        cx.block.in_parallel = False
+
+    def _nest(self, s: Parallel) -> None:
+        cx = self.cx
+        outside = cx.analyzer
+        sizes = [cx.index(e) for e in s.extents]
+        for v, e in zip(s.vars, s.extents):
+            hi = cx.analyzer.interval(e)[1]
+            cx.analyzer = cx.analyzer.bind(v, 0, None if hi is None else max(hi - 1, 0))
+        skipping = self._enter(s.vars, s.extents, s.body)
+
+        def level(k: int) -> None:
+            if k == len(sizes):
+                self.stmt(s.body)
+                return
+            with cx.f.loop("0", sizes[k], hint=clean(s.vars[k].name)) as i:
+                cx.f.loops[-1].parallel = True
+                cx.vars[s.vars[k]] = Bound(wide=i)
+                level(k + 1)
+
+        level(0)
+        cx.maybe -= skipping
+        cx.analyzer = outside
+
+    # ---- tile operations ------------------------------------------------------------------------------------------
+
+    def _tile_op(self, s: TileOp) -> None:
+        cx, emit = self.cx, _TILE_OPS[type(s)]
+        for a in s.accesses():  # type: ignore[attr-defined]
+            r = a.region
+            cx.memory.check_bounds(r.buffer, r.mins, r.span or s.span, r.extents)
+        if isinstance(s, ops.Copy) and s.attr("dst_block") is not None:
+            copy_to_rank(cx, s, lambda: emit(cx, s))
+        else:
+            emit(cx, s)
+
+
+def _matrix(cx: Code, e: Call) -> None:
+    (wgmma_statement if e.op == "wgmma" else matrix_statement)(cx, e)
+
+
+_TILE_OPS: dict[type, Callable[[Code, Any], None]] = {
+    ops.Copy: tile_loops.emit_copy, ops.Fill: tile_loops.emit_fill, ops.Transpose: tile_loops.emit_transpose,
+    ops.AtomicTile: tile_loops.emit_atomic, ops.Reduce: reductions.emit_reduce, ops.Scan: reductions.emit_scan,
+    ops.Gemm: gemm.emit_gemm,
+}
+
+_PRINT: dict[type, Callable[[StatementPrinter, Any], None]] = {
+    Seq: StatementPrinter._seq, Bind: StatementPrinter._bind, Alloc: StatementPrinter._alloc, Store: StatementPrinter._store,
+    Evaluate: StatementPrinter._evaluate, For: StatementPrinter._for, Parallel: StatementPrinter._parallel,
+    While: StatementPrinter._while, If: StatementPrinter._if, ThreadLoop: StatementPrinter._thread_loop,
+    Collective: StatementPrinter._collective, Masked: StatementPrinter._masked,
+    OncePerBlock: StatementPrinter._once_per_block, Break: StatementPrinter._break, Continue: StatementPrinter._continue,
+    Assert: StatementPrinter._assert, **{k: StatementPrinter._tile_op for k in _TILE_OPS},
+}
+
+__all__ = ["StatementPrinter"]

@@ -1,0 +1,32 @@
+"""Families of calls by what connects the threads that execute them: lanes of a warp, a block, a cluster.
+
+Which threads reach such a call together decides how a backend without threads of its own runs the statement around it.
+"""
+
+from __future__ import annotations
+
+WARP = 32  # lanes
+
+# Calls that read other lanes.  Source: PTX ISA, "shfl.sync", "vote.sync", "match.sync", "activemask".
+SHUFFLES = ("shfl_xor", "shfl_up", "shfl_down", "shfl_idx")
+VOTES = ("any_sync", "all_sync", "ballot_sync", "ballot")
+MATCHES = ("match_any_sync", "match_all_sync")
+EXCHANGES = (*SHUFFLES, *VOTES, *MATCHES, "activemask")
+# Votes of all threads of a block.
+BLOCK_VOTES = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
+# Where in the block a thread is.
+LANE_NUMBERS = ("get_lane_idx", "get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx", "shuffle_elect")
+LANE_CALLS = EXCHANGES + LANE_NUMBERS
+# Instructions of a warp or a warp group on matrices.
+MATRIX_CALLS = ("ldmatrix", "stmatrix", "mma", "wgmma")
+# Calls that reach other blocks of a cluster.
+CLUSTER_CALLS = ("cluster_rank", "cluster_size", "cluster_arrive", "cluster_wait", "cluster_sync", "cluster_store",
+                 "mbarrier_arrive_remote")
+# Effects that happen once for each thread, even when nothing in them depends on the thread.
+PER_THREAD = frozenset({
+    *(f"atomic_{kind}" for kind in ("add", "max", "min", "or", "and", "xor", "exchange", "addx2", "addx4")),
+    "printf", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "cp_async_mbarrier_arrive",
+    "mbarrier_arrive_remote", "tma_load"})
+
+__all__ = ["BLOCK_VOTES", "CLUSTER_CALLS", "EXCHANGES", "LANE_CALLS", "LANE_NUMBERS", "MATCHES", "MATRIX_CALLS", "PER_THREAD",
+           "SHUFFLES", "VOTES", "WARP"]

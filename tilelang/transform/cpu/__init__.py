@@ -1,0 +1,30 @@
+"""Planning for the CPU target: a program in phase TILE becomes loops over threads that codegen/cpu prints as LLVM.
+
+The passes, in order:
+
+    launch_host_statements   statements outside of T.Kernel that compute become launches of one thread
+    plan_launches            each launch: null checks, warp roles, masks, loops over threads, storage
+"""
+
+from __future__ import annotations
+
+from tilelang.ir import Func
+from tilelang.target.cpu import HostCpu, host_cpu, unsupported
+from tilelang.target.cpu_launch import CpuPlan
+
+from .host_blocks import launch_host_statements
+from .plan_launches import plan_launches
+
+
+def plan_cpu(func: Func, host: HostCpu | None = None) -> CpuPlan:
+    """The plan of a tile program for this processor (or `host`).
+
+    Raises cpu-unsupported at the user's line for what the CPU target does not compile.
+    """
+    if func.attr("phase", "TILE") != "TILE":
+        raise unsupported(f"a program in phase {func.attr('phase')}", span=func.span,
+                          hint="the CPU target starts from the tile program")
+    return CpuPlan(plan_launches(launch_host_statements(func)), host or host_cpu())
+
+
+__all__ = ["plan_cpu"]

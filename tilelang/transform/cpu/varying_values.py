@@ -1,0 +1,178 @@
+"""Which values of a launch differ between threads, and which jumps only some of the threads take."""
+
+from __future__ import annotations
+
+from tilelang.ir import (
+    AddressOf,
+    Alloc,
+    Binary,
+    Bind,
+    Break,
+    Call,
+    Const,
+    Continue,
+    Evaluate,
+    Expr,
+    For,
+    If,
+    Launch,
+    Load,
+    Seq,
+    Stmt,
+    Store,
+    TileOp,
+    Var,
+    While,
+    walk,
+)
+from tilelang.target.cpu_launch import Masked, OncePerBlock, ThreadValues, is_private
+from tilelang.target.thread_calls import MATRIX_CALLS
+
+
+def find_varying_values(launch: Launch) -> ThreadValues:
+    """The least sets of variables and private buffers that are closed under data and control flow from the thread indices.
+
+        tx = thread index                    varying
+        i = tx * 4                           varying: computed from tx
+        n = B[0]                             the same for all threads
+        if i < n: r[0] = 1                   r private: stored under a divergent condition
+    """
+    if launch.num_threads == 1:
+        return ThreadValues(1, launch.thread_vars, frozenset(), frozenset())
+    varying, private = set(launch.thread_vars), set[Var]()
+    flow = _Flow(ThreadValues(launch.num_threads, launch.thread_vars, varying, private), varying, private)
+    while True:
+        before = len(varying) + len(private)
+        flow.visit(launch.body, False)
+        if len(varying) + len(private) == before:
+            return ThreadValues(launch.num_threads, launch.thread_vars, frozenset(varying), frozenset(private))
+
+
+class _Flow:
+    """One step of the fixpoint.  known: a view of the two sets while they grow."""
+
+    def __init__(self, known: ThreadValues, varying: set[Var], private: set[Var]) -> None:
+        self.known, self.varying, self.private = known, varying, private
+
+    def visit(self, s: Stmt, divergent: bool) -> None:
+        """Add what s makes vary.  divergent: only some of the threads may come to s."""
+        t = self.known
+        match s:
+            case Seq():
+                for x in s.stmts:
+                    self.visit(x, divergent)
+                    divergent = divergent or some_return(t, x)
+            case Masked():
+                self.visit(s.body, True)
+            case OncePerBlock():
+                self.visit(s.body, divergent)
+            case Bind():
+                if divergent and not is_speculatable(s.value) or t.varies(s.value):
+                    self.varying.add(s.var)
+            case Alloc():
+                if s.init is not None and t.varies(s.init):
+                    self.private.add(s.buffer.data)
+            case Store():
+                if is_private(s.buffer) and (divergent or t.varies(s.value) or t.varies(s.indices)):
+                    self.private.add(s.buffer.data)
+            case For():
+                own = t.varies(s.start) or t.varies(s.extent)
+                if own:
+                    self.varying.add(s.var)
+                self.visit(s.body, divergent or own or some_leave_early(t, s.body) or some_return(t, s.body))
+            case While():
+                self.visit(s.body, divergent or t.varies(s.cond) or some_leave_early(t, s.body) or some_return(t, s.body))
+            case If():
+                inner = divergent or t.varies(s.cond)
+                self.visit(s.then, inner)
+                if s.orelse is not None:
+                    self.visit(s.orelse, inner)
+            case Evaluate() if s.call.op in MATRIX_CALLS:
+                self.private.update(a.buffer.data for a in s.call.args if isinstance(a, AddressOf) and is_private(a.buffer))
+            case TileOp():
+                self.tile_op(s, divergent)
+            case _:
+                pass  # iterations of a Parallel belong to no thread: private storage in it is a temporary of one iteration
+
+    def tile_op(self, s: TileOp, divergent: bool) -> None:
+        """What is computed from private memory differs between threads as that memory does."""
+        touched = s.accesses()  # type: ignore[attr-defined]
+        if divergent or self.known.varies(s) or any(a.region.buffer.data in self.private for a in touched):
+            self.private.update(a.region.buffer.data for a in touched if a.writes and is_private(a.region.buffer))
+
+
+def some_leave_early(t: ThreadValues, body: Stmt) -> bool:
+    """Whether a break or continue of the loop with this body is taken by some of the threads alone."""
+    def visit(s: Stmt, divergent: bool) -> bool:
+        match s:
+            case Seq():
+                return any(visit(x, divergent) for x in s.stmts)
+            case If():
+                inner = divergent or t.varies(s.cond)
+                return visit(s.then, inner) or (s.orelse is not None and visit(s.orelse, inner))
+            case Break() | Continue():
+                return divergent
+        return False
+
+    return visit(body, False)
+
+
+def some_return(t: ThreadValues, s: Stmt) -> bool:
+    """Whether some of the threads alone may come to a thread_return in s."""
+    if not any(n.op == "thread_return" for n in walk(s, Call)):
+        return False
+
+    def visit(s: Stmt, divergent: bool) -> bool:
+        match s:
+            case Seq():
+                return any(visit(x, divergent) for x in s.stmts)
+            case If():
+                inner = divergent or t.varies(s.cond)
+                return visit(s.then, inner) or (s.orelse is not None and visit(s.orelse, inner))
+            case For():
+                return visit(s.body, divergent or t.varies((s.start, s.extent)) or some_leave_early(t, s.body))
+            case While():
+                return visit(s.body, divergent or t.varies(s.cond) or some_leave_early(t, s.body))
+            case Evaluate():
+                return divergent and s.call.op == "thread_return"
+        return False
+
+    return visit(s, False)
+
+
+def is_speculatable(e: Expr) -> bool:
+    """Whether threads that need not compute a value may do so: it cannot fail, and nothing observes it."""
+    for x in walk(e):
+        if isinstance(x, Load) and not (is_private(x.buffer) and all(isinstance(i, Const) for i in x.indices)):
+            return False
+        if isinstance(x, Binary) and x.op in ("floordiv", "floormod", "truncdiv", "truncmod"):
+            if not (isinstance(x.b, Const) and x.b.value):
+                return False
+        if isinstance(x, Call):
+            return False
+    return True
+
+
+def is_thread_work(s: TileOp) -> bool:
+    """Whether a tile operation is every thread's own: between its private arrays, and global memory."""
+    buffers = [a.region.buffer for a in s.accesses()]  # type: ignore[attr-defined]
+    return any(map(is_private, buffers)) and all(is_private(b) or b.scope() == "global" for b in buffers)
+
+
+def touches_private(s: TileOp) -> bool:
+    """Whether each thread runs a tile operation for itself: one of its operands is private memory."""
+    return any(is_private(a.region.buffer) for a in s.accesses())  # type: ignore[attr-defined]
+
+
+def rereads_shared(s: Stmt) -> bool:
+    """Whether s writes a shared buffer and accesses it at another place too: threads may see each other's writes."""
+    read: dict[Var, set[tuple[Expr, ...]]] = {}
+    written: dict[Var, set[tuple[Expr, ...]]] = {}
+    for n in walk(s, Load, Store):
+        if n.buffer.scope().startswith("shared"):
+            (read if isinstance(n, Load) else written).setdefault(n.buffer.data, set()).add(n.indices)
+    return any(len(read[data] | written[data]) > 1 for data in read.keys() & written.keys())
+
+
+__all__ = ["find_varying_values", "is_speculatable", "is_thread_work", "rereads_shared", "some_leave_early", "some_return",
+           "touches_private"]
