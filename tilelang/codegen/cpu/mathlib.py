@@ -264,8 +264,6 @@ def _ieee(op: str) -> Any:
             out = f.let(f"{op} {ty} {a[0]}, {a[1]}")
         elif op == "rcp":
             out = f.let(f"fdiv {ty} {splat(float_literal(1.0), ty)}, {a[0]}")
-        elif op == "frsqrt":
-            return _rsqrt(f, e, a, dt)
         elif op == "llvm.fma":
             return _fused(f, dt, a)
         else:
@@ -294,7 +292,7 @@ _SPECIAL: dict[str, Any] = {
     "reinterpret": _reinterpret, "isnullptr": _isnull, "to_tf32": _to_tf32,
     "ieee_add": _ieee("fadd"), "ieee_sub": _ieee("fsub"), "ieee_mul": _ieee("fmul"), "ieee_fdiv": _ieee("fdiv"),
     "ieee_fmaf": _ieee("llvm.fma"), "ieee_frcp": _ieee("rcp"), "ieee_fsqrt": _ieee("llvm.sqrt"),
-    "ieee_frsqrt": _ieee("frsqrt"), "add2": _packed("add"), "sub2": _packed("sub"), "mul2": _packed("mul"),
+    "ieee_frsqrt": _rsqrt, "add2": _packed("add"), "sub2": _packed("sub"), "mul2": _packed("mul"),
     "max2": _packed("max"), "min2": _packed("min"), "abs2": _packed("abs"), "fma2": _packed("fma"),
 }
 
