@@ -1,0 +1,229 @@
+"""Calls of tilelang.library that between them reach every form of its kernels: shapes, orders, element types, options.
+
+Arrays are not initialised: nothing is computed, the calls only say which programs the library compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+TYPES = {"bfloat16": ml_dtypes.bfloat16, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
+CUDA, ALL = ("sm_80", "sm_90a"), ("sm_80", "sm_90a", "cpu")
+CALLS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {}  # name -> (call with a target, targets)
+
+
+def array(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """A compact array that starts at a multiple of 64 bytes."""
+    kind = np.dtype(TYPES.get(dtype, dtype))
+    room = np.empty(int(np.prod(shape)) * kind.itemsize + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    return room[start:start + room.nbytes - 64].view(kind).reshape(shape)
+
+
+def product(name: str, m: int, n: int, k: int, dtype: str = "float16", order: str = "nn", batch: int = 0, bias: str = "",
+            scaling: str = "", step: int = 0, other: str = "", on: tuple[str, ...] = CUDA, **options: Any) -> None:
+    """step: elements between rows of both operands, where they are not compact.  other: the type of b."""
+    lead = (batch,) if batch else ()
+
+    def operand(rows: int, columns: int, dtype: str) -> np.ndarray:
+        return array((*lead, rows, step or columns), dtype)[..., :columns]
+
+    def call(target: Any) -> None:
+        from tilelang.library import matmul
+
+        a = operand(m, k, dtype) if order[0] == "n" else operand(k, m, dtype)
+        b = operand(k, n, other or dtype) if order[1] == "n" else operand(n, k, other or dtype)
+        if bias:
+            options["bias"] = array((n,), bias)
+        if scaling:
+            blocks = ((m, -(-k // 128)), (-(-n // 128), -(-k // 128)))
+            options["scale_a"], options["scale_b"] = (array(s, "float32") for s in (
+                ((1,), (1,)) if scaling == "tensor" else blocks))
+        matmul(a, b, transpose_a=order[0] == "t", transpose_b=order[1] == "t", target=target, **options)
+
+    add(f"matmul {name}", call, on)
+
+
+def add(name: str, call: Callable[[Any], Any], on: tuple[str, ...]) -> None:
+    assert name not in CALLS, name
+    CALLS[name] = (call, on)
+
+
+def products() -> None:
+    for order in ("nn", "nt", "tn", "tt"):
+        product(f"square {order}", 4096, 4096, 4096, order=order)
+        product(f"small {order}", 520, 392, 264, order=order, on=ALL)
+        product(f"odd {order}", 201, 137, 105, order=order, on=ALL)
+        product(f"odd rows {order}", 4001, 3003, 1537, order=order)
+        for dtype in ("float32", "int8", "e4m3"):
+            product(f"{dtype} {order}", 256, 264, 144, dtype, order, on=ALL if dtype != "e4m3" else ("sm_90a", "cpu"))
+            product(f"{dtype} large {order}", 4096, 2048, 2048, dtype, order, on=CUDA if dtype != "e4m3" else ("sm_90a",))
+    for name, sizes in {"M0": (4096, 1024, 8192), "M1": (4096, 8192, 8192), "M2": (4096, 28672, 8192), "M5": (8192, 8192, 8192),
+                        "M7": (8192, 8192, 28672), "many tiles": (2048, 1536, 128), "long k": (128, 128, 8192),
+                        "1000": (1000, 1000, 1000), "1024": (1024, 1024, 1024), "2048": (2048, 2048, 2048),
+                        "split": (256, 256, 16384), "few rows": (40, 4096, 4096), "16 rows": (16, 1024, 16384),
+                        "8 rows": (8, 4096, 4096), "two waves": (576, 9280, 3008), "parts": (176, 184, 12592),
+                        "wide": (64, 28672, 4096), "tall": (16384, 512, 512), "clusters": (4184, 536, 408)}.items():
+        for order in ("nn", "nt"):
+            product(f"{name} {order}", *sizes, order=order)
+        product(f"{name} bfloat16", *sizes, "bfloat16", "nt")
+    for m in (1, 2, 3, 5, 8):
+        product(f"{m} odd rows", m, 1001, 1537, on=CUDA if m in (2, 5) else ALL)
+        product(f"{m} odd columns", 9001, m, 517, order="tn")
+    for activation in ("relu", "gelu", "gelu_tanh", "silu"):
+        product(f"bias {activation}", 300, 264, 136, bias="float32", activation=activation, on=ALL)
+        product(f"large {activation}", 4096, 4096, 4096, order="nt", bias="float16", activation=activation)
+    product("bias bfloat16", 512, 512, 512, "bfloat16", "nt", bias="bfloat16")
+    product("split bias gelu", 128, 256, 16384, order="nt", bias="float16", activation="gelu")
+    product("batched", 136, 200, 72, batch=6, on=ALL)
+    product("batched large", 1024, 1024, 1024, batch=8, order="nt")
+    product("batched bfloat16", 512, 256, 1024, "bfloat16", batch=3)
+    product("float64", 256, 200, 104, "float64", on=ALL)
+    product("float64 relu", 256, 200, 104, "float64", bias="float64", activation="gelu_tanh", on=ALL)
+    product("uint8", 256, 264, 144, "uint8", "nt", on=ALL)
+    product("float32 result", 512, 384, 256, out_dtype="float32", on=ALL)
+    product("bfloat16 result of float32", 512, 384, 256, "float32", "nt", out_dtype="bfloat16")
+    product("steps", 512, 384, 256, step=648)
+    product("odd steps", 300, 200, 120, step=401, on=ALL)
+    for name, more in {"tensor": {"scaling": "tensor"}, "fast": {"scaling": "tensor", "fast_accum": True},
+                       "block": {"scaling": "block"}, "plain": {}, "mixed": {"other": "e5m2"},
+                       "bias": {"scaling": "tensor", "bias": "float32", "activation": "gelu"}}.items():
+        product(f"e4m3 {name}", 256, 384, 512, "e4m3", "nt", on=("sm_90a", "cpu"), **more)
+        product(f"e4m3 {name} large", 8192, 8192, 8192, "e4m3", "nt", on=("sm_90a",), **more)
+        product(f"e4m3 {name} few rows", 16, 4096, 4096, "e4m3", "nt", on=("sm_90a",), **more)
+    product("int8 scaled", 256, 384, 512, "int8", "nt", scaling="tensor", out_dtype="float16", on=ALL)
+
+
+def grouped(name: str, rows: int, groups: int, n: int, k: int, dtype: str = "float16", on: tuple[str, ...] = CUDA,
+            transpose_b: bool = False, bias: bool = False, **options: Any) -> None:
+    def call(target: Any) -> None:
+        from tilelang.library import grouped_matmul
+
+        if bias:
+            options["bias"] = array((n,), "float32")
+        grouped_matmul(array((rows, k), dtype), array((groups, n, k) if transpose_b else (groups, k, n), dtype),
+                       array((groups,), "int32"), transpose_b=transpose_b, target=target, **options)
+
+    add(f"grouped_matmul {name}", call, on)
+
+
+def groups() -> None:
+    grouped("small", 300, 4, 136, 200, on=ALL)
+    grouped("small nt", 300, 4, 136, 200, transpose_b=True, on=ALL)
+    grouped("large", 4096, 8, 4096, 4096)
+    grouped("large nt", 4096, 8, 4096, 4096, transpose_b=True)
+    grouped("many", 512, 64, 1024, 2048, "bfloat16", transpose_b=True)
+    grouped("bias silu", 2048, 16, 1024, 512, bias=True, activation="silu")
+    grouped("float32", 300, 4, 136, 200, "float32", on=ALL)
+    grouped("e4m3", 1024, 8, 512, 1024, "e4m3", transpose_b=True, on=("sm_90a", "cpu"))
+
+
+def coded(name: str, m: int, n: int, k: int, group: int, kind: str, dtype: str = "float16",
+          on: tuple[str, ...] = CUDA) -> None:
+    """Weights of four bits.  kind: "zeros", "table" or "" for neither."""
+    def call(target: Any) -> None:
+        import tilelang.library as library
+
+        a, w, scales = array((m, k), dtype), array((n, k // 2), "uint8"), array((n, k // group), dtype)
+        zeros = array((n, k // group), "uint8") if kind == "zeros" else None
+        table = array((16,), dtype) if kind == "table" else None
+        if hasattr(library, "dequant_matmul"):
+            library.dequant_matmul(a, w, scales, zeros, lut=table, target=target)
+        else:
+            library.coded_matmul(a, w, scales, zeros, values=table, target=target)
+
+    add(f"dequant_matmul {name}", call, on)
+
+
+def quantised() -> None:
+    for kind in ("", "zeros", "table"):
+        for m in (1, 16, 100, 4096):
+            coded(f"{kind or 'plain'} {m}", m, 4096, 4096, 128, kind)
+        coded(f"{kind or 'plain'} small", 16, 256, 512, 64, kind, "bfloat16", ALL)
+
+
+def attention(name: str, batch: int, heads: int, kv_heads: int, seq_q: int, seq_k: int, dim: int, dtype: str = "float16",
+              dim_v: int = 0, on: tuple[str, ...] = CUDA, layout: str = "bshd", **options: Any) -> None:
+    def shaped(seq: int, heads: int, dim: int) -> np.ndarray:
+        return array((batch, seq, heads, dim) if layout == "bshd" else (batch, heads, seq, dim), dtype)
+
+    def call(target: Any) -> None:
+        from tilelang.library import flash_attention
+
+        flash_attention(shaped(seq_q, heads, dim), shaped(seq_k, kv_heads, dim), shaped(seq_k, kv_heads, dim_v or dim),
+                        layout=layout, target=target, **options)
+
+    add(f"flash_attention {name}", call, on)
+
+
+def packed(name: str, tokens: int, count: int, heads: int, kv_heads: int, dim: int, dtype: str = "float16",
+           on: tuple[str, ...] = CUDA, **options: Any) -> None:
+    def call(target: Any) -> None:
+        from tilelang.library import flash_attention
+
+        q, k, v = (array((tokens, h, dim), dtype) for h in (heads, kv_heads, kv_heads))
+        flash_attention(q, k, v, cu_seqlens_q=array((count + 1,), "int32"), target=target, **options)
+
+    add(f"flash_attention packed {name}", call, on)
+
+
+def attentions() -> None:
+    for causal in (False, True):
+        tag = " causal" * causal
+        attention(f"FA{tag}", 1, 32, 32, 8192, 8192, 128, causal=causal)
+        attention(f"grouped{tag}", 4, 32, 8, 2048, 2048, 128, "bfloat16", causal=causal)
+        attention(f"small{tag}", 2, 4, 4, 300, 300, 128, causal=causal, on=ALL)
+        attention(f"d64{tag}", 1, 8, 2, 130, 514, 64, causal=causal, on=ALL)
+        attention(f"d256{tag}", 1, 2, 2, 200, 200, 256, causal=causal)
+        attention(f"dim_v{tag}", 1, 4, 4, 512, 512, 192, dim_v=128, causal=causal)
+        attention(f"few tiles{tag}", 1, 2, 1, 256, 1536, 128, causal=causal)
+        attention(f"few queries{tag}", 2, 8, 2, 4, 1024, 64, causal=causal)
+        attention(f"bhsd{tag}", 2, 4, 4, 1024, 1024, 64, causal=causal, layout="bhsd")
+        attention(f"lse{tag}", 2, 4, 4, 1024, 1024, 128, causal=causal, return_lse=True, on=ALL)
+        attention(f"scale{tag}", 2, 4, 4, 1024, 1024, 96, causal=causal, scale=0.25)
+        packed(f"small{tag}", 358, 4, 4, 2, 128, causal=causal, on=ALL)
+        packed(f"large{tag}", 16384, 8, 32, 8, 128, "bfloat16", causal=causal)
+        packed(f"lse{tag}", 358, 4, 4, 2, 64, causal=causal, return_lse=True)
+    attention("window", 1, 4, 2, 500, 500, 64, window=100, on=ALL)
+    attention("window large", 1, 16, 16, 8192, 8192, 128, window=1024)
+    attention("window left", 1, 4, 2, 500, 500, 64, window=(100, None))
+    attention("one tile", 1, 1, 1, 64, 64, 32)
+    attention("odd", 3, 3, 1, 77, 131, 80, "bfloat16", causal=True, on=ALL)
+    packed("window", 358, 4, 4, 2, 128, window=64)
+
+
+def decoding(name: str, batch: int, capacity: int, heads: int, kv_heads: int, dim: int, seq_q: int = 1, page: int = 0,
+             dtype: str = "float16", on: tuple[str, ...] = CUDA, **options: Any) -> None:
+    def call(target: Any) -> None:
+        from tilelang.library import flash_decode
+
+        pages = -(-capacity // page) if page else 0
+        cache = (batch * pages, page, kv_heads, dim) if page else (batch, capacity, kv_heads, dim)
+        if page:
+            options["block_table"] = array((batch, pages), "int32")
+        flash_decode(array((batch, seq_q, heads, dim), dtype), array(cache, dtype), array(cache, dtype),
+                     array((batch,), "int32"), target=target, **options)
+
+    add(f"flash_decode {name}", call, on)
+
+
+def decodings() -> None:
+    for page in (0, 16, 64):
+        tag = f" paged {page}" if page else ""
+        decoding(f"small{tag}", 3, 512, 8, 2, 128, page=page, on=ALL)
+        decoding(f"large{tag}", 32, 8192, 32, 8, 128, page=page, dtype="bfloat16")
+        decoding(f"one sequence{tag}", 1, 32768, 32, 8, 128, page=page)
+        decoding(f"several queries{tag}", 4, 1024, 16, 2, 64, seq_q=3, page=page)
+        decoding(f"window{tag}", 4, 2048, 8, 8, 128, page=page, window=256)
+        decoding(f"lse{tag}", 3, 512, 8, 2, 64, page=page, return_lse=True)
+    decoding("no splits", 3, 512, 8, 2, 128, splits=1)
+    decoding("four splits", 3, 512, 8, 2, 128, splits=4, on=ALL)
+    decoding("d256", 3, 512, 8, 2, 256)
+
+
+for _family in (products, groups, quantised, attentions, decodings):
+    _family()
