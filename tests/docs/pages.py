@@ -20,6 +20,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import difflib
 import importlib.util
 import io
 import linecache
@@ -247,18 +248,36 @@ def differences(page: pathlib.Path, outcome: Outcome) -> list[str]:
             for block, actual in outcome.shown if not agrees(block.lines, actual)]
 
 
+def renewed(shown: list[str], actual: list[str]) -> list[str]:
+    """The actual output, with the dots of the shown one: in lines that still fit, and for lines that were left out."""
+    dotted = [x for x in shown if "..." in x and x.strip() != "..."]
+    renew = lambda x: next((d for d in dotted if agrees([d], x)), x)  # noqa: E731
+    if "..." not in map(str.strip, shown):
+        return [renew(x) for x in actual]
+    out, at = [], 0
+    for line in shown:
+        if line.strip() == "...":
+            out.append(line)
+            continue
+        like = [difflib.SequenceMatcher(None, line, x).ratio() for x in actual[at:]]
+        if not like or max(like) < 0.5:
+            return [renew(x) for x in actual]
+        found = at + like.index(max(like))
+        out.append(renew(actual[found]))
+        at = found + 1
+    return out if agrees(out, "".join(f"{x}\n" for x in actual)) else [renew(x) for x in actual]
+
+
 def rewrite(page: pathlib.Path, outcome: Outcome) -> None:
     """Put the actual output in place of the `text` blocks that differ.
 
-    Lines shown with `...` in them stay where they still fit.  Console blocks stay as they are.
+    Console blocks stay as they are.
     """
     lines = page.read_text(encoding="utf-8").splitlines()
     for block, actual in sorted(outcome.shown, key=lambda x: -x[0].line):
         first = block.line - 1
         if lines[first - 1].strip().endswith("text") and not agrees(block.lines, actual):
-            kept = [x for x in block.lines if "..." in x and x.strip() != "..."]
-            lines[first:first + len(block.lines)] = [next((k for k in kept if agrees([k], x)), x.rstrip())
-                                                     for x in actual.splitlines()]
+            lines[first:first + len(block.lines)] = renewed(block.lines, [x.rstrip() for x in actual.splitlines()])
     page.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

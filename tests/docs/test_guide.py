@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from pages import DOCS, PageError, agrees, differences, names_read, rewrite, run_page
+from pages import DOCS, PageError, agrees, differences, names_read, renewed, rewrite, run_page
 
 PAGES = sorted([DOCS / "index.md", *(DOCS / "guide").glob("*.md")])
 
@@ -82,3 +82,8 @@ def test_dots_stand_for_text_and_lines():
 
 def test_names_of_a_block_that_is_only_compiled():
     assert names_read("import os\ndef f(x):\n    y = x\n    return os, y, z\nf(w)\n", "page") == {"z", "w"}
+
+
+def test_renewed_output_keeps_its_dots():
+    assert renewed(["one 1", "...", "last ... of 3"], ["one 2", "a", "b", "last one of 3"]) == ["one 2", "...", "last ... of 3"]
+    assert renewed(["took ...", "x"], ["took 3 ms", "y"]) == ["took ...", "y"]
