@@ -89,3 +89,20 @@ def test_docstrings_cite_nothing_that_readers_do_not_have():
         wrong += [f"{where}: {m}" for m in re.findall(r"\bspec/\w+\.md|\bDESIGN\b|\bstyle\.md|§ ?\d+|\(language \d+\.\d", text)]
         wrong += [f"{where}: {m}" for m in re.findall(r"\bdocs/[\w./-]+\.md", text) if not (ROOT / m).exists()]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_page_and_picture_of_speed_are_those_of_the_newest_run():
+    out = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "page.py"), "--check"], capture_output=True, text=True)
+    assert out.returncode == 0, out.stdout + out.stderr
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "docs/performance.svg" in readme and (ROOT / "docs" / "performance.svg").exists()
+
+
+def test_the_picture_shows_the_recorded_numbers():
+    page = load(ROOT / "benchmarks" / "page.py")
+    name, data = page.newest()
+    rows = {r.name: r for r in page.rows_of(data)}
+    times = [r["tilelang"]["burst"]["ms"] for r in data["rows"]["M5-nt-f16"]["rounds"] if "tilelang" in r]
+    assert rows["M5-nt-f16"].ours == pytest.approx(data["rows"]["M5-nt-f16"]["flops"] / sorted(times)[len(times) // 2] * 1e-9)
+    assert f">{rows['M5-nt-f16'].ours:.0f}<" in page.picture(data)
+    assert name in page.page(name, data)
