@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT))
 
 # page -> (title, modules of tilelang.language whose names it lists)
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -288,6 +287,8 @@ def passes_page() -> str:
 
 def pages() -> dict[str, str]:
     """Path below docs/ -> text of every generated page."""
+    if str(ROOT) not in sys.path:  # mkdocs takes back what a hook enters while it is loaded
+        sys.path.insert(0, str(ROOT))
     makers: dict[str, Callable[[], str]] = {
         "reference/tilelang.md": package_page, "reference/library.md": library_page, "reference/pass-configs.md": config_page,
         "reference/environment.md": environment_page, "reference/command-line.md": command_page,
