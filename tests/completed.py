@@ -160,7 +160,7 @@ def install() -> None:
     import pytest
 
     import tilelang.codegen.cuda.printer
-    import tilelang.jit.compiling
+    import tilelang.jit.kernel
     import tilelang.jit.decorator
     import tilelang.jit.loading
     import tilelang.jit.lowering
@@ -172,7 +172,7 @@ def install() -> None:
     _replace(tilelang.simulator.device.run, "run_device", _interpreted("simulator"))
     _replace(tilelang.codegen.cuda.printer, "print_kernel", _counted("printed", own=False))
     _replace(tilelang.runtime.nvrtc, "compile_cubin", _counted("cuda", own=False))
-    _replace(tilelang.jit.compiling, "compile_request", _kernels)
+    _replace(tilelang.jit.kernel, "compile_request", _kernels)
     _replace(tilelang.jit.lowering, "source_of", _sources)
     _replace(tilelang.jit.loading, "load", _entries)
     function = tilelang.runtime.cuda_driver.Function

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import tilelang
-from tilelang.jit import compiling
+from tilelang.jit.kernel import _memory as memory
 
 from . import programs
 from .problems import Problem, make
@@ -38,9 +38,9 @@ def library_call(problem: Problem, label: str) -> Callable[[], Any]:
 
 def kernels_of(call: Callable[[], Any]) -> list[Any]:
     """The kernels that a call compiles."""
-    before = set(compiling._memory)
+    before = set(memory)
     call()
-    return [kernel for key, kernel in list(compiling._memory.items()) if key not in before]
+    return [kernel for key, kernel in list(memory.items()) if key not in before]
 
 
 def _config(target: Any) -> dict[str, bool]:

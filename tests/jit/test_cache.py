@@ -12,7 +12,9 @@ from kernels import scale_program
 
 import tilelang
 from tilelang.env import env
-from tilelang.jit import compiling
+from tilelang.jit import kernel as kernel_module
+from tilelang.jit import kernel_cache
+from tilelang.jit.requests import make_request
 from tilelang.runtime.cache import DiskCache, Entry, remove_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,9 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def fresh(tmp_path):
     with env.using(TILELANG_CACHE_DIR=str(tmp_path)):
-        compiling.clear_memory()
+        kernel_module.clear_memory()
         yield
-    compiling.clear_memory()
+    kernel_module.clear_memory()
 
 
 def build(**kwargs):
@@ -35,32 +37,31 @@ def check(kernel):
 
 
 def folders():
-    return [p for p in compiling.disk.root.iterdir() if p.name != ".staging"]
+    return [p for p in kernel_cache.disk.root.iterdir() if p.name != ".staging"]
 
 
 def test_equal_programs_share_a_kernel_in_memory_and_an_entry_on_disk(monkeypatch):
     first = build()
     assert build() is first and len(folders()) == 1
-    compiling.clear_memory()
-    monkeypatch.setattr(compiling, "build", lambda request: pytest.fail("compiled again"))
+    kernel_module.clear_memory()
+    monkeypatch.setattr(kernel_cache, "build", lambda request: pytest.fail("compiled again"))
     again = build()
     assert again is not first and again.get_kernel_source() == first.get_kernel_source()
     check(again)
 
 
 def test_what_an_artifact_depends_on_is_in_the_key(monkeypatch):
-    from tilelang.jit.compiling import cache_key, make_request
 
     program = scale_program()
     base = dict(func=program, out_idx=[1], target="cpu")
-    keys = {cache_key(make_request(**{**base, **change})) for change in (
+    keys = {kernel_cache.cache_key(make_request(**{**base, **change})) for change in (
         {}, {"func": scale_program(5)}, {"func": scale_program(factor=3.0)}, {"out_idx": None},
         {"target": {"kind": "cuda", "arch": "sm_80"}}, {"target": {"kind": "cuda", "arch": "sm_90"}},
         {"compile_flags": "-x"}, {"pass_configs": {"tl.enable_fast_math": True}})}
     assert len(keys) == 8
-    assert cache_key(make_request(**base)) in keys
-    monkeypatch.setattr(compiling, "compiler_stamp", lambda: "another compiler")
-    assert cache_key(make_request(**base)) not in keys
+    assert kernel_cache.cache_key(make_request(**base)) in keys
+    monkeypatch.setattr(kernel_cache, "compiler_stamp", lambda: "another compiler")
+    assert kernel_cache.cache_key(make_request(**base)) not in keys
 
 
 def test_entries_hold_json_and_binaries_only():
@@ -79,9 +80,9 @@ def test_what_is_no_entry_does_not_stay_in_its_place(what):
         folder.write_bytes(b"?")
     else:
         (folder / "manifest.json" if what == "a folder as manifest" else folder).mkdir(parents=True)
-    compiling.clear_memory()
+    kernel_module.clear_memory()
     check(build())
-    assert (folder / "kernel.o").is_file() and not list(compiling.disk.staging.iterdir())
+    assert (folder / "kernel.o").is_file() and not list(kernel_cache.disk.staging.iterdir())
 
 
 def test_an_empty_cache_folder_in_the_environment_is_none(monkeypatch):
@@ -102,11 +103,11 @@ def test_a_damaged_entry_is_rebuilt(file, how):
     else:
         path.write_bytes({"truncate": data[:middle], "empty": b"", "append": data + b"x",
                           "flip": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1:]}[how])
-    compiling.clear_memory()
+    kernel_module.clear_memory()
     check(build())
-    compiling.clear_memory()
+    kernel_module.clear_memory()
     key = folders()[0].name
-    assert compiling.disk.load(key) is not None
+    assert kernel_cache.disk.load(key) is not None
 
 
 def test_a_foreign_entry_is_rebuilt():
@@ -115,7 +116,7 @@ def test_a_foreign_entry_is_rebuilt():
     a, b = folders()
     os.rename(a, a.with_name("aside"))
     os.rename(b, a)  # whole, but of another program
-    compiling.clear_memory()
+    kernel_module.clear_memory()
     check(build())
     assert (build(factor=3.0)(np.ones((4, 8), np.float32)) == 3).all()
 
@@ -148,7 +149,7 @@ def test_switching_the_cache_off(monkeypatch):
     try:
         assert not tilelang.is_cache_enabled()
         assert build() is not build()
-        assert not compiling.disk.root.exists()
+        assert not kernel_cache.disk.root.exists()
     finally:
         tilelang.enable_cache()
     assert build() is build()
@@ -163,7 +164,7 @@ def test_clearing_and_the_cache_object():
     kernel = cached(scale_program(), [1], target="cpu")
     assert kernel is build() and KernelCache() is KernelCache()
     clear_cache()
-    assert not compiling.disk.root.exists() and build() is not kernel
+    assert not kernel_cache.disk.root.exists() and build() is not kernel
 
 
 def test_stale_staging_is_swept(tmp_path):
@@ -194,9 +195,9 @@ def test_sixteen_writers_at_once_leave_one_good_entry(tmp_path):
              "PYTHONPATH": str(ROOT)}
     code = [sys.executable, "-c", WRITER, str(Path(__file__).parent)]
     processes = [subprocess.Popen(code, env=child, stderr=subprocess.PIPE) for _ in range(2)]
-    request = compiling.make_request(scale_program(), [1], None, "cpu")
-    key, artifact = compiling.cache_key(request), compiling.build(request)
-    threads = [threading.Thread(target=compiling.disk.store, args=(key, artifact.to_entry())) for _ in range(14)]
+    request = make_request(scale_program(), [1], None, "cpu")
+    key, artifact = kernel_cache.cache_key(request), kernel_cache.build(request)
+    threads = [threading.Thread(target=kernel_cache.disk.store, args=(key, artifact.to_entry())) for _ in range(14)]
     for t in threads:
         t.start()
     for t in threads:
@@ -204,8 +205,8 @@ def test_sixteen_writers_at_once_leave_one_good_entry(tmp_path):
     for p in processes:
         _, err = p.communicate(timeout=120)
         assert p.returncode == 0, err.decode()
-    assert [f.name for f in folders()] == [key] and compiling.disk.load(key) is not None
-    assert not list(compiling.disk.staging.iterdir())
+    assert [f.name for f in folders()] == [key] and kernel_cache.disk.load(key) is not None
+    assert not list(kernel_cache.disk.staging.iterdir())
     check(build())
 
 
@@ -216,8 +217,8 @@ def test_sixteen_processes_compile_the_same_kernel_at_once(tmp_path):
     code = [sys.executable, "-c", WRITER, str(Path(__file__).parent)]
     for p in [subprocess.Popen(code, env=child) for _ in range(16)]:
         assert p.wait(timeout=300) == 0
-    assert len(folders()) == 1 and compiling.disk.load(folders()[0].name) is not None
-    assert not list(compiling.disk.staging.iterdir())
+    assert len(folders()) == 1 and kernel_cache.disk.load(folders()[0].name) is not None
+    assert not list(kernel_cache.disk.staging.iterdir())
 
 
 def test_hooked_sources_are_not_cached():

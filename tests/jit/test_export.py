@@ -11,7 +11,8 @@ import pytest
 import tilelang
 import tilelang.language as T
 from tilelang.env import env
-from tilelang.jit.compiling import cache_key, disk, make_request
+from tilelang.jit.kernel_cache import cache_key, disk
+from tilelang.jit.requests import make_request
 from tilelang.runtime import nvrtc
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a linker")

@@ -216,7 +216,7 @@ def test_launches_under_a_condition_assume_nothing_of_strides():
     (launch,) = [x for x in walk(func.body) if isinstance(x, Launch)]
     from tilelang.ir import replace
     from tilelang.jit.building import device_source
-    from tilelang.jit.compiling import make_request
+    from tilelang.jit.requests import make_request
 
     k = func.buffers[0][1].shape[1]
     later = replace(func, body=seq(If(k > 0, launch)))

@@ -8,7 +8,8 @@ import pytest
 import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
 from tilelang.env import env
-from tilelang.jit.compiling import cache_key, make_request
+from tilelang.jit.kernel_cache import cache_key
+from tilelang.jit.requests import make_request
 from tilelang.runtime import nvrtc, sass
 from tilelang.runtime.cuda_cache import CUDABinaryCache
 from tilelang.runtime.yield_hints import MIN_RUN, SPACING, set_yield_hints

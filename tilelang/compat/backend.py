@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang.jit.compiling import BACKENDS, resolve_target
+from tilelang.jit.requests import BACKENDS, resolve_target
 from tilelang.language.tracing.state import error
 from tilelang.target import Target
 

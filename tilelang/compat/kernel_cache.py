@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.jit.compiling import disk
+from tilelang.jit.kernel_cache import disk
 
 from tilelang.jit.caching import cached, clear_cache
 

@@ -19,6 +19,7 @@ def program_of(x: Any) -> Func | None:
     return inner if isinstance(inner, Func) else None
 
 
+INTERPRETED = ("tile", "simulator")  # execution backends without binaries
 KERNEL_SEPARATOR = "\n\n// ---- next kernel ----\n\n"  # between the sources of a program's device kernels
 
 

@@ -19,25 +19,22 @@ from tilelang.errors import TileLangError, brought, error, register
 from tilelang.ir import EMPTY, Evaluate, Func, Launch, rewrite, stmts_of, walk
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.runtime.host_engine import compile_object, ffi_state, load_llvm
-from tilelang.runtime.signature import Signature, host_assumptions, signature_of
+from tilelang.runtime.signature import Signature, host_assumptions, needed_symbols, signature_of
 from tilelang.target.cluster import cluster_size
 from tilelang.target import Target
 from tilelang.target.probe import load_libcuda
 from tilelang.log import phase
 from tilelang.transform.framework.observe import announce_code
 
-from .artifact import KERNEL_SEPARATOR, Artifact, Request, kept_apart
+from .artifact import INTERPRETED, KERNEL_SEPARATOR, Artifact, Request, kept_apart
 from .collecting import collect_meanwhile, rarely_collected
 from .diagnostics import jit_phase
 from .hooks import apply_hook, has_hook
-from .kernel import needed_symbols
 from .report import facts_of, with_resources
 
 register("compile-timeout", TimeoutError, "the device compiler takes longer than TILELANG_COMPILE_TIMEOUT_SECONDS",
          "set TILELANG_COMPILE_TIMEOUT_SECONDS to more seconds, or leave it empty",
          expected="device code within TILELANG_COMPILE_TIMEOUT_SECONDS")
-
-INTERPRETED = ("tile", "simulator")  # execution backends without binaries
 
 
 class Stopwatch:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.env import env
-from tilelang.jit.compiling import clear_memory, compile
-from tilelang.jit.compiling import disk as _disk
+from tilelang.jit.compiling import compile
+from tilelang.jit.kernel import clear_memory
+from tilelang.jit.kernel_cache import disk as _disk
 from tilelang.runtime.cuda_cache import CUDABinaryCache
 
 

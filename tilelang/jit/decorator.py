@@ -20,9 +20,10 @@ from tilelang.transform.framework.scope import current_config
 
 from .artifact import program_of
 from .captured import Captured
-from .compiling import check_host, compile_request, make_request, run_parallel
+from .compiling import run_parallel
 from .eager import EagerCalls
-from .kernel import JITKernel
+from .kernel import JITKernel, compile_request
+from .requests import check_host, make_request
 from .keys import SIMPLE, freeze
 from .methods import InClasses
 

@@ -12,6 +12,7 @@ from tilelang.runtime.shared_library import export_name, write_library
 from tilelang.runtime.signature import signature_of
 
 from .artifact import Artifact, Request
+from .kernel_cache import cache_key, disk
 
 
 def fingerprint(request: Request) -> str:
@@ -29,7 +30,7 @@ def export_library(path: Any, request: Request, artifact: Artifact) -> str:
         write_library(path, name, artifact.host_source, artifact.files["kernel.o"], artifact.meta["entry"],
                       fingerprint(request))
     elif artifact.kind == "cuda" and "library" not in artifact.meta:
-        from tilelang.runtime.cuda_library import write_cuda_library
+        from tilelang.runtime.cuda_library import write_cuda_library  # 20 ms
 
         kernels = artifact.meta["kernels"]
         images = {k["file"]: artifact.files[k["file"]] for k in kernels}
@@ -47,8 +48,6 @@ def saved_artifact(path: Any, request: Request, kernel_source: str, host_source:
 
     Raises FileNotFoundError, and kernel-library for one of another program, other options or another version.
     """
-    from .compiling import cache_key, disk
-
     place = Path(path)
     if not place.exists():
         raise FileNotFoundError(f"{place} does not exist")

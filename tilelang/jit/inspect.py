@@ -21,7 +21,7 @@ from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
 
 from .artifact import KERNEL_SEPARATOR
 from .building import build, device_source, host_text
-from .compiling import make_request
+from .requests import make_request
 from .sample import gemm_program
 
 

@@ -1,28 +1,35 @@
-"""The kernel object: call it, look into it, measure it."""
+"""The kernel object: call it, look into it, measure it; and the kernels of this process, which find each other by request."""
 
 from __future__ import annotations
 
 import threading
+import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-
+from tilelang.env import env
 from tilelang.errors import InternalError, TileLangError, error, register, told
-from tilelang.ir import Expr, Func, free_vars
 from tilelang.log import logger
+from tilelang.runtime.host_engine import ffi_state
 from tilelang.runtime.params import KernelParam, params_of
 from tilelang.runtime.signature import Signature, TensorArg, signature_of
 from tilelang.log import phase
+from tilelang.transform.analysis.effects import effects
 
 from .arguments import adapted, explain, explain_cython, refusing_negated, was_overlapping, was_refused, was_unaligned
-from .artifact import KERNEL_SEPARATOR, Artifact, CompiledArtifact, Request
+from .artifact import Artifact, CompiledArtifact, Request
+from .collecting import rarely_collected
+from .diagnostics import jit_phase
+from .exporting import export_library, saved_artifact
 from .failures import internal
+from .kernel_cache import cache_key, is_cached, produce
 from .outputs import OutputCall
-from .report import text_of
+from .report import report_text
+from .requests import make_request
+from .sources import Sources
 
-register("kernel-no-sources", ValueError, "export_sources is asked to write nothing", expected="kernel_path, host_path or both",
-         found="neither")
 register("kernel-not-tuned", ValueError, "the tuner's result of a kernel that was not tuned is asked for",
          expected="a kernel made by the autotuner", found="a kernel compiled without it")
 
@@ -80,8 +87,6 @@ class JITKernel:
                  pass_configs: Any = None, from_database: bool = False, compile_flags: Any = None,
                  *, _request: Request | None = None, _artifact: Artifact | None = None) -> None:
         if _request is None:
-            from .compiling import make_request, produce  # lower in the same room: that module builds kernels
-
             _request = make_request(func, out_idx, execution_backend, target, verbose, pass_configs, compile_flags)
             _artifact = produce(_request)[0]
         assert _artifact is not None
@@ -91,6 +96,7 @@ class JITKernel:
         self.target, self.target_host = _request.target, target_host
         self.execution_backend = _request.backend
         self.pass_configs, self.compile_flags = dict(_request.config), list(_request.flags)
+        self._sources = Sources(_artifact, _request.target, _request.flags)
         self.verbose = _request.verbose
         self.latency: float | None = None
         self.config: dict[str, Any] | None = None
@@ -173,8 +179,6 @@ class JITKernel:
             return self._in_order
 
     def _with(self, key: str, value: Any) -> JITKernel:
-        from .compiling import compile_request  # lower in the same room: that module builds kernels
-
         return compile_request(replace(self.request, config={**self.request.config, key: value}))
 
     def _call_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -188,8 +192,6 @@ class JITKernel:
                         hint="pass the inputs by position")
         if stream is None or not self.target.is_cuda:
             return self(*args)
-        from tilelang.runtime.host_engine import ffi_state
-
         with ffi_state().module.use_raw_stream(ffi_state().module.device("cuda", self._device_of(args)), int(stream)):
             return self(*args)
 
@@ -213,9 +215,7 @@ class JITKernel:
 
     def _load(self) -> None:
         if self._entry is None:
-            from .collecting import rarely_collected
-            from .diagnostics import jit_phase
-            from .loading import load
+            from .loading import load  # 22 ms of what makes host code: a first call needs it, compiling does not
 
             with jit_phase("adapter", self.signature.name), phase("load"), rarely_collected():
                 self._entry = load(self._built, self.signature, self.request)
@@ -223,8 +223,6 @@ class JITKernel:
     def written(self) -> frozenset[str]:
         """Names of the tensor parameters the program may write."""
         if self._written is None:
-            from tilelang.transform.analysis.effects import effects
-
             stored = {e.storage for e in effects(self.request.func.body) if e.writes}
             self._written = frozenset(a.name for a in self.signature.args
                                       if isinstance(a, TensorArg) and a.buffer.data in stored)
@@ -271,34 +269,20 @@ class JITKernel:
 
     def show_source(self, which: str = "kernel") -> None:
         """Print source.  which: "kernel", "host" or "both"."""
-        print(self._source(which))
-
-    def _source(self, which: str) -> str:
-        if which not in ("kernel", "host", "both"):
-            raise ValueError(f"which must be 'kernel', 'host' or 'both', found {which!r}")
-        return {"kernel": self.kernel_source, "host": self.host_source,
-                "both": self.kernel_source + "\n" + self.host_source}[which]
+        print(self._sources.of(which))
 
     def print_source_code(self, which: str = "kernel", file: Any = None) -> None:
         """Deprecated: show_source or export_sources."""
-        import warnings
-
         warnings.warn("print_source_code is deprecated, use show_source or export_sources", DeprecationWarning,
                       stacklevel=2)
         if file is None:
             self.show_source(which)
         else:
-            Path(file).write_text(self._source(which), encoding="utf-8")
+            Path(file).write_text(self._sources.of(which), encoding="utf-8")
 
     def export_sources(self, kernel_path: Any = None, host_path: Any = None) -> None:
         """Write the device and host source to files.  Raises ValueError when neither path is given."""
-        if kernel_path is None and host_path is None:
-            raise error("kernel-no-sources", "export_sources needs kernel_path, host_path or both",
-                        hint="export_sources(kernel_path=\"kernel.cu\")")
-        for path, text in ((kernel_path, self.kernel_source), (host_path, self.host_source)):
-            if path is not None:
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-                Path(path).write_text(text, encoding="utf-8")
+        self._sources.write(kernel_path, host_path)
 
     @property
     def cubin(self) -> bytes | None:
@@ -347,15 +331,7 @@ class JITKernel:
     def report(self) -> str:
         """What was compiled, as text: per device kernel instructions, schedule, resources, occupancy, what was declined
         and why, and the least time that its work takes at the target's peak rates."""
-        data = self.report_data
-        out = [f"kernel {data['name']} for {data['target']}"]
-        if data["times"]:
-            out.append("  compiled in " + ", ".join(f"{k} {v:.1f} ms" for k, v in data["times"].items()))
-        for facts in data["kernels"]:
-            out += text_of(facts)
-        if data["unaligned"]:
-            out.append("  tensors at any address and of any strides: a kernel of their own was compiled")
-        return "\n".join(out)
+        return report_text(self.report_data)
 
     def sync_report(self) -> str:
         """Verdict of the synchronisation verifier on each device kernel."""
@@ -373,53 +349,25 @@ class JITKernel:
         if self.execution_backend != "tvm_ffi":
             raise AttributeError(f"export_library exists for the tvm_ffi backend, this kernel runs by "
                                  f"{self.execution_backend}")
-        from .exporting import export_library
-
         self.library_path = export_library(path, self.request, self._built)
 
     # ---- ptx and sass ---------------------------------------------------------------------------------------------
-    def _assembly(self, what: str) -> str:
-        if self.cubin is None:
-            raise ValueError(f"{what} exists for CUDA targets only, this kernel is for {self.target}")
-        if what == "SASS":
-            from tilelang.runtime.sass import disassemble
-
-            return disassemble(self.cubin)
-        from tilelang.runtime.nvrtc import compile_ptx
-
-        return "\n".join(compile_ptx(s, self.target.arch, self.compile_flags)
-                         for s in self.kernel_source.split(KERNEL_SEPARATOR))
-
-    def _show(self, what: str) -> None:
-        try:
-            print(self._assembly(what))
-        except Exception as e:
-            logger.error("cannot show %s: %s", what, e)
-
-    def _export(self, what: str, path: Any) -> None:
-        if not path:
-            raise ValueError(f"the path for the {what} is empty")
-        try:
-            Path(path).write_text(self._assembly(what), encoding="utf-8")
-        except Exception as e:
-            logger.error("cannot write %s: %s", what, e)
-
     def show_ptx(self) -> None:
-        self._show("PTX")
+        self._sources.show("PTX")
 
     def show_sass(self) -> None:
-        self._show("SASS")
+        self._sources.show("SASS")
 
     def export_ptx(self, path: Any) -> None:
-        self._export("PTX", path)
+        self._sources.export("PTX", path)
 
     def export_sass(self, path: Any) -> None:
-        self._export("SASS", path)
+        self._sources.export("SASS", path)
 
     # ---- measuring, tuning ----------------------------------------------------------------------------------------
     def get_profiler(self, tensor_supply_type: Any = None) -> Any:
         """A Profiler of this kernel; tensor_supply_type says how inputs are made."""
-        from .profiling import make_profiler
+        from .profiling import make_profiler  # 7 ms
 
         return make_profiler(self, tensor_supply_type)
 
@@ -454,9 +402,6 @@ class JITKernel:
         and get_host_source say of a library.  params: accepted, and made from func.
         Raises FileNotFoundError, and kernel-library (ValueError) for what was saved of another program or with other options.
         """
-        from .compiling import make_request  # lower in the same room: that module builds kernels
-        from .exporting import saved_artifact
-
         if kernel_lib_path is None:
             raise ValueError("from_database needs kernel_lib_path")
         request = make_request(func, out_idx, execution_backend, target, False, pass_configs, compile_flags)
@@ -478,8 +423,6 @@ class JITKernel:
         return self
 
     def __reduce__(self) -> Any:
-        from .compiling import recompiled  # lower in the same room: that module builds kernels
-
         return recompiled, (self.request, (self.latency, self.config, self.ref_latency))
 
 
@@ -492,14 +435,72 @@ def _empty_list(call: Any) -> Any:
     return run
 
 
-def needed_symbols(func: Func, sig: Signature) -> set[Any]:
-    """Symbols the program or its outputs use."""
-    out = free_vars(func.body)
-    for a in sig.outputs:
-        for d in a.buffer.shape:
-            if isinstance(d, Expr):
-                out |= free_vars(d)
-    return {s for s in sig.symbols if s in out}
+_memory: dict[tuple[str, str], JITKernel] = {}
+_key_locks: dict[str, threading.Lock] = {}
+_guard = threading.Lock()
 
 
-__all__ = ["Adapter", "JITKernel", "needed_symbols"]
+def clear_memory() -> None:
+    """Forget the kernels of this process."""
+    with _guard:
+        _memory.clear()
+        _key_locks.clear()
+
+
+def compile_request(request: Request) -> JITKernel:
+    """The kernel of a request: from memory, from disk, or compiled now."""
+    if not is_cached(request):
+        return _compile_now(request, None)
+    with phase("cache key"):
+        key = cache_key(request)
+    name = (key, request.backend)
+    kernel = _memory.get(name)
+    if kernel is not None:
+        return kernel
+    with _guard:
+        lock = _key_locks.setdefault(key, threading.Lock())
+    with lock:  # threads that want the same kernel wait for one compilation
+        kernel = _memory.get(name)
+        if kernel is None:
+            kernel = _memory[name] = _compile_now(request, key)
+    return kernel
+
+
+def recompiled(request: Request, tuned: tuple[Any, Any, Any]) -> JITKernel:
+    """The kernel that was pickled in another process: of the same program and settings, from the cache where it is there.
+
+    tuned: its latency in ms, configuration and reference latency, where it was tuned.
+    """
+    kernel = compile_request(request)
+    if tuned[0] is not None:
+        kernel.update_tuner_result(*tuned)
+    return kernel
+
+
+def _compile_now(request: Request, key: str | None) -> JITKernel:
+    say = request.verbose or env.is_print_on_compilation_enabled()
+    name = request.func.name
+    start = time.perf_counter()
+    if say:
+        logger.info("TileLang begins to compile kernel `%s` with `out_idx=%s`", name, request.out_idx)
+    artifact, source = produce(request, key)
+    kernel = JITKernel(_request=request, _artifact=artifact)
+    if say:
+        logger.info("TileLang completes to compile kernel `%s`", name)
+    _debug(kernel, source, (time.perf_counter() - start) * 1e3)
+    return kernel
+
+
+def _debug(kernel: JITKernel, source: str, ms: float) -> None:
+    level = env.TILELANG_DEBUG
+    if level >= 1:
+        print(f"[tilelang] {kernel.signature.name} for {kernel.target}: "
+              f"{'cache hit on disk' if source == 'disk' else 'compiled'} in {ms:.1f} ms")
+    if level >= 2:
+        print(kernel.report())
+        print(kernel.get_kernel_source())
+    if level >= 5:
+        kernel.show_sass() if kernel.target.is_cuda else None
+
+
+__all__ = ["Adapter", "JITKernel", "clear_memory", "compile_request", "recompiled"]

@@ -10,7 +10,8 @@ from tilelang.transform.framework.observe import announce_code
 
 from .artifact import KERNEL_SEPARATOR, CompiledArtifact, Request, program_of
 from .building import device_source, legalized
-from .compiling import make_request
+from .kernel import compile_request
+from .requests import make_request
 
 register("lower-module", ValueError, "a module of several programs, or of none, is lowered", expected="a module of one program")
 
@@ -38,8 +39,6 @@ def lower(func_or_mod: Any, target: Any = "auto", target_host: Any = None, runti
         (func,) = func.functions.values()
     request = make_request(func, None, None, target)
     if enable_device_compile:
-        from .compiling import compile_request
-
         kernel = compile_request(request)
         return CompiledArtifact(func, func, params_of(request.func), kernel.kernel_source, kernel, request.target,
                                 target_host)

@@ -247,3 +247,15 @@ def _limit_lines(limits: dict[str, Any] | None) -> list[str]:
 
 
 __all__ = ["facts_of", "text_of", "with_resources"]
+
+
+def report_text(data: dict[str, Any]) -> str:
+    """JITKernel.report of JITKernel.report_data."""
+    out = [f"kernel {data['name']} for {data['target']}"]
+    if data["times"]:
+        out.append("  compiled in " + ", ".join(f"{k} {v:.1f} ms" for k, v in data["times"].items()))
+    for facts in data["kernels"]:
+        out += text_of(facts)
+    if data["unaligned"]:
+        out.append("  tensors at any address and of any strides: a kernel of their own was compiled")
+    return "\n".join(out)

@@ -18,10 +18,9 @@ from tilelang.runtime.host_engine import HostLibrary, compile_object, ffi_state
 from tilelang.runtime.host_frame import CPU, Frame
 from tilelang.runtime.host_stub import stub_text
 from tilelang.runtime.llvm_text import Writer
-from tilelang.runtime.signature import PointerArg, ScalarArg, Signature, TensorArg, host_assumptions
+from tilelang.runtime.signature import PointerArg, ScalarArg, Signature, TensorArg, host_assumptions, needed_symbols
 
 from .artifact import Request, kept_apart
-from .kernel import needed_symbols
 
 TILE, DEVICE = "tile", "simulator"
 

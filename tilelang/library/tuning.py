@@ -21,7 +21,8 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from tilelang.env import env
-from tilelang.jit.building import INTERPRETED, toolchain_stamp
+from tilelang.jit.artifact import INTERPRETED
+from tilelang.jit.building import toolchain_stamp
 from tilelang.jit.compiling import run_parallel
 from tilelang.jit.timing import EventClock
 from tilelang.log import logger

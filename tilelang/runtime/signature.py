@@ -317,3 +317,13 @@ def _sources(symbols: list[Var], tensors: list[TensorArg]) -> tuple[tuple[Var, t
     mentions = {a.name: set().union(*(free_vars(d) for d in (*a.buffer.shape, *(a.buffer.strides_ or ()))
                                       if isinstance(d, Expr)), set()) for a in tensors}
     return tuple((s, tuple(n for n, vs in mentions.items() if s in vs)) for s in symbols)
+
+
+def needed_symbols(func: Func, sig: Signature) -> set[Any]:
+    """Symbols the program or its outputs use."""
+    out = free_vars(func.body)
+    for a in sig.outputs:
+        for d in a.buffer.shape:
+            if isinstance(d, Expr):
+                out |= free_vars(d)
+    return {s for s in sig.symbols if s in out}

@@ -1,0 +1,85 @@
+"""The artifact of a request: from the disk cache, or built now and kept there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tilelang.env import env
+from tilelang.ir.printer import to_text
+from tilelang.log import logger
+from tilelang.runtime.cache import DiskCache, compiler_stamp, digest
+from tilelang.runtime.signature import resolve_out_idx
+from tilelang.transform.framework.observe import is_watched
+
+from .artifact import INTERPRETED, KERNEL_SEPARATOR, Artifact, Request
+from .building import build, toolchain_stamp
+from .failures import internal
+from .hooks import has_hook
+
+disk = DiskCache("kernels")
+
+
+def cache_key(request: Request) -> str:
+    """SHA-256 over everything the compiled artifact depends on."""
+    out = resolve_out_idx(request.func, request.out_idx)
+    return digest(["kernel", compiler_stamp(), to_text(request.func), request.func.name, list(out), str(request.target),
+                   request.backend in INTERPRETED and request.backend,
+                   {str(k): v for k, v in request.config.items()}, list(request.flags),
+                   toolchain_stamp(request.target), request.target.is_cuda and env.is_yield_hints_enabled()])
+
+
+def hook_kind(request: Request) -> str:
+    """Which source hook a request meets; edited sources are never cached."""
+    return "cuda" if request.target.is_cuda else "c"
+
+
+def is_cached(request: Request) -> bool:
+    """Whether a request may come from a cache: not with sources that a hook edits, nor while somebody watches passes."""
+    return env.is_cache_enabled() and not has_hook(hook_kind(request)) and not is_watched()
+
+
+def produce(request: Request, key: str | None = None) -> tuple[Artifact, str]:
+    """(artifact, where it came from: "disk" or "compiled")."""
+    caching = is_cached(request) and request.backend not in INTERPRETED
+    if caching:
+        key = key or cache_key(request)
+        entry = disk.load(key)
+        if entry is not None:
+            try:
+                artifact = Artifact.from_entry(entry)
+            except (KeyError, UnicodeDecodeError):
+                logger.warning("cache entry %s is of an unknown form: it is rebuilt", key)
+            else:
+                keep_sources(request, artifact)
+                return artifact, "disk"
+    artifact = _built(request)
+    keep_sources(request, artifact)
+    if caching and key is not None:
+        disk.store(key, artifact.to_entry())
+    return artifact, "compiled"
+
+
+def _built(request: Request) -> Artifact:
+    """The artifact of a request.  A fault of the compiler is an InternalError with a report."""
+    try:
+        return build(request)
+    except Exception as e:
+        fault = internal(request, "the compiler", e)
+        if fault is None:
+            raise
+        raise fault from e
+
+
+def keep_sources(request: Request, artifact: Artifact) -> None:
+    """Write what the device compiler got and made: into the folder of cuda.kernels_output_dir, and into TILELANG_TMP_DIR
+    when TILELANG_CLEANUP_TEMP_FILES is 0."""
+    folders = [request.config.get("cuda.kernels_output_dir") or "",
+               "" if env.should_cleanup_temp_files() else env.TILELANG_TMP_DIR]
+    if artifact.kind != "cuda" or not any(folders):
+        return
+    sources = artifact.kernel_source.split(KERNEL_SEPARATOR)
+    for folder in (Path(f) for f in folders if f):
+        folder.mkdir(parents=True, exist_ok=True)
+        for facts, source in zip(artifact.meta["kernels"], sources):
+            (folder / f"{facts['name']}.cu").write_text(source, encoding="utf-8")
+            (folder / f"{facts['name']}.cubin").write_bytes(artifact.files[facts["file"]])

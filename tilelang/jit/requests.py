@@ -1,0 +1,130 @@
+"""What is to be compiled: the arguments of tilelang.compile, checked and normalised."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from tilelang.env import env
+from tilelang.errors import error, register
+from tilelang.runtime.signature import OUT_IDX_HINT, resolve_out_idx
+from tilelang.target import Target
+from tilelang.transform.framework.config import normalize_config
+from tilelang.transform.framework.scope import current_config
+
+from .artifact import INTERPRETED, Request, program_of
+
+register("compile-not-a-program", AssertionError, "tilelang.compile is given something that is not a PrimFunc",
+         "decorate the function with @T.prim_func and pass what that gives",
+         expected="a PrimFunc")
+register("compile-option", TypeError, "an option of tilelang.compile of another type", "leave it out",
+         "a value of the option's type")
+register("backend-name", ValueError, "an execution backend that the target does not have",
+         expected="an execution backend of the target")
+
+SIMULATOR = "simulator"
+BACKENDS = {"cuda": ("tvm_ffi", "nvrtc", "cython", *INTERPRETED), "cpu": ("tvm_ffi", "cython", "tile")}
+
+
+def resolve_target(target: Any, backend: Any) -> tuple[Target, str]:
+    """(target, execution backend) of what the user gave; None means the environment's default.
+
+    target="simulator" is the device simulator for the default CUDA architecture, and so is the backend of that name where
+    the target is left to be found and there is no GPU.
+    Raises AssertionError for an unknown target, ValueError for a backend the target does not have.
+    """
+    if isinstance(target, str) and target == SIMULATOR:
+        target, backend = "cuda", SIMULATOR
+    if target is None:
+        target = env.get_default_target()
+    resolved = target if isinstance(target, Target) else Target(target)
+    name = backend if backend is not None else env.get_default_execution_backend()
+    if name == SIMULATOR and target == "auto" and not resolved.is_cuda and Target.current() is None:
+        resolved = Target("cuda")
+    if not isinstance(name, str):
+        raise error("compile-option", f"execution_backend must be a string, found {type(name).__name__}",
+                    expected="the name of an execution backend", found=type(name).__name__)
+    allowed = BACKENDS["cuda" if resolved.is_cuda else "cpu"]
+    name = name.lower()
+    if name in ("auto", "dlpack"):
+        name = allowed[0]
+    if name not in allowed:
+        raise error("backend-name", f"Invalid execution backend '{name}' for target '{resolved.kind}'. Allowed: "
+                    f"{', '.join(allowed)}. Tip: use execution_backend='auto'.",
+                    expected=f"one of {', '.join(allowed)}", found=repr(name), hint="leave execution_backend out"
+                    if name != SIMULATOR else "the simulator runs GPU programs: target=\"cuda\", or a dict with the arch")
+    return resolved, name
+
+
+def switch(value: Any, name: str) -> bool:
+    """An option that is on or off.  Raises compile-option for what is no bool, 0 or 1."""
+    if isinstance(value, (bool, int)) and value in (0, 1):
+        return bool(value)
+    raise error("compile-option", f"{name} is True or False, found {value!r}", expected="True or False", found=repr(value))
+
+
+def flag_list(flags: Any) -> tuple[str, ...]:
+    """Compiler options from None, a string or a list of strings."""
+    if flags is None:
+        return ()
+    if isinstance(flags, str):
+        return tuple(shlex.split(flags))
+    if not isinstance(flags, (list, tuple)) or not all(isinstance(f, str) for f in flags):
+        raise error("compile-option", f"compile_flags are a string or a list of strings, found {type(flags).__name__} "
+                    f"{flags!r}", expected="a string or a list of strings", found=f"{type(flags).__name__} {flags!r}")
+    return tuple(flags)
+
+
+def check_host(target_host: Any) -> Any:
+    """target_host as it is, where it names a CPU target (the host side is always compiled for this machine's CPU).
+
+    Raises AssertionError for anything else.
+    """
+    if target_host is not None and target_host != "auto":
+        host = target_host if isinstance(target_host, Target) else Target(target_host)
+        if host.is_cuda:
+            raise error("target-unknown", f"Target {host} is not supported as target_host", expected="llvm, c or cpu",
+                        found=str(host), hint="leave target_host out")
+    return target_host
+
+
+def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, target: Any = None,
+                 verbose: bool | None = None, pass_configs: Any = None, compile_flags: Any = None) -> Request:
+    """Check and normalise the arguments of compile."""
+    given, func = func, program_of(func)
+    if func is None:
+        raise error("compile-not-a-program", f"target function must be a PrimFunc but got {type(given)}",
+                    found=type(given).__name__,
+                    hint="decorate the function with @T.prim_func" if callable(given) else "")
+    if isinstance(out_idx, (tuple, str, float)):
+        out_idx = _refuse_out_idx(out_idx)
+    env.get_compile_timeout_seconds()  # a bad value is told before anything is compiled
+    resolved, backend = resolve_target(target, execution_backend)
+    config = {**current_config(), **_as_dict(func.attr("tilelang_pass_configs")), **_as_dict(pass_configs)}
+    config = normalize_config(config)
+    flags = flag_list(func.attr("tilelang_compile_flags")) + flag_list(compile_flags)
+    resolve_out_idx(func, out_idx)
+    return Request(func, out_idx, resolved, backend, config, flags,
+                   env.get_default_verbose() if verbose is None else switch(verbose, "verbose"), given)
+
+
+def _refuse_out_idx(out_idx: Any) -> Any:
+    raise error("out-idx-type", f"result_idx should be a list of integers, found {out_idx!r}",
+                found=repr(out_idx), hint=OUT_IDX_HINT)
+
+
+def _as_dict(config: Any) -> dict[Any, Any]:
+    if config is None:
+        return {}
+    if isinstance(config, (str, bytes)) or not isinstance(config, (Mapping, tuple, list)) and not hasattr(config, "items"):
+        raise _no_dict(config)
+    try:
+        return dict(config) if isinstance(config, (Mapping, tuple, list)) else dict(config.items())
+    except (TypeError, ValueError):
+        raise _no_dict(config) from None
+
+
+def _no_dict(config: Any) -> Exception:
+    return error("compile-option", f"pass_configs is a dict of keys and values, found {config!r}",
+                 expected="a dict of keys and values", found=repr(config))
