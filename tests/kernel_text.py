@@ -10,7 +10,7 @@ from tilelang.ir import Func, parse
 
 
 def program(tensors: dict[str, tuple[tuple, str]], body: str, *, grid: str = "1", threads: Any = 32, scalars: str = "",
-            symbols: str = "", attrs: str = "", launch_attrs: str = "", before: str = "") -> Func:
+            symbols: str = "", attrs: str = "", launch_plan: str = "", before: str = "") -> Func:
     """A function with tensor parameters {name: (shape, dtype)} and one kernel, from text.
 
     body: statements of the kernel, using bx, by as many as grid has extents, and tx, ty, tz.  before: host statements.
@@ -26,7 +26,7 @@ def program(tensors: dict[str, tuple[tuple, str]], body: str, *, grid: str = "1"
         lines.append(f"    T.func_attr(attrs=({attrs},))")
     lines += [textwrap.indent(textwrap.dedent(before).strip("\n"), "    ")] if before else []
     names = ", ".join([*("bx", "by", "bz")[:grid.count(",") + 1], "tx", "ty", "tz"])
-    more = f", attrs=({launch_attrs},)" if launch_attrs else ""
+    more = f", {launch_plan}" if launch_plan else ""
     lines.append(f"    with T.Kernel({grid}, threads={threads}{more}) as ({names}):")
     lines.append(textwrap.indent(textwrap.dedent(body).strip("\n"), "        "))
     return parse("\n".join(lines) + "\n")

@@ -5,24 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang.ir import (
-    AddressOf,
-    Alloc,
-    Buffer,
-    Evaluate,
-    For,
-    Launch,
-    Ramp,
-    Seq,
-    Store,
-    Var,
-    call,
-    const,
-    dtype,
-    fresh,
-    load,
-    seq,
-)
+from tilelang.ir import (AddressOf, Alloc, Buffer, Evaluate, For, Launch, Ramp, Seq, Store, Var, call, const, dtype, fresh,
+                         load, seq, LaunchPlan)
 
 
 @dataclass(frozen=True)
@@ -48,11 +32,11 @@ def thread_vars() -> tuple[Var, Var, Var]:
     return fresh("tx"), fresh("ty"), fresh("tz")
 
 
-def kernel(params, body, *, threads=128, grid=(1,), block_vars=None, tvars=None, name="main_kernel", **attrs) -> Kernel:
+def kernel(params, body, *, threads=128, grid=(1,), block_vars=None, tvars=None, name="main_kernel", **plan) -> Kernel:
     block_vars = block_vars or tuple(fresh(n) for n in ("bx", "by", "bz")[:len(grid)])
     launch = Launch(tuple(const(g) if isinstance(g, int) else g for g in grid), block_vars, (threads, 1, 1),
                     tvars or thread_vars(), body if not isinstance(body, (list, tuple)) else seq(*body),
-                    tuple(sorted(attrs.items())))
+                    LaunchPlan(**plan))
     return Kernel(name, tuple(params), launch)
 
 

@@ -11,25 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from handmade import at, evaluate, local, ramp, serial, tensor, thread_vars, unrolled
 
-from tilelang.ir import (
-    AddressOf,
-    Alloc,
-    Bind,
-    Buffer,
-    Func,
-    If,
-    Launch,
-    Store,
-    Var,
-    call,
-    cast,
-    const,
-    dtype,
-    fresh,
-    load,
-    logical,
-    seq,
-)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Func, If, Launch, Store, Var, call, cast, const, dtype, fresh, load,
+                         logical, seq, LaunchPlan)
 from tilelang.layout import Panels, panel_layout, panels
 from tilelang.target.tensor_map import TensorMap
 from tilelang.transform.lower.device_program import split_host
@@ -47,10 +30,10 @@ def u32(e):
     return cast(e, "uint32")
 
 
-def program(name: str, tensors, grid, block_vars, threads: int, tvars, body, scalars=(), **attrs) -> Func:
+def program(name: str, tensors, grid, block_vars, threads: int, tvars, body, scalars=(), **plan) -> Func:
     """A Func of one launch; tensors are its parameters."""
     launch = Launch(tuple(const(g) if isinstance(g, int) else g for g in grid), block_vars, (threads, 1, 1), tvars, body,
-                    tuple(sorted(attrs.items())))
+                    LaunchPlan(**plan))
     handles = tuple(Var(t.name + "_handle", dtype("handle")) for t in tensors)
     return Func(name, (*handles, *scalars), tuple(zip(handles, tensors)), launch, (("phase", "DEVICE"),))
 

@@ -32,7 +32,7 @@ KERNELS = {
 
 def source_of(name):
     (kernel,) = lower(KERNELS[name]().func, HOPPER, {"tl.enable_hopper": True}).kernels
-    assert kernel.attr("sync_report").startswith("ordered:"), kernel.attr("sync_report")
+    assert kernel.plan.sync_report.startswith("ordered:"), kernel.plan.sync_report
     return print_kernel(kernel)
 
 

@@ -28,7 +28,7 @@ def run(k, arrays: dict[str, np.ndarray], grid=(1,)) -> dict[str, np.ndarray]:
     """Compile and launch a kernel on device 0; tensors by name, changed ones come back."""
     d = cuda_driver.driver()
     d.ensure_context()
-    shared_bytes = k.launch.attr("shared_bytes") or 0
+    shared_bytes = k.launch.plan.shared_bytes
     f = d.load(compile_cubin(print_kernel(k), Target("cuda").arch).bytes).function(k.name, shared_bytes)
     places = {n: d.alloc(a.nbytes) for n, a in arrays.items()}
     try:

@@ -35,7 +35,7 @@ def run(k, arrays: dict[str, np.ndarray], grid=(1,)) -> dict[str, np.ndarray]:
     """Compile and launch a kernel on device 0, its tensor maps encoded from Python; all tensors come back."""
     d = cuda_driver.driver()
     d.ensure_context()
-    f = d.load(compile_cubin(print_kernel(k), "sm_90a").bytes).function(k.name, k.launch.attr("shared_bytes") or 0)
+    f = d.load(compile_cubin(print_kernel(k), "sm_90a").bytes).function(k.name, k.launch.plan.shared_bytes)
     places = {n: d.alloc(a.nbytes) for n, a in arrays.items()}
     try:
         for n, a in arrays.items():

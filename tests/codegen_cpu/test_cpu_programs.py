@@ -79,7 +79,7 @@ def test_copies_from_outside_give_the_safe_value_per_dimension():
         {alloc("S", (8, 8), "float32", "shared.dyn")}
         T.copy(src=T.region(A[-2, -1], 8, 8), dst=T.region(S[0, 0], 8, 8))
         T.copy(src=T.region(S[0, 0], 8, 8), dst=T.region(B[0, 0], 8, 8))
-    """, launch_attrs='("safe_values", ((A, 7.0),))')
+    """, launch_plan='safe_values=((A, 7.0),)')
     a = rng.standard_normal((3, 5)).astype(np.float32)
     want = np.full((8, 8), 7, np.float32)
     want[2:5, 1:6] = a

@@ -144,7 +144,7 @@ def test_many_parts_of_a_warp_that_write_by_themselves_leave_the_hopper_path_alo
             T.copy(F, C)
 
     launch = lower(f.func, Target({"kind": "cuda", "arch": "sm_90a"})).kernels[0].launch
-    assert launch.attr("sync_report").startswith("ordered: model of"), launch.attr("report")
+    assert launch.plan.sync_report.startswith("ordered: model of"), launch.plan.report
     rng = np.random.default_rng(1)
     a, b = (rng.integers(-3, 4, n).astype(np.float16) for n in ((64, 64), (64, 32)))
     o = np.array([sum(r for r in range(24) if t % (r + 2) == 0) for t in range(128)], I32)

@@ -3,9 +3,9 @@
 import pytest
 
 from tilelang import ops
-from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, For, Func, If, Launch,
-                         Parallel, ParseError, Region, Seq, Store, Var, While, call, cast, const, dtype, load, logical,
-                         parse, select, seq, to_text, unary)
+from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, For, Func, If, Launch, Parallel,
+                         ParseError, Region, Seq, Store, Var, While, call, cast, const, dtype, load, logical, parse, select,
+                         seq, to_text, unary, LaunchPlan)
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Broadcast, Ramp, Shuffle
 
@@ -45,7 +45,7 @@ def sample() -> Func:
                                                            dtype("int16x2"))], "int32")),
     )
     launch = Launch(((n + 31) // 32,), (bx,), (128, 1, 1), (tx, ty, tz), body,
-                    attrs=(("safe_values", ((a, const(1.0, F16)),)),))
+                    plan=LaunchPlan(safe_values=((a, const(1.0, F16)),)))
     return Func("main", (pa, pb, n), ((pa, a), (pb, b)), seq(Assert(n > 0, 'n "must" be\n positive'), launch),
                 attrs=(("global_symbol", "main"), ("tilelang_out_idx", (-1,))))
 

@@ -191,7 +191,7 @@ def test_the_kernel_in_order():
     assert not barriers(launch(crossing, SM80)) and barriers(launch(crossing, SM80, **{"tirx.noalias": False}))
     kept = keep_order(ahead.func, PassContext(None, {"tirx.noalias": False}))
     assert [x.kind for x in walk(kept.body) if isinstance(x, For)] == ["serial"]
-    assert [b.name for x in walk(kept.body) if isinstance(x, Launch) for b in x.attr("overlapping")] == ["B", "A"]
+    assert [b.name for x in walk(kept.body) if isinstance(x, Launch) for b in x.plan.overlapping] == ["B", "A"]
     assert keep_order(ahead.func, PassContext(None, {})) == ahead.func
     usual, plain = (str(launch(ahead, SM90, **c)) for c in ({}, {"tirx.noalias": False}))
     assert "cp_async" in usual or "tma_load" in usual

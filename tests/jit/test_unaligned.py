@@ -121,7 +121,7 @@ def counted_case(n):
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 7, 8])
 def test_a_loop_with_roles_runs_any_number_of_times(n, stages):
     program = lower(counted(stages).func, HOPPER, ON)
-    assert {"tma_load", "wgmma"} <= widest(program)[1] and "model of" in program.kernels[0].attr("sync_report")
+    assert {"tma_load", "wgmma"} <= widest(program)[1] and "model of" in program.kernels[0].plan.sync_report
     a, b, want = counted_case(n)
     got = run_device(program, {"A": a, "B": b, "C": np.full((128, 64), 5, np.float32), "n": n}).outputs["C"]
     assert np.array_equal(got, want)

@@ -13,7 +13,7 @@ def launched(*grid, cluster_dims):
             A[0] = 1.0
 
     (launch,) = [n for n in walk(f.func) if isinstance(n, Launch)]
-    return launch.attr("cluster")
+    return launch.plan.cluster
 
 
 @pytest.mark.spec("L7:ClusterKernel")

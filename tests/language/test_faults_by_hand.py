@@ -84,7 +84,7 @@ def test_a_fence_that_is_left_out_is_added(fault):
     low, args = lower(by_hand(fault).func, SM90A), operands()
     calls = [x.op for x in walk(low.kernels[0].launch) if isinstance(x, Call)]
     store = calls.index("tma_store")
-    assert "fence_proxy_async" in calls[:store] and low.kernels[0].attr("sync_report").startswith("ordered")
+    assert "fence_proxy_async" in calls[:store] and low.kernels[0].plan.sync_report.startswith("ordered")
     want = args[0].astype(np.float64) @ args[1].astype(np.float64).T
     assert np.array_equal(run_device(low, args).outputs["C"], want)
 

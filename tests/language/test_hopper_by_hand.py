@@ -305,8 +305,8 @@ def test_clusters_that_the_program_launches_stay_its_own():
             T.copy(F, C[by * 128, bx * 128])
 
     launch = lower(f.func, SM90A, {"tl.enable_hopper": True}).kernels[0].launch
-    assert launch.attr("cluster") == (2, 1, 1) and launch.num_threads == 256
-    assert any("launches clusters itself" in r for r in launch.attr("report"))
+    assert launch.plan.cluster == (2, 1, 1) and launch.num_threads == 256
+    assert any("launches clusters itself" in r for r in launch.plan.report)
 
 
 # ---- barriers, clusters, launches ---------------------------------------------------------------------------------------
@@ -347,9 +347,9 @@ def test_dependent_launches_wait_before_they_read():
     a = rng.standard_normal(256).astype(np.float32)
     assert np.array_equal(both(f, a, np.zeros_like(a)), a + 1)
     launch = lower(f.func, SM90A).kernels[0].launch
-    assert launch.attr("pdl") is True
+    assert launch.plan.pdl is True
     older = lower(f.func, Target({"kind": "cuda", "arch": "sm_80"})).kernels[0]
-    assert older.launch.attr("pdl") is None and "griddep" not in print_kernel(older)
+    assert not older.launch.plan.pdl and "griddep" not in print_kernel(older)
     b = np.zeros_like(a)
     tilelang.compile(f, target="cpu")(a, b)
     assert np.array_equal(b, a + 1)

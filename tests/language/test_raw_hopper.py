@@ -44,8 +44,8 @@ def test_a_product_by_descriptors_of_tiles_loaded_by_hand(n):
     assert np.array_equal(got, a.astype(np.float32) @ b.astype(np.float32).T)
     assert "tl::tma_load_2d(&As[0], &A_raw_map, &bar[0], 0, 0)" in text
     assert "a_desc = tl::wgmma_descriptor<16, 1024, 1>(&As[0])" in text
-    assert kernel.launch.attr("sync_report").startswith("ordered:")
-    offsets = dict((b.name, at) for b, at in kernel.launch.attr("shared_offsets"))
+    assert kernel.launch.plan.sync_report.startswith("ordered:")
+    offsets = dict((b.name, at) for b, at in kernel.launch.plan.shared_offsets)
     assert offsets["As"] % 1024 == offsets["Bs"] % 1024 == 0, "patterns of 128 bytes start at multiples of 1024"
 
 
@@ -66,7 +66,7 @@ def test_copies_of_threads_signal_an_mbarrier(counted):
     got, text, kernel = simulated(signalled(counted), x, np.zeros_like(x))
     assert np.array_equal(got, x[:, ::-1])
     assert f"tl::cp_async_mbarrier_arrive<{'true' if counted else 'false'}>(&bar[0])" in text
-    assert kernel.launch.attr("sync_report").startswith("not checked:"), "the model does not follow these copies"
+    assert kernel.launch.plan.sync_report.startswith("not checked:"), "the model does not follow these copies"
 
 
 @pytest.mark.spec("T.alloc_wgmma_desc", "T.initialize_wgmma_descriptor", "T.ptx_wgmma_ss", "T.create_tma_descriptor",

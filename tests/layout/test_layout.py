@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tilelang.language as T
-from tilelang.ir import Alloc, Buffer, Func, Launch, Var, const, dtype, is_const, parse, to_text
+from tilelang.ir import Alloc, Buffer, Func, Launch, Var, const, dtype, is_const, parse, to_text, LaunchPlan
 from tilelang.layout import (
     Layout,
     SwizzleMode,
@@ -152,10 +152,10 @@ def test_drawing():
 def test_text_reads_back(lay):
     tx = tuple(Var(n, I32) for n in ("tx", "ty", "tz"))
     buf = Buffer("S", lay.shape, dtype("float16"), "shared.dyn")
-    launch = Launch((const(1),), (Var("bx", I32),), (32, 1, 1), tx, Alloc(buf), (("layouts", ((buf, lay),)),))
+    launch = Launch((const(1),), (Var("bx", I32),), (32, 1, 1), tx, Alloc(buf), LaunchPlan(layouts=((buf, lay),)))
     func = Func("main", (), (), launch)
     again = parse(to_text(func))
-    got = again.body.attr("layouts")[0][1]
+    got = again.body.plan.layouts[0][1]
     assert got == lay and type(got) is type(lay) and getattr(got, "swizzle", None) == getattr(lay, "swizzle", None)
     assert to_text(again) == to_text(func)
 

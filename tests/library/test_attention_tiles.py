@@ -115,7 +115,7 @@ def test_chosen_tiles_assemble_without_spills_or_serialised_products(name):
     for with_lse in (False, True):
         program = dense_attention(sizes, strides(sizes), "bshd", "bfloat16", mask, tile, with_lse)
         ((kernel, cubin),) = cubins(program, SM90)
-        assert "warp groups: 1 loads" in kernel.launch.attr("pipeline_report"), kernel.launch.attr("report")
+        assert "warp groups: 1 loads" in kernel.launch.plan.pipeline_report, kernel.launch.plan.report
         assert cubin.spills == 0 and "C75" not in cubin.log, (tile, cubin.log)
 
 

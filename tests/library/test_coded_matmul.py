@@ -61,16 +61,16 @@ def test_tiles_on_the_simulator(m, n, k, group, tile, options):
     form = {"element": "float16", "table": False, "zeros": True, **options}
     f = CodedForm(m, n, k, group, **{**form, "zeros": form["zeros"] and not form["table"]}, tile=tile)
     low, got = run(f, x)
-    assert str(low.kernels[0].launch.attr("sync_report")).startswith("ordered:")
+    assert str(low.kernels[0].launch.plan.sync_report).startswith("ordered:")
     close(got, x["a"], d, form["element"])
 
 
 def test_decoded_weights_stay_in_registers():
     f = CodedForm(16, 4096, 4096, 64, "float16", False, True, CodedTile(16, 64, 128, 4, 4))
     launch = lower(coded_product(f).func, SM90, {"tl.enable_hopper": True}).kernels[0].launch
-    assert {"W", "A"} <= {b.name[0] for b, _ in launch.attr("shared_offsets")}
-    assert not any(b.name[0] == "D" for b, _ in launch.attr("shared_offsets"))
-    assert ("Ws", 4) in launch.attr("stages") and launch.attr("shared_bytes") <= f.shared
+    assert {"W", "A"} <= {b.name[0] for b, _ in launch.plan.shared_offsets}
+    assert not any(b.name[0] == "D" for b, _ in launch.plan.shared_offsets)
+    assert ("Ws", 4) in launch.plan.stages and launch.plan.shared_bytes <= f.shared
 
 
 @pytest.mark.parametrize("m, n, k, group, options", [

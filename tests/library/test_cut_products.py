@@ -100,7 +100,7 @@ def test_both_pieces_everywhere(name):
         assert {"wgmma", "tma_load", "in_warp_groups"} <= ops
     first, second = (print_kernel(x) for x in lowered.kernels)
     assert "launch_dependents" in first and "griddepcontrol.wait" not in first and "griddepcontrol.wait" in second
-    assert [bool(x.launch.attr("pdl")) for x in lowered.kernels] == [False, True]
+    assert [x.launch.plan.pdl for x in lowered.kernels] == [False, True]
     assert np.array_equal(run_device(lowered, given).outputs["C"], want)
     if name in ("rows TT", "moved"):
         tilelang.compile(program, target="cpu", verbose=False)(*given.values())

@@ -207,4 +207,4 @@ def test_assembles_without_spills_or_serialised_products(dim, page):
         cubin = nvrtc.compile_cubin(print_kernel(k, fast_math=True), "sm_90a")
         assert cubin.spills == 0 and "C75" not in cubin.log, (k.name, tile, cubin.log)
         if not k.name.endswith("_1"):
-            assert "warp groups: 1 loads" in k.launch.attr("pipeline_report"), k.launch.attr("report")
+            assert "warp groups: 1 loads" in k.launch.plan.pipeline_report, k.launch.plan.report

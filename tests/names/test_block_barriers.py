@@ -150,7 +150,7 @@ def test_clusters_whose_blocks_meet_all_blocks_of_the_grid():
     want = (there + 1) * 10 + x % 2 + y % 2 * 2
     assert np.array_equal(everywhere(f, np.zeros((4, 4), np.int32), on=("tile", "cpu", "sm_90a"))[1], want)
     (kernel,) = lower(f.func, Target(SM90A), {}).kernels
-    assert kernel.launch.attr("cooperative") and kernel.launch.attr("cluster") == (2, 2, 1)
+    assert kernel.launch.plan.cooperative and kernel.launch.plan.cluster == (2, 2, 1)
 
 
 @pytest.mark.spec("T.shfl_xor", "T.any_sync", "T.syncthreads_count", "T.sync_threads", "L8:Parallel")

@@ -7,26 +7,8 @@ import pytest
 from fake_driver import Driver, I, OnGpu, P
 from hosts import HANDLE, tensor
 
-from tilelang.ir import (
-    F32,
-    I32,
-    I64,
-    Assert,
-    Bind,
-    Buffer,
-    For,
-    Func,
-    If,
-    Launch,
-    Ramp,
-    Store,
-    Var,
-    const,
-    dtype,
-    load,
-    numpy_dtype,
-    seq,
-)
+from tilelang.ir import (F32, I32, I64, Assert, Bind, Buffer, For, Func, If, Launch, Ramp, Store, Var, const, dtype, load,
+                         numpy_dtype, seq, LaunchPlan)
 from tilelang.runtime.host_engine import HostLibrary, compile_object
 from tilelang.runtime.host_stub import stub_text
 from tilelang.runtime.launchers import CudaLauncher
@@ -34,10 +16,10 @@ from tilelang.runtime.signature import signature_of
 from tilelang.transform.lower.device_program import split_host
 
 
-def launch(grid, body, threads=(128, 1, 1), **attrs):
+def launch(grid, body, threads=(128, 1, 1), **plan):
     names = "xyz"
     return Launch(grid, tuple(Var(f"b{names[i]}", I32) for i in range(len(grid))), threads,
-                  tuple(Var(f"t{n}", I32) for n in names), body, tuple(sorted(attrs.items())))
+                  tuple(Var(f"t{n}", I32) for n in names), body, LaunchPlan(**plan))
 
 
 def built(func, types, out_idx=None):

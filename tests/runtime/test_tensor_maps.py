@@ -7,7 +7,7 @@ import pytest
 from fake_driver import Driver, OnGpu
 from hosts import HANDLE, tensor
 
-from tilelang.ir import I32, I64, Func, If, Launch, Store, Var, const, load, seq
+from tilelang.ir import I32, I64, Func, If, Launch, Store, Var, const, load, seq, LaunchPlan
 from tilelang.runtime.host_engine import HostLibrary, compile_object
 from tilelang.runtime.host_stub import stub_text
 from tilelang.runtime.launchers import CudaLauncher
@@ -52,9 +52,9 @@ class MapDriver(Driver):
         return self.refuse or (0 if self.current else 201)  # CUDA_ERROR_INVALID_CONTEXT
 
 
-def launch(grid, body, **attrs):
+def launch(grid, body, **plan):
     return Launch(grid, (Var("bx", I32),), (128, 1, 1), tuple(Var(f"t{n}", I32) for n in "xyz"), body,
-                  tuple(sorted(attrs.items())))
+                  LaunchPlan(**plan))
 
 
 def built(func, types):

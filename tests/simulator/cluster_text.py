@@ -12,7 +12,7 @@ RANK = 'T.cast(T.call("cluster_rank", "uint32"), "int32")'
 
 
 def cluster(x: int, y: int = 1, z: int = 1) -> str:
-    return f'("cluster", (T.py({x}), T.py({y}), T.py({z})))'
+    return f"cluster=({x}, {y}, {z})"
 
 
 def gemm(m: int = 256, n: int = 64, k: int = 256, *, size: int = 2, start: str = MEET, end: str = MEET,
@@ -69,7 +69,7 @@ else:
 """
     return program({"A": ((m, k), "float16"), "B": ((n, k), "float16"), "C": ((m, n), "float16")}, body,
                    grid=f"{n // bn}, {m // 128}", threads=384,
-                   launch_attrs=cluster(1, size) + ", " + maps(("Am", "A", (bk, 128), 128), ("Bm", "B", (bk, part), 128)))
+                   launch_plan=cluster(1, size) + ", " + maps(("Am", "A", (bk, 128), 128), ("Bm", "B", (bk, part), 128)))
 
 
 def shift(size: int = 4, *, write: bool = False, first: str = MEET, last: str = MEET, to: str | None = None,
@@ -97,7 +97,7 @@ rank: T.int32 = {RANK}
 {move}
 """
     return program({"A": ((32 * grid,), "float32"), "B": ((32 * grid,), "float32")}, body, grid=str(grid), threads=32,
-                   launch_attrs=cluster(size))
+                   launch_plan=cluster(size))
 
 
 def send(*, fence: str = do("fence_proxy_async"), parity: str = "0", last: str = MEET, nbytes: int = 512,
@@ -120,4 +120,4 @@ B[bx * 128 + tx] = {"R[tx]" if wait else "S[tx]"}
 {last or "pass"}
 """
     return program({"A": ((512,), "float32"), "B": ((512,), "float32")}, body, grid="4", threads=128,
-                   launch_attrs=cluster(2))
+                   launch_plan=cluster(2))

@@ -42,7 +42,7 @@ def maps(*entries: tuple) -> str:
     for name, buffer, box, swizzle, *fill in entries:
         box_text = ", ".join(f"T.py({b})" for b in box)
         out.append(f'("{name}", {buffer}, ({box_text},), T.py({swizzle}), "{fill[0] if fill else "zero"}", T.py(0))')
-    return f'("tensor_maps", ({", ".join(out)},))'
+    return f'tensor_maps=({", ".join(out)},)'
 
 
 def init(bars: dict[str, list[int]], fence: str = do("fence_mbarrier_init"), sync: str = SYNC) -> str:
@@ -92,7 +92,7 @@ if tx == 0:
 """
     grid = f"{-(-shape[1] // w)}, {-(-shape[0] // box[1])}"
     return program({"A": (shape, dtype), "B": (shape, dtype)}, text, grid=grid, threads=128,
-                   launch_attrs=maps(("Am", "A", box, swizzle, fill), ("Bm", "B", box, swizzle)))
+                   launch_plan=maps(("Am", "A", box, swizzle, fill), ("Bm", "B", box, swizzle)))
 
 
 def gemm(m: int = 128, n: int = 128, k: int = 256, *, bn: int = 64, stages: int = 2, bytes_off: int = 0,
@@ -161,4 +161,4 @@ else:
 """
     return program({"A": ((m, k), "float16"), "B": (b_shape, "float16"), "C": ((m, n), "float16")}, body,
                    grid=f"{-(-n // bn)}, {-(-m // 128)}", threads=384,
-                   launch_attrs=maps(("Am", "A", (bk, 128), 128), ("Bm", "B", b_box, 128), ("Cm", "C", (bn, 128), 0)))
+                   launch_plan=maps(("Am", "A", (bk, 128), 128), ("Bm", "B", b_box, 128), ("Cm", "C", (bn, 128), 0)))

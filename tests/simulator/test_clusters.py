@@ -109,5 +109,5 @@ if rank == 0:
     {do("mbarrier_wait", addr("bar[0]"), 0)}
 """
     f = program({"A": ((8, 8), "float32")}, body, grid="2", threads=128,
-                launch_attrs=cluster(2) + ", " + maps(("Am", "A", (8, 8), 0)))
+                launch_plan=cluster(2) + ", " + maps(("Am", "A", (8, 8), 0)))
     refused(f, [np.zeros((8, 8), np.float32)], "sim-async", "block (1) ends while a copy that signals bar[0] of block (1)")

@@ -239,7 +239,7 @@ def test_overlapping_shared_memory_plan_is_a_race_without_a_barrier():
             {barrier}
             R[tx] = tx
             A[tx] = A[tx] + R[tx]
-        """, threads=64, launch_attrs='("shared_bytes", T.py(256)), ("shared_offsets", ((S, T.py(0)), (R, T.py(0))))')
+        """, threads=64, launch_plan='shared_bytes=T.py(256), shared_offsets=((S, T.py(0)), (R, T.py(0)))')
     assert (run_device(planned(SYNC), [np.zeros(64, np.int32)]).outputs["A"] == 63).all()
     refused(planned("pass"), [np.zeros(64, np.int32)], "sim-race", "writes R")
 
@@ -252,7 +252,7 @@ def test_buffers_planned_over_each_other_may_be_declared_early_but_not_read_thro
             {alloc("R", (32,), "int32", "shared.dyn")}
             {SYNC}
             A[tx] = {read}[31 - tx]
-        """, launch_attrs='("shared_bytes", T.py(128)), ("shared_offsets", ((S, T.py(0)), (R, T.py(0))))')
+        """, launch_plan='shared_bytes=T.py(128), shared_offsets=((S, T.py(0)), (R, T.py(0)))')
     assert run_device(planned("S"), [np.zeros(32, np.int32)]).outputs["A"].tolist() == list(range(31, -1, -1))
     refused(planned("R"), [np.zeros(32, np.int32)], "sim-uninitialized", "R (shared")
 

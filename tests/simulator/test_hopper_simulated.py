@@ -295,7 +295,7 @@ if (tx < 32) and {ELECT}:
 {do("mbarrier_wait", addr("bar[0]"), 0)}
 for i in T.serial({-(-n // 32)}):
     R[i * 32 + tx] = S[{dst} + i * 32 + tx]
-""", launch_attrs=maps(("Am", "A", box, 0, fill)))
+""", launch_plan=maps(("Am", "A", box, 0, fill)))
 
 
 @pytest.mark.parametrize("fill, outside", [("zero", 0), ("nan", 0x7FF7)])

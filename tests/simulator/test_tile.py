@@ -39,7 +39,7 @@ def test_safe_value_is_what_out_of_range_loads_and_copies_give():
         T.copy(src=T.region(S[0], 8), dst=T.region(C[0], 8))
         for i, in T.Parallel(8):
             B[i] = A[i]
-    """, launch_attrs='("safe_values", ((A, 7.0),))')
+    """, launch_plan='safe_values=((A, 7.0),)')
     out = run_tile(f, [np.ones(3, np.float32), np.zeros(8, np.float32), np.zeros(8, np.float32)])
     want = np.array([1, 1, 1, 7, 7, 7, 7, 7], np.float32)
     assert np.array_equal(out["B"], want) and np.array_equal(out["C"], want)

@@ -384,5 +384,5 @@ def test_shared_memory_is_reused_across_pipelines(stages):
     x = ints(4, 64)
     _, y, z = everywhere(f, x)
     assert np.array_equal(z, 2 * x) and np.array_equal(y, np.roll(2 * x, -1, 1))
-    offsets = dict(lower(f.func, Target(SM80), {}).kernels[0].launch.attr("shared_offsets"))
+    offsets = dict(lower(f.func, Target(SM80), {}).kernels[0].launch.plan.shared_offsets)
     assert len({*offsets.values()}) < len(offsets), "the buffers of pipelines that are over share their space"

@@ -24,7 +24,7 @@ def ops(node):
 
 
 def report(launch):
-    return " ".join(launch.attr("report", None) or ())
+    return " ".join(launch.plan.report)
 
 
 def plain_stores(launch):

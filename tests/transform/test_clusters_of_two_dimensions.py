@@ -103,10 +103,10 @@ def test_computes_the_product(name):
     func = gemm(**shape).func
     program = lower(func, HOPPER, options(cluster, blocks))
     launch = program.kernels[0].launch
-    assert launch.attr("cluster") == (cluster[0] * cluster[1], 1, 1)
-    said = " ".join(launch.attr("report"))
+    assert launch.plan.cluster == (cluster[0] * cluster[1], 1, 1)
+    said = " ".join(launch.plan.report)
     assert re.search(r"clusters of \d( x \d)? along dimensions? \d( and \d)? of the grid", said), said
-    assert launch.attr("sync_report").startswith("ordered: model of")
+    assert launch.plan.sync_report.startswith("ordered: model of")
     loads = [x for x in walk(launch) if isinstance(x, Call) and x.op == "tma_load"]
     assert any(x.options.multicast for x in loads)
     args = {"A": a, "B": b, "bias": np.zeros(n, np.float32), "C": np.full((m, n), 7, np.float16)}
@@ -122,7 +122,7 @@ def test_rows_that_tma_cannot_store_leave_without_barriers_between_them(cluster)
     n = 123
     program = lower(gemm(m=128, n=n, k=64, bm=64, bn=64, bk=32, stages=2, tb=True, threads=128).func, HOPPER, options(cluster))
     launch = program.kernels[0].launch
-    assert cluster == 1 or launch.attr("cluster") == ((2, 1, 1) if cluster == 2 else (4, 1, 1))
+    assert cluster == 1 or launch.plan.cluster == ((2, 1, 1) if cluster == 2 else (4, 1, 1))
     loops = [x for x in walk(launch) if isinstance(x, For) and any(
         isinstance(y, Store) and y.buffer.name == "C" for y in walk(x)) and not x.attr("tiles")]
     assert loops and not any(isinstance(y, Call) and y.op in ("sync_threads", "named_barrier") for x in loops for y in walk(x))
@@ -135,7 +135,7 @@ def test_rows_that_tma_cannot_store_leave_without_barriers_between_them(cluster)
 def test_sizes_known_at_run_time():
     func = gemm(n=136, k=96, bm=64, bn=64, bk=32, tb=True, dynamic=True).func
     program = lower(func, HOPPER, options((2, 2)))
-    assert program.kernels[0].launch.attr("cluster") == (4, 1, 1)
+    assert program.kernels[0].launch.plan.cluster == (4, 1, 1)
     rng = np.random.default_rng(2)
     a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((150, 96), (136, 96)))
     got = run_device(program, {"A": a, "B": b, "bias": np.zeros(136, np.float32), "C": np.full((150, 136), 7, np.float16)})
@@ -159,7 +159,7 @@ def test_a_split_sum_shares_within_its_part():
     rng = np.random.default_rng(4)
     a, b = (rng.integers(-3, 4, (128, 128)).astype(np.float16) for _ in range(2))
     program = lower(main.func, HOPPER, options((2, 2)))
-    assert program.kernels[0].launch.attr("cluster") == (4, 1, 1)
+    assert program.kernels[0].launch.plan.cluster == (4, 1, 1)
     got = run_device(program, {"A": a, "B": b, "C": np.zeros((2, 128, 128), np.float32)}).outputs["C"]
     x, y = (v.astype(np.float32).reshape(128, 2, 64) for v in (a, b))
     assert np.array_equal(got, np.einsum("mpk,npk->pmn", x, y))
@@ -192,7 +192,7 @@ def test_blocks_beyond_the_grid_change_nothing():
     a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((256, 64), (64, 64)))
     program = lower(part_of_a_tensor(), HOPPER, options((1, 2)))
     launch = program.kernels[0].launch
-    assert launch.attr("cluster") == (2, 1, 1) and launch.grid[0].value == 4
+    assert launch.plan.cluster == (2, 1, 1) and launch.grid[0].value == 4
     got = run_device(program, {"A": a, "B": b, "D": np.zeros(4, np.int32), "C": np.ones((256, 64), np.float32)}).outputs
     want = a.astype(np.float32) @ b.astype(np.float32).T + 1
     want[192:] = 1
@@ -213,7 +213,7 @@ def grows():
 ])
 def test_what_cannot_be_a_cluster_is_said(func, cluster, blocks, says):
     launch = launch_of(func(), cluster, blocks)
-    assert launch.attr("cluster") is None and says in " ".join(launch.attr("report")), launch.attr("report")
+    assert launch.plan.cluster is None and says in " ".join(launch.plan.report), launch.plan.report
 
 
 def test_a_grid_of_one_dimension():
@@ -229,9 +229,9 @@ def test_a_grid_of_one_dimension():
                 T.gemm(a, b, c, transpose_B=True)
             T.copy(c, C[bx * 64, 0])
 
-    assert "no clusters of 2 x 2: the grid has no dimension 1" in " ".join(launch_of(main.func, (2, 2)).attr("report"))
+    assert "no clusters of 2 x 2: the grid has no dimension 1" in " ".join(launch_of(main.func, (2, 2)).plan.report)
     program = lower(main.func, HOPPER, options((4, 1)))
-    assert program.kernels[0].launch.attr("cluster") == (4, 1, 1)
+    assert program.kernels[0].launch.plan.cluster == (4, 1, 1)
     rng = np.random.default_rng(5)
     a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((192, 64), (64, 64)))
     got = run_device(program, {"A": a, "B": b, "C": np.zeros((192, 64), np.float32)}).outputs["C"]
@@ -259,11 +259,11 @@ def test_launches_of_one_round_take_the_cluster_that_saves_most(size, tile, clus
                 tb=True).func
     tiles = specialize_warps(legalized(func, HOPPER, config), PassContext(HOPPER, config))
     launch = next(x for x in walk(tiles.body) if isinstance(x, Launch))
-    said = " ".join(launch.attr("report"))
+    said = " ".join(launch.plan.report)
     if cluster is None:
-        assert launch.attr("cluster") is None
+        assert launch.plan.cluster is None
     elif cluster == 2:
-        assert launch.attr("cluster") == (2, 1, 1)
+        assert launch.plan.cluster == (2, 1, 1)
     else:
         assert f"clusters of {cluster[0]} x {cluster[1]} along" in said, said
 

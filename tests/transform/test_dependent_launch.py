@@ -29,7 +29,7 @@ def calls(x):
 def test_waits_behind_the_barriers_and_in_front_of_the_roles(cluster):
     program = lower(gemm(**SIZES).func, SM90A, {**ON, "tl.cluster": cluster})
     launch = program.kernels[0].launch
-    assert launch.attr("pdl") is True and ordered(launch) and launch.attr("cluster") == ((2, 1, 1) if cluster == 2 else None)
+    assert launch.plan.pdl is True and ordered(launch) and launch.plan.cluster == ((2, 1, 1) if cluster == 2 else None)
     stmts = stmts_of(launch.body)
     at = next(n for n, s in enumerate(stmts) if "pdl_sync" in calls(s))
     assert calls(stmts[at]) == ["pdl_sync"] and calls(stmts[at + 1]) == ["pdl_trigger"] and isinstance(stmts[at + 2], If)
@@ -47,7 +47,7 @@ def test_only_where_asked_for_and_from_sm_90_on():
     assert DEVICE_PASSES[-2] is dependent_launch
     for target, config in ((SM90A, {}), (Target({"kind": "cuda", "arch": "sm_80"}), ON)):
         launch = lower(gemm(**SIZES).func, target, config).kernels[0].launch
-        assert launch.attr("pdl") is None and "pdl_sync" not in calls(launch)
+        assert not launch.plan.pdl and "pdl_sync" not in calls(launch)
 
 
 def test_a_launch_that_lets_the_next_one_start_is_not_started_early_itself():
@@ -55,8 +55,8 @@ def test_a_launch_that_lets_the_next_one_start_is_not_started_early_itself():
     t = Tile(64, 96, 64, 2, 128)
     f = Form(152, 200, 144, ("float16",) * 3 + ("float32",), t, cut=Cut(0, 128, t))
     first, second = (k.launch for k in lower(gemm_cut(f).func, SM90A, ON).kernels)
-    assert first.attr("pdl") is None and calls(first).count("pdl_trigger") == 1 and "pdl_sync" not in calls(first)
-    assert second.attr("pdl") is True and calls(second).count("pdl_sync") == 1 and "pdl_trigger" not in calls(second)
+    assert not first.plan.pdl and calls(first).count("pdl_trigger") == 1 and "pdl_sync" not in calls(first)
+    assert second.plan.pdl is True and calls(second).count("pdl_sync") == 1 and "pdl_trigger" not in calls(second)
 
 
 def copied(by_hand=False):
@@ -74,7 +74,7 @@ def copied(by_hand=False):
 def test_what_threads_load_by_themselves_stays_behind_the_wait():
     """The compiler may move a load of what the kernel does not write in front of everything, but not of what it may write."""
     kernel, = lower(copied(), SM90A, ON).kernels
-    assert not ordered(kernel.launch) and kernel.launch.attr("pdl") is True and "A" in kernel.launch.attr("may_alias")
+    assert not ordered(kernel.launch) and kernel.launch.plan.pdl is True and "A" in kernel.launch.plan.may_alias
     text = print_kernel(kernel)
     assert "__restrict__ A" not in text and text.index("pdl_sync();") < text.index("pdl_trigger();") < text.index("A[")
 
@@ -87,12 +87,12 @@ def test_launches_that_run_foreign_code_keep_the_order_of_launches():
                 B[i] = T.call_extern("float32", "known_elsewhere", A[i])
 
     kernel, = lower(f.func, SM90A, ON).kernels
-    assert not ordered(kernel.launch) and kernel.launch.attr("pdl") is None and "__restrict__ A" in print_kernel(kernel)
+    assert not ordered(kernel.launch) and not kernel.launch.plan.pdl and "__restrict__ A" in print_kernel(kernel)
 
 
 def test_what_a_program_loads_behind_its_own_wait_stays_there():
     kernel, = lower(copied(by_hand=True), SM90A).kernels
-    assert kernel.launch.attr("pdl") is True and "A" in kernel.launch.attr("may_alias")
+    assert kernel.launch.plan.pdl is True and "A" in kernel.launch.plan.may_alias
     text = print_kernel(kernel)
     assert "__restrict__ A" not in text and text.index("pdl_sync();") < text.index("A[")
 
@@ -127,12 +127,12 @@ def test_roles_of_launches_that_wait_at_their_top_or_end(where, ops):
     launch = lowered.kernels[0].launch
     stmts = [c for s in stmts_of(launch.body) for c in [calls(s)] if c]
     if where == "middle":
-        assert "in_warp_groups" not in calls(launch) and any("calls pdl_sync itself" in x for x in launch.attr("report"))
+        assert "in_warp_groups" not in calls(launch) and any("calls pdl_sync itself" in x for x in launch.plan.report)
         return
     at = next(k for k, c in enumerate(stmts) if "in_warp_groups" in c)
     around = [c for c in (stmts[:at] if where == "top" else stmts[at + 1:]) if any(op.startswith("pdl") for op in c)]
     assert around == [[op] for op in ops]
-    assert launch.attr("pdl") is True and "tma_load" in stmts[at] and not any(op.startswith("pdl") for op in stmts[at])
+    assert launch.plan.pdl is True and "tma_load" in stmts[at] and not any(op.startswith("pdl") for op in stmts[at])
     head, _, tail = around_launch(next(x for x in walk(in_a_row(where)) if isinstance(x, Launch)))
     assert [op for s in (tail if where == "end" else head) for op in calls(s)] == ops
     rng = np.random.default_rng(0)

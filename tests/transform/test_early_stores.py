@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tilelang.language as T
-from tilelang.ir import Evaluate, For, Seq, replace, rewrite, seq, statements, walk, with_options
+from tilelang.ir import Evaluate, For, Seq, replace, rewrite, seq, statements, walk, with_options, Launch
 from tilelang.ir.expr import Call
 from tilelang.simulator import run_device
 from tilelang.target import Target
@@ -77,8 +77,8 @@ def test_all_parts_but_the_last_leave_under_its_product(out, early, late, thread
     low = lower(program.func, SM90, HOPPER)
     launch = low.kernels[0].launch
     assert order(launch) == ["tma_store"] * early + ["wgmma_wait", "mbarrier_arrive"] + ["tma_store"] * late
-    assert str(launch.attr("sync_report")).startswith("ordered:") and not any(
-        "without" in line for line in launch.attr("report", ()))
+    assert str(launch.plan.sync_report).startswith("ordered:") and not any(
+        "without" in line for line in launch.plan.report)
     x = inputs(out=np.float32 if out == "float32" else ml_dtypes.bfloat16)
     assert np.array_equal(run_device(low, x).outputs["C"], wanted(x))
 
@@ -108,7 +108,7 @@ def test_panels_in_memory_of_the_operands_wait_for_the_product():
     func = before(promoted())
 
     def overlapping(x):
-        places = x.attr("shared_offsets") if hasattr(x, "attr") else None
+        places = x.plan.shared_offsets if isinstance(x, Launch) else None
         if not places:
             return None
         ring = next(at for b, at in places if b.name == "Bs")

@@ -67,7 +67,7 @@ def test_the_pass_alone():
     assert specialize_warps(func, PassContext(target, {"tl.enable_hopper": False})) is func
     on = PassContext(target, {"tl.enable_hopper": True})
     launch = next(x for x in walk(specialize_warps(func, on).body) if isinstance(x, Launch))
-    assert launch.threads == (256, 1, 1) and launch.attr("compute_threads") == 128
+    assert launch.threads == (256, 1, 1) and launch.plan.compute_threads == 128
     assert [x.attr("tma") for x in walk(launch) if isinstance(x, Copy)] == [True, True, None]
     (product,) = [x for x in walk(launch) if isinstance(x, Gemm)]
     assert product.a.buffer.shape == (2, 64, 32) and product.attr("wait") == 1
@@ -91,7 +91,7 @@ def test_roles():
     producer, consumer = set(ops(branch.then)), set(ops(branch.orelse))
     assert "tma_load" in producer and not {"wgmma", "sync_threads", "cp_async"} & producer
     assert "wgmma" in consumer and not {"tma_load", "sync_threads", "cp_async"} & consumer
-    assert [(m[1].name, tuple(m[2])) for m in launch.attr("tensor_maps")] == [
+    assert [(m[1].name, tuple(m[2])) for m in launch.plan.tensor_maps] == [
         ("A", (64, 128)), ("B", (64, 128)), ("C", (64, 64))]
     counts = {x.buffer.name: tuple(int(n) for n in x.buffer.attr("arrive")) for x in walk(launch)
               if hasattr(x, "buffer") and getattr(x.buffer, "scope_name", "") == "shared.barrier"}
@@ -113,7 +113,7 @@ def test_writes_are_fenced_before_the_barrier_that_matrix_reads_wait_at():
     calls = [x.call.op for x in walk(launch) if isinstance(x, Evaluate)]
     barriers = [k for k, op in enumerate(calls) if op == "sync_threads"]
     assert barriers and all(calls[k - 1] == "fence_proxy_async" for k in barriers)
-    assert launch.attr("sync_report").startswith("ordered:")
+    assert launch.plan.sync_report.startswith("ordered:")
 
 
 def test_the_second_product_runs_under_the_work_on_the_first():
@@ -356,4 +356,4 @@ def test_blocks_that_return_early_have_roles():
             T.copy(Cf, C[by * 64, bx * 64])
 
     launch = launch_of(main)
-    assert "tma_load" in ops(launch) and "thread_return" not in ops(launch) and "ordered: " in launch.attr("sync_report")
+    assert "tma_load" in ops(launch) and "thread_return" not in ops(launch) and "ordered: " in launch.plan.sync_report

@@ -159,7 +159,7 @@ def test_float32_tiles_that_are_read_otherwise_too_keep_their_bits():
     a = np.full((64, 128), 1 + 2.0**-20, np.float32)
     got = run_device(program, {"A": a, "B": a, "C": np.zeros((64, 64), np.float32), "R": np.zeros(64, np.float32)})
     assert np.abs(got.outputs["R"] - 128 * (1 + 2.0**-20)).max() < 2e-5
-    assert "cut to tf32" in " ".join(program.kernels[0].launch.attr("report"))
+    assert "cut to tf32" in " ".join(program.kernels[0].launch.plan.report)
 
 
 @pytest.mark.parametrize("dt, acc", [(F8, "float32"), ("int8", "int32"), ("float32", "float32")])

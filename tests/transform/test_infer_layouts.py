@@ -3,29 +3,8 @@
 import numpy as np
 import pytest
 
-from tilelang.ir import (
-    FALSE,
-    TRUE,
-    Alloc,
-    Buffer,
-    For,
-    Func,
-    Launch,
-    Load,
-    Parallel,
-    Region,
-    Seq,
-    Store,
-    Var,
-    call,
-    cast,
-    const,
-    convert,
-    dtype,
-    fresh,
-    load,
-    walk,
-)
+from tilelang.ir import (FALSE, TRUE, Alloc, Buffer, For, Func, Launch, Load, Parallel, Region, Seq, Store, Var, call, cast,
+                         const, convert, dtype, fresh, load, walk, LaunchPlan)
 from tilelang.layout import Fragment, bank_conflicts, row_fragment, swizzled_layout
 from tilelang.ops import Copy, Fill, Gemm, GemmWarpPolicy, Reduce
 from tilelang.ops.gemm.select import operand_fragments
@@ -69,14 +48,14 @@ def parallel(extents, body):
     return Parallel(vs, tuple(convert(e) for e in extents), body(*vs))
 
 
-def infer(tensors, locals_, stmts, threads=128, attrs=(), grid=(8, 8), target=None):
+def infer(tensors, locals_, stmts, threads=128, layouts=(), grid=(8, 8), target=None):
     block = tuple(fresh(n) for n in ("bx", "by"))
     body = Seq((*[Alloc(b) for b in locals_], *(stmts(*block) if callable(stmts) else stmts)))
     launch = Launch(tuple(const(g) for g in grid), block, (threads, 1, 1), tuple(fresh(n) for n in ("tx", "ty", "tz")),
-                    body, tuple(attrs))
+                    body, LaunchPlan(layouts=layouts))
     handles = tuple(Var(b.name + "_handle", dtype("handle")) for b in tensors)
     out = infer_layouts(Func("main", handles, tuple(zip(handles, tensors)), launch), PassContext(target))
-    layouts = dict(out.body.attr("layouts"))
+    layouts = dict(out.body.plan.layouts)
     for b in locals_:
         assert b in layouts, f"{b.name} has no layout"
         assert tuple(layouts[b].shape) == tuple(b.shape)
@@ -348,11 +327,11 @@ def test_views_share_the_storage():
 def test_user_annotations_hold():
     a_s, b_s, acc = shared("A_s", (64, 32)), shared("B_s", (32, 64)), frag("acc", (64, 64))
     mine = swizzled_layout((64, 32), 16, 32)
-    layouts, _ = infer([], [a_s, b_s, acc], [gemm(a_s, b_s, acc)], attrs=[("layouts", ((a_s, mine),))])
+    layouts, _ = infer([], [a_s, b_s, acc], [gemm(a_s, b_s, acc)], layouts=((a_s, mine),))
     assert layouts[a_s] == mine
     staged = shared("A_s", (3, 64, 32))
     layouts, _ = infer([], [staged, b_s, acc], [gemm(staged, b_s, acc, a_at=(0, 0, 0))],
-                       attrs=[("layouts", ((staged, mine),))])
+                       layouts=((staged, mine),))
     assert np.array_equal(layouts[staged].table()[1], mine.table() + 2048)
 
 
@@ -361,11 +340,11 @@ def test_annotations_that_cannot_hold_are_refused():
     a_s, b_s, acc = shared("A_s", (64, 32)), shared("B_s", (32, 64)), frag("acc", (64, 64))
     wrong = row_fragment((64, 64), 128)
     with pytest.raises(ValueError, match="Layout infer conflict between"):
-        infer([], [a_s, b_s, acc], [gemm(a_s, b_s, acc)], attrs=[("layouts", ((acc, wrong),))])
+        infer([], [a_s, b_s, acc], [gemm(a_s, b_s, acc)], layouts=((acc, wrong),))
     with pytest.raises(ValueError, match="needs a Fragment, found Layout"):
-        infer([], [acc], [], attrs=[("layouts", ((acc, swizzled_layout((64, 64), 32)),))])
+        infer([], [acc], [], layouts=((acc, swizzled_layout((64, 64), 32)),))
     with pytest.raises(ValueError, match="has shape"):
-        infer([], [a_s], [], attrs=[("layouts", ((a_s, swizzled_layout((32, 32), 16)),))])
+        infer([], [a_s], [], layouts=((a_s, swizzled_layout((32, 32), 16)),))
 
 
 def test_runtime_shapes_are_refused():

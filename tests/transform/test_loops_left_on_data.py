@@ -47,7 +47,7 @@ def roles(loads, adds, loaded=None, scalar=False):
 ])
 def test_roles_that_end_at_the_same_number_are_ordered(loads, adds):
     (kernel,) = lower(roles(loads, adds).func, SM90A).kernels
-    assert kernel.launch.attr("sync_report").startswith("ordered:")
+    assert kernel.launch.plan.sync_report.startswith("ordered:")
 
 
 @pytest.mark.parametrize("loads, adds, loaded", [

@@ -131,7 +131,7 @@ def test_both_roles_go_through_the_programs_loops(name, n):
     low = lower(program.func, SM90)
     (kernel,) = low.kernels
     assert {"tma_load", "wgmma", "in_warp_groups"} <= ops(kernel.launch) and "cp_async" not in ops(kernel.launch)
-    assert kernel.attr("sync_report").startswith("ordered:")
+    assert kernel.plan.sync_report.startswith("ordered:")
     assert kernel.launch.num_threads == 256 and list(kernel.grid) == [blocks]
     args = {**operands(), "n": n}
     want = run_tile(program, args)["C"]
@@ -192,7 +192,7 @@ def by_a_function(A, B, C, As, Bs, F, block, n, step):
 def test_declined_with_the_reason(body, why):
     func = specialize_warps(tile(body, blocks=2).func, PassContext(SM90, {}))
     launch = next(x for x in walk(func) if isinstance(x, Launch))
-    (said,) = launch.attr("report")
+    (said,) = launch.plan.report
     assert "in_warp_groups" not in ops(launch) and said.startswith("one role for all warps: ") and why in said
 
 
@@ -215,7 +215,7 @@ def test_several_loops_inside_say_so():
                         T.gemm(As, Bs, F)
                 T.copy(F, C[block * BM, t * BN])
 
-    assert "one role for all warps: several pipelined loops" in lower(two.func, SM90).kernels[0].launch.attr("report")
+    assert "one role for all warps: several pipelined loops" in lower(two.func, SM90).kernels[0].launch.plan.report
 
 
 # ---- other schedules, and what ptxas makes of it ------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_two_products_inside_a_loop():
     program = attention_by_rows()
     low = lower(program.func, SM90)
     launch = low.kernels[0].launch
-    assert {"tma_load", "in_warp_groups"} <= ops(launch) and low.kernels[0].attr("sync_report").startswith("ordered:")
+    assert {"tma_load", "in_warp_groups"} <= ops(launch) and low.kernels[0].plan.sync_report.startswith("ordered:")
     rng = np.random.default_rng(1)
     q, k, v = (rng.integers(-2, 3, (192, 32)).astype(np.float16) for _ in range(3))
     got = run_device(low, {"Q": q, "K": k, "V": v, "O": np.zeros((192, 32), np.float32)}).outputs["O"]
@@ -285,15 +285,15 @@ def scaled(bm=64, bn=64, k=640, tiles=5, workers=2, threads=128, stages=3):
 
 def test_sums_of_two_levels_inside_a_loop():
     low = lower(scaled().func, SM90)
-    assert low.kernels[0].launch.attr("overlap").startswith("two parts take turns")
+    assert low.kernels[0].launch.plan.overlap.startswith("two parts take turns")
     rng = np.random.default_rng(2)
     a, b = (rng.integers(-2, 3, s).astype(numpy_dtype(dtype(E4))) for s in ((320, 640), (64, 640)))
     s = rng.integers(1, 4, (320, 5)).astype(np.float32)
     got = run_device(low, {"A": a, "B": b, "S": s, "C": np.zeros((320, 64), np.float32)}).outputs["C"]
     assert np.array_equal(got, (a.astype(np.float64) * s.repeat(128, 1)) @ b.astype(np.float64).T)
     wide = lower(scaled(128, 256, tiles=3, threads=256, stages=4).func, SM90).kernels[0].launch
-    assert wide.attr("overlap").startswith("parts of a product take turns") and any(
-        "in 2 parts of 128 columns" in line for line in wide.attr("report"))
+    assert wide.plan.overlap.startswith("parts of a product take turns") and any(
+        "in 2 parts of 128 columns" in line for line in wide.plan.report)
 
 
 def test_float32_tiles_inside_a_loop_are_rounded_by_tma():

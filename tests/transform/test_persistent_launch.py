@@ -54,7 +54,7 @@ def test_rings_go_on_from_tile_to_tile(stages, k):
     func = gemm(m=m, n=n, k=k, bm=64, bn=64, bk=32, threads=128, stages=stages).func
     program = lower(func, HOPPER, options())
     (launch,) = [x.launch for x in program.kernels]
-    assert "persistent" in " ".join(launch.attr("report", ()))
+    assert "persistent" in " ".join(launch.plan.report)
     a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((m, k), (k, n)))
     got = run_device(program, {"A": a, "B": b, "bias": np.zeros(n, np.float32), "C": np.full((m, n), 7, np.float16)})
     assert np.array_equal(got.outputs["C"], (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float16))
@@ -87,7 +87,7 @@ def test_queries_are_loaded_by_the_producer_once_a_tile(causal):
     launch = next(x for x in walk(tile.body) if isinstance(x, Launch))
     names = {x.buffer.name for x in walk(launch) if getattr(getattr(x, "buffer", None), "scope_name", "") == "shared.barrier"}
     assert {"Qs_full", "Qs_empty"} <= names
-    assert (" longest first" in " ".join(launch.attr("report"))) == causal
+    assert (" longest first" in " ".join(launch.plan.report)) == causal
     rng = np.random.default_rng(3)
     q, k, v = (rng.standard_normal((1, 200, 2, 64)).astype(np.float16) for _ in range(3))
     args = {"Q": q, "K": k, "V": v, "O": np.zeros_like(q)}
@@ -168,7 +168,7 @@ def test_a_cluster_loads_what_its_blocks_share_once(shape):
     config = options(2, **{"tl.cluster": 2})
     program = lower(func, HOPPER, config)
     launch = program.kernels[0].launch
-    assert launch.attr("cluster") == (2, 1, 1) and "clusters of 2" in " ".join(launch.attr("report"))
+    assert launch.plan.cluster == (2, 1, 1) and "clusters of 2" in " ".join(launch.plan.report)
     found = [x.op for x in walk(launch) if isinstance(x, Call)]
     assert "mbarrier_arrive_remote" in found and found.count("cluster_sync") == 2
     loads = [x for x in walk(launch) if isinstance(x, Call) and x.op == "tma_load"]
@@ -183,7 +183,7 @@ def test_a_cluster_loads_what_its_blocks_share_once(shape):
 def test_a_cluster_shares_keys_and_values():
     func = attention(1, 2, 256, 64, threads=128).func
     program = lower(func, HOPPER, options(4, **{"tl.cluster": 2}))
-    assert program.kernels[0].launch.attr("cluster") == (2, 1, 1)
+    assert program.kernels[0].launch.plan.cluster == (2, 1, 1)
     rng = np.random.default_rng(3)
     q, k, v = (rng.standard_normal((1, 256, 2, 64)).astype(np.float16) for _ in range(3))
     args = {"Q": q, "K": k, "V": v, "O": np.zeros_like(q)}
@@ -195,7 +195,7 @@ def test_a_cluster_shares_keys_and_values():
 def test_odd_and_unknown_grids_have_no_clusters(shape):
     """3 x 3 tiles would be a round more, with the tiles that pairs lack."""
     launch = lower(gemm(**shape, threads=128).func, HOPPER, options(2, **{"tl.cluster": 2})).kernels[0].launch
-    assert launch.attr("cluster") is None
+    assert launch.plan.cluster is None
 
 
 def test_the_last_pair_may_lack_a_tile_where_that_takes_no_round_more():
@@ -204,7 +204,7 @@ def test_the_last_pair_may_lack_a_tile_where_that_takes_no_round_more():
     a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((192, 96), (96, 320)))
     program = lower(gemm(m=192, n=320, k=96, threads=128).func, HOPPER, options(6, **{"tl.cluster": 2}))
     launch = program.kernels[0].launch
-    assert launch.attr("cluster") == (2, 1, 1) and launch.grid[0].value == 6
+    assert launch.plan.cluster == (2, 1, 1) and launch.grid[0].value == 6
     got = run_device(program, {"A": a, "B": b, "bias": np.zeros(320, np.float32), "C": np.full((192, 320), 7, np.float16)})
     assert np.array_equal(got.outputs["C"], (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float16))
     assert pairs(4, 7, 1) and pairs(5, 3, 6) and not pairs(5, 3, 8) and not pairs(5, 3, 5)
@@ -216,7 +216,7 @@ def test_clusters_of_four_run_as_many_at_a_time_as_groups_of_multiprocessors_hol
     func = gemm(m=2048, n=2048, k=64, bm=128, bn=128, bk=64, stages=6, threads=256).func
     tiles = specialize_warps(legalized(func, HOPPER, config), PassContext(HOPPER, config))
     launch = next(x for x in walk(tiles.body) if isinstance(x, Launch))
-    assert "persistent: 120 blocks" in " ".join(launch.attr("report"))
+    assert "persistent: 120 blocks" in " ".join(launch.plan.report)
 
 
 @pytest.mark.parametrize("m, n, k, found", [(3320, 1584, 10680, True), (3328, 1600, 10752, False), (3320, 1584, 680, False)])
@@ -228,7 +228,7 @@ def test_pairs_in_long_loops_whose_rows_lie_across_sectors(m, n, k, found):
 
 def test_small_grids_keep_one_tile_a_block():
     launch = lower(gemm(m=256, n=256, k=64, bm=128, bn=128, bk=32, threads=256).func, HOPPER, options(None)).kernels[0].launch
-    assert "one tile a block" in " ".join(launch.attr("report"))
+    assert "one tile a block" in " ".join(launch.plan.report)
     large = lower(gemm(m=4096, n=4096, k=64, bm=128, bn=128, bk=32, threads=256).func, HOPPER, options(None)).kernels[0].launch
     assert isinstance(large.grid[0], Const) and large.grid[0].value == 132
     (branch,) = [x for x in walk(large) if isinstance(x, If) and isinstance(x.cond, Call) and x.cond.op == "in_warp_groups"]
@@ -256,7 +256,7 @@ def test_blocks_share_a_multiprocessor_where_two_fit(tile, alone):
     bm, bn, threads = tile
     launch = lower(gemm(m=4096, n=4096, k=128, bm=bm, bn=bn, bk=64, threads=threads).func, HOPPER,
                    options(None)).kernels[0].launch
-    assert ("blocks share a multiprocessor" not in " ".join(launch.attr("report"))) == alone
+    assert ("blocks share a multiprocessor" not in " ".join(launch.plan.report)) == alone
 
 
 @pytest.mark.parametrize("n, k, tile, clusters", [
@@ -266,7 +266,7 @@ def test_clusters_where_loads_would_keep_the_matrix_unit_waiting(n, k, tile, clu
     bm, bn, threads = tile
     launch = lower(gemm(m=4096, n=n, k=k, bm=bm, bn=bn, bk=64, threads=threads, tb=True).func, HOPPER,
                    options(None)).kernels[0].launch
-    assert (launch.attr("cluster") == (2, 1, 1)) == clusters
+    assert (launch.plan.cluster == (2, 1, 1)) == clusters
 
 
 @pytest.mark.parametrize("m, n, k, tile, clusters", [
@@ -277,7 +277,7 @@ def test_clusters_in_one_round_of_tiles_where_they_are_worth_it(m, n, k, tile, c
     bm, bn, threads = tile
     launch = lower(gemm(m=m, n=n, k=k, bm=bm, bn=bn, bk=64, threads=threads, tb=True, stages=8 if threads == 128 else 4).func,
                    HOPPER, options(None)).kernels[0].launch
-    assert "one tile a block" in " ".join(launch.attr("report")) and (launch.attr("cluster") == (2, 1, 1)) == clusters
+    assert "one tile a block" in " ".join(launch.plan.report) and (launch.plan.cluster == (2, 1, 1)) == clusters
 
 
 def test_clusters_of_a_grid_that_is_not_persistent():
@@ -286,8 +286,8 @@ def test_clusters_of_a_grid_that_is_not_persistent():
     program = lower(gemm(m=256, n=136, k=96, bm=64, bn=64, bk=32, tb=True, threads=128).func, HOPPER,
                     options(None, **{"tl.cluster": 2}))
     launch = program.kernels[0].launch
-    assert launch.attr("cluster") == (2, 1, 1) and launch.grid[0].value == 12
-    assert "one tile a block" in " ".join(launch.attr("report"))
+    assert launch.plan.cluster == (2, 1, 1) and launch.grid[0].value == 12
+    assert "one tile a block" in " ".join(launch.plan.report)
     ops = [x.op for x in walk(launch) if isinstance(x, Call)]  # blocks part behind their loops, before they store
     assert ops.count("cluster_sync") == 1 and ops.count("cluster_arrive") == 2 and ops[-1] == "cluster_wait"
     assert max(i for i, op in enumerate(ops) if op == "cluster_arrive") < ops.index("tma_store")

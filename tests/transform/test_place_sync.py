@@ -305,4 +305,4 @@ def test_what_is_left_out_where_threads_run_apart_separates_nothing():
 
     launch = lower(main.func, Target({"kind": "cuda", "arch": "sm_80"}), {}).kernels[0].launch
     order = [x for x in walk(launch) if isinstance(x, For) or isinstance(x, Evaluate) and is_sync(x)]
-    assert [isinstance(x, For) for x in order] == [False, True] and launch.attr("sync_report").startswith("ordered:")
+    assert [isinstance(x, For) for x in order] == [False, True] and launch.plan.sync_report.startswith("ordered:")

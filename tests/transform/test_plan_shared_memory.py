@@ -41,7 +41,7 @@ def barriers(f):
 
 def test_disjoint_lives_share_space_with_a_barrier_between():
     out = planned(chain())
-    assert out.body.attr("shared_bytes") == 256 and {at for _, at in out.body.attr("shared_offsets")} == {0}
+    assert out.body.plan.shared_bytes == 256 and {at for _, at in out.body.plan.shared_offsets} == {0}
     assert barriers(out) == 3
     g = np.arange(64, dtype=np.float32)
     h = run_device(out, {"G": g, "H": np.zeros(128, np.float32)}).outputs["H"]
@@ -50,13 +50,13 @@ def test_disjoint_lives_share_space_with_a_barrier_between():
 
 def test_overlapping_lives_do_not():
     out = planned(chain(separate=True))
-    assert out.body.attr("shared_bytes") == 512 and barriers(out) == 2
+    assert out.body.plan.shared_bytes == 512 and barriers(out) == 2
 
 
 @pytest.mark.spec("R10:TL_DISABLE_SHARED_MEMORY_REUSE")
 def test_reuse_can_be_switched_off():
     out = planned(chain(), **{"tl.disable_shared_memory_reuse": True})
-    assert out.body.attr("shared_bytes") == 512 and barriers(out) == 2
+    assert out.body.plan.shared_bytes == 512 and barriers(out) == 2
 
 
 def test_alignment():
@@ -65,7 +65,7 @@ def test_alignment():
     f = program("f", (G,), (1,), 32, lambda bl, t: seq(Alloc(a), Alloc(b), Store(a, (const(0),), const(1.0)), Store(
         b, (const(0),), const(1.0)), Store(a, (const(1),), const(1.0))))
     out = planned(with_options(f, phase="SYNCED"))
-    at = {x.name: k for x, k in out.body.attr("shared_offsets")}
+    at = {x.name: k for x, k in out.body.plan.shared_offsets}
     assert at["a"] % 128 == 0 and at["b"] % 1024 == 0 and at["a"] != at["b"]
 
 
@@ -97,5 +97,5 @@ def test_barriers_share_their_space_with_nothing():
     init = Evaluate(call("mbarrier_init", (AddressOf(bar, (const(0),)), const(1, "uint32")), "void"))
     launch = f.body
     out = planned(replace(f, body=replace(launch, body=seq(Alloc(bar), init, launch.body))))
-    places = {b.name: at for b, at in out.body.attr("shared_offsets")}
-    assert places == {"S0": 0, "S1": 0, "bar": 256} and out.body.attr("shared_bytes") == 272
+    places = {b.name: at for b, at in out.body.plan.shared_offsets}
+    assert places == {"S0": 0, "S1": 0, "bar": 256} and out.body.plan.shared_bytes == 272

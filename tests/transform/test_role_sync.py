@@ -206,7 +206,7 @@ def test_buffers_of_roles_that_run_side_by_side_share_no_memory():
     a = np.arange(256, dtype=np.float32).reshape(2, 128)
     got, text = both(f, a, np.zeros_like(a))
     assert np.array_equal(got, a[:, ::-1]) and text.count("__syncthreads()") == 1
-    at = dict((b.name, o) for b, o in lower(f.func, SM90A).kernels[0].launch.attr("shared_offsets"))
+    at = dict((b.name, o) for b, o in lower(f.func, SM90A).kernels[0].launch.plan.shared_offsets)
     assert abs(at["P"] - at["Q"]) >= 512
 
 
@@ -327,7 +327,7 @@ def test_each_consumer_stores_its_rows_from_panels_of_its_own():
 
     p = lower(f.func, SM90A)
     text, launch = print_kernel(p.kernels[0]), p.kernels[0].launch
-    assert text.count("tl::tma_store_2d(") == 4 and not any("compiled without" in x for x in launch.attr("report", ()))
+    assert text.count("tl::tma_store_2d(") == 4 and not any("compiled without" in x for x in launch.plan.report)
     rng = np.random.default_rng(3)
     args = [rng.integers(-4, 5, s).astype(np.float16) for s in ((128, 64), (64, 64))]
     got = run_device(p, [*args, np.zeros((128, 64), np.float32)]).outputs["C"]

@@ -106,7 +106,7 @@ def text_of(program):
 
 
 def was_split(program):
-    return any("parts of" in line for line in compiled(program).kernels[0].launch.attr("report", ()))
+    return any("parts of" in line for line in compiled(program).kernels[0].launch.plan.report)
 
 
 def inputs(m, n, k, bk=128, dtype=F8, transposed=True, whole=True):
@@ -139,8 +139,8 @@ def wanted(x, bk=128, transposed=True, plain=False):
 def test_any_number_of_iterations(blocks, stages):
     x = inputs(128, 256, 128 * blocks)
     low = compiled(scaled(k=128 * blocks, stages=stages))
-    assert not any("without" in line for line in low.kernels[0].launch.attr("report"))
-    assert low.kernels[0].launch.attr("sync_report").startswith("ordered:")
+    assert not any("without" in line for line in low.kernels[0].launch.plan.report)
+    assert low.kernels[0].launch.plan.sync_report.startswith("ordered:")
     assert np.array_equal(run_device(low, x).outputs["C"], wanted(x))
 
 
@@ -173,7 +173,7 @@ def test_more_tiles_than_multiprocessors():
 def test_numbers_of_iterations_known_at_run_time():
     x = inputs(512, 256, 512)
     low = compiled(scaled(m=512, triangular=True))
-    assert low.kernels[0].launch.attr("sync_report").startswith("ordered:")
+    assert low.kernels[0].launch.plan.sync_report.startswith("ordered:")
     for y in range(4):
         x["S"][128 * y:128 * y + 128, y:] = 0
     assert np.array_equal(run_device(low, x).outputs["C"], wanted(x))
@@ -211,7 +211,7 @@ def test_parts_are_as_wide_as_fits():
     assert re.search(r"m64n128k32.*_ss_", text_of(scaled())) and "float part[64]" in text_of(scaled())
     # 3 groups of 160 registers: 96 totals leave room for 32 sums.
     low = compiled(scaled(m=192, n=192, bm=192, bn=192, threads=384))
-    assert "in 3 parts of 64" in str(low.kernels[0].launch.attr("report"))
+    assert "in 3 parts of 64" in str(low.kernels[0].launch.plan.report)
 
 
 def test_the_chain_of_products(monkeypatch):

@@ -27,7 +27,7 @@ def launch_of(prim, **config):
 def kinds(prim, **config):
     """Name -> registers of a thread, "shared" or "whole" (every thread holds all)."""
     out = {}
-    for b, lay in launch_of(prim, **config).attr("layouts"):
+    for b, lay in launch_of(prim, **config).plan.layouts:
         whole = b.scope_name == "local.fragment" and lay.replicas == lay.threads
         out[b.name] = "whole" if whole else lay.registers if b.scope_name == "local.fragment" else "shared"
     return out

@@ -102,15 +102,15 @@ def wanted(x, bm=64, bk=128, turned=False, first=0, counts=None):
 
 def tile_of(low):
     """(shape, stages) of the tile of several steps; None where there is none."""
-    shapes = [(b.name, x) for b, x in low.kernels[0].launch.attr("shared_offsets") if "_steps" in b.name]
-    full = [b for b, _ in low.kernels[0].launch.attr("shared_offsets") if b.name.endswith("_steps_full")]
+    shapes = [(b.name, x) for b, x in low.kernels[0].launch.plan.shared_offsets if "_steps" in b.name]
+    full = [b for b, _ in low.kernels[0].launch.plan.shared_offsets if b.name.endswith("_steps_full")]
     return None if not shapes else (re.sub(r"_steps.*", "", shapes[0][0]), full[0].shape[0])
 
 
 def verdict(low):
     launch = low.kernels[0].launch
-    assert not any("without" in line for line in launch.attr("report", ()))
-    return str(launch.attr("sync_report"))
+    assert not any("without" in line for line in launch.plan.report)
+    return str(launch.plan.sync_report)
 
 
 # How a loop is scheduled: in parts of its columns, two parts in turn, in its own order (nothing to spare for a second part).
@@ -237,7 +237,7 @@ def other_program(kind):
 @pytest.mark.parametrize("kind", ["rows by number", "two variables", "written"])
 def test_loads_that_are_no_tiles(kind):
     low = compiled(other_program(kind))
-    assert not tile_of(low) and not any("without" in line for line in low.kernels[0].launch.attr("report", ()))
+    assert not tile_of(low) and not any("without" in line for line in low.kernels[0].launch.plan.report)
 
 
 def test_the_last_shared_memory_is_not_taken(monkeypatch):
@@ -248,7 +248,7 @@ def test_the_last_shared_memory_is_not_taken(monkeypatch):
     monkeypatch.setattr(specialize_warps._Roles, "_room", lambda self: None)
     low = compiled(program)
     assert not tile_of(low) and "in_warp_groups" in {x.op for x in walk(low.kernels[0].launch) if isinstance(x, Call)}
-    assert any("compiled without tiles of several steps" in line for line in low.kernels[0].launch.attr("report"))
+    assert any("compiled without tiles of several steps" in line for line in low.kernels[0].launch.plan.report)
 
 
 # ---- the rewriting itself --------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def sound():
     func = run_passes(scaled(m=128, k=2048, stages=9).func, passes, PassContext(SM90, {"tl.persistent": 1}))
     launch = launch_of(func)
     text, faults = check_launch(launch)
-    assert not faults and text.startswith("ordered: model of ") and FULL in {b.name for b, _ in launch.attr("shared_offsets")}
+    assert not faults and text.startswith("ordered: model of ") and FULL in {b.name for b, _ in launch.plan.shared_offsets}
     return func
 
 

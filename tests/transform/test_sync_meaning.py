@@ -73,5 +73,5 @@ def test_random_programs(steps, rounds):
     rng = np.random.default_rng(1)
     args = {"A": rng.integers(-4, 5, N).astype(np.float32), "B": np.zeros((8, N), np.float32)}
     lowered = lower(f, cx=PassContext(SM80, verify=True))
-    assert lowered.kernels[0].attr("sync_report").startswith("ordered: ")
+    assert lowered.kernels[0].plan.sync_report.startswith("ordered: ")
     np.testing.assert_array_equal(run_device(lowered, args, check=True).outputs["B"], run_tile(f, args)["B"])

@@ -137,15 +137,15 @@ def test_a_schedule_that_forgets_the_wait_for_the_next_tile_is_found(monkeypatch
     real = part_loop._Loop.opening
     monkeypatch.setattr(part_loop._Loop, "opening", lambda self, it: real(self, it)[:-1])
     low, x = tiles(5, 6)
-    assert any("compiled without" in line for line in low.kernels[0].launch.attr("report"))
+    assert any("compiled without" in line for line in low.kernels[0].launch.plan.report)
     assert np.array_equal(run_device(low, x).outputs["C"], wanted(x))
 
 
 def staging(low):
     """Bytes of the panels that the groups store through, and of a panel's rows."""
     launch = low.kernels[0].launch
-    box = next(m[2] for m in launch.attr("tensor_maps") if m[1].name == "C")
-    return next(b.size * b.dtype.bytes for b, _ in launch.attr("shared_offsets") if b.name == "staging"), box[0] * 4
+    box = next(m[2] for m in launch.plan.tensor_maps if m[1].name == "C")
+    return next(b.size * b.dtype.bytes for b, _ in launch.plan.shared_offsets if b.name == "staging"), box[0] * 4
 
 
 @pytest.mark.parametrize("stages, turned, wanted_panels", [

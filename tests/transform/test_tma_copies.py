@@ -309,7 +309,7 @@ def test_runs_that_leave_the_tensor_are_boxes_of_a_row(shape, n, dtype, box):
         assert "no parts of whole 128 bytes" in report(launch) and "tma_load" not in ops(launch)
     else:
         assert {"tma_load", "tma_store"} <= set(ops(launch)) and not plain_stores(launch)
-        assert {m[2] for m in launch.attr("tensor_maps")} == {box} and ops(launch).count("tma_load") == n // 256
+        assert {m[2] for m in launch.plan.tensor_maps} == {box} and ops(launch).count("tma_load") == n // 256
     a = np.random.default_rng(11).integers(-100, 100, shape).astype(NP[dtype])
     assert np.array_equal(run_device(done, {"A": a, "B": np.zeros_like(a)}).outputs["B"], a + 1)
 
@@ -337,7 +337,7 @@ def test_hints_go_with_boxes_of_a_row():
 
 
 def test_small_tiles_say_why_threads_copy_them():
-    assert "`S` is loaded by all threads: threads are as quick with 1024 bytes" in launch_of(rows(256)).attr("report")
+    assert "`S` is loaded by all threads: threads are as quick with 1024 bytes" in launch_of(rows(256)).plan.report
 
 
 def test_hints_promotion_and_prefetch():
@@ -353,7 +353,7 @@ def test_hints_promotion_and_prefetch():
     calls = [x for x in walk(launch) if isinstance(x, Call) and x.op.startswith("tma_")]
     assert {x.options.cache_hint for x in calls if x.op == "tma_store"} == {"evict_last"}
     assert [x.options.cache_hint for x in calls if x.op == "tma_load"] == ["evict_first", "evict_first", None]
-    promotion = {m[0]: m[5] for m in launch.attr("tensor_maps")}
+    promotion = {m[0]: m[5] for m in launch.plan.tensor_maps}
     assert sorted(promotion.values()) == [64, 256, 256]
     assert {x.options.map for x in calls if x.op == "tma_prefetch"} == set(promotion)
     first = next(x for x in walk(launch) if isinstance(x, Evaluate))

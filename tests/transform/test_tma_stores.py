@@ -113,7 +113,7 @@ def test_attention_writes_its_rows_between_the_heads():
     program = lowered(attention(2, 2, 100, 64))
     launch = program.kernels[0].launch
     assert "tma_store" in ops(launch) and not plain_stores(launch)
-    assert ("O", (64, 1, 64, 1)) in [(m[1].name, tuple(m[2])) for m in launch.attr("tensor_maps")]
+    assert ("O", (64, 1, 64, 1)) in [(m[1].name, tuple(m[2])) for m in launch.plan.tensor_maps]
     rng = np.random.default_rng(7)
     q, k, v = (rng.standard_normal((2, 100, 2, 64)).astype(np.float16) for _ in range(3))
     got = run_device(program, {"Q": q, "K": k, "V": v, "O": np.zeros_like(q)}).outputs["O"].astype(np.float64)
@@ -416,8 +416,8 @@ def test_what_is_declined_still_computes():
 @pytest.mark.parametrize("bn, bk, stages, panels", [(256, 64, 2, 4), (256, 64, 4, 2), (192, 32, 10, 1)])
 def test_staging_takes_what_shared_memory_is_left(bn, bk, stages, panels):
     launch = launch_of(gemm(m=256, n=bn, k=512, bm=128, bn=bn, bk=bk, stages=stages, threads=256, tb=True))
-    (staging,) = [b for b, _ in launch.attr("shared_offsets") if b.name == "staging"]
-    assert staging.size * staging.dtype.bytes == panels * 2 * 8192 and launch.attr("shared_bytes") <= 232448
+    (staging,) = [b for b, _ in launch.plan.shared_offsets if b.name == "staging"]
+    assert staging.size * staging.dtype.bytes == panels * 2 * 8192 and launch.plan.shared_bytes <= 232448
     pending = {x.options.n for x in walk(launch) if isinstance(x, Call) and x.op == "bulk_wait"}
     assert pending == {panels - 1, 0}
 
@@ -426,15 +426,15 @@ def test_a_second_panel_costs_no_block_of_a_multiprocessor():
     """Two blocks of 110 KB fit with one panel of 8 KB each, not with two; of 115 KB they fit with two."""
     for bn, bk, stages, panels in ((256, 32, 5, 1), (128, 64, 4, 2)):
         launch = launch_of(gemm(m=64, n=bn, k=512, bm=64, bn=bn, bk=bk, stages=stages, threads=128))
-        (staging,) = [b for b, _ in launch.attr("shared_offsets") if b.name == "staging"]
-        assert staging.size * 2 == panels * 8192 and 2 * (launch.attr("shared_bytes") + 1024) <= 228 * 1024
+        (staging,) = [b for b, _ in launch.plan.shared_offsets if b.name == "staging"]
+        assert staging.size * 2 == panels * 8192 and 2 * (launch.plan.shared_bytes + 1024) <= 228 * 1024
 
 
 def test_no_room_for_staging():
     """The tiles alone fill shared memory."""
     launch = launch_of(gemm(m=128, n=192, k=512, bm=128, bn=192, bk=32, stages=11, threads=256, tb=True))
     assert "tma_store" not in ops(launch) and "no shared memory" in report(launch)
-    assert launch.attr("shared_bytes") <= 232448
+    assert launch.plan.shared_bytes <= 232448
 
 
 def test_pieces_of_accumulators():

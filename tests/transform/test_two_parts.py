@@ -126,7 +126,7 @@ def test_a_number_below_zero_is_no_iteration():
     program = compiled(free(m=128, k=128, lag=2))
     a, b, s = inputs(128, 64, 128, 1)
     got = run_device(program, {"A": a, "B": b, "S": s, "C": np.ones((128, 64), np.float32)}).outputs["C"]
-    assert not got.any() and "warp groups" in str(program.kernels[0].launch.attr("pipeline_report"))
+    assert not got.any() and "warp groups" in str(program.kernels[0].launch.plan.pipeline_report)
 
 
 @pytest.mark.parametrize("what, program", [
@@ -186,7 +186,7 @@ def test_groups_that_share_what_they_write_do_not_take_turns():
     a, b = (rng.integers(-3, 4, (n, 512)).astype(ml_dtypes.float8_e4m3fn) for n in (128, 64))
     s = rng.integers(1, 4, (128, 4)).astype(np.float32)
     low = compiled(scaled(m=128, bm=128, threads=256, shared=True))
-    assert not any("without warp roles" in line for line in low.kernels[0].launch.attr("report", ()))
+    assert not any("without warp roles" in line for line in low.kernels[0].launch.plan.report)
     got = run_device(low, {"A": a, "B": b, "S": s}).outputs
     parts = [a[:, i:i + 128].astype(float) @ b[:, i:i + 128].astype(float).T for i in range(0, 512, 128)]
     assert np.array_equal(got["C"], sum(p * s[:, i:i + 1] for i, p in enumerate(parts)))
@@ -205,7 +205,7 @@ def test_groups_that_take_turns(bn, threads, blocks):
 def test_iterations_are_left_out_alike_in_all_roles():
     """Loops of 64 iterations and of 32 pairs: the model of their barriers is cut short, and ordered."""
     launch = compiled(free(m=4096, n=4096, k=8192, bm=128, bn=128, threads=256, stages=4)).kernels[0].launch
-    assert launch.attr("sync_report").startswith("ordered:") and "left out of long loops" in launch.attr("sync_report")
+    assert launch.plan.sync_report.startswith("ordered:") and "left out of long loops" in launch.plan.sync_report
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")

@@ -287,7 +287,7 @@ if tx == 0:
 {sync}
 for i in T.serial(8):
     R[i * 32 + tx] = S[i * 32 + tx]
-""", launch_attrs=maps(("Am", "A", (8, 32), 0)))
+""", launch_plan=maps(("Am", "A", (8, 32), 0)))
 
     ordered(launch_of(one_waits(do("sync_warp"))))
     assert "copy to it is in flight" in fault_of(launch_of(one_waits("pass")))
@@ -372,7 +372,7 @@ def test_a_program_that_is_not_cleared_is_compiled_by_a_plainer_schedule(monkeyp
     monkeypatch.setattr(pipeline, "DEVICE_PASSES", refusing(refused))
     low = lower(PROGRAMS["gemm_nt"]().func, SM90, ON)
     assert gone not in ops_of(low) and left in ops_of(low)
-    assert any(said in line for line in low.kernels[0].attr("report"))
+    assert any(said in line for line in low.kernels[0].plan.report)
 
 
 def test_a_program_in_doubt_is_compiled_by_a_plainer_schedule(monkeypatch):
@@ -383,7 +383,7 @@ def test_a_program_in_doubt_is_compiled_by_a_plainer_schedule(monkeypatch):
     monkeypatch.setattr(verify_sync_trials, "check_model", doubtful)
     low = lower(PROGRAMS["gemm_nt"]().func, SM90, ON)
     assert "mbarrier_wait" not in ops_of(low) and "wgmma" in ops_of(low)
-    assert any("without warp roles: not checked: of a doubt" in line for line in low.kernels[0].attr("report"))
+    assert any("without warp roles: not checked: of a doubt" in line for line in low.kernels[0].plan.report)
 
 
 def test_where_the_first_schedule_is_asked_for_no_other_is_tried(monkeypatch):

@@ -102,17 +102,17 @@ def test_the_pass_reports_and_refuses():
     passes = [p for p in (*TILE_PASSES, *DEVICE_PASSES) if p is not verify_sync]
     low = run_passes(f, passes, PassContext(SM80))
     ok = run_passes(low, [verify_sync], PassContext(SM80))
-    assert ok.body.attr("sync_report").startswith("ordered: ")
+    assert ok.body.plan.sync_report.startswith("ordered: ")
     broken = replace(low, body=without(low.body, "sync_threads"))
     with pytest.raises(ValueError, match="is touched by two threads without a barrier in between"):
         run_passes(broken, [verify_sync], PassContext(SM80))
     off = PassContext(SM80, config={"tl.disable_thread_storage_sync": True})
-    assert run_passes(broken, [verify_sync], off).body.attr("sync_report").startswith("not cleared: ")
+    assert run_passes(broken, [verify_sync], off).body.plan.sync_report.startswith("not cleared: ")
 
 
 def test_unknown_addresses_are_taken_as_anywhere():
     launch = lowered(gemm(2))
-    shared = next(b for b, _ in launch.attr("shared_offsets"))
+    shared = next(b for b, _ in launch.plan.shared_offsets)
     out = next(x for x in walk(launch) if isinstance(x, Store) and x.buffer.name == "C").buffer
     v = load(load_index(launch), (const(0),))
     more = Store(out, (const(0), const(0)), const(0.0) + load(shared, (v,)).astype("float32"))
@@ -215,7 +215,7 @@ def test_a_barrier_of_the_grid_is_one_of_each_block():
                     Y[i] = s[63 - i]
 
     launch = lowered(main.func)
-    assert {at for _, at in launch.attr("shared_offsets")} == {0}, "the two share their place"
+    assert {at for _, at in launch.plan.shared_offsets} == {0}, "the two share their place"
     text, faults = check_launch(launch)
     assert faults == [] and text.startswith("ordered: "), text
     _, faults = check_launch(without(launch, "sync_grid"))

@@ -47,7 +47,7 @@ def columns_of(types, n, registers=False, ta=False, tb=True):
     """N of the instructions that the product takes, after its result was compared."""
     low = lower(product(types, n, registers, ta, tb).func, SM90)
     calls = [x for x in walk(low.kernels[0].launch) if isinstance(x, Call)]
-    assert not any(x.op == "mma" for x in calls), low.kernels[0].launch.attr("report")
+    assert not any(x.op == "mma" for x in calls), low.kernels[0].launch.plan.report
     rng, k = np.random.default_rng(n), 32 * 8 // dtype(types[0]).bits
     shapes = (k, 64) if ta else (64, k), (n, k) if tb else (k, n)
     a, b = (rng.integers(0 if "u" in t else -3, 4, s).astype(numpy_dtype(dtype(t))) for t, s in zip(types, shapes))

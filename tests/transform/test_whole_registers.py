@@ -41,7 +41,7 @@ def test_attention_keeps_its_values_in_registers(monkeypatch, causal):
     _, kernel = both_ways(attention(1, 1, 256, 64, causal=causal, bm=128, bn=64, threads=256), x, x, x, np.zeros_like(x),
                           monkeypatch=monkeypatch, config=FAST)
     kinds, into, out = marked(kernel)
-    assert kernel.launch.attr("own_values") and {"map", "sums", "halves", "scale"} <= set(kinds)
+    assert kernel.launch.plan.own_values and {"map", "sums", "halves", "scale"} <= set(kinds)
     masks = [x for x in walk(kernel.launch.body) if isinstance(x, If) and borrows(x.then)]
     assert len(masks) == 2 * causal and into == out == 1 + len(masks), "in arrays under masks, and to be divided"
     text = print_kernel(kernel, fast_math=True)
@@ -91,13 +91,13 @@ def test_a_map_of_other_operations(monkeypatch):
     s = np.maximum(q.astype(np.float32) @ k.astype(np.float32).T * 2, 0) - 1
     assert np.array_equal(got, s.astype(np.float16).astype(np.float32) @ k.astype(np.float32))
     kinds, into, out = marked(kernel)
-    assert kernel.launch.attr("own_values") and "map" in kinds and (into, out) == (0, 2), "results leave behind the loop"
+    assert kernel.launch.plan.own_values and "map" in kinds and (into, out) == (0, 2), "results leave behind the loop"
 
 
 def test_loops_without_a_form_keep_the_arrays():
-    assert not lowered(softmax_of(tanh)).launch.attr("own_values")
+    assert not lowered(softmax_of(tanh)).launch.plan.own_values
     (plain,) = pipeline.lower(softmax_of(doubled).func, SM90A).kernels
-    assert not plain.launch.attr("own_values"), "without fast math"
+    assert not plain.launch.plan.own_values, "without fast math"
     assert not whole_registers(plain.launch, {}), "no product takes A from registers"
 
 

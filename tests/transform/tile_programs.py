@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (Alloc, Buffer, Func, Launch, Load, Parallel, Region, Seq, Stmt, Store, Var, const, convert,
-                         dtype, fresh, load)
+from tilelang.ir import (Alloc, Buffer, Func, Launch, Load, Parallel, Region, Seq, Stmt, Store, Var, const, convert, dtype,
+                         fresh, load, LaunchPlan)
 from tilelang.layout import Fragment, linear_layout
 from tilelang.transform.lower.lower_tile_ops import lower_tile_ops
 from tilelang.transform.framework.pass_ import PassContext
@@ -44,7 +44,7 @@ def program(tensors: list[Buffer], locals_: list[tuple[Buffer, Any]], body: Any,
     layouts = tuple((b, linear_layout(b.shape) if lay is None else lay) for b, lay in locals_
                     if b.scope_name not in ("local", "local.var"))
     inner: Stmt = Seq((*[Alloc(b) for b, _ in locals_], *stmts))
-    launch = Launch(tuple(convert(g) for g in grid), bx, threads, t3, inner, (("layouts", layouts),))
+    launch = Launch(tuple(convert(g) for g in grid), bx, threads, t3, inner, LaunchPlan(layouts=layouts))
     handles = tuple(Var(b.name + "_handle", dtype("handle")) for b in tensors)
     return Func("main", handles + scalars, tuple(zip(handles, tensors)), launch, (("phase", "TILE"),))
 

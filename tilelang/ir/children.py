@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .nodes import NAME_BITS, Node, kinds_of, node_fields
+from .options import Options
 
 
 def below(n: Node) -> tuple[Node, ...]:
@@ -22,6 +23,8 @@ def _find_below(n: Node) -> tuple[Node, ...]:
             out.append(v)
         elif type(v) is tuple and v:
             _nodes_in(v, out)
+        elif isinstance(v, Options):
+            _nodes_in(v.held(), out)
     out.reverse()
     found = tuple(out)
     object.__setattr__(n, "_below", found)
@@ -37,7 +40,7 @@ def _nodes_in(values: tuple[Any, ...], out: list[Node]) -> None:
 
 
 def children(n: Node) -> Iterator[Node]:
-    """Direct child nodes, in field order; Buffers and Vars included, a Buffer's own fields not."""
+    """Direct child nodes, in field order, also those in its options; Buffers and Vars included, a Buffer's own fields not."""
     return reversed(below(n))
 
 

@@ -222,6 +222,7 @@ class Call(Expr):
     dtype: dtype
     options: CallOptions = None  # type: ignore[assignment] # where there is none, nobody asks for one
     span: Span | None = None
+    _options: ClassVar[str] = "options"
 
     def __post_init__(self) -> None:
         record = CALL_OPTIONS.get(self.op)

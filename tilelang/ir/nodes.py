@@ -89,6 +89,7 @@ class Node:
     _below: ClassVar[tuple[Node, ...] | None] = None  # these two: see children.py
     _held: ClassVar[int] = 0
     _is_name: ClassVar[bool] = False  # a Var or a Buffer
+    _options: ClassVar[str] = ""  # the field that holds its record of options (options.py)
     _called: ClassVar[frozenset[int] | None] = None  # see expr.py
     _touches: ClassVar[bool | None] = None  # these two: see transform/effects.py
     _effects: ClassVar[Any] = None

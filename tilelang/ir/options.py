@@ -58,8 +58,12 @@ def _is_literal(annotation: str) -> bool:
 
 
 class Options:
-    """Base of the records.  Equality is structural, as that of nodes; a name or a type that is wrong raises TypeError."""
+    """Base of the records.  Equality is structural, as that of nodes; a name or a type that is wrong raises TypeError.
 
+    Keywords of the class: names of options that exist in one phase alone, by the phase.
+    """
+
+    phases: ClassVar[dict[str, str]] = {}
     names: ClassVar[tuple[str, ...]] = ()
     literal: ClassVar[frozenset[str]] = frozenset()  # names of the options whose values are literals of Python
     _kinds: ClassVar[tuple[tuple[str, tuple[type, ...]], ...]] = ()
@@ -67,6 +71,9 @@ class Options:
     _defaults: ClassVar[dict[str, Any]] = {}
     _get: ClassVar[Callable[[Any], tuple[Any, ...]]]
     _hash: ClassVar[int | None] = None
+
+    def __init_subclass__(cls, **phases: tuple[str, ...]) -> None:
+        cls.phases = {name: phase for phase, names in phases.items() for name in names}
 
     def __post_init__(self) -> None:
         for name, kinds in self._kinds:

@@ -12,6 +12,7 @@ from .call_options import CALL_OPTIONS
 from .expr import (BOOL, COMPARISONS, I32, LOGICAL, Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, Shuffle,
                    StringConst, Unary, Var)
 from .options import Options
+from .plans import LaunchPlan
 from .printer import LOOPS, SYMBOLS, literal_dtype
 from .stmt import (TILE_OPS, Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq,
                    Stmt, Store, While, seq)
@@ -271,8 +272,9 @@ class _Parser:
         grid = tuple(map(self.expr, c.args))
         threads = ast.literal_eval(self.keyword(c, "threads"))  # type: ignore[arg-type]
         vs = [self.define(x, I32) for x in names]
-        inner = self.block(body)  # attributes may name buffers and vars of the body
-        return Launch(grid, tuple(vs[:-3]), threads, tuple(vs[-3:]), inner, self.attrs(c))  # type: ignore[arg-type]
+        inner = self.block(body)  # the plan may name buffers and vars of the body
+        return Launch(grid, tuple(vs[:-3]), threads, tuple(vs[-3:]), inner,  # type: ignore[arg-type]
+                      self.options(LaunchPlan, c))
 
     def effect(self, f: str, c: ast.Call) -> Stmt | None:
         if f == "evaluate":

@@ -259,7 +259,7 @@ class _Printer:
             case Launch():
                 grid = "".join(self.node(g) + ", " for g in s.grid)
                 names = ", ".join(map(self.name, (*s.block_vars, *s.thread_vars)))
-                self.emit(f"with T.Kernel({grid}threads={self.py(s.threads)}{self.attrs(s.attrs)}) as ({names}):")
+                self.emit(f"with T.Kernel({grid}threads={self.py(s.threads)}{self.options(s.plan)}) as ({names}):")
                 self.body(s.body)
             case TileOp():
                 fields = [f"{f}={self.value(getattr(s, f))}" for f in fields_of(type(s)) if f != "attrs"]

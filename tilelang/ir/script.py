@@ -12,7 +12,7 @@ from .buffer import Buffer, Region
 from .expr import Cast, Const, Expr
 from .nodes import Node, fields_of
 from .printer import LOOPS, _ctor, _Printer
-from .stmt import Alloc, Evaluate, For, Func, Launch, Parallel, Stmt, TileOp
+from .stmt import Attrs, Alloc, Evaluate, For, Func, Launch, Parallel, Stmt, TileOp
 
 HEADER = "# from tvm.script import tirx as T"
 BLOCKS, THREADS = (tuple(f"{kind}Idx.{axis}" for axis in "xyz") for kind in ("block", "thread"))
@@ -23,6 +23,12 @@ def to_script(f: Func) -> str:
     p = _Script()
     p.func(f)
     return "\n".join([HEADER, "", *p.lines])
+
+
+def _notes(s: Any) -> Attrs:
+    """What the script shows as annotations of a statement: its options, then the user's."""
+    plan = getattr(s, s._options).given() if s._options else {}
+    return tuple(sorted((*plan.items(), *getattr(s, "attrs", ()))))
 
 
 class _Script(_Printer):
@@ -81,8 +87,9 @@ class _Script(_Printer):
             self.depth += 1
             self.emit("T.reads()")
             self.emit("T.writes()")
-            if s.attrs:
-                self.emit(f"T.sblock_attr({self.attrs(s.attrs)[len(', annotations='):]})")
+            notes = _notes(s)
+            if notes:
+                self.emit(f"T.sblock_attr({self.attrs(notes)[len(', annotations='):]})")
             self.stmt(s.body)
             self.depth -= 1
 
@@ -104,18 +111,18 @@ class _Script(_Printer):
         if isinstance(s, Launch):
             self._launch(s)
         elif isinstance(s, Parallel):
-            heads = [f"T.parallel({self.node(e)}{self.attrs(s.attrs) if k == 0 else ''})" for k, e in enumerate(s.extents)]
+            heads = [f"T.parallel({self.node(e)}{self.attrs(_notes(s)) if k == 0 else ''})" for k, e in enumerate(s.extents)]
             self._loops(list(zip(s.vars, heads)), lambda: self._inside(s.body))
         elif isinstance(s, For):
             start = "" if isinstance(s.start, Const) and s.start.value == 0 else f"{self.node(s.start)}, "
             stop = self.node(s.extent) if not start else self.node(s.start + s.extent)
             kind = "serial" if s.kind == "pipelined" else LOOPS.get(s.kind)
-            if kind == "serial" and not s.attrs:
+            if kind == "serial" and not _notes(s):
                 head = f"range({start}{stop})"
             elif kind:
-                head = f"T.{kind}({start}{stop}{self.attrs(s.attrs)})"
+                head = f"T.{kind}({start}{stop}{self.attrs(_notes(s))})"
             else:
-                head = f'T.thread_binding({stop}, thread="{s.kind}"{self.attrs(s.attrs)})'
+                head = f'T.thread_binding({stop}, thread="{s.kind}"{self.attrs(_notes(s))})'
             self._loops([(s.var, head)], lambda: self._inside(s.body))
         elif isinstance(s, Evaluate):
             text = self.node(s.call)
@@ -137,8 +144,8 @@ class _Script(_Printer):
                 return f"T.region({self.element(v.buffer, v.mins)}, {masks.get(id(v), 3)}{extents})"
             return self.node(v) if isinstance(v, Expr) else self.value(v)
 
-        given = [field(getattr(s, f)) for f in fields_of(type(s)) if f != "attrs"]
-        return given + [f"{k}={self.value(v)}" for k, v in s.attrs]
+        given = [field(getattr(s, f)) for f in fields_of(type(s)) if f not in ("attrs", "plan")]
+        return given + [f"{k}={self.value(v)}" for k, v in _notes(s)]
 
     def func(self, f: Func) -> None:
         self.emit("@T.prim_func")

@@ -8,6 +8,7 @@ from .equal import alpha_equal
 from .buffer import Buffer, Region
 from .expr import Call, Expr, Var
 from .nodes import Node, dataclass_transform, fields_of, node
+from .plans import LaunchPlan
 from .span import Span
 
 Attrs = tuple[tuple[str, Any], ...]
@@ -19,7 +20,9 @@ class Stmt(Node):
     attrs: Attrs = ()
 
     def attr(self, key: str, default: Any = None) -> Any:
-        """Value of an attribute of this statement."""
+        """Value of a user's annotation."""
+        if self._options and key in getattr(self, self._options).names:
+            raise KeyError(f"{key} is an option of {type(self).__name__}: read it from its record")
         for k, v in self.attrs:
             if k == key:
                 return v
@@ -149,9 +152,6 @@ class Launch(Stmt):
     """A kernel launch: grid of blocks, threads per block.
 
     block_vars: one per grid dimension (x, y, z order), int32.  thread_vars: always three (tx, ty, tz).
-    attrs: swizzle=(panel, order), layouts=((buffer, layout), …), safe_values=((buffer, Expr), …),
-    min_blocks_per_sm, cluster = (x, y, z), import_source=(text, …), and what later passes add:
-    shared_bytes, shared_offsets=((buffer, byte offset), …), name.
     """
 
     grid: tuple[Expr, ...]
@@ -159,8 +159,9 @@ class Launch(Stmt):
     threads: tuple[int, int, int]
     thread_vars: tuple[Var, Var, Var]
     body: Stmt
-    attrs: Attrs = ()
+    plan: LaunchPlan = LaunchPlan()
     span: Span | None = None
+    _options: ClassVar[str] = "plan"
 
     @property
     def num_threads(self) -> int:
@@ -231,8 +232,10 @@ class Func(Node):
 
 def with_options(n: Any, /, **changes: Any) -> Any:
     """The same node with options set (None: back to the default)."""
-    if isinstance(n, Call):
-        return replace(n, options=n.options.having(**changes))
+    if n._options:
+        old = getattr(n, n._options)
+        new = old.having(**changes)
+        return n if new is old else replace(n, **{n._options: new})
     d = dict(n.attrs)
     for k, v in changes.items():
         if v is None:

@@ -6,6 +6,7 @@ Invariants of every phase
     dtypes       operands of one Binary agree; conditions are bool; indices are integers; stores match the element type
     rank         as many indices as the buffer has dimensions
     loops        loop kinds are known; vectorised loops have a constant extent
+    options      an option that exists in one phase alone (`phases` of its record) is given in that phase
 Added by a phase (and kept by all later ones)
     THREADS_BOUND  no-tile: no TileOp, no Parallel, no pipelined For; no-fragment: no fragment or reducer buffer;
                    flat-shared: shared buffers have one dimension
@@ -21,13 +22,13 @@ from typing import Any
 from .buffer import AddressOf, Buffer, Load, Region
 from .expr import (COMPARISONS, LOGICAL, Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, StringConst, Unary, Var)
 from .nodes import Node
+from .plans import DEVICE, PHASES, SYNCED, THREADS_BOUND, TILE
 from .record import record
 from .span import Span
 from .stmt import (Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq, Stmt, Store,
                    TileOp, While)
 from .children import children
 
-TILE, THREADS_BOUND, SYNCED, DEVICE = PHASES = ("TILE", "THREADS_BOUND", "SYNCED", "DEVICE")
 LOOP_KINDS = ("serial", "unroll", "vectorized", "pipelined")
 THREAD_TAGS = tuple(f"{k}Idx.{d}" for k in ("block", "thread") for d in "xyz")
 
@@ -143,7 +144,16 @@ class _Verifier:
             self.define(b, f.span, added)
         self.stmt(f.body)
 
+    def options(self, s: Any) -> None:
+        """Each option that is given belongs to the phase."""
+        record = getattr(s, s._options)
+        for name, phase in record.phases.items():
+            if PHASES.index(phase) != self.level and name in record.given():
+                self.say("options", f"{name} is an option of phase {phase}", s.span)
+
     def stmt(self, s: Stmt) -> None:
+        if s._options:
+            self.options(s)
         match s:
             case Seq():
                 added: list[Node] = []
@@ -243,7 +253,7 @@ class _Verifier:
         self.shared = []
         self.block((*s.block_vars, *s.thread_vars), s.body, s.span)
         if self.at_least(DEVICE):
-            planned = {b for b, _ in s.attr("shared_offsets", ())}
+            planned = {b for b, _ in s.plan.shared_offsets}
             for b in self.shared:
                 if b not in planned:
                     self.say("shared-plan", f"shared buffer `{b.name}` has no offset", s.span)

@@ -9,6 +9,7 @@ from .buffer import Buffer
 from .children import below, held, name_bit
 from .expr import Expr, Var
 from .nodes import Node, fields_of, kinds_of, node_fields
+from .options import Options
 from .stmt import Bind, For, Func, If, Launch, Parallel, Seq, Stmt, While, replace, seq
 
 # Definition sites (Var in Bind/For/Parallel/Launch/Func, Buffer in Alloc/Func) are fields too: a rewriter sees them.
@@ -121,8 +122,8 @@ def rebuild(n: Node, visit: Callable[[Any], Any]) -> Any:
     changed: dict[str, Any] | None = None
     for f in node_fields(type(n)):
         old = getattr(n, f)
-        if isinstance(old, (Node, tuple)):
-            got = visit(old)
+        if isinstance(old, (Node, tuple, Options)):
+            got = old.rebuilt(visit) if isinstance(old, Options) else visit(old)
             if got is not old:
                 if changed is None:
                     changed = {}

@@ -252,7 +252,7 @@ def _sync_text(program: Any) -> str:
     """Verdicts the synchronisation verifier left on the launches."""
     lines = []
     for kernel in program.kernels:
-        verdict = kernel.launch.attr("sync_report")
+        verdict = kernel.launch.plan.sync_report
         if verdict is not None:
             lines.append(f"{kernel.name}: {verdict}")
     return "\n".join(lines) or "the synchronisation verifier left no verdict"

@@ -64,7 +64,7 @@ def layouts_after(program: Any, target: Any = "auto") -> Iterator[tuple[str, Any
     """(buffer name, Layout or Fragment) of every shared and fragment buffer, in order of allocation."""
     for n in walk(program_after(program, target, "infer_layouts").body):
         if isinstance(n, Launch):
-            for buffer, layout in n.attr("layouts", ()):
+            for buffer, layout in n.plan.layouts:
                 yield buffer.name, layout
 
 

@@ -79,7 +79,7 @@ def annotate_l2_hit_ratio(ratios: dict[Buffer, float]) -> None:
             raise error("l2-hint", f"the part of `{buffer.name}` that stays in L2 is a number from 0 to 1, found "
                         f"{describe(ratio)}", expected="a number from 0 to 1", found=describe(ratio),
                         hint="1.0 means all of it")
-    k.attrs["l2_hit_ratio"] = tuple((x, float(r)) for x, r in ratios.items())
+    k.set(l2_hit_ratio=tuple((x, float(r)) for x, r in ratios.items()))
 
 
 def annotate_restrict_buffers(*buffers: Buffer) -> None:

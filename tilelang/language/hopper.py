@@ -33,7 +33,7 @@ def _mask(mask: Any, what: str) -> int | None:
         raise error("cluster-mask", f"{what}: cluster_mask is a positive bit mask of ranks in the cluster, found {mask!r}",
                     found=repr(mask))
     k = need_kernel(what)
-    dims = k.attrs.get("cluster", (1, 1, 1))
+    dims = k.plan.cluster or (1, 1, 1)
     size = dims[0] * dims[1] * dims[2]
     if int(mask) >> size:
         raise error("cluster-mask", f"{what}: cluster_mask {int(mask):#x} names blocks beyond the {size} of the cluster",
@@ -256,19 +256,19 @@ def dec_max_nreg(reg_count: int) -> Emitted:
 
 def annotate_producer_reg_dealloc(reg_count: int = 24) -> Emitted:
     """Registers that loading warps keep where the compiler makes roles (sm_90a); counts that do not fit are not used."""
-    need_kernel("T.annotate_producer_reg_dealloc").attrs["producer_registers"] = _registers(reg_count)
+    need_kernel("T.annotate_producer_reg_dealloc").set(producer_registers=_registers(reg_count))
     return Emitted()
 
 
 def annotate_consumer_reg_alloc(reg_count: int = 240) -> Emitted:
     """Registers that computing warps get where the compiler makes roles (sm_90a); counts that do not fit are not used."""
-    need_kernel("T.annotate_consumer_reg_alloc").attrs["consumer_registers"] = _registers(reg_count)
+    need_kernel("T.annotate_consumer_reg_alloc").set(consumer_registers=_registers(reg_count))
     return Emitted()
 
 
 def no_set_max_nreg() -> Emitted:
     """The compiler moves no registers between warp groups by itself."""
-    need_kernel("T.no_set_max_nreg").attrs["keep_registers"] = True
+    need_kernel("T.no_set_max_nreg").set(keep_registers=True)
     return Emitted()
 
 
@@ -313,7 +313,7 @@ def pdl_sync() -> Emitted:
     not depend on them.
     """
     k = need_kernel("T.pdl_sync")
-    k.attrs["pdl"] = True
+    k.set(pdl=True)
     return emit_call("pdl_sync")
 
 

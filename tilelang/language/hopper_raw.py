@@ -330,7 +330,7 @@ def tma_load(*args: Any) -> Emitted:
 
 def _registered(k: Any, m: TensorMap) -> str:
     """The name of a map among those of the launch."""
-    maps = k.attrs.get("tensor_maps", ())
+    maps = k.plan.tensor_maps
     for entry in maps:
         if entry[1:] == m.entry[1:]:
             return str(entry[0])
@@ -338,7 +338,7 @@ def _registered(k: Any, m: TensorMap) -> str:
     name, n = m.name, 1
     while name in taken:
         name, n = f"{m.name}_{n}", n + 1
-    k.attrs["tensor_maps"] = (*maps, (name, *m.entry[1:]))
+    k.set(tensor_maps=(*maps, (name, *m.entry[1:])))
     return name
 
 

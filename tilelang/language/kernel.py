@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import I32, Alloc, Bind, Const, Expr, Launch, Stmt, Var, binary, call, convert, is_const, logical
+from tilelang.ir import I32, Alloc, Bind, Const, Expr, Launch, Stmt, Var, binary, call, convert, is_const, logical, LaunchPlan
 
 from tilelang.target.cluster import check_cluster
 
@@ -69,11 +69,15 @@ class KernelLaunchFrame(Frame):
                 raise error("kernel-grid", f"a grid extent must not be negative, got {e.value}",
                             expected="an extent of at least 0", found=str(e.value))
         self.threads = thread_extents(threads)
-        self.attrs: dict[str, Any] = {}
+        self.plan = LaunchPlan()
         self.layouts: list[tuple[Any, Any]] = []
         self.safe_values: list[tuple[Any, Any]] = []
         self.sources: list[str] = [source_text(prelude, "prelude of T.Kernel")] if prelude else []
         self.swizzle: tuple[int, str] | None = None
+
+    def set(self, **options: Any) -> None:
+        """Set options of the launch."""
+        self.plan = self.plan.having(**options)
 
     @property
     def num_threads(self) -> int:
@@ -100,17 +104,11 @@ class KernelLaunchFrame(Frame):
         b.kernel = None
         for v in self.block_vars:
             b.unnamed.pop(id(v), None)
-        attrs = dict(self.attrs)
-        if self.layouts:
-            attrs["layouts"] = tuple(self.layouts)
-        if self.safe_values:
-            attrs["safe_values"] = tuple(self.safe_values)
-        if self.sources:
-            attrs["import_source"] = tuple(self.sources)
+        self.set(layouts=tuple(self.layouts), safe_values=tuple(self.safe_values), import_source=tuple(self.sources))
         if self.swizzle is not None and len(self.block_vars) > 1:
-            attrs["swizzle"] = self.swizzle  # the code generator permutes: here bx and by keep their exact bounds
+            self.set(swizzle=self.swizzle)  # the code generator permutes: here bx and by keep their exact bounds
         return Launch(tuple(self.blocks), self.block_vars, self.threads, self.thread_vars,  # type: ignore[arg-type]
-                      self.body(), tuple(sorted(attrs.items())), span=self.span)
+                      self.body(), self.plan, span=self.span)
 
 
 def Kernel(*blocks: Any, threads: Any = None, prelude: str | None = None) -> KernelLaunchFrame:
@@ -133,7 +131,7 @@ def ClusterKernel(*blocks: Any, cluster_dims: Any, threads: Any = None, prelude:
     items = tuple(cluster_dims) if isinstance(cluster_dims, (list, tuple)) else (cluster_dims,)
     dims = check_cluster(tuple(int(n) if isinstance(n, np.integer) else n for n in items), tuple(frame.blocks), frame.span)
     if dims != (1, 1, 1):
-        frame.attrs["cluster"] = dims
+        frame.set(cluster=dims)
     return frame
 
 
@@ -239,7 +237,7 @@ def annotate_min_blocks_per_sm(n: int) -> None:
     if isinstance(n, bool) or not isinstance(n, int) or not 0 < n <= MOST_RESIDENT:
         raise error("min-blocks", f"annotate_min_blocks_per_sm needs a positive integer up to {MOST_RESIDENT}, got {n!r}",
                     expected=f"an integer from 1 to {MOST_RESIDENT}", found=repr(n))
-    need_kernel("T.annotate_min_blocks_per_sm").attrs["min_blocks_per_sm"] = n
+    need_kernel("T.annotate_min_blocks_per_sm").set(min_blocks_per_sm=n)
 
 
 def import_source(source: str | None = None) -> None:

@@ -74,7 +74,7 @@ def CUDASourceCodeKernel(*blocks: Any, threads: Any = None, source_code_or_path:
         text = f'{text[:at]}extern "C" {text[at:]}'
     frame = SourceKernelFrame(blocks, threads, prelude)
     if cluster_dims is not None:
-        frame.attrs.update(ClusterKernel(*blocks, cluster_dims=cluster_dims, threads=threads).attrs)
+        frame.plan = ClusterKernel(*blocks, cluster_dims=cluster_dims, threads=threads).plan
     frame.source, frame.entry = text, entry_name
     return frame
 

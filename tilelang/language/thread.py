@@ -80,7 +80,7 @@ def sync_grid() -> Emitted:
 
     The launch becomes cooperative: its blocks must all fit on the device at once, which the driver checks.
     """
-    need_kernel("T.sync_grid").attrs["cooperative"] = True
+    need_kernel("T.sync_grid").set(cooperative=True)
     return emit_call("sync_grid")
 
 

@@ -214,8 +214,8 @@ def annotate_ws_schedule(schedule: WSSchedule) -> None:
         raise facts(TypeError(f"T.annotate_ws_schedule takes a WSSchedule, found {type(schedule).__name__}"),
                     "a WSSchedule", f"a {type(schedule).__name__}")
     roles = ", ".join(f"{r.name} {r.warps_lo}-{r.warps_hi - 1}" for r in schedule.roles)
-    attrs = need_kernel("T.annotate_ws_schedule").attrs
-    attrs["report"] = (*attrs.get("report", ()), f"the annotated schedule of roles ({roles}): the compiler's own is used")
+    k = need_kernel("T.annotate_ws_schedule")
+    k.set(report=(*k.plan.report, f"the annotated schedule of roles ({roles}): the compiler's own is used"))
 
 
 class ws_op:

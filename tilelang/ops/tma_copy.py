@@ -128,12 +128,12 @@ def _bytes(op: Any) -> int:
 
 def _loads(op: Any, cx: Any) -> Stmt:
     mask, load = op.attr("cluster_mask"), _row_boxes if is_row(op) else lower_tma_load
-    if mask is None or cx.launch.attr("cluster") is None:
+    if mask is None or cx.launch.plan.cluster is None:
         return load(op, cx)
     rank = call("cluster_rank", (), "uint32")
     first = (mask & -mask).bit_length() - 1
     shared = If(binary("eq", rank, const(first, "uint32")), load(op, cx, const(mask, "uint16")), span=op.span)
-    x, y, z = cx.launch.attr("cluster") or (1, 1, 1)
+    x, y, z = cx.launch.plan.cluster or (1, 1, 1)
     if mask == (1 << x * y * z) - 1:
         return shared
     inside = binary("ne", binary("bitand", binary("shr", const(mask, "uint32"), rank), const(1, "uint32")), const(0, "uint32"))

@@ -219,7 +219,7 @@ class _CudaStatements(HostStatements):
 
     def launch(self, s: Launch) -> None:
         w, fn = self.w, self.sig.name
-        k = self.owner.of_name[s.attr("name")]
+        k = self.owner.of_name[s.plan.name]
         kernel = self.owner.kernels[k]
         grid = [self.wide(g) for g in s.grid] + ["1"] * (3 - len(s.grid))
         nonzero = ""
@@ -315,7 +315,7 @@ class _CudaStatements(HostStatements):
     def _early_maps(self) -> None:
         """Tensor maps of launches that surely happen: what cannot be described is refused before anything runs."""
         for s in stmts_of(self.owner.host.body):
-            for m in self.owner.maps[s.attr("name")] if isinstance(s, Launch) else ():
+            for m in self.owner.maps[s.plan.name] if isinstance(s, Launch) else ():
                 b = m.map.buffer
                 needs = {v for d in (*b.shape, *b.strides, b.offset) if isinstance(d, Expr) for v in free_vars(d)}
                 if needs <= self.values.keys() and b.data in self.addresses:
@@ -357,12 +357,12 @@ def launch_attributes(s: Launch) -> list[tuple[int, tuple[int, ...]]]:
     Source: CUDA Driver API, "CUlaunchAttributeID".
     """
     out: list[tuple[int, tuple[int, ...]]] = []
-    if s.attr("cooperative"):
+    if s.plan.cooperative:
         out.append((2, (1,)))
     cluster = cluster_of(s)
     if cluster is not None:
         out.append((4, cluster))
-    if s.attr("pdl"):
+    if s.plan.pdl:
         out.append((6, (1,)))
     return out
 

@@ -19,7 +19,7 @@ PORTABLE, MOST = 8, 16  # CTAs of a cluster: on every device that has clusters; 
 
 def cluster_of(launch: Any) -> tuple[int, int, int] | None:
     """Extents of the clusters of a Launch, None without clusters."""
-    dims = launch.attr("cluster")
+    dims = launch.plan.cluster
     return None if dims is None or math.prod(dims) == 1 else tuple(dims)  # type: ignore[return-value]
 
 

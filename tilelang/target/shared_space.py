@@ -136,7 +136,7 @@ def shared_space(launch: Launch, refuse: Refuse) -> SharedSpace:
     """
     named = named_storage(launch)
     made = {n.buffer.data: n.buffer for n in walk(launch.body, Alloc)} if named else {}
-    layouts = [(b, x) for b, x in launch.attr("layouts") or () if b.data in named]
+    layouts = [(b, x) for b, x in launch.plan.layouts if b.data in named]
     at, out = START, []
     for data, where in named.items():
         b = made.get(data)

@@ -95,7 +95,7 @@ class TensorMap:
 
 def tensor_maps_of(launch: Any) -> tuple[TensorMap, ...]:
     """The tensor maps of a Launch."""
-    return tuple(TensorMap(*entry) for entry in launch.attr("tensor_maps") or ())
+    return tuple(TensorMap(*entry) for entry in launch.plan.tensor_maps)
 
 
 def refusal(buffer: Buffer, box: tuple[int, ...], swizzle: int = 0, fill: str = "zero", l2: int = 0) -> str | None:

@@ -195,7 +195,7 @@ def _doubt(func: Func) -> str | None:
     """Why the verifier does not vouch for a program with mbarriers, TMA or wgmma, None when it does."""
     for x in walk(func.body):
         if isinstance(x, Launch):
-            verdict = str(x.attr("sync_report", ""))
+            verdict = x.plan.sync_report or ""
             if verdict.startswith(("not checked", "not cleared")) and _asynchronous(x):
                 return verdict
     return None
@@ -211,7 +211,7 @@ def _asynchronous(n: Func | Launch) -> bool:
 def _told(func: Func, line: str) -> Func:
     """The program with a line added to the reports of its launches."""
     return replaced(func, body=rewrite(func.body, lambda x: with_options(
-        x, report=(*x.attr("report", ()), line)) if isinstance(x, Launch) else None))
+        x, report=(*x.plan.report, line)) if isinstance(x, Launch) else None))
 
 
 __all__ = ["DEVICE_PASSES", "TILE_PASSES", "DeviceKernel", "LoweredProgram", "legalized", "lower"]

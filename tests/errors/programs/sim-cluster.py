@@ -9,7 +9,7 @@ PROGRAM = """
 @T.prim_func
 def main(A_handle: T.handle):
     A = T.match_buffer(A_handle, "A", (64,), "float32", scope="global", data="A_p")
-    with T.Kernel(2, threads=(32, 1, 1), attrs=(("cluster", (T.py(2), T.py(1), T.py(1))),)) as (bx, tx, ty, tz):
+    with T.Kernel(2, threads=(32, 1, 1), cluster=(2, 1, 1)) as (bx, tx, ty, tz):
         S = T.alloc("S", (32,), "float32", scope="shared.dyn", data="S_p")
         S[tx] = 1.0
         T.evaluate(T.call("cluster_sync", "void"))

@@ -77,7 +77,7 @@ def captured_values(host: HostFunction, s: Launch) -> list[Captured]:
                 expr(d)
         elif isinstance(n, Alloc) and n.buffer.scope() != "global":
             inner.add(n.buffer.data)
-    for _, safe in s.attr("safe_values") or ():
+    for _, safe in s.plan.safe_values:
         expr(safe)
     out = []
     for v, where in cx.storage.items():
@@ -96,8 +96,8 @@ def open_block(frame: LaunchFrame, f: Fn, code: RoleCode, role: RoleState | None
     """The Code of the function of a block, its parameters bound.  role: the coroutine, where it is one."""
     s, host = frame.plan.launch, frame.host.code
     block = BlockState(code.values, s.threads, code.role.ranges, frame.faults, role, scratch="%scratch")
-    cx = Code(f, host.host, block, BLOCK_CALLS, Analyzer(), safe_values=dict(s.attr("safe_values") or ()),
-              sources=s.attr("import_source") or (), guarded=host.guarded)
+    cx = Code(f, host.host, block, BLOCK_CALLS, Analyzer(), safe_values=dict(s.plan.safe_values),
+              sources=s.plan.import_source, guarded=host.guarded)
     add_parts(cx)
     outside_threads(cx)
     _bind_parameters(cx, frame)

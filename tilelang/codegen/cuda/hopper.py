@@ -78,7 +78,7 @@ class HopperCalls(WgmmaCalls):
         barrier, it would be kept in a register, and the arrival put off."""
         at: Any = e.args[0]
         offset = self.offsets.get(at.buffer.data) if isinstance(at, AddressOf) else None
-        if not self.launch.attr("own_values") or not isinstance(offset, int) or isinstance(at.indices[0], Const):
+        if not self.launch.plan.own_values or not isinstance(offset, int) or isinstance(at.indices[0], Const):
             return f"tl::mbarrier_arrive({self.top(at)})", POSTFIX
         return f"tl::mbarrier_arrive_at<{offset}>(smem, {self.top(at.indices[0])})", POSTFIX
 

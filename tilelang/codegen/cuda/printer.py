@@ -65,7 +65,7 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
         self.line_directives = line_directives
         self.namer.used.add(kernel.name)
         self.kernel, self.launch, self.fast_math = kernel, kernel.launch, fast_math
-        self.offsets = {b.data: offset for b, offset in (kernel.launch.attr("shared_offsets") or ())}
+        self.offsets = {b.data: offset for b, offset in kernel.launch.plan.shared_offsets}
         self.storage: dict[Var, dtype] = {}  # element type with which a storage was declared
         self.scalars: set[Var] = set()  # storages that are plain variables (local.var)
         self.extra = set()
@@ -75,9 +75,9 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
 
     # ---- the kernel ---------------------------------------------------------------------------------------------
     def source(self) -> str:
-        own = self.launch.attr("cuda_source")
+        own = self.launch.plan.cuda_source
         if own:  # the user's kernel (T.CUDASourceCodeKernel): types and functions it may name, and its text
-            own = "".join(t.rstrip() + "\n" for t in (*(self.launch.attr("import_source") or ()), own) if t)
+            own = "".join(t.rstrip() + "\n" for t in (*self.launch.plan.import_source, own) if t)
             return self._header("", own) + own
         self._written = _written_storages(self.launch) | _taken_storages(self.launch)
         # An address that the kernel computes or reads may lead into any tensor.
@@ -93,7 +93,7 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
         if declared:
             self.lines.insert(top, f"  {declared}")
         body = "\n".join([signature + " {", *self.lines, "}"]) + "\n"
-        injected = "".join(t.rstrip() + "\n" for t in (self.launch.attr("import_source") or ()) if t)
+        injected = "".join(t.rstrip() + "\n" for t in self.launch.plan.import_source if t)
         return self._header(body, injected) + injected + body
 
     def _header(self, body: str, injected: str) -> str:
@@ -109,7 +109,7 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
         return "\n".join(out) + "\n\n"
 
     def _signature(self) -> str:
-        bounds = [str(self.launch.num_threads), str(self.launch.attr("min_blocks_per_sm") or 1)]
+        bounds = [str(self.launch.num_threads), str(self.launch.plan.min_blocks_per_sm)]
         params = ", ".join([*map(self._parameter, self.kernel.params), *tensor_map_parameters(self),
                             *map(self._workspace, getattr(self.kernel, "workspaces", ()))])
         cluster = cluster_of(self.launch)
@@ -120,7 +120,7 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
         if isinstance(p, Buffer):
             self.storage[p.data] = p.dtype
             read_only = "" if p.data in self._written else "const "
-            free = self._free or p.name in (self.launch.attr("may_alias") or ())
+            free = self._free or p.name in self.launch.plan.may_alias
             alone = "" if free else " __restrict__"
             return f"{read_only}{self.type_name(p.dtype, p.span)}*{alone} {self.namer(p.data, p.name)}"
         return f"{self.type_name(p.dtype, p.span)} {self.namer(p, p.name)}"
@@ -139,12 +139,12 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
         for var, n, axis in zip(launch.thread_vars, launch.threads, "xyz"):
             self.facts.bind(var, 0, n - 1)
             if var in used:
-                kind = "int" if launch.attr("own_values") else "const int"  # afresh changes it
+                kind = "int" if launch.plan.own_values else "const int"  # afresh changes it
                 self.emit(f"{kind} {self.namer(var, var.name)} = threadIdx.{axis};")
         for var, extent in zip(launch.block_vars, launch.grid):
             high = self.facts.interval(extent)[1]
             self.facts.bind(var, 0, 2**31 - 2 if high is None else max(0, min(high - 1, 2**31 - 2)))
-        swizzle = launch.attr("swizzle")
+        swizzle = launch.plan.swizzle
         if swizzle and len(launch.block_vars) >= 2:
             self._swizzled_blocks(*swizzle)
         for var, axis in zip(launch.block_vars, "xyz"):
@@ -201,7 +201,7 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
                 self.emit(line)
         elif packed is None:
             self.plain_for(s)
-            own = s.kind == "serial" and self.launch.attr("own_values")
+            own = s.kind == "serial" and self.launch.plan.own_values
             if own and multiplies(s) and not any(map(multiplies, statements(s.body))):
                 self.afresh()
         else:
@@ -213,7 +213,7 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
         super()._for(s)
 
     def _if(self, s: If) -> None:
-        if self.launch.attr("own_values") and s.orelse is None and borrows(s.then):
+        if self.launch.plan.own_values and s.orelse is None and borrows(s.then):
             self.afresh_here(s)
         else:
             super()._if(s)

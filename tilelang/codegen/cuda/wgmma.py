@@ -92,7 +92,7 @@ class WgmmaCalls(OwnRegisters):
         """(function of a run of products that names registers, its arguments: whether the accumulator is kept, then per
         product what is no register of its own)."""
         own = calls[0].options.registers
-        if self.launch.attr("own_values"):
+        if self.launch.plan.own_values:
             bases = _bases(calls)
             if bases is not None and "c" in own and ("a" in own or not isinstance(calls[0].args[1], AddressOf)):
                 return self._based_products(calls, bases)

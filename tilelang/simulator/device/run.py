@@ -119,7 +119,7 @@ class DeviceCompiler(MachineCompiler):
         return start, start + self.shared_sizes[id(b.data)]
 
     def compile_launch(self, s: Launch) -> Action:
-        self.threads, self.sources = s.num_threads, s.attr("import_source") or ()
+        self.threads, self.sources = s.num_threads, s.plan.import_source
         return DeviceLaunch(self, s, self._place_shared(s)).run
 
     def written_slots(self) -> set[int]:
@@ -129,8 +129,8 @@ class DeviceCompiler(MachineCompiler):
     def _place_shared(self, s: Launch) -> Callable[[LaneFrame], tuple[int, list[tuple[int, int]]]]:
         """f(frame) -> (bytes of the arena, byte offset by slot): as planned (attrs shared_offsets, shared_bytes), other
         buffers one after another behind."""
-        planned = {id(b.data): (b, at) for b, at in s.attr("shared_offsets") or ()}
-        total = s.attr("shared_bytes", 0)
+        planned = {id(b.data): (b, at) for b, at in s.plan.shared_offsets}
+        total = s.plan.shared_bytes
         total = 0 if total is None else total
         allocs = [n.buffer for n in walk(s.body) if isinstance(n, Alloc) and n.buffer.scope().startswith("shared")]
         sizes = {id(b.data): (geometry(self, b), numpy_dtype(b.dtype).itemsize * b.dtype.lanes, b) for b in allocs}

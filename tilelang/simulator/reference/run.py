@@ -346,8 +346,8 @@ class TileCompiler(StmtCompiler):
         return together(self, s, signalling(self, s, action))
 
     def compile_launch(self, s: Launch) -> Action:
-        self.threads, self.sources = s.num_threads, s.attr("import_source") or ()
-        self.safe = {id(b): self.expr(v) for b, v in s.attr("safe_values") or ()}  # a kernel's own
+        self.threads, self.sources = s.num_threads, s.plan.import_source
+        self.safe = {id(b): self.expr(v) for b, v in s.plan.safe_values}  # a kernel's own
         self.maps, self.space = launch_maps(s), space_of(s)
         self.roles = roles = roles_of(s)
         self.members, self.part = tuple(range(len(roles))), Parting(s)

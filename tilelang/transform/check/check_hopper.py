@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (EMPTY, Alloc, Evaluate, Expr, Func, If, Launch, Node, Parallel, TileOp, binary, const, logical,
-                         replace, rewrite, walk)
+                         replace, rewrite, walk, with_options)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.target.cluster import cluster_of
@@ -106,7 +106,7 @@ def _elsewhere(n: Node) -> Node | None:
             return EMPTY
         return groups_test(x, thread) if isinstance(x, Call) and x.op == "in_warp_groups" and not roles else None
 
-    return replace(n, body=rewrite(n.body, visit), attrs=tuple(a for a in n.attrs if a[0] != "pdl"))
+    return with_options(replace(n, body=rewrite(n.body, visit)), pdl=False)
 
 
 def _has_tiles(s: Node) -> bool:

@@ -69,7 +69,7 @@ class _Inference(StrictLayouts):
         layouts = tuple(sorted(((b, lay) for b, lay in self.known.layouts.items() if b in order),
                                key=lambda p: order[p[0]]))
         self._report(layouts)
-        report = (*self.launch.attr("report", ()), *self.reasons) or None
+        report = (*self.launch.plan.report, *self.reasons) or None
         return with_options(replace(self.launch, body=body), layouts=layouts, report=report)
 
     def _report(self, layouts: tuple[tuple[Buffer, Any], ...]) -> None:

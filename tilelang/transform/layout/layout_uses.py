@@ -49,8 +49,8 @@ class Uses:
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
-        self.whole = self.role = launch.attr("compute_threads") or launch.num_threads
-        self.by_hand = launch.attr("compute_threads") is None  # roles are the user's: each has threads of its own
+        self.whole = self.role = launch.plan.compute_threads or launch.num_threads
+        self.by_hand = launch.plan.compute_threads is None  # roles are the user's: each has threads of its own
         self.threads_of: dict[int, int] = {}  # of the role that an op or parallel loop belongs to
         self.known = Known(self.whole)
         self.ops: list[TileOp] = []

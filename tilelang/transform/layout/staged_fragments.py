@@ -38,7 +38,7 @@ def staged(launch: Launch, data: Var, limit: int | None) -> Launch | None:
     parallel loops write an element an iteration, reading no other one of it, and that other statements write alike in every
     thread: not under conditions that threads may judge differently, and not where users order the threads.
     """
-    if launch.attr("by_hand") or launch.num_threads == 1 or any(b.data is data for b, _ in launch.attr("layouts", ())):
+    if launch.plan.by_hand or launch.num_threads == 1 or any(b.data is data for b, _ in launch.plan.layouts):
         return None
     if not _same_for_all(launch.body, data, _apart(launch)):
         return None

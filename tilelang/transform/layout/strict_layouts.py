@@ -41,7 +41,7 @@ class StrictLayouts(Uses):
         self.demanded: dict[Buffer, tuple[Any, Any]] = {}  # fragment -> (layout, the node that asked first)
 
     def _annotated(self) -> None:
-        for b, lay in self.launch.attr("layouts", ()):
+        for b, lay in self.launch.plan.layouts:
             want = Fragment if b.scope_name == FRAGMENT else Layout
             if not isinstance(lay, want):
                 raise error("layout-conflict", f"`{b.name}` ({b.scope_name}) needs a {want.__name__}, found "

@@ -47,7 +47,7 @@ def _returns(s: Stmt | None) -> bool:
 
 
 def _by_hand(n: Launch) -> bool:
-    return n.attr("cluster") is not None or any(
+    return n.plan.cluster is not None or any(
         x.op == "in_warp_groups" or x.op != "thread_return" and is_sync(x) and x.op not in _BLOCK for x in walk(n.body, Call))
 
 

@@ -83,7 +83,7 @@ def _check_source(launch: Launch, op: Copy) -> None:
     b = op.src.buffer
     if b.scope_name != "global":
         return
-    safe = dict(launch.attr("safe_values", ())).get(b)
+    safe = dict(launch.plan.safe_values).get(b)
     if safe is not None and not is_const(safe, 0):
         raise error("tma-copy", f"T.tma_copy cannot be done by TMA: outside `{b.name}` reads as {safe}",
                     expected="0 outside the tensor", found=str(safe), span=op.span)

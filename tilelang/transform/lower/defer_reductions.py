@@ -65,7 +65,7 @@ class _Sums:
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.divergence = launch, Divergence(launch)
-        self.layouts: dict[Buffer, Any] = dict(launch.attr("layouts", ()))
+        self.layouts: dict[Buffer, Any] = dict(launch.plan.layouts)
         self.leaves = list(_leaves(launch.body))
 
     def run(self) -> Launch | None:

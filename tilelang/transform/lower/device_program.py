@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Buffer, Call, Expr, Func, Launch, Stmt, Var, dtype, free_vars, rebuild, replace, walk,
-                         with_options)
+                         with_options, LaunchPlan)
 from tilelang.ir.record import record
 from tilelang.ir.stmt import For, If, Seq, While
 from tilelang.target.tensor_map import TensorMap, tensor_maps_of
@@ -46,13 +46,14 @@ class DeviceKernel:
     def body(self) -> Stmt:
         return self.launch.body
 
-    def attr(self, key: str, default: Any = None) -> Any:
-        return self.launch.attr(key, default)
+    @property
+    def plan(self) -> LaunchPlan:
+        return self.launch.plan
 
 
 @record
 class LoweredProgram:
-    """host: the Func; each Launch in it carries the attribute `name` of its kernel.  kernels: in launch order."""
+    """host: the Func; the plan of each Launch in it has the `name` of its kernel.  kernels: in launch order."""
 
     host: Func
     kernels: tuple[DeviceKernel, ...]
@@ -84,8 +85,8 @@ def split_host(func: Func) -> LoweredProgram:
 
     def visit(s: Any) -> Any:
         if isinstance(s, Launch):
-            name = s.attr("cuda_entry") or f"{base}_kernel" + (f"_{len(kernels)}" if kernels else "")
-            named = with_options(s, name=name, may_alias=func.attr("may_alias") or s.attr("may_alias"))
+            name = s.plan.cuda_entry or f"{base}_kernel" + (f"_{len(kernels)}" if kernels else "")
+            named = with_options(s, name=name, may_alias=func.attr("may_alias") or s.plan.may_alias)
             kernels.append(_kernel(func, named, name))
             return named
         if isinstance(s, tuple):
@@ -108,7 +109,7 @@ def _source_kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
 
 
 def _kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
-    if launch.attr("cuda_source"):
+    if launch.plan.cuda_source:
         return _source_kernel(func, launch, name)
     calls = list(walk(launch.body, Call))
     own: set[Buffer] = {x.buffer for x in walk(launch.body, Alloc)}
@@ -135,7 +136,7 @@ def _kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
     ordered = _ordered(func, scalars)
     maps = tuple(m.check() for m in tensor_maps_of(launch))
     stored = {x.options.map for x in calls if x.op in ("tma_store", "tma_reduce_add")}
-    return DeviceKernel(name, (*buffers, *ordered), launch, launch.grid, launch.threads, launch.attr("shared_bytes", 0),
+    return DeviceKernel(name, (*buffers, *ordered), launch, launch.grid, launch.threads, launch.plan.shared_bytes,
                         frozenset(b for b in buffers if b.data in written) | {m.buffer for m in maps if m.name in stored},
                         maps, workspaces)
 

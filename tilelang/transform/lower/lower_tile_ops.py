@@ -52,7 +52,7 @@ def _lowered(func: Func, cx: PassContext, launch: Launch) -> Stmt:
     less for each other."""
     limit = getattr(cx.target, "max_shared_bytes", None)
     alone = any(x.op == "set_max_nreg" for x in walk(launch.body, Call))  # its registers fill one
-    narrow = ((3, PANEL // 2),) if launch.attr("tiles_overlap") else ()
+    narrow = ((3, PANEL // 2),) if launch.plan.tiles_overlap else ()
     for panels, width in ((2, PANEL), *narrow, (1, PANEL)):
         lowering = Lowering(func, cx, launch, panels, width)
         out = lowering.launch_stmt()
@@ -83,8 +83,8 @@ class Lowering(LoweredAccesses):
             tx, ty, tz = self.launch.thread_vars
             body = seq(Bind(self.thread, tx + ty * x + tz * (x * y)), body)
         body = seq(*self._prefetched(), body)
-        maps = (*self.launch.attr("tensor_maps", ()), *((name, *key) for key, name in self.maps.items())) or None
-        report = (*self.launch.attr("report", ()), *self.stores.reports) or None
+        maps = (*self.launch.plan.tensor_maps, *((name, *key) for key, name in self.maps.items())) or None
+        report = (*self.launch.plan.report, *self.stores.reports) or None
         return with_options(replace(self.launch, body=body), layouts=None, tensor_maps=maps, compute_threads=None,
                           tiles_overlap=None, report=report)
 

@@ -54,8 +54,8 @@ class LoweredBuffers:
         self.num_threads = launch.num_threads
         x, y, z = launch.threads
         self.thread: Var = launch.thread_vars[0] if y == z == 1 else fresh("tid")
-        self.layouts: dict[Buffer, Any] = dict(launch.attr("layouts", ()))
-        self.safe: dict[Buffer, Expr] = dict(launch.attr("safe_values", ()))
+        self.layouts: dict[Buffer, Any] = dict(launch.plan.layouts)
+        self.safe: dict[Buffer, Expr] = dict(launch.plan.safe_values)
         self.analyzer, self.divisors = promised(func)
         self.loop: Loop | None = None
         self.group: Var | None = None  # the warp group, when it was asked for
@@ -193,7 +193,7 @@ class LoweredBuffers:
         promotion = next((n for n in (256, 128, 64) if row_bytes >= n), 0)
         key = (buffer, box, swizzle, "zero", promotion, *([True] if tf32 else []))
         if key not in self.maps:
-            names = {*self.maps.values(), *(entry[0] for entry in self.launch.attr("tensor_maps", ()))}
+            names = {*self.maps.values(), *(entry[0] for entry in self.launch.plan.tensor_maps)}
             base = name = f"{buffer.name}_map"
             while name in names:
                 name = f"{base}_{len(names)}"

@@ -65,8 +65,8 @@ class _Copies:
         used = {e.buffer for e in self.effects if e.buffer.scope_name in SHARED} | shared
         self.views = {b.data for b in used if any(x is not b and x.data is b.data for x in used)}
         self.placed = placed_in_kernel(launch)
-        self.given = dict(launch.attr("layouts", ()))
-        self.safe = dict(launch.attr("safe_values", ()))
+        self.given = dict(launch.plan.layouts)
+        self.safe = dict(launch.plan.safe_values)
         self.analyzer = Analyzer()
         for v, n in (*zip(launch.block_vars, launch.grid), *zip(launch.thread_vars, launch.threads)):
             self.analyzer = self.analyzer.bind(v, *extent_bounds(self.analyzer, 0, n))
@@ -77,17 +77,17 @@ class _Copies:
 
     def run(self) -> Launch:
         x, y, z = self.launch.threads
-        if y != 1 or z != 1 or x % WARP or not self.stores.on or self.launch.attr("by_hand"):
+        if y != 1 or z != 1 or x % WARP or not self.stores.on or self.launch.plan.by_hand:
             return self.launch
         body = self.stmt(self.launch.body)
         if self.inits:
             first = binary("eq", self.thread, const(0, self.thread.dtype))
             self.setup.append(If(first, seq(*self.inits, _do("fence_mbarrier_init"))))
-            if self.launch.attr("compute_threads") is None:  # who made roles lets all threads meet before them
+            if self.launch.plan.compute_threads is None:  # who made roles lets all threads meet before them
                 self.setup.append(_do("sync_threads"))
         out = self.launch if body is self.launch.body else replace(
             self.launch, body=seq(*self.setup, *stmts_of(body), span=body.span))
-        return with_options(out, report=(*self.launch.attr("report", ()), *self.notes) or None)
+        return with_options(out, report=(*self.launch.plan.report, *self.notes) or None)
 
     # ---- walking --------------------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class _Copies:
 
     def _roles(self, s: Any) -> Stmt:
         """The part that computes; the other one belongs to whoever made the roles."""
-        compute = self.launch.attr("compute_threads")
+        compute = self.launch.plan.compute_threads
         if compute is None or s.orelse is None or s.cond.options.first * GROUP != compute:
             return s
         return self._same(s, orelse=self.stmt(s.orelse))

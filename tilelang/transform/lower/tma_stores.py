@@ -53,7 +53,7 @@ class TmaStores:
 
     def reason(self, tensor: Buffer) -> str:
         """What was noted about a tensor, without its name; "" when nothing was."""
-        return next((t.split(": ", 1)[1] for t in (*self.launch.attr("report", ()), *self.reports)
+        return next((t.split(": ", 1)[1] for t in (*self.launch.plan.report, *self.reports)
                      if t.startswith(f"`{tensor.name}` is written")), "")
 
     # ---- which tensors --------------------------------------------------------------------------------------------

@@ -63,8 +63,8 @@ def plan_shared_memory(func: Func, cx: PassContext) -> Func:
 
 def _report(launch: Launch, cx: PassContext) -> None:
     """tl.debug_merge_shared_memory_allocations: a line a buffer."""
-    cx.report(f"# shared memory: {launch.attr('shared_bytes')} bytes")
-    for b, offset in launch.attr("shared_offsets", ()):
+    cx.report(f"# shared memory: {launch.plan.shared_bytes} bytes")
+    for b, offset in launch.plan.shared_offsets:
         size = f"{b.size * b.dtype.bytes} bytes" if b.is_static else "run-time size"
         cx.report(f"#   {b.name}: {b.dtype}{list(b.shape)} at byte {offset}, {size}")
 
@@ -76,11 +76,11 @@ def planned_bytes(launch: Launch, cx: PassContext) -> int:
     if not all(b.is_static for b in buffers):
         return 2**31
     return _place(_spans(list(stmts_of(launch.body)), buffers),
-                  not cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE) and not launch.attr("by_hand"))
+                  not cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE) and not launch.plan.by_hand)
 
 
 def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
-    reuse = reuse and not launch.attr("by_hand")
+    reuse = reuse and not launch.plan.by_hand
     buffers = [s.buffer for s in statements(launch.body)
                if isinstance(s, Alloc) and s.buffer.scope_name in (*SHARED, BARRIER)]
     if not buffers:

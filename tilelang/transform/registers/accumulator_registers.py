@@ -64,7 +64,7 @@ def _own_registers(launch: Launch, fast: bool) -> Launch:
         return launch
     launch = replaced(launch, body=_distinct(launch.body, set()))
     touched = list(effects(launch.body))
-    if WHOLE and fast and not launch.attr("by_hand"):
+    if WHOLE and fast and not launch.plan.by_hand:
         found, refused = _named(touched)
         whole = None if refused else whole_registers(launch, found)
         if whole is not None:

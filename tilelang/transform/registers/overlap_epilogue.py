@@ -70,7 +70,7 @@ class _Places:
 
     def __init__(self, launch: Launch) -> None:
         self.bytes: dict[Var, tuple[int, int] | None] = {}
-        for b, at in launch.attr("shared_offsets", ()):
+        for b, at in launch.plan.shared_offsets:
             known = isinstance(at, int) and b.is_static
             self.bytes[b.data] = (at, at + b.size * b.dtype.bits // 8) if known else None
 

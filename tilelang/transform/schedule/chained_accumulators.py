@@ -95,7 +95,7 @@ def _ahead(r: RoleLoop, first: int) -> tuple[Buffer, ...]:
         return ()
     if any(map(r.used_outside, made)):
         return ()
-    annotated = {b for b, _ in r.launch.attr("layouts") or ()}
+    annotated = {b for b, _ in r.launch.plan.layouts}
     return () if annotated & set(made.values()) else tuple(made.values())
 
 

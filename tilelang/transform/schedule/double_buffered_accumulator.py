@@ -66,7 +66,7 @@ def two_parts(r: RoleLoop) -> Parts | None:
         return None
     if any(items[i].touches(part.data) for i in others if i < at) or r.used_outside(part.data):
         return None
-    if any(b is part for b, _ in r.launch.attr("layouts") or ()) or _registers(r, part) > r.consumer_registers:
+    if any(b is part for b, _ in r.launch.plan.layouts) or _registers(r, part) > r.consumer_registers:
         return None
     return Parts(at, part, replace(part, name=f"{part.name}_2", data=Var(f"{part.name}_2", part.data.dtype)))
 
@@ -97,7 +97,7 @@ def _early(r: RoleLoop, before: list[Stmt], after: list[Stmt]) -> list[Buffer] |
     others = (s for s in stmts_of(r.loop.body) if id(s) not in inside)
     if any(map(r.used_outside, made)) or any(e.storage in made for s in others for e in effects(s)):
         return None
-    annotated = {b for b, _ in r.launch.attr("layouts") or ()}
+    annotated = {b for b, _ in r.launch.plan.layouts}
     return None if annotated & set(made.values()) else list(made.values())
 
 

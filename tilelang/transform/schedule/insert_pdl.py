@@ -49,9 +49,9 @@ def dependent_launch(func: Func, cx: PassContext) -> Func:
 
 
 def _dependent(launch: Launch, wanted: bool, names: tuple[str, ...]) -> Launch:
-    if launch.attr("pdl"):
+    if launch.plan.pdl:
         return launch if ordered(launch) else with_options(launch, may_alias=names)
-    if not wanted or launch.attr("cooperative") or _runs_foreign_code(launch):
+    if not wanted or launch.plan.cooperative or _runs_foreign_code(launch):
         return launch
     if any(x.op == "pdl_trigger" for x in walk(launch.body, Call)):  # in front of a wait it would let
         return launch  # the next one start before the kernel in front of this one is over

@@ -80,7 +80,7 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
     alone: one block fills a multiprocessor; else the grid stays as large as it is, unless tl.persistent says otherwise.
     """
     asked = cx.option(PassConfigKey.TL_PERSISTENT)
-    if launch.attr("cluster"):
+    if launch.plan.cluster:
         return "the launch has clusters of its own"
     if _may_wait(launch.body):
         return "blocks may wait for each other"
@@ -133,7 +133,7 @@ def _own_tiles(launch: Launch, asked: Any, alone: bool) -> str:
     """Why each block keeps its own tile, as far as it does not depend on their number; "" where nothing asks for that."""
     if asked is False or asked == 0 and asked is not None:
         return "tl.persistent is off"
-    shared = not alone and asked is None or int(launch.attr("min_blocks_per_sm") or 1) > 1
+    shared = not alone and asked is None or launch.plan.min_blocks_per_sm > 1
     return "blocks share a multiprocessor" if shared else ""
 
 
@@ -255,7 +255,7 @@ def _order(launch: Launch, work: Work, teams: int, spans: tuple[int, ...], cx: P
     """(tile number -> bindings of the block variables, one phrase).  teams: blocks, or clusters, at work together, of so
     many blocks along each dimension."""
     grid = [convert(g) for g in launch.grid]
-    swizzle = launch.attr("swizzle")
+    swizzle = launch.plan.swizzle
     if swizzle and len(grid) >= 2:
         panel, how = swizzle
         across, along = (0, 1) if how != "column" else (1, 0)
@@ -335,7 +335,7 @@ def _longest_first(launch: Launch, t: Expr, growing: int, group: int | None) -> 
 
 def _dealt(launch: Launch, work: Work, blocks: int) -> Deal | None:
     """The deal of a launch whose tiles grow with a block variable, when its grid is known."""
-    growing = None if launch.attr("swizzle") else _growing(launch, work)
+    growing = None if launch.plan.swizzle else _growing(launch, work)
     group = None if growing is None else _heads(launch, work, growing)
     if growing is None or group is None:
         return None

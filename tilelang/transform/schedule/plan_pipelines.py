@@ -60,15 +60,15 @@ class _Planner:
         body = self.planned(self.launch.body)
         touched = {e.storage for e in effects(body)}
         body = _drop_allocs(body, {b for b in self.made if b.data not in touched})
-        layouts = self.launch.attr("layouts")
+        layouts = self.launch.plan.layouts
         out = replace(self.launch, body=body)
         if layouts:  # a user's layout of a buffer is that of each of its versions
             more = tuple((self.made[b], lay) for b, lay in layouts if b in self.made)
             out = with_options(out, layouts=tuple(layouts) + more)
         reports = [s.attr("pipeline_report") for s in statements(body) if isinstance(s, For)]
-        stages = {**dict(self.launch.attr("stages", ())), **{b.name: int(v.shape[0]) for b, v in self.made.items()}}
+        stages = {**dict(self.launch.plan.stages), **{b.name: int(v.shape[0]) for b, v in self.made.items()}}
         off = no_roles(self.cx)
-        notes = (*self.launch.attr("report", ()), *([f"one role for all warps: {off}"] if off else []))
+        notes = (*self.launch.plan.report, *([f"one role for all warps: {off}"] if off else []))
         return with_options(out, pipeline_report="; ".join(r for r in reports if r) or None,
                           stages=tuple(stages.items()) or None, report=notes or None)
 

@@ -225,7 +225,7 @@ def asked_registers(launch: Launch, groups: int) -> tuple[int, int] | None:
     """(producer's, consumers') registers of a thread that the program asks for, None where it does not or they do not fit
     what the launch gets: raising a count waits for registers, which then never come."""
     default = ROLE_REGISTERS.get(groups)
-    asked = launch.attr("producer_registers"), launch.attr("consumer_registers")
+    asked = launch.plan.producer_registers, launch.plan.consumer_registers
     if default is None or asked == (None, None):
         return None
     producer, consumer = (int(a or d) for a, d in zip(asked, default))

@@ -91,7 +91,7 @@ def _specialized(launch: Launch, cx: PassContext) -> Launch:
                 pass
         return _Roles(launch, loops, cx).run()
     except _Declined as e:
-        return with_options(launch, report=(*launch.attr("report", ()), f"one role for all warps: {e}"))
+        return with_options(launch, report=(*launch.plan.report, f"one role for all warps: {e}"))
 
 
 class _Roles:
@@ -213,12 +213,12 @@ class _Roles:
     def _said(self, out: Launch, about: str) -> Launch:
         """The launch with its attributes: layouts of each version, threads that compute, what was done."""
         new = {b: v for r in self.rings for b, v in r.buffers.items()}
-        layouts = self.launch.attr("layouts")
+        layouts = self.launch.plan.layouts
         if layouts:  # a user's layout of a buffer is that of each of its versions
             out = with_options(out, layouts=(*layouts, *((new[b], lay) for b, lay in layouts if b in new)))
         names = ", ".join(sorted(b.name for b in new))
         stages = tuple((b.name, self.shared.stages_of(r.turn)) for r in self.rings for b in r.buffers)
-        return with_options(out, compute_threads=self.groups * GROUP, report=(*self.launch.attr("report", ()), about),
+        return with_options(out, compute_threads=self.groups * GROUP, report=(*self.launch.plan.report, about),
                           stages=stages, overlap=self.shared.overlap, pipeline_report=(
             f"warp groups: 1 loads {names} by TMA, {self.groups} compute{'s' * (self.groups == 1)}, "
             f"{self.stages} stages"))
@@ -282,7 +282,7 @@ class _Roles:
             return f"`{b.name}` is written by the kernel"
         if late := placed_in_kernel(self.launch)(b):
             return f"the {late} of `{b.name}` is known in the kernel only"
-        safe = dict(self.launch.attr("safe_values", ()))
+        safe = dict(self.launch.plan.safe_values)
         if b in safe and not is_const(safe[b], 0):
             return f"outside `{b.name}` reads as {safe[b]}"
         return ""
@@ -290,7 +290,7 @@ class _Roles:
     # ---- whether it can be done -----------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        if self.launch.attr("cluster") is not None:
+        if self.launch.plan.cluster is not None:
             raise _Declined("the program launches clusters itself")
         for x in walk(self.launch.body, Call):
             if x.op in ("thread_return", "in_warp_groups") or is_sync(x) and x.op not in ("sync_threads", "sync_warp"):
@@ -401,13 +401,13 @@ class _Roles:
 
     def _registers(self, role: int) -> list[Stmt]:
         got = asked_registers(self.launch, self.groups) or ROLE_REGISTERS.get(self.groups)
-        if got is None or not self._alone() or self.launch.attr("keep_registers"):
+        if got is None or not self._alone() or self.launch.plan.keep_registers:
             return []
         return [do("set_max_nreg", n=got[role], inc=bool(role))]
 
     def _alone(self) -> bool:
         """Whether one block fills a multiprocessor: by its shared memory, or by what its fragments take of registers."""
-        if int(self.launch.attr("min_blocks_per_sm") or 1) > 1:
+        if self.launch.plan.min_blocks_per_sm > 1:
             return False
         fragments = sum(b.size * b.dtype.bits // 32 for b in self._static() if b.scope_name == "local.fragment")
         limits = self.cx.target.limits

@@ -105,8 +105,8 @@ def _split(launch: Launch, cx: PassContext) -> Launch | None:
         return done if s is loop else None
 
     out = replace(launch, body=rewrite_stmts(launch.body, changed))
-    return with_options(out, layouts=(*(launch.attr("layouts") or ()), *kept),
-                      report=(*launch.attr("report", ()), f"`{part.name}` is computed in {parts} parts of {width} columns"))
+    return with_options(out, layouts=(*launch.plan.layouts, *kept),
+                      report=(*launch.plan.report, f"`{part.name}` is computed in {parts} parts of {width} columns"))
 
 
 def _users(part: Buffer, launch: Launch, body: list[Stmt], at: int) -> list[_User] | None:
@@ -202,7 +202,7 @@ def _layouts(launch: Launch, op: Any, ops: list[Any], users: list[_User]) -> dic
     row = WGMMA_ROWS[first.instruction]
     if first.warps[1] != 1 or row.shape[1] != ops[0].n:
         return None
-    given = {b for b, _ in launch.attr("layouts") or ()}
+    given = {b for b, _ in launch.plan.layouts}
     whole = wgmma_fragments(op, row, first.warps, threads)[2]
     out: dict[Buffer, Fragment] = {op.c.buffer: whole, ops[0].c.buffer: wgmma_fragments(ops[0], row, first.warps, threads)[2]}
     for u in users:

@@ -43,7 +43,7 @@ def place_sync(func: Func, cx: PassContext) -> Func:
 
     def ordered(launch: Launch) -> Launch:
         done = synchronized(launch)
-        return fence_arrivals(done) if launch.attr("by_hand") else done
+        return fence_arrivals(done) if launch.plan.by_hand else done
 
     return rewrite_launches(func, ordered)
 

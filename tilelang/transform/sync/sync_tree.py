@@ -81,7 +81,7 @@ class TreeBuilder:
         # Global memory matters when this launch writes it and somebody then reads or writes it again.
         self.watched = {e.storage for e in effects(launch.body)
                         if e.writes and e.buffer.scope_name == "global"}
-        self.overlapping = {b.data for b in launch.attr("overlapping") or ()}
+        self.overlapping = {b.data for b in launch.plan.overlapping}
         if self.overlapping & self.watched:
             self.watched |= self.overlapping
         self.root = self.place(launch.body, (), ())

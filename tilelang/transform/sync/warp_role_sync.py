@@ -219,7 +219,7 @@ class RoleSync:
 
     def number(self, start: int) -> int:
         """Of the barrier of the role that begins at a warp group: none that the program names."""
-        used = self.launch.attr("barrier_numbers") or ()  # by the user's own calls (written_roles.py)
+        used = self.launch.plan.barrier_numbers  # by the user's own calls (written_roles.py)
         if -1 in used:
             raise error("role-barrier", "a role of warp groups needs a barrier of its own, and the program computes the "
                         "numbers of its barriers",

@@ -104,7 +104,7 @@ class _Follower(Numbers):
 
     def run(self) -> _Follower:
         self.begin()
-        self.offset = {b.data: at for b, at in self.launch.attr("shared_offsets", ())}
+        self.offset = {b.data: at for b, at in self.launch.plan.shared_offsets}
         self.granule = abs(self.piece)
         for b in self.buffers:
             self.granule = gcd(self.granule, self.offset.get(b.data, 0))

@@ -40,7 +40,7 @@ class Block:
         self._named: dict[int, NamedBarrier] = {}
         self.accesses = 0
         self.remote: list[tuple[int, int, Any]] = []  # component and time of accesses by other blocks, where
-        blocks = int(self.plan.launch.attr("min_blocks_per_sm") or 1)
+        blocks = self.plan.launch.plan.min_blocks_per_sm
         self.registers = min(_REGISTERS // (n * blocks) // 8 * 8, 255)  # of a thread when the block starts
         self.spare = 0  # registers that warp groups gave back
         self.streams_are_groups = width == GROUP

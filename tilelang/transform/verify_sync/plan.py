@@ -66,7 +66,7 @@ class Plan:
 
     def _places(self) -> tuple[dict[Var, int], int]:
         """Bytes where buffers start: as planned, others one after another."""
-        places = {b.data: int(at) for b, at in self.launch.attr("shared_offsets", ())}
+        places = {b.data: int(at) for b, at in self.launch.plan.shared_offsets}
         end = max((places[b.data] + b.size * b.dtype.bytes for b in (*self.shared, *self.barriers)
                    if b.data in places), default=0)
         for b in (*self.shared, *self.barriers):

@@ -57,7 +57,7 @@ def check_launch(launch: Launch) -> tuple[str, list[Fault]]:
         return "no shared memory: nothing to order", []
     if launch.num_threads == 1 and not model:
         return "one thread per block: nothing to order", []
-    if not all(isinstance(at, int) and b.is_static for b, at in launch.attr("shared_offsets", ())):
+    if not all(isinstance(at, int) and b.is_static for b, at in launch.plan.shared_offsets):
         return "not checked: shared memory of run-time size", []
     return check_model(launch, nodes) if model else check_barriers(launch, buffers)
 
