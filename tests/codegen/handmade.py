@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Buffer, Evaluate, For, Launch, Ramp, Seq, Store, Var, call, const, dtype, fresh,
-                         load, seq, LaunchPlan)
+from tilelang.ir import (AddressOf, Alloc, Buffer, Evaluate, For, Func, Launch, Ramp, Seq, Store, Var, call, const, dtype,
+                         fresh, load, seq, LaunchPlan)
+from tilelang.transform.framework.pass_ import PassContext
+from tilelang.transform.registers.pack_conversions import pack_conversions
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,12 @@ def kernel(params, body, *, threads=128, grid=(1,), block_vars=None, tvars=None,
                     tvars or thread_vars(), body if not isinstance(body, (list, tuple)) else seq(*body),
                     LaunchPlan(**plan))
     return Kernel(name, tuple(params), launch)
+
+
+def packed(k: Kernel) -> Kernel:
+    """The kernel behind the pass that packs conversions."""
+    func = Func(k.name, (), (), k.launch, (("phase", "DEVICE"),))
+    return replace(k, launch=pack_conversions(func, PassContext()).body)
 
 
 def ramp(base, lanes: int) -> Ramp:

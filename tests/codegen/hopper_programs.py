@@ -16,6 +16,8 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Func, If, Launch, Store
 from tilelang.layout import Panels, panel_layout, panels
 from tilelang.target.tensor_map import TensorMap
 from tilelang.transform.lower.device_program import split_host
+from tilelang.transform.framework.pass_ import PassContext
+from tilelang.transform.registers.pack_conversions import pack_conversions
 
 
 def shared(name: str, elements: int, dt: str) -> Buffer:
@@ -40,7 +42,7 @@ def program(name: str, tensors, grid, block_vars, threads: int, tvars, body, sca
 
 def kernel_of(func: Func):
     """The one kernel of a program."""
-    (kernel,) = split_host(func).kernels
+    (kernel,) = split_host(pack_conversions(func, PassContext())).kernels
     return kernel
 
 

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import hopper_programs as hopper
-from handmade import at, evaluate, kernel, local, ramp, tensor, thread_vars, unrolled
+from handmade import at, evaluate, kernel, local, packed, ramp, tensor, thread_vars, unrolled
 
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.codegen.cuda.wgmma import MOST, product_runs
@@ -302,17 +302,17 @@ def test_floats_in_registers_become_words_of_two_halves(dt):
     short = {"float16": "half", "bfloat16": "bfloat16"}[dt]
 
     def text(first: int) -> str:
-        return print_kernel(kernel((inp, out), seq(
+        return print_kernel(packed(kernel((inp, out), seq(
             Alloc(floats), Alloc(halves), Store(floats, (ramp(0, 8),), load(inp, (tv[0], ramp(0, 8)))),
             Store(halves, (ramp(first, 8),), cast(load(floats, (ramp(0, 8),)), f"{dt}x8")),
-            Store(out, (tv[0], ramp(0, 8)), load(halves, (ramp(first, 8),)))), tvars=tv))
+            Store(out, (tv[0], ramp(0, 8)), load(halves, (ramp(first, 8),)))), tvars=tv)))
 
-    packed = f"tl::pack_{short}<8>(&halves[0], &floats[0])"
-    assert packed in text(0) and f"tl::cast_{short}(" in text(1).split("__global__")[1] and "pack_" not in text(1)
+    pairs = f"tl::pack_{short}<8>(&halves[0], &floats[0])"
+    assert pairs in text(0) and f"tl::cast_{short}(" in text(1).split("__global__")[1] and "pack_" not in text(1)
     own = {"float16": "half_t", "bfloat16": "bfloat16_t"}[dt]
     stored = f"tl::store<{own}, 8>(&halves[0], tl::cast_{short}(tl::load<float, 8>(&floats[0])))"
     header, body = text(1).split('extern "C"')[0], text(0).split('extern "C"')[1]  # the one that converts has what it needs
-    plain = f'{header}extern "C"{body.replace(packed, stored)}'
+    plain = f'{header}extern "C"{body.replace(pairs, stored)}'
     assert stored in plain
     words, apart = (sass.opcodes(sass.disassemble(nvrtc.compile_cubin(x, "sm_90a").bytes)) for x in (text(0), plain))
     assert words == apart and words["F2FP"] == 4

@@ -58,9 +58,12 @@ def test_fused_multiply_add_is_computed_in_its_own_type():
     assert INTRINSICS["ieee_fmaf"].cuda["float64"].startswith("__fma_{rounding_mode}(")
 
 
+IN_STORES = ("pack_pairs", "small_int_to_float", "dequantise_pair")  # codegen/cuda prints the store around them
+
+
 def test_every_pure_row_has_text():
     for row in INTRINSICS.values():
-        assert row.cuda or hasattr(HopperCalls, f"_call_{row.name}"), row.name
+        assert row.cuda or row.name in IN_STORES or hasattr(HopperCalls, f"_call_{row.name}"), row.name
         if row.effect == PURE and row.meaning is None:
             assert row.name in ("reinterpret", "to_tf32", "assume", "in_warp_groups", "cluster_rank",
                                 "cluster_size", "wgmma_descriptor") or row.name.startswith("get_")

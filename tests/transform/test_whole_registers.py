@@ -12,16 +12,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from programs import attention
 
 import tilelang.language as T
-from tilelang.codegen.cuda.printer import print_kernel
-from tilelang.codegen.cuda.named_registers import LEAST_HALVES
-from tilelang.codegen.cuda.wgmma import SWIZZLES, borrows, multiplies
-from tilelang.ir import (Buffer, Call, For, If, Load, Store, const, dtype, fresh, load, replace, rewrite, rewrite_launches,
-                         walk, with_options)
+from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.wgmma import SWIZZLES
+from tilelang.ir import (Buffer, Call, For, Func, If, Load, Store, const, dtype, fresh, load, replace, rewrite,
+                         rewrite_launches, walk, with_options)
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.target.register_forms import MAPPED, SUMMED, form_of, own_element, sum_form, value_form
 from tilelang.transform import pipeline
+from tilelang.transform.registers.order_register_reductions import MIN_CHAINS, borrows_registers, order_register_reductions
 from tilelang.transform.analysis.register_graph import NEVER, Graph, Node, needed, running_after, states
+from tilelang.transform.registers.shorten_live_ranges import multiplies
 from tilelang.transform.registers.register_resident import move, whole_registers
 from transform.test_product_registers import both_ways, marked, numbers
 
@@ -42,7 +43,7 @@ def test_attention_keeps_its_values_in_registers(monkeypatch, causal):
                           monkeypatch=monkeypatch, config=FAST)
     kinds, into, out = marked(kernel)
     assert kernel.launch.plan.own_values and {"map", "sums", "halves", "scale"} <= set(kinds)
-    masks = [x for x in walk(kernel.launch.body) if isinstance(x, If) and borrows(x.then)]
+    masks = [x for x in walk(kernel.launch.body) if isinstance(x, If) and borrows_registers(x.then)]
     assert len(masks) == 2 * causal and into == out == 1 + len(masks), "in arrays under masks, and to be divided"
     text = print_kernel(kernel, fast_math=True)
     body = text[text.index("extern"):]
@@ -210,14 +211,17 @@ def test_sums_that_are_no_reduction_keep_their_order():
         kernel = lowered(attention(1, 1, 128, 64, causal=False, bm=64, bn=64, threads=128))
 
         def changed(x):
-            return with_options(x, any_order=order) if isinstance(x, For) and x.attr("any_order") is not None else None
+            if not isinstance(x, For) or x.attr("any_order") is None:
+                return None
+            return with_options(x, any_order=order, reduction=None)
 
         launch = replace(kernel.launch, body=rewrite(kernel.launch.body, changed))
+        launch = order_register_reductions(Func("f", (), (), launch, (("phase", "DEVICE"),)), None).body
         text = print_kernel(dataclasses.replace(kernel, launch=launch), fast_math=True)
         return re.search(r'add_P_0\(float& x0\) { asm volatile\("(.*?)" :', text).group(1).split("\\n")
 
     assert all(x.startswith("add.ftz.f32 %0, %0, tl_P_") for x in lines(False))
-    assert sum("u0, u0, tl_P_" in x for x in lines(True)) == len(lines(False)) // 2 - 1 and LEAST_HALVES <= 16
+    assert sum("u0, u0, tl_P_" in x for x in lines(True)) == len(lines(False)) // 2 - 1 and MIN_CHAINS <= 16
 
 
 def test_descriptors_are_made_where_they_are_used():

@@ -220,7 +220,8 @@ class CLikePrinter:
     def _bind(self, s: Bind) -> None:
         value = self.top(s.value)
         if s.var.dtype.is_int and s.var.dtype.lanes == 1:
-            low, high = self.facts.interval(s.value)
+            known = s.value.args[0] if isinstance(s.value, Call) and s.value.op == "opaque_copy" else s.value
+            low, high = self.facts.interval(known)
             if (low, high) != (None, None) or s.var in self.facts.env:
                 self.facts = self.facts.bind(s.var, low, high)
         if self.from_data(s.value):
@@ -386,7 +387,9 @@ class CLikePrinter:
         hit = self._data.get(id(e))
         if hit is not None:
             return hit[1]
-        if isinstance(e, (Load, Call)):
+        if isinstance(e, Call) and e.op == "opaque_copy":
+            out = self.from_data(e.args[0])
+        elif isinstance(e, (Load, Call)):
             out = True
         elif isinstance(e, Var):
             return e in self.data_vars

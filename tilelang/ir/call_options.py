@@ -17,13 +17,16 @@ class CallOptions(Options):
         a_major: str
         b_major: str
         bytes: int
-        cache_hint: str | None
+        cache_hint: str | int | None
         count: int
         first: int
+        high: int
         inc: bool
         key: int | None
         lbo: int
+        low: int
         map: str
+        mask: int
         move: str | None
         multicast: bool
         n: int
@@ -33,6 +36,7 @@ class CallOptions(Options):
         offset: int
         order: str | None
         read: bool
+        recompute: bool
         registers: tuple[str, ...]
         relaxed: bool
         rounding_mode: str
@@ -176,11 +180,12 @@ class PinOptions(CallOptions):
 
 @_of("tma_load", "tma_store", "tma_reduce_add", "tma_prefetch")
 class TmaOptions(CallOptions):
-    """map: name of a tensor map of the launch.  multicast: to the CTAs of a mask.  cache_hint: a name of CACHE_HINTS."""
+    """map: name of a tensor map of the launch.  multicast: to the CTAs of a mask.  cache_hint: a name of CACHE_HINTS, or the
+    number of a policy."""
 
     map: str
     multicast: bool = False
-    cache_hint: str | None = None
+    cache_hint: str | int | None = None
 
 
 @_of("cp_async_mbarrier_arrive")
@@ -188,6 +193,29 @@ class CpAsyncArriveOptions(CallOptions):
     """noinc: the arrival is one of those that the barrier was initialised for."""
 
     noinc: bool = False
+
+
+@_of("mbarrier_arrive")
+class ArriveOptions(CallOptions):
+    """recompute: the address of the barrier is computed where the thread arrives (printed CUDA)."""
+
+    recompute: bool = False
+
+
+@_of("small_int_to_float")
+class SmallIntOptions(CallOptions):
+    """low: the least value that the integer may have, at most 0."""
+
+    low: int
+
+
+@_of("dequantise_pair")
+class PairOptions(CallOptions):
+    """low, high: the bits of the byte where the two weights start.  mask: of one weight."""
+
+    low: int
+    high: int
+    mask: int
 
 
 @_of("cluster_arrive")

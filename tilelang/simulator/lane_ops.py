@@ -341,7 +341,7 @@ LANE_OPS: dict[str, Callable[[Any, Call], Closure]] = {
                           "match_all_sync")},
     "warp_uniform": _uniform,
     "ldg": _ldg, "thread_return": _thread_return, "printf": _printf, "fence_gpu": _nothing, "fence_block": _nothing,
-    "keep_branch": _nothing,
+    "keep_branch": _nothing, "make_opaque": _nothing,
     "pdl_trigger": _nothing, "pdl_sync": _nothing,
 }  # fmt: skip
 

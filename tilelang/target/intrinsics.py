@@ -142,6 +142,26 @@ add_intrinsic(Intrinsic("fast_rcp", 1, PURE, lambda x: 1.0 / x, {"float32": "tl:
 add_intrinsic(Intrinsic("fast_exp2", 1, PURE, np.exp2, {"float32": "tl::fast_exp2({0})"}, INTRINSICS["exp2"].llvm))
 add_intrinsic(Intrinsic("to_tf32", 1, PURE, None, {"*": "tl::to_tf32({0})"}))
 
+# ---- values by other instructions (made by device passes, printed by codegen/cuda) ------------------------------------
+
+
+def _dequantised(byte: Any, zero_point: Any = 0, *, low: int, high: int, mask: int) -> Any:
+    weights = [(np.asarray(byte).astype(np.int32) >> shift & mask) - np.asarray(zero_point).astype(np.int32)
+               for shift in (low, high)]
+    return np.stack(weights, axis=-1).astype(np.float32)
+
+
+# Its argument, of which the device compiler does not know how it was computed.
+add_intrinsic(Intrinsic("opaque_copy", 1, PURE, lambda x: x, {"*": "tl::afresh({0})"}))
+# A variable that keeps its value; what the device compiler computed from it before is not known to be the same.
+add_intrinsic(Intrinsic("make_opaque", 1, WARP, None, {"*": "{0} = tl::afresh({0})"}))
+# Floats in neighbouring registers as 16-bit floats, a pair in each 32-bit register.
+add_intrinsic(Intrinsic("pack_pairs", 1, PURE, lambda x: x, result="attr"))
+# A 16-bit float of an integer from `low` on, of as many values as its significand has.
+add_intrinsic(Intrinsic("small_int_to_float", 1, PURE, lambda x, low: x, result="attr"))
+# Two unsigned weights at bits `low` and `high` of a byte, less a zero point from 0 to 255, as float16x2.
+add_intrinsic(Intrinsic("dequantise_pair", -1, PURE, _dequantised, result="attr"))
+
 # ---- predicates and integer functions ------------------------------------------------------------------------------
 
 for _name, _fn in (("isnan", np.isnan), ("isinf", np.isinf), ("isfinite", np.isfinite)):

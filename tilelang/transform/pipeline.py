@@ -42,6 +42,11 @@ from .sync.place_sync import place_sync
 from .schedule.plan_pipelines import plan_pipelines
 from .memory.plan_shared_memory import plan_shared_memory
 from .registers.accumulator_registers import product_registers
+from .registers.dequantise_pairs import dequantise_pairs
+from .registers.order_register_reductions import order_register_reductions
+from .registers.pack_conversions import pack_conversions
+from .registers.pipeline_descriptors import pipeline_descriptors
+from .registers.shorten_live_ranges import shorten_live_ranges
 from .check.reject_races import refuse_races
 from .framework.scope import plan_only
 from .legalize.resolve_parallel_reads import settle_reads
@@ -100,6 +105,11 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     early_stores,  # after simplify and before product_registers: it asks which registers statements name
     product_registers,  # after simplify: it follows values through the final program
     dependent_launch,  # after place_sync and simplify: every access of global memory has its place
+    dequantise_pairs,  # before pack_conversions, which would convert the weights one by one
+    pack_conversions,  # after product_registers: loops on named registers convert by themselves
+    pipeline_descriptors,
+    order_register_reductions,  # after product_registers, whose loops on named registers it marks
+    shorten_live_ranges,  # after pipeline_descriptors: loops that it changed have their own copies of thread indices
     verify_sync,  # last: it checks what is printed, with the planned offsets
 )
 

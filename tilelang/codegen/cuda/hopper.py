@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import AddressOf, Call, Const
+from tilelang.ir import Call
 from tilelang.target.instructions import CACHE_HINTS
 from tilelang.target.tensor_map import REDUCE_ADD, TensorMap, tensor_maps_of
 
@@ -74,13 +74,10 @@ class HopperCalls(WgmmaCalls):
         return f"tl::tma_prefetch({self._tensor_map(e)[1]})", POSTFIX
 
     def _call_mbarrier_arrive(self: Any, e: Call) -> Text:
-        """Where values are in registers alone the address is computed where the thread arrives: computed with that of another
-        barrier, it would be kept in a register, and the arrival put off."""
         at: Any = e.args[0]
-        offset = self.offsets.get(at.buffer.data) if isinstance(at, AddressOf) else None
-        if not self.launch.plan.own_values or not isinstance(offset, int) or isinstance(at.indices[0], Const):
+        if not e.options.recompute:
             return f"tl::mbarrier_arrive({self.top(at)})", POSTFIX
-        return f"tl::mbarrier_arrive_at<{offset}>(smem, {self.top(at.indices[0])})", POSTFIX
+        return f"tl::mbarrier_arrive_at<{self.offsets[at.buffer.data]}>(smem, {self.top(at.indices[0])})", POSTFIX
 
     def _call_in_warp_groups(self: Any, e: Call) -> Text:
         first, count = 128 * e.options.first, 128 * e.options.count

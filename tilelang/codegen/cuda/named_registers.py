@@ -12,15 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import (AddressOf, Binary, Buffer, Call, Expr, For, If, Load, Stmt, Store, Var, const, dtype, free_vars,
-                         stmts_of, substitute, walk)
+from tilelang.ir import (Binary, Buffer, Call, Expr, For, Load, Stmt, Store, Var, const, dtype,
+                         free_vars, stmts_of, substitute)
 from tilelang.target.register_forms import MAPPED, SUMMED, Form, constant, form_of, own_element, packed_source, sum_form
 
 from ..c_like import POSTFIX, Text
 from .stored_results import StoredResults
 
-LEAST_HALVES = 8  # elements of a sum that is worth two halves
-LEAST_THREES = 16  # elements of a maximum that is worth a second look at its result
 
 
 class OwnRegisters(StoredResults):
@@ -30,7 +28,6 @@ class OwnRegisters(StoredResults):
     own_names: dict[Var, str]
     own_registers: dict[str, tuple[str, int]]
     own_functions: dict[str, str]
-    behind_branch = False  # whether a branch that few iterations take was printed since the last sums
 
     def _own(self: Any, b: Buffer) -> str:
         """The common part of the names of a buffer's registers, which the kernel declares: no other buffer has it."""
@@ -42,30 +39,6 @@ class OwnRegisters(StoredResults):
             self.own_names[b.data] = name
             self.own_registers[name] = (register_type(b.dtype), b.size * b.dtype.bits // 32)
         return name
-
-    def afresh(self: Any) -> None:
-        """Behind an innermost loop with products: what follows from the thread's index is computed behind it.  The compiler
-        sees no more than a few registers in use there, and would otherwise keep it all over the loop."""
-        for v in self.launch.thread_vars:
-            if v in self.namer.names:
-                self.emit(f"{self.namer(v, v.name)} = tl::afresh({self.namer(v, v.name)});")
-
-    def afresh_here(self: Any, s: If) -> None:
-        """The same for a branch that few iterations take, whose own names for the indices end with it."""
-        kept = {v: self.namer.names[v] for v in self.launch.thread_vars if v in self.namer.names}
-        self.emit(f"if ({self.top(s.cond)}) {{")
-        self.depth += 1
-        self.namer.open_scope()
-        for v, name in kept.items():
-            fresh = self.namer(("afresh", v), v.name)
-            self.emit(f"const int {fresh} = tl::afresh({name});")
-            self.namer.names[v] = fresh
-        self.stmt(s.then)
-        self.namer.names.update(kept)
-        self.namer.close_scope()
-        self.depth -= 1
-        self.emit("}")
-        self.behind_branch = True
 
     def _call_wgmma_pin(self: Any, e: Call) -> Text:
         way = e.options.move
@@ -149,8 +122,7 @@ class OwnRegisters(StoredResults):
                 self._packed(x, array, first)
 
     def _sums(self: Any, s: For) -> None:
-        first = self._maxima_first(s) if self.behind_branch else 0
-        self.behind_branch = False
+        first = int(s.attr("maxima_first", 0))
         found: list[tuple[str, list[str]]] = []
         for k in self._turns(s):
             for x in stmts_of(s.body)[:first or None]:
@@ -166,23 +138,6 @@ class OwnRegisters(StoredResults):
             for _ in self._turns(s):
                 for x in stmts_of(s.body)[first:]:
                     self.stmt(x)
-
-    def _maxima_first(self: Any, s: For) -> int:
-        """How many statements of a turn all turns do before the others, so that one look answers for the maxima of all: 0 for
-        none.  Behind a mask's branch that is faster; elsewhere the first row's exponentials hide what the second waits for.
-        """
-        body = stmts_of(s.body)
-        at = next((i for i, x in enumerate(body) if isinstance(x, For)), len(body))
-        form = sum_form(body[at], {s.var: 0}) if at < len(body) else None
-        if form is None or not _in_threes(form, body[at]) or any(isinstance(x, For) for x in body[at + 1:]):
-            return 0
-        own: Any = form.value.a  # type: ignore[union-attr]
-
-        def apart(x: Any) -> bool:  # from other turns
-            return x.buffer.data is form.buffer.data or x.buffer is own.buffer and bool(x.indices == own.indices)
-
-        return at + 1 if all(isinstance(x, (Load, Store)) and apart(x) for y in body for x in walk(y)
-                             if isinstance(x, (Load, Store, AddressOf))) else 0
 
     def _turns(self: Any, s: For) -> Iterator[int]:
         """The values of a loop's variable: what is printed for each stands in a scope where it is a constant."""
@@ -200,8 +155,8 @@ class OwnRegisters(StoredResults):
     def _summed(self: Any, form: Form, s: Stmt) -> None:
         """Operands are the different elements added to.  Where any order will do, each is summed up in two halves side by
         side: an operation waits four cycles for the one before it."""
-        array, v, free = self._own(form.buffer), form.value, bool(s.attr("any_order"))  # type: ignore[attr-defined]
-        if _in_threes(form, s):
+        array, v, two_chains = self._own(form.buffer), form.value, s.attr("reduction") == "two_chains"  # type: ignore[attr-defined]
+        if s.attr("reduction") == "integer":  # type: ignore[attr-defined]
             self._maxima(form, [self._maximum(form)])
             return
         while isinstance(s, For):
@@ -210,7 +165,7 @@ class OwnRegisters(StoredResults):
         op = SUMMED[v.op] + self._f32()
         at = {i: n for n, i in enumerate(dict.fromkeys(i for i, _ in form.points))}
         lines = [f"{op} %{at[i]}, %{at[i]}, tl_{array}_{k};" for i, k in form.points]
-        if free and len(form.points) >= LEAST_HALVES * len(at):
+        if two_chains:
             lines = _in_halves(op, [(at[i], f"tl_{array}_{k}") for i, k in form.points])
         params = ", ".join(f"float& x{n}" for n in at.values())
         operands = ", ".join(f'"+f"(x{n})' for n in at.values())
@@ -340,13 +295,6 @@ def _in_halves(op: str, points: list[tuple[int, str]]) -> list[str]:
                      f"{op} u{n}, u{n}, {register};" if k % 2 else f"{op} %{n}, %{n}, {register};")
     both = [f"{op} %{n}, %{n}, u{n};" for n, k in seen.items() if k > 1]
     return ["{", f".reg .f32 u<{len(seen)}>;", *lines, *both, "}"]
-
-
-def _in_threes(form: Form, s: Stmt) -> bool:
-    """Whether a loop is the maximum of so many elements that it is taken as one of integers."""
-    v: Any = form.value
-    return bool(s.attr("any_order")) and v.op == "max" and len(form.points) >= LEAST_THREES and \
-        len({i for i, _ in form.points}) == 1  # type: ignore[attr-defined]
 
 
 def largest_of_threes(rows: list[list[str]], in_floats: Callable[[list[tuple[int, str]]], list[str]]) -> str:

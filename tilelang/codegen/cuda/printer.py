@@ -11,9 +11,8 @@ from typing import Any, Protocol
 
 from tilelang.arith import value_scalars
 from tilelang.errors import InternalError
-from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Cast, Const, Expr, For, If, Launch, Load, Ramp, Select,
-                         Span, Store, StringConst, Var, const, dtype, follows_addresses, int_range, is_const, statements,
-                         stmts_of, walk)
+from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Cast, Const, Expr, For, Launch, Load, Ramp, Select,
+                         Span, Store, StringConst, Var, const, dtype, follows_addresses, int_range, is_const, walk)
 from tilelang.target import INTRINSICS
 from tilelang.target.instructions import ATOMIC_DTYPES, call_fields
 from tilelang.target.cluster import cluster_of
@@ -22,13 +21,10 @@ from tilelang.target.tensor_map import tensor_maps_of
 from ..c_like import ADD, POSTFIX, PREFIX, Text, quote
 from .types import KEYWORDS, TYPES, is_small_float, literal
 from .values import CudaValues, lane_of
-from .quantised_pairs import CodedPairs
 from .halves import Halves
 from .hopper import HopperCalls, tensor_map_parameters
 from .named_registers import declared_registers
 from .prelude import device_header, words_of
-from .tight_loops import TightLoops
-from .wgmma import borrows, multiplies
 
 SHARED_SCOPES = ("shared", "shared.dyn", "shared.barrier")
 _SOURCE_SECOND = ("cp_async", "ldmatrix", "bulk_load", "bulk_store", "bulk_copy_cluster")  # their second address is only read
@@ -53,7 +49,7 @@ def print_kernel(kernel: DeviceKernel, *, fast_math: bool = False, line_directiv
     return CudaPrinter(kernel, fast_math, line_directives).source()
 
 
-class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
+class CudaPrinter(HopperCalls, Halves, CudaValues):
     """Prints one kernel; see print_kernel."""
 
     # A variable must not hide a function that a row's text calls.
@@ -136,10 +132,11 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
         for var in value_scalars(launch, self.kernel.params):
             self.facts.bind(var, *int_range(var.dtype))
             self.data_vars.add(var)
+        opaque = {x.args[0] for x in walk(launch.body, Call) if x.op == "make_opaque"}
         for var, n, axis in zip(launch.thread_vars, launch.threads, "xyz"):
             self.facts.bind(var, 0, n - 1)
             if var in used:
-                kind = "int" if launch.plan.own_values else "const int"  # afresh changes it
+                kind = "int" if var in opaque else "const int"
                 self.emit(f"{kind} {self.namer(var, var.name)} = threadIdx.{axis};")
         for var, extent in zip(launch.block_vars, launch.grid):
             high = self.facts.interval(extent)[1]
@@ -191,32 +188,7 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
         if s.attr("registers"):
             self.on_registers(s)
             return
-        if s.attr("tight"):
-            self.tight_loop(s)
-            return
-        packed, pairs = self.packed_loop(s), self.coded_pairs(s)
-        if pairs is not None:
-            self.source_comment(next(iter(stmts_of(s.body))).span)
-            for line in pairs:
-                self.emit(line)
-        elif packed is None:
-            self.plain_for(s)
-            own = s.kind == "serial" and self.launch.plan.own_values
-            if own and multiplies(s) and not any(map(multiplies, statements(s.body))):
-                self.afresh()
-        else:
-            self.source_comment(next(iter(stmts_of(s.body))).span)
-            self.emit(packed)
-
-    def plain_for(self, s: For) -> None:
-        """A loop in the form of C."""
         super()._for(s)
-
-    def _if(self, s: If) -> None:
-        if self.launch.plan.own_values and s.orelse is None and borrows(s.then):
-            self.afresh_here(s)
-        else:
-            super()._if(s)
 
     # ---- types and literals -----------------------------------------------------------------------------------------
     def type_name(self, dt: dtype, span: Span | None = None) -> str:
@@ -293,7 +265,11 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
 
     def store(self, s: Store) -> None:
         if all(i.dtype.lanes == 1 for i in s.indices):
-            self.emit(f"{self._element(s.buffer, s.indices)} = {self.moved(s) or self.top(s.value)};")
+            to = self._element(s.buffer, s.indices)
+            if isinstance(s.value, Call) and s.value.op == "opaque_copy" and s.value.dtype == "uint64":
+                self.emit(f"tl::computed_here({to}, {self.top(s.value.args[0])});")
+            else:
+                self.emit(f"{to} = {self.moved(s) or self.top(s.value)};")
             return
         base, v = self._vector_base(s.indices, s.buffer), s.value
         if base is None:
@@ -303,8 +279,13 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
         source = self._vector_base(v.indices, v.buffer) if isinstance(v, Load) else None
         if source is not None:
             self.emit(f"tl::copy<{args}>({to}, {self.address(v.buffer, source)});")  # type: ignore[attr-defined]
-        elif (floats := self.packed_floats(s)) is not None:
-            self.emit(self.packing(v.dtype, v.dtype.lanes, to, floats))
+        elif isinstance(v, Call) and v.op == "pack_pairs":
+            floats: Any = v.args[0]
+            source = self._vector_base(floats.indices, floats.buffer)
+            self.emit(self.packing(v.dtype, v.dtype.lanes, to, self.address(floats.buffer, source)))
+        elif any(x.op == "dequantise_pair" for x in walk(v, Call)):
+            self.valued.add("float16")
+            self.emit(f"*reinterpret_cast<__half2*>({to}) = {self.pair(v)};")
         else:
             self.emit(f"tl::store<{args}>({to}, {self.top(v)});")
 

@@ -34,8 +34,6 @@ class CudaValues(CLikePrinter):
         if to.is_int and source.is_float:
             wide = f"(float){self.at(e.value, PREFIX)}" if is_small_float(source) else self.top(e.value)
             return f"tl::to_int<{name}>({wide})", POSTFIX
-        if source.is_int and (few := self.few_values(to.base, e.value)):
-            return few, POSTFIX
         if is_small_float(source) and to != "float32":
             return self._to(to, f"(float){self.at(e.value, PREFIX)}")
         if is_small_float(to):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, Const, Evaluate, For, Stmt, const, statements, stmts_of, with_options
+from tilelang.ir import AddressOf, Call, Const, Evaluate, Stmt, const, with_options
 from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow
 
 from ..c_like import POSTFIX, Text
@@ -216,17 +216,6 @@ def _flags(row: WgmmaRow, orders: str) -> str:
     return ", " + ", ".join(["1", "1", *transposed])
 
 
-def borrows(s: Stmt) -> bool:
-    """Whether a statement, or one in its sequence, moves registers of products into an array."""
-    return any(isinstance(x, Evaluate) and x.call.op == "wgmma_pin" and x.call.options.move == "out"
-               for x in (stmts_of(s) or (s,)))
-
-
-def multiplies(s: Stmt) -> bool:
-    """Whether a loop has products inside."""
-    return isinstance(s, For) and any(_product(x) is not None for x in statements(s.body))
-
-
 def _word(a: Any) -> int:
     """Which register an element of a register array lies in."""
     return int(a.indices[0].value) * int(a.buffer.dtype.bits) // 32
@@ -272,4 +261,4 @@ def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, produ
             f"      : {outputs}\n      : {', '.join(inputs)});\n}}\n")
 
 
-__all__ = ["MOST", "SWIZZLES", "WgmmaCalls", "borrows", "multiplies", "product_runs", "wgmma_function"]
+__all__ = ["MOST", "SWIZZLES", "WgmmaCalls", "product_runs", "wgmma_function"]

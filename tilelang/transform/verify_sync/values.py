@@ -286,7 +286,7 @@ class Values:
             return lambda f: f.elected()
         if e.op == "wgmma_descriptor":
             return self._descriptor(e)
-        if e.op == "warp_uniform":
+        if e.op in ("warp_uniform", "opaque_copy"):
             return self._of(e.args[0])
         if e.op in ("cluster_rank", "cluster_size"):
             return (lambda f: f.block.rank) if e.op == "cluster_rank" else (lambda f: len(f.block.model.blocks))

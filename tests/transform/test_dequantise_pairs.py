@@ -8,12 +8,16 @@ import pytest
 
 import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
+from tilelang.ir import Call, walk
 from tilelang.library.quantised.kernels import CodedForm, CodedTile, coded_product
 from tilelang.runtime import nvrtc, sass
 from tilelang.target import Target
+from tilelang.simulator import run_device
+from tilelang.transform import pipeline
 from tilelang.transform.pipeline import lower
+from tilelang.transform.registers.dequantise_pairs import dequantise_pairs
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "codegen"))
 from host_cuda import available, run_on_host
 
 SM80, SM90 = (Target({"kind": "cuda", "arch": x}) for x in ("sm_80", "sm_90a"))
@@ -58,6 +62,24 @@ def test_every_byte_and_zero(options, tmp_path):
     zeros = w.astype(np.float16)[:, None, None] * np.float16(o["zeros"] is not None)
     want = (q[None] - zeros) * s[None, :, None]
     np.testing.assert_array_equal(got.view(np.uint16), want.astype(np.float16).view(np.uint16))
+
+
+@pytest.mark.parametrize("options", [{}, {"zeros": None}, {"first": 3, "step": 2, "mask": 7}])
+def test_the_simulator_computes_what_single_conversions_do(options, monkeypatch):
+    """Bit for bit the program without the pass."""
+    w, s = np.arange(256, dtype=np.uint8), np.random.default_rng(1).uniform(-2, 2, 256).astype(np.float16)
+
+    def result():
+        program = lower(decoded(**options).func, SM80)
+        loops = [x for x in walk(program.kernels[0].launch, Call) if x.op == "dequantise_pair"]
+        out = run_device(program, {"W": w, "Z": w, "S": s, "C": np.zeros((256, 256, 2), np.float16)}, check=False).outputs["C"]
+        return len(loops), out.view(np.uint16)
+
+    (pairs, got) = result()
+    monkeypatch.setattr(pipeline, "DEVICE_PASSES", tuple(p for p in pipeline.DEVICE_PASSES if p is not dequantise_pairs))
+    (without, want) = result()
+    assert pairs == 1 and without == 0
+    np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("what, options", [

@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from tilelang.codegen.cuda.named_registers import LEAST_THREES, largest_of_threes
+from tilelang.codegen.cuda.named_registers import largest_of_threes
+from tilelang.transform.registers.order_register_reductions import MIN_INTEGER
 
 
 def answer(text, starts, rows):
@@ -42,7 +43,7 @@ def text_of(rows, n):
     return largest_of_threes([[f"r{row}_{i}" for i in range(n)] for row in range(rows)], lambda points: ["floats;"])
 
 
-@pytest.mark.parametrize("n", [LEAST_THREES, 17, 32, 36, 43])
+@pytest.mark.parametrize("n", [MIN_INTEGER, 17, 32, 36, 43])
 @pytest.mark.parametrize("kind", ["any", "negative", "special"])
 def test_a_warp_that_keeps_the_integers_has_the_largest_float(n, kind):
     rng = np.random.default_rng(n)

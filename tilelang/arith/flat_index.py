@@ -1,0 +1,38 @@
+"""Where an element lies in the storage of its buffer."""
+
+from __future__ import annotations
+
+from tilelang.ir import I32, I64, Buffer, Expr, Ramp, binary, cast, const, dtype, is_const
+
+from .width import widened
+
+
+def flat_index(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
+    """Element offset of buffer[indices] from the start of its storage: 64 bits wide unless it surely fits in 32."""
+    if len(indices) == 1 and not isinstance(buffer.offset, Expr) and buffer.strides[0] == 1:
+        return binary("add", indices[0], const(buffer.offset, indices[0].dtype)) if buffer.offset else indices[0]
+    small = buffer.is_static and all(isinstance(x, int) for x in (*buffer.strides, buffer.offset)) and \
+        buffer.offset + sum((int(d) - 1) * abs(int(x)) for d, x in zip(buffer.shape, buffer.strides)) < 2**31
+    wide = I32 if small and not any(i.dtype.bits > 32 for i in indices) else I64
+    out: Expr = const(0, wide)
+    for i, step in zip(indices, buffer.strides):
+        step_expr = widened(step) if isinstance(step, Expr) else const(step, wide)  # dynamic: wide is I64
+        out = binary("add", out, binary("mul", _as(i, wide), step_expr))
+    offset = buffer.offset
+    return binary("add", out, widened(offset) if isinstance(offset, Expr) else const(offset, wide))
+
+
+def vector_base(buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...] | None:
+    """Indices of the first lane when the access is one contiguous vector, else None."""
+    *rest, last = indices
+    if isinstance(last, Ramp) and is_const(last.stride, 1) and all(i.dtype.lanes == 1 for i in rest) \
+            and buffer.strides[-1] == 1:
+        return (*rest, last.base)
+    return None
+
+
+def _as(i: Expr, dt: dtype) -> Expr:
+    return i if i.dtype == dt else cast(i, dt)
+
+
+__all__ = ["flat_index", "vector_base"]

@@ -1,0 +1,169 @@
+"""Conversions to 16-bit floats that take fewer instructions than one each.
+
+    for r in unroll(8): P[r] = float16(S[r])    ->    P[0:8] = pack_pairs(S[0:8])       one cvt for two floats
+    P[0:4] = float16x4(S[0:4])                  ->    P[0:4] = pack_pairs(S[0:4])
+    x = float16(i % 8)                          ->    x = small_int_to_float(i % 8, low=0)
+
+`pack_pairs` reads and writes whole 32-bit registers, so both arrays are registers of a thread, used by their own types, and the
+16-bit one is written from an even element on.  `small_int_to_float` makes a float of an integer with few values from its
+bits: a logical operation and half of a packed subtraction, in place of a conversion (a quarter of the rate on Ampere) and
+half of a packing.  A loaded integer stays with its conversion, which takes it as it is.
+"""
+
+from __future__ import annotations
+
+from operator import is_not
+from typing import Any
+
+from tilelang.arith import LaunchFacts, flat_index, vector_base
+from tilelang.ir import (Alloc, Bind, Buffer, Call, Cast, Const, Expr, For, Func, Launch, Load, Ramp, Stmt, Store, Var, call,
+                         const,
+                         free_vars, is_const, rebuild, replace, rewrite, rewrite_launches, seq, stmts_of, substitute,
+                         walk)
+from tilelang.target.register_forms import Form, form_of, packed_source, sum_form
+
+from ..framework.pass_ import DEVICE, PassContext, pass_
+
+# How many integers from a power of two on have bits that count up: 2 to the bits of the significand.
+_COUNTING = {"float16": 1024, "bfloat16": 128}
+
+
+@pass_(needs=DEVICE)
+def pack_conversions(func: Func, cx: PassContext) -> Func:
+    """Replace conversions to float16 and bfloat16 by intrinsics for pairs and for small integers.
+
+    Keeps: every value, bit for bit.
+    """
+    return rewrite_launches(func, _packed)
+
+
+def _packed(launch: Launch) -> Launch | None:
+    if not any(x.dtype.base in _COUNTING for x in walk(launch.body, Cast)):
+        return None
+    return _Conversions(launch).visit(launch)  # type: ignore[no-any-return]
+
+
+class _Conversions:
+    """Goes over the statements of a launch in program order."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.facts = LaunchFacts(launch, free_vars(launch))
+        self.types = {x.buffer.data: x.buffer.dtype for x in walk(launch.body, Alloc)}
+
+    def visit(self, x: Any) -> Any:
+        if isinstance(x, tuple):
+            out = tuple(map(self.visit, x))
+            return x if all(a is b for a, b in zip(x, out)) else out
+        if isinstance(x, Expr):
+            return rewrite(x, self._of_small_integer, Cast)
+        if not isinstance(x, Stmt):
+            return x
+        if isinstance(x, For):
+            return self._loop(x)
+        if isinstance(x, Store):
+            packed = self._vector(x)
+            return rebuild(x, self.visit) if packed is None else packed
+        out = rebuild(x, self.visit)
+        if isinstance(x, Bind):
+            self.facts.enter_bind(x)
+        return out
+
+    def _loop(self, s: For) -> Stmt:
+        if s.attr("registers"):
+            return self._on_registers(s)
+        packed = self._loop_of_pairs(s)
+        if packed is not None:
+            return packed
+        bounds = self.visit((s.start, s.extent))
+        self.facts.enter_loop(s)
+        return replace(s, start=bounds[0], extent=bounds[1], body=self.visit(s.body))  # type: ignore[no-any-return]
+
+    def _on_registers(self, s: For) -> Stmt:
+        """A loop on named registers stays; those of kinds "read" and "sums" hold other statements too."""
+        form = form_of(s)
+        if form is None or form.kind not in ("read", "sums"):
+            return s
+        self.facts.enter_loop(s)
+        stmts = [x if _is_on_registers(form, x, s.var) else self.visit(x) for x in stmts_of(s.body)]
+        return replace(s, body=seq(*stmts, span=s.body.span)) if any(map(is_not, stmts, stmts_of(s.body))) else s
+
+    # ---- pairs ------------------------------------------------------------------------------------------------------
+
+    def _vector(self, s: Store) -> Store | None:
+        """A vector store that makes 16-bit floats of floats in registers; None for other stores."""
+        v: Any = s.value
+        if all(i.dtype.lanes == 1 for i in s.indices) or not self._converts(s) or v.dtype.lanes % 2:
+            return None
+        at = vector_base(s.buffer, s.indices)
+        first = flat_index(s.buffer, at) if at is not None else None
+        if vector_base(v.value.buffer, v.value.indices) is None or not isinstance(first, Const) or first.value % 2:
+            return None
+        return replace(s, value=_pack(v.value, v.dtype))  # type: ignore[no-any-return]
+
+    def _loop_of_pairs(self, s: For) -> Store | None:
+        """The vector store in the place of a loop over neighbouring registers; None for other loops."""
+        body, n, facts = stmts_of(s.body) or (s.body,), s.extent, self.facts.analyzer
+        if s.kind != "unroll" or len(body) != 1 or not isinstance(body[0], Store) or not is_const(s.start, 0):
+            return None
+        store = body[0]
+        if not isinstance(n, Const) or n.value % 2 or n.value <= 0 or not self._converts(store):
+            return None
+        v: Any = store.value
+        places: list[Expr] = []
+        for access, step in ((store, 2), (v.value, 1)):  # pairs of 16-bit floats start at even elements
+            if len(access.indices) != 1 or access.indices[0].dtype.lanes > 1:
+                return None
+            form = facts.linear(flat_index(access.buffer, access.indices))
+            rest = {a: k for a, k in form.terms.items() if a is not s.var}
+            if form.terms.get(s.var) != 1 or any(x % step for x in (form.const, *rest.values())) or any(
+                    s.var in free_vars(a) for a in rest):
+                return None
+            places.append(facts.simplify(substitute(access.indices[0], {s.var: const(0, s.var.dtype)})))
+        to, source = (_neighbours(at, int(n.value)) for at in places)
+        floats = replace(v.value, indices=(source,), dtype=v.value.dtype.with_lanes(source.lanes))
+        return replace(store, indices=(to,), value=_pack(floats, v.dtype.with_lanes(to.lanes)))  # type: ignore[no-any-return]
+
+    def _converts(self, s: Store) -> bool:
+        """Whether a store converts floats in registers to 16-bit floats in registers, both used by the types they were
+        declared with: of what alignment is another view?"""
+        v = s.value
+        if not isinstance(v, Cast) or not isinstance(v.value, Load) or v.dtype.base not in _COUNTING or \
+                v.value.dtype.base != "float32":
+            return False
+        return all(b.scope_name == "local" and self._is_declared(b) for b in (s.buffer, v.value.buffer))
+
+    def _is_declared(self, b: Buffer) -> bool:
+        return self.types.get(b.data) == b.dtype
+
+    # ---- integers with few values -----------------------------------------------------------------------------------
+
+    def _of_small_integer(self, e: Cast) -> Expr | None:
+        most = _COUNTING.get(e.dtype.base, 0) if e.dtype.lanes == 1 else 0
+        if not most or not e.value.dtype.is_int or isinstance(_converted(e.value), (Load, Const)):
+            return None
+        low, high = self.facts.analyzer.interval(e.value)
+        if low is None or high is None or low <= -most or high - min(low, 0) >= most:
+            return None
+        return call("small_int_to_float", (e.value,), e.dtype, low=min(low, 0))
+
+
+def _is_on_registers(form: Form, x: Stmt, turn: Var) -> bool:
+    """Whether a statement in a loop of this form is the one that works on the registers."""
+    if form.kind == "read":
+        return isinstance(x, Store) and packed_source(x) is not None
+    return isinstance(x, For) and sum_form(x, {turn: 0}) is not None
+
+
+def _converted(e: Expr) -> Expr:
+    return e.value if isinstance(e, Cast) else e
+
+
+def _neighbours(first: Expr, lanes: int) -> Ramp:
+    return Ramp(first, const(1, first.dtype), lanes, first.dtype.with_lanes(lanes))
+
+
+def _pack(floats: Load, to: Any) -> Call:
+    return call("pack_pairs", (floats,), to)
+
+
+__all__ = ["pack_conversions"]
