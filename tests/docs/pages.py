@@ -3,7 +3,7 @@
 The language of a fence says what happens with it:
 
     ```python                 run; what it prints is kept
-    ```python {.torch}        the same, left out where torch is not installed
+    ```python {.torch}        the same, left out where torch is not installed ({.jax} likewise)
     ```python {.gpu}          needs a GPU: compiled only, and every name it reads must exist at that point
     ```python {.raises}       must raise; the error's text is added to what it prints
     ```{ .python title="f.py" }   the block is also written to the file f.py, in the folder where commands run
@@ -37,7 +37,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^(?P<ticks>`{3,})(?P<info>.*)$")
 SHOWN = ("pip install ", "python -m venv ", "git clone ", "cd ", "ncu ", "nsys ", "export ")  # commands that are shown, not run
-MARKS = {"torch", "gpu", "raises"}
+PACKAGES = {"torch", "jax"}
+MARKS = {*PACKAGES, "gpu", "raises"}
 
 
 @dataclass
@@ -57,7 +58,7 @@ class Block:
 
 @dataclass
 class Outcome:
-    """What a page did.  skipped: blocks left out for want of torch.  shown: (block of expected output, actual output).
+    """What a page did.  skipped: the package that each block left out wants.  shown: (block of expected output, actual output).
 
     file, source: name and lines of the file that the Python blocks without a title would make, one below the other.
     seconds: processor time of each block, by its line.
@@ -67,7 +68,7 @@ class Outcome:
     source: list[str] = field(default_factory=list)
     seconds: dict[int, float] = field(default_factory=dict)
     ran: int = 0
-    skipped: int = 0
+    skipped: list[str] = field(default_factory=list)
     shown: list[tuple[Block, str]] = field(default_factory=list)
 
 
@@ -154,16 +155,17 @@ def _python(block: Block, where: str, namespace: dict[str, object], outcome: Out
         code = compile("\n" * len(above) + block.code, name, "exec", dont_inherit=True)
     except SyntaxError as e:
         raise PageError(f"{where}: {e}") from e
-    if "torch" in block.marks and importlib.util.find_spec("torch") is None:
-        outcome.skipped += 1
+    missing = [p for p in block.marks & PACKAGES if importlib.util.find_spec(p) is None]
+    if missing:
+        outcome.skipped += missing
         return SKIPPED
     linecache.cache[name] = (1, None, [f"{x}\n" for x in lines], name)
     if not block.title:
         outcome.source = lines
     if "gpu" in block.marks:
-        missing = sorted(names_read(block.code, name) - set(namespace) - set(dir(builtins)))
-        if missing:
-            raise PageError(f"{where}: compiled only, and these names do not exist: {', '.join(missing)}")
+        unknown = sorted(names_read(block.code, name) - set(namespace) - set(dir(builtins)))
+        if unknown:
+            raise PageError(f"{where}: compiled only, and these names do not exist: {', '.join(unknown)}")
         for node in ast.walk(ast.parse(block.code)):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 exec(compile(ast.Module([node], []), name, "exec"), namespace)
@@ -292,4 +294,4 @@ if __name__ == "__main__":  # python tests/docs/pages.py PAGE…: run pages by h
         with tempfile.TemporaryDirectory() as where_:
             done = run_page(path, pathlib.Path(where_))
         slow = [f"{k}: {v:.1f} s" for k, v in done.seconds.items() if v > 0.2]
-        print(f"{path.name}: {done.ran} blocks ran, {done.skipped} skipped", *slow, *differences(path, done), sep="\n\n")
+        print(f"{path.name}: {done.ran} blocks ran, {len(done.skipped)} skipped", *slow, *differences(path, done), sep="\n\n")
