@@ -106,7 +106,7 @@ CHECKS = [
     Check("dynamic/dynamic_gemm.py", "check_padded", dict(rows=150, tokens=70, n=40, k=50)),
     Check("macros/generic.py", "check_linear", dict(m=40, n=70, k=40)),
     Check("macros/generic.py", "check_polynomial", dict(n=1000)),
-    Check("hopper/gemm_by_hand.py", "check_roles", dict(m=200, n=72, k=328), hopper=True),
+    Check("hopper/gemm_by_hand.py", "check_warp_roles", dict(m=200, n=72, k=328), hopper=True),
     Check("hopper/gemm_by_hand.py", "check_cluster", dict(m=300, n=72, k=328), hopper=True),
     Check("attention/flash_forward.py", "check",
           dict(heads=2, kv_heads=2, seq_q=70, seq_kv=70, dim=32, causal=False, bm=64), dict(kv_heads=32, causal=False)),

@@ -1,4 +1,4 @@
-"""What really ran inside a test: executions that came to their end, and refusals that the test caught.
+"""What really ran inside a test: executions that came to their end, and unavailable_names that the test caught.
 
 `install()` puts a watcher around the one place where each execution ends; `taken()` is what came to its end since `begin()`.
 Calls that the package makes of its own printers and compilers do not count: what a cache answers would be missing then.

@@ -85,7 +85,7 @@ def test_compile_writes_source_and_says_registers(kernel_file, tmp_path, capsys)
 
 def test_simulate_compares_with_the_tile_meaning(kernel_file, capsys):
     assert cli.main(["simulate", kernel_file]) == 0
-    assert "B: largest difference from the tile meaning 0" in capsys.readouterr().out
+    assert "B: largest difference from the reference interpreter 0" in capsys.readouterr().out
 
 
 def test_doctor_names_what_is_missing(capsys):

@@ -7,7 +7,7 @@ The folder ($TILELANG_BENCH_CUBINS, option --cubins) holds cubins and an index.j
                   "arguments": [{"map": "a", "type": "float16", "dims": [8192, 8192], "strides": [16384],
                                  "box": [64, 128], "swizzle": 128, "l2": 256}, {"int32": 8192}, {"float32": 0.08}]}]}
 
-One entry is one way to run one workload.  grid: blocks, at most as many as the device has multiprocessors.  A map is a
+One entry is one way to run one workload.  grid: blocks, at most as many as the device has sm_count.  A map is a
 tensor map of a tensor of the problem ("out" is the result), dims and box innermost first, strides in bytes without the
 innermost; {"tensor": "a"} passes an address.
 """

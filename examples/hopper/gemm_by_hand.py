@@ -97,7 +97,7 @@ def _check(name: str, program, m: int, n: int, k: int, on: Place) -> Comparison:
     return compare(name, np.asarray(got), product(a, b.T), product_bound(wide(a), wide(b.T), f16, f16))
 
 
-def check_roles(m: int = 4096, n: int = 4096, k: int = 4096, on: Place = HERE) -> Comparison:
+def check_warp_roles(m: int = 4096, n: int = 4096, k: int = 4096, on: Place = HERE) -> Comparison:
     """Sums in float32, rounded once."""
     return _check("gemm by roles", gemm_roles, m, n, k, on)
 
@@ -108,4 +108,4 @@ def check_cluster(m: int = 4096, n: int = 4096, k: int = 4096, on: Place = HERE)
 
 
 if __name__ == "__main__":
-    main(check_roles, check_cluster)
+    main(check_warp_roles, check_cluster)

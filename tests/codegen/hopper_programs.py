@@ -13,7 +13,7 @@ from handmade import at, evaluate, local, ramp, serial, tensor, thread_vars, unr
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Func, If, Launch, Store, Var, call, cast, const, dtype, fresh, load,
                          logical, seq, LaunchPlan)
-from tilelang.layout import Panels, panel_layout, panels
+from tilelang.layout import Panels, swizzled_box_layout, panels
 from tilelang.target.tensor_map import TensorMap
 from tilelang.transform.lower.device_program import split_host
 from tilelang.transform.framework.pass_ import PassContext
@@ -66,7 +66,7 @@ def copy(m, n, rows=64, columns=128, dt="float16", width=128, out="tma", hint=No
     A, B = tensor("A", (m, n), dt), tensor("B", (m, n), dt)
     tx, ty, tz = thread_vars()
     bx, by = fresh("bx"), fresh("by")
-    layout = panel_layout((rows, columns), dt, width)
+    layout = swizzled_box_layout((rows, columns), dt, width)
     p = panels(layout, dt)
     tile, bar = shared("tile", layout.size, dt), barriers("ready", (1,))
     maps = [TensorMap(f"{t.name}_map", t, (p.boxes()[0].columns, p.boxes()[0].rows), p.swizzle) for t in (A, B)]
@@ -111,9 +111,9 @@ def gemm(m, n, k, dt="float16", trans_b=True, acc="float32", out="float16") -> F
     BK = 128 // size  # one panel of K
     tx, ty, tz = thread_vars()
     bx, by = fresh("bx"), fresh("by")
-    a_layout = panel_layout((STAGES, BM, BK), dt, 128)
-    b_layout = panel_layout((STAGES, BN, BK) if trans_b else (STAGES, BK, BN), dt, 128)
-    c_layout = panel_layout((BM, BN), out, 128)
+    a_layout = swizzled_box_layout((STAGES, BM, BK), dt, 128)
+    b_layout = swizzled_box_layout((STAGES, BN, BK) if trans_b else (STAGES, BK, BN), dt, 128)
+    c_layout = swizzled_box_layout((BM, BN), out, 128)
     pa, pb, pc = panels(a_layout, dt), panels(b_layout, dt), panels(c_layout, out)
     As, Bs, Cs = shared("A_shared", a_layout.size, dt), shared("B_shared", b_layout.size, dt), shared(
         "C_shared", c_layout.size, out)
@@ -121,7 +121,7 @@ def gemm(m, n, k, dt="float16", trans_b=True, acc="float32", out="float16") -> F
     c_box = Panels(64, BN, 16, 128)  # what one consumer stores: its rows of a panel
     A_map = TensorMap("A_map", A, (BK, BM), 128, "zero", 128)
     B_map = TensorMap("B_map", B, (pb.boxes()[0].columns, pb.boxes()[0].rows), 128, "zero", 128)
-    C_map = TensorMap("C_map", C, (c_box.panel_columns, 64), 128)
+    C_map = TensorMap("C_map", C, (c_box.box_columns, 64), 128)
     steps = (k + BK - 1) // BK
 
     def producer_step(it):
@@ -174,8 +174,8 @@ def gemm(m, n, k, dt="float16", trans_b=True, acc="float32", out="float16") -> F
         return seq(Store(pieces, (ramp(0, 8),), cast(values, dtype(out).with_lanes(8))),
                    evaluate("stmatrix", at(Cs, c_layout.offset((r, column))), at(pieces, 0), num=4, trans=False))
 
-    stores = [evaluate("tma_store", at(Cs, p * (pc.panel_bytes // 2) + g * (64 * pc.panel_columns)),
-                       bx * BN + p * pc.panel_columns, by * BM + g * 64, map="C_map") for p in range(pc.count)]
+    stores = [evaluate("tma_store", at(Cs, p * (pc.box_row_bytes // 2) + g * (64 * pc.box_columns)),
+                       bx * BN + p * pc.box_columns, by * BM + g * 64, map="C_map") for p in range(pc.count)]
     consumer = seq(
         evaluate("set_max_nreg", n=232, inc=True), Alloc(acc_regs), Alloc(pieces),
         Bind(g, tx // 128),

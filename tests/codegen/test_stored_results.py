@@ -17,7 +17,7 @@ from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Alloc, Bind, Buffer, Call, For, Ramp, Store, const, dtype, fresh, load, seq, walk, with_options
 from tilelang.runtime import nvrtc
 from tilelang.target.register_forms import form_of, store_form
-from transform.test_product_registers import both_ways, marked, numbers
+from transform.test_accumulator_registers import both_ways, marked, numbers
 
 FAST = {"tl.enable_fast_math": True}
 I32 = dtype("int32")

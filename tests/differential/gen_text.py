@@ -120,7 +120,7 @@ if __name__ == "__main__":
     import sys
 
     sys.path.insert(0, "tests/differential")
-    from executions import main
+    from backends import main
 
     main(program.func, SEED, TENSORS, CONFIGS)
 """

@@ -5,7 +5,7 @@ Threads that read late found what the others had stored already, or of the round
 
 import numpy as np
 import pytest
-from executions import agree
+from backends import agree
 
 import tilelang.language as T
 

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from executions import run
+from backends import run
 from gen_program import PROFILES, make_program
 from gen_text import features, source
 from run import FEW, coverage, executions_of, main, program_seed, status_of, summary

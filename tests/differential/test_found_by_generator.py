@@ -1,7 +1,7 @@
 """Programs the generator found executions to disagree on, or to refuse: the smallest form of each, named by what was wrong."""
 
 import numpy as np
-from executions import HERE, _execute, agree, between_rows, laid_out
+from backends import HERE, _execute, agree, between_rows, laid_out
 
 import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from executions import agree
+from backends import agree
 
 import tilelang
 import tilelang.language as T

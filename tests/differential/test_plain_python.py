@@ -1,7 +1,7 @@
 """Programs of numbers mean what Python makes of their text: types, conversions and arithmetic, judged without the compiler."""
 
 import pytest
-from executions import AGREES, _execute, compare, inputs, load
+from backends import AGREES, _execute, compare, inputs, load
 from gen_program import make_program
 from gen_text import source
 from plain_python import run

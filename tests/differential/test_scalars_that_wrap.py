@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from executions import HERE, _execute
+from backends import HERE, _execute
 
 import tilelang.language as T
 from tilelang.arith import value_scalars

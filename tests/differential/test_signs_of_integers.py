@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from executions import HERE, agree
+from backends import HERE, agree
 
 import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel

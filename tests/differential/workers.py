@@ -130,7 +130,7 @@ def serve_forever() -> None:
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what programs print is not an answer
     logging.disable(logging.WARNING)
-    from executions import run
+    from backends import run
 
     for line in sys.stdin:
         path, executions = json.loads(line)

@@ -7,8 +7,8 @@ from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
 
-CHECKS = [("check_roles", {"m": 200, "n": 72, "k": 328}), ("check_cluster", {"m": 300, "n": 72, "k": 328}),
-          ("check_roles", {"m": 128, "n": 128, "k": 64}), ("check_cluster", {"m": 100, "n": 128, "k": 40})]
+CHECKS = [("check_warp_roles", {"m": 200, "n": 72, "k": 328}), ("check_cluster", {"m": 300, "n": 72, "k": 328}),
+          ("check_warp_roles", {"m": 128, "n": 128, "k": 64}), ("check_cluster", {"m": 100, "n": 128, "k": 40})]
 SM90A = {"kind": "cuda", "arch": "sm_90a"}
 
 
@@ -73,7 +73,7 @@ def test_a_tile_shared_by_workers_is_added_in_one_order(example):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("check", ["check_roles", "check_cluster"])
+@pytest.mark.parametrize("check", ["check_warp_roles", "check_cluster"])
 @pytest.mark.parametrize("sizes", [{}, {"m": 1000, "n": 1048, "k": 328}])
 def test_programs_written_for_hopper_agree_on_gpu(example, gpu, check, sizes):
     result = getattr(example("hopper/gemm_by_hand.py"), check)(on=gpu, **sizes)

@@ -35,7 +35,7 @@ def facts(func, target=SM90, config=None, **resources):
 def test_instructions_schedule_and_limits_of_a_gemm():
     f = facts(large(), registers=168, spills=0, static_shared=0)
     assert f["grid"] == [132] and f["threads"] == 384
-    assert list(f["instructions"]["products"]) == ["wgmma.m64n256k16.f32.f16.f16"]
+    assert list(f["instructions"]["MMAs"]) == ["wgmma.m64n256k16.f32.f16.f16"]
     assert set(f["instructions"]["loads"]) == {"tma_load by A_map", "tma_load by B_map"}
     assert "warp groups: 1 loads As, Bs by TMA, 2 compute, 4 stages" in f["schedule"]
     assert f["occupancy"] == {"blocks": 1, "warps": 12, "of_warps": 64, "limited_by": "shared memory"}
@@ -44,26 +44,28 @@ def test_instructions_schedule_and_limits_of_a_gemm():
     assert limits["seconds"]["arithmetic"] == pytest.approx(2 * 4096**3 / 989e12)
     assert limits["moved_by_tiles"] >= 32 * 16 * 64 * (128 + 256) * 64 * 2
     text = "\n".join(text_of(f))
-    for part in ("registers 168", "1 block a multiprocessor, 12 of 64 warps", "wgmma.m64n256k16", "boxes of 128 x 64 of `A`",
-                 "137 GFLOP of products", "bound by arithmetic", "synchronisation: ordered", "persistent: 132 blocks"):
+    for part in ("registers 168", "1 block an SM, 12 of 64 warps", "wgmma.m64n256k16", "boxes of 128 x 64 of `A`",
+                 "137 GFLOP of GEMMs", "bound by arithmetic", "synchronisation: ordered", "persistent: 132 blocks"):
         assert part in text, part
     json.dumps(f)
 
 
 def test_roles_stages_and_what_runs_under_what():
     f = facts(large())
-    assert f["roles"] == [{"warp_groups": [0, 2], "threads": 256, "registers": 240, "does": ["products", "stores"]},
+    assert f["warp_roles"] == [{"warp_groups": [0, 2], "threads": 256, "registers": 240, "does": ["MMAs", "stores"]},
                           {"warp_groups": [2, 1], "threads": 128, "registers": 24, "does": ["loads"]}]
-    assert f["stages"] == {"As": 4, "Bs": 4} and f["overlap"] == "a product runs on while the next stage is waited for"
+    assert f["stages"] == {"As": 4, "Bs": 4} and f["overlap"] == (
+        "wgmma in flight: the GEMM of a step runs while the next stage is waited for")
     text = "\n".join(text_of(f))
-    for part in ("role: warp groups 0 to 1, 256 threads: products, stores, 240 registers a thread", "stages: 4 of As, 4 of Bs",
-                 "role: warp group 2, 128 threads: loads, 24 registers a thread", "overlap: a product runs on"):
+    for part in ("warp role: warp groups 0 to 1, 256 threads: MMAs, stores, 240 registers a thread", "stages: 4 of As, 4 of Bs",
+                 "role: warp group 2, 128 threads: loads, 24 registers a thread",
+                 "overlap: wgmma in flight: the GEMM of a step runs"):
         assert part in text, part
     f = facts(attention(1, 2, 1024, 128, bm=128, bn=128, threads=256).func)
-    assert f["overlap"] == "the second product of an iteration runs under the next one's first and the work on it"
+    assert f["overlap"] == "the second GEMM of an iteration runs under the next iteration's first GEMM and its softmax"
     f = facts(large(), config={"tl.enable_hopper": False})
-    assert f["roles"] == [{"warp_groups": [0, 2], "threads": 256, "registers": None, "does": ["loads", "products"]}]
-    assert f["stages"] == {"As": 4, "Bs": 4} and "one role for all warps: tl.enable_hopper is off" in f["declined"]
+    assert f["warp_roles"] == [{"warp_groups": [0, 2], "threads": 256, "registers": None, "does": ["loads", "MMAs"]}]
+    assert f["stages"] == {"As": 4, "Bs": 4} and "no warp specialisation: tl.enable_hopper is off" in f["declined"]
     assert f["overlap"] is None and "role:" not in "\n".join(text_of(f))
 
 
@@ -79,8 +81,8 @@ def test_why_these_instructions():
     assert odd["instructions"]["loads"] == {"loads of 2 bytes by threads": 8} or "by threads" in str(odd["instructions"])
 
 
-@pytest.mark.parametrize("rows, said", [(64, "runs under the next one's first"),
-                                        (128, "(the second is not moved: both results take")])
+@pytest.mark.parametrize("rows, said", [(64, "runs under the next iteration's first GEMM"),
+                                        (128, "wgmma synchronous: the second GEMM is not moved: both results take")])
 def test_why_products_do_not_overlap(rows, said):
     """One warp group, whose registers hold the results of 64 rows, not of 128."""
     f = facts(attention(1, 2, 1024, 128, bm=rows, bn=64, threads=128).func)
@@ -91,7 +93,7 @@ def test_what_was_declined_is_said():
     func = gemm(m=128, n=128, k=100, tb=True).func
     f = facts(func)
     assert any("multiple of 16" in line for line in f["declined"])
-    assert any("note: one role for all warps" in line for line in text_of(f))
+    assert any("note: no warp specialisation" in line for line in text_of(f))
 
 
 def test_causal_attention_counts_the_tiles_it_visits():
@@ -131,13 +133,13 @@ def test_report_of_a_compiled_kernel():
     kernel = tilelang.compile(gemm(m=256, n=256, k=256, bm=64, bn=64, bk=32), target=SM80)
     data = kernel.report_data
     (f,) = data["kernels"]
-    assert f["registers"] == kernel.n_regs and f["spills"] == 0 and "mma" in next(iter(f["instructions"]["products"]))
+    assert f["registers"] == kernel.n_regs and f["spills"] == 0 and "mma" in next(iter(f["instructions"]["MMAs"]))
     assert kernel.report().startswith("kernel main for cuda") and "occupancy:" in kernel.report()
     assert not data["unaligned"] and json.loads(json.dumps(data)) == data
 
 
 def test_report_of_a_simulated_kernel():
     kernel = tilelang.compile(gemm(m=64, n=64, k=64, bm=64, bn=64, bk=32), execution_backend="simulator", target=SM80)
-    assert "products: mma" in kernel.report()
+    assert "MMAs: mma" in kernel.report()
     cpu = tilelang.compile(gemm(m=64, n=64, k=64, bm=64, bn=64, bk=32), target="cpu")
     assert cpu.report_data["kernels"] == [] and np.isfinite(sum(cpu.report_data["times"].values()))

@@ -1,7 +1,7 @@
 """Products written wholly by hand: tensor maps, mbarriers, TMA, descriptors, wgmma, a store through shared memory."""
 
 import tilelang.language as T
-from tilelang.layout import panel_layout
+from tilelang.layout import swizzled_box_layout
 
 f16, f32 = "float16", "float32"
 SHORT = {f16: "fp16", "bfloat16": "bf16", "float8_e4m3": "e4m3", "int8": "int8", f32: "tf32"}
@@ -76,7 +76,7 @@ def ring_gemm(M=64, N=16, K=64, dt=f16, acc=f32, width=128, stages=2):
 
 
 def panels_gemm(N=16, steps=2, dt=f16, acc=f32, width=0, a_mn=False, b_mn=False):
-    """C = A @ B.T of tiles in panels of `width` bytes (0: of 16 bytes, no swizzle), one TMA box each, by `steps` products.
+    """C = A @ B.T of tiles in swizzle atoms of `width` bytes (0: of 16 bytes, no swizzle), one TMA box each, by `steps` MMAs.
 
     a_mn, b_mn: A is given as (K, 64), B as (K, N), so that their rows run along M and N.
     """
@@ -143,7 +143,7 @@ def by_threads(groups=1, threads=128, layouts=None, fields=(1, 1, 64), first=Non
     M, K = 64 * groups, 64
     first = first or (lambda s, t: s[t // 128 * 64, 0])
     second = second or (lambda s, t: s[0, 0])
-    swizzled = layouts or (lambda shape: panel_layout(shape, f16, 128))
+    swizzled = layouts or (lambda shape: swizzled_box_layout(shape, f16, 128))
 
     @T.macro
     def multiply(C, c, a_desc, b_desc, t):

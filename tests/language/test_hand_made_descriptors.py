@@ -10,7 +10,7 @@ import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.errors import TileLangError
 from tilelang.ir import AddressOf, Buffer, Call, Launch, const, dtype, numpy_dtype, walk
-from tilelang.layout import Layout, panel_layout, padded_layout, view_layout
+from tilelang.layout import Layout, swizzled_box_layout, padded_layout, view_layout
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_tile
 from tilelang.target import Target
@@ -137,7 +137,7 @@ def test_a_layout_that_turns_single_elements():
 def test_a_box_is_filled_where_it_leaves_the_tensor(row, column):
     """Threads see the tile in the order of its layout; rows and columns outside the tensor are zeros."""
     a = numbers((50, 72))
-    f = one_box(column, (0, 0), (64, 64), 128, (50, 72), row=row, layout=panel_layout((64, 64), f16, 128))
+    f = one_box(column, (0, 0), (64, 64), 128, (50, 72), row=row, layout=swizzled_box_layout((64, 64), f16, 128))
     want = np.zeros((64, 64), np.float16)
     rows, columns = (range(max(0, -s), max(0, min(64, n - s))) for s, n in ((row, 50), (column, 72)))
     for i in rows:
@@ -288,7 +288,7 @@ def test_addresses_are_multiples_of_1024_in_the_order_of_their_naming():
 
 
 @pytest.mark.parametrize("layout, unit, period", [
-    (panel_layout((4, 64, 64), f16, 128), 16, 64), (chunked((64, 16)), 16, 128), (padded_layout((8, 64), 8), 16, 72),
+    (swizzled_box_layout((4, 64, 64), f16, 128), 16, 64), (chunked((64, 16)), 16, 128), (padded_layout((8, 64), 8), 16, 72),
     (Layout((16, 16), lambda i, j: (j, i)), 2, 256)])
 def test_the_table_of_a_layout_leads_back(layout, unit, period):
     """Every byte of the laid out tile leads to the element that the layout puts there; gaps lead nowhere."""
@@ -307,7 +307,7 @@ def test_the_table_of_a_layout_leads_back(layout, unit, period):
 
 
 def test_a_view_has_the_layout_of_its_storage():
-    layout = panel_layout((16, 64), f16, 128)
+    layout = swizzled_box_layout((16, 64), f16, 128)
     root = Buffer("S", (16, 64), dtype(f16), "shared")
     view = Buffer("V", (16, 32), dtype("float32"), "shared", data=root.data)
     assert np.array_equal(2 * view_layout(layout, root, view).table(), layout.table()[:, ::2])

@@ -492,7 +492,7 @@ def test_tiles_that_tma_cannot_move_are_refused():
                 T.tma_copy(take(A), S, barrier=bar)
         return lambda: f
 
-    refused(program((64, 100), lambda A: A[0:64, 0:100], (64, 100)), "tma-copy", "rows of `S` are no whole panels")
+    refused(program((64, 100), lambda A: A[0:64, 0:100], (64, 100)), "tma-copy", "rows of `S` are no whole swizzle atoms")
     refused(program((64, 36), lambda A: A[0:64, 0:32], (64, 32)), "tma-copy", "16")
     refused(program((4096,), lambda A: A[0:60], (60,)), "tma-copy", "no equal boxes of multiples of 16 bytes")
     refused(program((8, 64, 64), lambda A: A[0:2, 0:64, 0:64], (2, 64, 64)), "tma-copy", "no matrix")
@@ -606,10 +606,10 @@ def test_registers_of_a_local_array_are_pinned():
 
 
 def test_passes_leave_programs_without_these_names_alone():
-    """check_hopper and written_roles."""
+    """check_hopper and lower_manual_warp_roles."""
     from tilelang.transform.check.check_hopper import check_hopper
     from tilelang.transform.framework.pass_ import PassContext
-    from tilelang.transform.legalize.manual_warp_roles import written_roles
+    from tilelang.transform.legalize.manual_warp_roles import lower_manual_warp_roles
 
     @T.prim_func
     def f(A: T.Tensor((64, 64), "float16")):
@@ -617,7 +617,7 @@ def test_passes_leave_programs_without_these_names_alone():
             T.fill(A, 1.0)
 
     cx = PassContext(SM90A)
-    assert check_hopper(f.func, cx) == f.func and written_roles(f.func, cx) == f.func
+    assert check_hopper(f.func, cx) == f.func and lower_manual_warp_roles(f.func, cx) == f.func
 
 
 def test_accumulators_are_pinned_by_the_role_that_waits_for_them():

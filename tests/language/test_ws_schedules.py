@@ -34,7 +34,8 @@ def test_parts_are_values():
     (lambda: T.WSSchedule(6, roles()), "num_warps must be a positive multiple of 4, found 6"),
     (lambda: T.WSSchedule(0, []), "multiple of 4"),
     (lambda: T.WSSchedule(4, roles()), "role 'multiply' has warps up to 8, of 4"),
-    (lambda: T.WSSchedule(8, [*roles(), T.WSRole("x", warps_lo=7, warps_hi=8)]), "warp 7 has two roles: 'multiply' and 'x'"),
+    (lambda: T.WSSchedule(8, [*roles(), T.WSRole("x", warps_lo=7, warps_hi=8)]),
+     "warp 7 has two warp roles: 'multiply' and 'x'"),
     (lambda: T.WSSchedule(8, [roles()[0]] * 2), "names of their own"),
     (lambda: T.WSSchedule(8, roles(), [], [T.WSScope("root", {"store": []})]), "role 'store', which is not there"),
     (lambda: T.WSSchedule(8, roles(), [], [T.WSScope("root", {"load": [T.WSSync.consumer_wait("ring")]})]),
@@ -97,7 +98,7 @@ def test_a_scheduled_kernel_computes_what_its_statements_say(on):
 def test_the_report_says_that_the_schedule_is_the_compilers():
     for target in (SM80, SM90A):
         kernel = tilelang.compile(scheduled(True), target=target, execution_backend="simulator")
-        assert "the annotated schedule of roles (load 0-3, multiply 4-7): the compiler's own is used" in kernel.report()
+        assert "the annotated schedule of warp roles (load 0-3, multiply 4-7): the compiler's own is used" in kernel.report()
         assert "annotated" not in tilelang.compile(scheduled(False), target=target, execution_backend="simulator").report()
 
 

@@ -14,7 +14,7 @@ from tilelang.layout import (
     make_linear_layout,
     make_swizzled_layout,
     padded_layout,
-    panel_layout,
+    swizzled_box_layout,
     row_fragment,
     swizzled_layout,
 )
@@ -52,7 +52,7 @@ def test_linear_layout_of_128_byte_rows_conflicts():
 @pytest.mark.parametrize("nbytes", [32, 64, 128])
 def test_panels_follow_the_hardware_swizzle(nbytes):
     """PTX ISA: in a panel, byte address bits 4.. are XORed with bits 7.. (1, 2 or 3 of them)."""
-    lay = panel_layout((16, 3 * nbytes // 2), 16, nbytes)
+    lay = swizzled_box_layout((16, 3 * nbytes // 2), 16, nbytes)
     mask = nbytes // 16 - 1
     for (i, j), at in np.ndenumerate(lay.table()):
         p, inside = divmod(j * 2, nbytes)
@@ -62,7 +62,7 @@ def test_panels_follow_the_hardware_swizzle(nbytes):
 
 
 def test_swizzle_of_a_whole_row_is_the_hardware_mode():
-    assert np.array_equal(swizzled_layout((16, 64), 16).table(), panel_layout((16, 64), 16, 128).table())
+    assert np.array_equal(swizzled_layout((16, 64), 16).table(), swizzled_box_layout((16, 64), 16, 128).table())
     assert swizzled_layout((16, 64), 16).swizzle.bytes == 128 and swizzled_layout((16, 128), 16).swizzle.bytes == 0
 
 
@@ -74,7 +74,7 @@ def test_column_reads_of_single_elements():
 
 
 @pytest.mark.parametrize("lay", [swizzled_layout((2, 16, 24), 16), padded_layout((5, 7), 3),
-                                 panel_layout((8, 128), 16, 128), Layout((4, 8), lambda i, j: (j, i)),
+                                 swizzled_box_layout((8, 128), 16, 128), Layout((4, 8), lambda i, j: (j, i)),
                                  linear_layout((7,))], ids=range(5))
 def test_symbolic_offset_equals_table(lay):
     vs = [Var(f"i{d}", I32) for d in range(lay.ndim)]
@@ -130,7 +130,7 @@ def test_constructors_take_buffers():
     buf = Buffer("S", (64, 64), dtype("float16"), "shared.dyn")
     assert make_swizzled_layout(buf) == swizzled_layout((64, 64), 16)
     assert make_linear_layout(buf) == linear_layout((64, 64))
-    assert make_full_bank_swizzled_layout(buf) == panel_layout((64, 64), 16, 128)
+    assert make_full_bank_swizzled_layout(buf) == swizzled_box_layout((64, 64), 16, 128)
     odd = Buffer("S", (64, 63), dtype("float16"), "shared.dyn")
     with pytest.raises(ValueError, match="layout-invalid"):
         make_swizzled_layout(odd, allow_pad=False)

@@ -213,7 +213,7 @@ def test_every_row_of_a_packed_call_has_one_tile(rows, monkeypatch):
     packed("cpu", [rows, 0, 1, rows + 1, 2 * rows, rows - 1], [3, 5, 0, 1, 7, 20], 1, 1, 16)
 
 
-# ---- refusals --------------------------------------------------------------------------------------------------------------
+# ---- errors -----
 
 
 def zeros(*shape, dtype=np.float16):

@@ -1,4 +1,4 @@
-"""Atomics (section 13) on every execution: each element once, old values, orders, refusals."""
+"""Atomics (section 13) on every execution: each element once, old values, orders, unavailable_names."""
 
 import numpy as np
 import pytest

@@ -283,7 +283,7 @@ def chain_by_thread_number(form):
 @pytest.mark.spec("T.ws", "L8:ws")
 @pytest.mark.parametrize("form", ["thread", "quotient", "index"])
 def test_branches_by_thread_number_that_whole_warp_groups_take_are_roles(form):
-    """group_branches: what T.ws says, in the words of CUDA."""
+    """branches_to_warp_roles: what T.ws says, in the words of CUDA."""
     f = chain_by_thread_number(form)
     rng = np.random.default_rng(3)
     a, b = (rng.integers(-3, 4, (3, 64, 32)).astype(np.float16) for _ in "ab")

@@ -14,7 +14,7 @@ from tilelang.ir import Evaluate, For, Launch, Store, Var, const, convert, dtype
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.expr import Call
 from tilelang.layout import panels
-from tilelang.layout.panels import panel_layout
+from tilelang.layout.swizzled_boxes import swizzled_box_layout
 from tilelang.ops.tma import _parts
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
@@ -22,7 +22,7 @@ from tilelang.transform.analysis.effects import acts
 from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import legalized, lower
 from tilelang.transform.schedule.specialize_warps import specialize_warps
-from tilelang.transform.schedule.clusters import Team, make_team
+from tilelang.transform.schedule.clusters import Team, make_cluster
 from tilelang.transform.verify_sync.verify_sync import check_launch
 
 HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})
@@ -43,7 +43,7 @@ def value(e, values):
 @pytest.mark.parametrize("spans", [(4, 2), (2, 4), (1, 8), (3, 2), (2, 1, 2)])
 def test_masks_and_parts_are_those_of_the_blocks_that_differ_in_the_dimensions_shared(spans):
     rank = Var("rank", dtype("int32"))
-    team, binds = make_team(spans, rank)
+    team, binds = make_cluster(spans, rank)
     size = int(np.prod(spans))
     assert team.size == size and team.wide == {k for k, n in enumerate(spans) if n > 1}
     places = [tuple(r // team.stride(k) % n for k, n in enumerate(spans)) for r in range(size)]
@@ -69,7 +69,7 @@ def test_masks_and_parts_are_those_of_the_blocks_that_differ_in_the_dimensions_s
     (128, 64, 3, (1, 16)), (64, 192, 4, (3, 16)), (64, 32, 8, (1, 8))])
 def test_each_block_has_a_part(rows, columns, blocks, part):
     """(boxes, rows) of the first part; all of them together are the tile, each starting where TMA may."""
-    p = panels(panel_layout((rows, columns), 16, min(128, columns * 2)), 16)
+    p = panels(swizzled_box_layout((rows, columns), 16, min(128, columns * 2)), 16)
     got = _parts(p, blocks)
     assert (len(got.boxes), got.boxes[0].rows) == part
     assert got.number >= blocks
@@ -78,7 +78,7 @@ def test_each_block_has_a_part(rows, columns, blocks, part):
         for b in got.boxes:
             row, column = b.row + k * got.step.row, b.column + k * got.step.column
             seen[row:row + b.rows, column:column + b.columns] += 1
-            assert b.offset + k * got.step.offset == column * 2 // p.width * p.panel_bytes + row * p.width
+            assert b.offset + k * got.step.offset == column * 2 // p.width * p.box_row_bytes + row * p.width
             assert (b.offset + k * got.step.offset) % 128 == 0
     assert (seen == 1).all()
 

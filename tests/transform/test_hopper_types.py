@@ -18,7 +18,7 @@ from tilelang.target import Target
 from tilelang.ir.numbers import round_tf32
 from tilelang.target.tensor_map import TensorMap, tensor_maps_of
 from tilelang.transform.framework.pass_ import PassContext
-from tilelang.transform.analysis.pipeline_schedule import take_apart
+from tilelang.transform.analysis.pipeline_schedule import loop_items
 from tilelang.transform.schedule.specialize_warps import specialize_warps
 from tilelang.transform.layout.tf32_tiles import rounded_tiles, tf32_tiles
 
@@ -182,7 +182,7 @@ def test_which_tiles_may_be_rounded():
     assert {v.name for v in rounded_tiles(copies)} == {"As", "Bs"}
     old = next(x for x in walk(func.body) if isinstance(x, Launch))
     loop = next(x for x in stmts_of(old.body) if isinstance(x, For))
-    assert {v.name for v in tf32_tiles(old, loop, take_apart(stmts_of(loop.body)).items)} == {"As", "Bs"}
+    assert {v.name for v in tf32_tiles(old, loop, loop_items(stmts_of(loop.body)).items)} == {"As", "Bs"}
 
 
 def test_a_tf32_map_is_of_float32_alone():

@@ -193,7 +193,7 @@ def test_declined_with_the_reason(body, why):
     func = specialize_warps(tile(body, blocks=2).func, PassContext(SM90, {}))
     launch = next(x for x in walk(func) if isinstance(x, Launch))
     (said,) = launch.plan.report
-    assert "in_warp_groups" not in ops(launch) and said.startswith("one role for all warps: ") and why in said
+    assert "in_warp_groups" not in ops(launch) and said.startswith("no warp specialisation: ") and why in said
 
 
 def test_several_loops_inside_say_so():
@@ -215,7 +215,7 @@ def test_several_loops_inside_say_so():
                         T.gemm(As, Bs, F)
                 T.copy(F, C[block * BM, t * BN])
 
-    assert "one role for all warps: several pipelined loops" in lower(two.func, SM90).kernels[0].launch.plan.report
+    assert "no warp specialisation: several pipelined loops" in lower(two.func, SM90).kernels[0].launch.plan.report
 
 
 # ---- other schedules, and what ptxas makes of it ------------------------------------------------------------------------

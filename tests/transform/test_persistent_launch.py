@@ -13,7 +13,7 @@ from tilelang.ir.expr import Call, Const
 from tilelang.ir.evaluate import evaluate
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
-from tilelang.transform.schedule.cluster_pairs import Load, pairs, pays_in_one_round
+from tilelang.transform.schedule.cluster_pairs import Load, pairs, pays_in_one_wave
 from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.schedule.persistent import Work, plan_tiles
 from tilelang.transform.pipeline import legalized, lower
@@ -135,7 +135,7 @@ def test_long_tiles_come_first():
     assert order[0] == 5 and order == sorted(order, reverse=True)
 
 
-@pytest.mark.parametrize("value, why", [(False, "tl.persistent is off"), (None, "no more tiles than multiprocessors")])
+@pytest.mark.parametrize("value, why", [(False, "tl.persistent is off"), (None, "no more tiles than sm_count")])
 def test_declined(value, why):
     launch = _launch((6, 4), None)
     assert why in plan_tiles(launch, Work((), convert(8), launch.block_vars), PassContext(HOPPER, options(value)))
@@ -222,7 +222,7 @@ def test_clusters_of_four_run_as_many_at_a_time_as_groups_of_multiprocessors_hol
 @pytest.mark.parametrize("m, n, k, found", [(3320, 1584, 10680, True), (3328, 1600, 10752, False), (3320, 1584, 680, False)])
 def test_pairs_in_long_loops_whose_rows_lie_across_sectors(m, n, k, found):
     """256x160 tiles, 130 of them: 163 us alone, 152 in pairs; where all rows lie in lines 152 and 148."""
-    assert pays_in_one_round((Load(256 * 128, math.gcd(2 * k, 128), True), Load(160 * 128, math.gcd(2 * n, 128))), 1280,
+    assert pays_in_one_wave((Load(256 * 128, math.gcd(2 * k, 128), True), Load(160 * 128, math.gcd(2 * n, 128))), 1280,
                              -(-k // 64)) == found
 
 
@@ -256,7 +256,7 @@ def test_blocks_share_a_multiprocessor_where_two_fit(tile, alone):
     bm, bn, threads = tile
     launch = lower(gemm(m=4096, n=4096, k=128, bm=bm, bn=bn, bk=64, threads=threads).func, HOPPER,
                    options(None)).kernels[0].launch
-    assert ("blocks share a multiprocessor" not in " ".join(launch.plan.report)) == alone
+    assert ("several blocks run on one SM" not in " ".join(launch.plan.report)) == alone
 
 
 @pytest.mark.parametrize("n, k, tile, clusters", [

@@ -128,7 +128,7 @@ def test_the_text():
 
 
 def test_only_where_it_was_asked_for():
-    text = print_kernel(kernel_of(**{"tl.step_tiles": False}))
+    text = print_kernel(kernel_of(**{"tl.scale_prefetch": False}))
     assert "computed_here" not in text and "descriptor_1" not in text
     assert any(isinstance(x, Load) and x.buffer.name == "descriptor" for x in walk(kernel_of().launch))
 

@@ -203,7 +203,7 @@ def test_sums_beside_other_work_of_a_loop(body, want):
 
 
 def test_parts_of_a_loop_keep_what_they_use():
-    """split_sums parts by accumulator and drops bindings a part does not use; serial_dims asks for the fewest points."""
+    """split_accumulations cuts a loop by accumulator and drops unused bindings; serial_dims asks for the fewest points."""
     @T.prim_func
     def main(A: T.Tensor((4, 6), F32), O: T.Tensor((4,), F32)):
         with T.Kernel(1, threads=32) as _:
@@ -216,7 +216,7 @@ def test_parts_of_a_loop_keep_what_they_use():
     from tilelang.ir import Bind, Parallel, walk
 
     loop = next(x for x in walk(main.func.body) if isinstance(x, Parallel))
-    parts = sum_loops.split_sums(loop.vars, loop.body)
+    parts = sum_loops.split_accumulations(loop.vars, loop.body)
     assert [sum(isinstance(x, Bind) for x in walk(p)) for p in parts] == [1, 0]
     assert [sum(map(sum_loops.accumulates, walk(p))) for p in parts] == [1, 1]
     assert [sum_loops.serial_dims(loop.vars, (4, 6), p) for p in parts] == [[1], [0]]

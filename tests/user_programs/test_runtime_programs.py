@@ -1,4 +1,4 @@
-"""Calls, outputs, tuning, settings, refusals at the call: written from the specification alone."""
+"""Calls, outputs, tuning, settings, unavailable_names at the call: written from the specification alone."""
 
 import ctypes
 import os

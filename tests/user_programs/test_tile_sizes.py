@@ -1,4 +1,4 @@
-"""Sizes, layouts and guards of tiles: zero and run-time extents, swizzles, safe values, refusals (language.md 5 to 9, 18)."""
+"""Sizes, layouts and guards of tiles: zero and run-time extents, swizzles, safe values, errors (language.md 5 to 9, 18)."""
 
 import numpy as np
 import pytest

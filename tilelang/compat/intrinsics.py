@@ -11,7 +11,7 @@ from tilelang.language.tensor_core import (
     mma_store_index_map,
 )
 
-from tilelang.language.unavailable import UNAVAILABLE, refusals
+from tilelang.language.unavailable import UNAVAILABLE, unavailable_names
 
 from . import sparse_layout
 from . import mma_layout
@@ -21,7 +21,7 @@ _REFUSED = """SparseTensorCoreIntrinEmitter TCGEN05DescriptorParams TCGEN05Tenso
     WGMMADescriptorParams WGMMATensorCoreIntrinEmitter WGSparseTensorCoreIntrinEmitter compute_gmma_descriptor
     compute_umma_descriptor"""
 globals().update({name: UNAVAILABLE[name] for name in _REFUSED.split()})
-globals().update(refusals("is not available: operands permuted beforehand are not; use INT4TensorCoreIntrinEmitter",
+globals().update(unavailable_names("is not available: operands permuted beforehand are not; use INT4TensorCoreIntrinEmitter",
                           "INT4TensorCoreIntrinEmitterWithLadderTransform"))
 
 __all__ = ["INT4TensorCoreIntrinEmitter", "TensorCoreIntrinEmitter", "TensorCoreIntrinEmitterWithLadderTransform",

@@ -89,7 +89,7 @@ class BlockBarrierOptions(CallOptions):
     number: int | None = None
 
 
-@_of("syncthreads_count", "syncthreads_and", "syncthreads_or", "role_barrier")
+@_of("syncthreads_count", "syncthreads_and", "syncthreads_or", "warp_role_barrier")
 class VoteOptions(CallOptions):
     """key: the number of the first barrier of the warp roles, where each is a coroutine (CPU)."""
 

@@ -46,7 +46,7 @@ _NEGATIVE = r"kernel \S+ output (?P<name>\S+) shape\[\d+\] is negative"
 _NULL = r"^(?P<fn>\S+)\.(?P<name>\S+) is expected to have non-NULL pointer"
 
 
-def was_refused(e: Exception) -> bool:
+def was_rejected(e: Exception) -> bool:
     """Whether a call failed before anything ran, because of how an argument was given."""
     return not isinstance(e, TileLangError) and (
         isinstance(e, BufferError) or re.match(_ABOUT, str(e)) is not None or
@@ -230,7 +230,7 @@ def _expected(text: str) -> str:
     if m is None:
         return ""
     if m["more"]:
-        return "tensors that lie apart"
+        return "tensors without common memory"
     if "non-compact strides" in text:
         return "a compact array: each stride the product of the extents behind it"
     part = re.search(r" ((?:shape|strides)\[\d+\]) ", text)

@@ -38,7 +38,7 @@ class Request:
     given: Any = None  # the PrimFunc the user passed
 
 
-def kept_apart(request: Request) -> tuple[tuple[tuple[str, str], ...], dict[str, Any]]:
+def disjoint_parameters(request: Request) -> tuple[tuple[tuple[str, str], ...], dict[str, Any]]:
     """Pairs of tensors that the compiled kernel takes to lie apart and that a call may pass as one (JITKernel.in_order), and
     what the program makes of pointers."""
     from tilelang.transform.legalize.aliasing import made_of_pointers, read_after_write

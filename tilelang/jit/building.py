@@ -26,7 +26,7 @@ from tilelang.target.probe import load_libcuda
 from tilelang.log import phase
 from tilelang.transform.framework.observe import announce_code
 
-from .artifact import INTERPRETED, KERNEL_SEPARATOR, Artifact, Request, kept_apart
+from .artifact import INTERPRETED, KERNEL_SEPARATOR, Artifact, Request, disjoint_parameters
 from .collecting import collect_meanwhile, rarely_collected
 from .diagnostics import jit_phase
 from .hooks import apply_hook, has_hook
@@ -111,7 +111,7 @@ def host_text(request: Request, sig: Signature, launcher: Any) -> str:
     from tilelang.runtime.host_stub import stub_text  # what makes host code is loaded while NVRTC compiles
 
     return stub_text(sig, launcher, needed_symbols(request.func, sig), (), host_assumptions(request.func, sig),
-                     *kept_apart(request))
+                     *disjoint_parameters(request))
 
 
 def nvrtc_options(request: Request) -> list[str]:

@@ -101,7 +101,7 @@ def simulate_program(program: Any, arch: str = "sm_80", seed: int = 0) -> str:
         a, b = got.astype(np.float64), value.astype(np.float64)
         with np.errstate(invalid="ignore"):
             err = float(np.max(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b)), initial=0.0))
-        lines.append(f"{name}: largest difference from the tile meaning {err:.3g}")
+        lines.append(f"{name}: largest difference from the reference interpreter {err:.3g}")
     return "\n".join(lines)
 
 

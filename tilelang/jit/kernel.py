@@ -18,7 +18,7 @@ from tilelang.runtime.signature import Signature, TensorArg, signature_of
 from tilelang.log import phase
 from tilelang.transform.analysis.effects import effects
 
-from .arguments import adapted, explain, explain_cython, refusing_negated, was_overlapping, was_refused, was_unaligned
+from .arguments import adapted, explain, explain_cython, refusing_negated, was_overlapping, was_rejected, was_unaligned
 from .artifact import Artifact, CompiledArtifact, Request
 from .collecting import rarely_collected
 from .diagnostics import jit_phase
@@ -129,7 +129,7 @@ class JITKernel:
         if entry is not None and entry.error is not None:
             problem, entry.error = entry.error, None
             raise problem from None
-        if len(args) == len(self.signature.inputs) and was_refused(problem):
+        if len(args) == len(self.signature.inputs) and was_rejected(problem):
             fitting = self._fitting(problem)
             if fitting is not None:
                 return fitting(*args)

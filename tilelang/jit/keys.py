@@ -13,7 +13,7 @@ from typing import Any
 from tilelang.errors import error, register
 from tilelang.ir import Node, dtype
 
-register("jit-key", TypeError, "a compile-time value of @tilelang.jit that cannot be told from others",
+register("jit-key", TypeError, "a compile-time value of @tilelang.jit that cannot be distinguished from others",
          "pass numbers, strings, functions, or containers of them", "a hashable value, a list, a dict or a set")
 
 SIMPLE = (int, str, bool, type(None), dtype)  # types whose == and hash tell programs apart, given the type

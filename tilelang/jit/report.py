@@ -17,7 +17,7 @@ _RESERVED = 1024  # bytes of shared memory that CUDA keeps of each block (from c
 _BLOCKS = {75: 16, 86: 16, 87: 16, 89: 24}  # most blocks of a multiprocessor, 32 elsewhere
 # Calls worth a line, and what they are for.
 _KINDS = {
-    "products": ("wgmma", "mma"), "loads": ("tma_load", "bulk_load", "cp_async"),
+    "MMAs": ("wgmma", "mma"), "loads": ("tma_load", "bulk_load", "cp_async"),
     "stores": ("tma_store", "tma_reduce_add", "bulk_store"), "shared memory": ("ldmatrix", "stmatrix"),
     "barriers": ("sync_threads", "named_barrier", "mbarrier_wait", "cluster_sync"),
 }
@@ -41,7 +41,7 @@ def facts_of(program: Any, func: Func, target: Target, resources: list[dict[str,
             "grid": [g if isinstance(g, int) else int(g.value) if isinstance(g, Const) else repr(g) for g in kernel.grid],
             "threads": threads, "cluster": list(cluster_of(launch) or ()) or None,
             "instructions": _instructions(nodes), "maps": [_map(m) for m in kernel.tensor_maps],
-            "why": _reasons(nodes, target), "roles": _roles(launch, nodes), "stages": dict(launch.plan.stages),
+            "why": _reasons(nodes, target), "warp_roles": _warp_roles(launch, nodes), "stages": dict(launch.plan.stages),
             "schedule": launch.plan.pipeline_report, "overlap": launch.plan.overlap,
             "declined": list(launch.plan.report),
             "registers": None, "spills": None, "shared_bytes": shared,
@@ -103,7 +103,7 @@ def _reasons(nodes: list[Any], target: Target) -> list[str]:
     return list(out)
 
 
-def _roles(launch: Any, nodes: list[Any]) -> list[dict[str, Any]]:
+def _warp_roles(launch: Any, nodes: list[Any]) -> list[dict[str, Any]]:
     """What the warp groups of a block do: {"warp_groups": [first, count], "threads", "registers", "does"}.
 
     registers: what setmaxnreg gives a thread, None where all keep what the launch gives.
@@ -129,7 +129,7 @@ def _roles(launch: Any, nodes: list[Any]) -> list[dict[str, Any]]:
         one = out.setdefault(who, {"warp_groups": [who[0], len(who)], "threads": min(threads, 128 * len(who)),
                                    "registers": None, "does": []})
         ops = {x.op for x in run}
-        one["does"] = [kind for kind in ("loads", "products", "stores") if kind in one["does"] or ops & set(_KINDS[kind])]
+        one["does"] = [kind for kind in ("loads", "MMAs", "stores") if kind in one["does"] or ops & set(_KINDS[kind])]
         one["registers"] = next((x.options.n for x in run if x.op == "set_max_nreg"), one["registers"])
     return [out[k] for k in sorted(out)]
 
@@ -177,7 +177,7 @@ def _limits(target: Target, work: Work, instructions: dict[str, Any]) -> dict[st
     if rates is None:
         return out
     out["device"] = rates.device
-    matrix = "products" in instructions
+    matrix = "MMAs" in instructions
     times = {}
     if work.known and work.flops:
         peaks = [(f, rates.of(bits, matrix)) for bits, f in work.flops.items()]
@@ -201,14 +201,14 @@ def text_of(facts: dict[str, Any]) -> list[str]:
         out.append("    resources: " + ", ".join(resources))
     o = facts["occupancy"]
     if o is not None:
-        out.append(f"    occupancy: {o['blocks']} block{'s' * (o['blocks'] != 1)} a multiprocessor, {o['warps']} of "
+        out.append(f"    occupancy: {o['blocks']} block{'s' * (o['blocks'] != 1)} an SM, {o['warps']} of "
                    f"{o['of_warps']} warps, limited by {o['limited_by']}")
     for kind, found in facts["instructions"].items():
         out.append(f"    {kind}: " + ", ".join(f"{name} ({n})" if n > 1 else name for name, n in found.items()))
     out += [f"    why {line}" for line in facts["why"]]
     out += [f"    map {m}" for m in facts["maps"]]
-    if len(facts["roles"]) > 1:
-        out += [f"    role: {_role(r)}" for r in facts["roles"]]
+    if len(facts["warp_roles"]) > 1:
+        out += [f"    warp role: {_role(r)}" for r in facts["warp_roles"]]
     if facts["stages"]:
         out.append("    stages: " + ", ".join(f"{n} of {name}" for name, n in facts["stages"].items()))
     if facts["schedule"]:
@@ -234,7 +234,7 @@ def _limit_lines(limits: dict[str, Any] | None) -> list[str]:
         return []
     parts = []
     if limits["flops"]:
-        parts.append(f"{limits['flops'] / 1e9:.3g} GFLOP of products")
+        parts.append(f"{limits['flops'] / 1e9:.3g} GFLOP of GEMMs")
     if limits["bytes"]:
         parts.append(f"{limits['bytes'] / 1e6:.3g} MB of tensors")
     if limits["moved_by_tiles"]:

@@ -20,7 +20,7 @@ from tilelang.runtime.host_stub import stub_text
 from tilelang.runtime.llvm_text import Writer
 from tilelang.runtime.signature import PointerArg, ScalarArg, Signature, TensorArg, host_assumptions, needed_symbols
 
-from .artifact import Request, kept_apart
+from .artifact import Request, disjoint_parameters
 
 TILE, DEVICE = "tile", "simulator"
 
@@ -52,7 +52,7 @@ class SimulatedEntry:
     def __init__(self, request: Request, sig: Signature, lowered: Func | None) -> None:
         self.request, self.sig = request, sig
         self.program = with_options(lowered or request.func, tilelang_out_idx=sig.out_idx or None)
-        apart = kept_apart(request) if lowered is not None and request.backend != TILE else ()
+        apart = disjoint_parameters(request) if lowered is not None and request.backend != TILE else ()
         needed = needed_symbols(request.func, sig)
         text = stub_text(sig, _NoLaunch(), needed, ("check",), host_assumptions(request.func, sig), *apart)
         self.library = HostLibrary(compile_object(text), ("tl_check",))

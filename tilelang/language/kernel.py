@@ -221,7 +221,8 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
         raise error("swizzle-order", f"Unsupported swizzle order: {order!r}, expected 'row', 'column' or 'mlx'",
                     expected="'row', 'column' or 'mlx'", found=repr(order))
     if isinstance(panel_size, bool) or not isinstance(panel_size, int) or panel_size <= 0:
-        raise error("swizzle-order", f"the panel size of T.use_swizzle must be a positive integer, got {panel_size!r}",
+        raise error("swizzle-order",
+                    f"the rasterisation panel size of T.use_swizzle must be a positive integer, got {panel_size!r}",
                     expected="a positive integer", found=repr(panel_size))
     if not flag(enable, "enable"):
         return

@@ -38,13 +38,13 @@ def _float_arg(x: Any, name: str, strict: bool) -> Expr:
 
 
 def float_function(name: str, strict: bool = False) -> Callable[..., Expr]:
-    """The function of the language that calls an intrinsic of one float.  strict: integers are refused."""
+    """The function of the language that calls an intrinsic of one float.  strict: integers are not accepted."""
     def fn(x: Any, *, dtype: Any = None) -> Expr:
         e = _float_arg(x, name, strict)
         return call(name, (e,), e.dtype)
 
     fn.__name__ = fn.__qualname__ = name
-    whole = "integers are refused" if strict else "integers: float32"
+    whole = "integers are not accepted" if strict else "integers: float32"
     fn.__doc__ = f"{name}(x), in the type of x ({whole}).  {_accuracy(name)}"
     return fn
 

@@ -230,7 +230,8 @@ def make_tensor_from_addr(addr: Any, shape: Any, dtype: Any = "float32", strides
     """A tensor at an integer address, in global memory.  Raises pointer for another scope."""
     if storage_scope != "global":
         raise error("pointer", f"T.make_tensor_from_addr of {storage_scope} memory", expected="an address in global memory",
-                    found=f"scope {storage_scope!r}", hint="name the buffer itself, or its part by T.decl_buffer(data=S.data)")
+                    found=f"scope {storage_scope!r}",
+                    hint="name the buffer itself, or a view of it by T.decl_buffer(data=S.data)")
     return make_tensor(addr, shape, dtype, strides)
 
 

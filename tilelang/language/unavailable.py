@@ -57,7 +57,7 @@ def _refusal(name: str, reason: str) -> Callable[..., Any]:
     return refuse
 
 
-def refusals(reason: str, names: str) -> dict[str, Callable[..., Any]]:
+def unavailable_names(reason: str, names: str) -> dict[str, Callable[..., Any]]:
     """Functions of these names (words of a text) that raise not-available with the reason."""
     return {name: _refusal(name, reason) for name in names.split()}
 

@@ -19,7 +19,7 @@ from .kernel import need_kernel
 from .tracing.state import describe, error, need_builder
 
 register("ws-schedule", AssertionError, "a warp-specialisation schedule whose parts do not fit together",
-         "roles are ranges of the schedule's warps, operations and pipelines are named by what it holds",
+         "warp roles are ranges of the schedule's warps, operations and pipelines are named by what it holds",
          expected="parts that fit together")
 register("ws-name", ValueError, "an operation or a part of a schedule needs a name", 'write with T.ws_op("load"):',
          expected="a text that is not empty")
@@ -50,7 +50,7 @@ class WSRole:
     max_nreg: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        _named(self.name, "the name of a role")
+        _named(self.name, "the name of a warp role")
         _require(0 <= self.warps_lo < self.warps_hi,
                  f"role {self.name!r} has warps {self.warps_lo} up to {self.warps_hi}: none")
         _require(0 <= self.max_nreg <= 255, f"role {self.name!r} wants {self.max_nreg} registers a thread, 255 are the most")
@@ -147,7 +147,7 @@ class WSScope:
     def __post_init__(self) -> None:
         _named(self.id, "the name of a scope")
         items = self.bodies.items() if isinstance(self.bodies, Mapping) else self.bodies
-        bodies = tuple((_named(role, "the name of a role"), tuple(map(_instruction, steps))) for role, steps in items)
+        bodies = tuple((_named(role, "the name of a warp role"), tuple(map(_instruction, steps))) for role, steps in items)
         object.__setattr__(self, "bodies", bodies)
 
 
@@ -156,7 +156,7 @@ def _instruction(x: Any) -> WSInstr:
         return x
     if isinstance(x, str):
         return WSOpRef(x)
-    raise facts(TypeError(f"an instruction of a role is a WSOpRef, a WSSync or a name, found {type(x).__name__}"),
+    raise facts(TypeError(f"an instruction of a warp role is a WSOpRef, a WSSync or a name, found {type(x).__name__}"),
                 "a WSOpRef, a WSSync or a name", f"a {type(x).__name__}")
 
 
@@ -195,7 +195,7 @@ class WSSchedule:
         for r in self.roles:
             _require(r.warps_hi <= self.num_warps, f"role {r.name!r} has warps up to {r.warps_hi}, of {self.num_warps}")
             for w in range(r.warps_lo, r.warps_hi):
-                _require(w not in owners, f"warp {w} has two roles: {owners.get(w)!r} and {r.name!r}")
+                _require(w not in owners, f"warp {w} has two warp roles: {owners.get(w)!r} and {r.name!r}")
                 owners[w] = r.name
         known, held = {r.name for r in self.roles}, {p.name for p in self.pipelines}
         for s in self.scopes:
@@ -215,7 +215,7 @@ def annotate_ws_schedule(schedule: WSSchedule) -> None:
                     "a WSSchedule", f"a {type(schedule).__name__}")
     roles = ", ".join(f"{r.name} {r.warps_lo}-{r.warps_hi - 1}" for r in schedule.roles)
     k = need_kernel("T.annotate_ws_schedule")
-    k.set(report=(*k.plan.report, f"the annotated schedule of roles ({roles}): the compiler's own is used"))
+    k.set(report=(*k.plan.report, f"the annotated schedule of warp roles ({roles}): the compiler's own is used"))
 
 
 class ws_op:

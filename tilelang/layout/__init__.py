@@ -10,8 +10,8 @@ them: equal? injective? conflict-free? who owns row i?  `print(layout)` draws it
 from .fragment import Fragment
 from .layout import Layout, Swizzle
 from .mode import ADDRESS, REGISTER, THREAD, Mode
-from .panels import Box, Descriptor, Panels, panel_layout, panel_width, panels
-from .refused import make_tcgen05mma_swizzled_layout
+from .swizzled_boxes import Box, Descriptor, Panels, swizzled_box_layout, box_width, panels
+from .unsupported import make_tcgen05mma_swizzled_layout
 from .row_major import RowMajor
 from .swizzle import (
                       SwizzleMode,

@@ -1,7 +1,7 @@
 """The layout algebra of CuTe: not available; each of its names says so.  Layout is this package's own."""
 
 from .layout import Layout as Layout
-from .refused import CUTE, refused
+from .unsupported import CUTE, refused
 
 globals().update({name: refused(f"layout.cute.{name}", "is not available: this package has no CuTe algebra")
                   for name in CUTE.split()})

@@ -27,7 +27,7 @@ class Swizzle:
 
     chunk: elements.  chunks: how many chunk positions are permuted (a power of two).  rows_per_line: rows that share a
     128-byte line of the 32 banks.  bytes: 32, 64 or 128 when this is the hardware's swizzle mode of that width, 16 for
-    unswizzled panels of 16 bytes (layout/panels.py).
+    unswizzled panels of 16 bytes (layout/swizzled_boxes.py).
     """
 
     chunk: int

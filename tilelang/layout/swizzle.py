@@ -18,7 +18,7 @@ from tilelang.errors import facts
 from .distinct import distinct
 from .layout import Layout, Swizzle, row_major, xor
 from .mode import error
-from .panels import panel_layout
+from .swizzled_boxes import swizzled_box_layout
 
 LINE_BYTES = 128  # 32 banks of 4 bytes
 
@@ -182,7 +182,7 @@ def make_linear_layout(buf: Any) -> Layout:
 
 def _bank_swizzled(buf: Any, nbytes: int) -> Layout:
     shape, bits = _shape_bits(buf)
-    return panel_layout(shape, bits, nbytes)
+    return swizzled_box_layout(shape, bits, nbytes)
 
 
 def make_full_bank_swizzled_layout(buf: Any) -> Layout:
@@ -206,7 +206,7 @@ def make_wgmma_swizzled_layout(buf: Any, continuity: int | None = None, k_major:
     row = (continuity or shape[-1]) * bits // 8
     for nbytes in (128, 64, 32):
         if row % nbytes == 0:
-            return panel_layout(shape, bits, nbytes)
+            return swizzled_box_layout(shape, bits, nbytes)
     return linear_layout(shape)
 
 

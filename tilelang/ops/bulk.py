@@ -22,7 +22,7 @@ _BOX, _START = 256, 128  # most elements of a box; bytes that a box starts at mu
 _MOST_BOXES = 16
 
 
-def run_refusal(op: Any, tile: Region, run: Region, analyzer: Any, strides: bool = False) -> str:
+def run_unsupported(op: Any, tile: Region, run: Region, analyzer: Any, strides: bool = False) -> str:
     """Why `tile` (shared) and `run` (global) can be the sides neither of a bulk copy nor of boxes of one row; "" when they can.
 
     analyzer: knows the ranges of the variables in run.  strides: run-time strides are taken to be multiples of 16 bytes,
@@ -144,4 +144,4 @@ def _do(name: str, op: Any, *args: Expr) -> Stmt:
     return Evaluate(call(name, args, "void", span=op.span), span=op.span)
 
 
-__all__ = ["as_boxes", "bulk_bytes", "lower_bulk", "run_refusal"]
+__all__ = ["as_boxes", "bulk_bytes", "lower_bulk", "run_unsupported"]

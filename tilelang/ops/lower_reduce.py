@@ -35,7 +35,7 @@ class ReduceLowering:
             return self.in_one_thread()
         shape = tuple(int(n) for n in src.shape)
         self.share = self.cx.layout_of(src) if src.scope_name == "local.fragment" else \
-            share_of_memory(shape, self.axis, self.cx.num_threads)
+            memory_of_block(shape, self.axis, self.cx.num_threads)
         dist = from_fragment(self.share, self.cx.thread)
         count = 1
         for (_, n), d in zip(dist.axes, dist.axis_dims):
@@ -227,7 +227,7 @@ def _power_of_two(n: int) -> bool:
     return n & (n - 1) == 0
 
 
-def share_of_memory(shape: tuple[int, ...], axis: int, threads: int) -> Fragment:
+def memory_of_block(shape: tuple[int, ...], axis: int, threads: int) -> Fragment:
     """How threads share a shared-memory tile that is reduced along axis: lanes along axis, the others over the longest
     kept dimension, the rest one after another."""
     along = 1
@@ -247,4 +247,4 @@ def share_of_memory(shape: tuple[int, ...], axis: int, threads: int) -> Fragment
     return Fragment(shape, modes, threads=threads)
 
 
-__all__ = ["ReduceLowering", "from_lane", "in_whole_warps", "share_of_memory", "split_at_warp"]
+__all__ = ["ReduceLowering", "from_lane", "in_whole_warps", "memory_of_block", "split_at_warp"]

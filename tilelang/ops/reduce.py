@@ -122,13 +122,13 @@ class Reduce(TileOp):
                                f"{self.src.dtype}",
                                found=str(self.src.dtype), span=self.span)
         if self.kind in ("sum", "abssum"):
-            refuse_sums(self.dst, self.span)
+            reject_reductions(self.dst, self.span)
 
     def accesses(self) -> tuple[Access, ...]:
         return Access(self.src, "read"), Access(self.dst, "write" if self.clear else "readwrite")
 
 
-def refuse_sums(dst: Region, span: Span | None) -> None:
+def reject_reductions(dst: Region, span: Span | None) -> None:
     """Raises reduce-dtype where the result's type has no zero that a sum could start with."""
     if dst.dtype.base == SCALE:
         raise errors.error("reduce-dtype", f"a sum needs a type with a zero, `{dst.buffer.name}` is {dst.dtype}",

@@ -14,7 +14,7 @@ from tilelang.ir.numbers import binary_function, to_dtype
 from .base import Access, LowerContext
 from .layouts import same_layout
 from .pairing import PRIVATE, offset_indices
-from .reduce import identity, refuse_sums
+from .reduce import identity, reject_reductions
 from .tiles import fit
 
 errors.register("scan-shape", ValueError, "a scan whose result has another shape than its source", "use one shape for both",
@@ -152,7 +152,7 @@ class Scan(TileOp):
                                f"{self.src.extents}",
                                found=f"{self.dst.extents} for {self.src.extents}", span=self.span)
         if self.kind == "sum":
-            refuse_sums(self.dst, self.span)
+            reject_reductions(self.dst, self.span)
         for r in (self.src, self.dst):
             if r.buffer.scope_name == "global":
                 raise errors.error("scan-scope", f"T.cum{self.kind} works on shared and fragment tiles, "

@@ -38,7 +38,7 @@ def combine(op: str, dt: dtype, x: np.ndarray, axis: int, initial: Any) -> np.nd
     return fn(x[0], start) if len(x) else np.broadcast_to(start, x.shape[1:]).copy()
 
 
-def widest_product(a: np.ndarray, b: np.ndarray, acc: dtype) -> np.ndarray:
+def widest_mma(a: np.ndarray, b: np.ndarray, acc: dtype) -> np.ndarray:
     """a @ b (last two dimensions) for an accumulator of dtype acc, before it is added.
 
     Floats: exact products summed in float32 (float64 for a float64 accumulator).  Integers: exact, then wrapped.
@@ -52,4 +52,4 @@ def widest_product(a: np.ndarray, b: np.ndarray, acc: dtype) -> np.ndarray:
     return np.matmul(a.astype(wide), b.astype(wide))
 
 
-__all__ = ["combine", "fit", "widest_product"]
+__all__ = ["combine", "fit", "widest_mma"]

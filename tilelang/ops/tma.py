@@ -1,6 +1,6 @@
 """Copies from global to shared memory by TMA: one thread asks for whole boxes, which arrive on an mbarrier.
 
-A tile of panels (layout/panels.py) is one box a panel, elements outside the tensor read as zero.  The Copy carries
+A tile of panels (layout/swizzled_boxes.py) is one box a panel, elements outside the tensor read as zero.  The Copy carries
 tma=True and barrier=(shared.barrier buffer, index); the pass that sets them makes one thread run it and counts the bytes.
 """
 
@@ -15,17 +15,17 @@ from tilelang.errors import InternalError
 from tilelang.ir import AddressOf, Buffer, Evaluate, Expr, If, Region, Stmt, binary, call, const, convert, is_const, seq
 from tilelang.ir.record import record
 from tilelang.layout import Panels, panels
-from tilelang.layout.panels import Box
+from tilelang.layout.swizzled_boxes import Box
 from tilelang.target.tensor_map import STRIDE_ALIGN, refusal
 
-from .gemm.wgmma import shared_panels
+from .gemm.wgmma import shared_boxes
 
 _A_BOX = 1024  # bytes that take as long as asking for one more box
 MOST_BOXES = 16  # a copy, beyond which loads by all threads are no worse
 _HINTS = {"evict_first": "evict_first", "evict_last": "evict_last", "evict_normal": "evict_normal"}
 
 
-def tma_refusal(op: Any, strides: bool = False) -> str:
+def tma_unsupported(op: Any, strides: bool = False) -> str:
     """Why a Copy from global to shared memory cannot be a TMA load; "" when it can.
 
     strides: run-time strides are taken to be multiples of 16 bytes, which the host checks.
@@ -43,9 +43,9 @@ def tma_refusal(op: Any, strides: bool = False) -> str:
     rows, columns = (int(n) for n in b.shape[-2:])
     if any(n != 1 for n in b.shape[:-2]) or rows == 1 or columns == 1:
         return f"`{b.name}` is no matrix"
-    p = shared_panels(b)
+    p = shared_boxes(b)
     if p is None:
-        return f"rows of `{b.name}` are no whole panels"
+        return f"rows of `{b.name}` are no whole swizzle atoms"
     if _box_dims(src, rows, columns) is None:
         return f"the tile of `{src.buffer.name}` is no box whose rows are contiguous"
     boxes = p.boxes()
@@ -64,17 +64,17 @@ def unaligned(tile: Region) -> str:
     return f"the tile of `{tile.buffer.name}` may start at a column that is no multiple of {STRIDE_ALIGN} bytes"
 
 
-def versions_refusal(b: Buffer) -> str:
+def versions_unsupported(b: Buffer) -> str:
     """Why versions of a shared tile cannot lie one after another for TMA; "" when they can."""
-    p = shared_panels(b)
+    p = shared_boxes(b)
     return f"`{b.name}` has {p.rows} rows, no multiple of the 8 of a swizzle pattern" if p and p.swizzle and p.rows % 8 else ""
 
 
 def tma_bytes(op: Any) -> int:
     """What the boxes of a copy count on its barrier."""
-    p = shared_panels(op.dst.buffer)
+    p = shared_boxes(op.dst.buffer)
     if p is None:
-        raise InternalError(f"`{op.dst.buffer.name}` has no panels")
+        raise InternalError(f"`{op.dst.buffer.name}` has no TMA boxes")
     return p.transaction_bytes
 
 
@@ -97,9 +97,9 @@ def _box(src: Region, p: Panels, rows: int, columns: int) -> tuple[int, ...]:
     return tuple(reversed(out))
 
 
-def tma_parts(op: Any, blocks: int) -> bool:
+def tma_boxes(op: Any, blocks: int) -> bool:
     """Whether the blocks of a cluster can each load a part of a copy's tile for all of them."""
-    p = shared_panels(op.dst.buffer)
+    p = shared_boxes(op.dst.buffer)
     return p is not None and _parts(p, blocks) is not None
 
 
@@ -140,10 +140,10 @@ def _parts(p: Panels, blocks: int) -> _Parts | None:
     return min((x for x in found if x.number >= blocks), key=cost, default=None)
 
 
-def row_parts(op: Any, parts: int) -> list[Any] | None:
+def row_boxes(op: Any, parts: int) -> list[Any] | None:
     """A copy as copies of equal parts of its tile's rows, each a load by itself; None when it has no such parts."""
     rows, columns = (int(n) for n in op.dst.buffer.shape[-2:])
-    p, dims = shared_panels(op.dst.buffer), _box_dims(op.src, rows, columns)
+    p, dims = shared_boxes(op.dst.buffer), _box_dims(op.src, rows, columns)
     each = rows // parts
     if p is None or dims is None or each * parts != rows or each % 8 or any(b.row for b in p.boxes()):
         return None
@@ -173,7 +173,7 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     rows, columns = (int(n) for n in dst.extents[-2:])  # type: ignore[arg-type]
     dims = _box_dims(src, rows, columns)
     if got is None or dims is None:
-        raise InternalError(f"a copy to `{dst.buffer.name}` was planned as TMA, but it is no box of panels")
+        raise InternalError(f"a copy to `{dst.buffer.name}` was planned as TMA, but it is no TMA box")
     boxes, step, parts, blocks = got.boxes(), Box(0, 0, 0, 0, 0), 1, 1
     rank: Expr = const(0)
     if rows != got.rows:
@@ -216,4 +216,4 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     return seq(*out, span=op.span)
 
 
-__all__ = ["lower_tma_load", "row_parts", "tma_bytes", "tma_parts", "tma_refusal", "unaligned", "versions_refusal"]
+__all__ = ["lower_tma_load", "row_boxes", "tma_bytes", "tma_boxes", "tma_unsupported", "unaligned", "versions_unsupported"]

@@ -16,7 +16,7 @@ from tilelang.ir import (AddressOf, Buffer, Evaluate, Expr, If, Region, Stmt, bi
 
 from tilelang.target.tensor_map import refusal
 
-from .tma import lower_tma_load, tma_bytes, tma_refusal, unaligned
+from .tma import lower_tma_load, tma_bytes, tma_unsupported, unaligned
 from .tma_store import moved_tile, store_tile
 
 register("tma-copy", ValueError, "a tile that TMA cannot move",
@@ -106,7 +106,7 @@ def _refusal(op: Any) -> str:
     whole = Region(one, (const(0), const(0)), tuple(b.shape[-2:]))
     other = op.src if tile is op.dst else op.dst
     kept = tuple(a for a in op.attrs if a[0] in ("tf32", "unaligned_columns"))
-    return tma_refusal(replace(op, src=other, dst=whole, attrs=kept))
+    return tma_unsupported(replace(op, src=other, dst=whole, attrs=kept))
 
 
 def lower_tma_copy(op: Any, cx: Any) -> Stmt:

@@ -27,11 +27,11 @@ from tilelang.errors import InternalError
 from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, Expr, For, If, Ramp, Region, Stmt, Store, binary, call, cast,
                          const, convert, fresh, is_const, load, seq)
 from tilelang.ir.record import record
-from tilelang.layout import REGISTER, THREAD, Panels, panel_layout, panels
+from tilelang.layout import REGISTER, THREAD, Panels, swizzled_box_layout, panels
 from tilelang.target.tensor_map import REDUCE_ADD, STRIDE_ALIGN, refusal
 
 from .distribute import conjunction, digit
-from .gemm.wgmma import shared_panels
+from .gemm.wgmma import shared_boxes
 from .ldmatrix import PAIRS, ROWS, Outer, outer_digits, threads_used
 from .tma import unaligned
 
@@ -119,7 +119,7 @@ def first_rows(region: Region) -> Expr | None:
     return rows
 
 
-def tensor_refusal(buffer: Buffer, strides: bool = False) -> str:
+def tensor_unsupported(buffer: Buffer, strides: bool = False) -> str:
     """Why TMA cannot write a tensor, whatever the boxes; "" when nothing speaks against it.
 
     strides: run-time strides are taken to be multiples of 16 bytes, which the host checks.
@@ -147,12 +147,12 @@ def store_accumulators(cx: Any, src: Region, dst: Region, op: Any, reduce: bool 
     work = _Store(cx, src, dst, op, pieces, reduce, limit)
     why = work.refusal()
     if not why:
-        why = work.tensor_refusal()
+        why = work.tensor_unsupported()
         if why and reduce:
             cx.stores.note(f"`{dst.buffer.name}` is written from registers: {why}")
             return None
         if why:
-            cx.stores.note(f"`{dst.buffer.name}` is written by all threads, from panels: {why}")
+            cx.stores.note(f"`{dst.buffer.name}` is written by all threads, from staged boxes: {why}")
         return work.stmt(by_tma=not why)
     cx.stores.note(f"`{dst.buffer.name}` is written from registers: {why}")
     return None
@@ -183,14 +183,14 @@ class _Store:
             return f"the tile of `{t.name}` is no box whose rows are contiguous"
         return self.cx.stores.room()  # type: ignore[no-any-return]
 
-    def tensor_refusal(self) -> str:
+    def tensor_unsupported(self) -> str:
         """Why TMA cannot carry the panels to their tensor; "" when it can."""
         t = self.dst.buffer
         if self.reduce and str(self.dt) not in REDUCE_ADD:
             return f"TMA cannot add elements of {self.dt}"
         if self.op.attr("unaligned_columns"):
             return unaligned(self.dst)
-        why = tensor_refusal(t, self.cx.stores.strides)
+        why = tensor_unsupported(t, self.cx.stores.strides)
         for box in sorted({self._box(p) for p in range(self._panels())}):
             why = why or refusal(t, box, self.width) or ""
         return why or self.cx.stores.refusal(self.op, t)
@@ -219,7 +219,7 @@ class _Store:
         slots = min(cx.stores.buffers, len(steps))
         cx.stores.steps = max(cx.stores.steps, len(steps))
         self.stage = cx.stores.staging(groups, groups * slots, self.dt)
-        self.layout = panel_layout((groups * slots, ROWS_OF_STEP, self.columns), self.dt.bits, self.width)
+        self.layout = swizzled_box_layout((groups * slots, ROWS_OF_STEP, self.columns), self.dt.bits, self.width)
         self.lane = cx.thread % GROUP if groups > 1 else cx.thread
         self.group: Expr = cx.thread // GROUP if groups > 1 else const(0)
         first = const(GROUP_BARRIERS) + cx.stores.first_group
@@ -381,10 +381,10 @@ class _Store:
 # ---- tiles of shared memory -------------------------------------------------------------------------------------------
 
 
-def tile_refusal(op: Any, src: Region, dst: Region, reduce: bool = False, strides: bool = False) -> str:
+def tile_unsupported(op: Any, src: Region, dst: Region, reduce: bool = False, strides: bool = False) -> str:
     """Why a shared tile cannot go to global memory by TMA, as one box a panel; "" when it can.
 
-    strides: as for tensor_refusal.
+    strides: as for tensor_unsupported.
     """
     b, t = src.buffer, dst.buffer
     if op.attr("disable_tma") or op.attr("prefer_instruction") not in (None, "tma"):
@@ -397,9 +397,9 @@ def tile_refusal(op: Any, src: Region, dst: Region, reduce: bool = False, stride
             any(not is_const(m, 0) for m in src.mins[-2:]) or tuple(src.extents[-2:]) != tuple(b.shape[-2:]):
         return f"it is not the whole of `{b.name}`"
     rows, columns = (int(n) for n in b.shape[-2:])
-    p = shared_panels(b)
+    p = shared_boxes(b)
     if p is None:
-        return f"rows of `{b.name}` are no whole panels"
+        return f"rows of `{b.name}` are no whole swizzle atoms"
     dims = matrix_dims(dst, rows, columns) if rows > 1 and columns > 1 else None
     if dims is None:
         return f"the tile of `{t.name}` is no box whose rows are contiguous"
@@ -407,7 +407,7 @@ def tile_refusal(op: Any, src: Region, dst: Region, reduce: bool = False, stride
         return f"TMA cannot add elements of {dst.dtype}"
     if len({(x.rows, x.columns) for x in p.boxes()}) > 1 or p.count > MOST_BOXES:
         return f"`{b.name}` needs {len(p.boxes())} boxes"
-    return tensor_refusal(t, strides) or refusal(t, _tile_box(dst, p, dims), p.swizzle) or ""
+    return tensor_unsupported(t, strides) or refusal(t, _tile_box(dst, p, dims), p.swizzle) or ""
 
 
 def _tile_box(dst: Region, p: Panels, dims: tuple[int, int]) -> tuple[int, ...]:
@@ -426,7 +426,7 @@ def store_tile(cx: Any, src: Region, dst: Region, op: Any, reduce: bool = False)
     rows, columns = (int(n) for n in src.buffer.shape[-2:])
     dims = matrix_dims(dst, rows, columns)
     if got is None or dims is None:
-        raise InternalError(f"a copy of `{src.buffer.name}` was planned as TMA, but it is no box of panels")
+        raise InternalError(f"a copy of `{src.buffer.name}` was planned as TMA, but it is no TMA box")
     name = cx.tensor_map(dst.buffer, _tile_box(dst, got, dims), got.swizzle, row_bytes=columns * src.dtype.bits // 8)
     lead = tuple(cx.expr(convert(m)) for m in src.mins[:-2])
     storage, (base,) = cx.physical(src.buffer, (*lead, const(0), const(0)))
@@ -470,4 +470,4 @@ def uses_group_barriers(launch: Any) -> bool:
 
 
 __all__ = ["GROUP_BARRIERS", "Pieces", "STEP_BYTES", "accumulator_pieces", "matrix_dims", "moved_tile", "store_accumulators",
-           "store_tile", "tensor_refusal", "tile_refusal", "uses_group_barriers"]
+           "store_tile", "tensor_unsupported", "tile_unsupported", "uses_group_barriers"]

@@ -9,7 +9,7 @@ from tilelang.ir import Buffer, Expr, Var, free_vars, int_range
 
 from .host_frame import (BOOL, CPU, CUDA, CUDA_HOST, CUDA_MANAGED, DLTENSOR, FLOAT, INT, NONE, OBJECT_TO_DLTENSOR, POINTER,
                          TENSOR, Frame, Launcher, dtype_bits, is_packed)
-from .host_overlap import refuse_overlaps
+from .host_overlap import reject_overlaps
 from .llvm_text import HostExpr, Writer, has_infinity, rounded_to, text_of
 from .signature import PointerArg, ScalarArg, Signature, Solve, TensorArg
 
@@ -51,7 +51,7 @@ class Prepare:
         for a in self.sig.inputs:
             if isinstance(a, TensorArg):
                 self._late_checks(a)
-        refuse_overlaps(self)
+        reject_overlaps(self)
         exact = HostExpr(w, self.scalars, self.sig.name, wrap=True)
         for e in self.assumptions:
             w.check(exact.boolean(e), "RuntimeError", f"{self.sig.name}: Assume: {text_of(e)}")

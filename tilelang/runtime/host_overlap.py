@@ -9,7 +9,7 @@ from tilelang.ir import Expr, Load, convert, free_vars, walk
 from .signature import PointerArg, TensorArg
 
 
-def refuse_overlaps(stub: Any) -> None:
+def reject_overlaps(stub: Any) -> None:
     """Checks at the end of `prepare` (a host_checks.Prepare): the pairs of stub.apart are not the same memory."""
     w = stub.w
     named = {a.name: a for a in stub.sig.inputs if a.index in stub.data}
@@ -68,4 +68,4 @@ def _bounds(stub: Any, a: TensorArg) -> tuple[str, str]:
     return low, w.ins(f"select i1 {stub.empty[a.index]}, i64 {low}, i64 {high}")
 
 
-__all__ = ["refuse_overlaps"]
+__all__ = ["reject_overlaps"]

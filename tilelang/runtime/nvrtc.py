@@ -26,7 +26,7 @@ from .yield_hints import set_yield_hints
 
 register("nvrtc-missing", RuntimeError, "no NVRTC library that can compile for the target was found",
          expected="an NVRTC library that compiles for the target")
-register("nvrtc-compile", RuntimeError, "NVRTC refused the generated CUDA source", expected="CUDA source that NVRTC compiles")
+register("nvrtc-compile", RuntimeError, "NVRTC rejected the generated CUDA source", expected="CUDA source that NVRTC compiles")
 
 NO_CACHE = "--no-cache"
 INVALID_OPTION = 5  # nvrtcResult
@@ -251,7 +251,7 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
         if not nvrtc.includes and "could not open source file" in log:
             hint = "the CUDA headers are missing: pip install 'tilelang-py[cuda]', or set CUDA_HOME to a CUDA toolkit"
         raise error("nvrtc-compile", message,
-                    found="source that it refuses", hint=hint)
+                    found="source that it rejects", hint=hint)
     kernels = parse_resources(log)
     values = kernels.values()
     if arch == "sm_90a" and env.is_yield_hints_enabled():
@@ -270,7 +270,7 @@ def compile_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
     if rc != 0:
         message = f"NVRTC refused the CUDA source for {arch}:\n{_refusal(log, source)}"
         raise error("nvrtc-compile", message,
-                    found="source that it refuses", hint="without a T.import_source of yours this is a compiler bug")
+                    found="source that it rejects", hint="without a T.import_source of yours this is a compiler bug")
     return ptx.rstrip(b"\0").decode()
 
 

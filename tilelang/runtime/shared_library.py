@@ -26,7 +26,7 @@ from .host_engine import ffi_state
 
 register("kernel-export", NotImplementedError, "a kernel is to be written as a shared library, and cannot be",
          expected="a kernel that can be written as a shared library")
-register("kernel-link", RuntimeError, "the system's linker refuses a kernel's shared library",
+register("kernel-link", RuntimeError, "the system's linker rejects a kernel's shared library",
          "check the compiler that CC names: it must link shared libraries for this machine",
          expected="a linker that makes shared libraries")
 register("kernel-library", ValueError, "a saved kernel is of another program, or no saved kernel at all",

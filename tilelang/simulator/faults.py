@@ -42,7 +42,7 @@ register("sim-race", RuntimeError, "two threads access the same memory, one of t
          "put T.sync_threads() between the two accesses", expected="a barrier between the two accesses")
 register("sim-thread-dependent", RuntimeError, "a value that must be the same for all threads differs between them",
          "compute it from block indices and parameters only", expected="one value for all threads")
-register("sim-tma", RuntimeError, "a bulk copy that the hardware refuses",
+register("sim-tma", RuntimeError, "a bulk copy that the hardware does not accept",
          "compare box, swizzle, strides and alignment with the limits of tensor maps",
          expected="a bulk copy that the hardware does")
 register("sim-uninitialized", RuntimeError, "memory was read before anything was written to it",

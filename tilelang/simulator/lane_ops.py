@@ -127,7 +127,7 @@ def need_whole_warps(f: LaneFrame, e: Call) -> None:
                     found=f"{f.lanes} threads", span=e.span, hint="use a multiple of 32 threads")
 
 
-def taking_part(f: LaneFrame, e: Call, masks: np.ndarray, threads: int) -> np.ndarray:
+def participants(f: LaneFrame, e: Call, masks: np.ndarray, threads: int) -> np.ndarray:
     """Per lane, the lanes that act together with it: shape (warps, 32, 32), or (warps, 1, 32) for one mask.
 
     masks: what the lanes pass, shape () or (lanes,).  threads: of a block; lanes beyond them, and those that have
@@ -178,7 +178,7 @@ def _shuffle(c: Any, e: Call) -> Closure:
                         expected="a lane that executes it", found=f"thread {int(src[t])}, which does not",
                         span=e.span, hint="all lanes of the warp must reach a shuffle together")
         if f.mask is not None or named is not None:
-            taking_part(f, e, np.asarray(FULL_MASK if named is None else named(f)), threads)
+            participants(f, e, np.asarray(FULL_MASK if named is None else named(f)), threads)
         return x[src]
 
     return run
@@ -232,7 +232,7 @@ def _vote(c: Any, e: Call) -> Closure:
         need_whole_warps(f, e)
         active = f.active()
         x = active if value is None else spread(value(f), f.lanes)
-        on = active.reshape(-1, 1, WARP) if mask is None else taking_part(f, e, np.asarray(mask(f)), threads)
+        on = active.reshape(-1, 1, WARP) if mask is None else participants(f, e, np.asarray(mask(f)), threads)
         return _votes(e.op, x.reshape(-1, WARP), on).reshape(-1).astype(result)
 
     return run

@@ -140,7 +140,7 @@ class StorageSlot:
 
 
 @record
-class RoleCode:
+class WarpRoleCode:
     """What one warp role runs.  body: with ThreadLoop, Collective, Masked and OncePerBlock in it."""
 
     role: WarpRole
@@ -164,18 +164,18 @@ class CpuLaunch(Stmt):
     codes: for each warp role what it runs; one where no roles wait for each other.
     waits: roles or blocks wait for each other, or name shared memory by address: roles are coroutines.
     slots: buffers of a block that lie in the arena.  space: addresses of shared buffers that descriptors name.
-    role_barriers: barriers between the warp roles of a block.  grid_barrier: all blocks of the launch meet.
+    warp_role_barriers: barriers between the warp roles of a block.  grid_barrier: all blocks of the launch meet.
     lane_faults: exchanges between lanes may fail while the program runs.
     null_checks: addresses that are tested where they are bound.  pointers, when_null: untyped pointer parameters, and the form
     of the launch that runs where one of them is null; None: this one runs always.
     """
 
     launch: Launch
-    codes: tuple[RoleCode, ...]
+    codes: tuple[WarpRoleCode, ...]
     waits: bool
     slots: tuple[StorageSlot, ...]
     space: SharedSpace
-    role_barriers: int = 0
+    warp_role_barriers: int = 0
     grid_barrier: bool = False
     lane_faults: bool = False
     null_checks: tuple[NullCheck, ...] = ()
@@ -192,5 +192,5 @@ class CpuPlan:
     host: HostCpu
 
 
-__all__ = ["BARRIER_WORDS", "Collective", "CpuLaunch", "CpuPlan", "Masked", "NullCheck", "OncePerBlock", "RoleCode",
+__all__ = ["BARRIER_WORDS", "Collective", "CpuLaunch", "CpuPlan", "Masked", "NullCheck", "OncePerBlock", "WarpRoleCode",
            "StorageSlot", "ThreadLoop", "ThreadValues", "WarpRole", "is_barrier_array", "is_private"]

@@ -1,4 +1,5 @@
-"""Loops over registers that have a form in PTX on registers with names: what product_registers and whole_registers mark and
+"""Loops over registers that have a form in PTX on registers with names: what assign_accumulator_registers and
+keep_in_registers mark and
 codegen prints.
 
     for r: acc[r] = x                               fill     one mov each

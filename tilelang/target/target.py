@@ -44,7 +44,7 @@ class CudaLimits:
     """Hardware limits of a compute capability.
 
     shared_per_block: bytes of dynamic shared memory a block may opt in to.  shared_per_sm: bytes.
-    threads_per_sm, registers_per_sm: counts.  multiprocessors: of the largest chip sold, 0 where nothing asks.
+    threads_per_sm, registers_per_sm: counts.  sm_count: of the largest chip sold, 0 where nothing asks.
     Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; NVIDIA H100 whitepaper.
     """
 
@@ -52,7 +52,7 @@ class CudaLimits:
     shared_per_sm: int
     threads_per_sm: int
     registers_per_sm: int = 65536
-    multiprocessors: int = 0
+    sm_count: int = 0
 
 
 _KB = 1024
@@ -64,7 +64,7 @@ _LIMITS: dict[int, CudaLimits] = {
     87: CudaLimits(163 * _KB, 164 * _KB, 1536),
     88: CudaLimits(163 * _KB, 164 * _KB, 1536),
     89: CudaLimits(99 * _KB, 100 * _KB, 1536),
-    90: CudaLimits(227 * _KB, 228 * _KB, 2048, multiprocessors=132),
+    90: CudaLimits(227 * _KB, 228 * _KB, 2048, sm_count=132),
     100: CudaLimits(227 * _KB, 228 * _KB, 2048),
     103: CudaLimits(227 * _KB, 228 * _KB, 2048),
     107: CudaLimits(227 * _KB, 228 * _KB, 2048),

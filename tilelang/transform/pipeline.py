@@ -22,45 +22,45 @@ from .check.check_iterations import check_iterations
 from .check.check_pipelines import check_pipelines
 from .check.check_private import check_private
 from .check.check_races import check_races
-from .check.check_warp_roles import check_roles
+from .check.check_warp_roles import check_warp_roles
 from .framework.config import PassConfigKey
-from .lower.defer_reductions import defer_sums
-from .schedule.insert_pdl import dependent_launch
-from .registers.overlap_epilogue import early_stores
+from .lower.defer_reductions import defer_reductions
+from .schedule.insert_pdl import insert_pdl
+from .registers.overlap_epilogue import overlap_epilogue
 from .lower.device_program import DeviceKernel, LoweredProgram, split_host
 from .memory.flatten import flatten
-from .legalize.branches_to_warp_roles import group_branches
+from .legalize.branches_to_warp_roles import branches_to_warp_roles
 from .legalize.guard_masks import guard_masks
 from .legalize.hopper_features import hopper
 from .layout.infer_layouts import infer_layouts
 from .memory.lane_quotients import lane_quotients
 from .legalize.legalize import legalize
 from .lower.lower_tile_ops import lower_tile_ops
-from .legalize.split_role_branches import part_branches
+from .legalize.split_warp_role_branches import split_warp_role_branches
 from .framework.pass_ import DEVICE, PassContext, PassFn, pass_, run_passes
 from .sync.place_sync import place_sync
 from .schedule.plan_pipelines import plan_pipelines
 from .memory.plan_shared_memory import plan_shared_memory
-from .registers.accumulator_registers import product_registers
+from .registers.accumulator_registers import assign_accumulator_registers
 from .registers.dequantise_pairs import dequantise_pairs
 from .registers.order_register_reductions import order_register_reductions
 from .registers.pack_conversions import pack_conversions
 from .registers.pipeline_descriptors import pipeline_descriptors
 from .registers.shorten_live_ranges import shorten_live_ranges
-from .check.reject_races import refuse_races
+from .check.reject_races import reject_races
 from .framework.scope import plan_only
-from .legalize.resolve_parallel_reads import settle_reads
-from .legalize.fold_thread_count import settle_threads
+from .legalize.resolve_parallel_reads import resolve_parallel_reads
+from .legalize.fold_thread_count import fold_thread_count
 from .memory.simplify import simplify
 from .schedule.specialize_warps import specialize_warps
-from .schedule.split_accumulators import split_products
-from .schedule.pingpong_barriers import may_take_turns
-from .schedule.prefetch_scales import may_have_step_tiles
+from .schedule.split_accumulators import split_accumulators
+from .schedule.pingpong_barriers import may_ping_pong
+from .schedule.prefetch_scales import may_prefetch_scales
 from .legalize.tma_columns import tma_columns
 from .lower.tma_copies import tma_copies
 from .legalize.unpack_small_types import unpack_small_types
 from .verify_sync.verify_sync import verify_sync
-from .legalize.manual_warp_roles import written_roles
+from .legalize.manual_warp_roles import lower_manual_warp_roles
 
 log = logging.getLogger("tilelang.transform")
 
@@ -68,47 +68,48 @@ log = logging.getLogger("tilelang.transform")
 TILE_PASSES: tuple[PassFn, ...] = (
     legalize,
     bind_calls,  # after legalize, which refuses names without values; before all that writes guards
-    settle_threads,  # before all that asks who gets where
+    fold_thread_count,  # before all that asks who gets where
     block_returns,  # after it: it knows which branches there are; before all that asks who gets where or looks for roles
-    group_branches,  # before all that looks for roles
+    branches_to_warp_roles,  # before all that looks for roles
     check_divisors,
     check_iterations,
     check_private,
-    check_roles,  # before check_hopper, which turns T.ws into tests of thread numbers where it can
+    check_warp_roles,  # before check_hopper, which turns T.ws into tests of thread numbers where it can
     check_hopper,
     check_races,  # only where asked for
-    refuse_races,  # after it: what is refused has been told of
-    settle_reads,  # before unpack_small_types, which makes loads of its own
+    reject_races,  # after it: what is refused has been told of
+    resolve_parallel_reads,  # before unpack_small_types, which makes loads of its own
     check_pipelines,  # before unpack_small_types: it counts the statements of the user
     unpack_small_types,  # after legalize, which counts negative indices from the end of unpacked rows
-    part_branches,  # after check_hopper, which leaves the roles, and check_private: private variables outlive the parts
+    # After check_hopper, which keeps the warp roles, and check_private: private variables outlive the pieces.
+    split_warp_role_branches,
 )
 DEVICE_PASSES: tuple[PassFn, ...] = (
     keep_order,  # before all that moves a read in front of a write
     check_collective,  # before roles and layouts: it sees the user's branches
     ballot_masks,  # after it: what it refuses needs no masks
-    tma_columns,  # before written_roles, the first that asks for TMA
-    written_roles,
+    tma_columns,  # before lower_manual_warp_roles, the first that asks for TMA
+    lower_manual_warp_roles,
     guard_masks,  # before specialize_warps, which reorders the statements of a loop
-    split_products,  # after guard_masks, which makes products that clear; before specialize_warps, which schedules them
+    split_accumulators,  # after guard_masks, which makes products that clear; before specialize_warps, which schedules them
     specialize_warps,  # before plan_pipelines, which keeps what it leaves
     plan_pipelines,  # before layouts: it gives shared buffers their versions
     tma_copies,  # of what the two before left; before layouts: it says which tiles lie in panels
     infer_layouts,
-    defer_sums,  # after layouts: it must know which lanes hold copies
+    defer_reductions,  # after layouts: it must know which lanes hold copies
     lower_tile_ops,  # TILE -> THREADS_BOUND
     place_sync,  # THREADS_BOUND -> SYNCED; after lowering: it needs every access of every thread
     flatten,
     plan_shared_memory,  # SYNCED -> DEVICE; its reuse needs the barriers
     lane_quotients,  # before simplify, which tidies up after it
     simplify,
-    early_stores,  # after simplify and before product_registers: it asks which registers statements name
-    product_registers,  # after simplify: it follows values through the final program
-    dependent_launch,  # after place_sync and simplify: every access of global memory has its place
+    overlap_epilogue,  # after simplify and before assign_accumulator_registers: it asks which registers statements name
+    assign_accumulator_registers,  # after simplify: it follows values through the final program
+    insert_pdl,  # after place_sync and simplify: every access of global memory has its place
     dequantise_pairs,  # before pack_conversions, which would convert the weights one by one
-    pack_conversions,  # after product_registers: loops on named registers convert by themselves
+    pack_conversions,  # after assign_accumulator_registers: loops on named registers convert by themselves
     pipeline_descriptors,
-    order_register_reductions,  # after product_registers, whose loops on named registers it marks
+    order_register_reductions,  # after assign_accumulator_registers, whose loops on named registers it marks
     shorten_live_ranges,  # after pipeline_descriptors: loops that it changed have their own copies of thread indices
     verify_sync,  # last: it checks what is printed, with the planned offsets
 )
@@ -120,8 +121,8 @@ def legalized(func: Func, target: Any = None, config: Mapping[str, Any] | None =
 
 
 # Schedules, each plainer than the one before: what is given up, and the options that do it.
-_NO_STEP_TILES = {PassConfigKey.TL_STEP_TILES.value: False}
-_NO_TURNS = {PassConfigKey.TL_WARP_GROUP_TURNS.value: False}
+_NO_STEP_TILES = {PassConfigKey.TL_SCALE_PREFETCH.value: False}
+_NO_TURNS = {PassConfigKey.TL_PING_PONG.value: False}
 _NO_ROLES = {PassConfigKey.TL_DISABLE_WARP_SPECIALIZED.value: True}
 _NO_HOPPER = {**_NO_ROLES, PassConfigKey.TL_ENABLE_HOPPER.value: False}
 _PLAINER: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -143,7 +144,7 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
 
     early: called with each program before its synchronisation is verified; the last call's is the one returned but for
     the attrs `sync_report` and `report`.  Whoever starts work on it then throws that away when this function raises.
-    Tiles of several steps (step_tiles.py) are also given up where they take the last shared memory.
+    Tiles of several steps (prefetch_scales.py) are also given up where they take the last shared memory.
     """
     cx = cx or PassContext(target, config or {})
     if overlapping(func, bool(cx.option(PassConfigKey.TIR_NOALIAS))):
@@ -157,7 +158,7 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
         try:
             out = run_passes(func, passes, replace(cx, config={**cx.config, **changes}))
         except TileLangError as e:
-            tight = e.kind == "shared-memory" and not given_up and may_have_step_tiles(func, cx)
+            tight = e.kind == "shared-memory" and not given_up and may_prefetch_scales(func, cx)
             if e.kind != "sync-unordered" and not tight and (first is None or first.kind == "shared-memory"):
                 raise
             first, why = first or e, why or e.message
@@ -194,7 +195,7 @@ def _schedules(func: Func, cx: PassContext) -> Iterator[tuple[str, dict[str, Any
     seen: list[Any] = []
     for given_up, changes in _PLAINER:
         it = replace(cx, config={**cx.config, **changes})
-        what = (hopper(it), may_have_step_tiles(func, it), may_take_turns(func, it),
+        what = (hopper(it), may_prefetch_scales(func, it), may_ping_pong(func, it),
                 it.option(PassConfigKey.TL_ENABLE_ASYNC_COPY))
         if what not in seen:
             seen.append(what)

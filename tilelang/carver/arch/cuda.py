@@ -9,7 +9,7 @@ from tilelang.target import Target
 from .device import TileDevice
 from .driver import get_cuda_device_properties
 
-# sm -> (name, multiprocessors, L2 bytes, bandwidth of L2 and of memory in MB/s).  Sources: NVIDIA data sheets of A100 80 GB
+# sm -> (name, sm_count, L2 bytes, bandwidth of L2 and of memory in MB/s).  Sources: NVIDIA data sheets of A100 80 GB
 # (SXM), RTX 3090, RTX 4090 and H100 (SXM); the L2 figures are order of magnitude.
 _KNOWN = {80: ("A100", 108, 40 << 20, 4000_000, 2039_000), 86: ("RTX 3090", 82, 6 << 20, 2000_000, 936_000),
           89: ("RTX 4090", 128, 72 << 20, 5000_000, 1008_000), 90: ("H100", 132, 50 << 20, 5500_000, 3352_000)}

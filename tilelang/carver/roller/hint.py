@@ -166,7 +166,7 @@ class Hint:
             out["intrin_info"] = asdict(self.intrin_info)
         if self.rasterization_plan is not NoRasterization:
             plan = self.rasterization_plan
-            out["rasterization_plan"] = (type(plan).__name__, plan.panel_width)
+            out["rasterization_plan"] = (type(plan).__name__, plan.box_width)
         return out
 
     @classmethod

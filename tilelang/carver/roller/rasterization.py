@@ -22,7 +22,7 @@ class _Single(type):
 class NoRasterization(metaclass=_Single):
     """Blocks run row by row: no T.use_swizzle."""
 
-    panel_width = 0
+    box_width = 0
 
     @classmethod
     def get_code(cls) -> list[str]:
@@ -32,26 +32,26 @@ class NoRasterization(metaclass=_Single):
 
 @dataclass(frozen=True)
 class _Rasterization2D:
-    panel_width: int = 4
+    box_width: int = 4
 
     order = "row"
 
     def get_code(self) -> list[str]:
         """Statements of the language that ask for it."""
-        return [f"T.use_swizzle(panel_size={self.panel_width}, order={self.order!r})"]
+        return [f"T.use_swizzle(panel_size={self.box_width}, order={self.order!r})"]
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}({self.panel_width})>"
+        return f"<{type(self).__name__}({self.box_width})>"
 
 
 @dataclass(frozen=True, repr=False)
 class Rasterization2DRow(_Rasterization2D):
-    """Panels of `panel_width` rows of blocks run one after another."""
+    """Panels of `box_width` rows of blocks run one after another."""
 
 
 @dataclass(frozen=True, repr=False)
 class Rasterization2DColumn(_Rasterization2D):
-    """Panels of `panel_width` columns of blocks run one after another."""
+    """Panels of `box_width` columns of blocks run one after another."""
 
     order = "column"
 

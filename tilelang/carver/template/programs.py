@@ -15,7 +15,7 @@ def product_program(w: Product, hint: Hint, with_bias: bool = False) -> Any:
     m, n, k = w.m, w.n, w.k
     (bm, bn), bk, threads, stages = hint.block, hint.rstep[0], hint.threads, hint.pipeline_stage
     ta, tb = w.trans_a, w.trans_b
-    width = hint.rasterization_plan.panel_width
+    width = hint.rasterization_plan.box_width
 
     a_shape, a_tile = ((k, m), (bk, bm)) if ta else ((m, k), (bm, bk))
     b_shape, b_tile = ((n, k), (bn, bk)) if tb else ((k, n), (bk, bn))

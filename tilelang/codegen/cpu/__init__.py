@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tilelang.ir import Expr, Func, Var, walk
 from tilelang.target.cpu_launch import CpuPlan, ThreadValues
 
-from .block_function import add_parts
+from .block_function import add_pieces
 from .host import HostPrinter
 from .host_function import HostFunction
 from .state import BlockState, Bound, Code, LaneFaults, Storage
@@ -99,7 +99,7 @@ def compile_tile(plan: CpuPlan) -> CpuProgram:
     one_thread = BlockState(ThreadValues(1, (), frozenset(), frozenset()), (1, 1, 1), ((0, 1),), LaneFaults())
     guarded = not dict(func.attr("tilelang_pass_configs") or ()).get("tl.disable_safe_memory_legalize", False)
     cx = Code(f, plan.host, one_thread, {}, guarded=guarded)
-    add_parts(cx)
+    add_pieces(cx)
     for k, param in enumerate(signature):
         _bind_parameter(cx, func, param, f"%p{k}")
     host = HostFunction(cx, func)

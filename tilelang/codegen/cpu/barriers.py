@@ -28,13 +28,13 @@ from .coroutine import (
     signal,
     word,
 )
-from .state import CallPrinter, Code, RoleState
+from .state import CallPrinter, Code, WarpRoleState
 from .text import Fn
 
 # ---- waiting ------------------------------------------------------------------------------------------------------------
 
 
-def role_of(cx: Code, what: str, span: Any) -> RoleState:
+def role_of(cx: Code, what: str, span: Any) -> WarpRoleState:
     """The coroutine that the code belongs to.  Raises cpu-unsupported outside of one."""
     if cx.block.role is None:
         raise unsupported(what, span=span or cx.span)
@@ -61,7 +61,7 @@ def wait_until(f: Fn, coroutine: Coroutine, ready: Callable[[], str]) -> None:
     add_word(f, "%group", PROGRESS, "1")
 
 
-def arrive_and_wait(f: Fn, role: RoleState, base: str, k: int, arrivals: str, need: Callable[[], str], waits: bool = True,
+def arrive_and_wait(f: Fn, role: WarpRoleState, base: str, k: int, arrivals: str, need: Callable[[], str], waits: bool = True,
                     action: Callable[[], None] | None = None) -> None:
     """`arrivals` more are at the barrier in words k and k + 1 of a state; once need() are, its generation changes.
 
@@ -151,11 +151,11 @@ def _wait(cx: Code, e: Call) -> str:
 
 
 def _role_barrier(cx: Code, e: Call) -> str:
-    role_barrier(cx, int(e.options.key), None)
+    warp_role_barrier(cx, int(e.options.key), None)
     return "0"
 
 
-def role_barrier(cx: Code, number: int, action: Callable[[], None] | None) -> None:
+def warp_role_barrier(cx: Code, number: int, action: Callable[[], None] | None) -> None:
     """All warp roles of the block that have not ended arrive; the last one runs the action."""
     role = role_of(cx, "a barrier of warp roles outside a kernel", None)
     if cx.block.tid is not None:
@@ -196,10 +196,11 @@ _NO_WORK = ("fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_globa
 
 BARRIER_CALLS: dict[str, CallPrinter] = {
     "mbarrier_arrive": _arrive, "mbarrier_arrive_expect_tx": _arrive, "cp_async_mbarrier_arrive": _arrive,
-    "mbarrier_expect_tx": _expect, "mbarrier_init": _init, "mbarrier_wait": _wait, "role_barrier": _role_barrier,
+    "mbarrier_expect_tx": _expect, "mbarrier_init": _init, "mbarrier_wait": _wait, "warp_role_barrier": _role_barrier,
     "named_barrier": _named, "named_barrier_arrive": _named, "sync_grid": _grid,
     **{op: (lambda cx, e: "0") for op in _NO_WORK},
 }  # fmt: skip
 
-__all__ = ["BARRIER_CALLS", "barrier_at", "barrier_operand", "named_barrier", "need_all_threads", "role_barrier", "role_of",
+__all__ = ["BARRIER_CALLS", "barrier_at", "barrier_operand", "named_barrier", "need_all_threads", "warp_role_barrier",
+    "role_of",
            "wait_until"]

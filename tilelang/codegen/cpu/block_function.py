@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from tilelang.arith import Analyzer
 from tilelang.ir import Alloc, Buffer, Const, Expr, Launch, Var, walk
-from tilelang.target.cpu_launch import CpuLaunch, RoleCode
+from tilelang.target.cpu_launch import CpuLaunch, WarpRoleCode
 
 from .calls import BLOCK_CALLS
 from .host_function import HostFunction
 from .indices import IndexPrinter
 from .memory import MemoryPrinter
-from .state import BlockState, Bound, Code, LaneFaults, RoleState, Storage
+from .state import BlockState, Bound, Code, LaneFaults, WarpRoleState, Storage
 from .statements import StatementPrinter
 from .text import Fn, clean
 from .threads import outside_threads
@@ -92,27 +92,27 @@ def captured_values(host: HostFunction, s: Launch) -> list[Captured]:
     return out
 
 
-def open_block(frame: LaunchFrame, f: Fn, code: RoleCode, role: RoleState | None = None) -> Code:
+def open_block(frame: LaunchFrame, f: Fn, code: WarpRoleCode, role: WarpRoleState | None = None) -> Code:
     """The Code of the function of a block, its parameters bound.  role: the coroutine, where it is one."""
     s, host = frame.plan.launch, frame.host.code
     block = BlockState(code.values, s.threads, code.role.ranges, frame.faults, role, scratch="%scratch")
     cx = Code(f, host.host, block, BLOCK_CALLS, Analyzer(), safe_values=dict(s.plan.safe_values),
               sources=s.plan.import_source, guarded=host.guarded)
-    add_parts(cx)
+    add_pieces(cx)
     outside_threads(cx)
     _bind_parameters(cx, frame)
     _bind_indices(cx, s, code)
     return cx
 
 
-def add_parts(cx: Code) -> StatementPrinter:
+def add_pieces(cx: Code) -> StatementPrinter:
     """Give a Code its parts; the printer of its statements."""
     memory = MemoryPrinter(cx)
     cx.values, cx.indices, cx.memory = ValuePrinter(cx), IndexPrinter(cx), memory
     return StatementPrinter(cx, memory)
 
 
-def print_body(cx: Code, code: RoleCode) -> None:
+def print_body(cx: Code, code: WarpRoleCode) -> None:
     """Print the statements of a block, or of a warp role."""
     StatementPrinter(cx, MemoryPrinter(cx)).stmt(code.body)
 
@@ -129,7 +129,7 @@ def _bind_parameters(cx: Code, frame: LaunchFrame) -> None:
         cx.storage[t.buffer.data] = Storage(f"%{name}", t.copies)
 
 
-def _bind_indices(cx: Code, s: Launch, code: RoleCode) -> None:
+def _bind_indices(cx: Code, s: Launch, code: WarpRoleCode) -> None:
     """Values and ranges of block and thread indices."""
     for d, v in enumerate(s.block_vars):
         cx.vars[v] = Bound(wide=f"%b{d}")
@@ -146,4 +146,4 @@ def _bind_indices(cx: Code, s: Launch, code: RoleCode) -> None:
             cx.swept.add(v)
 
 
-__all__ = ["Captured", "LaunchFrame", "add_parts", "captured_values", "open_block", "print_body"]
+__all__ = ["Captured", "LaunchFrame", "add_pieces", "captured_values", "open_block", "print_body"]

@@ -16,11 +16,11 @@ from tilelang.target.cpu import unsupported
 
 from .barriers import barrier_at, barrier_operand, need_all_threads, wait_until
 from .coroutine import CLUSTER, PROGRESS, add_word, get_word, signal
-from .state import CallPrinter, Code, RoleState, Storage
+from .state import CallPrinter, Code, WarpRoleState, Storage
 from .types import store, value_type
 
 
-def _in_cluster(cx: Code, what: str, span: Any) -> RoleState:
+def _in_cluster(cx: Code, what: str, span: Any) -> WarpRoleState:
     if cx.block.role is None:
         raise unsupported(f"{what} in a launch without clusters", span=span or cx.span, hint="launch with T.ClusterKernel")
     return cx.block.role

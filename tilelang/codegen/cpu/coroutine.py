@@ -23,7 +23,7 @@ PROGRESS, FAULT, GRID, COROUTINES, MISSING, GROUP_WORDS = 0, 1, 2, 4, 5, 8
 LIVE, NAMED, CLUSTER, ROLE_BARRIERS = 0, 1, 33, 35
 COUNT, PENDING, BYTES, PHASE = range(4)
 DEADLOCK = "the threads of a block wait for each other for ever: check parities and counts of the barriers"
-MEMORY = "out of memory for the roles of a block"
+MEMORY = "out of memory for the warp roles of a block"
 OVERRUN = "more threads arrive at a barrier than its count: it is the number of threads that arrive in one phase"
 
 STUCK, MANY, NO_MEMORY = 1, 2, 3

@@ -13,7 +13,7 @@ import math
 
 from tilelang.ir import Alloc, Var, walk
 from tilelang.target.cluster import cluster_of
-from tilelang.target.cpu_launch import BARRIER_WORDS, RoleCode, is_barrier_array
+from tilelang.target.cpu_launch import BARRIER_WORDS, WarpRoleCode, is_barrier_array
 from tilelang.target.tensor_map import tensor_maps_of
 
 from .block_function import LaunchFrame, open_block, print_body
@@ -31,7 +31,7 @@ from .coroutine import (
     word,
 )
 from .shared_addresses import AddressTable
-from .state import RoleState
+from .state import WarpRoleState
 from .text import Fn, is_literal
 
 GROUP_BYTES = 64
@@ -57,7 +57,7 @@ class CoroutineLaunch:
     @property
     def handles(self) -> int:
         """Word of a block's state at which the handles of its coroutines begin."""
-        return ROLE_BARRIERS + 2 * self.plan.role_barriers
+        return ROLE_BARRIERS + 2 * self.plan.warp_role_barriers
 
     @property
     def state_bytes(self) -> int:
@@ -78,7 +78,7 @@ class CoroutineLaunch:
 
     # ---- a role -------------------------------------------------------------------------------------------------------
 
-    def _role(self, code: RoleCode) -> str:
+    def _role(self, code: WarpRoleCode) -> str:
         frame = self.frame
         params = [("i64", f"b{d}", "") for d in range(3)]
         # No pointer is noalias: other roles use the memory while this one waits.
@@ -90,7 +90,7 @@ class CoroutineLaunch:
         f = Fn(self.host.code.f.module, f"{frame.name}_role_{code.role.number}", "ptr", params,
                attrs="nounwind presplitcoroutine")
         blocks = math.prod(self.cluster), len(self.plan.codes)
-        role = RoleState(code.role, Coroutine(f), blocks, self.maps, self.misuses)
+        role = WarpRoleState(code.role, Coroutine(f), blocks, self.maps, self.misuses)
         cx = open_block(frame, f, code, role)
         if self.plan.space.placed:
             bases = [cx.storage[p.buffer.data].base for p in self.plan.space.placed]

@@ -15,7 +15,7 @@ from tilelang.ir import Call, Const, dtype, walk
 from tilelang.target.cpu import unsupported
 from tilelang.target.thread_calls import BLOCK_VOTES, EXCHANGES, LANE_NUMBERS, MATCHES, SHUFFLES, VOTES, WARP
 
-from .barriers import role_barrier
+from .barriers import warp_role_barrier
 from .coroutine import ROLE_BARRIERS, add_word, get_word, word
 from .lane_faults import check_mask, fail_if, lanes_of, mask_of
 from .state import SOURCE, CallPrinter, Code, Storage
@@ -203,7 +203,7 @@ def _vote_of_roles(cx: Code, e: Call, votes: str, voters: str) -> str:
         for k in (0, 1):
             f.do(f"store i64 0, ptr {word(f, '%state', counts + k)}")
 
-    role_barrier(cx, number, count)
+    warp_role_barrier(cx, number, count)
     return f.let(f"trunc i64 {get_word(f, '%state', result)} to i32")
 
 

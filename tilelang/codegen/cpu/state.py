@@ -91,7 +91,7 @@ class Storage:
 
 
 @dataclass
-class RoleState:
+class WarpRoleState:
     """A warp role as a coroutine.
 
     cluster: blocks of a cluster, roles of a block.  addresses: of the shared buffers that descriptors name.  maps: tensor maps
@@ -124,7 +124,7 @@ class BlockState:
     extents: tuple[int, int, int]
     ranges: tuple[tuple[int, int], ...]
     faults: LaneFaults
-    role: RoleState | None = None
+    role: WarpRoleState | None = None
     tid: str | None = None
     slots: dict[Var, Storage] = field(default_factory=dict)
     exchanged: dict[int, Storage] = field(default_factory=dict)

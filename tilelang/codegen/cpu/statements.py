@@ -32,7 +32,7 @@ from tilelang.target.cpu_launch import Collective, Masked, OncePerBlock, ThreadL
 from tilelang.target.thread_calls import BLOCK_VOTES, MATRIX_CALLS
 
 from . import gemm, reductions, tile_loops
-from .barriers import named_barrier, role_barrier
+from .barriers import named_barrier, warp_role_barrier
 from .clusters import copy_to_rank
 from .guards import plan_guards
 from .lanes import exchanges_in, publish, threads_in_warps
@@ -132,7 +132,7 @@ class StatementPrinter:
         self.cx.maybe -= 1
 
     def _once_per_block(self, s: OncePerBlock) -> None:
-        role_barrier(self.cx, s.barrier, lambda: self.stmt(s.body))
+        warp_role_barrier(self.cx, s.barrier, lambda: self.stmt(s.body))
 
     # ---- simple statements ----------------------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ class Macro:
         except errors.TileLangError as e:
             e.span = refine(b, e) if e.span is None or e.span is b.span() else e.span
             raise
-        b.leave_context()
+        b.exit_context()
         b.after_macro(mark)
         return result
 

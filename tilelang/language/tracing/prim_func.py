@@ -234,7 +234,7 @@ def run_rewritten(b: Builder, fn: Callable[..., Any], rw: Rewritten, args: dict[
     with tracing(b):
         try:
             result = run(b, UNDEFINED, **args)
-            b.leave_context()
+            b.exit_context()
             return result
         except errors.TileLangError as e:
             e.span = refine(b, e) if e.span is None or e.span is b.span() else e.span

@@ -102,7 +102,7 @@ class Recorder:
         ctx.base = len(self.frames)
         self.ctx, self.pos = ctx, 0
 
-    def leave_context(self) -> None:
+    def exit_context(self) -> None:
         while len(self.frames) > self.ctx.base:
             self.exit(self.frames[-1])
         self.ctx, self.pos = self.contexts.pop()

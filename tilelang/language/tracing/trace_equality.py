@@ -19,7 +19,7 @@ from .state import current
 
 
 @unlike_sides.provide
-def refuse_unlike(e: Binary) -> None:
+def reject_unlike(e: Binary) -> None:
     """Called with `a == b` or `a != b` used as a truth value, where a and b are not the same expression.
 
     A shape symbol is told from other variables by identity, and expressions of shape symbols by structure.  Raises
@@ -58,4 +58,4 @@ def _text(e: Expr) -> str:
     return text if len(text) < 60 else text[:57] + "..."
 
 
-__all__ = ["differs", "refuse_unlike"]
+__all__ = ["differs", "reject_unlike"]

@@ -406,7 +406,7 @@ def _made(sizes: Sizes, deal: Shares | None, strides: Any, layout: str, dtype: s
     strides = tuple(tuple(T.dynamic(f"{array}_step_{d}") * UNIT if n is None else n for d, n in enumerate(s))
                     for array, s in zip("qkvo", strides))
     if layout == "packed":
-        units = target.limits.multiprocessors if target.has_wgmma else 1  # elsewhere blocks start as others end
+        units = target.limits.sm_count if target.has_wgmma else 1  # elsewhere blocks start as others end
         program = packed_attention(sizes, strides, dtype, mask, tile, with_lse, fixed, units)
     elif deal is not None and mask != Mask():
         program = parted_attention(sizes, strides, layout, dtype, mask, tile, deal, with_lse, fixed)

@@ -1,7 +1,7 @@
 """A vector times a matrix whose rows are no multiples of 16 bytes: one pass over the matrix, in whole words.
 
 A copy with longer rows would be two more passes.  Elements of 2 bytes; sums in float32, in an order that only the
-shape and the number of multiprocessors decide.
+shape and the number of sm_count decide.
 """
 
 from __future__ import annotations

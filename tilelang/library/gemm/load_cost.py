@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from math import ceil, gcd, log2, prod
 
-from tilelang.transform.schedule.cluster_pairs import (LARGER, LINE, SECTOR, Load, at_once, larger_in_one_round,
-                                                       paired_cycles, pairs, pays_for_many, pays_in_one_round,
-                                                       saved_in_one_round)
+from tilelang.transform.schedule.cluster_pairs import (LARGER, LINE, SECTOR, Load, at_once, larger_in_one_wave,
+                                                       paired_cycles, pairs, pays_for_many, pays_in_one_wave,
+                                                       saved_in_one_wave)
 
 from .tile import Chip, Problem, Tile, turned
 from .tile_candidates import side_by_side
@@ -67,19 +67,19 @@ def clusters(chip: Chip, p: Problem, t: Tile, matrix: float) -> tuple[int, ...]:
     if chip.kind != "wgmma":
         return found
     grid = ceil(p.n / t.bn), ceil(p.m / t.bm), p.batch * t.parts
-    depth, one_round = ceil(ceil(p.k / t.bk) / t.parts), prod(grid) <= chip.units
+    depth, one_wave = ceil(ceil(p.k / t.bk) / t.parts), prod(grid) <= chip.units
     for spans, count in (((2, 1, 1), grid[0]), ((1, 2, 1), 1 if p.ragged else grid[1])):  # whose rows have no common B
         loads = _loads(p, t, spans, t.bm, t.loaded, True)
-        if (pays_in_one_round(loads, matrix, depth) if one_round else pays_for_many(loads, matrix)) and (
+        if (pays_in_one_wave(loads, matrix, depth) if one_wave else pays_for_many(loads, matrix)) and (
                 pairs(count, prod(grid) // count, chip.units)) and (prod(found) == 1 or loads[1].cost > loads[0].cost):
             found = spans
-    if not one_round or p.open_rows or p.two_level:  # the compiler knows no grid, or not what an iteration takes
+    if not one_wave or p.open_rows or p.two_level:  # the compiler knows no grid, or not what an iteration takes
         return found
 
     def saved(spans: tuple[int, ...]) -> float:
-        return saved_in_one_round(_loads(p, t, spans, t.bm, t.loaded, True), matrix, depth, prod(spans))
+        return saved_in_one_wave(_loads(p, t, spans, t.bm, t.loaded, True), matrix, depth, prod(spans))
 
-    return larger_in_one_round(grid, (True, True, False), saved, chip.units, found)
+    return larger_in_one_wave(grid, (True, True, False), saved, chip.units, found)
 
 
 def cluster_sizes(chip: Chip, p: Problem, t: Tile) -> list[tuple[int, int]]:

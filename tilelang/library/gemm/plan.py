@@ -63,7 +63,7 @@ class Place:
         """soon: the launch may be set up while the one before it on the stream ends.  cluster: Tile.cluster."""
         configs: dict[str, Any] = {"tl.enable_hopper": True} if self.target.has_wgmma else {}
         if soon:
-            configs["tl.dependent_launch"] = True
+            configs["tl.enable_pdl"] = True
         if cluster:
             configs["tl.cluster"] = cluster
         kernel: Plan = compile_program(program, target=self.target, execution_backend=self.backend, pass_configs=configs,

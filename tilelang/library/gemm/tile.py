@@ -84,7 +84,7 @@ class Tile:
     columns of the result and bn its rows, so few rows fill a tile: instructions have 64 x 8 n.
     moved: the last tiles lie inside the tensor and compute again what their neighbours do.  staged: results leave
     through shared memory: moved and turned ones in whole rows.  wide: columns of the right operand that a stage loads,
-    where more than bn.  soon: the launch is set up while the one before it ends (tl.dependent_launch).
+    where more than bn.  soon: the launch is set up while the one before it ends (tl.enable_pdl).
     cluster: its blocks side by side and one below the other (tl.cluster); () as the compiler's own rule has it.
     from_registers: the left operand, whose rows are k, is read from registers: wgmma takes 4-byte types from shared memory
     with k contiguous only.

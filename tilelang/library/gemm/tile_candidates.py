@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil, gcd
 
-from tilelang.transform.schedule.tile_scheduler import panel_rows
+from tilelang.transform.schedule.tile_scheduler import rasterisation_rows
 from tilelang.transform.schedule.cluster_pairs import SECTOR
 
 from .tile import Chip, Problem, Tile, turned
@@ -111,8 +111,8 @@ def column_parts(t: Tile) -> int:
 
 def side_by_side(chip: Chip, p: Problem, bm: int, bn: int, parts: int) -> str:
     """The operand whose tiles blocks side by side share, "a" or "b"; "" where both count."""
-    one_round = ceil(p.m / bm) * ceil(p.n / bn) * p.batch * parts <= chip.units
-    return "" if not one_round else "a" if p.m >= _FAR_LARGER * p.n else "b" if p.n >= _FAR_LARGER * p.m else ""
+    one_wave = ceil(p.m / bm) * ceil(p.n / bn) * p.batch * parts <= chip.units
+    return "" if not one_wave else "a" if p.m >= _FAR_LARGER * p.n else "b" if p.n >= _FAR_LARGER * p.m else ""
 
 
 def _warp_group_tiles(chip: Chip, p: Problem) -> Iterator[tuple[int, int, int, int]]:
@@ -168,7 +168,7 @@ def _panel(chip: Chip, p: Problem, bm: int, bn: int, parts: int) -> int:
     if chip.kind != "wgmma":
         return max(1, 2048 // bm)
     near = side_by_side(chip, p, bm, bn, parts)
-    return ceil(p.m / bm) if near == "b" else 1 if near == "a" or parts > 1 else panel_rows(chip.units, bm, bn)
+    return ceil(p.m / bm) if near == "b" else 1 if near == "a" or parts > 1 else rasterisation_rows(chip.units, bm, bn)
 
 
 def by_rows(chip: Chip, p: Problem, t: Tile) -> Tile:

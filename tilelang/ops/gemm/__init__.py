@@ -11,7 +11,7 @@ from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..base import Access, LowerContext
 from ..layouts import FRAGMENT, carried
-from ..tiles import widest_product
+from ..tiles import widest_mma
 from .mma import lower_mma
 from .policy import GemmWarpPolicy
 from .select import ACCUMULATORS, multiplies, operand_fragments, simt_fragment
@@ -25,7 +25,7 @@ errors.register("gemm-rank", AssertionError, "an operand of a gemm that is not a
 errors.register("gemm-scope", ValueError, "an operand of a gemm in a memory scope it cannot be read from",
                 "copy the tile to shared memory first", expected="a shared buffer or a fragment")
 errors.register("gemm-types", ValueError, "element types no gemm exists for",
-                "cast the operands, or choose another accumulator type", expected="element types that have a product")
+                "cast the operands, or choose another accumulator type", expected="element types that have an MMA")
 
 
 @tile_op("gemm")
@@ -69,7 +69,7 @@ class Gemm(TileOp):
             elif da in ACCUMULATORS:
                 hint = f"accumulators for {da}: {', '.join(ACCUMULATORS[da])}"
             else:
-                hint = f"element types of products: {', '.join(ACCUMULATORS)}"
+                hint = f"element types of MMAs: {', '.join(ACCUMULATORS)}"
             raise errors.error("gemm-types", f"T.gemm of {da} and {db} into {dc} is not supported",
                                found=f"{da} by {db} into {dc}", span=self.span,
                                hint=hint)
@@ -118,7 +118,7 @@ class Gemm(TileOp):
         """The product in float32 (or wider, or exact integers), added and rounded once to c's dtype."""
         acc = self.c.dtype
         a, b = (t.reshape(t.shape[-2:]) for t in (env.read(self.a), env.read(self.b)))
-        product = widest_product(a.T if self.transpose_a else a, b.T if self.transpose_b else b, acc)
+        product = widest_mma(a.T if self.transpose_a else a, b.T if self.transpose_b else b, acc)
         if not bool(env.eval(self.clear_accum)):
             old = env.read(self.c)
             product = product.reshape(old.shape) + old.astype(product.dtype)

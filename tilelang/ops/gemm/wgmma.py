@@ -5,7 +5,7 @@
         C[mi, ni] += A[mi, k] @ B[k, ni]               # A: descriptor or registers; B: descriptor
     wgmma_commit(); wgmma_wait(later groups that may be in flight)
 
-B, and A unless it is in registers, lie in shared memory in the panels of layout/panels.py.  A warp group owns a
+B, and A unless it is in registers, lie in shared memory in the panels of layout/swizzled_boxes.py.  A warp group owns a
 contiguous stretch of rows (and of columns, when groups are left over).  Accumulators and A registers are pinned where
 ordinary code may write them before, or read them after, the instructions (PTX ISA: they belong to the tensor core in
 between, which the compiler behind CUDA C++ does not know).
@@ -21,7 +21,7 @@ from typing import Any
 from tilelang.errors import InternalError
 from tilelang.ir import (AddressOf, Binary, Buffer, Const, Evaluate, Expr, For, Region, Stmt, Store, Var, call, cast,
                          const, convert, fresh, load, seq, unary)
-from tilelang.layout import Fragment, Layout, Panels, panel_layout, panel_width, panels, tile_fragment
+from tilelang.layout import Fragment, Layout, Panels, swizzled_box_layout, box_width, panels, tile_fragment
 from tilelang.target.mma import operand_dtype
 from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow, wgmma_row, wgmma_sizes
 
@@ -112,8 +112,8 @@ def _unfit(region: Region) -> str:
         return ""
     if b.ndim < 2 or not b.is_static or b.strides_ is not None:
         return f"`{b.name}` is not a plain matrix"
-    if shared_panels(b) is None:
-        return f"rows of `{b.name}` are no whole panels"
+    if shared_boxes(b) is None:
+        return f"rows of `{b.name}` are no whole swizzle atoms"
     row, column = (_number(m) for m in region.mins[-2:])
     if row is None or column is None or row % 8 or column * b.dtype.bits % 256:
         return f"the tile of `{b.name}` starts inside a swizzle pattern"
@@ -122,24 +122,24 @@ def _unfit(region: Region) -> str:
 
 def _starts(region: Region, major: str, total: int, extent: int) -> bool:
     """Whether every instruction's part of an operand may start where it does."""
-    p = shared_panels(region.buffer)
+    p = shared_boxes(region.buffer)
     if p is None or major == "k":
         return p is not None
     first = _number(region.mins[-1])
     if first is None:
         return False
-    w = p.panel_columns
+    w = p.box_columns
     return all(at % w == 0 or at % w + extent <= w for at in range(first, first + total, extent))
 
 
 def shared_layout(b: Buffer) -> Layout | None:
     """The panel layout of an operand's shared buffer: it follows from the buffer alone."""
     bits = b.dtype.bits * b.dtype.lanes
-    width = panel_width(int(b.shape[-1]), bits)
-    return panel_layout(tuple(b.shape), bits, width) if width else None
+    width = box_width(int(b.shape[-1]), bits)
+    return swizzled_box_layout(tuple(b.shape), bits, width) if width else None
 
 
-def shared_panels(b: Buffer) -> Panels | None:
+def shared_boxes(b: Buffer) -> Panels | None:
     """The panels of one version of a shared buffer; None when it has none."""
     layout = shared_layout(b)
     return None if layout is None else panels(layout, b.dtype.bits * b.dtype.lanes)
@@ -193,7 +193,7 @@ class _Matrix:
         buffer = region.buffer
         got = panels(cx.layout_of(buffer), buffer.dtype.bits)
         if got is None:
-            raise InternalError(f"`{buffer.name}` is not in panels")
+            raise InternalError(f"`{buffer.name}` is not made of swizzle atoms")
         self.panels, self.major, self.cx = got, major, cx
         zero = const(0)
         lead = tuple(cx.expr(convert(m)) for m in region.mins[:-2])
@@ -295,8 +295,8 @@ def _left(op: Any, cx: Any, want: Fragment) -> tuple[Buffer | None, _Matrix | No
         local = cx.local_of(source)
         return (local if not is_tf32(op) else _rounded(cx, local)), None
     shape = tuple(int(n) for n in region.extents[-2:])
-    width = panel_width(shape[-1], source.dtype.bits)
-    scratch = cx.new_shared(f"{source.name}_s", shape, source.dtype, panel_layout(shape, source.dtype.bits, width))
+    width = box_width(shape[-1], source.dtype.bits)
+    scratch = cx.new_shared(f"{source.name}_s", shape, source.dtype, swizzled_box_layout(shape, source.dtype.bits, width))
     mins = tuple(convert(m) for m in region.mins)
 
     def move(p: tuple[Any, ...]) -> Stmt:
@@ -320,5 +320,5 @@ def to_tf32(value: Expr) -> Expr:
     return cast(call("to_tf32", (cast(value, "float32"),), "float32"), value.dtype)
 
 
-__all__ = ["choose_wgmma", "drained", "is_tf32", "lower_wgmma", "operand_layouts", "shared_layout", "shared_panels",
+__all__ = ["choose_wgmma", "drained", "is_tf32", "lower_wgmma", "operand_layouts", "shared_layout", "shared_boxes",
            "wgmma_cycles", "wgmma_fragments"]

@@ -112,7 +112,7 @@ def _cp_async(c: Any, e: Call) -> Closure:
         block.counters.shared(dst_site, address, width, f.mask)
         if check:
             g = (address[t] // shared.granule)[:, None] + np.arange(width // shared.granule)
-            c.refuse_pending(shared, g, dst.buffer, dst_site)
+            c.reject_pending(shared, g, dst.buffer, dst_site)
             block.shared.table.write(block.clocks, g, t, dst_site)
             shared.pending[g] = True
             shared.pending_site[g] = dst_site

@@ -351,7 +351,7 @@ class MachineCompiler(StmtCompiler):
         first = (address if m is None else address[m]) // store.granule
         g = first[:, None] + np.arange(max(1, width // store.granule))
         if shared and block.shared.pending.any():
-            self.refuse_pending(block.shared, g, b, site)
+            self.reject_pending(block.shared, g, b, site)
         proxy = block.shared.proxy if shared else memory.proxy
         atomic = self.sites[site].atomic
         if mode == "write" or atomic is not None and atomic.family == "store":  # an atomic store needs nothing there before it
@@ -377,7 +377,7 @@ class MachineCompiler(StmtCompiler):
             proxy.update(g, t)
         return store
 
-    def refuse_pending(self, shared: Shared, g: np.ndarray, b: Buffer, site: int) -> None:
+    def reject_pending(self, shared: Shared, g: np.ndarray, b: Buffer, site: int) -> None:
         busy = shared.pending[g]
         if busy.any():
             other = self.sites[int(shared.pending_site[g[busy][0]])]

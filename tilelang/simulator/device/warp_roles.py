@@ -137,7 +137,7 @@ class Roles(Scheduler):
                      + "; ".join(t for _, t in told) + (f" ({'; '.join(states)})" if states else ""),
                      expected=f"arrivals that let every {self.kind} go on", found=f"{self.kind}s that wait for ever",
                      span=told[0][0], notes=tuple(told[1:]), label=told[0][1],
-                     hint="check numbers and counts of the barriers: each role must pass them equally often")
+                     hint="check numbers and counts of the barriers: each warp role must pass them equally often")
 
     def _names(self, parts: list[Part]) -> str:
         block = parts[0].frame.block

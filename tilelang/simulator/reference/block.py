@@ -151,11 +151,11 @@ class TileScheduler(GridScheduler):
     def deadlock(self, left: list[Part]) -> Exception:
         states = [b.state() for block in self.blocks for b in block.barriers if b.pending != b.count or b.tx]
         told = [(p.place, f"{p.name} waits {p.why()}") for p in left]
-        return fault("sim-barrier", f"all roles left wait for ever in block {self.block.where}: "
+        return fault("sim-barrier", f"all warp roles left wait for ever in block {self.block.where}: "
                      + "; ".join(t for _, t in told) + (f" ({'; '.join(states)})" if states else ""),
-                     expected="arrivals that let every role go on", found="roles that wait for ever",
+                     expected="arrivals that let every warp role go on", found="warp roles that wait for ever",
                      span=told[0][0], notes=tuple(told[1:]), label=told[0][1],
-                     hint="check parities and counts of the barriers: each role must pass them equally often")
+                     hint="check parities and counts of the barriers: each warp role must pass them equally often")
 
 
 __all__ = ["Role", "TileBlock", "TileScheduler", "nth"]

@@ -34,7 +34,7 @@ from .hopper import TILE_HOPPER_OPS, space_of
 from .parallel import ParallelLoop
 from .divergence import PRIVATE, Parting
 from .warp_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Role, TileBlock, around, asks_shared, in_front, make_barriers,
-                         meets_around, roles_of, run_roles, signalling, together, whole_role)
+                         meets_around, roles_of, run_warp_roles, signalling, together, whole_warp_role)
 from .warp import WARP_OPS
 from .watch import changes
 
@@ -380,11 +380,11 @@ class TileCompiler(StmtCompiler):
                 if side_by_side:
                     waiting += frames
                 elif roles or dims is not None:
-                    run_roles(frames, roles or [whole], body)
+                    run_warp_roles(frames, roles or [whole], body)
                 else:
                     body(frames[0])
             if waiting and (roles or dims is not None):
-                run_roles(waiting, roles or [whole], body)
+                run_warp_roles(waiting, roles or [whole], body)
             elif waiting:
                 TileGrid(waiting, body).run()
 
@@ -402,7 +402,7 @@ def _block_vote(c: TileCompiler, e: Call) -> Closure:
             return np.int32(answer_of(given))
         votes = f.block.once(key, f.role, list)
         votes.append(given)
-        whole_role(f, "a vote of the block", e.span)
+        whole_warp_role(f, "a vote of the block", e.span)
         f.block.gather((key, f.role.counts[key]), f.role, roles, e.span, "a vote of the block")
         return np.int32(answer_of(np.concatenate(votes)))
 

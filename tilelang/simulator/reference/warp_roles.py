@@ -49,7 +49,7 @@ def executing(f: LaneFrame) -> int:
     return int(f.active().sum())
 
 
-def whole_role(f: LaneFrame, what: str, span: Any) -> None:
+def whole_warp_role(f: LaneFrame, what: str, span: Any) -> None:
     """Raises sim-barrier unless all threads of the role come that have not returned."""
     here, gone = executing(f), 0 if f.exited is None else int(f.exited.sum())
     if here + gone < f.role.threads:
@@ -184,7 +184,7 @@ def _sync(c: Any, e: Call) -> Closure:
     def run(f: LaneFrame) -> Value:
         if f.any_active():
             if e.op == "sync_threads":
-                whole_role(f, "this barrier", e.span)
+                whole_warp_role(f, "this barrier", e.span)
                 f.block.gather(("sync", members), f.role, roles, e.span, "a block barrier")
             else:
                 number, need = (int(uniform(np.asarray(a(f)), f, "a barrier's operand", e.span)) for a in args)
@@ -250,7 +250,7 @@ def together(c: Any, s: Any, action: Action, part: str = "") -> Action:
     def run(f: LaneFrame) -> None:
         if f.any_active():
             n = nth(f.role, key)
-            what = "a statement of several roles" if part else f"T.{getattr(s, 'op_name', 'Parallel')} of several roles"
+            what = "a statement of several warp roles" if part else f"T.{getattr(s, 'op_name', 'Parallel')} of several roles"
             f.block.gather((key, n), f.role, roles, s.span, what, lambda: action(f))
 
     return run
@@ -382,7 +382,7 @@ def signalling(c: Any, s: Any, action: Action) -> Action:
     return run
 
 
-def run_roles(blocks: list[LaneFrame], roles: list[Role], body: Action) -> None:
+def run_warp_roles(blocks: list[LaneFrame], roles: list[Role], body: Action) -> None:
     """Run one block, or the blocks of a cluster: each role on its own."""
     frames = []
     for g in blocks:
@@ -396,4 +396,5 @@ def run_roles(blocks: list[LaneFrame], roles: list[Role], body: Action) -> None:
 
 
 __all__ = ["NO_EFFECT", "ROLE_OPS", "Role", "SYNC_OPS", "Parting", "TileBarrier", "TileBlock", "around", "asks_shared",
-           "in_front", "make_barriers", "meets_around", "roles_of", "run_roles", "signalling", "together", "whole_role"]
+           "in_front", "make_barriers", "meets_around", "roles_of", "run_warp_roles", "signalling", "together",
+           "whole_warp_role"]

@@ -92,7 +92,7 @@ def _ends(stmts: list[Stmt]) -> bool:
     return bool(stmts) and isinstance(stmts[-1], Continue)
 
 
-def refuse_carried(body: Stmt, span: Any) -> None:
+def reject_carried(body: Stmt, span: Any) -> None:
     """Raise parallel-carried where a variable outlives an iteration (`break` is refused before)."""
     order: list[tuple[Node, bool]] = []
     in_order(body, False, order)
@@ -127,4 +127,4 @@ def renamed(body: Stmt) -> Stmt:
     return substitute(body, mapping)
 
 
-__all__ = ["drop_continue", "inline_index_binds", "refuse_carried", "renamed"]
+__all__ = ["drop_continue", "inline_index_binds", "reject_carried", "renamed"]

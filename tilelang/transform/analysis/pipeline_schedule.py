@@ -58,7 +58,7 @@ class Violation:
     flow: bool  # producer to consumer inside one iteration
 
 
-def take_apart(stmts: Iterable[Stmt]) -> Body:
+def loop_items(stmts: Iterable[Stmt]) -> Body:
     """Classify the statements of a loop body."""
     stmts = tuple(stmts)
     written = {e.storage for s in stmts for e in effects(s) if e.writes}
@@ -144,4 +144,4 @@ def needed_binds(pure: list[Bind], used: Iterable[object]) -> list[Bind]:
     return keep[::-1]
 
 
-__all__ = ["Body", "Item", "Violation", "needed_binds", "stage_span", "take_apart", "violations"]
+__all__ = ["Body", "Item", "Violation", "needed_binds", "stage_span", "loop_items", "violations"]

@@ -1,7 +1,7 @@
 """Control flow between the products of a launch and what touches their accumulators and A operands in registers.
 
-Nodes are runs of products, pins, waits, and ordinary statements without any of these inside; product_registers and
-whole_registers follow values through them.
+Nodes are runs of products, pins, waits, and ordinary statements without any of these inside; assign_accumulator_registers and
+keep_in_registers follow values through them.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from tilelang.ir import For, Func, statements, stmts_of
 
 from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.pipeline_loops import check_flow, is_pipelined, scheduled_lists, wanted_stages
-from ..analysis.pipeline_schedule import take_apart
+from ..analysis.pipeline_schedule import loop_items
 
 
 @pass_(needs=TILE)
@@ -21,7 +21,7 @@ def check_pipelines(func: Func, cx: PassContext) -> Func:
             continue
         wanted = wanted_stages(s)
         if isinstance(wanted, tuple):
-            parts = take_apart(stmts_of(s.body))
+            parts = loop_items(stmts_of(s.body))
             stage, order = scheduled_lists(s, parts, *wanted)
             check_flow(s, parts.items, stage, order)
     return func

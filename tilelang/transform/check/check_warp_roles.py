@@ -14,7 +14,7 @@ _WHOLE = tuple(op for op in BLOCK_BARRIERS if op != "sync_threads")  # a block b
 
 
 @pass_(needs=TILE)
-def check_roles(func: Func, cx: PassContext) -> Func:
+def check_warp_roles(func: Func, cx: PassContext) -> Func:
     """Refuse votes of the block and barriers of the grid that only some warp groups come to (every target).
 
     Raises collective-divergent: on a device the groups that come would wait for the others, or be counted with those that
@@ -46,4 +46,4 @@ def _stmt(s: Stmt, groups: tuple[int, ...], branch: If | None) -> None:
                         hint="move it out of T.ws, or let the groups tell each other through shared memory and a barrier")
 
 
-__all__ = ["check_roles"]
+__all__ = ["check_warp_roles"]

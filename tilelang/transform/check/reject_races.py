@@ -32,7 +32,7 @@ _OF_ALL = ("global", "shared", "shared.dyn")
 
 
 @pass_(needs=TILE)
-def refuse_races(func: Func, cx: PassContext) -> Func:
+def reject_races(func: Func, cx: PassContext) -> Func:
     """Raise "parallel-overwrite" for a store to global or shared memory that two iterations reach with different values.
 
     Changes nothing.  Follows loops of constant extents.  Places, conditions and values must show by themselves what they are:
@@ -155,4 +155,4 @@ class _Loop:
         return is_const(simplify(convert(a) - b), 0)
 
 
-__all__ = ["refuse_races"]
+__all__ = ["reject_races"]

@@ -61,7 +61,7 @@ from tilelang.target.thread_calls import BLOCK_VOTES, EXCHANGES, MATRIX_CALLS
 from .thread_conflicts import Conflicts
 from .varying_values import find_varying_values, is_speculatable, is_thread_work, rereads_shared, some_return
 
-_BARRIERS = ("sync_threads", "named_barrier", "named_barrier_arrive", "role_barrier", "sync_grid", "cluster_arrive",
+_BARRIERS = ("sync_threads", "named_barrier", "named_barrier_arrive", "warp_role_barrier", "sync_grid", "cluster_arrive",
              "cluster_wait", "cluster_sync", "cp_async_commit", "cp_async_wait")
 _COLLECTIVE = {*EXCHANGES, *MATRIX_CALLS, *BLOCK_VOTES, *_BARRIERS, "thread_return", "mbarrier_wait"}
 _ZERO = (const(0),)

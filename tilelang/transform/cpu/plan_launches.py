@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tilelang.ir import Call, Func, Launch, Stmt, Var, replace, walk
 from tilelang.ir.visitor import rewrite_launches
 from tilelang.target.cpu import unsupported
-from tilelang.target.cpu_launch import CpuLaunch, NullCheck, RoleCode, WarpRole
+from tilelang.target.cpu_launch import CpuLaunch, NullCheck, WarpRoleCode, WarpRole
 from tilelang.target.shared_space import SharedSpace, shared_space
 from tilelang.target.thread_calls import EXCHANGES, MATRIX_CALLS
 
@@ -60,13 +60,13 @@ def _plan_coroutines(s: Launch) -> CpuLaunch:
     return CpuLaunch(s, codes, True, slots, space, barriers, grid_barrier, _may_fault(codes), span=s.span)
 
 
-def _code(role: WarpRole, s: Launch) -> RoleCode:
+def _code(role: WarpRole, s: Launch) -> WarpRoleCode:
     masked = mask_divergent(s)
     values = find_varying_values(masked)
-    return RoleCode(role, loop_over_threads(masked.body, values), values)
+    return WarpRoleCode(role, loop_over_threads(masked.body, values), values)
 
 
-def _may_fault(codes: Sequence[RoleCode]) -> bool:
+def _may_fault(codes: Sequence[WarpRoleCode]) -> bool:
     """Whether an exchange between lanes, or a matrix instruction, may be executed by the wrong lanes."""
     return any(n.op in (*EXCHANGES, *MATRIX_CALLS) for c in codes for n in walk(c.body, Call))
 

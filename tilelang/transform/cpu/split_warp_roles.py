@@ -159,7 +159,7 @@ class _Split:
         if not rereads_shared(s) or isinstance(s, If) and s.orelse is None and self._of_one_role(s.cond):
             return
         if Conflicts(self.launch, self.values).exist_in(s):
-            raise unsupported("threads of several roles that exchange values in a branch or loop that not all run alike",
+            raise unsupported("threads of several warp roles that exchange values in a branch or loop that not all run alike",
                               span=s.span, hint="let all threads run the loop or branch and put the condition inside it")
 
     def _of_one_role(self, cond: Expr) -> bool:
@@ -229,7 +229,7 @@ class _Split:
                    for n in walk(s, Load, Store, Region, AddressOf))
 
     def _barrier(self, s: Stmt, position: int) -> Stmt:
-        return Evaluate(call("role_barrier", (), "void", key=self._number(s, position)), span=s.span)
+        return Evaluate(call("warp_role_barrier", (), "void", key=self._number(s, position)), span=s.span)
 
 
 __all__ = ["needs_coroutines", "split_warp_roles"]

@@ -24,7 +24,7 @@ from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import Collective, Masked, OncePerBlock, ThreadLoop, ThreadValues
 from tilelang.target.thread_calls import BLOCK_VOTES, EXCHANGES, MATRIX_CALLS
 
-from .varying_values import is_thread_work, rereads_shared, some_leave_early, touches_private
+from .varying_values import is_thread_work, rereads_shared, some_exit_early, touches_private
 
 _NAMED_BARRIERS = ("named_barrier", "named_barrier_arrive")
 
@@ -52,10 +52,10 @@ def _visit(t: ThreadValues, s: Stmt) -> Stmt:
             stmts = tuple(_visit(t, x) for x in s.stmts)
             return s if all(a is b for a, b in zip(stmts, s.stmts)) else Seq(stmts, span=s.span)
         case For():
-            divergent = t.varies(s.start) or t.varies(s.extent) or some_leave_early(t, s.body)
+            divergent = t.varies(s.start) or t.varies(s.extent) or some_exit_early(t, s.body)
             return _divergent(t, s) if divergent else replace(s, body=_visit(t, s.body))
         case While():
-            divergent = t.varies(s.cond) or some_leave_early(t, s.body)
+            divergent = t.varies(s.cond) or some_exit_early(t, s.body)
             return _divergent(t, s) if divergent else replace(s, body=_visit(t, s.body))
         case If():
             if t.varies(s.cond):

@@ -79,9 +79,9 @@ class _Flow:
                 own = t.varies(s.start) or t.varies(s.extent)
                 if own:
                     self.varying.add(s.var)
-                self.visit(s.body, divergent or own or some_leave_early(t, s.body) or some_return(t, s.body))
+                self.visit(s.body, divergent or own or some_exit_early(t, s.body) or some_return(t, s.body))
             case While():
-                self.visit(s.body, divergent or t.varies(s.cond) or some_leave_early(t, s.body) or some_return(t, s.body))
+                self.visit(s.body, divergent or t.varies(s.cond) or some_exit_early(t, s.body) or some_return(t, s.body))
             case If():
                 inner = divergent or t.varies(s.cond)
                 self.visit(s.then, inner)
@@ -101,7 +101,7 @@ class _Flow:
             self.private.update(a.region.buffer.data for a in touched if a.writes and is_private(a.region.buffer))
 
 
-def some_leave_early(t: ThreadValues, body: Stmt) -> bool:
+def some_exit_early(t: ThreadValues, body: Stmt) -> bool:
     """Whether a break or continue of the loop with this body is taken by some of the threads alone."""
     def visit(s: Stmt, divergent: bool) -> bool:
         match s:
@@ -130,9 +130,9 @@ def some_return(t: ThreadValues, s: Stmt) -> bool:
                 inner = divergent or t.varies(s.cond)
                 return visit(s.then, inner) or (s.orelse is not None and visit(s.orelse, inner))
             case For():
-                return visit(s.body, divergent or t.varies((s.start, s.extent)) or some_leave_early(t, s.body))
+                return visit(s.body, divergent or t.varies((s.start, s.extent)) or some_exit_early(t, s.body))
             case While():
-                return visit(s.body, divergent or t.varies(s.cond) or some_leave_early(t, s.body))
+                return visit(s.body, divergent or t.varies(s.cond) or some_exit_early(t, s.body))
             case Evaluate():
                 return divergent and s.call.op == "thread_return"
         return False
@@ -174,5 +174,5 @@ def rereads_shared(s: Stmt) -> bool:
     return any(len(read[data] | written[data]) > 1 for data in read.keys() & written.keys())
 
 
-__all__ = ["find_varying_values", "is_speculatable", "is_thread_work", "rereads_shared", "some_leave_early", "some_return",
+__all__ = ["find_varying_values", "is_speculatable", "is_thread_work", "rereads_shared", "some_exit_early", "some_return",
            "touches_private"]

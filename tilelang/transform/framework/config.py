@@ -32,9 +32,9 @@ class PassConfigKey(str, Enum):
     TL_ENABLE_HOPPER = "tl.enable_hopper"
     TL_PERSISTENT = "tl.persistent"
     TL_CLUSTER = "tl.cluster"
-    TL_DEPENDENT_LAUNCH = "tl.dependent_launch"
-    TL_STEP_TILES = "tl.step_tiles"
-    TL_WARP_GROUP_TURNS = "tl.warp_group_turns"
+    TL_ENABLE_PDL = "tl.enable_pdl"
+    TL_SCALE_PREFETCH = "tl.scale_prefetch"
+    TL_PING_PONG = "tl.ping_pong"
     TL_GLOBAL_ALIGNMENT = "tl.global_alignment"
     TL_ASSUME_ALIGNED_STRIDES = "tl.assume_aligned_strides"
     TL_DISABLE_SAFE_MEMORY_ACCESS = "tl.disable_safe_memory_legalize"
@@ -134,9 +134,9 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
     _K.TL_CLUSTER: ConfigRow((int, tuple, list), None, "blocks of a cluster that share what they load: 1, 2, or a pair, along "
                              "the first two dimensions of the grid",
                              allowed=(_is_cluster, f"1, 2 or a pair of positive ints of at most {PORTABLE} blocks")),
-    _K.TL_DEPENDENT_LAUNCH: _flag("kernels are launched while the one before them on the stream ends, and wait for its end"),
-    _K.TL_STEP_TILES: _flag("values that steps load by themselves come by TMA, several steps at once", True),
-    _K.TL_WARP_GROUP_TURNS: _flag("warp groups start their first products one after another where that pays", True),
+    _K.TL_ENABLE_PDL: _flag("kernels are launched while the one before them on the stream ends, and wait for its end"),
+    _K.TL_SCALE_PREFETCH: _flag("values that steps load by themselves come by TMA, several steps at once", True),
+    _K.TL_PING_PONG: _flag("warp groups start their first MMAs one after another where that pays", True),
     _K.TL_GLOBAL_ALIGNMENT: ConfigRow((int,), 16, "bytes that tensors are taken to start at multiples of (calls check it)",
                                       choices=(1, 2, 4, 8, 16)),
     _K.TL_ASSUME_ALIGNED_STRIDES: _flag("run-time strides are taken to suit TMA (calls check it)"),

@@ -17,7 +17,7 @@ from ..analysis.vectorize import power_of_two_in, stride_along
 
 
 @record
-class LoopShare:
+class LoopPartition:
     """A Fragment-like share of a loop nest: `modes` per loop, `copies`, `threads` (ops.distribute.from_fragment)."""
 
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...]
         lane_dim, w = wanted_width(lw, vars, extents, body)
         return flat(extents, lw.thread, lw.num_threads, w, lane_dim), False
     shares = [loop_layout] if loop_layout is not None else []
-    shares += fragment_shares(lw, vars, extents, body)
+    shares += fragment_partitions(lw, vars, extents, body)
     shares = [s for s in shares if not (once and _replicas(s) > 1)]
     lane_dim, w = wanted_width(lw, vars, extents, body)
     if width is not None:
@@ -77,9 +77,9 @@ def _accumulates_well(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: 
     return True
 
 
-def fragment_shares(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt) -> list[LoopShare]:
+def fragment_partitions(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt) -> list[LoopPartition]:
     """Shares that make an access with plain loop indices direct: written fragments first, most dimensions first."""
-    found: list[tuple[tuple[int, int], LoopShare]] = []
+    found: list[tuple[tuple[int, int], LoopPartition]] = []
     for x, _ in accesses(body):
         if x.buffer.scope_name != "local.fragment":
             continue
@@ -125,7 +125,7 @@ def _replicas(share: Any) -> int:
     return out
 
 
-def _share_of(frag: Any, dim_of: dict[int, int], extents: tuple[int, ...]) -> LoopShare:
+def _share_of(frag: Any, dim_of: dict[int, int], extents: tuple[int, ...]) -> LoopPartition:
     modes: list[Any] = []
     for d, n in enumerate(extents):
         if d in dim_of:
@@ -144,7 +144,7 @@ def _share_of(frag: Any, dim_of: dict[int, int], extents: tuple[int, ...]) -> Lo
             else:
                 row.append(m)
         out.append(tuple(reversed(row)))
-    return LoopShare(tuple(extents), tuple(reversed(out)), tuple(frag.copies), frag.threads)
+    return LoopPartition(tuple(extents), tuple(reversed(out)), tuple(frag.copies), frag.threads)
 
 
 def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt,
@@ -196,4 +196,4 @@ def serial_inside(lw: Any, extents: tuple[int, ...], serial: list[int]) -> Distr
     return dataclasses.replace(base, extents=extents, axes=axes, indices=tuple(indices))
 
 
-__all__ = ["LoopShare", "choose_distribution", "serial_inside"]
+__all__ = ["LoopPartition", "choose_distribution", "serial_inside"]

@@ -26,7 +26,7 @@ register("layout-conflict", ValueError, "a buffer is asked for two layouts that 
 register("wgmma-gemm", ValueError, "a T.wgmma_gemm that no warp-group instruction computes",
          "M in multiples of 64 for each warp group, operands in shared memory with K in whole instructions; T.gemm "
          "multiplies any tiles",
-         expected="a product that a warp group's instruction computes")
+         expected="a GEMM that wgmma computes")
 
 
 class StrictLayouts(Uses):
@@ -110,9 +110,10 @@ class StrictLayouts(Uses):
                 lay = shared_layout(b)
                 given = self.known.layouts.get(b)
                 if lay is None or given is not None and given != lay:
-                    raise error("layout-conflict", f"`{b.name}` is moved by TMA, its layout must be in panels, found "
+                    raise error("layout-conflict", f"`{b.name}` is moved by TMA, its layout must be made of swizzle atoms, "
+                                f"found "
                                 f"{given!r}",
-                                expected="a layout in panels", found=repr(given),
+                                expected="a layout of swizzle atoms", found=repr(given),
                                 span=op.span, hint="leave the layout out, or move it by T.copy with "
                                 "disable_tma=True")
                 self.known.settle(b, lay, f"moved by TMA{at_line(op)}")
@@ -154,7 +155,7 @@ class StrictLayouts(Uses):
                     self.reasons.append(f"T.gemm{at_line(op)} by mma.sync: its accumulator is seen in another shape")
                 elif shared_out.setdefault(op.c.buffer.data, how) != how:
                     declined.add(op.c.buffer.data)
-                    self.reasons.append(f"T.gemm{at_line(op)} by mma.sync: other products lay out its accumulator in another "
+                    self.reasons.append(f"T.gemm{at_line(op)} by mma.sync: other GEMMs lay out its accumulator in another "
                                         "way")
         for op in gemms:
             if op.c.buffer.data in declined:
@@ -176,7 +177,7 @@ class StrictLayouts(Uses):
             if any(x is not b and x.data is b.data for x in self.buffers):
                 return f"`{b.name}` is seen in another shape"
             if b in self.known.layouts and self.known.layouts[b] != lay:
-                return f"the layout given for `{b.name}` is not that of panels"
+                return f"the layout given for `{b.name}` is not made of swizzle atoms"
         return ""
 
     def _conflict(self, b: Buffer, old: Any, new: Any, op: Gemm) -> None:

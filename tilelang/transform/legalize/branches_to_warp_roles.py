@@ -28,7 +28,7 @@ _PRIVATE = ("local", "local.var")
 
 
 @pass_(needs=TILE)
-def group_branches(func: Func, cx: PassContext) -> Func:
+def branches_to_warp_roles(func: Func, cx: PassContext) -> Func:
     """Make roles of branches whose conditions rest on the thread's number alone and are one for each warp group (every target).
 
     The parts of a chain become branches one behind the other: each thread takes one of them as before.
@@ -134,4 +134,4 @@ def _in(groups: frozenset[int]) -> Expr:
     return out
 
 
-__all__ = ["group_branches"]
+__all__ = ["branches_to_warp_roles"]

@@ -21,7 +21,7 @@ from ..framework.pass_ import TILE, PassContext, pass_
 
 
 @pass_(needs=TILE)
-def settle_threads(func: Func, cx: PassContext) -> Func:
+def fold_thread_count(func: Func, cx: PassContext) -> Func:
     """Branches that all threads or none take, and values that are one for all threads in work of the block (every target).
 
     `tx < 64` holds in a block of 64 threads, `tx // 128` is 1 in warp group 1.
@@ -111,4 +111,4 @@ def _reads(e: Node) -> bool:
     return isinstance(e, (Load, Call)) or any(_reads(x) for x in children(e) if not isinstance(x, Buffer))
 
 
-__all__ = ["settle_threads"]
+__all__ = ["fold_thread_count"]

@@ -37,7 +37,7 @@ def hopper(cx: PassContext) -> Hopper:
                   bool(cx.option(PassConfigKey.TL_ASSUME_ALIGNED_STRIDES)))
 
 
-def no_roles(cx: PassContext) -> str:
+def no_warp_roles(cx: PassContext) -> str:
     """Which option keeps a target that could from giving warps roles; "" on other targets and where they have them."""
     if not getattr(cx.target, "has_wgmma", False) or hopper(cx).roles:
         return ""
@@ -68,4 +68,4 @@ def placed_in_kernel(launch: Launch) -> Callable[[Buffer], str]:
     return known
 
 
-__all__ = ["Hopper", "hopper", "no_roles", "placed_in_kernel"]
+__all__ = ["Hopper", "hopper", "no_warp_roles", "placed_in_kernel"]

@@ -64,13 +64,13 @@ def legalize(func: Func, cx: PassContext) -> Func:
         check_parallel(func)
     if not cx.option(PassConfigKey.TL_DISABLE_BUFFER_INIT_CHECK):
         warn_uninitialized(func)
-    check_tma_sums(func, cx.target)
+    check_tma_reductions(func, cx.target)
     if not cx.option(PassConfigKey.TIR_NOALIAS):
         func = with_options(func, may_alias=parameter_names(func))
     return func
 
 
-def check_tma_sums(func: Func, target: Any) -> None:
+def check_tma_reductions(func: Func, target: Any) -> None:
     """T.atomic_add(use_tma=True) needs a target with TMA, and element types that TMA adds."""
     for s in statements(func.body):
         if isinstance(s, AtomicTile) and s.attr("use_tma"):

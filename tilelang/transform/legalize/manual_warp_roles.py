@@ -28,14 +28,14 @@ from tilelang.target.cluster import cluster_of
 from ..check.check_hopper import linear_thread
 from ..analysis.effects import effects
 from ..framework.pass_ import TILE, PassContext, pass_
-from .raw_hopper import check_raw_loads, pin_raw_products
-from .repeated_wgmma import separate_repeated_products
+from .raw_hopper import check_raw_loads, pin_raw_wgmmas
+from .repeated_wgmma import fence_repeated_wgmmas
 from ..analysis.statements import do
 
-register("role-fragment", ValueError, "a fragment used by more than one role of warp groups",
-         "allocate a fragment for each role: a fragment lives in the registers of the threads that use it",
-         expected="a fragment of its own for each role")
-register("role-place", ValueError, "roles of warp groups inside each other, or for scattered warp groups, hold tile operations",
+register("role-fragment", ValueError, "a fragment used by more than one warp role",
+         "allocate a fragment for each warp role: a fragment lives in the registers of the threads that use it",
+         expected="a fragment of its own for each warp role")
+register("role-place", ValueError, "warp roles inside each other, or for scattered warp groups, hold tile operations",
          "name warp groups that follow each other, outside of other T.ws blocks",
          expected="warp groups that follow each other, outside of other T.ws blocks")
 
@@ -47,7 +47,7 @@ SLOTS = 8  # groups of products told apart; older ones are taken together
 
 
 @pass_(needs=TILE)
-def written_roles(func: Func, cx: PassContext) -> Func:
+def lower_manual_warp_roles(func: Func, cx: PassContext) -> Func:
     """See the module's text.  Programs that name none of Hopper's operations stay as they are.
 
     Raises tma-copy, role-fragment, role-place at the user's line.
@@ -66,7 +66,7 @@ def _written(launch: Launch) -> Launch:
     if any(isinstance(n, Gemm) and n.attr("wait") == -1 for n in nodes):
         launch = replace(launch, body=_Pins(launch.body).body())
     check_raw_loads(launch)
-    launch = separate_repeated_products(pin_raw_products(launch))
+    launch = fence_repeated_wgmmas(pin_raw_wgmmas(launch))
     made = [n.buffer for n in nodes if isinstance(n, Alloc) and n.buffer.scope_name == BARRIER]
     remote = any(isinstance(n, Call) and n.op in ("mbarrier_arrive_remote", "cluster_store", "cluster_load") or
                  isinstance(n, Copy) and (n.attr("dst_block") is not None or n.attr("cluster_mask")) for n in nodes)
@@ -309,4 +309,4 @@ def _pin(b: Buffer) -> Stmt:
     return do("wgmma_pin", AddressOf(b, tuple(const(0) for _ in b.shape)), count=0)
 
 
-__all__ = ["role_of", "written_roles"]
+__all__ = ["role_of", "lower_manual_warp_roles"]

@@ -19,7 +19,7 @@ from ..analysis.effects import effects
 from ..analysis.statements import do
 
 
-def pin_raw_products(launch: Launch) -> Launch:
+def pin_raw_wgmmas(launch: Launch) -> Launch:
     """The registers of raw products pinned before fences and after waits, where they are in scope."""
     raw = {a.buffer for c in walk(launch.body, Call) if c.op == "wgmma"
            for a in c.args[:2] if isinstance(a, AddressOf) and a.buffer.scope_name == "local"}
@@ -69,4 +69,4 @@ def alignment_by_hand(launch: Launch) -> dict[Var, int]:
     return out
 
 
-__all__ = ["alignment_by_hand", "check_raw_loads", "pin_raw_products"]
+__all__ = ["alignment_by_hand", "check_raw_loads", "pin_raw_wgmmas"]

@@ -38,7 +38,7 @@ class _Product:
 Open = dict[int, _Product]  # products since the last separator, on some path; by the identity of their calls
 
 
-def separate_repeated_products(launch: Launch) -> Launch:
+def fence_repeated_wgmmas(launch: Launch) -> Launch:
     """The launch with a fence before each raw product that is not known to differ from those before it."""
     if not any(c.op == "wgmma" for c in walk(launch.body, Call)):
         return launch
@@ -160,4 +160,4 @@ def _split(e: Any) -> tuple[Any, int]:
     return e, 0
 
 
-__all__ = ["TURNS", "separate_repeated_products"]
+__all__ = ["TURNS", "fence_repeated_wgmmas"]

@@ -39,7 +39,7 @@ _FRAGMENT, _SCOPES = "local.fragment", ("local.fragment", "shared", "shared.dyn"
 
 
 @pass_(needs=TILE)
-def settle_reads(func: Func, cx: PassContext) -> Func:
+def resolve_parallel_reads(func: Func, cx: PassContext) -> Func:
     """Copies of fragments for loops that read old values of elements which other iterations store; raises "parallel-order" for
     what has no meaning.
 
@@ -71,7 +71,7 @@ def _of_loop(loop: Parallel) -> Stmt:
     body = _Body(loop, extents, stored | updated)
     body.follow(loop.body, (), {}, False)
     if updated:
-        body.refuse_beside_updates()
+        body.reject_beside_updates()
     old: dict[Buffer, Buffer] = {}
     for read in [x for x in body.accesses if x.buffer.data in stored and x.reads and not body.adds_up(x)]:
         found = [(w, pair) for w in body.accesses if w.stores and w.buffer.data is read.buffer.data
@@ -208,7 +208,7 @@ class _Body:
         above = binary("ge", i, convert(0))
         return (above, binary("lt", i, convert(size))) if isinstance(size, int) or is_const(size) else (above,)
 
-    def refuse_beside_updates(self) -> None:
+    def reject_beside_updates(self) -> None:
         """Raises parallel-order where a load or store surely meets an atomic update by another iteration."""
         for w in [x for x in self.accesses if isinstance(x.node, AddressOf)]:
             for x in self.accesses:
@@ -286,4 +286,4 @@ class _Body:
         return ", ".join(f"{v.name}={int(p[n])}" for v, p in self.points.items())
 
 
-__all__ = ["settle_reads"]
+__all__ = ["resolve_parallel_reads"]

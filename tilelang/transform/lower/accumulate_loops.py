@@ -37,7 +37,7 @@ def _own(s: Store, y: Any) -> bool:
     return isinstance(y, Load) and y.buffer is s.buffer and y.indices == s.indices
 
 
-def split_sums(vars: tuple[Var, ...], body: Stmt) -> list[Stmt]:
+def split_accumulations(vars: tuple[Var, ...], body: Stmt) -> list[Stmt]:
     """The bodies of loops that together do what one loop over body does, all but the sums first; just body where they
     might not.  Iterations are independent but for the accumulators."""
     if not all(isinstance(x, (Seq, If, For, Bind, Store)) for x in walk(body, Stmt)) or \
@@ -155,4 +155,4 @@ def _apart(vars: tuple[Var, ...], extents: tuple[int, ...], kept: list[int], b: 
     return not meets_several(elements, points)
 
 
-__all__ = ["accumulates", "serial_dims", "split_sums"]
+__all__ = ["accumulates", "serial_dims", "split_accumulations"]

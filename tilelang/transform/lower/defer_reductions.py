@@ -38,7 +38,7 @@ _Path = tuple[tuple[Stmt, int], ...]  # (statement around, index among those dir
 
 
 @pass_(needs=TILE)
-def defer_sums(func: Func, cx: PassContext) -> Func:
+def defer_reductions(func: Func, cx: PassContext) -> Func:
     """See the module's text.
 
     Needs the layouts of fragments and of parallel loops.  Keeps every value up to the rounding of sums.
@@ -266,4 +266,4 @@ def _end(found: _Sum) -> tuple[Seq, int] | None:
     return parent, last
 
 
-__all__ = ["defer_sums"]
+__all__ = ["defer_reductions"]

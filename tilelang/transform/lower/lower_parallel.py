@@ -22,7 +22,7 @@ from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, priv
 from ..analysis.atomic_order import as_iterations
 from ..analysis.distributed_loop import Loop, accesses, in_order, is_memory
 from ..analysis.fragment_access import Grid, Touch, shared_elements
-from ..analysis.loop_body import drop_continue, inline_index_binds, refuse_carried, renamed
+from ..analysis.loop_body import drop_continue, inline_index_binds, reject_carried, renamed
 from ..layout.loop_partition import choose_distribution, serial_inside
 from .vector_lanes import at_lane, emit_lanes
 from ..analysis.vectorize import power_of_two_in, stride_along
@@ -45,7 +45,7 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
     if any(isinstance(n, int) and n == 0 for n in extents):
         return EMPTY
     body = drop_continue(body)
-    refuse_carried(body, span)
+    reject_carried(body, span)
     body = inline_index_binds(body)
     allocated, laid_out = len(lw.allocs), set(lw.layouts)
     try:
@@ -64,9 +64,9 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
 
 def _sums(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt, is_async: bool, span: Any) -> Stmt:
     """A loop that accumulates into fragments where their layouts bring several threads to one element."""
-    from .accumulate_loops import serial_dims, split_sums
+    from .accumulate_loops import serial_dims, split_accumulations
 
-    parts = split_sums(vars, body)
+    parts = split_accumulations(vars, body)
     if len(parts) == 1:
         dist = serial_inside(lw, extents, serial_dims(vars, extents, body))
         return run_loop(lw, vars, dist, body, is_async=is_async, span=span)

@@ -148,7 +148,7 @@ class Lowering(LoweredAccesses):
         return replace(s, then=then, orelse=self._as_block(s.orelse, *rest))
 
     def _as_block(self, s: Stmt, first: int, count: int) -> Stmt:
-        if self.in_role:  # warp groups told apart inside a role: no tile operations (written_roles.py)
+        if self.in_role:  # warp groups told apart inside a role: no tile operations (lower_manual_warp_roles.py)
             return self.stmt(s)
         saved = self.num_threads, self.thread, self.analyzer, self.group
         self.roles += 1

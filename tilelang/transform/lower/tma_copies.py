@@ -22,10 +22,10 @@ from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, For, Fu
                          stmts_of, walk, with_options)
 from tilelang.layout import linear_layout
 from tilelang.ops import AtomicTile, Copy, Transpose
-from tilelang.ops.bulk import as_boxes, bulk_bytes, run_refusal
+from tilelang.ops.bulk import as_boxes, bulk_bytes, run_unsupported
 from tilelang.ops.gemm.wgmma import shared_layout
-from tilelang.ops.tma import tma_bytes, tma_refusal
-from tilelang.ops.tma_store import moved_tile, tile_refusal
+from tilelang.ops.tma import tma_bytes, tma_unsupported
+from tilelang.ops.tma_store import moved_tile, tile_unsupported
 
 from ..analysis.effects import effects
 from ..legalize.hopper_features import hopper, placed_in_kernel
@@ -173,7 +173,7 @@ class _Copies:
             return False
         strides = self.stores.strides
         one_row = c.dst.buffer.ndim == 1
-        why = run_refusal(c, c.dst, c.src, self.analyzer, strides) if one_row else tma_refusal(c, strides)
+        why = run_unsupported(c, c.dst, c.src, self.analyzer, strides) if one_row else tma_unsupported(c, strides)
         why = why or self._unfit(c.dst.buffer)
         if not why and (late := self.placed(c.src.buffer)):
             why = f"the {late} of `{c.src.buffer.name}` is known in the kernel only"
@@ -200,7 +200,7 @@ class _Copies:
         if b.data in self.views:
             return f"`{b.name}` is seen in another shape"
         if b.ndim > 1 and self._across(b):
-            return f"`{b.name}` is accessed across its rows, which panels make slow"
+            return f"`{b.name}` is accessed across its rows, which swizzle atoms make slow"
         given = self.given.get(b)
         if given is not None and given != (linear_layout(tuple(b.shape)) if b.ndim == 1 else shared_layout(b)):
             return f"the layout given for `{b.name}` is another one"
@@ -256,9 +256,9 @@ class _Copies:
                 self.notes[f"`{c.dst.buffer.name}` is written by all threads: {_few(src)}"] = None
             return False
         if src.buffer.ndim == 1 and isinstance(c, Copy):
-            why = run_refusal(c, src, c.dst, self.analyzer, self.stores.strides)
+            why = run_unsupported(c, src, c.dst, self.analyzer, self.stores.strides)
         else:
-            why = tile_refusal(c, src, c.dst, isinstance(c, AtomicTile), self.stores.strides)
+            why = tile_unsupported(c, src, c.dst, isinstance(c, AtomicTile), self.stores.strides)
         why = why or self._unfit(src.buffer) or self.stores.refusal(c, c.dst.buffer)
         if why:
             self.notes[f"`{c.dst.buffer.name}` is written by all threads: {why}"] = None

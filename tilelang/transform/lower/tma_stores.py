@@ -120,7 +120,7 @@ class TmaStores:
             return "there are too many warp groups"
         if uses_group_barriers(self.launch):
             return "the program uses the barriers of its own choice"
-        return "" if self.buffers else "no shared memory is left for its panels"
+        return "" if self.buffers else "no shared memory is left for its staging"
 
     def staging(self, groups: int, panels: int, dt: dtype) -> Buffer:
         """Shared memory of so many panels for elements dt, in which all stores of that form by the same warp groups take turns.

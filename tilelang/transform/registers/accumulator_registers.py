@@ -33,26 +33,26 @@ from tilelang.ir.record import record
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..framework.config import PassConfigKey
-from ..schedule.early_rescale import early_scaling
+from ..schedule.early_rescale import rescale_early
 from ..analysis.effects import Effect, effects
 from ..framework.pass_ import DEVICE, PassContext, pass_
 from ..analysis.register_graph import NEVER, Graph, Node, needed, running_after, states
-from .register_resident import move, whole_registers
+from .register_resident import move, keep_in_registers
 
 # Whether all launches take part, not only those whose one accumulator is one instruction's, adds up over a loop and takes
 # A from shared memory: right and quicker to compile too (attention: 40 % of the optimizer's instructions less), but their
 # loops come out in another order than the one that was timed.  The loops of that one form come out as they were.
 EVERY_FORM = False
 
-# Whether products of products keep all their values in registers where they can (whole_registers).
+# Whether products of products keep all their values in registers where they can (keep_in_registers).
 WHOLE = True
 
-# Whether accumulators are scaled under the exponentials (early_scaling).
+# Whether accumulators are scaled under the exponentials (rescale_early).
 EARLY = True
 
 
 @pass_(needs=DEVICE)
-def product_registers(func: Func, cx: PassContext) -> Func:
+def assign_accumulator_registers(func: Func, cx: PassContext) -> Func:
     """Marks products (attr `registers`: "c", "a") and loops (attr `registers`), and replaces pins by moves (attr `move`: "in",
     "out"); launches whose values are all there get the attr `own_values`."""
     fast = bool(cx.option(PassConfigKey.TL_ENABLE_FAST_MATH))
@@ -66,9 +66,9 @@ def _own_registers(launch: Launch, fast: bool) -> Launch:
     touched = list(effects(launch.body))
     if WHOLE and fast and not launch.plan.by_hand:
         found, refused = _named(touched)
-        whole = None if refused else whole_registers(launch, found)
+        whole = None if refused else keep_in_registers(launch, found)
         if whole is not None:
-            return early_scaling(whole) if EARLY else whole
+            return rescale_early(whole) if EARLY else whole
     found = _candidates(touched)
     if not found:
         return launch
@@ -268,4 +268,4 @@ class _Moves:
 
 
 
-__all__ = ["product_registers"]
+__all__ = ["assign_accumulator_registers"]

@@ -6,7 +6,7 @@
     panel = C[0:32]; tma_store(panel)               for r: C[64 + r] += part[r] * s
     panel = C[64:96]; tma_store(panel)              panel = C[64:96]; tma_store(panel)
 
-Where a tile's columns are multiplied in parts (split_products.py), those of all parts but the last are done when the last
+Where a tile's columns are multiplied in parts (split_accumulators.py), those of all parts but the last are done when the last
 one is started: what a warp group then stores, panel by panel (ops/tma_store.py), takes a product's time that it would
 have waited.  Nothing else is there to hide it: both groups come to the end of a tile at the same time.
 """
@@ -33,7 +33,7 @@ _OF_STORES = frozenset(("bulk_wait", "named_barrier", "stmatrix", "fence_proxy_a
 
 
 @pass_(needs=DEVICE)
-def early_stores(func: Func, cx: PassContext) -> Func:
+def overlap_epilogue(func: Func, cx: PassContext) -> Func:
     """Moves panels that read none of the last product's sums in front of the wait for it.
 
     Keeps: the order of the panels, of everything else, and what each reads.  Their memory is no operand of the product.
@@ -164,4 +164,4 @@ def _span(e: Effect, analyzer: Analyzer) -> tuple[int, int] | None:
     return None if low is None or high is None else (low, high)
 
 
-__all__ = ["early_stores"]
+__all__ = ["overlap_epilogue"]

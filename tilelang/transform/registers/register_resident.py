@@ -34,7 +34,7 @@ from ..analysis.register_graph import NEVER, Graph, Node, running_after, states
 from ..analysis.statements import do
 
 
-def whole_registers(launch: Launch, found: Mapping[Var, Buffer]) -> Launch | None:
+def keep_in_registers(launch: Launch, found: Mapping[Var, Buffer]) -> Launch | None:
     """The launch with all of these arrays in registers of their own, None where one of them cannot be.
 
     launch: its statements are distinct objects.  found: each array that a product names, by its storage.
@@ -168,4 +168,4 @@ def move(b: Buffer, way: str) -> Stmt:
     return do("wgmma_pin", AddressOf(b, (const(0),)), count=b.size, move=way)
 
 
-__all__ = ["move", "whole_registers"]
+__all__ = ["move", "keep_in_registers"]

@@ -6,7 +6,7 @@
         P = A[k] B[k, 1]; …P * row…                start P = A[k] B[k, 1]; wait for stage k+1; wait for P; …P…
                                                the last iteration, without what is for a next one
 
-(split_products.py makes such loops.)  One part is in registers at a time, so a warp group multiplies or adds up; the
+(split_accumulators.py makes such loops.)  One part is in registers at a time, so a warp group multiplies or adds up; the
 matrix unit is kept busy by another group's product meanwhile, if a group needs less time from one product to its next than
 that one takes.  So all that can be done under a product is: what fills small fragments for the next iteration (scales) is
 loaded an iteration ahead, what they are used for is computed from them (row_factors.py), and the next stage is waited for
@@ -31,7 +31,7 @@ from tilelang.ops import Copy, Gemm
 from ..analysis.effects import fills_whole, touches
 from ..analysis.statements import rename
 from ..analysis.statements import do
-from .rings import RoleLoop, pin
+from .rings import WarpRoleLoop, pin
 from ..analysis.row_factors import row_factors
 from ..analysis.pipeline_schedule import needed_binds
 
@@ -49,7 +49,7 @@ class Chain:
     ahead: tuple[Buffer, ...]
 
 
-def product_chain(r: RoleLoop) -> Chain | None:
+def accumulator_chain(r: WarpRoleLoop) -> Chain | None:
     """The products of a loop that are summed in one part in turn; None when it has no two of them."""
     items = r.body.items
     rest = [i for i in range(len(items)) if i not in r.loads]
@@ -75,7 +75,7 @@ def product_chain(r: RoleLoop) -> Chain | None:
     return Chain(tuple(found), part, _ahead(r, found[0]))
 
 
-def _ahead(r: RoleLoop, first: int) -> tuple[Buffer, ...]:
+def _ahead(r: WarpRoleLoop, first: int) -> tuple[Buffer, ...]:
     """The fragments that the statements before the first product make for those after it; () where they may not run an
     iteration ahead of these, in second copies."""
     items = r.body.items
@@ -113,12 +113,12 @@ class TileCode:
     body: Callable[[list[Stmt], list[Stmt]], list[Stmt]]
 
 
-def chained(r: RoleLoop, chain: Chain) -> list[Stmt]:
+def chained(r: WarpRoleLoop, chain: Chain) -> list[Stmt]:
     """The loop without its copies, and what ends it."""
     return _Loop(r, chain).code()
 
 
-def chained_tiles(r: RoleLoop, chain: Chain) -> TileCode | None:
+def chained_tiles(r: WarpRoleLoop, chain: Chain) -> TileCode | None:
     """The same for the tiles of a block; None where a tile's steps are not known to be two or more.
 
     None as well where a turn starts the first product of the next one: ptxas then spills what the epilogue needs.
@@ -136,7 +136,7 @@ class _Loop:
     itself.
     """
 
-    def __init__(self, r: RoleLoop, chain: Chain) -> None:
+    def __init__(self, r: WarpRoleLoop, chain: Chain) -> None:
         self.r, self.chain = r, chain
         copies = {id(r.body.items[i].stmt) for i in r.loads}
         kept = [s for s in stmts_of(r.loop.body) if id(s) not in copies]
@@ -273,4 +273,4 @@ def _whole(b: Buffer) -> Region:
     return Region(b, tuple(const(0) for _ in b.shape), tuple(b.shape))
 
 
-__all__ = ["Chain", "TileCode", "chained", "chained_tiles", "product_chain"]
+__all__ = ["Chain", "TileCode", "chained", "chained_tiles", "accumulator_chain"]

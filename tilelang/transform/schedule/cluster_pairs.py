@@ -86,19 +86,19 @@ def pairs(count: int, others: int, blocks: int) -> bool:
     return count % 2 == 0 or blocks % 2 == 0 and -(-(count + 1) * others // blocks) == -(-count * others // blocks) > 1
 
 
-def pays_in_one_round(loads: tuple[Load, ...], cycles: float, steps: int) -> bool:
+def pays_in_one_wave(loads: tuple[Load, ...], cycles: float, steps: int) -> bool:
     """One tile a block, `steps` iterations: blocks wait for each other at both ends and load at a lower rate."""
-    return saved_in_one_round(loads, cycles, steps) > START
+    return saved_in_one_wave(loads, cycles, steps) > START
 
 
-def saved_in_one_round(loads: tuple[Load, ...], cycles: float, steps: int, blocks: int = 2) -> float:
+def saved_in_one_wave(loads: tuple[Load, ...], cycles: float, steps: int, blocks: int = 2) -> float:
     """Cycles that clusters of so many blocks save in the loop of `steps` iterations; 0 where its work is not known."""
     alone = max(cycles * ISSUED, sum(x.cost for x in loads) / L2 * (1 + DRIFT * max(0.0, log2(max(1, steps) / 16))))
     return (alone - paired_cycles(loads, cycles, blocks)) * steps if cycles else 0.0
 
 
-def larger_in_one_round(sizes: tuple[int, ...], shared: tuple[bool, ...], saved: Callable[[tuple[int, ...]], float],
-                        multiprocessors: int, found: tuple[int, ...]) -> tuple[int, ...]:
+def larger_in_one_wave(sizes: tuple[int, ...], shared: tuple[bool, ...], saved: Callable[[tuple[int, ...]], float],
+                        sm_count: int, found: tuple[int, ...]) -> tuple[int, ...]:
     """Clusters of more than two for a launch of one round, where they save more than those found; else those.
 
     sizes: of the grid.  shared: along which of its dimensions some load is the same, and as long.  saved: cycles that
@@ -108,26 +108,26 @@ def larger_in_one_round(sizes: tuple[int, ...], shared: tuple[bool, ...], saved:
     for pair in LARGER if len(sizes) > 1 else ():
         spans = (*pair, *[1] * (len(sizes) - 2))
         if not all(n == 1 or n <= size and ok for n, size, ok in zip(spans, sizes, shared)) or prod(
-                -(-size // n) * n for size, n in zip(sizes, spans)) > at_once(multiprocessors, prod(pair)):
+                -(-size // n) * n for size, n in zip(sizes, spans)) > at_once(sm_count, prod(pair)):
             continue
         if saved(spans) > most:
             best, most = spans, 1.05 * saved(spans)
     return best
 
 
-def paired_cycles(loads: tuple[Load, ...], cycles: float, blocks: int = 2, one_round: bool = True) -> float:
+def paired_cycles(loads: tuple[Load, ...], cycles: float, blocks: int = 2, one_wave: bool = True) -> float:
     """An iteration in a cluster of so many blocks."""
     size, across = sum(x.size for x in loads), sum(x.taken for x in loads if x.row % SECTOR)
-    asked = size / ARRIVING + across / ASKED if across and one_round else sum(x.taken for x in loads) / L2
+    asked = size / ARRIVING + across / ASKED if across and one_wave else sum(x.taken for x in loads) / L2
     return max(cycles * WAITING, asked, size / MULTICAST[blocks])
 
 
-def at_once(multiprocessors: int, blocks: int) -> int:
-    """How many blocks, one a multiprocessor, run at the same time in clusters of so many: of 132 multiprocessors, in groups of
+def at_once(sm_count: int, blocks: int) -> int:
+    """How many blocks, one a multiprocessor, run at the same time in clusters of so many: of 132 sm_count, in groups of
     16 or 18 and fewer, some are in no cluster of 4 or 8 (128 blocks took two rounds, 120 one)."""
-    return multiprocessors if blocks <= 2 else multiprocessors * 10 // 11
+    return sm_count if blocks <= 2 else sm_count * 10 // 11
 
 
 __all__ = ["ARRIVING", "ASKED", "DRIFT", "ISSUED", "LARGER", "LINE", "MULTICAST", "OUTERMOST", "OUTERMOST_LINES", "SECTOR",
-           "START", "START_LARGER", "Load", "at_once", "larger_in_one_round", "paired_cycles", "pairs", "pays_for_many",
-           "pays_in_one_round", "rows_of", "saved_in_one_round"]
+           "START", "START_LARGER", "Load", "at_once", "larger_in_one_wave", "paired_cycles", "pairs", "pays_for_many",
+           "pays_in_one_wave", "rows_of", "saved_in_one_wave"]

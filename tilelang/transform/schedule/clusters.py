@@ -76,7 +76,7 @@ class Team:
         return len(some), out
 
 
-def make_team(spans: tuple[int, ...], rank: Expr) -> tuple[Team, list[Bind]]:
+def make_cluster(spans: tuple[int, ...], rank: Expr) -> tuple[Team, list[Bind]]:
     """The cluster of these spans, and what binds a block's places in it, in terms of its rank."""
     wide = [k for k, n in enumerate(spans) if n > 1]
     if len(wide) == 1:
@@ -91,4 +91,4 @@ def make_team(spans: tuple[int, ...], rank: Expr) -> tuple[Team, list[Bind]]:
     return Team(spans, tuple(ranks)), binds
 
 
-__all__ = ["Team", "make_team"]
+__all__ = ["Team", "make_cluster"]

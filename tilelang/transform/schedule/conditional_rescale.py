@@ -36,7 +36,7 @@ class Lazy:
     rest: dict[int, Stmt]
 
 
-def lazy_scaling(body: list[Stmt], scaled: int, place: int, factor: Buffer) -> Lazy | None:
+def rescale_lazily(body: list[Stmt], scaled: int, place: int, factor: Buffer) -> Lazy | None:
     """The scaling body[scaled] by `factor` under a condition, to stand right behind body[place] or between parts of it; None
     where it has to be done at every step, or may well be."""
     made = [i for i, s in enumerate(body) if _writes(s, factor)]
@@ -144,4 +144,4 @@ def _touches(s: Stmt, b: Buffer) -> bool:
     return any(e.storage is b.data for e in effects(s))
 
 
-__all__ = ["Lazy", "lazy_scaling"]
+__all__ = ["Lazy", "rescale_lazily"]

@@ -1,8 +1,9 @@
 """What the computing warp groups run of a pipelined loop whose tiles another warp group loads.
 
 Either the loop as it stands, with waits and releases; or with one product left running while the next stage is waited
-for; with the second of two products under the next iteration (overlap_products.py); with a product that starts anew under
-the work on the one before (two_parts.py); or with several that start anew in the same registers (part_loop.py).
+for; with the second of two products under the next iteration (overlap_gemms.py); with a product that starts anew under
+the work on the one before (double_buffered_accumulator.py); or with several that start anew in the same registers
+(chained_accumulators.py).
 """
 
 from __future__ import annotations
@@ -15,72 +16,90 @@ from tilelang.ir import (Buffer, Expr, If, Stmt, binary, const, convert, is_cons
 from tilelang.ops import Gemm, Reduce
 
 from ..legalize.hopper_features import hopper
-from .overlap_gemms import FRAGMENT, Pair, two_products
-from .chained_accumulators import Chain, chained, product_chain
+from .overlap_gemms import FRAGMENT, Pair, two_gemms
+from .chained_accumulators import Chain, chained, accumulator_chain
 from ..analysis.statements import rename
 from ..analysis.statements import do
-from .rings import GROUP, Ring, RoleLoop, hold, pin
-from .pingpong_barriers import give_turn, has_iterations, staggered, wait_for_turn
-from .double_buffered_accumulator import alternate, two_parts
+from .rings import GROUP, Ring, WarpRoleLoop, hold, pin
+from .pingpong_barriers import signal_next_group, has_iterations, uses_ping_pong, wait_for_own_group
+from .double_buffered_accumulator import alternate, double_buffered_accumulator
 
 _SERIAL = {"num_stages": None, "order": None, "stage": None, "sync": None, "group": None}
 
 
-def consumer(r: RoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buffer] = ()) -> list[Stmt]:
+def consumer(r: WarpRoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buffer] = ()) -> list[Stmt]:
     """The loop without its copies, and what ends it.  `r.overlap` then says what runs under what, and why not more.
 
     finished: what follows the last use of `tiles`, which the loop only reads.
     """
     pair = _pair(r)
     if isinstance(pair, Pair):
-        r.overlap = "the second product of an iteration runs under the next one's first and the work on it"
+        r.overlap = "the second GEMM of an iteration runs under the next iteration's first GEMM and its softmax"
         late = any(r.body.items[pair.second].touches(b.data) for b in tiles)
         return [*_rotated(r, pair, [] if late else list(finished)), *(finished if late else ())]
     if _overlapped(r):
-        r.overlap = "a product runs on while the next stage is waited for"
+        r.overlap = "wgmma in flight: the GEMM of a step runs while the next stage is waited for"
         return [*_one_running(r), *finished]
-    chain = product_chain(r)
+    chain = accumulator_chain(r)
     if chain is not None:
-        r.overlap = "parts of a product take turns in the same registers, each under the work on the one before"
+        r.overlap = "chunks of a GEMM alternate in the same registers, each under the promotion of the one before"
         return [*chained(r, chain), *finished]
-    parts = two_parts(r)
-    turns = "; warp groups start one product after another" if staggered(r) else ""
+    parts = double_buffered_accumulator(r)
+    turns = "; ping-pong: warp groups start one GEMM after another" if uses_ping_pong(r) else ""
     if parts is not None:
-        r.overlap = f"two parts take turns, each product under the work on the one before{turns}"
+        r.overlap = f"double-buffered accumulator: each GEMM runs under the promotion of the one before{turns}"
         return [*alternate(r, parts), *finished]
-    r.overlap = "each product is waited for where it stands" + (f" (the second is not moved: {pair})" if pair else "") + turns
+    r.overlap = f"wgmma synchronous: {_why_synchronous(r, pair)}{turns}"
     return [*_plain(r), *finished]
 
 
-def chain_of(r: RoleLoop) -> Chain | None:
+def _why_synchronous(r: WarpRoleLoop, pair: str) -> str:
+    """Why each wgmma of the loop is waited for where it is issued.  pair: why a second GEMM is not moved, or ""."""
+    if pair:
+        return f"the second GEMM is not moved: {pair}"
+    work = [x.stmt for i, x in enumerate(r.body.items) if i not in r.loads]
+    gemms: list[Gemm] = [s for s in work if isinstance(s, Gemm)]
+    if len(gemms) > 2:
+        return f"the loop has {len(gemms)} GEMMs, schedules that keep one in flight take two"
+    others = sorted({type(s).__name__ for s in work if not isinstance(s, Gemm)})
+    if others:
+        return f"the loop also holds {', '.join(others)}"
+    if not is_const(gemms[0].clear_accum, False):
+        return "the accumulator is cleared in each iteration and there is no room for a second one"
+    if not all(any(x.buffer in ring.buffers for ring in r.rings) for x in (gemms[0].a, gemms[0].b)):
+        return "an operand is not in a ring of stages"
+    return "the launch has GEMMs outside the loop"
+
+
+def chain_of(r: WarpRoleLoop) -> Chain | None:
     """The products that take turns in the same registers, where that is the schedule; None for other ones."""
-    return None if isinstance(_pair(r), Pair) or _overlapped(r) else product_chain(r)
+    return None if isinstance(_pair(r), Pair) or _overlapped(r) else accumulator_chain(r)
 
 
-def late_rings(r: RoleLoop) -> list[Ring]:
+def late_rings(r: WarpRoleLoop) -> list[Ring]:
     """The rings whose stages the consumers use an iteration later than the others."""
     pair = _pair(r)
     return [x for x in r.rings if x.first == pair.second] if isinstance(pair, Pair) else []
 
 
-def takes_slow_rings(r: RoleLoop) -> bool:
+def takes_slow_rings(r: WarpRoleLoop) -> bool:
     """Whether the schedule of a loop knows of stages that are for several iterations: what uses them stays in its order."""
     return not isinstance(_pair(r), Pair) and not _overlapped(r)
 
 
-def _pair(r: RoleLoop) -> Pair | str:
-    return two_products(r.body, r.loads, set(r.versions), r.consumer_registers, r.groups * GROUP)
+def _pair(r: WarpRoleLoop) -> Pair | str:
+    return two_gemms(r.body, r.loads, set(r.versions), r.consumer_registers, r.groups * GROUP)
 
 
-def _kept(r: RoleLoop) -> tuple[list[Stmt], dict[int, int]]:
+def _kept(r: WarpRoleLoop) -> tuple[list[Stmt], dict[int, int]]:
     """(the body without its copies, id of a statement -> its item)."""
     copies = {id(r.body.items[i].stmt) for i in r.loads}
     return ([s for s in stmts_of(r.loop.body) if id(s) not in copies],
             {id(x.stmt): i for i, x in enumerate(r.body.items)})
 
 
-def _plain(r: RoleLoop) -> list[Stmt]:
-    k, turns = r.loop.var, staggered(r)
+def _plain(r: WarpRoleLoop) -> list[Stmt]:
+    k, turns = r.loop.var, uses_ping_pong(r)
     slot, _ = r.slot(k)
     kept, index = _kept(r)
     out: list[Stmt] = []
@@ -92,12 +111,12 @@ def _plain(r: RoleLoop) -> list[Stmt]:
             if ring.last == i and ring.turn == 1:
                 out += r.release(ring, slot)
         if turns and isinstance(s, Gemm):
-            out.append(give_turn(r, binary("eq", k, convert(r.loop.start))))
+            out.append(signal_next_group(r, binary("eq", k, convert(r.loop.start))))
     loop = with_options(replace(r.loop, kind="serial", body=seq(*out)), **_SERIAL)
-    return [If(has_iterations(r), wait_for_turn(r)), loop] if turns else [loop]
+    return [If(has_iterations(r), wait_for_own_group(r)), loop] if turns else [loop]
 
 
-def _one_running(r: RoleLoop) -> list[Stmt]:
+def _one_running(r: WarpRoleLoop) -> list[Stmt]:
     """One product, which runs on while the next stage is waited for: a stage is released an iteration later."""
     k = r.loop.var
     before = (r.step(k) + (r.stages - 1)) % r.stages if r.base is not None else (r.step(k) - 1) % r.stages
@@ -122,7 +141,7 @@ def _one_running(r: RoleLoop) -> list[Stmt]:
     return [held, loop, do("wgmma_wait", n=0), held, *releases]
 
 
-def _rotated(r: RoleLoop, pair: Pair, finished: list[Stmt]) -> list[Stmt]:
+def _rotated(r: WarpRoleLoop, pair: Pair, finished: list[Stmt]) -> list[Stmt]:
     """The loop with the second product of an iteration under the next one (overlap_products.py).
 
     finished: what follows the last first product.
@@ -174,7 +193,7 @@ def _held(stmts: list[Stmt]) -> list[Stmt]:
     return [*stmts[:at + 1], hold(made.dst.buffer), *stmts[at + 1:]]
 
 
-def _overlapped(r: RoleLoop) -> bool:
+def _overlapped(r: WarpRoleLoop) -> bool:
     """Whether the loop is one product by wgmma, which may run on while the next stage is waited for."""
     rest = [x.stmt for i, x in enumerate(r.body.items) if i not in r.loads]
     gemms: list[Gemm] = list(walk(r.launch.body, Gemm))

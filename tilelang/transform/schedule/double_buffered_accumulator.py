@@ -25,8 +25,8 @@ from tilelang.ops import Gemm
 from ..analysis.effects import effects, fills_whole
 from ..analysis.statements import rename
 from ..analysis.statements import do
-from .rings import GROUP, RoleLoop, pin
-from .pingpong_barriers import give_turn, staggered, wait_for_turn
+from .rings import GROUP, WarpRoleLoop, pin
+from .pingpong_barriers import signal_next_group, uses_ping_pong, wait_for_own_group
 
 FRAGMENT = "local.fragment"
 TURN = 4  # iterations of a turn
@@ -42,7 +42,7 @@ class Parts:
     second: Buffer
 
 
-def two_parts(r: RoleLoop) -> Parts | None:
+def double_buffered_accumulator(r: WarpRoleLoop) -> Parts | None:
     """The product of a loop that may run an iteration ahead; None when there is none, or no room for a second part."""
     items = r.body.items
     rest = [i for i in range(len(items)) if i not in r.loads]
@@ -71,14 +71,14 @@ def two_parts(r: RoleLoop) -> Parts | None:
     return Parts(at, part, replace(part, name=f"{part.name}_2", data=Var(f"{part.name}_2", part.data.dtype)))
 
 
-def _registers(r: RoleLoop, part: Buffer) -> int:
+def _registers(r: WarpRoleLoop, part: Buffer) -> int:
     """Of a thread, with a second part."""
     held = {e.storage: e.buffer for x in r.body.items for e in x.effects if e.buffer.scope_name == FRAGMENT}
     size = sum(b.size * b.dtype.bits // 32 for b in (*held.values(), part))
     return size // (r.groups * GROUP) + _BESIDE
 
 
-def _early(r: RoleLoop, before: list[Stmt], after: list[Stmt]) -> list[Buffer] | None:
+def _early(r: WarpRoleLoop, before: list[Stmt], after: list[Stmt]) -> list[Buffer] | None:
     """The fragments that the statements before the product make for those after it, where that may be done an iteration
     ahead, with a second copy of each; None where it may not.  So loads (of scales) have a whole product to arrive."""
     if not all(isinstance(s, Bind) or fills_whole(s) for s in before):
@@ -101,7 +101,7 @@ def _early(r: RoleLoop, before: list[Stmt], after: list[Stmt]) -> list[Buffer] |
     return None if annotated & set(made.values()) else list(made.values())
 
 
-def alternate(r: RoleLoop, parts: Parts) -> list[Stmt]:
+def alternate(r: WarpRoleLoop, parts: Parts) -> list[Stmt]:
     """The loop without its copies, in turns of several iterations, and what ends it."""
     items, k = r.body.items, r.loop.var
     copies = {id(items[i].stmt) for i in r.loads}
@@ -137,16 +137,16 @@ def alternate(r: RoleLoop, parts: Parts) -> list[Stmt]:
 
     def turns(begin: Expr, number: Expr, count: int, lead: bool) -> For:
         v = fresh(f"{k.name}_{count}", k.dtype)
-        once = [give_turn(r, binary("eq", v, const(0, v.dtype)))] if lead else []
+        once = [signal_next_group(r, binary("eq", v, const(0, v.dtype)))] if lead else []
         return For(v, const(0, number.dtype), number, "serial", turn(begin + v * count, count, once), span=r.loop.span)
 
-    first, extent, lead = convert(r.loop.start), convert(r.loop.extent), staggered(r)
+    first, extent, lead = convert(r.loop.start), convert(r.loop.extent), uses_ping_pong(r)
     made: list[Stmt] = [Alloc(parts.second), *(Alloc(b) for _, b in twins)]
     if isinstance(extent, Const):
         whole, left = divmod(max(0, int(extent.value)), TURN)
         out = list(made)
         if lead and whole:
-            out.append(wait_for_turn(r))
+            out.append(wait_for_own_group(r))
         if whole:  # ring_steps is for verify_sync, which leaves out the same iterations of all loops
             out.append(with_options(turns(first, const(whole, extent.dtype), TURN, lead), ring_steps=(TURN, int(extent.value))))
         if left:
@@ -155,9 +155,9 @@ def alternate(r: RoleLoop, parts: Parts) -> list[Stmt]:
     zero, one = const(0, extent.dtype), const(1, extent.dtype)
     extent = binary("max", extent, zero)  # what is left of a negative one would be some
     whole_turns, done = extent // TURN, extent // TURN * TURN
-    return [*made, *([If(binary("gt", whole_turns, zero), wait_for_turn(r))] if lead else []),
+    return [*made, *([If(binary("gt", whole_turns, zero), wait_for_own_group(r))] if lead else []),
             turns(first, whole_turns, TURN, lead), turns(first + done, extent % TURN // 2, 2, False),
             If(logical("and", binary("gt", extent, zero), binary("eq", extent % 2, one)), turn(first + (extent - 1), 1, []))]
 
 
-__all__ = ["Parts", "alternate", "two_parts"]
+__all__ = ["Parts", "alternate", "double_buffered_accumulator"]

@@ -26,11 +26,11 @@ from tilelang.ir.buffer import AddressOf
 from tilelang.target.register_forms import form_of
 
 from ..analysis.effects import effects
-from .conditional_rescale import lazy_scaling
+from .conditional_rescale import rescale_lazily
 from ..analysis.statements import do
 
 
-def early_scaling(launch: Launch) -> Launch:
+def rescale_early(launch: Launch) -> Launch:
     """The launch (attr `own_values`) with its loops over products in that order, where they have this shape."""
     def visit(x: Any) -> Any:
         if isinstance(x, tuple):
@@ -64,7 +64,7 @@ def _reordered(body: list[Stmt]) -> list[Stmt] | None:
     if any(isinstance(c, Call) and c.op in ("wgmma", "wgmma_commit") for s in between for c in walk(s)):
         return None  # the wait is for these products too
     first, second, third = parts
-    lazy = lazy_scaling(body, scaled, mapped, factor)
+    lazy = rescale_lazily(body, scaled, mapped, factor)
     if lazy is None:
         after = do("wgmma_hold", AddressOf(factor, (const(0),)), count=min(2, factor.size))
     else:
@@ -138,4 +138,4 @@ def _part(loops: list[For], body: Stmt, ranges: dict[Var, tuple[int, int]]) -> S
     return out
 
 
-__all__ = ["early_scaling"]
+__all__ = ["rescale_early"]

@@ -37,13 +37,13 @@ _FOREIGN = frozenset(("call_extern", "source_kernel", "ldg", "ldg32", "ldg64", "
 
 
 @pass_(needs=DEVICE)
-def dependent_launch(func: Func, cx: PassContext) -> Func:
-    """Gives launches pdl_sync, pdl_trigger and the attr `pdl`; see the module's text.  Off unless tl.dependent_launch is set.
+def insert_pdl(func: Func, cx: PassContext) -> Func:
+    """Gives launches pdl_sync, pdl_trigger and the attr `pdl`; see the module's text.  Off unless tl.enable_pdl is set.
 
     Launches that have the attr, that start all blocks at once (`cooperative`) or that run foreign code stay as they are,
     and so do targets before sm_90.
     """
-    wanted = bool(cx.option(PassConfigKey.TL_DEPENDENT_LAUNCH)) and cx.target.at_least(90)
+    wanted = bool(cx.option(PassConfigKey.TL_ENABLE_PDL)) and cx.target.at_least(90)
     names = parameter_names(func)
     return replace(func, body=rewrite_launches(func.body, lambda x: _dependent(x, wanted, names)))
 
@@ -101,4 +101,4 @@ def _sets_up(s: Stmt) -> bool:
         e.buffer.scope_name == "global" for e in effects(s))
 
 
-__all__ = ["around_launch", "dependent_launch", "ordered"]
+__all__ = ["around_launch", "insert_pdl", "ordered"]

@@ -33,7 +33,7 @@ class Pair:
     waits: int
 
 
-def two_products(body: Body, loads: set[int], rings: set[Buffer], registers: int, threads: int) -> Pair | str:
+def two_gemms(body: Body, loads: set[int], rings: set[Buffer], registers: int, threads: int) -> Pair | str:
     """The two products of a loop whose second may run under the work on the first's result; or why not, "" where the loop
     has no two products.
 
@@ -81,4 +81,4 @@ def _allowed(items: list[Item], rest: list[int], second: int) -> bool:
     return not violations(chosen, stage, order, {})
 
 
-__all__ = ["Pair", "two_products"]
+__all__ = ["Pair", "two_gemms"]

@@ -25,11 +25,11 @@ from .chained_accumulators import chained_tiles
 from .persistent import Tiles
 from ..analysis.statements import rename
 from ..analysis.statements import do
-from .rings import RoleLoop, pin
+from .rings import WarpRoleLoop, pin
 from ..analysis.pipeline_schedule import needed_binds
 
 
-def turned_tiles(r: RoleLoop, tiles: Tiles, binds: Sequence[Stmt], before: Sequence[Stmt],
+def overlapped_tiles(r: WarpRoleLoop, tiles: Tiles, binds: Sequence[Stmt], before: Sequence[Stmt],
                  after: Sequence[Stmt]) -> list[Stmt] | None:
     """The computing groups' loop over tiles in this order; None where it stays in the program's.
 
@@ -61,4 +61,4 @@ def turned_tiles(r: RoleLoop, tiles: Tiles, binds: Sequence[Stmt], before: Seque
             do("wgmma_wait", n=0), pin(chain.part)]
 
 
-__all__ = ["turned_tiles"]
+__all__ = ["overlapped_tiles"]

@@ -21,10 +21,10 @@ from tilelang.ir.expr import Call
 from tilelang.ir.record import record
 
 from ..framework.config import PassConfigKey
-from .tile_scheduler import Deal, deal_tiles, panel_rows
-from .cluster_pairs import Load, at_once, larger_in_one_round, pairs, pays_for_many, pays_in_one_round, saved_in_one_round
+from .tile_scheduler import TilePartition, schedule_tiles, rasterisation_rows
+from .cluster_pairs import Load, at_once, larger_in_one_wave, pairs, pays_for_many, pays_in_one_wave, saved_in_one_wave
 from ..framework.pass_ import PassContext
-from .clusters import Team, make_team
+from .clusters import Team, make_cluster
 
 TILE_START = 1.5  # what beginning and ending a tile costs, in iterations
 L2_SHARE = 32 << 20  # bytes of L2 that tiles running together may fill with what they share
@@ -84,22 +84,22 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
         return "the launch has clusters of its own"
     if _may_wait(launch.body):
         return "blocks may wait for each other"
-    blocks = int(asked) if asked is not None and asked is not True else cx.target.limits.multiprocessors
+    blocks = int(asked) if asked is not None and asked is not True else cx.target.limits.sm_count
     why = _own_tiles(launch, asked, alone)
     whole = Analyzer().simplify(_product([convert(g) for g in launch.grid]))
-    one_round = not why and isinstance(whole, Const) and whole.value <= blocks
-    if one_round:
-        why = "there are no more tiles than multiprocessors"
-    pays = _in_one_round if one_round and alone else _for_many if not why else _never
+    one_wave = not why and isinstance(whole, Const) and whole.value <= blocks
+    if one_wave:
+        why = "there are no more tiles than sm_count"
+    pays = _in_one_round if one_wave and alone else _for_many if not why else _never
     found = _spans(launch, work, cx, pays, 0 if why else blocks)
-    if one_round and alone and cx.option(PassConfigKey.TL_CLUSTER) is None:
+    if one_wave and alone and cx.option(PassConfigKey.TL_CLUSTER) is None:
         found = _larger(launch, work, blocks, found)
     refused = f"; {found}" if isinstance(found, str) else ""
     spans = None if isinstance(found, str) or prod(found) == 1 else found
     if why and spans is None:
         return why + refused
     cluster = 1 if spans is None else prod(spans)
-    running = min(blocks, at_once(cx.target.limits.multiprocessors, cluster))
+    running = min(blocks, at_once(cx.target.limits.sm_count, cluster))
     few = launch if spans is None else _grouped(launch, spans)
     total = Analyzer().simplify(_product([convert(g) for g in few.grid]))
     teams = total if why else _minimum(total, const(running // cluster, total.dtype))
@@ -113,7 +113,7 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
     if dealt is not None:
         row, column = dealt.place(block, index)
         return Tiles(teams, block, index, dealt.count(block), (*_longest_in(launch, row, column, work),),
-                     f"persistent: {blocks} blocks, tiles longest first, dealt out forth and back{refused}")
+                     f"persistent: {blocks} blocks, tiles longest first, in serpentine order{refused}")
     t = Var("tile", dtype("int32"))
     # One tile a block: its place must not name the loop's variable, which place_sync would count through.
     binds.append(Bind(t, first if why else _minimum(first + index * teams, total - 1)))
@@ -123,7 +123,7 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
     text = f"one tile a block ({why})" if why else f"persistent: {running // cluster * cluster} blocks, tiles {about}"
     if spans is None:
         return Tiles(teams, block, index, count, tuple(binds), text + refused)
-    team, places = make_team(spans, binds[1].var)
+    team, places = make_cluster(spans, binds[1].var)
     own, inside, about = _in_team(launch, few, spans, team)
     return Tiles(teams * cluster, block, index, const(1, count.dtype) if why else count, (*binds, *places, *own), text + about,
                  team, inside, bool(why))
@@ -134,7 +134,7 @@ def _own_tiles(launch: Launch, asked: Any, alone: bool) -> str:
     if asked is False or asked == 0 and asked is not None:
         return "tl.persistent is off"
     shared = not alone and asked is None or launch.plan.min_blocks_per_sm > 1
-    return "blocks share a multiprocessor" if shared else ""
+    return "several blocks run on one SM" if shared else ""
 
 
 def _in_team(launch: Launch, few: Launch, spans: tuple[int, ...], team: Team) -> tuple[list[Bind], Expr | None, str]:
@@ -195,11 +195,11 @@ def _larger(launch: Launch, work: Work, blocks: int, found: tuple[int, ...] | st
     def saved(spans: tuple[int, ...]) -> float:
         loads = tuple(Load(b, start, prod(n for v, n in zip(launch.block_vars, spans) if not _names(at, v)), inner)
                       for (b, at), (start, inner) in zip(work.loads, work.rows))
-        return saved_in_one_round(loads, work.cycles, int(steps.value), prod(spans))
+        return saved_in_one_wave(loads, work.cycles, int(steps.value), prod(spans))
 
     shared = tuple(v not in free_vars(work.extent) and not all(_names(at, v) for _, at in work.loads)
                    for v in launch.block_vars)
-    return larger_in_one_round(tuple(sizes), shared, saved, blocks, found)
+    return larger_in_one_wave(tuple(sizes), shared, saved, blocks, found)
 
 
 def _paired(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, tuple[Load, ...]], bool],
@@ -232,9 +232,9 @@ def _for_many(work: Work, loads: tuple[Load, ...]) -> bool:
 
 
 def _in_one_round(work: Work, loads: tuple[Load, ...]) -> bool:
-    """One tile a block, one block a multiprocessor."""
+    """One tile a block, one block an SM."""
     steps = Analyzer().simplify(work.extent)
-    return isinstance(steps, Const) and pays_in_one_round(loads, work.cycles, int(steps.value))
+    return isinstance(steps, Const) and pays_in_one_wave(loads, work.cycles, int(steps.value))
 
 
 def _never(work: Work, loads: tuple[Load, ...]) -> bool:
@@ -260,7 +260,7 @@ def _order(launch: Launch, work: Work, teams: int, spans: tuple[int, ...], cx: P
         panel, how = swizzle
         across, along = (0, 1) if how != "column" else (1, 0)
         wide = max(1, int(panel) // spans[along])
-        return lambda t: _panels(launch, t, across, along, wide), f"in panels of {panel}"
+        return lambda t: _panels(launch, t, across, along, wide), f"in rasterisation panels of {panel}"
     growing = _growing(launch, work)
     if growing is not None:
         group = _heads(launch, work, growing)
@@ -270,8 +270,8 @@ def _order(launch: Launch, work: Work, teams: int, spans: tuple[int, ...], cx: P
         x = sum(n for n, at in work.loads if _names(at, bx) and not _names(at, by))
         y = sum(n for n, at in work.loads if _names(at, by) and not _names(at, bx))
         if x and y:
-            panel = panel_rows(max(1, teams), y * spans[1], x * spans[0])
-            return lambda t: _panels(launch, t, 0, 1, panel), f"in panels of {panel} rows"
+            panel = rasterisation_rows(max(1, teams), y * spans[1], x * spans[0])
+            return lambda t: _panels(launch, t, 0, 1, panel), f"in rasterisation panels of {panel} rows"
     return lambda t: _plain(launch, t), "in order"
 
 
@@ -333,7 +333,7 @@ def _longest_first(launch: Launch, t: Expr, growing: int, group: int | None) -> 
     return [*out, head, *_taken_apart(launch, head.var, others)]
 
 
-def _dealt(launch: Launch, work: Work, blocks: int) -> Deal | None:
+def _dealt(launch: Launch, work: Work, blocks: int) -> TilePartition | None:
     """The deal of a launch whose tiles grow with a block variable, when its grid is known."""
     growing = None if launch.plan.swizzle else _growing(launch, work)
     group = None if growing is None else _heads(launch, work, growing)
@@ -345,7 +345,7 @@ def _dealt(launch: Launch, work: Work, blocks: int) -> Deal | None:
     for k, g in enumerate(launch.grid):
         columns *= 1 if k == growing else int(convert(g).value)  # type: ignore[attr-defined]
     known = [x + TILE_START for x in lengths if x is not None]
-    return deal_tiles(known, columns, blocks, group) if len(known) == n else None
+    return schedule_tiles(known, columns, blocks, group) if len(known) == n else None
 
 
 def _longest_in(launch: Launch, row: Expr, column: Expr, work: Work) -> list[Bind]:

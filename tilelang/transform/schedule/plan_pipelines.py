@@ -13,12 +13,12 @@ from tilelang.ops import Copy, Reduce, Scan
 
 from ..framework.config import PassConfigKey
 from ..analysis.effects import effects, orders
-from ..legalize.hopper_features import no_roles
+from ..legalize.hopper_features import no_warp_roles
 from ..analysis.liveness import Liveness, has_views, live_into
 from ..framework.pass_ import TILE, PassContext, pass_
 from .pipeline_emit import Plan, emit
 from ..analysis.pipeline_loops import check_flow, is_pipelined, scheduled_lists, wanted_stages
-from ..analysis.pipeline_schedule import Body, Item, stage_span, take_apart, violations
+from ..analysis.pipeline_schedule import Body, Item, stage_span, loop_items, violations
 
 
 _LOOP_ATTRS = ("num_stages", "order", "stage", "sync", "group", "software_pipeline_stage", "software_pipeline_order",
@@ -67,8 +67,8 @@ class _Planner:
             out = with_options(out, layouts=tuple(layouts) + more)
         reports = [s.attr("pipeline_report") for s in statements(body) if isinstance(s, For)]
         stages = {**dict(self.launch.plan.stages), **{b.name: int(v.shape[0]) for b, v in self.made.items()}}
-        off = no_roles(self.cx)
-        notes = (*self.launch.plan.report, *([f"one role for all warps: {off}"] if off else []))
+        off = no_warp_roles(self.cx)
+        notes = (*self.launch.plan.report, *([f"no warp specialisation: {off}"] if off else []))
         return with_options(out, pipeline_report="; ".join(r for r in reports if r) or None,
                           stages=tuple(stages.items()) or None, report=notes or None)
 
@@ -87,7 +87,7 @@ class _Planner:
         def serial(why: str) -> For:
             return with_options(plain, pipeline_report=f"sequential: {why}")
 
-        parts = take_apart(stmts_of(body))
+        parts = loop_items(stmts_of(body))
         if isinstance(wanted, tuple):
             stage, order = scheduled_lists(original, parts, *wanted)
             check_flow(original, parts.items, stage, order)

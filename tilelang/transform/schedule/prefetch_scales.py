@@ -28,13 +28,13 @@ from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, Launch, Lo
                          free_vars, load, replace, rewrite, seq, stmts_of, substitute, walk, with_options)
 from tilelang.ir.record import record
 from tilelang.ops import Copy, Gemm
-from tilelang.ops.tma import tma_refusal
+from tilelang.ops.tma import tma_unsupported
 
 from ..framework.config import PassConfigKey
 from ..analysis.effects import touches
 from ..legalize.hopper_features import hopper
 from ..framework.pass_ import PassContext
-from ..analysis.pipeline_schedule import take_apart
+from ..analysis.pipeline_schedule import loop_items
 from ..legalize.tma_columns import unaligned_columns
 from ..analysis.vectorize import stride_along
 
@@ -54,13 +54,13 @@ class _Place:
     mins: tuple[Expr, ...]
 
 
-def step_tiles(launch: Launch, loop: For, cx: PassContext) -> tuple[Launch, For] | None:
+def prefetch_scales(launch: Launch, loop: For, cx: PassContext) -> tuple[Launch, For] | None:
     """(launch, pipelined loop in it) with such values in tiles; None where there are none.
 
     Considered are loads in parallel loops in front of the loop's first product.  The copies carry attr turn: the steps that
     their tile is for, counted from the loop's first.  Keeps: the values, also those outside the tensor.
     """
-    if not cx.option(PassConfigKey.TL_STEP_TILES) or any(loop.attr(x) is not None for x in _COUNTED):
+    if not cx.option(PassConfigKey.TL_SCALE_PREFETCH) or any(loop.attr(x) is not None for x in _COUNTED):
         return None
     body = stmts_of(loop.body)
     first = next((n for n, s in enumerate(body) if isinstance(s, Gemm)), 0)
@@ -75,9 +75,9 @@ def step_tiles(launch: Launch, loop: For, cx: PassContext) -> tuple[Launch, For]
     return replace(launch, body=seq(*stmts, span=launch.body.span)), tiled
 
 
-def may_have_step_tiles(func: Func, cx: PassContext) -> bool:
+def may_prefetch_scales(func: Func, cx: PassContext) -> bool:
     """Whether a program, as its user wrote it, may come to have such tiles."""
-    if not hopper(cx).roles or not cx.option(PassConfigKey.TL_STEP_TILES):
+    if not hopper(cx).roles or not cx.option(PassConfigKey.TL_SCALE_PREFETCH):
         return False
     loops = [x for x in walk(func.body, For) if x.attr("num_stages")]
     return any(isinstance(s, Parallel) and any(x.buffer.scope_name == "global" for x in walk(s.body, Load))
@@ -90,7 +90,7 @@ class _Tiles:
     def __init__(self, launch: Launch, loop: For, cx: PassContext) -> None:
         self.loop, self.cx, self.analyzer = loop, cx, Analyzer()
         self.inline: dict[Any, Any] = {}
-        for s in take_apart(stmts_of(loop.body)).pure:
+        for s in loop_items(stmts_of(loop.body)).pure:
             self.inline[s.var] = substitute(s.value, self.inline)
         self.private = set(launch.thread_vars) | set(_bound(loop.body))
         self.facts: dict[Expr, int] = {}
@@ -155,7 +155,7 @@ class _Tiles:
             src = Region(x.buffer, tuple(mins), extents, span=x.span)
             copy = Copy(src, Region(tile, (const(0), const(0)), shape, span=x.span), span=x.span)
             copy = with_options(copy, turn=n, unaligned_columns=unaligned_columns(src, self.facts) or None)
-            if tma_refusal(copy, hopper(self.cx).strides):
+            if tma_unsupported(copy, hopper(self.cx).strides):
                 return None
             self.made[key] = tile, copy
         at = {p.step: done % n, p.row: p.var}
@@ -171,4 +171,4 @@ def _bound(body: Stmt) -> Iterator[Var]:
             yield from x.vars
 
 
-__all__ = ["MOST_STEPS", "PANEL_ROWS", "may_have_step_tiles", "step_tiles"]
+__all__ = ["MOST_STEPS", "PANEL_ROWS", "may_prefetch_scales", "prefetch_scales"]

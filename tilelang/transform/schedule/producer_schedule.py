@@ -11,10 +11,10 @@ from tilelang.ir import (AddressOf, Bind, Expr, For, If, Region, Stmt, Var, bina
 from .consumer_schedule import late_rings
 from ..analysis.statements import rename
 from ..analysis.statements import do
-from .rings import Ring, RoleLoop
+from .rings import Ring, WarpRoleLoop
 
 
-def producer(r: RoleLoop, whole: list[Stmt], pure: list[Bind], tf32: Iterable[Var]) -> list[Stmt]:
+def producer(r: WarpRoleLoop, whole: list[Stmt], pure: list[Bind], tf32: Iterable[Var]) -> list[Stmt]:
     """All loads of a tile, in the order in which the consumers come to use them: one that waits for an earlier load
     to be used would otherwise hold up one that is needed before.
 
@@ -43,7 +43,7 @@ def producer(r: RoleLoop, whole: list[Stmt], pure: list[Bind], tf32: Iterable[Va
     return out
 
 
-def _loads(r: RoleLoop, rings: list[Ring], k: Expr, pure: list[Bind], tf32: set[Var]) -> list[Stmt]:
+def _loads(r: WarpRoleLoop, rings: list[Ring], k: Expr, pure: list[Bind], tf32: set[Var]) -> list[Stmt]:
     """The loads of iteration k into some rings."""
     mapping: dict[Var, Expr] = {r.loop.var: k}
     stmts: list[Stmt] = []

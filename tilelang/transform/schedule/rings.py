@@ -32,7 +32,7 @@ class Ring:
     items: of the loop body, the copies.  first, last: items of the consumer that use them first and last.  team: of blocks
     that fill each other's stages (a cluster), None where each block fills its own; common: copies whose tile several of
     them want -> the dimensions of the grid along which it is the same.  turn: iterations that a stage is for
-    (step_tiles.py), counted from the first.
+    (prefetch_scales.py), counted from the first.
     """
 
     items: list[int]
@@ -62,7 +62,7 @@ class Ring:
 
 
 @state
-class RoleLoop:
+class WarpRoleLoop:
     """A pipelined loop that is shared out between roles.
 
     groups: warp groups that compute, `thread` is the index of a thread in the block.  base: steps this loop's rings have
@@ -234,4 +234,4 @@ def asked_registers(launch: Launch, groups: int) -> tuple[int, int] | None:
     return (producer, consumer) if fits else None
 
 
-__all__ = ["GROUP", "ROLE_REGISTERS", "Ring", "SLOW_STAGES", "RoleLoop", "asked_registers", "barriers", "hold", "pin"]
+__all__ = ["GROUP", "ROLE_REGISTERS", "Ring", "SLOW_STAGES", "WarpRoleLoop", "asked_registers", "barriers", "hold", "pin"]

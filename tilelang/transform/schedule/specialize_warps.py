@@ -30,7 +30,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Fu
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
-from tilelang.ops.tma import row_parts, tma_bytes, tma_parts, tma_refusal, versions_refusal
+from tilelang.ops.tma import row_boxes, tma_bytes, tma_boxes, tma_unsupported, versions_unsupported
 from tilelang.ops.tma_store import STEP_BYTES
 
 from .consumer_schedule import consumer, takes_slow_rings
@@ -47,12 +47,12 @@ from ..analysis.pipeline_loops import is_pipelined, wanted_stages
 from .plan_pipelines import has_exits, unversionable, versioned
 from .producer_schedule import producer
 from ..analysis.statements import do
-from .rings import GROUP, ROLE_REGISTERS, SLOW_STAGES, Ring, RoleLoop, asked_registers, barriers
-from ..analysis.pipeline_schedule import Body, take_apart
-from .prefetch_scales import step_tiles
+from .rings import GROUP, ROLE_REGISTERS, SLOW_STAGES, Ring, WarpRoleLoop, asked_registers, barriers
+from ..analysis.pipeline_schedule import Body, loop_items
+from .prefetch_scales import prefetch_scales
 from ..layout.tf32_tiles import tf32_tiles
 from .tile_ring_state import Steps, WholeTile
-from .overlap_next_tile import turned_tiles
+from .overlap_next_tile import overlapped_tiles
 
 BARRIER_BYTES = 1024  # more than the barriers of all rings take
 OTHER_REGISTERS = 45  # of a thread, beside its fragments: addresses, loop variables, barriers
@@ -79,7 +79,7 @@ def _specialized(launch: Launch, cx: PassContext) -> Launch:
         out = _specialized(replace(launch, body=body), cx)
         return replace(out, body=seq(*head, out.body, *tail, span=launch.body.span))
     loops = [s for s in stmts_of(launch.body) if isinstance(s, For) and is_pipelined(s)]
-    tiled = step_tiles(launch, loops[0], cx) if len(loops) == 1 else None
+    tiled = prefetch_scales(launch, loops[0], cx) if len(loops) == 1 else None
     loops = loops or inner_loops(launch.body, is_pipelined)
     if not loops:
         return launch
@@ -91,7 +91,7 @@ def _specialized(launch: Launch, cx: PassContext) -> Launch:
                 pass
         return _Roles(launch, loops, cx).run()
     except _Declined as e:
-        return with_options(launch, report=(*launch.plan.report, f"one role for all warps: {e}"))
+        return with_options(launch, report=(*launch.plan.report, f"no warp specialisation: {e}"))
 
 
 class _Roles:
@@ -110,7 +110,7 @@ class _Roles:
         if not isinstance(stages, int) or stages < 2:
             raise _Declined("no automatic pipeline of two stages or more")
         self.stages = stages
-        self.body: Body = take_apart(stmts_of(self.loop.body))
+        self.body: Body = loop_items(stmts_of(self.loop.body))
         self.tf32 = tf32_tiles(launch, self.loop, self.body.items)
         self.values = {s.var: s.value for s in walk(launch.body, Bind)}
         self.written = {x.storage for x in effects(launch.body) if x.writes}
@@ -131,10 +131,10 @@ class _Roles:
             self._make(ring, tiles)
         steps = {} if tiles is None else {t: self._steps(t, tiles) for t in sorted({1, *(r.turn for r in self.rings)})}
         bases = {t: s.base for t, s in steps.items()}
-        self.shared = RoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
+        self.shared = WarpRoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
                                self.cx, bases.pop(1, None), tiles is not None and not tiles.once, bases)
         if self.shared.slow and not takes_slow_rings(self.shared):
-            raise _Declined("products move past what uses tiles of several steps")
+            raise _Declined("GEMMs move past what uses prefetched scales")
         new = {b: v for r in self.rings for b, v in r.buffers.items()}
         used = {e.storage for k, s in enumerate(stmts) if k != at for e in effects(s)}
         dropped = {b for b in new if b.data not in used}
@@ -165,7 +165,7 @@ class _Roles:
             begin, bind, advance = ([x for s in steps.values() for x in part(s)]
                                     for part in (attrgetter("begin"), attrgetter("bind"), attrgetter("advance")))
             loading = rename([*begin, tiles.loop(*bind, *binds, *loading, *advance)])
-            turned = None if whole or advance else turned_tiles(self.shared, tiles, [*bind, *binds], opening, ending)
+            turned = None if whole or advance else overlapped_tiles(self.shared, tiles, [*bind, *binds], opening, ending)
             computing = turned or [*begin, tiles.loop(*bind, *binds, *computing, *advance)]
         end = do("cluster_wait" if parting else "cluster_sync") if cluster else None
         out = self._parts(once, made, [*done, self._loader(loading)], computing, cluster, end)
@@ -184,7 +184,7 @@ class _Roles:
         for ring in self.rings:
             self._make(ring, None)
         steps = Counted(Analyzer().simplify(convert(self.loop.extent)), self.stages)
-        self.shared = RoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
+        self.shared = WarpRoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
                                self.cx, steps.base, True, {})
         loads = producer(self.shared, [], self._pure(), self.tf32)
         loading = rename([*steps.begin, *around.loading([*steps.bind, *loads, *steps.advance])])
@@ -195,7 +195,7 @@ class _Roles:
         once += [Alloc(v) for v in new.values()]
         made = [b for r in self.rings for b in (r.full, r.empty) if b is not None]
         out = self._parts(once, made, [self._loader(loading)], computing, False, None)
-        return self._said(out, "both roles run the program's own loops around the pipeline")
+        return self._said(out, "both warp roles run the program's own loops around the pipeline")
 
     def _loader(self, loading: list[Stmt]) -> Stmt:
         """Statements of one thread of the loading warp group."""
@@ -260,7 +260,7 @@ class _Roles:
     def _fills_once(self, op: Any) -> bool:
         """Whether a copy in front of the loop can be the producer's: nothing else writes what it fills."""
         b = op.dst.buffer
-        if not _is_load(op) or tma_refusal(op, hopper(self.cx).strides) or has_views(b, self.launch.body) or \
+        if not _is_load(op) or tma_unsupported(op, hopper(self.cx).strides) or has_views(b, self.launch.body) or \
                 self._unsafe(op.src.buffer):
             return False
         writers = [e for e in effects(self.launch.body) if e.storage is b.data and e.writes]
@@ -274,7 +274,7 @@ class _Roles:
         alone = self.groups > 1 and all(
             isinstance(x, Gemm) and x.a.buffer is b and x.b.buffer is not b and x.a.is_full and not x.transpose_a
             and getattr(choose_wgmma(x, self.groups * GROUP, self.tf32), "warps", None) == (self.groups * 4, 1) for x in used)
-        return (row_parts(op, self.groups) if alone else None) or [op]
+        return (row_boxes(op, self.groups) if alone else None) or [op]
 
     def _unsafe(self, b: Buffer) -> str:
         """Why TMA may not read a tensor; "" when it may."""
@@ -298,7 +298,7 @@ class _Roles:
         if any(is_sync(x) for x in walk(self.loop.body, Call)):
             raise _Declined("the loop orders threads itself")
         if not contains(self.loop.body, Gemm):
-            raise _Declined("there is no product in the loop: blocks that share a multiprocessor hide its loads")
+            raise _Declined("there is no GEMM in the loop: other blocks of the SM hide its loads")
         if has_exits(self.loop.body):
             raise _Declined("break or continue in the loop")
         for x in walk(self.loop.body):
@@ -319,7 +319,7 @@ class _Roles:
             op: Any = items[i].stmt
             b = op.dst.buffer
             users = [j for j, x in enumerate(items) if j != i and x.touches(b.data)]
-            why = tma_refusal(op, hopper(self.cx).strides) or versions_refusal(b) or \
+            why = tma_unsupported(op, hopper(self.cx).strides) or versions_unsupported(b) or \
                 unversionable(self.launch, self.loop, items, b) or self._unsafe(op.src.buffer)
             if why:
                 raise _Declined(why)
@@ -386,7 +386,7 @@ class _Roles:
             ring.buffers[op.dst.buffer] = versioned(op.dst.buffer, stages)
             same = frozenset() if team is None else frozenset(
                 k for k in team.wide if not any(self.launch.block_vars[k] in free_vars(e) for e in self._coordinates(op)))
-            if team is not None and same and tma_parts(op, len(team.sharers(same))):
+            if team is not None and same and tma_boxes(op, len(team.sharers(same))):
                 ring.common[i] = same
         ring.team = team if ring.common else None
         name = "_".join(b.name for b in ring.buffers)

@@ -51,7 +51,7 @@ class _User:
 
 
 @pass_(needs=TILE)
-def split_products(func: Func, cx: PassContext) -> Func:
+def split_accumulators(func: Func, cx: PassContext) -> Func:
     """See the module's text.
 
     Keeps: every element's value, bit by bit.  A launch whose product fits, or whose sums are used in other ways than
@@ -241,4 +241,4 @@ def _share(u: _User, whole: Buffer, part: Buffer, first: int, width: int, layout
     return with_options(out, loop_layout=over)
 
 
-__all__ = ["LEAST_COLUMNS", "split_products"]
+__all__ = ["LEAST_COLUMNS", "split_accumulators"]

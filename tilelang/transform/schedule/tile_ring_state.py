@@ -12,7 +12,7 @@ from tilelang.ops.tma import tma_bytes
 
 from .persistent import Tiles
 from ..analysis.statements import do
-from .rings import GROUP, RoleLoop, barriers
+from .rings import GROUP, WarpRoleLoop, barriers
 
 
 class Steps:
@@ -85,7 +85,7 @@ class WholeTile:
         """In the consumers, in the place of the copy."""
         return self._each(lambda g: do("mbarrier_wait", AddressOf(self.full, (const(g),)), self.parity))
 
-    def release(self, r: RoleLoop) -> list[Stmt]:
+    def release(self, r: WarpRoleLoop) -> list[Stmt]:
         """In the consumers, after the last use."""
         empty = self.empty
         if empty is None:

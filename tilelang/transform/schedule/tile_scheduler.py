@@ -1,6 +1,6 @@
 """How the tiles of a persistent launch are shared out to its blocks.
 
-Tiles of equal length go in panels of rows, each walked column by column; see `panel_rows`.
+Tiles of equal length go in panels of rows, each walked column by column; see `rasterisation_rows`.
 
 Tiles of unequal length are dealt out so that all blocks have as much to do.  Rows of tiles, the longest row first, are cut
 into groups as wide as share L2.  A group is dealt out in rounds that go forth and back, as cards are, so that who got the
@@ -34,7 +34,7 @@ def _waves(blocks: int) -> list[tuple[int, float]]:
 
 
 @lru_cache(maxsize=4096)
-def panel_rows(blocks: int, row: float, column: float) -> int:
+def rasterisation_rows(blocks: int, row: float, column: float) -> int:
     """Rows of a panel, of which `blocks` blocks work on as many columns as they fill at a time.
 
     row, column: bytes that a row and a column of tiles load.  Fewest bytes are loaded by about square waves.  Where the
@@ -47,7 +47,7 @@ def panel_rows(blocks: int, row: float, column: float) -> int:
 
 
 @record
-class Deal:
+class TilePartition:
     """rows x columns tiles in groups `width` columns wide, for `blocks` blocks.
 
     Tile (row, column): row 0 is the longest.
@@ -108,7 +108,7 @@ class Deal:
         return float(work.max() * self.blocks / max(work.sum(), 1e-9))
 
 
-def deal_tiles(lengths: Sequence[float], columns: int, blocks: int, width: int) -> Deal | None:
+def schedule_tiles(lengths: Sequence[float], columns: int, blocks: int, width: int) -> TilePartition | None:
     """The evenest deal with groups of about `width` columns; None when blocks get two tiles at most.
 
     lengths: of a tile of each row, the longest first.
@@ -117,7 +117,8 @@ def deal_tiles(lengths: Sequence[float], columns: int, blocks: int, width: int) 
     if rows * columns <= 2 * blocks:
         return None
     most = min(width, columns)
-    found = [(d.unevenness(lengths), d) for d in (Deal(rows, columns, w, blocks) for w in range(max(1, most // 2), most + 1))
+    found = [(d.unevenness(lengths), d) for d in (TilePartition(rows, columns, w, blocks)
+                                                  for w in range(max(1, most // 2), most + 1))
              if rows * d.width >= blocks]
     if not found:
         return None
@@ -125,4 +126,4 @@ def deal_tiles(lengths: Sequence[float], columns: int, blocks: int, width: int) 
     return max((d for x, d in found if x <= best * SLACK), key=lambda d: d.width)
 
 
-__all__ = ["Deal", "deal_tiles", "panel_rows"]
+__all__ = ["TilePartition", "schedule_tiles", "rasterisation_rows"]

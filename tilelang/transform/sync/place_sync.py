@@ -14,7 +14,7 @@ from ..framework.config import PassConfigKey
 from ..analysis.divergence import Divergence
 from ..framework.pass_ import SYNCED, THREADS_BOUND, PassContext, pass_
 from .proxy_fences import fence_arrivals, fence_barriers
-from .warp_role_sync import RoleSync, has_roles
+from .warp_role_sync import WarpRoleSync, has_warp_roles
 from .split_divergent import Splitter
 from ..analysis.statements import barrier, barrier_in
 from .sync_tree import Place, TreeBuilder, Unplaceable, is_leaf, refused
@@ -52,8 +52,8 @@ def synchronized(launch: Launch) -> Launch:
     """The launch with its barriers."""
     if launch.num_threads == 1:
         return launch
-    if has_roles(launch.body):
-        return RoleSync(launch, synchronized).run()
+    if has_warp_roles(launch.body):
+        return WarpRoleSync(launch, synchronized).run()
     ignored: set[int] = set()
     while True:
         tree = TreeBuilder(launch)

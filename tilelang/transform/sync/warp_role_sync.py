@@ -21,7 +21,7 @@ from tilelang.ir.record import record
 
 from ..analysis.effects import effects
 
-register("role-barrier", ValueError, "a role of warp groups needs a barrier of its own and no number is left for it",
+register("role-barrier", ValueError, "a warp role needs a barrier of its own and no number is left for it",
          "give T.sync_threads and T.named_barrier_arrive constant numbers, few enough to leave one of 1 to 7 free",
          expected="a barrier number from 1 to 7 that is free")
 
@@ -36,7 +36,7 @@ def role_of(s: Stmt) -> tuple[int, int] | None:
     return None
 
 
-def has_roles(s: Stmt) -> bool:
+def has_warp_roles(s: Stmt) -> bool:
     """Whether a branch by role stands in s."""
     return any(role_of(x) is not None for x in walk(s, If))
 
@@ -80,7 +80,7 @@ class _Piece:
     touches: bool
 
 
-class RoleSync:
+class WarpRoleSync:
     """The barriers of one launch.  synchronized: those of a launch without roles."""
 
     def __init__(self, launch: Launch, synchronized: Callable[[Launch], Launch]) -> None:
@@ -99,7 +99,7 @@ class RoleSync:
         for k, p in enumerate(pieces):
             if k and self.meets(pieces[k - 1], p):
                 out.append(_barrier(p.stmts[0]))
-            out += self.plain(p.stmts) if p.plain else self.with_roles(p.stmts[0])
+            out += self.plain(p.stmts) if p.plain else self.with_warp_roles(p.stmts[0])
             self.binds += [x for x in p.stmts if isinstance(x, Bind)]
         if loops and any(p.touches for p in pieces):
             # `continue` passes by the end of the body: the barrier between two turns then stands at its beginning.
@@ -121,7 +121,7 @@ class RoleSync:
                 run.clear()
 
         for s in stmts:
-            if has_roles(s):
+            if has_warp_roles(s):
                 close()
                 out.append(_Piece((s,), False, self.outside(s)))
             else:
@@ -148,7 +148,7 @@ class RoleSync:
         got = stmts_of(self.synchronized(replace(launch, body=Seq((*self.binds, s)))).body)
         return list(got[known:])
 
-    def with_roles(self, s: Stmt) -> list[Stmt]:
+    def with_warp_roles(self, s: Stmt) -> list[Stmt]:
         if role_of(s) is not None:
             return [self.parts(s)]
         if isinstance(s, (For, While)):
@@ -219,9 +219,9 @@ class RoleSync:
 
     def number(self, start: int) -> int:
         """Of the barrier of the role that begins at a warp group: none that the program names."""
-        used = self.launch.plan.barrier_numbers  # by the user's own calls (written_roles.py)
+        used = self.launch.plan.barrier_numbers  # by the user's own calls (lower_manual_warp_roles.py)
         if -1 in used:
-            raise error("role-barrier", "a role of warp groups needs a barrier of its own, and the program computes the "
+            raise error("role-barrier", "a warp role needs a barrier of its own, and the program computes the "
                         "numbers of its barriers",
                         found="numbers that the program computes", span=self.launch.span)
         free = [k for k in NUMBERS if k not in used]
@@ -229,7 +229,7 @@ class RoleSync:
             r[0], *([0 if r[0] else r[1]] if x.orelse is not None else []))})
         at = starts.index(start)
         if at >= len(free):
-            raise error("role-barrier", "a role of warp groups needs a barrier of its own, and the program uses all",
+            raise error("role-barrier", "a warp role needs a barrier of its own, and the program uses all",
                         found="none",
                         span=self.launch.span)
         return start + 1 if start + 1 in NUMBERS and not used else free[at]
@@ -269,4 +269,4 @@ def _without_binds(stmts: Sequence[Stmt], n: int) -> list[Stmt]:
     return out
 
 
-__all__ = ["RoleSync", "has_roles", "role_of"]
+__all__ = ["WarpRoleSync", "has_warp_roles", "role_of"]

@@ -28,7 +28,7 @@ from .sync_fault import SHARED, Fault
 from .limits import possible
 from .locals import Locals
 from .numbers import SAMPLES, Numbers
-from .shadow import AT_ONCE, Shadow, differ, held, made_of, mode_of, slot_turns, widest_piece
+from .shadow import AT_ONCE, Shadow, differ, held, made_of, mode_of, slot_iterations, widest_piece
 from .iterations import has_unknown_loops, places_by
 
 BUDGET = 6000  # access evaluations; loops are cut short beyond
@@ -278,10 +278,10 @@ class _Follower(Numbers):
             self.locals.forget(s)
 
     def slots(self, s: For) -> tuple[int, int]:
-        """slot_turns, looked for once a loop."""
+        """slot_iterations, looked for once a loop."""
         hit = self.slotted.get(id(s))
         if hit is None:
-            hit = self.slotted[id(s)] = slot_turns(s)
+            hit = self.slotted[id(s)] = slot_iterations(s)
         return hit
 
     def call(self, s: Evaluate, mask: Any) -> None:

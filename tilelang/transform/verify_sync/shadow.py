@@ -33,7 +33,7 @@ def widest_piece(launch: Launch) -> int:
     return -piece or -1  # negative: not to be cut further
 
 
-def slot_turns(s: For) -> tuple[int, int]:
+def slot_iterations(s: For) -> tuple[int, int]:
     """(iterations of a loop after which slots chosen modulo small numbers have all met each other, turns of the slots)."""
     mods = [int(x.b.value) for x in walk(s.body, Binary) if x.op in ("floormod", "truncmod") and
             isinstance(x.b, Const) and 0 < x.b.value <= 16 and any(y is s.var for y in walk(x.a))]
@@ -170,4 +170,4 @@ def combined(op: str, a: Any, b: Any) -> Any:
     return None
 
 
-__all__ = ["AT_ONCE", "Shadow", "combined", "differ", "held", "made_of", "mode_of", "slot_turns", "widest_piece"]
+__all__ = ["AT_ONCE", "Shadow", "combined", "differ", "held", "made_of", "mode_of", "slot_iterations", "widest_piece"]

@@ -264,7 +264,7 @@ def _followed(launch: Launch, nodes: list[Node], room: int) -> tuple[str, list[F
                     model.run()
                     break
                 except Found as e:
-                    doubt = f" (with turns left out: {e.fault.message})"
+                    doubt = f" (with iterations left out: {e.fault.message})"
                     # A loop that is more than its turns, or warps of a group that wait for each other: once more, closer.
                     if model.cut and way < len(_WAYS) - 1:
                         way = way + 1 if e.fault.stuck else max(way + 1, _EXACT)
@@ -285,7 +285,7 @@ def _followed(launch: Launch, nodes: list[Node], room: int) -> tuple[str, list[F
         at = f" ({e.fault.span})" if e.fault.span is not None else ""
         return f"not cleared: {e.fault.message}{at}; {scope}", [e.fault]
     text = f"ordered: model of {scope}, {runs} run{'s' * (runs > 1)} with loops of different lengths"
-    return text + (", whole turns of the rings left out of long loops" if cut else ""), []
+    return text + (", whole periods of the rings left out of long loops" if cut else ""), []
 
 
 __all__ = ["check_model"]

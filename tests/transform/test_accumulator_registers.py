@@ -22,7 +22,7 @@ from tilelang.target import Target
 from tilelang.target.register_forms import MOST, Form, constant, form_of, packed_source, register_form
 from tilelang.transform import pipeline
 from tilelang.transform.framework.pass_ import DEVICE, pass_
-from tilelang.transform.registers.accumulator_registers import product_registers
+from tilelang.transform.registers.accumulator_registers import assign_accumulator_registers
 
 passes = sys.modules["tilelang.transform.registers.accumulator_registers"]
 
@@ -167,7 +167,7 @@ def test_accumulators_that_cannot_be_followed_stay_arrays(monkeypatch):
             x, Call) and x.op == "wgmma_pin" else None))
 
     before = pipeline.DEVICE_PASSES
-    at = before.index(product_registers)
+    at = before.index(assign_accumulator_registers)
     monkeypatch.setattr(pipeline, "DEVICE_PASSES", (*before[:at], pins_of_parts, *before[at:]))
     (kernel,) = pipeline.lower(turns.func, SM90A).kernels
     assert not any(x.options.registers for x in walk(kernel.launch.body) if isinstance(x, Call) and x.op == "wgmma")
@@ -185,7 +185,7 @@ def test_programs_without_products_are_left_alone():
     from tilelang.transform.framework.pass_ import PassContext
 
     func = pipeline.lower(turns.func, Target({"kind": "cuda", "arch": "sm_80"})).host
-    assert product_registers(with_options(func, phase=DEVICE), PassContext(SM90A, {})).body is func.body
+    assert assign_accumulator_registers(with_options(func, phase=DEVICE), PassContext(SM90A, {})).body is func.body
 
 
 def test_forms_of_loops():

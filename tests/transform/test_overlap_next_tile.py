@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from test_step_tiles import compiled, inputs, scaled, verdict, wanted
+from test_prefetch_scales import compiled, inputs, scaled, verdict, wanted
 
 import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
@@ -72,7 +72,7 @@ def test_warps_in_any_order(count, persistent, seed, monkeypatch):
 
 def test_the_bits_are_those_of_the_program_s_order(monkeypatch):
     low, _ = tiles(5, 6)
-    monkeypatch.setattr(specialize_warps, "turned_tiles", lambda *_: None)
+    monkeypatch.setattr(specialize_warps, "overlapped_tiles", lambda *_: None)
     other, _ = tiles(5, 6)
     assert in_and_before(low) == (6, 1) and in_and_before(other) == (4, 0)
     x = inputs(m=64 * 5, n=256, k=128 * 6, columns=12, whole=False)
@@ -155,7 +155,7 @@ def staging(low):
 ])
 def test_three_narrow_panels_instead_of_one(stages, turned, wanted_panels, monkeypatch):
     if not turned:
-        monkeypatch.setattr(specialize_warps, "turned_tiles", lambda *_: None)
+        monkeypatch.setattr(specialize_warps, "overlapped_tiles", lambda *_: None)
     low, x = tiles(3, 5, stages, 2, m=128 * 3, bm=128, threads=256)
     assert staging(low) == wanted_panels and verdict(low).startswith("ordered:")
     assert np.array_equal(run_device(low, x).outputs["C"], wanted(x, bm=128))

@@ -1,4 +1,4 @@
-"""part_branches: statements of a branch through which threads of several roles exchange values, one after another."""
+"""split_warp_role_branches: statements of a branch through which threads of several warp roles exchange values."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 import tilelang.language as T
 from tilelang.ir import If, walk
 from tilelang.simulator import run_tile
-from tilelang.transform.legalize.split_role_branches import part_branches
+from tilelang.transform.legalize.split_warp_role_branches import split_warp_role_branches
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import TILE_PASSES
 
@@ -14,7 +14,7 @@ from tilelang.transform.pipeline import TILE_PASSES
 def before(main):
     """The program as the pass gets it."""
     names = [p.__name__ for p in TILE_PASSES]
-    return run_passes(main.func, TILE_PASSES[:names.index("part_branches")], PassContext())
+    return run_passes(main.func, TILE_PASSES[:names.index("split_warp_role_branches")], PassContext())
 
 
 def program(where):
@@ -53,7 +53,7 @@ def program(where):
 
 def test_threads_read_what_others_of_their_branch_stored():
     func = program("exchange")
-    parted = part_branches(func, PassContext())
+    parted = split_warp_role_branches(func, PassContext())
     branches = [[n for n in walk(f.body) if isinstance(n, If)] for f in (func, parted)]
     assert len(branches[1]) == len(branches[0]) + 2  # three statements, each under a condition of its own
     got = run_tile(parted, [np.zeros(256, np.int32), np.zeros(64, np.int32)])
@@ -65,7 +65,7 @@ def test_threads_read_what_others_of_their_branch_stored():
 
 def test_an_exchange_beside_another_way_is_parted_too():
     func = program("both ways")
-    parted = part_branches(func, PassContext())
+    parted = split_warp_role_branches(func, PassContext())
     assert parted is not func
     got = run_tile(parted, [np.zeros(256, np.int32), np.zeros(64, np.int32)])
     want = np.full(256, 2, np.int32)
@@ -76,4 +76,4 @@ def test_an_exchange_beside_another_way_is_parted_too():
 @pytest.mark.parametrize("where", ["store", "no roles"])
 def test_other_branches_stay_whole(where):
     func = program(where)
-    assert part_branches(func, PassContext()) is func
+    assert split_warp_role_branches(func, PassContext()) is func

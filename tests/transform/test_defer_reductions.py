@@ -12,7 +12,7 @@ from tilelang.ir import walk
 from tilelang.ops import Reduce, SumCopies
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
-from tilelang.transform.lower.defer_reductions import defer_sums
+from tilelang.transform.lower.defer_reductions import defer_reductions
 from tilelang.transform.layout.infer_layouts import infer_layouts
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
@@ -84,8 +84,8 @@ def expect(update, a):
 
 def deferred(func, target=SM80, config=None):
     passes = [*TILE_PASSES, *DEVICE_PASSES]
-    out = run_passes(func.func, passes[:passes.index(defer_sums) + 1], PassContext(target, config or {}))
-    assert passes.index(infer_layouts) < passes.index(defer_sums)
+    out = run_passes(func.func, passes[:passes.index(defer_reductions) + 1], PassContext(target, config or {}))
+    assert passes.index(infer_layouts) < passes.index(defer_reductions)
     spread = [x for x in walk(out.body) if isinstance(x, Reduce) and x.attr("spread")]
     return out, len(spread), sum(isinstance(x, SumCopies) for x in walk(out.body))
 

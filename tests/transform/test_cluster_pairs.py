@@ -8,8 +8,8 @@ from tilelang.ir import walk
 from tilelang.ops import Copy
 from tilelang.transform.schedule.cluster_pairs import (ARRIVING, ASKED, ISSUED, LARGER, LINE, MULTICAST, OUTERMOST,
                                                        OUTERMOST_LINES, SECTOR, START, START_LARGER, Load, at_once,
-                                                       larger_in_one_round, paired_cycles, pays_for_many, pays_in_one_round,
-                                                       rows_of, saved_in_one_round)
+                                                       larger_in_one_wave, paired_cycles, pays_for_many, pays_in_one_wave,
+                                                       rows_of, saved_in_one_wave)
 
 
 def loads(bm, bn, rows, saved, bk=128):
@@ -35,7 +35,7 @@ ONE_ROUND = {  # (bm, bn, row starts, loaded once, iterations): (alone, in clust
 def test_one_round_of_tiles_is_paired_where_that_was_faster(case):
     bm, bn, rows, saved, steps = case
     alone, paired = ONE_ROUND[case]
-    assert pays_in_one_round(loads(bm, bn, rows, saved), cycles(bm, bn), steps) == (paired < alone)
+    assert pays_in_one_wave(loads(bm, bn, rows, saved), cycles(bm, bn), steps) == (paired < alone)
 
 
 def test_many_tiles_are_paired_where_rows_lie_across_lines():
@@ -57,15 +57,15 @@ def test_rows_across_sectors_arrive_after_they_are_asked_for():
     tiles = Load(64 * 128, 16, 2), Load(72 * 128, 16, 4)
     assert paired_cycles(tiles, 0, 8) == (64 + 72) * 128 / ARRIVING + (64 / 2 + 72 / 4) * 128 * 2.5 / ASKED
     assert 320 < paired_cycles(tiles, 0, 8) < 356 and paired_cycles(tiles, 0, 8, False) < 250
-    assert saved_in_one_round(tiles, 1e4, 10, 8) < 0 < ISSUED
+    assert saved_in_one_wave(tiles, 1e4, 10, 8) < 0 < ISSUED
 
 
 def test_where_k_is_outermost_rows_take_more():
     assert Load(1024, 16, inner=False).cost == 1024 * 2.5 * OUTERMOST
     assert Load(1024, 64, inner=False).cost == 1024 * OUTERMOST_LINES and Load(1024, LINE, inner=False).cost == 1024
     tiles = Load(128 * 128, 64, False, False), Load(176 * 128, 16, True)  # 680x4000x1720 NN: 19.1 us, 16.9 in pairs
-    assert saved_in_one_round(tiles, 704, 27) > START_LARGER > saved_in_one_round((Load(128 * 128, 64), tiles[1]), 704, 27)
-    assert pays_in_one_round(tiles, 704, 27) and START < START_LARGER
+    assert saved_in_one_wave(tiles, 704, 27) > START_LARGER > saved_in_one_wave((Load(128 * 128, 64), tiles[1]), 704, 27)
+    assert pays_in_one_wave(tiles, 704, 27) and START < START_LARGER
 
     @T.prim_func
     def program(A: T.Tensor((100, 1000), "float16"), B: T.Tensor((1000, 96), "float16")):
@@ -97,7 +97,7 @@ def test_the_cluster_that_saves_most_is_the_fastest_or_near_it(case):
         if spans == (1, 1):
             return START
         both = Load(bm * 128, 16, spans[0]), Load(bn * 128, 16, spans[1])
-        return saved_in_one_round(both, cycles(bm, bn), steps, spans[0] * spans[1])
+        return saved_in_one_wave(both, cycles(bm, bn), steps, spans[0] * spans[1])
 
     assert measured[max(measured, key=saved)] <= 1.02 * min(measured.values())
 
@@ -106,7 +106,7 @@ def test_clusters_of_more_than_two_never_pay_where_rows_lie_in_whole_sectors():
     for bm, bn in ((64, 64), (64, 128), (128, 72), (256, 128)):
         for x, y in LARGER:
             both = Load(bm * 128, 32, x), Load(bn * 128, 32, y)
-            assert x * y in MULTICAST and saved_in_one_round(both, cycles(bm, bn), 64, x * y) <= START
+            assert x * y in MULTICAST and saved_in_one_wave(both, cycles(bm, bn), 64, x * y) <= START
 
 
 def test_not_all_multiprocessors_are_in_clusters_of_four():
@@ -116,11 +116,11 @@ def test_not_all_multiprocessors_are_in_clusters_of_four():
 def test_larger_clusters_are_made_of_what_runs_at_once():
     """Of a grid filled up to whole clusters; along dimensions that share a load; where they save more than those found."""
     def larger(grid, shared=(True, True, False), found=(1, 1, 1), alike=0.0):
-        return larger_in_one_round(grid, shared, lambda spans: alike or 1000.0 * spans[0] * spans[1], 132, found)
+        return larger_in_one_wave(grid, shared, lambda spans: alike or 1000.0 * spans[0] * spans[1], 132, found)
 
     assert larger((14, 8, 1)) == (2, 4, 1)  # in clusters of 4 x 2 they would be 16 x 8, too many
     assert larger((14, 8, 1), shared=(False, True, False)) == (1, 4, 1)
     assert larger((16, 8, 1), found=(2, 1, 1)) == (2, 1, 1)
     assert larger((14, 8, 1), found=(2, 1, 1), alike=START + 1) == (2, 1, 1)
     assert larger((14, 8, 1), alike=START - 1) == larger((14, 8, 1), shared=(False,) * 3) == (1, 1, 1)
-    assert larger_in_one_round((8,), (True,), lambda spans: 1e9, 132, (2,)) == (2,)
+    assert larger_in_one_wave((8,), (True,), lambda spans: 1e9, 132, (2,)) == (2,)

@@ -16,9 +16,9 @@ from tilelang.ir import Call, For, Store, replace, rewrite, seq, stmts_of, walk,
 from tilelang.target import Target
 from tilelang.target.register_forms import form_of
 from tilelang.transform import pipeline
-from tilelang.transform.schedule.early_rescale import early_scaling
+from tilelang.transform.schedule.early_rescale import rescale_early
 from tilelang.transform.analysis.statements import do
-from transform.test_product_registers import both_ways, numbers
+from transform.test_accumulator_registers import both_ways, numbers
 
 passes = sys.modules["tilelang.transform.registers.accumulator_registers"]
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
@@ -81,7 +81,7 @@ def test_each_score_is_computed_once(monkeypatch):
 
 def test_accumulators_that_are_touched_in_between_stay_where_they_are(monkeypatch):
     kernel = lowered(monkeypatch, False)
-    assert order(print_kernel(dataclasses.replace(kernel, launch=early_scaling(kernel.launch)), fast_math=True)) == order(
+    assert order(print_kernel(dataclasses.replace(kernel, launch=rescale_early(kernel.launch)), fast_math=True)) == order(
         print_kernel(lowered(monkeypatch, True), fast_math=True))
     scale = next(s for s in hot(kernel) if kind(s) == "scale")
 
@@ -90,7 +90,7 @@ def test_accumulators_that_are_touched_in_between_stay_where_they_are(monkeypatc
         return seq(x, with_options(scale, registers=None)) if mapped else None
 
     launch = replace(kernel.launch, body=rewrite(kernel.launch.body, scaled_before_the_sums_too))
-    assert str(early_scaling(launch)) == str(launch)
+    assert str(rescale_early(launch)) == str(launch)
 
 
 def test_a_wait_stays_behind_the_products_it_is_for(monkeypatch):
@@ -100,4 +100,4 @@ def test_a_wait_stays_behind_the_products_it_is_for(monkeypatch):
         return seq(x, do("wgmma_commit")) if kind(x) == "map" else None
 
     launch = replace(kernel.launch, body=rewrite(kernel.launch.body, another_commit))
-    assert str(early_scaling(launch)) == str(launch)
+    assert str(rescale_early(launch)) == str(launch)

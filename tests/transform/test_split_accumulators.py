@@ -18,7 +18,7 @@ from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.target.wgmma import WGMMA_ROWS
 from tilelang.transform.schedule import chained_accumulators as part_loop
-from tilelang.transform.schedule import split_accumulators as split_products
+from tilelang.transform.schedule import split_accumulators as split_accumulators
 from tilelang.transform.pipeline import lower
 from tilelang.transform.analysis.row_factors import row_factors
 
@@ -192,7 +192,7 @@ def test_bits_are_those_of_the_whole_product(monkeypatch):
     x = inputs(128, 256, 640, whole=False)
     program = scaled(k=640)
     parts = run_device(compiled(program), x).outputs["C"]
-    monkeypatch.setattr(split_products, "_split", lambda launch, cx: None)
+    monkeypatch.setattr(split_accumulators, "_split", lambda launch, cx: None)
     assert not was_split(program)
     assert np.array_equal(run_device(compiled(program), x).outputs["C"], parts)
 
@@ -207,7 +207,7 @@ def test_declined(what, options):
 
 
 def test_parts_are_as_wide_as_fits():
-    assert split_products.LEAST_COLUMNS == 64
+    assert split_accumulators.LEAST_COLUMNS == 64
     assert re.search(r"m64n128k32.*_ss_", text_of(scaled())) and "float part[64]" in text_of(scaled())
     # 3 groups of 160 registers: 96 totals leave room for 32 sums.
     low = compiled(scaled(m=192, n=192, bm=192, bn=192, threads=384))
@@ -217,9 +217,9 @@ def test_parts_are_as_wide_as_fits():
 def test_the_chain_of_products(monkeypatch):
     """What the consumers' loop is made of: two products on one part, scales an iteration ahead."""
     seen = []
-    monkeypatch.setattr("tilelang.transform.schedule.consumer_schedule.product_chain",
-                        lambda r: seen.append(part_loop.product_chain(r)) or seen[-1])
-    low = compiled(scaled(), **{"tl.step_tiles": False})
+    monkeypatch.setattr("tilelang.transform.schedule.consumer_schedule.accumulator_chain",
+                        lambda r: seen.append(part_loop.accumulator_chain(r)) or seen[-1])
+    low = compiled(scaled(), **{"tl.scale_prefetch": False})
     (chain,) = seen
     assert isinstance(chain, part_loop.Chain) and len(chain.items) == 2 and chain.part.shape == (128, 128)
     assert [b.name for b in chain.ahead] == ["row"] and callable(part_loop.chained)

@@ -9,7 +9,7 @@ from tilelang.ir import Evaluate, For, Seq, replace, rewrite, seq, statements, w
 from tilelang.ir.expr import Call
 from tilelang.simulator import run_device
 from tilelang.target import Target
-from tilelang.transform.registers.overlap_epilogue import early_stores
+from tilelang.transform.registers.overlap_epilogue import overlap_epilogue
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
 
@@ -57,7 +57,7 @@ def wanted(x):
 
 def before(program):
     """The program as the pass finds it."""
-    at = DEVICE_PASSES.index(early_stores)
+    at = DEVICE_PASSES.index(overlap_epilogue)
     return run_passes(program.func, (*TILE_PASSES, *DEVICE_PASSES[:at]), PassContext(SM90, HOPPER))
 
 
@@ -93,14 +93,14 @@ def test_several_tiles_of_a_block_take_turns_with_their_panels():
 def test_sums_that_are_worked_on_behind_the_loop_stay():
     program = promoted(relu=True)
     func = before(program)
-    assert order(func)[0] == "wgmma_wait" and early_stores(func, PassContext(SM90, HOPPER)) is func
+    assert order(func)[0] == "wgmma_wait" and overlap_epilogue(func, PassContext(SM90, HOPPER)) is func
     x = inputs()
     assert np.array_equal(run_device(lower(program.func, SM90, HOPPER), x).outputs["C"], np.maximum(wanted(x), 0))
 
 
 def test_one_part_has_nothing_to_store_early():
     func = before(promoted(n=64, bn=64))
-    assert early_stores(func, PassContext(SM90, HOPPER)) is func
+    assert overlap_epilogue(func, PassContext(SM90, HOPPER)) is func
 
 
 def test_panels_in_memory_of_the_operands_wait_for_the_product():
@@ -115,7 +115,7 @@ def test_panels_in_memory_of_the_operands_wait_for_the_product():
         return with_options(x, shared_offsets=tuple((b, ring if b.name == "staging" else at) for b, at in places))
 
     func = rewrite(func, overlapping)
-    assert early_stores(func, PassContext(SM90, HOPPER)) is func
+    assert overlap_epilogue(func, PassContext(SM90, HOPPER)) is func
 
 
 def test_panels_that_read_sums_of_the_last_product_are_not_passed_by():
@@ -132,7 +132,7 @@ def test_panels_that_read_sums_of_the_last_product_are_not_passed_by():
             isinstance(y, Evaluate) for y in statements(x.stmts[n])))
         return seq(*x.stmts[:n], rewrite(x.stmts[n], lambda y: _moved_back(y, 32)), *x.stmts[n + 1:])
 
-    out = early_stores(rewrite(func, shifted), PassContext(SM90, HOPPER))
+    out = overlap_epilogue(rewrite(func, shifted), PassContext(SM90, HOPPER))
     assert order(out) == ["tma_store", "wgmma_wait", "mbarrier_arrive"] + ["tma_store"] * 3
 
 

@@ -66,7 +66,7 @@ def test_maxima_that_rise_late_in_some_rows(monkeypatch, causal, scores):
     got = run(made, q, k, v, scale)
     out, lse = reference(q, k, v, scale, causal)
     assert np.abs(got[0] - out).max() <= 6 * 2**-11 * np.abs(v).max() and np.abs(got[1] - lse).max() <= 1e-3
-    monkeypatch.setattr(early, "lazy_scaling", lambda *_: None)
+    monkeypatch.setattr(early, "rescale_lazily", lambda *_: None)
     always = lowered(causal)
     assert votes(always.kernels[0]) == 0
     assert all(np.array_equal(a, b) for a, b in zip(got, run(always, q, k, v, scale), strict=True))
@@ -92,9 +92,9 @@ def test_the_text_has_one_branch_around_factor_sum_and_accumulators():
 
 
 def changed(monkeypatch, edit):
-    """Votes of the kernel whose statements are edited in front of early_scaling."""
-    kept = passes.early_scaling
-    monkeypatch.setattr(passes, "early_scaling",
+    """Votes of the kernel whose statements are edited in front of rescale_early."""
+    kept = passes.rescale_early
+    monkeypatch.setattr(passes, "rescale_early",
                         lambda launch: kept(replace(launch, body=rewrite(launch.body, edit))))
     return votes(lowered().kernels[0])
 

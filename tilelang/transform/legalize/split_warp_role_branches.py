@@ -33,7 +33,7 @@ _SHARED = ("shared", "shared.dyn")
 
 
 @pass_(needs=TILE)
-def part_branches(func: Func, cx: PassContext) -> Func:
+def split_warp_role_branches(func: Func, cx: PassContext) -> Func:
     """Take apart branches that some threads of several roles take, where two of their statements touch one shared buffer and
     one of these stores (every target).  Branches with statements other than assignments, calls, branches and loops stay
     whole, and so do those whose loops exchange values and are left early or end where each thread says.
@@ -202,4 +202,4 @@ def _touched(s: Stmt) -> tuple[set[Var], set[Var]]:
     return {n.buffer.data for n in places}, {n.buffer.data for n in places if not isinstance(n, Load)}
 
 
-__all__ = ["part_branches"]
+__all__ = ["split_warp_role_branches"]

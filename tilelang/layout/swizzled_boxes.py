@@ -64,21 +64,21 @@ class Panels:
         return self.width if self.width > 16 else 0
 
     @property
-    def panel_bytes(self) -> int:
+    def box_row_bytes(self) -> int:
         return self.rows * self.width
 
     @property
-    def panel_columns(self) -> int:
+    def box_columns(self) -> int:
         return self.width * 8 // self.bits
 
     @property
     def count(self) -> int:
-        return -(-self.columns // self.panel_columns)
+        return -(-self.columns // self.box_columns)
 
     @property
     def bytes(self) -> int:
         """Of the tile, padding included."""
-        return self.count * self.panel_bytes
+        return self.count * self.box_row_bytes
 
     @property
     def align(self) -> int:
@@ -92,9 +92,9 @@ class Panels:
 
     def boxes(self) -> tuple[Box, ...]:
         """The TMA boxes that write (or read) the tile: one a panel, cut at 256 rows."""
-        w = self.panel_columns
+        w = self.box_columns
         return tuple(Box(r, p * w, min(_BOX_ROWS, self.rows - r), min(w, self.columns - p * w),
-                         p * self.panel_bytes + r * self.width)
+                         p * self.box_row_bytes + r * self.width)
                      for p in range(self.count) for r in range(0, self.rows, _BOX_ROWS))
 
     def descriptor(self, major: str) -> Descriptor:
@@ -104,10 +104,10 @@ class Panels:
         """
         w = self.width
         if major == "k":
-            return Descriptor(0, _ATOM_ROWS * w, w) if w > 16 else Descriptor(self.panel_bytes, _ATOM_ROWS * 16, 0)
+            return Descriptor(0, _ATOM_ROWS * w, w) if w > 16 else Descriptor(self.box_row_bytes, _ATOM_ROWS * 16, 0)
         if w > 16:
-            return Descriptor(self.panel_bytes if self.count > 1 else 0, _ATOM_ROWS * w, w)
-        return Descriptor(_ATOM_ROWS * 16, self.panel_bytes, 0)
+            return Descriptor(self.box_row_bytes if self.count > 1 else 0, _ATOM_ROWS * w, w)
+        return Descriptor(_ATOM_ROWS * 16, self.box_row_bytes, 0)
 
     def offset(self, major: str, start: Any, k: Any) -> Any:
         """Bytes from the tile to what a descriptor of a k-step points at.
@@ -116,12 +116,12 @@ class Panels:
         index expressions.  For major "mn" start is a multiple of the panel's columns, or the operand ends in its panel.
         """
         along, row = (k, start) if major == "k" else (start, k)
-        w, size = self.panel_columns, self.bits // 8
-        inside = along * size if self.count == 1 else along // w * self.panel_bytes + along % w * size
+        w, size = self.box_columns, self.bits // 8
+        inside = along * size if self.count == 1 else along // w * self.box_row_bytes + along % w * size
         return row * self.width + inside
 
 
-def panel_layout(shape: Sequence[int], element: Any, swizzle_bytes: int) -> Layout:
+def swizzled_box_layout(shape: Sequence[int], element: Any, swizzle_bytes: int) -> Layout:
     """Layout of a shared buffer in panels of swizzle_bytes (128, 64, 32; 16 or 0: no swizzle).
 
     element: its type, or its width in bits.  Leading dimensions are versions, one after another.  Raises
@@ -132,10 +132,10 @@ def panel_layout(shape: Sequence[int], element: Any, swizzle_bytes: int) -> Layo
     width = swizzle_bytes or 16
     panel = width * 8 // bits
     if width not in WIDTHS:
-        raise error("layout-invalid", f"panels are 128, 64, 32 or 16 bytes wide, found {swizzle_bytes}",
+        raise error("layout-invalid", f"swizzle atoms are 128, 64, 32 or 16 bytes wide, found {swizzle_bytes}",
                     expected="128, 64, 32 or 16 bytes", found=str(swizzle_bytes))
     if len(shape) < 2 or shape[-1] % panel:
-        raise error("layout-invalid", f"{width}-byte panels need rows of a multiple of {panel} elements, found "
+        raise error("layout-invalid", f"{width}-byte swizzle atoms need rows of a multiple of {panel} elements, found "
                     f"shape {shape}",
                     expected=f"rows of a multiple of {panel} elements", found=f"shape {shape}")
     return _panelled(shape, bits, width)
@@ -159,7 +159,7 @@ def _panelled(shape: tuple[int, ...], bits: int, width: int) -> Layout:
     return Layout(shape, fn, size=size, swizzle=Swizzle(chunk, g, per, width), trusted=True)
 
 
-def panel_width(columns: int, bits: int) -> int:
+def box_width(columns: int, bits: int) -> int:
     """Widest panel whose width divides rows of `columns` elements; 0 when they are not whole 16-byte chunks."""
     return next((w for w in WIDTHS if columns * bits % (w * 8) == 0), 0)
 
@@ -184,4 +184,4 @@ def panels(layout: Layout, element: Any) -> Panels | None:
     return out
 
 
-__all__ = ["Box", "Descriptor", "Panels", "panel_layout", "panel_width", "panels"]
+__all__ = ["Box", "Descriptor", "Panels", "swizzled_box_layout", "box_width", "panels"]

@@ -10,7 +10,7 @@ from tilelang.ir import Alloc, walk
 from tilelang.target import Target
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import lower
-from tilelang.transform.legalize.resolve_parallel_reads import settle_reads
+from tilelang.transform.legalize.resolve_parallel_reads import resolve_parallel_reads
 
 
 def program(body, threads=32, shared=False):
@@ -129,7 +129,7 @@ REFUSED = {stored_then_read: "`F`", stored_then_read_by_a_view: "`F` and `W`", r
 def test_reads_of_what_others_have_stored_are_refused(body, target):
     with pytest.raises(TileLangError, match=f"element of {REFUSED[body]} that") as e:
         lower(program(body).func, Target("c" if target == "c" else {"kind": "cuda", "arch": target}))
-    assert e.value.kind == "parallel-order" and "test_settle_reads.py" in str(e.value)
+    assert e.value.kind == "parallel-order" and "test_resolve_parallel_reads.py" in str(e.value)
 
 
 def test_shared_memory_that_others_store_is_refused():
@@ -196,7 +196,7 @@ def test_elements_of_tensors_that_other_iterations_store_are_refused(body, n):
 def test_elements_of_tensors_that_only_their_iteration_stores_are_left_alone(body):
     """An access outside reads no element of the next row."""
     f = of_tensors(body).func
-    assert run_passes(f, (settle_reads,), PassContext(Target("cpu"))) == f
+    assert run_passes(f, (resolve_parallel_reads,), PassContext(Target("cpu"))) == f
 
 
 @T.macro
@@ -231,7 +231,7 @@ def where_memory_says(F, W, G):
 @pytest.mark.parametrize("body", [own_element, other_half, swapped_by_one_of_two, where_memory_says], ids=lambda b: b.__name__)
 def test_what_is_an_iterations_own_or_does_not_show_is_left_alone(body):
     f = program(body).func
-    got = run_passes(f, [settle_reads], PassContext())
+    got = run_passes(f, [resolve_parallel_reads], PassContext())
     assert sum(isinstance(x, Alloc) for x in walk(got)) == sum(isinstance(x, Alloc) for x in walk(f))
 
 

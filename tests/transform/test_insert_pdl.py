@@ -13,11 +13,11 @@ from tilelang.library.gemm.kernels import Form
 from tilelang.library.gemm.tile import Cut, Tile
 from tilelang.simulator import run_device
 from tilelang.target import Target
-from tilelang.transform.schedule.insert_pdl import around_launch, dependent_launch, ordered
+from tilelang.transform.schedule.insert_pdl import around_launch, insert_pdl, ordered
 from tilelang.transform.pipeline import DEVICE_PASSES, lower
 
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
-ON = {"tl.dependent_launch": True}
+ON = {"tl.enable_pdl": True}
 SIZES = dict(m=128, n=128, k=96, bm=64, bn=64, bk=32, threads=128, stages=2)
 
 
@@ -44,7 +44,7 @@ def test_waits_behind_the_barriers_and_in_front_of_the_roles(cluster):
 
 
 def test_only_where_asked_for_and_from_sm_90_on():
-    assert DEVICE_PASSES[-2] is dependent_launch
+    assert DEVICE_PASSES[-2] is insert_pdl
     for target, config in ((SM90A, {}), (Target({"kind": "cuda", "arch": "sm_80"}), ON)):
         launch = lower(gemm(**SIZES).func, target, config).kernels[0].launch
         assert not launch.plan.pdl and "pdl_sync" not in calls(launch)

@@ -23,7 +23,7 @@ from tilelang.transform import pipeline
 from tilelang.transform.registers.order_register_reductions import MIN_CHAINS, borrows_registers, order_register_reductions
 from tilelang.transform.analysis.register_graph import NEVER, Graph, Node, needed, running_after, states
 from tilelang.transform.registers.shorten_live_ranges import multiplies
-from tilelang.transform.registers.register_resident import move, whole_registers
+from tilelang.transform.registers.register_resident import move, keep_in_registers
 from transform.test_product_registers import both_ways, marked, numbers
 
 passes = sys.modules["tilelang.transform.registers.accumulator_registers"]
@@ -99,7 +99,7 @@ def test_loops_without_a_form_keep_the_arrays():
     assert not lowered(softmax_of(tanh)).launch.plan.own_values
     (plain,) = pipeline.lower(softmax_of(doubled).func, SM90A).kernels
     assert not plain.launch.plan.own_values, "without fast math"
-    assert not whole_registers(plain.launch, {}), "no product takes A from registers"
+    assert not keep_in_registers(plain.launch, {}), "no product takes A from registers"
 
 
 def test_forms_are_found_once_and_launches_without_a_look_inside():

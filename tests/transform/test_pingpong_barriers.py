@@ -41,16 +41,16 @@ def launch_of(mirrored):
     return lower(program(mirrored).func, SM90A).kernels[0].launch
 
 
-def has_roles(launch):
+def has_warp_roles(launch):
     return any(isinstance(x, Call) and x.op == "in_warp_groups" for x in walk(launch.body))
 
 
 def test_roles_were_given_up_where_turns_alone_came_to_a_standstill():
     """The barrier of both groups stands in front of the product: one group waits there, the other for its turn."""
     plain, mirrored = launch_of(False), launch_of(True)
-    assert has_roles(plain) and "one product after another" in plain.plan.overlap
+    assert has_warp_roles(plain) and "one product after another" in plain.plan.overlap
     assert not any("compiled without" in line for line in plain.plan.report)
-    assert has_roles(mirrored) and "one product after another" not in mirrored.plan.overlap
+    assert has_warp_roles(mirrored) and "one product after another" not in mirrored.plan.overlap
     assert any("compiled without turns of warp groups" in line for line in mirrored.plan.report)
     assert mirrored.plan.sync_report.startswith("ordered")
 
@@ -62,5 +62,5 @@ def test_without_turns_the_results_are_the_same():
     for mirrored in (False, True):
         func = program(mirrored).func
         want = run_tile(func, given)["O"]
-        for config in ({}, {"tl.warp_group_turns": False}):
+        for config in ({}, {"tl.ping_pong": False}):
             np.testing.assert_array_equal(run_device(lower(func, SM90A, config), given).outputs["O"], want)

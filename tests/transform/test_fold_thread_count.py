@@ -10,13 +10,13 @@ from tilelang.ir import If, walk
 from tilelang.target import Target
 from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import lower
-from tilelang.transform.legalize.fold_thread_count import settle_threads
+from tilelang.transform.legalize.fold_thread_count import fold_thread_count
 
 A64 = np.arange(64, dtype=np.int32) * 3 + 1
 
 
 def branches(f):
-    return [x for x in walk(settle_threads(f.func, PassContext())) if isinstance(x, If)]
+    return [x for x in walk(fold_thread_count(f.func, PassContext())) if isinstance(x, If)]
 
 
 def stored_under(holds):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tilelang.ir import dtype
-from tilelang.layout import Layout, Panels, linear_layout, panel_layout, panels, swizzled_layout
-from tilelang.layout.panels import panel_width
+from tilelang.layout import Layout, Panels, linear_layout, swizzled_box_layout, panels, swizzled_layout
+from tilelang.layout.swizzled_boxes import box_width
 from tilelang.target.wgmma import decode_descriptor, encode_descriptor, operand_addresses
 
 
@@ -20,7 +20,7 @@ def published(rows, column_bytes, width):
 @pytest.mark.parametrize("dt, rows, columns", [("float16", 64, 128), ("float32", 8, 64), ("int8", 24, 256)])
 def test_layout_is_the_published_formula(dt, rows, columns, width):
     size = dtype(dt).bytes
-    layout = panel_layout((rows, columns), dt, width)
+    layout = swizzled_box_layout((rows, columns), dt, width)
     assert np.array_equal(layout.table() * size, published(rows, columns * size, width)[:, ::size])
     p = panels(layout, dt)
     assert p == Panels(rows, columns, 8 * size, width) and p.bytes == layout.size * size
@@ -28,7 +28,7 @@ def test_layout_is_the_published_formula(dt, rows, columns, width):
 
 
 def test_versions_stand_one_after_another_at_aligned_places():
-    layout = panel_layout((3, 8, 64), "float16", 128)
+    layout = swizzled_box_layout((3, 8, 64), "float16", 128)
     p = panels(layout, "float16")
     assert p.bytes == 1024 and p.align == 1024
     assert np.array_equal(layout.table()[2], layout.table()[0] + 2 * 512)
@@ -39,7 +39,7 @@ def test_boxes_write_each_panel_once():
     boxes = p.boxes()
     assert [(b.row, b.column, b.rows, b.columns) for b in boxes] == [
         (0, 0, 256, 64), (256, 0, 64, 64), (0, 64, 256, 64), (256, 64, 64, 64)]
-    table = panel_layout((320, 128), 16, 128).table() * 2
+    table = swizzled_box_layout((320, 128), 16, 128).table() * 2
     assert all(b.offset == table[b.row, b.column] for b in boxes)
     assert p.transaction_bytes == 320 * 128 * 2 == p.bytes
     narrow = Panels(16, 24, 16, 64)  # rows of 48 bytes stand 64 bytes apart, the box counts 48
@@ -51,12 +51,12 @@ def test_which_layouts_have_panels():
     assert panels(swizzled_layout((16, 128), 16), 16) is None
     assert panels(linear_layout((16, 64)), 16) is None
     assert panels(Layout((4, 8), lambda i, j: (j, i)), 16) is None
-    assert panels(panel_layout((12, 128), 16, 128), 16) is None  # the second panel's rows would be permuted otherwise
-    assert panels(panel_layout((12, 64), 16, 128), 16) is not None
-    assert [panel_width(c, 16) for c in (64, 96, 48, 24, 20)] == [128, 64, 32, 16, 0]
+    assert panels(swizzled_box_layout((12, 128), 16, 128), 16) is None  # the second panel's rows would be permuted otherwise
+    assert panels(swizzled_box_layout((12, 64), 16, 128), 16) is not None
+    assert [box_width(c, 16) for c in (64, 96, 48, 24, 20)] == [128, 64, 32, 16, 0]
     for width, columns in ((128, 60), (48, 64)):
         with pytest.raises(ValueError):
-            panel_layout((8, columns), 16, width)
+            swizzled_box_layout((8, columns), 16, width)
 
 
 @pytest.mark.parametrize("width", [16, 32, 64, 128])
@@ -65,7 +65,7 @@ def test_k_major_descriptors_read_their_rows(dt, n, start, width):
     """A tile of K = 256 bytes a row: every k-step of rows start .. start + n."""
     size = dtype(dt).bytes
     rows, columns = start + n, 256 // size
-    layout = panel_layout((2, rows, columns), dt, width)
+    layout = swizzled_box_layout((2, rows, columns), dt, width)
     p, table = panels(layout, dt), layout.table() * size
     d, base = p.descriptor("k"), 4096 + p.bytes  # the second version
     assert p.bytes % p.align == 0
@@ -81,7 +81,7 @@ def test_k_major_descriptors_read_their_rows(dt, n, start, width):
 def test_mn_major_descriptors_read_their_columns(extent, start, width):
     """A tile of K rows: columns start .. start + extent are M or N."""
     columns = -(-(start + extent) * 2 // width) * width // 2
-    layout = panel_layout((64, columns), "float16", width)
+    layout = swizzled_box_layout((64, columns), "float16", width)
     p, table = panels(layout, "float16"), layout.table() * 2
     d = p.descriptor("mn")
     for k in range(0, 64, 16):

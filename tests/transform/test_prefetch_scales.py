@@ -18,7 +18,7 @@ from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
 from tilelang.transform.schedule import rings
 from tilelang.transform.schedule import specialize_warps
-from tilelang.transform.schedule import prefetch_scales as step_tiles
+from tilelang.transform.schedule import prefetch_scales as prefetch_scales
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, legalized, lower
 from tilelang.transform.legalize.tma_columns import unaligned_columns
@@ -28,7 +28,7 @@ SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
 F8 = "float8_e4m3fn"
 NUMPY = {F8: ml_dtypes.float8_e4m3fn, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32,
          "uint8": np.uint8}
-OFF = {"tl.step_tiles": False}
+OFF = {"tl.scale_prefetch": False}
 
 
 def scaled(m=64, n=64, k=512, bm=64, bn=64, bk=128, stages=3, threads=128, dtype=F8, scale="float32", columns=0, turned=False,
@@ -259,7 +259,7 @@ def tiled(program):
     func = legalized(program.func, SM90)
     (launch,) = [x for x in walk(func.body) if isinstance(x, Launch)]
     (loop,) = [x for x in stmts_of(launch.body) if isinstance(x, For)]
-    got = step_tiles.step_tiles(launch, loop, PassContext(SM90))
+    got = prefetch_scales.prefetch_scales(launch, loop, PassContext(SM90))
     return func, launch, got
 
 
@@ -278,11 +278,11 @@ def test_the_program_stays_what_it_was(turned, steps, shape):
 
 def test_which_programs_are_asked():
     cx = PassContext(SM90)
-    assert step_tiles.may_have_step_tiles(scaled().func, cx) and not step_tiles.may_have_step_tiles(
+    assert prefetch_scales.may_prefetch_scales(scaled().func, cx) and not prefetch_scales.may_prefetch_scales(
         scaled().func, PassContext(SM90, OFF))
-    assert not step_tiles.may_have_step_tiles(scaled(where="condition").func, PassContext(Target({"kind": "cuda",
+    assert not prefetch_scales.may_prefetch_scales(scaled(where="condition").func, PassContext(Target({"kind": "cuda",
                                                                                                  "arch": "sm_80"})))
-    assert step_tiles.PANEL_ROWS == 8 and step_tiles.MOST_STEPS == 16
+    assert prefetch_scales.PANEL_ROWS == 8 and prefetch_scales.MOST_STEPS == 16
 
 
 def test_the_ring_turns_once_for_its_steps():

@@ -6,7 +6,7 @@ import pytest
 
 from tilelang.ir import Var, convert, dtype, substitute
 from tilelang.ir.evaluate import evaluate
-from tilelang.transform.schedule.tile_scheduler import Deal, deal_tiles, panel_rows
+from tilelang.transform.schedule.tile_scheduler import TilePartition, schedule_tiles, rasterisation_rows
 
 
 def value(e, **values):
@@ -20,7 +20,7 @@ VARS = (BLOCK, INDEX)
 @pytest.mark.parametrize("rows, columns, width, blocks", [
     (64, 64, 8, 132), (5, 7, 7, 3), (5, 7, 2, 3), (6, 9, 4, 5), (4, 4, 4, 5), (9, 1, 1, 4), (3, 10, 3, 4), (8, 3, 2, 16)])
 def test_every_tile_once_and_as_planned(rows, columns, width, blocks):
-    deal = Deal(rows, columns, width, blocks)
+    deal = TilePartition(rows, columns, width, blocks)
     count, place = deal.count(BLOCK), deal.place(BLOCK, INDEX)
     seen, work = [], []
     for b in range(blocks):
@@ -36,12 +36,12 @@ def test_every_tile_once_and_as_planned(rows, columns, width, blocks):
                                                   (64, 24, 8), (48, 96, 10), (16, 64, 32)])
 def test_causal_tiles_are_dealt_out_evenly(rows, columns, width):
     lengths = [rows - r + 1.5 for r in range(rows)]
-    deal = deal_tiles(lengths, columns, 132, width)
+    deal = schedule_tiles(lengths, columns, 132, width)
     assert deal is not None and deal.width <= width and deal.unevenness(lengths) < 1.035
 
 
 def test_few_tiles_are_not_dealt():
-    assert deal_tiles([3, 2, 1], 50, 132, 50) is None and deal_tiles([1.0] * 8, 64, 132, 1) is None
+    assert schedule_tiles([3, 2, 1], 50, 132, 50) is None and schedule_tiles([1.0] * 8, 64, 132, 1) is None
 
 
 def waves(blocks, rows, columns, panel):
@@ -60,7 +60,7 @@ def test_panels_load_about_the_fewest_bytes(blocks, row, column):
         found = [len(r) * row + len(c) * column for r, c in waves(blocks, panel * 4, 400, panel)]
         return sum(found) / len(found)
 
-    chosen = panel_rows(blocks, row, column)
+    chosen = rasterisation_rows(blocks, row, column)
     assert loaded(chosen) <= 1.12 * min(loaded(p) for p in range(1, 41))
     if blocks in (132, 78):
         assert blocks % chosen == 0

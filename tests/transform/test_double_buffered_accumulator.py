@@ -155,8 +155,8 @@ def test_declined_loops_compute_the_same():
 def test_the_choice_alone(monkeypatch):
     """Parts: the item and two fragments; alternate makes the loop of them."""
     seen = []
-    monkeypatch.setattr("tilelang.transform.schedule.consumer_schedule.two_parts",
-                        lambda r: seen.append(module.two_parts(r)) or seen[-1])
+    monkeypatch.setattr("tilelang.transform.schedule.consumer_schedule.double_buffered_accumulator",
+                        lambda r: seen.append(module.double_buffered_accumulator(r)) or seen[-1])
     compiled(free())
     (found,) = seen
     assert isinstance(found, module.Parts) and found.first.name == "part" and found.second.name == "part_2"
@@ -175,7 +175,7 @@ def test_groups_start_one_after_another():
     assert barriers(free(bm=128, m=128, threads=256)) == one  # two parts
     assert barriers(free(bm=128, bn=192, m=128, n=192, threads=256)) == one  # one part: there is no room
     assert barriers(free(bm=192, m=192, threads=384)) == sorted([*one, ("named_barrier", 6), ("named_barrier_arrive", 6)])
-    for name in ("staggered", "wait_for_turn", "give_turn", "has_iterations"):
+    for name in ("uses_ping_pong", "wait_for_own_group", "signal_next_group", "has_iterations"):
         assert callable(getattr(stagger, name))
 
 
@@ -218,7 +218,7 @@ def test_nothing_is_serialised(k):
 
 def test_scales_of_an_iteration_are_loaded_before_its_product_is_started():
     """In a second copy: those of the iteration before are still in use."""
-    text = print_kernel(lower(free(k=1024, bn=128, n=128).func, SM90, {"tl.step_tiles": False}).kernels[0])
+    text = print_kernel(lower(free(k=1024, bn=128, n=128).func, SM90, {"tl.scale_prefetch": False}).kernels[0])
     loop = text[text.rindex("for (int ko_4"):]
     loads = [m.start() for m in re.finditer(r"row(_2)?\[r\] = S\[", loop)]
     starts = [m.start() for m in re.finditer(r"wgmma_commit", loop)]
