@@ -11,7 +11,8 @@ from tilelang.ir import Evaluate, For, If, Launch, const, rewrite, seq, walk
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.target.atomics import Atomic, Branch, Iterations, Role, commute, family, unordered
-from tilelang.transform.analysis.atomic_order import Update, as_iterations, in_order, must_be_placed, waits
+from tilelang.transform.analysis.accesses import Update
+from tilelang.transform.analysis.atomic_order import as_iterations, in_order, must_be_placed, waits
 from tilelang.transform.analysis.divergence import Divergence
 from tilelang.transform.pipeline import lower
 from tilelang.transform.verify_sync.verify_sync import check_launch

@@ -24,7 +24,7 @@ from tilelang.target.cluster import cluster_size
 from tilelang.target import Target
 from tilelang.target.probe import load_libcuda
 from tilelang.log import phase
-from tilelang.transform.framework.observe import announce_code
+from tilelang.transform.framework.watchers import announce_code
 
 from .artifact import INTERPRETED, KERNEL_SEPARATOR, Artifact, Request, disjoint_parameters
 from .collecting import collect_meanwhile, rarely_collected

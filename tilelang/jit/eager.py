@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tilelang.errors import error, register
 from tilelang.ir import dtype
@@ -10,9 +10,7 @@ from tilelang.ir import dtype
 from .artifact import program_of
 from .keys import SIMPLE, freeze, is_settings, strides_of
 
-if TYPE_CHECKING:
-    from .decorator import JITImpl
-    from .kernel import JITKernel
+from .kernel import JITKernel
 
 register("eager-inputs", ValueError, "an eager function is called with too few tensors", expected="every tensor parameter")
 register("eager-const", ValueError, "the value of a T.const cannot be determined", expected="a value for every T.const")
@@ -23,6 +21,18 @@ register("eager-annotation", TypeError, "a tensor is given for a parameter of an
          expected="an annotation T.Tensor(shape, dtype) for every tensor parameter")
 
 _MISSING: Any = object()
+
+
+class Decorated(Protocol):
+    """What @tilelang.jit made of the function (decorator.JITImpl), as far as its eager side asks."""
+
+    __name__: str
+    func: Any
+    outer_names: dict[str, Any] | None
+
+    def surroundings(self) -> Any: ...
+
+    def compile_program(self, func: Any) -> JITKernel: ...
 
 
 class _Trace:
@@ -39,7 +49,7 @@ class _Trace:
 class EagerCalls:
     """The eager side of a @tilelang.jit function."""
 
-    def __init__(self, owner: JITImpl) -> None:
+    def __init__(self, owner: Decorated) -> None:
         from tilelang.language.tracing.eager_function import EagerFunction
 
         self.owner = owner

@@ -8,10 +8,10 @@ from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, convert, load
 from tilelang.ir import dtype as DType
 from tilelang.ir.buffer import pointer, vector_load, vector_store
 
-from .tracing.builder import Emitted
+from .tracing.builder import Emitted, need_builder
 from .math import Ramp_ as ramp
 from .tracing.regions import BufferSlice
-from .tracing.state import describe, error, need_builder
+from .tracing.state import describe, error
 from .tile import EMITTED
 
 

@@ -8,15 +8,15 @@ from typing import Any
 from tilelang.ir import SCOPES, Buffer, Const, Expr, Load, cast, load
 from tilelang.ir import dtype as DType
 
-from .tracing.builder import Builder
-from .tracing.state import current, error
+from .tracing.builder import Builder, current_builder
+from .tracing.state import error
 from .tensor import dtype_of, shape_of
 
 MOST_ON_CHIP = 1 << 24  # elements of a buffer in registers or shared memory: far above any device
 
 
 def _builder(what: str) -> Builder:
-    b = current()
+    b = current_builder()
     if b is None:
         raise error("alloc-no-builder", f"No builder in current scope: {what} belongs into a kernel function",
                     found=f"{what} outside of one")

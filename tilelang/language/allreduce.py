@@ -8,10 +8,10 @@ from typing import Any
 from tilelang.ir import I32, Buffer, Const, Expr, Load, binary, call, convert, is_const, load, logical, select
 
 from .alloc import alloc_shared
-from .tracing.builder import Builder, Emitted
+from .tracing.builder import Builder, Emitted, need_builder
 from .kernel import need_kernel, thread_index
 from .tracing.scope import BodyFrame
-from .tracing.state import describe, error, need_builder
+from .tracing.state import describe, error
 from .tile import EMITTED
 
 WARP = 32

@@ -11,7 +11,8 @@ from tilelang.ir import call as ir_call
 from .tracing.flags import condition, words
 from .kernel import need_kernel
 from .loops import freeze_attr
-from .tracing.state import describe, error, need_builder
+from .tracing.builder import need_builder
+from .tracing.state import describe, error
 
 
 def entries(given: Any, what: str) -> list[tuple[Any, Any]]:

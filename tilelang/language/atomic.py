@@ -8,11 +8,11 @@ from tilelang import errors
 from tilelang.ir import AddressOf, Buffer, Evaluate, Expr, Load, call, cast, convert
 from tilelang.ops import AtomicTile
 
-from .tracing.builder import Builder, Emitted
+from .tracing.builder import Builder, Emitted, need_builder
 from .tracing.flags import flag
 from .loops import attrs_of
 from .tracing.regions import BufferSlice, operand, pair, whole_region
-from .tracing.state import describe, error, need_builder
+from .tracing.state import describe, error
 from .tile import EMITTED, emit_op
 
 ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")

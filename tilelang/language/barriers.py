@@ -9,11 +9,11 @@ import numpy as np
 from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Var, cast, const, convert
 from tilelang.ir import dtype as DType
 
-from .tracing.builder import Emitted
+from .tracing.builder import Emitted, need_builder
 from .kernel import need_kernel
 from .loops import IfThreadFrame
 from .tracing.regions import BufferSlice
-from .tracing.state import describe, error, need_builder
+from .tracing.state import describe, error
 from .thread import emit_call
 
 BARRIER = "shared.barrier"

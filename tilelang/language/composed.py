@@ -12,10 +12,10 @@ from tilelang.ir import dtype as DType
 
 from .alloc import alloc_var
 from .atomic import atomic_add
-from .tracing.builder import Builder, Emitted
+from .tracing.builder import Builder, Emitted, need_builder
 from .loops import Parallel, serial
 from .tracing.regions import BufferSlice, operand
-from .tracing.state import describe, error, need_builder
+from .tracing.state import describe, error
 from .tile import EMITTED, check_policy
 
 WARP = 32  # lanes of a warp

@@ -9,11 +9,11 @@ from tilelang.ir import (I32, Alloc, Assert, Buffer, Const, Evaluate, Expr, For,
 from tilelang.ir import dtype as DType
 from tilelang.ops import Copy
 
-from .tracing.builder import Builder, Emitted
+from .tracing.builder import Builder, Emitted, need_builder
 from .tracing.flags import condition, flag, whole_number, words
 from .kernel import need_kernel
 from .tracing.regions import BufferSlice
-from .tracing.state import describe, error, need_builder
+from .tracing.state import describe, error
 from .tile import EMITTED
 
 _LABELS = {"int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned "

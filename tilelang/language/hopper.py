@@ -11,12 +11,12 @@ from tilelang.ir import dtype as DType
 from tilelang.ops import Copy, Gemm, GemmWarpPolicy
 
 from .barriers import BARRIER, barrier_of, mbarrier_arrive, mbarrier_wait_parity
-from .tracing.builder import Emitted
+from .tracing.builder import Emitted, need_builder
 from .tracing.flags import flag
 from .kernel import need_kernel
 from .loops import Parallel, attrs_of
 from .tracing.regions import check_inside, non_unit, operand, pair, whole_region
-from .tracing.state import describe, error, need_builder
+from .tracing.state import describe, error
 from .thread import emit_call
 from .tile import accumulator_clearing, check_policy, emit_op, warp_policy
 

@@ -21,12 +21,12 @@ from tilelang.target.tensor_map import STRIDE_ALIGN, TensorMap, refusal
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from .barriers import barrier_of
-from .tracing.builder import Emitted
+from .tracing.builder import Emitted, need_builder
 from .tracing.flags import flag
 from .kernel import need_kernel
 from .raw import buffer_at
 from .tracing.regions import BufferSlice, operand
-from .tracing.state import describe, error, need_builder
+from .tracing.state import describe, error
 from .tensor import dtype_of
 from .thread import emit_call
 

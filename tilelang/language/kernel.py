@@ -10,11 +10,11 @@ from tilelang.ir import I32, Alloc, Bind, Const, Expr, Launch, Stmt, Var, binary
 
 from tilelang.target.cluster import check_cluster
 
-from .tracing.builder import Builder, reads_memory
+from .tracing.builder import Builder, current_builder, need_builder, reads_memory
 from .tracing.flags import flag
 from .loops import IfThreadFrame, loop_bound
 from .tracing.scope import Frame
-from .tracing.state import current, describe, error, need_builder
+from .tracing.state import describe, error
 
 MOST_RESIDENT = 32  # blocks of one multiprocessor (CUDA C++ Programming Guide, "Compute capabilities")
 MAX_THREADS = 1024  # threads of a block (CUDA C++ Programming Guide, "Compute capabilities")
@@ -86,7 +86,7 @@ class KernelLaunchFrame(Frame):
 
     @staticmethod
     def Current() -> KernelLaunchFrame | None:
-        b = current()
+        b = current_builder()
         return b.kernel if b else None
 
     def open(self, b: Builder) -> Any:
@@ -137,7 +137,7 @@ def ClusterKernel(*blocks: Any, cluster_dims: Any, threads: Any = None, prelude:
 
 def need_kernel(what: str) -> KernelLaunchFrame:
     """The open launch.  Raises no-kernel."""
-    b = current()
+    b = current_builder()
     if b is None or b.kernel is None:
         raise error("no-kernel", f"KernelLaunchFrame is not initialized: {what} is valid inside T.Kernel only",
                     found=f"{what} outside of it")

@@ -12,10 +12,11 @@ from tilelang.ir import (I32, Attrs, Bind, Const, Expr, For, If, Stmt, Var, bina
 from tilelang.ir import Parallel as ParallelStmt
 from tilelang.layout import Fragment
 
-from .tracing.builder import Builder, log, reads_memory
+from .tracing.builder import Builder, log, need_builder, reads_memory
 from .tracing.flags import flag, whole_number
+from .tracing.recorder import loop_of_range
 from .tracing.scope import Frame
-from .tracing.state import describe, error, need_builder
+from .tracing.state import describe, error
 
 MOST = 2**28  # iterations of T.Parallel and T.vectorized in one block
 MOST_STAGES = 1024  # of a pipeline: more versions of a tile than any block's memory holds
@@ -270,6 +271,7 @@ class IfThreadFrame(Frame):
 
 # ---- the calls -----------------------------------------------------------------------------------------------------
 
+@loop_of_range.provide
 def serial(start: Any, stop: Any = None, step: Any = None, *, annotations: dict[str, Any] | None = None) -> LoopFrame:
     """Sequential loop, executed by every thread: `for i in T.serial(n)`; bounds as Python's range."""
     return LoopFrame(start, stop, step, "serial", attrs_of(annotations))
@@ -372,5 +374,4 @@ def continue_loop() -> None:
     need_builder("T.continue_loop").continue_()
 
 
-Builder.serial_loop = staticmethod(serial)  # `range` in a for header
 Serial, Unroll, Vectorized, break_loop = serial, unroll, vectorized, loop_break

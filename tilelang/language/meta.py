@@ -14,7 +14,8 @@ from .alloc import alloc_var
 from .tracing.flags import flag, whole_number
 from .kernel import need_kernel
 from .tracing.macro import Macro
-from .tracing.state import error, need_builder
+from .tracing.builder import need_builder
+from .tracing.state import error
 
 
 def inline(method: Callable[..., Any]) -> Macro:

@@ -11,12 +11,12 @@ from typing import Any
 from tilelang.ir import Alloc, Buffer, Expr, Span, Var, cast, const, convert
 from tilelang.ir import dtype as DType
 
-from .tracing.builder import Builder
+from .tracing.builder import Builder, need_builder
 from .generators import GENERATORS, U64, let, put
 from .kernel import get_thread_binding, need_kernel
 from .math import cos, log, sin, sqrt
 from .tracing.scope import IfFrame
-from .tracing.state import error, need_builder
+from .tracing.state import error
 
 
 class _State:

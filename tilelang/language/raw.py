@@ -12,10 +12,10 @@ from tilelang.target import Target
 from tilelang.target.intrinsics import INTRINSICS, is_pure
 
 from .allreduce import ReduceScope
-from .tracing.builder import Emitted
+from .tracing.builder import Emitted, need_builder
 from .kernel import import_source, thread_binding
 from .tracing.scope import BodyFrame, Frame
-from .tracing.state import describe, error, need_builder
+from .tracing.state import describe, error
 from .tensor import TensorSpec, dtype_of, flat_only, over_storage, owner_of, shape_of, view
 from .thread import activemask, emit_call, shfl_down, shfl_sync, shfl_up, sync_grid, value_call
 from .tile import EMITTED

@@ -33,9 +33,9 @@ from tilelang.ir.dtype import SCALE
 from tilelang.ops.reduce import identity as neutral
 
 from .alloc import alloc_fragment
-from .tracing.builder import Builder, Emitted
+from .tracing.builder import Builder, Emitted, need_builder
 from .loops import Parallel
-from .tracing.state import describe, error, need_builder
+from .tracing.state import describe, error
 from .tile import EMITTED, check_batch, copy, fill
 
 OPS = {"sum": "add", "max": "max", "min": "min", "bitand": "bitand", "bitor": "bitor", "bitxor": "bitxor"}

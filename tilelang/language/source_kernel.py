@@ -12,9 +12,9 @@ from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Const
 from tilelang.ir import dtype as DType
 
-from .tracing.builder import Builder
+from .tracing.builder import Builder, need_builder
 from .kernel import ClusterKernel, KernelLaunchFrame
-from .tracing.state import error, need_builder
+from .tracing.state import error
 
 # `__global__ void [__launch_bounds__(…)] name(`, whether or not extern "C" stands in front
 _ENTRY = re.compile(r"(extern\s+\"C\"\s+)?__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+"

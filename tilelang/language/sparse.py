@@ -8,10 +8,10 @@ from tilelang.ir import Region, binary, cast, const, load, select
 from tilelang.ir import dtype as DType
 
 from .alloc import alloc_shared
-from .tracing.builder import Emitted
+from .tracing.builder import Emitted, need_builder
 from .loops import Parallel
 from .tracing.regions import whole_region
-from .tracing.state import error, need_builder
+from .tracing.state import error
 from .tile import GemmWarpPolicy, gemm
 
 

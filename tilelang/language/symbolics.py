@@ -9,7 +9,8 @@ from typing import Any
 from tilelang.ir import Var
 from tilelang.ir import dtype as DType
 
-from .tracing.state import error, need_builder
+from .tracing.builder import need_builder
+from .tracing.state import error
 from .tensor import dtype_of
 
 

@@ -11,7 +11,8 @@ from tilelang.ir import dtype as DType
 
 from .tracing.regions import BufferSlice
 from .tracing.polynomial import difference
-from .tracing.state import current, describe, error, need_builder, place
+from .tracing.builder import current_builder, need_builder
+from .tracing.state import describe, error, place
 
 
 def shape_of(shape: Any, what: str) -> tuple[Any, ...]:
@@ -391,7 +392,7 @@ def view(src: Any, shape: Any = None, dtype: Any = None) -> Buffer:
     if src.strides_ is not None:
         raise error("view-source", f"T.view of `{src.name}`, which has explicit strides, is not available",
                     found=f"`{src.name}` with explicit strides")
-    b = current()
+    b = current_builder()
     name = b.fresh_name(f"{src.name}_view") if b else f"{src.name}_view"
     out = Buffer(name, new_shape, dt, src.scope_name, None, src.offset, src.data, src.attrs, span=place())
     if b:

@@ -16,12 +16,12 @@ from tilelang.layout import Fragment, make_swizzled_layout
 from tilelang.target.instructions import MMA_ROWS
 from tilelang.target.mma import operand_dtype
 
-from .tracing.builder import Emitted
+from .tracing.builder import Emitted, need_builder
 from .tracing.flags import flag
 from .kernel import get_thread_binding
 from .raw import buffer_at
 from .tracing.regions import BufferSlice
-from .tracing.state import describe, error, need_builder
+from .tracing.state import describe, error
 from .tensor import dtype_of
 from .thread import emit_call
 from .tile import EMITTED

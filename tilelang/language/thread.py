@@ -13,11 +13,11 @@ from tilelang.ir import (I32, AddressOf, Alloc, Buffer, Call, Const, Evaluate, E
 from tilelang.ir import dtype as DType
 
 from .addresses import address_of
-from .tracing.builder import Emitted
+from .tracing.builder import Emitted, need_builder
 from .kernel import need_kernel, thread_index
 from .tracing.regions import BufferSlice
 from .tracing.scope import Frame, IfFrame, WhileFrame
-from .tracing.state import describe, error, need_builder, place
+from .tracing.state import describe, error, place
 from .tensor import dtype_of
 from .tile import EMITTED
 

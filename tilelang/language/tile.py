@@ -11,11 +11,11 @@ from tilelang.ir import Buffer, Evaluate, Expr, Load, Region, as_bool, call, cas
 from tilelang.ops import Copy, Fill, Gemm, GemmWarpPolicy, Reduce, Scan, Transpose
 from tilelang.ops.reduce import KINDS
 
-from .tracing.builder import Builder, Emitted
+from .tracing.builder import Builder, Emitted, need_builder
 from .tracing.flags import flag
 from .loops import attrs_of
 from .tracing.regions import BufferSlice, check_inside, operand, pair, whole_region
-from .tracing.state import describe, error, need_builder
+from .tracing.state import describe, error
 
 EVICTION_POLICIES = ("evict_normal", "evict_first", "evict_last")
 EMITTED = Emitted()

@@ -9,11 +9,11 @@ from tilelang.errors import facts
 from tilelang.ir import Buffer, Expr, Load, Ramp, as_bool, cast, const, convert, is_const, load, select
 from tilelang.ir import dtype as DType
 
-from .tracing.builder import Builder, Emitted
+from .tracing.builder import Builder, Emitted, need_builder
 from .math import reinterpret
 from .tracing.regions import BufferSlice
 from .tracing.scope import IfFrame
-from .tracing.state import describe, error, need_builder
+from .tracing.state import describe, error
 from .tile import EMITTED
 
 _SCOPES = {"ldg": ("global",), "stg": ("global",), "lds": ("shared", "shared.dyn"), "sts": ("shared", "shared.dyn")}

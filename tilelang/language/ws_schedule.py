@@ -16,7 +16,8 @@ from tilelang.errors import facts, register
 from tilelang.ir import Buffer
 
 from .kernel import need_kernel
-from .tracing.state import describe, error, need_builder
+from .tracing.builder import need_builder
+from .tracing.state import describe, error
 
 register("ws-schedule", AssertionError, "a warp-specialisation schedule whose parts do not fit together",
          "warp roles are ranges of the schedule's warps, operations and pipelines are named by what it holds",

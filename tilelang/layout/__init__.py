@@ -29,7 +29,7 @@ from .swizzle import (
                       phase_conflicts,
                       swizzled_layout,
 )
-from .text import fragment_text, layout_text, read_fragment, read_layout
+from .text import read_fragment, read_layout
 from .tiled import (
                       make_fully_replicated_layout_fragment,
                       make_gemm_fragment_8x8,

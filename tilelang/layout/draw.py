@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from .fragment import Fragment
-    from .layout import Layout
 
 MAX_ROWS, MAX_COLS = 32, 32
 
 
-def fragment(f: Fragment) -> str:
+def fragment(shape: tuple[int, ...], facts: str, owner_table: np.ndarray, register_table: np.ndarray) -> str:
     """One cell per element: `thread:register`, further owners after commas (at most two shown)."""
-    head = f"Fragment {_by(f.shape)}  {f.threads} threads x {f.registers} registers"
-    if f.replicas > 1:
-        head += f"  {f.replicas} copies"
-    owners, regs = _two_d(f.owners(), 1), _two_d(f.register_table(), 0)
+    head = f"Fragment {_by(shape)}  {facts}"
+    owners, regs = _two_d(owner_table, 1), _two_d(register_table, 0)
 
     def cell(i: int, j: int) -> str:
         who = owners[:, i, j]
@@ -28,11 +22,10 @@ def fragment(f: Fragment) -> str:
     return head + "\n" + _grid(regs.shape, cell)
 
 
-def layout(lay: Layout) -> str:
+def layout(shape: tuple[int, ...], facts: str, element_table: np.ndarray) -> str:
     """One cell per element: its physical element."""
-    table = _two_d(lay.table(), 0)
-    head = f"Layout {_by(lay.shape)}  {lay.size} elements" + (f"  {lay.swizzle}" if lay.swizzle else "")
-    return head + "\n" + _grid(table.shape, lambda i, j: str(table[i, j]))
+    table = _two_d(element_table, 0)
+    return f"Layout {_by(shape)}  {facts}\n" + _grid(table.shape, lambda i, j: str(table[i, j]))
 
 
 def _by(shape: tuple[int, ...]) -> str:
@@ -46,7 +39,7 @@ def _two_d(table: np.ndarray, keep: int) -> np.ndarray:
     return table.reshape(*lead, -1, cols)
 
 
-def _grid(shape: tuple[int, ...], cell) -> str:  # type: ignore[no-untyped-def]
+def _grid(shape: tuple[int, ...], cell: Callable[[int, int], str]) -> str:
     rows, cols = min(shape[0], MAX_ROWS), min(shape[1], MAX_COLS)
     cells = [[cell(i, j) for j in range(cols)] for i in range(rows)]
     width = max(len(c) for r in cells for c in r)

@@ -13,7 +13,7 @@ from tilelang.ir import Expr, Var, const, convert, logical
 
 from . import draw
 from .fitted import fit_functions, index_vars, outer, static_extents
-from .mode import REGISTER, THREAD, Mode, Modes, covered, digit_sum, error, merged, offsets
+from .mode import REGISTER, THREAD, Mode, Modes, covered, digit_sum, error, merged, offsets, text_of_modes
 
 
 class Fragment:
@@ -357,7 +357,14 @@ class Fragment:
                 f"forward_thread: {thread!r}, forward_index: ({register!r},))")
 
     def __str__(self) -> str:
-        return draw.fragment(self)
+        copies = f"  {self.replicas} copies" if self.replicas > 1 else ""
+        return draw.fragment(self.shape, f"{self.threads} threads x {self.registers} registers{copies}", self.owners(),
+                             self.register_table())
+
+    def __tilelang_text__(self) -> str:
+        """T.fragment(...), which `text.read_fragment` reads back."""
+        modes = " | ".join(map(text_of_modes, self.modes))
+        return f'T.fragment({self.shape!r}, "{modes}", "{text_of_modes(self.copies)}", {self.threads})'
 
 
 def _total(parts: list[Any]) -> Any:

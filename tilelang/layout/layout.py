@@ -10,7 +10,7 @@ import numpy as np
 
 from tilelang.errors import facts
 from tilelang.arith import simplify
-from tilelang.ir import Expr, Var, binary, const, convert, substitute
+from tilelang.ir import Expr, Var, binary, const, convert, substitute, to_text
 from tilelang.ir.record import record
 
 from . import draw
@@ -315,7 +315,15 @@ class Layout:
                 f"({out}{',' if len(index) == 1 else ''}))")
 
     def __str__(self) -> str:
-        return draw.layout(self)
+        return draw.layout(self.shape, f"{self.size} elements" + (f"  {self.swizzle}" if self.swizzle else ""), self.table())
+
+    def __tilelang_text__(self) -> str:
+        """T.layout(...), which `text.read_layout` reads back."""
+        names = " ".join(v.name for v in self.get_forward_vars())
+        code = tuple(to_text(e) for e in self.index)
+        size = self.size if len(code) == 1 else None
+        swizzle = self.swizzle and (self.swizzle.chunk, self.swizzle.chunks, self.swizzle.rows_per_line, self.swizzle.bytes)
+        return f'T.layout({self.shape!r}, "{names}", {code!r}, {size}, {swizzle})'
 
 
 def _row_major(idx: Sequence[Any], shape: Sequence[int]) -> Any:

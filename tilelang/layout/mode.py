@@ -52,6 +52,11 @@ class Mode:
 Modes = tuple[Mode, ...]
 
 
+def text_of_modes(modes: Modes) -> str:
+    """Modes as printed programs show them: size and stride of each."""
+    return " ".join(map(repr, modes))
+
+
 def merged(modes: Modes) -> Modes:
     """The same digits, outermost first, with unit digits dropped and adjacent ones joined where they form one."""
     out: list[Mode] = []

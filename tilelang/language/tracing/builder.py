@@ -15,7 +15,7 @@ from tilelang.ir import (Assert, Break, Buffer, Call, Const, Continue, Evaluate,
 from .recorder import OPS, SCALARS, Emitted, Recorder, log, reads_memory
 from .regions import BufferSlice
 from .scope import Frame, IfFrame, Poison, Undefined, WhileFrame, outside_scope, rebound_constant
-from .state import describe, set_current
+from .state import current, describe, need_tracing, set_current
 from .trace_equality import differs
 
 
@@ -394,6 +394,20 @@ def _same_python(a: Any, b: Any) -> bool:
     return type(a) is type(b) and isinstance(a, (bool, int, float, str, tuple)) and bool(a == b)
 
 
+def current_builder() -> Builder | None:
+    """The builder of the function being traced in this thread, or None outside a kernel function."""
+    b = current()
+    assert b is None or isinstance(b, Builder)  # only `tracing` sets it
+    return b
+
+
+def need_builder(what: str) -> Builder:
+    """The active builder.  Raises no-builder (JITNoBuilderError) naming `what` outside a kernel function."""
+    b = need_tracing(what)
+    assert isinstance(b, Builder)
+    return b
+
+
 class tracing:
     """`with tracing(builder):` makes it the active one."""
 
@@ -408,4 +422,5 @@ class tracing:
         set_current(self.old)
 
 
-__all__ = ["Builder", "Emitted", "Guard", "OPS", "log", "reads_memory", "tracing"]
+__all__ = ["Builder", "Emitted", "Guard", "OPS", "current_builder", "log", "need_builder", "reads_memory",
+           "tracing"]

@@ -11,12 +11,12 @@ from tilelang import errors
 from tilelang.ir import Const, Expr, Load, Region, Var, load
 
 from .rewrite import Rewritten, rewrite_function
-from .builder import Builder
+from .builder import Builder, need_builder
 from .prim_func import closure_names, outer_locals, resolve_annotation
 from .python_errors import refine
 from .regions import BufferSlice
 from .scope import UNDEFINED, Context, Poison
-from .state import describe, error, need_builder, need_function
+from .state import describe, error, need_function
 
 
 class _Ref:

@@ -16,6 +16,7 @@ from tilelang.errors import facts
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, Load, Region, Span, Stmt, Store,
                          TileOp, Var, cast, const, convert, walk)
 from tilelang.ir import dtype as DType
+from tilelang.ir.hook import Hook
 from tilelang.target.intrinsics import is_pure
 
 from .containers import settle
@@ -40,6 +41,10 @@ SCALARS = (bool, int, float, np.generic)
 def reads_memory(e: Expr) -> bool:
     """Whether the value of an expression depends on when it is computed."""
     return any(isinstance(x, Load) or isinstance(x, Call) and not is_pure(x.op) for x in walk(e))
+
+
+# `range` in the head of a for loop: provided by loops.py, which knows the kinds of loops.
+loop_of_range: Hook[Callable[..., Any]] = Hook("the loop of range")
 
 
 class Recorder:
@@ -419,9 +424,8 @@ class Recorder:
 
     def range(self, fn: Any) -> Any:
         """What `range` means in a for header: T.serial, unless the user shadowed the name."""
-        return self.serial_loop if fn is builtins.range else fn
+        return loop_of_range.call if fn is builtins.range else fn
 
-    serial_loop: Callable[..., Any]  # set by loops.py: the builder does not know the loop kinds
 
     # ---- parameters ------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from tilelang import errors
 from tilelang.ir import Expr, If, Span, Stmt, While, seq
 
 from .rewrite import Place
-from .state import current, need_builder
+from .state import current, need_tracing
 
 
 class Context:
@@ -118,11 +118,11 @@ class Frame:
         def __iter__(self) -> Iterator[Any]: ...
 
     def __enter__(self) -> Any:
-        return need_builder(type(self).__name__).enter(self)
+        return need_tracing(type(self).__name__).enter(self)
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
         if kind is None:
-            need_builder(type(self).__name__).exit(self)
+            need_tracing(type(self).__name__).exit(self)
 
 
 class RootFrame(Frame):

@@ -5,36 +5,58 @@ from __future__ import annotations
 import sys
 import threading
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tilelang import errors
 from tilelang.errors import positions
-from tilelang.ir import Buffer, Const, Expr, Load, Span, Var
+from tilelang.ir import Buffer, Const, Expr, Load, Span, Stmt, Var
 
-if TYPE_CHECKING:
-    from .builder import Builder
+
+class Tracing(Protocol):
+    """The function being traced (builder.Builder), as far as the modules below the builder ask.
+
+    handles: id -> element Load that a name stands for (T.alloc_var, T.Ref); named: the handles that have got their Python
+    name.  elements: id of a variable -> the element it was read from.  params: the parameters by name.
+    """
+
+    handles: dict[int, Load]
+    named: set[int]
+    elements: dict[int, tuple[Var, Load]]
+    params: dict[str, Any]
+
+    def span(self) -> Span | None: ...
+
+    def here(self) -> Span | None: ...
+
+    def emit(self, stmt: Stmt | None) -> None: ...
+
+    def store(self, buffer: Buffer, indices: tuple[Expr, ...], value: Any) -> None: ...
+
+    def enter(self, frame: Any) -> Any: ...
+
+    def exit(self, frame: Any) -> None: ...
 
 
 class _State(threading.local):
-    builder: Builder | None = None
+    builder: Tracing | None = None
 
 
 _state = _State()
 
 
-def current() -> Builder | None:
-    """The active builder, or None outside a kernel function."""
+def current() -> Tracing | None:
+    """The function being traced in this thread, or None outside a kernel function."""
     return _state.builder
 
 
-def set_current(builder: Builder | None) -> Builder | None:
+def set_current(builder: Tracing | None) -> Tracing | None:
     """Make a builder the active one; returns the one it replaces."""
     old, _state.builder = _state.builder, builder
     return old
 
 
-def need_builder(what: str) -> Builder:
-    """The active builder.  Raises no-builder (JITNoBuilderError) naming `what` outside a kernel function."""
+def need_tracing(what: str) -> Tracing:
+    """The function being traced.  Raises no-builder (JITNoBuilderError) naming `what` outside a kernel function."""
     b = _state.builder
     if b is None:
         raise errors.error("no-builder", f"{what} can only be used inside a function under construction (T.prim_func, T.macro "

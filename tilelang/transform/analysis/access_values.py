@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,8 +12,8 @@ from tilelang.ir.expr import Call
 from tilelang.ir.record import state
 from tilelang.ir.wrapping import keeps_value, may_wrap, wrapped
 
-if TYPE_CHECKING:
-    from .access_table import Access, Tables
+from .accesses import Access
+from .divergence import Divergence
 
 LIMIT = 1 << 21  # entries of one table
 _NUMPY: dict[str, Any] = {
@@ -22,6 +22,19 @@ _NUMPY: dict[str, Any] = {
     "shl": np.left_shift, "shr": np.right_shift, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
     "gt": np.greater, "ge": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
 }
+
+
+class Launched(Protocol):
+    """What is known of a launch (access_table.Tables): its threads, values of variables, what differs between threads."""
+
+    num_threads: int
+    thread: dict[Var, Any]
+    binds: dict[Var, Expr]
+    divergence: Divergence
+
+    def vars_of(self, e: Expr) -> frozenset[Var]: ...
+
+    def period(self, v: Var, accesses: tuple[Access, ...]) -> int | None: ...
 
 
 class Unknown(Exception):
@@ -48,7 +61,7 @@ class Footprint:
 class Evaluation:
     """Index expressions of one access as tables, loop variables enumerated on axes of their own."""
 
-    def __init__(self, tables: Tables, access: Access, fixed: dict[Var, int], terms: frozenset[Var]) -> None:
+    def __init__(self, tables: Launched, access: Access, fixed: dict[Var, int], terms: frozenset[Var]) -> None:
         self.t, self.a = tables, access
         self.env: dict[Var, Value] = {v: Value(n) for v, n in fixed.items()}
         self.kept = terms

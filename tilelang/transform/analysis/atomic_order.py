@@ -8,25 +8,15 @@ Turns of one statement that counts, and statements of one kind whose old values 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang.ir import Evaluate, For, Stmt, While, const, fresh, walk
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
-from tilelang.ir.record import record
 from tilelang.target.atomics import ARITHMETIC, commute, family
 
-if TYPE_CHECKING:
-    from .access_table import Access
-    from .divergence import Divergence
-
-
-@record
-class Update:
-    """An atomic operation.  used: something is made of its result."""
-
-    family: str
-    used: bool
+from .accesses import Access, Update
+from .divergence import Divergence
 
 
 def update_of(c: Call, s: Stmt) -> Update:
@@ -92,4 +82,4 @@ def _has_order(calls: list[tuple[str, bool]], repeated: bool) -> bool:
     return not commute(first, first) or first != "load" and any(used for _, used in calls)
 
 
-__all__ = ["Update", "as_iterations", "in_order", "must_be_placed", "update_of", "waits"]
+__all__ = ["as_iterations", "in_order", "must_be_placed", "update_of", "waits"]

@@ -9,13 +9,10 @@ additions of other threads: place_sync sees to it, so only loops with such a sto
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tilelang.ir import AddressOf, Const, Expr, For, Launch, Store, Var, walk
 from tilelang.ir.expr import Call
 
-if TYPE_CHECKING:
-    from .access_table import Access, Relation
+from .accesses import Access, Relation
 
 
 class Claims:

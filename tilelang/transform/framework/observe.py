@@ -46,6 +46,14 @@ class CodegenEvent:
     target: Any = None
 
 
+def text_of(func: Func) -> str:
+    """The program as text, or why it cannot be printed (a broken program must still give a report)."""
+    try:
+        return repr(func)
+    except Exception as e:
+        return f"<not printable: {type(e).__name__}: {e}>"
+
+
 class PassEventObserver:
     """Base of observers: override what is of interest.  What a method raises ends the compilation."""
 
@@ -115,15 +123,6 @@ def trace_mode() -> str:
     return word
 
 
-def watchers() -> tuple[PassEventObserver, ...]:
-    """Observers, and the writer of the trace that TL_LOWER_TRACE asks for."""
-    if trace_mode() not in ("html", "both"):
-        return observers()
-    from .trace import tracer  # what writes pages is loaded for those who ask
-
-    return (*observers(), tracer())
-
-
 def is_watched() -> bool:
     """Whether somebody wants to see the passes run: then nothing may come from a cache."""
     return (bool(observers()) or trace_mode() != "0" or is_truthy(env.get_pass_diff_mode())
@@ -146,12 +145,5 @@ def current_pass_phase() -> str:
     return "/".join(getattr(_local, "phases", ()))
 
 
-def announce_code(name: str, code: str, language: str, target: Any) -> None:
-    """Tell the observers that source was printed."""
-    for o in watchers():
-        o.on_codegen(CodegenEvent(name, code, language, target))
-
-
-__all__ = ["TRACE_MODES", "CodegenEvent", "PassEvent", "PassEventObserver", "add_observer", "announce_code",
-           "current_pass_phase", "is_watched", "observers", "observing", "pass_phase", "remove_observer", "trace_mode",
-           "watchers"]
+__all__ = ["TRACE_MODES", "CodegenEvent", "PassEvent", "PassEventObserver", "add_observer", "current_pass_phase", "is_watched",
+           "observers", "observing", "pass_phase", "remove_observer", "text_of", "trace_mode"]

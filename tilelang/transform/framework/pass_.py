@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
+import json
+import platform
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any
+
+import numpy
 
 from tilelang.env import env, is_truthy
 from tilelang.errors import InternalError, TileLangError
@@ -19,7 +24,8 @@ from tilelang.ir.verify import DEVICE, PHASES, SYNCED, THREADS_BOUND, TILE, veri
 from tilelang.log import phase
 
 from .config import PassConfigKey, default_of, normalize_config
-from .observe import PassEvent, PassEventObserver, current_pass_phase, trace_mode, watchers
+from .observe import PassEvent, PassEventObserver, current_pass_phase, text_of, trace_mode
+from .watchers import watchers
 
 
 @record
@@ -195,29 +201,15 @@ def _check(func: Func, name: str | None, before: Func, cx: PassContext) -> None:
                             f"report: {folder}")
 
 
-def text_of(func: Func) -> str:
-    """The program as text, or why it cannot be printed (a broken program must still give a report)."""
-    try:
-        return repr(func)
-    except Exception as e:
-        return f"<not printable: {type(e).__name__}: {e}>"
-
-
 def save_report(func: Func, pass_name: str, cx: PassContext, what: str) -> str:
     """Write a folder that reproduces a failure: before.tl, error.txt, facts.json with the command.  Returns its path.
 
     Returns a note instead when nothing can be written: the failure itself must still be told.
     """
-    import json
-    import platform
-    import tempfile
-
     try:
         folder = Path(tempfile.mkdtemp(prefix=f"tilelang-{func.name}-{pass_name}-"))
         (folder / "before.tl").write_text(text_of(func) + "\n", encoding="utf-8")
         (folder / "error.txt").write_text(what + "\n", encoding="utf-8")
-        import numpy
-
         facts = {"pass": pass_name, "target": _target_facts(cx.target),
                  "config": {k: json.dumps(v, default=repr) for k, v in cx.config.items()},
                  "python": sys.version, "platform": platform.platform(), "numpy": numpy.__version__,
@@ -238,4 +230,4 @@ def _target_facts(target: Any) -> dict[str, Any] | None:
 
 
 __all__ = ["DEVICE", "PHASES", "SYNCED", "THREADS_BOUND", "TILE", "PassContext", "PassInfo", "PassRecord", "pass_",
-           "run_passes", "save_report", "text_of"]
+           "run_passes", "save_report"]

@@ -19,7 +19,7 @@ from typing import Any
 from tilelang.env import env
 from tilelang.ir import Func
 
-from .observe import CodegenEvent, PassEvent, PassEventObserver
+from .observe import CodegenEvent, PassEvent, PassEventObserver, text_of
 
 
 def difference(name: str, before: str, after: str, context: int = 3) -> dict[str, Any]:
@@ -106,8 +106,6 @@ class Tracer(PassEventObserver):
         self._local.pipeline = Pipeline(func.name, str(target) if target is not None else "any target")
 
     def on_pass(self, event: PassEvent) -> None:
-        from .pass_ import text_of
-
         before = text_of(event.before)
         after = text_of(event.after) if event.changed else before
         record = difference(event.name, before, after, self.context)

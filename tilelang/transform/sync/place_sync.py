@@ -8,7 +8,8 @@ from tilelang.ir import Break, Continue, Evaluate, For, Func, If, Launch, Seq, S
 from tilelang.ir.record import record
 from tilelang.ir import replace as with_fields
 
-from ..analysis.access_table import Access, Loop, Relation, Tables
+from ..analysis.access_table import Tables
+from ..analysis.accesses import Access, Loop, Relation
 from ..analysis.atomic_order import must_be_placed
 from ..framework.config import PassConfigKey
 from ..analysis.divergence import Divergence

@@ -14,8 +14,8 @@ from tilelang.ir.expr import Call
 from tilelang.ir.record import entity
 
 from ..analysis.statements import barrier_in
-from ..analysis.access_table import Access, Loop
-from ..analysis.atomic_order import Update, update_of
+from ..analysis.accesses import Access, Loop, Update
+from ..analysis.atomic_order import update_of
 from ..analysis.effects import Effect, effects, is_sync, own_effects
 
 _SHARED = ("shared", "shared.dyn")
