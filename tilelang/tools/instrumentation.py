@@ -22,7 +22,6 @@ from tilelang.transform.framework.observe import (
     PassEvent,
     PassEventObserver,
     add_observer,
-    announce_code,
     current_pass_phase,
     observers,
     observing,
@@ -30,6 +29,7 @@ from tilelang.transform.framework.observe import (
     remove_observer,
 )
 from tilelang.transform.framework.scope import as_observer
+from tilelang.transform.framework.watchers import announce_code
 
 _local = threading.local()
 _tools: dict[str, PassInstrumentationTool] = {}
