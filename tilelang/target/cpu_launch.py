@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-from tilelang.ir import Buffer, Call, Expr, Launch, Load, Node, Stmt, Var, walk
+from tilelang.ir import AddressOf, Buffer, Call, Expr, Launch, Load, Node, Parallel, Stmt, Store, TileOp, Var, dtype, walk
 from tilelang.ir.nodes import node
 from tilelang.ir.record import record
 
@@ -69,6 +69,92 @@ class OncePerBlock(Stmt):
 
     body: Stmt
     barrier: int
+    span: Any = None
+
+
+# ---- accesses of global memory ----------------------------------------------------------------------------------------------
+#
+# An access of a tensor that lies outside of its shape reads the tensor's safe value, or stores nothing.  guards: the dimensions
+# whose index is not proven to be inside.  An access that no pass has looked at is guarded in all dimensions.
+
+
+@node
+class CheckedLoad(Load):
+    """A load with the dimensions that need a guard."""
+
+    guards: tuple[int, ...] = ()
+
+    def __init__(self, buffer: Buffer, indices: tuple[Expr, ...], dtype: dtype, guards: tuple[int, ...] = (),
+                 span: Any = None) -> None:  # span stands last in every node
+        super().__init__(buffer, indices, dtype, span)
+        object.__setattr__(self, "guards", guards)
+
+
+@node
+class CheckedStore(Store):
+    """A store with the dimensions that need a guard."""
+
+    guards: tuple[int, ...] = ()
+
+    def __init__(self, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, guards: tuple[int, ...] = (),
+                 span: Any = None) -> None:
+        super().__init__(buffer, indices, value, span)
+        object.__setattr__(self, "guards", guards)
+
+
+@node
+class CheckedAddress(AddressOf):
+    """The place of an atomic update, with the dimensions that need a guard."""
+
+    guards: tuple[int, ...] = ()
+
+    def __init__(self, buffer: Buffer, indices: tuple[Expr, ...], dtype: dtype, guards: tuple[int, ...] = (),
+                 span: Any = None) -> None:
+        super().__init__(buffer, indices, dtype, span)
+        object.__setattr__(self, "guards", guards)
+
+
+@record
+class RangeTest:
+    """high < size, and 0 <= low where that is not proven; values known before a nest."""
+
+    low: Expr
+    high: Expr
+    size: Any
+    test_low: bool
+
+
+@node
+class NestVersions(Stmt):
+    """A Parallel in two versions: one for nests whose accesses all lie inside their tensors, and one with more guards."""
+
+    tests: tuple[RangeTest, ...]
+    inside: Parallel
+    edge: Parallel
+    span: Any = None
+
+
+@record
+class TileSide:
+    """An operand of a tile operation as a loop nest.
+
+    loop_of: for each dimension the loop that walks it, -1 for one that no loop does.  clipped: (loop, dimension) of loops that
+    may leave the tensor.  guarded: dimensions without a loop whose index may lie outside.
+    """
+
+    loop_of: tuple[int, ...]
+    clipped: tuple[tuple[int, int], ...] = ()
+    guarded: tuple[int, ...] = ()
+
+
+@node
+class TileLoops(Stmt):
+    """A copy, transpose, fill or atomic update as a loop nest.  extents: of the loops.  dst, src: its operands."""
+
+    op: TileOp
+    extents: tuple[Any, ...]
+    dst: TileSide
+    src: TileSide | None = None
     span: Any = None
 
 
@@ -192,5 +278,6 @@ class CpuPlan:
     host: HostCpu
 
 
-__all__ = ["BARRIER_WORDS", "Collective", "CpuLaunch", "CpuPlan", "Masked", "NullCheck", "OncePerBlock", "WarpRoleCode",
-           "StorageSlot", "ThreadLoop", "ThreadValues", "WarpRole", "is_barrier_array", "is_private"]
+__all__ = ["BARRIER_WORDS", "CheckedAddress", "CheckedLoad", "CheckedStore", "Collective", "CpuLaunch", "CpuPlan", "Masked",
+           "NestVersions", "NullCheck", "OncePerBlock", "RangeTest", "StorageSlot", "ThreadLoop", "ThreadValues", "TileLoops",
+           "TileSide", "WarpRole", "WarpRoleCode", "is_barrier_array", "is_private"]

@@ -97,8 +97,7 @@ def compile_tile(plan: CpuPlan) -> CpuProgram:
     module = Module(func.name)
     f = Fn(module, entry, "ptr", [(p.type, f"p{k}", "") for k, p in enumerate(signature)], linkage="", attrs="nounwind")
     one_thread = BlockState(ThreadValues(1, (), frozenset(), frozenset()), (1, 1, 1), ((0, 1),), LaneFaults())
-    guarded = not dict(func.attr("tilelang_pass_configs") or ()).get("tl.disable_safe_memory_legalize", False)
-    cx = Code(f, plan.host, one_thread, {}, guarded=guarded)
+    cx = Code(f, plan.host, one_thread, {})
     add_pieces(cx)
     for k, param in enumerate(signature):
         _bind_parameter(cx, func, param, f"%p{k}")

@@ -68,7 +68,7 @@ def _target(cx: Code, e: Call) -> tuple[AddressOf, str]:
 
 
 def _in_range(cx: Code, where: AddressOf) -> str:
-    return cx.memory.in_range(where, where.buffer, where.indices, [cx.index(i) for i in where.indices])
+    return cx.memory.in_range(where, [cx.index(i) for i in where.indices])
 
 
 def _atomic(kind: str) -> CallPrinter:

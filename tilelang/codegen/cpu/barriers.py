@@ -151,7 +151,8 @@ def _wait(cx: Code, e: Call) -> str:
 
 
 def _role_barrier(cx: Code, e: Call) -> str:
-    warp_role_barrier(cx, int(e.options.key), None)
+    assert e.options.key is not None, "split_warp_roles numbers the barriers"
+    warp_role_barrier(cx, e.options.key, None)
     return "0"
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilelang.arith import Analyzer
-from tilelang.ir import Alloc, Buffer, Const, Expr, Launch, Var, walk
+from tilelang.ir import Alloc, Buffer, Expr, Launch, Var, walk
 from tilelang.target.cpu_launch import CpuLaunch, WarpRoleCode
+from tilelang.target.cpu_ranges import with_indices
 
 from .calls import BLOCK_CALLS
 from .host_function import HostFunction
@@ -96,12 +97,14 @@ def open_block(frame: LaunchFrame, f: Fn, code: WarpRoleCode, role: WarpRoleStat
     """The Code of the function of a block, its parameters bound.  role: the coroutine, where it is one."""
     s, host = frame.plan.launch, frame.host.code
     block = BlockState(code.values, s.threads, code.role.ranges, frame.faults, role, scratch="%scratch")
-    cx = Code(f, host.host, block, BLOCK_CALLS, Analyzer(), safe_values=dict(s.plan.safe_values),
-              sources=s.plan.import_source, guarded=host.guarded)
+    ranges = with_indices(Analyzer(), s, code.role)
+    cx = Code(f, host.host, block, BLOCK_CALLS, ranges, safe_values=dict(s.plan.safe_values),
+              sources=s.plan.import_source)
     add_pieces(cx)
     outside_threads(cx)
     _bind_parameters(cx, frame)
-    _bind_indices(cx, s, code)
+    for d, v in enumerate(s.block_vars):
+        cx.vars[v] = Bound(wide=f"%b{d}")
     return cx
 
 
@@ -127,23 +130,6 @@ def _bind_parameters(cx: Code, frame: LaunchFrame) -> None:
             cx.vars[c.var] = Bound(value=f"%{name}")
     for name, t in zip(frame.slot_names, frame.plan.slots):
         cx.storage[t.buffer.data] = Storage(f"%{name}", t.copies)
-
-
-def _bind_indices(cx: Code, s: Launch, code: WarpRoleCode) -> None:
-    """Values and ranges of block and thread indices."""
-    for d, v in enumerate(s.block_vars):
-        cx.vars[v] = Bound(wide=f"%b{d}")
-        hi = Analyzer().interval(s.grid[d])[1]
-        cx.analyzer = cx.analyzer.bind(v, 0, None if hi is None else max(hi - 1, 0))
-        if isinstance(s.grid[d], Const) and int(s.grid[d]) > 0:
-            cx.swept.add(v)
-    ranges = code.role.ranges
-    whole = ranges == ((0, s.num_threads),)
-    for v, n in zip(s.thread_vars, s.threads):
-        lo, hi = ranges[0] if not whole and n == s.num_threads and len(ranges) == 1 else (0, n)
-        cx.analyzer = cx.analyzer.bind(v, lo, hi - 1)
-        if whole or n == 1 or (lo, hi) != (0, n):
-            cx.swept.add(v)
 
 
 __all__ = ["Captured", "LaunchFrame", "add_pieces", "captured_values", "open_block", "print_body"]

@@ -79,7 +79,7 @@ def _ldg(cx: Code, e: Call) -> str:
     if not isinstance(where, AddressOf):
         raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
     at, dt = cx.address_of(where), where.buffer.dtype
-    ok = cx.memory.in_range(where, where.buffer, where.indices, [cx.index(i) for i in where.indices])
+    ok = cx.memory.in_range(where, [cx.index(i) for i in where.indices])
     return cx.f.choose(ok, value_type(dt), lambda: load(cx.f, dt, at), lambda: cx.memory.safe_value(where.buffer, dt))
 
 

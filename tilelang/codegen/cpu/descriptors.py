@@ -41,7 +41,6 @@ def shared_address(cx: Code, a: Expr, e: Call) -> tuple[Placed, str]:
     if not isinstance(a, AddressOf) or a.buffer.scope_name not in ("shared", "shared.dyn"):
         raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
     p = address_table(cx, e).space.of(a.buffer.data)
-    cx.memory.check_bounds(a.buffer, a.indices, e.span)
     return p, cx.index(p.address(a.buffer, a.indices))
 
 

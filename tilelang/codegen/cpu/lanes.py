@@ -179,7 +179,7 @@ def _count_votes(cx: Code, e: Call) -> str:
             add_word(f, present, 0, f.let(f"zext i1 {votes_too} to i64"))
     votes, voters = (f.let(f"load i64, ptr {p}") for p in (total, present))
     if e.options.key is not None:
-        return _vote_of_roles(cx, e, votes, voters)
+        return _vote_of_roles(cx, e, e.options.key, votes, voters)
     return _answer(f, e.op, votes, voters)
 
 
@@ -190,9 +190,9 @@ def _answer(f: Fn, op: str, votes: str, voters: str) -> str:
     return f.let(f"zext i1 {f.let(f'icmp sge i64 {votes}, {least}')} to i32")
 
 
-def _vote_of_roles(cx: Code, e: Call, votes: str, voters: str) -> str:
+def _vote_of_roles(cx: Code, e: Call, number: int, votes: str, voters: str) -> str:
     """The answer of all warp roles that have not ended, at their barrier."""
-    f, number = cx.f, int(e.options.key)
+    f = cx.f
     counts, result = ROLE_BARRIERS + 2 * (number + 1), ROLE_BARRIERS + 2 * (number + 2)
     add_word(f, "%state", counts, votes)
     add_word(f, "%state", counts + 1, voters)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-from tilelang import errors
-from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Ramp, Store, Var, dtype
+from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Ramp, Store, dtype
 from tilelang.target.cpu import unsupported
+from tilelang.target.cpu_launch import CheckedAddress, CheckedLoad, CheckedStore
 
 from .state import Code, Storage
 from .types import convert, literal, load, memory_type, store, value_type
@@ -55,48 +54,16 @@ class MemoryPrinter:
             at = self.cx.f.add(self.cx.f.mul(at, str(where.copies)), self.cx.block.tid or self.cx.block.first_thread)
         return self.cx.f.at(where.base, memory_type(b.dtype, self.cx.span), at)
 
-    def in_range(self, n: Load | Store | AddressOf, b: Buffer, indices: tuple[Expr, ...], at: list[str]) -> str:
-        """i1: whether an access of node n is inside b's shape ("true" where known)."""
+    def in_range(self, n: Load | Store | AddressOf, at: list[str]) -> str:
+        """i1: whether the element of an access at indices `at` exists ("true" where that is known)."""
+        b, f = n.buffer, self.cx.f
+        if b.scope() != "global":
+            return "true"
         ok = "true"
-        if b.scope() != "global" or not self.cx.guarded:
-            return ok
-        for d, (e, i, size) in enumerate(zip(indices, at, b.shape)):
-            if (id(n), d) not in self.cx.trusted and not self.proven(e, size):
-                ok = self.cx.f.both(ok, self.cx.f.let(f"icmp ult i64 {i}, {self.cx.index(size)}"))
+        dims = n.guards if isinstance(n, (CheckedLoad, CheckedStore, CheckedAddress)) else range(len(at))
+        for d in dims:
+            ok = f.both(ok, f.let(f"icmp ult i64 {at[d]}, {self.cx.index(b.shape[d])}"))
         return ok
-
-    def proven(self, e: Expr | int, size: Expr | int) -> bool:
-        """Whether 0 <= e < size for certain."""
-        if isinstance(e, int) or isinstance(e, Const):
-            return isinstance(size, int) and 0 <= int(e) < size
-        lo, hi = self.cx.analyzer.bounds_of(self.cx.analyzer.linear(e)) if e.dtype.is_signed else self.cx.analyzer.interval(e)
-        return isinstance(size, int) and lo is not None and hi is not None and lo >= 0 and hi < size
-
-    def check_bounds(self, b: Buffer, indices: tuple[Expr, ...], span: Any, extents: tuple[Any, ...] = ()) -> None:
-        """Diagnose an access of block or thread memory that certainly leaves it: no guard stands there.
-
-        extents: elements touched per dimension (default 1).  Only indices linear in variables that take all values of
-        their range, where nothing can skip the access, are certain.
-        """
-        if self.cx.maybe or b.scope() == "global" or len(indices) != len(b.shape):
-            return
-        for d, (e, size) in enumerate(zip(indices, b.shape)):
-            more = extents[d] - 1 if extents and isinstance(extents[d], int) else 0
-            if not isinstance(size, int) or not e.dtype.is_signed or e.dtype.lanes > 1:
-                continue
-            form = self.cx.analyzer.linear(e)
-            if not all(isinstance(t, Var) and t in self.cx.swept for t in form.terms):
-                continue
-            low, high = self.cx.analyzer.bounds_of(form)
-            if low is None or high is None or low >= 0 and high + more < size:
-                continue
-            raise errors.error(
-                "cpu-out-of-bounds",
-                f"{b.name} is accessed at index {low if low < 0 else high + more} of dimension {d}, "
-                f"which has {size} elements",
-                expected=f"an index from 0 to {size - 1}", found=f"{low if low < 0 else high + more}",
-                span=span or self.cx.span,
-                hint="memory of a block is not guarded: make it larger, or guard the access with a condition")
 
     def safe_value(self, b: Buffer, dt: dtype) -> str:
         """What a load outside b's shape gives."""
@@ -107,9 +74,8 @@ class MemoryPrinter:
         b = e.buffer
         if any(i.dtype.lanes > 1 for i in e.indices):
             return self._load_lanes(e)
-        self.check_bounds(b, e.indices, e.span)
         at = [self.cx.index(i) for i in e.indices]
-        ok = self.in_range(e, b, e.indices, at)
+        ok = self.in_range(e, at)
         if ok == "true":
             return load(self.cx.f, e.dtype, self.address(b, at), e.span or self.cx.span)
         return self.cx.f.choose(ok, value_type(e.dtype), lambda: load(self.cx.f, e.dtype, self.address(b, at)),
@@ -125,7 +91,7 @@ class MemoryPrinter:
             return load(self.cx.f, e.dtype, self.address(b, at), e.span or self.cx.span)
         out = []
         for at in self._lane_indices(e.indices, lanes):
-            ok = self._lane_in_range(b, at)
+            ok = self.in_range(e, at)
             one = partial(self._load_at, b, at)
             out.append(self.cx.f.choose(ok, value_type(dt), one, lambda: self.safe_value(b, dt)))
         return self.cx.values.pack(out, e.dtype)
@@ -150,27 +116,20 @@ class MemoryPrinter:
                 columns.append([self.cx.indices.extended(x, e.dtype.scalar) for x in lane])
         return [list(c) for c in zip(*columns)]
 
-    def _lane_in_range(self, b: Buffer, at: list[str]) -> str:
-        ok = "true"
-        if b.scope() == "global" and self.cx.guarded:
-            for i, size in zip(at, b.shape):
-                ok = self.cx.f.both(ok, self.cx.f.let(f"icmp ult i64 {i}, {self.cx.index(size)}"))
-        return ok
-
     def store(self, s: Store) -> None:
         """buffer[indices] = value; skipped outside a global buffer's shape."""
         b, indices, value = s.buffer, s.indices, s.value
         v = self.cx.value(value)
         if any(i.dtype.lanes > 1 for i in indices):
-            self._store_lanes(b, indices, value, v)
+            self._store_lanes(s, v)
             return
         v = convert(self.cx.f, v, value.dtype, b.dtype)
-        self.check_bounds(b, indices, s.span)
         at = [self.cx.index(i) for i in indices]
-        self.cx.f.branch(self.in_range(s, b, indices, at),
+        self.cx.f.branch(self.in_range(s, at),
                       lambda: store(self.cx.f, b.dtype, v, self.address(b, at), self.cx.span))
 
-    def _store_lanes(self, b: Buffer, indices: tuple[Expr, ...], value: Expr, v: str) -> None:
+    def _store_lanes(self, s: Store, v: str) -> None:
+        b, indices, value = s.buffer, s.indices, s.value
         lanes = max(i.dtype.lanes for i in indices)
         dt = b.dtype.with_lanes(lanes)
         if value.dtype.lanes == 1:
@@ -182,7 +141,7 @@ class MemoryPrinter:
             return
         for k, at in enumerate(self._lane_indices(indices, lanes)):
             one = self.cx.f.let(f"extractelement {value_type(dt)} {v}, i64 {k}")
-            self.cx.f.branch(self._lane_in_range(b, at), partial(self._store_at, b, at, one))
+            self.cx.f.branch(self.in_range(s, at), partial(self._store_at, b, at, one))
 
     def _load_at(self, b: Buffer, at: list[str]) -> str:
         return load(self.cx.f, b.dtype, self.address(b, at), self.cx.span)

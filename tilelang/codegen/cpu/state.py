@@ -182,14 +182,8 @@ class Memory(Protocol):
     def address(self, b: Buffer, indices: list[str]) -> str:
         """Address of an element, not guarded."""
 
-    def in_range(self, n: Load | Store | AddressOf, b: Buffer, indices: tuple[Expr, ...], at: list[str]) -> str:
-        """i1: whether an access of node n is inside b's shape ("true" where known)."""
-
-    def proven(self, e: Expr | int, size: Expr | int) -> bool:
-        """Whether 0 <= e < size for certain."""
-
-    def check_bounds(self, b: Buffer, indices: tuple[Expr, ...], span: Any, extents: tuple[Any, ...] = ()) -> None:
-        """Raises cpu-out-of-bounds for an access of block or thread memory that certainly leaves it."""
+    def in_range(self, n: Load | Store | AddressOf, at: list[str]) -> str:
+        """i1: whether the element of an access at indices `at` exists ("true" where that is known)."""
 
     def safe_value(self, b: Buffer, dt: dtype) -> str:
         """What a load outside b's shape gives."""
@@ -207,10 +201,7 @@ class Code:
 
     f: its text.  host: the processor.  analyzer: ranges of integers at this place.  calls: calls that touch memory or threads.
     vars, storage: what names stand for.  safe_values: what loads outside of a buffer give.  sources: C++ text that the launch
-    puts ahead of its kernel.  guarded: False under tl.disable_safe_memory_legalize.  span: the user's place.
-    trusted: (id of the access, dimension) of global accesses known to be in range here.
-    maybe: > 0 where the code may not run for every value of the loop variables.  swept: variables that certainly take every
-    value of their analyzer range.
+    puts ahead of its kernel.  span: the user's place.
     """
 
     f: Fn
@@ -222,11 +213,7 @@ class Code:
     storage: dict[Var, Storage] = field(default_factory=dict)
     safe_values: dict[Buffer, Expr] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
-    guarded: bool = True
     span: Any = None
-    trusted: set[tuple[int, int]] = field(default_factory=set)
-    maybe: int = 0
-    swept: set[Var] = field(default_factory=set)
     values: Values = field(init=False)
     indices: Indices = field(init=False)
     memory: Memory = field(init=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tilelang import ops
@@ -12,10 +12,8 @@ from tilelang.ir import (
     Bind,
     Break,
     Call,
-    Const,
     Continue,
     Evaluate,
-    Expr,
     For,
     If,
     Parallel,
@@ -23,18 +21,16 @@ from tilelang.ir import (
     Stmt,
     Store,
     TileOp,
-    Var,
     While,
 )
-from tilelang.ir.children import contains
 from tilelang.target.cpu import unsupported
-from tilelang.target.cpu_launch import Collective, Masked, OncePerBlock, ThreadLoop
+from tilelang.target.cpu_launch import CheckedStore, Collective, Masked, NestVersions, OncePerBlock, ThreadLoop, TileLoops
+from tilelang.target.cpu_ranges import with_loop, with_nest, with_value
 from tilelang.target.thread_calls import BLOCK_VOTES, MATRIX_CALLS
 
 from . import gemm, reductions, tile_loops
 from .barriers import named_barrier, warp_role_barrier
 from .clusters import copy_to_rank
-from .guards import plan_guards
 from .lanes import exchanges_in, publish, threads_in_warps
 from .matrices import matrix_statement
 from .memory import MemoryPrinter
@@ -103,14 +99,12 @@ class StatementPrinter:
         cx.block.active = active_threads(cx, s.mask)
         n = threads_in_warps(cx)
         cx.block.active = None
-        cx.maybe += 1
         some = f.let(f"icmp ne i64 {n}, 0")
         if isinstance(inner, Evaluate):
             call = inner.call
             f.branch(some, lambda: named_barrier(cx, call, n))
         else:
             f.branch(some, lambda: self._print(inner))
-        cx.maybe -= 1
 
     def _exchange(self, s: Masked, exchanges: list[Call]) -> None:
         """A statement in which the threads of a mask exchange values."""
@@ -120,16 +114,12 @@ class StatementPrinter:
         block.only_returned_absent = s.only_returned_absent
         for e in exchanges:
             publish(cx, e)
-        cx.maybe += 1
         over_threads(cx, lambda: f.branch(load(f, s.mask.dtype, f.at(active, "i8", this_thread(cx))),
                                           lambda: self._print(s.body)))
-        cx.maybe -= 1
         block.active = block.live = None
 
     def _masked(self, s: Masked) -> None:
-        self.cx.maybe += 1
         self.cx.f.branch(self.cx.value(s.mask), lambda: self.stmt(s.body))
-        self.cx.maybe -= 1
 
     def _once_per_block(self, s: OncePerBlock) -> None:
         warp_role_barrier(self.cx, s.barrier, lambda: self.stmt(s.body))
@@ -148,9 +138,7 @@ class StatementPrinter:
         bind_value(cx, s.var, s.value)
         if s.var in cx.block.faults.nulls:
             check_not_null(cx, s.var)
-        if s.var.dtype.is_signed and s.var.dtype.lanes == 1 and s.value.dtype == s.var.dtype:
-            lo, hi = cx.analyzer.interval(s.value)
-            cx.analyzer = cx.analyzer.bind(s.var, lo, hi)
+        cx.analyzer = with_value(cx.analyzer, s)
 
     def _bind_per_thread(self, s: Bind) -> None:
         cx, f, count = self.cx, self.cx.f, self.cx.block.count
@@ -193,29 +181,10 @@ class StatementPrinter:
         factor = s.attr("factor")
         if s.kind == "unroll" and factor:
             notes = (f'!"llvm.loop.unroll.count", i32 {int(factor)}',)
-        self._bind_loop_var(s.var, s.start, s.extent)
-        skipping = self._enter([s.var], [s.start, s.extent], s.body)
+        cx.analyzer = with_loop(cx.analyzer, s)
         with cx.f.loop("0", extent, hint=clean(s.var.name), notes=notes) as i:
             cx.vars[s.var] = Bound(wide=cx.f.add(i, start))
             self.stmt(s.body)
-        cx.maybe -= skipping
-
-    def _enter(self, loop_vars: Sequence[Var], bounds: Sequence[Expr], body: Stmt) -> int:
-        """Note a loop for check_bounds: does it run all values of its variables, and all of its body?"""
-        constant = all(isinstance(b, Const) for b in bounds) and all(int(b) > 0 for b in bounds[-len(loop_vars):])
-        if constant:
-            self.cx.swept.update(loop_vars)
-        skipping = not constant or contains(body, Break, Continue)
-        self.cx.maybe += skipping
-        return int(skipping)
-
-    def _bind_loop_var(self, v: Var, start: Expr, extent: Expr) -> None:
-        """Tell the analyzer the range of a loop variable."""
-        lo, hi = self.cx.analyzer.interval(start)
-        count = self.cx.analyzer.interval(extent)[1]
-        if lo is not None or hi is not None:
-            last = None if hi is None or count is None else max(hi + count - 1, lo or 0)
-            self.cx.analyzer = self.cx.analyzer.bind(v, lo, last)
 
     def _while(self, s: While) -> None:
         f = self.cx.f
@@ -224,9 +193,7 @@ class StatementPrinter:
         f.end(f"br i1 {self.cx.value(s.cond)}, label %{body}, label %{out}")
         f.start(body)
         f.loops.append(Loop(head, out))
-        self.cx.maybe += 1
         self.stmt(s.body)
-        self.cx.maybe -= 1
         f.loops.pop()
         if not f.ended:
             f.br(head)
@@ -239,9 +206,7 @@ class StatementPrinter:
 
         def side(body: Stmt) -> Callable[[], None]:
             def emit() -> None:
-                cx.maybe += 1
                 self.stmt(body)
-                cx.maybe -= 1
                 cx.analyzer = outside
 
             return emit
@@ -261,35 +226,25 @@ class StatementPrinter:
     # ---- Parallel -------------------------------------------------------------------------------------------------
 
     def _parallel(self, s: Parallel) -> None:
-        """A loop nest.  When its global accesses can be cleared by a test of their corners, the nest is emitted twice:
-        without guards for tiles inside, with guards for tiles at the edge."""
-        cx = self.cx
-        if cx.block.in_parallel:
-            self._nest(s)
-            return
-        cx.block.in_parallel = True
-        plan = plan_guards(cx, s)
-        if not plan.accesses:
-            self._nest(s)
-        else:
-            saved = set(cx.trusted)
+        block = self.cx.block
+        outer, block.in_parallel = block.in_parallel, True
+        self._nest(s)
+        block.in_parallel = outer
 
-            def inside() -> None:
-                cx.trusted |= plan.accesses
-                self._nest(s)
-                cx.trusted = set(saved)
-
-            cx.f.branch(plan.condition(cx), inside, lambda: self._nest(s))
-        cx.block.in_parallel = False
+    def _versions(self, s: NestVersions) -> None:
+        """A nest without guards where all tests hold, else with them."""
+        cx, ok = self.cx, "true"
+        for t in s.tests:
+            if t.test_low:
+                ok = cx.f.both(ok, cx.f.let(f"icmp sge i64 {cx.index(t.low)}, 0"))
+            ok = cx.f.both(ok, cx.f.less(cx.index(t.high), cx.index(t.size)))
+        cx.f.branch(ok, lambda: self._parallel(s.inside), lambda: self._parallel(s.edge))
 
     def _nest(self, s: Parallel) -> None:
         cx = self.cx
         outside = cx.analyzer
         sizes = [cx.index(e) for e in s.extents]
-        for v, e in zip(s.vars, s.extents):
-            hi = cx.analyzer.interval(e)[1]
-            cx.analyzer = cx.analyzer.bind(v, 0, None if hi is None else max(hi - 1, 0))
-        skipping = self._enter(s.vars, s.extents, s.body)
+        cx.analyzer = with_nest(cx.analyzer, s)
 
         def level(k: int) -> None:
             if k == len(sizes):
@@ -301,20 +256,18 @@ class StatementPrinter:
                 level(k + 1)
 
         level(0)
-        cx.maybe -= skipping
         cx.analyzer = outside
 
     # ---- tile operations ------------------------------------------------------------------------------------------
 
     def _tile_op(self, s: TileOp) -> None:
-        cx, emit = self.cx, _TILE_OPS[type(s)]
-        for a in s.accesses():  # type: ignore[attr-defined]
-            r = a.region
-            cx.memory.check_bounds(r.buffer, r.mins, r.span or s.span, r.extents)
-        if isinstance(s, ops.Copy) and s.attr("dst_block") is not None:
-            copy_to_rank(cx, s, lambda: emit(cx, s))
+        _TILE_OPS[type(s)](self.cx, s)
+
+    def _tile_loops(self, s: TileLoops) -> None:
+        if isinstance(s.op, ops.Copy) and s.op.attr("dst_block") is not None:
+            copy_to_rank(self.cx, s.op, lambda: tile_loops.print_tile_loops(self.cx, s))
         else:
-            emit(cx, s)
+            tile_loops.print_tile_loops(self.cx, s)
 
 
 def _matrix(cx: Code, e: Call) -> None:
@@ -322,17 +275,17 @@ def _matrix(cx: Code, e: Call) -> None:
 
 
 _TILE_OPS: dict[type, Callable[[Code, Any], None]] = {
-    ops.Copy: tile_loops.emit_copy, ops.Fill: tile_loops.emit_fill, ops.Transpose: tile_loops.emit_transpose,
-    ops.AtomicTile: tile_loops.emit_atomic, ops.Reduce: reductions.emit_reduce, ops.Scan: reductions.emit_scan,
-    ops.Gemm: gemm.emit_gemm,
+    ops.Reduce: reductions.emit_reduce, ops.Scan: reductions.emit_scan, ops.Gemm: gemm.emit_gemm,
 }
 
 _PRINT: dict[type, Callable[[StatementPrinter, Any], None]] = {
     Seq: StatementPrinter._seq, Bind: StatementPrinter._bind, Alloc: StatementPrinter._alloc, Store: StatementPrinter._store,
+    CheckedStore: StatementPrinter._store,
     Evaluate: StatementPrinter._evaluate, For: StatementPrinter._for, Parallel: StatementPrinter._parallel,
     While: StatementPrinter._while, If: StatementPrinter._if, ThreadLoop: StatementPrinter._thread_loop,
     Collective: StatementPrinter._collective, Masked: StatementPrinter._masked,
-    OncePerBlock: StatementPrinter._once_per_block, Break: StatementPrinter._break, Continue: StatementPrinter._continue,
+    OncePerBlock: StatementPrinter._once_per_block, NestVersions: StatementPrinter._versions,
+    TileLoops: StatementPrinter._tile_loops, Break: StatementPrinter._break, Continue: StatementPrinter._continue,
     Assert: StatementPrinter._assert, **{k: StatementPrinter._tile_op for k in _TILE_OPS},
 }
 

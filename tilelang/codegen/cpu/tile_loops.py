@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from tilelang.ir import Buffer, Const, Region
+from tilelang.ir import Buffer, Region
 from tilelang.ops import AtomicTile, Copy, Fill, Transpose
-from tilelang.target.cpu import unsupported
+from tilelang.target.cpu_launch import TileLoops, TileSide
 
 from .atomics import atomic_update
 from .state import Code
@@ -22,63 +21,21 @@ from .types import convert, load, store, value_type
 
 @dataclass
 class Side:
-    """One operand of a tile op: its buffer, the region's start (i64 per dimension), and dimension -> loop number."""
+    """One operand: its buffer, the region's start (i64 per dimension), and which loop walks which dimension."""
 
     buffer: Buffer
     mins: list[str]
-    loop_of: dict[int, int]
-
-    def indices(self, cx: Code, at: list[str]) -> list[str]:
-        """Element indices at loop counters `at`."""
-        return [cx.f.add(at[self.loop_of[d]], m) if d in self.loop_of else m for d, m in enumerate(self.mins)]
+    plan: TileSide
 
     def address(self, cx: Code, at: list[str]) -> str:
-        return cx.address(self.buffer, self.indices(cx, at))
-
-
-def _non_unit(r: Region) -> list[int]:
-    return [d for d, e in enumerate(r.extents) if not (isinstance(e, int) and e == 1)]
+        """Address of the element at loop counters `at`."""
+        indices = [m if k < 0 else cx.f.add(at[k], m) for m, k in zip(self.mins, self.plan.loop_of)]
+        return cx.address(self.buffer, indices)
 
 
 def mins_of(cx: Code, r: Region) -> list[str]:
     """Start of a region, i64 per dimension."""
     return [cx.index(m) for m in r.mins]
-
-
-def sides(cx: Code, base: Region, other: Region | None, span: Any) -> tuple[list[Any], Side, Side | None]:
-    """Loop extents (those of `base`), and both sides; non-unit dimensions are matched in order."""
-    dims = _non_unit(base)
-    a = Side(base.buffer, mins_of(cx, base), {d: k for k, d in enumerate(dims)})
-    extents = [base.extents[d] for d in dims]
-    if other is None:
-        return extents, a, None
-    theirs = _non_unit(other)
-    if len(theirs) != len(dims) and len(base.extents) == len(other.extents):
-        theirs = dims  # same rank: a run-time extent may stand opposite a 1
-    if len(theirs) != len(dims):
-        raise unsupported(f"regions of {len(theirs)} and {len(dims)} non-unit dimensions in one tile operation",
-                          span=span, hint="give both operands the same number of dimensions larger than 1")
-    return extents, a, Side(other.buffer, mins_of(cx, other), {d: k for k, d in enumerate(theirs)})
-
-
-def _edges(cx: Code, side: Side, region: Region, extents: list[Any]) -> tuple[dict[int, int], list[int]]:
-    """Dimensions of a side that need a guard: {loop number: dimension} and fixed dimensions."""
-    loops: dict[int, int] = {}
-    fixed: list[int] = []
-    if side.buffer.scope() != "global" or not cx.guarded:
-        return loops, fixed
-    for d, size in enumerate(side.buffer.shape):
-        k = side.loop_of.get(d)
-        if k is None:
-            if not cx.memory.proven(region.mins[d], size):
-                fixed.append(d)
-            continue
-        e = extents[k]
-        m = region.mins[d]
-        whole = isinstance(e, int) and e > 0 and cx.memory.proven(m, size) and cx.memory.proven(m + (e - 1), size)
-        if not whole:
-            loops[k] = d
-    return loops, fixed
 
 
 @dataclass
@@ -94,22 +51,16 @@ class Clip:
     ok: str
     inside: str
 
-    @property
-    def needed(self) -> bool:
-        return self.inside != "true"
-
-
-def clip(cx: Code, side: Side, region: Region, extents: list[Any], sizes: list[str]) -> Clip:
+def clip(cx: Code, side: Side, sizes: list[str]) -> Clip:
     """Guards of one side of a tile operation; sizes: loop extents as i64."""
-    f = cx.f
-    loops, fixed = _edges(cx, side, region, extents)
+    f, shape = cx.f, side.buffer.shape
     out = Clip({}, {}, "true", "true")
-    for d in fixed:
-        out.ok = f.both(out.ok, f.let(f"icmp ult i64 {side.mins[d]}, {cx.index(side.buffer.shape[d])}"))
+    for d in side.plan.guarded:
+        out.ok = f.both(out.ok, f.let(f"icmp ult i64 {side.mins[d]}, {cx.index(shape[d])}"))
     out.inside = out.ok
-    for k, d in loops.items():
+    for k, d in side.plan.clipped:
         low = f.smax(f.sub("0", side.mins[d]), "0")
-        high = f.smin(f.sub(cx.index(side.buffer.shape[d]), side.mins[d]), sizes[k])
+        high = f.smin(f.sub(cx.index(shape[d]), side.mins[d]), sizes[k])
         out.low[k], out.high[k] = low, high
         if is_literal(sizes[k]):
             whole = f.both(f.let(f"icmp eq i64 {low}, 0"), f.let(f"icmp eq i64 {high}, {sizes[k]}"))
@@ -151,17 +102,27 @@ def _versions(cx: Code, inside: str, fast: Callable[[], None], clipped: Callable
 # ---- copy, fill, transpose, atomic --------------------------------------------------------------------------------
 
 
-def emit_copy(cx: Code, op: Copy) -> None:
-    """dst = cast(src): rows past the source's shape get its safe value, elements past dst's are skipped."""
-    extents, dst, src = sides(cx, op.dst, op.src, op.span)
-    assert src is not None, "sides() gives two sides for two regions"
-    _copy(cx, op, extents, dst, src)
+def print_tile_loops(cx: Code, s: TileLoops) -> None:
+    """Print the loop nest of a tile operation."""
+    op = s.op
+    dst = Side(op.dst.buffer, mins_of(cx, op.dst), s.dst)  # type: ignore[attr-defined]
+    if isinstance(op, Fill):
+        _fill(cx, op, s, dst)
+        return
+    other = op.src if isinstance(op, (Copy, Transpose)) else op.value  # type: ignore[attr-defined]
+    src = None if s.src is None else Side(other.buffer, mins_of(cx, other), s.src)
+    if isinstance(op, AtomicTile):
+        _atomic(cx, op, s, dst, src)
+    else:
+        assert isinstance(op, (Copy, Transpose)) and src is not None, "the plan of a copy has two sides"
+        _copy(cx, op, s, dst, src)
 
 
-def _copy(cx: Code, op: Copy | Transpose, extents: list[Any], dst: Side, src: Side) -> None:
+def _copy(cx: Code, op: Copy | Transpose, s: TileLoops, dst: Side, src: Side) -> None:
+    """dst = cast(src): elements past the source's shape are its safe value, elements past dst's are skipped."""
     f = cx.f
-    sizes = [cx.index(e) for e in extents]
-    to, frm = clip(cx, dst, op.dst, extents, sizes), clip(cx, src, op.src, extents, sizes)
+    sizes = [cx.index(e) for e in s.extents]
+    to, frm = clip(cx, dst, sizes), clip(cx, src, sizes)
     sd, dd = src.buffer.dtype, dst.buffer.dtype
 
     def move(at: list[str]) -> None:
@@ -204,21 +165,10 @@ def _copy(cx: Code, op: Copy | Transpose, extents: list[Any], dst: Side, src: Si
     _versions(cx, f.both(to.inside, frm.inside), lambda: nest(cx, sizes, {}, {}, move), clipped)
 
 
-def emit_transpose(cx: Code, op: Transpose) -> None:
-    """dst[…, j, i] = src[…, i, j]."""
-    extents, dst, src = sides(cx, op.dst, op.src, op.span)
-    assert src is not None, "sides() gives two sides for two regions"
-    n = len(extents)
-    if not any(isinstance(e, int | Const) and int(e) == 1 for e in op.dst.extents[-2:]):  # else the order stays
-        src.loop_of = {d: {n - 2: n - 1, n - 1: n - 2}.get(k, k) for d, k in src.loop_of.items()}
-    _copy(cx, op, extents, dst, src)
-
-
-def emit_fill(cx: Code, op: Fill) -> None:
+def _fill(cx: Code, op: Fill, s: TileLoops, dst: Side) -> None:
     """dst = value."""
-    extents, dst, _ = sides(cx, op.dst, None, op.span)
-    sizes = [cx.index(e) for e in extents]
-    to = clip(cx, dst, op.dst, extents, sizes)
+    sizes = [cx.index(e) for e in s.extents]
+    to = clip(cx, dst, sizes)
     dd = dst.buffer.dtype
     value = cx.cast_value(op.value, dd)
 
@@ -229,16 +179,14 @@ def emit_fill(cx: Code, op: Fill) -> None:
               lambda: cx.f.branch(to.ok, lambda: nest(cx, sizes, to.low, to.high, put)))
 
 
-def emit_atomic(cx: Code, op: AtomicTile) -> None:
+def _atomic(cx: Code, op: AtomicTile, s: TileLoops, dst: Side, src: Side | None) -> None:
     """dst = kind(dst, value), each element once."""
     f = cx.f
-    other = op.value if isinstance(op.value, Region) else None
-    extents, dst, src = sides(cx, op.dst, other, op.span)
-    sizes = [cx.index(e) for e in extents]
-    to = clip(cx, dst, op.dst, extents, sizes)
+    sizes = [cx.index(e) for e in s.extents]
+    to = clip(cx, dst, sizes)
     dd = dst.buffer.dtype
     scalar = "" if isinstance(op.value, Region) else cx.cast_value(op.value, dd)
-    frm = clip(cx, src, op.value, extents, sizes) if src is not None and isinstance(op.value, Region) else None
+    frm = None if src is None else clip(cx, src, sizes)
 
     def update(at: list[str]) -> None:
         v = scalar
@@ -256,4 +204,4 @@ def emit_atomic(cx: Code, op: AtomicTile) -> None:
               lambda: f.branch(to.ok, lambda: nest(cx, sizes, to.low, to.high, update)))
 
 
-__all__ = ["emit_atomic", "emit_copy", "emit_fill", "emit_transpose", "mins_of", "nest"]
+__all__ = ["mins_of", "nest", "print_tile_loops"]

@@ -25,6 +25,7 @@ from tilelang.ir import (
 )
 from tilelang.ir.children import contains
 from tilelang.target.cpu import unsupported
+from tilelang.target.cpu_launch import CheckedAddress, CheckedLoad
 from tilelang.target.device_functions import known_function
 
 from . import arithmetic, mathlib
@@ -88,22 +89,15 @@ class ValuePrinter:
         if e.dtype.lanes > 1 or _is_harmless(e.b):
             return self.cx.f.let(f"{e.op} {value_type(e.dtype)} {a}, {self.value(e.b)}")
         if e.op == "and":
-            return self.cx.f.choose(a, "i1", lambda: self._sometimes(e.b), lambda: "false")
-        return self.cx.f.choose(a, "i1", lambda: "true", lambda: self._sometimes(e.b))
-
-    def _sometimes(self, e: Expr) -> str:
-        """Value of an expression that is evaluated only under a condition."""
-        self.cx.maybe += 1
-        v = self.value(e)
-        self.cx.maybe -= 1
-        return v
+            return self.cx.f.choose(a, "i1", lambda: self.value(e.b), lambda: "false")
+        return self.cx.f.choose(a, "i1", lambda: "true", lambda: self.value(e.b))
 
     def _select(self, e: Select) -> str:
         cond, ty = self.value(e.cond), value_type(e.dtype)
         if e.cond.dtype.lanes > 1 or not e.lazy or (_is_harmless(e.a) and _is_harmless(e.b)):
             a, b = self.value(e.a), self.value(e.b)
             return self.cx.f.let(f"select {value_type(e.cond.dtype)} {cond}, {ty} {a}, {ty} {b}")
-        return self.cx.f.choose(cond, ty, lambda: self._sometimes(e.a), lambda: self._sometimes(e.b))
+        return self.cx.f.choose(cond, ty, lambda: self.value(e.a), lambda: self.value(e.b))
 
     def _call(self, e: Call) -> str:
         known = known_function(e, self.cx.sources)
@@ -186,7 +180,8 @@ _PRINT: dict[type, Callable[[ValuePrinter, Any], str]] = {
     Var: ValuePrinter._var, Const: ValuePrinter._const, Cast: ValuePrinter._cast, Unary: ValuePrinter._unary,
     Binary: ValuePrinter._binary, Select: ValuePrinter._select, Call: ValuePrinter._call, Load: ValuePrinter._load,
     StringConst: ValuePrinter._string, Broadcast: ValuePrinter._broadcast, Ramp: ValuePrinter._ramp,
-    Shuffle: ValuePrinter._shuffle, AddressOf: ValuePrinter._address_of,
+    Shuffle: ValuePrinter._shuffle, AddressOf: ValuePrinter._address_of, CheckedLoad: ValuePrinter._load,
+    CheckedAddress: ValuePrinter._address_of,
 }
 
 __all__ = ["ValuePrinter", "bind_value"]

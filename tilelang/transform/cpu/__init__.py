@@ -4,6 +4,7 @@ The passes, in order:
 
     launch_host_statements   statements outside of T.Kernel that compute become launches of one thread
     plan_launches            each launch: null checks, warp roles, masks, loops over threads, storage
+    guard_accesses           guards of tensor accesses, loop nests of tile operations
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from tilelang.ir import Func
 from tilelang.target.cpu import HostCpu, host_cpu, unsupported
 from tilelang.target.cpu_launch import CpuPlan
 
+from .guard_accesses import guard_accesses
 from .host_blocks import launch_host_statements
 from .plan_launches import plan_launches
 
@@ -24,7 +26,7 @@ def plan_cpu(func: Func, host: HostCpu | None = None) -> CpuPlan:
     if func.attr("phase", "TILE") != "TILE":
         raise unsupported(f"a program in phase {func.attr('phase')}", span=func.span,
                           hint="the CPU target starts from the tile program")
-    return CpuPlan(plan_launches(launch_host_statements(func)), host or host_cpu())
+    return CpuPlan(guard_accesses(plan_launches(launch_host_statements(func))), host or host_cpu())
 
 
 __all__ = ["plan_cpu"]

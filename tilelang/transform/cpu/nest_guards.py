@@ -1,4 +1,4 @@
-"""Which guards of a Parallel nest one test before the nest can replace.
+"""Which guards of a Parallel nest a test before the nest can replace.
 
 The index of a guarded access, linear in the nest's variables, is smallest and largest at corners of the iteration
 space; when both lie inside the buffer, no iteration needs the guard.
@@ -9,7 +9,7 @@ space; when both lie inside the buffer, no iteration needs the guard.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from tilelang.arith import Analyzer
@@ -32,47 +32,46 @@ from tilelang.ir import (
     substitute,
     walk,
 )
-
-from .state import Code
-
-
-@dataclass
-class GuardPlan:
-    """accesses: (node id, dimension) that the test clears.  tests: (lowest index, highest index, size) of each."""
-
-    accesses: set[tuple[int, int]] = field(default_factory=set)
-    tests: dict[Any, tuple[Expr, Expr, Any]] = field(default_factory=dict)
-
-    def condition(self, cx: Code) -> str:
-        """i1: all accesses are in range, and the nest runs at least once in every dimension that matters."""
-        f, ok = cx.f, "true"
-        for low, high, size in self.tests.values():
-            if not (isinstance(b := cx.analyzer.bounds_of(cx.analyzer.linear(low))[0], int) and b >= 0):
-                ok = f.both(ok, f.let(f"icmp sge i64 {cx.index(low)}, 0"))
-            ok = f.both(ok, f.less(cx.index(high), cx.index(size)))
-        return str(ok)
+from tilelang.ir.record import state
+from tilelang.target.cpu_launch import RangeTest
+from tilelang.target.cpu_ranges import is_in_range
 
 
-def plan_guards(cx: Code, nest: Parallel) -> GuardPlan:
-    """The guards of `nest` that a test on values known before it decides."""
-    if not cx.guarded:
-        return GuardPlan()
-    known = _Nest(Analyzer(cx.analyzer.env))
+@state
+class NestGuards:
+    """cleared: (id of an access, dimension) that the tests prove.  tests: what is compared before the nest."""
+
+    cleared: set[tuple[int, int]] = field(default_factory=set)
+    tests: dict[tuple[Expr, Expr, Any], None] = field(default_factory=dict)
+
+    def range_tests(self, a: Analyzer) -> tuple[RangeTest, ...]:
+        """The tests whose answer is not known already."""
+        return tuple(RangeTest(low, high, size, not _is_natural(a, low)) for low, high, size in self.tests
+                     if not (isinstance(size, int) and is_in_range(a, low, size) and is_in_range(a, high, size)))
+
+
+def find_nest_guards(a: Analyzer, nest: Parallel) -> NestGuards:
+    """The guards of a nest that a test of values known before it decides (see above)."""
+    known = _Nest(Analyzer(a.env))
     known.visit(nest)
-    _drop_proven(cx, known.plan)
     return known.plan
 
 
-@dataclass
-class _Nest:
-    """What is known of a nest's variables on the way through it.
+def _is_natural(a: Analyzer, e: Expr) -> bool:
+    low = a.bounds_of(a.linear(e))[0]
+    return isinstance(low, int) and low >= 0
 
-    ranges: first and last value of a loop's variable.  inlined: values of bindings.  opaque: variables whose values the nest
-    alone knows.
+
+@state
+class _Nest:
+    """What is known of the variables of a nest while it is visited.
+
+    ranges: first and last value of a loop's variable.  inlined: values of bindings.  opaque: variables whose values are known
+    inside the nest only.
     """
 
     analyzer: Analyzer
-    plan: GuardPlan = field(default_factory=GuardPlan)
+    plan: NestGuards = field(default_factory=NestGuards)
     ranges: dict[Var, tuple[Expr, Expr]] = field(default_factory=dict)
     inlined: dict[Var, Expr] = field(default_factory=dict)
     opaque: set[Var] = field(default_factory=set)
@@ -122,20 +121,12 @@ class _Nest:
                 continue
             corners = _corners(self.analyzer, substitute(e, self.inlined), self.ranges, self.opaque)
             if corners is not None:
-                self.plan.accesses.add((id(n), d))
-                key = (corners[0], corners[1], size)
-                self.plan.tests.setdefault(key, key)
+                self.plan.cleared.add((id(n), d))
+                self.plan.tests[corners[0], corners[1], size] = None
 
 
 def _of_memory(e: Expr) -> bool:
     return any(isinstance(n, (Load, Call)) for n in walk(e))
-
-
-def _drop_proven(cx: Code, plan: GuardPlan) -> None:
-    """Tests that always hold need no run-time test (their accesses stay trusted)."""
-    for key, (low, high, size) in list(plan.tests.items()):
-        if isinstance(size, int) and cx.memory.proven(low, size) and cx.memory.proven(high, size):
-            del plan.tests[key]
 
 
 def _fields(s: Stmt) -> list[Any]:
@@ -154,7 +145,7 @@ def _corners(a: Analyzer, e: Expr, ranges: dict[Var, tuple[Expr, Expr]],
         if isinstance(t, Var) and t in ranges:
             start, last = ranges[t]
             if any(x in ranges or x in opaque for x in free_vars(start) | free_vars(last)):
-                return None  # a bound that moves with an outer loop of the nest
+                return None  # a bound that depends on an outer loop of the nest
             c = form.terms[t]
             low = substitute(low, {t: start if c > 0 else last})
             high = substitute(high, {t: last if c > 0 else start})
@@ -162,3 +153,6 @@ def _corners(a: Analyzer, e: Expr, ranges: dict[Var, tuple[Expr, Expr]],
                 n, (Load, Call, Var))):
             return None  # memory may change inside the nest, and other functions of the variables have no corners
     return low, high
+
+
+__all__ = ["NestGuards", "find_nest_guards"]

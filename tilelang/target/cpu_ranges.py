@@ -1,0 +1,61 @@
+"""Ranges of the integers of a block on the CPU target: what the passes prove, and what printed index arithmetic relies on."""
+
+from __future__ import annotations
+
+from tilelang.arith import Analyzer
+from tilelang.ir import Bind, Const, Expr, For, Launch, Parallel
+
+from .cpu_launch import WarpRole
+
+
+def with_indices(a: Analyzer, s: Launch, role: WarpRole) -> Analyzer:
+    """Ranges of the block and thread indices in the code of a warp role."""
+    for v, extent in zip(s.block_vars, s.grid):
+        hi = Analyzer().interval(extent)[1]
+        a = a.bind(v, 0, None if hi is None else max(hi - 1, 0))
+    for v, (lo, end) in zip(s.thread_vars, thread_ranges(s, role)):
+        a = a.bind(v, lo, end - 1)
+    return a
+
+
+def thread_ranges(s: Launch, role: WarpRole) -> list[tuple[int, int]]:
+    """Smallest value and end of each thread index in a warp role."""
+    all_threads = role.ranges == ((0, s.num_threads),)
+    return [role.ranges[0] if not all_threads and n == s.num_threads and len(role.ranges) == 1 else (0, n) for n in s.threads]
+
+
+def with_loop(a: Analyzer, s: For) -> Analyzer:
+    """The range of a loop's variable."""
+    lo, hi = a.interval(s.start)
+    count = a.interval(s.extent)[1]
+    if lo is None and hi is None:
+        return a
+    return a.bind(s.var, lo, None if hi is None or count is None else max(hi + count - 1, lo or 0))
+
+
+def with_nest(a: Analyzer, s: Parallel) -> Analyzer:
+    """The ranges of the variables of a parallel nest."""
+    for v, e in zip(s.vars, s.extents):
+        hi = a.interval(e)[1]
+        a = a.bind(v, 0, None if hi is None else max(hi - 1, 0))
+    return a
+
+
+def with_value(a: Analyzer, s: Bind) -> Analyzer:
+    """The range of a bound value."""
+    if s.var.dtype.is_signed and s.var.dtype.lanes == 1 and s.value.dtype == s.var.dtype:
+        return a.bind(s.var, *a.interval(s.value))
+    return a
+
+
+def is_in_range(a: Analyzer, e: Expr | int, size: Expr | int) -> bool:
+    """Whether 0 <= e < size for certain."""
+    if isinstance(e, (int, Const)):
+        return isinstance(size, int) and 0 <= int(e) < size
+    if not isinstance(size, int):
+        return False
+    lo, hi = a.bounds_of(a.linear(e)) if e.dtype.is_signed else a.interval(e)
+    return lo is not None and hi is not None and lo >= 0 and hi < size
+
+
+__all__ = ["is_in_range", "thread_ranges", "with_indices", "with_loop", "with_nest", "with_value"]
