@@ -5,7 +5,7 @@ import pytest
 from tilelang import ops
 from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, For, Func, If, Launch, Parallel,
                          ParseError, Region, Seq, Store, Var, While, call, cast, const, dtype, load, logical, parse, select,
-                         seq, to_text, unary, LaunchPlan)
+                         seq, to_text, unary, LaunchPlan, LoopPlan, ParallelPlan)
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Broadcast, Ramp, Shuffle
 
@@ -31,12 +31,12 @@ def sample() -> Func:
                      attrs=(("eviction_policy", "evict_first"),)),
             ops.Gemm(Region(s, (const(0), const(0)), (32, 64)), Region(s, (const(0), const(0)), (32, 64)),
                      Region(c, (const(0), const(0)), (32, 32)), False, True, ops.GemmWarpPolicy.FullRow,
-                     k == 0)), attrs=(("num_stages", 3),)),
+                     k == 0)), plan=LoopPlan(num_stages=3)),
         For(k2, const(2, "int32"), const(5), "unroll", If(k2 < n, Break(), Continue())),
         Bind(y, load(v, (0,)) + 1),
         Parallel((i, j), (const(32), const(32)), Store(c, (i, j), select(
             logical("and", i < n, unary("not", j == 3)), load(c, (i, j)) + cast(load(s, (i, j)), F32),
-            const(0.5))), attrs=(("coalesced_width", 4),)),
+            const(0.5))), plan=ParallelPlan(coalesced_width=4)),
         While(load(v, (0,)) < y, Store(v, (const(0),), load(v, (0,)) + 1)),
         Store(view, (Ramp(tx * 8, const(1), 8, dtype("int32x8")),), Broadcast(const(1.0, F16), 8, dtype("float16x8"))),
         Evaluate(call("cp_async", [AddressOf(s, (tx, const(0))), AddressOf(a, (tx, const(0)))], "void", bytes=16)),

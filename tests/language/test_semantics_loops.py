@@ -144,7 +144,7 @@ def test_unroll_vectorized_grid_and_attributes():
                 O[i + 2, j] += i
 
     a, b, c, d = nodes(f, For)
-    assert a.kind == "unroll" and a.attr("factor") == 2
+    assert a.kind == "unroll" and a.plan.factor == 2
     assert b.kind == "vectorized" and b.attr("note") == (1, 2)
     assert out(f) == [[1] * 4, [1] * 4, [0] * 4, [1] * 4]
 

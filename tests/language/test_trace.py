@@ -34,7 +34,7 @@ def test_gemm_becomes_launch_loop_and_tile_ops():
     assert isinstance(launch, Launch) and launch.threads == (128, 1, 1)
     assert [int(g.value) for g in launch.grid] == [2, 4]
     (loop,) = ops_of(f, For)
-    assert loop.kind == "pipelined" and loop.attr("num_stages") == 3 and int(loop.extent.value) == 4
+    assert loop.kind == "pipelined" and loop.plan.num_stages == 3 and int(loop.extent.value) == 4
     assert [len(ops_of(f, t)) for t in (Copy, Fill, Gemm, Parallel)] == [3, 1, 1, 1]
     first = ops_of(f, Copy)[0]
     assert first.src.extents == (64, 32) and first.dst.is_full

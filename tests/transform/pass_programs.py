@@ -1,8 +1,8 @@
 """Small tile programs as IR."""
 
 from tilelang import ops
-from tilelang.ir import (FALSE, Alloc, Bind, Buffer, For, Func, Launch, Parallel, Region, Store, Var, cast, const,
-                         convert, dtype, fresh, load, seq)
+from tilelang.ir import (FALSE, Alloc, Bind, Buffer, For, Func, Launch, Parallel, Region, Store, Var, cast, const, convert,
+                         dtype, fresh, load, seq, LoopPlan)
 
 F16, F32 = dtype("float16"), dtype("float32")
 
@@ -19,7 +19,7 @@ def program(name, tensors, grid, threads, body):
                 Launch(tuple(convert(g) for g in grid), block, (threads, 1, 1), thread, body(block, thread)))
 
 
-def gemm(M=128, N=128, K=96, BM=64, BN=64, BK=32, stages=3, threads=128, attrs=(), middle=(), n=None, kind="pipelined"):
+def gemm(M=128, N=128, K=96, BM=64, BN=64, BK=32, stages=3, threads=128, middle=(), n=None, kind="pipelined", **plan):
     a, b, c = Buffer("A", (M, K), F16), Buffer("B", (K, N), F16), Buffer("C", (M, N), F32)
     a_s, b_s = Buffer("A_s", (BM, BK), F16, "shared.dyn"), Buffer("B_s", (BK, BN), F16, "shared.dyn")
     acc, k = Buffer("acc", (BM, BN), F32, "local.fragment"), fresh("k")
@@ -33,7 +33,7 @@ def gemm(M=128, N=128, K=96, BM=64, BN=64, BK=32, stages=3, threads=128, attrs=(
                 ops.Copy(region(a, (by * BM, k * BK), (BM, BK)), region(a_s)),
                 ops.Copy(region(b, (k * BK, bx * BN), (BK, BN)), region(b_s)), *[m(names) for m in middle],
                 ops.Gemm(region(a_s), region(b_s), region(acc), False, False, ops.GemmWarpPolicy.Square, FALSE)),
-                attrs=tuple(sorted((*attrs, ("num_stages", stages))))),
+                plan=LoopPlan(num_stages=stages, **plan)),
             ops.Copy(region(acc), region(c, (by * BM, bx * BN), (BM, BN))))
 
     tensors = (a, b, c)

@@ -38,9 +38,9 @@ def taken_apart(func, cx):
         return made.setdefault(b.data, Buffer(f"{b.name}_own", b.shape, b.dtype, "local"))
 
     def visit(x):
-        if isinstance(x, For) and x.attr("registers"):
+        if isinstance(x, For) and x.plan.registers:
             form = form_of(x)
-            named = [form.buffer, *([form.source] if x.attr("registers") == "source" else [])]
+            named = [form.buffer, *([form.source] if x.plan.registers == "source" else [])]
             return with_options(substitute(x, {b: own(b) for b in named}), registers=None)
         if isinstance(x, Evaluate) and x.call.op == "wgmma" and x.call.options.registers:
             marked = x.call.options.registers
@@ -79,7 +79,7 @@ def numbers(*shape, dtype=np.float16):
 def marked(kernel):
     """(kinds of loops on registers, number of moves in, of moves out)."""
     kinds = [form_of(x).kind for x in walk(kernel.launch.body)
-             if isinstance(x, For) and x.attr("registers")]
+             if isinstance(x, For) and x.plan.registers]
     moves = [x.options.move for x in walk(kernel.launch.body) if isinstance(x, Call) and x.op == "wgmma_pin"]
     return sorted(kinds), moves.count("in"), moves.count("out")
 

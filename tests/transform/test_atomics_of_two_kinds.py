@@ -390,7 +390,7 @@ def test_bodies_with_one_kind_stay_as_they_are():
     inner = If(const(True), seq())
     assert as_iterations(loops[0].body, inner, True, None) is inner
     both = as_iterations(seq(loops[0].body, loops[1].body), inner, False, None)
-    assert isinstance(both, For) and both.body is inner and both.attr("independent") and both.attr("kept")
+    assert isinstance(both, For) and both.body is inner and both.plan.independent and both.plan.kept
 
 
 def test_a_barrier_taken_away_beside_copies_by_tma():

@@ -124,7 +124,7 @@ def test_rows_that_tma_cannot_store_leave_without_barriers_between_them(cluster)
     launch = program.kernels[0].launch
     assert cluster == 1 or launch.plan.cluster == ((2, 1, 1) if cluster == 2 else (4, 1, 1))
     loops = [x for x in walk(launch) if isinstance(x, For) and any(
-        isinstance(y, Store) and y.buffer.name == "C" for y in walk(x)) and not x.attr("tiles")]
+        isinstance(y, Store) and y.buffer.name == "C" for y in walk(x)) and not x.plan.tiles]
     assert loops and not any(isinstance(y, Call) and y.op in ("sync_threads", "named_barrier") for x in loops for y in walk(x))
     rng = np.random.default_rng(3)
     a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((128, 64), (n, 64)))

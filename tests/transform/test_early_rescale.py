@@ -42,7 +42,7 @@ def hot(kernel):
 
 
 def kind(s):
-    form = form_of(s) if isinstance(s, For) and s.attr("registers") else None
+    form = form_of(s) if isinstance(s, For) and s.plan.registers else None
     return form and form.kind
 
 

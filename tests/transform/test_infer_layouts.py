@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tilelang.ir import (FALSE, TRUE, Alloc, Buffer, For, Func, Launch, Load, Parallel, Region, Seq, Store, Var, call, cast,
-                         const, convert, dtype, fresh, load, walk, LaunchPlan)
+                         const, convert, dtype, fresh, load, walk, LaunchPlan, ParallelPlan, with_options)
 from tilelang.layout import Fragment, bank_conflicts, row_fragment, swizzled_layout
 from tilelang.ops import Copy, Fill, Gemm, GemmWarpPolicy, Reduce
 from tilelang.ops.gemm.select import operand_fragments
@@ -222,7 +222,7 @@ def test_attention_keeps_rows_in_one_warp_and_everything_in_registers():
     for name in ("m", "m0", "r", "row", "l"):
         assert layouts[b[name]] == rows
     for loop in nodes(launch, Parallel):
-        lay = loop.attr("loop_layout")
+        lay = loop.plan.loop_layout
         for x in walk(loop.body):
             if isinstance(x, (Load, Store)):
                 dims = [loop.vars.index(i) for i in x.indices]
@@ -248,7 +248,7 @@ def test_softmax_rows_follow_the_copy():
     layouts, launch = infer([x, y], [xf, m], stmts)
     assert layouts[xf].vector_width == 4 and layouts[m] == layouts[xf].reduce(1)
     loop, = nodes(launch, Parallel)
-    assert loop.attr("loop_layout").same_owners(layouts[xf])
+    assert loop.plan.loop_layout.same_owners(layouts[xf])
     assert len(np.unique(layouts[xf].owners()[0][0] // 32)) == 1, "a row stays in one warp"
 
 
@@ -270,7 +270,7 @@ def test_accumulation_along_a_loop_stays_in_one_thread():
     x = tensor("X", (64, 16), "float32")
     stmts = [parallel((64, 16), lambda i, j: Store(s, (i,), load(s, (i,)) + load(a, (i, j)))), copy(x, a)]
     layouts, launch = infer([x], [a, s], stmts)
-    lay = nodes(launch, Parallel)[0].attr("loop_layout")
+    lay = nodes(launch, Parallel)[0].plan.loop_layout
     assert all(len(np.unique(lay.owners()[0][i])) == 1 for i in range(64))
     assert layouts[a].same_owners(lay)
 
@@ -375,7 +375,7 @@ def test_element_shared_by_neighbours_stays_with_them():
     f, g, out = frag("F", (64, 32)), frag("G", (64, 64)), tensor("out", (64, 64), "float32")
     stmts = [parallel((64, 64), lambda i, j: Store(g, (i, j), load(f, (i, j // 2)))), copy(g, out)]
     layouts, launch = infer([out], [f, g], stmts)
-    lay = nodes(launch, Parallel)[0].attr("loop_layout").owners()[0]
+    lay = nodes(launch, Parallel)[0].plan.loop_layout.owners()[0]
     assert np.array_equal(layouts[f].owners()[0], lay[:, ::2]) and np.array_equal(layouts[f].owners()[0], lay[:, 1::2])
 
 
@@ -383,11 +383,11 @@ def test_loop_layout_of_the_user_rules_the_fragments():
     f, x = frag("F", (16, 32)), tensor("X", (16, 32), "float32")
     mine = Fragment((16, 32), forward_fn=lambda i, j: (i % 8 * 16 + j // 2, j % 2 + i // 8 * 2))
     loop = parallel((16, 32), lambda i, j: Store(f, (i, j), load(x, (i, j))))
-    loop = Parallel(loop.vars, loop.extents, loop.body, (("loop_layout", mine),))
+    loop = Parallel(loop.vars, loop.extents, loop.body, plan=ParallelPlan(loop_layout=mine))
     layouts, _ = infer([x], [f], [loop, copy(f, x)])
     assert layouts[f] == mine
     with pytest.raises(ValueError, match="must be a Fragment of that shape"):
-        infer([x], [f], [Parallel(loop.vars, loop.extents, loop.body, (("loop_layout", row_fragment((16, 16), 128)),))])
+        infer([x], [f], [with_options(loop, loop_layout=row_fragment((16, 16), 128))])
 
 
 def test_the_trace_says_why():

@@ -20,7 +20,7 @@ from tilelang.transform.schedule import specialize_warps
 def in_and_before(low):
     """Products that are started inside the computing groups' loop over tiles, and in front of it."""
     launch = low.kernels[0].launch
-    loops = [x for x in walk(launch.body) if isinstance(x, For) and x.attr("tiles")]
+    loops = [x for x in walk(launch.body) if isinstance(x, For) and x.plan.tiles]
     inside = max(sum(isinstance(y, Call) and y.op == "wgmma_commit" for y in walk(x)) for x in loops)
     return inside, sum(isinstance(y, Call) and y.op == "wgmma_commit" for y in walk(launch.body)) - inside
 

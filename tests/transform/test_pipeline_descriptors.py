@@ -56,7 +56,7 @@ def before_the_pass(monkeypatch, **options):
 
 
 def tight(kernel):
-    (loop,) = [x for x in walk(kernel.launch) if isinstance(x, For) and x.attr("tight")]
+    (loop,) = [x for x in walk(kernel.launch) if isinstance(x, For) and x.plan.tight]
     return loop
 
 
@@ -153,7 +153,7 @@ def test_a_descriptor_of_the_wrong_stage_is_diagnosed(monkeypatch):
     """The verifier follows the variables: what it checks is what is printed."""
     @pass_(needs=DEVICE)
     def stale(func, cx):
-        loop = next((x for x in walk(func, For) if x.attr("tight")), None)
+        loop = next((x for x in walk(func, For) if x.plan.tight), None)
 
         def change(s):
             pair = update(s) if isinstance(s, Store) else None

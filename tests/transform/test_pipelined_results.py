@@ -105,7 +105,7 @@ def agree(f, counts, device):
         if lowered is not None:
             for name, got in run_device(lowered, args, check=True).outputs.items():
                 np.testing.assert_array_equal(got, want[name], err_msg=f"device, {name}, m={m}")
-    return [x.attr("pipeline_report") for x in walk(planned) if isinstance(x, For) and x.attr("pipeline_report")]
+    return [x.plan.pipeline_report for x in walk(planned) if isinstance(x, For) and x.plan.pipeline_report]
 
 
 @pytest.mark.spec("L8:Pipelined", "M:short-pipelines")

@@ -9,8 +9,8 @@ from everywhere import everywhere
 from pass_programs import F32, program
 
 import tilelang.language as T
-from tilelang.ir import (Alloc, Bind, Buffer, Evaluate, For, If, Store, While, const, fresh, load, parse, seq,
-                         to_text, walk, with_options)
+from tilelang.ir import (Alloc, Bind, Buffer, Evaluate, For, If, Store, While, const, fresh, load, parse, seq, to_text, walk,
+                         with_options, LoopPlan)
 from tilelang.ir.build import call
 from tilelang.ir.buffer import AddressOf
 from tilelang.target import Target
@@ -238,7 +238,7 @@ def test_unknown_index_is_a_conflict():
 def test_independent_iterations_of_a_parallel_loop():
     k = fresh("k")
     loop = lambda tx: For(k, const(0), const(4), "unroll", put(S, (tx * 7 + k) % 64, get(G, tx)),  # noqa: E731
-                          attrs=(("independent", True),))
+                          plan=LoopPlan(independent=True))
     assert barriers(placed(block(lambda bx, tx: loop(tx)))) == 0
 
 

@@ -17,11 +17,11 @@ def plan(f, **config):
 
 
 def loop_of(f):
-    return [x for x in walk(f) if isinstance(x, For) and x.attr("pipeline_report")][-1]
+    return [x for x in walk(f) if isinstance(x, For) and x.plan.pipeline_report][-1]
 
 
 def report(f):
-    return loop_of(f).attr("pipeline_report")
+    return loop_of(f).plan.pipeline_report
 
 
 def waits(s):
@@ -36,7 +36,7 @@ def commits(s):
 def test_versions_commits_and_waits(stages):
     out = plan(gemm(K=320, stages=stages)[0])
     loop = loop_of(out)
-    assert report(out) == out.body.attr("pipeline_report") == f"pipelined: {stages} stage{'s' * (stages > 1)} of A_s, B_s"
+    assert report(out) == out.body.plan.pipeline_report == f"pipelined: {stages} stage{'s' * (stages > 1)} of A_s, B_s"
     shapes = {x.buffer.name: x.buffer.shape for x in walk(out) if isinstance(x, Alloc)}
     assert shapes["A_s"] == ((stages, 64, 32) if stages > 1 else (64, 32))
     assert waits(loop) == [max(stages - 2, 0)] and commits(loop) == 1
@@ -142,7 +142,7 @@ def test_bindings_follow_the_copy_they_serve():
 
 
 def manual(order, stage, **kw):
-    return gemm(stages=0, attrs=(("order", order), ("stage", stage)), **kw)[0]
+    return gemm(stages=0, order=order, stage=stage, **kw)[0]
 
 
 def test_manual_schedule():

@@ -105,7 +105,7 @@ def test_loops_without_a_form_keep_the_arrays():
 def test_forms_are_found_once_and_launches_without_a_look_inside():
     kernel = lowered(softmax_of(doubled))
     launch = kernel.launch
-    loop = next(x for x in walk(launch.body) if isinstance(x, For) and x.attr("registers"))
+    loop = next(x for x in walk(launch.body) if isinstance(x, For) and x.plan.registers)
     assert form_of(loop) is form_of(loop) is not None
     assert rewrite_launches(launch, lambda x: None) is launch
     assert rewrite_launches(If(fresh("c", dtype("bool")), launch), lambda x: x.body).then is launch.body
@@ -211,7 +211,7 @@ def test_sums_that_are_no_reduction_keep_their_order():
         kernel = lowered(attention(1, 1, 128, 64, causal=False, bm=64, bn=64, threads=128))
 
         def changed(x):
-            if not isinstance(x, For) or x.attr("any_order") is None:
+            if not isinstance(x, For) or not x.plan.any_order:
                 return None
             return with_options(x, any_order=order, reduction=None)
 

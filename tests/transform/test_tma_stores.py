@@ -240,7 +240,7 @@ def test_persistent_launches(bn, out, threads):
     program = lowered(gemm(m=m, n=n, k=k, bm=bm, bn=bn, bk=32, threads=threads, stages=2, out=out), persistent=3)
     launch = program.kernels[0].launch
     assert "tma_store" in ops(launch) and not plain_stores(launch)
-    assert any(isinstance(x, For) and x.attr("tiles") and "tma_store" in ops(x.body) for x in walk(launch))
+    assert any(isinstance(x, For) and x.plan.tiles and "tma_store" in ops(x.body) for x in walk(launch))
     waits = [x.options.n for x in walk(launch) if isinstance(x, Call) and x.op == "bulk_wait"]
     assert waits[-1] == 0
     got = run_device(program, {"A": a, "B": b, "bias": np.zeros(n, np.float32), "C": np.zeros((m, n), NP[out])})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import (Alloc, Buffer, Func, Launch, Load, Parallel, Region, Seq, Stmt, Store, Var, const, convert, dtype,
-                         fresh, load, LaunchPlan)
+                         fresh, load, LaunchPlan, ParallelPlan)
 from tilelang.layout import Fragment, linear_layout
 from tilelang.transform.lower.lower_tile_ops import lower_tile_ops
 from tilelang.transform.framework.pass_ import PassContext
@@ -28,10 +28,10 @@ def region(b: Buffer, *mins: Any, extents: tuple[Any, ...] | None = None) -> Reg
     return Region(b, tuple(convert(m) for m in mins), tuple(b.shape if extents is None else extents))
 
 
-def parallel(extents: tuple[Any, ...], body: Any, **attrs: Any) -> Parallel:
+def parallel(extents: tuple[Any, ...], body: Any, **plan: Any) -> Parallel:
     vs = tuple(fresh("ij"[k] if k < 2 else f"i{k}") for k in range(len(extents)))
     out = body(*vs)
-    return Parallel(vs, tuple(convert(e) for e in extents), out, tuple(sorted(attrs.items())))
+    return Parallel(vs, tuple(convert(e) for e in extents), out, plan=ParallelPlan(**plan))
 
 
 def program(tensors: list[Buffer], locals_: list[tuple[Buffer, Any]], body: Any, *, grid: tuple[Any, ...] = (1,),

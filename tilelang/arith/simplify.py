@@ -126,14 +126,14 @@ class _Simplify:
         n = a.interval(extent)
         if n[1] is not None and n[1] <= 0:
             return EMPTY
-        if n == (1, 1) and s.kind in ("serial", "unroll") and not s.attr("kept"):
+        if n == (1, 1) and s.kind in ("serial", "unroll") and not s.plan.kept:
             if not _has_break(s.body):
                 return self.stmt(substitute(s.body, {s.var: start}), a)
         inner = a.bind(s.var, *extent_bounds(a, start, extent))
         body = self.stmt(s.body, inner)
         if start is s.start and extent is s.extent and body is s.body:
             return s
-        return For(s.var, start, extent, s.kind, body, s.attrs, span=s.span)
+        return For(s.var, start, extent, s.kind, body, s.attrs, s.plan, span=s.span)
 
     def _if(self, s: If, a: Analyzer) -> Stmt:
         cond = a.simplify(s.cond)

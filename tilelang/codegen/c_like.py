@@ -255,7 +255,7 @@ class CLikePrinter:
 
     def loop_pragma(self, s: For) -> None:
         if s.kind in ("unroll", "vectorized"):
-            factor = s.attr("factor") or (1 if _copies(s) > MOST_COPIES else None)
+            factor = s.plan.factor or (1 if _copies(s) > MOST_COPIES else None)
             self.emit(f"#pragma unroll {factor}" if factor else "#pragma unroll")
         elif s.kind == "serial" and _only_loads(s.body):
             self.emit("#pragma unroll 1")

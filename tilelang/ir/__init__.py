@@ -49,7 +49,7 @@ from .options import Options
 from .parser import ParseError, parse, register_literal
 from .places import (get_buffer_span, get_prim_func_span, get_stmt_span, make_span, set_buffer_span, set_stmt_span,
                      span_coverage, span_to_location)
-from .plans import LaunchPlan
+from .plans import LaunchPlan, LoopPlan, ParallelPlan
 from .printer import to_text
 from .span import Span
 from .stmt import (EMPTY, TILE_OPS, Alloc, Assert, Attrs, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel,

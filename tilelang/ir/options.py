@@ -24,6 +24,7 @@ else:
 
 _TYPES: dict[str, type] = {
     "int": int, "bool": bool, "str": str, "tuple": tuple, "None": type(None), "Expr": Node, "Buffer": Node}
+_PHASES = {"TILE": ("TILE",), "LOWERED": ("THREADS_BOUND", "SYNCED", "DEVICE"), "DEVICE": ("DEVICE",)}
 _LITERAL = frozenset("int bool str tuple None ... |".split())
 
 
@@ -60,10 +61,10 @@ def _is_literal(annotation: str) -> bool:
 class Options:
     """Base of the records.  Equality is structural, as that of nodes; a name or a type that is wrong raises TypeError.
 
-    Keywords of the class: names of options that exist in one phase alone, by the phase.
+    Keywords of the class: names of options that exist in some phases alone, by the name of these phases (_PHASES).
     """
 
-    phases: ClassVar[dict[str, str]] = {}
+    phases: ClassVar[dict[str, tuple[str, ...]]] = {}
     names: ClassVar[tuple[str, ...]] = ()
     literal: ClassVar[frozenset[str]] = frozenset()  # names of the options whose values are literals of Python
     _kinds: ClassVar[tuple[tuple[str, tuple[type, ...]], ...]] = ()
@@ -73,7 +74,7 @@ class Options:
     _hash: ClassVar[int | None] = None
 
     def __init_subclass__(cls, **phases: tuple[str, ...]) -> None:
-        cls.phases = {name: phase for phase, names in phases.items() for name in names}
+        cls.phases = {name: _PHASES[some] for some, names in phases.items() for name in names}
 
     def __post_init__(self) -> None:
         for name, kinds in self._kinds:

@@ -12,7 +12,7 @@ from .call_options import CALL_OPTIONS
 from .expr import (BOOL, COMPARISONS, I32, LOGICAL, Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, Shuffle,
                    StringConst, Unary, Var)
 from .options import Options
-from .plans import LaunchPlan
+from .plans import LaunchPlan, LoopPlan, ParallelPlan
 from .printer import LOOPS, SYMBOLS, literal_dtype
 from .stmt import (TILE_OPS, Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq,
                    Stmt, Store, While, seq)
@@ -255,18 +255,18 @@ class _Parser:
     def loop(self, target: ast.AST, f: str, c: ast.Call, body: list[ast.stmt]) -> Stmt:
         if f == "Parallel":
             extents = tuple(map(self.expr, c.args))
-            attrs = self.attrs(c)
+            attrs, parallel = self.attrs(c), self.options(ParallelPlan, c)
             names = target.elts  # type: ignore[attr-defined]
             vs = tuple(self.define(x.id, e.dtype) for x, e in zip(names, extents))
-            return Parallel(vs, extents, self.block(body), attrs)
+            return Parallel(vs, extents, self.block(body), attrs, parallel)
         dt_node = self.keyword(c, "dtype")
         dt = I32 if dt_node is None else dtype(ast.literal_eval(dt_node))
         start = self.keyword(c, "start")
         extent, begin = self.expr(c.args[0]), Const(0, dt) if start is None else self.expr(start)
         kind = ast.literal_eval(self.keyword(c, "thread")) if f == "thread_binding" else _KINDS[f]  # type: ignore[arg-type]
-        attrs = self.attrs(c)
+        attrs, plan = self.attrs(c), self.options(LoopPlan, c)
         v = self.define(target.id, dt)  # type: ignore[attr-defined]
-        return For(v, begin, extent, kind, self.block(body), attrs)
+        return For(v, begin, extent, kind, self.block(body), attrs, plan)
 
     def launch(self, c: ast.Call, names: list[str], body: list[ast.stmt]) -> Stmt:
         grid = tuple(map(self.expr, c.args))

@@ -18,6 +18,55 @@ TILE, THREADS_BOUND, SYNCED, DEVICE = PHASES = ("TILE", "THREADS_BOUND", "SYNCED
 
 
 @options
+class LoopPlan(Options, LOWERED=("independent", "any_order", "kept"), DEVICE=("registers", "reduction", "maxima_first")):
+    """Asked for by the program
+        num_stages, or order and stage of each statement of the body, group (also by TVM's names): a pipeline.  factor: how
+        often an unrolled loop is written out, explicit: all of it while tracing.
+    Decided by passes
+        independent: iterations touch different elements.  any_order: the sum of its iterations may be formed in any order.
+        kept: not unrolled when it is one iteration.  tiles: iterations are blocks of the grid, they write different tiles.
+        tight: descriptors of its products are carried from one iteration to the next.  ring_steps = (an iteration's, the
+        whole loop's).  registers: printed on named PTX registers ("source": those of what it reads as well).  reduction,
+        maxima_first: how such a loop reduces (transform/registers/order_register_reductions.py).
+        pipeline_report: what was decided, in a sentence.
+    """
+
+    num_stages: int = 0
+    order: tuple[int, ...] | None = None
+    stage: tuple[int, ...] | None = None
+    group: tuple[Any, ...] | None = None
+    software_pipeline_order: tuple[int, ...] | None = None
+    software_pipeline_stage: tuple[int, ...] | None = None
+    factor: int | None = None
+    explicit: bool = False
+    independent: bool = False
+    any_order: bool = False
+    kept: bool = False
+    tiles: bool = False
+    tight: bool = False
+    ring_steps: tuple[int, int] | None = None
+    registers: bool | str = False
+    reduction: str | None = None
+    maxima_first: int = 0
+    pipeline_report: str | None = None
+
+    @property
+    def counted(self) -> bool:
+        """Whether statements of the body are named by their number."""
+        lists = self.order, self.stage, self.group, self.software_pipeline_order, self.software_pipeline_stage
+        return any(x is not None for x in lists)
+
+
+@options
+class ParallelPlan(Options):
+    """coalesced_width: elements that a thread takes at once.  loop_layout: the Fragment that says whose an iteration is, the
+    user's or chosen by infer_layouts."""
+
+    coalesced_width: int | None = None
+    loop_layout: Any = None
+
+
+@options
 class LaunchPlan(Options, TILE=("layouts", "compute_threads", "tiles_overlap"),
                  DEVICE=("shared_bytes", "shared_offsets", "sync_report", "own_values", "name")):
     """Asked for by the program

@@ -234,12 +234,12 @@ class _Printer:
                     head += f", start={self.node(s.start)}"
                 if s.var.dtype != "int32":
                     head += f', dtype="{s.var.dtype}"'
-                self.emit(f"for {self.name(s.var)} in {head}{self.attrs(s.attrs)}):")
+                self.emit(f"for {self.name(s.var)} in {head}{self.options(s.plan)}{self.attrs(s.attrs)}):")
                 self.body(s.body)
             case Parallel():
                 names = ", ".join(map(self.name, s.vars)) + ("," if len(s.vars) == 1 else "")
                 ext = ", ".join(map(self.node, s.extents))
-                self.emit(f"for {names} in T.Parallel({ext}{self.attrs(s.attrs)}):")
+                self.emit(f"for {names} in T.Parallel({ext}{self.options(s.plan)}{self.attrs(s.attrs)}):")
                 self.body(s.body)
             case While():
                 self.emit(f"while {self.node(s.cond)}:")

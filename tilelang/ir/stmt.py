@@ -8,7 +8,7 @@ from .equal import alpha_equal
 from .buffer import Buffer, Region
 from .expr import Call, Expr, Var
 from .nodes import Node, dataclass_transform, fields_of, node
-from .plans import LaunchPlan
+from .plans import LaunchPlan, LoopPlan, ParallelPlan
 from .span import Span
 
 Attrs = tuple[tuple[str, Any], ...]
@@ -78,7 +78,7 @@ class For(Stmt):
     """for var in [start, start+extent): body.  Bounds are evaluated once, on entry.
 
     kind: serial | unroll | vectorized | pipelined (phase TILE only) | thread binding tag such as "threadIdx.x".
-    attrs: pipelined: num_stages, order, stage; unroll: factor, explicit; user annotations.
+    attrs: user annotations.
     """
 
     var: Var
@@ -87,21 +87,25 @@ class For(Stmt):
     kind: str
     body: Stmt
     attrs: Attrs = ()
+    plan: LoopPlan = LoopPlan()
     span: Span | None = None
+    _options: ClassVar[str] = "plan"
 
 
 @node
 class Parallel(Stmt):
     """Independent iterations over the product space, shared out over the block's threads (phase TILE only).
 
-    attrs: coalesced_width, loop_layout, prefer_async, user annotations.
+    attrs: user annotations.
     """
 
     vars: tuple[Var, ...]
     extents: tuple[Expr, ...]
     body: Stmt
     attrs: Attrs = ()
+    plan: ParallelPlan = ParallelPlan()
     span: Span | None = None
+    _options: ClassVar[str] = "plan"
 
 
 @node

@@ -6,7 +6,7 @@ Invariants of every phase
     dtypes       operands of one Binary agree; conditions are bool; indices are integers; stores match the element type
     rank         as many indices as the buffer has dimensions
     loops        loop kinds are known; vectorised loops have a constant extent
-    options      an option that exists in one phase alone (`phases` of its record) is given in that phase
+    options      an option that exists in some phases alone (`phases` of its record) is given in no other
 Added by a phase (and kept by all later ones)
     THREADS_BOUND  no-tile: no TileOp, no Parallel, no pipelined For; no-fragment: no fragment or reducer buffer;
                    flat-shared: shared buffers have one dimension
@@ -147,9 +147,11 @@ class _Verifier:
     def options(self, s: Any) -> None:
         """Each option that is given belongs to the phase."""
         record = getattr(s, s._options)
-        for name, phase in record.phases.items():
-            if PHASES.index(phase) != self.level and name in record.given():
-                self.say("options", f"{name} is an option of phase {phase}", s.span)
+        given = record.given() if record.phases else {}
+        for name in given:
+            phases = record.phases.get(name, PHASES)
+            if PHASES[self.level] not in phases:
+                self.say("options", f"{name} is an option of phase {phases[0]}, found in {PHASES[self.level]}", s.span)
 
     def stmt(self, s: Stmt) -> None:
         if s._options:

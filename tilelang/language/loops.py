@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
-from tilelang.ir import (I32, Attrs, Bind, Const, Expr, For, If, Stmt, Var, binary, cast, const, convert,
-                         is_const, promote, select, seq)
+from tilelang.ir import (I32, Attrs, Bind, Const, Expr, For, If, Stmt, Var, binary, cast, const, convert, is_const, promote,
+                         select, seq, LoopPlan, ParallelPlan, Options)
 from tilelang.ir import Parallel as ParallelStmt
 from tilelang.layout import Fragment
 
@@ -18,6 +18,7 @@ from .tracing.recorder import loop_of_range
 from .tracing.scope import Frame
 from .tracing.state import describe, error
 
+O = TypeVar("O", bound=Options)
 MOST = 2**28  # iterations of T.Parallel and T.vectorized in one block
 MOST_STAGES = 1024  # of a pipeline: more versions of a tile than any block's memory holds
 
@@ -50,6 +51,16 @@ def attrs_of(annotations: dict[str, Any] | None, **own: Any) -> Attrs:
     d = {k: freeze_attr(v) for k, v in own.items() if v is not None}
     d.update({str(k): freeze_attr(v) for k, v in (annotations or {}).items()})
     return tuple(sorted(d.items()))
+
+
+def options_from(record: type[O], annotations: dict[str, Any] | None, **own: Any) -> tuple[O, Attrs]:
+    """(the record of keyword values and annotations that are its options, the other annotations).  Raises option-type."""
+    d = dict(attrs_of(annotations, **own))
+    try:
+        plan = record(**{k: v for k in record.names if (v := d.pop(k, None)) is not None})
+    except TypeError as e:
+        raise error("option-type", str(e), expected="a value of its type", found=str(e).rpartition("found ")[2]) from None
+    return plan, tuple(d.items())
 
 
 def loop_bound(v: Any, what: str) -> Expr:
@@ -91,13 +102,14 @@ class LoopFrame(Frame):
     loop = True
     user: Var | None = None  # the user's variable of a stepped loop
 
-    def __init__(self, start: Any, stop: Any, step: Any, kind: str, attrs: Attrs = ()) -> None:
+    def __init__(self, start: Any, stop: Any, step: Any, kind: str,
+                 options: tuple[LoopPlan, Attrs] = (LoopPlan(), ())) -> None:
         super().__init__()
         if stop is None:
             start, stop = 0, start
         self.start, self.stop = loop_bound(start, "the start"), loop_bound(stop, "the end")
         self.step = loop_bound(1 if step is None else step, "the step")
-        self.kind, self.attrs = kind, attrs
+        self.kind, (self.plan, self.attrs) = kind, options
         if is_const(self.step, 0):
             raise error("loop-step", "the step of a loop must not be zero")
 
@@ -127,7 +139,7 @@ class LoopFrame(Frame):
         if self.user is not None:
             b.unnamed.pop(id(self.user), None)
             object.__setattr__(self.counter, "name", f"{self.user.name}_step")
-        return For(self.counter, self.start, self.extent, self.kind, self.body(), self.attrs, span=self.span)
+        return For(self.counter, self.start, self.extent, self.kind, self.body(), self.attrs, self.plan, span=self.span)
 
 
 def _trip_count(start: Expr, stop: Expr, step: Expr) -> Expr:
@@ -151,14 +163,14 @@ class ParallelFrame(Frame):
     loop = True
     parallel = True
 
-    def __init__(self, extents: tuple[Any, ...], attrs: Attrs, start: Expr | None = None) -> None:
+    def __init__(self, extents: tuple[Any, ...], options: tuple[ParallelPlan, Attrs], start: Expr | None = None) -> None:
         super().__init__()
         if not extents:
             raise error("parallel-extents", "T.Parallel needs at least one extent",
                         expected="at least one extent", found="none")
         self.extents = tuple(loop_bound(e, "an extent") for e in extents)
         few_enough("T.Parallel", *self.extents)
-        self.attrs, self.start = attrs, start
+        (self.plan, self.attrs), self.start = options, start
 
     def open(self, b: Builder) -> Any:
         names = "ijklmn"
@@ -171,10 +183,10 @@ class ParallelFrame(Frame):
         for v in self.vars:
             b.unnamed.pop(id(v), None)
         body = self.body()
-        if isinstance(body, ParallelStmt) and not body.attrs:
+        if isinstance(body, ParallelStmt) and not body.attrs and not body.plan.given():
             return ParallelStmt(self.vars + body.vars, self.extents + body.extents, body.body, self.attrs,
-                                span=self.span)
-        return ParallelStmt(self.vars, self.extents, body, self.attrs, span=self.span)
+                                self.plan, span=self.span)
+        return ParallelStmt(self.vars, self.extents, body, self.attrs, self.plan, span=self.span)
 
 
 class GridFrame(Frame):
@@ -274,7 +286,7 @@ class IfThreadFrame(Frame):
 @loop_of_range.provide
 def serial(start: Any, stop: Any = None, step: Any = None, *, annotations: dict[str, Any] | None = None) -> LoopFrame:
     """Sequential loop, executed by every thread: `for i in T.serial(n)`; bounds as Python's range."""
-    return LoopFrame(start, stop, step, "serial", attrs_of(annotations))
+    return LoopFrame(start, stop, step, "serial", options_from(LoopPlan, annotations))
 
 
 def unroll(start: Any, stop: Any = None, step: Any = None, *, explicit: bool = False, unroll_factor: int | None = None,
@@ -291,12 +303,12 @@ def unroll(start: Any, stop: Any = None, step: Any = None, *, explicit: bool = F
                     f"found {describe(bounds[0])}", "leave explicit out", expected="bounds known while compiling",
                     found=describe(bounds[0]))
     return LoopFrame(start, stop, step, "unroll",
-                     attrs_of(annotations, explicit=True if explicit else None, factor=unroll_factor))
+                     options_from(LoopPlan, annotations, explicit=True if explicit else None, factor=unroll_factor))
 
 
 def vectorized(start: Any, stop: Any = None, *, annotations: dict[str, Any] | None = None) -> LoopFrame:
     """SIMD loop of one thread; the extent should be a vector width."""
-    return LoopFrame(start, stop, None, "vectorized", attrs_of(annotations))
+    return LoopFrame(start, stop, None, "vectorized", options_from(LoopPlan, annotations))
 
 
 def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any = None,
@@ -311,8 +323,9 @@ def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any
     (else parallel-carried) and again behind the loop (else parallel-left), or values that all threads hold.
     prefer_async is accepted and has no effect: stores of a loop are synchronous, T.copy is what becomes asynchronous.
     """
-    return ParallelFrame(extents, attrs_of(annotations, coalesced_width=coalesced_width, loop_layout=loop_layout,
-                                           prefer_async=None if prefer_async is None else flag(prefer_async, "prefer_async")))
+    return ParallelFrame(extents, options_from(
+        ParallelPlan, annotations, coalesced_width=coalesced_width, loop_layout=loop_layout,
+        prefer_async=None if prefer_async is None else flag(prefer_async, "prefer_async")))
 
 
 def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence[int] | None = None,
@@ -341,9 +354,9 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
                     f"stage {len(stage)}",
                     expected=f"{len(order)} stages", found=str(len(stage)))
     if num_stages == 0 and stage is None:
-        return LoopFrame(start, stop, None, "serial", attrs_of(annotations))
+        return LoopFrame(start, stop, None, "serial", options_from(LoopPlan, annotations))
     return LoopFrame(start, stop, None, "pipelined",
-                     attrs_of(annotations, num_stages=num_stages, order=order or None, stage=stage or None))
+                     options_from(LoopPlan, annotations, num_stages=num_stages, order=order or None, stage=stage or None))
 
 
 def Persistent(domain: Sequence[Any], wave_size: Any, index: Any, group_size: Any = 8) -> PersistentFrame:
@@ -359,9 +372,9 @@ def grid(*extents: Any) -> GridFrame:
 def parallel(start: Any, stop: Any = None, *, annotations: dict[str, Any] | None = None) -> ParallelFrame:
     """One-dimensional T.Parallel over start .. stop - 1, or 0 .. start - 1."""
     if stop is None or is_const(convert(start), 0):
-        return ParallelFrame((start if stop is None else stop,), attrs_of(annotations))
+        return ParallelFrame((start if stop is None else stop,), options_from(ParallelPlan, annotations))
     first, end = loop_bound(start, "the start"), loop_bound(stop, "the end")
-    return ParallelFrame((binary("sub", end, first),), attrs_of(annotations), first)
+    return ParallelFrame((binary("sub", end, first),), options_from(ParallelPlan, annotations), first)
 
 
 def loop_break() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tilelang.ir import (TRUE, Binary, Buffer, Const, Expr, For, If, Select, Stmt, Store, call, cast, const, convert,
-                         dtype, fresh, load, seq)
+from tilelang.ir import (TRUE, Binary, Buffer, Const, Expr, For, If, Select, Stmt, Store, call, cast, const, convert, dtype,
+                         fresh, load, seq, LoopPlan)
 from tilelang.layout import REGISTER, THREAD, Fragment, Mode
 
 from .distribute import Distribution, conjunction, digit, from_fragment
 
 WARP = 32
-ANY_ORDER = "any_order"  # attr of a For: its sum may be formed in any order
 
 
 class ReduceLowering:
@@ -109,7 +108,7 @@ class ReduceLowering:
         own: Stmt = Store(self.partials, at, self.combine(mine, value), span=span)
         for (v, n), d in reversed(list(zip(dist.axes, dist.axis_dims))):
             if d == self.axis:
-                own = For(v, const(0), const(n), "unroll", own, attrs=((ANY_ORDER, True),))
+                own = For(v, const(0), const(n), "unroll", own, plan=LoopPlan(any_order=True))
         steps: list[Stmt] = [Store(self.partials, at, self.neutral), own]
         exchange: list[Stmt] = []
         for m in lanes:

@@ -286,7 +286,7 @@ class StmtCompiler(ExprCompiler):
         """The body of a loop."""
         inside, turning = self.inside, self.turning
         self.turning = isinstance(s, While)
-        if isinstance(s, For) and s.attr("independent"):
+        if isinstance(s, For) and s.plan.independent:
             self.inside = (*inside, Iterations(id(s)))
         body = self.stmt(s.body)
         self.inside, self.turning = inside, turning

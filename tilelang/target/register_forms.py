@@ -96,7 +96,7 @@ def _nest(s: Stmt) -> tuple[list[tuple[Var, int]], Stmt]:
     loops: list[tuple[Var, int]] = []
     points = 1
     while isinstance(s, For):
-        if s.kind != "unroll" or s.attr("factor") or not (isinstance(s.start, Const) and s.start.value == 0) or \
+        if s.kind != "unroll" or s.plan.factor or not (isinstance(s.start, Const) and s.start.value == 0) or \
                 not isinstance(s.extent, Const):
             return [], s
         points *= int(s.extent.value)

@@ -178,7 +178,7 @@ class StatementPrinter:
         cx = self.cx
         start, extent = cx.index(s.start), cx.index(s.extent)
         notes: tuple[str, ...] = ()
-        factor = s.attr("factor")
+        factor = s.plan.factor
         if s.kind == "unroll" and factor:
             notes = (f'!"llvm.loop.unroll.count", i32 {int(factor)}',)
         cx.analyzer = with_loop(cx.analyzer, s)

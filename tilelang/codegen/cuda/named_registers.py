@@ -62,7 +62,7 @@ class OwnRegisters(StoredResults):
         if form.kind == "read":
             self._read(s, form)
         elif form.kind == "halves":
-            self._halves(form, s.attr("registers") == "source")
+            self._halves(form, s.plan.registers == "source")
         elif form.kind == "map":
             self._mapped(form)
         elif form.kind == "sum":
@@ -122,7 +122,7 @@ class OwnRegisters(StoredResults):
                 self._packed(x, array, first)
 
     def _sums(self: Any, s: For) -> None:
-        first = int(s.attr("maxima_first", 0))
+        first = int(s.plan.maxima_first)
         found: list[tuple[str, list[str]]] = []
         for k in self._turns(s):
             for x in stmts_of(s.body)[:first or None]:
@@ -155,8 +155,8 @@ class OwnRegisters(StoredResults):
     def _summed(self: Any, form: Form, s: Stmt) -> None:
         """Operands are the different elements added to.  Where any order will do, each is summed up in two halves side by
         side: an operation waits four cycles for the one before it."""
-        array, v, two_chains = self._own(form.buffer), form.value, s.attr("reduction") == "two_chains"  # type: ignore[attr-defined]
-        if s.attr("reduction") == "integer":  # type: ignore[attr-defined]
+        array, v, two_chains = self._own(form.buffer), form.value, s.plan.reduction == "two_chains"  # type: ignore[attr-defined]
+        if s.plan.reduction == "integer":  # type: ignore[attr-defined]
             self._maxima(form, [self._maximum(form)])
             return
         while isinstance(s, For):

@@ -185,7 +185,7 @@ class CudaPrinter(HopperCalls, Halves, CudaValues):
             self.emit(line)
 
     def _for(self, s: For) -> None:
-        if s.attr("registers"):
+        if s.plan.registers:
             self.on_registers(s)
             return
         super()._for(s)

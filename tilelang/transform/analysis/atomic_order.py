@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Evaluate, For, Stmt, While, const, fresh, walk
+from tilelang.ir import Evaluate, For, Stmt, While, const, fresh, walk, LoopPlan
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.target.atomics import ARITHMETIC, commute, family
@@ -69,7 +69,7 @@ def as_iterations(body: Stmt, inner: Stmt, repeated: bool, span: Any) -> Stmt:
             found.setdefault(x.args[0].buffer.data, []).append((family(x.op), id(x) not in alone))
     if not any(_has_order(calls, repeated) for calls in found.values()):
         return inner
-    return For(fresh("once"), const(0), const(1), "unroll", inner, (("independent", True), ("kept", True)), span)
+    return For(fresh("once"), const(0), const(1), "unroll", inner, (), LoopPlan(independent=True, kept=True), span)
 
 
 def _has_order(calls: list[tuple[str, bool]], repeated: bool) -> bool:

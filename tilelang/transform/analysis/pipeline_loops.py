@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import InternalError, error, register
-from tilelang.ir import Const, For
+from tilelang.ir import For
 
 from .pipeline_schedule import Body, Item, violations
 
@@ -20,24 +20,23 @@ register("pipeline-arguments", ValueError, "T.Pipelined with a bad num_stages, o
 
 def is_pipelined(s: For) -> bool:
     """Whether the user asked for a pipeline."""
-    return s.kind == "pipelined" or s.attr("software_pipeline_stage") is not None
+    return s.kind == "pipelined" or s.plan.software_pipeline_stage is not None
 
 
 def wanted_stages(s: For) -> int | tuple[Any, Any]:
     """num_stages, or the (order, stage) lists.  Raises "pipeline-arguments"."""
-    order = s.attr("order") or s.attr("software_pipeline_order")
-    stage = s.attr("stage") or s.attr("software_pipeline_stage")
+    order = s.plan.order or s.plan.software_pipeline_order
+    stage = s.plan.stage or s.plan.software_pipeline_stage
     if stage is not None:
         return order, stage
     if order is not None:
         return 0
-    n = s.attr("num_stages", 0)
-    n = n.value if isinstance(n, Const) else n
-    if not isinstance(n, int) or n < 0:
+    n = s.plan.num_stages
+    if n < 0:
         raise error("pipeline-arguments", f"num_stages of T.Pipelined must be an integer >= 0, found {n}",
                     expected="an integer >= 0", found=str(n), span=s.span,
                     hint="0 is a plain loop, n keeps n versions of each shared buffer filled by copies")
-    return int(n)
+    return n
 
 
 def scheduled_lists(s: For, parts: Body, order: Any, stage: Any) -> tuple[list[int], list[int]]:

@@ -151,7 +151,7 @@ class _Inference(StrictLayouts):
         most dimensions.
 
         full: only when a fragment tells where every parallel loop goes."""
-        given = loop.node.attr("loop_layout")
+        given = loop.node.plan.loop_layout
         if given is not None:
             return given
         best: tuple[tuple[int, int, int], Touch, Fragment] | None = None

@@ -170,7 +170,7 @@ class Uses:
                     touches.append(touch(x, s.vars, extents))
         for v, n in zip(s.vars, s.extents):
             self.analyzer = self.analyzer.bind(v, *extent_bounds(self.analyzer, 0, n))
-        given = s.attr("loop_layout")
+        given = s.plan.loop_layout
         if given is not None and (not isinstance(given, Fragment) or given.shape != extents):
             raise error("layout-conflict", f"loop_layout of a parallel loop over {extents} must be a Fragment of that "
                         f"shape, found {given!r}",

@@ -75,7 +75,7 @@ def _serial(body: Stmt) -> Stmt:
     def loop(s: Stmt) -> Stmt | None:
         if not isinstance(s, For) or not is_pipelined(s):
             return None
-        return For(s.var, s.start, s.extent, "serial", _serial(s.body), (), s.span)
+        return For(s.var, s.start, s.extent, "serial", _serial(s.body), span=s.span)
 
     return rewrite_stmts(body, loop)
 

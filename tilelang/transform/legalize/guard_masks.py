@@ -35,7 +35,6 @@ from ..analysis.statements import rename
 
 LEAST_POINTS = 512  # of a loop that is worth a test
 FRAGMENT = "local.fragment"
-_COUNTED = ("order", "stage", "group", "software_pipeline_order", "software_pipeline_stage")
 _CORNERS = {"lt": 1, "le": 1, "gt": -1, "ge": -1}  # a op b is tightest where this * (a - b) is largest
 _OPPOSITE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 
@@ -74,7 +73,7 @@ class _Masks:
                 return s if len(kept) == len(done) and all(a is b for a, b in zip(kept, s.stmts)) else seq(*kept, span=s.span)
             case Parallel():
                 return self._parallel(s) if self.loops else s
-            case For() if any(s.attr(x) is not None for x in _COUNTED):
+            case For() if s.plan.counted:
                 return s  # the user's lists count the statements of the body
             case For():
                 saved = self.analyzer

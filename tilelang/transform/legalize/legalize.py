@@ -96,7 +96,8 @@ def _legal_node(x: Node) -> Node | None:
             b = body[0]
             if not any(v in x.vars for e in b.extents for v in free_vars(e)):
                 attrs = tuple(sorted({**dict(b.attrs), **dict(x.attrs)}.items()))
-                return Parallel((*x.vars, *b.vars), (*x.extents, *b.extents), b.body, attrs, x.span)
+                plan = b.plan.having(**x.plan.given())
+                return Parallel((*x.vars, *b.vars), (*x.extents, *b.extents), b.body, attrs, plan, x.span)
     if isinstance(x, (Load, Store, AddressOf)) and any(isinstance(i, Const) and i.value < 0 for i in x.indices):
         return replace(x, indices=_wrapped(x.buffer, x.indices))
     if isinstance(x, Region) and any(isinstance(i, Const) and i.value < 0 for i in x.mins):

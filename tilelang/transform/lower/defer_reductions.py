@@ -133,7 +133,7 @@ class _Sums:
     def _linear(self, loop: Parallel, total: Buffer, layout: Fragment) -> tuple[set[Buffer], set[Var]] | None:
         """The parts that a loop adds to `total` and the storage of all else that it reads, which must be no parts; None where
         what it makes of the total is not linear."""
-        if loop.attr("loop_layout") != layout or not all(is_const(e, n) for e, n in zip(loop.extents, total.shape)):
+        if loop.plan.loop_layout != layout or not all(is_const(e, n) for e, n in zip(loop.extents, total.shape)):
             return None
         names: dict[Var, Expr] = {}
         stores: list[Store] = []

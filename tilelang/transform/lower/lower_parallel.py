@@ -15,8 +15,8 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.arith import known_divisor
-from tilelang.ir import (EMPTY, AddressOf, Bind, Buffer, Const, Expr, For, If, Load, Node, Seq, Stmt, Store, Var, While,
-                         binary, cast, const, fresh, load, seq, substitute, unary, walk)
+from tilelang.ir import (EMPTY, AddressOf, Bind, Buffer, Const, Expr, For, If, Load, Node, Seq, Stmt, Store, Var, While, binary,
+                         cast, const, fresh, load, seq, substitute, unary, walk, LoopPlan)
 from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, private
 
 from ..analysis.atomic_order import as_iterations
@@ -139,11 +139,10 @@ def _wrap_axes(dist: Distribution, inner: Stmt, registers: bool, span: Any) -> S
     for v, n in reversed(dist.axes):
         unroll = isinstance(n, int) and (registers or count * n <= UNROLL_LIMIT)
         count *= n if isinstance(n, int) else 1 << 30
-        attrs: tuple[tuple[str, Any], ...] = (("independent", True),)
-        if unroll and count > STEPS_UNROLLED and not _picks_register(inner, v):
-            attrs = (*attrs, ("factor", PART_UNROLLED))
+        part = unroll and count > STEPS_UNROLLED and not _picks_register(inner, v)
+        plan = LoopPlan(independent=True, factor=PART_UNROLLED if part else None)
         inner = For(v, const(0), n if isinstance(n, Expr) else const(n), "unroll" if unroll else "serial", inner,
-                    attrs, span)
+                    plan=plan, span=span)
     return inner
 
 

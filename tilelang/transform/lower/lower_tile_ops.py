@@ -127,8 +127,8 @@ class Lowering(LoweredAccesses):
             case Parallel():
                 extents = tuple(int(e.value) if isinstance(e, Const) else e for e in s.extents)
                 return self.scratch(lambda: lower_loop(
-                    self, s.vars, extents, s.body, loop_layout=s.attr("loop_layout"), span=s.span,
-                    width=s.attr("coalesced_width")))
+                    self, s.vars, extents, s.body, loop_layout=s.plan.loop_layout, span=s.span,
+                    width=s.plan.coalesced_width))
             case TileOp():
                 return self.scratch(lambda: s.lower(self))  # type: ignore[attr-defined]
             case Evaluate():

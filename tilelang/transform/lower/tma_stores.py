@@ -27,7 +27,6 @@ from ..analysis.vectorize import stride_along
 
 GROUP = 128
 MOST_GROUPS = 8  # a named barrier for each
-TILES = "tiles"  # attr of a For whose iterations are blocks of the grid: they write different tiles
 
 
 class TmaStores:
@@ -98,7 +97,7 @@ class TmaStores:
 
     def again(self, dst: Region) -> bool:
         """Whether the loops around may come to the same elements a second time."""
-        around = [s for s in self.loops if not isinstance(s, For) or not s.attr(TILES)]
+        around = [s for s in self.loops if not isinstance(s, For) or not s.plan.tiles]
         if not around:
             return False
         if len(around) > 1 or not isinstance(around[0], For):
@@ -170,4 +169,4 @@ def finished(thread: Expr) -> Stmt:
     return If(binary("eq", thread % GROUP, const(0, thread.dtype)), Evaluate(call("bulk_wait", (), "void", n=0, read=True)))
 
 
-__all__ = ["TILES", "TmaStores", "asks_for_tma", "finished"]
+__all__ = ["TmaStores", "asks_for_tma", "finished"]

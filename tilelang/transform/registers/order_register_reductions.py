@@ -41,7 +41,7 @@ def order_register_reductions(func: Func, cx: PassContext) -> Func:
 
     Keeps: every maximum; sums but for the rounding of another order, where the program allows any.
     """
-    return rewrite_launches(func, lambda x: _Orders().visit(x) if any(s.attr("registers") for s in walk(x.body, For)) else None)
+    return rewrite_launches(func, lambda x: _Orders().visit(x) if any(s.plan.registers for s in walk(x.body, For)) else None)
 
 
 class _Orders:
@@ -56,7 +56,7 @@ class _Orders:
             return x if all(a is b for a, b in zip(x, out)) else out
         if not isinstance(x, Stmt):
             return x
-        form = form_of(x) if isinstance(x, For) and x.attr("registers") else None
+        form = form_of(x) if isinstance(x, For) and x.plan.registers else None
         if form is not None:
             assert isinstance(x, For)
             return self._marked(x, form)
@@ -92,7 +92,7 @@ def order_of(form: Form, s: Stmt) -> str | None:
     """The order of a loop of the form "sum": "integer", "two_chains", None for the loop's own."""
     v: Any = form.value
     results = len({i for i, _ in form.points})
-    if not s.attr("any_order"):  # type: ignore[attr-defined]
+    if not s.plan.any_order:  # type: ignore[attr-defined]
         return None
     if v.op == "max" and results == 1 and len(form.points) >= MIN_INTEGER:
         return "integer"

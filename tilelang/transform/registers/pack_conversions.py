@@ -69,7 +69,7 @@ class _Conversions:
         return out
 
     def _loop(self, s: For) -> Stmt:
-        if s.attr("registers"):
+        if s.plan.registers:
             return self._on_registers(s)
         packed = self._loop_of_pairs(s)
         if packed is not None:

@@ -41,7 +41,7 @@ def pipeline_descriptors(func: Func, cx: PassContext) -> Func:
 
 
 def _pipelined(launch: Launch) -> Launch | None:
-    if not any(x.attr("tight") for x in walk(launch.body, For)):
+    if not any(x.plan.tight for x in walk(launch.body, For)):
         return None
     used = free_vars(launch.body)
     threads = tuple(v for v in launch.thread_vars if v in used)
@@ -53,7 +53,7 @@ def _pipelined(launch: Launch) -> Launch | None:
             return x
         if isinstance(x, Seq):
             return seq(*_sequence([visit(s) for s in x.stmts], threads), span=x.span)
-        return seq(*_loop(x)) if isinstance(x, For) and x.attr("tight") else rebuild(x, visit)
+        return seq(*_loop(x)) if isinstance(x, For) and x.plan.tight else rebuild(x, visit)
 
     return rebuild(launch, visit)  # type: ignore[no-any-return]
 
@@ -64,7 +64,7 @@ def _sequence(stmts: list[Stmt], threads: tuple[Var, ...]) -> list[Stmt]:
     names: dict[Var, Var] = dict(zip(threads, threads))
     for s in stmts:
         out.append(substitute(s, {v: now for v, now in names.items() if v is not now}))
-        if any(isinstance(x, For) and x.attr("tight") for x in stmts_of(s)):
+        if any(isinstance(x, For) and x.plan.tight for x in stmts_of(s)):
             for v in threads:
                 copied = fresh(v.name, v.dtype)
                 out.append(Bind(copied, call("opaque_copy", (names[v],), v.dtype)))

@@ -49,7 +49,7 @@ def _shortened(launch: Launch) -> Launch:
         done = rebuild(x, visit)
         if isinstance(x, If) and x.orelse is None and borrows_registers(x.then):
             return replaced(done, then=_with_copies(done.then, threads))
-        if isinstance(x, For) and x.kind == "serial" and not x.attr("tight") and multiplies(x) and not any(
+        if isinstance(x, For) and x.kind == "serial" and not x.plan.tight and multiplies(x) and not any(
                 map(multiplies, statements(x.body))):
             return seq(done, *(Evaluate(call("make_opaque", (v,), "void")) for v in threads))
         return done

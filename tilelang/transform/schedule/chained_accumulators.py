@@ -36,7 +36,7 @@ from ..analysis.row_factors import row_factors
 from ..analysis.pipeline_schedule import needed_binds
 
 FRAGMENT = "local.fragment"
-_SERIAL = {"num_stages": None, "order": None, "stage": None, "sync": None, "group": None}
+_SERIAL = {"num_stages": None, "order": None, "stage": None, "group": None}
 
 
 @record

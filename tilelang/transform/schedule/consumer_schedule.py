@@ -24,7 +24,7 @@ from .rings import GROUP, Ring, WarpRoleLoop, hold, pin
 from .pingpong_barriers import signal_next_group, has_iterations, uses_ping_pong, wait_for_own_group
 from .double_buffered_accumulator import alternate, double_buffered_accumulator
 
-_SERIAL = {"num_stages": None, "order": None, "stage": None, "sync": None, "group": None}
+_SERIAL = {"num_stages": None, "order": None, "stage": None, "group": None}
 
 
 def consumer(r: WarpRoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buffer] = ()) -> list[Stmt]:

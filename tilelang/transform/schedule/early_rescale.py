@@ -75,7 +75,7 @@ def _reordered(body: list[Stmt]) -> list[Stmt] | None:
 
 def _kind(s: Stmt) -> str:
     """What form a loop on registers of their own has, "" for others."""
-    form = form_of(s) if isinstance(s, For) and s.attr("registers") else None
+    form = form_of(s) if isinstance(s, For) and s.plan.registers else None
     return "" if form is None else form.kind
 
 

@@ -15,8 +15,8 @@ from math import prod
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Bind, Const, Evaluate, Expr, For, If, Launch, Select, Stmt, Var, While, binary, const, convert,
-                         dtype, free_vars, logical, replace, seq, substitute, walk)
+from tilelang.ir import (Bind, Const, Evaluate, Expr, For, If, Launch, Select, Stmt, Var, While, binary, const, convert, dtype,
+                         free_vars, logical, replace, seq, substitute, walk, LoopPlan)
 from tilelang.ir.expr import Call
 from tilelang.ir.record import record
 
@@ -71,7 +71,7 @@ class Tiles:
 
     def loop(self, *body: Stmt) -> For:
         """All tiles of a block."""
-        return For(self.index, const(0), self.count, "serial", seq(*self.binds, *body), attrs=(("tiles", True),))
+        return For(self.index, const(0), self.count, "serial", seq(*self.binds, *body), plan=LoopPlan(tiles=True))
 
 
 def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) -> Tiles | str:

@@ -21,9 +21,7 @@ from ..analysis.pipeline_loops import check_flow, is_pipelined, scheduled_lists,
 from ..analysis.pipeline_schedule import Body, Item, stage_span, loop_items, violations
 
 
-_LOOP_ATTRS = ("num_stages", "order", "stage", "sync", "group", "software_pipeline_stage", "software_pipeline_order",
-               "software_pipeline_async_stages", "software_pipeline_async_producers",
-               "software_pipeline_async_producer_groups")
+_ASKED = ("num_stages", "order", "stage", "group", "software_pipeline_stage", "software_pipeline_order")
 _SHARED = ("shared", "shared.dyn")
 
 
@@ -65,7 +63,7 @@ class _Planner:
         if layouts:  # a user's layout of a buffer is that of each of its versions
             more = tuple((self.made[b], lay) for b, lay in layouts if b in self.made)
             out = with_options(out, layouts=tuple(layouts) + more)
-        reports = [s.attr("pipeline_report") for s in statements(body) if isinstance(s, For)]
+        reports = [s.plan.pipeline_report for s in statements(body) if isinstance(s, For)]
         stages = {**dict(self.launch.plan.stages), **{b.name: int(v.shape[0]) for b, v in self.made.items()}}
         off = no_warp_roles(self.cx)
         notes = (*self.launch.plan.report, *([f"no warp specialisation: {off}"] if off else []))
@@ -82,7 +80,7 @@ class _Planner:
     def loop(self, original: For, body: Stmt) -> Stmt:
         """A pipelined loop, its body already planned, as serial code."""
         wanted = wanted_stages(original)
-        plain = with_options(replace(original, kind="serial", body=body), **dict.fromkeys(_LOOP_ATTRS))
+        plain = with_options(replace(original, kind="serial", body=body), **dict.fromkeys(_ASKED))
 
         def serial(why: str) -> For:
             return with_options(plain, pipeline_report=f"sequential: {why}")

@@ -40,7 +40,6 @@ from ..analysis.vectorize import stride_along
 
 PANEL_ROWS = 8  # steps of a tile whose rows are contiguous: rows of one pattern of a swizzle
 MOST_STEPS = 16
-_COUNTED = ("order", "stage", "group", "software_pipeline_order", "software_pipeline_stage")  # statements of the body
 
 
 @record
@@ -60,7 +59,7 @@ def prefetch_scales(launch: Launch, loop: For, cx: PassContext) -> tuple[Launch,
     Considered are loads in parallel loops in front of the loop's first product.  The copies carry attr turn: the steps that
     their tile is for, counted from the loop's first.  Keeps: the values, also those outside the tensor.
     """
-    if not cx.option(PassConfigKey.TL_SCALE_PREFETCH) or any(loop.attr(x) is not None for x in _COUNTED):
+    if not cx.option(PassConfigKey.TL_SCALE_PREFETCH) or loop.plan.counted:
         return None
     body = stmts_of(loop.body)
     first = next((n for n, s in enumerate(body) if isinstance(s, Gemm)), 0)
@@ -79,7 +78,7 @@ def may_prefetch_scales(func: Func, cx: PassContext) -> bool:
     """Whether a program, as its user wrote it, may come to have such tiles."""
     if not hopper(cx).roles or not cx.option(PassConfigKey.TL_SCALE_PREFETCH):
         return False
-    loops = [x for x in walk(func.body, For) if x.attr("num_stages")]
+    loops = [x for x in walk(func.body, For) if x.plan.num_stages]
     return any(isinstance(s, Parallel) and any(x.buffer.scope_name == "global" for x in walk(s.body, Load))
                for loop in loops for s in stmts_of(loop.body))
 

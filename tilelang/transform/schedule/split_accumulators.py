@@ -38,7 +38,6 @@ from .rings import GROUP, ROLE_REGISTERS
 FRAGMENT = "local.fragment"
 FREE_REGISTERS = 28  # of a thread beside its fragments, for addresses, barriers and loop state
 LEAST_COLUMNS = 64  # of a part: narrower instructions are slower, reading A takes longer than they do
-_COUNTED = ("order", "stage", "group", "software_pipeline_order", "software_pipeline_stage")
 
 
 @record
@@ -66,7 +65,7 @@ def _split(launch: Launch, cx: PassContext) -> Launch | None:
     """The launch with its product in parts; None where it stays whole."""
     loops = inner_loops(launch.body, is_pipelined)
     products: list[Any] = list(walk(launch.body, Gemm))
-    if len(loops) != 1 or len(products) != 1 or any(loops[0].attr(x) is not None for x in _COUNTED):
+    if len(loops) != 1 or len(products) != 1 or loops[0].plan.counted:
         return None
     loop, op = loops[0], products[0]
     body = list(stmts_of(loop.body))
@@ -126,7 +125,7 @@ def _users(part: Buffer, launch: Launch, body: list[Stmt], at: int) -> list[_Use
 
 
 def _user(s: Stmt, part: Buffer) -> _User | None:
-    if not isinstance(s, Parallel) or s.attr("loop_layout") is not None or contains(s.body, Alloc):
+    if not isinstance(s, Parallel) or s.plan.loop_layout is not None or contains(s.body, Alloc):
         return None
     extents = tuple(int(n.value) if is_const(n) else -1 for n in s.extents)  # type: ignore[attr-defined]
     found = [_places(x, s.vars) for x in _accesses(s) if x.buffer is part]

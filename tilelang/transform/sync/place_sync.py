@@ -318,7 +318,8 @@ class _Flow:
     def again(self, p: Place, loop: Loop, state: _State) -> _State:
         """The state after an iteration of a loop, as the next one finds it."""
         back: _State = {}
-        apart = p.stmt.attr("tiles")  # iterations stand for blocks: nothing orders their global accesses
+        # Iterations that stand for blocks: nothing orders their global accesses.
+        apart = isinstance(p.stmt, For) and p.stmt.plan.tiles
         for e, age in state.items():
             if apart and not e.access.is_shared:
                 continue

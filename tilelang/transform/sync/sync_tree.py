@@ -101,7 +101,7 @@ class TreeBuilder:
                 for loop in loops:
                     loop.defined.add(s.var)
             case For():
-                p.loop = Loop(s.var, s.start, s.extent, bool(s.attr("independent")))
+                p.loop = Loop(s.var, s.start, s.extent, s.plan.independent)
                 for loop in (*loops, p.loop):
                     loop.defined.add(s.var)
                 p.inner = [self.place(s.body, (*loops, p.loop), conds)]

@@ -256,7 +256,7 @@ class _Follower(Numbers):
             self.cut = max(self.cut, len(steps))
         path, turning = self.path, self.turning
         self.turning = False
-        if s.attr("independent"):
+        if s.plan.independent:
             self.independent += 1
             self.parts += 1
             self.path = (*path, Iterations(self.parts))
@@ -271,7 +271,7 @@ class _Follower(Numbers):
                 if not inside.any():
                     break
             self.stmt(s.body, inside)
-        self.independent -= bool(s.attr("independent"))
+        self.independent -= s.plan.independent
         self.path, self.turning = path, turning
         self.env.pop(s.var, None)
         if guessed or len(steps) < most:

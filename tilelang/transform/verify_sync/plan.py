@@ -138,7 +138,7 @@ class Plan:
         """Whether the iterations of a loop are accesses by threads that the program says do not meet one another."""
         hit = self._flat.get(id(s))
         if hit is None:
-            hit = self._flat[id(s)] = bool(s.attr("independent")) and isinstance(s.extent, Const) and isinstance(
+            hit = self._flat[id(s)] = s.plan.independent and isinstance(s.extent, Const) and isinstance(
                 s.start, Const) and int(s.extent.value) <= 64 and not self.facts(s.body)[2] and not any(
                 isinstance(x, (If, While, Break, Continue)) or isinstance(x, For) and not self.is_flat(x)
                 and self.facts(x)[0] for x in walk(s.body))

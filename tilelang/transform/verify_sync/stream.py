@@ -295,7 +295,7 @@ class Stream(Accesses):
         most = int(np.max(extent))
         around, turning = self.inside, self.turning
         self.turning = False
-        if s.attr("independent"):
+        if s.plan.independent:
             self.independent += 1
             self.inside = (*around, Iterations(id(s)))
         path = self.path
@@ -316,7 +316,7 @@ class Stream(Accesses):
             self.mask, self.active, self.path, self.entry = mask, active, path, entry
             self.inside, self.turning = around, turning
             self.tiles -= outer
-            self.independent -= bool(s.attr("independent"))
+            self.independent -= s.plan.independent
 
     def _all_at_once(self, s: For) -> None:
         """Iterations that do not meet one another: their number is a further axis of all values."""
@@ -350,7 +350,7 @@ class Stream(Accesses):
             first, least = min(1, model.tiles - 1), model.tiles
         # Loops of different roles over the same iterations leave out the same ones, wherever they start.
         skipped = start if 0 < start <= first else 0
-        each, steps = s.attr("ring_steps", (1, most))  # steps of the rings: of an iteration, of the loop it was made of
+        each, steps = s.plan.ring_steps or (1, most)  # steps of the rings: of an iteration, of the loop it was made of
         left_out = model.left_out((id(self.block), *self.path, unit), steps + skipped, least) // each
         first = (first - skipped) // each
         if left_out <= 0 or first + left_out > most:
