@@ -174,11 +174,17 @@ class _Printer:
             return ""
         return ", attrs=(" + "".join(f'("{k}", {self.value(v)}), ' for k, v in attrs).rstrip(" ") + ")"
 
+    def literal(self, v: Any) -> str:
+        """A value of Python's own, as Python writes it."""
+        if isinstance(v, tuple):
+            return f"({self.literal(v[0])},)" if len(v) == 1 else f"({', '.join(map(self.literal, v))})"
+        return self.value(v) if isinstance(v, str) else repr(v)
+
     def options(self, options: Options | None) -> str:
         """The options that differ from their defaults, as keywords: literals of Python bare."""
         if options is None:
             return ""
-        return "".join(f", {k}={repr(v) if k in options.literal else self.value(v)}" for k, v in options.given().items())
+        return "".join(f", {k}={self.literal(v) if k in options.literal else self.value(v)}" for k, v in options.given().items())
 
     # ---- statements ----
     def declare_used(self, n: Any) -> None:
