@@ -184,7 +184,8 @@ class _Printer:
         """The options that differ from their defaults, as keywords: literals of Python bare."""
         if options is None:
             return ""
-        return "".join(f", {k}={self.literal(v) if k in options.literal else self.value(v)}" for k, v in options.given().items())
+        texts = {k: self.literal(v) if k in options.literal else self.value(v) for k, v in options.given().items()}
+        return "".join(f", {k}={v}" for k, v in texts.items())
 
     # ---- statements ----
     def declare_used(self, n: Any) -> None:
