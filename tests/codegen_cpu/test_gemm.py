@@ -5,7 +5,7 @@ import pytest
 from cpu_harness import Compiled, run_cpu
 from kernel_text import alloc, program
 
-from tilelang.codegen.cpu.gemm import blocking
+from tilelang.transform.cpu.plan_gemm import blocking
 from tilelang.target.cpu import describe, host_cpu
 from tilelang.errors import TileLangError
 from tilelang.ir import numpy_dtype

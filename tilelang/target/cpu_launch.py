@@ -158,6 +158,65 @@ class TileLoops(Stmt):
     span: Any = None
 
 
+# ---- matrix multiplication -----------------------------------------------------------------------------------------------
+
+
+@record
+class GemmShape:
+    """A GEMM on tiles with static strides (elements): a[i*ai + k*ak], b[k*ldb + j], c[i*ldc + j].
+
+    compute: type that is multiplied and accumulated in.  pairs: elements of a and b are pairs of 16-bit integers, and k counts
+    pairs.
+    """
+
+    m: int
+    n: int
+    k: int
+    ai: int
+    ak: int
+    ldb: int
+    ldc: int
+    compute: dtype
+    c: dtype
+    pairs: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the function that computes it."""
+        kind = "pairs" if self.pairs else str(self.compute)
+        return f"gemm_{self.m}x{self.n}x{self.k}_{kind}_{self.c}_{self.ai}_{self.ak}_{self.ldb}_{self.ldc}"
+
+
+@record
+class Packing:
+    """How an operand is converted into scratch space.
+
+    kind: convert, transpose, pairs_of_rows, pairs_of_columns, transposed_pairs (codegen/cpu/gemm_pack.py).  rows, cols: of the
+    operand as it lies.  row, col: its strides in elements.  at, scratch: first byte in the scratch space, and bytes used.
+    """
+
+    kind: str
+    rows: int
+    cols: int
+    row: int
+    col: int
+    at: int
+    scratch: int
+
+
+@node
+class BlockedGemm(Stmt):
+    """A Gemm as a register-blocked kernel.  rows, vectors: of the accumulator block.  pack_a, pack_b: operands to convert."""
+
+    op: TileOp
+    shape: GemmShape
+    rows: int
+    vectors: int
+    pack_a: Packing | None = None
+    pack_b: Packing | None = None
+    span: Any = None
+
+
 # ---- records --------------------------------------------------------------------------------------------------------------
 
 
@@ -227,11 +286,12 @@ class StorageSlot:
 
 @record
 class WarpRoleCode:
-    """What one warp role runs.  body: with ThreadLoop, Collective, Masked and OncePerBlock in it."""
+    """What one warp role runs.  body: with the statements above in it.  scratch: bytes of space for converted GEMM operands."""
 
     role: WarpRole
     body: Stmt
     values: ThreadValues
+    scratch: int = 0
 
 
 @record
@@ -278,6 +338,7 @@ class CpuPlan:
     host: HostCpu
 
 
-__all__ = ["BARRIER_WORDS", "CheckedAddress", "CheckedLoad", "CheckedStore", "Collective", "CpuLaunch", "CpuPlan", "Masked",
-           "NestVersions", "NullCheck", "OncePerBlock", "RangeTest", "StorageSlot", "ThreadLoop", "ThreadValues", "TileLoops",
+__all__ = ["BARRIER_WORDS", "BlockedGemm", "CheckedAddress", "CheckedLoad", "CheckedStore", "Collective", "CpuLaunch",
+           "CpuPlan", "GemmShape", "Masked", "NestVersions", "NullCheck", "OncePerBlock", "Packing", "RangeTest",
+           "StorageSlot", "ThreadLoop", "ThreadValues", "TileLoops",
            "TileSide", "WarpRole", "WarpRoleCode", "is_barrier_array", "is_private"]

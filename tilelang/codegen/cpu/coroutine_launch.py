@@ -49,7 +49,7 @@ class CoroutineLaunch:
         self.cluster = cluster_of(frame.plan.launch) or (1, 1, 1)
         self.maps = {m.name: m for m in tensor_maps_of(frame.plan.launch)}
         self.misuses: dict[str, int] = {}
-        self.scratch = 0
+        self.scratch = max(c.scratch for c in frame.plan.codes)
         self.functions = [self._role(code) for code in frame.plan.codes]
 
     # ---- sizes of the arena -----------------------------------------------------------------------------------------
@@ -97,7 +97,6 @@ class CoroutineLaunch:
             role.addresses = AddressTable(f, self.plan.space, bases)
         print_body(cx, code)
         role.coroutine.finish()
-        self.scratch = max(self.scratch, cx.block.scratch_bytes)
         return f.name
 
     # ---- the groups -----------------------------------------------------------------------------------------------------

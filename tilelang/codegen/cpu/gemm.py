@@ -5,18 +5,16 @@ single elements, B by vectors along n, both where they are.  Only an operand who
 type (16- and 8-bit floats, int8), whose n is not contiguous (transposed B) or that is the accumulator too is first
 converted into scratch space of the block.
 
-    for j in panels of nv vectors:  for i in groups of mr rows:
+    for j in strips of nv vectors:  for i in groups of mr rows:
         acc[mr][nv] = C;   for k: acc[r][v] += A[i + r, k] * B[k, j + v];   C = acc
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
-
-from tilelang.ir import Region, as_bool, dtype
+from tilelang.ir import as_bool, dtype
 from tilelang.ops import Gemm
-from tilelang.target.cpu import HostCpu, unsupported
+from tilelang.target.cpu import HostCpu
+from tilelang.target.cpu_launch import BlockedGemm, GemmShape, Packing
 
 from .gemm_pack import convert_rows, pairs_of_columns, pairs_of_rows, transpose_rows
 from .state import Code
@@ -24,155 +22,38 @@ from .text import Fn, Module
 from .types import convert, float_literal, intrinsic, load, memory_type, splat, store, value_type
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A gemm on tiles with static strides (elements): a[i*ai + k*ak], b[k*ldb + j], c[i*ldc + j]."""
-
-    m: int
-    n: int
-    k: int
-    ai: int
-    ak: int
-    ldb: int
-    ldc: int
-    compute: dtype
-    c: dtype
-    pairs: bool = False  # elements of a and b are pairs of 16-bit integers, k counts pairs
-
-    @property
-    def name(self) -> str:
-        kind = "pairs" if self.pairs else str(self.compute)
-        return f"gemm_{self.m}x{self.n}x{self.k}_{kind}_{self.c}_{self.ai}_{self.ak}_{self.ldb}_{self.ldc}"
-
-
-def compute_type(op: Gemm) -> dtype:
-    """The type products are formed and added in.  Raises cpu-unsupported for mixed kinds of operands."""
-    a, b, c = op.a.dtype, op.b.dtype, op.c.dtype
-    if a.is_float and b.is_float and c.is_float:
-        return dtype("float64") if 64 in (a.bits, b.bits, c.bits) else dtype("float32")
-    if a.is_int and b.is_int and c.is_int and c.bits >= 32:
-        return c
-    raise unsupported(f"T.gemm of {a} and {b} into {c}", span=op.span,
-                      hint="float operands need a float accumulator, integer operands an int32 or int64 one")
-
-
-@lru_cache(maxsize=256)
-def blocking(m: int, n: int, lanes: int, registers: int) -> tuple[int, int]:
-    """Rows and vectors of the accumulator block: fits the registers, fewest loads per multiply-add over the tile.
-
-    Per step of k a block costs mr*nv multiply-adds, at least 8 of them in flight to hide their latency, and mr + nv
-    loads, which mostly run beside them.
-    """
-    vectors = -(-n // lanes)
-
-    def split(total: int, size: int) -> list[int]:
-        parts = -(-total // size)
-        even = -(-total // parts)
-        return [even] * (total // even) + ([total % even] if total % even else [])
-
-    best = (float("inf"), 1, 1)
-    for nv in range(1, min(vectors, 6) + 1):
-        for mr in range(1, min(m, 16) + 1):
-            if mr * nv + nv + 1 > registers:
-                break
-            cost = sum(max(r * v, 8) + 0.25 * (r + v) for r in split(m, mr) for v in split(vectors, nv))
-            best = min(best, (cost, split(m, mr)[0], split(vectors, nv)[0]))
-    return best[1], best[2]
-
-
-def emit_gemm(cx: Code, op: Gemm) -> None:
+def print_gemm(cx: Code, s: BlockedGemm) -> None:
     """c += op(a) @ op(b), or = when clear_accum."""
-    ct = compute_type(op)
-    m, n = _static(op, op.c, -2), _static(op, op.c, -1)
-    k = _static(op, op.a, -2 if op.transpose_a else -1)
-    f = cx.f
-    a_at, (a0, a1) = _operand(cx, op, op.a)
-    b_at, (b0, b1) = _operand(cx, op, op.b)
-    c_at, (ldc, c1) = _operand(cx, op, op.c)
-    if c1 != 1:
-        raise unsupported("an accumulator of T.gemm whose columns are not contiguous", span=op.span)
-    ai, ak = (a1, a0) if op.transpose_a else (a0, a1)
-    bk, bn = (b1, b0) if op.transpose_b else (b0, b1)
-    bytes_only = op.a.dtype.bits == op.b.dtype.bits == 8
-    pairs = ct == "int32" and bytes_only and cx.host.has_pmadd and a1 == b1 == 1
-    scratch = Scratch(cx)
-    if pairs:
-        a_at, ai, ak = _pairs_a(cx, op, scratch, a_at, a0, m, k)
-        b_at, bk = _pairs_b(cx, op, scratch, b_at, b0, n, k), n
-        k = -(-k // 2)
-    else:
-        if memory_type(op.a.dtype) != value_type(ct) or op.a.buffer.data is op.c.buffer.data:
-            rows, cols = (k, m) if op.transpose_a else (m, k)
-            dst = scratch.take(rows * cols * ct.bytes)
-            convert_rows(f, cx.host, op.a.dtype, ct, a_at, a0, a1, dst, rows, cols)
-            a_at, ai, ak = (dst, 1, m) if op.transpose_a else (dst, k, 1)
-        if memory_type(op.b.dtype) != value_type(ct) or bn != 1 or op.b.buffer.data is op.c.buffer.data:
-            dst = scratch.take(k * n * ct.bytes)
-            if bn == 1:
-                convert_rows(f, cx.host, op.b.dtype, ct, b_at, bk, 1, dst, k, n)
-            else:
-                transpose_rows(f, cx.host, op.b.dtype, ct, b_at, bn, bk, dst, n, k)
-            b_at, bk = dst, n
-    shape = Shape(m, n, k, ai, ak, bk, ldc, ct, op.c.dtype, pairs)
-    name = f.module.need(shape.name, lambda: _tile_function(f.module, cx.host, shape))
-    f.do(f"call void @{name}(ptr {a_at}, ptr {b_at}, ptr {c_at}, i1 {cx.value(as_bool(op.clear_accum))})")
+    op, f = s.op, cx.f
+    assert isinstance(op, Gemm), "what plan_gemms plans"
+    a, b, c = (cx.address(r.buffer, [cx.index(x) for x in r.mins]) for r in (op.a, op.b, op.c))
+    if s.pack_a is not None:
+        a = _packed(cx, s.pack_a, op.a.dtype, s.shape.compute, a)
+    if s.pack_b is not None:
+        b = _packed(cx, s.pack_b, op.b.dtype, s.shape.compute, b)
+    name = f.module.need(s.shape.name, lambda: _tile_function(f.module, cx.host, s))
+    f.do(f"call void @{name}(ptr {a}, ptr {b}, ptr {c}, i1 {cx.value(as_bool(op.clear_accum))})")
 
 
-class Scratch:
-    """Space of the block for converted operands, given out in 64-byte steps; freed when the gemm is done."""
-
-    def __init__(self, cx: Code) -> None:
-        self.cx, self.used = cx, 0
-
-    def take(self, size: int) -> str:
-        """Address of `size` fresh bytes."""
-        at = self.cx.f.at(self.cx.block.scratch, "i8", str(self.used))
-        self.used += -(-size // 64) * 64
-        self.cx.block.scratch_bytes = max(self.cx.block.scratch_bytes, self.used)
-        return at
-
-
-def _pairs_a(cx: Code, op: Gemm, scratch: Scratch, at: str, row: int, m: int, k: int) -> tuple[str, int, int]:
-    """A as pairs along k; address and strides (rows, k) in pairs."""
-    kp = -(-k // 2)
-    dst = scratch.take(m * kp * 4)
-    if op.transpose_a:
-        pairs_of_rows(cx.f, cx.host, op.a.dtype, at, row, dst, k, m)
-        return dst, 1, m
-    pairs_of_columns(cx.f, cx.host, op.a.dtype, at, row, dst, m, k)
-    return dst, kp, 1
-
-
-def _pairs_b(cx: Code, op: Gemm, scratch: Scratch, at: str, row: int, n: int, k: int) -> str:
-    """B as pairs along k, one row of n pairs after another."""
-    kp = -(-k // 2)
-    dst = scratch.take(n * kp * 4)
-    if not op.transpose_b:
-        pairs_of_rows(cx.f, cx.host, op.b.dtype, at, row, dst, k, n)
-        return dst
-    rows = scratch.take(n * kp * 4)
-    pairs_of_columns(cx.f, cx.host, op.b.dtype, at, row, rows, n, k)
-    i32 = dtype("int32")
-    transpose_rows(cx.f, cx.host, i32, i32, rows, kp, 1, dst, n, kp)
+def _packed(cx: Code, p: Packing, src: dtype, compute: dtype, operand: str) -> str:
+    """Convert an operand into scratch space; its address there."""
+    f, host = cx.f, cx.host
+    dst = f.at(cx.block.scratch, "i8", str(p.at))
+    match p.kind:
+        case "convert":
+            convert_rows(f, host, src, compute, operand, p.row, p.col, dst, p.rows, p.cols)
+        case "transpose":
+            transpose_rows(f, host, src, compute, operand, p.row, p.col, dst, p.rows, p.cols)
+        case "pairs_of_rows":
+            pairs_of_rows(f, host, src, operand, p.row, dst, p.rows, p.cols)
+        case "pairs_of_columns":
+            pairs_of_columns(f, host, src, operand, p.row, dst, p.rows, p.cols)
+        case "transposed_pairs":
+            pairs, i32 = -(-p.cols // 2), dtype("int32")
+            lines = f.at(cx.block.scratch, "i8", str(p.at + p.scratch // 2))
+            pairs_of_columns(f, host, src, operand, p.row, lines, p.rows, p.cols)
+            transpose_rows(f, host, i32, i32, lines, pairs, 1, dst, p.rows, pairs)
     return dst
-
-
-def _static(op: Gemm, r: Region, d: int) -> int:
-    e = r.extents[d]
-    if not isinstance(e, int):
-        raise unsupported("T.gemm on tiles of run-time size", span=op.span, hint="give the tile a static shape")
-    return e
-
-
-def _operand(cx: Code, op: Gemm, r: Region) -> tuple[str, tuple[int, int]]:
-    """Address of a region's first element, and its static strides over the last two dimensions."""
-    s = cx.memory.strides(r.buffer)[-2:]
-    if len(s) < 2 or any(x[0] == "%" for x in s):
-        raise unsupported(f"operand {r.buffer.name} of T.gemm with run-time strides", span=op.span,
-                          hint="copy it to a shared buffer or a fragment of static shape first")
-    if cx.memory.base_of(r.buffer).copies > 1:
-        raise unsupported(f"per-thread operand {r.buffer.name} of T.gemm", span=op.span, hint="use a fragment")
-    return cx.address(r.buffer, [cx.index(x) for x in r.mins]), (int(s[0]), int(s[1]))
 
 
 # ---- the kernel ----------------------------------------------------------------------------------------------------
@@ -190,10 +71,10 @@ def _widths(count: int, lanes: int) -> list[int]:
     return out
 
 
-def _tile_function(module: Module, host: HostCpu, s: Shape) -> str:
-    """The whole tile: panels of columns, groups of rows, micro-kernels for the full and the edge blocks."""
+def _tile_function(module: Module, host: HostCpu, plan: BlockedGemm) -> str:
+    """The whole tile: strips of columns, groups of rows, micro-kernels for the full and the edge blocks."""
+    s, mr, nv = plan.shape, plan.rows, plan.vectors
     lanes = host.lanes(s.compute.bits)
-    mr, nv = blocking(s.m, s.n, lanes, host.registers)
     f = Fn(module, s.name, "void",
            [("ptr", "a", "noalias readonly"), ("ptr", "b", "noalias readonly"), ("ptr", "c", "noalias"),
             ("i1", "clear", "")],
@@ -221,7 +102,7 @@ def _tile_function(module: Module, host: HostCpu, s: Shape) -> str:
     return module.parts[f.name]
 
 
-def _micro_kernel(f: Fn, host: HostCpu, s: Shape, mr: int, widths: list[int], ap: str, bp: str, cp: str) -> None:
+def _micro_kernel(f: Fn, host: HostCpu, s: GemmShape, mr: int, widths: list[int], ap: str, bp: str, cp: str) -> None:
     """An mr x sum(widths) block of C kept in registers over all of k."""
     ct, at = s.compute, memory_type(s.compute)
     starts = [sum(widths[:v]) for v in range(len(widths))]
@@ -266,7 +147,7 @@ def _micro_kernel(f: Fn, host: HostCpu, s: Shape, mr: int, widths: list[int], ap
         store(f, wide, convert(f, nxt[r, v], ct.with_lanes(widths[v]), wide), c_address(r, v))
 
 
-def _multiply_add(f: Fn, host: HostCpu, s: Shape, ty: str, a: str, b: str, c: str) -> str:
+def _multiply_add(f: Fn, host: HostCpu, s: GemmShape, ty: str, a: str, b: str, c: str) -> str:
     if s.pairs:
         return f.let(f"add {ty} {_pair_products(f, ty, a, b)}, {c}")
     if not s.compute.is_float:

@@ -51,7 +51,8 @@ def _print_form(host: HostFunction, s: CpuLaunch) -> None:
         faults.add_null_checks(s.null_checks)
     frame = LaunchFrame(host, s, name, tuple(captured), faults)
     run = CoroutineLaunch(frame) if s.waits else None
-    block, scratch = ("", run.scratch) if run is not None else _block_function(frame)
+    block = "" if run is not None else _block_function(frame)
+    scratch = max(c.scratch for c in s.codes)
     sizes = [f.let(f"and i64 {f.add(f.mul(count_of(cx, t.buffer), str(t.copies * t.buffer.dtype.bytes)), '63')}, -64")
              for t in s.slots]
     grid = [cx.index(g) for g in s.launch.grid] + ["1"] * (3 - len(s.launch.grid))
@@ -106,8 +107,8 @@ def _report_faults(host: HostFunction, faults: LaneFaults, fault_word: str) -> N
         host.fail_if(f.let(f"icmp eq i64 {f.let(f'load i64, ptr {fault_word}')}, {code}"), message)
 
 
-def _block_function(frame: LaunchFrame) -> tuple[str, int]:
-    """define void @name_block(block ids, captured values, storage, scratch); returns its name and scratch bytes."""
+def _block_function(frame: LaunchFrame) -> str:
+    """define void @name_block(block ids, captured values, storage, scratch); its name."""
     host, s = frame.host, frame.plan.launch
     may_alias, free = set(host.func.attr("may_alias") or ()), follows_addresses(s)
     aliased = {id(b.data) for _, b in host.func.buffers if free or b.name in may_alias}
@@ -127,7 +128,7 @@ def _block_function(frame: LaunchFrame) -> tuple[str, int]:
     if not f.ended:
         f.end("ret void")
     f.finish()
-    return f.name, cx.block.scratch_bytes
+    return f.name
 
 
 def _blocks_function(frame: LaunchFrame, block: str, kind: str, scratch: int) -> None:

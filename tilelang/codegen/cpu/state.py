@@ -117,7 +117,7 @@ class BlockState:
     exchanged, voted: operands and answers of the exchanges of the statement, by the identity of the call.
     active: a byte for each thread, whether it executes the statement; live: whether it has not returned; None: all do.
     only_returned_absent: the threads that do not execute the statement have returned.
-    scratch, scratch_bytes: space of the block for converted operands of GEMMs.
+    scratch: address of the space of the block for converted operands of GEMMs.
     """
 
     values: ThreadValues
@@ -134,7 +134,6 @@ class BlockState:
     only_returned_absent: bool = False
     in_parallel: bool = False
     scratch: str = "null"
-    scratch_bytes: int = 0
 
     @property
     def count(self) -> int:

@@ -24,7 +24,16 @@ from tilelang.ir import (
     While,
 )
 from tilelang.target.cpu import unsupported
-from tilelang.target.cpu_launch import CheckedStore, Collective, Masked, NestVersions, OncePerBlock, ThreadLoop, TileLoops
+from tilelang.target.cpu_launch import (
+    BlockedGemm,
+    CheckedStore,
+    Collective,
+    Masked,
+    NestVersions,
+    OncePerBlock,
+    ThreadLoop,
+    TileLoops,
+)
 from tilelang.target.cpu_ranges import with_loop, with_nest, with_value
 from tilelang.target.thread_calls import BLOCK_VOTES, MATRIX_CALLS
 
@@ -275,7 +284,7 @@ def _matrix(cx: Code, e: Call) -> None:
 
 
 _TILE_OPS: dict[type, Callable[[Code, Any], None]] = {
-    ops.Reduce: reductions.emit_reduce, ops.Scan: reductions.emit_scan, ops.Gemm: gemm.emit_gemm,
+    ops.Reduce: reductions.emit_reduce, ops.Scan: reductions.emit_scan, BlockedGemm: gemm.print_gemm,
 }
 
 _PRINT: dict[type, Callable[[StatementPrinter, Any], None]] = {

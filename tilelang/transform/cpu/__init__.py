@@ -4,6 +4,7 @@ The passes, in order:
 
     launch_host_statements   statements outside of T.Kernel that compute become launches of one thread
     plan_launches            each launch: null checks, warp roles, masks, loops over threads, storage
+    plan_gemms               register blocking of T.gemm, operands to convert
     guard_accesses           guards of tensor accesses, loop nests of tile operations
 """
 
@@ -15,6 +16,7 @@ from tilelang.target.cpu_launch import CpuPlan
 
 from .guard_accesses import guard_accesses
 from .host_blocks import launch_host_statements
+from .plan_gemm import plan_gemms
 from .plan_launches import plan_launches
 
 
@@ -26,7 +28,12 @@ def plan_cpu(func: Func, host: HostCpu | None = None) -> CpuPlan:
     if func.attr("phase", "TILE") != "TILE":
         raise unsupported(f"a program in phase {func.attr('phase')}", span=func.span,
                           hint="the CPU target starts from the tile program")
-    return CpuPlan(guard_accesses(plan_launches(launch_host_statements(func))), host or host_cpu())
+    host = host or host_cpu()
+    func = launch_host_statements(func)
+    func = plan_launches(func)
+    func = plan_gemms(func, host)
+    func = guard_accesses(func)
+    return CpuPlan(func, host)
 
 
 __all__ = ["plan_cpu"]

@@ -108,7 +108,7 @@ def _code(s: Launch, code: WarpRoleCode, guarded: bool) -> WarpRoleCode:
     all_threads = code.role.ranges == ((0, s.num_threads),)
     work.swept.update(v for v, n, r in zip(s.thread_vars, s.threads, thread_ranges(s, code.role))
                       if all_threads or n == 1 or r != (0, n))
-    return WarpRoleCode(code.role, work.stmt(code.body), code.values)
+    return WarpRoleCode(code.role, work.stmt(code.body), code.values, code.scratch)
 
 
 class _Guards:
