@@ -87,6 +87,23 @@ def test_the_reference_interpreter_and_the_device_simulator_share_only_what_stan
         assert not wrong, wrong
 
 
+BELOW_VERIFY_SYNC = ("tilelang.errors", "tilelang.ir", "tilelang.layout.distinct", "tilelang.target",
+                     "tilelang.transform.analysis.effects", "tilelang.transform.verify_sync")
+
+
+def test_the_check_of_synchronisation_shares_nothing_with_what_places_it():
+    """verify_sync imports the programs, the machines and the effects of calls alone (distinct.py sorts arrays); these do not
+    import what places synchronisation, nor the analyses that it asks."""
+    closed = [*(PACKAGE / "transform" / "verify_sync").rglob("*.py"), PACKAGE / "transform" / "analysis" / "effects.py"]
+    assert len(closed) > 15
+    wrong = [f"{p.relative_to(ROOT)}:{line}: {target}" for p in closed for line, target in imports_of(p)
+             if not any(target == m or target.startswith(m + ".") for m in BELOW_VERIFY_SYNC)]
+    assert not wrong, "\n".join(wrong)
+    users = {p.stem for p in (PACKAGE / "transform").rglob("*.py") if p.parent.name != "verify_sync"
+             and any(t.startswith("tilelang.transform.verify_sync") for _, t in imports_of(p))}
+    assert users <= {"pipeline", "verify_sync"}, users
+
+
 def test_the_package_shows_few_rooms_of_few_files():
     rooms = [p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__"]
     assert len(rooms) <= MOST_ROOMS, sorted(rooms)
@@ -95,33 +112,108 @@ def test_the_package_shows_few_rooms_of_few_files():
     assert not large, large
 
 
-def names_imported_at_once(path: pathlib.Path, modules: set[str]):
-    """Modules that loading this one loads: what its functions import is loaded later, or never."""
-    package = ".".join(path.parent.relative_to(ROOT).parts)
-    waiting = list(ast.parse(path.read_text(encoding="utf-8")).body)
+KNOWN_CIRCLES = [  # may only shrink
+    {"tilelang.codegen.cuda.hopper", "tilelang.codegen.cuda.prelude", "tilelang.codegen.cuda.printer"},
+]
+
+
+def modules_of_the_package() -> dict[str, pathlib.Path]:
+    return {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in PACKAGE.rglob("*.py")}
+
+
+def modules_named_by_imports(node: ast.AST, package: list[str], modules):
+    """Modules of ours that an import statement names."""
+    if isinstance(node, ast.Import):
+        yield from (a.name for a in node.names if a.name in modules)
+    elif isinstance(node, ast.ImportFrom):
+        above = package[:len(package) - node.level + 1] if node.level else []
+        base = ".".join([*above, *filter(None, [node.module])])
+        names = (f"{base}.{a.name}" if f"{base}.{a.name}" in modules else base for a in node.names)
+        yield from (n for n in names if n in modules)
+
+
+def circles_of(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The strongly connected sets of more than one module (Tarjan)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(m: str) -> None:
+        index[m] = low[m] = len(index)
+        stack.append(m)
+        for n in graph[m]:
+            if n not in index:
+                visit(n)
+                low[m] = min(low[m], low[n])
+            elif n in stack:
+                low[m] = min(low[m], index[n])
+        if low[m] == index[m]:
+            at = stack.index(m)
+            found.append(set(stack[at:]))
+            del stack[at:]
+
+    for m in graph:
+        if m not in index:
+            visit(m)
+    return [c for c in found if len(c) > 1]
+
+
+def test_files_import_each_other_in_no_circle():
+    """Imports inside functions and those for annotations alone (`if TYPE_CHECKING`) count."""
+    modules = modules_of_the_package()
+    graph = {m: {n for node in ast.walk(ast.parse(p.read_text(encoding="utf-8")))
+                 for n in modules_named_by_imports(node, m.split(".")[:None if p.name == "__init__.py" else -1], modules)
+                 if n != m} for m, p in modules.items() if m != "tilelang.__main__"}
+    assert sum(map(len, graph.values())) > 1000  # the names are found
+    found = circles_of(graph)
+    assert all(any(c <= known for known in KNOWN_CIRCLES) for c in found), found
+    assert all(known in found for known in KNOWN_CIRCLES), "a known circle is gone or smaller: shrink the list"
+
+
+def test_circles_are_found():
+    assert circles_of({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
+    assert circles_of({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+
+
+def written_at_import(tree: ast.Module):
+    """(line, text) of statements outside functions that set or delete an attribute of a name that an import of ours binds."""
+    ours: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("tilelang")):
+            ours |= {a.asname or a.name for a in node.names}
+        elif isinstance(node, ast.Import):
+            ours |= {a.asname or a.name.split(".")[0] for a in node.names if a.name.startswith("tilelang")}
+
+    def root(e: ast.AST) -> str:
+        while isinstance(e, (ast.Attribute, ast.Subscript)):
+            e = e.value
+        return e.id if isinstance(e, ast.Name) else ""
+
+    waiting: list[ast.AST] = list(tree.body)
     while waiting:
         node = waiting.pop()
-        if isinstance(node, (ast.FunctionDef, ast.If)):  # `if TYPE_CHECKING:` is never run
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             continue
         waiting += ast.iter_child_nodes(node)
-        if isinstance(node, ast.Import):
-            yield from (a.name for a in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[:len(package.split(".")) - node.level + 1] if node.level else []
-            base = ".".join([*above, *filter(None, [node.module])])
-            yield from (f"{base}.{a.name}" if f"{base}.{a.name}" in modules else base for a in node.names)
+        targets: list[ast.AST] = []
+        if isinstance(node, (ast.Assign, ast.Delete)):
+            targets = [t for x in node.targets for t in (x.elts if isinstance(x, ast.Tuple) else [x])]
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+            targets = [node.target]
+        elif isinstance(node, ast.Call) and node.args and ast.unparse(node.func) in ("setattr", "delattr"):
+            targets = [ast.Attribute(node.args[0], "x")]
+        if any(not isinstance(t, ast.Name) and root(t) in ours for t in targets):
+            yield node.lineno, ast.unparse(node)
 
 
-def test_modules_import_each_other_one_way():
-    files = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p
-             for p in PACKAGE.rglob("*.py")}
-    graph = {m: {n for n in names_imported_at_once(p, set(files)) if n in files and n != m} for m, p in files.items()}
-    assert sum(map(len, graph.values())) > 1000  # the names are found
-    left = dict(graph)
-    while leaves := [m for m, names in left.items() if not names & left.keys()]:
-        for m in leaves:
-            del left[m]
-    assert not left, f"these load each other, or one of those that do: {sorted(left)}"
+def test_no_module_writes_into_another_when_it_is_imported():
+    wrong = [f"{p.relative_to(ROOT)}:{line}: {text}" for p in sorted(PACKAGE.rglob("*.py"))
+             for line, text in written_at_import(ast.parse(p.read_text(encoding="utf-8")))]
+    assert not wrong, "\n".join(wrong)
+    sample = ("from .expr import Binary\nfrom . import expr\nBinary.unlike = f\nexpr.a, expr.b = 1, 2\n"
+              "setattr(Binary, 'x', 1)\nx = 1\n")
+    assert [line for line, _ in sorted(written_at_import(ast.parse(sample)))] == [3, 4, 5]
 
 
 def test_nothing_of_ours_imports_compat():

@@ -15,7 +15,7 @@ from tilelang.transform.analysis.accesses import Update
 from tilelang.transform.analysis.atomic_order import as_iterations, in_order, must_be_placed, waits
 from tilelang.transform.analysis.divergence import Divergence
 from tilelang.transform.pipeline import lower
-from tilelang.transform.verify_sync.verify_sync import check_launch
+from tilelang.transform.verify_sync.launch import check_launch
 
 OPS = {"min": lambda x: T.atomic_min(x, -3), "max": lambda x: T.atomic_max(x, 50), "add": lambda x: T.atomic_add(x, 1),
        "or": lambda x: T.atomic_or(x, 68), "store": lambda x: T.atomic_store(x, 7)}

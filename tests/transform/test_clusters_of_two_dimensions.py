@@ -23,7 +23,7 @@ from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import legalized, lower
 from tilelang.transform.schedule.specialize_warps import specialize_warps
 from tilelang.transform.schedule.clusters import Team, make_cluster
-from tilelang.transform.verify_sync.verify_sync import check_launch
+from tilelang.transform.verify_sync.launch import check_launch
 
 HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})
 

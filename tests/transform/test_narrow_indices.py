@@ -10,7 +10,8 @@ from tilelang.ir.wrapping import keeps_value, wrapped
 from tilelang.target import Target
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
-from tilelang.transform.verify_sync.verify_sync import check_launch, verify_sync
+from tilelang.transform.check.verify_sync import verify_sync
+from tilelang.transform.verify_sync.launch import check_launch
 
 N = np.arange(256)
 U8 = "uint8"

@@ -22,7 +22,8 @@ from tilelang.transform.schedule import prefetch_scales as prefetch_scales
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, legalized, lower
 from tilelang.transform.legalize.tma_columns import unaligned_columns
-from tilelang.transform.verify_sync.verify_sync import check_launch, verify_sync
+from tilelang.transform.check.verify_sync import verify_sync
+from tilelang.transform.verify_sync.launch import check_launch
 
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
 F8 = "float8_e4m3fn"

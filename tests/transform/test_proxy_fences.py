@@ -19,7 +19,7 @@ from tilelang.simulator import run_device, run_tile
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
 from tilelang.transform.sync.proxy_fences import fence_arrivals, fence_barriers
-from tilelang.transform.verify_sync.verify_sync import verify_sync
+from tilelang.transform.check.verify_sync import verify_sync
 
 UNREAD = "is overwritten by a copy after ordinary loads that no fence_proxy_async of the reader follows"
 

@@ -24,7 +24,8 @@ from tilelang.transform.verify_sync import trials as verify_sync_trials
 from tilelang.transform.framework.pass_ import DEVICE, PassContext, pass_, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
 from tilelang.transform.framework.scope import as_planned, plan_only
-from tilelang.transform.verify_sync.verify_sync import check_launch, verify_sync
+from tilelang.transform.check.verify_sync import verify_sync
+from tilelang.transform.verify_sync.launch import check_launch
 
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
 ON = {"tl.enable_hopper": True}

@@ -10,7 +10,7 @@ Invariants of every phase
 Added by a phase (and kept by all later ones)
     THREADS_BOUND  no-tile: no TileOp, no Parallel, no pipelined For; no-fragment: no fragment or reducer buffer;
                    flat-shared: shared buffers have one dimension
-    SYNCED         no further node invariant; the order of accesses is transform/verify_sync/verify_sync.py's
+    SYNCED         no further node invariant; the order of accesses is transform/verify_sync's
     DEVICE         flat-local: local buffers have one dimension; shared-plan: every shared buffer has an offset
 """
 

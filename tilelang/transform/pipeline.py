@@ -59,7 +59,8 @@ from .schedule.prefetch_scales import may_prefetch_scales
 from .legalize.tma_columns import tma_columns
 from .lower.tma_copies import tma_copies
 from .legalize.unpack_small_types import unpack_small_types
-from .verify_sync.verify_sync import verify_sync
+from .check.verify_sync import verify_sync
+from .verify_sync.plan import follows
 from .legalize.manual_warp_roles import lower_manual_warp_roles
 
 log = logging.getLogger("tilelang.transform")
@@ -214,8 +215,6 @@ def _doubt(func: Func) -> str | None:
 
 def _asynchronous(n: Func | Launch) -> bool:
     """Whether the verifier needs its model: threads are ordered by more than block barriers and cp.async groups."""
-    from .verify_sync.plan import follows
-
     return follows(list(walk(n.body)))
 
 

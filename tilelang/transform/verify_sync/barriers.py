@@ -23,12 +23,12 @@ from tilelang.ir.children import children
 from tilelang.layout.distinct import distinct
 from tilelang.target.atomics import Atomic, Branch, Iterations, family
 
-from ..analysis.divergence import Divergence
 from .sync_fault import SHARED, Fault
 from .limits import possible
 from .locals import Locals
 from .numbers import SAMPLES, Numbers
 from .shadow import AT_ONCE, Shadow, differ, held, made_of, mode_of, slot_iterations, widest_piece
+from .uniform import Uniform
 from .iterations import has_unknown_loops, places_by
 
 BUDGET = 6000  # access evaluations; loops are cut short beyond
@@ -214,8 +214,8 @@ class _Follower(Numbers):
 
     def while_loop(self, s: While, mask: Any) -> None:
         """As often as its condition holds where that is known, else three times."""
-        self.divergence = self.divergence or Divergence(self.launch)
-        turning, self.turning = self.turning, self.divergence.left_one_by_one(s)
+        self.uniform = self.uniform or Uniform(self.launch)
+        turning, self.turning = self.turning, self.uniform.iterations_differ(s)
         self.turns(s, mask)
         self.turning = turning
 

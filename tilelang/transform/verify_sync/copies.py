@@ -13,7 +13,7 @@ from tilelang.ir.expr import Call
 from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_addresses
 
 from .sync_fault import Fault, Found, Undecided
-from .events import EVENT_RULES, enter, event, lane_count, peers
+from .events import EVENT_RULES, enter, event, event_of, lane_count, peers
 from .values import Descriptor, distinct
 
 # ---- the async proxy ----------------------------------------------------------------------------------------------------
@@ -106,11 +106,9 @@ def _leaves(st: Any, lo: int, taken: int, span: Any) -> None:
         st.block.memory.tile("r", lo, lo + taken, seen, fenced, own.component, own.time, span, (w, lanes))
 
 
+@event_of("tma_store", "tma_reduce_add")
 def _tma_out(st: Any, c: Call, span: Any) -> None:
     _leaves(st, _start(st, c.args[0]), _box(st, c)[0], span)
-
-
-EVENT_RULES["tma_store"] = EVENT_RULES["tma_reduce_add"] = _tma_out
 
 
 @event

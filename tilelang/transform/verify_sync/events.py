@@ -31,6 +31,15 @@ def event(fn: Rule) -> Rule:
     return fn
 
 
+def event_of(*names: str) -> Callable[[Rule], Rule]:
+    """Decorator: the rule of several calls."""
+    def put(fn: Rule) -> Rule:
+        EVENT_RULES.update(dict.fromkeys(names, fn))
+        return fn
+
+    return put
+
+
 def lane_count(n: int) -> int:
     """Lanes in a mask."""
     return bin(n).count("1")
@@ -240,6 +249,7 @@ def _mbarrier_arrive_remote(st: Any, c: Call, span: Any) -> None:
                 bar.arrive(w, lanes, lane_count(lanes), 0, span)
 
 
+@event_of("cluster_load", "cluster_store")
 def _cluster_access(st: Any, c: Call, span: Any) -> None:
     a = c.args[0]
     if not isinstance(a, AddressOf):
@@ -249,8 +259,6 @@ def _cluster_access(st: Any, c: Call, span: Any) -> None:
             enter(block, st, w, lanes, span)
         st.touch("w" if c.op == "cluster_store" else "r", a.buffer, a.indices, 1, c, block.memory)
 
-
-EVENT_RULES["cluster_load"] = EVENT_RULES["cluster_store"] = _cluster_access
 
 
 @event
@@ -263,4 +271,4 @@ WAIT_RULES.update(sync_threads=_sync_threads, sync_grid=_sync_threads, named_bar
                   mbarrier_wait=_mbarrier_wait, set_max_nreg=_set_max_nreg, cluster_wait=_cluster_wait,
                   cluster_sync=_cluster_sync)
 
-__all__ = ["EVENT_RULES", "WAIT_RULES", "Rule", "enter", "event", "lane_count", "peers"]
+__all__ = ["EVENT_RULES", "WAIT_RULES", "Rule", "enter", "event", "event_of", "lane_count", "peers"]

@@ -1,7 +1,7 @@
 """The synchronisation model: a block whose warp groups run side by side, for one choice of what is not known.
 
 Every stream (a warp group; a warp where those of a group wait for each other) is a generator; the model lets each run until
-it waits.  Faults are found by what is ordered, not by the order of this run (verify_sync_clocks).
+it waits.  Faults are found by what is ordered, not by the order of this run (clocks.py).
 """
 
 from __future__ import annotations

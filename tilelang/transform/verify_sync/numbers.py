@@ -1,4 +1,4 @@
-"""Whole numbers of a walk through a block's program (verify_sync_barriers): what is known of each thread's."""
+"""Whole numbers of a walk through a block's program (barriers.py): what is known of each thread's."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tilelang.ir import Binary, Cast, Const, Expr, Launch, Load, Select, Unary, 
 from tilelang.ir.expr import Call
 from tilelang.ir.wrapping import keeps_value, may_wrap, wrapped
 
-from ..analysis.divergence import Divergence
 from .answers import Answers
 from .locals import Locals
 from .shadow import combined
+from .uniform import Uniform
 
 # What numbers that all threads read alike, but nobody knows here, are taken for: one walk each where a condition asks.
 SAMPLES = (0, 1, 3, 6)
@@ -40,7 +40,7 @@ class Numbers:
         self.env: dict[Var, Any] = dict(zip(self.launch.thread_vars, (t % x, t // x % y, t // (x * y))))
         self.env.update((v, 0) for v in self.launch.block_vars)
         self.guessing = False
-        self.divergence: Divergence | None = None
+        self.uniform: Uniform | None = None
         self.answers = Answers(self.launch, self.given)
         self._constant: dict[int, bool] = {}  # by id of an expression, as all below
         self._known: dict[int, tuple[Any]] = {}
@@ -51,11 +51,11 @@ class Numbers:
         c = self.value(e)
         if c is not None:
             return c
-        self.divergence = self.divergence or Divergence(self.launch)
+        self.uniform = self.uniform or Uniform(self.launch)
         self.guessing = True
         c = self.value(e)
         self.guessing = False
-        alike = not self.divergence.divergent(e)
+        alike = not self.uniform.differs(e)
         self.sampled |= alike or c is not None
         return self.trial == 0 if alike and (self.trial < 2 or c is None) else c
 
@@ -69,7 +69,7 @@ class Numbers:
             held = self.locals.values.get(e.buffer.data)
             if held is not None:
                 return held
-            if self.guessing and not e.dtype.is_float and self.divergence and not self.divergence.divergent(e):
+            if self.guessing and not e.dtype.is_float and self.uniform and not self.uniform.differs(e):
                 return SAMPLES[self.trial]
             return None
         if isinstance(e, Binary):

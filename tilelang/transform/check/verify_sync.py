@@ -1,18 +1,13 @@
-"""Independent check that conflicting shared-memory accesses are ordered, and that nobody waits for ever.
-
-Programs with block barriers and cp.async alone are followed interval by interval (verify_sync_barriers); those with
-mbarriers, TMA, wgmma, roles or named barriers are model-checked (verify_sync_model), for every extent of their loops
-that the rings tell apart (verify_sync_trials).  Shares no code with the passes that place synchronisation.
-"""
+"""The last pass: the independent check of synchronisation in `transform/verify_sync`, and what follows from its verdict."""
 
 from __future__ import annotations
 
 from tilelang.errors import error, register
-from tilelang.ir import Alloc, Func, Launch, rewrite_launches, walk, with_options
+from tilelang.ir import Func, Launch, rewrite_launches, with_options
 
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import DEVICE, PassContext, pass_
-from .sync_fault import SHARED, Fault
+from ..verify_sync.launch import check_launch
 
 register("sync-unordered", ValueError, "two threads touch one shared element without a barrier in between",
          "put T.sync_threads() between the two accesses, or let the compiler order them",
@@ -43,23 +38,4 @@ def verify_sync(func: Func, cx: PassContext) -> Func:
     return rewrite_launches(func, checked)
 
 
-def check_launch(launch: Launch) -> tuple[str, list[Fault]]:
-    """(one-paragraph verdict, faults found) for a launch with planned shared memory."""
-    # Loaded when the device compiler is at work already (jit/building.py).
-    from .barriers import check_barriers
-    from .plan import follows
-    from .trials import check_model
-
-    nodes = list(walk(launch.body))
-    buffers = [x.buffer for x in nodes if isinstance(x, Alloc) and x.buffer.scope_name in SHARED]
-    model = follows(nodes)
-    if not buffers and not model:
-        return "no shared memory: nothing to order", []
-    if launch.num_threads == 1 and not model:
-        return "one thread per block: nothing to order", []
-    if not all(isinstance(at, int) and b.is_static for b, at in launch.plan.shared_offsets):
-        return "not checked: shared memory of run-time size", []
-    return check_model(launch, nodes) if model else check_barriers(launch, buffers)
-
-
-__all__ = ["Fault", "check_launch", "verify_sync"]
+__all__ = ["verify_sync"]
