@@ -1,17 +1,18 @@
 """Shared fixtures: golden texts, a private cache, skipping of GPU tests where there is no GPU."""
 
 import gc
-import importlib.util
 import logging
 import os
 import pathlib
 
 import outcomes
 import pytest
+import selection
 
 
 def pytest_addoption(parser):
     outcomes.add_options(parser)
+    selection.add_options(parser)
     parser.addoption("--update-golden", action="store_true", help="rewrite the expected texts")
 
 
@@ -73,19 +74,10 @@ def _has_gpu() -> bool:
         return False
 
 
-class NeedsTorch(pytest.Module):
-    """A test module that imports torch at its top, where torch is not installed."""
-
-    def collect(self):
-        pytest.skip("torch is not installed", allow_module_level=True)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makemodule(module_path, parent):
     """Nothing but the packages of [test] is needed to pass the tests: what compares with torch is skipped without it."""
-    if importlib.util.find_spec("torch") is None and "\nimport torch\n" in module_path.read_text(encoding="utf-8"):
-        return NeedsTorch.from_parent(parent, path=module_path)
-    return None
+    return selection.module_without_torch(module_path, parent)
 
 
 GPU_SECONDS = 120
@@ -93,6 +85,8 @@ GPU_SECONDS = 120
 
 def pytest_collection_modifyitems(config, items):
     outcomes.keep_marked(config, items)
+    selection.keep_part(config, items)
+    selection.skip_without_torch(items)
     everything = config.getoption("--device") == "gpu"
     gpu = [i for i in items if everything or i.get_closest_marker("gpu")]
     if not gpu:
@@ -122,6 +116,5 @@ def pytest_configure(config):
         for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ.setdefault(name, share)
     os.environ.setdefault("TILELANG_VERIFY", "1")  # programs are verified between all passes
-    if os.environ.get("TILELANG_REQUIRE_TORCH") == "1":
-        import torch  # noqa: F401 - a missing torch must fail here, not skip the interop tests
     outcomes.configure(config)
+    selection.configure(config)
