@@ -300,3 +300,14 @@ def test_test_modules_have_names_of_their_own():
     names = [p.name for p in (ROOT / "tests").rglob("*.py") if "programs" not in p.parts and p.name != "conftest.py"]
     twice = sorted({n for n in names if names.count(n) > 1})
     assert not twice, twice
+
+
+def test_every_pass_has_a_mirror_test_file():
+    """tilelang/transform/ROOM/NAME.py with a pass in it <-> tests/transform/test_NAME.py, or test_NAME_pass.py where another
+    room has a file of that name."""
+    decorated = re.compile(r"^@pass_\b", re.MULTILINE)
+    passes = [p for p in sorted((PACKAGE / "transform").rglob("*.py")) if decorated.search(p.read_text(encoding="utf-8"))]
+    tests = {p.name for p in (ROOT / "tests" / "transform").rglob("test_*.py")}
+    assert len(passes) > 30
+    assert [str(p.relative_to(ROOT)) for p in passes if p.stem != "pipeline" and
+            not {f"test_{p.stem}.py", f"test_{p.stem}_pass.py"} & tests] == []

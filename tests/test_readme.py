@@ -5,6 +5,7 @@ import re
 import runpy
 
 import numpy as np
+import selection
 
 README = (pathlib.Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
 
@@ -31,12 +32,22 @@ def test_the_two_commands_stand_in_the_readme():
 
 
 def test_the_second_command_needs_no_torch():
-    """tests/conftest.py skips modules with the line `import torch`: those that reach torch otherwise must have it too."""
+    """A module that imports torch, or a helper that does, when it is loaded stands in tests/skips.txt."""
     tests = pathlib.Path(__file__).resolve().parent
     texts = {p: p.read_text(encoding="utf-8") for p in tests.rglob("*.py") if "programs" != p.parent.name}
-    line = re.compile(r"^(?:import|from) torch\b.*", re.MULTILINE)
-    helpers = {p.stem for p, text in texts.items() if line.search(text) and not p.name.startswith("test_")}
-    for p, text in texts.items():
-        if p.name.startswith("test_"):
-            reached = line.findall(text) or re.findall(rf"^(?:import|from) (?:{'|'.join(helpers)})\b", text, re.MULTILINE)
-            assert not reached or "\nimport torch\n" in text or p.parent.name == "benchmarks", p.name
+    line = r'^(?:(?:import|from) {0}\b|torch = pytest\.importorskip\("torch"\))'
+    helpers = {p.stem for p, text in texts.items()
+               if re.search(line.format("torch"), text, re.MULTILINE) and not p.name.startswith("test_")}
+    reached = re.compile(line.format(f"(?:torch|{'|'.join(sorted(helpers))})"), re.MULTILINE)
+    found = {p.relative_to(tests.parent).as_posix() for p, text in texts.items()
+             if p.name.startswith("test_") and reached.search(text)}
+    named = {name for name, need in selection.listed().items() if need == "torch" and "::" not in name}
+    assert found == named
+
+
+def test_what_may_be_skipped_exists():
+    root = pathlib.Path(__file__).resolve().parent.parent
+    for name, need in selection.listed().items():
+        file, _, test = selection.function_of(name).partition("::")
+        assert need in selection.MISSING and (root / file).exists(), name
+        assert not test or f"def {test}(" in (root / file).read_text(encoding="utf-8"), name
