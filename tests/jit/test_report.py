@@ -13,7 +13,7 @@ from tilelang.jit.report import facts_of, text_of
 from tilelang.jit.work import work_of
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
-from tilelang.target.rates import RATES
+from tilelang.target.machine import chip_of
 from tilelang.transform.pipeline import lower
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -111,7 +111,7 @@ def test_memory_bound_and_unknown_work():
 
     f = facts(scale.func, SM80, {})
     assert f["limits"]["bytes"] == 8 << 20 and f["limits"]["bound"] == "memory"
-    assert f["limits"]["seconds"]["memory"] == pytest.approx((8 << 20) / RATES[80].bandwidth)
+    assert f["limits"]["seconds"]["memory"] == pytest.approx((8 << 20) / chip_of(80).bandwidth)
     n = T.dynamic("n")
 
     @T.prim_func
@@ -125,7 +125,7 @@ def test_memory_bound_and_unknown_work():
 
 
 def test_rates_are_those_of_data_sheets():
-    assert RATES[90].of(16, True) == 989e12 and RATES[90].of(16, False) == 67e12 and RATES[80].of(4, True) is None
+    assert chip_of(90).peak(16, True) == 989e12 and chip_of(90).peak(16, False) == 67e12 and chip_of(80).peak(4, True) is None
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")

@@ -9,12 +9,10 @@ from tilelang.ir import AddressOf, Const, Func, If, Load, Ramp, Store, walk
 from tilelang.ir.expr import Call
 from tilelang.target import Target
 from tilelang.target.cluster import cluster_of
-from tilelang.target.rates import RATES
+from tilelang.target.machine import RESERVED_SHARED, chip_of
 
 from .work import Work, work_of
 
-_RESERVED = 1024  # bytes of shared memory that CUDA keeps of each block (from compute capability 8.0 on)
-_BLOCKS = {75: 16, 86: 16, 87: 16, 89: 24}  # most blocks of a multiprocessor, 32 elsewhere
 # Calls worth a line, and what they are for.
 _KINDS = {
     "MMAs": ("wgmma", "mma"), "loads": ("tma_load", "bulk_load", "cp_async"),
@@ -157,8 +155,8 @@ def _occupancy(target: Target, threads: int, facts: dict[str, Any]) -> dict[str,
         return None
     limits = target.limits
     shared = facts["shared_bytes"] + (facts["static_shared"] or 0)
-    shared += _RESERVED if target.arch_number >= 80 else 0
-    by = {"threads": limits.threads_per_sm // threads, "blocks": _BLOCKS.get(target.arch_number, 32)}
+    shared += RESERVED_SHARED if target.arch_number >= 80 else 0
+    by = {"threads": limits.threads_per_sm // threads, "blocks": limits.blocks_per_sm}
     if shared:
         by["shared memory"] = limits.shared_per_sm // shared
     if facts["registers"]:
@@ -173,18 +171,18 @@ def _limits(target: Target, work: Work, instructions: dict[str, Any]) -> dict[st
     """The roofline: work, and the least time that the target's peak rates allow for it."""
     out: dict[str, Any] = {"flops": sum(work.flops.values()) if work.known else None,
                            "bytes": work.touched, "moved_by_tiles": work.loaded + work.stored if work.known else None}
-    rates = RATES.get(target.arch_number) if target.is_cuda else None
-    if rates is None:
+    chip = chip_of(target.arch_number) if target.is_cuda else None
+    if chip is None or not chip.tensor:
         return out
-    out["device"] = rates.device
+    out["device"] = chip.name
     matrix = "MMAs" in instructions
     times = {}
     if work.known and work.flops:
-        peaks = [(f, rates.of(bits, matrix)) for bits, f in work.flops.items()]
+        peaks = [(f, chip.peak(bits, matrix)) for bits, f in work.flops.items()]
         if all(p for _, p in peaks):
             times["arithmetic"] = sum(f / p for f, p in peaks if p)
     if work.touched:
-        times["memory"] = work.touched / rates.bandwidth
+        times["memory"] = work.touched / chip.bandwidth
     out["seconds"] = times
     out["bound"] = max(times, key=lambda k: times[k]) if times else None
     return out

@@ -35,6 +35,7 @@ from tilelang.ir import (
 )
 
 from tilelang.target.cluster import check_cluster, cluster_of
+from tilelang.target.machine import MOST_SHARED
 
 from . import workspaces
 from .contexts import in_context
@@ -48,7 +49,6 @@ register("host-statement", NotImplementedError, "a statement outside T.Kernel th
          expected="statements that the host of a kernel can run")
 
 MAX_DEVICES = 64
-MAX_SHARED = 227 * 1024  # of any device so far
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
 
 
@@ -145,7 +145,7 @@ class CudaLauncher:
 
     device = CUDA
 
-    def __init__(self, host: Func, kernels: tuple[Any, ...], shared_limit: int = MAX_SHARED) -> None:
+    def __init__(self, host: Func, kernels: tuple[Any, ...], shared_limit: int = MOST_SHARED) -> None:
         """shared_limit: bytes of shared memory that a block of the target may have."""
         self.host, self.kernels, self.shared_limit = host, kernels, shared_limit
         self.of_name = {kernel.name: k for k, kernel in enumerate(kernels)}

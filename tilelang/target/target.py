@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir.record import record
 
 from .detect import detected, normalized, register_target_detector
+from .machine import LIMITS, CudaLimits
 from .probe import device_capability
 
 register("target-unknown", AssertionError, "the target is no kind this version compiles for, or its options are bad",
@@ -39,39 +39,6 @@ class TargetKind(str):
         return str(self)
 
 
-@record
-class CudaLimits:
-    """Hardware limits of a compute capability.
-
-    shared_per_block: bytes of dynamic shared memory a block may opt in to.  shared_per_sm: bytes.
-    threads_per_sm, registers_per_sm: counts.  sm_count: of the largest chip sold, 0 where nothing asks.
-    Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; NVIDIA H100 whitepaper.
-    """
-
-    shared_per_block: int
-    shared_per_sm: int
-    threads_per_sm: int
-    registers_per_sm: int = 65536
-    sm_count: int = 0
-
-
-_KB = 1024
-_LIMITS: dict[int, CudaLimits] = {
-    70: CudaLimits(96 * _KB, 96 * _KB, 2048),
-    75: CudaLimits(64 * _KB, 64 * _KB, 1024),
-    80: CudaLimits(163 * _KB, 164 * _KB, 2048),
-    86: CudaLimits(99 * _KB, 100 * _KB, 1536),
-    87: CudaLimits(163 * _KB, 164 * _KB, 1536),
-    88: CudaLimits(163 * _KB, 164 * _KB, 1536),
-    89: CudaLimits(99 * _KB, 100 * _KB, 1536),
-    90: CudaLimits(227 * _KB, 228 * _KB, 2048, sm_count=132),
-    100: CudaLimits(227 * _KB, 228 * _KB, 2048),
-    103: CudaLimits(227 * _KB, 228 * _KB, 2048),
-    107: CudaLimits(227 * _KB, 228 * _KB, 2048),
-    110: CudaLimits(227 * _KB, 228 * _KB, 1536),
-    120: CudaLimits(99 * _KB, 100 * _KB, 1536),
-    121: CudaLimits(99 * _KB, 100 * _KB, 1536),
-}
 # Options of a target's dict beside kind and arch: those that targets of upstream's configurations have.
 _OPTIONS = frozenset((
     "code", "device", "host", "keys", "l2_cache_size_bytes", "libs", "max_num_threads", "max_shared_memory_per_block",
@@ -171,7 +138,7 @@ class Target:
         """Hardware limits; a CPU target gives a generous shared-memory bound."""
         if self.is_cpu:
             return CudaLimits(_CPU_SHARED, _CPU_SHARED, self.max_threads)
-        return _LIMITS[self.arch_number]
+        return LIMITS[self.arch_number]
 
     @property
     def max_shared_bytes(self) -> int:
@@ -305,10 +272,10 @@ def check_arch(arch: Any) -> str:
                     expected="a token like sm_80 or sm_90a", found=repr(arch),
                     hint='write {"kind": "cuda", "arch": "sm_80"}')
     number = int(m.group(1))
-    if number not in _LIMITS:
+    if number not in LIMITS:
         raise error("target-arch", f"CUDA target arch {arch} is not supported",
-                    expected=f"one of {', '.join(f'sm_{n}' for n in _LIMITS)}", found=str(arch),
-                    hint="known: " + ", ".join(f"sm_{n}" for n in _LIMITS))
+                    expected=f"one of {', '.join(f'sm_{n}' for n in LIMITS)}", found=str(arch),
+                    hint="known: " + ", ".join(f"sm_{n}" for n in LIMITS))
     if m.group(2) and number < (90 if m.group(2) == "a" else 100):
         raise error("target-arch", f"CUDA target arch {arch} does not exist: sm_{number} has no {m.group(2)!r} variant",
                     expected=f"sm_{number}", found=str(arch),
@@ -332,7 +299,7 @@ def device_arch() -> str | None:
     if cc is None:
         return None
     number = cc[0] * 10 + cc[1]
-    known = max((n for n in _LIMITS if n <= number and n // 10 == cc[0]), default=None)
+    known = max((n for n in LIMITS if n <= number and n // 10 == cc[0]), default=None)
     if known is None:
         return None
     return f"sm_{known}a" if known >= 90 and known == number else f"sm_{known}"

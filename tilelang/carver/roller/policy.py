@@ -15,13 +15,13 @@ from typing import Any
 
 from tilelang.carver.arch import TileDevice, is_tensorcore_supported_precision
 from tilelang.ir import dtype
+from tilelang.target.machine import REGISTERS
 
 from .hint import Hint, IntrinInfo, TileDict
 from .rasterization import NoRasterization, Rasterization2DRow
 from .work import Attention, Map, Product, Work
 
 _SIZES = (16, 32, 64, 128, 256)
-_SPARE_REGISTERS = 40  # addresses, loop variables and predicates of a tiled loop
 _SHARED_BYTES_PER_CLOCK = 128
 
 
@@ -153,7 +153,7 @@ class TensorCorePolicy(_Policy):
         warps = bm * bn // (warp[0] * warp[1])
         threads = warps * 32
         shared = int(stages * (bm + bn) * bk * size)
-        registers = _SPARE_REGISTERS + _registers(bm * bn, w.accum_dtype, threads) \
+        registers = REGISTERS.tiled_loop + _registers(bm * bn, w.accum_dtype, threads) \
             + _registers((warp[0] + warp[1]) * self._micro(w.in_dtype)[2], w.in_dtype, 32)
         resident = _resident(arch, threads, shared, registers)
         if resident == 0:
@@ -195,7 +195,7 @@ class TensorCorePolicy(_Policy):
                 continue
             threads = warps * 32
             shared = int((bq * width + stages * 2 * bk * width) * size)
-            registers = _SPARE_REGISTERS + _registers(bq * (width + bk), w.accum_dtype, threads) \
+            registers = REGISTERS.tiled_loop + _registers(bq * (width + bk), w.accum_dtype, threads) \
                 + _registers(bq * bk, w.in_dtype, threads)
             resident = _resident(self.arch, threads, shared, registers)
             if resident == 0:
@@ -238,7 +238,7 @@ class DefaultPolicy(_Policy):
                 continue
             threads, shared = tm * tn, int((bm + bn) * bk * size)
             each = bm // tm, bn // tn
-            registers = _SPARE_REGISTERS + _registers(bm * bn, w.accum_dtype, threads) + sum(each)
+            registers = REGISTERS.tiled_loop + _registers(bm * bn, w.accum_dtype, threads) + sum(each)
             resident = _resident(arch, threads, shared, registers)
             if resident == 0:
                 continue
@@ -268,7 +268,7 @@ class DefaultPolicy(_Policy):
             rstep = [*rest, along * (vector if w.inner else 1)] if w.reduced else []
             if w.reduced and rstep[-1] > max(vector, _pow2(w.reduced[-1])):
                 continue
-            registers = _SPARE_REGISTERS + 2 * _registers(block * (1 if w.reduced else 2), w.accum_dtype, threads) + vector
+            registers = REGISTERS.tiled_loop + 2 * _registers(block * (1 if w.reduced else 2), w.accum_dtype, threads) + vector
             shared = threads * dtype(w.accum_dtype).bits // 8 if along > 32 else 0
             resident = _resident(arch, threads, shared, registers)
             if resident == 0:

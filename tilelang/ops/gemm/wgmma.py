@@ -22,6 +22,7 @@ from tilelang.errors import InternalError
 from tilelang.ir import (AddressOf, Binary, Buffer, Const, Evaluate, Expr, For, Region, Stmt, Store, Var, call, cast,
                          const, convert, fresh, load, seq, unary)
 from tilelang.layout import Fragment, Layout, Panels, swizzled_box_layout, box_width, panels, tile_fragment
+from tilelang.target.machine import REGISTERS
 from tilelang.target.mma import operand_dtype
 from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow, wgmma_row, wgmma_sizes
 
@@ -31,7 +32,6 @@ from .select import GemmPlan
 GROUP = 128  # threads of a warp group
 SHARED = ("shared", "shared.dyn")
 FRAGMENT = "local.fragment"
-MOST_REGISTERS = 208  # of the accumulator, a thread: beyond, there is no room for anything else
 
 
 # ---- choice -----------------------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def _partitions(op: Any, groups: int) -> list[tuple[int, int]]:
 def _row(op: Any, groups: tuple[int, int], sizes: tuple[int, ...]) -> WgmmaRow | None:
     """The widest instruction that divides the columns of a group and whose operands start where they may."""
     m, n = op.m // groups[0], op.n // groups[1]
-    if m * n // GROUP * op.c.dtype.bits // 32 > MOST_REGISTERS:
+    if m * n // GROUP * op.c.dtype.bits // 32 > REGISTERS.accumulator:
         return None
     for size in reversed(sizes):
         if n % size:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tilelang.target.machine import MOST_REGISTERS, REGISTERS_PER_SM
 
 from ..faults import fault
 from ..mbarrier import MBarrier
@@ -164,7 +165,8 @@ class Asynchronous:
         for g in range(self.groups):
             self._name(self.first_group + g, f"a wgmma of warp group {g}")
         # As ptxas sets them: what the launch has room for, counted in whole warp groups, and no more than is asked for.
-        per_thread = min(65536 // (-(-threads // GROUP) * GROUP) // 8 * 8, 255 if raised is None else raised)
+        room = REGISTERS_PER_SM // (-(-threads // GROUP) * GROUP) // 8 * 8
+        per_thread = min(room, MOST_REGISTERS if raised is None else raised)
         self.warps = -(-threads // 32)
         self.registers = {w: per_thread for w in range(-(-first // 32))}
         self.allocated = per_thread * self.warps

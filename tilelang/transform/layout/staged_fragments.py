@@ -5,8 +5,8 @@
     F[3, k] = F[4, k] + 1                          for _ in T.Parallel(1): F[3, k] = F[4, k] + 1
 
 Every thread would hold the whole tile where it is seen in shapes that have no common digits, or where every thread reads any
-element of it.  Up to REGISTERS that is quickest; beyond, the registers of a thread are few and every thread would fill its own
-copy.
+element of it.  Up to `REGISTERS.replicated_tile` registers that is quickest; beyond, the registers of a thread are few and
+every thread would fill its own copy.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Expr, For,
                          Stmt, Store, TileOp, Var, While, const, fresh, contains, inner, rebuild, replace, stmts_of,
                          substitute, walk)
 from tilelang.ops import Copy, Fill
+from tilelang.target.machine import REGISTERS
 
 
 FRAGMENT, SHARED = "local.fragment", ("shared", "shared.dyn")
-REGISTERS = 128  # of 32 bits a thread, of a tile that every thread holds
 
 
 def is_large(b: Buffer) -> bool:
     """Whether a thread should not hold all of a fragment."""
-    return b.is_static and b.size * b.dtype.bits * b.dtype.lanes > 32 * REGISTERS
+    return b.is_static and b.size * b.dtype.bits * b.dtype.lanes > 32 * REGISTERS.replicated_tile
 
 
 def staged(launch: Launch, data: Var, limit: int | None) -> Launch | None:
@@ -134,4 +134,4 @@ def _accesses(s: Stmt, data: Var) -> Iterator[Load | Store]:
     return (x for x in walk(s, Load, Store) if x.buffer.data is data)
 
 
-__all__ = ["REGISTERS", "is_large", "staged"]
+__all__ = ["is_large", "staged"]

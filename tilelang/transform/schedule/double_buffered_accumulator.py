@@ -21,6 +21,7 @@ from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, If, Stmt, Var, b
                          is_const, logical, replace, seq, stmts_of, substitute, with_options)
 from tilelang.ir.record import record
 from tilelang.ops import Gemm
+from tilelang.target.machine import REGISTERS
 
 from ..analysis.effects import effects, fills_whole
 from ..analysis.statements import rename
@@ -30,7 +31,6 @@ from .pingpong_barriers import signal_next_group, uses_ping_pong, wait_for_own_g
 
 FRAGMENT = "local.fragment"
 TURN = 4  # iterations of a turn
-_BESIDE = 32  # registers of a thread for addresses, barriers and loop state
 
 
 @record
@@ -75,7 +75,7 @@ def _registers(r: WarpRoleLoop, part: Buffer) -> int:
     """Of a thread, with a second part."""
     held = {e.storage: e.buffer for x in r.body.items for e in x.effects if e.buffer.scope_name == FRAGMENT}
     size = sum(b.size * b.dtype.bits // 32 for b in (*held.values(), part))
-    return size // (r.groups * GROUP) + _BESIDE
+    return size // (r.groups * GROUP) + REGISTERS.double_buffered
 
 
 def _early(r: WarpRoleLoop, before: list[Stmt], after: list[Stmt]) -> list[Buffer] | None:

@@ -15,13 +15,12 @@ from typing import Any
 from tilelang.ir import Buffer, Var, free_vars
 from tilelang.ir.record import record
 from tilelang.ops import Gemm
+from tilelang.target.machine import REGISTERS
 
 from ..analysis.pipeline_schedule import Body, Item, violations
 
 FRAGMENT = "local.fragment"
 
-
-_BESIDE = 44  # registers of a thread for addresses, row statistics and loop state
 
 
 @record
@@ -63,8 +62,9 @@ def two_gemms(body: Body, loads: set[int], rings: set[Buffer], registers: int, t
     if any(e.writes and e.storage is a.a.buffer.data for i in rest for e in items[i].effects):
         return f"`{a.a.buffer.name}` is written in the loop"
     held = sum(r.buffer.size * r.dtype.bits // 32 for r in (a.c, b.c, b.a)) // threads
-    if held + _BESIDE > registers:
-        return f"both results take {held} registers of a thread and {_BESIDE} beside them, more than {registers}"
+    beside = REGISTERS.overlapped_gemms
+    if held + beside > registers:
+        return f"both results take {held} registers of a thread and {beside} beside them, more than {registers}"
     if not _allowed(items, rest, second):
         return "the work in between depends on it"
     waits = next((i for i in rest if first < i < second and any(items[i].touches(v) for v in private)), second)

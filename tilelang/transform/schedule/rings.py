@@ -11,6 +11,7 @@ from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, For, If, Laun
 from tilelang.ir.record import state
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_bytes
+from tilelang.target.machine import REGISTERS_PER_SM, WARP_ROLE_REGISTERS, consumer_registers
 
 from ..analysis.statements import do
 from ..analysis.effects import effects
@@ -20,8 +21,6 @@ from ..analysis.pipeline_schedule import Body, Item
 from .clusters import Team
 
 GROUP = 128  # threads of a warp group
-# Registers of a thread, producer and consumers, by the number of consumer groups: what a launch gets is shared out anew.
-ROLE_REGISTERS = {2: (24, 240), 3: (32, 160)}
 SLOW_STAGES = 2  # of a ring whose stages are for several iterations each: one in use, one on its way
 
 
@@ -101,7 +100,7 @@ class WarpRoleLoop:
     @property
     def consumer_registers(self) -> int:
         """What a computing thread may use."""
-        return ROLE_REGISTERS[self.groups][1] if self.groups in ROLE_REGISTERS else 255
+        return consumer_registers(self.groups)
 
     def stages_of(self, turn: int) -> int:
         """Stages of the rings with so many iterations to a stage."""
@@ -224,14 +223,14 @@ def hold(b: Buffer) -> Stmt:
 def asked_registers(launch: Launch, groups: int) -> tuple[int, int] | None:
     """(producer's, consumers') registers of a thread that the program asks for, None where it does not or they do not fit
     what the launch gets: raising a count waits for registers, which then never come."""
-    default = ROLE_REGISTERS.get(groups)
+    default = WARP_ROLE_REGISTERS.get(groups)
     asked = launch.plan.producer_registers, launch.plan.consumer_registers
     if default is None or asked == (None, None):
         return None
     producer, consumer = (int(a or d) for a, d in zip(asked, default))
-    whole = 65536 // (GROUP * (groups + 1)) // 8 * 8
+    whole = REGISTERS_PER_SM // (GROUP * (groups + 1)) // 8 * 8
     fits = producer + groups * consumer <= (groups + 1) * whole and producer <= whole <= consumer
     return (producer, consumer) if fits else None
 
 
-__all__ = ["GROUP", "ROLE_REGISTERS", "Ring", "SLOW_STAGES", "WarpRoleLoop", "asked_registers", "barriers", "hold", "pin"]
+__all__ = ["GROUP", "Ring", "SLOW_STAGES", "WarpRoleLoop", "asked_registers", "barriers", "hold", "pin"]

@@ -32,6 +32,7 @@ from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
 from tilelang.ops.tma import row_boxes, tma_bytes, tma_boxes, tma_unsupported, versions_unsupported
 from tilelang.ops.tma_store import STEP_BYTES
+from tilelang.target.machine import REGISTERS, WARP_ROLE_REGISTERS
 
 from .consumer_schedule import consumer, takes_slow_rings
 from .insert_pdl import around_launch
@@ -47,7 +48,7 @@ from ..analysis.pipeline_loops import is_pipelined, wanted_stages
 from .plan_pipelines import has_exits, unversionable, versioned
 from .producer_schedule import producer
 from ..analysis.statements import do
-from .rings import GROUP, ROLE_REGISTERS, SLOW_STAGES, Ring, WarpRoleLoop, asked_registers, barriers
+from .rings import GROUP, SLOW_STAGES, Ring, WarpRoleLoop, asked_registers, barriers
 from ..analysis.pipeline_schedule import Body, loop_items
 from .prefetch_scales import prefetch_scales
 from ..layout.tf32_tiles import tf32_tiles
@@ -55,7 +56,6 @@ from .tile_ring_state import Steps, WholeTile
 from .overlap_next_tile import overlapped_tiles
 
 BARRIER_BYTES = 1024  # more than the barriers of all rings take
-OTHER_REGISTERS = 45  # of a thread, beside its fragments: addresses, loop variables, barriers
 
 
 class _Declined(Exception):
@@ -400,7 +400,7 @@ class _Roles:
                    do("cluster_sync" if cluster else "sync_threads"))
 
     def _registers(self, role: int) -> list[Stmt]:
-        got = asked_registers(self.launch, self.groups) or ROLE_REGISTERS.get(self.groups)
+        got = asked_registers(self.launch, self.groups) or WARP_ROLE_REGISTERS.get(self.groups)
         if got is None or not self._alone() or self.launch.plan.keep_registers:
             return []
         return [do("set_max_nreg", n=got[role], inc=bool(role))]
@@ -411,7 +411,7 @@ class _Roles:
             return False
         fragments = sum(b.size * b.dtype.bits // 32 for b in self._static() if b.scope_name == "local.fragment")
         limits = self.cx.target.limits
-        few = limits.registers_per_sm // (2 * GROUP * (self.groups + 1)) - OTHER_REGISTERS  # for two blocks to fit
+        few = limits.registers_per_sm // (2 * GROUP * (self.groups + 1)) - REGISTERS.plain_loop  # for two blocks to fit
         return fragments > few * self.groups * GROUP or 2 * self._shared() > limits.shared_per_sm
 
     def _static(self) -> list[Buffer]:

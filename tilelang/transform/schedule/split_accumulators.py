@@ -23,6 +23,7 @@ from tilelang.ir.record import record
 from tilelang.layout import Fragment
 from tilelang.ops import Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_fragments
+from tilelang.target.machine import MOST_REGISTERS, REGISTERS, REGISTERS_PER_SM, consumer_registers
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..analysis.effects import effects
@@ -33,10 +34,9 @@ from .outer_loops import inner_loops
 from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.statements import rename
 from ..analysis.pipeline_loops import is_pipelined
-from .rings import GROUP, ROLE_REGISTERS
+from .rings import GROUP
 
 FRAGMENT = "local.fragment"
-FREE_REGISTERS = 28  # of a thread beside its fragments, for addresses, barriers and loop state
 LEAST_COLUMNS = 64  # of a part: narrower instructions are slower, reading A takes longer than they do
 
 
@@ -171,8 +171,8 @@ def _parts(launch: Launch, loop: For, op: Any, cx: PassContext) -> int | None:
     groups = launch.num_threads // GROUP
     if not groups or launch.num_threads % GROUP:
         return None
-    most = (ROLE_REGISTERS[groups][1] if groups in ROLE_REGISTERS else 255) if hopper(cx).roles else 65536 // launch.num_threads
-    most = min(most, 255) - FREE_REGISTERS
+    most = consumer_registers(groups) if hopper(cx).roles else REGISTERS_PER_SM // launch.num_threads
+    most = min(most, MOST_REGISTERS) - REGISTERS.split_accumulator
     held = {e.storage: e.buffer for e in effects(loop.body) if e.buffer.scope_name == FRAGMENT}
     others = sum(b.size * b.dtype.bits // 32 for b in held.values() if b is not op.c.buffer)
     sums = op.c.buffer.size * op.c.dtype.bits // 32

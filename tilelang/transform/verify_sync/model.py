@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import Buffer, Var
+from tilelang.target.machine import REGISTERS_PER_SM
 
 from tilelang.target.cluster import cluster_of
 
@@ -21,7 +22,6 @@ from .values import Marked, Values, number
 
 GROUP = 128
 _MOST_STEPS, _MOST_EXACT = 400_000, 40_000  # events of a run; of one that leaves out no turn
-_REGISTERS = 65536  # of an SM
 
 
 class Block:
@@ -41,7 +41,7 @@ class Block:
         self.accesses = 0
         self.remote: list[tuple[int, int, Any]] = []  # component and time of accesses by other blocks, where
         blocks = self.plan.launch.plan.min_blocks_per_sm
-        self.registers = min(_REGISTERS // (n * blocks) // 8 * 8, 255)  # of a thread when the block starts
+        self.registers = min(REGISTERS_PER_SM // (n * blocks) // 8 * 8, 255)  # of a thread when the block starts
         self.spare = 0  # registers that warp groups gave back
         self.streams_are_groups = width == GROUP
         self.streams = [Stream(self, first, min(width, n - first)) for first in range(0, n, width)]

@@ -1,0 +1,155 @@
+"""The machine, described once: limits and rates of each compute capability, chips by name, register budgets.
+
+Passes, the library's cost models, carver and reports read their figures here.
+
+Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (limits); NVIDIA data sheets of A100 80GB
+SXM, L40S, H100 SXM, H200 SXM, RTX 3090 and RTX 4090 and the whitepapers of the architectures (rates, dense figures); orders of
+magnitude for the bandwidth of L2.  Register budgets: what ptxas needed for the library's kernels without a spill.
+"""
+
+from __future__ import annotations
+
+from tilelang.ir.record import record
+
+_KB = 1024
+WARP_GROUP = 128  # threads
+REGISTERS_PER_SM = 65536  # of 32 bits, on every capability from 7.0 on
+MOST_REGISTERS = 255  # of a thread: the encoding of the instructions
+RESERVED_SHARED = 1024  # bytes of shared memory that CUDA keeps of each block, from capability 8.0 on
+
+
+@record
+class CudaLimits:
+    """Hardware limits of a compute capability.
+
+    shared_per_block: bytes of dynamic shared memory a block may opt in to.  shared_per_sm: bytes.  threads_per_sm,
+    blocks_per_sm, registers_per_sm: counts.  sm_count: of the largest chip sold, 0 where no schedule depends on it.
+    """
+
+    shared_per_block: int
+    shared_per_sm: int
+    threads_per_sm: int
+    blocks_per_sm: int = 32
+    registers_per_sm: int = REGISTERS_PER_SM
+    sm_count: int = 0
+
+
+LIMITS: dict[int, CudaLimits] = {  # by compute capability
+    70: CudaLimits(96 * _KB, 96 * _KB, 2048),
+    75: CudaLimits(64 * _KB, 64 * _KB, 1024, 16),
+    80: CudaLimits(163 * _KB, 164 * _KB, 2048),
+    86: CudaLimits(99 * _KB, 100 * _KB, 1536, 16),
+    87: CudaLimits(163 * _KB, 164 * _KB, 1536, 16),
+    88: CudaLimits(163 * _KB, 164 * _KB, 1536),
+    89: CudaLimits(99 * _KB, 100 * _KB, 1536, 24),
+    90: CudaLimits(227 * _KB, 228 * _KB, 2048, sm_count=132),
+    100: CudaLimits(227 * _KB, 228 * _KB, 2048),
+    103: CudaLimits(227 * _KB, 228 * _KB, 2048),
+    107: CudaLimits(227 * _KB, 228 * _KB, 2048),
+    110: CudaLimits(227 * _KB, 228 * _KB, 1536),
+    120: CudaLimits(99 * _KB, 100 * _KB, 1536),
+    121: CudaLimits(99 * _KB, 100 * _KB, 1536),
+}
+MOST_SHARED = max(x.shared_per_block for x in LIMITS.values())  # bytes of a block, of any capability
+
+
+@record
+class Rates:
+    """Multiply-adds a clock of one SM: mma, of tensor cores in half precision; fma, of FP32 units."""
+
+    mma: int
+    fma: int
+
+
+CLOCK_RATES: dict[int, Rates] = {  # by compute capability; others take the nearest older one
+    70: Rates(512, 64), 75: Rates(512, 64), 80: Rates(1024, 64), 86: Rates(512, 128), 90: Rates(2048, 128),
+    100: Rates(4096, 128), 120: Rates(512, 128),
+}
+
+
+@record
+class Chip:
+    """One chip.  capability: 90 for sm_90.  l2_bytes; l2_bandwidth, bandwidth: of L2 and device memory, bytes/s.  clock: Hz.
+
+    tensor: FLOP/s of tensor cores by operand bits (8 bits: operations), fp32: of FP32 units; empty and 0 where no report
+    asks for them.
+    """
+
+    name: str
+    capability: int
+    sm_count: int
+    l2_bytes: int
+    l2_bandwidth: float
+    bandwidth: float
+    clock: float
+    tensor: tuple[tuple[int, float], ...] = ()
+    fp32: float = 0.0
+
+    def peak(self, bits: int, tensor_cores: bool) -> float | None:
+        """FLOP/s for operands of so many bits, with or without tensor cores; None where the chip has none."""
+        return dict(self.tensor).get(bits) if tensor_cores else self.fp32 or None
+
+
+CHIPS: tuple[Chip, ...] = (
+    Chip("A100 80GB SXM", 80, 108, 40 << 20, 4.0e12, 2.039e12, 1.41e9,
+         ((8, 624e12), (16, 312e12), (32, 156e12), (64, 19.5e12)), 19.5e12),
+    Chip("RTX 3090", 86, 82, 6 << 20, 2.0e12, 0.936e12, 1.7e9),
+    Chip("L40S", 89, 142, 96 << 20, 5.0e12, 0.864e12, 1.7e9, ((8, 733e12), (16, 362e12), (32, 183e12)), 91.6e12),
+    Chip("RTX 4090", 89, 128, 72 << 20, 5.0e12, 1.008e12, 1.7e9),
+    Chip("H200 SXM", 90, 132, 50 << 20, 5.5e12, 4.8e12, 1.7e9,
+         ((8, 1979e12), (16, 989e12), (32, 495e12), (64, 67e12)), 67e12),
+    Chip("H100 SXM", 90, 132, 50 << 20, 5.5e12, 3.352e12, 1.7e9),
+)
+
+
+def chip_of(capability: int) -> Chip | None:
+    """The first chip of the table with a compute capability (90 for sm_90); None for one that is not in it."""
+    return next((c for c in CHIPS if c.capability == capability), None)
+
+
+def nearest_chip(capability: int) -> Chip:
+    """The chip of the nearest capability that is not newer, else the oldest one."""
+    older = [c.capability for c in CHIPS if c.capability <= capability] or [min(c.capability for c in CHIPS)]
+    return next(c for c in CHIPS if c.capability == max(older))
+
+
+def clock_rates(capability: int) -> Rates:
+    """Rates of one SM, those of the nearest capability that is not newer."""
+    return CLOCK_RATES[max(n for n in CLOCK_RATES if n <= max(capability, min(CLOCK_RATES)))]
+
+
+# ---- register budgets: 32-bit registers of one thread ---------------------------------------------------------------
+
+# Consumer warp groups -> (producer's, consumers') registers that setmaxnreg sets.  Together they fit in what the launch of
+# one producer group and so many consumer groups gets.
+WARP_ROLE_REGISTERS: dict[int, tuple[int, int]] = {2: (24, 240), 3: (32, 160)}
+
+
+def consumer_registers(groups: int) -> int:
+    """What a thread may use in one of so many consumer warp groups."""
+    return WARP_ROLE_REGISTERS[groups][1] if groups in WARP_ROLE_REGISTERS else MOST_REGISTERS
+
+
+@record
+class RegisterBudget:
+    """Registers taken beside fragments (addresses, loop variables, barriers, row statistics), and what fragments may take.
+
+    plain_loop: a warp-specialised loop.  overlapped_gemms: two GEMMs with softmax between them.  double_buffered: two
+    accumulators in alternation.  split_accumulator: chunks of an accumulator.  tiled_loop: carver's estimate for any loop.
+    accumulator: the most that one accumulator of wgmma may take.  replicated_tile: of a tile that every thread holds whole.
+    """
+
+    plain_loop: int = 45
+    overlapped_gemms: int = 44
+    double_buffered: int = 32
+    split_accumulator: int = 28
+    tiled_loop: int = 40
+    accumulator: int = 208
+    replicated_tile: int = 128
+
+
+REGISTERS = RegisterBudget()
+
+__all__ = ["CHIPS", "CLOCK_RATES", "Chip", "CudaLimits", "LIMITS", "MOST_REGISTERS", "MOST_SHARED", "REGISTERS",
+           "REGISTERS_PER_SM", "RESERVED_SHARED", "Rates", "RegisterBudget", "WARP_GROUP", "WARP_ROLE_REGISTERS", "chip_of",
+           "clock_rates", "consumer_registers", "nearest_chip"]
