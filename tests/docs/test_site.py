@@ -16,7 +16,7 @@ GENERATE = ROOT / "docs" / "reference" / "generate.py"
 
 def load(path: pathlib.Path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 

@@ -75,7 +75,7 @@ WORDS: dict[str, Word] = {
         r"\bturned (tiles?|products?|sums|copy|copies)\b|\bturned or not\b|\bmoved tiles?\b",
         "transposed, swap-AB, overlapping edge tile"),
     "apart": _word("apart", r"\bapart\b(?! from)", "disjoint, non-aliasing"),
-    "panel": _word("panel panels", r"(?<!rasterisation )\bpanels?\b", "TMA box, swizzle atom", "panel_size"),
+    "panel": _word("panel panels", r"(?<!rasterisation )\bpanels?\b(?! size)", "TMA box, swizzle atom", "panel_size"),
     "multiprocessor": _word(
         "multiprocessor multiprocessors",
         r"(?<!streaming )\bmultiprocessors?\b|\bidle units\b|\bunits idle\b",
@@ -97,7 +97,7 @@ WORDS: dict[str, Word] = {
         r"\bexecutions\b|\b(an|each|every|other|another|any|four|three) execution\b(?! backend)",
         "backend"),
     "meaning": _word("meaning meanings", r"\b(tile|device) meanings?\b|\bmeanings\b", "reference interpreter"),
-    "told": _word("told", r"\b(is|are|be|was|were|and) told\b", "diagnosed, reported"),
+    "told": _word("told", r"\b(is|are|was|were) told\b", "diagnosed, reported"),
     "refuse": _word(
         "refuse refused refuses refusal refusals",
         r"\brefus(e|es|ed|al|als|ing)\b",

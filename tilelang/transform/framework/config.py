@@ -134,9 +134,9 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
     _K.TL_CLUSTER: ConfigRow((int, tuple, list), None, "blocks of a cluster that share what they load: 1, 2, or a pair, along "
                              "the first two dimensions of the grid",
                              allowed=(_is_cluster, f"1, 2 or a pair of positive ints of at most {PORTABLE} blocks")),
-    _K.TL_ENABLE_PDL: _flag("kernels are launched while the one before them on the stream ends, and wait for its end"),
-    _K.TL_SCALE_PREFETCH: _flag("values that steps load by themselves come by TMA, several steps at once", True),
-    _K.TL_PING_PONG: _flag("warp groups start their first MMAs one after another where that pays", True),
+    _K.TL_ENABLE_PDL: _flag("PDL: kernels are launched while the one before them on the stream ends, and wait for its end"),
+    _K.TL_SCALE_PREFETCH: _flag("scale factors that each iteration loads come by TMA, several iterations at once", True),
+    _K.TL_PING_PONG: _flag("warp groups start their first MMAs one after another (ping-pong) where that pays", True),
     _K.TL_GLOBAL_ALIGNMENT: ConfigRow((int,), 16, "bytes that tensors are taken to start at multiples of (calls check it)",
                                       choices=(1, 2, 4, 8, 16)),
     _K.TL_ASSUME_ALIGNED_STRIDES: _flag("run-time strides are taken to suit TMA (calls check it)"),
@@ -196,6 +196,11 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
 }
 
 
+# Earlier names of keys: they work and warn.
+RENAMED = {"tl.step_tiles": _K.TL_SCALE_PREFETCH, "tl.warp_group_turns": _K.TL_PING_PONG,
+           "tl.dependent_launch": _K.TL_ENABLE_PDL}
+
+
 def normalize_config(config: Mapping[Any, Any] | None) -> dict[str, Any]:
     """The user's pass configs by string key, checked.
 
@@ -205,6 +210,9 @@ def normalize_config(config: Mapping[Any, Any] | None) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in (config or {}).items():
         name = key.value if isinstance(key, PassConfigKey) else str(key)
+        if name in RENAMED:
+            warnings.warn(f"pass config {name} is now {RENAMED[name].value}", DeprecationWarning, stacklevel=3)
+            name = RENAMED[name].value
         try:
             row = ROWS[PassConfigKey(name)]
         except ValueError:
