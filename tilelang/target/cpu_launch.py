@@ -65,7 +65,7 @@ class Masked(Stmt):
 
 @node
 class OncePerBlock(Stmt):
-    """body runs once, by the last warp role that arrives; then all go on.  barrier: number of the barrier of the roles."""
+    """body runs once, by the last warp role that arrives; then all go on.  barrier: number of the barrier of the warp roles."""
 
     body: Stmt
     barrier: int
@@ -288,7 +288,7 @@ class StorageSlot:
 class WarpRoleCode:
     """What one warp role runs.  body: with the statements above in it.  scratch: bytes of space for converted GEMM operands."""
 
-    role: WarpRole
+    warp_role: WarpRole
     body: Stmt
     values: ThreadValues
     scratch: int = 0
@@ -307,8 +307,8 @@ class CpuLaunch(Stmt):
     """A launch as the CPU target runs it.
 
     launch: grid, block and thread indices, settings; its body is that of the program.
-    codes: for each warp role what it runs; one where no roles wait for each other.
-    waits: roles or blocks wait for each other, or name shared memory by address: roles are coroutines.
+    codes: for each warp role what it runs; one where no warp roles wait for each other.
+    waits: warp roles or blocks wait for each other, or name shared memory by address: warp roles are coroutines.
     slots: buffers of a block that lie in the arena.  space: addresses of shared buffers that descriptors name.
     warp_role_barriers: barriers between the warp roles of a block.  grid_barrier: all blocks of the launch meet.
     lane_faults: exchanges between lanes may fail while the program runs.

@@ -8,20 +8,21 @@ from tilelang.ir import Bind, Const, Expr, For, Launch, Parallel
 from .cpu_launch import WarpRole
 
 
-def with_indices(a: Analyzer, s: Launch, role: WarpRole) -> Analyzer:
+def with_indices(a: Analyzer, s: Launch, warp_role: WarpRole) -> Analyzer:
     """Ranges of the block and thread indices in the code of a warp role."""
     for v, extent in zip(s.block_vars, s.grid):
         hi = Analyzer().interval(extent)[1]
         a = a.bind(v, 0, None if hi is None else max(hi - 1, 0))
-    for v, (lo, end) in zip(s.thread_vars, thread_ranges(s, role)):
+    for v, (lo, end) in zip(s.thread_vars, thread_ranges(s, warp_role)):
         a = a.bind(v, lo, end - 1)
     return a
 
 
-def thread_ranges(s: Launch, role: WarpRole) -> list[tuple[int, int]]:
+def thread_ranges(s: Launch, warp_role: WarpRole) -> list[tuple[int, int]]:
     """Smallest value and end of each thread index in a warp role."""
-    all_threads = role.ranges == ((0, s.num_threads),)
-    return [role.ranges[0] if not all_threads and n == s.num_threads and len(role.ranges) == 1 else (0, n) for n in s.threads]
+    ranges = warp_role.ranges
+    one_range = len(ranges) == 1 and ranges != ((0, s.num_threads),)
+    return [ranges[0] if one_range and n == s.num_threads else (0, n) for n in s.threads]
 
 
 def with_loop(a: Analyzer, s: For) -> Analyzer:

@@ -20,7 +20,7 @@ from .coroutine import (
     NAMED,
     PHASE,
     PROGRESS,
-    ROLE_BARRIERS,
+    WARP_ROLE_BARRIERS,
     Coroutine,
     add_word,
     get_word,
@@ -34,11 +34,11 @@ from .text import Fn
 # ---- waiting ------------------------------------------------------------------------------------------------------------
 
 
-def role_of(cx: Code, what: str, span: Any) -> WarpRoleState:
+def warp_role_of(cx: Code, what: str, span: Any) -> WarpRoleState:
     """The coroutine that the code belongs to.  Raises cpu-unsupported outside of one."""
-    if cx.block.role is None:
+    if cx.block.warp_role is None:
         raise unsupported(what, span=span or cx.span)
-    return cx.block.role
+    return cx.block.warp_role
 
 
 def need_all_threads(cx: Code, what: str, span: Any) -> None:
@@ -61,8 +61,8 @@ def wait_until(f: Fn, coroutine: Coroutine, ready: Callable[[], str]) -> None:
     add_word(f, "%group", PROGRESS, "1")
 
 
-def arrive_and_wait(f: Fn, role: WarpRoleState, base: str, k: int, arrivals: str, need: Callable[[], str], waits: bool = True,
-                    action: Callable[[], None] | None = None) -> None:
+def arrive_and_wait(f: Fn, warp_role: WarpRoleState, base: str, k: int, arrivals: str, need: Callable[[], str],
+                    waits: bool = True, action: Callable[[], None] | None = None) -> None:
     """`arrivals` more are at the barrier in words k and k + 1 of a state; once need() are, its generation changes.
 
     action: done by the one that finds all there.
@@ -90,7 +90,7 @@ def arrive_and_wait(f: Fn, role: WarpRoleState, base: str, k: int, arrivals: str
         return f.let(f"load i1, ptr {over}")
 
     if waits:
-        wait_until(f, role.coroutine, look)
+        wait_until(f, warp_role.coroutine, look)
     else:
         look()
 
@@ -113,7 +113,7 @@ def barrier_at(cx: Code, buffer: Buffer, index: Expr | int) -> str:
 
 def _arrive(cx: Code, e: Call) -> str:
     """mbarrier_arrive, mbarrier_arrive_expect_tx, cp_async_mbarrier_arrive, by each thread that executes it."""
-    role_of(cx, f"{e.op} outside a kernel", e.span)
+    warp_role_of(cx, f"{e.op} outside a kernel", e.span)
     if e.op == "cp_async_mbarrier_arrive" and not e.options.noinc:
         return "0"  # counted and uncounted at once
     bar = barrier_operand(cx, e.args[0], e.span)
@@ -122,13 +122,13 @@ def _arrive(cx: Code, e: Call) -> str:
 
 
 def _expect(cx: Code, e: Call) -> str:
-    role_of(cx, f"{e.op} outside a kernel", e.span)
+    warp_role_of(cx, f"{e.op} outside a kernel", e.span)
     add_word(cx.f, barrier_operand(cx, e.args[0], e.span), BYTES, cx.index(e.args[1]))
     return "0"
 
 
 def _init(cx: Code, e: Call) -> str:
-    role_of(cx, f"{e.op} outside a kernel", e.span)
+    warp_role_of(cx, f"{e.op} outside a kernel", e.span)
     init_barrier(cx.f, barrier_operand(cx, e.args[0], e.span), cx.index(e.args[1]))
     add_word(cx.f, "%group", PROGRESS, "1")
     return "0"
@@ -136,21 +136,21 @@ def _init(cx: Code, e: Call) -> str:
 
 def _wait(cx: Code, e: Call) -> str:
     """Returns when the phase of that parity has completed: a fresh barrier passes parity 1."""
-    role = role_of(cx, f"{e.op} outside a kernel", e.span)
+    warp_role = warp_role_of(cx, f"{e.op} outside a kernel", e.span)
     f, bar, parity = cx.f, barrier_operand(cx, e.args[0], e.span), cx.index(e.args[1])
 
     def ready() -> str:
         odd = f.let(f"and i64 {f.let(f'xor i64 {get_word(f, bar, PHASE)}, {parity}')}, 1")
         return f.let(f"icmp ne i64 {odd}, 0")
 
-    wait_until(f, role.coroutine, ready)
+    wait_until(f, warp_role.coroutine, ready)
     return "0"
 
 
-# ---- barriers of threads, roles and blocks --------------------------------------------------------------------------------
+# ---- barriers of threads, warp roles and blocks ---------------------------------------------------------------------------
 
 
-def _role_barrier(cx: Code, e: Call) -> str:
+def _warp_role_barrier(cx: Code, e: Call) -> str:
     assert e.options.key is not None, "split_warp_roles numbers the barriers"
     warp_role_barrier(cx, e.options.key, None)
     return "0"
@@ -158,11 +158,12 @@ def _role_barrier(cx: Code, e: Call) -> str:
 
 def warp_role_barrier(cx: Code, number: int, action: Callable[[], None] | None) -> None:
     """All warp roles of the block that have not ended arrive; the last one runs the action."""
-    role = role_of(cx, "a barrier of warp roles outside a kernel", None)
+    warp_role = warp_role_of(cx, "a barrier of warp roles outside a kernel", None)
     if cx.block.tid is not None:
         raise unsupported("a barrier of the block under a condition or loop that depends on the thread", span=cx.span)
     f = cx.f
-    arrive_and_wait(f, role, "%state", ROLE_BARRIERS + 2 * number, "1", lambda: get_word(f, "%state", LIVE), action=action)
+    arrive_and_wait(f, warp_role, "%state", WARP_ROLE_BARRIERS + 2 * number, "1", lambda: get_word(f, "%state", LIVE),
+                    action=action)
 
 
 def _named(cx: Code, e: Call) -> str:
@@ -172,7 +173,7 @@ def _named(cx: Code, e: Call) -> str:
 
 def named_barrier(cx: Code, e: Call, arrivals: str) -> None:
     """bar.sync and bar.arrive by `arrivals` threads: a warp counts as 32, however many it has (PTX ISA, "bar")."""
-    role = role_of(cx, f"{e.op} outside a kernel", e.span)
+    warp_role = warp_role_of(cx, f"{e.op} outside a kernel", e.span)
     need_all_threads(cx, e.op, e.span)
     f = cx.f
     number = f.let(f"and i64 {cx.index(e.args[0])}, 15")
@@ -180,14 +181,14 @@ def named_barrier(cx: Code, e: Call, arrivals: str) -> None:
     need = cx.index(e.args[1])
     many = f.let(f"icmp sgt i64 {f.add(get_word(f, base, 0), arrivals)}, {need}")
     f.branch(many, lambda: f.do(f"store i64 {MANY}, ptr {word(f, '%group', FAULT)}"))
-    arrive_and_wait(f, role, base, 0, arrivals, lambda: need, waits=e.op == "named_barrier")
+    arrive_and_wait(f, warp_role, base, 0, arrivals, lambda: need, waits=e.op == "named_barrier")
 
 
 def _grid(cx: Code, e: Call) -> str:
     """All blocks arrive."""
-    role = role_of(cx, f"{e.op} outside a kernel", e.span)
+    warp_role = warp_role_of(cx, f"{e.op} outside a kernel", e.span)
     need_all_threads(cx, "sync_grid", e.span)
-    arrive_and_wait(cx.f, role, "%group", GRID, "1", lambda: get_word(cx.f, "%group", COROUTINES))
+    arrive_and_wait(cx.f, warp_role, "%group", GRID, "1", lambda: get_word(cx.f, "%group", COROUTINES))
     return "0"
 
 
@@ -197,11 +198,10 @@ _NO_WORK = ("fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_globa
 
 BARRIER_CALLS: dict[str, CallPrinter] = {
     "mbarrier_arrive": _arrive, "mbarrier_arrive_expect_tx": _arrive, "cp_async_mbarrier_arrive": _arrive,
-    "mbarrier_expect_tx": _expect, "mbarrier_init": _init, "mbarrier_wait": _wait, "warp_role_barrier": _role_barrier,
+    "mbarrier_expect_tx": _expect, "mbarrier_init": _init, "mbarrier_wait": _wait, "warp_role_barrier": _warp_role_barrier,
     "named_barrier": _named, "named_barrier_arrive": _named, "sync_grid": _grid,
     **{op: (lambda cx, e: "0") for op in _NO_WORK},
 }  # fmt: skip
 
 __all__ = ["BARRIER_CALLS", "barrier_at", "barrier_operand", "named_barrier", "need_all_threads", "warp_role_barrier",
-    "role_of",
-           "wait_until"]
+           "warp_role_of", "wait_until"]

@@ -17,7 +17,7 @@ from tilelang.target.cpu import unsupported
 from tilelang.target.shared_space import UNIT
 from tilelang.target.tensor_map import NAN_BITS, STRIDE_ALIGN, TensorMap
 
-from .barriers import barrier_operand, role_of
+from .barriers import barrier_operand, warp_role_of
 from .coroutine import signal
 from .descriptors import address_table, misuse, shared_address
 from .shared_addresses import move
@@ -29,7 +29,7 @@ _ALIGN = 128  # of a box in shared memory
 def _tma_load(cx: Code, e: Call) -> str:
     """tma_load(address, barrier, coordinates innermost first), by each thread that executes it."""
     span = e.span or cx.span
-    m: TensorMap | None = role_of(cx, f"{e.op} outside a kernel", span).maps.get(e.options.map)
+    m: TensorMap | None = warp_role_of(cx, f"{e.op} outside a kernel", span).maps.get(e.options.map)
     if m is None or m.tf32 or e.options.multicast:
         raise unsupported("a box through a map that this launch does not have, that rounds, or for several blocks", span=span)
     if not isinstance(e.args[1], AddressOf):

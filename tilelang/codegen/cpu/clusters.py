@@ -21,9 +21,9 @@ from .types import store, value_type
 
 
 def _in_cluster(cx: Code, what: str, span: Any) -> WarpRoleState:
-    if cx.block.role is None:
+    if cx.block.warp_role is None:
         raise unsupported(f"{what} in a launch without clusters", span=span or cx.span, hint="launch with T.ClusterKernel")
-    return cx.block.role
+    return cx.block.warp_role
 
 
 def address_in_rank(cx: Code, base: str, rank: str) -> str:
@@ -33,18 +33,18 @@ def address_in_rank(cx: Code, base: str, rank: str) -> str:
 
 
 def _rank(cx: Code, e: Call) -> str:
-    if e.op == "cluster_size" and cx.block.role is None:
+    if e.op == "cluster_size" and cx.block.warp_role is None:
         return "1"
-    role = _in_cluster(cx, e.op, e.span)
+    warp_role = _in_cluster(cx, e.op, e.span)
     if e.op == "cluster_size":
-        return str(role.cluster[0])
+        return str(warp_role.cluster[0])
     ty = value_type(e.dtype)
     return "%rank" if ty == "i64" else cx.f.let(f"trunc i64 %rank to {ty}")
 
 
 def _barrier(cx: Code, e: Call) -> str:
     """All threads of the cluster arrive; cluster_arrive continues, cluster_wait waits for as many phases as it was called."""
-    role = _in_cluster(cx, e.op, e.span)
+    warp_role = _in_cluster(cx, e.op, e.span)
     need_all_threads(cx, e.op, e.span)
     f = cx.f
     if e.op != "cluster_wait":
@@ -55,14 +55,14 @@ def _barrier(cx: Code, e: Call) -> str:
             f.do(f"store i64 0, ptr {f.at('%cluster', 'i64', str(CLUSTER))}")
             add_word(f, "%cluster", CLUSTER + 1, "1")
 
-        blocks, roles = role.cluster
-        f.branch(f.let(f"icmp sge i64 {arrived}, {blocks * roles}"), complete)
+        blocks, warp_roles = warp_role.cluster
+        f.branch(f.let(f"icmp sge i64 {arrived}, {blocks * warp_roles}"), complete)
     if e.op != "cluster_arrive":
-        if role.waits is None:
-            role.waits = f.alloca("i64", hint="waited")
-            f.allocas.append(f"  store i64 0, ptr {role.waits}")
-        phase = add_word(f, role.waits, 0, "1")
-        wait_until(f, role.coroutine, lambda: f.let(f"icmp sge i64 {get_word(f, '%cluster', CLUSTER + 1)}, {phase}"))
+        if warp_role.waits is None:
+            warp_role.waits = f.alloca("i64", hint="waited")
+            f.allocas.append(f"  store i64 0, ptr {warp_role.waits}")
+        phase = add_word(f, warp_role.waits, 0, "1")
+        wait_until(f, warp_role.coroutine, lambda: f.let(f"icmp sge i64 {get_word(f, '%cluster', CLUSTER + 1)}, {phase}"))
     return "0"
 
 

@@ -6,8 +6,8 @@ again when it is resumed; a rotation in which no coroutine makes progress is a d
 
     group state:  progress, fault (a number of FAILURES or of a misuse), barrier of the grid (arrived, generation), coroutines,
                   coroutines that there was no memory for
-    block state:  live roles, named barriers (arrived, generation), barrier of the cluster (in its first block), barriers of
-                  the roles (arrived, generation)
+    block state:  live warp roles, named barriers (arrived, generation), barrier of the cluster (in its first block), barriers
+                  of the warp roles (arrived, generation)
     mbarrier:     count, pending arrivals, expected bytes, phase
 
 Copies and MMAs are complete when they are issued, so a barrier that counts the bytes of a copy has them at once.
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from .text import Fn, Module
 
 PROGRESS, FAULT, GRID, COROUTINES, MISSING, GROUP_WORDS = 0, 1, 2, 4, 5, 8
-LIVE, NAMED, CLUSTER, ROLE_BARRIERS = 0, 1, 33, 35
+LIVE, NAMED, CLUSTER, WARP_ROLE_BARRIERS = 0, 1, 33, 35
 COUNT, PENDING, BYTES, PHASE = range(4)
 DEADLOCK = "the threads of a block wait for each other for ever: check parities and counts of the barriers"
 MEMORY = "out of memory for the warp roles of a block"
@@ -70,7 +70,7 @@ out:
 
 
 class Coroutine:
-    """The frame around the body of a role.  f: a function `ptr f(…)` with attribute presplitcoroutine."""
+    """The frame around the body of a warp role.  f: a function `ptr f(…)` with attribute presplitcoroutine."""
 
     def __init__(self, f: Fn) -> None:
         self.f = f
@@ -99,7 +99,7 @@ class Coroutine:
         f.start(again)
 
     def done(self) -> None:
-        """The role is done."""
+        """The warp role is done."""
         self.f.br("coro_final")
 
     def finish(self) -> None:
@@ -160,10 +160,10 @@ def signal(f: Fn, bar: str, n: str, nbytes: str) -> None:
 # ---- the group ----------------------------------------------------------------------------------------------------------
 
 
-def run_group(f: Fn, group: str, blocks: str, handle: Callable[[str, int], str], roles: int, failed: str) -> None:
+def run_group(f: Fn, group: str, blocks: str, handle: Callable[[str, int], str], warp_roles: int, failed: str) -> None:
     """Resume the coroutines of a group until all are done, then free them.
 
-    handle(block, role): address of a coroutine's handle, null where there was no memory for it.  failed: address of an i32,
+    handle(block, warp role): address of a coroutine's handle, null where memory was missing.  failed: address of an i32,
     made the number of a failure of FAILURES, or that of a misuse.
     """
     m: Module = f.module
@@ -175,7 +175,7 @@ def run_group(f: Fn, group: str, blocks: str, handle: Callable[[str, int], str],
 
     def each(action: Callable[[str], None]) -> None:
         with f.loop("0", blocks, hint="actor") as b:
-            for r in range(roles):
+            for r in range(warp_roles):
                 h = f.let(f"load ptr, ptr {handle(b, r)}")
                 f.branch(f.let(f"icmp ne ptr {h}, null"), lambda h=h: action(h))  # type: ignore[misc]
 
@@ -208,4 +208,4 @@ def run_group(f: Fn, group: str, blocks: str, handle: Callable[[str, int], str],
 
 
 __all__ = ["CLUSTER", "COROUTINES", "FAILURES", "FAULT", "FIRST_MISUSE", "GROUP_WORDS", "LIVE", "MISSING", "NAMED", "PROGRESS",
-           "ROLE_BARRIERS", "Coroutine", "add_word", "get_word", "init_barrier", "run_group", "signal", "word"]
+           "WARP_ROLE_BARRIERS", "Coroutine", "add_word", "get_word", "init_barrier", "run_group", "signal", "word"]

@@ -1,4 +1,4 @@
-"""A launch whose warp roles or blocks wait for each other: a coroutine for each role, and a function that runs groups of them.
+"""A launch whose warp roles or blocks wait for each other: a coroutine for each warp role, and what runs groups of them.
 
     blocks(context, first, last, arena)      for each group: its coroutines, resumed in rotation until all are done
     role_k(values…, storage…, group, block)  what warp role k of a block does
@@ -24,7 +24,7 @@ from .coroutine import (
     GROUP_WORDS,
     LIVE,
     MISSING,
-    ROLE_BARRIERS,
+    WARP_ROLE_BARRIERS,
     Coroutine,
     init_barrier,
     run_group,
@@ -41,7 +41,7 @@ class CoroutineLaunch:
     """Prints the functions of one such launch.
 
     cluster: blocks of a cluster along x, y, z.  misuses: what a program may do wrong with descriptors, and the number of each.
-    functions: of the roles.  scratch: bytes of converted operands.
+    functions: of the warp roles.  scratch: bytes of converted operands.
     """
 
     def __init__(self, frame: LaunchFrame) -> None:
@@ -50,14 +50,14 @@ class CoroutineLaunch:
         self.maps = {m.name: m for m in tensor_maps_of(frame.plan.launch)}
         self.misuses: dict[str, int] = {}
         self.scratch = max(c.scratch for c in frame.plan.codes)
-        self.functions = [self._role(code) for code in frame.plan.codes]
+        self.functions = [self._warp_role(code) for code in frame.plan.codes]
 
     # ---- sizes of the arena -----------------------------------------------------------------------------------------
 
     @property
     def handles(self) -> int:
         """Word of a block's state at which the handles of its coroutines begin."""
-        return ROLE_BARRIERS + 2 * self.plan.warp_role_barriers
+        return WARP_ROLE_BARRIERS + 2 * self.plan.warp_role_barriers
 
     @property
     def state_bytes(self) -> int:
@@ -76,27 +76,27 @@ class CoroutineLaunch:
         blocks = count if self.plan.grid_barrier else str(math.prod(self.cluster))
         return f.add(f.mul(blocks, self.block_bytes(f, sizes)), str(GROUP_BYTES))
 
-    # ---- a role -------------------------------------------------------------------------------------------------------
+    # ---- a warp role -------------------------------------------------------------------------------------------------------
 
-    def _role(self, code: WarpRoleCode) -> str:
+    def _warp_role(self, code: WarpRoleCode) -> str:
         frame = self.frame
         params = [("i64", f"b{d}", "") for d in range(3)]
-        # No pointer is noalias: other roles use the memory while this one waits.
+        # No pointer is noalias: other warp roles use the memory while this one waits.
         params += [(c.type, n, "") for n, c in zip(frame.value_names, frame.captured)]
         params += [("ptr", p, "nonnull align 64") for p in frame.slot_names]
         params += [("ptr", p, "nonnull align 64") for p in ("scratch", "group", "state")]
         # The block's rank in its cluster, the bytes from one block to the next, the state of the cluster's first block.
         params += [("i64", "rank", ""), ("i64", "stride", ""), ("ptr", "cluster", "nonnull align 64")]
-        f = Fn(self.host.code.f.module, f"{frame.name}_role_{code.role.number}", "ptr", params,
+        f = Fn(self.host.code.f.module, f"{frame.name}_role_{code.warp_role.number}", "ptr", params,
                attrs="nounwind presplitcoroutine")
         blocks = math.prod(self.cluster), len(self.plan.codes)
-        role = WarpRoleState(code.role, Coroutine(f), blocks, self.maps, self.misuses)
-        cx = open_block(frame, f, code, role)
+        warp_role = WarpRoleState(code.warp_role, Coroutine(f), blocks, self.maps, self.misuses)
+        cx = open_block(frame, f, code, warp_role)
         if self.plan.space.placed:
             bases = [cx.storage[p.buffer.data].base for p in self.plan.space.placed]
-            role.addresses = AddressTable(f, self.plan.space, bases)
+            warp_role.addresses = AddressTable(f, self.plan.space, bases)
         print_body(cx, code)
-        role.coroutine.finish()
+        warp_role.coroutine.finish()
         return f.name
 
     # ---- the groups -----------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class CoroutineLaunch:
                 args = [f"i64 {v}" for v in (x, y, z)] + [f"{t} {v}" for t, v in values]
                 args += [f"ptr {p}" for p in (*self._storage(f, own, sizes), "%arena", group, own)]
                 args += [f"i64 {rank}", f"i64 {stride}", f"ptr {own if mates == 1 else state(f.sub(b, rank))}"]
-                self._start_roles(f, args, group, own)
+                self._start_warp_roles(f, args, group, own)
             run_group(f, group, blocks, lambda b, r: word(f, state(b), self.handles + r), len(self.functions), failed)
         f.end("ret void")
         f.finish()
@@ -152,7 +152,7 @@ class CoroutineLaunch:
             at = f.at(at, "i8", size)
         return places
 
-    def _start_roles(self, f: Fn, args: list[str], group: str, own: str) -> None:
+    def _start_warp_roles(self, f: Fn, args: list[str], group: str, own: str) -> None:
         """Make the coroutines of a block and keep their handles in its state."""
         for k, name in enumerate(self.functions):
             h = f.let(f"call ptr @{name}({', '.join(args)})")

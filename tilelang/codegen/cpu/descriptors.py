@@ -13,7 +13,7 @@ from tilelang.target.cpu import unsupported
 from tilelang.target.shared_space import UNIT, Placed
 from tilelang.target.wgmma import encode_descriptor
 
-from .barriers import role_of
+from .barriers import warp_role_of
 from .coroutine import FAULT, FIRST_MISUSE, word
 from .shared_addresses import AddressTable
 from .state import CallPrinter, Code
@@ -21,15 +21,15 @@ from .state import CallPrinter, Code
 
 def misuse(cx: Code, text: str, span: Any) -> None:
     """The call fails with this text, at the user's line."""
-    role = role_of(cx, "a matrix descriptor outside a kernel", span)
+    warp_role = warp_role_of(cx, "a matrix descriptor outside a kernel", span)
     where = "" if span is None else f" ({os.path.basename(span.file)}:{span.line})"
-    code = role.misuses.setdefault(text + where, len(role.misuses))
+    code = warp_role.misuses.setdefault(text + where, len(warp_role.misuses))
     cx.f.do(f"store i64 {FIRST_MISUSE + code}, ptr {word(cx.f, '%group', FAULT)}")
 
 
 def address_table(cx: Code, e: Call) -> AddressTable:
     """The addresses of the launch.  Raises cpu-unsupported in a launch that names none."""
-    table = role_of(cx, f"{e.op} outside a kernel", e.span).addresses
+    table = warp_role_of(cx, f"{e.op} outside a kernel", e.span).addresses
     if table is None:
         raise unsupported(f"a {e.op} in a kernel that initialises no descriptor", span=e.span or cx.span,
                           hint="T.initialize_wgmma_descriptor(desc, S[0, 0], ...) first")

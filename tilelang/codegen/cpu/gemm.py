@@ -99,7 +99,7 @@ def _tile_function(module: Module, host: HostCpu, plan: BlockedGemm) -> str:
         rows(str(s.n // nr * nr), _widths(s.n % nr, lanes))
     f.end("ret void")
     f.finish()
-    return module.parts[f.name]
+    return module.entries[f.name]
 
 
 def _micro_kernel(f: Fn, host: HostCpu, s: GemmShape, mr: int, widths: list[int], ap: str, bp: str, cp: str) -> None:

@@ -84,7 +84,7 @@ def _signed(mask: int) -> int:
 def _checker(m: Module) -> str:
     """i32 of (lanes that execute, lanes that have not returned, a mask for each lane): 0, or which of the faults + 1."""
     name = "tl_lane_fault"
-    if name in m.parts:
+    if name in m.entries:
         return name
     f = Fn(m, name, "i32", [("i32", "on", ""), ("i32", "left", ""), ("ptr", "masks", "")], attrs="nounwind")
     named, out = f.alloca("i32", hint="named"), f.alloca("i32", hint="found")

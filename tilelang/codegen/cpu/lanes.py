@@ -16,7 +16,7 @@ from tilelang.target.cpu import unsupported
 from tilelang.target.thread_calls import BLOCK_VOTES, EXCHANGES, LANE_NUMBERS, MATCHES, SHUFFLES, VOTES, WARP
 
 from .barriers import warp_role_barrier
-from .coroutine import ROLE_BARRIERS, add_word, get_word, word
+from .coroutine import WARP_ROLE_BARRIERS, add_word, get_word, word
 from .lane_faults import check_mask, fail_if, lanes_of, mask_of
 from .state import SOURCE, CallPrinter, Code, Storage
 from .text import Fn
@@ -179,7 +179,7 @@ def _count_votes(cx: Code, e: Call) -> str:
             add_word(f, present, 0, f.let(f"zext i1 {votes_too} to i64"))
     votes, voters = (f.let(f"load i64, ptr {p}") for p in (total, present))
     if e.options.key is not None:
-        return _vote_of_roles(cx, e, e.options.key, votes, voters)
+        return _vote_of_warp_roles(cx, e, e.options.key, votes, voters)
     return _answer(f, e.op, votes, voters)
 
 
@@ -190,10 +190,10 @@ def _answer(f: Fn, op: str, votes: str, voters: str) -> str:
     return f.let(f"zext i1 {f.let(f'icmp sge i64 {votes}, {least}')} to i32")
 
 
-def _vote_of_roles(cx: Code, e: Call, number: int, votes: str, voters: str) -> str:
+def _vote_of_warp_roles(cx: Code, e: Call, number: int, votes: str, voters: str) -> str:
     """The answer of all warp roles that have not ended, at their barrier."""
     f = cx.f
-    counts, result = ROLE_BARRIERS + 2 * (number + 1), ROLE_BARRIERS + 2 * (number + 2)
+    counts, result = WARP_ROLE_BARRIERS + 2 * (number + 1), WARP_ROLE_BARRIERS + 2 * (number + 2)
     add_word(f, "%state", counts, votes)
     add_word(f, "%state", counts + 1, voters)
 

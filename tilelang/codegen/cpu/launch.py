@@ -80,7 +80,7 @@ def _print_form(host: HostFunction, s: CpuLaunch) -> None:
         _blocks_function(frame, block, kind, scratch)
     start = f.module.declare("tl_parallel_for", "i32", "ptr, ptr, i64, i64")
     status = f.let(f"call i32 {start}(ptr @{name}, ptr {context}, i64 {count}, i64 {total})")
-    if "printf" in f.module.parts:
+    if "printf" in f.module.entries:
         f.do(f"call i32 {f.module.declare('fflush', 'i32', 'ptr')}(ptr null)")
     message = f.module.string("out of memory for the storage of a block")
     host.fail_if(f.let(f"icmp ne i32 {status}, 0"), message)

@@ -309,7 +309,7 @@ def _function(module: Module, name: str, arity: int = 1) -> tuple[Fn, list[str]]
 def _text(fn: Fn, result: str) -> str:
     fn.end(f"ret float {result}")
     fn.finish()
-    return fn.module.parts[fn.name]
+    return fn.module.entries[fn.name]
 
 
 def _lit(v: float) -> str:

@@ -195,15 +195,15 @@ def places(m: Module, fragment: Any) -> str:
     owner, register = fragment.owners()[0].ravel(), fragment.register_table().ravel()
     values = ", ".join(f"i16 {256 * int(o) + int(r)}" for o, r in zip(owner, register))
     key = f"places:{values}"
-    if key not in m.parts:
-        m.parts[key] = f"@places{len(m.parts)} = private unnamed_addr constant [{len(owner)} x i16] [{values}]"
-    return m.parts[key].split(" ", 1)[0]
+    if key not in m.entries:
+        m.entries[key] = f"@places{len(m.entries)} = private unnamed_addr constant [{len(owner)} x i16] [{values}]"
+    return m.entries[key].split(" ", 1)[0]
 
 
 def tile_mma(m: Module, rows: int, columns: int, depth: int, ty: str) -> str:
     """c += a @ b on row-major tiles of one type: the accumulator starts from zero, then c is added."""
     name = f"tile_product_{rows}x{columns}x{depth}_{ty}"
-    if name in m.parts:
+    if name in m.entries:
         return name
     f = Fn(m, name, "void", [("ptr", p, "noalias") for p in "abc"], attrs="nounwind")
     mul, add = ("mul", "add") if ty == "i32" else ("fmul", "fadd")

@@ -25,7 +25,7 @@ _MEMCPY = ("llvm.memcpy.p0.p0.i64", "void", "ptr, ptr, i64, i1")
 
 
 class AddressTable:
-    """The table of a launch, and where a role finds the storage.  f: the function of the role.  bases: of the buffers."""
+    """The table of a launch, and where a warp role finds the storage.  f: its function.  bases: of the buffers."""
 
     def __init__(self, f: Fn, space: SharedSpace, bases: Sequence[str]) -> None:
         self.space = space
@@ -56,9 +56,9 @@ def _records(m: Module, space: SharedSpace) -> str:
 def _constant(m: Module, kind: str, value: str, name: str) -> str:
     """A private constant, one for equal values."""
     key = f"{name}:{value}"
-    if key not in m.parts:
-        m.parts[key] = f"@{name}{len(m.parts)} = private unnamed_addr constant {kind} {value}"
-    return m.parts[key].split(" ", 1)[0]
+    if key not in m.entries:
+        m.entries[key] = f"@{name}{len(m.entries)} = private unnamed_addr constant {kind} {value}"
+    return m.entries[key].split(" ", 1)[0]
 
 
 # ---- functions of the module --------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def _field(f: Fn, record: str, k: int) -> str:
 def find(m: Module) -> str:
     """i64 (table, records, address): the number of the record that holds an address, -1 for none."""
     name = "tl_shared_find"
-    if name not in m.parts:
+    if name not in m.entries:
         f = Fn(m, name, "i64", [("ptr", "records", ""), ("i64", "n", ""), ("i64", "at", "")])
         with f.loop("0", "%n", hint="record") as i:
             r = f.at("%records", RECORD, i)
@@ -87,7 +87,7 @@ def move(m: Module) -> str:
     """i1 (record, storage, address, other, write): 16 bytes from `other` to an address, or from there; whether they lie in
     the buffer, and elements at each of them."""
     name = "tl_shared_move"
-    if name in m.parts:
+    if name in m.entries:
         return name
     f = Fn(m, name, "i1", [("ptr", "record", ""), ("ptr", "base", ""), ("i64", "at", ""), ("ptr", "other", ""),
                            ("i1", "write", "")])
@@ -126,7 +126,7 @@ def operand(m: Module, major: str) -> str:
     the buffer that the descriptor starts in.
     """
     name = f"tl_shared_operand_{major}"
-    if name in m.parts:
+    if name in m.entries:
         return name
     f = Fn(m, name, "i1", [("ptr", "records", ""), ("i64", "n", ""), ("ptr", "bases", ""), ("i64", "desc", ""),
                            ("i64", "extent", ""), ("ptr", "out", "")])

@@ -5,7 +5,7 @@
       indices       integers as exact i64                 (indices.py)
       memory        addresses, loads, stores, guards      (memory.py)
       block         where the code stands among the threads of a block
-        role        the coroutine of a warp role, in launches whose roles wait for each other
+        warp_role   the coroutine, in launches whose warp roles wait for each other
 
 The parts know each other through the interfaces here.
 """
@@ -94,12 +94,12 @@ class Storage:
 class WarpRoleState:
     """A warp role as a coroutine.
 
-    cluster: blocks of a cluster, roles of a block.  addresses: of the shared buffers that descriptors name.  maps: tensor maps
-    by name.  misuses: texts of what a program may do wrong with them, and their numbers.  waits: address of the number of waits
-    at the cluster's barrier, made by the first.
+    cluster: blocks of a cluster, warp roles of a block.  maps: tensor maps by name.  misuses: texts of what a program may do
+    wrong with maps and descriptors, and their numbers.  addresses: of the shared buffers that descriptors name.  waits: address
+    of the number of waits at the cluster's barrier, made by the first one.
     """
 
-    role: WarpRole
+    warp_role: WarpRole
     coroutine: Coroutine
     cluster: tuple[int, int]
     maps: Mapping[str, TensorMap]
@@ -124,7 +124,7 @@ class BlockState:
     extents: tuple[int, int, int]
     ranges: tuple[tuple[int, int], ...]
     faults: LaneFaults
-    role: WarpRoleState | None = None
+    warp_role: WarpRoleState | None = None
     tid: str | None = None
     slots: dict[Var, Storage] = field(default_factory=dict)
     exchanged: dict[int, Storage] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class BlockState:
 
     @property
     def first_thread(self) -> str:
-        """The thread whose values stand for those of all threads of the role where they agree."""
+        """The thread whose values stand for those of all threads of the warp role where they agree."""
         return str(self.ranges[0][0])
 
 

@@ -40,14 +40,14 @@ class Module:
 
     name: str
     head: list[str] = field(default_factory=list)
-    parts: dict[str, str] = field(default_factory=dict)
+    entries: dict[str, str] = field(default_factory=dict)
     metadata: list[str] = field(default_factory=list)
 
     def need(self, name: str, text: str | Callable[[], str]) -> str:
         """Add a definition or declaration once; returns its name."""
-        if name not in self.parts:
-            self.parts[name] = ""  # reserves the place: helpers come before the functions that use them
-            self.parts[name] = text if isinstance(text, str) else text()
+        if name not in self.entries:
+            self.entries[name] = ""  # reserves the place: helpers come before the functions that use them
+            self.entries[name] = text if isinstance(text, str) else text()
         return name
 
     def declare(self, name: str, ret: str, params: str) -> str:
@@ -60,12 +60,12 @@ class Module:
         data = text.encode() + b"\0"
         body = "".join(chr(c) if 32 <= c < 127 and c not in (34, 92) else f"\\{c:02X}" for c in data)
         key = f"str:{body}"
-        if key not in self.parts:
-            name = f"@.str{len(self.parts)}"
-            self.parts[key] = f'{name} = private unnamed_addr constant [{len(data)} x i8] c"{body}"'
+        if key not in self.entries:
+            name = f"@.str{len(self.entries)}"
+            self.entries[key] = f'{name} = private unnamed_addr constant [{len(data)} x i8] c"{body}"'
             self.head.append(key)
             return name
-        return self.parts[key].split(" ", 1)[0]
+        return self.entries[key].split(" ", 1)[0]
 
     def loop_metadata(self, *notes: str) -> str:
         """A distinct loop id with notes such as `!"llvm.loop.unroll.disable"`; returns the attachment text."""
@@ -77,7 +77,7 @@ class Module:
 
     def text(self) -> str:
         """The module as LLVM assembly."""
-        return "\n".join([f"; {self.name}", *self.parts.values(), *self.metadata, ""])
+        return "\n".join([f"; {self.name}", *self.entries.values(), *self.metadata, ""])
 
 
 class Fn:
@@ -281,4 +281,4 @@ class Fn:
         link = self.linkage + " " if self.linkage else ""
         lines = [f"define {link}{self.ret_type} @{self.name}({ps}) {self.attrs} {{", "entry:", *self.allocas,
                  *self.lines, "}"]
-        self.module.parts[self.name] = "\n".join(lines)
+        self.module.entries[self.name] = "\n".join(lines)

@@ -49,10 +49,10 @@ def outside_threads(cx: Code) -> None:
 
 def end_threads(cx: Code) -> None:
     """All threads are done."""
-    if cx.block.role is None:
+    if cx.block.warp_role is None:
         cx.f.end("ret void")
     else:
-        cx.block.role.coroutine.done()
+        cx.block.warp_role.coroutine.done()
 
 
 def check_not_null(cx: Code, v: Var) -> None:

@@ -125,7 +125,7 @@ def _group_mma(m: Module, row: WgmmaRow, majors: tuple[str, str], c: Operand, a:
     kind = "_".join(["ss", *majors] if a is None else ["rs", majors[1]])
     sizes = "_".join(f"{o.bytes}x{o.step}" for o in (c, a) if o is not None)
     name = f"tl_{row.name.replace('.', '_')}_{kind}_{sizes}"
-    if name in m.parts:
+    if name in m.entries:
         return name
     f = Fn(m, name, "i1", [("ptr", "c", ""), ("i64" if a is None else "ptr", "a", ""), ("i64", "b", ""), ("i1", "keep", ""),
                            ("ptr", "table", ""), ("i64", "n", ""), ("ptr", "bases", "")], attrs="nounwind noinline")

@@ -33,7 +33,7 @@ def place_block_buffers(body: Stmt, values: ThreadValues) -> tuple[StorageSlot, 
 
 
 def place_shared_buffers(body: Stmt) -> tuple[StorageSlot, ...]:
-    """Arena storage of a launch whose warp roles are coroutines: all that the roles of a block share.
+    """Arena storage of a launch whose warp roles are coroutines: all that the warp roles of a block share.
 
     Raises cpu-unsupported for tensor memory.
     """

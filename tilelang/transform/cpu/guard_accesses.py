@@ -103,12 +103,12 @@ def _launch(s: CpuLaunch, guarded: bool) -> CpuLaunch:
 
 
 def _code(s: Launch, code: WarpRoleCode, guarded: bool) -> WarpRoleCode:
-    work = _Guards(guarded, with_indices(Analyzer(), s, code.role), code.values.varying)
+    work = _Guards(guarded, with_indices(Analyzer(), s, code.warp_role), code.values.varying)
     work.swept.update(v for v, n in zip(s.block_vars, s.grid) if isinstance(n, Const) and int(n) > 0)
-    all_threads = code.role.ranges == ((0, s.num_threads),)
-    work.swept.update(v for v, n, r in zip(s.thread_vars, s.threads, thread_ranges(s, code.role))
+    all_threads = code.warp_role.ranges == ((0, s.num_threads),)
+    work.swept.update(v for v, n, r in zip(s.thread_vars, s.threads, thread_ranges(s, code.warp_role))
                       if all_threads or n == 1 or r != (0, n))
-    return WarpRoleCode(code.role, work.stmt(code.body), code.values, code.scratch)
+    return WarpRoleCode(code.warp_role, work.stmt(code.body), code.values, code.scratch)
 
 
 class _Guards:

@@ -43,7 +43,7 @@ def _code(code: WarpRoleCode, host: HostCpu) -> WarpRoleCode:
         return out
 
     body = rewrite(code.body, plan, Gemm)
-    return WarpRoleCode(code.role, body, code.values, scratch)
+    return WarpRoleCode(code.warp_role, body, code.values, scratch)
 
 
 def computing_type(op: Gemm) -> dtype:

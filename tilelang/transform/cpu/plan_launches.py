@@ -53,17 +53,17 @@ def _plan_blocks(s: Launch, checks: tuple[NullCheck, ...]) -> CpuLaunch:
 def _plan_coroutines(s: Launch) -> CpuLaunch:
     """Warp roles or blocks that wait for each other."""
     slots = place_shared_buffers(s.body)
-    roles, barriers = split_warp_roles(s)
+    warp_roles, barriers = split_warp_roles(s)
     space = shared_space(s, lambda why, span: unsupported(why, span=span))
-    codes = tuple(_code(role, launch) for role, launch in roles)
+    codes = tuple(_code(warp_role, launch) for warp_role, launch in warp_roles)
     grid_barrier = any(n.op == "sync_grid" for n in walk(s.body, Call))
     return CpuLaunch(s, codes, True, slots, space, barriers, grid_barrier, _may_fault(codes), span=s.span)
 
 
-def _code(role: WarpRole, s: Launch) -> WarpRoleCode:
+def _code(warp_role: WarpRole, s: Launch) -> WarpRoleCode:
     masked = mask_divergent(s)
     values = find_varying_values(masked)
-    return WarpRoleCode(role, loop_over_threads(masked.body, values), values)
+    return WarpRoleCode(warp_role, loop_over_threads(masked.body, values), values)
 
 
 def _may_fault(codes: Sequence[WarpRoleCode]) -> bool:

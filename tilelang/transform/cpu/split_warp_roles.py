@@ -1,15 +1,15 @@
 """Warp groups that run different code: the statements of each warp role, and the barriers between them.
 
-Warp groups that no T.ws tells apart are one role.  A role runs the launch's body for its threads:
+Warp groups that no T.ws tells apart are one warp role.  A warp role runs the launch's body for its threads:
 
-    A                                role 0: A, once for all roles; S
-    with T.ws(1): P         ->               C; B, once for all roles
-    with T.ws(0): C                  role 1: A, once for all roles; S
-    B                                        P; B, once for all roles
+    A                                role 0: A, once for the block; C
+    with T.ws(1): P         ->               B, once for the block
+    with T.ws(0): C                  role 1: A, once for the block; P
+    B                                        B, once for the block
 
-Tile operations and parallel loops outside of T.ws run once, by the last role that arrives (OncePerBlock).  Statements of the
-threads there are run by each role for its own threads, between two barriers of the roles where they access shared memory or
-tensors that the launch stores in.
+Tile operations and parallel loops outside of T.ws run once, by the last warp role that arrives (OncePerBlock).  Each warp role
+runs statements of the threads there for its own threads, between two barriers of the warp roles where they access shared
+memory or tensors that the launch stores in.
 """
 
 from __future__ import annotations
@@ -86,32 +86,32 @@ def warp_roles_of(launch: Launch) -> list[WarpRole]:
 
 
 def split_warp_roles(launch: Launch) -> tuple[tuple[tuple[WarpRole, Launch], ...], int]:
-    """(warp role, what it runs) for each role of a launch, and the number of barriers between them (see above).
+    """(warp role, what it runs) for each warp role of a launch, and the number of barriers between them (see above).
 
-    Keeps: where one role accesses what another writes outside of T.ws, a barrier of the roles stands between.
-    Raises cpu-unsupported for threads of several roles that exchange values under a divergent condition.
+    Keeps: where one warp role accesses what another writes outside of T.ws, a barrier of the warp roles stands between.
+    Raises cpu-unsupported for threads of several warp roles that exchange values under a divergent condition.
     """
     split = _Split(launch)
-    parts = tuple((r, split.launch_of(r)) for r in split.roles)
+    parts = tuple((r, split.launch_of(r)) for r in split.warp_roles)
     return parts, len(split.barriers)
 
 
 class _Split:
-    """The launch of each role.  barriers: (statement, position) -> number of a barrier, the same in every role.
+    """The launch of each warp role.  barriers: (statement, position) -> number of a barrier, the same in every warp role.
     stored: tensors that threads store in."""
 
     def __init__(self, launch: Launch) -> None:
-        self.launch, self.roles = launch, warp_roles_of(launch)
+        self.launch, self.warp_roles = launch, warp_roles_of(launch)
         self.barriers: dict[tuple[int, int], int] = {}
         self.values = find_varying_values(launch)
         self.stored = {n.buffer.data for n in walk(launch.body, Store) if n.buffer.scope() == "global"}
 
-    def launch_of(self, role: WarpRole) -> Launch:
-        """What a role runs."""
-        body = self._visit(self.launch.body, role, len(self.roles) == 1)
+    def launch_of(self, warp_role: WarpRole) -> Launch:
+        """What a warp role runs."""
+        body = self._visit(self.launch.body, warp_role, len(self.warp_roles) == 1)
 
         def known(n: Any) -> Any:
-            got = holds_in(n, role.groups[0]) if isinstance(n, Call) and n.op == "in_warp_groups" else None
+            got = holds_in(n, warp_role.groups[0]) if isinstance(n, Call) and n.op == "in_warp_groups" else None
             return None if got is None else const(got)
 
         return replace(self.launch, body=rewrite(body, known))
@@ -119,78 +119,78 @@ class _Split:
     def _number(self, s: Stmt, position: int) -> int:
         return self.barriers.setdefault((id(s), position), len(self.barriers))
 
-    def _visit(self, s: Stmt, role: WarpRole, alone: bool, divergent: bool = False) -> Stmt:
-        """s for a role.  alone: under T.ws, where this role alone comes; divergent: under a thread condition instead."""
+    def _visit(self, s: Stmt, warp_role: WarpRole, alone: bool, divergent: bool = False) -> Stmt:
+        """s for a warp role.  alone: under T.ws, where no other comes; divergent: under a thread condition instead."""
         match s:
             case Seq():
-                return seq(*(self._visit(x, role, alone, divergent) for x in s.stmts), span=s.span)
+                return seq(*(self._visit(x, warp_role, alone, divergent) for x in s.stmts), span=s.span)
             case If():
-                holds = holds_in(s.cond, role.groups[0])
+                holds = holds_in(s.cond, warp_role.groups[0])
                 if holds is not None:
                     side = s.then if holds else s.orelse
-                    return EMPTY if side is None else self._visit(side, role, True)
+                    return EMPTY if side is None else self._visit(side, warp_role, True)
                 if not alone and not divergent and self.values.varies(s.cond):
                     self._reject_exchange(s)
-                    return self._between_barriers(s, self._sides(s, role, False, True))
-                branch = self._sides(s, role, alone, divergent)
+                    return self._between_barriers(s, self._sides(s, warp_role, False, True))
+                branch = self._sides(s, warp_role, alone, divergent)
                 return branch if alone or divergent or not self._is_ordered(s.cond) else seq(self._barrier(s, 1), branch)
             case For() | While():
                 control = (s.start, s.extent) if isinstance(s, For) else (s.cond,)
-                inner = divergent or not alone and (self.values.varies(control) or self._some_jump(s.body, role, False))
+                inner = divergent or not alone and (self.values.varies(control) or self._some_jump(s.body, warp_role, False))
                 if inner and not divergent:
                     self._reject_exchange(s)
-                loop = replace(s, body=self._visit(s.body, role, alone, inner))
+                loop = replace(s, body=self._visit(s.body, warp_role, alone, inner))
                 if not inner and not alone and any(map(self._is_ordered, control)):
                     return seq(self._barrier(s, 1), loop)
                 return loop if divergent or not inner else self._between_barriers(s, loop)
-        return s if alone else self._of_some_threads(s) if divergent else self._of_all_roles(s)
+        return s if alone else self._of_some_threads(s) if divergent else self._of_all_warp_roles(s)
 
-    def _some_jump(self, s: Stmt | None, role: WarpRole, some: bool) -> bool:
-        """Whether some threads of a role alone come to a break or continue of the loop around s."""
+    def _some_jump(self, s: Stmt | None, warp_role: WarpRole, some: bool) -> bool:
+        """Whether some threads of a warp role alone come to a break or continue of the loop around s."""
         if isinstance(s, If):
-            inner = some or holds_in(s.cond, role.groups[0]) is None and self.values.varies(s.cond)
-            return self._some_jump(s.then, role, inner) or self._some_jump(s.orelse, role, inner)
+            inner = some or holds_in(s.cond, warp_role.groups[0]) is None and self.values.varies(s.cond)
+            return self._some_jump(s.then, warp_role, inner) or self._some_jump(s.orelse, warp_role, inner)
         if isinstance(s, Seq):
-            return any(self._some_jump(x, role, some) for x in s.stmts)
+            return any(self._some_jump(x, warp_role, some) for x in s.stmts)
         return some and isinstance(s, (Break, Continue))
 
     def _reject_exchange(self, s: Stmt) -> None:
-        """Raises cpu-unsupported where threads of several roles access each other's elements in s, run by each on its own."""
-        if not rereads_shared(s) or isinstance(s, If) and s.orelse is None and self._of_one_role(s.cond):
+        """Raises cpu-unsupported where threads of several warp roles access each other's elements in s."""
+        if not rereads_shared(s) or isinstance(s, If) and s.orelse is None and self._of_one_warp_role(s.cond):
             return
         if Conflicts(self.launch, self.values).exist_in(s):
             raise unsupported("threads of several warp roles that exchange values in a branch or loop that not all run alike",
                               span=s.span, hint="let all threads run the loop or branch and put the condition inside it")
 
-    def _of_one_role(self, cond: Expr) -> bool:
-        """Whether a condition on the thread indices holds for threads of one role only."""
+    def _of_one_warp_role(self, cond: Expr) -> bool:
+        """Whether a condition on the thread indices holds for threads of one warp role only."""
         if isinstance(cond, Binary) and cond.op == "and" and not all(map(self._of_thread_indices, (cond.a, cond.b))):
-            return self._of_one_role(cond.a) or self._of_one_role(cond.b)
+            return self._of_one_warp_role(cond.a) or self._of_one_warp_role(cond.b)
         if not self._of_thread_indices(cond):
             return False
         x, y, _ = self.launch.threads
         t = np.arange(self.launch.num_threads, dtype=np.int32)
         through = evaluate(cond, dict(zip(self.launch.thread_vars, (t % x, t // x % y, t // (x * y)))))
         through = np.broadcast_to(through, t.shape)
-        return sum(any(through[lo:hi].any() for lo, hi in r.ranges) for r in self.roles) < 2
+        return sum(any(through[lo:hi].any() for lo, hi in r.ranges) for r in self.warp_roles) < 2
 
     def _of_thread_indices(self, e: Expr) -> bool:
         return all(isinstance(n, (Binary, Cast, Const)) or n in self.launch.thread_vars for n in walk(e) if isinstance(n, Expr))
 
-    def _sides(self, s: If, role: WarpRole, alone: bool, divergent: bool) -> If:
-        orelse = None if s.orelse is None else self._visit(s.orelse, role, alone, divergent)
-        return replace(s, then=self._visit(s.then, role, alone, divergent), orelse=orelse)
+    def _sides(self, s: If, warp_role: WarpRole, alone: bool, divergent: bool) -> If:
+        orelse = None if s.orelse is None else self._visit(s.orelse, warp_role, alone, divergent)
+        return replace(s, then=self._visit(s.then, warp_role, alone, divergent), orelse=orelse)
 
     def _of_some_threads(self, s: Stmt) -> Stmt:
-        """A statement that some threads come to, whatever their role: nothing that the block does as one."""
+        """A statement that some threads come to, whatever their warp role: nothing that the block does as one."""
         barrier = isinstance(s, Evaluate) and s.call.op in ("sync_threads", *BLOCK_VOTES)
         if barrier or isinstance(s, Parallel) or isinstance(s, TileOp) and not touches_private(s):
             raise unsupported("a tile operation, T.Parallel or a barrier under a condition that depends on the thread",
                               span=s.span, hint="move it out of the branch: all threads of the block take part in it")
         return s
 
-    def _of_all_roles(self, s: Stmt) -> Stmt:
-        """A statement that all roles come to."""
+    def _of_all_warp_roles(self, s: Stmt) -> Stmt:
+        """A statement that all warp roles come to."""
         if any(n.op in BLOCK_VOTES for n in walk(s, Call)):
             return self._between_barriers(s, self._number_votes(s))
         if isinstance(s, Parallel) or isinstance(s, TileOp) and not touches_private(s):
@@ -204,7 +204,7 @@ class _Split:
         return self._between_barriers(s, s) if isinstance(s, (Bind, Store, Evaluate, TileOp)) else s
 
     def _number_votes(self, s: Stmt) -> Stmt:
-        """s, whose votes of the block are barriers of the roles: each adds up the votes of its own threads.
+        """s, whose votes of the block are barriers of the warp roles: each adds up the votes of its own threads.
 
         A vote has three numbers: its barrier, the votes and voters so far, the answer.
         """
@@ -219,8 +219,8 @@ class _Split:
 
         return rewrite(s, number)
 
-    def _between_barriers(self, s: Stmt, of_role: Stmt) -> Stmt:
-        return seq(self._barrier(s, 1), of_role, self._barrier(s, 2)) if self._is_ordered(s) else of_role
+    def _between_barriers(self, s: Stmt, of_warp_role: Stmt) -> Stmt:
+        return seq(self._barrier(s, 1), of_warp_role, self._barrier(s, 2)) if self._is_ordered(s) else of_warp_role
 
     def _is_ordered(self, s: Any) -> bool:
         """Whether a statement or expression accesses memory that barriers of the block order: shared memory, and tensors that
