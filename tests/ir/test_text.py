@@ -28,7 +28,7 @@ def sample() -> Func:
         ops.Fill(Region(c, (const(0), const(0)), (32, 32)), const(float("-inf"), F32)),
         For(k, const(0), (n + 31) // 32, "pipelined", seq(
             ops.Copy(Region(a, (bx * 32, k * 64), (32, 64)), Region(s, (const(0), const(0)), (32, 64)),
-                     attrs=(("eviction_policy", "evict_first"),)),
+                     (("note", "mine"),), ops.CopyPlan(eviction_policy="evict_first")),
             ops.Gemm(Region(s, (const(0), const(0)), (32, 64)), Region(s, (const(0), const(0)), (32, 64)),
                      Region(c, (const(0), const(0)), (32, 32)), False, True, ops.GemmWarpPolicy.FullRow,
                      k == 0)), plan=LoopPlan(num_stages=3)),

@@ -328,7 +328,7 @@ def test_pipelined_form_with_versions_and_async_groups_runs():
         {alloc("S", (2, 8), "float32", "shared.dyn")}
         {alloc("c", (8,), "float32", "local.fragment")}
         T.fill(dst=T.region(c[0], 8), value=0.0)
-        T.copy(src=T.region(A[0, 0], 1, 8), dst=T.region(S[0, 0], 1, 8), attrs=(("async_group", True),))
+        T.copy(src=T.region(A[0, 0], 1, 8), dst=T.region(S[0, 0], 1, 8), async_group=True)
         T.evaluate(T.call("cp_async_commit", "void"))
         for t in T.serial(4):
             if t + 1 < 4:

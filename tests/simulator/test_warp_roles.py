@@ -43,11 +43,11 @@ def specialised(stages: int = 3, *, elect: bool = False, full: str = "(k // {s})
     elect: one thread announces the bytes.  common: the accumulator is cleared and stored by all.
     """
     s, nbytes = stages, (BM * BK + BK * BN) * 2 + off
-    how = "" if elect else '("expect", True), '
+    how = "" if elect else "expect=True, "
     full_counts = [1 if elect else arrivals] * s
-    attrs = f'attrs=(("barrier", (full, k % {s})), {how}("tma", True),)'
-    copies = f"""T.copy(src=T.region(A[by * 32, k * 32], 32, 32), dst=T.region(As[k % {s}, 0, 0], 1, 32, 32), {attrs})
-T.copy(src=T.region(B[k * 32, bx * 16], 32, 16), dst=T.region(Bs[k % {s}, 0, 0], 1, 32, 16), {attrs})"""
+    plan = f"barrier=(full, k % {s}), {how}tma=True"
+    copies = f"""T.copy(src=T.region(A[by * 32, k * 32], 32, 32), dst=T.region(As[k % {s}, 0, 0], 1, 32, 32), {plan})
+T.copy(src=T.region(B[k * 32, bx * 16], 32, 16), dst=T.region(Bs[k % {s}, 0, 0], 1, 32, 16), {plan})"""
     if elect:
         fill = [f"if ((tx >= 128) and (tx < 160)) and {ELECT}:",
                 f"    {do('mbarrier_arrive_expect_tx', addr(f'full[k % {s}]'), nbytes)}",

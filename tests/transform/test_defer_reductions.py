@@ -86,7 +86,7 @@ def deferred(func, target=SM80, config=None):
     passes = [*TILE_PASSES, *DEVICE_PASSES]
     out = run_passes(func.func, passes[:passes.index(defer_reductions) + 1], PassContext(target, config or {}))
     assert passes.index(infer_layouts) < passes.index(defer_reductions)
-    spread = [x for x in walk(out.body) if isinstance(x, Reduce) and x.attr("spread")]
+    spread = [x for x in walk(out.body) if isinstance(x, Reduce) and x.plan.spread]
     return out, len(spread), sum(isinstance(x, SumCopies) for x in walk(out.body))
 
 

@@ -68,9 +68,9 @@ def test_the_pass_alone():
     on = PassContext(target, {"tl.enable_hopper": True})
     launch = next(x for x in walk(specialize_warps(func, on).body) if isinstance(x, Launch))
     assert launch.threads == (256, 1, 1) and launch.plan.compute_threads == 128
-    assert [x.attr("tma") for x in walk(launch) if isinstance(x, Copy)] == [True, True, None]
+    assert [x.plan.tma for x in walk(launch) if isinstance(x, Copy)] == [True, True, False]
     (product,) = [x for x in walk(launch) if isinstance(x, Gemm)]
-    assert product.a.buffer.shape == (2, 64, 32) and product.attr("wait") == 1
+    assert product.a.buffer.shape == (2, 64, 32) and product.plan.wait == 1
 
 
 # ---- structure ------------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_writes_are_fenced_before_the_barrier_that_matrix_reads_wait_at():
 def test_the_second_product_runs_under_the_work_on_the_first():
     launch = launch_of(attention(1, 1, 512, 64))
     loop = next(x for x in walk(launch) if isinstance(x, For) and "wgmma" in ops(x.body))
-    waits = [(x.op, x.options.n) for x in walk(loop.body)
+    waits = [(x.op, x.options and x.options.n) for x in walk(loop.body)
              if isinstance(x, Call) and x.op in ("wgmma_commit", "wgmma_wait")]
     assert waits == [("wgmma_commit", None), ("wgmma_commit", None), ("wgmma_wait", 1), ("wgmma_wait", 0)]
 
@@ -325,7 +325,7 @@ def test_loads_come_in_the_order_of_their_use():
     once, late = (s for s in loop.body.stmts if isinstance(s, If))
     assert [str(s.cond) for s in (once, late)] == [f"({loop.var.name} == 0)", f"({loop.var.name} > 0)"]
     loads = [x for x in walk(branch.then) if isinstance(x, Call) and x.op == "tma_load"]
-    assert loads[-1].attr("map") == "V_map" and len(loads) == 4  # the last values come after the loop
+    assert loads[-1].options.map == "V_map" and len(loads) == 4  # the last values come after the loop
 
 
 @pytest.mark.parametrize("pages", [1, 2, 3, 8])

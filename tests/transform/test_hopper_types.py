@@ -178,7 +178,7 @@ def test_which_tiles_may_be_rounded():
     new = specialize_warps(func, PassContext(SM90, {"tl.enable_hopper": True}))
     launch = next(x for x in walk(new.body) if isinstance(x, Launch))
     copies = [x for x in walk(launch) if isinstance(x, Copy)]
-    assert [bool(x.attr("tf32")) for x in copies] == [True, True, False]
+    assert [x.plan.tf32 for x in copies] == [True, True, False]
     assert {v.name for v in rounded_tiles(copies)} == {"As", "Bs"}
     old = next(x for x in walk(func.body) if isinstance(x, Launch))
     loop = next(x for x in stmts_of(old.body) if isinstance(x, For))

@@ -98,7 +98,7 @@ def gemm_program(ta=False, tb=False, dt="float16", acc="float32", bm=128, bn=128
 def test_gemm_operands_and_accumulator(ta, tb, stages):
     layouts, launch, a_s, b_s, acc = gemm_program(ta, tb, stages=stages)
     g, = nodes(launch, Gemm)
-    assert g.attr("instruction") == F16_ROW and g.attr("warps") == (2, 2)
+    assert g.plan.instruction == F16_ROW and g.plan.warps == (2, 2)
     assert layouts[acc] == operand_fragments(g, MMA_ROWS[F16_ROW], (2, 2), 128)[2]
     for s in (a_s, b_s):
         table = layouts[s].table()
@@ -119,8 +119,8 @@ def test_gemm_of_other_types_has_no_conflicts(dt, acc, row, ta, tb):
     """Operands of 8 and 32 bits whose K is not contiguous are read element by element: also free of conflicts."""
     layouts, launch, a_s, b_s, acc_f = gemm_program(ta, tb, dt, acc, bk=64)
     g, = nodes(launch, Gemm)
-    assert g.attr("instruction") == row
-    fa, fb, _ = operand_fragments(g, MMA_ROWS[row], g.attr("warps"), 128)
+    assert g.plan.instruction == row
+    fa, fb, _ = operand_fragments(g, MMA_ROWS[row], g.plan.warps, 128)
     bits = dtype(dt).bits
     for s, f, k_last in ((a_s, fa, not ta), (b_s, fb, tb)):
         if bits == 16 or k_last:
@@ -135,10 +135,10 @@ def test_gemm_of_other_types_has_no_conflicts(dt, acc, row, ta, tb):
 
 
 def test_policies():
-    assert nodes(gemm_program(policy=GemmWarpPolicy.FullRow)[1], Gemm)[0].attr("warps") == (4, 1)
-    assert nodes(gemm_program(policy=GemmWarpPolicy.FullCol)[1], Gemm)[0].attr("warps") == (1, 4)
-    assert nodes(gemm_program(bm=64, bn=256)[1], Gemm)[0].attr("warps") == (1, 4)
-    assert nodes(gemm_program(bm=16, bn=128, policy=GemmWarpPolicy.FullRow)[1], Gemm)[0].attr("warps") == (1, 4)
+    assert nodes(gemm_program(policy=GemmWarpPolicy.FullRow)[1], Gemm)[0].plan.warps == (4, 1)
+    assert nodes(gemm_program(policy=GemmWarpPolicy.FullCol)[1], Gemm)[0].plan.warps == (1, 4)
+    assert nodes(gemm_program(bm=64, bn=256)[1], Gemm)[0].plan.warps == (1, 4)
+    assert nodes(gemm_program(bm=16, bn=128, policy=GemmWarpPolicy.FullRow)[1], Gemm)[0].plan.warps == (1, 4)
 
 
 @pytest.mark.parametrize("options, row, warps", [
@@ -151,7 +151,7 @@ def test_policies():
 def test_gemm_shapes_that_instructions_do_not_divide(options, row, warps):
     layouts, launch, _, _, acc = gemm_program(**options)
     g, = nodes(launch, Gemm)
-    assert g.attr("instruction") == row and g.attr("warps") == warps
+    assert g.plan.instruction == row and g.plan.warps == warps
     assert layouts[acc] == operand_fragments(g, MMA_ROWS[row], warps, launch.num_threads)[2]
 
 
@@ -167,14 +167,14 @@ def test_gemm_shapes_that_are_refused(options, text):
 def test_float32_of_odd_size_takes_plain_multiply_adds():
     layouts, launch, _, _, acc = gemm_program(dt="float32", bm=24, bn=20, bk=12)
     g, = nodes(launch, Gemm)
-    assert g.attr("instruction") == "simt"
+    assert g.plan.instruction == "simt"
     keys = layouts[acc].owners()[0] * layouts[acc].registers + layouts[acc].register_table()
     assert np.unique(keys).size == 24 * 20
 
 
 def test_plain_multiply_adds_read_shared_without_conflicts():
     layouts, launch, a_s, b_s, acc = gemm_program(dt="float32", bm=64, bn=128, bk=20, tb=True, threads=96)
-    assert nodes(launch, Gemm)[0].attr("instruction") == "simt"
+    assert nodes(launch, Gemm)[0].plan.instruction == "simt"
     owner, reg = layouts[acc].owners()[0], layouts[acc].register_table()
     at = np.argwhere((owner < 32) & (reg == 0))
     for k in range(4):
@@ -216,7 +216,7 @@ def attention(bm=64, bn=64, d=64, threads=128):
 
 def test_attention_keeps_rows_in_one_warp_and_everything_in_registers():
     (layouts, launch), b = attention()
-    assert [g.attr("warps") for g in nodes(launch, Gemm)] == [(4, 1), (4, 1)]
+    assert [g.plan.warps for g in nodes(launch, Gemm)] == [(4, 1), (4, 1)]
     assert layouts[b["P"]].same_owners(layouts[b["Ph"]]), "P moves to the A operand without leaving its thread"
     rows = layouts[b["P"]].reduce(1)
     for name in ("m", "m0", "r", "row", "l"):
@@ -232,7 +232,7 @@ def test_attention_keeps_rows_in_one_warp_and_everything_in_registers():
 
 def test_attention_with_more_warps_than_row_tiles_still_has_layouts():
     (layouts, launch), b = attention(threads=256)
-    assert nodes(launch, Gemm)[0].attr("warps") == (4, 2)
+    assert nodes(launch, Gemm)[0].plan.warps == (4, 2)
     assert layouts[b["Ph"]].replicas == 2
 
 

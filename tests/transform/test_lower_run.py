@@ -10,7 +10,7 @@ from tilelang.ir import (FALSE, TRUE, AddressOf, Alloc, Bind, Buffer, Continue, 
                          Select, Seq, Var, binary, call, cast, dtype, fresh, numpy_dtype, replace, walk)
 from tilelang.ir.verify import THREADS_BOUND, verify
 from tilelang.layout import replicated_fragment, row_fragment, swizzled_layout, tile_fragment
-from tilelang.ops import AtomicTile, Copy, Fill, Gemm, GemmWarpPolicy, Reduce, Scan, Transpose
+from tilelang.ops import AtomicTile, Copy, CopyPlan, Fill, Gemm, GemmWarpPolicy, Reduce, Scan, Transpose
 from tilelang.simulator.device.run import run_device
 from tilelang.simulator.reference.run import run_tile
 from tilelang.target.mma import MMA_ROWS
@@ -78,14 +78,14 @@ def test_run_time_extent():
 
 
 @pytest.mark.parametrize("m,n,dt", [(100, 96, "float16"), (64, 131, "float16"), (33, 60, "float32"), (40, 70, "int8")])
-@pytest.mark.parametrize("attrs", [(), (("async_group", True),)])
-def test_copy_through_shared_and_fragment(m, n, dt, attrs):
+@pytest.mark.parametrize("is_async", [False, True])
+def test_copy_through_shared_and_fragment(m, n, dt, is_async):
     a, c = tensor("A", (m, n), dt), tensor("C", (m, n), dt)
     s, f = shared("S", (32, 64), dt), fragment("F", (32, 64))
 
     def body(bx, by):
         wait = [Evaluate(call("cp_async_commit", (), "void")), Evaluate(call("cp_async_wait", (), "void", n=0))]
-        return [Copy(region(a, bx * 32, by * 64, extents=(32, 64)), region(s), attrs), *wait,
+        return [Copy(region(a, bx * 32, by * 64, extents=(32, 64)), region(s), plan=CopyPlan(async_group=is_async)), *wait,
                 Copy(region(s), region(f)), Copy(region(f), region(c, bx * 32, by * 64, extents=(32, 64)))]
 
     agree(program([a, c], [(s, swizzled_layout((32, 64), dtype(dt).bits)), (f, row_fragment((32, 64), 128, 4))], body,

@@ -11,7 +11,7 @@ from tilelang.ir import (AddressOf, Buffer, Call, Cast, For, Func, If, Load, Ram
 from tilelang.ir import Store as StoreNode
 from tilelang.ir.verify import THREADS_BOUND, verify
 from tilelang.layout import row_fragment
-from tilelang.ops import Copy, Fill
+from tilelang.ops import Copy, CopyPlan, Fill
 
 
 def lanes_of(func: Func, name: str, kind: type = Load) -> set[int]:
@@ -44,11 +44,11 @@ def test_guards_are_dropped_when_proven_and_kept_when_not():
     assert any(isinstance(x, If) for x in walk(valid(add_program(4092, 1024))))
 
 
-def copy_program(shape, tile, dt="float16", **attrs) -> Func:
+def copy_program(shape, tile, dt="float16", **plan) -> Func:
     a, s = tensor("A", shape, dt), shared("S", tile, dt)
     grid = tuple(-(-n // t) for n, t in zip(shape, tile))
     return program([a], [(s, None)], lambda bx, by: [Copy(region(a, bx * tile[0], by * tile[1], extents=tile),
-                                                         region(s), tuple(sorted(attrs.items())))], grid=grid)
+                                                         region(s), plan=CopyPlan(**plan))], grid=grid)
 
 
 @pytest.mark.parametrize("columns,bytes_,guarded", [(128, 16, False), (136, 16, True), (132, 8, True), (130, 4, True)])

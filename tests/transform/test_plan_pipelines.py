@@ -41,7 +41,7 @@ def test_versions_commits_and_waits(stages):
     assert shapes["A_s"] == ((stages, 64, 32) if stages > 1 else (64, 32))
     assert waits(loop) == [max(stages - 2, 0)] and commits(loop) == 1
     assert commits(out) == stages  # one per prologue step
-    copies = [x for x in walk(out) if isinstance(x, ops.Copy) and x.attr("async_group")]
+    copies = [x for x in walk(out) if isinstance(x, ops.Copy) and x.plan.async_group]
     assert len(copies) == 2 * stages
 
 

@@ -269,8 +269,8 @@ def test_the_program_stays_what_it_was(turned, steps, shape):
     """With the tile copied in every step, as the interpreter of tile programs runs it."""
     program = scaled(m=128, k=1200, columns=12, turned=turned)
     func, launch, (after, loop) = tiled(program)
-    (copy,) = [x for x in walk(loop) if isinstance(x, Copy) and x.attr("turn")]
-    assert copy.attr("turn") == steps and copy.dst.buffer.shape == shape and not unaligned_columns(copy.src, {})
+    (copy,) = [x for x in walk(loop) if isinstance(x, Copy) and x.plan.turn > 1]
+    assert copy.plan.turn == steps and copy.dst.buffer.shape == shape and not unaligned_columns(copy.src, {})
     assert any(isinstance(x, Load) and x.buffer is copy.dst.buffer for x in walk(loop))
     x = inputs(m=128, k=1200, columns=12, turned=turned)
     new = replace(func, body=rewrite(func.body, lambda s: after if s is launch else None))

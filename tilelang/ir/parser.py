@@ -11,6 +11,7 @@ from .buffer import AddressOf, Buffer, Load, Region
 from .call_options import CALL_OPTIONS
 from .expr import (BOOL, COMPARISONS, I32, LOGICAL, Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, Shuffle,
                    StringConst, Unary, Var)
+from .nodes import fields_of
 from .options import Options
 from .plans import LaunchPlan, LoopPlan, ParallelPlan
 from .printer import LOOPS, SYMBOLS, literal_dtype
@@ -282,8 +283,10 @@ class _Parser:
         if f == "Assert":
             return Assert(self.expr(c.args[0]), ast.literal_eval(c.args[1]), ast.literal_eval(c.args[2]))
         if f in TILE_OPS:
-            fields = {k.arg: self.value(k.value) for k in c.keywords if k.arg and k.arg != "attrs"}
             cls = TILE_OPS[f]
+            fields = {k.arg: self.value(k.value) for k in c.keywords if k.arg in fields_of(cls) and k.arg != "attrs"}
+            if cls._options:
+                fields["plan"] = self.options(type(cls.plan), c)  # type: ignore[attr-defined]
             if "policy" in fields and "policy" in LITERALS:
                 fields["policy"] = LITERALS["policy"](fields["policy"])
             return cls(**fields, attrs=self.attrs(c))  # type: ignore[call-arg]

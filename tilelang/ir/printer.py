@@ -269,8 +269,9 @@ class _Printer:
                 self.emit(f"with T.Kernel({grid}threads={self.py(s.threads)}{self.options(s.plan)}) as ({names}):")
                 self.body(s.body)
             case TileOp():
-                fields = [f"{f}={self.value(getattr(s, f))}" for f in fields_of(type(s)) if f != "attrs"]
-                self.emit(f"T.{s.op_name}({', '.join(fields)}{self.attrs(s.attrs)})")
+                fields = [f"{f}={self.value(getattr(s, f))}" for f in fields_of(type(s)) if f not in ("attrs", "plan")]
+                plan = self.options(s.plan) if s._options else ""  # type: ignore[attr-defined]
+                self.emit(f"T.{s.op_name}({', '.join(fields)}{plan}{self.attrs(s.attrs)})")
             case _:
                 raise TypeError(f"no text for statement {type(s).__name__}")
 

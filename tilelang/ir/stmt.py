@@ -192,6 +192,7 @@ def tile_op(name: str) -> Any:
     def wrap(cls: Any) -> Any:
         cls = node(cls)
         cls.op_name = name
+        cls._options = "plan" if "plan" in fields_of(cls) else ""
         TILE_OPS[name] = cls
         return cls
 

@@ -147,6 +147,9 @@ class _Verifier:
     def options(self, s: Any) -> None:
         """Each option that is given belongs to the phase."""
         record = getattr(s, s._options)
+        for name, _ in getattr(s, "attrs", ()):
+            if name in record.names:
+                self.say("options", f"{name} is an option and stands among the user's annotations", s.span)
         given = record.given() if record.phases else {}
         for name in given:
             phases = record.phases.get(name, PHASES)

@@ -7,10 +7,11 @@ from typing import Any
 from tilelang import errors
 from tilelang.ir import AddressOf, Buffer, Evaluate, Expr, Load, call, cast, convert
 from tilelang.ops import AtomicTile
+from tilelang.ops.plans import AtomicPlan
 
 from .tracing.builder import Builder, Emitted, need_builder
 from .tracing.flags import flag
-from .loops import attrs_of
+from .loops import options_from
 from .tracing.regions import BufferSlice, operand, pair, whole_region
 from .tracing.state import describe, error
 from .tile import EMITTED, emit_op
@@ -36,7 +37,7 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
     b = need_builder(f"T.atomic_{kind}")
     order = _order(b, order)
     return_prev = flag(return_prev, "return_prev")
-    attrs = attrs_of(annotations, memory_order=order)
+    plan, attrs = options_from(AtomicPlan, annotations, memory_order=order)
     if not isinstance(dst, (Buffer, BufferSlice, Load)):
         raise error("atomic-operand", f"T.atomic_{kind} updates an element, region or buffer, found "
                            f"{describe(dst)}",
@@ -51,10 +52,10 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
                                                                                                            "T.Parallel")
         if _has_extents(value) or isinstance(value, Load) and not _has_extents(dst):
             src, region = pair(value, dst, f"atomic_{kind}")
-            return emit_op(b, AtomicTile(region, src, kind, attrs, span=b.here()))
+            return emit_op(b, AtomicTile(region, src, kind, attrs, plan, span=b.here()))
         region = whole_region(dst, "dst")
         scalar = cast(convert(value), region.buffer.dtype)
-        return emit_op(b, AtomicTile(region, scalar, kind, attrs, span=b.here()))
+        return emit_op(b, AtomicTile(region, scalar, kind, attrs, plan, span=b.here()))
     assert isinstance(dst, Load)  # the other kinds of destination have extents
     AtomicTile(whole_region(dst, "dst"), convert(0), kind, span=b.here()).check()
     at = AddressOf(dst.buffer, dst.indices)

@@ -9,12 +9,13 @@ import numpy as np
 from tilelang.ir import I32, AddressOf, Alloc, Buffer, Const, Expr, Load, call, cast, const, convert, load
 from tilelang.ir import dtype as DType
 from tilelang.ops import Copy, Gemm, GemmWarpPolicy
+from tilelang.ops.plans import CopyPlan, GemmSchedule
 
 from .barriers import BARRIER, barrier_of, mbarrier_arrive, mbarrier_wait_parity
 from .tracing.builder import Emitted, need_builder
 from .tracing.flags import flag
 from .kernel import need_kernel
-from .loops import Parallel, attrs_of
+from .loops import Parallel, options_from
 from .tracing.regions import check_inside, non_unit, operand, pair, whole_region
 from .tracing.state import describe, error
 from .thread import emit_call
@@ -76,9 +77,10 @@ def tma_copy(src: Any, dst: Any, *, barrier: Any = None, cluster_mask: Any = Non
         raise error("copy-option", "cluster_mask is for loads",
                     expected="a load", found="a store with cluster_mask")
     bar = barrier_of(barrier, "T.tma_copy") if loads else None
-    attrs = attrs_of(annotations, tma=True, by_hand=True, eviction_policy=eviction_policy, cluster_mask=mask, leader_scope=n,
-                     expect=True if loads else None, barrier=None if bar is None else (bar.buffer, bar.indices[0]))
-    return emit_op(b, Copy(s, d, attrs, span=b.here()))
+    plan, attrs = options_from(
+        CopyPlan, annotations, tma=True, by_hand=True, eviction_policy=eviction_policy, cluster_mask=mask, leader_scope=n,
+        expect=True if loads else None, barrier=None if bar is None else (bar.buffer, bar.indices[0]))
+    return emit_op(b, Copy(s, d, attrs, plan, span=b.here()))
 
 
 def tma_store_arrive() -> Emitted:
@@ -132,8 +134,8 @@ def copy_cluster(src: Any, dst: Any, *, dst_block: Any = None, cluster_mask: Any
     rank = cast(convert(dst_block), "uint32")
     if remote_barrier is not None:
         there = barrier_of(remote_barrier, "T.copy_cluster")
-        attrs = attrs_of(annotations, dst_block=rank, barrier=(there.buffer, there.indices[0]))
-        return emit_op(b, Copy(s, d, attrs, span=b.here()))
+        plan, attrs = options_from(CopyPlan, annotations, dst_block=rank, barrier=(there.buffer, there.indices[0]))
+        return emit_op(b, Copy(s, d, attrs, plan, span=b.here()))
     wide, into = non_unit(s.extents), non_unit(d.extents)
     frame = Parallel(*[s.extents[i] for i in wide], coalesced_width=coalesced_width, loop_layout=loop_layout)
     got = b.enter(frame)
@@ -171,9 +173,9 @@ def wgmma_gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: b
     a, b_, c = (whole_region(x, f"operand {n} of T.wgmma_gemm") for x, n in ((A, "A"), (B, "B"), (C, "C")))
     for r in (a, b_, c):
         check_inside(r)
-    attrs = attrs_of(annotations, wait=-1)
+    plan, attrs = options_from(GemmSchedule, annotations, wait=-1)
     return emit_op(b, Gemm(a, b_, c, flag(transpose_A, "transpose_A"), flag(transpose_B, "transpose_B"), warp_policy(policy),
-                           clearing, attrs, span=b.here()))
+                           clearing, attrs, plan, span=b.here()))
 
 
 wgmma_mma = wgmma_gemm

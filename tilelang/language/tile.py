@@ -10,10 +10,11 @@ from tilelang import errors
 from tilelang.ir import Buffer, Evaluate, Expr, Load, Region, as_bool, call, cast, convert
 from tilelang.ops import Copy, Fill, Gemm, GemmWarpPolicy, Reduce, Scan, Transpose
 from tilelang.ops.reduce import KINDS
+from tilelang.ops.plans import CopyPlan, GemmSchedule, ReducePlan
 
 from .tracing.builder import Builder, Emitted, need_builder
 from .tracing.flags import flag
-from .loops import attrs_of
+from .loops import attrs_of, options_from
 from .tracing.regions import BufferSlice, check_inside, operand, pair, whole_region
 from .tracing.state import describe, error
 
@@ -74,16 +75,17 @@ def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma:
         raise error("copy-option", f"prefer_instruction must be 'tma', 'cp_async' or 'sync', got {prefer!r}",
                     expected="'tma', 'cp_async' or 'sync'", found=repr(prefer))
     no_tma = flag(notes.pop("disable_tma", disable_tma), "disable_tma")
-    attrs = attrs_of(notes, coalesced_width=coalesced_width, disable_tma=True if no_tma else None,
-                     eviction_policy=eviction_policy, prefer_instruction=prefer_instruction, loop_layout=loop_layout)
-    if isinstance(src, Load) and isinstance(dst, Load) and not attrs:
+    plan, attrs = options_from(CopyPlan, notes, coalesced_width=coalesced_width, disable_tma=True if no_tma else None,
+                               eviction_policy=eviction_policy, prefer_instruction=prefer_instruction,
+                               loop_layout=loop_layout)
+    if isinstance(src, Load) and isinstance(dst, Load) and not attrs and not plan.given():
         b.store(dst.buffer, dst.indices, src)
         return EMITTED
     if isinstance(src, Load) and isinstance(dst, Load):
         s, d = whole_region(src, "src"), whole_region(dst, "dst")
     else:
         s, d = pair(src, dst)
-    return emit_op(b, Copy(s, d, attrs, span=b.here()))
+    return emit_op(b, Copy(s, d, attrs, plan, span=b.here()))
 
 
 def async_copy(src: Any, dst: Any, *, coalesced_width: int | None = None, annotations: dict[str, Any] | None = None,
@@ -100,8 +102,9 @@ def async_copy(src: Any, dst: Any, *, coalesced_width: int | None = None, annota
         raise error("copy-option", f"T.async_copy moves bytes as they are, found {s.dtype} to {d.dtype}",
                     expected="one type on both sides", found=f"{s.dtype} to {d.dtype}",
                     hint="load with T.async_copy in the tensor's type and convert in a second tile, or use T.copy")
-    attrs = attrs_of(annotations, coalesced_width=coalesced_width, loop_layout=loop_layout, async_group=True)
-    emit_op(b, Copy(s, d, attrs, span=b.here()))
+    plan, attrs = options_from(CopyPlan, annotations, coalesced_width=coalesced_width, loop_layout=loop_layout,
+                               async_group=True)
+    emit_op(b, Copy(s, d, attrs, plan, span=b.here()))
     b.emit(Evaluate(call("cp_async_commit", (), "void", span=b.here()), span=b.here()))
     return EMITTED
 
@@ -152,9 +155,9 @@ def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = 
     a, b_, c = (whole_region(x, f"operand {n} of T.gemm") for x, n in ((A, "A"), (B, "B"), (C, "C")))
     for r in (a, b_, c):
         check_inside(r)
-    attrs = attrs_of(annotations, k_pack=k_pack if k_pack != 1 else None)
+    plan, attrs = options_from(GemmSchedule, annotations, k_pack=k_pack if k_pack != 1 else None)
     return emit_op(b, Gemm(a, b_, c, flag(transpose_A, "transpose_A"), flag(transpose_B, "transpose_B"), warp_policy(policy),
-                           clearing, attrs, span=b.here()))
+                           clearing, attrs, plan, span=b.here()))
 
 
 def _whole(x: Any, what: str) -> Region:
@@ -193,9 +196,9 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
     if not -rank <= dim < rank:
         raise error("reduce-dim", f"dim {dim} is out of range for `{src.buffer.name}` with {rank} dimensions",
                     expected=f"{-rank} to {rank - 1}", found=str(dim))
-    attrs = attrs_of(annotations, batch=batch if batch != 1 else None)
+    plan, attrs = options_from(ReducePlan, annotations, batch=batch if batch != 1 else None)
     return emit_op(b, Reduce(src, dst, reduce_type, dim % rank, flag(clear, "clear"), flag(nan_propagate, "nan_propagate"),
-                             attrs, span=b.here()))
+                             attrs, plan, span=b.here()))
 
 
 def reduce_max(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1, nan_propagate: bool = False,

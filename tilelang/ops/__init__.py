@@ -5,10 +5,12 @@ from .base import Access, LowerContext
 from .copy import Copy
 from .fill import Fill
 from .gemm import Gemm, GemmWarpPolicy
+from .plans import AtomicPlan, CopyPlan, GemmSchedule, ReducePlan
 from .reduce import Reduce
 from .scan import Scan
 from .sum_copies import SumCopies
 from .transpose import Transpose
 
-__all__ = ["Access", "AtomicTile", "Copy", "Fill", "Gemm", "GemmWarpPolicy", "LowerContext", "Reduce", "Scan",
+__all__ = ["Access", "AtomicPlan", "AtomicTile", "Copy", "CopyPlan", "Fill", "Gemm", "GemmSchedule", "GemmWarpPolicy",
+           "LowerContext", "Reduce", "ReducePlan", "Scan",
            "SumCopies", "Transpose"]

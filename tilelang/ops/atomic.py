@@ -14,6 +14,7 @@ from .base import Access, LowerContext
 from .pairing import PRIVATE, iteration_space, matched_indices
 from .tiles import fit
 from .tma_store import store_accumulators, store_tile
+from .plans import AtomicPlan
 
 errors.register("atomic-dtype", TypeError, "an atomic on an element type that has none", "use one of the types named above",
                 expected="an element type that has atomics")
@@ -26,13 +27,13 @@ class AtomicTile(TileOp):
     """dst[...] = kind(dst[...], value[...]) atomically per element, each element once per block.
 
     kind: add | max | min.  dst: global or shared region.  value: a Region of as many elements, or a scalar Expr.
-    attrs: memory_order; use_tma=True: by TMA or not at all; and, set by tma_copies, tma=True: one thread runs it.
     """
 
     dst: Region
     value: Region | Expr
     kind: str
     attrs: Attrs = ()
+    plan: AtomicPlan = AtomicPlan()
     span: Span | None = None
 
     def reference(self, env: Any) -> None:
@@ -46,12 +47,12 @@ class AtomicTile(TileOp):
         its owners."""
         other = self.value if isinstance(self.value, Region) else None
         if other is not None and self.by_tma:
-            if self.attr("tma"):
+            if self.plan.tma:
                 return store_tile(cx, other, self.dst, self, reduce=True)
             out = store_accumulators(cx, other, self.dst, self, reduce=True)
             if out is not None:
                 return out
-        if self.attr("use_tma"):
+        if self.plan.use_tma:
             raise errors.error("atomic-option", "use_tma: this tile cannot be added by TMA: " + (
                 cx.stores.reason(self.dst.buffer) or "it is neither a whole shared tile nor an accumulator of wgmma"),
                                expected="a whole shared tile or an accumulator of wgmma", found="another tile",
@@ -62,7 +63,7 @@ class AtomicTile(TileOp):
             value = self.value if other is None else load(other.buffer, matched_indices(other, of_value, at))
             where = AddressOf(self.dst.buffer, matched_indices(self.dst, of_dst, at))
             return Evaluate(call(f"atomic_{self.kind}", (where, cast(value, self.dst.dtype)), self.dst.dtype,
-                                 span=self.span, order=self.attr("memory_order") or "relaxed"), span=self.span)
+                                 span=self.span, order=self.plan.memory_order or "relaxed"), span=self.span)
 
         if other is not None and other.buffer.scope_name in PRIVATE:
             return cx.private(extents, body, span=self.span)  # each thread adds what it has
@@ -71,7 +72,7 @@ class AtomicTile(TileOp):
     @property
     def by_tma(self) -> bool:
         """Whether it is of a kind TMA has."""
-        return self.kind == "add" and self.attr("memory_order", "relaxed") in (None, "relaxed")
+        return self.kind == "add" and self.plan.memory_order in (None, "relaxed")
 
     def check(self) -> None:
         """dst in global or shared memory, of a type atomics exist for; as many elements as value."""

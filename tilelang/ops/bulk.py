@@ -43,7 +43,7 @@ def as_boxes(tile: Region, run: Region, analyzer: Any) -> bool:
 def _form(op: Any, tile: Region, run: Region) -> str:
     """What speaks against both ways."""
     b, t = tile.buffer, run.buffer
-    if op.attr("disable_tma") or op.attr("prefer_instruction") not in (None, "tma"):
+    if op.plan.disable_tma or op.plan.prefer_instruction not in (None, "tma"):
         return "the copy asks for another way"
     if tile.dtype != run.dtype or tile.dtype.lanes != 1:
         return "the copy converts"
@@ -80,7 +80,7 @@ def _boxes(op: Any, tile: Region, run: Region, analyzer: Any, strides: bool) -> 
     """What speaks against boxes of one row."""
     t, bits = run.buffer, tile.dtype.bits
     unit = UNIT * 8 // math.gcd(bits, UNIT * 8)
-    if op.attr("unaligned_columns") or not divisible(convert(run.mins[-1]), unit, None, analyzer):
+    if op.plan.unaligned_columns or not divisible(convert(run.mins[-1]), unit, None, analyzer):
         return f"the tile of `{t.name}` may start at a column that is no multiple of {UNIT} bytes"
     wide = _box_columns(tile)
     if not wide:
@@ -110,12 +110,12 @@ def lower_bulk(op: Any, cx: Any) -> Stmt:
     into = op.dst.buffer.scope_name != "global"
     tile, run = (op.dst, op.src) if into else (op.src, op.dst)
     storage, place = cx.physical(tile.buffer, (const(0),))
-    if op.attr("boxes"):
+    if op.plan.boxes:
         return _lower_boxes(op, cx, into, tile, run)
     size = const(bulk_bytes(tile), "uint32")
     outside = AddressOf(run.buffer, cx.simplified(tuple(cx.expr(convert(m)) for m in run.mins)))
     if into:
-        barrier, index = op.attr("barrier")
+        barrier, index = op.plan.barrier
         bar = AddressOf(barrier, (cx.expr(convert(index)),))
         return _do("bulk_load", op, AddressOf(storage, place), outside, size, bar)
     return seq(_do("bulk_store", op, outside, AddressOf(storage, place), size), _do("bulk_commit", op), span=op.span)
@@ -124,7 +124,7 @@ def lower_bulk(op: Any, cx: Any) -> Stmt:
 def _lower_boxes(op: Any, cx: Any, into: bool, tile: Region, run: Region) -> Stmt:
     wide, storage = _box_columns(tile), cx.physical(tile.buffer, (const(0),))[0]
     name = cx.tensor_map(run.buffer, (wide, *[1] * (run.buffer.ndim - 1)), 0, row_bytes=bulk_bytes(tile))
-    hint = op.attr("eviction_policy")
+    hint = op.plan.eviction_policy
     attrs = {"map": name, **({"cache_hint": hint} if hint in ("evict_first", "evict_last") else {})}
     out: list[Stmt] = []
     for first in range(0, int(tile.buffer.shape[0]), wide):
@@ -132,7 +132,7 @@ def _lower_boxes(op: Any, cx: Any, into: bool, tile: Region, run: Region) -> Stm
         where = cx.simplified((last + first, *reversed(lead)))
         place = AddressOf(storage, (const(first),))
         if into:
-            barrier, index = op.attr("barrier")
+            barrier, index = op.plan.barrier
             args: tuple[Any, ...] = (place, AddressOf(barrier, (cx.expr(convert(index)),)), *where)
         else:
             args = (place, *where)

@@ -18,6 +18,7 @@ from .tiles import fit
 from .tma import lower_tma_load
 from .tma_copy import lower_tma_copy
 from .tma_store import store_accumulators, store_tile
+from .plans import CopyPlan
 
 errors.register("copy-tile", ValueError, "a copy whose two tiles do not match",
                 "both tiles need the same extents and lane counts", expected="tiles of the same extents and lane counts")
@@ -28,19 +29,15 @@ class Copy(TileOp):
     """dst[...] = cast(src[...]), element by element; synchronous.
 
     src, dst: regions whose non-unit extents agree in order (the iteration space is settled by the frontend, spec 9).
-    attrs: coalesced_width, disable_tma, eviction_policy, prefer_instruction, loop_layout, user keys; and, set by the
-    pipeline planner, async_group=True: issue as cp.async and leave completion to a later wait; or by the roles of warps,
-    tma=True and barrier=(buffer, index): one thread runs it, the data arrives on that mbarrier; with tf32=True float32
-    elements are rounded to tf32 on the way, which only products in tf32 may read.  From shared to global memory tma=True
-    alone: one thread runs it, it is a bulk group of that thread.  bulk=True in place of tma=True: the tile is one
-    contiguous run (ops/bulk.py).  T.tma_copy sets tma=True, by_hand=True and, for loads, barrier and expect=True (the barrier
-    is told the bytes first); cluster_mask, leader_scope.  T.copy_cluster sets dst_block and barrier.  See tma_copy.py.
+    The plan (plans.py) says who moves it and who waits: cp.async with async_group, TMA with tma or bulk (a load arrives on the
+    plan's barrier, a store is a bulk group of the thread that starts it), the threads of the block otherwise.
     Block-collective.  Any pair of global, shared, fragment and local.
     """
 
     src: Region
     dst: Region
     attrs: Attrs = ()
+    plan: CopyPlan = CopyPlan()
     span: Span | None = None
 
     def reference(self, env: Any) -> None:
@@ -56,13 +53,13 @@ class Copy(TileOp):
         """TMA where it was planned, and for accumulators to global memory; ldmatrix into a matrix operand's registers,
         stmatrix out of an accumulator's; else an element loop under the distribution that suits both
         sides, with cp.async where the planner asked for it."""
-        if self.attr("dst_block") is not None or self.attr("by_hand"):
+        if self.plan.dst_block is not None or self.plan.by_hand:
             return lower_tma_copy(self, cx)
-        if self.attr("bulk"):
+        if self.plan.bulk:
             return lower_bulk(self, cx)
-        if self.attr("tma") and self.dst.buffer.scope_name == "global":
+        if self.plan.tma and self.dst.buffer.scope_name == "global":
             return store_tile(cx, self.src, self.dst, self)
-        if self.attr("tma"):
+        if self.plan.tma:
             return lower_tma_load(self, cx)
         by_tma = store_accumulators(cx, self.src, self.dst, self)
         if by_tma is not None:
@@ -71,8 +68,8 @@ class Copy(TileOp):
         if by_matrix is not None:
             return by_matrix
         return lower_elementwise(cx, self.dst, self.src, lambda v: cast(v, self.dst.dtype), self.span,
-                                 loop_layout=self.attr("loop_layout"), width=self.attr("coalesced_width"),
-                                 is_async=bool(self.attr("async_group")))
+                                 loop_layout=self.plan.loop_layout, width=self.plan.coalesced_width,
+                                 is_async=self.plan.async_group)
 
     def check(self) -> None:
         """Non-unit extents agree in number, and in value where both are static; no packed or handle mix."""

@@ -42,7 +42,7 @@ class ReduceLowering:
         self.partials: Buffer = self.cx.new_local(f"{self.dst.name}_part", count, self.acc_dtype)
         across = [m for m in self.share.modes[self.axis] if m.to == THREAD and m.size > 1]
         lanes, warps = split_at_warp(across) if self._in_whole_warps() else ([], across)
-        partial = self.partial([] if self.op.attr("spread") else lanes)
+        partial = self.partial([] if self.op.plan.spread else lanes)
         return seq(partial, self.direct(lanes) if not warps else self.through_shared(lanes, warps), span=self.op.span)
 
     def _in_whole_warps(self) -> bool:

@@ -15,6 +15,7 @@ from .base import Access, LowerContext
 from .layouts import FRAGMENT, carried
 from .lower_reduce import ReduceLowering
 from .tiles import combine
+from .plans import ReducePlan
 
 errors.register("reduce-shape", ValueError, "a reduction whose result has the wrong shape",
                 "leave the reduced dimension out of the result, or keep it as 1",
@@ -53,7 +54,6 @@ class Reduce(TileOp):
     Each element is first converted to dst's dtype and combined in it, order unspecified.
     NaN: sum and abssum give NaN; max, min and absmax leave it out (nothing left: their neutral element), with nan_propagate
     they give NaN.
-    attrs: spread=True, a sum whose copies of a result each get the part of their thread (transform/lower/defer_reductions.py).
     """
 
     src: Region
@@ -63,6 +63,7 @@ class Reduce(TileOp):
     clear: bool = True
     nan_propagate: bool = False
     attrs: Attrs = ()
+    plan: ReducePlan = ReducePlan()
     span: Span | None = None
 
     def reference(self, env: Any) -> None:

@@ -31,9 +31,9 @@ def tma_unsupported(op: Any, strides: bool = False) -> str:
     strides: run-time strides are taken to be multiples of 16 bytes, which the host checks.
     """
     src, dst = op.src, op.dst
-    if op.attr("disable_tma") or op.attr("prefer_instruction") not in (None, "tma"):
+    if op.plan.disable_tma or op.plan.prefer_instruction not in (None, "tma"):
         return "the copy asks for another way"
-    if op.attr("unaligned_columns"):
+    if op.plan.unaligned_columns:
         return unaligned(src)
     if src.dtype != dst.dtype:
         return "the copy converts"
@@ -180,21 +180,21 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
         boxes = _some_rows(got, int(convert(dst.mins[-2]).value), rows)  # type: ignore[attr-defined]
     shape = tuple(boxes[0].rows if k == src.buffer.ndim - 1 - dims[0] else n
                   for k, n in enumerate(_box(src, got, rows, columns)))
-    if op.attr("share"):
-        given, blocks, to = op.attr("share")
+    if op.plan.share:
+        given, blocks, to = op.plan.share
         mine = _parts(got, blocks)
         if mine is None:
             raise InternalError(f"a copy to `{dst.buffer.name}` was shared by {blocks} blocks, but it has fewer parts")
         boxes, step, parts = mine.boxes, mine.step, mine.number
         rank, to = cx.expr(convert(given)), cx.expr(convert(to))
         shape = tuple(boxes[0].rows if k == src.buffer.ndim - 1 - dims[0] else n for k, n in enumerate(shape))
-    name = cx.tensor_map(src.buffer, shape, got.swizzle, bool(op.attr("tf32")), columns * dst.dtype.bits // 8)
-    barrier, index = op.attr("barrier")
+    name = cx.tensor_map(src.buffer, shape, got.swizzle, op.plan.tf32, columns * dst.dtype.bits // 8)
+    barrier, index = op.plan.barrier
     bar = AddressOf(barrier, (cx.expr(convert(index)),))
     zero = const(0)
     lead = tuple(cx.expr(convert(m)) for m in dst.mins[:-2])
     storage, (base,) = cx.physical(dst.buffer, (*lead, zero, zero))
-    hint = _HINTS.get(str(op.attr("eviction_policy", "")))
+    hint = _HINTS.get(op.plan.eviction_policy or "")
     attrs: dict[str, Any] = {"map": name, **({"cache_hint": hint} if hint and hint != "evict_normal" else {})}
     mask: tuple[Expr, ...] = ()
     if to is not None:

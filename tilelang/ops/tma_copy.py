@@ -16,6 +16,7 @@ from tilelang.ir import (AddressOf, Buffer, Evaluate, Expr, If, Region, Stmt, bi
 
 from tilelang.target.tensor_map import refusal
 
+from .plans import CopyPlan
 from .tma import lower_tma_load, tma_bytes, tma_unsupported, unaligned
 from .tma_store import moved_tile, store_tile
 
@@ -32,7 +33,7 @@ def check_tma_copy(op: Any) -> None:
     """Raises tma-copy, at the op, where TMA cannot move the tile."""
     why = _refusal(op)
     if why:
-        raise error("tma-copy", f"T.{'copy_cluster' if op.attr('dst_block') is not None else 'tma_copy'} cannot be done by "
+        raise error("tma-copy", f"T.{'copy_cluster' if op.plan.dst_block is not None else 'tma_copy'} cannot be done by "
                     f"TMA: {why}",
                     found=why, span=op.span)
 
@@ -41,7 +42,7 @@ def is_row(op: Any) -> bool:
     """Whether a copy by T.tma_copy moves one row: boxes without panels, whatever its length."""
     tile = moved_tile(op)
     other = op.src if tile is op.dst else op.dst
-    return bool(op.attr("by_hand")) and all(is_const(n, 1) for n in (*tile.extents[:-1], *other.extents[:-1]))
+    return op.plan.by_hand and all(is_const(n, 1) for n in (*tile.extents[:-1], *other.extents[:-1]))
 
 
 def _row_box(op: Any) -> int:
@@ -60,7 +61,7 @@ def _row_refusal(op: Any) -> str:
     other = op.src if tile is op.dst else op.dst
     if tile.dtype != other.dtype:
         return "the copy converts"
-    if op.attr("unaligned_columns"):
+    if op.plan.unaligned_columns:
         return unaligned(other)
     k = _row_box(op)
     if not k:
@@ -74,11 +75,11 @@ def _row_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     other = op.src if tile is op.dst else op.dst
     k, n = _row_box(op), int(tile.extents[-1])
     name = cx.tensor_map(other.buffer, (k, *[1] * (other.buffer.ndim - 1)), 0)
-    hint = op.attr("eviction_policy")
+    hint = op.plan.eviction_policy
     attrs: dict[str, Any] = {"map": name, **({"cache_hint": hint} if hint in ("evict_first", "evict_last") else {})}
     fixed: list[Expr] = []
     if op.dst is tile:
-        barrier, index = op.attr("barrier")
+        barrier, index = op.plan.barrier
         fixed.append(AddressOf(barrier, (cx.expr(convert(index)),)))
     if to is not None:
         attrs["multicast"] = True
@@ -92,7 +93,7 @@ def _row_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
 
 
 def _refusal(op: Any) -> str:
-    if op.attr("dst_block") is not None:
+    if op.plan.dst_block is not None:
         return _bulk_refusal(op)
     if is_row(op):
         return _row_refusal(op)
@@ -105,17 +106,17 @@ def _refusal(op: Any) -> str:
     one = Buffer(b.name, tuple(b.shape[-2:]), b.dtype, b.scope_name, b.strides_ and b.strides_[-2:])
     whole = Region(one, (const(0), const(0)), tuple(b.shape[-2:]))
     other = op.src if tile is op.dst else op.dst
-    kept = tuple(a for a in op.attrs if a[0] in ("tf32", "unaligned_columns"))
-    return tma_unsupported(replace(op, src=other, dst=whole, attrs=kept))
+    kept = CopyPlan(tf32=op.plan.tf32, unaligned_columns=op.plan.unaligned_columns)
+    return tma_unsupported(replace(op, src=other, dst=whole, plan=kept))
 
 
 def lower_tma_copy(op: Any, cx: Any) -> Stmt:
     """The statements of one thread."""
-    if op.attr("dst_block") is not None:
+    if op.plan.dst_block is not None:
         return _leader(op, cx, _bulk(op, cx))
     if op.dst.buffer.scope_name not in SHARED:
         return _leader(op, cx, _row_boxes(op, cx) if is_row(op) else store_tile(cx, op.src, op.dst, op))
-    barrier, index = op.attr("barrier")
+    barrier, index = op.plan.barrier
     bar = AddressOf(barrier, (cx.expr(convert(index)),))
     expect = _do("mbarrier_expect_tx", op, bar, const(_bytes(op), "uint32"))
     return _leader(op, cx, seq(expect, _loads(op, cx), span=op.span))
@@ -127,7 +128,7 @@ def _bytes(op: Any) -> int:
 
 
 def _loads(op: Any, cx: Any) -> Stmt:
-    mask, load = op.attr("cluster_mask"), _row_boxes if is_row(op) else lower_tma_load
+    mask, load = op.plan.cluster_mask, _row_boxes if is_row(op) else lower_tma_load
     if mask is None or cx.launch.plan.cluster is None:
         return load(op, cx)
     rank = call("cluster_rank", (), "uint32")
@@ -142,7 +143,7 @@ def _loads(op: Any, cx: Any) -> Stmt:
 
 def _leader(op: Any, cx: Any, body: Stmt) -> Stmt:
     """body, by one of the threads that execute the op (or one of each so many)."""
-    thread, scope = cx.thread, op.attr("leader_scope")
+    thread, scope = cx.thread, op.plan.leader_scope
     if scope is not None:
         return If(binary("eq", thread % scope, const(0, "int32")), body, span=op.span)
     if cx.num_threads % 32:  # no whole warps
@@ -177,8 +178,8 @@ def _run(r: Region) -> int:
 
 def _bulk(op: Any, cx: Any) -> Stmt:
     s, d, n = op.src, op.dst, math.gcd(_run(op.src), _run(op.dst))
-    barrier, index = op.attr("barrier")
-    bar, rank = AddressOf(barrier, (cx.expr(convert(index)),)), cx.expr(op.attr("dst_block"))
+    barrier, index = op.plan.barrier
+    bar, rank = AddressOf(barrier, (cx.expr(convert(index)),)), cx.expr(op.plan.dst_block)
     count = 1
     for e in s.extents:
         count *= e

@@ -172,7 +172,7 @@ class _Store:
     def refusal(self) -> str:
         """Why it cannot be staged in panels; "" when it can."""
         columns, t = int(self.src.buffer.shape[1]), self.dst.buffer
-        if self.op.attr("disable_tma") or self.op.attr("prefer_instruction") not in (None, "tma"):
+        if self.op.plan.disable_tma or self.op.plan.prefer_instruction not in (None, "tma"):
             return "the copy asks for another way"
         if self.src.dtype.lanes != 1 or self.dt.lanes != 1 or self.dt.is_bool or self.dt.bits not in (8, 16, 32):
             return f"elements of {self.dt} have no form"
@@ -188,7 +188,7 @@ class _Store:
         t = self.dst.buffer
         if self.reduce and str(self.dt) not in REDUCE_ADD:
             return f"TMA cannot add elements of {self.dt}"
-        if self.op.attr("unaligned_columns"):
+        if self.op.plan.unaligned_columns:
             return unaligned(self.dst)
         why = tensor_unsupported(t, self.cx.stores.strides)
         for box in sorted({self._box(p) for p in range(self._panels())}):
@@ -387,9 +387,9 @@ def tile_unsupported(op: Any, src: Region, dst: Region, reduce: bool = False, st
     strides: as for tensor_unsupported.
     """
     b, t = src.buffer, dst.buffer
-    if op.attr("disable_tma") or op.attr("prefer_instruction") not in (None, "tma"):
+    if op.plan.disable_tma or op.plan.prefer_instruction not in (None, "tma"):
         return "the copy asks for another way"
-    if op.attr("unaligned_columns"):
+    if op.plan.unaligned_columns:
         return unaligned(dst)
     if src.dtype != dst.dtype:
         return "the copy converts"
@@ -437,12 +437,12 @@ def store_tile(cx: Any, src: Region, dst: Region, op: Any, reduce: bool = False)
         place, *where = cx.simplified((base + box.offset * 8 // src.dtype.bits, *reversed(at)))
         out.append(Evaluate(call("tma_reduce_add" if reduce else "tma_store", (AddressOf(storage, (place,)), *where), "void",
                                  span=op.span, map=name, **_hint(op)), span=op.span))
-    cx.stores.issued |= not op.attr("awaited")
+    cx.stores.issued |= not op.plan.awaited
     return seq(*out, _do("bulk_commit"), span=op.span)
 
 
 def _hint(op: Any) -> dict[str, Any]:
-    hint = op.attr("eviction_policy")
+    hint = op.plan.eviction_policy
     return {"cache_hint": hint} if hint in ("evict_first", "evict_last") else {}
 
 

@@ -89,16 +89,16 @@ def _arrive(cx: Code, e: Call) -> str:
 def copy_to_rank(cx: Code, op: Copy, emit: Callable[[], None]) -> None:
     """A Copy with attr dst_block: into that block's buffer, counted by its mbarrier of attr `barrier`."""
     _in_cluster(cx, "T.copy_cluster", op.span)
-    rank, b = cx.index(op.attr("dst_block")), op.dst.buffer
+    rank, b = cx.index(op.plan.dst_block), op.dst.buffer
     own = cx.storage[b.data]
     cx.storage[b.data] = Storage(address_in_rank(cx, own.base, rank), own.copies)
     emit()
     cx.storage[b.data] = own
-    if op.attr("barrier") is not None:
+    if op.plan.barrier is not None:
         nbytes = str(b.dtype.bytes)
         for n in op.dst.extents:
             nbytes = cx.f.mul(nbytes, cx.index(n))
-        bar = barrier_at(cx, *op.attr("barrier"))
+        bar = barrier_at(cx, *op.plan.barrier)
         signal(cx.f, address_in_rank(cx, bar, rank), "0", cx.f.sub("0", nbytes))
 
 

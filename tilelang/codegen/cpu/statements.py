@@ -273,7 +273,7 @@ class StatementPrinter:
         _TILE_OPS[type(s)](self.cx, s)
 
     def _tile_loops(self, s: TileLoops) -> None:
-        if isinstance(s.op, ops.Copy) and s.op.attr("dst_block") is not None:
+        if isinstance(s.op, ops.Copy) and s.op.plan.dst_block is not None:
             copy_to_rank(self.cx, s.op, lambda: tile_loops.print_tile_loops(self.cx, s))
         else:
             tile_loops.print_tile_loops(self.cx, s)

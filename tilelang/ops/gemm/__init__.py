@@ -17,6 +17,7 @@ from .policy import GemmWarpPolicy
 from .select import ACCUMULATORS, multiplies, operand_fragments, simt_fragment
 from .simt import lower_simt
 from .wgmma import drained, lower_wgmma, wgmma_fragments
+from ..plans import GemmSchedule
 
 errors.register("gemm-shape", AssertionError, "operands of a gemm whose shapes do not fit together",
                 "C[M, N] += op(A)[M, K] @ op(B)[K, N]", expected="A (M, K), B (K, N) and C (M, N)")
@@ -45,6 +46,7 @@ class Gemm(TileOp):
     policy: GemmWarpPolicy
     clear_accum: Expr
     attrs: Attrs = ()
+    plan: GemmSchedule = GemmSchedule()
     span: Span | None = None
 
     def check(self) -> None:
@@ -129,14 +131,14 @@ class Gemm(TileOp):
 
         A fragment of which the op uses a part only is left to others: the part is then moved before it is multiplied.
         """
-        name = self.attr("instruction", "")
+        name = self.plan.instruction
         row = MMA_ROWS.get(name)
         if name in WGMMA_ROWS:
-            lays: tuple[Any, ...] = wgmma_fragments(self, WGMMA_ROWS[name], self.attr("warps"), known.threads)
+            lays: tuple[Any, ...] = wgmma_fragments(self, WGMMA_ROWS[name], self.plan.warps, known.threads)
         elif row is None:
             lays = (None, None, simt_fragment(self.m, self.n, known.threads))
         else:
-            lays = operand_fragments(self, row, self.attr("warps"), known.threads)
+            lays = operand_fragments(self, row, self.plan.warps, known.threads)
         out: dict[Buffer, Any] = {}
         for region, lay in zip((self.c, self.a, self.b), (lays[2], lays[0], lays[1])):
             if lay is not None and region.buffer.scope_name == FRAGMENT and region.is_full:
@@ -147,12 +149,12 @@ class Gemm(TileOp):
 
     def lower(self, cx: LowerContext) -> Stmt:
         """By the strategy that infer_layouts chose: attr `instruction`, the name of a matrix row or "simt"."""
-        name = self.attr("instruction", "simt")
+        name = self.plan.instruction or "simt"
         if name in WGMMA_ROWS:
             return lower_wgmma(self, cx, WGMMA_ROWS[name])
         out = lower_simt(self, cx) if name == "simt" else lower_mma(self, cx, MMA_ROWS[name])
         # Products by wgmma that users started may be adding to the same registers.
-        return seq(drained(cx.local_of(self.c.buffer)), out) if self.attr("behind") else out
+        return seq(drained(cx.local_of(self.c.buffer)), out) if self.plan.behind else out
 
 
 register_literal("policy", GemmWarpPolicy)

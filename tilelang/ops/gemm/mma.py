@@ -76,8 +76,8 @@ class WarpTiles:
 def padded_operands(body: Node, layout_of: Callable[[Buffer], Any]) -> set[Var]:
     """Storage of the fragments in a launch's body that warp matrix instructions use and whose registers are more than
     their elements: those registers are given a value where the fragment is allocated."""
-    found = [r.buffer for op in walk(body, TileOp) if op.attr("instruction") in MMA_ROWS
-             for r in (op.a, op.b, op.c)]  # type: ignore[attr-defined]
+    found = [r.buffer for op in walk(body, TileOp) if op.op_name == "gemm" and op.plan.instruction in MMA_ROWS
+             for r in (op.a, op.b, op.c)]
     return {b.data for b in found if b.scope_name == FRAGMENT and layout_of(b).is_padded}
 
 
@@ -171,7 +171,7 @@ def _in_tiles(frag: Any, row: Any, rows: WarpTiles, cols: WarpTiles) -> bool:
 
 def _moved(op: Any, cx: Any, row: Any) -> Stmt:
     """The gemm on an accumulator of the instruction's layout, between copies from and to the program's."""
-    layout = operand_fragments(op, row, op.attr("warps"), cx.num_threads)[2]
+    layout = operand_fragments(op, row, op.plan.warps, cx.num_threads)[2]
     c = op.c.buffer
     part = cx.new_fragment(f"{c.name}_t", layout, c.dtype)
     local = cx.local_of(part)

@@ -224,7 +224,7 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
     around them all; -1 to only start it: whoever set it waits and pins what it touches; in_flight: products may still
     be adding to the accumulator.
     """
-    warps = op.attr("warps")
+    warps = op.plan.warps
     mg, ng = warps[0] // 4, warps[1]
     want_a, _, want_c = wgmma_fragments(op, row, warps, cx.num_threads)
     if cx.layout_of(op.c.buffer) != want_c:
@@ -237,8 +237,8 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
     a_local, a_shared = _left(op, cx, want_a)
     b_shared = _Matrix(cx, op.b, "k" if op.transpose_b else "mn")
     attrs = {"row": row.name, "a_major": "k" if a_shared is None else a_shared.major, "b_major": b_shared.major}
-    running = int(op.attr("wait", 0))  # then the accumulators may be in use: whoever set it pins them around the loop
-    pins = [] if running > 0 or op.attr("in_flight") else [_pin(local_c)]
+    running = op.plan.wait or 0  # then the accumulators may be in use: whoever set it pins them around the loop
+    pins = [] if running > 0 or op.plan.in_flight else [_pin(local_c)]
     if running <= 0 and a_local is not None:
         pins.append(_pin(a_local))
     stmts: list[Stmt] = [*pins, _do("wgmma_fence")]

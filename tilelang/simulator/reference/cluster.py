@@ -122,7 +122,7 @@ class _Elsewhere:
 
 def to_block(c: Any, s: Any, action: Callable[[LaneFrame], None]) -> Callable[[LaneFrame], None]:
     """A Copy with attr dst_block: into that block's buffer."""
-    rank, at = c.expr(s.attr("dst_block")), c.slot(s.dst.buffer.data)
+    rank, at = c.expr(s.plan.dst_block), c.slot(s.dst.buffer.data)
 
     def run(f: LaneFrame) -> None:
         there = int(uniform(np.asarray(rank(f)), f, "the rank of a block", s.span))

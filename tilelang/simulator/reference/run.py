@@ -342,8 +342,8 @@ class TileCompiler(StmtCompiler):
 
         if private:
             return run
-        action = run if not isinstance(s, Copy) or s.attr("dst_block") is None else to_block(self, s, run)
-        return together(self, s, signalling(self, s, action))
+        action = run if not isinstance(s, Copy) or s.plan.dst_block is None else to_block(self, s, run)
+        return together(self, s, signalling(self, s, action) if isinstance(s, Copy) else action)
 
     def compile_launch(self, s: Launch) -> Action:
         self.threads, self.sources = s.num_threads, s.plan.import_source

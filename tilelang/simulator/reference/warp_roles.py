@@ -2,7 +2,7 @@
 
 Warp groups that no `in_warp_groups` condition tells apart form one role.  Each role runs the body on its own and waits
 at barriers; a tile operation or barrier outside such conditions is one action of all roles that come to it, a shared or
-fragment buffer declared there is one buffer.  Copies through TMA (Copy with attrs tma, barrier) are complete at once
+fragment buffer declared there is one buffer.  Copies through TMA (Copy with tma, barrier) are complete at once
 and signal their bytes.  Without roles a wait that is not satisfied is a deadlock.
 """
 
@@ -69,7 +69,7 @@ def _in_warps(f: LaneFrame) -> int:
 
 
 class TileBarrier:
-    """An operand that names one mbarrier: AddressOf(buffer, (index,)), or (buffer, index) of a Copy's attrs."""
+    """An operand that names one mbarrier: AddressOf(buffer, (index,)), or (buffer, index) of a Copy's plan."""
 
     def __init__(self, c: Any, buffer: Any, index: Any, span: Any) -> None:
         self.slot, self.buffer, self.span = c.slot(buffer.data), buffer, span
@@ -346,15 +346,15 @@ def around(c: Any, s: Stmt, action: Action) -> Action:
 
 
 def signalling(c: Any, s: Any, action: Action) -> Action:
-    """A Copy through TMA: signals its bytes on its barrier (attr `barrier` = (buffer, index)); with attr `expect` it
-    announces them first.  One that blocks of a cluster share (attr `share`) fills the own tile alone and signals a part of
+    """A Copy through TMA: signals its bytes on its barrier (`barrier` = (buffer, index)); with `expect` it
+    announces them first.  One that blocks of a cluster share (`share`) fills the own tile alone and signals a part of
     its bytes in each of them."""
-    if s.attr("barrier") is None:
+    if s.plan.barrier is None:
         return action
-    buffer, index = s.attr("barrier")
-    bar, expects = TileBarrier(c, buffer, index, s.span), bool(s.attr("expect"))
-    cta = c.expr(s.attr("dst_block")) if s.attr("dst_block") is not None else None
-    share = s.attr("share")
+    buffer, index = s.plan.barrier
+    bar, expects = TileBarrier(c, buffer, index, s.span), s.plan.expect
+    cta = c.expr(s.plan.dst_block) if s.plan.dst_block is not None else None
+    share = s.plan.share
     part, mask = (None, None) if share is None else (c.expr(convert(share[0])), c.expr(convert(share[2])))
     item, extents = s.dst.dtype.bits, [c.expr(e) if isinstance(e, Expr) else e for e in s.dst.extents]
 

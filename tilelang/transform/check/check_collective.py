@@ -209,7 +209,7 @@ def _scattered(cond: Expr) -> bool:
 def _is_private(s: Any) -> bool:
     """Whether an operation works on each thread's own memory, or says itself which thread does it.  An element of a fragment is
     brought to the threads by all of them."""
-    if isinstance(s, Copy) and s.attr("by_hand") and s.attr("leader_scope"):
+    if isinstance(s, Copy) and s.plan.by_hand and s.plan.leader_scope:
         return True
     accesses = s.accesses() if isinstance(s, TileOp) else ()  # type: ignore[attr-defined]
     scopes = {a.region.buffer.scope_name for a in accesses}

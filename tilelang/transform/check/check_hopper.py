@@ -78,7 +78,7 @@ def _check_cpu(func: Func, target: Any) -> None:
 
 def _name(n: Node, any_: bool) -> str:
     """The name of an operation of sm_90a (any_: or of sm_90)."""
-    if isinstance(n, Gemm) and n.attr("wait") is not None:
+    if isinstance(n, Gemm) and n.plan.wait is not None:
         return "T.wgmma_gemm"
     if isinstance(n, Call) and n.op in _SM90A:
         return _SM90A[n.op]
@@ -86,8 +86,8 @@ def _name(n: Node, any_: bool) -> str:
         return ""
     if isinstance(n, Call):
         return _SM90.get(n.op, "")
-    if isinstance(n, Copy) and (n.attr("by_hand") or n.attr("dst_block") is not None):
-        return "T.tma_copy" if n.attr("by_hand") else "T.copy_cluster"
+    if isinstance(n, Copy) and (n.plan.by_hand or n.plan.dst_block is not None):
+        return "T.tma_copy" if n.plan.by_hand else "T.copy_cluster"
     if isinstance(n, Alloc) and n.buffer.scope_name == "shared.barrier":
         return "T.alloc_cluster_barrier" if n.buffer.attr("cluster") else "T.alloc_barrier"
     return "T.ClusterKernel" if isinstance(n, Launch) and cluster_of(n) is not None else ""

@@ -23,6 +23,7 @@ from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Call, Co
                          Load, Parallel, Region, Seq, Stmt, Store, TileOp, While, children, inner, statements, walk)
 from tilelang.target.intrinsics import INTRINSICS, WARP
 from tilelang.target.warp_groups import GROUP, holds_in
+from tilelang.ops import Copy
 
 from ..analysis.effects import argument_mode, touches
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -313,7 +314,7 @@ class _Walk:
         for e in operands:
             self.reads(e, s)
         own = any(a.region.buffer.scope_name in PRIVATE for a in accesses)  # each thread's, which may take a part of its own
-        if not own and not s.attr("by_hand"):  # type: ignore[attr-defined]
+        if not own and not (isinstance(s, Copy) and s.plan.by_hand):
             self.of_all(s)
             for e in operands:
                 self.uniform(e, s, f"T.{s.op_name}")

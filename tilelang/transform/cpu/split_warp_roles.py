@@ -55,6 +55,7 @@ from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import OncePerBlock, WarpRole, is_private
 from tilelang.target.thread_calls import BLOCK_VOTES, CLUSTER_CALLS
 from tilelang.target.warp_groups import GROUP, alike, holds_in
+from tilelang.ops import Copy
 
 from .thread_conflicts import Conflicts
 from .thread_loops import check_uniform
@@ -67,8 +68,8 @@ _COROUTINE_CALLS = frozenset({*_WAITS, *CLUSTER_CALLS, *_BY_ADDRESS, "in_warp_gr
 
 def needs_coroutines(launch: Launch) -> bool:
     """Whether warp groups of a block, or its blocks, wait for each other, or name shared memory by address."""
-    return any(n.op in _COROUTINE_CALLS if isinstance(n, Call) else n.attr("dst_block") is not None
-               for n in walk(launch.body, Call, TileOp))
+    return any(n.op in _COROUTINE_CALLS if isinstance(n, Call) else n.plan.dst_block is not None
+               for n in walk(launch.body, Call, Copy))
 
 
 def warp_roles_of(launch: Launch) -> list[WarpRole]:

@@ -23,6 +23,7 @@ from tilelang.ir import (
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import Collective, Masked, OncePerBlock, ThreadLoop, ThreadValues
 from tilelang.target.thread_calls import BLOCK_VOTES, EXCHANGES, MATRIX_CALLS
+from tilelang.ops import Copy
 
 from .varying_values import is_thread_work, rereads_shared, some_exit_early, touches_private
 
@@ -94,7 +95,7 @@ def _simple_varies(t: ThreadValues, s: Stmt) -> bool:
 def _divergent(t: ThreadValues, s: Stmt) -> Stmt:
     """A statement whose control depends on the thread, run thread after thread.  Raises where that would change its result."""
     inner = s.body if isinstance(s, Masked) else None
-    by_hand = inner if isinstance(inner, TileOp) and inner.attr("by_hand") else None
+    by_hand = inner if isinstance(inner, Copy) and inner.plan.by_hand else None
     if by_hand is not None:  # one of the threads starts it
         check_uniform(t, by_hand)
     exchange = isinstance(inner, (Bind, Store, Evaluate))  # of the mask's threads
@@ -129,7 +130,7 @@ def check_uniform(t: ThreadValues, s: Stmt) -> None:
     Other values that differ between threads have passed check_private: they are one value for all threads at this place, or an
     iteration's own, and that of the first thread stands for it.
     """
-    by_hand = isinstance(s, TileOp) and s.attr("by_hand")  # type: ignore[attr-defined]
+    by_hand = isinstance(s, Copy) and s.plan.by_hand
     named = t.varying if by_hand else t.varying & set(t.indices)
     prints = {id(v) for n in walk(s, Call) if n.op == "printf" for v in walk(n)}
     for n in walk(s, Var, Buffer):

@@ -175,9 +175,9 @@ def _vote(b: Buffer, vars: tuple[Var, ...], extents: tuple[Any, ...], sides: lis
 
 
 def _operand_accesses(op: Gemm) -> list[Access]:
-    if op.attr("instruction", "") in WGMMA_ROWS:  # in panels, whatever else touches them
+    if op.plan.instruction in WGMMA_ROWS:  # in panels, whatever else touches them
         return []
-    row = MMA_ROWS.get(op.attr("instruction", ""))
+    row = MMA_ROWS.get(op.plan.instruction)
     out: list[Access] = []
     if row is None:
         return _simt_accesses(op)

@@ -103,9 +103,9 @@ class StrictLayouts(Uses):
     def _by_tma(self) -> None:
         """What TMA fills or reads lies in panels."""
         for op in self.ops:
-            if isinstance(op, Copy) and (op.attr("dst_block") is not None or op.attr("tma") and is_row(op)):
+            if isinstance(op, Copy) and (op.plan.dst_block is not None or op.plan.tma and is_row(op)):
                 self.pointers.update((op.src.buffer.data, op.dst.buffer.data))  # moved as bytes: rows in order
-            elif isinstance(op, (Copy, AtomicTile)) and op.attr("tma"):
+            elif isinstance(op, (Copy, AtomicTile)) and op.plan.tma:
                 b = moved_tile(op).buffer
                 lay = shared_layout(b)
                 given = self.known.layouts.get(b)
@@ -124,7 +124,7 @@ class StrictLayouts(Uses):
         Gemms into one accumulator go one way: its layout depends on the instruction.
         """
         if not hopper(self.cx).wgmma:  # only what asks for it by name
-            gemms = [op for op in gemms if op.attr("wait") is not None]
+            gemms = [op for op in gemms if op.plan.wait is not None]
         plans: dict[int, GemmPlan] = {}
         declined: set[Var] = set()
         rounded = rounded_tiles(self.ops)
@@ -146,7 +146,7 @@ class StrictLayouts(Uses):
             self.reasons.append(f"T.gemm{at_line(op)} by mma.sync: {why}")
         shared_out: dict[Var, tuple[Any, ...]] = {}
         for op in gemms:
-            if id(op) in plans and op.attr("wait") != -1 and op.c.buffer.data not in self.forced:
+            if id(op) in plans and op.plan.wait != -1 and op.c.buffer.data not in self.forced:
                 plan = plans[id(op)]
                 how = WGMMA_ROWS[plan.instruction].shape[:2], plan.warps
                 acc = wgmma_fragments(op, WGMMA_ROWS[plan.instruction], plan.warps, self._for(op).threads)[2]
@@ -167,7 +167,7 @@ class StrictLayouts(Uses):
 
     def _is_forced(self, op: Gemm) -> bool:
         """Whether the user wrote T.wgmma_gemm."""
-        return self.by_hand and bool(op.attr("wait") == -1)
+        return self.by_hand and bool(op.plan.wait == -1)
 
     def _unpanelled(self, op: Gemm) -> str:
         """Why the shared operands of a gemm cannot lie in panels; "" when they can."""

@@ -20,6 +20,7 @@ from tilelang.ir import (EMPTY, Bind, Call, Expr, For, Func, If, Launch, Load, P
                          call, free_vars, contains, logical, replace, rewrite, seq, substitute, walk)
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.warp_groups import GROUP
+from tilelang.ops import Copy
 
 from ..check.check_hopper import WAITS
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -117,7 +118,7 @@ def _works(s: If) -> bool:
     for n in walk(s):
         if isinstance(n, Parallel) or isinstance(n, Call) and n.op in WAITS:
             return True
-        if isinstance(n, TileOp) and not n.attr("by_hand") and not any(
+        if isinstance(n, TileOp) and not (isinstance(n, Copy) and n.plan.by_hand) and not any(
                 a.region.buffer.scope_name in _PRIVATE for a in n.accesses()):  # type: ignore[attr-defined]
             return True
     return False

@@ -73,7 +73,7 @@ def legalize(func: Func, cx: PassContext) -> Func:
 def check_tma_reductions(func: Func, target: Any) -> None:
     """T.atomic_add(use_tma=True) needs a target with TMA, and element types that TMA adds."""
     for s in statements(func.body):
-        if isinstance(s, AtomicTile) and s.attr("use_tma"):
+        if isinstance(s, AtomicTile) and s.plan.use_tma:
             if target is not None and not getattr(target, "has_tma", False):
                 raise error("atomic-option", "use_tma requires a CUDA target with TMA support (SM90+), found "
                             f"{target}",
@@ -81,9 +81,9 @@ def check_tma_reductions(func: Func, target: Any) -> None:
                             span=s.span, hint="leave it out")
             if str(s.dst.dtype) not in REDUCE_ADD or not s.by_tma:
                 raise error("atomic-option", f"TMA atomic add does not support dtype {s.dst.dtype} in order "
-                            f"{s.attr('memory_order') or 'relaxed'}",
+                            f"{s.plan.memory_order or 'relaxed'}",
                             expected="an element type and order that TMA adds",
-                            found=f"{s.dst.dtype}, {s.attr('memory_order') or 'relaxed'}", span=s.span, hint="leave it out")
+                            found=f"{s.dst.dtype}, {s.plan.memory_order or 'relaxed'}", span=s.span, hint="leave it out")
 
 
 # ---- rewrites -------------------------------------------------------------------------------------------------------

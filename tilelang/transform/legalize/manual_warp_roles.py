@@ -58,18 +58,18 @@ def lower_manual_warp_roles(func: Func, cx: PassContext) -> Func:
 def _written(launch: Launch) -> Launch:
     nodes = list(walk(launch.body, Alloc, Call, Copy, Gemm))
     for n in nodes:
-        if isinstance(n, Copy) and (n.attr("by_hand") or n.attr("dst_block") is not None):
+        if isinstance(n, Copy) and (n.plan.by_hand or n.plan.dst_block is not None):
             check_tma_copy(n)
             _check_source(launch, n)
     if any(isinstance(n, Call) and n.op == "in_warp_groups" for n in nodes):
         _check_roles(launch)
-    if any(isinstance(n, Gemm) and n.attr("wait") == -1 for n in nodes):
+    if any(isinstance(n, Gemm) and n.plan.wait == -1 for n in nodes):
         launch = replace(launch, body=_Pins(launch.body).body())
     check_raw_loads(launch)
     launch = fence_repeated_wgmmas(pin_raw_wgmmas(launch))
     made = [n.buffer for n in nodes if isinstance(n, Alloc) and n.buffer.scope_name == BARRIER]
     remote = any(isinstance(n, Call) and n.op in ("mbarrier_arrive_remote", "cluster_store", "cluster_load") or
-                 isinstance(n, Copy) and (n.attr("dst_block") is not None or n.attr("cluster_mask")) for n in nodes)
+                 isinstance(n, Copy) and (n.plan.dst_block is not None or n.plan.cluster_mask) for n in nodes)
     if made or remote:
         launch = _set_up(launch, made, remote and cluster_of(launch) is not None)
     by_hand = made or remote or any(isinstance(n, Call) and n.op in _OWN for n in nodes)
@@ -88,7 +88,7 @@ def _check_source(launch: Launch, op: Copy) -> None:
         raise error("tma-copy", f"T.tma_copy cannot be done by TMA: outside `{b.name}` reads as {safe}",
                     expected="0 outside the tensor", found=str(safe), span=op.span)
     for e in effects(launch.body):
-        if e.writes and e.storage is b.data and not (isinstance(e.node, Copy) and e.node.attr("by_hand")):
+        if e.writes and e.storage is b.data and not (isinstance(e.node, Copy) and e.node.plan.by_hand):
             raise error("tma-copy", f"T.tma_copy cannot be done by TMA: `{b.name}` is written by the kernel, and TMA does not "
                         "see what threads store",
                         expected="a tensor that the kernel does not write", found=f"`{b.name}`, which it writes",
@@ -266,7 +266,7 @@ class _Pins:
 
     def gemm(self, s: Gemm, state: _Running) -> _Running:
         used = frozenset(r.buffer for r in (s.a, s.c) if r.buffer.scope_name == FRAGMENT)
-        if s.attr("wait") != -1:
+        if s.plan.wait != -1:
             state, ended = state.wait(0)
             self.note(self.after, s, ended)
             if ended:

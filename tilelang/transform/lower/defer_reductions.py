@@ -124,7 +124,7 @@ class _Sums:
     def _own_share(self, op: Reduce) -> bool:
         """Whether the copies of a sum are just the lanes that share a row of what is summed."""
         src, dst = self.layouts.get(op.src.buffer), self.layouts.get(op.dst.buffer)
-        if op.kind not in _SUMS or op.attr("spread") or not isinstance(src, Fragment) or not isinstance(dst, Fragment):
+        if op.kind not in _SUMS or op.plan.spread or not isinstance(src, Fragment) or not isinstance(dst, Fragment):
             return False
         if src.copies or not op.dst.is_full or not op.src.is_full or op.src.buffer.data is op.dst.buffer.data:
             return False

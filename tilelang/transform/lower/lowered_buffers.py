@@ -35,9 +35,9 @@ def _read_by_hardware(launch: Launch) -> set[Var]:
     """Storage of shared buffers that descriptors and TMA address: it starts where the swizzle pattern does."""
     out: set[Var] = set()
     for s in walk(launch.body, Gemm, Copy, AtomicTile):
-        if isinstance(s, Gemm) and s.attr("instruction", "") in WGMMA_ROWS:
+        if isinstance(s, Gemm) and s.plan.instruction in WGMMA_ROWS:
             out.update(r.buffer.data for r in (s.a, s.b) if r.buffer.scope_name in SHARED)
-        elif isinstance(s, (Copy, AtomicTile)) and s.attr("tma") and not (isinstance(s, Copy) and is_row(s)):
+        elif isinstance(s, (Copy, AtomicTile)) and s.plan.tma and not (isinstance(s, Copy) and is_row(s)):
             out.add(moved_tile(s).buffer.data)
     return out
 

@@ -164,7 +164,7 @@ class _Copies:
 
     def _is_load(self, c: Copy) -> bool:
         """Whether a copy can be a load by TMA; the report says why a larger one cannot."""
-        if not self.on or c.attr("tma") or c.attr("bulk") or c.attr("async_group") or c.src.buffer.scope_name != "global" or \
+        if not self.on or c.plan.tma or c.plan.bulk or c.plan.async_group or c.src.buffer.scope_name != "global" or \
                 c.dst.buffer.scope_name not in SHARED:
             return False
         if _bytes(c.dst) < SMALLEST:
@@ -247,10 +247,10 @@ class _Copies:
     def _is_store(self, c: Copy | AtomicTile) -> bool:
         """Whether a copy from shared to global memory, or the sum of a shared tile, can be made by TMA."""
         src = source(c)
-        if src is None or src.buffer.scope_name not in SHARED or c.dst.buffer.scope_name != "global" or c.attr("tma") or \
-                c.attr("bulk"):
+        if src is None or src.buffer.scope_name not in SHARED or c.dst.buffer.scope_name != "global" or c.plan.tma or \
+                c.plan.bulk:
             return False
-        asked = bool(c.attr("use_tma"))
+        asked = c.plan.use_tma
         if not asked and (not self.on or _bytes(src) < SMALLEST):
             if self.on and _bytes(src):
                 self.notes[f"`{c.dst.buffer.name}` is written by all threads: {_few(src)}"] = None

@@ -161,7 +161,7 @@ class TmaStores:
 
 def asks_for_tma(launch: Launch) -> bool:
     """Whether the program itself names TMA for what all threads reach."""
-    return any(x.attr("use_tma") for x in walk(launch.body, AtomicTile))
+    return any(x.plan.use_tma for x in walk(launch.body, AtomicTile))
 
 
 def finished(thread: Expr) -> Stmt:

@@ -202,7 +202,7 @@ def _is_load(x: Item) -> bool:
     """Whether an item copies from global to shared memory in a form that may be asynchronous."""
     c = x.stmt
     return (isinstance(c, Copy) and c.src.buffer.scope_name == "global" and c.dst.buffer.scope_name in _SHARED and
-            c.src.dtype == c.dst.dtype and c.attr("prefer_instruction") != "sync" and not c.attr("by_hand"))
+            c.src.dtype == c.dst.dtype and c.plan.prefer_instruction != "sync" and not c.plan.by_hand)
 
 
 def _unwaited(items: list[Item], loads: set[int], i: int) -> str:

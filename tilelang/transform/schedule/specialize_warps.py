@@ -241,7 +241,7 @@ class _Roles:
     def _tiles(self, padded: bool) -> Tiles | None:
         """The loop over tiles of a persistent launch; None for one tile a block.  padded: Work.padded."""
         copies: list[Any] = [self.body.items[i].stmt for ring in self.rings for i in ring.items]
-        loads = [(tma_bytes(op) // op.attr("turn", 1), self._coordinates(op)) for op in copies]
+        loads = [(tma_bytes(op) // op.plan.turn, self._coordinates(op)) for op in copies]
         loaded = {i for ring in self.rings for i in ring.items}
         rest = [x.stmt for i, x in enumerate(self.body.items) if i not in loaded]
         # What other work takes is not known: it may hide any load.
@@ -325,7 +325,7 @@ class _Roles:
                 raise _Declined(why)
             if not users or users[0] < i or any(e.writes for j in users for e in items[j].effects if e.storage is b.data):
                 raise _Declined(f"`{b.name}` is not only copied to and then read")
-            turn = op.attr("turn", 1)
+            turn = op.plan.turn
             key = (users[0], users[-1], turn)
             rings.setdefault(key, Ring([], users[0], users[-1], turn=turn)).items.append(i)
         return sorted(rings.values(), key=lambda r: (r.turn > 1, r.first, r.last))
