@@ -106,3 +106,13 @@ def test_the_picture_shows_the_recorded_numbers():
     assert rows["M5-nt-f16"].ours == pytest.approx(data["rows"]["M5-nt-f16"]["flops"] / sorted(times)[len(times) // 2] * 1e-9)
     assert f">{rows['M5-nt-f16'].ours:.0f}<" in page.picture(data)
     assert name in page.page(name, data)
+
+
+def test_paths_on_the_pages_exist():
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / n for n in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+    wrong = []
+    for page in pages:
+        for path in re.findall(r"`([a-z_]+/[\w./-]+(?:\.(?:py|md|json|txt)|/))`", page.read_text(encoding="utf-8")):
+            if not any((folder / path).exists() for folder in (ROOT, ROOT / "tilelang")):
+                wrong.append(f"{page.relative_to(ROOT)}: {path}")
+    assert not wrong, "\n".join(wrong)
