@@ -261,7 +261,7 @@ def renewed(shown: list[str], actual: list[str]) -> list[str]:
         if line.strip() == "...":
             out.append(line)
             continue
-        like = [difflib.SequenceMatcher(None, line, x).ratio() for x in actual[at:]]
+        like = [1.0 if agrees([line], x) else difflib.SequenceMatcher(None, line, x).ratio() for x in actual[at:]]
         if not like or max(like) < 0.5:
             return [renew(x) for x in actual]
         found = at + like.index(max(like))
