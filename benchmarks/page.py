@@ -134,7 +134,7 @@ def picture(data: dict[str, Any]) -> str:
     """Bars: ours and the fastest vendor library, TFLOP/s in bursts."""
     rows = {r.name: r for r in rows_of(data)}
     shown = [rows[n] for n in SHOWN if n in rows]
-    step, left, width, top = 34, 250, 440, 52
+    step, left, width, top = 34, 320, 380, 52
     scale = width / max(max(r.ours, r.theirs) for r in shown)
     height = top + step * len(shown) + 8
     machine = data["machine"]
@@ -152,8 +152,9 @@ def picture(data: dict[str, Any]) -> str:
     for k, r in enumerate(shown):
         y, end = top + step * k, left + max(r.ours, r.theirs) * scale + 6
         kind = "GEMM" if r.kind == "gemm" else "attention"
+        scales = f", {r.name.rsplit('-', 1)[1]} scales" if r.name.startswith("FP8") else ""
         lines += [
-            f'<text x="{left - 8}" y="{y + 17}" text-anchor="end">{kind} {r.shape}</text>',
+            f'<text x="{left - 8}" y="{y + 17}" text-anchor="end">{kind} {r.shape}{scales}</text>',
             f'<rect class="ours" x="{left}" y="{y + 2}" width="{r.ours * scale:.1f}" height="11"/>',
             f'<rect class="theirs" x="{left}" y="{y + 15}" width="{r.theirs * scale:.1f}" height="11"/>',
             f'<text x="{end:.1f}" y="{y + 12}">{r.ours:.0f}</text>',

@@ -132,7 +132,7 @@ def test_what_tma_cannot_describe_is_refused_before_anything_runs():
     with pytest.raises(RuntimeError, match="aligned to 16 bytes"):
         call(OnGpu(raw[4:4 + 64 * 128].reshape(64, 128)))
     driver.refuse = 1
-    with pytest.raises(RuntimeError, match="the driver refused"):
+    with pytest.raises(RuntimeError, match="the driver rejected"):
         call(OnGpu(array((64, 128))))
     assert len(driver.encoded) == 1 and driver.launches == []
     driver.refuse = 0

@@ -7,6 +7,7 @@ it never adds one.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -177,15 +178,28 @@ def pages() -> list[Path]:
     return [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / n for n in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
 
 
+def without_code(text: str) -> str:
+    """Markdown without blocks of code, output and addresses."""
+    return re.sub(r"^( *)```.*?^\1```$|\]\([^)\s]*\)", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def generated() -> dict[str, str]:
+    """The reference pages that are made of docstrings."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "reference" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return {name: text for name, text in module.pages().items() if name.startswith("reference/") and "error" not in name}
+
+
 def prose_of_page(page: Path) -> str:
     """The text of a page without code, output and addresses; of the glossary without the list of the words themselves."""
-    text = page.read_text(encoding="utf-8")
-    text = re.sub(r"^( *)```.*?^\1```$|\]\([^)\s]*\)", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = without_code(page.read_text(encoding="utf-8"))
     return text.split("## Words that are not used")[0] if page == GLOSSARY else text
 
 
 def find() -> dict[tuple[str, str, str], list[str]]:
-    """(kind, word, item) -> places.  Kinds: name, key (of a pass config), file, text, page."""
+    """(kind, word, item) -> places.  Kinds: name, key (of a pass config), file, text, reference, page."""
     out: dict[tuple[str, str, str], list[str]] = {}
 
     def add(kind: str, word: str, item: str, place: str) -> None:
@@ -209,6 +223,9 @@ def find() -> dict[tuple[str, str, str], list[str]]:
             prose = (word for word, _ in in_prose(stem.replace("-", " ")))  # a page's name is its title
             for word in prose if name.endswith(".md") else in_name(stem.replace("-", "_")):
                 add("file", word, Path(name).name, name)
+    for name, text in generated().items():
+        for word, place in in_prose(" ".join(without_code(text).split())):
+            add("reference", word, " ".join(place.split()), name)
     for page in pages():
         where = str(page.relative_to(ROOT))
         for word, place in in_prose(" ".join(prose_of_page(page).split())):

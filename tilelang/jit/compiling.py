@@ -22,7 +22,7 @@ def compile(func: Any = None, out_idx: Any = None, execution_backend: str | None
     environment's default.  pass_configs: PassConfigKey or string -> value, over those annotated in the function.
     compile_flags: options of the device compiler, after the annotated ones.
     Raises AssertionError when func is no PrimFunc, ValueError for a bad out_idx or backend, AttributeError for unknown
-    pass configs, and whatever the compiler refuses, at the user's line.
+    pass configs, and the compiler's errors at the user's line.
     """
     try:
         check_host(target_host)

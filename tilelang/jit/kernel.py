@@ -78,7 +78,7 @@ class JITKernel:
 
     Tensors: torch, NumPy and any DLPack object on the kernel's device.  Raises the errors of a call's checks before
     anything runs.  A kernel may be called from several threads.  Memory is taken as it lies: of torch's negated views
-    (x.conj().imag) those with strides are refused, pass x.resolve_neg(); those of one element, and what the private
+    (x.conj().imag) those with strides are rejected, pass x.resolve_neg(); those of one element, and what the private
     torch._neg_view makes of compact tensors, are read with the sign of their memory.
     """
 

@@ -182,17 +182,17 @@ wgmma_mma = wgmma_gemm
 
 
 def wait_wgmma(n: int) -> Emitted:
-    """Wait until at most n of this warp group's committed groups of products are under way."""
+    """Wait until at most n of this warp group's committed wgmma groups are in flight."""
     return emit_call("wgmma_wait", n=_small(n, "n", "T.wait_wgmma"))
 
 
 def warpgroup_arrive() -> Emitted:
-    """Registers that were written may be used by the products that follow (wgmma.fence)."""
+    """Registers that were written may be used by the following wgmma (wgmma.fence)."""
     return emit_call("wgmma_fence")
 
 
 def warpgroup_commit_batch() -> Emitted:
-    """The products issued so far become a group."""
+    """The wgmma issued so far become a group (wgmma.commit_group)."""
     return emit_call("wgmma_commit")
 
 
@@ -257,13 +257,13 @@ def dec_max_nreg(reg_count: int) -> Emitted:
 
 
 def annotate_producer_reg_dealloc(reg_count: int = 24) -> Emitted:
-    """Registers that loading warps keep where the compiler makes roles (sm_90a); counts that do not fit are not used."""
+    """Registers a thread of the producer keeps under warp specialisation (sm_90a); counts that do not fit are not used."""
     need_kernel("T.annotate_producer_reg_dealloc").set(producer_registers=_registers(reg_count))
     return Emitted()
 
 
 def annotate_consumer_reg_alloc(reg_count: int = 240) -> Emitted:
-    """Registers that computing warps get where the compiler makes roles (sm_90a); counts that do not fit are not used."""
+    """Registers a thread of consumers gets under warp specialisation (sm_90a); counts that do not fit are not used."""
     need_kernel("T.annotate_consumer_reg_alloc").set(consumer_registers=_registers(reg_count))
     return Emitted()
 

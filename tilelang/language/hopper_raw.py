@@ -43,7 +43,7 @@ _SHORT = {"fp16": "float16", "f16": "float16", "bf16": "bfloat16", "fp32": "floa
 
 
 def alloc_descriptor(kind: str = "wgmma", dtype: Any = "uint64") -> Buffer:
-    """A variable of each thread that holds a matrix descriptor.  kind: "wgmma"; Blackwell's are refused (not-available)."""
+    """A variable of each thread that holds a matrix descriptor.  kind: "wgmma"; those of Blackwell raise not-available."""
     b = need_builder("T.alloc_descriptor")
     need_kernel("T.alloc_descriptor")
     if kind != "wgmma":

@@ -212,7 +212,7 @@ def thread_index() -> Expr:
 
 
 def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> None:
-    """Permute (bx, by) for L2 locality: panels of `panel_size` block rows (row, mlx) or columns (column).
+    """Permute (bx, by) for L2 locality: rasterisation panels of `panel_size` block rows (row, mlx) or columns (column).
 
     Never changes results.  Raises swizzle-order, swizzle-place.
     """
@@ -234,7 +234,7 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
 
 
 def annotate_min_blocks_per_sm(n: int) -> None:
-    """Blocks that should be resident on one multiprocessor (second launch bound)."""
+    """Blocks that should be resident on one SM (second argument of __launch_bounds__)."""
     if isinstance(n, bool) or not isinstance(n, int) or not 0 < n <= MOST_RESIDENT:
         raise error("min-blocks", f"annotate_min_blocks_per_sm needs a positive integer up to {MOST_RESIDENT}, got {n!r}",
                     expected=f"an integer from 1 to {MOST_RESIDENT}", found=repr(n))

@@ -313,15 +313,18 @@ def vectorized(start: Any, stop: Any = None, *, annotations: dict[str, Any] | No
 
 def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any = None,
              prefer_async: bool | None = None, annotations: dict[str, Any] | None = None) -> ParallelFrame:
-    """Independent iterations over a product space, shared out over the block's threads.
+    """Independent iterations over all combinations of the extents, distributed over the block's threads.
 
-    Two iterations that store different values in one element of global or shared memory race.  Where that shows at compile time
-    the program is refused (parallel-overwrite); where the values are read from memory it is not: a GPU keeps any of them,
-    the CPU the last, the simulator reports the race (sim-race), and TILELANG_ENABLE_DATA_RACE_CHECK=1 warns.
-    An iteration belongs to no thread, with loop_layout too: numbers of threads, and what is made of them, are refused in it
-    (parallel-thread). T.alloc_local and T.alloc_var from outside are temporaries of one iteration, set before they are read
-    (else parallel-carried) and again behind the loop (else parallel-left), or values that all threads hold.
-    prefer_async is accepted and has no effect: stores of a loop are synchronous, T.copy is what becomes asynchronous.
+    extents: ints or expressions.  loop_layout: a Fragment over the iteration space that says which thread runs what.
+    coalesced_width: elements of one access.  prefer_async: accepted, no effect (T.copy is what becomes asynchronous).
+
+    Two iterations that store different values to one element of global or shared memory race.  The compiler rejects the
+    program where it can show that (parallel-overwrite).  Where the values are read from memory it cannot: a GPU keeps any of
+    them, the CPU the last, the simulator reports sim-race, and TILELANG_ENABLE_DATA_RACE_CHECK=1 warns.
+
+    An iteration belongs to no thread, with loop_layout too, so thread indices are rejected in it (parallel-thread).
+    Variables of T.alloc_local and T.alloc_var from outside are temporaries of one iteration: set before they are read
+    (else parallel-carried), and set again before they are read behind the loop (else parallel-left).
     """
     return ParallelFrame(extents, options_from(
         ParallelPlan, annotations, coalesced_width=coalesced_width, loop_layout=loop_layout,
@@ -360,7 +363,7 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
 
 
 def Persistent(domain: Sequence[Any], wave_size: Any, index: Any, group_size: Any = 8) -> PersistentFrame:
-    """Persistent tile loop: one variable per domain dimension; tiles are dealt out to `wave_size` blocks."""
+    """Persistent tile loop: one variable per domain dimension; wave w runs `wave_size` tiles, one for each block."""
     return PersistentFrame(domain, wave_size, index, group_size)
 
 

@@ -121,7 +121,7 @@ class BaseTileScheduler:
 
 
 class PersistentTileScheduler(BaseTileScheduler):
-    """Tiles of a (num_m, num_n) grid dealt out to workers, in groups of `swizzle_size` for L2 locality."""
+    """Tile scheduler of a (num_m, num_n) grid for persistent workers, in groups of `swizzle_size` for L2 locality."""
 
     def __init__(self, num_m_tiles: Any, num_n_tiles: Any, num_workers: Any = None, swizzle_size: int = 1,
                  column_major: bool = True, cluster_size: int = 1, stateful: bool = True,

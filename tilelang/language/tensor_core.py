@@ -134,7 +134,7 @@ def _origin(x: Any, what: str) -> tuple[Buffer, tuple[Any, ...]]:
 
 
 class TensorCoreIntrinEmitter:
-    """Emits the loads, products and stores of one warp's share of a block tile.
+    """Emits the loads, MMAs and stores of one warp's sub-tile of a block tile.
 
     The block tile is block_row_warps * warp_row_tiles by block_col_warps * warp_col_tiles; a warp owns warp_row_tiles by
     warp_col_tiles of it, in 16 x 16 micro tiles.  a_transposed: A_shared is (K, M); b_transposed: B_shared is (N, K).

@@ -53,8 +53,8 @@ class WSRole:
     def __post_init__(self) -> None:
         _named(self.name, "the name of a warp role")
         _require(0 <= self.warps_lo < self.warps_hi,
-                 f"role {self.name!r} has warps {self.warps_lo} up to {self.warps_hi}: none")
-        _require(0 <= self.max_nreg <= 255, f"role {self.name!r} wants {self.max_nreg} registers a thread, 255 are the most")
+                 f"warp role {self.name!r} has warps {self.warps_lo} up to {self.warps_hi}: none")
+        _require(0 <= self.max_nreg <= 255, f"warp role {self.name!r} wants {self.max_nreg} registers a thread, more than 255")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class WSPipeline:
 
 
 class WSInstr:
-    """Base of what a role does in turn: WSOpRef and WSSync."""
+    """Base class of the instructions of a warp role: WSOpRef and WSSync."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,9 @@ class WSSync(WSInstr):
 
 @dataclass(frozen=True)
 class WSScope:
-    """What each role does in a part of the kernel: WSScope.ROOT, or the operation (a loop) of that name.
+    """What each warp role does in one scope of the kernel: WSScope.ROOT, or the operation (a loop) of that name.
 
-    bodies: role name -> its instructions in turn; texts mean WSOpRef.
+    bodies: name of a warp role -> its instructions in order; a string means WSOpRef.
     """
 
     id: str
@@ -163,10 +163,10 @@ def _instruction(x: Any) -> WSInstr:
 
 @dataclass(frozen=True)
 class WSSchedule:
-    """Roles of a block of num_warps warps (a multiple of 4), the pipelines between them, and what they do in each scope.
+    """Warp roles of a block of num_warps warps (a multiple of 4), the pipelines between them, and what they do in each scope.
 
-    Raises AssertionError where the parts do not fit: roles that overlap or go beyond the warps, names used twice, bodies of
-    roles or steps of pipelines that are not there.
+    Raises AssertionError where these do not fit together: warp roles that overlap or go beyond the warps, names used twice,
+    bodies of warp roles or steps of pipelines that do not exist.
     """
 
     num_warps: int
@@ -194,14 +194,14 @@ class WSSchedule:
     def _check(self) -> None:
         owners: dict[int, str] = {}
         for r in self.roles:
-            _require(r.warps_hi <= self.num_warps, f"role {r.name!r} has warps up to {r.warps_hi}, of {self.num_warps}")
+            _require(r.warps_hi <= self.num_warps, f"warp role {r.name!r} has warps up to {r.warps_hi}, of {self.num_warps}")
             for w in range(r.warps_lo, r.warps_hi):
                 _require(w not in owners, f"warp {w} has two warp roles: {owners.get(w)!r} and {r.name!r}")
                 owners[w] = r.name
         known, held = {r.name for r in self.roles}, {p.name for p in self.pipelines}
         for s in self.scopes:
             for role, steps in s.bodies:
-                _require(role in known, f"scope {s.id!r} has a body of role {role!r}, which is not there")
+                _require(role in known, f"scope {s.id!r} has a body of warp role {role!r}, which is not there")
                 for step in steps:
                     _require(not isinstance(step, WSSync) or step.pipeline_name in held,
                              f"scope {s.id!r} synchronises pipeline {getattr(step, 'pipeline_name', '')!r}, which is not there")

@@ -158,7 +158,7 @@ class TensorMapCode:
         w.do(f"store atomic i64 0, ptr {self.name} release, align 8")
         w.jump(store)
         w.begin(store)
-        w.check(w.ins(f"icmp eq i32 {rc}, 0"), "RuntimeError", f"{what} cannot be described for TMA (the driver refused "
+        w.check(w.ins(f"icmp eq i32 {rc}, 0"), "RuntimeError", f"{what} cannot be described for TMA (the driver rejected "
                 "its extents or strides; tl.disable_tma_lower compiles the kernel without)")
         w.jump(join)
         w.begin(join)

@@ -34,7 +34,7 @@ class Macro:
 
     Run-time scalars are passed by value (bound once); buffers, regions and Python values as they are.
     name, orig_func, source: of the Python function.  reads_only: it stands for an expression, also where that may
-    not be evaluated; a statement in it is refused there when it is traced.
+    not be evaluated; a statement in it is an error when it is traced there.
     """
 
     def __init__(self, fn: Callable[..., Any], caller_locals: dict[str, Any] | None = None,

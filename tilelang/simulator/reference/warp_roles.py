@@ -250,7 +250,7 @@ def together(c: Any, s: Any, action: Action, part: str = "") -> Action:
     def run(f: LaneFrame) -> None:
         if f.any_active():
             n = nth(f.role, key)
-            what = "a statement of several warp roles" if part else f"T.{getattr(s, 'op_name', 'Parallel')} of several roles"
+            what = ("a statement" if part else f"T.{getattr(s, 'op_name', 'Parallel')}") + " of several warp roles"
             f.block.gather((key, n), f.role, roles, s.span, what, lambda: action(f))
 
     return run

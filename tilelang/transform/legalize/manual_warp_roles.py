@@ -143,7 +143,7 @@ def _check_roles(launch: Launch) -> None:
         if isinstance(s, (TileOp, Parallel)):
             if outer is not None and (role == (-1, 0) or not flat):
                 raise error("role-place", "a tile operation is the work of warp groups that follow each other, outside of "
-                            "other roles, in a block of whole warp groups along x",
+                            "other warp roles, in a block of whole warp groups along x",
                             found="others", span=s.span,
                             notes=((outer.span, "these warp groups"),))
             for b in {x for x in walk(s, Buffer) if x.scope_name == FRAGMENT}:
