@@ -10,7 +10,7 @@ from tilelang.ir import Func, parse
 
 
 def program(tensors: dict[str, tuple[tuple, str]], body: str, *, grid: str = "1", threads: Any = 32, scalars: str = "",
-            symbols: str = "", attrs: str = "", launch_plan: str = "", before: str = "") -> Func:
+            symbols: str = "", facts: str = "", launch_plan: str = "", before: str = "") -> Func:
     """A function with tensor parameters {name: (shape, dtype)} and one kernel, from text.
 
     body: statements of the kernel, using bx, by as many as grid has extents, and tx, ty, tz.  before: host statements.
@@ -22,8 +22,8 @@ def program(tensors: dict[str, tuple[tuple, str]], body: str, *, grid: str = "1"
     for n, (shape, dt) in tensors.items():
         dims = ", ".join(str(d) if isinstance(d, int) else f"T.expr({d})" for d in shape)
         lines.append(f'    {n} = T.match_buffer({n}_handle, "{n}", ({dims},), "{dt}", scope="global", data="{n}_p")')
-    if attrs:
-        lines.append(f"    T.func_attr(attrs=({attrs},))")
+    if facts:
+        lines.append(f"    T.func_attr({facts})")
     lines += [textwrap.indent(textwrap.dedent(before).strip("\n"), "    ")] if before else []
     names = ", ".join([*("bx", "by", "bz")[:grid.count(",") + 1], "tx", "ty", "tz"])
     more = f", {launch_plan}" if launch_plan else ""

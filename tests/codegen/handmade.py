@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Buffer, Evaluate, For, Func, Launch, Ramp, Seq, Store, Var, call, const, dtype,
-                         fresh, load, seq, LaunchPlan)
+                         fresh, load, seq, LaunchPlan, FuncFacts)
 from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.registers.pack_conversions import pack_conversions
 
@@ -44,7 +44,7 @@ def kernel(params, body, *, threads=128, grid=(1,), block_vars=None, tvars=None,
 
 def packed(k: Kernel) -> Kernel:
     """The kernel behind the pass that packs conversions."""
-    func = Func(k.name, (), (), k.launch, (("phase", "DEVICE"),))
+    func = Func(k.name, (), (), k.launch, facts=FuncFacts(phase="DEVICE"))
     return replace(k, launch=pack_conversions(func, PassContext()).body)
 
 

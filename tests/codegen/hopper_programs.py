@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from handmade import at, evaluate, local, ramp, serial, tensor, thread_vars, unrolled
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Func, If, Launch, Store, Var, call, cast, const, dtype, fresh, load,
-                         logical, seq, LaunchPlan)
+                         logical, seq, LaunchPlan, BufferFacts, FuncFacts)
 from tilelang.layout import Panels, swizzled_box_layout, panels
 from tilelang.target.tensor_map import TensorMap
 from tilelang.transform.lower.device_program import split_host
@@ -21,11 +21,11 @@ from tilelang.transform.registers.pack_conversions import pack_conversions
 
 
 def shared(name: str, elements: int, dt: str) -> Buffer:
-    return Buffer(name, (elements,), dtype(dt), "shared.dyn", attrs=(("align", 1024),))
+    return Buffer(name, (elements,), dtype(dt), "shared.dyn", facts=BufferFacts(align=1024))
 
 
 def barriers(name: str, counts: tuple[int, ...]) -> Buffer:
-    return Buffer(name, (len(counts),), dtype("uint64"), "shared.barrier", attrs=(("arrive", counts),))
+    return Buffer(name, (len(counts),), dtype("uint64"), "shared.barrier", facts=BufferFacts(arrive=tuple(counts)))
 
 
 def u32(e):
@@ -37,7 +37,7 @@ def program(name: str, tensors, grid, block_vars, threads: int, tvars, body, sca
     launch = Launch(tuple(const(g) if isinstance(g, int) else g for g in grid), block_vars, (threads, 1, 1), tvars, body,
                     LaunchPlan(**plan))
     handles = tuple(Var(t.name + "_handle", dtype("handle")) for t in tensors)
-    return Func(name, (*handles, *scalars), tuple(zip(handles, tensors)), launch, (("phase", "DEVICE"),))
+    return Func(name, (*handles, *scalars), tuple(zip(handles, tensors)), launch, facts=FuncFacts(phase="DEVICE"))
 
 
 def kernel_of(func: Func):
@@ -57,7 +57,7 @@ def elected():
 def setup(tx, *rings: Buffer):
     """Barriers initialised by one thread, seen by all."""
     inits = [evaluate("mbarrier_init", at(ring, i), const(n, "uint32"))
-             for ring in rings for i, n in enumerate(ring.attr("arrive"))]
+             for ring in rings for i, n in enumerate(ring.facts.arrive)]
     return seq(If(tx < 1, seq(*inits, evaluate("fence_mbarrier_init"))), evaluate("sync_threads"))
 
 

@@ -5,7 +5,7 @@ import pytest
 from tilelang import ops
 from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, For, Func, If, Launch, Parallel,
                          ParseError, Region, Seq, Store, Var, While, call, cast, const, dtype, load, logical, parse, select,
-                         seq, to_text, unary, LaunchPlan, LoopPlan, ParallelPlan)
+                         seq, to_text, unary, LaunchPlan, LoopPlan, ParallelPlan, FuncFacts)
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Broadcast, Ramp, Shuffle
 
@@ -47,7 +47,7 @@ def sample() -> Func:
     launch = Launch(((n + 31) // 32,), (bx,), (128, 1, 1), (tx, ty, tz), body,
                     plan=LaunchPlan(safe_values=((a, const(1.0, F16)),)))
     return Func("main", (pa, pb, n), ((pa, a), (pb, b)), seq(Assert(n > 0, 'n "must" be\n positive'), launch),
-                attrs=(("global_symbol", "main"), ("tilelang_out_idx", (-1,))))
+                attrs=(("note", (-1, "mine")),), facts=FuncFacts(out_idx=(-1,)))
 
 
 def test_parse_of_print_is_the_same_program():

@@ -2,7 +2,7 @@
 
 import ctypes
 
-from tilelang.ir import I32, Buffer, For, Func, Store, Var, const, dtype, load, seq
+from tilelang.ir import I32, Buffer, For, Func, Store, Var, const, dtype, load, seq, FuncFacts
 from tilelang.runtime.host_engine import HostLibrary, compile_object
 from tilelang.runtime.host_frame import CPU
 from tilelang.runtime.host_stub import modes_of, stub_text
@@ -15,7 +15,7 @@ def tensor(name, shape, dt="float32", strides=None):
     return Buffer(name, shape, dtype(dt), strides_=strides)
 
 
-def program(*params, name="main", touch=None, attrs=()):
+def program(*params, name="main", touch=None, facts=None):
     """Func whose body stores into every buffer of `touch` (default: all); params: Buffers and scalar Vars."""
     variables, buffers = [], []
     for p in params:
@@ -27,7 +27,7 @@ def program(*params, name="main", touch=None, attrs=()):
     used = [p for p in params if isinstance(p, Buffer)] if touch is None else touch
     stores = [Store(b, tuple(const(0) for _ in b.shape), load(b, tuple(const(0) for _ in b.shape))) for b in used]
     loop = For(Var("i", I32), const(0), const(1), "serial", seq(*stores))
-    return Func(name, tuple(variables), tuple(buffers), loop, attrs)
+    return Func(name, tuple(variables), tuple(buffers), loop, facts=facts or FuncFacts())
 
 
 class Recorder:

@@ -8,7 +8,7 @@ from fake_driver import Driver, I, OnGpu, P
 from hosts import HANDLE, tensor
 
 from tilelang.ir import (F32, I32, I64, Assert, Bind, Buffer, For, Func, If, Launch, Ramp, Store, Var, const, dtype, load,
-                         numpy_dtype, seq, LaunchPlan)
+                         numpy_dtype, seq, LaunchPlan, FuncFacts)
 from tilelang.runtime.host_engine import HostLibrary, compile_object
 from tilelang.runtime.host_stub import stub_text
 from tilelang.runtime.launchers import CudaLauncher
@@ -39,7 +39,7 @@ def function(params, body):
             buffers.append((variables[-1], p))
         else:
             variables.append(p)
-    return Func("main", tuple(variables), tuple(buffers), body, (("phase", "DEVICE"),))
+    return Func("main", tuple(variables), tuple(buffers), body, facts=FuncFacts(phase="DEVICE"))
 
 
 def copy_stmt(dst, src):

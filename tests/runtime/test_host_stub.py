@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hosts import build, program, tensor
 
-from tilelang.ir import BOOL, F32, I32, I64, Var, dtype
+from tilelang.ir import BOOL, F32, I32, I64, Var, dtype, FuncFacts
 from tilelang.runtime.signature import signature_of
 
 
@@ -295,7 +295,7 @@ def test_bad_out_idx(out_idx, message):
 
 
 def test_out_idx_conflicts_and_rank():
-    func = program(tensor("A", (4,)), tensor("B", (4,)), attrs=(("tilelang_out_idx", (-1,)),))
+    func = program(tensor("A", (4,)), tensor("B", (4,)), facts=FuncFacts(out_idx=(-1,)))
     assert signature_of(func).out_idx == (1,)
     with pytest.raises(ValueError, match="Out index conflict"):
         signature_of(func, [0])

@@ -7,7 +7,7 @@ import pytest
 from fake_driver import Driver, OnGpu
 from hosts import HANDLE, tensor
 
-from tilelang.ir import I32, I64, Func, If, Launch, Store, Var, const, load, seq, LaunchPlan
+from tilelang.ir import I32, I64, Func, If, Launch, Store, Var, const, load, seq, LaunchPlan, FuncFacts
 from tilelang.runtime.host_engine import HostLibrary, compile_object
 from tilelang.runtime.host_stub import stub_text
 from tilelang.runtime.launchers import CudaLauncher
@@ -68,7 +68,7 @@ def built(func, types):
 
 def function(tensors, body, scalars=()):
     handles = [Var(t.name + "_handle", HANDLE) for t in tensors]
-    return Func("main", (*handles, *scalars), tuple(zip(handles, tensors)), body, (("phase", "DEVICE"),))
+    return Func("main", (*handles, *scalars), tuple(zip(handles, tensors)), body, facts=FuncFacts(phase="DEVICE"))
 
 
 def touch(b):

@@ -339,7 +339,7 @@ def test_wrong_accesses_are_named(body, kind, text):
 
 
 def test_output_that_the_caller_did_not_give_is_uninitialised():
-    f = program({"A": ((32,), "int32")}, "A[tx] = A[tx] + 1", attrs='("tilelang_out_idx", (T.py(0),))')
+    f = program({"A": ((32,), "int32")}, "A[tx] = A[tx] + 1", facts="out_idx=(0,)")
     refused(f, [], "sim-uninitialized", "A (global)")
     assert run_device(f, [np.zeros(32, np.int32)]).outputs["A"].sum() == 32
 

@@ -18,7 +18,7 @@ GEMM = "T.gemm(a=T.region({a}, {pad}32, 32), b=T.region({b}, {pad}32, 16), c=T.r
 
 def barriers(name: str, counts: list[int]) -> str:
     return alloc(name, (len(counts),), "uint64", "shared.barrier")[:-1] + \
-        f', attrs=(("arrive", ({", ".join(f"T.py({c})" for c in counts)},)),))'
+        f", arrive={tuple(counts)})"
 
 
 def plain() -> object:

@@ -93,7 +93,7 @@ def test_roles():
     assert "wgmma" in consumer and not {"tma_load", "sync_threads", "cp_async"} & consumer
     assert [(m[1].name, tuple(m[2])) for m in launch.plan.tensor_maps] == [
         ("A", (64, 128)), ("B", (64, 128)), ("C", (64, 64))]
-    counts = {x.buffer.name: tuple(int(n) for n in x.buffer.attr("arrive")) for x in walk(launch)
+    counts = {x.buffer.name: tuple(int(n) for n in x.buffer.facts.arrive) for x in walk(launch)
               if hasattr(x, "buffer") and getattr(x.buffer, "scope_name", "") == "shared.barrier"}
     assert sorted(counts.values()) == [(1,) * 4, (8,) * 4]
     expected = [int(x.args[1].value) for x in walk(launch) if isinstance(x, Call) and x.op == "mbarrier_arrive_expect_tx"]

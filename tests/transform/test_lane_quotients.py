@@ -10,7 +10,7 @@ import tilelang
 import tilelang.language as T
 from tilelang.arith import Analyzer
 from tilelang.codegen.cuda.printer import print_kernel
-from tilelang.ir import Bind, Buffer, For, Func, Store, binary, const, dtype, fresh, seq, substitute, walk
+from tilelang.ir import Bind, Buffer, For, Func, Store, binary, const, dtype, fresh, seq, substitute, walk, FuncFacts
 from tilelang.runtime import nvrtc, sass
 from tilelang.target import Target
 from tilelang.transform.memory.lane_quotients import lane_quotients
@@ -33,7 +33,7 @@ def quotients_of(n, step, divisions, outer=""):
     stores = [Store(out, (const(2 * k + m),), binary(op, j, const(c)))
               for k, c in enumerate(divisions) for m, op in enumerate(("floordiv", "floormod"))]
     body = seq(Bind(x0, t * step), For(v, const(0), const(n), "unroll", seq(Bind(j, x0 + v), *stores)))
-    f = Func("f", (), (), body, (("phase", "DEVICE"),))
+    f = Func("f", (), (), body, facts=FuncFacts(phase="DEVICE"))
     after = lane_quotients(f, PassContext(None, {}))
     found = [s.value for s in walk(after.body) if isinstance(s, Store)]
     return (t, v, x0, j), [s.value for s in stores], found
@@ -80,7 +80,7 @@ def test_parts_of_lanes_leave_too():
     e = binary("floormod", binary("floordiv", x0, const(2)) + binary("floordiv", v, const(2)), const(16))
     out = Buffer("out", (1,), I32, "local")
     body = seq(Bind(x0, t * 8), For(v, const(0), const(8), "unroll", Store(out, (const(0),), e)))
-    f = Func("f", (), (), body, (("phase", "DEVICE"),))
+    f = Func("f", (), (), body, facts=FuncFacts(phase="DEVICE"))
     value = next(s.value for s in walk(lane_quotients(f, PassContext(None, {})).body) if isinstance(s, Store))
     assert value.op == "add" and Analyzer().simplify(value.b).same(binary("floordiv", v, const(2))), value
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from tilelang.errors import InternalError, TileLangError, error, register
-from tilelang.ir import (BOOL, F32, I32, Alloc, Bind, Binary, Buffer, Const, For, Func, If, Launch, Parallel, Seq, Store,
-                         Var, const, fresh, load, with_options)
+from tilelang.ir import (BOOL, F32, I32, Alloc, Bind, Binary, Buffer, Const, For, Func, If, Launch, Parallel, Seq, Store, Var,
+                         const, fresh, load, replace)
 from tilelang.ir.verify import verify
 from tilelang.transform import PassConfigKey
 from tilelang.transform.framework.config import ROWS, normalize_config
@@ -34,7 +34,7 @@ def nothing(func, cx):
 
 @pass_(needs=TILE)
 def mark(func, cx):
-    return with_options(func, seen=True)
+    return replace(func, attrs=(("seen", True),))
 
 
 @pass_(needs=TILE)
@@ -45,7 +45,7 @@ def fails(func, cx):
 def test_runner_times_and_recognises_unchanged_programs():
     cx, lines = quiet(debug=3)
     out = run_passes(vector_add(), [nothing, mark], cx)
-    assert out.attr("seen") is True
+    assert out.attrs == (("seen", True),)
     assert [(r.name, r.changed) for r in cx.records] == [("nothing", False), ("mark", True)]
     assert lines[0].startswith("# after nothing") and lines[0].endswith("(unchanged)")
     assert lines[1].startswith("# after mark") and not lines[1].endswith("(unchanged)")
@@ -103,7 +103,7 @@ def test_phase_attribute_follows_the_pass():
     def lowers(func, cx):
         return Func(func.name, func.params, func.buffers, Seq(()))
 
-    assert run_passes(vector_add(), [lowers], quiet()[0]).attr("phase") == THREADS_BOUND
+    assert run_passes(vector_add(), [lowers], quiet()[0]).facts.phase == THREADS_BOUND
 
 
 def rules(func, phase="TILE"):

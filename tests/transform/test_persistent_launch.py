@@ -301,7 +301,7 @@ def test_each_group_takes_its_own_queries(causal):
     func = attention(1, 2, 300, 64, causal=causal, bm=128, bn=64, threads=256).func
     tile = specialize_warps(legalized(func, HOPPER, options()), PassContext(HOPPER, options()))
     launch = next(x for x in walk(tile.body) if isinstance(x, Launch))
-    counts = {x.buffer.name: tuple(int(n) for n in x.buffer.attr("arrive")) for x in walk(launch)
+    counts = {x.buffer.name: tuple(int(n) for n in x.buffer.facts.arrive) for x in walk(launch)
               if getattr(getattr(x, "buffer", None), "scope_name", "") == "shared.barrier"}
     assert counts["Qs_full"] == (1, 1) and counts["Qs_empty"] == (4, 4)
     rng = np.random.default_rng(4)
@@ -336,7 +336,7 @@ def test_a_tile_that_all_groups_read_is_one_load():
             T.copy(Cf, C[bx * 128, 0])
 
     tile = specialize_warps(legalized(main.func, HOPPER, options()), PassContext(HOPPER, options()))
-    names = {x.buffer.name: len(x.buffer.attr("arrive")) for x in walk(tile.body)
+    names = {x.buffer.name: len(x.buffer.facts.arrive) for x in walk(tile.body)
              if getattr(getattr(x, "buffer", None), "scope_name", "") == "shared.barrier"}
     assert names["As_full"] == 1
     rng = np.random.default_rng(6)

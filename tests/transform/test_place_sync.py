@@ -30,7 +30,7 @@ def block(body, threads=N, locals_=()):
 
 def placed(f, **config):
     out = run_passes(f, [place_sync], PassContext(verify=True, config=config))
-    assert out.attr("phase") == "SYNCED" and parse(to_text(out)) == out
+    assert out.facts.phase == "SYNCED" and parse(to_text(out)) == out
     return out
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from pass_programs import F32, program
 
-from tilelang.ir import Alloc, Buffer, Evaluate, Load, Store, call, const, load, seq, walk, with_options
+from tilelang.ir import Alloc, Buffer, Evaluate, Load, Store, call, const, load, seq, walk, with_options, BufferFacts
 from tilelang.ir.verify import verify
 from tilelang.simulator.device.run import run_device
 from tilelang.transform.memory.flatten import flatten
@@ -61,7 +61,7 @@ def test_reuse_can_be_switched_off():
 
 def test_alignment():
     a = Buffer("a", (3,), F32, "shared.dyn")
-    b = Buffer("b", (2,), F32, "shared.dyn", attrs=(("align", 1024),))
+    b = Buffer("b", (2,), F32, "shared.dyn", facts=BufferFacts(align=1024))
     f = program("f", (G,), (1,), 32, lambda bl, t: seq(Alloc(a), Alloc(b), Store(a, (const(0),), const(1.0)), Store(
         b, (const(0),), const(1.0)), Store(a, (const(1),), const(1.0))))
     out = planned(with_options(f, phase="SYNCED"))
@@ -92,7 +92,7 @@ def test_barriers_share_their_space_with_nothing():
     """An mbarrier used at the start only, before two buffers that share one place."""
     from tilelang.ir import AddressOf, Func, dtype, replace
 
-    bar = Buffer("bar", (2,), dtype("uint64"), "shared.barrier", attrs=(("arrive", (1, 1)),))
+    bar = Buffer("bar", (2,), dtype("uint64"), "shared.barrier", facts=BufferFacts(arrive=(1, 1)))
     f: Func = chain()
     init = Evaluate(call("mbarrier_init", (AddressOf(bar, (const(0),)), const(1, "uint32")), "void"))
     launch = f.body

@@ -15,7 +15,7 @@ import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
 from tilelang.codegen.cuda.wgmma import SWIZZLES
 from tilelang.ir import (Buffer, Call, For, Func, If, Load, Store, const, dtype, fresh, load, replace, rewrite,
-                         rewrite_launches, walk, with_options)
+                         rewrite_launches, walk, with_options, FuncFacts)
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.target.register_forms import MAPPED, SUMMED, form_of, own_element, sum_form, value_form
@@ -216,7 +216,7 @@ def test_sums_that_are_no_reduction_keep_their_order():
             return with_options(x, any_order=order, reduction=None)
 
         launch = replace(kernel.launch, body=rewrite(kernel.launch.body, changed))
-        launch = order_register_reductions(Func("f", (), (), launch, (("phase", "DEVICE"),)), None).body
+        launch = order_register_reductions(Func("f", (), (), launch, facts=FuncFacts(phase="DEVICE")), None).body
         text = print_kernel(dataclasses.replace(kernel, launch=launch), fast_math=True)
         return re.search(r'add_P_0\(float& x0\) { asm volatile\("(.*?)" :', text).group(1).split("\\n")
 

@@ -46,7 +46,7 @@ def program(tensors: list[Buffer], locals_: list[tuple[Buffer, Any]], body: Any,
     inner: Stmt = Seq((*[Alloc(b) for b, _ in locals_], *stmts))
     launch = Launch(tuple(convert(g) for g in grid), bx, threads, t3, inner, LaunchPlan(layouts=layouts))
     handles = tuple(Var(b.name + "_handle", dtype("handle")) for b in tensors)
-    return Func("main", handles + scalars, tuple(zip(handles, tensors)), launch, (("phase", "TILE"),))
+    return Func("main", handles + scalars, tuple(zip(handles, tensors)), launch)
 
 
 def lowered(func: Func) -> Func:

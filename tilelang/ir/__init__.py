@@ -49,6 +49,7 @@ from .options import Options
 from .parser import ParseError, parse, register_literal
 from .places import (get_buffer_span, get_prim_func_span, get_stmt_span, make_span, set_buffer_span, set_stmt_span,
                      span_coverage, span_to_location)
+from .facts import BufferFacts, FuncFacts
 from .plans import LaunchPlan, LoopPlan, ParallelPlan
 from .printer import to_text
 from .span import Span

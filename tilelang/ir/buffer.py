@@ -9,6 +9,7 @@ from tilelang.errors import facts
 from .dtype import dtype
 from .expr import Expr, Var, as_dim, convert, is_const
 from .hook import Hook
+from .facts import BufferFacts
 from .nodes import Node, node
 from .span import Span
 
@@ -22,7 +23,7 @@ class Buffer(Node):
 
     shape: per dimension a Python int or an Expr.  strides: in elements, None for compact row-major.
     scope: one of SCOPES.  offset: elements from the start of the storage to element 0.
-    attrs: compile-time facts, sorted by key (e.g. align).
+    facts: what else is known of it (facts.py).
     """
 
     name: str
@@ -32,10 +33,11 @@ class Buffer(Node):
     strides_: tuple[Any, ...] | None = None
     offset: Any = 0
     data: Var = None  # type: ignore[assignment]
-    attrs: tuple[tuple[str, Any], ...] = ()
+    facts: BufferFacts = BufferFacts()
     span: Span | None = None
 
     _is_name: ClassVar[bool] = True
+    _options: ClassVar[str] = "facts"
 
     def __post_init__(self) -> None:
         if self.data is None:
@@ -57,7 +59,7 @@ class Buffer(Node):
 
     def scope(self) -> str:
         """The scope as users see it: a variable that holds a hardware descriptor says so."""
-        kind = self.attr("descriptor")
+        kind = self.facts.descriptor
         return f"local.descriptor.{kind}" if kind else self.scope_name
 
     @property
@@ -79,12 +81,6 @@ class Buffer(Node):
             out.append(step)
             step = step * d
         return tuple(as_dim(s) for s in reversed(out))
-
-    def attr(self, key: str, default: Any = None) -> Any:
-        for k, v in self.attrs:
-            if k == key:
-                return v
-        return default
 
     @property
     def is_static(self) -> bool:

@@ -26,7 +26,8 @@ else:
 # Provided by printer.py, which knows all classes of nodes.
 node_text: Hook[Callable[[Any], str]] = Hook("the text of a node")
 
-_PLAIN = {"str", "int", "bool", "dtype", "tuple[int, ...]", "tuple[int, int, int]", "CallOptions", "LoopPlan", "ParallelPlan"}
+_PLAIN = {"str", "int", "bool", "dtype", "tuple[int, ...]", "tuple[int, int, int]", "CallOptions", "LoopPlan", "ParallelPlan",
+          "BufferFacts", "FuncFacts"}
 _FIELDS: dict[type, tuple[str, ...]] = {}
 _NODE_FIELDS: dict[type, tuple[str, ...]] = {}
 NAME_BITS = 60  # low bits of such sets, for the variables and buffers that a node names (children.py)

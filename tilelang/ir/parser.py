@@ -11,6 +11,7 @@ from .buffer import AddressOf, Buffer, Load, Region
 from .call_options import CALL_OPTIONS
 from .expr import (BOOL, COMPARISONS, I32, LOGICAL, Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, Shuffle,
                    StringConst, Unary, Var)
+from .facts import BufferFacts, FuncFacts
 from .nodes import fields_of
 from .options import Options
 from .plans import LaunchPlan, LoopPlan, ParallelPlan
@@ -205,7 +206,7 @@ class _Parser:
         return Buffer(ast.literal_eval(args[0]), self.numbers(args[1]), dtype(ast.literal_eval(args[2])),
                       ast.literal_eval(self.keyword(call, "scope")),  # type: ignore[arg-type]
                       None if strides is None else self.numbers(strides),
-                      0 if offset is None else self.number(offset), data, self.attrs(call))
+                      0 if offset is None else self.number(offset), data, self.options(BufferFacts, call))
 
     def define(self, name: str, dt: dtype) -> Var:
         self.env[name] = v = Var(name, dt)
@@ -307,6 +308,7 @@ class _Parser:
         params = tuple(self.define(a.arg, dtype(a.annotation.attr)) for a in n.args.args)  # type: ignore[union-attr]
         buffers: list[tuple[Var, Buffer]] = []
         attrs: tuple[tuple[str, Any], ...] = ()
+        facts = FuncFacts()
         rest = list(n.body)
         while rest:
             match rest[0]:
@@ -325,8 +327,8 @@ class _Parser:
                     rest.pop(0)
         body = self.block(rest)
         if attr_node is not None:
-            attrs = self.attrs(attr_node)
-        return Func(n.name, params, tuple(buffers), body, attrs)
+            attrs, facts = self.attrs(attr_node), self.options(FuncFacts, attr_node)
+        return Func(n.name, params, tuple(buffers), body, attrs, facts)
 
 
 assert set(SYMBOLS) <= set(_OPS.values()), "an operator the printer writes has no reader"

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from .buffer import Buffer
     from .expr import Expr
 
-TILE, THREADS_BOUND, SYNCED, DEVICE = PHASES = ("TILE", "THREADS_BOUND", "SYNCED", "DEVICE")
-
 
 @options
 class LoopPlan(Options, LOWERED=("independent", "any_order", "kept"), DEVICE=("registers", "reduction", "maxima_first")):

@@ -205,7 +205,7 @@ class _Printer:
         if not (isinstance(b.offset, int) and b.offset == 0):
             text += f", offset={self.number(b.offset)}"
         # Storage: buffers of one storage name the same pointer; the first to name it introduces it.
-        return text + f', data="{self.name(b.data)}"' + self.attrs(b.attrs)
+        return text + f', data="{self.name(b.data)}"' + self.options(b.facts)
 
     def body(self, s: Stmt) -> None:
         self.depth += 1
@@ -299,8 +299,9 @@ class _Printer:
         for p, b in f.buffers:
             self.declared.add(id(b))
             self.emit(f"{self.name(b)} = T.match_buffer({self.name(p)}, {self.buffer_args(b)})")
-        if f.attrs:
-            self.emit(f"T.func_attr({self.attrs(f.attrs)[2:]})")
+        attrs = self.options(f.facts) + self.attrs(f.attrs)
+        if attrs:
+            self.emit(f"T.func_attr({attrs[2:]})")
         self.stmt(f.body)
         if len(self.lines) == before:
             self.emit("pass")

@@ -152,8 +152,9 @@ class _Script(_Printer):
         self.emit(f"def {f.name}({', '.join(f'{self.name(p)}: T.{_ctor(p.dtype)}' for p in f.params)}):")
         self.depth += 1
         before = len(self.lines)
-        if f.attrs:
-            self.emit(f"T.func_attr({self.attrs(f.attrs)[len(', annotations='):]})")
+        notes = _notes(f)
+        if notes:
+            self.emit(f"T.func_attr({self.attrs(notes)[len(', annotations='):]})")
         self._symbols(f)
         for p, b in f.buffers:
             self.declared.add(id(b))

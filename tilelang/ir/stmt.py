@@ -8,6 +8,7 @@ from .equal import alpha_equal
 from .buffer import Buffer, Region
 from .expr import Call, Expr, Var
 from .nodes import Node, dataclass_transform, fields_of, node
+from .facts import FuncFacts
 from .plans import LaunchPlan, LoopPlan, ParallelPlan
 from .span import Span
 
@@ -204,8 +205,8 @@ class Func(Node):
     """A program: parameters, host statements and launches.
 
     params: vars in signature order (tensor parameter A appears as handle var A_handle, scalars as themselves).
-    buffers: (param var, Buffer) of tensor parameters.  attrs: global_symbol, tilelang_out_idx,
-    tilelang_pass_configs, tilelang_compile_flags, phase (TILE | THREADS_BOUND | SYNCED | DEVICE).
+    buffers: (param var, Buffer) of tensor parameters.  attrs: user annotations.
+    facts: its phase, what its user asks of the compiler (facts.py).
     """
 
     name: str
@@ -213,13 +214,9 @@ class Func(Node):
     buffers: tuple[tuple[Var, Buffer], ...]
     body: Stmt
     attrs: Attrs = ()
+    facts: FuncFacts = FuncFacts()
     span: Span | None = None
-
-    def attr(self, key: str, default: Any = None) -> Any:
-        for k, v in self.attrs:
-            if k == key:
-                return v
-        return default
+    _options: ClassVar[str] = "facts"
 
     def same(self, other: object) -> bool:
         """Whether both are the same program up to the identities of what they define."""
@@ -236,19 +233,10 @@ class Func(Node):
 
 
 def with_options(n: Any, /, **changes: Any) -> Any:
-    """The same node with options set (None: back to the default)."""
-    if n._options:
-        old = getattr(n, n._options)
-        new = old.having(**changes)
-        return n if new is old else replace(n, **{n._options: new})
-    d = dict(n.attrs)
-    for k, v in changes.items():
-        if v is None:
-            d.pop(k, None)
-        else:
-            d[k] = v
-    attrs = tuple(sorted(d.items()))
-    return n if attrs == n.attrs else replace(n, attrs=attrs)
+    """The same node with options set in its record (None: back to the default).  Raises TypeError for others."""
+    old = getattr(n, n._options)
+    new = old.having(**changes)
+    return n if new is old else replace(n, **{n._options: new})
 
 
 def replace(n: Any, **changes: Any) -> Any:

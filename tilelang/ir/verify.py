@@ -22,7 +22,7 @@ from typing import Any
 from .buffer import AddressOf, Buffer, Load, Region
 from .expr import (COMPARISONS, LOGICAL, Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, StringConst, Unary, Var)
 from .nodes import Node
-from .plans import DEVICE, PHASES, SYNCED, THREADS_BOUND, TILE
+from .phases import DEVICE, PHASES, SYNCED, THREADS_BOUND, TILE
 from .record import record
 from .span import Span
 from .stmt import (Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq, Stmt, Store,

@@ -166,7 +166,7 @@ def _moved(b: Buffer, mapping: dict[Any, Any]) -> Buffer | None:
     if data is b.data and all(a is d for a, d in zip(new, dims)):
         return None
     rank = len(b.shape)
-    return Buffer(b.name, new[:rank], b.dtype, b.scope_name, b.strides_ and new[rank:-1], new[-1], data, b.attrs, span=b.span)
+    return Buffer(b.name, new[:rank], b.dtype, b.scope_name, b.strides_ and new[rank:-1], new[-1], data, b.facts, span=b.span)
 
 
 def free_vars(n: Any) -> set[Var]:

@@ -101,9 +101,9 @@ def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, 
         out_idx = _refuse_out_idx(out_idx)
     env.get_compile_timeout_seconds()  # a bad value is told before anything is compiled
     resolved, backend = resolve_target(target, execution_backend)
-    config = {**current_config(), **_as_dict(func.attr("tilelang_pass_configs")), **_as_dict(pass_configs)}
+    config = {**current_config(), **_as_dict(func.facts.pass_configs), **_as_dict(pass_configs)}
     config = normalize_config(config)
-    flags = flag_list(func.attr("tilelang_compile_flags")) + flag_list(compile_flags)
+    flags = flag_list(func.facts.compile_flags) + flag_list(compile_flags)
     resolve_out_idx(func, out_idx)
     return Request(func, out_idx, resolved, backend, config, flags,
                    env.get_default_verbose() if verbose is None else switch(verbose, "verbose"), given)

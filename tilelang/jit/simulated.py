@@ -51,7 +51,7 @@ class SimulatedEntry:
 
     def __init__(self, request: Request, sig: Signature, lowered: Func | None) -> None:
         self.request, self.sig = request, sig
-        self.program = with_options(lowered or request.func, tilelang_out_idx=sig.out_idx or None)
+        self.program = with_options(lowered or request.func, out_idx=sig.out_idx or None)
         apart = disjoint_parameters(request) if lowered is not None and request.backend != TILE else ()
         needed = needed_symbols(request.func, sig)
         text = stub_text(sig, _NoLaunch(), needed, ("check",), host_assumptions(request.func, sig), *apart)

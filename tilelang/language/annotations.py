@@ -12,6 +12,7 @@ from .tracing.flags import condition, words
 from .kernel import need_kernel
 from .loops import freeze_attr
 from .tracing.builder import need_builder
+from .tracing.recorder import FACTS
 from .tracing.state import describe, error
 
 
@@ -90,16 +91,16 @@ def annotate_restrict_buffers(*buffers: Buffer) -> None:
         if not isinstance(x, Buffer):
             raise error("annotation", f"T.annotate_restrict_buffers takes buffers, found {describe(x)}",
                         found=describe(x))
-    old = b.func_attrs.get("may_alias", ())
-    b.func_attrs["may_alias"] = (*old, *(x.name for x in buffers if x.name not in old))
+    old = b.facts.may_alias
+    b.facts = b.facts.having(may_alias=(*old, *(x.name for x in buffers if x.name not in old)))
 
 
 def annotate_pass_configs(configs: dict[Any, Any]) -> None:
     """Pass options of this function; options given at compile win."""
     b = need_builder("T.annotate_pass_configs")
-    old = dict(b.func_attrs.get("tilelang_pass_configs", ()))
+    old = dict(b.facts.pass_configs)
     old.update({str(getattr(k, "value", k)): freeze_attr(v) for k, v in entries(configs, "T.annotate_pass_configs")})
-    b.func_attrs["tilelang_pass_configs"] = tuple(sorted(old.items()))
+    b.facts = b.facts.having(pass_configs=tuple(sorted(old.items())))
 
 
 def annotate_compile_flags(flags: str | list[str]) -> None:
@@ -112,7 +113,7 @@ def annotate_compile_flags(flags: str | list[str]) -> None:
                     found=describe(flags))
     texts = [words(f, "a compile flag") for f in given]
     new = tuple(flags.split() if isinstance(flags, str) else texts)
-    b.func_attrs["tilelang_compile_flags"] = (*b.func_attrs.get("tilelang_compile_flags", ()), *new)
+    b.facts = b.facts.having(compile_flags=(*b.facts.compile_flags, *new))
 
 
 def assume(cond: Any) -> None:
@@ -129,7 +130,11 @@ def assume(cond: Any) -> None:
 def func_attr(attrs: dict[str, Any]) -> None:
     """Attributes of the function."""
     b = need_builder("T.func_attr")
-    b.func_attrs.update({str(k): freeze_attr(v) for k, v in attrs.items() if k != "global_symbol"})
+    for key, value in attrs.items():
+        if key in FACTS:
+            b.facts = b.facts.having(**{FACTS[key]: freeze_attr(value)})
+        elif key != "global_symbol":
+            b.func_attrs[str(key)] = freeze_attr(value)
     if "global_symbol" in attrs:
         b.name = str(attrs["global_symbol"])
 

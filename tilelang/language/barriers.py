@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Var, cast, const, convert
+from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Var, cast, const, convert, BufferFacts
 from tilelang.ir import dtype as DType
 
 from .tracing.builder import Emitted, need_builder
@@ -36,10 +36,9 @@ def _allocate(what: str, arrive_count: Any, cluster: bool) -> Buffer:
     if any(not f.once or isinstance(f, IfThreadFrame) for f in b.frames[b.frames.index(k) + 1:]):
         raise error("barrier-place", f"{what} inside a loop or branch: barriers live as long as the kernel",
                     hint="move it to the top of the kernel body")
-    attrs: tuple[tuple[str, Any], ...] = (("arrive", counts), *((("cluster", True),) if cluster else ()))
-    if what == "T.create_barriers":  # the program initialises them
-        attrs = ()
-    return b.allocate(Buffer(b.fresh_name("barrier"), (len(counts),), DType("uint64"), BARRIER, attrs=attrs, span=b.here()))
+    given = what != "T.create_barriers"  # those the program initialises
+    facts = BufferFacts(arrive=counts if given else None, cluster=given and cluster)
+    return b.allocate(Buffer(b.fresh_name("barrier"), (len(counts),), DType("uint64"), BARRIER, facts=facts, span=b.here()))
 
 
 def alloc_barrier(arrive_count: Any) -> Buffer:
@@ -96,7 +95,7 @@ def mbarrier_arrive(barrier: Any, cta_id: Any = None) -> Emitted:
     bar = barrier_of(barrier, "T.mbarrier_arrive")
     if cta_id is None:
         return emit_call("mbarrier_arrive", (bar,))
-    if not bar.buffer.attr("cluster"):
+    if not bar.buffer.facts.cluster:
         raise error("barrier-cta", f"cta_id needs a barrier of T.alloc_cluster_barrier, `{bar.buffer.name}` is the block's own",
                     found=f"`{bar.buffer.name}` of T.alloc_barrier")
     return emit_call("mbarrier_arrive_remote", (bar, _u32(cta_id, "cta_id")))

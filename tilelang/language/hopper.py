@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import I32, AddressOf, Alloc, Buffer, Const, Expr, Load, call, cast, const, convert, load
+from tilelang.ir import I32, AddressOf, Alloc, Buffer, Const, Expr, Load, call, cast, const, convert, load, BufferFacts
 from tilelang.ir import dtype as DType
 from tilelang.ops import Copy, Gemm, GemmWarpPolicy
 from tilelang.ops.plans import CopyPlan, GemmSchedule
@@ -151,7 +151,8 @@ def copy_cluster(src: Any, dst: Any, *, dst_block: Any = None, cluster_mask: Any
 
 def _own_barrier(b: Any, k: Any) -> tuple[Load, Load]:
     """A barrier for the blocking loads of one place in a kernel, and the parity of its phase; both at the kernel's top."""
-    bar = Buffer(b.fresh_name("arrived"), (1,), DType("uint64"), BARRIER, attrs=(("arrive", (k.num_threads,)),), span=b.here())
+    bar = Buffer(b.fresh_name("arrived"), (1,), DType("uint64"), BARRIER, facts=BufferFacts(arrive=(k.num_threads,)),
+                 span=b.here())
     parity = Buffer(b.fresh_name("phase"), (1,), I32, "local.var", span=b.here())
     k.stmts[:0] = [Alloc(bar, span=b.here()), Alloc(parity, const(0), span=b.here())]
     return load(bar, (const(0),)), load(parity, (const(0),))

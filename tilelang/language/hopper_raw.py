@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Buffer, Const, Expr, Load, as_bool, as_dim, binary, call, cast, const, convert,
-                         load)
+from tilelang.ir import (AddressOf, Buffer, Const, Expr, Load, as_bool, as_dim, binary, call, cast, const, convert, load,
+                         BufferFacts)
 from tilelang.ir.record import record
 from tilelang.target.mma import PTX_TYPES, operand_dtype
 from tilelang.target.tensor_map import STRIDE_ALIGN, TensorMap, refusal
@@ -30,7 +30,6 @@ from .tracing.state import describe, error
 from .tensor import dtype_of
 from .thread import emit_call
 
-DESCRIPTOR = "descriptor"  # Buffer attr: what a variable describes
 _MATRIX_SWIZZLES = {0: 0, 1: 128, 2: 64, 3: 32}
 _MAP_SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}
 _MAP_L2 = {0: 0, 1: 64, 2: 128, 3: 256}
@@ -53,7 +52,7 @@ def alloc_descriptor(kind: str = "wgmma", dtype: Any = "uint64") -> Buffer:
     if dt != "uint64":
         raise error("descriptor-operand", f"a wgmma descriptor has 64 bits, found {dt}",
                     expected="uint64", found=str(dt))
-    return b.allocate(Buffer(b.fresh_name("desc"), (1,), dt, "local.var", attrs=((DESCRIPTOR, kind),), span=b.here()))
+    return b.allocate(Buffer(b.fresh_name("desc"), (1,), dt, "local.var", facts=BufferFacts(descriptor=kind), span=b.here()))
 
 
 def alloc_wgmma_desc(dtype: Any = "uint64") -> Buffer:
@@ -66,7 +65,7 @@ def _descriptor(x: Any, what: str) -> Buffer:
         x = buffer_at(x)
     if isinstance(x, Load):
         x = x.buffer
-    if not isinstance(x, Buffer) or not x.attr(DESCRIPTOR):
+    if not isinstance(x, Buffer) or not x.facts.descriptor:
         raise error("descriptor-operand", f"{what} takes a descriptor, found {describe(x)}",
                     expected="a descriptor of T.alloc_wgmma_desc", found=describe(x),
                     hint="desc = T.alloc_wgmma_desc()")

@@ -6,7 +6,8 @@ import inspect
 import warnings
 from typing import Any
 
-from tilelang.ir import AddressOf, Alloc, Bind, Buffer, Call, Cast, Const, Expr, Load, Var, as_dim, cast, convert, walk
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Cast, Const, Expr, Load, Var, as_dim, cast, convert, walk,
+                         BufferFacts)
 from tilelang.ir import dtype as DType
 
 from .tracing.regions import BufferSlice
@@ -82,14 +83,9 @@ class TensorSpec:
 
     def buffer(self, name: str, data: Any = None, span: Any = None) -> Buffer:
         """The Buffer of a parameter of this type."""
-        attrs: dict[str, Any] = {}
-        if not self.compact:
-            attrs["any_strides"] = True
-        if self.align:
-            attrs["align"] = self.align
         offset = 0 if self.elem_offset is None else self.elem_offset
         return Buffer(name, self.shape, self.dtype, self.scope_name, self.strides, offset, data,
-                      tuple(sorted(attrs.items())), span=span)
+                      BufferFacts(align=self.align or 0), span=span)
 
     def __repr__(self) -> str:
         return f"T.Tensor({self.shape}, '{self.dtype}')"
@@ -394,7 +390,7 @@ def view(src: Any, shape: Any = None, dtype: Any = None) -> Buffer:
                     found=f"`{src.name}` with explicit strides")
     b = current_builder()
     name = b.fresh_name(f"{src.name}_view") if b else f"{src.name}_view"
-    out = Buffer(name, new_shape, dt, src.scope_name, None, src.offset, src.data, src.attrs, span=place())
+    out = Buffer(name, new_shape, dt, src.scope_name, None, src.offset, src.data, src.facts, span=place())
     if b:
         b.unnamed[id(out)] = out
     return out

@@ -55,7 +55,7 @@ def _form(op: Any, tile: Region, run: Region) -> str:
     if not is_const(run.extents[-1], n) or any(not is_const(e, 1) for e in run.extents[:-1]) or \
             not is_const(t.strides[-1], 1):
         return f"the tile of `{t.name}` is not contiguous"
-    if int(t.attr("align", UNIT)) < UNIT:
+    if (t.facts.align or UNIT) < UNIT:
         return f"`{t.name}` may start at no multiple of {UNIT} bytes"
     return ""
 

@@ -112,7 +112,7 @@ def resolve_out_idx(func: Func, out_idx: Any) -> tuple[int, ...]:
     results.  Raises ValueError for other types, positions out of range, duplicates, scalar or pointer parameters, and
     when both are given.
     """
-    own = func.attr("tilelang_out_idx")
+    own = func.facts.out_idx
     given = out_idx is not None and not (isinstance(out_idx, list) and not out_idx)
     if own and given:
         raise error("out-idx-conflict", f"Out index conflict: `{func.name}` returns tensors made by T.empty, and "

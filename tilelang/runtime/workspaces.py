@@ -27,7 +27,7 @@ class Workspaces:
         self.base = w.slot("i64")
         self.starts: dict[int, str] = {}  # by position in buffers
         end, self.zeroed = "0", "0"
-        order = sorted(range(len(buffers)), key=lambda k: not buffers[k].attr("zeroed"))
+        order = sorted(range(len(buffers)), key=lambda k: not buffers[k].facts.zeroed)
         for k in order:
             b = buffers[k]
             self.starts[k] = end
@@ -36,7 +36,7 @@ class Workspaces:
                 count = w.ins(f"mul i64 {count}, {size_of(d) if isinstance(d, Expr) else d}")
             room = w.ins(f"and i64 {w.ins(f'add i64 {count}, {ALIGN - 1}')}, {-ALIGN}")
             end = w.ins(f"add i64 {end}, {room}")
-            if b.attr("zeroed"):
+            if b.facts.zeroed:
                 self.zeroed = end
         self.total = w.ins(f"add i64 {end}, {ALIGN}")  # never nothing, which the driver refuses
 

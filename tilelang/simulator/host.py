@@ -114,7 +114,7 @@ def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int], alia
 
 
 def _by_param(func: Func, args: Arguments) -> dict[Var, Any]:
-    out_idx = func.attr("tilelang_out_idx") or ()
+    out_idx = func.facts.out_idx or ()
     outs = {i % len(func.params) for i in ((out_idx,) if isinstance(out_idx, int) else out_idx)}
     if isinstance(args, Mapping):
         names: dict[str, Var] = {}

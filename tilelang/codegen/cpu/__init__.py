@@ -93,7 +93,7 @@ def compile_tile(plan: CpuPlan) -> CpuProgram:
     """
     func = plan.func
     signature = _signature(func)
-    entry = clean(func.attr("global_symbol") or func.name) + "_entry"  # no name of a C function ends so
+    entry = clean(func.name) + "_entry"  # no name of a C function ends so
     module = Module(func.name)
     f = Fn(module, entry, "ptr", [(p.type, f"p{k}", "") for k, p in enumerate(signature)], linkage="", attrs="nounwind")
     one_thread = BlockState(ThreadValues(1, (), frozenset(), frozenset()), (1, 1, 1), ((0, 1),), LaneFaults())

@@ -142,7 +142,7 @@ class CoroutineLaunch:
 
     def _storage(self, f: Fn, own: str, sizes: list[str]) -> list[str]:
         """Addresses of a block's slots behind its state; mbarriers among them are initialised."""
-        arrivals: dict[Var, tuple[int, ...]] = {n.buffer.data: n.buffer.attr("arrive") or ()
+        arrivals: dict[Var, tuple[int, ...]] = {n.buffer.data: n.buffer.facts.arrive or ()
                                                 for n in walk(self.plan.launch.body, Alloc) if is_barrier_array(n.buffer)}
         places, at = [], f.at(own, "i8", str(self.state_bytes))
         for t, size in zip(self.plan.slots, sizes):

@@ -110,7 +110,7 @@ def _report_faults(host: HostFunction, faults: LaneFaults, fault_word: str) -> N
 def _block_function(frame: LaunchFrame) -> str:
     """define void @name_block(block ids, captured values, storage, scratch); its name."""
     host, s = frame.host, frame.plan.launch
-    may_alias, free = set(host.func.attr("may_alias") or ()), follows_addresses(s)
+    may_alias, free = set(host.func.facts.may_alias), follows_addresses(s)
     aliased = {id(b.data) for _, b in host.func.buffers if free or b.name in may_alias}
     params = [("i64", f"b{d}", "") for d in range(3)]
     for name, c in zip(frame.value_names, frame.captured):

@@ -123,7 +123,7 @@ class CudaPrinter(HopperCalls, Halves, CudaValues):
 
     def _workspace(self, b: Buffer) -> str:
         self.storage[b.data] = b.dtype
-        name = b.name if b.attr("zeroed") else self.namer(b.data, b.name)
+        name = b.name if b.facts.zeroed else self.namer(b.data, b.name)
         return f"{self.type_name(b.dtype, b.span)}* __restrict__ {name}"
 
     def _thread_indices(self) -> None:

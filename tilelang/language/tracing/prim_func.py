@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Buffer, Func, Seq, Span, Stmt, Var, seq, with_options
+from tilelang.ir import Buffer, Func, Seq, Span, Stmt, Var, seq
 from tilelang.ir import dtype as DType
 from tilelang.ir import replace as replace_node
 
 from .rewrite import Rewritten, rewrite_function
 from .builder import Builder, tracing
 from .python_errors import place_error, refine
+from .recorder import FACTS
 from ..reducer import check_reducers
 from .scope import UNDEFINED, Context
 from .state import error, need_function, place
@@ -48,15 +49,12 @@ class PrimFunc:
     @property
     def attrs(self) -> dict[str, Any]:
         """Attributes as a fresh dict; tuples that the interface calls lists are lists."""
-        out = {"global_symbol": self.func.name, **dict(self.func.attrs)}
-        if "tilelang_out_idx" in out:
-            out["tilelang_out_idx"] = list(out["tilelang_out_idx"])
-        for key in ("tilelang_pass_configs",):
-            if key in out:
-                out[key] = dict(out[key])
-        if "tilelang_compile_flags" in out:
-            out["tilelang_compile_flags"] = list(out["tilelang_compile_flags"])
-        return out
+        given = self.func.facts.given()
+        facts = {key: given[name] for key, name in FACTS.items() if name in given}
+        for key, kind in (("tilelang_out_idx", list), ("tilelang_pass_configs", dict), ("tilelang_compile_flags", list)):
+            if isinstance(facts.get(key), tuple):
+                facts[key] = kind(facts[key])
+        return {"global_symbol": self.func.name, **facts, **dict(self.func.attrs)}
 
     @property
     def name(self) -> str:
@@ -72,7 +70,10 @@ class PrimFunc:
             func = replace_node(func, name=str(changes.pop("global_symbol")))
         frozen = {k: tuple(v) if isinstance(v, list) else tuple(sorted(v.items())) if isinstance(v, dict) else v
                   for k, v in changes.items()}
-        return PrimFunc(with_options(func, **frozen), self.orig_func, self.defaults)
+        facts = func.facts.having(**{FACTS[k]: frozen.pop(k) for k in list(frozen) if k in FACTS})
+        attrs = {k: v for k, v in {**dict(func.attrs), **frozen}.items() if v is not None}
+        func = replace_node(func, facts=facts, attrs=tuple(sorted(attrs.items())))
+        return PrimFunc(func, self.orig_func, self.defaults)
 
     def script(self, show_meta: bool = False) -> str:
         """The program as text, for its readers (`tilelang.ir.to_text` gives what parses back)."""
@@ -271,12 +272,10 @@ def finish(b: Builder, name: str, order: list[str], span: Any) -> Func:
         var = Var(f"{o.name}_handle", DType("handle"), span=o.span)
         params.append(var)
         buffers.append((var, o))
-    attrs = dict(b.func_attrs)
-    if b.returned:
-        attrs["tilelang_out_idx"] = b.returned
+    facts = b.facts.having(out_idx=b.returned) if b.returned else b.facts
     body = seq(*b.root.stmts, span=span)
     return Func(name, tuple(params), tuple(buffers), body if b.root.stmts else Seq((), span=span),
-                tuple(sorted(attrs.items())), span=span)
+                tuple(sorted(b.func_attrs.items())), facts, span=span)
 
 
 def trace_prim_func(pyfunc: Callable[..., Any], caller_locals: dict[str, Any] | None = None) -> PrimFunc:

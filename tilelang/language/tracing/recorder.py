@@ -13,8 +13,8 @@ import numpy as np
 
 from tilelang import errors
 from tilelang.errors import facts
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, Load, Region, Span, Stmt, Store,
-                         TileOp, Var, cast, const, convert, walk)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, Load, Region, Span, Stmt, Store, TileOp,
+                         Var, cast, const, convert, walk, FuncFacts)
 from tilelang.ir import dtype as DType
 from tilelang.ir.hook import Hook
 from tilelang.target.intrinsics import is_pure
@@ -45,6 +45,10 @@ def reads_memory(e: Expr) -> bool:
 
 # `range` in the head of a for loop: provided by loops.py, which knows the kinds of loops.
 loop_of_range: Hook[Callable[..., Any]] = Hook("the loop of range")
+
+# Names of the interface for what the compiler knows of a function.
+FACTS = {"tilelang_out_idx": "out_idx", "tilelang_pass_configs": "pass_configs", "tilelang_compile_flags": "compile_flags",
+         "may_alias": "may_alias"}
 
 
 class Recorder:
@@ -77,7 +81,8 @@ class Recorder:
         self.hazard: tuple[Context, int, set[int]] | None = None
         self.kernel: Any = None
         self.kernels = 0
-        self.func_attrs: dict[str, Any] = {}
+        self.func_attrs: dict[str, Any] = {}  # the user's annotations
+        self.facts = FuncFacts()
         self.outputs: list[Buffer] = []
         self.returned: tuple[int, ...] | None = None
         self.params: dict[str, Any] = {}

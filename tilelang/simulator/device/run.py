@@ -150,7 +150,7 @@ class DeviceCompiler(MachineCompiler):
                                     expected=f"at most {room} bytes", found=f"{at + nbytes}",
                                     span=b.span, hint="the memory plan is too small")
                 else:
-                    align = max(ALIGN, int(dict(b.attrs).get("align", 0)), 1024 if self.maps else 0)
+                    align = max(ALIGN, b.facts.align, 1024 if self.maps else 0)
                     at = -(-end // align) * align
                     end = at + nbytes
                 out.append((self.slot(b.data), at))

@@ -25,7 +25,7 @@ def scalar_elements(op: TileOp) -> TileOp:
             return v
         b, n = v.buffer, v.buffer.dtype.lanes
         whole = Buffer(b.name, (*b.shape, n), b.dtype.scalar, b.scope_name, (*(s * n for s in b.strides), 1), b.offset * n,
-                       b.data, b.attrs, span=b.span)
+                       b.data, b.facts, span=b.span)
         return Region(whole, (*v.mins, const(0)), (*v.extents, n), span=v.span)
 
     vectors = isinstance(op, (Copy, Fill)) and any(isinstance(n, Region) and n.buffer.dtype.lanes > 1 for n in children(op))

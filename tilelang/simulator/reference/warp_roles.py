@@ -101,7 +101,7 @@ class TileBarrier:
 def _init(c: Any, e: Call) -> Closure:
     """mbarrier_init: of barriers whose buffer has no counts (attr `arrive`), which the program sets up itself."""
     bar, count = TileBarrier.of(c, e.args[0], e.span), c.expr(e.args[1])
-    if dict(bar.buffer.attrs).get("arrive") is not None:
+    if bar.buffer.facts.arrive is not None:
         return lambda f: np.int32(0)
 
     def run(f: LaneFrame) -> Value:
@@ -228,7 +228,7 @@ def barriers_of(block: TileBlock, b: Any, span: Any) -> list[Phases]:
     got = block.named.get(id(b))
     if got is not None:
         return got
-    counts = dict(b.attrs).get("arrive") or (0,) * math.prod(b.shape)
+    counts = b.facts.arrive or (0,) * math.prod(b.shape)
     if len(counts) != math.prod(b.shape):
         raise fault("sim-mbarrier", f"{b.name} has no arrival count for each of its barriers",
                     expected="an arrival count for each barrier", found=str(len(counts)), span=span,

@@ -38,7 +38,7 @@ def build_pass_data(func_or_mod: Any, target: Any = None, passes: Iterable[Any] 
     out = []
     for e in seen.events:
         record = difference(e.name, text_of(e.before), text_of(e.after), context)
-        out.append({**record, "seconds": e.seconds, "phase": e.after.attr("phase", "TILE"),
+        out.append({**record, "seconds": e.seconds, "phase": e.after.facts.phase,
                     "structure": inspect_structure(e.after)})
     return out
 
@@ -61,7 +61,7 @@ def inspect_structure(func_or_mod: Any) -> dict[str, Any]:
     body = _outline(func.body, buffers)
     params = {(b.name if (b := func.buffer_of(p)) is not None else p.name):
               _shape(b) if b is not None else f"{p.dtype}" for p in func.params}
-    return {"name": func.name, "phase": func.attr("phase", "TILE"), "params": params, "buffers": buffers, "body": body}
+    return {"name": func.name, "phase": func.facts.phase, "params": params, "buffers": buffers, "body": body}
 
 
 def _shape(b: Buffer) -> str:

@@ -122,7 +122,7 @@ def renamed(body: Stmt) -> Stmt:
             mapping[x.var] = fresh(x.var.name, x.var.dtype)
         elif isinstance(x, Alloc):
             b = x.buffer
-            mapping[b] = Buffer(b.name, b.shape, b.dtype, b.scope_name, b.strides_, b.offset, attrs=b.attrs,
+            mapping[b] = Buffer(b.name, b.shape, b.dtype, b.scope_name, b.strides_, b.offset, facts=b.facts,
                                 span=b.span)
     return substitute(body, mapping)
 

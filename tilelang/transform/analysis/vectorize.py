@@ -90,7 +90,7 @@ class Widths:
 
     def aligned(self, buffer: Buffer) -> int:
         """Bytes that the start of a global buffer is known to be a multiple of."""
-        align = int(buffer.attr("align", self.alignment))
+        align = buffer.facts.align or self.alignment
         return min(align, self.alignment) if self.alignment < MAX_BYTES else align
 
     def pieces(self, buffer: Buffer, indices: tuple[Expr, ...], lanes: list[tuple[Expr, ...]], analyzer: Analyzer,

@@ -89,7 +89,7 @@ def _name(n: Node, any_: bool) -> str:
     if isinstance(n, Copy) and (n.plan.by_hand or n.plan.dst_block is not None):
         return "T.tma_copy" if n.plan.by_hand else "T.copy_cluster"
     if isinstance(n, Alloc) and n.buffer.scope_name == "shared.barrier":
-        return "T.alloc_cluster_barrier" if n.buffer.attr("cluster") else "T.alloc_barrier"
+        return "T.alloc_cluster_barrier" if n.buffer.facts.cluster else "T.alloc_barrier"
     return "T.ClusterKernel" if isinstance(n, Launch) and cluster_of(n) is not None else ""
 
 

@@ -25,8 +25,8 @@ def plan_cpu(func: Func, host: HostCpu | None = None) -> CpuPlan:
 
     Raises cpu-unsupported at the user's line for what the CPU target does not compile.
     """
-    if func.attr("phase", "TILE") != "TILE":
-        raise unsupported(f"a program in phase {func.attr('phase')}", span=func.span,
+    if func.facts.phase != "TILE":
+        raise unsupported(f"a program in phase {func.facts.phase}", span=func.span,
                           hint="the CPU target starts from the tile program")
     host = host or host_cpu()
     func = launch_host_statements(func)

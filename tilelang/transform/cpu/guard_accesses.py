@@ -73,7 +73,7 @@ def guard_accesses(func: Func) -> Func:
     tl.disable_safe_memory_legalize says so.
     Raises cpu-out-of-bounds for accesses of block memory that certainly leave it.
     """
-    settings = dict(func.attr("tilelang_pass_configs") or ())
+    settings = dict(func.facts.pass_configs)
     guarded = not settings.get("tl.disable_safe_memory_legalize", False)
     return replace(func, body=_host(func.body, _Guards(guarded, Analyzer(), frozenset())))
 

@@ -97,11 +97,11 @@ def pass_(needs: str, gives: str | None = None) -> Callable[[PassFn], PassFn]:
 
         @functools.wraps(fn)
         def run(func: Func, cx: PassContext) -> Func:
-            at = func.attr("phase", TILE)
+            at = func.facts.phase
             if at != needs:
                 raise InternalError(f"pass {info.name} needs a program in phase {needs}, found {at}")
             out = fn(func, cx)
-            return out if out.attr("phase", TILE) == after else with_options(out, phase=after)
+            return out if out.facts.phase == after else with_options(out, phase=after)
 
         run.info = info  # type: ignore[attr-defined]
         return run
@@ -135,11 +135,11 @@ def _steps(func: Func, passes: Iterable[PassFn], cx: PassContext,
            seen_by: Sequence[PassEventObserver]) -> Iterator[tuple[str, Func, Func, float, bool]]:
     """The passes run one after another: (name, program before, program after, seconds, whether it changed)."""
     # A program in TILE is the user's: the first pass tells mistakes better than the verifier, which runs after it.
-    checked = cx.verify and func.attr("phase", TILE) != TILE
+    checked = cx.verify and func.facts.phase != TILE
     traced = trace_mode() in ("1", "terminal", "both") or is_truthy(env.get_pass_diff_mode())
     if checked:
         _check(func, None, func, cx)
-    if cx.option(PassConfigKey.TL_AST_PRINT_ENABLE) and func.attr("phase", TILE) == TILE:
+    if cx.option(PassConfigKey.TL_AST_PRINT_ENABLE) and func.facts.phase == TILE:
         cx.report(f"# {func.name} before the first pass\n{text_of(func)}")
     for p in passes:
         info: PassInfo = p.info  # type: ignore[attr-defined]
@@ -188,16 +188,16 @@ def _changed(before: Func, after: Func) -> bool:
         return False
     if before.body is not after.body or before.params != after.params or before.buffers != after.buffers:
         return True
-    return with_options(before, phase=None).attrs != with_options(after, phase=None).attrs
+    return before.attrs != after.attrs or before.facts.having(phase=None) != after.facts.having(phase=None)
 
 
 def _check(func: Func, name: str | None, before: Func, cx: PassContext) -> None:
-    findings = verify(func, func.attr("phase", TILE))
+    findings = verify(func, func.facts.phase)
     if findings:
         text = "\n".join(str(f) for f in findings)
         who = f"after pass {name}" if name else "before the first pass"
         folder = save_report(before, name or "verify", cx, f"{text}\n\n{text_of(func)}")
-        raise InternalError(f"`{func.name}` is not a valid {func.attr('phase', TILE)} program {who}:\n{text}\n"
+        raise InternalError(f"`{func.name}` is not a valid {func.facts.phase} program {who}:\n{text}\n"
                             f"report: {folder}")
 
 

@@ -22,7 +22,7 @@ from ..analysis.pipeline_loops import is_pipelined
 def read_after_write(func: Func) -> tuple[tuple[str, str], ...]:
     """(written, read) names of tensor and pointer parameters that some launch reads behind a write of the other, less those
     that the program lets overlap itself (T.annotate_restrict_buffers)."""
-    free = set(func.attr("may_alias") or ())
+    free = set(func.facts.may_alias)
     names = {b.data: b.name for _, b in func.buffers} | {p: p.name for p in func.params if func.buffer_of(p) is None}
     out: dict[tuple[str, str], None] = {}
     for x in walk(func.body):
@@ -50,7 +50,7 @@ def parameter_names(func: Func) -> tuple[str, ...]:
 
 def overlapping(func: Func, noalias: bool) -> bool:
     """Whether a launch must run in the order of the program, since tensors it writes and then reads may overlap."""
-    free = set(func.attr("may_alias") or ()) if noalias else set(parameter_names(func))
+    free = set(func.facts.may_alias) if noalias else set(parameter_names(func))
     return bool(free) and any(_free_pairs(func, x, free) for x in walk(func.body, Launch))
 
 
@@ -59,7 +59,7 @@ def keep_order(func: Func, cx: PassContext) -> Func:
     """Loops of launches whose tensors may overlap are not pipelined; launch attr `overlapping`: the tensors that conflict
     with each other (place_sync)."""
     noalias = bool(cx.option(PassConfigKey.TIR_NOALIAS))
-    free = set(func.attr("may_alias") or ()) if noalias else set(parameter_names(func))
+    free = set(func.facts.may_alias) if noalias else set(parameter_names(func))
 
     def serial(launch: Launch) -> Launch:
         found = _free_pairs(func, launch, free)

@@ -110,7 +110,7 @@ def _set_up(launch: Launch, made: list[Buffer], remote: bool) -> Launch:
 
     thread = linear_thread(launch)
     inits = [do("mbarrier_init", AddressOf(b, (const(k),)), const(n, "uint32"))
-             for b in made for k, n in enumerate(b.attr("arrive") or ())]
+             for b in made for k, n in enumerate(b.facts.arrive or ())]
     meet = do("cluster_sync" if cluster_of(launch) is not None else "sync_threads")
     setup: list[Stmt] = [Alloc(b, span=b.span) for b in made]
     if inits:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Buffer, Call, Expr, Func, Launch, Stmt, Var, dtype, free_vars, rebuild, replace, walk,
-                         with_options, LaunchPlan)
+                         with_options, LaunchPlan, BufferFacts)
 from tilelang.ir.record import record
 from tilelang.ir.stmt import For, If, Seq, While
 from tilelang.target.tensor_map import TensorMap, tensor_maps_of
@@ -16,7 +16,7 @@ from ..analysis.effects import effects
 
 
 # The counter that T.sync_grid waits on (codegen/prelude_memory.cuh, sync_grid); the name is kept free for it.
-GRID_BARRIER = Buffer("grid_barrier_", (1,), dtype("uint32"), attrs=(("zeroed", True),))
+GRID_BARRIER = Buffer("grid_barrier_", (1,), dtype("uint32"), facts=BufferFacts(zeroed=True))
 
 
 @record
@@ -81,12 +81,12 @@ def split_host(func: Func) -> LoweredProgram:
     Kernel names: `<func>_kernel`, further launches `<func>_kernel_1`, …
     """
     kernels: list[DeviceKernel] = []
-    base = re.sub(r"[^A-Za-z0-9_]", "_", func.attr("global_symbol") or func.name)  # the name of a C function
+    base = re.sub(r"[^A-Za-z0-9_]", "_", func.name)  # the name of a C function
 
     def visit(s: Any) -> Any:
         if isinstance(s, Launch):
             name = s.plan.cuda_entry or f"{base}_kernel" + (f"_{len(kernels)}" if kernels else "")
-            named = with_options(s, name=name, may_alias=func.attr("may_alias") or s.plan.may_alias)
+            named = with_options(s, name=name, may_alias=func.facts.may_alias or s.plan.may_alias)
             kernels.append(_kernel(func, named, name))
             return named
         if isinstance(s, tuple):

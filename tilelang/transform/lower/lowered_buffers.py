@@ -7,8 +7,8 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.arith import Analyzer, known_divisor
-from tilelang.ir import (Alloc, Buffer, Call, Expr, Func, Launch, Load, Ramp, Stmt, Var, cast, const, contains, convert,
-                         dtype, fresh, seq, substitute, walk, with_options)
+from tilelang.ir import (Alloc, Buffer, Call, Expr, Func, Launch, Load, Ramp, Stmt, Var, cast, const, contains, convert, dtype,
+                         fresh, seq, substitute, walk, with_options, BufferFacts)
 from tilelang.layout import RowMajor, linear_layout, swizzled_layout
 from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.distribute import conjunction
@@ -102,7 +102,7 @@ class LoweredBuffers:
         got = self.lowered.get(buffer)
         if got is None:
             frag = self.layout_of(buffer)
-            got = Buffer(buffer.name, (frag.registers,), buffer.dtype, "local", data=buffer.data, attrs=buffer.attrs,
+            got = Buffer(buffer.name, (frag.registers,), buffer.dtype, "local", data=buffer.data, facts=buffer.facts,
                          span=buffer.span)
             self.lowered[buffer] = got
         return got
@@ -113,11 +113,11 @@ class LoweredBuffers:
         if got is None:
             layout = self.layout_of(buffer)
             got = Buffer(buffer.name, (layout.size,), buffer.dtype, buffer.scope_name, data=buffer.data,
-                         attrs=buffer.attrs, span=buffer.span)
+                         facts=buffer.facts, span=buffer.span)
             if buffer.data in self.panelled:  # the hardware swizzles bits of the address
-                got = with_options(got, align=max(int(buffer.attr("align", 0) or 0), 8 * layout.swizzle.bytes))
+                got = with_options(got, align=max(buffer.facts.align, 8 * layout.swizzle.bytes))
             if buffer.data in self.aligned:
-                got = with_options(got, align=max(int(got.attr("align", 0) or 0), self.aligned[buffer.data]))
+                got = with_options(got, align=max(got.facts.align, self.aligned[buffer.data]))
             self.lowered[buffer] = got
         return got
 
@@ -139,7 +139,7 @@ class LoweredBuffers:
         return buffer, indices
 
     def new_local(self, name: str, size: int, dt: Any) -> Buffer:
-        out = Buffer(name, (size,), dtype(dt), "local", attrs=(("align", 16),))
+        out = Buffer(name, (size,), dtype(dt), "local", facts=BufferFacts(align=16))
         self.allocs.append(out)
         return out
 

@@ -19,7 +19,7 @@ from tilelang.arith import Analyzer
 from tilelang.arith.simplify import extent_bounds
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Region, Seq,
                          Stmt, Store, While, binary, call, const, dtype, is_const, load, replace, rewrite_launches, seq,
-                         stmts_of, walk, with_options)
+                         stmts_of, walk, with_options, BufferFacts)
 from tilelang.layout import linear_layout
 from tilelang.ops import AtomicTile, Copy, Transpose
 from tilelang.ops.bulk import as_boxes, bulk_bytes, run_unsupported
@@ -226,7 +226,7 @@ class _Copies:
         if not run:
             return []
         bar = Buffer("_".join(c.dst.buffer.name for c in run) + "_ready", (1,), dtype("uint64"), "shared.barrier",
-                     attrs=(("arrive", (1,)),))
+                     facts=BufferFacts(arrive=(1,)))
         at = AddressOf(bar, (const(0),))
         self.setup.append(Alloc(bar))
         self.inits.append(_do("mbarrier_init", at, const(1, "uint32")))

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Alloc, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, While, binary, call,
-                         const, dtype, seq, walk)
+from tilelang.ir import (Alloc, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, While, binary, call, const,
+                         dtype, seq, walk, BufferFacts)
 from tilelang.ops import Copy
 from tilelang.ops.atomic import AtomicTile
 from tilelang.ops.tma_store import PANEL, ROWS_OF_STEP, uses_group_barriers
@@ -130,7 +130,7 @@ class TmaStores:
         got = self.stages.get(key)
         if got is None:
             got = Buffer("staging", (panels * ROWS_OF_STEP * self.width * 8 // dt.bits,), dt, "shared.dyn",
-                         attrs=(("align", 1024), ("ordered", True)))
+                         facts=BufferFacts(align=1024, ordered=True))
             self.stages[key] = got
         return got
 

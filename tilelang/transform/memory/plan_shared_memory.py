@@ -118,7 +118,7 @@ def _spans(body: list[Stmt], buffers: list[Buffer]) -> list[_Span]:
     for b in buffers:
         first, last = (-1, end) if b.scope_name == BARRIER else life.get(b.data, (-1, -1))
         # What TMA reads of an ordered buffer may still be on its way when the next statement runs.
-        out.append(_Span(b, first, end if b.attr("ordered") else last))
+        out.append(_Span(b, first, end if b.facts.ordered else last))
     return out
 
 
@@ -126,7 +126,7 @@ def _place(spans: list[_Span], reuse: bool) -> int:
     """First fit, largest first; returns the bytes needed."""
     done: list[_Span] = []
     for s in sorted(spans, key=lambda s: (-s.bytes, s.first)):
-        align = max(ALIGN, int(s.buffer.attr("align", 0) or 0))
+        align = max(ALIGN, s.buffer.facts.align)
         busy = sorted((d.offset, d.offset + d.bytes) for d in done
                       if not reuse or not (d.last < s.first or s.last < d.first))
         at = 0

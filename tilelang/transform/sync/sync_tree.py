@@ -118,7 +118,7 @@ class TreeBuilder:
 
     def access(self, e: Effect, s: Stmt, loops: tuple[Loop, ...], conds: tuple[Expr, ...]) -> Access | None:
         b = e.buffer
-        if b.scope_name not in _SHARED and e.storage not in self.watched or b.attr("ordered"):
+        if b.scope_name not in _SHARED and e.storage not in self.watched or b.facts.ordered:
             return None
         if e.storage in self.overlapping:  # wherever each of them lies
             return Access(_ANYWHERE, e.reads, e.writes, _update(e, s), None, 1, loops, conds, False,
