@@ -1,9 +1,10 @@
 """Which tests a plain `python -m pytest` runs, and which may be skipped.
 
 A plain run takes a part of every test function: as many of its cases, spread evenly, as fit into BUDGET seconds of processor
-time, and at least one.  So every file, and with it every operation, pass, element type and backend, is represented.
-seconds.json holds how long a case takes, for functions whose cases together take longer than that; `--full --record-seconds`
-renews it.  Everything runs with --full, and whatever is named on the command line (files, -k, -m) runs whole.
+time, and at least one.  So every file, and with it every operation, pass, element type and backend, is represented.  Only
+functions whose single case takes longer than LONGEST are left out, but for those marked `core`.  seconds.json says how long a
+case takes of functions that need another number of cases than ASSUMED gives; `--full --record-seconds` renews it.
+Everything runs with --full, and whatever is named on the command line (files, -k, -m) runs whole.
 
 skips.txt names the modules and tests that need something which a machine may lack, one a line after what that is (MISSING).
 Those that need torch are skipped where it is not installed.  --listed-skips-only fails the run when a test is skipped that
@@ -24,7 +25,7 @@ import pytest
 
 FOLDER = pathlib.Path(__file__).parent
 SECONDS, SKIPS = FOLDER / "seconds.json", FOLDER / "skips.txt"
-BUDGET = 0.3
+BUDGET, ASSUMED, LONGEST = 0.2, 0.1, 2.5
 SPENT = "processor seconds"  # property of reports
 TORCH = "torch is not installed"
 
@@ -73,11 +74,11 @@ def default_marks(config: Any) -> str:
     return line.partition("-m ")[2].strip("'\"")
 
 
-def part_of(count: int, seconds: float | None) -> set[int]:
-    """Which of `count` cases of a function run.  seconds: of one case, None where all fit."""
-    if seconds is None:
-        return set(range(count))
-    taken = max(1, min(count, int(BUDGET / seconds)))
+def part_of(count: int, seconds: float = ASSUMED, core: bool = False) -> set[int]:
+    """Which of `count` cases of a function run.  seconds: of one case.  core: at least one does."""
+    if seconds > LONGEST and not core:
+        return set()
+    taken = max(1, min(count, int(BUDGET / max(seconds, 1e-3))))
     return {i * count // taken for i in range(taken)}
 
 
@@ -92,7 +93,8 @@ def keep_part(config: Any, items: list[Any]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") is None and item.get_closest_marker("slow") is None:
             functions.setdefault(function_of(item.nodeid), []).append(item)
-    kept = {id(cases[k]) for name, cases in functions.items() for k in part_of(len(cases), seconds.get(name))}
+    kept = {id(cases[k]) for name, cases in functions.items()
+            for k in part_of(len(cases), seconds.get(name, ASSUMED), cases[0].get_closest_marker("core") is not None)}
     _keep(config, items, lambda i: id(i) in kept)
 
 
@@ -199,12 +201,13 @@ class Watch:
             SECONDS.write_text(self.text(), encoding="utf-8")
 
     def text(self) -> str:
-        """seconds.json: functions whose cases together exceed BUDGET; those that did not run keep what stands there."""
+        """seconds.json: functions of whose cases another number runs than ASSUMED gives; others keep what stands there."""
         found = json.loads(SECONDS.read_text(encoding="utf-8")) if SECONDS.exists() else {}
         for name, times in self.seconds.items():
+            mean = round(sum(times) / len(times), 3)
             found.pop(name, None)
-            if sum(times) > BUDGET and len(times) > 1:
-                found[name] = round(sum(times) / len(times), 3)
+            if part_of(len(times), mean) != part_of(len(times)):
+                found[name] = mean
         found = {name: s for name, s in found.items() if (FOLDER.parent / name.partition("::")[0]).exists()}
         return "{\n" + ",\n".join(f" {json.dumps(name)}: {s}" for name, s in sorted(found.items())) + "\n}\n"
 

@@ -17,7 +17,7 @@ import tilelang
 
 HERE = Path(__file__).resolve().parent
 CODE = HERE / "code.json"
-SHARES = 8  # parts of the cases, which run beside each other
+SHARES = 16  # parts of the cases, which run beside each other
 
 
 def share_of(name: str) -> int:
@@ -44,6 +44,8 @@ def told(case: str, target: str, want: list[str], got: list[str]) -> str:
     return f"{case}, {target}: {what}\n    expected {want}\n    found    {got}"
 
 
+@pytest.mark.core
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("share", range(1, SHARES + 1))
 def test_generated_code_is_that_of_the_digests(share, tmp_path, request):
     out = tmp_path / "digests.json"

@@ -24,7 +24,7 @@ from tilelang.transform.registers.order_register_reductions import MIN_CHAINS, b
 from tilelang.transform.analysis.register_graph import NEVER, Graph, Node, needed, running_after, states
 from tilelang.transform.registers.shorten_live_ranges import multiplies
 from tilelang.transform.registers.register_resident import move, keep_in_registers
-from transform.test_product_registers import both_ways, marked, numbers
+from transform.test_accumulator_registers import both_ways, marked, numbers
 
 passes = sys.modules["tilelang.transform.registers.accumulator_registers"]
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
