@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import keyword
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from .dtype import dtype
@@ -41,6 +42,16 @@ def literal_dtype(buffer: Buffer, indices: tuple[Expr, ...]) -> dtype:
     """The dtype a Load of these indices has unless stated otherwise."""
     lanes = max([i.dtype.lanes for i in indices], default=1)
     return buffer.dtype.with_lanes(buffer.dtype.lanes * lanes)
+
+
+def _statements(v: Any) -> tuple[Any, ...]:
+    """The statements that a field of a statement holds, or the records that hold some."""
+    if isinstance(v, tuple):
+        return tuple(x for y in v for x in _statements(y))
+    if isinstance(v, Stmt):
+        return (v,)
+    holds = not isinstance(v, (Node, type)) and is_dataclass(v) and any(_statements(getattr(v, f.name)) for f in fields(v))
+    return (v,) if holds else ()
 
 
 class _Printer:
@@ -273,7 +284,36 @@ class _Printer:
                 plan = self.options(s.plan) if s._options else ""  # type: ignore[attr-defined]
                 self.emit(f"T.{s.op_name}({', '.join(fields)}{plan}{self.attrs(s.attrs)})")
             case _:
-                raise TypeError(f"no text for statement {type(s).__name__}")
+                self.backend_stmt(s)
+
+    def backend_stmt(self, s: Any) -> None:
+        """A statement that one backend alone has, or a record in it: name and values, then the statements in it.
+
+        This text is for reading: the parser knows the statements of the language alone.
+        """
+        values = {f.name: getattr(s, f.name) for f in fields(s) if f.name != "span"}
+        shown = ", ".join(f"{k}={self.short(v)}" for k, v in values.items() if not _statements(v))
+        self.emit(f"with {type(s).__name__}({shown}):")
+        self.depth += 1
+        for k, v in values.items():
+            for x in _statements(v):
+                self.emit(f"# {k}")
+                (self.stmt if isinstance(x, Stmt) else self.backend_stmt)(x)
+        self.depth -= 1
+
+    def short(self, v: Any) -> str:
+        """A value as text: records as Name(field=value, ...), sets of names sorted."""
+        if isinstance(v, (Var, Buffer)):
+            return self.name(v)
+        if isinstance(v, Node):
+            return self.value(v)
+        if isinstance(v, tuple):
+            return f"({', '.join(map(self.short, v))})"
+        if isinstance(v, Set):
+            return f"{{{', '.join(sorted(map(self.short, v)))}}}"
+        if is_dataclass(v):
+            return f"{type(v).__name__}({', '.join(f'{f.name}={self.short(getattr(v, f.name))}' for f in fields(v))})"
+        return repr(v)
 
     def _symbols(self, f: Func) -> None:
         """Declarations of the symbols in shapes, strides and offsets of parameters."""

@@ -33,7 +33,7 @@ _SM90A = {"wgmma_wait": "T.wait_wgmma", "wgmma_fence": "T.warpgroup_arrive", "wg
           "wgmma": "T.ptx_wgmma_ss", "wgmma_descriptor": "T.initialize_wgmma_descriptor",
           "wgmma_pin": "T.warpgroup_fence_operand", "set_max_nreg": "T.set_max_nreg"}
 
-# What the CPU does as well: codegen/cpu/actors.py, clusters.py, wgmma.py, descriptors.py and boxes.py.
+# What the CPU does as well: codegen/cpu/barriers.py, clusters.py, wgmma.py, descriptors.py and boxes.py.
 _ON_CPU = {"mbarrier_init", "mbarrier_arrive", "mbarrier_wait", "mbarrier_expect_tx", "mbarrier_arrive_expect_tx",
            "cp_async_mbarrier_arrive", "fence_proxy_async", "fence_mbarrier_init", "bulk_commit", "bulk_wait", "wgmma_wait",
            "wgmma_fence", "wgmma_commit", "wgmma_pin", "set_max_nreg", "mbarrier_arrive_remote", "cluster_rank",
@@ -68,7 +68,7 @@ def check_hopper(func: Func, cx: PassContext) -> Func:
 
 
 def _check_cpu(func: Func, target: Any) -> None:
-    """Refuse what codegen/cpu has no meaning for."""
+    """Diagnose what the CPU target does not compile."""
     for n in walk(func):
         if isinstance(n, Call) and n.op not in _ON_CPU and (name := _name(n, True)):
             wants = "sm_90a" if _name(n, False) else "sm_90 or newer"

@@ -1,0 +1,79 @@
+"""Guards of tensor accesses, tests in front of nests, and accesses of block memory that certainly leave it."""
+
+import pytest
+from planned import planned_body, text_of
+
+import tilelang.language as T
+from tilelang.errors import TileLangError
+from tilelang.ir import walk
+from tilelang.target.cpu_launch import CheckedLoad, CheckedStore, NestVersions, TileLoops
+
+
+def _guards(s):
+    return {(type(n).__name__, n.buffer.name): n.guards for n in walk(s, CheckedLoad, CheckedStore)}
+
+
+def test_a_nest_at_the_edge_has_two_versions():
+    @T.prim_func
+    def main(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+        with T.Kernel(4, threads=32) as bx:
+            for i in T.Parallel(32):
+                B[bx * 32 + i] = A[bx * 32 + i]
+
+    (code,) = planned_body(main).codes
+    assert isinstance(code.body, NestVersions)
+    assert _guards(code.body.inside) == {("CheckedLoad", "A"): (), ("CheckedStore", "B"): ()}
+    assert _guards(code.body.edge) == {("CheckedLoad", "A"): (0,), ("CheckedStore", "B"): (0,)}
+    (test,) = code.body.tests
+    assert test.size == 100 and not test.test_low
+    assert "edge" in text_of(main)
+
+
+def test_what_is_proven_needs_no_guard():
+    @T.prim_func
+    def main(A: T.Tensor((128,), "float32"), B: T.Tensor((128,), "float32")):
+        with T.Kernel(4, threads=32) as bx:
+            for i in T.Parallel(32):
+                B[bx * 32 + i] = A[bx * 32 + i]
+
+    (code,) = planned_body(main).codes
+    assert not isinstance(code.body, NestVersions)
+    assert _guards(code.body) == {("CheckedLoad", "A"): (), ("CheckedStore", "B"): ()}
+
+
+def test_an_index_from_memory_is_guarded():
+    @T.prim_func
+    def main(A: T.Tensor((128,), "float32"), N: T.Tensor((32,), "int32"), B: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                B[i] = A[N[i]]
+
+    (code,) = planned_body(main).codes
+    assert _guards(code.body) == {("CheckedLoad", "A"): (0,), ("CheckedLoad", "N"): (), ("CheckedStore", "B"): ()}
+
+
+def test_a_copy_is_clipped_where_it_may_leave_the_tensor():
+    @T.prim_func
+    def main(A: T.Tensor((100, 64), "float32"), B: T.Tensor((128, 64), "float32")):
+        with T.Kernel(4, threads=32) as bx:
+            s = T.alloc_shared((32, 64), "float32")
+            T.copy(A[bx * 32, 0], s)
+            T.copy(s, B[bx * 32, 0])
+
+    (code,) = planned_body(main).codes
+    read, write = walk(code.body, TileLoops)
+    assert read.src.clipped == ((0, 0),) and read.dst.clipped == ()
+    assert write.src.clipped == write.dst.clipped == ()
+
+
+def test_block_memory_is_not_left():
+    @T.prim_func
+    def main(B: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_shared((8,), "float32")
+            for i in range(9):
+                s[i] = 1.0
+            T.copy(s, B)
+
+    with pytest.raises(TileLangError, match="s is accessed at index 8 of dimension 0, which has 8 elements"):
+        planned_body(main)
