@@ -17,6 +17,7 @@ PAGES = sorted([DOCS / "index.md", *(DOCS / "guide").glob("*.md")])
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
 def test_every_block_of_the_page_runs(page, tmp_path, request, monkeypatch):
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TILELANG_DEFAULT_TARGET", "cpu")  # the pages show what a machine without a GPU prints
     folder = tmp_path / "folder"
     folder.mkdir()
     try:
@@ -88,3 +89,16 @@ def test_names_of_a_block_that_is_only_compiled():
 def test_renewed_output_keeps_its_dots():
     assert renewed(["one 1", "...", "last ... of 3"], ["one 2", "a", "b", "last one of 3"]) == ["one 2", "...", "last ... of 3"]
     assert renewed(["took ...", "x"], ["took 3 ms", "y"]) == ["took ...", "y"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_names_that_a_page_mentions_exist(page):
+    import tilelang.language as T
+    from tilelang import PassConfigKey
+
+    text = page.read_text(encoding="utf-8")
+    names = set(re.findall(r"\bT\.([A-Za-z_]\w*)(?!\w*\*)", text))
+    assert not [n for n in names if not hasattr(T, n)]
+    if page.stem != "from-triton":  # where tl is Triton's
+        keys = {k.value for k in PassConfigKey}
+        assert not [k for k in re.findall(r"[`\"](tl\.\w+)", text) if k not in keys]
