@@ -167,7 +167,8 @@ def language_pages() -> dict[str, str]:
             text += "These names exist so that programs that name them can be read. Each raises an error that says why.\n\n"
             text += table(("name", "why"), ((f"`T.{n}`", escape(inspect.getdoc(v) or "")) for n, v in members[page]))
         else:
-            text += "\n".join(entry(f"T.{n}", v) for n, v in members[page])
+            ordered = sorted(members[page], key=lambda member: (inspect.isclass(member[1]), member[0]))
+            text += "\n".join(entry(f"T.{n}", v) for n, v in ordered)
         pages[f"reference/language/{page}.md"] = text
     if other:
         pages["reference/language/other.md"] = "# T: Other names\n\n" + "\n".join(entry(f"T.{n}", v) for n, v in other)
@@ -318,7 +319,7 @@ def on_config(config: Any) -> Any:
         if title == "Guide":
             items += [p for p in _titled(ROOT / "docs" / "guide") if p not in listed]
         if title == "Decisions":
-            items += [p for p in _titled(ROOT / "docs" / "decisions") if p not in listed]
+            items.append({"All": [p for p in _titled(ROOT / "docs" / "decisions") if p not in listed]})
         if title == "Reference":
             items.insert(1, {"T": [p for p in _PAGES if p.startswith("reference/language/")]})
             items.append({"Error kinds": ["reference/errors.md", *letters]})
