@@ -42,7 +42,7 @@ def prefix_attention(batch, heads, seq, dim, prefix, bm=128, bn=64, stages=2, dt
                     seen = k * bn + j < seq and (k * bn + j < prefix or k * bn + j <= bx * bm + i)
                     S[i, j] = T.if_then_else(seen, S[i, j], -T.infinity("float32"))
                 T.copy(V[b, k * bn:(k + 1) * bn, h, :], Vs)
-                absorb(S, P, acc, top, before, factor, total, more, c)
+                absorb(S, P, acc, (top, before, factor, total, more), c)
                 T.gemm(P, Vs, acc)
             finish(acc, top, total, factor, c)
             T.copy(acc, O[b, bx * bm:(bx + 1) * bm, h, :])

@@ -29,12 +29,14 @@ def test_compiling_attention_loads_no_masked_arrays():
     program = """if True:
         import sys
         import numpy
-        from tilelang.library.attention.kernels import Mask, Sizes, Tile, dense_attention
+        from tilelang.library.attention.form import AttentionForm, Tile
+        from tilelang.library.attention.kernels import dense_attention
+        from tilelang.library.attention.problem import Mask, Sizes
         from tilelang.target import Target
         from tilelang.transform.pipeline import lower
         laid = (256 * 128, 128, 64, 1)
-        program = dense_attention(Sizes(1, 256, 256, 2, 2, 64, 64), (laid,) * 4, "bshd", "float16", Mask(right=0),
-                                  Tile(128, 128, 2, 384), False)
+        program = dense_attention(AttentionForm(Sizes(1, 256, 256, 2, 2, 64, 64), (laid,) * 4, "bshd", "float16",
+                                                Mask(right=0), Tile(128, 128, 2, 384), False))
         before = "numpy.ma" in sys.modules
         lower(program.func, Target({"kind": "cuda", "arch": "sm_90a"}), {})
         print(before, "numpy.ma" in sys.modules)

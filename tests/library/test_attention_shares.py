@@ -1,4 +1,4 @@
-"""Tiles of queries that fill no whole round of the processors, shared out by keys."""
+"""Tiles of queries that fill no whole wave of the SMs: blocks divide them by keys."""
 
 import importlib
 
@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import tilelang
+from tilelang.env import env
 from tilelang.library import flash_attention
+from tilelang.library.attention.form import AttentionForm, Tile, WorkPartition
 from tilelang.library.attention.inputs import compact, configs
-from tilelang.library.attention.kernels import Mask, Sizes, Tile
-from tilelang.library.attention.split_kv_kernels import parted_attention
-from tilelang.library.attention.tile_cost import attention_tile, machine_of, price, shares
-from tilelang.library.attention.work_partition import Shares, shared_attention
+from tilelang.library.attention.problem import Mask, Sizes, mask_of
+from tilelang.library.attention.split_kv_kernels import partitioned_attention, split_kv_attention
+from tilelang.library.attention.tile_cost import attention_tile, estimate_cycles, machine_of, partition_work
 from tilelang.target import Target
 
 module = importlib.import_module("tilelang.library.attention.flash_attention")
@@ -41,24 +42,24 @@ def arrays(batch, seq_q, seq_k, heads, kv_heads, dim=64):
 
 # ---- programs --------------------------------------------------------------------------------------------------------------
 
-DEALS = {"one_tile": ((1, 300, 330, 3, 1), Tile(128, 32, 2, 256), Shares(8, 1, 11, 3, 4)),
-         "parts_of_two_tiles": ((1, 118, 600, 7, 1), Tile(128, 32, 2, 256), Shares(4, 3, 19, 15, 4)),
-         "no_whole_round": ((2, 70, 250, 2, 1), Tile(64, 32, 2, 128), Shares(0, 8, 8, 3, 132)),
-         "keys_that_fill_tiles": ((1, 128, 128, 5, 5), Tile(128, 32, 2, 256), Shares(4, 1, 4, 1, 4))}
+PARTITIONS = {"one_tile": ((1, 300, 330, 3, 1), Tile(128, 32, 2, 256), WorkPartition(8, 1, 11, 3, 4)),
+         "splits_of_two_tiles": ((1, 118, 600, 7, 1), Tile(128, 32, 2, 256), WorkPartition(4, 3, 19, 15, 4)),
+         "no_whole_wave": ((2, 70, 250, 2, 1), Tile(64, 32, 2, 128), WorkPartition(0, 8, 8, 3, 132)),
+         "keys_that_fill_tiles": ((1, 128, 128, 5, 5), Tile(128, 32, 2, 256), WorkPartition(4, 1, 4, 1, 4))}
 
 
 @pytest.mark.parametrize("on", ["simulator", "tile"])
-@pytest.mark.parametrize("name", DEALS)
+@pytest.mark.parametrize("name", PARTITIONS)
 def test_every_tile_of_keys_is_counted_once(name, on):
-    """What is in the room before is never read: it holds NaN."""
-    counts, tile, deal = DEALS[name]
+    """What the workspace holds before is never read: NaN."""
+    counts, tile, partition = PARTITIONS[name]
     q, k, v = arrays(*counts)
     batch, seq_q, seq_k, heads, kv_heads = counts
-    program = shared_attention(Sizes(*counts, 64, 64), [compact(x.shape) for x in (q, k, v, q)], "bhsd", "float16", tile, deal,
-                               True, 64**-0.5)
+    program = partitioned_attention(AttentionForm(Sizes(*counts, 64, 64), tuple(compact(x.shape) for x in (q, k, v, q)), "bhsd",
+                                                  "float16", FULL, tile, True, 64**-0.5, partition))
     kernel = tilelang.compile(program, target="cpu", execution_backend="tile") if on == "tile" else tilelang.compile(
-        program, target=SM90, execution_backend="simulator", pass_configs={**configs(SM90), "tl.persistent": deal.units})
-    means, sums = (np.full(s, np.nan, np.float32) for s in ((deal.parts, tile.rows, 64), (deal.parts, tile.rows)))
+        program, target=SM90, execution_backend="simulator", pass_configs={**configs(SM90), "tl.persistent": partition.sms})
+    means, sums = (np.full(s, np.nan, np.float32) for s in ((partition.splits, tile.rows, 64), (partition.splits, tile.rows)))
     out, lse = np.full_like(q, np.nan), np.full((batch, heads, seq_q), np.nan, np.float32)
     kernel(q, k, v, 64**-0.5, means, sums, out, lse)
     want, want_lse = reference(q, k, v)
@@ -68,43 +69,46 @@ def test_every_tile_of_keys_is_counted_once(name, on):
 # ---- the choice ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_left_of_whole_rounds_is_shared():
+def test_the_last_wave_is_divided():
     sizes, tile = Sizes(4, 8192, 8192, 16, 16, 128, 128), Tile(128, 144, 2, 256)
-    deal = shares(H200, sizes, FULL, tile)
-    assert deal is not None and (deal.whole, deal.rest, deal.steps, deal.units) == (31 * 132, 4, 57, 132)
-    assert 1 < deal.share < 8
-    whole = price(H200, sizes._replace(seq_q=128, heads=132, batch=1), FULL, tile)  # one round
+    partition = partition_work(H200, sizes, FULL, tile)
+    assert partition is not None and (partition.whole, partition.rest, partition.steps, partition.sms) == (31 * 132, 4, 57, 132)
+    assert 1 < partition.share < 8
+    whole = estimate_cycles(H200, sizes._replace(seq_q=128, heads=132, batch=1), FULL, tile)  # one wave
     assert attention_tile(H200, sizes, FULL).keys == 144
-    assert 31 * whole < price(H200, sizes, FULL, tile) < 31.25 * whole
+    assert 31 * whole < estimate_cycles(H200, sizes, FULL, tile) < 31.25 * whole
 
 
-def test_blocks_keep_their_tiles_where_sharing_gains_nothing():
+def test_blocks_keep_their_tiles_where_dividing_gains_nothing():
     tile = Tile(128, 128, 2, 256)
     for seq, heads, mask, machine in ((2048, 33, FULL, H200), (512, 32, FULL, H200), (8192, 64, Mask(None, 0), H200),
                                       (8192, 64, FULL, machine_of(SM80))):
-        assert shares(machine, Sizes(1, seq, seq, heads, heads, 128, 128), mask, tile) is None, (seq, heads)
+        assert partition_work(machine, Sizes(1, seq, seq, heads, heads, 128, 128), mask, tile) is None, (seq, heads)
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
-def test_few_queries_and_many_keys_are_shared(layout):
+def test_few_queries_and_many_keys_are_divided(layout):
     q, k, v = arrays(1, 40, 1500, 2, 1)
     sizes = Sizes(1, 40, 1500, 2, 1, 64, 64)
-    deal = shares(H200, sizes, FULL, attention_tile(H200, sizes, FULL))
-    assert deal is not None and deal.whole == 0
+    partition = partition_work(H200, sizes, FULL, attention_tile(H200, sizes, FULL))
+    assert partition is not None and partition.whole == 0
 
-    def turned(x):
+    def stored(x):
         return np.ascontiguousarray(x.transpose(0, 2, 1, 3)) if layout == "bshd" else x
 
-    out, lse = flash_attention(*map(turned, (q, k, v)), layout=layout, return_lse=True, target=SM90)
+    out, lse = flash_attention(*map(stored, (q, k, v)), layout=layout, return_lse=True, target=SM90)
     want, want_lse = reference(q, k, v)
-    assert np.abs(turned(out) - want).max() < 2.0**-11 and np.abs(lse - want_lse).max() < 2.0**-18
+    assert np.abs(stored(out) - want).max() < 2.0**-11 and np.abs(lse - want_lse).max() < 2.0**-18
 
 
-def test_a_kernel_for_any_sizes_has_whole_tiles(monkeypatch):
-    monkeypatch.setattr(module, "_MOST_SHAPES", 0)
+def test_a_kernel_for_any_sizes_has_whole_tiles():
+    module._RUNS.clear()
     q, k, v = arrays(1, 40, 1500, 2, 1)
-    out = flash_attention(q, k, v, layout="bhsd", target=SM90)
-    assert np.abs(out - reference(q, k, v)[0]).max() < 2.0**-11
+    with env.using(TILELANG_LIBRARY_DYNAMIC_SHAPES="1"):
+        out = flash_attention(q, k, v, layout="bhsd", target=SM90)
+    (run,) = module._RUNS.values()
+    module._RUNS.clear()
+    assert not run.workspace and np.abs(out - reference(q, k, v)[0]).max() < 2.0**-11
 
 
 # ---- with a mask -----------------------------------------------------------------------------------------------------------
@@ -112,43 +116,43 @@ def test_a_kernel_for_any_sizes_has_whole_tiles(monkeypatch):
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 @pytest.mark.parametrize("seq_q, seq_k, window", [(70, 1500, None), (40, 900, 300), (130, 1400, (500, 20)), (700, 90, None)])
-def test_few_queries_with_a_mask_are_shared(layout, seq_q, seq_k, window):
-    """Also where queries see nothing (seq_q > seq_k), and where parts of the longest tile see nothing."""
+def test_few_queries_with_a_mask_are_divided(layout, seq_q, seq_k, window):
+    """Also where queries see nothing (seq_q > seq_k), and where splits of the longest tile see nothing."""
     q, k, v = arrays(1, seq_q, seq_k, 2, 1)
-    mask = module._mask(window is None or isinstance(window, int), window, None)
+    mask = mask_of(window is None or isinstance(window, int), window, None)
     sizes = Sizes(1, seq_q, seq_k, 2, 1, 64, 64)
     tile = Tile(64, 32, 2, 128)
     tiles = -(-seq_q // 64) * 2
-    deal = Shares(0, tiles, 3, 1, 132)
+    partition = WorkPartition(0, tiles, 3, 1, 132)
 
-    def turned(x):
+    def stored(x):
         return np.ascontiguousarray(x.transpose(0, 2, 1, 3)) if layout == "bshd" else x
 
-    given = [turned(x) for x in (q, k, v)]
-    program = parted_attention(sizes, [compact(x.shape) for x in (*given, given[0])], layout, "float16", mask, tile, deal, True,
-                               64**-0.5)
+    given = [stored(x) for x in (q, k, v)]
+    program = split_kv_attention(AttentionForm(sizes, tuple(compact(x.shape) for x in (*given, given[0])), layout, "float16",
+                                               mask, tile, True, 64**-0.5, partition))
     kernel = tilelang.compile(program, target=SM90, execution_backend="simulator", pass_configs=configs(SM90))
-    means, sums = (np.full(s, np.nan, np.float32) for s in ((deal.parts, tile.rows, 64), (deal.parts, tile.rows)))
+    means, sums = (np.full(s, np.nan, np.float32) for s in ((partition.splits, tile.rows, 64), (partition.splits, tile.rows)))
     out, lse = np.full_like(given[0], np.nan), np.full((1, 2, seq_q), np.nan, np.float32)
     kernel(*given, 64**-0.5, means, sums, out, lse)
     at, key = np.arange(seq_q)[:, None] + seq_k - seq_q, np.arange(seq_k)
     left, right = (np.inf if n is None else n for n in (mask.left, mask.right))
     hidden = (key > at + right) | (key < at - left)
     want, want_lse = reference(q, k, v, hidden)
-    assert np.abs(turned(out) - want).max() < 2.0**-11 * np.abs(v).max()
+    assert np.abs(stored(out) - want).max() < 2.0**-11 * np.abs(v).max()
     some = want_lse > -np.inf
     assert np.all(lse[~some] == -np.inf) and np.abs(lse[some] - want_lse[some]).max() < 2.0**-17
 
 
-def test_a_masked_call_is_shared_where_tiles_are_few():
+def test_a_masked_call_is_divided_where_tiles_are_few():
     """512 queries behind 8192 keys: 32 tiles of 8 heads, 4 blocks each."""
     chunk, causal = Sizes(1, 512, 8192, 8, 8, 128, 128), Mask(None, 0)
     tile = attention_tile(H200, chunk, causal)
-    deal = shares(H200, chunk, causal, tile)
-    assert deal is not None and deal.whole == 0 and deal.rest * deal.steps == deal.parts <= 132
-    assert price(H200, chunk, causal, tile) < 0.4 * price(H200, chunk._replace(heads=33), causal, tile)
+    partition = partition_work(H200, chunk, causal, tile)
+    assert partition is not None and partition.whole == 0 and partition.rest * partition.steps == partition.splits <= 132
+    assert estimate_cycles(H200, chunk, causal, tile) < 0.4 * estimate_cycles(H200, chunk._replace(heads=33), causal, tile)
     for sizes, machine in ((chunk._replace(heads=32), H200), (chunk, machine_of(SM80)), (chunk._replace(seq_k=512), H200)):
-        assert shares(machine, sizes, causal, attention_tile(machine, sizes, causal)) is None
+        assert partition_work(machine, sizes, causal, attention_tile(machine, sizes, causal)) is None
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
@@ -157,23 +161,23 @@ def test_one_query_a_head_reads_its_kv_head_once(layout, target):
     """Heads that read one kv head are rows of one tile: seen by the kernel that is made, and by a slice that is given."""
     q, k, v = arrays(2, 1, 700, 6, 2)
 
-    def turned(x):
+    def stored(x):
         return np.ascontiguousarray(x.transpose(0, 2, 1, 3)) if layout == "bshd" else x
 
-    module._runs.clear()
-    out = np.full_like(turned(q), np.nan)
-    wide = np.stack([turned(q), turned(q)], axis=2)[:, :, 1]  # rows of another tensor
-    _, lse = flash_attention(wide, turned(k), turned(v), causal=True, layout=layout, return_lse=True, target=target, out=out)
+    module._RUNS.clear()
+    out = np.full_like(stored(q), np.nan)
+    wide = np.stack([stored(q), stored(q)], axis=2)[:, :, 1]  # rows of another tensor
+    _, lse = flash_attention(wide, stored(k), stored(v), causal=True, layout=layout, return_lse=True, target=target, out=out)
     want, want_lse = reference(q, k, v)
-    assert np.abs(turned(out) - want).max() < 2.0**-11 and np.abs(lse - want_lse).max() < 2.0**-18
-    (run,) = module._runs.values()
-    assert run.folded == (layout, 2)
+    assert np.abs(stored(out) - want).max() < 2.0**-11 and np.abs(lse - want_lse).max() < 2.0**-18
+    (run,) = module._RUNS.values()
+    assert run.folded and run.problem.layout == layout and run.problem.sizes.kv_heads == 2
 
 
 @pytest.mark.parametrize("seq_q, seq_k", [(5, 300), (16, 40), (9, 4)])
 def test_few_queries_of_a_kv_head_are_rows_of_one_tile(seq_q, seq_k):
     q, k, v = (np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in arrays(2, seq_q, seq_k, 4, 1))
-    module._runs.clear()
+    module._RUNS.clear()
     for out in (None, np.full_like(q, np.nan)):
         got, lse = flash_attention(q, k, v, causal=True, return_lse=True, target=SM90, out=out, scale=0.2)
         back = [x.transpose(0, 2, 1, 3) for x in (q * np.float64(0.2 * 8), k, v)]  # the reference's scale is 1 / 8
@@ -182,6 +186,6 @@ def test_few_queries_of_a_kv_head_are_rows_of_one_tile(seq_q, seq_k):
         some = want_lse > -np.inf
         assert np.abs(got.transpose(0, 2, 1, 3) - want).max() < 2.0**-10 * np.abs(v).max() and np.all(lse[~some] == -np.inf)
         assert np.abs(lse[some] - want_lse[some]).max() < 2.0**-16
-    assert all(type(run) is module._FewQueries for run in module._runs.values())
+    assert all(type(run) is module._FewQueries for run in module._RUNS.values())
     flash_attention(q[:, :, :1], k, v, causal=True, target=SM90)  # a head of its own: nothing to share
-    assert sum(type(run) is module._FewQueries for run in module._runs.values()) == 2
+    assert sum(type(run) is module._FewQueries for run in module._RUNS.values()) == 2

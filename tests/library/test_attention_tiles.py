@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from tilelang.codegen.cuda import print_kernel
-from tilelang.library.attention.kernels import Mask, Sizes, Tile, dense_attention, seen
+from tilelang.library.attention.form import AttentionForm, Tile
+from tilelang.library.attention.kernels import dense_attention, seen
 from tilelang.library.attention.packed_kernels import packed_attention
-from tilelang.library.attention.tile_cost import (Machine, attention_tile, candidates, machine_of, price, registers,
-                                                  shared_bytes, step_cycles, steps)
+from tilelang.library.attention.problem import Mask, Sizes
+from tilelang.library.attention.tile_cost import (Machine, attention_tile, candidates, machine_of, registers, shared_bytes,
+                                                  step_cycles, steps)
+from tilelang.library.attention.tile_cost import estimate_cycles as cycles
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
@@ -26,7 +29,7 @@ def square(batch, heads, length, dim):
 
 
 def test_machines():
-    assert H200.kind == "wgmma" and H200.units == 132 and machine_of(SM90, 78).units == 78
+    assert H200.kind == "wgmma" and H200.sms == 132 and machine_of(SM90, 78).sms == 78
     assert machine_of(SM80).kind == "mma" and machine_of(Target("cpu")).kind == "cpu"
 
 
@@ -59,7 +62,7 @@ def test_candidates_fit(target, dim):
         assert shared_bytes(tile, dim, dim) <= target.max_shared_bytes and registers(tile, dim) <= 255
         assert step_cycles(machine, tile, dim, dim) > 0
     best = attention_tile(machine, sizes, CAUSAL)
-    assert all(price(machine, sizes, CAUSAL, best) <= 1.003 * price(machine, sizes, CAUSAL, t) for t in found)
+    assert all(cycles(machine, sizes, CAUSAL, best) <= 1.003 * cycles(machine, sizes, CAUSAL, t) for t in found)
 
 
 def test_choices_are_sane():
@@ -74,12 +77,12 @@ def test_choices_are_sane():
 
 def test_prices_grow_with_the_work():
     tile = Tile(128, 128, 2, 256)
-    times = [price(H200, square(1, 16, n, 128), m, tile) for n in (2048, 8192) for m in (CAUSAL, FULL)]
+    times = [cycles(H200, square(1, 16, n, 128), m, tile) for n in (2048, 8192) for m in (CAUSAL, FULL)]
     assert times == sorted(times) and times[-1] > 12 * times[-3]
     # All tiles run at once: the longest one decides, and of its tiles of keys one is masked.
-    short = [price(H200, square(1, 16, 512, 128), m, tile) for m in (FULL, CAUSAL)]
+    short = [cycles(H200, square(1, 16, 512, 128), m, tile) for m in (FULL, CAUSAL)]
     assert short[0] < short[1] < 1.1 * short[0] < times[0]
-    assert price(H200, square(1, 16, 8192, 128), Mask(256, 0), tile) < price(H200, square(1, 16, 8192, 128), CAUSAL, tile) / 5
+    assert cycles(H200, square(1, 16, 8192, 128), Mask(256, 0), tile) < cycles(H200, square(1, 16, 8192, 128), CAUSAL, tile) / 5
 
 
 # ---- compiled --------------------------------------------------------------------------------------------------------------
@@ -113,7 +116,7 @@ def test_chosen_tiles_assemble_without_spills_or_serialised_products(name):
     sizes = square(1, 16, length, dim)
     tile = attention_tile(H200, sizes, mask)
     for with_lse in (False, True):
-        program = dense_attention(sizes, strides(sizes), "bshd", "bfloat16", mask, tile, with_lse)
+        program = dense_attention(AttentionForm(sizes, strides(sizes), "bshd", "bfloat16", mask, tile, with_lse))
         ((kernel, cubin),) = cubins(program, SM90)
         assert "warp groups: 1 loads" in kernel.launch.plan.pipeline_report, kernel.launch.plan.report
         assert cubin.spills == 0 and "C75" not in cubin.log, (tile, cubin.log)
@@ -121,7 +124,8 @@ def test_chosen_tiles_assemble_without_spills_or_serialised_products(name):
 
 def masks(sizes, mask, keys):
     """How many times a kernel masks a tile of scores: in front of the loop, and in it."""
-    program = dense_attention(sizes, strides(sizes), "bshd", "bfloat16", mask, Tile(128, keys, 2, 256), False, 0.1)
+    program = dense_attention(AttentionForm(
+        sizes, strides(sizes), "bshd", "bfloat16", mask, Tile(128, keys, 2, 256), False, 0.1))
     (kernel,) = lower(program.func, SM90, {"tl.enable_hopper": True, "tl.enable_fast_math": True}).kernels
     return print_kernel(kernel, fast_math=True).count("tl::registers_out_S(")
 
@@ -134,7 +138,8 @@ def test_a_ragged_end_is_masked_before_the_loop():
 
 def test_maxima_behind_a_mask_are_looked_at_together():
     def looks(sizes, mask):
-        program = dense_attention(sizes, strides(sizes), "bshd", "bfloat16", mask, Tile(128, 128, 2, 256), False, 0.1)
+        program = dense_attention(AttentionForm(
+            sizes, strides(sizes), "bshd", "bfloat16", mask, Tile(128, 128, 2, 256), False, 0.1))
         (kernel,) = lower(program.func, SM90, {"tl.enable_hopper": True, "tl.enable_fast_math": True}).kernels
         text = print_kernel(kernel, fast_math=True)
         return text.count("tl::max_S("), text.count("tl::max_S_0(") + text.count("tl::max_S_2(")
@@ -149,7 +154,8 @@ def test_packed_sequences_assemble_without_spills(dim):
     n, tokens_q, tokens_k = T.dynamic("n, tokens_q, tokens_k")
     sizes = Sizes(n, tokens_q, tokens_k, 16, 4, dim, dim)
     tile = attention_tile(H200, square(8, 16, 2048, dim), CAUSAL)
-    for kernel, cubin in cubins(packed_attention(sizes, strides(sizes, True), "float16", CAUSAL, tile, True), SM90):
+    form = AttentionForm(sizes, strides(sizes, True), "packed", "float16", CAUSAL, tile, True)
+    for kernel, cubin in cubins(packed_attention(form), SM90):
         assert cubin.spills == 0 and "C75" not in cubin.log, (kernel.name, tile, cubin.log)
 
 
@@ -158,5 +164,6 @@ def test_packed_sequences_assemble_without_spills(dim):
 def test_tiles_of_sm_80_assemble_without_spills(dim):
     sizes = square(1, 16, 4096, dim)
     tile = attention_tile(machine_of(SM80), sizes, CAUSAL)
-    ((_, cubin),) = cubins(dense_attention(sizes, strides(sizes), "bshd", "float16", CAUSAL, tile, True), SM80)
+    form = AttentionForm(sizes, strides(sizes), "bshd", "float16", CAUSAL, tile, True)
+    ((_, cubin),) = cubins(dense_attention(form), SM80)
     assert cubin.spills == 0, (tile, cubin.registers)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tilelang.library import coded_matmul, flash_attention, flash_decode, grouped_matmul, matmul
-from tilelang.library.aliasing import Apart, overlap
+from tilelang.library.aliasing import Disjoint, overlap
 from tilelang.library.arrays import maker
 
 torch = pytest.importorskip("torch")
@@ -42,7 +42,7 @@ def test_addresses_never_call_apart_what_is_not(framework):
         out, *others = tensors
         mine = bytes_of(out)
         meets = any(mine & bytes_of(x) for x in others)
-        said = Apart(out, [None, *others]).surely(out, (None, *others))
+        said = Disjoint(out, [None, *others]).surely(out, (None, *others))
         assert not (said and meets)
         assert any(overlap(out, x) for x in others) == meets
         sure, shared = sure + said, shared + meets
@@ -51,9 +51,9 @@ def test_addresses_never_call_apart_what_is_not(framework):
 
 def test_compact_tensors_side_by_side_are_told_apart_by_their_addresses():
     rows = torch.zeros(30, 8)
-    apart = Apart(rows[10:20], (rows[:10], rows[20:]))
-    assert apart.surely(rows[10:20], (rows[:10], rows[20:]))
-    assert not apart.surely(rows[9:19], (rows[:10], rows[20:])) and not apart.surely(rows[11:21], (rows[:10], rows[20:]))
+    disjoint = Disjoint(rows[10:20], (rows[:10], rows[20:]))
+    assert disjoint.surely(rows[10:20], (rows[:10], rows[20:]))
+    assert not disjoint.surely(rows[9:19], (rows[:10], rows[20:])) and not disjoint.surely(rows[11:21], (rows[:10], rows[20:]))
 
 
 def product(a, b, **options):

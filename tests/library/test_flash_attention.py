@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import tilelang
+from tilelang.env import env
 from tilelang.library import flash_attention
-from tilelang.library.attention.kernels import Tile
+from tilelang.library.attention import build
+from tilelang.library.attention.form import Tile
 
 module = importlib.import_module("tilelang.library.attention.flash_attention")
 
@@ -320,20 +322,20 @@ def test_no_keys_no_queries():
     assert flash_attention(none[0], none[0], none[0], cu_seqlens_q=cu).shape == (0, 2, 32)
 
 
-def test_one_kernel_serves_further_shapes(monkeypatch):
-    monkeypatch.setattr(module, "_MOST_SHAPES", 1)
-    module._shapes.clear()
+def test_one_kernel_serves_any_shape_and_scale_where_shapes_are_dynamic():
     rng = np.random.default_rng(8)
-    before = None
-    for batch, length in ((2, 70), (3, 80), (4, 200), (5, 90), (1, 100)):
-        qkv = normal(rng, (batch, length, 3, 2, 32))
-        q, k, v = (qkv[:, :, i] for i in range(3))
-        got = flash_attention(q, k, v, causal=True)
-        assert distance(got, reference(q, k, v, True)[0]) <= bound(q, k, v, "float16")[0]
-        made = module._made.cache_info().misses
-        if batch in (4, 5):
-            assert made == before, "a new kernel"
-        before = made
+    made = []
+    build.KERNELS.clear()
+    module._RUNS.clear()
+    with env.using(TILELANG_LIBRARY_DYNAMIC_SHAPES="1"):
+        for batch, length, scale in ((2, 70, 0.1), (3, 80, 0.1), (4, 200, 0.3), (5, 90, 0.2), (1, 100, 0.1)):
+            qkv = normal(rng, (batch, length, 3, 2, 32))
+            q, k, v = (qkv[:, :, i] for i in range(3))
+            got = flash_attention(q, k, v, causal=True, scale=scale)
+            assert distance(got, reference(q, k, v, True, scale=scale)[0]) <= bound(q, k, v, "float16", scale)[0]
+            made.append(len(build.KERNELS))
+    module._RUNS.clear()
+    assert made == [1, 1, 2, 2, 3]  # tiles of 128 rows for 200 queries; a batch of one sequence
 
 
 @pytest.mark.parametrize("first", ["from tilelang.library import flash_attention",

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tilelang.library import flash_attention, flash_decode, grouped_matmul, matmul, tuning
-from tilelang.library.attention.decode_kernels import DecodeSizes
-from tilelang.library.attention.flash_decode import decode_splits, decode_tile, near_choices
-from tilelang.library.attention.kernels import Mask, Sizes
+from tilelang.library.attention.decode_plan import decode_splits, decode_tile, near_choices
+from tilelang.library.attention.decode_problem import DecodeSizes
+from tilelang.library.attention.problem import Mask, Sizes
 from tilelang.library.attention.tile_cost import attention_tile, machine_of, near_tiles
-from tilelang.library.attention.tuning_candidates import rounded, told_apart
+from tilelang.library.attention.tuning_candidates import rounded
 from tilelang.library.gemm import plan as matmul_plan, tuning_candidates as matmul_choices
 from tilelang.library.gemm.kernels import Form
 from tilelang.library.gemm.operands import operand
@@ -206,9 +206,5 @@ def test_splits_of_decode_steps_that_are_timed():
     assert {n for _, n in near_choices(sizes, model, False)} == {model[1]}
 
 
-def test_sizes_are_told_apart_until_there_were_many():
+def test_sizes_of_one_power_of_two_are_tuned_together():
     assert rounded((1, 64, 65)) == [1, 64, 128]
-    for n in range(100, 116):
-        assert told_apart("a form of this test", (1, n, n)) == [1, n, n]
-    assert told_apart("a form of this test", (1, 116, 200)) == [1, 128, 256]
-    assert told_apart("a form of this test", (1, 100, 100)) == [1, 100, 100]

@@ -7,8 +7,9 @@ import pytest
 
 import tilelang
 import tilelang.language as T
-from tilelang.library.attention.kernels import Mask, Sizes, Tile
-from tilelang.library.attention.packed_kernels import FACTS, packed_attention, rank
+from tilelang.library.attention.form import FACTS, AttentionForm, Tile
+from tilelang.library.attention.packed_kernels import order_tiles, packed_attention
+from tilelang.library.attention.problem import Mask, Sizes
 
 TILE = Tile(64, 48, 2, 128)
 MASKS = {"full": Mask(), "causal": Mask(None, 0), "ahead": Mask(None, 70), "window": Mask(100, 0), "both": Mask(60, 90)}
@@ -16,12 +17,13 @@ MASKS = {"full": Mask(), "causal": Mask(None, 0), "ahead": Mask(None, 70), "wind
 
 def order(mask, cu_q, cu_k, slots, heads, wide, near, **options):
     batch = len(cu_q) - 1
+    form = AttentionForm(Sizes(batch, 0, 0, heads, heads, 16, 16), (), "packed", "float16", mask, TILE, False)
 
     @T.prim_func
     def program(cu_q: T.Tensor((batch + 1,), "int32"), cu_k: T.Tensor((batch + 1,), "int32"),
                 Tiles: T.Tensor((slots * heads, FACTS), "int32")):
         with T.Kernel(slots, threads=128) as slot:
-            rank(Tiles, cu_q, cu_k, slot, batch, heads, wide, near, mask, TILE, 1)
+            order_tiles(form, Tiles, cu_q, cu_k, slot, wide, near, 1)
 
     out = np.full((slots * heads, FACTS), -7, np.int32)
     tilelang.compile(program, **options)(np.array(cu_q, np.int32), np.array(cu_k, np.int32), out)
@@ -71,14 +73,14 @@ def test_the_order_is_the_same_on_a_gpu():
           execution_backend="simulator")
 
 
-@pytest.mark.parametrize("units", [1, 3, 4, 50])
-def test_rounds_that_go_forth_and_back_take_every_tile(units):
+@pytest.mark.parametrize("sms", [1, 3, 4, 50])
+def test_waves_of_alternating_direction_take_every_tile(sms):
     lengths, heads, dim = [130, 0, 70, 3], 3, 16
     cu = np.cumsum([0, *lengths]).astype(np.int32)
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((cu[-1], heads, dim)).astype(np.float16) for _ in "qkv")
     sizes, strides = Sizes(len(lengths), *[int(cu[-1])] * 2, heads, heads, dim, dim), ((heads * dim, dim, 1),) * 4
-    program = packed_attention(sizes, strides, "float16", MASKS["causal"], TILE, False, 1.0, units)
+    program = packed_attention(AttentionForm(sizes, strides, "packed", "float16", MASKS["causal"], TILE, False, 1.0), sms)
     kernel = tilelang.compile(program, target="cpu")
     out = np.full_like(q, np.nan)
     kernel(q, k, v, 1.0, cu, cu, np.empty(((int(cu[-1]) // TILE.rows + len(lengths)) * heads, FACTS), np.int32), out, None)

@@ -27,7 +27,7 @@ def masked_mean(X: T.Tensor((ROWS, TILES * KEYS), "float32"), V: T.Tensor((TILES
         for k in T.serial(TILES):
             T.copy(X[:, k * KEYS:(k + 1) * KEYS], S)
             T.copy(V[k * KEYS:(k + 1) * KEYS, :], Vs)
-            absorb(S, P, acc, top, before, factor, total, more, c)
+            absorb(S, P, acc, (top, before, factor, total, more), c)
             T.gemm(P, Vs, acc)
         finish(acc, top, total, factor, c)
         T.copy(acc, O)

@@ -8,7 +8,9 @@ import pytest
 import tilelang.transform.schedule.early_rescale as early
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Binary, Call, For, Load, Select, Store, binary, replace, rewrite, walk
-from tilelang.library.attention.kernels import LAG, Mask, Sizes, Tile, dense_attention
+from tilelang.library.attention.form import AttentionForm, Tile
+from tilelang.library.attention.kernels import LAG, dense_attention
+from tilelang.library.attention.problem import Mask, Sizes
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform import pipeline
@@ -20,9 +22,9 @@ SEQ, DIM = 320, 64
 
 
 def program(causal=False):
-    strides = [(SEQ * DIM, SEQ * DIM, DIM, 1)] * 4
-    return dense_attention(Sizes(1, SEQ, SEQ, 1, 1, DIM, DIM), strides, "bhsd", "float16", Mask(None, 0 if causal else None),
-                           Tile(128, 64, 2, 256), True)
+    strides = ((SEQ * DIM, SEQ * DIM, DIM, 1),) * 4
+    return dense_attention(AttentionForm(Sizes(1, SEQ, SEQ, 1, 1, DIM, DIM), strides, "bhsd", "float16",
+                                         Mask(None, 0 if causal else None), Tile(128, 64, 2, 256), True))
 
 
 def lowered(causal=False):

@@ -1,4 +1,4 @@
-"""Whether a result has memory in common with what is read while it is written."""
+"""Whether a result and the tensors that are read while it is written are disjoint in memory."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def _span(x: Any) -> int | None:
     return (1 + sum((int(n) - 1) * s for n, s in zip(x.shape, strides(x)))) * int(x.itemsize)
 
 
-class Apart:
-    """Whether `out` lies apart from other tensors of one device, by their addresses alone: `overlap` of each takes 6 us.
+class Disjoint:
+    """Whether `out` and other tensors of one device are disjoint, by their addresses alone: `overlap` of each takes 6 us.
 
     Made for tensors of given shapes, strides and element types; it holds for all such.  others: None for those left out.
     """
@@ -60,7 +60,7 @@ class Apart:
         self.spans = tuple((k, _span(x)) for k, x in enumerate(others) if x is not None)
 
     def surely(self, out: Any, others: Sequence[Any]) -> bool:
-        """False may be wrong: tensors whose elements lie between one another's are apart too."""
+        """False may be wrong: tensors whose elements lie between one another's are disjoint too."""
         address, size = self.address, self.size
         if size is None:
             return False
@@ -75,4 +75,4 @@ class Apart:
         return True
 
 
-__all__ = ["Apart", "overlap"]
+__all__ = ["Disjoint", "overlap"]

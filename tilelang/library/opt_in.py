@@ -1,4 +1,5 @@
-"""Whether a call asks to be tuned.  For calls that do not, nothing of the tuner is loaded."""
+"""Settings of the library: whether a call asks to be tuned, and whether kernels take any sizes.  For calls that are not tuned
+nothing of the tuner is loaded."""
 
 from __future__ import annotations
 
@@ -20,4 +21,9 @@ def wanted(tune: bool | None, like: Any, target: Target, backend: str | None) ->
     return tuning.tuner.can(like, target, backend)
 
 
-__all__ = ["wanted"]
+def dynamic_shapes() -> bool:
+    """Whether kernels are to take any sizes, where they can; else each shape has a kernel of its own."""
+    return is_truthy(env.TILELANG_LIBRARY_DYNAMIC_SHAPES)
+
+
+__all__ = ["dynamic_shapes", "wanted"]

@@ -14,7 +14,7 @@ from tilelang.errors import error, register
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.target import Target
 
-from ..aliasing import Apart, overlap
+from ..aliasing import Disjoint, overlap
 from ..arrays import aligned, expects_gradient, is_numpy, strides, type_name
 
 register("attention-argument", TypeError, "an argument of an attention function is of no kind it takes",
@@ -32,10 +32,10 @@ DTYPES = ("float16", "bfloat16")
 UNIT = 8  # elements of 16 bytes: what strides are multiples of
 
 
-def check_apart(apart: Apart, out: Any, q: Any, others: dict[str, Any]) -> None:
+def check_disjoint(disjoint: Disjoint, out: Any, q: Any, others: dict[str, Any]) -> None:
     """Rows of the result are written while others still read keys and values; a tile's own queries have been read then, so
-    `out` may be q itself.  apart: of `out`, made for q and the others.  Raises attention-option."""
-    if apart.surely(out, (q, *others.values())):
+    `out` may be q itself.  disjoint: of `out`, made for q and the others.  Raises attention-option."""
+    if disjoint.surely(out, (q, *others.values())):
         return
     for name, x in {"q": q, **others}.items():
         if not (name == "q" and _place(out) == _place(x)) and overlap(out, x):
@@ -55,16 +55,14 @@ def device_of(x: Any) -> Any:
     return "the CPU" if is_numpy(x) else x.device
 
 
-def framework(name: str, given: Mapping[str, Any], halves: tuple[str, ...]) -> Any:
-    """The torch module for torch tensors, None for NumPy arrays.
+def check_tensors(name: str, given: Mapping[str, Any], halves: tuple[str, ...]) -> None:
+    """Raises attention-argument unless all are torch tensors or all NumPy arrays.
 
     name: of the function.  given: arguments by name, without those left out.  halves: which of them are 16-bit floats.
-    Raises attention-argument.
     """
     torch = sys.modules.get("torch")
-    if all(is_numpy(x) for x in given.values()):
-        torch = None
-    elif torch is None or not all(isinstance(x, torch.Tensor) for x in given.values()):
+    if not all(is_numpy(x) for x in given.values()) and (torch is None or not all(
+            isinstance(x, torch.Tensor) for x in given.values())):
         foreign = [n for n, x in given.items() if not is_numpy(x) and (torch is None or not isinstance(x, torch.Tensor))]
         other = foreign[0] if foreign else next(n for n, x in given.items() if is_numpy(x) != is_numpy(given["q"]))
         kind = type(given[other]).__name__
@@ -74,12 +72,11 @@ def framework(name: str, given: Mapping[str, Any], halves: tuple[str, ...]) -> A
         if type_name(given[n]) not in DTYPES:
             raise error("attention-argument", f"{n} has elements of {type_name(given[n])}, expected float16 or bfloat16",
                         expected="float16 or bfloat16", found=type_name(given[n]))
-    return torch
 
 
-def check_gradient(torch: Any, name: str, *inputs: Any) -> None:
-    """Raises attention-gradient where torch would expect one.  torch: the module, None for NumPy arrays."""
-    if torch is not None and expects_gradient(*inputs):
+def check_gradient(name: str, *inputs: Any) -> None:
+    """Raises attention-gradient where torch would expect one.  inputs: torch tensors."""
+    if expects_gradient(*inputs):
         raise error("attention-gradient", f"{name} computes no gradient, but an input requires one",
                     found="an input that requires a gradient")
 
@@ -133,11 +130,9 @@ def strides_of(x: Any, on_device: bool = False) -> tuple[int, ...] | None:
     return out if out[-1] == 1 and all(s >= 0 and s % UNIT == 0 for s in out[:-1]) else None
 
 
-def readable(x: Any, usable: bool, torch: Any) -> Any:
-    """The array, or a compact copy where it does not lie as kernels need it."""
-    if usable:
-        return x
-    return np.ascontiguousarray(x) if torch is None else x.clone(memory_format=torch.contiguous_format)
+def compact_copy(x: Any) -> Any:
+    """A copy that kernels can read."""
+    return np.ascontiguousarray(x) if is_numpy(x) else x.clone(memory_format=sys.modules["torch"].contiguous_format)
 
 
 @cache
@@ -174,5 +169,5 @@ def configs(target: Target) -> dict[str, Any]:
     return {"tl.enable_fast_math": True, **({"tl.enable_hopper": True} if target.has_wgmma else {})}
 
 
-__all__ = ["DTYPES", "UNIT", "check_alike", "check_apart", "check_gradient", "check_heads", "check_scale", "compact", "configs",
-           "device_of", "framework", "readable", "running_on", "strides_of"]
+__all__ = ["DTYPES", "UNIT", "check_alike", "check_disjoint", "check_gradient", "check_heads", "check_scale", "check_tensors",
+           "compact", "compact_copy", "configs", "device_of", "running_on", "strides_of"]

@@ -1,64 +1,52 @@
-"""The program behind `flash_attention`: one pass over the keys for a tile of queries; and what it has in common with others.
+"""The online softmax, the main loop of attention, and the kernel in which a block computes a tile of queries alone.
 
 A tile of scores S = Q K^T never leaves the registers.  Per row, `top` is the largest score so far, or lags behind it by
 LAG / c at most, `total` the sum of 2^(c s - c top) and `acc` the sum of these weights times V; c = scale log2(e), so that a
 weight is one multiply-add and one exp2.  When `top` rises, both sums are multiplied by 2^(c old - c new).
 
-Keys a row does not see have the score -inf, and the weight 2^-inf = 0: `top` starts at the lowest power of two whose product
-with c is finite, which no score that counts lies below.  A row that sees nothing at all ends with 0 and the logarithm
--inf.  NaN goes through: no comparison hides one.
+Keys that a row does not see have the score -inf, and the weight 2^-inf = 0.  `top` starts at the lowest power of two whose
+product with c is finite; no score that counts is lower.  A row that sees no key ends with 0 and the logarithm -inf.  NaN is
+propagated: no comparison hides it.
 
-Without a mask tiles of keys come from the last one on: a ragged end cuts it, and it is taken before the loop, whose steps
-need no mask then.  Under a causal mask that order was slower.
+Without a mask, tiles of keys are taken from the last one on.  Only the last tile can be ragged, and it is taken before the
+steady part of the loop, whose iterations need no mask then.  Under a causal mask that order was slower.
 
-Compilers contract a * c - b * c, whose second product alone is rounded then.  So where `top` stays the sums are multiplied by
-2^((old - new) c), which is 1 whatever c and `top` are, and the product of c and what `top` starts from is exact.
+Compilers contract a * c - b * c to an FMA, in which the second product alone is rounded.  So where `top` stays, the sums are
+multiplied by 2^((old - new) c), which is 1 whatever c and `top` are, and the product of c and the first `top` is exact.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import tilelang.language as T
 
-LOG2E = 1.4426950408889634
+from .form import AttentionForm
+from .problem import Mask
+
 LN2 = 0.6931471805599453
 LAG = 8.0  # `top` follows the scores when weights would pass 2^8: far below what a float16 holds
 
 
-@dataclass(frozen=True)
-class Mask:
-    """Which keys a query at key position p sees: p - left .. p + right; None: no limit on that side."""
+class KeyTiles(NamedTuple):
+    """The tiles of keys that a block takes, one in each iteration of the main loop: how attention divides its work.
 
-    left: int | None = None
-    right: int | None = None
+    begin, end: of the loop's index.  place: of an index, what the others take: the tile's first key, or the index itself.
+    keys, values: of a place, the tile's rows of K and V.  visible: of (index, place, i, j), whether row i of the queries sees
+    key j of the tile.
+    """
 
-
-class Sizes(NamedTuple):
-    """Of one call; ints or symbols, heads and dims ints."""
-
-    batch: Any
-    seq_q: Any
-    seq_k: Any
-    heads: int
-    kv_heads: int
-    dim: int
-    dim_v: int
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Rows of queries and of keys a block works on, stages of K and V, and threads."""
-
-    rows: int = 64
-    keys: int = 64
-    stages: int = 2
-    threads: int = 128
+    begin: Any
+    end: Any
+    place: Callable[[Any], Any]
+    keys: Callable[[Any], Any]
+    values: Callable[[Any], Any]
+    visible: Callable[[Any, Any, Any, Any], Any]
 
 
 def lowest(c: Any) -> Any:
@@ -70,16 +58,6 @@ def lowest(c: Any) -> Any:
     return -T.reinterpret(T.shift_left(254 - exponent, 23), "float32")
 
 
-def working_set(tile: Tile, dim: int, dim_v: int, dtype: str) -> tuple[Any, ...]:
-    """What a block works in: Qs (rows, dim), Ks (keys, dim), Vs (keys, dim_v) in shared memory; in registers S (rows, keys) and
-    acc (rows, dim_v) in float32, P like S in dtype; and a float32 a row each: `top`, `before`, `factor`, `total` and the sum
-    of a tile of keys."""
-    rows, keys = tile.rows, tile.keys
-    return (T.alloc_shared((rows, dim), dtype), T.alloc_shared((keys, dim), dtype), T.alloc_shared((keys, dim_v), dtype),
-            T.alloc_fragment((rows, keys), "float32"), T.alloc_fragment((rows, keys), dtype),
-            T.alloc_fragment((rows, dim_v), "float32"), *[T.alloc_fragment((rows,), "float32") for _ in range(5)])
-
-
 @T.macro
 def reset(acc, top, total, c):
     """No key seen yet."""
@@ -89,21 +67,25 @@ def reset(acc, top, total, c):
 
 
 @T.macro
-def absorb(S, P, acc, top, before, factor, total, part, c):
-    """Take the weights of a tile of scores S: into P (16 bit), `total` and, as a factor per row, into `acc`."""
-    rows, keys = S.shape
+def absorb(S, P, acc, rows, c):
+    """Take the weights of a tile of scores S: into P (16 bit), `total` and, as a factor per row, into `acc`.
+
+    rows: (top, before, factor, total, part), float32 fragments of one element a row.
+    """
+    top, before, factor, total, part = rows
+    height, keys = S.shape
     T.copy(top, before)
     T.reduce_max(S, top, dim=1)
-    for i in T.Parallel(rows):
+    for i in T.Parallel(height):
         top[i] = T.if_then_else((top[i] - before[i]) * c > LAG, top[i], before[i])
-    for i in T.Parallel(rows):
+    for i in T.Parallel(height):
         factor[i] = T.exp2((before[i] - top[i]) * c)
-    for i, j in T.Parallel(rows, keys):
+    for i, j in T.Parallel(height, keys):
         S[i, j] = T.exp2(S[i, j] * c - top[i] * c)
     T.reduce_sum(S, part, dim=1)
-    for i in T.Parallel(rows):
+    for i in T.Parallel(height):
         total[i] = total[i] * factor[i] + part[i]
-    for i, j in T.Parallel(rows, acc.shape[1]):
+    for i, j in T.Parallel(height, acc.shape[1]):
         acc[i, j] *= factor[i]
     T.copy(S, P)
 
@@ -120,53 +102,84 @@ def finish(acc, top, total, factor, c):
         total[i] = T.if_then_else(total[i] == 0, -T.infinity("float32"), (T.log2(total[i]) + top[i] * c) * LN2)
 
 
-def dense_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: Mask, tile: Tile, with_lse: bool,
-                    fixed: float | None = None) -> Any:
-    """Q (batch, seq_q, heads, dim), K (batch, seq_k, kv_heads, dim), V (…, dim_v), O (batch, seq_q, heads, dim_v) where
-    layout is "bshd", with heads before sequences where it is "bhsd"; strides: four tuples, in elements, the last one 1.
-    LSE (batch, heads, seq_q) float32, or None without with_lse.  fixed: the scale of every call, None to read it in each.
+@T.macro
+def working_set(f):
+    """What a block works in: tiles of Q, K and V in shared memory; in registers scores S (rows, keys) and `acc` (rows, dim_v)
+    in float32, weights P like S in 16 bits, and of one element a row `top`, `before`, `factor`, `total` and the sum of a
+    tile."""
+    rows, keys = f.tile.rows, f.tile.keys
+    Qs = T.alloc_shared((rows, f.sizes.dim), f.dtype)
+    Ks = T.alloc_shared((keys, f.sizes.dim), f.dtype)
+    Vs = T.alloc_shared((keys, f.sizes.dim_v), f.dtype)
+    S = T.alloc_fragment((rows, keys), "float32")
+    P = T.alloc_fragment((rows, keys), f.dtype)
+    acc = T.alloc_fragment((rows, f.sizes.dim_v), "float32")
+    top, before, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
+    return Qs, Ks, Vs, S, P, acc, (top, before, factor, total, more)
 
-    Query i stands at key position i + seq_k - seq_q.  sizes and strides: ints, or symbols for what is known at calls.
+
+@T.macro
+def attend(f, work, load, c, tiles):
+    """The main loop: softmax(Q K^T) V of a tile of queries over `tiles` of keys (KeyTiles).
+
+    f: AttentionForm or DecodeForm.  work: working_set.  load: copies the queries to their tile in shared memory.
+    c: f.exponent_scale.  Returns (weighted means of V, logarithms of sums), fragments in float32.
     """
-    batch, seq_q, seq_k, heads, kv_heads, dim, dim_v = sizes
-    rows, keys, group, back = tile.rows, tile.keys, heads // kv_heads, mask == Mask()
+    Qs, Ks, Vs, S, P, acc, state = work
+    top, before, factor, total, more = state
+    load(Qs)
+    reset(acc, top, total, c)
+    for k in T.Pipelined(tiles.begin, tiles.end, num_stages=f.tile.stages):
+        key = tiles.place(k)
+        T.copy(tiles.keys(key), Ks)
+        T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
+        for i, j in T.Parallel(f.tile.rows, f.tile.keys):
+            S[i, j] = T.if_then_else(tiles.visible(k, key, i, j), S[i, j], -T.infinity("float32"))
+        T.copy(tiles.values(key), Vs)
+        absorb(S, P, acc, state, c)
+        T.gemm(P, Vs, acc)
+    finish(acc, top, total, factor, c)
+    return acc, total
 
-    def shape(length, n_heads, width):
-        return (batch, length, n_heads, width) if layout == "bshd" else (batch, n_heads, length, width)
 
-    def part(X, b, h, start, length):
-        return X[b, start:start + length, h, :] if layout == "bshd" else X[b, h, start:start + length, :]
+def dense_attention(f: AttentionForm) -> Any:
+    """Each block computes a tile of queries.  (Q, K, V, scale, O, LSE).
+
+    Query i stands at key position i + seq_k - seq_q.
+    """
+    batch, seq_q, seq_k, heads = f.sizes[:4]
+    rows, keys, back = f.tile.rows, f.tile.keys, f.mask == Mask()
+
+    def tiles(K: Any, V: Any, b: Any, h: Any, at: Any, first: Any, last: Any) -> KeyTiles:
+        return KeyTiles(
+            0 if back else first, last - first if back else last, lambda k: (last - 1 - k) * keys if back else k * keys,
+            lambda key: f.rows(K, b, h // f.group, key, keys), lambda key: f.rows(V, b, h // f.group, key, keys),
+            lambda k, key, i, j: seen(f.mask, key + j, seq_k, at + i))
 
     @T.prim_func
-    def flash_attention(Q: T.StridedTensor(shape(seq_q, heads, dim), strides[0], dtype),
-                        K: T.StridedTensor(shape(seq_k, kv_heads, dim), strides[1], dtype),
-                        V: T.StridedTensor(shape(seq_k, kv_heads, dim_v), strides[2], dtype),
-                        scale: T.float32,
-                        O: T.StridedTensor(shape(seq_q, heads, dim_v), strides[3], dtype),
-                        LSE: T.Tensor((batch, heads, seq_q) if with_lse else (1,), "float32")):
-        with T.Kernel(T.ceildiv(seq_q, rows), heads, batch, threads=tile.threads) as (bx, h, b):
-            Qs, Ks, Vs, S, P, acc, top, before, factor, total, more = working_set(tile, dim, dim_v, dtype)
-            c = (scale if fixed is None else fixed) * LOG2E
+    def flash_attention(Q: f.q, K: f.k, V: f.v, scale: T.float32, O: f.o, LSE: f.lse):
+        with T.Kernel(T.ceildiv(seq_q, rows), heads, batch, threads=f.tile.threads) as (bx, h, b):
+            work = working_set(f)
+            c = f.exponent_scale(scale)
             row = bx * rows
             at = row + seq_k - seq_q  # position of the tile's first query among the keys
-            first, last = key_tiles(mask, at, rows, seq_k, keys)
-            T.copy(part(Q, b, h, row, rows), Qs)
-            reset(acc, top, total, c)
-            for k in T.Pipelined(0 if back else first, last - first if back else last, num_stages=tile.stages):
-                key = (last - 1 - k) * keys if back else k * keys
-                T.copy(part(K, b, h // group, key, keys), Ks)
-                T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
-                for i, j in T.Parallel(rows, keys):
-                    S[i, j] = T.if_then_else(seen(mask, key + j, seq_k, at + i), S[i, j], -T.infinity("float32"))
-                T.copy(part(V, b, h // group, key, keys), Vs)
-                absorb(S, P, acc, top, before, factor, total, more, c)
-                T.gemm(P, Vs, acc)
-            finish(acc, top, total, factor, c)
-            T.copy(acc, part(O, b, h, row, rows))
-            if with_lse:
+            first, last = key_tiles(f.mask, at, rows, seq_k, keys)
+            acc, total = attend(f, work, copying(f.rows(Q, b, h, row, rows)), c, tiles(K, V, b, h, at, first, last))
+            T.copy(acc, f.rows(O, b, h, row, rows))
+            if f.with_lse:
                 T.copy(total, LSE[b, h, row:row + rows])
 
     return flash_attention
+
+
+def copying(region: Any) -> Callable[[Any], Any]:
+    """What `attend` loads queries by: a copy of a region."""
+    return lambda tile: T.copy(region, tile)
+
+
+def itself(index: Any) -> Any:
+    """KeyTiles.place of tiles that are named by the loop's index."""
+    return index
 
 
 def key_tiles(mask: Mask, at: Any, rows: int, seq_k: Any, keys: int) -> tuple[Any, Any]:
@@ -191,5 +204,5 @@ def seen(mask: Mask, key: Any, seq_k: Any, position: Any) -> Any:
     return functools.reduce(T.And, ends)
 
 
-__all__ = ["Mask", "Sizes", "Tile", "absorb", "dense_attention", "finish", "key_tiles", "lowest", "reset", "seen",
-           "working_set"]
+__all__ = ["LAG", "LN2", "KeyTiles", "absorb", "attend", "copying", "dense_attention", "finish", "itself", "key_tiles",
+           "lowest", "reset", "seen", "working_set"]

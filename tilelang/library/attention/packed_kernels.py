@@ -1,13 +1,13 @@
-"""The program behind `flash_attention` for packed sequences, whose lengths no host knows.
+"""The kernel of flash_attention for packed sequences, whose lengths the host does not know.
 
-A first launch puts the tiles of queries in order, longest first: blocks take tiles in a fixed stride, so that neighbours in
-this order must be alike.  In the order of the sequences a stride may fall in step with them: two sequences of 4096, two
-heads, and half of the blocks have short tiles only.  Tiles that run at the same time should also share keys in L2: heads
-whose keys fit together go one group after another, and where one head's do not fit, so do parts of the sequences.
+A first launch orders the tiles of queries, longest first.  Blocks take tiles in a fixed stride, so neighbours in this order
+must take about the same time.  In the order of the sequences, a stride may fall in step with them: with two sequences of 4096
+and two heads, half of the blocks would have short tiles only.  Tiles that run at the same time should also share keys in L2:
+heads whose keys fit together go one group after another; where the keys of one head do not fit, so do ranges of the sequences.
 
 Sequence s has the slots from cu_q[s] // rows + s on, which are enough for its tiles whatever the lengths are.  The place of a
-tile is how many tiles take more steps, or as many and stand before it.  Steps do not become fewer from tile to tile of a
-sequence, so those of a sequence that take at least so many are its last ones, and how many they are is a division.
+tile is the number of tiles that take more steps, or as many and stand before it.  Within a sequence, later tiles take no fewer
+steps than earlier ones, so the tiles that take at least so many steps are its last ones, and a division counts them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 
 import tilelang.language as T
 
-from .kernels import LOG2E, Mask, Sizes, Tile, absorb, finish, key_tiles, reset, seen, working_set
+from .form import FACTS, AttentionForm, Tile
+from .kernels import KeyTiles, attend, copying, itself, key_tiles, seen, working_set
+from .problem import Mask
 
 NEAR = 32 << 20  # bytes of keys and values that tiles running at the same time may keep in L2
-FACTS = 8  # integers of a tile: head, first row, the sequence's first query and length, first key and number of keys; 2 unused
 _LANES = 128  # sequences that a block of the first launch looks at together
 
 
@@ -40,7 +41,7 @@ def _with_steps(mask: Mask, tile: Tile, least: Any, seq_q: Any, seq_k: Any) -> A
 
 
 def _most(mask: Mask, tile: Tile) -> int | None:
-    """Steps beyond which tiles are not told apart: a window shows no more.  None: no limit."""
+    """Number of steps above which tiles count as equal: a window shows no more keys.  None: no limit."""
     return None if mask.left is None else -(-(mask.left + tile.rows) // tile.keys) + 1
 
 
@@ -52,13 +53,14 @@ def _steps(mask: Mask, tile: Tile, row: Any, seq_q: Any, seq_k: Any) -> Any:
 
 
 @T.macro
-def rank(Tiles, cu_q, cu_k, slot, batch, heads, wide, near, mask, tile, units):
-    """Writes what the kernel needs to know of a slot's tile, for each head, to its place in Tiles.
+def order_tiles(f, Tiles, cu_q, cu_k, slot, wide, near, sms):
+    """Writes what the attention launch needs to know of a slot's tile, for each head, to its place in Tiles.
 
-    wide: heads that go together.  near: keys of one head of sequences that go together.  units: blocks at work together."""
+    wide: heads that go together.  near: keys of one head of sequences that go together.  sms: blocks that run at a time.
+    """
     each, before, every = [T.alloc_fragment((_LANES,), "int32") for _ in (0, 1, 2)]
     number, place, real = [T.alloc_fragment((1,), "int32") for _ in (0, 1, 2)]
-    rows = tile.rows
+    batch, heads, mask, tile, rows = f.sizes.batch, f.sizes.heads, f.mask, f.tile, f.tile.rows
     T.clear(each)
     for n in T.serial(T.ceildiv(batch, _LANES)):
         for i in T.Parallel(_LANES):
@@ -94,14 +96,14 @@ def rank(Tiles, cu_q, cu_k, slot, batch, heads, wide, near, mask, tile, units):
     T.reduce_sum(every, real)
     for h in T.Parallel(heads):
         turn = h // wide * wide
-        # Every second turn goes from its shortest tile on: where turns meet, neighbours are alike too.
+        # Every second group goes from its shortest tile on, so that neighbours are alike where groups meet too.
         inside = T.if_then_else(h // wide % 2 == 0, place[0], real[0] - 1 - place[0])
         among = turn * real[0] + inside * T.min(wide, heads - turn) + h - turn
         p = T.if_then_else(filled, among, (slot + place[0]) * heads + h)
-        # Rounds go forth and back: who had the longest tile of one has the shortest of the next.
-        begin = p // units * units
-        last = T.min(units, Tiles.shape[0] - begin) - 1
-        n = T.if_then_else(p // units % 2 == 0, p, begin + last - (p - begin))
+        # Waves alternate direction: the block with the longest tile of one has the shortest of the next.
+        begin = p // sms * sms
+        last = T.min(sms, Tiles.shape[0] - begin) - 1
+        n = T.if_then_else(p // sms % 2 == 0, p, begin + last - (p - begin))
         Tiles[n, 0] = h
         Tiles[n, 1] = T.if_then_else(filled, row, 0)
         Tiles[n, 2] = first_q
@@ -110,53 +112,47 @@ def rank(Tiles, cu_q, cu_k, slot, batch, heads, wide, near, mask, tile, units):
         Tiles[n, 5] = seq_k
 
 
-def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: Tile, with_lse: bool,
-                     fixed: float | None = None, units: int = 1) -> Any:
-    """Sequences one after another: Q (tokens_q, heads, dim), K (tokens_k, kv_heads, dim), V (…, dim_v), O like Q; strides as in
-    dense_attention.  cu_q, cu_k (sequences + 1): the first token of each and the last end.  LSE (heads, tokens_q) or None.
-    Tiles (tiles, FACTS): room for what is known of every tile; tiles = (tokens_q // rows + sequences) * heads.
+def packed_attention(f: AttentionForm, sms: int = 1) -> Any:
+    """Sequences one after another.  (Q, K, V, scale, cu_q, cu_k, Tiles, O, LSE).
 
-    sizes: batch is the number of sequences, seq_q and seq_k the numbers of tokens.  units: blocks that run at the same time.
+    Q (tokens_q, heads, dim), K (tokens_k, kv_heads, dim), V (…, dim_v), O like Q.  cu_q, cu_k (sequences + 1): the first token
+    of each and the last end.  LSE (heads, tokens_q) or None.  Tiles (tiles, FACTS): workspace for what is known of every tile;
+    tiles = (tokens_q // rows + sequences) * heads.
+
+    f.sizes: batch is the number of sequences, seq_q and seq_k the numbers of tokens.  sms: blocks that run at the same time.
     Slots that are left over are of no queries.
     """
-    batch, tokens_q, tokens_k, heads, kv_heads, dim, dim_v = sizes
-    rows, keys, group = tile.rows, tile.keys, heads // kv_heads
+    batch, _, tokens_k, heads, kv_heads, dim, dim_v = f.sizes
+    rows, keys = f.tile.rows, f.tile.keys
     near = max(1, NEAR // (2 * (dim + dim_v)))  # keys
     tiles = T.dynamic("tiles")
 
+    def key_range(K: Any, V: Any, head: Any, sequence: Any, at: Any, first: Any, last: Any) -> KeyTiles:
+        k0, seq_k = sequence
+        return KeyTiles(first, last, itself, lambda k: f.rows(K, None, head, k0 + k * keys, keys),
+                        lambda k: f.rows(V, None, head, k0 + k * keys, keys),
+                        lambda k, _, i, j: seen(f.mask, k * keys + j, seq_k, at + i))
+
     @T.prim_func
-    def flash_attention_packed(Q: T.StridedTensor((tokens_q, heads, dim), strides[0], dtype),
-                               K: T.StridedTensor((tokens_k, kv_heads, dim), strides[1], dtype),
-                               V: T.StridedTensor((tokens_k, kv_heads, dim_v), strides[2], dtype),
-                               scale: T.float32, cu_q: T.Tensor((batch + 1,), "int32"), cu_k: T.Tensor((batch + 1,), "int32"),
-                               Tiles: T.Tensor((tiles, FACTS), "int32"),
-                               O: T.StridedTensor((tokens_q, heads, dim_v), strides[3], dtype),
-                               LSE: T.Tensor((heads, tokens_q) if with_lse else (1,), "float32")):
+    def flash_attention_packed(Q: f.q, K: f.k, V: f.v, scale: T.float32,
+                               cu_q: T.Tensor((batch + 1,), "int32"), cu_k: T.Tensor((batch + 1,), "int32"),
+                               Tiles: T.Tensor((tiles, FACTS), "int32"), O: f.o, LSE: f.lse):
         with T.Kernel(tiles // heads, threads=_LANES) as slot:
-            fitting = T.max(1, T.min(kv_heads, near // T.max(1, tokens_k))) * group
-            wide = T.if_then_else(tiles // heads * fitting < 2 * units, heads, fitting)  # turns of few tiles would run together
-            rank(Tiles, cu_q, cu_k, slot, batch, heads, wide, near, mask, tile, units)
-        with T.Kernel(tiles, threads=tile.threads) as n:
-            Qs, Ks, Vs, S, P, acc, top, before, factor, total, more = working_set(tile, dim, dim_v, dtype)
-            c = (scale if fixed is None else fixed) * LOG2E
+            fitting = T.max(1, T.min(kv_heads, near // T.max(1, tokens_k))) * f.group
+            wide = T.if_then_else(tiles // heads * fitting < 2 * sms, heads, fitting)  # small groups would run together
+            order_tiles(f, Tiles, cu_q, cu_k, slot, wide, near, sms)
+        with T.Kernel(tiles, threads=f.tile.threads) as n:
+            work = working_set(f)
+            c = f.exponent_scale(scale)
             h, row, q0, seq_q, k0, seq_k = [Tiles[n, e] for e in range(6)]
             at = row + seq_k - seq_q
-            first, last = key_tiles(mask, at, rows, T.if_then_else(seq_q > 0, seq_k, 0), keys)
-            T.copy(Q[q0 + row:q0 + row + rows, h, :], Qs)
-            reset(acc, top, total, c)
-            for k in T.Pipelined(first, last, num_stages=tile.stages):
-                T.copy(K[k0 + k * keys:k0 + (k + 1) * keys, h // group, :], Ks)
-                T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
-                for i, j in T.Parallel(rows, keys):
-                    S[i, j] = T.if_then_else(seen(mask, k * keys + j, seq_k, at + i), S[i, j], -T.infinity("float32"))
-                T.copy(V[k0 + k * keys:k0 + (k + 1) * keys, h // group, :], Vs)
-                absorb(S, P, acc, top, before, factor, total, more, c)
-                T.gemm(P, Vs, acc)
-            finish(acc, top, total, factor, c)
-            Own = T.make_tensor(T.address_of(O[0, 0, 0]), (q0 + seq_q, heads, dim_v), dtype, strides[3])  # ends with them
+            first, last = key_tiles(f.mask, at, rows, T.if_then_else(seq_q > 0, seq_k, 0), keys)
+            acc, total = attend(f, work, copying(f.rows(Q, None, h, q0 + row, rows)), c,
+                                key_range(K, V, h // f.group, (k0, seq_k), at, first, last))
+            Own = T.make_tensor(T.address_of(O[0, 0, 0]), (q0 + seq_q, heads, dim_v), f.dtype, f.strides[3])  # ends with them
             if seq_q > 0:
-                T.copy(acc, Own[q0 + row:q0 + row + rows, h, :])
-            if with_lse:
+                T.copy(acc, f.rows(Own, None, h, q0 + row, rows))
+            if f.with_lse:
                 for i in T.Parallel(rows):
                     if row + i < seq_q:
                         LSE[h, q0 + row + i] = total[i]
@@ -164,4 +160,4 @@ def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: T
     return flash_attention_packed
 
 
-__all__ = ["FACTS", "packed_attention", "rank"]
+__all__ = ["order_tiles", "packed_attention"]

@@ -1,8 +1,14 @@
-"""The program behind `flash_attention` with a mask where tiles of queries are too few for the processors.
+"""Kernels of flash_attention whose blocks divide the keys of tiles of queries (split-KV), where the tiles alone fill no whole
+waves.
 
-The tiles of keys that a tile of queries sees are shared out to as many blocks as there are room for, each a part as long as
-the others.  A part leaves its weighted mean and the logarithm of its sum, and a second launch weighs the parts against each
-other.  All blocks run at once, so that the longest tile's parts are the time of a call.
+A split of a tile of queries leaves its weighted mean and the logarithm of its sum in a workspace; a second launch merges the
+splits.  Two work partitions:
+
+- with a mask, few tiles: each tile is divided into the same number of equal splits, and all blocks run at once, so that the
+  longest tile's splits are the time of a call;
+- without a mask, tiles of equal length: whole waves take a tile a block.  The tiles of keys that the remaining tiles of queries
+  see are laid end to end, and each block takes as many of them: a range in one tile of queries, or in two neighbours
+  (stream-K).
 """
 
 from __future__ import annotations
@@ -11,69 +17,144 @@ from typing import Any
 
 import tilelang.language as T
 
-from .kernels import LOG2E, Mask, Sizes, Tile, absorb, finish, key_tiles, reset, seen, working_set
-from .work_partition import JOINED, Shares, join
+from .form import LOG2E, AttentionForm
+from .kernels import KeyTiles, attend, copying, itself, key_tiles, seen, working_set
+
+MERGED = 4  # rows that a block of the second launch merges
 
 
-def parted_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: Mask, tile: Tile, deal: Shares, with_lse: bool,
-                     fixed: float | None = None) -> Any:
-    """As dense_attention, for sizes that are ints.  Means (deal.parts, tile.rows, dim_v), Sums (deal.parts, tile.rows),
-    float32: room for parts.  deal: of no whole tiles, `steps` parts a tile and one part a block.
+@T.macro
+def merge(Means, Sums, mean, total, r, y, partition):
+    """mean, total: result and logarithm of a few rows of the r-th divided tile, from row y on, of the means and logarithms of
+    its splits.  -inf: no key counted."""
+    rows, dim_v = mean.shape
+    largest, weight = [T.alloc_fragment((rows,), "float32") for _ in (0, 1)]
+    steps, share = partition.steps, partition.share
+    first = r * steps // share
+    last = T.ceildiv((r + 1) * steps, share)
+    T.fill(largest, -T.infinity("float32"))
+    T.clear(total)
+    T.clear(mean)
+    for j in T.serial(first, last):
+        for i in T.Parallel(rows):
+            largest[i] = T.max(largest[i], Sums[partition.place(r, j), y + i])
+    for i in T.Parallel(rows):
+        largest[i] = T.if_then_else(largest[i] == -T.infinity("float32"), 0.0, largest[i])
+    for j in T.serial(first, last):
+        at = partition.place(r, j)
+        for i in T.Parallel(rows):
+            weight[i] = T.exp2((Sums[at, y + i] - largest[i]) * LOG2E)
+        for i in T.Parallel(rows):
+            total[i] += weight[i]
+        for i, d in T.Parallel(rows, dim_v):
+            mean[i, d] += weight[i] * Means[at, y + i, d]
+    for i, d in T.Parallel(rows, dim_v):
+        mean[i, d] = T.if_then_else(total[i] == 0, 0.0, mean[i, d] / total[i])
+    for i in T.Parallel(rows):
+        total[i] = T.if_then_else(total[i] == 0, -T.infinity("float32"), largest[i] + T.log2(total[i]) / LOG2E)
+
+
+@T.macro
+def merge_tiles(f, tiles, Means, Sums, O, LSE):
+    """The second launch: merges the splits of all divided tiles.  tiles: of queries of a head."""
+    heads, whole, rest = f.sizes.heads, f.partition.whole, f.partition.rest
+    with T.Kernel(f.tile.rows // MERGED, rest, threads=128) as (y, r):
+        mean = T.alloc_fragment((MERGED, f.sizes.dim_v), "float32")
+        total = T.alloc_fragment((MERGED,), "float32")
+        merge(Means, Sums, mean, total, r, y * MERGED, f.partition)
+        row = (whole + r) % tiles * f.tile.rows + y * MERGED
+        h = (whole + r) // tiles % heads
+        T.copy(mean, f.rows(O, (whole + r) // (tiles * heads), h, row, MERGED))
+        if f.with_lse:
+            T.copy(total, LSE[(whole + r) // (tiles * heads), h, row:row + MERGED])
+
+
+def split_kv_attention(f: AttentionForm) -> Any:
+    """Each tile of queries is divided into `f.partition.steps` splits, one a block.  (Q, K, V, scale, Means, Sums, O, LSE).
+
+    As dense_attention, for sizes that are ints.  Means (splits, rows, dim_v), Sums (splits, rows), float32: workspace.
     """
-    batch, seq_q, seq_k, heads, kv_heads, dim, dim_v = sizes
-    rows, keys, group, parts = tile.rows, tile.keys, heads // kv_heads, deal.steps
-    tiles = -(-seq_q // rows)  # of a head
+    seq_q, seq_k, heads = f.sizes[1:4]
+    rows, keys, partition = f.tile.rows, f.tile.keys, f.partition
+    parts = partition.steps
+    per_head = -(-seq_q // rows)  # tiles
 
-    def shape(length, n_heads, width):
-        return (batch, length, n_heads, width) if layout == "bshd" else (batch, n_heads, length, width)
-
-    def part(X, r, h, start, length):
-        b = r // (tiles * heads)
-        return X[b, start:start + length, h, :] if layout == "bshd" else X[b, h, start:start + length, :]
+    def tiles(K: Any, V: Any, r: Any, h: Any, at: Any, begin: Any, end: Any) -> KeyTiles:
+        b = r // (per_head * heads)
+        return KeyTiles(begin, end, itself, lambda k: f.rows(K, b, h // f.group, k * keys, keys),
+                        lambda k: f.rows(V, b, h // f.group, k * keys, keys),
+                        lambda k, _, i, j: seen(f.mask, k * keys + j, seq_k, at + i))
 
     @T.prim_func
-    def flash_attention(Q: T.StridedTensor(shape(seq_q, heads, dim), strides[0], dtype),
-                        K: T.StridedTensor(shape(seq_k, kv_heads, dim), strides[1], dtype),
-                        V: T.StridedTensor(shape(seq_k, kv_heads, dim_v), strides[2], dtype),
-                        scale: T.float32,
-                        Means: T.Tensor((deal.parts, rows, dim_v), "float32"),
-                        Sums: T.Tensor((deal.parts, rows), "float32"),
-                        O: T.StridedTensor(shape(seq_q, heads, dim_v), strides[3], dtype),
-                        LSE: T.Tensor((batch, heads, seq_q) if with_lse else (1,), "float32")):
-        with T.Kernel(deal.parts, threads=tile.threads) as n:
-            Qs, Ks, Vs, S, P, acc, top, before, factor, total, more = working_set(tile, dim, dim_v, dtype)
-            c = (scale if fixed is None else fixed) * LOG2E
+    def flash_attention(Q: f.q, K: f.k, V: f.v, scale: T.float32,
+                        Means: T.Tensor((partition.splits, rows, f.sizes.dim_v), "float32"),
+                        Sums: T.Tensor((partition.splits, rows), "float32"), O: f.o, LSE: f.lse):
+        with T.Kernel(partition.splits, threads=f.tile.threads) as n:
+            work = working_set(f)
+            c = f.exponent_scale(scale)
             r = n // parts
-            row = r % tiles * rows
-            h = r // tiles % heads
+            row = r % per_head * rows
+            h = r // per_head % heads
             at = row + seq_k - seq_q  # position of the tile's first query among the keys
-            first, last = key_tiles(mask, at, rows, seq_k, keys)
+            first, last = key_tiles(f.mask, at, rows, seq_k, keys)
             begin = first + n % parts * (last - first) // parts
             end = first + (n % parts + 1) * (last - first) // parts
-            T.copy(part(Q, r, h, row, rows), Qs)
-            reset(acc, top, total, c)
-            for k in T.Pipelined(begin, end, num_stages=tile.stages):
-                T.copy(part(K, r, h // group, k * keys, keys), Ks)
-                T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
-                for i, j in T.Parallel(rows, keys):
-                    S[i, j] = T.if_then_else(seen(mask, k * keys + j, seq_k, at + i), S[i, j], -T.infinity("float32"))
-                T.copy(part(V, r, h // group, k * keys, keys), Vs)
-                absorb(S, P, acc, top, before, factor, total, more, c)
-                T.gemm(P, Vs, acc)
-            finish(acc, top, total, factor, c)
+            queries = copying(f.rows(Q, r // (per_head * heads), h, row, rows))
+            acc, total = attend(f, work, queries, c, tiles(K, V, r, h, at, begin, end))
             T.copy(acc, Means[n, :, :])
             T.copy(total, Sums[n, :])
-        with T.Kernel(rows // JOINED, deal.rest, threads=128) as (y, r):
-            mean = T.alloc_fragment((JOINED, dim_v), "float32")
-            total = T.alloc_fragment((JOINED,), "float32")
-            join(Means, Sums, mean, total, r, y * JOINED, deal)
-            row = r % tiles * rows + y * JOINED
-            h = r // tiles % heads
-            T.copy(mean, part(O, r, h, row, JOINED))
-            if with_lse:
-                T.copy(total, LSE[r // (tiles * heads), h, row:row + JOINED])
+        merge_tiles(f, per_head, Means, Sums, O, LSE)
 
     return flash_attention
 
 
-__all__ = ["parted_attention"]
+def partitioned_attention(f: AttentionForm) -> Any:
+    """Whole waves of tiles, the rest divided evenly over all blocks.  (Q, K, V, scale, Means, Sums, O, LSE).
+
+    As dense_attention without a mask, for sizes that are ints.  Means (splits, rows, dim_v), Sums (splits, rows), float32:
+    workspace.
+    """
+    seq_q, seq_k, heads = f.sizes[1:4]
+    rows, keys, partition = f.tile.rows, f.tile.keys, f.partition
+    whole, rest, steps, share, sms = partition
+    per_head = -(-seq_q // rows)  # tiles
+
+    def tiles(K: Any, V: Any, at: Any, h: Any, first: Any, count: Any) -> KeyTiles:
+        b = at // (per_head * heads)
+        return KeyTiles(0, count, lambda k: (first + count - 1 - k) * keys, lambda key: f.rows(K, b, h // f.group, key, keys),
+                        lambda key: f.rows(V, b, h // f.group, key, keys),
+                        lambda k, key, i, j: T.Or(k > 0, T.Or(first + count < steps, j < seq_k - (steps - 1) * keys)))
+
+    @T.prim_func
+    def flash_attention(Q: f.q, K: f.k, V: f.v, scale: T.float32,
+                        Means: T.Tensor((partition.splits, rows, f.sizes.dim_v), "float32"),
+                        Sums: T.Tensor((partition.splits, rows), "float32"), O: f.o, LSE: f.lse):
+        with T.Kernel(whole + partition.splits, threads=f.tile.threads) as n:
+            work = working_set(f)
+            c = f.exponent_scale(scale)
+            begin = (n - whole) % sms * share  # of a block's range
+            r = begin // steps + (n - whole) // sms
+            first = T.if_then_else(n < whole, 0, T.max(0, begin - r * steps))
+            # A split of no tile takes a step all the same: a loop that may be empty needs a second way to load queries.
+            own = T.max(1, T.min(steps, T.min(begin + share, rest * steps) - r * steps) - first)
+            count = T.if_then_else(n < whole, steps, own)
+            at = T.if_then_else(n < whole, n, whole + T.min(r, rest - 1))
+            row = at % per_head * rows
+            h = at // per_head % heads
+            acc, total = attend(f, work, copying(f.rows(Q, at // (per_head * heads), h, row, rows)), c,
+                                tiles(K, V, at, h, first, count))
+            if n < whole:
+                T.copy(acc, f.rows(O, at // (per_head * heads), h, row, rows))
+                if f.with_lse:
+                    T.copy(total, LSE[at // (per_head * heads), h, row:row + rows])
+            else:
+                for i, j in T.Parallel(rows, f.sizes.dim_v):  # by threads: a second TMA store would take memory from the first
+                    Means[n - whole, i, j] = acc[i, j]
+                for i in T.Parallel(rows):
+                    Sums[n - whole, i] = total[i]
+        merge_tiles(f, per_head, Means, Sums, O, LSE)
+
+    return flash_attention
+
+
+__all__ = ["MERGED", "merge", "partitioned_attention", "split_kv_attention"]

@@ -1,12 +1,12 @@
-"""Tile shapes of attention from a cost model: what the matrix unit, exp2 and the start of a tile take, in cycles.
+"""Tile shapes of attention from a cost model: what the tensor cores, exp2 and the start of a tile take, in cycles.
 
     time of a tile of queries = start + (tiles of keys it sees) * step + (tiles it sees in part) * mask + store
-    step  = max(matrix instructions of all its warp groups, one group's chain of products and softmax) + a fixed cost
-    whole = rounds of tiles over the processors where tiles are equal; else their mean load and half the longest tile
-    Tiles that are equal and fill no whole round may be shared out by keys: see shares.
+    step  = max(matrix instructions of all its warp groups, one group's chain of GEMMs and softmax) + a fixed cost
+    call  = waves of tiles over the SMs where tiles are equal; else their mean load and half the longest tile
+    Where equal tiles fill no whole wave, blocks may divide the rest by keys: see partition_work.
 
-Every candidate that fits registers and shared memory is priced and the cheapest taken; nothing is looked up by shape.
-Rates are cycles of one processor (SM), measured on an H200; those of mma.sync by the data sheet of sm_80.
+The cost of every candidate that fits registers and shared memory is estimated, and the least one taken; nothing is looked up by
+shape.  Rates are cycles of one SM, measured on an H200; those of mma.sync are from the data sheet of sm_80.
 """
 
 from __future__ import annotations
@@ -18,54 +18,54 @@ from math import ceil
 
 from tilelang.target import Target
 
-from .kernels import Mask, Sizes, Tile
-from .work_partition import Shares
+from .form import Tile, WorkPartition
+from .problem import Mask, Sizes
 
-GROUP = 128  # threads of a warp group, which has 64 rows of a product
-PANEL = 8192  # bytes through which a warp group stores results: 64 rows of 128 bytes
+GROUP = 128  # threads of a warp group, which has 64 rows of an MMA
+TMA_BOX = 8192  # bytes through which a warp group stores results: 64 rows of 128 bytes
 _LIMITS = {1: 255, 2: 240, 3: 160}  # registers of a thread of so many computing groups beside one that loads
 _BESIDE = 44  # registers beside scores, weights and accumulators: row statistics, addresses, loop state
 _BESIDE_MMA = 70  # the same for mma.sync, which holds fragments of K and V too
-_STEP = 190.0  # cycles a step costs beside its arithmetic: barriers, the ends of products, quad reductions
+_STEP = 190.0  # cycles a step costs beside its arithmetic: barriers, the ends of GEMMs, quad reductions
 _MASK = 5.0  # cycles a key of a tile that some queries see in part: index, comparison and selection for each score
-_ALIKE = 1.006  # prices that are not told apart: 144 and 160 keys ran up to 0.7 % faster than 176 on an H200
-_FAR = 1.4  # times the least price: nothing dearer is worth timing
+_ALIKE = 1.006  # costs that count as equal: 144 and 160 keys ran up to 0.7 % faster than 176 on an H200
+_FAR = 1.4  # times the least cost: no tile above is worth timing
 _LATENCY = 1400.0  # cycles from asking for a tile of keys to having it
 _START, _STORE = 1300.0, 19.0  # cycles until the first scores; bytes a cycle stored
-_JOIN, _JOIN_PART, _JOIN_BYTES = 5000.0, 400.0, 2000.0  # cycles of a second launch, of a part it weighs; bytes a cycle
-_SHARES = 8  # ways to share that are priced: blocks that take so many more steps than they must
-_WORTH = 0.99  # of the time of whole tiles: sharing takes memory and a longer compile
-_MOST_TILES = 512  # tiles of one head that are priced one by one; more are sampled
+_MERGE, _MERGE_SPLIT, _MERGE_BYTES = 5000.0, 400.0, 2000.0  # cycles of a second launch, of a split it merges; bytes a cycle
+_SHARES = 8  # work partitions that are compared: blocks that take so many more steps than they must
+_WORTH = 0.99  # of the time of whole tiles: a work partition takes memory and a longer compile
+_MOST_TILES = 512  # tiles of one head whose costs are estimated one by one; more are sampled
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What tiles are priced for.
+    """What the cost of tiles is estimated for.
 
-    kind: "wgmma", "mma" or "cpu".  units: processors.  shared, shared_unit: bytes a block may have, and a unit has.
-    flops: of mma.sync, a cycle and unit.
+    kind: "wgmma", "mma" or "cpu".  sms: SMs, or cores.  shared, shared_sm: bytes of shared memory of a block, of an SM.
+    flops: of mma.sync, a cycle and SM.
     """
 
     kind: str
-    units: int
+    sms: int
     shared: int = 1 << 20
-    shared_unit: int = 1 << 20
+    shared_sm: int = 1 << 20
     flops: float = 2048.0
 
 
-def machine_of(target: Target, units: int | None = None) -> Machine:
-    """The numbers of a target.  units: processors of the device at hand; None: of a common one."""
+def machine_of(target: Target, sms: int | None = None) -> Machine:
+    """The numbers of a target.  sms: of the device at hand; None: of a common one."""
     if not target.is_cuda:
-        return Machine("cpu", units or 1)
+        return Machine("cpu", sms or 1)
     limits = target.limits
     if target.has_wgmma:
-        return Machine("wgmma", units or 132, limits.shared_per_block, limits.shared_per_sm)
+        return Machine("wgmma", sms or 132, limits.shared_per_block, limits.shared_per_sm)
     flops = 2540.0 if target.arch_number == 90 else 2048.0 if target.arch_number >= 80 else 1024.0
-    return Machine("mma", units or 108, limits.shared_per_block, limits.shared_per_sm, flops)
+    return Machine("mma", sms or 108, limits.shared_per_block, limits.shared_per_sm, flops)
 
 
 def registers(tile: Tile, dim_v: int) -> int:
-    """Registers a thread needs: float32 scores and accumulators of its share of the tile, 16-bit weights, and the rest."""
+    """Registers a thread needs: float32 scores and accumulators of its elements, 16-bit weights, and the rest."""
     share = tile.rows / tile.threads
     wide = share * (tile.keys + dim_v) + share * tile.keys / 2
     return ceil(wide) + (_BESIDE if tile.rows // 64 * GROUP == tile.threads else _BESIDE_MMA)
@@ -95,7 +95,7 @@ def steps(sizes: Sizes, mask: Mask, tile: Tile) -> list[tuple[int, int]]:
 
 
 def step_cycles(m: Machine, tile: Tile, dim: int, dim_v: int) -> float:
-    """Cycles of a processor for one tile of keys.
+    """Cycles of an SM for one tile of keys.
 
     wgmma: 64 rows by N columns take max(N/2, 16 + N/4) cycles for 16 of k from shared memory, max(N/2, 13) from
     registers; exp2 16 a cycle, beside which the maximum, the sum and the conversion of a score take half as long again.
@@ -108,7 +108,7 @@ def step_cycles(m: Machine, tile: Tile, dim: int, dim_v: int) -> float:
         return max(blocks * (scores + values), scores + max(values, softmax)) + _STEP
     products = 2 * tile.rows * keys * (dim + dim_v) / (0.75 * m.flops)
     loads = 2 * keys * (dim + dim_v) / 40
-    resident = min(m.shared_unit // shared_bytes(tile, dim, dim_v), 65536 // (tile.threads * registers(tile, dim_v)))
+    resident = min(m.shared_sm // shared_bytes(tile, dim, dim_v), 65536 // (tile.threads * registers(tile, dim_v)))
     warps = max(1, resident) * tile.threads / 32
     hidden = min(1.0, warps / 8)  # warps of different progress keep both units busy
     softmax *= blocks
@@ -116,32 +116,32 @@ def step_cycles(m: Machine, tile: Tile, dim: int, dim_v: int) -> float:
     return max(products, softmax, loads) + (1 - hidden) * min(products, softmax) + (_STEP + late) / max(1, resident)
 
 
-def price(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> float:
+def estimate_cycles(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> float:
     """Cycles the model expects of a whole call."""
-    return _dealt(m, sizes, mask, tile)[0]
+    return _estimated(m, sizes, mask, tile)[0]
 
 
-def shares(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> Shares | None:
-    """How tiles are shared out by keys: those that fill no whole round, or with a mask all, where they are few; None where each
-    tile is a block's own."""
-    return _dealt(m, sizes, mask, tile)[1]
+def partition_work(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> WorkPartition | None:
+    """How blocks divide tiles by keys: those that fill no whole wave, or with a mask all, where they are few; None where each
+    tile is one block's."""
+    return _estimated(m, sizes, mask, tile)[1]
 
 
-def _dealt(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> tuple[float, Shares | None]:
-    """(cycles of a call, how its tiles are shared out)."""
+def _estimated(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> tuple[float, WorkPartition | None]:
+    """(cycles of a call, its work partition)."""
     step = step_cycles(m, tile, sizes.dim, sizes.dim_v)
     beside = _beside(sizes, tile)
     cut = 0.0 if mask == Mask() else _MASK * tile.keys  # a ragged end alone is masked in front of the loop
     seen = steps(sizes, mask, tile)
     times = [beside + n * step + masked * cut for n, masked in seen]
     tiles, longest = _tiles(sizes, tile), max(times)
-    whole = ceil(tiles / m.units) * longest
+    whole = ceil(tiles / m.sms) * longest
     if min(times) < longest:
-        whole = max(longest, tiles * sum(times) / len(times) / m.units + longest / 2)
+        whole = max(longest, tiles * sum(times) / len(times) / m.sms + longest / 2)
     if m.kind != "wgmma":
         return whole, None
-    shared = _shared(m, sizes, tile, longest) if mask == Mask() else _parted(m, sizes, tile, seen)
-    return (whole, None) if shared is None or shared[0] > _WORTH * whole else shared
+    divided = _last_wave(m, sizes, tile, longest) if mask == Mask() else _equal_splits(m, sizes, tile, seen)
+    return (whole, None) if divided is None or divided[0] > _WORTH * whole else divided
 
 
 def _tiles(sizes: Sizes, tile: Tile) -> int:
@@ -153,42 +153,42 @@ def _beside(sizes: Sizes, tile: Tile) -> float:
     return _START + 2 * tile.rows * sizes.dim_v / _STORE
 
 
-def _shared(m: Machine, sizes: Sizes, tile: Tile, longest: float) -> tuple[float, Shares] | None:
-    """(cycles of a call, the cheapest way to share out its last tiles); None where there is nothing to share.
+def _last_wave(m: Machine, sizes: Sizes, tile: Tile, longest: float) -> tuple[float, WorkPartition] | None:
+    """(cycles of a call, the best partition of the tiles of its last wave); None where that is full.
 
-    longest: cycles of a tile.  A part starts and ends like a tile, and leaves twice the bytes.
+    longest: cycles of a tile.  A split starts and ends like a tile, and stores twice the bytes.
     """
     tiles, n = _tiles(sizes, tile), ceil(sizes.seq_k / tile.keys)
-    rest = tiles % m.units
+    rest = tiles % m.sms
     if not rest:
         return None
     step = step_cycles(m, tile, sizes.dim, sizes.dim_v)
-    part = _beside(sizes, tile) + 2 * tile.rows * sizes.dim_v / _STORE
-    even = ceil(rest * n / m.units)
+    split = _beside(sizes, tile) + 2 * tile.rows * sizes.dim_v / _STORE
+    even = ceil(rest * n / m.sms)
 
-    def cycles(deal: Shares) -> float:
-        moved = 8 * deal.parts * tile.rows * sizes.dim_v  # float32, written and read
-        joined = _JOIN + _JOIN_PART * (1 + ceil(n / deal.share)) + moved / _JOIN_BYTES
-        return tiles // m.units * longest + deal.share * step + (2 if deal.cross else 1) * part + joined
+    def cycles(p: WorkPartition) -> float:
+        moved = 8 * p.splits * tile.rows * sizes.dim_v  # float32, written and read
+        merged = _MERGE + _MERGE_SPLIT * (1 + ceil(n / p.share)) + moved / _MERGE_BYTES
+        return tiles // m.sms * longest + p.share * step + (2 if p.cross else 1) * split + merged
 
-    found = [Shares(tiles - rest, rest, n, share, m.units) for share in range(even, min(n, even + _SHARES))]
-    return min(((cycles(deal), deal) for deal in found), default=None)
+    found = [WorkPartition(tiles - rest, rest, n, share, m.sms) for share in range(even, min(n, even + _SHARES))]
+    return min(((cycles(p), p) for p in found), default=None)
 
 
-def _parted(m: Machine, sizes: Sizes, tile: Tile, seen: list[tuple[int, int]]) -> tuple[float, Shares] | None:
-    """(cycles of a call, the cheapest number of parts) of tiles that all run at once, each in as many parts; None where there
-    is no room for two.  seen: as `steps` says."""
+def _equal_splits(m: Machine, sizes: Sizes, tile: Tile, seen: list[tuple[int, int]]) -> tuple[float, WorkPartition] | None:
+    """(cycles of a call, the best number of splits) of tiles that all run at once, each in as many splits; None where there
+    are too few SMs for two.  seen: as `steps` says."""
     tiles, longest = _tiles(sizes, tile), max(n for n, _ in seen)
-    step, part = step_cycles(m, tile, sizes.dim, sizes.dim_v), _beside(sizes, tile) + 2 * tile.rows * sizes.dim_v / _STORE
-    masked, each = max(masked for _, masked in seen), 8 * tiles * tile.rows * sizes.dim_v  # bytes of a part of every tile
+    step, split = step_cycles(m, tile, sizes.dim, sizes.dim_v), _beside(sizes, tile) + 2 * tile.rows * sizes.dim_v / _STORE
+    masked, each = max(masked for _, masked in seen), 8 * tiles * tile.rows * sizes.dim_v  # bytes of a split of every tile
 
-    def cycles(parts: int) -> float:
-        taken = ceil(longest / parts)
-        joined = _JOIN + _JOIN_PART * (1 + parts) + parts * each / _JOIN_BYTES
-        return part + taken * step + min(taken, masked) * _MASK * tile.keys + joined
+    def cycles(splits: int) -> float:
+        taken = ceil(longest / splits)
+        merged = _MERGE + _MERGE_SPLIT * (1 + splits) + splits * each / _MERGE_BYTES
+        return split + taken * step + min(taken, masked) * _MASK * tile.keys + merged
 
-    most = min(longest, m.units // max(1, tiles))
-    return min(((cycles(n), Shares(0, tiles, n, 1, m.units)) for n in range(2, most + 1)), default=None)
+    most = min(longest, m.sms // max(1, tiles))
+    return min(((cycles(n), WorkPartition(0, tiles, n, 1, m.sms)) for n in range(2, most + 1)), default=None)
 
 
 def candidates(m: Machine, sizes: Sizes) -> Iterator[Tile]:
@@ -197,7 +197,7 @@ def candidates(m: Machine, sizes: Sizes) -> Iterator[Tile]:
         for groups in (2, 3, 1):
             for keys in range(176, 15, -16):
                 tile = Tile(groups * 64, keys, 2, groups * GROUP)
-                room = m.shared - groups * PANEL
+                room = m.shared - groups * TMA_BOX
                 if registers(tile, sizes.dim_v) > _LIMITS[groups] or shared_bytes(tile, sizes.dim, sizes.dim_v) > room:
                     continue
                 wanted = min(4, 1 + ceil(_LATENCY / step_cycles(m, tile, sizes.dim, sizes.dim_v)))
@@ -218,26 +218,27 @@ def candidates(m: Machine, sizes: Sizes) -> Iterator[Tile]:
 def attention_tile(m: Machine, sizes: Sizes, mask: Mask) -> Tile:
     """The tile that the model expects to be fastest.  sizes: ints; of packed sequences those of a mean one.
 
-    Of the same rows and about the same price the one with fewest keys: it needs fewest registers and compiles fastest.
+    Of the same rows and about the same cost the one with fewest keys: it needs fewest registers and compiles fastest.
     """
     if m.kind == "cpu":
         # Measured from 16x64 to 128x256 on two cores: taller tiles read K and V less often, wider ones change nothing.
         return Tile(16 if sizes.seq_q <= 16 else 64 if sizes.seq_q <= 64 else 128, 64, 1, 128)
-    prices = {tile: price(m, sizes, mask, tile) for tile in candidates(m, sizes)}
-    if not prices:
+    costs = {tile: estimate_cycles(m, sizes, mask, tile) for tile in candidates(m, sizes)}
+    if not costs:
         return Tile(64, 16, 1, 128)
-    best = min(prices, key=lambda t: prices[t])
-    return min((t for t in prices if t.rows == best.rows and prices[t] <= _ALIKE * prices[best]), key=lambda t: t.keys)
+    best = min(costs, key=lambda t: costs[t])
+    return min((t for t in costs if t.rows == best.rows and costs[t] <= _ALIKE * costs[best]), key=lambda t: t.keys)
 
 
 def near_tiles(m: Machine, sizes: Sizes, mask: Mask, most: int) -> list[Tile]:
-    """Tiles that are worth timing, at most so many: the model's, the cheapest ones, then the cheapest with other rows."""
+    """Tiles that are worth timing, at most so many: the model's, those of least cost, then the best ones with other rows."""
     model = attention_tile(m, sizes, mask)
-    priced = sorted(((price(m, sizes, mask, t), k, t) for k, t in enumerate(candidates(m, sizes))), key=lambda x: x[:2])
-    near = [t for cycles, _, t in priced if cycles <= _FAR * priced[0][0]]
+    found = ((estimate_cycles(m, sizes, mask, t), k, t) for k, t in enumerate(candidates(m, sizes)))
+    ordered = sorted(found, key=lambda x: x[:2])
+    near = [t for cycles, _, t in ordered if cycles <= _FAR * ordered[0][0]]
     others = list({t.rows: t for t in reversed(near)}.values())
     return list(dict.fromkeys([model, *near[:most // 2], *others, *near]))[:most]
 
 
-__all__ = ["Machine", "attention_tile", "candidates", "machine_of", "near_tiles", "price", "registers", "shared_bytes",
-           "shares", "step_cycles", "steps"]
+__all__ = ["Machine", "attention_tile", "candidates", "estimate_cycles", "machine_of", "near_tiles", "partition_work",
+           "registers", "shared_bytes", "step_cycles", "steps"]

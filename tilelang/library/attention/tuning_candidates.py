@@ -1,4 +1,4 @@
-"""What the attention functions have timed: tiles of queries and keys, and in decode steps the blocks that share a sequence."""
+"""What the attention functions have timed: tiles of queries and keys, and in decode steps the blocks that divide a sequence."""
 
 from __future__ import annotations
 
@@ -8,22 +8,10 @@ from typing import Any
 
 from tilelang.target import Target
 
-from ..agreement import attention_agrees
 from ..arrays import type_name, zeros, zeros_laid
 from ..tuning import Candidate, Task
 
 MOST = 8  # choices of a call: each takes a second to compile
-_EXACT = 16  # sizes of a form that are told apart; beyond, those of one power of two are alike
-_met: dict[str, set[tuple[int, ...]]] = {}
-
-
-def told_apart(form: Any, sizes: tuple[int, ...]) -> list[int]:
-    """Sizes as a key of tuning: themselves, or once a form has come with many the powers of two from them on."""
-    known = _met.setdefault(str(form), set())
-    if sizes in known or len(known) < _EXACT:
-        known.add(sizes)
-        return list(sizes)
-    return rounded(sizes)
 
 
 def rounded(sizes: tuple[int, ...]) -> list[int]:
@@ -31,7 +19,7 @@ def rounded(sizes: tuple[int, ...]) -> list[int]:
     return [1 << (n - 1).bit_length() if n else 0 for n in sizes]
 
 
-def attention_task(name: str, key: Any, arrays: tuple[Any, Any, Any], scale: float, seq_k: int,
+def attention_task(name: str, key: Any, arrays: tuple[Any, Any, Any], agree: Callable[[Any, Any], bool],
                    where: tuple[Target, str | None], results: tuple[Any, Any, Any], choices: Sequence[Any],
                    make: Callable[[Any], Callable[..., None]]) -> Task:
     """The task of finding the best choice for a call of attention.
@@ -51,7 +39,7 @@ def attention_task(name: str, key: Any, arrays: tuple[Any, Any, Any], scale: flo
 
     about = f"{name} {tuple(q.shape)} by {tuple(arrays[1].shape)} {type_name(q)}"
     return Task(about, [name, key], q, *where, lambda: [Candidate(config(c), lambda c=c: make(c), c) for c in choices], outputs,
-                attention_agrees(*arrays, scale, seq_k))
+                agree)
 
 
-__all__ = ["MOST", "attention_task", "rounded", "told_apart"]
+__all__ = ["MOST", "attention_task", "rounded"]

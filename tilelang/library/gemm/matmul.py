@@ -13,7 +13,7 @@ from tilelang.errors import register
 from tilelang.ir import dtype
 from tilelang.language.tracing.state import error
 
-from ..aliasing import Apart, overlap
+from ..aliasing import Disjoint, overlap
 from ..arrays import aligned, empty, expects_gradient, facts, fresh, maker, place, strided, type_name, zeros
 from ..opt_in import wanted
 from .kernels import ACTIVATIONS, Form
@@ -97,11 +97,11 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
                           execution_backend=execution_backend, tune=False)
         plan = _kept(key, _Plan(_plan(a, b, transpose_a, transpose_b, bias, activation, out_dtype, scale_a, scale_b,
                                       fast_accum, out, where, tuned),
-                                None if out is None else Apart(out, (a, b, bias, scale_a, scale_b))))
+                                None if out is None else Disjoint(out, (a, b, bias, scale_a, scale_b))))
     if not isinstance(a, np.ndarray):
         check_gradient("matmul", a, b, bias, scale_a, scale_b, out)
-    if out is not None and not plan.apart.surely(out, (a, b, bias, scale_a, scale_b)):
-        check_apart(out, {"a": a, "b": b, "bias": bias, "scale_a": scale_a, "scale_b": scale_b})
+    if out is not None and not plan.disjoint.surely(out, (a, b, bias, scale_a, scale_b)):
+        check_disjoint(out, {"a": a, "b": b, "bias": bias, "scale_a": scale_a, "scale_b": scale_b})
     return plan.run(a, b, bias, scale_a, scale_b, out)
 
 
@@ -142,10 +142,10 @@ def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = Fals
 
 
 class _Plan(NamedTuple):
-    """What calls of one key share.  run: computes.  apart: of `out`, where one is given."""
+    """What calls of one key share.  run: computes.  disjoint: of `out`, where one is given."""
 
     run: Callable[..., Any]
-    apart: Any
+    disjoint: Any
 
 
 def _kept(key: Any, plan: _Plan) -> _Plan:
@@ -246,7 +246,7 @@ def _check_rest(a: Any, others: dict[str, Any], n: int, bias: Any, activation: s
                     hint="one of " + ", ".join(ACTIVATIONS))
 
 
-def check_apart(out: Any, others: dict[str, Any]) -> None:
+def check_disjoint(out: Any, others: dict[str, Any]) -> None:
     """Tiles of the result are written while others still read the operands.  Raises matmul-option."""
     for name, x in others.items():
         if x is not None and overlap(out, x):
@@ -384,4 +384,4 @@ def _copying(transpose_b: bool, activation: str | None, out_dtype: Any, where: P
     return run
 
 
-__all__ = ["check_apart", "check_gradient", "check_tensors", "grouped_matmul", "matmul"]
+__all__ = ["check_disjoint", "check_gradient", "check_tensors", "grouped_matmul", "matmul"]

@@ -12,9 +12,9 @@ import numpy as np
 
 from tilelang.language.tracing.state import error
 
-from ..aliasing import Apart
+from ..aliasing import Disjoint
 from ..arrays import facts, is_numpy, maker, place, strided, strides, type_name
-from ..gemm.matmul import check_apart, check_gradient, check_tensors
+from ..gemm.matmul import check_disjoint, check_gradient, check_tensors
 from ..gemm.plan import Place
 from .kernels import CodedForm, CodedTile, chosen, coded_product
 
@@ -59,8 +59,8 @@ def coded_matmul(a: Any, w: Any, scales: Any, zeros: Any = None, *, values: Any 
         check_gradient("coded_matmul", *given)
     if out is None:
         out = plan.result()
-    elif not plan.apart.surely(out, given[:-1]):
-        check_apart(out, dict(zip(_NAMES[:-1], given)))
+    elif not plan.disjoint.surely(out, given[:-1]):
+        check_disjoint(out, dict(zip(_NAMES[:-1], given)))
     if plan.kernel is None:
         return out
     second = zeros if values is None else values
@@ -79,7 +79,7 @@ class _Plan:
     """What answers calls with arrays of one form.
 
     kernel: None where there is nothing to compute.  result, sums: make what it writes; None where it has no sums.
-    compact: which arguments it takes as they lie, and whether all.  direct: whether it writes to `out` itself.  apart: of
+    compact: which arguments it takes as they lie, and whether all.  direct: whether it writes to `out` itself.  disjoint: of
     `out`, where one is given.
     """
 
@@ -88,7 +88,7 @@ class _Plan:
     sums: Callable[[], Any] | None
     compact: tuple[bool, ...]
     direct: bool
-    apart: Any
+    disjoint: Any
 
 
 _PLANS: dict[Any, _Plan] = {}
@@ -103,9 +103,9 @@ def _plan(sizes: tuple[int, int, int, int], given: dict[str, Any], at: Place) ->
     parts, second = f.tile.parts, given.get("values", given.get("zeros"))
     taken = [_lies_compact(given[x]) for x in ("a", "w", "scales")] + [second is None or _lies_compact(second)]
     sums = maker(a, (parts, m, n), "float32") if parts > 1 else None
-    apart = Apart(given["out"], [given.get(name) for name in _NAMES[:-1]]) if "out" in given else None
+    disjoint = Disjoint(given["out"], [given.get(name) for name in _NAMES[:-1]]) if "out" in given else None
     return _Plan(kernel, maker(a, (m, n), element), sums, (*taken, all(taken)),
-                 "out" not in given or _lies_compact(given["out"]), apart)
+                 "out" not in given or _lies_compact(given["out"]), disjoint)
 
 
 @lru_cache(4096)

@@ -1,0 +1,63 @@
+"""Compiled kernels of attention plans, kept by what they were compiled for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import tilelang.language as T
+from tilelang.jit import JITKernel, compile
+from tilelang.target import Target
+
+from ..caches import Cache
+from .decode_kernels import decode_attention
+from .form import AttentionForm, DecodeForm
+from .inputs import UNIT, configs
+from .kernels import dense_attention
+from .packed_kernels import packed_attention
+from .problem import Mask, Sizes
+from .split_kv_kernels import partitioned_attention, split_kv_attention
+
+KERNELS: Cache[JITKernel] = Cache(1024)
+
+
+def attention_kernel(f: AttentionForm, target: Target, backend: str | None) -> JITKernel:
+    """The kernel of a form; None among its sizes and strides is a value known at calls."""
+    return KERNELS.made((f, target, backend), lambda: compile(
+        _attention(f, target), target=target, execution_backend=backend, pass_configs=configs(target)))
+
+
+def decode_kernel(f: DecodeForm, target: Target, backend: str | None) -> JITKernel:
+    """The same for decode steps."""
+    # The splits make as many blocks as there are SMs: a loop over tiles in each would have one tile.
+    return KERNELS.made((f, target, backend), lambda: compile(
+        decode_attention(_any_cache(f)), target=target, execution_backend=backend,
+        pass_configs={**configs(target), "tl.persistent": False}))
+
+
+def _attention(f: AttentionForm, target: Target) -> Any:
+    """The program of a form."""
+    sizes = Sizes(*(T.dynamic(name) if n is None else n for name, n in zip(Sizes._fields, f.sizes)))
+    f = replace(f, sizes=sizes, strides=tuple(_steps(name, s) for name, s in zip("qkvo", f.strides)))
+    if f.layout == "packed":
+        # Without wgmma blocks are not persistent: they start as others end, in any order.
+        return packed_attention(f, target.limits.multiprocessors if target.has_wgmma else 1)
+    if f.partition is None:
+        return dense_attention(f)
+    return partitioned_attention(f) if f.mask == Mask() else split_kv_attention(f)
+
+
+def _any_cache(f: DecodeForm) -> DecodeForm:
+    """The form of one kernel for every batch, cache and table."""
+    batch, pages, width = T.dynamic("batch, pages, width")
+    pages = batch if f.sizes.page_size is None else pages
+    return replace(f, sizes=f.sizes._replace(batch=batch, pages=pages, width=width),
+                   strides=tuple(_steps(name, s) for name, s in zip("kv", f.strides)))
+
+
+def _steps(name: str, strides: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Strides of a tensor.  Symbols are multiples of 16 bytes, which TMA and vectors need: the program says so."""
+    return tuple(T.dynamic(f"{name}_step_{d}") * UNIT if n is None else n for d, n in enumerate(strides))
+
+
+__all__ = ["KERNELS", "attention_kernel", "decode_kernel"]

@@ -1,0 +1,159 @@
+"""What attention kernels are compiled for: sizes, strides, mask, tile and how the work is divided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tilelang.language as T
+
+from .decode_problem import DecodeSizes
+from .problem import Mask, Sizes
+
+LOG2E = 1.4426950408889634
+FACTS = 8  # integers of a tile of packed sequences: head, first row, the sequence's first query and length, first key and
+# number of keys; 2 unused
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of queries and of keys a block works on, stages of K and V, and threads."""
+
+    rows: int = 64
+    keys: int = 64
+    stages: int = 2
+    threads: int = 128
+
+
+class WorkPartition(NamedTuple):
+    """How tiles of queries are divided among blocks by keys.
+
+    whole: the first tiles, a block each.  rest: the tiles behind them, of `steps` tiles of keys each; every block takes `share`
+    of these.  sms: blocks that run at the same time.
+    """
+
+    whole: int
+    rest: int
+    steps: int
+    share: int
+    sms: int
+
+    @property
+    def cross(self) -> bool:
+        """Whether some blocks have splits of two tiles."""
+        return self.rest > 1 and self.steps % self.share != 0
+
+    @property
+    def splits(self) -> int:
+        """Splits that workspace is allocated for: the blocks' first ones, then their second ones; some are of no tile."""
+        taking = -(-self.rest * self.steps // self.share)
+        return self.sms + taking if self.cross else taking
+
+    def place(self, r: Any, j: Any) -> Any:
+        """Where in that workspace block j's split of the r-th divided tile is."""
+        return T.if_then_else(j * self.share // self.steps == r, j, j + self.sms) if self.cross else j
+
+
+@dataclass(frozen=True)
+class AttentionForm:
+    """What a kernel of flash_attention is compiled for.
+
+    sizes: ints, or symbols for what is known at calls; heads and head dimensions are ints.  strides: of Q, K, V and O in
+    elements, the last one 1.  layout: "bshd" (batch, sequence, head, dim), "bhsd", or "packed" (token, head, dim).
+    scale: of the scores; None: a parameter of the kernel.  partition: None where each tile of queries is one block's.
+    """
+
+    sizes: Sizes
+    strides: tuple[tuple[Any, ...], ...]
+    layout: str
+    dtype: str
+    mask: Mask
+    tile: Tile
+    with_lse: bool
+    scale: float | None = None
+    partition: WorkPartition | None = None
+
+    @property
+    def group(self) -> int:
+        """Query heads that read one kv head."""
+        return self.sizes.heads // self.sizes.kv_heads
+
+    def exponent_scale(self, scale: Any) -> Any:
+        """What scores are multiplied by so that exp2 takes them.  scale: the kernel's parameter."""
+        return (scale if self.scale is None else self.scale) * LOG2E
+
+    def _tensor(self, number: int, length: Any, heads: int, dim: int) -> Any:
+        batch, shape = self.sizes.batch, (length, heads, dim)
+        if self.layout != "packed":
+            shape = (batch, *shape) if self.layout == "bshd" else (batch, heads, length, dim)
+        return T.StridedTensor(shape, self.strides[number], self.dtype)
+
+    @property
+    def q(self) -> Any:
+        """The parameter Q."""
+        return self._tensor(0, self.sizes.seq_q, self.sizes.heads, self.sizes.dim)
+
+    @property
+    def k(self) -> Any:
+        """The parameter K."""
+        return self._tensor(1, self.sizes.seq_k, self.sizes.kv_heads, self.sizes.dim)
+
+    @property
+    def v(self) -> Any:
+        """The parameter V."""
+        return self._tensor(2, self.sizes.seq_k, self.sizes.kv_heads, self.sizes.dim_v)
+
+    @property
+    def o(self) -> Any:
+        """The parameter O."""
+        return self._tensor(3, self.sizes.seq_q, self.sizes.heads, self.sizes.dim_v)
+
+    @property
+    def lse(self) -> Any:
+        """The parameter LSE: (batch, heads, seq_q), or (heads, tokens_q) of packed sequences; one element where it is not
+        used."""
+        shape = (self.sizes.heads, self.sizes.seq_q)
+        return T.Tensor(((self.sizes.batch, *shape)[self.layout == "packed":]) if self.with_lse else (1,), "float32")
+
+    def rows(self, X: Any, b: Any, h: Any, start: Any, length: Any) -> Any:
+        """Rows of a head of Q, K, V or O."""
+        if self.layout == "packed":
+            return X[start:start + length, h, :]
+        return X[b, start:start + length, h, :] if self.layout == "bshd" else X[b, h, start:start + length, :]
+
+
+@dataclass(frozen=True)
+class DecodeForm:
+    """What a kernel of flash_decode is compiled for.
+
+    strides: of the caches of K and V in elements, the last one 1.  left: keys before its own that a query sees; None: all.
+    split: whether several blocks divide the keys of a sequence.
+    """
+
+    sizes: DecodeSizes
+    strides: tuple[tuple[Any, ...], ...]
+    dtype: str
+    left: int | None
+    tile: Tile
+    split: bool
+    with_lse: bool
+
+    @property
+    def group(self) -> int:
+        """Query heads that read one kv head."""
+        return self.sizes.heads // self.sizes.kv_heads
+
+    @property
+    def used(self) -> int:
+        """Rows of all tiles of a kv head that are queries."""
+        return self.sizes.seq_q * self.group
+
+    def rows(self, X: Any, table: Any, b: Any, h: Any, start: Any) -> Any:
+        """A tile of keys of a cache: they lie in one page."""
+        page, keys = self.sizes.page_size, self.tile.keys
+        if page is None:
+            return X[b, start:start + keys, h, :]
+        return X[table[b, start // page], start % page:start % page + keys, h, :]
+
+
+__all__ = ["FACTS", "LOG2E", "AttentionForm", "DecodeForm", "Tile", "WorkPartition"]
