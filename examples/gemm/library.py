@@ -16,7 +16,8 @@ from harness import EPS, HERE, Comparison, Place, compare, main, normal, product
 import tilelang
 from tilelang.library import grouped_matmul, matmul
 from tilelang.library.gemm.kernels import Form, gemm
-from tilelang.library.gemm.tile_cost import Problem, chip_of, choose_tile
+from tilelang.library.gemm.tile import TileProblem, chip_of
+from tilelang.library.gemm.tile_cost import choose_tile
 from tilelang.target import determine_target
 
 
@@ -54,7 +55,7 @@ def check_experts(tokens: int = 8192, n: int = 2048, k: int = 2048, experts: int
 def check_taken_apart(m: int = 1024, n: int = 1024, k: int = 1024, show: bool = False, on: Place = HERE) -> Comparison:
     """The same program without the function around it: a form, the model's tile, and tilelang.compile."""
     target = determine_target(on.target, return_object=True)
-    tile = choose_tile(chip_of(target), Problem(m, n, k, may_split=False))
+    tile = choose_tile(chip_of(target), TileProblem(m, n, k, may_split=False))
     program = gemm(Form(m, n, k, ("float16", "float16", "float16", "float32"), tile))
     if show:
         print(f"{tile}\nexpected on {target}: {tile.seconds * 1e6:.1f} us\n{program.script()}")

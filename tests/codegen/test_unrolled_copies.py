@@ -6,7 +6,7 @@ import tilelang.language as T
 from tilelang.codegen.c_like import MOST_COPIES
 from tilelang.codegen.cuda import print_kernel
 from tilelang.library.gemm.kernels import Form, gemm
-from tilelang.library.gemm.tile_cost import Tile
+from tilelang.library.gemm.tile import Tile
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower

@@ -1,10 +1,10 @@
-"""How far results that were summed in different orders may lie apart (library/agreement.py)."""
+"""How far results that were summed in different orders may differ (library/agreement.py)."""
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from tilelang.library.agreement import ROUNDING, attention_agrees, lengths, products_agree, wide, within
+from tilelang.library.agreement import ROUNDING, Accumulation, attention_agrees, gemms_agree, lengths, wide, within
 
 
 def normal(shape, element=np.float16, seed=0):
@@ -54,9 +54,9 @@ def test_products(element, turned):
     x, y = (results(a.astype(np.float32), b.astype(np.float32), element, seed) for seed in (2, 3))
     assert (x != y).any()
     if turned:
-        agree = products_agree(500, "half", False, a.swapaxes(1, 2), b.T, (-2, -1))
+        agree = gemms_agree(Accumulation(500, "half", False), a.swapaxes(1, 2), b.T, (-2, -1))
     else:
-        agree = products_agree(500, "half", False, a, b, (-1, -2))
+        agree = gemms_agree(Accumulation(500, "half", False), a, b, (-1, -2))
     assert agree(x, y)
     for wrong in (0, np.nan):
         z = x.copy()
@@ -72,12 +72,12 @@ def test_scales_bias_and_integers():
     big, one = np.float32([1e3]), np.float32([1.0])
     x = results(a.astype(np.float32), b.astype(np.float32), np.float32, 2)
     low = x * (1 + 1e-4)
-    agree = products_agree(300, "fp8", True, a, b, (-1, -2), None, (big, one))
+    agree = gemms_agree(Accumulation(300, "fp8", True), a, b, (-1, -2), None, (big, one))
     assert agree(1e3 * x, 1e3 * low) and not agree(x, low + 1e3)
     sa, sb = np.ones((200, 3), np.float32), np.ones((2, 3), np.float32)
     sa[5] = 1e3
     for stored, along in ((b, (-1, -2)), (b.T, (-1, -1))):
-        blocks = products_agree(300, "fp8", True, a, stored, along, None, (sa, sb), True)
+        blocks = gemms_agree(Accumulation(300, "fp8", True, True), a, stored, along, None, (sa, sb))
         y = x.copy()
         y[5] += 10
         assert blocks(x, y)  # row 5 has large sums
@@ -85,9 +85,9 @@ def test_scales_bias_and_integers():
         assert not blocks(x, y)
     bias = np.float32(np.full(136, 1e6))
     i8 = [x.astype(np.int8) for x in (a.astype(np.float32), b.astype(np.float32))]
-    exact = products_agree(300, "int8", False, *i8, (-1, -2), bias)
+    exact = gemms_agree(Accumulation(300, "int8", False), *i8, (-1, -2), bias)
     assert exact(x + 1e6, x + 1e6 + 0.5) and not exact(x + 1e6, x + 1e6 + 100)
-    assert not products_agree(300, "int8", False, *i8, (-1, -2))(x, low)
+    assert not gemms_agree(Accumulation(300, "int8", False), *i8, (-1, -2))(x, low)
 
 
 def test_torch_tensors_have_the_same_bounds():
@@ -102,11 +102,11 @@ def test_torch_tensors_have_the_same_bounds():
     x = tensor(results(a.astype(np.float32), b.astype(np.float32), np.float32, 2))
     ta, tb = tensor(a, "float8_e4m3fn"), tensor(b, "float8_e4m3fn")
     one = torch.tensor([1.0])
-    assert products_agree(300, "fp8", True, ta, tb, (-1, -2), None, (one, one))(x, x * (1 + 1e-4))
+    assert gemms_agree(Accumulation(300, "fp8", True), ta, tb, (-1, -2), None, (one, one))(x, x * (1 + 1e-4))
     sa, sb = torch.ones(200, 3), torch.ones(2, 3)
     sa[5] = 1e3
     for stored, along in ((tb, (-1, -2)), (tb.t().contiguous(), (-1, -1))):
-        blocks = products_agree(300, "fp8", True, ta, stored, along, None, (sa, sb), True)
+        blocks = gemms_agree(Accumulation(300, "fp8", True, True), ta, stored, along, None, (sa, sb))
         y = x.clone()
         y[5] += 10
         assert blocks(x, y)
@@ -116,7 +116,8 @@ def test_torch_tensors_have_the_same_bounds():
     groups[2] *= 100
     left = normal((24, 64))
     x = tensor(results(left.astype(np.float32), groups[2].astype(np.float32), np.float32, 2))
-    agree = products_agree(64, "half", False, tensor(left, "float16"), tensor(groups, "float16"), (-1, -2), tensor(np.ones(40)))
+    agree = gemms_agree(Accumulation(64, "half", False), tensor(left, "float16"), tensor(groups, "float16"), (-1, -2),
+                        tensor(np.ones(40)))
     assert agree(x, x + 1e-3) and not agree(x, x + 10)
     q, k, v = (tensor(normal((1, 40, 2, 64), seed=s), "bfloat16") for s in range(3))
     v[0, 3] = float("nan")
@@ -132,7 +133,7 @@ def test_groups_have_the_bound_of_the_largest():
     a, b = normal((24, 64)), normal((3, 64, 40), seed=1)
     b[2] *= 100
     x = results(a.astype(np.float32), b[2].astype(np.float32), np.float32, 2)
-    agree = products_agree(64, "half", False, a, b, (-1, -2))
+    agree = gemms_agree(Accumulation(64, "half", False), a, b, (-1, -2))
     assert agree(x, x + 1e-3) and not agree(x, x + 10)
 
 

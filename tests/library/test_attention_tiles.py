@@ -5,14 +5,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.library.attention.form import AttentionForm, Tile
 from tilelang.library.attention.kernels import dense_attention, seen
 from tilelang.library.attention.packed_kernels import packed_attention
 from tilelang.library.attention.problem import Mask, Sizes
-from tilelang.library.attention.tile_cost import (Machine, attention_tile, candidates, machine_of, registers, shared_bytes,
-                                                  step_cycles, steps)
-from tilelang.library.attention.tile_cost import estimate_cycles as cycles
+from tilelang.library.attention.tile_cost import (Machine, attention_tile, candidates, estimate_cycles as cycles, machine_of,
+                                                  registers, shared_bytes, step_cycles, steps)
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tilelang.library import coded_matmul, flash_attention, flash_decode, grouped_matmul, matmul
+from tilelang.library import dequant_matmul, flash_attention, flash_decode, grouped_matmul, matmul
 from tilelang.library.aliasing import Disjoint, overlap
 from tilelang.library.arrays import maker
 
@@ -22,7 +22,7 @@ def bytes_of(x):
 
 
 @pytest.mark.parametrize("framework", ["torch", "numpy"])
-def test_addresses_never_call_apart_what_is_not(framework):
+def test_addresses_never_call_disjoint_what_is_not(framework):
     rng = np.random.default_rng(0)
     flat = np.zeros(60, np.int16)
     sure = shared = 0
@@ -96,9 +96,9 @@ def test_memory_of_a_result_is_looked_at_each_time():
     assert matmul(a, b, transpose_b=True, out=room[68:]).data_ptr() == room[68:].data_ptr()
     w = torch.randint(0, 256, (32, 16), dtype=torch.uint8)
     scales = torch.ones(32, 1, dtype=torch.float16)
-    coded_matmul(a, w, scales, out=room[64:96])
+    dequant_matmul(a, w, scales, out=room[64:96])
     with pytest.raises(ValueError, match="out and a have memory in common"):
-        coded_matmul(a, w, scales, out=room[31:63])
+        dequant_matmul(a, w, scales, out=room[31:63])
 
 
 def test_parameters_that_a_form_does_not_use_are_left_out_and_others_are_not():
@@ -191,12 +191,13 @@ def test_results_are_made_compact(element):
         assert (made.shape, made.stride(), made.dtype, made.device) == (like.shape, like.stride(), like.dtype, like.device)
 
 
-@pytest.mark.parametrize("name", ["matmul", "grouped_matmul", "coded_matmul"])
+@pytest.mark.parametrize("name", ["matmul", "grouped_matmul", "dequant_matmul"])
 def test_products_refuse_to_lose_a_gradient_also_behind_a_first_call(name):
     a, b = torch.ones(8, 16), torch.ones(16, 8)
     call = {"matmul": lambda: matmul(a, b),
             "grouped_matmul": lambda: grouped_matmul(a, b[None], torch.tensor([8], dtype=torch.int32)),
-            "coded_matmul": lambda: coded_matmul(a.half(), torch.zeros(8, 8, dtype=torch.uint8), torch.ones(8, 1).half())}[name]
+            "dequant_matmul": lambda: dequant_matmul(a.half(), torch.zeros(8, 8, dtype=torch.uint8),
+                                                     torch.ones(8, 1).half())}[name]
     want = call()
     a.requires_grad_(True)
     with pytest.raises(RuntimeError, match=f"{name} computes no gradient"):

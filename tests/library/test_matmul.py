@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from tilelang.library import grouped_matmul, matmul
-from tilelang.library.gemm import plan as matmul_plan, tile_candidates as tile_shapes, tile_cost as tiles
+from tilelang.library.gemm import build, tile_candidates as tile_shapes
+from tilelang.library.gemm.build import Place
+from tilelang.library.gemm.tile import TileProblem, chip_of
 
 E4, E5 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53, "int32": 0.0}
@@ -51,8 +53,8 @@ def test_few_rows_by_tiles_that_are_not_turned(ta, tb, monkeypatch):
     a, b = normal((69, 104), ml_dtypes.bfloat16), normal((104, 88), ml_dtypes.bfloat16, 1)
     got = matmul(a.T.copy() if ta else a, b.T.copy() if tb else b, transpose_a=ta, transpose_b=tb, **PLACES["sm_90a"])
     check(got, wide(a), wide(b))
-    assert not any(t.turned for t in tiles.candidates(tiles.chip_of(matmul_plan.Place.of(a, **{
-        "target": PLACES["sm_90a"]["target"], "backend": None}).target), tiles.Problem(69, 88, 104, may_turn=True)))
+    assert not any(t.swap_ab for t in tile_shapes.candidates(chip_of(Place.of(a, **{
+        "target": PLACES["sm_90a"]["target"], "backend": None}).target), TileProblem(69, 88, 104, may_swap_ab=True)))
 
 
 @everywhere
@@ -249,8 +251,8 @@ def test_types_of_groups_and_batches(on, element):
 
 def test_float8_groups_are_added_in_two_levels(monkeypatch):
     """The matrix unit of sm_90 adds float8 with about 13 bits: sums of 128 have an accumulator of their own."""
-    used, real = [], matmul_plan.gemm_grouped
-    monkeypatch.setattr(matmul_plan, "gemm_grouped", lambda f, two: used.append(two) or real(f, two))
+    used, real = [], build.gemm_grouped
+    monkeypatch.setattr(build, "gemm_grouped", lambda f, two: used.append(two) or real(f, two))
     rng = np.random.default_rng(4)
     for k, element, two in ((300, E4, True), (100, E4, False), (300, np.float16, False)):
         a, b = (rng.integers(-3, 4, s).astype(element) for s in ((30, k), (2, 24, k)))
@@ -282,8 +284,8 @@ def test_nothing_to_do(on):
 @pytest.mark.parametrize("blocks", [False, True])
 def test_many_numbers_of_rows_share_a_kernel(on, blocks, monkeypatch):
     compiled = []
-    real = matmul_plan.compile_program
-    monkeypatch.setattr(matmul_plan, "compile_program", lambda *a, **k: compiled.append(1) or real(*a, **k))
+    real = build.compile
+    monkeypatch.setattr(build, "compile", lambda *a, **k: compiled.append(1) or real(*a, **k))
     if blocks and on == "sm_80":
         pytest.skip("no float8")
     b = normal((56, 48), E4 if blocks else np.float16, 1)

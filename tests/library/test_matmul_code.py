@@ -11,17 +11,20 @@ from tilelang.ir.expr import Call
 from tilelang.library.gemm.grouped_kernels import gemm_grouped
 from tilelang.library.gemm.kernels import Form, gemm, gemm_two_level
 from tilelang.library.gemm.operands import Operand, copy_of, operand
-from tilelang.library.gemm.plan import Place, Request, check_target, chosen
+from tilelang.library.gemm.plan import plan_matmul
+from tilelang.library.gemm.problem import MatmulProblem, check_target
 from tilelang.library.gemm.repack import repack
 from tilelang.library.gemm.split_k_kernels import gemm_split
-from tilelang.library.gemm.tile_cost import Problem, Tile, candidates, chip_of, choose_tile
+from tilelang.library.gemm.tile import Tile, TileProblem, chip_of
+from tilelang.library.gemm.tile_candidates import candidates
+from tilelang.library.gemm.tile_cost import choose_tile
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
 
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
-H200 = replace(chip_of(SM90), units=132)
+H200 = replace(chip_of(SM90), sms=132)
 HALF, BF16 = ("float16", "float16", "float16", "float32"), ("bfloat16", "bfloat16", "bfloat16", "float32")
 F8 = ("float8_e4m3fn", "float8_e4m3fn", "bfloat16", "float32")
 
@@ -29,16 +32,16 @@ F8 = ("float8_e4m3fn", "float8_e4m3fn", "bfloat16", "float32")
 def form(m, n, k, types=HALF, kind="half", **more):
     bits = {"float16": 16, "bfloat16": 16, "float32": 32}.get(types[0], 8)
     two = more.pop("two", False)
-    p = Problem(m, n, k, max(1, more.get("batch", 0)), kind, bits, 32 if types[2] in ("float32", "int32") else 16, two,
+    p = TileProblem(m, n, k, max(1, more.get("batch", 0)), kind, bits, 32 if types[2] in ("float32", "int32") else 16, two,
                 not more.get("ta"), more.get("tb", False), not two, 128 if more.get("scaling") == "block" else 0,
-                may_turn=not more.get("groups") and more.get("scaling") != "block")
+                may_swap_ab=not more.get("groups") and more.get("scaling") != "block")
     return Form(m, n, k, types, choose_tile(H200, p), **more)
 
 
 def program(f, two=False):
     if f.groups:
         return gemm_grouped(f)
-    return (gemm_two_level if two else gemm_split if f.tile.parts > 1 else gemm)(f)
+    return (gemm_two_level if two else gemm_split if f.tile.splits > 1 else gemm)(f)
 
 
 CASES = {
@@ -73,7 +76,7 @@ def test_compiles_clean_with_roles(name):
         assert cubin.spills == 0 and "C75" not in cubin.log, cubin.log
 
 
-@pytest.mark.parametrize("tile", [dict(moved=True), dict(turned=True), {}], ids=str)
+@pytest.mark.parametrize("tile", [dict(overlapping=True), dict(swap_ab=True), {}], ids=str)
 @pytest.mark.parametrize("parts", [11, 13])
 def test_sums_of_an_odd_number_of_parts_wait_for_their_loads_once(tile, parts):
     """NVRTC unrolls loops of 12 and 14 turns wholly, of 11 and 13 not: each turn waited for its own load."""
@@ -119,22 +122,21 @@ def test_bytes_change_their_order_by_words():
 
 @pytest.mark.parametrize("element", ["float32", "int8"])
 def test_a_copy_in_the_other_order_is_stored_in_vectors(element):
-    """Bytes one by one came at 0.3 TB/s: of 4096 x 4096 the copy took longer than the product (H200)."""
+    """Bytes one by one came at 0.3 TB/s: of 4096 x 4096 the copy took longer than the GEMM (H200)."""
     kernels = lower(repack((1, 200, 304), (200 * 304, 304, 1), (304 * 256, 256, 1), element, True).func, SM90).kernels
     stored = [x for k in kernels for x in walk(k.launch) if isinstance(x, Store) and x.buffer.scope_name == "global"]
     assert stored and all(isinstance(x.indices[-1], Ramp) and x.indices[-1].lanes * x.buffer.dtype.bytes == 16 for x in stored)
 
 
 def test_float8_needs_a_target_that_has_it():
-    f = Form(8, 8, 8, F8, choose_tile(H200, Problem(8, 8, 8)))
     x = operand(np.zeros((8, 8), np.int8), "a", False)
     for arch, fine in (("sm_80", False), ("sm_89", True), ("sm_90a", True)):
-        r = Request(f, "fp8", x, x, False, Place.of(x, {"kind": "cuda", "arch": arch}, None))
+        p, target = MatmulProblem(8, 8, 8, F8, "fp8", x, x), Target({"kind": "cuda", "arch": arch})
         if fine:
-            check_target(r)
+            check_target(p, target)
         else:
-            with pytest.raises(ValueError, match="no product of float8"):
-                check_target(r)
+            with pytest.raises(ValueError, match="no MMA of float8"):
+                check_target(p, target)
 
 
 LARGE = [((192, 160, 64, 4, 384), HALF, False), ((256, 144, 64, 3, 256), HALF, False), ((128, 96, 64, 7, 128), HALF, False),
@@ -155,8 +157,8 @@ def test_the_large_tiles_of_the_model(tile, types, two):
     assert np.array_equal(got.outputs["C"], a.astype(np.float64) @ b.astype(np.float64).T)
 
 
-@pytest.mark.parametrize("tile", [Tile(64, 16, 128, 3, 128, turned=True), Tile(128, 24, 128, 3, 256, turned=True)], ids=str)
-def test_block_scales_of_turned_tiles(tile):
+@pytest.mark.parametrize("tile", [Tile(64, 16, 128, 3, 128, swap_ab=True), Tile(128, 24, 128, 3, 256, swap_ab=True)], ids=str)
+def test_block_scales_of_swap_ab_tiles(tile):
     """Rows of the tile are columns of B, which share a scale; each of its columns has one of A."""
     m, n, k = 21, 300, 3 * 128
     rng = np.random.default_rng(0)
@@ -180,20 +182,19 @@ def stored(rows, columns, transposed):
 def test_float32_that_wgmma_does_not_read_from_shared_memory_goes_through_registers(ta, tb, m, n):
     """It wants k contiguous there.  One operand is read from registers; where both have it outermost, the smaller is copied."""
     both, k = ta and not tb, 2048
-    f = Form(m, n, k, ("float32",) * 4, Tile(64, 64, 32, 2, 128))
-    found = chosen(Request(f, "tf32", stored(m, k, ta), stored(k, n, tb), False, Place(SM90, None)))
+    found = plan_matmul(MatmulProblem(m, n, k, ("float32",) * 4, "tf32", stored(m, k, ta), stored(k, n, tb)), H200)
     tile = found.form.tile
     assert [x is not None for x in found.copied] == [both and m < n, both and m > n]
-    assert tile.from_registers == (ta or not tb) and (tile.turned == (m < n if both else not tb) or not tile.from_registers)
+    assert tile.from_registers == (ta or not tb) and (tile.swap_ab == (m < n if both else not tb) or not tile.from_registers)
 
 
-@pytest.mark.parametrize("tile", [Tile(64, 40, 32, 3, 128, turned=True, from_registers=True),
-                                  Tile(128, 24, 64, 2, 256, 2, turned=True, from_registers=True),
+@pytest.mark.parametrize("tile", [Tile(64, 40, 32, 3, 128, swap_ab=True, from_registers=True),
+                                  Tile(128, 24, 64, 2, 256, 2, swap_ab=True, from_registers=True),
                                   Tile(128, 64, 32, 3, 256, from_registers=True)], ids=str)
 def test_products_of_registers(tile):
     m, n, k = 72, 136, 264
     rng = np.random.default_rng(0)
-    ta, tb = not tile.turned, not tile.turned
+    ta, tb = not tile.swap_ab, not tile.swap_ab
     a, b = (rng.integers(-3, 4, s).astype(np.float32) for s in ((k, m) if ta else (m, k), (n, k) if tb else (k, n)))
     f = Form(m, n, k, ("float32",) * 4, tile, ta=ta, tb=tb)
     one = np.ones(1, np.float32)
@@ -203,17 +204,17 @@ def test_products_of_registers(tile):
     cubin = nvrtc.compile_cubin(print_kernel(lowered.kernels[0]), "sm_90a") if nvrtc.available() else None
     assert cubin is None or cubin.spills == 0 and "C75" not in cubin.log
     got = run_device(lowered, {"A": a, "B": b, "bias": one, "sa": one, "sb": one, "C": np.zeros((m, n), np.float32),
-                               **({"W": np.zeros(f.sums_shape, np.float32)} if tile.parts > 1 else {})})
+                               **({"W": np.zeros(f.partials_shape, np.float32)} if tile.splits > 1 else {})})
     assert np.array_equal(got.outputs["C"], (a.T if ta else a) @ (b.T if tb else b))
 
 
-def test_turned_tiles_lie_in_one_block_of_scales():
+def test_swap_ab_tiles_lie_in_one_block_of_scales():
     for m in (16, 128):
-        p = Problem(m, 4096, 2048, kind="fp8", bits=8, b_k=True, two_level=True, may_split=False, column_block=128,
-                    may_turn=True)
-        found = [t for t in candidates(H200, p) if t.turned]
+        p = TileProblem(m, 4096, 2048, kind="fp8", bits=8, b_k=True, two_level=True, may_split=False, column_block=128,
+                    may_swap_ab=True)
+        found = [t for t in candidates(H200, p) if t.swap_ab]
         assert found and all(128 % t.bm == 0 for t in found)
-    assert choose_tile(H200, replace(p, m=16)).turned
+    assert choose_tile(H200, replace(p, m=16)).swap_ab
 
 
 @pytest.mark.parametrize("bn", [160, 192, 128])

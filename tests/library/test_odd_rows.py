@@ -8,16 +8,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tilelang.env import env
 from tilelang.ir import walk
 from tilelang.ir.expr import Call
 from tilelang.library import grouped_matmul, matmul
-from tilelang.library.gemm import plan as matmul_plan
-from tilelang.library.gemm.gemv import VectorForm, vector_product
+from tilelang.library.gemm import build, plan as matmul_plan
+from tilelang.library.gemm.build import Place
+from tilelang.library.gemm.gemv import GemvForm, gemv
 from tilelang.library.gemm.kernels import Form, gemm
 from tilelang.library.gemm.operands import Operand
-from tilelang.library.gemm.plan import Place, Request
+from tilelang.library.gemm.problem import MatmulProblem
 from tilelang.library.gemm.repack import Rows, pad_rows
-from tilelang.library.gemm.tile import Cut, Tile
+from tilelang.library.gemm.tile import Tail, Tile
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
@@ -91,18 +93,18 @@ def test_products_of_padded_operands(element, ta, tb, always_copied):
     assert np.array_equal(got.astype(np.float64), want.astype(got.dtype).astype(np.float64))
 
 
-MOVED = Tile(64, 64, 64, 3, 128, panel=2, moved=True, staged=True)
+OVERLAPPING = Tile(64, 64, 64, 3, 128, panel=2, overlapping=True, staged=True)
 
 
 @pytest.mark.parametrize("tile, ta, tb", [
-    (MOVED, False, False), (MOVED, True, True), (replace(MOVED, turned=True), False, False),
-    (replace(MOVED, parts=2, staged=False), False, False)])
+    (OVERLAPPING, False, False), (OVERLAPPING, True, True), (replace(OVERLAPPING, swap_ab=True), False, False),
+    (replace(OVERLAPPING, splits=2, staged=False), False, False)])
 def test_the_last_tile_of_rows_of_any_length_is_loaded_by_tma(tile, ta, tb, monkeypatch, always_copied):
     """It is moved to a multiple of 16 bytes of a row: TMA takes no other, and threads would load it element by element."""
     monkeypatch.setattr(matmul_plan, "choose_tile", lambda chip, p: tile)
     programs = []
-    real = matmul_plan.compile_program
-    monkeypatch.setattr(matmul_plan, "compile_program", lambda p, **k: programs.append((p, k)) or real(p, **k))
+    real = build.compile
+    monkeypatch.setattr(build, "compile", lambda p, **k: programs.append((p, k)) or real(p, **k))
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((93, 131), (131, 107)))
     got = matmul(a.T.copy() if ta else a, b.T.copy() if tb else b, transpose_a=ta, transpose_b=tb, target=SM90,
@@ -110,7 +112,7 @@ def test_the_last_tile_of_rows_of_any_length_is_loaded_by_tma(tile, ta, tb, monk
     assert np.array_equal(got.astype(np.float64), a.astype(np.float64) @ b.astype(np.float64))
     (program, options), = programs  # copies and product are one call
     kernels = lower(program.func, SM90, options["pass_configs"]).kernels
-    assert len(kernels) == 1 + tile.parts
+    assert len(kernels) == 1 + tile.splits
     ops = {x.op for x in walk(kernels[1].launch) if isinstance(x, Call)}
     assert {"tma_load", "wgmma"} <= ops and "cp_async" not in ops
 
@@ -127,22 +129,23 @@ def test_which_products_copy_their_operands(shape, tb, copied):
     m, n, k = shape
     left = Operand(m, k, 0, m * k, k, 1, False, False)
     right = Operand(n, k, 0, n * k, k, 1, False, True) if tb else Operand(k, n, 0, n * k, n, 1, False, False)
-    form = Form(m, n, k, ("float16",) * 3 + ("float32",), MOVED)
-    _, a, b = matmul_plan.routes(Request(form, "half", left, right, False, Place(SM90, None)))[0]
+    p = MatmulProblem(m, n, k, ("float16",) * 3 + ("float32",), "half", left, right)
+    _, a, b = matmul_plan.routes(p, Place(SM90, None).chip)[0]
     assert (a is not None, b is not None) == copied
 
 
 def test_starts_of_moved_tiles():
-    f = Form(447, 2153, 4187, ("float16",) * 3 + ("float32",), replace(MOVED, bm=128), b_strides=(2176, 1))
+    f = Form(447, 2153, 4187, ("float16",) * 3 + ("float32",), replace(OVERLAPPING, bm=128), b_strides=(2176, 1))
     assert math.gcd(8, f.column(33).value) == 8
     gemm(f)
 
 
 def test_one_kernel_for_any_number_of_rows_copies_the_other_operand(monkeypatch, always_copied):
-    monkeypatch.setattr(sys.modules["tilelang.library.gemm.matmul"], "_MOST_SIZES", 0)
+    monkeypatch.setitem(env._overrides, "TILELANG_LIBRARY_DYNAMIC_SHAPES", "1")
+    build.KERNELS.clear()
     compiled = []
-    real = matmul_plan.compile_program
-    monkeypatch.setattr(matmul_plan, "compile_program", lambda p, **k: compiled.append(p) or real(p, **k))
+    real = build.compile
+    monkeypatch.setattr(build, "compile", lambda p, **k: compiled.append(p) or real(p, **k))
     b = np.random.default_rng(1).integers(-3, 4, (40, 51)).astype(np.float16)
     for m in (17, 30):
         a = np.random.default_rng(m).integers(-3, 4, (m, 40)).astype(np.float16)
@@ -170,8 +173,8 @@ def test_batches_and_groups_of_padded_operands(always_copied):
 def test_a_vector_times_odd_rows_reads_them_once(m, n, k, ta, tb, element, monkeypatch, planned_anew):
     """Down the columns and along the rows, k in one part and in several; what is no number stays in its row or column."""
     programs = []
-    real = matmul_plan.compile_program
-    monkeypatch.setattr(matmul_plan, "compile_program", lambda p, **k: programs.append(p.func.name) or real(p, **k))
+    real = build.compile
+    monkeypatch.setattr(build, "compile", lambda p, **k: programs.append(p.func.name) or real(p, **k))
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-3, 4, s).astype(element) for s in ((m, k), (k, n)))
     matrix = b if m == 1 else a.T  # (k, elements of the result)
@@ -187,22 +190,22 @@ def test_a_vector_times_odd_rows_reads_them_once(m, n, k, ta, tb, element, monke
 
 def test_parts_of_a_vector_product():
     """As many blocks as keep the machine busy, each with enough of k; the loop's steps leave few without work."""
-    form = Form(1, 4097, 4097, ("float16",) * 3 + ("float32",), MOVED, tb=True)
-    long = VectorForm(form, Rows(0, 4097, 4097, 0, 4097, 4097, "float16"))
-    assert long.along and long.shared_out(132).parts == 1 and long.turns * long.ahead == long.steps == 8
+    form = Form(1, 4097, 4097, ("float16",) * 3 + ("float32",), OVERLAPPING, tb=True)
+    long = GemvForm(form, Rows(0, 4097, 4097, 0, 4097, 4097, "float16"))
+    assert long.along and long.divided(132).splits == 1 and long.turns * long.ahead == long.steps == 8
     short = replace(long, f=replace(form, k=129), r=Rows(0, 8191, 129, 0, 129, 129, "float16"))
     assert (short.teams, short.blocks, short.steps, short.ahead, short.turns) == (8, 256, 2, 2, 1)
     down = replace(long, f=replace(long.f, tb=False))
-    assert not down.along and 8 * 132 <= down.shared_out(132).parts * down.blocks < 9 * 132
-    wide = down.shared_out(132)
-    assert wide.parts * wide.turns * wide.ahead < 1.2 * wide.steps
-    assert "matmul_vector" in vector_product(long).func.name
+    assert not down.along and 8 * 132 <= down.divided(132).splits * down.blocks < 9 * 132
+    wide = down.divided(132)
+    assert wide.splits * wide.turns * wide.ahead < 1.2 * wide.steps
+    assert "matmul_vector" in gemv(long).func.name
 
 
 @pytest.mark.parametrize("axis, tb", [(0, False), (1, False), (1, True)])
 def test_cut_products_of_padded_operands(axis, tb, monkeypatch, always_copied):
-    first, rest = Tile(64, 64, 64, 3, 256), replace(MOVED, threads=128)
-    monkeypatch.setattr(matmul_plan, "choose_cut", lambda chip, p, t: (first, Cut(axis, 64, rest)))
+    first, rest = Tile(64, 64, 64, 3, 256), replace(OVERLAPPING, threads=128)
+    monkeypatch.setattr(matmul_plan, "choose_tail", lambda chip, p, t: (first, Tail(axis, 64, rest)))
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((141, 75), (75, 163)))
     got = matmul(a, b.T.copy() if tb else b, transpose_b=tb, target=SM90, execution_backend="simulator")

@@ -7,7 +7,7 @@ import pytest
 
 from tilelang.library import flash_attention, flash_decode, matmul
 from tilelang.library.attention import build
-from tilelang.library.gemm import plan as gemm_plan
+from tilelang.library.gemm import build as gemm_build
 
 attention = importlib.import_module("tilelang.library.attention.flash_attention")
 decode = importlib.import_module("tilelang.library.attention.flash_decode")
@@ -20,7 +20,7 @@ ORDERS = {"as drawn": list(range(40)), "reversed": list(range(39, -1, -1)), "shu
 
 
 def forget():
-    for cache in (attention._RUNS, decode._RUNS, gemm._PLANS, build.KERNELS, gemm_plan.KERNELS):
+    for cache in (attention._RUNS, decode._RUNS, gemm._PLANS, build.KERNELS, gemm_build.KERNELS):
         cache.clear()
 
 
@@ -34,7 +34,7 @@ def compiled(monkeypatch):
         return lambda *args: None
 
     monkeypatch.setattr(build, "compile", compile)
-    monkeypatch.setattr(gemm_plan, "compile_program", compile)
+    monkeypatch.setattr(gemm_build, "compile", compile)
     forget()
     yield made
     forget()

@@ -6,14 +6,15 @@ from dataclasses import replace
 import pytest
 
 from tilelang.library.gemm import load_cost as tile_loads
-from tilelang.library.gemm.tile_cost import (Problem, Tile, candidates, chip_of, choose_tile, column_parts, matrix_cycles,
-                                             price, shared_bytes, turned, without_wgmma)
+from tilelang.library.gemm.tile import Tile, TileProblem, chip_of, swapped, without_wgmma
+from tilelang.library.gemm.tile_candidates import candidates, column_chunks, shared_bytes
+from tilelang.library.gemm.tile_cost import choose_tile, estimate_seconds as seconds, matrix_cycles
 from tilelang.target import Target
 
-H200 = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), units=132)
+H200 = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), sms=132)
 # A launch beside others of the same product, which does not start soon: what was timed without.
 LONE = replace(H200, around=1e-9)
-A100 = replace(chip_of(Target({"kind": "cuda", "arch": "sm_80"})), units=108)
+A100 = replace(chip_of(Target({"kind": "cuda", "arch": "sm_80"})), sms=108)
 CPU = chip_of(Target("cpu"))
 # Products of 16 bits measured on an H200 in bursts of 12 ms, TFLOP/s (vendor library).
 MEASURED = {(4096, 1024, 8192): 755, (4096, 8192, 8192): 777, (4096, 28672, 8192): 768, (4096, 8192, 28672): 780,
@@ -72,7 +73,7 @@ SMALL = {(16, 4096, 4096, "nt", 64, 16, 128, 8, 128, True): 7.4, (16, 4096, 4096
 
 def lined(m, n, k, order, **more):
     """A product of 16-bit operands stored without gaps."""
-    return Problem(m, n, k, b_k=order == "nt", a_rows=math.gcd(2 * k, 128),
+    return TileProblem(m, n, k, b_k=order == "nt", a_rows=math.gcd(2 * k, 128),
                    b_rows=math.gcd(2 * (k if order == "nt" else n), 128), **more)
 
 
@@ -82,58 +83,58 @@ def rate(chip, p):
 
 @pytest.mark.parametrize("shape", MEASURED, ids=str)
 def test_predictions_are_near_what_was_measured(shape):
-    assert rate(H200, Problem(*shape)) == pytest.approx(MEASURED[shape], rel=0.12)
+    assert rate(H200, TileProblem(*shape)) == pytest.approx(MEASURED[shape], rel=0.12)
 
 
 @pytest.mark.parametrize("kernel", OURS, ids=str)
 def test_prices_are_near_what_kernels_take(kernel):
     size, kind, *tile = kernel
-    p = Problem(size, size, size, kind=kind, bits=8 if kind == "fp8" else 16, b_k=True)
-    assert 2e-12 * size**3 / price(LONE, p, Tile(*tile)) == pytest.approx(OURS[kernel], rel=0.1)
-    assert choose_tile(H200, p).seconds <= 1.05 * min(price(H200, p, Tile(*k[2:])) for k in OURS if k[:2] == kernel[:2])
+    p = TileProblem(size, size, size, kind=kind, bits=8 if kind == "fp8" else 16, b_k=True)
+    assert 2e-12 * size**3 / seconds(LONE, p, Tile(*tile)) == pytest.approx(OURS[kernel], rel=0.1)
+    assert choose_tile(H200, p).seconds <= 1.05 * min(seconds(H200, p, Tile(*k[2:])) for k in OURS if k[:2] == kernel[:2])
 
 
 @pytest.mark.parametrize("kernel", SMALL, ids=str)
 def test_prices_of_few_rows_and_of_rows_across_lines_are_near_what_kernels_take(kernel):
     p = lined(*kernel[:4])
-    t = Tile(*kernel[4:9], turned=kernel[9])
+    t = Tile(*kernel[4:9], swap_ab=kernel[9])
     far = min(p.m, p.n) < 128 or 2 * (-p.m % t.bm) > t.bm  # few rows, or a tile that is outside mostly
-    assert price(LONE, p, t) * 1e6 == pytest.approx(SMALL[kernel], rel=0.33 if far else 0.15)
+    assert seconds(LONE, p, t) * 1e6 == pytest.approx(SMALL[kernel], rel=0.33 if far else 0.15)
     seen = [us for other, us in SMALL.items() if other[:4] == kernel[:4]]
-    assert choose_tile(H200, replace(p, may_turn=True)).seconds * 1e6 <= 1.33 * min(seen)
+    assert choose_tile(H200, replace(p, may_swap_ab=True)).seconds * 1e6 <= 1.33 * min(seen)
 
 
 def test_pairs_whose_last_lacks_a_tile_are_priced(monkeypatch):
     """11 x 19 tiles took 130.4 us when an odd number of them made no clusters."""
     p, t = lined(2000, 3000, 5000, "nt"), Tile(192, 160, 64, 4, 384)
-    paired = price(H200, p, t)
+    paired = seconds(H200, p, t)
     monkeypatch.setattr(tile_loads, "pairs", lambda count, others, blocks: count % 2 == 0)
-    assert price(H200, p, t) * 1e6 == pytest.approx(130.4, rel=0.15) and paired < 0.9 * price(H200, p, t)
+    assert seconds(H200, p, t) * 1e6 == pytest.approx(130.4, rel=0.15) and paired < 0.9 * seconds(H200, p, t)
 
 
 def test_few_rows_take_turned_tiles():
     """64 rows of an instruction are columns of the result then: nothing is computed or loaded for rows there are not."""
     for m in (1, 16, 40, 72):
-        t = choose_tile(H200, lined(m, 8192, 8192, "nt", may_turn=True))
-        assert t.turned and t.bn - m < 16
-        assert not choose_tile(H200, lined(m, 8192, 8192, "nt")).turned
-    assert not choose_tile(H200, lined(1024, 8192, 8192, "nt", may_turn=True)).turned
+        t = choose_tile(H200, lined(m, 8192, 8192, "nt", may_swap_ab=True))
+        assert t.swap_ab and t.bn - m < 16
+        assert not choose_tile(H200, lined(m, 8192, 8192, "nt")).swap_ab
+    assert not choose_tile(H200, lined(1024, 8192, 8192, "nt", may_swap_ab=True)).swap_ab
     p = lined(72, 4096, 1024, "nn", batch=3)
-    assert turned(turned(p)) == p
+    assert swapped(swapped(p)) == p
 
 
 def test_mma_sync_is_near_what_was_measured():
     """8192 cubed on an H200 without wgmma: 435 TFLOP/s with 128 x 128 x 32, slower with 256 threads."""
-    chip, p = without_wgmma(H200), Problem(8192, 8192, 8192)
+    chip, p = without_wgmma(H200), TileProblem(8192, 8192, 8192)
     t = choose_tile(chip, p)
     assert (t.bm, t.bn, t.bk, t.threads) == (128, 128, 32, 128)
     assert rate(chip, p) == pytest.approx(435, rel=0.15)
-    assert price(chip, p, replace(t, bn=256, threads=256)) > t.seconds
+    assert seconds(chip, p, replace(t, bn=256, threads=256)) > t.seconds
 
 
 @pytest.mark.parametrize("size, measured", [(4096, 1433), (8192, 1502)])
 def test_float8_is_near_what_was_measured(size, measured):
-    p = Problem(size, size, size, kind="fp8", bits=8, b_k=True)
+    p = TileProblem(size, size, size, kind="fp8", bits=8, b_k=True)
     assert rate(H200, p) == pytest.approx(measured, rel=0.2)
     assert rate(H200, replace(p, two_level=True)) > 0.8 * rate(H200, p)
 
@@ -143,23 +144,23 @@ def test_float8_is_near_what_was_measured(size, measured):
     (8192, 0, 128, 1362), (4096, 128, 128, 1188), (8192, 128, 128, 1239)])
 def test_float8_in_two_levels_is_near_what_was_measured(size, block, bn, measured):
     """Parts of 128 columns in turn where a whole part does not fit beside the totals."""
-    p = Problem(size, size, size, kind="fp8", bits=8, b_k=True, two_level=True, may_split=False, column_block=block)
+    p = TileProblem(size, size, size, kind="fp8", bits=8, b_k=True, two_level=True, may_split=False, column_block=block)
     t = Tile(128, bn, 128, 4 if bn == 256 else 5, 256)
-    assert column_parts(t) == bn // 128
-    assert 2e-12 * size**3 / price(H200, p, t) == pytest.approx(measured, rel=0.11)
+    assert column_chunks(t) == bn // 128
+    assert 2e-12 * size**3 / seconds(H200, p, t) == pytest.approx(measured, rel=0.11)
     best = choose_tile(H200, p)
-    assert (best.bm, best.bn, best.threads) == (128, 256, 256) and column_parts(Tile(128, 240, 128, 4, 256)) == 2
-    assert column_parts(Tile(256, 256, 128, 4, 256)) == 0
+    assert (best.bm, best.bn, best.threads) == (128, 256, 256) and column_chunks(Tile(128, 240, 128, 4, 256)) == 2
+    assert column_chunks(Tile(256, 256, 128, 4, 256)) == 0
 
 
 def test_matrix_instructions_have_the_measured_rates():
     """Cycles of m64nNk with both operands in shared memory."""
     for n, cycles in ((8, 18.1), (16, 20.1), (32, 24.1), (64, 32.1), (96, 48.1), (128, 64.1), (192, 96.2), (256, 128.2)):
-        assert matrix_cycles(H200, Problem(64, n, 64), 64, n) == pytest.approx(cycles, rel=0.01)
+        assert matrix_cycles(H200, TileProblem(64, n, 64), 64, n) == pytest.approx(cycles, rel=0.01)
 
 
 SIZES = ((1, 1, 1), (17, 4096, 4096), (100, 72, 88), (1000, 1000, 1000), (4096, 4096, 4096), (256, 256, 65536))
-PROBLEMS = [Problem(*size, **more) for size in SIZES
+PROBLEMS = [TileProblem(*size, **more) for size in SIZES
             for more in ({}, {"kind": "fp8", "bits": 8, "two_level": True, "b_k": True, "may_split": False},
                          {"kind": "fp8", "bits": 8, "two_level": True, "b_k": True, "may_split": False, "column_block": 128},
                          {"kind": "tf32", "bits": 32, "out_bits": 32, "b_k": True}, {"batch": 12},
@@ -178,46 +179,46 @@ def test_every_choice_fits_the_machine(chip):
         starts = range(0, 128, math.gcd(t.bn, 128))
         assert not p.column_block or all((s + t.bn - 1) // p.column_block <= 1 for s in starts)
         assert not p.two_level or t.bk * p.bits == 1024
-        assert t.parts == 1 or p.may_split and t.parts * t.bk * 4 <= p.k + t.bk * 4
+        assert t.splits == 1 or p.may_split and t.splits * t.bk * 4 <= p.k + t.bk * 4
         if chip.kind == "wgmma" and p.kind != "float":
             assert t.threads % 128 == 0 and t.bm % (64 * t.threads // 128) == 0 and t.bn % 16 == 0
-            parts = column_parts(t) if p.two_level else 0  # what a thread holds: totals, and a part of the sums beside them
+            parts = column_chunks(t) if p.two_level else 0  # what a thread holds: totals, and a part of the sums beside them
             assert parts > 0 or not p.two_level
             assert t.bm * t.bn // t.threads + (t.bm * t.bn // t.threads // parts if parts else 0) <= 192
 
 
 def test_tiles_that_are_no_powers_of_two_are_offered_and_taken():
-    offered = {(t.bm, t.bn) for t in candidates(H200, Problem(4096, 4096, 4096))}
+    offered = {(t.bm, t.bn) for t in candidates(H200, TileProblem(4096, 4096, 4096))}
     assert {(128, 192), (128, 256), (192, 128), (256, 128), (64, 64)} <= offered
-    assert {(128, 160), (256, 112)} <= {(t.bm, t.bn) for t in candidates(H200, Problem(4096, 4096, 4096, b_k=True))}
-    assert any(bn & (bn - 1) for bn in (choose_tile(H200, Problem(m, n, 4096, b_k=True)).bn for m, n in (
+    assert {(128, 160), (256, 112)} <= {(t.bm, t.bn) for t in candidates(H200, TileProblem(4096, 4096, 4096, b_k=True))}
+    assert any(bn & (bn - 1) for bn in (choose_tile(H200, TileProblem(m, n, 4096, b_k=True)).bn for m, n in (
         (4096, 4800), (4096, 6144), (2560, 2560), (3072, 3072), (1536, 12288))))
 
 
 def test_narrow_panels_and_rows_across_lines():
     """Columns outermost: tiles of whole 128-byte panels.  Rows that start anywhere cost more to load."""
-    assert all(t.bn % 64 == 0 or t.bn < 64 for t in candidates(H200, Problem(4096, 4096, 4096)))
-    assert {t.bn for t in candidates(H200, Problem(4096, 4096, 4096, b_k=True))} >= {112, 144, 160, 176}
-    p = Problem(4096, 4096, 4096)
+    assert all(t.bn % 64 == 0 or t.bn < 64 for t in candidates(H200, TileProblem(4096, 4096, 4096)))
+    assert {t.bn for t in candidates(H200, TileProblem(4096, 4096, 4096, b_k=True))} >= {112, 144, 160, 176}
+    p = TileProblem(4096, 4096, 4096)
     assert choose_tile(H200, replace(p, a_rows=16, b_rows=16)).seconds > choose_tile(H200, p).seconds
 
 
 def test_large_products_take_large_tiles_and_small_ones_fill_the_machine():
-    big = choose_tile(H200, Problem(8192, 8192, 8192))
-    assert big.bm * big.bn >= 128 * 192 and big.stages >= 3 and big.parts == 1
-    small = choose_tile(H200, Problem(512, 512, 512))
+    big = choose_tile(H200, TileProblem(8192, 8192, 8192))
+    assert big.bm * big.bn >= 128 * 192 and big.stages >= 3 and big.splits == 1
+    small = choose_tile(H200, TileProblem(512, 512, 512))
     assert small.bm * small.bn <= 64 * 128
-    deep = choose_tile(H200, Problem(256, 256, 65536))
-    assert deep.parts > 1 and deep.parts * (256 // deep.bm) * -(-256 // deep.bn) > 32
-    assert choose_tile(H200, Problem(256, 256, 65536, may_split=False)).parts == 1
+    deep = choose_tile(H200, TileProblem(256, 256, 65536))
+    assert deep.splits > 1 and deep.splits * (256 // deep.bm) * -(-256 // deep.bn) > 32
+    assert choose_tile(H200, TileProblem(256, 256, 65536, may_split=False)).splits == 1
 
 
 def test_the_cheapest_is_taken_or_one_near_it():
-    for p in (Problem(1000, 3000, 500), Problem(4096, 1024, 8192)):
-        best = min(price(H200, p, t) for t in candidates(H200, p))
+    for p in (TileProblem(1000, 3000, 500), TileProblem(4096, 1024, 8192)):
+        best = min(seconds(H200, p, t) for t in candidates(H200, p))
         assert choose_tile(H200, p).seconds <= 1.05 * best
 
 
 def test_no_tile_is_an_error():
     with pytest.raises(ValueError, match="no tile"):
-        choose_tile(H200, Problem(64, 64, 64, column_block=7))
+        choose_tile(H200, TileProblem(64, 64, 64, column_block=7))

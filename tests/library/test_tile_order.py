@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from tilelang.library.gemm.tile_cost import Problem, Tile, chip_of, choose_tile, price
+from tilelang.library.gemm.tile import Tile, TileProblem, chip_of
+from tilelang.library.gemm.tile_cost import choose_tile, estimate_seconds as seconds
 from tilelang.target import Target
 
-H200 = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), units=132)
+H200 = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), sms=132)
 LONE = replace(H200, around=1e-9)  # launches that do not start soon: as they were timed
 # bm, bn, stages (of 64), threads, parts, how (turned, moved, staged, wide), microseconds; first shapes nobody had tuned for.
 TIMED = {
@@ -46,24 +47,24 @@ TIMED = {
 
 def lined(m, n, k, order, **more):
     """A product of 16-bit operands stored without gaps, as matmul asks for it."""
-    return Problem(m, n, k, b_k=order == "nt", a_rows=math.gcd(2 * k, 128),
-                   b_rows=math.gcd(2 * (k if order == "nt" else n), 128), may_turn=True, may_move=True, **more)
+    return TileProblem(m, n, k, b_k=order == "nt", a_rows=math.gcd(2 * k, 128),
+                   b_rows=math.gcd(2 * (k if order == "nt" else n), 128), may_swap_ab=True, may_overlap=True, **more)
 
 
-def tile(p, bm, bn, stages, threads, parts=1, how=""):
-    return Tile(bm, bn, 64, stages, threads, parts, turned="t" in how, moved="m" in how, staged="s" in how,
+def tile(p, bm, bn, stages, threads, splits=1, how=""):
+    return Tile(bm, bn, 64, stages, threads, splits, swap_ab="t" in how, overlapping="m" in how, staged="s" in how,
                 wide=-(-bn // 64) * 64 if "w" in how else 0)
 
 
 @pytest.mark.parametrize("shape", TIMED, ids=str)
 def test_the_tile_priced_lowest_is_among_the_fastest(shape):
     p = lined(*shape)
-    priced = [(price(LONE, p, tile(p, *t)), us) for *t, us in TIMED[shape]]
+    priced = [(seconds(LONE, p, tile(p, *t)), us) for *t, us in TIMED[shape]]
     assert min(priced)[1] <= 1.08 * min(us for _, us in priced)
 
 
 def test_prices_are_near_what_kernels_take_at_sizes_nobody_tuned_for():
-    errors = [math.log(price(LONE, p, tile(p, *t)) * 1e6 / us) for shape, tiles in TIMED.items() for p in [lined(*shape)]
+    errors = [math.log(seconds(LONE, p, tile(p, *t)) * 1e6 / us) for shape, tiles in TIMED.items() for p in [lined(*shape)]
               for *t, us in tiles]
     assert sum(map(abs, errors)) / len(errors) < 0.08 and max(map(abs, errors)) < 0.28
 
@@ -72,42 +73,42 @@ def test_long_loops_over_small_tiles_are_shared_out():
     """Tiles of 16 to 40 columns that ran through all of k took 1.25 to 1.56 times as long as wider ones of its parts."""
     for shape in ((128, 2048, 8192, "nt"), (2048, 64, 8192, "nt"), (800, 800, 8000, "nn")):
         t = choose_tile(H200, lined(*shape))
-        assert t.parts > 1 and t.bn >= 64, t
+        assert t.splits > 1 and t.bn >= 64, t
     short = choose_tile(H200, lined(2048, 128, 2048, "nt"))
-    assert short.parts == 1 and short.bn == 32
+    assert short.splits == 1 and short.bn == 32
 
 
 def test_fewer_columns_do_not_make_an_iteration_shorter_than_the_least():
     p = lined(2048, 64, 8192, "nt")
-    narrow, wide = (price(LONE, p, tile(p, 64, bn, 8, 128)) for bn in (16, 32))
+    narrow, wide = (seconds(LONE, p, tile(p, 64, bn, 8, 128)) for bn in (16, 32))
     assert narrow == pytest.approx(wide, rel=0.05)  # 13.9 and 14.1 us
 
 
 def test_rows_cost_more_the_less_they_lie_in_lines():
     p, t = lined(512, 1024, 4096, "nt"), Tile(64, 64, 64, 8, 128)
-    rows = [price(H200, replace(p, a_rows=r, b_rows=r), t) for r in (128, 64, 32, 16)]
+    rows = [seconds(H200, replace(p, a_rows=r, b_rows=r), t) for r in (128, 64, 32, 16)]
     assert rows == sorted(rows) and len(set(rows)) == 4
-    assert price(H200, replace(p, b_k=False, b_rows=64), t) > price(H200, replace(p, b_k=False), t)
+    assert seconds(H200, replace(p, b_k=False, b_rows=64), t) > seconds(H200, replace(p, b_k=False), t)
 
 
 def test_results_cost_more_that_leave_element_by_element():
     """Rows of an odd number of elements; sums of tiles that are moved; turned tiles that stmatrix does not turn."""
     t = Tile(128, 176, 64, 5, 256)
-    assert price(H200, lined(479, 5271, 488, "nt"), t) > 1.05 * price(H200, lined(479, 5272, 488, "nt"), t)
-    moved = Tile(64, 160, 64, 7, 128, 2, moved=True)
+    assert seconds(H200, lined(479, 5271, 488, "nt"), t) > 1.05 * seconds(H200, lined(479, 5272, 488, "nt"), t)
+    moved = Tile(64, 160, 64, 7, 128, 2, overlapping=True)
     p = lined(832, 800, 8000, "nt")  # no rows outside either way
-    assert price(H200, p, moved) > price(H200, p, replace(moved, moved=False))
-    p, turned = lined(64, 8192, 512, "nt"), Tile(128, 64, 64, 8, 256, turned=True)
-    assert price(H200, p, turned) == price(H200, p, replace(turned, staged=True))
+    assert seconds(H200, p, moved) > seconds(H200, p, replace(moved, overlapping=False))
+    p, turned = lined(64, 8192, 512, "nt"), Tile(128, 64, 64, 8, 256, swap_ab=True)
+    assert seconds(H200, p, turned) == seconds(H200, p, replace(turned, staged=True))
     wide = replace(p, out_bits=32)
-    assert price(H200, wide, turned) > price(H200, wide, replace(turned, staged=True)) > price(H200, p, turned)
+    assert seconds(H200, wide, turned) > seconds(H200, wide, replace(turned, staged=True)) > seconds(H200, p, turned)
 
 
 def test_what_the_last_launch_left_in_l2_need_not_come_from_memory():
     """16x4096x4096 took 7.5 us, at 4e12 bytes a second it would 9.7; 64x8192x8192 is more than L2 keeps."""
-    t = Tile(64, 16, 64, 8, 128, turned=True)
-    assert price(H200, lined(16, 4096, 4096, "nt"), t) == pytest.approx(7.8e-6, rel=0.1)
-    assert price(H200, lined(64, 8192, 8192, "nt"), Tile(64, 64, 64, 8, 128, turned=True)) > 134e6 / H200.memory
+    t = Tile(64, 16, 64, 8, 128, swap_ab=True)
+    assert seconds(H200, lined(16, 4096, 4096, "nt"), t) == pytest.approx(7.8e-6, rel=0.1)
+    assert seconds(H200, lined(64, 8192, 8192, "nt"), Tile(64, 64, 64, 8, 128, swap_ab=True)) > 134e6 / H200.memory
 
 
 def test_of_equals_the_shorter_stages_are_taken():

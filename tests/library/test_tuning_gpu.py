@@ -54,7 +54,7 @@ def test_products(m, n, k, tb, tuner, monkeypatch):
 
 
 def _place(x):
-    from tilelang.library.gemm.plan import Place
+    from tilelang.library.gemm.build import Place
 
     place = Place.of(x, None, None)
     return place.target, place.backend
@@ -80,7 +80,7 @@ FORMS = {
 def test_forms(form, tuner, monkeypatch):
     """Candidates of all types agree with the model's choice by the bounds of their types."""
     every = matmul_choices.choices
-    monkeypatch.setattr(matmul_choices, "choices", lambda r: every(r)[:5])
+    monkeypatch.setattr(matmul_choices, "choices", lambda *of: every(*of)[:5])
     counts = []
     race = tuning.race
     monkeypatch.setattr(tuning, "race", lambda measure, count: counts.append(count) or race(measure, count))

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import tilelang.language as T
-from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Call, walk
-from tilelang.library.quantised.kernels import CodedForm, CodedTile, coded_product
+from tilelang.library.quantised.form import DequantForm, DequantTile
+from tilelang.library.quantised.kernels import dequant_gemm
 from tilelang.runtime import nvrtc, sass
 from tilelang.target import Target
 from tilelang.simulator import run_device
@@ -92,8 +93,8 @@ def test_numbers_that_are_converted_one_by_one(what, options):
 @pytest.mark.skipif(not nvrtc.available() or sass.find_nvdisasm() is None, reason="no NVRTC or nvdisasm")
 def test_instructions_of_a_product():
     """64 weights of a thread: a load, a PRMT, a LOP3, an HFMA2 and an HMUL2 for two of them."""
-    f = CodedForm(16, 4096, 4096, 64, "float16", False, True, CodedTile(16, 64, 128, 4, 4))
-    text = print_kernel(kernel_of(coded_product(f), SM90))
+    f = DequantForm(16, 4096, 4096, 64, "float16", False, True, DequantTile(16, 64, 128, 4, 4))
+    text = print_kernel(kernel_of(dequant_gemm(f), SM90))
     ops = sass.opcodes(sass.disassemble(nvrtc.compile_cubin(text, "sm_90a").bytes))
     count = {name: sum(n for op, n in ops.items() if op.split(".")[0] == name) for name in ("PRMT", "HFMA2", "HMUL2", "I2F")}
     assert text.count("tl::coded_pair<0, 4, 15>(Ws") == 1 and count["I2F"] == 0, ops

@@ -8,9 +8,9 @@ import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import If, Launch, stmts_of, walk
 from tilelang.ir.expr import Call
-from tilelang.library.gemm.tail_kernels import gemm_cut
+from tilelang.library.gemm.tail_kernels import gemm_tail
 from tilelang.library.gemm.kernels import Form
-from tilelang.library.gemm.tile import Cut, Tile
+from tilelang.library.gemm.tile import Tail, Tile
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.schedule.insert_pdl import around_launch, insert_pdl, ordered
@@ -53,8 +53,8 @@ def test_only_where_asked_for_and_from_sm_90_on():
 def test_a_launch_that_lets_the_next_one_start_is_not_started_early_itself():
     """Else the next one could read what the kernel in front of both has not yet written."""
     t = Tile(64, 96, 64, 2, 128)
-    f = Form(152, 200, 144, ("float16",) * 3 + ("float32",), t, cut=Cut(0, 128, t))
-    first, second = (k.launch for k in lower(gemm_cut(f).func, SM90A, ON).kernels)
+    f = Form(152, 200, 144, ("float16",) * 3 + ("float32",), t, tail=Tail(0, 128, t))
+    first, second = (k.launch for k in lower(gemm_tail(f).func, SM90A, ON).kernels)
     assert not first.plan.pdl and calls(first).count("pdl_trigger") == 1 and "pdl_sync" not in calls(first)
     assert second.plan.pdl is True and calls(second).count("pdl_sync") == 1 and "pdl_trigger" not in calls(second)
 

@@ -14,7 +14,8 @@ from typing import Any as _Any
 
 # public function -> module that defines it
 _NAMES = {
-    "coded_matmul": "quantised.dequant_matmul",
+    "coded_matmul": "quantised.dequant_matmul",  # the old name, which warns
+    "dequant_matmul": "quantised.dequant_matmul",
     "flash_attention": "attention.flash_attention",
     "flash_decode": "attention.flash_decode",
     "grouped_matmul": "gemm.matmul",

@@ -1,4 +1,4 @@
-"""How far two results of one call may lie apart that were computed in different orders.
+"""How far two results of one call may differ that were computed in different orders.
 
 Each lies within the bound of its function's docstring of the exact result, so they lie within twice that of each other.
 Sums of products of magnitudes are bounded by the lengths of rows and columns: sum |a||b| <= |a| |b|.
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -80,13 +80,23 @@ def within(x: Any, y: Any, bound: Callable[[slice], Any]) -> bool:
     return True
 
 
-def products_agree(k: int, kind: str, two_level: bool, a: Any, b: Any, along: tuple[int, int], bias: Any = None,
-                   scales: tuple[Any, Any] = (None, None), blocks: bool = False) -> Callable[[Any, Any], bool]:
-    """f(x, y): whether two results of a product (library/gemm/matmul.py) may both be right.
+class Accumulation(NamedTuple):
+    """How a GEMM of a MatmulProblem adds: the length of sums, the kind, in two levels, with scales of blocks."""
 
-    along: dimensions of a and b that hold k.  scales: one each, or with `blocks` one for 128 of k of a row of op(a), and for
-    128 x 128 of op(b).  b may have groups in front, of which the largest counts.
+    k: int
+    kind: str
+    two_level: bool = False
+    blocks: bool = False
+
+
+def gemms_agree(how: Accumulation, a: Any, b: Any, along: tuple[int, int], bias: Any = None,
+                scales: tuple[Any, Any] = (None, None)) -> Callable[[Any, Any], bool]:
+    """f(x, y): whether two results of a GEMM (library/gemm/matmul.py) may both be right.
+
+    along: dimensions of a and b that hold k.  scales: one each, or with how.blocks one for 128 of k of a row of op(a), and
+    for 128 x 128 of op(b).  b may have groups in front, of which the largest counts.
     """
+    k, kind, two_level, blocks = how
     u = 2.0**-53 if type_name(a) == "float64" else U
     low = {"tf32": 2.0**-10, "fp8": 2.0**-11 if two_level else max(2.0**-11, k / 32 * 2.0**-13)}.get(kind, 0.0)
     sums = 0.0 if kind == "int8" else k * u + low
@@ -165,4 +175,4 @@ def attention_agrees(q: Any, k: Any, v: Any, scale: float, seq_k: int) -> Callab
     return agree
 
 
-__all__ = ["ROUNDING", "attention_agrees", "lengths", "products_agree", "wide", "within"]
+__all__ = ["ROUNDING", "Accumulation", "attention_agrees", "gemms_agree", "lengths", "wide", "within"]

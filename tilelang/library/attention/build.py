@@ -41,7 +41,7 @@ def _attention(f: AttentionForm, target: Target) -> Any:
     f = replace(f, sizes=sizes, strides=tuple(_steps(name, s) for name, s in zip("qkvo", f.strides)))
     if f.layout == "packed":
         # Without wgmma blocks are not persistent: they start as others end, in any order.
-        return packed_attention(f, target.limits.multiprocessors if target.has_wgmma else 1)
+        return packed_attention(f, target.limits.sm_count if target.has_wgmma else 1)
     if f.partition is None:
         return dense_attention(f)
     return partitioned_attention(f) if f.mask == Mask() else split_kv_attention(f)

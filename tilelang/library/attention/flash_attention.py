@@ -51,7 +51,7 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     target: what to run on; None: the device of the tensors.  NumPy arrays run on the CPU, by the interpreter of tile programs
     for target="tile", on the device simulator for a CUDA target.
     tune: True: the first call of a form times the tiles that the cost model holds for good on the tensors' GPU and keeps the
-    fastest, as matmul does (docs/tuning.md).
+    fastest, as matmul does (reference, "Tuning the library").
 
     Error: with eps = 2^-11 (float16) or 2^-8 (bfloat16), |result - exact| <= max|v| (2 eps + 2 d 2^-24 scale |q||k| + 2^-18
     + 2^-25 seq_k in float16): weights and result are rounded to 16 bits, a score is a float32 sum of d products.

@@ -1,9 +1,9 @@
 """A few rows times a matrix whose rows are no multiples of 16 bytes: one pass over the matrix, in whole words.
 
-    matrix      words of a stretch of k, each two neighbours put together -> S, rows at multiples of 16 bytes -> products
+    matrix      words of a stretch of k, each two neighbours put together -> S, rows at multiples of 16 bytes -> GEMM
     few rows    element by element -> X
 
-k is shared out over the blocks of a cluster, which add their sums, always in the same order, through shared memory.
+The blocks of a cluster split k and add their partial sums, always in the same order, through shared memory.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .repack import Rows
 
 MOST_ROWS = 16
 _THREADS, _SIDE = 128, 64
-_UNDER_WAY = 32 * 1024  # bytes of words that a multiprocessor waits for at a time, in as few blocks as may be
-# Seconds of a launch and its sums; of 64 of k in a block that has a multiprocessor for itself, in one that does not, and
+_UNDER_WAY = 32 * 1024  # bytes of words that an SM waits for at a time, in as few blocks as may be
+# Seconds of a launch and its reduction; of 64 of k in a block that has an SM for itself, in one that does not, and
 # what each of these has to set up; what 8 more of the few add, as a part of a stretch (H200, within a seventh mostly).
 _START, _ALONE, _SHARED, _OWN, _WIDER = 2.4e-6, 0.5e-6, 0.36e-6, 0.3e-6, 0.1
 
 
 @dataclass(frozen=True)
 class FewRows:
-    """C of a Form `f` with few rows or columns, the rows of whose other operand are r, k shared out over `parts` blocks of a
+    """C of a Form `f` with few rows or columns, the rows of whose other operand are r, k split over `splits` blocks of a
     cluster, of which there are at least two.
 
     deep: of k at a time, 64 or 128, for _SIDE elements of C along the matrix that a block computes.
@@ -34,7 +34,7 @@ class FewRows:
 
     f: Any
     r: Rows
-    parts: int = 2
+    splits: int = 2
     deep: int = 64
 
     @property
@@ -53,7 +53,7 @@ class FewRows:
 
     @property
     def width(self) -> int:
-        """Of the products' tiles."""
+        """Of the tiles of C, along the few."""
         return ceil(self.few / 8) * 8
 
     @property
@@ -67,10 +67,10 @@ class FewRows:
         return (_SIDE, self.deep) if self.along else (self.deep, _SIDE)
 
     @property
-    def by_team(self) -> tuple[int, int, int]:
-        """The words of a tile: turns of the teams, teams, of which there is an even number, words of a row."""
-        teams = 2 * _THREADS // self.tile[1]
-        return self.tile[0] // teams, teams, self.tile[1] // 2
+    def by_group(self) -> tuple[int, int, int]:
+        """The words of a tile: rows of each group of threads, groups, of which there is an even number, words of a row."""
+        groups = 2 * _THREADS // self.tile[1]
+        return self.tile[0] // groups, groups, self.tile[1] // 2
 
     def inside(self, k: Any) -> Any:
         """Whether all words lie in the matrix that are read of a stretch of k, one more of a row than are needed."""
@@ -90,27 +90,27 @@ class FewRows:
         return ceil(self.f.k / self.deep)
 
     @property
-    def share(self) -> int:
-        """Of a block."""
-        return ceil(self.steps / self.parts)
+    def block_steps(self) -> int:
+        """Steps of a block."""
+        return ceil(self.steps / self.splits)
 
-    def shared_out(self, units: int) -> FewRows:
-        """The same in parts that keep loads of so many bytes under way, the fewest of those that leave a block as much.
+    def divided(self, sms: int) -> FewRows:
+        """The same in splits that keep loads of so many bytes in flight, the fewest of those that leave a block as much.
 
-        Two parts of stretches of 128 where they do: 16x8191x2047 13.1 us, 14.2 of 64 in 2 parts, 17.1 in 4.
+        Two splits of stretches of 128 where they do: 16x8191x2047 13.1 us, 14.2 of 64 in 2 splits, 17.1 in 4.
         """
         blocks = ceil(self.count / _SIDE)
-        wanted = 0.95 * units * _UNDER_WAY / (2 * _SIDE * blocks)  # of k
+        wanted = 0.95 * sms * _UNDER_WAY / (2 * _SIDE * blocks)  # of k
         if 2 * 128 >= wanted:
-            return replace(self, parts=2, deep=128)
-        most = replace(self, parts=min(8, ceil(wanted / 64)), deep=64)
-        return replace(most, parts=max(2, ceil(most.steps / most.share)))
+            return replace(self, splits=2, deep=128)
+        most = replace(self, splits=min(8, ceil(wanted / 64)), deep=64)
+        return replace(most, splits=max(2, ceil(most.steps / most.block_steps)))
 
-    def seconds(self, units: int) -> float:
-        """What is expected: of a block alone, or of all that share a multiprocessor."""
-        blocks = self.parts * ceil(self.count / _SIDE)
-        stretches = self.share * self.deep / 64 * (1 + _WIDER * (self.width // 8 - 1))
-        return _START + max(stretches * _ALONE, ceil(blocks / units) * (_OWN + stretches * _SHARED))
+    def seconds(self, sms: int) -> float:
+        """What is expected: of a block alone, or of all that run on one SM."""
+        blocks = self.splits * ceil(self.count / _SIDE)
+        stretches = self.block_steps * self.deep / 64 * (1 + _WIDER * (self.width // 8 - 1))
+        return _START + max(stretches * _ALONE, ceil(blocks / sms) * (_OWN + stretches * _SHARED))
 
     def place(self, at: Any, k: Any) -> tuple[Any, Any]:
         """Row and column of the matrix."""
@@ -118,8 +118,8 @@ class FewRows:
 
 
 def _lanes(v: FewRows) -> Any:
-    """Neighbouring words are neighbouring threads', each of which has every row of its team."""
-    return T.Fragment(v.by_team, forward_fn=lambda r, t, w: (t * v.by_team[2] + w, r))
+    """Neighbouring words are neighbouring threads', each of which has every row of its group."""
+    return T.Fragment(v.by_group, forward_fn=lambda r, t, w: (t * v.by_group[2] + w, r))
 
 
 @T.macro
@@ -134,13 +134,13 @@ def _fetch(v, given, at, first, own, ko, fetched):
         k = (first + ko) * v.deep
         row, column = v.place(at, k)
         if v.inside(k):
-            for r, t, w in T.Parallel(*v.by_team, loop_layout=_lanes(v)):
-                here = (((row + t) * v.r.down + column) >> 1) + w + r * (v.by_team[1] * v.r.down // 2)
+            for r, t, w in T.Parallel(*v.by_group, loop_layout=_lanes(v)):
+                here = (((row + t) * v.r.down + column) >> 1) + w + r * (v.by_group[1] * v.r.down // 2)
                 low[r, t, w] = source[here]
                 high[r, t, w] = source[here + 1]
         else:
-            for r, t, w in T.Parallel(*v.by_team, loop_layout=_lanes(v)):
-                here = ((T.min(row + r * v.by_team[1] + t, v.r.rows - 1) * v.r.down + column) >> 1) + w
+            for r, t, w in T.Parallel(*v.by_group, loop_layout=_lanes(v)):
+                here = ((T.min(row + r * v.by_group[1] + t, v.r.rows - 1) * v.r.down + column) >> 1) + w
                 low[r, t, w] = source[T.min(here, v.r.words - 1)]
                 high[r, t, w] = source[T.min(here + 1, v.r.words - 1)]
         T.copy(few[(0, k) if v.k_inner else (k, 0)], XF)
@@ -150,23 +150,23 @@ def _fetch(v, given, at, first, own, ko, fetched):
 def _put(v, M, at, k, fetched, S, X):
     """What was fetched to shared memory, rows at multiples of 16 bytes; what lies behind k is zero.
 
-    What lies outside across k is anything: no element of C has it.  Rows of a thread lie whole words apart, so the bits that
-    belong to a word are the same of all.  The operand's last element may lie in no whole word.
+    What lies outside across k is anything: no element of C has it.  Rows of a thread are whole words from each other, so the
+    bits that belong to a word are the same of all.  The operand's last element may lie in no whole word.
     """
     low, high, XF = fetched
     row, column = v.place(at, k)
     if v.inside(k):
-        for r, t, w, h in T.Parallel(*v.by_team, 2):
+        for r, t, w, h in T.Parallel(*v.by_group, 2):
             both = T.cast(high[r, t, w], "uint64") << 32 | T.cast(low[r, t, w], "uint64")
             word = T.cast(both >> T.cast((((row + t) * v.r.down + column) & 1) * 16, "uint64"), "uint32")
-            S[r * v.by_team[1] + t, w * 2 + h] = T.reinterpret(T.cast(word >> (16 * h), "uint16"), v.r.element)
+            S[r * v.by_group[1] + t, w * 2 + h] = T.reinterpret(T.cast(word >> (16 * h), "uint16"), v.r.element)
     else:
-        for r, t, w, h in T.Parallel(*v.by_team, 2):
-            first = T.min(row + r * v.by_team[1] + t, v.r.rows - 1) * v.r.down + column
+        for r, t, w, h in T.Parallel(*v.by_group, 2):
+            first = T.min(row + r * v.by_group[1] + t, v.r.rows - 1) * v.r.down + column
             both = T.cast(high[r, t, w], "uint64") << 32 | T.cast(low[r, t, w], "uint64")
             word = T.cast(both >> T.cast((first & 1) * 16, "uint64"), "uint32")
-            left = v.f.k - k - (2 * w + h if v.along else r * v.by_team[1] + t)
-            S[r * v.by_team[1] + t, w * 2 + h] = T.reinterpret(T.if_then_else(
+            left = v.f.k - k - (2 * w + h if v.along else r * v.by_group[1] + t)
+            S[r * v.by_group[1] + t, w * 2 + h] = T.reinterpret(T.if_then_else(
                 left > 0, T.cast(word >> (16 * h), "uint16"), T.uint16(0)), v.r.element)
         if v.r.bytes % 4:
             if T.And(k + v.deep >= v.f.k, at + _SIDE >= v.count):
@@ -177,14 +177,14 @@ def _put(v, M, at, k, fetched, S, X):
 
 def _room(v: FewRows, x_tile: tuple[int, int]) -> tuple[Any, Any, Any]:
     """What `_fetch` fetches."""
-    low, high = (T.alloc_fragment(v.by_team, "uint32") for _ in range(2))
+    low, high = (T.alloc_fragment(v.by_group, "uint32") for _ in range(2))
     T.annotate_layout({low: _lanes(v), high: _lanes(v)})
     return low, high, T.alloc_fragment(x_tile, v.r.element)
 
 
 @T.macro
-def share_sums(parts, high, rank, S, R, there):
-    """Rows [q high, (q + 1) high) of every other block's sums S go to R of block q, which adds them to its own.
+def exchange_partials(parts, high, rank, S, R, there):
+    """Rows [q high, (q + 1) high) of every other block's partial sums S go to R of block q, which adds them to its own.
 
     A block copies nothing to itself: compute-sanitizer takes such a place to be outside the cluster.
     """
@@ -195,9 +195,9 @@ def share_sums(parts, high, rank, S, R, there):
     T.mbarrier_wait_parity(there[0], 0)
 
 
-def few_rows_product(v: FewRows) -> Any:
+def few_rows_gemm(v: FewRows) -> Any:
     """(A, B, bias, sa, sb, C)."""
-    f, parts, high = v.f, v.parts, ceil(_SIDE / v.parts)
+    f, parts, high = v.f, v.splits, ceil(_SIDE / v.splits)
     x_tile = (v.width, v.deep) if v.k_inner else (v.deep, v.width)
 
     @T.prim_func
@@ -214,8 +214,8 @@ def few_rows_product(v: FewRows) -> Any:
             if T.get_thread_binding() == 0:
                 T.mbarrier_expect_tx(there[0], (parts - 1) * high * v.width * 4)
             T.clear(Cf)
-            at, first = v.start(bx), rank * v.share
-            own = T.max(0, T.min(v.share, v.steps - first))
+            at, first = v.start(bx), rank * v.block_steps
+            own = T.max(0, T.min(v.block_steps, v.steps - first))
             _fetch(v, given, at, first, own, 0, fetched)
             for ko in T.serial(own):
                 _put(v, M, at, (first + ko) * v.deep, fetched, S, X)
@@ -225,7 +225,7 @@ def few_rows_product(v: FewRows) -> Any:
                 sums[_SIDE + i, j] = T.float32(0)
             for i, j in T.Parallel(_SIDE, v.width):
                 sums[i, j] = Cf[i, j]
-            share_sums(parts, high, rank, sums, R, there)
+            exchange_partials(parts, high, rank, sums, R, there)
             total = T.alloc_fragment((v.width, high), "float32")
             T.clear(total)
             for p in T.unroll(parts):
@@ -241,4 +241,4 @@ def few_rows_product(v: FewRows) -> Any:
     return matmul_few_rows
 
 
-__all__ = ["MOST_ROWS", "FewRows", "few_rows_product"]
+__all__ = ["MOST_ROWS", "FewRows", "few_rows_gemm"]

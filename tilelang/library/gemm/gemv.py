@@ -1,7 +1,7 @@
 """A vector times a matrix whose rows are no multiples of 16 bytes: one pass over the matrix, in whole words.
 
 A copy with longer rows would be two more passes.  Elements of 2 bytes; sums in float32, in an order that only the
-shape and the number of sm_count decide.
+shape and the number of SMs decide.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _TALL = 4  # rows of a thread where they go along the rows: those of one parity 
 
 
 @dataclass(frozen=True)
-class VectorForm:
-    """C of a Form `f` with m or n of 1, the rows of whose other operand are r, k shared out over `parts` blocks."""
+class GemvForm:
+    """C of a Form `f` with m or n of 1, the rows of whose other operand are r, k split over `splits` blocks."""
 
     f: Any
     r: Rows
-    parts: int = 1
+    splits: int = 1
 
     @property
     def of_b(self) -> bool:
@@ -45,7 +45,7 @@ class VectorForm:
     @property
     def blocks(self) -> int:
         """Side by side."""
-        return ceil(self.r.rows / (_TALL * self.teams)) if self.along else ceil((self.r.columns + 1) // 2 / _WIDE)
+        return ceil(self.r.rows / (_TALL * self.row_groups)) if self.along else ceil((self.r.columns + 1) // 2 / _WIDE)
 
     @property
     def whole(self) -> int:
@@ -64,24 +64,24 @@ class VectorForm:
         return next((n for n in (32, 64, 128) if 8 * n >= self.whole), _THREADS)
 
     @property
-    def teams(self) -> int:
-        """Of so many threads in a block, each with rows of its own."""
+    def row_groups(self) -> int:
+        """Groups of so many threads in a block, each with rows of its own."""
         return _THREADS // self.lanes
 
     @property
     def ahead(self) -> int:
-        """Steps whose loads are under way at once: few turns, and few steps without work."""
-        share = ceil(self.steps / self.parts)
+        """Steps whose loads are under way at once: few iterations, and few steps without work."""
+        share = ceil(self.steps / self.splits)
         return min(range(8, 0, -1), key=lambda n: ceil(share / n) * (n + 0.5))
 
     @property
-    def turns(self) -> int:
+    def iterations(self) -> int:
         """Of a block's loop over `ahead` steps."""
-        return ceil(self.steps / self.parts / self.ahead)
+        return ceil(self.steps / self.splits / self.ahead)
 
-    def shared_out(self, units: int) -> VectorForm:
-        """The same in parts: some 8 blocks for each multiprocessor, where there is enough of k."""
-        return VectorForm(self.f, self.r, max(1, min(ceil(8 * units / self.blocks), self.steps // 6, 64)))
+    def divided(self, sms: int) -> GemvForm:
+        """The same, split: some 8 blocks for each SM, where there is enough of k."""
+        return GemvForm(self.f, self.r, max(1, min(ceil(8 * sms / self.blocks), self.steps // 6, 64)))
 
     def factor(self, A: Any, B: Any, k: Any) -> Any:
         """Element k of the vector; 0 outside."""
@@ -107,7 +107,7 @@ def _finish(v, at, x, C, bias, sa, sb):
 @T.macro
 def _put(v, by, at, x, W, C, bias, sa, sb):
     """A block's sum of an element of C, or the element where there are no others."""
-    if v.parts == 1:
+    if v.splits == 1:
         _finish(v, at, x, C, bias, sa, sb)
     else:
         W[by, at] = x
@@ -121,10 +121,10 @@ def _down(v, A, B, M, bx, by, out):
     high = T.alloc_fragment((_GROUPS, _WIDE), "float32")
     T.clear(low)
     T.clear(high)
-    for i in T.serial(v.turns):
+    for i in T.serial(v.iterations):
         for u in T.unroll(v.ahead):
             for g, j in T.Parallel(_GROUPS, _WIDE):
-                row = ((by * v.turns + i) * v.ahead + u) * _GROUPS + g
+                row = ((by * v.iterations + i) * v.ahead + u) * _GROUPS + g
                 first = T.min(row, v.whole - 1) * v.r.down
                 at = first // 2 + T.min(bx * _WIDE + j, (v.r.columns - 1) // 2)
                 beyond = at + 1 if v.r.columns > 2 else T.min(at + 1, v.r.words - 1)
@@ -152,55 +152,55 @@ def _across(v, A, B, M, bx, by, out):
     """Sums of rows: where a row begins inside a word, its elements lie one further in the words.  The ends of rows come
     element by element."""
     source = v.words(M)
-    sums = T.alloc_fragment((_TALL, v.teams, v.lanes), "float32")
-    for t, j in T.Parallel(v.teams, v.lanes):
+    sums = T.alloc_fragment((_TALL, v.row_groups, v.lanes), "float32")
+    for t, j in T.Parallel(v.row_groups, v.lanes):
         for g in T.unroll(_TALL):
             begin = 2 - g * v.r.down % 2  # elements in front of the words
             e = T.if_then_else(j < 2, j, begin + 2 * v.whole + j - 2)
             inside = T.And(T.And(T.Or(j >= 2, j < begin), e < v.f.k), T.And(j < 5, by == 0))
-            row = T.min((bx * v.teams + t) * _TALL + g, v.r.rows - 1)
+            row = T.min((bx * v.row_groups + t) * _TALL + g, v.r.rows - 1)
             x = T.cast(M[row, T.min(e, v.f.k - 1)], "float32") * v.factor(A, B, e)
             sums[g, t, j] = T.if_then_else(inside, x, T.float32(0))
-    for i in T.serial(v.turns):
+    for i in T.serial(v.iterations):
         for u in T.unroll(v.ahead):
-            for t, j in T.Parallel(v.teams, v.lanes):
-                near = ((by * v.turns + i) * v.ahead + u) * v.lanes + j
+            for t, j in T.Parallel(v.row_groups, v.lanes):
+                near = ((by * v.iterations + i) * v.ahead + u) * v.lanes + j
                 for g in T.unroll(_TALL):
-                    row = T.min((bx * v.teams + t) * _TALL + g, v.r.rows - 1)
+                    row = T.min((bx * v.row_groups + t) * _TALL + g, v.r.rows - 1)
                     at = row * v.r.down // 2 + 1 + T.min(near, v.whole - 1)
                     found = T.if_then_else(near < v.whole, source[at], T.uint32(0))
                     k = near * 2 + 2 - g * v.r.down % 2
                     sums[g, t, j] += v.half(found, 0) * v.factor(A, B, k)
                     sums[g, t, j] += v.half(found, 1) * v.factor(A, B, k + 1)
-    total = T.alloc_fragment((_TALL, v.teams), "float32")
+    total = T.alloc_fragment((_TALL, v.row_groups), "float32")
     T.reduce_sum(sums, total, dim=2)
-    for g, t in T.Parallel(_TALL, v.teams):
-        if (bx * v.teams + t) * _TALL + g < v.count:
-            _put(v, by, (bx * v.teams + t) * _TALL + g, total[g, t], *out)
+    for g, t in T.Parallel(_TALL, v.row_groups):
+        if (bx * v.row_groups + t) * _TALL + g < v.count:
+            _put(v, by, (bx * v.row_groups + t) * _TALL + g, total[g, t], *out)
 
 
-def vector_product(v: VectorForm) -> Any:
-    """(A, B, bias, sa, sb, W, C), W: (parts, elements of C) float32, any contents."""
+def gemv(v: GemvForm) -> Any:
+    """(A, B, bias, sa, sb, W, C), W: (splits, elements of C) float32, any contents."""
     f = v.f
 
     @T.prim_func
     def matmul_vector(A: f.a(f.m), B: f.b, bias: f.bias_vector, sa: f.sa(f.m), sb: f.sb,
-                      W: T.Tensor((v.parts, v.count), "float32"), C: f.c(f.m)):
-        with T.Kernel(v.blocks, v.parts, threads=_THREADS) as (bx, by):
+                      W: T.Tensor((v.splits, v.count), "float32"), C: f.c(f.m)):
+        with T.Kernel(v.blocks, v.splits, threads=_THREADS) as (bx, by):
             if v.along:
                 _across(v, A, B, B if v.of_b else A, bx, by, (W, C, bias, sa, sb))
             else:
                 _down(v, A, B, B if v.of_b else A, bx, by, (W, C, bias, sa, sb))
-        if v.parts > 1:
+        if v.splits > 1:
             with T.Kernel(T.ceildiv(v.count, _THREADS), threads=_THREADS) as bx:
                 for i in T.Parallel(_THREADS):
                     if bx * _THREADS + i < v.count:
                         total = T.alloc_var("float32", init=0)
-                        for p in T.serial(v.parts):
+                        for p in T.serial(v.splits):
                             total += W[p, bx * _THREADS + i]
                         _finish(v, bx * _THREADS + i, total, C, bias, sa, sb)
 
     return matmul_vector
 
 
-__all__ = ["VectorForm", "vector_product"]
+__all__ = ["GemvForm", "gemv"]

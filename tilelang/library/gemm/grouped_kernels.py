@@ -1,4 +1,4 @@
-"""Grouped products in the language: rows of A in groups one after another, each with a matrix of its own."""
+"""Grouped GEMM in the language: rows of A in groups one after another, each with a matrix of its own."""
 
 from typing import Any
 

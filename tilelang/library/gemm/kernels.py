@@ -1,5 +1,5 @@
-"""Matrix products in the language: one accumulator, two levels of accumulation.  (Groups of rows: grouped_kernels.py; split k:
-split_kernels.py.)
+"""GEMM in the language: one accumulator, two levels of accumulation.  (Groups of rows: grouped_kernels.py; split-K:
+split_k_kernels.py.)
 
 Each function makes the program of a Form: everything that is fixed while compiling.  A, B and C are tensors of two
 dimensions, or three with a batch in front; bias has n elements; sa and sb are scales (see Form.scaling).  Tensors that a
@@ -15,8 +15,8 @@ from typing import Any
 import tilelang.language as T
 from tilelang.ir import dtype as dtype_of
 
-from .padded_copies import Copies, product_of_copies
-from .tile import Cut, Tile
+from .padded_copies import Copies, gemm_of_copies
+from .tile import Tail, Tile
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 _TANH = 2 * (2 / pi)**0.5  # the argument of gelu_tanh's tanh is half of this times x + 0.044715 x^3
@@ -32,7 +32,7 @@ class Form:
     all dimensions, in elements; () for compact.  shared_b: one B for the batch.  bias: there is one, of this type.
     scaling: "" none, "tensor" one scale for each of A and B, "block" one for 128 elements of k of a row of A and one for
     128 x 128 of B.  groups: of grouped.  open_rows: the kernel takes any m (no batch, A not transposed); the form's
-    m is one it was made for.  cut: `tile` computes C up to there, another one what follows.  origin: row and column of C
+    m is one it was made for.  tail: `tile` computes C up to there, another one what follows.  origin: row and column of C
     where a piece begins, whose m and n are its own.
     """
 
@@ -52,18 +52,18 @@ class Form:
     scaling: str = ""
     groups: int = 0
     open_rows: bool = False
-    cut: Cut | None = None
+    tail: Tail | None = None
     origin: tuple[int, int] = (0, 0)
 
     @property
     def pieces(self) -> "tuple[Form, ...]":
         """The rectangles of C that have tiles of their own."""
-        if self.cut is None:
+        if self.tail is None:
             return (self,)
-        at, rest = self.cut.at, replace(self, tile=self.cut.tile, cut=None)
-        if self.cut.axis:
-            return replace(self, n=at, cut=None), replace(rest, n=self.n - at, origin=(0, at))
-        return replace(self, m=at, cut=None), replace(rest, m=self.m - at, origin=(at, 0))
+        at, rest = self.tail.at, replace(self, tile=self.tail.tile, tail=None)
+        if self.tail.axis:
+            return replace(self, n=at, tail=None), replace(rest, n=self.n - at, origin=(0, at))
+        return replace(self, m=at, tail=None), replace(rest, m=self.m - at, origin=(at, 0))
 
     @property
     def rows(self) -> Any:
@@ -98,33 +98,36 @@ class Form:
         return T.Tensor(blocks, "float32")
 
     @property
-    def sums_shape(self) -> tuple[int, int, int]:
-        """Of the parameter W of split products: C for each part; of turned or moved tiles whole tiles, turned as they are."""
-        t, (down, across) = self.tile, (self.n, self.m) if self.tile.turned else (self.m, self.n)
-        whole = (ceil(down / t.bm) * t.bm, ceil(across / t.bn) * t.bn) if t.turned or t.moved else (down, across)
-        return t.parts * max(1, self.batch), *whole
+    def partials_shape(self) -> tuple[int, int, int]:
+        """Of the parameter W of split-K: C for each split; of swap-AB or overlapping tiles whole tiles, transposed as they
+        are."""
+        t, (down, across) = self.tile, (self.n, self.m) if self.tile.swap_ab else (self.m, self.n)
+        whole = (ceil(down / t.bm) * t.bm, ceil(across / t.bn) * t.bn) if t.swap_ab or t.overlapping else (down, across)
+        return t.splits * max(1, self.batch), *whole
 
     @property
-    def sums(self) -> Any:
-        """The parameter W of split products."""
-        return T.Tensor(self.sums_shape, self.types[3])
+    def partials(self) -> Any:
+        """The parameter W of split-K."""
+        return T.Tensor(self.partials_shape, self.types[3])
 
-    def sum_at(self, m: Any, n: Any) -> tuple[Any, Any]:
-        """Where the sum of C's element (m, n) lies in a part of W: a moved tile's in the place it would have if not moved."""
-        t, (i, j), (down, across) = self.tile, *(((n, m), (self.n, self.m)) if self.tile.turned else ((m, n), (self.m, self.n)))
-        if not t.moved:
+    def partial_at(self, m: Any, n: Any) -> tuple[Any, Any]:
+        """Where the partial sum of C's element (m, n) lies in a split of W: an overlapping tile's in the place it would have
+        otherwise."""
+        t, straight, swapped = self.tile, ((m, n), (self.m, self.n)), ((n, m), (self.n, self.m))
+        (i, j), (down, across) = swapped if t.swap_ab else straight
+        if not t.overlapping:
             return i, j
-        return (_moved_on(i, t.bm, down, self._unit(self.t_left)), _moved_on(j, t.bn, across, self._unit(not self.t_right)))
+        return (_shifted_on(i, t.bm, down, self._unit(self.t_left)), _shifted_on(j, t.bn, across, self._unit(not self.t_right)))
 
     @property
     def t_left(self) -> bool:
-        """Whether the left operand of a tile's product is stored (k, bm).  In turned tiles B is the left one."""
-        return not self.tb if self.tile.turned else self.ta
+        """Whether the left operand of a tile's MMA is stored (k, bm).  With swap-AB that is B."""
+        return not self.tb if self.tile.swap_ab else self.ta
 
     @property
     def t_right(self) -> bool:
-        """Whether the right operand of a tile's product is stored (bn, k)."""
-        return not self.ta if self.tile.turned else self.tb
+        """Whether the right operand of a tile's MMA is stored (bn, k)."""
+        return not self.ta if self.tile.swap_ab else self.tb
 
     @property
     def left_tile(self) -> tuple[int, int]:
@@ -136,42 +139,42 @@ class Form:
 
     def tiles(self, m: Any) -> tuple[Any, Any]:
         """Numbers of tiles side by side and one below the other."""
-        across, down = (m, self.n) if self.tile.turned else (self.n, m)
+        across, down = (m, self.n) if self.tile.swap_ab else (self.n, m)
         return T.ceildiv(across, self.tile.bn), T.ceildiv(down, self.tile.bm)
 
     def row(self, by: Any) -> Any:
-        """The first row of a tile (a column of C, where tiles are turned)."""
-        return _start(by, self.tile.bm, self.n if self.tile.turned else self.m, self.tile.moved, self._unit(self.t_left))
+        """The first row of a tile (a column of C with swap-AB)."""
+        return _start(by, self.tile.bm, self.n if self.tile.swap_ab else self.m, self.tile.overlapping, self._unit(self.t_left))
 
     def column(self, bx: Any) -> Any:
-        """The first column of a tile (a row of C, where tiles are turned)."""
-        return _start(bx, self.tile.bn, self.m if self.tile.turned else self.n, self.tile.moved,
+        """The first column of a tile (a row of C with swap-AB)."""
+        return _start(bx, self.tile.bn, self.m if self.tile.swap_ab else self.n, self.tile.overlapping,
                       self._unit(not self.t_right))
 
     def _unit(self, contiguous: bool) -> int:
         """What the start of a tile is a multiple of: TMA takes boxes at whole 16 bytes of what is contiguous."""
         return 16 // dtype_of(self.types[0]).bytes if contiguous else 1
 
-    def own_place(self, bx: Any, by: Any) -> tuple[Any, Any]:
-        """Row and column of C where the elements begin that a tile shares with no earlier one."""
+    def stored_place(self, bx: Any, by: Any) -> tuple[Any, Any]:
+        """Row and column of C where the elements of a tile begin that no earlier tile stores."""
         at = by * self.tile.bm, bx * self.tile.bn
-        return at[::-1] if self.tile.turned else at
+        return at[::-1] if self.tile.swap_ab else at
 
-    def own(self, tile: Any, bx: Any, by: Any) -> Any:
-        """Those elements of a tile of C, which a moved tile has at its end: one block stores each of C's.
+    def stored(self, tile: Any, bx: Any, by: Any) -> Any:
+        """Those elements of a tile of C, which an overlapping tile has at its end: one block stores each of C's.
 
         What lies behind the tile then is outside of C as well.
         """
         t = self.tile
-        if not t.moved:
+        if not t.overlapping:
             return tile
         down, across = by * t.bm - self.row(by), bx * t.bn - self.column(bx)
-        if t.turned:
+        if t.swap_ab:
             return tile[across:across + t.bn, down:down + t.bm]
         return tile[down:down + t.bm, across:across + t.bn]
 
     def columns_of(self, tile: Any) -> Any:
-        """What the product takes of the right operand's tile, of which more may be loaded."""
+        """What the MMA takes of the right operand's tile, of which more may be loaded."""
         return tile[0:self.tile.bk, 0:self.tile.bn] if self.tile.wide else tile
 
     @property
@@ -193,7 +196,7 @@ class Form:
         return acc if plain or not acc.startswith("int") or self.types[2] == acc else "float32"
 
     def at_a(self, b: Any, m: Any, k: Any) -> list[Any]:
-        """Index of A's element (m, k) of product b."""
+        """Index of A's element (m, k) of GEMM b."""
         m = _beyond(m, self.origin[0])
         return [*([b] if self.batch else []), *((k, m) if self.ta else (m, k))]
 
@@ -205,12 +208,12 @@ class Form:
         return [*([b] if self.batch else []), _beyond(m, self.origin[0]), _beyond(n, self.origin[1])]
 
     def left(self, A: Any, B: Any, b: Any, row: Any, k: Any) -> Any:
-        """Where the left operand of a tile's product begins."""
-        return B[self.at_b(b, k, row)] if self.tile.turned else A[self.at_a(b, row, k)]
+        """Where the left operand of a tile begins."""
+        return B[self.at_b(b, k, row)] if self.tile.swap_ab else A[self.at_a(b, row, k)]
 
     def right(self, A: Any, B: Any, b: Any, k: Any, column: Any) -> Any:
-        """Where the right operand of a tile's product begins."""
-        return A[self.at_a(b, column, k)] if self.tile.turned else B[self.at_b(b, k, column)]
+        """Where the right operand of a tile begins."""
+        return A[self.at_a(b, column, k)] if self.tile.swap_ab else B[self.at_b(b, k, column)]
 
     @property
     def finish(self) -> Callable[..., Any]:
@@ -244,16 +247,16 @@ def _beyond(index: Any, origin: int) -> Any:
     return index + origin if origin else index
 
 
-def _start(index: Any, size: int, extent: int, moved: bool, unit: int) -> Any:
-    """Where a tile starts, at a multiple of `unit`; if tiles are moved, the last one ends where the tensor does or less than
+def _start(index: Any, size: int, extent: int, overlapping: bool, unit: int) -> Any:
+    """Where a tile starts, at a multiple of `unit`; if tiles overlap, the last one ends where the tensor does or less than
     `unit` behind."""
-    if not moved or extent <= size or extent % size == 0:
+    if not overlapping or extent <= size or extent % size == 0:
         return index * size
     return T.min(index * size, -(-(extent - size) // unit) * unit)
 
 
-def _moved_on(index: Any, size: int, extent: int, unit: int) -> Any:
-    """Place of an element in a row of whole tiles, the last of which was moved to `_start`."""
+def _shifted_on(index: Any, size: int, extent: int, unit: int) -> Any:
+    """Place of an element in a row of whole tiles, the last of which begins at `_start`."""
     last = (ceil(extent / size) - 1) * size
     by = last - -(-(extent - size) // unit) * unit
     unit = gcd(last, by, 8)  # elements that stay side by side
@@ -297,12 +300,12 @@ def _times_sigmoid(x: Any, y: Any) -> Any:
 
 
 @T.macro
-def leave(f, m, Cf, at, bias, sa, sb, C):
-    """What is done to a tile's sums Cf, and their way to C, of m rows; at: the block variables."""
+def epilogue(f, m, Cf, at, bias, sa, sb, C):
+    """The epilogue of a tile: Cf is finished and stored to C, of m rows.  at: the block variables."""
     t, finish = f.tile, f.finish
     bx, by, bz = at
-    halves = dtype_of(f.types[2]).bits == 16  # which stmatrix brings to shared memory, turned or not
-    if t.turned and not (t.staged or halves):
+    halves = dtype_of(f.types[2]).bits == 16  # which stmatrix brings to shared memory, transposed or not
+    if t.swap_ab and not (t.staged or halves):
         for i, j in T.Parallel(t.bm, t.bn):
             if bx * t.bn + j < m and by * t.bm + i < f.n:
                 C[f.at_c(bz, bx * t.bn + j, by * t.bm + i)] = T.cast(
@@ -311,24 +314,24 @@ def leave(f, m, Cf, at, bias, sa, sb, C):
         D = Cf if f.result == f.types[3] else T.alloc_fragment((t.bm, t.bn), f.result)
         if f.finishes:
             for i, j in T.Parallel(t.bm, t.bn):
-                c = (f.row(by) + i) if t.turned else (f.column(bx) + j)
+                c = (f.row(by) + i) if t.swap_ab else (f.column(bx) + j)
                 D[i, j] = finish(Cf[i, j], bias, sa, sb, c)
-        if t.turned:
+        if t.swap_ab:
             E = T.alloc_fragment((t.bn, t.bm), f.result)
             T.transpose(D, E)
         else:
             E = D
-        if t.moved or t.staged and not halves:  # of which only some may go, or what TMA does not turn
-            Cs = T.alloc_shared((t.bn, t.bm) if t.turned else (t.bm, t.bn), f.types[2])
+        if t.overlapping or t.staged and not halves:  # of which only some are stored, or what TMA does not transpose
+            Cs = T.alloc_shared((t.bn, t.bm) if t.swap_ab else (t.bm, t.bn), f.types[2])
             T.copy(E, Cs)
-            T.copy(f.own(Cs, bx, by), C[f.at_c(bz, *f.own_place(bx, by))])
+            T.copy(f.stored(Cs, bx, by), C[f.at_c(bz, *f.stored_place(bx, by))])
         else:
-            T.copy(E, C[f.at_c(bz, *f.own_place(bx, by))])
+            T.copy(E, C[f.at_c(bz, *f.stored_place(bx, by))])
 
 
 @T.macro
 def multiply(f, As, Lf, Bs, Cf):
-    """Cf += the product of a stage.  Lf: `left_operand`."""
+    """Cf += the MMA of a stage.  Lf: `left_operand`."""
     t = f.tile
     if t.from_registers:
         for i, j in T.Parallel(t.bm, t.bk):
@@ -337,9 +340,9 @@ def multiply(f, As, Lf, Bs, Cf):
 
 
 def left_operand(f: Form, As: Any) -> Any:
-    """What a tile's product reads: its stage in shared memory, or registers."""
+    """What a tile's MMA reads: its stage in shared memory, or registers."""
     t = f.tile
-    return T.alloc_fragment((t.bm, t.bk), f.types[t.turned]) if t.from_registers else As
+    return T.alloc_fragment((t.bm, t.bk), f.types[t.swap_ab]) if t.from_registers else As
 
 
 def gemm(f: Form, copies: Copies = (None, None)) -> Any:
@@ -349,8 +352,8 @@ def gemm(f: Form, copies: Copies = (None, None)) -> Any:
     @T.macro
     def product(A, B, bias, sa, sb, C):
         with T.Kernel(*f.tiles(m), f.batch or 1, threads=t.threads) as (bx, by, bz):
-            As = T.alloc_shared(f.left_tile, f.types[t.turned])
-            Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
+            As = T.alloc_shared(f.left_tile, f.types[t.swap_ab])
+            Bs = T.alloc_shared(f.right_tile, f.types[not t.swap_ab])
             Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
             Lf = left_operand(f, As)
             T.use_swizzle(t.panel)
@@ -359,10 +362,10 @@ def gemm(f: Form, copies: Copies = (None, None)) -> Any:
                 T.copy(f.left(A, B, bz, f.row(by), ko * t.bk), As)
                 T.copy(f.right(A, B, bz, ko * t.bk, f.column(bx)), Bs)
                 multiply(f, As, Lf, Bs, Cf)
-            leave(f, m, Cf, (bx, by, bz), bias, sa, sb, C)
+            epilogue(f, m, Cf, (bx, by, bz), bias, sa, sb, C)
 
     if any(copies):
-        return product_of_copies(f, m, product, copies)
+        return gemm_of_copies(f, m, product, copies)
 
     @T.prim_func
     def matmul(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
@@ -380,21 +383,21 @@ def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
     @T.macro
     def product(A, B, bias, sa, sb, C):
         with T.Kernel(*f.tiles(m), f.batch or 1, threads=t.threads) as (bx, by, bz):
-            As = T.alloc_shared(f.left_tile, f.types[t.turned])
-            Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
+            As = T.alloc_shared(f.left_tile, f.types[t.swap_ab])
+            Bs = T.alloc_shared(f.right_tile, f.types[not t.swap_ab])
             part = T.alloc_fragment((t.bm, t.bn), "float32")
             Cf = T.alloc_fragment((t.bm, t.bn), "float32")
-            row = T.alloc_fragment((t.bn if t.turned else t.bm,), "float32")  # of A
+            row = T.alloc_fragment((t.bn if t.swap_ab else t.bm,), "float32")  # of A
             T.use_swizzle(t.panel)
             T.clear(Cf)
             for ko in T.Pipelined(f.steps, num_stages=t.stages):
                 T.copy(f.left(A, B, bz, by * t.bm, ko * t.bk), As)
                 T.copy(f.right(A, B, bz, ko * t.bk, bx * t.bn), Bs)
-                if f.scaling == "block" and t.turned:  # rows of the tile lie in one block of B
+                if f.scaling == "block" and t.swap_ab:  # rows of the tile lie in one block of B
                     for j in T.Parallel(t.bn):
                         row[j] = sa[bx * t.bn + j, ko]
                     weight = sb[by * t.bm // 128, ko]
-                elif f.scaling == "block":  # loaded here, used after the product: they arrive under it
+                elif f.scaling == "block":  # loaded here, used after the MMA: they arrive under it
                     for i in T.Parallel(t.bm):
                         row[i] = sa[by * t.bm + i, ko]
                     here, beyond = sb[bx * t.bn // 128, ko], sb[T.min(bx * t.bn // 128 + 1, last), ko]
@@ -402,16 +405,16 @@ def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
                     scales = [T.if_then_else(c * width < left, here, beyond) for c in range(chunks)]
                 T.gemm(As, Bs, part, transpose_A=f.t_left, transpose_B=f.t_right, clear_accum=True)
                 for i, j in T.Parallel(t.bm, t.bn):
-                    if f.scaling == "block" and t.turned:
+                    if f.scaling == "block" and t.swap_ab:
                         Cf[i, j] += part[i, j] * (row[j] * weight)
                     elif f.scaling == "block":
                         Cf[i, j] += part[i, j] * (row[i] * _chosen(scales, j // width))
                     else:
                         Cf[i, j] += part[i, j]
-            leave(f, m, Cf, (bx, by, bz), bias, sa, sb, C)
+            epilogue(f, m, Cf, (bx, by, bz), bias, sa, sb, C)
 
     if any(copies):
-        return product_of_copies(f, m, product, copies)
+        return gemm_of_copies(f, m, product, copies)
 
     @T.prim_func
     def matmul_two_level(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
@@ -420,4 +423,4 @@ def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
     return matmul_two_level
 
 
-__all__ = ["ACTIVATIONS", "Form", "gemm", "gemm_two_level", "leave", "left_operand", "multiply"]
+__all__ = ["ACTIVATIONS", "Form", "epilogue", "gemm", "gemm_two_level", "left_operand", "multiply"]

@@ -17,13 +17,13 @@ def as_it_lies(x: Any) -> Any:
     return x
 
 
-def _turned(x: Any) -> Any:
+def _transposed(x: Any) -> Any:
     return x.swapaxes(-1, -2) if is_numpy(x) else x.mT  # torch takes two thirds of the time for the second
 
 
 @dataclass(frozen=True)
 class Operand:
-    """op(x) of a product, as it is stored.
+    """op(x) of a GEMM, as it is stored.
 
     rows, columns: of the stored matrix.  batch: 0 for none.  lead, down, right: strides of the batch, of rows, of columns
     in elements.  flipped: the tensor's last two dimensions change places to get the stored matrix.  transposed: the
@@ -67,16 +67,16 @@ class Operand:
     @property
     def view(self) -> Callable[[Any], Any]:
         """f(tensor) -> the stored matrix; `as_it_lies` where the tensor is that."""
-        return _turned if self.flipped else as_it_lies
+        return _transposed if self.flipped else as_it_lies
 
 
 @dataclass(frozen=True)
 class Copied:
-    """A copy of an operand that is made first.  shape: of its buffer (batch, rows, padded columns).  turned: the copy is
-    transposed.  operand: what the kernel then reads."""
+    """A copy of an operand that is made first.  shape: of its buffer (batch, rows, padded columns).  transposed: the copy is
+    stored the other way round.  operand: what the kernel then reads."""
 
     shape: tuple[int, int, int]
-    turned: bool
+    transposed: bool
     operand: Operand
 
     @property
@@ -106,16 +106,16 @@ def operand(x: Any, name: str, transpose: bool) -> Operand:
                    flipped != transpose)
 
 
-def copy_of(x: Operand, size: int, turned: bool) -> Copied:
+def copy_of(x: Operand, size: int, transposed: bool) -> Copied:
     """The copy that TMA loads best: rows of whole 128 bytes (of whole 16 where there is less than that in a row).
 
-    turned: stored the other way round.
+    transposed: stored the other way round.
     """
-    rows, columns = (x.columns, x.rows) if turned else (x.rows, x.columns)
+    rows, columns = (x.columns, x.rows) if transposed else (x.rows, x.columns)
     unit = (128 if columns * size > 128 else 16) // size
     padded = -(-columns // unit) * unit
-    after = Operand(rows, columns, x.batch, rows * padded, padded, 1, False, x.transposed != turned)
-    return Copied((max(1, x.batch), rows, padded), turned, after)
+    after = Operand(rows, columns, x.batch, rows * padded, padded, 1, False, x.transposed != transposed)
+    return Copied((max(1, x.batch), rows, padded), transposed, after)
 
 
 __all__ = ["Copied", "Operand", "as_it_lies", "copy_of", "operand"]

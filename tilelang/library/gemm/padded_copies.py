@@ -1,4 +1,4 @@
-"""Products that copy operands first: the copies are a launch of the product's own program, so a call is one call."""
+"""GEMMs that copy operands first: the copies are a launch of the GEMM's own program, so a call is one call."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .repack import THREADS, Rows, pad_block
 Copies = tuple[Rows | None, Rows | None]  # of A and B: what is copied, None where the tensor is read as it lies
 
 
-def product_of_copies(f: Any, m: Any, product: Callable[..., Any], copies: Copies) -> Any:
-    """A program of a Form with m rows: rows are padded, then product(A, B, bias, sa, sb, [W,] C) runs on the copies.
+def gemm_of_copies(f: Any, m: Any, product: Callable[..., Any], copies: Copies) -> Any:
+    """A program of a Form with m rows: rows are padded, then the GEMM product(A, B, bias, sa, sb, [W,] C) runs on the copies.
 
     (A, B, AP, BP, bias, sa, sb, [W,] C): AP and BP have rows of `padded` elements, any contents; one element where
     nothing is copied.
@@ -36,15 +36,16 @@ def product_of_copies(f: Any, m: Any, product: Callable[..., Any], copies: Copie
                 pad_block(B, BP, second, block - ahead)
 
     def seen(tensor: Any, copy: Any, r: Rows | None) -> Any:
-        """The operand as the product reads it."""
+        """The operand as the GEMM reads it."""
         if r is None:
             return tensor
         strides = (r.rows * r.padded, r.padded, 1)[not r.batch:]
         return T.make_tensor(copy.data, tuple(tensor.shape), r.element, strides=strides)
 
-    if f.tile.parts > 1:
+    if f.tile.splits > 1:
         @T.prim_func
-        def matmul_split_padded(A: a, B: b, AP: ap, BP: bp, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, W: f.sums, C: f.c(m)):
+        def matmul_split_padded(A: a, B: b, AP: ap, BP: bp, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, W: f.partials,
+                                C: f.c(m)):
             copied(A, B, AP, BP)
             product(seen(A, AP, first), seen(B, BP, second), bias, sa, sb, W, C)
 
@@ -58,4 +59,4 @@ def product_of_copies(f: Any, m: Any, product: Callable[..., Any], copies: Copie
     return matmul_padded
 
 
-__all__ = ["Copies", "product_of_copies"]
+__all__ = ["Copies", "gemm_of_copies"]

@@ -1,19 +1,19 @@
-"""Products whose last round of tiles would leave units idle: the rest of C has tiles of its own."""
+"""GEMMs whose last wave of tiles would leave SMs idle: the tail of C has tiles of its own."""
 
 from typing import Any
 
 import tilelang.language as T
 
-from .kernels import Form, leave, left_operand, multiply
-from .padded_copies import Copies, product_of_copies
+from .kernels import Form, epilogue, left_operand, multiply
+from .padded_copies import Copies, gemm_of_copies
 
 
 @T.macro
 def piece(f, neighbour, A, B, bias, sa, sb, C, bx, by, bz):
     """A block's tile of one piece.  neighbour: what its launch tells the other, before anything else."""
     t = f.tile
-    As = T.alloc_shared(f.left_tile, f.types[t.turned])
-    Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
+    As = T.alloc_shared(f.left_tile, f.types[t.swap_ab])
+    Bs = T.alloc_shared(f.right_tile, f.types[not t.swap_ab])
     Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
     Lf = left_operand(f, As)
     T.use_swizzle(t.panel)
@@ -23,11 +23,11 @@ def piece(f, neighbour, A, B, bias, sa, sb, C, bx, by, bz):
         T.copy(f.left(A, B, bz, f.row(by), ko * t.bk), As)
         T.copy(f.right(A, B, bz, ko * t.bk, f.column(bx)), Bs)
         multiply(f, As, Lf, Bs, Cf)
-    leave(f, f.m, Cf, (bx, by, bz), bias, sa, sb, C)
+    epilogue(f, f.m, Cf, (bx, by, bz), bias, sa, sb, C)
 
 
-def gemm_cut(f: Form, copies: Copies = (None, None)) -> Any:
-    """One accumulator; f.cut says where its second tile begins.  (A, B, bias, sa, sb, C).
+def gemm_tail(f: Form, copies: Copies = (None, None)) -> Any:
+    """One accumulator; f.tail says where its second tile begins.  (A, B, bias, sa, sb, C).
 
     The second launch sets itself up while the first runs: its blocks come where the first has none left, and wait for its end.
     """
@@ -41,7 +41,7 @@ def gemm_cut(f: Form, copies: Copies = (None, None)) -> Any:
             piece(rest, T.pdl_sync, A, B, bias, sa, sb, C, bx, by, bz)
 
     if any(copies):
-        return product_of_copies(whole, whole.m, product, copies)
+        return gemm_of_copies(whole, whole.m, product, copies)
 
     @T.prim_func
     def matmul_cut(A: whole.a(whole.m), B: whole.b, bias: whole.bias_vector, sa: whole.sa(whole.m),
@@ -51,4 +51,4 @@ def gemm_cut(f: Form, copies: Copies = (None, None)) -> Any:
     return matmul_cut
 
 
-__all__ = ["gemm_cut"]
+__all__ = ["gemm_tail"]

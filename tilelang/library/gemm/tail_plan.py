@@ -1,9 +1,9 @@
-"""Where a product is cut in two, so that its last round of tiles does not leave units idle.
+"""Where the tail of a GEMM gets a tile of its own, so that its last wave does not leave SMs idle (wave quantisation).
 
-    C = [ whole rounds of one tile ]            time = that of both products, and of another launch
-        [ the rest: a product with a tile that suits it ]
+    C = [ whole waves of one tile ]            time = that of both GEMMs, and of another launch
+        [ the rest: a GEMM with a tile that suits it ]
 
-Both are priced by the model of tiles.py; a product is cut where that saves enough to be sure of it.
+The cost of both is estimated by tile_cost.py; a GEMM gets a tail where that surely saves time.
 """
 
 from __future__ import annotations
@@ -13,41 +13,42 @@ from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
-from .tile import Chip, Cut, Problem, Tile
-from .tile_cost import candidates, choose_tile, price
+from .tile import Chip, Tail, Tile, TileProblem
+from .tile_cost import candidates, choose_tile, estimate_seconds
 
 _SURE = 0.96  # of the time of one tile: what is predicted to save less is noise
-_FULL = 0.92  # of the units, which the last round of the first piece keeps busy
+_FULL = 0.92  # of the SMs, which the last wave of the first piece keeps busy
 _LARGE = 128 * 128  # elements of a tile from which on it is thought of for the first piece
-_LOOKED_AT = 4  # cuts whose rest gets a tile
+_LOOKED_AT = 4  # tails for which a tile is chosen
 
 
 @lru_cache(maxsize=1024)
-def choose_cut(chip: Chip, p: Problem, plain: Tile) -> tuple[Tile, Cut] | None:
-    """The tile of the first piece and the cut, where they are predicted to be worth more than `plain` for all of C."""
+def choose_tail(chip: Chip, p: TileProblem, plain: Tile) -> tuple[Tile, Tail] | None:
+    """The tile of the first piece and the tail, where they are predicted to be worth more than `plain` for all of C."""
     tiles = ceil(p.m / plain.bm) * ceil(p.n / plain.bn) * p.batch
     if chip.kind != "wgmma" or p.kind == "float" or p.two_level or p.open_rows:
         return None
-    if plain.parts > 1 or tiles <= chip.units:
+    if plain.splits > 1 or tiles <= chip.sms:
         return None
-    found = next(iter(cuts(chip, p, plain.seconds)), None)
+    found = next(iter(tails(chip, p, plain.seconds)), None)
     return None if found is None else found[1:]
 
 
-def cuts(chip: Chip, p: Problem, plain: float, sure: float = _SURE) -> list[tuple[float, Tile, Cut]]:
-    """(seconds, tile of the first piece, cut), the fewest seconds first, of less than `sure` of those of one tile."""
+def tails(chip: Chip, p: TileProblem, plain: float, sure: float = _SURE) -> list[tuple[float, Tile, Tail]]:
+    """(seconds, tile of the first piece, tail), the fewest seconds first, of less than `sure` of those of one tile."""
     area = float(p.m * p.n)
 
-    def among(piece: Problem) -> Chip:
-        """The machine as it is while other launches compute the rest of the product."""
+    def among(piece: TileProblem) -> Chip:
+        """The machine as it is while other launches compute the rest of the GEMM."""
         return replace(chip, around=round(plain * (1 - piece.m * piece.n / area), 6))
 
-    firsts = [(price(among(one), one, t), one, rest, t, axis, at) for one, rest, t, axis, at in _whole_rounds(chip, p)]
+    firsts = [(estimate_seconds(among(one), one, t), one, rest, t, axis, at)
+              for one, rest, t, axis, at in _whole_waves(chip, p)]
     if not firsts:
         return []
     rate = min(s / (one.m * one.n) for s, one, *_ in firsts)  # no rest takes less
     most = sure * plain
-    out: list[tuple[float, Tile, Cut]] = []
+    out: list[tuple[float, Tile, Tail]] = []
     bounds = sorted((s + rate * (area - one.m * one.n), k) for k, (s, one, *_) in enumerate(firsts))
     for bound, k in bounds[:_LOOKED_AT]:
         if bound >= min([most, *(x[0] for x in out[:1])]):
@@ -59,25 +60,25 @@ def cuts(chip: Chip, p: Problem, plain: float, sure: float = _SURE) -> list[tupl
             continue
         seconds = s + other.seconds
         if seconds < most:
-            out.append((seconds, replace(t, seconds=seconds), Cut(axis, at, other)))
+            out.append((seconds, replace(t, seconds=seconds), Tail(axis, at, other)))
             out.sort(key=lambda x: x[0])
     return out
 
 
-def _whole_rounds(chip: Chip, p: Problem) -> Iterator[tuple[Problem, Problem, Tile, int, int]]:
-    """(first piece, rest, tile of the first, axis, where the rest begins): the most whole rounds of a tile, or one fewer."""
+def _whole_waves(chip: Chip, p: TileProblem) -> Iterator[tuple[TileProblem, TileProblem, Tile, int, int]]:
+    """(first piece, rest, tile of the first, axis, where the rest begins): the most whole waves of a tile, or one fewer."""
     for t in candidates(chip, p):
-        if t.turned or t.staged or t.parts > 1 or t.bm * t.bn < _LARGE or t.threads < 256:
+        if t.swap_ab or t.staged or t.splits > 1 or t.bm * t.bn < _LARGE or t.threads < 256:
             continue
         rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
         for axis, (across, side, extent) in enumerate(((columns, t.bm, p.m), (rows, t.bn, p.n))):
-            most = rows * columns * p.batch // chip.units
-            for rounds in range(max(1, most - 1), most + 1):
-                lines = rounds * chip.units // (across * p.batch)  # rows of tiles, or columns of them
+            most = rows * columns * p.batch // chip.sms
+            for waves in range(max(1, most - 1), most + 1):
+                lines = waves * chip.sms // (across * p.batch)  # rows of tiles, or columns of them
                 at = lines * side
-                if 0 < at < extent and lines * across * p.batch >= (rounds - 1 + _FULL) * chip.units:
+                if 0 < at < extent and lines * across * p.batch >= (waves - 1 + _FULL) * chip.sms:
                     pieces = [replace(p, n=x) if axis else replace(p, m=x) for x in (at, extent - at)]
                     yield pieces[0], replace(pieces[1], may_split=False), t, axis, at
 
 
-__all__ = ["choose_cut", "cuts"]
+__all__ = ["choose_tail", "tails"]

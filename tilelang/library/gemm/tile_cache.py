@@ -1,4 +1,4 @@
-"""Choices of the tile model that later processes find on disk: a shape takes 10 to 400 ms to price, its kernel 10 to load."""
+"""Tiles that were chosen, kept on disk for later processes: a shape takes 10 to 400 ms to estimate, its kernel 10 to load."""
 
 from __future__ import annotations
 
@@ -11,30 +11,28 @@ from typing import Any
 from tilelang.env import env
 from tilelang.runtime.cache import DiskCache, Entry, compiler_stamp, digest
 
-from . import tail_plan as cut_tiles
-
-from . import tile_cost as tiles
-from .tile import Chip, Cut, Problem, Tile
+from . import tail_plan, tile_cost
+from .tile import Chip, Tail, Tile, TileProblem
 
 _WORTH = 3e-3  # seconds from which on a choice is kept: reading one takes 0.2 ms, writing 1
 _disk = DiskCache("choices")
 
 
 @lru_cache(maxsize=1024)
-def choose_tile(chip: Chip, p: Problem) -> Tile:
-    """tiles.choose_tile."""
-    return _read(_kept("tile", (chip, p), lambda: asdict(tiles.choose_tile(chip, p))))
+def choose_tile(chip: Chip, p: TileProblem) -> Tile:
+    """tile_cost.choose_tile."""
+    return _read(_kept("tile", (chip, p), lambda: asdict(tile_cost.choose_tile(chip, p))))
 
 
 @lru_cache(maxsize=1024)
-def choose_cut(chip: Chip, p: Problem, plain: Tile) -> tuple[Tile, Cut] | None:
-    """cut_tiles.choose_cut."""
+def choose_tail(chip: Chip, p: TileProblem, plain: Tile) -> tuple[Tile, Tail] | None:
+    """tail_plan.choose_tail."""
     def find() -> Any:
-        found = cut_tiles.choose_cut(chip, p, plain)
+        found = tail_plan.choose_tail(chip, p, plain)
         return None if found is None else [asdict(found[0]), found[1].axis, found[1].at, asdict(found[1].tile)]
 
-    kept = _kept("cut", (chip, p, plain), find)
-    return None if kept is None else (_read(kept[0]), Cut(kept[1], kept[2], _read(kept[3])))
+    kept = _kept("tail", (chip, p, plain), find)
+    return None if kept is None else (_read(kept[0]), Tail(kept[1], kept[2], _read(kept[3])))
 
 
 def _kept(what: str, given: tuple[Any, ...], find: Callable[[], Any]) -> Any:
@@ -56,4 +54,4 @@ def _read(values: dict[str, Any]) -> Tile:
     return Tile(**{**values, "cluster": tuple(values["cluster"])})
 
 
-__all__ = ["choose_cut", "choose_tile"]
+__all__ = ["choose_tail", "choose_tile"]

@@ -1,4 +1,4 @@
-"""Tiles of matrix products that a machine can hold: sizes, rings, places; library/gemm/tile_cost.py prices them."""
+"""Tiles of GEMMs that a machine can hold: sizes, stages, places; tile_cost.py estimates their cost."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil, gcd
 
-from tilelang.transform.schedule.tile_scheduler import rasterisation_rows
 from tilelang.transform.schedule.cluster_pairs import SECTOR
+from tilelang.transform.schedule.tile_scheduler import rasterisation_rows
 
-from .tile import Chip, Problem, Tile, turned
+from .tile import Chip, Tile, TileProblem, swapped
 
 _OUTPUT_STAGING = 32 * 1024  # shared bytes left to the copy of a tile out through shared memory
 _BARRIER_BYTES = 1024
-_REGISTERS = 200  # of a thread for sums and the left operand, as loaded and as multiplied
-_SUMS = {1: 168, 2: 192, 3: 128}  # registers of a thread for totals and sums of a part
-# Rows of a tile, warp groups that compute it, registers of a thread for its sums.  (192 rows in two groups, each with half of
-# the columns of all rows, took as long as in three or longer.)
+_REGISTERS = 200  # of a thread for accumulators and the left operand, as loaded and as multiplied
+_ACCUMULATORS = {1: 168, 2: 192, 3: 128}  # registers of a thread for both accumulators of two levels
+# Rows of a tile, warp groups that compute it, registers of a thread for its accumulators.  (192 rows in two groups, each with
+# half of the columns of all rows, took as long as in three or longer.)
 _GROUPS = ((64, 1, 168), (128, 1, 168), (128, 2, 168), (256, 2, 168), (192, 3, 96), (384, 3, 96))
 _FAR_LARGER = 8  # operand than the other: neighbours share its tiles
-_MOVED_STEPS = 12  # iterations from which on moving tiles pays
-# Of the units that tiles must have to do, for sizes that are tried only then; where k is in parts.  (5696x40x1752 NT by 64x40,
+_OVERLAP_STEPS = 12  # iterations from which on overlapping tiles pay
+# Of the SMs that tiles must have to do, for sizes that are tried only then; with split-K.  (5696x40x1752 NT by 64x40,
 # 89 tiles; 4520x88x600 TT by 64x88, 71 of them.)
-_FILLED, _FILLED_IN_PARTS = 0.5, 0.75
-_FEW_ROUNDS, _WELL = 6, 0.85  # of several rounds
-_FEWER = 0.9  # of the loads, for which panels are given up
-_FEW_ROWS = 128  # rows up to which turned tiles are thought of
+_FILLED, _FILLED_SPLIT = 0.5, 0.75
+_FEW_WAVES, _WELL = 6, 0.85  # of several waves
+_FEWER = 0.9  # of the loads, for which rasterisation panels are given up
+_FEW_ROWS = 128  # rows up to which swap-AB tiles are thought of
 
 
-def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
-    """Tiles that the machine can hold, unpriced."""
+def candidates(chip: Chip, p: TileProblem) -> Iterator[Tile]:
+    """Tiles that the machine can hold, whatever they cost."""
     wgmma, few = chip.kind == "wgmma" and p.kind != "float", p.m <= _FEW_ROWS
     registers = chip.kind == "wgmma" and p.kind == "tf32" and not p.a_k
-    if wgmma and p.may_turn and few:  # first: of equals they are faster, by 3 %
-        yield from (replace(t, turned=True) for t in candidates(chip, turned(p)))
+    if wgmma and p.may_swap_ab and few:  # first: of equals they are faster, by 3 %
+        yield from (replace(t, swap_ab=True) for t in candidates(chip, swapped(p)))
     if wgmma and p.kind == "tf32" and not p.b_k:  # the left operand alone may be read from registers
         shapes = []
     elif wgmma:
@@ -49,146 +49,148 @@ def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
                 p.row_block % bm) or registers and bm * (bn + 2 * bk) // threads > _REGISTERS:
             continue
         for wide in _widths(chip, p, bm, bn):
-            yield from _with_parts(chip, p, Tile(bm, bn, bk, 0, threads, wide=wide, from_registers=registers))
-    if wgmma and p.may_turn and not few:
+            yield from _with_splits(chip, p, Tile(bm, bn, bk, 0, threads, wide=wide, from_registers=registers))
+    if wgmma and p.may_swap_ab and not few:
         staged = p.kind != "tf32" or p.b_k  # of 4 bytes room for a whole tile would cost half of the ring
-        yield from (replace(t, turned=True) for t in candidates(chip, turned(p, staged)))
+        yield from (replace(t, swap_ab=True) for t in candidates(chip, swapped(p, staged)))
 
 
-def _widths(chip: Chip, p: Problem, bm: int, bn: int) -> tuple[int, ...]:
+def _widths(chip: Chip, p: TileProblem, bm: int, bn: int) -> tuple[int, ...]:
     """Columns that a stage loads of the right operand, where more than bn (else 0).
 
-    Panels narrower than 128 bytes are many small boxes, of 0.3 of the speed: whole ones are loaded.  Of 64 bytes they are
-    tried where all tiles run at once: 64x160 at 7320x160x496 NN 4.4 us, 4.6 with three whole panels; 192x96 at
-    280x1440x18536 TN 38.0, 38.5; over two rounds 128x160 at 320x14456x1648 TN 32.5, 31.5.
+    Boxes narrower than 128 bytes are many and small, of 0.3 of the speed: whole ones are loaded.  Of 64 bytes they are
+    tried where all tiles run at once: 64x160 at 7320x160x496 NN 4.4 us, 4.6 with three whole boxes; 192x96 at
+    280x1440x18536 TN 38.0, 38.5; over two waves 128x160 at 320x14456x1648 TN 32.5, 31.5.
     """
     size = bn * p.bits // 8
     if chip.kind != "wgmma" or p.b_k or size <= 128 or size % 128 == 0:
         return (0,)
     whole = -(-size // 128) * 1024 // p.bits
-    if size % 64:  # panels that begin inside a sector are slow again (128x104 at 1280^3: 13.8 us where 128x128 takes 9.3)
+    if size % 64:  # boxes that begin inside a sector are slow again (128x104 at 1280^3: 13.8 us where 128x128 takes 9.3)
         return () if p.b_rows % SECTOR == 0 else (whole,)
-    return (whole, 0) if p.may_move and ceil(p.m / bm) * ceil(p.n / bn) * p.batch <= chip.units else (whole,)
+    return (whole, 0) if p.may_overlap and ceil(p.m / bm) * ceil(p.n / bn) * p.batch <= chip.sms else (whole,)
 
 
-def _with_parts(chip: Chip, p: Problem, t: Tile) -> Iterator[Tile]:
-    """The tile with the parts of k, ways to end and stages that it may have."""
+def _with_splits(chip: Chip, p: TileProblem, t: Tile) -> Iterator[Tile]:
+    """The tile with the splits of k, ways to end and stages that it may have."""
     room, stage = chip.shared - _BARRIER_BYTES, (t.bm + t.loaded) * t.bk * p.bits // 8
     out = t.bm * t.bn * p.out_bits // 8
     narrow = not p.b_k and t.bn * p.bits > 1024 and t.bn * p.bits % 1024
-    for parts in _parts(chip, p, t.bm, t.bn, t.bk):
-        blocks = ceil(p.m / t.bm) * ceil(p.n / t.bn) * p.batch * parts
-        rounds, filled = (_FEW_ROUNDS, _FILLED) if parts == 1 else (1, _FILLED_IN_PARTS)
-        full = filled * chip.units <= blocks <= rounds * chip.units
-        if (narrow or p.staged or t.bn % 16 and t.bn > 8) and not full or t.wide and blocks > chip.units and t.bn % 16:
+    for splits in _splits(chip, p, t.bm, t.bn, t.bk):
+        blocks = ceil(p.m / t.bm) * ceil(p.n / t.bn) * p.batch * splits
+        waves, filled = (_FEW_WAVES, _FILLED) if splits == 1 else (1, _FILLED_SPLIT)
+        full = filled * chip.sms <= blocks <= waves * chip.sms
+        if (narrow or p.staged or t.bn % 16 and t.bn > 8) and not full or t.wide and blocks > chip.sms and t.bn % 16:
             continue
-        movable = blocks <= chip.units and not t.from_registers and _movable(p, t.bm, t.bn, t.bk * parts)
-        for moved in (False, True) if movable and parts == 1 else (movable,):  # sums of parts need no room to move
-            staged = parts == 1 and (p.staged or moved)
-            whole = staged and (moved or p.out_bits != 16)  # else only panels of it are there at a time
+        may_overlap = blocks <= chip.sms and not t.from_registers and _may_overlap(p, t.bm, t.bn, t.bk * splits)
+        # Partial sums are stored as tiles compute them: overlapping ones need no shared memory for that.
+        for overlapping in (False, True) if may_overlap and splits == 1 else (may_overlap,):
+            staged = splits == 1 and (p.staged or overlapping)
+            whole = staged and (overlapping or p.out_bits != 16)  # else only boxes of it are there at a time
             left = room - (out if whole else min(_OUTPUT_STAGING, out) if chip.kind == "wgmma" else 0)
             most = {"wgmma": 8, "mma": 4, "cpu": 1}[chip.kind]
             stages = min(left // stage, most, ceil(p.k / t.bk) + 1)
-            if chip.kind == "wgmma" and blocks > chip.units:  # the next tiles' too, beside all of a tile that leaves
+            if chip.kind == "wgmma" and blocks > chip.sms:  # the next tiles' too, beside all of a tile that is stored
                 stages = max(stages, min((room - out) // stage, most))
             if stages > (chip.kind != "cpu"):
-                yield replace(t, stages=stages, parts=parts, panel=_panel(chip, p, t.bm, t.bn, parts), moved=moved,
-                              staged=staged)
+                yield replace(t, stages=stages, splits=splits, panel=_panel(chip, p, t.bm, t.bn, splits),
+                              overlapping=overlapping, staged=staged)
 
 
-def shared_bytes(p: Problem, t: Tile) -> int:
+def shared_bytes(p: TileProblem, t: Tile) -> int:
     """Shared memory of the stages of a tile."""
     return t.stages * (t.bm + t.loaded) * t.bk * p.bits // 8
 
 
-def column_parts(t: Tile) -> int:
+def column_chunks(t: Tile) -> int:
     """In how many parts of its columns a tile's product is computed so that the sums of one fit beside the totals; 0 for none
     (transform/schedule/split_accumulators.py)."""
-    most, sums = _SUMS[t.threads // 128], t.bm * t.bn // t.threads
+    most, sums = _ACCUMULATORS[t.threads // 128], t.bm * t.bn // t.threads
     return next((s for s in range(1, max(1, t.bn // 64) + 1) if t.bn % s == 0 and t.bn // s % 8 == 0 and
                  sums + sums // s <= most), 0)
 
 
-def side_by_side(chip: Chip, p: Problem, bm: int, bn: int, parts: int) -> str:
-    """The operand whose tiles blocks side by side share, "a" or "b"; "" where both count."""
-    one_wave = ceil(p.m / bm) * ceil(p.n / bn) * p.batch * parts <= chip.units
+def side_by_side(chip: Chip, p: TileProblem, bm: int, bn: int, splits: int) -> str:
+    """The operand whose tiles neighbouring blocks both load, "a" or "b"; "" where both count."""
+    one_wave = ceil(p.m / bm) * ceil(p.n / bn) * p.batch * splits <= chip.sms
     return "" if not one_wave else "a" if p.m >= _FAR_LARGER * p.n else "b" if p.n >= _FAR_LARGER * p.m else ""
 
 
-def _warp_group_tiles(chip: Chip, p: Problem) -> Iterator[tuple[int, int, int, int]]:
+def _warp_group_tiles(chip: Chip, p: TileProblem) -> Iterator[tuple[int, int, int, int]]:
     """(bm, bn, bk, threads) of _GROUPS.  Accumulators leave room for addresses and the epilogue.
 
-    Columns in steps of 8, and of whole panels that are wider, only for tiles of few rounds that fill the machine;
+    Columns in steps of 8, and of whole boxes that are wider, only for tiles of few waves that fill the machine;
     wgmma has no odd multiples of 8 of bytes.
     """
     for rows, groups, most in _GROUPS:
         threads = 128 * groups
-        for bn in range(8 if p.n <= 8 and p.kind == "half" and p.may_move else 16, 257, 16 if p.kind == "int8" else 8):
+        for bn in range(8 if p.n <= 8 and p.kind == "half" and p.may_overlap else 16, 257, 16 if p.kind == "int8" else 8):
             narrow = not p.b_k and bn * p.bits > 1024 and bn * p.bits % 1024
-            if (bn % 16 and bn > 8 or narrow or p.staged) and not (p.may_move and _fills(chip, p, rows, bn)):
+            if (bn % 16 and bn > 8 or narrow or p.staged) and not (p.may_overlap and _fills(chip, p, rows, bn)):
                 continue
-            if column_parts(Tile(rows, bn, 0, 0, threads)) if p.two_level else rows * bn // threads <= most:
+            if column_chunks(Tile(rows, bn, 0, 0, threads)) if p.two_level else rows * bn // threads <= most:
                 for bytes_ in (128, 256) if not p.two_level else (128,):
                     yield rows, bn, bytes_ * 8 // p.bits, threads
 
 
-def _fills(chip: Chip, p: Problem, bm: int, bn: int) -> bool:
-    """Whether tiles, of all or of some part of k, are nearly as many as units, or fill a few rounds of them."""
+def _fills(chip: Chip, p: TileProblem, bm: int, bn: int) -> bool:
+    """Whether tiles, of all of k or with split-K, are nearly as many as SMs, or fill a few waves of them."""
     tiles = ceil(p.m / bm) * ceil(p.n / bn) * p.batch
-    if tiles > chip.units:
-        rounds = ceil(tiles / chip.units)
-        return rounds <= _FEW_ROUNDS and p.m * p.n * p.batch >= _WELL * bm * bn * rounds * chip.units
-    return tiles >= _FILLED * chip.units or chip.units // tiles * tiles >= _FILLED_IN_PARTS * chip.units
+    if tiles > chip.sms:
+        waves = ceil(tiles / chip.sms)
+        return waves <= _FEW_WAVES and p.m * p.n * p.batch >= _WELL * bm * bn * waves * chip.sms
+    return tiles >= _FILLED * chip.sms or chip.sms // tiles * tiles >= _FILLED_SPLIT * chip.sms
 
 
-def _parts(chip: Chip, p: Problem, bm: int, bn: int, bk: int) -> tuple[int, ...]:
-    """Ways to share out k: worth a thought where tiles leave units idle."""
+def _splits(chip: Chip, p: TileProblem, bm: int, bn: int, bk: int) -> tuple[int, ...]:
+    """Numbers of splits of k: more than one is worth trying where tiles leave SMs idle."""
     tiles = ceil(p.m / bm) * ceil(p.n / bn) * p.batch
-    if not p.may_split or chip.kind == "cpu" or tiles * 3 > chip.units * 2:
+    if not p.may_split or chip.kind == "cpu" or tiles * 3 > chip.sms * 2:
         return (1,)
     steps = ceil(p.k / bk)
-    depths = {ceil(steps / x): x for x in range(min(16, steps // 4), 1, -1) if tiles * x <= chip.units * 2}
+    depths = {ceil(steps / x): x for x in range(min(16, steps // 4), 1, -1) if tiles * x <= chip.sms * 2}
     worth = sorted(depths.values())  # the fewest of equal depth
-    return (1, *(x for x in worth if tiles * x * 2 >= chip.units or x == worth[-1]))
+    return (1, *(x for x in worth if tiles * x * 2 >= chip.sms or x == worth[-1]))
 
 
-def _movable(p: Problem, bm: int, bn: int, deep: int) -> bool:
-    """Whether the last tiles may be moved inside, in loops over `deep` of k an iteration that are long enough to feel it."""
-    cut = p.m > bm and p.m % bm > 0 or p.n > bn and p.n % bn > 0
-    return p.may_move and cut and p.k >= _MOVED_STEPS * deep
+def _may_overlap(p: TileProblem, bm: int, bn: int, deep: int) -> bool:
+    """Whether the last tiles may overlap their neighbours, in loops over `deep` of k an iteration that are long enough to feel
+    it."""
+    ragged = p.m > bm and p.m % bm > 0 or p.n > bn and p.n % bn > 0
+    return p.may_overlap and ragged and p.k >= _OVERLAP_STEPS * deep
 
 
-def _panel(chip: Chip, p: Problem, bm: int, bn: int, parts: int) -> int:
+def _panel(chip: Chip, p: TileProblem, bm: int, bn: int, splits: int) -> int:
     """Rows of tiles that are worked on together.
 
-    In one round where one operand is by far the larger, blocks side by side share its tiles: what two neighbours ask for
+    In one wave where one operand is by far the larger, blocks side by side share its tiles: what two neighbours ask for
     comes once.  4096x128x4096 in 64x64 tiles, 64 x 2 of them: 9.3 us row by row, 11.5 in panels of 12 rows; 256x4096x4096
     in 64x128 tiles, 4 x 32: 13.3 column by column, 22.4 row by row.
     """
     if chip.kind != "wgmma":
         return max(1, 2048 // bm)
-    near = side_by_side(chip, p, bm, bn, parts)
-    return ceil(p.m / bm) if near == "b" else 1 if near == "a" or parts > 1 else rasterisation_rows(chip.units, bm, bn)
+    near = side_by_side(chip, p, bm, bn, splits)
+    return ceil(p.m / bm) if near == "b" else 1 if near == "a" or splits > 1 else rasterisation_rows(chip.sms, bm, bn)
 
 
-def by_rows(chip: Chip, p: Problem, t: Tile) -> Tile:
-    """The tile in panels of one row where that loads far less, counted wave by wave: in grids of few rounds that are narrow,
+def by_rows(chip: Chip, p: TileProblem, t: Tile) -> Tile:
+    """The tile in panels of one row where that loads far less, counted wave by wave: in grids of few waves that are narrow,
     panels end in the middle of waves.  14288x1048x2064 in 192x160 tiles, 75 x 7 of them, took 97.7 us in panels of 11 rows,
     93.5 row by row; 8496x608x3264 in 192x128 56.5 and 54.4.
     """
-    q = turned(p) if t.turned else p
+    q = swapped(p) if t.swap_ab else p
     rows, columns = ceil(q.m / t.bm), ceil(q.n / t.bn)
     tiles = rows * columns * q.batch
-    if chip.kind != "wgmma" or t.parts > 1 or not chip.units < tiles <= _FEW_ROUNDS * chip.units:
+    if chip.kind != "wgmma" or t.splits > 1 or not chip.sms < tiles <= _FEW_WAVES * chip.sms:
         return t
 
     def loaded(panel: int) -> int:
         order = [(top + i, j if top // panel % 2 == 0 else columns - 1 - j) for top in range(0, rows, panel)
                  for j in range(columns) for i in range(min(panel, rows - top))]
-        waves = (order[at:at + chip.units] for at in range(0, len(order), chip.units))
+        waves = (order[at:at + chip.sms] for at in range(0, len(order), chip.sms))
         return sum(len({i for i, _ in w}) * t.bm + len({j for _, j in w}) * t.bn for w in waves)
 
     return replace(t, panel=1) if loaded(1) < _FEWER * loaded(t.panel) else t
 
 
-__all__ = ["by_rows", "candidates", "column_parts", "shared_bytes", "side_by_side"]
+__all__ = ["by_rows", "candidates", "column_chunks", "shared_bytes", "side_by_side"]

@@ -1,11 +1,11 @@
-"""Tile shapes of matrix products from a cost model: what the matrix unit, the caches and the memory take, in cycles.
+"""Tile shapes of GEMMs from a cost model: what the tensor cores, the caches and the memory take, in cycles.
 
-    time = rounds of tiles * (main loop + what is not hidden) + start + reduction of split sums
+    time = waves of tiles * (main loop + what is not hidden) + start + reduction of partial sums
     main loop = max(matrix instructions, tile bytes / rate from L2, promotion of partial sums), and the whole at least
                 the bytes moved / rate from memory
 
-All candidates of a machine are priced and the cheapest is taken; nothing is looked up by shape.  Rates are those of
-one processor (SM) in its clock cycles, measured on an H200 (wgmma), by the data sheet for sm_80 and others.
+The cost of all candidates of a machine is estimated and the best taken; nothing is looked up by shape.  Rates are those of
+one SM in its clock cycles, measured on an H200 (wgmma), by the data sheet for sm_80 and others.
 """
 
 from __future__ import annotations
@@ -17,123 +17,123 @@ from math import ceil, log2, prod
 from tilelang.transform.schedule.cluster_pairs import SECTOR, at_once
 
 from .load_cost import cluster_sizes, clusters, inside, load_cycles, outside_cycles
-from .tile import Chip, Problem, Tile, chip_of, turned, without_wgmma
-from .tile_candidates import by_rows, candidates, column_parts, shared_bytes, side_by_side
+from .tile import Chip, Tile, TileProblem, swapped
+from .tile_candidates import by_rows, candidates, column_chunks, shared_bytes, side_by_side
 
-_ISSUE = {1: 1.275, 2: 1.255, 3: 1.28}  # by warp groups that compute: cycles for one of the matrix unit
+_ISSUE = {1: 1.275, 2: 1.255, 3: 1.28}  # by warp groups that compute: cycles for one of the tensor cores
 # Cycles of an iteration over 128 bytes of k, however narrow its tile: 64 rows by 16, 24, 32 columns take 173 to 185.
 _LEAST = 181.0
-_NORM = 12  # of loads and products that take about as long: one waits now and then for the other
+_NORM = 12  # of loads and GEMMs that take about as long: one waits now and then for the other
 _BOTH = 5  # of a tile's own work and memory
-# Cycles of a stage for each doubling of a cluster: it is free only when all blocks have used it.  Of one round.
+# Cycles of a stage for each doubling of a cluster: it is free only when all blocks have used it.  Of one wave.
 _WAITING, _WAITING_ONCE = 28.3, 19.0
-_FELT_LONG = 1.1  # in four rounds and more, what is felt of the tiles at an edge
+_FELT_LONG = 1.1  # in four waves and more, what is felt of the tiles at an edge
 _SHARED_ROWS = 1.14, 1.02  # what neighbours share takes longer from memory: 128 bytes of a row a stage, 256 of them
 # Cycles more of clusters of 4 and 8 than of two: 128x72 tiles at 1000 cubed take 7.8 us in clusters of 2 x 2, 7.3 of
 # 2 x 4.  Where neighbours share the larger operand: 192x104 at 10000x200x1000 take 10.9 in 2 x 1, 11.1 in 2 x 2 and 2 x 4.
 _TOGETHER, _TOGETHER_NEAR, _TOGETHER_PAIR, _TOGETHER_EIGHT = 507, 332, 756, 1084
-# Cycles more for an element of a tile that leaves: through shared memory, in whole vectors or not; of a turned one, by
-# stmatrix and without; of sums whose tiles are turned or moved; in rows that TMA cannot store.
-_STAGED, _STAGED_APART, _BY_MATRICES, _TURNED, _SUMS, _APART = 0.0098, 0.2, 0.0067, 0.28, 0.058, 0.1
-# Cycles of each round but the last; part of a tile's stores that shows in it, and of the next tile's loop that hides others;
-# cycles of a round of tiles of more than 256 rows.
-_ROUND, _STORED, _UNDER, _TALL_ROUND = 428, 0.66, 0.41, 433
-# What stores cost in rows across sectors; what the part of their last panel counts that is missing (128 bytes of a row).
-_STORED_ACROSS, _PANEL = 1.4, 0.36
-# Of what a tile costs beside its loop, where one group computes 64 rows, 128: what each round but the first adds.
+# Cycles more to store an element of a tile: through shared memory, in whole vectors or not; of a swap-AB one, by
+# stmatrix and without; of partial sums of swap-AB or overlapping tiles; in rows that TMA cannot store.
+_STAGED, _STAGED_UNALIGNED, _BY_MATRICES, _SWAPPED, _PARTIALS, _UNALIGNED = 0.0098, 0.2, 0.0067, 0.28, 0.058, 0.1
+# Cycles of each wave but the last; part of a tile's stores that shows in it, and of the next tile's loop that hides others;
+# cycles of a wave of tiles of more than 256 rows.
+_WAVE, _STORED, _UNDER, _TALL_WAVE = 428, 0.66, 0.41, 433
+# What stores cost in rows across sectors; what the missing part of their last TMA box counts (128 bytes of a row).
+_STORED_ACROSS, _BOX = 1.4, 0.36
+# Of what a tile costs beside its loop, where one group computes 64 rows, 128: what each wave but the first adds.
 _LONE, _LONE_TALL = 0.58, 0.74
-_FOLLOWING = 0.3  # of ragged products more of the time of one group's tiles, as far as they follow others of the product
+_FOLLOWING = 0.3  # of ragged GEMMs more of the time of one group's tiles, as far as they follow others of the GEMM
 # What shows of the last stage's loads that k does not fill; a stage where a ring has three of them, or each 256 bytes of k; of
-# the time that units are idle at the end, what the others gain where power limits.
+# the time that SMs are idle at the end, what the others gain where power limits.
 _PARTIAL, _RING_OF_THREE, _DEEP, _IDLE = 0.67, 1.1, 1.05, 0.3
 # Cycles of a stage whose left operand goes through registers, and of an element of a thread's.
 _FETCHED, _FETCH = 250, 14
-# Of products in parts: what each more costs, by how much tiles of 64 rows take less where rows lie across sectors.
-_EACH_PART, _LONE_PARTS = 0.005, 0.03
-_ALIKE, _ALIKE_ONCE = 1.0075, 1.005  # prices that are not told apart; of one round
-# Iterations over 128 bytes of k of a unit's tiles, of one, up to which it may start soon; where rows lie across sectors, on
-# so many of the units or in tiles of 64 rows (79 tiles of 128x208 at 10000x200x1000 13.9 us, then 16.4; 120 of 128x72 at
+# Of GEMMs split along k: what each more costs, by how much tiles of 64 rows take less where rows lie across sectors.
+_EACH_SPLIT, _LONE_SPLITS = 0.005, 0.03
+_ALIKE, _ALIKE_ONCE = 1.0075, 1.005  # costs that are counted as equal; of one wave
+# Iterations over 128 bytes of k of an SM's tiles, of one, up to which it may start early (PDL); where rows lie across sectors,
+# on so many of the SMs or in tiles of 64 rows (79 tiles of 128x208 at 10000x200x1000 13.9 us, then 16.4; 120 of 128x72 at
 # 1000x1048x328 5.1, 4.4; 102 of 128x192 at 4184x536x408 8.9, 9.9; 102 of 64x96 at 2120x288x488 4.5, 4.0).
-_SOON, _SOON_ONCE, _NEARLY = 16, 40, 0.85
-# Seconds that starting soon saves, and more where the next launch's blocks find room beside those that run.
-SOON_SAVES, _SAVED_BESIDE = 0.68e-6, 0.06e-6
-# Tiles, from the cheapest on, of up to so many times its price, that are thought of in other clusters; how much dearer these
-# count, of which the cheapest of many is taken (51 shapes: 3.3 % over the best timed, without 3.9 %, without clusters 5.3 %).
+_PDL, _PDL_ONCE, _NEARLY = 16, 40, 0.85
+# Seconds that starting early (PDL) saves, and more where the next launch's blocks find room beside those that run.
+PDL_SAVES, _SAVED_BESIDE = 0.68e-6, 0.06e-6
+# Tiles, from the best on, of up to so many times its cost, that are tried in other clusters; how much more these count,
+# of which the best of many is taken (51 shapes: 3.3 % over the best timed, without 3.9 %, without clusters 5.3 %).
 _TRIED, _FAR, _SURE = 32, 1.25, 1.04
 _WARM, _KEPT = 1.78, 0.7  # how much faster what L2 keeps is there again, up to what part of it
 
 
-def matrix_cycles(chip: Chip, p: Problem, bm: int, bn: int) -> float:
-    """Cycles of a unit's matrix instructions for 32 bytes of k of a tile.
+def matrix_cycles(chip: Chip, p: TileProblem, bm: int, bn: int) -> float:
+    """Cycles of an SM's matrix instructions for 32 bytes of k of a tile.
 
     wgmma with both operands in shared memory: max(N/2, 16 + N/4) for 64 rows, whatever the type.
     """
     if chip.kind == "wgmma":
         return bm / 64 * max(bn / 2, 16 + bn / 4)
     rate = chip.flops * {"half": 1.0, "tf32": 0.5, "fp8": 1.0, "int8": 2.0, "float": 0.0625}[p.kind]
-    small = 1 + 8 / bm + 8 / bn  # fragments are fetched once for fewer products
+    small = 1 + 8 / bm + 8 / bn  # fragments are fetched once for fewer GEMMs
     return 2 * bm * bn * (256 / p.bits) / rate * small
 
 
-def price(chip: Chip, p: Problem, t: Tile) -> float:
+def estimate_seconds(chip: Chip, p: TileProblem, t: Tile) -> float:
     """Seconds the model expects of a tile."""
-    return _price(chip, p, t)[0]
+    return _estimate(chip, p, t)[0]
 
 
-def _price(chip: Chip, p: Problem, t: Tile, across: bool = False) -> tuple[float, float]:
-    """(seconds, seconds if memory were free).  across: the tile is turned, which p and t no longer say."""
-    if t.turned:
-        return _price(chip, turned(p, t.staged), replace(t, turned=False), True)
+def _estimate(chip: Chip, p: TileProblem, t: Tile, across: bool = False) -> tuple[float, float]:
+    """(seconds, seconds if memory were free).  across: the tile is a swap-AB one, which p and t no longer say."""
+    if t.swap_ab:
+        return _estimate(chip, swapped(p, t.staged), replace(t, swap_ab=False), True)
     size = p.bits / 8
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
-    depth = ceil(ceil(p.k / t.bk) / t.parts)  # stages of a block
-    tiles = p.row_tiles(t.bm) * columns * t.parts
-    rounds = ceil(tiles / chip.units)  # of a unit, one after another or side by side
-    busy = min(1.0, tiles / chip.units)
+    depth = ceil(ceil(p.k / t.bk) / t.splits)  # stages of a block
+    tiles = p.row_tiles(t.bm) * columns * t.splits
+    waves = ceil(tiles / chip.sms)  # of an SM, one after another or side by side
+    busy = min(1.0, tiles / chip.sms)
     matrix = t.bk * size / 32 * matrix_cycles(chip, p, t.bm, t.bn)
     spans = clusters(chip, p, t, matrix)
     if prod(spans) > 1:  # the last ones may lack a tile
-        padded = ceil(columns / spans[0]) * spans[0] * ceil(rows / spans[1]) * spans[1] * p.batch * t.parts
-        rounds = ceil(padded / (chip.units if rounds == 1 else at_once(chip.units, prod(spans))))
+        padded = ceil(columns / spans[0]) * spans[0] * ceil(rows / spans[1]) * spans[1] * p.batch * t.splits
+        waves = ceil(padded / (chip.sms if waves == 1 else at_once(chip.sms, prod(spans))))
     load = load_cycles(chip, p, t, spans, busy)
     matrix *= _issue(chip, t, (t.bm + t.loaded) * t.bk * size / matrix)
-    waiting = (_WAITING_ONCE if rounds == 1 else _WAITING) * log2(prod(spans))
+    waiting = (_WAITING_ONCE if waves == 1 else _WAITING) * log2(prod(spans))
     if chip.kind == "wgmma":  # L2 as well is slower when power limits
-        power = (0.1 if rounds == 1 else 0.2) if p.a_rows % SECTOR or p.b_rows % SECTOR else 0.08
-        load *= 1 + power * _long(rounds * depth * max(matrix, load) / chip.clock + chip.around)
+        power = (0.1 if waves == 1 else 0.2) if p.a_rows % SECTOR or p.b_rows % SECTOR else 0.08
+        load *= 1 + power * _long(waves * depth * max(matrix, load) / chip.clock + chip.around)
     promoted = p.two_level and chip.kind == "wgmma"
-    stage = _stage(chip, t, rounds, matrix, 0.0 if promoted else load, t.bk * size, waiting)
+    stage = _stage(chip, t, waves, matrix, 0.0 if promoted else load, t.bk * size, waiting)
     if t.from_registers:  # a group fetches, multiplies and waits: others multiply meanwhile
         stage = max(stage, _FETCHED + t.bm * t.bk / t.threads * _FETCH + matrix / (t.threads // 128))
     if promoted:  # loads run on under the sums
         stage = max(load, _promoted(chip, p, t, stage))
-    late = _late(chip, p, t, rounds, tiles, load, stage - waiting)
+    late = _late(chip, p, t, waves, tiles, load, stage - waiting)
     stage *= _ring(chip, p, t, depth)
-    outside = _ends(chip, p, t, across, rounds, depth * stage, busy)
-    cycles = rounds * depth * (stage + late) + outside
+    outside = _ends(chip, p, t, across, waves, depth * stage, busy)
+    cycles = waves * depth * (stage + late) + outside
     if chip.kind == "wgmma":  # of the last stage only what k has is loaded; nothing hides the first load
-        cycles += min(matrix, load) - (1 - _PARTIAL) * rounds * (depth - p.k / t.bk / t.parts) * max(0.0, stage - matrix)
-    if prod(spans) == 2 and rounds == 1:
+        cycles += min(matrix, load) - (1 - _PARTIAL) * waves * (depth - p.k / t.bk / t.splits) * max(0.0, stage - matrix)
+    if prod(spans) == 2 and waves == 1:
         cycles += _TOGETHER_PAIR
     elif prod(spans) > 2:
-        near = side_by_side(chip, p, t.bm, t.bn, t.parts)
+        near = side_by_side(chip, p, t.bm, t.bn, t.splits)
         cycles += _TOGETHER_NEAR if near else _TOGETHER if prod(spans) <= 4 else _TOGETHER_EIGHT
-    if chip.kind == "wgmma":  # where power limits, units that are done early leave theirs to the others
-        idle = (1 - tiles / chip.units / rounds) * depth * stage * rounds
+    if chip.kind == "wgmma":  # where power limits, SMs that are done early leave theirs to the others
+        idle = (1 - tiles / chip.sms / waves) * depth * stage * waves
         cycles -= _IDLE * _long(cycles / chip.clock + chip.around) * idle
     own, moved, more = _seconds(chip, cycles), _memory(chip, p, t), chip.start
-    if _soon(chip, p, t, spans):
-        more -= SOON_SAVES + (_SAVED_BESIDE if 2 * (shared_bytes(p, t) + 9216) <= chip.shared else 0.0)
-    near = side_by_side(chip, p, t.bm, t.bn, t.parts) if moved > chip.cache else ""
+    if _pdl(chip, p, t, spans):
+        more -= PDL_SAVES + (_SAVED_BESIDE if 2 * (shared_bytes(p, t) + 9216) <= chip.shared else 0.0)
+    near = side_by_side(chip, p, t.bm, t.bn, t.splits) if moved > chip.cache else ""
     moved /= chip.memory * (_WARM if chip.kind == "wgmma" and moved < _KEPT * chip.cache else 1.0)
     if near and (columns if near == "a" else rows) > 1:
         moved *= _SHARED_ROWS[t.bk * size > 128]
-    if t.parts > 1:
-        more += chip.start + p.batch * p.m * p.n * (4 * t.parts + p.out_bits / 8) / (1.5 * chip.memory)
-    if t.parts > 1:
+    if t.splits > 1:
+        more += chip.start + p.batch * p.m * p.n * (4 * t.splits + p.out_bits / 8) / (1.5 * chip.memory)
+    if t.splits > 1:
         lone = t.bm == 64 and (p.a_rows % SECTOR or p.b_rows % SECTOR)
-        part = 1 + _EACH_PART * (t.parts - 1) - (_LONE_PARTS if lone else 0.0)
-        own, moved, more = own * part, moved * part, more * part
+        more_splits = 1 + _EACH_SPLIT * (t.splits - 1) - (_LONE_SPLITS if lone else 0.0)
+        own, moved, more = own * more_splits, moved * more_splits, more * more_splits
     if p.ragged and t.threads == 128:
         own, moved = (x * (1 + _FOLLOWING * (1 - p.batch / p.row_tiles(t.bm))) for x in (own, moved))
     if chip.kind != "wgmma":
@@ -141,83 +141,84 @@ def _price(chip: Chip, p: Problem, t: Tile, across: bool = False) -> tuple[float
     return (own**_BOTH + moved**_BOTH) ** (1 / _BOTH) + more, own + more
 
 
-def _late(chip: Chip, p: Problem, t: Tile, rounds: int, tiles: int, load: float, stage: float) -> float:
+def _late(chip: Chip, p: TileProblem, t: Tile, waves: int, tiles: int, load: float, stage: float) -> float:
     """Cycles of a stage more because of tiles that reach outside their tensors: zeros come on top of what is loaded."""
     edges, zeros = outside_cycles(chip, p, t)
     # One of a block's tiles lies at an edge, unless all do; where there are many, it is felt less.
-    felt = 0.0 if not edges else 1.0 if edges == tiles else 1 / rounds
-    felt = _FELT_LONG * max(felt, edges / tiles) if rounds >= 4 and edges != tiles else felt
+    felt = 0.0 if not edges else 1.0 if edges == tiles else 1 / waves
+    felt = _FELT_LONG * max(felt, edges / tiles) if waves >= 4 and edges != tiles else felt
     return felt * max(0.0, load * inside(p, t) + zeros - stage)
 
 
-def _ring(chip: Chip, p: Problem, t: Tile, depth: int) -> float:
+def _ring(chip: Chip, p: TileProblem, t: Tile, depth: int) -> float:
     """How much longer a stage takes for want of others: a late load is felt sooner."""
     if chip.kind == "wgmma":
         more = {1: 2.0, 2: 1.68, 3: _RING_OF_THREE}.get(t.stages if depth >= t.stages else 4, 1.0)
         return more * (_DEEP if t.bk * p.bits > 1024 else 1.0)
-    if chip.kind == "mma":  # where a unit has one block, nothing runs while its warps wait for each other
+    if chip.kind == "mma":  # where an SM has one block, nothing runs while its warps wait for each other
         return {1: 2.0, 2: 1.15, 3: 1.05}.get(t.stages, 1.0) * (1.12 if _resident(chip, p, t) == 1 else 1.0)
     return 1.0
 
 
-def _ends(chip: Chip, p: Problem, t: Tile, across: bool, rounds: int, loop: float, busy: float) -> float:
-    """Cycles of a unit beside its loops of so many cycles each: it starts, tiles leave.  across: see _price."""
-    out_bytes = 4 if t.parts > 1 else p.out_bits / 8
-    leaving = t.bm * t.bn * _leaving(chip, p, t, across, out_bytes)
-    row = t.bn * out_bytes / 128  # in panels
-    panels = 1.0 if across or t.parts > 1 or chip.kind != "wgmma" else 1 + _PANEL * (ceil(row) / row - 1)
-    stores = t.bm * t.bn * panels * out_bytes / chip.store * _stored(chip, p, t, across, out_bytes)
-    first = 1665 + stores * busy + leaving
+def _ends(chip: Chip, p: TileProblem, t: Tile, across: bool, waves: int, loop: float, busy: float) -> float:
+    """Cycles of an SM beside its loops of so many cycles each: it starts, tiles are stored.  across: see _estimate."""
+    out_bytes = 4 if t.splits > 1 else p.out_bits / 8
+    storing = t.bm * t.bn * _store_cycles(chip, p, t, across, out_bytes)
+    row = t.bn * out_bytes / 128  # in boxes
+    boxes = 1.0 if across or t.splits > 1 or chip.kind != "wgmma" else 1 + _BOX * (ceil(row) / row - 1)
+    stores = t.bm * t.bn * boxes * out_bytes / chip.store * _stored(chip, p, t, across, out_bytes)
+    first = 1665 + stores * busy + storing
     if chip.kind != "wgmma":
-        return first * ceil(rounds / _resident(chip, p, t))
-    tall = rounds * _TALL_ROUND * (t.bm > 256)
-    if t.threads > 128:  # the loads of the next tile and one group's products hide the rest
-        return first + tall + (rounds - 1) * (_ROUND + max(_STORED * stores, stores - _UNDER * loop) + leaving)
-    return first * (1 + (rounds - 1) * (_LONE if t.bm == 64 else _LONE_TALL)) + tall
+        return first * ceil(waves / _resident(chip, p, t))
+    tall = waves * _TALL_WAVE * (t.bm > 256)
+    if t.threads > 128:  # the loads of the next tile and one group's GEMMs hide the rest
+        return first + tall + (waves - 1) * (_WAVE + max(_STORED * stores, stores - _UNDER * loop) + storing)
+    return first * (1 + (waves - 1) * (_LONE if t.bm == 64 else _LONE_TALL)) + tall
 
 
-def _stage(chip: Chip, t: Tile, rounds: int, matrix: float, load: float, depth: float, waiting: float = 0.0) -> float:
+def _stage(chip: Chip, t: Tile, waves: int, matrix: float, load: float, depth: float, waiting: float = 0.0) -> float:
     """Cycles of a stage of so many bytes of k."""
     if chip.kind != "wgmma":
         return max(matrix, load)
     least = _LEAST * depth / 128
-    if rounds > 1:
+    if waves > 1:
         return max(matrix, load, least) + waiting
     return float((matrix**_NORM + load**_NORM + least**_NORM) ** (1 / _NORM)) + waiting
 
 
-def _leaving(chip: Chip, p: Problem, t: Tile, across: bool, out_bytes: float) -> float:
-    """Cycles that an element of a tile takes to leave, beyond its bytes.  across: see _price."""
+def _store_cycles(chip: Chip, p: TileProblem, t: Tile, across: bool, out_bytes: float) -> float:
+    """Cycles that an element of a tile takes to store, beyond its bytes.  across: see _estimate."""
     if chip.kind != "wgmma":
         return _STAGED if t.staged or p.staged else 0.0
     whole, halves = (p.m if across else p.n) * out_bytes % 16 == 0, p.out_bits == 16
-    if t.parts > 1:
-        return _SUMS if across or t.moved else 0.0 if whole else _APART
-    if t.moved or across and p.staged and not halves:
-        return _STAGED if whole else _STAGED_APART
+    if t.splits > 1:
+        return _PARTIALS if across or t.overlapping else 0.0 if whole else _UNALIGNED
+    if t.overlapping or across and p.staged and not halves:
+        return _STAGED if whole else _STAGED_UNALIGNED
     if across:
-        return (_BY_MATRICES if whole else _APART) if halves else _TURNED
-    return 0.0 if whole else _APART
+        return (_BY_MATRICES if whole else _UNALIGNED) if halves else _SWAPPED
+    return 0.0 if whole else _UNALIGNED
 
 
-def _stored(chip: Chip, p: Problem, t: Tile, across: bool, out_bytes: float) -> float:
+def _stored(chip: Chip, p: TileProblem, t: Tile, across: bool, out_bytes: float) -> float:
     """What more a tile's stores cost whose rows do not start at multiples of a sector."""
     row = (p.m if across else p.n) * out_bytes
-    apart = chip.kind == "wgmma" and (row % SECTOR or t.parts == 1 and not across and p.n > t.bn and t.bn * out_bytes % SECTOR)
-    direct = t.staged or t.parts == 1 and (p.staged or (not across or p.out_bits == 16) and (
+    unaligned = chip.kind == "wgmma" and (
+        row % SECTOR or t.splits == 1 and not across and p.n > t.bn and t.bn * out_bytes % SECTOR)
+    direct = t.staged or t.splits == 1 and (p.staged or (not across or p.out_bits == 16) and (
         p.m if across else p.n) * out_bytes % 16 == 0)
-    return _STORED_ACROSS if apart and direct else 1.0
+    return _STORED_ACROSS if unaligned and direct else 1.0
 
 
-def _promoted(chip: Chip, p: Problem, t: Tile, stage: float) -> float:
-    """Cycles of a stage whose sums are added to totals.
+def _promoted(chip: Chip, p: TileProblem, t: Tile, stage: float) -> float:
+    """Cycles of a stage whose partial sums are added to a second accumulator.
 
-    Whole parts: 1.5 cycles an accumulator to add, 280 to wait and start again: half of it under the products of other
-    groups, and again half where a second part runs meanwhile.  Parts of the columns in turn: 1.2 cycles and 170, what
-    is longer than the other groups' products shows; A is read again for each of them, and shared memory moves 128 bytes a
+    Whole tiles: 1.5 cycles an accumulator to add, 280 to wait and start again: half of it under the GEMMs of other
+    groups, and again half where a second block runs meanwhile.  Chunks of the columns one after another: 1.2 cycles and 170,
+    what is longer than the other groups' GEMMs shows; A is read again for each of them, and shared memory moves 128 bytes a
     cycle for instructions and loads together.
     """
-    groups, pieces = t.threads // 128, column_parts(t)
+    groups, pieces = t.threads // 128, column_chunks(t)
     sums = t.bm * t.bn / t.threads
     if pieces == 1:
         return stage + (1.5 * sums + 280) / (4 if 3 * sums + 32 <= {1: 255, 2: 240}.get(groups, 160) else 2)
@@ -249,73 +250,74 @@ def _long(seconds: float) -> float:
     return min(1.0, max(0.0, (seconds - 4e-5) / 6e-5))
 
 
-def _resident(chip: Chip, p: Problem, t: Tile) -> int:
-    """Blocks a unit holds at a time."""
+def _resident(chip: Chip, p: TileProblem, t: Tile) -> int:
+    """Blocks an SM holds at a time."""
     if chip.kind != "mma":
         return 1
     registers = min(255, t.bm * t.bn // t.threads + 76)  # accumulators, fragments of the operands, addresses
-    return max(1, min(65536 // (registers * t.threads), chip.shared_unit // (shared_bytes(p, t) + 1024)))
+    return max(1, min(65536 // (registers * t.threads), chip.shared_sm // (shared_bytes(p, t) + 1024)))
 
 
-def _memory(chip: Chip, p: Problem, t: Tile) -> float:
+def _memory(chip: Chip, p: TileProblem, t: Tile) -> float:
     """Bytes from and to memory: operands once where L2 holds a wave's share of them, else once a wave."""
     size, out = p.bits / 8, p.batch * p.m * p.n * p.out_bits / 8
     once = p.batch * (p.m + p.n) * p.k * size
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
-    waves = ceil(rows * columns * p.batch / chip.units)
+    waves = ceil(rows * columns * p.batch / chip.sms)
     high = min(rows, t.panel)
-    wide = min(columns, ceil(chip.units / high))
+    wide = min(columns, ceil(chip.sms / high))
     wave = (high * t.bm + wide * t.bn) * p.k * size
     return out + (once if once < chip.cache / 2 else max(once, waves * min(wave, once)))
 
 
-def _once(chip: Chip, p: Problem, t: Tile) -> bool:
-    """Whether there is a unit for each tile."""
-    down, across = (p.n, p.m) if t.turned else (p.m, p.n)
-    return chip.kind == "wgmma" and ceil(down / t.bm) * ceil(across / t.bn) * p.batch * t.parts <= chip.units
+def _once(chip: Chip, p: TileProblem, t: Tile) -> bool:
+    """Whether there is an SM for each tile."""
+    down, across = (p.n, p.m) if t.swap_ab else (p.m, p.n)
+    return chip.kind == "wgmma" and ceil(down / t.bm) * ceil(across / t.bn) * p.batch * t.splits <= chip.sms
 
 
-def finished(chip: Chip, p: Problem, t: Tile) -> Tile:
+def finished(chip: Chip, p: TileProblem, t: Tile) -> Tile:
     """The tile with what its size and place decide: the order in which blocks take them, whether they are set up soon."""
     t = by_rows(chip, p, t)
-    return replace(t, soon=starts_soon(chip, p, t))
+    return replace(t, pdl=uses_pdl(chip, p, t))
 
 
-def starts_soon(chip: Chip, p: Problem, t: Tile) -> bool:
-    """Whether a launch gains by being set up while the one before it ends, 0.7 us of 2 to 15 (benchmarks/results/notes.md).
+def uses_pdl(chip: Chip, p: TileProblem, t: Tile) -> bool:
+    """Whether a launch gains by PDL, being set up while the one before it ends, some 0.7 us of 2 to 15
+    (benchmarks/results/notes.md).
 
-    Blocks then begin in the order in which units become free: those that wait for their neighbours anyway, or have little to
-    load, feel nothing of it; in long loops loads of neighbours come apart (128x4096x14336 by 64x64 34.7 us, then 41.4).
+    Blocks then begin in the order in which SMs become free: those that wait for their neighbours anyway, or have little to
+    load, feel nothing of it; in long loops loads of neighbours drift (128x4096x14336 by 64x64 34.7 us, then 41.4).
     """
-    q, t = (turned(p, t.staged), replace(t, turned=False)) if t.turned else (p, t)
-    return _soon(chip, q, t, clusters(chip, q, t, t.bk * q.bits / 256 * matrix_cycles(chip, q, t.bm, t.bn)))
+    q, t = (swapped(p, t.staged), replace(t, swap_ab=False)) if t.swap_ab else (p, t)
+    return _pdl(chip, q, t, clusters(chip, q, t, t.bk * q.bits / 256 * matrix_cycles(chip, q, t.bm, t.bn)))
 
 
-def _soon(chip: Chip, p: Problem, t: Tile, spans: tuple[int, ...]) -> bool:
-    """starts_soon, of a tile that is not turned, in these clusters."""
+def _pdl(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...]) -> bool:
+    """uses_pdl, of a tile that is no swap-AB one, in these clusters."""
     if chip.kind != "wgmma" or p.open_rows or chip.around:
         return False
-    steps = ceil(ceil(p.k / t.bk) / t.parts) * t.bk * p.bits / 1024
-    tiles = ceil(p.m / t.bm) * ceil(p.n / t.bn) * p.batch * t.parts
-    if tiles > chip.units:
-        return ceil(tiles / chip.units) * steps <= _SOON
+    steps = ceil(ceil(p.k / t.bk) / t.splits) * t.bk * p.bits / 1024
+    tiles = ceil(p.m / t.bm) * ceil(p.n / t.bn) * p.batch * t.splits
+    if tiles > chip.sms:
+        return ceil(tiles / chip.sms) * steps <= _PDL
     if prod(spans) > 1:
         return True
     if p.a_rows % SECTOR or p.b_rows % SECTOR:
-        return steps <= _SOON and (tiles >= _NEARLY * chip.units or t.bm == 64)
-    return steps <= _SOON_ONCE
+        return steps <= _PDL and (tiles >= _NEARLY * chip.sms or t.bm == 64)
+    return steps <= _PDL_ONCE
 
 
-def _in_clusters(chip: Chip, p: Problem, priced: list[tuple[float, float, Tile]]) -> list[tuple[float, float, Tile]]:
-    """The cheapest tiles of one round in clusters of other sizes than the compiler makes, where that is cheaper."""
+def _in_clusters(chip: Chip, p: TileProblem, estimated: list[tuple[float, float, Tile]]) -> list[tuple[float, float, Tile]]:
+    """The best tiles of one wave in clusters of other sizes than the compiler makes, where that is faster."""
     if chip.kind != "wgmma" or p.kind != "half" or p.two_level or p.open_rows:
         return []
-    first = sorted(priced, key=lambda x: x[0])[:_TRIED]
+    first = sorted(estimated, key=lambda x: x[0])[:_TRIED]
     found = []
     for seconds, _, t in first:
         if seconds > _FAR * first[0][0] or not _once(chip, p, t):
             continue
-        others = [(*_price(chip, p, x), x) for x in (replace(t, cluster=spans) for spans in cluster_sizes(chip, p, t))]
+        others = [(*_estimate(chip, p, x), x) for x in (replace(t, cluster=spans) for spans in cluster_sizes(chip, p, t))]
         least = min(others, key=lambda x: x[:2], default=None)
         if least and least[0] * _SURE < seconds:
             found.append((least[0] * _SURE, least[1] * _SURE, least[2]))
@@ -323,28 +325,27 @@ def _in_clusters(chip: Chip, p: Problem, priced: list[tuple[float, float, Tile]]
 
 
 @lru_cache(maxsize=1024)
-def choose_tile(chip: Chip, p: Problem) -> Tile:
-    """Of the candidates within 1 % of the cheapest, half of that in one round, the one of the fewest parts, then the one that
-    moves the fewest bytes a product; where memory is what limits, the one whose own work takes the least.  Of equals the
-    one of shorter stages, then one that is moved, which loads no zeros, then in one round the one of fewer warp groups (of ten
+def choose_tile(chip: Chip, p: TileProblem) -> Tile:
+    """Of the candidates within 1 % of the best, half of that in one wave, the one of the fewest splits, then the one that
+    moves the fewest bytes a GEMM; where memory is what limits, the one whose own work takes the least.  Of equals the
+    one of shorter stages, then an overlapping one, which loads no zeros, then in one wave the one of fewer warp groups (of ten
     pairs one group of 128 rows took 0.94 to 1.00 of the time of two), else of more (128x160 at 3760x1320x3904 64 us, 67).
 
     Raises ValueError where no tile fits (column_block).
     """
-    priced = [(*_price(chip, p, t), t) for t in candidates(chip, p)]
-    if not priced:
+    estimated = [(*_estimate(chip, p, t), t) for t in candidates(chip, p)]
+    if not estimated:
         raise ValueError(f"no tile of {chip.kind} suits {p}")
-    priced += _in_clusters(chip, p, priced)
-    best, own, cheapest = min(priced, key=lambda x: x[:2])
-    parts = cheapest.parts
+    estimated += _in_clusters(chip, p, estimated)
+    best, own, fastest = min(estimated, key=lambda x: x[:2])
     memory = best > own * 2 ** (1 / _BOTH)  # is what takes longer
-    near = [(t.parts, x if memory else (t.bm + t.bn) / (t.bm * t.bn), t.bk, not t.moved,
+    near = [(t.splits, x if memory else (t.bm + t.bn) / (t.bm * t.bn), t.bk, not t.overlapping,
              t.threads if _once(chip, p, t) else -t.threads, seconds, k)
-            for k, (seconds, x, t) in enumerate(priced)
-            if seconds <= (_ALIKE_ONCE if t.parts == parts and _once(chip, p, t) else _ALIKE) * best]
-    seconds, _, t = priced[min(near)[-1]]
+            for k, (seconds, x, t) in enumerate(estimated)
+            if seconds <= (_ALIKE_ONCE if t.splits == fastest.splits and _once(chip, p, t) else _ALIKE) * best]
+    seconds, _, t = estimated[min(near)[-1]]
     return replace(finished(chip, p, t), seconds=seconds)
 
 
-__all__ = ["SOON_SAVES", "Chip", "Problem", "Tile", "candidates", "chip_of", "choose_tile", "column_parts", "finished",
-           "matrix_cycles", "price", "shared_bytes", "starts_soon", "turned", "without_wgmma"]
+__all__ = ["PDL_SAVES", "candidates", "choose_tile", "column_chunks", "estimate_seconds", "finished",
+           "matrix_cycles", "shared_bytes", "uses_pdl"]

@@ -5,26 +5,26 @@ from dataclasses import fields, replace
 import pytest
 
 from tilelang.env import env
-from tilelang.library.gemm import tail_plan as cut_tiles, tile_cache as kept_choices, tile_cost as tiles
-from tilelang.library.gemm.tile import Cut, Problem, Tile, chip_of
-from tilelang.library.gemm.tile_cache import choose_cut, choose_tile
+from tilelang.library.gemm import tail_plan, tile_cache, tile_cost
+from tilelang.library.gemm.tile import Tail, Tile, TileProblem, chip_of
+from tilelang.library.gemm.tile_cache import choose_tail, choose_tile
 from tilelang.target import Target
 
-CHIP = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), units=132)
-SMALL = Problem(512, 512, 512, b_k=True, may_turn=True, may_move=True)
+CHIP = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), sms=132)
+SMALL = TileProblem(512, 512, 512, b_k=True, may_swap_ab=True, may_overlap=True)
 TILE = Tile(192, 160, 64, 5, 384, 2, 3, 1.25e-5 / 3, True, True, True, 192, True, (2, 4), True)  # no field is as it would be
-PRICED = tiles.choose_tile, cut_tiles.choose_cut
+PRICED = tile_cost.choose_tile, tail_plan.choose_tail
 
 
 def forget():
     """What a process knows."""
-    for choose in (choose_tile, choose_cut, *PRICED):
+    for choose in (choose_tile, choose_tail, *PRICED):
         choose.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_choices, "_WORTH", 0.0)
+    monkeypatch.setattr(tile_cache, "_WORTH", 0.0)
     forget()
     with env.using(TILELANG_CACHE_DIR=str(tmp_path)):
         yield tmp_path
@@ -37,36 +37,36 @@ def never(*_):
 
 def test_a_later_process_prices_nothing_and_chooses_the_same(monkeypatch):
     assert not any(x == f.default for x, f in zip(vars(TILE).values(), fields(Tile)))
-    found = TILE, (replace(TILE, bm=256), Cut(1, 4224, TILE))
+    found = TILE, (replace(TILE, bm=256), Tail(1, 4224, TILE))
     whole = replace(SMALL, m=4096)
-    monkeypatch.setattr(tiles, "choose_tile", lambda chip, p: TILE)
-    monkeypatch.setattr(cut_tiles, "choose_cut", lambda chip, p, t: found[1] if p == whole else None)
-    assert (choose_tile(CHIP, SMALL), choose_cut(CHIP, whole, TILE), choose_cut(CHIP, SMALL, TILE)) == (*found, None)
+    monkeypatch.setattr(tile_cost, "choose_tile", lambda chip, p: TILE)
+    monkeypatch.setattr(tail_plan, "choose_tail", lambda chip, p, t: found[1] if p == whole else None)
+    assert (choose_tile(CHIP, SMALL), choose_tail(CHIP, whole, TILE), choose_tail(CHIP, SMALL, TILE)) == (*found, None)
     forget()
-    monkeypatch.setattr(tiles, "choose_tile", never)
-    monkeypatch.setattr(cut_tiles, "choose_cut", never)
-    assert (choose_tile(CHIP, SMALL), choose_cut(CHIP, whole, TILE), choose_cut(CHIP, SMALL, TILE)) == (*found, None)
+    monkeypatch.setattr(tile_cost, "choose_tile", never)
+    monkeypatch.setattr(tail_plan, "choose_tail", never)
+    assert (choose_tile(CHIP, SMALL), choose_tail(CHIP, whole, TILE), choose_tail(CHIP, SMALL, TILE)) == (*found, None)
     assert hash(choose_tile(CHIP, SMALL)) == hash(TILE)  # it is a key of kernels
 
 
 def test_what_is_chosen_first_is_the_models_choice():
     tile = choose_tile(CHIP, SMALL)
-    assert tile == tiles.choose_tile(CHIP, SMALL)
-    assert choose_cut(CHIP, SMALL, tile) == cut_tiles.choose_cut(CHIP, SMALL, tile)
+    assert tile == tile_cost.choose_tile(CHIP, SMALL)
+    assert choose_tail(CHIP, SMALL, tile) == tail_plan.choose_tail(CHIP, SMALL, tile)
 
 
 @pytest.mark.parametrize("other", ["problem", "chip", "compiler", "no cache", "damage"])
 def test_another_question_is_priced(other, monkeypatch, folder):
     choose_tile(CHIP, SMALL)
     forget()
-    monkeypatch.setattr(tiles, "choose_tile", never)
+    monkeypatch.setattr(tile_cost, "choose_tile", never)
     chip, p = CHIP, SMALL
     if other == "problem":
         p = replace(SMALL, staged=True)
     elif other == "chip":
-        chip = replace(CHIP, units=114)
+        chip = replace(CHIP, sms=114)
     elif other == "compiler":
-        monkeypatch.setattr(kept_choices, "compiler_stamp", lambda: "another")
+        monkeypatch.setattr(tile_cache, "compiler_stamp", lambda: "another")
     elif other == "no cache":
         monkeypatch.setenv("TILELANG_DISABLE_CACHE", "1")
     else:
@@ -78,6 +78,6 @@ def test_another_question_is_priced(other, monkeypatch, folder):
 
 
 def test_quick_choices_are_not_kept(monkeypatch, folder):
-    monkeypatch.setattr(kept_choices, "_WORTH", 60.0)
+    monkeypatch.setattr(tile_cache, "_WORTH", 60.0)
     choose_tile(CHIP, SMALL)
     assert not list(folder.rglob("manifest.json"))

@@ -14,15 +14,16 @@ from tilelang.library.attention.problem import Mask, Sizes
 from tilelang.library.attention.tile_cost import attention_tile, machine_of, near_tiles
 from tilelang.library.attention.tuning_candidates import rounded
 from tilelang.library.gemm import plan as matmul_plan, tuning_candidates as matmul_choices
-from tilelang.library.gemm.kernels import Form
+from tilelang.library.gemm.build import Place
 from tilelang.library.gemm.operands import operand
-from tilelang.library.gemm.plan import Place, Request, chosen, problem_of, sized
-from tilelang.library.gemm.tile import Tile, chip_of
-from tilelang.library.gemm.tuning_candidates import by_price, choices, config, key, of_all_kinds
+from tilelang.library.gemm.plan import plan_matmul, sized, tile_problem
+from tilelang.library.gemm.problem import MatmulProblem
+from tilelang.library.gemm.tile import chip_of
+from tilelang.library.gemm.tuning_candidates import by_cost, choices, config, key, of_all_kinds
 from tilelang.target import Target
 
 SM90, SM80 = (Target({"kind": "cuda", "arch": x}) for x in ("sm_90a", "sm_80"))
-H200 = replace(chip_of(SM90), units=132)
+H200 = replace(chip_of(SM90), sms=132)
 HALF = ("float16",) * 3 + ("float32",)
 
 
@@ -32,18 +33,21 @@ def h200(monkeypatch):
     monkeypatch.setattr(Place, "chip", property(lambda self: H200 if self.target == SM90 else chip(self)))
 
 
-def asked(m, n, k, tb=False, target=SM90, kind="half", types=HALF, **more):
+def chip(target):
+    return Place(target, None).chip
+
+
+def asked(m, n, k, tb=False, kind="half", types=HALF, **more):
     """Of operands that lie compact."""
     a, b = (np.broadcast_to(np.zeros((), np.int8), s) for s in ((m, k), (n, k) if tb else (k, n)))
     a, b = (np.lib.stride_tricks.as_strided(x, x.shape, (x.shape[1], 1)) for x in (a, b))
-    f = Form(m, n, k, types, Tile(64, 64, 64, 2, 128), **more)
-    return Request(f, kind, operand(a, "a", False), operand(b, "b", tb), False, Place(target, None))
+    return MatmulProblem(m, n, k, types, kind, operand(a, "a", False), operand(b, "b", tb), **more)
 
 
-SHAPES = {  # and what there is to choose for whatever the prices are
+SHAPES = {  # and what there is to choose for whatever the costs are
     "408x1240x10584 NT": (dict(tb=True), ()), "680x4000x1720 NN": ({}, ()), "4384x2232x2824 NN": ({}, ()),
     "15212x74x2692 NT": (dict(tb=True), ("copied", "plain")), "2x4097x4097 NT": (dict(tb=True), ("copied", "plain")),
-    "1x4097x4097 NN": ({}, ("vector", "copied", "plain")), "1000x1000x1000 sm_80": (dict(target=SM80), ("plain",))}
+    "1x4097x4097 NN": ({}, ("gemv", "copied", "plain")), "1000x1000x1000 sm_80": ({}, ("plain",))}
 
 
 def kinds_of(names):
@@ -53,42 +57,43 @@ def kinds_of(names):
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_models_choice_and_others(name):
     options, has = SHAPES[name]
+    machine = chip(SM80 if "sm_80" in name else SM90)
     r = asked(*map(int, name.split()[0].split("x")), **options)
-    found = choices(r)
+    found = choices(r, machine)
     names = [config(c) for c in found]
-    assert 3 <= len(found) <= tuning.MOST and names[0] == config(chosen(r))
+    assert 3 <= len(found) <= tuning.MOST and names[0] == config(plan_matmul(r, machine))
     assert len({str(n) for n in names}) == len(names) and json.loads(json.dumps(names)) == names
-    assert set(has) <= kinds_of(names) and choices(r, 4) == found[:4]
+    assert set(has) <= kinds_of(names) and choices(r, machine, 4) == found[:4]
 
 
-def test_each_kind_is_thought_of():
-    """Where prices are near: tiles of parts of k, turned, moved and wide ones, products cut in two."""
+def test_each_kind_is_a_candidate():
+    """Where costs are near: tiles with split-K, swap-AB, overlapping and wide ones, GEMMs with a tail."""
     names = [config(c) for name in list(SHAPES)[:3] for c in choices(asked(*map(int, name.split()[0].split("x")),
-                                                                             **SHAPES[name][0]))]
-    assert {"parts", "turned", "moved", "staged", "wide", "cut"} <= kinds_of(names)
+                                                                             **SHAPES[name][0]), H200)]
+    assert {"splits", "swap_ab", "overlapping", "staged", "wide", "tail"} <= kinds_of(names)
 
 
-def test_tiles_are_by_price_and_of_many_kinds():
+def test_tiles_are_by_cost_and_of_many_kinds():
     r = asked(680, 4000, 1720)
-    chip, p = problem_of(*sized(r, matmul_plan.routes(r)[0]))
-    tiles = by_price(chip, p)
+    ready, *counts = sized(r, matmul_plan.routes(r, H200)[0])
+    tiles = by_cost(*tile_problem(ready, H200, *counts))
     assert [t.seconds for t in tiles] == sorted(t.seconds for t in tiles) and tiles[-1].seconds <= 1.5 * tiles[0].seconds
     first = list(of_all_kinds(tiles))
     assert sorted(map(str, first)) == sorted(map(str, tiles)) and first[0] == tiles[0]
-    assert len({(t.bm, t.turned, t.parts) for t in first[:12]}) > len({(t.bm, t.turned, t.parts) for t in tiles[:6]})
+    assert len({(t.bm, t.swap_ab, t.splits) for t in first[:12]}) > len({(t.bm, t.swap_ab, t.splits) for t in tiles[:6]})
 
 
 def test_what_decides_a_choice():
     """Strides count as far as loads feel them; a batch, an epilogue and the order of storage do."""
     r = asked(136, 264, 200)
-    first = key(r, chosen(r))
+    first = key(r, plan_matmul(r, H200))
     wider = replace(r, left=replace(r.left, down=328))  # rows at multiples of 16 bytes as well
-    assert key(wider, chosen(wider)) == first and json.dumps(first)
+    assert key(wider, plan_matmul(wider, H200)) == first and json.dumps(first)
     for other in (asked(136, 264, 200, True), asked(137, 264, 200), asked(136, 264, 200, bias="float16"),
                   replace(r, left=replace(r.left, down=201)), replace(r, left=replace(r.left, down=256))):
-        assert key(other, chosen(other)) != first
-    many = [replace(r, form=replace(r.form, m=m), open_rows=True) for m in (100, 120)]
-    assert key(many[0], chosen(many[0])) == key(many[1], chosen(many[1]))
+        assert key(other, plan_matmul(other, H200)) != first
+    many = [replace(r, m=m, dynamic=True) for m in (100, 120)]
+    assert key(many[0], plan_matmul(many[0], H200)) == key(many[1], plan_matmul(many[1], H200))
 
 
 class Clock:
@@ -133,11 +138,11 @@ def test_each_candidate_is_right(m, n, k, tb, element, seen, monkeypatch):
     """On the simulator, against the model's: the check that tuning makes."""
     r = asked(m, n, k, tb)
     kept = {}
-    for c in choices(r):  # one of a kind
+    for c in choices(r, H200):  # one of a kind
         t = c.form.tile
-        kept.setdefault((c.vector is None, any(c.copied), t.turned, t.parts > 1, t.moved), config(c))
+        kept.setdefault((c.thin is None, any(c.copied), t.swap_ab, t.splits > 1, t.overlapping), config(c))
     wanted = list(kept.values())[:4]
-    monkeypatch.setattr(matmul_choices, "choices", lambda r: [c for c in choices(r) if config(c) in wanted])
+    monkeypatch.setattr(matmul_choices, "choices", lambda *of: [c for c in choices(*of) if config(c) in wanted])
     a, b = normal((m, k), element), normal((n, k) if tb else (k, n), element, 1)
     before = a.copy(), b.copy()
     out = np.zeros((m, n), element)
@@ -167,7 +172,7 @@ def test_a_captured_call_is_the_models(monkeypatch):
 
 
 def test_groups(seen, monkeypatch):
-    monkeypatch.setattr(matmul_choices, "choices", lambda r: choices(r)[:3])
+    monkeypatch.setattr(matmul_choices, "choices", lambda *of: choices(*of)[:3])
     a, b, sizes = normal((60, 64)), normal((3, 64, 72), seed=1), np.int32([10, 0, 40])
     got = grouped_matmul(a, b, sizes, **ON)
     want = np.concatenate([a[:10].astype(np.float64) @ b[0], a[10:50].astype(np.float64) @ b[2], np.zeros((10, 72))])

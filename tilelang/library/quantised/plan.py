@@ -1,0 +1,66 @@
+"""DequantPlan: tiles of dequant_matmul and their cost.  A pure function of problem and machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil
+
+from ..gemm.tile import Chip
+from .form import GROUP_ROWS, DequantForm, DequantTile
+from .problem import DequantProblem
+
+# Of an H200, fitted to 18 timed tiles of 1 to 4096 rows (benchmarks/results/notes.md): seconds of a launch, of the second one; bytes a
+# second of partial sums stored and loaded; cycles of a step, of a weight that a thread dequantises while no other warp of its
+# scheduler does; of the time of MMAs, what is not hidden; bytes a cycle that each of all SMs loads.
+_START, _SECOND, _PARTIALS = 2.0e-6, 1.5e-6, 6e12
+_STEP, _DECODE, _MMA, _LOAD = 250.0, 4.0, 0.66, 32.0
+_CLOCK = 1.7e9  # of short kernels
+
+
+def plan_dequant(p: DequantProblem, chip: Chip) -> DequantForm:
+    """What the kernel of a problem is compiled for, with the tile of the least cost."""
+    return choose_tile(DequantForm(p.m, p.n, p.k, p.group, p.element, p.lut, p.zero_points, DequantTile(16, 64, 64, 2)), chip)
+
+
+def tiles(f: DequantForm, chip: Chip) -> Iterator[DequantForm]:
+    """The form with each tile that it may have on a chip."""
+    for bm in (16, 32, 64, 128, 256):
+        if bm > 16 and bm >= 2 * f.m:
+            break
+        for bn in (64, 128):
+            for bk, stages in ((64, 4), (128, 4), (128, 2), (256, 3)):
+                if bm * bk * stages > 256 * 256 or bm * bn > 256 * 128:
+                    continue
+                for splits in range(1, 9):
+                    v = replace(f, tile=DequantTile(bm, bn, bk, stages, splits))
+                    own = v.steps * bk
+                    # A split begins with a group, and none is empty.
+                    if v.shared <= chip.shared and (splits == 1 or own % f.group == 0 and own * (splits - 1) < f.k):
+                        yield v
+
+
+def seconds(f: DequantForm, chip: Chip) -> float:
+    """What a form with its tile is expected to take."""
+    t = f.tile
+    blocks = ceil(f.m / t.bm) * ceil(f.n / t.bn) * t.splits
+    together = max(1, min(chip.shared_sm // f.shared, 2048 // (t.threads + 128), ceil(blocks / chip.sms)))
+    together = min(together, 2) if t.bm <= 64 else 1  # registers
+    warps = together * t.bn // GROUP_ROWS  # of a scheduler
+    mma = t.bk / 16 * max(t.bm / 2, 20.0)
+    loaded = together * t.bk * (t.bm * 2 + t.bn // 2) / _LOAD
+    step = max(_STEP + warps * (_DECODE * t.bk / 2 + _MMA * mma), loaded * min(1, blocks / chip.sms / together))
+    waves = ceil(blocks / (chip.sms * together))
+    sums = _SECOND + 8.0 * t.splits * f.m * f.n / _PARTIALS if t.splits > 1 else 0.0
+    return _START + (loaded + waves * f.steps * step) / _CLOCK + sums
+
+
+def choose_tile(f: DequantForm, chip: Chip) -> DequantForm:
+    """The form with the tile of the least cost."""
+    found = list(tiles(f, chip))
+    if not found:  # groups that no split may begin with, too many for one block
+        return replace(f, tile=DequantTile(16, 64, 64, 2))
+    return min(found, key=lambda v: (seconds(v, chip), v.tile.splits, v.shared))
+
+
+__all__ = ["choose_tile", "plan_dequant", "seconds", "tiles"]
