@@ -92,7 +92,7 @@ class DecodeRun:
     passing: bool = False
 
     def __post_init__(self) -> None:
-        self.scale, self.copies = self.problem.default_scale, any(self.problem.copied)
+        self.scale, self.copies, self.sizes = self.problem.default_scale, any(self.problem.copied), self.problem.sizes
 
     def __call__(self, arrays: tuple[Any, Any, Any], lengths: Any, table: Any, scale: float, out: Any, lse: Any) -> None:
         assert self.kernel is not None
@@ -101,7 +101,7 @@ class DecodeRun:
         q, k, v = arrays
         means, sums = [make() for make in self.workspace] or (None, None)
         if q.ndim == 3:
-            z = self.problem.sizes
+            z = self.sizes
             q, out = (x.reshape(z.batch, 1, z.heads, -1) for x in (q, out))
             lse = None if lse is None else lse.reshape(z.batch, z.heads, 1)
         self.kernel(q, k, v, table, lengths, scale, means, sums, out, lse)
