@@ -9,6 +9,7 @@ import pytest
 
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.library import matmul
+from tilelang.library.caches import Cache
 from tilelang.library.gemm import build, plan as matmul_plan
 from tilelang.library.gemm.build import Place
 from tilelang.library.gemm.few_rows import FewRows, few_rows_gemm
@@ -113,7 +114,7 @@ def test_in_the_library(m, n, k, tb, element, monkeypatch):
     """Bias, activation, the result's own type; identical inputs give identical bits."""
     programs = []
     real = build.compile
-    monkeypatch.setattr(sys.modules["tilelang.library.gemm.matmul"], "_PLANS", {})
+    monkeypatch.setattr(sys.modules["tilelang.library.gemm.matmul"], "_PLANS", Cache(64))
     monkeypatch.setattr(matmul_plan, "expected", lambda *_: 1.0)
     monkeypatch.setattr(build, "compile", lambda p, **k: programs.append(p.func.name) or real(p, **k))
     rng = np.random.default_rng(0)

@@ -12,6 +12,7 @@ from tilelang.env import env
 from tilelang.ir import walk
 from tilelang.ir.expr import Call
 from tilelang.library import grouped_matmul, matmul
+from tilelang.library.caches import Cache
 from tilelang.library.gemm import build, plan as matmul_plan
 from tilelang.library.gemm.build import Place
 from tilelang.library.gemm.gemv import GemvForm, gemv
@@ -74,7 +75,7 @@ def test_loads_are_words_and_stores_are_16_bytes():
 
 @pytest.fixture
 def planned_anew(monkeypatch):
-    monkeypatch.setattr(sys.modules["tilelang.library.gemm.matmul"], "_PLANS", {})
+    monkeypatch.setattr(sys.modules["tilelang.library.gemm.matmul"], "_PLANS", Cache(64))
 
 
 @pytest.fixture
@@ -192,13 +193,13 @@ def test_parts_of_a_vector_product():
     """As many blocks as keep the machine busy, each with enough of k; the loop's steps leave few without work."""
     form = Form(1, 4097, 4097, ("float16",) * 3 + ("float32",), OVERLAPPING, tb=True)
     long = GemvForm(form, Rows(0, 4097, 4097, 0, 4097, 4097, "float16"))
-    assert long.along and long.divided(132).splits == 1 and long.turns * long.ahead == long.steps == 8
+    assert long.along and long.divided(132).splits == 1 and long.iterations * long.ahead == long.steps == 8
     short = replace(long, f=replace(form, k=129), r=Rows(0, 8191, 129, 0, 129, 129, "float16"))
-    assert (short.teams, short.blocks, short.steps, short.ahead, short.turns) == (8, 256, 2, 2, 1)
+    assert (short.row_groups, short.blocks, short.steps, short.ahead, short.iterations) == (8, 256, 2, 2, 1)
     down = replace(long, f=replace(long.f, tb=False))
     assert not down.along and 8 * 132 <= down.divided(132).splits * down.blocks < 9 * 132
     wide = down.divided(132)
-    assert wide.splits * wide.turns * wide.ahead < 1.2 * wide.steps
+    assert wide.splits * wide.iterations * wide.ahead < 1.2 * wide.steps
     assert "matmul_vector" in gemv(long).func.name
 
 
