@@ -29,7 +29,7 @@ def plan_attention(problem: AttentionProblem, machine: Machine, tile: Tile | Non
     folded = p is not problem
     if p.empty:
         return AttentionPlan(None, (), folded)
-    tile = tile or attention_tile(machine, priced_sizes(p), p.mask)
+    tile = tile or attention_tile(machine, model_sizes(p), p.mask)
     if p.packed:
         z = p.sizes
         tiles = (z.seq_q // tile.rows + z.batch) * z.heads
@@ -45,10 +45,10 @@ def plan_attention(problem: AttentionProblem, machine: Machine, tile: Tile | Non
 def tiles_to_time(problem: AttentionProblem, machine: Machine, most: int) -> list[Tile]:
     """At most so many tiles that are worth timing, the cost model's choice first."""
     p = problem.folded
-    return near_tiles(machine, priced_sizes(p), p.mask, most)
+    return near_tiles(machine, model_sizes(p), p.mask, most)
 
 
-def priced_sizes(p: AttentionProblem) -> Sizes:
+def model_sizes(p: AttentionProblem) -> Sizes:
     """What the cost model is asked for.  Packed sequences count as so many of the mean length."""
     if not p.packed:
         return p.sizes
