@@ -418,7 +418,7 @@ def test_a_role_that_does_its_last_iteration_apart_needs_no_exact_run(steps, mon
 
     class Recorded(verify_sync_trials.Model):
         def __init__(self, *args):
-            ways.append(args[5])
+            ways.append(args[5].whole)
             super().__init__(*args)
 
     monkeypatch.setattr(verify_sync_trials, "Model", Recorded)

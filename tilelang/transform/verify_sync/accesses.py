@@ -14,6 +14,7 @@ from tilelang.target.atomics import Atomic, family
 
 from .sync_fault import SHARED, Fault, Found
 from .copies import EVENT_RULES
+from .memory import Site
 from .shadow import AT_ONCE, differ, held, made_of
 
 
@@ -90,7 +91,7 @@ class Accesses:
         g, t, exact = self.granules(b, indices, width)
         if len(g):
             into = memory or self.block.memory
-            into.threads(mode, g, t, self.active, s.span, exact and not self.guess, bool(self.independent), atomic)
+            into.threads(mode, g, t, self.active, Site(s.span, exact and not self.guess, atomic), bool(self.independent))
 
     def at_once(self, s: Store) -> None:
         """Several threads store in one place in one instruction.  Raises Found where they store different things."""

@@ -359,19 +359,25 @@ class _Follower(Numbers):
             mode = "w" if c.op in _WRITES_FIRST and k == 0 else "r"
             self.touch(mode, a.buffer, a.indices, max(1, 16 // size), lanes if mask is None else lanes & mask, s)
         elif c.op == "wgmma_descriptor":  # a tile read by the whole warp group
-            self.touch("r", a.buffer, a.indices, c.options.count, mask, s, together=True)
+            self.read_together(a.buffer, a.indices, c.options.count, mask, s)
         else:
             self.touch("w", a.buffer, None, 1, mask, s)
 
     def touch(self, mode: str, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any, s: Stmt,
-              together: bool = False, atomic: Atomic | None = None) -> None:
-        """together: all threads touch the same place."""
+              atomic: Atomic | None = None) -> None:
+        """Each thread of the mask touches its own place."""
+        self._met(mode, b, self.granules(b, indices, width, mask), s, atomic)
+
+    def read_together(self, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any, s: Stmt) -> None:
+        """All threads read the same place."""
+        one = np.arange(self.n) == (0 if mask is None else int(np.argmax(mask)))
+        g, _, exact = self.granules(b, indices, width, one)
+        self._met("r", b, (g, np.int32(-3), exact), s, None)
+
+    def _met(self, mode: str, b: Buffer, where: tuple[Any, Any, bool], s: Stmt, atomic: Atomic | None) -> None:
+        """where: granules, their threads, whether the address is known."""
         self.accesses += 1
-        if together:
-            mask = np.arange(self.n) == (0 if mask is None else int(np.argmax(mask)))
-        g, t, exact = self.granules(b, indices, width, mask)
-        if together:
-            t = np.int32(-3)
+        g, t, exact = where
         if not exact:
             self.unknown += 1
         site = len(self.sites)

@@ -12,6 +12,7 @@ from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_addresses
 
+from .memory import Site
 from .sync_fault import Fault, Found, Undecided
 from .events import EVENT_RULES, enter, event, event_of, lane_count, peers
 from .values import Descriptor, distinct
@@ -59,9 +60,9 @@ def _arrives(st: Any, lo: int, taken: int, counted: int, bar_at: Expr, span: Any
                 enter(block, st, w, lanes, span, True)
                 seen, fenced = w.mine(lanes)
                 t = bar.copy(seen, counted, span)
-                block.memory.tile("w", lo, lo + taken, seen, fenced, bar.copies, t, span, (w, lanes))
+                block.memory.tile("w", lo, lo + taken, (seen, fenced), (bar.copies, t), span, (w, lanes))
                 if source is not None:
-                    st.block.memory.tile("r", source, source + taken, seen, fenced, bar.copies, t, span, (w, lanes))
+                    st.block.memory.tile("r", source, source + taken, (seen, fenced), (bar.copies, t), span, (w, lanes))
                     st.block.remote.append((bar.copies, t, span))
         bar.settle(span)
 
@@ -100,10 +101,10 @@ def _leaves(st: Any, lo: int, taken: int, span: Any) -> None:
         own = st.bulk.get((w, lanes))
         if own is None:
             own = st.bulk[w, lanes] = _Stores(st.block.clocks.new())
-        seen, fenced = w.mine(lanes)
+        known = w.mine(lanes)
         own.time += 1
         own.span = span
-        st.block.memory.tile("r", lo, lo + taken, seen, fenced, own.component, own.time, span, (w, lanes))
+        st.block.memory.tile("r", lo, lo + taken, known, (own.component, own.time), span, (w, lanes))
 
 
 @event_of("tma_store", "tma_reduce_add")
@@ -209,7 +210,7 @@ def _cp_async(st: Any, c: Call, span: Any) -> None:
     g, t, exact = st.granules(a.buffer, a.indices, max(1, c.options.bytes // a.buffer.dtype.bytes))
     st.block.accesses += 1
     st.open_copies.append((g, t, exact, list(st.active), span, bool(st.independent)))
-    st.block.memory.fly(g, t, st.active, span, exact, bool(st.independent))
+    st.block.memory.fly(g, t, st.active, Site(span, exact), bool(st.independent))
 
 
 @event
@@ -225,7 +226,7 @@ def _cp_async_wait(st: Any, c: Call, span: Any) -> None:
     st.copy_groups = st.copy_groups[len(done):]
     for g, t, exact, active, where, alone in (x for group in done for x in group):
         st.block.memory.land(g)
-        st.block.memory.threads("w", g, t, active, where, exact, alone)
+        st.block.memory.threads("w", g, t, active, Site(where, exact), alone)
 
 
 @event

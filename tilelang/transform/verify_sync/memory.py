@@ -8,7 +8,7 @@ by the async proxy (TMA, wgmma) over ordinary writes that were not fenced.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,14 @@ MESSAGES = {"order": "is touched by two threads without a barrier in between",
                      "instructions may not see them",
             "unread": "is overwritten by a copy after ordinary loads that no fence_proxy_async of the reader follows: they may "
                       "still be under way"}
+
+
+class Site(NamedTuple):
+    """Where an access stands, whether its address is known, and what an atomic one does."""
+
+    span: Any
+    exact: bool = True
+    atomic: Atomic | None = None
 
 
 @dataclass
@@ -64,8 +72,7 @@ class Memory:
         self.flying: Any = None  # number of the site of the cp.async in flight over a granule
         self.version = 0
         self.checked: dict[Any, tuple[int, int]] = {}
-        # Where, whether the address was known, and what an atomic access does.
-        self.sites: list[tuple[Any, bool, Atomic | None]] = [(None, True, None)]
+        self.sites = [Site(None)]
 
     def name(self, at: int) -> str:
         """Of the buffer that holds a byte."""
@@ -76,9 +83,12 @@ class Memory:
 
     # ---- copies and matrix instructions ---------------------------------------------------------------------------
 
-    def tile(self, mode: str, lo: int, hi: int, seen: Row, fenced: Row, component: int, time: int, span: Any,
-             who: Any) -> None:
-        """An asynchronous access of bytes lo .. hi-1 by an actor `who` that knows these rows."""
+    def tile(self, mode: str, lo: int, hi: int, known: tuple[Row, Row], stamp: tuple[int, int], span: Any, who: Any) -> None:
+        """An asynchronous access of bytes lo .. hi-1 by an actor `who`.
+
+        known: the rows that it has seen, and those of fenced writes.  stamp: component and time of the access.
+        """
+        (seen, fenced), (component, time) = known, stamp
         t = self._tile(lo, hi)
         if mode == "w":
             for other in t.meets:
@@ -107,7 +117,7 @@ class Memory:
         key = (lo, hi, component)
         if t is None or self.checked.get(key) != (self.version, t.written):
             for w, lanes in active:
-                self.tile("r", lo, hi, *w.known(lanes), component, time, span, (w, lanes))
+                self.tile("r", lo, hi, w.known(lanes), (component, time), span, (w, lanes))
             self.checked[key] = self.version, self.tiles[lo, hi].written
             return
         t.records["r", component] = time, span
@@ -140,11 +150,11 @@ class Memory:
 
     # ---- cp.async ---------------------------------------------------------------------------------------------------
 
-    def fly(self, g: Any, thread: Any, active: list[tuple[Warp, int]], span: Any, exact: bool, alone: bool) -> None:
+    def fly(self, g: Any, thread: Any, active: list[tuple[Warp, int]], site: Site, alone: bool) -> None:
         """Copies to granules g by threads start; nothing may touch them until they `land`."""
         if self.flying is None:
             self.flying = np.zeros(self.granules, np.int32)
-        self.threads("w", g, thread, active, span, exact, alone)
+        self.threads("w", g, thread, active, site, alone)
         self.flying[g] = len(self.sites) - 1
 
     def land(self, g: Any) -> None:
@@ -153,38 +163,36 @@ class Memory:
 
     # ---- threads ----------------------------------------------------------------------------------------------------
 
-    def threads(self, mode: str, g: Any, thread: Any, active: list[tuple[Warp, int]], span: Any, exact: bool = True,
-                alone: bool = False, atomic: Atomic | None = None) -> None:
+    def threads(self, mode: str, g: Any, thread: Any, active: list[tuple[Warp, int]], site: Site, alone: bool = False) -> None:
         """Ordinary accesses of granules g by threads (same shape); active: their warps.
 
-        exact: whether the addresses are known.  alone: the program says that these threads do not meet one another.  atomic:
-        what an atomic access (mode "a") does.
+        alone: the program says that these threads do not meet one another.
         """
-        if atomic is not None:
-            mode = mode_of(atomic)
+        exact = site.exact
+        if site.atomic is not None:
+            mode = mode_of(site.atomic)
         first, last = int(g.min()) * self.granule, (int(g.max()) + 1) * self.granule
         warp = thread // 32
         rows = {w.number: w.known(lanes) for w, lanes in active}
         for t in self.tiles.values():
             if t.lo < last and first < t.hi:
-                self._against(t, mode, g, warp, rows, span, exact)
+                self._against(t, mode, g, warp, rows, site)
         if self.flying is not None and (exact or not alone):
             over = self.flying[g]
             if over.any():
                 k = int(np.argmax(over > 0))
                 where, known, _ = self.sites[int(over[k])]
-                raise self._fault("copy", int(g[k]) * self.granule, span, where, exact and known)
+                raise self._fault("copy", int(g[k]) * self.granule, site.span, where, exact and known)
         if exact or not alone:
-            self._conflict(mode, g, thread, warp, rows, span, exact, atomic)
-        self._note(mode, g, thread, warp, active, span, exact, atomic)
+            self._conflict(mode, g, thread, warp, rows, site)
+        self._note(mode, g, thread, warp, active, site)
 
-    def _note(self, mode: str, g: Any, thread: Any, warp: Any, active: list[tuple[Warp, int]], span: Any,
-              exact: bool, atomic: Atomic | None) -> None:
+    def _note(self, mode: str, g: Any, thread: Any, warp: Any, active: list[tuple[Warp, int]], site: Site) -> None:
         got = self.touched.get(mode)
         if got is None:
             got = self.touched[mode] = _Touched(self.warps, self.granules, self.clocks.row())
         got.lo, got.hi = min(got.lo, int(g.min())), max(got.hi, int(g.max()) + 1)
-        self.sites.append((span, exact, atomic))
+        self.sites.append(site)
         self.version += 1
         component, now = np.zeros(self.warps, np.int32), np.zeros(self.warps, np.int32)
         for w, lanes in active:
@@ -201,8 +209,7 @@ class Memory:
         got.component[warp, g] = mine
         got.site[warp, g] = len(self.sites) - 1
 
-    def _against(self, t: _Tile, mode: str, g: Any, warp: Any, rows: dict[int, tuple[Row, Row]], span: Any,
-                 exact: bool) -> None:
+    def _against(self, t: _Tile, mode: str, g: Any, warp: Any, rows: dict[int, tuple[Row, Row]], site: Site) -> None:
         for (m, c), (when, where) in t.records.items():
             if mode == "r" and m == "r":
                 continue
@@ -211,10 +218,9 @@ class Memory:
                 inside = ((g + 1) * self.granule > t.lo) & (g * self.granule < t.hi) & np.isin(warp, late)
                 if inside.any():
                     at = int(g[int(np.argmax(inside))]) * self.granule
-                    raise self._fault("copy" if m == "w" else "late", at, span, where, exact)
+                    raise self._fault("copy" if m == "w" else "late", at, site.span, where, site.exact)
 
-    def _conflict(self, mode: str, g: Any, thread: Any, warp: Any, rows: dict[int, tuple[Row, Row]], span: Any,
-                  exact: bool, atomic: Atomic | None) -> None:
+    def _conflict(self, mode: str, g: Any, thread: Any, warp: Any, rows: dict[int, tuple[Row, Row]], site: Site) -> None:
         known: Any = None
         for m, got in self.touched.items():
             if m == mode and m != "w" or all((seen >= got.latest).all() for seen, _ in rows.values()):
@@ -226,13 +232,13 @@ class Memory:
             bad = (known[warp, got.component[:, g]] < got.when[:, g]) & (got.thread[:, g] != thread)
             if not bad.any():
                 continue
-            if atomic is not None and m[0] == "a":
-                bad &= self._misses_order(atomic, got.site[:, g], bad)
+            if site.atomic is not None and m[0] == "a":
+                bad &= self._misses_order(site.atomic, got.site[:, g], bad)
                 if not bad.any():
                     continue
             row, at = (int(x[0]) for x in np.nonzero(bad))
             where, known_there, _ = self.sites[int(got.site[row, g[at]])]
-            raise self._fault("order", int(g[at]) * self.granule, span, where, exact and known_there)
+            raise self._fault("order", int(g[at]) * self.granule, site.span, where, site.exact and known_there)
 
     def _misses_order(self, atomic: Atomic, sites: Any, among: Any) -> Any:
         """Which of these atomic accesses should have been ordered with this one."""
@@ -244,4 +250,4 @@ class Memory:
         return out
 
 
-__all__ = ["MESSAGES", "Memory"]
+__all__ = ["MESSAGES", "Memory", "Site"]

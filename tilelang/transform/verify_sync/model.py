@@ -10,6 +10,7 @@ from typing import Any
 
 from tilelang.ir import Buffer, Var
 from tilelang.target.machine import REGISTERS_PER_SM
+from tilelang.ir.record import record
 
 from tilelang.target.cluster import cluster_of
 
@@ -83,19 +84,33 @@ class Block:
                                       own.span, None))
 
 
+@record
+class Way:
+    """How loops are followed.
+
+    whole: ring loops of more iterations are followed without whole turns in between.  later: so many more iterations are
+    followed before turns are left out.  tiles: iterations of loops around ring loops that are followed at least; every_tile:
+    all that `whole` allows.
+    """
+
+    whole: int = 1
+    later: int = 0
+    every_tile: bool = True
+    tiles: int = 3
+
+
+AS_WRITTEN = Way()
+
+
 class Model:
     """One run.  env: block variables, symbols and scalars.  scale: of whole numbers read from global tensors.
 
-    width: threads of a stream.  whole: ring loops of more iterations are followed without whole turns in between.
-    tiles: iterations of loops around ring loops that are followed at least; every_tile: all that `whole` allows.
-    later: so many more iterations are followed before turns are left out.
-    room: parts of a warp whose accesses are told apart.
+    width: threads of a stream.  way: how loops are followed.  room: parts of a warp whose accesses are told apart.
     """
 
     def __init__(self, plan: Plan, values: Values, env: dict[Var, Any], scale: int | Marked, width: int = GROUP,
-                 whole: int = 1, tiles: int = 3, later: int = 0, every_tile: bool = True, room: int = 6) -> None:
-        self.plan, self.values, self.scale, self.whole, self.tiles = plan, values, scale, whole, tiles
-        self.later, self.every_tile = later, every_tile
+                 way: Way = AS_WRITTEN, room: int = 6) -> None:
+        self.plan, self.values, self.scale, self.way = plan, values, scale, way
         self.progress, self.cut = 0, False
         self._left_out: dict[tuple[int, ...], list[tuple[int, int]]] = {}
         dims = cluster_of(plan.launch) or (1, 1, 1)
@@ -140,7 +155,7 @@ class Model:
                 except StopIteration:
                     del live[s]
                     self.progress += 1
-                if self.progress > (_MOST_STEPS if self.whole == 1 else _MOST_EXACT):
+                if self.progress > (_MOST_STEPS if self.way.whole == 1 else _MOST_EXACT):
                     raise Undecided("its loops run too often to be followed turn by turn")
             if live and self.progress == before:
                 raise self._deadlock(list(live))
@@ -155,4 +170,4 @@ class Model:
                            None, True, True))
 
 
-__all__ = ["GROUP", "Block", "Model"]
+__all__ = ["GROUP", "Block", "Model", "Way"]

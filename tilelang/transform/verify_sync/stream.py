@@ -339,15 +339,15 @@ class Stream(Accesses):
                 return range(most)
             model.cut = True
             return [*range(_MOST // 2), *range(most - 2, most)]
-        outer = self.plan.is_outer(s)
-        if most <= (model.whole if model.every_tile or not outer else 1):
+        way, outer = model.way, self.plan.is_outer(s)
+        if most <= (way.whole if way.every_tile or not outer else 1):
             return range(most)
         # Inside a loop over tiles the rings go on from tile to tile, so that a short way through each tells as much.
         stages, unit = self.plan.stages, self.plan.unit(s)
         stages += stages % 2  # loops may take two steps a turn
-        first, least = stages, (stages + 1 if self.tiles else 2 * stages + 2) + model.later
+        first, least = stages, (stages + 1 if self.tiles else 2 * stages + 2) + way.later
         if outer:
-            first, least = min(1, model.tiles - 1), model.tiles
+            first, least = min(1, way.tiles - 1), way.tiles
         # Loops of different roles over the same iterations leave out the same ones, wherever they start.
         skipped = start if 0 < start <= first else 0
         each, steps = s.plan.ring_steps or (1, most)  # steps of the rings: of an iteration, of the loop it was made of
@@ -383,7 +383,7 @@ class Stream(Accesses):
             self.mask, self.active, self.entry, self.path = mask, active, entry, path
             self.inside, self.turning = around, turning
         # Every role that goes on for so long stops here: the rounds that are left out are those at the end.
-        if self.block.model.whole > 1:
+        if self.block.model.way.whole > 1:
             raise Undecided(f"a while loop of more than {_MOST} iterations")
         self.block.model.cut = True
 

@@ -10,12 +10,13 @@ and in none.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from tilelang.ir import Binary, Bind, Call, Const, For, If, Launch, Load, Node, Seq, Stmt, Var, While, walk
 
 from .sync_fault import Crowded, Fault, Found, Undecided
-from .model import GROUP, Model
+from .model import GROUP, Model, Way
 from .plan import Plan
 from .values import Marked, Values, number
 
@@ -222,10 +223,10 @@ class _Trials:
         return list(found)
 
 
-# How loops are followed, cheapest first: (whole, later, every_tile) of Model.  Roles whose loops cover the same iterations
+# How loops are followed, cheapest first.  Roles whose loops cover the same iterations
 # differently (one runs its last iteration apart) may leave out a turn where others do not, and then stand still: with
 # `later` the lengths at which that happens are others.
-_WAYS = ((1, 0, True), (1, 1, True), (1, 2, True), (1, 3, True), (1 << 12, 0, False), (1 << 12, 0, True))
+_WAYS = (Way(), Way(later=1), Way(later=2), Way(later=3), Way(1 << 12, every_tile=False), Way(1 << 12))
 _EXACT = 4  # first of the ways that leave out no turn
 _ROOM, _MUCH_ROOM = 6, 128  # parts of a warp that are told apart: the second costs time, and few programs need it
 
@@ -258,8 +259,7 @@ def _followed(launch: Launch, nodes: list[Node], room: int) -> tuple[str, list[F
         for env, scale in _Trials(plan, values).all():
             way = 0
             while True:
-                whole, later, every_tile = _WAYS[way]
-                model = Model(plan, values, env, scale, width, whole, 1 if runs else 3, later, every_tile, room)
+                model = Model(plan, values, env, scale, width, replace(_WAYS[way], tiles=1 if runs else 3), room)
                 try:
                     model.run()
                     break
