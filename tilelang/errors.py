@@ -26,13 +26,14 @@ class TileLangError(Exception):
     """
 
     kind: str = "error"
+    label: str = ""  # of the span
 
     def __init__(self, message: str, *, kind: str = "error", expected: str = "", found: str = "", span: Any = None,
-                 notes: Iterable[tuple[Any, str]] = (), hint: str = "", label: str = "") -> None:
+                 notes: Iterable[tuple[Any, str]] = (), hint: str = "") -> None:
         super().__init__(message)
         self.kind, self.message, self.span = kind, message, span
         self.expected, self.found = expected, found
-        self.notes, self.hint, self.label = tuple(notes), hint, label
+        self.notes, self.hint = tuple(notes), hint
         self.call = None if span is not None else caller()
 
     def __str__(self) -> str:
@@ -84,8 +85,10 @@ def error(kind: str, message: str, *, expected: str = "", found: str | None = No
     expected, hint = expected or k.expected, hint or k.hint
     if not (expected and hint) or found is None and not k.found:
         raise TypeError(f"an error of kind {kind!r} says what was expected, what was found and what to do: {message}")
-    return _class_for(k.raises)(message, kind=kind, expected=expected, found=found or k.found or "nothing", span=span,
-                                notes=notes, hint=hint, label=label)
+    out = _class_for(k.raises)(message, kind=kind, expected=expected, found=found or k.found or "nothing", span=span,
+                               notes=notes, hint=hint)
+    out.label = label
+    return out
 
 
 def facts(err: BaseException, expected: str, found: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from tilelang.errors import error, register
@@ -117,8 +118,7 @@ class AutoTuneImpl(InClasses):
         values = {k: v for k, v in config.items() if k != RESERVED}
         if RESERVED in config:
             merged = {**impl.pass_configs, **config[RESERVED]}
-            impl = JITImpl(impl.func, impl.out_idx, impl.target, impl.target_host, impl.execution_backend, impl.verbose,
-                           merged, impl.debug_root_path, impl.compile_flags)
+            impl = JITImpl(impl.func, replace(impl.options, pass_configs=merged))
         return impl.compile(*args, **kwargs, **values)
 
     def _disk_key(self, key: Any, configs: list[dict[str, Any]]) -> str:
@@ -209,8 +209,6 @@ class AutoTuner:
             benchmark_devices: Any = None, benchmark_multi_gpu: bool = False, early_stop: bool = False,
             early_stop_factor: float = 2.0) -> AutotuneResult:
         """Tune.  use_pipeline, grouped compilation and several devices are accepted; candidates run in sequence."""
-        from dataclasses import replace
-
         text = closure_text(self.fn)
         changes: dict[str, Any] = {k: v for k, v in
                                   (("warmup", warmup), ("rep", rep), ("timeout", timeout)) if v is not None}

@@ -15,6 +15,7 @@ from typing import Any
 
 from tilelang.env import Environment, env
 from tilelang.errors import InternalError, JITNoBuilderError, TileLangError, error, register, told
+from tilelang.ir.record import record
 from tilelang.target import Target
 from tilelang.transform.framework.scope import current_config
 
@@ -55,6 +56,20 @@ def names_around(fn: Any) -> dict[str, Any] | None:
     return outer_locals(depth + 1, fn) or None
 
 
+@record
+class JitOptions:
+    """The arguments of @tilelang.jit besides the function."""
+
+    out_idx: Any = None
+    target: Any = None
+    target_host: Any = None
+    execution_backend: str | None = None
+    verbose: bool | None = None
+    pass_configs: Any = None
+    debug_root_path: str | None = None
+    compile_flags: Any = None
+
+
 class JITImpl(InClasses):
     """What @tilelang.jit makes of a function.
 
@@ -62,14 +77,12 @@ class JITImpl(InClasses):
     "eager" (the body is the kernel: calling runs it).
     """
 
-    def __init__(self, func: Any, out_idx: Any = None, target: Any = None, target_host: Any = None,
-                 execution_backend: str | None = None, verbose: bool | None = None, pass_configs: Any = None,
-                 debug_root_path: str | None = None, compile_flags: Any = None) -> None:
-        self.func = func
-        self.out_idx, self.target, self.target_host = out_idx, target, target_host
-        self.execution_backend, self.verbose = execution_backend, verbose
-        self.pass_configs = dict(pass_configs) if pass_configs else {}
-        self.debug_root_path, self.compile_flags = debug_root_path, compile_flags
+    def __init__(self, func: Any, options: JitOptions) -> None:
+        self.func, self.options = func, options
+        self.out_idx, self.target, self.target_host = options.out_idx, options.target, options.target_host
+        self.execution_backend, self.verbose = options.execution_backend, options.verbose
+        self.pass_configs = dict(options.pass_configs) if options.pass_configs else {}
+        self.debug_root_path, self.compile_flags = options.debug_root_path, options.compile_flags
         self.mode = "auto"
         self._fast: dict[Any, JITKernel] = {}
         self._kernels: dict[Any, JITKernel] = {}
@@ -341,7 +354,7 @@ def jit(func: Any = None, *, out_idx: Any = None, target: Any = None, target_hos
         if not callable(f) and program_of(f) is None:
             raise error("jit-not-a-function", f"tilelang.jit decorates a function, found {type(f).__name__}",
                         found=f"a {type(f).__name__}", hint="write @tilelang.jit above a def")
-        return JITImpl(f, out_idx, target, target_host, execution_backend, verbose, pass_configs, debug_root_path,
-                       compile_flags)
+        return JITImpl(f, JitOptions(out_idx, target, target_host, execution_backend, verbose, pass_configs,
+                                     debug_root_path, compile_flags))
 
     return wrap if func is None else wrap(func)

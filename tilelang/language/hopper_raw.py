@@ -171,18 +171,19 @@ def _registers(x: Any, offset: Any, count: int, what: str) -> AddressOf:
     return AddressOf(buffer, (const(first),))
 
 
-def _product(what: str, row: Any, a: Any, a_major: bool, b: Any, b_major: bool, c: AddressOf, scale_out: Any,
-             scales: tuple[Any, Any]) -> Emitted:
+def _wgmma(what: str, row: Any, a: tuple[Any, bool], b: tuple[Any, bool], c: AddressOf, scale_out: Any,
+           scales: tuple[Any, Any]) -> Emitted:
+    """a, b: the operand, and whether its k is contiguous."""
     for x in scales:
         if not isinstance(x, (int, np.integer, Const)) or int(getattr(x, "value", x)) != 1:
             raise error("not-available", f"{what} with scale_in {describe(x)}: operands are taken as they are (1)",
                         expected="scale_in 1", found=describe(x))
-    majors = ["k" if m else "mn" for m in (a_major, b_major)]
+    majors = ["k" if m else "mn" for _, m in (a, b)]
     if any(m not in row.majors for m in majors):
         raise error("gemm-types", f"{what}: {row.name} takes operands with k contiguous only",
                     expected="operands with k contiguous", found=f"{' and '.join(majors)} contiguous")
     keep = scale_out if isinstance(scale_out, bool) else as_bool(binary("ne", convert(scale_out), const(0)))
-    return emit_call("wgmma", (c, a, b, as_bool(keep)), "void", row=row.name, a_major=majors[0], b_major=majors[1])
+    return emit_call("wgmma", (c, a[0], b[0], as_bool(keep)), "void", row=row.name, a_major=majors[0], b_major=majors[1])
 
 
 def ptx_wgmma_ss(dtype: Any, wgmma_prefix: str, a_is_k_major: bool, b_is_k_major: bool, a_dtype_abbrv: Any, b_dtype_abbrv: Any,
@@ -201,7 +202,7 @@ def ptx_wgmma_ss(dtype: Any, wgmma_prefix: str, a_is_k_major: bool, b_is_k_major
     c = _registers(C_data, C_offset, row.c.registers, what)
     a, b = (_moved(_descriptor(d, what), o) for d, o in ((A_desc, A_offset), (B_desc, B_offset)))
     major = flag(a_is_k_major, "a_is_k_major"), flag(b_is_k_major, "b_is_k_major")
-    return _product(what, row, a, major[0], b, major[1], c, scale_out, (scale_in_a, scale_in_b))
+    return _wgmma(what, row, (a, major[0]), (b, major[1]), c, scale_out, (scale_in_a, scale_in_b))
 
 
 def ptx_wgmma_rs(dtype: Any, wgmma_prefix: str, b_is_k_major: bool, a_dtype_abbrv: Any, b_dtype_abbrv: Any,
@@ -214,7 +215,7 @@ def ptx_wgmma_rs(dtype: Any, wgmma_prefix: str, b_is_k_major: bool, a_dtype_abbr
     c = _registers(C_data, C_offset, row.c.registers, what)
     a = _registers(A_buf, A_offset, row.a.registers, what)
     b = _moved(_descriptor(B_desc, what), B_offset)
-    return _product(what, row, a, True, b, flag(b_is_k_major, "b_is_k_major"), c, scale_out, (scale_in_a, scale_in_b))
+    return _wgmma(what, row, (a, True), (b, flag(b_is_k_major, "b_is_k_major")), c, scale_out, (scale_in_a, scale_in_b))
 
 
 # ---- TMA --------------------------------------------------------------------------------------------------------------

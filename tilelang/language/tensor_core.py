@@ -202,18 +202,19 @@ class TensorCoreIntrinEmitter:
 
     def ldmatrix_a(self, A_local: Any, A_shared: Any, ki: Any, rk: Any = 0) -> Emitted:
         """The warp's rows of A, columns of step ki of chunk rk, into registers."""
-        lane, _, warp_m = self._place()
-        return self._load("A", A_local, A_shared, lane, warp_m * self.warp_row_tiles, self.warp_rows, ki, rk,
-                          self.a_transposed, self.local_size_a)
+        return self._load("A", A_local, A_shared, ki, rk)
 
     def ldmatrix_b(self, B_local: Any, B_shared: Any, ki: Any, rk: Any = 0) -> Emitted:
         """The warp's columns of B, rows of step ki of chunk rk, into registers."""
-        lane, warp_n, _ = self._place()
-        return self._load("B", B_local, B_shared, lane, warp_n * self.warp_col_tiles, self.warp_cols, ki, rk,
-                          not self.b_transposed, self.local_size_b)
+        return self._load("B", B_local, B_shared, ki, rk)
 
-    def _load(self, matrix: str, local: Any, shared: Any, lane: Expr, start: Any, tiles: int, ki: Any, rk: Any,
-              k_first: bool, size: int) -> Emitted:
+    def _load(self, matrix: str, local: Any, shared: Any, ki: Any, rk: Any) -> Emitted:
+        lane, warp_n, warp_m = self._place()
+        if matrix == "A":
+            start, tiles, k_first, size = warp_m * self.warp_row_tiles, self.warp_rows, self.a_transposed, self.local_size_a
+        else:
+            start, tiles, k_first, size = (warp_n * self.warp_col_tiles, self.warp_cols, not self.b_transposed,
+                                           self.local_size_b)
         b = need_builder("TensorCoreIntrinEmitter")
         to, (source, origin) = _origin(local, "registers of an operand")[0], _origin(shared, "a shared operand")
         k0 = b.let("k0", convert(rk * self.chunk + ki * self.micro_size_k))

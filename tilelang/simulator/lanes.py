@@ -19,7 +19,7 @@ from tilelang.target.device_functions import known_function
 
 from .addresses import Addresses
 from .faults import fault
-from .memory import Storage, geometry, linear_index
+from .memory import Followed, Storage, geometry, linear_index
 
 
 Action = Callable[["LaneFrame"], None]
@@ -155,14 +155,15 @@ class StmtCompiler(ExprCompiler):
         raise fault("sim-unsupported", f"the address of {v.name} as a value", expected="the address of memory",
                     found=f"`{v.name}`", span=v.span or self.place)
 
-    def followed(self, f: LaneFrame, pointer: Value, linear: np.ndarray, need: Any, vector: bool, count: int, b: Any,
-                 write: bool, span: Any) -> tuple[Storage, np.ndarray]:
-        """(memory, element numbers in it) of elements of b, a tensor made of the address `pointer` (one, or one a lane).
+    def followed(self, pointer: Value, linear: np.ndarray, need: Any, vector: bool, count: int,
+                 tensor: Followed) -> tuple[Storage, np.ndarray]:
+        """(memory, element numbers in it) of elements of a tensor made of the address `pointer` (one, or one a lane).
 
         linear: element numbers from there on, and need: which are touched, `count` elements each.  Both have the shape () or
         (lanes,) or what broadcasts to it, with one more axis for vectors.
         """
         start = np.asarray(pointer).astype(np.int64)
+        b, write, span = tensor
         item = numpy_dtype(b.dtype).itemsize
         at = (start[:, None] if vector and start.ndim else start) + linear * item
         at = np.broadcast_to(at, np.broadcast_shapes(at.shape, need.shape))

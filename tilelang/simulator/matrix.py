@@ -13,6 +13,7 @@ from tilelang.target.instructions import MMA_ROWS
 from .faults import fault
 from .lane_ops import WARP
 from .lanes import LaneFrame
+from .memory import Access
 
 U8, U16 = np.dtype(np.uint8), np.dtype(np.uint16)
 
@@ -142,7 +143,8 @@ def _rows_of(c: Any, e: Call, shared: Any, what: str, text: str) -> Any:
         raise fault("sim-unsupported", f"{e.op} needs the address of a shared row",
                     expected="the address of a shared row", found=f"another operand of {e.op}", span=e.span)
     reach = c.reach(shared.buffer, shared.indices, 16, e.span, what)
-    site, mode, slot = c.site(shared.buffer, e.span, text), text, c.slot(shared.buffer.data)
+    mode, slot = text, c.slot(shared.buffer.data)
+    access = Access(shared.buffer, 16, c.site(shared.buffer, e.span, text), mode, e.op)
 
     def run(f: LaneFrame, warps: np.ndarray | None) -> np.ndarray:
         old = f.mask
@@ -153,8 +155,7 @@ def _rows_of(c: Any, e: Call, shared: Any, what: str, text: str) -> Any:
             address = reach(f)
             memory = f.slots[slot]
             # Each matrix is one pass of 8 rows of 16 bytes, which is how a 16-byte access counts.
-            c.touch(f, memory, shared.buffer, address, 16, site, mode, e.op,
-                    None if mode == "read" else np.ones(int(f.mask.sum()), bool))
+            c.touch(f, memory, address, access, None if mode == "read" else np.ones(int(f.mask.sum()), bool))
         finally:
             f.mask = old
         rows = address.reshape(-1, 4, 8)[:, :num]

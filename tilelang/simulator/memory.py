@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,27 @@ from tilelang.ir import Buffer, Expr, Func, numpy_dtype, walk
 from tilelang.ir.evaluate import ExprCompiler, Value
 
 from .faults import fault
+
+
+class Access(NamedTuple):
+    """An access that a statement makes, as far as it is known before it runs.
+
+    width: bytes of each lane.  site: number of the statement.  mode: read, write or atomic.  op: what is counted.
+    """
+
+    buffer: Buffer
+    width: int
+    site: int
+    mode: str
+    op: str
+
+
+class Followed(NamedTuple):
+    """A tensor made of an address, whether it is written, and where."""
+
+    buffer: Buffer
+    write: bool
+    span: Any
 
 
 class Storage:

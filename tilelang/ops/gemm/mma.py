@@ -214,7 +214,8 @@ def _operand(op: Any, cx: Any, row: Any, side: str, tiles: WarpTiles, k: int,
     if region.buffer.scope_name == FRAGMENT:
         # Registers that stand for elements of K beyond the edge may hold anything; those of the accumulator change.
         usable = op.k % k == 0 and region.buffer.data is not op.c.buffer.data
-        direct = _in_registers(op, cx, region, frag, k_dim, k_first, tiles, dt, busy) if usable else None
+        where = Operand(region, k_first, frag, k_dim, tiles, region.buffer, 0, dt)
+        direct = _in_registers(op, cx, where, busy) if usable else None
         if direct is not None:
             return direct
         region = _staged(cx, region, op.span)
@@ -234,9 +235,10 @@ def _staged(cx: Any, region: Region, span: Any) -> Region:
     return Region(scratch, region.mins, region.extents, span=region.span)
 
 
-def _in_registers(op: Any, cx: Any, region: Region, frag: Any, k_dim: int, k_first: bool, tiles: WarpTiles,
-                  dt: dtype, busy: int) -> tuple[Operand, Callable[[int, Expr], Expr]] | None:
+def _in_registers(op: Any, cx: Any, operand: Operand, busy: int) -> tuple[Operand, Callable[[int, Expr], Expr]] | None:
     """The operand used where it lies; None when its layout is not the instruction's, repeated like the accumulator."""
+    region, frag, k_dim, k_first, tiles, dt = (operand.region, operand.frag, operand.k_dim, operand.k_first, operand.tiles,
+                                               operand.dt)
     layout = cx.layout_of(region.buffer)
     if region.buffer.dtype.bits != dt.bits or not region.is_full or region.buffer.ndim != 2:
         return None

@@ -17,6 +17,7 @@ from tilelang.ir.evaluate import Closure, Value
 from ..faults import fault
 from ..lane_ops import spread
 from ..lanes import LaneFrame
+from ..memory import Access
 from ..mbarrier import Barrier
 
 
@@ -93,6 +94,7 @@ def _cp_async(c: Any, e: Call) -> Closure:
     take = c.reach(src.buffer, src.indices, width, e.span, "asynchronous copy from")
     dst_site, src_site = c.site(dst.buffer, e.span, "asynchronous copy"), c.site(src.buffer, e.span, "read")
     src_slot, dst_slot = c.slot(src.buffer.data), c.slot(dst.buffer.data)
+    access = Access(src.buffer, width, src_site, "read", "ld.global.async")
 
     def run(f: LaneFrame) -> Value:
         shared, active = f.block.shared, f.active()
@@ -102,7 +104,7 @@ def _cp_async(c: Any, e: Call) -> Closure:
         if wanted.any():
             old, f.mask = f.mask, wanted if not wanted.all() else None
             a = take(f)
-            store = c.touch(f, c.memory(f, src_slot), src.buffer, a, width, src_site, "read", "ld.global.async")
+            store = c.touch(f, c.memory(f, src_slot), a, access)
             data[wanted] = store.flat(np.dtype(np.uint8))[a[wanted][:, None] + np.arange(width)]
             f.mask = old
         t = np.flatnonzero(active)

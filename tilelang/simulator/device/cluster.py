@@ -23,6 +23,7 @@ from tilelang.ir.evaluate import Closure, Value
 from ..faults import fault
 from ..lane_ops import WARP, spread
 from ..lanes import LaneFrame
+from ..memory import Access
 from ..mbarrier import Barrier
 
 
@@ -255,6 +256,7 @@ def _access(c: Any, e: Call) -> Closure:
     b, dt, stores = place.buffer, numpy_dtype(place.buffer.dtype), e.op == "cluster_store"
     own = c.reach(b, place.indices, dt.itemsize, e.span, e.op)
     cta, site = c.expr(e.args[1]), c.site(b, e.span, "remote write" if stores else "remote read")
+    access = Access(b, dt.itemsize, site, *(("write", "st.shared::cluster") if stores else ("read", "ld.shared::cluster")))
     value = c.expr(e.args[2]) if stores else None
 
     def run(f: LaneFrame) -> Value:
@@ -265,12 +267,12 @@ def _access(c: Any, e: Call) -> Closure:
         flat = f.block.shared.store.flat(dt)
         cells = np.where(on, address, 0) // dt.itemsize
         if value is None:
-            c.touch(f, 0, b, address, dt.itemsize, site, "read", "ld.shared::cluster")
+            c.touch(f, 0, address, access)
             return flat[cells]
         v = spread(value(f), f.lanes)
         flat[cells[on]] = v[on]
         held = flat[cells[on]]
-        c.touch(f, 0, b, address, dt.itemsize, site, "write", "st.shared::cluster", (held == v[on]) | (held != held))
+        c.touch(f, 0, address, access, (held == v[on]) | (held != held))
         return np.int32(0)
 
     return run

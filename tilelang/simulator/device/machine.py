@@ -23,7 +23,7 @@ from .counters import Counters, Site
 from ..faults import fault
 from ..lane_ops import WARP, spread, started
 from ..lanes import Action, LaneFrame, StmtCompiler, is_address
-from ..memory import Storage, geometry, granules, linear_index, out_of_bounds, span_of
+from ..memory import Access, Followed, Storage, geometry, granules, linear_index, out_of_bounds, span_of
 from .registers import Guard
 from ..releases import Releases
 
@@ -83,7 +83,8 @@ class MachineCompiler(StmtCompiler):
                 return linear
             need = np.True_ if f.mask is None else f.mask if count else f.mask[:, None]
             bl = b.dtype.lanes
-            window, linear = self.followed(f, f.slots[at], linear * bl, need, count == 0, max(count, 1) * bl, b, write, span)
+            window, linear = self.followed(f.slots[at], linear * bl, need, count == 0, max(count, 1) * bl,
+                                           Followed(b, write, span))
             self.windows[at] = Global(window)
             return linear // bl
 
@@ -273,12 +274,12 @@ class MachineCompiler(StmtCompiler):
         n *= b.dtype.lanes
         width = n * dt.itemsize
         address = self.reach(b, base, width, e.span, "load of")
-        site, at, steps = self.site(b, e.span, "read"), self.slot(b.data), np.arange(n)
-        op = f"ld.{scope.split('.')[0]}"
+        at, steps = self.slot(b.data), np.arange(n)
+        access = Access(b, width, self.site(b, e.span, "read"), "read", f"ld.{scope.split('.')[0]}")
 
         def run(f: LaneFrame) -> Value:
             a = address(f)
-            store = self.touch(f, self.memory(f, at), b, a, width, site, "read", op)
+            store = self.touch(f, self.memory(f, at), a, access)
             first = a // dt.itemsize
             x = store.flat(dt)
             if f.mask is not None:
@@ -303,8 +304,8 @@ class MachineCompiler(StmtCompiler):
         n *= b.dtype.lanes
         width = n * dt.itemsize
         address, value = self.reach(b, base, width, s.span, "store to", True), self.expr(s.value)
-        site, at, steps = self.site(b, s.span, "write"), self.slot(b.data), np.arange(n)
-        op = f"st.{scope.split('.')[0]}"
+        at, steps = self.slot(b.data), np.arange(n)
+        access = Access(b, width, self.site(b, s.span, "write"), "write", f"st.{scope.split('.')[0]}")
 
         def run(f: LaneFrame) -> None:
             v, a = spread(value(f), f.lanes, n > 1), address(f)
@@ -317,14 +318,16 @@ class MachineCompiler(StmtCompiler):
             flat[cells[on]] = v[on]
             held = flat[cells[on]]
             same = ((held == v[on]) | (held != held)).all(1)
-            self.touch(f, memory, b, a, width, site, "write", op, same)
+            self.touch(f, memory, a, access, same)
 
         return run
 
-    def touch(self, f: LaneFrame, memory: Any, b: Buffer, address: np.ndarray, width: int, site: int, mode: str,
-              op: str, same: np.ndarray | None = None) -> Storage:
-        """Enter an access of the active lanes: counts, races, uninitialised reads, copies under way.  mode: read, write
-        or atomic.  Returns the storage."""
+    def touch(self, f: LaneFrame, memory: Any, address: np.ndarray, access: Access, same: np.ndarray | None = None) -> Storage:
+        """Enter an access of the active lanes: counts, races, uninitialised reads, copies under way.  Returns the storage.
+
+        same: which lanes wrote what all that wrote there did.
+        """
+        b, width, site, mode, op = access
         if memory is None:
             raise fault("sim-unsupported", f"{b.name} has no storage here",
                         expected="a buffer with storage", found=f"{b.name} without", span=self.sites[site].span)
@@ -394,17 +397,17 @@ class MachineCompiler(StmtCompiler):
         b, dt, span = e.buffer, numpy_dtype(e.buffer.dtype), e.span or self.place
         width = count * dt.itemsize
         address = self.reach(b, e.indices, width, span, what, True)
-        site, at, steps = self.site(b, span, "atomic access", atomic), self.slot(b.data), np.arange(count)
+        at, steps = self.slot(b.data), np.arange(count)
+        access = Access(b, width, self.site(b, span, "atomic access", atomic), "atomic", f"atom.{b.scope().split('.')[0]}")
 
         def run(f: LaneFrame) -> Any:
             a = address(f)
-            op = f"atom.{b.scope().split('.')[0]}"
             memory = self.memory(f, at)
             table = memory.table if isinstance(memory, Global) and order is not None and order.concerns else None
             if table is not None and order is not None:
                 flags = a // memory.store.granule
                 order.before(f, table, flags)
-            store = self.touch(f, memory, b, a, width, site, "atomic", op)
+            store = self.touch(f, memory, a, access)
             if table is not None and order is not None:
                 order.after(f, table, flags)
             at_ = (a // dt.itemsize)[:, None] + steps

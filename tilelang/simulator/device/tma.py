@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,9 +53,18 @@ def _granules(f: LaneFrame, units: np.ndarray) -> np.ndarray:
     return (units.reshape(-1, 1) * k + np.arange(k)).reshape(-1)
 
 
-def _arriving(c: Any, f: LaneFrame, units: np.ndarray, bar: Any, data: np.ndarray, t: int, b: Any, site: int,
-              span: Any, what: str) -> None:
-    """Thread t starts a load of bytes `data` (units, 16) into shared units.  what: it is, for messages."""
+class Arrival(NamedTuple):
+    """A load into shared memory.  buffer: there.  site: of the access.  what: it is, for messages."""
+
+    buffer: Any
+    site: int
+    span: Any
+    what: str
+
+
+def _arriving(c: Any, f: LaneFrame, load: Arrival, units: np.ndarray, bar: Any, data: np.ndarray, t: int) -> None:
+    """Thread t starts a load of bytes `data` (units, 16) into shared units."""
+    b, site, span, what = load
     block, shared = f.block, f.block.shared
     if not bar.fenced:
         raise fault("sim-mbarrier", f"a copy signals {bar.name}, whose initialisation it may not see",
@@ -97,7 +106,7 @@ def _load(c: Any, e: Call) -> Closure:
             data = box.reshape(-1).view(U8).reshape(-1, UNIT)
             for shift in [0] if mask is None else _targets(f, lanes, int(spread(mask(f), f.lanes)[t]), e.span):
                 bar = at.get(f, int(at.reach(f)[t]) + shift, lanes)
-                _arriving(c, f, units + shift // UNIT, bar, data, int(t), dst.buffer, site, e.span, "TMA")
+                _arriving(c, f, Arrival(dst.buffer, site, e.span, "TMA"), units + shift // UNIT, bar, data, int(t))
         return np.int32(0)
 
     return run
@@ -204,7 +213,7 @@ def _bulk_load(c: Any, e: Call) -> Closure:
                 memory.proxy.require(f.block.clocks, g, lanes, source, "the bulk copy")
             data = memory.store.flat(U8)[first:first + n].reshape(-1, UNIT).copy()
             bar = at.get(f, int(at.reach(f)[t]), lanes)
-            _arriving(c, f, units, bar, data, t, dst.buffer, site, e.span, "the bulk copy")
+            _arriving(c, f, Arrival(dst.buffer, site, e.span, "the bulk copy"), units, bar, data, t)
         return np.int32(0)
 
     return run
@@ -265,7 +274,7 @@ def _bulk_copy_cluster(c: Any, e: Call) -> Closure:
                 shared.table.agent_reads_of(block.clocks, g, lanes, bar.agent, source)
                 shared.proxy.require(block.clocks, g, lanes, source, "the bulk copy")
             data = shared.store.flat(U8).reshape(-1, UNIT)[units.reshape(-1)].copy()
-            _arriving(c, f, there + shift // UNIT, bar, data, t, dst.buffer, site, e.span, "the bulk copy")
+            _arriving(c, f, Arrival(dst.buffer, site, e.span, "the bulk copy"), there + shift // UNIT, bar, data, t)
         return np.int32(0)
 
     return run

@@ -13,7 +13,7 @@ from tilelang.ops import Copy, Fill
 
 from ..faults import fault
 from ..lanes import LaneFrame, is_address, uniform
-from ..memory import geometry, strided
+from ..memory import Followed, geometry, strided
 
 
 def scalar_elements(op: TileOp) -> TileOp:
@@ -128,7 +128,7 @@ class TileEnv:
             for lo, hi, s in zip(low, high, strides):
                 at = at[..., None] + np.arange(lo, hi) * s
             pointer = self._scalar(lambda f: store)
-            window, number = self._followed(f, pointer, at, np.ones(at.shape, bool), False, 1, b, write, self.span)
+            window, number = self._followed(pointer, at, np.ones(at.shape, bool), False, 1, Followed(b, write, self.span))
             return _Box(_Picked(window.flat(numpy_dtype(b.dtype)), number), None, (slice(None),) * len(low), target, ext)
         row = 0 if self._lane is None or store.lanes == 1 else self._lane
         flat = store.view(numpy_dtype(b.dtype))[row]

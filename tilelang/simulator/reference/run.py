@@ -26,7 +26,7 @@ from ..grid import TileGrid, has_grid_barrier, tile_grid_barrier
 from ..host import Arguments, bind_arguments, clusters
 from ..lane_ops import BLOCK_VOTES, LANE_OPS, VOTES_OF_BLOCKS, WARP, Printer, spread, started
 from ..lanes import Action, LaneFrame, StmtCompiler, is_address, uniform
-from ..memory import Storage, geometry, granules, linear_index, out_of_bounds, span_of
+from ..memory import Followed, Storage, geometry, granules, linear_index, out_of_bounds, span_of
 from .cluster import TileCluster, to_block
 from ..boxes import launch_maps
 from .env import TileEnv, scalar_elements
@@ -91,7 +91,7 @@ class TileCompiler(StmtCompiler):
                 vector, need = ramp or bl > 1 or tail is not None, ~bad
                 if f.mask is not None:
                     need = need & (f.mask[:, None] if vector else f.mask)
-                store, linear = self.followed(f, store, linear, need, vector, 1, b, write, span)
+                store, linear = self.followed(store, linear, need, vector, 1, Followed(b, write, span))
             if store.lanes > 1:
                 row = np.arange(store.lanes) * (store.nbytes // numpy_dtype(b.dtype).itemsize)
                 vector = ramp or bl > 1 or tail is not None
