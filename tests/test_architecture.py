@@ -341,3 +341,31 @@ def test_nothing_of_the_cpu_is_imported_late():
             for f in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(f, ast.FunctionDef)
             for n in ast.walk(f) if isinstance(n, (ast.Import, ast.ImportFrom))]
     assert late == []
+
+
+def stringly_reads(path: pathlib.Path) -> list[str]:
+    """Reads of an attribute by a literal name: `.attr("…")`, `dict(x.attrs)["…"]`, `dict(x.attrs).get("…")`."""
+    found = []
+    for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        key = None
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in ("attr", "get") and n.args:
+            of = n.func.value
+            of_attrs = ast.unparse(of).startswith("dict(") and ".attrs" in ast.unparse(of)
+            key = n.args[0] if n.func.attr == "attr" or of_attrs else None
+        elif isinstance(n, ast.Subscript) and ast.unparse(n.value).startswith("dict(") and ".attrs" in ast.unparse(n.value):
+            key = n.slice
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            found.append(f"{path.relative_to(ROOT)}:{n.lineno}: {key.value}")
+    return found
+
+
+def test_no_option_is_an_attribute_by_name():
+    """What the compiler knows of a node stands in its record (ir/options.py); `attrs` are the user's annotations."""
+    assert not [x for p in PACKAGE.rglob("*.py") for x in stringly_reads(p)]
+
+
+def test_the_count_of_stringly_reads_finds_them(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    file = tmp_path / "x.py"
+    file.write_text('a.attr("n", 0)\ndict(b.attrs)["m"]\ndict(b.attrs).get("k")\nd.get("k")\na.attr(name)\n')
+    assert [x.split(": ")[1] for x in stringly_reads(file)] == ["n", "m", "k"]

@@ -92,7 +92,10 @@ class Options:
         return {k: v for k, v in zip(self.names, self._get(self)) if not _same_values(v, self._defaults[k])}
 
     def having(self, **changes: Any) -> Self:
-        """The record with some options set; None puts one back to its default."""
+        """The record with some options set; None puts one back to its default.  Raises TypeError for other names."""
+        for name in changes:
+            if name not in self._defaults:
+                raise TypeError(f"{name} is no option of {type(self).__name__}")
         if all(getattr(self, k) is v for k, v in changes.items()):
             return self
         values = {k: v for k, v in {**self.given(), **changes}.items() if v is not None}
