@@ -104,7 +104,7 @@ class CheckedStore(Store):
 
 @node
 class CheckedAddress(AddressOf):
-    """The place of an atomic update, with the dimensions that need a guard."""
+    """The address of an atomic update, with the dimensions that need a guard."""
 
     guards: tuple[int, ...] = ()
 
@@ -139,7 +139,7 @@ class TileSide:
     """An operand of a tile operation as a loop nest.
 
     loop_of: for each dimension the loop that walks it, -1 for one that no loop does.  clipped: (loop, dimension) of loops that
-    may leave the tensor.  guarded: dimensions without a loop whose index may lie outside.
+    may run outside of the tensor.  guarded: dimensions without a loop whose index may lie outside.
     """
 
     loop_of: tuple[int, ...]

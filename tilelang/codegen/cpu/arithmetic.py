@@ -22,7 +22,7 @@ def binary(f: Fn, op: str, a: str, b: str, dt: dtype, flags: str = "") -> str:
         if op in ("min", "max"):
             best = float_extremum(f, op, a, b, ty)
             return rounded(f, dt, best) if dt.is_float8 else best  # infinities saturate like other results
-        # Narrow types round after every operation; on processors that compute in them a contraction would not.
+        # Narrow types round after every operation; a contraction on a processor that computes in them would not.
         fused = "contract " if dt.bits >= 32 else ""
         return rounded(f, dt, f.let(f"{_FLOAT[op]} {flags}{fused}{ty} {a}, {b}"))
     if op in _INT:
@@ -61,7 +61,7 @@ def _divide(f: Fn, op: str, a: str, b: str, ty: str, dt: dtype) -> str:
     rem = f.let(f"srem {ty} {a}, {divisor}")
     if op == "truncmod":
         return rem
-    # Floor: the truncated result moved by one where the remainder's sign differs from the divisor's.
+    # Floor: the truncated result, adjusted by one where the remainder's sign differs from the divisor's.
     some = f.let(f"icmp ne {ty} {rem}, {zero}")
     signs = f.let(f"icmp slt {ty} {f.let(f'xor {ty} {rem}, {divisor}')}, {zero}")
     off = f.let(f"and {mask} {some}, {signs}")

@@ -109,7 +109,7 @@ def open_block(frame: LaunchFrame, f: Fn, code: WarpRoleCode, warp_role: WarpRol
 
 
 def add_pieces(cx: Code) -> StatementPrinter:
-    """Give a Code its parts; the printer of its statements."""
+    """Give a Code the printers of values, indices and memory; the printer of its statements."""
     memory = MemoryPrinter(cx)
     cx.values, cx.indices, cx.memory = ValuePrinter(cx), IndexPrinter(cx), memory
     return StatementPrinter(cx, memory)

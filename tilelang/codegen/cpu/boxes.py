@@ -45,21 +45,21 @@ def _tma_load(cx: Code, e: Call) -> str:
     record, base = address_table(cx, e).of(f, held)
     ok = f.alloca("i1", hint="there")
     f.do(f"store i1 true, ptr {ok}")
-    _rows(cx, m, starts, lambda place, source: _carry(cx, ok, record, base, place, source), at)
+    _rows(cx, m, starts, lambda place, source: _copy_piece(cx, ok, record, base, place, source), at)
     f.branch(f.let(f"load i1, ptr {ok}"), lambda: None, lambda: misuse(
         cx, f"a box of {m.box} elements of T.tma_load leaves the shared buffer {held.buffer.name}", span))
     signal(f, barrier_operand(cx, e.args[1], span), "0", str(-m.box_bytes))
     return "0"
 
 
-def _carry(cx: Code, ok: str, record: str, base: str, place: str, source: str) -> None:
+def _copy_piece(cx: Code, ok: str, record: str, base: str, place: str, source: str) -> None:
     f = cx.f
     done = f.let(f"call i1 @{move(f.module)}(ptr {record}, ptr {base}, i64 {place}, ptr {source}, i1 true)")
     f.branch(done, lambda: None, lambda: f.do(f"store i1 false, ptr {ok}"))
 
 
-def _rows(cx: Code, m: TensorMap, starts: list[str], carry: Callable[[str, str], None], at: str) -> None:
-    """carry(address in shared memory, where its 16 bytes come from) for each piece of the box."""
+def _rows(cx: Code, m: TensorMap, starts: list[str], copy: Callable[[str, str], None], at: str) -> None:
+    """copy(address in shared memory, address of the 16 source bytes) for each piece of the box."""
     f, b, rank = cx.f, m.buffer, m.rank
     size, per = b.dtype.bytes, UNIT // b.dtype.bytes
     extents = [cx.index(d) for d in m.extents()]
@@ -88,12 +88,12 @@ def _rows(cx: Code, m: TensorMap, starts: list[str], carry: Callable[[str, str],
                 v = f.choose(there, kind, lambda: f.let(f"load {kind}, ptr {source(column)}, align 1"),
                              lambda: "0" if m.fill == "zero" else str(NAN_BITS[size]))
                 f.do(f"store {kind} {v}, ptr {f.at(piece, kind, j)}, align 1")
-            carry(place, piece)
+            copy(place, piece)
 
         def source(column: str) -> str:
             return cx.address(b, [*reversed(coords[1:]), column])
 
-        f.branch(whole, lambda: carry(place, source(coords[0])), elements)
+        f.branch(whole, lambda: copy(place, source(coords[0])), elements)
 
 
 BOX_CALLS: dict[str, CallPrinter] = {"tma_load": _tma_load}

@@ -169,8 +169,8 @@ def _pair_products(f: Fn, ty: str, a: str, b: str) -> str:
         x, y = f.let(f"bitcast {ty} {a} to {half}"), f.let(f"bitcast {ty} {b} to {half}")
         return f.let(f"call {ty} {fn}({half} {x}, {half} {y})")
     by = splat("16", ty)
-    parts = []
+    halves = []
     for shift in (True, False):
         x, y = ((f.let(f"shl {ty} {v}, {by}") if shift else v) for v in (a, b))
-        parts.append(f.let(f"mul {ty} {f.let(f'ashr {ty} {x}, {by}')}, {f.let(f'ashr {ty} {y}, {by}')}"))
-    return f.let(f"add {ty} {parts[0]}, {parts[1]}")
+        halves.append(f.let(f"mul {ty} {f.let(f'ashr {ty} {x}, {by}')}, {f.let(f'ashr {ty} {y}, {by}')}"))
+    return f.let(f"add {ty} {halves[0]}, {halves[1]}")

@@ -1,7 +1,7 @@
 """Bringing gemm operands into the form the micro-kernel reads: conversion, transposition, pairs of 16-bit integers.
 
-A pair is an int32 that holds elements k and k+1 (16 bits each); one multiply-add of pairs (pmaddwd) forms both products
-exactly, since 8-bit factors leave room for the sum of two.  An odd k is padded with zero.
+A pair is an int32 that holds elements k and k+1 (16 bits each); one multiply-add of pairs (pmaddwd) multiplies and adds both
+exactly, since 8-bit factors cannot overflow it.  An odd k is padded with zero.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def transpose_rows(f: Fn, host: HostCpu, src: dtype, ct: dtype, at: str, row: in
 
 
 def _transposed(f: Fn, scalar: str, lines: list[str]) -> list[str]:
-    """Rows of a square matrix of vectors, transposed by log2(n) rounds of exchanging halves of blocks."""
+    """Rows of a square matrix of vectors, transposed in log2(n) steps that exchange halves of blocks."""
     n = len(lines)
     ty, out, half = f"<{n} x {scalar}>", list(lines), n // 2
     while half:

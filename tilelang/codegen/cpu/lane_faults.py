@@ -1,6 +1,6 @@
 """Exchanges between lanes that CUDA leaves undefined: found while the program runs, the call then fails.
 
-A launch that may come to one has a fault word (state.py, LaneFaults), 0 while there is none.  A number in it is a text:
+A launch that may execute one has a fault word (state.py, LaneFaults), 0 while there is none.  A number in it is a text:
 
     T.shfl_xor (kernel.py:12) names a lane in its mask that does not execute it
 """

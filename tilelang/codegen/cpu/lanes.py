@@ -30,7 +30,7 @@ def exchanges_in(s: Any) -> list[Call]:
 
 
 def _is_active(cx: Code, thread: str) -> str:
-    """i1: whether a thread (or the place of one in a last warp that is not full) executes the statement."""
+    """i1: whether a thread (or a missing one of a last warp that is not full) executes the statement."""
     if cx.block.active is not None:
         return load(cx.f, dtype("bool"), cx.f.at(cx.block.active, "i8", thread))
     return "true" if cx.block.count % WARP == 0 else cx.f.less(thread, str(cx.block.count))
@@ -157,7 +157,7 @@ def _active(cx: Code, e: Call) -> str:
 
 
 def _block_vote(cx: Code, e: Call) -> str:
-    """The answer of the block, counted before the statement that asks for it."""
+    """The answer of the block, counted before the statement that uses it."""
     got = cx.block.voted.get(id(e))
     if got is None:
         raise unsupported(f"{e.op} inside another statement", span=e.span or cx.span, hint="give its result a name first")

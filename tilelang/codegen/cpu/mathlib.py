@@ -59,10 +59,10 @@ def _float_call(f: Fn, op: str, args: list[str], dt: dtype, e: Call) -> str:
     symbol = names.get("*") or names.get("float64" if double else "float32")
     if symbol in _INLINE:
         return intrinsic(f, symbol, ty, *args)
-    own = _OWN.get(op)
-    if own is not None and not double:
+    inlined = _INLINED.get(op)
+    if inlined is not None and not double:
         if dt.lanes == 1:
-            name = f.module.need(f"tl_{op}_f32", lambda: own(f.module))
+            name = f.module.need(f"tl_{op}_f32", lambda: inlined(f.module))
             return f.let(f"call float @{name}({', '.join(f'float {a}' for a in args)})")
         return _lanewise(f, dt, args, lambda xs: _float_call(f, op, xs, dtype("float32"), e))
     if symbol is None:
@@ -91,7 +91,7 @@ def _lanewise(f: Fn, dt: dtype, args: list[str], one: Any) -> str:
     return out
 
 
-# ---- intrinsics with a shape of their own --------------------------------------------------------------------------
+# ---- intrinsics that are no single function --------------------------------------------------------------------------
 
 
 def _rsqrt(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
@@ -197,7 +197,7 @@ def _isnull(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
 
 
 def _fused(f: Fn, dt: dtype, a: list[str]) -> str:
-    """a[0] * a[1] + a[2] rounded once.  Narrow floats in float64, where the product is exact and the sum is rounded to odd:
+    """a[0] * a[1] + a[2] rounded once.  Narrow floats in float64, where a[0] * a[1] is exact and the addition rounds to odd:
     two roundings, of float32 and of the type, could differ from one."""
     if dt.bits >= 32:
         return intrinsic(f, "llvm.fma", value_type(dt), *a)
@@ -435,4 +435,4 @@ def _tanh(module: Module) -> str:
     return _text(f, intrinsic(f, "llvm.copysign", "float", size, x))
 
 
-_OWN: dict[str, Any] = {"exp": _exp, "exp2": _exp2, "log": _log, "log2": _log2, "tanh": _tanh}
+_INLINED: dict[str, Any] = {"exp": _exp, "exp2": _exp2, "log": _log, "log2": _log2, "tanh": _tanh}

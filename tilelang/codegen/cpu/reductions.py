@@ -114,11 +114,11 @@ def _halve(f: Fn, op: Reduce, v: str, dt: dtype) -> str:
     n = dt.lanes
     while n > 1:
         ty, half = value_type(dt.with_lanes(n)), dt.with_lanes(n // 2)
-        parts = [f.let(f"shufflevector {ty} {v}, {ty} poison, <{n // 2} x i32> <"
+        halves = [f.let(f"shufflevector {ty} {v}, {ty} poison, <{n // 2} x i32> <"
                        + ", ".join(f"i32 {k}" for k in range(lo, lo + n // 2)) + ">") for lo in (0, n // 2)]
         if n == 2:
-            parts = [f.let(f"extractelement {ty} {v}, i64 {k}") for k in (0, 1)]
-        v = _combine(f, op, parts[0], parts[1], half)
+            halves = [f.let(f"extractelement {ty} {v}, i64 {k}") for k in (0, 1)]
+        v = _combine(f, op, halves[0], halves[1], half)
         n //= 2
     return v
 

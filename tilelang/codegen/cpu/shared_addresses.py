@@ -96,13 +96,13 @@ def move(m: Module) -> str:
     inside = f.both(f.let(f"icmp ult i64 {off}, {size}"), f.let(f"icmp ule i64 {f.add(off, str(UNIT))}, {size}"))
     f.branch(inside, lambda: None, lambda: f.end("ret i1 false"))
 
-    def carry(place: str, other: str, n: str) -> None:
+    def copy(place: str, other: str, n: str) -> None:
         to = f.let(f"select i1 %write, ptr {place}, ptr {other}")
         frm = f.let(f"select i1 %write, ptr {other}, ptr {place}")
         f.do(f"call void {memcpy}(ptr {to}, ptr {frm}, i64 {n}, i1 false)")
 
     def plain() -> None:
-        carry(f.at("%base", "i8", off), "%other", str(UNIT))
+        copy(f.at("%base", "i8", off), "%other", str(UNIT))
         f.end("ret i1 true")
 
     f.branch(f.let(f"icmp eq ptr {table}, null"), plain)
@@ -113,7 +113,7 @@ def move(m: Module) -> str:
         at = f.let(f"load i32, ptr {f.at(table, 'i32', rest)}")
         f.branch(f.let(f"icmp slt i32 {at}, 0"), lambda: f.end("ret i1 false"))
         place = f.mul(f.add(f.let(f"zext i32 {at} to i64"), f.mul(turns, period)), unit)
-        carry(f.at("%base", "i8", place), f.at("%other", "i8", f.mul(i, unit)), unit)
+        copy(f.at("%base", "i8", place), f.at("%other", "i8", f.mul(i, unit)), unit)
     f.end("ret i1 true")
     f.finish()
     return name
@@ -122,8 +122,8 @@ def move(m: Module) -> str:
 def operand(m: Module, major: str) -> str:
     """i1 (table, records, storage, descriptor, extent, out): the operand of a k-step as rows of 32 bytes along K.
 
-    major "k": rows of 32 bytes as they are; "mn": 16 rows of `extent` elements of 16 bits, turned.  Whether all of it lies in
-    the buffer that the descriptor starts in.
+    major "k": rows of 32 bytes as they are; "mn": 16 rows of `extent` elements of 16 bits, transposed.  Whether all of it lies
+    in the buffer that the descriptor starts in.
     """
     name = f"tl_shared_operand_{major}"
     if name in m.entries:
@@ -148,12 +148,12 @@ def operand(m: Module, major: str) -> str:
 
     def swizzled_place(row: str, c: str) -> str:
         along = f.mul(c, str(UNIT))
-        panel, inside = "0", along
+        atom, inside = "0", along
         if major != "k":
-            panel = f.mul(f.let(f"lshr i64 {along}, {log}"), lbo)
+            atom = f.mul(f.let(f"lshr i64 {along}, {log}"), lbo)
             inside = f.let(f"and i64 {along}, {f.sub(width, '1')}")
         eight, one = f.let(f"lshr i64 {row}, 3"), f.let(f"and i64 {row}, 7")
-        y = f.add(f.add(f.add(start, panel), f.add(f.mul(eight, sbo), f.mul(one, width))), inside)
+        y = f.add(f.add(f.add(start, atom), f.add(f.mul(eight, sbo), f.mul(one, width))), inside)
         line = f.let(f"and i64 {f.let(f'lshr i64 {y}, 7')}, {mask}")
         return f.let(f"xor i64 {y}, {f.let(f'shl i64 {line}, 4')}")
 

@@ -1,13 +1,13 @@
-"""What the parts of the printer share about the function that they print.
+"""What the printers of values, memory and statements share about the function that they print.
 
-    Code            one function: its text, what names stand for, what is known of values, and its parts
+    Code            one function: its text, what names stand for, what is known of values, and its printers
       values        expressions as LLVM values            (values.py)
       indices       integers as exact i64                 (indices.py)
       memory        addresses, loads, stores, guards      (memory.py)
       block         where the code stands among the threads of a block
         warp_role   the coroutine, in launches whose warp roles wait for each other
 
-The parts know each other through the interfaces here.
+These know each other through the interfaces here.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class BlockState:
         return str(self.ranges[0][0])
 
 
-# ---- the parts, and the function ----------------------------------------------------------------------------------------
+# ---- interfaces of the printers, and the function -----------------------------------------------------------------------
 
 
 class Values(Protocol):

@@ -52,7 +52,7 @@ from .wgmma import wgmma_statement
 
 
 class StatementPrinter:
-    """Prints statements into the function of a Code.  memory: the part of it that prints stores."""
+    """Prints statements into the function of a Code.  memory: its printer of loads and stores."""
 
     def __init__(self, cx: Code, memory: MemoryPrinter) -> None:
         self.cx, self.memory = cx, memory
@@ -103,7 +103,7 @@ class StatementPrinter:
             self._once_for_mask(body, inner)
 
     def _once_for_mask(self, s: Masked, inner: Stmt) -> None:
-        """A named barrier, or a tile operation that one thread starts, if some thread of the mask comes."""
+        """A named barrier, or a tile operation that one thread starts, if the mask holds for some thread."""
         cx, f = self.cx, self.cx.f
         cx.block.active = active_threads(cx, s.mask)
         n = threads_in_warps(cx)

@@ -127,7 +127,7 @@ class Fn:
         return v
 
     def hidden(self, v: str) -> str:
-        """An i64 that LLVM takes as it comes: v, or'ed with a zero that it cannot see.
+        """An i64 about which LLVM assumes nothing: v, or'ed with a zero that it cannot see.
 
         For indices that start again within a loop (remainders, masks, narrower integers).  LLVM 22's vectoriser assumes
         that they do not and checks it before the loop, but of two with different widths it loses the check of the narrower:

@@ -149,7 +149,7 @@ class _GroupBody:
                                   for s in (64 * self.n, 64 * self.k, self.k * self.n))
 
     def emit(self, majors: tuple[str, str], c: Operand, a: Operand | None) -> None:
-        """The body, whose function is left open.  a: None where a descriptor names the operand."""
+        """Print the body; the caller finishes the function.  a: None where a descriptor names the operand."""
         f, row, n, k = self.f, self.row, self.n, self.k
         self._read_operand(majors[1], "%b", n, row.b_dtype, self.b, True)
         if a is None:

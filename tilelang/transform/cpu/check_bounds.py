@@ -1,4 +1,4 @@
-"""Diagnoses accesses of block and thread memory that certainly leave it: no guard stands there."""
+"""Diagnoses accesses of block and thread memory that certainly lie outside of it: they have no guards."""
 
 from __future__ import annotations
 

@@ -69,9 +69,9 @@ def guard_accesses(func: Func) -> Func:
             B[bx * 64 + i] = A[bx * 64 + i]      else:                the nest with guards
         copy(A[bx * 64 : …], s)                  a loop nest, clipped to A
 
-    Keeps: no access that may lie outside of a tensor is left without a guard or a test in front of it, unless
+    Keeps: each access that may lie outside of a tensor has a guard or a test in front of it, unless
     tl.disable_safe_memory_legalize says so.
-    Raises cpu-out-of-bounds for accesses of block memory that certainly leave it.
+    Raises cpu-out-of-bounds for accesses that certainly lie outside of memory of the block.
     """
     settings = dict(func.facts.pass_configs)
     guarded = not settings.get("tl.disable_safe_memory_legalize", False)
@@ -198,7 +198,7 @@ class _Guards:
             return replace(s, start=start, extent=extent, body=self.stmt(s.body))
 
     def _may_skip(self, loop_vars: tuple[Var, ...], bounds: tuple[Expr, ...], count: Any, body: Stmt) -> bool:
-        """Whether a loop may leave out values of its variables, or a part of its body."""
+        """Whether a loop may skip values of its variables, or statements of its body."""
         counts = count if isinstance(count, tuple) else (count,)
         constant = all(isinstance(b, Const) for b in bounds) and all(int(n) > 0 for n in counts)
         if constant:

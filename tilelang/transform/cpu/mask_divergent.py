@@ -168,7 +168,7 @@ class _Fission:
         ) and self.conflicts.overwrites(s, place.buffer.data)
 
     def divergent_jumps(self, body: Stmt, divergent: bool = False) -> set[type]:
-        """Break and Continue of the loop with this body that only some of the threads come to."""
+        """Break and Continue of the loop with this body that only some of the threads execute."""
         match body:
             case Seq():
                 return set().union(*(self.divergent_jumps(x, divergent) for x in body.stmts))

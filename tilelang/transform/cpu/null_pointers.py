@@ -105,7 +105,7 @@ def _text(b: Buffer, span: Any) -> str:
 
 
 def _first(v: Var, stmts: tuple[Stmt, ...]) -> tuple[Buffer, Any] | None:
-    """(tensor at v, place) of the first access that every path through these statements comes to."""
+    """(tensor at v, place) of the first access on every path through these statements."""
     for s in stmts:
         match s:
             case Seq():
@@ -148,8 +148,8 @@ def _of_expr(v: Var, e: Node, s: Stmt) -> tuple[Buffer, Any] | None:
         return e.buffer, e.span or s.span
     if isinstance(e, AddressOf):
         return None
-    parts = (e.cond,) if isinstance(e, Select) and e.lazy else children(e)
-    return next((f for x in parts if isinstance(x, Node) and not isinstance(x, Buffer) and
+    evaluated = (e.cond,) if isinstance(e, Select) and e.lazy else children(e)
+    return next((f for x in evaluated if isinstance(x, Node) and not isinstance(x, Buffer) and
                  (f := _of_expr(v, x, s)) is not None), None)
 
 

@@ -1,6 +1,6 @@
 """Warp groups that run different code: the statements of each warp role, and the barriers between them.
 
-Warp groups that no T.ws tells apart are one warp role.  A warp role runs the launch's body for its threads:
+Warp groups that no T.ws distinguishes are one warp role.  A warp role runs the launch's body for its threads:
 
     A                                role 0: A, once for the block; C
     with T.ws(1): P         ->               B, once for the block
@@ -93,8 +93,8 @@ def split_warp_roles(launch: Launch) -> tuple[tuple[tuple[WarpRole, Launch], ...
     Raises cpu-unsupported for threads of several warp roles that exchange values under a divergent condition.
     """
     split = _Split(launch)
-    parts = tuple((r, split.launch_of(r)) for r in split.warp_roles)
-    return parts, len(split.barriers)
+    launches = tuple((r, split.launch_of(r)) for r in split.warp_roles)
+    return launches, len(split.barriers)
 
 
 class _Split:
@@ -121,7 +121,7 @@ class _Split:
         return self.barriers.setdefault((id(s), position), len(self.barriers))
 
     def _visit(self, s: Stmt, warp_role: WarpRole, alone: bool, divergent: bool = False) -> Stmt:
-        """s for a warp role.  alone: under T.ws, where no other comes; divergent: under a thread condition instead."""
+        """s for a warp role.  alone: under T.ws, where no other warp role runs; divergent: under a thread condition instead."""
         match s:
             case Seq():
                 return seq(*(self._visit(x, warp_role, alone, divergent) for x in s.stmts), span=s.span)
@@ -147,7 +147,7 @@ class _Split:
         return s if alone else self._of_some_threads(s) if divergent else self._of_all_warp_roles(s)
 
     def _some_jump(self, s: Stmt | None, warp_role: WarpRole, some: bool) -> bool:
-        """Whether some threads of a warp role alone come to a break or continue of the loop around s."""
+        """Whether some threads of a warp role alone execute a break or continue of the loop around s."""
         if isinstance(s, If):
             inner = some or holds_in(s.cond, warp_role.groups[0]) is None and self.values.varies(s.cond)
             return self._some_jump(s.then, warp_role, inner) or self._some_jump(s.orelse, warp_role, inner)
@@ -183,7 +183,7 @@ class _Split:
         return replace(s, then=self._visit(s.then, warp_role, alone, divergent), orelse=orelse)
 
     def _of_some_threads(self, s: Stmt) -> Stmt:
-        """A statement that some threads come to, whatever their warp role: nothing that the block does as one."""
+        """A statement that some threads execute, whatever their warp role: nothing that the block does as one."""
         barrier = isinstance(s, Evaluate) and s.call.op in ("sync_threads", *BLOCK_VOTES)
         if barrier or isinstance(s, Parallel) or isinstance(s, TileOp) and not touches_private(s):
             raise unsupported("a tile operation, T.Parallel or a barrier under a condition that depends on the thread",
@@ -191,7 +191,7 @@ class _Split:
         return s
 
     def _of_all_warp_roles(self, s: Stmt) -> Stmt:
-        """A statement that all warp roles come to."""
+        """A statement that all warp roles execute."""
         if any(n.op in BLOCK_VOTES for n in walk(s, Call)):
             return self._between_barriers(s, self._number_votes(s))
         if isinstance(s, Parallel) or isinstance(s, TileOp) and not touches_private(s):

@@ -242,7 +242,8 @@ class Conflicts:
                     if b.fixed is not None:
                         return Form().plus(a, b.fixed)
                 case Binary(op="floordiv" | "truncdiv" | "floormod" | "truncmod" | "shr" | "bitand"):
-                    if (parts := _divided(e)) is not None and (got := self._digits(visit(parts[0]), parts[1], parts[2])):
+                    if (quotient := _divided(e)) is not None and (
+                            got := self._digits(visit(quotient[0]), quotient[1], quotient[2])):
                         return got
             return self._other(e, inside)
 

@@ -1,4 +1,4 @@
-"""Tile operations on elements become loop nests: which loop walks which dimension, and which loops may leave a tensor."""
+"""Tile operations on elements become loop nests: which loop walks which dimension, and which may run outside of a tensor."""
 
 from __future__ import annotations
 

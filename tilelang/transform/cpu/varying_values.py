@@ -55,7 +55,7 @@ class _Flow:
         self.known, self.varying, self.private = known, varying, private
 
     def visit(self, s: Stmt, divergent: bool) -> None:
-        """Add what s makes vary.  divergent: only some of the threads may come to s."""
+        """Add what s makes vary.  divergent: only some of the threads may execute s."""
         t = self.known
         match s:
             case Seq():
@@ -118,7 +118,7 @@ def some_exit_early(t: ThreadValues, body: Stmt) -> bool:
 
 
 def some_return(t: ThreadValues, s: Stmt) -> bool:
-    """Whether some of the threads alone may come to a thread_return in s."""
+    """Whether some of the threads alone may execute a thread_return in s."""
     if not any(n.op == "thread_return" for n in walk(s, Call)):
         return False
 
