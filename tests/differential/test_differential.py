@@ -35,6 +35,7 @@ def chunks():
     return [pytest.param(f, c, marks=[pytest.mark.slow] if c else []) for f in FAMILIES for c in range(CHUNKS)]
 
 
+@pytest.mark.core
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("family", "chunk"), chunks())
 def test_three_executions_agree(family, chunk):
