@@ -431,7 +431,7 @@ def test_a_fault_that_only_an_endless_run_could_confirm_is_a_doubt():
     ordered(launch)
     assert check_launch(without(launch, "mbarrier_wait", 1))[1]  # one that shows at the start is confirmed
     text, faults = check_launch(without(launch, "wgmma_wait", -1))
-    assert faults == [] and text.startswith("not checked: its loops run too often to be followed turn by turn (with turns "
+    assert faults == [] and text.startswith("not checked: its loops run too often to be followed step by step (with iterations "
                                             "left out: ")
 
 

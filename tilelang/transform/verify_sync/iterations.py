@@ -1,4 +1,4 @@
-"""Which loops have to be followed turn by turn."""
+"""Which loops have to be followed step by step."""
 
 from __future__ import annotations
 

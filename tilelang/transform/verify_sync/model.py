@@ -156,7 +156,7 @@ class Model:
                     del live[s]
                     self.progress += 1
                 if self.progress > (_MOST_STEPS if self.way.whole == 1 else _MOST_EXACT):
-                    raise Undecided("its loops run too often to be followed turn by turn")
+                    raise Undecided("its loops run too often to be followed step by step")
             if live and self.progress == before:
                 raise self._deadlock(list(live))
         for b in self.blocks:
