@@ -11,7 +11,7 @@ import pytest
 from tilelang.ir import AddressOf, Store, binary, cast, const, fresh, load, numpy_dtype, select, seq
 
 sys.path.insert(0, str(Path(__file__).parent))
-from handmade import evaluate, gemm, kernel, ramp, tensor, thread_vars
+from handmade import evaluate, gemm, kernel, packed, ramp, tensor, thread_vars
 from host_cuda import available, run_on_host
 
 from tilelang.codegen.cuda.printer import print_kernel
@@ -46,7 +46,7 @@ def test_integers_of_few_values_become_halves_by_their_bits(dt, most, tmp_path):
     o = tensor("o", (len(made) + len(wide), 128), dt)
     got = np.zeros(o.shape, numpy_dtype(dt))
     stores = [Store(o, (const(r), tx), cast(e, dt)) for r, (e, _) in enumerate(made + wide)]
-    program = kernel((a, o), seq(*stores), tvars=tv)
+    program = packed(kernel((a, o), seq(*stores), tvars=tv))
     text = print_kernel(program)
     assert text.count("tl::small_") == len(made)
     run_on_host(program, {"a": n, "o": got}, (1,), tmp_path)

@@ -1,5 +1,5 @@
 """CUDA C++ for kernels in phase DEVICE.  `print_kernel(kernel)` is the whole interface."""
 
-from .printer import CudaPrinter, DeviceKernel, print_kernel
+from .printer import DeviceKernel, print_kernel
 
-__all__ = ["CudaPrinter", "DeviceKernel", "print_kernel"]
+__all__ = ["DeviceKernel", "print_kernel"]

@@ -1,4 +1,4 @@
-"""CUDA text of Hopper's own operations: tensor maps, TMA, warp groups; products are in wgmma.py.
+"""CUDA text of Hopper's own operations: tensor maps, TMA, warp groups; MMA instructions are in wgmma.py.
 
 Functions whose form depends on a rank or an instruction row are written out when a kernel names them
 (`hopper_function`); all others are sections of prelude_*.cuh.
@@ -7,42 +7,49 @@ Functions whose form depends on a rank or an instruction row are written out whe
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import Call
+from tilelang.ir import Call, Launch
 from tilelang.target.instructions import CACHE_HINTS
 from tilelang.target.tensor_map import REDUCE_ADD, TensorMap, tensor_maps_of
 
-from ..c_like import POSTFIX, REL, Text
-from .wgmma import WgmmaCalls, wgmma_function
-
-if TYPE_CHECKING:
-    from .printer import CudaPrinter
+from .calls import Calls
+from .memory import Memory
+from .text import POSTFIX, REL, Text
+from .unsupported import unsupported
+from .wgmma import wgmma_function
 
 _TMA = re.compile(r"tma_(load|store|reduce_add)_([1-5])d(_multicast)?(_hint)?")
 
 
-def tensor_map_parameters(printer: CudaPrinter) -> list[str]:
-    """Declarations of the kernel's tensor maps, its last parameters."""
-    return [f"const __grid_constant__ tl::tensor_map {printer.namer(('tensor map', m.name), m.name)}"
-            for m in tensor_maps_of(printer.launch)]
+class HopperCalls:
+    """Registers the text of TMA, of mbarriers and of warp groups."""
 
+    def __init__(self, calls: Calls, memory: Memory, launch: Launch) -> None:
+        self.x, self.page, self._offsets, self._launch = calls.x, calls.x.page, memory.offsets, launch
+        calls.special.update({
+            "tma_load": self._tma_load,
+            "tma_store": self._tma_store,
+            "tma_reduce_add": self._tma_reduce_add,
+            "tma_prefetch": self._tma_prefetch,
+            "mbarrier_arrive": self._mbarrier_arrive,
+            "in_warp_groups": self._in_warp_groups})
 
-class HopperCalls(WgmmaCalls):
-    """Calls whose text is more than a row's format string; part of CudaPrinter."""
+    def map_parameters(self) -> list[str]:
+        """Declarations of the kernel's tensor maps, its last parameters."""
+        return [f"const __grid_constant__ tl::tensor_map {self.page.name(('tensor map', m.name), m.name)}"
+                for m in tensor_maps_of(self._launch)]
 
-    launch: Any
-
-    def _tensor_map(self: Any, e: Call) -> tuple[TensorMap, str]:
+    def _tensor_map(self, e: Call) -> tuple[TensorMap, str]:
         """The map a TMA call names, and the address of its parameter."""
         name = e.options.map
-        for m in tensor_maps_of(self.launch):
+        for m in tensor_maps_of(self._launch):
             if m.name == name:
-                return m, "&" + self.namer(("tensor map", name), name)
+                return m, "&" + self.page.name(("tensor map", name), name)
         raise InternalError(f"{e.op} names the tensor map {name!r}, which the launch does not have")
 
-    def _tma(self: Any, e: Call, kind: str, fixed: int) -> Text:
+    def _tma(self, e: Call, kind: str, fixed: int) -> Text:
         """A call with `fixed` addresses (shared tile, barrier) before the coordinates."""
         m, place = self._tensor_map(e)
         addresses, at = e.args[:fixed], e.args[fixed:]
@@ -50,7 +57,7 @@ class HopperCalls(WgmmaCalls):
         at, mask = (at[:-1], at[-1:]) if multicast else (at, ())
         if len(at) != m.rank:
             raise InternalError(f"{e.op} gives {len(at)} coordinates for {m.rank} dimensions of `{m.buffer.name}`")
-        args = [self.top(addresses[0]), place, *map(self.top, (*addresses[1:], *at, *mask))]
+        args = [self.x.top(addresses[0]), place, *map(self.x.top, (*addresses[1:], *at, *mask))]
         hint = e.options.cache_hint
         if hint is not None:
             value = CACHE_HINTS[hint] if isinstance(hint, str) else int(hint)
@@ -58,30 +65,30 @@ class HopperCalls(WgmmaCalls):
         name = f"tma_{kind}_{m.rank}d{'_multicast' if multicast else ''}{'' if hint is None else '_hint'}"
         return f"tl::{name}({', '.join(args)})", POSTFIX
 
-    def _call_tma_load(self: Any, e: Call) -> Text:
+    def _tma_load(self, e: Call) -> Text:
         return self._tma(e, "load", 2)
 
-    def _call_tma_store(self: Any, e: Call) -> Text:
+    def _tma_store(self, e: Call) -> Text:
         return self._tma(e, "store", 1)
 
-    def _call_tma_reduce_add(self: Any, e: Call) -> Text:
+    def _tma_reduce_add(self, e: Call) -> Text:
         m, _ = self._tensor_map(e)
         if m.buffer.dtype.base not in REDUCE_ADD:
-            raise self.unsupported(f"a TMA reduction of {m.buffer.dtype}", e)
+            raise unsupported(f"a TMA reduction of {m.buffer.dtype}", e)
         return self._tma(e, "reduce_add", 1)
 
-    def _call_tma_prefetch(self: Any, e: Call) -> Text:
+    def _tma_prefetch(self, e: Call) -> Text:
         return f"tl::tma_prefetch({self._tensor_map(e)[1]})", POSTFIX
 
-    def _call_mbarrier_arrive(self: Any, e: Call) -> Text:
+    def _mbarrier_arrive(self, e: Call) -> Text:
         at: Any = e.args[0]
         if not e.options.recompute:
-            return f"tl::mbarrier_arrive({self.top(at)})", POSTFIX
-        return f"tl::mbarrier_arrive_at<{self.offsets[at.buffer.data]}>(smem, {self.top(at.indices[0])})", POSTFIX
+            return f"tl::mbarrier_arrive({self.x.top(at)})", POSTFIX
+        return f"tl::mbarrier_arrive_at<{self._offsets[at.buffer.data]}>(smem, {self.x.top(at.indices[0])})", POSTFIX
 
-    def _call_in_warp_groups(self: Any, e: Call) -> Text:
+    def _in_warp_groups(self, e: Call) -> Text:
         first, count = 128 * e.options.first, 128 * e.options.count
-        x, y, z = self.launch.threads
+        x, y, z = self._launch.threads
         thread = "threadIdx.x" if y == z == 1 else "tl::linear_thread()"
         if first == 0:
             return f"{thread} < {count}", REL
@@ -134,4 +141,4 @@ def _tma_function(name: str, kind: str, rank: int, multicast: bool, hint: bool) 
             f'  asm volatile("{text};"\n               ::{", ".join(inputs)} : "memory");\n}}\n')
 
 
-__all__ = ["HopperCalls", "hopper_function", "tensor_map_parameters"]
+__all__ = ["HopperCalls", "hopper_function"]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 
-from tilelang.ir import Const, dtype
+from tilelang.ir import Const, Span, dtype
 from tilelang.ir.numbers import to_dtype
+from tilelang.target import INTRINSICS
 
-from ..c_like import ATOM, POSTFIX, PREFIX, Text
+from .text import ATOM, POSTFIX, PREFIX, Text
+from .unsupported import unsupported
 
 TYPES = {"bool": "bool", "int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short",
           "int32": "int", "uint32": "unsigned", "int64": "long long", "uint64": "unsigned long long",
@@ -34,6 +37,23 @@ float2 float4 int2 int4 uint2 uint4 min max abs exp log sqrt printf memcpy threa
 tl smem grid_barrier_ block_ panel_ start_ in_ width_ TL_DEVICE TL_INFINITY TL_NAN fmaxf fminf fmax fmin main half_t bfloat16_t
 fp8_e4_t fp8_e5_t
 """.split()
+
+# What a variable must not be called: it would hide a function that a row's text calls.
+RESERVED = frozenset(KEYWORDS).union(re.findall(r"(?<![\w:{])([A-Za-z_]\w*)\(", "\n".join(
+    t for row in INTRINSICS.values() for t in (row.cuda or {}).values())))
+
+
+def type_name(dt: dtype, span: Span | None = None) -> str:
+    """C++ name of a type.  Raises NotImplementedError at the span for types that CUDA has no form for."""
+    name = TYPES.get(dt.base)
+    if name is None:
+        raise unsupported(f"element type {dt}", None, span=span)
+    return name if dt.lanes == 1 else f"tl::vec<{name}, {dt.lanes}>"
+
+
+def lane_args(dt: dtype) -> str:
+    """Template arguments of a vector: element type and lanes."""
+    return f"{type_name(dt.scalar)}, {dt.lanes}"
 
 
 def literal(e: Const) -> Text:

@@ -1,61 +1,62 @@
 """Operators, conversions and vectors in CUDA text.
 
-Vectors are the prelude's: operators on them are functions of `tl::`, applied lane by lane.  Types of 8 bits are worked with in
+Vectors are the prelude's: operators on them are functions of `tl::`, applied lane by lane.  Types of 8 bits are computed in
 float32, 16-bit floats where CUDA has no operator of their own.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from tilelang.ir import (Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, Shuffle, Unary, binary, const, dtype,
+                         is_const, rebuild, walk)
+from tilelang.target import INTRINSICS
+from tilelang.target.intrinsics import PURE, READS
 
-from tilelang.ir import Binary, Broadcast, Cast, Const, Expr, Ramp, Shuffle, Unary, binary, const, dtype, is_const, rebuild
-
-from ..c_like import EQ, POSTFIX, PREFIX, CLikePrinter, Text
-from .types import HALVES, is_small_float
+from .expressions import Expressions
+from .operators import ScalarOperators
+from .text import COND, EQ, LOR, POSTFIX, PREFIX, Text
+from .types import HALVES, is_small_float, lane_args, type_name
 
 _VECTOR_OPS = {"add": "vec_arithmetic", "sub": "vec_arithmetic", "mul": "vec_arithmetic", "lt": "vec_compare",
                "le": "vec_compare", "gt": "vec_compare", "ge": "vec_compare", "eq": "vec_compare", "ne": "vec_compare",
                "and": "vec_compare", "or": "vec_compare"}
 
 
-class CudaValues(CLikePrinter):
-    """Part of CudaPrinter.  extra: prelude sections used without being named (operators)."""
+class Values:
+    """Registers the text of operators, conversions, selections and vectors."""
 
-    extra: set[str]
-    _differences: set[tuple[Expr, Expr]]  # operands of the subtractions printed so far
+    def __init__(self, x: Expressions) -> None:
+        self.x, self.scalars = x, ScalarOperators(x)
+        self._differences: set[tuple[Expr, Expr]] = set()  # operands of the subtractions printed so far
+        x.forms.update({Cast: self._convert, Binary: self._binary, Unary: self._unary, Select: self._select,
+                        Ramp: self._vector, Broadcast: self._vector, Shuffle: self._vector})
 
-    def convert(self: Any, e: Cast) -> Text:
+    def _convert(self, e: Cast) -> Text:
         source, to = e.value.dtype, e.dtype
         if to.lanes > 1:
             return self._convert_vector(e)
-        name = self.type_name(to, e.span)
+        name = type_name(to, e.span)
         if source.scalar == to.scalar or {source.base, to.base} == {"float32", "tfloat32"}:
-            return self.expr(e.value)
+            return self.x.expr(e.value)
         if to.is_int and source.is_float:
-            wide = f"(float){self.at(e.value, PREFIX)}" if is_small_float(source) else self.top(e.value)
+            wide = f"(float){self.x.at(e.value, PREFIX)}" if is_small_float(source) else self.x.top(e.value)
             return f"tl::to_int<{name}>({wide})", POSTFIX
         if is_small_float(source) and to != "float32":
-            return self._to(to, f"(float){self.at(e.value, PREFIX)}")
+            return converted(to, f"(float){self.x.at(e.value, PREFIX)}")
         if is_small_float(to):
-            inner = self.at(e.value, PREFIX)
+            inner = self.x.at(e.value, PREFIX)
             if source.is_bool or (source.is_int and source.bits < 32):
                 return f"{name}((float){inner})", POSTFIX
-            return f"{name}({self.top(e.value)})", POSTFIX
+            return f"{name}({self.x.top(e.value)})", POSTFIX
         if to.is_bool:
-            return f"{self.at(e.value, EQ + 1)} != {self.top(const(0, source))}", EQ
-        return f"({name}){self.at(e.value, PREFIX)}", PREFIX
-
-    def _to(self, dt: dtype, text: str) -> Text:
-        """text converted to a scalar type; types of two words have no function form in C++."""
-        name = self.type_name(dt)
-        return (f"({name})({text})", PREFIX) if " " in name else (f"{name}({text})", POSTFIX)
+            return f"{self.x.at(e.value, EQ + 1)} != {self.x.top(const(0, source))}", EQ
+        return f"({name}){self.x.at(e.value, PREFIX)}", PREFIX
 
     def _convert_vector(self, e: Cast) -> Text:
         source, to = e.value.dtype, e.dtype
-        value = self.top(e.value)
+        value = self.x.top(e.value)
         if source.base in ("float32", "tfloat32") and to.base in HALVES and to.lanes % 2 == 0:
             return f"tl::cast_{'half' if to.base == 'float16' else 'bfloat16'}({value})", POSTFIX
-        name = self.type_name(to.scalar, e.span)
+        name = type_name(to.scalar, e.span)
         if is_small_float(source) and to.base != "float32":
             value = f"tl::cast<float>({value})"
         elif is_small_float(to) and (source.is_bool or (source.is_int and source.bits < 32)):
@@ -69,9 +70,15 @@ class CudaValues(CLikePrinter):
             return self._vector_binary(e)
         if e.a.dtype.lanes == 1 and (e.a.dtype.is_float8 or (e.a.dtype.base in HALVES and e.op == "div")):
             wide = Binary(e.op, _as_float(e.a), _as_float(e.b), dtype("float32") if e.dtype.is_float else e.dtype)
-            text, level = super()._binary(wide)
-            return (f"{self.type_name(e.dtype)}({text})", POSTFIX) if e.dtype.is_float else (text, level)
-        return self._signed(e) or super()._binary(e)
+            text, level = self._plain(wide)
+            return (f"{type_name(e.dtype)}({text})", POSTFIX) if e.dtype.is_float else (text, level)
+        return self._signed(e) or self._plain(e)
+
+    def _plain(self, e: Binary) -> Text:
+        """Without what hides signs."""
+        if e.op in ("min", "max"):
+            return self._minmax(e)
+        return self._floor(e) if e.op in ("floordiv", "floormod") else self.scalars.binary(e)
 
     def _signed(self, e: Binary | Unary) -> Text | None:
         """Text that hides from LLVM how a sign comes about; None where none can get lost.
@@ -85,8 +92,9 @@ class CudaValues(CLikePrinter):
             return None
         x = _turned(e)
         if x is not None:
-            return self._hidden("negated", x) if dt.bits < 32 or self.from_data(x) and not self._above_least(x) else None
-        if dt.bits < 32 or not isinstance(e, Binary) or e.op not in ("shr", "sub") or not self.from_data(e.a):
+            facts = self.x.facts
+            return self._hidden("negated", x) if dt.bits < 32 or facts.from_data(x) and not facts.above_least(x) else None
+        if dt.bits < 32 or not isinstance(e, Binary) or e.op not in ("shr", "sub") or not self.x.facts.from_data(e.a):
             return None
         if e.op == "shr":
             return self._hidden("sign_bits", e.a) if dt.is_signed and _is_number(e.b, dt.bits - 1) else None
@@ -97,43 +105,33 @@ class CudaValues(CLikePrinter):
 
     def _hidden(self, function: str, x: Expr) -> Text:
         if x.dtype.lanes > 1:
-            return f"tl::map([](auto x) {{ return tl::{function}(x); }}, {self.top(x)})", POSTFIX
-        return f"tl::{function}({self.top(x)})", POSTFIX
-
-    def _above_least(self, x: Expr) -> bool:
-        low, high = self.facts.interval(x) if x.dtype.lanes == 1 else (None, None)
-        end = 1 << x.dtype.bits - 1
-        return low is not None and low > -end and (x.dtype.is_signed or high is not None and high < end)
+            return f"tl::map([](auto x) {{ return tl::{function}(x); }}, {self.x.top(x)})", POSTFIX
+        return f"tl::{function}({self.x.top(x)})", POSTFIX
 
     def _vector_binary(self, e: Binary) -> Text:
         dt = e.a.dtype
         if dt.is_float8 or (dt.base in HALVES and e.op == "div"):
             wide = dtype("float32").with_lanes(dt.lanes)
             inner = Binary(e.op, Cast(e.a, wide), Cast(e.b, wide), wide if e.dtype.is_float else e.dtype)
-            return self.expr(Cast(inner, e.dtype) if e.dtype.is_float else inner)
+            return self.x.expr(Cast(inner, e.dtype) if e.dtype.is_float else inner)
         section = _VECTOR_OPS.get(e.op, "vec_bits")
-        self.extra.add(section)
+        self.x.page.sections.add(section)
         if section == "vec_arithmetic" and dt.base in HALVES and dt.lanes % 2 == 0:
-            self.extra.add("vec_half" if dt.base == "float16" else "vec_bfloat16")
-        return super()._binary(e)
+            self.x.page.sections.add("vec_half" if dt.base == "float16" else "vec_bfloat16")
+        return self._plain(e)
 
     def _unary(self, e: Unary) -> Text:
         if text := self._signed(e):
             return text
         if e.dtype.lanes > 1:
             symbol = {"neg": "-", "not": "!", "bitnot": "~"}[e.op]
-            result = self._to(e.dtype.scalar, symbol + _operand(e.dtype.scalar, "x"))[0]
-            return f"tl::map([](auto x) {{ return {result}; }}, {self.top(e.a)})", POSTFIX
+            result = converted(e.dtype.scalar, symbol + _operand(e.dtype.scalar, "x"))[0]
+            return f"tl::map([](auto x) {{ return {result}; }}, {self.x.top(e.a)})", POSTFIX
         if e.dtype.is_float8:
-            return f"{self.type_name(e.dtype)}(-(float){self.at(e.a, PREFIX)})", POSTFIX
-        return super()._unary(e)
+            return f"{type_name(e.dtype)}(-(float){self.x.at(e.a, PREFIX)})", POSTFIX
+        return self.scalars.unary(e)
 
-    def divisor(self, e: Expr, text: str) -> str:
-        """Narrow quotients are packed into words as if they could not overflow: one by 0 would reach its neighbours."""
-        narrow = e.dtype.lanes == 1 and e.dtype.bits < 32
-        return f"tl::nonzero({self.top(e)})" if narrow and not (isinstance(e, Const) and e.value) else text
-
-    def minmax(self, e: Binary) -> Text:
+    def _minmax(self, e: Binary) -> Text:
         dt, f = e.dtype.scalar, e.op
         if dt.base in ("float32", "tfloat32", "float64"):
             name = f"f{f}" + ("" if dt == "float64" else "f")
@@ -144,40 +142,72 @@ class CudaValues(CLikePrinter):
         else:
             name = f
         if e.dtype.lanes > 1:
-            result = self._to(dt, f"{name}({_operand(dt, 'a')}, {_operand(dt, 'b')})")[0]
-            return f"tl::map([](auto a, auto b) {{ return {result}; }}, {self.top(e.a)}, {self.top(e.b)})", POSTFIX
+            result = converted(dt, f"{name}({_operand(dt, 'a')}, {_operand(dt, 'b')})")[0]
+            return f"tl::map([](auto a, auto b) {{ return {result}; }}, {self.x.top(e.a)}, {self.x.top(e.b)})", POSTFIX
         if dt.is_float8:
-            return self._to(dt, f"{name}((float){self.at(e.a, PREFIX)}, (float){self.at(e.b, PREFIX)})")
+            return converted(dt, f"{name}((float){self.x.at(e.a, PREFIX)}, (float){self.x.at(e.b, PREFIX)})")
         if dt.is_bool:
-            return self.expr(Binary("and" if f == "min" else "or", e.a, e.b, dt))
-        return self._narrow(f"{name}({self.top(e.a)}, {self.top(e.b)})", dt, POSTFIX) if dt.is_int else \
-            (f"{name}({self.top(e.a)}, {self.top(e.b)})", POSTFIX)
+            return self.x.expr(Binary("and" if f == "min" else "or", e.a, e.b, dt))
+        return self.scalars.narrow(f"{name}({self.x.top(e.a)}, {self.x.top(e.b)})", dt, POSTFIX) if dt.is_int else \
+            (f"{name}({self.x.top(e.a)}, {self.x.top(e.b)})", POSTFIX)
 
-    def floor_call(self, e: Binary) -> Text:
-        ctype = self.type_name(e.dtype.scalar)
+    def _floor(self, e: Binary) -> Text:
+        """Floor division and remainder: shift and mask by powers of two (right for any sign), C's operators where the
+        operands are known not to be negative, a function otherwise."""
+        quotient = e.op == "floordiv"
+        if e.dtype.lanes == 1 and isinstance(e.b, Const) and e.b.value > 0 and e.b.value & (e.b.value - 1) == 0:
+            shift = e.b.value.bit_length() - 1
+            other = const(shift if quotient else e.b.value - 1, e.dtype)
+            return self.x.expr(Binary("shr" if quotient else "bitand", e.a, other, e.dtype))
+        if e.dtype.lanes == 1 and (e.dtype.is_unsigned or (self.x.facts.not_negative(e.a) and self.x.facts.not_negative(e.b))):
+            return self.x.expr(Binary("truncdiv" if quotient else "truncmod", e.a, e.b, e.dtype))
+        return self._floor_call(e)
+
+    def _floor_call(self, e: Binary) -> Text:
+        ctype = type_name(e.dtype.scalar)
         if e.dtype.lanes > 1:
-            return (f"tl::map([](auto a, auto b) {{ return tl::{e.op}<{ctype}>(a, b); }}, {self.top(e.a)}, "
-                    f"{self.top(e.b)})"), POSTFIX
-        return f"tl::{e.op}<{ctype}>({self.top(e.a)}, {self.top(e.b)})", POSTFIX
+            return (f"tl::map([](auto a, auto b) {{ return tl::{e.op}<{ctype}>(a, b); }}, {self.x.top(e.a)}, "
+                    f"{self.x.top(e.b)})"), POSTFIX
+        return f"tl::{e.op}<{ctype}>({self.x.top(e.a)}, {self.x.top(e.b)})", POSTFIX
 
-    def vector(self, e: Expr) -> Text:
+    def _vector(self, e: Expr) -> Text:
         if isinstance(e, Broadcast):
-            return f"tl::splat<{self._lane_args(e.dtype)}>({self.top(e.value)})", POSTFIX
+            return f"tl::splat<{lane_args(e.dtype)}>({self.x.top(e.value)})", POSTFIX
         if isinstance(e, Ramp):
-            return f"tl::ramp<{self._lane_args(e.dtype)}>({self.top(e.base)}, {self.top(e.stride)})", POSTFIX
+            return f"tl::ramp<{lane_args(e.dtype)}>({self.x.top(e.base)}, {self.x.top(e.stride)})", POSTFIX
         if isinstance(e, Shuffle):
             lanes = [(v, k) for v in e.vectors for k in range(v.dtype.lanes)]
             picked = [self._lane(*lanes[i]) for i in e.indices]
             return (picked[0], POSTFIX) if e.dtype.lanes == 1 else \
-                (f"{self.type_name(e.dtype)}{{{{{', '.join(picked)}}}}}", POSTFIX)
-        return (f"tl::map([](bool c, auto a, auto b) {{ return c ? a : b; }}, {self.top(e.cond)}, "  # type: ignore[attr-defined]
-                f"{self.top(e.a)}, {self.top(e.b)})"), POSTFIX  # type: ignore[attr-defined]
-
-    def _lane_args(self, dt: dtype) -> str:
-        return f"{self.type_name(dt.scalar)}, {dt.lanes}"
+                (f"{type_name(e.dtype)}{{{{{', '.join(picked)}}}}}", POSTFIX)
+        return (f"tl::map([](bool c, auto a, auto b) {{ return c ? a : b; }}, {self.x.top(e.cond)}, "  # type: ignore[attr-defined]
+                f"{self.x.top(e.a)}, {self.x.top(e.b)})"), POSTFIX  # type: ignore[attr-defined]
 
     def _lane(self, v: Expr, k: int) -> str:
-        return f"{self.at(v, POSTFIX)}.v[{k}]" if v.dtype.lanes > 1 else self.top(v)
+        return f"{self.x.at(v, POSTFIX)}.v[{k}]" if v.dtype.lanes > 1 else self.x.top(v)
+
+    def _select(self, e: Select) -> Text:
+        if e.cond.dtype.lanes > 1:
+            return self._vector(e)
+        if not e.lazy and (_acts(e.a) or _acts(e.b)):
+            return self._select_both(e)
+        return f"{self.x.at(e.cond, LOR)} ? {self.x.at(e.a, LOR)} : {self.x.at(e.b, COND)}", COND
+
+    def _select_both(self, e: Select) -> Text:
+        t, (cond, a, b) = type_name(e.dtype), map(self.x.top, (e.cond, e.a, e.b))
+        return f"tl::select_both<{t}>{{{cond}, ({t})({a}), ({t})({b})}}.pick()", POSTFIX
+
+
+def converted(dt: dtype, text: str) -> Text:
+    """text converted to a scalar type; types of two words have no function form in C++."""
+    name = type_name(dt)
+    return (f"({name})({text})", PREFIX) if " " in name else (f"{name}({text})", POSTFIX)
+
+
+def _acts(e: Expr) -> bool:
+    """Whether evaluating e does more than compute a value: exchanges it between lanes, writes, synchronises."""
+    rows = (INTRINSICS.get(x.op) for x in walk(e, Call))
+    return any(row is None or row.effect not in (PURE, READS) for row in rows)
 
 
 def _is_number(e: Expr, *values: int) -> bool:
@@ -222,4 +252,4 @@ def lane_of(e: Expr, k: int) -> Expr:
     return Shuffle((e,), (k,), e.dtype.scalar)
 
 
-__all__ = ["CudaValues", "lane_of"]
+__all__ = ["Values", "converted", "lane_of"]

@@ -13,11 +13,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, Const, Evaluate, Stmt, const, with_options
+from tilelang.ir import AddressOf, Call, Const, Evaluate, Launch, Stmt, const, with_options
 from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow
 
-from ..c_like import POSTFIX, Text
-from .named_registers import OwnRegisters
+from .named_registers import NamedRegisters
+from .calls import Calls
+from .text import POSTFIX, Text
 
 C_TYPES = {"float16": "half_t", "bfloat16": "bfloat16_t", "tfloat32": "float", "float32": "float", "int8": "signed char",
            "uint8": "unsigned char", "int32": "int", "float8_e4m3": "fp8_e4_t", "float8_e5m2": "fp8_e5_t"}
@@ -54,71 +55,69 @@ def _continues(first: Call, more: Call) -> bool:
             and bool(keeps.value) and isinstance(more.args[1], AddressOf) == isinstance(first.args[1], AddressOf))
 
 
-class WgmmaCalls(OwnRegisters):
-    """Text of products and descriptors; part of CudaPrinter."""
+class WgmmaCalls:
+    """Registers the text of wgmma and of descriptors; prints runs of wgmma."""
 
-    def sequence(self: Any, stmts: Sequence[Stmt]) -> None:
-        for run in product_runs(stmts):
-            if len(run) == 1:
-                self.stmt(run[0])
-            else:
-                self._products([s.call for s in run if isinstance(s, Evaluate)], run[0])
+    def __init__(self, calls: Calls, registers: NamedRegisters, launch: Launch) -> None:
+        self.x, self.page, self.registers = calls.x, calls.x.page, registers
+        self._resident = launch.plan.own_values
+        calls.special.update({"wgmma": self._wgmma, "wgmma_descriptor": self._descriptor})
 
-    def _function(self: Any, e: Call) -> str:
+    def _function(self, e: Call) -> str:
         in_registers = isinstance(e.args[1], AddressOf)
         return WGMMA_ROWS[e.options.row].function(in_registers, e.options.a_major, e.options.b_major)
 
-    def _products(self: Any, calls: list[Call], s: Stmt) -> None:
+    def print_run(self, calls: list[Call], s: Stmt) -> None:
         """One call for a run of products: accumulator, whether it is kept, then a and b of each."""
-        self.source_comment(s.span)
+        self.page.comment(s.span)
         if calls[0].options.registers:
-            name, given = self._own_products(calls)
-            self.emit(f"tl::{name}({given[0][0]},")
+            name, given = self._named(calls)
+            self.page.emit(f"tl::{name}({given[0][0]},")
             given = given[1:]
         else:
             c, _, _, keep = calls[0].args
-            self.emit(f"tl::{self._function(calls[0])}_x{len(calls)}({self.top(c)}, {self.top(keep)},")
-            given = [[self.top(e.args[1]), self.top(e.args[2])] for e in calls]
+            self.page.emit(f"tl::{self._function(calls[0])}_x{len(calls)}({self.x.top(c)}, {self.x.top(keep)},")
+            given = [[self.x.top(e.args[1]), self.x.top(e.args[2])] for e in calls]
         for i, each in enumerate(given):
-            self.emit(f"    {', '.join(each)}{');' if i + 1 == len(given) else ','}")
+            self.page.emit(f"    {', '.join(each)}{');' if i + 1 == len(given) else ','}")
 
-    def _call_wgmma(self: Any, e: Call) -> Text:
+    def _wgmma(self, e: Call) -> Text:
         if e.options.registers:
-            name, given = self._own_products([e])
+            name, given = self._named([e])
             return f"tl::{name}({', '.join(x for each in given for x in each)})", POSTFIX
-        return f"tl::{self._function(e)}({', '.join(map(self.top, e.args))})", POSTFIX
+        return f"tl::{self._function(e)}({', '.join(map(self.x.top, e.args))})", POSTFIX
 
-    def _own_products(self: Any, calls: list[Call]) -> tuple[str, list[list[str]]]:
+    def _named(self, calls: list[Call]) -> tuple[str, list[list[str]]]:
         """(function of a run of products that names registers, its arguments: whether the accumulator is kept, then per
         product what is no register of its own)."""
         own = calls[0].options.registers
-        if self.launch.plan.own_values:
+        if self._resident:
             bases = _bases(calls)
             if bases is not None and "c" in own and ("a" in own or not isinstance(calls[0].args[1], AddressOf)):
-                return self._based_products(calls, bases)
+                return self._based_run(calls, bases)
         row = WGMMA_ROWS[calls[0].options.row]
         c: Any = calls[0].args[0]
-        given, sources = [[self.top(calls[0].args[3])]], []
+        given, sources = [[self.x.top(calls[0].args[3])]], []
         parts = [f"{self._function(calls[0])}_x{len(calls)}"]
         if "c" in own:
-            parts.append(f"{self._own(c.buffer)}_{_word(c)}")
+            parts.append(f"{self.registers.array(c.buffer)}_{_word(c)}")
         else:
-            given[0].insert(0, self.top(c))
+            given[0].insert(0, self.x.top(c))
         for e in calls:
             a: Any = e.args[1]
             if "a" in own:
-                sources.append((self._own(a.buffer), _word(a)))
+                sources.append((self.registers.array(a.buffer), _word(a)))
                 parts.append(f"{sources[-1][0]}_{sources[-1][1]}" if len(sources) == 1 else str(sources[-1][1]))
-            given.append([self.top(x) for x in (e.args[2:3] if "a" in own else e.args[1:3])])
+            given.append([self.x.top(x) for x in (e.args[2:3] if "a" in own else e.args[1:3])])
         form = _NAME.fullmatch(self._function(calls[0]))
         assert form is not None
         in_registers, orders = form.group(2) == "rs", form.group(3)
-        target = (self._own(c.buffer), _word(c)) if "c" in own else None
-        name = self.own_function("_".join(parts), lambda name: _definition(
+        target = (self.registers.array(c.buffer), _word(c)) if "c" in own else None
+        name = self.registers.function("_".join(parts), lambda name: _definition(
             name, row, in_registers, orders, len(calls), True, target, sources))
         return name, given
 
-    def _based_products(self: Any, calls: list[Call], bases: list[Call]) -> tuple[str, list[list[str]]]:
+    def _based_run(self, calls: list[Call], bases: list[Call]) -> tuple[str, list[list[str]]]:
         """The same for descriptors that differ by what is added to one for A and one for B: operands are the lower halves of
         these, the rest is computed where it is used.  Given sixteen descriptors the compiler keeps those of a tile that
         does not change over the loop, and then eight wgmma stand back to back, which is slower."""
@@ -126,7 +125,7 @@ class WgmmaCalls(OwnRegisters):
         c: Any = calls[0].args[0]
         form = _NAME.fullmatch(self._function(calls[0]))
         assert form is not None
-        target = f"tl_{self._own(c.buffer)}"
+        target = f"tl_{self.registers.array(c.buffer)}"
         lines = ["{", f".reg .pred p{', q' if len(calls) > 1 else ''};", f"setp.ne.b32 p, %{len(bases)}, 0;"]
         if len(calls) > 1:
             lines.append("setp.eq.u32 q, 0, 0;")
@@ -135,7 +134,7 @@ class WgmmaCalls(OwnRegisters):
         if len(bases) == 1:
             for e, x in zip(calls, operands):
                 a: Any = e.args[1]
-                x.append("{" + ", ".join(f"tl_{self._own(a.buffer)}_{_word(a) + j}" for j in range(4)) + "}")
+                x.append("{" + ", ".join(f"tl_{self.registers.array(a.buffer)}_{_word(a) + j}" for j in range(4)) + "}")
         for n, (base, letter) in enumerate(zip(bases, "ba" if len(bases) == 1 else "ab")):
             lines.append(f".reg .b64 {letter}<{len(calls)}>;")
             at = 2 if letter == "b" else 1
@@ -153,12 +152,13 @@ class WgmmaCalls(OwnRegisters):
         params = ", ".join(f"unsigned x{n}" for n in range(len(bases)))
         inputs = ", ".join(f'"r"(x{n})' for n in range(len(bases)))
         text = "\n".join(f'      "{line}\\n"' for line in [*lines, "}"])
-        name = self.own_function(f"{self._function(calls[0])}_x{len(calls)}_{self._own(c.buffer)}_{_word(c)}", lambda name: (
+        wanted = f"{self._function(calls[0])}_x{len(calls)}_{self.registers.array(c.buffer)}_{_word(c)}"
+        name = self.registers.function(wanted, lambda name: (
             f"TL_DEVICE void {name}(bool keep, {params}) {{\n  asm volatile(\n{text}\n      :: {inputs}, "
             f'"r"((int)keep));\n}}\n'))
-        return name, [[self.top(calls[0].args[3])], [f"(unsigned){self.top(b)}" for b in bases]]
+        return name, [[self.x.top(calls[0].args[3])], [f"(unsigned){self.x.top(b)}" for b in bases]]
 
-    def _call_wgmma_descriptor(self: Any, e: Call) -> Text:
+    def _descriptor(self, e: Call) -> Text:
         """attr `offset` and the second argument both add bytes; so does an index that is no constant: the half that does not
         change is then computed once, and what is left of a loop's descriptors is one addition."""
         swizzle = SWIZZLES[e.options.swizzle]
@@ -168,7 +168,7 @@ class WgmmaCalls(OwnRegisters):
         if isinstance(at, AddressOf) and len(at.indices) == 1 and not isinstance(at.indices[0], Const):
             zero = const(0, at.indices[0].dtype)
             parts[:1] = [AddressOf(at.buffer, (zero,)), at.indices[0] * at.buffer.dtype.bytes]
-        args = ", ".join(map(self.top, parts))
+        args = ", ".join(map(self.x.top, parts))
         return f"tl::wgmma_descriptor<{e.options.lbo}, {e.options.sbo}, {swizzle}{offset}>({args})", POSTFIX
 
 

@@ -1,9 +1,8 @@
-"""CUDA text of loops that store registers of their own as they are.
+"""CUDA text of loops that store named registers as they are.
 
-target/register_forms.py says which they are (`store_form`), transform/registers/register_resident.py which of them are
-printed so.  An
-array would have to hold all the elements for them, and the compiler in front of the assembler to take it apart again: a
-quarter of its work for full attention.
+target/register_forms.py says which they are (`store_form`), transform/registers/register_resident.py which of them are printed
+so.  An array would have to hold all the elements for them, and NVRTC to take it apart again: a quarter of its work for full
+attention.
 """
 
 from __future__ import annotations
@@ -14,16 +13,22 @@ from tilelang.errors import InternalError
 from tilelang.ir import Buffer, Expr, For, Ramp, Var, const, substitute
 from tilelang.target.register_forms import Form, affine_in, inlined
 
+from .memory import Memory
+from .named_registers import NamedRegisters
 
-class StoredResults:
-    """Part of CudaPrinter."""
 
-    def stored(self: Any, form: Form, s: For) -> None:
+class RegisterStores:
+    """Prints loops of the form "store"."""
+
+    def __init__(self, memory: Memory, registers: NamedRegisters) -> None:
+        self.x, self.memory, self.registers = memory.x, memory, registers
+
+    def print(self, form: Form, s: For) -> None:
         """Operands are addresses: those of other points are as far from them as static strides say."""
-        array, store = self._own(form.buffer), inlined(s)[1]
+        array, store = self.registers.array(form.buffer), inlined(s)[1]
         assert store is not None
         to, lanes = store.buffer, store.value.dtype.lanes
-        ty, vector = self.own_registers[array][0], f".v{lanes}" if lanes > 1 else ""
+        ty, vector = self.registers.type_of(array), f".v{lanes}" if lanes > 1 else ""
         base = tuple(i.base if isinstance(i, Ramp) else i for i in store.indices)
         moves = _strides(to, base, set(form.points[0][1]))
         first: dict[tuple[int, ...], tuple[str, int]] = {}
@@ -36,14 +41,15 @@ class StoredResults:
             if key not in first:
                 first[key] = f"%{len(args)}", away
                 values = {v: const(n, v.dtype) for v, n in at.items()}
-                args.append(self.address(to, tuple(self.facts.simplify(substitute(i, values)) for i in base)))
+                args.append(self.memory.address(to, tuple(self.x.facts.analyzer.simplify(substitute(i, values)) for i in base)))
             place, start = first[key]
             names = ", ".join(f"tl_{array}_{k + i}" for i in range(lanes))
             lines.append(f"st.global{vector}.{ty} [{place}{f'{away - start:+}' if away != start else ''}], {{{names}}};")
         params = ", ".join(f"void* p{i}" for i in range(len(args)))
         operands = ", ".join(f'"l"(__cvta_generic_to_global(p{i}))' for i in range(len(args)))
         text = "\\n".join(lines)
-        self._call_own(f"store_{array}", f"({params})", f'asm volatile("{text}" :: {operands} : "memory");', ", ".join(args))
+        body = f'asm volatile("{text}" :: {operands} : "memory");'
+        self.registers.call(f"store_{array}", f"({params})", body, ", ".join(args))
 
 
 def _strides(to: Buffer, base: tuple[Expr, ...], inside: set[Var]) -> list[tuple[Any, dict[Var, int]]]:
@@ -58,4 +64,4 @@ def _strides(to: Buffer, base: tuple[Expr, ...], inside: set[Var]) -> list[tuple
     return out
 
 
-__all__ = ["StoredResults"]
+__all__ = ["RegisterStores"]

@@ -1,0 +1,47 @@
+"""What stands in front of a kernel: headers of element types, and the functions of the prelude that it uses.
+
+CUDA's headers of 16-bit float types take a compiler longer than all the rest of a small kernel's text.  A kernel that never
+computes a value of the type, only moves it, gets a type of two bytes in its place.
+"""
+
+from __future__ import annotations
+
+from .page import Page
+from .prelude import device_header, words_of
+from .types import HALVES, HEADERS, TYPES
+
+_PLAIN = {TYPES[base]: base for base in HALVES}
+# Beginnings of names that the headers define: functions and types of these elements.
+_FROM_HEADER = ("__h", "__nv_", "__bfloat16", "nv_bfloat", "hrcp", "hsqrt", "hrsqrt", "hexp", "hlog", "hsin", "hcos", "htanh",
+                "hfloor", "hceil", "hrint", "htrunc")
+
+
+def _is_from_header(word: str) -> bool:
+    return word.startswith(_FROM_HEADER) or word == "half2" or (
+        word.startswith("__") and ("2half" in word or "2bfloat16" in word))
+
+
+def kernel_header(page: Page, body: str, injected: str, functions: str) -> str:
+    """Everything in front of a kernel's text.  injected: the user's source.  functions: definitions made for this kernel."""
+    named = words_of(body)
+    words = named | words_of(injected) | page.sections
+    defined = device_header(words | words_of(functions)) + functions
+    named |= words_of(defined)
+    out = _element_types(words | named, injected, named, page.worked_with)
+    out.append("#define TL_DEVICE __device__ __forceinline__")
+    if defined:
+        out += ["namespace tl {", defined.rstrip(), "}  // namespace tl"]
+    return "\n".join(out) + "\n\n"
+
+
+def _element_types(words: set[str], injected: str, named: set[str], worked_with: set[str]) -> list[str]:
+    """Headers and names of the element types among the words of a text.  named: words of our own text."""
+    used = [(name, *HEADERS[name]) for name in HEADERS if name in words]
+    if not injected and not any(h == "cuda_fp8.h" for _, h, _ in used) and not any(
+            map(_is_from_header, named)):
+        used = [(name, "", f"struct {name} {{ unsigned short bits; }};") if _PLAIN.get(name, "") not in ("", *worked_with)
+                else (name, h, t) for name, h, t in used]
+    return [f"#include <{h}>" for h in dict.fromkeys(h for _, h, _ in used) if h] + [t for *_, t in used]
+
+
+__all__ = ["kernel_header"]

@@ -1,0 +1,186 @@
+"""Buffers in CUDA text: declarations, elements, loads and stores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.arith import flat_index, vector_base
+from tilelang.errors import InternalError
+from tilelang.ir import (AddressOf, Alloc, Bind, Binary, Broadcast, Buffer, Call, Cast, Expr, Launch, Load, Store, Var, const,
+                         dtype, follows_addresses, walk)
+from tilelang.target import INTRINSICS
+from tilelang.target.tensor_map import tensor_maps_of
+
+from .expressions import Expressions
+from .text import ADD, POSTFIX, PREFIX, Text
+from .types import HALVES, lane_args, type_name
+from .unsupported import unsupported
+from .values import lane_of
+
+SHARED_SCOPES = ("shared", "shared.dyn", "shared.barrier")
+_SOURCE_SECOND = ("cp_async", "ldmatrix", "bulk_load", "bulk_store", "bulk_copy_cluster")  # their second address is only read
+
+
+class Memory:
+    """Registers the text of loads and addresses; prints allocations and stores.
+
+    offsets: bytes of shared memory where buffers start.  written: storages that the kernel may write.
+    """
+
+    def __init__(self, x: Expressions, launch: Launch) -> None:
+        self.x, self.page = x, x.page
+        self.offsets: dict[Var, Any] = {b.data: offset for b, offset in launch.plan.shared_offsets}
+        self.written = _written_storages(launch) | _taken_storages(launch)
+        # An address that the kernel computes or reads may lead into any tensor.
+        self._may_alias = None if follows_addresses(launch) else frozenset(launch.plan.may_alias)
+        self._types: dict[Var, dtype] = {}  # element type with which a storage was declared
+        self._scalars: set[Var] = set()  # storages that are plain variables (local.var)
+        x.forms.update({Load: self._load, AddressOf: lambda e: (self.address(e.buffer, e.indices), PREFIX)})
+
+    def parameter(self, b: Buffer) -> str:
+        """Declaration of a tensor parameter."""
+        self._types[b.data] = b.dtype
+        read_only = "" if b.data in self.written else "const "
+        alone = "" if self._may_alias is None or b.name in self._may_alias else " __restrict__"
+        return f"{read_only}{type_name(b.dtype, b.span)}*{alone} {self.page.name(b.data, b.name)}"
+
+    def workspace(self, b: Buffer) -> str:
+        """Declaration of a workspace, which the host passes."""
+        self._types[b.data] = b.dtype
+        name = b.name if b.facts.zeroed else self.page.name(b.data, b.name)
+        return f"{type_name(b.dtype, b.span)}* __restrict__ {name}"
+
+    def alloc(self, s: Alloc) -> None:
+        b = s.buffer
+        if b.scope_name == "global" and b.data in self._types:
+            return  # a workspace: the host passes it
+        name, ctype = self.page.name(b.data, b.name), type_name(b.dtype, s.span or b.span)
+        self._types[b.data] = b.dtype
+        if b.scope_name in SHARED_SCOPES:
+            if b.data in self.offsets:
+                offset = self.offsets[b.data]
+                where = self.x.at(offset, ADD + 1) if isinstance(offset, Expr) else str(offset)
+                self.page.emit(f"{ctype}* const {name} = reinterpret_cast<{ctype}*>(smem + {where});")
+            elif b.scope_name == "shared.barrier" and self.offsets:  # a static one would shift the aligned dynamic array
+                raise InternalError(f"the barriers `{b.name}` have no place beside the other shared buffers")
+            else:
+                self.page.emit(f"__shared__ __align__(128) {ctype} {name}[{b.size}];")
+        elif b.scope_name == "local.var" or (b.scope_name == "local" and s.init is not None and b.size == 1):
+            self._scalars.add(b.data)
+            zero = "{}" if b.dtype.lanes > 1 else self.x.top(const(0, b.dtype))  # without a first value it starts at zero
+            self.page.emit(f"{ctype} {name} = {self.x.top(s.init) if s.init is not None else zero};")
+        elif b.scope_name == "local":
+            self.page.emit(f"alignas(16) {ctype} {name}[{b.size}];")
+        else:
+            raise unsupported(f"a {b.scope_name} buffer", s)
+
+    def _place(self, b: Buffer, index: Expr) -> str:
+        """b[index] as an lvalue of the buffer's element type."""
+        name = self.page.name(b.data, b.name)
+        if b.data in self._scalars:
+            return name if self._types[b.data] == b.dtype else f"reinterpret_cast<{type_name(b.dtype)}&>({name})"
+        declared = self._types.get(b.data)
+        if declared != b.dtype:  # another view of it, or an address computed here
+            const_ = "" if b.data in self.written or b.scope_name != "global" else "const "
+            name = f"reinterpret_cast<{const_}{type_name(b.dtype)}*>({name})"
+        return f"{name}[{self.x.top(index)}]"
+
+    def element(self, b: Buffer, indices: tuple[Expr, ...]) -> str:
+        return self._place(b, flat_index(b, indices))
+
+    def address(self, b: Buffer, indices: tuple[Expr, ...]) -> str:
+        return "&" + self.element(b, indices)
+
+    def _load(self, e: Load) -> Text:
+        if all(i.dtype.lanes == 1 for i in e.indices):
+            return self.element(e.buffer, e.indices), POSTFIX
+        base = vector_base(e.buffer, e.indices)
+        if base is not None:
+            return f"tl::load<{lane_args(e.dtype)}>({self.address(e.buffer, base)})", POSTFIX
+        lanes = [self.element(e.buffer, tuple(lane_of(i, k) for i in e.indices)) for k in range(e.dtype.lanes)]
+        return f"{type_name(e.dtype)}{{{{{', '.join(lanes)}}}}}", POSTFIX
+
+    def store(self, s: Store) -> None:
+        if all(i.dtype.lanes == 1 for i in s.indices):
+            to = self.element(s.buffer, s.indices)
+            if isinstance(s.value, Call) and s.value.op == "opaque_copy" and s.value.dtype == "uint64":
+                self.page.emit(f"tl::computed_here({to}, {self.x.top(s.value.args[0])});")
+            else:
+                self.page.emit(f"{to} = {self._moved(s) or self.x.top(s.value)};")
+            return
+        base, v = vector_base(s.buffer, s.indices), s.value
+        if base is None:
+            self._scatter(s)
+            return
+        to, args = self.address(s.buffer, base), lane_args(s.value.dtype)
+        source = vector_base(v.buffer, v.indices) if isinstance(v, Load) else None
+        if source is not None:
+            self.page.emit(f"tl::copy<{args}>({to}, {self.address(v.buffer, source)});")
+        elif isinstance(v, Call) and v.op == "pack_pairs":
+            floats: Any = v.args[0]
+            source = vector_base(floats.buffer, floats.indices)
+            name = "half" if v.dtype.base == "float16" else "bfloat16"
+            self.page.emit(f"tl::pack_{name}<{v.dtype.lanes}>({to}, {self.address(floats.buffer, source)});")
+        elif any(x.op == "dequantise_pair" for x in walk(v, Call)):
+            self.page.worked_with.add("float16")
+            self.page.emit(f"*reinterpret_cast<__half2*>({to}) = {self._pair(v)};")
+        else:
+            self.page.emit(f"tl::store<{args}>({to}, {self.x.top(v)});")
+
+    def _scatter(self, s: Store) -> None:
+        name = self.page.name(s, f"{s.buffer.name}_lanes")
+        self.page.emit(f"const {type_name(s.value.dtype)} {name} = {self.x.top(s.value)};")
+        for k in range(s.value.dtype.lanes):
+            at = self.element(s.buffer, tuple(lane_of(i, k) for i in s.indices))
+            self.page.emit(f"{at} = {name}.v[{k}];")
+
+    def _moved(self, s: Store) -> str | None:
+        """The element that a store copies from elsewhere as it is; None for other stores."""
+        v = s.value
+        if not isinstance(v, Load) or v.dtype.base not in HALVES or v.dtype.lanes > 1 or v.dtype != s.buffer.dtype:
+            return None
+        return self.element(v.buffer, v.indices)
+
+    def _pair(self, e: Expr) -> str:
+        """Text of a pair of float16: weights of one byte, times factors that both have."""
+        if isinstance(e, Binary):
+            return f"__hmul2({self._pair(e.a)}, {self._pair(e.b)})"
+        if isinstance(e, Broadcast):
+            return f"__half2half2({self.x.top(e.value)})"
+        byte, *zero_point = e.args  # type: ignore[attr-defined]
+        zero = "".join(f", tl::small_half<0>({self.x.top(x)})" for x in zero_point)
+        o = e.options  # type: ignore[attr-defined]
+        return f"tl::coded_pair<{o.low}, {o.high}, {o.mask}>({self.x.top(byte)}{zero})"
+
+
+def _taken_storages(launch: Launch) -> set[Var]:
+    """Storages whose address the kernel has as a number or a pointer of its own: they may be written by it."""
+    out: set[Var] = set()
+    for x in walk(launch.body, Bind, Cast, Call):
+        value = x.value if isinstance(x, (Bind, Cast)) else x.args[0] if isinstance(x, Call) and x.op == "reinterpret" else None
+        if isinstance(value, AddressOf):
+            out.add(value.buffer.data)
+        elif isinstance(value, Var) and value.dtype.is_handle:
+            out.add(value)
+    return out
+
+
+def _written_storages(launch: Launch) -> set[Var]:
+    """Storages that the kernel may write: stored to, or given by address to anything but a copy's source."""
+    out: set[Var] = set()
+    maps = {m.name: m.buffer.data for m in tensor_maps_of(launch)}
+    for x in walk(launch.body, Store, Call):
+        if isinstance(x, Store):
+            out.add(x.buffer.data)
+        else:
+            row = INTRINSICS.get(x.op)
+            read_only = row is not None and row.effect in ("pure", "reads")
+            for i, a in enumerate(x.args):
+                if isinstance(a, AddressOf) and not read_only and not (x.op in _SOURCE_SECOND and i == 1):
+                    out.add(a.buffer.data)
+            if x.op in ("tma_store", "tma_reduce_add") and x.options.map in maps:
+                out.add(maps[x.options.map])
+    return out
+
+
+__all__ = ["Memory"]

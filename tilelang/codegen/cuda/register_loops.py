@@ -1,0 +1,229 @@
+"""CUDA text of loops on named registers: one `asm` each, of the instructions that target/register_forms.py finds in them.
+
+Passes decide which loops these are (attr `registers`) and in which order they combine elements (attr `reduction`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from tilelang.errors import InternalError
+from tilelang.ir import Binary, For, Stmt, Store, stmts_of
+from tilelang.target.register_forms import SUMMED, Form, constant, form_of, packed_source, sum_form
+
+from .memory import Memory
+from .named_registers import NamedRegisters
+from .register_maps import RegisterMaps
+from .register_stores import RegisterStores
+from .types import type_name
+
+
+class RegisterLoops:
+    """Prints loops with the attr `registers`.  stmt: prints the other statements in them."""
+
+    def __init__(self, memory: Memory, registers: NamedRegisters, fast_math: bool, stmt: Callable[[Stmt], None]) -> None:
+        self.x, self.page, self.memory, self.registers = memory.x, memory.page, memory, registers
+        self.maps, self.stores = RegisterMaps(memory.x, registers, fast_math), RegisterStores(memory, registers)
+        self.ftz = ".ftz.f32" if fast_math else ".f32"
+        self._stmt = stmt
+
+    def print(self, s: For) -> None:
+        """A loop with the attr `registers`."""
+        form = form_of(s)
+        if form is None:
+            raise InternalError("a loop marked for registers of their own has no form")
+        first = s
+        while isinstance(first, For):
+            first = first.body  # type: ignore[assignment]
+        self.page.comment(next(iter(stmts_of(first) or (first,))).span)
+        if form.kind == "read":
+            self._read(s, form)
+        elif form.kind == "halves":
+            self._halves(form, s.plan.registers == "source")
+        elif form.kind == "map":
+            self.maps.print(form)
+        elif form.kind == "sum":
+            self._summed(form, s)
+        elif form.kind == "sums":
+            self._sums(s)
+        elif form.kind == "store":
+            self.stores.print(form, s)
+        else:
+            self._values(form)
+
+    def _values(self, form: Form) -> None:
+        """fill and scale: operands are the different values, elements the lines."""
+        array = self.registers.array(form.buffer)
+        ty = self.registers.type_of(array)
+        op = f"mov.{ty}" if form.kind == "fill" else f"mul{self.ftz}"
+        values: dict[str, int] = {}
+        texts = {id(x): self.x.top(x) for x in {id(x): x for _, x in form.points}.values()}
+        lines = []
+        for k, x in form.points:
+            at = values.setdefault(texts[id(x)], len(values))
+            register = f"tl_{array}_{k}"
+            lines.append(f"{op} {register}, {'' if form.kind == 'fill' else register + ', '}%{at};")
+        c_type, letter = ("float", "f") if ty == "f32" else ("int", "r")
+        operands = ", ".join(f'"{letter}"(x{i})' for i in range(len(values)))
+        params = ", ".join(f"{c_type} x{i}" for i in range(len(values)))
+        self.registers.call(f"{form.kind}_{array}", f"({params})", f'asm volatile("{_joined(lines)}" :: {operands});',
+                       ", ".join(values))
+
+    def _halves(self, form: Form, own_source: bool) -> None:
+        """own_source: the floats are in registers of their own too."""
+        array, source = self.registers.array(form.buffer), form.points[0][1]
+        read = sorted({j for _, _, a, b in form.points for j in (a, b)})
+        if own_source:
+            floats = self.registers.array(source)
+            at = {j: f"tl_{floats}_{j}" for j in read}
+        else:
+            at = {j: f"%{i}" for i, j in enumerate(read)}
+        cvt = _cvt(form.buffer.dtype.base)
+        lines = [f"{cvt} tl_{array}_{w}, {at[b]}, {at[a]};" for w, _, a, b in form.points]
+        operands = "" if own_source else ", ".join(f'"f"(x[{j}])' for j in read)
+        name = self.page.name(source.data, source.name)
+        self.registers.call(f"halves_{array}", f"({'' if own_source else 'const float* x'})",
+                       f'asm volatile("{_joined(lines)}" :: {operands});', "" if own_source else f"&{name}[0]")
+
+    def _read(self, s: For, form: Form) -> None:
+        array = self.registers.array(form.buffer)
+        for k in self._iterations(s):
+            for x in stmts_of(s.body):
+                floats = packed_source(x) if isinstance(x, Store) else None
+                if floats is None:
+                    self._stmt(x)
+                    continue
+                first = constant(floats.indices[0].base, {s.var: k})  # type: ignore[attr-defined]
+                if first is None:
+                    raise InternalError("a loop marked for registers of their own has no form")
+                self._packed(x, array, first)
+
+    def _sums(self, s: For) -> None:
+        first = int(s.plan.maxima_first)
+        found: list[tuple[str, list[str]]] = []
+        for k in self._iterations(s):
+            for x in stmts_of(s.body)[:first or None]:
+                form = sum_form(x, {s.var: k}) if isinstance(x, For) else None
+                if form is None:
+                    self._stmt(x)
+                elif first:
+                    found.append(self._maximum(form))
+                else:
+                    self._summed(form, x)
+        if first:
+            self._maxima(form_of(s), found)
+            for _ in self._iterations(s):
+                for x in stmts_of(s.body)[first:]:
+                    self._stmt(x)
+
+    def _iterations(self, s: For) -> Iterator[int]:
+        """The values of a loop's variable: what is printed for each stands in a scope where it is a constant."""
+        for k in range(int(s.extent.value)):  # type: ignore[attr-defined]
+            self.page.emit("{")
+            with self.page.scope():
+                self.page.emit(f"const {type_name(s.var.dtype)} {self.page.name(s.var, s.var.name)} = {k};")
+                self.x.facts.set_value(s.var, k)
+                yield k
+            self.page.emit("}")
+
+    def _summed(self, form: Form, s: Stmt) -> None:
+        """Operands are the different elements added to.  Where any order will do, each is summed up in two halves side by
+        side: an operation waits four cycles for the one before it."""
+        array, v, two_chains = self.registers.array(form.buffer), form.value, s.plan.reduction == "two_chains"  # type: ignore[attr-defined]
+        if s.plan.reduction == "integer":  # type: ignore[attr-defined]
+            self._maxima(form, [self._maximum(form)])
+            return
+        while isinstance(s, For):
+            s = s.body
+        assert isinstance(v, Binary) and isinstance(s, Store)
+        op = SUMMED[v.op] + self.ftz
+        at = {i: n for n, i in enumerate(dict.fromkeys(i for i, _ in form.points))}
+        lines = [f"{op} %{at[i]}, %{at[i]}, tl_{array}_{k};" for i, k in form.points]
+        if two_chains:
+            lines = _in_halves(op, [(at[i], f"tl_{array}_{k}") for i, k in form.points])
+        params = ", ".join(f"float& x{n}" for n in at.values())
+        operands = ", ".join(f'"+f"(x{n})' for n in at.values())
+        name = self.page.name(s.buffer.data, s.buffer.name)
+        body = f'asm volatile("{_joined(lines)}" : {operands});'
+        self.registers.call(f"{v.op}_{array}_{form.points[0][1]}", f"({params})", body, ", ".join(f"{name}[{i}]" for i in at))
+
+    def _maximum(self, form: Form) -> tuple[str, list[str]]:
+        """(what is raised, the registers it is raised to the largest of)."""
+        to, array = form.value.a.buffer, self.registers.array(form.buffer)  # type: ignore[union-attr]
+        return f"{self.page.name(to.data, to.name)}[{form.points[0][0]}]", [f"tl_{array}_{k}" for _, k in form.points]
+
+    def _maxima(self, form: Form, found: list[tuple[str, list[str]]]) -> None:
+        op = SUMMED["max"] + self.ftz
+        body = largest_of_threes([names for _, names in found], lambda points: _in_halves(op, points))
+        places = f"_{found[0][1][0].rpartition('_')[2]}" if len(found) == 1 else ""
+        params = ", ".join(f"float& x{i}" for i in range(len(found)))
+        array = self.registers.array(form.buffer)
+        self.registers.call(f"max_{array}{places}", f"({params})", body, ", ".join(to for to, _ in found))
+
+    def _packed(self, s: Store, array: str, first: int) -> None:
+        dt = s.value.dtype
+        words, cvt = dt.lanes // 2, _cvt(dt.base)
+        lines = [f"{cvt} %{w}, tl_{array}_{first + 2 * w + 1}, tl_{array}_{first + 2 * w};" for w in range(words)]
+        operands = ", ".join(f'"=r"(to[{w}])' for w in range(words))
+        place = self.memory.address(s.buffer, (s.indices[0].base,))  # type: ignore[attr-defined]
+        self.registers.call(f"pack_{array}_{first}", "(void* p)", "unsigned* to = reinterpret_cast<unsigned*>(p); "
+                       f'asm volatile("{_joined(lines)}" : {operands});', place)
+
+
+def _in_halves(op: str, points: list[tuple[int, str]]) -> list[str]:
+    """Lines that combine each register into its operand, those at odd places of an operand by way of a temporary."""
+    lines, seen = [], dict.fromkeys((n for n, _ in points), 0)
+    for n, register in points:
+        k = seen[n]
+        seen[n] += 1
+        lines.append(f"mov.f32 u{n}, {register};" if k == 1 else
+                     f"{op} u{n}, u{n}, {register};" if k % 2 else f"{op} %{n}, %{n}, {register};")
+    both = [f"{op} %{n}, %{n}, u{n};" for n, k in seen.items() if k > 1]
+    return ["{", f".reg .f32 u<{len(seen)}>;", *lines, *both, "}"]
+
+
+def largest_of_threes(rows: list[list[str]], in_floats: Callable[[list[tuple[int, str]]], list[str]]) -> str:
+    """Statements that raise each float x0, x1, … to the largest of its registers, as integers: one instruction is the maximum
+    of three of them, but of two floats.
+
+    Floats without a sign are ordered as integers are, above those with one.  So a result is wrong only where every float has a
+    sign, which it has then itself, or where one is NaN, which is above infinity: both are more than infinity as unsigned
+    numbers.  A warp in which that is seen does it `in_floats`: lines that raise operands of these numbers to registers.
+    What is marked any_order is done by whole warps.  (Written as two branches, it made ptxas take descriptors out of uniform
+    registers.)
+    """
+    text = [f"int m{i}; asm volatile(\"{_joined(_threes(names))}\" : \"=&r\"(m{i}) : \"f\"(x{i}));"
+            for i, names in enumerate(rows)]
+    odd = " || ".join(f"(unsigned)m{i} > 0x7f800000u" for i in range(len(rows)))
+    again = " ".join(f"x{i} = before{i};" for i in range(len(rows)))
+    operands = ", ".join(f'"+f"(x{i})' for i in range(len(rows)))
+    lines = in_floats([(i, x) for i, names in enumerate(rows) for x in names])
+    return " ".join([*text, *(f"const float before{i} = x{i}; x{i} = __int_as_float(m{i});" for i in range(len(rows))),
+                     f"if (__any_sync(0xffffffffu, {odd})) {{ {again} asm volatile(\"{_joined(lines)}\" : {operands}); }}"])
+
+
+def _threes(registers: list[str]) -> list[str]:
+    """Lines that make %0 the largest of %1 and of these registers, as integers, in two chains."""
+    half = len(registers) // 4 * 2  # a chain takes them by twos
+    first, second = registers[:half], registers[half:]
+    lines = ["{", ".reg .s32 u, e;", "mov.b32 %0, %1;", f"mov.b32 u, {second[0]};"]
+    for pair in itertools.zip_longest(*(_by_twos(x) for x in (first, second[1:])), fillvalue=()):
+        for to, names in zip(("%0", "u"), pair):
+            lines += [line for x in names for line in (f"mov.b32 e, {x};", f"max.s32 {to}, {to}, e;")]
+    return [*lines, "max.s32 %0, %0, u;", "}"]
+
+
+def _by_twos(names: list[str]) -> list[list[str]]:
+    return [names[i:i + 2] for i in range(0, len(names), 2)]
+
+
+def _cvt(base: str) -> str:
+    return f"cvt.rn.{'f16x2' if base == 'float16' else 'bf16x2'}.f32"
+
+
+def _joined(lines: list[str]) -> str:
+    return "\\n".join(lines)
+
+
+__all__ = ["RegisterLoops", "largest_of_threes"]

@@ -1,0 +1,129 @@
+"""Statements in CUDA text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilelang.errors import InternalError
+from tilelang.ir import (Alloc, Assert, Bind, Break, Call, Const, Continue, Evaluate, Expr, For, If, Seq, Stmt, Store, Var,
+                         While, binary, walk)
+
+from .memory import Memory
+from .named_registers import NamedRegisters
+from .register_loops import RegisterLoops
+from .text import quote
+from .types import type_name
+from .wgmma import WgmmaCalls, product_runs
+
+MOST_COPIES = 512  # of a body in the code: what has more elements a thread is in no registers, and compilers choke on it
+
+
+def _copies(s: Stmt | None) -> int:
+    """How often the innermost statements of s stand in the code when the loops in it are unrolled."""
+    if isinstance(s, Seq):
+        return max(map(_copies, s.stmts), default=1)
+    if isinstance(s, If):
+        return max(_copies(s.then), _copies(s.orelse))
+    if not isinstance(s, For):
+        return 1
+    unrolled = s.kind in ("unroll", "vectorized") and isinstance(s.extent, Const)
+    return _copies(s.body) * (int(s.extent.value) if unrolled else 1)  # type: ignore[attr-defined]
+
+
+def _only_loads(s: Stmt) -> bool:
+    """Whether a loop asks for tiles and waits for room, as a warp with few registers does: copies of it would spill."""
+    ops = {n.op for n in walk(s, Call)}
+    return "tma_load" in ops and "mbarrier_wait" in ops and not ops & {"wgmma", "wgmma_wait"}
+
+
+class Statements:
+    """Prints statements, each class of node by one function."""
+
+    def __init__(self, memory: Memory, registers: NamedRegisters, wgmma: WgmmaCalls, fast_math: bool) -> None:
+        self.x, self.page, self._wgmma = memory.x, memory.page, wgmma
+        self._loops = RegisterLoops(memory, registers, fast_math, self.stmt)
+        self._forms: dict[type[Stmt], Callable[[Any], None]] = {
+            Bind: self._bind, Alloc: memory.alloc, Store: memory.store, Evaluate: self._evaluate, For: self._for,
+            While: self._while, If: self._if, Break: lambda s: self.page.emit("break;"),
+            Continue: lambda s: self.page.emit("continue;"), Assert: self._assert}
+
+    def stmt(self, s: Stmt) -> None:
+        """A statement, behind the user's line."""
+        if isinstance(s, Seq):
+            self._sequence(s.stmts)
+            return
+        form = self._forms.get(type(s))
+        if form is None:
+            raise InternalError(f"a {type(s).__name__} reached the code generator: the program is not in phase DEVICE")
+        self.page.comment(s.span)
+        form(s)
+
+    def _sequence(self, stmts: Sequence[Stmt]) -> None:
+        for run in product_runs(stmts):
+            if len(run) == 1:
+                self.stmt(run[0])
+            else:
+                self._wgmma.print_run([s.call for s in run if isinstance(s, Evaluate)], run[0])
+
+    def _block(self, header: str, body: Stmt) -> None:
+        self.page.emit(f"{header} {{")
+        with self.page.scope():
+            self.stmt(body)
+        self.page.emit("}")
+
+    def _bind(self, s: Bind) -> None:
+        value = self.x.top(s.value)
+        self.x.facts.enter_bind(s)
+        kind = type_name(s.var.dtype, s.span)
+        kind = f"{kind} const" if s.var.dtype.is_handle else f"const {kind}"
+        self.page.emit(f"{kind} {self.page.name(s.var, s.var.name)} = {value};")
+
+    def _evaluate(self, s: Evaluate) -> None:
+        self.page.emit(f"{self.x.top(s.call)};")
+
+    def _for(self, s: For) -> None:
+        if s.plan.registers:
+            self._loops.print(s)
+            return
+        self.x.facts.enter_loop(s)
+        if s.kind not in ("serial", "unroll", "vectorized"):
+            raise InternalError(f"a {s.kind} loop reached the code generator: the program is not in phase DEVICE")
+        end = self._once(binary("add", s.start, s.extent), s)
+        start = self.x.top(s.start)
+        with self.page.names.scope():
+            name = self.page.name(s.var, s.var.name)
+            self._pragma(s)
+            self._block(f"for ({type_name(s.var.dtype)} {name} = {start}; {name} < {end}; ++{name})", s.body)
+
+    def _once(self, end: Expr, s: For) -> str:
+        """The end of a loop as text that is evaluated once: constants and variables as they are."""
+        if isinstance(end, (Const, Var)):
+            return self.x.top(end)
+        name = self.page.name(s, f"{s.var.name}_end")
+        self.page.emit(f"const {type_name(end.dtype)} {name} = {self.x.top(end)};")
+        return self.page.name(s, name)
+
+    def _pragma(self, s: For) -> None:
+        if s.kind in ("unroll", "vectorized"):
+            factor = s.plan.factor or (1 if _copies(s) > MOST_COPIES else None)
+            self.page.emit(f"#pragma unroll {factor}" if factor else "#pragma unroll")
+        elif s.kind == "serial" and _only_loads(s.body):
+            self.page.emit("#pragma unroll 1")
+
+    def _while(self, s: While) -> None:
+        self._block(f"while ({self.x.top(s.cond)})", s.body)
+
+    def _if(self, s: If) -> None:
+        self._block(f"if ({self.x.top(s.cond)})", s.then)
+        if s.orelse is not None:
+            self.page.lines.pop()
+            self._block("} else", s.orelse)
+
+    def _assert(self, s: Assert) -> None:
+        head = "" if s.message.startswith("Device assert failed") else "Device assert failed: "
+        text = f"{head}{s.message}\n"
+        self.page.emit(f"if (!({self.x.top(s.cond)})) tl::assert_failed({quote(text)});")
+
+
+__all__ = ["MOST_COPIES", "Statements"]

@@ -1,0 +1,79 @@
+"""What the printer knows of values: their ranges, and whether their arithmetic may wrap around."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tilelang.arith import Analyzer, LaunchFacts, is_large, value_scalars
+from tilelang.ir import Binary, Bind, Broadcast, Call, Cast, Const, Expr, For, Launch, Load, Ramp, Select, Shuffle, Unary, Var
+
+
+class ValueFacts:
+    """Facts at one statement of a launch; who goes over the statements tells of loops and bindings."""
+
+    def __init__(self, launch: Launch, params: Iterable[Any]) -> None:
+        params = tuple(params)
+        self._ranges = LaunchFacts(launch, params)
+        self._from_memory: set[Var] = set(value_scalars(launch, params))  # variables whose value comes from memory
+        self._known: dict[int, tuple[Expr, bool]] = {}
+
+    @property
+    def analyzer(self) -> Analyzer:
+        """Answers questions about index expressions."""
+        return self._ranges.analyzer
+
+    def enter_loop(self, s: For) -> None:
+        """In front of the body of a loop."""
+        self._ranges.enter_loop(s)
+
+    def enter_bind(self, s: Bind) -> None:
+        """Behind a binding."""
+        self._ranges.enter_bind(s)
+        if self.from_data(s.value):
+            self._from_memory.add(s.var)
+
+    def set_value(self, v: Var, value: int) -> None:
+        """A variable has one value from here on."""
+        self._ranges.analyzer = self.analyzer.bind(v, value, value)
+
+    def not_negative(self, e: Expr) -> bool:
+        """Whether an integer is surely at least 0."""
+        low = self.analyzer.interval(e)[0]
+        return low is not None and low >= 0
+
+    def above_least(self, x: Expr) -> bool:
+        """Whether an integer is surely not the least number of its width, which has no negative."""
+        low, high = self.analyzer.interval(x) if x.dtype.lanes == 1 else (None, None)
+        end = 1 << x.dtype.bits - 1
+        return low is not None and low > -end and (x.dtype.is_signed or high is not None and high < end)
+
+    def from_data(self, e: Expr) -> bool:
+        """Whether a value depends on memory or a call, or is a hash: nothing is known of its size, and it may wrap around."""
+        hit = self._known.get(id(e))
+        if hit is not None:
+            return hit[1]
+        if isinstance(e, Call) and e.op == "opaque_copy":
+            out = self.from_data(e.args[0])
+        elif isinstance(e, (Load, Call)):
+            out = True
+        elif isinstance(e, Var):
+            return e in self._from_memory
+        elif isinstance(e, (Binary, Unary, Cast, Select, Ramp, Broadcast)):
+            out = any(self.from_data(x) for x in (getattr(e, f, None) for f in ("a", "b", "value", "base", "stride"))
+                      if isinstance(x, Expr)) or self._may_wrap(e)
+        else:
+            out = isinstance(e, Shuffle) and any(map(self.from_data, e.vectors))
+        self._known[id(e)] = (e, out)
+        return out
+
+    def _may_wrap(self, e: Expr) -> bool:
+        """Whether e is the arithmetic of a hash or a generator of random numbers, which wraps."""
+        if not (isinstance(e, Binary) and e.op in ("add", "sub", "mul") and e.dtype.is_signed and e.dtype.lanes == 1):
+            return False
+        if not any(isinstance(x, Const) and is_large(x.value, e.op, e.dtype) for x in (e.a, e.b)):
+            return False  # what follows takes long, and this text is half of compiling
+        return not self.analyzer.exact(self.analyzer.linear(e), e.dtype)
+
+
+__all__ = ["ValueFacts"]
