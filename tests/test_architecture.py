@@ -112,9 +112,46 @@ def test_the_package_shows_few_rooms_of_few_files():
     assert not large, large
 
 
-KNOWN_CIRCLES = [  # may only shrink
-    {"tilelang.codegen.cuda.hopper", "tilelang.codegen.cuda.prelude", "tilelang.codegen.cuda.printer"},
-]
+MOST_LINES = 400  # of a class with the classes of ours that it inherits from
+LARGE_CLASSES = {  # classes that are longer, and how long they may be; the list may only shrink
+    "DeviceCompiler": 935, "MachineCompiler": 843, "TileCompiler": 807, "Builder": 748, "Lowering": 556, "_Inference": 552,
+    "Stream": 546, "_Follower": 485, "StmtCompiler": 462, "Analyzer": 446,
+}  # fmt: skip
+
+
+def class_sizes() -> dict[str, int]:
+    """Lines of each class, those of the classes of ours that it inherits from counted in."""
+    own: dict[str, int] = {}
+    bases: dict[str, list[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        package, names = module.rsplit(".", 1)[0], {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                up = package.split(".")[:len(package.split(".")) - node.level + 1] if node.level else []
+                names.update({a.asname or a.name: ".".join([*up, *filter(None, [node.module]), a.name]) for a in node.names})
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                key = f"{module}.{node.name}"
+                own[key] = (node.end_lineno or node.lineno) - node.lineno + 1
+                found = [b.value if isinstance(b, ast.Subscript) else b for b in node.bases]
+                bases[key] = [names.get(b.id, f"{module}.{b.id}") for b in found if isinstance(b, ast.Name)]
+
+    def all_of(key: str) -> set[str]:
+        return {key}.union(*(all_of(b) for b in bases.get(key, ()) if b in own))
+
+    return {key: sum(own[k] for k in all_of(key)) for key in own}
+
+
+def test_classes_with_what_they_inherit_are_short():
+    sizes = class_sizes()
+    assert len(sizes) > 300 and sizes["tilelang.codegen.cuda.printer.KernelPrinter"] > 80  # they are found
+    large = {k: n for k, n in sizes.items() if n > max(MOST_LINES, LARGE_CLASSES.get(k.rsplit(".", 1)[1], 0))}
+    assert not large, f"over {MOST_LINES} lines, or longer than written down: {large}"
+
+
+KNOWN_CIRCLES: list[set[str]] = []  # may only shrink
 
 
 def modules_of_the_package() -> dict[str, pathlib.Path]:

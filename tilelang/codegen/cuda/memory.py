@@ -51,6 +51,7 @@ class Memory:
         return f"{type_name(b.dtype, b.span)}* __restrict__ {name}"
 
     def alloc(self, s: Alloc) -> None:
+        """Declaration of a buffer."""
         b = s.buffer
         if b.scope_name == "global" and b.data in self._types:
             return  # a workspace: the host passes it
@@ -86,9 +87,11 @@ class Memory:
         return f"{name}[{self.x.top(index)}]"
 
     def element(self, b: Buffer, indices: tuple[Expr, ...]) -> str:
+        """b[indices] as an lvalue."""
         return self._place(b, flat_index(b, indices))
 
     def address(self, b: Buffer, indices: tuple[Expr, ...]) -> str:
+        """Pointer to b[indices]."""
         return "&" + self.element(b, indices)
 
     def _load(self, e: Load) -> Text:
@@ -101,31 +104,41 @@ class Memory:
         return f"{type_name(e.dtype)}{{{{{', '.join(lanes)}}}}}", POSTFIX
 
     def store(self, s: Store) -> None:
+        """A store of one element or of a vector."""
         if all(i.dtype.lanes == 1 for i in s.indices):
-            to = self.element(s.buffer, s.indices)
-            if isinstance(s.value, Call) and s.value.op == "opaque_copy" and s.value.dtype == "uint64":
-                self.page.emit(f"tl::computed_here({to}, {self.x.top(s.value.args[0])});")
-            else:
-                self.page.emit(f"{to} = {self._moved(s) or self.x.top(s.value)};")
+            self._store_element(s)
             return
-        base, v = vector_base(s.buffer, s.indices), s.value
+        base = vector_base(s.buffer, s.indices)
         if base is None:
             self._scatter(s)
-            return
-        to, args = self.address(s.buffer, base), lane_args(s.value.dtype)
-        source = vector_base(v.buffer, v.indices) if isinstance(v, Load) else None
+        else:
+            self._store_vector(self.address(s.buffer, base), s.value)
+
+    def _store_element(self, s: Store) -> None:
+        to = self.element(s.buffer, s.indices)
+        if isinstance(s.value, Call) and s.value.op == "opaque_copy" and s.value.dtype == "uint64":
+            self.page.emit(f"tl::computed_here({to}, {self.x.top(s.value.args[0])});")
+        else:
+            self.page.emit(f"{to} = {self._moved(s) or self.x.top(s.value)};")
+
+    def _store_vector(self, to: str, v: Any) -> None:
+        """A vector of neighbouring elements from the address `to` on."""
+        source = self._vector_address(v) if isinstance(v, Load) else None
         if source is not None:
-            self.page.emit(f"tl::copy<{args}>({to}, {self.address(v.buffer, source)});")
+            self.page.emit(f"tl::copy<{lane_args(v.dtype)}>({to}, {source});")
         elif isinstance(v, Call) and v.op == "pack_pairs":
-            floats: Any = v.args[0]
-            source = vector_base(floats.buffer, floats.indices)
             name = "half" if v.dtype.base == "float16" else "bfloat16"
-            self.page.emit(f"tl::pack_{name}<{v.dtype.lanes}>({to}, {self.address(floats.buffer, source)});")
+            self.page.emit(f"tl::pack_{name}<{v.dtype.lanes}>({to}, {self._vector_address(v.args[0])});")
         elif any(x.op == "dequantise_pair" for x in walk(v, Call)):
             self.page.worked_with.add("float16")
             self.page.emit(f"*reinterpret_cast<__half2*>({to}) = {self._pair(v)};")
         else:
-            self.page.emit(f"tl::store<{args}>({to}, {self.x.top(v)});")
+            self.page.emit(f"tl::store<{lane_args(v.dtype)}>({to}, {self.x.top(v)});")
+
+    def _vector_address(self, e: Any) -> str | None:
+        """Address of the first element of a loaded vector of neighbours, None of other vectors."""
+        base = vector_base(e.buffer, e.indices)
+        return None if base is None else self.address(e.buffer, base)
 
     def _scatter(self, s: Store) -> None:
         name = self.page.name(s, f"{s.buffer.name}_lanes")

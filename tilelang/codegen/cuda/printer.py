@@ -113,7 +113,7 @@ class KernelPrinter:
             if var in used and var not in self.page.names.names:
                 self.page.emit(f"const int {self.page.name(var, var.name)} = blockIdx.{axis};")
 
-    def _swizzled_blocks(self, panel: int, order: Any) -> None:
+    def _swizzled_blocks(self, panel: Any, order: Any) -> None:
         """Blocks in panels of `panel` rows (order "row") or columns, each walked back and forth, for L2 reuse."""
         bx, by = (self.page.name(v, v.name) for v in self._launch.block_vars[:2])
         row = order != "column"
@@ -131,7 +131,7 @@ class KernelPrinter:
                 f"const int {first} = start_ / {panel}u % 2u ? gridDim.{across} - 1 - in_ / width_ : in_ / width_;"):
             self.page.emit(line)
 
-    def _swizzled_clusters(self, panel: int, row: bool) -> None:
+    def _swizzled_clusters(self, panel: Any, row: bool) -> None:
         """The same walk over clusters: the blocks of one stay neighbours."""
         names = [self.page.name(v, v.name) for v in self._launch.block_vars[:2]]
         cx, cy, _ = cluster_of(self._launch) or (1, 1, 1)

@@ -1,6 +1,6 @@
 """CUDA text of loops on named registers: one `asm` each, of the instructions that target/register_forms.py finds in them.
 
-Passes decide which loops these are (attr `registers`) and in which order they combine elements (attr `reduction`).
+Passes decide which loops these are (plan.registers) and in which order they combine elements (plan.reduction).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .types import type_name
 
 
 class RegisterLoops:
-    """Prints loops with the attr `registers`.  stmt: prints the other statements in them."""
+    """Prints loops with plan.registers.  stmt: prints the other statements in them."""
 
     def __init__(self, memory: Memory, registers: NamedRegisters, fast_math: bool, stmt: Callable[[Stmt], None]) -> None:
         self.x, self.page, self.memory, self.registers = memory.x, memory.page, memory, registers
@@ -32,7 +32,7 @@ class RegisterLoops:
         """A loop with the attr `registers`."""
         form = form_of(s)
         if form is None:
-            raise InternalError("a loop marked for registers of their own has no form")
+            raise InternalError("a loop marked for named registers has no form")
         first = s
         while isinstance(first, For):
             first = first.body  # type: ignore[assignment]
@@ -46,7 +46,7 @@ class RegisterLoops:
         elif form.kind == "sum":
             self._summed(form, s)
         elif form.kind == "sums":
-            self._sums(s)
+            self._sums(form, s)
         elif form.kind == "store":
             self.stores.print(form, s)
         else:
@@ -91,28 +91,28 @@ class RegisterLoops:
         for k in self._iterations(s):
             for x in stmts_of(s.body):
                 floats = packed_source(x) if isinstance(x, Store) else None
-                if floats is None:
+                if not isinstance(x, Store) or floats is None:
                     self._stmt(x)
                     continue
                 first = constant(floats.indices[0].base, {s.var: k})  # type: ignore[attr-defined]
                 if first is None:
-                    raise InternalError("a loop marked for registers of their own has no form")
+                    raise InternalError("a loop marked for named registers has no form")
                 self._packed(x, array, first)
 
-    def _sums(self, s: For) -> None:
-        first = int(s.plan.maxima_first)
+    def _sums(self, form: Form, s: For) -> None:
+        first = s.plan.maxima_first
         found: list[tuple[str, list[str]]] = []
         for k in self._iterations(s):
             for x in stmts_of(s.body)[:first or None]:
-                form = sum_form(x, {s.var: k}) if isinstance(x, For) else None
-                if form is None:
+                inner = sum_form(x, {s.var: k}) if isinstance(x, For) else None
+                if inner is None:
                     self._stmt(x)
                 elif first:
-                    found.append(self._maximum(form))
+                    found.append(self._maximum(inner))
                 else:
-                    self._summed(form, x)
+                    self._summed(inner, x)
         if first:
-            self._maxima(form_of(s), found)
+            self._maxima(form, found)
             for _ in self._iterations(s):
                 for x in stmts_of(s.body)[first:]:
                     self._stmt(x)
@@ -128,10 +128,9 @@ class RegisterLoops:
             self.page.emit("}")
 
     def _summed(self, form: Form, s: Stmt) -> None:
-        """Operands are the different elements added to.  Where any order will do, each is summed up in two halves side by
-        side: an operation waits four cycles for the one before it."""
-        array, v, two_chains = self.registers.array(form.buffer), form.value, s.plan.reduction == "two_chains"  # type: ignore[attr-defined]
-        if s.plan.reduction == "integer":  # type: ignore[attr-defined]
+        """Operands are the different elements added to; plan.reduction says in which order."""
+        array, v, order = self.registers.array(form.buffer), form.value, s.plan.reduction  # type: ignore[attr-defined]
+        if order == "integer":
             self._maxima(form, [self._maximum(form)])
             return
         while isinstance(s, For):
@@ -140,7 +139,7 @@ class RegisterLoops:
         op = SUMMED[v.op] + self.ftz
         at = {i: n for n, i in enumerate(dict.fromkeys(i for i, _ in form.points))}
         lines = [f"{op} %{at[i]}, %{at[i]}, tl_{array}_{k};" for i, k in form.points]
-        if two_chains:
+        if order == "two_chains":
             lines = _in_halves(op, [(at[i], f"tl_{array}_{k}") for i, k in form.points])
         params = ", ".join(f"float& x{n}" for n in at.values())
         operands = ", ".join(f'"+f"(x{n})' for n in at.values())

@@ -60,7 +60,7 @@ class RegisterMaps:
             else:
                 assert isinstance(e, Call)
                 if not self._fast_math:
-                    raise InternalError("exp2 on registers of their own is the approximate one")
+                    raise InternalError("exp2 on named registers is the approximate one")
                 lines.append(f"ex2.approx.ftz.f32 {to}, {value(e.args[0], k, at, f't{level}', level + 1)};")
             return to
 

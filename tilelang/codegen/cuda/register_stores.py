@@ -58,7 +58,7 @@ def _strides(to: Buffer, base: tuple[Expr, ...], inside: set[Var]) -> list[tuple
     for i, step in zip(base, to.strides):
         got = affine_in(i, inside)
         if got is None:
-            raise InternalError("a loop marked for registers of their own has no form")
+            raise InternalError("a loop marked for named registers has no form")
         if got[1]:
             out.append((step, got[1]))
     return out
