@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from tilelang.codegen.cuda.named_registers import largest_of_threes
+from tilelang.codegen.cuda.register_loops import largest_of_threes
 from tilelang.transform.registers.order_register_reductions import MIN_INTEGER
 
 

@@ -19,7 +19,7 @@ from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_address
 
 from .asynchronous import GROUP
 from ..faults import fault
-from ..lane_ops import WARP, own_threads
+from ..lane_ops import WARP, own_threads, spread
 from ..lanes import LaneFrame, uniform
 from ..matrix import Registers, register_order
 from .registers import Issued, matrix_of
@@ -204,12 +204,27 @@ def _wait(c: Any, e: Call) -> Closure:
     return run
 
 
-def _descriptor(c: Any, e: Call) -> Closure:
+def _opaque_copy(c: Any, e: Call) -> Closure:
+    """Its argument.  A descriptor that is carried to the next iteration is one of no operand behind the last."""
+    value = e.args[0]
+    ahead = isinstance(value, Call) and value.op == "wgmma_descriptor"
+    return _descriptor(c, value, ahead=True) if ahead else c.expr(value)  # type: ignore[no-any-return]
+
+
+def _descriptor(c: Any, e: Call, ahead: bool = False) -> Closure:
+    """ahead: its address may lie outside of the buffer; a wgmma that reads there is diagnosed."""
     base = e.args[0]
     if not isinstance(base, AddressOf) or not base.buffer.scope().startswith("shared"):
         raise fault("sim-unsupported", "wgmma_descriptor needs the address of a shared element",
                     expected="the address of a shared element", found="another operand", span=e.span)
-    at = c.reach(base.buffer, base.indices, numpy_dtype(base.buffer.dtype).itemsize, e.span, "wgmma operand")
+    item = numpy_dtype(base.buffer.dtype).itemsize
+    if ahead and len(base.indices) == 1:
+        index, start = c.expr(base.indices[0]), c.slot(base.buffer.data)
+
+        def at(f: LaneFrame) -> np.ndarray:
+            return spread(np.asarray(index(f)).astype(np.int64) * item + f.slots[start], f.lanes)
+    else:
+        at = c.reach(base.buffer, base.indices, item, e.span, "wgmma operand")
     more = c.expr(e.args[1]) if len(e.args) > 1 else None
     fixed = e.options.offset
     rest = encode_descriptor(0, e.options.lbo, e.options.sbo, e.options.swizzle)
@@ -284,7 +299,8 @@ def _nothing(c: Any, e: Call) -> Closure:
 WGMMA_OPS: dict[str, Callable[[Any, Call], Closure]] = {
     "wgmma": _wgmma, "wgmma_fence": _fence, "wgmma_commit": _commit, "wgmma_wait": _wait, "wgmma_pin": _nothing,
     "wgmma_hold": _nothing,
-    "wgmma_descriptor": _descriptor, "set_max_nreg": _set_max_nreg, "elect_one": _elect, "in_warp_groups": _in_groups,
+    "wgmma_descriptor": _descriptor, "opaque_copy": _opaque_copy,
+    "set_max_nreg": _set_max_nreg, "elect_one": _elect, "in_warp_groups": _in_groups,
 }  # fmt: skip
 
 __all__ = ["WGMMA_OPS"]
