@@ -213,6 +213,30 @@ def test_circles_are_found():
     assert circles_of({"a": {"b"}, "b": {"c"}, "c": set()}) == []
 
 
+MAY_BE_MISSING = {"torch", "tqdm", "pytest", "matplotlib"}  # packages that an installation may lack
+LATE_WITHOUT_FIGURE = {"tilelang/codegen", "tilelang/library"}  # may only shrink
+
+
+def test_imports_in_functions_say_what_they_save():
+    """An import inside a function saves time when its module is imported: the line, or the one above, says how many ms."""
+    wrong, seen = [], 0
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        lines = text.splitlines()
+        inside = {n for f in ast.walk(ast.parse(text)) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef))
+                  for n in ast.walk(f) if isinstance(n, (ast.Import, ast.ImportFrom))}
+        for node in inside:
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name
+            where = str(path.relative_to(ROOT))
+            if module.split(".")[0] in MAY_BE_MISSING or any(where.startswith(x) for x in LATE_WITHOUT_FIGURE):
+                continue
+            seen += 1
+            said = [line.partition("#")[2] for line in lines[node.lineno - 2:node.end_lineno]]
+            if not any(re.search(r"\d ms", x) for x in said):
+                wrong.append(f"{where}:{node.lineno}: {ast.unparse(node)}")
+    assert seen > 20 and not wrong, "\n".join(wrong)
+
+
 def written_at_import(tree: ast.Module):
     """(line, text) of statements outside functions that set or delete an attribute of a name that an import of ours binds."""
     ours: set[str] = set()

@@ -14,10 +14,13 @@ import time
 import traceback
 from collections.abc import Callable
 from typing import Any
+import linecache
+import runpy
 
 import numpy as np
 
 from tilelang.errors import TileLangError
+import tilelang
 
 DEMO = '''\
 import tilelang
@@ -44,7 +47,7 @@ def matmul(M, N, K, BM=128, BN=128, BK=32, dtype="float16", stages=3):
 
 
 def _console() -> Any:
-    from rich.console import Console
+    from rich.console import Console  # 18 ms
 
     return Console()
 
@@ -143,10 +146,6 @@ def _target(args: argparse.Namespace) -> Any:
 
 def demo(args: argparse.Namespace) -> int:
     """Compile a GEMM, check it against float64, print its source and speed."""
-    import linecache
-
-    import tilelang
-
     console = _console()
     linecache.cache["<demo>"] = (len(DEMO), None, DEMO.splitlines(keepends=True), "<demo>")
     names: dict[str, Any] = {"__name__": "demo"}
@@ -178,14 +177,14 @@ def demo(args: argparse.Namespace) -> int:
 
 
 def _gpu_count() -> int:
-    from tilelang.runtime import cuda_driver
+    from tilelang.runtime import cuda_driver  # 102 ms
 
     return cuda_driver.driver().device_count() if cuda_driver.is_available() else 0
 
 
 def _demo_target(asked: str) -> tuple[str, bool]:
     """(target, whether it is a GPU that is here).  Where none is asked for, a GPU that lacks something gives way to the CPU."""
-    from tilelang.runtime import nvrtc
+    from tilelang.runtime import nvrtc  # 105 ms
 
     if asked not in ("auto", "cuda") or _gpu_count() == 0:
         return asked, False
@@ -243,8 +242,6 @@ def _time(run: Callable[[], Any], on_gpu: bool, budget: float = 2.0) -> list[flo
 
 def compile_(args: argparse.Namespace) -> int:
     """Compile a program; print what was made and, with --output, write source and binary."""
-    import tilelang
-
     program = find_program(args.file, _settings(args.set))
     start = time.perf_counter()
     kernel = tilelang.compile(program, target=_target(args))
@@ -260,12 +257,10 @@ def compile_(args: argparse.Namespace) -> int:
 def show(args: argparse.Namespace) -> int:
     """Print the source, the host source, the IR (after a pass), the layouts, or the report of a program."""
     program = find_program(args.file, _settings(args.set))
-    from tilelang.ir import to_text
-    from tilelang.jit.inspect import layouts_after, program_after, sources_of
+    from tilelang.ir import to_text  # 59 ms
+    from tilelang.jit.inspect import layouts_after, program_after, sources_of  # 931 ms
 
     if args.what == "report":
-        import tilelang
-
         print(tilelang.compile(program, target=_target(args)).report())
     elif args.what in ("source", "host"):
         print(sources_of(program, _target(args))[args.what == "host"])
@@ -282,7 +277,7 @@ def show(args: argparse.Namespace) -> int:
 
 def simulate(args: argparse.Namespace) -> int:
     """Run a program on random inputs by the device simulator and compare with the tile meaning."""
-    from tilelang.jit.inspect import simulate_program
+    from tilelang.jit.inspect import simulate_program  # 600 ms
 
     program = find_program(args.file, _settings(args.set))
     report = simulate_program(program, args.arch or "sm_80", seed=args.seed)
@@ -293,7 +288,7 @@ def simulate(args: argparse.Namespace) -> int:
 def bench(args: argparse.Namespace) -> int:
     """Measure compile time, the CPU GEMM, or (with a GPU) the GPU kernels."""
     if args.what == "compile":
-        from tilelang.jit.inspect import compile_times
+        from tilelang.jit.inspect import compile_times  # 848 ms
 
         for line in compile_times(args.arch or "sm_90a", args.repeat):
             print(line)
@@ -303,8 +298,6 @@ def bench(args: argparse.Namespace) -> int:
     if not path.exists():
         print(f"benchmarks/{script} is not here: run this from a checkout of the project", file=sys.stderr)
         return 2
-    import runpy
-
     sys.argv = [str(path)]
     runpy.run_path(str(path), run_name="__main__")
     return 0
@@ -312,10 +305,10 @@ def bench(args: argparse.Namespace) -> int:
 
 def doctor(args: argparse.Namespace) -> int:
     """Say what this machine can do, and how to get what is missing."""
-    from rich.markup import escape
-    from rich.table import Table
+    from rich.markup import escape  # 11 ms
+    from rich.table import Table  # 12 ms
 
-    from tilelang.jit.inspect import machine_facts
+    from tilelang.jit.inspect import machine_facts  # 583 ms
 
     table = Table("part", "state", "what it gives, or how to get it")
     for part, state, hint in machine_facts():

@@ -246,7 +246,7 @@ class Environment:
         """Kind string, or the object of a JSON setting.  Raises ValueError for text that starts as JSON but is not."""
         text = str(self.TILELANG_TARGET or self.TILELANG_DEFAULT_TARGET).strip()
         if "{" in text or " " in text:
-            import json
+            import json  # 3 ms
 
             try:
                 value = json.loads(text)

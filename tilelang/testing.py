@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from tilelang.env import env
 from tilelang.jit.compare import torch_assert_close
 from tilelang.target.probe import device_capability
@@ -26,8 +28,6 @@ def main() -> None:
 
 def set_random_seed(seed: int = 42) -> None:
     """Seed Python, NumPy and, where it is installed, torch."""
-    import numpy as np
-
     random.seed(seed)
     np.random.seed(seed)
     if importlib.util.find_spec("torch") is not None:

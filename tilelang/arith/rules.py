@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tilelang.ir import BOOL, FALSE, TRUE, Binary, Const, Expr, Select, Unary, contains
+from tilelang.ir import BOOL, FALSE, TRUE, Binary, Call, Const, Expr, Load, Select, Unary, contains
 from tilelang.ir.record import record
 
 
@@ -122,8 +122,6 @@ def _pure(name: str) -> Callable[[dict[str, Expr]], bool]:
 
 def is_pure(e: Expr) -> bool:
     """Whether evaluating e once more, or not at all, is unobservable: no loads out of order, no calls."""
-    from tilelang.ir import Call, Load
-
     return not contains(e, Call, Load)
 
 

@@ -15,6 +15,7 @@ from tilelang.jit.supply import TensorSupplyType
 from tilelang.log import logger
 from tilelang.runtime.cache import compiler_stamp, digest
 from tilelang.target import Target
+from tilelang.jit.building import host_name
 
 from .capture import get_autotune_inputs, set_autotune_inputs
 from .param import AutotuneResult, CompileArgs, ProfileArgs
@@ -130,8 +131,6 @@ class AutoTuneImpl(InClasses):
 
 def machine_text() -> str:
     """What a measured result depends on besides the program."""
-    from tilelang.jit.building import host_name
-
     return f"{host_name()} {Target('auto')}"
 
 

@@ -12,6 +12,7 @@ from tilelang.errors import error, register
 from tilelang.ir import to_text
 from tilelang.jit import JITKernel, compile
 from tilelang.jit.supply import TensorSupplyType
+from tilelang.ir.parser import parse
 
 register("tune-result", ValueError, "a folder does not hold a tuning result",
          expected="a folder written by AutotuneResult.save_to_disk")
@@ -125,8 +126,6 @@ class AutotuneResult:
             raise error("tune-result", f"{folder} holds no tuning result: {e}",
                         found=str(e),
                     hint="give a folder written by AutotuneResult.save_to_disk") from None
-        from tilelang.ir.parser import parse
-
         program = parse(text)
         kernel = compile_args.compile_program(program)
         return cls(times["latency"], config, times["ref_latency"], kernel.get_kernel_source(), program, kernel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .arch import TileDevice
+from .arch import TileDevice, get_arch
 from .roller.hint import Hint
 from .roller.policy import DefaultPolicy, TensorCorePolicy, hints_for, work_of
 from .roller.work import Map
@@ -36,8 +36,6 @@ def get_roller_hints_from_output_nodes(output_nodes: list[Any], arch: TileDevice
 
 def get_tensorized_func_and_tags(func: Any, target: Any, **_: Any) -> tuple[Any, dict[str, Any] | None]:
     """(the program, what matrix units are told of it); the second is None where they do not have its types."""
-    from .arch import get_arch
-
     work, arch = work_of(func), get_arch(target)
     found = [] if isinstance(work, Map) else TensorCorePolicy(work, arch).emit_config(1)
     return func, {"intrin_info": found[0].intrin_info, "tensorcore_config": [0, 1]} if found else None

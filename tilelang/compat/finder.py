@@ -23,7 +23,7 @@ class OlderModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__") and name not in ("__all__", "__version__", "__tilelang_dialect__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        from .table import PATHS
+        from .table import PATHS  # 2 ms
 
         names, modules = PATHS[self.__name__]
         if name == "__all__":
@@ -63,14 +63,14 @@ def exported(module: ModuleType) -> list[str]:
 
 class _OlderLoader(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        from .table import CALLABLE
+        from .table import CALLABLE  # 2 ms
 
         module = (CallableModule if spec.name in CALLABLE else OlderModule)(spec.name)
         module.__doc__ = f"Older import path, kept for programs that use it: see {__package__}.table."
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        from .table import PATHS
+        from .table import PATHS  # 2 ms
 
         names, modules = PATHS[module.__name__]
         if not names and len(modules) == 1 and not any(p.startswith(f"{module.__name__}.") for p in PATHS):
@@ -85,7 +85,7 @@ class OlderPaths(MetaPathFinder):
         """The spec of an older path; None for every other name."""
         if not fullname.startswith(PREFIX):
             return None
-        from .table import PATHS
+        from .table import PATHS  # 2 ms
 
         if fullname not in PATHS:
             return None

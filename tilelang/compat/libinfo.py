@@ -17,11 +17,11 @@ def find_lib_path(name: str | None = None, optional: bool = False) -> list[str]:
 
     name: only those whose file name holds it.  Raises RuntimeError when none is found, unless optional.
     """
-    from tilelang.runtime import nvrtc
+    from tilelang.runtime import nvrtc  # 179 ms
 
     found = [str(c.library) for c in nvrtc.find_nvrtc()]
     try:
-        import llvmlite
+        import llvmlite  # 1 ms
 
         libraries = (Path(llvmlite.__file__).parent / "binding").glob("*llvmlite*.*")
         found += [str(p) for p in sorted(libraries) if p.suffix != ".py"]

@@ -54,7 +54,7 @@ def find_cuda_path() -> str:
 
 def get_cuda_version(cuda_path: str | None = None) -> tuple[int, int]:
     """(major, minor) of the NVRTC that compiles kernels."""
-    from tilelang.runtime.nvrtc import toolchain_version
+    from tilelang.runtime.nvrtc import toolchain_version  # 6 ms
 
     major, minor = toolchain_version("sm_80").split()[-1].split(".")[:2]
     return int(major), int(minor)
@@ -124,7 +124,7 @@ def get_nvcc_compiler() -> str:
 
 def get_cuda_library_dirs() -> list[str]:
     """Folders that hold the CUDA libraries in use: of NVRTC, then of a toolkit.  Empty without any."""
-    from tilelang.runtime.nvrtc import find_nvrtc
+    from tilelang.runtime.nvrtc import find_nvrtc  # 5 ms
 
     folders = [os.path.dirname(c.library) for c in find_nvrtc()]
     if env.CUDA_HOME:
@@ -155,7 +155,7 @@ def compile_cuda(code: str, target_format: str = "ptx", arch: Any = None, option
     path_target: a file to write the result to as well.  Raises ValueError for another format, RuntimeError with the
     compiler's output and the source where it is refused.
     """
-    from tilelang.runtime.nvrtc import compile_cubin, compile_ptx
+    from tilelang.runtime.nvrtc import compile_cubin, compile_ptx  # 6 ms
 
     flags = [options] if isinstance(options, str) else list(options or ())
     if target_format not in ("ptx", "cubin"):
@@ -183,6 +183,6 @@ def get_ptx_from_source(code: str, compile_flags: str | list[str] | None = None,
 def get_sass_from_source(code: str, compile_flags: str | list[str] | None = None, verbose: bool = False,
                          arch: Any = None) -> str:
     """Machine code of CUDA C++ source as text.  Needs nvdisasm: RuntimeError without it."""
-    from tilelang.runtime.sass import disassemble
+    from tilelang.runtime.sass import disassemble  # 11 ms
 
     return disassemble(bytes(compile_cuda(code, "cubin", arch, compile_flags, verbose=verbose)))

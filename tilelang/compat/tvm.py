@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from tilelang import errors
+from tilelang import errors, language
 from tilelang import ir as _ir
 from tilelang.ir.equal import alpha_equal
 from tilelang.jit.artifact import program_of
@@ -96,11 +96,9 @@ __version__ = "0"
 
 def __getattr__(name: str) -> Any:
     if name == "testing":
-        from tilelang import testing
+        from tilelang import testing  # 2 ms
 
         return testing
     if name == "script":
-        from tilelang import language
-
         return SimpleNamespace(tirx=language, tir=language, ir=ir)
     raise AttributeError(f"the tvm names of tilelang have no {name!r}")

@@ -202,7 +202,7 @@ def numpy_dtype(dt: str) -> np.dtype:
     if base == "tfloat32":
         return np.dtype(np.float32)
     if base in ("bfloat16",) or base.startswith(("float8_", "float6_", "float4_")):
-        import ml_dtypes
+        import ml_dtypes  # 4 ms
 
         name = {"float8_e4m3": "float8_e4m3fn", "float4_e2m1_unpacked": "float4_e2m1fn"}.get(base, base)
         return np.dtype(getattr(ml_dtypes, name))

@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import takewhile
 from threading import Thread
 from typing import Any
+import importlib.util
 
 from tilelang.env import env
 from tilelang.errors import TileLangError, brought, error, register
@@ -25,6 +26,7 @@ from tilelang.target import Target
 from tilelang.target.probe import load_libcuda
 from tilelang.log import phase
 from tilelang.transform.framework.watchers import announce_code
+from tilelang.runtime.cpu_engine import compile_cpu_object
 
 from .artifact import INTERPRETED, KERNEL_SEPARATOR, Artifact, Request, disjoint_parameters
 from .collecting import collect_meanwhile, rarely_collected
@@ -67,8 +69,8 @@ def device_source(request: Request, early: Callable[[Any, list[str]], None] | No
     early: called with a program and its sources before its synchronisation is verified, again for each schedule tried.
     Sources that a user's hook edits are not given early.
     """
-    from tilelang.codegen.cuda.printer import print_kernel
-    from tilelang.transform.pipeline import lower
+    from tilelang.codegen.cuda.printer import print_kernel  # 33 ms
+    from tilelang.transform.pipeline import lower  # 243 ms
 
     watch = Stopwatch()
     program: Any
@@ -108,7 +110,7 @@ def device_source(request: Request, early: Callable[[Any, list[str]], None] | No
 
 def host_text(request: Request, sig: Signature, launcher: Any) -> str:
     """LLVM IR of the host part."""
-    from tilelang.runtime.host_stub import stub_text  # what makes host code is loaded while NVRTC compiles
+    from tilelang.runtime.host_stub import stub_text  # 16 ms: what makes host code is loaded while NVRTC compiles
 
     return stub_text(sig, launcher, needed_symbols(request.func, sig), (), host_assumptions(request.func, sig),
                      *disjoint_parameters(request))
@@ -129,7 +131,7 @@ def nvrtc_options(request: Request) -> list[str]:
 
 def host_part(request: Request, sig: Signature, program: Any) -> tuple[str, bytes]:
     """(LLVM IR, object) of the host part of a lowered program."""
-    from tilelang.runtime.launchers import CudaLauncher
+    from tilelang.runtime.launchers import CudaLauncher  # 15 ms
 
     with phase("host part"):
         text = host_text(request, sig, CudaLauncher(program.host, program.kernels, request.target.max_shared_bytes))
@@ -180,8 +182,8 @@ def _load_what_calls_need() -> None:
 def build_cuda(request: Request, sig: Signature) -> Artifact:
     """CUDA source through NVRTC to cubins.  NVRTC and LLVM work without the GIL: they load under the lowering, and compile
     while the synchronisation is verified."""
-    from tilelang.runtime.cuda_cache import CUDABinaryCache
-    from tilelang.runtime.nvrtc import compile_cubin, warm
+    from tilelang.runtime.cuda_cache import CUDABinaryCache  # 6 ms
+    from tilelang.runtime.nvrtc import compile_cubin, warm  # 5 ms
 
     options = nvrtc_options(request)
     binaries = CUDABinaryCache()
@@ -260,10 +262,9 @@ def _sync_text(program: Any) -> str:
 
 def build_cpu(request: Request, sig: Signature) -> Artifact:
     """LLVM IR of the tile program and of its host part to objects."""
-    from tilelang.codegen.cpu import compile_tile
-    from tilelang.runtime.cpu_engine import compile_cpu_object
-    from tilelang.runtime.launchers import CpuLauncher
-    from tilelang.transform.cpu import plan_cpu
+    from tilelang.codegen.cpu import compile_tile  # 82 ms
+    from tilelang.runtime.launchers import CpuLauncher  # 14 ms
+    from tilelang.transform.cpu import plan_cpu  # 33 ms
 
     watch = Stopwatch()
     with jit_phase("lower", request.func.name):
@@ -283,7 +284,7 @@ def build_cpu(request: Request, sig: Signature) -> Artifact:
 
 def legalized(request: Request, interpreted: bool = False) -> Func:
     """The tile program after the passes every execution takes.  interpreted: no machine's limits apply to it."""
-    from tilelang.transform.pipeline import legalized as run
+    from tilelang.transform.pipeline import legalized as run  # 231 ms
 
     return without_promises(run(request.func, None if interpreted else request.target, request.config))
 
@@ -301,7 +302,7 @@ def build_interpreted(request: Request, sig: Signature) -> Artifact:
     tile = request.backend == "tile"
     if tile or not request.target.is_cuda:
         return Artifact("interpreted", repr(request.func), "", {}, {}, legalized(request, interpreted=tile))
-    from tilelang.transform.pipeline import lower
+    from tilelang.transform.pipeline import lower  # 243 ms
 
     program = lower(request.func, request.target, request.config)
     return Artifact("interpreted", "\n\n".join(repr(k.launch) for k in program.kernels), "", {}, {
@@ -316,7 +317,7 @@ def toolchain_stamp(target: Target) -> str:
     """
     out = [stamp_of_package("llvmlite"), stamp_of_package("tvm_ffi"), processor_stamp()]
     if target.is_cuda:
-        from tilelang.runtime.nvrtc import driver_cuda_major, find_nvrtc
+        from tilelang.runtime.nvrtc import driver_cuda_major, find_nvrtc  # 5 ms
 
         out.append(f"driver {driver_cuda_major()}")
         out += [stamp_of_file(c.library) for c in find_nvrtc()]
@@ -325,8 +326,6 @@ def toolchain_stamp(target: Target) -> str:
 
 def stamp_of_package(name: str) -> str:
     """Where a package is installed, and when it was."""
-    import importlib.util
-
     spec = importlib.util.find_spec(name)
     return f"{name} missing" if spec is None or spec.origin is None else stamp_of_file(spec.origin)
 
@@ -353,6 +352,6 @@ def processor_stamp() -> str:
 
 def host_name() -> str:
     """The processor objects are made for."""
-    import llvmlite.binding as llvm
+    import llvmlite.binding as llvm  # 22 ms
 
     return llvm.get_host_cpu_name()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
+from concurrent.futures import ThreadPoolExecutor, as_completed
+import sys
 
 from tilelang.errors import InternalError, TileLangError, brought, error, told
 from tilelang.log import logger
 from tilelang.log import phase
+from tilelang.runtime.cpus import usable_cpus
 
 from .kernel import JITKernel, compile_request
 from .requests import check_host, make_request
@@ -58,10 +61,6 @@ def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool,
                  step: Callable[[], None] | None = None) -> list[Any]:
     """Results of argument-less jobs, run in a thread pool with a progress bar.  step: called for each that is done, instead
     of the bar."""
-    from concurrent.futures import ThreadPoolExecutor, as_completed
-
-    from tilelang.runtime.cpus import usable_cpus
-
     if num_workers is not None and (isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1):
         raise error("compile-option", f"num_workers is a positive number of threads, found {num_workers!r}",
                     expected="a positive integer", found=repr(num_workers), hint="leave it out for all processors")
@@ -89,9 +88,6 @@ def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool,
 
 def _progress(futures: list[Any]) -> None:
     """A bar while the jobs run, where tqdm is installed and somebody is looking."""
-    import sys
-    from concurrent.futures import as_completed
-
     try:
         from tqdm import tqdm
     except ImportError:

@@ -18,6 +18,7 @@ from tilelang.errors import InternalError, JITNoBuilderError, TileLangError, err
 from tilelang.ir.record import record
 from tilelang.target import Target
 from tilelang.transform.framework.scope import current_config
+from tilelang.language.tracing.prim_func import outer_locals
 
 from .artifact import program_of
 from .captured import Captured
@@ -48,8 +49,6 @@ def names_around(fn: Any) -> dict[str, Any] | None:
     code = getattr(fn, "__code__", None)
     if code is None or not code.co_flags & __future__.annotations.compiler_flag:
         return None
-    from tilelang.language.tracing.prim_func import outer_locals
-
     depth = 1
     while sys._getframe(depth).f_globals.get("__name__", "").startswith("tilelang."):
         depth += 1

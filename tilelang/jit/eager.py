@@ -50,7 +50,7 @@ class EagerCalls:
     """The eager side of a @tilelang.jit function."""
 
     def __init__(self, owner: Decorated) -> None:
-        from tilelang.language.tracing.eager_function import EagerFunction
+        from tilelang.language.tracing.eager_function import EagerFunction  # 3 ms
 
         self.owner = owner
         self.function = EagerFunction(owner.func, owner.outer_names)

@@ -18,6 +18,7 @@ from tilelang.ir import Func, Launch, numpy_dtype, walk
 from tilelang.target import Target
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
+from tilelang.runtime.signature import signature_of
 
 from .artifact import KERNEL_SEPARATOR
 from .building import build, device_source, host_text
@@ -48,8 +49,7 @@ def _gpu_target(target: Any) -> Target:
 
 def sources_of(program: Any, target: Any = "auto") -> tuple[str, str]:
     """(device source, host source) of a program as compile makes them.  No device compiler is needed."""
-    from tilelang.runtime.launchers import CudaLauncher
-    from tilelang.runtime.signature import signature_of
+    from tilelang.runtime.launchers import CudaLauncher  # 14 ms
 
     request = make_request(program, target=target)
     if not request.target.is_cuda:
@@ -87,8 +87,8 @@ def random_arguments(func: Func, seed: int = 0, symbol: int = 100) -> list[Any]:
 
 def simulate_program(program: Any, arch: str = "sm_80", seed: int = 0) -> str:
     """Run the lowered program on the device simulator and compare with the tile meaning; the report as text."""
-    from tilelang.simulator.device.run import run_device
-    from tilelang.simulator.reference.run import run_tile
+    from tilelang.simulator.device.run import run_device  # 100 ms
+    from tilelang.simulator.reference.run import run_tile  # 99 ms
 
     func = program_of(program)
     args = random_arguments(func, seed)
@@ -107,8 +107,8 @@ def simulate_program(program: Any, arch: str = "sm_80", seed: int = 0) -> str:
 
 def compile_times(arch: str = "sm_90a", repeat: int = 5) -> Iterator[str]:
     """Lines: medians of tracing, lowering (by pass), printing and NVRTC for the plain GEMM."""
-    from tilelang.codegen.cuda.printer import print_kernel
-    from tilelang.runtime.nvrtc import compile_cubin
+    from tilelang.codegen.cuda.printer import print_kernel  # 31 ms
+    from tilelang.runtime.nvrtc import compile_cubin  # 6 ms
 
     target = Target({"kind": "cuda", "arch": arch})
     phases: dict[str, list[float]] = {}
@@ -158,7 +158,7 @@ def machine_facts() -> Iterator[tuple[str, str, str]]:
 
 
 def _gpu_facts() -> Iterator[tuple[str, str, str]]:
-    from tilelang.runtime import cuda_driver, nvrtc, sass
+    from tilelang.runtime import cuda_driver, nvrtc, sass  # 10 ms
 
     if cuda_driver.is_available():
         d = cuda_driver.driver()
@@ -178,8 +178,8 @@ def _gpu_facts() -> Iterator[tuple[str, str, str]]:
 
 def _cpu_facts() -> Iterator[tuple[str, str, str]]:
     try:
-        import llvmlite
-        import llvmlite.binding as llvm
+        import llvmlite  # 1 ms
+        import llvmlite.binding as llvm  # 21 ms
 
         features = llvm.get_host_cpu_features()
         vector = next((v for v in ("avx512f", "avx2", "avx", "sse4.2") if features.get(v)), "no SIMD extension known")

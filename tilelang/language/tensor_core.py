@@ -12,7 +12,7 @@ from typing import Any
 from tilelang.errors import register
 from tilelang.ir import AddressOf, Alloc, Buffer, Expr, Load, cast, const, convert, load
 from tilelang.ir import dtype as DType
-from tilelang.layout import Fragment, make_swizzled_layout
+from tilelang.layout import Fragment, make_linear_layout, make_swizzled_layout
 from tilelang.target.instructions import MMA_ROWS
 from tilelang.target.mma import operand_dtype
 
@@ -116,8 +116,6 @@ def get_ldmatrix_offset(matrix: str, row_idx: Any, col_idx: Any, stride: Any, dt
 
 def make_mma_swizzle_layout(shared_buf: Any, is_smooth: bool = False) -> Any:
     """Layout of a shared tile read by ldmatrix without bank conflicts.  is_smooth: row-major instead."""
-    from tilelang.layout import make_linear_layout
-
     return make_linear_layout(shared_buf) if is_smooth else make_swizzled_layout(shared_buf)
 
 

@@ -16,7 +16,7 @@ def wanted(tune: bool | None, like: Any, target: Target, backend: str | None) ->
     """
     if not (is_truthy(env.TILELANG_LIBRARY_TUNING) if tune is None else tune):
         return False
-    from . import tuning
+    from . import tuning  # 291 ms
 
     return tuning.tuner.can(like, target, backend)
 

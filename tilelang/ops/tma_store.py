@@ -29,6 +29,7 @@ from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, Expr, For, If, Ramp,
 from tilelang.ir.record import record
 from tilelang.layout import REGISTER, THREAD, Panels, swizzled_box_layout, panels
 from tilelang.target.tensor_map import REDUCE_ADD, STRIDE_ALIGN, refusal
+from tilelang.ir import walk
 
 from .distribute import conjunction, digit
 from .gemm.wgmma import shared_boxes
@@ -463,8 +464,6 @@ def moved_tile(op: Any) -> Region:
 
 def uses_group_barriers(launch: Any) -> bool:
     """Whether a program names barriers itself that a warp group's could be mistaken for."""
-    from tilelang.ir import walk
-
     return any(isinstance(x, Call) and x.op in ("named_barrier", "named_barrier_arrive") and
                not (hasattr(x.args[0], "value") and int(x.args[0].value) < GROUP_BARRIERS) for x in walk(launch.body))
 

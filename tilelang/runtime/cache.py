@@ -20,6 +20,7 @@ from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+import shutil
 
 from tilelang.env import env, is_truthy
 from tilelang.ir.record import record
@@ -42,8 +43,6 @@ class Entry:
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder and what is in it, or the file that stands in its place, as far as that can be done."""
-    import shutil  # it loads the compression modules
-
     shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.unlink(missing_ok=True)

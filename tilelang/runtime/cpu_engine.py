@@ -40,7 +40,7 @@ class CpuEngine:
     """Compiles for the host and loads code next to the thread pool.  One per process; safe from several threads."""
 
     def __init__(self) -> None:
-        import llvmlite.binding as llvm
+        import llvmlite.binding as llvm  # 33 ms
 
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()

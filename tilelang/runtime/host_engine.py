@@ -32,7 +32,7 @@ class _Llvm:
     def __init__(self) -> None:
         load_llvm()
         try:
-            import llvmlite.binding as llvm
+            import llvmlite.binding as llvm  # 25 ms
         except ImportError as e:
             raise error("runtime-missing", "llvmlite is needed to run kernels",
                         expected="llvmlite", found="none", hint="pip install llvmlite") from e
@@ -67,8 +67,8 @@ class _Ffi:
     def __init__(self) -> None:
         torch_in_use = "torch" in sys.modules  # by the program: tvm_ffi imports it too
         try:
-            import tvm_ffi
-            from tvm_ffi import core, libinfo
+            import tvm_ffi  # over 100 ms, and torch with it where that is installed
+            from tvm_ffi import core, libinfo  # over 100 ms, and torch with it where that is installed
         except ImportError as e:
             raise error("runtime-missing", "apache-tvm-ffi is needed to call kernels",
                         expected="apache-tvm-ffi", found="none",

@@ -15,11 +15,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field
 from functools import cache
 from pathlib import Path
+import tempfile
 
 from tilelang.env import env
 from tilelang.errors import error, register
 from tilelang.ir.record import record
-from tilelang.target.probe import open_library
+from tilelang.target.probe import load_libcuda, open_library
 from tilelang.log import phase
 
 from .yield_hints import set_yield_hints
@@ -194,8 +195,6 @@ def choose_nvrtc(arch_number: int, driver_major: int | None = None) -> Nvrtc:
 
 def driver_cuda_major() -> int | None:
     """CUDA major version of the installed driver, None without one."""
-    from tilelang.target.probe import load_libcuda
-
     lib, version = load_libcuda(), ctypes.c_int()
     if lib is None or lib.cuDriverGetVersion(ctypes.byref(version)) != 0:
         return None
@@ -303,8 +302,6 @@ def _numbered(lines: list[str], shown: Iterable[int]) -> str:
 
 def _saved(log: str, source: str) -> str:
     """A folder with the source and the compiler's output; a note where none can be written."""
-    import tempfile
-
     try:
         folder = Path(tempfile.mkdtemp(prefix="tilelang-nvrtc-"))
         (folder / "kernel.cu").write_text(source + "\n", encoding="utf-8")

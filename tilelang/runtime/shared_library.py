@@ -149,7 +149,7 @@ def find_compiler() -> list[str]:
 
 def _libtvm_ffi() -> str:
     ffi_state()
-    from tvm_ffi import libinfo
+    from tvm_ffi import libinfo  # over 100 ms, and torch with it where that is installed
 
     return str(libinfo.find_libtvm_ffi())
 

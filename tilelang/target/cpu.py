@@ -54,7 +54,7 @@ def describe(name: str, features: frozenset[str], text: str, is_x86: bool) -> Ho
 @lru_cache(maxsize=1)
 def host_cpu() -> HostCpu:
     """The processor this runs on."""
-    import llvmlite.binding as llvm
+    import llvmlite.binding as llvm  # 22 ms
 
     found = llvm.get_host_cpu_features()
     return describe(llvm.get_host_cpu_name(), frozenset(k for k, on in found.items() if on), found.flatten(),

@@ -6,6 +6,7 @@ from typing import Any
 
 from tilelang.target import Target
 from tilelang.target.machine import REGISTERS_PER_SM, clock_rates, nearest_chip
+from tilelang.target.mma import MMA_ROWS
 
 from .device import TileDevice
 from .driver import get_cuda_device_properties
@@ -41,8 +42,6 @@ class CUDA(TileDevice):
     @property
     def available_tensor_instructions(self) -> list[str]:
         """Names of the matrix instructions of a warp that this architecture has."""
-        from tilelang.target.mma import MMA_ROWS
-
         return [name for name, row in MMA_ROWS.items() if self.sm_version >= row.min_arch]
 
     def get_avaliable_tensorintrin_shapes(self) -> list[list[int]]:

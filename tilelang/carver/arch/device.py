@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.language.tracing.state import error
+from tilelang.runtime.cpus import usable_cpus
+from tilelang.target import Target
 
 
 class TileDevice:
@@ -62,9 +64,6 @@ class CPU(TileDevice):
     platform = "CPU"
 
     def __init__(self, target: Any = "cpu") -> None:
-        from tilelang.runtime.cpus import usable_cpus
-        from tilelang.target import Target
-
         self.target = target if isinstance(target, Target) else Target(target)
         if not self.target.is_cpu:
             raise ValueError(f"carver.arch.CPU describes CPU targets, found {self.target}")

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .rasterization import NoRasterization
+from . import rasterization
 
 
 @dataclass
@@ -172,8 +173,6 @@ class Hint:
     @classmethod
     def from_dict(cls, entries: dict[str, Any]) -> Hint:
         """The hint `to_dict` described.  Raises ValueError for an unknown entry."""
-        from . import rasterization
-
         hint = cls()
         for name, value in entries.items():
             if name == "intrin_info":

@@ -12,6 +12,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+import runpy
+import traceback
 
 BACKENDS = ("runner", "subproc")
 _SERVE = "from tilelang.autodd.running import serve; serve()"
@@ -110,8 +112,7 @@ def serve() -> None:
 
     The packages are loaded here and nothing is run, so that no thread exists when it forks.
     """
-    import tilelang
-    import tilelang.language
+    import tilelang.language  # 136 ms
 
     for name in ("compile", "jit", "lower"):
         getattr(tilelang, name)
@@ -134,9 +135,6 @@ def serve() -> None:
 
 def _run(path: str, log: str) -> None:
     """The child: the script as the main program, its output into a file."""
-    import runpy
-    import traceback
-
     os.setsid()
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):

@@ -14,7 +14,7 @@ FOLDER = "./tmp"
 def draw_layouts(layouts: Iterable[tuple[str, Any]], cx: PassContext) -> None:
     """Report each layout as text, or write <FOLDER>/<buffer>.<format> for the pictures that
     tl.layout_visualization_formats lists.  Raises ValueError for an unknown format."""
-    from tilelang.layout.picture import cells, draw_files, wanted_formats
+    from tilelang.layout.picture import cells, draw_files, wanted_formats  # 2 ms
 
     formats = str(cx.option(PassConfigKey.TL_LAYOUT_VISUALIZATION_FORMATS))
     words = ["txt", "pdf", "png", "svg"] if formats == "all" else [f.strip() for f in formats.split(",")]

@@ -31,6 +31,7 @@ from .loop_partition import rereads, spread_thin
 from ..framework.pass_ import TILE, PassContext, pass_
 from .shared_layouts import Access, choose_shared_layout, memory_accesses, vector_elements
 from .strict_layouts import StrictLayouts
+from .draw_layouts import draw_layouts
 
 
 @pass_(needs=TILE)
@@ -78,8 +79,6 @@ class _Inference(StrictLayouts):
             for b, lay in layouts:
                 self.cx.report(f"# layout of {b.name} ({self.known.why[b]}): {lay!r}")
         if self.cx.option(PassConfigKey.TL_LAYOUT_VISUALIZATION_ENABLE):
-            from .draw_layouts import draw_layouts  # what hardly any program needs is imported late, here and below
-
             draw_layouts([(b.name, lay) for b, lay in layouts], self.cx)
 
     # ---- common ---------------------------------------------------------------------------------------------------
@@ -224,7 +223,7 @@ class _Inference(StrictLayouts):
 
     def _whole(self, b: Buffer) -> Fragment:
         """Every thread holds the tile.  Raises _Staged for one that is better kept in shared memory."""
-        from .staged_fragments import is_large, staged
+        from .staged_fragments import is_large, staged  # 2 ms
 
         if is_large(b):
             launch = staged(self.launch, b.data, getattr(self.cx.target, "max_shared_bytes", None))

@@ -51,7 +51,7 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
     try:
         return _shared_out(lw, vars, extents, body, loop_layout, is_async, width, span)
     except errors.TileLangError as e:
-        from .accumulate_loops import accumulates  # hardly any loop needs it
+        from .accumulate_loops import accumulates  # 2 ms: hardly any loop needs it
 
         if e.kind != "parallel-race" or not vars or not all(isinstance(n, int) for n in extents) or \
                 not any(accumulates(x) for x in walk(body)):
@@ -64,7 +64,7 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
 
 def _sums(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt, is_async: bool, span: Any) -> Stmt:
     """A loop that accumulates into fragments where their layouts bring several threads to one element."""
-    from .accumulate_loops import serial_dims, split_accumulations
+    from .accumulate_loops import serial_dims, split_accumulations  # 3 ms
 
     parts = split_accumulations(vars, body)
     if len(parts) == 1:
