@@ -1,6 +1,7 @@
 """The folder tells the architecture: imports go one way, public things are documented and tested."""
 
 import ast
+import importlib
 import inspect
 import pathlib
 import re
@@ -430,3 +431,11 @@ def test_the_count_of_stringly_reads_finds_them(tmp_path, monkeypatch):
     file = tmp_path / "x.py"
     file.write_text('a.attr("n", 0)\ndict(b.attrs)["m"]\ndict(b.attrs).get("k")\nd.get("k")\na.attr(name)\n')
     assert [x.split(": ")[1] for x in stringly_reads(file)] == ["n", "m", "k"]
+
+
+def test_memory_scopes_are_spelled_in_one_place():
+    scopes = {s for s in importlib.import_module("tilelang.ir.scopes").SCOPES if "." in s}
+    assert len(scopes) == 7
+    spelled = [f"{p.relative_to(ROOT)}:{n.lineno}" for p in PACKAGE.rglob("*.py") if p.name != "scopes.py"
+               for n in ast.walk(ast.parse(p.read_text(encoding="utf-8"))) if isinstance(n, ast.Constant) and n.value in scopes]
+    assert spelled == []

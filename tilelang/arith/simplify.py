@@ -9,40 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (
-    EMPTY,
-    AddressOf,
-    Alloc,
-    Assert,
-    Binary,
-    Bind,
-    Broadcast,
-    Buffer,
-    Call,
-    Const,
-    Evaluate,
-    Expr,
-    For,
-    If,
-    Launch,
-    Load,
-    Node,
-    Parallel,
-    Ramp,
-    Region,
-    Seq,
-    Stmt,
-    Store,
-    TileOp,
-    Var,
-    While,
-    const,
-    contains,
-    rebuild,
-    seq,
-    substitute,
-    walk,
-)
+from tilelang.ir import (EMPTY, AddressOf, Alloc, Assert, Binary, Bind, Broadcast, Buffer, Call, Const, Evaluate, Expr, For, If,
+                         Launch, Load, Node, Parallel, Ramp, Region, Seq, Stmt, Store, TileOp, Var, While, const, contains,
+                         rebuild, seq, substitute, walk, PRIVATE)
 
 from . import bounds as ba
 from .analyzer import Analyzer, Env
@@ -169,7 +138,7 @@ def _lasts(cond: Expr, branch: Stmt) -> bool:
         return False
     if not read:
         return True
-    shared = any(b.scope_name not in ("local", "local.var") for b in read)
+    shared = any(b.scope_name not in PRIVATE for b in read)
     data = {b.data for b in read}
     for n in walk(branch):
         if isinstance(n, (Store, AddressOf)) and n.buffer.data in data or shared and isinstance(n, (Evaluate, While)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from tilelang.ir import DYNAMIC, FRAGMENT, TMEM
 
 
 def _scope(buffer: Any) -> str:
@@ -23,17 +24,17 @@ def is_shared(buffer: Any, allow_dynamic: bool = True) -> bool:
 
 def is_shared_dynamic(buffer: Any) -> bool:
     """In dynamic shared memory."""
-    return _scope(buffer) == "shared.dyn"
+    return _scope(buffer) == DYNAMIC
 
 
 def is_tensor_memory(buffer: Any) -> bool:
     """In tensor memory."""
-    return _scope(buffer) == "shared.tmem"
+    return _scope(buffer) == TMEM
 
 
 def is_fragment(buffer: Any) -> bool:
     """A fragment: registers of a whole block."""
-    return _scope(buffer) == "local.fragment"
+    return _scope(buffer) == FRAGMENT
 
 
 def is_local(buffer: Any) -> bool:

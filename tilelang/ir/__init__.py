@@ -38,7 +38,7 @@ Semantics, settled once:
 from .dtype import dtype, int_range, numpy_dtype, promote
 from .equal import alpha_equal
 from .build import call, fresh, logical, select
-from .buffer import SCOPES, AddressOf, Buffer, Load, Region, load
+from .buffer import AddressOf, Buffer, Load, Region, load
 from .call_options import CALL_OPTIONS, CallOptions, options_of
 from .children import children, contains
 from .expr import (ARITHMETIC, BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL, TRUE, Binary, Broadcast, Call, Cast, Const,
@@ -52,6 +52,8 @@ from .places import (get_buffer_span, get_prim_func_span, get_stmt_span, make_sp
 from .facts import BufferFacts, FuncFacts
 from .plans import LaunchPlan, LoopPlan, ParallelPlan
 from .printer import to_text
+from .scopes import (BARRIER, CLUSTER_BARRIER, DYNAMIC, FRAGMENT, GLOBAL, LOCAL, PRIVATE, REDUCER, SCOPES, SHARED, STATIC, TMEM,
+                     VARIABLE)
 from .span import Span
 from .stmt import (EMPTY, TILE_OPS, Alloc, Assert, Attrs, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel,
                    Seq, Stmt, Store, TileOp, While, replace, seq, tile_op, with_options)

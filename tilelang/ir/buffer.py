@@ -13,8 +13,6 @@ from .facts import BufferFacts
 from .nodes import Node, node
 from .span import Span
 
-SCOPES = ("global", "shared", "shared.dyn", "local", "local.fragment", "local.var", "local.reducer",
-          "shared.barrier", "shared.cluster_barrier", "shared.tmem")
 
 
 @node

@@ -13,6 +13,7 @@ from .expr import Cast, Const, Expr
 from .nodes import Node, fields_of
 from .printer import LOOPS, _ctor, _Printer
 from .stmt import Attrs, Alloc, Evaluate, For, Func, Launch, Parallel, Stmt, TileOp
+from .scopes import GLOBAL
 
 HEADER = "# from tvm.script import tirx as T"
 BLOCKS, THREADS = (tuple(f"{kind}Idx.{axis}" for axis in "xyz") for kind in ("block", "thread"))
@@ -61,7 +62,7 @@ class _Script(_Printer):
             text += f", strides={self.numbers(tuple(b.strides))}"
         if not (isinstance(b.offset, int) and b.offset == 0):
             text += f", elem_offset={self.number(b.offset)}"
-        return text + (f', scope="{b.scope_name}"' if scope and b.scope_name != "global" else "")
+        return text + (f', scope="{b.scope_name}"' if scope and b.scope_name != GLOBAL else "")
 
     def buffer_args(self, b: Buffer) -> str:
         return f"{self._tensor(b)}, data={self.name(b.data)}"

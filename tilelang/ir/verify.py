@@ -28,6 +28,7 @@ from .span import Span
 from .stmt import (Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq, Stmt, Store,
                    TileOp, While)
 from .children import children
+from .scopes import FRAGMENT, PRIVATE, REDUCER, SHARED
 
 LOOP_KINDS = ("serial", "unroll", "vectorized", "pipelined")
 THREAD_TAGS = tuple(f"{k}Idx.{d}" for k in ("block", "thread") for d in "xyz")
@@ -112,17 +113,17 @@ class _Verifier:
         """Scope and rank of b belong to the phase."""
         scope = b.scope_name
         if self.at_least(THREADS_BOUND):
-            if scope in ("local.fragment", "local.reducer"):
+            if scope in (FRAGMENT, REDUCER):
                 self.say("no-fragment", f"`{b.name}` is still a {scope} buffer", span)
-            if scope in ("shared", "shared.dyn") and len(b.shape) != 1:
+            if scope in SHARED and len(b.shape) != 1:
                 self.say("flat-shared", f"shared buffer `{b.name}` has {len(b.shape)} dimensions", span)
-        if self.at_least(DEVICE) and scope in ("local", "local.var") and len(b.shape) != 1:
+        if self.at_least(DEVICE) and scope in PRIVATE and len(b.shape) != 1:
             self.say("flat-local", f"local buffer `{b.name}` has {len(b.shape)} dimensions", span)
 
     def buffer(self, b: Buffer, span: Span | None) -> None:
         self.of_phase(b, span)
         scope = b.scope_name
-        if scope in ("shared", "shared.dyn"):
+        if scope in SHARED:
             self.shared.append(b)
         for d in (*b.shape, *(b.strides_ or ()), b.offset):
             if isinstance(d, Expr):

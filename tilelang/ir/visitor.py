@@ -11,6 +11,7 @@ from .expr import Expr, Var
 from .nodes import Node, fields_of, kinds_of, node_fields
 from .options import Options
 from .stmt import Bind, For, Func, If, Launch, Parallel, Seq, Stmt, While, replace, seq
+from .scopes import GLOBAL
 
 # Definition sites (Var in Bind/For/Parallel/Launch/Func, Buffer in Alloc/Func) are fields too: a rewriter sees them.
 
@@ -158,7 +159,7 @@ def substitute(n: Any, mapping: dict[Any, Any]) -> Any:
 
 def _moved(b: Buffer, mapping: dict[Any, Any]) -> Buffer | None:
     """A tensor in global memory with its address, shape and strides substituted, None where nothing of them is mapped."""
-    if b.scope_name != "global":
+    if b.scope_name != GLOBAL:
         return None
     data = mapping.get(b.data, b.data)
     dims = (*b.shape, *(b.strides_ or ()), b.offset)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tilelang.ir import AddressOf, Const, Func, If, Load, Ramp, Store, walk
+from tilelang.ir import AddressOf, Const, Func, If, Load, Ramp, Store, walk, GLOBAL
 from tilelang.ir.expr import Call
 from tilelang.target import Target
 from tilelang.target.cluster import cluster_of
@@ -64,7 +64,7 @@ def _instructions(nodes: list[Any]) -> dict[str, dict[str, int]]:
     """Kind -> instruction -> places in the program."""
     found: dict[str, Counter[str]] = {kind: Counter() for kind in _KINDS}
     for x in nodes:
-        if isinstance(x, (Load, Store)) and x.buffer.scope_name == "global":
+        if isinstance(x, (Load, Store)) and x.buffer.scope_name == GLOBAL:
             lanes = x.indices[-1].lanes if x.indices and isinstance(x.indices[-1], Ramp) else 1
             nbytes = max(1, x.buffer.dtype.bits * int(lanes) // 8)
             kind = "loads" if isinstance(x, Load) else "stores"

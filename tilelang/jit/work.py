@@ -10,7 +10,7 @@ import numpy as np
 
 from tilelang.errors import TileLangError
 from tilelang.ir import (Bind, Buffer, Const, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, Store, Var, While,
-                         free_vars, walk)
+                         free_vars, walk, GLOBAL)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import state
 from tilelang.ops import Copy, Gemm
@@ -117,7 +117,7 @@ class _Counter:
 
     def _copy(self, c: Copy, times: Any) -> None:
         for region, load in ((c.src, True), (c.dst, False)):
-            if region.buffer.scope_name == "global" and all(isinstance(n, int) or isinstance(n, Const)
+            if region.buffer.scope_name == GLOBAL and all(isinstance(n, int) or isinstance(n, Const)
                                                             for n in region.extents):
                 size = float(np.prod([int(getattr(n, "value", n)) for n in region.extents])) * region.dtype.bits / 8
                 if load:
@@ -132,7 +132,7 @@ class _Counter:
         seen: dict[Var, Buffer] = {}
         for x in walk(launch.body):
             for b in _buffers(x):
-                if b.scope_name == "global":
+                if b.scope_name == GLOBAL:
                     seen.setdefault(b.data, b)
         if not all(b.is_static for b in seen.values()):
             self.work.touched = None

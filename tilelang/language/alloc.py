@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilelang.ir import SCOPES, Buffer, Const, Expr, Load, cast, load
+from tilelang.ir import SCOPES, Buffer, Const, Expr, Load, cast, load, DYNAMIC, FRAGMENT, GLOBAL, LOCAL, VARIABLE
 from tilelang.ir import dtype as DType
 
 from .tracing.builder import Builder, current_builder
@@ -29,19 +29,19 @@ def _allocate(what: str, shape: Any, dt: DType, scope: str, prefix: str) -> Buff
         raise error("alloc-scope", f"{what}: unknown memory scope {scope!r}",
                     expected=f"one of {', '.join(SCOPES)}", found=repr(scope),
                     hint="known scopes: " + ", ".join(SCOPES))
-    if b.kernel is None and scope != "global":
+    if b.kernel is None and scope != GLOBAL:
         raise error("alloc-outside-kernel", f"{what} allocates {scope} memory outside T.Kernel",
                     found=f"{scope} memory outside of it")
     dims = shape_of(shape, what)
     elements = prod(d for d in dims if isinstance(d, int))
-    if scope != "global" and elements > MOST_ON_CHIP:
+    if scope != GLOBAL and elements > MOST_ON_CHIP:
         raise error("tensor-shape", f"{what}: a buffer of shape {dims} has {elements} elements: no block holds them",
                     expected=f"at most {MOST_ON_CHIP} elements", found=str(elements),
                     hint="use T.alloc_global, or smaller tiles")
-    if scope == "local" and not dims:
+    if scope == LOCAL and not dims:
         raise error("tensor-shape", f"{what}: a buffer needs a dimension", expected="a dimension", found="()",
                     hint="write (1,), or T.alloc_var for a scalar")
-    if scope != "global" and 0 in [d for d in dims if isinstance(d, int)]:
+    if scope != GLOBAL and 0 in [d for d in dims if isinstance(d, int)]:
         raise error("tensor-shape", f"{what}: a buffer of shape {dims} has no elements", expected="extents of at least 1",
                     found=str(dims), hint="leave the buffer out")
     buf = Buffer(b.fresh_name(prefix), dims, dt, scope, span=b.here())
@@ -71,7 +71,7 @@ def alloc_shared(*args: Any, dtype: Any = None, shape: Any = None, scope: str | 
     """Block-shared buffer.  (shape, dtype, scope="shared.dyn"); bool is kept in static shared memory."""
     shape, dtype, scope = _shape_and_dtype("T.alloc_shared", args if shape is None else (shape, *args), dtype, scope)
     dt = dtype_of(dtype, "T.alloc_shared")
-    scope = "shared" if dt.is_bool else "shared.dyn" if scope is None else scope
+    scope = "shared" if dt.is_bool else DYNAMIC if scope is None else scope
     return _allocate("T.alloc_shared", shape, dt, scope, "shared")
 
 
@@ -79,7 +79,7 @@ def alloc_fragment(*args: Any, dtype: Any = None, shape: Any = None, scope: str 
     """Tile in registers, distributed over the block's threads; its layout is inferred.  (shape, dtype)."""
     shape, dtype, scope = _shape_and_dtype("T.alloc_fragment", args if shape is None else (shape, *args), dtype, scope)
     dt = dtype_of(dtype, "T.alloc_fragment")
-    return _allocate("T.alloc_fragment", shape, dt, "local.fragment" if scope is None else scope, "fragment")
+    return _allocate("T.alloc_fragment", shape, dt, FRAGMENT if scope is None else scope, "fragment")
 
 
 def alloc_local(*args: Any, dtype: Any = None, shape: Any = None, scope: str | None = None) -> Buffer:
@@ -102,14 +102,14 @@ alloc_buffer = sblock_alloc_buffer = allocate
 _NOTHING = object()
 
 
-def alloc_var(dtype: Any, *args: Any, init: Any = _NOTHING, scope: str = "local.var") -> Load:
+def alloc_var(dtype: Any, *args: Any, init: Any = _NOTHING, scope: str = VARIABLE) -> Load:
     """Mutable scalar of each thread, read and assigned by its name.  Starts at init (default 0).
 
     Forms: (dt), (dt, 1), (dt, "local.var"), (dt, 1, "local.var"), (dt, init=1).  Raises alloc-var.
     """
     b = _builder("T.alloc_var")
     rest = list(args)
-    if rest and rest[-1] == "local.var" and isinstance(rest[-1], str):
+    if rest and rest[-1] == VARIABLE and isinstance(rest[-1], str):
         scope = rest.pop()
         if not rest and init is not _NOTHING:
             raise error("alloc-var", "T.alloc_var got a positional scope and the keyword init",
@@ -121,14 +121,14 @@ def alloc_var(dtype: Any, *args: Any, init: Any = _NOTHING, scope: str = "local.
                     found=f"{len(args) + 1} positional arguments{'' if init is _NOTHING else ' and init'}")
     if rest:
         init = rest[0]
-    if scope != "local.var":
+    if scope != VARIABLE:
         raise error("alloc-var", f"T.alloc_var lives in scope 'local.var', found {scope!r}",
                     expected="scope 'local.var'", found=repr(scope))
     if isinstance(init, str):
         raise error("alloc-var", f"T.alloc_var: the initial value is the string {init!r}",
                     expected="a number or an expression", found=f"the string {init!r}")
     dt = dtype_of(dtype, "T.alloc_var")
-    buf = Buffer(b.fresh_name("var"), (1,), dt, "local.var", span=b.here())
+    buf = Buffer(b.fresh_name("var"), (1,), dt, VARIABLE, span=b.here())
     b.allocate(buf, cast(0 if init is _NOTHING or init is None else init, dt))
     handle = load(buf, (Const(0, DType("int32")),))
     b.handles[id(handle)] = handle
@@ -153,7 +153,7 @@ def empty(*shape: Any, dtype: Any = None) -> Buffer:
     if b.kernels:
         raise error("empty-after-kernel", "T.empty must come before the first T.Kernel")
     out = Buffer(b.fresh_name(f"out{len(b.outputs)}"), shape_of(items, "T.empty"),
-                 dtype_of("float32" if dtype is None else dtype, "T.empty"), "global", span=b.here())
+                 dtype_of("float32" if dtype is None else dtype, "T.empty"), GLOBAL, span=b.here())
     b.outputs.append(out)
     b.unnamed[id(out)] = out
     return out

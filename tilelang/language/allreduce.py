@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import I32, Buffer, Const, Expr, Load, binary, call, convert, is_const, load, logical, select
+from tilelang.ir import I32, Buffer, Const, Expr, Load, binary, call, convert, is_const, load, logical, select, PRIVATE
 
 from .alloc import alloc_shared
 from .tracing.builder import Builder, Emitted, need_builder
@@ -62,7 +62,7 @@ def tvm_thread_allreduce(size: Any, value: Any, cond: Any, result: Any, *threads
                     expected="size 1", found=str(size))
     target = b.elements[id(result)][1] if id(result) in b.elements else result
     target = load(target, (Const(0, I32),) * len(target.shape)) if isinstance(target, Buffer) else target
-    if not isinstance(target, Load) or target.buffer.scope_name not in ("local", "local.var"):
+    if not isinstance(target, Load) or target.buffer.scope_name not in PRIVATE:
         raise error("reducer-operand", f"the result of T.tvm_thread_allreduce is an element of private memory, found "
                     f"{describe(result)}",
                     expected="an element of private memory", found=describe(result))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tilelang.ir import Buffer, Evaluate, cast, convert
+from tilelang.ir import Buffer, Evaluate, cast, convert, FRAGMENT, GLOBAL
 from tilelang.ir import call as ir_call
 from tilelang.layout import Fragment, Layout
 
@@ -33,7 +33,7 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
         if not isinstance(buffer, Buffer):
             raise error("annotation", f"T.annotate_layout takes buffers, found {describe(buffer)}",
                         found=describe(buffer))
-        if buffer.scope_name == "local.fragment":
+        if buffer.scope_name == FRAGMENT:
             if not isinstance(layout, Fragment):
                 raise error("layout-fragment", f"`{buffer.name}` is a fragment: its layout must be a T.Fragment, found "
                                    f"{describe(layout)}",
@@ -73,7 +73,7 @@ def annotate_l2_hit_ratio(ratios: dict[Buffer, float]) -> None:
     need_builder("T.annotate_l2_hit_ratio")
     k = need_kernel("T.annotate_l2_hit_ratio")
     for buffer, ratio in entries(ratios, "T.annotate_l2_hit_ratio"):
-        if not isinstance(buffer, Buffer) or buffer.scope_name != "global":
+        if not isinstance(buffer, Buffer) or buffer.scope_name != GLOBAL:
             raise error("l2-hint", "T.annotate_l2_hit_ratio applies to global buffers",
                         found=describe(buffer))
         if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 <= ratio <= 1:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Var, cast, const, convert, BufferFacts
+from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Var, cast, const, convert, BufferFacts, BARRIER
 from tilelang.ir import dtype as DType
 
 from .tracing.builder import Emitted, need_builder
@@ -16,7 +16,6 @@ from .tracing.regions import BufferSlice
 from .tracing.state import describe, error
 from .thread import emit_call
 
-BARRIER = "shared.barrier"
 MOST_ARRIVALS = (1 << 20) - 1  # PTX ISA, "mbarrier.init"
 
 

@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import (I32, Bind, Buffer, Expr, Load, Shuffle, Var, as_bool, binary, call, cast, convert, load,
-                         logical, select)
+from tilelang.ir import (I32, Bind, Buffer, Expr, Load, Shuffle, Var, as_bool, binary, call, cast, convert, load, logical,
+                         select, DYNAMIC)
 from tilelang.ir import dtype as DType
 
 from .alloc import alloc_var
@@ -229,7 +229,7 @@ def vectorcombine(dtype: Any, low: Any, high: Any) -> Expr:
 
 def tvm_storage_sync(scope: str) -> Emitted:
     """Barrier by name: "shared" (block) or "warp"."""
-    rows = {"shared": "sync_threads", "shared.dyn": "sync_threads", "warp": "sync_warp"}
+    rows = {"shared": "sync_threads", DYNAMIC: "sync_threads", "warp": "sync_warp"}
     b = need_builder("T.tvm_storage_sync")
     if scope not in rows:
         raise error("alloc-scope", f"T.tvm_storage_sync: unknown scope {scope!r}",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (I32, Alloc, Assert, Buffer, Const, Evaluate, Expr, For, If, Load, Region, Stmt, StringConst,
-                         Var, call, cast, convert, load, logical, seq)
+from tilelang.ir import (I32, Alloc, Assert, Buffer, Const, Evaluate, Expr, For, If, Load, Region, Stmt, StringConst, Var, call,
+                         cast, convert, load, logical, seq, DYNAMIC, FRAGMENT)
 from tilelang.ir import dtype as DType
 from tilelang.ops import Copy
 
@@ -104,8 +104,8 @@ def _print_buffer(b: Builder, buffer: Buffer, msg: str, thread: int) -> Emitted:
     k = need_kernel("T.print")
     zero = Const(0, I32)
     source = buffer
-    if buffer.scope_name == "local.fragment":
-        source = Buffer(b.fresh_name(f"{buffer.name}_print"), buffer.shape, buffer.dtype, "shared.dyn", span=b.here())
+    if buffer.scope_name == FRAGMENT:
+        source = Buffer(b.fresh_name(f"{buffer.name}_print"), buffer.shape, buffer.dtype, DYNAMIC, span=b.here())
         b.emit(Alloc(source, None, span=b.here()))
         zeros = (zero,) * len(buffer.shape)
         b.emit(Copy(Region(buffer, zeros, buffer.shape), Region(source, zeros, buffer.shape), span=b.here()))

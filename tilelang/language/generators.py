@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from tilelang.ir import Alloc, Buffer, Expr, Span, Var, binary, cast, const, convert, logical, select
+from tilelang.ir import Alloc, Buffer, Expr, Span, Var, binary, cast, const, convert, logical, select, LOCAL
 from tilelang.ir import dtype as DType
 
 from .tracing.builder import Builder
@@ -37,7 +37,7 @@ class Generator:
     arrays: tuple[tuple[str, int, DType], ...]
 
     def __init__(self, b: Builder, span: Span | None) -> None:
-        self.state = {name: Buffer(b.fresh_name(f"rng_{name}"), (n,), dt, "local", span=span) for name, n, dt in self.arrays}
+        self.state = {name: Buffer(b.fresh_name(f"rng_{name}"), (n,), dt, LOCAL, span=span) for name, n, dt in self.arrays}
 
     def start(self, b: Builder, seed: Var, seq: Var, off: Var) -> None:
         """Statements that bring the state to element `off` of sequence `seq` (all uint64)."""
@@ -109,7 +109,7 @@ class Philox(Generator):
     def _generate(self, b: Builder) -> None:
         """words = Philox4x32-10(counter, key)."""
         words, key = self.state["words"], self.state["key"]
-        work = Buffer(b.fresh_name("rng_key_of_round"), (2,), U32, "local", span=b.here())
+        work = Buffer(b.fresh_name("rng_key_of_round"), (2,), U32, LOCAL, span=b.here())
         b.emit(Alloc(work, None, span=b.here()))
         for i in range(4):
             put(b, words, i, self.state["counter"][i])

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import I32, AddressOf, Alloc, Buffer, Const, Expr, Load, call, cast, const, convert, load, BufferFacts
+from tilelang.ir import (I32, AddressOf, Alloc, Buffer, Const, Expr, Load, call, cast, const, convert, load, BufferFacts,
+                         FRAGMENT, GLOBAL, LOCAL, SHARED, VARIABLE, BARRIER)
 from tilelang.ir import dtype as DType
 from tilelang.ops import Copy, Gemm, GemmWarpPolicy
 from tilelang.ops.plans import CopyPlan, GemmSchedule
 
-from .barriers import BARRIER, barrier_of, mbarrier_arrive, mbarrier_wait_parity
+from .barriers import barrier_of, mbarrier_arrive, mbarrier_wait_parity
 from .tracing.builder import Emitted, need_builder
 from .tracing.flags import flag
 from .kernel import need_kernel
@@ -21,7 +22,6 @@ from .tracing.state import describe, error
 from .thread import emit_call
 from .tile import accumulator_clearing, check_policy, emit_op, warp_policy
 
-SHARED = ("shared", "shared.dyn")
 
 
 # ---- copies ---------------------------------------------------------------------------------------------------------
@@ -61,8 +61,8 @@ def tma_copy(src: Any, dst: Any, *, barrier: Any = None, cluster_mask: Any = Non
         raise error("leader-scope", f"leader_scope_threads is a positive multiple of 32, found {n!r}",
                     found=repr(n))
     s, d = pair(src, dst, "tma_copy")
-    loads = s.buffer.scope_name == "global" and d.buffer.scope_name in SHARED
-    if not loads and not (s.buffer.scope_name in SHARED and d.buffer.scope_name == "global"):
+    loads = s.buffer.scope_name == GLOBAL and d.buffer.scope_name in SHARED
+    if not loads and not (s.buffer.scope_name in SHARED and d.buffer.scope_name == GLOBAL):
         raise error("copy-option", f"T.tma_copy moves tiles between global and shared memory, found {s.buffer.scope_name} "
                                    f"to {d.buffer.scope_name}",
                     expected="global and shared memory", found=f"{s.buffer.scope_name} to {d.buffer.scope_name}",
@@ -153,7 +153,7 @@ def _own_barrier(b: Any, k: Any) -> tuple[Load, Load]:
     """A barrier for the blocking loads of one place in a kernel, and the parity of its phase; both at the kernel's top."""
     bar = Buffer(b.fresh_name("arrived"), (1,), DType("uint64"), BARRIER, facts=BufferFacts(arrive=(k.num_threads,)),
                  span=b.here())
-    parity = Buffer(b.fresh_name("phase"), (1,), I32, "local.var", span=b.here())
+    parity = Buffer(b.fresh_name("phase"), (1,), I32, VARIABLE, span=b.here())
     k.stmts[:0] = [Alloc(bar, span=b.here()), Alloc(parity, const(0), span=b.here())]
     return load(bar, (const(0),)), load(parity, (const(0),))
 
@@ -219,9 +219,9 @@ def warpgroup_fence_operand(buffer_or_ptr: Any, offset: Any = 0, num_regs: Any =
     if dtype is not None and DType(dtype) != buffer.dtype:
         raise error("fence-operand", f"T.warpgroup_fence_operand: `{buffer.name}` holds {buffer.dtype}, dtype says {dtype}",
                     expected=str(buffer.dtype), found=str(dtype))
-    if buffer.scope_name == "local.fragment":
+    if buffer.scope_name == FRAGMENT:
         return emit_call("wgmma_pin", (AddressOf(buffer, tuple(const(0) for _ in buffer.shape)),), count=0)
-    if buffer.scope_name != "local" or not buffer.is_static or len(buffer.shape) != 1:
+    if buffer.scope_name != LOCAL or not buffer.is_static or len(buffer.shape) != 1:
         raise error("fence-operand", f"T.warpgroup_fence_operand takes registers, `{buffer.name}` is in {buffer.scope_name} "
                                      "memory",
                     expected="a fragment or T.alloc_local((n,), …)", found=f"`{buffer.name}` in {buffer.scope_name} memory")

@@ -14,7 +14,7 @@ import numpy as np
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (AddressOf, Buffer, Const, Expr, Load, as_bool, as_dim, binary, call, cast, const, convert, load,
-                         BufferFacts)
+                         BufferFacts, GLOBAL, LOCAL, SHARED, VARIABLE)
 from tilelang.ir.record import record
 from tilelang.target.mma import PTX_TYPES, operand_dtype
 from tilelang.target.tensor_map import STRIDE_ALIGN, TensorMap, refusal
@@ -52,7 +52,7 @@ def alloc_descriptor(kind: str = "wgmma", dtype: Any = "uint64") -> Buffer:
     if dt != "uint64":
         raise error("descriptor-operand", f"a wgmma descriptor has 64 bits, found {dt}",
                     expected="uint64", found=str(dt))
-    return b.allocate(Buffer(b.fresh_name("desc"), (1,), dt, "local.var", facts=BufferFacts(descriptor=kind), span=b.here()))
+    return b.allocate(Buffer(b.fresh_name("desc"), (1,), dt, VARIABLE, facts=BufferFacts(descriptor=kind), span=b.here()))
 
 
 def alloc_wgmma_desc(dtype: Any = "uint64") -> Buffer:
@@ -81,7 +81,7 @@ def _shared_address(x: Any, what: str) -> AddressOf:
                         hint="S.access_ptr('r'), T.address_of(S[i, j])")
         o = operand(x, f"the address of {what}")
         x = AddressOf(o.buffer, tuple(convert(m) for m in o.mins))
-    if x.buffer.scope_name not in ("shared", "shared.dyn"):
+    if x.buffer.scope_name not in SHARED:
         raise error("extern-argument", f"{what} takes the address of shared memory, `{x.buffer.name}` is {x.buffer.scope_name}",
                     expected="the address of shared memory", found=f"`{x.buffer.name}` in {x.buffer.scope_name}")
     return x
@@ -158,7 +158,7 @@ def _row_name(prefix: str, types: list[Any]) -> str:
 def _registers(x: Any, offset: Any, count: int, what: str) -> AddressOf:
     """`count` registers of a thread from element `offset` of a local buffer (or its `.data`)."""
     buffer = x if isinstance(x, Buffer) else buffer_at(x)
-    if buffer.scope_name != "local" or len(buffer.shape) != 1:
+    if buffer.scope_name != LOCAL or len(buffer.shape) != 1:
         raise error("descriptor-operand", f"{what} takes registers of T.alloc_local((n,), ...), `{buffer.name}` is "
                     f"{buffer.scope_name} of shape {list(buffer.shape)}",
                     expected="registers of T.alloc_local((n,), …)",
@@ -267,7 +267,7 @@ def _check_tensor(m: TensorMap, kind: Any, groups: list[list[Any]]) -> None:
         kind = kind.value
     number = isinstance(kind, (int, np.integer))
     same = kind == m.codes[0] if number else dtype_of(kind, "T.create_tma_descriptor") == buffer.dtype
-    if buffer.scope_name != "global" or len(buffer.shape) != m.rank or not same:
+    if buffer.scope_name != GLOBAL or len(buffer.shape) != m.rank or not same:
         raise error("tma-descriptor", f"`{buffer.name}` is a {len(buffer.shape)}-dimensional {buffer.scope_name} tensor of "
                     f"{buffer.dtype}, described as {kind} with {m.rank} dimensions",
                     expected=f"{m.rank} dimensions of {kind} in global memory",

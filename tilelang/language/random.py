@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Alloc, Buffer, Expr, Span, Var, cast, const, convert
+from tilelang.ir import Alloc, Buffer, Expr, Span, Var, cast, const, convert, LOCAL
 from tilelang.ir import dtype as DType
 
 from .tracing.builder import Builder, need_builder
@@ -24,7 +24,7 @@ class _State:
 
     def __init__(self, b: Builder, span: Span | None, generator: str) -> None:
         def array(name: str, n: int, dt: str) -> Buffer:
-            return Buffer(b.fresh_name(f"rng_{name}"), (n,), DType(dt), "local", span=span)
+            return Buffer(b.fresh_name(f"rng_{name}"), (n,), DType(dt), LOCAL, span=span)
 
         self.name, self.generator = generator, GENERATORS[generator](b, span)
         self.has = array("has", 2, "int32")
@@ -111,7 +111,7 @@ def rng_rand_float(bit: int = 32, dist: str = "uniform") -> Var:
 
 def _normal(b: Builder, s: _State, dt: DType) -> Var:
     kind, spare = (0, s.spare32) if dt.bits == 32 else (1, s.spare64)
-    out = Buffer(b.fresh_name("rng_normal"), (1,), dt, "local", span=b.here())
+    out = Buffer(b.fresh_name("rng_normal"), (1,), dt, LOCAL, span=b.here())
     b.emit(Alloc(out, None, span=b.here()))
     put(b, out, 0, spare[0])
     had = let(b, "had", s.has[kind])

@@ -11,23 +11,8 @@ import warnings
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (
-    AddressOf,
-    Binary,
-    Buffer,
-    Const,
-    Expr,
-    Load,
-    Region,
-    Stmt,
-    Store,
-    cast,
-    const,
-    convert,
-    int_range,
-    load,
-    walk,
-)
+from tilelang.ir import (AddressOf, Binary, Buffer, Const, Expr, Load, Region, Stmt, Store, cast, const, convert, int_range,
+                         load, walk, FRAGMENT)
 from tilelang.ir import dtype as DType
 from tilelang.ir.dtype import SCALE
 from tilelang.ops.reduce import identity as neutral
@@ -151,7 +136,7 @@ def finalize_reducer(acc: Buffer, dst: Any = None, batch: int = 1,
     if e.state != "open":
         raise error("reducer-order", f"T.finalize_reducer of `{acc.name}`, which is not initialised",
                     found=f"T.finalize_reducer of `{acc.name}` without T.reducer_init")
-    if not isinstance(dst, Buffer) or dst.scope_name != "local.fragment":
+    if not isinstance(dst, Buffer) or dst.scope_name != FRAGMENT:
         raise error("reducer-operand", f"T.finalize_reducer writes to a fragment, found {describe(dst)}",
                     expected="a fragment", found=describe(dst))
     if tuple(dst.shape) != tuple(acc.shape) or dst.dtype != acc.dtype:

@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Cast, Const, Expr, Load, Var, as_dim, cast, convert, walk,
-                         BufferFacts)
+                         BufferFacts, DYNAMIC, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ir import dtype as DType
 
 from .tracing.regions import BufferSlice
@@ -152,8 +152,8 @@ class _BufferFactory(TensorFactory):
 Tensor = TensorFactory("Tensor", "global")
 StridedTensor = TensorFactory("StridedTensor", "global", strided=True)
 Buffer_ = _BufferFactory("Buffer", "global")
-FragmentBuffer = TensorFactory("FragmentBuffer", "local.fragment")
-SharedBuffer = TensorFactory("SharedBuffer", "shared.dyn")
+FragmentBuffer = TensorFactory("FragmentBuffer", FRAGMENT)
+SharedBuffer = TensorFactory("SharedBuffer", DYNAMIC)
 LocalBuffer = TensorFactory("LocalBuffer", "local")
 
 
@@ -211,7 +211,7 @@ def _whole_tensor(b: Any, address: Expr) -> bool:
     bound = {id(s.var): s.value for f in b.frames for s in f.stmts if isinstance(s, Bind)}
     while isinstance(address, Cast) or id(address) in bound:
         address = address.value if isinstance(address, Cast) else bound[id(address)]
-    return isinstance(address, Load) and address.buffer.scope_name == "global"
+    return isinstance(address, Load) and address.buffer.scope_name == GLOBAL
 
 
 def _distance(at: AddressOf) -> Any:
@@ -225,7 +225,7 @@ def _distance(at: AddressOf) -> Any:
 def make_tensor_from_addr(addr: Any, shape: Any, dtype: Any = "float32", strides: Any = None,
                           storage_scope: str = "global") -> Buffer:
     """A tensor at an integer address, in global memory.  Raises pointer for another scope."""
-    if storage_scope != "global":
+    if storage_scope != GLOBAL:
         raise error("pointer", f"T.make_tensor_from_addr of {storage_scope} memory", expected="an address in global memory",
                     found=f"scope {storage_scope!r}",
                     hint="name the buffer itself, or a view of it by T.decl_buffer(data=S.data)")
@@ -238,16 +238,16 @@ def from_element(b: Any, what: str, spec: TensorSpec, data: Var, offset: Any, na
     In global memory an offset that changes inside a launch becomes an address.  Raises pointer for one in shared memory.
     """
     offset = offset.value if isinstance(offset, Const) else offset
-    if spec.scope_name == "local.fragment" and (spec.strides is not None or not isinstance(offset, int) or offset):
+    if spec.scope_name == FRAGMENT and (spec.strides is not None or not isinstance(offset, int) or offset):
         raise error("pointer", f"{what} of a part of a fragment, whose elements are registers of several threads",
                     expected="a buffer in memory", found="a fragment",
                     hint="index the fragment itself, or copy it to shared memory")
     if isinstance(offset, Expr) and b.kernel is not None and _moves(b, offset):
-        if spec.scope_name != "global":
+        if spec.scope_name != GLOBAL:
             raise error("pointer", f"{what} of {spec.scope_name} memory begins at an element that changes while the kernel "
                         "runs", expected="an element that is the same throughout the launch", found=f"element {offset}",
                         hint="view the whole storage and index it")
-        start = AddressOf(Buffer("storage", (1,), spec.dtype, "global", data=data), (convert(offset),))
+        start = AddressOf(Buffer("storage", (1,), spec.dtype, GLOBAL, data=data), (convert(offset),))
         data, offset = b.let("ptr", start), 0
         spec.align = spec.align or spec.dtype.bytes
     spec.elem_offset = offset
@@ -277,7 +277,7 @@ def over_storage(what: str, spec: TensorSpec, data: Any, elem_offset: Any = None
                         hint="give the scope of the storage")
         spec.scope_name = owner.scope_name
         room, need = _bits(owner.dtype, owner.shape), _bits(spec.dtype, spec.shape)
-        compact = owner.scope_name == "global" and owner.strides_ is None and owner.offset == 0 and spec.strides is None
+        compact = owner.scope_name == GLOBAL and owner.strides_ is None and owner.offset == 0 and spec.strides is None
         if compact and None not in (room, need) and isinstance(start, int) and need + start * _bits(spec.dtype, ()) > room:
             raise error("view-size", f"{what} of {spec.shape} {spec.dtype} from element {start} of the storage of "
                         f"`{owner.name}`, which ends before", expected=f"at most {room // 8} bytes",
@@ -294,7 +294,7 @@ def owner_of(data: Any) -> Buffer | None:
 
 
 def _kind(scope_name: str) -> str:
-    return "shared" if scope_name in ("shared", "shared.dyn") else scope_name
+    return "shared" if scope_name in SHARED else scope_name
 
 
 def _bits(dt: DType, shape: tuple[Any, ...]) -> Any:
@@ -359,7 +359,7 @@ def _agrees(data: Any, own: Any, elem_offset: Any, scope: str, own_scope: str) -
     """Refuse what T.match_buffer is told of storage that has another: the parameter or the region says where it begins."""
     given = [(f"elem_offset={elem_offset}", elem_offset is None or isinstance(elem_offset, (int, Const)) and
               int(getattr(elem_offset, "value", elem_offset)) == 0),
-             ("data", data is None or data is own), (f"scope={scope!r}", scope == "global" or _kind(scope) == _kind(own_scope))]
+             ("data", data is None or data is own), (f"scope={scope!r}", scope == GLOBAL or _kind(scope) == _kind(own_scope))]
     for what, right in given:
         if not right:
             raise error("pointer", f"T.match_buffer with {what}, which is not the parameter's or the region's own",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import register
-from tilelang.ir import AddressOf, Alloc, Buffer, Expr, Load, cast, const, convert, load
+from tilelang.ir import AddressOf, Alloc, Buffer, Expr, Load, cast, const, convert, load, GLOBAL, LOCAL
 from tilelang.ir import dtype as DType
 from tilelang.layout import Fragment, make_linear_layout, make_swizzled_layout
 from tilelang.target.instructions import MMA_ROWS
@@ -368,7 +368,7 @@ class INT4TensorCoreIntrinEmitter(TensorCoreIntrinEmitter):
     def _halves(self, source: Buffer, first: Any, count: int) -> list[Buffer]:
         """The low and the high values of `count` bytes, one an element, in arrays of the thread."""
         b, four = need_builder("INT4TensorCoreIntrinEmitter"), const(4, "int8")
-        out = [Buffer(b.fresh_name(name), (count,), DType("int8"), "local", span=b.here()) for name in ("low", "high")]
+        out = [Buffer(b.fresh_name(name), (count,), DType("int8"), LOCAL, span=b.here()) for name in ("low", "high")]
         for x in out:
             b.emit(Alloc(x, None, span=b.here()))
         for r in range(count):
@@ -429,7 +429,7 @@ def ptx_cp_async(dst_ptr: Any, src_ptr: Any, num_elems: int, predicate: Any = No
     and T.ptx_wait_group.  A false predicate writes zeros."""
     dst, src = _pointer(dst_ptr, "the destination"), _pointer(src_ptr, "the source")
     nbytes = int(num_elems) * dst.buffer.dtype.bytes
-    if nbytes not in (4, 8, 16) or not dst.buffer.scope_name.startswith("shared") or src.buffer.scope_name != "global":
+    if nbytes not in (4, 8, 16) or not dst.buffer.scope_name.startswith("shared") or src.buffer.scope_name != GLOBAL:
         raise error("lane-arguments", f"cp.async moves 4, 8 or 16 bytes from global to shared memory, found {nbytes} bytes "
                     f"from {src.buffer.scope_name} to {dst.buffer.scope_name}",
                     expected="4, 8 or 16 bytes from global to shared memory",

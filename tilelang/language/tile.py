@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import Buffer, Evaluate, Expr, Load, Region, as_bool, call, cast, convert
+from tilelang.ir import Buffer, Evaluate, Expr, Load, Region, as_bool, call, cast, convert, GLOBAL, VARIABLE
 from tilelang.ops import Copy, Fill, Gemm, GemmWarpPolicy, Reduce, Scan, Transpose
 from tilelang.ops.reduce import KINDS
 from tilelang.ops.plans import CopyPlan, GemmSchedule, ReducePlan
@@ -93,7 +93,7 @@ def async_copy(src: Any, dst: Any, *, coalesced_width: int | None = None, annota
     """Global to shared by cp.async and commit, without waiting: T.ptx_wait_group(n) does (sm_80+)."""
     b = _builder("async_copy")
     s, d = pair(src, dst, "async_copy")
-    if s.buffer.scope_name != "global" or not d.buffer.scope_name.startswith("shared"):
+    if s.buffer.scope_name != GLOBAL or not d.buffer.scope_name.startswith("shared"):
         raise error("copy-option", f"T.async_copy moves global to shared memory, found {s.buffer.scope_name} to "
                            f"{d.buffer.scope_name}",
                     expected="global to shared memory", found=f"{s.buffer.scope_name} to {d.buffer.scope_name}",
@@ -161,7 +161,7 @@ def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = 
 
 
 def _whole(x: Any, what: str) -> Region:
-    if isinstance(x, Load) and x.buffer.scope_name == "local.var":
+    if isinstance(x, Load) and x.buffer.scope_name == VARIABLE:
         return whole_region(x, what)
     if not isinstance(x, Buffer):
         if isinstance(x, BufferSlice) and x.region.is_full:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.errors import facts
-from tilelang.ir import Buffer, Expr, Load, Ramp, as_bool, cast, const, convert, is_const, load, select
+from tilelang.ir import Buffer, Expr, Load, Ramp, as_bool, cast, const, convert, is_const, load, select, SHARED
 from tilelang.ir import dtype as DType
 
 from .tracing.builder import Builder, Emitted, need_builder
@@ -16,7 +16,7 @@ from .tracing.scope import IfFrame
 from .tracing.state import describe, error
 from .tile import EMITTED
 
-_SCOPES = {"ldg": ("global",), "stg": ("global",), "lds": ("shared", "shared.dyn"), "sts": ("shared", "shared.dyn")}
+_SCOPES = {"ldg": ("global",), "stg": ("global",), "lds": SHARED, "sts": SHARED}
 
 
 def _first(name: str, x: Any) -> tuple[Buffer, tuple[Expr, ...]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (AddressOf, Attrs, Evaluate, Expr, Region, Span, Stmt, TileOp, Var, call, cast, is_const, load,
-                         tile_op)
+from tilelang.ir import (AddressOf, Attrs, Evaluate, Expr, Region, Span, Stmt, TileOp, Var, call, cast, is_const, load, tile_op,
+                         DYNAMIC, GLOBAL, STATIC, PRIVATE)
 from tilelang.ir.numbers import binary_function, to_dtype
 from tilelang.target.instructions import ATOMIC_DTYPES
 
 from .base import Access, LowerContext
-from .pairing import PRIVATE, iteration_space, matched_indices
+from .pairing import iteration_space, matched_indices
 from .tiles import fit
 from .tma_store import store_accumulators, store_tile
 from .plans import AtomicPlan
@@ -81,7 +81,7 @@ class AtomicTile(TileOp):
             raise errors.error("atomic-dtype", f"T.atomic_{self.kind} is not defined on {dt}, expected one of "
                                f"{', '.join(ATOMIC_DTYPES)}",
                                expected=f"one of {', '.join(ATOMIC_DTYPES)}", found=str(dt), span=self.span)
-        if scope not in ("global", "shared", "shared.dyn"):
+        if scope not in (GLOBAL, STATIC, DYNAMIC):
             raise errors.error("atomic-scope", f"T.atomic_{self.kind} needs global or shared memory, "
                                f"`{self.dst.buffer.name}` is {scope}",
                                found=f"`{self.dst.buffer.name}` in {scope}", span=self.span)

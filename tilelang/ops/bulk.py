@@ -13,7 +13,7 @@ import math
 from typing import Any
 
 from tilelang.arith import divisible
-from tilelang.ir import AddressOf, Evaluate, Expr, Region, Stmt, call, const, convert, is_const, seq
+from tilelang.ir import AddressOf, Evaluate, Expr, Region, Stmt, call, const, convert, is_const, seq, GLOBAL
 from tilelang.target.tensor_map import STRIDE_ALIGN, refusal
 
 UNIT = 16  # bytes
@@ -107,7 +107,7 @@ def bulk_bytes(tile: Region) -> int:
 
 def lower_bulk(op: Any, cx: Any) -> Stmt:
     """A Copy with bulk=True, as the one thread that runs it asks for it; a store is a bulk group."""
-    into = op.dst.buffer.scope_name != "global"
+    into = op.dst.buffer.scope_name != GLOBAL
     tile, run = (op.dst, op.src) if into else (op.src, op.dst)
     storage, place = cx.physical(tile.buffer, (const(0),))
     if op.plan.boxes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Attrs, Buffer, Region, Span, Stmt, TileOp, cast, is_const, tile_op
+from tilelang.ir import Attrs, Buffer, Region, Span, Stmt, TileOp, cast, is_const, tile_op, GLOBAL
 from tilelang.ir.numbers import to_dtype
 
 from .base import Access, LowerContext
@@ -57,7 +57,7 @@ class Copy(TileOp):
             return lower_tma_copy(self, cx)
         if self.plan.bulk:
             return lower_bulk(self, cx)
-        if self.plan.tma and self.dst.buffer.scope_name == "global":
+        if self.plan.tma and self.dst.buffer.scope_name == GLOBAL:
             return store_tile(cx, self.src, self.dst, self)
         if self.plan.tma:
             return lower_tma_load(self, cx)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Attrs, Expr, For, Region, Span, Stmt, Store, TileOp, cast, const, fresh, tile_op
+from tilelang.ir import Attrs, Expr, For, Region, Span, Stmt, Store, TileOp, cast, const, fresh, tile_op, FRAGMENT
 from tilelang.ir.numbers import to_dtype
 
 from .base import Access, LowerContext
@@ -31,7 +31,7 @@ class Fill(TileOp):
     def lower(self, cx: LowerContext) -> Stmt:
         """Each element stored once by each of its owners."""
         value = cast(self.value, self.dst.dtype)
-        if self.dst.buffer.scope_name == "local.fragment" and self.dst.is_full:
+        if self.dst.buffer.scope_name == FRAGMENT and self.dst.is_full:
             r, local = fresh("r"), cx.local_of(self.dst.buffer)  # registers of padding may take the value too
             body = Store(local, (r,), cx.expr(value), span=self.span)
             return For(r, const(0), const(int(local.shape[0])), "unroll", body, span=self.span)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Buffer, Region
+from tilelang.ir import Buffer, Region, FRAGMENT
 from tilelang.layout import Fragment
 
-FRAGMENT = "local.fragment"
 
 
 def carried(lay: Fragment, shape: tuple[int, ...]) -> Fragment | None:

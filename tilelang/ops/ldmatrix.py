@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import AddressOf, Evaluate, Expr, For, If, Region, Stmt, Var, call, const, convert, fresh
+from tilelang.ir import AddressOf, Evaluate, Expr, For, If, Region, Stmt, Var, call, const, convert, fresh, FRAGMENT
 from tilelang.ir.record import record
 from tilelang.layout import REGISTER, THREAD, Mode
 
@@ -84,7 +84,7 @@ def copy_by_ldmatrix(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | Non
 
 def _applies(cx: Any, src: Region, dst: Region) -> bool:
     """Whole 2-D fragment of 16-bit elements, from shared memory with contiguous, aligned rows of 16 bytes."""
-    if not (src.buffer.scope_name.startswith("shared") and dst.buffer.scope_name == "local.fragment"):
+    if not (src.buffer.scope_name.startswith("shared") and dst.buffer.scope_name == FRAGMENT):
         return False
     if src.dtype != dst.dtype or dst.dtype.bits != 16 or dst.dtype.lanes != 1:
         return False

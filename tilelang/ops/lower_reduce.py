@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from tilelang.ir import (TRUE, Binary, Buffer, Const, Expr, For, If, Select, Stmt, Store, call, cast, const, convert, dtype,
-                         fresh, load, seq, LoopPlan)
+                         fresh, load, seq, LoopPlan, FRAGMENT, PRIVATE)
 from tilelang.layout import REGISTER, THREAD, Fragment, Mode
 
 from .distribute import Distribution, conjunction, digit, from_fragment
@@ -30,10 +30,10 @@ class ReduceLowering:
     def lower(self) -> Stmt:
         """The statements of one thread."""
         src = self.src
-        if src.scope_name in ("local", "local.var"):
+        if src.scope_name in PRIVATE:
             return self.in_one_thread()
         shape = tuple(int(n) for n in src.shape)
-        self.share = self.cx.layout_of(src) if src.scope_name == "local.fragment" else \
+        self.share = self.cx.layout_of(src) if src.scope_name == FRAGMENT else \
             memory_of_block(shape, self.axis, self.cx.num_threads)
         dist = from_fragment(self.share, self.cx.thread)
         count = 1
@@ -98,7 +98,7 @@ class ReduceLowering:
         src = self.src
         at = (self._place(dist),)
         mine = load(self.partials, at)
-        if src.scope_name == "local.fragment":
+        if src.scope_name == FRAGMENT:
             element: Expr = load(cx.local_of(src), (dist.register,))
         else:
             element = cx.expr(load(src, dist.indices))

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import Expr, If, Region, Stmt, Store, Var, binary, const, convert, load, logical
+from tilelang.ir import Expr, If, Region, Stmt, Store, Var, binary, const, convert, load, logical, FRAGMENT, GLOBAL, PRIVATE
 
 Dims = tuple[int | None, ...]
-PRIVATE = ("local", "local.var")  # scopes of which each thread has its own: it works on them for itself
 
 
 def unit(extent: Any) -> bool:
@@ -20,7 +19,7 @@ def unit(extent: Any) -> bool:
 def level(region: Region) -> int:
     """Nearness to the registers: 2 fragment and local, 1 shared, 0 global."""
     scope = region.buffer.scope_name
-    return 0 if scope == "global" else 1 if scope.startswith("shared") else 2
+    return 0 if scope == GLOBAL else 1 if scope.startswith("shared") else 2
 
 
 def base_side(dst: Region, src: Region | None) -> Region:
@@ -69,8 +68,8 @@ def lower_elementwise(cx: Any, dst: Region, src: Region | None, value: Callable[
     extents, of_dst, of_src = iteration_space(dst, src)
     base = base_side(dst, src)
     of_each = any(r is not None and r.buffer.scope_name in PRIVATE for r in (dst, src))
-    whole = base.buffer.scope_name == "local.fragment" and not base.is_full and not of_each
-    if base is src and dst.buffer.scope_name == "local.fragment" and dst.is_full and tuple(
+    whole = base.buffer.scope_name == FRAGMENT and not base.is_full and not of_each
+    if base is src and dst.buffer.scope_name == FRAGMENT and dst.is_full and tuple(
             n for n in dst.buffer.shape if not unit(n)) == tuple(e for e in extents if not unit(e)):
         whole = False  # the owners of all that is written execute it: nothing of the old values has to be kept
     if not whole:

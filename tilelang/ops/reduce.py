@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import Attrs, Buffer, Region, Span, Stmt, TileOp, dtype, int_range, tile_op
+from tilelang.ir import Attrs, Buffer, Region, Span, Stmt, TileOp, dtype, int_range, tile_op, DYNAMIC, PRIVATE, STATIC, FRAGMENT
 from tilelang.ir.dtype import SCALE, float_min
 from tilelang.ir.numbers import binary_function, to_dtype
 
 from .base import Access, LowerContext
-from .layouts import FRAGMENT, carried
+from .layouts import carried
 from .lower_reduce import ReduceLowering
 from .tiles import combine
 from .plans import ReducePlan
@@ -138,6 +138,6 @@ def reject_reductions(dst: Region, span: Span | None) -> None:
 
 
 def _memory(scope: str) -> str:
-    if scope in ("local.fragment", "shared", "shared.dyn"):
+    if scope in (FRAGMENT, STATIC, DYNAMIC):
         return "block"
-    return "thread" if scope in ("local", "local.var") else "other"
+    return "thread" if scope in PRIVATE else "other"

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import (Attrs, Binary, Buffer, Expr, For, If, Region, Select, Span, Stmt, Store, TileOp, Var, call,
-                         cast, const, fresh, load, seq, tile_op)
+from tilelang.ir import (Attrs, Binary, Buffer, Expr, For, If, Region, Select, Span, Stmt, Store, TileOp, Var, call, cast,
+                         const, fresh, load, seq, tile_op, GLOBAL, PRIVATE)
 from tilelang.ir.numbers import binary_function, to_dtype
 
 from .base import Access, LowerContext
 from .layouts import same_layout
-from .pairing import PRIVATE, offset_indices
+from .pairing import offset_indices
 from .reduce import identity, reject_reductions
 from .tiles import fit
 
@@ -154,7 +154,7 @@ class Scan(TileOp):
         if self.kind == "sum":
             reject_reductions(self.dst, self.span)
         for r in (self.src, self.dst):
-            if r.buffer.scope_name == "global":
+            if r.buffer.scope_name == GLOBAL:
                 raise errors.error("scan-scope", f"T.cum{self.kind} works on shared and fragment tiles, "
                                                  f"`{r.buffer.name}` is "
                                    "global",

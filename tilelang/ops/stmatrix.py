@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (AddressOf, Evaluate, Expr, Ramp, Region, Stmt, Store, call, cast, const, convert,
-                         load, seq)
+from tilelang.ir import (AddressOf, Evaluate, Expr, Ramp, Region, Stmt, Store, call, cast, const, convert, load, seq, FRAGMENT,
+                         SHARED)
 from tilelang.layout import THREAD
 
 from .ldmatrix import PAIRS, ROWS, matrix_rows, outer_digits, over_matrices, threads_used
@@ -57,7 +57,7 @@ def _stored(cx: Any, src: Region, dst: Region, register: Expr, place: Expr, num:
 
 def _applies(cx: Any, src: Region, dst: Region) -> bool:
     """Whole 2-D fragment, to shared memory with contiguous, aligned rows of 16 bytes of 16-bit elements."""
-    if src.buffer.scope_name != "local.fragment" or dst.buffer.scope_name not in ("shared", "shared.dyn"):
+    if src.buffer.scope_name != FRAGMENT or dst.buffer.scope_name not in SHARED:
         return False
     if dst.dtype.bits != 16 or dst.dtype.lanes != 1 or src.dtype.lanes != 1 or src.dtype.bits not in (16, 32):
         return False

@@ -12,7 +12,7 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Buffer, Evaluate, Expr, If, Region, Stmt, binary, call, const, convert, is_const, replace,
-                         seq)
+                         seq, SHARED)
 
 from tilelang.target.tensor_map import refusal
 
@@ -26,7 +26,6 @@ register("tma-copy", ValueError, "a tile that TMA cannot move",
          expected="a tile that TMA can move")
 MOST_OF_BOX = 256  # elements of a box along one dimension (CUDA Driver API, cuTensorMapEncodeTiled)
 
-SHARED = ("shared", "shared.dyn")
 
 
 def check_tma_copy(op: Any) -> None:

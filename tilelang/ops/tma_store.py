@@ -24,8 +24,8 @@ from typing import Any
 
 from tilelang.arith import divisible
 from tilelang.errors import InternalError
-from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, Expr, For, If, Ramp, Region, Stmt, Store, binary, call, cast,
-                         const, convert, fresh, is_const, load, seq)
+from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, Expr, For, If, Ramp, Region, Stmt, Store, binary, call, cast, const,
+                         convert, fresh, is_const, load, seq, FRAGMENT, GLOBAL)
 from tilelang.ir.record import record
 from tilelang.layout import REGISTER, THREAD, Panels, swizzled_box_layout, panels
 from tilelang.target.tensor_map import REDUCE_ADD, STRIDE_ALIGN, refusal
@@ -139,7 +139,7 @@ def store_accumulators(cx: Any, src: Region, dst: Region, op: Any, reduce: bool 
 
     None where it is not made for that; where only circumstances forbid it, the report of the launch says which.
     """
-    if not cx.stores.on or src.buffer.scope_name != "local.fragment" or dst.buffer.scope_name != "global":
+    if not cx.stores.on or src.buffer.scope_name != FRAGMENT or dst.buffer.scope_name != GLOBAL:
         return None
     pieces = accumulator_pieces(cx.layout_of(src.buffer), cx.num_threads)
     limit = None if reduce or pieces is None or pieces.turned else first_rows(src)
@@ -457,7 +457,7 @@ def _ramp(base: Expr, n: int) -> Ramp:
 
 def moved_tile(op: Any) -> Region:
     """The shared tile of a Copy or AtomicTile that TMA makes."""
-    if op.dst.buffer.scope_name != "global":
+    if op.dst.buffer.scope_name != GLOBAL:
         return op.dst  # type: ignore[no-any-return]
     return op.src if hasattr(op, "src") else op.value  # type: ignore[no-any-return]
 

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import Attrs, Buffer, Expr, Region, Span, Stmt, Store, TileOp, Var, cast, convert, is_const, load, tile_op
+from tilelang.ir import (Attrs, Buffer, Expr, Region, Span, Stmt, Store, TileOp, Var, cast, convert, is_const, load, tile_op,
+                         GLOBAL, PRIVATE, FRAGMENT)
 from tilelang.ir.numbers import to_dtype
 
 from .base import Access, LowerContext
-from .layouts import FRAGMENT
-from .pairing import PRIVATE
 from .tiles import fit
 
 errors.register("transpose-shape", ValueError, "a transpose whose tiles do not match",
@@ -79,7 +78,7 @@ class Transpose(TileOp):
                                f"{(*a[:-2], a[-1], a[-2])}, `{self.dst.buffer.name}` is {b}",
                                expected=f"{(*a[:-2], a[-1], a[-2])}", found=str(b), span=self.span)
         for r in (self.src, self.dst):
-            if r.buffer.scope_name == "global":
+            if r.buffer.scope_name == GLOBAL:
                 raise errors.error("transpose-shape", f"T.transpose works on shared tiles, `{r.buffer.name}` is global",
                                    expected="shared tiles", found=f"`{r.buffer.name}` in global memory",
                                    span=self.span, hint="T.copy the tile to shared memory first")

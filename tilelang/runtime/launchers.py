@@ -9,30 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (
-    AddressOf,
-    Alloc,
-    Assert,
-    Bind,
-    Buffer,
-    Call,
-    Evaluate,
-    Expr,
-    For,
-    Func,
-    If,
-    Launch,
-    Load,
-    Ramp,
-    Seq,
-    Stmt,
-    Store,
-    Var,
-    children,
-    free_vars,
-    stmts_of,
-    walk,
-)
+from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Evaluate, Expr, For, Func, If, Launch, Load, Ramp, Seq,
+                         Stmt, Store, Var, children, free_vars, stmts_of, walk, GLOBAL)
 
 from tilelang.target.cluster import check_cluster, cluster_of
 from tilelang.target.machine import MOST_SHARED
@@ -71,7 +49,7 @@ class HostStatements:
                 for give_back in reversed(self.w.cleanup[held:]):
                     give_back()
                 del self.w.cleanup[held:]
-            case Alloc() if s.buffer.scope_name == "global":
+            case Alloc() if s.buffer.scope_name == GLOBAL:
                 self.allocate(s.buffer)
             case Bind():
                 self.values[s.var] = self.exact(s.value)
@@ -383,7 +361,7 @@ def _alignments(kernels: tuple[Any, ...]) -> dict[Var, int]:
     out: dict[Var, int] = {}
 
     def note(buffer: Buffer, width: int) -> None:
-        if buffer.scope_name == "global":
+        if buffer.scope_name == GLOBAL:
             out[buffer.data] = max(out.get(buffer.data, 1), min(width, 16))
 
     for kernel in kernels:

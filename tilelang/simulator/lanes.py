@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel,
-                         Seq, Stmt, Store, TileOp, Var, While, numpy_dtype, replace, walk)
+                         Seq, Stmt, Store, TileOp, Var, While, numpy_dtype, replace, walk, DYNAMIC, FRAGMENT)
 from tilelang.ir.evaluate import Closure, ExprCompiler, Frame, Value
 from tilelang.target.atomics import Branch, Iterations, Role
 from tilelang.target.device_functions import known_function
@@ -134,7 +134,7 @@ class StmtCompiler(ExprCompiler):
 
     def compile_address(self, e: AddressOf) -> Closure:
         b = e.buffer
-        if b.scope() == "local.fragment" or b.scope().startswith("shared.") and b.scope() != "shared.dyn":
+        if b.scope() == FRAGMENT or b.scope().startswith("shared.") and b.scope() != DYNAMIC:
             raise fault("sim-unsupported", f"the address of {b.name}, which is in {b.scope()}",
                         expected="global, shared or local memory", found=b.scope(), span=e.span or self.place)
         base, fns, geo = self.compile_var(b.data), [self.expr(i) for i in e.indices], geometry(self, b)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Call, numpy_dtype
+from tilelang.ir import AddressOf, Call, numpy_dtype, SHARED
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.instructions import MMA_ROWS
 
@@ -139,7 +139,7 @@ def _mma(c: Any, e: Call) -> Closure:
 def _rows_of(c: Any, e: Call, shared: Any, what: str, text: str) -> Any:
     """f(frame, warps) -> byte addresses (warps, num, 8) of the rows that the lanes name, with the accesses entered."""
     num = e.options.num
-    if not isinstance(shared, AddressOf) or shared.buffer.scope() not in ("shared", "shared.dyn"):
+    if not isinstance(shared, AddressOf) or shared.buffer.scope() not in SHARED:
         raise fault("sim-unsupported", f"{e.op} needs the address of a shared row",
                     expected="the address of a shared row", found=f"another operand of {e.op}", span=e.span)
     reach = c.reach(shared.buffer, shared.indices, 16, e.span, what)

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-from tilelang.ir import AddressOf, Buffer, Call, Expr, Launch, Load, Node, Parallel, Stmt, Store, TileOp, Var, dtype, walk
+from tilelang.ir import (AddressOf, Buffer, Call, Expr, Launch, Load, Node, Parallel, Stmt, Store, TileOp, Var, dtype, walk,
+                         BARRIER, CLUSTER_BARRIER, PRIVATE)
 from tilelang.ir.nodes import node
 from tilelang.ir.record import record
 
@@ -24,7 +25,6 @@ from .shared_space import SharedSpace
 from .thread_calls import BLOCK_VOTES, LANE_CALLS, MATRIX_CALLS, PER_THREAD
 
 BARRIER_WORDS = 4  # i64 words of an mbarrier in its storage: count, pending arrivals, expected bytes, phase
-_PRIVATE = ("local", "local.var")
 _PER_LANE = frozenset((*LANE_CALLS, *MATRIX_CALLS, "in_warp_groups"))
 
 
@@ -222,12 +222,12 @@ class BlockedGemm(Stmt):
 
 def is_private(b: Buffer) -> bool:
     """Whether each thread has its own b."""
-    return b.scope_name in _PRIVATE
+    return b.scope_name in PRIVATE
 
 
 def is_barrier_array(b: Buffer) -> bool:
     """Whether a buffer is an array of mbarriers."""
-    return bool(b.scope() in ("shared.barrier", "shared.cluster_barrier"))
+    return bool(b.scope() in (BARRIER, CLUSTER_BARRIER))
 
 
 @record

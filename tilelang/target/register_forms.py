@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import Analyzer, Linear
-from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Call, Cast, Const, Expr, For, Load, Ramp, Stmt, Store, Var,
-                         free_vars, stmts_of, substitute, walk)
+from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Call, Cast, Const, Expr, For, Load, Ramp, Stmt, Store, Var, free_vars,
+                         stmts_of, substitute, walk, GLOBAL, LOCAL)
 from tilelang.ir.record import record
 
 MOST = 256  # points of a loop nest
@@ -135,7 +135,7 @@ def _array(e: Expr, values: dict[Var, Any]) -> Any:
 
 def _of_store(loops: list[tuple[Var, int]], s: Store) -> Form | None:
     b, v = s.buffer, s.value
-    if b.scope_name != "local" or not b.is_static or v.dtype.lanes > 1:
+    if b.scope_name != LOCAL or not b.is_static or v.dtype.lanes > 1:
         return None
     if isinstance(v, Cast) and b.dtype.base in _HALVES:
         return _halves(loops, s, v)
@@ -164,14 +164,14 @@ def _of_store(loops: list[tuple[Var, int]], s: Store) -> Form | None:
 def _given(e: Expr, b: Buffer, loops: list[tuple[Var, int]]) -> bool:
     """Whether a value is an element of another array of registers, or needs neither memory nor the loops."""
     if isinstance(e, Load):
-        return e.buffer.data is not b.data and e.buffer.scope_name == "local" and len(e.indices) == 1
+        return e.buffer.data is not b.data and e.buffer.scope_name == LOCAL and len(e.indices) == 1
     inside = {v for v, _ in loops}
     return isinstance(e, Const) or isinstance(e, Var) and e not in inside
 
 
 def _halves(loops: list[tuple[Var, int]], s: Store, v: Cast) -> Form | None:
     x = v.value
-    if not isinstance(x, Load) or x.dtype != "float32" or x.buffer.scope_name != "local" or v.dtype != s.buffer.dtype:
+    if not isinstance(x, Load) or x.dtype != "float32" or x.buffer.scope_name != LOCAL or v.dtype != s.buffer.dtype:
         return None
     places, read = _elements(s, loops), _elements(x, loops)
     if places is None or read is None or len(set(places)) < len(places):
@@ -212,12 +212,12 @@ def packed_source(s: Store) -> Load | None:
     if len(to) != 1 or len(x.indices) != 1 or s.buffer.dtype.base != v.dtype.base:
         return None
     place, source = to[0], x.indices[0]
-    if not isinstance(place, Ramp) or not isinstance(source, Ramp) or s.buffer.scope_name != "local":
+    if not isinstance(place, Ramp) or not isinstance(source, Ramp) or s.buffer.scope_name != LOCAL:
         return None
     if any(not isinstance(r.stride, Const) or r.stride.value != 1 for r in (place, source)):
         return None
     even = isinstance(place.base, Const) and place.base.value % 2 == 0
-    return x if even and x.buffer.scope_name == "local" and x.buffer.dtype == "float32" else None
+    return x if even and x.buffer.scope_name == LOCAL and x.buffer.dtype == "float32" else None
 
 
 # ---- all values in registers of their own -------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def value_form(s: Stmt) -> Form | None:
 
 def _map(loops: list[tuple[Var, int]], s: Store) -> Form | None:
     b = s.buffer
-    if b.scope_name != "local" or not b.is_static or b.dtype != "float32" or s.value.dtype != "float32" or len(s.indices) != 1:
+    if b.scope_name != LOCAL or not b.is_static or b.dtype != "float32" or s.value.dtype != "float32" or len(s.indices) != 1:
         return None
     if not _mapped(s.value, s, {v for v, _ in loops}):
         return None
@@ -270,7 +270,7 @@ def own_element(e: Expr, b: Buffer) -> bool:
 def _operand(e: Expr, b: Buffer, inside: set[Var]) -> bool:
     """Whether a value is computed from constants, variables and elements of register arrays by arithmetic."""
     if isinstance(e, Load):
-        return e.buffer.scope_name == "local" and len(e.indices) == 1 and all(
+        return e.buffer.scope_name == LOCAL and len(e.indices) == 1 and all(
             isinstance(x, (Const, Var, Binary)) for x in walk(e.indices[0]))
     if isinstance(e, Binary):
         return e.dtype == "float32" and _operand(e.a, b, inside) and _operand(e.b, b, inside)
@@ -288,7 +288,7 @@ def sum_form(s: Stmt, at: dict[Var, int] | None = None) -> Form | None:
     mine, other = v.a, v.b
     if mine.buffer is not to or not bool(mine.indices == body.indices) or other.buffer.data is to.data or v.dtype != "float32":
         return None
-    if any(x.scope_name != "local" or not x.is_static or x.dtype != "float32" for x in (to, other.buffer)):
+    if any(x.scope_name != LOCAL or not x.is_static or x.dtype != "float32" for x in (to, other.buffer)):
         return None
     to_places, places = _elements(body, loops, at), _elements(other, loops, at)
     if to_places is None or places is None or len(places) < 2:
@@ -343,9 +343,9 @@ def affine_in(e: Expr, inside: set[Var]) -> tuple[Linear, dict[Var, int]] | None
 
 def _store(loops: list[tuple[Var, int]], s: Store) -> Form | None:
     v, to, inside = s.value, s.buffer, {v for v, _ in loops}
-    if not isinstance(v, Load) or v.buffer.scope_name != "local" or not v.buffer.is_static or len(v.indices) != 1:
+    if not isinstance(v, Load) or v.buffer.scope_name != LOCAL or not v.buffer.is_static or len(v.indices) != 1:
         return None
-    if to.scope_name != "global" or to.dtype != v.buffer.dtype or to.dtype not in ("float32", "int32") or \
+    if to.scope_name != GLOBAL or to.dtype != v.buffer.dtype or to.dtype not in ("float32", "int32") or \
             v.dtype.lanes not in (1, 2, 4) or to.strides[-1] != 1:
         return None
     place, *bases = (_base(i) for i in (v.indices[0], *s.indices))

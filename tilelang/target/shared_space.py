@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Alloc, Buffer, Call, Expr, Launch, Var, binary, cast, const, convert, walk
+from tilelang.ir import AddressOf, Alloc, Buffer, Call, Expr, Launch, Var, binary, cast, const, convert, walk, SHARED
 from tilelang.ir.record import record
 from tilelang.layout import Layout, view_layout
 
@@ -140,7 +140,7 @@ def shared_space(launch: Launch, refuse: Refuse) -> SharedSpace:
     at, out = START, []
     for data, where in named.items():
         b = made.get(data)
-        if b is None or b.scope_name not in ("shared", "shared.dyn") or not b.is_static:
+        if b is None or b.scope_name not in SHARED or not b.is_static:
             name = where.args[0].buffer.name  # type: ignore[attr-defined]
             raise refuse(f"the address of `{name}`, which is no shared buffer of constant shape of this kernel", where.span)
         given = next((x for v, x in layouts if v is b), None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import Buffer, Const, dtype
+from tilelang.ir import Buffer, Const, dtype, GLOBAL
 from tilelang.ir.record import record
 
 register("tensor-map", ValueError, "a tensor or a box that TMA cannot describe",
@@ -105,7 +105,7 @@ def refusal(buffer: Buffer, box: tuple[int, ...], swizzle: int = 0, fill: str = 
     (address and strides multiples of 16 bytes) at every call.
     """
     dt = buffer.dtype
-    if buffer.scope_name != "global":
+    if buffer.scope_name != GLOBAL:
         return f"it is a {buffer.scope_name} buffer"
     if not 1 <= len(buffer.shape) <= 5:
         return f"it has {len(buffer.shape)} dimensions, TMA takes 1 to 5"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, dtype
+from tilelang.ir import AddressOf, Call, dtype, GLOBAL
 from tilelang.target.cpu import unsupported
 
 from . import arithmetic
@@ -78,7 +78,7 @@ def _atomic(kind: str) -> CallPrinter:
             raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
         dt = where.buffer.dtype
         v = cx.cast_value(e.args[1], dt)
-        shared = where.buffer.scope() != "global"
+        shared = where.buffer.scope() != GLOBAL
 
         def update() -> str:
             _, at = _target(cx, e)
@@ -108,7 +108,7 @@ def _atomic_lanes(lanes: int) -> CallPrinter:
         else:
             raise unsupported(f"{e.op} with a value of type {vt}", span=e.span or cx.span)
         ok = _in_range(cx, where)
-        shared = where.buffer.scope() != "global"
+        shared = where.buffer.scope() != GLOBAL
 
         def update() -> None:
             for k, p in enumerate(scalars):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilelang.arith import Analyzer
-from tilelang.ir import Alloc, Buffer, Expr, Launch, Var, walk
+from tilelang.ir import Alloc, Buffer, Expr, Launch, Var, walk, GLOBAL
 from tilelang.target.cpu_launch import CpuLaunch, WarpRoleCode
 from tilelang.target.cpu_ranges import with_indices
 
@@ -76,7 +76,7 @@ def captured_values(host: HostFunction, s: Launch) -> list[Captured]:
             used.add(n.data)
             for d in (*n.shape, *(n.strides_ or ()), n.offset):
                 expr(d)
-        elif isinstance(n, Alloc) and n.buffer.scope() != "global":
+        elif isinstance(n, Alloc) and n.buffer.scope() != GLOBAL:
             inner.add(n.buffer.data)
     for _, safe in s.plan.safe_values:
         expr(safe)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, Expr
+from tilelang.ir import AddressOf, Call, Expr, SHARED
 from tilelang.target.cpu import unsupported
 from tilelang.target.shared_space import UNIT, Placed
 from tilelang.target.wgmma import encode_descriptor
@@ -38,7 +38,7 @@ def address_table(cx: Code, e: Call) -> AddressTable:
 
 def shared_address(cx: Code, a: Expr, e: Call) -> tuple[Placed, str]:
     """The buffer that an operand names, and its address (i64)."""
-    if not isinstance(a, AddressOf) or a.buffer.scope_name not in ("shared", "shared.dyn"):
+    if not isinstance(a, AddressOf) or a.buffer.scope_name not in SHARED:
         raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
     p = address_table(cx, e).space.of(a.buffer.data)
     return p, cx.index(p.address(a.buffer, a.indices))

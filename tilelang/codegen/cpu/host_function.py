@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilelang.ir import Alloc, Buffer, Func
+from tilelang.ir import Alloc, Buffer, Func, GLOBAL
 from tilelang.target.cpu import unsupported
 
 from .state import Code, Storage
@@ -42,7 +42,7 @@ class HostFunction:
     def allocate(self, s: Alloc) -> None:
         """A workspace in global memory for the length of the call."""
         f, b = self.code.f, s.buffer
-        if b.scope() != "global":
+        if b.scope() != GLOBAL:
             raise unsupported(f"an allocation in scope {b.scope()} outside a kernel", span=s.span)
         size = f.smax(f.mul(count_of(self.code, b), str(b.dtype.bytes)), "1")
         slot = f.alloca("ptr", hint="work")

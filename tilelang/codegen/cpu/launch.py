@@ -11,7 +11,7 @@ parameters of the block function, so that LLVM knows that they do not overlap.
 
 from __future__ import annotations
 
-from tilelang.ir import Alloc, follows_addresses, walk
+from tilelang.ir import Alloc, follows_addresses, walk, GLOBAL
 from tilelang.target.cpu_launch import CpuLaunch
 
 from .block_function import Captured, LaunchFrame, captured_values, open_block, print_body
@@ -39,7 +39,7 @@ def _print_form(host: HostFunction, s: CpuLaunch) -> None:
     number, host.launches = host.launches, host.launches + 1
     name = f"{clean(host.func.name)}_kernel" + (f"_{number}" if number else "")
     for n in walk(s.launch.body, Alloc):
-        if n.buffer.scope() == "global":
+        if n.buffer.scope() == GLOBAL:
             host.allocate(n)  # one workspace for all blocks of the launch
     captured = captured_values(host, s.launch)
     faults = LaneFaults()

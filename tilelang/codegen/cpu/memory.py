@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Ramp, Store, dtype
+from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Ramp, Store, dtype, GLOBAL
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import CheckedAddress, CheckedLoad, CheckedStore
 
@@ -57,7 +57,7 @@ class MemoryPrinter:
     def in_range(self, n: Load | Store | AddressOf, at: list[str]) -> str:
         """i1: whether the element of an access at indices `at` exists ("true" where that is known)."""
         b, f = n.buffer, self.cx.f
-        if b.scope() != "global":
+        if b.scope() != GLOBAL:
             return "true"
         ok = "true"
         dims = n.guards if isinstance(n, (CheckedLoad, CheckedStore, CheckedAddress)) else range(len(at))
@@ -100,7 +100,7 @@ class MemoryPrinter:
         """Whether a vector access is one contiguous run that needs no guard."""
         last = indices[-1]
         copies = self.base_of(b).copies
-        return (b.scope() != "global" and isinstance(last, Ramp) and isinstance(last.stride, Const) and copies == 1
+        return (b.scope() != GLOBAL and isinstance(last, Ramp) and isinstance(last.stride, Const) and copies == 1
                 and last.stride.value == 1 and all(i.dtype.lanes == 1 for i in indices[:-1])
                 and (b.strides_ is None or b.strides_[-1] == 1))
 

@@ -6,23 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import ops
-from tilelang.ir import (
-    Alloc,
-    Assert,
-    Bind,
-    Break,
-    Call,
-    Continue,
-    Evaluate,
-    For,
-    If,
-    Parallel,
-    Seq,
-    Stmt,
-    Store,
-    TileOp,
-    While,
-)
+from tilelang.ir import (Alloc, Assert, Bind, Break, Call, Continue, Evaluate, For, If, Parallel, Seq, Stmt, Store, TileOp,
+                         While, GLOBAL, VARIABLE)
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import (
     BlockedGemm,
@@ -160,13 +145,13 @@ class StatementPrinter:
 
     def _alloc(self, s: Alloc) -> None:
         cx, b = self.cx, s.buffer
-        if b.scope() == "global":
+        if b.scope() == GLOBAL:
             return  # the host made it
         mt = memory_type(b.dtype, s.span)
         copies = cx.block.count if b.data in cx.block.values.private else 1
         if b.data not in cx.storage:  # else it lies in the arena
             cx.storage[b.data] = Storage(cx.f.alloca(f"[{b.size * copies} x {mt}]", 64, clean(b.name)), copies)
-        if b.scope_name == "local.var":
+        if b.scope_name == VARIABLE:
             init = literal(0, b.dtype) if s.init is None else cx.cast_value(s.init, b.dtype)
             store(cx.f, b.dtype, init, cx.address(b, ["0"] * len(b.shape)))
 

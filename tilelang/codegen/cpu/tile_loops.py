@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tilelang.ir import Buffer, Region
+from tilelang.ir import Buffer, Region, GLOBAL
 from tilelang.ops import AtomicTile, Copy, Fill, Transpose
 from tilelang.target.cpu_launch import TileLoops, TileSide
 
@@ -198,7 +198,7 @@ def _atomic(cx: Code, op: AtomicTile, s: TileLoops, dst: Side, src: Side | None)
             v = f.choose(there, value_type(sd), lambda: load(f, sd, side.address(cx, at), op.span),
                          lambda: cx.memory.safe_value(side.buffer, sd))
             v = convert(f, v, sd, dd)
-        atomic_update(f, op.kind, dst.address(cx, at), v, dd, shared=dst.buffer.scope() != "global", span=op.span)
+        atomic_update(f, op.kind, dst.address(cx, at), v, dd, shared=dst.buffer.scope() != GLOBAL, span=op.span)
 
     _versions(cx, to.inside, lambda: nest(cx, sizes, {}, {}, update),
               lambda: f.branch(to.ok, lambda: nest(cx, sizes, to.low, to.high, update)))

@@ -7,7 +7,7 @@ from typing import Any
 from tilelang.arith import flat_index, vector_base
 from tilelang.errors import InternalError
 from tilelang.ir import (AddressOf, Alloc, Bind, Binary, Broadcast, Buffer, Call, Cast, Expr, Launch, Load, Store, Var, const,
-                         dtype, follows_addresses, walk)
+                         dtype, follows_addresses, walk, BARRIER, DYNAMIC, GLOBAL, LOCAL, STATIC, VARIABLE)
 from tilelang.target import INTRINSICS
 from tilelang.target.tensor_map import tensor_maps_of
 
@@ -17,7 +17,7 @@ from .types import HALVES, lane_args, type_name
 from .unsupported import unsupported
 from .values import lane_of
 
-SHARED_SCOPES = ("shared", "shared.dyn", "shared.barrier")
+SHARED_SCOPES = (STATIC, DYNAMIC, BARRIER)
 _SOURCE_SECOND = ("cp_async", "ldmatrix", "bulk_load", "bulk_store", "bulk_copy_cluster")  # their second address is only read
 
 
@@ -53,7 +53,7 @@ class Memory:
     def alloc(self, s: Alloc) -> None:
         """Declaration of a buffer."""
         b = s.buffer
-        if b.scope_name == "global" and b.data in self._types:
+        if b.scope_name == GLOBAL and b.data in self._types:
             return  # a workspace: the host passes it
         name, ctype = self.page.name(b.data, b.name), type_name(b.dtype, s.span or b.span)
         self._types[b.data] = b.dtype
@@ -62,15 +62,15 @@ class Memory:
                 offset = self.offsets[b.data]
                 where = self.x.at(offset, ADD + 1) if isinstance(offset, Expr) else str(offset)
                 self.page.emit(f"{ctype}* const {name} = reinterpret_cast<{ctype}*>(smem + {where});")
-            elif b.scope_name == "shared.barrier" and self.offsets:  # a static one would shift the aligned dynamic array
+            elif b.scope_name == BARRIER and self.offsets:  # a static one would shift the aligned dynamic array
                 raise InternalError(f"the barriers `{b.name}` have no place beside the other shared buffers")
             else:
                 self.page.emit(f"__shared__ __align__(128) {ctype} {name}[{b.size}];")
-        elif b.scope_name == "local.var" or (b.scope_name == "local" and s.init is not None and b.size == 1):
+        elif b.scope_name == VARIABLE or (b.scope_name == LOCAL and s.init is not None and b.size == 1):
             self._scalars.add(b.data)
             zero = "{}" if b.dtype.lanes > 1 else self.x.top(const(0, b.dtype))  # without a first value it starts at zero
             self.page.emit(f"{ctype} {name} = {self.x.top(s.init) if s.init is not None else zero};")
-        elif b.scope_name == "local":
+        elif b.scope_name == LOCAL:
             self.page.emit(f"alignas(16) {ctype} {name}[{b.size}];")
         else:
             raise unsupported(f"a {b.scope_name} buffer", s)
@@ -82,7 +82,7 @@ class Memory:
             return name if self._types[b.data] == b.dtype else f"reinterpret_cast<{type_name(b.dtype)}&>({name})"
         declared = self._types.get(b.data)
         if declared != b.dtype:  # another view of it, or an address computed here
-            const_ = "" if b.data in self.written or b.scope_name != "global" else "const "
+            const_ = "" if b.data in self.written or b.scope_name != GLOBAL else "const "
             name = f"reinterpret_cast<{const_}{type_name(b.dtype)}*>({name})"
         return f"{name}[{self.x.top(index)}]"
 

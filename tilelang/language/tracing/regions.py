@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (I32, Binary, Broadcast, Buffer, Cast, Const, Expr, For, Load, Ramp, Region, Select, Span,
-                         Store, Unary, Var, binary, cast, convert, is_const, load, replace)
+from tilelang.ir import (I32, Binary, Broadcast, Buffer, Cast, Const, Expr, For, Load, Ramp, Region, Select, Span, Store, Unary,
+                         Var, binary, cast, convert, is_const, load, replace, GLOBAL, TMEM)
 from tilelang.ir import dtype as DType
 from tilelang.ir.buffer import subscript as subscript_of_buffer
 from tilelang.ir.record import record
@@ -98,7 +98,7 @@ def _constant_index(buffer: Buffer, d: int, i: int) -> Expr:
                             expected=f"an index from {-dim} to {dim - 1}", found=str(i))
             return convert(i + dim)
         return binary("add", dim, i)
-    if isinstance(dim, int) and i >= dim and buffer.scope_name != "global":
+    if isinstance(dim, int) and i >= dim and buffer.scope_name != GLOBAL:
         raise error("index-range", f"index {i} is outside dimension {d} of `{buffer.name}` (size {dim})",
                     expected=f"an index from 0 to {dim - 1}", found=str(i),
                      hint="only accesses to global buffers are guarded")
@@ -121,7 +121,7 @@ def _slice_bounds(buffer: Buffer, d: int, s: slice) -> tuple[Expr, Any]:
                         expected="start < stop", found=f"{extent} elements",
                          hint="a slice needs start < stop")
         outside = isinstance(lo, int) and isinstance(dim, int) and lo + extent > dim
-        if outside and buffer.scope_name != "global":
+        if outside and buffer.scope_name != GLOBAL:
             raise error("slice-bounds", f"the slice {lo}:{lo + extent} ends past dimension {d} of "
                                         f"`{buffer.name}` "  # type: ignore
                          f"(size {dim})",
@@ -351,7 +351,7 @@ def same_extent(a: Any, b: Any) -> bool:
 
 def _nearness(b: Buffer) -> int:
     scope = b.scope_name
-    return 2 if scope.startswith("local") or scope == "shared.tmem" else 1 if scope.startswith("shared") else 0
+    return 2 if scope.startswith("local") or scope == TMEM else 1 if scope.startswith("shared") else 0
 
 
 def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
@@ -420,7 +420,7 @@ def _meet(a: Expr, n: Any, b: Expr, m: Any) -> bool:
 
 def check_inside(r: Region) -> None:
     """Refuse a region with constant bounds that leaves an unguarded (not global) buffer."""
-    if r.buffer.scope_name == "global":
+    if r.buffer.scope_name == GLOBAL:
         return
     for d, (lo, ext, dim) in enumerate(zip(r.mins, r.extents, r.buffer.shape)):
         if isinstance(lo, Const) and isinstance(ext, int) and isinstance(dim, int) and lo.value + ext > dim:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Attrs, Buffer, Expr, Region, Span, Stmt, TileOp, is_const, numpy_dtype, register_literal, seq, tile_op
+from tilelang.ir import (Attrs, Buffer, Expr, Region, Span, Stmt, TileOp, is_const, numpy_dtype, register_literal, seq, tile_op,
+                         DYNAMIC, LOCAL, STATIC, FRAGMENT)
 from tilelang.target.mma import MMA_ROWS
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..base import Access, LowerContext
-from ..layouts import FRAGMENT, carried
+from ..layouts import carried
 from ..tiles import widest_mma
 from .mma import lower_mma
 from .policy import GemmWarpPolicy
@@ -92,7 +93,7 @@ class Gemm(TileOp):
                                              f"`{r.buffer.name}` must "
                                "be known while compiling",
                                expected="extents known while compiling", found=str(tuple(r.extents)), span=self.span)
-        if r.buffer.scope_name not in ("shared", "shared.dyn", "local.fragment", "local"):
+        if r.buffer.scope_name not in (STATIC, DYNAMIC, FRAGMENT, LOCAL):
             raise errors.error("gemm-scope", f"T.gemm: operand {name} `{r.buffer.name}` is in {r.buffer.scope_name} "
                                              "memory, a "
                                "shared buffer or fragment is needed",

@@ -23,8 +23,8 @@ from math import ceil, prod
 from typing import Any
 
 from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, For, If, Node, Region, Stmt, Store, TileOp, Var, binary,
-                         call, cast, const, convert, dtype, fresh, is_const, load, replace, select, seq, substitute,
-                         unary, walk)
+                         call, cast, const, convert, dtype, fresh, is_const, load, replace, select, seq, substitute, unary,
+                         walk, FRAGMENT)
 from tilelang.layout import REGISTER, THREAD, Mode
 from tilelang.target.mma import MMA_ROWS
 
@@ -33,7 +33,6 @@ from ..ldmatrix import outer_digits, threads_used
 from .select import operand_fragments
 
 WARP = 32
-FRAGMENT = "local.fragment"
 
 
 class WarpTiles:

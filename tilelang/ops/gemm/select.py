@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
+from tilelang.ir import FRAGMENT
 from tilelang.errors import error, register
 from tilelang.ir.record import record
 from tilelang.layout import Fragment, Mode, tile_fragment
@@ -64,11 +65,11 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
     rows = mma_rows(arch_number, a, b, c)
     if not rows and c == "float16":  # summed in float32 and rounded once a product (mma.py)
         rows = mma_rows(arch_number, a, b, "float32")
-    whole = op.c.buffer.scope_name == "local.fragment" and op.c.is_full
+    whole = op.c.buffer.scope_name == FRAGMENT and op.c.is_full
     if not rows or threads % WARP or not whole:
         if rows and not optional and not whole:
             raise error("gemm-accumulator", f"local_buf must be a fragment, but `{op.c.buffer.name}` is "
-                        f"{'accumulated in parts' if op.c.buffer.scope_name == 'local.fragment' else op.c.buffer.scope_name}",
+                        f"{'accumulated in parts' if op.c.buffer.scope_name == FRAGMENT else op.c.buffer.scope_name}",
                         found=f"{'a part of ' * (not op.c.is_full)}`{op.c.buffer.name}` in {op.c.buffer.scope_name}",
                         span=op.span, hint="accumulate into a whole T.alloc_fragment and copy it out")
         return GemmPlan(SIMT, (1, 1))

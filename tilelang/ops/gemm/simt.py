@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error
-from tilelang.ir import Buffer, Const, For, If, Region, Stmt, Store, cast, const, convert, dtype, fresh, load, seq
+from tilelang.ir import (Buffer, Const, For, If, Region, Stmt, Store, cast, const, convert, dtype, fresh, load, seq, FRAGMENT,
+                         LOCAL)
 
 
 def lower_simt(op: Any, cx: Any) -> Stmt:
@@ -32,13 +33,13 @@ def lower_simt(op: Any, cx: Any) -> Stmt:
         return Store(op.c.buffer, where, cast(total, dt), span=op.span)
 
     extents = (int(op.m), int(op.n))
-    each = cx.private if op.c.buffer.scope_name == "local" else cx.parallel
+    each = cx.private if op.c.buffer.scope_name == LOCAL else cx.parallel
     out: list[Stmt] = []
     if not isinstance(op.clear_accum, Const):
         out.append(If(cx.expr(op.clear_accum), each(extents, clear, span=op.span)))
     elif op.clear_accum.value:
         out.append(each(extents, clear, span=op.span))
-    if op.c.buffer.scope_name == "local.fragment":
+    if op.c.buffer.scope_name == FRAGMENT:
         step = each(extents, add, span=op.span)
         out.append(For(k, const(0), const(int(op.k)), "serial", step, span=op.span))
     else:
@@ -51,9 +52,9 @@ def _readable(cx: Any, region: Region, op: Any) -> Region:
     shared memory."""
     source: Buffer = region.buffer
     own = source.data is not op.c.buffer.data
-    if own and source.scope_name != "local.fragment":
+    if own and source.scope_name != FRAGMENT:
         return region
-    if source.scope_name == "local":
+    if source.scope_name == LOCAL:
         raise error("gemm-accumulator", f"`{source.name}`, in memory of each thread, is an operand and the accumulator of a "
                     "T.gemm",
                     expected="an accumulator that is no operand", found=f"`{source.name}` as both",

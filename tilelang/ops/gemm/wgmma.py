@@ -19,8 +19,8 @@ from collections.abc import Container
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import (AddressOf, Binary, Buffer, Const, Evaluate, Expr, For, Region, Stmt, Store, Var, call, cast,
-                         const, convert, fresh, load, seq, unary)
+from tilelang.ir import (AddressOf, Binary, Buffer, Const, Evaluate, Expr, For, Region, Stmt, Store, Var, call, cast, const,
+                         convert, fresh, load, seq, unary, FRAGMENT, SHARED)
 from tilelang.layout import Fragment, Layout, Panels, swizzled_box_layout, box_width, panels, tile_fragment
 from tilelang.target.machine import REGISTERS
 from tilelang.target.mma import operand_dtype
@@ -30,8 +30,6 @@ from .policy import GemmWarpPolicy
 from .select import GemmPlan
 
 GROUP = 128  # threads of a warp group
-SHARED = ("shared", "shared.dyn")
-FRAGMENT = "local.fragment"
 
 
 # ---- choice -----------------------------------------------------------------------------------------------------------

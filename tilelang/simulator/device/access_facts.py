@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tilelang.ir import AddressOf, Buffer, Call, Const, Expr, Func, Launch, Load, Ramp, Store, numpy_dtype, walk
+from tilelang.ir import AddressOf, Buffer, Call, Const, Expr, Func, Launch, Load, Ramp, Store, numpy_dtype, walk, GLOBAL, SHARED
 from tilelang.target.tensor_map import tensor_maps_of
 
 # Calls whose shared operands are accessed in units of 16 bytes.
@@ -35,9 +35,9 @@ def access_granules(func: Func) -> tuple[int, dict[int, int]]:
 
     def enter(b: Buffer, width: int) -> None:
         nonlocal shared
-        if b.scope() == "global":
+        if b.scope() == GLOBAL:
             others[id(b.data)] = math.gcd(others.get(id(b.data), 16), width)
-        elif b.scope() in ("shared", "shared.dyn"):
+        elif b.scope() in SHARED:
             shared = math.gcd(shared, width)
 
     for n in walk(func):

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Call, numpy_dtype
+from tilelang.ir import AddressOf, Call, numpy_dtype, SHARED
 from tilelang.ir.evaluate import Closure, Value
 
 from ..faults import fault
@@ -250,7 +250,7 @@ def _arrive_remote(c: Any, e: Call) -> Closure:
 def _access(c: Any, e: Call) -> Closure:
     """cluster_load(address, cta), cluster_store(address, cta, value): one element."""
     place = e.args[0]
-    if not isinstance(place, AddressOf) or place.buffer.scope() not in ("shared", "shared.dyn"):
+    if not isinstance(place, AddressOf) or place.buffer.scope() not in SHARED:
         raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
                     expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
     b, dt, stores = place.buffer, numpy_dtype(place.buffer.dtype), e.op == "cluster_store"

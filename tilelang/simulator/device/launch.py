@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Alloc, Call, Launch, numpy_dtype, walk
+from tilelang.ir import Alloc, Call, Launch, numpy_dtype, walk, BARRIER
 from tilelang.target.cluster import cluster_of
 
 from .async_copy import AsyncCopies
@@ -50,7 +50,7 @@ class DeviceLaunch:
         self.hopper = self.size > 1 or contains(s.body, (), tuple(HOPPER_OPS))
         self.roles = self.hopper or contains(s.body, (), ("named_barrier", "named_barrier_arrive"))
         self.barriers = self.size * sum(math.prod(n.buffer.shape) for n in walk(s.body)
-                                        if isinstance(n, Alloc) and n.buffer.scope() == "shared.barrier")
+                                        if isinstance(n, Alloc) and n.buffer.scope() == BARRIER)
         self.raised = max((n.options.n for n in walk(s.body)
                            if isinstance(n, Call) and n.op == "set_max_nreg" and n.options.inc), default=None)
         self._threads(s)

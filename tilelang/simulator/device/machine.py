@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (AddressOf, Alloc, Binary, Broadcast, Buffer, Call, Expr, Func, Load, Ramp,
-                         Store, Var, numpy_dtype, walk)
+from tilelang.ir import (AddressOf, Alloc, Binary, Broadcast, Buffer, Call, Expr, Func, Load, Ramp, Store, Var, numpy_dtype,
+                         walk, BARRIER, GLOBAL, SHARED, VARIABLE)
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.atomics import Atomic
 from tilelang.target.intrinsics import INTRINSICS
@@ -63,7 +63,7 @@ class MachineCompiler(StmtCompiler):
         """
         fns = [self.expr(i) for i in indices]
         geo, last = geometry(self, b), len(fns) - 1
-        more, is_global, at = max(count, 1) - 1, b.scope() == "global", self.slot(b.data)
+        more, is_global, at = max(count, 1) - 1, b.scope() == GLOBAL, self.slot(b.data)
 
         def run(f: LaneFrame) -> np.ndarray:
             shape, strides, offset = geo(f)
@@ -131,7 +131,7 @@ class MachineCompiler(StmtCompiler):
 
             def local(f: LaneFrame) -> None:
                 # A variable without an initial value starts at zero.
-                store = Storage(b.name, span_of(*geo(f)) * item, granule, f.lanes, known=b.scope_name == "local.var")
+                store = Storage(b.name, span_of(*geo(f)) * item, granule, f.lanes, known=b.scope_name == VARIABLE)
                 if guards:
                     store.guard = Guard(b.name, store.nbytes // granule)
                 f.slots[at] = store
@@ -139,9 +139,9 @@ class MachineCompiler(StmtCompiler):
                     store.view(dt)[:, :width] = started(init(f), f.lanes, b.dtype.lanes)
 
             return local
-        if scope == "shared.barrier":
+        if scope == BARRIER:
             return lambda f: None
-        if scope not in ("shared", "shared.dyn"):
+        if scope not in SHARED:
             raise fault("sim-unsupported", f"{scope} buffers are not simulated",
                         expected="shared or private memory", found=str(scope), span=s.span)
 
@@ -246,7 +246,7 @@ class MachineCompiler(StmtCompiler):
         """f(frame) -> byte addresses (lanes,) of accesses of `width` bytes: inside b, aligned.  Inactive lanes: any."""
         item = numpy_dtype(b.dtype).itemsize * b.dtype.lanes
         where = self.elements(b, indices, width // item if width >= item else 1, span, what, write)
-        shared, at = b.scope() != "global", self.slot(b.data)
+        shared, at = b.scope() != GLOBAL, self.slot(b.data)
         align = min(width & -width, 16)
 
         def run(f: LaneFrame) -> np.ndarray:

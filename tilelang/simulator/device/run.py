@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Alloc, Buffer, Call, Func, Launch, numpy_dtype, walk
+from tilelang.ir import Alloc, Buffer, Call, Func, Launch, numpy_dtype, walk, GLOBAL
 from tilelang.ir.evaluate import Closure, Value
 
 from .async_copy import ASYNC_OPS
@@ -94,7 +94,7 @@ class DeviceCompiler(MachineCompiler):
         return run
 
     def compile_alloc(self, s: Alloc) -> Action:
-        if s.buffer.scope() != "global":
+        if s.buffer.scope() != GLOBAL:
             return super().compile_alloc(s)
         b, at, geo = s.buffer, self.slot(s.buffer.data), geometry(self, s.buffer)
         item = numpy_dtype(b.dtype).itemsize * b.dtype.lanes

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Call, numpy_dtype
+from tilelang.ir import AddressOf, Call, numpy_dtype, SHARED
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.ir.numbers import round_tf32
 from tilelang.target.tensor_map import REDUCE_ADD
@@ -36,7 +36,7 @@ def _issue(c: Any, f: LaneFrame, op: str) -> np.ndarray:
 
 def _shared(c: Any, a: Any, e: Call, what: str) -> Callable[[LaneFrame], np.ndarray]:
     """Byte addresses (lanes,) of an operand in shared memory."""
-    if not isinstance(a, AddressOf) or a.buffer.scope() not in ("shared", "shared.dyn"):
+    if not isinstance(a, AddressOf) or a.buffer.scope() not in SHARED:
         raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
                     expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
     return c.reach(a.buffer, a.indices, numpy_dtype(a.buffer.dtype).itemsize, e.span, what)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Bind, Break, Call, Continue, For, If, Launch, Load, Seq, Stmt, Store, Var, While, walk
+from tilelang.ir import Bind, Break, Call, Continue, For, If, Launch, Load, Seq, Stmt, Store, Var, While, walk, GLOBAL, PRIVATE
 from tilelang.target.intrinsics import INTRINSICS, PURE
 
 from ..lane_ops import BLOCK_VOTES
 
-PRIVATE = ("local", "local.var")
 
 
 class Parting:
     """Which branches and loops of a launch the threads of a block may take differently; written: tensors that it stores in."""
 
     def __init__(self, s: Launch) -> None:
-        self.written = {n.buffer.data for n in walk(s.body) if isinstance(n, Store) and n.buffer.scope() == "global"}
+        self.written = {n.buffer.data for n in walk(s.body) if isinstance(n, Store) and n.buffer.scope() == GLOBAL}
         self.vars: set[Any] = set(s.thread_vars)  # and storage of private arrays: what differs between threads
         size = 0
         while size != len(self.vars):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Broadcast, Buffer, Expr, Node, Region, TileOp, children, const, fields_of, numpy_dtype, rebuild
+from tilelang.ir import Broadcast, Buffer, Expr, Node, Region, TileOp, children, const, fields_of, numpy_dtype, rebuild, GLOBAL
 from tilelang.ir.evaluate import ExprCompiler
 from tilelang.ops import Copy, Fill
 
@@ -116,7 +116,7 @@ class TileEnv:
         ext = self.shape(r)
         low = [max(m, 0) for m in mins]
         high = [max(lo, min(m + e, n)) for m, e, n, lo in zip(mins, ext, shape, low)]
-        if b.scope() != "global" and any(m < 0 or m + e > n for m, e, n in zip(mins, ext, shape)):
+        if b.scope() != GLOBAL and any(m < 0 or m + e > n for m, e, n in zip(mins, ext, shape)):
             ranges = ", ".join(f"{m}:{m + e}" for m, e in zip(mins, ext))
             raise fault("sim-out-of-bounds", f"{b.name}[{ranges}] is outside its shape ({', '.join(map(str, shape))})",
                         expected=f"a region of ({', '.join(map(str, shape))})", found=f"[{ranges}]",

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Call, Launch, numpy_dtype
+from tilelang.ir import AddressOf, Call, Launch, numpy_dtype, SHARED
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.shared_space import Placed, SharedSpace, shared_space
 from tilelang.target.warp_groups import GROUP
@@ -39,7 +39,7 @@ def space_of(launch: Launch) -> SharedSpace:
 
 def _address(c: Any, a: Any, e: Call, what: str) -> tuple[Placed, Callable[[LaneFrame], Value]]:
     """The buffer that an operand names, and its address, one or one a lane."""
-    if not isinstance(a, AddressOf) or a.buffer.scope() not in ("shared", "shared.dyn"):
+    if not isinstance(a, AddressOf) or a.buffer.scope() not in SHARED:
         raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
                     expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
     held, b = c.space.of(a.buffer.data), a.buffer

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Buffer, Call, Expr, For, Load, Node, Parallel, Store, TileOp, Var,
-                         children, free_vars, is_const, numpy_dtype, substitute, walk)
+                         children, free_vars, is_const, numpy_dtype, substitute, walk, PRIVATE)
 from tilelang.ir.evaluate import Closure
 
 from ..faults import fault
@@ -23,7 +23,6 @@ from ..lane_ops import occurrence, spread
 from ..lanes import Action, LaneFrame, uniform
 from ..memory import Storage
 
-PRIVATE = ("local", "local.var")
 
 
 @dataclass

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, Func, If, Launch, Load, Parallel, Region, Stmt,
-                         Store, Var, children, numpy_dtype, walk)
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, Func, If, Launch, Load, Parallel, Region, Stmt, Store,
+                         Var, children, numpy_dtype, walk, BARRIER, DYNAMIC, GLOBAL, VARIABLE, PRIVATE)
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.ops import Copy
 from tilelang.target.cluster import cluster_of
@@ -32,7 +32,7 @@ from ..boxes import launch_maps
 from .env import TileEnv, scalar_elements
 from .hopper import TILE_HOPPER_OPS, space_of
 from .parallel import ParallelLoop
-from .divergence import PRIVATE, Parting
+from .divergence import Parting
 from .warp_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Role, TileBlock, around, asks_shared, in_front, make_barriers,
                          meets_around, roles_of, run_warp_roles, signalling, together, whole_warp_role)
 from .warp import WARP_OPS
@@ -107,7 +107,7 @@ class TileCompiler(StmtCompiler):
         if m is not None and vector:
             m = m[:, None]
         if bad.any():
-            if b.scope() != "global":
+            if b.scope() != GLOBAL:
                 hit = bad if m is None else bad & m
                 if hit.any():
                     raise refuse(hit)
@@ -197,7 +197,7 @@ class TileCompiler(StmtCompiler):
             linear = spread(linear, f.lanes, linear.ndim > 0 and count > 1).reshape(f.lanes, -1)
             bad = spread(bad, f.lanes, bad.ndim > 0 and count > 1).reshape(f.lanes, -1)
             ok = f.active()[:, None] & ~bad
-            if b.scope() != "global" and (bad & f.active()[:, None]).any():
+            if b.scope() != GLOBAL and (bad & f.active()[:, None]).any():
                 raise out_of_bounds(b, idx, shape, bad & f.active()[:, None], span, what)
             if store.known is not None:
                 store.known.reshape(-1)[self._known(store, linear[ok], dt.itemsize)] = True
@@ -207,9 +207,9 @@ class TileCompiler(StmtCompiler):
 
     def compile_alloc(self, s: Alloc) -> Action:
         b = s.buffer
-        if b.scope() == "shared.barrier":
+        if b.scope() == BARRIER:
             return self._once(s, lambda f: make_barriers(b, f, s.span))
-        if b.scope().startswith("shared.") and b.scope() != "shared.dyn":
+        if b.scope().startswith("shared.") and b.scope() != DYNAMIC:
             raise fault("sim-unsupported", f"{b.scope()} buffers are not simulated",
                         expected="shared or private memory", found=str(b.scope()), span=s.span)
         at, geo, item = self.slot(b.data), geometry(self, b), numpy_dtype(b.dtype).itemsize * b.dtype.lanes
@@ -220,7 +220,7 @@ class TileCompiler(StmtCompiler):
         def make(f: LaneFrame) -> Storage:
             nbytes = span_of(*geo(f)) * item
             # A variable without an initial value starts at zero.
-            store = Storage(b.name, nbytes, granule, f.lanes if private else 1, known=b.scope_name == "local.var")
+            store = Storage(b.name, nbytes, granule, f.lanes if private else 1, known=b.scope_name == VARIABLE)
             if init is not None:
                 store.view(numpy_dtype(b.dtype))[:, :width] = started(init(f), store.lanes, b.dtype.lanes)
             return store
@@ -245,7 +245,7 @@ class TileCompiler(StmtCompiler):
                 launched[:] = [make(f)]
             return launched[0]
 
-        if b.scope() == "global":
+        if b.scope() == GLOBAL:
             return self._once(s, workspace)
         return run if private else self._once(s, shared if b.scope().startswith("shared") else make)
 

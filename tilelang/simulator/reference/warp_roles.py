@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (AddressOf, Alloc, Call, Expr, For, If, Launch, Load, Parallel, Region, Seq,
-                         Stmt, Store, TileOp, While, convert, walk)
+from tilelang.ir import (AddressOf, Alloc, Call, Expr, For, If, Launch, Load, Parallel, Region, Seq, Stmt, Store, TileOp, While,
+                         convert, walk, BARRIER, SHARED, PRIVATE)
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.warp_groups import GROUP, alike, holds_in
 
@@ -25,7 +25,7 @@ from ..lanes import Action, LaneFrame, uniform
 from ..mbarrier import Phases
 from .block import Role, TileBlock, TileScheduler, nth
 from .cluster import CLUSTER_OPS, cluster_of_frame
-from .divergence import PRIVATE, Parting
+from .divergence import Parting
 from .watch import Watch
 
 # Device operations that only order or allot: nothing to do where everything is synchronous.
@@ -77,7 +77,7 @@ class TileBarrier:
 
     @staticmethod
     def of(c: Any, a: Any, span: Any) -> TileBarrier:
-        if not isinstance(a, AddressOf) or a.buffer.scope() != "shared.barrier":
+        if not isinstance(a, AddressOf) or a.buffer.scope() != BARRIER:
             raise fault("sim-unsupported", "an mbarrier is given as the address of a shared.barrier element",
                         expected="the address of a shared.barrier element", found="another operand", span=span)
         return TileBarrier(c, a.buffer, a.indices[0], span)
@@ -299,7 +299,7 @@ def _places(c: Any, x: Any) -> list[Any]:
     """Accesses to shared memory, or to a tensor that threads of the launch store in: block barriers order both."""
     kinds = (Load, Store, AddressOf, Region)
     return [n for n in walk(x) if isinstance(n, kinds) and (
-        n.buffer.scope() in ("shared", "shared.dyn") or n.buffer.data in c.part.written)]
+        n.buffer.scope() in SHARED or n.buffer.data in c.part.written)]
 
 
 def _stored(c: Any, x: Any) -> set[Any]:

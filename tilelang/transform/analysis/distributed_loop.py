@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Load, Node, Select, Store, Var, While, contains,
-                         fields_of, walk)
+from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Load, Node, Select, Store, Var, While, contains, fields_of,
+                         walk, DYNAMIC, GLOBAL, STATIC)
 from tilelang.ir.record import state
 from tilelang.ops.distribute import Distribution
 
@@ -124,7 +124,7 @@ def in_order(n: Any, conditional: bool, out: list[tuple[Node, bool]]) -> None:
 
 def is_memory(buffer: Buffer) -> bool:
     """Whether a buffer lies in memory that several threads see."""
-    return buffer.scope_name in ("global", "shared", "shared.dyn")
+    return buffer.scope_name in (GLOBAL, STATIC, DYNAMIC)
 
 
 def depends(e: Node, var: Var) -> bool:

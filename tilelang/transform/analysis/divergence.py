@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tilelang.ir import (Alloc, Bind, Break, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel, Seq, Stmt,
-                         Store, TileOp, Var, While, contains)
+from tilelang.ir import (Alloc, Bind, Break, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel, Seq, Stmt, Store,
+                         TileOp, Var, While, contains, GLOBAL)
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.children import children
@@ -129,7 +129,7 @@ class Divergence:
 
 def _written(s: Stmt) -> set[Var]:
     """Storage in global memory that s writes."""
-    return {e.storage for e in effects(s) if e.writes and e.buffer.scope_name == "global"}
+    return {e.storage for e in effects(s) if e.writes and e.buffer.scope_name == GLOBAL}
 
 
 def _settled(body: Stmt) -> frozenset[int]:
@@ -149,7 +149,7 @@ def _settled(body: Stmt) -> frozenset[int]:
         changed = set().union(*map(_written, phase))
         for s in phase:
             for x in walk(s):
-                if isinstance(x, Load) and x.buffer.scope_name == "global":
+                if isinstance(x, Load) and x.buffer.scope_name == GLOBAL:
                     (moving if x.buffer.data in changed else still).add(id(x))
     return frozenset(still - moving)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Node,
-                         Parallel, Region, Stmt, Store, TileOp, Var, While, children, inner, statements, walk)
+                         Parallel, Region, Stmt, Store, TileOp, Var, While, children, inner, statements, walk, GLOBAL)
 from tilelang.ir.record import record
 from tilelang.target.intrinsics import INTRINSICS, PURE, READS, WRITES
 
@@ -183,7 +183,7 @@ def effects(s: Stmt) -> Iterator[Effect]:
 def acts(s: Stmt) -> bool:
     """Whether running a statement is seen by anyone but its own block: global memory written, output, a failed assertion.
     Of calls that are not known to be harmless it is assumed."""
-    if any(e.writes and e.buffer.scope_name == "global" for e in effects(s)):
+    if any(e.writes and e.buffer.scope_name == GLOBAL for e in effects(s)):
         return True
     for x in walk(s):
         row = INTRINSICS.get(x.op) if isinstance(x, Call) else None

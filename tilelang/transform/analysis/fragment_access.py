@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import simplify
-from tilelang.ir import Buffer, Const, Expr, Load, Store, Var, const, walk, substitute
+from tilelang.ir import Buffer, Const, Expr, Load, Store, Var, const, walk, substitute, FRAGMENT
 from tilelang.ir.record import record
 from tilelang.layout import REGISTER
 from tilelang.layout.distinct import distinct, distinct_pairs, meets_several
@@ -169,10 +169,10 @@ def shared_elements(grid: Any, s: Store, conds: tuple[Expr, ...]) -> bool:
     values = [index_values(i, env) for i in s.indices]
     masks = [index_values(c, env) for c in conds] + ([] if grid.valid is None else [grid.valid])
     masks += [] if grid.dist.first is None else [index_values(grid.dist.first, env)]
-    if s.buffer.scope_name == "local.fragment":
+    if s.buffer.scope_name == FRAGMENT:
         masks = [m for m in masks if m is not None]
     if any(v is None for v in values) or any(m is None for m in masks):
-        return s.buffer.scope_name == "local.fragment" and _several_threads(grid)
+        return s.buffer.scope_name == FRAGMENT and _several_threads(grid)
     full = np.broadcast_arrays(*values, *masks, *[  # type: ignore[arg-type]
                                grid.env[v] for v in grid.env if v in dict(grid.loops)],
                                grid.env[grid.thread])

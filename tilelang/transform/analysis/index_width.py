@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.arith.width import widened
-from tilelang.ir import (I64, AddressOf, Bind, Binary, Buffer, Cast, Expr, Func, Load, Node, Region, Select, Seq, Store,
-                         Var, binary, free_vars, replace, rewrite, walk)
+from tilelang.ir import (I64, AddressOf, Bind, Binary, Buffer, Cast, Expr, Func, Load, Node, Region, Select, Seq, Store, Var,
+                         binary, free_vars, replace, rewrite, walk, GLOBAL)
 from tilelang.ir.expr import COMPARISONS
 
 PADDING = 2**24  # a tile at the end of a dimension reaches this far past it at most
@@ -52,14 +52,14 @@ def is_long_dim(d: Any) -> bool:
 
 
 def _long_indices(n: Any) -> Iterator[Expr]:
-    if n.buffer.scope_name == "global":
+    if n.buffer.scope_name == GLOBAL:
         for i, d in zip(n.mins if isinstance(n, Region) else n.indices, n.buffer.shape):
             if is_long_dim(d):
                 yield i
 
 
 def _wide_at(b: Buffer, indices: tuple[Expr, ...], twins: dict[Var, Var]) -> tuple[Expr, ...]:
-    if b.scope_name != "global":
+    if b.scope_name != GLOBAL:
         return indices
     wide = tuple(widened(i, twins) if is_long_dim(d) else i for i, d in zip(indices, b.shape))
     return indices if all(a is b for a, b in zip(wide, indices)) else wide

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Buffer, Call, Continue, Expr, For, If, Load, Node, Seq, Stmt,
-                         fresh, contains, rebuild, seq, stmts_of, substitute, unary, walk)
+from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Buffer, Call, Continue, Expr, For, If, Load, Node, Seq, Stmt, fresh,
+                         contains, rebuild, seq, stmts_of, substitute, unary, walk, VARIABLE)
 
 from .distributed_loop import in_order
 
@@ -101,7 +101,7 @@ def reject_carried(body: Stmt, span: Any) -> None:
     written: set[Buffer] = set()
     for x, _ in order:
         buffer = x.buffer  # type: ignore[attr-defined]
-        if buffer.scope_name != "local.var" or buffer in own:
+        if buffer.scope_name != VARIABLE or buffer in own:
             continue
         if isinstance(x, Load):
             if buffer not in written:

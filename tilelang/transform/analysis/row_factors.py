@@ -15,7 +15,7 @@ from typing import Any
 
 from tilelang.arith import simplify_stmt
 from tilelang.ir import (Bind, Binary, Buffer, Cast, Const, Expr, Load, Parallel, Select, Stmt, Store, Unary, Var, free_vars,
-                         fresh, load, rebuild, replace, substitute, walk, with_options)
+                         fresh, load, rebuild, replace, substitute, walk, with_options, FRAGMENT)
 
 _MADE_OF = (Binary, Cast, Const, Load, Select, Unary, Var)
 
@@ -77,7 +77,7 @@ class _Factors:
         v = self.loop.vars[n]
         if e not in self.made:
             name = f"{next(x.buffer.name for x in walk(e, Load))}_factor"
-            b = Buffer(name, (self.loop.extents[n],), e.dtype, "local.fragment", span=self.loop.span)
+            b = Buffer(name, (self.loop.extents[n],), e.dtype, FRAGMENT, span=self.loop.span)
             i = fresh(v.name, v.dtype)
             fill = with_options(replace(self.loop, vars=(i,), extents=(self.loop.extents[n],),
                                       body=Store(b, (i,), substitute(e, {v: i}), span=e.span)), loop_layout=None)

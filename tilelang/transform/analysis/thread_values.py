@@ -14,13 +14,12 @@ import numpy as np
 from tilelang.arith import Analyzer
 from tilelang.errors import TileLangError
 from tilelang.ir import (AddressOf, Binary, Buffer, Call, Const, Expr, Launch, Load, Node, Var, children, free_vars, contains,
-                         is_const, substitute)
+                         is_const, substitute, PRIVATE)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import state
 from tilelang.target.intrinsics import INTRINSICS, WARP
 from tilelang.target.warp_groups import GROUP, holds_in
 
-PRIVATE = ("local", "local.var")
 STALE, VARIES = 1, 2  # bits of an element: see Memory
 BLOCK_VOTES = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
 _LANES = 32

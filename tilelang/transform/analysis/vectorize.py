@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import Analyzer, known_divisor
-from tilelang.ir import Buffer, Cast, Const, Expr, Ramp, Var, binary, const, free_vars, fresh, is_const
+from tilelang.ir import Buffer, Cast, Const, Expr, Ramp, Var, binary, const, free_vars, fresh, is_const, GLOBAL
 
 MAX_BYTES = 16  # the widest load or store of one thread (PTX ISA, ld/st .v4.b32 and cp.async)
 
@@ -109,7 +109,7 @@ class Widths:
         if not isinstance(last, Ramp) or not is_const(last.stride, 1) or any(i.dtype.lanes > 1 for i in indices[:-1]) \
                 or buffer.dtype.lanes > 1:
             return 1
-        if buffer.scope_name == "global" or buffer.scope_name.startswith("shared"):
+        if buffer.scope_name == GLOBAL or buffer.scope_name.startswith("shared"):
             var = fresh("lane", last.base.dtype)
             return self.width(buffer, (*indices[:-1], last.base + var), var, power_of_two_in(last.lanes, last.lanes),
                               analyzer, divisors)

@@ -10,7 +10,7 @@ from typing import Any
 from tilelang.arith import simplify
 from tilelang.errors import error, register
 from tilelang.ir import (Bind, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, Store, TileOp, Var,
-                         While, binary, cast, dtype, inner, replace, rewrite, statements, walk)
+                         While, binary, cast, dtype, inner, replace, rewrite, statements, walk, FRAGMENT, PRIVATE)
 from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 
@@ -35,7 +35,6 @@ register("fragment-store", ValueError, "a thread stores by itself in a fragment,
          "store in T.Parallel, or use T.alloc_local for arrays of each thread and shared memory for what threads pass on",
          expected="one value from all threads, or T.Parallel")
 
-_PRIVATE = ("local", "local.var")
 BLOCK_BARRIERS = ("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid")
 
 
@@ -65,7 +64,7 @@ def check_collective(func: Func, cx: PassContext) -> Func:
 def _reads_tile(s: Stmt) -> bool:
     """Whether a statement of the threads reads elements of a fragment."""
     return not isinstance(s, (Seq, Parallel, TileOp)) and any(
-        isinstance(n, Load) and n.buffer.scope_name == "local.fragment"
+        isinstance(n, Load) and n.buffer.scope_name == FRAGMENT
         for e in children(s) if isinstance(e, Expr) for n in walk(e))
 
 
@@ -121,7 +120,7 @@ class _ByThread(Divergence):
     def _expr(self, e: Expr) -> bool:
         if isinstance(e, Var):
             return e in self.vars
-        if isinstance(e, Load) and e.buffer.data in self.locals and e.buffer.scope_name != "local.fragment":
+        if isinstance(e, Load) and e.buffer.data in self.locals and e.buffer.scope_name != FRAGMENT:
             return True  # an element of a fragment is one value, whichever threads hold it
         if isinstance(e, Call) and e.op in BLOCK_BARRIERS:
             return False  # what all threads of the block answered together
@@ -150,7 +149,7 @@ def _stmt(s: Stmt, d: _ByThread, branch: Stmt | None) -> None:
             raise error("collective-divergent", f"{what} takes all threads of the block, and only some threads get "
                         "here",
                         span=s.span, notes=((getattr(branch, "span", None), "entered by some threads only"),))
-        case Store() if s.buffer.scope_name == "local.fragment" and (
+        case Store() if s.buffer.scope_name == FRAGMENT and (
                 branch is not None or d.divergent(s.value) or any(map(d.divergent, s.indices))):
             around = () if branch is None else ((getattr(branch, "span", None), "entered by some threads only"),)
             raise error("fragment-store", f"threads store different things in `{s.buffer.name}`, of which every thread that "
@@ -213,7 +212,7 @@ def _is_private(s: Any) -> bool:
         return True
     accesses = s.accesses() if isinstance(s, TileOp) else ()  # type: ignore[attr-defined]
     scopes = {a.region.buffer.scope_name for a in accesses}
-    return not scopes.isdisjoint(_PRIVATE) and "local.fragment" not in scopes
+    return not scopes.isdisjoint(PRIVATE) and FRAGMENT not in scopes
 
 
 __all__ = ["check_collective"]

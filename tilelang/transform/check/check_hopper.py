@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (EMPTY, Alloc, Evaluate, Expr, Func, If, Launch, Node, Parallel, TileOp, binary, const, logical,
-                         replace, rewrite, walk, with_options)
+                         replace, rewrite, walk, with_options, BARRIER)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.target.cluster import cluster_of
@@ -88,7 +88,7 @@ def _name(n: Node, any_: bool) -> str:
         return _SM90.get(n.op, "")
     if isinstance(n, Copy) and (n.plan.by_hand or n.plan.dst_block is not None):
         return "T.tma_copy" if n.plan.by_hand else "T.copy_cluster"
-    if isinstance(n, Alloc) and n.buffer.scope_name == "shared.barrier":
+    if isinstance(n, Alloc) and n.buffer.scope_name == BARRIER:
         return "T.alloc_cluster_barrier" if n.buffer.facts.cluster else "T.alloc_barrier"
     return "T.ClusterKernel" if isinstance(n, Launch) and cluster_of(n) is not None else ""
 

@@ -20,14 +20,14 @@ import numpy as np
 
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, Func, If, Launch,
-                         Load, Parallel, Region, Seq, Stmt, Store, TileOp, While, children, inner, statements, walk)
+                         Load, Parallel, Region, Seq, Stmt, Store, TileOp, While, children, inner, statements, walk, PRIVATE)
 from tilelang.target.intrinsics import INTRINSICS, WARP
 from tilelang.target.warp_groups import GROUP, holds_in
 from tilelang.ops import Copy
 
 from ..analysis.effects import argument_mode, touches
 from ..framework.pass_ import TILE, PassContext, pass_
-from ..analysis.thread_values import PRIVATE, STALE, VARIES, Memory, Values
+from ..analysis.thread_values import STALE, VARIES, Memory, Values
 
 register("parallel-thread", ValueError, "a tile operation or T.Parallel uses a value that differs between threads",
          "which thread runs an iteration is not fixed: compute from the loop's variables, or write each thread's work outside "

@@ -13,7 +13,7 @@ from tilelang.arith import simplify
 from tilelang.env import env, is_truthy
 from tilelang.errors import TileLangError
 from tilelang.ir import (Bind, Const, Expr, Func, If, Load, Parallel, Store, Var, free_vars, contains, inner, is_const,
-                         statements, substitute, walk)
+                         statements, substitute, walk, DYNAMIC, GLOBAL, STATIC)
 from tilelang.ir.evaluate import evaluate
 
 from ..framework.config import PassConfigKey
@@ -22,7 +22,7 @@ from ..analysis.effects import updated_element
 
 log = logging.getLogger("tilelang.transform")
 POINTS = 1 << 18  # loops of more iterations are not followed
-_OF_ALL = ("global", "shared", "shared.dyn")
+_OF_ALL = (GLOBAL, STATIC, DYNAMIC)
 
 
 @pass_(needs=TILE)

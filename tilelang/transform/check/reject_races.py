@@ -16,8 +16,8 @@ import numpy as np
 
 from tilelang.arith import simplify
 from tilelang.errors import TileLangError, error, register
-from tilelang.ir import (Bind, Binary, Break, Call, Const, Continue, Expr, For, Func, If, Load, Parallel, Store, Var,
-                         While, const, convert, free_vars, contains, inner, is_const, statements, substitute)
+from tilelang.ir import (Bind, Binary, Break, Call, Const, Continue, Expr, For, Func, If, Load, Parallel, Store, Var, While,
+                         const, convert, free_vars, contains, inner, is_const, statements, substitute, DYNAMIC, GLOBAL, STATIC)
 from tilelang.ir.evaluate import evaluate
 
 from ..analysis.loop_body import drop_continue
@@ -28,7 +28,7 @@ register("parallel-overwrite", ValueError, "two T.Parallel iterations store diff
          expected="one iteration that stores in an element")
 
 POINTS = 1 << 18  # loops of more iterations are not followed
-_OF_ALL = ("global", "shared", "shared.dyn")
+_OF_ALL = (GLOBAL, STATIC, DYNAMIC)
 
 
 @pass_(needs=TILE)

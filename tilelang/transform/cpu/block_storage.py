@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilelang.ir import Alloc, Buffer, Stmt, walk
+from tilelang.ir import Alloc, Buffer, Stmt, walk, GLOBAL, TMEM, VARIABLE
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import BARRIER_WORDS, StorageSlot, ThreadValues, is_barrier_array, is_private
 
@@ -11,7 +11,7 @@ STACK_BYTES = 4096  # larger arrays lie in the arena
 
 def fits_stack(b: Buffer, copies: int) -> bool:
     """Whether a buffer is small enough for the stack of the block's function."""
-    return b.scope_name == "local.var" and copies == 1 or b.is_static and b.size * b.dtype.bytes * copies <= STACK_BYTES
+    return b.scope_name == VARIABLE and copies == 1 or b.is_static and b.size * b.dtype.bytes * copies <= STACK_BYTES
 
 
 def place_block_buffers(body: Stmt, values: ThreadValues) -> tuple[StorageSlot, ...]:
@@ -24,10 +24,10 @@ def place_block_buffers(body: Stmt, values: ThreadValues) -> tuple[StorageSlot, 
         b = n.buffer
         if b.data in out:
             continue
-        if is_barrier_array(b) or b.scope() == "shared.tmem":
+        if is_barrier_array(b) or b.scope() == TMEM:
             raise unsupported(f"memory of scope {b.scope()}", span=n.span)
         copies = values.count if b.data in values.private else 1
-        if b.scope() != "global" and not fits_stack(b, copies):
+        if b.scope() != GLOBAL and not fits_stack(b, copies):
             out[b.data] = StorageSlot(b, copies)
     return tuple(out.values())
 
@@ -40,9 +40,9 @@ def place_shared_buffers(body: Stmt) -> tuple[StorageSlot, ...]:
     out: dict[object, StorageSlot] = {}
     for n in walk(body, Alloc):
         b = n.buffer
-        if b.data in out or b.scope() == "global" or is_private(b):
+        if b.data in out or b.scope() == GLOBAL or is_private(b):
             continue
-        if b.scope() == "shared.tmem":
+        if b.scope() == TMEM:
             raise unsupported(f"memory of scope {b.scope()}", span=n.span)
         out[b.data] = StorageSlot(b, BARRIER_WORDS if is_barrier_array(b) else 1)
     return tuple(out.values())

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.arith import Analyzer
-from tilelang.ir import Buffer, Expr, Var
+from tilelang.ir import Buffer, Expr, Var, GLOBAL
 
 
 def check_bounds(a: Analyzer, swept: set[Var], b: Buffer, indices: tuple[Expr, ...], span: Any,
@@ -16,7 +16,7 @@ def check_bounds(a: Analyzer, swept: set[Var], b: Buffer, indices: tuple[Expr, .
     swept: variables that take every value of their range.  extents: elements accessed per dimension (default 1).  Only indices
     linear in swept variables are certain.
     """
-    if b.scope() == "global" or len(indices) != len(b.shape):
+    if b.scope() == GLOBAL or len(indices) != len(b.shape):
         return
     for d, (e, size) in enumerate(zip(indices, b.shape)):
         more = extents[d] - 1 if extents and isinstance(extents[d], int) else 0

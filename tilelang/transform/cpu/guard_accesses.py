@@ -7,37 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (
-    AddressOf,
-    Alloc,
-    Assert,
-    Binary,
-    Bind,
-    Break,
-    Buffer,
-    Call,
-    Const,
-    Continue,
-    Evaluate,
-    Expr,
-    For,
-    Func,
-    If,
-    Launch,
-    Load,
-    Node,
-    Parallel,
-    Region,
-    Select,
-    Seq,
-    Stmt,
-    Store,
-    TileOp,
-    Var,
-    While,
-    rebuild,
-    replace,
-)
+from tilelang.ir import (AddressOf, Alloc, Assert, Binary, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For,
+                         Func, If, Launch, Load, Node, Parallel, Region, Select, Seq, Stmt, Store, TileOp, Var, While, rebuild,
+                         replace, GLOBAL)
 from tilelang.ir.children import contains
 from tilelang.target.cpu_launch import (
     CheckedAddress,
@@ -182,7 +154,7 @@ class _Guards:
                 self._check(s.buffer, s.indices, s.span)
                 guards = self._guards(s, s.buffer, s.indices)
                 indices = self._exprs(s.indices)
-                if s.buffer.scope() != "global":
+                if s.buffer.scope() != GLOBAL:
                     return replace(s, indices=indices, value=value)
                 return CheckedStore(s.buffer, indices, value, guards, s.span)
             case Evaluate():
@@ -277,7 +249,7 @@ class _Guards:
                 self._check(e.buffer, e.indices, e.span)
                 guards = self._guards(e, e.buffer, e.indices)
                 indices = self._exprs(e.indices)
-                if e.buffer.scope() != "global":
+                if e.buffer.scope() != GLOBAL:
                     return replace(e, indices=indices)
                 return CheckedLoad(e.buffer, indices, e.dtype, guards, e.span)
             case Call():
@@ -297,7 +269,7 @@ class _Guards:
         if isinstance(first, AddressOf):
             if e.op in _BY_ADDRESS:
                 self._check(first.buffer, first.indices, e.span)
-            if first.buffer.scope() == "global" and (e.op == "ldg" or e.op.startswith("atomic_") and e.op not in _NO_GUARD):
+            if first.buffer.scope() == GLOBAL and (e.op == "ldg" or e.op.startswith("atomic_") and e.op not in _NO_GUARD):
                 guards = self._guards(first, first.buffer, first.indices)
                 place = CheckedAddress(first.buffer, self._exprs(first.indices), first.dtype, guards, first.span)
                 return replace(e, args=(place, *self._exprs(e.args[1:])))
@@ -307,7 +279,7 @@ class _Guards:
 
     def _guards(self, n: Node, b: Buffer, indices: tuple[Expr, ...]) -> tuple[int, ...]:
         """Dimensions of an access of a tensor that need a guard."""
-        if not self.guarded or b.scope() != "global":
+        if not self.guarded or b.scope() != GLOBAL:
             return ()
         if any(i.dtype.lanes > 1 for i in indices):
             return tuple(range(len(b.shape)))

@@ -22,38 +22,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (
-    AddressOf,
-    Alloc,
-    Bind,
-    Break,
-    Buffer,
-    Call,
-    Continue,
-    Evaluate,
-    Expr,
-    For,
-    If,
-    Launch,
-    Load,
-    Parallel,
-    Seq,
-    Stmt,
-    Store,
-    TileOp,
-    Var,
-    While,
-    call,
-    const,
-    dtype,
-    load,
-    logical,
-    replace,
-    select,
-    seq,
-    unary,
-    walk,
-)
+from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel,
+                         Seq, Stmt, Store, TileOp, Var, While, call, const, dtype, load, logical, replace, select, seq, unary,
+                         walk, VARIABLE)
 from tilelang.ir.record import record
 from tilelang.target.cpu_launch import Masked, ThreadValues, is_private
 from tilelang.target.thread_calls import BLOCK_VOTES, EXCHANGES, MATRIX_CALLS
@@ -114,7 +85,7 @@ class _Fission:
 
     def variable(self, name: str, dt: Any, init: Any = None, span: Any = None) -> tuple[Buffer, Stmt]:
         self.changed = True
-        b = Buffer(name, (1,), dtype(dt), "local.var", span=span)
+        b = Buffer(name, (1,), dtype(dt), VARIABLE, span=span)
         return b, Alloc(b, None if init is None else init, span=span)
 
     def mask(self, name: str, outer: Mask | None, init: Any, span: Any) -> tuple[Mask, Stmt]:

@@ -13,25 +13,8 @@ from dataclasses import field
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (
-    AddressOf,
-    Bind,
-    Buffer,
-    Call,
-    Expr,
-    For,
-    Load,
-    Node,
-    Parallel,
-    Stmt,
-    Store,
-    Var,
-    binary,
-    const,
-    free_vars,
-    substitute,
-    walk,
-)
+from tilelang.ir import (AddressOf, Bind, Buffer, Call, Expr, For, Load, Node, Parallel, Stmt, Store, Var, binary, const,
+                         free_vars, substitute, walk, GLOBAL)
 from tilelang.ir.record import state
 from tilelang.target.cpu_launch import RangeTest
 from tilelang.target.cpu_ranges import is_in_range
@@ -114,7 +97,7 @@ class _Nest:
                 self.access(n, n.buffer, n.indices)
 
     def access(self, n: Node, b: Buffer, indices: tuple[Expr, ...]) -> None:
-        if b.scope() != "global" or len(indices) != len(b.shape):
+        if b.scope() != GLOBAL or len(indices) != len(b.shape):
             return
         for d, (e, size) in enumerate(zip(indices, b.shape)):
             if e.dtype.lanes > 1 or not e.dtype.is_signed:

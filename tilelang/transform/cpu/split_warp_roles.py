@@ -19,37 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (
-    EMPTY,
-    AddressOf,
-    Binary,
-    Bind,
-    Break,
-    Call,
-    Cast,
-    Const,
-    Continue,
-    Evaluate,
-    Expr,
-    For,
-    If,
-    Launch,
-    Load,
-    Parallel,
-    Region,
-    Seq,
-    Stmt,
-    Store,
-    TileOp,
-    While,
-    call,
-    const,
-    replace,
-    rewrite,
-    seq,
-    walk,
-    with_options,
-)
+from tilelang.ir import (EMPTY, AddressOf, Binary, Bind, Break, Call, Cast, Const, Continue, Evaluate, Expr, For, If, Launch,
+                         Load, Parallel, Region, Seq, Stmt, Store, TileOp, While, call, const, replace, rewrite, seq, walk,
+                         with_options, GLOBAL, SHARED)
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import OncePerBlock, WarpRole, is_private
@@ -105,7 +77,7 @@ class _Split:
         self.launch, self.warp_roles = launch, warp_roles_of(launch)
         self.barriers: dict[tuple[int, int], int] = {}
         self.values = find_varying_values(launch)
-        self.stored = {n.buffer.data for n in walk(launch.body, Store) if n.buffer.scope() == "global"}
+        self.stored = {n.buffer.data for n in walk(launch.body, Store) if n.buffer.scope() == GLOBAL}
 
     def launch_of(self, warp_role: WarpRole) -> Launch:
         """What a warp role runs."""
@@ -226,7 +198,7 @@ class _Split:
     def _is_ordered(self, s: Any) -> bool:
         """Whether a statement or expression accesses memory that barriers of the block order: shared memory, and tensors that
         the launch stores in."""
-        return any(n.buffer.scope() in ("shared", "shared.dyn") or n.buffer.data in self.stored
+        return any(n.buffer.scope() in SHARED or n.buffer.data in self.stored
                    for n in walk(s, Load, Store, Region, AddressOf))
 
     def _barrier(self, s: Stmt, position: int) -> Stmt:

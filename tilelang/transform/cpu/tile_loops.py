@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import Const, Region, TileOp
+from tilelang.ir import Const, Region, TileOp, GLOBAL
 from tilelang.ops import AtomicTile, Copy, Fill, Transpose
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import TileLoops, TileSide
@@ -57,7 +57,7 @@ def _other_loops(op: TileOp, dst: Region, dims: list[int], other: Region) -> dic
 def _side(r: Region, loop_of: dict[int, int], extents: tuple[Any, ...], a: Analyzer, guarded: bool) -> TileSide:
     clipped: dict[int, int] = {}
     fixed: list[int] = []
-    for d, size in enumerate(r.buffer.shape if guarded and r.buffer.scope() == "global" else ()):
+    for d, size in enumerate(r.buffer.shape if guarded and r.buffer.scope() == GLOBAL else ()):
         k = loop_of.get(d)
         start = r.mins[d]
         if k is None:

@@ -2,29 +2,8 @@
 
 from __future__ import annotations
 
-from tilelang.ir import (
-    AddressOf,
-    Alloc,
-    Binary,
-    Bind,
-    Break,
-    Call,
-    Const,
-    Continue,
-    Evaluate,
-    Expr,
-    For,
-    If,
-    Launch,
-    Load,
-    Seq,
-    Stmt,
-    Store,
-    TileOp,
-    Var,
-    While,
-    walk,
-)
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Call, Const, Continue, Evaluate, Expr, For, If, Launch, Load,
+                         Seq, Stmt, Store, TileOp, Var, While, walk, GLOBAL)
 from tilelang.target.cpu_launch import Masked, OncePerBlock, ThreadValues, is_private
 from tilelang.target.thread_calls import MATRIX_CALLS
 
@@ -156,7 +135,7 @@ def is_speculatable(e: Expr) -> bool:
 def is_thread_work(s: TileOp) -> bool:
     """Whether a tile operation is every thread's own: between its private arrays, and global memory."""
     buffers = [a.region.buffer for a in s.accesses()]  # type: ignore[attr-defined]
-    return any(map(is_private, buffers)) and all(is_private(b) or b.scope() == "global" for b in buffers)
+    return any(map(is_private, buffers)) and all(is_private(b) or b.scope() == GLOBAL for b in buffers)
 
 
 def touches_private(s: TileOp) -> bool:

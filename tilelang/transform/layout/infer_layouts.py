@@ -20,12 +20,13 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error
-from tilelang.ir import Buffer, Func, Launch, Parallel, Stmt, Var, replace, rewrite_launches, rewrite_stmts, with_options
+from tilelang.ir import (Buffer, Func, Launch, Parallel, Stmt, Var, replace, rewrite_launches, rewrite_stmts, with_options,
+                         FRAGMENT, SHARED)
 from tilelang.layout import Fragment, replicated_fragment, row_fragment, view_layout, viewed_fragment
 from tilelang.ops import Gemm
 
 from ..framework.config import PassConfigKey
-from .layout_uses import FRAGMENT, SHARED, at_line, seen_as
+from .layout_uses import at_line, seen_as
 from .loop_layouts import Loop, Touch, over_loops, projected, usable, with_registers
 from .loop_partition import rereads, spread_thin
 from ..framework.pass_ import TILE, PassContext, pass_

@@ -11,8 +11,8 @@ from typing import Any
 
 from tilelang.arith import Analyzer, extent_bounds
 from tilelang.errors import TileLangError, error, register
-from tilelang.ir import (Alloc, Buffer, Call, Const, Expr, For, If, Launch, Load, Node, Parallel, Seq, Stmt, Store, TileOp,
-                         Var, fields_of, walk)
+from tilelang.ir import (Alloc, Buffer, Call, Const, Expr, For, If, Launch, Load, Node, Parallel, Seq, Stmt, Store, TileOp, Var,
+                         fields_of, walk, SHARED, FRAGMENT)
 from tilelang.ir.record import state
 from tilelang.layout import Fragment, replicated_fragment
 
@@ -22,8 +22,7 @@ from ..legalize.manual_warp_roles import role_of
 
 register("layout-shape", ValueError, "a shared or fragment buffer needs a static shape", expected="a static shape")
 
-FRAGMENT, GROUP = "local.fragment", 128
-SHARED = ("shared", "shared.dyn")
+GROUP = 128
 
 
 @state

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tilelang.ir import Binary, Buffer, Const, Expr, Load, Parallel, Store, TileOp, Var, walk
+from tilelang.ir import Binary, Buffer, Const, Expr, Load, Parallel, Store, TileOp, Var, walk, FRAGMENT
 from tilelang.ir.record import state
 from tilelang.layout import REGISTER, Fragment, Mode
 from tilelang.ops import Copy, Gemm, Reduce
 
-FRAGMENT = "local.fragment"
 Written = list[tuple[Buffer, tuple[Expr, ...]]]
 
 

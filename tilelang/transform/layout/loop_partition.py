@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from tilelang.ir import Call, Const, Evaluate, Expr, Load, Stmt, Store, Var, const, fresh, walk
+from tilelang.ir import Call, Const, Evaluate, Expr, Load, Stmt, Store, Var, const, fresh, walk, FRAGMENT, GLOBAL
 from tilelang.ir.record import record
 from tilelang.layout import Mode
 from tilelang.ops.distribute import Distribution, flat, from_fragment
@@ -69,7 +69,7 @@ def _accumulates_well(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: 
     """Whether no fragment that the loop accumulates into (several points, one element) needs staging."""
     loop = Loop(vars, dist, Grid(dist, vars, lw.thread))
     for x, inner in accesses(body):
-        if isinstance(x, Store) and x.buffer.scope_name == "local.fragment":
+        if isinstance(x, Store) and x.buffer.scope_name == FRAGMENT:
             loop.inner = inner
             touch = loop.touch(lw, x.buffer, x.indices, True)
             if touch.register is None and touch.repeated:
@@ -81,7 +81,7 @@ def fragment_partitions(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...]
     """Shares that make an access with plain loop indices direct: written fragments first, most dimensions first."""
     found: list[tuple[tuple[int, int], LoopPartition]] = []
     for x, _ in accesses(body):
-        if x.buffer.scope_name != "local.fragment":
+        if x.buffer.scope_name != FRAGMENT:
             continue
         frag = lw.layout_of(x.buffer)
         dim_of: dict[int, int] = {}
@@ -160,8 +160,8 @@ def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body:
         for x in found:
             n = lw.widths.width(x.buffer, x.indices, vars[d], limit, lw.analyzer_for(vars, extents), lw.divisors, loose)
             if n > 1 or (n == 1 and stride_along(x.indices[-1], vars[d], lw.analyzer) == 1):
-                own += 4 if x.buffer.scope_name == "global" else 1
-                if n > 1 or x.buffer.scope_name == "global":
+                own += 4 if x.buffer.scope_name == GLOBAL else 1
+                if n > 1 or x.buffer.scope_name == GLOBAL:
                     narrowest = min(narrowest or n, n)
         if own > score:
             score = own

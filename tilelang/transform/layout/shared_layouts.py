@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import Analyzer
-from tilelang.ir import Buffer, Expr, Load, Node, Parallel, Region, Store, Var, const, dtype, walk
+from tilelang.ir import Buffer, Expr, Load, Node, Parallel, Region, Store, Var, const, dtype, walk, FRAGMENT, GLOBAL, SHARED
 from tilelang.ir.record import record
 from tilelang.layout import Fragment, Layout, linear_layout, padded_layout, phase_conflicts, swizzled_layout
 from tilelang.layout.mode import evaluate_index
@@ -21,7 +21,6 @@ from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..analysis.vectorize import MAX_BYTES, Widths, power_of_two_in, stride_along
 
-FRAGMENT = "local.fragment"
 WARP = 32
 
 
@@ -77,7 +76,7 @@ def copy_loops(s: Copy) -> tuple[tuple[Var, ...], tuple[Any, ...], list[tuple[Bu
 
 
 def _level(r: Region) -> int:
-    return 0 if r.buffer.scope_name == "global" else 1 if r.buffer.scope_name.startswith("shared") else 2
+    return 0 if r.buffer.scope_name == GLOBAL else 1 if r.buffer.scope_name.startswith("shared") else 2
 
 
 def _unit(e: Any) -> bool:
@@ -98,7 +97,7 @@ def _region_indices(r: Region, vars: tuple[Var, ...]) -> tuple[Expr, ...]:
 
 def _loop_accesses(vars: tuple[Var, ...], extents: tuple[Any, ...], sides: list[tuple[Buffer, tuple[Expr, ...]]],
                    share: Any, analyzer: Analyzer) -> list[Access]:
-    shared = [(b, i) for b, i in sides if b.scope_name in ("shared", "shared.dyn")]
+    shared = [(b, i) for b, i in sides if b.scope_name in SHARED]
     if not shared or not all(isinstance(n, int) for n in extents):
         return []
     lane_dim, width = _lanes(vars, extents, sides, analyzer)
@@ -112,10 +111,10 @@ def _lanes(vars: tuple[Var, ...], extents: tuple[int, ...], sides: list[tuple[Bu
     for d in reversed(range(len(vars))):
         own, narrowest = 0, 0
         for b, indices in sides:
-            if b.scope_name == "global" or b.scope_name.startswith("shared"):
+            if b.scope_name == GLOBAL or b.scope_name.startswith("shared"):
                 w = contiguous_width(b, indices, vars[d], power_of_two_in(extents[d], 64), analyzer)
                 if w:
-                    own += 4 if b.scope_name == "global" else 1
+                    own += 4 if b.scope_name == GLOBAL else 1
                     narrowest = min(narrowest or w, w)
         if own > score:
             score, best = own, (d, narrowest or 1)
@@ -131,7 +130,7 @@ def contiguous_width(b: Buffer, indices: tuple[Expr, ...], var: Var, limit: int,
     if not indices or stride_along(indices[-1], var, analyzer) != 1 or \
             any(stride_along(i, var, analyzer) != 0 for i in indices[:-1]):
         return 0
-    if b.scope_name != "global":
+    if b.scope_name != GLOBAL:
         return max(1, min(limit, MAX_BYTES * 8 // (b.dtype.bits * b.dtype.lanes)))
     return _WIDTHS.width(b, indices, var, limit, analyzer, {})
 
@@ -158,7 +157,7 @@ def _vote(b: Buffer, vars: tuple[Var, ...], extents: tuple[Any, ...], sides: lis
           analyzer: Analyzer, votes: dict[tuple[int, int], int]) -> None:
     own = next(i for x, i in sides if x is b)
     for x, indices in sides:
-        if x.scope_name != "global" and not x.scope_name.startswith("shared"):
+        if x.scope_name != GLOBAL and not x.scope_name.startswith("shared"):
             continue
         for k, v in enumerate(vars):
             at = [d for d, i in enumerate(own) if stride_along(i, v, analyzer) == 1]
@@ -168,7 +167,7 @@ def _vote(b: Buffer, vars: tuple[Var, ...], extents: tuple[Any, ...], sides: lis
             w = contiguous_width(x, indices, v, limit, analyzer)
             if w:
                 key = (at[0], w)
-                votes[key] = votes.get(key, 0) + (4 if x.scope_name == "global" else 1)
+                votes[key] = votes.get(key, 0) + (4 if x.scope_name == GLOBAL else 1)
 
 
 # ---- gemm operands --------------------------------------------------------------------------------------------------
@@ -183,7 +182,7 @@ def _operand_accesses(op: Gemm) -> list[Access]:
         return _simt_accesses(op)
     for region, frag, transposed, k_last in ((op.a, row.a, op.transpose_a, not op.transpose_a),
                                              (op.b, row.b, op.transpose_b, op.transpose_b)):
-        if region.buffer.scope_name not in ("shared", "shared.dyn"):
+        if region.buffer.scope_name not in SHARED:
             continue
         vars = tuple(Var(f"c{k}", dtype("int32")) for k in range(2))
         indices = (*(m for m in region.mins[:-2]), *(m + v for m, v in zip(region.mins[-2:], vars)))
@@ -202,7 +201,7 @@ def _simt_accesses(op: Gemm) -> list[Access]:
     i, j = (Var(n, dtype("int32")) for n in "ij")
     out = []
     for region, v, at in ((op.a, i, -1 if op.transpose_a else -2), (op.b, j, -2 if op.transpose_b else -1)):
-        if region.buffer.scope_name in ("shared", "shared.dyn"):
+        if region.buffer.scope_name in SHARED:
             indices = list(region.mins)
             indices[at] = indices[at] + v
             out.append(Access(region.buffer, (i, j), (op.m, op.n), tuple(indices), op.c.buffer, 1, 1))

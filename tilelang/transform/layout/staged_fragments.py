@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel, Region,
-                         Stmt, Store, TileOp, Var, While, const, fresh, contains, inner, rebuild, replace, stmts_of,
-                         substitute, walk)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel, Region, Stmt,
+                         Store, TileOp, Var, While, const, fresh, contains, inner, rebuild, replace, stmts_of, substitute, walk,
+                         DYNAMIC, FRAGMENT, SHARED)
 from tilelang.ops import Copy, Fill
 from tilelang.target.machine import REGISTERS
 
 
-FRAGMENT, SHARED = "local.fragment", ("shared", "shared.dyn")
 
 
 def is_large(b: Buffer) -> bool:
@@ -49,7 +48,7 @@ def staged(launch: Launch, data: Var, limit: int | None) -> Launch | None:
     if root is None or limit is not None and room + root.size * root.dtype.bytes > limit:
         return None
     there = Var(data.name, data.dtype)
-    body = substitute(launch.body, {b: replace(b, scope_name="shared.dyn", data=there) for b in views})
+    body = substitute(launch.body, {b: replace(b, scope_name=DYNAMIC, data=there) for b in views})
     return replace(launch, body=_once(body, there))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import Buffer, Launch, Var, with_options
+from tilelang.ir import Buffer, Launch, Var, with_options, FRAGMENT
 from tilelang.layout import Fragment, Layout
 from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm, with_warps_of
@@ -15,7 +15,7 @@ from tilelang.ops.tma_store import moved_tile
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..legalize.hopper_features import hopper
-from .layout_uses import FRAGMENT, Uses, at_line, run_time_shape
+from .layout_uses import Uses, at_line, run_time_shape
 from .loop_layouts import row_groups
 from ..framework.pass_ import PassContext
 from .tf32_tiles import rounded_tiles

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Expr, For, Func, If, Launch, Seq, Stmt, Store,
-                         Var, While, binary, call, cast, const, dtype, inner, load, replace, rewrite, seq, unary, walk)
+from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Expr, For, Func, If, Launch, Seq, Stmt, Store, Var,
+                         While, binary, call, cast, const, dtype, inner, load, replace, rewrite, seq, unary, walk, VARIABLE)
 
 from ..analysis.divergence import Divergence
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -97,7 +97,7 @@ class _Masks:
             place = next(n.span for n in walk(s.body, Call) if n.op == "ballot")
             raise error("ballot-lanes", "T.ballot in a loop that some lanes leave by break, continue or return",
                         found="a loop that some lanes leave", span=place, notes=((s.span, "the loop"),))
-        lanes = Buffer("lanes", (1,), _U32, "local.var", span=s.span)
+        lanes = Buffer("lanes", (1,), _U32, VARIABLE, span=s.span)
         bounds: list[Stmt] = []
         if isinstance(s, For):  # they hold for the whole loop, whatever its body changes
             start, extent = (_settled(e, name, bounds) for e, name in ((s.start, "start"), (s.extent, "count")))

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.errors import TileLangError
-from tilelang.ir import (EMPTY, Bind, Call, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, TileOp, Var, While,
-                         call, free_vars, contains, logical, replace, rewrite, seq, substitute, walk)
+from tilelang.ir import (EMPTY, Bind, Call, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, TileOp, Var, While, call,
+                         free_vars, contains, logical, replace, rewrite, seq, substitute, walk, PRIVATE)
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.warp_groups import GROUP
 from tilelang.ops import Copy
@@ -25,7 +25,6 @@ from tilelang.ops import Copy
 from ..check.check_hopper import WAITS
 from ..framework.pass_ import TILE, PassContext, pass_
 
-_PRIVATE = ("local", "local.var")
 
 
 @pass_(needs=TILE)
@@ -110,7 +109,7 @@ class _Branches:
     def _differs(self, e: Expr) -> bool:
         """Whether a condition is T.ws itself, or may differ between threads."""
         return self.thread in free_vars(substitute(e, self.names)) or any(
-            isinstance(n, Call) or isinstance(n, Load) and n.buffer.scope_name in _PRIVATE for n in walk(e))
+            isinstance(n, Call) or isinstance(n, Load) and n.buffer.scope_name in PRIVATE for n in walk(e))
 
 
 def _works(s: If) -> bool:
@@ -119,7 +118,7 @@ def _works(s: If) -> bool:
         if isinstance(n, Parallel) or isinstance(n, Call) and n.op in WAITS:
             return True
         if isinstance(n, TileOp) and not (isinstance(n, Copy) and n.plan.by_hand) and not any(
-                a.region.buffer.scope_name in _PRIVATE for a in n.accesses()):  # type: ignore[attr-defined]
+                a.region.buffer.scope_name in PRIVATE for a in n.accesses()):  # type: ignore[attr-defined]
             return True
     return False
 

@@ -24,7 +24,7 @@ from typing import Any
 from tilelang.arith import Analyzer, extent_bounds
 from tilelang.ir import (EMPTY, LOGICAL, TRUE, Binary, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Load,
                          Parallel, Select, Seq, Stmt, Store, Unary, Var, call, const, free_vars, is_const, logical, rebuild,
-                         replace, rewrite_launches, seq, stmts_of, substitute, unary, walk)
+                         replace, rewrite_launches, seq, stmts_of, substitute, unary, walk, FRAGMENT)
 from tilelang.ir.expr import Call
 from tilelang.ops import Fill, Gemm
 
@@ -34,7 +34,6 @@ from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.statements import rename
 
 LEAST_POINTS = 512  # of a loop that is worth a test
-FRAGMENT = "local.fragment"
 _CORNERS = {"lt": 1, "le": 1, "gt": -1, "ge": -1}  # a op b is tightest where this * (a - b) is largest
 _OPPOSITE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 

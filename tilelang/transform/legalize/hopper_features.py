@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tilelang.target.tensor_map import ADDRESS_ALIGN
 
-from tilelang.ir import Alloc, Bind, Buffer, Expr, For, Launch, Load, contains, free_vars, walk
+from tilelang.ir import Alloc, Bind, Buffer, Expr, For, Launch, Load, contains, free_vars, walk, GLOBAL
 from tilelang.ir.record import record
 
 from ..framework.config import PassConfigKey
@@ -55,7 +55,7 @@ def placed_in_kernel(launch: Launch) -> Callable[[Buffer], str]:
     others."""
     nodes = list(walk(launch.body, Alloc, Bind, For))
     inside = {x.buffer.data if isinstance(x, Alloc) else x.var for x in nodes} | {*launch.block_vars, *launch.thread_vars}
-    own = {x.buffer.data for x in nodes if isinstance(x, Alloc) and x.buffer.scope_name == "global"} | {
+    own = {x.buffer.data for x in nodes if isinstance(x, Alloc) and x.buffer.scope_name == GLOBAL} | {
         x.var for x in nodes if isinstance(x, Bind) and x.var.dtype.is_handle}
 
     def known(b: Buffer) -> str:

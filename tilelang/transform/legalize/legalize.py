@@ -10,7 +10,7 @@ from tilelang.arith import Analyzer
 from tilelang.errors import error, register
 from tilelang.ir import (Alloc, Binary, Bind, Break, Buffer, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Region,
                          Seq, Stmt, Store, TileOp, Unary, Var, While, free_vars, inner, is_const, rebuild, replace, rewrite,
-                         statements, stmts_of, walk, with_options)
+                         statements, stmts_of, walk, with_options, DYNAMIC, FRAGMENT, LOCAL, STATIC, VARIABLE)
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.verify import verify
@@ -43,7 +43,7 @@ register("undefined-symbol", ValueError, "a variable has no value: it is no para
          expected="a parameter, or a dimension of one")
 
 CHECK = "[Tilelang Semantic Check]"
-_PRIVATE = ("local", "local.var", "local.fragment", "shared", "shared.dyn")
+_PRIVATE = (LOCAL, VARIABLE, FRAGMENT, STATIC, DYNAMIC)
 log = logging.getLogger("tilelang.transform")
 
 
@@ -265,12 +265,12 @@ class _Checker:
         for i in indices:
             used = [v for v in variables if v in free_vars(i)]
             for v in used:
-                if b.scope_name == "local.fragment" and not isinstance(variables[v], Const):
+                if b.scope_name == FRAGMENT and not isinstance(variables[v], Const):
                     self.refuse("parallel-symbolic", f"{CHECK} Loop variable `{v.name}` with symbolic range "
                                 f"[0, {variables[v]!r}) is used to index a fragment buffer `{b.name}`",
                                 found=f"an extent of {variables[v]!r}", span=span,
                                 hint="give the loop the fragment's extent and guard the body with if")
-                if b.scope_name == "local":
+                if b.scope_name == LOCAL:
                     self.refuse("parallel-local", f"{CHECK} Local buffer `{b.name}` is indexed by T.Parallel loop "
                                 f"variable `{v.name}`: each thread has its own copy of it",
                                 found=f"`{b.name}` of each thread, indexed by `{v.name}`", span=span,
@@ -281,7 +281,7 @@ class _Checker:
         own = {s.buffer for s in statements(p.body) if isinstance(s, Alloc)}
         written = {e.buffer: e for e in effects(p.body) if e.writes}
         for b, e in written.items():
-            if b.scope_name == "local.var" and b not in own and _reads_old(b, p.body):
+            if b.scope_name == VARIABLE and b not in own and _reads_old(b, p.body):
                 self.refuse("parallel-carried",
                             f"`{b.name}` carries a value from one iteration of T.Parallel to the next",
                             found=f"`{b.name}`, read before the iteration writes it",

@@ -19,7 +19,7 @@ from typing import Any
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Parallel, Stmt, TileOp,
                          Var, While, binary, const, inner, is_const, rebuild, replace, rewrite_launches, seq, stmts_of, walk,
-                         with_options)
+                         with_options, GLOBAL, FRAGMENT, BARRIER)
 from tilelang.ir.record import state
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma_copy import check_tma_copy
@@ -39,7 +39,6 @@ register("role-place", ValueError, "warp roles inside each other, or for scatter
          "name warp groups that follow each other, outside of other T.ws blocks",
          expected="warp groups that follow each other, outside of other T.ws blocks")
 
-BARRIER, FRAGMENT = "shared.barrier", "local.fragment"
 GROUP = 128
 _OWN = ("in_warp_groups", "wgmma", "wgmma_wait", "bulk_wait", "bulk_commit", "mbarrier_init", "tma_load",
         "cp_async_mbarrier_arrive")
@@ -81,7 +80,7 @@ def _written(launch: Launch) -> Launch:
 def _check_source(launch: Launch, op: Copy) -> None:
     """A load by TMA fills with zeros, and does not see what ordinary stores of the same kernel wrote.  Raises tma-copy."""
     b = op.src.buffer
-    if b.scope_name != "global":
+    if b.scope_name != GLOBAL:
         return
     safe = dict(launch.plan.safe_values).get(b)
     if safe is not None and not is_const(safe, 0):

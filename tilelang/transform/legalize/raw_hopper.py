@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error
-from tilelang.ir import AddressOf, Alloc, Buffer, Call, Evaluate, Launch, Seq, Stmt, TileOp, Var, const, rebuild, seq, walk
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Launch, Seq, Stmt, TileOp, Var, const, rebuild, seq, walk,
+                         LOCAL)
 from tilelang.target.tensor_map import tensor_maps_of
 
 from ..analysis.effects import effects
@@ -22,7 +23,7 @@ from ..analysis.statements import do
 def pin_raw_wgmmas(launch: Launch) -> Launch:
     """The registers of raw products pinned before fences and after waits, where they are in scope."""
     raw = {a.buffer for c in walk(launch.body, Call) if c.op == "wgmma"
-           for a in c.args[:2] if isinstance(a, AddressOf) and a.buffer.scope_name == "local"}
+           for a in c.args[:2] if isinstance(a, AddressOf) and a.buffer.scope_name == LOCAL}
     if not raw:
         return launch
 

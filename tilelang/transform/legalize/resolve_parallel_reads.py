@@ -22,7 +22,7 @@ from tilelang.arith import simplify
 from tilelang.errors import TileLangError, error, register
 from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Const, Continue, Expr, For, Func, If, Load, Parallel,
                          Select, Seq, Stmt, Store, Var, While, binary, children, const, convert, free_vars, fresh, contains,
-                         inner, is_const, load, rebuild, replace, substitute, unary, walk)
+                         inner, is_const, load, rebuild, replace, substitute, unary, walk, DYNAMIC, FRAGMENT, GLOBAL, STATIC)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import state
 
@@ -35,7 +35,7 @@ register("parallel-order", ValueError, "a T.Parallel iteration reads what anothe
          expected="reads of elements that the iteration itself stores, or that none does")
 
 POINTS = 1 << 16  # loops of more iterations are not followed
-_FRAGMENT, _SCOPES = "local.fragment", ("local.fragment", "shared", "shared.dyn", "global")
+_SCOPES = (FRAGMENT, STATIC, DYNAMIC, GLOBAL)
 
 
 @pass_(needs=TILE)
@@ -80,7 +80,7 @@ def _of_loop(loop: Parallel) -> Stmt:
             continue
         (w, (one, two)) = found[0]
         late = [x for x in body.accesses if x.stores and x.buffer.data is read.buffer.data and (x.step < read.step or x.again)]
-        if read.buffer.scope_name != _FRAGMENT or late or read.again or not read.buffer.is_static:
+        if read.buffer.scope_name != FRAGMENT or late or read.again or not read.buffer.is_static:
             name = f"`{read.buffer.name}`" if read.buffer is w.buffer else f"`{read.buffer.name}` and `{w.buffer.name}`"
             raise error("parallel-order", f"iteration ({body.text(two)}) of the parallel loop reads the element of {name} that "
                         f"iteration ({body.text(one)}) stores", found=f"one that iteration ({body.text(one)}) stores",
@@ -195,7 +195,7 @@ class _Body:
         flat: Any = convert(b.offset)
         for i, n, size in zip(x.indices, b.strides, b.shape):
             flat = flat + substitute(i, bound) * n
-            if b.scope_name == "global":
+            if b.scope_name == GLOBAL:
                 conds = (*conds, *self.inside(convert(substitute(i, bound)), size))
         self.accesses.append(_Access(x, b, self.step, conds, again, convert(flat), stores))
 

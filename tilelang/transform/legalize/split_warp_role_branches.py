@@ -23,13 +23,13 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import (AddressOf, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, Func, If, Launch, Load, Stmt, Store,
-                         Var, const, free_vars, fresh, load, logical, replace, rewrite, seq, substitute, unary, walk)
+                         Var, const, free_vars, fresh, load, logical, replace, rewrite, seq, substitute, unary, walk, GLOBAL,
+                         SHARED, VARIABLE)
 from tilelang.ir.stmt import Alloc, For, Seq, While
 
 from ..analysis.divergence import Divergence
 from ..framework.pass_ import TILE, PassContext, pass_
 
-_SHARED = ("shared", "shared.dyn")
 
 
 @pass_(needs=TILE)
@@ -50,7 +50,7 @@ def split_warp_role_branches(func: Func, cx: PassContext) -> Func:
 class _Parts:
     def __init__(self, launch: Launch) -> None:
         self.divergence = Divergence(launch)
-        self.written = {n.buffer.data for n in walk(launch.body) if isinstance(n, Store) and n.buffer.scope() == "global"}
+        self.written = {n.buffer.data for n in walk(launch.body) if isinstance(n, Store) and n.buffer.scope() == GLOBAL}
 
     def stmt(self, s: Stmt) -> Stmt:
         """s where all roles come to it."""
@@ -75,13 +75,13 @@ class _Parts:
     def asks_first(self, s: If | For | While) -> bool:
         """Whether all threads ask memory in front of roles, which may store in it."""
         asked = (s.start, s.extent) if isinstance(s, For) else (s.cond,)
-        return any(isinstance(n, Load) and (n.buffer.scope_name in _SHARED or n.buffer.data in self.written)
+        return any(isinstance(n, Load) and (n.buffer.scope_name in SHARED or n.buffer.data in self.written)
                    for e in asked for n in walk(e)) and not any(map(self.divergence.divergent, asked)) and any(
                        isinstance(n, Call) and n.op == "in_warp_groups" for n in walk(s))
 
     def crosses(self, s: Store) -> bool:
         """Whether the value of a store is read from memory of all roles at another place, where another thread may store."""
-        return s.buffer.scope() in (*_SHARED, "global") and any(
+        return s.buffer.scope() in (*SHARED, GLOBAL) and any(
             isinstance(n, Load) and n.buffer.data is s.buffer.data
             and not (len(n.indices) == len(s.indices) and all(a.same(b) for a, b in zip(n.indices, s.indices)))
             for n in walk(s.value))
@@ -148,12 +148,12 @@ class _Parts:
             if known:
                 x = substitute(x, known)
             if isinstance(x, Bind):
-                kept = Buffer(x.var.name, (1,), x.var.dtype, "local.var", span=x.span)
+                kept = Buffer(x.var.name, (1,), x.var.dtype, VARIABLE, span=x.span)
                 known[x.var] = load(kept, (0,))
                 out.append(Alloc(kept, span=x.span))
                 x = Store(kept, (const(0),), x.value, span=x.span)
             if isinstance(x, Store) and self.crosses(x):
-                moved = Buffer(f"moved_{x.buffer.name}", (1,), x.value.dtype, "local.var", span=x.span)
+                moved = Buffer(f"moved_{x.buffer.name}", (1,), x.value.dtype, VARIABLE, span=x.span)
                 out += [Alloc(moved, span=x.span), If(pred, Store(moved, (const(0),), x.value, span=x.span), span=x.span)]
                 x = replace(x, value=load(moved, (0,)))
             if isinstance(x, If) and self.exchanges(x):
@@ -168,7 +168,7 @@ class _Parts:
 def _asked_first(s: If | For | While) -> Stmt:
     """s with its condition or bounds asked by a statement of its own; that of a while loop at the end of each way too."""
     if isinstance(s, While):
-        kept = Buffer("asked", (1,), s.cond.dtype, "local.var", span=s.span)
+        kept = Buffer("asked", (1,), s.cond.dtype, VARIABLE, span=s.span)
         ask = Store(kept, (const(0),), s.cond, span=s.span)
         again = replace(s, cond=load(kept, (0,)), body=seq(_before_continues(s.body, ask), ask, span=s.body.span))
         return seq(Alloc(kept, span=s.span), ask, again, span=s.span)
@@ -198,7 +198,7 @@ def _statements(s: Stmt) -> list[Stmt]:
 
 def _touched(s: Stmt) -> tuple[set[Var], set[Var]]:
     """(shared memory that a statement touches, that it stores in)."""
-    places = [n for n in walk(s) if isinstance(n, (Load, Store, AddressOf)) and n.buffer.scope_name in _SHARED]
+    places = [n for n in walk(s) if isinstance(n, (Load, Store, AddressOf)) and n.buffer.scope_name in SHARED]
     return {n.buffer.data for n in places}, {n.buffer.data for n in places if not isinstance(n, Load)}
 
 

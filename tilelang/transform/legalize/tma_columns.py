@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from tilelang.arith import divisible, known_divisor
-from tilelang.ir import Bind, Expr, Func, Region, replace, rewrite, walk, with_options
+from tilelang.ir import Bind, Expr, Func, Region, replace, rewrite, walk, with_options, GLOBAL
 from tilelang.ops import AtomicTile, Copy
 from tilelang.target.tensor_map import STRIDE_ALIGN
 
@@ -38,7 +38,7 @@ def tma_columns(func: Func, cx: PassContext) -> Func:
 def unaligned_columns(r: Any, facts: dict[Expr, int]) -> bool:
     """Whether a region of a global tensor may start at a column that is no multiple of 16 bytes.  facts: known divisors of
     variables."""
-    if not isinstance(r, Region) or r.buffer.scope_name != "global":
+    if not isinstance(r, Region) or r.buffer.scope_name != GLOBAL:
         return False
     unit = STRIDE_ALIGN * 8 // math.gcd(r.dtype.bits, STRIDE_ALIGN * 8)
     return not divisible(r.mins[-1], unit, facts)

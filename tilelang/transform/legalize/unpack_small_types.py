@@ -7,9 +7,9 @@ from typing import Any
 
 from tilelang.arith import Analyzer, known_divisor
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Binary, Buffer, Call, Cast, Const, Expr, Func, Load, Node, Parallel, Region, Shuffle,
-                         Stmt, Store, TileOp, Unary, Var, binary, call, cast, const, convert, dtype, fresh, load, replace,
-                         rewrite, select, walk)
+from tilelang.ir import (AddressOf, Binary, Buffer, Call, Cast, Const, Expr, Func, Load, Node, Parallel, Region, Shuffle, Stmt,
+                         Store, TileOp, Unary, Var, binary, call, cast, const, convert, dtype, fresh, load, replace, rewrite,
+                         select, walk, FRAGMENT, GLOBAL, PRIVATE)
 from tilelang.ops import Copy, Fill, Gemm, Transpose
 from tilelang.ops.pairing import iteration_space, lower_elementwise, matched_indices
 
@@ -54,7 +54,7 @@ class _Unpacking:
 
     def run(self) -> Func:
         for x in walk(self.func.body):
-            if isinstance(x, Buffer) and x.dtype.base in WIDE and not is_pair(x.dtype) and x.scope_name != "global":
+            if isinstance(x, Buffer) and x.dtype.base in WIDE and not is_pair(x.dtype) and x.scope_name != GLOBAL:
                 self.views[x.data] = x
         for x in walk(self.func.body):
             if isinstance(x, Buffer) and x.data in self.views and (x.dtype.base not in WIDE or is_pair(x.dtype)):
@@ -116,7 +116,7 @@ class _Unpacking:
                 raise error("small-type", f"`{b.name}` has elements of type {b.dtype}",
                             expected="scalar elements or float4_e2m1fnx2", found=str(b.dtype), span=b.span,
                             hint="use the scalar type; copies pack it")
-            if b.scope_name != "global":
+            if b.scope_name != GLOBAL:
                 got = replace(b, dtype=wide(b.dtype))
             else:
                 last = b.shape[-1] if b.shape else 1
@@ -131,7 +131,7 @@ class _Unpacking:
         return got
 
     def packed(self, b: Buffer) -> bool:
-        return b in self.narrow and b.scope_name == "global"
+        return b in self.narrow and b.scope_name == GLOBAL
 
     def load(self, x: Load) -> Expr:
         if x.buffer in self.pairs:
@@ -219,10 +219,10 @@ class _Unpacking:
     def packed_store(self, op: Copy, src: Buffer) -> Stmt:
         dst, narrow = op.dst.buffer, self.narrow[op.dst.buffer]
         extents, of_dst, of_src = iteration_space(op.dst, op.src)
-        whole = op.src.is_full or src.scope_name != "local.fragment"
+        whole = op.src.is_full or src.scope_name != FRAGMENT
         even = isinstance(extents[-1], int) and extents[-1] % 2 == 0 and of_dst[-1] == len(extents) - 1 and known_divisor(
             convert(op.dst.mins[-1]), {}, Analyzer()) % 2 == 0
-        if not whole or not even or src.scope_name in ("local", "local.var"):
+        if not whole or not even or src.scope_name in PRIVATE:
             raise error("small-type", f"a copy to `{dst.name}` ({narrow}) that does not surely store whole bytes",
                         expected="a copy of whole bytes", found="one that may start or end inside a byte", span=op.span,
                         hint="copy an even number of columns that starts at an even one, from a whole fragment or from shared "

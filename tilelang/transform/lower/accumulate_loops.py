@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import EMPTY, Bind, Buffer, Call, For, If, Load, Seq, Stmt, Store, Var, contains, replace, seq, walk
+from tilelang.ir import EMPTY, Bind, Buffer, Call, For, If, Load, Seq, Stmt, Store, Var, contains, replace, seq, walk, FRAGMENT
 from tilelang.layout.distinct import meets_several
 from tilelang.ops.distribute import index_values
 from tilelang.target.intrinsics import is_pure
@@ -30,7 +30,7 @@ _MOST_POINTS = 1 << 20  # whose elements are compared; in larger loops one threa
 
 def accumulates(s: Any) -> bool:
     """Whether s is `X[…] = f(X[…], …)` on a fragment."""
-    return isinstance(s, Store) and s.buffer.scope_name == "local.fragment" and any(_own(s, y) for y in walk(s.value))
+    return isinstance(s, Store) and s.buffer.scope_name == FRAGMENT and any(_own(s, y) for y in walk(s.value))
 
 
 def _own(s: Store, y: Any) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 
 from tilelang.ir import (Binary, Bind, Break, Buffer, Call, Cast, Const, Continue, Evaluate, Expr, Func, If, Launch, Load,
                          Parallel, Region, Seq, Stmt, Store, Unary, Var, const, inner, is_const, replace, rewrite,
-                         rewrite_launches, seq, statements, stmts_of, substitute, walk, with_options)
+                         rewrite_launches, seq, statements, stmts_of, substitute, walk, with_options, FRAGMENT)
 from tilelang.ir.record import state
 from tilelang.layout import THREAD, Fragment
 from tilelang.ops import Fill, Reduce, SumCopies
@@ -32,7 +32,7 @@ from ..analysis.divergence import Divergence
 from ..analysis.effects import Effect, effects, own_effects
 from ..framework.pass_ import TILE, PassContext, pass_
 
-FRAGMENT, WARP = "local.fragment", 32
+WARP = 32
 _SUMS = ("sum", "abssum")
 _Path = tuple[tuple[Stmt, int], ...]  # (statement around, index among those directly inside it), outermost first
 

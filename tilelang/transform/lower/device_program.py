@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Buffer, Call, Expr, Func, Launch, Stmt, Var, dtype, free_vars, rebuild, replace, walk,
-                         with_options, LaunchPlan, BufferFacts)
+                         with_options, LaunchPlan, BufferFacts, GLOBAL)
 from tilelang.ir.record import record
 from tilelang.ir.stmt import For, If, Seq, While
 from tilelang.target.tensor_map import TensorMap, tensor_maps_of
@@ -117,7 +117,7 @@ def _kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
     outer: dict[Var, Buffer] = {}
     written: set[Var] = set()
     for e in effects(launch.body):
-        if e.buffer not in own and e.buffer.scope_name == "global" and e.storage not in computed:
+        if e.buffer not in own and e.buffer.scope_name == GLOBAL and e.storage not in computed:
             outer.setdefault(e.storage, e.buffer)
             if e.writes:
                 written.add(e.storage)
@@ -126,7 +126,7 @@ def _kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
     buffers = (*declared, *extra)
     bound = {*launch.block_vars, *launch.thread_vars}
     scalars = free_vars(launch.body) - bound - computed - {b.data for b in buffers} - {b.data for b in own}
-    workspaces = tuple(sorted((b for b in own if b.scope_name == "global"), key=lambda b: b.name))
+    workspaces = tuple(sorted((b for b in own if b.scope_name == GLOBAL), key=lambda b: b.name))
     for b in (*buffers, *workspaces):
         for d in (*b.shape, *(b.strides_ or ()), b.offset):
             if isinstance(d, Expr):

@@ -16,7 +16,7 @@ from typing import Any
 from tilelang import errors
 from tilelang.arith import known_divisor
 from tilelang.ir import (EMPTY, AddressOf, Bind, Buffer, Const, Expr, For, If, Load, Node, Seq, Stmt, Store, Var, While, binary,
-                         cast, const, fresh, load, seq, substitute, unary, walk, LoopPlan)
+                         cast, const, fresh, load, seq, substitute, unary, walk, LoopPlan, FRAGMENT, GLOBAL)
 from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, private
 
 from ..analysis.atomic_order import as_iterations
@@ -90,7 +90,7 @@ def _shared_out(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: 
 def _rereads_staged(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt) -> bool:
     """Whether the loop reads and writes a fragment that this distribution makes it go to shared memory for.  Threads that
     run an iteration together would not see what the one of them that stores has stored."""
-    found = [(x, inner) for x, inner in accesses(body) if x.buffer.scope_name == "local.fragment"]
+    found = [(x, inner) for x, inner in accesses(body) if x.buffer.scope_name == FRAGMENT]
     both = {x.buffer for x, _ in found if isinstance(x, Load)} & {x.buffer for x, _ in found if not isinstance(x, Load)}
     loop = Loop(vars, dist, Grid(dist, vars, lw.thread) if dist.is_static and vars else None)
     for x, inner in found:
@@ -208,7 +208,7 @@ def _whole_vector_inside(lw: Any, loop: Loop, body: Stmt) -> Expr | None:
     seen: set[Any] = set()
     assert loop.lane_var is not None, "only a loop over lanes has vectors"
     for x, _ in accesses(body):
-        if x.buffer.scope_name != "global" or stride_along(x.indices[-1], loop.lane_var, lw.analyzer) != 1:
+        if x.buffer.scope_name != GLOBAL or stride_along(x.indices[-1], loop.lane_var, lw.analyzer) != 1:
             continue
         last = lw.analyzer.simplify(at_lane(loop, x.indices[-1:], loop.dist.lanes[1] - 1)[0])  # type: ignore[index]
         cond = binary("lt", last, x.buffer.shape[-1])
@@ -240,7 +240,7 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[li
     need: dict[Buffer, Touch] = {}
     stored: dict[Buffer, bool] = {}
     for x, inner in accesses(body):
-        if x.buffer.scope_name != "local.fragment":
+        if x.buffer.scope_name != FRAGMENT:
             continue
         loop.inner = inner
         writes = not isinstance(x, Load)

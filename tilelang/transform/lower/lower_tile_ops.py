@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (Alloc, Bind, Break, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Parallel, Seq,
-                         Stmt, Store, TileOp, Var, While, binary, call, cast, const, dtype, fresh, contains, rebuild, replace,
-                         seq, walk, with_options)
+from tilelang.ir import (Alloc, Bind, Break, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Parallel, Seq, Stmt,
+                         Store, TileOp, Var, While, binary, call, cast, const, dtype, fresh, contains, rebuild, replace, seq,
+                         walk, with_options, FRAGMENT, SHARED)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.ops.distribute import Distribution
 from tilelang.ops.tma_store import PANEL
@@ -211,13 +211,13 @@ class Lowering(LoweredAccesses):
 
     def _alloc(self, s: Alloc) -> Stmt:
         scope = s.buffer.scope_name
-        if scope == "local.fragment":
+        if scope == FRAGMENT:
             local = self.local_of(s.buffer)
             r = fresh("r")
             zeros = For(r, const(0), const(int(local.shape[0])), "unroll",
                         Store(local, (r,), cast(const(0), local.dtype))) if s.buffer.data in self.padded else None
             return seq(replace(s, buffer=local), zeros)
-        if scope in ("shared", "shared.dyn"):
+        if scope in SHARED:
             return replace(s, buffer=self.shared_of(s.buffer))
         return s if s.init is None else replace(s, init=self.expr(s.init))
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, If, Load, Select, Shuffle, Stmt, Store, Var,
-                         binary, cast, const, fresh, load, rebuild, replace, seq, with_options)
+                         binary, cast, const, fresh, load, rebuild, replace, seq, with_options, DYNAMIC, FRAGMENT, GLOBAL,
+                         STATIC)
 from tilelang.ops.distribute import conjunction
 
 from ..analysis.guards import tile_indices, vector_lanes_of
@@ -44,7 +45,7 @@ class LoweredAccesses(LoweredBuffers):
                 return copied
         value = self.expr(s.value)
         scope = s.buffer.scope_name
-        if scope == "local.fragment":
+        if scope == FRAGMENT:
             buffer, at = self.fragment(s.buffer, s.indices, True, s.span)
             out: Stmt = Store(buffer, at, value, span=s.span)
             if loop is not None and s.buffer in loop.staged and loop.dist.first is not None:
@@ -60,7 +61,7 @@ class LoweredAccesses(LoweredBuffers):
             return seq(Bind(wide, value, span=s.span), *stores)
         guard = None if vector_lanes_of(s.indices) else self.guard(s.buffer, s.indices)
         buffer, at = self.physical(s.buffer, self.exprs(s.indices))
-        if loop is not None and scope in ("global", "shared", "shared.dyn"):
+        if loop is not None and scope in (GLOBAL, STATIC, DYNAMIC):
             guard = conjunction(loop.dist.first, guard)
         out = Store(buffer, at, value, span=s.span)
         return out if guard is None else If(guard, out, span=s.span)
@@ -68,7 +69,7 @@ class LoweredAccesses(LoweredBuffers):
     def evaluate(self, s: Evaluate) -> Stmt:
         out: Stmt = replace(s, call=self._call(s.call))
         if s.call.op in ("wgmma_pin", "wgmma_hold") and isinstance(s.call.args[0], AddressOf) and \
-                s.call.args[0].buffer.scope_name == "local.fragment":
+                s.call.args[0].buffer.scope_name == FRAGMENT:
             count = int(self.local_of(s.call.args[0].buffer).shape[0])
             out = replace(s, call=with_options(self._call(s.call), count=count))
         guard = self._atomic_guard(s.call)
@@ -97,7 +98,7 @@ class LoweredAccesses(LoweredBuffers):
         if isinstance(e, Load):
             return self._load(e)
         if isinstance(e, AddressOf):
-            if e.buffer.scope_name == "local.fragment":  # the registers that hold it (wgmma_pin, wgmma_hold)
+            if e.buffer.scope_name == FRAGMENT:  # the registers that hold it (wgmma_pin, wgmma_hold)
                 return AddressOf(self.local_of(e.buffer), (const(0),), e.dtype, span=e.span)
             buffer, at = self.physical(e.buffer, self.exprs(e.indices))
             return AddressOf(buffer, at, e.dtype, span=e.span)
@@ -124,7 +125,7 @@ class LoweredAccesses(LoweredBuffers):
                 (tmp, share), lane = moved, loop.dist.lanes[0]  # type: ignore[index]
                 return load(tmp, (lane if share == 1 else binary("floordiv", lane, const(share)),), span=e.span)
         scope = e.buffer.scope_name
-        if scope == "local.fragment":
+        if scope == FRAGMENT:
             buffer, at = self.fragment(e.buffer, e.indices, False, e.span)
             return Load(buffer, at, e.dtype, span=e.span)
         pieces = self._pieces(e.buffer, e.indices)

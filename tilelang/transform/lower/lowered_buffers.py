@@ -8,7 +8,7 @@ from typing import Any
 from tilelang import errors
 from tilelang.arith import Analyzer, known_divisor
 from tilelang.ir import (Alloc, Buffer, Call, Expr, Func, Launch, Load, Ramp, Stmt, Var, cast, const, contains, convert, dtype,
-                         fresh, seq, substitute, walk, with_options, BufferFacts)
+                         fresh, seq, substitute, walk, with_options, BufferFacts, DYNAMIC, FRAGMENT, GLOBAL, LOCAL, SHARED)
 from tilelang.layout import RowMajor, linear_layout, swizzled_layout
 from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.distribute import conjunction
@@ -27,7 +27,6 @@ from ..legalize.raw_hopper import alignment_by_hand
 from .tma_stores import TmaStores
 from ..analysis.vectorize import Widths
 
-SHARED = ("shared", "shared.dyn")
 GROUP = 128  # threads of a warp group
 
 
@@ -102,7 +101,7 @@ class LoweredBuffers:
         got = self.lowered.get(buffer)
         if got is None:
             frag = self.layout_of(buffer)
-            got = Buffer(buffer.name, (frag.registers,), buffer.dtype, "local", data=buffer.data, facts=buffer.facts,
+            got = Buffer(buffer.name, (frag.registers,), buffer.dtype, LOCAL, data=buffer.data, facts=buffer.facts,
                          span=buffer.span)
             self.lowered[buffer] = got
         return got
@@ -122,7 +121,7 @@ class LoweredBuffers:
         return got
 
     def physical(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]]:
-        if buffer.scope_name in ("shared", "shared.dyn"):
+        if buffer.scope_name in SHARED:
             if self.loop is not None and self.loop.values:
                 # The offset shows its invariant parts only in terms of the thread and the loops.
                 indices = tuple(substitute(i, self.loop.values) for i in indices)
@@ -134,24 +133,24 @@ class LoweredBuffers:
                 return self.shared_of(buffer), (Ramp(first, one, last.lanes, first.dtype.with_lanes(last.lanes)),)
             at = self.layout_of(buffer).offset(indices)
             return self.shared_of(buffer), (self.analyzer.simplify(at) if isinstance(at, Expr) else const(int(at)),)
-        if buffer.scope_name == "local.fragment":
+        if buffer.scope_name == FRAGMENT:
             return self.fragment(buffer, indices, False)
         return buffer, indices
 
     def new_local(self, name: str, size: int, dt: Any) -> Buffer:
-        out = Buffer(name, (size,), dtype(dt), "local", facts=BufferFacts(align=16))
+        out = Buffer(name, (size,), dtype(dt), LOCAL, facts=BufferFacts(align=16))
         self.allocs.append(out)
         return out
 
     def new_fragment(self, name: str, layout: Any, dt: Any) -> Buffer:
         """A fresh fragment of that layout, allocated around the op."""
-        out = Buffer(name, layout.shape, dtype(dt), "local.fragment")
+        out = Buffer(name, layout.shape, dtype(dt), FRAGMENT)
         self.layouts[out] = layout
         self.allocs.append(self.local_of(out))
         return out
 
     def new_shared(self, name: str, shape: tuple[int, ...], dt: Any, layout: Any = None) -> Buffer:
-        out = Buffer(name, shape, dtype(dt), "shared.dyn")
+        out = Buffer(name, shape, dtype(dt), DYNAMIC)
         dims = tuple(int(n) for n in shape)
         # A warp of an accumulator stores 8 rows of 4 lanes, two elements each: 16 or (4-byte elements) 32 bytes a row.
         chunk = 32 if out.dtype.bits == 32 else 16
@@ -172,7 +171,7 @@ class LoweredBuffers:
         key = (self.role, shape, dtype(dt))
         got = self.exchanges.get(key)
         if got is None:
-            got = self.exchanges[key] = Buffer("exchange", shape, dtype(dt), "shared.dyn")
+            got = self.exchanges[key] = Buffer("exchange", shape, dtype(dt), DYNAMIC)
             self.layouts[got] = linear_layout(tuple(int(n) for n in shape))
         return got
 
@@ -241,7 +240,7 @@ class LoweredBuffers:
         return None if cond is None else self.expr(cond)
 
     def _tile_guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int, inside: bool) -> Expr | None:
-        if buffer.scope_name != "global" or not self.guarded:
+        if buffer.scope_name != GLOBAL or not self.guarded:
             return None
         if width > 1 and (inside or known_divisor(buffer.shape[-1], self.divisors, self.analyzer) % width):
             # Widths gave this width because it proved the last dimension's upper end, or a run-time test does.  A vector

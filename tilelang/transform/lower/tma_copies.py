@@ -19,7 +19,7 @@ from tilelang.arith import Analyzer
 from tilelang.arith.simplify import extent_bounds
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Region, Seq,
                          Stmt, Store, While, binary, call, const, dtype, is_const, load, replace, rewrite_launches, seq,
-                         stmts_of, walk, with_options, BufferFacts)
+                         stmts_of, walk, with_options, BufferFacts, BARRIER, GLOBAL, SHARED, VARIABLE)
 from tilelang.layout import linear_layout
 from tilelang.ops import AtomicTile, Copy, Transpose
 from tilelang.ops.bulk import as_boxes, bulk_bytes, run_unsupported
@@ -33,7 +33,6 @@ from ..framework.pass_ import TILE, PassContext, pass_
 from .tma_stores import TmaStores, asks_for_tma
 from ..analysis.vectorize import stride_along
 
-SHARED = ("shared", "shared.dyn")
 GROUP, WARP = 128, 32
 SMALLEST = 2048  # bytes of a tile: below, threads are as quick themselves
 
@@ -58,7 +57,7 @@ class _Copies:
         self.launch, self.thread, self.on = launch, launch.thread_vars[0], on
         self.stores = TmaStores(launch, True, 0, strides)
         self.effects = list(effects(launch.body))
-        self.written = {e.storage for e in self.effects if e.writes and e.buffer.scope_name == "global"}
+        self.written = {e.storage for e in self.effects if e.writes and e.buffer.scope_name == GLOBAL}
         self.pointers = {a.buffer.data for x in walk(launch.body, Call) if not x.op.startswith("mbarrier")
                          for a in x.args if isinstance(a, AddressOf)}
         shared = {x.buffer for x in walk(launch.body, Alloc) if x.buffer.scope_name in SHARED}
@@ -164,7 +163,7 @@ class _Copies:
 
     def _is_load(self, c: Copy) -> bool:
         """Whether a copy can be a load by TMA; the report says why a larger one cannot."""
-        if not self.on or c.plan.tma or c.plan.bulk or c.plan.async_group or c.src.buffer.scope_name != "global" or \
+        if not self.on or c.plan.tma or c.plan.bulk or c.plan.async_group or c.src.buffer.scope_name != GLOBAL or \
                 c.dst.buffer.scope_name not in SHARED:
             return False
         if _bytes(c.dst) < SMALLEST:
@@ -225,7 +224,7 @@ class _Copies:
         """Copies that one thread asks for together, and all wait for."""
         if not run:
             return []
-        bar = Buffer("_".join(c.dst.buffer.name for c in run) + "_ready", (1,), dtype("uint64"), "shared.barrier",
+        bar = Buffer("_".join(c.dst.buffer.name for c in run) + "_ready", (1,), dtype("uint64"), BARRIER,
                      facts=BufferFacts(arrive=(1,)))
         at = AddressOf(bar, (const(0),))
         self.setup.append(Alloc(bar))
@@ -236,7 +235,7 @@ class _Copies:
         out: list[Stmt] = [self._one(seq(*asks))]
         if not self.stores.loops:
             return [*out, _do("mbarrier_wait", at, const(0, "uint32"))]
-        phase = Buffer("phase", (1,), dtype("uint32"), "local.var")
+        phase = Buffer("phase", (1,), dtype("uint32"), VARIABLE)
         self.setup.append(Alloc(phase, const(0, "uint32")))
         now = load(phase, (const(0),))
         return [*out, _do("mbarrier_wait", at, now),
@@ -247,7 +246,7 @@ class _Copies:
     def _is_store(self, c: Copy | AtomicTile) -> bool:
         """Whether a copy from shared to global memory, or the sum of a shared tile, can be made by TMA."""
         src = source(c)
-        if src is None or src.buffer.scope_name not in SHARED or c.dst.buffer.scope_name != "global" or c.plan.tma or \
+        if src is None or src.buffer.scope_name not in SHARED or c.dst.buffer.scope_name != GLOBAL or c.plan.tma or \
                 c.plan.bulk:
             return False
         asked = c.plan.use_tma

@@ -16,7 +16,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (Alloc, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, While, binary, call, const,
-                         dtype, seq, walk, BufferFacts)
+                         dtype, seq, walk, BufferFacts, DYNAMIC, GLOBAL)
 from tilelang.ops import Copy
 from tilelang.ops.atomic import AtomicTile
 from tilelang.ops.tma_store import PANEL, ROWS_OF_STEP, uses_group_barriers
@@ -93,7 +93,7 @@ class TmaStores:
     @property
     def alone(self) -> bool:
         """Whether the launch has one copy or atomic to global memory only."""
-        return sum(x.dst.buffer.scope_name == "global" for x in walk(self.launch.body, Copy, AtomicTile)) == 1
+        return sum(x.dst.buffer.scope_name == GLOBAL for x in walk(self.launch.body, Copy, AtomicTile)) == 1
 
     def again(self, dst: Region) -> bool:
         """Whether the loops around may come to the same elements a second time."""
@@ -129,7 +129,7 @@ class TmaStores:
         key = (self.first_group, groups, panels, dt)
         got = self.stages.get(key)
         if got is None:
-            got = Buffer("staging", (panels * ROWS_OF_STEP * self.width * 8 // dt.bits,), dt, "shared.dyn",
+            got = Buffer("staging", (panels * ROWS_OF_STEP * self.width * 8 // dt.bits,), dt, DYNAMIC,
                          facts=BufferFacts(align=1024, ordered=True))
             self.stages[key] = got
         return got

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.arith import known_divisor
-from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Broadcast, Buffer, Call, Const, Continue, Evaluate,
-                         Expr, For, If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, binary, call, cast,
-                         const, fresh, contains, load, replace, seq, substitute, walk)
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Broadcast, Buffer, Call, Const, Continue, Evaluate, Expr, For,
+                         If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, binary, call, cast, const, fresh, contains,
+                         load, replace, seq, substitute, walk, FRAGMENT, GLOBAL, PRIVATE)
 from tilelang.ops.distribute import conjunction
 
 from ..analysis.distributed_loop import Loop, depends, in_order, is_memory
@@ -77,7 +77,7 @@ def _for_all(lw: Any, loop: Loop, cond: Expr) -> Expr | None:
 def _splits(s: Stmt) -> bool:
     """Whether a statement may be run for all lanes before the next one: no private state crosses statements."""
     return not any(isinstance(x, (Bind, Alloc, Evaluate, While, Break)) or
-                   (isinstance(x, Store) and x.buffer.scope_name in ("local", "local.var")) for x in walk(s))
+                   (isinstance(x, Store) and x.buffer.scope_name in PRIVATE) for x in walk(s))
 
 
 def _shared_by_lanes(s: Seq, var: Var) -> bool:
@@ -92,7 +92,7 @@ def _shared_by_lanes(s: Seq, var: Var) -> bool:
 
 
 def _has_fragment_load(e: Node) -> bool:
-    return any(x.buffer.scope_name == "local.fragment" for x in walk(e, Load))
+    return any(x.buffer.scope_name == FRAGMENT for x in walk(e, Load))
 
 
 def _leaf(lw: Any, loop: Loop, s: Stmt) -> Stmt:
@@ -267,7 +267,7 @@ def _vector_statement(lw: Any, loop: Loop, s: Stmt) -> Stmt | None:
             if copied is not None:
                 return copied
         return seq(*[_put(lw, loop, s, at, w, _vector_load(lw, loop, value, at, w)) for at in range(0, width, w)])
-    if isinstance(value, Load) and value.buffer.scope_name == "local.fragment" and value.buffer.dtype == s.buffer.dtype:
+    if isinstance(value, Load) and value.buffer.scope_name == FRAGMENT and value.buffer.dtype == s.buffer.dtype:
         reg = _fragment_run(lw, loop, value.buffer, value.indices, False)
         if reg is None or s.buffer.data is value.buffer.data:
             return None
@@ -287,7 +287,7 @@ def _vector_target(lw: Any, loop: Loop, s: Store) -> int:
     """Vector width of the destination of a store (1: none)."""
     if is_memory(s.buffer):
         return _width(lw, loop, s)
-    if s.buffer.scope_name != "local.fragment" or s.buffer in loop.staged:
+    if s.buffer.scope_name != FRAGMENT or s.buffer in loop.staged:
         return 1
     run = _fragment_run(lw, loop, s.buffer, s.indices, True)
     bits = s.buffer.dtype.bits
@@ -310,7 +310,7 @@ def _fragment_run(lw: Any, loop: Loop, buffer: Buffer, indices: tuple[Expr, ...]
 
 
 def _put(lw: Any, loop: Loop, s: Store, at: int, w: int, value: Expr) -> Stmt:
-    if s.buffer.scope_name == "local.fragment":
+    if s.buffer.scope_name == FRAGMENT:
         run = _fragment_run(lw, loop, s.buffer, s.indices, True)
         return Store(lw.local_of(s.buffer), (_ramp(run[0] + at, w),), value, span=s.span)  # type: ignore[index]
     return _vector_store(lw, loop, s, at, w, value)
@@ -318,7 +318,7 @@ def _put(lw: Any, loop: Loop, s: Store, at: int, w: int, value: Expr) -> Stmt:
 
 def _async_copy(lw: Any, loop: Loop, s: Store, value: Load, w: int) -> Stmt | None:
     """cp.async of each run, zero-filled where the source is out of range; None when the width has none."""
-    if w * s.buffer.dtype.bytes not in (4, 8, 16) or value.buffer.scope_name != "global" or \
+    if w * s.buffer.dtype.bytes not in (4, 8, 16) or value.buffer.scope_name != GLOBAL or \
             not s.buffer.scope_name.startswith("shared") or lw.has_safe_value(value.buffer):
         return None
     width = loop.dist.lanes[1] if loop.dist.lanes else 1
@@ -345,7 +345,7 @@ def scalar_async(lw: Any, loop: Loop, s: Store) -> Stmt | None:
     """An element copied by cp.async (4- and 8-byte elements); None where it must be a load and a store."""
     value = s.value
     if not loop.is_async or not isinstance(value, Load) or value.buffer.dtype != s.buffer.dtype or \
-            s.buffer.dtype.bytes not in (4, 8) or value.buffer.scope_name != "global" or \
+            s.buffer.dtype.bytes not in (4, 8) or value.buffer.scope_name != GLOBAL or \
             not s.buffer.scope_name.startswith("shared") or lw.has_safe_value(value.buffer):
         return None
     dst, dst_at = lw.physical(s.buffer, lw.exprs(s.indices))

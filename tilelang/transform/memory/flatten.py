@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Buffer, Const, Expr, For, Func, Load, Node, Ramp, Store, const, is_const, load,
-                         replace, rewrite)
+                         replace, rewrite, PRIVATE)
 
 from ..framework.pass_ import SYNCED, PassContext, pass_
 
-_PRIVATE = ("local", "local.var")
 
 
 @pass_(needs=SYNCED)
@@ -46,7 +45,7 @@ def flatten(func: Func, cx: PassContext) -> Func:
         if isinstance(x, For) and x.kind == "vectorized":
             return replace(x, kind="unroll" if isinstance(x.extent, Const) else "serial")
         b = getattr(x, "buffer", None)
-        if not isinstance(b, Buffer) or b.scope_name not in _PRIVATE or len(b.shape) == 1:
+        if not isinstance(b, Buffer) or b.scope_name not in PRIVATE or len(b.shape) == 1:
             return None
         match x:
             case Alloc():

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (Alloc, Buffer, Call, Evaluate, Func, Launch, Seq, Stmt, Var, call, replace, rewrite_launches, seq,
-                         statements, stmts_of, walk, with_options)
+                         statements, stmts_of, walk, with_options, BARRIER, SHARED)
 from tilelang.ir.record import state
 
 from ..framework.config import PassConfigKey
@@ -17,8 +17,6 @@ from ..analysis.statements import barrier, barrier_in
 register("shared-memory", ValueError, "the shared buffers of a kernel exceed what the target has per block",
          expected="what a block of the target has")
 
-SHARED = ("shared", "shared.dyn")
-BARRIER = "shared.barrier"  # never shares its space: a barrier lives as long as the block
 PROXY_CALLS = frozenset(("wgmma_descriptor", "tma_load", "tma_store", "tma_reduce_add", "bulk_load", "bulk_store"))
 ALIGN = 128  # bytes: one row of the 32 banks, which swizzled layouts count from
 

@@ -27,7 +27,7 @@ from copy import copy
 from typing import Any
 
 from tilelang.ir import (AddressOf, Buffer, Call, Const, Evaluate, Func, Launch, Stmt, Var, inner, rebuild, rewrite_launches,
-                         seq, with_options)
+                         seq, with_options, LOCAL)
 from tilelang.ir import replace as replaced
 from tilelang.ir.record import record
 from tilelang.target.wgmma import WGMMA_ROWS
@@ -104,7 +104,7 @@ def _named(every: Iterable[Effect]) -> tuple[dict[Var, Buffer], set[Var]]:
     found: dict[Var, Buffer] = {}
     refused: set[Var] = set()
     for e in every:
-        if not isinstance(e.node, Call) or e.node.op not in ("wgmma", "wgmma_pin") or e.buffer.scope_name != "local":
+        if not isinstance(e.node, Call) or e.node.op not in ("wgmma", "wgmma_pin") or e.buffer.scope_name != LOCAL:
             continue
         b = e.buffer
         whole = len(b.shape) == 1 and b.is_static and b.size * b.dtype.bits % 32 == 0

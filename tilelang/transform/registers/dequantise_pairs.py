@@ -14,8 +14,8 @@ from typing import Any
 
 from tilelang.arith import LaunchFacts, flat_index
 from tilelang.ir import (Alloc, Bind, Binary, Broadcast, Call, Cast, Const, Expr, For, Func, Launch, Load, Ramp, Stmt, Store,
-                         Var, call, const, dtype, free_vars, is_const, rebuild, replace, rewrite_launches, stmts_of,
-                         substitute, walk)
+                         Var, call, const, dtype, free_vars, is_const, rebuild, replace, rewrite_launches, stmts_of, substitute,
+                         walk, LOCAL)
 from tilelang.ir.record import record
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
@@ -83,7 +83,7 @@ class _Pairs:
                 not all(isinstance(x, Bind) for x in bound):
             return None
         b, facts = store.buffer, self.facts.analyzer
-        if b.dtype.base != "float16" or b.dtype.lanes > 1 or b.scope_name != "local" or len(store.indices) != 1 or \
+        if b.dtype.base != "float16" or b.dtype.lanes > 1 or b.scope_name != LOCAL or len(store.indices) != 1 or \
                 self.types.get(b.data) != b.dtype:
             return None
         inline: dict[Any, Any] = {}

@@ -17,15 +17,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Alloc, Const, Evaluate, Expr, For, Func, If, Launch, Ramp, Seq, Stmt, Var, replace,
-                         rewrite_launches, rewrite_stmts, seq, statements)
+from tilelang.ir import (Alloc, Const, Evaluate, Expr, For, Func, If, Launch, Ramp, Seq, Stmt, Var, replace, rewrite_launches,
+                         rewrite_stmts, seq, statements, LOCAL)
 from tilelang.ir.expr import Call
 from tilelang.ir.record import record
 
 from ..analysis.effects import Effect, effects
 from ..framework.pass_ import DEVICE, PassContext, pass_
 
-_LOCAL = "local"
 # Of what stands between a product and the stores: what they may be moved in front of, the start of another one included.
 _PASSED = frozenset(("wgmma_wait", "wgmma_pin", "sync_warp", "mbarrier_arrive", "wgmma_fence", "wgmma", "wgmma_commit",
                      "wgmma_descriptor"))
@@ -131,7 +130,7 @@ def _begins(s: Stmt) -> bool:
 
 def _may_be_passed(s: Stmt) -> bool:
     return all(x in _PASSED for x in _ops(s)) and all(
-        e.buffer.scope_name == _LOCAL or isinstance(e.node, Call) and e.node.op in _PASSED for e in effects(s))
+        e.buffer.scope_name == LOCAL or isinstance(e.node, Call) and e.node.op in _PASSED for e in effects(s))
 
 
 def _op(s: Stmt) -> str:
@@ -154,7 +153,7 @@ def _accesses(s: Stmt) -> Iterator[_Access]:
 
 def _span(e: Effect, analyzer: Analyzer) -> tuple[int, int] | None:
     """The elements of a register array that an access may be of; None: any of them."""
-    if e.buffer.scope_name != _LOCAL or isinstance(e.node, Call) or e.indices is None or len(e.indices) != 1:
+    if e.buffer.scope_name != LOCAL or isinstance(e.node, Call) or e.indices is None or len(e.indices) != 1:
         return None
     at: Any = e.indices[0]
     last: Expr = at

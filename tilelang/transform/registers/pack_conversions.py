@@ -17,9 +17,8 @@ from typing import Any
 
 from tilelang.arith import LaunchFacts, flat_index, vector_base
 from tilelang.ir import (Alloc, Bind, Buffer, Call, Cast, Const, Expr, For, Func, Launch, Load, Ramp, Stmt, Store, Var, call,
-                         const,
-                         free_vars, is_const, rebuild, replace, rewrite, rewrite_launches, seq, stmts_of, substitute,
-                         walk)
+                         const, free_vars, is_const, rebuild, replace, rewrite, rewrite_launches, seq, stmts_of, substitute,
+                         walk, LOCAL)
 from tilelang.target.register_forms import Form, form_of, packed_source, sum_form
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
@@ -130,7 +129,7 @@ class _Conversions:
         if not isinstance(v, Cast) or not isinstance(v.value, Load) or v.dtype.base not in _COUNTING or \
                 v.value.dtype.base != "float32":
             return False
-        return all(b.scope_name == "local" and self._is_declared(b) for b in (s.buffer, v.value.buffer))
+        return all(b.scope_name == LOCAL and self._is_declared(b) for b in (s.buffer, v.value.buffer))
 
     def _is_declared(self, b: Buffer) -> bool:
         return self.types.get(b.data) == b.dtype

@@ -23,7 +23,7 @@ from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Buffer, Call, Evaluate, Expr, For, Func, Launch, Parallel, Seq, Stmt, Store, Var, call,
                          const, dtype, free_vars, fresh, load, rebuild, replace, rewrite, rewrite_launches, seq, stmts_of,
-                         substitute, walk, with_options)
+                         substitute, walk, with_options, VARIABLE)
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
 
@@ -91,7 +91,7 @@ def descriptors_ahead(s: For) -> tuple[list[tuple[Buffer, Expr]], For]:
                     return [], s  # it would use what the next iteration needs
                 for d in e.args[1:3]:
                     if _is_descriptor(d) and s.var in free_vars(d) and not free_vars(d) & inside:
-                        found.setdefault(_base(d), Buffer("descriptor", (1,), dtype("uint64"), "local.var"))
+                        found.setdefault(_base(d), Buffer("descriptor", (1,), dtype("uint64"), VARIABLE))
     if last is None or not found or len(found) > MAX_DESCRIPTORS:
         return [], s
 

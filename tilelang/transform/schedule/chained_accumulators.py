@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, If, Load, Region, Stmt, Store, Var, binary, const, convert,
-                         free_vars, is_const, load, replace, seq, stmts_of, substitute, used_vars, walk, with_options)
+                         free_vars, is_const, load, replace, seq, stmts_of, substitute, used_vars, walk, with_options, FRAGMENT,
+                         VARIABLE)
 from tilelang.ir.record import record
 from tilelang.ops import Copy, Gemm
 
@@ -35,7 +36,6 @@ from .rings import WarpRoleLoop, pin
 from ..analysis.row_factors import row_factors
 from ..analysis.pipeline_schedule import needed_binds
 
-FRAGMENT = "local.fragment"
 _SERIAL = {"num_stages": None, "order": None, "stage": None, "group": None}
 
 
@@ -261,7 +261,7 @@ def _used(stmts: Iterable[Stmt]) -> set[Any]:
 
 
 def _variable(name: str, s: Bind) -> Buffer:
-    return Buffer(name, (1,), s.var.dtype, "local.var", span=s.span)
+    return Buffer(name, (1,), s.var.dtype, VARIABLE, span=s.span)
 
 
 def _copy(b: Buffer, what: str) -> Buffer:

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Binary, Buffer, Call, Const, Expr, For, If, Load, Select, Stmt, Store, Var,
-                         binary, cast, const, fresh, contains, logical, rebuild, replace, seq, substitute, walk)
+from tilelang.ir import (Alloc, Bind, Binary, Buffer, Call, Const, Expr, For, If, Load, Select, Stmt, Store, Var, binary, cast,
+                         const, fresh, contains, logical, rebuild, replace, seq, substitute, walk, LOCAL)
 from tilelang.ir.record import record
 
 from ..analysis.effects import effects
@@ -48,7 +48,7 @@ def rescale_lazily(body: list[Stmt], scaled: int, place: int, factor: Buffer) ->
     var, store = definition
     exponent = store.value.args[0]  # type: ignore[attr-defined]
     sources = {x.buffer.data: x.buffer for x in walk(exponent, Load)}
-    if any(b.scope_name != "local" for b in sources.values()) or contains(exponent, Call) or \
+    if any(b.scope_name != LOCAL for b in sources.values()) or contains(exponent, Call) or \
             any(_writes(s, b) for s in body[made[0] + 1:scaled] for b in sources.values()) or \
             not any(_stays(s, list(sources.values())) for s in body[:made[0]]):
         return None
@@ -79,7 +79,7 @@ def _row_loop(s: Stmt) -> tuple[Var, Store] | None:
     if not isinstance(s, For) or not isinstance(s.body, Store) or not isinstance(s.extent, Const):
         return None
     to = s.body
-    whole = to.buffer.scope_name == "local" and len(to.indices) == 1 and to.indices[0] is s.var and to.buffer.is_static and \
+    whole = to.buffer.scope_name == LOCAL and len(to.indices) == 1 and to.indices[0] is s.var and to.buffer.is_static and \
         s.extent.value == to.buffer.size
     return (s.var, to) if whole else None
 

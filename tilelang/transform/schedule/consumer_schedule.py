@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tilelang.ir import (Buffer, Expr, If, Stmt, binary, const, convert, is_const, replace, seq, stmts_of,
-                         substitute, walk, with_options)
+from tilelang.ir import (Buffer, Expr, If, Stmt, binary, const, convert, is_const, replace, seq, stmts_of, substitute, walk,
+                         with_options, FRAGMENT)
 from tilelang.ops import Gemm, Reduce
 
 from ..legalize.hopper_features import hopper
-from .overlap_gemms import FRAGMENT, Pair, two_gemms
+from .overlap_gemms import Pair, two_gemms
 from .chained_accumulators import Chain, chained, accumulator_chain
 from ..analysis.statements import rename
 from ..analysis.statements import do

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, If, Stmt, Var, binary, const, convert, free_vars, fresh,
-                         is_const, logical, replace, seq, stmts_of, substitute, with_options)
+                         is_const, logical, replace, seq, stmts_of, substitute, with_options, FRAGMENT)
 from tilelang.ir.record import record
 from tilelang.ops import Gemm
 from tilelang.target.machine import REGISTERS
@@ -29,7 +29,6 @@ from ..analysis.statements import do
 from .rings import GROUP, WarpRoleLoop, pin
 from .pingpong_barriers import signal_next_group, uses_ping_pong, wait_for_own_group
 
-FRAGMENT = "local.fragment"
 TURN = 4  # iterations of a turn
 
 

@@ -18,8 +18,8 @@ nobody knows: such launches stay as they are.
 
 from __future__ import annotations
 
-from tilelang.ir import (Alloc, Bind, Call, Evaluate, Func, Launch, Load, Stmt, Store, contains, replace, rewrite_launches,
-                         seq, stmts_of, walk, with_options)
+from tilelang.ir import (Alloc, Bind, Call, Evaluate, Func, Launch, Load, Stmt, Store, contains, replace, rewrite_launches, seq,
+                         stmts_of, walk, with_options, GLOBAL)
 
 from ..legalize.aliasing import parameter_names
 from ..framework.config import PassConfigKey
@@ -70,7 +70,7 @@ def ordered(launch: Launch) -> bool:
     """Whether no access of global memory can be moved in front of pdl_sync."""
     return not _runs_foreign_code(launch) and all(isinstance(e.node, Store) or isinstance(e.node, Call) and (
         e.node.op in _IN_ORDER or e.node.op.startswith("atomic_")) for e in effects(launch.body)
-        if e.buffer.scope_name == "global")
+        if e.buffer.scope_name == GLOBAL)
 
 
 def around_launch(launch: Launch) -> tuple[list[Stmt], Stmt, list[Stmt]]:
@@ -94,11 +94,11 @@ def _dependence(s: Stmt) -> bool:
 def _sets_up(s: Stmt) -> bool:
     """Whether a statement may run before the kernel in front is over."""
     if isinstance(s, Alloc):
-        return s.buffer.scope_name != "global" or s.init is None
+        return s.buffer.scope_name != GLOBAL or s.init is None
     if isinstance(s, Bind):
         return not contains(s.value, Load) and not list(expr_effects(s.value))
     return all(x.op in _SETTING_UP for x in walk(s, Call)) and not any(
-        e.buffer.scope_name == "global" for e in effects(s))
+        e.buffer.scope_name == GLOBAL for e in effects(s))
 
 
 __all__ = ["around_launch", "insert_pdl", "ordered"]

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Break, Buffer, Const, Continue, Expr, For, If, Launch, Parallel, Seq, Stmt, Store, Var,
-                         While, binary, cast, const, convert, dtype, free_vars, inner, load, replace, seq, statements,
-                         stmts_of, walk)
+                         While, binary, cast, const, convert, dtype, free_vars, inner, load, replace, seq, statements, stmts_of,
+                         walk, GLOBAL, SHARED, VARIABLE)
 
 from ..analysis.effects import effects, expr_effects, hangs_on_threads, own_effects
 from .plan_pipelines import has_exits
 
-SCALAR = "local.var"
+SCALAR = VARIABLE
 
 
 class Around:
@@ -57,7 +57,7 @@ class Around:
             return False
         if free_vars(e) & (self.bound | set(self.launch.thread_vars)) - self.visible:
             return False
-        return all(not x.writes and (x.storage in self.scalars or x.buffer.scope_name == "global" and
+        return all(not x.writes and (x.storage in self.scalars or x.buffer.scope_name == GLOBAL and
                                      x.storage not in self.written) for x in expr_effects(e))
 
     def _scan(self, s: Stmt, here: bool, loop: Stmt | None) -> None:
@@ -141,7 +141,7 @@ class Around:
             if isinstance(s, Seq):
                 out: list[Stmt] = []
                 for x in s.stmts:
-                    if isinstance(x, Alloc) and x.init is None and x.buffer.scope_name in ("shared", "shared.dyn"):
+                    if isinstance(x, Alloc) and x.init is None and x.buffer.scope_name in SHARED:
                         self.allocs[x.buffer] = None
                     else:
                         out.append(visit(x) if any(x is y for y in (*self.path, self.loop)) else x)

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Buffer, Var, free_vars
+from tilelang.ir import Buffer, Var, free_vars, FRAGMENT
 from tilelang.ir.record import record
 from tilelang.ops import Gemm
 from tilelang.target.machine import REGISTERS
 
 from ..analysis.pipeline_schedule import Body, Item, violations
 
-FRAGMENT = "local.fragment"
 
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Expr, Func, If, Launch, Stmt, binary, const, convert, logical, seq, walk
+from tilelang.ir import Expr, Func, If, Launch, Stmt, binary, const, convert, logical, seq, walk, SHARED
 from tilelang.ops import Gemm
 
 from ..framework.config import PassConfigKey
@@ -36,7 +36,7 @@ def uses_ping_pong(r: WarpRoleLoop) -> bool:
     if not r.cx.option(PassConfigKey.TL_PING_PONG):
         return False
     items = [x for i, x in enumerate(r.body.items) if i not in r.loads]
-    if any(e.writes and e.buffer.scope_name in ("shared", "shared.dyn") for x in items for e in x.effects):
+    if any(e.writes and e.buffer.scope_name in SHARED for x in items for e in x.effects):
         return False
     rest = [x.stmt for x in items]
     products: list[Any] = [x for x in rest if isinstance(x, Gemm)]

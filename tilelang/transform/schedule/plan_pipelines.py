@@ -7,7 +7,8 @@ from typing import Any
 
 from tilelang.errors import InternalError
 from tilelang.ir import (Alloc, Break, Buffer, Const, Continue, For, Func, Launch, Parallel, Region, Seq, Stmt, Var, While,
-                         rebuild, replace, rewrite_launches, rewrite_stmts, seq, statements, stmts_of, walk, with_options)
+                         rebuild, replace, rewrite_launches, rewrite_stmts, seq, statements, stmts_of, walk, with_options,
+                         GLOBAL, SHARED)
 from tilelang.ir.record import state
 from tilelang.ops import Copy, Reduce, Scan
 
@@ -22,7 +23,6 @@ from ..analysis.pipeline_schedule import Body, Item, stage_span, loop_items, vio
 
 
 _ASKED = ("num_stages", "order", "stage", "group", "software_pipeline_stage", "software_pipeline_order")
-_SHARED = ("shared", "shared.dyn")
 
 
 @pass_(needs=TILE)
@@ -147,7 +147,7 @@ class _Planner:
         versions: dict[Var, int] = {}
         for b in {e.buffer: None for x in items for e in x.effects if e.writes}:
             span = stage_span(items, stage, b.data)
-            if span > 1 and b.scope_name in _SHARED and not unversionable(self.launch, loop, items, b):
+            if span > 1 and b.scope_name in SHARED and not unversionable(self.launch, loop, items, b):
                 versions[b.data] = span
         broken = violations(items, stage, order, versions)
         if broken:
@@ -201,7 +201,7 @@ def unversionable(launch: Launch, loop: For, items: list[Item], b: Buffer) -> st
 def _is_load(x: Item) -> bool:
     """Whether an item copies from global to shared memory in a form that may be asynchronous."""
     c = x.stmt
-    return (isinstance(c, Copy) and c.src.buffer.scope_name == "global" and c.dst.buffer.scope_name in _SHARED and
+    return (isinstance(c, Copy) and c.src.buffer.scope_name == GLOBAL and c.dst.buffer.scope_name in SHARED and
             c.src.dtype == c.dst.dtype and c.plan.prefer_instruction != "sync" and not c.plan.by_hand)
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer, known_divisor
 from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Var, const, convert,
-                         free_vars, load, replace, rewrite, seq, stmts_of, substitute, walk, with_options)
+                         free_vars, load, replace, rewrite, seq, stmts_of, substitute, walk, with_options, DYNAMIC, GLOBAL)
 from tilelang.ir.record import record
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_unsupported
@@ -79,7 +79,7 @@ def may_prefetch_scales(func: Func, cx: PassContext) -> bool:
     if not hopper(cx).roles or not cx.option(PassConfigKey.TL_SCALE_PREFETCH):
         return False
     loops = [x for x in walk(func.body, For) if x.plan.num_stages]
-    return any(isinstance(s, Parallel) and any(x.buffer.scope_name == "global" for x in walk(s.body, Load))
+    return any(isinstance(s, Parallel) and any(x.buffer.scope_name == GLOBAL for x in walk(s.body, Load))
                for loop in loops for s in stmts_of(loop.body))
 
 
@@ -101,7 +101,7 @@ class _Tiles:
     def visit(self, s: Parallel) -> Stmt:
         """A loop with its values read from tiles."""
         def read(x: Any) -> Any:
-            if not isinstance(x, Load) or x.buffer.scope_name != "global":
+            if not isinstance(x, Load) or x.buffer.scope_name != GLOBAL:
                 return None
             place = self.place(x, s)
             return None if place is None else self.tiled(x, place, s)
@@ -147,7 +147,7 @@ class _Tiles:
         key = (x.buffer, p.step, p.row, n, int(rows.value), p.mins)
         if key not in self.made:
             shape = tuple(m for _, m in sorted([(p.step, n), (p.row, int(rows.value))]))
-            tile = Buffer(f"{x.buffer.name}_{n}_steps", shape, x.dtype, "shared.dyn", span=x.span)
+            tile = Buffer(f"{x.buffer.name}_{n}_steps", shape, x.dtype, DYNAMIC, span=x.span)
             mins = [self.analyzer.simplify(substitute(m, {k: start + done // n * n})) if d == p.step else m
                     for d, m in enumerate(p.mins)]
             extents = tuple(n if d == p.step else int(rows.value) if d == p.row else 1 for d in range(len(mins)))

@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Any
 
 from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, For, If, Launch, Stmt, Var, binary, call, cast, const,
-                         convert, dtype, is_const, logical, seq, BufferFacts)
+                         convert, dtype, is_const, logical, seq, BufferFacts, BARRIER)
 from tilelang.ir.record import state
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_bytes
@@ -207,7 +207,7 @@ def _by_threads(op: Any, storage: set[Var]) -> bool:
 
 def barriers(name: str, counts: tuple[int, ...]) -> Buffer:
     """mbarriers with these arrival counts."""
-    return Buffer(name, (len(counts),), dtype("uint64"), "shared.barrier", facts=BufferFacts(arrive=counts))
+    return Buffer(name, (len(counts),), dtype("uint64"), BARRIER, facts=BufferFacts(arrive=counts))
 
 
 def pin(b: Buffer) -> Stmt:

@@ -24,9 +24,9 @@ from operator import attrgetter
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Stmt, Var, binary, call,
-                         const, convert, free_vars, contains, is_const, replace, rewrite_launches, seq, statements,
-                         stmts_of, substitute, walk, with_options)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Stmt, Var, binary, call, const,
+                         convert, free_vars, contains, is_const, replace, rewrite_launches, seq, statements, stmts_of,
+                         substitute, walk, with_options, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
@@ -278,7 +278,7 @@ class _Roles:
 
     def _unsafe(self, b: Buffer) -> str:
         """Why TMA may not read a tensor; "" when it may."""
-        if b.data in {e.storage for e in effects(self.launch.body) if e.writes and e.buffer.scope_name == "global"}:
+        if b.data in {e.storage for e in effects(self.launch.body) if e.writes and e.buffer.scope_name == GLOBAL}:
             return f"`{b.name}` is written by the kernel"
         if late := placed_in_kernel(self.launch)(b):
             return f"the {late} of `{b.name}` is known in the kernel only"
@@ -353,7 +353,7 @@ class _Roles:
         if hangs_on_threads(e):
             return False
         return all(not x.writes and (x.storage in self.scalars or
-                                     x.buffer.scope_name == "global" and x.storage not in self.written)
+                                     x.buffer.scope_name == GLOBAL and x.storage not in self.written)
                    for x in expr_effects(e))
 
     def _reachable(self) -> None:
@@ -409,7 +409,7 @@ class _Roles:
         """Whether one block fills a multiprocessor: by its shared memory, or by what its fragments take of registers."""
         if self.launch.plan.min_blocks_per_sm > 1:
             return False
-        fragments = sum(b.size * b.dtype.bits // 32 for b in self._static() if b.scope_name == "local.fragment")
+        fragments = sum(b.size * b.dtype.bits // 32 for b in self._static() if b.scope_name == FRAGMENT)
         limits = self.cx.target.limits
         few = limits.registers_per_sm // (2 * GROUP * (self.groups + 1)) - REGISTERS.plain_loop  # for two blocks to fit
         return fragments > few * self.groups * GROUP or 2 * self._shared() > limits.shared_per_sm
@@ -431,8 +431,7 @@ class _Roles:
 
 
 def _is_load(c: Any) -> bool:
-    return isinstance(c, Copy) and c.src.buffer.scope_name == "global" and c.dst.buffer.scope_name in (
-        "shared", "shared.dyn")
+    return isinstance(c, Copy) and c.src.buffer.scope_name == GLOBAL and c.dst.buffer.scope_name in SHARED
 
 
 def _inlined(e: Expr, values: dict[Var, Expr]) -> Expr:

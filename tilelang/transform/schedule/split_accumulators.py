@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (Alloc, Buffer, For, Func, Launch, Load, Parallel, Region, Stmt, Store, Var, const, fresh,
-                         contains, is_const, replace, rewrite, rewrite_launches, rewrite_stmts, seq, stmts_of, substitute,
-                         walk, with_options)
+from tilelang.ir import (Alloc, Buffer, For, Func, Launch, Load, Parallel, Region, Stmt, Store, Var, const, fresh, contains,
+                         is_const, replace, rewrite, rewrite_launches, rewrite_stmts, seq, stmts_of, substitute, walk,
+                         with_options, FRAGMENT)
 from tilelang.ir.record import record
 from tilelang.layout import Fragment
 from tilelang.ops import Gemm
@@ -36,7 +36,6 @@ from ..analysis.statements import rename
 from ..analysis.pipeline_loops import is_pipelined
 from .rings import GROUP
 
-FRAGMENT = "local.fragment"
 LEAST_COLUMNS = 64  # of a part: narrower instructions are slower, reading A takes longer than they do
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, If, Launch, Stmt, Store, Var, binary, cast, const,
-                         dtype, free_vars, load, seq, with_options)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, If, Launch, Stmt, Store, Var, binary, cast, const, dtype,
+                         free_vars, load, seq, with_options, VARIABLE)
 from tilelang.ops.tma import tma_bytes
 
 from .persistent import Tiles
@@ -37,7 +37,7 @@ class Steps:
         if not own:
             self.bind.append(Bind(base, tiles.index % period * made % period))
             return
-        count = Buffer("step_count", (1,), dtype("int32"), "local.var")
+        count = Buffer("step_count", (1,), dtype("int32"), VARIABLE)
         zero = (const(0),)
         self.begin = [Alloc(count), Store(count, zero, const(0, "int32"))]
         self.bind.append(Bind(base, load(count, zero)))

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (AddressOf, Call, Evaluate, For, If, Launch, Seq, Stmt, Var, While, call, inner, replace,
-                         rewrite_stmts, seq, walk)
+from tilelang.ir import (AddressOf, Call, Evaluate, For, If, Launch, Seq, Stmt, Var, While, call, inner, replace, rewrite_stmts,
+                         seq, walk, SHARED)
 
 from ..analysis.effects import effects, own_effects
 
-SHARED = ("shared", "shared.dyn")
 ASYNC_READERS = frozenset(("wgmma_descriptor", "tma_store", "tma_reduce_add", "bulk_store", "bulk_copy_cluster"))
 ASYNC_WRITERS = frozenset(("tma_load", "bulk_load", "bulk_copy_cluster"))
 _ASYNC = ASYNC_READERS | ASYNC_WRITERS | {"wgmma"}

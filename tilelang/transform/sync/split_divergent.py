@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Break, Buffer, Continue, Expr, For, If, Load, Seq, Stmt, Store, Var, While, const,
-                         fresh, load, logical, replace, seq, substitute, unary, walk)
+from tilelang.ir import (Alloc, Bind, Break, Buffer, Continue, Expr, For, If, Load, Seq, Stmt, Store, Var, While, const, fresh,
+                         load, logical, replace, seq, substitute, unary, walk, VARIABLE)
 from tilelang.ir.expr import Call
 
 from ..analysis.divergence import Divergence
@@ -60,7 +60,7 @@ class Splitter:
                 close()
                 out.append(s)
             elif isinstance(s, Bind):
-                kept = Buffer(s.var.name, (1,), s.var.dtype, "local.var", span=s.span)
+                kept = Buffer(s.var.name, (1,), s.var.dtype, VARIABLE, span=s.span)
                 out.append(Alloc(kept, span=s.span))
                 run.append(Store(kept, (const(0),), s.value, span=s.span))
                 self.forward(places, x, s.var, load(kept, (0,)))
@@ -92,7 +92,7 @@ class Splitter:
     def same(self, e: Expr) -> bool:
         """Whether threads that would not have computed a loop's bound can: besides pure values those of variables that all
         threads hold alike."""
-        return _pure(e, lambda x: x.buffer.scope_name == "local.var") and not self.d.divergent(e)
+        return _pure(e, lambda x: x.buffer.scope_name == VARIABLE) and not self.d.divergent(e)
 
     def check_loop(self, p: Place) -> None:
         """Raises Unplaceable when threads may run a loop that holds a barrier differently often."""

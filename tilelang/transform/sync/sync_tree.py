@@ -8,7 +8,7 @@ from functools import cached_property
 
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Launch,
-                         Parallel, Ramp, Seq, Stmt, Store, Var, While, dtype, unary)
+                         Parallel, Ramp, Seq, Stmt, Store, Var, While, dtype, unary, BARRIER, GLOBAL, SHARED)
 from tilelang.ir.buffer import Load
 from tilelang.ir.expr import Call
 from tilelang.ir.record import entity
@@ -18,7 +18,6 @@ from ..analysis.accesses import Access, Loop, Update
 from ..analysis.atomic_order import update_of
 from ..analysis.effects import Effect, effects, is_sync, own_effects
 
-_SHARED = ("shared", "shared.dyn")
 _ANYWHERE = Buffer("tensors that may overlap", (1,), dtype("uint8"))  # stands for all of them (transform/legalize/aliasing.py)
 register("sync-divergent", ValueError, "a block barrier is needed where only some threads of the block arrive",
          expected="a place that all threads of the block reach alike")
@@ -80,7 +79,7 @@ class TreeBuilder:
         self.binds: dict[Var, Expr] = {}
         # Global memory matters when this launch writes it and somebody then reads or writes it again.
         self.watched = {e.storage for e in effects(launch.body)
-                        if e.writes and e.buffer.scope_name == "global"}
+                        if e.writes and e.buffer.scope_name == GLOBAL}
         self.overlapping = {b.data for b in launch.plan.overlapping}
         if self.overlapping & self.watched:
             self.watched |= self.overlapping
@@ -118,7 +117,7 @@ class TreeBuilder:
 
     def access(self, e: Effect, s: Stmt, loops: tuple[Loop, ...], conds: tuple[Expr, ...]) -> Access | None:
         b = e.buffer
-        if b.scope_name not in _SHARED and e.storage not in self.watched or b.facts.ordered:
+        if b.scope_name not in SHARED and e.storage not in self.watched or b.facts.ordered:
             return None
         if e.storage in self.overlapping:  # wherever each of them lies
             return Access(_ANYWHERE, e.reads, e.writes, _update(e, s), None, 1, loops, conds, False,
@@ -154,7 +153,7 @@ def _signalled(c: Call) -> Buffer | None:
     """The mbarrier that a copy by TMA signals, where its buffer holds just that one."""
     if c.op not in ("tma_load", "bulk_load"):
         return None
-    return next((a.buffer for a in c.args if isinstance(a, AddressOf) and a.buffer.scope_name == "shared.barrier" and
+    return next((a.buffer for a in c.args if isinstance(a, AddressOf) and a.buffer.scope_name == BARRIER and
                  tuple(a.buffer.shape) == (1,)), None)
 
 
@@ -188,7 +187,7 @@ class Unplaceable(Exception):
 def refused(p: Place) -> Exception:
     """The error for a barrier that cannot be placed inside p."""
     at = next((x for x in p.all() if x.before), p)
-    touched = sorted(at.all_accesses(), key=lambda a: a.buffer.scope_name not in _SHARED)
+    touched = sorted(at.all_accesses(), key=lambda a: a.buffer.scope_name not in SHARED)
     what = next((a.buffer.name for a in touched), "shared memory")
     kind = "loop" if p.loop is not None else "branch"
     return error("sync-divergent",

@@ -16,7 +16,8 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (Bind, Call, Const, Continue, Evaluate, For, If, Launch, Load, Seq, Stmt, Store, Var, While, call,
-                         const, fresh, rebuild, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk)
+                         const, fresh, rebuild, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk, GLOBAL,
+                         SHARED)
 from tilelang.ir.record import record
 
 from ..analysis.effects import effects
@@ -85,7 +86,7 @@ class WarpRoleSync:
 
     def __init__(self, launch: Launch, synchronized: Callable[[Launch], Launch]) -> None:
         self.launch, self.synchronized = launch, synchronized
-        self.written = {e.storage for e in effects(launch.body) if e.writes and e.buffer.scope_name == "global"}
+        self.written = {e.storage for e in effects(launch.body) if e.writes and e.buffer.scope_name == GLOBAL}
         self.binds: list[Stmt] = []  # seen so far: what addresses are made of
         self.around: list[tuple[For, int]] = []  # loops around a role, and how many binds stand before each
 
@@ -130,7 +131,7 @@ class WarpRoleSync:
         return out
 
     def touches(self, s: Stmt) -> bool:
-        return any(e.buffer.scope_name in ("shared", "shared.dyn") or e.storage in self.written for e in effects(s))
+        return any(e.buffer.scope_name in SHARED or e.storage in self.written for e in effects(s))
 
     def outside(self, s: Stmt) -> bool:
         """Whether a statement with roles touches memory outside of them."""
@@ -249,7 +250,7 @@ def _of_role(part: Stmt, count: int) -> Stmt:
 
 def _touches_alone(part: Stmt) -> bool:
     """Whether a part has accesses of its own threads to shared memory, beyond those that mbarriers order, or atomics."""
-    return any(isinstance(x, (Load, Store)) and x.buffer.scope_name in ("shared", "shared.dyn") or
+    return any(isinstance(x, (Load, Store)) and x.buffer.scope_name in SHARED or
                isinstance(x, Call) and (x.op in ("sync_threads", "stmatrix", "cp_async", "tma_store") or
                                         x.op.startswith("atomic_")) for x in walk(part, Load, Store, Call))
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Buffer, Const, Evaluate, Expr, Load, Node, Ramp, Select, Store
+from tilelang.ir import Buffer, Const, Evaluate, Expr, Load, Node, Ramp, Select, Store, SHARED
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 from tilelang.target.atomics import Atomic, family
 
-from .sync_fault import SHARED, Fault, Found
+from .sync_fault import Fault, Found
 from .copies import EVENT_RULES
 from .memory import Site
 from .shadow import AT_ONCE, differ, held, made_of

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (Alloc, Assert, Bind, Buffer, Const, Evaluate, Expr, For, If, Launch, Load, Node, Ramp,
-                         Select, Seq, Stmt, Store, Var, While)
+from tilelang.ir import (Alloc, Assert, Bind, Buffer, Const, Evaluate, Expr, For, If, Launch, Load, Node, Ramp, Select, Seq,
+                         Stmt, Store, Var, While, SHARED)
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 from tilelang.layout.distinct import distinct
 from tilelang.target.atomics import Atomic, Branch, Iterations, family
 
-from .sync_fault import SHARED, Fault
+from .sync_fault import Fault
 from .limits import possible
 from .locals import Locals
 from .numbers import SAMPLES, Numbers

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Expr
+from tilelang.ir import Expr, GLOBAL
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_addresses
@@ -114,7 +114,7 @@ def _tma_out(st: Any, c: Call, span: Any) -> None:
 
 @event
 def _bulk_store(st: Any, c: Call, span: Any) -> None:
-    shared = next(a for a in c.args if isinstance(a, AddressOf) and a.buffer.scope_name != "global")
+    shared = next(a for a in c.args if isinstance(a, AddressOf) and a.buffer.scope_name != GLOBAL)
     _leaves(st, _start(st, shared), st.uniform(c.args[2], "the size of a copy"), span)
 
 

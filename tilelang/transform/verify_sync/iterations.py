@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from tilelang.ir import Bind, Binary, Const, For, Launch, Load, Node, Store, Var, walk
+from tilelang.ir import Bind, Binary, Const, For, Launch, Load, Node, Store, Var, walk, SHARED
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.children import children
 
-from .sync_fault import SHARED
 
 
 def has_unknown_loops(launch: Launch) -> bool:

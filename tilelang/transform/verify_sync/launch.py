@@ -7,10 +7,10 @@ wgmma, warp roles or named barriers are model-checked (model.py), for every exte
 
 from __future__ import annotations
 
-from tilelang.ir import Alloc, Launch, walk
+from tilelang.ir import Alloc, Launch, walk, SHARED
 
 from .plan import follows
-from .sync_fault import SHARED, Fault
+from .sync_fault import Fault
 
 
 def check_launch(launch: Launch) -> tuple[str, list[Fault]]:

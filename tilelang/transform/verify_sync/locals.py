@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Alloc, Bind, Evaluate, Expr, For, If, Launch, Load, Node, Stmt, Store, Var, While, walk
+from tilelang.ir import Alloc, Bind, Evaluate, Expr, For, If, Launch, Load, Node, Stmt, Store, Var, While, walk, VARIABLE
 from tilelang.ir.buffer import AddressOf
 
 
@@ -22,7 +22,7 @@ class Locals:
     def __init__(self, launch: Launch, matters: Callable[[Node], bool]) -> None:
         nodes = list(walk(launch.body))
         taken = {x.buffer.data for x in nodes if isinstance(x, AddressOf)}
-        self.plain = {x.buffer.data for x in nodes if isinstance(x, Alloc) and x.buffer.scope_name == "local.var"
+        self.plain = {x.buffer.data for x in nodes if isinstance(x, Alloc) and x.buffer.scope_name == VARIABLE
                       and x.buffer.size == 1 and not x.buffer.dtype.is_float and x.buffer.dtype.lanes == 1} - taken
         self.followed: set[Var] = set()
         if self.plain:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from math import gcd, lcm
 
-from tilelang.ir import (Alloc, Binary, Break, Buffer, Const, Continue, For, If, Launch, Load, Node, Stmt,
-                         Store, Var, While, walk)
+from tilelang.ir import (Alloc, Binary, Break, Buffer, Const, Continue, For, If, Launch, Load, Node, Stmt, Store, Var, While,
+                         walk, BARRIER, LOCAL, VARIABLE, SHARED)
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 from tilelang.target.tensor_map import tensor_maps_of
 
-from .sync_fault import SHARED
 
 WAITS = frozenset(("sync_threads", "sync_grid", "named_barrier", "mbarrier_wait", "set_max_nreg", "cluster_wait",
                    "cluster_sync"))
@@ -35,13 +34,13 @@ class Plan:
         self.launch, self.nodes = launch, nodes
         self.allocs = [x.buffer for x in self.nodes if isinstance(x, Alloc)]
         self.shared = [b for b in self.allocs if b.scope_name in SHARED]
-        self.barriers = [b for b in self.allocs if b.scope_name == "shared.barrier"]
+        self.barriers = [b for b in self.allocs if b.scope_name == BARRIER]
         self.maps = {m.name: m for m in tensor_maps_of(launch)}
         self.places, self.size = self._places()
         self.period = min(lcm(2, *(2 * int(b.shape[0]) for b in self.barriers)), 64)
         self.matrix_registers = frozenset(
             a.buffer.data for x in self.nodes if isinstance(x, Call) and x.op == "wgmma" for a in x.args[:2]
-            if isinstance(a, AddressOf) and a.buffer.scope_name == "local")
+            if isinstance(a, AddressOf) and a.buffer.scope_name == LOCAL)
         self.atomics = any(isinstance(x, Call) and x.op.startswith("atomic_") for x in self.nodes)
         self.granule = self._granule()
         self.stored: set[tuple[int, int]] = set()  # stores, and first threads of streams, that have been compared at once
@@ -100,7 +99,7 @@ class Plan:
         if hit is None:
             if isinstance(x, Buffer):
                 kind = x.scope_name
-                hit = (kind in SHARED or kind == "local.var" and not x.dtype.is_float, False, False,
+                hit = (kind in SHARED or kind == VARIABLE and not x.dtype.is_float, False, False,
                        x.data in self.matrix_registers)
             elif isinstance(x, Var):
                 hit = (False, False, False, False)

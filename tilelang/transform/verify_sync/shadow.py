@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Bind, Binary, Const, Expr, For, Launch, Load, Ramp, Store, Var, walk
+from tilelang.ir import Bind, Binary, Const, Expr, For, Launch, Load, Ramp, Store, Var, walk, LOCAL, SHARED
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 
 from tilelang.target.atomics import Atomic
 
-from .sync_fault import SHARED
 
 
 def widest_piece(launch: Launch) -> int:
@@ -141,7 +140,7 @@ def held(launch: Launch) -> dict[Var, Expr]:
     for x in walk(launch.body):
         if isinstance(x, Bind):
             out[x.var] = x.value
-        elif isinstance(x, Store) and x.buffer.scope_name == "local":
+        elif isinstance(x, Store) and x.buffer.scope_name == LOCAL:
             out[x.buffer.data] = None if x.buffer.data in out else x.value
         elif isinstance(x, AddressOf):
             out[x.buffer.data] = None

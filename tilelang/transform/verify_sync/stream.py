@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Load, Ramp,
-                         Seq, Stmt, Store, Var, While, walk)
+from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Load, Ramp, Seq, Stmt,
+                         Store, Var, While, walk, VARIABLE, SHARED)
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.target.atomics import Branch, Iterations, Role
 
-from .sync_fault import SHARED, Fault, Found, Undecided
+from .sync_fault import Fault, Found, Undecided
 from .accesses import Accesses
 from .clocks import Active, Warp
 from .copies import EVENT_RULES
@@ -209,7 +209,7 @@ class Stream(Accesses):
         if scope in SHARED:
             self.touch("w", s.buffer, s.indices, 1, s)
             self.at_once(s)
-        elif scope == "local.var" and not s.buffer.dtype.is_float:
+        elif scope == VARIABLE and not s.buffer.dtype.is_float:
             self._set(s.buffer, tuple(self.values(i, self) for i in s.indices), s.value)
 
     def _set(self, b: Buffer, at: Any, value: Expr) -> None:

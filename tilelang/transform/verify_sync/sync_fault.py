@@ -6,7 +6,6 @@ from typing import Any
 
 from tilelang.ir.record import record
 
-SHARED = ("shared", "shared.dyn")
 
 
 @record
@@ -47,4 +46,4 @@ class Crowded(Undecided):
     """More parts of warps act on their own than a model has room for: one with more room may follow the program."""
 
 
-__all__ = ["SHARED", "Crowded", "Fault", "Found", "Undecided"]
+__all__ = ["Crowded", "Fault", "Found", "Undecided"]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tilelang.ir import Binary, Bind, Call, Const, For, If, Launch, Load, Node, Seq, Stmt, Var, While, walk
+from tilelang.ir import Binary, Bind, Call, Const, For, If, Launch, Load, Node, Seq, Stmt, Var, While, walk, GLOBAL
 
 from .sync_fault import Crowded, Fault, Found, Undecided
 from .model import GROUP, Model, Way
@@ -102,7 +102,7 @@ class _Trials:
         for v, n in zip(launch.block_vars, launch.grid):
             size = values(n, _Probe(plan, values, self.base, _SCALE))
             self.most[v] = max(0, int(size) - 1) if size is not None else _LARGEST
-        self.reads = any(isinstance(x, Load) and x.buffer.scope_name == "global" and not x.dtype.is_float
+        self.reads = any(isinstance(x, Load) and x.buffer.scope_name == GLOBAL and not x.dtype.is_float
                          for x in plan.nodes)
 
     def launches(self, driver: Any, value: int) -> bool:
@@ -161,7 +161,7 @@ class _Trials:
                     if isinstance(x, Var) and x not in names:
                         names.add(x)
                         parts += [bound[x]] if x in bound else []
-                    elif isinstance(x, Load) and not x.dtype.is_float and x.buffer.scope_name == "global":
+                    elif isinstance(x, Load) and not x.dtype.is_float and x.buffer.scope_name == GLOBAL:
                         names.add(x.buffer.data)
                     elif isinstance(x, Binary) and x.op in _DECIDE and isinstance(x.b, Const) and x.b.dtype.is_int:
                         yes, no = _DECIDE[x.op]

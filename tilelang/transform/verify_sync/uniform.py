@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilelang.ir import (Alloc, Bind, Break, Continue, Evaluate, Expr, For, If, Launch, Load, Seq, Stmt, Store, Var, While,
-                         children, contains, walk)
+                         children, contains, walk, GLOBAL)
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.record import record
@@ -133,7 +133,7 @@ def _exits(body: Stmt, under: tuple[Expr, ...] = ()) -> Iterator[Expr]:
 
 def _written_globals(s: Stmt) -> set[Var]:
     """Global memory that s writes: another block may do so between the reads of two threads."""
-    return {e.storage for e in effects(s) if e.writes and e.buffer.scope_name == "global"}
+    return {e.storage for e in effects(s) if e.writes and e.buffer.scope_name == GLOBAL}
 
 
 def _steady_loads(body: Stmt) -> frozenset[int]:
@@ -155,7 +155,7 @@ def _steady_loads(body: Stmt) -> frozenset[int]:
     changing: set[int] = set()
     for stmts in phases:
         written = set().union(*map(_written_globals, stmts))
-        for load in (x for s in stmts for x in walk(s, Load) if x.buffer.scope_name == "global"):
+        for load in (x for s in stmts for x in walk(s, Load) if x.buffer.scope_name == GLOBAL):
             (changing if load.buffer.data in written else steady).add(id(load))
     return frozenset(steady - changing)
 

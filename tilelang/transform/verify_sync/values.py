@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Binary, Buffer, Cast, Const, Expr, Load, Select, Unary, Var
+from tilelang.ir import Binary, Buffer, Cast, Const, Expr, Load, Select, Unary, Var, GLOBAL
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.record import record
@@ -275,7 +275,7 @@ class Values:
             at = tuple(i(f) for i in indices)
             if scope.startswith("local"):
                 return f.variable(e.buffer.data, at)
-            return f.memory(e.buffer, at) if scope == "global" and None not in map(_plain, at) else None
+            return f.memory(e.buffer, at) if scope == GLOBAL and None not in map(_plain, at) else None
         return load
 
     def _call(self, e: Call) -> Fn:
