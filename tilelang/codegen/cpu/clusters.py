@@ -89,6 +89,7 @@ def _arrive(cx: Code, e: Call) -> str:
 def copy_to_rank(cx: Code, op: Copy, emit: Callable[[], None]) -> None:
     """A Copy with attr dst_block: into that block's buffer, counted by its mbarrier of attr `barrier`."""
     _in_cluster(cx, "T.copy_cluster", op.span)
+    assert op.plan.dst_block is not None, "a copy to another block names it"
     rank, b = cx.index(op.plan.dst_block), op.dst.buffer
     own = cx.storage[b.data]
     cx.storage[b.data] = Storage(address_in_rank(cx, own.base, rank), own.copies)
