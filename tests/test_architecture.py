@@ -302,6 +302,49 @@ def test_every_module_class_and_public_function_has_a_docstring():
     assert not missing, "\n".join(missing)
 
 
+MOST_PARAMETERS = 8
+LONG_SIGNATURES = {  # public functions whose parameters the reference gives one by one, and its heading
+    "tilelang.autotuner.autotune": "Autotuner", "tilelang.autotuner.AutoTuner.set_profile_args": "Autotuner",
+    "tilelang.autotuner.AutoTuner.run": "Autotuner", "tilelang.jit.compare.torch_assert_close": "Profiling",
+    "tilelang.jit.compiling.par_compile": "Compiling", "tilelang.jit.decorator.jit": "@tilelang.jit",
+    "tilelang.jit.kernel.JITKernel.__init__": "JITKernel", "tilelang.jit.kernel.JITKernel.from_database": "JITKernel",
+    "tilelang.jit.profiling.Profiler.do_bench": "Profiling", "tilelang.jit.timing.do_bench": "Profiling",
+    "tilelang.language.composed.im2col": "Data movement", "tilelang.language.hopper.copy_cluster": "Data movement",
+    "tilelang.language.hopper_raw.ptx_wgmma_ss": "Low-level tensor-core names",
+    "tilelang.language.hopper_raw.ptx_wgmma_rs": "Low-level tensor-core names",
+    "tilelang.language.tensor_core.ptx_mma": "Low-level tensor-core names",
+    "tilelang.language.tensor_core.TensorCoreIntrinEmitter.__init__": "Low-level tensor-core names",
+    "tilelang.language.meta.PersistentTileScheduler.__init__": "Tile scheduler",
+    "tilelang.language.raw.decl_buffer": "Raw IR-script names", "tilelang.language.sparse.gemm_sp": "GEMM",
+    "tilelang.language.tile.gemm": "GEMM", "tilelang.language.tensor.match_buffer": "Tensor annotations",
+    "tilelang.language.tensor._BufferFactory._plain": "Tensor annotations (T.Buffer)",
+    "tilelang.library.attention.flash_attention.flash_attention": "Library",
+    "tilelang.library.attention.flash_decode.flash_decode": "Library",
+    "tilelang.library.gemm.matmul.matmul": "Library", "tilelang.library.gemm.matmul.grouped_matmul": "Library",
+}
+MOST_LONG_FUNCTIONS = 10  # of all the others
+
+
+def test_few_functions_have_many_parameters():
+    found: dict[str, int] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+        def visit(node: ast.AST, where: str) -> None:
+            for child in ast.iter_child_nodes(node):
+                name = f"{where}.{child.name}" if isinstance(child, (ast.FunctionDef, ast.ClassDef)) else where
+                if isinstance(child, ast.FunctionDef):
+                    a = child.args
+                    found[name] = max(found.get(name, 0), len(a.posonlyargs) + len(a.args) + len(a.kwonlyargs))
+                visit(child, name)
+
+        visit(ast.parse(path.read_text(encoding="utf-8")), module)
+    long = {k: n for k, n in found.items() if n > MOST_PARAMETERS}
+    assert LONG_SIGNATURES.keys() <= long.keys(), f"no longer so long: {LONG_SIGNATURES.keys() - long.keys()}"
+    private = {k: n for k, n in long.items() if k not in LONG_SIGNATURES}
+    assert len(private) <= MOST_LONG_FUNCTIONS, private
+
+
 def text_of_tests() -> str:
     return "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("*.py"))
 
