@@ -48,7 +48,7 @@ def is_large(k: int, op: str, dt: Any) -> bool:
     return abs(k) > (high >> LARGE if op == "mul" else high // 2)
 
 
-class Analyzer(Quotients):
+class Analyzer:
     """Facts about expressions, given inclusive bounds of variables (None: unknown at that end).
 
     env may grow through `bind` while the analyzer is in use; a variable's bounds never change once given.
@@ -59,6 +59,7 @@ class Analyzer(Quotients):
         self._simple: dict[int, tuple[Expr, Expr]] = {}
         self._linear: dict[int, tuple[Expr, Linear]] = {}
         self._range: dict[int, tuple[Expr, Bounds]] = {}
+        self._quotients = Quotients(self)
         self._known: dict[Expr, bool] = {}  # conditions that hold (or do not) here
 
     def bind(self, var: Var, low: int | None, high: int | None) -> Analyzer:
@@ -114,7 +115,7 @@ class Analyzer(Quotients):
 
     def _simplify_other(self, e: Expr) -> Expr:
         """Not a scalar integer: simplify below, decide comparisons, then the rules at this node."""
-        e = rebuild(e, self._visit)
+        e = rebuild(e, self.simplified)
         if isinstance(e, Binary) and e.op in COMPARISONS and e.a.dtype.is_int and e.dtype.lanes == 1:
             known = self._compare(e)
             if known is not None:
@@ -130,11 +131,11 @@ class Analyzer(Quotients):
         out = ALL_RULES.apply(e)
         return e if out is None else self.simplify(out)
 
-    def _visit(self, v: Any) -> Any:
+    def simplified(self, v: Any) -> Any:
         if isinstance(v, Expr):
             return self.simplify(v)
         if isinstance(v, tuple):
-            out = tuple(self._visit(x) for x in v)
+            out = tuple(self.simplified(x) for x in v)
             return v if all(a is b for a, b in zip(out, v)) else out
         return v
 
@@ -183,13 +184,13 @@ class Analyzer(Quotients):
         if isinstance(e, Binary):
             op = e.op
             if op == "add" or op == "sub":
-                return self.merge(self.linear(e.a).plus(self.linear(e.b), 1 if op == "add" else -1), e.dtype)
+                return self._quotients.merge(self.linear(e.a).plus(self.linear(e.b), 1 if op == "add" else -1), e.dtype)
             if op == "mul":
                 return self._product(e)
             if op == "shl" and (k := const_of(self.simplify(e.b))) is not None and 0 <= k < e.dtype.bits:
                 return self.linear(e.a).scaled(1 << k)
             if op in ("floordiv", "floormod", "truncdiv", "truncmod"):
-                return self.quotient(e)
+                return self._quotients.quotient(e)
             if op in ("min", "max"):
                 return self._extremum(e)
         elif isinstance(e, Unary) and e.op == "neg":
