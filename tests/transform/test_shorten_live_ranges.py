@@ -1,42 +1,54 @@
-"""shorten_live_ranges: behind a loop of wgmma whose accumulators are in named registers the thread index is opaque."""
+"""Opaque thread indices and barrier addresses that are computed where they are used, in register-resident launches."""
 
 import sys
 from pathlib import Path
 
-import numpy as np
-from pass_steps import SM90A, around
-
-from tilelang.ir import Call, Launch, walk
-from tilelang.simulator import run_device
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import programs
+from programs import attention, gemm
+
+from tilelang.ir import Bind, Call, Evaluate, For, If, walk
+from tilelang.target import Target
+from tilelang.transform import pipeline
+from tilelang.transform.registers.order_register_reductions import borrows_registers
+from tilelang.transform.registers.shorten_live_ranges import multiplies, shorten_live_ranges
+
+SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
+FAST = {"tl.enable_fast_math": True}
 
 
-def ops(func):
-    return [c.op for c in walk(func.body, Call)]
+def launch_of(program, **config):
+    return pipeline.lower(program.func, SM90A, config).kernels[0].launch
 
 
-def attention():
-    return programs.attention(heads=1, seq=256, dim=64, bm=128, bn=64, threads=256)
+def opaque(launch, op):
+    return [x for x in walk(launch.body, Call) if x.op == op]
 
 
-def test_thread_indices_are_opaque_behind_the_loop_and_the_result_stays():
-    before, after = around(attention(), "shorten_live_ranges", SM90A, {"tl.enable_fast_math": True})
-    assert any(x.plan.own_values for x in walk(before.body, Launch))
-    assert "make_opaque" not in ops(before) and "make_opaque" in ops(after)
-    after_loop = ops(after)
-    assert after_loop.index("make_opaque") > after_loop.index("wgmma")
-    rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((1, 256, 1, 64)).astype(np.float16) for _ in range(3))
-    got = [run_device(f, [q, k, v, np.zeros_like(q)]).outputs["O"] for f in (before, after)]
-    assert np.array_equal(*got)
-    s = np.einsum("qd,kd->qk", *(x[0, :, 0].astype(np.float64) for x in (q, k))) / 8
-    p = np.exp(s - s.max(1, keepdims=True))
-    want = p / p.sum(1, keepdims=True) @ v[0, :, 0].astype(np.float64)
-    assert np.abs(got[0][0, :, 0] - want).max() < 4e-3
+def test_a_causal_attention_has_copies_in_its_masks_and_one_behind_its_loop():
+    launch = launch_of(attention(1, 1, 256, 64, causal=True, bm=128, bn=64, threads=256), **FAST)
+    assert launch.plan.own_values and launch.plan.sync_report.startswith("ordered")
+    assert len(opaque(launch, "make_opaque")) == 1
+    masks = [x for x in walk(launch.body, If) if borrows_registers(x.then)]
+    assert len(masks) == 2
+    for x in masks:
+        copy = next(s for s in walk(x.then, Bind) if isinstance(s.value, Call) and s.value.op == "opaque_copy")
+        assert copy.value.args == (launch.thread_vars[0],)
+        uses = [v for s in walk(x.then, Bind) for v in walk(s.value) if v is launch.thread_vars[0]]
+        assert len(uses) == 1, "only the copy reads the index"
+    loops = [x for x in walk(launch.body, For) if multiplies(x)]
+    assert loops and all(x.kind == "serial" for x in loops)
 
 
-def test_launches_without_named_registers_stay():
-    before, after = around(programs.gemm(128, 64, 64), "shorten_live_ranges")
-    assert after is before
+def test_barriers_of_a_ring_are_found_where_a_thread_arrives():
+    launch = launch_of(attention(1, 1, 256, 64, causal=False, bm=128, bn=64, threads=256), **FAST)
+    arrivals = [x.call for x in walk(launch.body, Evaluate) if x.call.op == "mbarrier_arrive"]
+    assert arrivals and any(x.options.recompute for x in arrivals)
+
+
+def test_launches_with_values_in_arrays_stay(monkeypatch):
+    program = gemm(256, 256, 256, bm=128, bn=128, bk=64)
+    launch = launch_of(program)
+    assert not launch.plan.own_values and not opaque(launch, "make_opaque") and not opaque(launch, "opaque_copy")
+    passes = tuple(p for p in pipeline.DEVICE_PASSES if p is not shorten_live_ranges)
+    monkeypatch.setattr(pipeline, "DEVICE_PASSES", passes)
+    assert str(launch_of(program)) == str(launch)
