@@ -13,7 +13,7 @@ import hopper_programs as hopper
 from handmade import at, evaluate, kernel, local, packed, ramp, tensor, thread_vars, unrolled
 
 from tilelang.codegen.cuda.printer import print_kernel
-from tilelang.codegen.cuda.wgmma import MOST, product_runs
+from tilelang.codegen.cuda.wgmma import MOST, wgmma_runs
 from tilelang.errors import InternalError
 from tilelang.ir import Alloc, Buffer, If, Store, StringConst, call, cast, const, dtype, load, parse, replace, seq, to_text
 from tilelang.ir.verify import verify
@@ -166,11 +166,11 @@ def test_products_that_follow_one_another_are_one_asm():
     _, acc, three = in_a_row(row, keep=False)
     (_, _, again), (_, _, one) = in_a_row(row, acc=acc, keep=False), in_a_row(row, count=1)
     (_, _, registers) = in_a_row(row, True, 2, acc=acc)
-    runs = list(product_runs([evaluate("wgmma_fence"), *three, *again, *one, *registers, evaluate("wgmma_commit")]))
+    runs = list(wgmma_runs([evaluate("wgmma_fence"), *three, *again, *one, *registers, evaluate("wgmma_commit")]))
     assert [len(r) for r in runs] == [1, 3, 3, 1, 2, 1]  # cut where a product clears, another accumulator, other operands
     assert [s for r in runs for s in r][1:4] == three
-    assert [len(r) for r in product_runs(three * MOST)][0] == 3
-    assert [len(r) for r in product_runs(three[1:] * MOST)] == [MOST, MOST]
+    assert [len(r) for r in wgmma_runs(three * MOST)][0] == 3
+    assert [len(r) for r in wgmma_runs(three[1:] * MOST)] == [MOST, MOST]
 
 
 @needs_nvrtc

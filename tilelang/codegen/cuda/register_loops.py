@@ -70,21 +70,21 @@ class RegisterLoops:
         self.registers.call(f"{form.kind}_{array}", f"({params})", f'asm volatile("{_joined(lines)}" :: {operands});',
                        ", ".join(values))
 
-    def _halves(self, form: Form, own_source: bool) -> None:
-        """own_source: the floats are in registers of their own too."""
+    def _halves(self, form: Form, named_source: bool) -> None:
+        """named_source: the floats are in named registers too."""
         array, source = self.registers.array(form.buffer), form.points[0][1]
         read = sorted({j for _, _, a, b in form.points for j in (a, b)})
-        if own_source:
+        if named_source:
             floats = self.registers.array(source)
             at = {j: f"tl_{floats}_{j}" for j in read}
         else:
             at = {j: f"%{i}" for i, j in enumerate(read)}
         cvt = _cvt(form.buffer.dtype.base)
         lines = [f"{cvt} tl_{array}_{w}, {at[b]}, {at[a]};" for w, _, a, b in form.points]
-        operands = "" if own_source else ", ".join(f'"f"(x[{j}])' for j in read)
+        operands = "" if named_source else ", ".join(f'"f"(x[{j}])' for j in read)
         name = self.page.name(source.data, source.name)
-        self.registers.call(f"halves_{array}", f"({'' if own_source else 'const float* x'})",
-                       f'asm volatile("{_joined(lines)}" :: {operands});', "" if own_source else f"&{name}[0]")
+        self.registers.call(f"halves_{array}", f"({'' if named_source else 'const float* x'})",
+                       f'asm volatile("{_joined(lines)}" :: {operands});', "" if named_source else f"&{name}[0]")
 
     def _read(self, s: For, form: Form) -> None:
         array = self.registers.array(form.buffer)

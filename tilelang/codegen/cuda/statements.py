@@ -14,7 +14,7 @@ from .named_registers import NamedRegisters
 from .register_loops import RegisterLoops
 from .text import quote
 from .types import type_name
-from .wgmma import WgmmaCalls, product_runs
+from .wgmma import WgmmaCalls, wgmma_runs
 
 MOST_COPIES = 512  # of a body in the code: what has more elements a thread is in no registers, and compilers choke on it
 
@@ -60,7 +60,7 @@ class Statements:
         form(s)
 
     def _sequence(self, stmts: Sequence[Stmt]) -> None:
-        for run in product_runs(stmts):
+        for run in wgmma_runs(stmts):
             if len(run) == 1:
                 self.stmt(run[0])
             else:

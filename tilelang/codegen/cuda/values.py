@@ -90,7 +90,7 @@ class Values:
         dt = e.dtype
         if not (dt.is_int and dt.bits in (8, 16, 32, 64)):
             return None
-        x = _turned(e)
+        x = _negated_value(e)
         if x is not None:
             facts = self.x.facts
             return self._hidden("negated", x) if dt.bits < 32 or facts.from_data(x) and not facts.above_least(x) else None
@@ -215,7 +215,7 @@ def _is_number(e: Expr, *values: int) -> bool:
     return any(is_const(e.value if isinstance(e, Broadcast) else e, v) for v in values)
 
 
-def _turned(e: Binary | Unary) -> Expr | None:
+def _negated_value(e: Binary | Unary) -> Expr | None:
     """x where e is -x, 0 - x, x * -1, x // -1 or ~x + 1."""
     if isinstance(e, Unary):
         return e.a if e.op == "neg" else None

@@ -1,10 +1,8 @@
-"""CUDA text of wgmma: the instruction of a row, and products that follow one another as one `asm`.
+"""CUDA text of wgmma: the instruction of a row, and instructions that follow one another as one `asm`.
 
-The compiler in front of the assembler pays for each `asm` with all its operands (up to 128 accumulators, read and
-written): the eight products of one k-block of attention written as one took a third off its time, with the same
-instructions out.  Registers that only products name (transform/registers/accumulator_registers.py) are declared in PTX at
-the start of the
-kernel and are no operands at all.
+NVRTC's front end pays for each `asm` with all its operands (up to 128 accumulator registers, read and written): the eight
+wgmma of one k-block of attention written as one took a third off its time, with the same instructions out.  Named registers
+(transform/registers/accumulator_registers.py) are declared in PTX at the start of the kernel and are no operands at all.
 """
 
 from __future__ import annotations
@@ -24,20 +22,20 @@ C_TYPES = {"float16": "half_t", "bfloat16": "bfloat16_t", "tfloat32": "float", "
            "uint8": "unsigned char", "int32": "int", "float8_e4m3": "fp8_e4_t", "float8_e5m2": "fp8_e5_t"}
 _NAME = re.compile(r"(wgmma_m64\w+?)_(ss|rs)_([km]{1,2})(?:_x(\d+))?")
 SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}  # bytes: code in a descriptor
-MOST = 16  # products in one asm
+MOST = 16  # wgmma in one asm
 
 
-def product_runs(stmts: Sequence[Stmt]) -> Iterator[tuple[Stmt, ...]]:
-    """The statements in order, each alone but for products that add to one accumulator by one form of one instruction.
+def wgmma_runs(stmts: Sequence[Stmt]) -> Iterator[tuple[Stmt, ...]]:
+    """The statements in order, each alone but for wgmma that add to one accumulator by one form of one instruction.
 
     Only the first of a run may ignore what the accumulator held.
     """
     at = 0
     while at < len(stmts):
         end = at + 1
-        first = _product(stmts[at])
+        first = _wgmma_of(stmts[at])
         while first is not None and end < len(stmts) and end - at < MOST:
-            more = _product(stmts[end])
+            more = _wgmma_of(stmts[end])
             if more is None or not _continues(first, more):
                 break
             end += 1
@@ -45,7 +43,7 @@ def product_runs(stmts: Sequence[Stmt]) -> Iterator[tuple[Stmt, ...]]:
         at = end
 
 
-def _product(s: Stmt) -> Call | None:
+def _wgmma_of(s: Stmt) -> Call | None:
     return s.call if isinstance(s, Evaluate) and isinstance(s.call, Call) and s.call.op == "wgmma" else None
 
 
@@ -68,7 +66,7 @@ class WgmmaCalls:
         return WGMMA_ROWS[e.options.row].function(in_registers, e.options.a_major, e.options.b_major)
 
     def print_run(self, calls: list[Call], s: Stmt) -> None:
-        """One call for a run of products: accumulator, whether it is kept, then a and b of each."""
+        """One call for a run of wgmma: accumulator, whether it is kept, then a and b of each."""
         self.page.comment(s.span)
         if calls[0].options.registers:
             name, given = self._named(calls)
@@ -88,8 +86,8 @@ class WgmmaCalls:
         return f"tl::{self._function(e)}({', '.join(map(self.x.top, e.args))})", POSTFIX
 
     def _named(self, calls: list[Call]) -> tuple[str, list[list[str]]]:
-        """(function of a run of products that names registers, its arguments: whether the accumulator is kept, then per
-        product what is no register of its own)."""
+        """(function of a run of wgmma on named registers, its arguments: whether the accumulator is kept, then for each
+        wgmma the operands that are not named registers)."""
         own = calls[0].options.registers
         if self._resident:
             bases = _bases(calls)
@@ -173,10 +171,10 @@ class WgmmaCalls:
 
 
 def wgmma_function(name: str) -> str | None:
-    """Definition of the function of one product or of a run of them, None for other names.
+    """Definition of the function of one wgmma or of a run of them, None for other names.
 
-    Accumulators c stay in registers once inlined, a and b are descriptors, or a registers.  keep false: the first
-    product ignores what c held.
+    Accumulators c stay in registers once inlined; b is a descriptor, a is one or registers.  keep false: the first wgmma
+    ignores what c held.
     """
     m = _NAME.fullmatch(name)
     if m is None:
@@ -190,7 +188,7 @@ def wgmma_function(name: str) -> str | None:
 
 
 def _bases(calls: list[Call]) -> list[Call] | None:
-    """The descriptors of A and B (of B alone: A from registers) to which those of each product add a constant, None when
+    """The descriptors of A and B (of B alone: A from registers) to which those of each wgmma add a constant, None when
     there are none."""
     out: list[Call] = []
     for at in (1, 2):
@@ -221,16 +219,16 @@ def _word(a: Any) -> int:
     return int(a.indices[0].value) * int(a.buffer.dtype.bits) // 32
 
 
-def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, products: int, run: bool,
+def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, count: int, run: bool,
                 target: tuple[str, int] | None = None, sources: Sequence[tuple[str, int]] = ()) -> str:
-    """target, sources: (array, first register) of accumulators and of each product's A with registers of their own."""
+    """target, sources: (array, first register) of named accumulators and of each wgmma's named A."""
     ty, kind = ("float", "+f") if row.c_dtype == "float32" else ("unsigned", "+r")
     n = 0 if target else row.c_registers
     each = 1 if sources else 5 if in_registers else 2
     flags = _flags(row, orders)
     c = ", ".join(f"tl_{target[0]}_{target[1] + i}" for i in range(row.c_registers)) if target else \
         ", ".join(f"%{i}" for i in range(n))
-    numbers = range(products) if run else [""]
+    numbers = range(count) if run else [""]
     lines, inputs = [], []
     for i, number in enumerate(numbers):
         at = n + i * each
@@ -250,8 +248,8 @@ def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, produ
     params = ", ".join(["bool keep", *operands] if run else [*operands, "bool keep"])
     registers = "".join(f"  const unsigned* A{k} = reinterpret_cast<const unsigned*>(a{k});\n" for k in numbers) \
         if in_registers and not sources else ""
-    predicates = f".reg .pred p{', q' if products > 1 else ''};\\nsetp.ne.b32 p, %{n + products * each}, 0;\\n"
-    if products > 1:
+    predicates = f".reg .pred p{', q' if count > 1 else ''};\\nsetp.ne.b32 p, %{n + count * each}, 0;\\n"
+    if count > 1:
         predicates += "setp.eq.u32 q, 0, 0;\\n"
     c_param = "" if target else f"{C_TYPES[row.c_dtype]}* c, "
     c_array = "" if target else f"  {ty}* C = reinterpret_cast<{ty}*>(c);\n"
@@ -261,4 +259,4 @@ def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, produ
             f"      : {outputs}\n      : {', '.join(inputs)});\n}}\n")
 
 
-__all__ = ["MOST", "SWIZZLES", "WgmmaCalls", "product_runs", "wgmma_function"]
+__all__ = ["MOST", "SWIZZLES", "WgmmaCalls", "wgmma_runs", "wgmma_function"]
