@@ -2,7 +2,7 @@
 
 Grammar (dtype on every Expr, span on every node):
 
-    Func    ::= name params buffers body attrs
+    Func    ::= name params buffers body facts attrs
     Stmt    ::= Seq(stmts) | Bind(var, value) | Alloc(buffer, init) | Store(buffer, indices, value)
               | Evaluate(call) | For(var, start, extent, kind, body) | Parallel(vars, extents, body)
               | While(cond, body) | If(cond, then, orelse) | Break | Continue | Assert(cond, message)
@@ -10,6 +10,9 @@ Grammar (dtype on every Expr, span on every node):
     Expr    ::= Var | Const | StringConst | Cast | Binary | Unary | Select | Load | AddressOf | Call
               | Ramp | Broadcast | Shuffle
     Other   ::= Buffer | Region(buffer, mins, extents)
+
+A node with options has one record of them (options.py): the plan of a For, Parallel, Launch or TileOp, the options of a
+Call, the facts of a Buffer or Func.  attrs of statements and functions are the user's annotations.
 
 Phases are sets of invariants over the same nodes (ir/verify.py):
     TILE           tile ops and Parallel loops; no thread indices needed; buffers N-dimensional.

@@ -71,7 +71,7 @@ class Options:
     _kinds: ClassVar[tuple[tuple[str, tuple[type, ...]], ...]] = ()
     _holders: ClassVar[tuple[str, ...]] = ()
     _defaults: ClassVar[dict[str, Any]] = {}
-    _get: ClassVar[Callable[[Any], tuple[Any, ...]]]
+    _get: ClassVar[Any]  # gives the values of a record in order
     _hash: ClassVar[int | None] = None
 
     def __init_subclass__(cls, **phases: tuple[str, ...]) -> None:
@@ -85,7 +85,7 @@ class Options:
 
     def values(self) -> tuple[Any, ...]:
         """All options in the order of the record."""
-        return self._get(self)
+        return tuple(self._get(self))
 
     def given(self) -> dict[str, Any]:
         """The options that differ from their defaults, by name in the order of the record."""
@@ -118,7 +118,8 @@ class Options:
         return type(self)(**{**self.given(), **changed}) if changed else self
 
     def __eq__(self, other: object) -> bool:
-        return self is other or type(self) is type(other) and _same_values(self._get(self), other._get(other))  # type: ignore[attr-defined]
+        return self is other or type(self) is type(other) and _same_values(
+            self.values(), other.values())  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
         h = self._hash

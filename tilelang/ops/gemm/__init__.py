@@ -128,18 +128,18 @@ class Gemm(TileOp):
         env.write(self.c, product.astype(numpy_dtype(acc)).reshape(env.shape(self.c)))
 
     def infer_layout(self, known: Any) -> dict[Buffer, Any]:
-        """What the chosen instruction demands of the fragments among a, b and c (attrs instruction and warps are set).
+        """What the chosen instruction demands of the fragments among a, b and c (the plan names it and its warps).
 
         A fragment of which the op uses a part only is left to others: the part is then moved before it is multiplied.
         """
         name = self.plan.instruction
-        row = MMA_ROWS.get(name)
+        row, warps = MMA_ROWS.get(name), self.plan.warps or (1, 1)
         if name in WGMMA_ROWS:
-            lays: tuple[Any, ...] = wgmma_fragments(self, WGMMA_ROWS[name], self.plan.warps, known.threads)
+            lays: tuple[Any, ...] = wgmma_fragments(self, WGMMA_ROWS[name], warps, known.threads)
         elif row is None:
             lays = (None, None, simt_fragment(self.m, self.n, known.threads))
         else:
-            lays = operand_fragments(self, row, self.plan.warps, known.threads)
+            lays = operand_fragments(self, row, warps, known.threads)
         out: dict[Buffer, Any] = {}
         for region, lay in zip((self.c, self.a, self.b), (lays[2], lays[0], lays[1])):
             if lay is not None and region.buffer.scope_name == FRAGMENT and region.is_full:
