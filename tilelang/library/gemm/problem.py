@@ -20,14 +20,14 @@ from .kernels import ACTIVATIONS, Form
 from .operands import Operand, operand
 from .tile import Tail, Tile
 
-register("matmul-shape", ValueError, "operands of a library product whose shapes do not fit together",
+register("matmul-shape", ValueError, "operands of a library GEMM whose shapes do not fit together",
          expected="operands whose shapes go together")
-register("matmul-type", TypeError, "element types a library product does not take",
-         expected="element types that the product takes")
-register("matmul-option", ValueError, "an option of a library product that it does not have",
-         expected="an option that the product has")
-register("matmul-device", ValueError, "operands of a library product on different devices", expected="operands on one device")
-register("matmul-gradient", RuntimeError, "a library product is asked for a gradient, which it does not compute",
+register("matmul-type", TypeError, "element types a library GEMM does not take",
+         expected="element types that the GEMM takes")
+register("matmul-option", ValueError, "an option of a library GEMM that it does not have",
+         expected="an option that the GEMM has")
+register("matmul-device", ValueError, "operands of a library GEMM on different devices", expected="operands on one device")
+register("matmul-gradient", RuntimeError, "a library GEMM is asked for a gradient, which it does not compute",
          "call it under torch.no_grad(), or pass tensors without requires_grad",
          expected="operands without requires_grad, or torch.no_grad()")
 
@@ -37,8 +37,8 @@ _TYPES = {"float16": ("half", "float32", "float16"), "bfloat16": ("half", "float
           "float32": ("tf32", "float32", "float32"), "float64": ("float", "float64", "float64"),
           "int8": ("int8", "int32", "int32"), "uint8": ("int8", "int32", "int32"),
           **{f: ("fp8", "float32", "bfloat16") for f in _FP8}}
-register("matmul-target", ValueError, "element types that the target's products do not have",
-         expected="element types that the target's products have")
+register("matmul-target", ValueError, "element types that the target's MMA does not have",
+         expected="element types that the target's MMA has")
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _check_types(a: Any, b: Any, out_dtype: Any) -> tuple[str, str, str, str]:
     """(a, b, result, accumulator).  Raises matmul-type."""
     ta, tb = type_name(a), type_name(b)
     if ta not in _TYPES or not (ta == tb or ta in _FP8 and tb in _FP8):
-        raise error("matmul-type", f"there is no product of {ta} and {tb}",
+        raise error("matmul-type", f"there is no GEMM of {ta} and {tb}",
                     expected="operands of one type, or both float8", found=f"{ta} and {tb}",
                     hint="operands have one type, or are both float8; types: " + ", ".join(_TYPES))
     _, acc, result = _TYPES[ta]
@@ -182,7 +182,7 @@ def _check_types(a: Any, b: Any, out_dtype: Any) -> tuple[str, str, str, str]:
         name = out_dtype.__name__ if isinstance(out_dtype, type) else str(out_dtype)
         result = f"{dtype(name.rpartition('.')[2])}"
     if not (dtype(result).is_float or result == acc):
-        raise error("matmul-type", f"a product of {ta} has no result of {result}",
+        raise error("matmul-type", f"a GEMM of {ta} has no result of {result}",
                     expected=f"{acc} or a floating-point type", found=str(result),
                     hint=f"{acc} and floating-point results exist")
     return ta, tb, result, acc
@@ -203,7 +203,7 @@ def _check_scales(scale_a: Any, scale_b: Any, kind: str, sizes: tuple[int, int, 
     if scale_a is None and scale_b is None:
         return ""
     if kind not in ("fp8", "int8") or scale_a is None or scale_b is None:
-        raise error("matmul-option", "scale_a and scale_b belong to products of float8 or int8, both of them",
+        raise error("matmul-option", "scale_a and scale_b belong to GEMMs of float8 or int8, both of them",
                     expected="both scales, with operands of float8 or int8",
                     found=f"{sum(x is not None for x in (scale_a, scale_b))} scales with {kind}",
                     hint="multiply the result, or pass the other scale too")
