@@ -54,18 +54,21 @@ def _statements(v: Any) -> tuple[Any, ...]:
     return (v,) if holds else ()
 
 
-class _Printer:
+def _py(values: tuple[int, ...]) -> str:
+    inner = ", ".join(map(str, values))
+    return f"({inner},)" if len(values) == 1 else f"({inner})"
+
+
+class Names:
+    """Names of variables and buffers in one text, each one's own."""
+
     def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.depth = 0
-        self.names: dict[int, str] = {}
+        self.given: dict[int, str] = {}
         self.taken: set[str] = {"T", "float"}
         self.keep: list[Any] = []  # named objects stay alive so that ids stay unique
-        self.declared: set[int] = set()
 
-    # ---- names ----
-    def name(self, obj: Var | Buffer) -> str:
-        got = self.names.get(id(obj))
+    def __call__(self, obj: Var | Buffer) -> str:
+        got = self.given.get(id(obj))
         if got is None:
             base = re.sub(r"\W", "_", obj.name) or "v"
             if base[0].isdigit() or keyword.iskeyword(base):
@@ -75,9 +78,17 @@ class _Printer:
                 k += 1
                 got = f"{base}_{k}"
             self.taken.add(got)
-            self.names[id(obj)] = got
+            self.given[id(obj)] = got
             self.keep.append(obj)
         return got
+
+
+class _Printer:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 0
+        self.name = Names()
+        self.declared: set[int] = set()
 
     def emit(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)
@@ -149,7 +160,7 @@ class _Printer:
                 return f"T.Broadcast({self.node(n.value)}, {n.lanes})"
             case Shuffle():
                 vs = ", ".join(map(self.node, n.vectors))
-                return f'T.Shuffle(({vs},), {self.py(n.indices)}, "{n.dtype}")'
+                return f'T.Shuffle(({vs},), {_py(n.indices)}, "{n.dtype}")'
             case Buffer():
                 return self.name(n)
             case Region():
@@ -160,10 +171,6 @@ class _Printer:
                 inner.func(n) if isinstance(n, Func) else inner.stmt(n)
                 return "\n".join(inner.lines)
         raise TypeError(f"no text for {type(n).__name__}")
-
-    def py(self, values: tuple[int, ...]) -> str:
-        inner = ", ".join(map(str, values))
-        return f"({inner},)" if len(values) == 1 else f"({inner})"
 
     def const(self, n: Const) -> str:
         v = n.value
@@ -277,7 +284,7 @@ class _Printer:
             case Launch():
                 grid = "".join(self.node(g) + ", " for g in s.grid)
                 names = ", ".join(map(self.name, (*s.block_vars, *s.thread_vars)))
-                self.emit(f"with T.Kernel({grid}threads={self.py(s.threads)}{self.options(s.plan)}) as ({names}):")
+                self.emit(f"with T.Kernel({grid}threads={_py(s.threads)}{self.options(s.plan)}) as ({names}):")
                 self.body(s.body)
             case TileOp():
                 fields = [f"{f}={self.value(getattr(s, f))}" for f in fields_of(type(s)) if f not in ("attrs", "plan")]

@@ -32,6 +32,14 @@ def _notes(s: Any) -> Attrs:
     return tuple(sorted((*plan.items(), *getattr(s, "attrs", ()))))
 
 
+def _access_masks(s: TileOp) -> dict[int, int]:
+    """By id of a region what the operation does to it: 1 read, 2 written, 3 both."""
+    masks: dict[int, int] = {}
+    for a in s.accesses():  # type: ignore[attr-defined]
+        masks[id(a.region)] = masks.get(id(a.region), 0) | (1 if a.reads else 0) | (2 if a.writes else 0)
+    return masks
+
+
 class _Script(_Printer):
     def number(self, v: Any) -> str:
         return str(v) if isinstance(v, int) else self.node(v)
@@ -134,10 +142,8 @@ class _Script(_Printer):
             super().stmt(s)
 
     def _operands(self, s: TileOp) -> list[str]:
-        """The fields in order, regions with what is done to them (1 read, 2 written, 3 both), then annotations by name."""
-        masks: dict[int, int] = {}
-        for a in s.accesses():  # type: ignore[attr-defined]
-            masks[id(a.region)] = masks.get(id(a.region), 0) | (1 if a.reads else 0) | (2 if a.writes else 0)
+        """The fields in order, regions with what is done to them, then annotations by name."""
+        masks = _access_masks(s)
 
         def field(v: Any) -> str:
             if isinstance(v, Region):
