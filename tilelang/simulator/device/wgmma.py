@@ -207,8 +207,9 @@ def _wait(c: Any, e: Call) -> Closure:
 def _opaque_copy(c: Any, e: Call) -> Closure:
     """Its argument.  A descriptor that is carried to the next iteration is one of no operand behind the last."""
     value = e.args[0]
-    ahead = isinstance(value, Call) and value.op == "wgmma_descriptor"
-    return _descriptor(c, value, ahead=True) if ahead else c.expr(value)  # type: ignore[no-any-return]
+    if isinstance(value, Call) and value.op == "wgmma_descriptor":
+        return _descriptor(c, value, ahead=True)
+    return c.expr(value)  # type: ignore[no-any-return]
 
 
 def _descriptor(c: Any, e: Call, ahead: bool = False) -> Closure:

@@ -1,4 +1,4 @@
-"""Accumulators and A operands of wgmma in registers that only products name; arrays hold their values elsewhere.
+"""Accumulators and A operands of wgmma in named PTX registers; arrays hold their values elsewhere.
 
     for r: acc[r] = 0                            for r: acc[r] = 0
     wgmma_pin(acc)                               wgmma_pin(acc, move="in")
@@ -7,17 +7,16 @@
     wgmma_wait(0); wgmma_pin(acc)                wgmma_wait(0); wgmma_pin(acc, move="out")
     out[…] = acc[…]                              out[…] = acc[…]
 
-The compiler in front of the assembler pays for every operand of an `asm` and for every value that a loop carries: a
-third of the time NVRTC took for a plain product went into 128 accumulators that nothing but products touch.  Registers
-declared in PTX (codegen/cuda/wgmma.py) are no operands.  Moves stand where values pass between the two: into the registers
-behind the last write of the array that a product may see, out of them at the pin behind the wait, when the array is read
-before the next product.  The assembler makes one register of both sides of a move.
+NVRTC pays for every operand of an `asm` and for every value that a loop carries: a third of its time for a plain GEMM went
+into 128 accumulators that only wgmma touches.  Named registers, declared in PTX (codegen/cuda/named_registers.py), are no
+operands.  Values move into the named registers behind the last ordinary write that a wgmma reads, and out of them at the
+pin behind the wait, where the array is read before the next wgmma.  ptxas makes one register of both sides of a move.
 
-Loops with a form (target/register_forms.py: fill, scale, pack) work on the registers themselves (attr `registers`).
+Loops with a form (target/register_forms.py: fill, scale, halves) work on the named registers themselves (plan.registers).
 
-A buffer whose values cannot be followed (a pin of a part, an index that is no constant, a write while its products may
-run) stays an array with its pins.  What holds is computed by data flow over the final program, per buffer:
-A: the array is up to date; R: the registers are.
+A buffer stays an array with its pins where its values cannot be followed: part of it is pinned, an index is no constant, or
+it is written while its wgmma may run.  Data flow over the final program computes for each buffer whether the array is up to
+date (A) and whether the registers are (R).
 """
 
 from __future__ import annotations

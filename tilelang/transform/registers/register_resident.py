@@ -1,4 +1,4 @@
-"""Products of products whose values never are in arrays: each loop over them works on registers of their own.
+"""Chained GEMMs (attention) whose values are never in arrays: each loop over them works on named PTX registers.
 
     wgmma(S, …)                                       wgmma(S, …, registers=("c",))
     wgmma_wait(…); wgmma_pin(S)                       wgmma_wait(…)
@@ -8,15 +8,14 @@
     for r: P[r] = float16(S[r])                       the same, attr `registers`
     wgmma(acc, P, …)                                  wgmma(acc, P, …, registers=("c", "a"))
 
-In attention the compiler in front of the assembler then meets neither the 64 scores of a thread nor their 64 accumulators:
-half the time of the whole compile.  What it prints for the loops is what it printed before, in the same order, so the
-assembler schedules them as it did (benchmarks/results/notes.md), where nothing else tempts it to: that compiler takes the
-kernel for one with few registers and would keep over the loop what it computed anew behind it, so launches with the attr
-`own_values` print indices of threads that it does not know behind the loop (`codegen/cuda/named_registers.py`).
+In attention NVRTC then meets neither the 64 scores of a thread nor its 64 accumulators, which halves the time of the whole
+compile.  The instructions of these loops are printed in the order of the program, so ptxas schedules them as before.  NVRTC
+takes such a kernel for one that needs few registers; shorten_live_ranges.py keeps it from carrying thread indices over the
+loop in launches with plan.own_values.
 
-It is all or nothing: every array that a product names has registers of its own, and each statement of the innermost loops
-with products that touches one has a form (`target/register_forms.py`) or stands in a branch: if not all that does so there
-has a form, the values pass through an array around it.  Elsewhere any statement may borrow the values so.
+It is all or nothing.  Every array that a wgmma names has named registers.  Each statement of the innermost loops with wgmma
+that touches one has a form (`target/register_forms.py`), or stands in a branch; where a branch holds a statement without a
+form, the values pass through an array around it.  Outside of those loops any statement may use the values through an array.
 """
 
 from __future__ import annotations
