@@ -118,7 +118,7 @@ def resolve_out_idx(func: Func, out_idx: Any) -> tuple[int, ...]:
         raise error("out-idx-conflict", f"Out index conflict: `{func.name}` returns tensors made by T.empty, and "
                     f"out_idx={out_idx!r} is given too",
                     found=f"out_idx={out_idx!r} and T.empty outputs", hint="leave out_idx out")
-    source = list(own) if own else [] if not given else out_idx
+    source = (list(own) if isinstance(own, tuple) else [own]) if own else [] if not given else out_idx
     if isinstance(source, int) and not isinstance(source, bool):
         source = [source]
     if not isinstance(source, list) or any(not isinstance(i, int) or isinstance(i, bool) for i in source):

@@ -130,7 +130,7 @@ class DeviceCompiler(MachineCompiler):
         """f(frame) -> (bytes of the arena, byte offset by slot): as planned (attrs shared_offsets, shared_bytes), other
         buffers one after another behind."""
         planned = {id(b.data): (b, at) for b, at in s.plan.shared_offsets}
-        total = s.plan.shared_bytes
+        total: Any = s.plan.shared_bytes
         total = 0 if total is None else total
         allocs = [n.buffer for n in walk(s.body) if isinstance(n, Alloc) and n.buffer.scope().startswith("shared")]
         sizes = {id(b.data): (geometry(self, b), numpy_dtype(b.dtype).itemsize * b.dtype.lanes, b) for b in allocs}

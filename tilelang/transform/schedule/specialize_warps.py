@@ -395,7 +395,7 @@ class _Roles:
 
     def _setup(self, made: list[Buffer], cluster: bool) -> Stmt:
         inits = [Evaluate(call("mbarrier_init", (AddressOf(b, (const(k),)), const(n, "uint32")), "void"))
-                 for b in made for k, n in enumerate(b.facts.arrive)]
+                 for b in made for k, n in enumerate(b.facts.arrive or ())]
         return seq(If(binary("eq", self.thread, const(0, self.thread.dtype)), seq(*inits, do("fence_mbarrier_init"))),
                    do("cluster_sync" if cluster else "sync_threads"))
 
