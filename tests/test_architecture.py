@@ -418,36 +418,6 @@ def test_every_pass_has_a_mirror_test_file():
             not {f"test_{p.stem}.py", f"test_{p.stem}_pass.py"} & tests] == []
 
 
-def _class_lines(folder: pathlib.Path) -> dict[str, int]:
-    """Lines of each class of a folder, with those of the bases that are defined in the package."""
-    found: dict[str, tuple[int, list[str]]] = {}
-    for path in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                bases = [b.id for b in node.bases if isinstance(b, ast.Name)]
-                found[node.name] = ((node.end_lineno or node.lineno) - node.lineno + 1, bases)
-
-    def lines(name: str) -> int:
-        own, bases = found[name]
-        return own + sum(lines(b) for b in bases if b in found)
-
-    return {name: lines(name) for name in found}
-
-
-def test_the_printer_of_the_cpu_is_composed_of_small_classes():
-    sizes = {**_class_lines(PACKAGE / "codegen" / "cpu"), **_class_lines(PACKAGE / "transform" / "cpu")}
-    assert len(sizes) > 20
-    assert {name: n for name, n in sizes.items() if n > 400} == {}
-
-
-def test_nothing_of_the_cpu_is_imported_late():
-    files = [path for room in ("codegen", "transform") for path in (PACKAGE / room / "cpu").glob("*.py")]
-    late = [f"{path.relative_to(ROOT)}:{n.lineno}" for path in files
-            for f in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(f, ast.FunctionDef)
-            for n in ast.walk(f) if isinstance(n, (ast.Import, ast.ImportFrom))]
-    assert late == []
-
-
 def stringly_reads(path: pathlib.Path) -> list[str]:
     """Reads of an attribute by a literal name: `.attr("…")`, `dict(x.attrs)["…"]`, `dict(x.attrs).get("…")`."""
     found = []
