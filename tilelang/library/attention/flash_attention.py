@@ -54,7 +54,7 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     fastest, as matmul does (reference, "Tuning the library").
 
     Error: with eps = 2^-11 (float16) or 2^-8 (bfloat16), |result - exact| <= max|v| (2 eps + 2 d 2^-24 scale |q||k| + 2^-18
-    + 2^-25 seq_k in float16): weights and result are rounded to 16 bits, a score is a float32 sum of d products.
+    + 2^-25 seq_k in float16): weights and result are rounded to 16 bits, a score is a float32 sum of d element products.
     Results are the same bits for the same inputs.
 
     The first call with new shapes, strides or a new scale compiles a kernel for them.  With TILELANG_LIBRARY_DYNAMIC_SHAPES=1
