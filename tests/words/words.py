@@ -138,17 +138,22 @@ def in_prose(text: str) -> Iterator[tuple[str, str]]:
             yield key, text[max(0, found.start() - 30):found.end() + 30]
 
 
-def names_of(tree: ast.AST) -> Iterator[str]:
-    """Public names that a module defines: functions, their parameters, classes, fields."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+def names_of(tree: ast.Module) -> Iterator[str]:
+    """Public names that a module defines: functions and classes at its top, their methods, fields and parameters.
+
+    Parameters of functions inside classes and functions inside functions are nobody's interface.
+    """
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield node.name
-            if isinstance(node, ast.FunctionDef):
-                every = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
-                yield from (a.arg for a in every if not a.arg.startswith("_"))
-            else:
-                fields = (s.target for s in node.body if isinstance(s, ast.AnnAssign))
-                yield from (f.id for f in fields if isinstance(f, ast.Name) and not f.id.startswith("_"))
+            for member in node.body:
+                if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
+                    yield member.target.id
+                elif isinstance(member, ast.FunctionDef):
+                    yield member.name
+        elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield node.name
+            yield from (a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs))
 
 
 def texts_of(tree: ast.AST) -> Iterator[str]:
@@ -208,7 +213,7 @@ def find() -> dict[tuple[str, str, str], list[str]]:
     for path in sorted((ROOT / "tilelang").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         where = str(path.relative_to(ROOT))
-        for name in names_of(tree):
+        for name in (n for n in names_of(tree) if not n.startswith("_")):
             for word in in_name(name):
                 add("name", word, name, where)
         for text in texts_of(tree):
