@@ -193,7 +193,7 @@ def render(err: TileLangError) -> str:
     return "\n".join(out)
 
 
-def told(err: BaseException) -> BaseException:
+def for_user(err: BaseException) -> BaseException:
     """The error as it leaves the package: without the frames and causes inside it, which say nothing to a user.
 
     `raise told(e)` at the border; TILELANG_DEBUG above 0 keeps everything.  Where an InternalError came from stands in its

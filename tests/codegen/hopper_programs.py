@@ -13,7 +13,7 @@ from handmade import at, evaluate, local, ramp, serial, tensor, thread_vars, unr
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Func, If, Launch, Store, Var, call, cast, const, dtype, fresh, load,
                          logical, seq, LaunchPlan, BufferFacts, FuncFacts)
-from tilelang.layout import Panels, swizzled_box_layout, panels
+from tilelang.layout import SwizzledBoxes, swizzled_box_layout, boxes_of
 from tilelang.target.tensor_map import TensorMap
 from tilelang.transform.lower.device_program import split_host
 from tilelang.transform.framework.pass_ import PassContext
@@ -67,7 +67,7 @@ def copy(m, n, rows=64, columns=128, dt="float16", width=128, out="tma", hint=No
     tx, ty, tz = thread_vars()
     bx, by = fresh("bx"), fresh("by")
     layout = swizzled_box_layout((rows, columns), dt, width)
-    p = panels(layout, dt)
+    p = boxes_of(layout, dt)
     tile, bar = shared("tile", layout.size, dt), barriers("ready", (1,))
     maps = [TensorMap(f"{t.name}_map", t, (p.boxes()[0].columns, p.boxes()[0].rows), p.swizzle) for t in (A, B)]
     size = dtype(dt).bytes
@@ -114,11 +114,11 @@ def gemm(m, n, k, dt="float16", trans_b=True, acc="float32", out="float16") -> F
     a_layout = swizzled_box_layout((STAGES, BM, BK), dt, 128)
     b_layout = swizzled_box_layout((STAGES, BN, BK) if trans_b else (STAGES, BK, BN), dt, 128)
     c_layout = swizzled_box_layout((BM, BN), out, 128)
-    pa, pb, pc = panels(a_layout, dt), panels(b_layout, dt), panels(c_layout, out)
+    pa, pb, pc = boxes_of(a_layout, dt), boxes_of(b_layout, dt), boxes_of(c_layout, out)
     As, Bs, Cs = shared("A_shared", a_layout.size, dt), shared("B_shared", b_layout.size, dt), shared(
         "C_shared", c_layout.size, out)
     full, empty = barriers("full", (1,) * STAGES), barriers("empty", (8,) * STAGES)
-    c_box = Panels(64, BN, 16, 128)  # what one consumer stores: its rows of a panel
+    c_box = SwizzledBoxes(64, BN, 16, 128)  # what one consumer stores: its rows of a panel
     A_map = TensorMap("A_map", A, (BK, BM), 128, "zero", 128)
     B_map = TensorMap("B_map", B, (pb.boxes()[0].columns, pb.boxes()[0].rows), 128, "zero", 128)
     C_map = TensorMap("C_map", C, (c_box.box_columns, 64), 128)

@@ -14,7 +14,7 @@ from handmade import at, evaluate, kernel, local, ramp, tensor, thread_vars, unr
 
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Alloc, If, Store, call, const, dtype, load, numpy_dtype, seq
-from tilelang.layout import swizzled_box_layout, panels
+from tilelang.layout import swizzled_box_layout, boxes_of
 from tilelang.runtime import cuda_driver
 from tilelang.runtime.nvrtc import compile_cubin
 from tilelang.runtime.tensor_maps import encode
@@ -127,7 +127,7 @@ def one_instruction(row, a_in_registers, a_major, b_major, width):
         while shape[1] * dt.bits // 8 % w:
             w //= 2
         layout = swizzled_box_layout(shape, stored, w)
-        p = panels(layout, stored)
+        p = boxes_of(layout, stored)
         tile = hopper.shared(f"{name}_tile", layout.size, stored)
         places.append((tile, offset))
         offset += -(-p.bytes // 1024) * 1024

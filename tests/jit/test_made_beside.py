@@ -57,7 +57,7 @@ def test_a_refused_program_is_refused_whatever_was_made_of_it(monkeypatch, cpus)
     from tilelang.transform import pipeline
 
     made = []
-    monkeypatch.setattr(building, "host_part", lambda *a, make=building.host_part: made.append(a[2]) or make(*a))
+    monkeypatch.setattr(building, "compile_host", lambda *a, make=building.compile_host: made.append(a[2]) or make(*a))
     monkeypatch.setattr(pipeline, "_doubt", lambda func: "not cleared: planted")
     monkeypatch.setattr(pipeline, "_asynchronous", lambda n: False)
     with pytest.raises(TileLangError, match="planted"):
@@ -92,13 +92,13 @@ def test_the_host_part_is_that_of_the_last_schedule(monkeypatch):
             tried.append(program)
             super().__init__(program, *rest)
 
-    def part(request, sig, program, make=building.host_part):  # of the first one too, unless it had not begun
+    def part(request, sig, program, make=building.compile_host):  # of the first one too, unless it had not begun
         text, binary = make(request, sig, program)
         return f"{text}; schedule {1 + next(k for k, p in enumerate(tried) if p is program)}", binary
 
     monkeypatch.setattr(building, "_Started", Started)
 
-    monkeypatch.setattr(building, "host_part", part)
+    monkeypatch.setattr(building, "compile_host", part)
     monkeypatch.setattr(pipeline, "_doubt", lambda func: doubts.pop() if doubts else None)
     monkeypatch.setattr(pipeline, "_asynchronous", lambda n: False)
     kernel = compiled(16, monkeypatch)

@@ -10,7 +10,7 @@ from tilelang.errors import TileLangError
 from tilelang.ir import Evaluate, For, If, Launch, const, rewrite, seq, walk
 from tilelang.simulator import run_device
 from tilelang.target import Target
-from tilelang.target.atomics import Atomic, Branch, Iterations, Role, commute, family, unordered
+from tilelang.target.atomics import Atomic, Branch, Iterations, WarpRole, commute, family, unordered
 from tilelang.transform.analysis.accesses import Update
 from tilelang.transform.analysis.atomic_order import as_iterations, in_order, must_be_placed, waits
 from tilelang.transform.analysis.divergence import Divergence
@@ -332,7 +332,8 @@ def test_facts_about_atomics():
     yes, no = Branch(1, True), Branch(1, False)
     assert unordered((yes,), (no,)) and not unordered((yes,), (yes,)) and not unordered((yes,), (Branch(2, False),))
     assert unordered((Iterations(3), yes), (Iterations(3), yes)) and not unordered((), (Iterations(3),))
-    assert unordered((Role(0, 1),), (Branch(9, True), Role(1, 2))) and not unordered((Role(0, 2),), (Role(1, 1),))
+    assert unordered((WarpRole(0, 1),), (Branch(9, True), WarpRole(1, 2)))
+    assert not unordered((WarpRole(0, 2),), (WarpRole(1, 1),))
     add, low = Atomic("add"), Atomic("min")
     assert add.misses_order(low) and not add.misses_order(add) and not low.misses_order(Atomic("load", waits=True))
     assert not Atomic("load").misses_order(Atomic("store")) and Atomic("load").misses_order(add)

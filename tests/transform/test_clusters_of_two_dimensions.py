@@ -13,7 +13,7 @@ from tilelang.errors import TileLangError
 from tilelang.ir import Evaluate, For, Launch, Store, Var, const, convert, dtype, replace, rewrite, substitute, walk
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.expr import Call
-from tilelang.layout import panels
+from tilelang.layout import boxes_of
 from tilelang.layout.swizzled_boxes import swizzled_box_layout
 from tilelang.ops.tma import _parts
 from tilelang.simulator import run_device, run_tile
@@ -22,7 +22,7 @@ from tilelang.transform.analysis.effects import acts
 from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import legalized, lower
 from tilelang.transform.schedule.specialize_warps import specialize_warps
-from tilelang.transform.schedule.clusters import Team, make_cluster
+from tilelang.transform.schedule.clusters import ClusterMap, make_cluster
 from tilelang.transform.verify_sync.launch import check_launch
 
 HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})
@@ -61,7 +61,7 @@ def test_masks_and_parts_are_those_of_the_blocks_that_differ_in_the_dimensions_s
             count, mask = team.peers(some)
             assert count == len(want) and (mask is None) == (count == size)
             assert mask is None or value(mask, at) == sum(1 << q for q in want)
-    assert Team(spans, team.ranks) == team
+    assert ClusterMap(spans, team.ranks) == team
 
 
 @pytest.mark.parametrize("rows, columns, blocks, part", [
@@ -69,7 +69,7 @@ def test_masks_and_parts_are_those_of_the_blocks_that_differ_in_the_dimensions_s
     (128, 64, 3, (1, 16)), (64, 192, 4, (3, 16)), (64, 32, 8, (1, 8))])
 def test_each_block_has_a_part(rows, columns, blocks, part):
     """(boxes, rows) of the first part; all of them together are the tile, each starting where TMA may."""
-    p = panels(swizzled_box_layout((rows, columns), 16, min(128, columns * 2)), 16)
+    p = boxes_of(swizzled_box_layout((rows, columns), 16, min(128, columns * 2)), 16)
     got = _parts(p, blocks)
     assert (len(got.boxes), got.boxes[0].rows) == part
     assert got.number >= blocks

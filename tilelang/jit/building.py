@@ -129,7 +129,7 @@ def nvrtc_options(request: Request) -> list[str]:
     return [*out, *request.flags]
 
 
-def host_part(request: Request, sig: Signature, program: Any) -> tuple[str, bytes]:
+def compile_host(request: Request, sig: Signature, program: Any) -> tuple[str, bytes]:
     """(LLVM IR, object) of the host part of a lowered program."""
     from tilelang.runtime.launchers import CudaLauncher  # 15 ms
 
@@ -201,7 +201,7 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
             if begun is not None:
                 begun.cancel()
             begun = _Started(program, sources, lambda s: compiled(s, arch, options),
-                             lambda p: host_part(request, sig, p), pool)
+                             lambda p: compile_host(request, sig, p), pool)
 
         program, sources, watch = device_source(request, start)
         if begun is None or begun.sources != sources:

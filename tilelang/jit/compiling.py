@@ -7,7 +7,7 @@ from typing import Any
 from concurrent.futures import ThreadPoolExecutor, as_completed
 import sys
 
-from tilelang.errors import InternalError, TileLangError, brought, error, told
+from tilelang.errors import InternalError, TileLangError, brought, error, for_user
 from tilelang.log import logger
 from tilelang.log import phase
 from tilelang.runtime.cpus import usable_cpus
@@ -33,7 +33,7 @@ def compile(func: Any = None, out_idx: Any = None, execution_backend: str | None
             kernel = compile_request(make_request(func, out_idx, execution_backend, target, verbose, pass_configs,
                                                   compile_flags))
     except (TileLangError, InternalError) as e:
-        raise told(e)  # noqa: B904 - told decides what goes with it
+        raise for_user(e)  # noqa: B904 - for_user decides what goes with it
     kernel.target_host = target_host
     return kernel
 

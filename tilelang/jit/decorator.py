@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tilelang.env import Environment, env
-from tilelang.errors import InternalError, JITNoBuilderError, TileLangError, error, register, told
+from tilelang.errors import InternalError, JITNoBuilderError, TileLangError, error, register, for_user
 from tilelang.ir.record import record
 from tilelang.target import Target
 from tilelang.transform.framework.scope import current_config
@@ -202,7 +202,7 @@ class JITImpl(InClasses):
             self.mode = mode
             return out
         except (TileLangError, InternalError) as e:
-            raise told(e)  # noqa: B904 - told decides what goes with it
+            raise for_user(e)  # noqa: B904 - for_user decides what goes with it
 
     @property
     def eager(self) -> EagerCalls:

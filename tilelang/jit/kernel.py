@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilelang.env import env
-from tilelang.errors import InternalError, TileLangError, error, register, told
+from tilelang.errors import InternalError, TileLangError, error, register, for_user
 from tilelang.log import logger
 from tilelang.runtime.host_engine import ffi_state
 from tilelang.runtime.params import KernelParam, params_of
@@ -121,7 +121,7 @@ class JITKernel:
         try:
             return self._again(args, problem)
         except (TileLangError, InternalError) as e:
-            raise told(e)  # noqa: B904 - told decides what goes with it
+            raise for_user(e)  # noqa: B904 - for_user decides what goes with it
 
     def _again(self, args: tuple[Any, ...], problem: Exception) -> Any:
         """A call that failed: once more with adapted arguments, or the error in full."""

@@ -10,7 +10,7 @@ them: equal? injective? conflict-free? who owns row i?  `print(layout)` draws it
 from .fragment import Fragment
 from .layout import Layout, Swizzle
 from .mode import ADDRESS, REGISTER, THREAD, Mode
-from .swizzled_boxes import Box, Descriptor, Panels, swizzled_box_layout, box_width, panels
+from .swizzled_boxes import Box, Descriptor, SwizzledBoxes, swizzled_box_layout, box_width, boxes_of
 from .unsupported import make_tcgen05mma_swizzled_layout
 from .row_major import RowMajor
 from .swizzle import (

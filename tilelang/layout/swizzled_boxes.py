@@ -1,6 +1,6 @@
-"""Shared tiles in panels: the one layout that TMA boxes write and wgmma descriptors read.
+"""Shared tiles in swizzled boxes: the one layout that TMA writes and wgmma descriptors read.
 
-A tile of R rows is cut along its contiguous dimension into panels of W bytes (128, 64, 32 with the hardware's swizzle of
+A tile of R rows is cut along its contiguous dimension into boxes of W bytes (128, 64, 32 with the hardware's swizzle of
 that width; 16 without one), each panel's rows one after another.  With byte column c of row r, inside the panel
 
     y = r*W + c % W,    place = y ^ (((y >> 7) & (W/16 - 1)) << 4),    panel c / W starts at (c / W) * R*W.
@@ -47,8 +47,8 @@ class Box:
 
 
 @record
-class Panels:
-    """The panels of one tile (one version of a buffer).
+class SwizzledBoxes:
+    """The swizzled boxes of one tile (one version of a buffer).
 
     rows: of the tile.  columns: elements of a row.  bits: of an element.  width: W, bytes of a panel's row.
     """
@@ -122,10 +122,10 @@ class Panels:
 
 
 def swizzled_box_layout(shape: Sequence[int], element: Any, swizzle_bytes: int) -> Layout:
-    """Layout of a shared buffer in panels of swizzle_bytes (128, 64, 32; 16 or 0: no swizzle).
+    """Layout of a shared buffer in boxes of swizzle_bytes a row (128, 64, 32; 16 or 0: no swizzle).
 
     element: its type, or its width in bits.  Leading dimensions are versions, one after another.  Raises
-    layout-invalid unless rows are whole panels.
+    layout-invalid unless rows are whole boxes.
     """
     shape = tuple(shape)
     bits = element if isinstance(element, int) else dtype(element).bits * dtype(element).lanes
@@ -164,16 +164,16 @@ def box_width(columns: int, bits: int) -> int:
     return next((w for w in WIDTHS if columns * bits % (w * 8) == 0), 0)
 
 
-def panels(layout: Layout, element: Any) -> Panels | None:
-    """The panels of a layout, None when TMA and wgmma cannot use it.
+def boxes_of(layout: Layout, element: Any) -> SwizzledBoxes | None:
+    """The swizzled boxes of a layout, None when TMA and wgmma cannot use it.
 
-    Versions and further panels must start at multiples of the swizzle's 8 rows.
+    Versions and further boxes must start at multiples of the swizzle's 8 rows.
     """
     s = layout.swizzle
     bits = element if isinstance(element, int) else dtype(element).bits * dtype(element).lanes
     if s is None or not s.bytes or len(layout.shape) < 2:
         return None
-    out = Panels(layout.shape[-2], layout.shape[-1], bits, s.bytes)
+    out = SwizzledBoxes(layout.shape[-2], layout.shape[-1], bits, s.bytes)
     versions = 1
     for n in layout.shape[:-2]:
         versions *= n
@@ -184,4 +184,4 @@ def panels(layout: Layout, element: Any) -> Panels | None:
     return out
 
 
-__all__ = ["Box", "Descriptor", "Panels", "swizzled_box_layout", "box_width", "panels"]
+__all__ = ["Box", "Descriptor", "SwizzledBoxes", "swizzled_box_layout", "box_width", "boxes_of"]

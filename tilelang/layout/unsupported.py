@@ -13,7 +13,7 @@ CUTE = """IntTuple E ScaledBasis ComposedLayout Swizzle make_layout make_identit
     compatible restrict from_python to_python"""
 
 
-def refused(name: str, reason: str) -> Callable[..., Any]:
+def unsupported(name: str, reason: str) -> Callable[..., Any]:
     """A function that raises layout-not-available."""
     def refuse(*args: Any, **kw: Any) -> Any:
         raise error("layout-not-available", f"{name} {reason}",
@@ -24,7 +24,7 @@ def refused(name: str, reason: str) -> Callable[..., Any]:
     return refuse
 
 
-make_tcgen05mma_swizzled_layout = refused("make_tcgen05mma_swizzled_layout",
+make_tcgen05mma_swizzled_layout = unsupported("make_tcgen05mma_swizzled_layout",
                                           "is for Blackwell (sm_100), which is not available")
 
-__all__ = ["CUTE", "make_tcgen05mma_swizzled_layout", "refused"]
+__all__ = ["CUTE", "make_tcgen05mma_swizzled_layout", "unsupported"]

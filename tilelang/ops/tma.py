@@ -14,7 +14,7 @@ from tilelang.arith import divisible
 from tilelang.errors import InternalError
 from tilelang.ir import AddressOf, Buffer, Evaluate, Expr, If, Region, Stmt, binary, call, const, convert, is_const, seq
 from tilelang.ir.record import record
-from tilelang.layout import Panels, panels
+from tilelang.layout import SwizzledBoxes, boxes_of
 from tilelang.layout.swizzled_boxes import Box
 from tilelang.target.tensor_map import STRIDE_ALIGN, refusal
 
@@ -87,7 +87,7 @@ def _box_dims(src: Region, rows: int, columns: int) -> tuple[int, int] | None:
     return wide[0], wide[1]
 
 
-def _box(src: Region, p: Panels, rows: int, columns: int) -> tuple[int, ...]:
+def _box(src: Region, p: SwizzledBoxes, rows: int, columns: int) -> tuple[int, ...]:
     """Extents of a box, innermost first."""
     dims = _box_dims(src, rows, columns)
     first = p.boxes()[0]
@@ -113,7 +113,7 @@ class _Parts:
     number: int
 
 
-def _parts(p: Panels, blocks: int) -> _Parts | None:
+def _parts(p: SwizzledBoxes, blocks: int) -> _Parts | None:
     """The parts that take the least time, one or more for each block: only by that does a block know, when its tile is
     there, that all others have seen it give back the one before (transform/schedule/rings.py).
 
@@ -157,7 +157,7 @@ def row_boxes(op: Any, parts: int) -> list[Any] | None:
     return out
 
 
-def _some_rows(p: Panels, first: int, rows: int) -> tuple[Box, ...]:
+def _some_rows(p: SwizzledBoxes, first: int, rows: int) -> tuple[Box, ...]:
     """Boxes of some rows of a tile whose boxes hold all of them."""
     return tuple(replace(b, row=0, rows=rows, offset=b.offset + first * p.width) for b in p.boxes())
 
@@ -169,7 +169,7 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     those of the mask.
     """
     src, dst = op.src, op.dst
-    got = panels(cx.layout_of(dst.buffer), dst.dtype.bits)
+    got = boxes_of(cx.layout_of(dst.buffer), dst.dtype.bits)
     rows, columns = (int(n) for n in dst.extents[-2:])  # type: ignore[arg-type]
     dims = _box_dims(src, rows, columns)
     if got is None or dims is None:

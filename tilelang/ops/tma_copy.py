@@ -18,7 +18,7 @@ from tilelang.target.tensor_map import refusal
 
 from .plans import CopyPlan
 from .tma import lower_tma_load, tma_bytes, tma_unsupported, unaligned
-from .tma_store import moved_tile, store_tile
+from .tma_store import copied_tile, store_tile
 
 register("tma-copy", ValueError, "a tile that TMA cannot move",
          "a tile is (rows, columns) of a tensor whose rows are contiguous, in a shared buffer with rows of 16, 32, 64 or a "
@@ -39,14 +39,14 @@ def check_tma_copy(op: Any) -> None:
 
 def is_row(op: Any) -> bool:
     """Whether a copy by T.tma_copy moves one row: boxes without panels, whatever its length."""
-    tile = moved_tile(op)
+    tile = copied_tile(op)
     other = op.src if tile is op.dst else op.dst
     return op.plan.by_hand and all(is_const(n, 1) for n in (*tile.extents[:-1], *other.extents[:-1]))
 
 
 def _row_box(op: Any) -> int:
     """Elements of one box of a row: equal boxes that start where TMA may."""
-    tile = moved_tile(op)
+    tile = copied_tile(op)
     n, bits = tile.extents[-1], tile.dtype.bits
     if not isinstance(n, int) or n * bits % 128 or n != tile.buffer.shape[-1]:
         return 0
@@ -56,7 +56,7 @@ def _row_box(op: Any) -> int:
 
 
 def _row_refusal(op: Any) -> str:
-    tile = moved_tile(op)
+    tile = copied_tile(op)
     other = op.src if tile is op.dst else op.dst
     if tile.dtype != other.dtype:
         return "the copy converts"
@@ -70,7 +70,7 @@ def _row_refusal(op: Any) -> str:
 
 def _row_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     """The boxes of a row, as one thread asks for them."""
-    tile = moved_tile(op)
+    tile = copied_tile(op)
     other = op.src if tile is op.dst else op.dst
     k, n = _row_box(op), int(tile.extents[-1])
     name = cx.tensor_map(other.buffer, (k, *[1] * (other.buffer.ndim - 1)), 0)
@@ -96,7 +96,7 @@ def _refusal(op: Any) -> str:
         return _bulk_refusal(op)
     if is_row(op):
         return _row_refusal(op)
-    tile = moved_tile(op)
+    tile = copied_tile(op)
     b = tile.buffer
     if b.ndim < 2 or any(not is_const(n, 1) for n in tile.extents[:-2]):
         return f"the tile of `{b.name}` is no matrix"

@@ -27,7 +27,7 @@ from tilelang.errors import InternalError
 from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, Expr, For, If, Ramp, Region, Stmt, Store, binary, call, cast, const,
                          convert, fresh, is_const, load, seq, FRAGMENT, GLOBAL)
 from tilelang.ir.record import record
-from tilelang.layout import REGISTER, THREAD, Panels, swizzled_box_layout, panels
+from tilelang.layout import REGISTER, THREAD, SwizzledBoxes, swizzled_box_layout, boxes_of
 from tilelang.target.tensor_map import REDUCE_ADD, STRIDE_ALIGN, refusal
 from tilelang.ir import walk
 
@@ -411,7 +411,7 @@ def tile_unsupported(op: Any, src: Region, dst: Region, reduce: bool = False, st
     return tensor_unsupported(t, strides) or refusal(t, _tile_box(dst, p, dims), p.swizzle) or ""
 
 
-def _tile_box(dst: Region, p: Panels, dims: tuple[int, int]) -> tuple[int, ...]:
+def _tile_box(dst: Region, p: SwizzledBoxes, dims: tuple[int, int]) -> tuple[int, ...]:
     out = [1] * dst.buffer.ndim
     first = p.boxes()[0]
     out[dims[0]], out[dims[1]] = first.rows, first.columns
@@ -423,7 +423,7 @@ def store_tile(cx: Any, src: Region, dst: Region, op: Any, reduce: bool = False)
 
     attr `awaited`: whoever planned it waits; else thread 0 of the warp group does at the end of its part.
     """
-    got = panels(cx.layout_of(src.buffer), src.dtype.bits)
+    got = boxes_of(cx.layout_of(src.buffer), src.dtype.bits)
     rows, columns = (int(n) for n in src.buffer.shape[-2:])
     dims = matrix_dims(dst, rows, columns)
     if got is None or dims is None:
@@ -455,7 +455,7 @@ def _ramp(base: Expr, n: int) -> Ramp:
     return Ramp(base, const(1), n, base.dtype.with_lanes(n))
 
 
-def moved_tile(op: Any) -> Region:
+def copied_tile(op: Any) -> Region:
     """The shared tile of a Copy or AtomicTile that TMA makes."""
     if op.dst.buffer.scope_name != GLOBAL:
         return op.dst  # type: ignore[no-any-return]
@@ -468,5 +468,5 @@ def uses_group_barriers(launch: Any) -> bool:
                not (hasattr(x.args[0], "value") and int(x.args[0].value) < GROUP_BARRIERS) for x in walk(launch.body))
 
 
-__all__ = ["GROUP_BARRIERS", "Pieces", "STEP_BYTES", "accumulator_pieces", "matrix_dims", "moved_tile", "store_accumulators",
+__all__ = ["GROUP_BARRIERS", "Pieces", "STEP_BYTES", "accumulator_pieces", "matrix_dims", "copied_tile", "store_accumulators",
            "store_tile", "tensor_unsupported", "tile_unsupported", "uses_group_barriers"]

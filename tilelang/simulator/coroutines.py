@@ -18,7 +18,7 @@ class Stopped(BaseException):
     """Ends a waiting part after another has failed."""
 
 
-class Part:
+class Coroutine:
     """One part: it runs only while it holds the turn.
 
     until: what it waits for, None while it can run.  place: span of the statement where it waits.  why: words for it.
@@ -38,7 +38,7 @@ class Part:
 class Scheduler:
     """Runs parts in turn.  Subclasses say what ends a common wait (`idle`) and how a deadlock is reported."""
 
-    def __init__(self, parts: list[Part]) -> None:
+    def __init__(self, parts: list[Coroutine]) -> None:
         self.parts = parts
         self.back = threading.Semaphore(0)
         self.now = parts[0]
@@ -48,10 +48,10 @@ class Scheduler:
         """All parts wait: let work under way end.  Whether something did."""
         return False
 
-    def ended(self, part: Part) -> None:
+    def ended(self, part: Coroutine) -> None:
         """A part has run to its end."""
 
-    def deadlock(self, left: list[Part]) -> Exception:
+    def deadlock(self, left: list[Coroutine]) -> Exception:
         """The error when all parts left wait for ever."""
         raise NotImplementedError
 
@@ -85,7 +85,7 @@ class Scheduler:
         if self.stopping:
             raise Stopped
 
-    def _resume(self, p: Part) -> None:
+    def _resume(self, p: Coroutine) -> None:
         self.now, p.until = p, None
         if p.thread is None:
             p.thread = threading.Thread(target=self._main, args=(p,), daemon=True)
@@ -96,7 +96,7 @@ class Scheduler:
         if p.failure is not None:
             raise brought(p.failure)
 
-    def _main(self, p: Part) -> None:
+    def _main(self, p: Coroutine) -> None:
         try:
             with np.errstate(all="ignore"):
                 p.body(p.frame)
@@ -110,4 +110,4 @@ class Scheduler:
         self.back.release()
 
 
-__all__ = ["Part", "Scheduler", "Stopped"]
+__all__ = ["Coroutine", "Scheduler", "Stopped"]

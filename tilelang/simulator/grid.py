@@ -13,7 +13,7 @@ import numpy as np
 from tilelang.ir import Call, Const, Launch
 from tilelang.ir.evaluate import Closure, Value
 
-from .coroutines import Part, Scheduler
+from .coroutines import Coroutine, Scheduler
 from .faults import fault
 from .lanes import Action, LaneFrame, contains
 
@@ -66,7 +66,7 @@ def _all_came(f: LaneFrame, barrier: Any, span: Any) -> None:
 class GridScheduler(Scheduler):
     """Runs parts of all blocks of a grid, which meet at its barrier."""
 
-    def __init__(self, parts: list[Part]) -> None:
+    def __init__(self, parts: list[Coroutine]) -> None:
         super().__init__(parts)
         self.come: dict[int, int] = {}  # by id of a part: how often it has come to the barrier
         for p in parts:
@@ -89,9 +89,9 @@ class TileGrid(GridScheduler):
     """Runs the blocks of a tile program side by side."""
 
     def __init__(self, frames: list[LaneFrame], body: Action) -> None:
-        super().__init__([Part(i, f"block {f.block.where}", f, body) for i, f in enumerate(frames)])
+        super().__init__([Coroutine(i, f"block {f.block.where}", f, body) for i, f in enumerate(frames)])
 
-    def deadlock(self, left: list[Part]) -> Exception:
+    def deadlock(self, left: list[Coroutine]) -> Exception:
         return fault("sim-barrier", "blocks wait for ever at the barrier of the grid",
                      expected="barriers that all blocks reach", found="blocks that wait for ever", span=left[0].place)
 

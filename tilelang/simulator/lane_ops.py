@@ -49,7 +49,7 @@ def occurrence(keys: np.ndarray) -> np.ndarray:
     return rank
 
 
-def rounds(keys: np.ndarray) -> Iterator[np.ndarray]:
+def batches(keys: np.ndarray) -> Iterator[np.ndarray]:
     """Positions in groups without equal keys, earlier positions of a key in earlier groups."""
     if len(keys) == 0:
         return
@@ -66,7 +66,7 @@ def apply_atomic(kind: str, flat: np.ndarray, at: np.ndarray, values: np.ndarray
     """cell = kind(cell, value) one after another; the values before.  at, values: one entry an operation."""
     old = np.empty(len(at), flat.dtype)
     fn = binary_function(_ATOMIC[kind], dt.scalar) if kind in _ATOMIC else (lambda x, y: y)
-    for sel in rounds(at):
+    for sel in batches(at):
         cell = at[sel]
         old[sel] = flat[cell]
         flat[cell] = fn(old[sel], values[sel])
@@ -346,4 +346,4 @@ LANE_OPS: dict[str, Callable[[Any, Call], Closure]] = {
 }  # fmt: skip
 
 __all__ = ["BLOCK_VOTES", "LANE_OPS", "VOTES_OF_BLOCKS", "Printer", "WARP", "apply_atomic", "block_vote", "format_c",
-           "occurrence", "own_threads", "rounds", "source_lanes", "spread", "started"]
+           "occurrence", "own_threads", "batches", "source_lanes", "spread", "started"]

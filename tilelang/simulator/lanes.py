@@ -14,7 +14,7 @@ import numpy as np
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel,
                          Seq, Stmt, Store, TileOp, Var, While, numpy_dtype, replace, walk, DYNAMIC, FRAGMENT)
 from tilelang.ir.evaluate import Closure, ExprCompiler, Frame, Value
-from tilelang.target.atomics import Branch, Iterations, Role
+from tilelang.target.atomics import Branch, Iterations, WarpRole
 from tilelang.target.device_functions import known_function
 
 from .addresses import Addresses
@@ -87,7 +87,7 @@ class StmtCompiler(ExprCompiler):
     def __init__(self, rows: Any = None) -> None:
         super().__init__(rows)
         self.addresses = Addresses()
-        self.inside: tuple[Branch | Iterations | Role, ...] = ()  # what the statement being compiled stands in
+        self.inside: tuple[Branch | Iterations | WarpRole, ...] = ()  # what the statement being compiled stands in
         self.turning = False  # the innermost loop is a while loop
         self.dropped: tuple[Any, ...] | None = None  # the arguments of a call whose result nobody takes
 
@@ -241,9 +241,9 @@ class StmtCompiler(ExprCompiler):
 
     def compile_if(self, s: If) -> Action:
         cond, outer = self.expr(s.cond), self.inside
-        role: tuple[Role, ...] = ()
+        role: tuple[WarpRole, ...] = ()
         if isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":
-            role = (Role(s.cond.options.first, s.cond.options.count),)
+            role = (WarpRole(s.cond.options.first, s.cond.options.count),)
         self.inside = (*outer, Branch(id(s), True), *role)
         then = self.stmt(s.then)
         self.inside = (*outer, Branch(id(s), False))

@@ -40,7 +40,7 @@ class Iterations:
 
 
 @record
-class Role:
+class WarpRole:
     """A part of the program that these warp groups run, beside others."""
 
     first: int
@@ -56,7 +56,7 @@ class Atomic:
 
     family: str
     waits: bool = False
-    path: tuple[Branch | Iterations | Role, ...] = ()
+    path: tuple[Branch | Iterations | WarpRole, ...] = ()
 
     def misses_order(self, other: Atomic) -> bool:
         """Whether something is wrong when different threads make these two on one element and nothing orders them.
@@ -67,12 +67,12 @@ class Atomic:
             self.family, other.family} & ARITHMETIC or unordered(self.path, other.path))
 
 
-def unordered(a: tuple[Branch | Iterations | Role, ...], b: tuple[Branch | Iterations | Role, ...]) -> bool:
+def unordered(a: tuple[Branch | Iterations | WarpRole, ...], b: tuple[Branch | Iterations | WarpRole, ...]) -> bool:
     """Whether a program has no order between two places: both ways of one branch, iterations of one parallel loop, roles
     without a warp group in common."""
     for x in a:
         for y in b:
-            if isinstance(x, Role) and isinstance(y, Role) and (
+            if isinstance(x, WarpRole) and isinstance(y, WarpRole) and (
                     x.first + x.count <= y.first or y.first + y.count <= x.first):
                 return True
     for x, y in zip(a, b):
@@ -83,4 +83,4 @@ def unordered(a: tuple[Branch | Iterations | Role, ...], b: tuple[Branch | Itera
     return False
 
 
-__all__ = ["ARITHMETIC", "Atomic", "Branch", "Iterations", "Role", "commute", "family", "unordered"]
+__all__ = ["ARITHMETIC", "Atomic", "Branch", "Iterations", "WarpRole", "commute", "family", "unordered"]

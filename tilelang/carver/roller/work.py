@@ -7,7 +7,7 @@ from math import prod
 
 
 @dataclass(frozen=True)
-class Product:
+class Matmul:
     """C[b] = A[b] @ B[b]: m x n x k, `batch` times.  traffic is counted for operands of these types."""
 
     m: int
@@ -54,6 +54,6 @@ class Map:
         return prod(self.space) * prod(self.reduced)
 
 
-Work = Product | Attention | Map
+Work = Matmul | Attention | Map
 
-__all__ = ["Attention", "Map", "Product", "Work"]
+__all__ = ["Attention", "Map", "Matmul", "Work"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang.carver.roller.hint import Hint
-from tilelang.carver.roller.work import Attention, Map, Product
+from tilelang.carver.roller.work import Attention, Map, Matmul
 from tilelang.language.tracing.state import error
 
 from . import programs
@@ -31,12 +31,12 @@ class MatmulTemplate(BaseTemplate):
     with_bias: bool = False
 
     @property
-    def work(self) -> Product:
-        return Product(self.M, self.N, self.K, f"{self.in_dtype}", f"{self.out_dtype}", f"{self.accum_dtype}", 1,
+    def work(self) -> Matmul:
+        return Matmul(self.M, self.N, self.K, f"{self.in_dtype}", f"{self.out_dtype}", f"{self.accum_dtype}", 1,
                        self.trans_A, self.trans_B)
 
     def program(self, hint: Hint) -> Any:
-        return programs.product_program(self.work, hint, self.with_bias)
+        return programs.matmul_program(self.work, hint, self.with_bias)
 
 
 @dataclass
@@ -61,11 +61,11 @@ class ConvTemplate(BaseTemplate):
     with_bias: bool = False
 
     @property
-    def work(self) -> Product:
+    def work(self) -> Matmul:
         oh, ow = (programs.output_size(x, self.K, self.S, self.D, self.P) for x in (self.H, self.W))
         if oh < 1 or ow < 1:
             raise ValueError(f"ConvTemplate: a window of {self.K} does not fit {self.H} x {self.W} with padding {self.P}")
-        return Product(self.N * oh * ow, self.F, self.K * self.K * self.C, f"{self.in_dtype}", f"{self.out_dtype}",
+        return Matmul(self.N * oh * ow, self.F, self.K * self.K * self.C, f"{self.in_dtype}", f"{self.out_dtype}",
                        f"{self.accum_dtype}", 1, False, False)
 
     def program(self, hint: Hint) -> Any:

@@ -7,10 +7,10 @@ from typing import Any
 
 import tilelang.language as T
 from tilelang.carver.roller.hint import Hint
-from tilelang.carver.roller.work import Attention, Map, Product
+from tilelang.carver.roller.work import Attention, Map, Matmul
 
 
-def product_program(w: Product, hint: Hint, with_bias: bool = False) -> Any:
+def matmul_program(w: Matmul, hint: Hint, with_bias: bool = False) -> Any:
     """C = A @ B, with A (M, K) or transposed, B (K, N) or transposed; bias (N,) is added to rows."""
     m, n, k = w.m, w.n, w.k
     (bm, bn), bk, threads, stages = hint.block, hint.rstep[0], hint.threads, hint.pipeline_stage
@@ -59,7 +59,7 @@ def product_program(w: Product, hint: Hint, with_bias: bool = False) -> Any:
     return product_bias if with_bias else product
 
 
-def convolution_program(w: Product, sizes: tuple[int, ...], hint: Hint) -> Any:
+def convolution_program(w: Matmul, sizes: tuple[int, ...], hint: Hint) -> Any:
     """Out (N, OH, OW, F) of Data (N, H, W, C) and Kernel (K, K, C, F), as a product over windows.
 
     sizes: (N, C, H, W, F, K, S, D, P): batch, channels, height, width, filters, window, stride, dilation, padding.
@@ -243,4 +243,4 @@ def _digits(flat: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 __all__ = ["attention_program", "convolution_program", "elementwise_program", "gemv_program", "output_size",
-           "product_program", "reduction_program"]
+           "matmul_program", "reduction_program"]

@@ -99,7 +99,7 @@ class PrimFunc:
         return self
 
     def __call__(self, *args: Any, **kw: Any) -> Any:
-        raise errors.told(errors.error("program-called", f"PrimFunc `{self.func.name}` is not callable: compile it with "
+        raise errors.for_user(errors.error("program-called", f"PrimFunc `{self.func.name}` is not callable: compile it with "
                                        "tilelang.compile and call the kernel", found=f"a call of `{self.func.name}`"))
 
 
@@ -331,7 +331,7 @@ def _told(func: Callable[..., Any], names: dict[str, Any] | None) -> PrimFunc:
     try:
         return trace_prim_func(func, names)
     except (errors.TileLangError, errors.InternalError) as e:
-        raise errors.told(e)  # noqa: B904 - told decides what goes with it
+        raise errors.for_user(e)  # noqa: B904 - for_user decides what goes with it
 
 
 __all__ = ["PrimFunc", "Unannotated", "check_signature", "closure_names", "declare_param", "finish", "function_span",

@@ -21,7 +21,7 @@ from typing import Any
 from tilelang.errors import InternalError
 from tilelang.ir import (AddressOf, Binary, Buffer, Const, Evaluate, Expr, For, Region, Stmt, Store, Var, call, cast, const,
                          convert, fresh, load, seq, unary, FRAGMENT, SHARED)
-from tilelang.layout import Fragment, Layout, Panels, swizzled_box_layout, box_width, panels, tile_fragment
+from tilelang.layout import Fragment, Layout, SwizzledBoxes, swizzled_box_layout, box_width, boxes_of, tile_fragment
 from tilelang.target.machine import REGISTERS
 from tilelang.target.mma import operand_dtype
 from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow, wgmma_row, wgmma_sizes
@@ -137,10 +137,10 @@ def shared_layout(b: Buffer) -> Layout | None:
     return swizzled_box_layout(tuple(b.shape), bits, width) if width else None
 
 
-def shared_boxes(b: Buffer) -> Panels | None:
+def shared_boxes(b: Buffer) -> SwizzledBoxes | None:
     """The panels of one version of a shared buffer; None when it has none."""
     layout = shared_layout(b)
-    return None if layout is None else panels(layout, b.dtype.bits * b.dtype.lanes)
+    return None if layout is None else boxes_of(layout, b.dtype.bits * b.dtype.lanes)
 
 
 def _number(e: Any) -> int | None:
@@ -189,7 +189,7 @@ class _Matrix:
 
     def __init__(self, cx: Any, region: Region, major: str) -> None:
         buffer = region.buffer
-        got = panels(cx.layout_of(buffer), buffer.dtype.bits)
+        got = boxes_of(cx.layout_of(buffer), buffer.dtype.bits)
         if got is None:
             raise InternalError(f"`{buffer.name}` is not made of swizzle atoms")
         self.panels, self.major, self.cx = got, major, cx

@@ -23,7 +23,7 @@ from ..lane_ops import WARP
 from ..lanes import Action, LaneFrame, contains
 from ..mbarrier import MBARRIER_OPS
 from .races import AccessTable
-from .warp_roles import Roles, unit_frames
+from .warp_roles import WarpRoles, unit_frames
 from .tma import TMA_OPS
 from .wgmma import WGMMA_OPS
 
@@ -129,7 +129,7 @@ class DeviceLaunch:
         unit = GROUP if self.hopper and not self.c.split else WARP
         parts = [p for g in frames for p in unit_frames(g, g.slots, self.threads, unit)]
         if not self.hopper:
-            return Roles(parts, self.body).run()
+            return WarpRoles(parts, self.body).run()
         block = frames[0].block
         assert block.shared is not None, "a Hopper launch has an arena of shared memory"
         work = Asynchronous(block, self.threads, self.size * self.lanes, self.barriers, [block.shared.table, *tables],
@@ -137,7 +137,7 @@ class DeviceLaunch:
         block.shared.proxy = Proxy(block.shared.table)
         for g in frames:
             g.block.asynchronous = work
-        Roles(parts, self.body, unit, work).run()
+        WarpRoles(parts, self.body, unit, work).run()
         if self.c.check:
             work.finish()
         for table in tables:

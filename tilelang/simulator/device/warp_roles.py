@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..coroutines import Part, Scheduler
+from ..coroutines import Coroutine, Scheduler
 from ..faults import fault
 from ..lane_ops import WARP
 from ..lanes import LaneFrame
@@ -36,7 +36,7 @@ class _Barrier:
     done: bool = False
 
 
-class Roles(Scheduler):
+class WarpRoles(Scheduler):
     """Runs the parts of one block.  Barrier operations of the frames call `wait_named` and `signal`.
 
     frames: one a part.  unit: threads of a part, a warp or a warp group.  asynchronous: the copies and instructions
@@ -50,7 +50,7 @@ class Roles(Scheduler):
         parts = []
         for f in frames:
             i = number[id(f.block)] = number.get(id(f.block), -1) + 1
-            parts.append(Part(i, f"{self.kind} {i}", f, body))
+            parts.append(Coroutine(i, f"{self.kind} {i}", f, body))
         super().__init__(parts)
         self.unit, self.asynchronous = unit, asynchronous
         self.block = frames[0].block
@@ -69,7 +69,7 @@ class Roles(Scheduler):
     def idle(self) -> bool:
         return self.asynchronous is not None and self.asynchronous.land()
 
-    def ended(self, part: Part) -> None:
+    def ended(self, part: Coroutine) -> None:
         # Threads that are gone count as arrived at the block barrier, and at the cluster's.
         block = part.frame.block
         b = self.barriers.get((block.rank, BLOCK_BARRIER))
@@ -117,7 +117,7 @@ class Roles(Scheduler):
             self.block.clocks.acquire(f.active(), b.seen)
         b.done = True
 
-    def deadlock(self, left: list[Part]) -> Exception:
+    def deadlock(self, left: list[Coroutine]) -> Exception:
         """The error; SplitGroups when it may be due to warps of one group that go different ways."""
         if self.unit > WARP and any((p.frame.active() != _running(p.frame)).any() for p in left):
             return SplitGroups()
@@ -128,7 +128,7 @@ class Roles(Scheduler):
             states += cluster.state()
         if self.asynchronous is not None:
             states += self.asynchronous.states()
-        waits: dict[tuple[Any, str, int], list[Part]] = {}
+        waits: dict[tuple[Any, str, int], list[Coroutine]] = {}
         for p in left:
             waits.setdefault((p.place, p.why(), p.frame.block.rank), []).append(p)
         told = [(place, f"{self._names(parts)} {'wait' if len(parts) > 1 else 'waits'} {why}")
@@ -139,7 +139,7 @@ class Roles(Scheduler):
                      span=told[0][0], notes=tuple(told[1:]), label=told[0][1],
                      hint="check numbers and counts of the barriers: each warp role must pass them equally often")
 
-    def _names(self, parts: list[Part]) -> str:
+    def _names(self, parts: list[Coroutine]) -> str:
         block = parts[0].frame.block
         numbers = [p.number for p in parts]
         of = f" of block {block.where}" if block.cluster is not None else ""
@@ -171,4 +171,4 @@ def unit_frames(f: LaneFrame, slots: list[Any], threads: int, unit: int) -> list
     return out
 
 
-__all__ = ["BLOCK_BARRIER", "Roles", "SplitGroups", "unit_frames"]
+__all__ = ["BLOCK_BARRIER", "WarpRoles", "SplitGroups", "unit_frames"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilelang.target.warp_groups import GROUP
 
-from ..coroutines import Part
+from ..coroutines import Coroutine
 from ..faults import fault
 from ..grid import GridScheduler
 from ..lanes import Action, LaneFrame
@@ -18,7 +18,7 @@ from ..mbarrier import Phases
 
 
 @dataclass
-class Role:
+class WarpRole:
     """Warp groups that run the same code.  counts: how often it has come to a statement that roles share, by id.  watch: what
     roles touch in the statement that they are doing one after another (tile_watch.Watch)."""
 
@@ -82,14 +82,14 @@ class TileBlock:
                         hint="nothing else runs in this block that could complete the barrier")
         self.scheduler.wait(until, why, span)
 
-    def once(self, key: Any, role: Role, make: Callable[[], Any]) -> Any:
+    def once(self, key: Any, role: WarpRole, make: Callable[[], Any]) -> Any:
         """What the first role to come here makes; the others get the same."""
         at = (key, nth(role, key))
         if at not in self.shared:
             self.shared[at] = make()
         return self.shared[at]
 
-    def gather(self, key: Any, role: Role, roles: dict[int, int], span: Any, why: str,
+    def gather(self, key: Any, role: WarpRole, roles: dict[int, int], span: Any, why: str,
                action: Callable[[], None] | None = None) -> None:
         """One of some roles (threads by number) comes; when all have that have not ended, the action is done and all go on."""
         m = self.meetings.setdefault(key, _Meeting(sum(roles.values()), roles=dict(roles)))
@@ -105,7 +105,7 @@ class TileBlock:
                 m.action()
             m.done = True
 
-    def ended(self, role: Role) -> None:
+    def ended(self, role: WarpRole) -> None:
         """A role has run to its end: no meeting waits for it."""
         self.over.add(role.number)
         for key, m in list(self.meetings.items()):
@@ -129,7 +129,7 @@ class TileBlock:
             self.wait(lambda: m.done, lambda: f"at {why} ({m.come} of {m.need} threads are there)", span)
 
 
-def nth(role: Role, key: Any) -> int:
+def nth(role: WarpRole, key: Any) -> int:
     """How often a role has come to something shared, this time included."""
     role.counts[key] = role.counts.get(key, 0) + 1
     return role.counts[key]
@@ -140,15 +140,15 @@ class TileScheduler(GridScheduler):
 
     def __init__(self, blocks: list[TileBlock], frames: list[LaneFrame], body: Action) -> None:
         of = [f" of block {f.block.where}" if len(blocks) > 1 else "" for f in frames]
-        super().__init__([Part(f.role.number, f.role.name + o, f, body) for f, o in zip(frames, of)])
+        super().__init__([Coroutine(f.role.number, f.role.name + o, f, body) for f, o in zip(frames, of)])
         self.block, self.blocks = blocks[0], blocks
         for b in blocks:
             b.scheduler = self
 
-    def ended(self, part: Part) -> None:
+    def ended(self, part: Coroutine) -> None:
         part.frame.block.ended(part.frame.role)
 
-    def deadlock(self, left: list[Part]) -> Exception:
+    def deadlock(self, left: list[Coroutine]) -> Exception:
         states = [b.state() for block in self.blocks for b in block.barriers if b.pending != b.count or b.tx]
         told = [(p.place, f"{p.name} waits {p.why()}") for p in left]
         return fault("sim-barrier", f"all warp roles left wait for ever in block {self.block.where}: "
@@ -158,4 +158,4 @@ class TileScheduler(GridScheduler):
                      hint="check parities and counts of the barriers: each warp role must pass them equally often")
 
 
-__all__ = ["Role", "TileBlock", "TileScheduler", "nth"]
+__all__ = ["WarpRole", "TileBlock", "TileScheduler", "nth"]

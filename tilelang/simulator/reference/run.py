@@ -33,8 +33,8 @@ from .env import TileEnv, scalar_elements
 from .hopper import TILE_HOPPER_OPS, space_of
 from .parallel import ParallelLoop
 from .divergence import Parting
-from .warp_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Role, TileBlock, around, asks_shared, in_front, make_barriers,
-                         meets_around, roles_of, run_warp_roles, signalling, together, whole_warp_role)
+from .warp_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, WarpRole, TileBlock, around, asks_shared, in_front, make_barriers,
+                         meets_around, warp_roles_of, run_warp_roles, signalling, together, whole_warp_role)
 from .warp import WARP_OPS
 from .watch import changes
 
@@ -51,7 +51,7 @@ class TileCompiler(StmtCompiler):
         super().__init__(INTRINSICS)
         self.granules, self.check = granules(func), check
         self.safe: dict[int, Closure] = {}
-        self.roles: list[Role] = []  # of the launch being compiled
+        self.roles: list[WarpRole] = []  # of the launch being compiled
         self.members: tuple[int, ...] = ()  # roles that come to the statement being compiled
         self.gathered = False  # whether they have met in front of a statement around it
         self.maps: dict[str, Any] = {}  # tensor maps of that launch
@@ -349,9 +349,9 @@ class TileCompiler(StmtCompiler):
         self.threads, self.sources = s.num_threads, s.plan.import_source
         self.safe = {id(b): self.expr(v) for b, v in s.plan.safe_values}  # a kernel's own
         self.maps, self.space = launch_maps(s), space_of(s)
-        self.roles = roles = roles_of(s)
+        self.roles = roles = warp_roles_of(s)
         self.members, self.part = tuple(range(len(roles))), Parting(s)
-        whole = Role(0, tuple(range(-(-s.num_threads // 128))), s.num_threads)
+        whole = WarpRole(0, tuple(range(-(-s.num_threads // 128))), s.num_threads)
         grid, body = [self.expr(g) for g in s.grid], self.stmt(s.body)
         block_slots = [(self.slot(v), numpy_dtype(v.dtype).type) for v in s.block_vars]
         thread_slots = [self.slot(v) for v in s.thread_vars]

@@ -23,7 +23,7 @@ from ..faults import fault
 from ..lane_ops import BLOCK_VOTES, WARP
 from ..lanes import Action, LaneFrame, uniform
 from ..mbarrier import Phases
-from .block import Role, TileBlock, TileScheduler, nth
+from .block import WarpRole, TileBlock, TileScheduler, nth
 from .cluster import CLUSTER_OPS, cluster_of_frame
 from .divergence import Parting
 from .watch import Watch
@@ -35,11 +35,12 @@ NO_EFFECT = frozenset({
     "tma_prefetch"})  # fmt: skip
 
 
-def roles_of(s: Launch) -> list[Role]:
+def warp_roles_of(s: Launch) -> list[WarpRole]:
     """The roles of a launch, [] when nothing tells its warp groups apart."""
     if not any(isinstance(n, Call) and n.op == "in_warp_groups" for n in walk(s.body)):
         return []
-    return [Role(i, groups, sum(min(GROUP, s.num_threads - GROUP * g) for g in groups)) for i, groups in enumerate(alike(s))]
+    return [WarpRole(i, groups, sum(min(GROUP, s.num_threads - GROUP * g) for g in groups))
+            for i, groups in enumerate(alike(s))]
 
 
 def executing(f: LaneFrame) -> int:
@@ -382,7 +383,7 @@ def signalling(c: Any, s: Any, action: Action) -> Action:
     return run
 
 
-def run_warp_roles(blocks: list[LaneFrame], roles: list[Role], body: Action) -> None:
+def run_warp_roles(blocks: list[LaneFrame], roles: list[WarpRole], body: Action) -> None:
     """Run one block, or the blocks of a cluster: each role on its own."""
     frames = []
     for g in blocks:
@@ -390,11 +391,11 @@ def run_warp_roles(blocks: list[LaneFrame], roles: list[Role], body: Action) -> 
             f = LaneFrame(list(g.slots), g.lanes, g.mask, g.block)
             if g.lanes > 1:
                 f.mask = role.mask(g.lanes) & g.active()
-            f.role = Role(role.number, role.groups, role.threads)
+            f.role = WarpRole(role.number, role.groups, role.threads)
             frames.append(f)
     TileScheduler([g.block for g in blocks], frames, body).run()
 
 
-__all__ = ["NO_EFFECT", "ROLE_OPS", "Role", "SYNC_OPS", "Parting", "TileBarrier", "TileBlock", "around", "asks_shared",
-           "in_front", "make_barriers", "meets_around", "roles_of", "run_warp_roles", "signalling", "together",
+__all__ = ["NO_EFFECT", "ROLE_OPS", "WarpRole", "SYNC_OPS", "Parting", "TileBarrier", "TileBlock", "around", "asks_shared",
+           "in_front", "make_barriers", "meets_around", "warp_roles_of", "run_warp_roles", "signalling", "together",
            "whole_warp_role"]

@@ -18,7 +18,7 @@ from tilelang.layout import Fragment, replicated_fragment
 
 from .loop_layouts import Loop, Touch, serial_dims, touch
 from .shared_layouts import Access, memory_accesses
-from ..legalize.manual_warp_roles import role_of
+from ..legalize.manual_warp_roles import warp_role_of
 
 register("layout-shape", ValueError, "a shared or fragment buffer needs a static shape", expected="a static shape")
 
@@ -70,8 +70,8 @@ class Uses:
                 self._collect(x, loop)
         elif isinstance(s, Alloc):
             self._allocated(s)
-        elif isinstance(s, If) and self.by_hand and role_of(s.cond) is not None:
-            count = (role_of(s.cond) or (0, 0))[1] * GROUP
+        elif isinstance(s, If) and self.by_hand and warp_role_of(s.cond) is not None:
+            count = (warp_role_of(s.cond) or (0, 0))[1] * GROUP
             saved = self.role
             for part, n in ((s.then, count), (s.orelse, saved - count)):
                 self.role = n

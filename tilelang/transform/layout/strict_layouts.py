@@ -11,7 +11,7 @@ from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm, with_warps_of
 from tilelang.ops.gemm.wgmma import choose_wgmma, operand_layouts, shared_layout, wgmma_fragments
 from tilelang.ops.tma_copy import is_row
-from tilelang.ops.tma_store import moved_tile
+from tilelang.ops.tma_store import copied_tile
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..legalize.hopper_features import hopper
@@ -106,7 +106,7 @@ class StrictLayouts(Uses):
             if isinstance(op, Copy) and (op.plan.dst_block is not None or op.plan.tma and is_row(op)):
                 self.pointers.update((op.src.buffer.data, op.dst.buffer.data))  # moved as bytes: rows in order
             elif isinstance(op, (Copy, AtomicTile)) and op.plan.tma:
-                b = moved_tile(op).buffer
+                b = copied_tile(op).buffer
                 lay = shared_layout(b)
                 given = self.known.layouts.get(b)
                 if lay is None or given is not None and given != lay:

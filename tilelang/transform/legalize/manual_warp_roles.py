@@ -125,7 +125,7 @@ def _set_up(launch: Launch, made: list[Buffer], remote: bool) -> Launch:
 # ---- roles ----------------------------------------------------------------------------------------------------------
 
 
-def role_of(cond: Expr) -> tuple[int, int] | None:
+def warp_role_of(cond: Expr) -> tuple[int, int] | None:
     """(first, count) of the warp groups of a condition that is in_warp_groups alone."""
     if isinstance(cond, Call) and cond.op == "in_warp_groups":
         return cond.options.first, cond.options.count
@@ -154,7 +154,7 @@ def _check_roles(launch: Launch) -> None:
                                 span=s.span, notes=((where.span, "used here"),))
             return
         if isinstance(s, If) and any(x.op == "in_warp_groups" for x in walk(s.cond, Call)):
-            got = role_of(s.cond)
+            got = warp_role_of(s.cond)
             stmt(s.then, got if got is not None and role == whole else (-1, 0), s)
             if s.orelse is not None:
                 stmt(s.orelse, _rest(got, whole) if got is not None and role == whole else (-1, 0), s)
@@ -233,7 +233,7 @@ class _Pins:
             elif s.call.op == "wgmma_commit":
                 state = state.issue(frozenset())
             return state
-        if isinstance(s, If) and (role := role_of(s.cond)) is not None:
+        if isinstance(s, If) and (role := warp_role_of(s.cond)) is not None:
             self.part(role, s.then)
             if s.orelse is not None:
                 self.part((-1, *role), s.orelse)
@@ -308,4 +308,4 @@ def _pin(b: Buffer) -> Stmt:
     return do("wgmma_pin", AddressOf(b, tuple(const(0) for _ in b.shape)), count=0)
 
 
-__all__ = ["role_of", "lower_manual_warp_roles"]
+__all__ = ["warp_role_of", "lower_manual_warp_roles"]

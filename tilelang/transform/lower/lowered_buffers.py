@@ -14,7 +14,7 @@ from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.distribute import conjunction
 from tilelang.ops.gemm.mma import padded_operands
 from tilelang.ops.tma_copy import is_row
-from tilelang.ops.tma_store import PANEL, moved_tile
+from tilelang.ops.tma_store import PANEL, copied_tile
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..framework.config import PassConfigKey
@@ -37,7 +37,7 @@ def _read_by_hardware(launch: Launch) -> set[Var]:
         if isinstance(s, Gemm) and s.plan.instruction in WGMMA_ROWS:
             out.update(r.buffer.data for r in (s.a, s.b) if r.buffer.scope_name in SHARED)
         elif isinstance(s, (Copy, AtomicTile)) and s.plan.tma and not (isinstance(s, Copy) and is_row(s)):
-            out.add(moved_tile(s).buffer.data)
+            out.add(copied_tile(s).buffer.data)
     return out
 
 

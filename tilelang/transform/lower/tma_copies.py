@@ -25,7 +25,7 @@ from tilelang.ops import AtomicTile, Copy, Transpose
 from tilelang.ops.bulk import as_boxes, bulk_bytes, run_unsupported
 from tilelang.ops.gemm.wgmma import shared_layout
 from tilelang.ops.tma import tma_bytes, tma_unsupported
-from tilelang.ops.tma_store import moved_tile, tile_unsupported
+from tilelang.ops.tma_store import copied_tile, tile_unsupported
 
 from ..analysis.effects import effects
 from ..legalize.hopper_features import hopper, placed_in_kernel
@@ -267,7 +267,7 @@ class _Copies:
         """One thread stores the tile.  awaited: a wait stands in front of what writes the tile next."""
         self.deferred |= awaited
         wait = [] if awaited else [_do("bulk_wait", n=0) if self._again(c) else _do("bulk_wait", n=0, read=True)]
-        return self._one(seq(with_options(c, **self._way(c, moved_tile(c)), awaited=True), *wait))
+        return self._one(seq(with_options(c, **self._way(c, copied_tile(c)), awaited=True), *wait))
 
     def _again(self, c: Copy | AtomicTile) -> bool:
         """Whether the elements must not be changed before an earlier store to them is done."""

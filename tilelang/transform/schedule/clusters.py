@@ -20,7 +20,7 @@ from tilelang.ir.record import record
 
 
 @record
-class Team:
+class ClusterMap:
     """spans: blocks of a cluster along each dimension of the launch's grid.  ranks: a block's place along each."""
 
     spans: tuple[int, ...]
@@ -76,11 +76,11 @@ class Team:
         return len(some), out
 
 
-def make_cluster(spans: tuple[int, ...], rank: Expr) -> tuple[Team, list[Bind]]:
+def make_cluster(spans: tuple[int, ...], rank: Expr) -> tuple[ClusterMap, list[Bind]]:
     """The cluster of these spans, and what binds a block's places in it, in terms of its rank."""
     wide = [k for k, n in enumerate(spans) if n > 1]
     if len(wide) == 1:
-        return Team(spans, tuple(rank if k in wide else const(0) for k in range(len(spans)))), []
+        return ClusterMap(spans, tuple(rank if k in wide else const(0) for k in range(len(spans)))), []
     binds: list[Bind] = []
     ranks: list[Expr] = [const(0)] * len(spans)
     rest = rank
@@ -88,7 +88,7 @@ def make_cluster(spans: tuple[int, ...], rank: Expr) -> tuple[Team, list[Bind]]:
         value = rest if k == wide[-1] else rest % spans[k]
         binds.append(Bind(Var(f"rank_{'xyz'[k]}", dtype("int32")), value))
         ranks[k], rest = binds[-1].var, rest // spans[k]
-    return Team(spans, tuple(ranks)), binds
+    return ClusterMap(spans, tuple(ranks)), binds
 
 
-__all__ = ["Team", "make_cluster"]
+__all__ = ["ClusterMap", "make_cluster"]

@@ -24,7 +24,7 @@ from ..framework.config import PassConfigKey
 from .tile_scheduler import TilePartition, schedule_tiles, rasterisation_rows
 from .cluster_pairs import Load, at_once, larger_in_one_wave, pairs, pays_for_many, pays_in_one_wave, saved_in_one_wave
 from ..framework.pass_ import PassContext
-from .clusters import Team, make_cluster
+from .clusters import ClusterMap, make_cluster
 
 TILE_START = 1.5  # what beginning and ending a tile costs, in iterations
 L2_SHARE = 32 << 20  # bytes of L2 that tiles running together may fill with what they share
@@ -61,7 +61,7 @@ class Tiles:
     count: Expr
     binds: tuple[Bind, ...]
     report: str
-    team: Team | None = None
+    team: ClusterMap | None = None
     inside: Expr | None = None
     once: bool = False
 
@@ -137,7 +137,7 @@ def _own_tiles(launch: Launch, asked: Any, alone: bool) -> str:
     return "several blocks run on one SM" if shared else ""
 
 
-def _in_team(launch: Launch, few: Launch, spans: tuple[int, ...], team: Team) -> tuple[list[Bind], Expr | None, str]:
+def _in_team(launch: Launch, few: Launch, spans: tuple[int, ...], team: ClusterMap) -> tuple[list[Bind], Expr | None, str]:
     """(block variables of the launch, whether its grid has the block: None where all are in it, words for the report) from
     the place of a cluster in the grid of `few` and a block's ranks."""
     binds: list[Bind] = []

@@ -18,7 +18,7 @@ from ..analysis.effects import effects
 from ..framework.pass_ import PassContext
 from .pipeline_emit import select_version
 from ..analysis.pipeline_schedule import Body, Item
-from .clusters import Team
+from .clusters import ClusterMap
 
 GROUP = 128  # threads of a warp group
 SLOW_STAGES = 2  # of a ring whose stages are for several iterations each: one in use, one on its way
@@ -40,7 +40,7 @@ class Ring:
     buffers: dict[Buffer, Buffer] = field(default_factory=dict)  # the user's -> with a version for each stage
     full: Buffer | None = None
     empty: Buffer | None = None
-    team: Team | None = None
+    team: ClusterMap | None = None
     common: dict[int, frozenset[int]] = field(default_factory=dict)
     turn: int = 1
 

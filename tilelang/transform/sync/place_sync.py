@@ -18,7 +18,7 @@ from .proxy_fences import fence_arrivals, fence_barriers
 from .warp_role_sync import WarpRoleSync, has_warp_roles
 from .split_divergent import Splitter
 from ..analysis.statements import barrier, barrier_in
-from .sync_tree import Place, TreeBuilder, Unplaceable, is_leaf, refused
+from .sync_tree import Place, TreeBuilder, Unplaceable, is_leaf, unplaceable
 
 CAP = 12  # iterations and async groups counted apart; beyond, "any"
 ROUNDS = 4_000  # of loops' bodies, after which numbers of iterations are counted apart no more: nests multiply them
@@ -78,7 +78,7 @@ def synchronized(launch: Launch) -> Launch:
             inside = set(map(id, e.place.all()))
             drop = {k for k, p in enumerate(places) if id(p) in inside and p.barrier_placed and not p.for_shared}
             if not drop:
-                raise refused(e.place) from None
+                raise unplaceable(e.place) from None
             ignored |= drop
 
 

@@ -184,7 +184,7 @@ class Unplaceable(Exception):
         self.place = place
 
 
-def refused(p: Place) -> Exception:
+def unplaceable(p: Place) -> Exception:
     """The error for a barrier that cannot be placed inside p."""
     at = next((x for x in p.all() if x.before), p)
     touched = sorted(at.all_accesses(), key=lambda a: a.buffer.scope_name not in SHARED)
@@ -197,4 +197,4 @@ def refused(p: Place) -> Exception:
                  hint="make the bounds and conditions around it the same for all threads, or write to another buffer")
 
 
-__all__ = ["Place", "TreeBuilder", "Unplaceable", "is_leaf", "refused"]
+__all__ = ["Place", "TreeBuilder", "Unplaceable", "is_leaf", "unplaceable"]

@@ -30,7 +30,7 @@ GROUP = 128  # threads of a warp group
 NUMBERS = range(1, 8)  # of named barriers for roles; ops/tma_store.py takes those from 8 on
 
 
-def role_of(s: Stmt) -> tuple[int, int] | None:
+def warp_role_of(s: Stmt) -> tuple[int, int] | None:
     """(first, count) of the warp groups that a branch by role sends into its first part; None for other statements."""
     if isinstance(s, If) and isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":
         return s.cond.options.first, s.cond.options.count
@@ -39,18 +39,18 @@ def role_of(s: Stmt) -> tuple[int, int] | None:
 
 def has_warp_roles(s: Stmt) -> bool:
     """Whether a branch by role stands in s."""
-    return any(role_of(x) is not None for x in walk(s, If))
+    return any(warp_role_of(x) is not None for x in walk(s, If))
 
 
 def _joined(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     """Branches of one role that follow each other, others' between them or not, as one: its turns are ordered in it."""
     out: list[Stmt] = []
     for s in stmts:
-        role, k = role_of(s), len(out) - 1
-        while role is not None and k >= 0 and _apart(role_of(out[k]), role) and getattr(out[k], "orelse", None) is None:
+        role, k = warp_role_of(s), len(out) - 1
+        while role is not None and k >= 0 and _apart(warp_role_of(out[k]), role) and getattr(out[k], "orelse", None) is None:
             k -= 1
-        if role is not None and k >= 0 and role_of(out[k]) == role and isinstance(s, If) and isinstance(last := out[k], If) \
-                and last.orelse is None and s.orelse is None:
+        if role is not None and k >= 0 and warp_role_of(out[k]) == role and isinstance(s, If) \
+                and isinstance(last := out[k], If) and last.orelse is None and s.orelse is None:
             out[k] = replace(last, then=seq(last.then, s.then, span=last.then.span))
         else:
             out.append(s)
@@ -135,7 +135,7 @@ class WarpRoleSync:
 
     def outside(self, s: Stmt) -> bool:
         """Whether a statement with roles touches memory outside of them."""
-        if role_of(s) is not None:
+        if warp_role_of(s) is not None:
             return False
         inner = [x for f in ("body", "then", "orelse") if isinstance(x := getattr(s, f, None), Stmt)]
         return any(p.touches for x in inner for p in self.pieces(stmts_of(x)))
@@ -150,7 +150,7 @@ class WarpRoleSync:
         return list(got[known:])
 
     def with_warp_roles(self, s: Stmt) -> list[Stmt]:
-        if role_of(s) is not None:
+        if warp_role_of(s) is not None:
             return [self.parts(s)]
         if isinstance(s, (For, While)):
             loop = s if isinstance(s, For) else For(fresh("turn"), const(0), fresh("turns"), "serial", s.body)
@@ -165,7 +165,7 @@ class WarpRoleSync:
 
     def parts(self, s: Any) -> Stmt:
         """A branch by role."""
-        first, count = role_of(s) or (0, 0)
+        first, count = warp_role_of(s) or (0, 0)
         groups = self.launch.num_threads // GROUP
         others = (0, first) if first else (count, groups - count)
         done: list[Stmt | None] = []
@@ -226,7 +226,7 @@ class WarpRoleSync:
                         "numbers of its barriers",
                         found="numbers that the program computes", span=self.launch.span)
         free = [k for k in NUMBERS if k not in used]
-        starts = sorted({p for x in walk(self.launch.body, If) if (r := role_of(x)) for p in (
+        starts = sorted({p for x in walk(self.launch.body, If) if (r := warp_role_of(x)) for p in (
             r[0], *([0 if r[0] else r[1]] if x.orelse is not None else []))})
         at = starts.index(start)
         if at >= len(free):
@@ -270,4 +270,4 @@ def _without_binds(stmts: Sequence[Stmt], n: int) -> list[Stmt]:
     return out
 
 
-__all__ = ["WarpRoleSync", "has_warp_roles", "role_of"]
+__all__ = ["WarpRoleSync", "has_warp_roles", "warp_role_of"]

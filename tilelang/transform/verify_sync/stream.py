@@ -16,7 +16,7 @@ from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Const, Continue, Ev
                          Store, Var, While, walk, VARIABLE, SHARED)
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
-from tilelang.target.atomics import Branch, Iterations, Role
+from tilelang.target.atomics import Branch, Iterations, WarpRole
 
 from .sync_fault import Fault, Found, Undecided
 from .accesses import Accesses
@@ -58,7 +58,7 @@ class Stream(Accesses):
         self.products = block.clocks.new()  # of its matrix instructions
         self.guess = 0  # depth of branches whose condition is not known
         self.independent = 0
-        self.inside: tuple[Branch | Iterations | Role, ...] = ()
+        self.inside: tuple[Branch | Iterations | WarpRole, ...] = ()
         self.turning = False  # the innermost loop is a while loop
         self.axes = 0  # loops whose iterations are followed all at once
         self.tiles = 0  # depth of loops around ring loops
@@ -265,7 +265,7 @@ class Stream(Accesses):
             return
         self.inside = (*around, Branch(id(s), way))
         if way and isinstance(cond, Call) and cond.op == "in_warp_groups":
-            self.inside = (*self.inside, Role(cond.options.first, cond.options.count))
+            self.inside = (*self.inside, WarpRole(cond.options.first, cond.options.count))
 
     def only(self, taken: Any) -> None:
         """Only these threads are active from here on."""
