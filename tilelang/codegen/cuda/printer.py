@@ -122,7 +122,7 @@ class KernelPrinter:
             return
         across, along = ("x", "y") if row else ("y", "x")
         first, second = (bx, by) if row else (by, bx)
-        self.page.emit(f"// blocks in panels of {panel} {'rows' if row else 'columns'}")
+        self.page.emit(f"// blocks in rasterisation panels of {panel} {'rows' if row else 'columns'}")
         for line in (
                 f"const unsigned block_ = blockIdx.x + gridDim.x * blockIdx.y, panel_ = {panel}u * gridDim.{across};",
                 f"const unsigned start_ = block_ / panel_ * {panel}u, in_ = block_ % panel_;",
@@ -137,7 +137,7 @@ class KernelPrinter:
         cx, cy, _ = cluster_of(self._launch) or (1, 1, 1)
         first, second = ("cx_", "cy_") if row else ("cy_", "cx_")
         across, along = ("nx_", "ny_") if row else ("ny_", "nx_")
-        self.page.emit(f"// clusters in panels of {panel} {'rows' if row else 'columns'}")
+        self.page.emit(f"// clusters in rasterisation panels of {panel} {'rows' if row else 'columns'}")
         for line in (
                 f"const unsigned nx_ = gridDim.x / {cx}u, ny_ = gridDim.y / {cy}u;",
                 f"const unsigned cluster_ = blockIdx.x / {cx}u + nx_ * (blockIdx.y / {cy}u), panel_ = {panel}u * {across};",
