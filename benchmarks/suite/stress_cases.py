@@ -95,34 +95,34 @@ def _grouped_reference(t: Tensors) -> torch.Tensor:
     return torch.cat([x @ y for x, y in zip(parts, t["b"].double())])
 
 
-def _coded_inputs(m: int, n: int, k: int, group: int, table: bool, device: str, seed: int) -> Tensors:
+def _dequant_inputs(m: int, n: int, k: int, group: int, table: bool, device: str, seed: int) -> Tensors:
     g = torch.Generator(device=device).manual_seed(seed)
     t = {"a": _normal((m, k), "float16", device, g),
          "w": torch.randint(0, 256, (n, k // 2), device=device, generator=g, dtype=torch.uint8),
          "scales": (torch.rand((n, k // group), device=device, generator=g) + 0.5).half()}
     if table:
-        t["values"] = _normal((16,), "float16", device, g)
+        t["lut"] = _normal((16,), "float16", device, g)
     else:
-        t["zeros"] = torch.randint(0, 16, (n, k // group), device=device, generator=g, dtype=torch.uint8)
+        t["zero_points"] = torch.randint(0, 16, (n, k // group), device=device, generator=g, dtype=torch.uint8)
     return t
 
 
-def _coded(t: Tensors) -> torch.Tensor:
-    from tilelang.library import coded_matmul
+def _dequant(t: Tensors) -> torch.Tensor:
+    from tilelang.library import dequant_matmul
 
-    return coded_matmul(**t)
+    return dequant_matmul(**t)
 
 
-def _coded_reference(t: Tensors) -> torch.Tensor:
+def _dequant_reference(t: Tensors) -> torch.Tensor:
     q = torch.stack((t["w"] & 15, t["w"] >> 4), -1).flatten(1)
     group = q.shape[1] // t["scales"].shape[1]
     scales = t["scales"].double().repeat_interleave(group, 1)
-    weights = t["values"].double()[q.long()] if "values" in t else q.double() - t["zeros"].double().repeat_interleave(group, 1)
+    weights = t["lut"].double()[q.long()] if "lut" in t else q.double() - t["zero_points"].double().repeat_interleave(group, 1)
     return t["a"].double() @ (weights * scales).T
 
 
-def coded(name: str, m: int, n: int, k: int, group: int, table: bool = False) -> Case:
-    return Case(name, partial(_coded_inputs, m, n, k, group, table), _coded, _coded_reference, LIMIT["float16"])
+def quantised(name: str, m: int, n: int, k: int, group: int, table: bool = False) -> Case:
+    return Case(name, partial(_dequant_inputs, m, n, k, group, table), _dequant, _dequant_reference, LIMIT["float16"])
 
 
 # ---- attention ---------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ CASES = {c.name: c for c in (
     product("tf32 nn", 64, 520, 264, "float32", order="nn"), product("int8 nn", 256, 264, 144, "int8", order="nn"),
     product("few rows by block", 16, 384, 512, FP8, scaling="block", limit=6e-3),
     product("clusters by price", 4184, 536, 408, order="nn"),
-    coded("coded weights", 16, 256, 512, 64), coded("coded by a table", 100, 256, 512, 128, table=True),
+    quantised("quantised weights", 16, 256, 512, 64), quantised("look-up table", 100, 256, 512, 128, table=True),
     attention("attention of few tiles", 1, 2, 1, 256, 1536, 128, causal=True),
     attention("attention of few queries", 2, 8, 2, 4, 1024, 64, causal=True),
     Case("decoding", partial(_decode_inputs, (300, 17, 512), 512, 1, 8, 2, 128), _decode, _decode_reference,

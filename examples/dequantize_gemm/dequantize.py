@@ -1,7 +1,7 @@
 """GEMM with 4-bit weights: C = A @ W.T, where W is stored as nibbles and decoded tile by tile, just before its use.
 
 The weights travel from memory in a quarter of the bytes; the decoded tile goes to shared memory, where T.gemm reads it
-like any other.  Two nibbles share a byte, the even column in the low one.  `tilelang.library.coded_matmul` computes the same
+like any other.  Two nibbles share a byte, the even column in the low one.  `tilelang.library.dequant_matmul` computes the same
 several times as fast: it decodes into registers, with tiles for few rows and for many.
 
 int4    w = (q - zero) * scale, with one scale and zero for each group of columns of a row.
