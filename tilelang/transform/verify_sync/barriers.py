@@ -28,7 +28,6 @@ from .limits import possible
 from .locals import Locals
 from .numbers import SAMPLES, Numbers
 from .shadow import AT_ONCE, Shadow, differ, held, made_of, mode_of, slot_iterations, widest_piece
-from .uniform import Uniform
 from .iterations import has_unknown_loops, places_by
 
 BUDGET = 6000  # access evaluations; loops are cut short beyond
@@ -69,9 +68,9 @@ def _walks(launch: Launch, buffers: list[Buffer], extents: tuple[int | None, ...
     for n in extents:
         for trial in range(len(SAMPLES)):
             walk = _Follower(launch, buffers, n, piece, trial).run()
-            others = list(walk.answers.others()) if walk.faults else []
+            others = list(walk.numbers.answers.others()) if walk.faults else []
             out += [_Follower(launch, buffers, n, piece, trial, given).run() for given in others] or [walk]
-            if not walk.sampled:
+            if not walk.numbers.sampled:
                 break
     return out
 
@@ -81,7 +80,7 @@ class _Misaligned(Exception):
 
 
 @dataclass
-class _Follower(Numbers):
+class _Follower:
     """One walk through the program of a block.
 
     extent: trip count given to loops of unknown extent.  trial: which of SAMPLES unknown numbers are taken for where a
@@ -95,7 +94,6 @@ class _Follower(Numbers):
     piece: int  # bytes of a granule when negative, else an upper limit of them
     trial: int = 0
     given: dict[Var, int | None] = field(default_factory=dict)
-    sampled: bool = False
     faults: list[Fault] = field(default_factory=list)
     accesses: int = 0
     unknown: int = 0
@@ -103,7 +101,7 @@ class _Follower(Numbers):
     cut: int = 0
 
     def run(self) -> _Follower:
-        self.begin()
+        self.numbers = Numbers(self.launch, self.trial, self.given)
         self.offset = {b.data: at for b, at in self.launch.plan.shared_offsets}
         self.granule = abs(self.piece)
         for b in self.buffers:
@@ -127,7 +125,7 @@ class _Follower(Numbers):
         self.places: dict[tuple[Any, ...], tuple[tuple[Any, Any, bool], list[Any]]] = {}
         self.following = False
         self.maybe: dict[Var, tuple[Any, Any]] = {}
-        self.locals = Locals(self.launch, self.matters)
+        self.locals = self.numbers.locals = Locals(self.launch, self.matters)
         self.shared_use.clear()  # setting a variable that is followed matters too
         self.following = True
         self.stmt(self.launch.body, None)
@@ -167,9 +165,9 @@ class _Follower(Numbers):
             case Bind():
                 self.reads(s.value, mask, s)
                 if s.value.dtype.lanes == 1 and not s.value.dtype.is_float:
-                    self.env[s.var] = self.value(s.value)
-                    if s.value.dtype.is_bool and self.env[s.var] is None:
-                        f, t = (possible(s.value, w, self.value, self.maybe) for w in (False, True))
+                    self.numbers.env[s.var] = self.numbers.value(s.value)
+                    if s.value.dtype.is_bool and self.numbers.env[s.var] is None:
+                        f, t = (possible(s.value, w, self.numbers.value, self.maybe) for w in (False, True))
                         self.maybe[s.var] = (f, t)
                 self.barrier_value(s.value, mask, s)
             case Store():
@@ -179,9 +177,9 @@ class _Follower(Numbers):
                     self.touch("w", s.buffer, s.indices, 1, mask, s)
                     self.at_once(s, mask)
                 elif self.locals.changes(s):
-                    self.locals.store(s, self.value(s.value), mask)
+                    self.locals.store(s, self.numbers.value(s.value), mask)
             case Alloc() if self.locals.changes(s):
-                self.locals.begin(s, None if s.init is None else self.value(s.init))
+                self.locals.begin(s, None if s.init is None else self.numbers.value(s.init))
             case Evaluate():
                 self.call(s, mask)
             case For():
@@ -195,15 +193,15 @@ class _Follower(Numbers):
 
     def branch(self, s: If, mask: Any) -> None:
         self.reads(s.cond, mask, s)
-        c = self.truth(s.cond)
+        c = self.numbers.truth(s.cond)
         # Where the condition is not known a thread may take either way, unless a part of it that is known says no.
-        ways = [possible(s.cond, w, self.value, self.maybe) if c is None else np.asarray(c, dtype=bool) == w
+        ways = [possible(s.cond, w, self.numbers.value, self.maybe) if c is None else np.asarray(c, dtype=bool) == w
                 for w in (True, False)]
         path = self.path
         self.parts = run = self.parts + 1
         for way, body, first in zip(ways, (s.then, s.orelse), (True, False)):
             if body is not None:
-                way = np.broadcast_to(way, self.n)
+                way = np.broadcast_to(way, self.numbers.n)
                 taken = way if mask is None else way & mask
                 self.path = (*path, Branch(run, first))
                 if taken.all():
@@ -214,17 +212,16 @@ class _Follower(Numbers):
 
     def while_loop(self, s: While, mask: Any) -> None:
         """As often as its condition holds where that is known, else three times."""
-        self.uniform = self.uniform or Uniform(self.launch)
-        turning, self.turning = self.turning, self.uniform.iterations_differ(s)
+        turning, self.turning = self.turning, self.numbers.in_common().iterations_differ(s)
         self.turns(s, mask)
         self.turning = turning
 
     def turns(self, s: While, mask: Any) -> None:
         for k in range(MOST_TURNS + 1):
             self.reads(s.cond, mask, s)
-            c = self.value(s.cond)
+            c = self.numbers.value(s.cond)
             if c is not None:
-                inside = np.broadcast_to(np.asarray(c, dtype=bool), self.n) & (True if mask is None else mask)
+                inside = np.broadcast_to(np.asarray(c, dtype=bool), self.numbers.n) & (True if mask is None else mask)
                 if not inside.any():
                     return
                 mask = None if inside.all() else inside
@@ -239,13 +236,13 @@ class _Follower(Numbers):
             return
         self.reads(s.start, mask, s)
         self.reads(s.extent, mask, s)
-        start, extent = self.value(s.start), self.value(s.extent)
+        start, extent = self.numbers.value(s.start), self.numbers.value(s.extent)
         start = 0 if start is None else start
         guessed = extent is None
         if extent is None:
             extent = self.extent if self.extent is not None else self.slots(s)[0]
             if isinstance(s.extent, Var):
-                self.env[s.extent] = extent
+                self.numbers.env[s.extent] = extent
         most = int(np.max(extent))
         first, period = self.slots(s)
         steps: Sequence[int] = range(most)
@@ -263,7 +260,7 @@ class _Follower(Numbers):
         for at, k in enumerate(steps):
             if k != at:  # turns were left out
                 self.locals.forget(s)
-            self.env[s.var] = start + k
+            self.numbers.env[s.var] = start + k
             inside = mask
             if np.ndim(extent):
                 part = k < extent
@@ -273,7 +270,7 @@ class _Follower(Numbers):
             self.stmt(s.body, inside)
         self.independent -= s.plan.independent
         self.path, self.turning = path, turning
-        self.env.pop(s.var, None)
+        self.numbers.env.pop(s.var, None)
         if guessed or len(steps) < most:
             self.locals.forget(s)
 
@@ -307,7 +304,7 @@ class _Follower(Numbers):
 
     def barrier(self, mask: Any, s: Stmt) -> None:
         if mask is not None:
-            self.faults.append(Fault(f"a block barrier is reached by {int(mask.sum())} of {self.n} threads", s.span,
+            self.faults.append(Fault(f"a block barrier is reached by {int(mask.sum())} of {self.numbers.n} threads", s.span,
                                      None, True))
         self.epoch += 1
 
@@ -324,11 +321,11 @@ class _Follower(Numbers):
                 self.touch("r", e.buffer, e.indices, 1, mask, s)
         elif isinstance(e, Select) and e.lazy:
             self.reads(e.cond, mask, s)
-            c = self.truth(e.cond)
+            c = self.numbers.truth(e.cond)
             for side, value in ((e.a, True), (e.b, False)):
                 way = mask
                 if c is not None:
-                    way = np.broadcast_to(np.asarray(c, bool) == value, self.n)
+                    way = np.broadcast_to(np.asarray(c, bool) == value, self.numbers.n)
                     way = way if mask is None else way & mask
                 self.reads(side, way, s)
         elif isinstance(e, Call):
@@ -355,7 +352,7 @@ class _Follower(Numbers):
             width = max(1, c.options.bytes // size)
             self.touch("async" if k == 0 else "r", a.buffer, a.indices, width, mask, s)
         elif c.op in ("ldmatrix", "stmatrix"):
-            lanes = self.threads % 32 < 8 * c.options.num
+            lanes = self.numbers.threads % 32 < 8 * c.options.num
             mode = "w" if c.op in _WRITES_FIRST and k == 0 else "r"
             self.touch(mode, a.buffer, a.indices, max(1, 16 // size), lanes if mask is None else lanes & mask, s)
         elif c.op == "wgmma_descriptor":  # a tile read by the whole warp group
@@ -370,7 +367,7 @@ class _Follower(Numbers):
 
     def read_together(self, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any, s: Stmt) -> None:
         """All threads read the same place."""
-        one = np.arange(self.n) == (0 if mask is None else int(np.argmax(mask)))
+        one = np.arange(self.numbers.n) == (0 if mask is None else int(np.argmax(mask)))
         g, _, exact = self.granules(b, indices, width, one)
         self._met("r", b, (g, np.int32(-3), exact), s, None)
 
@@ -410,7 +407,7 @@ class _Follower(Numbers):
         if id(s) not in self.stored:
             self.stored.add(id(s))
             g, t, exact = self.granules(s.buffer, s.indices, 1, mask)
-            if exact and differ(g, t, lambda: [v[t] for v in made_of(s.value, self.value, held(self.launch))]):
+            if exact and differ(g, t, lambda: [v[t] for v in made_of(s.value, self.numbers.value, held(self.launch))]):
                 self.fault(s.buffer, AT_ONCE, s, len(self.sites) - 1, True)
 
     def fault(self, b: Buffer, what: str, s: Stmt, other: int, exact: bool) -> None:
@@ -428,16 +425,16 @@ class _Follower(Numbers):
             e = e.base
         if not width:
             return self.anywhere(b)
-        on = self.hangs_on(e)
+        on = self.numbers.hangs_on(e)
         if on is None:
-            return self.placed(b, self.value(e), width, mask)
-        at = [self.env.get(v) for v in on]
+            return self.placed(b, self.numbers.value(e), width, mask)
+        at = [self.numbers.env.get(v) for v in on]
         key = (b, id(e), width, b"" if mask is None else mask.tobytes(), *(x if isinstance(x, int) else id(x) for x in at))
         hit = self.places.get(key)
         if hit is None:
             if len(self.places) == _MOST_PLACES:
                 self.places.clear()
-            hit = self.places[key] = self.placed(b, self.value(e), width, mask), at  # `at` keeps the arrays named by id
+            hit = self.places[key] = self.placed(b, self.numbers.value(e), width, mask), at  # `at` keeps the arrays named by id
         return hit[0]
 
     def anywhere(self, b: Buffer) -> tuple[Any, Any, bool]:
@@ -449,8 +446,8 @@ class _Follower(Numbers):
         """granules of `width` elements from element `first`, a number for all threads or one for each, None: unknown."""
         if first is None:
             return self.anywhere(b)
-        base, threads = self.offset.get(b.data, 0), self.threads
-        first = np.broadcast_to(np.asarray(first), self.n)
+        base, threads = self.offset.get(b.data, 0), self.numbers.threads
+        first = np.broadcast_to(np.asarray(first), self.numbers.n)
         if mask is not None:
             first, threads = first[mask], threads[mask]
         at = base + first * b.dtype.bytes

@@ -26,14 +26,11 @@ class Numbers:
     of SAMPLES unknown numbers are taken for; sampled: whether a condition asked for one.  locals: variables that are followed.
     """
 
-    launch: Launch
-    trial: int
-    given: dict[Var, int | None]
-    sampled: bool
     locals: Locals
 
-    def begin(self) -> None:
+    def __init__(self, launch: Launch, trial: int, given: dict[Var, int | None]) -> None:
         """Nothing is known but threads, and the first block."""
+        self.launch, self.trial, self.sampled = launch, trial, False
         x, y, z = self.launch.threads
         self.n = x * y * z
         self.threads = t = np.arange(self.n)
@@ -41,21 +38,26 @@ class Numbers:
         self.env.update((v, 0) for v in self.launch.block_vars)
         self.guessing = False
         self.uniform: Uniform | None = None
-        self.answers = Answers(self.launch, self.given)
+        self.answers = Answers(launch, given)
         self._constant: dict[int, bool] = {}  # by id of an expression, as all below
         self._known: dict[int, tuple[Any]] = {}
         self._variables: dict[int, tuple[tuple[Var, ...] | None]] = {}
+
+    def in_common(self) -> Uniform:
+        """What the threads have in common, found when it is first asked for."""
+        self.uniform = self.uniform or Uniform(self.launch)
+        return self.uniform
 
     def truth(self, e: Expr) -> Any:
         """Value of a condition; where it hangs on numbers that are unknown but the same for all threads, of this trial."""
         c = self.value(e)
         if c is not None:
             return c
-        self.uniform = self.uniform or Uniform(self.launch)
+        uniform = self.in_common()
         self.guessing = True
         c = self.value(e)
         self.guessing = False
-        alike = not self.uniform.differs(e)
+        alike = not uniform.differs(e)
         self.sampled |= alike or c is not None
         return self.trial == 0 if alike and (self.trial < 2 or c is None) else c
 
