@@ -335,7 +335,7 @@ def test_one_kernel_serves_any_shape_and_scale_where_shapes_are_dynamic():
             assert distance(got, reference(q, k, v, True, scale=scale)[0]) <= bound(q, k, v, "float16", scale)[0]
             made.append(len(build.KERNELS))
     module._RUNS.clear()
-    assert made == [1, 1, 2, 2, 3]  # tiles of 128 rows for 200 queries; a batch of one sequence
+    assert made == [1, 1, 1, 1, 2]  # a batch of one sequence has a kernel of its own: its stride is no symbol
 
 
 @pytest.mark.parametrize("first", ["from tilelang.library import flash_attention",
