@@ -478,7 +478,7 @@ def test_tile_operations_of_scattered_or_nested_roles_are_refused():
         return f
 
     refused(scattered, "collective-divergent", "only some threads get here")
-    refused(nested, "role-place", "outside of other roles")
+    refused(nested, "role-place", "outside of other warp roles")
 
 
 @pytest.mark.spec("L16:tma")

@@ -285,14 +285,14 @@ def scaled(bm=64, bn=64, k=640, tiles=5, workers=2, threads=128, stages=3):
 
 def test_sums_of_two_levels_inside_a_loop():
     low = lower(scaled().func, SM90)
-    assert low.kernels[0].launch.plan.overlap.startswith("two parts take turns")
+    assert low.kernels[0].launch.plan.overlap.startswith("double-buffered accumulator")
     rng = np.random.default_rng(2)
     a, b = (rng.integers(-2, 3, s).astype(numpy_dtype(dtype(E4))) for s in ((320, 640), (64, 640)))
     s = rng.integers(1, 4, (320, 5)).astype(np.float32)
     got = run_device(low, {"A": a, "B": b, "S": s, "C": np.zeros((320, 64), np.float32)}).outputs["C"]
     assert np.array_equal(got, (a.astype(np.float64) * s.repeat(128, 1)) @ b.astype(np.float64).T)
     wide = lower(scaled(128, 256, tiles=3, threads=256, stages=4).func, SM90).kernels[0].launch
-    assert wide.plan.overlap.startswith("parts of a product take turns") and any(
+    assert wide.plan.overlap.startswith("chunks of a GEMM alternate") and any(
         "in 2 parts of 128 columns" in line for line in wide.plan.report)
 
 

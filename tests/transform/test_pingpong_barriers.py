@@ -48,9 +48,9 @@ def has_warp_roles(launch):
 def test_roles_were_given_up_where_turns_alone_came_to_a_standstill():
     """The barrier of both groups stands in front of the product: one group waits there, the other for its turn."""
     plain, mirrored = launch_of(False), launch_of(True)
-    assert has_warp_roles(plain) and "one product after another" in plain.plan.overlap
+    assert has_warp_roles(plain) and "one GEMM after another" in plain.plan.overlap
     assert not any("compiled without" in line for line in plain.plan.report)
-    assert has_warp_roles(mirrored) and "one product after another" not in mirrored.plan.overlap
+    assert has_warp_roles(mirrored) and "one GEMM after another" not in mirrored.plan.overlap
     assert any("compiled without turns of warp groups" in line for line in mirrored.plan.report)
     assert mirrored.plan.sync_report.startswith("ordered")
 

@@ -89,7 +89,7 @@ def test_transposed_accumulators(name):
     assert ("tma_store" in ops(launch)) == (m % 8 == 0) and "stmatrix" in ops(launch)
     assert all(x.options.trans for x in walk(launch) if isinstance(x, Call) and x.op == "stmatrix")
     if m % 8:
-        assert "by all threads, from panels" in report(launch)
+        assert "by all threads, from staged boxes" in report(launch)
     got = run_device(program, {"A": a, "B": b, "C": np.full((n, m), np.nan, np.float16)})
     assert np.array_equal(got.outputs["C"], (b.astype(np.float64) @ a.T.astype(np.float64)).astype(np.float16))
 
