@@ -171,7 +171,7 @@ def test_rows_that_tma_cannot_write_leave_in_one_piece(n, out, lanes, threads, r
                            acc="int32" if integer else "float32", out=out), **({} if roles else ONE_ROLE))
     launch = program.kernels[0].launch
     stores = plain_stores(launch)
-    assert "tma_store" not in ops(launch) and "from panels" in report(launch) and "multiple of 16" in report(launch)
+    assert "tma_store" not in ops(launch) and "from staged boxes" in report(launch) and "multiple of 16" in report(launch)
     assert stores and all(x.indices[-1].dtype.lanes == lanes for x in stores)
     got = run_device(program, {"A": a, "B": b, "bias": np.zeros(n, np.int32 if integer else np.float32),
                                "C": np.zeros((m, n), NP[out])}).outputs["C"]
