@@ -12,7 +12,7 @@ from tilelang.target import Target
 from tilelang.transform.layout.infer_layouts import infer_layouts
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
-from tilelang.transform.layout.staged_fragments import REGISTERS
+from tilelang.target.machine import REGISTERS
 
 SM80 = Target({"kind": "cuda", "arch": "sm_80"})
 UP_TO_LAYOUTS = (*TILE_PASSES, *DEVICE_PASSES[:DEVICE_PASSES.index(infer_layouts) + 1])
@@ -77,7 +77,7 @@ def test_shapes_without_common_digits(shape, view, where):
 
 def test_a_small_tile_without_common_digits_stays_in_registers():
     f = two_shapes((6, 21), (21, 6), 64)
-    assert 6 * 21 <= REGISTERS and kinds(f) == {"F": "whole", "W": "whole"}
+    assert 6 * 21 <= REGISTERS.replicated_tile and kinds(f) == {"F": "whole", "W": "whole"}
     agrees(f)
 
 

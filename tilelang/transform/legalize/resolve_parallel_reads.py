@@ -20,9 +20,10 @@ import numpy as np
 
 from tilelang.arith import simplify
 from tilelang.errors import TileLangError, error, register
-from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Const, Continue, Expr, For, Func, If, Load, Parallel,
-                         Select, Seq, Stmt, Store, Var, While, binary, children, const, convert, free_vars, fresh, contains,
-                         inner, is_const, load, rebuild, replace, substitute, unary, walk, DYNAMIC, FRAGMENT, GLOBAL, STATIC)
+from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, BufferFacts, Call, Const, Continue, Expr, For, Func, If, Load,
+                         Parallel, Select, Seq, Stmt, Store, Var, While, binary, children, const, convert, free_vars, fresh,
+                         contains, inner, is_const, load, rebuild, replace, substitute, unary, walk, DYNAMIC, FRAGMENT,
+                         GLOBAL, STATIC)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import state
 
@@ -85,7 +86,7 @@ def _of_loop(loop: Parallel) -> Stmt:
             raise error("parallel-order", f"iteration ({body.text(two)}) of the parallel loop reads the element of {name} that "
                         f"iteration ({body.text(one)}) stores", found=f"one that iteration ({body.text(one)}) stores",
                         span=read.node.span or w.node.span or loop.span)
-        old.setdefault(read.buffer, replace(read.buffer, name=f"{read.buffer.name}_old", data=None, attrs=()))
+        old.setdefault(read.buffer, replace(read.buffer, name=f"{read.buffer.name}_old", data=None, facts=BufferFacts()))
         body.early.add(id(read.node))
     if not old:
         return loop
