@@ -188,7 +188,7 @@ def test_the_tuner_uses_so_many_threads_and_writes_its_log(tmp_path, monkeypatch
             pools.append(max_workers)
             super().__init__(max_workers, **kw)
 
-    monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor", Counted)
+    monkeypatch.setattr("tilelang.jit.compiling.ThreadPoolExecutor", Counted)
     monkeypatch.chdir(tmp_path)
 
     @tilelang.autotune(configs=[{"B": 8}, {"B": 16}, {"B": 3}], warmup=1, rep=2)
