@@ -12,7 +12,7 @@ from suite.stress_cases import CASES
 def test_the_cases_are_of_every_library_kernel():
     names = " ".join(CASES)
     for word in ("nt", "nn", "tn", "tt", "bf16", "tf32", "int8", "fp8 by block", "batched", "grouped", "long k", "odd",
-                 "causal", "window", "packed", "d64", "d256", "coded", "decoding", "few tiles", "clusters"):
+                 "causal", "window", "packed", "d64", "d256", "quantised", "decoding", "few tiles", "clusters"):
         assert word in names
     assert stress.chosen("fp8*") == ["fp8", "fp8 fast", "fp8 by block"]
     assert stress.chosen("") == list(CASES)
