@@ -1,21 +1,22 @@
-"""Products that start anew, one after another in the same registers: each starts as soon as the one before is summed.
+"""Schedules several GEMMs that use one accumulator in turn, each with promotion of its result before the next one starts.
 
     for k:                                     fill row for the first k
         fill row                               for k:
         P = A[k] B[k, 0]; …P * row…     ->         start P = A[k] B[k, 0]; take row, fill it for k+1; wait for P; …P…
         P = A[k] B[k, 1]; …P * row…                start P = A[k] B[k, 1]; wait for stage k+1; wait for P; …P…
-                                               the last iteration, without what is for a next one
+                                               the last iteration, without the code that prepares a next one
 
-(split_accumulators.py makes such loops.)  One part is in registers at a time, so a warp group multiplies or adds up; the
-matrix unit is kept busy by another group's product meanwhile, if a group needs less time from one product to its next than
-that one takes.  So all that can be done under a product is: what fills small fragments for the next iteration (scales) is
-loaded an iteration ahead, what they are used for is computed from them (row_factors.py), and the next stage is waited for
-while the last product of this one runs.  The arithmetic and its order are those of the loop.
+(split_accumulators.py creates such loops.)  Only one accumulator P is in registers, so a warp group either runs an MMA or
+promotes its result.  Meanwhile another warp group keeps the tensor cores busy, if promotion takes less time than an MMA.
+Therefore this schedule moves as much other work as possible under the running MMA: small fragments (scales) are loaded one
+iteration ahead, the factors made of them are computed there (row_factors.py), and the wait for the next stage happens
+during the last GEMM of an iteration.  The arithmetic and its order do not change.
 
-A product is waited for in the turn of the loop that starts it: where it was started in the turn before, ptxas lets a warp
-issue its sums in one go (no instruction of them gives way), and the other group's next product waits for them.  Sums with
-factors then cost 5 % of the time.  Plain sums do not: without anything to fill, each turn starts the first product of the next
-one behind its last sums, whose descriptors are then computed under them.
+With fragments to load ahead, a GEMM is waited for in the iteration that starts it.  If it were started in the iteration
+before, ptxas would emit the promotion as one uninterrupted sequence without a yield, and the next GEMM of the other warp
+group would wait for it: promotion with factors then costs 5 % of the time.  Promotion without factors does not have this
+problem, so without fragments to load, each iteration starts the first GEMM of the next one after its last promotion, and
+the descriptors are computed during that promotion.
 """
 
 from __future__ import annotations
@@ -41,8 +42,11 @@ _SERIAL = {"num_stages": None, "order": None, "stage": None, "group": None}
 
 @record
 class Chain:
-    """items: of the loop body, the products.  part: what they are summed in.  ahead: fragments that the statements in front
-    of the first product fill, which may be done an iteration ahead."""
+    """GEMMs of a loop that use one accumulator one after another.
+
+    items: the GEMMs, as indices into the loop's items.  part: their accumulator.  ahead: fragments that the statements in
+    front of the first GEMM fill and that may be filled one iteration ahead.
+    """
 
     items: tuple[int, ...]
     part: Buffer
@@ -50,7 +54,7 @@ class Chain:
 
 
 def accumulator_chain(r: WarpRoleLoop) -> Chain | None:
-    """The products of a loop that are summed in one part in turn; None when it has no two of them."""
+    """The GEMMs of a loop that use one accumulator one after another; None if there are fewer than two or they do not fit."""
     items = r.body.items
     rest = [i for i in range(len(items)) if i not in r.loads]
     found = [i for i in rest if isinstance(items[i].stmt, Gemm)]
@@ -76,8 +80,10 @@ def accumulator_chain(r: WarpRoleLoop) -> Chain | None:
 
 
 def _ahead(r: WarpRoleLoop, first: int) -> tuple[Buffer, ...]:
-    """The fragments that the statements before the first product make for those after it; () where they may not run an
-    iteration ahead of these, in second copies."""
+    """The fragments that the statements before the first GEMM fill for those after it.
+
+    () if these statements cannot run one iteration ahead with a second copy of each fragment.
+    """
     items = r.body.items
     before = [x for i, x in enumerate(items) if i < first and i not in r.loads]
     after = [x for i, x in enumerate(items) if i >= first and i not in r.loads]
@@ -101,10 +107,10 @@ def _ahead(r: WarpRoleLoop, first: int) -> tuple[Buffer, ...]:
 
 @record
 class TileCode:
-    """A loop that is run once for each tile of a block, so that each tile's first product is started in the tile before.
+    """Code of a loop that runs once for each tile of a block, where the first GEMM of a tile starts during the tile before.
 
-    made: allocations that all tiles share.  ahead: what a tile waits for and loads before its first product; start: that
-    product.  body: the loop behind it, given these two for the next tile.
+    made: allocations for all tiles.  ahead: the waits and loads before a tile's first GEMM.  start: that GEMM.
+    body: function from `ahead` and `start` of the next tile to the rest of the loop.
     """
 
     made: list[Stmt]
@@ -114,26 +120,26 @@ class TileCode:
 
 
 def chained(r: WarpRoleLoop, chain: Chain) -> list[Stmt]:
-    """The loop without its copies, and what ends it."""
+    """The consumers' code of the loop: without its copies, with the code before and after the steady state."""
     return _Loop(r, chain).code()
 
 
 def chained_tiles(r: WarpRoleLoop, chain: Chain) -> TileCode | None:
-    """The same for the tiles of a block; None where a tile's steps are not known to be two or more.
+    """The same for the tiles of a block; None unless a tile has a constant number of at least two steps.
 
-    None as well where a turn starts the first product of the next one: ptxas then spills what the epilogue needs.
+    None also if an iteration starts the first GEMM of the next one: ptxas then spills registers of the epilogue.
     """
     loop, extent = _Loop(r, chain), r.loop.extent
     return loop.tile_code() if loop.early and isinstance(extent, Const) and extent.value > 1 else None
 
 
 class _Loop:
-    """The code of a chain.
+    """Generates the code of a chain.
 
-    early: whether what stands before the first product is done an iteration ahead.  factors: what the work has in common
-    along rows, [(fragment, loop that fills it)].  copies: (fragment that the work reads itself, where it is filled ahead).
-    loaded: bindings whose values are loaded, each with a variable, and another to load it ahead where the work reads it
-    itself.
+    early: whether the statements before the first GEMM run one iteration ahead.  factors: values that the promotion uses
+    per row, [(fragment, loop that fills it)].  copies: (fragment that the promotion reads, fragment that is filled ahead).
+    loaded: bindings whose values are loads from memory, each with a variable for the current iteration and, if the promotion
+    reads it, one for the next.
     """
 
     def __init__(self, r: WarpRoleLoop, chain: Chain) -> None:
@@ -181,7 +187,7 @@ class _Loop:
         return [*self.made(), If(binary("gt", extent, const(0, extent.dtype)), seq(*whole), span=loop.span)]
 
     def tile_code(self) -> TileCode:
-        """Of two steps and more, which are filled ahead.  The first step has its own text: the loop would start its product."""
+        """Code for two or more steps.  The first step is written separately, because its GEMM has already been started."""
         start, extent = convert(self.r.loop.start), convert(self.r.loop.extent)
         one = const(1, extent.dtype)
         last = start + extent - one
@@ -199,45 +205,48 @@ class _Loop:
         return made + [Alloc(b) for _, now, after in self.loaded for b in (now, after) if b is not None]
 
     def opening(self, it: Expr) -> list[Stmt]:
-        """What the first product of the loop waits for, and what is filled ahead of it."""
+        """What is filled ahead for the first GEMM of the loop, and the wait for its stage."""
         return [*self.fill(it), *self.r.filled(self.chain.items[0], it)]
 
     def turns(self, start: Expr, extent: Expr) -> For:
-        """The loop of so many turns: each starts its first product, or where nothing is filled ahead that of the next one."""
+        """The steady loop.  An iteration starts its own first GEMM, or that of the next one if nothing is filled ahead."""
         loop, k, one = self.r.loop, self.r.loop.var, const(1, extent.dtype)
         if self.early:
             turn = [*self.start(0, k), *self.take(k), *self.fill(k + one), *self.rest(k, k + one)]
         else:
             turn = [*self.rest(k, k + one), *self.fill(k + one), *self.start(0, k + one)]
-        # With loads in the loop ptxas puts them between the instructions of a product that is started sooner.
+        # If the loop holds loads, ptxas would place them between the instructions of a GEMM that is started earlier.
         tight = bool(self.early and self.r.slow) or None
         return with_options(replace(loop, kind="serial", start=start, extent=extent, body=seq(*turn)), tight=tight, **_SERIAL)
 
     def of(self, stmts: list[Stmt], it: Expr) -> list[Stmt]:
-        """Statements of iteration `it`, behind the bindings that they need."""
+        """Statements of iteration `it`, after the bindings that they need."""
         binds = needed_binds([s for s in self.r.body.pure if s.var not in self.values], _used(stmts))
         mapping = {**self.values, self.r.loop.var: it}
         return rename([self.r.select(substitute(s, mapping), it) for s in (*binds, *stmts)])
 
     def fill(self, it: Expr) -> list[Stmt]:
-        """What stands before the first product, for iteration `it`."""
+        """The statements before the first GEMM, for iteration `it`."""
         values: list[Stmt] = [Store(now, _ZERO, s.value, span=s.span) for s, now, _ in self.loaded]
         ahead = {**dict(self.copies), **{now: b for _, now, b in self.loaded if b is not None}}
         first = [i for i in range(self.chain.items[0]) if i not in self.r.loads]
         return self.r.using([substitute(s, ahead) for s in self.of([*values, *self.before], it)], first, it)
 
     def take(self, it: Expr) -> list[Stmt]:
-        """What has been filled for iteration `it` becomes what the work reads, and may be filled anew."""
+        """Copies what has been filled for iteration `it` to where the promotion reads it, so that it can be filled again."""
         return [*(Copy(_whole(after), _whole(now)) for now, after in self.copies),
                 *(Store(now, _ZERO, load(after, _ZERO)) for _, now, after in self.loaded if after is not None),
                 *self.of([s for _, s in self.factors], it)]
 
     def start(self, n: int, it: Expr) -> list[Stmt]:
-        """Product n, which runs on."""
+        """Starts GEMM n of the chain and leaves it in flight."""
         return [with_options(s, wait=-1) for s in self.of([self.products[n]], it)]
 
     def rest(self, it: Expr, after: Expr | None, ahead: Sequence[Stmt] = ()) -> list[Stmt]:
-        """An iteration whose first product runs.  after: the next one, None for the last.  ahead: done under the last part."""
+        """The rest of an iteration whose first GEMM is in flight.
+
+        after: the next iteration, None for the last one.  ahead: statements to run during the last GEMM.
+        """
         r, end = self.r, len(self.chain.items) - 1
         slot, _ = r.slot(it)
         out: list[Stmt] = []

@@ -1,10 +1,13 @@
-"""When two blocks that load the same tile make a cluster, in which it is loaded once: the one rule of persist.py, which
-makes clusters, and of library/gemm/tile_cost.py, which prices tiles with and without them.  Measured on an H200
-(benchmarks/results/notes.md); bytes and cycles are those of one multiprocessor and one iteration of its main loop.
+"""Decides when blocks that load the same tile form a cluster, in which the tile is loaded once (TMA multicast).
 
-A row of a tile is 128 bytes of a tensor's row.  Where rows do not start at multiples of 128 bytes it lies in two cache
-lines, where they do not even start at multiples of 32, in five sectors instead of four: those cost more than twice as
-much (1000 of 16 bits and 1200 of them: 8.8 us of 5.4 for the product of 1024, 10.1 of 9.3 for 1280).
+This rule has two users: persistent.py, which forms the clusters, and library/gemm/tile_cost.py, which estimates the cost of
+tiles with and without them.  The constants were measured on an H200 (benchmarks/results/notes.md).  Bytes and cycles are
+those of one SM in one iteration of its main loop.
+
+A row of a tile is 128 bytes of a row of the tensor.  If rows do not start at multiples of 128 bytes, it lies in two cache
+lines.  If they do not start at multiples of 32 bytes either, it lies in five sectors instead of four, and the load costs
+more than twice as much.  With 16-bit elements, a GEMM with rows of 1000 elements took 8.8 us (1024: 5.4 us), one with rows
+of 1200 elements 10.1 us (1280: 9.3 us).
 """
 
 from __future__ import annotations
@@ -17,36 +20,41 @@ from tilelang.ir import Const, convert, free_vars
 from tilelang.ir.record import record
 
 LINE, SECTOR = 128, 32  # bytes
-L2 = 80.0  # bytes a cycle and multiprocessor from L2, all loading
-# Bytes a cycle up to which a main loop keeps the matrix unit busy without sharing its loads.  128x256x64 tiles of 16-bit
-# types take 48 and lose 1 % in clusters; with rows across lines they take more, and clusters gain 14 to 16 %.
+L2 = 80.0  # bytes that L2 delivers to each SM per cycle while all SMs load
+# If a main loop needs at most so many bytes per cycle, it keeps the tensor cores busy without multicast.  128x256x64 tiles
+# of 16-bit types need 48 and lose 1 % in clusters; if rows lie in two cache lines they need more, and clusters gain 14 to 16 %.
 RATE = 68.0
-OFF_LINES = 1.6  # what 128 bytes count for RATE that lie in two cache lines
-OFF_SECTORS = 2.5  # what 128 bytes take that lie in five sectors
-OUTERMOST, OUTERMOST_LINES = 1.13, 1.6  # what more they take where k is outermost; what others do there that lie in two lines
-# Of the matrix unit's cycles: what a loop takes with all loads in time; with a stage free only when two blocks have used it.
+OFF_LINES = 1.6  # compared with RATE: cost of a 128-byte row that lies in two cache lines, relative to an aligned one
+OFF_SECTORS = 2.5  # time of a 128-byte row that lies in five sectors, relative to an aligned one
+# With k as the outermost dimension: additional factor for rows in five sectors; factor for rows in two cache lines.
+OUTERMOST, OUTERMOST_LINES = 1.13, 1.6
+# Time of a loop relative to its MMA cycles: if all loads arrive in time; in a cluster, where two blocks must release a stage.
 ISSUED, WAITING = 1.15, 1.17
-# Bytes a cycle and multiprocessor where one of its loads is another's as well, by the blocks of a cluster: 128x72x64 tiles
+# Bytes per cycle and SM if one of a block's loads is multicast, by the number of blocks in the cluster: 128x72x64 tiles
 # at 1000 cubed took 8.2, 7.8, 7.3 us in clusters of 1 x 4, 2 x 2 and 2 x 4, 9.2 alone.
 MULTICAST = {2: 45.0, 4: 60.0, 8: 72.0}
-# Rows across sectors, in one round: bytes a cycle of what arrives and, one after the other, of what a block asks for itself.
-# 128x72 tiles at 1000 cubed take 813 cycles an iteration alone, 701 in 2 x 1, 590 in 2 x 2, 510 in 2 x 4, where at most 200,
-# 136, 100 and 82 rows are asked for; 64x72 at 408x1240x10584 338 in 2 x 4.
+# For rows that cross sectors, in a launch of one wave: bytes per cycle of everything that arrives at a block, and of what the
+# block requests itself.  The two times add.  128x72 tiles at 1000 cubed take 813 cycles per iteration alone, 701 in 2 x 1,
+# 590 in 2 x 2, 510 in 2 x 4 clusters, where a block requests at most 200,
+# 136, 100 and 82 rows; 64x72 tiles at 408x1240x10584 take 338 cycles in 2 x 4.
 ARRIVING, ASKED = 87.0, 122.0
-# Clusters of more than two, blocks along the first two dimensions of a grid, of which launches of one round may be made.
+# Clusters of more than two blocks that a launch of one wave may use: blocks along the first two dimensions of the grid.
 LARGER = ((2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
-# Loads of blocks that do not wait for each other take longer in long loops, for each doubling beyond 16 iterations: 256x160
-# tiles at 3320x1584x10680 took 163 us alone, 152 in pairs.
+# Without clusters, blocks drift apart and their loads take longer in long loops: by this fraction for each doubling beyond
+# 16 iterations.  256x160 tiles at 3320x1584x10680 took 163 us alone, 152 in pairs.
 DRIFT = 0.07
-# Cycles that blocks take to start and to end together, two of them, more: 128x176 tiles at 680x4000x1720, 19.1 us alone, take
-# 16.9 in pairs.
+# Cycles that the blocks of a cluster need to start and to end together: two blocks; more than two.  128x176 tiles at
+# 680x4000x1720 take 19.1 us alone, 16.9 in pairs.
 START, START_LARGER = 2200, 3500
 
 
 @record
 class Load:
-    """size: bytes.  row: rows of the tensor start at multiples of so many bytes.  saved: whether two blocks load it
-    once; or how many do.  inner: k lies along the rows."""
+    """One TMA load of an iteration.
+
+    size: bytes.  row: the rows of the tensor start at multiples of this number of bytes.  saved: the number of blocks that
+    load it together, or True for two.  inner: k is the contiguous dimension.
+    """
 
     size: float
     row: int
@@ -55,20 +63,22 @@ class Load:
 
     @property
     def cost(self) -> float:
-        """Bytes of whole rows that take as long."""
+        """The number of bytes in aligned rows that would take the same time."""
         if self.row % SECTOR:
             return self.size * OFF_SECTORS * (1 if self.inner else OUTERMOST)
         return self.size * (OUTERMOST_LINES if self.row % LINE and not self.inner else 1)
 
     @property
     def taken(self) -> float:
-        """What a block of a cluster takes of it."""
+        """The cost of the fraction that one block of the cluster requests."""
         return self.cost / (2 if self.saved is True else self.saved or 1)
 
 
 def rows_of(op: Any, at: tuple[Any, ...], step: Any) -> tuple[int, bool]:
-    """(what rows of a load's source start at multiples of, in bytes, as far as it is known, at most a cache line; whether the
-    loop's variable `step` goes along them).  at: where the load begins."""
+    """(alignment of a load's source rows in bytes, whether the loop variable `step` runs along the rows).
+
+    The alignment is what is known from static strides, at most one cache line.  at: the indices where the load begins.
+    """
     b = op.src.buffer
     strides = [convert(s) for s in b.strides[:-1]]
     start = gcd(LINE, *(s.value * b.dtype.bits // 8 for s in strides if isinstance(s, Const)))
@@ -76,33 +86,38 @@ def rows_of(op: Any, at: tuple[Any, ...], step: Any) -> tuple[int, bool]:
 
 
 def pays_for_many(loads: tuple[Load, ...], cycles: float) -> bool:
-    """Blocks that compute several tiles: where loads would keep the matrix unit, busy for so many cycles, waiting."""
+    """Whether pairs are faster for blocks that compute several tiles: without them the MMAs (`cycles`) would wait for loads."""
     return bool(cycles) and sum(x.size * (1 if x.row % LINE == 0 else OFF_LINES) for x in loads) > RATE * cycles
 
 
 def pairs(count: int, others: int, blocks: int) -> bool:
-    """Whether `count` tiles along a dimension, in each of `others` rows of them, make pairs for so many blocks: an even number,
-    or one whose last pairs lack a tile without taking a round more."""
+    """Whether tiles can be paired along a dimension of `count` tiles, repeated in `others` rows, on `blocks` blocks.
+
+    True for an even count.  An odd count leaves one tile of the last pairs empty; that is accepted if it adds no wave.
+    """
     return count % 2 == 0 or blocks % 2 == 0 and -(-(count + 1) * others // blocks) == -(-count * others // blocks) > 1
 
 
 def pays_in_one_wave(loads: tuple[Load, ...], cycles: float, steps: int) -> bool:
-    """One tile a block, `steps` iterations: blocks wait for each other at both ends and load at a lower rate."""
+    """Whether pairs are faster with one tile a block and `steps` iterations.
+
+    The blocks of a pair wait for each other at the start and at the end, and load at a lower rate.
+    """
     return saved_in_one_wave(loads, cycles, steps) > START
 
 
 def saved_in_one_wave(loads: tuple[Load, ...], cycles: float, steps: int, blocks: int = 2) -> float:
-    """Cycles that clusters of so many blocks save in the loop of `steps` iterations; 0 where its work is not known."""
+    """Cycles that clusters of `blocks` blocks save in a loop of `steps` iterations; 0 if its MMA cycles are not known."""
     alone = max(cycles * ISSUED, sum(x.cost for x in loads) / L2 * (1 + DRIFT * max(0.0, log2(max(1, steps) / 16))))
     return (alone - paired_cycles(loads, cycles, blocks)) * steps if cycles else 0.0
 
 
 def larger_in_one_wave(sizes: tuple[int, ...], shared: tuple[bool, ...], saved: Callable[[tuple[int, ...]], float],
                         sm_count: int, found: tuple[int, ...]) -> tuple[int, ...]:
-    """Clusters of more than two for a launch of one round, where they save more than those found; else those.
+    """The best cluster of more than two blocks for a launch of one wave; `found` if none of them saves more cycles.
 
-    sizes: of the grid.  shared: along which of its dimensions some load is the same, and as long.  saved: cycles that
-    clusters of so many blocks along each dimension save.
+    sizes: of the grid.  shared: for each dimension, whether some load is the same for all blocks along it and the loop has
+    the same length.  saved: function from the blocks of a cluster along each dimension to the cycles that it saves.
     """
     best, most = found, max(START_LARGER, 1.05 * saved(found)) if prod(found) > 1 else START_LARGER
     for pair in LARGER if len(sizes) > 1 else ():
@@ -116,15 +131,18 @@ def larger_in_one_wave(sizes: tuple[int, ...], shared: tuple[bool, ...], saved: 
 
 
 def paired_cycles(loads: tuple[Load, ...], cycles: float, blocks: int = 2, one_wave: bool = True) -> float:
-    """An iteration in a cluster of so many blocks."""
+    """Cycles of an iteration in a cluster of `blocks` blocks."""
     size, across = sum(x.size for x in loads), sum(x.taken for x in loads if x.row % SECTOR)
     asked = size / ARRIVING + across / ASKED if across and one_wave else sum(x.taken for x in loads) / L2
     return max(cycles * WAITING, asked, size / MULTICAST[blocks])
 
 
 def at_once(sm_count: int, blocks: int) -> int:
-    """How many blocks, one a multiprocessor, run at the same time in clusters of so many: of 132 sm_count, in groups of
-    16 or 18 and fewer, some are in no cluster of 4 or 8 (128 blocks took two rounds, 120 one)."""
+    """How many blocks run at the same time in clusters of `blocks` blocks, with one block on each SM.
+
+    A cluster lies in one GPC.  132 SMs lie in GPCs of 16, 18 or fewer SMs, so clusters of 4 or 8 blocks leave some SMs
+    unused (128 blocks took two waves, 120 one).
+    """
     return sm_count if blocks <= 2 else sm_count * 10 // 11
 
 

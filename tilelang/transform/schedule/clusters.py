@@ -1,12 +1,12 @@
-"""Clusters whose blocks compute neighbouring tiles, along one dimension of a grid or two, and load what they share once.
+"""Describes a cluster of blocks that compute neighbouring tiles and load each tile they have in common once.
 
     spans (4, 2): a cluster of 8 blocks, rank = x + 4 * y        tile of A (by)        tile of B (bx)
         y = 1    4  5  6  7                                      by 4 .. 7 for all     by 1 and 5 for both
         y = 0    0  1  2  3                                      by 0 .. 3             …
 
-A load that does not depend on some dimensions is the same for the blocks of a cluster that differ in these alone.  Each of
-them loads a part of it for all (a mask of ranks), and a block's stage is filled by all that share a load with it: it is
-given back to each of them.
+A load that does not depend on some dimensions of the grid is the same for all blocks of the cluster that differ only in
+these dimensions.  Each of them loads a piece of the tile and multicasts it to all (by a mask of ranks).  So several blocks
+fill a stage of a block, and its consumers release the stage to each of these blocks.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tilelang.ir.record import record
 
 @record
 class ClusterMap:
-    """spans: blocks of a cluster along each dimension of the launch's grid.  ranks: a block's place along each."""
+    """spans: number of blocks of a cluster along each dimension of the grid.  ranks: index of a block along each of them."""
 
     spans: tuple[int, ...]
     ranks: tuple[Expr, ...]
 
     @property
     def size(self) -> int:
-        """Blocks of a cluster."""
+        """Number of blocks in a cluster."""
         return prod(self.spans)
 
     @property
@@ -37,16 +37,16 @@ class ClusterMap:
         return frozenset(k for k, n in enumerate(self.spans) if n > 1)
 
     def stride(self, dim: int) -> int:
-        """How far apart the ranks of neighbours along a dimension are."""
+        """The difference between the ranks of neighbours along a dimension."""
         return prod(self.spans[:dim])
 
     def sharers(self, dims: frozenset[int]) -> frozenset[int]:
-        """Ranks of the blocks that differ from block 0 along these dimensions alone."""
+        """Ranks of the blocks that differ from block 0 along these dimensions alone (block 0 included)."""
         steps = [range(n) if k in dims else (0,) for k, n in enumerate(self.spans)]
         return frozenset(sum(i * self.stride(k) for k, i in enumerate(at)) for at in product(*steps))
 
     def part(self, dims: frozenset[int]) -> Expr:
-        """A block's number among its sharers along these dimensions."""
+        """The index of a block among the blocks that share its load along these dimensions."""
         out: Expr | None = None
         times = 1
         for k in sorted(dims & self.wide):
@@ -55,7 +55,7 @@ class ClusterMap:
         return const(0) if out is None else out
 
     def mask(self, dims: frozenset[int]) -> Expr:
-        """uint32 with the bits of a block's sharers along these dimensions, itself among them."""
+        """uint32 mask of the blocks that share a block's load along these dimensions, the block itself included."""
         pattern = const(sum(1 << r for r in self.sharers(dims)), "uint32")
         out: Expr | None = None
         for k in sorted(self.wide - dims):
@@ -64,7 +64,10 @@ class ClusterMap:
         return pattern if out is None else binary("shl", pattern, cast(out, "uint32"))
 
     def peers(self, shared: Iterable[frozenset[int]]) -> tuple[int, Expr | None]:
-        """(how many blocks share one of some loads with a block, itself among them; their mask, None when it is all)."""
+        """(number of blocks that share at least one of these loads with a block, itself included; their mask).
+
+        shared: for each load, the dimensions along which it is the same.  The mask is None if it holds the whole cluster.
+        """
         kinds = sorted({dims & self.wide for dims in shared}, key=sorted)
         kinds = [d for d in kinds if not any(d < other for other in kinds)]
         some = frozenset[int]().union({0}, *map(self.sharers, kinds))
@@ -77,7 +80,7 @@ class ClusterMap:
 
 
 def make_cluster(spans: tuple[int, ...], rank: Expr) -> tuple[ClusterMap, list[Bind]]:
-    """The cluster of these spans, and what binds a block's places in it, in terms of its rank."""
+    """The cluster with these spans, and the bindings that compute a block's index along each dimension from its rank."""
     wide = [k for k, n in enumerate(spans) if n > 1]
     if len(wide) == 1:
         return ClusterMap(spans, tuple(rank if k in wide else const(0) for k in range(len(spans)))), []

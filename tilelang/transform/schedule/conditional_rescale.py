@@ -1,4 +1,4 @@
-"""Accumulators are scaled only where a row's factor is not one, in programs that let maxima stay.
+"""Rescales accumulators only when a row's factor is not one (lazy rescaling of attention).
 
     for r: factor[r] = exp2((before[r] - top[r]) * c)          …
     …                                                          moved = any_sync((before[r] - top[r]) * c != 0, of all r)
@@ -9,10 +9,10 @@
                                                                …
                                                                for r: total[r] = total[r] + part[r]
 
-exp2(0) is one and x * 1 is x, so a warp that leaves the work out computes the same; NaN is not zero.  The branch pays where
-it is seldom taken: where the program chooses by a condition whether a maximum moves (top[r] = x[r] if … else before[r]).  A
-maximum that follows every score moves in some row of a warp in about half the steps of 64 tiles of keys, and a branch taken
-that often costs what it saves.
+exp2(0) is one and x * 1 is x, so a warp that skips the branch computes the same result (NaN != 0, so NaN takes it).  The
+branch is faster only if it is seldom taken.  So the pass requires that the program updates the maximum under a condition
+(top[r] = x[r] if … else before[r]).  A maximum that follows every score changes in some row of a warp in about half the
+steps of 64 keys, and a branch taken that often costs as much as it saves.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ _WARP = 0xffffffff
 
 @record
 class Lazy:
-    """branch: statements in the place of the scaling.  rest: by index in the loop's body, what takes the place of others."""
+    """branch: statements that replace the scaling.  rest: index in the loop's body -> statement that replaces it."""
 
     branch: tuple[Stmt, ...]
     rest: dict[int, Stmt]
 
 
 def rescale_lazily(body: list[Stmt], scaled: int, place: int, factor: Buffer) -> Lazy | None:
-    """The scaling body[scaled] by `factor` under a condition, to stand right behind body[place] or between parts of it; None
-    where it has to be done at every step, or may well be."""
+    """The scaling body[scaled] by `factor` under a condition, to be placed right behind body[place] or inside it.
+
+    None if the scaling is needed at every step, or the condition would often be true.
+    """
     made = [i for i, s in enumerate(body) if _writes(s, factor)]
     if len(made) != 1 or made[0] > place:
         return None
@@ -75,7 +77,7 @@ def rescale_lazily(body: list[Stmt], scaled: int, place: int, factor: Buffer) ->
 
 
 def _row_loop(s: Stmt) -> tuple[Var, Store] | None:
-    """(variable, statement) of `for r: x[r] = …` over all of x, a thread's own."""
+    """(variable, statement) of a loop `for r: x[r] = …` over all elements of a thread-local array x."""
     if not isinstance(s, For) or not isinstance(s.body, Store) or not isinstance(s.extent, Const):
         return None
     to = s.body
@@ -89,14 +91,14 @@ def _is_exp2(e: Expr) -> bool:
 
 
 def _stays(s: Stmt, sources: list[Buffer]) -> bool:
-    """Whether a statement gives one of the buffers, on a condition, what another holds (or it held itself)."""
+    """Whether a statement assigns one of the buffers, under a condition, the value of one of them (itself included)."""
     held = {b.data for b in sources}
     return any(x.buffer.data in held and isinstance(x.value, Select) and any(
         isinstance(side, Load) and side.buffer.data in held for side in (x.value.a, x.value.b)) for x in walk(s, Store))
 
 
 def _split(s: Stmt, factor: Buffer, own: Buffer) -> tuple[Stmt, Stmt, Buffer] | None:
-    """(total *= own, total += part, total) of a loop total = total * factor + part."""
+    """(total *= own, total += part, total) from a loop `total = total * factor + part`."""
     found = _row_loop(s)
     if found is None:
         return None
@@ -114,7 +116,7 @@ def _split(s: Stmt, factor: Buffer, own: Buffer) -> tuple[Stmt, Stmt, Buffer] | 
 
 
 def _again(loop: Stmt, body: Stmt) -> Stmt:
-    """The loop around another statement, with a variable of its own."""
+    """The loop with a new variable around another body."""
     assert isinstance(loop, For)
     var = fresh(loop.var.name, loop.var.dtype)
     return replace(loop, var=var, body=substitute(body, {loop.var: var}))
@@ -125,7 +127,7 @@ def _is_row(e: Expr, b: Buffer, var: Var) -> bool:
 
 
 def _renamed(x: Any, old: Buffer, new: Buffer) -> Any:
-    """The same with loads of another buffer."""
+    """The same statement or expression, with loads from `old` replaced by loads from `new`."""
     def visit(y: Any) -> Any:
         if isinstance(y, tuple):
             return tuple(map(visit, y))

@@ -1,9 +1,9 @@
-"""What the computing warp groups run of a pipelined loop whose tiles another warp group loads.
+"""Chooses and emits the schedule of the consumer warp groups for a pipelined loop whose tiles a producer loads.
 
-Either the loop as it stands, with waits and releases; or with one product left running while the next stage is waited
-for; with the second of two products under the next iteration (overlap_gemms.py); with a product that starts anew under
-the work on the one before (double_buffered_accumulator.py); or with several that start anew in the same registers
-(chained_accumulators.py).
+The schedules are: the loop as it stands, with waits and releases; one GEMM in flight while the next stage is waited for;
+the second of two GEMMs under the next iteration (overlap_gemms.py); a cleared accumulator in two buffers, so that a GEMM
+runs during the promotion of the one before (double_buffered_accumulator.py); or several GEMMs that use one accumulator in
+turn (chained_accumulators.py).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _SERIAL = {"num_stages": None, "order": None, "stage": None, "group": None}
 
 
 def consumer(r: WarpRoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buffer] = ()) -> list[Stmt]:
-    """The loop without its copies, and what ends it.  `r.overlap` then says what runs under what, and why not more.
+    """The consumers' code: the loop without its copies, and what follows it.  Sets `r.overlap` to a text for the report.
 
-    finished: what follows the last use of `tiles`, which the loop only reads.
+    finished: statements to run after the last use of `tiles`, which the loop only reads.
     """
     pair = _pair(r)
     if isinstance(pair, Pair):
@@ -54,7 +54,7 @@ def consumer(r: WarpRoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buf
 
 
 def _why_synchronous(r: WarpRoleLoop, pair: str) -> str:
-    """Why each wgmma of the loop is waited for where it is issued.  pair: why a second GEMM is not moved, or ""."""
+    """Why each wgmma of the loop is waited for where it is issued.  pair: why a second GEMM is not moved ("" if none)."""
     if pair:
         return f"the second GEMM is not moved: {pair}"
     work = [x.stmt for i, x in enumerate(r.body.items) if i not in r.loads]
@@ -72,18 +72,18 @@ def _why_synchronous(r: WarpRoleLoop, pair: str) -> str:
 
 
 def chain_of(r: WarpRoleLoop) -> Chain | None:
-    """The products that take turns in the same registers, where that is the schedule; None for other ones."""
+    """The chain of GEMMs in one accumulator, if that is the schedule of the loop; else None."""
     return None if isinstance(_pair(r), Pair) or _overlapped(r) else accumulator_chain(r)
 
 
 def late_rings(r: WarpRoleLoop) -> list[Ring]:
-    """The rings whose stages the consumers use an iteration later than the others."""
+    """The rings whose stages the consumers read one iteration later than the others."""
     pair = _pair(r)
     return [x for x in r.rings if x.first == pair.second] if isinstance(pair, Pair) else []
 
 
 def takes_slow_rings(r: WarpRoleLoop) -> bool:
-    """Whether the schedule of a loop knows of stages that are for several iterations: what uses them stays in its order."""
+    """Whether the schedule supports stages that last several iterations: it must keep their uses in program order."""
     return not isinstance(_pair(r), Pair) and not _overlapped(r)
 
 
@@ -92,7 +92,7 @@ def _pair(r: WarpRoleLoop) -> Pair | str:
 
 
 def _kept(r: WarpRoleLoop) -> tuple[list[Stmt], dict[int, int]]:
-    """(the body without its copies, id of a statement -> its item)."""
+    """(the body without its copies, id of a statement -> index of its item)."""
     copies = {id(r.body.items[i].stmt) for i in r.loads}
     return ([s for s in stmts_of(r.loop.body) if id(s) not in copies],
             {id(x.stmt): i for i, x in enumerate(r.body.items)})
@@ -117,7 +117,7 @@ def _plain(r: WarpRoleLoop) -> list[Stmt]:
 
 
 def _one_running(r: WarpRoleLoop) -> list[Stmt]:
-    """One product, which runs on while the next stage is waited for: a stage is released an iteration later."""
+    """One GEMM that stays in flight while the next stage is waited for: a stage is released one iteration later."""
     k = r.loop.var
     before = (r.step(k) + (r.stages - 1)) % r.stages if r.base is not None else (r.step(k) - 1) % r.stages
     kept, index = _kept(r)
@@ -128,7 +128,7 @@ def _one_running(r: WarpRoleLoop) -> list[Stmt]:
         done: Any = r.select(s, k)
         out.append(with_options(done, wait=1) if isinstance(s, Gemm) else done)
         started = binary("gt", k, convert(r.loop.start))
-        # The wait has ordered the group's warps.
+        # No sync_warp is needed: the wait for the wgmma has already ordered the warps of the group.
         out += [r.released(ring, before, started) for ring in r.rings if ring.last == i]
     loop = with_options(replace(r.loop, kind="serial", body=seq(*out)), **_SERIAL)
     product: Any = next(s for s in kept if isinstance(s, Gemm))
@@ -142,9 +142,9 @@ def _one_running(r: WarpRoleLoop) -> list[Stmt]:
 
 
 def _rotated(r: WarpRoleLoop, pair: Pair, finished: list[Stmt]) -> list[Stmt]:
-    """The loop with the second product of an iteration under the next one (overlap_products.py).
+    """The loop with the second GEMM of an iteration under the next iteration (overlap_gemms.py).
 
-    finished: what follows the last first product.
+    finished: statements to run after the last run of the first GEMM.
     """
     items, k, start = r.body.items, r.loop.var, convert(r.loop.start)
     kept, index = _kept(r)
@@ -179,11 +179,10 @@ def _rotated(r: WarpRoleLoop, pair: Pair, finished: list[Stmt]) -> list[Stmt]:
 
 
 def _held(stmts: list[Stmt]) -> list[Stmt]:
-    """Work that runs under a product, in the order in which it does so to the end.
+    """Statements that run during a GEMM, with the wait for the GEMM held behind a row reduction.
 
-    Left to itself ptxas moves the wait for that product to the front: registers of the product are free sooner then, and
-    it counts no cycles of waiting.  A maximum over the lanes of a row is the work that waits most by itself, so the wait
-    is held behind it.
+    ptxas would otherwise move the wait to the front: that frees the registers of the GEMM sooner, and ptxas does not count
+    the cycles spent waiting.  A maximum over the lanes of a row has the longest latency, so the wait is held behind it.
     """
     at = next((n for n, s in enumerate(stmts) if isinstance(s, Reduce) and s.dst.buffer.scope_name == FRAGMENT and
                s.dst.dtype == "float32"), None)
@@ -194,7 +193,7 @@ def _held(stmts: list[Stmt]) -> list[Stmt]:
 
 
 def _overlapped(r: WarpRoleLoop) -> bool:
-    """Whether the loop is one product by wgmma, which may run on while the next stage is waited for."""
+    """Whether the loop consists of one wgmma GEMM, which may stay in flight while the next stage is waited for."""
     rest = [x.stmt for i, x in enumerate(r.body.items) if i not in r.loads]
     gemms: list[Gemm] = list(walk(r.launch.body, Gemm))
     if len(rest) != 1 or len(gemms) != 1 or rest[0] is not gemms[0] or not hopper(r.cx).wgmma:
