@@ -1,16 +1,17 @@
-"""A product that starts anew in every iteration: of two iterations the second's runs under the work on the first's sums.
+"""Double-buffers an accumulator that is cleared in every iteration, so that a GEMM runs while the one before is promoted.
 
     for k: P = A[k] B[k]; …P…     ->     for k in steps of 4:
                                              start P = A[k] B[k]
                                              start Q = A[k+1] B[k+1]; wait for P; …P…
                                              start P = A[k+2] B[k+2]; wait for Q; …Q…
                                              …; wait for Q; …Q…
-                                         the iterations that are left, in the same way
+                                         the remaining iterations, in the same way
 
-So go sums of parts that are scaled or promoted before they are added to a total (float8 with block scales).  Two parts
-are in registers instead of one; the arithmetic and its order are those of the loop.  No product is under way from one
-turn of the new loop to the next: ptxas gives up on accumulators that take turns over a loop's end and serialises them
-(C7514).  So the matrix unit is left alone once a turn, and turns are long.
+This is for accumulators that are scaled or promoted before they are added to a total (float8 with block scales).  Two
+accumulators are in registers instead of one; the arithmetic and its order do not change.  No GEMM is in flight between two
+iterations of the new loop: ptxas cannot handle accumulators that alternate across the end of a loop and serialises the
+wgmma instructions (C7514).  So the tensor cores are idle once in each iteration of the new loop, which is why one covers
+several iterations of the original loop.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from ..analysis.statements import do
 from .rings import GROUP, WarpRoleLoop, pin
 from .pingpong_barriers import signal_next_group, uses_ping_pong, wait_for_own_group
 
-TURN = 4  # iterations of a turn
+TURN = 4  # iterations of the original loop in one iteration of the new loop
 
 
 @record
 class Parts:
-    """item: of the loop body, the product.  first, second: what it is summed in, in turns."""
+    """item: the GEMM, as an index into the loop's items.  first, second: its two accumulator buffers."""
 
     item: int
     first: Buffer
@@ -42,13 +43,13 @@ class Parts:
 
 
 def double_buffered_accumulator(r: WarpRoleLoop) -> Parts | None:
-    """The product of a loop that may run an iteration ahead; None when there is none, or no room for a second part."""
+    """The GEMM of a loop that may run one iteration ahead; None if there is none or no room for a second accumulator."""
     items = r.body.items
     rest = [i for i in range(len(items)) if i not in r.loads]
     products = [i for i in rest if isinstance(items[i].stmt, Gemm)]
     if len(products) != 1 or r.body.allocs or any(items[i].defines is not None for i in rest):
         return None
-    if r.stages < 3:  # two are in use at a time
+    if r.stages < 3:  # two stages are in use at a time
         return None
     at = products[0]
     op: Any = items[at].stmt
@@ -71,15 +72,18 @@ def double_buffered_accumulator(r: WarpRoleLoop) -> Parts | None:
 
 
 def _registers(r: WarpRoleLoop, part: Buffer) -> int:
-    """Of a thread, with a second part."""
+    """Registers that a thread needs with a second accumulator buffer."""
     held = {e.storage: e.buffer for x in r.body.items for e in x.effects if e.buffer.scope_name == FRAGMENT}
     size = sum(b.size * b.dtype.bits // 32 for b in (*held.values(), part))
     return size // (r.groups * GROUP) + REGISTERS.double_buffered
 
 
 def _early(r: WarpRoleLoop, before: list[Stmt], after: list[Stmt]) -> list[Buffer] | None:
-    """The fragments that the statements before the product make for those after it, where that may be done an iteration
-    ahead, with a second copy of each; None where it may not.  So loads (of scales) have a whole product to arrive."""
+    """The fragments that the statements before the GEMM fill for those after it, if that can be done one iteration ahead.
+
+    They then get a second copy each, so that loads (of scales) have the time of a whole GEMM to arrive.  None if these
+    statements cannot run ahead.
+    """
     if not all(isinstance(s, Bind) or fills_whole(s) for s in before):
         return None
     made: dict[Var, Buffer] = {}
@@ -101,7 +105,7 @@ def _early(r: WarpRoleLoop, before: list[Stmt], after: list[Stmt]) -> list[Buffe
 
 
 def alternate(r: WarpRoleLoop, parts: Parts) -> list[Stmt]:
-    """The loop without its copies, in turns of several iterations, and what ends it."""
+    """The consumers' code of the loop, without its copies: a loop over TURN iterations at a time, and the remainder."""
     items, k = r.body.items, r.loop.var
     copies = {id(items[i].stmt) for i in r.loads}
     kept = [s for s in stmts_of(r.loop.body) if id(s) not in copies]
@@ -111,7 +115,7 @@ def alternate(r: WarpRoleLoop, parts: Parts) -> list[Stmt]:
     second: dict[Any, Any] = {parts.first: parts.second, **dict(twins)}
 
     def iteration(it: Expr, odd: int, running: int, after_wait: list[Stmt]) -> tuple[list[Stmt], list[Stmt]]:
-        """(what starts its product, the work when that is done); `running` products stay under way meanwhile."""
+        """(statements that start its GEMM, statements after it); `running` later GEMMs stay in flight during the latter."""
         mapping: dict[Any, Any] = {k: it, **(second if odd else {})}
         done = [r.select(substitute(s, mapping), it) for s in kept]
         product = [*r.filled(parts.item, it), with_options(done[at], wait=-1)]
@@ -125,7 +129,7 @@ def alternate(r: WarpRoleLoop, parts: Parts) -> list[Stmt]:
         return [*whole[:len(before)], *product], whole[len(before):]
 
     def turn(it: Expr, count: int, once: list[Stmt]) -> Stmt:
-        """`count` iterations from `it` on.  once: what follows the first product."""
+        """`count` iterations from `it` on.  once: statements to run after the first GEMM."""
         found = [iteration(it + n if n else it, n % 2, int(n + 1 < count), once if n == 0 else []) for n in range(count)]
         out = list(found[0][0])
         for n in range(count):
@@ -146,13 +150,13 @@ def alternate(r: WarpRoleLoop, parts: Parts) -> list[Stmt]:
         out = list(made)
         if lead and whole:
             out.append(wait_for_own_group(r))
-        if whole:  # ring_steps is for verify_sync, which leaves out the same iterations of all loops
+        if whole:  # verify_sync reads ring_steps to skip the same iterations of all loops
             out.append(with_options(turns(first, const(whole, extent.dtype), TURN, lead), ring_steps=(TURN, int(extent.value))))
         if left:
             out.append(turn(first + whole * TURN, left, []))
         return out
     zero, one = const(0, extent.dtype), const(1, extent.dtype)
-    extent = binary("max", extent, zero)  # what is left of a negative one would be some
+    extent = binary("max", extent, zero)  # a negative extent would leave a remainder
     whole_turns, done = extent // TURN, extent // TURN * TURN
     return [*made, *([If(binary("gt", whole_turns, zero), wait_for_own_group(r))] if lead else []),
             turns(first, whole_turns, TURN, lead), turns(first + done, extent % TURN // 2, 2, False),

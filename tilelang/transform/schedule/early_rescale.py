@@ -1,4 +1,4 @@
-"""Accumulators are scaled under the exponentials, not behind them.
+"""Moves the rescaling of the attention accumulator into the exponentials of the softmax, instead of after them.
 
     hold(top); …                               …
     for r: for j: S[r, j] = exp2(…)            for j: S[0, j] = exp2(…)                       (rows of the first half)
@@ -8,11 +8,11 @@
     P = S                                      for j in the second half: S[1, j] = exp2(…)
                                                sums of S;  P = S
 
-A warp computes an exponential in eight cycles, and has issued the two or three other instructions of a score long before.
-The assembler puts the multiplications of the accumulators, on which nothing in the loop depends, behind the last exponential
-all the same: 64 cycles in which the matrix unit waits for the scores.  It moves nothing across a branch that hangs on what
-was computed (tl::wgmma_hold), so the work stands between two of them, with exponentials to share the time with.  The product
-whose accumulators these are had the first half of the exponentials to end.
+A warp computes an exponential in eight cycles, and needs fewer issue slots for the two or three other instructions of a
+score.  Nothing in the loop depends on the multiplications of the accumulator, yet the assembler places them behind the last
+exponential: 64 cycles in which the tensor cores wait for the scores.  The assembler moves nothing across a branch that
+depends on a computed value (tl::wgmma_hold).  So the multiplications are placed between two such branches, where they
+overlap with exponentials.  The GEMM that adds to this accumulator has the first half of the exponentials to complete.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..analysis.statements import do
 
 
 def rescale_early(launch: Launch) -> Launch:
-    """The launch (attr `own_values`) with its loops over products in that order, where they have this shape."""
+    """The launch with all loops of this shape in the new order.  Its values are in named registers (attr `own_values`)."""
     def visit(x: Any) -> Any:
         if isinstance(x, tuple):
             return tuple(map(visit, x))
@@ -45,7 +45,7 @@ def rescale_early(launch: Launch) -> Launch:
 
 
 def _reordered(body: list[Stmt]) -> list[Stmt] | None:
-    """The statements of a loop in the new order, None where they do not have the shape."""
+    """The statements of a loop in the new order; None if they do not have the shape."""
     held = next((i for i, s in enumerate(body) if _calls(s, "wgmma_hold")), None)
     if held is None:
         return None
@@ -62,7 +62,7 @@ def _reordered(body: list[Stmt]) -> list[Stmt] | None:
     if factor is None or parts is None or not _independent(moved, [body[mapped], *between]):
         return None
     if any(isinstance(c, Call) and c.op in ("wgmma", "wgmma_commit") for s in between for c in walk(s)):
-        return None  # the wait is for these products too
+        return None  # the wait is for these GEMMs too
     first, second, third = parts
     lazy = rescale_lazily(body, scaled, mapped, factor)
     if lazy is None:
@@ -74,7 +74,7 @@ def _reordered(body: list[Stmt]) -> list[Stmt] | None:
 
 
 def _kind(s: Stmt) -> str:
-    """What form a loop on registers of their own has, "" for others."""
+    """The form of a loop over named registers (`form_of`); "" for other statements."""
     form = form_of(s) if isinstance(s, For) and s.plan.registers else None
     return "" if form is None else form.kind
 
@@ -84,28 +84,30 @@ def _calls(s: Stmt, name: str) -> bool:
 
 
 def _releases(s: Stmt) -> bool:
-    """Statements that give a stage back: they touch no register that holds numbers."""
+    """Whether a statement only releases a stage: it touches no register that holds data."""
     return isinstance(s, (If, Evaluate)) and all(
         x.op in ("sync_warp", "mbarrier_arrive", "mbarrier_arrive_cluster") for x in walk(s, Call) if x.dtype == "void"
         ) and not contains(s, Store)
 
 
 def _factor(scale: Stmt) -> Buffer | None:
-    """The array whose elements the accumulators are multiplied by."""
+    """The array of factors that the accumulator is multiplied by."""
     own = form_of(scale).buffer  # type: ignore[union-attr]
     found = {x.buffer.data: x.buffer for x in walk(scale, Load) if x.buffer.data is not own.data}
     return next(iter(found.values())) if len(found) == 1 else None
 
 
 def _independent(moved: list[Stmt], passed: list[Stmt]) -> bool:
-    """Whether neither of the two writes what the other touches."""
+    """Whether neither group of statements writes what the other touches."""
     mine, theirs = [[e for s in group for e in effects(s)] for group in (moved, passed)]
     return not any(a.storage is b.storage and (a.writes or b.writes) for a in mine for b in theirs)
 
 
 def _parts(s: Stmt) -> tuple[Stmt, Stmt, Stmt] | None:
-    """A map in three: the first half of its rows, and the two halves of the others.  Rows are what its other operands hang
-    on."""
+    """A map in three pieces: the first half of its rows, then the other rows in two halves of the columns.
+
+    The row variable is the one that its other operands are indexed by.
+    """
     loops: list[For] = []
     inner: Stmt = s
     while isinstance(inner, For):
@@ -128,7 +130,7 @@ def _parts(s: Stmt) -> tuple[Stmt, Stmt, Stmt] | None:
 
 
 def _part(loops: list[For], body: Stmt, ranges: dict[Var, tuple[int, int]]) -> Stmt:
-    """The nest of loops, with variables of its own, over a part of the values of some of them."""
+    """The loop nest with new variables, restricted to the given ranges of some of them."""
     own = {x.var: fresh(x.var.name, x.var.dtype) for x in loops}
     starts = {v: ranges[v][0] for v in ranges}
     out: Stmt = substitute(body, {v: x + const(starts[v], v.dtype) if starts.get(v) else x for v, x in own.items()})

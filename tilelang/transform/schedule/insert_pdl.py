@@ -1,19 +1,19 @@
-"""Launches that begin while the kernel before them on the stream ends.
+"""Inserts programmatic dependent launch (PDL), so that a kernel starts while the one before it on the stream ends.
 
     init barriers; sync_threads                        init barriers; sync_threads
-    loads, products, stores              ->            pdl_sync(); pdl_trigger()
-                                                       loads, products, stores                   (Launch attr pdl)
+    loads, GEMMs, stores                 ->            pdl_sync(); pdl_trigger()
+                                                       loads, GEMMs, stores                      (Launch attr pdl)
 
-A launch with programmatic serialisation starts as soon as the kernel before it lets it or has no block left to start or
-run; `pdl_sync` returns when that kernel is over and what it wrote is seen.  So a block is at hand, its barriers set up,
-when the work before it ends: on an H200 1 us sooner (benchmarks/results/notes.md).  What comes after one that has passed
-`pdl_trigger` may be started likewise; it waits in turn, and stands behind a kernel that had waited before it let others
-start: whoever waits for the last kernel has all before it.
+A kernel launched with PDL starts when all blocks of the kernel before it have called `pdl_trigger` or have ended.
+`pdl_sync` returns when that kernel has ended and its writes are visible.  So a block is already running, with its barriers
+initialised, when the work before it ends: on an H200 1 us sooner (benchmarks/results/notes.md).  A kernel triggers the next
+one only after its own pdl_sync.  Hence all kernels before it on the stream have ended by then, and a kernel that waits for
+its predecessor has waited for all earlier ones.
 
-Every access of global memory stands behind pdl_sync.  TMA, cp.async, stores and atomics are not moved.  The compiler may
-read what a kernel never writes ahead of any order (ld.global.nc): where threads load from global memory by themselves (a
-bias, a scale), no parameter is `__restrict__`, also where the program itself calls T.pdl_sync.  What foreign code does
-nobody knows: such launches stay as they are.
+Every access of global memory comes after pdl_sync.  The compiler does not move TMA, cp.async, stores and atomics.  It may
+move a read ahead of pdl_sync if it knows that the kernel never writes that memory (ld.global.nc).  So where threads load from
+global memory themselves (a bias, a scale), no parameter is `__restrict__`; this also holds if the program itself calls
+T.pdl_sync.  Launches that run foreign code are not changed, because its accesses are not known.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from ..analysis.effects import effects, expr_effects
 from ..framework.pass_ import DEVICE, PassContext, pass_
 from ..analysis.statements import do
 
-# What a block may do before the kernel in front of it is over: nothing that leaves its cluster.  Tensor maps are parameters.
+# What a block may do before the preceding kernel has ended: nothing outside its cluster.  Tensor maps are parameters.
 _SETTING_UP = frozenset((
     "tma_prefetch", "mbarrier_init", "fence_mbarrier_init", "fence_proxy_async", "sync_threads", "sync_warp", "cluster_sync",
     "cluster_rank", "cluster_size", "elect_one", "in_warp_groups", "warp_uniform", "set_max_nreg"))
-# Calls that take global addresses and that no compiler moves in front of pdl_sync.
+# Calls that take global addresses and that the compiler does not move in front of pdl_sync.
 _IN_ORDER = frozenset(("cp_async", "tma_load", "tma_store", "tma_reduce_add", "tma_prefetch", "bulk_load", "bulk_store"))
 _FOREIGN = frozenset(("call_extern", "source_kernel", "ldg", "ldg32", "ldg64", "ldg128", "ldg256"))
 
 
 @pass_(needs=DEVICE)
 def insert_pdl(func: Func, cx: PassContext) -> Func:
-    """Gives launches pdl_sync, pdl_trigger and the attr `pdl`; see the module's text.  Off unless tl.enable_pdl is set.
+    """Adds pdl_sync, pdl_trigger and the attr `pdl` to launches (see the module's docstring) if tl.enable_pdl is set.
 
-    Launches that have the attr, that start all blocks at once (`cooperative`) or that run foreign code stay as they are,
-    and so do targets before sm_90.
+    Not changed: launches that have the attr already, that start all blocks at once (`cooperative`) or that run foreign code,
+    and all launches for targets before sm_90.
     """
     wanted = bool(cx.option(PassConfigKey.TL_ENABLE_PDL)) and cx.target.at_least(90)
     names = parameter_names(func)
@@ -53,8 +53,8 @@ def _dependent(launch: Launch, wanted: bool, names: tuple[str, ...]) -> Launch:
         return launch if ordered(launch) else with_options(launch, may_alias=names)
     if not wanted or launch.plan.cooperative or _runs_foreign_code(launch):
         return launch
-    if any(x.op == "pdl_trigger" for x in walk(launch.body, Call)):  # in front of a wait it would let
-        return launch  # the next one start before the kernel in front of this one is over
+    if any(x.op == "pdl_trigger" for x in walk(launch.body, Call)):  # a trigger before the wait would let the next
+        return launch  # kernel start before the one in front of this one has ended
     stmts = stmts_of(launch.body)
     at = next((n for n, s in enumerate(stmts) if not _sets_up(s)), len(stmts))
     body = seq(*stmts[:at], do("pdl_sync"), do("pdl_trigger"), *stmts[at:], span=launch.body.span)
@@ -67,15 +67,17 @@ def _runs_foreign_code(launch: Launch) -> bool:
 
 
 def ordered(launch: Launch) -> bool:
-    """Whether no access of global memory can be moved in front of pdl_sync."""
+    """Whether the compiler can move no access of global memory in front of pdl_sync."""
     return not _runs_foreign_code(launch) and all(isinstance(e.node, Store) or isinstance(e.node, Call) and (
         e.node.op in _IN_ORDER or e.node.op.startswith("atomic_")) for e in effects(launch.body)
         if e.buffer.scope_name == GLOBAL)
 
 
 def around_launch(launch: Launch) -> tuple[list[Stmt], Stmt, list[Stmt]]:
-    """What a launch and its neighbours on the stream tell each other before it does anything, the rest, and what they do at
-    its very end: whole blocks run it, whatever roles they have in between."""
+    """(PDL calls at the top of a launch, the rest of its body, PDL calls at its end).
+
+    All threads of a block run these calls, whatever their warp role is in between.
+    """
     stmts = list(stmts_of(launch.body))
     at = next((k for k, s in enumerate(stmts) if not isinstance(s, Alloc) or s.init is not None), 0)
     head: list[Stmt] = []
@@ -92,7 +94,7 @@ def _dependence(s: Stmt) -> bool:
 
 
 def _sets_up(s: Stmt) -> bool:
-    """Whether a statement may run before the kernel in front is over."""
+    """Whether a statement may run before the preceding kernel has ended."""
     if isinstance(s, Alloc):
         return s.buffer.scope_name != GLOBAL or s.init is None
     if isinstance(s, Bind):

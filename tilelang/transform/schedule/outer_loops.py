@@ -1,11 +1,11 @@
-"""Loops and branches of the program around a pipelined loop that roles share: what of them the loading role runs too.
+"""Finds which loops and branches around a pipelined loop the producer warp group has to run as well.
 
     for t in …:  x = f(t);  clear(C);  for k in T.Pipelined(n): …A[x, k]…;  copy(C, …);  s = s + 1
 
-The computing role runs all of it.  The role that loads keeps what decides how often the pipelined loop runs and where its
-copies read: loops, conditions, bindings, and the scalars of T.alloc_var (`s`), which each thread of either role has for
-itself.  Everything else it leaves out.  That is possible where these values are the same whoever computes them: made of
-block variables, parameters, tensors that the launch only reads, and each other; not of thread indices, tiles or results.
+The consumers run all of it.  The producer keeps only what decides how often the pipelined loop runs and where its copies
+read: loops, conditions, bindings, and the scalars of T.alloc_var (`s`), of which every thread has its own copy.  This
+requires that these values are the same in every thread.  They may depend on block variables, parameters, tensors that the
+launch only reads, and each other, but not on thread indices, tiles or computed results.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SCALAR = VARIABLE
 class Around:
     """What surrounds a pipelined loop of a launch.
 
-    path: the statements around the loop, from the launch's body inwards.  scalars: storage of the variables that both roles
-    keep.  visible: bound variables with the same value in both.  why: "" or why the loading role cannot follow.
+    path: the statements around the loop, from the launch's body inwards.  scalars: storage of the variables that both warp
+    roles keep.  visible: bound variables with the same value in both.  why: why the producer cannot follow, "" if it can.
     """
 
     def __init__(self, launch: Launch, loop: For) -> None:
@@ -42,7 +42,7 @@ class Around:
         self.lost: set[Var] = set()
         self.uneven: set[int] = set()
         self.reached = False
-        while True:  # a scalar that cannot be kept takes along those made of it
+        while True:  # repeat: dropping a scalar also drops the scalars computed from it
             known = len(self.uneven)
             self.visible, self.lost, self.reached = set(launch.block_vars), set(), False
             self._scan(launch.body, True, None)
@@ -52,7 +52,7 @@ class Around:
         self.why = "" if self.reached else "how often the loop runs is computed by the threads that would not load"
 
     def same(self, e: Expr) -> bool:
-        """Whether a value is the same in both roles."""
+        """Whether a value is the same in both warp roles."""
         if hangs_on_threads(e):
             return False
         if free_vars(e) & (self.bound | set(self.launch.thread_vars)) - self.visible:
@@ -61,7 +61,10 @@ class Around:
                                      x.storage not in self.written) for x in expr_effects(e))
 
     def _scan(self, s: Stmt, here: bool, loop: Stmt | None) -> None:
-        """Finds what cannot be kept below s.  here: whether both roles come to s alike; loop: the innermost around s."""
+        """Collects what cannot be kept below s.
+
+        here: whether both warp roles reach s equally often.  loop: the innermost loop around s.
+        """
         if s is self.loop:
             self.reached |= here
             self._lose(effects(s))
@@ -95,7 +98,7 @@ class Around:
                 if s.orelse is not None:
                     self._scan(s.orelse, here, loop)
             case Break() | Continue():
-                if not here and loop is not None:  # the loop goes on differently in the two roles
+                if not here and loop is not None:  # the two warp roles would run different iterations of the loop
                     self.uneven.add(id(loop))
             case _:
                 self._lose(effects(s))
@@ -103,10 +106,10 @@ class Around:
     def _lose(self, found: Iterable[Any]) -> None:
         self.lost |= {e.storage for e in found if e.writes}
 
-    # ---- the two parts --------------------------------------------------------------------------------------------
+    # ---- code of the two warp roles -------------------------------------------------------------------------------
 
     def loading(self, loads: list[Stmt]) -> list[Stmt]:
-        """The launch's body for the role that loads, with `loads` in the place of the loop."""
+        """The launch's body for the producer, with `loads` in place of the loop."""
         return list(stmts_of(self._kept(self.launch.body, seq(*loads)) or seq()))
 
     def _kept(self, s: Stmt, loads: Stmt) -> Stmt | None:
@@ -129,12 +132,14 @@ class Around:
         return None
 
     def _matters(self, s: Stmt) -> bool:
-        """Whether the loop, or a store of a scalar that is kept, stands below."""
+        """Whether the pipelined loop, or a store of a scalar that is kept, is below s."""
         return any(x is self.loop or isinstance(x, Store) and x.buffer.data in self.scalars for x in statements(s))
 
     def computing(self, stmts: list[Stmt]) -> list[Stmt]:
-        """The launch's body with `stmts` in the place of the loop, less the shared buffers it allocates on the way, which
-        `allocs` holds then."""
+        """The launch's body for the consumers, with `stmts` in place of the loop.
+
+        Allocations of shared buffers on the path to the loop are removed and collected in `allocs`.
+        """
         def visit(s: Stmt) -> Stmt:
             if s is self.loop:
                 return seq(*stmts)
@@ -155,10 +160,10 @@ class Around:
 
 
 class Counted:
-    """The number of steps a ring has made before the loop, modulo twice its stages, counted by each role.
+    """Counts the steps that a ring has made before the loop, modulo twice its stages.  Each warp role counts for itself.
 
-    base: that number, None while it is always zero.  begin: at the start of a role; bind: in front of the loop; advance:
-    behind it.
+    base: that number; None if it is always zero.  begin, bind, advance: statements for the start of a warp role, before the
+    loop and after it.
     """
 
     def __init__(self, extent: Expr, stages: int) -> None:
@@ -179,7 +184,7 @@ class Counted:
 
 
 def inner_loops(body: Stmt, asked: Callable[[For], bool]) -> list[For]:
-    """The pipelined loops below a launch's body that are inside no other one."""
+    """The outermost pipelined loops below a launch's body."""
     out: list[For] = []
     stack = [body]
     while stack:

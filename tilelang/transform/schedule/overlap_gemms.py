@@ -1,11 +1,11 @@
-"""Two products in one loop, the second of what was made from the first: which schedule keeps the matrix unit busy.
+"""Finds two GEMMs in a loop, the second of which can run during the next iteration (attention: S = Q Kᵀ, then P V).
 
     for k: S = A B[k]; …S…; C += P V[k]       ->     S = A B[0]; …S…
                                                      for k >= 1: start S = A B[k]; start C += P V[k-1]; wait for S
                                                                  …S… up to what touches C or P; wait for C; …rest…
                                                      C += P V[last]
 
-The arithmetic and its order are those of the loop: only the waiting moves.
+The arithmetic and its order do not change: only the waits move.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..analysis.pipeline_schedule import Body, Item, violations
 
 @record
 class Pair:
-    """Items of the loop body: the first product; the second; the first between them that must wait for the second."""
+    """Items of the loop body: the first GEMM; the second; the first item between them that must wait for the second."""
 
     first: int
     second: int
@@ -32,10 +32,10 @@ class Pair:
 
 
 def two_gemms(body: Body, loads: set[int], rings: set[Buffer], registers: int, threads: int) -> Pair | str:
-    """The two products of a loop whose second may run under the work on the first's result; or why not, "" where the loop
-    has no two products.
+    """The two GEMMs of a loop, if the second may run during the work on the first one's result.
 
-    rings: the buffers that the loads fill.  registers: what a thread may use; threads: that share an accumulator.
+    Else the reason why not, or "" if the loop does not have two GEMMs.  rings: the buffers that the loads fill.
+    registers: how many a thread may use.  threads: how many hold an accumulator together.
     """
     items = body.items
     rest = [i for i in range(len(items)) if i not in loads]
@@ -71,7 +71,7 @@ def two_gemms(body: Body, loads: set[int], rings: set[Buffer], registers: int, t
 
 
 def _allowed(items: list[Item], rest: list[int], second: int) -> bool:
-    """Whether the second product of an iteration may run right after the first of the next one."""
+    """Whether the second GEMM of an iteration may run right after the first GEMM of the next one."""
     chosen = [items[i] for i in rest]
     at = rest.index(second)
     first = next(k for k, x in enumerate(chosen) if isinstance(x.stmt, Gemm))

@@ -1,16 +1,16 @@
-"""The first product of a block's next tile is started before this tile's results are stored.
+"""Starts the first GEMM of a block's next tile before the epilogue of the current tile.
 
-    for t:                                          wait for tile 0's first stage; start its first product
+    for t:                                          wait for tile 0's first stage; start its first GEMM
         wait for the first stage                    for t:
-        for k: product; sums                            the other products and sums, the last of them with:
+        for k: GEMM; promotion                          the other GEMMs and promotions, the last of them with:
         store                             ->                wait for the next tile's first stage
-                                                        start the next tile's first product
+                                                            start the next tile's first GEMM
                                                         store
 
-Where products start anew in registers of their own (part_loop.py), these are free when the last of them is summed, and
-what a tile stores is read from others.  The matrix unit would have nothing to do until all warp groups, which end a tile at
-the same time, have stored it and are back at their loops.  Where a tile is (quotients of run-time numbers) and what its
-first step loads by itself is found under the last product.
+This applies to chained accumulators (chained_accumulators.py).  Their registers are free after the last promotion, and the
+epilogue reads other registers.  Without the overlap, the tensor cores would be idle until all warp groups, which end a tile
+at the same time, have stored it and are back in their main loops.  The position of the next tile (divisions of run-time
+numbers) and the loads of its first step are computed during the last GEMM.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ..analysis.pipeline_schedule import needed_binds
 
 def overlapped_tiles(r: WarpRoleLoop, tiles: Tiles, binds: Sequence[Stmt], before: Sequence[Stmt],
                  after: Sequence[Stmt]) -> list[Stmt] | None:
-    """The computing groups' loop over tiles in this order; None where it stays in the program's.
+    """The consumers' loop over tiles in this order; None if the program's order is kept.
 
-    binds: what the roles bind for each tile; before, after: what the groups do in a tile in front of the pipelined loop and
-    behind it.  Keeps: what is stored, and the order of everything but the waits, loads and products that are moved.
-    Clusters keep their order: their blocks wait for each other at other places.
+    binds: bindings of both warp roles for each tile.  before, after: the consumers' statements of a tile before and after
+    the pipelined loop.  Keeps what is stored, and the order of everything except the waits, loads and GEMMs that are moved.
+    Launches with clusters keep the program's order, because their blocks wait for each other at other places.
     """
     chain = None if tiles.once or tiles.team is not None or tiles.inside is not None else chain_of(r)
     code = None if chain is None else chained_tiles(r, chain)
@@ -48,7 +48,7 @@ def overlapped_tiles(r: WarpRoleLoop, tiles: Tiles, binds: Sequence[Stmt], befor
     index, every = tiles.index, [*tiles.binds, *(s for s in binds if isinstance(s, Bind))]
 
     def of(stmts: list[Stmt], it: Expr) -> Stmt:
-        """Statements of tile `it`, if the block has so many."""
+        """Statements of tile `it`, under the condition that the block has this tile."""
         needed = needed_binds(every, set().union(*map(used_vars, stmts)))
         return If(binary("lt", it, tiles.count), seq(*rename([substitute(s, {index: it}) for s in (*needed, *stmts)])))
 
@@ -56,7 +56,7 @@ def overlapped_tiles(r: WarpRoleLoop, tiles: Tiles, binds: Sequence[Stmt], befor
     own = [s for s in before if s not in shared]
     zero, following = const(0, index.dtype), index + const(1, index.dtype)
     body = code.body([of(code.ahead, following)], [of(code.start, following)])
-    # ptxas sees a product under way at the end, of a path that no block takes: without the wait it puts one into the loop.
+    # On a path that no block takes, ptxas sees a GEMM in flight at the end.  Without this wait it adds one inside the loop.
     return [*shared, *code.made, of([*code.ahead, *code.start], zero), tiles.loop(*binds, *own, *body, *after),
             do("wgmma_wait", n=0), pin(chain.part)]
 

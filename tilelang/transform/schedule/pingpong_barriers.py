@@ -1,13 +1,14 @@
-"""Warp groups that take turns at the matrix unit start one after another.
+"""Emits the named barriers that make warp groups start their GEMMs one after another (ping-pong).
 
     group 0:                              group 1:
         start P; wait for P                   bar.sync: group 0 has its first P
         bar.arrive (first iteration)          start P; wait for P
         …P…                                   …P…
 
-Groups that wait for the same stage would multiply together and work on their sums together, and the matrix unit would
-idle meanwhile.  Products are served in turns, so a lead of one product stays.  Each tile sets it up anew: a barrier's
-128 arrivals and 128 waits are balanced in every loop.
+Without the barriers, groups that wait for the same stage would run their MMAs at the same time and promote their results at
+the same time, and the tensor cores would be idle during promotion.  The tensor cores serve GEMMs alternately, so once one
+group is ahead by one GEMM, it stays ahead.  The barriers are used once per tile: the 128 arrivals and 128 waits of a barrier
+are balanced in every loop.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from ..framework.pass_ import PassContext
 from ..analysis.statements import do
 from .rings import GROUP, WarpRoleLoop
 
-BARRIERS = 5  # first of the named barriers 5 and 6; block barriers of roles have 1 to 4, copies through shared memory 8 up
+BARRIERS = 5  # first of named barriers 5 and 6; block barriers of warp roles use 1 to 4, copies through shared memory 8 up
 
 
 def uses_ping_pong(r: WarpRoleLoop) -> bool:
-    """Whether a loop is one product and work on its sums, by several groups.
+    """Whether a loop consists of one GEMM and work on its accumulator, done by several warp groups.
 
-    Not where the groups share a tile that one of them writes: the barrier of all groups that orders it takes the lead
-    back, and in front of the product it would wait for groups that wait for their turn.  (Where that barrier only comes
-    with layouts, of elements that another group holds, the pipeline gives the turns up: tl.ping_pong.)
+    False if the groups share a tile that one of them writes: the barrier of all groups that orders these accesses would
+    remove the offset between the groups.  In front of the GEMM it would even wait for groups that are themselves waiting for
+    the ping-pong barrier.  (If such a barrier is only found when layouts are known, because a group reads elements of
+    another one, the pipeline is compiled again without ping-pong: tl.ping_pong.)
     """
     if not r.cx.option(PassConfigKey.TL_PING_PONG):
         return False
@@ -47,25 +49,25 @@ def uses_ping_pong(r: WarpRoleLoop) -> bool:
 
 
 def may_ping_pong(func: Func, cx: PassContext) -> bool:
-    """Whether some launch may come to have warp groups that take turns."""
+    """Whether some launch may use ping-pong."""
     return hopper(cx).roles and bool(cx.option(PassConfigKey.TL_PING_PONG)) and any(
         x.num_threads >= 2 * GROUP for x in walk(func.body, Launch))
 
 
 def wait_for_own_group(r: WarpRoleLoop) -> Stmt:
-    """In front of a loop that has an iteration: a group waits for the first product of the group before it."""
+    """Before a loop that has an iteration: a group waits for the first GEMM of the group before it."""
     return seq(*[If(_is_group(r, g), do("named_barrier", const(BARRIERS + g - 1), const(2 * GROUP)))
                  for g in range(1, r.groups)])
 
 
 def signal_next_group(r: WarpRoleLoop, first: Expr) -> Stmt:
-    """Behind the wait for a product: if it is the first one, the next group may start its own."""
+    """After the wait for a GEMM: if it was the first one (`first`), lets the next group start its own."""
     return If(first, seq(*[If(_is_group(r, g), do("named_barrier_arrive", const(BARRIERS + g), const(2 * GROUP)))
                            for g in range(r.groups - 1)]))
 
 
 def has_iterations(r: WarpRoleLoop) -> Expr:
-    """Whether the loop runs at all."""
+    """Whether the loop has at least one iteration."""
     extent = convert(r.loop.extent)
     return binary("gt", extent, const(0, extent.dtype))
 
