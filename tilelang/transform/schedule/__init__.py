@@ -1,1 +1,1 @@
-"""Software pipelines, warp specialisation and persistent launches."""
+"""Passes that schedule work: software pipelines, warp specialisation and persistent launches."""

@@ -1,11 +1,11 @@
-"""Which tiles a block of a persistent launch computes, and in which order.
+"""Chooses which tiles a block of a persistent launch computes, in which order, and in which clusters.
 
     launch grid (gx, gy), bx, by:  body      ->      launch grid (min(P, gx * gy),), block:
                                                          for i in serial(ceil((gx * gy - block) / P)):
-                                                             t = block + i * P;  bx, by = place of tile t;  body
+                                                             t = block + i * P;  bx, by = position of tile t;  body
 
-The blocks of a grid do not depend on each other, so any order is right.  It is chosen for L2: tiles that run at the same
-time share what they load.  Where the work of a tile grows with a block variable, long tiles come first.
+The blocks of a grid do not depend on each other, so any order is correct.  The order is chosen for reuse in L2: tiles that
+run at the same time have loads in common.  If the work of a tile grows with a block variable, the longest tiles come first.
 """
 
 from __future__ import annotations
@@ -26,33 +26,35 @@ from .cluster_pairs import Load, at_once, larger_in_one_wave, pairs, pays_for_ma
 from ..framework.pass_ import PassContext
 from .clusters import ClusterMap, make_cluster
 
-TILE_START = 1.5  # what beginning and ending a tile costs, in iterations
-L2_SHARE = 32 << 20  # bytes of L2 that tiles running together may fill with what they share
-_SAMPLE = 4096  # stands for extents that are known at run time only, where an order is chosen
+TILE_START = 1.5  # cost of starting and ending a tile, in iterations
+L2_SHARE = 32 << 20  # bytes of L2 for the data that tiles running at the same time have in common
+_SAMPLE = 4096  # replaces extents known only at run time when an order is chosen
 
 
 @record
 class Work:
-    """What decides the order: loads = ((bytes of an iteration, their source's index expressions), …), the extent of the
-    loop that does them, in terms of the block variables.  padded: blocks beyond the grid may run: all they would do
-    besides loading tiles can be left out."""
+    """What decides the order and the clusters of a launch.
+
+    loads: ((bytes of an iteration, index expressions of the source), …).  extent: of the main loop, in terms of the block
+    variables.  padded: blocks outside the grid may run, because everything but their loads of tiles can be left out.
+    """
 
     loads: tuple[tuple[int, tuple[Expr, ...]], ...]
     extent: Expr
     block_vars: tuple[Var, ...]
-    cycles: float = 0  # of the matrix unit, an iteration; 0 where unknown
-    rows: tuple[tuple[int, bool], ...] = ()  # of each load's source: see pairing.rows_of
+    cycles: float = 0  # MMA cycles of an iteration; 0 if unknown
+    rows: tuple[tuple[int, bool], ...] = ()  # of each load's source: see cluster_pairs.rows_of
     padded: bool = False
 
 
 @record
 class Tiles:
-    """A launch's tiles, dealt out to fewer blocks.
+    """The tile scheduler of a launch: how its tiles are distributed over fewer blocks.
 
-    grid: number of blocks.  block: its index.  index, count: variable and extent of the loop over a block's tiles.
-    binds: the launch's block variables, in terms of them.  team: of n blocks when blocks n c .. n c + n - 1 are a cluster
-    that computes neighbouring tiles at the same time.  inside: whether a block's tile is one of the launch's, where the
-    grid is no whole clusters.  once: a block has one tile.
+    grid: number of blocks.  block: index of a block.  index, count: variable and extent of the loop over a block's tiles.
+    binds: the launch's block variables, in terms of them.  team: the cluster map, if blocks n c .. n c + n - 1 are a cluster
+    of n blocks that computes neighbouring tiles at the same time.  inside: whether a block's tile lies in the launch's grid,
+    if the grid is not a multiple of the cluster.  once: a block has one tile.
     """
 
     grid: Expr
@@ -66,18 +68,18 @@ class Tiles:
     once: bool = False
 
     def of_the_grid(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        """What is left out by blocks whose tile is none of the launch's."""
+        """The statements, skipped by blocks whose tile lies outside the launch's grid."""
         return body if self.inside is None or not body else (If(self.inside, seq(*body)),)
 
     def loop(self, *body: Stmt) -> For:
-        """All tiles of a block."""
+        """The loop over all tiles of a block."""
         return For(self.index, const(0), self.count, "serial", seq(*self.binds, *body), plan=LoopPlan(tiles=True))
 
 
 def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) -> Tiles | str:
-    """How a launch's tiles are dealt out to blocks, or why each block keeps its own.
+    """How the tiles of a launch are distributed over blocks, or the reason why each block keeps its own tile.
 
-    alone: one block fills a multiprocessor; else the grid stays as large as it is, unless tl.persistent says otherwise.
+    alone: one block fills an SM.  Otherwise the grid keeps its size, unless tl.persistent is set.
     """
     asked = cx.option(PassConfigKey.TL_PERSISTENT)
     if launch.plan.cluster:
@@ -115,7 +117,7 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
         return Tiles(teams, block, index, dealt.count(block), (*_longest_in(launch, row, column, work),),
                      f"persistent: {blocks} blocks, tiles longest first, in serpentine order{refused}")
     t = Var("tile", dtype("int32"))
-    # One tile a block: its place must not name the loop's variable, which place_sync would count through.
+    # With one tile a block, the tile number must not use the loop variable: place_sync would count iterations by it.
     binds.append(Bind(t, first if why else _minimum(first + index * teams, total - 1)))
     order, about = _order(few, work, running // cluster, spans or (1,) * len(launch.grid), cx)
     binds += order(t)
@@ -130,7 +132,7 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
 
 
 def _own_tiles(launch: Launch, asked: Any, alone: bool) -> str:
-    """Why each block keeps its own tile, as far as it does not depend on their number; "" where nothing asks for that."""
+    """Why each block keeps its own tile, apart from the number of tiles; "" if there is no such reason."""
     if asked is False or asked == 0 and asked is not None:
         return "tl.persistent is off"
     shared = not alone and asked is None or launch.plan.min_blocks_per_sm > 1
@@ -138,8 +140,11 @@ def _own_tiles(launch: Launch, asked: Any, alone: bool) -> str:
 
 
 def _in_team(launch: Launch, few: Launch, spans: tuple[int, ...], team: ClusterMap) -> tuple[list[Bind], Expr | None, str]:
-    """(block variables of the launch, whether its grid has the block: None where all are in it, words for the report) from
-    the place of a cluster in the grid of `few` and a block's ranks."""
+    """(bindings of the launch's block variables, whether the block lies in the grid, text for the report).
+
+    They are computed from the position of the cluster in the grid of `few` and the block's ranks in the cluster.  The
+    condition is None if all blocks lie in the grid.
+    """
     binds: list[Bind] = []
     inside: Expr | None = None
     wide = sorted(team.wide)
@@ -155,9 +160,9 @@ def _in_team(launch: Launch, few: Launch, spans: tuple[int, ...], team: ClusterM
 
 def _spans(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, tuple[Load, ...]], bool],
            blocks: int) -> tuple[int, ...] | str:
-    """Blocks of a cluster along each dimension of the grid, all 1 for none; or why there are none of those asked for.
+    """Blocks of a cluster along each dimension of the grid (all 1: no clusters), or why requested clusters are not possible.
 
-    blocks: that may run at a time, 0 where the grid stays as large as it is.
+    pays: whether clusters of two are faster.  blocks: how many run at a time, 0 if the grid keeps its size.
     """
     asked, dims = cx.option(PassConfigKey.TL_CLUSTER), len(launch.grid)
     if not isinstance(asked, tuple):
@@ -183,9 +188,9 @@ def _spans(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, tu
 
 
 def _larger(launch: Launch, work: Work, blocks: int, found: tuple[int, ...] | str) -> tuple[int, ...] | str:
-    """Clusters of more than two for a launch of one round, where they save more than those found.
+    """Clusters of more than two blocks for a launch of one wave, if they save more cycles than `found`; else `found`.
 
-    blocks: that run at a time without clusters.
+    blocks: how many run at a time without clusters.
     """
     steps, grid = Analyzer().simplify(work.extent), [convert(g) for g in launch.grid]
     sizes = [g.value for g in grid if isinstance(g, Const)]
@@ -204,9 +209,9 @@ def _larger(launch: Launch, work: Work, blocks: int, found: tuple[int, ...] | st
 
 def _paired(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, tuple[Load, ...]], bool],
             blocks: int) -> int | None:
-    """The dimension along which neighbours make a cluster: what they both load is loaded once.  None for none.
+    """The dimension along which neighbours form clusters of two, which load their common tile once; None for no clusters.
 
-    pays: whether clusters are worth it with such loads.  blocks: that run at a time, 0 where the grid stays as large as it is.
+    pays: whether clusters are faster with these loads.  blocks: how many run at a time, 0 if the grid keeps its size.
     """
     sizes = [convert(g) for g in launch.grid]
     total = prod(g.value if isinstance(g, Const) else 0 for g in sizes)
@@ -227,23 +232,23 @@ def _paired(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, t
 
 
 def _for_many(work: Work, loads: tuple[Load, ...]) -> bool:
-    """Blocks compute several tiles."""
+    """Whether pairs are faster for blocks that compute several tiles."""
     return pays_for_many(loads, work.cycles)
 
 
 def _in_one_round(work: Work, loads: tuple[Load, ...]) -> bool:
-    """One tile a block, one block an SM."""
+    """Whether pairs are faster for one tile a block and one block an SM (a launch of one wave)."""
     steps = Analyzer().simplify(work.extent)
     return isinstance(steps, Const) and pays_in_one_wave(loads, work.cycles, int(steps.value))
 
 
 def _never(work: Work, loads: tuple[Load, ...]) -> bool:
-    """Blocks that share a multiprocessor hide each other's loads."""
+    """No pairs if several blocks run on one SM: they hide each other's loads."""
     return False
 
 
 def _grouped(launch: Launch, spans: tuple[int, ...]) -> Launch:
-    """The launch of clusters: fewer along some dimensions, the last of which may reach beyond the grid."""
+    """The launch with clusters in place of blocks: fewer along some dimensions, where the last may reach beyond the grid."""
     names = {2: "pair"}
     block_vars = tuple(v if n == 1 else Var(f"{v.name}_{names.get(n, 'team')}", v.dtype)
                        for v, n in zip(launch.block_vars, spans))
@@ -252,8 +257,11 @@ def _grouped(launch: Launch, spans: tuple[int, ...]) -> Launch:
 
 
 def _order(launch: Launch, work: Work, teams: int, spans: tuple[int, ...], cx: PassContext) -> tuple[Any, str]:
-    """(tile number -> bindings of the block variables, one phrase).  teams: blocks, or clusters, at work together, of so
-    many blocks along each dimension."""
+    """(function from a tile number to bindings of the block variables, text for the report).
+
+    teams: how many clusters (or blocks, without clusters) run at the same time.  spans: blocks of a cluster along each
+    dimension.
+    """
     grid = [convert(g) for g in launch.grid]
     swizzle = launch.plan.swizzle
     if swizzle and len(grid) >= 2:
@@ -276,7 +284,7 @@ def _order(launch: Launch, work: Work, teams: int, spans: tuple[int, ...], cx: P
 
 
 def _may_wait(body: Stmt) -> bool:
-    """Whether a block may depend on another one's progress: it looks at what atomics give, or spins."""
+    """Whether a block may depend on the progress of another one: it uses the result of an atomic, or spins in a loop."""
     unused = {id(x.call) for x in walk(body, Evaluate)}
     return any(isinstance(x, While) or isinstance(x, Call) and x.op.startswith("atomic") and id(x) not in unused
                for x in walk(body))
@@ -287,12 +295,12 @@ def _names(at: tuple[Expr, ...], v: Var) -> bool:
 
 
 def _plain(launch: Launch, t: Expr) -> list[Bind]:
-    """x fastest."""
+    """Tiles in order, with the first dimension fastest."""
     return _taken_apart(launch, t, range(len(launch.grid)))
 
 
 def _taken_apart(launch: Launch, index: Expr, dims: Sequence[int]) -> list[Bind]:
-    """The block variables of these dimensions, the first one fastest, of a tile's number among them."""
+    """The block variables of these dimensions, from the index of a tile among them; the first dimension is the fastest."""
     out: list[Bind] = []
     for k in dims[:-1]:
         out.append(Bind(launch.block_vars[k], index % launch.grid[k]))
@@ -301,7 +309,7 @@ def _taken_apart(launch: Launch, index: Expr, dims: Sequence[int]) -> list[Bind]
 
 
 def _panels(launch: Launch, t: Expr, across: int, along: int, panel: int) -> list[Bind]:
-    """Panels of `panel` indices of dimension `along`, each walked along dimension `across`, back and forth."""
+    """Rasterisation panels of `panel` indices of dimension `along`, each traversed in serpentine order along `across`."""
     ga, gl = convert(launch.grid[across]), convert(launch.grid[along])
     a, b = launch.block_vars[across], launch.block_vars[along]
     flat, rest = _bound("in_layer", t % (ga * gl)), _bound("layer", t // (ga * gl))
@@ -317,7 +325,7 @@ def _panels(launch: Launch, t: Expr, across: int, along: int, panel: int) -> lis
 
 
 def _longest_first(launch: Launch, t: Expr, growing: int, group: int | None) -> list[Bind]:
-    """Dimension `growing` from its end, slowest; within groups of the others whose loads fit L2 together."""
+    """Dimension `growing` from its end, as the slowest one, within groups of the other dimensions whose loads fit L2."""
     others = [k for k in range(len(launch.grid)) if k != growing]
     g = convert(launch.grid[growing])
     if not others:
@@ -334,7 +342,7 @@ def _longest_first(launch: Launch, t: Expr, growing: int, group: int | None) -> 
 
 
 def _dealt(launch: Launch, work: Work, blocks: int) -> TilePartition | None:
-    """The deal of a launch whose tiles grow with a block variable, when its grid is known."""
+    """The work partition of a launch whose tiles grow with a block variable; None if its grid is not known or does not suit."""
     growing = None if launch.plan.swizzle else _growing(launch, work)
     group = None if growing is None else _heads(launch, work, growing)
     if growing is None or group is None:
@@ -349,7 +357,7 @@ def _dealt(launch: Launch, work: Work, blocks: int) -> TilePartition | None:
 
 
 def _longest_in(launch: Launch, row: Expr, column: Expr, work: Work) -> list[Bind]:
-    """The block variables of the tile `row` from the end of the growing dimension, `column` in the others."""
+    """The block variables of a tile: number `row` from the end of the growing dimension, `column` in the other dimensions."""
     growing = _growing(launch, work) or 0
     rows = convert(launch.grid[growing])
     first = _bound("row", row)
@@ -363,7 +371,7 @@ def _longest_in(launch: Launch, row: Expr, column: Expr, work: Work) -> list[Bin
 
 
 def _growing(launch: Launch, work: Work) -> int | None:
-    """The dimension along which tiles get longer."""
+    """The dimension along which tiles get longer; None if there is none."""
     low = _sampled(work.extent, work.block_vars, {})
     for k, (v, g) in enumerate(zip(work.block_vars, launch.grid)):
         n = _sampled(g, work.block_vars, {})
@@ -376,7 +384,7 @@ def _growing(launch: Launch, work: Work) -> int | None:
 
 
 def _heads(launch: Launch, work: Work, growing: int) -> int | None:
-    """How many tiles that differ in the other dimensions share L2."""
+    """How many tiles that differ in the other dimensions fit L2 with what they load; None if that is not known."""
     if not all(isinstance(convert(g), Const) for g in launch.grid):
         return None
     v, n = work.block_vars[growing], _sampled(launch.grid[growing], work.block_vars, {})
@@ -387,7 +395,7 @@ def _heads(launch: Launch, work: Work, growing: int) -> int | None:
 
 
 def _sampled(e: Any, block_vars: tuple[Var, ...], values: dict[Var, int]) -> int | None:
-    """The value of an expression with block variables 0 (or as given) and a stand-in for everything else unknown."""
+    """The value of an expression with block variables 0 (or as in `values`) and _SAMPLE for all other variables."""
     e = convert(e)
     blocks = set(block_vars)
     got = Analyzer().simplify(substitute(e, {v: const(values.get(v, 0 if v in blocks else _SAMPLE), v.dtype)

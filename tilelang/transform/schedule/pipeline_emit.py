@@ -1,4 +1,4 @@
-"""The code of a software pipeline: prologue and main loop over versioned buffers."""
+"""Emits the code of a software pipeline without warp specialisation: prologue and main loop over versioned buffers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..analysis.pipeline_schedule import Body, needed_binds
 class Plan:
     """A checked schedule.
 
-    stage, order: per item.  ahead: items that become asynchronous copies.  versions: buffer -> the buffer with a
+    stage, order: per item.  ahead: items that become asynchronous copies.  versions: buffer -> the same buffer with a
     leading dimension of versions.  report: one line for `pipeline_report`.
     """
 
@@ -31,7 +31,7 @@ class Plan:
 
 @record
 class _Run:
-    """Statements next to each other in the schedule that work on one iteration.  group: index of its async group."""
+    """Consecutive statements of the schedule that belong to the same iteration.  group: index of its async group, or None."""
 
     items: tuple[int, ...]
     stage: int
@@ -55,13 +55,16 @@ class _Emitter:
     # ---- structure ----------------------------------------------------------------------------------------------
 
     def consumers(self, i: int) -> set[int]:
-        """Items that touch what asynchronous copy i writes."""
+        """Items, other than asynchronous copies, that access the destination of asynchronous copy i."""
         storage = self.items[i].stmt.dst.buffer.data  # type: ignore[attr-defined]
         return {j for j, y in enumerate(self.items) if j != i and j not in self.plan.ahead and y.touches(storage)}
 
     def split(self) -> list[_Run]:
-        """Runs in schedule order.  Copies that are first used at different places get groups of their own only when
-        they are waited for in the iteration that issues them: there the later wait hides more."""
+        """The runs, in schedule order.
+
+        Copies with different first uses get separate async groups only if they are waited for in the iteration that issues
+        them: then the later wait hides more latency.
+        """
         p = self.plan
         ranked = sorted(range(len(self.items)), key=lambda i: p.order[i])
         same_step = {i for i in p.ahead if any(p.stage[j] == p.stage[i] for j in self.consumers(i))}
@@ -94,7 +97,7 @@ class _Emitter:
     # ---- one run ------------------------------------------------------------------------------------------------
 
     def run(self, r: _Run, iteration: Any, clone: bool) -> list[Stmt]:
-        """Statements of a run for one iteration (0-based).  clone: with fresh names for all it defines."""
+        """Statements of a run for one iteration (0-based).  clone: rename all variables that the statements define."""
         stmts: list[Stmt] = []
         used: set[Any] = set()
         for i in r.items:
@@ -114,11 +117,11 @@ class _Emitter:
         return rename(stmts) if clone else stmts
 
     def early(self, used: Iterable[Any]) -> list[Bind]:
-        """Bindings for these values that may stand in front of all statements."""
+        """Bindings that these values need and that may be placed in front of all statements."""
         return [b for b in needed_binds(self.parts.pure, used) if b.var not in self.parts.late]
 
     def with_late(self, stmts: list[Stmt]) -> list[Stmt]:
-        """The statements, bindings of values that scheduled bindings give each in front of the first that needs it."""
+        """The statements, with each binding that depends on scheduled bindings placed before the first use of its value."""
         if not self.parts.late:
             return stmts
         out: list[Stmt] = []
@@ -133,7 +136,7 @@ class _Emitter:
         return out
 
     def at(self, s: Stmt, k: Any, iteration: Any) -> Stmt:
-        """s for the given iteration: loop variable replaced, buffers indexed by their slot."""
+        """s for the given iteration: the loop variable is replaced, and buffers are indexed by their slot."""
         if k is not self.loop.var:
             s = substitute(s, {self.loop.var: k})
         return select_version(s, self.plan.versions, iteration)
@@ -151,7 +154,7 @@ class _Emitter:
     # ---- waits --------------------------------------------------------------------------------------------------
 
     def needed_group(self, r: _Run) -> int | None:
-        """Newest group a run needs, relative to the first group of its own step (negative: of earlier steps)."""
+        """The newest async group that a run needs, relative to the first group of its own step (negative: earlier steps)."""
         newest: int | None = None
         for q in self.runs:
             if q.group is None:
@@ -162,13 +165,15 @@ class _Emitter:
         return newest
 
     def step(self, run_of: Any) -> list[Stmt]:
-        """One step: runs in order with their commits and waits.  run_of(run) -> its statements, or None to leave the
-        run (but not its commit) out."""
+        """One step: runs in order with their commits and waits.
+
+        run_of: function from a run to its statements; if it returns none, only the run's commit is emitted.
+        """
         out: list[Stmt] = []
         issued, waited = 0, None
         bodies = [(r, run_of(r)) for r in self.runs]
-        # A wait that needs nothing of this step comes first: one barrier after it then also separates the readers of
-        # the previous iteration from the copies that overwrite their slot.
+        # If a wait needs no group of this step, it is emitted first.  One barrier after it then also separates the readers
+        # of the previous iteration from the copies that overwrite their slot.
         early = [g for r, body in bodies if body for g in (self.needed_group(r),) if g is not None and g < 0]
         if early:
             waited = max(early)
@@ -185,7 +190,7 @@ class _Emitter:
                 issued += 1
         return out
 
-    # ---- the whole ----------------------------------------------------------------------------------------------
+    # ---- the whole loop -----------------------------------------------------------------------------------------
 
     def code(self) -> Stmt:
         loop = self.loop
@@ -210,7 +215,7 @@ class _Emitter:
 
         body = seq(*top, *self.step(main_run), span=loop.span)
         out.append(with_options(replace(loop, body=body, extent=self.extent), pipeline_report=self.plan.report))
-        if self.depth:  # nothing is left in flight (the last copies are guarded off): this tells every later reader so
+        if self.depth:  # no copy is left in flight (the last ones are guarded off); this wait shows it to later passes
             out.append(_wait(0))
         return seq(*out, span=loop.span)
 
@@ -234,7 +239,7 @@ def _wait(pending: int) -> Stmt:
 
 
 def select_version(s: Any, versions: dict[Buffer, Buffer], iteration: Any) -> Any:
-    """s with every access of a versioned buffer going to slot iteration mod its number of versions."""
+    """s with every access of a versioned buffer redirected to slot `iteration` mod its number of versions."""
     if not versions:
         return s
 

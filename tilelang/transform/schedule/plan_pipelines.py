@@ -1,4 +1,4 @@
-"""Pipelined loops become serial loops over versioned shared buffers, asynchronous copies, commits and waits."""
+"""Turns pipelined loops into serial loops over versioned shared buffers, with asynchronous copies, commits and waits."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def plan_pipelines(func: Func, cx: PassContext) -> Func:
                                                         if k + 2 < n: async copy A[k + 2] -> A_s[(k + 2) % 3]
                                                         commit
                                                         T.gemm(A_s[k % 3], …, C)
-    Keeps: the meaning of the sequential loop, for every n.  Where a dependence would be broken (through any access:
-    atomics, writes of a copied tensor, values carried to the next iteration or out of the loop) the loop stays
-    sequential; attribute `pipeline_report` of the resulting loop says what was done and why.  Barriers between
-    threads are placed later.
+    Keeps: the result of the sequential loop, for every n.  The loop stays sequential if a dependence would be broken
+    (through any access: atomics, writes of a copied tensor, values carried to the next iteration or out of the loop).
+    Attribute `pipeline_report` of the resulting loop tells what was done and why.  Barriers between threads are placed by a
+    later pass.
     """
     return rewrite_launches(func, lambda x: _Planner(x, cx).run())
 
@@ -60,7 +60,7 @@ class _Planner:
         body = _drop_allocs(body, {b for b in self.made if b.data not in touched})
         layouts = self.launch.plan.layouts
         out = replace(self.launch, body=body)
-        if layouts:  # a user's layout of a buffer is that of each of its versions
+        if layouts:  # a layout that the user gave for a buffer also applies to its versions
             more = tuple((self.made[b], lay) for b, lay in layouts if b in self.made)
             out = with_options(out, layouts=tuple(layouts) + more)
         reports = [s.plan.pipeline_report for s in statements(body) if isinstance(s, For)]
@@ -71,14 +71,14 @@ class _Planner:
                           stages=tuple(stages.items()) or None, report=notes or None)
 
     def planned(self, body: Stmt) -> Stmt:
-        """A body with its pipelined loops, inner ones first, as serial code."""
+        """A body with its pipelined loops turned into serial code, inner loops first."""
         def loop(s: Stmt) -> Stmt | None:
             return self.loop(s, self.planned(s.body)) if isinstance(s, For) and is_pipelined(s) else None
 
         return rewrite_stmts(body, loop)
 
     def loop(self, original: For, body: Stmt) -> Stmt:
-        """A pipelined loop, its body already planned, as serial code."""
+        """Serial code of a pipelined loop whose body is already planned."""
         wanted = wanted_stages(original)
         plain = with_options(replace(original, kind="serial", body=body), **dict.fromkeys(_ASKED))
 
@@ -134,7 +134,7 @@ class _Planner:
             if not broken:
                 return self.plan(parts, stage, order, early, versions)
             drop = {i for v in broken for i in (v.first, v.second) if i in early}
-            if not drop:  # between statements that stay in order: it cannot be
+            if not drop:  # impossible: only statements that keep their order are involved
                 raise InternalError(f"pipeline: statements in source order break {broken[0].what}")
             gone = {items[i].stmt.dst.buffer for i in drop}  # type: ignore[attr-defined]
             reasons += [f"`{b.name}` cannot be copied ahead: `{broken[0].what}` is written in between" for b in gone]
@@ -142,7 +142,7 @@ class _Planner:
         return "; ".join(dict.fromkeys(reasons)) or "no copy from global to shared memory in the body"
 
     def manual(self, loop: For, parts: Body, stage: list[int], order: list[int]) -> Plan | str:
-        """The user's order and stage lists."""
+        """A schedule from the user's lists of orders and stages, or why the loop stays sequential."""
         items = parts.items
         versions: dict[Var, int] = {}
         for b in {e.buffer: None for x in items for e in x.effects if e.writes}:
@@ -169,25 +169,22 @@ class _Planner:
         return Plan(stage, order, frozenset(ahead), new, report)
 
 
-# ---- what the user asked for ----------------------------------------------------------------------------------------
-
-
-# ---- small questions ------------------------------------------------------------------------------------------------
+# ---- conditions -----------------------------------------------------------------------------------------------------
 
 
 def versioned(b: Buffer, versions: int) -> Buffer:
-    """A buffer of its own that holds `versions` tiles of b, one after another."""
+    """A new buffer that holds `versions` tiles of the shape of b, one after another."""
     return replace(b, shape=(versions, *b.shape), data=Var(b.name, b.data.dtype, span=b.span))
 
 
 def unversionable(launch: Launch, loop: For, items: list[Item], b: Buffer) -> str:
-    """Why a shared buffer cannot have versions; empty when it can."""
+    """Why a shared buffer cannot have versions; "" if it can."""
     if not b.is_static or b.strides_ is not None:
         return f"`{b.name}` has a run-time shape"
     if has_views(b, launch.body):
         return f"`{b.name}` has views"
     for x in items:
-        if x.touches(b.data) and any(  # their dimensions are counted; also those in a branch
+        if x.touches(b.data) and any(  # these ops count the dimensions of the buffer; they may also be inside a branch
                 b.data in (n.src.buffer.data, n.dst.buffer.data) for n in walk(x.stmt, Reduce, Scan)):
             return f"`{b.name}` is reduced or scanned in shared memory"
         if any(e.storage is b.data and e.indices is None and e.region is None for e in x.effects):
@@ -206,9 +203,9 @@ def _is_load(x: Item) -> bool:
 
 
 def _unwaited(items: list[Item], loads: set[int], i: int) -> str:
-    """Why copy i must not be left in flight: nobody waits for it, or another copy writes the same place.
+    """Why copy i cannot be left in flight: no statement waits for it, or another copy writes the same elements.
 
-    Copies in flight are not ordered among each other.
+    Copies in flight are not ordered with each other.  "" if it can.
     """
     dst = items[i].stmt.dst  # type: ignore[attr-defined]
     users = [j for j, x in enumerate(items) if j != i and x.touches(dst.buffer.data)]
@@ -221,7 +218,7 @@ def _unwaited(items: list[Item], loads: set[int], i: int) -> str:
 
 
 def _apart(a: Region, b: Region) -> bool:
-    """Whether two regions of one buffer certainly have no element in common."""
+    """Whether two regions of one buffer are known to be disjoint."""
     for x, n, y, m in zip(a.mins, a.extents, b.mins, b.extents):
         if isinstance(x, Const) and isinstance(y, Const) and isinstance(n, int) and isinstance(m, int):
             if int(x.value) + n <= int(y.value) or int(y.value) + m <= int(x.value):
@@ -238,7 +235,7 @@ def _producers_first(items: list[Item], early: set[int]) -> list[int]:
 
 
 def has_exits(body: Stmt) -> bool:
-    """Whether a break or continue below belongs to the loop around body."""
+    """Whether `body` contains a break or continue of the loop around it."""
     match body:
         case Break() | Continue():
             return True

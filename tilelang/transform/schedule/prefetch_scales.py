@@ -1,4 +1,4 @@
-"""Values that each step of a loop loads by itself, a few a row: a tile for several steps, which TMA can load.
+"""Loads scale factors of several steps by one TMA copy, instead of a few values per row in each step (scale prefetch).
 
     for k in T.Pipelined(n, num_stages=S):          for k in T.Pipelined(n, num_stages=S):
         copy(A[m, k * 128], A_s)                        copy(S[m:m+128, k//4*4 : k//4*4 + 4], S_s)      # turn=4
@@ -7,14 +7,14 @@
         gemm(A_s, B_s, P); …                                row[i] = S_s[i, k % 4]
                                                         gemm(A_s, B_s, P); …
 
-Scales of blocks of k are such values.  Loaded by the threads that compute, a value a row and step, each touches a line of
-its own and competes with the products for the unit that serves shared memory.  16 bytes of a row are the least that TMA
-moves: they hold the values of several steps.  Where the rows are contiguous instead, eight steps make a tile that TMA
-writes in panels.  The program stays what it was, with the same tile copied in each of these steps; the roles of warps
-(specialize_warps.py) load it once for all of them, into a ring that turns so many times more slowly.
+If the consumers load one scale per row and step themselves, each load touches a cache line of its own, and the loads compete
+with the MMAs for the unit that serves shared memory.  TMA moves at least 16 bytes of a row, which hold the scales of several
+steps.  If the rows are the contiguous dimension instead, eight steps make a tile that TMA writes in boxes.  This pass
+adds the same copy to each of these steps, so the program computes the same.  specialize_warps.py then issues the copy once
+for all of them, into a ring whose stages last that number of iterations.
 
-Values that are the same for all rows stay what they are: one access a warp.  Measured on an H200 with the scales of A in
-such a ring, those of B in another gained nothing more.
+Values that are the same for all rows are not changed: they take one access per warp.  Measured on an H200 with the scales of
+A in such a ring: a second ring for the scales of B gained nothing more.
 """
 
 from __future__ import annotations
@@ -38,14 +38,17 @@ from ..analysis.pipeline_schedule import loop_items
 from ..legalize.tma_columns import unaligned_columns
 from ..analysis.vectorize import stride_along
 
-PANEL_ROWS = 8  # steps of a tile whose rows are contiguous: rows of one pattern of a swizzle
+PANEL_ROWS = 8  # steps of a tile whose rows are contiguous: the rows of one swizzle atom
 MOST_STEPS = 16
 
 
 @record
 class _Place:
-    """Where a value of step k and row i lies: dimension of the steps and of the rows, the variable of the rows, and the index
-    of row 0 (of the steps' dimension: of any step)."""
+    """Where the value of step k and row i lies in a tensor.
+
+    step, row: the dimensions of the steps and of the rows.  var: variable of the rows.  mins: the indices of row 0; in
+    dimension `step`, the index of step k.
+    """
 
     step: int
     row: int
@@ -54,10 +57,10 @@ class _Place:
 
 
 def prefetch_scales(launch: Launch, loop: For, cx: PassContext) -> tuple[Launch, For] | None:
-    """(launch, pipelined loop in it) with such values in tiles; None where there are none.
+    """(launch, pipelined loop in it) with such values in tiles; None if there are none.
 
-    Considered are loads in parallel loops in front of the loop's first product.  The copies carry attr turn: the steps that
-    their tile is for, counted from the loop's first.  Keeps: the values, also those outside the tensor.
+    Considers loads in parallel loops before the first GEMM of the loop.  The added copies carry the attr `turn`: the number
+    of steps that their tile is for, counted from the loop's first step.  Keeps the values, also those outside the tensor.
     """
     if not cx.option(PassConfigKey.TL_SCALE_PREFETCH) or loop.plan.counted:
         return None
@@ -75,7 +78,7 @@ def prefetch_scales(launch: Launch, loop: For, cx: PassContext) -> tuple[Launch,
 
 
 def may_prefetch_scales(func: Func, cx: PassContext) -> bool:
-    """Whether a program, as its user wrote it, may come to have such tiles."""
+    """Whether a program, as the user wrote it, may get such tiles."""
     if not hopper(cx).roles or not cx.option(PassConfigKey.TL_SCALE_PREFETCH):
         return False
     loops = [x for x in walk(func.body, For) if x.plan.num_stages]
@@ -84,7 +87,7 @@ def may_prefetch_scales(func: Func, cx: PassContext) -> bool:
 
 
 class _Tiles:
-    """made: what is loaded (tensor, dimensions, first indices) -> (tile, copy that fills it)."""
+    """Replaces loads by tiles.  made: (tensor, dimensions, first indices, …) of a load -> (tile, copy that fills it)."""
 
     def __init__(self, launch: Launch, loop: For, cx: PassContext) -> None:
         self.loop, self.cx, self.analyzer = loop, cx, Analyzer()
@@ -99,7 +102,7 @@ class _Tiles:
         self.made: dict[Any, tuple[Buffer, Copy]] = {}
 
     def visit(self, s: Parallel) -> Stmt:
-        """A loop with its values read from tiles."""
+        """A parallel loop that reads its values from tiles."""
         def read(x: Any) -> Any:
             if not isinstance(x, Load) or x.buffer.scope_name != GLOBAL:
                 return None
@@ -110,7 +113,7 @@ class _Tiles:
         return out
 
     def place(self, x: Load, s: Parallel) -> _Place | None:
-        """Where a load finds its value; None for one that is no step's value of a row."""
+        """Where a load reads; None unless it reads one value for each row and step."""
         k = self.loop.var
         step: list[int] = []
         row: list[tuple[int, Var]] = []
@@ -135,7 +138,7 @@ class _Tiles:
         return _Place(step[0], row[0][0], row[0][1], tuple(mins))
 
     def tiled(self, x: Load, p: _Place, s: Parallel) -> Expr | None:
-        """The value, read from a tile; None where TMA cannot load one."""
+        """The value, read from a tile; None if TMA cannot load such a tile."""
         rows, extent = s.extents[s.vars.index(p.var)], convert(self.loop.extent)
         if not isinstance(rows, Const):
             return None
@@ -162,7 +165,7 @@ class _Tiles:
 
 
 def _bound(body: Stmt) -> Iterator[Var]:
-    """The variables that statements below bind."""
+    """The variables that are bound by statements in `body`."""
     for x in walk(body):
         if isinstance(x, (Bind, For)):
             yield x.var

@@ -1,4 +1,4 @@
-"""What the loading warp group runs of a pipelined loop: the loads of each iteration, in the order of their use."""
+"""Emits the producer warp group's code of a pipelined loop: the loads of each iteration, in the order of their use."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from .rings import Ring, WarpRoleLoop
 
 
 def producer(r: WarpRoleLoop, whole: list[Stmt], pure: list[Bind], tf32: Iterable[Var]) -> list[Stmt]:
-    """All loads of a tile, in the order in which the consumers come to use them: one that waits for an earlier load
-    to be used would otherwise hold up one that is needed before.
+    """All loads of a tile, in the order in which the consumers use them.
 
-    whole: those of tiles loaded once.  They come after the first stage of the first ring, whose place is free earlier:
-    it is released in the loop, theirs after it.  pure: bindings of an iteration that its loads may need.  tf32: storage of
-    tiles that are rounded on the way."""
+    In another order, a load that waits for its stage to be released could delay one that is needed earlier.
+
+    whole: loads that are done once per tile.  They come after the first stage of the first ring: that stage is released
+    inside the consumers' loop, their buffers only after it.  pure: bindings of an iteration that its loads may need.
+    tf32: storage of tiles that are rounded to tf32 by the copy.
+    """
     loop, rings = r.loop, r.rings
     k = Var(loop.var.name, loop.var.dtype)
     start, extent = convert(loop.start), convert(loop.extent)
@@ -44,7 +46,7 @@ def producer(r: WarpRoleLoop, whole: list[Stmt], pure: list[Bind], tf32: Iterabl
 
 
 def _loads(r: WarpRoleLoop, rings: list[Ring], k: Expr, pure: list[Bind], tf32: set[Var]) -> list[Stmt]:
-    """The loads of iteration k into some rings."""
+    """The loads of iteration k into these rings."""
     mapping: dict[Var, Expr] = {r.loop.var: k}
     stmts: list[Stmt] = []
     for s in pure:

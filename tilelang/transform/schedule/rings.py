@@ -1,4 +1,4 @@
-"""Rings of stages between the warp group that loads and those that compute, and the loop they serve."""
+"""Defines the rings of stages between the producer warp group and the consumers, and the pipelined loop that uses them."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from ..analysis.pipeline_schedule import Body, Item
 from .clusters import ClusterMap
 
 GROUP = 128  # threads of a warp group
-SLOW_STAGES = 2  # of a ring whose stages are for several iterations each: one in use, one on its way
+SLOW_STAGES = 2  # of a ring whose stages last several iterations each: one in use, one being loaded
 
 
 @state
 class Ring:
-    """Copies that fill the same stages.
+    """A ring of stages and the copies that fill it.
 
-    items: of the loop body, the copies.  first, last: items of the consumer that use them first and last.  team: of blocks
-    that fill each other's stages (a cluster), None where each block fills its own; common: copies whose tile several of
-    them want -> the dimensions of the grid along which it is the same.  turn: iterations that a stage is for
-    (prefetch_scales.py), counted from the first.
+    items: the copies, as indices into the loop's items.  first, last: the consumers' items that use them first and last.
+    team: the cluster whose blocks fill each other's stages; None if each block fills its own.  common: copy whose tile
+    several blocks load together -> dimensions of the grid along which the tile is the same.  turn: number of iterations that
+    a stage lasts (prefetch_scales.py), counted from the first.
     """
 
     items: list[int]
     first: int
     last: int
-    buffers: dict[Buffer, Buffer] = field(default_factory=dict)  # the user's -> with a version for each stage
+    buffers: dict[Buffer, Buffer] = field(default_factory=dict)  # user's buffer -> buffer with one version per stage
     full: Buffer | None = None
     empty: Buffer | None = None
     team: ClusterMap | None = None
@@ -46,11 +46,14 @@ class Ring:
 
     @property
     def fillers(self) -> int:
-        """Blocks that fill a block's stages."""
+        """Number of blocks that fill the stages of a block."""
         return 1 if self.team is None else self.team.peers(self.common.values())[0]
 
     def share(self, item: int) -> tuple[Expr, int, Expr] | None:
-        """(a block's number among those that load a copy's tile together, how many they are, the mask of their ranks)."""
+        """How the blocks of a cluster load a copy's tile together; None if they do not.
+
+        (index of a block among those that load it, their number, mask of their ranks).
+        """
         same = self.common.get(item)
         if self.team is None or same is None:
             return None
@@ -62,12 +65,12 @@ class Ring:
 
 @state
 class WarpRoleLoop:
-    """A pipelined loop that is shared out between roles.
+    """A pipelined loop that is divided between producer and consumers.
 
-    groups: warp groups that compute, `thread` is the index of a thread in the block.  base: steps this loop's rings have
-    made before its first iteration, modulo twice the stages; None for none.  repeated: it runs once for each tile of a block,
-    and must leave its rings as it found them.  turns: for rings whose stages are for several iterations, that number ->
-    as base.  overlap: words for the report, once the consumers' schedule is made.
+    groups: number of consumer warp groups.  thread: index of a thread in the block.  base: steps that the loop's rings have
+    made before its first iteration, modulo twice the stages; None for zero.  repeated: the loop runs once for each tile of a
+    block and must release all stages before it ends.  turns: iterations per stage of a slow ring -> its `base`.
+    overlap: text for the report, set when the consumers' schedule has been made.
     """
 
     launch: Launch
@@ -85,12 +88,12 @@ class WarpRoleLoop:
 
     @property
     def slow(self) -> list[Ring]:
-        """The rings whose stages are for several iterations."""
+        """The rings whose stages last several iterations."""
         return [r for r in self.rings if r.turn > 1]
 
     @property
     def loads(self) -> set[int]:
-        """Items of the body that the producer runs."""
+        """Indices of the items that the producer runs."""
         return {i for r in self.rings for i in r.items}
 
     @property
@@ -99,30 +102,30 @@ class WarpRoleLoop:
 
     @property
     def consumer_registers(self) -> int:
-        """What a computing thread may use."""
+        """The number of registers that a consumer thread may use."""
         return consumer_registers(self.groups)
 
     def stages_of(self, turn: int) -> int:
-        """Stages of the rings with so many iterations to a stage."""
+        """Number of stages of the rings whose stages last `turn` iterations."""
         return self.stages if turn == 1 else SLOW_STAGES
 
     def step(self, k: Expr, turn: int = 1) -> Expr:
-        """How many stages the rings have filled before iteration k's (modulo twice the stages)."""
+        """How many stages the rings have filled before that of iteration k (modulo twice the stages)."""
         done = self.done(k) if turn == 1 else self.done(k) // turn
         base = self.base if turn == 1 else self.turns.get(turn)
         return done if base is None else base + done
 
     def done(self, k: Expr) -> Expr:
-        """Iterations before iteration k."""
+        """The number of iterations before iteration k."""
         return k if is_const(self.loop.start, 0) else k - self.loop.start
 
     def slot(self, k: Expr, turn: int = 1) -> tuple[Expr, Expr]:
-        """(stage, parity of its round) of iteration k."""
+        """(stage, parity of its mbarrier phase) of iteration k."""
         step, stages = self.step(k, turn), self.stages_of(turn)
         return step % stages, cast(step // stages % 2, "uint32")
 
     def select(self, s: Any, k: Expr) -> Any:
-        """A statement of iteration k: every access of a tile goes to its stage."""
+        """A statement of iteration k: every access of a tile is redirected to its stage."""
         for turn in dict.fromkeys(r.turn for r in self.rings):
             tiles = {b: v for r in self.rings if r.turn == turn for b, v in r.buffers.items()}
             s = select_version(s, tiles, self.step(k, turn))
@@ -135,8 +138,11 @@ class WarpRoleLoop:
                 if r.first == item and r.full is not None and r.turn == 1]
 
     def using(self, stmts: list[Stmt], items: list[int], k: Expr) -> list[Stmt]:
-        """Statements of iteration k, which `items` are, with the stages they use of slow rings: waited for in the first
-        iteration of a stage, given back in the last one."""
+        """Statements of iteration k with the waits and releases of the slow rings that they use.
+
+        items: the items that the statements belong to.  A stage is waited for in its first iteration and released in its
+        last one.
+        """
         before: list[Stmt] = []
         after: list[Stmt] = []
         for ring in self.slow:
@@ -148,7 +154,7 @@ class WarpRoleLoop:
         return [*before, *stmts, *after]
 
     def _when(self, k: Expr, turn: int, place: int, stmts: list[Stmt]) -> list[Stmt]:
-        """Statements for the iterations at a place of their stage; the last place is also the loop's last iteration."""
+        """Runs statements only in iteration number `place` of a stage; the last place includes the loop's last iteration."""
         at = self.done(k) % turn
         cond = binary("eq", at, const(place, at.dtype))
         extent = convert(self.loop.extent)
@@ -157,33 +163,34 @@ class WarpRoleLoop:
         return [If(cond, seq(*stmts))]
 
     def release(self, ring: Ring, slot: Expr) -> list[Stmt]:
-        """One arrival a warp: its threads have read the stage."""
+        """Releases a stage: each warp arrives once, after all its threads have read the stage."""
         return [*self.read_out(set(ring.buffers)), do("sync_warp"), self.released(ring, slot)]
 
     def used_outside(self, storage: Var) -> bool:
-        """Whether the launch touches memory in front of the loop or behind it."""
+        """Whether the launch accesses the memory before or after the loop."""
         inside = sum(e.storage is storage for e in effects(self.loop))
         return sum(e.storage is storage for e in effects(self.launch.body)) > inside
 
     def read_out(self, tiles: set[Buffer]) -> list[Stmt]:
-        """In front of an arrival that gives tiles back: a thread's own loads from them are over.
+        """What has to precede an arrival that releases tiles: it orders a thread's own loads from them before the arrival.
 
-        An arrival does not wait for loads under way, and the next copy into the tile is another proxy's.  Seen on an H200:
-        where wgmma took all of the bandwidth of shared memory the copy came first, in a third of the launches."""
+        An arrival does not wait for loads in flight, and the next copy into the tile goes through another proxy.  Seen on an
+        H200: when wgmma used the full bandwidth of shared memory, the copy overtook the loads in a third of the launches.
+        """
         storage = {b.data for b in tiles}
         own = any(e.storage in storage and not isinstance(e.node, (Copy, Gemm)) or _by_threads(e.node, storage)
                   for e in effects(self.launch.body))
         return [do("fence_proxy_async")] if own else []
 
     def released(self, ring: Ring, slot: Expr, when: Expr | None = None) -> Stmt:
-        """The arrival of a warp whose threads are known to be here; when: only then."""
+        """The arrival of a warp whose threads have all reached this point.  when: a condition for the arrival."""
         assert ring.empty is not None
         bar = AddressOf(ring.empty, (slot,))
         if ring.team is None:
             cond, arrive = self.leader(), do("mbarrier_arrive", bar)
         else:
-            # One thread for each block that fills a part of the stage, this one included: the stage being full again means
-            # that all of them have seen it given back, so no arrival is ever taken for one of the round before.
+            # One thread arrives at each block that fills a piece of the stage, this block included.  A stage is full again
+            # only after all these blocks have seen its release, so an arrival never counts for an earlier phase.
             lane, (count, mask) = self.thread % 32, ring.team.peers(ring.common.values())
             rank = cast(lane, "uint32")
             cond = binary("lt", lane, const(count, lane.dtype)) if mask is None else binary(
@@ -192,37 +199,40 @@ class WarpRoleLoop:
         return If(cond if when is None else logical("and", when, cond), arrive)
 
     def arrive(self, empty: Buffer, slot: Expr) -> list[Stmt]:
-        """Each warp arrives once, when all its threads are here."""
+        """Each warp arrives once, after all its threads have reached this point."""
         return [do("sync_warp"), If(self.leader(), do("mbarrier_arrive", AddressOf(empty, (slot,))))]
 
     def leader(self) -> Expr:
-        """One thread of each warp."""
+        """Condition that selects one thread of each warp."""
         return binary("eq", self.thread % 32, const(0, self.thread.dtype))
 
 
 def _by_threads(op: Any, storage: set[Var]) -> bool:
-    """Whether a copy's threads load from one of these themselves."""
+    """Whether an op is a copy whose threads load from one of these buffers themselves."""
     return isinstance(op, Copy) and op.src.buffer.data in storage
 
 
 def barriers(name: str, counts: tuple[int, ...]) -> Buffer:
-    """mbarriers with these arrival counts."""
+    """A buffer of mbarriers with these arrival counts."""
     return Buffer(name, (len(counts),), dtype("uint64"), BARRIER, facts=BufferFacts(arrive=counts))
 
 
 def pin(b: Buffer) -> Stmt:
-    """wgmma_pin of a fragment."""
+    """Statement wgmma_pin of a fragment."""
     return Evaluate(call("wgmma_pin", (AddressOf(b, tuple(const(0) for _ in b.shape)),), "void"))
 
 
 def hold(b: Buffer) -> Stmt:
-    """wgmma_hold on a fragment."""
+    """Statement wgmma_hold of a fragment."""
     return Evaluate(call("wgmma_hold", (AddressOf(b, tuple(const(0) for _ in b.shape)),), "void"))
 
 
 def asked_registers(launch: Launch, groups: int) -> tuple[int, int] | None:
-    """(producer's, consumers') registers of a thread that the program asks for, None where it does not or they do not fit
-    what the launch gets: raising a count waits for registers, which then never come."""
+    """(producer's, consumers') registers per thread that the program requests.
+
+    None if it requests none, or if they do not fit the registers of the launch: a setmaxnreg that raises the count waits for
+    free registers, and would then wait for ever.
+    """
     default = WARP_ROLE_REGISTERS.get(groups)
     asked = launch.plan.producer_registers, launch.plan.consumer_registers
     if default is None or asked == (None, None):

@@ -1,4 +1,4 @@
-"""What roles keep track of over the tiles of a block: how far their rings are, and tiles loaded once each."""
+"""State that warp roles keep over the tiles of a block: the position of their rings, and tiles that are loaded once each."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .rings import GROUP, WarpRoleLoop, barriers
 
 
 class Steps:
-    """The number of steps a ring has made before a tile, modulo twice its stages.
+    """Counts the steps that a ring has made before a tile, modulo twice its stages.
 
-    base: that number, None while it is always zero.  begin: before the loop over tiles; bind: at the start of a tile;
-    advance: at its end.
+    base: that number; None if it is always zero.  begin, bind, advance: statements before the loop over tiles, at the start
+    of a tile and at its end.
     """
 
     def __init__(self, tiles: Tiles, extent: Expr, stages: int, launch: Launch, inside: set[Var]) -> None:
@@ -46,10 +46,10 @@ class Steps:
 
 @dataclass
 class WholeTile:
-    """A copy in front of the loop that TMA does: one buffer, filled once a tile.
+    """A copy in front of the main loop that TMA does: one buffer, filled once per tile.
 
-    copies: the copy, or one for each computing warp group when a group uses its part of the rows only: a group that is
-    ahead then starts its next tile while the others end theirs.  late: the buffer is used after the loop, too.
+    copies: the copy, or one copy for each consumer warp group if a group uses only its own rows: a group that is ahead can
+    then start its next tile while the others finish theirs.  late: the buffer is also used after the loop.
     """
 
     copies: list[Any]
@@ -70,7 +70,7 @@ class WholeTile:
         return const(0, "uint32") if self.tiles is None else cast(self.tiles.index % 2, "uint32")
 
     def produce(self) -> list[Stmt]:
-        """The producer's part."""
+        """The producer's code."""
         out: list[Stmt] = []
         for g, op in enumerate(self.copies):
             full = AddressOf(self.full, (const(g),))
@@ -82,11 +82,11 @@ class WholeTile:
         return out
 
     def filled(self) -> list[Stmt]:
-        """In the consumers, in the place of the copy."""
+        """The consumers' code in place of the copy: the wait for it."""
         return self._each(lambda g: do("mbarrier_wait", AddressOf(self.full, (const(g),)), self.parity))
 
     def release(self, r: WarpRoleLoop) -> list[Stmt]:
-        """In the consumers, after the last use."""
+        """The consumers' code after the last use of the buffer."""
         empty = self.empty
         if empty is None:
             return []
@@ -94,7 +94,7 @@ class WholeTile:
             lambda g: do("mbarrier_arrive", AddressOf(empty, (const(g),))))))]
 
     def _each(self, work: Callable[[int], Stmt]) -> list[Stmt]:
-        """Every warp group does what its part asks for."""
+        """`work(g)`, run by warp group g if each group has its own copy; else `work(0)` for all groups."""
         if len(self.copies) == 1:
             return [work(0)]
         group = self.thread // GROUP
