@@ -1,4 +1,4 @@
-"""Pipelined loops whose tiles TMA can load: one warp group loads, the others compute.
+"""Warp specialisation: divides a pipelined loop between a producer warp group, which loads by TMA, and consumers.
 
     for k in T.Pipelined(n, num_stages=S):         if in warp group C (the last):            # producer
         copy(A[k], A_s)                                for k in n:                           # one elected thread
@@ -12,10 +12,10 @@
                                                            arrive(empty[k % S])              # each warp
                                                        copy(C, …)
 
-A barrier's phase p (0, 1, …) is over when its arrivals and bytes are complete; waiting for parity x returns once the
-phase of that parity is over, and for parity 1 on a fresh barrier at once (PTX ISA, "mbarrier").  Copies that the same
-statements use first and last share a ring.  Everything else, before and after the loop, is the consumers'.
-pdl_trigger and pdl_sync at the top or the end of the body stay in front of and behind both roles.
+Phase p (0, 1, …) of a barrier completes when its arrivals and bytes are complete.  Waiting for parity x returns once the
+phase of that parity has completed; on a fresh barrier, waiting for parity 1 returns at once (PTX ISA, "mbarrier").  Copies
+that the same statements use first and last share a ring.  All other code, before and after the loop, runs in the consumers.
+pdl_trigger and pdl_sync at the top or the end of the body stay outside the branch between the two warp roles.
 """
 
 from __future__ import annotations
@@ -55,25 +55,26 @@ from ..layout.tf32_tiles import tf32_tiles
 from .tile_ring_state import Steps, WholeTile
 from .overlap_next_tile import overlapped_tiles
 
-BARRIER_BYTES = 1024  # more than the barriers of all rings take
+BARRIER_BYTES = 1024  # upper bound for the barriers of all rings
 
 
 class _Declined(Exception):
-    """Why a launch stays as it is."""
+    """A launch cannot be specialised; the message is the reason for the report."""
 
 
 @pass_(needs=TILE)
 def specialize_warps(func: Func, cx: PassContext) -> Func:
-    """See the module's text.  A launch it does not suit stays as it is; its attr `report` says why.
+    """Specialises the warps of launches with a pipelined loop; see the module's docstring.
 
-    Needs tl.enable_hopper and sm_90a; off with tl.disable_warp_specialized or tl.disable_tma_lower.
-    Keeps: the meaning of the sequential loop, for every extent (0 too).
+    Needs tl.enable_hopper and sm_90a; off with tl.disable_warp_specialized or tl.disable_tma_lower.  A launch that cannot be
+    specialised is not changed, and its attr `report` gives the reason.
+    Keeps: the result of the sequential loop, for every extent (0 too).
     """
     return rewrite_launches(func, lambda x: _specialized(x, cx)) if hopper(cx).roles else func
 
 
 def _specialized(launch: Launch, cx: PassContext) -> Launch:
-    """The launch in roles, or with the reason why not in its report."""
+    """The launch with warp roles, or unchanged with the reason in its report."""
     head, body, tail = around_launch(launch)
     if head or tail:
         out = _specialized(replace(launch, body=body), cx)
@@ -87,7 +88,7 @@ def _specialized(launch: Launch, cx: PassContext) -> Launch:
         if tiled is not None:
             try:
                 return _Roles(tiled[0], [tiled[1]], cx).run()
-            except _Declined:  # as they are, the loads of each step may not be in the way
+            except _Declined:  # without scale prefetch, the threads load the scales themselves and specialisation may work
                 pass
         return _Roles(launch, loops, cx).run()
     except _Declined as e:
@@ -95,7 +96,7 @@ def _specialized(launch: Launch, cx: PassContext) -> Launch:
 
 
 class _Roles:
-    """The rewriting of one launch.  Raises _Declined."""
+    """Rewrites one launch.  Raises _Declined if that is not possible."""
 
     def __init__(self, launch: Launch, loops: list[For], cx: PassContext) -> None:
         self.launch, self.cx = launch, cx
@@ -114,7 +115,7 @@ class _Roles:
         self.tf32 = tf32_tiles(launch, self.loop, self.body.items)
         self.values = {s.var: s.value for s in walk(launch.body, Bind)}
         self.written = {x.storage for x in effects(launch.body) if x.writes}
-        self.scalars: set[Var] = set()  # variables of the program that both roles keep
+        self.scalars: set[Var] = set()  # storage of the program's variables that both warp roles keep
 
     def run(self) -> Launch:
         self._check()
@@ -150,8 +151,8 @@ class _Roles:
         loading = producer(self.shared, [x for w in whole for x in w.produce()], self._pure(), self.tf32)
         first = {id(s): w for s, w in zip(once_loaded, whole)}
         opening = [x for s in before for x in (first[id(s)].filled() if id(s) in first else [s])]
-        # No block may end, or start to load, while another one of its cluster still reaches into it.  Where its loop is not
-        # run again, blocks have nothing to do with each other behind it: only its end is waited for, at the very end.
+        # No block of a cluster may end, or start to load, while another one still accesses its shared memory.  If a block has
+        # one tile, the blocks of its cluster are independent after the main loop, so the wait is at the very end.
         cluster = tiles is not None and tiles.team is not None
         parting = cluster and tiles is not None and tiles.once
         done = [do("cluster_arrive")] if parting else []
@@ -176,7 +177,7 @@ class _Roles:
         return self._said(out, self.about)
 
     def _inside(self, around: Around) -> Launch:
-        """A loop inside of loops or branches of the program, which both roles go through."""
+        """The launch, if the pipelined loop is inside other loops or branches, which both warp roles run."""
         if around.why:
             raise _Declined(around.why)
         self.scalars, self.visible, self.bound = around.scalars, around.visible, around.bound
@@ -198,23 +199,23 @@ class _Roles:
         return self._said(out, "both warp roles run the program's own loops around the pipeline")
 
     def _loader(self, loading: list[Stmt]) -> Stmt:
-        """Statements of one thread of the loading warp group."""
+        """Statements run by one thread of the producer warp group."""
         last = self.groups * GROUP + 32
         return If(binary("lt", self.thread, const(last, self.thread.dtype)), If(call("elect_one", (), "bool"), seq(*loading)))
 
     def _parts(self, once: list[Stmt], made: list[Buffer], loading: list[Stmt], computing: list[Stmt], cluster: bool,
                end: Stmt | None) -> Launch:
-        """The launch with the two parts, its barriers set up in front of them."""
+        """The launch with the code of the two warp roles, and the initialisation of its barriers before them."""
         roles = If(call("in_warp_groups", (), "bool", first=self.groups, count=1),
                    seq(*self._registers(0), *loading), seq(*self._registers(1), *computing), span=self.loop.span)
         body = seq(*once, *(Alloc(b) for b in made), self._setup(made, cluster), roles, end, span=self.launch.body.span)
         return replace(self.launch, body=body, threads=(self.launch.threads[0] + GROUP, 1, 1))
 
     def _said(self, out: Launch, about: str) -> Launch:
-        """The launch with its attributes: layouts of each version, threads that compute, what was done."""
+        """The launch with its attributes: layouts of all versions, number of consumer threads, and the reports."""
         new = {b: v for r in self.rings for b, v in r.buffers.items()}
         layouts = self.launch.plan.layouts
-        if layouts:  # a user's layout of a buffer is that of each of its versions
+        if layouts:  # a layout that the user gave for a buffer also applies to its versions
             out = with_options(out, layouts=(*layouts, *((new[b], lay) for b, lay in layouts if b in new)))
         names = ", ".join(sorted(b.name for b in new))
         stages = tuple((b.name, self.shared.stages_of(r.turn)) for r in self.rings for b in r.buffers)
@@ -224,14 +225,14 @@ class _Roles:
             f"{self.stages} stages"))
 
     def _steps(self, turn: int, tiles: Tiles) -> Steps:
-        """How far the rings with so many iterations to a stage are."""
+        """Counts the steps of the rings whose stages last `turn` iterations."""
         extent = _inlined(convert(self.loop.extent), self.values)
         if turn > 1:
             extent = (binary("max", extent, const(0, extent.dtype)) + (turn - 1)) // turn
         return Steps(tiles, Analyzer().simplify(extent), self.stages if turn == 1 else SLOW_STAGES, self.launch, self.bound)
 
     def _room(self) -> None:
-        """Tiles of several steps are worth no block of a multiprocessor, nor the last panel that a group stores through."""
+        """Raises _Declined if prefetched scales would take the shared memory of a second block on the SM or of the epilogue."""
         slow = sum(tma_bytes(self.body.items[i].stmt) for r in self.rings if r.turn > 1 for i in r.items) * SLOW_STAGES
         limits, whole = self.cx.target.limits, self._shared()
         needed = whole + self.groups * STEP_BYTES + BARRIER_BYTES
@@ -239,12 +240,12 @@ class _Roles:
             raise _Declined("there is no shared memory for tiles of several steps")
 
     def _tiles(self, padded: bool) -> Tiles | None:
-        """The loop over tiles of a persistent launch; None for one tile a block.  padded: Work.padded."""
+        """The loop over tiles of a persistent launch; None for one tile a block.  padded: see Work.padded."""
         copies: list[Any] = [self.body.items[i].stmt for ring in self.rings for i in ring.items]
         loads = [(tma_bytes(op) // op.plan.turn, self._coordinates(op)) for op in copies]
         loaded = {i for ring in self.rings for i in ring.items}
         rest = [x.stmt for i, x in enumerate(self.body.items) if i not in loaded]
-        # What other work takes is not known: it may hide any load.
+        # The time of work other than GEMMs is not known: it may hide any load.
         cycles = sum(wgmma_cycles(x) for x in rest) if all(isinstance(x, Gemm) for x in rest) else 0
         rows = tuple(rows_of(op, at, self.loop.var) for op, (_, at) in zip(copies, loads))
         got = plan_tiles(self.launch, Work(tuple(loads), _inlined(convert(self.loop.extent), self.values),
@@ -254,11 +255,11 @@ class _Roles:
         return None if isinstance(got, str) else got
 
     def _coordinates(self, op: Any) -> tuple[Expr, ...]:
-        """Where a copy reads, in terms of the block and loop variables."""
+        """Where a copy reads, in terms of the block variables and loop variables."""
         return tuple(_inlined(convert(m), self.values) for m in op.src.mins)
 
     def _fills_once(self, op: Any) -> bool:
-        """Whether a copy in front of the loop can be the producer's: nothing else writes what it fills."""
+        """Whether the producer can do a copy that precedes the loop: nothing else writes its destination."""
         b = op.dst.buffer
         if not _is_load(op) or tma_unsupported(op, hopper(self.cx).strides) or has_views(b, self.launch.body) or \
                 self._unsafe(op.src.buffer):
@@ -268,7 +269,7 @@ class _Roles:
                                          for m in op.src.mins if isinstance(m, Expr))
 
     def _by_group(self, op: Any) -> list[Any]:
-        """A copy, in parts when each warp group multiplies its own rows of what it fills and nothing else uses them."""
+        """A copy, divided by rows if each warp group uses only its own rows, as A of a GEMM, and nothing else uses them."""
         b = op.dst.buffer
         used = [e.node for e in effects(self.launch.body) if e.storage is b.data and e.node is not op]
         alone = self.groups > 1 and all(
@@ -277,7 +278,7 @@ class _Roles:
         return (row_boxes(op, self.groups) if alone else None) or [op]
 
     def _unsafe(self, b: Buffer) -> str:
-        """Why TMA may not read a tensor; "" when it may."""
+        """Why TMA may not read a tensor; "" if it may."""
         if b.data in {e.storage for e in effects(self.launch.body) if e.writes and e.buffer.scope_name == GLOBAL}:
             return f"`{b.name}` is written by the kernel"
         if late := placed_in_kernel(self.launch)(b):
@@ -287,7 +288,7 @@ class _Roles:
             return f"outside `{b.name}` reads as {safe[b]}"
         return ""
 
-    # ---- whether it can be done -----------------------------------------------------------------------------------
+    # ---- conditions -----------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
         if self.launch.plan.cluster is not None:
@@ -331,7 +332,7 @@ class _Roles:
         return sorted(rings.values(), key=lambda r: (r.turn > 1, r.first, r.last))
 
     def _common(self, stmts: Any) -> tuple[list[Stmt], list[Stmt]]:
-        """(bindings and shared buffers both roles see, what only the consumers run) of what precedes the loop."""
+        """Divides the statements before the loop: (bindings and shared buffers of both warp roles, the consumers' code)."""
         common: list[Stmt] = []
         rest: list[Stmt] = []
         seen = {*self.launch.block_vars, *self.launch.thread_vars}
@@ -349,7 +350,7 @@ class _Roles:
         return common, rest
 
     def _plain(self, e: Expr) -> bool:
-        """Whether a value is the same whoever computes it and whenever: no private or changing memory, no effects."""
+        """Whether a value is the same in all threads and at any time: no private or changing memory, no side effects."""
         if hangs_on_threads(e):
             return False
         return all(not x.writes and (x.storage in self.scalars or
@@ -357,7 +358,7 @@ class _Roles:
                    for x in expr_effects(e))
 
     def _reachable(self) -> None:
-        """The producer knows what the coordinates of its copies depend on."""
+        """Raises _Declined unless the producer can compute the loop's bounds and the coordinates of its copies."""
         inside: set[Var] = {self.loop.var}
         for s in self.body.pure:
             if self._plain(s.value) and not (free_vars(s.value) & self.bound) - self.visible - inside:
@@ -375,10 +376,10 @@ class _Roles:
             if free_vars(e) & set(self.launch.thread_vars):
                 raise _Declined("the loop's extent differs between threads")
 
-    # ---- the parts ------------------------------------------------------------------------------------------------
+    # ---- rings, barriers and registers ----------------------------------------------------------------------------
 
     def _make(self, ring: Ring, tiles: Tiles | None) -> None:
-        """Versions and barriers of a ring."""
+        """Allocates the versions and barriers of a ring."""
         team = None if tiles is None else tiles.team
         stages = self.stages if ring.turn == 1 else SLOW_STAGES
         for i in ring.items:
@@ -406,7 +407,7 @@ class _Roles:
         return [do("set_max_nreg", n=got[role], inc=bool(role))]
 
     def _alone(self) -> bool:
-        """Whether one block fills a multiprocessor: by its shared memory, or by what its fragments take of registers."""
+        """Whether only one block fits an SM, because of its shared memory or the registers of its fragments."""
         if self.launch.plan.min_blocks_per_sm > 1:
             return False
         fragments = sum(b.size * b.dtype.bits // 32 for b in self._static() if b.scope_name == FRAGMENT)
@@ -418,7 +419,7 @@ class _Roles:
         return [s.buffer for s in walk(self.launch.body, Alloc) if s.buffer.is_static]
 
     def _shared(self) -> int:
-        """Bytes of shared memory with all stages, without barriers."""
+        """Bytes of shared memory with all stages, without the barriers."""
         ring = {self._filled(i): self.stages if r.turn == 1 else SLOW_STAGES for r in self.rings for i in r.items}
         return sum(b.size * b.dtype.bits // 8 * ring.get(b, 1) for b in self._static() if b.scope_name.startswith("shared"))
 
@@ -435,7 +436,7 @@ def _is_load(c: Any) -> bool:
 
 
 def _inlined(e: Expr, values: dict[Var, Expr]) -> Expr:
-    """An expression in terms of what is bound nowhere."""
+    """An expression with all bound variables replaced by their values."""
     for _ in range(len(values)):
         if values.keys().isdisjoint(free_vars(e)):
             break

@@ -1,14 +1,14 @@
-"""A product that starts anew, too wide for the registers beside what it is added to: in parts of its columns, in turn.
+"""Splits a GEMM whose short-lived accumulator does not fit the registers into chunks of columns, one after another.
 
     gemm(A, B, P, clear)                            gemm(A, B[0:128], Q, clear)
     for i, j in Parallel(128, 256):          ->     for i, j in Parallel(128, 128): C[i, j] += Q[i, j] * s[i]
         C[i, j] += P[i, j] * s[i]                   gemm(A, B[128:256], Q, clear)
                                                     for i, j in Parallel(128, 128): C[i, j + 128] += Q[i, j] * s[i]
 
-So go float8 sums that are scaled or promoted every 128 of k: a tile of 128 x 256 has 128 registers of totals a thread,
-another 128 of sums would not fit, 64 do.  A wide tile asks shared memory for fewer bytes a product than a narrow one.
-Each element's additions and their order stay what they were.  What the columns are added to keeps the layout that it
-would have with the whole product: parts of a thread's registers one after another.
+This is for float8 GEMMs whose accumulator is scaled or promoted every 128 elements of k.  A tile of 128 x 256 needs 128
+registers per thread for C.  Another 128 for P would not fit, but 64 for Q do.  A wide tile needs fewer bytes from shared
+memory per MMA than a narrow one.  The additions of each element and their order do not change.  C keeps the layout that it
+would have with the whole GEMM: the chunks are consecutive ranges of a thread's registers.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from ..analysis.statements import rename
 from ..analysis.pipeline_loops import is_pipelined
 from .rings import GROUP
 
-LEAST_COLUMNS = 64  # of a part: narrower instructions are slower, reading A takes longer than they do
+LEAST_COLUMNS = 64  # of a chunk: narrower instructions are less efficient, because reading A takes longer than the MMA
 
 
 @record
 class _User:
-    """A parallel loop over the elements of the product; column: which of its variables walks their columns."""
+    """A parallel loop over the elements of the accumulator.  column: which of its variables is the column index."""
 
     loop: Parallel
     extents: tuple[int, ...]
@@ -50,10 +50,10 @@ class _User:
 
 @pass_(needs=TILE)
 def split_accumulators(func: Func, cx: PassContext) -> Func:
-    """See the module's text.
+    """Splits accumulators that do not fit the registers; see the module's docstring.
 
-    Keeps: every element's value, bit by bit.  A launch whose product fits, or whose sums are used in other ways than
-    element by element in the iteration that makes them, stays as it is.
+    Keeps: every element's value, bit by bit.  A launch is not changed if its accumulator fits, or if it is used in other
+    ways than element by element in the iteration that computes it.
     """
     if not hopper(cx).wgmma:
         return func
@@ -61,7 +61,7 @@ def split_accumulators(func: Func, cx: PassContext) -> Func:
 
 
 def _split(launch: Launch, cx: PassContext) -> Launch | None:
-    """The launch with its product in parts; None where it stays whole."""
+    """The launch with its GEMM in chunks; None if the GEMM is not split."""
     loops = inner_loops(launch.body, is_pipelined)
     products: list[Any] = list(walk(launch.body, Gemm))
     if len(loops) != 1 or len(products) != 1 or loops[0].plan.counted:
@@ -108,7 +108,7 @@ def _split(launch: Launch, cx: PassContext) -> Launch | None:
 
 
 def _users(part: Buffer, launch: Launch, body: list[Stmt], at: int) -> list[_User] | None:
-    """The loops that use the product, in order; None when it is used in any other way, or not."""
+    """The loops that use the accumulator, in order; None if it is used in any other way, or not at all."""
     mine = [s for s in body[at + 1:] if any(e.storage is part.data for e in effects(s))]
     inside = {id(e.node) for s in mine for e in effects(s)}
     if not mine or any(e.storage is part.data and e.node is not body[at] and id(e.node) not in inside
@@ -143,12 +143,12 @@ def _accesses(s: Stmt) -> Iterator[Any]:
 
 
 def _places(x: Any, names: tuple[Var, ...]) -> tuple[int | None, ...]:
-    """Per index, which of the loop's variables it is."""
+    """For each index, which of the loop's variables it is; None for other expressions."""
     return tuple(next((k for k, v in enumerate(names) if i is v), None) for i in x.indices)
 
 
 def _own_columns(u: _User, users: list[_User]) -> bool:
-    """Whether what u writes is used by all loops in the columns of the iteration alone: parts of it depend on no others."""
+    """Whether all loops use what u writes only in the same column, so that the chunks are independent of each other."""
     for e in effects(u.loop):
         if not e.writes:
             continue
@@ -166,7 +166,7 @@ def _own_columns(u: _User, users: list[_User]) -> bool:
 
 
 def _parts(launch: Launch, loop: For, op: Any, cx: PassContext) -> int | None:
-    """In how many parts the product fits beside the other fragments; None when it does whole, or never."""
+    """The number of chunks with which the accumulator fits beside the other fragments; None if it fits whole, or never."""
     groups = launch.num_threads // GROUP
     if not groups or launch.num_threads % GROUP:
         return None
@@ -181,7 +181,7 @@ def _parts(launch: Launch, loop: For, op: Any, cx: PassContext) -> int | None:
 
 
 def _columns(op: Any, part: Buffer, first: int, width: int) -> Any:
-    """The product of some columns of B."""
+    """The GEMM for `width` columns of B, from column `first` on."""
     dim = len(op.b.mins) - (2 if op.transpose_b else 1)
     mins = tuple(m + first if d == dim and first else m for d, m in enumerate(op.b.mins))
     extents = tuple(width if d == dim else n for d, n in enumerate(op.b.extents))
@@ -190,8 +190,11 @@ def _columns(op: Any, part: Buffer, first: int, width: int) -> Any:
 
 
 def _layouts(launch: Launch, op: Any, ops: list[Any], users: list[_User]) -> dict[Buffer, Fragment] | None:
-    """Layouts of the product, of a part of it, and of all fragments that have columns like it; None where a part is not
-    computed by one instruction's width, rows of it lie in several warp groups, or a layout is the user's."""
+    """Layouts of the accumulator, of one chunk of it, and of all fragments that have the same columns.
+
+    None if a chunk is not computed by one instruction's width, if a row of it lies in several warp groups, or if the user
+    gave one of the layouts.
+    """
     threads = launch.num_threads
     plans = [choose_wgmma(x, threads) for x in ops]
     first = plans[0]
@@ -221,7 +224,7 @@ def _used(x: Any) -> set[Any]:
 
 
 def _share(u: _User, whole: Buffer, part: Buffer, first: int, width: int, layout: Fragment) -> Stmt:
-    """The iterations of a loop that belong to the columns from `first` on."""
+    """The iterations of a loop for `width` columns from column `first` on."""
     old, names = u.loop.vars[u.column], u.loop.vars
     new = fresh(old.name, old.dtype)
     mine = next(x for x in _accesses(u.loop) if x.buffer is whole)

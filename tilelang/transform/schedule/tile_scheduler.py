@@ -1,16 +1,17 @@
-"""How the tiles of a persistent launch are shared out to its blocks.
+"""Tile scheduler of persistent launches: which block computes which tiles, in which order.
 
-Tiles of equal length go in panels of rows, each walked column by column; see `rasterisation_rows`.
+Tiles of equal length are ordered in rasterisation panels of rows, each traversed column by column; see
+`rasterisation_rows`.
 
-Tiles of unequal length are dealt out so that all blocks have as much to do.  Rows of tiles, the longest row first, are cut
-into groups as wide as share L2.  A group is dealt out in rounds that go forth and back, as cards are, so that who got the
-longest tile of one round gets the shortest of the next:
+Tiles of unequal length are distributed so that all blocks have about the same work.  The tiles form rows of equal length,
+the longest row first, and are cut into groups of columns that fit L2 together.  The tiles of a group are given to the blocks
+in passes of alternating direction, so that a block that gets the longest tile of one pass gets the shortest of the next:
 
-    round 0:  block 0 1 2 3       the tiles of a group, in order
-    round 1:  block 3 2 1 0
-    round 2:  block 0 1           the last round of a group need not go all the way
+    pass 0:  block 0 1 2 3       the tiles of a group, in order
+    pass 1:  block 3 2 1 0
+    pass 2:  block 0 1           the last pass of a group may be incomplete
 
-Nothing is counted while the kernel runs: the same block computes the same tiles at every launch.
+The schedule is static, without counters at run time: the same block computes the same tiles at every launch.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ import numpy as np
 from tilelang.ir import Expr, Select, binary, cast, const
 from tilelang.ir.record import record
 
-ALIGNED = 1.1  # what a panel may load more whose waves are whole columns
-SLACK = 1.005  # an order that is worse by less is taken when it shares more
+ALIGNED = 1.1  # how many times the bytes of the best panel a panel may load whose waves are whole columns
+SLACK = 1.005  # a partition that is less even by at most this factor is taken if its groups are wider (more reuse in L2)
 
 
 @lru_cache(maxsize=8)
 def _waves(blocks: int) -> list[tuple[int, float]]:
-    """(rows of a panel, columns that as many blocks load in a wave of it)."""
+    """(rows of a panel, columns that `blocks` blocks load in one wave of it), for each number of rows."""
     return [(rows, blocks / rows if blocks % rows == 0 else (blocks - 1) / rows + 1) for rows in range(1, blocks + 1)]
 
 
 @lru_cache(maxsize=4096)
 def rasterisation_rows(blocks: int, row: float, column: float) -> int:
-    """Rows of a panel, of which `blocks` blocks work on as many columns as they fill at a time.
+    """The number of rows of a rasterisation panel, for `blocks` blocks that run at a time.
 
-    row, column: bytes that a row and a column of tiles load.  Fewest bytes are loaded by about square waves.  Where the
-    blocks fill whole columns, each keeps its row from wave to wave, and no column is in two waves: 12 rows for 132 blocks
-    gave products of 128x256 tiles 1 to 5 % more on an H200 than 16 or 8 (benchmarks/results/notes.md).
+    row, column: bytes that a row and a column of tiles load.  About square waves load the fewest bytes.  If the blocks fill
+    whole columns of the panel, each keeps its row from wave to wave, and no column is in two waves: on an H200, panels of 12
+    rows for 132 blocks made GEMMs with 128x256 tiles 1 to 5 % faster than 16 or 8 rows (benchmarks/results/notes.md).
     """
     loaded = [(rows * row + columns * column, rows) for rows, columns in _waves(blocks)]
     best, whole = min(loaded), min(x for x in loaded if blocks % x[1] == 0)
@@ -48,9 +49,9 @@ def rasterisation_rows(blocks: int, row: float, column: float) -> int:
 
 @record
 class TilePartition:
-    """rows x columns tiles in groups `width` columns wide, for `blocks` blocks.
+    """A static work partition: rows x columns tiles in groups of `width` columns, for `blocks` blocks.
 
-    Tile (row, column): row 0 is the longest.
+    Tiles are named (row, column); those of row 0 are the longest.
     """
 
     rows: int
@@ -60,12 +61,12 @@ class TilePartition:
 
     @property
     def groups(self) -> int:
-        """Groups of full width."""
+        """Number of groups of full width."""
         return self.columns // self.width
 
     @property
     def rest(self) -> int:
-        """Columns of the narrower last group; 0 for none."""
+        """Columns of the narrower last group; 0 if there is none."""
         return self.columns % self.width
 
     def count(self, block: Expr) -> Expr:
@@ -74,7 +75,7 @@ class TilePartition:
         return out + self._rounds(block, self.rest) if self.rest else out
 
     def place(self, block: Expr, index: Expr) -> tuple[Expr, Expr]:
-        """(row, column) of a block's tile number `index`."""
+        """(row, column) of tile number `index` of a block."""
         each = self._rounds(block, self.width)
         last = const(self.groups - (0 if self.rest else 1), "int32")
         group = binary("min", index // each, last)
@@ -88,7 +89,7 @@ class TilePartition:
         return row, group * self.width + inside % width
 
     def _rounds(self, block: Expr, width: int) -> Expr:
-        """How many rounds of a group of this width reach a block."""
+        """How many tiles a block gets in a group of this width (one per pass that reaches it)."""
         full, more = self._split(width)
         if not more:
             return const(full, "int32")
@@ -99,7 +100,7 @@ class TilePartition:
         return divmod(self.rows * width, self.blocks)
 
     def unevenness(self, lengths: Sequence[float]) -> float:
-        """The work of the busiest block over that of the average one.  lengths: of a tile of each row."""
+        """The work of the busiest block divided by the average.  lengths: length of a tile of each row."""
         work = np.zeros(self.blocks)
         for times, width in ((self.groups, self.width), (1, self.rest)):
             turn, p = np.divmod(np.arange(self.rows * width), self.blocks)
@@ -109,9 +110,9 @@ class TilePartition:
 
 
 def schedule_tiles(lengths: Sequence[float], columns: int, blocks: int, width: int) -> TilePartition | None:
-    """The evenest deal with groups of about `width` columns; None when blocks get two tiles at most.
+    """The most even partition with groups of about `width` columns; None if no block gets more than two tiles.
 
-    lengths: of a tile of each row, the longest first.
+    lengths: length of a tile of each row, the longest first.
     """
     rows = len(lengths)
     if rows * columns <= 2 * blocks:
