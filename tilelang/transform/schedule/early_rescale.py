@@ -2,11 +2,11 @@
 
     hold(top); …                               …
     for r: for j: S[r, j] = exp2(…)            for j: S[0, j] = exp2(…)                       (rows of the first half)
-    sums of S                                  hold(top); wait; release; acc[…] *= factor[…]
+    row sums of S                              hold(top); wait; release; acc[…] *= factor[…]
     wait(0); release                     ->    for j in the first half: S[1, j] = exp2(…)
     acc[…] *= factor[…]                        hold(factor)
     P = S                                      for j in the second half: S[1, j] = exp2(…)
-                                               sums of S;  P = S
+                                               row sums of S;  P = S
 
 A warp computes an exponential in eight cycles, and needs fewer issue slots for the two or three other instructions of a
 score.  Nothing in the loop depends on the multiplications of the accumulator, yet the assembler places them behind the last
