@@ -1,4 +1,4 @@
-"""The one list of passes, read top to bottom."""
+"""The pass lists of the compiler in the order in which they run, and `lower`, which runs them for a GPU target."""
 
 from __future__ import annotations
 
@@ -65,63 +65,63 @@ from .legalize.manual_warp_roles import lower_manual_warp_roles
 
 log = logging.getLogger("tilelang.transform")
 
-# Order matters where a line says so.
+# A comment on an entry gives the reason for its place in the order.
 TILE_PASSES: tuple[PassFn, ...] = (
     legalize,
-    bind_calls,  # after legalize, which refuses names without values; before all that writes guards
-    fold_thread_count,  # before all that asks who gets where
-    block_returns,  # after it: it knows which branches there are; before all that asks who gets where or looks for roles
-    branches_to_warp_roles,  # before all that looks for roles
+    bind_calls,  # after legalize, which rejects names without values; before all passes that write guards
+    fold_thread_count,  # before all passes that ask which threads reach a statement
+    block_returns,  # after fold_thread_count, which removes dead branches; before all passes that look for warp roles
+    branches_to_warp_roles,  # before all passes that look for warp roles
     check_divisors,
     check_iterations,
     check_private,
     check_warp_roles,  # before check_hopper, which turns T.ws into tests of thread numbers where it can
     check_hopper,
-    check_races,  # only where asked for
-    reject_races,  # after it: what is refused has been told of
-    resolve_parallel_reads,  # before unpack_small_types, which makes loads of its own
-    check_pipelines,  # before unpack_small_types: it counts the statements of the user
+    check_races,  # only where the user asks for it
+    reject_races,  # after check_races: its warnings then come before the error
+    resolve_parallel_reads,  # before unpack_small_types, which adds loads of its own
+    check_pipelines,  # before unpack_small_types: it counts the user's statements
     unpack_small_types,  # after legalize, which counts negative indices from the end of unpacked rows
-    # After check_hopper, which keeps the warp roles, and check_private: private variables outlive the pieces.
+    # After check_hopper, which keeps the warp roles, and check_private: private variables outlive the split branches.
     split_warp_role_branches,
 )
 DEVICE_PASSES: tuple[PassFn, ...] = (
-    keep_order,  # before all that moves a read in front of a write
-    check_collective,  # before roles and layouts: it sees the user's branches
-    ballot_masks,  # after it: what it refuses needs no masks
-    tma_columns,  # before lower_manual_warp_roles, the first that asks for TMA
+    keep_order,  # before all passes that move a read in front of a write
+    check_collective,  # before warp specialisation and layouts: it checks the branches that the user wrote
+    ballot_masks,  # after check_collective: code that it rejects needs no masks
+    tma_columns,  # before lower_manual_warp_roles, the first pass that chooses TMA
     lower_manual_warp_roles,
     guard_masks,  # before specialize_warps, which reorders the statements of a loop
-    split_accumulators,  # after guard_masks, which makes products that clear; before specialize_warps, which schedules them
-    specialize_warps,  # before plan_pipelines, which keeps what it leaves
+    split_accumulators,  # after guard_masks, which makes GEMMs that clear; before specialize_warps, which schedules them
+    specialize_warps,  # before plan_pipelines, which keeps the loops that it has scheduled
     plan_pipelines,  # before layouts: it gives shared buffers their versions
-    tma_copies,  # of what the two before left; before layouts: it says which tiles lie in panels
+    tma_copies,  # for copies that no pass before took; before layouts: it decides which tiles are split into TMA boxes
     infer_layouts,
     defer_reductions,  # after layouts: it must know which lanes hold copies
     lower_tile_ops,  # TILE -> THREADS_BOUND
     place_sync,  # THREADS_BOUND -> SYNCED; after lowering: it needs every access of every thread
     flatten,
-    plan_shared_memory,  # SYNCED -> DEVICE; its reuse needs the barriers
-    lane_quotients,  # before simplify, which tidies up after it
+    plan_shared_memory,  # SYNCED -> DEVICE; its reuse of memory needs the barriers
+    lane_quotients,  # before simplify, which cleans up its results
     simplify,
-    overlap_epilogue,  # after simplify and before assign_accumulator_registers: it asks which registers statements name
+    overlap_epilogue,  # after simplify, before assign_accumulator_registers: it looks at which registers statements name
     assign_accumulator_registers,  # after simplify: it follows values through the final program
-    insert_pdl,  # after place_sync and simplify: every access of global memory has its place
+    insert_pdl,  # after place_sync and simplify: accesses of global memory are no longer moved
     dequantise_pairs,  # before pack_conversions, which would convert the weights one by one
-    pack_conversions,  # after assign_accumulator_registers: loops on named registers convert by themselves
+    pack_conversions,  # after assign_accumulator_registers: loops on named registers do their own conversions
     pipeline_descriptors,
-    order_register_reductions,  # after assign_accumulator_registers, whose loops on named registers it marks
+    order_register_reductions,  # after assign_accumulator_registers, which marks its loops on named registers
     shorten_live_ranges,  # after pipeline_descriptors: loops that it changed have their own copies of thread indices
-    verify_sync,  # last: it checks what is printed, with the planned offsets
+    verify_sync,  # last: it checks the program that is printed, with the planned offsets
 )
 
 
 def legalized(func: Func, target: Any = None, config: Mapping[str, Any] | None = None) -> Func:
-    """The program after the checks and rewrites that every target shares; still in phase TILE."""
+    """The program after the checks and rewrites that all targets share, still in phase TILE."""
     return run_passes(func, TILE_PASSES, PassContext(target, config or {}))
 
 
-# Schedules, each plainer than the one before: what is given up, and the options that do it.
+# Fallback schedules, each simpler than the one before: (what the program is compiled without, the options that do it).
 _NO_STEP_TILES = {PassConfigKey.TL_SCALE_PREFETCH.value: False}
 _NO_TURNS = {PassConfigKey.TL_PING_PONG.value: False}
 _NO_ROLES = {PassConfigKey.TL_DISABLE_WARP_SPECIALIZED.value: True}
@@ -134,18 +134,19 @@ _PLAINER: tuple[tuple[str, dict[str, Any]], ...] = (
 
 def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = None,
           cx: PassContext | None = None, early: Callable[[LoweredProgram], None] | None = None) -> LoweredProgram:
-    """The device program of `func` for a GPU target.
+    """Lower `func` to a device program for a GPU target.
 
-    config: pass configs, by key or PassConfigKey.  Raises TileLangError for programs that cannot be compiled,
-    InternalError (naming a report folder) for faults of a pass.  A program whose synchronisation cannot be cleared is
-    compiled again by plainer schedules: without tiles of several steps, turns of warp groups, warp roles, the Hopper path,
-    asynchronous copies.
-    Its launches then say so in their attr `report`.  What fails with all of them is refused, in `as_planned` what fails
-    with the first.
+    config: pass configs, by key or PassConfigKey.
+    early: called with each program before its synchronisation is verified, so that the caller can start work on it. The
+        program of the last call is the one returned, except for the attrs `sync_report` and `report`. When `lower` raises,
+        the caller throws that work away.
 
-    early: called with each program before its synchronisation is verified; the last call's is the one returned but for
-    the attrs `sync_report` and `report`.  Whoever starts work on it then throws that away when this function raises.
-    Tiles of several steps (prefetch_scales.py) are also given up where they take the last shared memory.
+    When the synchronisation of a program cannot be verified, the program is compiled again with simpler schedules: without
+    scale prefetch, ping-pong, warp roles, the Hopper path, asynchronous copies, in this order. The attr `report` of its
+    launches then names what was given up. Scale prefetch (prefetch_scales.py) is also given up where the program otherwise
+    does not fit in shared memory. Inside an `as_planned` block only the first schedule is tried.
+
+    Raises TileLangError for programs that cannot be compiled, and InternalError (naming a report folder) when a pass fails.
     """
     cx = cx or PassContext(target, config or {})
     if overlapping(func, bool(cx.option(PassConfigKey.TIR_NOALIAS))):
@@ -167,7 +168,7 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
                 break
             continue
         doubt = _doubt(out)
-        if doubt is None or _asynchronous(func):  # ordered by hand: no schedule of ours is in question
+        if doubt is None or _asynchronous(func):  # the user ordered the accesses by hand: a simpler schedule would not help
             if why:
                 log.warning("`%s` is compiled without %s: %s", func.name, given_up, why)
                 out = _told(out, f"compiled without {given_up}: {why}")
@@ -192,7 +193,7 @@ def _announce(early: Callable[[LoweredProgram], None]) -> PassFn:
 
 
 def _schedules(func: Func, cx: PassContext) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Those of _PLAINER that differ for this program, target and options."""
+    """The entries of _PLAINER that lead to different schedules for this program, target and options."""
     seen: list[Any] = []
     for given_up, changes in _PLAINER:
         it = replace(cx, config={**cx.config, **changes})
@@ -204,7 +205,7 @@ def _schedules(func: Func, cx: PassContext) -> Iterator[tuple[str, dict[str, Any
 
 
 def _doubt(func: Func) -> str | None:
-    """Why the verifier does not vouch for a program with mbarriers, TMA or wgmma, None when it does."""
+    """Why the verifier cannot prove the synchronisation of a program with mbarriers, TMA or wgmma; None where it can."""
     for x in walk(func.body):
         if isinstance(x, Launch):
             verdict = x.plan.sync_report or ""
@@ -214,7 +215,7 @@ def _doubt(func: Func) -> str | None:
 
 
 def _asynchronous(n: Func | Launch) -> bool:
-    """Whether the verifier needs its model: threads are ordered by more than block barriers and cp.async groups."""
+    """Whether threads are ordered by more than block barriers and cp.async groups, so that the verifier needs its model."""
     return follows(list(walk(n.body)))
 
 

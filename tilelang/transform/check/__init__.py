@@ -1,1 +1,1 @@
-"""Programs that no target can compile are refused here, at the user's line."""
+"""Checks that reject, at the user's line, programs that no target can compile."""

@@ -1,6 +1,7 @@
-"""Tile operations and parallel loops are work of the whole block: code that only some threads reach cannot hold them.
+"""Reject tile operations and parallel loops in code that only some threads of a block reach.
 
-The reverse as well: what all threads do to one element of global or shared memory must not build on its old value.
+A tile operation or parallel loop is executed by all threads of the block. The reverse is checked as well: a statement that
+all threads run must not update one element of global or shared memory from its old value.
 """
 
 from __future__ import annotations
@@ -40,12 +41,11 @@ BLOCK_BARRIERS = ("sync_threads", "syncthreads_count", "syncthreads_and", "synct
 
 @pass_(needs=TILE)
 def check_collective(func: Func, cx: PassContext) -> Func:
-    """Refuse tile operations and parallel loops under a condition or loop bound that differs between the threads of a
-    block, T.ws with groups that follow each other apart.
+    """Reject tile operations and parallel loops under a condition or loop bound that differs between threads of a block.
 
-    Their lowering deals out the work to all threads of the block, so the threads that do not come by would leave their
-    part undone, and those that wait at a barrier of the block would wait for ever.  Operations on private arrays are
-    each thread's own and stay.
+    Their lowering distributes the work over all threads of the block. Threads that do not reach them would not do their
+    work, and the others would wait at a block barrier for ever. T.ws with consecutive warp groups is allowed, and so are
+    operations on private arrays, which each thread does for itself.
     """
     _outside(func.body)
     voted: dict[int, Launch] = {}
@@ -62,22 +62,22 @@ def check_collective(func: Func, cx: PassContext) -> Func:
 
 
 def _reads_tile(s: Stmt) -> bool:
-    """Whether a statement of the threads reads elements of a fragment."""
+    """Whether a statement that each thread runs reads elements of a fragment."""
     return not isinstance(s, (Seq, Parallel, TileOp)) and any(
         isinstance(n, Load) and n.buffer.scope_name == FRAGMENT
         for e in children(s) if isinstance(e, Expr) for n in walk(e))
 
 
 def _voted(s: Stmt, d: _ByThread, strict: Divergence) -> Stmt:
-    """Conditions around block-wide work that rest on elements of fragments are put to the vote of the block: every thread
-    has the element, and the passes that place barriers then know that all go the same way."""
+    """Turn conditions on fragment elements around block-wide work into votes of the block. Every thread has the element, and
+    the passes that place barriers then know that all threads take the same branch."""
     match s:
         case Seq():
             new = tuple(_voted(x, d, strict) for x in s.stmts)
             return s if all(a is b for a, b in zip(new, s.stmts)) else replace(s, stmts=new)
         case If():
             if d.divergent(s.cond) or any(n.op == "in_warp_groups" for n in walk(s.cond, Call)):
-                return s  # a vote takes all threads
+                return s  # the vote itself needs all threads
             then, orelse = _voted(s.then, d, strict), s.orelse and _voted(s.orelse, d, strict)
             cond = _vote(s, strict)
             same = then is s.then and orelse is s.orelse and cond is s.cond
@@ -102,7 +102,7 @@ def _vote(s: If | While, strict: Divergence) -> Expr:
 
 
 def _outside(s: Stmt) -> None:
-    """Refuse block-wide work of host code: a GPU program has no block there."""
+    """Reject block-wide work in host code: there is no block in it."""
     if isinstance(s, (Parallel, TileOp)):
         what = s.op_name if isinstance(s, TileOp) else "T.Parallel"
         raise error("collective-outside-kernel", f"{what} outside T.Kernel cannot run on the host of a GPU kernel",
@@ -114,23 +114,23 @@ def _outside(s: Stmt) -> None:
 
 
 class _ByThread(Divergence):
-    """Values that differ between threads by their thread index.  What memory and votes give is taken as uniform: the
-    program says so by branching on it around a block-wide operation."""
+    """Values that differ between threads by their thread index. Values from memory and from votes count as uniform: a program
+    that branches on them around a block-wide operation asserts it."""
 
     def _expr(self, e: Expr) -> bool:
         if isinstance(e, Var):
             return e in self.vars
         if isinstance(e, Load) and e.buffer.data in self.locals and e.buffer.scope_name != FRAGMENT:
-            return True  # an element of a fragment is one value, whichever threads hold it
+            return True  # an element of a fragment has one value, whichever threads hold it
         if isinstance(e, Call) and e.op in BLOCK_BARRIERS:
-            return False  # what all threads of the block answered together
+            return False  # the result of a vote of the block is uniform
         if isinstance(e, Call) and e.op.startswith("get_") and not e.args:
             return True
         return any(self.divergent(c) for c in children(e) if isinstance(c, Expr))
 
 
 def _stmt(s: Stmt, d: _ByThread, branch: Stmt | None) -> None:
-    """branch: the innermost statement around that only some threads enter, None outside."""
+    """Check a statement. branch: the innermost enclosing statement that only some threads enter, or None."""
     match s:
         case Seq():
             for x in s.stmts:
@@ -162,8 +162,8 @@ def _stmt(s: Stmt, d: _ByThread, branch: Stmt | None) -> None:
 
 
 def _updates(s: Stmt, d: _ByThread, threads: int) -> None:
-    """Refuse `A[i] = f(A[i])` outside T.Parallel that all threads reach with one and the same i: how many of them see
-    what the others wrote is chance, and every other execution does it once."""
+    """Reject `A[i] = f(A[i])` outside T.Parallel that several threads run with the same i. How many of them see the others'
+    stores is undefined, and the other backends run the statement once."""
     if isinstance(s, (Parallel, TileOp)) or isinstance(s, If) and (d.divergent(s.cond) or _by_lane(s.cond)):
         return
     if isinstance(s, For) and (d.divergent(s.start) or d.divergent(s.extent)):
@@ -184,7 +184,7 @@ def _updates(s: Stmt, d: _ByThread, threads: int) -> None:
 
 
 def _by_lane(cond: Expr) -> bool:
-    """Whether a condition holds calls that answer threads differently."""
+    """Whether a condition holds calls whose result differs between threads."""
     return any(x.op not in BLOCK_BARRIERS for x in walk(cond, Call))
 
 
@@ -200,14 +200,14 @@ def _barriers(s: Stmt) -> list[Call]:
 
 
 def _scattered(cond: Expr) -> bool:
-    """Whether a condition picks warp groups in another way than T.ws with groups that follow each other: only those
-    are a block of their own to the lowering."""
+    """Whether a condition selects warp groups other than by T.ws with consecutive groups: the lowering treats only those as a
+    block of their own."""
     return not isinstance(cond, Call) and any(x.op == "in_warp_groups" for x in walk(cond, Call))
 
 
 def _is_private(s: Any) -> bool:
-    """Whether an operation works on each thread's own memory, or says itself which thread does it.  An element of a fragment is
-    brought to the threads by all of them."""
+    """Whether an operation works on each thread's own memory, or names the thread that executes it. An element of a fragment
+    does not count: all threads cooperate to read it."""
     if isinstance(s, Copy) and s.plan.by_hand and s.plan.leader_scope:
         return True
     accesses = s.accesses() if isinstance(s, TileOp) else ()  # type: ignore[attr-defined]

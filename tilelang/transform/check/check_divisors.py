@@ -1,4 +1,4 @@
-"""Integer divisions by the constant 0: their value is undefined, and every target gives another."""
+"""Reject integer divisions by the constant 0: the value is undefined and differs between targets."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NAMES = {"floordiv": "//", "floormod": "%", "truncdiv": "T.truncdiv", "truncmod
 
 @pass_(needs=TILE)
 def check_divisors(func: Func, cx: PassContext) -> Func:
-    """Refuse integer `//` and `%` by a divisor that is 0 whatever the program is given, also where no thread gets to.
+    """Reject integer `//` and `%` whose divisor is always 0, also in code that no thread reaches.
 
-    Changes nothing.  Raises division-by-zero at the user's statement.
+    Changes nothing. Raises division-by-zero at the user's statement.
     """
     shapes = [b for _, b in func.buffers]
     if any(map(_in_shape, shapes)) or any(
@@ -39,7 +39,7 @@ def _in_shape(b: Buffer) -> bool:
 
 
 def _refuse(n: Any, span: Any) -> None:
-    """Raise for the first such division in n, at the innermost place that is known."""
+    """Raise for the first such division in n, at the innermost known place in the source."""
     span = getattr(n, "span", None) or span
     if _undefined(n):
         raise error("division-by-zero", f"`{_NAMES[n.op]}` of {n.a.dtype} by the constant 0: expected another divisor, "

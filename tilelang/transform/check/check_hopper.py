@@ -1,4 +1,4 @@
-"""Programs that name Hopper's own operations: refused at their line where the target has none."""
+"""Reject, at the user's line, operations that only Hopper has where the target is not sm_90."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ register("needs-arch", ValueError, "an operation that the target does not have",
          "compile for {'kind': 'cuda', 'arch': 'sm_90a'}, or write it with T.copy, T.gemm and T.Pipelined",
          expected="a target that has the operation")
 
-# Calls -> the names that users wrote.
+# Calls -> the names that users write.
 _SM90 = {
     "mbarrier_init": "T.ptx_init_barrier_thread_count", "mbarrier_arrive": "T.mbarrier_arrive",
     "mbarrier_wait": "T.mbarrier_wait_parity", "mbarrier_expect_tx": "T.mbarrier_expect_tx",
@@ -33,7 +33,7 @@ _SM90A = {"wgmma_wait": "T.wait_wgmma", "wgmma_fence": "T.warpgroup_arrive", "wg
           "wgmma": "T.ptx_wgmma_ss", "wgmma_descriptor": "T.initialize_wgmma_descriptor",
           "wgmma_pin": "T.warpgroup_fence_operand", "set_max_nreg": "T.set_max_nreg"}
 
-# What the CPU does as well: codegen/cpu/barriers.py, clusters.py, wgmma.py, descriptors.py and boxes.py.
+# Operations that the CPU target also has: codegen/cpu/barriers.py, clusters.py, wgmma.py, descriptors.py and boxes.py.
 _ON_CPU = {"mbarrier_init", "mbarrier_arrive", "mbarrier_wait", "mbarrier_expect_tx", "mbarrier_arrive_expect_tx",
            "cp_async_mbarrier_arrive", "fence_proxy_async", "fence_mbarrier_init", "bulk_commit", "bulk_wait", "wgmma_wait",
            "wgmma_fence", "wgmma_commit", "wgmma_pin", "set_max_nreg", "mbarrier_arrive_remote", "cluster_rank",
@@ -43,10 +43,10 @@ WAITS = ("mbarrier_wait", "named_barrier", "named_barrier_arrive", "cluster_arri
 
 @pass_(needs=TILE)
 def check_hopper(func: Func, cx: PassContext) -> Func:
-    """Refuse what the target has no instruction for.  Elsewhere than on sm_90 and later T.ws tests thread numbers where no
-    tile operation stands in it, and T.pdl_trigger and T.pdl_sync do nothing: launches follow each other.
+    """Reject operations for which the target has no instruction. Without a target (reference interpreter) none is rejected.
 
-    Without a target (the tile interpreter) nothing is refused.
+    On other targets than sm_90, T.ws without tile operations becomes a test of thread numbers, and T.pdl_trigger and T.pdl_sync
+    do nothing, since launches run one after another.
     """
     target = cx.target
     if target is None:
@@ -68,7 +68,7 @@ def check_hopper(func: Func, cx: PassContext) -> Func:
 
 
 def _check_cpu(func: Func, target: Any) -> None:
-    """Diagnose what the CPU target does not compile."""
+    """Diagnose what the CPU target cannot compile."""
     for n in walk(func):
         if isinstance(n, Call) and n.op not in _ON_CPU and (name := _name(n, True)):
             wants = "sm_90a" if _name(n, False) else "sm_90 or newer"
@@ -77,7 +77,7 @@ def _check_cpu(func: Func, target: Any) -> None:
 
 
 def _name(n: Node, any_: bool) -> str:
-    """The name of an operation of sm_90a (any_: or of sm_90)."""
+    """The name of an sm_90a operation (any_: or of an sm_90 operation)."""
     if isinstance(n, Gemm) and n.plan.wait is not None:
         return "T.wgmma_gemm"
     if isinstance(n, Call) and n.op in _SM90A:
@@ -94,8 +94,8 @@ def _name(n: Node, any_: bool) -> str:
 
 
 def _elsewhere(n: Node) -> Node | None:
-    """The Launch with thread numbers in place of in_warp_groups, and without calls of dependent launches.  Warp groups with
-    tile operations of their own, and those that wait for each other, stay roles, as on sm_90."""
+    """The Launch with thread-number tests in place of in_warp_groups, and without PDL calls. Warp groups that run tile
+    operations of their own or wait for each other stay warp roles, as on sm_90."""
     if not isinstance(n, Launch):
         return None
     thread = linear_thread(n)
@@ -110,7 +110,7 @@ def _elsewhere(n: Node) -> Node | None:
 
 
 def _has_tiles(s: Node) -> bool:
-    """Whether a statement is a branch by warp group with tile operations or parallel loops in it."""
+    """Whether a statement is a branch by warp group that holds tile operations or parallel loops."""
     return isinstance(s, If) and any(x.op == "in_warp_groups" for x in walk(s.cond, Call)) and any(
         isinstance(x, (TileOp, Parallel)) for part in (s.then, s.orelse) if part is not None for x in walk(part))
 

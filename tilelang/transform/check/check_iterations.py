@@ -1,4 +1,4 @@
-"""Iterations of T.Parallel belong to no thread: what threads tell each other, wait for or do as threads cannot stand in one."""
+"""Reject thread-level operations (exchanges, barriers, returns) in T.Parallel, whose iterations belong to no fixed thread."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ register("parallel-exchange", ValueError, "T.Parallel holds what threads tell ea
          "which thread runs an iteration, and with which others, is not fixed: write it for T.get_thread_binding(), "
          "or reduce a fragment", expected="work of single iterations")
 
-# What an iteration may do beside computing and reading: change single elements, order its own accesses, speak, stop.
+# What an iteration may do besides computing and reading: change single elements, order its own accesses, print, stop.
 _OF_ITERATIONS = frozenset((
     "atomic_add", "atomic_max", "atomic_min", "atomic_or", "atomic_and", "atomic_xor", "atomic_exchange", "atomic_store",
     "atomic_addx2", "atomic_addx4", "cp_async", "cluster_store", "tma_prefetch", "printf", "trap", "fence_gpu", "fence_block",
     "fence_proxy_async", "fence_proxy_async_global", "keep_branch"))
-# Numbers of threads, which check_private.py refuses where they differ.
+# Thread numbers: check_private.py rejects these where they differ between threads.
 _NUMBERS = frozenset(("shuffle_elect", "elect_one", "warp_uniform"))
-# Calls -> the names that users wrote, where they are others.
+# Calls -> the names that users write, where the two differ.
 _NAMES = {
     "shfl_idx": "shfl_sync", "named_barrier": "sync_threads", "ldmatrix": "ptx_ldmatrix", "stmatrix": "ptx_stmatrix",
     "mma": "ptx_mma", "mbarrier_wait": "mbarrier_wait_parity", "mbarrier_init": "ptx_init_barrier_thread_count",
@@ -33,11 +33,10 @@ _NAMES = {
 
 @pass_(needs=TILE)
 def check_iterations(func: Func, cx: PassContext) -> Func:
-    """Refuse exchanges between lanes, barriers of every kind, and what a thread does as a thread (it returns, waits for its
-    copies, changes its registers), in T.Parallel (every target).  Changes nothing.
+    """Reject lane exchanges, barriers of every kind, and per-thread operations in T.Parallel, for every target.
 
-    Raises parallel-exchange.  The iterations that a warp runs together, and how many a thread runs, differ with the layout
-    that is chosen.
+    Per-thread operations are returns, waits for the thread's copies, and register reallocation. Which iterations a warp runs
+    together, and how many a thread runs, depends on the chosen layout. Changes nothing. Raises parallel-exchange.
     """
     for s in walk(func, Parallel):
         for c in walk(s.body, Call):

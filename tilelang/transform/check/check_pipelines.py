@@ -1,4 +1,4 @@
-"""T.Pipelined with order and stage lists: they are checked for every target, also where nothing is pipelined."""
+"""Check the order and stage lists of T.Pipelined for every target, also for targets that do not pipeline."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..analysis.pipeline_schedule import loop_items
 
 @pass_(needs=TILE)
 def check_pipelines(func: Func, cx: PassContext) -> Func:
-    """Refuse order and stage lists that do not fit the loop body or would run a consumer before its producer.
+    """Reject order and stage lists that do not fit the loop body or would run a consumer before its producer.
 
-    Changes nothing.  plan_pipelines asks again for the body it sees.
+    Changes nothing. plan_pipelines repeats the check for the body that it sees.
     Raises pipeline-arguments, pipeline-annotation, pipeline-order.
     """
     for s in statements(func.body):

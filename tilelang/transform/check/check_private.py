@@ -1,14 +1,14 @@
-"""T.Parallel and tile operations are work of all threads: no thread's own number or memory decides what they do.
+"""Reject T.Parallel loops and tile operations whose result depends on a thread's number or private memory.
 
     v = T.alloc_var("int32")
     for i in T.Parallel(64):
-        v = A[i]                      # fine: of this iteration alone
-        O[i] = v + tx                 # parallel-thread: which thread runs iteration i is not fixed
-    O[tx] = v                         # parallel-left: whose v is it?
+        v = A[i]                      # allowed: a temporary of this iteration
+        O[i] = v + tx                 # parallel-thread: it is not fixed which thread runs iteration i
+    O[tx] = v                         # parallel-left: it is not defined which iteration's v this is
 
-A private array or variable in T.Parallel is a temporary of one iteration, or one value that all threads hold.  The walk goes
-through the program as its statements run, once for each set of warp groups that runs code of its own; loops that are short
-enough one iteration after the other, so that elements of private arrays are known one by one.
+In T.Parallel a private array or variable is either a temporary of one iteration, or holds the same value in all threads.
+The check interprets the program in execution order, once for each set of warp groups that runs its own code. Short loops
+are followed iteration by iteration, so that elements of private arrays are known one by one.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ register("parallel-left", ValueError, "a private variable is read behind the T.P
          "which iteration a thread ran last is not fixed: keep the values in a fragment or in shared memory",
          expected="a value stored since, by each thread")
 
-_STEPS = 1 << 12  # statements of unrolled loops that are followed one by one
+_STEPS = 1 << 12  # limit on statements of unrolled loops that are followed one by one
 _SPEAKS = ("printf", "assume")
 
 
 @pass_(needs=TILE)
 def check_private(func: Func, cx: PassContext) -> Func:
-    """Refuse thread numbers and what is made of them in T.Parallel and tile operations, private memory that carries values
-    from one iteration of T.Parallel to another or out of the loop, and work of the block behind a return of some of its
-    threads (every target).  Changes nothing.
+    """Reject per-thread values and private memory where the whole block works together, for every target.
 
-    Raises parallel-thread, parallel-carried, parallel-left, collective-divergent.
+    Rejected are: thread numbers and values computed from them in T.Parallel and tile operations; private memory that carries
+    a value from one iteration of T.Parallel to another or out of the loop; block-wide work after a return of some threads.
+    Changes nothing. Raises parallel-thread, parallel-carried, parallel-left, collective-divergent.
     """
     _run(func.body, None, ())
     for s in walk(func.body, Launch):
@@ -67,7 +67,7 @@ def _of_host(s: Stmt) -> list[Stmt]:
 
 
 def _asks(launch: Launch) -> bool:
-    """Whether anything in a launch may be a thread's own."""
+    """Whether a launch holds anything that may differ between threads."""
     own = set(launch.thread_vars)
     work = private = False
     for n in walk(launch.body):
@@ -98,24 +98,24 @@ def _sets(s: Stmt, groups: tuple[int, ...], out: set[tuple[int, ...]]) -> set[tu
 
 
 class _Walk:
-    """One walk.  at: what is known here.  some: only some threads get here.  quiet: the walk of fewer warp groups tells of
-    what is here.  loop: the T.Parallel around."""
+    """One walk through a program. at: the values known at this point. some: only some threads get here. quiet: errors here
+    are left to the walk of a smaller set of warp groups. loop: the enclosing T.Parallel."""
 
     def __init__(self, at: Values) -> None:
         self.at = at
         self.some = self.quiet = self.dead = False
         self.loop: Parallel | None = None
-        self.left: Any = None  # where some threads have returned
-        self.parting: Any = None  # the branch or loop around that keeps threads away
-        self.leaving: list[list[Memory]] = []  # of each loop around, what private memory is where it is left early
-        self.parted: list[bool] = []  # of each loop around, whether only some threads leave it so
-        self.around: list[bool] = []  # of each loop around, whether only some threads run it
+        self.left: Any = None  # the statement at which some threads have returned
+        self.parting: Any = None  # the enclosing branch or loop that some threads do not enter
+        self.leaving: list[list[Memory]] = []  # per enclosing loop: the state of private memory at each early exit
+        self.parted: list[bool] = []  # per enclosing loop: whether only some threads leave it early
+        self.around: list[bool] = []  # per enclosing loop: whether only some threads run it
         self.steps = 0
 
     # ---- statements
 
     def stmt(self, s: Stmt | None) -> None:
-        """Follow a statement, unless nobody gets there."""
+        """Follow a statement, unless no thread reaches it."""
         if s is None or self.dead:
             return
         match s:
@@ -169,7 +169,7 @@ class _Walk:
         self.reads(s.call, s)
         for c, a, mode in _addresses(s.call):
             if self.at.follows(a.buffer) and mode != "read":
-                # What the call stores there is not known; a function of the user may fill all of it.
+                # The value that the call stores there is unknown; a function of the user may fill all of it.
                 known = INTRINSICS.get(c.op) is not None
                 held = self.at.memory[a.buffer.data]
                 bits = VARIES if self.some or known or any(map(self.at.varies, c.args)) else 0
@@ -225,11 +225,11 @@ class _Walk:
         self.rounds(s, varies, extent is not None)
 
     def rounds(self, s: For | While, varies: bool, surely: bool) -> None:
-        """A loop whose iterations are not told apart, until nothing new is found.  surely: it runs at least once."""
+        """Follow a loop whose iterations are treated alike, until a fixpoint. surely: it runs at least once."""
         around, entry = self.some, self.memory()
         some = around or varies
         before = entry
-        while True:  # what is known of memory only becomes less
+        while True:  # terminates: knowledge of memory only shrinks
             self.at.memory, self.dead = dict(before), False
             returned = self.left
             self.parting = self.parting if around else s
@@ -260,7 +260,7 @@ class _Walk:
         return self.parted.pop()
 
     def once(self, body: Stmt) -> None:
-        """One iteration, with all the ways in which it may end."""
+        """Follow one iteration and join the states of all its exits."""
         self.stmt(body)
         if self.leaving[-1]:
             ends = self.leaving[-1] if self.dead else [*self.leaving[-1], self.at.memory]
@@ -289,7 +289,7 @@ class _Walk:
         self.at.memory = {data: bits | stored[data] if data in stored else bits for data, bits in entry.items()}
 
     def stored(self, s: Parallel) -> Memory:
-        """Of private memory from outside a loop, the elements that its iterations store, as STALE."""
+        """Elements of private memory from outside a loop that its iterations store, marked STALE."""
         out: Memory = {}
         probe = _Probe(self.at, out)
         for data in {x.buffer.data for x in walk(s.body, Store, AddressOf) if self.at.follows(x.buffer)}:
@@ -313,7 +313,7 @@ class _Walk:
                     if isinstance(e, Expr)]
         for e in operands:
             self.reads(e, s)
-        own = any(a.region.buffer.scope_name in PRIVATE for a in accesses)  # each thread's, which may take a part of its own
+        own = any(a.region.buffer.scope_name in PRIVATE for a in accesses)  # private operands: a thread may use its own piece
         if not own and not (isinstance(s, Copy) and s.plan.by_hand):
             self.of_all(s)
             for e in operands:
@@ -330,10 +330,10 @@ class _Walk:
             if a.mode != "read" and self.at.follows(a.region.buffer):
                 self.at.put(a.region.buffer, self.at.region(a.region), VARIES if varies else 0)
 
-    # ---- what is refused
+    # ---- what is rejected
 
     def reads(self, e: Expr, s: Stmt) -> None:
-        """An expression is computed."""
+        """An expression is evaluated: check what it reads."""
         if self.loop is not None:
             for part in _parts(e):
                 self.uniform(part, s, "")
@@ -346,7 +346,7 @@ class _Walk:
                     self.fresh(self.at.bits(a.buffer, a.indices), a.buffer, s)
 
     def fresh(self, bits: int, b: Buffer, s: Stmt) -> None:
-        """Private memory is read: not what an iteration left there."""
+        """Private memory is read: reject values that another iteration stored there."""
         if not bits & STALE or self.quiet:
             return
         span = getattr(s, "span", None)
@@ -358,7 +358,7 @@ class _Walk:
                     "thread", found=f"`{b.name}` as an iteration left it", span=span)
 
     def uniform(self, e: Any, s: Stmt, what: str) -> None:
-        """All threads need to agree on a value."""
+        """Reject a value on which all threads must agree where it differs between them."""
         if self.quiet or not self.at.varies(e):
             return
         cause = self.at.cause(e)
@@ -368,7 +368,7 @@ class _Walk:
                     found=f"{name}, a value of each thread", span=getattr(s, "span", None), notes=notes)
 
     def of_all(self, s: Parallel | TileOp) -> None:
-        """Work of the block: all its threads come to it."""
+        """Reject work of the whole block where not all of its threads reach it."""
         what = s.op_name if isinstance(s, TileOp) else "T.Parallel"
         if self.some and not self.quiet:
             raise error("collective-divergent", f"{what} takes all threads of the block, and only some threads get here",
@@ -384,7 +384,7 @@ class _Walk:
 
 
 class _Probe(_Walk):
-    """Notes what an iteration stores in private memory, and refuses nothing."""
+    """Records what an iteration stores in private memory, and rejects nothing."""
 
     def __init__(self, at: Values, out: Memory) -> None:
         super().__init__(at)
@@ -405,11 +405,11 @@ class _Probe(_Walk):
         self.out[b.data][slice(None) if at is None else at] = STALE
 
     def parallel(self, s: Parallel) -> None:
-        """Refused elsewhere."""
+        """Nested loops are rejected elsewhere."""
 
 
 def _addresses(e: Expr) -> Iterator[tuple[Call, AddressOf, str]]:
-    """(call, address that it is given, what it does there) below an expression."""
+    """(call, address argument, mode in which the call uses it) below an expression."""
     for c in walk(e):
         if isinstance(c, Call):
             for k, a in enumerate(c.args):
@@ -418,17 +418,17 @@ def _addresses(e: Expr) -> Iterator[tuple[Call, AddressOf, str]]:
 
 
 def _parts(e: Expr) -> list[Expr]:
-    """What of an expression has a say in what an iteration does: not what is only printed."""
+    """The subexpressions that affect what an iteration does; arguments that are only printed do not."""
     return [] if isinstance(e, Call) and e.op in _SPEAKS else [e]
 
 
 def _picks(s: For) -> bool:
-    """Whether private memory or a condition is looked at in a loop: only then its iterations are told apart."""
+    """Whether a loop reads private memory or holds a condition: only then its iterations are followed one by one."""
     return any(n.buffer.scope_name in PRIVATE for n in walk(s.body, Load, Store, AddressOf))
 
 
 def _joined(a: Memory, b: Memory) -> Memory:
-    """What holds of either."""
+    """What holds on either of two paths."""
     return {**b, **{k: v if k not in b or v is b[k] else v | b[k] for k, v in a.items()}}
 
 

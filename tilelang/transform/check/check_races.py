@@ -1,5 +1,7 @@
-"""Warns about T.Parallel iterations that store different values in one place (TILELANG_ENABLE_DATA_RACE_CHECK=1, or
-tl.disable_data_race_check=False)."""
+"""Warn about T.Parallel iterations that store different values to one element.
+
+Enabled by TILELANG_ENABLE_DATA_RACE_CHECK=1 or tl.disable_data_race_check=False.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,17 @@ from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.effects import updated_element
 
 log = logging.getLogger("tilelang.transform")
-POINTS = 1 << 18  # loops of more iterations are not followed
+POINTS = 1 << 18  # loops of more iterations are skipped
 _OF_ALL = (GLOBAL, STATIC, DYNAMIC)
 
 
 @pass_(needs=TILE)
 def check_races(func: Func, cx: PassContext) -> Func:
-    """Log a warning for each store of a T.Parallel loop to which two iterations bring different values.
+    """Log a warning for each store of a T.Parallel loop in which two iterations store different values to one element.
 
-    Changes nothing.  Follows loops of constant extents whose indices read no memory; conditions that read memory count
-    as true, so that a warning may be about iterations that never happen.  A value read from memory differs where the
-    places read do.  Plain accesses beside atomic updates of other places are warned about where memory says which places.
+    Changes nothing. Covers loops of constant extents whose indices read no memory. Conditions that read memory count as
+    true, so a warning may concern iterations that never run. Values read from memory count as different where they are
+    read from different places. Plain accesses beside atomic updates get a warning where memory decides which elements.
     """
     asked = cx.config.get(PassConfigKey.TL_DISABLE_DATA_RACE_CHECK.value)
     if not (is_truthy(env.TILELANG_ENABLE_DATA_RACE_CHECK) if asked is None else not asked):
@@ -47,9 +49,9 @@ def check_races(func: Func, cx: PassContext) -> Func:
 
 
 def _beside_updates(loop: Parallel) -> None:
-    """Warn where iterations read or store elements that others may update atomically, as numbers in memory have it.
+    """Warn where iterations read or store elements that others may update atomically, with indices read from memory.
 
-    Both places one expression is the usual guard of an update (`if x > M[k]: T.atomic_max(M[k], x)`).
+    Equal index expressions are the usual guard of an update (`if x > M[k]: T.atomic_max(M[k], x)`) and get no warning.
     """
     bound = {s.var: s.value for s in statements(loop.body) if isinstance(s, Bind)}
 
@@ -89,7 +91,7 @@ def _follow(s: Any, points: dict[Var, np.ndarray], live: np.ndarray, bound: dict
 
 
 def _values(e: Expr, points: dict[Var, np.ndarray]) -> np.ndarray | None:
-    """The value in each iteration, other variables at 0; None where it reads memory or cannot be computed."""
+    """The value in each iteration, with other variables at 0; None where it reads memory or cannot be computed."""
     if contains(e, Load):
         return None
     others = {v: 0 for v in free_vars(e) - set(points)}
@@ -107,7 +109,7 @@ def _check(s: Store, points: dict[Var, np.ndarray], live: np.ndarray, bound: dic
     _, place = np.unique(np.stack([a[live] for a in at if a is not None]), axis=1, return_inverse=True)
     place = place.reshape(-1)
     first = np.zeros(place.max() + 1, np.int64)
-    first[place[::-1]] = np.arange(len(place))[::-1]  # the first iteration that comes to each place
+    first[place[::-1]] = np.arange(len(place))[::-1]  # the first iteration that reaches each element
     again = first[place]
     if (again == np.arange(len(place))).all():
         return
@@ -128,7 +130,7 @@ def _check(s: Store, points: dict[Var, np.ndarray], live: np.ndarray, bound: dic
 
 
 def _parts(value: Expr) -> list[Expr]:
-    """What a value depends on: itself, or, where it reads memory, the indices of what it reads."""
+    """What a value depends on: itself, or the indices of what it reads where it reads memory."""
     loads = list(walk(value, Load))
     if not loads:
         return [value]

@@ -1,4 +1,4 @@
-"""Warp groups of their own (T.ws) are no block: what all threads of the block or the grid wait for cannot stand in one."""
+"""Reject barriers of the grid and votes of the block inside a branch by warp group (T.ws)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tilelang.target.warp_groups import GROUP, holds_in
 from .check_collective import BLOCK_BARRIERS
 from ..framework.pass_ import TILE, PassContext, pass_
 
-_WHOLE = tuple(op for op in BLOCK_BARRIERS if op != "sync_threads")  # a block barrier in a role is the role's
+_WHOLE = tuple(op for op in BLOCK_BARRIERS if op != "sync_threads")  # sync_threads in a warp role counts only its threads
 
 
 @pass_(needs=TILE)
 def check_warp_roles(func: Func, cx: PassContext) -> Func:
-    """Refuse votes of the block and barriers of the grid that only some warp groups come to (every target).
+    """Reject votes of the block and barriers of the grid that only some warp groups reach, for every target.
 
-    Raises collective-divergent: on a device the groups that come would wait for the others, or be counted with those that
-    vote about something else.
+    Raises collective-divergent. On a device the groups that get there would wait for the others, or would be counted with
+    groups that vote about something else.
     """
     for n in walk(func, Launch):
         _stmt(n.body, tuple(range(-(-n.num_threads // GROUP))), None)
@@ -26,7 +26,7 @@ def check_warp_roles(func: Func, cx: PassContext) -> Func:
 
 
 def _stmt(s: Stmt, groups: tuple[int, ...], branch: If | None) -> None:
-    """groups: warp groups that come to s.  branch: what keeps others away."""
+    """Check a statement. groups: warp groups that reach it. branch: the enclosing branch that the others do not take."""
     if isinstance(s, If):
         for part, wanted in ((s.then, True), (s.orelse, False)):
             if part is not None:

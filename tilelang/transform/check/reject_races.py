@@ -1,10 +1,10 @@
-"""Refuses T.Parallel loops in which two iterations surely store different values in one place.
+"""Reject T.Parallel loops in which two iterations certainly store different values to one element.
 
     for i, j in T.Parallel(32, 8):
-        B[i] = j                        # which of the eight values is kept is not said: refused
+        B[i] = j                        # rejected: it is not defined which of the eight values is kept
 
-Iterations run in no order on a GPU, and in order on the CPU: there the loop would seem to work.  Values that are read from
-memory may be equal, and are left to check_races.py, which warns where asked.
+Iterations run in no order on a GPU but in order on the CPU, where the loop would seem to work. Values read from memory may
+be equal; check_races.py warns about them where asked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ register("parallel-overwrite", ValueError, "two T.Parallel iterations store diff
          "iterations run in no order: store in one of them under a condition, or use a serial loop",
          expected="one iteration that stores in an element")
 
-POINTS = 1 << 18  # loops of more iterations are not followed
+POINTS = 1 << 18  # loops of more iterations are skipped
 _OF_ALL = (GLOBAL, STATIC, DYNAMIC)
 
 
@@ -35,8 +35,8 @@ _OF_ALL = (GLOBAL, STATIC, DYNAMIC)
 def reject_races(func: Func, cx: PassContext) -> Func:
     """Raise "parallel-overwrite" for a store to global or shared memory that two iterations reach with different values.
 
-    Changes nothing.  Follows loops of constant extents.  Places, conditions and values must show by themselves what they are:
-    what depends on memory or on an argument is passed over.
+    Changes nothing. Covers loops of constant extents. Stores whose index, condition or value depends on memory or on an
+    argument are skipped.
     """
     for s in statements(func.body):
         if isinstance(s, Parallel):
@@ -47,7 +47,7 @@ def reject_races(func: Func, cx: PassContext) -> Func:
 
 
 class _Loop:
-    """One loop, whose iterations are computed when a store is found that they may share."""
+    """One parallel loop. Its iterations are enumerated only when a store is found that several of them may reach."""
 
     def __init__(self, loop: Parallel, extents: list[int]) -> None:
         self.loop = loop
@@ -56,7 +56,7 @@ class _Loop:
         self.points: dict[Var, np.ndarray] = {}
 
     def follow(self, s: Any, conds: tuple[tuple[Expr, bool], ...], bound: dict[Var, Expr]) -> None:
-        """The stores below s.  conds: conditions around it, and what they are.  bound: names and their values."""
+        """Check the stores below s. conds: enclosing conditions with their values. bound: names and their values."""
         match s:
             case Bind():
                 bound[s.var] = substitute(s.value, bound)
@@ -69,7 +69,7 @@ class _Loop:
                 if s.orelse is not None:
                     self.follow(s.orelse, (*conds, (cond, False)), dict(bound))
             case For() if not (isinstance(s.extent, Const) and s.extent.value > 0) or contains(s.body, Break, Continue):
-                return  # it may not run, or not all of it
+                return  # the rest may not run, or only in part
             case While():
                 return
             case _:
@@ -77,7 +77,7 @@ class _Loop:
                     self.follow(x, conds, bound)
 
     def check(self, s: Store, conds: tuple[tuple[Expr, bool], ...], bound: dict[Var, Expr]) -> None:
-        """Raises parallel-overwrite where s is reached by two iterations with different values."""
+        """Raise parallel-overwrite where two iterations reach s with different values."""
         value = substitute(s.value, bound)
         indices = tuple(substitute(i, bound) for i in s.indices)
         if not self.plain(value) or self.apart(indices) or any(i.dtype.lanes > 1 for i in indices):
@@ -102,11 +102,11 @@ class _Loop:
                             found=f"({one}) and ({two})", span=s.span or self.loop.span)
 
     def plain(self, value: Expr) -> bool:
-        """Whether a value is made of the loop's variables and constants alone."""
+        """Whether a value consists of the loop's variables and constants alone."""
         return free_vars(value) <= set(self.extents) and not contains(value, Load, Call)
 
     def apart(self, indices: tuple[Expr, ...]) -> bool:
-        """Whether the indices show that no two iterations share a place: each variable stands in one by itself."""
+        """Whether the indices prove that no two iterations reach one element: each variable stands alone in some index."""
         alone: set[Var] = set()
         for i in indices:
             mine = free_vars(i) & self.moving
@@ -115,7 +115,7 @@ class _Loop:
         return alone == self.moving
 
     def steps(self, e: Expr, v: Var) -> bool:
-        """Whether e is v with something added that v has no part in."""
+        """Whether e is v plus a term that does not depend on v."""
         if e is v:
             return True
         if isinstance(e, Binary) and e.op in ("add", "sub"):
@@ -124,7 +124,7 @@ class _Loop:
         return False
 
     def values(self, e: Expr, others: bool = False) -> np.ndarray | None:
-        """In each iteration; None when it cannot be computed.  others: variables that are not the loop's count as 0."""
+        """The value of e in each iteration; None if it cannot be computed. others: variables from outside the loop are 0."""
         if contains(e, Load, Call):
             return None
         if not self.points:
@@ -140,7 +140,7 @@ class _Loop:
             return None
 
     def live(self, conds: tuple[tuple[Expr, bool], ...]) -> np.ndarray | None:
-        """The iterations that surely come through conditions; None when that does not show."""
+        """The iterations that certainly satisfy conditions; None when that cannot be decided."""
         out = np.ones(math.prod(self.extents.values()), bool)
         for cond, wanted in conds:
             holds = self.values(cond)

@@ -1,4 +1,4 @@
-"""The last pass: the independent check of synchronisation in `transform/verify_sync`, and what follows from its verdict."""
+"""The last pass: run the independent check of synchronisation in `transform/verify_sync` and act on its verdict."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _ONE = ("the iterations of one T.Parallel or copy run in no order: read from ano
 
 @pass_(needs=DEVICE)
 def verify_sync(func: Func, cx: PassContext) -> Func:
-    """Set each Launch's `sync_report`; raise "sync-unordered" for a fault that is certain.
+    """Set each Launch's `sync_report`; raise "sync-unordered" for a certain fault.
 
-    With tl.disable_thread_storage_sync faults are only reported: the user orders the accesses.
+    With tl.disable_thread_storage_sync faults are only reported, since the user orders the accesses.
     """
     strict = not cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC)
 

@@ -1,1 +1,1 @@
-"""Rewrites that every target shares, before layouts and schedules are chosen."""
+"""Rewrites that all targets share, run before layouts and schedules are chosen."""

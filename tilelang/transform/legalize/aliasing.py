@@ -1,9 +1,9 @@
-"""Tensor parameters that may be the same memory: what a launch writes by one name and then reads by another.
+"""Tensor parameters that may alias: find launches that write memory through one name and then read it through another.
 
-Tensors are taken to lie apart, which lets reads pass writes: pipelines load ahead, `__restrict__` tells the device compiler.
-A call may pass one tensor twice all the same.  Where a launch reads a tensor behind a write of another, the host
-therefore looks whether the two overlap (`read_after_write` names the pairs), and a kernel of which every tensor may
-overlap every other (tirx.noalias = False) answers such calls: one that runs in the order of the program.
+Tensors are assumed to be disjoint. Reads may then move before writes: pipelines load ahead, and `__restrict__` tells the
+device compiler the same. A call may still pass one tensor twice. Where a launch reads one tensor after a write of another,
+the host therefore checks whether the two overlap (`read_after_write` names the pairs). A call with overlapping tensors runs
+a second kernel, compiled for tensors that may all alias (tirx.noalias = False), which keeps the order of the program.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..analysis.pipeline_loops import is_pipelined
 
 
 def read_after_write(func: Func) -> tuple[tuple[str, str], ...]:
-    """(written, read) names of tensor and pointer parameters that some launch reads behind a write of the other, less those
-    that the program lets overlap itself (T.annotate_restrict_buffers)."""
+    """(written, read) names of tensor and pointer parameters that some launch reads after a write of the other, without pairs
+    that the program itself lets overlap (T.annotate_restrict_buffers)."""
     free = set(func.facts.may_alias)
     names = {b.data: b.name for _, b in func.buffers} | {p: p.name for p in func.params if func.buffer_of(p) is None}
     out: dict[tuple[str, str], None] = {}
@@ -34,7 +34,7 @@ def read_after_write(func: Func) -> tuple[tuple[str, str], ...]:
 
 
 def made_of_pointers(func: Func) -> dict[str, tuple[Buffer, ...]]:
-    """What the program makes of each pointer parameter, by the parameter's name."""
+    """The buffers that the program makes from each pointer parameter, by the parameter's name."""
     pointers = {p: p.name for p in func.params if p.dtype.is_handle and func.buffer_of(p) is None}
     out: dict[str, dict[Buffer, None]] = {}
     for x in walk(func.body) if pointers else ():
@@ -44,20 +44,20 @@ def made_of_pointers(func: Func) -> dict[str, tuple[Buffer, ...]]:
 
 
 def parameter_names(func: Func) -> tuple[str, ...]:
-    """Names of the tensor parameters, and of what is made of pointer parameters."""
+    """Names of the tensor parameters and of the buffers made from pointer parameters."""
     return (*(b.name for _, b in func.buffers), *(b.name for made in made_of_pointers(func).values() for b in made))
 
 
 def overlapping(func: Func, noalias: bool) -> bool:
-    """Whether a launch must run in the order of the program, since tensors it writes and then reads may overlap."""
+    """Whether a launch must keep the order of the program because tensors that it writes and then reads may overlap."""
     free = set(func.facts.may_alias) if noalias else set(parameter_names(func))
     return bool(free) and any(_free_pairs(func, x, free) for x in walk(func.body, Launch))
 
 
 @pass_(needs=TILE)
 def keep_order(func: Func, cx: PassContext) -> Func:
-    """Loops of launches whose tensors may overlap are not pipelined; launch attr `overlapping`: the tensors that conflict
-    with each other (place_sync)."""
+    """Do not pipeline the loops of launches whose tensors may overlap. The launch attr `overlapping` lists the tensors that
+    conflict with each other (for place_sync)."""
     noalias = bool(cx.option(PassConfigKey.TIR_NOALIAS))
     free = set(func.facts.may_alias) if noalias else set(parameter_names(func))
 
@@ -85,8 +85,8 @@ def _free_pairs(func: Func, launch: Launch, free: set[str]) -> list[tuple[Buffer
 
 
 def _pairs(func: Func, launch: Launch) -> list[tuple[Buffer, Buffer]]:
-    """(written, read) tensor parameters and tensors made of pointers, the read behind the write in the order of the
-    program."""
+    """(written, read) pairs of tensor parameters and tensors made from pointers, where the read follows the write in program
+    order."""
     params = {b.data: b for _, b in func.buffers}
     pointers = {p for p in func.params if p.dtype.is_handle and func.buffer_of(p) is None}
     out: dict[tuple[Var, Var], None] = {}
@@ -104,8 +104,8 @@ def _pairs(func: Func, launch: Launch) -> list[tuple[Buffer, Buffer]]:
 
 
 def _in_order(s: Stmt) -> Iterator[Effect]:
-    """Effects in order; the body of a serial loop twice, since its beginning follows its end, as a condition does that is
-    asked for again.  Iterations of T.Parallel do not follow each other."""
+    """Effects in program order. The body of a serial loop is listed twice, because its beginning follows its end, and so is a
+    condition that is evaluated again. Iterations of T.Parallel do not follow each other."""
     for _ in range(2 if isinstance(s, While) else 1):
         yield from own_effects(s)
         for _ in range(2 if isinstance(s, For) else 1):

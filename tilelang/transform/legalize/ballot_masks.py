@@ -1,11 +1,12 @@
-"""T.ballot asks the lanes that come to it: where threads part, the vote on a device must name them.
+"""Give T.ballot in divergent code a mask of the lanes that reach it.
 
-    if c:                         c1 = c; m = ballot_sync(c1)          # of all lanes, which are together here
+    if c:                         c1 = c; m = ballot_sync(c1)          # a vote of all lanes, before they diverge
         x = ballot(p)       ->    if c1:
                                       x = ballot_sync(p, m)
 
-A device leaves a vote undefined whose mask names lanes that do not come, and does not promise that `__activemask()` gives all
-lanes of a branch.  In a loop of another length for each lane the mask is a variable: those in it vote who goes on.
+On a device a vote is undefined when its mask names lanes that do not reach it, and `__activemask()` is not guaranteed to
+give all lanes of a branch. In a loop whose length differs between lanes the mask is a variable, updated in each iteration
+by a vote of its lanes about which of them go on.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _ZERO = (const(0),)
 
 @pass_(needs=TILE)
 def ballot_masks(func: Func, cx: PassContext) -> Func:
-    """Give T.ballot in code that only some threads come to the mask of the lanes that do.  Raises ballot-lanes."""
+    """Pass T.ballot in divergent code the mask of the lanes that reach it. Raises ballot-lanes."""
     def launch(n: Any) -> Any:
         if not isinstance(n, Launch) or n.num_threads == 1 or not _votes(n.body):
             return None
@@ -44,7 +45,7 @@ def _votes(s: Stmt) -> bool:
 
 
 def _jumps(s: Stmt) -> bool:
-    """Whether a loop's body holds a Break or Continue of it."""
+    """Whether a loop's body holds a Break or Continue of that loop."""
     return isinstance(s, (Break, Continue)) or not isinstance(s, (For, While)) and any(map(_jumps, inner(s)))
 
 
@@ -53,7 +54,7 @@ class _Masks:
         self.d = d
 
     def stmt(self, s: Stmt, mask: Expr | None) -> Stmt:
-        """s where the lanes of a mask come, None for all."""
+        """s with its votes rewritten. mask: the lanes that reach s, None for all."""
         if not _votes(s):
             return s
         match s:
@@ -70,7 +71,7 @@ class _Masks:
 
     def branch(self, s: If, mask: Expr | None) -> Stmt:
         orelse = s.orelse
-        if not self.d.divergent(s.cond) or isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":  # whole warps
+        if not self.d.divergent(s.cond) or isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":  # or whole warps
             then, other = self.stmt(s.then, mask), None if orelse is None else self.stmt(orelse, mask)
             return s if then is s.then and other is orelse else replace(s, then=then, orelse=other)
         test = Var("taken", s.cond.dtype, span=s.span)
@@ -99,7 +100,7 @@ class _Masks:
                         found="a loop that some lanes leave", span=place, notes=((s.span, "the loop"),))
         lanes = Buffer("lanes", (1,), _U32, VARIABLE, span=s.span)
         bounds: list[Stmt] = []
-        if isinstance(s, For):  # they hold for the whole loop, whatever its body changes
+        if isinstance(s, For):  # the bounds are evaluated once, whatever the body changes
             start, extent = (_settled(e, name, bounds) for e, name in ((s.start, "start"), (s.extent, "count")))
             s = replace(s, start=start, extent=extent)
         first = s.cond if isinstance(s, While) else binary("gt", s.extent, const(0, s.extent.dtype))
@@ -111,7 +112,7 @@ class _Masks:
 
 
 def _settled(e: Any, name: str, bounds: list[Stmt]) -> Expr:
-    """A bound of a loop as a value that stays: a variable, bound in `bounds`, unless it is one."""
+    """A loop bound as a value that does not change: a variable bound in `bounds`, unless it is one already."""
     if isinstance(e, (Const, Var)):
         return e
     v = Var(name, e.dtype, span=e.span)

@@ -1,4 +1,4 @@
-"""Calls of the user's functions are made as often as they are written."""
+"""Bind calls of the user's functions to names, so that each runs as often as it is written."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ register("extern-repeated", ValueError, "the result of a T.call_extern as an ind
 
 @pass_(needs=TILE)
 def bind_calls(func: Func, cx: PassContext) -> Func:
-    """Give a name to calls with effects that a statement would make several times, or that lowering would repeat.
+    """Bind calls with effects that a statement would make several times, or that lowering would repeat.
 
     Before:  B[f()] = g()                                     After:  g_ = g();  f_ = f();  B[f_] = g_
-    Indices stand in guards as well as in the access, and `0 <= f() < n` or T.pow(f(), 3) hold one call several times.
-    Calls keep the order in which they were traced.  Must run before what writes guards.  Raises extern-repeated where such a
-    call may not be made before the statement: in an arm of a select, behind `and` and `or`, in the condition of a while.
+    Indices appear in guards as well as in the access, and `0 <= f() < n` or T.pow(f(), 3) hold one call several times.
+    Calls keep the order in which they were traced. Must run before the passes that write guards. Raises extern-repeated
+    where such a call must not run before the statement: in an arm of a select, after `and` or `or`, in the condition of a
+    while loop.
     """
     def fn(s: Stmt) -> Stmt | None:
         if isinstance(s, (Store, Evaluate, Bind, Alloc, If, For, Assert, While)):
@@ -33,7 +34,7 @@ def bind_calls(func: Func, cx: PassContext) -> Func:
 
 
 def _bound(s: Stmt, fn: Callable[[Stmt], Stmt | None]) -> Stmt | None:
-    """s with its repeated calls bound in front of it; None where there are none."""
+    """s with its repeated calls bound before it; None where there are none."""
     seen: dict[int, list[tuple[Call, bool, bool]]] = {}
     for e in _own(s):
         if called(e):
@@ -73,7 +74,7 @@ def _number(n: Node) -> int | None:
 
 
 def _own(s: Stmt) -> list[Expr]:
-    """The expressions of a statement itself, not of statements in it; of a store the value alone."""
+    """The expressions of a statement itself, without nested statements; of a store only the value."""
     if isinstance(s, Store):
         return [s.value]
     if isinstance(s, Evaluate):
@@ -89,7 +90,7 @@ def _own(s: Stmt) -> list[Expr]:
 
 
 def _find(e: Expr, lazy: bool, inside: bool, seen: dict[int, list[tuple[Call, bool, bool]]]) -> None:
-    """Collect the numbered calls in e.  lazy: it may not be evaluated; inside: in an index."""
+    """Collect the numbered calls in e. lazy: e may not be evaluated; inside: e is part of an index."""
     n = _number(e)
     if n is not None:
         assert isinstance(e, Call)

@@ -1,12 +1,12 @@
-"""T.thread_return of whole blocks: what follows is the other way of its condition.
+"""Turn T.thread_return of whole blocks into if/else: the code after it becomes the other branch.
 
     if bm * 64 >= count[e]:                   if bm * 64 >= count[e]:
         T.fill(O[...], 0)              ->         T.fill(O[...], 0)
         T.thread_return()                     else:
     T.copy(A, S)                                  T.copy(A, S)
 
-Then the rest of the program, which would otherwise be work of threads that may have returned, is the block's as anywhere:
-warp roles, copies by TMA and vector code know branches, but no threads that are gone.
+The rest of the program is then ordinary work of the whole block. Without this pass some threads might have returned
+before it, which warp roles, copies by TMA and vectorised code do not support.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..analysis.divergence import Divergence
 from ..analysis.effects import is_sync
 from ..framework.pass_ import TILE, PassContext, pass_
 
-_BLOCK = ("sync_threads", "sync_warp")  # orders no more than the threads of the block
+_BLOCK = ("sync_threads", "sync_warp")  # calls that order only the threads of one block
 
 
 @pass_(needs=TILE)
 def block_returns(func: Func, cx: PassContext) -> Func:
-    """Returns that all threads of a block take are branches (every target).
+    """Turn returns that all threads of a block take into branches, for every target.
 
-    Left as they are: returns in loops, those that only some threads take, and programs that order threads or blocks by hand.
+    Unchanged are returns in loops, returns that only some threads take, and programs that order threads or blocks by hand.
     """
     def launch(n: Any) -> Any:
         if not isinstance(n, Launch) or not _returns(n.body) or _by_hand(n):
@@ -56,7 +56,7 @@ class _Tail:
         self.divergence = Divergence(launch)
 
     def of(self, stmts: list[Stmt]) -> list[Stmt] | None:
-        """Statements behind which nothing is left to do, without returns; None where some stay."""
+        """The statements without returns, given that nothing follows them; None where a return remains."""
         flat = [y for x in stmts for y in (x.stmts if isinstance(x, Seq) else (x,))]
         if any(isinstance(x, Seq) for x in flat):
             return self.of(flat)
@@ -69,7 +69,7 @@ class _Tail:
         return flat
 
     def branch(self, s: Stmt, rest: list[Stmt]) -> list[Stmt] | None:
-        """A branch that returns on some way, with all that follows it."""
+        """A branch that returns on some path, together with the statements that follow it."""
         if not isinstance(s, If) or self.divergence.divergent(s.cond):
             return None
         outside = [x for x in rest if isinstance(x, Alloc) and x.init is None and
@@ -88,7 +88,7 @@ class _Tail:
 
 
 def _ends(stmts: list[Stmt]) -> bool:
-    """Whether every way through these statements ends in a return."""
+    """Whether every path through these statements ends in a return."""
     return any(_is_return(s) or isinstance(s, Seq) and _ends(list(s.stmts)) or
                isinstance(s, If) and s.orelse is not None and _ends([s.then]) and _ends([s.orelse]) for s in stmts)
 

@@ -1,11 +1,11 @@
-"""Branches by thread number that whole warp groups take are roles, as T.ws makes them.
+"""Turn branches on the thread number that whole warp groups take into warp roles, as T.ws makes them.
 
     t = T.get_thread_binding()                if in_warp_groups(0): P
     if t < 128: P                       ->    if in_warp_groups(1, 2): C
     elif t >= 128 and t < 384: C              if in_warp_groups(3): L
     else: L
 
-Only where tile operations, parallel loops or waits stand in them: other branches stay what each thread does.
+Only branches that hold tile operations, parallel loops or waits are changed; others stay code of single threads.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ..framework.pass_ import TILE, PassContext, pass_
 
 @pass_(needs=TILE)
 def branches_to_warp_roles(func: Func, cx: PassContext) -> Func:
-    """Make roles of branches whose conditions rest on the thread's number alone and are one for each warp group (every target).
+    """Make warp roles of branches whose conditions depend only on the thread number and are uniform in each warp group.
 
-    The parts of a chain become branches one behind the other: each thread takes one of them as before.
+    Applies to every target. The arms of an if/elif chain become separate branches; each thread takes one of them as before.
     """
     def launch(n: Any) -> Any:
         if not isinstance(n, Launch) or n.num_threads <= GROUP or n.num_threads % GROUP or n.threads[1:] != (1, 1):
@@ -46,7 +46,7 @@ class _Branches:
     def __init__(self, launch: Launch) -> None:
         self.thread, self.count = launch.thread_vars[0], launch.num_threads // GROUP
         self.flat = {v: np.zeros(1, np.int32) for v in launch.thread_vars[1:]}
-        self.names: dict[Var, Expr] = {}  # values made of the thread's number
+        self.names: dict[Var, Expr] = {}  # values computed from the thread number
 
     def stmt(self, s: Stmt) -> Stmt:
         match s:
@@ -77,7 +77,7 @@ class _Branches:
         return seq(*parts, span=s.span) if parts else EMPTY
 
     def parts(self, s: Stmt, groups: frozenset[int]) -> Iterator[tuple[frozenset[int], Stmt]]:
-        """What these warp groups run of a chain of branches, each with its own."""
+        """The arms of an if/elif chain that these warp groups run, each with its groups."""
         taken = self.taken(s.cond) if isinstance(s, If) else None
         if not isinstance(s, If) or taken is None:
             if groups:
@@ -88,7 +88,7 @@ class _Branches:
             yield from self.parts(s.orelse, groups - taken)
 
     def taken(self, cond: Expr) -> frozenset[int] | None:
-        """The warp groups for which a condition holds; None where that is not known, or not one for all of a group."""
+        """The warp groups for which a condition holds; None where that is unknown or differs within a group."""
         e = substitute(cond, self.names)
         if not self._plain(e):
             return None
@@ -113,7 +113,7 @@ class _Branches:
 
 
 def _works(s: If) -> bool:
-    """Whether a branch holds work of the block, or waits."""
+    """Whether a branch holds block-wide work or waits."""
     for n in walk(s):
         if isinstance(n, Parallel) or isinstance(n, Call) and n.op in WAITS:
             return True
@@ -124,7 +124,7 @@ def _works(s: If) -> bool:
 
 
 def _in(groups: frozenset[int]) -> Expr:
-    """A condition that holds in these warp groups."""
+    """A condition that holds exactly in these warp groups."""
     out: Expr | None = None
     for first in sorted(g for g in groups if g - 1 not in groups):
         count = next(n for n in range(1, len(groups) + 1) if first + n not in groups)

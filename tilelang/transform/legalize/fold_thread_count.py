@@ -1,11 +1,12 @@
-"""Conditions and values that the number of threads decides are what they always are, before anybody asks who gets where.
+"""Fold conditions and values that the number of threads of the block decides.
 
     with T.Kernel(1, threads=64):             F[3] = 1
         if tx < 64: F[3] = 1           ->     for i in T.Parallel(8): O[i] = A[i]
         for i in T.Parallel(8):
             O[i] = A[i + tx // 64]
 
-Only what is made of thread numbers is looked at.  A branch that no thread takes goes with what stands in it.
+Only expressions of thread numbers are folded. A branch that no thread takes is removed with its statements. Runs before
+the passes that ask which threads reach a statement.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from ..framework.pass_ import TILE, PassContext, pass_
 
 @pass_(needs=TILE)
 def fold_thread_count(func: Func, cx: PassContext) -> Func:
-    """Branches that all threads or none take, and values that are one for all threads in work of the block (every target).
+    """Fold branches that all threads or none take, and values in block-wide work that are the same for all threads.
 
-    `tx < 64` holds in a block of 64 threads, `tx // 128` is 1 in warp group 1.
+    Applies to every target. `tx < 64` holds in a block of 64 threads; `tx // 128` is 1 in warp group 1.
     """
     def launch(n: Any) -> Any:
         if not isinstance(n, Launch) or not _names_threads(n.body, set(n.thread_vars)):
@@ -37,7 +38,7 @@ def fold_thread_count(func: Func, cx: PassContext) -> Func:
 
 
 def _names_threads(n: Node, of: set[Var]) -> bool:
-    """Whether a value that rests on these variables may decide something below n."""
+    """Whether a value that depends on these variables may decide something below n."""
     return any(v in of for v in walk(n, Var))
 
 
@@ -47,7 +48,7 @@ class _Settled:
         self.of_threads: set[Var] = set(launch.thread_vars)
 
     def stmt(self, s: Stmt, a: Analyzer) -> Stmt:
-        """s with what is decided there.  a: what is known of the threads that get to s."""
+        """s with the decided conditions folded. a: what is known of the threads that reach s."""
         match s:
             case Seq():
                 new: list[Stmt] = []
@@ -84,7 +85,7 @@ class _Settled:
         return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
 
     def _groups(self, cond: Expr, a: Analyzer) -> Analyzer:
-        """What is known in warp groups of their own."""
+        """What is known of the threads inside a branch by warp group."""
         if isinstance(cond, Call) and cond.op == "in_warp_groups" and self.launch.threads[1:] == (1, 1):
             tx, first, count = self.launch.thread_vars[0], cond.options.first, cond.options.count
             low, high = a.interval(tx)
@@ -93,7 +94,7 @@ class _Settled:
         return a
 
     def work(self, n: Any, a: Analyzer) -> Any:
-        """Work of the block with each value of threads that is one for all of them as that constant."""
+        """Block-wide work with each thread-dependent value that is the same for all threads replaced by that constant."""
         if isinstance(n, tuple):
             new = tuple(self.work(x, a) for x in n)
             return n if all(x is y for x, y in zip(new, n)) else new
@@ -107,7 +108,7 @@ class _Settled:
 
 
 def _reads(e: Node) -> bool:
-    """Whether a value rests on memory or on calls."""
+    """Whether a value depends on memory or on calls."""
     return isinstance(e, (Load, Call)) or any(_reads(x) for x in children(e) if not isinstance(x, Buffer))
 
 

@@ -1,4 +1,4 @@
-"""Masks are applied only where they change something.
+"""Apply masks only to tiles in which they change an element.
 
     for k in T.Pipelined(n):                             for k in T.Pipelined(n):
         …                                                    …
@@ -7,12 +7,12 @@
                 bx*128 + i >= k*64 + j,                              P[i, j] = T.if_then_else(bx*128 + i >= k*64 + j,
                 P[i, j], -inf)                                                                P[i, j], -inf)
 
-Whether a condition holds at every point of a parallel loop is known before the loop when it compares values that are
-affine in the loop's variables: it does so at the corner where it is tightest.  That corner is a point of the loop, so
-nothing is computed that the loop itself does not compute.
+A comparison of values that are affine in the variables of a parallel loop holds at every point of the loop if it holds at
+the corner where it is tightest. That test needs no loop. The corner is a point of the loop, so the test computes nothing
+that the loop itself does not compute.
 
-A tile that is filled with 0 only to be the start of a product is not filled: the product clears it.  Where a mask is
-the start (0 where seen, -inf elsewhere), the product clears it for the tiles that are seen wholly.
+A tile that is filled with 0 only to initialise the accumulator of a GEMM is not filled: the GEMM clears it. Where the
+initial value is a mask (0 where visible, -inf elsewhere), the GEMM clears the accumulator for tiles that are fully visible.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..analysis.effects import effects, expr_effects, hangs_on_threads
 from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.statements import rename
 
-LEAST_POINTS = 512  # of a loop that is worth a test
+LEAST_POINTS = 512  # points of a loop from which a test pays
 _CORNERS = {"lt": 1, "le": 1, "gt": -1, "ge": -1}  # a op b is tightest where this * (a - b) is largest
 _OPPOSITE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 
@@ -42,20 +42,20 @@ _OPPOSITE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 def guard_masks(func: Func, cx: PassContext) -> Func:
     """See the module's text.
 
-    Keeps: every element's value, bit by bit (a product that clears its start begins with +0 as the filled tile does).
+    Keeps every element's value, bit by bit (a GEMM that clears its accumulator starts from +0, as the filled tile does).
     """
     return rewrite_launches(func, lambda x: _Masks(x).run())
 
 
 class _Masks:
-    """The rewriting of one launch."""
+    """Rewrites one launch."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.analyzer, self.uniform = launch, Analyzer(), Divergence(launch)
         for v, n in zip(launch.block_vars, launch.grid):
             high = self.analyzer.interval(n)[1]
             self.analyzer = self.analyzer.bind(v, 0, None if high is None else max(high - 1, 0))
-        self.loops = 0  # serial loops around
+        self.loops = 0  # number of enclosing serial loops
 
     def run(self) -> Launch:
         body = self.stmt(self.launch.body)
@@ -73,7 +73,7 @@ class _Masks:
             case Parallel():
                 return self._parallel(s) if self.loops else s
             case For() if s.plan.counted:
-                return s  # the user's lists count the statements of the body
+                return s  # the user's order and stage lists count the statements of the body
             case For():
                 saved = self.analyzer
                 if s.var.dtype.is_int:
@@ -87,7 +87,7 @@ class _Masks:
         return s
 
     def _parallel(self, s: Parallel) -> Stmt:
-        """The loop under the condition that one of its masks takes something away, where that can be told."""
+        """The loop under the condition that one of its masks changes an element, where that can be computed."""
         extents = [e.value for e in s.extents if isinstance(e, Const)]
         if len(extents) != len(s.extents) or math.prod(extents) < LEAST_POINTS:
             return s
@@ -106,9 +106,9 @@ class _Masks:
         def old(e: Expr) -> bool:
             return isinstance(e, Load) and e.buffer is store.buffer and e.indices == store.indices
 
-        turned = old(value.b) or _zero(value.b)  # the side that a tile without masked elements takes
+        turned = old(value.b) or _zero(value.b)  # whether the "else" side is the one that unmasked elements take
         plain, other = (value.b, value.a) if turned else (value.a, value.b)
-        # One condition may be what makes a load of the next one legal.
+        # One condition may guard a load in the next one against an illegal address.
         if old(plain) and not any(isinstance(x, (Load, Call)) for e in (other, value.cond) for x in walk(e)):
             return self._one_by_one(s, store, value, not turned, points)
         test = self._everywhere(value.cond, not turned, points)
@@ -120,8 +120,8 @@ class _Masks:
         return self._unless(test, s, free)
 
     def _one_by_one(self, s: Parallel, store: Store, value: Select, seen: bool, points: dict[Var, int]) -> Stmt:
-        """A mask of several conditions as several masks, each under its own test: the diagonal of a causal mask and the
-        end of the keys are seldom in one tile.  seen: the value of the condition where nothing is masked."""
+        """Split a mask of several conditions into several masks, each under its own test: the diagonal of a causal mask and the
+        end of the keys are seldom in one tile. seen: the value of the condition where nothing is masked."""
         always: list[Expr] = []
         tested: list[tuple[Expr, Expr]] = []
         for e in _parts(value.cond, "and" if seen else "or"):
@@ -167,7 +167,7 @@ class _Masks:
         return None
 
     def _corner(self, e: Binary, points: dict[Var, int]) -> Expr | None:
-        """The comparison where it is tightest."""
+        """The comparison at the corner where it is tightest."""
         if not e.a.dtype.is_int or e.a.dtype.is_unsigned:
             return None
         forms = [self.analyzer.linear(x) for x in (e.a, e.b)]
@@ -188,7 +188,7 @@ def _parts(e: Expr, op: str) -> list[Expr]:
 
 
 def _one_store(body: Stmt) -> tuple[Expr | None, Store] | None:
-    """(condition or None, store) of a loop body that is one store, or one under a condition; its bindings written out."""
+    """(condition or None, store) of a loop body that is one store, or one under a condition, with bindings substituted."""
     names: dict[Var, Expr] = {}
     *binds, last = stmts_of(body) or (body,)
     for s in binds:
@@ -205,7 +205,7 @@ def _one_store(body: Stmt) -> tuple[Expr | None, Store] | None:
 
 
 def _negated(e: Expr) -> Expr:
-    """not e, as comparisons."""
+    """not e, written with comparisons."""
     if isinstance(e, Binary) and e.op in LOGICAL:
         return logical("or" if e.op == "and" else "and", _negated(e.a), _negated(e.b))
     if isinstance(e, Binary) and e.op in _OPPOSITE and e.a.dtype.is_int:
@@ -213,11 +213,11 @@ def _negated(e: Expr) -> Expr:
     return unary("not", e)
 
 
-# ---- products that clear their start ------------------------------------------------------------------------------------
+# ---- GEMMs that clear their accumulator ----------------------------------------------------------------------------------
 
 
 def _cleared(stmts: list[Stmt]) -> list[Stmt]:
-    """The statements, where a product clears its accumulator instead of adding to a tile of zeros."""
+    """The statements, where a GEMM clears its accumulator instead of adding to a tile of zeros."""
     out = list(stmts)
     for n, s in enumerate(stmts):
         found = _zeros(s)
@@ -232,7 +232,7 @@ def _cleared(stmts: list[Stmt]) -> list[Stmt]:
             touched = list(effects(later))
             if not any(e.storage is tile.data for e in touched):
                 if any(e.writes and e.storage in asked for e in touched):
-                    break  # the product would ask again, of something else
+                    break  # the GEMM would evaluate the condition again, on changed values
                 continue
             if isinstance(later, Gemm) and later.c.buffer is tile and later.c.is_full and is_const(
                     later.clear_accum, False) and not any(r.buffer.data is tile.data for r in (later.a, later.b)):

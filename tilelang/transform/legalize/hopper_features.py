@@ -1,4 +1,4 @@
-"""Which Hopper features (sm_90a: wgmma, TMA, warp roles) a program is compiled with."""
+"""Decide which Hopper features (sm_90a: wgmma, TMA, warp roles) a program is compiled with."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ..framework.pass_ import PassContext
 
 @record
 class Hopper:
-    """What may be used: warp-group matrix instructions; tensor memory copies; separate warps for them."""
+    """The features that may be used: wgmma, TMA, warp specialisation."""
 
     wgmma: bool = False
     tma: bool = False
     roles: bool = False
-    strides: bool = False  # run-time strides may be taken to suit TMA: the host checks them at each call
+    strides: bool = False  # run-time strides may be assumed to suit TMA: the host checks them at each call
 
 
 def hopper(cx: PassContext) -> Hopper:
-    """The features of the target, less what the configuration turns off."""
+    """The features of the target, without those that the configuration turns off."""
     target = cx.target
     if not getattr(target, "has_wgmma", False) or not cx.option(PassConfigKey.TL_ENABLE_HOPPER):
         return Hopper()
-    if cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC):  # place_sync writes the fences and barriers of roles
+    if cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC):  # place_sync writes the fences and barriers of warp roles
         return Hopper()
     wgmma = not cx.option(PassConfigKey.TL_DISABLE_WGMMA)
     tma = not cx.option(PassConfigKey.TL_DISABLE_TMA_LOWER) and cx.option(
@@ -38,7 +38,7 @@ def hopper(cx: PassContext) -> Hopper:
 
 
 def no_warp_roles(cx: PassContext) -> str:
-    """Which option keeps a target that could from giving warps roles; "" on other targets and where they have them."""
+    """The option that turns warp roles off on a target that has them; "" where none does, and on other targets."""
     if not getattr(cx.target, "has_wgmma", False) or hopper(cx).roles:
         return ""
     if not cx.option(PassConfigKey.TL_ENABLE_HOPPER):
@@ -51,8 +51,8 @@ def no_warp_roles(cx: PassContext) -> str:
 
 
 def placed_in_kernel(launch: Launch) -> Callable[[Buffer], str]:
-    """What of a tensor is known in the kernel only, "address" or "shape", so that no host can describe it to TMA; "" for
-    others."""
+    """A function that says what of a tensor is known only inside the kernel, so that the host cannot make a tensor map for it:
+    "address", "shape", or "" for tensors that the host knows."""
     nodes = list(walk(launch.body, Alloc, Bind, For))
     inside = {x.buffer.data if isinstance(x, Alloc) else x.var for x in nodes} | {*launch.block_vars, *launch.thread_vars}
     own = {x.buffer.data for x in nodes if isinstance(x, Alloc) and x.buffer.scope_name == GLOBAL} | {

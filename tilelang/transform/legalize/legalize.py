@@ -1,4 +1,4 @@
-"""Checks that need the whole program, at the user's line, and the few rewrites that every target shares."""
+"""Whole-program checks with errors at the user's line, and the few rewrites that all targets share."""
 
 from __future__ import annotations
 
@@ -49,14 +49,13 @@ log = logging.getLogger("tilelang.transform")
 
 @pass_(needs=TILE)
 def legalize(func: Func, cx: PassContext) -> Func:
-    """Refuse programs that have no meaning, and settle what has only one.
+    """Reject programs without a defined meaning, and normalise the others.
 
-    Rewrites: directly nested parallel loops become one; an index that is negative whatever its loop variables are
-    counts from the end of its dimension;
-    indices of dimensions that may be longer than 32 bits count are computed in 64.
+    Rewrites: directly nested parallel loops become one; an index that is negative for all values of its loop variables
+    counts from the end of its dimension; indices of dimensions that may exceed 32 bits are computed in 64 bits.
     Checks (off with tl.disable_prelower_semantic_check): parallel loops hold only element-wise code that carries
-    nothing between iterations; variables have values.  Warns about buffers that are read before they are written
-    (off with tl.disable_buffer_init_check).  With tirx.noalias = False every tensor parameter may alias others.
+    nothing between iterations; variables have values. Warns about buffers that are read before they are written
+    (off with tl.disable_buffer_init_check). With tirx.noalias = False every tensor parameter may alias others.
     """
     func = widen_indices(rewrite(wrap_negative(func), _legal_node, Parallel, Load, Store, AddressOf, Region))
     check_symbols(func)
@@ -71,7 +70,7 @@ def legalize(func: Func, cx: PassContext) -> Func:
 
 
 def check_tma_reductions(func: Func, target: Any) -> None:
-    """T.atomic_add(use_tma=True) needs a target with TMA, and element types that TMA adds."""
+    """Check that T.atomic_add(use_tma=True) has a target with TMA and an element type that TMA can add."""
     for s in statements(func.body):
         if isinstance(s, AtomicTile) and s.plan.use_tma:
             if target is not None and not getattr(target, "has_tma", False):
@@ -110,9 +109,9 @@ def _wrapped(b: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
 
 
 def wrap_negative(func: Func) -> Func:
-    """Indices below zero over the whole range of their loop variables count from the end, as constants do."""
+    """Indices that are negative over the whole range of their loop variables count from the end, as negative constants do."""
     ranges: dict[Var, tuple[int | None, int | None]] = {}
-    lowered: set[Var] = set()  # bound to values that may be negative
+    lowered: set[Var] = set()  # variables bound to values that may be negative
     binds: list[Bind] = []
     doubtful: list[Expr] = []
     for x in walk(func.body):
@@ -161,7 +160,7 @@ def wrap_negative(func: Func) -> Func:
 
 
 def _bounds(e: Any, ranges: dict[Var, tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
-    """Least and greatest value of an integer, as far as they are known: T.min(n, 12) is at most 12."""
+    """Least and greatest value of an integer, None where unknown: T.min(n, 12) is at most 12."""
     e = e.value if isinstance(e, Const) else e
     return (e, e) if isinstance(e, int) else Analyzer(ranges).interval(e)
 
@@ -171,7 +170,7 @@ def _last(start: int | None, extent: int | None) -> int | None:
 
 
 def _may_be_negative(e: Expr, lowered: set[Var]) -> bool:
-    """A cheap look: a difference or a negative constant is in e, or a variable that holds one."""
+    """A fast conservative test: e holds a difference, a negative constant, or a variable bound to one."""
     return any((isinstance(n, Binary) and n.op == "sub") or (isinstance(n, Unary) and n.op == "neg")
                or (isinstance(n, Const) and isinstance(n.value, int) and n.value < 0) or n in lowered
                for n in walk(e) if not isinstance(n, Buffer))
@@ -181,7 +180,7 @@ def _may_be_negative(e: Expr, lowered: set[Var]) -> bool:
 
 
 def check_symbols(func: Func) -> None:
-    """Raises "undefined-symbol" for variables that nothing gives a value."""
+    """Raise "undefined-symbol" for variables that have no value."""
     known: set[Var] = set(func.params)
     for _, b in func.buffers:
         known.add(b.data)
@@ -208,16 +207,16 @@ def check_symbols(func: Func) -> None:
 
 
 def check_parallel(func: Func, kinds: Container[str] | None = None) -> None:
-    """Parallel loops hold only element-wise code that carries nothing between iterations.
+    """Check that parallel loops hold only element-wise code that carries nothing between iterations.
 
     kinds: error kinds to look for (parallel-nested, parallel-pipelined, parallel-tile-op, parallel-symbolic,
-    parallel-local, parallel-carried, break-in-parallel), None for all.  Raises the first found, at the user's line.
+    parallel-local, parallel-carried, break-in-parallel), None for all. Raises the first found, at the user's line.
     """
     _Checker(kinds).stmt(func.body, ())
 
 
 class _Checker:
-    """Walks with the parallel loops around."""
+    """Walks a program and keeps the enclosing parallel loops."""
 
     def __init__(self, kinds: Container[str] | None = None) -> None:
         self.kinds = kinds
@@ -258,7 +257,7 @@ class _Checker:
                 self.element(e.buffer, e.indices, variables, getattr(e.node, "span", None) or s.span)
 
     def loop_between(self, s: Stmt, loop: Parallel) -> bool:
-        """Whether a serial loop inside `loop` is what s leaves."""
+        """Whether s (a break or continue) leaves a serial loop inside `loop`, and not `loop` itself."""
         return any(isinstance(x, (For, While)) and any(y is s for y in statements(x)) for x in statements(loop.body))
 
     def element(self, b: Buffer, indices: tuple[Expr, ...], variables: dict[Var, Expr], span: Any) -> None:
@@ -277,7 +276,7 @@ class _Checker:
                                 hint="use T.serial, T.unroll or T.vectorized for the loop, or a fragment")
 
     def carried(self, p: Parallel) -> None:
-        """A scalar variable from outside that an iteration reads before it writes it would depend on the thread."""
+        """Reject an outside scalar that an iteration reads before it writes it: its value would depend on the thread."""
         own = {s.buffer for s in statements(p.body) if isinstance(s, Alloc)}
         written = {e.buffer: e for e in effects(p.body) if e.writes}
         for b, e in written.items():
@@ -289,7 +288,7 @@ class _Checker:
 
 
 def _reads_old(b: Buffer, body: Stmt) -> bool:
-    """Whether an iteration may read b before it writes it.  A scalar store covers the whole variable."""
+    """Whether an iteration may read b before it writes it. A scalar store covers the whole variable."""
     return _before(b, body, False)
 
 
@@ -318,8 +317,8 @@ def _before(b: Buffer, s: Stmt, after: bool) -> bool:
 
 
 def warn_uninitialized(func: Func) -> None:
-    """Log a warning for each buffer whose first access in program order is a read; of shared memory that parts of a block
-    pass on by mbarriers the order is another."""
+    """Log a warning for each buffer whose first access in program order is a read. Shared memory that warp roles pass on by
+    mbarriers is left out: program order says nothing about it."""
     seen: set[Var] = set()
     passed_on = any(n.op == "mbarrier_wait" for n in walk(func, Call))
     local = {s.buffer.data for s in statements(func.body) if isinstance(s, Alloc) and s.init is None and not (
@@ -335,8 +334,8 @@ def warn_uninitialized(func: Func) -> None:
 
 
 def _later_turns(s: Stmt, e: Any) -> bool:
-    """Whether a read stands in a loop that writes the buffer too, under a condition or in a loop that its first turn may leave
-    out: rows above row i, of which row 0 has none."""
+    """Whether a read is in a loop that also writes the buffer, under a condition or in an inner loop that the first iteration
+    may skip. Example: a read of the rows above row i; row 0 has none."""
     for outer in statements(s):
         if isinstance(outer, (For, While)) and any(w.writes and w.storage == e.storage for w in effects(outer.body)):
             for x in statements(outer.body):
@@ -347,7 +346,7 @@ def _later_turns(s: Stmt, e: Any) -> bool:
 
 
 def _accumulates(op: TileOp) -> bool:
-    """Whether an op that reads its result does so for certain (clear_accum may be a run-time value)."""
+    """Whether an op that may read its result certainly does (clear_accum may be a run-time value)."""
     clear = getattr(op, "clear_accum", None)
     return clear is None or isinstance(clear, Const) and not clear.value
 

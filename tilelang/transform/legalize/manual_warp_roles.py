@@ -1,4 +1,4 @@
-"""Hopper programs that users write out: barriers set up, roles checked, matrix products pinned where they end.
+"""Lower hand-written Hopper programs: set up mbarriers, check warp roles, pin accumulators where their wgmmas end.
 
     full = alloc_barrier([128, 128])                 full; if thread 0: mbarrier_init(full[i], 128) ...; fence
     with T.ws(1): ...                                sync_threads
@@ -7,8 +7,8 @@
             wgmma_gemm(A, B, C)                          for k in ...:
             wait_wgmma(0)                                    wgmma_gemm(A, B, C); wgmma_wait(0); wgmma_pin(C)
 
-In a launch with clusters the barriers are set up before any block of the cluster goes on, and a block ends after the
-last access of the others.
+In a launch with clusters the barriers are set up before any block of the cluster goes on, and no block ends before the
+last access of the others to its shared memory.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ register("role-place", ValueError, "warp roles inside each other, or for scatter
 GROUP = 128
 _OWN = ("in_warp_groups", "wgmma", "wgmma_wait", "bulk_wait", "bulk_commit", "mbarrier_init", "tma_load",
         "cp_async_mbarrier_arrive")
-SLOTS = 8  # groups of products told apart; older ones are taken together
+SLOTS = 8  # wgmma groups that are tracked separately; older ones are merged
 
 
 @pass_(needs=TILE)
 def lower_manual_warp_roles(func: Func, cx: PassContext) -> Func:
-    """See the module's text.  Programs that name none of Hopper's operations stay as they are.
+    """See the module's text. Programs that name none of Hopper's operations stay as they are.
 
     Raises tma-copy, role-fragment, role-place at the user's line.
     """
@@ -78,7 +78,7 @@ def _written(launch: Launch) -> Launch:
 
 
 def _check_source(launch: Launch, op: Copy) -> None:
-    """A load by TMA fills with zeros, and does not see what ordinary stores of the same kernel wrote.  Raises tma-copy."""
+    """Check a load by TMA: it fills with zeros, and does not see ordinary stores of the same kernel. Raises tma-copy."""
     b = op.src.buffer
     if b.scope_name != GLOBAL:
         return
@@ -98,7 +98,7 @@ def _check_source(launch: Launch, op: Copy) -> None:
 
 
 def _set_up(launch: Launch, made: list[Buffer], remote: bool) -> Launch:
-    """Barriers initialised in front of everything else."""
+    """The launch with its barriers initialised before all other statements."""
 
     def without(x: Any) -> Any:
         if isinstance(x, Alloc) and x.buffer in made:
@@ -122,18 +122,18 @@ def _set_up(launch: Launch, made: list[Buffer], remote: bool) -> Launch:
     return replace(launch, body=seq(*setup, *body, *([do("cluster_sync")] if over else []), span=launch.body.span))
 
 
-# ---- roles ----------------------------------------------------------------------------------------------------------
+# ---- warp roles -----------------------------------------------------------------------------------------------------
 
 
 def warp_role_of(cond: Expr) -> tuple[int, int] | None:
-    """(first, count) of the warp groups of a condition that is in_warp_groups alone."""
+    """(first, count) of the warp groups of a condition that is a single in_warp_groups; None for other conditions."""
     if isinstance(cond, Call) and cond.op == "in_warp_groups":
         return cond.options.first, cond.options.count
     return None
 
 
 def _check_roles(launch: Launch) -> None:
-    """Raises role-place, role-fragment."""
+    """Check where warp roles stand and which fragments they use. Raises role-place, role-fragment."""
     whole = (0, -(-launch.num_threads // GROUP))
     flat = launch.threads[1:] == (1, 1) and launch.num_threads % GROUP == 0
     users: dict[Var, tuple[tuple[int, int], Any]] = {}
@@ -166,7 +166,7 @@ def _check_roles(launch: Launch) -> None:
 
 
 def _rest(role: tuple[int, int], whole: tuple[int, int]) -> tuple[int, int]:
-    """The warp groups that a role leaves, (-1, 0) when they do not follow each other."""
+    """The warp groups outside a warp role, (-1, 0) when they are not consecutive."""
     (first, count), groups = role, whole[1]
     if first == 0:
         return count, groups - count
@@ -180,12 +180,12 @@ def _groups(role: tuple[int, int], whole: tuple[int, int]) -> str:
     return f"warp group {first}" if count == 1 else f"warp groups {first} to {first + count - 1}"
 
 
-# ---- products under way -----------------------------------------------------------------------------------------------
+# ---- wgmma in flight -------------------------------------------------------------------------------------------------
 
 
 @state
 class _Running:
-    """Which accumulators the groups under way may use: the newest first, the last entry stands for all older ones."""
+    """The registers that each wgmma group in flight may use: newest group first; the last entry merges all older groups."""
 
     slots: list[frozenset[Buffer]] = field(default_factory=lambda: [frozenset()] * (SLOTS + 1))
 
@@ -193,7 +193,7 @@ class _Running:
         return _Running([used, *self.slots[:SLOTS - 1], self.slots[SLOTS - 1] | self.slots[SLOTS]])
 
     def wait(self, n: int) -> tuple[_Running, frozenset[Buffer]]:
-        """(what may still run, what surely ended but may have run)."""
+        """(what may still be in flight, what was possibly in flight and has certainly ended)."""
         if n > SLOTS:
             return self, frozenset()
         left = _Running([*self.slots[:n], *[frozenset()] * (SLOTS + 1 - n)])
@@ -207,15 +207,15 @@ class _Running:
 
 
 class _Pins:
-    """Puts pins after waits, for the accumulators whose products end there, and in front of loops that keep products
-    under way from one iteration to the next."""
+    """Puts pins after waits, for the accumulators whose wgmmas end there, and before loops that keep wgmmas in flight from one
+    iteration to the next."""
 
     def __init__(self, body: Stmt) -> None:
         self.root = body
         self.after: dict[int, frozenset[Buffer]] = {}
         self.before: dict[int, frozenset[Buffer]] = {}
-        self.flying: set[int] = set()  # products into accumulators that may be in use
-        self.behind: set[int] = set()  # products that are done when they end, while others may be under way before them
+        self.flying: set[int] = set()  # GEMMs into accumulators that an earlier GEMM in flight may use
+        self.behind: set[int] = set()  # synchronous GEMMs before which others may be in flight
         self.loops: list[tuple[Stmt, _Running]] = []
         self.roles: dict[tuple[int, ...], _Running] = {}
 
@@ -260,7 +260,7 @@ class _Pins:
         return state
 
     def part(self, role: tuple[int, ...], s: Stmt) -> None:
-        """What warp groups of their own run: their products are theirs alone."""
+        """Follow code of one warp role; its wgmmas in flight are separate from those of other roles."""
         self.roles[role] = self.flow(s, self.roles.get(role, _Running()))
 
     def gemm(self, s: Gemm, state: _Running) -> _Running:

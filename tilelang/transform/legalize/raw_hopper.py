@@ -1,4 +1,4 @@
-"""Raw wgmma and TMA that programs name themselves: registers pinned, tensors judged, shared memory aligned.
+"""Lower raw wgmma and TMA calls of the user: pin registers, check tensors, align shared memory.
 
     warpgroup_arrive()                       wgmma_pin(C); wgmma_fence()
     ptx_wgmma_ss(..., C.data, 0, ...)  ->    wgmma(C, ...)
@@ -21,7 +21,7 @@ from ..analysis.statements import do
 
 
 def pin_raw_wgmmas(launch: Launch) -> Launch:
-    """The registers of raw products pinned before fences and after waits, where they are in scope."""
+    """Pin the registers of raw wgmmas before fences and after waits, where the registers are in scope."""
     raw = {a.buffer for c in walk(launch.body, Call) if c.op == "wgmma"
            for a in c.args[:2] if isinstance(a, AddressOf) and a.buffer.scope_name == LOCAL}
     if not raw:
@@ -46,7 +46,7 @@ def pin_raw_wgmmas(launch: Launch) -> Launch:
 
 
 def check_raw_loads(launch: Launch) -> None:
-    """TMA does not see what ordinary stores of the same kernel wrote.  Raises tma-copy."""
+    """Reject raw TMA loads of tensors that the same kernel stores to: TMA does not see these stores. Raises tma-copy."""
     maps = {m.name: m.buffer for m in tensor_maps_of(launch)}
     loads = {maps[c.options.map].data: c for c in walk(launch.body, Call) if c.op == "tma_load"}
     for e in effects(launch.body) if loads else ():
@@ -58,8 +58,8 @@ def check_raw_loads(launch: Launch) -> None:
 
 
 def alignment_by_hand(launch: Launch) -> dict[Var, int]:
-    """Alignment in bytes of shared storage that a program gives to descriptors and TMA: the hardware swizzles bits of the
-    address, and a pattern is 8 rows of the swizzle's width."""
+    """Alignment in bytes of the shared storage that a program passes to descriptors and TMA. The hardware swizzles address
+    bits, and the swizzle pattern repeats after 8 rows of the swizzle's width."""
     maps = {m.name: m.swizzle for m in tensor_maps_of(launch)}
     out: dict[Var, int] = {}
     for c in walk(launch.body, Call):

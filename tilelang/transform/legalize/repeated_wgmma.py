@@ -1,11 +1,11 @@
-"""A wgmma.fence before each raw product that may repeat one since the last fence or commit.
+"""Put a wgmma.fence before each raw wgmma that may repeat one since the last fence or commit.
 
     ptx_wgmma_ss(..., d, 0, e, 0, c.data, 0, 1)         wgmma(c, d, e)
     ptx_wgmma_ss(..., d, 0, e, 0, c.data, 0, 1)   ->    wgmma_fence(); wgmma(c, d, e)
 
-ptxas drops a wgmma whose accumulators and operands are those of an earlier one, next to it or not, though the
-accumulators have changed in between; operands are the same when their values are.  A fence or a commit between the two
-keeps both, at the price of one WARPGROUP.ARRIVE and no wait.  Tile products need nothing: each has its own fence and
+ptxas drops a wgmma whose accumulators and operands equal those of an earlier one, adjacent or not, although the
+accumulators have changed in between. Operands are equal when their values are. A fence or a commit between the two
+keeps both, at the cost of one WARPGROUP.ARRIVE and no wait. T.gemm does not need this: each has its own fence and
 commit, and its instructions differ in their offsets.
 """
 
@@ -23,23 +23,23 @@ from tilelang.ir.record import record
 from ..analysis.effects import effects
 from ..analysis.statements import do
 
-TURNS = 64  # iterations of nested loops that are looked at one by one; of longer ones, any two may be equal
+TURNS = 64  # iterations of nested loops that are compared one by one; in longer loops any two are assumed equal
 _SEPARATORS = ("wgmma_fence", "wgmma_commit")
 
 
 @record
 class _Product:
-    """call: with its values at that point.  stale: what the call names may have changed since."""
+    """A raw wgmma. call: with its values at that point. stale: variables it names may have changed since."""
 
     call: Call
     stale: bool = False
 
 
-Open = dict[int, _Product]  # products since the last separator, on some path; by the identity of their calls
+Open = dict[int, _Product]  # wgmmas since the last fence or commit on some path, by the identity of their calls
 
 
 def fence_repeated_wgmmas(launch: Launch) -> Launch:
-    """The launch with a fence before each raw product that is not known to differ from those before it."""
+    """The launch with a fence before each raw wgmma that is not known to differ from those before it."""
     if not any(c.op == "wgmma" for c in walk(launch.body, Call)):
         return launch
     flow = _Flow()
@@ -56,15 +56,15 @@ def fence_repeated_wgmmas(launch: Launch) -> Launch:
 
 
 class _Flow:
-    """Follows a program; marked: the statements (by id) that need a fence."""
+    """Follows a program. marked: the ids of statements that need a fence."""
 
     def __init__(self) -> None:
         self.marked: set[int] = set()
-        self.left: list[Open] = []  # of each loop around: what is open where a Break or Continue leaves its body
+        self.left: list[Open] = []  # per enclosing loop: what is open where a Break or Continue leaves its body
         self.arith = Analyzer()
 
     def visit(self, s: Stmt, now: Open, values: dict[Var, Expr], turns: int) -> Open:
-        """What is open after s.  values: of variables known here, extended by Bind; turns: of the loops around."""
+        """What is open after s. values: known variables, extended by Bind; turns: iterations of the enclosing loops."""
         if isinstance(s, Seq):
             for x in s.stmts:
                 now = self.visit(x, now, values, turns)
@@ -108,7 +108,7 @@ class _Flow:
                 inside = {**values, s.var: self.value(s.start + i, values)}
                 now = _joined(self.visit(s.body, now, inside, turns * int(extent.value)), self.left[-1])
         else:
-            for _ in range(2):  # any two iterations
+            for _ in range(2):  # enough to compare any two iterations
                 after = _joined(self.visit(s.body, now, dict(values), TURNS), self.left[-1])
                 now = _joined(now, {k: replace(p, stale=True) for k, p in after.items()})
         return _joined(now, self.left.pop())
@@ -128,7 +128,7 @@ def _reads(call: Call, written: set[Var]) -> bool:
 
 
 def _differ(p: _Product, q: _Product) -> bool:
-    """Whether two products are certainly not the same instruction on the same values."""
+    """Whether two wgmmas certainly differ in their instruction or their values."""
     c, d = p.call.args[0], q.call.args[0]
     if not isinstance(c, AddressOf) or not isinstance(d, AddressOf):
         return False
@@ -141,7 +141,7 @@ def _differ(p: _Product, q: _Product) -> bool:
 
 
 def _apart(x: Any, y: Any) -> bool:
-    """Whether two descriptors are one value plus different constants.  (Registers may hold equal values.)"""
+    """Whether two descriptors are one value plus different constants. (Registers may hold equal values.)"""
     if isinstance(x, AddressOf) or isinstance(y, AddressOf):
         return False
     (base, m), (other, n) = _split(x), _split(y)
@@ -149,7 +149,7 @@ def _apart(x: Any, y: Any) -> bool:
 
 
 def _split(e: Any) -> tuple[Any, int]:
-    """e as a base (None for 0) and a constant."""
+    """e as a base (None for 0) plus a constant."""
     if isinstance(e, Const):
         return None, int(e.value)
     if isinstance(e, Binary) and e.op == "add":

@@ -1,13 +1,13 @@
-"""Parallel loops in which an iteration reads what another one stores: the old values are kept, or the loop is refused.
+"""Handle parallel loops in which an iteration reads what another one stores: keep the old values, or reject the loop.
 
     for i in T.Parallel(63):                 O = alloc_fragment((64,))
         F[i + 1] = F[i]              ->      O[k] = F[k] for all k
                                              for i in T.Parallel(63): F[i + 1] = O[i]
 
-Iterations run in no order.  Where all of them read before any stores, as the text of the loop has it, what is read are the
-values from before the loop, whatever order they run in: of a fragment a copy is kept.  A read behind the store, and one of
-shared memory, has no such meaning and is refused.  Names of one memory (T.reshape, T.view) are one.
-Elements that other iterations update atomically are neither read nor stored by plain accesses, in global memory too.
+Iterations run in no order. If every iteration reads before it stores, the reads are defined to give the values from before
+the loop; for a fragment they are kept in a copy. A read after the store, or a read of shared memory, has no defined value
+and is rejected. Views of one memory (T.reshape, T.view) count as one buffer. Elements that other iterations update
+atomically must not be read or stored by plain accesses, in global memory too.
 """
 
 from __future__ import annotations
@@ -35,17 +35,16 @@ register("parallel-order", ValueError, "a T.Parallel iteration reads what anothe
          "iterations run in no order: read before the loop (a copy of the tile), or store in a second loop",
          expected="reads of elements that the iteration itself stores, or that none does")
 
-POINTS = 1 << 16  # loops of more iterations are not followed
+POINTS = 1 << 16  # loops of more iterations are skipped
 _SCOPES = (FRAGMENT, STATIC, DYNAMIC, GLOBAL)
 
 
 @pass_(needs=TILE)
 def resolve_parallel_reads(func: Func, cx: PassContext) -> Func:
-    """Copies of fragments for loops that read old values of elements which other iterations store; raises "parallel-order" for
-    what has no meaning.
+    """Copy fragments for loops that read old values of elements which other iterations store; raise "parallel-order" where the
+    value is undefined.
 
-    Follows loops of constant extents.  Places and conditions must show by themselves what they are: what depends on memory
-    or on an argument is passed over.
+    Covers loops of constant extents. Accesses whose index or condition depends on memory or on an argument are skipped.
     """
     return replace(func, body=_settled(func.body)) if contains(func.body, Parallel) else func
 
@@ -110,8 +109,8 @@ def _of_loop(loop: Parallel) -> Stmt:
 
 @state
 class _Access:
-    """A load or store of the loop, or the address that an atomic operation updates.  step: its statement, counted.  again: in a
-    loop of the body.  place: see _Body.at."""
+    """A load or store of the loop, or the address that an atomic operation updates. step: number of its statement. again: it is
+    in a loop of the body. place: see _Body.at."""
 
     node: Any
     buffer: Buffer
@@ -120,7 +119,7 @@ class _Access:
     again: bool
     flat: Expr
     stores: bool = False
-    sums: bool = False  # a store of the element that its value reads
+    sums: bool = False  # the store's value reads the stored element
 
     @property
     def reads(self) -> bool:
@@ -130,7 +129,7 @@ class _Access:
 
 @state
 class _Body:
-    """Accesses of one loop to the memory that it stores in, and where they lie in each iteration."""
+    """Accesses of one loop to the memory that it stores in, with their elements in each iteration."""
 
     loop: Parallel
     extents: list[int]
@@ -144,7 +143,7 @@ class _Body:
         self.points: dict[Var, np.ndarray] = dict(zip(self.loop.vars, axes))
 
     def follow(self, s: Any, conds: tuple[Expr | None, ...], bound: dict[Var, Expr], again: bool) -> None:
-        """The accesses below s in order.  conds: conditions around it; None for one that is not known."""
+        """Record the accesses below s in order. conds: enclosing conditions; None for one that is unknown."""
         self.step += 1
         match s:
             case Bind():
@@ -173,7 +172,7 @@ class _Body:
                     self.reads(s, conds, bound, again)
 
     def reads(self, e: Any, conds: tuple[Expr | None, ...], bound: dict[Var, Expr], again: bool) -> None:
-        """The loads of an expression.  Parts of it that a condition may leave out are read under that condition."""
+        """Record the loads of an expression. Loads that a condition may skip are recorded under that condition."""
         if isinstance(e, Select):
             self.reads(e.cond, conds, bound, again)
             cond = substitute(e.cond, bound)
@@ -201,16 +200,16 @@ class _Body:
         self.accesses.append(_Access(x, b, self.step, conds, again, convert(flat), stores))
 
     def inside(self, i: Expr, size: Any) -> tuple[Expr, ...]:
-        """Conditions of the loop's variables for an index of a tensor: an access outside is skipped, or reads the safe value.
+        """Bounds conditions for an index of a tensor: an access outside is skipped, or reads the safe value.
 
-        A size that is known at run time only is taken to be large enough, and other variables to be 0: that block is there.
+        A size known only at run time is assumed to be large enough, and other variables to be 0: the first block exists.
         """
         i = convert(substitute(i, {v: const(0, v.dtype) for v in free_vars(i) - set(self.points)}))
         above = binary("ge", i, convert(0))
         return (above, binary("lt", i, convert(size))) if isinstance(size, int) or is_const(size) else (above,)
 
     def reject_beside_updates(self) -> None:
-        """Raises parallel-order where a load or store surely meets an atomic update by another iteration."""
+        """Raise parallel-order where a load or store certainly meets an atomic update by another iteration."""
         for w in [x for x in self.accesses if isinstance(x.node, AddressOf)]:
             for x in self.accesses:
                 if isinstance(x.node, AddressOf) or x.buffer.data is not w.buffer.data:
@@ -226,7 +225,7 @@ class _Body:
                                 hint="use a second loop, or T.atomic_load and T.atomic_store where any order will do")
 
     def adds_up(self, r: _Access) -> bool:
-        """Whether a store updates the element that is read: F[i] = F[i] + x, which other passes sum over iterations."""
+        """Whether a store updates the element that is read: F[i] = F[i] + x, which other passes reduce over iterations."""
         same = [w for w in self.accesses if w.stores and w.step == r.step and w.buffer.data is r.buffer.data
                 and is_const(simplify(w.flat - r.flat), 0)]
         for w in same:
@@ -234,7 +233,7 @@ class _Body:
         return bool(same)
 
     def crossing(self, w: _Access, r: _Access) -> tuple[int, int] | None:
-        """(storing, reading) iterations that surely meet in one element; None where that does not show."""
+        """(storing, reading) iterations that certainly use one element; None where that cannot be decided."""
         if w.buffer.dtype != r.buffer.dtype:
             return None
         one, two, live_w, live_r = self.at(w.flat), self.at(r.flat), self.live(w.conds), self.live(r.conds)
@@ -244,9 +243,9 @@ class _Body:
         order = np.argsort(one[writers], kind="stable")
         places = one[writers][order]
         if w.sums and (places[1:] == places[:-1]).any():
-            return None  # the sum of several iterations, which one thread forms in order: what they read of it is known
+            return None  # a reduction over several iterations, which one thread forms in order: what they read of it is defined
         readers = np.flatnonzero(live_r)
-        for side, step in (("left", 0), ("right", -1)):  # the first and the last iteration that stores there
+        for side, step in (("left", 0), ("right", -1)):  # the first and the last iteration that stores to the element
             k = np.searchsorted(places, two[readers], side) + step  # type: ignore[call-overload]
             ok = (k >= 0) & (k < len(places))
             ok[ok] &= places[k[ok]] == two[readers[ok]]
@@ -258,7 +257,7 @@ class _Body:
         return None
 
     def at(self, e: Expr, others: bool = True) -> np.ndarray | None:
-        """In each iteration; None when it cannot be computed.  others: variables that are not the loop's count as 0."""
+        """The value of e in each iteration; None if it cannot be computed. others: variables from outside the loop are 0."""
         if contains(e, Load, Call) or e.dtype.lanes > 1:
             return None
         more = free_vars(e) - set(self.points)
@@ -271,7 +270,7 @@ class _Body:
             return None
 
     def live(self, conds: tuple[Expr | None, ...]) -> np.ndarray | None:
-        """The iterations that surely come through conditions; None when that does not show."""
+        """The iterations that certainly satisfy conditions; None when that cannot be decided."""
         out = np.ones(math.prod(self.extents), bool)
         for cond in conds:
             holds = None if cond is None else self.at(cond, False)

@@ -1,15 +1,17 @@
-"""Branches of single threads beside warp roles, in which threads read what others of the branch store.
+"""Split branches of single threads beside warp roles, where threads read what others of the branch store.
 
     if 96 <= tx and tx < 160:                    taken = 96 <= tx and tx < 160
         S[tx - 96] = v                    ->     if taken: S[tx - 96] = v
         L[0] = S[159 - tx]                       if taken: L[0] = S[159 - tx]
     with T.ws(0): ...                            with T.ws(0): ...
 
-Tile meaning and CPU follow each role by itself and let them meet around a statement on shared memory; within a branch they
-do not meet.  A loop whose iterations exchange values goes around the conditions, if all threads know its bounds.  On a device
-a barrier comes between the parts (split_divergent.py), with this pass as without it.  A store whose value another role may
-store over, `S[255 - tx] = S[tx]`, is parted from that value too, and from there on it is two statements.  A condition of all
-threads that reads shared memory is asked before what it decides, where that holds roles: one role would store while others ask.
+The reference interpreter and the CPU backend run each warp role separately and synchronise them around statements on shared
+memory, but not inside a branch; hence the split. A loop whose iterations exchange values is put around the conditions, if
+all threads know its bounds. On a device a barrier stands between the pieces (split_divergent.py), with or without this pass.
+
+A store whose value another warp role may overwrite, `S[255 - tx] = S[tx]`, becomes two statements: the read and the store.
+A uniform condition that reads shared memory is evaluated before a statement with warp roles that depends on it. Otherwise
+one warp role would store to that memory while others still evaluate the condition:
 
     while S[0] < 4:                          asked = S[0] < 4
         with T.ws(1): S[0] = S[0] + 1        while asked:
@@ -34,9 +36,11 @@ from ..framework.pass_ import TILE, PassContext, pass_
 
 @pass_(needs=TILE)
 def split_warp_role_branches(func: Func, cx: PassContext) -> Func:
-    """Take apart branches that some threads of several roles take, where two of their statements touch one shared buffer and
-    one of these stores (every target).  Branches with statements other than assignments, calls, branches and loops stay
-    whole, and so do those whose loops exchange values and are left early or end where each thread says.
+    """Split branches that some threads of several warp roles take, where two of their statements use one shared buffer and at
+    least one of them stores to it (every target).
+
+    Not split are branches with statements other than assignments, calls, branches and loops, and branches with a loop that
+    exchanges values and is left early or has a bound that differs between threads.
     """
     def launch(n: Any) -> Any:
         if not isinstance(n, Launch) or not any(isinstance(x, Call) and x.op == "in_warp_groups" for x in walk(n.body)):
@@ -53,7 +57,7 @@ class _Parts:
         self.written = {n.buffer.data for n in walk(launch.body) if isinstance(n, Store) and n.buffer.scope() == GLOBAL}
 
     def stmt(self, s: Stmt) -> Stmt:
-        """s where all roles come to it."""
+        """Rewrite a statement that all warp roles reach."""
         if isinstance(s, (If, For, While)) and self.asks_first(s):
             return self.stmt(_asked_first(s))
         if isinstance(s, Seq):
@@ -73,26 +77,26 @@ class _Parts:
         return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
 
     def asks_first(self, s: If | For | While) -> bool:
-        """Whether all threads ask memory in front of roles, which may store in it."""
+        """Whether all threads evaluate a condition on memory before warp roles that may store to it."""
         asked = (s.start, s.extent) if isinstance(s, For) else (s.cond,)
         return any(isinstance(n, Load) and (n.buffer.scope_name in SHARED or n.buffer.data in self.written)
                    for e in asked for n in walk(e)) and not any(map(self.divergence.divergent, asked)) and any(
                        isinstance(n, Call) and n.op == "in_warp_groups" for n in walk(s))
 
     def crosses(self, s: Store) -> bool:
-        """Whether the value of a store is read from memory of all roles at another place, where another thread may store."""
+        """Whether a store's value is read from another element of memory of all warp roles, where another thread may store."""
         return s.buffer.scope() in (*SHARED, GLOBAL) and any(
             isinstance(n, Load) and n.buffer.data is s.buffer.data
             and not (len(n.indices) == len(s.indices) and all(a.same(b) for a, b in zip(n.indices, s.indices)))
             for n in walk(s.value))
 
     def exchanges(self, s: Stmt | None) -> bool:
-        """Whether two statements of a way through s touch one shared buffer, one of them to store; or one does that crosses."""
+        """Whether two statements on a path through s use one shared buffer and one stores to it; or one statement `crosses`."""
         if isinstance(s, Store):
             return self.crosses(s)
         if isinstance(s, If):
             return self.exchanges(s.then) or self.exchanges(s.orelse)
-        if isinstance(s, (For, While)):  # an iteration may read what the one before stored, or store over it
+        if isinstance(s, (For, While)):  # an iteration may read or overwrite what the one before stored
             writes = _touched(s)[1]
             return bool(writes) and any(isinstance(n, Load) and n.buffer.data in writes for n in walk(s))
         if not isinstance(s, Seq):
@@ -108,7 +112,7 @@ class _Parts:
         return False
 
     def parted(self, s: If) -> Stmt:
-        """The statements of a branch, each under what was decided in front of the first."""
+        """The statements of a branch, each under the condition as it was before the first."""
         own = {x.var for x in walk(s) if isinstance(x, Bind)}
         if not self.exchanges(s) or not all(isinstance(x, _KNOWN) for x in _statements(s)) or not all(
                 self.goes_around(x, own) for x in walk(s) if isinstance(x, (For, While)) and self.exchanges(x)):
@@ -116,7 +120,7 @@ class _Parts:
         return seq(*self.ways(s, None), span=s.span)
 
     def goes_around(self, loop: For | While, own: set[Var]) -> bool:
-        """Whether all threads can run a loop of which some run the statements: the branch's values decide no bound."""
+        """Whether all threads can run a loop around the conditions: no bound depends on values of the branch."""
         if isinstance(loop, While) or loop.kind not in ("serial", "unroll"):
             return False
         bounds = loop.start, loop.extent
@@ -127,21 +131,21 @@ class _Parts:
         return self.divergence.divergent(e) or any(isinstance(x, (Load, Call)) for x in walk(e))
 
     def ways(self, s: If, pred: Expr | None) -> list[Stmt]:
-        """Both ways of a branch that threads come to where pred holds (None: all)."""
+        """Both arms of a branch that the threads with pred reach (None: all threads)."""
         taken = fresh("taken", "bool")
         out: list[Stmt] = [Bind(taken, s.cond if pred is None else logical("and", pred, s.cond), span=s.span)]
         out += self.under(s.then, taken)
         if s.orelse is not None:
             other: Expr = unary("not", taken)
             if pred is not None:
-                held = fresh("taken", "bool")  # from what was decided: the first way may change what s.cond reads
+                held = fresh("taken", "bool")  # evaluated before the arms: the first may change what s.cond reads
                 out.insert(1, Bind(held, logical("and", pred, other), span=s.span))
                 other = held
             out += self.under(s.orelse, other)
         return out
 
     def under(self, s: Stmt, pred: Expr) -> list[Stmt]:
-        """The statements of s, each where pred holds; values that they name are kept in private variables."""
+        """The statements of s, each under pred; values that they bind are kept in private variables."""
         out: list[Stmt] = []
         known: dict[Var, Expr] = {}
         for x in s.stmts if isinstance(s, Seq) else (s,):
@@ -166,7 +170,7 @@ class _Parts:
 
 
 def _asked_first(s: If | For | While) -> Stmt:
-    """s with its condition or bounds asked by a statement of its own; that of a while loop at the end of each way too."""
+    """s with its condition or bounds evaluated by a statement before it; for a while loop also at the end of each iteration."""
     if isinstance(s, While):
         kept = Buffer("asked", (1,), s.cond.dtype, VARIABLE, span=s.span)
         ask = Store(kept, (const(0),), s.cond, span=s.span)
@@ -178,7 +182,7 @@ def _asked_first(s: If | For | While) -> Stmt:
 
 
 def _before_continues(s: Stmt, first: Stmt) -> Stmt:
-    """The body of a loop with a statement in front of each `continue` of it."""
+    """The body of a loop with a statement before each `continue` of that loop."""
     if isinstance(s, Continue):
         return seq(first, s, span=s.span)
     if isinstance(s, Seq):
@@ -197,7 +201,7 @@ def _statements(s: Stmt) -> list[Stmt]:
 
 
 def _touched(s: Stmt) -> tuple[set[Var], set[Var]]:
-    """(shared memory that a statement touches, that it stores in)."""
+    """(shared memory that a statement uses, shared memory that it stores to)."""
     places = [n for n in walk(s) if isinstance(n, (Load, Store, AddressOf)) and n.buffer.scope_name in SHARED]
     return {n.buffer.data for n in places}, {n.buffer.data for n in places if not isinstance(n, Load)}
 

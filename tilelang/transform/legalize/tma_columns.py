@@ -1,8 +1,8 @@
-"""Which tiles of global memory TMA may not move because of the column they start at.
+"""Mark tiles of global memory that TMA must not move because of the column at which they start.
 
-The innermost coordinate of a box must be a multiple of 16 bytes: with any other the instruction faults on an H200 ("illegal
-instruction"), loads and stores alike, whatever the swizzle.  Other coordinates are free.  Copies and tile atomics whose
-first column is not surely such a multiple get attr `unaligned_columns`, which every way to TMA asks for (ops/tma.py,
+The innermost coordinate of a TMA box must be a multiple of 16 bytes. With any other coordinate loads and stores fault on an
+H200 ("illegal instruction"), whatever the swizzle. Other coordinates are free. Copies and tile atomics whose first column is
+not certainly such a multiple get the attr `unaligned_columns`. All code that chooses TMA tests this attr (ops/tma.py,
 ops/tma_store.py, ops/tma_copy.py).
 """
 
@@ -21,7 +21,7 @@ from ..framework.pass_ import TILE, PassContext, pass_
 
 @pass_(needs=TILE)
 def tma_columns(func: Func, cx: PassContext) -> Func:
-    """See the module's text.  Keeps the program's meaning."""
+    """See the module's text. Does not change what the program computes."""
     facts: dict[Expr, int] = {}
     for x in walk(func.body, Bind):
         if x.var.dtype.is_int:
@@ -36,7 +36,7 @@ def tma_columns(func: Func, cx: PassContext) -> Func:
 
 
 def unaligned_columns(r: Any, facts: dict[Expr, int]) -> bool:
-    """Whether a region of a global tensor may start at a column that is no multiple of 16 bytes.  facts: known divisors of
+    """Whether a region of a global tensor may start at a column that is not a multiple of 16 bytes. facts: known divisors of
     variables."""
     if not isinstance(r, Region) or r.buffer.scope_name != GLOBAL:
         return False

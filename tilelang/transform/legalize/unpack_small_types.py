@@ -1,4 +1,4 @@
-"""Element types narrower than a byte (int4, float4_e2m1fn) become ordinary ones: packed only in global memory."""
+"""Replace element types narrower than a byte (int4, float4_e2m1fn) by ordinary ones; only global memory stays packed."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _FP4_STEPS = ((">", 0.25, 0.5), (">=", 0.75, 0.5), (">", 1.25, 0.5), (">=", 1.75
 
 @pass_(needs=TILE)
 def unpack_small_types(func: Func, cx: PassContext) -> Func:
-    """Values of narrow types are held one an element outside global memory; tensors of them are bytes of two values.
+    """Hold each value of a narrow type in its own element outside global memory; packed tensors become bytes of two values.
 
     Before:  A: Tensor((M, N), "int4"); S = alloc_shared((8, 16), "int4"); T.copy(A[i, j], S)
     After:   A: Tensor((M, N // 2), "int8"); S = alloc_shared((8, 16), "int8")
              for r, c in Parallel(8, 16): S[r, c] = nibble (j + c) % 2 of A[i + r, (j + c) // 2], sign extended
-    Results are wrapped (int4) or rounded to nearest even (fp4) to the narrow type where they are made.  Whole bytes
-    are stored, by copies of an even number of columns that start at an even one.  Raises small-type for the rest.
+    Results are wrapped (int4) or rounded to nearest even (fp4) to the narrow type where they are computed. Only whole bytes
+    are stored, by copies of an even number of columns that start at an even column. Raises small-type for other stores.
     Elements of float4_e2m1fnx2 are bytes in every memory; their values are pairs of float16.
     """
     if not any(isinstance(x, Buffer) and x.dtype.base in WIDE or isinstance(x, Expr) and x.dtype.base in WIDE
@@ -49,7 +49,7 @@ class _Unpacking:
         self.vars: dict[Var, Var] = {}
         self.narrow: dict[Buffer, dtype] = {}  # new buffer -> its narrow type
         self.pairs: dict[Buffer, dtype] = {}  # new buffer of bytes -> its type of two values
-        self.bytes: dict[int, tuple[Expr, Expr]] = {}  # id of a pair read -> (the pair, its byte)
+        self.bytes: dict[int, tuple[Expr, Expr]] = {}  # id of the Load of a pair -> (the pair, its byte)
         self.views: dict[Var, Buffer] = {}  # storage of narrow values outside global memory
 
     def run(self) -> Func:
@@ -156,7 +156,7 @@ class _Unpacking:
         return out
 
     def byte_of(self, value: Expr) -> Expr:
-        """The byte of a pair of values of the narrow type, held in float16; that of a pair just read is not made again."""
+        """The byte of a pair of narrow values held in float16. A pair that was just read keeps its byte."""
         if id(value) in self.bytes:
             return self.bytes[id(value)][1]
         low, high = (code_of(v, dtype("float4_e2m1fn")) for v in lanes_of(value))
@@ -202,7 +202,7 @@ class _Unpacking:
         def converted(v: Expr) -> Expr:
             if into is None:
                 return cast(v, dst.dtype)
-            return v if self.narrow.get(src) == into else fitted(v, into)  # a value of the type needs no rounding
+            return v if self.narrow.get(src) == into else fitted(v, into)  # a value of the narrow type needs no rounding
 
         if self.packed(dst):
             return self.packed_store(op, src)
@@ -242,7 +242,7 @@ class _Unpacking:
 
 
 class _TileLoops:
-    """What lower_elementwise asks of a LowerContext, as statements of the tile program."""
+    """The functions of a LowerContext that lower_elementwise needs, here as statements of the tile program."""
 
     def parallel(self, extents: tuple[Any, ...], body: Callable[..., Stmt], span: Any = None, **_: Any) -> Stmt:
         at = tuple(fresh(n) for n in "ijklmnpq"[:len(extents)])
@@ -271,7 +271,7 @@ def wide(dt: dtype) -> dtype:
 
 
 def value_of(nibble: Expr, narrow: dtype) -> Expr:
-    """The value of a code (uint8, 0..15)."""
+    """The value of a 4-bit code (uint8, 0..15)."""
     if narrow == "uint4":
         return nibble
     if narrow == "int4":
@@ -285,7 +285,7 @@ def value_of(nibble: Expr, narrow: dtype) -> Expr:
 
 
 def code_of(value: Expr, narrow: dtype) -> Expr:
-    """The code (uint8, 0..15) of a value of the narrow type, held in its wide one."""
+    """The 4-bit code (uint8, 0..15) of a value of the narrow type, held in its wide type."""
     if narrow.is_int:
         return binary("bitand", cast(value, "uint8"), const(15, "uint8"))
     bits = call("reinterpret", (binary("mul", value, const(1 / 16384.0, "float16")),), dtype("uint16"))
@@ -295,8 +295,8 @@ def code_of(value: Expr, narrow: dtype) -> Expr:
 
 
 def fitted(value: Expr, narrow: dtype) -> Expr:
-    """A value brought into the narrow type: wrapped (integers; floats truncate first), or rounded to nearest even and
-    saturated (fp4; NaN becomes zero)."""
+    """A value converted to the range of the narrow type: wrapped (integers; floats truncate first), or rounded to nearest even
+    and saturated (fp4; NaN becomes zero)."""
     out = wide(narrow)
     if narrow.lanes > 1:
         whole = value if value.dtype.lanes > 1 else None
