@@ -1,1 +1,1 @@
-"""Questions about programs that several passes ask: effects, access tables, divergence, liveness."""
+"""Analyses of programs that several passes use: effects, access tables, divergence, liveness."""

@@ -1,8 +1,8 @@
-"""Which elements each thread touches: exact tables of index expressions, and whether two accesses can collide.
+"""Exact tables of the elements that each thread accesses, and the test whether two accesses can collide.
 
-An address is  table[thread, point] + sum of coefficient * term : points run over the loops of the access, terms are
-values that are the same for all threads and unknown here (block indices, sizes).  Two accesses whose terms are equal
-are compared by their tables, exactly; everything else counts as a collision.
+An address is  table[thread, point] + sum of coefficient * term. Points enumerate the loops of the access. Terms are values
+that are the same for all threads and unknown here (block indices, sizes). Two accesses with equal terms are compared
+exactly, by their tables; any other pair counts as a collision.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Tables:
     # ---- questions ----------------------------------------------------------------------------------------------
 
     def collide(self, a: Access, b: Access, how: Relation) -> bool:
-        """Whether two different threads may touch one element, one of them writing, a before b as `how` says."""
+        """Whether two different threads may access one element, at least one writing. a runs before b, as `how` says."""
         if a.buffer.data is not b.buffer.data or not (a.writes or b.writes):
             return False
         if a.update and b.update and not in_order(a, b, self.divergence):
@@ -58,7 +58,7 @@ class Tables:
         return hit
 
     def common(self, a: Access, b: Access, how: Relation) -> list[Loop]:
-        """Loops of which both are in the same iteration."""
+        """Loops for which both accesses are in the same iteration."""
         out: list[Loop] = []
         for x, y in zip(a.loops, b.loops):
             if x is not y or (how.carried and x is how.carried[0]):
@@ -67,13 +67,13 @@ class Tables:
         return out
 
     def rotates(self, loop: Loop, accesses: Iterable[Access]) -> bool:
-        """Whether the loop's variable picks slots: some index depends on it modulo a small number."""
+        """Whether the loop's variable selects slots of a ring: some index depends on it modulo a small number."""
         if loop.var is None:
             return False
         periods = [self.period(loop.var, (a,)) for a in accesses]
         return any(p is not None and 1 < p <= 24 for p in periods)
 
-    # ---- deciding -----------------------------------------------------------------------------------------------
+    # ---- collision test ---------------------------------------------------------------------------------------------
 
     def _collide(self, a: Access, b: Access, how: Relation, shared: list[Loop]) -> bool:
         if a.update and b.update and self.actor(a) == self.actor(b) is not None:
@@ -119,8 +119,8 @@ class Tables:
             if v is None or not self.uses(b, v):
                 continue
             if loop.count is not None and e >= loop.count:
-                return []  # the loop does not run that often
-            if loop.first is not None:  # else every value of b's table counts
+                return []  # the loop has fewer iterations
+            if loop.first is not None:  # otherwise every value in b's table counts
                 cases = [(fa, {**fb, v: loop.first + e}) for fa, fb in cases]
         if len(cases) > 512:
             raise Unknown
@@ -138,7 +138,7 @@ class Tables:
         raise Unknown
 
     def values(self, loop: Loop, accesses: tuple[Access, ...]) -> list[int] | None:
-        """Values of a loop variable that stand for all, None when it can only be kept as a term."""
+        """Values of a loop variable that represent all its values; None when it can only be kept as a term."""
         assert loop.var is not None
         period = self.period(loop.var, accesses)
         count, first = loop.count, loop.first
@@ -182,7 +182,7 @@ class Tables:
         return p
 
     def _linear(self, e: Expr, v: Var) -> bool:
-        """Whether e is an integer combination with v only in linear place."""
+        """Whether e is an integer linear combination in which v appears only linearly."""
         if v not in self.vars_of(e):
             return True
         if isinstance(e, Var):
@@ -194,7 +194,7 @@ class Tables:
         return False
 
     def vars_of(self, e: Expr) -> frozenset[Var]:
-        """Variables an expression depends on, bindings followed."""
+        """Variables an expression depends on, through bindings."""
         hit = self.roots.get(id(e))
         if hit is None:
             out: set[Var] = set()
@@ -207,7 +207,7 @@ class Tables:
         return hit[1]
 
     def actor(self, a: Access) -> int | None:
-        """The thread that makes an access, where its conditions let only one through."""
+        """The thread that makes an access, where its conditions admit only one."""
         if a not in self.actors:
             try:
                 mask = Evaluation(self, replace(a, indices=(), width=1), {}, frozenset()).mask()
@@ -229,7 +229,7 @@ class Tables:
         return self.prints[key]
 
     def meet(self, fa: Footprint, fb: Footprint, wa: int, wb: int, how: Relation, a: Access) -> bool:
-        """Whether an element of fb is in fa, of another thread."""
+        """Whether an element of fb is also in fa, accessed by another thread."""
         if any(np.size(k) == 0 for k in (*fa.keys, *fb.keys)):
             return False  # in a loop without iterations
         for ta, tb in zip(fa.terms, fb.terms):
@@ -256,7 +256,7 @@ class Tables:
         return bool(np.any((o >= 0) & ((o != tb_) | several[kb])))
 
     def flat(self, fa: Footprint, fb: Footprint, wa: int, wb: int) -> tuple[Any, Any, Any, Any]:
-        """(keys of a, threads of a, keys of b, threads of b) as one-dimensional arrays; equal key = equal element."""
+        """(keys of a, threads of a, keys of b, threads of b) as one-dimensional arrays; equal keys mean equal elements."""
         spans = []
         for x, y in zip(fa.keys[:-1], fb.keys[:-1]):
             low = min(int(x.min()), int(y.min()))
@@ -282,11 +282,11 @@ class Tables:
 
 
 def _one_place(a: Buffer, b: Buffer) -> bool:
-    """Whether equal indices of two buffers of one storage are the same element, and others are other ones."""
+    """Whether two buffers of one storage map equal indices to the same element, and different indices to different ones."""
     if a is not b and (a.shape, a.strides, a.offset, a.dtype.bits * a.dtype.lanes) != (
             b.shape, b.strides, b.offset, b.dtype.bits * b.dtype.lanes):
         return False
-    reach = 1  # elements that the dimensions of smaller strides reach over
+    reach = 1  # elements spanned by the dimensions of smaller strides
     dims = [(s, n) for s, n in zip(a.strides, a.shape) if isinstance(s, int) and isinstance(n, int) and n > 1]
     for stride, n in sorted((abs(s), n) for s, n in dims):
         if stride < reach:

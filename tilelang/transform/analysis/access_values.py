@@ -1,4 +1,4 @@
-"""Values of the index expressions and conditions of one access, for all threads and all turns of its loops at once."""
+"""Evaluate the index expressions and conditions of one access for all threads and all iterations of its loops at once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Unknown(Exception):
 
 @state
 class Value:
-    """table + sum of coefficient * term: whole numbers or truths per thread and turn, and unknowns that all threads share."""
+    """table + sum of coefficient * term: integers or booleans per thread and iteration, plus uniform unknowns."""
 
     table: Any  # ndarray or int
     terms: dict[Expr, int] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Value:
 
 @state
 class Footprint:
-    """Elements of an access: a key in each dimension, and which threads and turns come to it."""
+    """Elements of an access: a key in each dimension, and which threads and iterations access it."""
 
     keys: tuple[Any, ...]  # per dimension ndarray (threads, points)
     terms: tuple[dict[Expr, int], ...]
@@ -59,7 +59,7 @@ class Footprint:
 
 
 class Evaluation:
-    """Index expressions of one access as tables, loop variables enumerated on axes of their own."""
+    """Index expressions of one access as tables; each loop variable has an axis of its own."""
 
     def __init__(self, tables: Launched, access: Access, fixed: dict[Var, int], terms: frozenset[Var]) -> None:
         self.t, self.a = tables, access
@@ -109,7 +109,7 @@ class Evaluation:
             lane = (np.arange(self.t.num_threads) % 32 < self.a.lanes).reshape((-1,) + (1,) * (self.rank - 1))
             mask = self.full(lane)
         for c in self.a.conds:
-            # A condition on a variable that only stands for its residue says nothing.
+            # A variable in `residues` stands for all values of its residue, so a condition on it proves nothing.
             if self.t.vars_of(c) & self.residues:
                 continue
             try:
@@ -165,14 +165,14 @@ class Evaluation:
         return Value(0, {e: 1})
 
     def cast(self, e: Cast) -> Value:
-        """A value in another type.  Unknowns of 32 bits and more are taken to fit."""
+        """A value in another type. Unknowns of 32 bits and more are assumed to fit."""
         v = self.value(e.value)
         if keeps_value(e.value.dtype, e.dtype) or v.terms and e.dtype.is_int and e.dtype.bits >= 32:
             return v
         return self.term(e) if v.terms else Value(wrapped(v.table, e.dtype))
 
     def fitted(self, e: Expr, v: Value) -> Value:
-        """The value of e computed without end, as one of e's type."""
+        """The value of e, computed without overflow, wrapped to e's type."""
         if not may_wrap(e.dtype) or v.terms and e.dtype.bits >= 32:
             return v
         return self.term(e) if v.terms else Value(wrapped(v.table, e.dtype))

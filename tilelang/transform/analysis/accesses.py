@@ -1,4 +1,4 @@
-"""Accesses of a block's threads to memory that other threads see, and the loops around them."""
+"""Records of a block's accesses to memory that other threads see, and of the loops around them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilelang.ir.record import entity, record
 
 @record
 class Update:
-    """An atomic operation.  used: something is made of its result."""
+    """An atomic operation. used: its result is used."""
 
     family: str
     used: bool
@@ -19,7 +19,7 @@ class Update:
 
 @entity
 class Loop:
-    """A loop around an access.  var: None for while.  independent: its iterations are those of a parallel loop.  turns: the
+    """A loop around an access. var: None for while. independent: its iterations are those of a parallel loop. turns: the
     statement of a while loop."""
 
     var: Var | None
@@ -42,8 +42,8 @@ class Loop:
 class Access:
     """One access to memory that other threads can see.
 
-    indices: None when unknown (the whole buffer).  width: consecutive elements in the last dimension.  loops: around
-    it, outermost first.  conds: conditions under which it runs (those that are values of threads and loops help).
+    indices: None when unknown (the whole buffer). width: consecutive elements in the last dimension. loops: enclosing
+    loops, outermost first. conds: conditions under which it runs (only conditions on threads and loops are of use).
     """
 
     buffer: Buffer
@@ -56,8 +56,8 @@ class Access:
     conds: tuple[Expr, ...]
     is_async: bool
     span: Any
-    lanes: int = 32  # lanes of a warp whose address counts
-    signals: Buffer | None = None  # mbarrier that tells when it has happened (TMA loads)
+    lanes: int = 32  # lanes of a warp whose address is used
+    signals: Buffer | None = None  # mbarrier that signals its completion (TMA loads)
 
     @property
     def is_shared(self) -> bool:
@@ -67,10 +67,11 @@ class Access:
 
 @record
 class Relation:
-    """How the run of an earlier access relates to that of a later one.
+    """The loops that lie between a run of an earlier access and a run of a later one.
 
-    carried: (loop, iterations in between, None = unknown).  entered: loops that the later one is in and the earlier one
-    is not, or was in before, with the number of the iteration, where that is known.
+    carried: (loop, number of iterations in between; None = unknown), for runs in different iterations of a loop. entered:
+    loops that only the later access is in, or that the earlier one was in before, with the number of the iteration, where
+    that is known.
     """
 
     carried: tuple[Loop, int | None] | None = None

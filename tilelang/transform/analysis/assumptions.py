@@ -1,4 +1,4 @@
-"""What T.assume says of values that the host knows: it is checked at every call, so proofs may use it."""
+"""What T.assume states about values that the host knows. The host checks it at every call, so proofs may use it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tilelang.ir import Binary, Call, Const, Evaluate, Expr, Func, Launch, Load,
 
 
 def promises(func: Func) -> tuple[Expr, ...]:
-    """Conditions of T.assume outside of control flow that speak of scalar parameters and shape symbols alone."""
+    """Conditions of T.assume outside of control flow that mention only scalar parameters and shape symbols."""
     handles = {p for p, _ in func.buffers}
     known = {p for p in func.params if p not in handles and p.dtype.is_int}
     for _, b in func.buffers:
@@ -36,7 +36,7 @@ def _parts(e: Expr, out: list[Expr]) -> None:
 
 
 def promised(func: Func) -> tuple[Analyzer, dict[Expr, int]]:
-    """(an analyzer that knows the promises, divisors of the variables of which `x % n == 0` is promised)."""
+    """(an analyzer that knows the conditions, known divisors of variables for which `x % n == 0` is assumed)."""
     analyzer, divisors = Analyzer(), dict[Expr, int]()
     for e in promises(func):
         analyzer = analyzer.assuming(e)

@@ -1,9 +1,9 @@
-"""Which atomic operations of a block keep the order in which the program has them.
+"""Decide which atomic operations of a block must keep their program order.
 
     for i in T.Parallel(32):  T.atomic_min(S[i], x)         # all minima come first:
     for i in T.Parallel(128): T.atomic_add(S[i % 32], y)    # min(s, x) + y is not min(s + y, x)
 
-Turns of one statement that counts, and statements of one kind whose old values nobody looks at, come in any order.
+Iterations of one atomic addition, and commuting statements whose old values are not used, may run in any order.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from .divergence import Divergence
 
 
 def update_of(c: Call, s: Stmt) -> Update:
-    """What statement s does by an atomic call."""
+    """The update that statement s makes by an atomic call."""
     return Update(family(c.op), not (isinstance(s, Evaluate) and s.call is c))
 
 
 def waits(a: Access, divergence: Divergence) -> bool:
-    """Whether an atomic access looks for what other threads do: its result is used in a while loop that threads leave one by
-    one."""
+    """Whether an atomic access polls for what other threads do: a while loop that threads leave one by one uses its result."""
     turns = a.loops[-1].turns if a.loops else None
     return turns is not None and a.update is not None and a.update.used and divergence.left_one_by_one(turns)
 
 
 def in_order(a: Access, b: Access, divergence: Divergence) -> bool:
-    """Whether two atomic accesses of different threads to one element keep their order, a before b in the program."""
+    """Whether two atomic accesses of different threads to one element must keep their order, a before b in the program."""
     x, y = a.update, b.update
     assert x is not None and y is not None
     if any(map(divergence.divergent, a.conds)) and waits(a, divergence):
-        return False  # threads that go past may be those that it waits for: a barrier before what they do would hold them up
+        return False  # the threads that skip the loop may be those it waits for: a barrier before their code would deadlock
     if not commute(x.family, y.family):
         return True
     if x.family == "load" or not (x.used or y.used):
         return False
-    return a is not b and (a.span is None or a.span != b.span)  # old values: other statements come before or after all of it
+    return a is not b and (a.span is None or a.span != b.span)  # old values: all of one statement comes before all of the other
 
 
 def must_be_placed(a: Access, b: Access, divergence: Divergence) -> bool:
-    """Whether a program cannot be compiled where no barrier can stand between two accesses to shared memory that need one.
+    """Whether a program must be rejected where no barrier can stand between two accesses to shared memory that need one.
 
-    Threads that run apart may synchronise by atomics themselves: loads, stores and exchanges among each other, old values, and
-    what waits in a loop have no other order there than the one they make."""
+    Diverged threads may synchronise by atomics themselves. Loads, stores and exchanges among each other, operations whose
+    old value is used, and loops that wait have only the order that they make themselves, and are not rejected.
+    """
     x, y = a.update, b.update
     if x is None or y is None:
         return True
@@ -58,8 +58,8 @@ def must_be_placed(a: Access, b: Access, divergence: Divergence) -> bool:
 
 
 def as_iterations(body: Stmt, inner: Stmt, repeated: bool, span: Any) -> Stmt:
-    """What one thread does of a parallel loop, as a loop of one turn where the order of atomic operations in the body would
-    matter elsewhere: iterations have none.  repeated: a thread may have several of them."""
+    """A thread's code for a parallel loop, wrapped in a loop of one iteration where the order of atomic operations in the body
+    would otherwise matter: iterations have no order. repeated: a thread may run several iterations."""
     nodes = list(walk(body))
     alone = {id(x.call) for x in nodes if isinstance(x, Evaluate)}
     repeated = repeated or any(isinstance(x, (For, While)) for x in nodes)

@@ -1,10 +1,10 @@
-"""Slots that threads take by counting: the old value of an atomic addition is no other thread's.
+"""Slots that threads claim with a counter: the old value of an atomic addition is unique to a thread.
 
-    at = atomic_add(n, 1)        # no two threads, and no two turns of a loop, get one number
-    q[at] = x                    # so these stores never meet
+    at = atomic_add(n, 1)        # no two threads, and no two iterations of a loop, get the same number
+    q[at] = x                    # so these stores never collide
 
-That holds while the counter only grows.  Where it is set back by a plain store, a block barrier stands between that and the
-additions of other threads: place_sync sees to it, so only loops with such a store inside are left out.
+This holds while the counter only grows. Where a plain store resets it, place_sync puts a block barrier between the store and
+the additions of other threads. Therefore only loops that contain such a store are excluded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .accesses import Access, Relation
 
 
 class Claims:
-    """The claims of one launch.  binds: the values of its variables."""
+    """The claimed slots of one launch. binds: the values of its variables."""
 
     def __init__(self, launch: Launch, binds: dict[Var, Expr]) -> None:
         self.launch, self.binds = launch, binds
@@ -24,7 +24,7 @@ class Claims:
         self.loops: dict[Var, For] | None = None
 
     def apart(self, a: Access, b: Access, how: Relation) -> bool:
-        """Whether two accesses, a before b as `how` says, are in different slots whenever different threads make them."""
+        """Whether two accesses by different threads, a before b as `how` says, always go to different slots."""
         slots = self.slots(a)
         if not slots or a.width != 1 or b.width != 1:
             return False
@@ -35,7 +35,7 @@ class Claims:
         return how.carried is None or self.kept(how.carried[0].var, counter)
 
     def slots(self, a: Access) -> dict[int, tuple[Var, Var]]:
-        """Dimensions in which the index of an access is a claimed number: that, and the storage of its counter."""
+        """Dimensions in which an access is indexed by a claimed number: (that variable, the storage of its counter)."""
         out: dict[int, tuple[Var, Var]] = {}
         for k, i in enumerate(a.indices or ()):
             e = self.binds.get(i) if isinstance(i, Var) else None
@@ -45,7 +45,7 @@ class Claims:
         return out
 
     def only_grows(self, counter: Var) -> bool:
-        """Whether all that is done to it through its address is adding and reading."""
+        """Whether all uses of the counter's address are additions and reads."""
         if counter not in self.counts:
             self.counts[counter] = all(
                 _adds(x) or x.op == "atomic_load" for x in walk(self.launch.body, Call) if any(
@@ -53,7 +53,7 @@ class Claims:
         return self.counts[counter]
 
     def kept(self, var: Var | None, counter: Var) -> bool:
-        """Whether no plain store sets the counter back inside the loop of a variable."""
+        """Whether no plain store resets the counter inside the loop of a variable."""
         if self.loops is None:
             self.loops = {x.var: x for x in walk(self.launch.body, For)}
         loop = self.loops.get(var) if var is not None else None

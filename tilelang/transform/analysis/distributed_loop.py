@@ -1,4 +1,4 @@
-"""The state of a distributed loop while it is lowered, and walks over the memory accesses of its body."""
+"""The state of a parallel loop while it is distributed over threads, and walks over the memory accesses of its body."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .fragment_access import Grid, Touch, resolve
 class Loop:
     """A distributed loop while it is lowered.
 
-    vars: user's loop variables, bound to a point's coordinates.  base: variable of the first lane along the lane
-    dimension.  touches: how each fragment access resolves.  vloads / vstores: accesses moved to vectors around the
-    lane loop, to the staging array that replaces them.  values: what the bound coordinates equal.
-    loose: vectors may pass the end of a row, a run-time test picks between them and scalars.  scalar: that test failed.
+    vars: user's loop variables, bound to a point's coordinates. base: variable of the first lane along the lane
+    dimension. touches: how each fragment access resolves. vloads / vstores: accesses moved to vectors around the
+    lane loop, to the staging array that replaces them. values: what the bound coordinates equal.
+    loose: vectors may pass the end of a row; a run-time test selects vectors or scalars. scalar: the branch with scalars.
     """
 
     vars: tuple[Var, ...]
@@ -85,7 +85,7 @@ def accesses(body: Any) -> list[tuple[Any, list[tuple[Var, int]]]]:
 
 
 def in_order(n: Any, conditional: bool, out: list[tuple[Node, bool]]) -> None:
-    """Memory accesses below n in order of evaluation, with whether they may be skipped or repeated."""
+    """Memory accesses below n in order of evaluation, each with whether it may be skipped or repeated."""
     match n:
         case Store():
             for i in n.indices:
@@ -111,7 +111,7 @@ def in_order(n: Any, conditional: bool, out: list[tuple[Node, bool]]) -> None:
                 if hasattr(n, f):
                     in_order(getattr(n, f), conditional, inner)
             in_order(n.body, True, inner)
-            out.extend(inner * 2)  # a second round: what follows the loop body is its own beginning
+            out.extend(inner * 2)  # listed twice: the body's beginning follows its end
         case Node():
             short = getattr(n, "op", "") in ("and", "or")
             for f in fields_of(type(n)):
@@ -123,7 +123,7 @@ def in_order(n: Any, conditional: bool, out: list[tuple[Node, bool]]) -> None:
 
 
 def is_memory(buffer: Buffer) -> bool:
-    """Whether a buffer lies in memory that several threads see."""
+    """Whether a buffer is in memory that several threads see."""
     return buffer.scope_name in (GLOBAL, STATIC, DYNAMIC)
 
 

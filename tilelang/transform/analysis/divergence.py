@@ -22,8 +22,8 @@ class Divergence:
         self.vars: set[Var] = {v for v, n in zip(launch.thread_vars, launch.threads) if n > 1}
         self.locals: set[Var] = set()
         self.memo: dict[int, tuple[Expr, bool]] = {}
-        # Global memory that this kernel writes may be changed by other blocks between the reads of two threads.
-        self.launch = launch  # keeps the loads alive that `settled` knows by their ids
+        # Other blocks may change global memory that this kernel writes between the reads of two threads.
+        self.launch = launch  # keeps the loads alive whose ids are in `settled`
         self.unstable = _written(launch.body)
         self.settled = _settled(launch.body) if self.unstable else frozenset()
         while True:
@@ -58,7 +58,7 @@ class Divergence:
         return any(self.divergent(c) for c in children(e) if isinstance(c, Expr))
 
     def stmt(self, s: Stmt, some: bool) -> None:
-        """some: only some threads may get here."""
+        """Follow a statement. some: only some threads may get here."""
         match s:
             case Seq():
                 for x in s.stmts:
@@ -100,7 +100,7 @@ class Divergence:
                         self.locals.add(a.region.buffer.data)
 
     def addresses(self, e: Expr) -> None:
-        """Per-thread arrays written through an address hold divergent values; what is shared is one value for all."""
+        """Per-thread arrays written through an address hold divergent values; shared memory has one value for all threads."""
         for c in walk(e, Call):
             for k, a in enumerate(c.args):
                 if (isinstance(a, AddressOf) and a.buffer.scope_name.startswith("local")
@@ -108,7 +108,7 @@ class Divergence:
                     self.locals.add(a.buffer.data)
 
     def left_one_by_one(self, s: While) -> bool:
-        """Whether threads may go round a while loop a different number of times."""
+        """Whether threads may run a different number of iterations of a while loop."""
         leaves = [x.cond for x in walk(s.body, If) if contains(x, Break)]
         return any(map(self.divergent, (s.cond, *leaves)))
 
@@ -133,8 +133,8 @@ def _written(s: Stmt) -> set[Var]:
 
 
 def _settled(body: Stmt) -> frozenset[int]:
-    """ids of the loads of global memory that no block writes between the barriers of all blocks around them: threads read
-    the same there, however the values came about.  Barriers in loops and branches part nothing."""
+    """ids of the loads of global memory that no block writes between the surrounding grid barriers: all threads read the same
+    value there, whatever wrote it. Only grid barriers outside loops and branches count."""
     phases: list[list[Stmt]] = [[]]
     for s in _flat(body):
         if isinstance(s, Evaluate) and s.call.op == "sync_grid":

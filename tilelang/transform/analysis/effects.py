@@ -1,4 +1,4 @@
-"""What a statement touches: every access to memory, with its mode, whatever way it is made."""
+"""The memory accesses of a statement or expression, each with its mode (read, write, readwrite, atomic)."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _ARGUMENT_MODES = {
     "wgmma_pin": ("readwrite",),
     "wgmma_hold": ("read",),
 }
-# Operations that order threads or asynchronous work; nothing may be moved across them.
+# Operations that order threads or asynchronous work. No statement may be moved across them.
 SYNC_CALLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive", "sync_warp", "sync_grid",
                         "cp_async_commit", "cp_async_wait", "ptx_commit_group", "ptx_wait_group", "thread_return"))
-# Operations without effects whose value is not one for all threads and all times.
+# Operations without effects whose value depends on the thread or on when they run.
 _OF_THREADS = frozenset(("get_lane_idx", "get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx", "in_warp_groups",
                          "atomic_load"))
 
 
 @record
 class Effect:
-    """One access.  indices: of an element access, else None.  region: of a tile op's operand, else None.
+    """One access. indices: of an element access, else None. region: of a tile op's operand, else None.
 
-    mode: "read" | "write" | "readwrite" | "atomic".  node: the Load, Store, Call or TileOp that makes it.
+    mode: "read" | "write" | "readwrite" | "atomic". node: the Load, Store, Call or TileOp that makes it.
     """
 
     buffer: Buffer
@@ -83,7 +83,7 @@ def expr_effects(e: Node) -> Iterator[Effect]:
 
 
 def touches(e: Node) -> bool:
-    """Whether computing a value touches memory; kept on the node, which never changes."""
+    """Whether computing a value accesses memory. Cached on the node, which is immutable."""
     known = e._touches
     if known is None:
         known = isinstance(e, (Load, AddressOf)) or not isinstance(e, (Var, Buffer)) and any(map(touches, children(e)))
@@ -110,7 +110,7 @@ def _collect(e: Node, out: list[Effect]) -> None:
                 out.append(Effect(a.buffer, argument_mode(e, k), e, a.indices))
             else:
                 _inside(a, out)
-    elif isinstance(e, AddressOf):  # an address that escapes: anything may be done through it
+    elif isinstance(e, AddressOf):  # an address that escapes: any access through it is possible
         for i in e.indices:
             _inside(i, out)
         out.append(Effect(e.buffer, "readwrite", e, None))
@@ -125,8 +125,8 @@ def _inside(e: Node, out: list[Effect]) -> None:
 
 
 def own_effects(s: Stmt) -> tuple[Effect, ...]:
-    """Accesses a statement makes itself: conditions and bounds, but not the statements inside it; kept on the statement,
-    which never changes."""
+    """Accesses that a statement makes itself, in conditions and bounds too, but not those of nested statements. Cached on the
+    statement, which is immutable."""
     known: tuple[Effect, ...] | None = s._effects
     if known is None:
         known = tuple(_made_by(s))
@@ -181,8 +181,8 @@ def effects(s: Stmt) -> Iterator[Effect]:
 
 
 def acts(s: Stmt) -> bool:
-    """Whether running a statement is seen by anyone but its own block: global memory written, output, a failed assertion.
-    Of calls that are not known to be harmless it is assumed."""
+    """Whether a statement has an effect outside its block: global memory written, output, a failed assertion. Calls that are
+    not known to be harmless count as such."""
     if any(e.writes and e.buffer.scope_name == GLOBAL for e in effects(s)):
         return True
     for x in walk(s):
@@ -193,8 +193,8 @@ def acts(s: Stmt) -> bool:
 
 
 def fills_whole(s: Stmt) -> bool:
-    """Whether a statement writes one buffer alone, and all of it whatever it held: a whole tile op, or a store for each of
-    its elements in a parallel loop."""
+    """Whether a statement writes only one buffer, and overwrites all of it: a whole tile op, or a parallel loop that stores
+    each of its elements."""
     writes = [e for e in effects(s) if e.writes]
     if isinstance(s, TileOp):
         return len(writes) == 1 and writes[0].mode == "write" and writes[0].region is not None and writes[0].region.is_full
@@ -217,8 +217,8 @@ def is_sync(call: Any) -> bool:
 
 
 def hangs_on_threads(e: Node) -> bool:
-    """Whether a value may be another one for other threads that compute it, for fewer of them, or at another time: what lanes
-    tell each other, a thread's own numbers, changing memory read on purpose, functions whose text is not known here."""
+    """Whether a value may change when other threads compute it, fewer threads, or at another time: lane exchanges, thread
+    numbers, volatile reads of memory, functions whose source is unknown here."""
     for x in walk(e):
         if isinstance(x, Call):
             row = INTRINSICS.get(x.op)

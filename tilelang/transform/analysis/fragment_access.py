@@ -1,8 +1,8 @@
-"""Who executes an access to a fragment, and which register it is: decided exactly, from tables.
+"""Which threads execute an access to a fragment, and which register it uses: decided exactly, from tables.
 
-An access `F[f(i, j)]` inside a distributed loop is direct when every thread that executes a point owns the element it
-touches.  Then the register is a function of the loop variables only (short code, a compile-time constant once the
-register loops are unrolled).  An access that is not direct goes through shared memory (lower_parallel.py).
+An access `F[f(i, j)]` inside a distributed loop is direct when every thread that executes a point owns the element that the
+point accesses. Then the register is a function of the loop variables only (short code, a compile-time constant once the
+register loops are unrolled). An access that is not direct goes through shared memory (lower_parallel.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tilelang.ops.distribute import Distribution, index_values
 
 @record
 class Touch:
-    """Result of `resolve`.  register: index into the thread's local array.  None with `why` when not direct.
+    """Result of `resolve`. register: index into the thread's local array; None, with the reason in `why`, when not direct.
 
     repeated: several points of the loop write one element (an accumulation along a loop dimension).
     """
@@ -32,7 +32,7 @@ class Touch:
 
 
 class Grid:
-    """NumPy grids of all that a static loop nest binds: thread, register loops, lanes, loop variables, inner loops."""
+    """NumPy grids of all variables of a static loop nest: thread, register loops, lanes, loop variables, inner loops."""
 
     def __init__(self, dist: Distribution, loop_vars: tuple[Var, ...], thread: Var) -> None:
         self.dist, self.thread = dist, thread
@@ -70,7 +70,7 @@ class Grid:
 
 
 def resolve(frag: Any, buffer: Buffer, indices: tuple[Expr, ...], grid: Grid, is_write: bool) -> Touch:
-    """Whether buffer[indices], laid out as frag, is direct over the grid, and its register."""
+    """Whether buffer[indices], with layout frag, is direct over the grid, and its register."""
     known = _by_structure(frag, indices, grid, is_write)
     if known is not None:
         return Touch(known)
@@ -86,7 +86,7 @@ def resolve(frag: Any, buffer: Buffer, indices: tuple[Expr, ...], grid: Grid, is
     inside: Any = True if grid.valid is None else grid.valid
     for v, n in zip(values, frag.shape):
         if v.min() < 0 or v.max() >= n:
-            inside = inside & (v >= 0) & (v < n)  # never executed, by the condition around the access
+            inside = inside & (v >= 0) & (v < n)  # excluded by the condition around the access
     values = [np.clip(v, 0, n - 1) for v, n in zip(values, frag.shape)]
     at = np.broadcast_arrays(*values, np.asarray(inside), grid.env[grid.thread]) if values else []
     *at, mask, thread = at
@@ -111,18 +111,18 @@ def resolve(frag: Any, buffer: Buffer, indices: tuple[Expr, ...], grid: Grid, is
 
 
 def _picks_register(frag: Any, d: int, index: Expr, grid: Grid) -> bool:
-    """Whether an index that the loop does not determine (that of a loop around it, say) only chooses among registers of
-    the same threads: who owns the element does not depend on it."""
+    """Whether an index that the loop does not determine (for example that of an outer loop) only selects among registers of the
+    same threads, so that the owner of the element does not depend on it."""
     bound = {*grid.env, *grid.loop_vars}
     free = not any(x in bound for x in walk(index, Var))
     return free and all(m.to == REGISTER for m in frag.modes[d])
 
 
 def _by_structure(frag: Any, indices: tuple[Expr, ...], grid: Grid, is_write: bool) -> Expr | None:
-    """The register of an access that is direct because its digits are the loop's own; None when that does not show.
+    """The register of an access that is direct because its digits are those of the loop; None when that cannot be shown.
 
-    All threads must be told apart by the fragment's digits and copies: then a thread with the digits of an element owns
-    it.  For a write the loop has no further dimension, and the same copies: then all owners execute it, once.
+    The fragment's digits and replication must distinguish all threads: then a thread with the digits of an element owns
+    it. For a write the loop must have no further dimension, and the same replication: then each owner executes it once.
     """
     dist = grid.dist
     if dist.share is None or frag.threads != dist.threads:
@@ -159,8 +159,9 @@ def _by_structure(frag: Any, indices: tuple[Expr, ...], grid: Grid, is_write: bo
 def shared_elements(grid: Any, s: Store, conds: tuple[Expr, ...]) -> bool:
     """Whether several threads update one element by the store `X[i] = f(X[i], …)` under conditions.
 
-    False also for stores that do not read their element.  Of indices and conditions read from memory the best is taken where
-    X is memory, which the program shares out itself, and the worst where X is a fragment.
+    False also for stores that do not read their element. Indices and conditions that are read from memory are unknown: no
+    conflict is assumed where X is in memory, since the program itself distributes those updates, and a conflict is assumed
+    where X is a fragment.
     """
     if not any(y.buffer is s.buffer and y.indices == s.indices for y in walk(s.value, Load)):
         return False
@@ -203,7 +204,7 @@ def _points(grid: Grid) -> np.ndarray:
 
 
 def _repeats(element: np.ndarray, mask: np.ndarray, grid: Grid) -> bool:
-    """Whether two points of the iteration space touch one element."""
+    """Whether two points of the iteration space access one element."""
     mask = np.broadcast_to(mask, grid.shape)
     point = np.broadcast_to(_points(grid), grid.shape)[mask]
     return meets_several(np.broadcast_to(element, grid.shape)[mask], point)
@@ -222,7 +223,7 @@ def _all_owners_write(element: np.ndarray, mask: np.ndarray, thread: np.ndarray,
     distinct = 1 + (np.diff(np.sort(owners[:, elements], axis=0), axis=0) != 0).sum(axis=0)
     if np.any(writers != distinct):
         return False
-    # The same number of writes by each writer of an element: with writers == owners nobody misses one.
+    # Each writer of an element makes the same number of writes: with writers == owners, no owner misses one.
     low = np.full(int(elements.max()) + 1 if len(elements) else 1, np.iinfo(np.int64).max)
     high = np.zeros_like(low)
     np.minimum.at(low, per_element, counts)
@@ -239,7 +240,7 @@ def _all_owners_write(element: np.ndarray, mask: np.ndarray, thread: np.ndarray,
 
 
 def _formula(frag: Any, indices: tuple[Expr, ...], grid: Grid) -> Expr:
-    """The layout's own formula, in terms of the thread and the register loops: there the thread drops out, and the
+    """The register by the layout's own formula, in terms of the thread and the register loops. The thread cancels out, and the
     register is a constant once the loops are unrolled."""
     env = {v: (0, n - 1) for v, n in grid.loops} | {grid.thread: (0, grid.dist.threads - 1)}
     where = dict(zip(grid.loop_vars, grid.dist.indices))

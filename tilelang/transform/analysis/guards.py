@@ -1,4 +1,4 @@
-"""Guards: the conditions under which an access of a global buffer stays inside it, less what is proven."""
+"""Bounds guards of global accesses: the conditions under which an access is inside its buffer, without the proven ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tilelang.ir import Broadcast, Const, Expr, Ramp, Shuffle, binary, cast, con
 
 def bounds_guard(analyzer: Analyzer, shape: tuple[Any, ...], indices: tuple[Expr, ...],
                  skip: int | None = None) -> Expr | None:
-    """0 <= index < extent in every dimension (except `skip`), leaving out what analyzer proves; None: all proven.
+    """0 <= index < extent in every dimension (except `skip`), without what analyzer proves; None: all proven.
 
-    Each dimension separately: an index past the end of a row does not reach into the next row.
+    Each dimension is tested separately: an index past the end of a row does not reach into the next row.
     """
     out: Expr | None = None
     for d, (index, extent) in enumerate(zip(indices, shape)):
@@ -42,7 +42,7 @@ def vector_lanes_of(indices: tuple[Expr, ...]) -> list[tuple[Expr, ...]]:
 
 
 def tile_indices(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """Indices of a tile in int32, which is enough for one: formulas of layouts put indices together as they stand."""
+    """Indices of a tile, narrowed to int32: a tile never needs more, and layout formulas combine indices of one type."""
     def narrow(i: Expr) -> Expr:
         if isinstance(i, Ramp):
             base, stride = narrow(i.base), narrow(i.stride)

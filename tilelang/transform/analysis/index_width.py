@@ -1,4 +1,4 @@
-"""64-bit indices for tensors with dimensions longer than 32 bits count, also through names bound to parts of them."""
+"""Compute indices of dimensions that may exceed 32 bits in 64 bits, also where they are bound to names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilelang.ir import (I64, AddressOf, Bind, Binary, Buffer, Cast, Expr, Func,
                          binary, free_vars, replace, rewrite, walk, GLOBAL)
 from tilelang.ir.expr import COMPARISONS
 
-PADDING = 2**24  # a tile at the end of a dimension reaches this far past it at most
+PADDING = 2**24  # the largest distance by which an edge tile reaches past the end of a dimension
 _ACCESS = (Load, Store, AddressOf)
 
 
@@ -18,8 +18,8 @@ def widen_indices(func: Func) -> Func:
     """Compute the indices of long dimensions in 64 bits.
 
     Before:  i: int32 = bx * 1024 + tx; A[i]       After:  i = …; i_64: int64 = int64(bx) * 1024 + int64(tx); A[i_64]
-    for A with 2^31 elements or more in that dimension.  A name that such an index reads gets a twin of 64 bits;
-    comparisons and conversions of it read the twin too, everything else keeps the 32-bit value.
+    for A with 2^31 elements or more in that dimension. A name that such an index reads gets a 64-bit twin. Comparisons and
+    conversions of the name read the twin too; all other uses keep the 32-bit value.
     """
     wanted = [i for n in walk(func.body, *_ACCESS, Region) for i in _long_indices(n)]
     if not wanted:

@@ -1,4 +1,4 @@
-"""Is the value of a buffer still needed?  Backward liveness of one storage over structured statements."""
+"""Backward liveness of one storage over structured statements: whether its value may still be read."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .effects import Effect, effects, own_effects
 
 
 class Liveness:
-    """Liveness of the memory `storage` inside `body`: nothing of it is needed after `body`.
+    """Liveness of the memory `storage` inside `body`; the value is dead after `body`.
 
-    out[id(stmt)]: whether a value it holds after stmt may be read later.  A write kills only when it covers the
-    whole buffer, so the answer errs towards "needed".
+    out[id(stmt)]: whether a value that it holds after stmt may be read later. Only a write that covers the whole buffer
+    ends a live range, so the answer is conservative: "live" where unsure.
     """
 
     def __init__(self, storage: Var, body: Stmt) -> None:
@@ -63,7 +63,7 @@ class Liveness:
     def loop(self, body: Stmt, after: bool, runs: bool) -> bool:
         kept = self.leave, self.again
         first = False
-        for _ in range(2):  # the second round sees what the next iteration needs; it is then stable
+        for _ in range(2):  # the second pass sees what the next iteration reads; a third would change nothing
             self.leave, self.again = after, after or first
             first = self.before(body, after or first)
         self.leave, self.again = kept

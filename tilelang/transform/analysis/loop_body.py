@@ -1,4 +1,4 @@
-"""The body of a parallel loop before it is distributed: `continue`, index bindings, carried values."""
+"""Prepare the body of a parallel loop for distribution: remove `continue`, inline index bindings, reject carried values."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from .distributed_loop import in_order
 
 
 def inline_index_binds(body: Stmt) -> Stmt:
-    """Scalar integer bindings made of loop variables only are written where they are used: accesses then show how
-    they depend on the loop."""
+    """Substitute scalar integer bindings of loop variables, so that accesses show how they depend on the loop."""
     names: dict[Any, Any] = {}
 
     def pure(e: Expr) -> bool:
@@ -44,7 +43,7 @@ def inline_index_binds(body: Stmt) -> Stmt:
 
 
 def drop_continue(body: Stmt) -> Stmt:
-    """`continue` of the parallel loop itself, turned into conditions around what follows it."""
+    """Turn `continue` of the parallel loop itself into conditions around the statements that follow it."""
     if not contains(body, Continue):
         return body
     return seq(*_without_continue(list(stmts_of(body))))
@@ -78,7 +77,7 @@ def _without_continue(stmts: list[Stmt]) -> list[Stmt]:
         elif orelse and _ends(orelse):
             then_new, else_new = _without_continue(then + rest), _without_continue(orelse)
         else:
-            # Neither branch always leaves: what follows is written in both.
+            # No branch ends on every path: the statements that follow are copied into both.
             then_new, else_new = _without_continue(then + rest), _without_continue(orelse + rest)
         if then_new:
             out.append(If(s.cond, seq(*then_new), seq(*else_new) if else_new else None, span=s.span))
@@ -93,7 +92,7 @@ def _ends(stmts: list[Stmt]) -> bool:
 
 
 def reject_carried(body: Stmt, span: Any) -> None:
-    """Raise parallel-carried where a variable outlives an iteration (`break` is refused before)."""
+    """Raise parallel-carried where a variable outlives an iteration (`break` was rejected before)."""
     order: list[tuple[Node, bool]] = []
     in_order(body, False, order)
     own = {x.buffer for x in walk(body, Alloc)}

@@ -1,4 +1,4 @@
-"""What a user's T.Pipelined asks for: stages, order and stage lists, and whether they fit the loop body."""
+"""What a user's T.Pipelined asks for (stages, order and stage lists), and whether it fits the loop body."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_pipelined(s: For) -> bool:
 
 
 def wanted_stages(s: For) -> int | tuple[Any, Any]:
-    """num_stages, or the (order, stage) lists.  Raises "pipeline-arguments"."""
+    """num_stages, or the (order, stage) lists. Raises "pipeline-arguments"."""
     order = s.plan.order or s.plan.software_pipeline_order
     stage = s.plan.stage or s.plan.software_pipeline_stage
     if stage is not None:
@@ -40,11 +40,11 @@ def wanted_stages(s: For) -> int | tuple[Any, Any]:
 
 
 def scheduled_lists(s: For, parts: Body, order: Any, stage: Any) -> tuple[list[int], list[int]]:
-    """(stage, order) per item.  Raises "pipeline-annotation" for lists that do not fit the body."""
+    """(stage, order) per item. Raises "pipeline-annotation" for lists that do not fit the body."""
     lists: dict[str, list[int]] = {}
     for name, given in (("order", order), ("stage", stage)):
         values = [int(v) for v in (given if given is not None else range(len(stage)))]
-        if len(values) == len(parts.listed):  # counts pure bindings too: their entries are ignored
+        if len(values) == len(parts.listed):  # the lists count pure bindings too: their entries are ignored
             values = [v for v, k in zip(values, parts.listed) if k is not None]
         if len(values) != len(parts.items):
             raise error("pipeline-annotation",
@@ -66,7 +66,7 @@ def scheduled_lists(s: For, parts: Body, order: Any, stage: Any) -> tuple[list[i
 
 
 def check_flow(s: For, items: list[Item], stage: list[int], order: list[int]) -> None:
-    """Raises "pipeline-order" when a consumer would run before its producer of the same iteration."""
+    """Raise "pipeline-order" when a consumer would run before its producer of the same iteration."""
     for v in violations(items, stage, order, {e.storage: 1 << 30 for x in items for e in x.effects}):
         if not v.flow:
             continue

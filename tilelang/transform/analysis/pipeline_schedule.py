@@ -1,7 +1,7 @@
-"""Software pipelines as schedules: which iteration each statement of a loop body works on, and whether that is right.
+"""Schedules of software pipelines: which iteration each statement of a loop body works on, and whether that is correct.
 
-A schedule gives every scheduled statement i of the body a stage s_i and an order o_i.  Step u of the pipeline runs, in
-the order o, statement i for iteration u - s_i.  A dependence from (i, iteration a) to (j, iteration a+d) is kept iff
+A schedule gives every scheduled statement i of the body a stage s_i and an order o_i. Step u of the pipeline runs, in
+the order o, statement i for iteration u - s_i. A dependence from (i, iteration a) to (j, iteration a+d) is kept iff
     s_i < s_j + d   or   s_i == s_j + d and o_i < o_j.
 A buffer with V versions (slot = iteration mod V) has dependences only between iterations a multiple of V apart.
 """
@@ -32,11 +32,11 @@ class Item:
 
 @state
 class Body:
-    """A loop body taken apart.
+    """The statements of a loop body by kind.
 
-    items: scheduled statements in source order.  pure: bindings that may be computed anywhere in their iteration; late: those
-    of their variables that stand for values of scheduled bindings, and so come behind them.
-    allocs: allocations that may move in front of the loop.  listed: per source statement that a user's order/stage
+    items: scheduled statements in source order. pure: bindings that may be computed anywhere in their iteration. late:
+    pure variables whose values depend on scheduled bindings, and so must follow those.
+    allocs: allocations that may move before the loop. listed: per source statement that a user's order/stage
     list may count, the item's index or None for a pure binding.
     """
 
@@ -91,9 +91,9 @@ def loop_items(stmts: Iterable[Stmt]) -> Body:
 
 
 def violations(items: list[Item], stage: list[int], order: list[int], versions: dict[Var, int]) -> list[Violation]:
-    """Dependences that a schedule breaks; empty when it computes what the loop computes.
+    """Dependences that a schedule breaks; empty when the schedule computes what the loop computes.
 
-    versions: storage -> number of versions, for buffers that hold nothing across iterations.
+    versions: storage -> number of versions, for buffers that carry nothing across iterations.
     """
     out: list[Violation] = []
     for i, a in enumerate(items):
@@ -104,7 +104,7 @@ def violations(items: list[Item], stage: list[int], order: list[int], versions: 
             for storage, name, flow in _conflicts(a, b):
                 v = versions.get(storage, 1)
                 kept = _before(i, j, 0, stage, order) if i != j else True
-                # The same pair one lap later: a conflict from b in iteration x to a in iteration x + v.
+                # The same pair when the slot is reused: a conflict from b in iteration x to a in iteration x + v.
                 lap = _before(j, i, v, stage, order) and _before(i, j, v, stage, order)
                 if not kept or not lap:
                     out.append(Violation(i, j, name, storage, flow and not kept))
@@ -112,12 +112,12 @@ def violations(items: list[Item], stage: list[int], order: list[int], versions: 
 
 
 def _before(i: int, j: int, distance: int, stage: list[int], order: list[int]) -> bool:
-    """Whether item i in iteration a is run before item j in iteration a + distance."""
+    """Whether item i in iteration a runs before item j in iteration a + distance."""
     return stage[i] < stage[j] + distance or (stage[i] == stage[j] + distance and order[i] < order[j])
 
 
 def _conflicts(a: Item, b: Item) -> list[tuple[Var, str, bool]]:
-    """Storages that both touch, one of them writing: (storage, name, whether a writes what b reads)."""
+    """Storages that both access, at least one writing: (storage, name, whether a writes what b reads)."""
     found: dict[Var, tuple[str, bool]] = {}
     for x in a.effects:
         for y in b.effects:
@@ -128,7 +128,7 @@ def _conflicts(a: Item, b: Item) -> list[tuple[Var, str, bool]]:
 
 
 def stage_span(items: list[Item], stage: list[int], storage: Var) -> int:
-    """Stages between the first and the last statement that touches a storage, plus one."""
+    """Number of stages from the first to the last statement that accesses a storage."""
     at = [stage[i] for i, x in enumerate(items) if x.touches(storage)]
     return max(at) - min(at) + 1 if at else 1
 

@@ -1,7 +1,7 @@
-"""Control flow between the products of a launch and what touches their accumulators and A operands in registers.
+"""Control-flow graph of the wgmmas of a launch and of all statements that access their registers.
 
-Nodes are runs of products, pins, waits, and ordinary statements without any of these inside; assign_accumulator_registers and
-keep_in_registers follow values through them.
+The registers are accumulators and A operands. Nodes are runs of wgmmas, pins, waits, commits, and ordinary statements that
+contain none of these. assign_accumulator_registers and keep_in_registers follow values through this graph.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from .effects import Effect, effects, own_effects
 
 _FLOW = (Break, Continue)
 _WAITING = frozenset(("wgmma_wait", "wgmma_commit", "thread_return"))
-NEVER = 99  # groups committed since the last product of a buffer, when none is under way
+NEVER = 99  # value of "groups committed since the last wgmma of a buffer" when none is in flight
 
 
 @state
 class Node:
-    """One statement without products, waits, pins and jumps inside, or a run of products."""
+    """One statement that contains no wgmma, wait, pin or jump, or one run of wgmmas."""
 
     stmts: tuple[Stmt, ...] = ()
-    kind: str = ""  # "products" | "pin" | "wait" | "commit" | "alloc" | "" (ordinary)
+    kind: str = ""  # "products" (wgmmas) | "pin" | "wait" | "commit" | "alloc" | "" (ordinary)
     reads: frozenset[Var] = frozenset()
     writes: frozenset[Var] = frozenset()
     after: list[int] = field(default_factory=list)
     form: Form | None = None
-    loop: int = 0  # the innermost loop that is no part of a node; 0: none
+    loop: int = 0  # the innermost enclosing loop that is not itself inside a node; 0: none
 
 
 class Graph:
-    """Control flow between the statements that matter.  storages: those looked at; find_form: the form of a loop."""
+    """Control flow between the statements that access `storages`. find_form: the register form of a loop."""
 
     def __init__(self, storages: frozenset[Var], find_form: Callable[[Stmt], Form | None] = register_form) -> None:
         self.storages, self.find_form = storages, find_form
-        self.around: list[int] = [0]  # for each loop by its number: the one that it stands in
+        self.around: list[int] = [0]  # for each loop number: the number of the enclosing loop
         self._in = 0
         self.nodes: list[Node] = []
-        self.loops: list[tuple[int, list[int]]] = []  # (where an iteration ends, nodes that leave)
+        self.loops: list[tuple[int, list[int]]] = []  # (node at which an iteration ends, nodes that break out)
 
     def node(self, *stmts: Stmt, kind: str = "", touched: tuple[Effect, ...] = (), before: list[int] | None = None) -> int:
         seen = [e for e in touched if e.storage in self.storages]
@@ -54,7 +54,7 @@ class Graph:
         return len(self.nodes) - 1
 
     def build(self, s: Stmt, before: list[int]) -> list[int]:
-        """Adds a statement behind nodes; returns those that it ends with."""
+        """Add a statement after the nodes `before`; return the nodes at which it ends."""
         match s:
             case Seq():
                 return self._sequence(s.stmts, before)
@@ -115,7 +115,7 @@ class Graph:
         return [end, *left] if runs else [head, end, *left]
 
     def hot(self) -> set[int]:
-        """Numbers of the innermost loops with products."""
+        """Numbers of the innermost loops with wgmmas."""
         found = {n.loop for n in self.nodes if n.kind == "products"} - {0}
         outer: set[int] = set()
         for k in found:
@@ -124,11 +124,11 @@ class Graph:
         return found - outer
 
     def _own(self, s: Stmt, before: list[int]) -> int:
-        """What a condition or a bound reads."""
+        """Add a node for the reads of a condition or a bound."""
         return self.node(touched=own_effects(s), before=before)
 
     def _plain(self, s: Stmt) -> bool:
-        """Whether a statement is one node: no product, wait, pin or declaration of those looked at, and no jump, is in it."""
+        """Whether a statement is one node: it contains no wgmma, wait, pin or jump, and declares none of the storages."""
         for x in statements(s):
             if isinstance(x, _FLOW) or isinstance(x, Alloc) and x.buffer.data in self.storages:
                 return False
@@ -138,7 +138,7 @@ class Graph:
 
 
 def needed(n: Node, b: Buffer) -> bool:
-    """Whether products read what the registers held: as A, by adding to them, or by leaving some as they are."""
+    """Whether wgmmas read the previous content of the registers: as A, by adding to them, or by leaving some unchanged."""
     held: set[int] = set()
     for s in n.stmts:
         c, a, _, keep = s.call.args  # type: ignore[attr-defined]
@@ -154,7 +154,7 @@ def needed(n: Node, b: Buffer) -> bool:
 
 
 def running_after(n: Node, product: bool, running: int) -> int:
-    """Groups committed since the last product of a buffer, NEVER when none is under way; product: n is one of it."""
+    """Groups committed since the last wgmma of a buffer, NEVER when none is in flight. product: n is such a wgmma."""
     if product:
         return 0
     if n.kind == "commit" and running != NEVER:
@@ -165,8 +165,10 @@ def running_after(n: Node, product: bool, running: int) -> int:
 
 
 def states(graph: Graph, start: Any, step: Callable[[int, Any], Any], meet: Callable[[Any, Any], Any]) -> list[Any]:
-    """What holds in front of each node: `start` before the first, `step` gives what holds behind one, `meet` what holds on two
-    paths.  None: never reached."""
+    """Solve a forward dataflow problem: what holds before each node.
+
+    start: what holds before the first node. step: gives what holds after a node. meet: joins two paths. None: never reached.
+    """
     out: list[Any] = [None] * len(graph.nodes)
     out[0] = start
     todo = [0]

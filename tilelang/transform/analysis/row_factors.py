@@ -1,11 +1,11 @@
-"""Factors that the elements of a row have in common: computed once a row, apart from the loop over the elements.
+"""Compute factors that all elements of a row share once per row, outside the loop over the elements.
 
     for i, j in Parallel(128, 128):                     for i in Parallel(128): f[i] = row[i] * s
         C[i, j] += P[i, j] * (row[i] * s)        ->     for i, j in Parallel(128, 128): C[i, j] += P[i, j] * f[i]
 
-What makes the factors may then stand where there is time for it, and what they are made of may be loaded anew at once.
-Only whole factors of a product are taken: the sums around them are contracted with what they were contracted with, so that
-every element keeps its bits.
+The loop that computes the factors can be scheduled earlier, and the buffers that it reads can be reloaded right after it.
+Only whole factors of a multiplication are moved. Additions and the multiplications they are fused with (FMA) stay the same,
+so every element keeps its bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MADE_OF = (Binary, Cast, Const, Load, Select, Unary, Var)
 def row_factors(s: Stmt, known: Sequence[Buffer], pure: list[Bind]) -> tuple[Stmt, list[tuple[Buffer, Stmt]]]:
     """(the loop with its factors read from fragments, [(fragment, loop that fills it)]); (s, []) when it has none.
 
-    known: the fragments that factors may be made of, one of them at least.  pure: bindings without loads that the loop may use.
+    known: the fragments that factors may read; a factor reads at least one. pure: bindings without loads that the loop may use.
     """
     if not isinstance(s, Parallel) or not isinstance(s.body, Store) or len(s.vars) < 2:
         return s, []
@@ -62,7 +62,7 @@ class _Factors:
         return out
 
     def row(self, e: Expr) -> int | None:
-        """Which variable of the loop a factor depends on, alone; None for what is no factor worth computing."""
+        """The number of the only loop variable that a factor depends on; None for factors that are not moved."""
         nodes = list(walk(e))
         if not isinstance(e, Binary) or not e.dtype.is_float or e.dtype.lanes != 1 or any(
                 not isinstance(x, _MADE_OF) and not isinstance(x, Buffer) for x in nodes):

@@ -1,4 +1,4 @@
-"""Small builders of statements and copies of them, for passes."""
+"""Functions that build and copy statements, for passes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from tilelang.ir import (Alloc, Bind, Call, Evaluate, Expr, For, Parallel, Seq, Stmt, Var, call, fresh, replace, stmts_of,
                          substitute, walk)
 
-# Calls that all threads of a block wait at.
+# Calls at which all threads of a block wait.
 BARRIERS = frozenset(("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid"))
 
 
@@ -31,7 +31,7 @@ def rename(stmts: list[Stmt]) -> list[Stmt]:
 
 
 def barrier(s: Stmt) -> Stmt:
-    """A block barrier, at the place of the statement that needs it."""
+    """A block barrier, with the span of the statement that needs it."""
     return Evaluate(call("sync_threads", (), "void"), span=s.span)
 
 

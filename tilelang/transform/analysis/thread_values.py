@@ -1,7 +1,7 @@
-"""Which values differ between the threads of a block, or of warp groups of their own, at each place of a program.
+"""Which values differ between the threads of a block, or of a branch by warp group, at each point of a program.
 
-Private arrays and variables are followed element by element and in the order of the statements: what a thread stored last
-counts.  Values that memory or a vote of the block gives are one for all threads, as long as all ask for the same element.
+Private arrays and variables are followed element by element and in execution order: the last store counts. Values from memory
+and from votes of the block are the same for all threads, as long as all read the same element.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ VARIES, it may differ between the threads."""
 
 @state
 class Values:
-    """What is known at a place of the program.
+    """What is known at one point of the program.
 
-    launch, groups: whose threads run it (None: host code, one thread).  varying: variables that differ between them.
-    known: variables whose number is known.  plain: those that are made of numbers alone.  swapped: those that are
-    T.shfl_xor of something.  iteration: an iteration of T.Parallel, whose atomics are its own.
+    launch, groups: the threads that run it (None: host code, one thread). varying: variables that differ between them.
+    known: variables whose number is known. plain: variables computed from numbers alone. swapped: variables that are
+    T.shfl_xor of a value. iteration: inside an iteration of T.Parallel, where an atomic's result belongs to the iteration.
     """
 
     launch: Launch | None = None
@@ -65,7 +65,7 @@ class Values:
     # ---- values
 
     def bind(self, v: Var, e: Expr) -> None:
-        """v is e from here on."""
+        """v equals e from here on."""
         if self.varies(e):
             self.varying.add(v)
         else:
@@ -81,7 +81,7 @@ class Values:
             self.swapped[v] = e
 
     def value(self, e: Any) -> Any:
-        """The number or the lanes that an expression is; None where that is not known."""
+        """The number, or the value per lane, of an expression; None where unknown."""
         if not isinstance(e, Expr):
             return e
         if isinstance(e, Const):
@@ -96,7 +96,7 @@ class Values:
             return None
 
     def answer(self, cond: Expr) -> bool | None:
-        """What a condition is for all threads that are here, None where that is known only when the program runs."""
+        """The value of a condition for all threads that are here; None where only the run of the program decides it."""
         got = {holds_in(cond, g) for g in self.groups}
         if len(got) == 1 and None not in got:
             return got.pop()
@@ -104,7 +104,7 @@ class Values:
         return None if value is None or np.ndim(value) else bool(value)
 
     def mixed(self, cond: Expr) -> bool:
-        """Whether a condition tells the warp groups apart that are here."""
+        """Whether a condition differs between the warp groups that are here."""
         return len({holds_in(cond, g) for g in self.groups}) > 1
 
     def varies(self, e: Any) -> bool:
@@ -137,7 +137,7 @@ class Values:
         if e.op.startswith("get_") or e.op in ("elect_one", "shuffle_elect"):
             return True
         if e.op.startswith("atomic_") and e.op != "atomic_load" and not self.iteration:
-            return True  # each thread has the old value of its own turn
+            return True  # each thread gets the old value of its own update
         if row is not None and row.effect == WARP and self.threads <= _LANES:
             if e.op in ("any_sync", "all_sync", "ballot_sync", "ballot", "match_all_sync"):
                 return False
@@ -156,7 +156,7 @@ class Values:
         return False
 
     def _one(self, e: Any) -> bool:
-        """Whether an expression of thread numbers is one number all the same."""
+        """Whether an expression of thread numbers still has only one value."""
         if not isinstance(e, Expr) or not e.dtype.is_int and not e.dtype.is_bool or e.dtype.lanes != 1:
             return False
         if contains(e, Load, Call, AddressOf):
@@ -168,12 +168,12 @@ class Values:
         return low is not None and low == high
 
     def elsewhere(self, b: Buffer) -> bool:
-        """Whether a buffer is another place for each thread: made of an address, or from an element on, that differs."""
+        """Whether a buffer is at a different place for each thread: made from an address, or with an offset, that differs."""
         return b.data in self.varying or any(isinstance(d, Expr) and self._varies(d)
                                              for d in (b.offset, *b.shape, *(b.strides_ or ())))
 
     def cause(self, e: Any) -> Node | None:
-        """The part of an expression that makes it differ between the threads."""
+        """The subexpression that makes an expression differ between threads."""
         for c in children(e) if not isinstance(e, (Var, Buffer)) else ():
             if self._varies(c):
                 return self.cause(c)
@@ -192,7 +192,7 @@ class Values:
             self.dtypes[b.data] = b.dtype
 
     def places(self, b: Buffer, indices: Any) -> Any:
-        """The elements of its memory that an access touches: their numbers, or all where that is not known."""
+        """The elements of its memory that an access uses: their numbers, or all where unknown."""
         size, flat = len(self.memory[b.data]), self.value(b.offset)
         if flat is None or b.dtype != self.dtypes[b.data]:
             return None
@@ -205,14 +205,14 @@ class Values:
         return flat if flat.size and flat.min() >= 0 and flat.max() < size else None
 
     def bits(self, b: Buffer, indices: Any) -> int:
-        """What is true of one of the elements that an access touches."""
+        """The bits that any of the elements of an access has."""
         if not self.follows(b):
             return 0
         held, at = self.memory[b.data], self.places(b, indices)
         return int(np.bitwise_or.reduce(held if at is None else held[at]))
 
     def put(self, b: Buffer, at: Any, bits: int) -> None:
-        """Elements are stored: those of `at`, or one that is not known."""
+        """Elements are stored: those of `at`, or one unknown element."""
         if at is None:
             self.memory[b.data] = self.memory[b.data] | np.uint8(bits)
         else:
@@ -220,7 +220,7 @@ class Values:
             self.memory[b.data][at] = bits
 
     def region(self, r: Any) -> Any:
-        """The elements of a region, as `places`."""
+        """The elements of a region, as `places` gives them."""
         mins, extents = [self.value(m) for m in r.mins], [self.value(n) for n in r.extents]
         if any(x is None for x in (*mins, *extents)):
             return None

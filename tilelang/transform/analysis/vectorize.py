@@ -23,14 +23,14 @@ def stride_along(e: Expr, var: Var, analyzer: Analyzer) -> int | None:
         if atom is var:
             out += c
         elif isinstance(atom, Cast) and isinstance(atom.value, Var) and 32 <= atom.value.dtype.bits <= atom.dtype.bits:
-            out += c if atom.value is var else 0  # the variable in the width of a large tensor's indices
+            out += c if atom.value is var else 0  # the variable cast to the width of a large tensor's indices
         elif not isinstance(atom, Var) and var in free_vars(atom):
             return None
     return out
 
 
 def power_of_two_in(n: int, limit: int) -> int:
-    """Largest power of two that divides n (0 counts as divisible by everything) and is at most limit."""
+    """Largest power of two that divides n (0 is divisible by everything) and is at most limit."""
     w = 1
     while w * 2 <= limit and n % (w * 2) == 0:
         w *= 2
@@ -53,10 +53,10 @@ def layout_width(layout: Any, limit: int = 64) -> int:
 
 
 class Widths:
-    """Answers for one lowering; keeps the widths of shared layouts.
+    """Vector widths for one lowering; caches the widths of shared layouts.
 
-    divisors: known divisors of bound variables.  layout_of: layout of a shared buffer.  alignment: bytes that global
-    tensors are taken to be aligned to.
+    divisors: known divisors of bound variables. layout_of: layout of a shared buffer. alignment: assumed alignment of global
+    tensors in bytes.
     """
 
     def __init__(self, layout_of: Callable[[Buffer], Any], alignment: int = MAX_BYTES) -> None:
@@ -67,14 +67,14 @@ class Widths:
         layout = self.layout_of(buffer)
         hit = self.by_layout.get(id(layout))
         if hit is None:
-            known = getattr(layout, "aligned_run", None)  # RowMajor: of a run-time shape
+            known = getattr(layout, "aligned_run", None)  # RowMajor with a run-time shape
             hit = self.by_layout[id(layout)] = (layout, layout_width(layout) if known is None else known)
         return hit[1]
 
     def width(self, buffer: Buffer, indices: tuple[Expr, ...], var: Var, lanes: int, analyzer: Analyzer,
               divisors: Mapping[Expr, int], loose: bool = False) -> int:
-        """Vector width (1: none) of buffer[indices] for `lanes` consecutive values of var, the first a multiple of
-        lanes.  Only for global and shared buffers.  loose: the end of a row may lie inside the vector."""
+        """Vector width (1: none) of buffer[indices] for `lanes` consecutive values of var, of which the first is a multiple of
+        lanes. Only for global and shared buffers. loose: a vector may cross the end of a row."""
         bits = buffer.dtype.bits * buffer.dtype.lanes
         if bits % 8 or not indices or buffer.dtype.lanes > 1:
             return 1
@@ -89,13 +89,13 @@ class Widths:
         return self._global_width(buffer, indices, w, analyzer, divisors, loose)
 
     def aligned(self, buffer: Buffer) -> int:
-        """Bytes that the start of a global buffer is known to be a multiple of."""
+        """Known alignment in bytes of the start of a global buffer."""
         align = buffer.facts.align or self.alignment
         return min(align, self.alignment) if self.alignment < MAX_BYTES else align
 
     def pieces(self, buffer: Buffer, indices: tuple[Expr, ...], lanes: list[tuple[Expr, ...]], analyzer: Analyzer,
                divisors: Mapping[Expr, int]) -> list[tuple[Expr, ...]] | None:
-        """Indices of the accesses that a vector access (its lanes: `lanes`) becomes; None: it is one access itself."""
+        """Indices of the narrower accesses into which a vector access (with lanes `lanes`) is split; None: it stays whole."""
         w = self.aligned_lanes(buffer, indices, analyzer, divisors)
         if w == len(lanes):
             return None
@@ -104,7 +104,7 @@ class Widths:
 
     def aligned_lanes(self, buffer: Buffer, indices: tuple[Expr, ...], analyzer: Analyzer,
                       divisors: Mapping[Expr, int]) -> int:
-        """Lanes of a vector access that surely lie side by side at an aligned place, for each piece of so many lanes."""
+        """Lanes per piece, such that each piece of a vector access is certainly contiguous and aligned."""
         last = indices[-1]
         if not isinstance(last, Ramp) or not is_const(last.stride, 1) or any(i.dtype.lanes > 1 for i in indices[:-1]) \
                 or buffer.dtype.lanes > 1:
@@ -131,7 +131,7 @@ class Widths:
             if not (isinstance(i, Const) and i.value == 0):
                 w = power_of_two_in(known_divisor(s, divisors, analyzer) * known_divisor(i, divisors, analyzer), w)
         while w > 1 and not loose and known_divisor(buffer.shape[-1], divisors, analyzer) % w:
-            # The vector could straddle the end of the row, unless the whole access is proven inside.
+            # The vector could cross the end of the row, unless the whole access is proven to be inside.
             if analyzer.can_prove(binary("lt", indices[-1], buffer.shape[-1])):
                 break
             w //= 2
