@@ -1,1 +1,1 @@
-"""What a pass is: its runner, options, observers and traces."""
+"""The pass framework: what a pass is, its runner, options, observers and traces."""

@@ -1,4 +1,4 @@
-"""Pass configs: every key a user may set, with its type, default and what it does."""
+"""Pass configs: every key that a user may set, with its type, its default and a description."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ register("config-value", ValueError, "a pass config with a value outside of its 
 
 
 class PassConfigKey(str, Enum):
-    """Names of pass configs.  Usable wherever the string is: `{PassConfigKey.TL_ENABLE_FAST_MATH: True}`."""
+    """Names of pass configs. A member can be used wherever its string can: `{PassConfigKey.TL_ENABLE_FAST_MATH: True}`."""
 
     TL_DISABLE_WARP_SPECIALIZED = "tl.disable_warp_specialized"
     TL_DISABLE_TMA_LOWER = "tl.disable_tma_lower"
@@ -91,9 +91,9 @@ class PassConfigKey(str, Enum):
 
 @record
 class ConfigRow:
-    """One pass config: accepted value types, default, one line of meaning, and whether using it warns.
+    """One pass config: accepted value types, default, one line of description, and the warning when it is deprecated.
 
-    allowed: (test, what it asks for in words), where the values are not few enough to be choices.
+    choices: the accepted values, where they are few. allowed: otherwise (test of a value, what the test asks for in words).
     """
 
     types: tuple[type, ...]
@@ -113,7 +113,7 @@ def _flag(about: str, default: bool = False, deprecated: str = "") -> ConfigRow:
 
 
 def _is_cluster(value: Any) -> bool:
-    """Whether tl.cluster may be this."""
+    """Whether a value is valid for tl.cluster."""
     if isinstance(value, int):
         return value in (1, 2) and value is not True
     return len(value) == 2 and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in value) and \
@@ -196,7 +196,7 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
 }
 
 
-# Earlier names of keys: they work and warn.
+# Earlier names of keys: accepted with a DeprecationWarning.
 RENAMED = {"tl.step_tiles": _K.TL_SCALE_PREFETCH, "tl.warp_group_turns": _K.TL_PING_PONG,
            "tl.dependent_launch": _K.TL_ENABLE_PDL}
 
@@ -204,8 +204,8 @@ RENAMED = {"tl.step_tiles": _K.TL_SCALE_PREFETCH, "tl.warp_group_turns": _K.TL_P
 def normalize_config(config: Mapping[Any, Any] | None) -> dict[str, Any]:
     """The user's pass configs by string key, checked.
 
-    Raises AttributeError for a key that does not exist (its text lists the candidates), TypeError for a value of the
-    wrong type, ValueError for one outside the choices.  Deprecated keys give a DeprecationWarning.
+    Raises AttributeError for a key that does not exist (the message lists the candidates), TypeError for a value of the
+    wrong type, ValueError for a value that is not accepted. Deprecated keys give a DeprecationWarning.
     """
     out: dict[str, Any] = {}
     for key, value in (config or {}).items():
@@ -245,7 +245,7 @@ def _unknown(name: str, known: list[str]) -> Exception:
 
 
 def _check_parts(value: Mapping[Any, Any]) -> None:
-    """Sub-keys of tl.Simplify."""
+    """Check the sub-keys of tl.Simplify."""
     known = [k.value for k in PassConfigKey if k.name.startswith("TL_SIMPLIFY_")]
     for part in value:
         if (part.value if isinstance(part, PassConfigKey) else part) not in known:

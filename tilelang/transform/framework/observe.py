@@ -1,7 +1,7 @@
-"""Who watches the passes: events of each run of a pass and of each printed kernel, and the observers they go to.
+"""Events of each pass run and of each printed kernel, and the registered observers that receive them.
 
-Observers see programs, they do not change them.  Those of this module's register hold for the whole process, those of
-`observing` for the thread and block.
+Observers read programs and do not change them. An observer added by `add_observer` holds for the whole process, one added by
+`observing` for the current thread inside a `with` block.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _WORDS = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0
 
 @record
 class PassEvent:
-    """One run of a pass.  before, after: the programs.  seconds: its time.  changed: whether after differs.
+    """One run of a pass. before, after: the programs. seconds: its time. changed: whether after differs from before.
 
-    index: place in its pipeline, from 0.  phase: the name that `pass_phase` gave the block, "" without one.
+    index: place in its pipeline, from 0. phase: the name of the enclosing `pass_phase` block, "" without one.
     """
 
     name: str
@@ -38,7 +38,7 @@ class PassEvent:
 
 @record
 class CodegenEvent:
-    """Source printed of one device kernel (language "cuda"), or of a whole program (language "llvm")."""
+    """Source printed for one device kernel (language "cuda"), or for a whole program (language "llvm")."""
 
     name: str
     code: str
@@ -47,7 +47,7 @@ class CodegenEvent:
 
 
 def text_of(func: Func) -> str:
-    """The program as text, or why it cannot be printed (a broken program must still give a report)."""
+    """The program as text, or why it cannot be printed (a report must be possible for a broken program too)."""
     try:
         return repr(func)
     except Exception as e:
@@ -55,7 +55,7 @@ def text_of(func: Func) -> str:
 
 
 class PassEventObserver:
-    """Base of observers: override what is of interest.  What a method raises ends the compilation."""
+    """Base class of observers: override the methods of interest. An exception that a method raises ends the compilation."""
 
     def on_pipeline_start(self, func: Func, target: Any) -> None:
         """A list of passes is about to run on a program."""
@@ -85,14 +85,14 @@ def _stack() -> list[PassEventObserver]:
 
 
 def add_observer(observer: PassEventObserver) -> None:
-    """Watch all compilations of the process, until remove_observer.  Adding one twice changes nothing."""
+    """Observe all compilations of the process until remove_observer. Adding an observer twice has no further effect."""
     with _guard:
         if observer not in _everywhere:
             _everywhere.append(observer)
 
 
 def remove_observer(observer: PassEventObserver) -> None:
-    """Stop watching; nothing happens when it does not watch."""
+    """Stop observing; no effect when the observer is not registered."""
     with _guard:
         if observer in _everywhere:
             _everywhere.remove(observer)
@@ -100,7 +100,7 @@ def remove_observer(observer: PassEventObserver) -> None:
 
 @contextmanager
 def observing(*observers: PassEventObserver) -> Iterator[tuple[PassEventObserver, ...]]:
-    """Observers of the compilations of this thread inside the block."""
+    """Observe the compilations of this thread inside the block."""
     stack = _stack()
     stack.extend(observers)
     try:
@@ -110,12 +110,12 @@ def observing(*observers: PassEventObserver) -> Iterator[tuple[PassEventObserver
 
 
 def observers() -> tuple[PassEventObserver, ...]:
-    """Who watches now: the process's observers, then those of this thread's open blocks."""
+    """The observers registered now: those of the process, then those of this thread's open blocks."""
     return (*_everywhere, *getattr(_local, "stack", ()))
 
 
 def trace_mode() -> str:
-    """TL_LOWER_TRACE as one of TRACE_MODES.  Raises ValueError for a word it does not know."""
+    """TL_LOWER_TRACE as one of TRACE_MODES. Raises ValueError for any other word."""
     word = str(env.get_lower_trace_mode()).strip().lower()
     word = _WORDS.get(word, word)
     if word not in TRACE_MODES:
@@ -124,14 +124,14 @@ def trace_mode() -> str:
 
 
 def is_watched() -> bool:
-    """Whether somebody wants to see the passes run: then nothing may come from a cache."""
+    """Whether an observer or a trace needs to see the passes run; compiled programs must then not come from a cache."""
     return (bool(observers()) or trace_mode() != "0" or is_truthy(env.get_pass_diff_mode())
             or env.is_pass_profile_enabled())
 
 
 @contextmanager
 def pass_phase(name: str) -> Iterator[str]:
-    """Name the passes that run inside the block; blocks nest as "outer/inner"."""
+    """Name the passes that run inside the block; nested blocks give "outer/inner"."""
     _stack()
     _local.phases.append(name)
     try:

@@ -1,4 +1,4 @@
-"""What a pass is, what it is given, and the runner that times, verifies and reports passes."""
+"""The decorator and context of a pass, and the runner that times, verifies and reports passes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .watchers import watchers
 
 @record
 class PassRecord:
-    """What one run of a pass did: seconds, and whether the program changed."""
+    """Result of one run of a pass: seconds, and whether the program changed."""
 
     name: str
     seconds: float
@@ -49,9 +49,9 @@ def _verify_wanted() -> bool:
 class PassContext:
     """What a pass may know besides the program.
 
-    target: tilelang.target.Target, or None where a pass does not ask.  config: pass configs by string key.
-    debug: TILELANG_DEBUG level.  verify: check the program between passes.  report: called with each line of the
-    debug trace.  records: filled by the runner, one PassRecord per pass.
+    target: tilelang.target.Target, or None where no pass reads it. config: pass configs by string key.
+    debug: TILELANG_DEBUG level. verify: check the program between passes. report: called with each line of the
+    debug trace. records: filled by the runner, one PassRecord per pass.
     """
 
     target: Any = None
@@ -65,7 +65,7 @@ class PassContext:
         object.__setattr__(self, "config", normalize_config(self.config))
 
     def option(self, key: PassConfigKey) -> Any:
-        """Value of a pass config, its default when the user set none."""
+        """Value of a pass config, or its default when the user set none."""
         value = self.config.get(key.value)
         return default_of(key) if value is None else value
 
@@ -75,7 +75,7 @@ PassFn = Callable[[Func, PassContext], Func]
 
 @record
 class PassInfo:
-    """Name, phase needed and phase given of a pass (attribute `info` of the decorated function)."""
+    """Name of a pass, the phase it needs and the phase it gives (attribute `info` of the decorated function)."""
 
     name: str
     needs: str
@@ -85,8 +85,8 @@ class PassInfo:
 def pass_(needs: str, gives: str | None = None) -> Callable[[PassFn], PassFn]:
     """Decorator of a pass: a function (Func, PassContext) -> Func.
 
-    needs: phase the program must be in; gives: phase it is in afterwards (default: the same).  The decorated function
-    sets the Func's `phase` attribute; it is an InternalError to run it on a program in another phase.
+    needs: phase the program must be in; gives: phase it is in afterwards (default: the same). The decorated function
+    sets the Func's `phase` attribute. Running it on a program in another phase raises InternalError.
     """
     after = gives or needs
     if needs not in PHASES or after not in PHASES:
@@ -110,10 +110,10 @@ def pass_(needs: str, gives: str | None = None) -> Callable[[PassFn], PassFn]:
 
 
 def run_passes(func: Func, passes: Iterable[PassFn], cx: PassContext) -> Func:
-    """Run passes in order, timing each, verifying between them when cx.verify, tracing when cx.debug >= 3.
+    """Run passes in order. Times each one, verifies between them when cx.verify, traces when cx.debug >= 3.
 
-    A TileLangError (the user's mistake) passes through.  Any other failure, and a program that does not verify, is an
-    InternalError that names the folder with the program before the pass.  Observers (observe.py) see every pass.
+    A TileLangError (the user's mistake) is passed on. Any other failure, and a program that fails verification, raises an
+    InternalError that names the folder with the program before the pass. Observers (observe.py) see every pass.
     """
     seen_by = watchers()
     for o in seen_by:
@@ -133,8 +133,8 @@ def run_passes(func: Func, passes: Iterable[PassFn], cx: PassContext) -> Func:
 
 def _steps(func: Func, passes: Iterable[PassFn], cx: PassContext,
            seen_by: Sequence[PassEventObserver]) -> Iterator[tuple[str, Func, Func, float, bool]]:
-    """The passes run one after another: (name, program before, program after, seconds, whether it changed)."""
-    # A program in TILE is the user's: the first pass tells mistakes better than the verifier, which runs after it.
+    """Run passes one after another and yield (name, program before, program after, seconds, whether it changed)."""
+    # A program in TILE is the user's: the first pass diagnoses mistakes better than the verifier, which runs after it.
     checked = cx.verify and func.facts.phase != TILE
     traced = trace_mode() in ("1", "terminal", "both") or is_truthy(env.get_pass_diff_mode())
     if checked:
@@ -202,9 +202,9 @@ def _check(func: Func, name: str | None, before: Func, cx: PassContext) -> None:
 
 
 def save_report(func: Func, pass_name: str, cx: PassContext, what: str) -> str:
-    """Write a folder that reproduces a failure: before.tl, error.txt, facts.json with the command.  Returns its path.
+    """Write a folder that reproduces a failure: before.tl, error.txt, facts.json with the command. Returns its path.
 
-    Returns a note instead when nothing can be written: the failure itself must still be told.
+    Returns a note instead when nothing can be written, so that the failure itself is still reported.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix=f"tilelang-{func.name}-{pass_name}-"))
@@ -221,7 +221,7 @@ def save_report(func: Func, pass_name: str, cx: PassContext, what: str) -> str:
 
 
 def _target_facts(target: Any) -> dict[str, Any] | None:
-    """What makes the same target again: Target(facts)."""
+    """The arguments from which Target(facts) makes the same target again."""
     kind = getattr(target, "kind", None)
     if kind is None:
         return None

@@ -1,4 +1,4 @@
-"""Pass configs that hold for a `with` block, as user code writes it."""
+"""The user's `with PassContext(...)` block: pass configs and observers for the compilations inside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from .observe import PassEvent, PassEventObserver, observing
 
 class _Local(threading.local):
-    """Of a thread: the open blocks, and how many `as_planned` ones."""
+    """Thread-local state: the open blocks, and the number of open `as_planned` blocks."""
 
     def __init__(self) -> None:
         self.stack: list[PassContext] = []
@@ -21,10 +21,10 @@ class _Local(threading.local):
 class PassContext:
     """with PassContext(config={"tl.enable_fast_math": True}): compilations inside use these pass configs.
 
-    What a program or a call sets itself wins over them.  instruments: observers of the passes that run inside
+    Configs that a program or a call sets itself take precedence. instruments: observers of the passes that run inside
     (transform/framework/observe.py), or objects with some of run_before_pass(program, info), run_after_pass(program, info),
-    enter_pass_ctx() and exit_pass_ctx().  opt_level and other arguments are accepted and change nothing.  (What passes
-    are given is transform.pass_.PassContext, another class.)
+    enter_pass_ctx() and exit_pass_ctx(). opt_level and other arguments are accepted and have no effect. (The context that
+    passes receive is another class, PassContext of transform/framework/pass_.py.)
     """
 
     def __init__(self, opt_level: int = 2, config: Mapping[Any, Any] | None = None,
@@ -49,7 +49,7 @@ class PassContext:
 
 
 class _Instrument(PassEventObserver):
-    """An object with run_before_pass and run_after_pass, seen as an observer."""
+    """Adapter from an object with run_before_pass and run_after_pass to an observer."""
 
     def __init__(self, instrument: Any) -> None:
         self.instrument = instrument
@@ -71,7 +71,7 @@ class _Instrument(PassEventObserver):
 
 
 def as_observer(instrument: Any) -> PassEventObserver:
-    """An observer as it is; an instrument that has run_before_pass or run_after_pass in its form.
+    """An observer unchanged; an instrument with run_before_pass or run_after_pass wrapped as an observer.
 
     Raises TypeError for objects that are neither.
     """
@@ -92,7 +92,7 @@ def get_pass_context() -> PassContext:
 
 
 def current_config() -> dict[Any, Any]:
-    """The merged configs of the open blocks, inner ones last."""
+    """The merged configs of the open blocks; inner blocks override outer ones."""
     out: dict[Any, Any] = {}
     for context in _local.stack:
         out.update(context.config)
@@ -101,8 +101,8 @@ def current_config() -> dict[Any, Any]:
 
 @contextmanager
 def as_planned() -> Iterator[None]:
-    """Programs that this thread compiles inside are refused where only a plainer schedule than the first works: of many ways
-    to write a kernel none is worth trying that way.  What compiles is the same as elsewhere."""
+    """Reject, in this thread, programs that compile only with a fallback schedule (pipeline.py). Tuning uses this block:
+    a candidate that falls back is not worth measuring. Programs that do compile are the same as elsewhere."""
     _local.plans += 1
     try:
         yield
@@ -116,5 +116,5 @@ def plan_only() -> bool:
 
 
 def simplify_prim_func(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of a PrimFunc factory.  Programs are simplified when they are compiled, so the factory is unchanged."""
+    """Decorator of a PrimFunc factory that returns it unchanged: programs are simplified when they are compiled."""
     return func

@@ -1,6 +1,6 @@
-"""The trace of a compilation: what each pass changed, as differences of text, in a folder or on a page.
+"""The trace of a compilation: what each pass changed, as text differences, in a folder or on an HTML page.
 
-TL_LOWER_TRACE=html (or both) writes it for every compilation of a script; tools.lower_trace is how users ask for it.
+TL_LOWER_TRACE=html (or both) writes it for every compilation of a script; tools.lower_trace is the user's interface.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def difference(name: str, before: str, after: str, context: int = 3) -> dict[str
 
 @dataclass
 class Pipeline:
-    """One program's way through a list of passes."""
+    """The trace of one program through a list of passes."""
 
     name: str
     target: str
@@ -44,7 +44,7 @@ class Pipeline:
 
 @dataclass
 class TraceSession:
-    """The compilations of one process: pipelines in order, and the sources printed.  directory: where it is written."""
+    """The compilations of one process: pipelines in order, and the printed sources. directory: where the trace is written."""
 
     directory: Path
     started: float
@@ -78,8 +78,8 @@ class TraceSession:
         (folder / "passes.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
     def write_code(self) -> None:
-        """Write the sources: <file>.latest is this run's, <file>.original the first run's.  <file> itself follows the
-        latest run as long as nobody edited it."""
+        """Write the sources: <file>.latest is this run's, <file>.original the first run's. <file> itself is overwritten by each
+        run until the user edits it."""
         path = self.code_path
         path.parent.mkdir(parents=True, exist_ok=True)
         text = "\n".join(f"// ---- {name}\n{code}" for name, code in self.sources)
@@ -138,18 +138,18 @@ def tracer() -> Tracer:
 
 
 def script_name() -> str:
-    """Name of the running script without its ending."""
+    """Name of the running script without its suffix."""
     name = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
     return name if name and name not in ("-c", "-m") else "interactive"
 
 
 def last_session() -> TraceSession | None:
-    """The session written last by TL_LOWER_TRACE, None before the first."""
+    """The session that TL_LOWER_TRACE wrote last, None before the first."""
     return _tracer.session if _tracer is not None else None
 
 
 def start(code_output: str | None) -> None:
-    """Begin a new session with the next compilation.  code_output: file of the sources, None for the default."""
+    """Begin a new session with the next compilation. code_output: file of the sources, None for the default."""
     global _tracer, _code_output
     with _guard:
         _tracer, _code_output = None, code_output

@@ -1,4 +1,4 @@
-"""Everybody who watches a compilation: the observers, and the writer of the trace where TL_LOWER_TRACE asks for one."""
+"""All observers of a compilation: the registered ones, and the trace writer where TL_LOWER_TRACE asks for one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .observe import CodegenEvent, PassEventObserver, observers, trace_mode
 
 
 def watchers() -> tuple[PassEventObserver, ...]:
-    """Observers, and the writer of the trace that TL_LOWER_TRACE asks for."""
+    """The registered observers, and the trace writer where TL_LOWER_TRACE asks for one."""
     if trace_mode() not in ("html", "both"):
         return observers()
     from .trace import tracer  # 4 ms: only compilations that are traced write pages
@@ -17,7 +17,7 @@ def watchers() -> tuple[PassEventObserver, ...]:
 
 
 def announce_code(name: str, code: str, language: str, target: Any) -> None:
-    """Tell the observers that source was printed."""
+    """Send the observers a CodegenEvent for printed source."""
     for o in watchers():
         o.on_codegen(CodegenEvent(name, code, language, target))
 
