@@ -1,4 +1,4 @@
-"""Tile ops: one file each, with fields, checks, effects, layouts, lowering and meaning."""
+"""Tile ops, one file each: fields, checks, memory accesses, layout inference, lowering and reference semantics."""
 
 from .atomic import AtomicTile
 from .base import Access, LowerContext

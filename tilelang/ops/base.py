@@ -1,4 +1,4 @@
-"""What every tile op offers the passes.  An op is one file: fields, checks, effects, layouts, lowering and meaning."""
+"""The interface between tile ops and the passes.  An op is one file: fields, checks, accesses, layouts, lowering, reference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilelang.ir.record import record
 
 @record
 class Access:
-    """One region an op touches.  mode: "read", "write", "readwrite" or "atomic"."""
+    """One region that an op accesses.  mode: "read", "write", "readwrite" or "atomic"."""
 
     region: Region
     mode: str
@@ -26,96 +26,103 @@ class Access:
 
 
 class LowerContext(Protocol):
-    """What an op may ask while it is lowered for a GPU (implemented by transform/lower/lower_tile_ops.py)."""
+    """The services an op may use while it is lowered for a GPU (implemented by transform/lower/lower_tile_ops.py)."""
 
     target: Any  # tilelang.target.Target
-    num_threads: int  # threads that execute the op together (the block, or its warp group)
-    thread: Expr  # linear index of this thread among them, int32
+    num_threads: int  # threads that execute the op together: the block, or one warp group
+    thread: Expr  # linear index of this thread among those, int32
 
     def warp_group(self) -> Expr:
-        """The index of this thread's warp group among them, int32 and known to be one per warp."""
+        """Index of this thread's warp group among those that execute the op: int32, known to be uniform in a warp."""
 
     def layout_of(self, buffer: Buffer) -> Any:
-        """Layout of a shared buffer, Fragment of a fragment."""
+        """The Layout of a shared buffer, or the Fragment of a fragment buffer."""
 
     def local_of(self, buffer: Buffer) -> Buffer:
         """The per-thread 1-D `local` array that holds this thread's registers of a fragment."""
 
     def physical(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]]:
-        """Buffer and index to use in the lowered program for buffer[indices] (shared: layout applied; fragment: the
-        local array and register; global and local: unchanged)."""
+        """The buffer and indices that replace buffer[indices] in the lowered program.
+
+        Shared: the layout is applied.  Fragment: the thread's local array and the register.  Global and local: unchanged.
+        """
 
     def parallel(self, extents: tuple[Any, ...], body: Any, loop_layout: Any = None, *, is_async: bool = False,
                  width: int | None = None, span: Any = None) -> Stmt:
-        """The lowering of `for idx in T.Parallel(*extents)`; body(vars) gives the Stmt of one iteration.
+        """Lower `for idx in T.Parallel(*extents)`.  body(vars) returns the Stmt of one iteration.
 
-        is_async: a store of a global load into shared memory becomes cp.async where its width allows.  width: elements
-        a thread takes along the contiguous dimension."""
+        is_async: a store of a global load into shared memory becomes cp.async where its width allows.
+        width: elements that a thread accesses at once along the contiguous dimension.
+        """
 
     def private(self, extents: tuple[int, ...], body: Any, span: Any = None) -> Stmt:
-        """body(vars) at every point, by every thread for itself (per-thread arrays)."""
+        """Every thread runs body(vars) at every point by itself (loops over per-thread arrays)."""
 
     def distributed(self, dist: Any, body: Any, span: Any = None) -> Stmt:
-        """The same under a given ops.distribute.Distribution."""
+        """Each thread runs body(vars) at the points that `dist`, an ops.distribute.Distribution, gives it."""
 
     def expr(self, e: Expr) -> Expr:
-        """e with every buffer access in its lowered form (guards included)."""
+        """The expression e with every buffer access in its lowered form, guards included."""
 
     def contiguous_width(self, buffer: Buffer) -> int:
-        """Elements of a shared buffer's aligned runs along its last dimension that are contiguous in storage."""
+        """Elements in each aligned run along the last dimension of a shared buffer that is contiguous in storage."""
 
     def alignment(self, buffer: Buffer) -> int:
-        """Bytes that the start of a global buffer is known to be a multiple of."""
+        """Known alignment of a global buffer's start, in bytes."""
 
     def divisor(self, e: Expr) -> int:
-        """An integer known to divide e; 0 for zero."""
+        """An integer known to divide e; 0 when e is zero."""
 
     def simplified(self, es: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """The expressions, shortened by what is known here."""
+        """The expressions, simplified by what is known at this place."""
 
-    stores: Any  # transform.tma_stores.TmaStores: what may leave by TMA, and its staging
+    stores: Any  # transform.tma_stores.TmaStores: which stores may use TMA, and their staging buffers
 
     def tensor_map(self, buffer: Buffer, box: tuple[int, ...], swizzle: int, tf32: bool = False,
                    row_bytes: int = 128) -> str:
-        """Name of the tensor map of a global buffer for boxes (innermost extent first) with a swizzle (0, 32, 64, 128).
+        """Name of the tensor map of a global buffer.
 
-        tf32: its loads round float32 to tf32.  row_bytes: contiguous bytes of the tensor that are wanted together.
+        box: extents of the TMA box, innermost first.  swizzle: 0, 32, 64 or 128 bytes.  tf32: loads round float32 to tf32.
+        row_bytes: contiguous bytes of the tensor that the op reads together.
         """
 
     def prepend(self, s: Stmt) -> None:
-        """A statement to run before those of the op being lowered (staging)."""
+        """Add a statement in front of those of the op being lowered, for example to stage an operand."""
 
     def new_local(self, name: str, size: int, dtype: Any) -> Buffer:
         """A fresh per-thread array, allocated around the op."""
 
     def exchange(self, shape: tuple[int, ...], dt: Any) -> Buffer:
-        """Shared memory for values that threads hand to each other within one op; ops of one shape take turns in it."""
+        """Shared memory through which threads exchange values within one op.  Ops of one shape reuse it in sequence."""
 
     def new_fragment(self, name: str, layout: Any, dtype: Any) -> Buffer:
-        """A fresh fragment of a given layout, allocated around the op."""
+        """A fresh fragment with the given layout, allocated around the op."""
 
     def new_shared(self, name: str, shape: tuple[int, ...], dtype: Any, layout: Any = None) -> Buffer:
         """A fresh shared buffer (staging, cross-warp exchange), allocated around the op."""
 
 
 class TileOpProtocol(Protocol):
-    """The methods each class in tilelang.ops defines besides its fields."""
+    """The methods that each class in tilelang.ops defines besides its fields."""
 
     def check(self) -> None:
-        """Shapes, dtypes, scopes; raises errors.error(...) at self.span.  Called when the frontend builds the node."""
+        """Check shapes, dtypes and scopes; raise errors.error(...) at self.span.  Called when the frontend builds the node."""
 
     def accesses(self) -> tuple[Access, ...]:
-        """Regions read and written, with the mode."""
+        """The regions that the op reads and writes, each with its mode."""
 
     def reference(self, env: Any) -> None:
-        """Whole-tile meaning in NumPy.  env.read(region) -> ndarray of the tile (out-of-range global elements give
-        the safe value); env.write(region, ndarray) (out-of-range skipped); env.eval(expr) -> scalar."""
+        """Reference semantics: run the op on whole tiles in NumPy.
+
+        env.read(region) returns the tile as an ndarray; out-of-range global elements have the safe value.
+        env.write(region, ndarray) skips out-of-range elements.  env.eval(expr) returns a scalar.
+        """
 
     def infer_layout(self, known: Any) -> dict[Buffer, Any]:
-        """Layouts this op can add now, given `known` (see transform/layout/infer_layouts.py); {} when it cannot say yet."""
+        """Layouts that follow from `known` (transform/layout/infer_layouts.py); {} while nothing can be inferred yet."""
 
     def lower(self, cx: LowerContext) -> Stmt:
-        """The statements the op becomes on cx.target, per thread."""
+        """The per-thread statements that implement the op on cx.target."""
 
 
 __all__ = ["Access", "LowerContext", "TileOp", "TileOpProtocol"]

@@ -1,11 +1,11 @@
-"""How the points of an iteration space are shared out over the threads of a block.
+"""Distribution of an iteration space over the threads of a block.
 
-A Distribution says, in short index code, which points a thread executes: loops over its own share (`axes`, then
-`lanes`, which step by one along one dimension so that memory accesses can be vectors) and the point's coordinates in
-terms of the thread index and those loops.  Two ways to make one:
+A Distribution gives the points that one thread executes: loops over the thread's own points (`axes`, then `lanes`, the
+innermost loop, which steps by one along one dimension so that memory accesses can be vectors), and the coordinates of a
+point as expressions of the thread index and the loop variables.  Two constructors:
 
-    from_fragment   the thread that owns an element of a Fragment executes its point; loops follow the registers
-    flat            chunks of `width` consecutive points dealt out round robin: any shape, any number of threads
+    from_fragment   the threads that hold an element of a Fragment execute its point; loops follow the registers
+    flat            chunks of `width` consecutive points, assigned to threads cyclically: any shape, any thread count
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tilelang.ir.wrapping import keeps_value, may_wrap, wrapped
 
 @record
 class Distribution:
-    """Share of one thread.
+    """The points of an iteration space that one thread executes.
 
-    axes: (loop variable, extent) outermost first, extents ints or (run-time spaces) an Expr.
-    lanes: (variable, width) of the fastest loop, or None; moves along dimension lane_dim in steps of one.
-    indices: per dimension the coordinate, in terms of the thread index, the axes and the lane variable.
+    axes: (loop variable, extent), outermost first.  Extents are ints, or Exprs for run-time spaces.
+    lanes: (variable, width) of the innermost loop, or None.  It steps by one along dimension lane_dim.
+    indices: the coordinate in each dimension, in terms of the thread index, the axes and the lane variable.
     exists: false where this thread has no such point (padding, idle threads); None when always true.
-    first: true for exactly one of the threads that execute the same point; None when there is only one.
-    axis_dims: per axis the dimension it moves along (fragments only).  register: this thread's register of the point in
-    the Fragment the distribution came from.  idle: true in threads that take part, paddings: per dimension, whether the
-    coordinate is inside it (None: always); exists is all of them together.  share: what from_fragment was given, and
-    digits: per dimension and register digit of it, the loop value (None for thread digits).
+    first: true in exactly one of the threads that execute the same point; None when only one does.
+    axis_dims: the dimension that each axis steps along (fragments only).  register: this thread's register of the point, in
+    the Fragment the distribution came from.  idle: true in threads that have points.  paddings: for each dimension, whether
+    the coordinate is inside it (None: always).  exists is the conjunction of these.  share: the Fragment given to
+    from_fragment.  digits: for each dimension and each of its register digits, the loop value (None for thread digits).
     """
 
     extents: tuple[Any, ...]
@@ -57,18 +57,18 @@ class Distribution:
 
     @property
     def loops(self) -> tuple[tuple[Var, Any], ...]:
-        """All loops, the lanes last."""
+        """All loops, innermost (`lanes`) last."""
         return self.axes + ((self.lanes,) if self.lanes else ())
 
 
 def digit(value: Expr, stride: int, size: int, limit: int) -> Expr:
-    """(value // stride) % size for 0 <= value < limit, without the operations that change nothing."""
+    """(value // stride) % size for 0 <= value < limit, without operations that have no effect in that range."""
     out = value // stride if stride > 1 else value
     return out % size if stride * size < limit else out
 
 
 def conjunction(*conds: Expr | None) -> Expr | None:
-    """The `and` of the conditions that are there; None when none is."""
+    """The `and` of the conditions that are not None; None when all are."""
     out: Expr | None = None
     for c in conds:
         if c is not None and not (isinstance(c, Const) and c.value):
@@ -81,7 +81,7 @@ def _thread_parts(modes: Any) -> list[tuple[int, int]]:
 
 
 def _idle(thread: Expr, threads: int, parts: list[tuple[int, int]]) -> Expr | None:
-    """Condition that holds for one thread of each set that no mode tells apart (threads the modes leave out)."""
+    """A condition that holds for one thread of each set of threads that no mode distinguishes; None when not needed."""
     cond: Expr | None = None
     at = 1
     for stride, size in parts:
@@ -94,9 +94,9 @@ def _idle(thread: Expr, threads: int, parts: list[tuple[int, int]]) -> Expr | No
 
 
 def from_fragment(frag: Any, thread: Expr, extents: tuple[int, ...] | None = None, width: int = 1) -> Distribution:
-    """The points of a Fragment's shape (cut to `extents`), each executed by its owners.
+    """The points of a Fragment's shape (cut to `extents`), each executed by the threads that hold it.
 
-    width: the wanted lanes; cut down to what the registers along the last dimension allow.
+    width: wanted vector width; reduced to what the registers along the last dimension allow.
     """
     extents = tuple(frag.shape) if extents is None else extents
     threads = frag.threads
@@ -161,9 +161,9 @@ def _common_width(size: int, width: int) -> int:
 
 
 def flat(extents: tuple[Any, ...], thread: Expr, threads: int, width: int = 1, lane_dim: int = -1) -> Distribution:
-    """Chunks of `width` consecutive points along lane_dim, dealt out to the threads in turn.
+    """Chunks of `width` consecutive points along lane_dim, assigned to the threads cyclically.
 
-    extents: ints or Exprs.  width must divide the extent of lane_dim, an int when width > 1.
+    extents: ints or Exprs.  width must divide the extent of lane_dim, which must be an int when width > 1.
     """
     rank = len(extents)
     lane_dim %= rank
@@ -185,7 +185,7 @@ def flat(extents: tuple[Any, ...], thread: Expr, threads: int, width: int = 1, l
 
 
 def private(extents: tuple[int, ...], thread: Expr, threads: int, width: int = 1) -> Distribution:
-    """Every thread runs every point itself: loops over per-thread arrays.  width must divide the last extent."""
+    """Every thread executes every point, for loops over per-thread arrays.  width must divide the last extent."""
     axes: list[tuple[Var, int]] = []
     indices: list[Expr] = []
     lanes = (fresh("v"), width) if width > 1 else None
@@ -202,7 +202,7 @@ def private(extents: tuple[int, ...], thread: Expr, threads: int, width: int = 1
 
 
 def _static_share(sizes: list[int], thread: Expr, threads: int) -> tuple[list[Any], list[Expr], Expr | None]:
-    """Loops, digits (slowest first) and existence of a static space of sizes, fastest last."""
+    """(loops, digits slowest first, existence condition) of one thread in a static space; sizes: fastest last."""
     total = int(np.prod(sizes, dtype=np.int64))
     trips = -(-total // threads) if total else 0
     digits: list[Expr] = [const(0)] * len(sizes)
@@ -214,7 +214,7 @@ def _static_share(sizes: list[int], thread: Expr, threads: int) -> tuple[list[An
                 digits[k] = at % sizes[k] if sizes[k] < limit else at
                 at, limit = at // sizes[k], -(-limit // sizes[k])
         if total < threads:
-            # The slowest digit runs past its size in idle threads; they are predicated off.
+            # The slowest digit exceeds its size in idle threads; they are predicated off.
             return [], digits, (thread < total) if total else FALSE
         return [], digits, None
     axes: list[Any] = []
@@ -230,7 +230,7 @@ def _static_share(sizes: list[int], thread: Expr, threads: int) -> tuple[list[An
         return [(it, trips)], digits, exists
     at, limit = thread, threads
     for k in reversed(range(len(sizes))):
-        across, own = split[k]  # digit = own_loop * across + part of the thread index
+        across, own = split[k]  # digit = own_loop * across + digit of the thread index
         part = (at % across if across < limit else at) if across > 1 else const(0)
         if across > 1:
             at, limit = at // across, limit // across
@@ -242,7 +242,7 @@ def _static_share(sizes: list[int], thread: Expr, threads: int) -> tuple[list[An
 
 
 def _even_split(sizes: list[int], threads: int) -> list[tuple[int, int]] | None:
-    """Per dimension (threads across, own steps) when the threads fill the fastest dimensions evenly, else None."""
+    """For each dimension (threads across, steps of each) when the threads evenly fill the fastest dimensions; else None."""
     out = [(1, n) for n in sizes]
     left = threads
     for k in reversed(range(len(sizes))):
@@ -282,8 +282,11 @@ _NUMPY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": np.
 
 
 def index_values(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray | None:
-    """An index expression over whole grids of its variables; None when it contains anything else (a load, another
-    variable).  truncdiv and truncmod equal floor division for the non-negative values of indices and are declined."""
+    """Evaluate an index expression on whole NumPy grids of its variables.
+
+    Returns None when it contains anything else (a load, another variable).  truncdiv and truncmod are not evaluated; for
+    non-negative indices they equal floor division.
+    """
     if isinstance(e, int):
         return np.asarray(e)
     if isinstance(e, Const):
@@ -313,7 +316,7 @@ def index_values(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray | None:
 
 
 def bind_ranges(dist: Distribution, analyzer: Analyzer) -> Analyzer:
-    """The analyzer that also knows the ranges of the distribution's loops."""
+    """An analyzer that also knows the ranges of the distribution's loop variables."""
     for v, n in dist.loops:
         hi = n - 1 if isinstance(n, int) else analyzer.interval(n)[1]
         analyzer = analyzer.bind(v, 0, hi - (0 if isinstance(n, int) else 1) if hi is not None else None)

@@ -1,4 +1,4 @@
-"""Layout rules shared by tile ops: what one fragment's layout says about another's."""
+"""Layout inference rules that several tile ops use: deriving one fragment's layout from another's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilelang.layout import Fragment
 
 
 def carried(lay: Fragment, shape: tuple[int, ...]) -> Fragment | None:
-    """The same layout for a tile whose shape differs in unit dimensions only; None for any other shape."""
+    """The layout `lay` for a tile of `shape`, which may differ from its shape in unit dimensions only; else None."""
     if tuple(lay.shape) == tuple(shape):
         return lay
     kept = [d for d, n in enumerate(lay.shape) if n != 1]
@@ -21,7 +21,7 @@ def carried(lay: Fragment, shape: tuple[int, ...]) -> Fragment | None:
 
 
 def same_layout(a: Region, b: Region, known: Any) -> dict[Buffer, Any]:
-    """For two whole fragments walked together: the one without a layout takes the other's."""
+    """For two whole fragments accessed element by element: gives the one without a layout the layout of the other."""
     if a.buffer.scope_name != FRAGMENT or b.buffer.scope_name != FRAGMENT or not (a.is_full and b.is_full):
         return {}
     la, lb = known.get(a.buffer), known.get(b.buffer)

@@ -1,6 +1,6 @@
-"""Copies from shared memory into a matrix operand's registers by ldmatrix.
+"""Copy a tile from shared memory to the registers of an MMA operand by ldmatrix.
 
-A fragment of 16-bit elements that repeats the 8x8 pattern of ldmatrix is loaded four matrices at a time:
+A fragment of 16-bit elements that repeats the 8x8 pattern of ldmatrix is loaded up to four matrices at a time:
 
     lane l holds elements (l/4, 2*(l%4) .. +1) of each 8x8 matrix, or with `trans` elements (2*(l%4) .. +1, l/4)
     lanes 8*j .. 8*j+7 give the addresses of the rows of matrix j
@@ -25,9 +25,9 @@ PAIRS = (Mode(4, THREAD, 1), Mode(2, REGISTER, 1))
 
 @record
 class Outer:
-    """A digit of a dimension outside the tile of an instruction.
+    """A layout digit of a dimension outside the instruction tile.
 
-    weight: index step.  stride: threads or registers a step moves.
+    weight: index step.  stride: threads or registers that one step moves by.
     """
 
     size: int
@@ -55,13 +55,13 @@ def outer_digits(modes: tuple[Mode, ...], inner: int) -> tuple[tuple[Mode, ...],
 
 
 def threads_used(frag: Any) -> int:
-    """One more than the last thread that holds an element."""
+    """One more than the number of the last thread that holds an element."""
     digits = [m for ms in frag.modes for m in ms if m.to == THREAD] + list(frag.copies)
     return 1 + sum((m.size - 1) * m.stride for m in digits)
 
 
 def copy_by_ldmatrix(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | None:
-    """dst = src by ldmatrix; None where types, layouts or alignment are not made for it."""
+    """dst = src by ldmatrix; None where types, layouts or alignment do not permit it."""
     if not _applies(cx, src, dst):
         return None
     frag = cx.layout_of(dst.buffer)
@@ -83,7 +83,7 @@ def copy_by_ldmatrix(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | Non
 
 
 def _applies(cx: Any, src: Region, dst: Region) -> bool:
-    """Whole 2-D fragment of 16-bit elements, from shared memory with contiguous, aligned rows of 16 bytes."""
+    """Requires a whole 2-D fragment of 16-bit elements and contiguous, aligned 16-byte rows in shared memory."""
     if not (src.buffer.scope_name.startswith("shared") and dst.buffer.scope_name == FRAGMENT):
         return False
     if src.dtype != dst.dtype or dst.dtype.bits != 16 or dst.dtype.lanes != 1:
@@ -98,8 +98,10 @@ def _applies(cx: Any, src: Region, dst: Region) -> bool:
 
 
 def matrices(registers: list[tuple[int, Outer]]) -> tuple[int, list[tuple[int, int]], list[tuple[int, Outer]]]:
-    """(matrices an instruction loads, per address bit the (dimension, index step), digits left to loops): as many as
-    lie in consecutive registers, at most four."""
+    """(matrices per instruction, (dimension, index step) for each address bit, digits left to loops).
+
+    An instruction takes as many matrices as are in consecutive registers, at most four.
+    """
     left = sorted(registers, key=lambda r: r[1].stride)
     together: list[tuple[int, int]] = []
     while len(together) < 2 and left and left[0][1].stride == 2 << len(together) and left[0][1].size % 2 == 0:
@@ -111,9 +113,9 @@ def matrices(registers: list[tuple[int, Outer]]) -> tuple[int, list[tuple[int, i
 
 
 def matrix_rows(cx: Any, digits: list[tuple[int, Outer]]) -> tuple[list[Expr], int, list[tuple[Var, int]], Expr]:
-    """What a lane gives ldmatrix and stmatrix for a fragment of these (dimension, outer digit)s.
+    """The operands that a lane passes to ldmatrix or stmatrix for a fragment with these (dimension, outer digit)s.
 
-    ((row, column) of its matrix row in the tile, matrices an instruction moves, (variable, extent) of the loops over
+    ((row, column) in the tile of this lane's matrix row, matrices per instruction, (variable, extent) of the loops over
     instructions, first register of an instruction).
     """
     index: list[Expr] = [const(0), const(0)]
@@ -136,7 +138,7 @@ def matrix_rows(cx: Any, digits: list[tuple[int, Outer]]) -> tuple[list[Expr], i
 
 
 def over_matrices(cx: Any, out: Stmt, loops: list[tuple[Var, int]], used: int) -> Stmt:
-    """An instruction in its loops, by the first `used` threads of the block."""
+    """The instruction inside its loops, executed by the first `used` threads of the block."""
     for v, n in reversed(loops):
         out = For(v, const(0), const(n), "unroll", out)
     return out if used == cx.num_threads else If(cx.thread < used, out)

@@ -1,4 +1,4 @@
-"""Lowering of reductions: registers of a thread, then the lanes that share a row, then shared memory over warps."""
+"""Lowering of reductions: within each thread, then over the lanes that hold a row, then over warps by shared memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WARP = 32
 
 
 class ReduceLowering:
-    """One reduction for one thread.
+    """Lowers one reduction to the statements of a thread.
 
     op: the Reduce.  combine_op: name of the Binary that combines two elements.  neutral: its neutral element.
     """
@@ -28,7 +28,7 @@ class ReduceLowering:
         self.neutral = const(neutral, self.acc_dtype)
 
     def lower(self) -> Stmt:
-        """The statements of one thread."""
+        """The per-thread statements."""
         src = self.src
         if src.scope_name in PRIVATE:
             return self.in_one_thread()
@@ -46,14 +46,14 @@ class ReduceLowering:
         return seq(partial, self.direct(lanes) if not warps else self.through_shared(lanes, warps), span=self.op.span)
 
     def _in_whole_warps(self) -> bool:
-        """Whether every thread that holds data has all 32 lanes of its warp beside it: shuffles need them."""
+        """Whether every thread that holds data is in a full warp of 32 lanes, which shuffles require."""
         digits = [m for ms in self.share.modes for m in ms if m.to == THREAD] + list(self.share.copies)
         return 1 + sum((m.size - 1) * m.stride for m in digits) <= self.cx.num_threads // WARP * WARP
 
     # ---- meaning of one step ---------------------------------------------------------------------------------------
 
     def converted(self, e: Expr) -> Expr:
-        """An input element as it enters the combination."""
+        """An input element, converted for the reduction."""
         e = cast(e, self.acc_dtype)
         if self.op.kind in ("abssum", "absmax"):
             if self.acc_dtype.is_float:
@@ -63,7 +63,7 @@ class ReduceLowering:
         return e
 
     def combine(self, a: Expr, b: Expr) -> Expr:
-        """The two combined."""
+        """Two values combined."""
         out = Binary(self.combine_op, a, b, a.dtype)
         if not self.op.nan_propagate or self.combine_op not in ("max", "min") or not a.dtype.is_float:
             return out
@@ -71,20 +71,20 @@ class ReduceLowering:
         return Select(Binary("ne", a, a, TRUE.dtype), a, b_nan, a.dtype, False)
 
     def result(self, value: Expr, at: tuple[Any, ...]) -> Stmt:
-        """dst[at] = value, combined with the old contents unless they are cleared."""
+        """dst[at] = value, combined with the old contents unless the op clears them."""
         if not self.op.clear:
             value = self.combine(load(self.dst, at), value)
         return Store(self.dst, tuple(convert(i) for i in at), value, span=self.op.span)
 
     def kept(self, indices: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Indices of dst for indices of src."""
+        """The indices of dst that correspond to indices of src."""
         out = tuple(i for d, i in enumerate(indices) if d != self.axis)
         if self.dst.ndim == len(indices):
             return tuple(const(0) if d == self.axis else i for d, i in enumerate(indices))
         return out or (const(0),)
 
     def _place(self, dist: Distribution) -> Expr:
-        """Which partial a point adds to: row-major over the kept axes."""
+        """The partial result that a point contributes to: row-major over the dimensions that are kept."""
         out: Expr = const(0)
         for (v, n), d in zip(dist.axes, dist.axis_dims):
             if d != self.axis:
@@ -92,7 +92,7 @@ class ReduceLowering:
         return out
 
     def partial(self, lanes: list[Mode]) -> Stmt:
-        """partials[p] = combination over this thread's registers, then over the lanes of a warp."""
+        """partials[p] = reduction over this thread's registers, then over the lanes of a warp."""
         cx, span = self.cx, self.op.span
         dist = from_fragment(self.share, cx.thread)
         src = self.src
@@ -123,8 +123,10 @@ class ReduceLowering:
         return out
 
     def _kept_distribution(self, lanes: list[Mode]) -> tuple[Distribution, Expr]:
-        """Points of the reduced tile as the source's threads hold them, and their partial.  lanes: thread digits whose
-        threads hold the same partial."""
+        """The points of the reduced tile as the threads of the source hold them, and the partial result of each.
+
+        lanes: thread digits whose threads hold the same partial result.
+        """
         cx = self.cx
         dist = from_fragment(self.share, cx.thread)
         kept = [d for d in range(len(dist.extents)) if d != self.axis]
@@ -139,18 +141,18 @@ class ReduceLowering:
         return out, self._place(dist)
 
     def direct(self, lanes: list[Mode]) -> Stmt:
-        """Every thread that holds a partial holds the result."""
+        """Store where every thread that holds a partial result already has the final one."""
         span = self.op.span
         dist, place = self._kept_distribution(lanes)
         extents, indices = dist.extents, dist.indices
-        if self.dst.ndim > len(extents):  # kept as 1, or the (1,) of a 1-D source
+        if self.dst.ndim > len(extents):  # dim kept as 1, or the (1,) of a 1-D source
             extents = (*extents[:self.axis], 1, *extents[self.axis:])
             indices = (*indices[:self.axis], const(0), *indices[self.axis:])
         dist = dataclasses.replace(dist, extents=extents, indices=indices)
         return self.cx.distributed(dist, lambda at: self.result(load(self.partials, (place,)), at), span=span)
 
     def through_shared(self, lanes: list[Mode], warps: list[Mode]) -> Stmt:
-        """One partial per group of lanes goes to shared memory; every owner of a result combines them all."""
+        """Each group of lanes writes a partial result to shared memory; each holder of a result combines them."""
         cx, span = self.cx, self.op.span
         dist, place = self._kept_distribution(lanes)
         groups = 1
@@ -175,7 +177,7 @@ class ReduceLowering:
         return seq(put, cx.parallel(tuple(self.dst.shape), take, span=span))
 
     def in_one_thread(self) -> Stmt:
-        """Source and destination private to each thread."""
+        """Reduce where source and destination are private to each thread."""
         src, dst, span = self.src, self.dst, self.op.span
         own = tuple(fresh("ijklmnpq"[d]) for d in range(src.ndim))
         again = tuple(fresh("ijklmnpq"[d]) for d in range(src.ndim))
@@ -193,7 +195,7 @@ class ReduceLowering:
 
 
 def from_lane(value: Expr, mask: int) -> Expr:
-    """The value of the lane whose number differs in mask."""
+    """The value of the lane whose number is this lane's XOR mask."""
     dt = value.dtype
     if dt.is_bool or (dt.is_int and dt.bits < 32):  # shuffles move 32-bit registers
         return cast(call("shfl_xor", (cast(value, "int32"), const(mask)), "int32", width=WARP), dt)
@@ -201,14 +203,14 @@ def from_lane(value: Expr, mask: int) -> Expr:
 
 
 def in_whole_warps(exchange: list[Stmt], cx: Any) -> Stmt | None:
-    """Steps over lanes without the threads past the last whole warp, which hold nothing and have not all lanes beside them."""
+    """The shuffle steps, executed by full warps only: threads of a last partial warp hold no data and lack shuffle partners."""
     if exchange and cx.num_threads % WARP:
         return If(cx.thread < cx.num_threads // WARP * WARP, seq(*exchange))
     return seq(*exchange) if exchange else None
 
 
 def split_at_warp(modes: list[Mode]) -> tuple[list[Mode], list[Mode]]:
-    """Thread digits that butterflies of one warp can sum over, and the rest."""
+    """(thread digits that butterflies within a warp can reduce over, the other digits)."""
     lanes: list[Mode] = []
     rest: list[Mode] = []
     for m in modes:
@@ -227,8 +229,8 @@ def _power_of_two(n: int) -> bool:
 
 
 def memory_of_block(shape: tuple[int, ...], axis: int, threads: int) -> Fragment:
-    """How threads share a shared-memory tile that is reduced along axis: lanes along axis, the others over the longest
-    kept dimension, the rest one after another."""
+    """Distribution of a shared-memory tile that is reduced along axis: lanes along axis, further threads over the longest kept
+    dimension, the rest in sequence."""
     along = 1
     while along * 2 <= min(WARP, shape[axis]) and threads % (along * 2) == 0:
         along *= 2

@@ -1,4 +1,4 @@
-"""Regions walked together: which dimensions pair up, and the element loop over them (spec, regions of tile ops)."""
+"""Pairing the dimensions of two regions for an element-wise loop over both."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def unit(extent: Any) -> bool:
 
 
 def level(region: Region) -> int:
-    """Nearness to the registers: 2 fragment and local, 1 shared, 0 global."""
+    """Distance from global memory: 2 for fragment and local, 1 for shared, 0 for global."""
     scope = region.buffer.scope_name
     return 0 if scope == GLOBAL else 1 if scope.startswith("shared") else 2
 
 
 def base_side(dst: Region, src: Region | None) -> Region:
-    """The side whose extents are walked: nearer the registers, at equal level the source."""
+    """The region whose extents define the loop: the one nearer to the registers, the source where both are at one level."""
     return dst if src is None or level(dst) > level(src) else src
 
 
 def iteration_space(dst: Region, src: Region | None) -> tuple[tuple[Any, ...], Dims, Dims]:
-    """(extents walked, per dst dimension the loop that moves it or None, the same for src).
+    """(loop extents, for each dst dimension the index of its loop or None, the same for src).
 
-    Non-unit dimensions pair up in order; the ops' own checks refuse other pairs.
+    Non-unit dimensions pair up in order.  The checks of the ops reject regions that do not pair up.
     """
     base = base_side(dst, src)
     walked = [e for e in base.extents if not unit(e)]
@@ -52,26 +52,29 @@ def _moved(region: Region) -> Dims:
 
 
 def matched_indices(region: Region, dims: Dims, at: tuple[Any, ...]) -> tuple[Expr, ...]:
-    """Indices of region's buffer at a point of the iteration space."""
+    """Indices into the region's buffer at a point of the iteration space."""
     return tuple(convert(m) if d is None else convert(m) + at[d] for m, d in zip(region.mins, dims))
 
 
 def offset_indices(region: Region, at: tuple[Any, ...]) -> tuple[Expr, ...]:
-    """Indices of region's buffer at a point with one coordinate a dimension."""
+    """Indices into the region's buffer at a point that has one coordinate for each dimension."""
     return tuple(convert(m) + i for m, i in zip(region.mins, at))
 
 
 def lower_elementwise(cx: Any, dst: Region, src: Region | None, value: Callable[[Any], Expr], span: Any,
                       **options: Any) -> Stmt:
-    """dst[...] = value(src[...]) element by element.  A part of a fragment is walked as the whole fragment under a
-    condition, so that its owners stay the ones who execute it."""
+    """Lower dst[...] = value(src[...]) to an element loop.
+
+    A sub-tile of a fragment is lowered as a loop over the whole fragment with a predicate, so that each element is
+    still handled by the threads that hold it.
+    """
     extents, of_dst, of_src = iteration_space(dst, src)
     base = base_side(dst, src)
     of_each = any(r is not None and r.buffer.scope_name in PRIVATE for r in (dst, src))
     whole = base.buffer.scope_name == FRAGMENT and not base.is_full and not of_each
     if base is src and dst.buffer.scope_name == FRAGMENT and dst.is_full and tuple(
             n for n in dst.buffer.shape if not unit(n)) == tuple(e for e in extents if not unit(e)):
-        whole = False  # the owners of all that is written execute it: nothing of the old values has to be kept
+        whole = False  # the holders of all written elements execute the loop, so no old value has to be preserved
     if not whole:
         def body(at: tuple[Var, ...]) -> Stmt:
             got = None if src is None else load(src.buffer, matched_indices(src, of_src, at), span=src.span)

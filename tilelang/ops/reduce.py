@@ -1,4 +1,4 @@
-"""T.reduce_*: combine along one dimension."""
+"""T.reduce_*: reduce a tile along one dimension."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ COMBINE = {"sum": "add", "abssum": "add", "max": "max", "absmax": "max", "min": 
 
 
 def identity(kind: str, dt: dtype) -> Any:
-    """The value that leaves `kind` unchanged, as a Python number of dt's range."""
+    """The neutral element of `kind`, as a Python number in dt's range."""
     if kind == "bitand":
         return True if dt.is_bool else (int_range(dt)[1] if dt.is_unsigned else -1)
     if dt.base == SCALE and kind == "max":
-        return float_min(dt.base)  # an infinity would become the greatest
+        return float_min(dt.base)  # this type has no infinity: converting one would give the greatest value
     if kind in ("max", "min"):
         low, high = (-np.inf, np.inf) if dt.is_float else int_range(dt)
         return low if kind == "max" else high
@@ -48,12 +48,12 @@ def identity(kind: str, dt: dtype) -> Any:
 
 @tile_op("reduce")
 class Reduce(TileOp):
-    """dst[i…] = kind over the elements of src along dim; with clear=False combined once with dst's old value.
+    """dst[i…] = reduction by `kind` of the elements of src along dim; with clear=False dst's old value is combined in once.
 
     src: whole buffer.  dst: src's shape with dim removed or kept as 1.  kind: one of KINDS.
-    Each element is first converted to dst's dtype and combined in it, order unspecified.
-    NaN: sum and abssum give NaN; max, min and absmax leave it out (nothing left: their neutral element), with nan_propagate
-    they give NaN.
+    Each element is converted to dst's dtype and combined in that dtype, in unspecified order.
+    NaN: sum and abssum give NaN.  max, min and absmax ignore NaN (if nothing else is there: the neutral element); with
+    nan_propagate they give NaN.
     """
 
     src: Region
@@ -67,7 +67,7 @@ class Reduce(TileOp):
     span: Span | None = None
 
     def reference(self, env: Any) -> None:
-        """Convert to dst's dtype, combine along dim, join with the old value unless clear."""
+        """Convert to dst's dtype, reduce along dim, combine with the old value unless clear."""
         dt, op = self.dst.dtype, COMBINE[self.kind]
         tile = to_dtype(env.read(self.src), dt)
         if self.kind.startswith("abs"):
@@ -84,7 +84,7 @@ class Reduce(TileOp):
         env.write(self.dst, out)
 
     def infer_layout(self, known: Any) -> dict[Buffer, Any]:
-        """The result lives in every thread that holds part of what it was reduced from."""
+        """Each thread that holds source elements of a row also holds the row's result."""
         src, dst = self.src.buffer, self.dst.buffer
         lay = known.get(src)
         if lay is None or src.scope_name != FRAGMENT or dst.scope_name != FRAGMENT or known.get(dst) is not None:
@@ -93,11 +93,11 @@ class Reduce(TileOp):
         return {} if out is None else {dst: out}
 
     def lower(self, cx: LowerContext) -> Stmt:
-        """Registers of a thread, then butterflies over the lanes that share a row, then shared memory over warps."""
+        """Reduce within each thread, then over the lanes of a row by butterfly shuffles, then over warps by shared memory."""
         return ReduceLowering(self, cx, COMBINE[self.kind], identity(self.kind, self.dst.dtype)).lower()
 
     def check(self) -> None:
-        """dst is src without dim (or with 1 there); fragment, shared or thread-private; bit ops on integers."""
+        """dst is src without dim (or 1 there), in fragment, shared or thread-private memory; bitwise kinds need integers."""
         shape, out = list(self.src.extents), list(self.dst.extents)
         removed = shape[:self.dim] + shape[self.dim + 1:] or [1]
         kept = shape[:self.dim] + [1] + shape[self.dim + 1:]
@@ -130,7 +130,7 @@ class Reduce(TileOp):
 
 
 def reject_reductions(dst: Region, span: Span | None) -> None:
-    """Raises reduce-dtype where the result's type has no zero that a sum could start with."""
+    """Raise reduce-dtype where the result's type has no zero to start a sum from."""
     if dst.dtype.base == SCALE:
         raise errors.error("reduce-dtype", f"a sum needs a type with a zero, `{dst.buffer.name}` is {dst.dtype}",
                            expected="a type with a zero", found=str(dst.dtype), span=span,

@@ -1,7 +1,8 @@
-"""Copies from global to shared memory by TMA: one thread asks for whole boxes, which arrive on an mbarrier.
+"""Copies from global to shared memory by TMA: one thread issues the TMA boxes, which arrive on an mbarrier.
 
-A tile of panels (layout/swizzled_boxes.py) is one box a panel, elements outside the tensor read as zero.  The Copy carries
-tma=True and barrier=(shared.barrier buffer, index); the pass that sets them makes one thread run it and counts the bytes.
+A swizzled tile (layout/swizzled_boxes.py) is loaded as one or several boxes, each at most one swizzle atom wide.  Elements
+outside the tensor read as zero.  The Copy carries tma=True and barrier=(shared.barrier buffer, index).  The pass that sets them
+makes one thread run the copy and sets the expected bytes of the barrier.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from tilelang.target.tensor_map import STRIDE_ALIGN, refusal
 
 from .gemm.wgmma import shared_boxes
 
-_A_BOX = 1024  # bytes that take as long as asking for one more box
-MOST_BOXES = 16  # a copy, beyond which loads by all threads are no worse
+_A_BOX = 1024  # bytes whose transfer takes as long as issuing one more box
+MOST_BOXES = 16  # boxes of a copy; with more, loads by all threads are no slower
 _HINTS = {"evict_first": "evict_first", "evict_last": "evict_last", "evict_normal": "evict_normal"}
 
 
 def tma_unsupported(op: Any, strides: bool = False) -> str:
     """Why a Copy from global to shared memory cannot be a TMA load; "" when it can.
 
-    strides: run-time strides are taken to be multiples of 16 bytes, which the host checks.
+    strides: run-time strides are assumed to be multiples of 16 bytes, which the host checks.
     """
     src, dst = op.src, op.dst
     if op.plan.disable_tma or op.plan.prefer_instruction not in (None, "tma"):
@@ -59,19 +60,19 @@ def tma_unsupported(op: Any, strides: bool = False) -> str:
 
 
 def unaligned(tile: Region) -> str:
-    """What speaks against TMA where a tile's first column is not surely a multiple of 16 bytes
-    (transform/legalize/tma_columns.py)."""
+    """Why TMA cannot load a tile whose first column is not known to be a multiple of 16 bytes
+    (transform/legalize/tma_columns.py); "" when it can."""
     return f"the tile of `{tile.buffer.name}` may start at a column that is no multiple of {STRIDE_ALIGN} bytes"
 
 
 def versions_unsupported(b: Buffer) -> str:
-    """Why versions of a shared tile cannot lie one after another for TMA; "" when they can."""
+    """Why the stages of a shared tile cannot be placed one after another for TMA; "" when they can."""
     p = shared_boxes(b)
     return f"`{b.name}` has {p.rows} rows, no multiple of the 8 of a swizzle pattern" if p and p.swizzle and p.rows % 8 else ""
 
 
 def tma_bytes(op: Any) -> int:
-    """What the boxes of a copy count on its barrier."""
+    """Bytes that the boxes of a copy add to the transaction count of its mbarrier."""
     p = shared_boxes(op.dst.buffer)
     if p is None:
         raise InternalError(f"`{op.dst.buffer.name}` has no TMA boxes")
@@ -79,7 +80,7 @@ def tma_bytes(op: Any) -> int:
 
 
 def _box_dims(src: Region, rows: int, columns: int) -> tuple[int, int] | None:
-    """The dimensions of the tensor that are the tile's rows and columns."""
+    """The dimensions of the tensor that correspond to the tile's rows and columns."""
     wide = [d for d, n in enumerate(src.extents) if not is_const(n, 1)]
     if len(wide) != 2 or wide[1] != src.buffer.ndim - 1 or not is_const(src.extents[wide[0]], rows) or \
             not is_const(src.extents[wide[1]], columns):
@@ -88,7 +89,7 @@ def _box_dims(src: Region, rows: int, columns: int) -> tuple[int, int] | None:
 
 
 def _box(src: Region, p: SwizzledBoxes, rows: int, columns: int) -> tuple[int, ...]:
-    """Extents of a box, innermost first."""
+    """Extents of a TMA box, innermost first."""
     dims = _box_dims(src, rows, columns)
     first = p.boxes()[0]
     out = [1] * src.buffer.ndim
@@ -98,15 +99,15 @@ def _box(src: Region, p: SwizzledBoxes, rows: int, columns: int) -> tuple[int, .
 
 
 def tma_boxes(op: Any, blocks: int) -> bool:
-    """Whether the blocks of a cluster can each load a part of a copy's tile for all of them."""
+    """Whether each block of a cluster can load one piece of a copy's tile and multicast it to all of them."""
     p = shared_boxes(op.dst.buffer)
     return p is not None and _parts(p, blocks) is not None
 
 
 @record
 class _Parts:
-    """A tile in equal parts, for the blocks of a cluster in turn: the boxes of the first, how far those of the next one are
-    from them, and how many there are."""
+    """A tile cut into equal pieces that the blocks of a cluster load cyclically: the boxes of the first piece, the distance to
+    those of the next, and the number of pieces."""
 
     boxes: tuple[Box, ...]
     step: Box
@@ -114,10 +115,11 @@ class _Parts:
 
 
 def _parts(p: SwizzledBoxes, blocks: int) -> _Parts | None:
-    """The parts that take the least time, one or more for each block: only by that does a block know, when its tile is
-    there, that all others have seen it give back the one before (transform/schedule/rings.py).
+    """The fastest cut of a tile into pieces, with at least one piece for each block.
 
-    Parts of a box start at a multiple of 128 bytes; the swizzle pattern goes by the address.
+    Every block must load a piece: only then does the arrival of a full tile prove to a block that all other blocks saw it
+    release the stage before (transform/schedule/rings.py).  Pieces of a box start at a multiple of 128 bytes, because the
+    swizzle pattern depends on the address.
     """
     boxes = p.boxes()
     first, found = boxes[0], []
@@ -134,14 +136,14 @@ def _parts(p: SwizzledBoxes, blocks: int) -> _Parts | None:
                   for rows in range(1, first.rows) if first.rows % rows == 0 and rows * p.width % 128 == 0]
 
     def cost(x: _Parts) -> int:
-        """Of the block with most parts, in bytes."""
+        """Cost of the block that loads most pieces, in bytes."""
         return -(-x.number // blocks) * sum(b.rows * b.columns * p.bits // 8 + _A_BOX for b in x.boxes)
 
     return min((x for x in found if x.number >= blocks), key=cost, default=None)
 
 
 def row_boxes(op: Any, parts: int) -> list[Any] | None:
-    """A copy as copies of equal parts of its tile's rows, each a load by itself; None when it has no such parts."""
+    """Split a copy into `parts` copies of equal numbers of rows, each a load of its own; None when that is impossible."""
     rows, columns = (int(n) for n in op.dst.buffer.shape[-2:])
     p, dims = shared_boxes(op.dst.buffer), _box_dims(op.src, rows, columns)
     each = rows // parts
@@ -158,15 +160,15 @@ def row_boxes(op: Any, parts: int) -> list[Any] | None:
 
 
 def _some_rows(p: SwizzledBoxes, first: int, rows: int) -> tuple[Box, ...]:
-    """Boxes of some rows of a tile whose boxes hold all of them."""
+    """Boxes of some rows of a tile whose boxes each span all rows."""
     return tuple(replace(b, row=0, rows=rows, offset=b.offset + first * p.width) for b in p.boxes())
 
 
 def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
-    """The boxes of a copy, as the one thread that runs it asks for them.  to: mask of the CTAs that get all of them.
+    """The TMA loads of a copy, as statements of the one thread that issues them.  to: mask of the CTAs that receive the tile.
 
-    attr share=(part, blocks, mask): so many blocks of a cluster want the same tile; each loads its parts of it for all,
-    those of the mask.
+    attr share=(part, blocks, mask): `blocks` blocks of a cluster need the same tile.  Each loads its pieces and multicasts
+    them to the blocks of the mask.
     """
     src, dst = op.src, op.dst
     got = boxes_of(cx.layout_of(dst.buffer), dst.dtype.bits)
@@ -211,7 +213,7 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
             place, *where = cx.simplified((base + box.offset * 8 // bits + part * (step.offset * 8 // bits), *reversed(at)))
             loads.append(Evaluate(call("tma_load", (AddressOf(storage, (place,)), bar, *where, *mask), "void", span=op.span,
                                        **attrs), span=op.span))
-        last = (turn + 1) * blocks > parts  # not every block has one more
+        last = (turn + 1) * blocks > parts  # some blocks have one piece fewer
         out += [If(binary("lt", part, const(parts, part.dtype)), seq(*loads))] if last else loads
     return seq(*out, span=op.span)
 

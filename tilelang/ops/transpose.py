@@ -21,7 +21,7 @@ errors.register("transpose-shape", ValueError, "a transpose whose tiles do not m
 
 @tile_op("transpose")
 class Transpose(TileOp):
-    """dst[…, j, i] = src[…, i, j].  Both shared (or fragment); block-collective."""
+    """dst[…, j, i] = src[…, i, j].  Both are shared, or both fragments.  Executed by the whole block."""
 
     src: Region
     dst: Region
@@ -34,7 +34,7 @@ class Transpose(TileOp):
         env.write(self.dst, to_dtype(tile, self.dst.dtype))
 
     def infer_layout(self, known: Any) -> dict[Buffer, Any]:
-        """Whole fragments: one is the other with its last two dimensions exchanged, so nothing moves."""
+        """Whole fragments: one layout is the other with the last two dimensions exchanged; no data moves between threads."""
         if not (self.src.is_full and self.dst.is_full):
             return {}
         for have, want in ((self.src.buffer, self.dst.buffer), (self.dst.buffer, self.src.buffer)):
@@ -57,18 +57,18 @@ class Transpose(TileOp):
 
     @property
     def space(self) -> tuple[Any, ...]:
-        """Extents of the loop over the destination.  A tile that is one version of a pipelined buffer has leading ones."""
+        """Extents of the loop over the destination; leading ones are 1 where the tile is a stage of a pipelined buffer."""
         n = min(len(self.src.extents), len(self.dst.extents))
         return tuple(self.dst.extents[-n:])
 
     def places(self, at: tuple[Var, ...]) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
-        """Indices of dst and of src at a point of `space`."""
+        """Indices of dst and of src at a point of the loop over `space`."""
         turned = (*at[:-2], at[-1], at[-2])
         return tuple((*r.mins[:-len(at)], *(convert(m) + i for m, i in zip(r.mins[-len(at):], v)))  # type: ignore[return-value]
                      for r, v in ((self.dst, at), (self.src, turned)))
 
     def check(self) -> None:
-        """The last two extents are exchanged, leading ones equal where both have them, else 1; two buffers; no global tile."""
+        """The last two extents must be exchanged, leading ones equal (1 where one side lacks them); no global tile."""
         a, b = tuple(self.src.extents), tuple(self.dst.extents)
         n = min(len(a), len(b)) - 2
         more, less = (a, b) if len(a) > len(b) else (b, a)

@@ -1,4 +1,4 @@
-"""T.gemm: matrix product of tiles.  Strategies (mma, wgmma, simt) are files beside this one."""
+"""T.gemm: matrix multiplication of tiles.  Each lowering (mma, wgmma, simt) is a file beside this one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ errors.register("gemm-types", ValueError, "element types no gemm exists for",
 
 @tile_op("gemm")
 class Gemm(TileOp):
-    """c[M, N] += op(a) @ op(b), or = when clear_accum.
+    """c[M, N] += op(a) @ op(b), or c = op(a) @ op(b) when clear_accum.
 
     a: (M, K), or (K, M) if transpose_a.  b: (K, N), or (N, K) if transpose_b.  c: (M, N).  Leading extents are 1.
     a, b: shared or fragment; c: a whole fragment (CPU and SIMT: any of shared, fragment, local).
@@ -51,7 +51,7 @@ class Gemm(TileOp):
     span: Span | None = None
 
     def check(self) -> None:
-        """Ranks, shapes, scopes and element types."""
+        """Check ranks, shapes, scopes and element types."""
         for name, r in (("A", self.a), ("B", self.b), ("C", self.c)):
             self._check_operand(name, r)
         a, b, c = self.a.extents[-2:], self.b.extents[-2:], self.c.extents[-2:]
@@ -101,7 +101,7 @@ class Gemm(TileOp):
                                hint="copy the tile to shared memory first")
 
     def accesses(self) -> tuple[Access, ...]:
-        """a and b read; c read and written (only written when clear_accum is the constant true)."""
+        """a and b are read; c is read and written, or only written when clear_accum is the constant true."""
         mode = "write" if is_const(self.clear_accum, True) else "readwrite"
         return Access(self.a, "read"), Access(self.b, "read"), Access(self.c, mode)
 
@@ -118,7 +118,7 @@ class Gemm(TileOp):
         return self.a.extents[-2 if self.transpose_a else -1]
 
     def reference(self, env: Any) -> None:
-        """The product in float32 (or wider, or exact integers), added and rounded once to c's dtype."""
+        """Computes a @ b in float32 (or wider, or exact integers), adds it to c and rounds once to c's dtype."""
         acc = self.c.dtype
         a, b = (t.reshape(t.shape[-2:]) for t in (env.read(self.a), env.read(self.b)))
         product = widest_mma(a.T if self.transpose_a else a, b.T if self.transpose_b else b, acc)
@@ -128,9 +128,9 @@ class Gemm(TileOp):
         env.write(self.c, product.astype(numpy_dtype(acc)).reshape(env.shape(self.c)))
 
     def infer_layout(self, known: Any) -> dict[Buffer, Any]:
-        """What the chosen instruction demands of the fragments among a, b and c (the plan names it and its warps).
+        """Layouts that the chosen instruction requires for the fragments among a, b and c; the plan names it and the warps.
 
-        A fragment of which the op uses a part only is left to others: the part is then moved before it is multiplied.
+        A fragment of which the op uses only a sub-tile gets no layout here.  The lowering copies that sub-tile first.
         """
         name = self.plan.instruction
         row, warps = MMA_ROWS.get(name), self.plan.warps or (1, 1)
@@ -149,12 +149,12 @@ class Gemm(TileOp):
         return out
 
     def lower(self, cx: LowerContext) -> Stmt:
-        """By the strategy that infer_layouts chose: attr `instruction`, the name of a matrix row or "simt"."""
+        """Lower by the instruction that infer_layouts chose: attr `instruction`, the name of an MMA row or "simt"."""
         name = self.plan.instruction or "simt"
         if name in WGMMA_ROWS:
             return lower_wgmma(self, cx, WGMMA_ROWS[name])
         out = lower_simt(self, cx) if name == "simt" else lower_mma(self, cx, MMA_ROWS[name])
-        # Products by wgmma that users started may be adding to the same registers.
+        # An asynchronous wgmma that the user started may still be adding to the same registers.
         return seq(drained(cx.local_of(self.c.buffer)), out) if self.plan.behind else out
 
 

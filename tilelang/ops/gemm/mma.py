@@ -1,18 +1,18 @@
-"""gemm by warp matrix instructions (mma.sync) with operands from shared memory through ldmatrix, or from registers.
+"""Lower gemm to warp matrix instructions (mma.sync); operands come from shared memory by ldmatrix, or from registers.
 
-    for each k step of the instruction:                  # the operands of step k+1 are fetched before step k multiplies
+    for each k step of the instruction:                  # the operands of step k+1 are fetched before the MMAs of step k
         A[mi] = ldmatrix(...)   for mi in this warp's row tiles
         B[ni] = ldmatrix(...)   for ni in this warp's column tiles
         mma(C[mi, ni], A[mi], B[ni])
 
-Which tiles a warp owns, and in which registers, is read off the accumulator's Fragment.  ldmatrix hands lane l the
-elements (l/4, 2*(l%4)..) of 8x8 16-bit matrices whose rows the lanes point at (PTX ISA, "Warp-level matrix load
-instruction: ldmatrix"); `trans` serves operands stored with k outermost.  It moves 32-bit units, so wider and narrower
-types work as long as k is contiguous; other cases load element by element.
+The accumulator's Fragment determines which tiles a warp computes and in which registers.  ldmatrix gives lane l the
+elements (l/4, 2*(l%4)..) of 8x8 16-bit matrices whose row addresses the lanes supply (PTX ISA, "Warp-level matrix load
+instruction: ldmatrix"); `trans` is used for operands stored with k as the outer dimension.  ldmatrix moves 32-bit units,
+so wider and narrower types work as long as k is contiguous; other cases load element by element.
 
-Tiles that the instructions do not divide: rows and columns beyond the edge repeat the last ones (what they give lies in
-registers that stand for no element), elements of k beyond the edge are zeros in both operands, since NaN and infinity in
-one would not be cancelled by zeros of the other.
+Tiles whose sizes are no multiple of the instruction's: rows and columns beyond the edge repeat the last ones (their results
+go to padding registers that hold no element).  Elements of k beyond the edge are zero in both operands: a zero in one
+operand alone would not cancel a NaN or infinity in the other.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ WARP = 32
 
 
 class WarpTiles:
-    """The instruction tiles along one dimension (m or n) of the accumulator that a warp owns.
+    """The instruction tiles that a warp computes along one dimension (m or n) of the accumulator.
 
-    offset: index of the warp's first tile.  reps: digits that walk its tiles, outermost first.  extent: elements that
-    there are, fewer than the tiles count where is_padded.
+    offset: index of the warp's first tile.  reps: digits that enumerate its tiles, outermost first.  extent: number of elements
+    of the dimension; the tiles cover more where is_padded.
     """
 
     def __init__(self, modes: tuple[Mode, ...], inner: int, extent: int, cx: Any) -> None:
@@ -56,7 +56,7 @@ class WarpTiles:
             self.count *= o.size
 
     def inside(self, index: Expr, run: int = 1) -> Expr:
-        """The index, or that of the last `run` elements where it lies beyond them."""
+        """`index`, clamped so that a run of `run` elements from there on stays inside the extent."""
         return binary("min", index, const(self.extent - run)) if self.is_padded else index
 
     def loops(self) -> tuple[list[tuple[Var, int]], Expr, Expr, Expr]:
@@ -73,15 +73,15 @@ class WarpTiles:
 
 
 def padded_operands(body: Node, layout_of: Callable[[Buffer], Any]) -> set[Var]:
-    """Storage of the fragments in a launch's body that warp matrix instructions use and whose registers are more than
-    their elements: those registers are given a value where the fragment is allocated."""
+    """Storage of the fragments that warp matrix instructions use and that have padding registers (more than their elements).
+    Those registers are initialised where the fragment is allocated."""
     found = [r.buffer for op in walk(body, TileOp) if op.op_name == "gemm" and op.plan.instruction in MMA_ROWS
              for r in (op.a, op.b, op.c)]
     return {b.data for b in found if b.scope_name == FRAGMENT and layout_of(b).is_padded}
 
 
 def unrolled(loops: list[tuple[Var, int]], body: Stmt) -> Stmt:
-    """body inside unrolled loops, the first outermost."""
+    """body inside unrolled loops, the first one outermost."""
     for v, n in reversed(loops):
         body = For(v, const(0), const(n), "unroll", body)
     return body
@@ -89,11 +89,11 @@ def unrolled(loops: list[tuple[Var, int]], body: Stmt) -> Stmt:
 
 @dataclass
 class Operand:
-    """A or B while it is fetched.
+    """State of A or B while it is fetched.
 
     region: in shared memory (None once it is in registers).  k_first: stored with k as the outer dimension.
-    frag: the row's 32-lane Fragment; k_dim: which of its dimensions is k.  tiles: of the dimension that is not k.
-    local: per-thread array.  stage: registers of one k step in it (0: all of the operand is there).
+    frag: the 32-lane Fragment of the instruction row; k_dim: which of its dimensions is k.  tiles: those along m or n.
+    local: per-thread array.  stage: registers of one k step in that array (0: it holds the whole operand).
     """
 
     region: Region
@@ -106,17 +106,17 @@ class Operand:
     dt: dtype
 
     def shared_index(self, outer: Expr, k: Expr) -> tuple[Expr, ...]:
-        """Index of the operand's buffer for logical (outer, k)."""
+        """Index into the operand's buffer for the logical position (outer, k)."""
         pair = (k, outer) if self.k_first else (outer, k)
         mins = tuple(convert(m) for m in self.region.mins)
         return (*mins[:-2], mins[-2] + pair[0], mins[-1] + pair[1])
 
 
 def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
-    """The statements of one thread for a gemm on instruction `row`.
+    """The per-thread statements of a gemm on instruction `row`.
 
-    An accumulator of another layout (seen in a shape that the instruction's layout has no form of, say) is moved to one
-    of the instruction's and back, through shared memory.
+    An accumulator whose layout does not fit the instruction (for example inferred through a reshape) is copied to a fragment
+    that fits, and back, through shared memory.
     """
     m, n, k = row.shape
     frag_c = cx.layout_of(op.c.buffer)
@@ -149,7 +149,7 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
         return For(v, const(0), const(size), "unroll", Store(into, (v,), cast(load(source, (v,)), into.dtype), span=op.span))
 
     out: list[Stmt | None] = [_cleared(op, cx, held), fetch(0)]
-    if local_c is not held:  # an accumulator that the instruction does not have: rounded once, when all is added
+    if local_c is not held:  # the instruction does not accumulate in c's type: round once after all k steps
         out.insert(1, converted(local_c, held))
     for step in range(steps):
         if step + 1 < steps:
@@ -162,14 +162,14 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
 
 
 def _in_tiles(frag: Any, row: Any, rows: WarpTiles, cols: WarpTiles) -> bool:
-    """Whether whole warps hold whole instruction tiles, registers of a tile in a row, and nobody holds a copy."""
+    """Whether whole warps hold whole instruction tiles with a tile's registers contiguous and no replication."""
     warps, reps = [*rows.warps, *cols.warps], [*rows.reps, *cols.reps]
     return not frag.copies and all(o.stride % WARP == 0 for o in warps) and all(
         o.stride % row.c.registers == 0 for o in reps)
 
 
 def _moved(op: Any, cx: Any, row: Any) -> Stmt:
-    """The gemm on an accumulator of the instruction's layout, between copies from and to the program's."""
+    """The gemm on an accumulator in the instruction's layout, between copies from and to the program's fragment."""
     layout = operand_fragments(op, row, op.plan.warps, cx.num_threads)[2]
     c = op.c.buffer
     part = cx.new_fragment(f"{c.name}_t", layout, c.dtype)
@@ -177,7 +177,7 @@ def _moved(op: Any, cx: Any, row: Any) -> Stmt:
     r, lead = fresh("r"), (const(0),) * (c.ndim - 2)
     zeros = For(r, const(0), const(int(local.shape[0])), "unroll", Store(local, (r,), cast(const(0), local.dtype)))
     into: Stmt | None = None
-    if not is_const(op.clear_accum, True):  # what is cleared may never have been written
+    if not is_const(op.clear_accum, True):  # a cleared accumulator may never have been written
         into = cx.parallel(layout.shape, lambda p: Store(part, p, load(c, (*lead, *p))), layout, span=op.span)
         into = into if isinstance(op.clear_accum, Const) else If(unary("not", cast(cx.expr(op.clear_accum), "bool")), into)
     back = cx.parallel(layout.shape, lambda p: Store(c, (*lead, *p), load(part, p)), cx.layout_of(c).project(
@@ -191,7 +191,7 @@ def _exact(modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
 
 
 def _cleared(op: Any, cx: Any, local: Buffer) -> Stmt | None:
-    """Zeroing of the accumulator, when asked for."""
+    """Statement that zeroes the accumulator; None when nothing is cleared."""
     clear = op.clear_accum
     if isinstance(clear, Const) and not clear.value:
         return None
@@ -203,7 +203,7 @@ def _cleared(op: Any, cx: Any, local: Buffer) -> Stmt | None:
 
 def _operand(op: Any, cx: Any, row: Any, side: str, tiles: WarpTiles, k: int,
              busy: int) -> tuple[Operand, Callable[[int, Expr], Expr]]:
-    """(how the operand is fetched, its first register for (k step, tile))."""
+    """(how the operand is fetched, its first register as a function of k step and tile)."""
     region = op.a if side == "a" else op.b
     frag = row.a if side == "a" else row.b
     k_dim = 1 if side == "a" else 0
@@ -211,7 +211,7 @@ def _operand(op: Any, cx: Any, row: Any, side: str, tiles: WarpTiles, k: int,
     dt = row.a_dtype if side == "a" else row.b_dtype
     k_first = transposed if side == "a" else not transposed
     if region.buffer.scope_name == FRAGMENT:
-        # Registers that stand for elements of K beyond the edge may hold anything; those of the accumulator change.
+        # Padding registers of K beyond the edge may hold anything; those of an accumulator even change.
         usable = op.k % k == 0 and region.buffer.data is not op.c.buffer.data
         where = Operand(region, k_first, frag, k_dim, tiles, region.buffer, 0, dt)
         direct = _in_registers(op, cx, where, busy) if usable else None
@@ -227,7 +227,7 @@ def _operand(op: Any, cx: Any, row: Any, side: str, tiles: WarpTiles, k: int,
 
 
 def _staged(cx: Any, region: Region, span: Any) -> Region:
-    """A fragment operand that does not match the instruction, copied to shared memory first."""
+    """Copy a fragment operand whose layout does not fit the instruction to shared memory."""
     source = region.buffer
     scratch = cx.new_shared(f"{source.name}_s", tuple(source.shape), source.dtype)
     cx.prepend(cx.parallel(tuple(source.shape), lambda at: Store(scratch, at, load(source, at)), span=span))
@@ -235,7 +235,7 @@ def _staged(cx: Any, region: Region, span: Any) -> Region:
 
 
 def _in_registers(op: Any, cx: Any, operand: Operand, busy: int) -> tuple[Operand, Callable[[int, Expr], Expr]] | None:
-    """The operand used where it lies; None when its layout is not the instruction's, repeated like the accumulator."""
+    """Use the operand from the registers it is in; None unless it has the instruction's layout and the needed replication."""
     region, frag, k_dim, k_first, tiles, dt = (operand.region, operand.frag, operand.k_dim, operand.k_first, operand.tiles,
                                                operand.dt)
     layout = cx.layout_of(region.buffer)
@@ -251,7 +251,7 @@ def _in_registers(op: Any, cx: Any, operand: Operand, busy: int) -> tuple[Operan
     if not same or not _copies_cover(layout, busy):
         return None
     local = cx.local_of(region.buffer)
-    if dt == "tfloat32":  # float32 registers enter a tf32 instruction rounded
+    if dt == "tfloat32":  # float32 registers are rounded before a tf32 instruction reads them
         rounded = cx.new_local(f"{region.buffer.name}_r", int(local.shape[0]), dt)
         v = fresh("r")
         cx.prepend(For(v, const(0), const(int(local.shape[0])), "unroll",
@@ -274,7 +274,7 @@ def _in_registers(op: Any, cx: Any, operand: Operand, busy: int) -> tuple[Operan
 
 
 def _copies_cover(layout: Any, busy: int) -> bool:
-    """Whether each of the threads that work holds its elements: all thread digits are used or copied."""
+    """Whether each of the `busy` threads holds the elements it needs: all thread digits are used or replicated."""
     covered = 1
     for m in [m for ms in layout.modes for m in ms if m.to == THREAD] + list(layout.copies):
         covered *= m.size
@@ -286,7 +286,7 @@ def _to_tf32(value: Expr, dt: dtype) -> Expr:
 
 
 def _fetch(cx: Any, o: Operand, step: int, k: int, end: int, span: Any) -> Stmt:
-    """Registers of k step `step` of an operand, for all its tiles.  end: elements of k that there are."""
+    """Load the registers of k step `step` of an operand, for all its tiles.  end: number of elements along k."""
     at = (step % (int(o.local.shape[0]) // o.stage)) * o.stage
     if step * k + k <= end and _ldmatrix_fits(cx, o):
         out = _by_ldmatrix(cx, o, step * k, at, span)
@@ -300,7 +300,7 @@ def _fetch(cx: Any, o: Operand, step: int, k: int, end: int, span: Any) -> Stmt:
 
 
 def _ldmatrix_fits(cx: Any, o: Operand) -> bool:
-    """ldmatrix needs 16-byte rows of shared memory, contiguous and aligned, of k; or of 16-bit elements with k outermost."""
+    """ldmatrix needs contiguous, 16-byte aligned rows in shared memory: along k, or 16-bit elements with k outermost."""
     bits = o.dt.bits
     buffer = o.region.buffer
     if not buffer.scope_name.startswith("shared") or buffer.dtype.bits != bits or bits not in (8, 16, 32):
@@ -343,7 +343,7 @@ def _by_ldmatrix(cx: Any, o: Operand, k0: int, at: int, span: Any) -> Stmt:
         outer = outer + lane % 8
     run = 128 // o.dt.bits if o.k_first else 1
     loops = list(vs)
-    if together > 1:  # the last loop walks groups of tiles
+    if together > 1:  # the innermost loop runs over groups of tiles
         v, n = loops[-1]
         group = fresh("t")
         loops[-1] = (group, n // together)
@@ -363,14 +363,14 @@ def _fix_units(s: Stmt, loops: list[tuple[Var, int]]) -> Stmt:
 
 
 def _corner(o: Operand, register: int) -> tuple[int, int]:
-    """(outer, k) of lane 0's element in a register: the corner of the 8x8 matrix the register belongs to."""
+    """(outer, k) of lane 0's element in a register: the corner of the register's 8x8 matrix."""
     index, _ = o.frag.index_at(0, register)
     pair = tuple(int(i) for i in index)
     return pair[1 - o.k_dim], pair[o.k_dim]
 
 
 def _by_element(cx: Any, o: Operand, k0: int, k: int, end: int, at: int, span: Any) -> Stmt:
-    """Each lane loads its own elements one by one; zeros for those of k from `end` on."""
+    """Each lane loads its elements one by one; elements of k from `end` on are zero."""
     size = o.frag.registers
     lane = cx.thread % WARP
     vs, number, index, _ = o.tiles.loops()

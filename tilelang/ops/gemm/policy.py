@@ -1,4 +1,4 @@
-"""How the warps of a block share out the accumulator of a gemm."""
+"""Warp partition of a gemm: how the accumulator is divided among the warps of a block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tilelang.errors import facts
 
 
 class GemmWarpPolicy(IntEnum):
-    """Square balances warps over M and N; FullRow puts them along M, FullCol along N."""
+    """How warps are placed: Square balances them over M and N, FullRow puts all along M, FullCol all along N."""
 
     Square = 0
     FullRow = 1
@@ -41,7 +41,7 @@ class GemmWarpPolicy(IntEnum):
         return best
 
     def even_partition(self, m: int, n: int, warps: int, tile: tuple[int, int]) -> tuple[int, int] | None:
-        """(warps along M, warps along N) where all warps get the same number of whole tiles; None where they cannot."""
+        """(warps along M, warps along N) such that all warps get equally many whole tiles; None where that is impossible."""
         options = [(i, warps // i) for i in range(1, warps + 1)
                    if warps % i == 0 and m % (tile[0] * i) == 0 and n % (tile[1] * (warps // i)) == 0]
         if not options:
@@ -50,13 +50,13 @@ class GemmWarpPolicy(IntEnum):
             return max(options)
         if self is GemmWarpPolicy.FullCol:
             return min(options)
-        # A warp reads M/m rows of A and N/n columns of B per step: their sum is the shared-memory traffic.
+        # A warp reads M/m rows of A and N/n columns of B per step, so this sum measures the shared-memory traffic.
         return min(options, key=lambda p: (m // p[0] + n // p[1], -p[0]))
 
     def cover(self, m: int, n: int, warps: int, tile: tuple[int, int]) -> tuple[int, int]:
-        """(warps along M, warps along N), at most `warps`, whose tiles cover an accumulator of any size.
+        """(warps along M, warps along N), at most `warps` in total, whose tiles cover an accumulator of any size.
 
-        Each takes as many tiles as the others, the last ones partly beyond the edge; none is wholly beyond it.
+        All warps have the same number of tiles.  The last tiles may extend beyond the edge, but none lies wholly beyond it.
 
         >>> GemmWarpPolicy.Square.cover(16, 104, 12, (16, 8))
         (1, 7)
@@ -64,7 +64,7 @@ class GemmWarpPolicy(IntEnum):
         best: tuple[tuple[int, ...], tuple[int, int]] | None = None
         down, across = ceil(m / tile[0]), ceil(n / tile[1])  # tiles
         for i in range(1, min(warps, down) + 1):
-            rows, cols = ceil(down / i), ceil(across / min(warps // i, across))  # tiles of a warp
+            rows, cols = ceil(down / i), ceil(across / min(warps // i, across))  # tiles of one warp
             used = ceil(down / rows), ceil(across / cols)
             work, traffic = rows * cols, rows * tile[0] + cols * tile[1]
             first = {GemmWarpPolicy.FullRow: rows, GemmWarpPolicy.FullCol: cols}.get(self, 0)
@@ -87,7 +87,7 @@ class GemmWarpPolicy(IntEnum):
 
     @classmethod
     def from_warp_partition(cls, m_warp: int, n_warp: int) -> GemmWarpPolicy:
-        """The policy that a partition comes from."""
+        """The policy that gives this warp partition."""
         if n_warp == 1:
             return cls.FullRow
         return cls.FullCol if m_warp == 1 else cls.Square

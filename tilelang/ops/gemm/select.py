@@ -1,8 +1,8 @@
-"""Which matrix instruction a gemm uses, and how the warps of the block share the accumulator.
+"""Choose the matrix instruction of a gemm and its warp partition.
 
-Tiles of any size are multiplied.  Where the instructions do not divide them the fragments count further than the tile:
-rows and columns beyond it are computed from repeated elements and read by nobody, elements of K beyond it are zeros in
-both operands (mma.py).  Warps that no instruction is left for are idle.
+Tiles of any size are supported.  Where a tile is no multiple of the instruction's sizes, the fragments are padded: rows and
+columns beyond the edge are computed from repeated elements and never read, and elements of K beyond it are zero in both
+operands (mma.py).  Warps without a tile are idle.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ register("gemm-accumulator", AssertionError, "the accumulator of a tensor-core T
 
 SIMT = "simt"
 WARP = 32
-# Computed by plain multiply-adds where no matrix instruction fits: nothing is lost but speed, and float32 gains bits.
+# Types that fall back to SIMT multiply-adds where no matrix instruction fits: slower, and float32 is more exact.
 _SIMT_ODD = {("float32", "float32", "float32"), ("float64", "float64", "float64")}
 
 _FP8 = ("float8_e4m3", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
-# Element types of operands -> accumulators; the two operands are equal but for the fp8 family.
+# Operand type -> accumulator types.  The two operands have equal types, except within the fp8 family.
 ACCUMULATORS: dict[str, tuple[str, ...]] = {
     "float16": ("float16", "float32"), "bfloat16": ("float32", "float16"), "float32": ("float32",), "tfloat32": ("float32",),
     "float64": ("float64",), "int8": ("int32",), "uint8": ("int32",), "int4": ("int32",),
@@ -37,7 +37,7 @@ ACCUMULATORS: dict[str, tuple[str, ...]] = {
 
 
 def multiplies(a: Any, b: Any, c: Any) -> bool:
-    """Whether a gemm of these element types exists."""
+    """Whether gemm supports these element types."""
     return (a == b or a in _FP8 and b in _FP8) and c in ACCUMULATORS.get(a, ())
 
 
@@ -52,8 +52,8 @@ class GemmPlan:
 def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = False) -> GemmPlan:
     """The instruction and warp partition of a Gemm on sm_<arch_number> in a block of `threads` threads.
 
-    rows_first: under the Square policy, put warps along M as far as they go (the accumulator is reduced along its rows
-    or becomes the A operand of another gemm, so whole rows should stay in one warp).
+    rows_first: under the Square policy, put as many warps as possible along M (the accumulator is reduced along its rows or
+    becomes the A operand of another gemm, so a whole row should stay in one warp).
     Raises gemm-types (ValueError), gemm-accumulator (AssertionError) at the op.
     """
     a, b, c = op.a.dtype, op.b.dtype, op.c.dtype
@@ -63,7 +63,7 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
                     "float16 in float16 or float32, bfloat16 and fp8 in float32, int8 in int32")
     optional = (str(a), str(b), str(c)) in _SIMT_ODD
     rows = mma_rows(arch_number, a, b, c)
-    if not rows and c == "float16":  # summed in float32 and rounded once a product (mma.py)
+    if not rows and c == "float16":  # accumulated in float32 and rounded once per gemm (mma.py)
         rows = mma_rows(arch_number, a, b, "float32")
     whole = op.c.buffer.scope_name == FRAGMENT and op.c.is_full
     if not rows or threads % WARP or not whole:
@@ -88,9 +88,12 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
 
 
 def with_warps_of(plan: GemmPlan, first: GemmPlan) -> GemmPlan:
-    """The plan with the warps of the first product into the same accumulator, where both are by warp instructions whose
-    accumulators are alike: one layout for both, whatever their policies.  A warp of a warp group has the rows and columns
-    of an m16n8 instruction in the same registers, so the first product may be by wgmma."""
+    """The plan with the warp partition of `first`, an earlier gemm into the same accumulator.
+
+    Applies where both use warp instructions with compatible accumulator layouts: then one layout serves both, whatever their
+    policies.  A warp of a wgmma warp group has its rows and columns in the same registers as an m16n8 instruction, so `first`
+    may use wgmma.
+    """
     a, b = MMA_ROWS.get(plan.instruction), MMA_ROWS.get(first.instruction)
     if a and a.shape[:2] == (16, 8) and first.instruction in WGMMA_ROWS:
         return GemmPlan(plan.instruction, first.warps)
@@ -98,9 +101,9 @@ def with_warps_of(plan: GemmPlan, first: GemmPlan) -> GemmPlan:
 
 
 def _row(rows: tuple[MmaRow, ...], k: int) -> MmaRow:
-    """The longest instruction that divides K; where none does, the one that takes fewest steps, shortest first.
+    """The instruction with the longest K that divides the gemm's K; if none does, that with fewest steps, shortest first.
 
-    Of the first row's M and N: gemms of several K into one accumulator need one layout of it.
+    All have the M and N of the first row: gemms with different K into one accumulator need one layout of the accumulator.
     """
     rows = tuple(r for r in rows if r.shape[:2] == rows[0].shape[:2])
     return next((r for r in rows if k % r.shape[2] == 0), None) or \
@@ -109,11 +112,10 @@ def _row(rows: tuple[MmaRow, ...], k: int) -> MmaRow:
 
 def operand_fragments(op: Any, row: MmaRow, warps: tuple[int, int],
                       threads: int) -> tuple[Fragment, Fragment, Fragment]:
-    """Fragments of a, b and c as the warps' instructions use them, in the shape of each region's last two dimensions;
-    padded where the instructions count further.
+    """Fragments of a, b and c as the instructions use them, in the shape of each region's last two dimensions.
 
-    Every warp row holds a copy of its part of a for each warp column, and the other way round for b.  Registers: one
-    instruction tile after another, a and b with K slowest, c with M slowest.
+    Each is padded where the instruction tiles extend beyond the edge.  Every warp column holds a copy of a's rows, and every
+    warp row a copy of b's columns.  Registers: one instruction tile after another, a and b with K slowest, c with M slowest.
     """
     mw, nw = warps
     rm, rn, rk = row.shape
@@ -126,7 +128,7 @@ def operand_fragments(op: Any, row: MmaRow, warps: tuple[int, int],
 
 
 def simt_fragment(m: int, n: int, threads: int) -> Fragment:
-    """Accumulator of a gemm of plain multiply-adds: each thread a block of rows x columns as square as it gets."""
+    """Accumulator layout of a SIMT gemm: each thread has a block of rows x columns, as square as possible."""
     best: tuple[tuple[int, int], int, int] | None = None
     for across in range(1, min(n, threads) + 1):
         down = min(m, threads // across)
@@ -137,6 +139,6 @@ def simt_fragment(m: int, n: int, threads: int) -> Fragment:
     assert best is not None  # across = 1 is always tried
     _, down, across = best
     rows, cols = ceil(m / down), ceil(n / across)
-    # Neighbouring threads take neighbouring columns and rows: their reads of b, and the copy out, are contiguous.
+    # Neighbouring threads have neighbouring columns and rows: reads of b and the store of c are contiguous.
     return Fragment((m, n), ((Mode(rows, "register", cols), Mode(down, "thread", across)),
                              (Mode(cols, "register", 1), Mode(across, "thread", 1))), threads=threads)

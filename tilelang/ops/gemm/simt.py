@@ -1,4 +1,4 @@
-"""gemm by multiply-add of each thread: any types, any layouts, any sizes."""
+"""Lower gemm to scalar multiply-adds of each thread: supports all types, layouts and sizes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from tilelang.ir import (Buffer, Const, For, If, Region, Stmt, Store, cast, cons
 
 
 def lower_simt(op: Any, cx: Any) -> Stmt:
-    """c[i, j] += a[i, k] * b[k, j]: k outermost, so that a thread's accumulators stay in registers and the operands it
-    uses for several of them are read once a step.  Where c is memory of each thread, each computes all of it."""
+    """c[i, j] += a[i, k] * b[k, j] with k as the outermost loop.
+
+    A thread's accumulators stay in registers, and an operand element that several of them use is read once per k step.
+    Where c is thread-private memory, each thread computes all of it.
+    """
     dt = op.c.dtype
-    wide = dtype("float32") if op.a.dtype == "bfloat16" else dt  # float16 does not hold every bfloat16
+    wide = dtype("float32") if op.a.dtype == "bfloat16" else dt  # float16 cannot represent every bfloat16
     a, b = (_readable(cx, r, op) for r in (op.a, op.b))
     k = fresh("k")
 
@@ -48,8 +51,8 @@ def lower_simt(op: Any, cx: Any) -> Stmt:
 
 
 def _readable(cx: Any, region: Region, op: Any) -> Region:
-    """The operand where every thread can read it as it was: a fragment, and what is the accumulator too, is copied to
-    shared memory."""
+    """The operand in memory that every thread can read unchanged.  A fragment, and an operand that is also the accumulator,
+    is copied to shared memory."""
     source: Buffer = region.buffer
     own = source.data is not op.c.buffer.data
     if own and source.scope_name != FRAGMENT:

@@ -1,16 +1,16 @@
-"""gemm by warp-group matrix instructions (wgmma, sm_90a).
+"""Lower gemm to warp-group matrix instructions (wgmma, sm_90a).
 
     wgmma_fence()
     for each k step:                                   # 32 bytes of K
         C[mi, ni] += A[mi, k] @ B[k, ni]               # A: descriptor or registers; B: descriptor
-    wgmma_commit(); wgmma_wait(later groups that may be in flight)
+    wgmma_commit(); wgmma_wait(number of later groups that may be in flight)
 
-B, and A unless it is in registers, lie in shared memory in the panels of layout/swizzled_boxes.py.  A warp group owns a
-contiguous stretch of rows (and of columns, when groups are left over).  Accumulators and A registers are pinned where
-ordinary code may write them before, or read them after, the instructions (PTX ISA: they belong to the tensor core in
-between, which the compiler behind CUDA C++ does not know).
+B, and A unless it is in registers, are in shared memory in the swizzled layout of layout/swizzled_boxes.py.  A warp group
+computes contiguous rows of the accumulator (and contiguous columns, when there are more groups than rows allow).  Registers
+of accumulators and of A are pinned wherever ordinary code may write them before, or read them after, the instructions: in
+between they belong to the tensor core (PTX ISA), which the CUDA C++ compiler does not know.
 
-What choose_wgmma declines is multiplied by mma.sync: see `GemmPlan | str`.
+Where choose_wgmma returns a reason instead of a plan, the gemm uses mma.sync.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ GROUP = 128  # threads of a warp group
 
 
 def choose_wgmma(op: Any, threads: int, rounded: Container[Var] = (), like: GemmPlan | None = None) -> GemmPlan | str:
-    """The row and the warps (along M, along N) for a Gemm in a block of `threads` threads, or why wgmma is not used.
+    """The plan (row and warps along M, N) of a Gemm in a block of `threads` threads, or the reason why wgmma is not used.
 
-    Warps are counted in fours: a warp group stays whole.  rounded: storages in shared memory whose values are rounded
-    to tf32: the instruction would cut others.  like: the plan of a product into the same accumulator, which is to lie as
-    that one lays it out.
+    Warps are counted in fours, so that a warp group stays whole.  rounded: shared storage whose values must be rounded to
+    tf32; the instruction would truncate them instead.  like: plan of another gemm into the same accumulator; this one must
+    have the same accumulator layout.
     """
     if is_tf32(op) and any(r.buffer.scope_name in SHARED and r.buffer.data not in rounded for r in (op.a, op.b)):
         return "float32 operands in shared memory would be cut to tf32, not rounded"
@@ -73,19 +73,19 @@ def choose_wgmma(op: Any, threads: int, rounded: Container[Var] = (), like: Gemm
 
 
 def is_tf32(op: Any) -> bool:
-    """Whether a Gemm multiplies in tf32."""
+    """Whether a Gemm computes in tf32."""
     return bool(operand_dtype(op.a.dtype) == "tfloat32")
 
 
 def _partitions(op: Any, groups: int) -> list[tuple[int, int]]:
-    """(groups along M, along N), the preferred one first: whole rows in a group, unless the policy says otherwise."""
+    """(groups along M, along N), the preferred one first: groups along M, unless the policy requires otherwise."""
     out = [(m, groups // m) for m in range(1, groups + 1)
            if groups % m == 0 and op.m % (64 * m) == 0 and op.n % (8 * (groups // m)) == 0]
     return sorted(out, reverse=op.policy is not GemmWarpPolicy.FullCol)
 
 
 def _row(op: Any, groups: tuple[int, int], sizes: tuple[int, ...]) -> WgmmaRow | None:
-    """The widest instruction that divides the columns of a group and whose operands start where they may."""
+    """The widest instruction that divides a group's columns and whose operands start at permitted addresses."""
     m, n = op.m // groups[0], op.n // groups[1]
     if m * n // GROUP * op.c.dtype.bits // 32 > REGISTERS.accumulator:
         return None
@@ -104,7 +104,7 @@ def _row(op: Any, groups: tuple[int, int], sizes: tuple[int, ...]) -> WgmmaRow |
 
 
 def _unfit(region: Region) -> str:
-    """Why an operand's place in shared memory does not suit descriptors; "" when it does."""
+    """Why the shared-memory region of an operand cannot be named by a wgmma descriptor; "" when it can."""
     b = region.buffer
     if b.scope_name == FRAGMENT:
         return ""
@@ -119,7 +119,7 @@ def _unfit(region: Region) -> str:
 
 
 def _starts(region: Region, major: str, total: int, extent: int) -> bool:
-    """Whether every instruction's part of an operand may start where it does."""
+    """Whether the operand piece of every instruction starts at a permitted address."""
     p = shared_boxes(region.buffer)
     if p is None or major == "k":
         return p is not None
@@ -131,14 +131,14 @@ def _starts(region: Region, major: str, total: int, extent: int) -> bool:
 
 
 def shared_layout(b: Buffer) -> Layout | None:
-    """The panel layout of an operand's shared buffer: it follows from the buffer alone."""
+    """The swizzled layout of an operand's shared buffer; it depends on the buffer alone."""
     bits = b.dtype.bits * b.dtype.lanes
     width = box_width(int(b.shape[-1]), bits)
     return swizzled_box_layout(tuple(b.shape), bits, width) if width else None
 
 
 def shared_boxes(b: Buffer) -> SwizzledBoxes | None:
-    """The panels of one version of a shared buffer; None when it has none."""
+    """The swizzled boxes of one stage of a shared buffer; None when it has no such layout."""
     layout = shared_layout(b)
     return None if layout is None else boxes_of(layout, b.dtype.bits * b.dtype.lanes)
 
@@ -150,7 +150,7 @@ def _number(e: Any) -> int | None:
 
 
 def operand_layouts(op: Any) -> dict[Buffer, Layout]:
-    """The shared layouts a Gemm by wgmma demands."""
+    """The shared layouts that a Gemm by wgmma requires."""
     out: dict[Buffer, Layout] = {}
     for region in (op.a, op.b):
         if region.buffer.scope_name in SHARED:
@@ -161,8 +161,11 @@ def operand_layouts(op: Any) -> dict[Buffer, Layout]:
 
 
 def wgmma_cycles(op: Any) -> float:
-    """Cycles of the matrix unit for a product, widest instructions: max(N / 2, 16 + N / 4) each, N / 2 (at least 13) with A
-    in registers; an instruction takes 64 rows and 32 bytes of K.  Measured on an H200, the same for all types."""
+    """Tensor-core cycles of a GEMM with the widest instructions.
+
+    An instruction takes max(N / 2, 16 + N / 4) cycles, or N / 2 (at least 13) with A in registers, for 64 rows and 32 bytes
+    of K.  Measured on an H200, the same for all types.
+    """
     n = min(op.n, 256)
     each = max(n / 2, 13) if op.a.buffer.scope_name == FRAGMENT else max(n / 2, 16 + n / 4)
     return op.m / 64 * op.n / n * op.k * op.a.dtype.bits / 256 * each
@@ -185,7 +188,7 @@ def wgmma_fragments(op: Any, row: WgmmaRow, warps: tuple[int, int],
 
 
 class _Matrix:
-    """An operand in shared memory: its descriptors."""
+    """An operand in shared memory and its descriptors."""
 
     def __init__(self, cx: Any, region: Region, major: str) -> None:
         buffer = region.buffer
@@ -203,7 +206,7 @@ class _Matrix:
         self.fields: dict[str, Any] = {"lbo": d.lbo, "sbo": d.sbo, "swizzle": d.swizzle, "count": self.count}
 
     def descriptor(self, start: Expr, k: int) -> Expr:
-        """Of the part that starts at row or column `start` (of the operand) and element k of K."""
+        """Descriptor of the piece that starts at row or column `start` of the operand and at element k of K."""
         at = self.panels.offset(self.major, self.outer + start, self.k + k)
         at, = self.cx.simplified((convert(at),))
         args: tuple[Expr, ...] = (AddressOf(self.storage, self.base),)
@@ -216,11 +219,11 @@ class _Matrix:
 
 
 def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
-    """The statements of one thread for a gemm on `row`.
+    """The per-thread statements of a gemm on `row`.
 
-    attr `wait`: 0 to be done with it; n for up to n groups running on the same accumulator, which whoever set it pins
-    around them all; -1 to only start it: whoever set it waits and pins what it touches; in_flight: products may still
-    be adding to the accumulator.
+    attr `wait`: 0 waits for the result; n > 0 lets up to n later groups run on the same accumulator, which the pass that set
+    `wait` pins around all of them; -1 only starts the gemm, and the pass that set it waits and pins the registers.
+    attr `in_flight`: an earlier wgmma may still be adding to the accumulator.
     """
     warps = op.plan.warps
     mg, ng = warps[0] // 4, warps[1]
@@ -235,7 +238,7 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
     a_local, a_shared = _left(op, cx, want_a)
     b_shared = _Matrix(cx, op.b, "k" if op.transpose_b else "mn")
     attrs = {"row": row.name, "a_major": "k" if a_shared is None else a_shared.major, "b_major": b_shared.major}
-    running = op.plan.wait or 0  # then the accumulators may be in use: whoever set it pins them around the loop
+    running = op.plan.wait or 0  # then the accumulators may be in use: the pass that set `wait` pins them around the loop
     pins = [] if running > 0 or op.plan.in_flight else [_pin(local_c)]
     if running <= 0 and a_local is not None:
         pins.append(_pin(a_local))
@@ -260,7 +263,7 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
 
 
 def drained(local: Buffer) -> Stmt:
-    """All products under way are waited for; ordinary accesses of a register array stay behind that."""
+    """Wait for all wgmma in flight; ordinary accesses of the register array stay behind the wait."""
     return seq(_do("wgmma_wait", n=0), _pin(local))
 
 
@@ -269,12 +272,12 @@ def _do(name: str, **attrs: Any) -> Stmt:
 
 
 def _pin(local: Buffer) -> Stmt:
-    """Keeps ordinary accesses of a register array on their side of this point."""
+    """Stop the compiler from moving ordinary accesses of a register array across this point."""
     return Evaluate(call("wgmma_pin", (AddressOf(local, (const(0),)),), "void", count=int(local.shape[0])))
 
 
 def _scale(op: Any, cx: Any, step: int) -> Expr:
-    """Whether a k step adds to the accumulator: the first one may replace it."""
+    """Whether a k step adds to the accumulator; the first step may overwrite it instead."""
     if step:
         return const(True)
     clear = op.clear_accum
@@ -282,13 +285,13 @@ def _scale(op: Any, cx: Any, step: int) -> Expr:
 
 
 def _left(op: Any, cx: Any, want: Fragment) -> tuple[Buffer | None, _Matrix | None]:
-    """A in registers where its layout is the instruction's, else in shared memory (copied there if need be)."""
+    """A as registers if its layout is the instruction's, else as a matrix in shared memory (copied there if necessary)."""
     region = op.a
     major = "mn" if op.transpose_a else "k"
     if region.buffer.scope_name != FRAGMENT:
         return None, _Matrix(cx, region, major)
     source = region.buffer
-    own = source.data is not op.c.buffer.data  # the accumulator's registers change
+    own = source.data is not op.c.buffer.data  # not when A is the accumulator itself, whose registers change
     if own and region.is_full and source.ndim == 2 and cx.layout_of(source) == want:
         local = cx.local_of(source)
         return (local if not is_tf32(op) else _rounded(cx, local)), None
@@ -306,7 +309,7 @@ def _left(op: Any, cx: Any, want: Fragment) -> tuple[Buffer | None, _Matrix | No
 
 
 def _rounded(cx: Any, local: Buffer) -> Buffer:
-    """A copy of float32 registers rounded to tf32."""
+    """A copy of float32 registers, rounded to tf32."""
     out: Buffer = cx.new_local(f"{local.name}_r", int(local.shape[0]), local.dtype)
     r = fresh("r")
     cx.prepend(For(r, const(0), const(int(local.shape[0])), "unroll", Store(out, (r,), to_tf32(load(local, (r,))))))
