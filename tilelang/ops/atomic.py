@@ -1,4 +1,4 @@
-"""Tile form of T.atomic_add / atomic_max / atomic_min."""
+"""The tile op of T.atomic_add, T.atomic_max and T.atomic_min."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class AtomicTile(TileOp):
         env.write(self.dst, binary_function(self.kind, dt)(env.read(self.dst), to_dtype(value, dt)))
 
     def lower(self, cx: LowerContext) -> Stmt:
-        """Sums of whole tiles by TMA where types and layouts allow; else one scalar atomic an element, by the first of
-        its owners."""
+        """A TMA add reduction of the whole tile where types and layouts allow; else one scalar atomic for each element, by the
+        first of the threads that hold it."""
         other = self.value if isinstance(self.value, Region) else None
         if other is not None and self.by_tma:
             if self.plan.tma:
@@ -66,16 +66,16 @@ class AtomicTile(TileOp):
                                  span=self.span, order=self.plan.memory_order or "relaxed"), span=self.span)
 
         if other is not None and other.buffer.scope_name in PRIVATE:
-            return cx.private(extents, body, span=self.span)  # each thread adds what it has
+            return cx.private(extents, body, span=self.span)  # each thread adds its own values
         return cx.parallel(extents, body, span=self.span)
 
     @property
     def by_tma(self) -> bool:
-        """Whether it is of a kind TMA has."""
+        """Whether TMA supports this kind."""
         return self.kind == "add" and self.plan.memory_order in (None, "relaxed")
 
     def check(self) -> None:
-        """dst in global or shared memory, of a type atomics exist for; as many elements as value."""
+        """dst must be in global or shared memory, of a type with atomics, and have as many elements as value."""
         dt, scope = self.dst.dtype, self.dst.buffer.scope_name
         if dt not in ATOMIC_DTYPES:
             raise errors.error("atomic-dtype", f"T.atomic_{self.kind} is not defined on {dt}, expected one of "

@@ -1,10 +1,11 @@
-"""Contiguous runs between global and shared memory as one bulk copy (cp.async.bulk), asked for by one thread.
+"""Bulk copies (cp.async.bulk) of a contiguous run between global and shared memory, issued by one thread.
 
-Addresses and size are multiples of 16 bytes and nothing is clipped, so the run lies inside the tensor for certain.  The
-Copy carries bulk=True, and into shared memory barrier=(shared.barrier buffer, index).
+Addresses and size are multiples of 16 bytes, and nothing is clipped: the run must provably lie inside the tensor.  The
+Copy carries bulk=True, and for a load into shared memory barrier=(shared.barrier buffer, index).
 
-A run that may leave the tensor goes as boxes of one row by a tensor map (boxes=True beside bulk): what lies outside is read
-as zero and not written.  Boxes have up to 256 elements and start at multiples of 128 bytes of shared memory.
+A run that may extend beyond the tensor is copied as TMA boxes of one row with a tensor map (boxes=True beside bulk):
+elements outside are read as zero and not written.  Such boxes have up to 256 elements and start at multiples of 128 bytes
+of shared memory.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from tilelang.target.tensor_map import STRIDE_ALIGN, refusal
 
 UNIT = 16  # bytes
 MOST_BYTES = 1 << 16
-_BOX, _START = 256, 128  # most elements of a box; bytes that a box starts at multiples of
+_BOX, _START = 256, 128  # maximum elements of a box; alignment of its start in bytes
 _MOST_BOXES = 16
 
 
 def run_unsupported(op: Any, tile: Region, run: Region, analyzer: Any, strides: bool = False) -> str:
-    """Why `tile` (shared) and `run` (global) can be the sides neither of a bulk copy nor of boxes of one row; "" when they can.
+    """Why `tile` (shared) and `run` (global) can use neither a bulk copy nor boxes of one row; "" when they can use one.
 
-    analyzer: knows the ranges of the variables in run.  strides: run-time strides are taken to be multiples of 16 bytes,
+    analyzer: knows the ranges of the variables in run.  strides: run-time strides are assumed to be multiples of 16 bytes,
     which the host checks.
     """
     why = _form(op, tile, run)
@@ -36,12 +37,12 @@ def run_unsupported(op: Any, tile: Region, run: Region, analyzer: Any, strides: 
 
 
 def as_boxes(tile: Region, run: Region, analyzer: Any) -> bool:
-    """Whether a run is not surely inside its tensor, at whole 16 bytes: attr boxes."""
+    """Whether a copy needs boxes (attr boxes): its run is not provably inside the tensor in whole 16-byte units."""
     return bool(_place(run, tile.dtype.bits, analyzer))
 
 
 def _form(op: Any, tile: Region, run: Region) -> str:
-    """What speaks against both ways."""
+    """Why neither way is possible; "" when nothing excludes both."""
     b, t = tile.buffer, run.buffer
     if op.plan.disable_tma or op.plan.prefer_instruction not in (None, "tma"):
         return "the copy asks for another way"
@@ -61,7 +62,7 @@ def _form(op: Any, tile: Region, run: Region) -> str:
 
 
 def _place(run: Region, bits: int, analyzer: Any) -> str:
-    """What of the place of a run speaks against a bulk copy."""
+    """Why the position of a run does not permit a bulk copy; "" when it does."""
     t = run.buffer
     step = UNIT * 8 // math.gcd(bits, UNIT * 8)
     at: Any = convert(t.offset)
@@ -77,7 +78,7 @@ def _place(run: Region, bits: int, analyzer: Any) -> str:
 
 
 def _boxes(op: Any, tile: Region, run: Region, analyzer: Any, strides: bool) -> str:
-    """What speaks against boxes of one row."""
+    """Why boxes of one row are not possible; "" when they are."""
     t, bits = run.buffer, tile.dtype.bits
     unit = UNIT * 8 // math.gcd(bits, UNIT * 8)
     if op.plan.unaligned_columns or not divisible(convert(run.mins[-1]), unit, None, analyzer):
@@ -94,19 +95,19 @@ def _boxes(op: Any, tile: Region, run: Region, analyzer: Any, strides: bool) -> 
 
 
 def _box_columns(tile: Region) -> int:
-    """Elements of a box, 0 where the tile has no such parts or too many."""
+    """Elements of a box; 0 where the tile cannot be divided into boxes or needs too many."""
     n, bits = int(tile.buffer.shape[0]), tile.dtype.bits
     fits = [w for w in range(1, min(_BOX, n) + 1) if n % w == 0 and (w == n or w * bits % (8 * _START) == 0)]
     return fits[-1] if fits and n // fits[-1] <= _MOST_BOXES else 0
 
 
 def bulk_bytes(tile: Region) -> int:
-    """What a bulk copy of a shared tile moves."""
+    """Bytes that a bulk copy of a shared tile moves."""
     return int(tile.buffer.shape[0]) * tile.dtype.bits // 8
 
 
 def lower_bulk(op: Any, cx: Any) -> Stmt:
-    """A Copy with bulk=True, as the one thread that runs it asks for it; a store is a bulk group."""
+    """Lower a Copy with bulk=True to the statements of the one thread that issues it; a store is committed as a bulk group."""
     into = op.dst.buffer.scope_name != GLOBAL
     tile, run = (op.dst, op.src) if into else (op.src, op.dst)
     storage, place = cx.physical(tile.buffer, (const(0),))

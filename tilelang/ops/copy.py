@@ -1,4 +1,4 @@
-"""T.copy: move a tile between any two memory scopes, converting the element type."""
+"""T.copy: copy a tile between any two memory scopes, converting the element type."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ errors.register("copy-tile", ValueError, "a copy whose two tiles do not match",
 class Copy(TileOp):
     """dst[...] = cast(src[...]), element by element; synchronous.
 
-    src, dst: regions whose non-unit extents agree in order (the iteration space is settled by the frontend, spec 9).
-    The plan (plans.py) says who moves it and who waits: cp.async with async_group, TMA with tma or bulk (a load arrives on the
-    plan's barrier, a store is a bulk group of the thread that starts it), the threads of the block otherwise.
-    Block-collective.  Any pair of global, shared, fragment and local.
+    src, dst: regions whose non-unit extents agree in order (the frontend determines the iteration space).
+    The plan (plans.py) decides how the tile moves and who waits: cp.async with async_group; TMA with tma or bulk (a load
+    arrives on the plan's barrier, a store is a bulk group of the issuing thread); else the threads of the block.
+    Executed by the whole block.  Any pair of global, shared, fragment and local.
     """
 
     src: Region
@@ -46,13 +46,12 @@ class Copy(TileOp):
         env.write(self.dst, to_dtype(tile, self.dst.dtype))
 
     def infer_layout(self, known: Any) -> dict[Buffer, Any]:
-        """Two whole fragments share one layout: the copy is then a move between registers."""
+        """Two whole fragments get the same layout, so the copy is a move between registers of one thread."""
         return same_layout(self.src, self.dst, known)
 
     def lower(self, cx: LowerContext) -> Stmt:
-        """TMA where it was planned, and for accumulators to global memory; ldmatrix into a matrix operand's registers,
-        stmatrix out of an accumulator's; else an element loop under the distribution that suits both
-        sides, with cp.async where the planner asked for it."""
+        """TMA where planned, and for accumulators to global memory.  ldmatrix to an MMA operand's registers, stmatrix from an
+        accumulator's.  Else an element loop under a distribution that suits both sides, with cp.async where planned."""
         if self.plan.dst_block is not None or self.plan.by_hand:
             return lower_tma_copy(self, cx)
         if self.plan.bulk:
@@ -72,7 +71,7 @@ class Copy(TileOp):
                                  is_async=self.plan.async_group)
 
     def check(self) -> None:
-        """Non-unit extents agree in number, and in value where both are static; no packed or handle mix."""
+        """Non-unit extents must agree in number, and in value where both are static; packed types and handles do not mix."""
         a = [e for e in self.src.extents if not is_const(e, 1)]
         b = [e for e in self.dst.extents if not is_const(e, 1)]
         if len(a) != len(b) or any(isinstance(x, int) and isinstance(y, int) and x != y for x, y in zip(a, b)):

@@ -17,7 +17,7 @@ errors.register("fill-value", TypeError, "a fill value that is not a scalar of t
 
 @tile_op("fill")
 class Fill(TileOp):
-    """dst[...] = value (cast to dst's dtype).  Block-collective; any scope."""
+    """dst[...] = value (cast to dst's dtype).  Executed by the whole block; any scope."""
 
     dst: Region
     value: Expr
@@ -29,16 +29,16 @@ class Fill(TileOp):
         env.write(self.dst, to_dtype(env.eval(self.value), self.dst.dtype))
 
     def lower(self, cx: LowerContext) -> Stmt:
-        """Each element stored once by each of its owners."""
+        """Each thread that holds an element stores it."""
         value = cast(self.value, self.dst.dtype)
         if self.dst.buffer.scope_name == FRAGMENT and self.dst.is_full:
-            r, local = fresh("r"), cx.local_of(self.dst.buffer)  # registers of padding may take the value too
+            r, local = fresh("r"), cx.local_of(self.dst.buffer)  # padding registers may take the value too
             body = Store(local, (r,), cx.expr(value), span=self.span)
             return For(r, const(0), const(int(local.shape[0])), "unroll", body, span=self.span)
         return lower_elementwise(cx, self.dst, None, lambda _: value, self.span)
 
     def check(self) -> None:
-        """value has the element type of dst."""
+        """Check that value has the element type of dst."""
         if self.value.dtype != self.dst.dtype:
             raise errors.error("fill-value", f"T.fill of `{self.dst.buffer.name}` ({self.dst.dtype}) with a value of "
                                              "type "
@@ -46,5 +46,5 @@ class Fill(TileOp):
                                expected=str(self.dst.dtype), found=str(self.value.dtype), span=self.span)
 
     def accesses(self) -> tuple[Access, ...]:
-        """The tile written; Loads inside `value` are expressions, found by walking them."""
+        """The tile is written.  Loads inside `value` are found by walking the expressions."""
         return (Access(self.dst, "write"),)

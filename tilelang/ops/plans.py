@@ -1,4 +1,4 @@
-"""Plans of tile operations: what the program asks for and what passes decide.  They end when the operations are lowered."""
+"""Plans of tile ops: options the program sets and decisions of passes.  A plan is consumed when its op is lowered."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 
 @options
 class TransferPlan(Options):
-    """What TMA can do: copies, and sums of tiles.
+    """Plan of an op that TMA can do: copies, and atomic addition of tiles.
 
-    Asked for: disable_tma; use_tma: by TMA or not at all; prefer_instruction: "tma", "cp_async" or "sync"; eviction_policy
+    Set by the program: disable_tma; use_tma: require TMA; prefer_instruction: "tma", "cp_async" or "sync"; eviction_policy
     of L2.
-    Decided: tma: TMA moves boxes of it, started by one thread; bulk: it is one contiguous run (ops/bulk.py), boxes: of rows
-    that a tensor map describes.  awaited: whoever starts a store waits for it.  unaligned_columns: no whole 16 bytes.
+    Decided by passes: tma: one thread issues TMA boxes; bulk: the tile is one contiguous run (ops/bulk.py), with boxes: copied
+    as boxes of one row with a tensor map.  awaited: the issuer of a store waits for it.  unaligned_columns: the columns are
+    not known to be multiples of 16 bytes.
     """
 
     disable_tma: bool = False
@@ -33,14 +34,15 @@ class TransferPlan(Options):
 
 @options
 class CopyPlan(TransferPlan):
-    """Asked for
-        coalesced_width: elements that a thread takes at once.  loop_layout: the Fragment of the copy's elements.
-        by_hand: T.tma_copy, which one thread starts and nobody waits for; cluster_mask: the CTAs that get the tile;
-        leader_scope: threads of which one starts it.  dst_block: rank of the CTA whose shared memory it writes.
-    Decided, or asked for by T.tma_copy and T.copy_cluster
-        barrier = (buffer, index): the mbarrier that the bytes arrive on; expect: which is told their number first.
-        async_group: by cp.async, completed by a later wait.  share = (rank, CTAs, mask): each CTA of a cluster loads a part and
-        sends it to all.  turn: iterations whose tiles come at once.  tf32: elements are rounded to tf32 on the way.
+    """Set by the program
+        coalesced_width: elements that a thread copies at once.  loop_layout: the Fragment that distributes the elements.
+        by_hand: T.tma_copy, which one thread issues and which does not wait; cluster_mask: the CTAs that receive the tile;
+        leader_scope: threads of which one issues the copy.  dst_block: rank of the CTA whose shared memory is written.
+    Decided by passes, or set by T.tma_copy and T.copy_cluster
+        barrier = (buffer, index): the mbarrier that the bytes arrive on; expect: the copy announces their number to it first.
+        async_group: by cp.async, completed by a later wait.  share = (rank, CTAs, mask): each CTA of a cluster loads a piece
+        and multicasts it to all.  turn: iterations whose tiles are copied at once.
+        tf32: elements are rounded to tf32 on the way.
     """
 
     coalesced_width: int | None = None
@@ -59,17 +61,17 @@ class CopyPlan(TransferPlan):
 
 @options
 class AtomicPlan(TransferPlan):
-    """memory_order: by its C++ name, None for relaxed."""
+    """memory_order: its C++ name, None for relaxed."""
 
     memory_order: str | None = None
 
 
 @options
 class GemmSchedule(Options):
-    """Asked for: k_pack (other vendors' matrix units); wait = -1: T.wgmma_gemm, which nobody waits for.
-    Decided: instruction: name of an MMA_ROWS or WGMMA_ROWS row, or "simt"; warps along M and N; wait: how many later groups of
-    wgmma may still run when the next statement begins, -1 for no wait.  in_flight: others run when it starts.  behind: values
-    that it reads are waited for here.
+    """Set by the program: k_pack (matrix cores of other vendors); wait = -1: T.wgmma_gemm, which does not wait.
+    Decided by passes: instruction: name of an MMA_ROWS or WGMMA_ROWS row, or "simt"; warps along M and N; wait: how many later
+    wgmma groups may still be in flight when the next statement begins, -1 for no wait.  in_flight: other wgmma are in flight
+    when it starts.  behind: values that it reads are waited for here.
     """
 
     k_pack: int = 1
@@ -82,8 +84,8 @@ class GemmSchedule(Options):
 
 @options
 class ReducePlan(Options):
-    """batch: asked for, results that are combined at once.  spread: each copy of a result gets the part of its own thread
-    (transform/lower/defer_reductions.py)."""
+    """batch: set by the program: results that are combined at once.  spread: each copy of a result gets the partial result of
+    its own thread (transform/lower/defer_reductions.py)."""
 
     batch: int = 1
     spread: bool = False

@@ -38,7 +38,7 @@ class Scan(TileOp):
     span: Span | None = None
 
     def reference(self, env: Any) -> None:
-        """Running combination in dst's dtype, one rounding per step."""
+        """Scan in dst's dtype, with one rounding per step."""
         dt = self.dst.dtype
         combine = binary_function({"sum": "add", "max": "max"}[self.kind], dt)
         tile = np.moveaxis(to_dtype(env.read(self.src), dt), self.dim, 0)
@@ -50,12 +50,12 @@ class Scan(TileOp):
         env.write(self.dst, fit(tile, env.shape(self.dst), self.span))
 
     def infer_layout(self, known: Any) -> dict[Buffer, Any]:
-        """Source and result share one layout."""
+        """Source and result have the same layout."""
         return same_layout(self.src, self.dst, known)
 
     def lower(self, cx: LowerContext) -> Stmt:
-        """Staged in shared memory; one thread a line where there are lines for all threads, else one warp a line.  Private
-        arrays are scanned by each thread for itself."""
+        """Staged in shared memory.  One thread scans a line where there are at least as many lines as threads, else one warp.
+        Thread-private arrays are scanned by each thread for itself."""
         src, dst = self.src, self.dst
         if any(r.buffer.scope_name in PRIVATE for r in (src, dst)):
             return self._by_each_thread(cx)
@@ -81,7 +81,7 @@ class Scan(TileOp):
         return Binary("add" if self.kind == "sum" else "max", a, b, a.dtype)
 
     def _lines_by_threads(self, cx: LowerContext, lines: Buffer, shape: tuple[int, ...]) -> Stmt:
-        """Each line in index order by one thread."""
+        """One thread scans each line in index order."""
         axis, dt, zero = self.dim % len(shape), lines.dtype, (const(0),)
         acc = cx.new_local(f"{self.dst.buffer.name}_acc", 1, dt)
 
@@ -114,7 +114,7 @@ class Scan(TileOp):
         return cx.private(tuple(1 if d == axis else n for d, n in enumerate(src.extents)), scan, span=self.span)
 
     def _lines_by_warps(self, cx: LowerContext, lines: Buffer, shape: tuple[int, ...], count: int) -> Stmt:
-        """32 elements of a line at a time: shifts by 1, 2, 4, 8, 16 lanes add what lies before, then the carry."""
+        """A warp scans 32 elements of a line at a time: shuffles by 1, 2, 4, 8, 16 lanes, then the carry from before."""
         axis, dt, zero = self.dim % len(shape), lines.dtype, (const(0),)
         value, carry = (cx.new_local(f"{self.dst.buffer.name}_{n}", 1, dt) for n in ("acc", "carry"))
         warps, lane = cx.num_threads // WARP, cx.thread % WARP
@@ -142,11 +142,11 @@ class Scan(TileOp):
         steps.append(If(inside, Store(buffer, at, mine, span=self.span)))
         body = For(chunk, const(0), const(-(-shape[axis] // WARP)), "serial", seq(*steps))
         whole = seq(Store(carry, zero, neutral), body)
-        guarded = whole if count % warps == 0 else If(line < count, whole)  # the same for all lanes of a warp
+        guarded = whole if count % warps == 0 else If(line < count, whole)  # uniform within a warp
         return For(it, const(0), const(-(-count // warps)), "serial", guarded, span=self.span)
 
     def check(self) -> None:
-        """Equal shapes; shared or fragment (or per-thread local) tiles."""
+        """Shapes must be equal; shared or fragment (or thread-private local) tiles."""
         if tuple(self.src.extents) != tuple(self.dst.extents):
             raise errors.error("scan-shape", f"cum{self.kind} dst shape {self.dst.extents} must match src shape "
                                f"{self.src.extents}",
@@ -168,7 +168,7 @@ class Scan(TileOp):
 
 
 def _shuffled(op: str, value: Expr, lane: int) -> Expr:
-    """The value of another lane; shuffles move 32-bit registers."""
+    """The value of another lane; shuffles move 32-bit registers, so narrower types are converted."""
     dt = value.dtype
     if dt.is_int and dt.bits < 32:
         return cast(call(op, (cast(value, "int32"), const(lane)), "int32", width=WARP), dt)

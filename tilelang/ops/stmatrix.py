@@ -1,9 +1,9 @@
-"""Copies of accumulators to shared memory by stmatrix (sm_90): the counterpart of ldmatrix.py.
+"""Copy accumulators to shared memory by stmatrix (sm_90): the counterpart of ldmatrix.py.
 
     lane l holds elements (l/4, 2*(l%4) .. +1) of each 8x8 matrix, or with `trans` elements (2*(l%4) .. +1, l/4)
     lanes 8*j .. 8*j+7 give the addresses of the rows of matrix j
 
-Elements of shared memory have 16 bits; wider registers are rounded on the way, matrix by matrix.  Source: PTX ISA,
+The shared elements have 16 bits; wider registers are rounded before the store, matrix by matrix.  Source: PTX ISA,
 "Warp-level matrix store instruction: stmatrix".
 """
 
@@ -21,7 +21,7 @@ WARP = 32
 
 
 def copy_by_stmatrix(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | None:
-    """dst = cast(src) by stmatrix; None where types, layouts or alignment are not made for it."""
+    """dst = cast(src) by stmatrix; None where types, layouts or alignment do not permit it."""
     if not _applies(cx, src, dst):
         return None
     frag = cx.layout_of(src.buffer)
@@ -56,7 +56,7 @@ def _stored(cx: Any, src: Region, dst: Region, register: Expr, place: Expr, num:
 
 
 def _applies(cx: Any, src: Region, dst: Region) -> bool:
-    """Whole 2-D fragment, to shared memory with contiguous, aligned rows of 16 bytes of 16-bit elements."""
+    """Requires a whole 2-D fragment and contiguous, aligned 16-byte rows of 16-bit elements in shared memory."""
     if src.buffer.scope_name != FRAGMENT or dst.buffer.scope_name not in SHARED:
         return False
     if dst.dtype.bits != 16 or dst.dtype.lanes != 1 or src.dtype.lanes != 1 or src.dtype.bits not in (16, 32):

@@ -1,4 +1,7 @@
-"""The end of sums that the holders of a fragment's copies kept apart (transform/lower/defer_reductions.py makes them)."""
+"""Final step of a deferred reduction: add the partial sums held in replicated fragment elements.
+
+transform/lower/defer_reductions.py creates these ops.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from .lower_reduce import from_lane, in_whole_warps, split_at_warp
 
 @tile_op("sum_copies")
 class SumCopies(TileOp):
-    """Every copy of an element of dst becomes the sum of its copies: until here each held a part of the value.
+    """Sets every copy of an element of dst to the sum of its copies; before, each copy holds a partial sum.
 
-    dst: a whole fragment, whose copies lie in lanes of one warp.  As a statement on tiles it does nothing: an element is
-    one value, however many threads hold it.
+    dst: a whole fragment whose copies are in lanes of one warp.  The reference interpreter does nothing here: it keeps one
+    value for an element, whatever its replication.
     """
 
     dst: Region
@@ -23,14 +26,14 @@ class SumCopies(TileOp):
     span: Span | None = None
 
     def reference(self, env: Any) -> None:
-        """The value is what it was."""
+        """The value does not change."""
 
     def infer_layout(self, known: Any) -> dict[Any, Any]:
-        """Nothing: it is placed when layouts are known."""
+        """No layouts to infer: the op is created after layout inference."""
         return {}
 
     def lower(self, cx: LowerContext) -> Stmt:
-        """Butterflies over the lanes with copies, register by register."""
+        """Butterfly shuffles over the lanes that hold copies, register by register."""
         local = cx.local_of(self.dst.buffer)
         lanes, _ = split_at_warp(list(cx.layout_of(self.dst.buffer).copies))
         r = fresh("r")
@@ -44,7 +47,7 @@ class SumCopies(TileOp):
         return For(r, const(0), const(int(local.shape[0])), "unroll", seq(in_whole_warps(steps, cx)), span=self.span)
 
     def check(self) -> None:
-        """Nothing a user could get wrong: users do not write it."""
+        """Nothing to check: users cannot write this op."""
 
     def accesses(self) -> tuple[Access, ...]:
         return (Access(self.dst, "readwrite"),)

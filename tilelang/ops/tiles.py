@@ -1,4 +1,4 @@
-"""NumPy pieces that the reference meanings of tile ops share."""
+"""NumPy functions that the reference semantics of several tile ops use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ register("tile-extents", ValueError, "the operands of a tile operation have diff
 
 
 def fit(tile: np.ndarray, shape: tuple[int, ...], span: Any) -> np.ndarray:
-    """tile with unit dimensions inserted or removed to reach shape.  Raises tile-extents when the rest differs."""
+    """The tile with unit dimensions inserted or removed to get `shape`.  Raises tile-extents when other dimensions differ."""
     if [n for n in tile.shape if n != 1] != [n for n in shape if n != 1]:
         raise error("tile-extents", f"a tile of extents {tile.shape} meets one of {shape}",
                     found=f"{tile.shape} and {shape}", span=span,
@@ -24,9 +24,9 @@ def fit(tile: np.ndarray, shape: tuple[int, ...], span: Any) -> np.ndarray:
 
 
 def combine(op: str, dt: dtype, x: np.ndarray, axis: int, initial: Any) -> np.ndarray:
-    """x reduced along axis (removed) by a Binary op of dt, starting from `initial`, as a balanced tree.
+    """x reduced along axis (which is removed) by a Binary op of dt, starting from `initial`, as a balanced tree.
 
-    One rounding per operation; a tree, so that sums of narrow floats do not stall the way a running sum does.
+    Each operation rounds once.  A tree keeps sums of narrow floats accurate: a running sum stops growing.
     """
     fn = binary_function(op, dt)
     x = np.moveaxis(x, axis, 0)
@@ -39,12 +39,12 @@ def combine(op: str, dt: dtype, x: np.ndarray, axis: int, initial: Any) -> np.nd
 
 
 def widest_mma(a: np.ndarray, b: np.ndarray, acc: dtype) -> np.ndarray:
-    """a @ b (last two dimensions) for an accumulator of dtype acc, before it is added.
+    """a @ b (last two dimensions) for an accumulator of dtype acc, before it is added to the accumulator.
 
-    Floats: exact products summed in float32 (float64 for a float64 accumulator).  Integers: exact, then wrapped.
+    Floats: exact multiplications accumulated in float32 (float64 for a float64 accumulator).  Integers: exact, then wrapped.
     """
     if acc.is_int:
-        # Products of 8-bit operands sum exactly in float64 (and so through BLAS); wider ones multiply as integers.
+        # float64 (and so BLAS) is exact for 8-bit operands; wider integer operands are multiplied as integers.
         if a.dtype.itemsize <= 2 and b.dtype.itemsize <= 2:
             return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.int64)
         return np.matmul(a.astype(np.int64), b.astype(np.int64))

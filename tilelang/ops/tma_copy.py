@@ -1,4 +1,4 @@
-"""T.tma_copy and T.copy_cluster: copies that one thread issues and nobody waits for here.
+"""T.tma_copy and T.copy_cluster: asynchronous copies that one thread issues; the op does not wait for them.
 
     load:   leader: mbarrier_expect_tx(bar, bytes); tma_load(box, bar) ...      # multicast: by the lowest rank of the mask
     store:  leader: tma_store(box) ...; bulk_commit
@@ -24,12 +24,12 @@ register("tma-copy", ValueError, "a tile that TMA cannot move",
          "a tile is (rows, columns) of a tensor whose rows are contiguous, in a shared buffer with rows of 16, 32, 64 or a "
          "multiple of 128 bytes; or a whole row; T.copy moves any tile",
          expected="a tile that TMA can move")
-MOST_OF_BOX = 256  # elements of a box along one dimension (CUDA Driver API, cuTensorMapEncodeTiled)
+MOST_OF_BOX = 256  # maximum elements of a box along one dimension (CUDA Driver API, cuTensorMapEncodeTiled)
 
 
 
 def check_tma_copy(op: Any) -> None:
-    """Raises tma-copy, at the op, where TMA cannot move the tile."""
+    """Raise tma-copy at the op where TMA cannot move the tile."""
     why = _refusal(op)
     if why:
         raise error("tma-copy", f"T.{'copy_cluster' if op.plan.dst_block is not None else 'tma_copy'} cannot be done by "
@@ -38,20 +38,20 @@ def check_tma_copy(op: Any) -> None:
 
 
 def is_row(op: Any) -> bool:
-    """Whether a copy by T.tma_copy moves one row: boxes without panels, whatever its length."""
+    """Whether a T.tma_copy moves one row: unswizzled boxes, whatever its length."""
     tile = copied_tile(op)
     other = op.src if tile is op.dst else op.dst
     return op.plan.by_hand and all(is_const(n, 1) for n in (*tile.extents[:-1], *other.extents[:-1]))
 
 
 def _row_box(op: Any) -> int:
-    """Elements of one box of a row: equal boxes that start where TMA may."""
+    """Elements of one box of a row: equal boxes, each starting at an address that TMA permits."""
     tile = copied_tile(op)
     n, bits = tile.extents[-1], tile.dtype.bits
     if not isinstance(n, int) or n * bits % 128 or n != tile.buffer.shape[-1]:
         return 0
     if tile.buffer.ndim > 1 and n * bits % 1024:
-        return 0  # other rows would start inside 128 bytes
+        return 0  # rows after the first would start at an address that is no multiple of 128 bytes
     return next((k for k in range(min(n, MOST_OF_BOX), 0, -1) if n % k == 0 and k * bits % (128 if k == n else 1024) == 0), 0)
 
 
@@ -69,7 +69,7 @@ def _row_refusal(op: Any) -> str:
 
 
 def _row_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
-    """The boxes of a row, as one thread asks for them."""
+    """The TMA boxes of a row, as statements of the one thread that issues them."""
     tile = copied_tile(op)
     other = op.src if tile is op.dst else op.dst
     k, n = _row_box(op), int(tile.extents[-1])
@@ -110,7 +110,7 @@ def _refusal(op: Any) -> str:
 
 
 def lower_tma_copy(op: Any, cx: Any) -> Stmt:
-    """The statements of one thread."""
+    """The per-thread statements of the copy."""
     if op.plan.dst_block is not None:
         return _leader(op, cx, _bulk(op, cx))
     if op.dst.buffer.scope_name not in SHARED:
@@ -122,7 +122,7 @@ def lower_tma_copy(op: Any, cx: Any) -> Stmt:
 
 
 def _bytes(op: Any) -> int:
-    """What a load counts on its barrier."""
+    """Bytes that a load adds to its mbarrier's transaction count."""
     return int(op.dst.extents[-1]) * op.dst.dtype.bits // 8 if is_row(op) else tma_bytes(op)
 
 
@@ -141,11 +141,11 @@ def _loads(op: Any, cx: Any) -> Stmt:
 
 
 def _leader(op: Any, cx: Any, body: Stmt) -> Stmt:
-    """body, by one of the threads that execute the op (or one of each so many)."""
+    """`body`, executed by one of the threads that execute the op (or by one of each `leader_scope` threads)."""
     thread, scope = cx.thread, op.plan.leader_scope
     if scope is not None:
         return If(binary("eq", thread % scope, const(0, "int32")), body, span=op.span)
-    if cx.num_threads % 32:  # no whole warps
+    if cx.num_threads % 32:  # not a multiple of whole warps
         return If(binary("eq", thread, const(0, "int32")), body, span=op.span)
     body = If(call("elect_one", (), "bool"), body, span=op.span)
     return body if cx.num_threads <= 32 else If(binary("lt", thread, const(32, "int32")), body, span=op.span)
@@ -166,7 +166,7 @@ def _bulk_refusal(op: Any) -> str:
 
 
 def _run(r: Region) -> int:
-    """Elements of a region that lie next to each other in a row-major buffer."""
+    """Elements of a region that are contiguous in a row-major buffer."""
     n = 1
     for extent, size in zip(reversed(r.extents), reversed(r.buffer.shape)):
         n *= extent
@@ -190,7 +190,7 @@ def _bulk(op: Any, cx: Any) -> Stmt:
 
 
 def _at(r: Region, k: int, cx: Any) -> tuple[Expr, ...]:
-    """Indices of element k of a region, counted row by row."""
+    """Indices of element k of a region, counted in row-major order."""
     out = []
     for low, n in zip(reversed(r.mins), reversed(r.extents)):
         out.append(cx.expr(convert(low)) + k % n)

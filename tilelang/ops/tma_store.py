@@ -1,20 +1,23 @@
-"""Accumulators to global memory by TMA: staged in panels of shared memory, one warp group by itself.
+"""Store accumulators to global memory by TMA, staged in shared memory, each warp group independently.
 
-    for each 64 rows x 128 (or 64) bytes of the group's part of the tile:
+A "panel" below is the staging buffer of one step: 64 rows of 128 (or 64) bytes, one TMA box.
+
+    for each 64 rows x 128 (or 64) bytes of the warp group's sub-tile:
         one thread:  bulk_wait                         # the panel's last store has read it
         barrier of the warp group
         registers -> panel                             # stmatrix for 16-bit elements
         fence_proxy_async; barrier of the warp group
         one thread:  tma_store(panel -> tensor); bulk_commit
 
-Where TMA cannot write the tensor, the threads of the group carry each panel there themselves, rows in one piece.  So they do
-with a panel of which only some rows are to go, of copies whose number of rows is known at run time.
-Transposed accumulators of 16 bits (T.transpose of a fragment) take the same way: the 64 rows of a group's piece are then the
-128 bytes of a panel's row, and stmatrix exchanges rows and columns.
+Where TMA cannot write the tensor, the threads of the warp group copy each panel to global memory by coalesced stores.  They
+also do so for a panel of which only some rows are stored (copies whose number of rows is known at run time).
+Transposed accumulators of 16 bits (T.transpose of a fragment) are stored the same way: the 64 rows of a step then lie along
+the 128 bytes of a panel's row, and stmatrix transposes.
 
-The accumulators of wgmma (target/wgmma.py) repeat 64 x 8 pieces: a warp has 16 rows of each, a lane two neighbours of
-two rows.  Barriers are those of the group alone, numbered from GROUP_BARRIERS, so that groups may drift apart; the
-staging is `ordered`: its accesses need no barriers of the block (docs/internals/scheduling.md, "Epilogue").
+The accumulators of wgmma (target/wgmma.py) repeat 64 x 8 pieces: a warp has 16 rows of each, a lane two neighbouring
+elements of two rows.  The barriers are named barriers of one warp group, numbered from GROUP_BARRIERS, so that groups need
+not run in step.  The staging buffer is `ordered`: its accesses need no barriers of the block
+(docs/internals/scheduling.md, "Epilogue").
 """
 
 from __future__ import annotations
@@ -37,18 +40,18 @@ from .ldmatrix import PAIRS, ROWS, Outer, outer_digits, threads_used
 from .tma import unaligned
 
 GROUP, WARP, ROWS_OF_STEP, PANEL = 128, 32, 64, 128  # threads, threads, rows, bytes of a panel's row
-GROUP_BARRIERS = 8  # number of the named barrier of warp group 0; lower ones belong to roles and programs
-MOST_BOXES = 16  # of a tile, beyond which stores by all threads are no worse
+GROUP_BARRIERS = 8  # number of the named barrier of warp group 0; lower ones belong to warp roles and programs
+MOST_BOXES = 16  # boxes of a tile; with more, stores by all threads are no slower
 STEP_BYTES = ROWS_OF_STEP * PANEL
 
 
 @record
 class Pieces:
-    """How the accumulators of a tile lie in a warp group.
+    """How a warp group holds the accumulators of a tile.
 
-    groups: column groups of 8 a thread has, in consecutive registers.  tiles: (count, registers, rows) per register digit
-    of the 64-row tiles.  row_groups, column_groups: (count, stride in threads, elements) digits over warp groups.
-    turned: the fragment's rows are the columns of the accumulators, which all else here counts in.
+    groups: 8-column groups that a thread has, in consecutive registers.  tiles: (count, registers, rows) for each register
+    digit of the 64-row tiles.  row_groups, column_groups: (count, stride in threads, elements) for each digit over warp groups.
+    turned: the fragment is transposed: its rows are the accumulator's columns.  All other fields refer to the accumulator.
     """
 
     groups: int
@@ -59,8 +62,7 @@ class Pieces:
 
 
 def accumulator_pieces(frag: Any, threads: int) -> Pieces | None:
-    """The pieces of a fragment that has the layout of wgmma accumulators in `threads` threads, or that of transposed ones;
-    None for others."""
+    """The pieces of a fragment with the layout of wgmma accumulators (or their transpose) in `threads` threads; else None."""
     if len(frag.modes) != 2 or frag.is_padded or frag.copies or frag.threads != threads or threads % GROUP or \
             threads_used(frag) != threads:
         return None
@@ -86,7 +88,7 @@ def accumulator_pieces(frag: Any, threads: int) -> Pieces | None:
 
 
 def _by_group(digits: list[Outer]) -> list[Outer]:
-    """Digits of which none counts both warps of a group and groups."""
+    """The digits, split so that none spans both the warps of a group and several groups."""
     out: list[Outer] = []
     for o in digits:
         inside = GROUP // o.stride if o.to == THREAD and o.stride < GROUP else o.size
@@ -99,7 +101,7 @@ def _by_group(digits: list[Outer]) -> list[Outer]:
 
 
 def matrix_dims(region: Region, rows: int | Expr, columns: int) -> tuple[int, int] | None:
-    """The dimensions of a tensor that are a tile's rows and columns; None where the region is no such tile."""
+    """The dimensions of a tensor that are a tile's rows and columns; None where the region is not such a tile."""
     wide = [d for d, n in enumerate(region.extents) if not is_const(n, 1)]
     if len(wide) != 2 or wide[1] != region.buffer.ndim - 1 or not _same(region.extents[wide[0]], rows) or \
             not is_const(region.extents[wide[1]], columns):
@@ -112,7 +114,7 @@ def _same(extent: Any, rows: int | Expr) -> bool:
 
 
 def first_rows(region: Region) -> Expr | None:
-    """How many rows of a buffer, from the first on, a region of whole rows takes, known at run time; None for other regions."""
+    """Number of rows of a region of whole rows that starts at row 0 and has a run-time row count; None for other regions."""
     rows, *columns = region.extents
     if not isinstance(rows, Expr) or not all(is_const(m, 0) for m in region.mins) or \
             any(not (isinstance(n, int) and n == size) for n, size in zip(columns, region.buffer.shape[1:])):
@@ -121,9 +123,9 @@ def first_rows(region: Region) -> Expr | None:
 
 
 def tensor_unsupported(buffer: Buffer, strides: bool = False) -> str:
-    """Why TMA cannot write a tensor, whatever the boxes; "" when nothing speaks against it.
+    """Why TMA cannot write a tensor, whatever the boxes; "" when it can.
 
-    strides: run-time strides are taken to be multiples of 16 bytes, which the host checks.
+    strides: run-time strides are assumed to be multiples of 16 bytes, which the host checks.
     """
     unit = STRIDE_ALIGN * 8 // math.gcd(buffer.dtype.bits, STRIDE_ALIGN * 8)
     unknown = [s for s in buffer.strides[:-1] if not isinstance(s, int) and not hasattr(s, "value")]
@@ -135,9 +137,9 @@ def tensor_unsupported(buffer: Buffer, strides: bool = False) -> str:
 
 
 def store_accumulators(cx: Any, src: Region, dst: Region, op: Any, reduce: bool = False) -> Stmt | None:
-    """dst = cast(src), or dst += cast(src), of a whole fragment of accumulators, or its first rows, to global memory by TMA.
+    """dst = cast(src), or dst += cast(src), for a whole accumulator fragment (or its first rows) and global memory, by TMA.
 
-    None where it is not made for that; where only circumstances forbid it, the report of the launch says which.
+    None where this kind of store does not apply.  Where it applies but cannot be used, the launch's report gives the reason.
     """
     if not cx.stores.on or src.buffer.scope_name != FRAGMENT or dst.buffer.scope_name != GLOBAL:
         return None
@@ -160,18 +162,18 @@ def store_accumulators(cx: Any, src: Region, dst: Region, op: Any, reduce: bool 
 
 
 class _Store:
-    """The store of one tile.  limit: how many of its rows go, where not all."""
+    """Lowers the store of one tile.  limit: the number of rows to store, where not all."""
 
     def __init__(self, cx: Any, src: Region, dst: Region, op: Any, pieces: Pieces, reduce: bool, limit: Expr | None) -> None:
         self.cx, self.src, self.dst, self.op, self.pieces, self.reduce = cx, src, dst, op, pieces, reduce
         self.limit = None if limit is None else cx.expr(limit)
         self.dt = dst.dtype
         self.width = cx.stores.width  # bytes of a panel's row
-        self.columns = self.width * 8 // self.dt.bits if self.dt.bits else 0  # of the accumulators, in a whole panel
-        self.team = 8 * pieces.groups  # columns a warp group has
+        self.columns = self.width * 8 // self.dt.bits if self.dt.bits else 0  # columns of the accumulator in a whole panel
+        self.team = 8 * pieces.groups  # columns of one warp group
 
     def refusal(self) -> str:
-        """Why it cannot be staged in panels; "" when it can."""
+        """Why the store cannot be staged; "" when it can."""
         columns, t = int(self.src.buffer.shape[1]), self.dst.buffer
         if self.op.plan.disable_tma or self.op.plan.prefer_instruction not in (None, "tma"):
             return "the copy asks for another way"
@@ -185,7 +187,7 @@ class _Store:
         return self.cx.stores.room()  # type: ignore[no-any-return]
 
     def tensor_unsupported(self) -> str:
-        """Why TMA cannot carry the panels to their tensor; "" when it can."""
+        """Why TMA cannot store the panels to the tensor; "" when it can."""
         t = self.dst.buffer
         if self.reduce and str(self.dt) not in REDUCE_ADD:
             return f"TMA cannot add elements of {self.dt}"
@@ -210,7 +212,7 @@ class _Store:
         return tuple(reversed(out))
 
     def stmt(self, by_tma: bool) -> Stmt:
-        """The steps of every warp group, one after another."""
+        """The steps of every warp group, in sequence."""
         cx = self.cx
         groups = cx.num_threads // GROUP
         starts = [(0, 0)]  # (register, row) of the 64-row tiles
@@ -237,12 +239,15 @@ class _Store:
         return seq(*out, span=self.op.span)
 
     def _wait(self, k: int, steps: int, slots: int) -> Stmt:
-        """Until the panel of step k may be written.  What ran before this store may have used any panel, unless it was
-        this store itself: then its panels follow in the same order, if they take even turns."""
+        """Wait until the panel of step k may be written.
+
+        Earlier statements may have used any panel.  If only this store uses them (in a loop) and the number of steps is a
+        multiple of the number of panels, the panels follow in the same order, and waiting for the oldest suffices.
+        """
         if k:
             return _do("bulk_wait", n=slots - 1, read=True)
         if not self.reduce and self.cx.stores.again(self.dst):
-            return _do("bulk_wait", n=0)  # the same elements may be on their way
+            return _do("bulk_wait", n=0)  # an earlier store of the same elements may still be in flight
         return _do("bulk_wait", n=slots - 1 if self.cx.stores.alone and steps % slots == 0 else 0, read=True)
 
     def _step(self, register: int, row: int, p: int, slot: Expr, wait: Stmt) -> list[Stmt]:
@@ -250,7 +255,7 @@ class _Store:
         leader = binary("eq", self.lane, const(0, self.lane.dtype))
         fence = [_do("fence_proxy_async")]
         barrier = _do("named_barrier", self.number, const(GROUP))
-        if cx.stores.one_group:  # the group is the block, before whose barriers place_sync puts the fence
+        if cx.stores.one_group:  # the group is the whole block, and place_sync puts the fence before its barriers
             fence, barrier = [], _do("sync_threads")
         store = self._store(row, p, slot)
         filled = [If(leader, wait), barrier, *self._fill(register + p * self.columns // 8 * 4, p, slot), *fence, barrier]
@@ -261,12 +266,12 @@ class _Store:
 
     @property
     def _dims(self) -> tuple[int, int]:
-        """The dimensions of the tensor that are rows and columns of the accumulators."""
+        """The tensor dimensions along the accumulator's rows and columns."""
         y, x = self.dims or (0, 0)
         return (x, y) if self.pieces.turned else (y, x)
 
     def _corner(self, row: int, p: int) -> list[Expr]:
-        """Indices of the first element of a panel in the tensor, as they stand in the tile program."""
+        """Tensor indices of the first element of a panel, as expressions of the tile program."""
         y, x = self._dims
         at = [convert(m) for m in self.dst.mins]
         at[y] = at[y] + self._over_groups(self.pieces.row_groups) + row
@@ -293,14 +298,16 @@ class _Store:
     # ---- without TMA ----------------------------------------------------------------------------------------------
 
     def _carried(self, register: int, row: int, p: int, slot: Expr, busy: bool) -> list[Stmt]:
-        """A panel filled, and carried to the tensor by the threads of the group.  busy: some may still be reading it; the
-        barrier of the step in between tells otherwise."""
+        """Fill a panel and copy it to the tensor by the threads of the group.
+
+        busy: threads may still be reading the panel; otherwise the barrier of the step in between excludes that.
+        """
         barrier = _do("sync_threads") if self.cx.stores.one_group else _do("named_barrier", self.number, const(GROUP))
         fill = self._fill(register + p * self.columns // 8 * 4, p, slot)
         return [*([barrier] if busy else []), *fill, barrier, self._rows(row, p, slot)]
 
     def _rows(self, row: int, p: int, slot: Expr) -> Stmt:
-        """Neighbouring threads write neighbouring elements, as wide as the tensor's rows are aligned."""
+        """Neighbouring threads write neighbouring elements, in vectors as wide as the alignment of the tensor's rows allows."""
         cx, t, (y, x) = self.cx, self.dst.buffer, self.dims or (0, 0)
         width = self._lanes()
         rows, columns = (self._width(p), ROWS_OF_STEP) if self.pieces.turned else (ROWS_OF_STEP, self._width(p))
@@ -324,7 +331,7 @@ class _Store:
         return For(v, const(0), const(-(-total // GROUP)), "serial", out if inside is None else If(inside, out))
 
     def _lanes(self) -> int:
-        """Elements a thread may write at once."""
+        """Elements that a thread may write at once."""
         cx, t = self.cx, self.dst.buffer
         known = [cx.divisor(convert(e)) for e in (t.offset, t.shape[-1], *t.strides[:-1], self.dst.mins[-1])]
         width = min(16, cx.alignment(t)) * 8 // self.dt.bits
@@ -348,7 +355,7 @@ class _Store:
         return out
 
     def _matrices(self, register: Expr, column: Expr, slot: Expr, num: int) -> Stmt:
-        """num 8x8 matrices from consecutive registers: rows +0 and +8 of one column group, then of the next."""
+        """Store num 8x8 matrices from consecutive registers: rows +0 and +8 of one column group, then of the next."""
         local, n = self.cx.local_of(self.src.buffer), 2 * num
         lane = self.lane % WARP
         if self.pieces.turned:
@@ -368,7 +375,7 @@ class _Store:
         return seq(*out)
 
     def _pairs(self, register: Expr, column: Expr, slot: Expr) -> Stmt:
-        """Two neighbours of two rows, by ordinary stores."""
+        """Store two neighbouring elements of two rows by ordinary stores."""
         local, lane = self.cx.local_of(self.src.buffer), self.lane % WARP
         out: list[Stmt] = []
         for half in range(2):
@@ -383,7 +390,7 @@ class _Store:
 
 
 def tile_unsupported(op: Any, src: Region, dst: Region, reduce: bool = False, strides: bool = False) -> str:
-    """Why a shared tile cannot go to global memory by TMA, as one box a panel; "" when it can.
+    """Why a shared tile cannot be stored to global memory by TMA; "" when it can.
 
     strides: as for tensor_unsupported.
     """
@@ -419,9 +426,9 @@ def _tile_box(dst: Region, p: SwizzledBoxes, dims: tuple[int, int]) -> tuple[int
 
 
 def store_tile(cx: Any, src: Region, dst: Region, op: Any, reduce: bool = False) -> Stmt:
-    """The boxes of a shared tile, as the one thread that runs it stores them, and the end of their group.
+    """The TMA stores of a shared tile, as statements of the one thread that issues them, and the commit of their bulk group.
 
-    attr `awaited`: whoever planned it waits; else thread 0 of the warp group does at the end of its part.
+    attr `awaited`: the pass that planned the store waits for it; else thread 0 of the warp group waits at the end.
     """
     got = boxes_of(cx.layout_of(src.buffer), src.dtype.bits)
     rows, columns = (int(n) for n in src.buffer.shape[-2:])
@@ -456,14 +463,14 @@ def _ramp(base: Expr, n: int) -> Ramp:
 
 
 def copied_tile(op: Any) -> Region:
-    """The shared tile of a Copy or AtomicTile that TMA makes."""
+    """The shared tile of a Copy or AtomicTile that is done by TMA."""
     if op.dst.buffer.scope_name != GLOBAL:
         return op.dst  # type: ignore[no-any-return]
     return op.src if hasattr(op, "src") else op.value  # type: ignore[no-any-return]
 
 
 def uses_group_barriers(launch: Any) -> bool:
-    """Whether a program names barriers itself that a warp group's could be mistaken for."""
+    """Whether a program itself names barriers whose numbers could collide with those of warp groups."""
     return any(isinstance(x, Call) and x.op in ("named_barrier", "named_barrier_arrive") and
                not (hasattr(x.args[0], "value") and int(x.args[0].value) < GROUP_BARRIERS) for x in walk(launch.body))
 
