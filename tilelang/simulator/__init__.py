@@ -1,4 +1,4 @@
-"""Two simulators: `run_tile` executes tile programs (the oracle), `run_device` lowered ones, thread by thread."""
+"""The two simulators: `run_tile` interprets tile programs (the reference), `run_device` runs lowered programs by thread."""
 
 from .device.run import Report, run_device
 from .reference.run import run_tile

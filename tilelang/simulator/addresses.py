@@ -1,10 +1,10 @@
-"""Addresses as numbers: what a pointer made of an integer leads to, and the address of a buffer element.
+"""Addresses as numbers: pointers made of integers, and addresses of buffer elements.
 
-Programs may carry addresses in tensors (T.Tensor(shape, T.ptr)) and make tensors of them inside the kernel.  The numbers are
-those of the caller: an address inside an array that was passed means the simulator's copy of it; storage whose address the
-program takes is where it lies; any other address must be memory of this process, which is read and written in place.
-Accesses through addresses are checked for existence and alignment of every element; races and unwritten memory are not
-followed through them.
+Programs may keep addresses in tensors (T.Tensor(shape, T.ptr)) and make tensors of them inside the kernel.  The numbers
+are addresses of the caller's process.  An address inside an array that was passed refers to the simulator's copy of it.
+Storage whose address the program takes keeps its real address.  Any other address must be memory of this process, which
+is read and written in place.  Accesses through addresses are checked for existence and alignment of every element, but
+not for races and reads of unwritten memory.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 from .faults import fault
 from .memory import Storage
 
-LINE = 16  # bytes: what vector accesses are aligned to
+LINE = 16  # alignment of vector accesses, in bytes
 
 
 class Window(Storage):
-    """Memory that some elements lie in, from a multiple of LINE on.  Only those elements may be touched."""
+    """Memory that contains the accessed elements, starting at a multiple of LINE.  Only those elements may be accessed."""
 
     __slots__ = ()
 
@@ -33,7 +33,7 @@ class Window(Storage):
 
 
 class _Range:
-    """Addresses from start to end and the bytes they mean.  gaps: not all of them are an array's."""
+    """Addresses from start to end and the storage bytes they refer to.  gaps: some of them belong to no array."""
 
     __slots__ = ("start", "end", "storage", "shift", "gaps", "first")
 
@@ -48,7 +48,7 @@ def _home(s: Storage) -> int:
 
 
 def room(nbytes: int, like: int) -> np.ndarray:
-    """Zeroed bytes, shape (1, nbytes), as far from a multiple of LINE as the address `like`."""
+    """Zeroed bytes, shape (1, nbytes), with the same offset from a multiple of LINE as the address `like`."""
     raw = np.zeros((1, nbytes + 2 * LINE), np.uint8)
     skip = (like - int(raw.ctypes.data)) % LINE
     return raw[:, skip:skip + nbytes]
@@ -60,14 +60,14 @@ class Addresses:
     def __init__(self) -> None:
         self.given: list[_Range] = []  # arrays of the caller
         self.taken: dict[int, _Range] = {}  # storage whose address the program has taken, by its id
-        self._process: dict[bool, list[np.ndarray]] = {}  # starts and ends, by whether they may be written
+        self._process: dict[bool, list[np.ndarray]] = {}  # this process's memory (starts, ends), by need to write it
 
     def add(self, start: int, nbytes: int, storage: Storage, at: int, gaps: bool) -> None:
-        """An array of the caller from the address `start` on, whose copy lies from byte `at` of `storage` on."""
+        """Add an array of the caller that starts at `start`; its copy starts at byte `at` of `storage`."""
         self.given.append(_Range(start, nbytes, storage, at, gaps))
 
     def of(self, storage: Storage) -> int:
-        """The address of a storage's first byte, as the program sees it.  From now on all of it counts as written."""
+        """The address of a storage's first byte, as the program sees it.  From then on all of it counts as written."""
         for r in self.given:
             if r.storage is storage:
                 return r.first
@@ -81,7 +81,7 @@ class Addresses:
                span: Any) -> tuple[Storage, np.ndarray]:
         """(memory, element numbers in it) of elements of `item` bytes at the addresses `at`.
 
-        need: those that are touched, `width` bytes each; the others get number 0.  Raises sim-address, sim-misaligned.
+        need: which of them are accessed, `width` bytes each; the others get number 0.  Raises sim-address, sim-misaligned.
         """
         need = np.broadcast_to(need, at.shape)
         out = np.zeros(at.shape, np.int64)
@@ -121,13 +121,13 @@ class Addresses:
         return real
 
     def _require(self, at: np.ndarray, width: int, write: bool, what: str, span: Any) -> None:
-        """Refuse addresses that are no memory of this process."""
+        """Reject addresses that are no memory of this process."""
         for again in (False, True):  # memory may have been mapped since the list was read
             if again or write not in self._process:
                 self._process[write] = _mapped(write)
             starts, ends = self._process[write]
             if not starts.size:
-                return  # no list of mapped memory on this system
+                return  # this system has no list of mapped memory
             k = np.searchsorted(starts, at, "right") - 1
             bad = (k < 0) | (at + width > ends[k])
             if not bad.any():
@@ -143,7 +143,7 @@ def _hex(x: Any) -> str:
 
 
 def _mapped(write: bool) -> list[np.ndarray]:
-    """First bytes and ends of this process's memory, neighbours as one; empty where the system does not tell."""
+    """First bytes and ends of this process's memory, adjacent ranges merged; empty where the system has no such list."""
     spans: list[list[int]] = []
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:

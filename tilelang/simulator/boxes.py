@@ -1,7 +1,7 @@
-"""Boxes of tensor maps at run time: where they lie in the tensor and in shared memory.  Both simulators use it.
+"""TMA boxes at run time: their elements in the tensor and in shared memory.  Both simulators use it.
 
-A box lies in shared memory row after row, the innermost dimension first; under a swizzle of W bytes rows have a pitch
-of W and bits 4.. of the address are xored with bits 7...
+A box is stored in shared memory row after row, with the innermost dimension contiguous.  Under a swizzle of W bytes rows
+have a pitch of W bytes, and address bits 4.. are XORed with bits 7...
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class TensorBox:
         self.granule = c.granules[id(m.buffer.data)]
 
     def window(self, f: LaneFrame, start: tuple[int, ...]) -> tuple[Any, np.ndarray, tuple[slice, ...], np.ndarray]:
-        """(the memory, its part inside the box, where that lies in the box, granules of that part).
+        """(the memory, the tensor elements inside the box, their slices of the box, their granules).
 
-        start: coordinates, outermost first.  The memory is what the tensor's slot holds: a Storage, or what has one.
+        start: coordinates, outermost first.  The memory is what the tensor's slot holds: a Storage, or an object that has one.
         """
         memory = tensor_memory(f.slots[self.slot], self.map.buffer, self.span)
         store = memory if isinstance(memory, Storage) else memory.store
@@ -82,7 +82,7 @@ class TensorBox:
         return memory, inside, place, g
 
     def units(self, start: int, first: int, end: int, b: Any, align: int, span: Any) -> np.ndarray:
-        """16-byte units of a box at byte `start` of b, which lies from `first` to `end`.  Raises sim-tma, sim-out-of-bounds."""
+        """16-byte units of a box at byte `start` of b, whose bytes are `first` to `end`.  Raises sim-tma, sim-out-of-bounds."""
         if start % align:
             raise fault("sim-tma", f"a box in {b.name} starts at byte {start} of shared memory, not a multiple of {align}",
                         expected=f"a multiple of {align} bytes", found=f"byte {start}",
@@ -95,7 +95,7 @@ class TensorBox:
         return units
 
     def fill(self) -> np.ndarray:
-        """A box of what lies outside the tensor."""
+        """A box filled with the value of elements outside the tensor."""
         if self.map.fill == "zero":
             return np.zeros(self.box, self.dt)
         bits = np.full(self.box, NAN_BITS[self.dt.itemsize], np.dtype(f"u{self.dt.itemsize}"))
@@ -103,7 +103,7 @@ class TensorBox:
 
 
 def box_of(c: Any, e: Call) -> TensorBox:
-    """The box of a call (attr `map`).  Raises sim-tma for a map that its launch does not have."""
+    """The box of a call (attr `map`).  Raises sim-tma for a map that its launch does not define."""
     name = e.options.map
     if name not in c.maps:
         raise fault("sim-tma", f"no tensor map is called {name}: this launch has {', '.join(c.maps) or 'none'}",
@@ -122,7 +122,7 @@ def coordinates(c: Any, e: Call, m: TensorBox, args: tuple[Any, ...]) -> Callabl
 
     def at(f: LaneFrame, t: int) -> tuple[int, ...]:
         out = tuple(int(spread(fn(f), f.lanes)[t]) for fn in reversed(fns))
-        if out[-1] * bits % (STRIDE_ALIGN * 8):  # seen on an H200: "illegal instruction", for loads and stores
+        if out[-1] * bits % (STRIDE_ALIGN * 8):  # an H200 reports "illegal instruction" for such loads and stores
             raise fault("sim-tma", f"{e.op} of {m.map.buffer.name} at column {out[-1]}: boxes start at multiples of "
                         f"{STRIDE_ALIGN} bytes",
                         expected=f"a column at a multiple of {STRIDE_ALIGN} bytes", found=f"column {out[-1]}", span=e.span)

@@ -1,6 +1,6 @@
-"""Parts of a block that run on their own until something makes them wait: threads of Python that take turns.
+"""Coroutines: parts of a block (warps, warp groups or warp roles) that run until they must wait.
 
-Only one part runs at a time, the first that can, so a run is the same every time.
+Each is a Python thread, but only one runs at a time, always the first that can, so that every run is the same.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from tilelang.errors import brought
 
 
 class Stopped(BaseException):
-    """Ends a waiting part after another has failed."""
+    """Unwinds a waiting coroutine after another one has failed."""
 
 
 class Coroutine:
-    """One part: it runs only while it holds the turn.
+    """One part of a block; it runs only while the scheduler has resumed it.
 
-    until: what it waits for, None while it can run.  place: span of the statement where it waits.  why: words for it.
+    until: the condition it waits for, None while it can run.  place: span of the statement where it waits.  why: description of
+    the wait for messages.
     """
 
     def __init__(self, number: int, name: str, frame: Any, body: Callable[[Any], None]) -> None:
@@ -36,7 +37,7 @@ class Coroutine:
 
 
 class Scheduler:
-    """Runs parts in turn.  Subclasses say what ends a common wait (`idle`) and how a deadlock is reported."""
+    """Runs coroutines alternately.  Subclasses define what to do when all wait (`idle`) and how to report a deadlock."""
 
     def __init__(self, parts: list[Coroutine]) -> None:
         self.parts = parts
@@ -45,18 +46,18 @@ class Scheduler:
         self.stopping = False
 
     def idle(self) -> bool:
-        """All parts wait: let work under way end.  Whether something did."""
+        """Called when all coroutines wait: complete some asynchronous work.  Returns whether any was completed."""
         return False
 
     def ended(self, part: Coroutine) -> None:
-        """A part has run to its end."""
+        """Called when a coroutine has finished."""
 
     def deadlock(self, left: list[Coroutine]) -> Exception:
-        """The error when all parts left wait for ever."""
+        """The error to raise when all remaining coroutines wait forever."""
         raise NotImplementedError
 
     def run(self) -> None:
-        """Run all parts to the end.  Raises what a part raises, and `deadlock` when all that are left wait."""
+        """Run all coroutines to the end.  Raises what a coroutine raises, and `deadlock` when all remaining ones wait."""
         try:
             while True:
                 left = [p for p in self.parts if not p.done]
@@ -75,7 +76,7 @@ class Scheduler:
                     p.thread.join()
 
     def wait(self, until: Callable[[], bool], why: Callable[[], str], place: Any) -> None:
-        """The part that runs goes on once `until()` is true."""
+        """The running coroutine waits until `until()` is true."""
         if until():
             return
         me = self.now
@@ -104,7 +105,7 @@ class Scheduler:
             self.ended(p)
         except Stopped:
             return
-        except BaseException as e:  # handed to the thread that runs the block
+        except BaseException as e:  # re-raised in the Python thread that runs the block
             p.failure = e
         p.done = True
         self.back.release()

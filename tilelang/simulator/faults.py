@@ -1,4 +1,4 @@
-"""The error kinds of the simulators, each with what to do when a message has nothing more particular to say."""
+"""The error kinds of the simulators, each with a default hint."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ register("sim-wgmma", RuntimeError, "registers of a wgmma are touched while it i
 
 def fault(kind: str, message: str, *, expected: str = "", found: str | None = None, span: Any = None,
           notes: tuple[Any, ...] = (), hint: str = "", label: str = "") -> TileLangError:
-    """The error of a simulator's kind, with the kind's hint unless one is given."""
+    """The error of a simulator's kind, with the kind's default hint unless `hint` is given."""
     return error(kind, message, expected=expected, found=found, span=span, notes=notes, hint=hint, label=label)
 
 

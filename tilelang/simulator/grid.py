@@ -1,7 +1,7 @@
-"""The barrier of all blocks of a launch (`sync_grid`): the blocks run side by side until each has come to it.
+"""The grid barrier (`sync_grid`): the blocks of a launch run concurrently, and each waits until all have arrived.
 
-On the device simulator the blocks of such a launch are one Cluster (cluster.py) of the whole grid, whose barrier
-orders global memory between them; in tile programs each block is a part that waits for the others.
+On the device simulator all blocks of such a launch form one Cluster (cluster.py), whose barrier orders global memory
+between them.  In the reference interpreter each block is a coroutine that waits for the others.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .coroutines import Coroutine, Scheduler
 from .faults import fault
 from .lanes import Action, LaneFrame, contains
 
-MOST = 64  # blocks that are run side by side
+MOST = 64  # maximum number of blocks that run concurrently
 
 
 def has_grid_barrier(s: Launch) -> bool:
-    """Whether the blocks of a launch wait for each other."""
+    """Whether a launch uses the grid barrier."""
     return contains(s.body, (), ("sync_grid",))
 
 
@@ -37,7 +37,7 @@ def whole_grid(s: Launch) -> tuple[int, int, int]:
 
 
 def grid_barrier(c: Any, e: Call, block_barrier: Closure) -> Closure:
-    """sync_grid on the device simulator; in a grid of one block its own barrier."""
+    """sync_grid on the device simulator; in a grid of one block it is the block barrier."""
 
     def run(f: LaneFrame) -> Value:
         cluster = f.block.cluster
@@ -53,7 +53,7 @@ def grid_barrier(c: Any, e: Call, block_barrier: Closure) -> Closure:
 
 
 def _all_came(f: LaneFrame, barrier: Any, span: Any) -> None:
-    """Blocks that have ended without coming leave the others waiting for ever on a device."""
+    """Raises sim-barrier if a block has ended without arriving: on a device the other blocks would wait forever."""
     now = int(barrier.waits[f.active()][0])
     for p in f.block.roles.parts:
         lanes = p.frame.own
@@ -64,16 +64,16 @@ def _all_came(f: LaneFrame, barrier: Any, span: Any) -> None:
 
 
 class GridScheduler(Scheduler):
-    """Runs parts of all blocks of a grid, which meet at its barrier."""
+    """Runs the coroutines of all blocks of a grid, which meet at the grid barrier."""
 
     def __init__(self, parts: list[Coroutine]) -> None:
         super().__init__(parts)
-        self.come: dict[int, int] = {}  # by id of a part: how often it has come to the barrier
+        self.come: dict[int, int] = {}  # by id of a coroutine: how often it has arrived at the barrier
         for p in parts:
             p.frame.block.grid = self
 
     def meet(self, span: Any) -> None:
-        """The part that runs waits until all have come as often as it."""
+        """The running coroutine waits until all others have arrived as often as it has."""
         me = id(self.now)
         self.come[me] = n = self.come.get(me, 0) + 1
         self.wait(lambda: all(p.done or self.come.get(id(p), 0) >= n for p in self.parts),
@@ -86,7 +86,7 @@ class GridScheduler(Scheduler):
 
 
 class TileGrid(GridScheduler):
-    """Runs the blocks of a tile program side by side."""
+    """Runs the blocks of a tile program concurrently."""
 
     def __init__(self, frames: list[LaneFrame], body: Action) -> None:
         super().__init__([Coroutine(i, f"block {f.block.where}", f, body) for i, f in enumerate(frames)])
@@ -97,7 +97,7 @@ class TileGrid(GridScheduler):
 
 
 def tile_grid_barrier(c: Any, e: Call) -> Closure:
-    """sync_grid in a tile program, executed by all threads of a block alike."""
+    """sync_grid in a tile program, where all threads of a block execute it together."""
 
     def run(f: LaneFrame) -> Value:
         grid = getattr(f.block, "grid", None)

@@ -1,4 +1,4 @@
-"""The host side of a simulated call: bind arguments to parameters, solve symbolic dimensions, give results back."""
+"""The host side of a simulated call: binds arguments to parameters, solves symbolic dimensions, returns results."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class Tensor:
     strides: tuple[int, ...]
     offset: int
     storage: Storage
-    address: int | None = None  # of the caller's memory behind a pointer parameter: written back after the run
+    address: int | None = None  # of the caller's memory behind a pointer parameter; written back after the run
 
     @property
     def item(self) -> int:
-        """Bytes of an element."""
+        """Size of an element in bytes."""
         return numpy_dtype(self.buffer.dtype).itemsize * self.buffer.dtype.lanes
 
     def array(self) -> np.ndarray:
-        """The tensor as a NumPy array that shares the storage."""
+        """The tensor as a NumPy array that views the storage."""
         return self._window(self.storage.flat(numpy_dtype(self.buffer.dtype)))
 
     def array_at(self, address: int) -> np.ndarray:
-        """The same window on other memory."""
+        """An array of the same shape and strides over the memory at `address`."""
         count = span_of(self.shape, self.strides, self.offset) * self.item if 0 not in self.shape else 0
         raw = np.frombuffer((ctypes.c_uint8 * count).from_address(address), np.uint8)  # type: ignore[call-overload]
         return self._window(raw.view(numpy_dtype(self.buffer.dtype)))
@@ -59,14 +59,14 @@ class Tensor:
 
 @dataclass
 class Binding:
-    """values: scalar variables and pointers that no tensor of known size is made of.  tensors: in parameter order."""
+    """values: scalars, and pointers that become no tensor of known size.  tensors: in parameter order."""
 
     values: dict[Var, Any]
     tensors: list[Tensor]
     addresses: Addresses = field(default_factory=Addresses)
 
     def outputs(self) -> dict[str, np.ndarray]:
-        """Every tensor after the run, by buffer name, as compact copies; what pointers name is written back."""
+        """Every tensor after the run, by buffer name, as compact copies.  Memory behind pointer parameters is written back."""
         for t in self.tensors:
             if t.address is not None:
                 t.array_at(t.address)[...] = t.array()
@@ -76,10 +76,10 @@ class Binding:
 def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int], aliased: bool = False) -> Binding:
     """Bind args to func's parameters.
 
-    args: by name (of the buffer or the parameter) or in order; parameters listed in `tilelang_out_idx` may be left
-    out and are then allocated, unwritten.  Arrays are copied: the caller's stay as they are.  A pointer parameter takes
-    an address; what the program makes of it is read from there, and written back by `outputs`.  aliased: arrays that
-    share memory share their copy too, so that what is written through one is read through the other.
+    args: by name (of the buffer or the parameter) or in order.  Parameters listed in `tilelang_out_idx` may be left out; they
+    are allocated and count as unwritten.  Arrays are copied, so the caller's do not change.  A pointer parameter takes an
+    address; tensors that the program makes of it are read from there and written back by `outputs`.  aliased: arrays that
+    share memory also share their copy, so that writes through one are visible through the other.
     Raises sim-argument.
     """
     given = _by_param(func, args)
@@ -104,7 +104,7 @@ def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int], alia
     binding = Binding(values, tensors + made)
     for t, a in there:
         start, s = _start(t, a), t.storage
-        if (start - int(s.raw.ctypes.data)) % LINE:  # alignment is judged by the caller's addresses
+        if (start - int(s.raw.ctypes.data)) % LINE:  # alignment is checked with the caller's addresses
             copy = room(s.nbytes, start)
             copy[...] = s.raw
             s.place(copy)
@@ -140,7 +140,7 @@ def _by_param(func: Func, args: Arguments) -> dict[Var, Any]:
 
 
 def _solve(func: Func, arrays: dict[Var, np.ndarray], values: dict[Var, Any]) -> None:
-    """Symbolic dimensions and strides from the arrays: plain variables first, then linear expressions of one."""
+    """Solve symbolic dimensions and strides from the arrays: plain variables first, then linear expressions in one variable."""
     entries: list[tuple[Any, int, str]] = []
     for p, b in func.buffers:
         a = arrays.get(p)
@@ -192,12 +192,12 @@ def _tensor(b: Buffer, a: np.ndarray | None, values: dict[Var, Any], granule: Ma
 
 
 def _start(t: Tensor, a: np.ndarray) -> int:
-    """The caller's address of the first byte of the storage that a's elements are seen in."""
+    """The caller's address of the first byte of the storage that holds a's elements."""
     return int(a.ctypes.data) - t.offset * t.item
 
 
 def _share(given: list[tuple[Tensor, np.ndarray]]) -> None:
-    """One copy for the storages of tensors whose arrays overlap."""
+    """Give tensors whose arrays overlap one common copy."""
     given = sorted(given, key=lambda x: _start(*x))
     while given:
         first = end = _start(*given[0])
@@ -215,10 +215,10 @@ def _share(given: list[tuple[Tensor, np.ndarray]]) -> None:
 
 
 def _pointer(func: Func, p: Var, address: int, values: dict[Var, Any], granule: Mapping[int, int]) -> list[Tensor]:
-    """The memory behind a pointer parameter, as the largest tensor the program makes of it.
+    """The memory behind a pointer parameter, as the largest tensor that the program makes of it.
 
-    Where it makes none, or one whose size only the kernel knows, and for the null pointer, p is a number in `values`: accesses
-    find their memory when they happen.
+    Returns none, and binds p to a number in `values`, for the null pointer and where the program makes no tensor of it or one
+    whose size only the kernel knows.  Accesses then look up their memory when they are executed.
     """
     views = [b for b in buffers_of(func) if b.data is p]
     sizes = [v for b in views for d in (*b.shape, *(b.strides_ or ()), b.offset) if isinstance(d, Expr) for v in free_vars(d)]

@@ -1,7 +1,8 @@
-"""Intrinsics that act between lanes or on shared cells: shuffles, atomics, lane numbers, printing, early return.
+"""Intrinsics between lanes and on shared memory cells: shuffles, votes, atomics, lane numbers, printing, early return.
 
-Each entry of LANE_OPS builds the function of one Call.  A compiler that uses them offers `cells(address, count, what, order)`:
-a function of the frame giving (flat array, element numbers of shape (lanes, count), mask of the same shape).
+Each entry of LANE_OPS builds the function of one Call.  A compiler that uses them provides
+`cells(address, count, what, order)`: a function of the frame that returns (flat array, element numbers of shape
+(lanes, count), mask of the same shape).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ WARP, FULL_MASK = 32, 0xFFFFFFFF
 
 
 def spread(x: Value, lanes: int, vector: bool = False) -> np.ndarray:
-    """A value as one row a lane: shape (lanes,), or (lanes, k) for a vector."""
+    """A value with one row for each lane: shape (lanes,), or (lanes, k) for a vector."""
     x = np.asarray(x)
     if vector:
         return np.broadcast_to(x, (lanes, x.shape[-1])) if x.ndim == 1 else x
@@ -34,12 +35,12 @@ def spread(x: Value, lanes: int, vector: bool = False) -> np.ndarray:
 
 
 def started(x: Value, lanes: int, width: int) -> np.ndarray:
-    """The first value of a variable as rows of `width` elements, one a lane."""
+    """The initial value of a variable as one row of `width` elements for each lane."""
     return spread(x, lanes, width > 1).reshape(lanes, width)
 
 
 def occurrence(keys: np.ndarray) -> np.ndarray:
-    """For each position, how many earlier positions hold the same key."""
+    """For each position, how many earlier positions have the same key."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     first = np.concatenate([[True], ordered[1:] != ordered[:-1]])
@@ -50,7 +51,7 @@ def occurrence(keys: np.ndarray) -> np.ndarray:
 
 
 def batches(keys: np.ndarray) -> Iterator[np.ndarray]:
-    """Positions in groups without equal keys, earlier positions of a key in earlier groups."""
+    """Positions in groups without equal keys; among equal keys, earlier positions are in earlier groups."""
     if len(keys) == 0:
         return
     rank = occurrence(keys)
@@ -63,7 +64,7 @@ _ATOMIC = {"add": "add", "max": "max", "min": "min", "or": "bitor", "and": "bita
 
 
 def apply_atomic(kind: str, flat: np.ndarray, at: np.ndarray, values: np.ndarray, dt: dtype) -> np.ndarray:
-    """cell = kind(cell, value) one after another; the values before.  at, values: one entry an operation."""
+    """Apply cell = kind(cell, value) in order and return the old values.  at, values: one entry for each operation."""
     old = np.empty(len(at), flat.dtype)
     fn = binary_function(_ATOMIC[kind], dt.scalar) if kind in _ATOMIC else (lambda x, y: y)
     for sel in batches(at):
@@ -102,8 +103,10 @@ def _atomic(c: Any, e: Call) -> Closure:
 
 
 def source_lanes(op: str, lane: np.ndarray, operand: np.ndarray, width: int) -> np.ndarray:
-    """Lane (within its warp) that each lane reads.  Source: PTX ISA, shfl.sync; CUDA C++ Programming Guide, "Warp
-    Shuffle Functions": out of its segment a lane reads itself (idx wraps)."""
+    """The lane (within its warp) that each lane reads.  A lane whose source is outside its segment reads itself (idx wraps).
+
+    Source: PTX ISA, shfl.sync; CUDA C++ Programming Guide, "Warp Shuffle Functions".
+    """
     start = lane // width * width
     if op == "shfl_idx":
         return start + operand % width
@@ -115,24 +118,25 @@ def source_lanes(op: str, lane: np.ndarray, operand: np.ndarray, width: int) -> 
 
 
 def own_threads(f: LaneFrame) -> np.ndarray:
-    """Of each lane, the linear index of its thread in its block."""
+    """For each lane, the linear index of its thread in its block."""
     cluster = getattr(f.block, "cluster", None)
     return np.arange(f.lanes) % getattr(cluster, "lanes", f.lanes)
 
 
 def need_whole_warps(f: LaneFrame, e: Call) -> None:
-    """Raises sim-warp-divergence where the lanes are not whole warps (a block's last one is filled up)."""
+    """Raises sim-warp-divergence unless whole warps are active (the last warp of a block may be partial)."""
     if f.lanes % WARP:
         raise fault("sim-warp-divergence", f"{e.op} needs whole warps, found {f.lanes} threads", expected="whole warps",
                     found=f"{f.lanes} threads", span=e.span, hint="use a multiple of 32 threads")
 
 
 def participants(f: LaneFrame, e: Call, masks: np.ndarray, threads: int) -> np.ndarray:
-    """Per lane, the lanes that act together with it: shape (warps, 32, 32), or (warps, 1, 32) for one mask.
+    """For each lane, the lanes that participate with it: shape (warps, 32, 32), or (warps, 1, 32) if all pass one mask.
 
-    masks: what the lanes pass, shape () or (lanes,).  threads: of a block; lanes beyond them, and those that have
-    returned, may be named and have no part.  Raises sim-warp-divergence for a lane that is named and does not come, passes
-    another mask or is not in its own: PTX ISA, "vote.sync", "match.sync" and "shfl.sync", leaves all three undefined.
+    masks: the mask that each lane passes, shape () or (lanes,).  threads: number in the block.  A mask may name lanes beyond
+    `threads` and lanes that have returned; they do not participate.  Raises sim-warp-divergence if a named lane does not
+    arrive, passes another mask, or is not in its own mask: PTX ISA, "vote.sync", "match.sync" and "shfl.sync", leaves all
+    three undefined.
     """
     lane, active = np.arange(WARP, dtype=np.uint64), f.active().reshape(-1, WARP)
     masks = masks.astype(np.uint64).reshape((-1, WARP) if masks.ndim else (1, 1))
@@ -148,7 +152,7 @@ def participants(f: LaneFrame, e: Call, masks: np.ndarray, threads: int) -> np.n
     if f.mask is not None:
         left = own_threads(f) < threads
         left = (left if f.exited is None else left & ~f.exited).reshape(-1, WARP)
-        # A lane named in a mask that does not come makes the warp wait for ever.
+        # If a lane named in a mask does not arrive, the warp waits forever.
         refuse((named & active[:, :, None]).any(1) & left & ~active, "names thread {} in its mask, which does not execute it",
                "a mask of lanes that execute it", "thread {}, which does not", "pass the mask of the lanes that reach it")
     refuse(outside, "is executed by thread {}, which is not in the mask that it passes", "a mask with the lane that passes it",
@@ -204,9 +208,9 @@ def _lane_number(c: Any, e: Call) -> Closure:
 
 
 def _votes(op: str, x: np.ndarray, on: np.ndarray) -> np.ndarray:
-    """Result of a vote per lane of each warp.  x: shape (warps, 32).  on: which lanes each counts, shape (warps, 32, 32), or
-    (warps, 1, 32) where all count the same.
+    """Result of a vote for each lane of each warp.
 
+    x: shape (warps, 32).  on: the lanes that each lane counts, shape (warps, 32, 32), or (warps, 1, 32) if all count the same.
     Source: CUDA C++ Programming Guide, "Warp Vote Functions" and "Warp Match Functions".
     """
     bit = np.uint64(1) << np.arange(WARP, dtype=np.uint64)
@@ -244,8 +248,11 @@ BLOCK_VOTES = tuple(VOTES_OF_BLOCKS)
 
 
 def block_vote(c: Any, e: Call) -> Callable[[LaneFrame], Callable[[], Value]]:
-    """Value of syncthreads_count, _and, _or on a device: a function that takes the votes of the active threads and gives the
-    function for the answer, which is called behind the barrier: warps that run on their own come there one after another."""
+    """Value of syncthreads_count, _and, _or on the device simulator.
+
+    Returns a function that collects the votes of the active threads and returns a function for the result.  The caller calls
+    that one behind the barrier, because warps that run independently arrive one after another.
+    """
     value, combine = c.expr(e.args[0]), VOTES_OF_BLOCKS[e.op]
 
     def run(f: LaneFrame) -> Callable[[], Value]:
@@ -273,7 +280,7 @@ _FORMAT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z)?([diufgexXcsp])")
 
 
 def format_c(text: str, values: list[Any]) -> str:
-    """C printf of Python values (the conversions that the language prints)."""
+    """C printf of Python values, for the conversions that the language prints."""
     values = list(values)
 
     def one(m: re.Match[str]) -> str:
@@ -302,13 +309,13 @@ def _printf(c: Any, e: Call) -> Closure:
 
 
 class Printer:
-    """Where printed text goes: standard output, and kept."""
+    """Receives printed text: writes it to standard output and keeps it."""
 
     def __init__(self) -> None:
         self.text = ""
 
     def print(self, text: str) -> None:
-        """What C's printf would write (no newline is added)."""
+        """Write what C's printf would write; no newline is added."""
         self.text += text
         print(text, end="")
 

@@ -1,7 +1,7 @@
-"""Statements on many lanes at once: the part both simulators share.
+"""Execution of statements on many lanes at once; both simulators use it.
 
 A lane is one thread of a block, or one iteration of a Parallel loop.  Statements are compiled once into Python
-functions of a `LaneFrame`; divergent control flow keeps a mask of active lanes (None: all of them).
+functions of a `LaneFrame`.  Divergent control flow keeps a mask of active lanes (None: all of them).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Action = Callable[["LaneFrame"], None]
 class LaneFrame(Frame):
     """State of one group of lanes.
 
-    lanes: how many.  exited: lanes that have returned (None: none).  leaving: lanes that left the innermost loop by
-    `break`.  block: what the simulator keeps per block (memory, counters).  own: lanes this frame stands for (None:
-    all).  matrix: wgmma instructions of these lanes under way (registers.Issued), None where there are none.
-    role: whose code this is in a tile program (tile_roles.Role).
+    lanes: their number.  exited: lanes that have returned (None: none).  leaving: lanes that left the innermost loop by
+    `break`.  block: the simulator's state of the block (memory, counters).  own: the lanes that this frame executes (None:
+    all).  matrix: wgmma instructions of these lanes in flight (registers.Issued), None where there are none.
+    role: the warp role that executes this frame in a tile program (reference.block.WarpRole).
     """
 
     __slots__ = ("lanes", "exited", "leaving", "block", "own", "matrix", "role")
@@ -46,7 +46,7 @@ class LaneFrame(Frame):
         self.role: Any = None
 
     def active(self) -> np.ndarray:
-        """The mask as an array."""
+        """The mask of active lanes as an array."""
         return np.ones(self.lanes, bool) if self.mask is None else self.mask
 
     def any_active(self) -> bool:
@@ -54,7 +54,7 @@ class LaneFrame(Frame):
 
 
 def uniform(x: Value, f: LaneFrame, what: str, span: Any) -> Any:
-    """The one value that all active lanes hold, as a NumPy scalar.  Raises sim-thread-dependent."""
+    """The value that all active lanes have, as a NumPy scalar.  Raises sim-thread-dependent if they differ."""
     if x.ndim == 0:
         return x
     y = x if f.mask is None or x.shape[0] != f.lanes else x[f.mask]
@@ -67,32 +67,32 @@ def uniform(x: Value, f: LaneFrame, what: str, span: Any) -> Any:
 
 
 def is_address(x: Any) -> bool:
-    """Whether a slot of a handle holds a number, one or one a lane, and no storage."""
+    """Whether a handle's slot holds an address (one number, or one for each lane) instead of a storage."""
     return isinstance(x, (np.generic, np.ndarray))
 
 
 def contains(s: Stmt, kinds: tuple[type, ...], calls: tuple[str, ...] = ()) -> bool:
-    """Whether a node of these kinds, or a Call of these names, occurs below s."""
+    """Whether a node of these kinds, or a Call with one of these names, occurs in s."""
     return any(isinstance(n, kinds) or (calls and getattr(n, "op", None) in calls and hasattr(n, "args"))
                for n in walk(s))
 
 
 class StmtCompiler(ExprCompiler):
-    """Compiles statements to actions.  Subclasses give memory, tile ops and device operations their meaning."""
+    """Compiles statements to actions.  Subclasses implement memory, tile ops and device operations."""
 
-    sources: tuple[str, ...] = ()  # C++ that the launch being compiled puts ahead of its kernel
-    place: Any = None  # span of the statement being compiled: that of an expression without one of its own
-    threads = 0  # of a block of the launch being compiled: lanes from this one on fill up its last warp
+    sources: tuple[str, ...] = ()  # C++ sources that the launch being compiled puts in front of its kernel
+    place: Any = None  # span of the statement being compiled, used for expressions without a span
+    threads = 0  # threads of a block of the launch being compiled; lanes from this one on pad its last warp
 
     def __init__(self, rows: Any = None) -> None:
         super().__init__(rows)
         self.addresses = Addresses()
-        self.inside: tuple[Branch | Iterations | WarpRole, ...] = ()  # what the statement being compiled stands in
-        self.turning = False  # the innermost loop is a while loop
-        self.dropped: tuple[Any, ...] | None = None  # the arguments of a call whose result nobody takes
+        self.inside: tuple[Branch | Iterations | WarpRole, ...] = ()  # the constructs around the statement being compiled
+        self.turning = False  # whether the innermost loop is a while loop
+        self.dropped: tuple[Any, ...] | None = None  # the arguments of a call whose result is not used
 
     def stmt(self, s: Stmt) -> Action:
-        """The action of s."""
+        """Compile the statement s to an action."""
         outer = self.place
         self.place = s.span or outer
         try:
@@ -101,7 +101,7 @@ class StmtCompiler(ExprCompiler):
             self.place = outer
 
     def expr(self, e: Expr) -> Closure:
-        """The function computing e; messages about it name the statement where it has no place of its own."""
+        """Compile the expression e to a function; errors without a span of their own use that of the statement."""
         if e.span is None and self.place is not None and isinstance(e, (Load, Call)) and id(e) not in self._memo:
             fn = super().expr(replace(e, span=self.place))
             self._memo[id(e)] = (e, fn)
@@ -115,7 +115,7 @@ class StmtCompiler(ExprCompiler):
                     found=f"a {type(s).__name__}", span=s.span)
 
     def compile_call(self, e: Call) -> Closure:
-        """Meaning of a call; a function of CUDA's that the program names itself is that of its intrinsic."""
+        """Compile a call; a CUDA function that the program names itself behaves like its intrinsic."""
         known = known_function(e, self.sources)
         return super().compile_call(e) if known is None else self.expr(known)
 
@@ -157,10 +157,10 @@ class StmtCompiler(ExprCompiler):
 
     def followed(self, pointer: Value, linear: np.ndarray, need: Any, vector: bool, count: int,
                  tensor: Followed) -> tuple[Storage, np.ndarray]:
-        """(memory, element numbers in it) of elements of a tensor made of the address `pointer` (one, or one a lane).
+        """(memory, element numbers in it) of elements of a tensor made of the address `pointer` (one, or one for each lane).
 
-        linear: element numbers from there on, and need: which are touched, `count` elements each.  Both have the shape () or
-        (lanes,) or what broadcasts to it, with one more axis for vectors.
+        linear: numbers of the first elements, counted from the address.  need: which are accessed, `count` elements each.
+        Both have shape () or (lanes,), or one that broadcasts to it, with one more axis for vectors.
         """
         start = np.asarray(pointer).astype(np.int64)
         b, write, span = tensor
@@ -169,7 +169,7 @@ class StmtCompiler(ExprCompiler):
         at = np.broadcast_to(at, np.broadcast_shapes(at.shape, need.shape))
         return self.addresses.window(at, need, item * count, item, write, b.name, span)
 
-    # -- given by subclasses
+    # -- implemented by subclasses
 
     def compile_store(self, s: Store) -> Action:
         raise NotImplementedError
@@ -209,7 +209,7 @@ class StmtCompiler(ExprCompiler):
 
         return run
 
-    # -- common
+    # -- common to both simulators
 
     def _seq(self, s: Seq) -> Action:
         actions = [self.stmt(x) for x in s.stmts]
@@ -252,7 +252,7 @@ class StmtCompiler(ExprCompiler):
         return self.branch(cond, then, orelse)
 
     def branch(self, cond: Closure, then: Action, orelse: Action | None) -> Action:
-        """The action of a condition whose parts are compiled."""
+        """The action of an If whose condition and branches are already compiled."""
 
         def run(f: LaneFrame) -> None:
             c = cond(f)
@@ -278,13 +278,13 @@ class StmtCompiler(ExprCompiler):
             f.mask = no
             if orelse is not None:
                 orelse(f)
-            # A branch that neither broke nor returned leaves its mask object alone.
+            # A branch without break or return leaves its mask object unchanged.
             f.mask = old if left is yes and f.mask is no else left | f.mask
 
         return run
 
     def _turn(self, s: For | While) -> Action:
-        """The body of a loop."""
+        """Compile the body of a loop."""
         inside, turning = self.inside, self.turning
         self.turning = isinstance(s, While)
         if isinstance(s, For) and s.plan.independent:
@@ -369,14 +369,14 @@ def _still(alive: np.ndarray, f: LaneFrame) -> np.ndarray:
 
 
 def _after(old: np.ndarray | None, f: LaneFrame) -> np.ndarray | None:
-    """The mask after a loop: everybody who entered it and has not returned."""
+    """The mask after a loop: every lane that entered it and has not returned."""
     if f.exited is None:
         return old
     return ~f.exited if old is None else old & ~f.exited
 
 
 def exit_lanes(f: LaneFrame) -> None:
-    """The active lanes are done with the kernel."""
+    """Mark the active lanes as returned from the kernel."""
     f.exited = f.active() if f.exited is None else f.exited | f.active()
     f.mask = np.zeros(f.lanes, bool)
 

@@ -1,4 +1,4 @@
-"""Matrix instructions of a warp: ldmatrix, stmatrix, and mma by the rows of target/instructions.py."""
+"""Matrix instructions of a warp: ldmatrix, stmatrix, and mma for the rows of target/instructions.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ U8, U16 = np.dtype(np.uint8), np.dtype(np.uint16)
 
 
 def whole_warps(f: LaneFrame, what: str, span: Any) -> np.ndarray | None:
-    """Numbers of the warps that execute, None for all.  Raises sim-warp-divergence when one is only partly active."""
+    """Numbers of the active warps, None for all.  Raises sim-warp-divergence when a warp is only partly active."""
     if f.mask is None:
         return None
     by_warp = f.mask.reshape(-1, WARP)
@@ -34,9 +34,9 @@ def whole_warps(f: LaneFrame, what: str, span: Any) -> np.ndarray | None:
 
 
 class Registers:
-    """Consecutive elements of a per-thread array, from AddressOf(array, first): read and written for whole warps.
+    """Consecutive elements of a per-thread array, from AddressOf(array, first) on; read and written for whole warps.
 
-    count: elements of the buffer's type a lane.  Element numbers must be the same in all lanes.
+    count: elements of the buffer's type for each lane.  Element numbers must be the same in all lanes.
     """
 
     def __init__(self, c: Any, a: Any, nbytes: int, span: Any) -> None:
@@ -67,7 +67,7 @@ class Registers:
         return (store.guard if self.check else None), cells
 
     def read(self, f: LaneFrame, warps: np.ndarray | None, dt: np.dtype, written: bool = True) -> np.ndarray:
-        """Elements as dt, shape (warps, 32 * elements).  written: they must have been."""
+        """The elements as dt, shape (warps, 32 * elements).  written: they must have been written before."""
         store, at, known = self._bytes(f)
         if written and self.check and store.known is not None:
             k = store.known[:, known]
@@ -80,7 +80,7 @@ class Registers:
         return x if warps is None else x[warps]
 
     def touch(self, f: LaneFrame, writes: bool) -> Registers:
-        """An instruction other than wgmma uses them."""
+        """Record a use by an instruction other than wgmma."""
         guard, cells = self.guarded(f)
         if guard is not None:
             guard.touch(f, cells, writes, self.span)
@@ -102,7 +102,7 @@ class Registers:
 
 
 def _order(fragment: Any) -> np.ndarray:
-    """Position lane * registers + register of each element of a row's operand, in row-major element order."""
+    """Position lane * registers + register of each element of an instruction operand, in row-major element order."""
     owner, register = fragment.owners()[0], fragment.register_table()
     return (owner * fragment.registers + register).ravel()
 
@@ -137,7 +137,7 @@ def _mma(c: Any, e: Call) -> Closure:
 
 
 def _rows_of(c: Any, e: Call, shared: Any, what: str, text: str) -> Any:
-    """f(frame, warps) -> byte addresses (warps, num, 8) of the rows that the lanes name, with the accesses entered."""
+    """f(frame, warps) -> byte addresses (warps, num, 8) of the rows that the lanes give; records the accesses."""
     num = e.options.num
     if not isinstance(shared, AddressOf) or shared.buffer.scope() not in SHARED:
         raise fault("sim-unsupported", f"{e.op} needs the address of a shared row",
@@ -154,7 +154,7 @@ def _rows_of(c: Any, e: Call, shared: Any, what: str, text: str) -> Any:
         try:
             address = reach(f)
             memory = f.slots[slot]
-            # Each matrix is one pass of 8 rows of 16 bytes, which is how a 16-byte access counts.
+            # Each matrix is one pass of 8 rows of 16 bytes, which is counted as a 16-byte access.
             c.touch(f, memory, address, access, None if mode == "read" else np.ones(int(f.mask.sum()), bool))
         finally:
             f.mask = old

@@ -1,4 +1,4 @@
-"""mbarriers: phases, arrivals, transaction bytes.
+"""Simulation of mbarriers: phases, arrivals and transaction bytes.
 
 Source: PTX ISA, "Parallel synchronization and communication instructions: mbarrier".
 """
@@ -21,10 +21,10 @@ from .lanes import LaneFrame, uniform
 
 @dataclass
 class Phases:
-    """What an mbarrier counts.  Both simulators use it.
+    """Counters of an mbarrier; both simulators use them.
 
-    phase: number of the current one.  pending: arrivals it still lacks.  tx: bytes it still expects (negative while a
-    copy has come before it was announced).
+    phase: number of the current phase.  pending: arrivals that the phase still needs.  tx: bytes it still expects (negative
+    when a copy has arrived before its bytes were announced).
     """
 
     name: str
@@ -37,11 +37,11 @@ class Phases:
         self.pending = self.count
 
     def passed(self, parity: int) -> bool:
-        """Whether a wait on this parity goes on: the phase of that parity is the last completed one."""
+        """Whether a wait on this parity passes: the last completed phase has that parity."""
         return self.phase % 2 != parity % 2
 
     def arrive(self, n: int, span: Any) -> None:
-        """n arrivals.  Raises sim-mbarrier when the phase has fewer left."""
+        """Count n arrivals.  Raises sim-mbarrier when the phase needs fewer."""
         if n > self.pending:
             raise fault("sim-mbarrier", f"{self.name}: {n} threads arrive in phase {self.phase}, which needs "
                         f"{self.pending} more of {self.count} arrivals",
@@ -51,35 +51,35 @@ class Phases:
         self.settle()
 
     def settle(self) -> bool:
-        """Go to the next phase when nothing is missing."""
+        """Go to the next phase when no arrivals and no bytes are missing."""
         if self.pending or self.tx:
             return False
         self.phase, self.pending = self.phase + 1, self.count
         return True
 
     def state(self) -> str:
-        """For messages."""
+        """Description of the state for messages."""
         bytes_ = (f"{self.tx} bytes still expected" if self.tx >= 0 else f"{-self.tx} bytes more than expected")
         return f"{self.name} in phase {self.phase}: {self.pending} of {self.count} arrivals pending, {bytes_}"
 
 
 class MBarrier(Phases):
-    """One on the device: also what its arrivals have seen, and who initialised it.
+    """An mbarrier of the device simulator.  It also keeps what its arrivals have seen (races.py) and who initialised it.
 
-    agent: number of the copies that signal it, as an agent of the clocks (races.py).
+    agent: agent number, in the clocks of races.py, of the copies that signal it.
     """
 
     def __init__(self, name: str, count: int, agent: int, maker: int, made: int) -> None:
         super().__init__(name, count)
         self.agent, self.maker, self.made = agent, maker, made
-        self.fenced = False  # its initialisation is visible to copies
+        self.fenced = False  # whether its initialisation is visible to copies
         self.opened = 0  # phase of the cluster barrier after which it is visible to the threads of the cluster
         self.span: Any = None  # of the last copy that signals it
         self.seen: np.ndarray | None = None
-        self.before: np.ndarray | None = None  # what the last completed phase has seen
+        self.before: np.ndarray | None = None  # what the arrivals of the last completed phase had seen
 
     def know(self, seen: np.ndarray) -> None:
-        """Who passes the current phase will have seen this."""
+        """Add `seen` to what the threads that pass the current phase will have seen."""
         self.seen = seen.copy() if self.seen is None else np.maximum(self.seen, seen)
 
     def settle(self) -> bool:
@@ -115,7 +115,7 @@ class Barrier:
         return f"{self.buffer.name}[{(own - start) // 8}] of block {cluster.names[rank]}"
 
     def get(self, f: LaneFrame, at: int, lanes: np.ndarray) -> MBarrier:
-        """The barrier there.  Raises sim-mbarrier when these lanes may not see that it has been initialised."""
+        """The mbarrier at this address.  Raises sim-mbarrier when its initialisation is not visible to these lanes."""
         bar = f.block.asynchronous.barriers.get(at)
         if bar is None:
             raise fault("sim-mbarrier", f"{self.name(f, at)} is used before mbarrier_init",

@@ -1,7 +1,7 @@
-"""Storage of simulated buffers: bytes seen through typed views, and which of them have been written.
+"""Storage of simulated buffers: bytes with typed views, and flags for which bytes have been written.
 
-Buffers that share `data` share one Storage.  `granule` is the unit of bookkeeping in bytes: the largest size that
-divides the element size of every buffer over that storage.
+Buffers that share `data` share one Storage.  A granule is the unit of these flags, in bytes: the largest size that divides
+the element size of every buffer over that storage.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .faults import fault
 
 
 class Access(NamedTuple):
-    """An access that a statement makes, as far as it is known before it runs.
+    """Static description of an access that a statement makes.
 
-    width: bytes of each lane.  site: number of the statement.  mode: read, write or atomic.  op: what is counted.
+    width: bytes for each lane.  site: number of the access site.  mode: read, write or atomic.  op: name it is counted under.
     """
 
     buffer: Buffer
@@ -32,7 +32,7 @@ class Access(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """A tensor made of an address, whether it is written, and where."""
+    """A tensor made of an address: whether it is written, and where."""
 
     buffer: Buffer
     write: bool
@@ -40,24 +40,24 @@ class Followed(NamedTuple):
 
 
 class Storage:
-    """Bytes of one buffer's storage.  lanes: private copies (per-thread arrays), one row each; else one row.
+    """Bytes of one buffer's storage.  lanes: number of private copies (per-thread arrays), one row each; otherwise one row.
 
-    known: one flag a granule, False until written; None when everything counts as written.
-    guard: which parts are registers of wgmma under way (registers.Guard), None where there is no wgmma.
+    known: one flag for each granule, False until it is written; None when everything counts as written.
+    guard: which granules are registers of a wgmma in flight (registers.Guard), None where there is no wgmma.
     """
 
     __slots__ = ("name", "nbytes", "granule", "lanes", "raw", "known", "guard", "_views")
 
     def __init__(self, name: str, nbytes: int, granule: int, lanes: int = 1, known: bool = False) -> None:
         self.name, self.granule, self.lanes = name, granule, lanes
-        self.nbytes = -(-max(nbytes, 1) // 16) * 16  # whole vectors, so that every element type divides a row
+        self.nbytes = -(-max(nbytes, 1) // 16) * 16  # a multiple of 16 bytes, so that every element type divides a row
         self.raw = np.zeros((lanes, self.nbytes), np.uint8)
         self.known = None if known else np.zeros((lanes, self.nbytes // granule), bool)
         self.guard: Any = None
         self._views: dict[Any, np.ndarray] = {}
 
     def place(self, raw: np.ndarray) -> None:
-        """Let the bytes be those of other memory, shape (lanes, nbytes)."""
+        """Use other memory as the bytes of this storage: shape (lanes, nbytes)."""
         self.raw = raw
         self._views.clear()
 
@@ -74,13 +74,13 @@ class Storage:
 
 
 def strided(flat: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """A window on a flat array; offset and strides in elements.  (as_strided does not know every fp8 type.)"""
+    """A strided view of a flat array; offset and strides in elements.  (as_strided does not support every fp8 type.)"""
     item = flat.itemsize
     return np.ndarray(shape, flat.dtype, flat, offset * item, tuple(s * item for s in strides))
 
 
 def granules(func: Func) -> dict[int, int]:
-    """Bookkeeping unit in bytes by id of a buffer's data variable."""
+    """Granule size in bytes by id of a buffer's data variable."""
     out: dict[int, int] = {}
     for b in buffers_of(func):
         size = numpy_dtype(b.dtype).itemsize
@@ -89,7 +89,7 @@ def granules(func: Func) -> dict[int, int]:
 
 
 def buffers_of(func: Func) -> list[Buffer]:
-    """Every buffer a function names, once."""
+    """Every buffer that a function uses, once."""
     seen: dict[int, Buffer] = {}
     for _, b in func.buffers:
         seen[id(b)] = b
@@ -100,7 +100,7 @@ def buffers_of(func: Func) -> list[Buffer]:
 
 
 def dims(compiler: ExprCompiler, values: tuple[Any, ...]) -> Callable[[Any], tuple[int, ...]]:
-    """Shape or stride entries (ints or expressions) as Python ints, at run time."""
+    """A function that evaluates shape or stride entries (ints or expressions) to Python ints at run time."""
     if all(isinstance(v, int) for v in values):
         fixed = tuple(values)
         return lambda f: fixed
@@ -129,7 +129,7 @@ def span_of(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -
 
 
 def geometry(compiler: ExprCompiler, b: Buffer) -> Callable[[Any], tuple[tuple[int, ...], tuple[int, ...], int]]:
-    """Shape, strides and offset (elements) of a buffer at run time."""
+    """A function that evaluates shape, strides and offset (elements) of a buffer at run time."""
     shape, offset = dims(compiler, b.shape), dims(compiler, (b.offset,))
     if b.strides_ is None:
         if b.is_static and isinstance(b.offset, int):
@@ -147,12 +147,12 @@ def geometry(compiler: ExprCompiler, b: Buffer) -> Callable[[Any], tuple[tuple[i
 
 def linear_index(indices: list[np.ndarray], shape: tuple[int, ...], strides: tuple[int, ...],
                  offset: int) -> tuple[np.ndarray, np.ndarray]:
-    """(element number in the storage, whether it lies outside the shape in some dimension); indices: int64."""
+    """(element number in the storage, whether it is outside the shape in some dimension); indices: int64."""
     linear: Value = np.int64(offset)
     bad: Value = np.False_
     for d, (i, n, s) in enumerate(zip(indices, shape, strides)):
         step = i if s == 1 else i * s
-        out = i.view(np.uint64) >= n  # indices below zero are beyond every extent
+        out = i.view(np.uint64) >= n  # negative indices become larger than every extent
         linear = linear + step if d or offset else step
         bad = bad | out if d else out
     return np.asarray(linear), np.asarray(bad)

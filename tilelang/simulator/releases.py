@@ -1,8 +1,9 @@
-"""Atomics that release and acquire: what a block has done is known to a block that reads the flag it set.
+"""Release and acquire atomics: order the accesses of a block that sets a flag before those of a block that reads it.
 
-A release leaves at the flag what its thread knows: the clocks of races.py, by block.  Updates of the flag by others keep
-that there, a store replaces it (PTX ISA, "Release and Acquire Patterns": a chain of updates belongs to its release).  An
-acquire that comes later takes it over, and accesses of other blocks that it covers are no races.
+A release stores at the flag what its thread has seen: the clocks of races.py, for each block.  Atomic updates of the flag
+by other threads keep this record, a plain store replaces it (PTX ISA, "Release and Acquire Patterns": a chain of updates
+belongs to its release).  A later acquire takes the record over, and the accesses of other blocks that it covers are
+ordered, hence no races.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from tilelang.ir.expr import Call
 RELEASES = frozenset(("release", "acq_rel", "seq_cst"))
 ACQUIRES = frozenset(("consume", "acquire", "acq_rel", "seq_cst"))
 
-Knowledge = dict[int, np.ndarray]  # by number of a block: the clock of each of its threads
+Knowledge = dict[int, np.ndarray]  # by block number: the clock of each of its threads
 
 
 class Releases:
-    """The releases of one atomic operation.  Flags are those of global memory that the launch writes."""
+    """Release and acquire behaviour of one atomic operation.  Flags are in global memory that the launch writes."""
 
     def __init__(self, e: Call) -> None:
         kind, order = e.op.removeprefix("atomic_"), e.options.order
@@ -31,7 +32,7 @@ class Releases:
         self.concerns = self.releases or self.acquires or self.replaces
 
     def before(self, f: Any, table: Any, flags: np.ndarray) -> None:
-        """The active lanes read their flags (first granules, one a lane)."""
+        """Called before the active lanes read their flags.  flags: first granule of each lane's flag."""
         if self.acquires and table.released:
             for t in np.flatnonzero(f.active()):
                 left = table.released.get(int(flags[t]))
@@ -39,7 +40,7 @@ class Releases:
                     learn(f.block.clocks, int(t), left, table.block)
 
     def after(self, f: Any, table: Any, flags: np.ndarray) -> None:
-        """They have changed them."""
+        """Called after the active lanes have changed their flags."""
         if not (self.releases or self.replaces and table.released):
             return
         for t in np.flatnonzero(f.active()):
@@ -51,7 +52,7 @@ class Releases:
 
 
 def known_by(clocks: Any, thread: int, block: int) -> Knowledge:
-    """What a thread of a block hands on; what it does next comes later."""
+    """What a release by this thread passes on; the thread's next actions are later than it."""
     out: Knowledge = {}
     for who, clock, left in clocks.foreign:
         if who == thread or clocks.seen[thread, who] >= clock:
@@ -62,10 +63,10 @@ def known_by(clocks: Any, thread: int, block: int) -> Knowledge:
 
 
 def learn(clocks: Any, thread: int, left: Knowledge, block: int) -> None:
-    """A thread of a block knows what was left at a flag; so do those that wait for it from now on."""
+    """A thread acquires the record of a flag; so do threads that synchronise with it from now on."""
     member = np.zeros(clocks.lanes, bool)
     member[thread] = True
-    if block in left:  # blocks that run side by side have clocks in common
+    if block in left:  # blocks that run concurrently have common clocks
         clocks.acquire(member, left[block])
     others = {b: know for b, know in left.items() if b != block}
     if others:
@@ -73,13 +74,15 @@ def learn(clocks: Any, thread: int, left: Knowledge, block: int) -> None:
 
 
 def merged(a: Knowledge, b: Knowledge) -> Knowledge:
-    """What is known by one or the other."""
+    """The union of two records: for each thread the later clock."""
     return {k: np.maximum(a[k], b[k]) if k in a and k in b else (a[k] if k in a else b[k]) for k in (*a, *b)}
 
 
 def ordered(clocks: Any, t: np.ndarray, block: np.ndarray, who: np.ndarray, clock: np.ndarray) -> np.ndarray:
-    """Of accesses by other blocks (block, who, clock: arrays of one shape, rows for the threads t): those that t knows of.
-    who below 0 is nobody in particular, and is not known."""
+    """Which accesses by other blocks the threads t have acquired.
+
+    block, who, clock: arrays of one shape, with a row for each thread of t.  who < 0 means no single thread and is not ordered.
+    """
     out = np.zeros(block.shape, bool)
     rows: Callable[[np.ndarray], np.ndarray] = lambda x: x.reshape(-1, *(1,) * (block.ndim - 1))  # noqa: E731
     for thread, at, left in clocks.foreign:
