@@ -1,1 +1,1 @@
-"""Every shared and fragment buffer of a launch gets a layout."""
+"""Passes that give every shared and fragment buffer of a launch a layout."""

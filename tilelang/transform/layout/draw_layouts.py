@@ -1,4 +1,4 @@
-"""Pictures of a launch's layouts, where tl.layout_visualization_enable asks for them."""
+"""Draws the layouts of a launch when tl.layout_visualization_enable is set."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ FOLDER = "./tmp"
 
 
 def draw_layouts(layouts: Iterable[tuple[str, Any]], cx: PassContext) -> None:
-    """Report each layout as text, or write <FOLDER>/<buffer>.<format> for the pictures that
-    tl.layout_visualization_formats lists.  Raises ValueError for an unknown format."""
+    """Report each layout as text, or write picture files.
+
+    The pictures are <FOLDER>/<buffer>.<format>, for the formats in tl.layout_visualization_formats.  Raises ValueError for an
+    unknown format.
+    """
     from tilelang.layout.picture import cells, draw_files, wanted_formats  # 2 ms
 
     formats = str(cx.option(PassConfigKey.TL_LAYOUT_VISUALIZATION_FORMATS))

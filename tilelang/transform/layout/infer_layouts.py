@@ -1,18 +1,19 @@
-"""Every shared and fragment buffer of a launch gets a layout.
+"""Chooses a layout for every shared and fragment buffer of a launch.
 
     Launch(attrs: layouts=(user's…))              Launch(attrs: layouts=((A_s, Layout), (C_f, Fragment), …))
       Gemm(A_s, B_s, C_f)                    ->     Gemm(A_s, B_s, C_f, attrs: instruction, warps)
       Parallel(i, j): C_f[i, j] = …                 Parallel(i, j, attrs: loop_layout=Fragment)
 
-Fragments are settled by strictness.  *Strict* (strict_layouts.py): what the user annotated and what a matrix instruction
-demands.  *Common*: what follows through copies between fragments, reductions and parallel loops.  *Free*: the rest, largest
-buffer first, dealt out so that memory is read in the widest vectors; after each choice the common rules run again.
-Then shared buffers are laid out by the accesses made to them (shared_layouts.py).
+The layouts of fragments are chosen in three levels.  *Strict* (strict_layouts.py): the user's annotations and the layouts
+that MMA instructions require.  *Common*: what follows from these through copies between fragments, reductions and
+parallel loops.  *Free*: the remaining fragments, largest buffer first, distributed so that memory is read in the widest
+vectors; after each choice the common rules run again.  Then each shared buffer gets the layout that suits its accesses
+(shared_layouts.py).
 
-Where a fragment is asked for in two ways the first wins and the other use goes through shared memory when it is
-lowered: no program is left without a layout.  A large fragment that every thread would hold whole is kept in shared memory
-where that means the same (staged_fragments.py).  A Parallel that touches fragments carries `loop_layout`; without one the
-lowering deals its points out in turn.
+If two uses require different layouts of one fragment, the first use wins, and the other one is staged through shared
+memory when it is lowered; so every program gets layouts.  A large fragment that every thread would hold completely is
+kept in shared memory where that has the same meaning (staged_fragments.py).  A Parallel that touches fragments carries
+`loop_layout`; without it the lowering distributes the points over the threads cyclically.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from .draw_layouts import draw_layouts
 
 @pass_(needs=TILE)
 def infer_layouts(func: Func, cx: PassContext) -> Func:
-    """Choose layouts for all launches of a program.  See the module's text."""
+    """Choose layouts for all launches of a program.  The module docstring describes the rules."""
 
     def inferred(launch: Launch) -> Launch:
         while True:
@@ -50,14 +51,14 @@ def infer_layouts(func: Func, cx: PassContext) -> Func:
 
 
 class _Staged(Exception):
-    """No layout deals a large fragment out: `launch` has it in shared memory."""
+    """Raised when no layout distributes a large fragment; `launch` keeps that fragment in shared memory."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
 
 
 class _Inference(StrictLayouts):
-    """Layouts of one launch.  Raises _Staged."""
+    """Chooses the layouts of one launch.  Raises _Staged."""
 
     def run(self) -> Launch:
         self._annotated()
@@ -75,7 +76,7 @@ class _Inference(StrictLayouts):
         return with_options(replace(self.launch, body=body), layouts=layouts, report=report)
 
     def _report(self, layouts: tuple[tuple[Buffer, Any], ...]) -> None:
-        """Level 4 of the debug trace: each layout and why; pictures where the config asks for them."""
+        """Report each layout and its reason at debug trace level 4, and draw pictures where the config asks for them."""
         if self.cx.debug >= 4:
             for b, lay in layouts:
                 self.cx.report(f"# layout of {b.name} ({self.known.why[b]}): {lay!r}")
@@ -85,7 +86,7 @@ class _Inference(StrictLayouts):
     # ---- common ---------------------------------------------------------------------------------------------------
 
     def _common(self) -> None:
-        """Propagate until nothing changes.  Linear in practice: each round settles a buffer or is the last."""
+        """Propagate layouts until nothing changes.  Linear in practice: each pass settles a buffer or is the last one."""
         changed = True
         while changed:
             changed = False
@@ -147,10 +148,12 @@ class _Inference(StrictLayouts):
         return changed
 
     def _loop_layout(self, loop: Loop, full: bool) -> Fragment | None:
-        """The user's layout of a loop, or that of the known fragments it touches: written ones first, then those with
-        most dimensions.
+        """The user's layout of a loop, or one derived from the known fragments that the loop touches.
 
-        full: only when a fragment tells where every parallel loop goes."""
+        Written fragments are tried first, then those with most dimensions.  full: use a fragment only when its layout
+        determines
+        all parallel loops.
+        """
         given = loop.node.plan.loop_layout
         if given is not None:
             return given
@@ -187,7 +190,9 @@ class _Inference(StrictLayouts):
                 self._common()
 
     def _free_serial(self, loop: Loop) -> None:
-        """A loop that accumulates along some dimensions: the others are dealt out to threads."""
+        """Lay out the fragments of a loop that accumulates along some dimensions; the other dimensions are distributed over
+        threads.
+        """
         if not loop.serial or self._loop_layout(loop, full=False) is not None:
             return
         for t in loop.touches:
@@ -202,7 +207,7 @@ class _Inference(StrictLayouts):
 
     def _choose(self, b: Buffer) -> Fragment:
         shape, threads = tuple(b.shape), self._for(b).threads
-        if b in self.alone:  # every thread may ask for any element
+        if b in self.alone:  # every thread may access any element
             return self._whole(b)
         inside = {d for lp in self.loops.values() for t in lp.touches if t.buffer is b and t.plain for d in t.inside}
         if inside and len(inside) < len(shape):
@@ -223,7 +228,7 @@ class _Inference(StrictLayouts):
         return out if self._suits_views(b, out) and not out.replicas == threads > 1 else self._whole(b)
 
     def _whole(self, b: Buffer) -> Fragment:
-        """Every thread holds the tile.  Raises _Staged for one that is better kept in shared memory."""
+        """The layout in which every thread holds the whole tile.  Raises _Staged if shared memory suits it better."""
         from .staged_fragments import is_large, staged  # 2 ms
 
         if is_large(b):

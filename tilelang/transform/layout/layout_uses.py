@@ -1,7 +1,7 @@
-"""What a launch touches that wants a layout, and how: the ground infer_layouts works on.
+"""Collects the buffers of a launch that need layouts, and how the launch uses them, for infer_layouts.
 
-Shared and fragment buffers, tile ops, parallel loops, the threads each belongs to, and fragments that are the same registers
-in several shapes.
+These are shared and fragment buffers, tile ops, parallel loops, the threads that each belongs to, and groups of fragments
+that view the same registers in several shapes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GROUP = 128
 
 @state
 class Known:
-    """What ops are asked with (ops.base: infer_layout), and why each layout was chosen."""
+    """The layouts known so far, as passed to ops (ops.base: infer_layout), and the reason for each choice."""
 
     threads: int
     layouts: dict[Buffer, Any] = field(default_factory=dict)
@@ -44,19 +44,19 @@ class Known:
 
 
 class Uses:
-    """What is in one launch, and what is known of its layouts.  Raises layout-shape and layout-conflict."""
+    """The contents of one launch and its known layouts.  Raises layout-shape and layout-conflict."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.whole = self.role = launch.plan.compute_threads or launch.num_threads
-        self.by_hand = launch.plan.compute_threads is None  # roles are the user's: each has threads of its own
-        self.threads_of: dict[int, int] = {}  # of the role that an op or parallel loop belongs to
+        self.by_hand = launch.plan.compute_threads is None  # the user wrote the warp roles: each has threads of its own
+        self.threads_of: dict[int, int] = {}  # threads of the warp role that an op or parallel loop belongs to
         self.known = Known(self.whole)
         self.ops: list[TileOp] = []
         self.loops: dict[int, Loop] = {}
         self.buffers: dict[Buffer, None] = {}  # shared and fragment buffers, in order of appearance
-        self.alone: set[Buffer] = set()  # fragments touched element by element outside any parallel loop
-        self.pointers: set[Var] = set()  # storage whose address is taken: user code may index it itself
+        self.alone: set[Buffer] = set()  # fragments accessed element by element outside any parallel loop
+        self.pointers: set[Var] = set()  # storage whose address is taken: user code may index it directly
         self.analyzer = Analyzer()
         self.accesses: list[Access] = []
         for v, n in (*zip(launch.block_vars, launch.grid), *zip(launch.thread_vars, launch.threads)):
@@ -104,13 +104,13 @@ class Uses:
                     self._collect(inner, loop)
 
     def _allocated(self, s: Alloc) -> None:
-        """What threads hold in registers has a size that the program knows."""
+        """Raise an error unless a buffer in registers has a static size."""
         if s.buffer.scope_name.startswith("local") and not s.buffer.is_static:
             raise run_time_shape(s.buffer, s.buffer.span)
         self._see(s.buffer)
 
     def _collect_exprs(self, s: Stmt) -> None:
-        """Buffers used by the expressions of a statement that every thread executes by itself."""
+        """Collect the buffers in the expressions of a statement that every thread executes by itself."""
         for v in (getattr(s, f) for f in fields_of(type(s)) if f != "attrs"):
             for e in v if isinstance(v, tuple) else (v,):
                 if isinstance(e, Buffer):
@@ -142,12 +142,12 @@ class Uses:
             self.buffers.setdefault(b)
 
     def _belongs(self, b: Buffer) -> None:
-        """A fragment lives in the registers of the role that uses it."""
+        """Record that a fragment lies in the registers of the warp role that uses it."""
         if b.scope_name == FRAGMENT:
             self.threads_of[id(b)] = self.role
 
     def _for(self, x: Any) -> Known:
-        """What is known, for an op, loop or fragment of a role."""
+        """The known layouts for the warp role of an op, loop or fragment."""
         self.known.threads = self.threads_of.get(id(x), self.whole)
         return self.known
 
@@ -188,7 +188,7 @@ class Uses:
     # ---- fragments in several shapes ------------------------------------------------------------------------------
 
     def _views(self) -> list[list[Buffer]]:
-        """Fragments that are the same registers under several shapes."""
+        """Groups of fragments that are the same registers under several shapes."""
         groups: dict[Var, list[Buffer]] = {}
         for b in self.buffers:
             if b.scope_name == FRAGMENT:
@@ -196,7 +196,7 @@ class Uses:
         return [g for g in groups.values() if len(g) > 1]
 
     def _suits_views(self, b: Buffer, lay: Any) -> bool:
-        """Whether all other shapes that b is seen in have a form of this layout, and none has got another one."""
+        """Whether this layout of b can be expressed in the shape of every view of b, and no view has a different layout."""
         for v in self.buffers:
             if v.data is b.data and v is not b:
                 seen = seen_as(lay, b, v)
@@ -205,7 +205,7 @@ class Uses:
         return True
 
     def _cuts(self, b: Buffer) -> list[int]:
-        """Elements inside the dimensions of b and of its views, in elements of b."""
+        """Sizes, in elements of b, at which dimensions of b and of its views end."""
         out = []
         for v in self.buffers:
             if v.data is b.data:
@@ -218,14 +218,14 @@ class Uses:
 
 
 def run_time_shape(b: Buffer, span: Any) -> Exception:
-    """The error for a buffer that wants a layout and has a run-time shape."""
+    """The error for a buffer that needs a layout but has a run-time shape."""
     return error("layout-shape", f"`{b.name}` ({b.scope_name}) has a run-time shape, its tile must be static",
                  found=str(tuple(b.shape)), span=span,
                  hint="allocate the largest tile and guard what lies outside")
 
 
 def seen_as(lay: Fragment, b: Buffer, view: Buffer) -> Fragment | None:
-    """The layout of another Buffer over a fragment's registers; None where its digits or elements would be cut."""
+    """The layout of a view of a fragment's registers; None where the view would cut modes or elements."""
     if lay.replicas == lay.threads and lay == replicated_fragment(b.shape, lay.threads):  # row-major, whole in each thread
         return replicated_fragment(view.shape, lay.threads)
     try:
@@ -235,12 +235,12 @@ def seen_as(lay: Fragment, b: Buffer, view: Buffer) -> Fragment | None:
 
 
 def bits_of(b: Buffer) -> int:
-    """Of an element."""
+    """Size of an element in bits."""
     return b.dtype.bits * b.dtype.lanes
 
 
 def at_line(s: Stmt) -> str:
-    """Where a statement stands, for reasons: " at line 12"."""
+    """The source line of a statement for reports: " at line 12"."""
     return "" if s.span is None else f" at line {s.span.line}"
 
 __all__ = ["FRAGMENT", "SHARED", "Known", "Uses", "at_line", "bits_of", "run_time_shape", "seen_as"]

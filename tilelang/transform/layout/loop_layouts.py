@@ -1,4 +1,4 @@
-"""How parallel loops and the fragments they index settle each other's layouts."""
+"""Derives layouts of parallel loops from the fragments they index, and the other way round."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Written = list[tuple[Buffer, tuple[Expr, ...]]]
 class Touch:
     """A fragment access in a Parallel.
 
-    dims: per fragment dimension the loop it follows, else None.  shares: how many neighbouring iterations of that loop
-    use one element (index `v // shares`).  inside: dimensions walked within one iteration (constant index, or that of a
-    loop in the body), which must lie in registers.  plain: every dimension follows a loop, covering it, or is inside.
-    exact: the loops do not stop before the end of a dimension, so they tell its whole layout.
+    dims: for each fragment dimension the loop that indexes it, else None.  shares: how many neighbouring iterations of that
+    loop use one element (index `v // shares`).  inside: dimensions walked within one iteration (constant index, or that of a
+    loop in the body), which must lie in registers.  plain: every dimension is inside, or is indexed by a loop that covers it.
+    exact: the loops reach the end of every dimension, so they determine its whole layout.
     """
 
     buffer: Buffer
@@ -83,8 +83,10 @@ def serial_dims(s: Parallel, extents: tuple[Any, ...], written: Written) -> tupl
 
 
 def over_loops(lay: Fragment, t: Touch, extents: tuple[int, ...]) -> Fragment:
-    """A fragment's layout as one of the loops that index it; loops it does not know run in registers, and so do the
-    neighbouring iterations that share an element."""
+    """A fragment's layout expressed over the loops that index it.
+
+    Loops that do not index it run in registers, and so do neighbouring iterations that share an element.
+    """
     modes: list[list[Mode]] = [[] for _ in extents]
     step = 1
     for d, c in zip(t.dims, t.shares):
@@ -104,8 +106,10 @@ def over_loops(lay: Fragment, t: Touch, extents: tuple[int, ...]) -> Fragment:
 
 
 def projected(layout: Fragment, t: Touch) -> Fragment | None:
-    """The layout a fragment needs so that each thread of a loop holds what it touches.  None when iterations that share
-    an element run in different threads."""
+    """The fragment layout with which each thread of a loop holds the elements that it touches.
+
+    None when iterations that share an element run in different threads.
+    """
     modes, shape = list(layout.modes), list(layout.shape)
     for d, c in zip(t.dims, t.shares):
         if d is not None and c > 1:
@@ -119,8 +123,10 @@ def projected(layout: Fragment, t: Touch) -> Fragment | None:
 
 
 def with_registers(lay: Fragment, shape: tuple[int, ...], inside: Iterable[int], kept: list[int]) -> Fragment:
-    """A layout of the dimensions `kept` as one of the whole shape: those inside go to the fastest registers, the others
-    are of extent 1."""
+    """A layout of the dimensions `kept`, extended to the whole shape.
+
+    The dimensions `inside` go to the fastest registers; all others have extent 1.
+    """
     step = 1
     modes: list[tuple[Mode, ...]] = [()] * len(shape)
     for d in sorted(inside, reverse=True):
@@ -132,12 +138,12 @@ def with_registers(lay: Fragment, shape: tuple[int, ...], inside: Iterable[int],
 
 
 def usable(lay: Fragment, t: Touch) -> bool:
-    """Whether a fragment's layout can rule a loop that touches it so: what one iteration walks is in one thread."""
+    """Whether a fragment's layout can determine the loop of this access: the elements of one iteration lie in one thread."""
     return t.plain and not any(m.to != REGISTER for d in t.inside for m in lay.modes[d])
 
 
 def _without_inner(modes: tuple[Mode, ...], c: int) -> tuple[Mode, ...] | None:
-    """Digits of index // c, when the innermost digits that c covers are registers; else None."""
+    """Modes of index // c, when the innermost modes that c covers are registers; else None."""
     out = list(modes)
     while c > 1:
         if not out or out[-1].to != REGISTER:
@@ -155,7 +161,7 @@ def _without_inner(modes: tuple[Mode, ...], c: int) -> tuple[Mode, ...] | None:
 
 
 def row_groups(gemms: list[Gemm], ops: list[TileOp], loops: Iterable[Loop]) -> set[Buffer]:
-    """Accumulators whose rows should stay within one warp: reduced along rows, or on the way to an A operand."""
+    """Accumulators whose rows should stay within one warp: reduced along rows, or converted to an A operand."""
     group: dict[Buffer, Buffer] = {}
 
     def find(b: Buffer) -> Buffer:

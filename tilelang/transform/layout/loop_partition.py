@@ -1,4 +1,4 @@
-"""How a parallel loop is shared out: by the fragments it touches, or in vectors dealt out to the threads."""
+"""Chooses the work partition of a parallel loop: by a fragment that it touches, or in vectors distributed over the threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from ..analysis.vectorize import power_of_two_in, stride_along
 
 @record
 class LoopPartition:
-    """A Fragment-like share of a loop nest: `modes` per loop, `copies`, `threads` (ops.distribute.from_fragment)."""
+    """A work partition of a loop nest, in the form of a Fragment.
+
+    It has `modes` per loop, `copies` and `threads` (ops.distribute.from_fragment).
+    """
 
     shape: tuple[int, ...]
     modes: tuple[Any, ...]
@@ -28,8 +31,10 @@ class LoopPartition:
 
 def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: Stmt, loop_layout: Any,
                         width: int | None, is_async: bool, once: bool = False) -> tuple[Distribution, bool]:
-    """(share of the loop, loose): loop_layout if there is one, else the share of a fragment the body writes or reads,
-    else a flat share.  loose: its lanes pass the ends of rows (Loop.loose).  once: one thread an iteration."""
+    """(work partition of the loop, loose): loop_layout if given, else from a fragment of the body, else in flat vectors.
+
+    loose: vectors of lanes cross the ends of rows (Loop.loose).  once: each iteration runs in one thread only.
+    """
     static = all(isinstance(n, int) for n in extents)
     once = once or rereads(body)
     if not static:
@@ -78,7 +83,9 @@ def _accumulates_well(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: 
 
 
 def fragment_partitions(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt) -> list[LoopPartition]:
-    """Shares that make an access with plain loop indices direct: written fragments first, most dimensions first."""
+    """Work partitions under which an access with plain loop indices is direct: written fragments first, most dimensions
+    first.
+    """
     found: list[tuple[tuple[int, int], LoopPartition]] = []
     for x, _ in accesses(body):
         if x.buffer.scope_name != FRAGMENT:
@@ -100,17 +107,23 @@ def fragment_partitions(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...]
 
 
 def spread_thin(extents: tuple[int, ...], followed: Iterable[int], replicas: int) -> bool:
-    """Whether a fragment that a loop only reads is a poor guide for it: a vector along a larger tile, held by several
-    threads, or by few.  All threads share the tile then, and the vector goes through shared memory."""
+    """Whether a fragment that a loop only reads is a poor choice for the loop's work partition.
+
+    That is a vector along a larger tile that several threads replicate, or that few threads hold.  Then all threads take part
+    in the tile, and the vector is staged through shared memory.
+    """
     walked = {d for d, n in enumerate(extents) if n > 1}
     return not walked <= set(followed) and (replicas > 1 or not walked & set(followed))
 
 
 def rereads(body: Stmt) -> bool:
-    """Whether a loop reads memory outside registers that it also writes, by itself, in an atomic whose old value it uses or
-    in a user's function, which may do anything.  Only one thread may run an iteration then: of several, one would store
-    what the others still have to read, or each would add once more."""
-    alone = {id(s.call) for s in walk(body, Evaluate)}  # statements: one thread runs them anyway
+    """Whether a loop reads memory outside registers that it also writes.
+
+    The write may be a store, an atomic whose old value is used, or a call of a user's function, which may do anything.  Then
+    only one thread may run an iteration: of several, one would overwrite what the others still have to read, or each would
+    add its value once more.
+    """
+    alone = {id(s.call) for s in walk(body, Evaluate)}  # calls as statements: one thread runs them anyway
     if any((x.op.startswith("atomic_") or x.op == "call_extern") and id(x) not in alone for x in walk(body, Call)):
         return True
     memory = [x for x, _ in accesses(body) if is_memory(x.buffer)]
@@ -132,7 +145,7 @@ def _share_of(frag: Any, dim_of: dict[int, int], extents: tuple[int, ...]) -> Lo
             modes.append(tuple(frag.modes[dim_of[d]]))
         else:
             modes.append((Mode(n, "register", 1),) if n > 1 else ())
-    # Registers are only walked here, so their strides just give the order of the loops: row-major.
+    # Registers are only enumerated here, so their strides just give the order of the loops: row-major.
     step = 1
     out: list[Any] = []
     for ms in reversed(modes):
@@ -149,8 +162,11 @@ def _share_of(frag: Any, dim_of: dict[int, int], extents: tuple[int, ...]) -> Lo
 
 def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt,
                  loose: bool = False) -> tuple[int, int]:
-    """(dimension, lanes): along which most memory accesses are contiguous, and how many elements a thread should take
-    there: the narrowest of their vectors, since elements beyond it would spread the lanes of a warp apart."""
+    """(dimension, lanes): the dimension along which most memory accesses are contiguous, and the elements per thread there.
+
+    lanes is the narrowest of their vector widths, since more elements would move the lanes of a warp further away from each
+    other.
+    """
     best = (len(vars) - 1, 1)
     score = 0
     found = [x for x, _ in accesses(body) if is_memory(x.buffer) and x.buffer.dtype.bits % 8 == 0 and x.indices]
@@ -170,8 +186,10 @@ def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body:
 
 
 def accumulated_dims(vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt) -> list[int]:
-    """Dimensions that an element `X[…] = X[…] op …` of shared or global memory does not depend on: one thread must run
-    them in order."""
+    """Dimensions that one thread must run in order.
+
+    These are the dimensions that an element `X[…] = X[…] op …` of shared or global memory does not depend on.
+    """
     out: set[int] = set()
     for x, _ in accesses(body):
         if isinstance(x, Store) and is_memory(x.buffer):
@@ -183,7 +201,7 @@ def accumulated_dims(vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt
 
 
 def serial_inside(lw: Any, extents: tuple[int, ...], serial: list[int]) -> Distribution:
-    """The points dealt out to the threads but for some dimensions, which a thread runs in order."""
+    """The points distributed over the threads, except for the serial dimensions, which each thread runs in order."""
     kept = [d for d in range(len(extents)) if d not in serial]
     base = flat(tuple(extents[d] for d in kept) or (1,), lw.thread, lw.num_threads)
     indices: list[Expr] = [const(0)] * len(extents)

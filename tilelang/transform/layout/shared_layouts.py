@@ -1,7 +1,8 @@
-"""Which layout a shared buffer gets: the candidate whose accesses need the fewest transactions.
+"""Chooses the layout of a shared buffer: the candidate whose accesses need the fewest transactions.
 
-An access is reduced to samples: the elements the 32 lanes of one warp touch at once.  A candidate's cost is counted
-exactly on them (banks of 4 bytes, phases of 128 bytes), so "free of conflicts" is a result and not a hope.
+Each access is reduced to samples: the elements that the 32 lanes of one warp touch at once.  The cost of a candidate is
+counted exactly on these samples (banks of 4 bytes, transactions of 128 bytes), so "free of bank conflicts" is computed and
+not assumed.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ WARP = 32
 class Access:
     """Uses of a shared buffer by one statement.
 
-    indices: in terms of vars, which run over extents.  share: the fragment buffer or Parallel whose layout deals the
-    points out to threads, None when they are dealt out in turn: width consecutive points along lane_dim at a time.
+    indices: in terms of vars, which run over extents.  share: the fragment buffer or Parallel whose layout distributes the
+    points over threads; None when the threads take them cyclically, width consecutive points along lane_dim at a time.
     matrix: rows of 16 bytes read by ldmatrix instead.
     """
 
@@ -45,7 +46,7 @@ class Access:
 
 
 def memory_accesses(s: Node, analyzer: Analyzer) -> list[Access]:
-    """The accesses a statement makes to shared memory (those of static extent)."""
+    """The accesses of a statement to shared memory (those of static extent)."""
     if isinstance(s, Gemm):
         return _operand_accesses(s)
     if isinstance(s, Copy):
@@ -106,7 +107,10 @@ def _loop_accesses(vars: tuple[Var, ...], extents: tuple[Any, ...], sides: list[
 
 def _lanes(vars: tuple[Var, ...], extents: tuple[int, ...], sides: list[tuple[Buffer, tuple[Expr, ...]]],
            analyzer: Analyzer) -> tuple[int, int]:
-    """Dimension along which most accesses are contiguous (global memory counts most), and elements per thread there."""
+    """(dimension along which most accesses are contiguous, elements per thread there).
+
+    Accesses of global memory count most.
+    """
     best, score = (len(vars) - 1, 1), 0
     for d in reversed(range(len(vars))):
         own, narrowest = 0, 0
@@ -125,8 +129,10 @@ _WIDTHS = Widths(lambda b: None)
 
 
 def contiguous_width(b: Buffer, indices: tuple[Expr, ...], var: Var, limit: int, analyzer: Analyzer) -> int:
-    """0 when the access is not contiguous along var, else the vector width its alignment allows (shared: its layout is
-    still to be chosen, so whatever limit says)."""
+    """Vector width that the alignment of an access allows along var; 0 when it is not contiguous along var.
+
+    For a shared buffer, whose layout is still to be chosen, the width is `limit`.
+    """
     if not indices or stride_along(indices[-1], var, analyzer) != 1 or \
             any(stride_along(i, var, analyzer) != 0 for i in indices[:-1]):
         return 0
@@ -136,8 +142,10 @@ def contiguous_width(b: Buffer, indices: tuple[Expr, ...], var: Var, limit: int,
 
 
 def vector_elements(b: Buffer, ops: list[Any], loops: list[Parallel], analyzer: Analyzer) -> tuple[int, int]:
-    """(dimension, elements) a thread should hold consecutively of a fragment, by the memory it is read from and
-    written to; the last dimension and 16 bytes where nothing says more."""
+    """(dimension, elements) of a fragment that a thread should hold consecutively, by its copies from and to memory.
+
+    Without such copies: the last dimension and 16 bytes.
+    """
     votes: dict[tuple[int, int], int] = {}
     for op in ops:
         if isinstance(op, Copy) and b in (op.src.buffer, op.dst.buffer):
@@ -170,11 +178,11 @@ def _vote(b: Buffer, vars: tuple[Var, ...], extents: tuple[Any, ...], sides: lis
                 votes[key] = votes.get(key, 0) + (4 if x.scope_name == GLOBAL else 1)
 
 
-# ---- gemm operands --------------------------------------------------------------------------------------------------
+# ---- GEMM operands --------------------------------------------------------------------------------------------------
 
 
 def _operand_accesses(op: Gemm) -> list[Access]:
-    if op.plan.instruction in WGMMA_ROWS:  # in panels, whatever else touches them
+    if op.plan.instruction in WGMMA_ROWS:  # laid out in swizzle atoms, whatever else touches them
         return []
     row = MMA_ROWS.get(op.plan.instruction)
     out: list[Access] = []
@@ -186,7 +194,7 @@ def _operand_accesses(op: Gemm) -> list[Access]:
             continue
         vars = tuple(Var(f"c{k}", dtype("int32")) for k in range(2))
         indices = (*(m for m in region.mins[:-2]), *(m + v for m, v in zip(region.mins[-2:], vars)))
-        # ldmatrix moves 16-bit pairs: transposed reading (.trans) is right for 16-bit elements only.
+        # ldmatrix moves 16-bit pairs, so its transposed form (.trans) is right for 16-bit elements only.
         bits = region.dtype.bits
         matrix = bits == 16 or (k_last and bits in (8, 32))
         out.append(Access(region.buffer, vars, tuple(region.extents[-2:]), indices, None, 1, 1, matrix,
@@ -195,7 +203,7 @@ def _operand_accesses(op: Gemm) -> list[Access]:
 
 
 def _simt_accesses(op: Gemm) -> list[Access]:
-    """Plain multiply-adds: a thread reads one element of a and of b for each accumulator it holds, k by k."""
+    """Accesses of a GEMM by plain multiply-adds: a thread reads one element of a and b per accumulator element, k by k."""
     if op.c.buffer.scope_name != FRAGMENT:
         return []
     i, j = (Var(n, dtype("int32")) for n in "ij")
@@ -215,7 +223,7 @@ def _simt_accesses(op: Gemm) -> list[Access]:
 class Sample:
     """Elements that the lanes of a warp touch at once.
 
-    points: per dimension of the buffer an index per lane.  width: consecutive elements wanted per lane.  weight: how
+    points: for each dimension of the buffer an index per lane.  width: consecutive elements accessed per lane.  weight: how
     often the statement does this.  rigid: the width cannot shrink.
     """
 
@@ -226,8 +234,11 @@ class Sample:
 
 
 def choose_shared_layout(b: Buffer, accesses: list[Access], share_of: Any, plain: bool) -> Layout:
-    """The cheapest layout of a shared buffer.  share_of(access) -> Fragment | None.  plain: row-major, whatever it
-    costs (the address of the buffer is taken, or another view of its storage is used)."""
+    """The lowest-cost layout of a shared buffer.
+
+    share_of(access) -> Fragment | None.  plain: row-major at any cost (the buffer's address is taken, or another view of its
+    storage is used).
+    """
     shape, bits = tuple(b.shape), b.dtype.bits * b.dtype.lanes
     linear = linear_layout(shape)
     if plain or len(shape) < 2 or not accesses or bits % 8:
@@ -329,7 +340,7 @@ def _sample(a: Access, at: tuple[np.ndarray, ...], width: int, weight: float, ri
 
 
 def _index(e: Expr, env: dict[Var, Any]) -> Any:
-    """Value of an index over the lanes; whatever else it depends on is the same for all of them and taken as 0."""
+    """Value of an index over the lanes; everything else that it depends on is the same for all lanes and taken as 0."""
     full = dict(env)
     for x in walk(e):
         if isinstance(x, Var):

@@ -1,12 +1,12 @@
-"""Fragments that no layout deals out to threads, kept in shared memory instead.
+"""Moves fragments that no layout distributes over threads into shared memory.
 
     F = alloc_fragment((34, 60))                   F = alloc_shared((34, 60))
     W = reshape(F, (60, 34))              ->       W = reshape(F, (60, 34))
     F[3, k] = F[4, k] + 1                          for _ in T.Parallel(1): F[3, k] = F[4, k] + 1
 
-Every thread would hold the whole tile where it is seen in shapes that have no common digits, or where every thread reads any
-element of it.  Up to `REGISTERS.replicated_tile` registers that is quickest; beyond, the registers of a thread are few and
-every thread would fill its own copy.
+Every thread would hold the whole tile if it is viewed in shapes without common modes, or if every thread reads arbitrary
+elements of it.  Up to `REGISTERS.replicated_tile` registers that is fastest; a larger copy in every thread would take too
+many of its registers.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tilelang.target.machine import REGISTERS
 
 
 def is_large(b: Buffer) -> bool:
-    """Whether a thread should not hold all of a fragment."""
+    """Whether a fragment is too large for every thread to hold all of it."""
     return b.is_static and b.size * b.dtype.bits * b.dtype.lanes > 32 * REGISTERS.replicated_tile
 
 
 def staged(launch: Launch, data: Var, limit: int | None) -> Launch | None:
-    """The launch with a fragment in shared memory; None where that could mean something else.
+    """The launch with a fragment in shared memory; None where that could change the program's meaning.
 
     data: the fragment's storage.  limit: bytes of shared memory of a block.
 
-    In shared memory threads see each other's elements.  So that is for fragments that tiles are copied to and from, that
-    parallel loops write an element an iteration, reading no other one of it, and that other statements write alike in every
-    thread: not under conditions that threads may judge differently, and not where users order the threads.
+    In shared memory threads see each other's elements.  So the fragment may only be used in these ways: tiles are copied to
+    and from it; parallel loops write one element per iteration and read no other one; other statements write the same
+    value in every thread, not under conditions that may differ between threads, and not where users order the threads.
     """
     if launch.plan.by_hand or launch.num_threads == 1 or any(b.data is data for b, _ in launch.plan.layouts):
         return None
@@ -53,7 +53,7 @@ def staged(launch: Launch, data: Var, limit: int | None) -> Launch | None:
 
 
 def _once(s: Any, data: Var) -> Any:
-    """s with one thread for stores that every thread would make."""
+    """The node s with one thread for each store that every thread would make."""
     if isinstance(s, Store) and s.buffer.data is data:
         return Parallel((fresh("once"),), (const(1),), s, span=s.span)
     if isinstance(s, Parallel) or not inner(s):
@@ -63,7 +63,7 @@ def _once(s: Any, data: Var) -> Any:
 
 
 def _apart(launch: Launch) -> set[Var]:
-    """Variables that threads may see differently."""
+    """Variables whose values may differ between threads."""
     out = set(launch.thread_vars)
     for x in walk(launch.body):
         if isinstance(x, Bind) and _differs(x.value, out):
@@ -79,7 +79,7 @@ def _differs(e: Expr, apart: set[Var]) -> bool:
 
 
 def _same_for_all(s: Stmt, data: Var, apart: set[Var]) -> bool:
-    """Whether the accesses below s are as `staged` wants them.  apart: variables that threads see differently."""
+    """Whether the accesses below s satisfy the conditions of `staged`.  apart: variables that may differ between threads."""
     if not _uses(s, data):
         return True
     match s:
@@ -107,7 +107,7 @@ def _uses(s: Any, data: Var) -> bool:
 
 
 def _escapes(s: Stmt, data: Var) -> bool:
-    """Whether the address of an element is taken, or a whole tile is handed to a call."""
+    """Whether the address of an element is taken, or a whole tile is passed to a call."""
     return any(isinstance(x, (AddressOf, Region)) and x.buffer.data is data or
                isinstance(x, Call) and any(isinstance(a, Buffer) and a.data is data for a in x.args) for x in walk(s))
 
@@ -129,7 +129,7 @@ def _by_element(s: Parallel, data: Var) -> bool:
 
 
 def _accesses(s: Stmt, data: Var) -> Iterator[Load | Store]:
-    """Of single elements of the tile."""
+    """Accesses of single elements of the tile."""
     return (x for x in walk(s, Load, Store) if x.buffer.data is data)
 
 

@@ -1,4 +1,4 @@
-"""Layouts that leave no choice: what users annotated, what TMA moves and what matrix instructions demand."""
+"""Settles layouts that allow no choice: the user's annotations and those required by TMA and MMA instructions."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ register("wgmma-gemm", ValueError, "a T.wgmma_gemm that no warp-group instructio
 
 
 class StrictLayouts(Uses):
-    """Settles those of a launch.  Raises layout-conflict and wgmma-gemm."""
+    """Settles the strict layouts of one launch.  Raises layout-conflict and wgmma-gemm."""
 
     def __init__(self, launch: Launch, cx: PassContext) -> None:
         super().__init__(launch)
         self.cx = cx
-        self.forced: dict[Var, GemmPlan] = {}  # accumulators of T.wgmma_gemm: the plan that lays each out
+        self.forced: dict[Var, GemmPlan] = {}  # accumulators of T.wgmma_gemm: the plan that lays out each
         self.gemms: dict[int, Gemm] = {}
-        self.reasons: list[str] = []  # why a faster strategy was declined
-        self.demanded: dict[Buffer, tuple[Any, Any]] = {}  # fragment -> (layout, the node that asked first)
+        self.reasons: list[str] = []  # why a faster strategy was not used
+        self.demanded: dict[Buffer, tuple[Any, Any]] = {}  # fragment -> (layout, the node that required it first)
 
     def _annotated(self) -> None:
         for b, lay in self.launch.plan.layouts:
@@ -76,7 +76,7 @@ class StrictLayouts(Uses):
                  for op in gemms]
         first: dict[Buffer, GemmPlan] = {}
         asked: list[tuple[Gemm, GemmPlan, dict[Buffer, Any]]] = []
-        # Those that take what layout there is come last; mma.sync works on the rows that wgmma gives each warp.
+        # Instructions that accept existing layouts come last; mma.sync works on the rows that wgmma gives each warp.
         for op, plan in sorted(plans, key=lambda p: (p[1].instruction == SIMT, p[1].instruction not in WGMMA_ROWS)):
             plan = with_warps_of(plan, first.setdefault(op.c.buffer, plan))
             new = self.gemms[id(op)] = with_options(op, instruction=plan.instruction, warps=plan.warps)
@@ -86,7 +86,7 @@ class StrictLayouts(Uses):
             if old is None:
                 self._demand(op, plan, op.c.buffer, lay)
             elif plan.instruction != SIMT and old != lay and (plan.instruction in WGMMA_ROWS or op.c.buffer.data not in
-                                                              self.forced):  # mma.sync moves what lies in another way
+                                                              self.forced):  # mma.sync copies operands that have another layout
                 self._conflict(op.c.buffer, old, lay, op)
         for op, plan, layouts in asked:
             for b, lay in layouts.items():
@@ -94,17 +94,19 @@ class StrictLayouts(Uses):
                     self._demand(op, plan, b, lay)
 
     def _demand(self, op: Gemm, plan: GemmPlan, b: Buffer, lay: Any) -> None:
-        """Give a fragment the layout an instruction works on; where it is seen in shapes that have no form of that, the
-        product moves it."""
+        """Give a fragment the layout that an instruction works on.
+
+        Where a view of the fragment has no form of that layout, the GEMM copies the operand instead.
+        """
         if lay is not None and self._suits_views(b, lay):
             self.known.settle(b, lay, f"{plan.instruction} on {plan.warps[0]}x{plan.warps[1]} warps{at_line(op)}")
             self.demanded[b] = (lay, op)
 
     def _by_tma(self) -> None:
-        """What TMA fills or reads lies in panels."""
+        """Lay out in swizzle atoms what TMA fills or reads."""
         for op in self.ops:
             if isinstance(op, Copy) and (op.plan.dst_block is not None or op.plan.tma and is_row(op)):
-                self.pointers.update((op.src.buffer.data, op.dst.buffer.data))  # moved as bytes: rows in order
+                self.pointers.update((op.src.buffer.data, op.dst.buffer.data))  # copied as bytes: rows in order
             elif isinstance(op, (Copy, AtomicTile)) and op.plan.tma:
                 b = copied_tile(op).buffer
                 lay = shared_layout(b)
@@ -119,11 +121,11 @@ class StrictLayouts(Uses):
                 self.known.settle(b, lay, f"moved by TMA{at_line(op)}")
 
     def _by_wgmma(self, gemms: list[Gemm]) -> dict[int, GemmPlan]:
-        """The gemms that warp-group instructions compute; the layouts of their operands in shared memory are settled.
+        """The GEMMs computed by wgmma; settles the layouts of their operands in shared memory.
 
-        Gemms into one accumulator go one way: its layout depends on the instruction.
+        All GEMMs into one accumulator use the same instruction, because the accumulator's layout depends on it.
         """
-        if not hopper(self.cx).wgmma:  # only what asks for it by name
+        if not hopper(self.cx).wgmma:  # only GEMMs that name wgmma explicitly
             gemms = [op for op in gemms if op.plan.wait is not None]
         plans: dict[int, GemmPlan] = {}
         declined: set[Var] = set()
@@ -170,7 +172,7 @@ class StrictLayouts(Uses):
         return self.by_hand and bool(op.plan.wait == -1)
 
     def _unpanelled(self, op: Gemm) -> str:
-        """Why the shared operands of a gemm cannot lie in panels; "" when they can."""
+        """Why the shared operands of a GEMM cannot be laid out in swizzle atoms; "" when they can."""
         for b, lay in operand_layouts(op).items():
             if b.data in self.pointers:
                 return f"the address of `{b.name}` is taken"

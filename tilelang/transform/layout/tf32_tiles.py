@@ -1,7 +1,7 @@
-"""Shared tiles of float32 that a load may round to tf32: nothing but products in tf32 reads them.
+"""Finds shared float32 tiles that a load may round to tf32, because only tf32 GEMMs read them.
 
-wgmma cuts the low 13 bits of a float32 in shared memory, mma.sync is given rounded registers.  TMA rounds on the way when
-its map says tf32 (nearest, ties away from zero, as cvt.rna.tf32.f32): then both compute the same.
+wgmma truncates the low 13 bits of a float32 in shared memory, while mma.sync gets rounded registers.  TMA rounds while it
+copies when its tensor map says tf32 (to nearest, ties away from zero, as cvt.rna.tf32.f32); then both compute the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FLOATS = ("float32", "tfloat32")
 
 
 def tf32_tiles(launch: Launch, loop: For, items: list[Item]) -> frozenset[Var]:
-    """The storages that copies of a loop fill and only its products in tf32 read."""
+    """The storages that copies of a loop fill and that only its tf32 GEMMs read."""
     inside = Counter(e.storage for e in effects(loop))
     elsewhere = {v for v, n in Counter(e.storage for e in effects(launch.body)).items() if n > inside[v]}
     out: set[Var] = set()
@@ -36,7 +36,7 @@ def tf32_tiles(launch: Launch, loop: For, items: list[Item]) -> frozenset[Var]:
 
 
 def _multiplies(op: Any, data: Var) -> bool:
-    """Whether a statement is a product in tf32 with the storage as an operand."""
+    """Whether a statement is a tf32 GEMM with the storage as an operand."""
     return isinstance(op, Gemm) and is_tf32(op) and op.c.buffer.data is not data
 
 

@@ -1,1 +1,1 @@
-"""Tile operations and parallel loops become the program of one thread."""
+"""Passes that lower tile operations and parallel loops to the program of one thread."""

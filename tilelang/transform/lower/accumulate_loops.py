@@ -1,13 +1,13 @@
-"""Loops that accumulate into fragments and that no one share of their points fits.
+"""Parallel loops that accumulate into fragments, where no single work partition of their points fits.
 
     for i, j in T.Parallel(64, 32):              for i, j in T.Parallel(64, 32):
         rows[i] += A[i, j]                ->         rows[i] += A[i, j]
         most[j] = T.max(most[j], A[i, j])        for i, j in T.Parallel(64, 32):
                                                      most[j] = T.max(most[j], A[i, j])
 
-An element of an accumulator wants all its points in one thread.  Accumulators that different variables tell apart get
-loops of their own.  In a loop of one accumulator a thread runs those dimensions in order that its elements do not tell
-apart (both of them for `acc[j % 8]`).
+All points that update one element of an accumulator must run in one thread.  Accumulators that are indexed by different
+loop variables get loops of their own.  In a loop with one accumulator, each thread runs in order the dimensions that do
+not select the accumulator's element (both dimensions for `acc[j % 8]`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tilelang.target.intrinsics import is_pure
 
 from ..analysis.distributed_loop import accesses
 
-_MOST_POINTS = 1 << 20  # whose elements are compared; in larger loops one thread runs them all
+_MOST_POINTS = 1 << 20  # points whose accumulator elements are compared; in larger loops one thread runs all points
 
 
 def accumulates(s: Any) -> bool:
-    """Whether s is `X[…] = f(X[…], …)` on a fragment."""
+    """Whether s is an accumulation `X[…] = f(X[…], …)` into a fragment."""
     return isinstance(s, Store) and s.buffer.scope_name == FRAGMENT and any(_own(s, y) for y in walk(s.value))
 
 
@@ -38,8 +38,10 @@ def _own(s: Store, y: Any) -> bool:
 
 
 def split_accumulations(vars: tuple[Var, ...], body: Stmt) -> list[Stmt]:
-    """The bodies of loops that together do what one loop over body does, all but the sums first; just body where they
-    might not.  Iterations are independent but for the accumulators."""
+    """The bodies of several loops that are equivalent to one loop over body, all non-accumulating statements first.
+
+    Returns just [body] where the loop may not be split.  Iterations must be independent except for the accumulators.
+    """
     if not all(isinstance(x, (Seq, If, For, Bind, Store)) for x in walk(body, Stmt)) or \
             not all(is_pure(x.op) for x in walk(body, Call)):
         return [body]
@@ -56,8 +58,11 @@ def split_accumulations(vars: tuple[Var, ...], body: Stmt) -> list[Stmt]:
 
 
 def _wait(body: Stmt, sums: list[Store]) -> bool:
-    """Whether the sums may wait for the end of all else: nothing but a sum reads its element, and what the body writes
-    besides is read for a sum (in its value, a binding or a condition) only behind the last write."""
+    """Whether the accumulations may run after everything else in the body.
+
+    That holds if nothing but an accumulation reads its element, and if whatever else the body writes is read for an
+    accumulation (in its value, a binding or a condition) only after the last write.
+    """
     totals = {s.buffer.data for s in sums}
     own = {id(y) for s in sums for y in walk(s.value) if _own(s, y)}
     found = [x for x, _ in accesses(body)]
@@ -82,7 +87,7 @@ def _wait(body: Stmt, sums: list[Store]) -> bool:
             case For():
                 parts = (s.start, s.extent)
                 if any(x.buffer.data in written for x in walk(s.body, Store)):
-                    return False  # the second round reads what the first has written
+                    return False  # the second loop reads what the first one has written
         if any(isinstance(y, Load) and y.buffer.data in written for p in parts for y in walk(p)):
             return False
         return all(visit(x) for x in (getattr(s, "then", None), getattr(s, "orelse", None), getattr(s, "body", None)) if x)
@@ -91,7 +96,7 @@ def _wait(body: Stmt, sums: list[Store]) -> bool:
 
 
 def _part(s: Stmt, wanted: Any) -> Stmt:
-    """What is left of s with the wanted stores alone, and the bindings these use."""
+    """The statement s reduced to the wanted stores and the bindings that they use."""
     match s:
         case Seq():
             left: list[Stmt] = []
@@ -114,7 +119,10 @@ def _part(s: Stmt, wanted: Any) -> Stmt:
 
 
 def serial_dims(vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt) -> list[int]:
-    """The fewest points' worth of dimensions that one thread must run for no two threads to accumulate into one element."""
+    """The dimensions that one thread must run in order so that no two threads accumulate into one element.
+
+    Of all sufficient sets of dimensions it returns the one with the fewest points.
+    """
     places: dict[Buffer, list[tuple[Any, list[tuple[Var, int]]]]] = {}
     for x, inner in accesses(body):
         if accumulates(x):
@@ -138,7 +146,7 @@ def _apart(vars: tuple[Var, ...], extents: tuple[int, ...], kept: list[int], b: 
         if math.prod(n for _, n in axes) > _MOST_POINTS:
             return False
         env = {v: np.arange(n).reshape([-1 if k == a else 1 for k in range(len(axes))]) for a, (v, n) in enumerate(axes)}
-        # what loops and blocks around contribute is the same for all points: any value will do
+        # surrounding loops and blocks contribute the same to all points: any value will do
         env |= {v: np.zeros((), int) for i in x.indices for v in walk(i, Var) if v not in env}
         values = [index_values(i, env) for i in x.indices]
         if any(v is None for v in values):

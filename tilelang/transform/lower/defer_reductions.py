@@ -1,15 +1,16 @@
-"""Sums over the lanes of a warp that a loop needs only at its end are made there.
+"""Moves reductions over the lanes of a warp out of a loop that needs their results only at its end.
 
     fill(total, 0)                                         fill(total, 0)
     for k in …:                                            for k in …:
-        reduce_sum(S, part, dim=1)                 ->          reduce_sum(S, part, dim=1), each thread over its own share
+        reduce_sum(S, part, dim=1)                 ->          reduce_sum(S, part, dim=1), each thread over its own elements
         for i in T.Parallel(n):                                for i in T.Parallel(n):
             total[i] = total[i] * f[i] + part[i]                   total[i] = total[i] * f[i] + part[i]
                                                            sum_copies(total)
 
-A row of S lies in several lanes, and each of them holds a copy of total[i] and part[i].  Where all that happens to them
-is linear, with factors that are the same in every copy, the copies may stand for parts of the value: shuffles leave
-the loop.  Only the order of additions changes, which a reduction leaves open.
+A row of S lies in several lanes, and each of these lanes holds a copy of total[i] and part[i].  If every operation on
+them is linear, with factors that are equal in all copies, then each copy may hold a partial sum instead, and the
+shuffles that combine the copies move out of the loop.  This changes only the order of additions, which a reduction
+leaves unspecified.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ from ..framework.pass_ import TILE, PassContext, pass_
 
 WARP = 32
 _SUMS = ("sum", "abssum")
-_Path = tuple[tuple[Stmt, int], ...]  # (statement around, index among those directly inside it), outermost first
+_Path = tuple[tuple[Stmt, int], ...]  # (enclosing statement, index among its direct children), outermost first
 
 
 @pass_(needs=TILE)
 def defer_reductions(func: Func, cx: PassContext) -> Func:
-    """See the module's text.
+    """Defer the lane reductions of each launch.  The module docstring describes the rewrite.
 
-    Needs the layouts of fragments and of parallel loops.  Keeps every value up to the rounding of sums.
+    Needs the layouts of fragments and of parallel loops.  Keeps every value except for the rounding of the sums.
     """
     return replace(func, body=rewrite_launches(func.body, lambda x: _Sums(x).run()))
 
 
 @state
 class _Sum:
-    """What is done with a fragment that sums are added to: paths of the statements, in program order.
+    """All statements that touch one accumulating fragment, as paths in program order.
 
-    zeros: that clear it.  updates: after which it is linear in what it was.  uses: all others.
-    reductions: those that add to it, or to a part of it.
+    zeros: statements that clear it.  updates: statements after which it is linear in its old value.  uses: all others.
+    reductions: the reductions that add to the fragment, or to a partial sum of it.
     """
 
     zeros: list[_Path] = field(default_factory=list)
@@ -61,7 +62,7 @@ class _Sum:
 
 
 class _Sums:
-    """The sums of one launch."""
+    """The deferrable accumulations of one launch."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.divergence = launch, Divergence(launch)
@@ -69,7 +70,7 @@ class _Sums:
         self.leaves = list(_leaves(launch.body))
 
     def run(self) -> Launch | None:
-        """The launch with its sums deferred, None when there are none."""
+        """The launch with its lane reductions deferred; None when there are none."""
         changed = {e.buffer for _, s, found in self.leaves for e in found if e.writes and not isinstance(s, Fill)}
         for total in sorted((b for b in changed if b.scope_name == FRAGMENT), key=lambda b: b.name):
             found = self._sum(total)
@@ -80,7 +81,7 @@ class _Sums:
         return None
 
     def _deferred(self, total: Buffer, reductions: list[Reduce], parent: Seq, at: int) -> Launch:
-        """The launch with the copies of `total` summed after a statement of a sequence."""
+        """The launch with the copies of `total` summed after statement `at` of the sequence `parent`."""
         chosen = {id(r) for r in reductions}
         end = SumCopies(Region(total, tuple(const(0) for _ in total.shape), total.shape), span=reductions[0].span)
 
@@ -92,7 +93,7 @@ class _Sums:
         return replace(self.launch, body=rewrite(self.launch.body, lambda x: changed if x is parent else None, Seq))
 
     def _sum(self, total: Buffer) -> _Sum | None:
-        """What is done with a fragment, None where it is no sum that may be deferred."""
+        """What is done with a fragment; None where it is not an accumulation that may be deferred."""
         layout = self.layouts.get(total)
         if not isinstance(layout, Fragment) or not _in_lanes(layout) or total.dtype.bits < 32:
             return None
@@ -122,7 +123,7 @@ class _Sums:
         return out if out.reductions and len(out.zeros) == 1 else None
 
     def _own_share(self, op: Reduce) -> bool:
-        """Whether the copies of a sum are just the lanes that share a row of what is summed."""
+        """Whether the copies of the result are exactly the lanes that hold one row of the reduced fragment."""
         src, dst = self.layouts.get(op.src.buffer), self.layouts.get(op.dst.buffer)
         if op.kind not in _SUMS or op.plan.spread or not isinstance(src, Fragment) or not isinstance(dst, Fragment):
             return False
@@ -131,8 +132,10 @@ class _Sums:
         return carried(src.reduce(op.dim), tuple(int(n) for n in op.dst.buffer.shape)) == dst
 
     def _linear(self, loop: Parallel, total: Buffer, layout: Fragment) -> tuple[set[Buffer], set[Var]] | None:
-        """The parts that a loop adds to `total` and the storage of all else that it reads, which must be no parts; None where
-        what it makes of the total is not linear."""
+        """(partial sums that a loop adds to `total`, storage of everything else it reads, which must not be partial sums).
+
+        None where the new value of `total` is not linear in the old one.
+        """
         if loop.plan.loop_layout != layout or not all(is_const(e, n) for e, n in zip(loop.extents, total.shape)):
             return None
         names: dict[Var, Expr] = {}
@@ -162,13 +165,13 @@ class _Sums:
         return (parts - {total}, whole) if total in parts and total.data not in whole else None
 
     def _is_part(self, b: Buffer, layout: Fragment) -> bool:
-        """Whether a fragment holds sums over the lanes of the layout, and nothing else."""
+        """Whether a fragment holds only reductions over the lanes of the layout."""
         written = [s for _, s, found in self.leaves if any(e.writes and e.storage is b.data for e in found)]
         return self.layouts.get(b) == layout and bool(written) and all(
             isinstance(s, Reduce) and s.clear and s.dst.buffer is b and self._own_share(s) for s in written)
 
     def _alike(self, e: Expr, loop: Parallel, layout: Fragment, changed: set[Var]) -> bool:
-        """Whether a factor is the same in every copy of an element."""
+        """Whether a factor is equal in all copies of an element."""
         for x in walk(e):
             match x:
                 case Load():
@@ -193,7 +196,7 @@ def _zero(e: Expr) -> bool:
 
 
 def _in_lanes(layout: Fragment) -> bool:
-    """Whether elements have copies, in lanes of a warp whose 32 lanes are all there."""
+    """Whether elements have copies, and the copies lie in lanes of a warp with all 32 lanes present."""
     lanes, rest = split_at_warp(list(layout.copies))
     digits = [m for ms in layout.modes for m in ms if m.to == THREAD] + list(layout.copies)
     return bool(lanes) and not rest and 1 + sum((m.size - 1) * m.stride for m in digits) <= layout.threads // WARP * WARP
@@ -209,7 +212,7 @@ def _terms(e: Expr) -> Iterator[Expr]:
 
 
 def _factors(e: Expr) -> tuple[list[Expr], list[Expr]]:
-    """The factors of nested products, and what they are divided by."""
+    """(factors, divisors) of nested multiplications and divisions."""
     if isinstance(e, Binary) and e.op == "mul":
         a, b = _factors(e.a), _factors(e.b)
         return [*a[0], *b[0]], [*a[1], *b[1]]
@@ -220,12 +223,15 @@ def _factors(e: Expr) -> tuple[list[Expr], list[Expr]]:
 
 
 def _read(e: Expr) -> Iterator[Var]:
-    """The storage of what an expression loads."""
+    """The storage of the buffers that an expression loads from."""
     return (x.buffer.data for x in walk(e, Load))
 
 
 def _leaves(s: Stmt, path: _Path = ()) -> Iterator[tuple[_Path, Stmt, list[Effect]]]:
-    """(path, statement, what it touches): whole parallel loops and tile ops, of other loops and branches their heads."""
+    """(path, statement, effects) of all statements below s.
+
+    Parallel loops and tile ops are visited as a whole; of other loops and of branches only the head is visited.
+    """
     below = () if isinstance(s, Parallel) else inner(s)
     yield path, s, list(own_effects(s) if below else effects(s))
     for n, x in enumerate(below):
@@ -237,10 +243,12 @@ def _touches(found: list[Effect], b: Buffer) -> bool:
 
 
 def _end(found: _Sum) -> tuple[Seq, int] | None:
-    """(sequence, index) of the statement after which copies are summed: it holds all updates, the zeros come before it
-    without a loop between, and nothing uses the sum earlier.  None where there is no such place."""
+    """(sequence, index) of the statement after which the copies are summed; None where there is no such place.
+
+    The statement holds all updates, the zeros precede it without a loop in between, and nothing uses the sum earlier.
+    """
     zero, updates = found.zeros[0], found.updates
-    level = len(zero) - 1  # of the sequence that holds the zeros
+    level = len(zero) - 1  # depth of the sequence that holds the zeros
     if level < 0 or any(len(p) <= level or p[level][0] is not zero[level][0] or p[level][1] <= zero[level][1] for p in updates):
         return None
     deepest = None

@@ -1,4 +1,4 @@
-"""The lowered program: a host function and one device kernel per launch.  Contract for codegen and runtime."""
+"""The lowered program: a host function and one device kernel per launch.  Codegen and runtime build on this contract."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ GRID_BARRIER = Buffer("grid_barrier_", (1,), dtype("uint32"), facts=BufferFacts(
 class DeviceKernel:
     """One launch as a kernel.
 
-    name: the device entry.  params: in order: Buffers (passed as pointers), then Vars (symbols and scalars, by value).
+    name: the device entry.  params: in order, Buffers (passed as pointers), then Vars (symbols and scalars, by value).
     launch: the Launch in phase DEVICE.  grid: extents as host expressions.  threads: per block (x, y, z).
     shared_bytes: dynamic shared memory per block, an int, or a host Expr when it depends on the call.
-    written: the tensors a launch stores to, through pointers or maps (all others are read-only).
-    tensor_maps: what the host encodes and passes after params, in this order.
-    workspaces: global memory that the host allocates for each launch and passes after the maps; one whose attribute
-    `zeroed` is set starts with zeros.
+    written: the tensors that the launch stores to, through pointers or tensor maps (all others are read-only).
+    tensor_maps: the maps that the host encodes and passes after params, in this order.
+    workspaces: global memory that the host allocates for each launch and passes after the maps.  A workspace with the
+    attribute `zeroed` starts with zeros.
     """
 
     name: str
@@ -53,7 +53,10 @@ class DeviceKernel:
 
 @record
 class LoweredProgram:
-    """host: the Func; the plan of each Launch in it has the `name` of its kernel.  kernels: in launch order."""
+    """A lowered host function with its kernels.
+
+    host: the Func; the plan of each Launch in it has the `name` of its kernel.  kernels: in launch order.
+    """
 
     host: Func
     kernels: tuple[DeviceKernel, ...]
@@ -76,12 +79,12 @@ def launches(s: Stmt) -> Iterator[Launch]:
 
 
 def split_host(func: Func) -> LoweredProgram:
-    """Name the launches and give each its parameters: buffers of the program it touches, then symbols and scalars.
+    """Name the launches and give each its parameters: the program's buffers that it touches, then symbols and scalars.
 
     Kernel names: `<func>_kernel`, further launches `<func>_kernel_1`, …
     """
     kernels: list[DeviceKernel] = []
-    base = re.sub(r"[^A-Za-z0-9_]", "_", func.name)  # the name of a C function
+    base = re.sub(r"[^A-Za-z0-9_]", "_", func.name)  # a valid name of a C function
 
     def visit(s: Any) -> Any:
         if isinstance(s, Launch):
@@ -101,7 +104,7 @@ def split_host(func: Func) -> LoweredProgram:
 
 
 def _source_kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
-    """A launch of the user's CUDA source: all parameters of the function, in order; any tensor may be written."""
+    """The kernel of a launch of the user's CUDA source: all parameters of the function in order; any tensor may be written."""
     buffers = dict(func.buffers)
     params: tuple[Any, ...] = tuple(buffers.get(p, p) for p in func.params)
     return DeviceKernel(name, params, launch, launch.grid, launch.threads, 0,

@@ -1,12 +1,13 @@
-"""One distributed loop: from `for i, j in T.Parallel(...)` to the loop of one thread.
+"""Lowers one distributed loop: from `for i, j in T.Parallel(...)` to the loop of one thread.
 
     for i, j in T.Parallel(64, 32):            for r in unroll(4):
         C[by*64 + i, bx*32 + j] = S[i, j]   →      i = r*16 + tx//8;  j0 = tx%8*4
                                                    if by*64 + i < M and bx*32 + j0 < N:
                                                        C[by*64 + i, ramp(bx*32 + j0, 4)] = S[ramp(…, 4)]
 
-Keeps: every point is executed by its owners, stores to global and shared memory and other effects by exactly one of
-them; a fragment element is read and written only by threads that own it, or the access is staged through shared memory.
+Keeps: every point is executed by the threads that own it.  Exactly one of them makes the stores to global and shared
+memory and the other effects.  A fragment element is read and written only by threads that own it, or the access is staged
+through shared memory.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from ..layout.loop_partition import choose_distribution, serial_inside
 from .vector_lanes import at_lane, emit_lanes
 from ..analysis.vectorize import power_of_two_in, stride_along
 
-UNROLL_LIMIT = 16  # longer loops over memory only stay loops: code size, not registers, is what they would cost
-STEPS_UNROLLED = 64  # longer loops whose variable picks no register are unrolled in part: else ptxas takes minutes
+UNROLL_LIMIT = 16  # longer loops that only access memory stay loops: unrolling them costs code size and saves no registers
+STEPS_UNROLLED = 64  # longer loops whose variable selects no register are partly unrolled: otherwise ptxas takes minutes
 PART_UNROLLED = 8
 
 errors.register("fragment-access", ValueError, "a fragment element that the executing thread does not own",
@@ -63,7 +64,7 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
 
 
 def _sums(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt, is_async: bool, span: Any) -> Stmt:
-    """A loop that accumulates into fragments where their layouts bring several threads to one element."""
+    """Lower a loop that accumulates into fragments whose layouts bring several threads to one element."""
     from .accumulate_loops import serial_dims, split_accumulations  # 3 ms
 
     parts = split_accumulations(vars, body)
@@ -80,7 +81,10 @@ def _sums(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt, 
 
 def _shared_out(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: Stmt, loop_layout: Any, is_async: bool,
                 width: int | None, span: Any) -> Stmt:
-    """The loop under the share that suits its accesses.  Raises parallel-race where threads accumulate into one element."""
+    """The loop under the work partition that suits its accesses.
+
+    Raises parallel-race where several threads accumulate into one element.
+    """
     dist, loose = choose_distribution(lw, vars, extents, body, loop_layout, width, is_async)
     if dist.first is not None and _rereads_staged(lw, vars, dist, body):
         dist, loose = choose_distribution(lw, vars, extents, body, loop_layout, width, is_async, once=True)
@@ -88,8 +92,10 @@ def _shared_out(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: 
 
 
 def _rereads_staged(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt) -> bool:
-    """Whether the loop reads and writes a fragment that this distribution makes it go to shared memory for.  Threads that
-    run an iteration together would not see what the one of them that stores has stored."""
+    """Whether the loop reads and writes a fragment that this distribution stages through shared memory.
+
+    Threads that run one iteration together would not see what the one of them that stores has stored.
+    """
     found = [(x, inner) for x, inner in accesses(body) if x.buffer.scope_name == FRAGMENT]
     both = {x.buffer for x, _ in found if isinstance(x, Load)} & {x.buffer for x, _ in found if not isinstance(x, Load)}
     loop = Loop(vars, dist, Grid(dist, vars, lw.thread) if dist.is_static and vars else None)
@@ -113,7 +119,7 @@ def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, 
         hi = n if isinstance(n, int) else lw.analyzer.interval(n)[1]
         lw.analyzer = lw.analyzer.bind(v, 0, None if hi is None else hi - 1)
     if dist.exists is not None and not isinstance(dist.exists, Const):
-        # Bounds of the loop variables already say all that matters; the condition itself may decide a guard.
+        # The bounds of the loop variables already imply the condition; the condition itself may decide a guard.
         lw.analyzer = lw.analyzer.assuming(dist.exists)
     grid = Grid(dist, vars, lw.thread) if dist.is_static and vars else None
     loop = Loop(vars, dist, grid, is_async, loose=loose)
@@ -147,7 +153,10 @@ def _wrap_axes(dist: Distribution, inner: Stmt, registers: bool, span: Any) -> S
 
 
 def _picks_register(body: Stmt, v: Var) -> bool:
-    """Whether an index of a thread's own array depends on v: such a loop must vanish, or the array leaves the registers."""
+    """Whether an index of a per-thread array depends on v.
+
+    Such a loop must be fully unrolled, or the array moves from registers to local memory.
+    """
     depend = {v}
     for x in walk(body):
         if isinstance(x, (Bind, For)):
@@ -161,7 +170,7 @@ def _picks_register(body: Stmt, v: Var) -> bool:
 
 
 def _emit_points(lw: Any, loop: Loop, body: Stmt) -> Stmt:
-    """Binds of the coordinates, existence predicate, and the body (in lanes) of one step of the axes loops."""
+    """Coordinate bindings, existence predicate and the body (in lanes) for one step of the axes loops."""
     dist = loop.dist
     binds: list[Bind] = []
     used = {x for x in walk(body, Var)}
@@ -194,7 +203,7 @@ def _emit_points(lw: Any, loop: Loop, body: Stmt) -> Stmt:
             loop.scalar = False
     exists = dist.exists
     if exists is not None and dist.lanes is not None:
-        # Padding is in whole lanes or per point; per point stays inside the lane loop.
+        # A padding predicate holds for whole lanes or differs per point; one that differs stays inside the lane loop.
         exists = exists if dist.lanes[0] not in {x for x in walk(exists, Var)} else None
     if exists is not None:
         inner = If(exists, inner)
@@ -203,7 +212,7 @@ def _emit_points(lw: Any, loop: Loop, body: Stmt) -> Stmt:
 
 
 def _whole_vector_inside(lw: Any, loop: Loop, body: Stmt) -> Expr | None:
-    """Whether all lanes lie inside every row that the body walks along the lanes; None when that is proven."""
+    """Condition that all lanes lie inside every row that the body walks along the lanes; None when that is proven."""
     out: Expr | None = None
     seen: set[Any] = set()
     assert loop.lane_var is not None, "only a loop over lanes has vectors"
@@ -219,8 +228,9 @@ def _whole_vector_inside(lw: Any, loop: Loop, body: Stmt) -> Expr | None:
 
 
 def private_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt, span: Any = None) -> Stmt:
-    """Every point run by every thread for itself (copies of private arrays, T.vectorized), in vectors where they
-    fit."""
+    """A loop in which every thread runs all points itself (copies of private arrays, T.vectorized), vectorised where
+    possible.
+    """
     body = inline_index_binds(body)
     limit = power_of_two_in(extents[-1], 64)
     w = 1
@@ -234,8 +244,8 @@ def private_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body:
 def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[list[Stmt], list[Stmt]]:
     """Copies before and after the loop for fragments whose accesses are not all direct.
 
-    outside: the analyzer of the code around the loop.  The copies run there, in all threads: what holds for the threads
-    that have a point of the loop does not hold in them.
+    outside: the analyzer of the code around the loop.  The copies run there, in all threads, so facts that hold only in the
+    threads with a point of the loop must not be used for them.
     """
     need: dict[Buffer, Touch] = {}
     stored: dict[Buffer, bool] = {}
@@ -271,9 +281,9 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[li
 
 
 def _refuse_races(loop: Loop, body: Stmt, span: Any) -> None:
-    """Raise parallel-race where threads accumulate into one element of memory, or of a fragment that goes through it.
+    """Raise parallel-race where threads accumulate into one element of memory, or of a fragment staged through memory.
 
-    What the block and serial loops around contribute to an index is the same for all points: any value will do.
+    Enclosing blocks and serial loops contribute the same to an index at all points, so any value will do for them.
     """
     grid = loop.grid
 
@@ -296,7 +306,7 @@ def _refuse_races(loop: Loop, body: Stmt, span: Any) -> None:
 
 
 def _reads_or_skips(buffer: Buffer, body: Stmt, loop: Loop) -> bool:
-    """Whether some element may keep its old value: the buffer is read, written under a condition, or not all of it."""
+    """Whether some element may keep its old value: the buffer is read, written under a condition, or not written in full."""
     order: list[tuple[Node, bool]] = []
     in_order(body, False, order)
     for x, conditional in order:

@@ -1,4 +1,4 @@
-"""Tile operations and parallel loops become the program of one thread.
+"""Lowers tile operations and parallel loops to the program of one thread.
 
     S = alloc_shared((64, 32))                    S: shared[2048]  (physical elements of S's layout)
     F = alloc_fragment((64, 32))                  F: local[16]     (this thread's registers)
@@ -6,7 +6,7 @@
     for i, j in Parallel(64, 32):                 for r in unroll(16): F[r] = F[r] * 2
         F[i, j] = F[i, j] * 2
 
-Needs the layouts of infer_layouts.  Leaves block barriers to place_sync.
+Needs the layouts of infer_layouts.  Block barriers are placed later, by place_sync.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..memory.plan_shared_memory import planned_bytes
 def lower_tile_ops(func: Func, cx: PassContext) -> Func:
     """Lower every Launch of func; host statements stay as they are.
 
-    Keeps: each element of each tile op is computed by its owners and written to memory once; accesses of global memory
+    Keeps: each element of each tile op is computed by its owners and written to memory once.  Accesses of global memory
     outside a buffer read the safe value and write nothing.
     """
 
@@ -46,12 +46,16 @@ def lower_tile_ops(func: Func, cx: PassContext) -> Func:
 
 
 def _lowered(func: Func, cx: PassContext, launch: Launch) -> Stmt:
-    """The launch with as much staging for stores by TMA as shared memory has room for: one panel a warp group, two, or all of
-    its part of a tile.  More than one does not cost a multiprocessor one of its blocks.  Where only one fits, stores that run
-    under the next tile's product (tile_turns.py) have three of half the width if these do: the copies are read sooner, and wait
-    less for each other."""
+    """The launch with as much staging for TMA stores as shared memory has room for.
+
+    A warp group gets one, two, or all staging buffers of its sub-tile, each one TMA box wide.  More than one is used only
+    where that does not reduce the number of blocks per SM.  Where only one fits, stores that overlap the next tile's MMAs
+    (tile_turns.py) use three of half the width if those fit: each copy is read sooner, and the copies wait less for each
+    other.
+    """
     limit = getattr(cx.target, "max_shared_bytes", None)
-    alone = any(x.op == "set_max_nreg" for x in walk(launch.body, Call))  # its registers fill one
+    # register reallocation means that one block's registers fill an SM
+    alone = any(x.op == "set_max_nreg" for x in walk(launch.body, Call))
     narrow = ((3, PANEL // 2),) if launch.plan.tiles_overlap else ()
     for panels, width in ((2, PANEL), *narrow, (1, PANEL)):
         lowering = Lowering(func, cx, launch, panels, width)
@@ -60,7 +64,7 @@ def _lowered(func: Func, cx: PassContext, launch: Launch) -> Stmt:
         if not staging or limit is None:
             return out
         total, whole = planned_bytes(out, cx), cx.target.limits.shared_per_sm
-        reserved = 1024  # by the system, in every block
+        reserved = 1024  # reserved by the system in every block
         kept = whole // (total + reserved) == whole // (total - staging // panels * (panels - 1) + reserved)
         if total <= limit and (panels == 1 or alone or kept):
             steps = lowering.stores.steps
@@ -89,7 +93,7 @@ class Lowering(LoweredAccesses):
                           tiles_overlap=None, report=report)
 
     def _prefetched(self) -> list[Stmt]:
-        """One thread has the descriptors fetched while the others begin."""
+        """Statements with which one thread prefetches the TMA descriptors while the other threads begin."""
         if not self.maps:
             return []
         first = self.launch.thread_vars[0]
@@ -99,7 +103,7 @@ class Lowering(LoweredAccesses):
     # ---- statements -------------------------------------------------------------------------------------------------
 
     def stmt(self, s: Stmt) -> Stmt:
-        """One thread's statements for s."""
+        """The statements of one thread for s."""
         match s:
             case Seq():
                 return seq(*[self.stmt(x) for x in s.stmts], span=s.span)
@@ -136,7 +140,7 @@ class Lowering(LoweredAccesses):
         return rebuild(s, self.rebuilt)
 
     def _roles(self, s: If) -> Stmt:
-        """Warp groups with work of their own: inside, "the block" is theirs alone."""
+        """Lower a branch by warp role.  Inside, "the block" means the warp groups of that role alone."""
         first, count = s.cond.options.first, s.cond.options.count  # type: ignore[attr-defined]
         then = self._as_block(s.then, first, count)
         if s.orelse is None:
@@ -148,7 +152,7 @@ class Lowering(LoweredAccesses):
         return replace(s, then=then, orelse=self._as_block(s.orelse, *rest))
 
     def _as_block(self, s: Stmt, first: int, count: int) -> Stmt:
-        if self.in_role:  # warp groups told apart inside a role: no tile operations (lower_manual_warp_roles.py)
+        if self.in_role:  # a branch on warp groups inside a warp role has no tile operations (lower_manual_warp_roles.py)
             return self.stmt(s)
         saved = self.num_threads, self.thread, self.analyzer, self.group
         self.roles += 1
@@ -170,14 +174,14 @@ class Lowering(LoweredAccesses):
             self.in_role, self.role = False, 0
 
     def _grouped(self, s: Stmt) -> Stmt:
-        """One thread's statements for s, which all threads of the block run, after the index of its warp group."""
+        """The statements of one thread for s, which all threads of the block run, after a binding of the warp group's index."""
         body = self.stmt(s)
         if self.group is None:
             return body
         return seq(Bind(self.group, call("warp_uniform", (self.thread // GROUP,), "int32")), body, span=s.span)
 
     def warp_group(self) -> Expr:
-        """The index of this thread's warp group, known to be one per warp."""
+        """The index of this thread's warp group, marked as uniform in each warp."""
         if self.num_threads <= GROUP:
             return const(0)
         if self.group is None:
@@ -186,7 +190,7 @@ class Lowering(LoweredAccesses):
         return self.group
 
     def loop_stmt(self, s: For, body: Callable[[Stmt], Stmt]) -> Stmt:
-        """A serial loop: its variable's range is known inside."""
+        """A serial loop, lowered with the range of its variable known inside."""
         lo, _ = self.analyzer.interval(s.start)
         _, last = self.analyzer.interval(s.start + s.extent)
         self.analyzer = self.analyzer.bind(s.var, lo, None if last is None else last - 1)
@@ -201,8 +205,11 @@ class Lowering(LoweredAccesses):
                 self.loop.inner = self.loop.inner[:-1]
 
     def _vectorized(self, s: For) -> Stmt:
-        """T.vectorized: vector accesses around the lanes in per-thread code; inside a distributed loop, whose lanes
-        are vectors already, and where some lanes are left out, an unrolled loop."""
+        """Lower T.vectorized.
+
+        In per-thread code it becomes vector accesses.  It becomes an unrolled loop inside a distributed loop, whose lanes are
+        vectors already, and where some lanes are masked out.
+        """
         extent = s.extent
         early = contains(s.body, Break, Continue)
         if self.loop is not None or early or not isinstance(extent, Const) or not isinstance(s.start, Const) or s.start.value:
@@ -221,7 +228,7 @@ class Lowering(LoweredAccesses):
             return replace(s, buffer=self.shared_of(s.buffer))
         return s if s.init is None else replace(s, init=self.expr(s.init))
 
-    # ---- what ops ask -----------------------------------------------------------------------------------------------
+    # ---- called by ops ----------------------------------------------------------------------------------------------
 
     def parallel(self, extents: tuple[Any, ...], body: Callable[[tuple[Var, ...]], Stmt], loop_layout: Any = None, *,
                  is_async: bool = False, width: int | None = None, span: Any = None) -> Stmt:
@@ -232,11 +239,11 @@ class Lowering(LoweredAccesses):
                           width=width, span=span)
 
     def private(self, extents: tuple[int, ...], body: Callable[[tuple[Var, ...]], Stmt], span: Any = None) -> Stmt:
-        """body at every point, by every thread for itself."""
+        """Run the body at every point, in every thread by itself."""
         vars = tuple(fresh("ijklmnpq"[k]) for k in range(len(extents)))
         return private_loop(self, vars, extents, body(vars), span)
 
     def distributed(self, dist: Distribution, body: Callable[[tuple[Var, ...]], Stmt], span: Any = None) -> Stmt:
-        """body(coordinates) under a given distribution."""
+        """The lowering of body(coordinates) under a given distribution."""
         vars = tuple(fresh("ijklmnpq"[k]) for k in range(len(dist.extents)))
         return run_loop(self, vars, dist, body(vars), span=span)

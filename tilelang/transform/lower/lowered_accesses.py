@@ -1,4 +1,4 @@
-"""Accesses of memory as one thread makes them."""
+"""Lowers loads, stores and calls to the memory accesses of one thread."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from .vector_lanes import scalar_async
 
 
 class LoweredAccesses(LoweredBuffers):
-    """Loads, stores and calls of one thread: vectors in pieces, fragments as registers, guards where they are needed."""
+    """Loads, stores and calls of one thread: vectors split into pieces, fragments as registers, guards where needed."""
 
     def stmt(self, s: Stmt) -> Stmt:
-        """One thread's statements for s."""
+        """The statements of one thread for s."""
         raise NotImplementedError
 
     # ---- stores -----------------------------------------------------------------------------------------------------
 
     def _pieces(self, buffer: Buffer, indices: tuple[Expr, ...]) -> list[tuple[Expr, ...]] | None:
-        """The accesses that a vector access becomes, as indices; None: it stays as it is.
+        """The accesses, as indices, that a vector access is split into; None: it stays one access.
 
-        Where a guard is needed its lanes are accessed one by one; elsewhere in the widest pieces that are aligned."""
+        A guarded access is split into single lanes, any other into the widest aligned pieces.
+        """
         lanes = vector_lanes_of(indices)
         if not lanes:
             return None
         if any(self.guard(buffer, at) is not None for at in (lanes[0], lanes[-1])):
-            return lanes  # indices are linear in the lane: what holds at both ends holds between
+            return lanes  # indices are linear in the lane: a bound that holds at both ends holds in between
         return self.widths.pieces(buffer, indices, lanes, self.analyzer, self.divisors)
 
     def store(self, s: Store) -> Stmt:
@@ -92,13 +93,13 @@ class LoweredAccesses(LoweredBuffers):
         return tuple(self.expr(e) for e in es)
 
     def expr(self, e: Expr) -> Expr:
-        """e with every access in its lowered form."""
+        """The expression e with every access in its lowered form."""
         if isinstance(e, (Var, Const)):
             return e
         if isinstance(e, Load):
             return self._load(e)
         if isinstance(e, AddressOf):
-            if e.buffer.scope_name == FRAGMENT:  # the registers that hold it (wgmma_pin, wgmma_hold)
+            if e.buffer.scope_name == FRAGMENT:  # the registers that hold the fragment (wgmma_pin, wgmma_hold)
                 return AddressOf(self.local_of(e.buffer), (const(0),), e.dtype, span=e.span)
             buffer, at = self.physical(e.buffer, self.exprs(e.indices))
             return AddressOf(buffer, at, e.dtype, span=e.span)

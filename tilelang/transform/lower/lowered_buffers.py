@@ -1,4 +1,4 @@
-"""Buffers of a launch on their way to one thread's program: storage, layouts, tensor maps, guards, ranges of variables."""
+"""Lowered buffers of a launch: storage, layouts, tensor maps, guards, ranges of variables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GROUP = 128  # threads of a warp group
 
 
 def _read_by_hardware(launch: Launch) -> set[Var]:
-    """Storage of shared buffers that descriptors and TMA address: it starts where the swizzle pattern does."""
+    """Storage of the shared buffers that descriptors and TMA address.  It must start at a multiple of the swizzle pattern."""
     out: set[Var] = set()
     for s in walk(launch.body, Gemm, Copy, AtomicTile):
         if isinstance(s, Gemm) and s.plan.instruction in WGMMA_ROWS:
@@ -42,7 +42,7 @@ def _read_by_hardware(launch: Launch) -> set[Var]:
 
 
 class LoweredBuffers:
-    """Where the buffers of a Launch are after its lowering, and what is known of indices into them.
+    """Storage of a Launch's buffers after lowering, and known facts about indices into them.
 
     analyzer: ranges known here.  divisors: known divisors of bound variables.  loop: the distributed loop being
     lowered.
@@ -57,9 +57,10 @@ class LoweredBuffers:
         self.safe: dict[Buffer, Expr] = dict(launch.plan.safe_values)
         self.analyzer, self.divisors = promised(func)
         self.loop: Loop | None = None
-        self.group: Var | None = None  # the warp group, when it was asked for
+        self.group: Var | None = None  # the warp group's index, once it was requested
         self.in_role = False
-        self.role = self.roles = 0  # number of the role being lowered, 0 for what all threads run; roles met so far
+        # role: number of the warp role being lowered, 0 for code of all threads; roles: number seen so far
+        self.role = self.roles = 0
         self.lowered: dict[Buffer, Buffer] = {}
         self.allocs: list[Buffer] = []
         self.before: list[Stmt] = []
@@ -79,12 +80,12 @@ class LoweredBuffers:
             self.analyzer = self.analyzer.bind(v, 0, None if hi is None else max(hi - 1, 0))
 
     def expr(self, e: Expr) -> Expr:
-        """e with every access in its lowered form."""
+        """The expression e with every access in its lowered form."""
         raise NotImplementedError
 
     def fragment(self, buffer: Buffer, indices: tuple[Expr, ...], is_write: bool,
                  span: Any = None) -> tuple[Buffer, tuple[Expr, ...]]:
-        """The register of an element of a fragment, which this thread holds."""
+        """The register of a fragment element that this thread holds."""
         raise NotImplementedError
 
     # ---- buffers ----------------------------------------------------------------------------------------------------
@@ -123,7 +124,7 @@ class LoweredBuffers:
     def physical(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]]:
         if buffer.scope_name in SHARED:
             if self.loop is not None and self.loop.values:
-                # The offset shows its invariant parts only in terms of the thread and the loops.
+                # The offset shows its loop-invariant terms only when it is expressed in the thread and the loop variables.
                 indices = tuple(substitute(i, self.loop.values) for i in indices)
             indices = tile_indices(indices)
             last = indices[-1] if indices else None
@@ -143,7 +144,7 @@ class LoweredBuffers:
         return out
 
     def new_fragment(self, name: str, layout: Any, dt: Any) -> Buffer:
-        """A fresh fragment of that layout, allocated around the op."""
+        """A fresh fragment with the given layout, allocated around the op."""
         out = Buffer(name, layout.shape, dtype(dt), FRAGMENT)
         self.layouts[out] = layout
         self.allocs.append(self.local_of(out))
@@ -164,9 +165,9 @@ class LoweredBuffers:
         return out
 
     def exchange(self, shape: tuple[int, ...], dt: Any) -> Buffer:
-        """Shared memory for values that threads hand to each other within one op: ops of one shape take turns in it.
+        """Shared memory through which threads exchange values within one op.  Ops of one shape reuse the same buffer.
 
-        Each role has its own: its barriers order nobody else's turns.
+        Each warp role has its own buffer, because its barriers do not order the other warp roles.
         """
         key = (self.role, shape, dtype(dt))
         got = self.exchanges.get(key)
@@ -176,7 +177,7 @@ class LoweredBuffers:
         return got
 
     def scratch(self, work: Callable[[], Stmt], span: Any = None) -> Stmt:
-        """Run work, with the buffers it asks for allocated around its statements."""
+        """Run work, and allocate the buffers that it requests around its statements."""
         saved, self.allocs = self.allocs, []
         out = work()
         made, self.allocs = self.allocs, saved
@@ -200,11 +201,11 @@ class LoweredBuffers:
         return self.maps[key]
 
     def prepend(self, s: Stmt) -> None:
-        """A statement to run before those of the op being lowered."""
+        """Add a statement that runs before those of the op being lowered."""
         self.before.append(s)
 
     def contiguous_width(self, buffer: Buffer) -> int:
-        """Elements of a shared buffer's aligned runs along its last dimension that are contiguous in storage."""
+        """Length in elements of a shared buffer's aligned runs along its last dimension that are contiguous in storage."""
         return self.widths.shared_width(buffer)
 
     def alignment(self, buffer: Buffer) -> int:
@@ -216,11 +217,11 @@ class LoweredBuffers:
         return known_divisor(e, self.divisors, self.analyzer)
 
     def simplified(self, es: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """The expressions, shortened by what is known here."""
+        """The expressions, simplified by the facts known here."""
         return tuple(self.analyzer.simplify(e) for e in es)
 
     def safe_value(self, buffer: Buffer) -> Expr:
-        """What a load outside buffer gives."""
+        """The value that a load outside buffer returns."""
         value = self.safe.get(buffer)
         if value is not None:
             return cast(value, buffer.dtype)
@@ -232,19 +233,21 @@ class LoweredBuffers:
         return buffer in self.safe
 
     def guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int = 1, inside: bool = False) -> Expr | None:
-        """Condition, lowered, for an access of `width` elements from indices (as they stand in the tile program) to be
-        inside a global buffer; None: proven, or not a buffer that is guarded.  inside: the last dimension's upper end
-        was tested already."""
+        """Lowered condition that an access of `width` elements lies inside a global buffer.
+
+        None: that is proven, or the buffer needs no guard.  indices: as in the tile program.  inside: the upper end of the last
+        dimension was tested already.
+        """
         cond = self._tile_guard(buffer, indices, width, inside)
-        # Indices may read buffers: those are fragments and tiles of the tile program until here.
+        # The indices may read buffers; up to here those are fragments and tiles of the tile program.
         return None if cond is None else self.expr(cond)
 
     def _tile_guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int, inside: bool) -> Expr | None:
         if buffer.scope_name != GLOBAL or not self.guarded:
             return None
         if width > 1 and (inside or known_divisor(buffer.shape[-1], self.divisors, self.analyzer) % width):
-            # Widths gave this width because it proved the last dimension's upper end, or a run-time test does.  A vector
-            # starts at a multiple of its width, so all of it lies below 0 or none.
+            # The vectoriser chose this width because it proved the last dimension's upper end, or because a run-time test
+            # checks it.  A vector starts at a multiple of its width, so it lies entirely below 0 or not at all.
             low = None if self.analyzer.can_prove(indices[-1] >= 0) else indices[-1] >= 0
             return conjunction(low, bounds_guard(self.analyzer, buffer.shape, indices, buffer.ndim - 1))
         return bounds_guard(self.analyzer, buffer.shape, indices)
@@ -252,7 +255,7 @@ class LoweredBuffers:
     # ---- ranges -----------------------------------------------------------------------------------------------------
 
     def bind_range(self, var: Var, value: Expr, divisor: int = 1) -> None:
-        """Learn the range and divisor of a variable that equals value."""
+        """Record the range and divisor of a variable that equals value."""
         if var.dtype.is_int and var.dtype.lanes == 1:
             lo, hi = self.analyzer.interval(value)
             self.analyzer = self.analyzer.bind(var, lo, hi)
@@ -260,14 +263,14 @@ class LoweredBuffers:
             self.divisors[var] = known if known == 0 or known % divisor == 0 else divisor
 
     def analyzer_for(self, vars: tuple[Var, ...], extents: tuple[Any, ...]) -> Analyzer:
-        """The analyzer that knows these loop ranges too."""
+        """The analyzer that also knows the ranges of these loops."""
         out = self.analyzer
         for v, n in zip(vars, extents):
             out = out.bind(v, 0, n - 1 if isinstance(n, int) else None)
         return out
 
     def under(self, cond: Expr, holds: bool, work: Callable[[], Any]) -> Any:
-        """work(), knowing that cond holds (or does not)."""
+        """The result of work(), run with the knowledge that cond holds (or does not)."""
         saved = self.analyzer
         if cond.dtype.is_bool and cond.dtype.lanes == 1 and not contains(cond, Load, Call):
             self.analyzer = saved.assuming(cond, holds)

@@ -1,4 +1,4 @@
-"""Tiles that move between global and shared memory as a whole, by TMA: one thread asks for them.
+"""Copies whole tiles between global and shared memory by TMA, issued by one thread.
 
     copy(A[...], S)        ->   if thread 0:  arrive_expect_tx(bar, bytes); copy(A[...], S)     # TMA
                                 wait(bar, phase); phase ^= 1                                    # every thread
@@ -6,9 +6,9 @@
     copy(S, C[...])        ->   if thread 0:  copy(S, C[...]); bulk_wait(0)                     # TMA
     atomic_add(C[...], S)  ->   the same, adding
 
-Copies next to each other share a barrier.  In a loop the wait for a store stands in front of the next writes of its tile,
-so that the store runs under what comes between.  Blocks with one role, and the computing part of those that
-specialize_warps made; the tiles it loads by rings of its own are marked already.
+Adjacent loads share an mbarrier.  In a loop, the wait for a store is placed before the next write of its tile, so that the
+store overlaps the statements in between.  The pass handles blocks without warp roles, and the consumer branch of
+blocks that specialize_warps split; the tiles that the producer loads through rings are marked already.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from .tma_stores import TmaStores, asks_for_tma
 from ..analysis.vectorize import stride_along
 
 GROUP, WARP = 128, 32
-SMALLEST = 2048  # bytes of a tile: below, threads are as quick themselves
+SMALLEST = 2048  # bytes of a tile; threads copy smaller tiles as fast as TMA
 
 
 @pass_(needs=TILE)
 def tma_copies(func: Func, cx: PassContext) -> Func:
-    """See the module's text.  Copies it does not suit stay as they are; for larger tiles the Launch attr `report` says why.
+    """Mark the copies that TMA can make.  The module docstring describes the rewrite.
 
-    Needs tl.enable_hopper and sm_90a, off with tl.disable_tma_lower; sums that name TMA themselves (use_tma=True) need
-    neither.  Keeps: the order of all accesses (place_sync puts
-    block barriers around what one thread asked for).
+    Unsuitable copies stay as they are; for larger tiles the Launch attr `report` gives the reason.  Needs tl.enable_hopper and
+    sm_90a, and is off with tl.disable_tma_lower; atomics with use_tma=True need neither.
+    Keeps: the order of all accesses (place_sync puts block barriers around copies that one thread issues).
     """
     on, strides = hopper(cx).tma, hopper(cx).strides
 
@@ -72,7 +72,7 @@ class _Copies:
         self.setup: list[Stmt] = []
         self.inits: list[Stmt] = []
         self.notes: dict[str, None] = {}
-        self.deferred = False  # whether the loop around has a store whose wait is in the next iteration
+        self.deferred = False  # whether the enclosing loop has a store whose wait is in the next iteration
 
     def run(self) -> Launch:
         x, y, z = self.launch.threads
@@ -82,7 +82,7 @@ class _Copies:
         if self.inits:
             first = binary("eq", self.thread, const(0, self.thread.dtype))
             self.setup.append(If(first, seq(*self.inits, _do("fence_mbarrier_init"))))
-            if self.launch.plan.compute_threads is None:  # who made roles lets all threads meet before them
+            if self.launch.plan.compute_threads is None:  # the pass that made the warp roles has all threads meet before them
                 self.setup.append(_do("sync_threads"))
         out = self.launch if body is self.launch.body else replace(
             self.launch, body=seq(*self.setup, *stmts_of(body), span=body.span))
@@ -91,7 +91,7 @@ class _Copies:
     # ---- walking --------------------------------------------------------------------------------------------------
 
     def stmt(self, s: Stmt) -> Stmt:
-        """s, with the copies inside it that TMA can make."""
+        """The statement s, with the copies inside it that TMA can make converted."""
         match s:
             case Seq() | Copy() | AtomicTile():
                 return self.block(s)
@@ -117,20 +117,20 @@ class _Copies:
             self.analyzer = self.analyzer.bind(s.var, *extent_bounds(self.analyzer, s.start, s.extent))
         saved, self.deferred = self.deferred, False
         out = self._same(s, body=self.stores.inside(s, lambda: self.stmt(s.body)))
-        if self.deferred:  # what comes next may take the place of the tile
+        if self.deferred:  # what follows the loop may reuse the memory of the tile
             out = seq(out, self._one(_do("bulk_wait", n=0, read=True)))
         self.deferred = saved
         return out
 
     def _roles(self, s: Any) -> Stmt:
-        """The part that computes; the other one belongs to whoever made the roles."""
+        """Convert the consumer branch; the other branch was lowered by the pass that made the warp roles."""
         compute = self.launch.plan.compute_threads
         if compute is None or s.orelse is None or s.cond.options.first * GROUP != compute:
             return s
         return self._same(s, orelse=self.stmt(s.orelse))
 
     def block(self, s: Stmt) -> Stmt:
-        """Statements that run one after another."""
+        """Convert a sequence of statements."""
         stmts = list(stmts_of(s))
         out: list[Stmt] = []
         run: list[Copy] = []
@@ -162,7 +162,7 @@ class _Copies:
     # ---- loads ----------------------------------------------------------------------------------------------------
 
     def _is_load(self, c: Copy) -> bool:
-        """Whether a copy can be a load by TMA; the report says why a larger one cannot."""
+        """Whether a copy can be a TMA load; if a larger one cannot, the report gives the reason."""
         if not self.on or c.plan.tma or c.plan.bulk or c.plan.async_group or c.src.buffer.scope_name != GLOBAL or \
                 c.dst.buffer.scope_name not in SHARED:
             return False
@@ -186,14 +186,14 @@ class _Copies:
         return not why
 
     def _way(self, c: Copy | AtomicTile, tile: Region) -> dict[str, Any]:
-        """The attributes of a copy that TMA makes."""
+        """The attributes that mark a copy as made by TMA."""
         if tile.buffer.ndim != 1 or not isinstance(c, Copy):
             return {"tma": True}
         run = c.src if tile is c.dst else c.dst
         return {"bulk": True, "boxes": as_boxes(tile, run, self.analyzer) or None}
 
     def _unfit(self, b: Buffer) -> str:
-        """Why a shared tile cannot lie in panels; "" when it can."""
+        """Why a shared tile cannot be laid out in swizzle atoms; "" when it can."""
         if b.data in self.pointers:
             return f"the address of `{b.name}` is taken"
         if b.data in self.views:
@@ -206,7 +206,7 @@ class _Copies:
         return ""
 
     def _across(self, b: Buffer) -> bool:
-        """Whether neighbouring threads touch different rows of a tile: other layouts than panels suit that better."""
+        """Whether neighbouring threads touch different rows of a tile: then layouts other than swizzle atoms suit it better."""
         if any(b in (x.src.buffer, x.dst.buffer) for x in walk(self.launch.body, Transpose)):
             return True
         for loop in walk(self.launch.body):
@@ -221,7 +221,7 @@ class _Copies:
         return False
 
     def _loads(self, run: list[Copy]) -> list[Stmt]:
-        """Copies that one thread asks for together, and all wait for."""
+        """Loads that one thread issues together, and one wait by all threads."""
         if not run:
             return []
         bar = Buffer("_".join(c.dst.buffer.name for c in run) + "_ready", (1,), dtype("uint64"), BARRIER,
@@ -244,7 +244,7 @@ class _Copies:
     # ---- stores ---------------------------------------------------------------------------------------------------
 
     def _is_store(self, c: Copy | AtomicTile) -> bool:
-        """Whether a copy from shared to global memory, or the sum of a shared tile, can be made by TMA."""
+        """Whether a copy from shared to global memory, or an atomic with a shared tile, can be made by TMA."""
         src = source(c)
         if src is None or src.buffer.scope_name not in SHARED or c.dst.buffer.scope_name != GLOBAL or c.plan.tma or \
                 c.plan.bulk:
@@ -264,17 +264,17 @@ class _Copies:
         return not why
 
     def _store(self, c: Copy | AtomicTile, awaited: bool) -> Stmt:
-        """One thread stores the tile.  awaited: a wait stands in front of what writes the tile next."""
+        """One thread stores the tile.  awaited: the wait is already placed before the next write of the tile."""
         self.deferred |= awaited
         wait = [] if awaited else [_do("bulk_wait", n=0) if self._again(c) else _do("bulk_wait", n=0, read=True)]
         return self._one(seq(with_options(c, **self._way(c, copied_tile(c)), awaited=True), *wait))
 
     def _again(self, c: Copy | AtomicTile) -> bool:
-        """Whether the elements must not be changed before an earlier store to them is done."""
+        """Whether an earlier store to the same elements must be complete before they are stored again."""
         return isinstance(c, Copy) and self.stores.again(c.dst)
 
     def _waits(self, stmts: list[Stmt]) -> dict[int, Copy | AtomicTile]:
-        """Statement of a loop's body -> the store, later in the body, whose tile it is the first to touch."""
+        """For a loop's body: statement -> later store in the body whose tile this statement is the first to touch."""
         out: dict[int, Copy | AtomicTile] = {}
         if not self.stores.loops:
             return out
@@ -295,7 +295,7 @@ class _Copies:
         return [self._one(_do("bulk_wait", n=0, read=True)), _do("sync_threads")]
 
     def _one(self, s: Stmt) -> Stmt:
-        """By the first thread alone."""
+        """The statement s, executed by the first thread alone."""
         return If(binary("eq", self.thread, const(0, self.thread.dtype)), s)
 
 
@@ -314,7 +314,7 @@ def _is_role(s: Stmt) -> bool:
 
 
 def _bytes(region: Region) -> int:
-    """Of a tile, 0 when it is not static."""
+    """Size of a tile in bytes, 0 when it is not static."""
     out = region.dtype.bits * region.dtype.lanes
     for n in region.extents:
         out *= n if isinstance(n, int) else 0

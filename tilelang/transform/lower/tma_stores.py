@@ -1,12 +1,12 @@
-"""What lowering knows about the stores by TMA of one launch: which tensors they may write, their staging, what is awaited.
+"""The TMA stores of one launch: which tensors they may write, their staging buffers, and what must be awaited.
 
-A store leaves a thread's sight: the bytes are read from shared memory and written to the tensor some time later.  So
+A TMA store is asynchronous: it reads shared memory and writes the tensor some time after it was issued.  Therefore
 
-- a tensor that is written by TMA is touched by these stores alone, each element by one of them at most; or it is written
-  the ordinary way, and the report of the launch says why;
-- where a loop may write the same elements again, the store before is awaited to its end;
+- a tensor that is written by TMA is touched by these stores alone, each element by at most one of them; any other tensor
+  is written by ordinary stores, and the report of the launch gives the reason;
+- where a loop may write the same elements again, the earlier store is awaited until it is complete;
 - the staging buffers carry the attr `ordered` (docs/internals/scheduling.md, "Epilogue");
-- the threads that issued stores wait, at the end of their part of the launch, until shared memory has been read.
+- the threads that issued stores wait, at the end of their warp role, until shared memory has been read.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ..legalize.hopper_features import placed_in_kernel
 from ..analysis.vectorize import stride_along
 
 GROUP = 128
-MOST_GROUPS = 8  # a named barrier for each
+MOST_GROUPS = 8  # each needs a named barrier
 
 
 class TmaStores:
-    """on: whether TMA may be used.  strides: see Hopper.  buffers: panels of staging a warp group has (0: none); width: bytes
-    of a panel's row.  steps: panels that its part of a tile has, of the largest.
+    """State of the TMA stores while one launch is lowered.
 
-    reports: what to tell.
-
-    one_group: whether the block is one warp group.  first_group: number of the first one of the part being lowered.
-    issued: whether that part stored anything.
+    on: whether TMA may be used.  strides: see Hopper.  buffers: staging buffers of a warp group, each for one TMA box (0:
+    none).  width: bytes of a row of a staging buffer.  steps: staging buffers that the largest sub-tile of a warp group takes.
+    reports: lines for the report of the launch.
+    one_group: whether the block is one warp group.  first_group: number of the first warp group of the warp role being
+    lowered.  issued: whether that warp role issued any store.
     """
 
     def __init__(self, launch: Launch, on: bool, buffers: int, strides: bool = False, width: int = PANEL) -> None:
@@ -51,18 +51,18 @@ class TmaStores:
         self.loops: list[For | While] = []
 
     def reason(self, tensor: Buffer) -> str:
-        """What was noted about a tensor, without its name; "" when nothing was."""
+        """The reason reported for a tensor, without its name; "" when there is none."""
         return next((t.split(": ", 1)[1] for t in (*self.launch.plan.report, *self.reports)
                      if t.startswith(f"`{tensor.name}` is written")), "")
 
     # ---- which tensors --------------------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """A line for the report of the launch."""
+        """Add a line to the report of the launch."""
         self.reports[text] = None
 
     def refusal(self, op: Any, tensor: Buffer) -> str:
-        """Why an op may not write its tensor by TMA, as the rest of the program stands; "" when it may."""
+        """Why an op may not write its tensor by TMA, given the rest of the program; "" when it may."""
         if late := placed_in_kernel(self.launch)(tensor):
             return f"the {late} of `{tensor.name}` is known in the kernel only"
         writers: list[Any] = []
@@ -81,7 +81,7 @@ class TmaStores:
         return ""
 
     def _apart(self, a: Region, b: Region) -> bool:
-        """Whether two tiles share no element: in one dimension they lie a constant distance apart."""
+        """Whether two tiles are disjoint: in one dimension their distance is constant and large enough."""
         if a.buffer is not b.buffer:
             return False
         for x, y, n, m in zip(a.mins, b.mins, a.extents, b.extents):
@@ -92,11 +92,11 @@ class TmaStores:
 
     @property
     def alone(self) -> bool:
-        """Whether the launch has one copy or atomic to global memory only."""
+        """Whether the launch has only one copy or atomic to global memory."""
         return sum(x.dst.buffer.scope_name == GLOBAL for x in walk(self.launch.body, Copy, AtomicTile)) == 1
 
     def again(self, dst: Region) -> bool:
-        """Whether the loops around may come to the same elements a second time."""
+        """Whether the surrounding loops may write the same elements a second time."""
         around = [s for s in self.loops if not isinstance(s, For) or not s.plan.tiles]
         if not around:
             return False
@@ -113,7 +113,7 @@ class TmaStores:
     # ---- staging --------------------------------------------------------------------------------------------------
 
     def room(self) -> str:
-        """Why there can be no staging; "" when there can."""
+        """Why there can be no staging buffers; "" when there can."""
         x, y, z = self.launch.threads
         if x * y * z > MOST_GROUPS * GROUP:
             return "there are too many warp groups"
@@ -122,9 +122,9 @@ class TmaStores:
         return "" if self.buffers else "no shared memory is left for its staging"
 
     def staging(self, groups: int, panels: int, dt: dtype) -> Buffer:
-        """Shared memory of so many panels for elements dt, in which all stores of that form by the same warp groups take turns.
+        """Shared memory of `panels` staging buffers of elements dt, reused by all such stores of the same warp groups.
 
-        panels: a multiple of the groups; their barriers order no other group's stores.
+        panels: a multiple of the groups.  The barriers of these warp groups do not order the stores of other groups.
         """
         key = (self.first_group, groups, panels, dt)
         got = self.stages.get(key)
@@ -135,13 +135,13 @@ class TmaStores:
         return got
 
     def allocs(self) -> list[Stmt]:
-        """Of the staging buffers."""
+        """The allocations of the staging buffers."""
         return [Alloc(b) for b in self.stages.values()]
 
     # ---- walking --------------------------------------------------------------------------------------------------
 
     def inside(self, loop: For | While, work: Callable[[], Any]) -> Any:
-        """work(), inside a loop."""
+        """The result of work(), run as the lowering of a loop's body."""
         self.loops.append(loop)
         try:
             return work()
@@ -149,7 +149,9 @@ class TmaStores:
             self.loops.pop()
 
     def part(self, first: int, thread: Expr, work: Callable[[], Stmt]) -> Stmt:
-        """work() for the warp groups from number `first` on, and at its end the wait of the threads that issued stores."""
+        """The result of work() for the warp groups from number `first` on, followed by the issuing threads' wait for their
+        stores.
+        """
         saved = self.first_group, self.issued
         self.first_group, self.issued = first, False
         out = work()
@@ -160,12 +162,12 @@ class TmaStores:
 
 
 def asks_for_tma(launch: Launch) -> bool:
-    """Whether the program itself names TMA for what all threads reach."""
+    """Whether the program itself names TMA for an atomic that all threads reach."""
     return any(x.plan.use_tma for x in walk(launch.body, AtomicTile))
 
 
 def finished(thread: Expr) -> Stmt:
-    """All stores of this thread have read shared memory, if it is one that issues them."""
+    """A wait, in threads that issue TMA stores, until all stores of the thread have read shared memory."""
     return If(binary("eq", thread % GROUP, const(0, thread.dtype)), Evaluate(call("bulk_wait", (), "void", n=0, read=True)))
 
 

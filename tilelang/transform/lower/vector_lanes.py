@@ -1,4 +1,4 @@
-"""The lanes of a distributed loop: vector accesses around a scalar body, vector copies, cp.async."""
+"""Lowers the lanes of a distributed loop: vector accesses around a scalar body, vector copies, cp.async."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..analysis.vectorize import MAX_BYTES, power_of_two_in, stride_along
 
 
 def emit_lanes(lw: Any, loop: Loop, s: Stmt) -> Stmt:
-    """s for all lanes of a point: lane-invariant control around vector statements."""
+    """Lower s for all lanes of a point: lane-invariant control flow around vector statements."""
     var = loop.lane_var
     if var is None:
         return _leaf(lw, loop, s)
@@ -31,7 +31,7 @@ def emit_lanes(lw: Any, loop: Loop, s: Stmt) -> Stmt:
             return replace(s, cond=lw.expr(uniform), then=lw.under(uniform, True, lambda: emit_lanes(lw, loop, inner)))
     if isinstance(s, For) and s.kind in ("serial", "unroll") and not depends(s.start, var) and \
             not depends(s.extent, var) and not contains(s.body, Break, Continue):
-        # What leaves an iteration early leaves it for one lane alone: such a loop is run lane after lane.
+        # An early exit ends an iteration for one lane only, so a loop with one is run lane after lane.
         return lw.loop_stmt(s, lambda body: emit_lanes(lw, loop, body))
     if isinstance(s, Seq) and all(_splits(x) for x in s.stmts) and not _shared_by_lanes(s, var):
         return seq(*[emit_lanes(lw, loop, x) for x in s.stmts])
@@ -39,13 +39,15 @@ def emit_lanes(lw: Any, loop: Loop, s: Stmt) -> Stmt:
 
 
 def _of_all_lanes(lw: Any, loop: Loop, cond: Expr) -> tuple[Any, Expr | None]:
-    """(what of a conjunction holds for all lanes of a point or for none, as a condition without the lane variable; the rest).
-    None: there is nothing of it; not both."""
+    """Split a conjunction into (terms with one value for all lanes of a point, without the lane variable; remaining terms).
+
+    None: no such terms; at most one of the two is None.
+    """
     uniform: list[Expr] = []
     rest: list[Expr] = []
     for part in _parts(cond):
         same = _for_all(lw, loop, part)
-        if same is None or rest and contains(part, Load, Call):  # which those before it may guard
+        if same is None or rest and contains(part, Load, Call):  # which the terms before it may guard
             rest.append(part)
         else:
             uniform.append(same)
@@ -60,7 +62,7 @@ def _parts(cond: Expr) -> list[Expr]:
 
 
 def _for_all(lw: Any, loop: Loop, cond: Expr) -> Expr | None:
-    """The condition of the first lane, where the others have the same: a bound that lies between no two lanes."""
+    """The condition of the first lane, if all other lanes have the same value: no bound falls between two lanes."""
     var, width = loop.lane_var, loop.dist.lanes[1]  # type: ignore[index]
     assert var is not None, "only a loop over lanes has lane conditions"
     if not depends(cond, var):
@@ -81,8 +83,10 @@ def _splits(s: Stmt) -> bool:
 
 
 def _shared_by_lanes(s: Seq, var: Var) -> bool:
-    """Whether a statement stores an element that is one for several lanes and another one touches it: a sum that is looked
-    at while it is formed, in the order of the lanes."""
+    """Whether an element that several lanes share is stored by one statement and accessed by another.
+
+    An example is a running sum that is read while it is formed, in the order of the lanes.
+    """
     for x in s.stmts:
         shared = {y.buffer.data for y in walk(x, Store) if not any(depends(i, var) for i in y.indices)}
         if shared and any(isinstance(z, (Load, Store, AddressOf)) and z.buffer.data in shared
@@ -96,7 +100,7 @@ def _has_fragment_load(e: Node) -> bool:
 
 
 def _leaf(lw: Any, loop: Loop, s: Stmt) -> Stmt:
-    """A scalar body run per lane, with its contiguous accesses as vectors before and after, or as one vector copy."""
+    """A scalar body run per lane, with its contiguous accesses as vectors before and after it, or as one vector copy."""
     lanes_v, width = loop.dist.lanes  # type: ignore[misc]
     var = loop.lane_var
     if var is None:
@@ -128,7 +132,7 @@ def _leaf(lw: Any, loop: Loop, s: Stmt) -> Stmt:
     exists = loop.dist.exists
     if exists is not None and depends(exists, lanes_v):
         scalar = If(exists, scalar)
-    # A loop may have several leaves: each binds lane variables of its own.
+    # A loop may have several scalar bodies; each binds lane variables of its own.
     own = {lanes_v: fresh(lanes_v.name), var: fresh(var.name, var.dtype)}
     scalar = substitute(seq(*point, scalar), own)
     return seq(*before, For(own[lanes_v], const(0), const(width), "unroll", scalar), *after)
@@ -165,11 +169,11 @@ def _vector_store(lw: Any, loop: Loop, site: Store, at: int, w: int, value: Expr
 
 
 def _vector_accesses(lw: Any, loop: Loop, s: Stmt) -> tuple[list[tuple[Load, int, int]], list[tuple[Store, int]]]:
-    """Unconditional global and shared accesses of s that may be moved to vectors around the lane loop, with widths; of
-    loads also how many lanes share an element.
+    """(loads, stores): accesses of global and shared memory in s that may be moved out of the lane loop as vectors.
 
-    A load moves up when nothing before it stores to its storage; a store moves down when nothing after it touches its
-    storage and no other store of s does.
+    Each comes with its vector width, and each load also with the number of lanes that share an element.  Only unconditional
+    accesses qualify.  A load moves up when nothing before it stores to its storage; a store moves down when nothing after it
+    touches its storage and no other store of s does.
     """
     if loop.dist.exists is not None and depends(loop.dist.exists, loop.dist.lanes[0]):  # type: ignore[index]
         return [], []
@@ -221,7 +225,10 @@ def _width(lw: Any, loop: Loop, x: Any) -> int:
 
 
 def _shared_width(lw: Any, loop: Loop, x: Load) -> tuple[int, int]:
-    """(w, c): runs of c lanes read one element, and w elements of following runs are read at once; (1, 1): neither."""
+    """(w, c): each run of c lanes reads one element, and w elements of consecutive runs are loaded at once.
+
+    (1, 1): neither applies.
+    """
     w = _width(lw, loop, x)
     lanes, var = loop.dist.lanes[1], loop.lane_var  # type: ignore[index]
     parts = [n for i in x.indices for n in walk(i)]
@@ -317,7 +324,7 @@ def _put(lw: Any, loop: Loop, s: Store, at: int, w: int, value: Expr) -> Stmt:
 
 
 def _async_copy(lw: Any, loop: Loop, s: Store, value: Load, w: int) -> Stmt | None:
-    """cp.async of each run, zero-filled where the source is out of range; None when the width has none."""
+    """cp.async for each run, zero-filled where the source is out of range; None when no cp.async has this width."""
     if w * s.buffer.dtype.bytes not in (4, 8, 16) or value.buffer.scope_name != GLOBAL or \
             not s.buffer.scope_name.startswith("shared") or lw.has_safe_value(value.buffer):
         return None

@@ -1,1 +1,1 @@
-"""Flat arrays, offsets in shared memory, short index arithmetic."""
+"""Passes for flat arrays, offsets in shared memory and short index arithmetic."""

@@ -1,4 +1,4 @@
-"""Per-thread arrays get one dimension; loops nobody vectorised become plain ones."""
+"""Flattens per-thread arrays to one dimension and unrolls loops that lowering did not vectorise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def flatten(func: Func, cx: PassContext) -> Func:
     """Row-major index arithmetic for local arrays of several dimensions.
 
     Before:  x = alloc_local((4, 8)); x[i, j]         After:  x = alloc_local((32,)); x[i * 8 + j]
-    A `vectorized` loop that lowering left becomes an unrolled one.
+    A `vectorized` loop that remains after lowering becomes an unrolled one.
     Keeps: shared and global buffers as they are.
     """
     flat: dict[Buffer, Buffer] = {}

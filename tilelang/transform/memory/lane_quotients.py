@@ -1,12 +1,13 @@
-"""Quotients that are the same for all lanes of an unrolled loop, or that part into one of the loop's start and one of the lane.
+"""Simplifies quotients in unrolled loops that are equal in all lanes, or that split into a loop-invariant and a lane
+quotient.
 
     j0 = tx % 8 * 8                                   j0 = tx % 8 * 8
     for v in unroll(8):                               for v in unroll(8):
         j = j0 + v                          ->            j = j0 + v
         P[v] = W[j // 2] * scale[j // 32]                 P[v] = W[j0 // 2 + v // 2] * scale[j0 // 32]
 
-CUDA's compiler does not see that `j0 + v` carries nothing into the bits of j0: it computes the address of a group's scale for
-each of the group's elements and loads it as often.
+CUDA's compiler does not see that `j0 + v` carries nothing into the bits of j0.  It would compute the address of a group's
+scale, and load the scale, for each element of the group.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def lane_quotients(func: Func, cx: PassContext) -> Func:
     divides c or is a multiple of c.
     """
     lanes: dict[Var, int] = {}
-    binds: list[Bind] = []  # in the order of the program: what a value is made of stands before it
+    binds: list[Bind] = []  # in program order: a value's terms are bound before it
     divisions: list[Binary] = []
     for x in walk(func.body, Binary, Bind, For):
         if isinstance(x, Binary):
@@ -61,7 +62,10 @@ def _counts_lanes(s: For) -> bool:
 
 @entity
 class _Values:
-    """lanes: variables of unrolled loops and their extents; divisors: of bound values; sums: those that add to a lane."""
+    """Facts about values.
+
+    lanes: variables of unrolled loops and their extents.  divisors: of bound values.  sums: bound values that add to a lane.
+    """
 
     lanes: dict[Var, int]
     divisors: dict[Expr, int] = field(default_factory=dict)
@@ -70,12 +74,12 @@ class _Values:
 
     def learn_sum(self, s: Bind) -> None:
         found = self.lane_of(s.value)
-        # What is computed again at the place of use must not have changed until there.
+        # What is computed again at the place of use must not have changed in between.
         if found is not None and not contains(found[2], Load, Call):
             self.sums[s.var] = found
 
     def lane_of(self, e: Expr) -> tuple[Expr, int, Expr] | None:
-        """(l, n, e - l) where e is the sum of a part l of lanes, in [0, n), and something else (it may know lanes as well)."""
+        """(l, n, e - l) where e is the sum of a lane term l in [0, n) and a rest, which may contain lane variables as well."""
         if isinstance(e, Var):
             n = self.lanes.get(e)
             return (e, n, const(0, e.dtype)) if n is not None else self.sums.get(e)
@@ -93,7 +97,7 @@ class _Values:
         return None
 
     def candidate(self, x: Node) -> tuple[Expr, int, Expr, int] | None:
-        """(lane, n, rest, c) of a quotient or remainder of (lane + rest) by c that may part; None for others."""
+        """(lane, n, rest, c) of a quotient or remainder of (lane + rest) by c that may be split; None for other nodes."""
         if not isinstance(x, Binary) or x.op not in _DIVISIONS or not isinstance(x.b, Const) or x.b.value <= 0:
             return None
         found = self.lane_of(x.a)
@@ -103,7 +107,7 @@ class _Values:
         return None if c % n and n % c or isinstance(rest, Const) and rest.value == 0 else (lane, n, rest, c)
 
     def parted(self, x: Node) -> Expr | None:
-        """The quotient or remainder without the lane in its dividend; None where it stays."""
+        """The quotient or remainder without the lane in its dividend; None where it cannot be rewritten."""
         found = self.candidate(x)
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""Offsets of the shared buffers of a block, reusing the space of buffers that are no longer needed."""
+"""Places the shared buffers of a block, reusing the space of buffers that are no longer needed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ register("shared-memory", ValueError, "the shared buffers of a kernel exceed wha
          expected="what a block of the target has")
 
 PROXY_CALLS = frozenset(("wgmma_descriptor", "tma_load", "tma_store", "tma_reduce_add", "bulk_load", "bulk_store"))
-ALIGN = 128  # bytes: one row of the 32 banks, which swizzled layouts count from
+ALIGN = 128  # bytes: one row of the 32 banks, at whose multiples swizzle patterns start
 
 
 @state
 class _Span:
-    """A buffer with its life: positions of the first and last statement of the block's body that touch it."""
+    """A buffer with its live range: positions of the first and last statement of the block's body that touch it."""
 
     buffer: Buffer
     first: int
@@ -39,11 +39,11 @@ class _Span:
 def plan_shared_memory(func: Func, cx: PassContext) -> Func:
     """Give each Launch `shared_offsets` ((buffer, byte offset), …) and `shared_bytes`.
 
-    Two buffers share space when the statements of the block's body that touch them do not overlap; a block barrier
-    then stands between them (one is added where none is).  Offsets are multiples of 128 bytes, or of the buffer's
-    `align` attribute.  Where users order roles and asynchronous work themselves (launch attr `by_hand`) nothing is shared:
-    what a statement began may go on beside later ones.  Buffers of run-time size come last, each behind the other, with
-    offsets as expressions.
+    Two buffers share space when their live ranges over the statements of the block's body are disjoint.  A block barrier then
+    separates them (one is added where there is none).  Offsets are multiples of 128 bytes, or of the buffer's `align`
+    attribute.  Where users order warp roles and asynchronous work themselves (launch attr `by_hand`) no space is reused,
+    because an asynchronous operation may still run during later statements.  Buffers of run-time size come last, one after
+    another, with offsets as expressions.
     Raises "shared-memory" beyond the target's limit.  tl.disable_shared_memory_reuse gives each buffer its own space,
     tl.debug_merge_shared_memory_allocations reports the plan.
     """
@@ -60,7 +60,7 @@ def plan_shared_memory(func: Func, cx: PassContext) -> Func:
 
 
 def _report(launch: Launch, cx: PassContext) -> None:
-    """tl.debug_merge_shared_memory_allocations: a line a buffer."""
+    """Report one line per buffer (tl.debug_merge_shared_memory_allocations)."""
     cx.report(f"# shared memory: {launch.plan.shared_bytes} bytes")
     for b, offset in launch.plan.shared_offsets:
         size = f"{b.size * b.dtype.bytes} bytes" if b.is_static else "run-time size"
@@ -68,7 +68,7 @@ def _report(launch: Launch, cx: PassContext) -> None:
 
 
 def planned_bytes(launch: Launch, cx: PassContext) -> int:
-    """What the buffers of static size of a launch need, as this pass would place them; 2**31 if others come on top."""
+    """Bytes that this pass would need for the buffers of static size; 2**31 if there are buffers of run-time size."""
     buffers = [s.buffer for s in statements(launch.body)
                if isinstance(s, Alloc) and s.buffer.scope_name in (*SHARED, BARRIER)]
     if not all(b.is_static for b in buffers):
@@ -106,7 +106,7 @@ def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
 
 
 def _spans(body: list[Stmt], buffers: list[Buffer]) -> list[_Span]:
-    """Lives in positions of the body's statements; views count for the buffer whose storage they share."""
+    """Live ranges of buffers as positions of the body's statements; a view extends the live range of its storage."""
     life: dict[Var, tuple[int, int]] = {}
     for at, s in enumerate(body):
         for storage in {e.storage for e in effects(s) if e.buffer.scope_name in SHARED}:
@@ -115,13 +115,13 @@ def _spans(body: list[Stmt], buffers: list[Buffer]) -> list[_Span]:
     out: list[_Span] = []
     for b in buffers:
         first, last = (-1, end) if b.scope_name == BARRIER else life.get(b.data, (-1, -1))
-        # What TMA reads of an ordered buffer may still be on its way when the next statement runs.
+        # TMA may still be reading an ordered buffer when the next statement runs.
         out.append(_Span(b, first, end if b.facts.ordered else last))
     return out
 
 
 def _place(spans: list[_Span], reuse: bool) -> int:
-    """First fit, largest first; returns the bytes needed."""
+    """Place by first fit, largest buffer first; returns the bytes needed."""
     done: list[_Span] = []
     for s in sorted(spans, key=lambda s: (-s.bytes, s.first)):
         align = max(ALIGN, s.buffer.facts.align)
@@ -138,7 +138,7 @@ def _place(spans: list[_Span], reuse: bool) -> int:
 
 
 def _separated(body: list[Stmt], spans: list[_Span], span: Any) -> Stmt:
-    """The body with a barrier before a buffer's first use where its space was another's and none is in between."""
+    """The body with a barrier before the first use of a buffer that reuses another's space, where none is in between."""
     starts: set[int] = set()
     for s in spans:
         for d in spans:
@@ -149,7 +149,7 @@ def _separated(body: list[Stmt], spans: list[_Span], span: Any) -> Stmt:
                     starts.add(s.first)
     if not starts:
         return body[0] if len(body) == 1 else Seq(tuple(body), span=span)
-    # What ordinary stores wrote there must not come after what TMA writes to the same bytes (PTX ISA: another proxy).
+    # Ordinary stores must not take effect after TMA writes to the same bytes (PTX ISA: another proxy).
     fenced = any(isinstance(x, Call) and x.op in PROXY_CALLS for s in body for x in walk(s))
     out: list[Stmt] = []
     for at, x in enumerate(body):

@@ -1,4 +1,4 @@
-"""Shorter index arithmetic."""
+"""Shortens index arithmetic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..framework.pass_ import DEVICE, PassContext, pass_
 
 @pass_(needs=DEVICE)
 def simplify(func: Func, cx: PassContext) -> Func:
-    """Simplify every expression with the ranges of loops, bindings and conditions; drop branches that are decided.
+    """Simplify every expression with the ranges of loops, bindings and conditions; drop branches whose condition is known.
 
     Before:  S[(k + 0 * 32) % 3 * 4096 + tx // 1]      After:  S[k % 3 * 4096 + tx]
     """

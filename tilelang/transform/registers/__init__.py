@@ -1,1 +1,1 @@
-"""Accumulators in registers, stores under the last MMA."""
+"""Passes for registers: accumulators in named PTX registers, packed conversions, stores overlapped with the last MMA."""

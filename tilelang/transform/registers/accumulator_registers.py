@@ -1,4 +1,4 @@
-"""Accumulators and A operands of wgmma in named PTX registers; arrays hold their values elsewhere.
+"""Keeps accumulators and A operands of wgmma in named PTX registers; arrays hold their values elsewhere.
 
     for r: acc[r] = 0                            for r: acc[r] = 0
     wgmma_pin(acc)                               wgmma_pin(acc, move="in")
@@ -7,16 +7,18 @@
     wgmma_wait(0); wgmma_pin(acc)                wgmma_wait(0); wgmma_pin(acc, move="out")
     out[…] = acc[…]                              out[…] = acc[…]
 
-NVRTC pays for every operand of an `asm` and for every value that a loop carries: a third of its time for a plain GEMM went
-into 128 accumulators that only wgmma touches.  Named registers, declared in PTX (codegen/cuda/named_registers.py), are no
-operands.  Values move into the named registers behind the last ordinary write that a wgmma reads, and out of them at the
-pin behind the wait, where the array is read before the next wgmma.  ptxas makes one register of both sides of a move.
+NVRTC spends time on every operand of an `asm` and on every value that a loop carries: a third of its time for a plain GEMM
+went into 128 accumulator registers that only wgmma touches.  Named registers, declared in PTX
+(codegen/cuda/named_registers.py), are not operands.  Values move into the named registers after the last ordinary write
+before a wgmma reads them.  They move out at the pin after the wait, where the array is read before the next wgmma.  ptxas
+allocates one register for both sides of a move.
 
-Loops with a form (target/register_forms.py: fill, scale, halves) work on the named registers themselves (plan.registers).
+Loops that match a form (target/register_forms.py: fill, scale, halves) work on the named registers directly
+(plan.registers).
 
-A buffer stays an array with its pins where its values cannot be followed: part of it is pinned, an index is no constant, or
-it is written while its wgmma may run.  Data flow over the final program computes for each buffer whether the array is up to
-date (A) and whether the registers are (R).
+A buffer stays an array with its pins where its values cannot be followed: only a piece of it is pinned, an index is not
+constant, or it is written while its wgmma may be in flight.  A data flow analysis of the final program computes for each
+buffer whether the array is up to date (A) and whether the registers are (R).
 """
 
 from __future__ import annotations
@@ -38,22 +40,26 @@ from ..framework.pass_ import DEVICE, PassContext, pass_
 from ..analysis.register_graph import NEVER, Graph, Node, needed, running_after, states
 from .register_resident import move, keep_in_registers
 
-# Whether all launches take part, not only those whose one accumulator is one instruction's, adds up over a loop and takes
-# A from shared memory: right and quicker to compile too (attention: 40 % of the optimizer's instructions less), but their
-# loops come out in another order than the one that was timed.  The loops of that one form come out as they were.
+# Whether this applies to all launches.  False: only to launches with one accumulator that is one instruction's, accumulates
+# over a loop and takes A from shared memory.  True is correct too and compiles faster (attention: 40 % fewer instructions in
+# the optimizer), but those loops get another instruction order than the one that was timed.  The loops of that one form keep
+# their order.
 EVERY_FORM = False
 
-# Whether products of products keep all their values in registers where they can (keep_in_registers).
+# Whether chained GEMMs keep all their values in registers where possible (keep_in_registers).
 WHOLE = True
 
-# Whether accumulators are scaled under the exponentials (rescale_early).
+# Whether accumulators are rescaled during the exponentials (rescale_early).
 EARLY = True
 
 
 @pass_(needs=DEVICE)
 def assign_accumulator_registers(func: Func, cx: PassContext) -> Func:
-    """Marks products (attr `registers`: "c", "a") and loops (attr `registers`), and replaces pins by moves (attr `move`: "in",
-    "out"); launches whose values are all there get the attr `own_values`."""
+    """Assign named PTX registers to the accumulators and A operands of wgmma.
+
+    Marks MMAs (attr `registers`: "c", "a") and loops (attr `registers`), and replaces pins by moves (attr `move`: "in", "out").
+    Launches whose values are all register-resident get the attr `own_values`.
+    """
     fast = bool(cx.option(PassConfigKey.TL_ENABLE_FAST_MATH))
     return replaced(func, body=rewrite_launches(func.body, lambda x: _own_registers(x, fast)))
 
@@ -87,7 +93,9 @@ def _own_registers(launch: Launch, fast: bool) -> Launch:
 
 
 def _distinct(s: Any, seen: set[int]) -> Any:
-    """The statement with copies of statements that stand in several places: they are told apart by identity."""
+    """The statement with a copy of each statement that occurs in several places: later steps identify statements by
+    identity.
+    """
     if isinstance(s, tuple):
         return tuple(_distinct(x, seen) for x in s)
     if not isinstance(s, Stmt):
@@ -99,7 +107,7 @@ def _distinct(s: Any, seen: set[int]) -> Any:
 
 
 def _named(every: Iterable[Effect]) -> tuple[dict[Var, Buffer], set[Var]]:
-    """(register arrays that products name, those among them not named at constant places or not pinned whole)."""
+    """(register arrays that wgmma names, arrays among them that are named at non-constant places or not pinned as a whole)."""
     found: dict[Var, Buffer] = {}
     refused: set[Var] = set()
     for e in every:
@@ -118,7 +126,10 @@ def _named(every: Iterable[Effect]) -> tuple[dict[Var, Buffer], set[Var]]:
 
 
 def _candidates(every: list[Effect]) -> dict[Var, Buffer]:
-    """Register arrays that can be followed; without EVERY_FORM the one accumulator of one instruction, A from shared memory."""
+    """Register arrays that can be followed.
+
+    Without EVERY_FORM: only the accumulator of a launch with one, computed by one instruction with A from shared memory.
+    """
     found, refused = _named(every)
     if not EVERY_FORM:
         calls = [e.node for e in every if isinstance(e.node, Call) and e.node.op == "wgmma"]
@@ -129,13 +140,16 @@ def _candidates(every: list[Effect]) -> dict[Var, Buffer]:
     return {v: b for v, b in found.items() if v not in refused}
 
 
-# ---- what holds ---------------------------------------------------------------------------------------------------------
+# ---- data flow --------------------------------------------------------------------------------------------------------
 
 
 @record
 class _Plan:
-    """goes_in: statements behind which the array moves into the registers; comes_out: pins at which they move out; direct:
-    loops that work on the registers themselves."""
+    """Where one buffer's values move.
+
+    goes_in: statements after which the array moves into the registers.  comes_out: pins at which the registers move out.
+    direct: loops that work on the registers directly.
+    """
 
     goes_in: tuple[Stmt, ...]
     comes_out: tuple[Stmt, ...]
@@ -143,7 +157,7 @@ class _Plan:
 
 
 def _plan(graph: Graph, b: Buffer) -> _Plan | None:
-    """How a buffer's values pass, None when it stays an array."""
+    """Where a buffer's values move; None when it stays an array."""
     direct = {k for k, n in enumerate(graph.nodes) if n.form is not None and n.form.buffer is b}
     while True:
         plan, wrong = _follow(graph, b, direct)
@@ -153,7 +167,7 @@ def _plan(graph: Graph, b: Buffer) -> _Plan | None:
 
 
 def _follow(graph: Graph, b: Buffer, direct: set[int]) -> tuple[_Plan | None, set[int]]:
-    """(the plan with these loops on the registers, or None; those among them that cannot be)."""
+    """(the plan with these loops working on the registers, or None; the loops among them that cannot)."""
     nodes, v = graph.nodes, b.data
     every = range(len(nodes))
     product = [n.kind == "products" and v in n.reads | n.writes for n in nodes]
@@ -161,10 +175,11 @@ def _follow(graph: Graph, b: Buffer, direct: set[int]) -> tuple[_Plan | None, se
     plain = [not product[k] and not pin[k] and k not in direct for k in every]
     wants = [product[k] and needed(n, b) or k in direct and n.form is not None and n.form.reads for k, n in enumerate(nodes)]
     sets = [not plain[k] and not pin[k] and v in n.writes for k, n in enumerate(nodes)]
-    reads = [plain[k] and v in n.reads | n.writes for k, n in enumerate(nodes)]  # to write a part is to need the others
+    # writing a piece requires the other elements too
+    reads = [plain[k] and v in n.reads | n.writes for k, n in enumerate(nodes)]
     writes = [plain[k] and v in n.writes for k, n in enumerate(nodes)]
     fresh = [n.kind == "alloc" and n.stmts[0].buffer.data is v for n in nodes]  # type: ignore[attr-defined]
-    # Whether registers and array are wanted after a node, before something else gives them their values.
+    # Whether registers and array are read after a node, before something else sets their values.
     for_it = [wants[k] and (k not in direct or v in nodes[k].writes) for k in every]  # arrays are packed as they are
     r_later = _later(nodes, for_it, [writes[k] or fresh[k] or sets[k] for k in every])
     a_later = _later(nodes, reads, [sets[k] or pin[k] or fresh[k] for k in every])
@@ -233,8 +248,11 @@ def _later(nodes: list[Node], uses: list[bool], ends: list[bool]) -> list[bool]:
 
 
 class _Moves:
-    """own: storages with registers of their own; after, out: moves by the id of the statement they belong to; direct: ids
-    of loops that are printed on registers."""
+    """The rewriter of one launch.
+
+    own: storages with named registers.  after, out: moves by the id of the statement they belong to.  direct: ids of loops
+    that are printed on registers.
+    """
 
     def __init__(self) -> None:
         self.own: set[Var] = set()

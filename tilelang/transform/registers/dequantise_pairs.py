@@ -1,11 +1,11 @@
-"""Two quantised weights of one byte become a pair of float16 by three instructions.
+"""Converts two quantised weights of one byte to a pair of float16 with three instructions.
 
     for v in unroll(2):                                         D[0:2] = dequantise_pair(W[b], z, low=0, high=4, mask=15)
         D[v] = half(int(W[b] >> v*4 & 15) - int(Z[g])) * S[g] ->         * broadcast(S[g])
 
-One PRMT puts the byte into both halves, one LOP3 leaves each its weight as the significand of 1024, and one HFMA2 subtracts
-what else is there and the zero point.  Otherwise each weight takes a mask, a shift, a conversion and a subtraction.
-Every step is exact but the last multiplication, which rounds as that of single values does.
+One PRMT copies the byte into both halves, one LOP3 keeps in each half its weight as the significand of 1024, and one HFMA2
+subtracts 1024 (and other leftover bits) and the zero point.  Otherwise each weight takes a mask, a shift, a conversion and a
+subtraction.  Every step is exact except the last multiplication, which rounds as the scalar one does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tilelang.ir.record import record
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
 
-_MAX_ZERO_POINT = 255  # 1024 + zero point is a float16
+_MAX_ZERO_POINT = 255  # 1024 + zero point is exact in float16
 _PAIR = dtype("float16x2")
 
 
@@ -41,7 +41,7 @@ def _dequantised(launch: Launch) -> Launch | None:
 
 @record
 class _Pair:
-    """Two weights of a byte: the byte, where the weights start in it, the mask of one, and what is subtracted from both."""
+    """Two weights of a byte: the byte, the first bit of each weight, the mask of one, and what is subtracted from both."""
 
     byte: Load
     shifts: tuple[int, int]
@@ -55,7 +55,7 @@ class _Pair:
 
 
 class _Pairs:
-    """Goes over the statements of a launch in program order."""
+    """Visits the statements of a launch in program order."""
 
     def __init__(self, launch: Launch) -> None:
         self.facts = LaunchFacts(launch, free_vars(launch))
@@ -77,7 +77,7 @@ class _Pairs:
         return rebuild(x, self.visit)
 
     def _store(self, s: For) -> Store | None:
-        """The store of a pair in the place of a loop over the two weights of a byte; None for other loops."""
+        """The store of a pair that replaces a loop over the two weights of a byte; None for other loops."""
         *bound, store = stmts_of(s.body) or (s.body,)
         if s.kind != "unroll" or not is_const(s.start, 0) or not is_const(s.extent, 2) or not isinstance(store, Store) or \
                 not all(isinstance(x, Bind) for x in bound):
@@ -102,7 +102,7 @@ class _Pairs:
         return replace(store, indices=(place,), value=value, span=stmts_of(s.body)[0].span)
 
     def _value(self, e: Expr, v: Var) -> Expr | None:
-        """Both values of e as a pair; None for what is not a weight of a byte, times factors that both have."""
+        """Both values of e as a pair; None unless e is a weight of a byte, times factors common to both."""
         if isinstance(e, Binary) and e.op == "mul" and e.dtype.base == "float16":
             if v in free_vars(e.a) and v in free_vars(e.b):
                 return None

@@ -1,4 +1,4 @@
-"""The order in which loops on named registers combine many elements.
+"""Chooses the order in which loops on named registers combine many elements.
 
     for r: x[0] = max(x[0], S[r])                    the same, attr `reduction`: "integer"
     for r: t[0] = t[0] + S[r]                        the same, attr `reduction`: "two_chains"
@@ -7,17 +7,19 @@
         for r: x[i] = max(x[i], S[4 * i + r])
         rest
 
-Only loops that may combine in any order take part (attr `any_order`, of T.reduce); others stay one chain in the loop's order.
+Only loops that may combine in any order take part (attr `any_order`, set by T.reduce); others stay one chain in the loop's
+order.
 
-"two_chains": even and odd elements are combined side by side, since an FADD waits four cycles for the one before it.
+"two_chains": even and odd elements are combined in two independent chains, since an FADD waits four cycles for the one
+before it.
 
-"integer": one instruction is the maximum of three integers, but of two floats.  Floats without a sign are ordered as integers
-are, above those with one; a warp in which every float has a sign, or one is NaN, takes the maximum of floats again
-(codegen/cuda/named_registers.py prints both).  Whole warps execute these loops.
+"integer": one instruction computes the maximum of three integers, but only of two floats.  Non-negative floats are ordered
+like integers, and above all negative ones.  If all floats of a warp are negative, or one is NaN, the warp computes the
+maximum of floats again (codegen/cuda/named_registers.py prints both).  Whole warps execute these loops.
 
-`maxima_first`: so many statements of an iteration are done for all iterations before the others, so that one test answers
-for the maxima of all.  Behind a mask's branch that is faster; elsewhere the first row's exponentials hide the latency of the
-second row's maximum.
+`maxima_first`: the first so many statements of the body run for all iterations before the other statements, so that one
+test serves the maxima of all iterations.  After the branch of a mask that is faster; elsewhere the first row's exponentials
+hide the latency of the second row's maximum.
 """
 
 from __future__ import annotations
@@ -31,24 +33,24 @@ from tilelang.target.register_forms import Form, form_of, sum_form
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
 
-MIN_INTEGER = 16  # elements of a maximum that is worth a second look at its result
-MIN_CHAINS = 8  # elements for each result of a reduction that is worth two chains
+MIN_INTEGER = 16  # fewest elements of a maximum for which checking the integer result pays off
+MIN_CHAINS = 8  # fewest elements per result of a reduction for which two chains pay off
 
 
 @pass_(needs=DEVICE)
 def order_register_reductions(func: Func, cx: PassContext) -> Func:
     """Mark the loops on named registers that combine their elements in another order.
 
-    Keeps: every maximum; sums but for the rounding of another order, where the program allows any.
+    Keeps: every maximum.  Sums change by the rounding of another order, where the program allows any.
     """
     return rewrite_launches(func, lambda x: _Orders().visit(x) if any(s.plan.registers for s in walk(x.body, For)) else None)
 
 
 class _Orders:
-    """Goes over the statements of a launch in program order."""
+    """Visits the statements of a launch in program order."""
 
     def __init__(self) -> None:
-        self.behind_branch = False  # whether a branch that few iterations take stands since the last sums
+        self.behind_branch = False  # whether a branch that few iterations take occurred since the last "sums" loop
 
     def visit(self, x: Any) -> Any:
         if isinstance(x, tuple):
@@ -76,7 +78,7 @@ class _Orders:
         return with_options(replaced(s, body=seq(*stmts, span=s.body.span)), maxima_first=first or None)  # type: ignore[no-any-return]
 
     def _inner(self, s: For, x: Stmt) -> Stmt:
-        """A loop in a loop of the form "sums": it has one order in all iterations."""
+        """Mark a loop inside a loop of the form "sums", if it has the same order in all iterations."""
         forms = [sum_form(x, {s.var: k}) for k in range(int(s.extent.value))] if isinstance(x, For) else []  # type: ignore
         orders = {None if f is None else order_of(f, x) for f in forms}
         return with_options(x, reduction=orders.pop()) if len(orders) == 1 else x  # type: ignore[no-any-return]
@@ -100,7 +102,7 @@ def order_of(form: Form, s: Stmt) -> str | None:
 
 
 def _maxima_first(s: For) -> int:
-    """How many statements of an iteration all iterations do before the others: 0 for none."""
+    """How many statements of the body run for all iterations before the others: 0 for none."""
     body = stmts_of(s.body)
     at = next((i for i, x in enumerate(body) if isinstance(x, For)), len(body))
     form = sum_form(body[at], {s.var: 0}) if at < len(body) else None

@@ -1,4 +1,4 @@
-"""Sums that are final are stored while the last product of others runs.
+"""Stores accumulator columns that are final while the last wgmma of the other columns runs.
 
     wgmma(part, …); wgmma_commit                    wgmma(part, …); wgmma_commit
     wgmma_wait; arrive(empty)                       panel = C[0:32]; tma_store(panel)
@@ -6,9 +6,9 @@
     panel = C[0:32]; tma_store(panel)               for r: C[64 + r] += part[r] * s
     panel = C[64:96]; tma_store(panel)              panel = C[64:96]; tma_store(panel)
 
-Where a tile's columns are multiplied in parts (split_accumulators.py), those of all parts but the last are done when the last
-one is started: what a warp group then stores, panel by panel (ops/tma_store.py), takes a product's time that it would
-have waited.  Nothing else is there to hide it: both groups come to the end of a tile at the same time.
+Where the columns of a tile are computed in chunks (split_accumulators.py), all chunks but the last are final when the last
+wgmma is issued.  A warp group stores them, one TMA box after another (ops/tma_store.py), in the time that it would
+otherwise wait for this wgmma.  Nothing else can hide that time, because both warp groups reach the end of a tile together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tilelang.ir.record import record
 from ..analysis.effects import Effect, effects
 from ..framework.pass_ import DEVICE, PassContext, pass_
 
-# Of what stands between a product and the stores: what they may be moved in front of, the start of another one included.
+# Operations that may lie between a wgmma and the stores, and that stores may be moved in front of; the start of another wgmma
+# is one of them.
 _PASSED = frozenset(("wgmma_wait", "wgmma_pin", "sync_warp", "mbarrier_arrive", "wgmma_fence", "wgmma", "wgmma_commit",
                      "wgmma_descriptor"))
 _OF_STORES = frozenset(("bulk_wait", "named_barrier", "stmatrix", "fence_proxy_async", "tma_store", "bulk_commit"))
@@ -33,9 +34,9 @@ _OF_STORES = frozenset(("bulk_wait", "named_barrier", "stmatrix", "fence_proxy_a
 
 @pass_(needs=DEVICE)
 def overlap_epilogue(func: Func, cx: PassContext) -> Func:
-    """Moves panels that read none of the last product's sums in front of the wait for it.
+    """Move stores that do not read the last wgmma's accumulator in front of the wait for it.
 
-    Keeps: the order of the panels, of everything else, and what each reads.  Their memory is no operand of the product.
+    Keeps: the order of the stores, of everything else, and what each reads.  The staging memory is no operand of the wgmma.
     """
     return rewrite_launches(func, _moved)
 
@@ -50,14 +51,14 @@ def _moved(launch: Launch) -> Launch:
 
 @record
 class _Access:
-    """Of a register or an element: storage, whether it is written, first and last element (None: any)."""
+    """An access of a register or an element: storage, whether it is written, first and last element (None: any)."""
 
     storage: Var
     writes: bool
     span: tuple[int, int] | None
 
     def meets(self, other: _Access) -> bool:
-        """Whether the two may not change places."""
+        """Whether the two accesses must keep their order."""
         if self.storage is not other.storage or not (self.writes or other.writes):
             return False
         a, b = self.span, other.span
@@ -65,7 +66,7 @@ class _Access:
 
 
 class _Places:
-    """Where shared buffers lie: two of them may have bytes in common."""
+    """Byte ranges of the shared buffers; two buffers may overlap."""
 
     def __init__(self, launch: Launch) -> None:
         self.bytes: dict[Var, tuple[int, int] | None] = {}
@@ -74,7 +75,7 @@ class _Places:
             self.bytes[b.data] = (at, at + b.size * b.dtype.bits // 8) if known else None
 
     def apart(self, one: Var, other: Var) -> bool:
-        """Whether two storages are different memory."""
+        """Whether two storages have disjoint memory."""
         if one is other:
             return False
         a, b = self.bytes.get(one, (0, 0)), self.bytes.get(other, (0, 0))
@@ -82,7 +83,7 @@ class _Places:
 
 
 def _in_order(s: Seq, places: _Places) -> Stmt | None:
-    """The statements with panels moved; None where none may be."""
+    """The statements with stores moved; None where no store may move."""
     stmts = list(s.stmts)
     waits = [n for n, x in enumerate(stmts) if _op(x) == "wgmma_wait" and x.call.options.n == 0]  # type: ignore[attr-defined]
     if not waits:
@@ -113,7 +114,7 @@ def _in_order(s: Seq, places: _Places) -> Stmt | None:
 
 
 def _steps(stmts: Sequence[Stmt], first: int) -> Iterator[range]:
-    """The stores of panels from there on, one behind the other."""
+    """The ranges of statements that each store one TMA box, from `first` on, one directly after another."""
     begin = first
     for n in range(first, len(stmts)):
         if n > begin and _begins(stmts[n]) or any(x not in _OF_STORES for x in _ops(stmts[n])) or isinstance(stmts[n], Alloc):
@@ -124,7 +125,7 @@ def _steps(stmts: Sequence[Stmt], first: int) -> Iterator[range]:
 
 
 def _begins(s: Stmt) -> bool:
-    """Whether a statement is the wait in front of a panel."""
+    """Whether a statement is the wait in front of a TMA box's store."""
     return isinstance(s, If) and _ops(s) == ["bulk_wait"]
 
 
@@ -138,7 +139,7 @@ def _op(s: Stmt) -> str:
 
 
 def _ops(s: Stmt) -> list[str]:
-    """The operations below a statement that are no values."""
+    """The operations below a statement that stand as statements."""
     return [x.call.op for x in statements(s) if isinstance(x, Evaluate) and isinstance(x.call, Call)]
 
 
@@ -152,7 +153,7 @@ def _accesses(s: Stmt) -> Iterator[_Access]:
 
 
 def _span(e: Effect, analyzer: Analyzer) -> tuple[int, int] | None:
-    """The elements of a register array that an access may be of; None: any of them."""
+    """The elements of a register array that an access may touch; None: any of them."""
     if e.buffer.scope_name != LOCAL or isinstance(e.node, Call) or e.indices is None or len(e.indices) != 1:
         return None
     at: Any = e.indices[0]

@@ -1,13 +1,13 @@
-"""Conversions to 16-bit floats that take fewer instructions than one each.
+"""Converts to 16-bit floats with less than one instruction per element.
 
     for r in unroll(8): P[r] = float16(S[r])    ->    P[0:8] = pack_pairs(S[0:8])       one cvt for two floats
     P[0:4] = float16x4(S[0:4])                  ->    P[0:4] = pack_pairs(S[0:4])
     x = float16(i % 8)                          ->    x = small_int_to_float(i % 8, low=0)
 
-`pack_pairs` reads and writes whole 32-bit registers, so both arrays are registers of a thread, used by their own types, and the
-16-bit one is written from an even element on.  `small_int_to_float` makes a float of an integer with few values from its
-bits: a logical operation and half of a packed subtraction, in place of a conversion (a quarter of the rate on Ampere) and
-half of a packing.  A loaded integer stays with its conversion, which takes it as it is.
+`pack_pairs` reads and writes whole 32-bit registers.  So both arrays must be registers of a thread that are accessed only
+by their declared types, and the 16-bit array must be written from an even element on.  `small_int_to_float` builds a float
+from the bits of an integer with few values: a logical operation and half of a packed subtraction, in place of a conversion
+(a quarter of the rate on Ampere) and half of a packing.  A loaded integer keeps its conversion, which takes it as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tilelang.target.register_forms import Form, form_of, packed_source, sum_for
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
 
-# How many integers from a power of two on have bits that count up: 2 to the bits of the significand.
+# How many integers from a power of two on have consecutive bit patterns: 2 to the number of significand bits.
 _COUNTING = {"float16": 1024, "bfloat16": 128}
 
 
@@ -43,7 +43,7 @@ def _packed(launch: Launch) -> Launch | None:
 
 
 class _Conversions:
-    """Goes over the statements of a launch in program order."""
+    """Visits the statements of a launch in program order."""
 
     def __init__(self, launch: Launch) -> None:
         self.facts = LaunchFacts(launch, free_vars(launch))
@@ -78,7 +78,7 @@ class _Conversions:
         return replace(s, start=bounds[0], extent=bounds[1], body=self.visit(s.body))  # type: ignore[no-any-return]
 
     def _on_registers(self, s: For) -> Stmt:
-        """A loop on named registers stays; those of kinds "read" and "sums" hold other statements too."""
+        """Keep a loop on named registers; loops of kinds "read" and "sums" also hold other statements, which are converted."""
         form = form_of(s)
         if form is None or form.kind not in ("read", "sums"):
             return s
@@ -89,7 +89,7 @@ class _Conversions:
     # ---- pairs ------------------------------------------------------------------------------------------------------
 
     def _vector(self, s: Store) -> Store | None:
-        """A vector store that makes 16-bit floats of floats in registers; None for other stores."""
+        """A vector store that converts floats in registers to 16-bit floats; None for other stores."""
         v: Any = s.value
         if all(i.dtype.lanes == 1 for i in s.indices) or not self._converts(s) or v.dtype.lanes % 2:
             return None
@@ -100,7 +100,7 @@ class _Conversions:
         return replace(s, value=_pack(v.value, v.dtype))  # type: ignore[no-any-return]
 
     def _loop_of_pairs(self, s: For) -> Store | None:
-        """The vector store in the place of a loop over neighbouring registers; None for other loops."""
+        """The vector store that replaces a loop over neighbouring registers; None for other loops."""
         body, n, facts = stmts_of(s.body) or (s.body,), s.extent, self.facts.analyzer
         if s.kind != "unroll" or len(body) != 1 or not isinstance(body[0], Store) or not is_const(s.start, 0):
             return None
@@ -123,8 +123,10 @@ class _Conversions:
         return replace(store, indices=(to,), value=_pack(floats, v.dtype.with_lanes(to.lanes)))  # type: ignore[no-any-return]
 
     def _converts(self, s: Store) -> bool:
-        """Whether a store converts floats in registers to 16-bit floats in registers, both used by the types they were
-        declared with: of what alignment is another view?"""
+        """Whether a store converts floats in registers to 16-bit floats in registers, both accessed by their declared types.
+
+        The alignment of a view of another type is not known.
+        """
         v = s.value
         if not isinstance(v, Cast) or not isinstance(v.value, Load) or v.dtype.base not in _COUNTING or \
                 v.value.dtype.base != "float32":

@@ -1,4 +1,4 @@
-"""Matrix descriptors of the next iteration are computed under the last wgmma of this one.
+"""Computes the wgmma descriptors of the next iteration while the last wgmma of this one runs.
 
     for k:                                            var a = descriptor(A, start), b = descriptor(B, start)
         wgmma(c, descriptor(A, k), descriptor(B, k))  for k:
@@ -10,11 +10,12 @@
                                                       tx_1 = opaque_copy(tx)
                                                       ... tx_1 ...
 
-Between the last FFMA of an iteration and its next wgmma nothing runs for a warp group, and each cycle there counts
-(chained_accumulators.py).  The descriptors of a stage are a chain of some 20 cycles; under the last wgmma they cost nothing.
-`opaque_copy` hides from NVRTC that they follow from k, or it would compute them where they are used.  NVRTC also likes to
-compute in the loop what follows it and depends on the thread index alone (addresses of the epilogue, 20 instructions among
-the FFMA), so the thread index behind the loop is an opaque copy too.  A loop asks for this with its attr `tight`.
+A warp group computes nothing between the last FFMA of an iteration and its next wgmma, so every cycle there counts
+(chained_accumulators.py).  The descriptors of a stage are a dependent chain of some 20 cycles; during the last wgmma they
+cost nothing.  `opaque_copy` hides from NVRTC that they follow from k, or it would compute them where they are used.  NVRTC
+also tends to hoist into the loop code that follows it and depends only on the thread index (addresses of the epilogue,
+20 instructions among the FFMA), so the thread index after the loop is an opaque copy too.  The attr `tight` of a loop
+requests this pass.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tilelang.ir import (Alloc, Bind, Buffer, Call, Evaluate, Expr, For, Func, L
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
 
-MAX_DESCRIPTORS = 4  # that are carried from one iteration to the next
+MAX_DESCRIPTORS = 4  # most descriptors carried from one iteration to the next
 _ZERO = (const(0),)
 
 
@@ -59,7 +60,7 @@ def _pipelined(launch: Launch) -> Launch | None:
 
 
 def _sequence(stmts: list[Stmt], threads: tuple[Var, ...]) -> list[Stmt]:
-    """Statements with opaque copies of the thread indices behind each loop that was pipelined."""
+    """Statements with opaque copies of the thread indices after each loop that was pipelined."""
     out: list[Stmt] = []
     names: dict[Var, Var] = dict(zip(threads, threads))
     for s in stmts:
@@ -73,13 +74,13 @@ def _sequence(stmts: list[Stmt], threads: tuple[Var, ...]) -> list[Stmt]:
 
 
 def _loop(s: For) -> list[Stmt]:
-    """The loop on variables that hold its descriptors, behind the statements that fill them first."""
+    """The loop with its descriptors in variables, after the statements that initialise these."""
     first, loop = descriptors_ahead(s)
     return [*(Alloc(b, value, span=s.span) for b, value in first), loop]
 
 
 def descriptors_ahead(s: For) -> tuple[list[tuple[Buffer, Expr]], For]:
-    """([(variable, descriptor of the first iteration)], the loop on these variables); ([], s) where it has none to carry."""
+    """([(variable, descriptor of the first iteration)], the loop on these variables); ([], s) where there is none to carry."""
     body = list(stmts_of(s.body))
     last = max((n for n, x in enumerate(body) if _commits(x)), default=None)
     inside = {x.var for x in walk(s.body, Bind, For)} | {v for x in walk(s.body, Parallel) for v in x.vars}
@@ -88,7 +89,7 @@ def descriptors_ahead(s: For) -> tuple[list[tuple[Buffer, Expr]], For]:
         for e in walk(x, Call):
             if e.op == "wgmma":
                 if last is None or n > last:
-                    return [], s  # it would use what the next iteration needs
+                    return [], s  # the wgmma would use a descriptor of the next iteration
                 for d in e.args[1:3]:
                     if _is_descriptor(d) and s.var in free_vars(d) and not free_vars(d) & inside:
                         found.setdefault(_base(d), Buffer("descriptor", (1,), dtype("uint64"), VARIABLE))

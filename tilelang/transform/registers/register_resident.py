@@ -1,4 +1,4 @@
-"""Chained GEMMs (attention) whose values are never in arrays: each loop over them works on named PTX registers.
+"""Keeps all values of chained GEMMs (attention) in named PTX registers instead of arrays, in every loop over them.
 
     wgmma(S, …)                                       wgmma(S, …, registers=("c",))
     wgmma_wait(…); wgmma_pin(S)                       wgmma_wait(…)
@@ -8,14 +8,15 @@
     for r: P[r] = float16(S[r])                       the same, attr `registers`
     wgmma(acc, P, …)                                  wgmma(acc, P, …, registers=("c", "a"))
 
-In attention NVRTC then meets neither the 64 scores of a thread nor its 64 accumulators, which halves the time of the whole
-compile.  The instructions of these loops are printed in the order of the program, so ptxas schedules them as before.  NVRTC
-takes such a kernel for one that needs few registers; shorten_live_ranges.py keeps it from carrying thread indices over the
-loop in launches with plan.own_values.
+In attention NVRTC then sees neither the 64 scores of a thread nor its 64 accumulator registers, which halves the time of the
+whole compilation.  The instructions of these loops are printed in program order, so ptxas schedules them as before.  To
+NVRTC such a kernel seems to need few registers; shorten_live_ranges.py therefore stops it from carrying thread indices
+over the loop in launches with plan.own_values.
 
-It is all or nothing.  Every array that a wgmma names has named registers.  Each statement of the innermost loops with wgmma
-that touches one has a form (`target/register_forms.py`), or stands in a branch; where a branch holds a statement without a
-form, the values pass through an array around it.  Outside of those loops any statement may use the values through an array.
+Either all values of a launch are register-resident or none is.  Every array that a wgmma names gets named registers.  In the
+innermost loops with wgmma, each statement that touches such an array must match a form (`target/register_forms.py`) or lie
+in a branch; around a branch that holds a statement without a form, the values pass through an array.  Outside of those
+loops any statement may use the values through an array.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from ..analysis.statements import do
 
 
 def keep_in_registers(launch: Launch, found: Mapping[Var, Buffer]) -> Launch | None:
-    """The launch with all of these arrays in registers of their own, None where one of them cannot be.
+    """The launch with all of these arrays in named registers; None where one of them cannot be.
 
-    launch: its statements are distinct objects.  found: each array that a product names, by its storage.
+    launch: its statements are distinct objects.  found: each array that a wgmma names, by its storage.
     """
     if not any(isinstance(c.args[1], AddressOf) and c.args[1].buffer.data in found for c in _products(launch)):
         return None
@@ -66,12 +67,12 @@ def _products(launch: Launch) -> list[Call]:
 
 
 def _named(form: Form, found: Mapping[Var, Buffer]) -> set[Var]:
-    """The arrays that the text of a form names by registers."""
+    """The arrays whose registers the printed text of a form names."""
     return {b.data for b in (form.buffer, form.source) if b is not None and found.get(b.data) is b}
 
 
 def _may_borrow(n: Node, hot: bool, found: Mapping[Var, Buffer]) -> bool:
-    """Whether the values may pass through arrays around a statement, or around what stands in its branches."""
+    """Whether the values may pass through arrays around a statement, or around the statements in its branches."""
     if not n.stmts:  # a condition or a bound
         return False
     s = n.stmts[0]
@@ -81,7 +82,7 @@ def _may_borrow(n: Node, hot: bool, found: Mapping[Var, Buffer]) -> bool:
 
 
 def _done(graph: Graph, v: Var) -> bool:
-    """Whether no product of an array is under way where another statement touches it."""
+    """Whether no wgmma of an array is in flight where another statement touches the array."""
     product = [n.kind == "products" and v in n.reads | n.writes for n in graph.nodes]
 
     def step(k: int, running: int) -> int:
@@ -96,8 +97,11 @@ def _touches(n: Node, v: Var) -> bool:
 
 
 class _Rewriter:
-    """found: the arrays; direct: ids of loops with a form; borrowed: by the id of a statement the arrays it takes the values
-    into, and whether it gives them back."""
+    """The rewriter of one launch.
+
+    found: the arrays.  direct: ids of loops with a form.  borrowed: by the id of a statement, the arrays that hold the values
+    during the statement, and whether the values move back.
+    """
 
     def __init__(self, found: Mapping[Var, Buffer], direct: set[int], borrowed: dict[int, list[tuple[Buffer, bool]]]) -> None:
         self.found, self.direct, self.borrowed = found, direct, borrowed
@@ -127,7 +131,7 @@ class _Rewriter:
         return marked
 
     def _branch(self, s: Stmt, arrays: list[tuple[Buffer, bool]]) -> Stmt:
-        """What runs in a branch: on the registers where all of it has forms, else with the values in arrays."""
+        """The body of a branch: on the registers where all of it has forms, else with the values in arrays."""
         marked = self._on_registers(s)
         return _borrowing(s, arrays) if marked is None else marked
 
@@ -163,7 +167,7 @@ def _borrowing(s: Stmt, arrays: list[tuple[Buffer, bool]]) -> Stmt:
 
 
 def move(b: Buffer, way: str) -> Stmt:
-    """Values of an array into its registers ("in"), or of the registers into the array ("out")."""
+    """Move values of an array into its registers ("in"), or from the registers into the array ("out")."""
     return do("wgmma_pin", AddressOf(b, (const(0),)), count=b.size, move=way)
 
 

@@ -1,4 +1,4 @@
-"""Thread indices and barrier addresses are computed again where they are rarely needed, not kept in registers over a loop.
+"""Recomputes thread indices and barrier addresses at rare uses instead of keeping them in registers over a loop.
 
     for k: wgmma(...) ...                      for k: wgmma(...) ...
     out[tx * 2] = ...                          make_opaque(tx)
@@ -7,9 +7,9 @@
     mbarrier_arrive(full[k % 3])               the same, attr `recompute`
 
 In a launch whose accumulators are all in named registers (attr `own_values`) NVRTC sees few registers in use.  It would keep
-what follows from the thread index, and the address of each barrier, in registers over the whole loop; ptxas, which also places
-the named registers, then runs out of them.  So the index is opaque behind an innermost loop with wgmma and in a branch that few
-iterations take, and the address of a barrier is computed where a thread arrives at it.
+values that depend on the thread index, and the address of each barrier, in registers over the whole loop.  ptxas also has to
+allocate the named registers and then runs out.  Therefore the thread index is made opaque after an innermost loop with
+wgmma and in a branch that few iterations take, and the address of a barrier is computed where a thread arrives at it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _shortened(launch: Launch) -> Launch:
 
 
 def _with_copies(s: Stmt, threads: tuple[Var, ...]) -> Stmt:
-    """A statement on its own copies of the thread indices."""
+    """The statement with its own copies of the thread indices."""
     own = {v: fresh(v.name, v.dtype) for v in threads}
     return seq(*(Bind(copy, call("opaque_copy", (v,), v.dtype)) for v, copy in own.items()), substitute(s, own))
 

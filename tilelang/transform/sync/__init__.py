@@ -1,1 +1,1 @@
-"""Barriers and fences between conflicting accesses of different threads."""
+"""Passes that place barriers and fences between conflicting accesses of different threads."""

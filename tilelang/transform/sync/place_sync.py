@@ -1,4 +1,4 @@
-"""Block barriers between conflicting accesses of different threads."""
+"""Places block barriers between conflicting accesses of different threads."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from .split_divergent import Splitter
 from ..analysis.statements import barrier, barrier_in
 from .sync_tree import Place, TreeBuilder, Unplaceable, is_leaf, unplaceable
 
-CAP = 12  # iterations and async groups counted apart; beyond, "any"
-ROUNDS = 4_000  # of loops' bodies, after which numbers of iterations are counted apart no more: nests multiply them
+CAP = 12  # iterations and async groups counted exactly; beyond, "any number"
+ROUNDS = 4_000  # passes over loop bodies, after which iteration distances are no longer counted: nested loops multiply them
 
 
 @pass_(needs=THREADS_BOUND, gives=SYNCED)
 def place_sync(func: Func, cx: PassContext) -> Func:
-    """Put a block barrier between any two accesses of different threads to one element, one of them a write; between two atomic
-    ones where their order matters (atomic_order.py).
+    """Put a block barrier between any two conflicting accesses of different threads to one element.
+
+    Two accesses conflict when one of them is a write; two atomic accesses conflict when their order matters (atomic_order.py).
 
     Before:                          After:
         S[tx] = A[tx]                    S[tx] = A[tx]
         B[tx] = S[63 - tx]               sync_threads()
                                          B[tx] = S[63 - tx]
-    Shared memory, and global memory that the kernel itself writes.  Loop-carried pairs of for and while loops count,
-    with the iteration distance: slots (k + c) % n of a pipeline do not conflict while they differ.  An asynchronous
-    copy writes at the wait for its group.  A barrier needed where only some threads arrive moves in front of the
-    branch, or the branch is split; where that is impossible the program is refused ("sync-divergent").
-    Keeps: barriers that are there.  Off with tl.disable_thread_storage_sync.
+    The pass handles shared memory, and global memory that the kernel itself writes.  It includes loop-carried pairs of for
+    and while loops with their iteration distance: slots (k + c) % n of a pipeline do not conflict while they differ.  An
+    asynchronous copy counts as a write at the wait for its group.  A barrier needed where only some threads arrive moves in
+    front of the branch, or the branch is split; where neither is possible the program is rejected ("sync-divergent").
+    Keeps: existing barriers.  Off with tl.disable_thread_storage_sync.
     """
     if cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC):
         return func
@@ -73,8 +74,8 @@ def synchronized(launch: Launch) -> Launch:
         try:
             return with_fields(launch, body=fence_barriers(_Writer(divergence).body(tree.root)))
         except Unplaceable as e:
-            # Where threads run apart the order of accesses to global memory is their own affair, and so is what they tell
-            # each other by atomics.
+            # Under divergent control flow, the program itself is responsible for the order of its accesses to global memory and
+            # for communication by atomics.
             inside = set(map(id, e.place.all()))
             drop = {k for k, p in enumerate(places) if id(p) in inside and p.barrier_placed and not p.for_shared}
             if not drop:
@@ -83,7 +84,7 @@ def synchronized(launch: Launch) -> Launch:
 
 
 def _spared(tree: TreeBuilder, ignored: set[int]) -> list[Place]:
-    """The places of a tree; those of these numbers need barriers for shared memory alone."""
+    """The places of a tree; the ignored ones (by number) get barriers only where shared memory needs them."""
     places = list(tree.root.all())
     for k in ignored:
         places[k].never = True
@@ -92,7 +93,7 @@ def _spared(tree: TreeBuilder, ignored: set[int]) -> list[Place]:
 
 @record
 class _Pending:
-    """An access that is not yet ordered before what follows, and how its run relates to what follows."""
+    """An access that is not yet ordered before later statements, and the relation of its iterations to theirs."""
 
     access: Access
     how: Relation
@@ -106,25 +107,25 @@ class _Pending:
 
 _HERE = Relation()  # in the same iterations of all loops
 
-# Pending access -> None when it has happened; for an asynchronous one the number of groups committed after it
-# (-1: its own group is not committed yet).
+# Pending access -> None once it has happened; for an asynchronous one the number of groups committed after it (-1: its own
+# group is not committed yet).
 _State = dict[_Pending, "int | None"]
 
 
 class _TooDeep(Exception):
-    """Loops in loops take more rounds than ROUNDS."""
+    """Nested loops take more passes than ROUNDS."""
 
 
 class _Flow:
-    """Forward data flow that marks where barriers go."""
+    """Forward data flow analysis that marks where barriers go."""
 
     def __init__(self, tables: Tables, coarse: bool = False) -> None:
-        """coarse: any two iterations of a loop may be one or many apart; there are never fewer barriers then."""
+        """coarse: assume that any two iterations of a loop may be any distance from each other; never gives fewer barriers."""
         self.t, self.coarse, self.count = tables, coarse, 0
         self.relevant: dict[Loop, bool] = {}
         self.inside: dict[Loop, list[Access]] = {}
         self.checking = False
-        # per loop: states at break, at continue with where that stands
+        # per loop: the states at its breaks, and the states at its continues with their places
         self.leaving: list[tuple[list[_State], list[tuple[_State, Place]]]] = []
 
     def run(self, root: Place) -> None:
@@ -135,14 +136,16 @@ class _Flow:
         self.prune(root)
 
     def whole(self, root: Place) -> None:
-        """Follow a launch, or the statements of a loop between roles: what comes behind their break and continue, role_sync.py
-        orders by a barrier of its own."""
+        """Follow a launch, or the statements of a loop between warp roles.
+
+        warp_role_sync.py orders what follows their break and continue by a barrier of its own.
+        """
         self.leaving.append(([], []))
         self.flow(root, {})
         self.leaving.pop()
 
     def prune(self, root: Place) -> None:
-        """Take back barriers that others have made needless; those in the innermost loops first."""
+        """Remove barriers that other barriers make redundant, those in the innermost loops first."""
         marked: list[tuple[int, int, Place, str]] = []
         _collect(root, 0, marked)
         self.checking = True
@@ -155,7 +158,7 @@ class _Flow:
                 self.leaving.clear()
 
     def need(self, p: Place, mark: str) -> None:
-        """A barrier must go to a place: mark it, or when checking, say that one is missing."""
+        """Mark that a place needs a barrier; when checking, raise _Needed instead."""
         if self.checking:
             raise _Needed
         setattr(p, mark, True)
@@ -163,7 +166,7 @@ class _Flow:
     # ---- transfer -----------------------------------------------------------------------------------------------
 
     def flow(self, p: Place, state: _State) -> _State:
-        """State after p, given the state before it; marks barriers."""
+        """The state after p, given the state before it; marks barriers."""
         if p.before:
             state = _cleared(state)
         s = p.stmt
@@ -175,7 +178,7 @@ class _Flow:
             return self.while_loop(p, state)
         leaf = is_leaf(p)
         if not leaf:
-            state = self.hoist(p, state)  # in front of what p reads itself, which stays pending inside
+            state = self.hoist(p, state)  # before what p reads itself, which stays pending inside
         state = self.own(p, state)
         if leaf:
             if isinstance(s, Break):
@@ -198,7 +201,7 @@ class _Flow:
         return state
 
     def own(self, p: Place, state: _State) -> _State:
-        """The accesses a statement makes itself."""
+        """Apply the accesses that a statement makes itself."""
         if barrier_in(p.stmt):
             return _cleared(state)
         if not p.before and self.conflicts(state, p.accesses, p):
@@ -211,11 +214,11 @@ class _Flow:
         return state
 
     def hoist(self, p: Place, state: _State) -> _State:
-        """A conflict with something before p, first met inside p: the barrier goes before p."""
+        """Put a barrier in front of p for a conflict between an access before p and one inside p."""
         if self.checking or p.before or not any(age is None and e.access.buffer.data in p.storages
                                                 for e, age in state.items()):
             return state
-        for x in p.inner:  # what p needs by itself comes first: it may already separate the two
+        for x in p.inner:  # the barriers that p needs by itself come first: they may already separate the two accesses
             self.flow_alone(p, x)
         return self.hoist_exposed(p, state)
 
@@ -230,14 +233,14 @@ class _Flow:
 
     def flow_alone(self, p: Place, x: Place) -> None:
         if p.loop is None:
-            self.leaving.append(([], []))  # break and continue of a loop outside: not followed here
+            self.leaving.append(([], []))  # break and continue of an outer loop are not followed here
             self.flow(x, {})
             self.leaving.pop()
         else:
             self.for_loop(p, {})
 
     def conflicts(self, state: _State, accesses: list[Access], p: Place) -> bool:
-        """Whether an access conflicts with a pending one, so that p needs a barrier.  Notes at p whether it must have it."""
+        """Whether an access conflicts with a pending one, so that p needs a barrier.  Records at p whether it is mandatory."""
         found = False
         for b in accesses:
             for e, age in state.items():
@@ -267,7 +270,7 @@ class _Flow:
         return _outside(_merged(*ends), loop)
 
     def is_simple(self, p: Place) -> bool:
-        """Whether no iteration can conflict with another, or complete what another began: one round tells all."""
+        """Whether no iteration can conflict with another, or complete an operation that another began: one pass suffices."""
         assert p.loop is not None
         return not p.orders and (p.loop.independent or not any(a.writes for a in self.inside[p.loop]))
 
@@ -297,7 +300,8 @@ class _Flow:
             breaks, continues = self.leaving.pop()
             if p.body_end:
                 out = _cleared(out)
-            if test is not None:  # reads at the end of each way through the body; a `continue` passes by the barrier at its end
+            # the condition is read at the end of every path through the body; a `continue` bypasses the barrier at the end
+            if test is not None:
                 if not p.body_end and self.conflicts(self.again(p, loop, out), test.accesses, p):
                     self.need(p, "body_end")
                 for state, at in continues:
@@ -307,7 +311,7 @@ class _Flow:
             back = self.again(p, loop, out)
             for a in test.accesses if test is not None else ():
                 back[_Pending(a, _HERE)] = None
-            if _marks(p) != marks:  # a barrier was added: what was known is out of date
+            if _marks(p) != marks:  # a barrier was added: the state so far is out of date
                 now = entry
                 continue
             following = _merged(entry, back, now)
@@ -316,7 +320,7 @@ class _Flow:
             now = following
 
     def again(self, p: Place, loop: Loop, state: _State) -> _State:
-        """The state after an iteration of a loop, as the next one finds it."""
+        """The state after an iteration of a loop, as seen by the next iteration."""
         back: _State = {}
         # Iterations that stand for blocks: nothing orders their global accesses.
         apart = isinstance(p.stmt, For) and p.stmt.plan.tiles
@@ -328,7 +332,7 @@ class _Flow:
         return back
 
     def matters(self, loop: Loop) -> bool:
-        """Whether it helps to know how many iterations of the loop lie between two accesses."""
+        """Whether the number of the loop's iterations between two accesses can affect the result."""
         if loop not in self.relevant:
             inside = self.inside[loop]
             self.relevant[loop] = (not self.coarse and not loop.independent and any(a.writes for a in inside) and
@@ -357,7 +361,7 @@ def _more(n: int | None) -> int | None:
 
 
 def _outside(state: _State, loop: Loop) -> _State:
-    """The state after a loop: relations to its iterations are over."""
+    """The state after a loop: relations to its iterations are dropped."""
     out: _State = {}
     for e, age in state.items():
         how = e.how
@@ -386,17 +390,18 @@ def _merged(*states: _State) -> _State:
 
 
 def _cleared(state: _State) -> _State:
-    """After a block barrier only asynchronous copies in flight are pending."""
+    """The state after a block barrier: only asynchronous copies in flight are still pending."""
     return {e: age for e, age in state.items() if age is not None}
 
 
 def _after_async(s: Stmt, state: _State) -> _State:
-    """The effect of commits and waits on asynchronous copies."""
+    """The state after commits of and waits for asynchronous copies."""
     if not isinstance(s, Evaluate):
         return state
     if s.call.op == "cp_async_commit":
         return {e: None if age is None else min(age + 1, CAP + 4) for e, age in state.items()}
-    if s.call.op == "mbarrier_wait":  # by every thread: what signals that barrier has happened, and all know
+    # all threads wait: what signals that mbarrier has happened, and all threads have observed it
+    if s.call.op == "mbarrier_wait":
         bar = s.call.args[0].buffer  # type: ignore[attr-defined]
         return {e: age for e, age in state.items() if e.access.signals is not bar}
     if s.call.op == "cp_async_wait":
@@ -410,7 +415,7 @@ class _Needed(Exception):
 
 
 def _collect(p: Place, depth: int, out: list[tuple[int, int, Place, str]]) -> None:
-    """(loop depth, position, place, mark) of every barrier placed below p."""
+    """Append (loop depth, position, place, mark) of every barrier placed below p."""
     if p.before:
         out.append((depth, len(out), p, "before"))
     inner = depth + (p.loop is not None)
@@ -425,7 +430,7 @@ def _marks(p: Place) -> int:
 
 
 def _exposed(p: Place, out: list[Access]) -> bool:
-    """Collect the accesses that may run before any barrier of p; False when every way through p meets a barrier."""
+    """Collect the accesses that may run before any barrier of p; False when every path through p meets a barrier."""
     if p.before or barrier_in(p.stmt):
         return False
     out.extend(p.accesses)
@@ -441,7 +446,7 @@ def _exposed(p: Place, out: list[Access]) -> bool:
 
 
 class _Writer:
-    """Statements with the marked barriers written out."""
+    """Writes out the statements with the marked barriers."""
 
     def __init__(self, divergence: Divergence) -> None:
         self.d = divergence
@@ -452,7 +457,7 @@ class _Writer:
         return out[0] if len(out) == 1 else Seq(tuple(out), span=p.stmt.span)
 
     def stmts(self, p: Place) -> list[Stmt]:
-        """p in code that all threads reach."""
+        """The statements of p in code that all threads reach."""
         out: list[Stmt] = [barrier(p.stmt)] if p.before else []
         s = p.stmt
         if isinstance(s, Seq):

@@ -1,11 +1,11 @@
-"""Fences between ordinary accesses of shared memory and those of the async proxy (TMA, wgmma).
+"""Places fences between generic-proxy accesses of shared memory and those of the async proxy (TMA, wgmma).
 
     S[...] = x              S[...] = x
     sync_threads()     ->   fence_proxy_async(); sync_threads()
     tma_store(S)            tma_store(S)
 
-Every thread makes its own accesses known in front of what tells other threads of them: its stores, which the async proxy
-may not see otherwise, and its loads, which may still be under way when the async proxy writes (PTX ISA, "Proxies").
+Every thread fences its own accesses before it signals other threads: its stores, which the async proxy may not see
+otherwise, and its loads, which may still be under way when the async proxy writes (PTX ISA, "Proxies").
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ _TELLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive", "mb
                     "mbarrier_arrive_remote", "cluster_arrive", "cluster_sync"))
 
 
-# ---- block barriers that place_sync put ---------------------------------------------------------------------------------
+# ---- block barriers placed by place_sync --------------------------------------------------------------------------------
 
 
 def fence_barriers(body: Stmt) -> Stmt:
-    """body with a fence in front of every block barrier, where matrix instructions or TMA read shared memory, or TMA writes
-    some after ordinary accesses."""
+    """The body with a fence in front of every block barrier, if it needs any.
+
+    It needs them if wgmma or TMA reads shared memory, or if TMA writes shared memory after generic-proxy accesses.
+    """
     calls = list(walk(body, Call))
     if not any(x.op in ASYNC_READERS for x in calls) and not (
             any(x.op in ASYNC_WRITERS for x in calls) and _order(body, False)[1]):
@@ -42,9 +44,11 @@ def fence_barriers(body: Stmt) -> Stmt:
 
 
 def _order(s: Stmt, touched: bool) -> tuple[bool, bool]:
-    """(whether ordinary accesses of shared memory have been made after s, whether TMA writes some in s after such).
-    touched: they have been made before."""
-    if isinstance(s, (For, While)):  # the next iteration comes after this one
+    """(whether threads have accessed shared memory by the end of s, whether TMA writes some in s after such accesses).
+
+    touched: whether threads have accessed shared memory before s.
+    """
+    if isinstance(s, (For, While)):  # the next iteration follows this one
         touched = touched or any(_is_ordinary(e) for e in effects(s))
     late = touched and isinstance(s, Evaluate) and s.call.op in ASYNC_WRITERS
     touched = touched or any(map(_is_ordinary, own_effects(s)))
@@ -56,16 +60,19 @@ def _order(s: Stmt, touched: bool) -> tuple[bool, bool]:
 
 
 def _is_ordinary(e: Any) -> bool:
-    """Whether an effect is an access of shared memory by threads."""
+    """Whether an effect is an access of shared memory by threads (generic proxy)."""
     return e.buffer.scope_name in SHARED and not (isinstance(e.node, Call) and e.node.op in _ASYNC)
 
 
-# ---- barriers that users placed -----------------------------------------------------------------------------------------
+# ---- barriers placed by users -------------------------------------------------------------------------------------------
 
 
 def fence_arrivals(launch: Launch) -> Launch:
-    """The launch with a fence in front of each arrival and barrier behind ordinary accesses: stores to shared memory, and
-    loads of what TMA fills, since to arrive at an mbarrier does not wait for loads under way."""
+    """The launch with a fence in front of each arrival and barrier that follows generic-proxy accesses.
+
+    These are stores to shared memory, and loads of what TMA fills, because an arrival at an mbarrier does not wait for loads
+    under way.
+    """
     calls = list(walk(launch.body, Call))
     writers = [x.args[0] for x in calls if x.op in ASYNC_WRITERS]
     if not writers and not any(x.op in ASYNC_READERS for x in calls):
@@ -76,13 +83,13 @@ def fence_arrivals(launch: Launch) -> Launch:
 
 
 class _Arrivals:
-    """filled: what TMA fills, None: any shared memory."""
+    """filled: storage that TMA fills; None: any shared memory."""
 
     def __init__(self, filled: set[Var] | None) -> None:
         self.filled = filled
 
     def stmt(self, s: Any, dirty: bool) -> tuple[Any, bool]:
-        """(s with its fences, whether ordinary accesses may stand behind it that no fence covers).  dirty: before it."""
+        """(s with its fences, whether accesses without a fence may precede the end of s).  dirty: the same before s."""
         own = any(map(self.uses, own_effects(s)))
         match s:
             case Evaluate() if s.call.op == "fence_proxy_async":
@@ -100,7 +107,7 @@ class _Arrivals:
                 body, after = self.stmt(s.body, dirty or any(map(self.uses, effects(s.body))))
                 return replace(s, body=body), dirty or after
             case If():
-                # What stands in front of roles is ordered by a block barrier.
+                # A block barrier orders what precedes the warp roles.
                 outside = (dirty or own) and not (isinstance(s.cond, Call) and s.cond.op == "in_warp_groups")
                 then, one = self.stmt(s.then, outside)
                 orelse, other = (None, outside) if s.orelse is None else self.stmt(s.orelse, outside)
@@ -110,7 +117,7 @@ class _Arrivals:
         return s, dirty or own
 
     def uses(self, e: Any) -> bool:
-        """Whether an effect is an ordinary access that the async proxy must not overtake."""
+        """Whether an effect is a generic-proxy access that the async proxy must not overtake."""
         return _is_ordinary(e) and (e.writes or self.filled is None or e.storage in self.filled)
 
 

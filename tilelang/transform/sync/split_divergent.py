@@ -1,4 +1,4 @@
-"""Branches that only some threads take, split so that barriers inside them are reached by all."""
+"""Splits branches that only some threads take, so that all threads reach the barriers inside them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .sync_tree import Place, Unplaceable
 class Splitter:
     """Rewrites  if c: A; barrier; B  into  p = c; if p: A; barrier; if p: B.
 
-    Uniform loops inside the branch are lifted out of it; what A defines for B lives in per-thread variables.
+    Uniform loops inside the branch are lifted out of it; values that A defines for B are kept in per-thread variables.
     """
 
     def __init__(self, divergence: Divergence) -> None:
@@ -75,7 +75,7 @@ class Splitter:
                 out.append(Bind(inner, logical("and", pred, s.cond), span=s.span))
                 out += self.under(x.inner[0], inner, branch)
                 if s.orelse is not None:
-                    other = fresh("taken", "bool")  # from what was decided: the first part may change what s.cond reads
+                    other = fresh("taken", "bool")  # uses the stored condition: the first branch may change what s.cond reads
                     out.append(Bind(other, logical("and", pred, unary("not", inner)), span=s.span))
                     out += self.under(x.inner[1], other, branch)
             elif isinstance(s, For) and self.same(s.start) and self.same(s.extent):
@@ -90,12 +90,14 @@ class Splitter:
         return out
 
     def same(self, e: Expr) -> bool:
-        """Whether threads that would not have computed a loop's bound can: besides pure values those of variables that all
-        threads hold alike."""
+        """Whether threads outside the branch can compute a loop's bound too.
+
+        That holds for pure values, and for variables that are equal in all threads.
+        """
         return _pure(e, lambda x: x.buffer.scope_name == VARIABLE) and not self.d.divergent(e)
 
     def check_loop(self, p: Place) -> None:
-        """Raises Unplaceable when threads may run a loop that holds a barrier differently often."""
+        """Raises Unplaceable when threads may run a loop with a barrier a different number of times."""
         s = p.stmt
         if isinstance(s, For):
             odd = self.d.divergent(s.start) or self.d.divergent(s.extent)
@@ -107,14 +109,14 @@ class Splitter:
             raise Unplaceable(p)
 
     def forward(self, places: list[Place], at: Place, var: Var, value: Expr) -> None:
-        """Later statements read value instead of var."""
+        """Make later statements read value instead of var."""
         for x in places[places.index(at) + 1:]:
             for y in x.all():
                 y.stmt = substitute(y.stmt, {var: value})
 
 
 def _pure(e: Any, allowed: Callable[[Load], bool] = lambda _: False) -> bool:
-    """Whether a value can be computed by threads that would not have computed it.  allowed: what it may read."""
+    """Whether a value can be computed by threads that did not compute it originally.  allowed: which loads are permitted."""
     for x in walk(e):
         if isinstance(x, Call) or isinstance(x, Load) and not allowed(x):
             return False

@@ -1,4 +1,4 @@
-"""The statements of a launch as a tree annotated with what synchronisation needs: accesses, loops, async groups."""
+"""A tree of a launch's statements with the facts that barrier placement needs: accesses, loops, async groups."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ register("sync-divergent", ValueError, "a block barrier is needed where only som
 
 @entity
 class Place:
-    """One statement.  accesses: those it makes itself.  before: a barrier goes in front of it; body_end: one goes to
-    the end of its (while) body."""
+    """One statement.
+
+    accesses: those that the statement makes itself.  before: a barrier goes in front of it.  body_end: a barrier goes to the
+    end of its (while) body.
+    """
 
     stmt: Stmt
     accesses: list[Access] = field(default_factory=list)
@@ -35,8 +38,9 @@ class Place:
     loop: Loop | None = None
     before: bool = False
     body_end: bool = False
-    for_shared: bool = False  # the barrier is needed for shared memory (else only where all threads come to it)
-    never: bool = False  # threads run apart here: only what is needed for shared memory counts
+    # the barrier is needed for shared memory (other barriers are placed only where all threads reach them)
+    for_shared: bool = False
+    never: bool = False  # divergent code: only barriers that shared memory needs count
 
     @property
     def barrier_placed(self) -> bool:
@@ -44,7 +48,7 @@ class Place:
         return self.before or self.body_end
 
     def all(self) -> Iterator[Place]:
-        """This place and those below it, in the order of the program."""
+        """This place and those below it, in program order."""
         stack = [self]
         while stack:
             at = stack.pop()
@@ -77,7 +81,7 @@ class TreeBuilder:
 
     def __init__(self, launch: Launch) -> None:
         self.binds: dict[Var, Expr] = {}
-        # Global memory matters when this launch writes it and somebody then reads or writes it again.
+        # Global memory matters when this launch writes it and accesses it again afterwards.
         self.watched = {e.storage for e in effects(launch.body)
                         if e.writes and e.buffer.scope_name == GLOBAL}
         self.overlapping = {b.data for b in launch.plan.overlapping}
@@ -150,7 +154,7 @@ def _update(e: Effect, s: Stmt) -> Update | None:
 
 
 def _signalled(c: Call) -> Buffer | None:
-    """The mbarrier that a copy by TMA signals, where its buffer holds just that one."""
+    """The mbarrier that a TMA copy signals, if its buffer holds only that one."""
     if c.op not in ("tma_load", "bulk_load"):
         return None
     return next((a.buffer for a in c.args if isinstance(a, AddressOf) and a.buffer.scope_name == BARRIER and
@@ -158,7 +162,7 @@ def _signalled(c: Call) -> Buffer | None:
 
 
 def _extent(c: Call, b: Buffer) -> tuple[int, int, bool]:
-    """(elements, lanes whose address counts, whether that is known) of an intrinsic's access through an address."""
+    """(elements, number of lanes whose address counts, whether that is known) of an intrinsic's access through an address."""
     size = max(1, b.dtype.bytes)
     if c.op == "cp_async":
         return max(1, c.options.bytes // size), 32, True

@@ -1,12 +1,12 @@
-"""Barriers in launches whose warp groups have roles: each part is a block of its own, whose barriers count its threads.
+"""Places barriers in warp-specialised launches: the barriers of each warp role count only the threads of that role.
 
     A                              A: barriers of the block
     if in_warp_groups(1): P        sync_threads()                    # where A touches memory that others see
     if in_warp_groups(0): C   ->   if in_warp_groups(1): P with named_barrier(2, 128) in place of block barriers
     B                              if in_warp_groups(0): C with named_barrier(1, 128)
                                    sync_threads(); B
-Between the parts mbarriers and named barriers order the accesses, placed by the user or the pass that made the roles.
-A part in loops is ordered with its own turns before.
+Accesses of different warp roles are ordered by mbarriers and named barriers, which the user or the pass that made the warp
+roles has placed.  A warp role inside loops is also ordered with its own earlier iterations.
 """
 
 from __future__ import annotations
@@ -27,23 +27,26 @@ register("role-barrier", ValueError, "a warp role needs a barrier of its own and
          expected="a barrier number from 1 to 7 that is free")
 
 GROUP = 128  # threads of a warp group
-NUMBERS = range(1, 8)  # of named barriers for roles; ops/tma_store.py takes those from 8 on
+NUMBERS = range(1, 8)  # of named barriers for warp roles; ops/tma_store.py takes those from 8 on
 
 
 def warp_role_of(s: Stmt) -> tuple[int, int] | None:
-    """(first, count) of the warp groups that a branch by role sends into its first part; None for other statements."""
+    """(first, count) of the warp groups that take the `then` branch of a branch by warp role; None for other statements."""
     if isinstance(s, If) and isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":
         return s.cond.options.first, s.cond.options.count
     return None
 
 
 def has_warp_roles(s: Stmt) -> bool:
-    """Whether a branch by role stands in s."""
+    """Whether s contains a branch by warp role."""
     return any(warp_role_of(x) is not None for x in walk(s, If))
 
 
 def _joined(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    """Branches of one role that follow each other, others' between them or not, as one: its turns are ordered in it."""
+    """The statements with branches of one warp role merged, so that iterations of that role are ordered inside one branch.
+
+    Branches of other warp roles may lie between the merged ones.
+    """
     out: list[Stmt] = []
     for s in stmts:
         role, k = warp_role_of(s), len(out) - 1
@@ -58,12 +61,12 @@ def _joined(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
 
 
 def _apart(a: tuple[int, int] | None, b: tuple[int, int]) -> bool:
-    """Whether two roles have no warp group in common."""
+    """Whether two warp roles have no warp group in common."""
     return a is not None and (a[0] + a[1] <= b[0] or b[0] + b[1] <= a[0])
 
 
 def _continues(s: Stmt) -> bool:
-    """Whether a `continue` of the loop around s stands in s."""
+    """Whether s contains a `continue` of the loop around it."""
     if isinstance(s, Continue):
         return True
     if isinstance(s, (For, While)):
@@ -74,7 +77,10 @@ def _continues(s: Stmt) -> bool:
 
 @record
 class _Piece:
-    """Statements in a row.  plain: without roles.  touches: memory that other threads see, outside of roles."""
+    """Consecutive statements.
+
+    plain: without warp roles.  touches: whether code outside of warp roles accesses memory that other threads see.
+    """
 
     stmts: tuple[Stmt, ...]
     plain: bool
@@ -82,19 +88,19 @@ class _Piece:
 
 
 class WarpRoleSync:
-    """The barriers of one launch.  synchronized: those of a launch without roles."""
+    """Places the barriers of one launch.  synchronized: the function that does so for a launch without warp roles."""
 
     def __init__(self, launch: Launch, synchronized: Callable[[Launch], Launch]) -> None:
         self.launch, self.synchronized = launch, synchronized
         self.written = {e.storage for e in effects(launch.body) if e.writes and e.buffer.scope_name == GLOBAL}
-        self.binds: list[Stmt] = []  # seen so far: what addresses are made of
-        self.around: list[tuple[For, int]] = []  # loops around a role, and how many binds stand before each
+        self.binds: list[Stmt] = []  # bindings seen so far, which addresses use
+        self.around: list[tuple[For, int]] = []  # loops around a warp role, with the number of binds before each
 
     def run(self) -> Launch:
         return replace(self.launch, body=self.body(self.launch.body, False))
 
     def body(self, s: Stmt, loops: bool) -> Stmt:
-        """The statements of a block that has roles.  loops: they run again and again."""
+        """The statements of a block with warp roles.  loops: whether they are the body of a loop."""
         pieces = self.pieces(_joined(stmts_of(s)))
         out: list[Stmt] = []
         for k, p in enumerate(pieces):
@@ -103,13 +109,13 @@ class WarpRoleSync:
             out += self.plain(p.stmts) if p.plain else self.with_warp_roles(p.stmts[0])
             self.binds += [x for x in p.stmts if isinstance(x, Bind)]
         if loops and any(p.touches for p in pieces):
-            # `continue` passes by the end of the body: the barrier between two turns then stands at its beginning.
+            # `continue` bypasses the end of the body, so the barrier between two iterations goes to the beginning.
             out.insert(0 if _continues(s) else len(out), _barrier(s))
         return seq(*out, span=s.span)
 
     @staticmethod
     def meets(a: _Piece, b: _Piece) -> bool:
-        """Whether a barrier goes between two pieces: one touches memory, the other may (roles do)."""
+        """Whether a barrier goes between two pieces: one touches memory, and the other may do so (warp roles always may)."""
         return a.touches and (b.touches or not b.plain) or b.touches and not a.plain
 
     def pieces(self, stmts: tuple[Stmt, ...]) -> list[_Piece]:
@@ -134,7 +140,7 @@ class WarpRoleSync:
         return any(e.buffer.scope_name in SHARED or e.storage in self.written for e in effects(s))
 
     def outside(self, s: Stmt) -> bool:
-        """Whether a statement with roles touches memory outside of them."""
+        """Whether a statement with warp roles touches memory outside of them."""
         if warp_role_of(s) is not None:
             return False
         inner = [x for f in ("body", "then", "orelse") if isinstance(x := getattr(s, f, None), Stmt)]
@@ -144,7 +150,7 @@ class WarpRoleSync:
         return self.block(self.launch, Seq(stmts))
 
     def block(self, launch: Launch, s: Stmt) -> list[Stmt]:
-        """s with its barriers, as the body of a block."""
+        """The statement s with its barriers, as the body of a block."""
         known = len(self.binds)
         got = stmts_of(self.synchronized(replace(launch, body=Seq((*self.binds, s)))).body)
         return list(got[known:])
@@ -164,7 +170,7 @@ class WarpRoleSync:
         return [rebuild(s, lambda v: self.body(v, False) if isinstance(v, Stmt) else v)]
 
     def parts(self, s: Any) -> Stmt:
-        """A branch by role."""
+        """Place the barriers of a branch by warp role."""
         first, count = warp_role_of(s) or (0, 0)
         groups = self.launch.num_threads // GROUP
         others = (0, first) if first else (count, groups - count)
@@ -190,7 +196,10 @@ class WarpRoleSync:
         return self.named(substitute(seq(*got, span=part.span), back), start, n * GROUP)
 
     def again_and_again(self, launch: Launch, s: Stmt) -> list[Stmt]:
-        """s with its barriers, as what the loops around it run: no thread comes round again while others are behind it."""
+        """The statement s with its barriers, as the body of the surrounding loops.
+
+        No thread starts the next iteration while others are still in this one, where that is needed.
+        """
         binds, body = self.binds, s
         for loop, known in reversed(self.around):
             body = replace(loop, body=Seq((*binds[known:], body)))
@@ -199,7 +208,7 @@ class WarpRoleSync:
         got = self.block(launch, body)
         self.binds = whole
         ends = [known for _, known in self.around[1:]] + [len(whole)]
-        between = False  # a barrier stands between the turns of an outer loop
+        between = False  # whether a barrier lies between the iterations of an outer loop
         for (_, known), end in zip(self.around, ends):
             between |= any(isinstance(x, Evaluate) for x in got)
             loop = next(x for x in got if isinstance(x, For))
@@ -207,7 +216,7 @@ class WarpRoleSync:
         return [*got, _barrier(s)] if between else got
 
     def named(self, s: Stmt, start: int, count: int) -> Stmt:
-        """s with barriers of `count` threads in place of block barriers."""
+        """The statement s with barriers of `count` threads in place of block barriers."""
 
         def barrier(x: Stmt) -> Stmt | None:
             if not isinstance(x, Evaluate) or x.call.op != "sync_threads":
@@ -219,7 +228,9 @@ class WarpRoleSync:
         return rewrite_stmts(s, barrier)
 
     def number(self, start: int) -> int:
-        """Of the barrier of the role that begins at a warp group: none that the program names."""
+        """Number of the named barrier of the warp role that begins at warp group `start`: one that the program does not
+        name.
+        """
         used = self.launch.plan.barrier_numbers  # by the user's own calls (lower_manual_warp_roles.py)
         if -1 in used:
             raise error("role-barrier", "a warp role needs a barrier of its own, and the program computes the "
@@ -237,7 +248,7 @@ class WarpRoleSync:
 
 
 def _of_role(part: Stmt, count: int) -> Stmt:
-    """A barrier that the user numbered and all threads of the role pass is one like those placed here."""
+    """Treat a barrier that the user numbered and that all threads of the warp role pass like those placed here."""
 
     def visit(x: Any) -> Any:
         if isinstance(x, Evaluate) and x.call.op == "named_barrier" and all(isinstance(a, Const) for a in x.call.args):
@@ -249,7 +260,7 @@ def _of_role(part: Stmt, count: int) -> Stmt:
 
 
 def _touches_alone(part: Stmt) -> bool:
-    """Whether a part has accesses of its own threads to shared memory, beyond those that mbarriers order, or atomics."""
+    """Whether a branch has accesses to shared memory that mbarriers do not order, or atomics."""
     return any(isinstance(x, (Load, Store)) and x.buffer.scope_name in SHARED or
                isinstance(x, Call) and (x.op in ("sync_threads", "stmatrix", "cp_async", "tma_store") or
                                         x.op.startswith("atomic_")) for x in walk(part, Load, Store, Call))
@@ -260,7 +271,7 @@ def _barrier(s: Stmt) -> Stmt:
 
 
 def _without_binds(stmts: Sequence[Stmt], n: int) -> list[Stmt]:
-    """The statements but for the first n bindings; barriers between those stay."""
+    """The statements without the first n bindings; barriers between those stay."""
     out: list[Stmt] = []
     for x in stmts:
         if n and isinstance(x, Bind):
