@@ -93,7 +93,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     lower_manual_warp_roles,
     guard_masks,  # before specialize_warps, which reorders the statements of a loop
     split_accumulators,  # after guard_masks, which makes GEMMs that clear; before specialize_warps, which schedules them
-    specialize_warps,  # before plan_pipelines, which keeps the loops that it has scheduled
+    specialize_warps,  # before plan_pipelines, which schedules the loops that are not warp-specialised
     plan_pipelines,  # before layouts: it gives shared buffers their versions
     tma_copies,  # for copies that no pass before took; before layouts: it decides which tiles are split into TMA boxes
     infer_layouts,

@@ -231,12 +231,12 @@ class Tables:
     def meet(self, fa: Footprint, fb: Footprint, wa: int, wb: int, how: Relation, a: Access) -> bool:
         """Whether an element of fb is also in fa, accessed by another thread."""
         if any(np.size(k) == 0 for k in (*fa.keys, *fb.keys)):
-            return False  # in a loop without iterations
+            return False  # a loop without iterations makes no access
         for ta, tb in zip(fa.terms, fb.terms):
             if ta.keys() != tb.keys() or any(ta[k] != tb[k] for k in ta):
                 return True
             if how.carried and any(self.vars_of(k) & how.carried[0].defined for k in ta):
-                return True  # a value of another iteration
+                return True  # the term is defined inside the loop: its values in the two iterations may differ
         ka, ta_, kb, tb_ = self.flat(fa, fb, wa, wb)
         if ka.size == 0 or kb.size == 0:
             return False

@@ -20,14 +20,14 @@ class Update:
 @entity
 class Loop:
     """A loop around an access. var: None for while. independent: its iterations are those of a parallel loop. turns: the
-    statement of a while loop."""
+    While statement, for a while loop."""
 
     var: Var | None
     start: Expr | None
     extent: Expr | None
     independent: bool = False
     turns: While | None = None
-    defined: set[Any] = field(default_factory=set)  # Vars defined inside
+    defined: set[Any] = field(default_factory=set)  # variables defined inside the loop
 
     @property
     def count(self) -> int | None:

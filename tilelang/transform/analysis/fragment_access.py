@@ -215,7 +215,7 @@ def _all_owners_write(element: np.ndarray, mask: np.ndarray, thread: np.ndarray,
     """Whether each owner of a written element executes every write to it."""
     threads = grid.dist.threads
     if owners.shape[0] == 1 and np.bincount(element[mask].reshape(-1), minlength=1).max() <= 1:
-        return True  # one owner, one write
+        return True  # each element has one owner and one write
     keys = (element[mask].astype(np.int64) * threads + thread[mask])
     pairs, counts = np.unique(keys, return_counts=True)
     per_element = pairs // threads

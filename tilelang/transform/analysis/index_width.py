@@ -66,7 +66,7 @@ def _wide_at(b: Buffer, indices: tuple[Expr, ...], twins: dict[Var, Var]) -> tup
 
 
 def _twins(func: Func, wanted: list[Expr]) -> dict[Var, Var]:
-    """The 64-bit twin of each 32-bit name that wanted indices read, directly or through other names."""
+    """The 64-bit twin of each 32-bit name that the `wanted` indices read, directly or through other names."""
     bound = {n.var: n.value for n in walk(func.body, Bind)
              if n.var.dtype == "int32" and isinstance(n.value, (Binary, Select, Var))}
     out: dict[Var, Var] = {}

@@ -18,8 +18,8 @@ class Liveness:
     def __init__(self, storage: Var, body: Stmt) -> None:
         self.storage = storage
         self.out: dict[int, bool] = {}
-        self.leave = False  # liveness at the end of the innermost loop (break) and at its next iteration (continue)
-        self.again = False
+        self.leave = False  # liveness after the innermost loop, where a break goes
+        self.again = False  # liveness at the start of its next iteration, where a continue goes
         self.before(body, False)
 
     def after(self, s: Stmt) -> bool:

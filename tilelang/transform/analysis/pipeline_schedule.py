@@ -55,7 +55,7 @@ class Violation:
     second: int
     what: str
     storage: object
-    flow: bool  # producer to consumer inside one iteration
+    flow: bool  # whether it goes from producer to consumer in one iteration
 
 
 def loop_items(stmts: Iterable[Stmt]) -> Body:

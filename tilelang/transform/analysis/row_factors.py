@@ -3,9 +3,9 @@
     for i, j in Parallel(128, 128):                     for i in Parallel(128): f[i] = row[i] * s
         C[i, j] += P[i, j] * (row[i] * s)        ->     for i, j in Parallel(128, 128): C[i, j] += P[i, j] * f[i]
 
-The loop that computes the factors can be scheduled earlier, and the buffers that it reads can be reloaded right after it.
-Only whole factors of a multiplication are moved. Additions and the multiplications they are fused with (FMA) stay the same,
-so every element keeps its bits.
+The loop that computes the factors can be moved to where it costs no time. The buffers that it reads can be reloaded right
+after it. Only whole factors of a multiplication are moved. Additions and the multiplications they are fused with (FMA) stay
+the same, so every element keeps its bits.
 """
 
 from __future__ import annotations

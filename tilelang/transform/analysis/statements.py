@@ -12,7 +12,7 @@ BARRIERS = frozenset(("sync_threads", "syncthreads_count", "syncthreads_and", "s
 
 
 def do(name: str, *args: Expr, **attrs: Any) -> Stmt:
-    """A call for its effect."""
+    """A statement that makes a call for its effect."""
     return Evaluate(call(name, args, "void", **attrs))
 
 
@@ -36,7 +36,7 @@ def barrier(s: Stmt) -> Stmt:
 
 
 def barrier_in(s: Stmt) -> bool:
-    """Whether a leaf statement is itself a block barrier."""
+    """Whether a statement, without nested ones, is a block barrier."""
     c: Any = s.call if isinstance(s, Evaluate) else s.value if isinstance(s, Bind) else None
     return isinstance(c, Call) and c.op in BARRIERS
 

@@ -1,4 +1,4 @@
-"""Reject, at the user's line, operations that only Hopper has where the target is not sm_90."""
+"""Reject operations that only Hopper has, at the user's line, where the target has no instruction for them."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ WAITS = ("mbarrier_wait", "named_barrier", "named_barrier_arrive", "cluster_arri
 def check_hopper(func: Func, cx: PassContext) -> Func:
     """Reject operations for which the target has no instruction. Without a target (reference interpreter) none is rejected.
 
-    On other targets than sm_90, T.ws without tile operations becomes a test of thread numbers, and T.pdl_trigger and T.pdl_sync
-    do nothing, since launches run one after another.
+    On targets other than sm_90 and later, T.ws without tile operations becomes a test of thread numbers, and T.pdl_trigger
+    and T.pdl_sync do nothing, since launches run one after another.
     """
     target = cx.target
     if target is None:

@@ -7,7 +7,7 @@
     O[tx] = v                         # parallel-left: it is not defined which iteration's v this is
 
 In T.Parallel a private array or variable is either a temporary of one iteration, or holds the same value in all threads.
-The check interprets the program in execution order, once for each set of warp groups that runs its own code. Short loops
+The check interprets the program in execution order, once for each set of warp groups with code of its own. Short loops
 are followed iteration by iteration, so that elements of private arrays are known one by one.
 """
 

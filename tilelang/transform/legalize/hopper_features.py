@@ -51,8 +51,8 @@ def no_warp_roles(cx: PassContext) -> str:
 
 
 def placed_in_kernel(launch: Launch) -> Callable[[Buffer], str]:
-    """A function that says what of a tensor is known only inside the kernel, so that the host cannot make a tensor map for it:
-    "address", "shape", or "" for tensors that the host knows."""
+    """A function that names the property of a tensor which is known only inside the kernel: "address", "shape", or "" for none.
+    Where there is one, the host cannot make a tensor map."""
     nodes = list(walk(launch.body, Alloc, Bind, For))
     inside = {x.buffer.data if isinstance(x, Alloc) else x.var for x in nodes} | {*launch.block_vars, *launch.thread_vars}
     own = {x.buffer.data for x in nodes if isinstance(x, Alloc) and x.buffer.scope_name == GLOBAL} | {

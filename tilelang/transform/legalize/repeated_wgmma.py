@@ -60,11 +60,11 @@ class _Flow:
 
     def __init__(self) -> None:
         self.marked: set[int] = set()
-        self.left: list[Open] = []  # per enclosing loop: what is open where a Break or Continue leaves its body
+        self.left: list[Open] = []  # per enclosing loop: the open wgmmas where a Break or Continue leaves its body
         self.arith = Analyzer()
 
     def visit(self, s: Stmt, now: Open, values: dict[Var, Expr], turns: int) -> Open:
-        """What is open after s. values: known variables, extended by Bind; turns: iterations of the enclosing loops."""
+        """The open wgmmas after s. values: known variables, extended by Bind; turns: iterations of the enclosing loops."""
         if isinstance(s, Seq):
             for x in s.stmts:
                 now = self.visit(x, now, values, turns)

@@ -112,7 +112,7 @@ class _Parts:
         return False
 
     def parted(self, s: If) -> Stmt:
-        """The statements of a branch, each under the condition as it was before the first."""
+        """The statements of a branch, each under the condition as evaluated before the first."""
         own = {x.var for x in walk(s) if isinstance(x, Bind)}
         if not self.exchanges(s) or not all(isinstance(x, _KNOWN) for x in _statements(s)) or not all(
                 self.goes_around(x, own) for x in walk(s) if isinstance(x, (For, While)) and self.exchanges(x)):
