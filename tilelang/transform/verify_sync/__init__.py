@@ -1,1 +1,1 @@
-"""Independent check of the final program's synchronisation.  Shares no code with `transform/sync`."""
+"""Independent check of the final program's synchronisation.  It uses no code of `transform/sync`."""

@@ -19,7 +19,7 @@ from .shadow import AT_ONCE, differ, held, made_of
 
 
 class Accesses:
-    """What a Stream does with values and addresses; it has their state."""
+    """The access handling of a Stream; works on the stream's state."""
 
     plan: Any
     values: Any
@@ -38,7 +38,7 @@ class Accesses:
     only: Any
 
     def reads(self, e: Node, s: Any) -> None:
-        """Every access made while e is computed."""
+        """Record every access made while e is computed."""
         if not self.plan.facts(e)[0]:
             return
         if isinstance(e, Load):
@@ -66,7 +66,7 @@ class Accesses:
                     self.reads(c, s)
 
     def _through(self, c: Call, k: int, a: AddressOf, s: Any) -> None:
-        """An access through an address given to an intrinsic."""
+        """Record an access through an address that is passed to an intrinsic."""
         size = a.buffer.dtype.bytes
         if c.op.startswith("atomic_"):
             used = not (isinstance(s, Evaluate) and s.call is c)
@@ -83,9 +83,9 @@ class Accesses:
 
     def touch(self, mode: str, b: Buffer, indices: tuple[Expr, ...] | None, width: int, s: Any,
               memory: Any = None, atomic: Atomic | None = None) -> None:
-        """An access of `width` elements by each active thread; indices None: anywhere in the buffer.
+        """Record an access of `width` elements by each active thread; indices None: anywhere in the buffer.
 
-        memory: that of another block of the cluster.  atomic: what an atomic one does.
+        memory: that of another block of the cluster.  atomic: what an atomic access does.
         """
         self.block.accesses += 1
         g, t, exact = self.granules(b, indices, width)
@@ -94,7 +94,10 @@ class Accesses:
             into.threads(mode, g, t, self.active, Site(s.span, exact and not self.guess, atomic), bool(self.independent))
 
     def at_once(self, s: Store) -> None:
-        """Several threads store in one place in one instruction.  Raises Found where they store different things."""
+        """Check a store in which several threads may store to one place in one instruction.
+
+        Raises Found where they store different values.
+        """
         i = s.indices[0]
         at = self.values.address(s.buffer, (i.base if isinstance(i, Ramp) else i,), self)
         if (id(s), self.first) in self.plan.stored or self.guess or not isinstance(at, np.ndarray):
@@ -104,7 +107,7 @@ class Accesses:
         if not differ(rows.ravel(), who.ravel(), lambda: [np.arange(rows.size)]):
             return
         parts = made_of(s.value, lambda e: self.values(e, self), held(self.plan.launch))
-        # In loops whose iterations are followed all at once each is compared with itself.
+        # In loops whose iterations are followed all at once, each iteration is compared with itself.
         at, who, active, *parts = np.broadcast_arrays(at, self.ids, True if self.mask is None else self.mask, *parts)
         turn = np.arange(at.size) // at.shape[-1]
         on = active.ravel()
@@ -132,7 +135,7 @@ class Accesses:
         threads = np.broadcast_to(self.ids, at.shape)
         if self.mask is not None and np.ndim(self.mask) == 1:
             at, threads = at[..., self.mask], threads[..., self.mask]
-        elif self.mask is not None:  # other threads in other iterations of a loop that is taken all at once
+        elif self.mask is not None:  # in a loop that is followed all at once, other threads run other iterations
             at, threads, mask = np.broadcast_arrays(at, threads, self.mask)
             at, threads = at[mask], threads[mask]
         at, threads = at.ravel(), threads.ravel()

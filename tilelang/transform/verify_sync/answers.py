@@ -1,4 +1,4 @@
-"""Numbers of threads compared with parameters of the kernel, of which a walk knows nothing (`i == n`)."""
+"""Comparisons of thread numbers with kernel parameters of unknown value (`i == n`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import numpy as np
 
 from tilelang.ir import Bind, Binary, Const, Expr, Launch, Var, free_vars, walk
 
-MOST = 160  # combinations that are followed
+MOST = 160  # most combinations of parameter values that are followed
 
 
 class Answers:
-    """What one walk takes parameters to be, where threads compare their numbers with them for equality: a number, or None
-    for one that no thread has.  asked: the numbers that were compared with parameters that `given` does not name."""
+    """The values that one walk assumes for parameters that threads compare with their numbers for equality.
+
+    A value is a number, or None for one that equals no thread's number.  asked: the numbers that were compared with parameters
+    that `given` does not name.
+    """
 
     def __init__(self, launch: Launch, given: dict[Var, int | None]) -> None:
         self.launch, self.given = launch, given
@@ -25,14 +28,16 @@ class Answers:
         self._names: dict[Var, Expr] = {}
 
     def others(self) -> Iterator[dict[Var, int | None]]:
-        """All that the parameters may be to those who asked; nothing where that is too much, or nobody asked."""
+        """Every combination of the numbers asked for and None; nothing where there are too many, or nothing was asked."""
         if self.asked and prod(len(x) + 1 for x in self.asked.values()) <= MOST:
             for way in product(*([*sorted(x), None] for x in self.asked.values())):
                 yield dict(zip(self.asked, way))
 
     def compared(self, e: Binary, a: Any, b: Any, known: Container[Var]) -> Any:
-        """Value per thread of an "eq" or "ne" of which one side is known (a or b), None when unknown.  known: names whose
-        value the walk knows."""
+        """Value per thread of an "eq" or "ne" with one known side (a or b), None when unknown.
+
+        known: names whose value the walk knows.
+        """
         side, mine = (e.a, b) if a is None else (e.b, a)
         found = None if mine is None or not np.ndim(mine) else self._parameter(side, known)
         if found is None:
@@ -47,7 +52,7 @@ class Answers:
         return (np.zeros(len(mine), bool) if answer is None else mine == answer + more) == (e.op == "eq")
 
     def _parameter(self, e: Expr, known: Container[Var]) -> tuple[Var, int] | None:
-        """(parameter, constant) that e is the sum of."""
+        """(parameter, constant) whose sum e is; None for other expressions."""
         if isinstance(e, Var):
             if self._outer is None:
                 self._outer = free_vars(self.launch)

@@ -1,9 +1,9 @@
-"""Check of programs that order threads with block barriers and cp.async groups alone.
+"""Checks programs that order threads with block barriers and cp.async groups only.
 
-Follows the device program of one block, statement by statement, with exact addresses of every thread but no data, and
-keeps for each piece of shared memory who touched it since the last block barrier and which asynchronous copies are in
-flight over it.  Two accesses of different threads to one piece between the same two barriers, one of them writing, are
-a fault; so is any touch of a piece under a copy in flight.
+The check follows the device program of one block, statement by statement, with the exact addresses of every thread but
+without data.  For each piece of shared memory it records which threads touched it since the last block barrier and which
+asynchronous copies to it are in flight.  Two accesses of different threads to one piece between the same two barriers, one
+of them a write, are a fault; so is any access to a piece while a copy to it is in flight.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from .numbers import SAMPLES, Numbers
 from .shadow import AT_ONCE, Shadow, differ, held, made_of, mode_of, slot_iterations, widest_piece
 from .iterations import has_unknown_loops, places_by
 
-BUDGET = 6000  # access evaluations; loops are cut short beyond
-MOST_TURNS = 64  # of a while loop
-_MOST_PLACES = 1024  # kept, of accesses that come again
+BUDGET = 6000  # evaluated accesses; beyond this, loops are cut short
+MOST_TURNS = 64  # iterations of a while loop
+_MOST_PLACES = 1024  # recorded places of repeated accesses
 _WRITES_FIRST = ("cp_async", "ldmatrix", "stmatrix")
-_BARRIERS = frozenset(("sync_threads", "sync_grid"))  # a barrier of all blocks is one of each block
+_BARRIERS = frozenset(("sync_threads", "sync_grid"))  # a grid barrier is also a barrier of each block
 _ORDERING = _BARRIERS | {"cp_async_commit", "cp_async_wait"}
 
 
 def check_barriers(launch: Launch, buffers: list[Buffer]) -> tuple[str, list[Fault]]:
     """(one-paragraph verdict, faults found); buffers: the shared ones, with planned places."""
     extents = (1, None) if has_unknown_loops(launch) else (None,)
-    try:  # in pieces as wide as the accesses, where they are aligned to that
+    try:  # try pieces as wide as the accesses first; that works where accesses are aligned to their width
         runs = _walks(launch, buffers, extents, widest_piece(launch))
     except _Misaligned:
         runs = _walks(launch, buffers, extents, 1 << 10)
@@ -61,8 +61,8 @@ def check_barriers(launch: Launch, buffers: list[Buffer]) -> tuple[str, list[Fau
 def _walks(launch: Launch, buffers: list[Buffer], extents: tuple[int | None, ...], piece: int) -> list[_Follower]:
     """Walks with every extent, and where conditions on unknown numbers were met, with every sample of those.
 
-    Where a walk finds a fault, and threads compared their numbers with parameters of the kernel (`i == n`), it is made again
-    for every one of those numbers that a parameter may be, and for none of them.
+    If threads compared their numbers with kernel parameters (`i == n`) and a walk finds a fault, the walk is repeated with each
+    parameter equal to each of those numbers, and to none of them.
     """
     out = []
     for n in extents:
@@ -83,9 +83,9 @@ class _Misaligned(Exception):
 class _Follower:
     """One walk through the program of a block.
 
-    extent: trip count given to loops of unknown extent.  trial: which of SAMPLES unknown numbers are taken for where a
-    condition asks; conditions that all threads answer alike hold in the first walk and fail in the second.  given: what
-    parameters are taken for, where threads compare numbers of theirs with them (`Answers`).
+    extent: trip count given to loops of unknown extent.  trial: which of SAMPLES is used for unknown numbers in conditions;
+    an unknown condition that is equal in all threads holds in the first walk and fails in the second.  given: values of
+    parameters that threads compare with their numbers (`Answers`).
     """
 
     launch: Launch
@@ -111,9 +111,10 @@ class _Follower:
         total = max(self.offset.get(b.data, 0) + b.size * b.dtype.bytes for b in self.buffers)
         self.shadow = Shadow(total // self.granule + 1)
         self.size = {b.data: b.size * b.dtype.bytes for b in self.buffers}
-        self.sites: list[tuple[Any, bool, Atomic | None]] = []  # where, whether the address was known, what an atomic one does
+        # span, whether the address was known, what an atomic access does
+        self.sites: list[tuple[Any, bool, Atomic | None]] = []
         self.path: tuple[Branch | Iterations, ...] = ()
-        self.parts = 0  # runs of branches and parallel loops
+        self.parts = 0  # number of branches and parallel loops entered
         self.turning = False  # the innermost loop is a while loop that threads leave one by one
         self.open: list[tuple[Any, Any, int]] = []  # copies of the group not yet committed
         self.groups: list[list[tuple[Any, Any, int]]] = []
@@ -132,7 +133,7 @@ class _Follower:
         return self
 
     def matters(self, x: Node) -> bool:
-        """Whether a statement or value touches shared memory or orders threads: all else is skipped."""
+        """Whether a statement or value touches shared memory or orders threads; everything else is skipped."""
         hit = self.shared_use.get(id(x))
         if hit is None:
             if isinstance(x, Buffer):
@@ -147,7 +148,7 @@ class _Follower:
         return hit
 
     def followed(self, n: Node) -> list[Any]:
-        """What is directly below a sequence or an expression and is followed: names, and what matters."""
+        """The children of a sequence or an expression that are followed: bindings, and nodes that matter."""
         hit = self.below.get(id(n))
         if hit is None:
             hit = self.below[id(n)] = [x for x in children(n) if isinstance(x, Bind) or isinstance(x, (Expr, Stmt)) and
@@ -157,7 +158,7 @@ class _Follower:
     # ---- statements -----------------------------------------------------------------------------------------------
 
     def stmt(self, s: Stmt, mask: Any) -> None:
-        """mask: bool per thread, None for all."""
+        """Follow a statement.  mask: bool per thread, None for all."""
         match s:
             case Seq():
                 for x in self.followed(s):
@@ -194,7 +195,7 @@ class _Follower:
     def branch(self, s: If, mask: Any) -> None:
         self.reads(s.cond, mask, s)
         c = self.numbers.truth(s.cond)
-        # Where the condition is not known a thread may take either way, unless a part of it that is known says no.
+        # Where the condition is unknown a thread may take either branch, unless a known term of the condition excludes one.
         ways = [possible(s.cond, w, self.numbers.value, self.maybe) if c is None else np.asarray(c, dtype=bool) == w
                 for w in (True, False)]
         path = self.path
@@ -211,7 +212,7 @@ class _Follower:
         self.path = path
 
     def while_loop(self, s: While, mask: Any) -> None:
-        """As often as its condition holds where that is known, else three times."""
+        """Follow a while loop as often as its condition holds; three times where the condition is unknown."""
         turning, self.turning = self.turning, self.numbers.in_common().iterations_differ(s)
         self.turns(s, mask)
         self.turning = turning
@@ -247,7 +248,7 @@ class _Follower:
         first, period = self.slots(s)
         steps: Sequence[int] = range(most)
         if most > 2 * first + period and (self.accesses > BUDGET or most > 64 or not places_by(s, self.locals.followed)):
-            # The first rounds and the last, leaving out whole turns of the slots in between.
+            # The first iterations and the last, leaving out whole periods of the slots in between.
             left_out = (most - 2 * first) // period * period
             steps = [*range(first), *range(first + left_out, most)]
             self.cut = max(self.cut, len(steps))
@@ -258,7 +259,7 @@ class _Follower:
             self.parts += 1
             self.path = (*path, Iterations(self.parts))
         for at, k in enumerate(steps):
-            if k != at:  # turns were left out
+            if k != at:  # iterations were left out
                 self.locals.forget(s)
             self.numbers.env[s.var] = start + k
             inside = mask
@@ -275,7 +276,7 @@ class _Follower:
             self.locals.forget(s)
 
     def slots(self, s: For) -> tuple[int, int]:
-        """slot_iterations, looked for once a loop."""
+        """The result of slot_iterations, computed once per loop."""
         hit = self.slotted.get(id(s))
         if hit is None:
             hit = self.slotted[id(s)] = slot_iterations(s)
@@ -311,7 +312,7 @@ class _Follower:
     # ---- accesses -------------------------------------------------------------------------------------------------
 
     def reads(self, e: Node, mask: Any, s: Stmt) -> None:
-        """Every access made while e is computed."""
+        """Record every access made while e is computed."""
         if not self.matters(e):
             return
         if isinstance(e, Load):
@@ -342,7 +343,7 @@ class _Follower:
                 self.reads(part, mask, s)
 
     def through(self, c: Call, k: int, a: AddressOf, mask: Any, s: Stmt) -> None:
-        """An access through an address given to an intrinsic."""
+        """Record an access through an address that is passed to an intrinsic."""
         size = a.buffer.dtype.bytes
         if c.op.startswith("atomic_"):
             used = not (isinstance(s, Evaluate) and s.call is c)
@@ -362,17 +363,17 @@ class _Follower:
 
     def touch(self, mode: str, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any, s: Stmt,
               atomic: Atomic | None = None) -> None:
-        """Each thread of the mask touches its own place."""
+        """Record an access by each thread of the mask at its own place."""
         self._met(mode, b, self.granules(b, indices, width, mask), s, atomic)
 
     def read_together(self, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any, s: Stmt) -> None:
-        """All threads read the same place."""
+        """Record a read of the same place by all threads."""
         one = np.arange(self.numbers.n) == (0 if mask is None else int(np.argmax(mask)))
         g, _, exact = self.granules(b, indices, width, one)
         self._met("r", b, (g, np.int32(-3), exact), s, None)
 
     def _met(self, mode: str, b: Buffer, where: tuple[Any, Any, bool], s: Stmt, atomic: Atomic | None) -> None:
-        """where: granules, their threads, whether the address is known."""
+        """Check an access against earlier ones and record it.  where: granules, their threads, whether the address is known."""
         self.accesses += 1
         g, t, exact = where
         if not exact:
@@ -380,7 +381,7 @@ class _Follower:
         site = len(self.sites)
         self.sites.append((s.span, exact, atomic))
         kind = "w" if mode == "async" else mode if atomic is None else mode_of(atomic)
-        if not exact and self.independent:  # iterations of a parallel loop: the program says they do not meet
+        if not exact and self.independent:  # iterations of a parallel loop: the program guarantees that they are disjoint
             return
         flying = self.shadow.flying[g]
         other: int | None
@@ -399,11 +400,11 @@ class _Follower:
 
     @staticmethod
     def meets(a: Atomic | None, b: Atomic | None) -> bool:
-        """Whether two accesses that nothing orders are a fault, atomic ones by what they do."""
+        """Whether two accesses without an order are a fault; for atomic ones that depends on what they do."""
         return a is None or b is None or a.misses_order(b)
 
     def at_once(self, s: Store, mask: Any) -> None:
-        """Several threads store in one place in one instruction."""
+        """Check a store in which several threads may store to one place in one instruction."""
         if id(s) not in self.stored:
             self.stored.add(id(s))
             g, t, exact = self.granules(s.buffer, s.indices, 1, mask)
@@ -416,7 +417,7 @@ class _Follower:
             self.faults.append(Fault(f"`{b.name}` {what}", s.span, span, exact and known))
 
     def granules(self, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any) -> tuple[Any, Any, bool]:
-        """(granules, their threads, whether exact) of an access."""
+        """(granules, their threads, whether the addresses are exact) of an access."""
         if indices is None or len(indices) != 1:
             return self.anywhere(b)
         e = indices[0]
@@ -434,16 +435,20 @@ class _Follower:
         if hit is None:
             if len(self.places) == _MOST_PLACES:
                 self.places.clear()
-            hit = self.places[key] = self.placed(b, self.numbers.value(e), width, mask), at  # `at` keeps the arrays named by id
+            # `at` keeps alive the arrays that the key names by id
+            hit = self.places[key] = self.placed(b, self.numbers.value(e), width, mask), at
         return hit[0]
 
     def anywhere(self, b: Buffer) -> tuple[Any, Any, bool]:
-        """Any place of a buffer, by any thread."""
+        """Any place of a buffer, accessed by any thread."""
         base = self.offset.get(b.data, 0)
         return distinct(np.arange(base, base + self.size.get(b.data, b.dtype.bytes)) // self.granule), np.int32(-3), False
 
     def placed(self, b: Buffer, first: Any, width: int, mask: Any) -> tuple[Any, Any, bool]:
-        """granules of `width` elements from element `first`, a number for all threads or one for each, None: unknown."""
+        """(granules, their threads, whether exact) of `width` elements from element `first`.
+
+        first: a number for all threads or one for each; None: unknown.
+        """
         if first is None:
             return self.anywhere(b)
         base, threads = self.offset.get(b.data, 0), self.numbers.threads

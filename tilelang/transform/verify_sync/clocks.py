@@ -1,10 +1,10 @@
-"""What each warp knows of the others: clocks, mbarriers and named barriers of the synchronisation model.
+"""Vector clocks of warps, mbarriers and named barriers for the synchronisation model.
 
-A component counts what one kind of actor did: the ordinary accesses of a warp's lanes, the copies that signal an mbarrier,
-the matrix instructions of a warp group, the bulk stores of a thread, the phases of a barrier.  A warp's row says up to
-which time it has seen each of them (happens-before).  The verdict does not depend on the order in which the model runs
-the warps: a wait is taken to pass at the earliest phase that the waiter's own knowledge allows, and it is a fault when
-another order of events could let it miss that phase, or count an arrival in another one.
+Each component of a clock counts the events of one kind of actor: the ordinary accesses of a warp's lanes, the copies that
+signal an mbarrier, the MMAs of a warp group, the bulk stores of a thread, the phases of a barrier.  The row of a warp says
+up to which time it has seen each component (happens-before).  The verdict does not depend on the order in which the model
+runs the warps.  A wait passes at the earliest phase that the waiter's own knowledge allows.  It is a fault if another order
+of events could let the wait miss that phase, or count an arrival in another phase.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ Row = np.ndarray  # time by component, 0: nothing seen
 
 
 def join(into: Row, other: Row) -> None:
-    """Take over what another row knows."""
+    """Merge another row into `into`: the later time of each component."""
     np.maximum(into, other, out=into)
 
 
 class Clocks:
-    """Time of every component; an event at time t is seen by whoever knows t.  size: components there may be."""
+    """The current time of every component.  size: upper limit of the number of components.
+
+    Whoever knows time t of a component has seen the component's event at t.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -33,11 +36,11 @@ class Clocks:
         self.asynchronous = np.ones(size, np.int32)  # 0 for the components of ordinary accesses
 
     def row(self) -> Row:
-        """Of one who has seen nothing."""
+        """The row of an actor that has seen nothing."""
         return np.zeros(self.size, np.int32)
 
     def new(self, ordinary: bool = False) -> int:
-        """A component, whose time starts at 1."""
+        """Add a component, whose time starts at 1."""
         if len(self.now) == self.size:
             raise Crowded("too many threads act on their own")
         self.now.append(1)
@@ -46,10 +49,10 @@ class Clocks:
 
 
 class Warp:
-    """The lanes of a warp.  Rows are kept by the lanes (bits of a mask) that learned them together.
+    """The lanes of a warp.  Rows are kept per set of lanes (bits of a mask) that learned them together.
 
-    seen: what is ordered before.  fenced: the ordinary accesses among it behind which their thread has fenced: stores that the
-    async proxy sees, loads that are over.
+    seen: what is ordered before.  fenced: of this, the ordinary accesses whose thread has fenced since: stores that the async
+    proxy sees, and completed loads.
     """
 
     def __init__(self, clocks: Clocks, number: int, lanes: int, name: str) -> None:
@@ -58,17 +61,17 @@ class Warp:
         self.seen: dict[int, Row] = {self.full: clocks.row()}
         self.fenced: dict[int, Row] = {self.full: clocks.row()}
         self.own: dict[int, int] = {}  # lanes -> component of their ordinary accesses
-        self.control = clocks.new()  # of its waits
+        self.control = clocks.new()  # component of its waits
 
     def component(self, lanes: int) -> int:
-        """Of the ordinary accesses that these lanes make together."""
+        """The component of the ordinary accesses that these lanes make together."""
         c = self.own.get(lanes)
         if c is None:
             c = self.own[lanes] = self.clocks.new(True)
         return c
 
     def known(self, lanes: int) -> tuple[Row, Row]:
-        """(seen, fenced) of every one of these lanes; not to be changed."""
+        """(seen, fenced) common to all of these lanes; the caller must not change the rows."""
         if len(self.seen) == 1:
             return self.seen[self.full], self.fenced[self.full]
         seen, fenced = self.clocks.row(), self.clocks.row()
@@ -84,20 +87,20 @@ class Warp:
         return self.seen[lanes], self.fenced[lanes]
 
     def learn(self, lanes: int, seen: Row, fenced: Row | None = None) -> None:
-        """These lanes now know a row."""
+        """Add a row to the knowledge of these lanes."""
         a, b = self._rows(lanes)
         join(a, seen)
         if fenced is not None:
             join(b, fenced)
 
     def learn_times(self, lanes: int, times: dict[int, int]) -> None:
-        """These lanes now know times of components."""
+        """Add times of components to the knowledge of these lanes."""
         a, _ = self._rows(lanes)
         for c, t in times.items():
             a[c] = max(a[c], t)
 
     def mine(self, lanes: int) -> tuple[Row, Row]:
-        """What these lanes know, with all that they did themselves: what they publish when they arrive somewhere."""
+        """What these lanes know, including their own accesses: what they publish when they arrive at a barrier."""
         seen, fenced = self.known(lanes)
         seen = seen.copy()
         for m, c in self.own.items():
@@ -108,7 +111,7 @@ class Warp:
         return seen, fenced
 
     def publish(self, lanes: int) -> tuple[Row, Row]:
-        """All that any of these lanes knows and did; what they do from now on is not part of it."""
+        """Everything that any of these lanes knows and did so far; their later accesses are not included."""
         seen, fenced = self.mine(lanes)
         fenced = fenced.copy()
         for m, row in self.seen.items():
@@ -124,7 +127,7 @@ class Warp:
                 self.clocks.now[c] += 1
 
     def aligned(self, lanes: int) -> None:
-        """These lanes execute a `.sync.aligned` instruction: none goes on before all have come here from their waits.
+        """These lanes execute a `.sync.aligned` instruction: none continues before all have passed their earlier waits.
 
         It orders no memory.
         """
@@ -158,7 +161,7 @@ Active = list[tuple[Warp, int]]  # warps and lanes that execute something
 
 @dataclass
 class MBarrier:
-    """Phases of an mbarrier: arrivals and bytes, who waited for which, what a completed phase has seen."""
+    """The phases of an mbarrier: arrivals and bytes, who waited for which phase, what a completed phase has seen."""
 
     name: str
     count: int
@@ -173,11 +176,11 @@ class MBarrier:
         self.phase, self.copies = self.clocks.new(), self.clocks.new()
         self.clocks.now[self.copies] = 0
         self.seen, self.shown = self.clocks.row(), self.clocks.row()
-        self.waits: list[tuple[int, int, int, Any]] = []  # phases completed, component and time of the waiter, where
+        self.waits: list[tuple[int, int, int, Any]] = []  # phases completed, component and time of the waiter, span
         self.last_copy: Any = None
 
     def check_made(self, seen: Row, remote: bool, span: Any) -> None:
-        """Raises Found unless its initialisation is seen."""
+        """Raises Found unless the initialisation has been seen."""
         if seen[self.made[0]] < self.made[1]:
             raise Found(Fault(f"{self.name} is used by threads that do not see its initialisation", span,
                               self.initialiser))
@@ -192,7 +195,7 @@ class MBarrier:
                               "it after that", span, None))
 
     def arrive(self, warp: Warp, lanes: int, n: int, tx: int, span: Any) -> None:
-        """n arrivals and tx bytes announced by these lanes."""
+        """Record n arrivals of these lanes, which also announce tx bytes."""
         seen, fenced = warp.publish(lanes)
         self.check_made(seen, False, span)
         self.current(seen, span, "an arrival" if n else "mbarrier_expect_tx")
@@ -206,12 +209,12 @@ class MBarrier:
         self.settle(span)
 
     def copy(self, seen: Row, nbytes: int, span: Any) -> int:
-        """Time (of component `copies`) of a copy that signals this barrier; it counts its bytes at once."""
+        """Record a copy that signals this mbarrier and counts its bytes at once; returns its time in component `copies`."""
         self.check_made(seen, True, span)
         self.current(seen, span, "a copy")
         self.clocks.now[self.copies] += 1
         t = self.clocks.now[self.copies]
-        # Who sees the copy knows what had to happen before it was issued; ordinary accesses are not made visible by it.
+        # Whoever sees the copy also sees everything ordered before its issue, but it makes no ordinary accesses visible.
         join(self.seen, seen * self.clocks.asynchronous)
         self.last_copy = span
         self.seen[self.copies] = t
@@ -219,7 +222,7 @@ class MBarrier:
         return t
 
     def settle(self, span: Any) -> None:
-        """Go to the next phase when nothing is missing."""
+        """Go to the next phase if the current one is complete."""
         if self.pending or self.tx:
             return
         after = len(self.done) + 1
@@ -234,12 +237,12 @@ class MBarrier:
         self.pending, self.tx = self.count, 0
 
     def target(self, seen: Row, parity: int) -> int:
-        """Completed phases with which a wait for this parity passes at the earliest."""
+        """Number of completed phases with which a wait for this parity passes at the earliest."""
         known = int(seen[self.phase])
         return known if (known + 1) % 2 == parity % 2 else known + 1
 
     def wait(self, warp: Warp, lanes: int, target: int, span: Any) -> None:
-        """These lanes pass the wait; `target` phases are over."""
+        """These lanes pass the wait for the end of phase `target` - 1."""
         if target < len(self.done):
             raise Found(Fault(f"{self.name} may be in phase {len(self.done)} before a wait for the end of phase "
                               f"{target - 1} has seen it", span, None))
@@ -249,25 +252,25 @@ class MBarrier:
         self.waits.append((target, c, self.clocks.now[c], span))
 
     def state(self) -> str:
-        """For messages."""
+        """The state in words, for messages."""
         more = f"{self.tx} bytes still expected" if self.tx >= 0 else f"{-self.tx} bytes more than expected"
         return f"{self.name} in phase {len(self.done)}: {self.pending} of {self.count} arrivals pending, {more}"
 
 
 class NamedBarrier:
-    """bar.sync and bar.arrive on one number; sync_threads is number 0."""
+    """A named barrier (bar.sync and bar.arrive on one number); sync_threads is number 0."""
 
     def __init__(self, name: str, clocks: Clocks) -> None:
         self.name, self.clocks = name, clocks
-        self.component = clocks.new()  # of its turns
+        self.component = clocks.new()  # component that counts its phases
         self.turn, self.count, self.arrived = 0, 0, 0
         self.seen, self.shown = clocks.row(), clocks.row()
         self.done: dict[int, tuple[Row, Row]] = {}
 
     def arrive(self, active: Active, threads: int, count: int, span: Any, only: Row | None = None) -> int:
-        """The turn that these threads belong to; raises Found when it could be another one.
+        """Record an arrival and return its phase; raises Found when it could belong to another phase.
 
-        only: what a relaxed arrival makes known, instead of all that its threads have seen.
+        only: what a relaxed arrival makes known, instead of everything that its threads have seen.
         """
         if self.arrived and count != self.count:
             raise Found(Fault(f"{self.name} is used for {count} threads while {self.count} are expected", span, None))
@@ -292,14 +295,14 @@ class NamedBarrier:
         return turn
 
     def pass_(self, active: Active, turn: int) -> None:
-        """These warps go on after a turn."""
+        """These warps continue after a phase."""
         for warp, lanes in active:
             warp.learn(lanes, *self.done[turn])
             if lanes == warp.full:
                 warp.converge(lanes)
 
     def state(self) -> str:
-        """For messages."""
+        """The state in words, for messages."""
         return f"{self.name}: {self.arrived} of {self.count} threads have arrived"
 
 

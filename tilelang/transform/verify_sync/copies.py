@@ -1,4 +1,4 @@
-"""Copies and matrix instructions of the synchronisation model: TMA, bulk copies, wgmma, cp.async."""
+"""Rules of the synchronisation model for copies and MMAs: TMA, bulk copies, wgmma, cp.async."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _fence_proxy_async(st: Any, c: Call, span: Any) -> None:
 
 
 def _box(st: Any, c: Call) -> tuple[int, int]:
-    """(bytes of shared memory a box takes, bytes it counts)."""
+    """(bytes of shared memory that a TMA box takes, bytes that it counts at the mbarrier)."""
     m = st.plan.maps.get(c.options.map)
     if m is None:
         raise Undecided(f"there is no tensor map `{c.options.map}`")
@@ -49,9 +49,9 @@ def _start(st: Any, a: Expr) -> int:
 
 def _arrives(st: Any, lo: int, taken: int, counted: int, bar_at: Expr, span: Any, block: Any = None,
              source: int | None = None) -> None:
-    """A copy to shared bytes lo .. lo+taken-1 of a block that signals an mbarrier there, by each active thread.
+    """A copy by each active thread to shared bytes lo .. lo+taken-1 of a block, which signals an mbarrier there.
 
-    source: bytes of the own shared memory that it reads.
+    source: bytes of the block's own shared memory that it reads.
     """
     block = block or st.block
     for bar, active in st.each_barrier(bar_at, span, block):
@@ -88,7 +88,7 @@ def _bulk_load(st: Any, c: Call, span: Any) -> None:
 
 
 class _Stores:
-    """Bulk stores of one thread: component, time of the last one, of the committed groups, of those waited for."""
+    """Bulk stores of one thread: component, time of the last one, of the committed groups, and of those waited for."""
 
     def __init__(self, component: int) -> None:
         self.component, self.time, self.finished, self.span = component, 1, 1, None
@@ -125,7 +125,7 @@ def _bulk_commit(st: Any, c: Call, span: Any) -> None:
 
 
 def _issuers(st: Any) -> list[tuple[tuple[Any, int], _Stores]]:
-    """The threads among those active that have issued bulk stores."""
+    """The active threads that have issued bulk stores."""
     return [(key, own) for key, own in st.bulk.items() for w, lanes in st.active if key[0] is w and not key[1] & ~lanes]
 
 
@@ -140,12 +140,12 @@ def _bulk_wait(st: Any, c: Call, span: Any) -> None:
             w.learn_times(lanes, {own.component: done[-1]})
 
 
-# ---- matrix instructions ------------------------------------------------------------------------------------------------
+# ---- MMA instructions ---------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1024)
 def _lines(start: int, lbo: int, sbo: int, swizzle: int, major: str, extent: int, size: int) -> tuple[tuple[int, int], ...]:
-    """Intervals of 128-byte lines that an operand touches, from the line its descriptor points into."""
+    """Intervals of 128-byte lines that an operand touches, relative to the line that its descriptor points to."""
     lines = distinct(operand_addresses(encode_descriptor(start, lbo, sbo, swizzle), major, extent, size) >> 7)
     cuts = np.flatnonzero(np.diff(lines) > 1)
     first, last = lines[np.r_[0, cuts + 1]], lines[np.r_[cuts, len(lines) - 1]]

@@ -1,7 +1,7 @@
-"""What each synchronising or asynchronous call does in the synchronisation model.
+"""Rules for the effect of each synchronising or asynchronous call in the synchronisation model.
 
-A rule gets the stream that executes the call, the call and its span.  The rules of waits are generators that yield
-what they wait for until they may go on.
+A rule gets the stream that executes the call, the call and its span.  The rule of a wait is a generator: it yields what it
+waits for until it may continue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WAIT_RULES: dict[str, Callable[[Any, Any, Any], Iterator[Any]]] = {}
 
 
 def event(fn: Rule) -> Rule:
-    """Decorator: the rule of the call of that name."""
+    """Decorator: the rule of the call with the function's name."""
     EVENT_RULES[fn.__name__.strip("_")] = fn
     return fn
 
@@ -41,7 +41,7 @@ def event_of(*names: str) -> Callable[[Rule], Rule]:
 
 
 def lane_count(n: int) -> int:
-    """Lanes in a mask."""
+    """Number of lanes in a mask."""
     return bin(n).count("1")
 
 
@@ -49,7 +49,10 @@ def lane_count(n: int) -> int:
 
 
 def _turn(st: Any, number: int, count: int, span: Any, named: bool) -> Any:
-    """named: bar.sync with a count, for which a warp is 32 threads however many it has.  Source: PTX ISA, "bar"."""
+    """Arrive at a block or named barrier and wait for its phase.
+
+    named: bar.sync with a count, which counts 32 threads for each warp, however many the warp has.  Source: PTX ISA, "bar".
+    """
     bar = st.block.named(number)
     st.partial(bar.name if number else "a block barrier", span)
     come = WARP * len(st.active) if named else st.count()
@@ -178,13 +181,13 @@ def enter(block: Any, st: Any, w: Any, lanes: int, span: Any, copies: bool = Fal
     if not seen[st.block.model.cluster.component]:
         raise Found(Fault(f"shared memory of block {block.rank} of the cluster is accessed, which may not have started",
                           span, None))
-    if not copies:  # the end of a copy is told by its mbarrier
+    if not copies:  # an mbarrier reports the completion of a copy
         c = w.component(lanes)
         block.remote.append((c, st.block.clocks.now[c], span))
 
 
 def peers(st: Any, e: Expr, span: Any) -> Iterator[Any]:
-    """The blocks of the cluster that the active threads name by rank, each with those threads active."""
+    """The blocks of the cluster that the active threads name by rank, each with the threads that name it active."""
     ranks = st.values(e, st)
     if not isinstance(ranks, np.ndarray):
         yield peer(st, st.uniform(e, "the rank of a block"), span)
@@ -198,7 +201,7 @@ def peers(st: Any, e: Expr, span: Any) -> Iterator[Any]:
 
 
 def peer(st: Any, rank: int, span: Any) -> Any:
-    """The block of the cluster that has a rank."""
+    """The block of the cluster with the given rank."""
     if not 0 <= rank < len(st.block.model.blocks):
         raise Found(Fault(f"no block of this cluster has rank {rank}: it has {len(st.block.model.blocks)}", span, None))
     return st.block.model.blocks[rank]
@@ -266,7 +269,7 @@ def _thread_return(st: Any, c: Call, span: Any) -> None:
     raise Undecided("threads leave the kernel early")
 
 
-# The model's blocks are those of one cluster: of a barrier of all blocks it needs what orders a block's own threads.
+# The model has only the blocks of one cluster, so a grid barrier is modelled by its ordering of one block's threads.
 WAIT_RULES.update(sync_threads=_sync_threads, sync_grid=_sync_threads, named_barrier=_named_barrier,
                   mbarrier_wait=_mbarrier_wait, set_max_nreg=_set_max_nreg, cluster_wait=_cluster_wait,
                   cluster_sync=_cluster_sync)

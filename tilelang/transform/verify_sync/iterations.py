@@ -1,4 +1,4 @@
-"""Which loops have to be followed step by step."""
+"""Decides which loops have to be followed iteration by iteration."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from tilelang.ir.children import children
 
 
 def has_unknown_loops(launch: Launch) -> bool:
-    """Whether some loop's number of turns is known only at run time."""
+    """Whether the number of iterations of some loop is known only at run time."""
     return any(not isinstance(x.extent, Const) for x in walk(launch.body, For))
 
 
 def places_by(s: For, followed: Container[Var]) -> bool:
-    """Whether shared addresses depend on the loop's variable otherwise than through a small modulus, or may hang on variables
-    of threads (followed: their storage) that change from turn to turn."""
+    """Whether shared addresses may differ between iterations by more than a small modulus of the loop's variable.
+
+    That is the case if they use the variable in another way, or if the loop changes variables of threads (followed: their
+    storage), on which addresses may depend.
+    """
     follows: set[Var] = set()
 
     def plain(e: Node) -> bool:

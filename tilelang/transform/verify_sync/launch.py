@@ -1,8 +1,8 @@
-"""The check of one launch: that conflicting accesses are ordered, and that nobody waits for ever.
+"""Checks one launch: conflicting accesses are ordered, and no thread waits for ever.
 
-Programs with block barriers and cp.async alone are followed interval by interval (barriers.py); those with mbarriers, TMA,
-wgmma, warp roles or named barriers are model-checked (model.py), for every extent of their loops that the rings tell apart
-(trials.py).
+Programs with block barriers and cp.async only are checked from barrier to barrier (barriers.py).  Programs with mbarriers,
+TMA, wgmma, warp roles or named barriers are model-checked (model.py), for all loop extents between which their rings
+differ (trials.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def check_launch(launch: Launch) -> tuple[str, list[Fault]]:
         return "one thread per block: nothing to order", []
     if not all(isinstance(at, int) and b.is_static for b, at in launch.plan.shared_offsets):
         return "not checked: shared memory of run-time size", []
-    # Loaded when the device compiler is at work already (jit/building.py).
+    # Imported here because the device compiler is running already at this point (jit/building.py).
     if model:
         from .trials import check_model  # 32 ms
 

@@ -1,5 +1,7 @@
-"""What is known of conditions and numbers of all threads where their values are not: which way a branch may go, and between
-which numbers a value lies (`tx < min(n, 5)` holds for no thread from 5 on)."""
+"""Bounds for conditions and numbers of all threads whose values are unknown.
+
+They tell which way a branch may go and between which numbers a value lies (`tx < min(n, 5)` holds for no thread from 5 on).
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ import numpy as np
 
 from tilelang.ir import Binary, Cast, Const, Expr, Select, Unary, Var
 
-Limits = tuple[Any, Any]  # least and greatest value, a number or one per thread; None where nothing is known
-_ORDERED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}  # and what holds where they do not
+Limits = tuple[Any, Any]  # least and greatest value, a number or one per thread; None: unknown
+_ORDERED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}  # operator -> its negation
 
 
 def possible(e: Expr, want: bool, value: Callable[[Expr], Any], bound: dict[Var, tuple[Any, Any]]) -> Any:
     """The threads (a bool each, or one for all) for which a condition may have the truth value `want`.
 
-    value: a condition's value where it is known, else None.  bound: this function's results for False and True, of names.
+    value: a condition's value where it is known, else None.  bound: this function's results for False and True, by name.
     """
     known = value(e)
     if known is not None:
@@ -74,7 +76,7 @@ def limits(e: Expr, value: Callable[[Expr], Any]) -> Limits:
     if e.op == "floordiv" and c > 0:
         return _both(np.floor_divide, low, c), _both(np.floor_divide, high, c)
     if low is None or high is None or not (e.op in ("add", "sub") or e.op == "mul" and c > 0):
-        return None, None  # where one is open, the other may wrap
+        return None, None  # if one bound is unknown, the other may wrap
     act = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[e.op]
     return act(low, c), act(high, c)
 

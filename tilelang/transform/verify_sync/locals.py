@@ -1,5 +1,4 @@
-"""Whole numbers in variables of threads (T.alloc_var), followed along with the program: what shared addresses, branches and
-loops around them hang on."""
+"""Follows integer variables of threads (T.alloc_var), on which shared addresses, branches and loops may depend."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ class Locals:
                 if isinstance(s, Bind) or isinstance(s, Stmt) and matters(s):
                     self._note(s)
             stores = [x for x in nodes if isinstance(x, Store) and x.buffer.data in self.plain]
-            while True:  # what the followed ones are computed from
+            while True:  # also follow the variables that the followed ones are computed from
                 before = len(self.followed)
                 for x in stores:
                     if x.buffer.data in self.followed:
@@ -62,18 +61,18 @@ class Locals:
         return isinstance(s, (Alloc, Store)) and s.buffer.data in self.followed
 
     def begin(self, s: Alloc, value: Any) -> None:
-        """A variable comes to be; without a value it is 0."""
+        """Record the allocation of a variable; without a value it starts as 0."""
         self.values[s.buffer.data] = 0 if s.init is None else value
 
     def store(self, s: Store, value: Any, mask: Any) -> None:
-        """mask: the threads that store, None for all."""
+        """Record a store.  mask: the threads that store, None for all."""
         old = self.values.get(s.buffer.data)
         if mask is not None and value is not None:
             value = None if old is None else np.where(mask, value, old)
         self.values[s.buffer.data] = value
 
     def forget(self, s: Node) -> None:
-        """Part of what a statement does was not followed."""
+        """Forget the variables that a statement sets, because not all of it was followed."""
         for x in walk(s):
             if isinstance(x, Store) and x.buffer.data in self.followed:
                 self.values.pop(x.buffer.data, None)

@@ -1,8 +1,8 @@
-"""Who touched which shared memory of a block, for the synchronisation model.
+"""Records which actor touched which shared memory of a block, for the synchronisation model.
 
-Tiles that copies and matrix instructions touch are intervals of bytes with the last time of each component; what threads
-touch is kept by granule and warp.  A conflicting access that the accessor's row does not know is a fault, and so is one
-by the async proxy (TMA, wgmma) over ordinary writes that were not fenced.
+Tiles touched by copies and MMAs are intervals of bytes with the last time of each component.  Accesses by threads are
+recorded by granule and warp.  A conflicting access that the accessor's row does not know is a fault.  An access by the async
+proxy (TMA, wgmma) to memory with ordinary writes that were not fenced is a fault too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MESSAGES = {"order": "is touched by two threads without a barrier in between",
 
 
 class Site(NamedTuple):
-    """Where an access stands, whether its address is known, and what an atomic one does."""
+    """An access in the program: its span, whether its address is known, and what an atomic one does."""
 
     span: Any
     exact: bool = True
@@ -40,13 +40,13 @@ class Site(NamedTuple):
 
 @dataclass
 class _Tile:
-    """An interval of bytes with what touched it: (mode, component) -> (time, where)."""
+    """An interval of bytes with the accesses to it: (mode, component) -> (time, span)."""
 
     lo: int
     hi: int
     records: dict[tuple[str, int], tuple[int, Any]] = field(default_factory=dict)
     meets: list[_Tile] = field(default_factory=list)
-    written: int = 0  # how often a copy wrote what it meets
+    written: int = 0  # how often a copy wrote an overlapping tile
 
 
 class _Touched:
@@ -69,22 +69,22 @@ class Memory:
         self.granules = size // granule + 1
         self.tiles: dict[tuple[int, int], _Tile] = {}
         self.touched: dict[str, _Touched] = {}
-        self.flying: Any = None  # number of the site of the cp.async in flight over a granule
+        self.flying: Any = None  # for each granule the number of the site of the cp.async in flight to it
         self.version = 0
         self.checked: dict[Any, tuple[int, int]] = {}
         self.sites = [Site(None)]
 
     def name(self, at: int) -> str:
-        """Of the buffer that holds a byte."""
+        """Name of the buffer that holds a byte."""
         return next((f"`{n}`" for lo, hi, n in self.names if lo <= at < hi), "shared memory")
 
     def _fault(self, what: str, at: int, span: Any, other: Any, exact: bool = True) -> Found:
         return Found(Fault(f"{self.name(at)} {MESSAGES[what]}", span, other, exact))
 
-    # ---- copies and matrix instructions ---------------------------------------------------------------------------
+    # ---- copies and MMAs --------------------------------------------------------------------------------------------
 
     def tile(self, mode: str, lo: int, hi: int, known: tuple[Row, Row], stamp: tuple[int, int], span: Any, who: Any) -> None:
-        """An asynchronous access of bytes lo .. hi-1 by an actor `who`.
+        """Check and record an asynchronous access of bytes lo .. hi-1 by an actor `who`.
 
         known: the rows that it has seen, and those of fenced writes.  stamp: component and time of the access.
         """
@@ -112,7 +112,7 @@ class Memory:
         t.records[mode, component] = time, span
 
     def group_reads(self, lo: int, hi: int, active: list[tuple[Warp, int]], component: int, time: int, span: Any) -> None:
-        """A matrix instruction of some warps reads bytes lo .. hi-1."""
+        """Check and record an MMA of some warps that reads bytes lo .. hi-1."""
         t = self.tiles.get((lo, hi))
         key = (lo, hi, component)
         if t is None or self.checked.get(key) != (self.version, t.written):
@@ -151,22 +151,22 @@ class Memory:
     # ---- cp.async ---------------------------------------------------------------------------------------------------
 
     def fly(self, g: Any, thread: Any, active: list[tuple[Warp, int]], site: Site, alone: bool) -> None:
-        """Copies to granules g by threads start; nothing may touch them until they `land`."""
+        """Start copies to granules g by threads; no access may touch the granules until `land`."""
         if self.flying is None:
             self.flying = np.zeros(self.granules, np.int32)
         self.threads("w", g, thread, active, site, alone)
         self.flying[g] = len(self.sites) - 1
 
     def land(self, g: Any) -> None:
-        """The copies to these granules are complete, for the threads that issued them."""
+        """Complete the copies to these granules, for the threads that issued them."""
         self.flying[g] = 0
 
     # ---- threads ----------------------------------------------------------------------------------------------------
 
     def threads(self, mode: str, g: Any, thread: Any, active: list[tuple[Warp, int]], site: Site, alone: bool = False) -> None:
-        """Ordinary accesses of granules g by threads (same shape); active: their warps.
+        """Check and record ordinary accesses of granules g by threads (same shape); active: their warps.
 
-        alone: the program says that these threads do not meet one another.
+        alone: the program guarantees that these threads access disjoint elements.
         """
         exact = site.exact
         if site.atomic is not None:

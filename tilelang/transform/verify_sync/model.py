@@ -1,7 +1,7 @@
-"""The synchronisation model: a block whose warp groups run side by side, for one choice of what is not known.
+"""The synchronisation model: the warp groups of a block run concurrently, for one choice of the unknown values.
 
-Every stream (a warp group; a warp where those of a group wait for each other) is a generator; the model lets each run until
-it waits.  Faults are found by what is ordered, not by the order of this run (clocks.py).
+Every stream (a warp group; or a warp, where warps of a group wait for each other) is a generator, and the model runs each
+until it waits.  Faults follow from the happens-before order (clocks.py), not from the order of this run.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .stream import Stream
 from .values import Marked, Values, number
 
 GROUP = 128
-_MOST_STEPS, _MOST_EXACT = 400_000, 40_000  # events of a run; of one that leaves out no turn
+_MOST_STEPS, _MOST_EXACT = 400_000, 40_000  # events of a run; of a run that leaves out no iterations
 
 
 class Block:
-    """One block: its warps, barriers and shared memory.  rank: in its cluster."""
+    """One block: its warps, barriers and shared memory.  rank: its rank in the cluster."""
 
     def __init__(self, model: Model, env: dict[Var, Any], width: int, rank: int) -> None:
         self.model, self.plan, self.values, self.env = model, model.plan, model.values, env
@@ -40,7 +40,7 @@ class Block:
         self.barriers: dict[int, MBarrier] = {}
         self._named: dict[int, NamedBarrier] = {}
         self.accesses = 0
-        self.remote: list[tuple[int, int, Any]] = []  # component and time of accesses by other blocks, where
+        self.remote: list[tuple[int, int, Any]] = []  # component, time and span of accesses by other blocks
         blocks = self.plan.launch.plan.min_blocks_per_sm
         self.registers = min(REGISTERS_PER_SM // (n * blocks) // 8 * 8, 255)  # of a thread when the block starts
         self.spare = 0  # registers that warp groups gave back
@@ -67,7 +67,7 @@ class Block:
         return got
 
     def finish(self) -> None:
-        """Raises Found when something is left running at the end."""
+        """Raises Found when an operation is still incomplete at the end."""
         rows = [w.known(w.full)[0] for w in self.warps]
         rows += [w.known(lanes)[0] for w in self.warps for lanes in w.seen]
         for b in self.barriers.values():
@@ -86,11 +86,11 @@ class Block:
 
 @record
 class Way:
-    """How loops are followed.
+    """Which iterations of loops are followed.
 
-    whole: ring loops of more iterations are followed without whole turns in between.  later: so many more iterations are
-    followed before turns are left out.  tiles: iterations of loops around ring loops that are followed at least; every_tile:
-    all that `whole` allows.
+    whole: ring loops of at most this many iterations are followed completely; longer ones leave out whole periods of the
+    rings.  later: additional iterations followed before iterations are left out.  tiles: fewest followed iterations of loops
+    around ring loops.  every_tile: whether `whole` applies to those loops too.
     """
 
     whole: int = 1
@@ -103,9 +103,10 @@ AS_WRITTEN = Way()
 
 
 class Model:
-    """One run.  env: block variables, symbols and scalars.  scale: of whole numbers read from global tensors.
+    """One run of the model.
 
-    width: threads of a stream.  way: how loops are followed.  room: parts of a warp whose accesses are told apart.
+    env: values of block variables, symbols and scalars.  scale: of integers read from global tensors.  width: threads of a
+    stream.  way: which iterations are followed.  room: subsets of a warp's lanes whose accesses are tracked separately.
     """
 
     def __init__(self, plan: Plan, values: Values, env: dict[Var, Any], scale: int | Marked, width: int = GROUP,
@@ -126,11 +127,12 @@ class Model:
             self.blocks.append(Block(self, {**env, **own}, width, rank))
 
     def left_out(self, where: tuple[int, ...], end: int, least: int) -> int:
-        """Iterations that a ring loop leaves out: whole turns (the last entry of `where`) of a loop of `end` iterations,
-        of which at least `least` are followed.
+        """Iterations that a ring loop of `end` iterations leaves out: whole periods of the rings.
 
-        Loops of different roles over the same iterations may differ in length by what one of them does apart: they
-        leave out the same ones.  where: what else tells loops apart (block, tile).
+        At least `least` iterations are followed.  The lengths of loops of different warp roles over the same iterations may
+        differ
+        by what one of them handles separately; such loops leave out the same iterations.  where: identifies the loop (block,
+        tile); its last entry is the period.
         """
         known = self._left_out.setdefault(where, [])
         for other, n in known:
@@ -140,11 +142,11 @@ class Model:
         return known[-1][1]
 
     def number(self, b: Buffer, at: tuple[Any, ...]) -> int:
-        """The whole number that the model takes a tensor to hold somewhere."""
+        """The integer that the model assumes at a place of a tensor."""
         return number(self.scale, at)
 
     def run(self) -> Model:
-        """Itself, after the program.  Raises Found and Undecided."""
+        """Run the program and return the model.  Raises Found and Undecided."""
         body = self.plan.launch.body
         live = {s: s.run(body) for b in self.blocks for s in b.streams}
         while live:

@@ -1,4 +1,4 @@
-"""Whole numbers of a walk through a block's program (barriers.py): what is known of each thread's."""
+"""Integer values of all threads during a walk through a block's program (barriers.py)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from .locals import Locals
 from .shadow import combined
 from .uniform import Uniform
 
-# What numbers that all threads read alike, but nobody knows here, are taken for: one walk each where a condition asks.
+# Values assumed for numbers that are unknown but equal in all threads: one walk each where a condition uses one.
 SAMPLES = (0, 1, 3, 6)
 
 
 class Numbers:
-    """Values of expressions where a walk stands.
+    """Values of expressions at the current point of a walk.
 
-    n, threads: of a block, their number and numbers.  env: values of names, one for all threads or one a thread.  trial: which
-    of SAMPLES unknown numbers are taken for; sampled: whether a condition asked for one.  locals: variables that are followed.
+    n, threads: the number of threads of a block, and their numbers.  env: values of names, one for all threads or one per
+    thread.  trial: which of SAMPLES is used for unknown numbers.  sampled: whether a condition used one.  locals: variables
+    that are followed.
     """
 
     locals: Locals
 
     def __init__(self, launch: Launch, trial: int, given: dict[Var, int | None]) -> None:
-        """Nothing is known but threads, and the first block."""
+        """At the start only the thread numbers are known; the block is the first one."""
         self.launch, self.trial, self.sampled = launch, trial, False
         x, y, z = self.launch.threads
         self.n = x * y * z
@@ -39,17 +40,19 @@ class Numbers:
         self.guessing = False
         self.uniform: Uniform | None = None
         self.answers = Answers(launch, given)
-        self._constant: dict[int, bool] = {}  # by id of an expression, as all below
+        self._constant: dict[int, bool] = {}  # by id of an expression, like all tables below
         self._known: dict[int, tuple[Any]] = {}
         self._variables: dict[int, tuple[tuple[Var, ...] | None]] = {}
 
     def in_common(self) -> Uniform:
-        """What the threads have in common, found when it is first asked for."""
+        """Which values all threads have in common; computed at the first use."""
         self.uniform = self.uniform or Uniform(self.launch)
         return self.uniform
 
     def truth(self, e: Expr) -> Any:
-        """Value of a condition; where it hangs on numbers that are unknown but the same for all threads, of this trial."""
+        """Value of a condition; where it depends on numbers that are unknown but equal in all threads, the value in this
+        trial.
+        """
         c = self.value(e)
         if c is not None:
             return c
@@ -117,7 +120,7 @@ class Numbers:
         return hit
 
     def hangs_on(self, e: Expr) -> tuple[Var, ...] | None:
-        """The variables that a value hangs on besides the thread, None where it hangs on memory."""
+        """The variables that a value depends on besides the thread; None where it depends on memory."""
         hit = self._variables.get(id(e))
         if hit is None:
             free: dict[Var, None] = {}

@@ -1,4 +1,4 @@
-"""What a launch's statements have to do with synchronisation, found once for all runs of the model."""
+"""Facts about the synchronisation of a launch's statements, computed once for all runs of the model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVENTS = WAITS | frozenset((
     "bulk_store", "bulk_commit", "bulk_wait", "wgmma", "wgmma_fence", "wgmma_commit", "wgmma_wait", "cp_async",
     "cp_async_commit", "cp_async_wait", "thread_return", "cluster_arrive", "cluster_wait", "cluster_sync",
     "mbarrier_arrive_remote", "cluster_load", "cluster_store", "bulk_copy_cluster", "cp_async_mbarrier_arrive"))
-# Programs that call one of these are followed by the model; others need block barriers only.
+# Programs that call one of these are checked by the model; others need block barriers only.
 ASYNCHRONOUS = EVENTS - {"sync_threads", "sync_grid", "sync_warp", "cp_async", "cp_async_commit", "cp_async_wait",
                          "thread_return"}
 _BY_THREADS = ("cp_async", "cluster_load", "cluster_store")
@@ -43,22 +43,23 @@ class Plan:
             if isinstance(a, AddressOf) and a.buffer.scope_name == LOCAL)
         self.atomics = any(isinstance(x, Call) and x.op.startswith("atomic_") for x in self.nodes)
         self.granule = self._granule()
-        self.stored: set[tuple[int, int]] = set()  # stores, and first threads of streams, that have been compared at once
+        # (store, first thread of the stream) pairs that have been checked for conflicts within one instruction
+        self.stored: set[tuple[int, int]] = set()
         self._facts: dict[int, tuple[bool, bool, bool, bool]] = {}
         self._registers: dict[int, tuple[frozenset[Var], frozenset[Var]]] = {}
         self._units: dict[int, int] = {}
         self._outer: dict[int, bool] = {}
         self._flat: dict[int, bool] = {}
         self._leaves: dict[int, bool] = {}
-        self.skeleton: dict[int, list[Stmt]] = {}  # of Seqs: what decides how often ring loops run
-        # Small moduli by which something is picked, the variables it depends on, and by how much those are divided first.
+        self.skeleton: dict[int, list[Stmt]] = {}  # for each Seq the statements that decide how often ring loops run
+        # Small moduli that select a stage or phase, the variables that they apply to, and by how much those are divided first.
         self._moduli = [(int(x.b.value), {y for y in walk(x.a, Var)}, _divided(x.a)) for x in nodes
                         if isinstance(x, Binary) and x.op in ("floormod", "truncmod") and isinstance(x.b, Const)
                         and isinstance(x.b.value, int) and 0 < x.b.value <= 64]
-        # A loop over tiles finds its tile by divisions: those are no stages.
+        # A loop over tiles finds its tile by divisions, which are not stages.
         turns = [m for x in nodes if isinstance(x, For) and self.is_ring_loop(x) and not self.is_outer(x)
                  for m in self._mods(x) if m <= 16]
-        # Of a ring with several iterations to a stage: the parity of its round is that of so many turns.
+        # In a ring with several iterations per stage, the mbarrier phase changes after this many iterations.
         turns += [m * d // 2 for x in nodes if isinstance(x, For) and self.is_ring_loop(x) and not self.is_outer(x)
                   for m, used, d in self._moduli if x.var in used and m == 2 < d and m * d <= 32]
         self.stages = max((*(int(b.shape[0]) for b in self.barriers), *turns), default=1)
@@ -94,7 +95,7 @@ class Plan:
         return piece
 
     def facts(self, x: Node) -> tuple[bool, bool, bool, bool]:
-        """(matters: touches shared memory or a variable, or orders; may block; orders; names matrix registers)."""
+        """Four facts: (matters: touches shared memory or a variable, or orders; may block; orders; names matrix registers)."""
         hit = self._facts.get(id(x))
         if hit is None:
             if isinstance(x, Buffer):
@@ -134,7 +135,7 @@ class Plan:
         return hit
 
     def is_flat(self, s: For) -> bool:
-        """Whether the iterations of a loop are accesses by threads that the program says do not meet one another."""
+        """Whether the iterations of a loop are accesses by threads that are disjoint as the program guarantees."""
         hit = self._flat.get(id(s))
         if hit is None:
             hit = self._flat[id(s)] = s.plan.independent and isinstance(s.extent, Const) and isinstance(
@@ -157,14 +158,14 @@ class Plan:
         return hit
 
     def is_outer(self, s: For) -> bool:
-        """Whether a ring loop has ring loops inside: each of its turns may start anywhere in the rings."""
+        """Whether a ring loop has ring loops inside: each of its iterations may start anywhere in the rings."""
         hit = self._outer.get(id(s))
         if hit is None:
             hit = self._outer[id(s)] = any(self.facts(x.body)[1] for x in walk(s.body, For, While))
         return hit
 
     def unit(self, s: For) -> int:
-        """Iterations of a ring loop after which the program is where it was: whole turns of the rings."""
+        """Iterations of a ring loop after which the program is in the same state: whole periods of the rings."""
         hit = self._units.get(id(s))
         if hit is None:
             outer = self.is_outer(s)
@@ -173,12 +174,12 @@ class Plan:
         return hit
 
     def _mods(self, s: For) -> list[int]:
-        """The small numbers modulo which a loop's variable picks stages and phases."""
+        """The small moduli by which a loop's variable selects stages and phases."""
         return [n for n, used, _ in self._moduli if s.var in used]
 
 
 def _divided(e: Node) -> int:
-    """By how much an index is divided: 8 of (k // 4 + 1) // 2."""
+    """The factor by which an index is divided: 8 for (k // 4 + 1) // 2."""
     inside = lcm(1, *map(_divided, children(e)))
     if isinstance(e, Binary) and e.op in ("floordiv", "truncdiv") and isinstance(e.b, Const):
         return inside * max(1, int(e.b.value))
@@ -186,8 +187,10 @@ def _divided(e: Node) -> int:
 
 
 def follows(nodes: list[Node]) -> bool:
-    """Whether a launch needs the model: its nodes order threads with more than block barriers and cp.async groups, or tell
-    warp groups apart."""
+    """Whether a launch needs the model.
+
+    That is the case if it orders threads with more than block barriers and cp.async groups, or branches on warp groups.
+    """
     return any(isinstance(x, Call) and (x.op in ASYNCHRONOUS or x.op == "in_warp_groups") for x in nodes)
 
 

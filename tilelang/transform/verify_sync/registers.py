@@ -1,4 +1,4 @@
-"""Registers that asynchronous matrix instructions of a warp group use, for the synchronisation model."""
+"""Registers that the wgmma instructions in flight of a warp group use, for the synchronisation model."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class _Use:
 class MatrixRegisters:
     """Accumulators and register operands in use from a wgmma to the wait for its group; ordinary writes need a fence.
 
-    time: of the matrix instructions so far (their component's).  finished: time of the last group waited for.
-    waits: how far each warp of the group was when it issued that group, so that it had passed its waits before.
+    time: of the wgmma instructions so far (in their component).  finished: time of the last group waited for.
+    waits: the time of each warp when it issued that group; by then the warp had passed its earlier waits.
     """
 
     time: int = 1
@@ -77,12 +77,12 @@ class MatrixRegisters:
         self.written.clear()
 
     def commit(self, waits: dict[int, int]) -> None:
-        """The instructions since the last commit are a group, which all warps of the warp group issue together."""
+        """Close the group of the instructions since the last commit; all warps of the warp group issue it together."""
         self.groups.append((self.time, self.open, waits))
         self.open, self.same = [], set()
 
     def wait(self, n: int) -> None:
-        """At most n groups are still running."""
+        """Wait until at most n groups are in flight."""
         done = self.groups[: max(0, len(self.groups) - n)]
         if done:
             self.groups = self.groups[len(done):]

@@ -1,5 +1,7 @@
-"""Who touched which piece of shared memory since the last block barrier, how large those pieces may be, and arithmetic
-on numbers of all threads at once."""
+"""Shadow of shared memory: which threads touched each piece since the last block barrier.
+
+Also the size of those pieces, and arithmetic on numbers of all threads at once.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +31,21 @@ def widest_piece(launch: Launch) -> int:
                 if isinstance(a, AddressOf) and a.buffer.scope_name in SHARED:
                     size = x.options.bytes if x.op == "cp_async" else {"ldmatrix": 16, "stmatrix": 16}.get(x.op)
                     piece = gcd(piece, size or a.buffer.dtype.bytes)
-    return -piece or -1  # negative: not to be cut further
+    return -piece or -1  # negative: must not be divided further
 
 
 def slot_iterations(s: For) -> tuple[int, int]:
-    """(iterations of a loop after which slots chosen modulo small numbers have all met each other, turns of the slots)."""
+    """(iterations of a loop after which slots chosen by small moduli have all met each other, period of the slots)."""
     mods = [int(x.b.value) for x in walk(s.body, Binary) if x.op in ("floormod", "truncmod") and
             isinstance(x.b, Const) and 0 < x.b.value <= 16 and any(y is s.var for y in walk(x.a))]
     return max(mods, default=1) + 1, lcm(1, *mods)
 
 
 class Shadow:
-    """Who touched each granule of the block's shared memory, and when (epoch: number of barriers before).
+    """Which thread touched each granule of the block's shared memory, and when (epoch: number of barriers before).
 
-    Modes: "r", "w", and for atomic operations "a" followed by their family; "a?" for those that wait."""
+    Modes: "r", "w", and for atomic operations "a" followed by their family; "a?" for those that wait.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -52,9 +55,11 @@ class Shadow:
         self.flying = np.zeros(size, np.int32)  # site + 1 of the copy in flight
 
     def clash(self, mode: str, g: Any, t: Any, epoch: int, meets: Callable[[int], bool]) -> int | None:
-        """Site of an access that an access in `mode` of threads t to granules g is not ordered with.
+        """Site of an earlier access without an order to an access in `mode` of threads t to granules g; None: no such
+        access.
 
-        meets: of the site of an atomic access, whether that matters to this one, if it is atomic too."""
+        meets: given the site of an atomic access, whether it conflicts with this one, if this one is atomic too.
+        """
         for m in self.when:
             if m == mode and m != "w":
                 continue
@@ -70,7 +75,7 @@ class Shadow:
         return None
 
     def note(self, mode: str, g: Any, t: Any, epoch: int, site: int) -> None:
-        """Enter an access."""
+        """Record an access."""
         if mode not in self.when:
             self.when[mode] = np.full(self.size, -1, np.int32)
             self.who[mode], self.site[mode] = np.zeros(self.size, np.int32), np.zeros(self.size, np.int32)
@@ -84,7 +89,7 @@ class Shadow:
 
 
 def mode_of(a: Atomic) -> str:
-    """The mode in which memory keeps an atomic access."""
+    """The mode in which memory records an atomic access."""
     return "a?" if a.waits else f"a{a.family}"
 
 
@@ -92,9 +97,9 @@ AT_ONCE = "is written by two threads at once with what they read from different 
 
 
 def differ(at: Any, who: Any, values: Callable[[], list[Any]]) -> bool:
-    """Whether two threads store different things in one place, in one instruction.
+    """Whether two threads store different values to one place, in one instruction.
 
-    at, who: places and threads, in rows.  values: what the things are made of, each a row.
+    at, who: places and threads, in rows.  values: what the stored values are computed from, each a row.
     """
     order = np.argsort(at, kind="stable")
     at, who = at[order], who[order]
@@ -103,17 +108,17 @@ def differ(at: Any, who: Any, values: Callable[[], list[Any]]) -> bool:
 
 
 def made_of(value: Expr, known: Callable[[Expr], Any], names: dict[Var, Expr]) -> list[Any]:
-    """The numbers and the indices of what is read that a value is made of, per thread; none where that does not show.
+    """The numbers that a value is computed from, per thread, with the indices of what it reads; empty when unknown.
 
-    known: gives them for an integer expression: a number, one per thread, or None.  names: what other names, and storages of
-    registers, hold (`held`).
+    known: the value of an integer expression: a number, one per thread, or None.  names: the expressions that names and
+    register storages hold (`held`).
     """
     out: list[Any] = []
     return [v for v in out if np.ndim(v)] if _made_of(value, known, names, out) else []
 
 
 def _made_of(e: Expr, known: Callable[[Expr], Any], names: dict[Var, Expr], out: list[Any]) -> bool:
-    """Whether all that a value is made of is known: numbers, and the indices of what it reads."""
+    """Append the numbers that a value is computed from; returns whether all of them are known."""
     if isinstance(e, Const):
         return True
     if isinstance(e, Load):
@@ -135,7 +140,7 @@ def _made_of(e: Expr, known: Callable[[Expr], Any], names: dict[Var, Expr], out:
 
 
 def held(launch: Launch) -> dict[Var, Expr]:
-    """What names stand for, and what registers hold that one statement alone writes."""
+    """The expressions that names stand for, and the contents of registers that only one statement writes."""
     out: dict[Var, Any] = {}
     for x in walk(launch.body):
         if isinstance(x, Bind):

@@ -1,8 +1,8 @@
-"""One warp group (or warp) of the synchronisation model: its way through the program.
+"""One warp group (or warp) of the synchronisation model, and its path through the program.
 
-Follows the statements with whole numbers for all its threads and no data.  What orders threads or touches shared memory
-is told to the clocks and the memory of the block; everything else is passed over, except that registers of running
-matrix instructions must not be touched.
+A stream follows the statements with integer values for all its threads and without data.  Statements that order threads or
+touch shared memory are passed to the clocks and the memory of the block.  Everything else is skipped, except that registers
+of wgmma in flight must not be touched.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .events import WAIT_RULES
 from .registers import MatrixRegisters
 from .values import distinct, one
 
-_MOST = 64  # iterations that a loop is followed without leaving out any
+_MOST = 64  # the longest non-ring or while loop that is followed completely
 
 
 class _Left(Exception):
@@ -44,7 +44,7 @@ class Stream(Accesses):
         self.first, self.n = first, n
         self.warps: list[Warp] = block.warps[first // 32: -(-(first + n) // 32)]
         self.threads = np.arange(first, first + n)
-        self.ids = self.threads + 32 * self.warps[0].number - first  # of all threads of a cluster
+        self.ids = self.threads + 32 * self.warps[0].number - first  # numbers among all threads of a cluster
         x, y, _ = self.plan.launch.threads
         t = self.threads
         places = (t % x, t // x % y, t // (x * y)) if y > 1 or self.plan.launch.threads[2] > 1 else (t, 0, 0)
@@ -53,9 +53,9 @@ class Stream(Accesses):
         self.active: Active = [(w, w.full) for w in self.warps]
         self.everyone = self.active
         self.constants: dict[int, Any] = {}
-        self.variables: dict[tuple[Var, Any], tuple[Any, Any]] = {}  # value, for which threads
+        self.variables: dict[tuple[Var, Any], tuple[Any, Any]] = {}  # value, and for which threads it holds
         self.registers = MatrixRegisters()
-        self.products = block.clocks.new()  # of its matrix instructions
+        self.products = block.clocks.new()  # component of its wgmma instructions
         self.guess = 0  # depth of branches whose condition is not known
         self.independent = 0
         self.inside: tuple[Branch | Iterations | WarpRole, ...] = ()
@@ -63,15 +63,16 @@ class Stream(Accesses):
         self.axes = 0  # loops whose iterations are followed all at once
         self.tiles = 0  # depth of loops around ring loops
         self.path: tuple[int, ...] = ()  # their iterations
-        self.entry: Any = None  # the threads that run the innermost loop, where they are some of them; False: not alike
+        # the threads that run the innermost loop, where not all do; False: they differ between iterations
+        self.entry: Any = None
         self.open_copies: list[Any] = []  # cp.async not yet committed
         self.copy_groups: list[list[Any]] = []
         self.bulk: dict[tuple[Warp, int], Any] = {}
         self.nreg = block.registers
-        self.cluster_turn: int | None = None  # of the cluster barrier, arrived at and not waited for
-        self.waiting: Any = None  # where it stands, for messages
+        self.cluster_turn: int | None = None  # phase of the cluster barrier that it arrived at and has not waited for
+        self.waiting: Any = None  # the span of its wait, for messages
 
-    # ---- what Values asks for -------------------------------------------------------------------------------------
+    # ---- used by Values --------------------------------------------------------------------------------------------
 
     def in_groups(self, first: int, count: int) -> Any:
         """Whether its threads are in warp groups first .. first+count-1."""
@@ -95,7 +96,7 @@ class Stream(Accesses):
         return value if mask is None or self.mask is not None and not (self.mask & ~mask).any() else None
 
     def memory(self, b: Buffer, at: Any) -> Any:
-        """Whole number read from a global tensor: the same for the same place."""
+        """Integer read from a global tensor: the same for the same place."""
         return self.block.model.number(b, at)
 
     # ---- statements -------------------------------------------------------------------------------------------------
@@ -178,11 +179,11 @@ class Stream(Accesses):
                 self.reads(s.cond, s)
 
     def _pass_by(self, s: Stmt) -> None:
-        """A statement that orders and touches nothing: what it binds, and whether a loop is left in it."""
+        """Handle a statement that orders and touches nothing: record its bindings, and whether it leaves a loop."""
         if isinstance(s, Bind):
             self._bind(s)
         elif isinstance(s, (Break, Continue)):
-            # All that run the loop leave it, if those that came to it are those that are here.
+            # All threads that run the loop leave it, if the threads that entered it are those active here.
             if self.guess or self.mask is not None and not (
                     isinstance(self.entry, np.ndarray) and np.array_equal(self.mask, self.entry)):
                 raise Undecided("a loop is left by some of the threads")
@@ -226,11 +227,11 @@ class Stream(Accesses):
         self.variables[b.data, at] = new, mask
 
     def _ways(self, cond: Expr, then: Any, orelse: Any, s: Any) -> Iterator[Any]:
-        """Those of two parts (statements or values, None: absent) that are taken, each with its threads active."""
+        """Those of two branches (statements or values, None: absent) that are taken, each with its threads active."""
         self.reads(cond, s)
         c = self.values(cond, self)
         around = self.inside
-        if c is None:  # either way may be taken by any thread
+        if c is None:  # any thread may take either branch
             if self.plan.facts(s)[2]:
                 raise Undecided("synchronisation under a condition that is known only at run time")
             self.guess += 1
@@ -260,7 +261,7 @@ class Stream(Accesses):
         self.inside = around
 
     def _enter(self, s: Any, cond: Expr, way: bool, around: tuple[Any, ...]) -> None:
-        """Follow one way of a branch."""
+        """Follow one branch."""
         if not self.plan.atomics:
             return
         self.inside = (*around, Branch(id(s), way))
@@ -268,7 +269,7 @@ class Stream(Accesses):
             self.inside = (*self.inside, WarpRole(cond.options.first, cond.options.count))
 
     def only(self, taken: Any) -> None:
-        """Only these threads are active from here on."""
+        """Restrict the active threads to these."""
         if taken.all():
             self.mask, self.active = None, self.everyone
             return
@@ -301,7 +302,7 @@ class Stream(Accesses):
         path = self.path
         steps = self._steps(s, start if isinstance(start, int) else 0, most, ring)
         self.entry = False if isinstance(extent, np.ndarray) else mask
-        try:  # also where the loop is left
+        try:  # also when the loop is left early
             for k in steps:
                 self.env[s.var] = start + k
                 self.path = (*path, k) if outer else path
@@ -319,7 +320,7 @@ class Stream(Accesses):
             self.independent -= s.plan.independent
 
     def _all_at_once(self, s: For) -> None:
-        """Iterations that do not meet one another: their number is a further axis of all values."""
+        """Follow independent iterations together: the iteration number becomes a further axis of all values."""
         self.axes += 1
         self.independent += 1
         around, self.inside = self.inside, (*self.inside, Iterations(id(s)))
@@ -332,7 +333,7 @@ class Stream(Accesses):
         self.env.pop(s.var, None)
 
     def _steps(self, s: For, start: int, most: int, ring: bool) -> list[int] | range:
-        """The iterations that are followed: all, or without whole turns of the rings in between."""
+        """The iterations that are followed: all, or without whole periods of the rings in between."""
         model = self.block.model
         if not ring:
             if most <= _MOST:
@@ -342,15 +343,15 @@ class Stream(Accesses):
         way, outer = model.way, self.plan.is_outer(s)
         if most <= (way.whole if way.every_tile or not outer else 1):
             return range(most)
-        # Inside a loop over tiles the rings go on from tile to tile, so that a short way through each tells as much.
+        # Inside a loop over tiles the rings continue from tile to tile, so fewer iterations of each tile suffice.
         stages, unit = self.plan.stages, self.plan.unit(s)
-        stages += stages % 2  # loops may take two steps a turn
+        stages += stages % 2  # loops may take two steps per iteration
         first, least = stages, (stages + 1 if self.tiles else 2 * stages + 2) + way.later
         if outer:
             first, least = min(1, way.tiles - 1), way.tiles
-        # Loops of different roles over the same iterations leave out the same ones, wherever they start.
+        # Loops of different warp roles over the same iterations leave out the same ones, wherever they start.
         skipped = start if 0 < start <= first else 0
-        each, steps = s.plan.ring_steps or (1, most)  # steps of the rings: of an iteration, of the loop it was made of
+        each, steps = s.plan.ring_steps or (1, most)  # ring steps of one iteration, and of the original loop
         left_out = model.left_out((id(self.block), *self.path, unit), steps + skipped, least) // each
         first = (first - skipped) // each
         if left_out <= 0 or first + left_out > most:
@@ -382,7 +383,7 @@ class Stream(Accesses):
         finally:
             self.mask, self.active, self.entry, self.path = mask, active, entry, path
             self.inside, self.turning = around, turning
-        # Every role that goes on for so long stops here: the rounds that are left out are those at the end.
+        # Every warp role with so many iterations stops here: the iterations left out are those at the end.
         if self.block.model.way.whole > 1:
             raise Undecided(f"a while loop of more than {_MOST} iterations")
         self.block.model.cut = True
@@ -421,17 +422,20 @@ class Stream(Accesses):
             lo, hi = min(lo, int(np.min(at))), max(hi, int(np.max(at)) + int(lanes) - 1)
         return lo, hi
 
-    # ---- help for the events ----------------------------------------------------------------------------------------
+    # ---- used by the rules of events --------------------------------------------------------------------------------
 
     def uniform(self, e: Expr, what: str) -> int:
-        """Value of an expression that the active threads have alike."""
+        """Value of an expression that is equal in all active threads."""
         v = self.values(e, self)
         if isinstance(v, np.ndarray) and self.mask is not None:
             v = np.broadcast_to(v, self.n)[self.mask]
         return one(v, what)
 
     def each_barrier(self, a: Expr, span: Any, block: Any = None) -> Iterator[tuple[Any, Active]]:
-        """(mbarrier, warps and lanes that name it) of an operand.  block: another one, for the barrier at its place there."""
+        """(mbarrier, warps and lanes that name it) of an operand.
+
+        block: another block, for the mbarrier at the same place there.
+        """
         block = block or self.block
         if not isinstance(a, AddressOf):
             raise Undecided("an mbarrier is not given as an element of a barrier buffer")
@@ -450,7 +454,7 @@ class Stream(Accesses):
         self.mask, self.active = mask, active
 
     def count(self) -> int:
-        """Active threads."""
+        """Number of active threads."""
         return self.n if self.mask is None else int(self.mask.sum())
 
     def partial(self, what: str, span: Any) -> None:

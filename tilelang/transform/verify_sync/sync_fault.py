@@ -1,4 +1,4 @@
-"""What the checks of synchronisation report."""
+"""Faults that the synchronisation checks report."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from tilelang.ir.record import record
 
 @record
 class Fault:
-    """A pair that is not ordered, a barrier that not all threads reach, a deadlock.
+    """A synchronisation error: an unordered pair of accesses, a barrier that not all threads reach, or a deadlock.
 
-    span, other: where, and where the other access is.  exact: everything it depends on was known, so that the program
-    is wrong; otherwise it may be.
+    span, other: of the access, and of the other access.  exact: everything that the fault depends on was known, so the program
+    is wrong; otherwise it may be wrong.
     """
 
     message: str
     span: Any
     other: Any = None
     exact: bool = True
-    stuck: bool = False  # nobody can go on
+    stuck: bool = False  # no thread can continue
 
 
 class Found(Exception):
-    """Carries a Fault out of the walk that met it."""
+    """Carries a Fault out of the walk that found it."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.message)
         self.fault = fault
 
     def under(self, span: Any) -> Found:
-        """Itself; a fault of a statement without a place is told at the one around it."""
+        """This exception; a fault without a span gets the span of the enclosing statement."""
         if self.fault.span is None and span is not None:
             f = self.fault
             self.fault = Fault(f.message, span, f.other, f.exact, f.stuck)
@@ -39,11 +39,11 @@ class Found(Exception):
 
 
 class Undecided(Exception):
-    """Why a program cannot be followed: its synchronisation depends on data."""
+    """The reason why a program cannot be followed: its synchronisation depends on data."""
 
 
 class Crowded(Undecided):
-    """More parts of warps act on their own than a model has room for: one with more room may follow the program."""
+    """More subsets of warps act on their own than a model has room for; one with more room may follow the program."""
 
 
 __all__ = ["Crowded", "Fault", "Found", "Undecided"]

@@ -1,10 +1,10 @@
-"""Which runs of the synchronisation model clear a launch.
+"""Chooses the runs of the synchronisation model that clear a launch.
 
-Block variables, symbols, scalars and numbers read from tensors decide how often loops run.  For each of them that does,
-the model runs with values that make ring loops run 0, 1, 2, S-1, S, S+1 and 2S+1 times (S: stages), so that every phase
-meets every stage at the end and at the start.  Where a loop is left on such a value (`break`, `continue`, `while`), or a branch
-that orders threads is taken, the model also runs with values that do so in the first, the second and the last iteration, in all
-and in none.
+Block variables, symbols, scalars and numbers read from tensors decide how often loops run.  For each of them that does, the
+model runs with values that make ring loops run 0, 1, 2, S-1, S, S+1 and 2S+1 times (S: stages), so that every mbarrier phase
+meets every stage at the start and at the end.  Some loops are left depending on such a value (`break`, `continue`,
+`while`), and some branches that order threads depend on one.  Then the model also runs with values for which that happens in
+the first, the second and the last iteration, in all and in none.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .values import Marked, Values, number
 
 _MOST_TRIALS = 12
 _MOST_LEAVING = 16
-# Numbers beside a constant for which a comparison with it holds, and does not.
+# Differences from a constant for which a comparison with it holds, and for which it does not.
 _DECIDE = {"lt": (-1, 0), "le": (0, 1), "eq": (0, 1), "ne": (1, 0), "gt": (1, 0), "ge": (0, -1)}
-_ORDINARY = 4096  # of a symbol or scalar that nothing else says of
-_LARGEST = 1 << 16  # of one that drives a loop
-_SCALE = 256  # of numbers read from tensors, unless they drive a loop
+_ORDINARY = 4096  # value of a symbol or scalar without any other constraint
+_LARGEST = 1 << 16  # largest value of one that decides how often a loop runs
+_SCALE = 256  # scale of numbers read from tensors, unless they decide how often a loop runs
 
 
 class _Probe:
-    """A frame that tells the extents of ring loops without following the program."""
+    """A frame that computes the extents of ring loops without following the program."""
 
     def __init__(self, plan: Plan, values: Values, env: dict[Any, Any], scale: int) -> None:
         self.plan, self.values, self.env, self.scale = plan, values, dict(env), scale
@@ -40,19 +40,19 @@ class _Probe:
         self.rank, self.model, self.blocks = 0, self, (self,)
 
     def in_groups(self, first: int, count: int) -> Any:
-        """Not told."""
+        """Unknown here."""
         return None
 
     def elected(self) -> Any:
-        """Not told."""
+        """Unknown here."""
         return None
 
     def variable(self, data: Var, at: Any) -> Any:
-        """Not told."""
+        """Unknown here."""
         return None
 
     def memory(self, b: Any, at: tuple[Any, ...]) -> int:
-        """As the model takes it."""
+        """The number that the model assumes."""
         return number(self.scale, at)
 
     def extents(self, s: Stmt) -> Iterator[tuple[For, Any]]:
@@ -69,7 +69,7 @@ class _Probe:
                 if s.value.dtype.lanes == 1 and not s.value.dtype.is_float:
                     try:
                         self.env[s.var] = self.values(s.value, self)
-                    except Undecided:  # it depends on the thread
+                    except Undecided:  # the extent depends on the thread
                         self.env[s.var] = None
             case If():
                 yield from self.extents(s.then)
@@ -81,14 +81,14 @@ class _Probe:
                 start, extent = self.values(s.start, self), self.values(s.extent, self)
                 yield s, extent
                 if self.plan.is_outer(s) and isinstance(start, int) and isinstance(extent, int):
-                    self.env[s.var] = start + max(0, extent - 1)  # the first and the last tile may be of different lengths
+                    self.env[s.var] = start + max(0, extent - 1)  # the first and the last tile may have different lengths
                     yield from self.extents(s.body)
                 self.env[s.var] = start
                 yield from self.extents(s.body)
 
 
 class _Trials:
-    """The choices of one launch: (values of variables, scale of numbers read)."""
+    """The choices for one launch: (values of variables, scale of numbers read)."""
 
     def __init__(self, plan: Plan, values: Values) -> None:
         launch = plan.launch
@@ -106,13 +106,13 @@ class _Trials:
                          for x in plan.nodes)
 
     def launches(self, driver: Any, value: int) -> bool:
-        """Whether there is a block at all when a driver has a value."""
+        """Whether the launch has any block when a driver has a value."""
         probe = _Probe(self.plan, self.values, self.base if driver is None else {**self.base, driver: value}, _SCALE)
         sizes = [self.values(n, probe) for n in self.plan.launch.grid]
         return all(n is None or n > 0 for n in sizes)
 
     def extents(self, driver: Any, value: int) -> tuple[Any, ...]:
-        """Of all ring loops when one driver (None: numbers read) has a value."""
+        """Extents of all ring loops when one driver (None: numbers read) has a value."""
         env = self.base if driver is None else {**self.base, driver: value}
         probe = _Probe(self.plan, self.values, env, value if driver is None else _SCALE)
         found = list(probe.extents(self.body))
@@ -120,11 +120,11 @@ class _Trials:
         return tuple(e for _, e in found)
 
     def all(self) -> list[tuple[dict[Any, int], int | Marked]]:
-        """The ordinary choice, and for each driver those that reach the extents looked for."""
+        """The ordinary choice, and for each driver (a value that decides loop extents) those that reach the wanted extents."""
         out: list[tuple[dict[Any, int], int | Marked]] = [(self.base, _SCALE)]
         s = self.plan.stages
         tiles = any(isinstance(x, For) and self.plan.is_ring_loop(x) and self.plan.is_outer(x) for x in self.plan.nodes)
-        # Over several tiles the rings go on wherever they stand: few lengths of the loops inside tell all.
+        # Over several tiles the rings continue wherever they are, so a few lengths of the inner loops suffice.
         wants = [0, 1, s + 1] if tiles else sorted({0, 1, 2, s - 1, s, s + 1, 2 * s + 1})
         if not any(isinstance(x, For) and self.plan.is_ring_loop(x) for x in self.plan.nodes):
             return [*out, *self._leaving()]
@@ -137,8 +137,10 @@ class _Trials:
         return [*out[:_MOST_TRIALS], *[c for c in self._leaving() if c not in out]]
 
     def _leaving(self) -> list[tuple[dict[Any, int], int | Marked]]:
-        """Choices that leave loops of the rings early, and take and pass by branches that order threads, where numbers read
-        or variables of the launch decide that."""
+        """Choices that leave ring loops early, and that take and skip branches that order threads.
+
+        They exist where numbers read from tensors or variables of the launch decide that.
+        """
         conds: list[Node] = []
         branches: list[Node] = []
         last = {self.plan.stages}
@@ -199,7 +201,7 @@ class _Trials:
         alike: set[tuple[int, ...]] = set()  # loops whose lengths differ by a constant need no values of their own
         for i, (a, b) in enumerate(zip(low, high)):
             curve = tuple(known[v][i] for v in sorted(known) if v in samples)
-            if None in (a, b) and most < _LARGEST:  # made of a variable of the program: the last block has other lengths
+            if None in (a, b) and most < _LARGEST:  # depends on a variable of the program: the last block has other lengths
                 found[most] = None
             if any(e is None for e in (*curve, a, b)) or len({*curve, a, b}) == 1 or any(
                     len(curve) == len(c) and len({x - y for x, y in zip(curve, c)}) == 1 for c in alike):
@@ -210,7 +212,7 @@ class _Trials:
                 if there is not None:
                     found[there] = None
                     continue
-                lo, hi = least, most  # the smallest value whose extent has reached `want`
+                lo, hi = least, most  # bisect for the smallest value whose extent reaches `want`
                 while lo < hi and a != b:
                     mid = (lo + hi) // 2
                     e = at(mid)[i]
@@ -223,16 +225,16 @@ class _Trials:
         return list(found)
 
 
-# How loops are followed, cheapest first.  Roles whose loops cover the same iterations
-# differently (one runs its last iteration apart) may leave out a turn where others do not, and then stand still: with
-# `later` the lengths at which that happens are others.
+# Which iterations are followed, lowest cost first.  Warp roles may cover the same iterations with different loops (one handles
+# its last iteration separately).  One of them may then leave out iterations that another follows, and the model deadlocks; with
+# `later` this happens at other lengths.
 _WAYS = (Way(), Way(later=1), Way(later=2), Way(later=3), Way(1 << 12, every_tile=False), Way(1 << 12))
-_EXACT = 4  # first of the ways that leave out no turn
-_ROOM, _MUCH_ROOM = 6, 128  # parts of a warp that are told apart: the second costs time, and few programs need it
+_EXACT = 4  # first of the entries that leave out no iterations
+_ROOM, _MUCH_ROOM = 6, 128  # subsets of a warp that are tracked separately: the second costs time, and few programs need it
 
 
 def _told(scale: int | Marked) -> str:
-    """What a trial takes tensors to hold."""
+    """The values that a trial assumes in tensors, in words."""
     if isinstance(scale, Marked):
         return f"{scale.there} at place {scale.place} and {scale.elsewhere} elsewhere"
     return f"{scale}, {2 * scale}, {3 * scale}, ..." if scale else "0"
@@ -247,7 +249,7 @@ def check_model(launch: Launch, nodes: list[Node]) -> tuple[str, list[Fault]]:
 
 
 def _followed(launch: Launch, nodes: list[Node], room: int) -> tuple[str, list[Fault]]:
-    """check_model with so much room.  Raises Crowded where `_MUCH_ROOM` may be enough and `room` is not."""
+    """check_model with a given room.  Raises Crowded where `room` is too small and `_MUCH_ROOM` may suffice."""
     plan = Plan(launch, nodes)
     values = Values(plan.places, launch.thread_vars)
     width, cut, runs, accesses = GROUP, False, 0, 0
@@ -265,7 +267,7 @@ def _followed(launch: Launch, nodes: list[Node], room: int) -> tuple[str, list[F
                     break
                 except Found as e:
                     doubt = f" (with iterations left out: {e.fault.message})"
-                    # A loop that is more than its turns, or warps of a group that wait for each other: once more, closer.
+                    # Iterations left out may matter, or warps of a group may wait for each other: run again in more detail.
                     if model.cut and way < len(_WAYS) - 1:
                         way = way + 1 if e.fault.stuck else max(way + 1, _EXACT)
                     elif e.fault.stuck and width == GROUP:

@@ -1,7 +1,7 @@
-"""Which values all threads of a block share, found apart from the analysis that places synchronisation.
+"""Finds values that all threads of a block share, independently of the analysis that places synchronisation.
 
-The program is read once into equations: a name, or an array of each thread, gets values under conditions.  What hangs on the
-number of a thread, directly or through other equations, may differ between threads.
+The program is translated once to equations: a name, or an array of each thread, gets values under conditions.  A value that
+depends on a thread's number, directly or through other equations, may differ between threads.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ class Equation:
 
 
 class Uniform:
-    """What the threads of a launch have in common.  differing: names and arrays whose values may differ between threads."""
+    """Which values the threads of a launch have in common.
+
+    differing: names and arrays whose values may differ between threads.
+    """
 
     def __init__(self, launch: Launch) -> None:
-        self.launch = launch  # keeps the loads alive that are known by their ids
+        self.launch = launch  # keeps alive the loads that are identified by id
         self.differing: set[Var] = {v for v, n in zip(launch.thread_vars, launch.threads) if n > 1}
         self.equations: list[Equation] = []
         self.written = _written_globals(launch.body)
@@ -70,7 +73,7 @@ class Uniform:
         return any(self.differs(c) for c in children(e) if isinstance(c, Expr))
 
     def _solve(self) -> None:
-        """Differences spread along the equations until nothing is added."""
+        """Propagate differences along the equations until nothing changes."""
         open_ = self.equations
         while True:
             self.known.clear()
@@ -108,7 +111,7 @@ class Uniform:
                         self._read(body, (*under, s.cond))
 
     def _written_through(self, e: Expr) -> None:
-        """What an instruction writes at an address in an array of each thread is that thread's own."""
+        """Handle an instruction that writes at an address in a per-thread array: each thread gets its own value."""
         for c in walk(e, Call):
             self.differing.update(a.buffer.data for k, a in enumerate(c.args) if isinstance(a, AddressOf)
                                   and a.buffer.scope_name.startswith("local") and argument_mode(c, k) != "read")
@@ -132,12 +135,12 @@ def _exits(body: Stmt, under: tuple[Expr, ...] = ()) -> Iterator[Expr]:
 
 
 def _written_globals(s: Stmt) -> set[Var]:
-    """Global memory that s writes: another block may do so between the reads of two threads."""
+    """Global memory that s writes: another block may write it between the reads of two threads."""
     return {e.storage for e in effects(s) if e.writes and e.buffer.scope_name == GLOBAL}
 
 
 def _steady_loads(body: Stmt) -> frozenset[int]:
-    """ids of the loads of global memory that no block writes between the two barriers of the grid around them."""
+    """ids of the loads of global memory that no block writes between the two grid barriers around them."""
     phase: list[Stmt] = []
     phases = [phase]
     waiting = [body]

@@ -1,6 +1,6 @@
-"""Values of index expressions for the threads of a stream: whole numbers, one per thread or one for all.
+"""Evaluates index expressions for the threads of a stream: integers, one per thread or one for all.
 
-Expressions are compiled once to functions of a frame; None stands for what is not known (data, floats).
+Expressions are compiled once to functions of a frame.  None stands for an unknown value (data, floats).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Fn = Callable[[Any], Any]
 
 @record
 class Descriptor:
-    """A wgmma descriptor: address in bytes, lbo, sbo and swizzle; whole numbers added to it count 16 bytes each."""
+    """A wgmma descriptor: address in bytes, lbo, sbo and swizzle; an integer added to it counts units of 16 bytes."""
 
     address: int
     lbo: int
@@ -32,12 +32,12 @@ class Descriptor:
     swizzle: int
 
     def plus(self, n: int) -> Descriptor:
-        """Moved by n * 16 bytes."""
+        """This descriptor advanced by n * 16 bytes."""
         return Descriptor(self.address + 16 * n, self.lbo, self.sbo, self.swizzle)
 
 
 def one(value: Any, what: str) -> int:
-    """A value that all threads of a stream have alike.  Raises Undecided for others."""
+    """The value that all threads of a stream have in common.  Raises Undecided where they differ."""
     if value is None:
         raise Undecided(f"{what} is known only at run time")
     if isinstance(value, np.ndarray):
@@ -50,8 +50,10 @@ def one(value: Any, what: str) -> int:
 
 @record
 class Marked:
-    """What a tensor is taken to hold where loops are left on what is read: `there` at one place of its last dimension,
-    `elsewhere` at the others."""
+    """Assumed content of a tensor where loops are left depending on a value read from it.
+
+    The value is `there` at one place of the last dimension and `elsewhere` at the others.
+    """
 
     place: int
     there: int
@@ -59,7 +61,7 @@ class Marked:
 
 
 def number(scale: int | Marked, at: tuple[Any, ...]) -> int:
-    """The whole number that a tensor is taken to hold somewhere: growing by `scale` along it, or as it is marked."""
+    """The integer that a tensor is assumed to hold at a place: growing by `scale` along it, or as Marked says."""
     if isinstance(scale, Marked):
         return scale.there if at and int(at[-1]) == scale.place else scale.elsewhere
     flat = 0
@@ -196,7 +198,7 @@ class Values:
         return got
 
     def _once(self, e: Expr, fn: Fn) -> Fn:
-        """Computed once for a stream; one number where all its threads have the same."""
+        """Wrap fn to compute its value once per stream; one number where all threads of the stream have the same value."""
         key = id(e)
 
         def once(f: Any) -> Any:
@@ -311,7 +313,7 @@ class Values:
 
 
 def distinct(values: np.ndarray) -> np.ndarray:
-    """The different values of an array, in order.  np.unique loads numpy.ma for that, which nothing else here needs."""
+    """The distinct values of an array, in order.  np.unique would load numpy.ma, which nothing else here needs."""
     ordered = np.sort(values, axis=None)
     return ordered[np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))] if len(ordered) else ordered
 
