@@ -1,10 +1,10 @@
 """Stores accumulator columns that are final while the last wgmma of the other columns runs.
 
-    wgmma(part, …); wgmma_commit                    wgmma(part, …); wgmma_commit
-    wgmma_wait; arrive(empty)                       panel = C[0:32]; tma_store(panel)
-    for r: C[64 + r] += part[r] * s         ->      wgmma_wait; arrive(empty)
-    panel = C[0:32]; tma_store(panel)               for r: C[64 + r] += part[r] * s
-    panel = C[64:96]; tma_store(panel)              panel = C[64:96]; tma_store(panel)
+    wgmma(last, …); wgmma_commit                    wgmma(last, …); wgmma_commit
+    wgmma_wait; arrive(empty)                       stage = C[0:32]; tma_store(stage)
+    for r: C[64 + r] += last[r] * s         ->      wgmma_wait; arrive(empty)
+    stage = C[0:32]; tma_store(stage)               for r: C[64 + r] += last[r] * s
+    stage = C[64:96]; tma_store(stage)              stage = C[64:96]; tma_store(stage)
 
 Where the columns of a tile are computed in chunks (split_accumulators.py), all chunks but the last are final when the last
 wgmma is issued.  A warp group stores them, one TMA box after another (ops/tma_store.py), in the time that it would
