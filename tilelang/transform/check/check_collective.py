@@ -162,8 +162,8 @@ def _stmt(s: Stmt, d: _ByThread, branch: Stmt | None) -> None:
 
 
 def _updates(s: Stmt, d: _ByThread, threads: int) -> None:
-    """Reject `A[i] = f(A[i])` outside T.Parallel that several threads run with the same i. How many of them see the others'
-    stores is undefined, and the other backends run the statement once."""
+    """Reject `A[i] = f(A[i])` outside T.Parallel that all threads run with the same i. How many of them see the others'
+    stores is undefined, and other backends run the statement once."""
     if isinstance(s, (Parallel, TileOp)) or isinstance(s, If) and (d.divergent(s.cond) or _by_lane(s.cond)):
         return
     if isinstance(s, For) and (d.divergent(s.start) or d.divergent(s.extent)):

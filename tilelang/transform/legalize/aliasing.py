@@ -20,8 +20,8 @@ from ..analysis.pipeline_loops import is_pipelined
 
 
 def read_after_write(func: Func) -> tuple[tuple[str, str], ...]:
-    """(written, read) names of tensor and pointer parameters that some launch reads after a write of the other, without pairs
-    that the program itself lets overlap (T.annotate_restrict_buffers)."""
+    """(written, read) names of tensor and pointer parameters: some launch writes the first and then reads the second. Pairs
+    that the program itself lets overlap (T.annotate_restrict_buffers) are left out."""
     free = set(func.facts.may_alias)
     names = {b.data: b.name for _, b in func.buffers} | {p: p.name for p in func.params if func.buffer_of(p) is None}
     out: dict[tuple[str, str], None] = {}
@@ -85,8 +85,8 @@ def _free_pairs(func: Func, launch: Launch, free: set[str]) -> list[tuple[Buffer
 
 
 def _pairs(func: Func, launch: Launch) -> list[tuple[Buffer, Buffer]]:
-    """(written, read) pairs of tensor parameters and tensors made from pointers, where the read follows the write in program
-    order."""
+    """(written, read) pairs of tensor parameters and tensors made from pointers: a read of the second follows a write of the
+    first in program order."""
     params = {b.data: b for _, b in func.buffers}
     pointers = {p for p in func.params if p.dtype.is_handle and func.buffer_of(p) is None}
     out: dict[tuple[Var, Var], None] = {}

@@ -108,7 +108,7 @@ class _Flow:
                 inside = {**values, s.var: self.value(s.start + i, values)}
                 now = _joined(self.visit(s.body, now, inside, turns * int(extent.value)), self.left[-1])
         else:
-            for _ in range(2):  # enough to compare any two iterations
+            for _ in range(2):  # two passes compare every statement with those of an earlier iteration
                 after = _joined(self.visit(s.body, now, dict(values), TURNS), self.left[-1])
                 now = _joined(now, {k: replace(p, stale=True) for k, p in after.items()})
         return _joined(now, self.left.pop())

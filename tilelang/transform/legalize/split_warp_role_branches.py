@@ -77,14 +77,14 @@ class _Parts:
         return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
 
     def asks_first(self, s: If | For | While) -> bool:
-        """Whether all threads evaluate a condition on memory before warp roles that may store to it."""
+        """Whether s holds warp roles, and its uniform condition or bound reads memory to which they may store."""
         asked = (s.start, s.extent) if isinstance(s, For) else (s.cond,)
         return any(isinstance(n, Load) and (n.buffer.scope_name in SHARED or n.buffer.data in self.written)
                    for e in asked for n in walk(e)) and not any(map(self.divergence.divergent, asked)) and any(
                        isinstance(n, Call) and n.op == "in_warp_groups" for n in walk(s))
 
     def crosses(self, s: Store) -> bool:
-        """Whether a store's value is read from another element of memory of all warp roles, where another thread may store."""
+        """Whether a store's value is read from another element of the stored buffer, where another thread may store."""
         return s.buffer.scope() in (*SHARED, GLOBAL) and any(
             isinstance(n, Load) and n.buffer.data is s.buffer.data
             and not (len(n.indices) == len(s.indices) and all(a.same(b) for a, b in zip(n.indices, s.indices)))
