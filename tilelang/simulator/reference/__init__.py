@@ -1,4 +1,4 @@
-"""The reference interpreter: the tile program, whole tiles at a time, in NumPy."""
+"""The reference interpreter: runs the tile program in NumPy, on whole tiles."""
 
 from .run import run_tile
 

@@ -1,4 +1,4 @@
-"""A block of a tile program: its roles, and where they wait for each other."""
+"""State of a block in the reference interpreter: its warp roles, and how they synchronise."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from ..mbarrier import Phases
 
 @dataclass
 class WarpRole:
-    """Warp groups that run the same code.  counts: how often it has come to a statement that roles share, by id.  watch: what
-    roles touch in the statement that they are doing one after another (tile_watch.Watch)."""
+    """Warp groups that run the same code.
+
+    counts: by key, how often this warp role has reached something that warp roles share.  watch: accesses recorded in the
+    statement that the warp roles currently execute one after another (watch.Watch).
+    """
 
     number: int
     groups: tuple[int, ...]
@@ -38,24 +41,24 @@ class WarpRole:
 
 @dataclass
 class _Meeting:
-    """Threads gather: how many have come, whether it is over."""
+    """Threads that synchronise at one place: how many have arrived, and whether the meeting is complete."""
 
     need: int
     come: int = 0
     done: bool = False
-    roles: dict[int, int] = field(default_factory=dict)  # of a meeting of roles: who is awaited, and its threads
+    roles: dict[int, int] = field(default_factory=dict)  # awaited warp roles and their threads
     action: Callable[[], None] | None = None
 
 
 class _Uncounted:
-    """Counters of instructions, which tile programs do not keep."""
+    """Replacement for the instruction counters, which the reference interpreter does not keep."""
 
     def count(self, *_: Any) -> None:
-        """Nothing is counted."""
+        """Does nothing."""
 
 
 class TileBlock:
-    """State of one block of a tile program: its roles, what they share, its mbarriers."""
+    """State of one block of a tile program: its warp roles, the buffers they share, its mbarriers."""
 
     counters = _Uncounted()
 
@@ -64,16 +67,16 @@ class TileBlock:
         self.scheduler: TileScheduler | None = None
         self.shared: dict[tuple[Any, int], Any] = {}
         self.meetings: dict[Any, _Meeting] = {}
-        self.over: set[int] = set()  # roles that have ended
+        self.over: set[int] = set()  # warp roles that have ended
         self.barriers: list[Phases] = []
         self.named: dict[int, list[Phases]] = {}  # mbarriers by id of their buffer
-        self.cluster: Any = None  # tile_cluster.TileCluster
+        self.cluster: Any = None  # cluster.TileCluster
         self.rank = 0
-        self.stores: dict[int, Any] = {}  # shared memory by id of the buffer's data, and how to make it for another block
+        self.stores: dict[int, Any] = {}  # shared memory by id of the buffer's data; `makers` create it for another block
         self.makers: dict[int, Callable[[LaneFrame], Any]] = {}
 
     def wait(self, until: Callable[[], bool], why: Callable[[], str], span: Any) -> None:
-        """Go on once `until()` holds.  Raises sim-barrier when nobody can bring that about."""
+        """Wait until `until()` is true.  Raises sim-barrier if nothing can make it true."""
         if until():
             return
         if self.scheduler is None:
@@ -83,7 +86,7 @@ class TileBlock:
         self.scheduler.wait(until, why, span)
 
     def once(self, key: Any, role: WarpRole, make: Callable[[], Any]) -> Any:
-        """What the first role to come here makes; the others get the same."""
+        """What `make` returned to the first warp role that reached this point; the other warp roles get the same object."""
         at = (key, nth(role, key))
         if at not in self.shared:
             self.shared[at] = make()
@@ -91,7 +94,7 @@ class TileBlock:
 
     def gather(self, key: Any, role: WarpRole, roles: dict[int, int], span: Any, why: str,
                action: Callable[[], None] | None = None) -> None:
-        """One of some roles (threads by number) comes; when all have that have not ended, the action is done and all go on."""
+        """Wait for all of `roles` (threads by number) that have not ended; then `action` runs and all continue."""
         m = self.meetings.setdefault(key, _Meeting(sum(roles.values()), roles=dict(roles)))
         m.roles.pop(role.number)
         m.action = action
@@ -106,14 +109,14 @@ class TileBlock:
             m.done = True
 
     def ended(self, role: WarpRole) -> None:
-        """A role has run to its end: no meeting waits for it."""
+        """A warp role has ended: no meeting waits for it any more."""
         self.over.add(role.number)
         for key, m in list(self.meetings.items()):
             if m.roles:
                 self._settle(key, m)
 
     def meet(self, key: Any, need: int, n: int, span: Any, why: str, waits: bool = True) -> None:
-        """n of `need` threads come to a barrier with a count; then all go on."""
+        """n of `need` threads arrive at a barrier with a thread count; all continue when it is complete."""
         m = self.meetings.setdefault(key, _Meeting(need))
         if m.need != need:
             raise fault("sim-barrier", f"{why} is used with {need} threads and with {m.need} at once",
@@ -130,13 +133,13 @@ class TileBlock:
 
 
 def nth(role: WarpRole, key: Any) -> int:
-    """How often a role has come to something shared, this time included."""
+    """How often a warp role has reached `key`, this time included."""
     role.counts[key] = role.counts.get(key, 0) + 1
     return role.counts[key]
 
 
 class TileScheduler(GridScheduler):
-    """Runs the roles of a block."""
+    """Runs the warp roles of a block."""
 
     def __init__(self, blocks: list[TileBlock], frames: list[LaneFrame], body: Action) -> None:
         of = [f" of block {f.block.where}" if len(blocks) > 1 else "" for f in frames]

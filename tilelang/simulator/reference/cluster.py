@@ -1,7 +1,7 @@
-"""Clusters in tile programs: the blocks of a cluster take turns, and reach each other's shared buffers and mbarriers.
+"""Clusters in the reference interpreter: blocks of a cluster run alternately and access each other's shared memory.
 
-A copy to all blocks of a mask is each block's own: all of them name the same tile.  Buffers of a block that has not come
-to their allocation yet are made when another block reaches them.
+A multicast copy is done by each block for itself, since all blocks of the mask copy the same tile.  A buffer of a block
+that has not reached its allocation yet is created when another block accesses it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..lanes import LaneFrame, uniform
 
 
 class TileCluster:
-    """The blocks of one cluster, by rank, and their barrier.  need: threads of all of them."""
+    """The blocks of one cluster, by rank, and the cluster barrier.  need: number of threads of all blocks."""
 
     def __init__(self, blocks: list[Any], need: int) -> None:
         self.blocks, self.need = blocks, need
@@ -30,13 +30,13 @@ class TileCluster:
             b.cluster, b.rank = self, rank
 
     def arrive(self, n: int) -> None:
-        """n threads come to the barrier."""
+        """n threads arrive at the cluster barrier."""
         self.come += n
         if self.come >= self.need:
             self.come, self.phase = 0, self.phase + 1
 
     def block(self, rank: int, span: Any) -> Any:
-        """The block of a rank.  Raises sim-cluster."""
+        """The block with this rank.  Raises sim-cluster if there is none."""
         if not 0 <= rank < len(self.blocks):
             raise fault("sim-cluster", f"no block of this cluster has rank {rank}: it has {len(self.blocks)}",
                         expected=f"a rank from 0 to {len(self.blocks) - 1}", found=str(rank), span=span,
@@ -45,7 +45,7 @@ class TileCluster:
 
 
 def cluster_of_frame(f: LaneFrame, span: Any) -> TileCluster:
-    """The cluster of the block that runs.  Raises sim-cluster in a launch without."""
+    """The cluster of the running block.  Raises sim-cluster in a launch without clusters."""
     if f.block.cluster is None:
         raise fault("sim-cluster", "an operation of clusters in a launch without",
                     expected="a launch with clusters", found="one without", span=span,
@@ -102,7 +102,7 @@ def _store(c: Any, e: Call) -> Closure:
 
 
 class _Elsewhere:
-    """`with` it the slot of a shared buffer holds the storage of another block."""
+    """Context manager: the slot of a shared buffer holds the storage of another block."""
 
     def __init__(self, f: LaneFrame, b: Any, at: int, rank: int, span: Any) -> None:
         self.f, self.at = f, at
@@ -121,7 +121,7 @@ class _Elsewhere:
 
 
 def to_block(c: Any, s: Any, action: Callable[[LaneFrame], None]) -> Callable[[LaneFrame], None]:
-    """A Copy with attr dst_block: into that block's buffer."""
+    """A Copy with attr dst_block: the action writes the buffer of that block."""
     rank, at = c.expr(s.plan.dst_block), c.slot(s.dst.buffer.data)
 
     def run(f: LaneFrame) -> None:

@@ -1,4 +1,4 @@
-"""Where the threads of a block part: branches and loops that they may take differently."""
+"""Find the branches and loops of a launch in which the threads of a block may diverge."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..lane_ops import BLOCK_VOTES
 
 
 class Parting:
-    """Which branches and loops of a launch the threads of a block may take differently; written: tensors that it stores in."""
+    """Branches and loops of a launch that may be divergent.  written: tensors that the launch stores to."""
 
     def __init__(self, s: Launch) -> None:
         self.written = {n.buffer.data for n in walk(s.body) if isinstance(n, Store) and n.buffer.scope() == GLOBAL}
-        self.vars: set[Any] = set(s.thread_vars)  # and storage of private arrays: what differs between threads
+        self.vars: set[Any] = set(s.thread_vars)  # variables and private arrays whose values differ between threads
         size = 0
         while size != len(self.vars):
             size = len(self.vars)
             self._spread(s.body, False)
 
     def _spread(self, s: Stmt, some: bool) -> None:
-        """some: threads may come to s a different number of times."""
+        """Mark what differs between threads.  some: threads may execute s a different number of times."""
         if isinstance(s, Bind) and self.of(s.value):
             self.vars.add(s.var)
         elif isinstance(s, Store) and s.buffer.scope_name in PRIVATE and (some or self.of(s.value)):
@@ -42,17 +42,17 @@ class Parting:
             self._spread(s.body, some or self.at(s))
 
     def of(self, e: Any) -> bool:
-        """Whether an expression may differ between threads."""
+        """Whether the value of an expression may differ between threads."""
         return any(n in self.vars if isinstance(n, Var) else isinstance(n, Load) and n.buffer.data in self.vars
                    or isinstance(n, Call) and n.op not in BLOCK_VOTES and not _pure(n) for n in walk(e))
 
     def at(self, s: Stmt) -> bool:
-        """Whether the threads that come to a statement part there: also where some leave a loop, or a round of it, early."""
+        """Whether threads may diverge at s: by its condition or extent, or because some leave a loop or an iteration early."""
         asked = (s.cond,) if isinstance(s, (If, While)) else (s.start, s.extent) if isinstance(s, For) else ()
         return any(map(self.of, asked)) or isinstance(s, (For, While)) and self._left(s.body, False)
 
     def _left(self, s: Stmt | None, some: bool) -> bool:
-        """Whether some threads alone come to a break or continue of the loop around s."""
+        """Whether some threads, but not all, may reach a break or continue of the loop around s."""
         if isinstance(s, If):
             inner = some or self.of(s.cond)
             return self._left(s.then, inner) or self._left(s.orelse, inner)

@@ -1,4 +1,4 @@
-"""What a tile op's `reference` sees: regions as NumPy tiles, expressions as scalars."""
+"""The environment of a tile op's `reference`: regions as NumPy tiles, expressions as scalars."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..memory import Followed, geometry, strided
 
 
 def scalar_elements(op: TileOp) -> TileOp:
-    """A copy or fill of vectors as one of their elements: each region has the lanes as a dimension more."""
+    """A copy or fill of vectors as one of scalars: each region gets the lanes as an additional dimension."""
     def visit(v: Any) -> Any:
         if isinstance(v, Broadcast):
             return v.value
@@ -35,7 +35,7 @@ def scalar_elements(op: TileOp) -> TileOp:
 class TileEnv:
     """The environment of one execution of one tile op.
 
-    lane: the thread whose private arrays and values are meant, None for the whole block.
+    lane: the thread whose private arrays and values are used, None for the whole block.
     """
 
     def __init__(self, sites: dict[int, Any], check: bool, f: LaneFrame, lane: int | None, span: Any,
@@ -45,7 +45,7 @@ class TileEnv:
 
     @staticmethod
     def compile(compiler: ExprCompiler, op: TileOp) -> Callable[[LaneFrame, int | None], TileEnv]:
-        """A constructor of environments for op: all its operands' expressions compiled."""
+        """A function that creates environments for op, with the expressions of all operands compiled."""
         sites: dict[int, Any] = {}
 
         def visit(v: Any) -> None:
@@ -64,7 +64,7 @@ class TileEnv:
         return lambda f, lane: TileEnv(sites, check, f, lane, op.span, getattr(compiler, "followed", None))
 
     def eval(self, e: Any) -> Any:
-        """The scalar value of an expression (or Python number), in its dtype."""
+        """The scalar value of an expression (or Python number), in the expression's dtype."""
         if not isinstance(e, Node):
             return np.asarray(e)
         return self._scalar(self._sites[id(e)])
@@ -76,11 +76,11 @@ class TileEnv:
         return uniform(x, self._frame, "an operand of a tile operation", self.span)
 
     def shape(self, r: Region) -> tuple[int, ...]:
-        """Extents of a region, unit dimensions included."""
+        """Extents of a region, including unit dimensions."""
         return tuple(int(self._scalar(e)) if callable(e) else e for e in self._sites[id(r)].extents)
 
     def read(self, r: Region) -> np.ndarray:
-        """A copy of a region, shape `shape(r)`; out-of-range elements of a global buffer have the safe value."""
+        """A copy of a region with shape `shape(r)`; out-of-range elements of a global buffer have the safe value."""
         box = self._box(r)
         b = r.buffer
         if box.tensor[box.source].shape == box.shape:
@@ -143,7 +143,7 @@ class TileEnv:
 
 
 class _Whole:
-    """Written-flags of elements that span several granules."""
+    """Written-flags of elements that consist of several granules."""
 
     def __init__(self, flags: np.ndarray) -> None:
         self.flags = flags
@@ -156,7 +156,7 @@ class _Whole:
 
 
 class _Picked:
-    """Elements of memory by their numbers, as an array of the numbers' shape that is read and written whole."""
+    """Array-like view of memory elements, given by an array of their numbers; it is read and written as a whole."""
 
     def __init__(self, flat: np.ndarray, number: np.ndarray) -> None:
         self.flat, self.number, self.dtype = flat, number, flat.dtype
@@ -169,7 +169,7 @@ class _Picked:
 
 
 class _Box:
-    """A region at run time: the buffer as an array, its part inside the shape (source), where that lies in the tile."""
+    """A region at run time: the buffer as an array, the slices of it inside the shape (source), their slices of the tile."""
 
     __slots__ = ("tensor", "known", "source", "target", "shape")
 
@@ -179,7 +179,7 @@ class _Box:
 
 
 class _RegionSite:
-    """A region's compiled parts."""
+    """The compiled expressions of a region."""
 
     def __init__(self, compiler: Any, r: Region) -> None:
         b: Buffer = r.buffer

@@ -1,9 +1,9 @@
-"""Descriptors, wgmma and TMA by hand in tile programs.
+"""Explicit wgmma, descriptor and TMA operations in the reference interpreter.
 
-Tiles are kept row by row here.  The buffers that a launch names by address have addresses all the same
-(target/shared_space.py), so a descriptor is the number that it is on the device, but for the address in it, and what it
-reads are the bytes that lie there.  Copies and products are complete when they are issued; what is issued too early or
-waited for too late is the device simulator's to find.
+The interpreter stores tiles row by row.  Buffers that a launch names by address get the addresses that they have on the
+device (target/shared_space.py).  A descriptor is therefore the same number as on the device except for its address field,
+and names the same bytes.  Copies and wgmma complete when they are issued; operations issued too early or waited for too
+late are found by the device simulator.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ..matrix import U8, Registers, register_order
 from ..memory import geometry, linear_index, out_of_bounds
 from .warp_roles import TileBarrier
 
-_BOX_ALIGN = 128  # of a box in shared memory
+_BOX_ALIGN = 128  # alignment of a box in shared memory
 
 
 def space_of(launch: Launch) -> SharedSpace:
-    """The addresses of a launch's shared memory.  Raises sim-unsupported."""
+    """The shared-memory addresses of a launch's buffers.  Raises sim-unsupported."""
     return shared_space(launch, lambda why, span: fault(
         "sim-unsupported", f"{why} (a descriptor or a box names it)",
         expected="shared buffers of constant shape, and layouts of what was allocated", found=why, span=span))
 
 
 def _address(c: Any, a: Any, e: Call, what: str) -> tuple[Placed, Callable[[LaneFrame], Value]]:
-    """The buffer that an operand names, and its address, one or one a lane."""
+    """The buffer that an operand names, and a function for its address, one number or one for each lane."""
     if not isinstance(a, AddressOf) or a.buffer.scope() not in SHARED:
         raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
                     expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
@@ -58,7 +58,7 @@ def _address(c: Any, a: Any, e: Call, what: str) -> tuple[Placed, Callable[[Lane
 
 
 def _bytes_of(held: Placed, offsets: np.ndarray, what: str, span: Any) -> np.ndarray:
-    """Where bytes of the laid out tile are in its storage.  Raises sim-out-of-bounds."""
+    """Positions in the storage of bytes of the tile in its device layout.  Raises sim-out-of-bounds."""
     if offsets.size and (offsets.min() < 0 or offsets.max() >= held.nbytes):
         far = int(offsets.min() if offsets.min() < 0 else offsets.max())
         raise fault("sim-out-of-bounds", f"{what} reaches byte {far} of `{held.buffer.name}`, which has {held.nbytes}",
@@ -99,13 +99,13 @@ def _descriptor(c: Any, e: Call) -> Closure:
 
 @lru_cache(maxsize=1024)
 def _operand_bytes(descriptor: int, major: str, extent: int, item: int) -> np.ndarray:
-    """Addresses of the bytes of an operand, [extent, k * item]."""
+    """Addresses of the bytes of an operand, shape [extent, k * item]."""
     at = operand_addresses(descriptor, major, extent, item)
     return (at[..., None] + np.arange(item)).reshape(extent, -1)
 
 
 class _SharedOperand:
-    """An operand that a descriptor names."""
+    """An operand that is named by a descriptor."""
 
     def __init__(self, c: Any, value: Any, dt: Any, major: str, extent: int, e: Call) -> None:
         self.c, self.value, self.dt, self.major, self.extent, self.e = c, c.expr(value), numpy_dtype(dt), major, extent, e
@@ -128,11 +128,11 @@ class _SharedOperand:
         return np.ascontiguousarray(store.flat(U8)[at]).view(self.dt)
 
 
-# ---- products -----------------------------------------------------------------------------------------------------------
+# ---- wgmma ----------------------------------------------------------------------------------------------------------------
 
 
 def _groups(f: LaneFrame, what: str, span: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(mask of lanes, numbers of warps) of the warp groups that execute.  Raises sim-warp-divergence."""
+    """(lane mask, warp numbers) of each warp group that executes.  Raises sim-warp-divergence unless it is complete."""
     active, out = f.active(), []
     for g in np.unique(np.flatnonzero(active) // GROUP):
         own = np.arange(f.lanes) // GROUP == g
@@ -182,11 +182,11 @@ def _wgmma(c: Any, e: Call) -> Closure:
     return run
 
 
-# ---- boxes ----------------------------------------------------------------------------------------------------------------
+# ---- TMA boxes ------------------------------------------------------------------------------------------------------------
 
 
 def _load(c: Any, e: Call) -> Closure:
-    """tma_load(address, barrier, coordinates), by each lane that executes it: the box lies there, its bytes have come."""
+    """tma_load(address, barrier, coordinates), for each lane that executes it; the box and its bytes arrive at once."""
     if e.options.multicast:
         raise fault("sim-unsupported", "a box for several blocks of a cluster in a tile program",
                     expected="T.tma_copy(cluster_mask=)", found="tma_load with a mask of blocks", span=e.span)

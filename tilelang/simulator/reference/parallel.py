@@ -1,8 +1,8 @@
-"""Meaning of a Parallel loop: all iterations at once, each iteration one lane.
+"""Reference semantics of a Parallel loop: all iterations run at once, each as one lane.
 
-Iterations are independent, with one exception that programs rely on: an element may be accumulated over several
-iterations (`F[i] += A[i, j]` over i, j).  Iterations that update the same element then run in rounds, in iteration
-order; where the updated elements cannot be known before running, one after another.
+Iterations are independent, with one exception that programs rely on: several iterations may accumulate into one element
+(`F[i] += A[i, j]` over i, j).  Iterations that update the same element then run in successive groups, in iteration order.
+Where the updated elements are known only at run time, the iterations run one after another.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..memory import Storage
 
 @dataclass
 class _Private:
-    """A per-thread buffer of the surrounding code that the loop body uses."""
+    """A per-thread buffer of the enclosing code that the loop body uses."""
 
     buffer: Buffer
     slot: int
@@ -47,12 +47,12 @@ class ParallelLoop:
         self.extents = [compiler.expr(e) for e in s.extents]
         self.var_slots = [(compiler.slot(v), numpy_dtype(v.dtype)) for v in s.vars]
         own = {id(v) for v in s.vars}
-        deciding = _deciding(s.body, set())  # a line that is printed may name a thread beside: the first one here
+        deciding = _deciding(s.body, set())  # printed text may name a thread: the first one is used
         self.outer = [(compiler.slot(v), v, v in deciding) for v in free_vars(s.body) if id(v) not in own]
         self.private = self._private_buffers()
         self.one_by_one = False
         self.keys = self._accumulation_keys()
-        threads, compiler.threads = compiler.threads, sys.maxsize  # a lane is an iteration here: all are there
+        threads, compiler.threads = compiler.threads, sys.maxsize  # a lane is an iteration here, and all lanes exist
         self.body = compiler.stmt(s.body)
         compiler.threads = threads
 
@@ -70,8 +70,10 @@ class ParallelLoop:
     # -- which iterations update the same element
 
     def _accumulation_keys(self) -> list[list[Closure]]:
-        """Index functions of the stores whose buffer the body also reads and whose index may repeat.  Where such an
-        index is known only while the body runs, iterations go one by one."""
+        """Index functions of stores whose buffer the body also reads and whose index may repeat.
+
+        Where such an index is known only while the body runs, the iterations run one by one.
+        """
         loaded = {id(n.buffer.data) for n in walk(self.s.body) if isinstance(n, Load)}
         alloced = {id(n.buffer.data) for n in walk(self.s.body) if isinstance(n, Alloc)}
         binds = {n.var: n.value for n in walk(self.s.body) if isinstance(n, Bind)}
@@ -92,8 +94,8 @@ class ParallelLoop:
         return out
 
     def _distinct(self, indices: list[Expr], inner: set[Var]) -> bool:
-        """Whether the index tuple differs between any two iterations: each loop variable stands alone, plus something
-        that is the same for all iterations, in some dimension."""
+        """Whether the index tuple differs between any two iterations: in some dimension each loop variable stands alone, plus a
+        term that is the same for all iterations."""
         own = set(self.s.vars)
         seen: set[Var] = set()
         for i in indices:
@@ -107,7 +109,7 @@ class ParallelLoop:
         return all(v in seen or is_const(e, 1) for v, e in zip(self.s.vars, self.s.extents))
 
     def _groups(self, g: LaneFrame) -> Iterator[np.ndarray] | None:
-        """Lanes in groups that run together, in order; None when all may."""
+        """Groups of lanes that may run together, in order; None when all lanes may."""
         if self.one_by_one:
             return (np.array([k]) for k in range(g.lanes))
         if not self.keys:
@@ -115,7 +117,7 @@ class ParallelLoop:
         ranks: list[np.ndarray] = []
         for indices in self.keys:
             key = np.zeros(g.lanes, np.int64)
-            for fn in indices:  # equal elements get equal keys; that some others do too only costs rounds
+            for fn in indices:  # equal elements get equal keys; other collisions only cost additional groups
                 key = key * np.int64(1 << 20) + spread(fn(g), g.lanes).astype(np.int64)
             rank = occurrence(key)
             if rank.any() and not any((rank == r).all() for r in ranks):
@@ -127,7 +129,7 @@ class ParallelLoop:
     # -- running
 
     def action(self) -> Action:
-        """The action of the whole loop, run once by the block."""
+        """The action of the whole loop, executed once for the block."""
         s = self.s
 
         def run(f: LaneFrame) -> None:
@@ -168,9 +170,9 @@ class ParallelLoop:
                 self._leave(f.slots[p.slot], g.slots[p.slot], only)
 
     def _enter(self, p: _Private, f: LaneFrame, lanes: int) -> Storage:
-        """The private buffer as each iteration sees it: what all threads that come here agree on.
+        """The private buffer as each iteration sees it: the values on which all threads that execute the loop agree.
 
-        Rows of others differ for good reason: lanes that fill up a warp, threads that have returned.
+        Rows of inactive lanes may differ: they pad a warp, or their threads have returned.
         """
         store: Storage = f.slots[p.slot]
         here = slice(None) if store.lanes == 1 or f.mask is None else f.mask
@@ -192,7 +194,7 @@ class ParallelLoop:
 
     @staticmethod
     def _leave(store: Storage, inner: Storage, only: bool) -> None:
-        """After the loop the buffer holds a value only where all iterations left the same one."""
+        """After the loop the buffer holds a value only where all iterations wrote the same one."""
         same = (inner.raw == inner.raw[0]).reshape(inner.lanes, -1, inner.granule).all((0, 2))
         known = same & (np.True_ if inner.known is None else inner.known.all(0)) & only
         store.raw[...] = inner.raw[0]
@@ -203,7 +205,7 @@ class ParallelLoop:
 
 
 def _deciding(n: Node, out: set[Var]) -> set[Var]:
-    """The variables below n that do more than stand in what is printed."""
+    """The variables in n that influence more than printed text."""
     if isinstance(n, Var):
         out.add(n)
     elif isinstance(n, Buffer):

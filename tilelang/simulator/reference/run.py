@@ -1,9 +1,9 @@
-"""The tile meaning: runs a tile program statement by statement, whole tiles at a time, in NumPy.  The oracle.
+"""The reference interpreter: runs a tile program statement by statement, on whole tiles, in NumPy.
 
 Blocks run one after another.  A tile op runs its `reference`.  A Parallel loop runs all its iterations at once (or in
-rounds, see tile_parallel.py).  Code per thread runs on all threads of the block in lock step; where a program never
-distinguishes its threads, one lane stands for all of them.  A program in which pipelines have been planned
-(phase TILE after plan_pipelines) runs too: asynchronous copies complete at once, commits and waits do nothing.
+successive groups, see parallel.py).  Per-thread code runs on all threads of the block in lock step; where a program never
+distinguishes its threads, one lane represents all of them.  Programs with planned pipelines (phase TILE after
+plan_pipelines) are also supported: asynchronous copies complete at once, commits and waits do nothing.
 """
 
 from __future__ import annotations
@@ -51,18 +51,20 @@ class TileCompiler(StmtCompiler):
         super().__init__(INTRINSICS)
         self.granules, self.check = granules(func), check
         self.safe: dict[int, Closure] = {}
-        self.roles: list[WarpRole] = []  # of the launch being compiled
-        self.members: tuple[int, ...] = ()  # roles that come to the statement being compiled
-        self.gathered = False  # whether they have met in front of a statement around it
+        self.roles: list[WarpRole] = []  # warp roles of the launch being compiled
+        self.members: tuple[int, ...] = ()  # numbers of the warp roles that reach the statement being compiled
+        self.gathered = False  # whether they have already synchronised in front of an enclosing statement
         self.maps: dict[str, Any] = {}  # tensor maps of that launch
-        self.space: Any = None  # addresses of its shared memory
+        self.space: Any = None  # addresses of that launch's shared memory
 
     # -- memory
 
     def locate(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any,
                write: bool = False) -> Callable[[LaneFrame], Any]:
-        """A function giving (storage, indices, shape, element numbers, out of range).  count: elements from there on
-        (vectors), 1 for a scalar."""
+        """A function that returns (storage, indices, shape, element numbers, out of range).
+
+        count: number of consecutive elements (vectors), 1 for a scalar.
+        """
         fns = [self.expr(i) for i in indices]
         geo, at, bl = geometry(self, b), self.slot(b.data), b.dtype.lanes
         wide = [i.dtype.lanes > 1 for i in indices]
@@ -102,7 +104,7 @@ class TileCompiler(StmtCompiler):
 
     def _skip(self, b: Buffer, f: LaneFrame, linear: np.ndarray, bad: np.ndarray, vector: bool,
               refuse: Callable[[np.ndarray], Exception]) -> np.ndarray | None:
-        """Lanes (of the broadcast access) that touch nothing; None when all do.  Raises outside global memory."""
+        """Lanes (of the broadcast access) to skip; None when none is out of range.  Raises outside global memory."""
         m = f.mask
         if m is not None and vector:
             m = m[:, None]
@@ -229,7 +231,7 @@ class TileCompiler(StmtCompiler):
             f.slots[at] = make(f)
 
         def shared(f: LaneFrame) -> Storage:
-            """The block's: in a cluster another block may have reached it first."""
+            """The block's buffer; in a cluster another block may have created it first."""
             f.block.makers[id(b.data)] = make
             got = f.block.stores.get(id(b.data)) if f.block.cluster is not None else None
             if got is None:
@@ -239,7 +241,7 @@ class TileCompiler(StmtCompiler):
         launched: list[Storage] = []
 
         def workspace(f: LaneFrame) -> Storage:
-            """The launch's: its first block makes it; outside of a kernel each time."""
+            """The launch's buffer: its first block creates it.  Outside of a kernel it is created each time."""
             where = getattr(f.block, "where", "")
             if not launched or not any(c in "123456789" for c in where):
                 launched[:] = [make(f)]
@@ -250,7 +252,7 @@ class TileCompiler(StmtCompiler):
         return run if private else self._once(s, shared if b.scope().startswith("shared") else make)
 
     def _once(self, s: Alloc, make: Callable[[LaneFrame], Any]) -> Action:
-        """The storage of a buffer: one for all roles that come here."""
+        """The storage of a buffer, created once for all warp roles that reach its allocation."""
         at, common = self.slot(s.buffer.data), len(self.members) > 1
 
         def run(f: LaneFrame) -> None:
@@ -259,7 +261,7 @@ class TileCompiler(StmtCompiler):
         return run
 
     def compile_if(self, s: If) -> Action:
-        """A condition on warp groups parts the roles that come to its branches."""
+        """A condition on warp groups determines which warp roles reach each branch."""
         outer = self.members
         then = tuple(r for r in outer if holds_in(s.cond, self.roles[r].groups[0]) is not False)
         orelse = tuple(r for r in outer if holds_in(s.cond, self.roles[r].groups[0]) is not True)
@@ -277,7 +279,7 @@ class TileCompiler(StmtCompiler):
         return self.branch(cond, yes, no)
 
     def compile_evaluate(self, s: Evaluate) -> Action:
-        if self.roles and s.call.op in SYNC_OPS:  # not by expr(), which remembers: it depends on the roles that come
+        if self.roles and s.call.op in SYNC_OPS:  # not expr(), which caches: depends on the warp roles
             fn = self.compile_call(s.call)
             return lambda f: fn(f) and None
         return super().compile_evaluate(s)
@@ -285,14 +287,14 @@ class TileCompiler(StmtCompiler):
     # -- statements and calls
 
     def stmt(self, s: Stmt) -> Action:
-        """The action of s.  Roles that come to a statement of the threads on shared memory meet before and behind it."""
+        """The action of s.  Warp roles synchronise before and after a per-thread statement on shared memory."""
         if self.gathered or not meets_around(self, s):
             action = super().stmt(s)
             return action if self.gathered or not asks_shared(self, s) else in_front(self, s, action)
         self.gathered = True
         try:
             if isinstance(s, Store) and s.buffer.scope_name not in PRIVATE and not self.part.of(s):
-                # The same by every thread, as S[0] = S[0] + 1: once, not by role.
+                # All threads do the same, as in S[0] = S[0] + 1: execute it once, not once for each warp role.
                 return together(self, s, super().stmt(s))
             return around(self, s, super().stmt(s))
         finally:
@@ -316,10 +318,10 @@ class TileCompiler(StmtCompiler):
         return super().compile_call(e)
 
     def compile_parallel(self, s: Parallel) -> Action:
-        outside, self.gathered = self.gathered, True  # iterations belong to no role
+        outside, self.gathered = self.gathered, True  # iterations belong to no warp role
         action = ParallelLoop(self, s).action()
         self.gathered = outside
-        # Each role runs a loop that sets its own variables; what else a loop changes, it changes once.
+        # Each warp role runs a loop that sets its variables; all other effects of a loop happen once.
         once = any(isinstance(n, Evaluate) or isinstance(n, Store) and n.buffer.scope_name not in PRIVATE for n in walk(s))
         return together(self, s, action) if once else action
 
@@ -347,7 +349,7 @@ class TileCompiler(StmtCompiler):
 
     def compile_launch(self, s: Launch) -> Action:
         self.threads, self.sources = s.num_threads, s.plan.import_source
-        self.safe = {id(b): self.expr(v) for b, v in s.plan.safe_values}  # a kernel's own
+        self.safe = {id(b): self.expr(v) for b, v in s.plan.safe_values}  # safe values apply inside the kernel only
         self.maps, self.space = launch_maps(s), space_of(s)
         self.roles = roles = warp_roles_of(s)
         self.members, self.part = tuple(range(len(roles))), Parting(s)
@@ -392,7 +394,7 @@ class TileCompiler(StmtCompiler):
 
 
 def _block_vote(c: TileCompiler, e: Call) -> Closure:
-    """syncthreads_count, _and, _or: the threads of all roles that come to it meet there."""
+    """syncthreads_count, _and, _or: the threads of all warp roles that reach the call synchronise there."""
     members, value, answer_of = c.members, c.expr(e.args[0]), VOTES_OF_BLOCKS[e.op]
     roles, key = {r: c.roles[r].threads for r in members}, ("votes", id(e))
 
@@ -415,7 +417,7 @@ def _lanes(s: Launch) -> int:
 
     def per_thread(n: Any) -> bool:
         if isinstance(n, Parallel):
-            return False  # atomics and prints inside run per iteration
+            return False  # atomics and prints inside are executed by iteration
         if isinstance(n, Var):
             return id(n) in distinguished
         if isinstance(n, Call) and n.op in _EACH_LANE and n.op not in _ORDER_ONLY:
@@ -437,10 +439,10 @@ def run_tile(func: Any, args: Arguments, *, check: bool = True, aliased: bool = 
     """Run a tile program on NumPy arrays and scalars.
 
     func: a Func, or the PrimFunc of the language.  args: by name or in parameter order; outputs (`tilelang_out_idx`)
-    may be left out.  Returns every tensor parameter after the run, by name; the arrays given are not changed.  check:
-    refuse reads of memory never written.  aliased: arrays that share memory are one memory for the program.
+    may be left out.  Returns every tensor parameter after the run, by name; the given arrays are not changed.
+    check: reject reads of memory that was never written.  aliased: arrays that share memory do so in the program too.
     Raises sim-argument, sim-out-of-bounds, sim-uninitialized, sim-thread-dependent, sim-unsupported, sim-assert; with
-    roles or mbarriers sim-barrier (a deadlock) and sim-mbarrier.
+    warp roles or mbarriers also sim-barrier (a deadlock) and sim-mbarrier.
     """
     program: Func = getattr(func, "func", func)
     compiler = TileCompiler(program, check)

@@ -1,6 +1,6 @@
-"""Instructions of warps and asynchronous copies that tile programs name themselves: mma, ldmatrix, stmatrix, cp.async.
+"""Explicit warp instructions and asynchronous copies in the reference interpreter: mma, ldmatrix, stmatrix, cp.async.
 
-Shared buffers lie row by row here, as the program indexes them.  Copies are complete at once.
+Shared buffers are stored row by row, as the program indexes them.  Copies complete at once.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..lanes import LaneFrame
 from ..matrix import MATRIX_OPS, U8, U16, Registers, whole_warps
 from ..memory import out_of_bounds
 
-ROW = 16  # bytes of a row of ldmatrix
+ROW = 16  # bytes of an ldmatrix row
 
 
 class Bytes:
-    """Consecutive bytes of a buffer from AddressOf(buffer, indices) on, other ones in each lane."""
+    """Consecutive bytes of a buffer from AddressOf(buffer, indices) on; each lane has its own indices."""
 
     def __init__(self, c: Any, a: Any, nbytes: int, what: str, write: bool, span: Any) -> None:
         if not isinstance(a, AddressOf):
@@ -53,7 +53,7 @@ class Bytes:
         return np.ascontiguousarray(store.flat(self.dt)[at]).view(U8)
 
     def write(self, f: LaneFrame, x: np.ndarray) -> None:
-        """Store rows of bytes, one an active lane."""
+        """Store rows of bytes, one for each active lane."""
         store, at = self._cells(f)
         store.flat(self.dt)[at] = np.ascontiguousarray(x).view(self.dt)
         if store.known is not None:
@@ -61,7 +61,7 @@ class Bytes:
 
 
 class _Only:
-    """`with` it some of the active lanes are."""
+    """Context manager: only some of the active lanes are active."""
 
     def __init__(self, f: LaneFrame, which: np.ndarray) -> None:
         self.f, self.which = f, which
@@ -75,7 +75,7 @@ class _Only:
 
 
 def _giving(f: LaneFrame, num: int) -> np.ndarray:
-    """The lanes that name rows: the first 8 of each matrix."""
+    """The lanes that give row addresses: 8 for each matrix, from lane 0 on."""
     return np.tile(np.arange(WARP) < 8 * num, f.lanes // WARP)
 
 

@@ -1,9 +1,9 @@
-"""Roles in tile programs: warp groups that run different code, and the mbarriers between them.
+"""Warp roles in the reference interpreter: warp groups that run different code, and the mbarriers between them.
 
-Warp groups that no `in_warp_groups` condition tells apart form one role.  Each role runs the body on its own and waits
-at barriers; a tile operation or barrier outside such conditions is one action of all roles that come to it, a shared or
-fragment buffer declared there is one buffer.  Copies through TMA (Copy with tma, barrier) are complete at once
-and signal their bytes.  Without roles a wait that is not satisfied is a deadlock.
+Warp groups that no `in_warp_groups` condition distinguishes form one warp role.  Each warp role runs the body on its own
+and waits at barriers.  A tile op or barrier outside such conditions is executed once, by all warp roles that reach it; a
+shared or fragment buffer declared there is one buffer.  TMA copies (Copy with tma, barrier) complete at once and signal
+their bytes.  Without warp roles, a wait that is not satisfied is a deadlock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .cluster import CLUSTER_OPS, cluster_of_frame
 from .divergence import Parting
 from .watch import Watch
 
-# Device operations that only order or allot: nothing to do where everything is synchronous.
+# Device operations that only order accesses or assign registers: no effect where everything is synchronous.
 NO_EFFECT = frozenset({
     "fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global", "wgmma_fence",
     "wgmma_commit", "wgmma_wait", "wgmma_pin", "wgmma_hold", "set_max_nreg", "bulk_commit", "bulk_wait",
@@ -36,7 +36,7 @@ NO_EFFECT = frozenset({
 
 
 def warp_roles_of(s: Launch) -> list[WarpRole]:
-    """The roles of a launch, [] when nothing tells its warp groups apart."""
+    """The warp roles of a launch, [] when nothing distinguishes its warp groups."""
     if not any(isinstance(n, Call) and n.op == "in_warp_groups" for n in walk(s.body)):
         return []
     return [WarpRole(i, groups, sum(min(GROUP, s.num_threads - GROUP * g) for g in groups))
@@ -44,14 +44,14 @@ def warp_roles_of(s: Launch) -> list[WarpRole]:
 
 
 def executing(f: LaneFrame) -> int:
-    """Threads that execute a statement: all of the role where threads are not told apart."""
+    """Number of threads that execute a statement: all of the warp role where threads are not distinguished."""
     if f.lanes == 1:
         return f.role.threads
     return int(f.active().sum())
 
 
 def whole_warp_role(f: LaneFrame, what: str, span: Any) -> None:
-    """Raises sim-barrier unless all threads of the role come that have not returned."""
+    """Raises sim-barrier unless all threads of the warp role that have not returned are active."""
     here, gone = executing(f), 0 if f.exited is None else int(f.exited.sum())
     if here + gone < f.role.threads:
         came = f"{here} of {f.role.threads - gone} threads"
@@ -60,7 +60,7 @@ def whole_warp_role(f: LaneFrame, what: str, span: Any) -> None:
 
 
 def _in_warps(f: LaneFrame) -> int:
-    """The same for a barrier with a count, which takes a warp for 32 threads: PTX ISA, "bar"."""
+    """The same count for a barrier with a thread count, which counts a warp as 32 threads: PTX ISA, "bar"."""
     if f.lanes == 1:
         return -(-f.role.threads // WARP) * WARP
     return WARP * int(f.active().reshape(-1, WARP).any(1).sum())
@@ -84,7 +84,7 @@ class TileBarrier:
         return TileBarrier(c, a.buffer, a.indices[0], span)
 
     def get(self, f: LaneFrame, rank: int | None = None, fresh: bool = False) -> Phases:
-        """rank: that of another block of the cluster.  fresh: it may have no count yet, else that raises sim-mbarrier."""
+        """The mbarrier.  rank: of another block of the cluster.  fresh: it may lack a count; else that raises sim-mbarrier."""
         bars = f.slots[self.slot]
         if rank is not None:
             bars = barriers_of(cluster_of_frame(f, self.span).block(rank, self.span), self.buffer, self.span)
@@ -100,7 +100,7 @@ class TileBarrier:
 
 
 def _init(c: Any, e: Call) -> Closure:
-    """mbarrier_init: of barriers whose buffer has no counts (attr `arrive`), which the program sets up itself."""
+    """mbarrier_init, for barriers whose buffer has no counts (attr `arrive`): the program initialises them itself."""
     bar, count = TileBarrier.of(c, e.args[0], e.span), c.expr(e.args[1])
     if bar.buffer.facts.arrive is not None:
         return lambda f: np.int32(0)
@@ -116,7 +116,7 @@ def _init(c: Any, e: Call) -> Closure:
 
 
 def _arrive(c: Any, e: Call) -> Closure:
-    """mbarrier_arrive, mbarrier_expect_tx, mbarrier_arrive_expect_tx, by every thread that executes it."""
+    """mbarrier_arrive, mbarrier_expect_tx, mbarrier_arrive_expect_tx, for every thread that executes it."""
     bar = TileBarrier.of(c, e.args[0], e.span)
     nbytes = c.expr(e.args[1]) if e.op.endswith("expect_tx") else None
     arrives = e.op != "mbarrier_expect_tx"
@@ -134,7 +134,7 @@ def _arrive(c: Any, e: Call) -> Closure:
 
 
 def _copies_arrive(c: Any, e: Call) -> Closure:
-    """cp_async_mbarrier_arrive: copies have landed already, so threads that it counts arrive, and others add nothing."""
+    """cp_async_mbarrier_arrive: copies are already complete, so counted threads arrive; otherwise nothing changes."""
     bar, counted = TileBarrier.of(c, e.args[0], e.span), e.options.noinc
 
     def run(f: LaneFrame) -> Value:
@@ -154,7 +154,7 @@ def _arrive_remote(c: Any, e: Call) -> Closure:
             ranks = np.asarray(cta(f))
             if ranks.ndim == 0:
                 bar.get(f, int(ranks)).arrive(executing(f), e.span)
-            else:  # the lanes of a warp may each tell another block
+            else:  # the lanes of a warp may signal different blocks
                 for rank, n in zip(*np.unique(ranks[f.active()], return_counts=True)):
                     bar.get(f, int(rank)).arrive(int(n), e.span)
         return np.int32(0)
@@ -175,7 +175,7 @@ def _wait(c: Any, e: Call) -> Closure:
 
 
 def _sync(c: Any, e: Call) -> Closure:
-    """sync_threads, named_barrier, named_barrier_arrive.  Without roles the threads of a block are together already."""
+    """sync_threads, named_barrier, named_barrier_arrive.  Without warp roles the threads of a block are always in step."""
     members = c.members
     args = [c.expr(a) for a in e.args]
     roles = {r: c.roles[r].threads for r in members}
@@ -219,13 +219,13 @@ ROLE_OPS: dict[str, Callable[[Any, Call], Closure]] = {
 
 
 def make_barriers(b: Any, f: LaneFrame, span: Any) -> list[Phases]:
-    """The mbarriers of a shared.barrier buffer, in phase 0.  Raises sim-mbarrier for arrival counts that are not one each."""
+    """The mbarriers of a shared.barrier buffer, in phase 0.  Raises sim-mbarrier unless each has an arrival count."""
     return barriers_of(f.block, b, span)
 
 
 def barriers_of(block: TileBlock, b: Any, span: Any) -> list[Phases]:
-    """The mbarriers of a buffer in a block, made when somebody first comes to them; without counts (attr `arrive`) those are
-    0 until mbarrier_init."""
+    """The mbarriers of a buffer in a block, created at the first use.  Without counts (attr `arrive`) the counts are 0 until
+    mbarrier_init."""
     got = block.named.get(id(b))
     if got is not None:
         return got
@@ -242,7 +242,7 @@ def barriers_of(block: TileBlock, b: Any, span: Any) -> list[Phases]:
 
 
 def together(c: Any, s: Any, action: Action, part: str = "") -> Action:
-    """An action of all roles that come to a statement: the last of them does it, then all go on."""
+    """One action for all warp roles that reach a statement: the last one to arrive executes it, then all continue."""
     members = c.members
     if len(members) < 2:
         return action
@@ -262,23 +262,29 @@ _GATHER = ("in_warp_groups", "sync_threads", *BLOCK_VOTES)
 
 
 def meets_around(c: Any, s: Stmt) -> bool:
-    """Whether the roles that come to s meet before and behind it: it touches memory that they share, and holds nothing in which
-    they meet anyway.  Statements around such work are the same for all threads; each role runs them by itself."""
+    """Whether the warp roles that reach s synchronise before and after it.
+
+    They do where s accesses memory that they share and contains nothing at which they synchronise anyway.  Enclosing statements
+    are the same for all threads, and each warp role runs them by itself.
+    """
     if len(c.members) < 2 or isinstance(s, (Alloc, Parallel)):
         return False
-    if isinstance(s, TileOp):  # that of each thread; the others are one action of all roles
+    if isinstance(s, TileOp):  # a per-thread tile op; other tile ops are one action of all warp roles
         return _touches_shared(c, s) and any(isinstance(n, Region) and n.buffer.scope_name in PRIVATE for n in walk(s))
     if not _touches_shared(c, s) or not isinstance(s, _COMPOUND):
         return _touches_shared(c, s)
     if any(isinstance(n, Call) and n.op in _GATHER for n in walk(s)):
         return False
-    # Where threads part, tile operations are those of each thread; a role may have none that comes to them.
+    # In divergent code tile ops are per-thread; a warp role may have no thread that reaches them.
     return c.part.at(s) or not any(isinstance(n, (TileOp, Parallel)) for n in walk(s)) and not _exchanges(c, s)
 
 
 def _exchanges(c: Any, s: Stmt) -> bool:
-    """Whether two parts of a statement that all threads come to touch the same memory and one of them stores, or a loop, which
-    all leave together or return from, stores at all (a round over what the one before stored): roles meet between them."""
+    """Whether warp roles must synchronise inside a statement that all threads reach.
+
+    True where two statements of a sequence access the same memory and one of them stores, and for a uniform loop that stores
+    at all: an iteration may access what the one before stored.
+    """
     if c.part.at(s):
         return False
     if isinstance(s, If):
@@ -297,14 +303,14 @@ def _exchanges(c: Any, s: Stmt) -> bool:
 
 
 def _places(c: Any, x: Any) -> list[Any]:
-    """Accesses to shared memory, or to a tensor that threads of the launch store in: block barriers order both."""
+    """Accesses to shared memory, or to a tensor that the launch stores to: block barriers order both."""
     kinds = (Load, Store, AddressOf, Region)
     return [n for n in walk(x) if isinstance(n, kinds) and (
         n.buffer.scope() in SHARED or n.buffer.data in c.part.written)]
 
 
 def _stored(c: Any, x: Any) -> set[Any]:
-    """Memory that x may store in."""
+    """Memory that x may store to."""
     return {n.buffer.data for n in _places(c, x) if not isinstance(n, Load)}
 
 
@@ -313,13 +319,13 @@ def _touches_shared(c: Any, x: Any) -> bool:
 
 
 def asks_shared(c: Any, s: Stmt) -> bool:
-    """Whether what a statement does rests on memory that roles share, as a condition."""
+    """Whether the condition or extent of a statement depends on memory that warp roles share."""
     asked = (s.cond,) if isinstance(s, (If, While)) else (s.start, s.extent) if isinstance(s, For) else ()
     return len(c.members) > 1 and any(_touches_shared(c, e) for e in asked)
 
 
 def in_front(c: Any, s: Stmt, action: Action) -> Action:
-    """An action of each role, behind a meeting of those that come to it."""
+    """An action of each warp role, after all warp roles that reach it have synchronised."""
     before = together(c, s, lambda f: None, "before")
 
     def run(f: LaneFrame) -> None:
@@ -330,8 +336,8 @@ def in_front(c: Any, s: Stmt, action: Action) -> Action:
 
 
 def around(c: Any, s: Stmt, action: Action) -> Action:
-    """An action of each role, between two meetings of those that come to it.  They do it one after another: raises
-    sim-unsupported where that shows (tile_watch.py)."""
+    """An action of each warp role, with synchronisation before and after it.  The warp roles execute it one after another;
+    raises sim-unsupported where that order affects the result (watch.py)."""
     before, behind = (together(c, s, lambda f: None, part) for part in ("before", "behind"))
     key = ("watch", id(s))
 
@@ -347,9 +353,11 @@ def around(c: Any, s: Stmt, action: Action) -> Action:
 
 
 def signalling(c: Any, s: Any, action: Action) -> Action:
-    """A Copy through TMA: signals its bytes on its barrier (`barrier` = (buffer, index)); with `expect` it
-    announces them first.  One that blocks of a cluster share (`share`) fills the own tile alone and signals a part of
-    its bytes in each of them."""
+    """A TMA Copy: signals its bytes on its barrier (`barrier` = (buffer, index)); with `expect` it announces them first.
+
+    A copy that several blocks of a cluster do together (`share`) fills only the tile of its own block, and signals a part of
+    its bytes in each of the blocks.
+    """
     if s.plan.barrier is None:
         return action
     buffer, index = s.plan.barrier
@@ -384,7 +392,7 @@ def signalling(c: Any, s: Any, action: Action) -> Action:
 
 
 def run_warp_roles(blocks: list[LaneFrame], roles: list[WarpRole], body: Action) -> None:
-    """Run one block, or the blocks of a cluster: each role on its own."""
+    """Run one block, or the blocks of a cluster, with each warp role as a coroutine."""
     frames = []
     for g in blocks:
         for role in roles:

@@ -1,10 +1,11 @@
-"""What roles touch in a statement that they do one after another, and whether that shows.
+"""Detects statements whose result depends on the order in which warp roles execute them.
 
-    for r in range(tx // 64):        warp group 0 goes all its rounds, then warp group 1: threads of one must not find
-        S[tx] = r                    what threads of the other store
+    for r in range(tx // 64):        warp group 0 runs all its iterations, then warp group 1.  Threads of one warp group
+        S[tx] = r                    must not read what threads of the other store.
         x += S[255 - tx]
 
-Blocks on a device would need a barrier there that not all threads reach.  A place whose value stays the same shows nothing.
+A device would need a barrier here that not all threads reach.  A store that does not change the value has no effect on
+others and is ignored.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from ..memory import Storage
 
 
 class Watch:
-    """Elements of memory by the roles that have read and changed them.  Roles are numbered from 0 to 62."""
+    """Accesses to memory elements by warp role: who has read and who has changed them.  Warp roles have numbers 0 to 62."""
 
     def __init__(self) -> None:
-        self.readers: dict[int, np.ndarray] = {}  # by id of the storage: a bit for each role
-        self.writer: dict[int, np.ndarray] = {}  # 1 + the role that changed a place last
+        self.readers: dict[int, np.ndarray] = {}  # by id of the storage: one bit for each warp role
+        self.writer: dict[int, np.ndarray] = {}  # 1 + the warp role that changed the element last
         self.kept: list[Storage] = []
 
     def _of(self, store: Storage) -> tuple[np.ndarray, np.ndarray]:
@@ -33,15 +34,17 @@ class Watch:
         return self.readers[id(store)], self.writer[id(store)]
 
     def load(self, role: int, store: Storage, at: np.ndarray, span: Any) -> None:
-        """A role reads the granules `at`.  Raises sim-unsupported where another role has changed one."""
+        """A warp role reads the granules `at`.  Raises sim-unsupported where another warp role has changed one."""
         readers, writer = self._of(store)
         readers[at] |= np.uint64(1 << role)
         if ((writer[at] != 0) & (writer[at] != role + 1)).any():
             raise _shows(store, span)
 
     def store(self, role: int, store: Storage, at: np.ndarray, changed: np.ndarray, span: Any) -> None:
-        """A role stores in the granules `at`, one row an element, other values where changed.  Raises sim-unsupported where
-        another role has read."""
+        """A warp role stores to the granules `at`, one row for each element; `changed` marks those whose value changes.
+
+        Raises sim-unsupported where another warp role has read a changed one.
+        """
         readers, writer = self._of(store)
         changed = np.broadcast_to(changed.reshape(*changed.shape, *(1,) * (at.ndim - changed.ndim)), at.shape)
         if (readers[at[changed]] & ~np.uint64(1 << role)).any():
@@ -51,7 +54,7 @@ class Watch:
 
 
 def changes(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Where a value is stored that was not there."""
+    """Where a store changes the value."""
     return (old != new) & ((old == old) | (new == new))
 
 
