@@ -190,9 +190,7 @@ class _Inference(StrictLayouts):
                 self._common()
 
     def _free_serial(self, loop: Loop) -> None:
-        """Lay out the fragments of a loop that accumulates along some dimensions; the other dimensions are distributed over
-        threads.
-        """
+        """Lay out the fragments of a loop that accumulates along some dimensions; threads split the other dimensions."""
         if not loop.serial or self._loop_layout(loop, full=False) is not None:
             return
         for t in loop.touches:

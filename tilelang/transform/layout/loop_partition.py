@@ -83,9 +83,7 @@ def _accumulates_well(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: 
 
 
 def fragment_partitions(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt) -> list[LoopPartition]:
-    """Work partitions under which an access with plain loop indices is direct: written fragments first, most dimensions
-    first.
-    """
+    """Work partitions that make an access with plain loop indices direct; written fragments first, then most dims."""
     found: list[tuple[tuple[int, int], LoopPartition]] = []
     for x, _ in accesses(body):
         if x.buffer.scope_name != FRAGMENT:

@@ -228,9 +228,7 @@ def _whole_vector_inside(lw: Any, loop: Loop, body: Stmt) -> Expr | None:
 
 
 def private_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt, span: Any = None) -> Stmt:
-    """A loop in which every thread runs all points itself (copies of private arrays, T.vectorized), vectorised where
-    possible.
-    """
+    """A loop in which every thread runs all points (copies of private arrays, T.vectorized), vectorised if possible."""
     body = inline_index_binds(body)
     limit = power_of_two_in(extents[-1], 64)
     w = 1

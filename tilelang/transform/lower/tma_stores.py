@@ -149,9 +149,7 @@ class TmaStores:
             self.loops.pop()
 
     def part(self, first: int, thread: Expr, work: Callable[[], Stmt]) -> Stmt:
-        """The result of work() for the warp groups from number `first` on, followed by the issuing threads' wait for their
-        stores.
-        """
+        """The result of work() for the warp groups from number `first` on, then the issuing threads' wait for their stores."""
         saved = self.first_group, self.issued
         self.first_group, self.issued = first, False
         out = work()

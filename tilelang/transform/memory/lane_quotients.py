@@ -1,13 +1,13 @@
-"""Simplifies quotients in unrolled loops that are equal in all lanes, or that split into a loop-invariant and a lane
-quotient.
+"""Simplifies quotients in unrolled loops that are equal in all lanes, or that split into two simpler quotients.
 
     j0 = tx % 8 * 8                                   j0 = tx % 8 * 8
     for v in unroll(8):                               for v in unroll(8):
         j = j0 + v                          ->            j = j0 + v
         P[v] = W[j // 2] * scale[j // 32]                 P[v] = W[j0 // 2 + v // 2] * scale[j0 // 32]
 
-CUDA's compiler does not see that `j0 + v` carries nothing into the bits of j0.  It would compute the address of a group's
-scale, and load the scale, for each element of the group.
+The two quotients are one of the loop-invariant term and one of the lane.  CUDA's compiler does not see that `j0 + v` carries
+nothing into the bits of j0.  It would compute the address of a group's scale, and load the scale, for each element of
+the group.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _DIVISIONS = ("floordiv", "floormod")
 
 @pass_(needs=DEVICE)
 def lane_quotients(func: Func, cx: PassContext) -> Func:
-    """Rewrite (b + v) // c and (b + v) % c in unrolled loops over v in [0, n), where the power of two n divides b, and
-    divides c or is a multiple of c.
+    """Rewrite (b + v) // c and (b + v) % c in unrolled loops over v in [0, n).
+
+    Applies where the power of two n divides b, and n divides c or is a multiple of c.
     """
     lanes: dict[Var, int] = {}
     binds: list[Bind] = []  # in program order: a value's terms are bound before it

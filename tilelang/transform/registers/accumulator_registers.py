@@ -93,9 +93,7 @@ def _own_registers(launch: Launch, fast: bool) -> Launch:
 
 
 def _distinct(s: Any, seen: set[int]) -> Any:
-    """The statement with a copy of each statement that occurs in several places: later steps identify statements by
-    identity.
-    """
+    """The statement with a copy of each repeated statement object: later steps identify statements by identity."""
     if isinstance(s, tuple):
         return tuple(_distinct(x, seen) for x in s)
     if not isinstance(s, Stmt):

@@ -139,7 +139,7 @@ def _op(s: Stmt) -> str:
 
 
 def _ops(s: Stmt) -> list[str]:
-    """The operations below a statement that stand as statements."""
+    """The operations of the call statements inside a statement."""
     return [x.call.op for x in statements(s) if isinstance(x, Evaluate) and isinstance(x.call, Call)]
 
 

@@ -228,9 +228,7 @@ class WarpRoleSync:
         return rewrite_stmts(s, barrier)
 
     def number(self, start: int) -> int:
-        """Number of the named barrier of the warp role that begins at warp group `start`: one that the program does not
-        name.
-        """
+        """Number of the named barrier of the warp role that begins at warp group `start`; the program does not use it."""
         used = self.launch.plan.barrier_numbers  # by the user's own calls (lower_manual_warp_roles.py)
         if -1 in used:
             raise error("role-barrier", "a warp role needs a barrier of its own, and the program computes the "

@@ -50,9 +50,7 @@ class Numbers:
         return self.uniform
 
     def truth(self, e: Expr) -> Any:
-        """Value of a condition; where it depends on numbers that are unknown but equal in all threads, the value in this
-        trial.
-        """
+        """Value of a condition; of one that depends on unknown numbers equal in all threads, the value in this trial."""
         c = self.value(e)
         if c is not None:
             return c

@@ -55,11 +55,7 @@ class Shadow:
         self.flying = np.zeros(size, np.int32)  # site + 1 of the copy in flight
 
     def clash(self, mode: str, g: Any, t: Any, epoch: int, meets: Callable[[int], bool]) -> int | None:
-        """Site of an earlier access without an order to an access in `mode` of threads t to granules g; None: no such
-        access.
-
-        meets: given the site of an atomic access, whether it conflicts with this one, if this one is atomic too.
-        """
+        """Site of an earlier access that is not ordered with an access in `mode` of threads t to granules g; None: none."""
         for m in self.when:
             if m == mode and m != "w":
                 continue
