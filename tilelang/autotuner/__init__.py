@@ -1,4 +1,4 @@
-"""Choosing the best of many configurations of a kernel by measuring them."""
+"""The autotuner: measures many configurations of a kernel and chooses the best."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AutoTuneImpl(InClasses):
     def __init__(self, jit_impl: JITImpl, configs: Any, profile: ProfileArgs, early_stop: bool,
                  early_stop_factor: float, do_not_specialize: Iterable[str] | None) -> None:
         self.jit_impl, self.profile = jit_impl, profile
-        self.configs = list(configs) if isinstance(configs, Iterator) else configs  # every set of arguments reads them
+        self.configs = list(configs) if isinstance(configs, Iterator) else configs  # read again for each set of arguments
         self.early_stop, self.early_stop_factor = early_stop, early_stop_factor
         self.skipped = frozenset(do_not_specialize or ())
         self.results: dict[Any, AutotuneResult] = {}
@@ -58,7 +58,7 @@ class AutoTuneImpl(InClasses):
         return kernel if runtime is None else kernel(*runtime)
 
     def compile(self, /, *args: Any, **kwargs: Any) -> JITKernel:
-        """The best kernel for these arguments."""
+        """Tune for these arguments and return the best kernel."""
         return self._kernel(args, kwargs)[0]
 
     def _kernel(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[JITKernel, list[Any] | None]:
@@ -84,12 +84,12 @@ class AutoTuneImpl(InClasses):
                 configs, lambda config: self._compile(args, kwargs, config), self.profile,
                 inputs=runtime if runtime else None, key=self._disk_key(key, configs), early_stop=self.early_stop,
                 early_stop_factor=self.early_stop_factor)
-            self.results[values, impl.surroundings()] = result  # what tracing itself has changed asks for no other
+            self.results[values, impl.surroundings()] = result  # after tracing, which may have changed them
         assert result.kernel is not None
         return result.kernel, runtime
 
     def _check_arguments(self, given: dict[str, Any], tunable: set[str], lazy: bool) -> None:
-        """A parameter that neither the call nor a configuration gives fails here, not once a candidate."""
+        """Report a parameter that neither the call nor a configuration gives once, before any candidate fails for it."""
         if lazy:
             empty, variadic = inspect.Parameter.empty, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
             for name, p in self.jit_impl.signature.parameters.items():
@@ -130,12 +130,14 @@ class AutoTuneImpl(InClasses):
 
 
 def machine_text() -> str:
-    """What a measured result depends on besides the program."""
+    """A text that identifies the machine: a measured result depends on it and on the program."""
     return f"{host_name()} {Target('auto')}"
 
 
 def closure_text(fn: Any, strict: bool = True) -> str:
-    """Values of a function's closure.  strict: raises AssertionError for one that is no int, float, str, bool, None."""
+    """The values of a function's closure as text.
+
+    strict: raises AssertionError for a value that is no int, float, str, bool or None."""
     cells = getattr(fn, "__closure__", None) or ()
     names = getattr(getattr(fn, "__code__", None), "co_freevars", ())
     out = []
@@ -156,9 +158,9 @@ def autotune(*, configs: Any, warmup: int = 25, rep: int = 100, timeout: float =
              manual_check_prog: Callable[..., Any] | None = None, cache_input_tensors: bool = False,
              do_not_specialize: Iterable[str] | None = None, early_stop: bool = False,
              early_stop_factor: float = 2.0) -> Callable[[Any], AutoTuneImpl]:
-    """Decorator above @tilelang.jit: the parameters named in configs are chosen by measuring.
+    """Decorator above @tilelang.jit that chooses the parameters named in configs by measuring.
 
-    configs: list of dicts, or a function of the call's arguments that gives one.  warmup, rep: runs per measurement.
+    configs: list of dicts, or a function of the call's arguments that returns one.  warmup, rep: runs per measurement.
     timeout: seconds per candidate.
     """
     profile = ProfileArgs(warmup, rep, timeout, supply_type, ref_prog, supply_prog, rtol, atol, max_mismatched_ratio,
@@ -183,12 +185,12 @@ class AutoTuner:
 
     @classmethod
     def from_kernel(cls, kernel: Callable[..., Any], configs: Any) -> AutoTuner:
-        """The same as the constructor."""
+        """Make a tuner, as the constructor does."""
         return cls(kernel, configs)
 
     def set_compile_args(self, out_idx: Any = None, target: Any = None, execution_backend: str | None = None,
                          target_host: Any = None, verbose: bool | None = None, pass_configs: Any = None) -> AutoTuner:
-        """How candidates are compiled; returns the tuner."""
+        """Set how candidates are compiled; returns the tuner."""
         self.compile_args = CompileArgs(out_idx, execution_backend, target, target_host, verbose, pass_configs)
         return self
 
@@ -197,7 +199,7 @@ class AutoTuner:
                          supply_prog: Any = None, rtol: float = 1e-2, atol: float = 1e-2,
                          max_mismatched_ratio: float = 0.01, skip_check: bool = False, manual_check_prog: Any = None,
                          cache_input_tensors: bool = False, backend: str = "event") -> AutoTuner:
-        """How candidates are measured and checked; returns the tuner."""
+        """Set how candidates are measured and checked; returns the tuner."""
         self.profile_args = ProfileArgs(warmup, rep, timeout, supply_type, ref_prog, supply_prog, rtol, atol,
                                         max_mismatched_ratio, skip_check, manual_check_prog, cache_input_tensors,
                                         backend)
@@ -207,7 +209,10 @@ class AutoTuner:
             use_pipeline: bool = False, enable_grouped_compile: bool = False, group_compile_size: int = 2,
             benchmark_devices: Any = None, benchmark_multi_gpu: bool = False, early_stop: bool = False,
             early_stop_factor: float = 2.0) -> AutotuneResult:
-        """Tune.  use_pipeline, grouped compilation and several devices are accepted; candidates run in sequence."""
+        """Tune and return the best result.
+
+        Arguments for pipelining, grouped compilation and several devices are accepted without effect: candidates run one
+        after another."""
         text = closure_text(self.fn)
         changes: dict[str, Any] = {k: v for k, v in
                                   (("warmup", warmup), ("rep", rep), ("timeout", timeout)) if v is not None}

@@ -1,4 +1,4 @@
-"""Inputs that candidates are measured on, given by the caller."""
+"""Inputs that the caller gives for measuring candidates."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def _stack() -> list[list[Any]]:
 
 
 def _frozen(x: Any) -> Any:
-    """A copy no candidate can have changed before."""
+    """A private copy of an input, which no candidate can change."""
     if hasattr(x, "clone"):
         return x.detach().clone()
     return x.copy() if hasattr(x, "copy") and hasattr(x, "shape") else x
 
 
 class set_autotune_inputs:
-    """with set_autotune_inputs(a, b): tuned calls inside measure on copies of these.  One list of inputs works too."""
+    """`with set_autotune_inputs(a, b):` tuned calls inside are measured on copies of these inputs.  It also takes one list."""
 
     def __init__(self, *args: Any) -> None:
         given: Sequence[Any] = args
@@ -40,5 +40,5 @@ class set_autotune_inputs:
 
 
 def get_autotune_inputs() -> list[Any] | None:
-    """The inputs of the innermost block of this thread, or None."""
+    """The inputs of this thread's innermost set_autotune_inputs block, or None."""
     return _stack()[-1] if _stack() else None

@@ -1,4 +1,4 @@
-"""Settings and results of tuning."""
+"""Settings and results of the autotuner."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ProfileArgs:
 
     @property
     def is_cacheable(self) -> bool:
-        """Whether a result may be kept on disk: nothing in it is a function of the caller's."""
+        """Whether a result may be kept on disk: the settings contain no function of the caller."""
         return self.ref_prog is None and self.supply_prog is None and self.manual_check_prog is None
 
     def text(self) -> str:

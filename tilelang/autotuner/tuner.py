@@ -1,4 +1,4 @@
-"""Compile candidates, check and measure them under a watchdog, keep the best."""
+"""The tuning loop: compiles candidates, checks and measures them under a time limit, and keeps the best."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ disk = DiskCache("autotuner")
 
 
 class CandidateTimeout(Exception):
-    """A candidate took longer than its time."""
+    """A candidate exceeded its time limit."""
 
 
 def guarded(job: Callable[[], Any], seconds: float) -> Any:
-    """job() in a thread of its own; CandidateTimeout when it takes longer.
+    """The result of job(), run in a separate thread.  Raises CandidateTimeout when it exceeds the time limit.
 
-    A thread cannot be killed: one that hangs is left behind and the tuner goes on.
+    A thread cannot be killed: a job that hangs keeps its thread, and the tuner goes on without it.
     """
     box: list[Any] = []
 
@@ -68,7 +68,7 @@ def guarded(job: Callable[[], Any], seconds: float) -> Any:
 
 
 class Measurement:
-    """Inputs, reference results and the check that all candidates of one tuning share."""
+    """Inputs, reference results and the check, common to all candidates of one tuning."""
 
     def __init__(self, profile: ProfileArgs, inputs: list[Any] | None) -> None:
         self.profile, self.given = profile, inputs
@@ -111,10 +111,10 @@ class Measurement:
             torch_assert_close(a, b, rtol=p.rtol, atol=p.atol, max_mismatched_ratio=p.max_mismatched_ratio)
 
     def measure(self, kernel: JITKernel, baseline: float | None) -> float:
-        """Milliseconds of a candidate, checked first."""
+        """Check a candidate, then measure it: milliseconds."""
         inputs = self.inputs_for(kernel)
         self.check(kernel, inputs)
-        names = kernel.written()  # the caller's tensors, and what the next candidate is checked on, stay as they are
+        names = kernel.written()  # copied, so that the caller's tensors and the next candidate's inputs stay unchanged
         written = {k for k, a in enumerate(kernel.signature.inputs) if a.name in names}
         inputs = [_copy(x) if k in written else x for k, x in enumerate(inputs)]
         bench = lambda fn: do_bench(fn, _n_warmup=self.profile.warmup, _n_repeat=self.profile.rep,  # noqa: E731
@@ -127,7 +127,7 @@ class Measurement:
 
 
 def device_of(kernel: JITKernel) -> str | None:
-    """Where a kernel's tensors live: "cuda", or None for the CPU."""
+    """The device of a kernel's tensors: "cuda", or None for the CPU."""
     return "cuda" if kernel.target.is_cuda and kernel.execution_backend not in ("tile", "simulator") else None
 
 
@@ -136,7 +136,7 @@ def _list(x: Any) -> list[Any]:
 
 
 def _copy(x: Any) -> Any:
-    """A tensor of the same values and strides (those of a view of every second row, say), anything else as it is."""
+    """A copy of a tensor with the same strides (also those of a strided view); anything else unchanged."""
     if hasattr(x, "clone"):
         x = x.detach()
         if 0 in x.stride() or x.is_contiguous():
@@ -163,7 +163,7 @@ def tune(configs: Iterable[dict[str, Any]], compile_one: Callable[[dict[str, Any
         raise error("tune-factor", f"early_stop_factor must be at least 1, found {early_stop_factor}",
                     found=str(early_stop_factor),
                     hint="2.0 drops candidates twice as slow as the best")
-    captured = get_autotune_inputs()  # of this thread: candidates run in others
+    captured = get_autotune_inputs()  # read here, because they belong to this thread and candidates run in others
     inputs = captured if captured is not None else inputs
     cacheable = (key is not None and profile.is_cacheable and captured is None and
                  not env.is_autotune_cache_disabled())
@@ -179,7 +179,7 @@ def tune(configs: Iterable[dict[str, Any]], compile_one: Callable[[dict[str, Any
 
 @contextmanager
 def log_file(path: str = "autotuner.log") -> Iterator[None]:
-    """The package's log lines also go to a file of the working directory; where it cannot be written, they do not."""
+    """A context that also writes the package's log to a file in the working directory, if that is writable."""
     try:
         handler = logging.FileHandler(path, encoding="utf-8")
     except OSError:
@@ -196,7 +196,7 @@ def log_file(path: str = "autotuner.log") -> Iterator[None]:
 
 def _best(configs: list[dict[str, Any]], compile_one: Callable[[dict[str, Any]], JITKernel], profile: ProfileArgs,
           measurement: Measurement, early_stop: bool, early_stop_factor: float, key: str | None) -> AutotuneResult:
-    """Compile and measure all; the quickest.  key: where the result is kept on disk."""
+    """Compile and measure all candidates; return the fastest.  key: where the result is kept on disk."""
     kernels, failures = _compile_all(configs, compile_one, profile.timeout)
     best: AutotuneResult | None = None
     for config, kernel in zip(configs, kernels):

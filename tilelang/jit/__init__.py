@@ -1,4 +1,4 @@
-"""Compile programs and call kernels.
+"""@tilelang.jit, tilelang.compile and the kernels they return.
 
 The package is callable: `@tilelang.jit` is the decorator whether or not this package was imported before.
 """

@@ -1,4 +1,4 @@
-"""What happens around the compiled call: values the stub does not take as they are, and errors told in full."""
+"""Argument handling around a compiled call: conversion of values that the host stub does not accept, and full error texts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ register("kernel-read-only", ValueError, "a read-only array is passed for a tens
          expected="an array that can be written")
 register("kernel-keyword", TypeError, "a kernel takes its inputs by position only", expected="inputs by position")
 
-# Texts of refused calls.  The patterns are compiled by the first refusal: most programs have none.
+# Texts of rejected calls.  The patterns are compiled at the first rejected call: most programs have none.
 _ABOUT = r"^kernel (?P<fn>\S+) (?P<what>input|scalar) (?P<name>\S+) "
 _NEGATIVE = r"kernel \S+ output (?P<name>\S+) shape\[\d+\] is negative"
 _NULL = r"^(?P<fn>\S+)\.(?P<name>\S+) is expected to have non-NULL pointer"
@@ -58,7 +58,7 @@ _UNALIGNED = (r"^kernel \S+ input \S+ (byte_offset violates packed ABI constrain
 
 
 def was_unaligned(e: Exception) -> bool:
-    """Whether a call was refused, before anything ran, for an address or strides that its wide accesses do not suit."""
+    """Whether a call was rejected, before anything ran, because an address or strides are not aligned for its wide accesses."""
     return not isinstance(e, TileLangError) and re.match(_UNALIGNED, str(e)) is not None
 
 
@@ -66,7 +66,7 @@ _OVERLAP = r"^kernel \S+ input \S+ overlaps input "
 
 
 def was_overlapping(e: Exception) -> bool:
-    """Whether a call was refused, before anything ran, for tensors that the kernel takes to lie apart."""
+    """Whether a call was rejected, before anything ran, because tensors overlap that the kernel assumes to be disjoint."""
     return not isinstance(e, TileLangError) and re.match(_OVERLAP, str(e)) is not None
 
 
@@ -92,7 +92,7 @@ def describe(x: Any) -> str:
 
 
 def adapted(sig: Signature, args: tuple[Any, ...], written: Any) -> tuple[Any, ...] | None:
-    """The arguments in forms the compiled call takes; None when there is nothing to adapt.
+    """The arguments converted to forms that the compiled call accepts; None when nothing needs conversion.
 
     NumPy scalars and one-element tensors become Python numbers for scalar parameters, big integers of uint64
     parameters an address-sized value, NumPy arrays that NumPy does not export are exported here.
@@ -133,18 +133,18 @@ def _exported(a: Any, x: np.ndarray, written: Any) -> Any:
 
 
 def refusing_negated(sig: Signature, run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, refusing torch tensors whose negative bit is set (views such as x.conj().imag: their memory holds the
-    values with the other sign, and DLPack does not say so).
+    """A wrapper of `run` that rejects torch tensors whose negative bit is set.
 
-    Such a view of complex numbers has even strides only.  Where a parameter's declared strides rule that out, the call
-    itself checks them; only the other parameters are asked, since that takes 0.1 us each.
+    The memory of such a view (x.conj().imag) holds the values with the opposite sign, and DLPack does not report it.
+    A view of this kind of complex numbers has even strides only.  Where a parameter's declared strides exclude even
+    strides, the call's stride check is enough; only the other parameters are tested here, at 0.1 us each.
     """
     asked = [k for k, a in enumerate(sig.inputs) if isinstance(a, TensorArg) and a.used and _may_be_negated(a)]
     if not asked:
         return run
     only = asked[0]
     picked: Callable[[Any], Any] = itemgetter(*asked) if len(asked) > 1 else lambda args: (args[only],)
-    never: set[type] = set()  # types without such views
+    never: set[type] = set()  # types that have no views with a negative bit
 
     def call(*args: Any) -> Any:
         if len(args) > asked[-1]:
@@ -225,7 +225,7 @@ _WANTED = (r"(?:expected |is expected to )(?P<what>.+)$|: (?P<rule>(?:its data |
 
 
 def _expected(text: str) -> str:
-    """What a refusal of the compiled checks asks for; "" where its text does not say more than the kind."""
+    """What the compiled checks expected of a rejected argument; "" where their text adds nothing to the error kind."""
     m = re.search(_WANTED, text)
     if m is None:
         return ""
@@ -238,13 +238,13 @@ def _expected(text: str) -> str:
 
 
 def _declared(a: Any) -> tuple[tuple[Any, str], ...]:
-    """Where a parameter is declared, as a note."""
+    """A note with the place where a parameter is declared."""
     span = getattr(a.buffer if isinstance(a, TensorArg) else getattr(a, "var", None), "span", None)
     return () if span is None else ((span, f"`{a.name}` is declared here"),)
 
 
 def _unconvertible(sig: Signature, args: tuple[Any, ...], e: Exception) -> Exception:
-    """tvm_ffi refused an argument before the stub saw it."""
+    """The error for an argument that tvm_ffi rejected before the host stub ran."""
     for a, x in zip(sig.inputs, args):
         if not str(getattr(x, "layout", "torch.strided")).endswith("strided"):
             return error("kernel-argument", f"kernel {sig.name} input {a.name} layout mismatch, expected a dense tensor, "

@@ -1,4 +1,4 @@
-"""What compiling a program for one target yields: sources, binaries and facts, ready for the disk cache."""
+"""The result of compiling a program for one target: sources, binaries and metadata, in the form of the disk cache."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Request:
 
 
 def disjoint_parameters(request: Request) -> tuple[tuple[tuple[str, str], ...], dict[str, Any]]:
-    """Pairs of tensors that the compiled kernel takes to lie apart and that a call may pass as one (JITKernel.in_order), and
-    what the program makes of pointers."""
+    """Pairs of tensor parameters that the compiled kernel assumes to be disjoint though a call may pass overlapping memory
+    for them (see JITKernel.in_order), and the tensors that the program makes from pointers."""
     from tilelang.transform.legalize.aliasing import made_of_pointers, read_after_write  # 5 ms
 
     pairs = () if request.config.get("tirx.noalias") is False else read_after_write(request.func)
@@ -49,7 +49,7 @@ def disjoint_parameters(request: Request) -> tuple[tuple[tuple[str, str], ...], 
 
 @record
 class Artifact:
-    """kind: "cpu" or "cuda".  files: binaries by name.  meta: JSON facts (kernels, resources, reports).
+    """What was compiled.  kind: "cpu" or "cuda".  files: binaries by name.  meta: JSON facts (kernels, resources, reports).
     lowered: the program an interpreter runs, for kind "interpreted" (never stored)."""
 
     kind: str
@@ -79,7 +79,7 @@ class Artifact:
 
 @state
 class CompiledArtifact:
-    """What tilelang.lower returns: programs, parameters and source, without (runtime_only: with) something callable."""
+    """The result of tilelang.lower: programs, parameters and source.  Only with runtime_only it contains a callable."""
 
     host_mod: Any
     device_mod: Any

@@ -1,4 +1,4 @@
-"""Cold compilation: a request to an artifact, one function per kind of target."""
+"""Compilation without a cache: makes the artifact of a request, with one function per kind of target."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Stopwatch:
 
 
 def build(request: Request) -> Artifact:
-    """Compile.  Raises what the compiler refuses, at the user's line."""
+    """Compile a request.  Raises the compiler's errors, at the user's line."""
     sig = signature_of(request.func, request.out_idx)
     if request.backend in INTERPRETED:
         make = build_interpreted
@@ -74,7 +74,7 @@ def device_source(request: Request, early: Callable[[Any, list[str]], None] | No
 
     watch = Stopwatch()
     program: Any
-    # Calls check strides before the first launch, and fall back to a kernel without TMA (JITKernel.unaligned).
+    # A call checks strides before the first launch and falls back to a kernel without TMA (JITKernel.unaligned).
     surely = sum(isinstance(s, Launch) for s in stmts_of(request.func.body))
     checked = surely == sum(isinstance(x, Launch) for x in walk(request.func.body))
     config = {"tl.assume_aligned_strides": checked, **request.config}
@@ -91,7 +91,7 @@ def device_source(request: Request, early: Callable[[Any, list[str]], None] | No
         try:
             with phase("print"):
                 given.extend(printed(p))
-        except Exception:  # what cannot be printed is told once the program is known to be the one
+        except Exception:  # a program that cannot be printed is diagnosed once it is known to be the chosen one
             return
         watch.lap("print")
         if early is not None:
@@ -109,8 +109,8 @@ def device_source(request: Request, early: Callable[[Any, list[str]], None] | No
 
 
 def host_text(request: Request, sig: Signature, launcher: Any) -> str:
-    """LLVM IR of the host part."""
-    from tilelang.runtime.host_stub import stub_text  # 16 ms: what makes host code is loaded while NVRTC compiles
+    """LLVM IR of the host program."""
+    from tilelang.runtime.host_stub import stub_text  # 16 ms: the host code generator is loaded while NVRTC compiles
 
     return stub_text(sig, launcher, needed_symbols(request.func, sig), (), host_assumptions(request.func, sig),
                      *disjoint_parameters(request))
@@ -130,7 +130,7 @@ def nvrtc_options(request: Request) -> list[str]:
 
 
 def compile_host(request: Request, sig: Signature, program: Any) -> tuple[str, bytes]:
-    """(LLVM IR, object) of the host part of a lowered program."""
+    """(LLVM IR, object) of the host program of a lowered program."""
     from tilelang.runtime.launchers import CudaLauncher  # 15 ms
 
     with phase("host part"):
@@ -139,28 +139,28 @@ def compile_host(request: Request, sig: Signature, program: Any) -> tuple[str, b
 
 
 class _Started:
-    """What is made of a program while its synchronisation is verified: cubins, and where there are cores for it the host
-    part.  Nothing made of a refused program is kept."""
+    """Binaries that are compiled while the program's synchronisation is being verified: the cubins, and the host code where
+    enough CPU cores are free.  They are discarded when the verification rejects the program."""
 
     def __init__(self, program: Any, sources: list[str], cubin: Callable[[str], Any],
                  host: Callable[[Any], tuple[str, bytes]], pool: ThreadPoolExecutor) -> None:
         self.sources, self.make_host = list(sources), host
         self.cubins = [pool.submit(cubin, s) for s in self.sources]
-        time.sleep(1e-4)  # this thread would keep the interpreter's lock for some ms more: NVRTC comes first
+        time.sleep(1e-4)  # gives NVRTC's thread the GIL first: this thread would hold it for some ms more
         self.host = pool.submit(host, program) if usable_cpus() > 2 else None
 
     def cancel(self) -> None:
-        """What has not begun need not."""
+        """Cancel the jobs that have not started."""
         for work in (*self.cubins, self.host):
             if work is not None:
                 work.cancel()
 
     def done(self) -> bool:
-        """Whether the device compiler is."""
+        """Whether the device compiler has finished."""
         return all(work.done() for work in self.cubins)
 
     def host_of(self, program: Any) -> tuple[str, bytes]:
-        """Of this program, whose verdict is known by now."""
+        """The host code of this program.  Called after the verification accepted it."""
         if self.host is None:
             return self.make_host(program)
         try:
@@ -170,8 +170,8 @@ class _Started:
 
 
 def _load_what_calls_need() -> None:
-    """Where torch is loaded the first call will import TVM-FFI, which takes as long as a product takes to compile: better
-    while NVRTC is waited for.  That it cannot be imported is told by the call."""
+    """Import TVM-FFI while NVRTC compiles, where torch is loaded: the first call needs it, and importing it takes as long as
+    compiling a GEMM.  When it cannot be imported, the call reports that."""
     if "torch" in sys.modules and load_libcuda() is not None:
         try:
             ffi_state()
@@ -220,7 +220,7 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     if binaries.made:
-        Thread(target=binaries.flush).start()  # nobody waits for the disk
+        Thread(target=binaries.flush).start()  # so that the call does not wait for the disk
     files = {"host.o": host_object}
     kernels = []
     for k, (kernel, cubin) in enumerate(zip(program.kernels, cubins)):
@@ -237,9 +237,9 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
 
 
 def _within_time(works: list[Future[Any]]) -> list[Any]:
-    """What the device compiler gives, within TILELANG_COMPILE_TIMEOUT_SECONDS from when it is waited for.
+    """The device compiler's result.  Waits at most TILELANG_COMPILE_TIMEOUT_SECONDS, counted from this call.
 
-    NVRTC runs in this process and cannot be stopped: its thread is left behind.
+    NVRTC runs in this process and cannot be stopped: after a timeout its thread runs on.
     """
     seconds = env.get_compile_timeout_seconds()
     end = time.monotonic() + seconds if seconds else None
@@ -251,7 +251,7 @@ def _within_time(works: list[Future[Any]]) -> list[Any]:
 
 
 def _sync_text(program: Any) -> str:
-    """Verdicts the synchronisation verifier left on the launches."""
+    """The synchronisation verifier's verdicts, read from the launches."""
     lines = []
     for kernel in program.kernels:
         verdict = kernel.launch.plan.sync_report
@@ -261,7 +261,7 @@ def _sync_text(program: Any) -> str:
 
 
 def build_cpu(request: Request, sig: Signature) -> Artifact:
-    """LLVM IR of the tile program and of its host part to objects."""
+    """Compile the tile program and its host program through LLVM IR to object files."""
     from tilelang.codegen.cpu import compile_tile  # 82 ms
     from tilelang.runtime.launchers import CpuLauncher  # 14 ms
     from tilelang.transform.cpu import plan_cpu  # 33 ms
@@ -283,14 +283,14 @@ def build_cpu(request: Request, sig: Signature) -> Artifact:
 
 
 def legalized(request: Request, interpreted: bool = False) -> Func:
-    """The tile program after the passes every execution takes.  interpreted: no machine's limits apply to it."""
+    """The tile program after the passes that all backends run.  interpreted: skip the limits of a machine."""
     from tilelang.transform.pipeline import legalized as run  # 231 ms
 
     return without_promises(run(request.func, None if interpreted else request.target, request.config))
 
 
 def without_promises(func: Func) -> Func:
-    """The program without T.assume: only the GPU pipeline's proofs use it, and the host checks what it can."""
+    """The program without T.assume, which only the GPU pipeline's proofs use.  The host checks what it can evaluate."""
     def drop(n: Any) -> Any:
         return EMPTY if isinstance(n, Evaluate) and n.call.op == "assume" else None
 
@@ -298,7 +298,7 @@ def without_promises(func: Func) -> Func:
 
 
 def build_interpreted(request: Request, sig: Signature) -> Artifact:
-    """No binaries: the tile program, or the lowered one, is interpreted."""
+    """An artifact without binaries: it holds the tile program or the lowered program for an interpreter."""
     tile = request.backend == "tile"
     if tile or not request.target.is_cuda:
         return Artifact("interpreted", repr(request.func), "", {}, {}, legalized(request, interpreted=tile))
@@ -311,9 +311,9 @@ def build_interpreted(request: Request, sig: Signature) -> Artifact:
 
 @lru_cache(maxsize=8)
 def toolchain_stamp(target: Target) -> str:
-    """Names the tools besides this package that shape an artifact (part of cache keys).
+    """A text that identifies the external tools that affect an artifact.  Cache keys contain it.
 
-    Nothing is loaded for it: a kernel found on disk must not wait for compilers.
+    Computing it loads no compiler, because a kernel found on disk must not wait for one.
     """
     out = [stamp_of_package("llvmlite"), stamp_of_package("tvm_ffi"), processor_stamp()]
     if target.is_cuda:
@@ -325,7 +325,7 @@ def toolchain_stamp(target: Target) -> str:
 
 
 def stamp_of_package(name: str) -> str:
-    """Where a package is installed, and when it was."""
+    """The folder and the time of a package's installation."""
     spec = importlib.util.find_spec(name)
     return f"{name} missing" if spec is None or spec.origin is None else stamp_of_file(spec.origin)
 
@@ -340,10 +340,10 @@ def stamp_of_file(path: str) -> str:
 
 
 def processor_stamp() -> str:
-    """Model and features of the processor objects are made for."""
+    """Model and features of the CPU that object files are compiled for."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as f:
-            first = [*takewhile(str.strip, map(str.rstrip, f))]  # the others are like it, and hundreds take long to read
+            first = [*takewhile(str.strip, map(str.rstrip, f))]  # the other CPUs are alike; reading all takes long
     except OSError:
         return host_name()
     lines = [x for x in first if x.startswith(("model name", "flags", "Features", "CPU part"))]
@@ -351,7 +351,7 @@ def processor_stamp() -> str:
 
 
 def host_name() -> str:
-    """The processor objects are made for."""
+    """LLVM's name of the CPU that object files are compiled for."""
     import llvmlite.binding as llvm  # 22 ms
 
     return llvm.get_host_cpu_name()

@@ -1,4 +1,4 @@
-"""The kernel cache as users see it: switch it, clear it, compile through it."""
+"""Public functions of the kernel cache: switch it on or off, clear it, compile through it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that a function takes from around it: a kernel compiled for some of them is not the kernel for others."""
+"""Values that a kernel function reads from closures and globals; they are part of the key of a compiled kernel."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ _GONE: Any = object()
 
 
 class Captured:
-    """Values that a function, what is defined in it and the user's functions and macros it calls read from closures and
-    globals: numbers, strings and dtypes; what lists, dicts, sets and arrays hold; attributes of the user's objects and
-    classes, and those attributes of the user's modules that the reading function names.
+    """The values that a function reads from closures and globals, directly, in nested functions, or in the user's functions
+    and macros that it calls.
 
-    Torch tensors are not followed.  Names that the functions assign themselves (counters) do not count.
+    Included: numbers, strings and dtypes; the contents of lists, dicts, sets and arrays; attributes of the user's objects and
+    classes; and those attributes of the user's modules that the function names.
+    Not included: the contents of torch tensors, and names that the functions assign themselves (counters).
     """
 
     def __init__(self, fn: Any) -> None:
         self.fn = fn
-        self.reads: dict[int, _Reads] = {}  # of functions met, by id
-        self.kept: dict[int, Known] = {}  # what counts by identity, by id
-        self.found: _Found | None = None  # what the last look met, if nothing of it can change inside
+        self.reads: dict[int, _Reads] = {}  # id of a function met -> the names it reads
+        self.kept: dict[int, Known] = {}  # id -> an object compared by identity
+        self.found: _Found | None = None  # the result of the last walk, if it met only values that cannot change inside
 
     def values(self) -> tuple[Any, ...]:
-        """What the names stand for now, hashable and with types told apart."""
+        """The present values of the names, in a hashable form that distinguishes types."""
         found = self.found
         if found is not None and found.is_so_still():
             return found.values
@@ -48,8 +49,8 @@ class Captured:
 
 
 class _Found(NamedTuple):
-    """Names that stood for numbers, strings and functions alone: while they stand for the same objects all is as it was.
-    values: what Captured.values gave.  functions: that were followed."""
+    """The result of a walk that met only numbers, strings and functions.  It stays valid while every name is bound to the
+    same object.  values: the result of Captured.values.  functions: the functions that were followed."""
 
     values: tuple[Any, ...]
     functions: list[FunctionType]
@@ -67,8 +68,8 @@ class _Found(NamedTuple):
 
 
 class _Reads:
-    """Names that one function reads from around it.  Those that stand for what is foreign count once they stand for
-    something else."""
+    """The names that one function reads from closures and globals.  A name bound to a foreign object (see _is_foreign) is
+    ignored until it is bound to another kind of object."""
 
     __slots__ = ("attributes", "cells", "fn", "foreign_cells", "foreign_globals", "globals")
 
@@ -85,18 +86,18 @@ class _Reads:
         self.globals = [n for n in found if n not in names or not _is_foreign(names[n])]
 
     def no_longer_foreign(self) -> list[Any]:
-        """What now stands where something else, foreign, stood."""
+        """The present values of names that were bound to foreign objects before and no longer are."""
         names = self.fn.__globals__
         return [(n, now) for n, value in self.foreign_globals if (now := names.get(n, _GONE)) is not value] + [
             (k, now) for k, (cell, value) in enumerate(self.foreign_cells) if (now := _of_cell(cell)) is not value]
 
 
 class _Walk:
-    """One look at all that a function reads, each function once."""
+    """One walk over everything that a function reads.  Each function is visited once."""
 
     def __init__(self, captured: Captured) -> None:
         self.captured, self.out, self.seen = captured, list[Any](), set[int]()
-        self.steady = True  # nothing met can change but by another object in its place
+        self.steady = True  # every value met so far is immutable: it changes only when its name is bound to another object
         self.functions: list[FunctionType] = []
         self.globals: list[tuple[dict[str, Any], str, Any]] = []
         self.cells: list[tuple[CellType, Any]] = []
@@ -138,7 +139,7 @@ class _Walk:
             out.extend((where, self.key(value, reads)) for where, value in changed)
 
     def key(self, value: Any, reads: _Reads) -> Any:
-        """Of what is no plain value."""
+        """The key of a value that is not plain (see keys.py)."""
         if value.__class__ is FunctionType or value.__class__ is Macro:
             self.follow(value.orig_func if isinstance(value, Macro) else value)
             return self.identity(value)
@@ -146,7 +147,7 @@ class _Walk:
         return content(value, lambda x: self.other(x, reads))
 
     def other(self, value: Any, reads: _Reads) -> Any:
-        """The key of what is neither plain nor a container of such: identity, and what can be read through it."""
+        """The key of an object that is neither plain nor a container of plain values: identity and readable contents."""
         if isinstance(value, (FunctionType, Macro)):
             return self.key(value, reads)
         if isinstance(value, ModuleType):
@@ -179,8 +180,8 @@ class _Walk:
 
 
 class Known(Same):
-    """Something that counts by identity in this process.  Its text is the same in another one where its code is: that of
-    functions, and of classes and objects that hold plain values alone."""
+    """An object compared by identity in this process.  Its text is the same in another process if its code is the same: this
+    holds for functions, and for classes and objects that hold plain values only."""
 
     __slots__ = ()
 
@@ -201,7 +202,7 @@ def _of_code(code: CodeType) -> tuple[Any, ...]:
 
 
 def _is_foreign(value: Any) -> bool:
-    """A module, class or function of Python, of a library that kernels are written with, or of this package."""
+    """Whether x is a module, class or function of Python, of this package, or of a library that kernels are written with."""
     if isinstance(value, BuiltinFunctionType):
         return True
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
@@ -216,8 +217,7 @@ def _of_cell(cell: CellType) -> Any:
 
 
 def _names(code: CodeType, read: set[str], stored: set[str], attrs: set[str]) -> None:
-    """Names of globals that code and what is nested in it read, names of its surroundings that they assign, and names of
-    attributes they ask for."""
+    """(globals read, enclosing names assigned, attributes read) by a code object and the code nested in it."""
     own = {*code.co_cellvars}
     for i in dis.get_instructions(code):
         if i.opname in _STORES and i.argval not in own:

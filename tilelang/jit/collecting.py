@@ -1,4 +1,4 @@
-"""The garbage collector while programs are compiled: hundreds of thousands of nodes, hardly any of them in a cycle."""
+"""Makes the garbage collector run rarely during compilation, which creates hundreds of thousands of nodes and few cycles."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-NEW_OBJECTS = 200_000  # between two runs: a run over so many takes some ms; what a compilation makes is a few times as many
+NEW_OBJECTS = 200_000  # between two collections.  Collecting so many takes some ms; a compilation makes a few times as many
 
 _lock = threading.Lock()
 _inside = 0
@@ -16,8 +16,11 @@ _before = (0, 0, 0)
 
 @contextmanager
 def rarely_collected() -> Iterator[None]:
-    """The collector runs seldom inside.  What a compilation makes lives until its end, so that a run finds nothing, and each
-    run of the oldest generation looks at every object of the process: 20 ms, and 80 ms where torch is loaded.
+    """A context in which the garbage collector runs rarely.
+
+    The objects of a compilation live until its end, so that a collection finds nothing.  Each collection of the oldest
+    generation visits every object of the process: 20 ms, and 80 ms where torch is loaded.
+
 
     Threads may be inside at the same time: the first sets the collector's threshold, the last sets it back, unless somebody
     else has set it meanwhile.  A collector that is switched off, or runs more seldom already, is left as it is.

@@ -1,4 +1,4 @@
-"""Comparing tensors with a share of outliers allowed."""
+"""Comparison of tensors with tolerances and an allowed fraction of mismatches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def torch_assert_close(tensor_a: Any, tensor_b: Any, rtol: float = 1e-2, atol: f
                        max_mismatched_ratio: float = 0.001, verbose: bool = False, equal_nan: bool = True,
                        check_device: bool = True, check_dtype: bool = True, check_layout: bool = True,
                        check_stride: bool = False, base_name: str = "LHS", ref_name: str = "RHS") -> bool:
-    """True when |a - b| <= atol + rtol * |b| but for a share max_mismatched_ratio of the elements.
+    """True when |a - b| <= atol + rtol * |b| for all elements except at most a fraction max_mismatched_ratio.
 
     Raises AssertionError otherwise, and when shapes, dtypes, devices, layouts or strides (as asked) differ.
     """

@@ -59,8 +59,8 @@ def par_compile(funcs: Iterable[Any], out_idx: Any = None, execution_backend: st
 
 def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool,
                  step: Callable[[], None] | None = None) -> list[Any]:
-    """Results of argument-less jobs, run in a thread pool with a progress bar.  step: called for each that is done, instead
-    of the bar."""
+    """Run functions without arguments in a thread pool and return their results.  step: called for each finished job, instead
+    of a progress bar."""
     if num_workers is not None and (isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1):
         raise error("compile-option", f"num_workers is a positive number of threads, found {num_workers!r}",
                     expected="a positive integer", found=repr(num_workers), hint="leave it out for all processors")
@@ -87,7 +87,7 @@ def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool,
 
 
 def _progress(futures: list[Any]) -> None:
-    """A bar while the jobs run, where tqdm is installed and somebody is looking."""
+    """A progress bar, where tqdm is installed and stderr is a terminal."""
     try:
         from tqdm import tqdm
     except ImportError:

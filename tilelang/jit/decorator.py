@@ -45,7 +45,7 @@ _DECIDING = (Environment.TILELANG_TARGET, Environment.TILELANG_DEFAULT_TARGET, E
 
 
 def names_around(fn: Any) -> dict[str, Any] | None:
-    """Locals of the functions around a decorated one, where postponed annotations may need them; else None."""
+    """Locals of the functions that enclose a decorated one, where postponed annotations may need them; else None."""
     code = getattr(fn, "__code__", None)
     if code is None or not code.co_flags & __future__.annotations.compiler_flag:
         return None
@@ -106,8 +106,10 @@ class JITImpl(InClasses):
 
     @property
     def factory(self) -> Any:
-        """The function to call for a program.  With postponed annotations, names that only annotations inside it use
-        are in no closure: they are lent to it as globals, as they were where it was decorated."""
+        """The function to call for a program.
+
+        With postponed annotations, names that only inner annotations use are in no closure.  They are added to the globals
+        of the returned function, with the values that they had at the decoration."""
         if not self.outer_names:
             return self.func
         f = self.func
@@ -134,9 +136,9 @@ class JITImpl(InClasses):
 
     # ---- which of the two styles ------------------------------------------------------------------------------------
     def initialize_jit_mode(self, /, *args: Any, **kwargs: Any) -> str:
-        """Find out the mode; arguments are those of the call at hand.
+        """Determine the mode from the function and the arguments of the present call.
 
-        It is kept unless it had to be guessed, because the call failed before it showed: then the next call tells.
+        The mode is kept unless it was a guess: when the call fails before the mode is known, the next call decides.
         """
         if self.mode == "auto":
             if program_of(self.func) is not None or not callable(self.func):
@@ -163,7 +165,7 @@ class JITImpl(InClasses):
         return self.initialize_jit_mode() == "lazy"
 
     def _has_prim_func(self) -> bool:
-        """A nested function decorated with prim_func in the source."""
+        """Whether the source contains a nested function decorated with prim_func."""
         try:
             tree = ast.parse(self.func_source)
         except SyntaxError:
@@ -178,8 +180,9 @@ class JITImpl(InClasses):
         return False
 
     def _tried(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bool]:
-        """(mode, whether it is sure) of a function without a prim_func of its own: a factory may call another function
-        that makes the program, which shows only by calling it."""
+        """(mode, whether it is certain) of a function without a nested prim_func.
+
+        Such a function may be a factory that calls another function to make the program; only a call shows that."""
         tree = self.func_source
         if "T.Kernel" in tree or "T.const" in tree or "T.empty" in tree:
             return "eager", True
@@ -212,8 +215,8 @@ class JITImpl(InClasses):
         return self._eager
 
     def surroundings(self) -> Any:
-        """What besides the arguments decides a compilation: pass configs, where not fixed target and backend, and the
-        values that the function reads from closures and globals."""
+        """What a compilation depends on besides the arguments: pass configs, the values that the function reads from closures
+        and globals, and target and backend where the decorator does not fix them."""
         configs: tuple[Any, ...] = tuple(self.pass_configs.items()) if self.pass_configs else ()
         scope = current_config()
         if configs or scope:
@@ -227,13 +230,13 @@ class JITImpl(InClasses):
         return configs
 
     def _frozen_configs(self, configs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Of pass configs, which are mostly those of the call before."""
+        """A hashable form of the pass configs.  They are mostly those of the previous call, whose form is kept."""
         token = configs, tuple([type(v) for _, v in configs])
         held = self._configs
         if held is not None and held[0] == token:
             return held[1]
         frozen = tuple((str(k), freeze(v)) for k, v in configs)
-        if _SIMPLE_TYPES.issuperset(token[1]):  # what else there is may change inside, or equal what it differs from
+        if _SIMPLE_TYPES.issuperset(token[1]):  # values of other types may change inside or compare equal though they differ
             self._configs = token, frozen
         return frozen
 
@@ -250,7 +253,7 @@ class JITImpl(InClasses):
         kernel = self._kernels.get(key)
         if kernel is None:
             kernel = self._kernels[key] = self.compile_program(self._program(bound))
-            self._kernels[key[0], self.surroundings()] = kernel  # what the factory itself has changed asks for no other
+            self._kernels[key[0], self.surroundings()] = kernel  # after the call, which may have changed them
         if fast is not None:
             self._fast[fast] = kernel
         return kernel
@@ -272,7 +275,7 @@ class JITImpl(InClasses):
         return tuple((name, freeze(value)) for name, value in bound.arguments.items())
 
     def parse_cache_key(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The key of a call: equal keys share a kernel."""
+        """The key of a call: calls with equal keys use one kernel."""
         if self.initialize_jit_mode(*args, **kwargs) == "eager":
             return self.eager.key(args, kwargs)
         return self._frozen(self._bind(args, kwargs)), self.surroundings()

@@ -15,7 +15,7 @@ logger = logging.getLogger("tilelang.jit.diagnostics")
 
 @contextmanager
 def jit_phase(phase: str, name: str = "") -> Iterator[None]:
-    """Log start and end of a phase, with its time, when diagnostics are on."""
+    """A context that logs start, end and duration of a phase when TILELANG_JIT_DIAGNOSTICS=1."""
     if not env.is_jit_diagnostics_enabled():
         yield
         return

@@ -1,4 +1,4 @@
-"""Calls of eager functions: compile-time values pick a trace, T.const values pick a kernel, the rest is run."""
+"""Calls of eager functions: compile-time values select a trace, T.const values select a kernel, other arguments are passed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MISSING: Any = object()
 
 
 class Decorated(Protocol):
-    """What @tilelang.jit made of the function (decorator.JITImpl), as far as its eager side asks."""
+    """The attributes of decorator.JITImpl that the eager side uses."""
 
     __name__: str
     func: Any
@@ -36,11 +36,11 @@ class Decorated(Protocol):
 
 
 class _Trace:
-    """One set of compile-time values: where its T.const values stand, and the kernels made so far."""
+    """The trace for one set of compile-time values: where its T.const values are read from, and the kernels compiled so far."""
 
     def __init__(self, consts: dict[str, tuple[str, str, int]], func: Any, absent: tuple[str, ...] = ()) -> None:
         self.consts = consts
-        self.absent = absent  # tensors given as None that the program does without
+        self.absent = absent  # tensors given as None, which the program does not have
         self.func = func  # None while consts are symbolic
         self.kernels: dict[Any, Any] = {}
         self.packed: dict[str, Any] = {}  # tensor -> element type narrower than a byte, known after the first trace
@@ -63,7 +63,7 @@ class EagerCalls:
         self.static = [n for n, k in self.parameters.items() if k == "compile_time"]
         self.runtime = [n for n, k in self.parameters.items() if k in ("tensor", "scalar")]
         self.traces: dict[Any, _Trace] = {}
-        # Positional calls whose kernel follows from tensor shapes and simple values alone find it here.
+        # Kernels of positional calls that are determined by tensor shapes and simple values alone.
         self.fast: dict[Any, tuple[Any, Any]] = {}
         self.code = tuple({"tensor": 0, "scalar": 1}.get(k, 2) for k in self.parameters.values())
 
@@ -75,7 +75,7 @@ class EagerCalls:
                 key = (self.owner.surroundings(), *[x.shape if c == 0 else None if c == 1 or x is None else
                                                     (type(x), x) if c == 2 else x.shape for c, x in zip(self.code, args)])
                 hit = self.fast.get(key)
-            except (AttributeError, TypeError):  # no tensor, or an unhashable value: the careful way
+            except (AttributeError, TypeError):  # not a tensor, or an unhashable value: take the slow path
                 key = hit = None
             if hit is not None and len(args) <= len(self.code):
                 kernel, rest = hit
@@ -98,7 +98,7 @@ class EagerCalls:
         return kernel(*(values[n] for n in names))
 
     def _given(self, values: dict[str, Any]) -> list[str]:
-        """Parameters of the kernel: tensors that may be None, and are, are none."""
+        """Parameters of the kernel; tensors given as None are left out."""
         absent = self._trace(values, {}).absent if self._nones(values) else ()
         return [n for n in self.runtime if n not in absent]
 
@@ -106,8 +106,8 @@ class EagerCalls:
         return tuple(n for n in self.tensors if values[n] is None)
 
     def _is_simple(self, values: dict[str, Any]) -> bool:
-        """Shapes and compile-time values decide: no const from a stride, no packed tensor, no value whose equality
-        hides a difference (floats, containers)."""
+        """Whether shapes and compile-time values alone determine the kernel: no const is read from a stride, no tensor is
+        packed, and no value compares equal to a different one (floats, containers)."""
         given = [values[n] for n in self.static]
         if any(type(v) not in SIMPLE and (not callable(v) or is_settings(getattr(v, "__self__", v))) for v in given):
             return False
@@ -128,7 +128,7 @@ class EagerCalls:
         return self._static_key(values), tuple(self._const_values(trace, values, consts).items())
 
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """What the kernel of a call is called with: of tensors that are None, those that it has."""
+        """The arguments for the kernel of a call, without tensors that are None and that the kernel does not have."""
         values = self._bind(args, kwargs)[0]
         return [values[n] for n in self._given(values)]
 
@@ -217,12 +217,14 @@ class EagerCalls:
         if kernel is None:
             func, key = self._traced(trace, values, consts)
             kernel = trace.kernels[key] = self.owner.compile_program(func)
-            self.traces[self._static_key(values)] = trace  # what tracing itself has changed (a list it fills) asks for no other
+            self.traces[self._static_key(values)] = trace  # after tracing, which may have changed them
         return kernel
 
     def _traced(self, trace: _Trace, values: dict[str, Any], consts: dict[str, Any]) -> tuple[Any, Any]:
-        """(program, key of its const values).  Sub-byte tensors show only in the trace: their consts count values, not
-        storage elements, so the trace is made again with the right numbers."""
+        """(program, key of its const values).
+
+        Tensors of sub-byte types are known only after a trace.  Their consts count values, not storage elements, so the
+        function is traced a second time with the right numbers."""
         numbers = self._const_values(trace, values, consts)
         func = trace.func
         if func is None:

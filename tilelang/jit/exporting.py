@@ -1,4 +1,4 @@
-"""Kernels written to files and read back: export_library, from_database."""
+"""Writing kernels to files and reading them back: export_library, from_database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .kernel_cache import cache_key, disk
 
 
 def fingerprint(request: Request) -> str:
-    """What a saved kernel belongs to: the program's text, its outputs and where it runs."""
+    """A hash that identifies a saved kernel: the program's text, its outputs and its target."""
     return digest(["library", to_text(request.func), list(signature_of(request.func, request.out_idx).out_idx),
                    "cuda" if request.target.is_cuda else "cpu"])
 
@@ -44,9 +44,9 @@ def export_library(path: Any, request: Request, artifact: Artifact) -> str:
 
 
 def saved_artifact(path: Any, request: Request, kernel_source: str, host_source: str) -> Artifact:
-    """The artifact of a saved kernel: of a library by export_library, or of a folder of the disk cache.
+    """The artifact of a saved kernel, read from a library of export_library or from a folder of the disk cache.
 
-    Raises FileNotFoundError, and kernel-library for one of another program, other options or another version.
+    Raises FileNotFoundError, and kernel-library when the kernel is of another program, other options or another version.
     """
     place = Path(path)
     if not place.exists():

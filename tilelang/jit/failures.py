@@ -1,4 +1,4 @@
-"""Faults of the package itself: an InternalError that names a report, instead of a trace from inside the compiler."""
+"""Turns faults of the package itself into an InternalError that names a report."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from tilelang.transform.framework.pass_ import PassContext, save_report
 
 from .artifact import Request
 
-# They refuse by Python's own exceptions.
+# These modules reject arguments with Python's built-in exceptions.
 _SETTINGS = ("tilelang.env", "tilelang.transform.framework.config", "tilelang.runtime.nvrtc")
 _CALL_USERS = ("tilelang.jit.hooks", "tilelang.transform.framework.observe", "tilelang.transform.framework.scope",
                "tilelang.tools.instrumentation")
 
 
 def internal(request: Request, what: str, e: Exception) -> InternalError | None:
-    """The InternalError for an exception, with its report; None for errors told by name, of the system, a setting or a
-    function of the user.
+    """The InternalError for an exception, with its report; None for errors that have a kind and for errors of the system, of
+    a setting or of a function of the user.
 
-    what: who failed, at the start of the message.
+    what: the component that failed; the message starts with it.
     """
     if isinstance(e, (TileLangError, InternalError, OSError, MemoryError)):
         return None

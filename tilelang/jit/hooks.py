@@ -1,4 +1,4 @@
-"""Functions that edit generated source before it is compiled: fn(code: str, target) -> str."""
+"""Hooks that edit generated source before it is compiled: fn(code: str, target) -> str."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _hooks: dict[str, Hook] = {}  # "cuda", "hip", "c" -> hook
 
 
 def register_hook(kind: str, fn: Hook, override: bool = True) -> Hook:
-    """Install a hook.  Raises ValueError when there is one and override is False."""
+    """Install a hook.  Raises ValueError when one of this kind is installed and override is False."""
     if not callable(fn):
         raise TypeError(f"a postprocessing hook is a function of (code, target), found {type(fn).__name__}")
     if kind in _hooks and not override:
@@ -20,7 +20,7 @@ def register_hook(kind: str, fn: Hook, override: bool = True) -> Hook:
 
 
 def remove_hook(kind: str) -> None:
-    """Take a hook away; nothing happens when there is none."""
+    """Remove a hook; nothing happens when none is installed."""
     _hooks.pop(kind, None)
 
 
@@ -30,7 +30,7 @@ def has_hook(kind: str) -> bool:
 
 
 def apply_hook(kind: str, code: str, target: Any) -> str:
-    """The code after the hook of its kind.  Raises TypeError when the hook gives no text."""
+    """The code after the hook of its kind has edited it.  Raises TypeError when the hook does not return text."""
     hook = _hooks.get(kind)
     if hook is None:
         return code
@@ -42,15 +42,15 @@ def apply_hook(kind: str, code: str, target: Any) -> str:
 
 
 def register_cuda_postproc(fn: Hook, override: bool = True) -> Hook:
-    """Edit CUDA source before NVRTC sees it."""
+    """Install a hook that edits CUDA source before NVRTC compiles it."""
     return register_hook("cuda", fn, override)
 
 
 def register_hip_postproc(fn: Hook, override: bool = True) -> Hook:
-    """Edit HIP source (kept for programs that register one; there is no HIP target yet)."""
+    """Install a hook for HIP source.  It is never called: there is no HIP target yet."""
     return register_hook("hip", fn, override)
 
 
 def register_c_postproc(fn: Hook, override: bool = True) -> Hook:
-    """Edit the CPU target's source, which is LLVM IR."""
+    """Install a hook that edits the CPU target's source, which is LLVM IR."""
     return register_hook("c", fn, override)

@@ -1,4 +1,4 @@
-"""Looking inside: the program after a pass, layouts, a simulated run, compile times, what this machine can do."""
+"""Inspection of a compilation: the program after a pass, layouts, a simulated run, compile times, the machine's abilities."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def program_of(program: Any) -> Func:
 
 
 def program_after(program: Any, target: Any = "auto", after: str | None = None) -> Func:
-    """The program after a pass of the GPU pipeline (None: after the last).  Raises LookupError naming the passes."""
+    """The program after a pass of the GPU pipeline (None: after the last).  Raises LookupError, which lists the passes."""
     passes = (*TILE_PASSES, *DEVICE_PASSES)
     if after is not None:
         names = [p.__name__ for p in passes]
@@ -48,7 +48,7 @@ def _gpu_target(target: Any) -> Target:
 
 
 def sources_of(program: Any, target: Any = "auto") -> tuple[str, str]:
-    """(device source, host source) of a program as compile makes them.  No device compiler is needed."""
+    """(device source, host source) of a program, as tilelang.compile generates them.  No device compiler is needed."""
     from tilelang.runtime.launchers import CudaLauncher  # 14 ms
 
     request = make_request(program, target=target)
@@ -69,7 +69,7 @@ def layouts_after(program: Any, target: Any = "auto") -> Iterator[tuple[str, Any
 
 
 def random_arguments(func: Func, seed: int = 0, symbol: int = 100) -> list[Any]:
-    """One argument a parameter: standard normal or small integers; symbolic dimensions get `symbol`."""
+    """One random argument for each parameter: standard normal or small integers.  Symbolic dimensions become `symbol`."""
     rng = np.random.default_rng(seed)
     out: list[Any] = []
     for p in func.params:
@@ -86,7 +86,7 @@ def random_arguments(func: Func, seed: int = 0, symbol: int = 100) -> list[Any]:
 
 
 def simulate_program(program: Any, arch: str = "sm_80", seed: int = 0) -> str:
-    """Run the lowered program on the device simulator and compare with the tile meaning; the report as text."""
+    """Run the lowered program on the device simulator and compare with the reference interpreter; returns a text report."""
     from tilelang.simulator.device.run import run_device  # 100 ms
     from tilelang.simulator.reference.run import run_tile  # 99 ms
 
@@ -106,7 +106,7 @@ def simulate_program(program: Any, arch: str = "sm_80", seed: int = 0) -> str:
 
 
 def compile_times(arch: str = "sm_90a", repeat: int = 5) -> Iterator[str]:
-    """Lines: medians of tracing, lowering (by pass), printing and NVRTC for the plain GEMM."""
+    """Report lines with the median times of tracing, lowering (by pass), printing and NVRTC for the plain GEMM."""
     from tilelang.codegen.cuda.printer import print_kernel  # 31 ms
     from tilelang.runtime.nvrtc import compile_cubin  # 6 ms
 
@@ -144,7 +144,7 @@ def compile_times(arch: str = "sm_90a", repeat: int = 5) -> Iterator[str]:
 
 
 def machine_facts() -> Iterator[tuple[str, str, str]]:
-    """(part, state, hint) rows: what this machine can do and how to get what is missing."""
+    """Rows (component, state, hint): what this machine can do, and how to install what is missing."""
     yield "Python", platform.python_version(), "3.10 or newer"
     yield from _gpu_facts()
     yield from _cpu_facts()

@@ -1,4 +1,4 @@
-"""The kernel object: call it, look into it, measure it; and the kernels of this process, which find each other by request."""
+"""JITKernel, a compiled program: calls, sources, reports, profiling; and the in-memory cache of kernels by request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NOALIAS = "tirx.noalias"
 
 
 class Adapter:
-    """What older scripts reach through `kernel.adapter`."""
+    """The object behind `kernel.adapter`, which older scripts use."""
 
     def __init__(self, kernel: JITKernel) -> None:
         self._kernel = kernel
@@ -74,12 +74,12 @@ class Adapter:
 
 
 class JITKernel:
-    """A compiled program.  Call it with its inputs, in order; outputs (out_idx, T.empty) are returned.
+    """A compiled program.  Call it with its inputs in order; it returns its outputs (out_idx, T.empty).
 
-    Tensors: torch, NumPy and any DLPack object on the kernel's device.  Raises the errors of a call's checks before
-    anything runs.  A kernel may be called from several threads.  Memory is taken as it lies: of torch's negated views
-    (x.conj().imag) those with strides are rejected, pass x.resolve_neg(); those of one element, and what the private
-    torch._neg_view makes of compact tensors, are read with the sign of their memory.
+    Tensors: torch, NumPy and any DLPack object on the kernel's device.  The arguments are checked before anything runs;
+    a failed check raises an error.  A kernel may be called from several threads.
+    torch's negated views (x.conj().imag): strided ones are rejected, pass x.resolve_neg() instead.  Views of one element,
+    and results of the private torch._neg_view on compact tensors, are read as stored, without the negation.
     """
 
     def __init__(self, func: Any = None, out_idx: Any = None, execution_backend: str | None = "tvm_ffi",
@@ -124,7 +124,7 @@ class JITKernel:
             raise for_user(e)  # noqa: B904 - for_user decides what goes with it
 
     def _again(self, args: tuple[Any, ...], problem: Exception) -> Any:
-        """A call that failed: once more with adapted arguments, or the error in full."""
+        """Handle a failed call: repeat it with converted arguments, or raise the full error."""
         entry = self._entry
         if entry is not None and entry.error is not None:
             problem, entry.error = entry.error, None
@@ -152,7 +152,7 @@ class JITKernel:
         raise out from None
 
     def _fitting(self, problem: Exception) -> JITKernel | None:
-        """The kernel for arguments that this one refused though the program takes them."""
+        """Another kernel of the same program, for valid arguments that this kernel rejected."""
         config = self.request.config
         if self.target.is_cuda and was_unaligned(problem) and config.get(_ALIGNMENT, 16) > 1:
             return self.unaligned
@@ -160,9 +160,9 @@ class JITKernel:
 
     @property
     def unaligned(self) -> JITKernel:
-        """The same program for tensors at any address with any strides: no TMA, accesses no wider than an element.
+        """A kernel of the same program for any addresses and strides: no TMA, and accesses no wider than an element.
 
-        Compiled when a call first needs it: one whose addresses or strides are no multiples of 16 bytes.
+        It is compiled at the first call whose addresses or strides are not multiples of 16 bytes.
         """
         with self._lock:
             self._unaligned = self._unaligned or self._with(_ALIGNMENT, 1)
@@ -170,9 +170,11 @@ class JITKernel:
 
     @property
     def in_order(self) -> JITKernel:
-        """The same program for tensors that may overlap: reads do not pass writes (transform/legalize/aliasing.py).
+        """A kernel of the same program for tensors that may overlap: it moves no read across a write
+        (transform/legalize/aliasing.py).
 
-        Compiled when a call first needs it: one that passes memory twice that is written and then read by another name.
+        It is compiled at the first call that passes the same memory for two parameters, of which the program writes one
+        and then reads the other.
         """
         with self._lock:
             self._in_order = self._in_order or self._with(_NOALIAS, False)
@@ -182,7 +184,7 @@ class JITKernel:
         return compile_request(replace(self.request, config={**self.request.config, key: value}))
 
     def _call_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """stream= and skip_tensor_validation= of the cython backend; nothing else is taken by name."""
+        """A call with keyword arguments: stream= and skip_tensor_validation= of the cython backend; others are rejected."""
         stream = kwargs.pop("stream", None)
         kwargs.pop("skip_tensor_validation", None)
         if kwargs or self.execution_backend != "cython":
@@ -203,7 +205,7 @@ class JITKernel:
         return 0
 
     def _first_run(self, *args: Any) -> Any:
-        """Load the code, then become the fast path."""
+        """Load the code, then replace the call by the fast path."""
         with self._lock:
             self._load()
             if not self.signature.outputs or self._built.kind == "interpreted":
@@ -215,13 +217,13 @@ class JITKernel:
 
     def _load(self) -> None:
         if self._entry is None:
-            from .loading import load  # 22 ms of what makes host code: a first call needs it, compiling does not
+            from .loading import load  # 22 ms: the host code generator, which a first call needs and compiling does not
 
             with jit_phase("adapter", self.signature.name), phase("load"), rarely_collected():
                 self._entry = load(self._built, self.signature, self.request)
 
     def written(self) -> frozenset[str]:
-        """Names of the tensor parameters the program may write."""
+        """Names of the tensor parameters that the program may write."""
         if self._written is None:
             stored = {e.storage for e in effects(self.request.func.body) if e.writes}
             self._written = frozenset(a.name for a in self.signature.args
@@ -323,14 +325,16 @@ class JITKernel:
 
     @property
     def report_data(self) -> dict[str, Any]:
-        """What `report` says, as data: name, target, times (ms), kernels (facts of each device kernel), unaligned."""
+        """The contents of `report` as data: name, target, times (ms), kernels (facts of each device kernel), unaligned."""
         meta = self._built.meta
         return {"name": self.signature.name, "target": str(self.target), "times": dict(meta.get("times", {})),
                 "kernels": [dict(f) for f in meta.get("facts", [])], "unaligned": self._unaligned is not None}
 
     def report(self) -> str:
-        """What was compiled, as text: per device kernel instructions, schedule, resources, occupancy, what was declined
-        and why, and the least time that its work takes at the target's peak rates."""
+        """A text about the compiled kernel.
+
+        For each device kernel: instructions, schedule, resources, occupancy, optimisations that were declined and why, and
+        the roofline time (the least time at the target's peak rates)."""
         return report_text(self.report_data)
 
     def sync_report(self) -> str:
@@ -340,11 +344,11 @@ class JITKernel:
     def export_library(self, path: Any) -> None:
         """Write the kernel as a shared library, by the system's linker.
 
-        `tvm_ffi.load_module(path)["name"]` is the kernel in programs without this package; JITKernel.from_database reads
-        it back here.  It runs on processors that have the features of this one, on GPUs of the target's architecture; CUDA
-        kernels refuse there what this object would compile anew: addresses and strides that are no multiples of 16 bytes.
-        Raises AttributeError for other execution backends than tvm_ffi, ValueError for an empty path, kernel-export
-        (NotImplementedError) for what was not compiled here and where there is no linker, kernel-link when linking fails.
+        Programs without this package load it by `tvm_ffi.load_module(path)["name"]`; JITKernel.from_database loads it here.
+        It runs on CPUs that have the features of this one and on GPUs of the target's architecture.  An exported CUDA kernel
+        rejects addresses and strides that are not multiples of 16 bytes, for which this object would compile another kernel.
+        Raises AttributeError for execution backends other than tvm_ffi, ValueError for an empty path, kernel-export
+        (NotImplementedError) for a kernel that was not compiled here or without a linker, kernel-link when linking fails.
         """
         if self.execution_backend != "tvm_ffi":
             raise AttributeError(f"export_library exists for the tvm_ffi backend, this kernel runs by "
@@ -366,7 +370,7 @@ class JITKernel:
 
     # ---- measuring, tuning ----------------------------------------------------------------------------------------
     def get_profiler(self, tensor_supply_type: Any = None) -> Any:
-        """A Profiler of this kernel; tensor_supply_type says how inputs are made."""
+        """A Profiler of this kernel.  tensor_supply_type: how inputs are made."""
         from .profiling import make_profiler  # 7 ms
 
         return make_profiler(self, tensor_supply_type)
@@ -395,12 +399,12 @@ class JITKernel:
                       kernel_lib_path: Any = None, params: Any = None, target: Any = "auto", target_host: Any = None,
                       out_idx: Any = None, execution_backend: str | None = "tvm_ffi", pass_configs: Any = None,
                       compile_flags: Any = None) -> JITKernel:
-        """A kernel that was saved: nothing is compiled.
+        """Load a saved kernel without compiling.
 
-        kernel_lib_path: a library by export_library, or the folder of an entry of the disk cache (or a file in it), wherever
-        it lies now.  func and the other arguments are those it was compiled with; the sources are what get_kernel_source
-        and get_host_source say of a library.  params: accepted, and made from func.
-        Raises FileNotFoundError, and kernel-library (ValueError) for what was saved of another program or with other options.
+        kernel_lib_path: a library of export_library, or the folder of an entry of the disk cache (or a file in it), at any
+        place.  func and the other arguments: those it was compiled with.  The given sources are the ones that
+        get_kernel_source and get_host_source return for a library.  params: ignored, since func determines them.
+        Raises FileNotFoundError, and kernel-library (ValueError) for a kernel of another program or of other options.
         """
         if kernel_lib_path is None:
             raise ValueError("from_database needs kernel_lib_path")
@@ -448,7 +452,7 @@ def clear_memory() -> None:
 
 
 def compile_request(request: Request) -> JITKernel:
-    """The kernel of a request: from memory, from disk, or compiled now."""
+    """The kernel of a request, from memory, from the disk cache, or compiled now."""
     if not is_cached(request):
         return _compile_now(request, None)
     with phase("cache key"):
@@ -467,9 +471,9 @@ def compile_request(request: Request) -> JITKernel:
 
 
 def recompiled(request: Request, tuned: tuple[Any, Any, Any]) -> JITKernel:
-    """The kernel that was pickled in another process: of the same program and settings, from the cache where it is there.
+    """Unpickle a kernel: compile the same program with the same settings, or take it from the cache.
 
-    tuned: its latency in ms, configuration and reference latency, where it was tuned.
+    tuned: latency in ms, configuration and reference latency of a tuned kernel.
     """
     kernel = compile_request(request)
     if tuned[0] is not None:

@@ -1,4 +1,4 @@
-"""The artifact of a request: from the disk cache, or built now and kept there."""
+"""Finds the artifact of a request in the disk cache, or builds it and stores it there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ disk = DiskCache("kernels")
 
 
 def cache_key(request: Request) -> str:
-    """SHA-256 over everything the compiled artifact depends on."""
+    """SHA-256 of everything that the compiled artifact depends on."""
     out = resolve_out_idx(request.func, request.out_idx)
     return digest(["kernel", compiler_stamp(), to_text(request.func), request.func.name, list(out), str(request.target),
                    request.backend in INTERPRETED and request.backend,
@@ -29,12 +29,12 @@ def cache_key(request: Request) -> str:
 
 
 def hook_kind(request: Request) -> str:
-    """Which source hook a request meets; edited sources are never cached."""
+    """The kind of source hook that applies to a request.  Edited sources are never cached."""
     return "cuda" if request.target.is_cuda else "c"
 
 
 def is_cached(request: Request) -> bool:
-    """Whether a request may come from a cache: not with sources that a hook edits, nor while somebody watches passes."""
+    """Whether a request may use the cache: not when a hook edits the sources, nor while an observer watches the passes."""
     return env.is_cache_enabled() and not has_hook(hook_kind(request)) and not is_watched()
 
 
@@ -60,7 +60,7 @@ def produce(request: Request, key: str | None = None) -> tuple[Artifact, str]:
 
 
 def _built(request: Request) -> Artifact:
-    """The artifact of a request.  A fault of the compiler is an InternalError with a report."""
+    """Build the artifact of a request.  A fault of the compiler raises an InternalError with a report."""
     try:
         return build(request)
     except Exception as e:
@@ -71,7 +71,7 @@ def _built(request: Request) -> Artifact:
 
 
 def keep_sources(request: Request, artifact: Artifact) -> None:
-    """Write what the device compiler got and made: into the folder of cuda.kernels_output_dir, and into TILELANG_TMP_DIR
+    """Write the device compiler's input and output into the folder of cuda.kernels_output_dir, and into TILELANG_TMP_DIR
     when TILELANG_CLEANUP_TEMP_FILES is 0."""
     folders = [request.config.get("cuda.kernels_output_dir") or "",
                "" if env.should_cleanup_temp_files() else env.TILELANG_TMP_DIR]

@@ -1,4 +1,4 @@
-"""Keys under which compiled kernels are remembered per function: equal keys mean equal programs."""
+"""Keys of a function's compiled kernels, made from compile-time values: equal keys mean equal programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLAIN = (*SIMPLE, float)
 _FUNCTIONS = (FunctionType, MethodType, ModuleType, type)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
-# Where modules, classes and functions come from whose state makes no other program.
+# Packages whose modules, classes and functions are not part of a key: their state does not change a program.
 FOREIGN = frozenset({"tilelang", "tvm", "torch", "numpy", "ml_dtypes", *sys.stdlib_module_names} - {"__main__"})
 
 
@@ -66,8 +66,8 @@ def freeze(value: Any) -> Any:
 
 
 def is_settings(x: Any) -> bool:
-    """An object of the user that is told apart by identity and may change: no function, class, module, container or
-    object of ours."""
+    """Whether x is a mutable object of the user that is compared by identity: no function, class, module, container or object
+    of this package."""
     t = type(x)
     return (t.__hash__ in (object.__hash__, None) and isinstance(getattr(x, "__dict__", None), dict) and
             not isinstance(x, (type, FunctionType, MethodType, ModuleType, partial, dict, list, set)) and
@@ -75,9 +75,10 @@ def is_settings(x: Any) -> bool:
 
 
 def attributes(value: Any, depth: int = 3) -> tuple[Any, ...]:
-    """Attributes of an object, or of a class of the user, that are numbers, strings, dtypes, or containers and objects of
-    them (to a depth), those of its classes included: what a program made from the object may have read, and its owner may
-    have changed since."""
+    """A hashable form of the attributes of a user's object or class, including those of its classes: numbers, strings, dtypes,
+    and containers and objects of these (to a limited depth).
+
+    A program made from the object may have read these attributes, and they may have changed since."""
     out = []
     for name, x in _fields(value):
         t = type(x)
@@ -92,8 +93,9 @@ def attributes(value: Any, depth: int = 3) -> tuple[Any, ...]:
 
 
 def content(value: Any, other: Callable[[Any], Any], depth: int = 20) -> Any:
-    """A hashable stand-in for what lists, tuples, dicts, sets and arrays hold, their insides included; other(x) is that of
-    anything else that is no number, string or dtype."""
+    """A hashable stand-in for the contents of lists, tuples, dicts, sets and arrays, at every depth.
+
+    other(x): the stand-in for a value that is no container, number, string or dtype."""
     t = type(value)
     if t in _PLAIN:
         return freeze(value)
@@ -118,7 +120,7 @@ def content(value: Any, other: Callable[[Any], Any], depth: int = 20) -> Any:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether containers hold numbers, strings and dtypes alone."""
+    """Whether containers hold only numbers, strings and dtypes."""
     try:
         content(value, _not_plain)
     except _NotPlain:
@@ -127,7 +129,7 @@ def is_plain(value: Any) -> bool:
 
 
 class _NotPlain(Exception):
-    """Something in a container is no plain value."""
+    """A container holds a value that is not plain."""
 
 
 def _not_plain(value: Any) -> Any:
@@ -135,8 +137,8 @@ def _not_plain(value: Any) -> Any:
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Attributes kept in an object, then those in its classes (a class: its own and its bases') as far as they are the
-    user's; the special names of Python are none."""
+    """Attributes stored in an object, then those of its classes that the user defined (for a class: its own and its bases').
+    Python's special names are left out."""
     seen = set[str]()
     own = value if isinstance(value, type) else type(value)
     slots = [n for c in own.__mro__ for n in (c.__dict__.get("__slots__") or ())] if own is not value else []
@@ -175,7 +177,7 @@ def freeze_tensor(value: Any) -> Any:
 
 
 def strides_of(x: Any) -> tuple[Any, ...] | None:
-    """Strides of a tensor in elements; None where it does not tell (compact)."""
+    """Strides of a tensor in elements; None where the tensor has no strides (compact)."""
     stride = getattr(x, "stride", None)
     if callable(stride):
         return tuple(stride())

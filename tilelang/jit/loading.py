@@ -1,4 +1,4 @@
-"""An artifact made callable: host code loaded, device code loaded on the device of the first call."""
+"""Makes an artifact callable: loads its host code, and its device code at the first call on a device."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from .simulated import SimulatedEntry
 
 @dataclass
 class Entry:
-    """call: inputs -> outputs.  full: inputs and outputs.  check: inputs and an address, see runtime/host_stub.py.
-    error: what a callback of the last call raised, to be raised instead of the stub's short text."""
+    """The entry points of a loaded kernel.  call: inputs -> outputs.  full: takes inputs and outputs.  check: takes inputs and
+    an address, see runtime/host_stub.py.  error: the exception of a callback of the last call; it is raised instead of the
+    stub's short text."""
 
     call: Callable[..., Any]
     full: Callable[..., Any] | None = None
@@ -44,7 +45,7 @@ class Entry:
 
 
 def load(artifact: Artifact, sig: Signature, request: Request) -> Any:
-    """Load host code.  Raises RuntimeError when the target's machine is absent (no GPU, no driver)."""
+    """Load the host code.  Raises RuntimeError when the target's device is absent (no GPU, no driver)."""
     if artifact.kind == "interpreted":
         return SimulatedEntry(request, sig, artifact.lowered)
     return load_cuda(artifact, sig) if artifact.kind == "cuda" else load_cpu(artifact, sig)
@@ -58,7 +59,7 @@ def _entry(library: HostLibrary, sig: Signature, keep: list[Any], source: Any, r
 class CudaModules:
     """The device code of one kernel, loaded per device when first needed.
 
-    functions, contexts: the tables the host code reads.  load: called by the host code for a device whose context
+    functions, contexts: tables that the host code reads.  load: called by the host code for a device whose context
     slot is empty.
     """
 
@@ -83,14 +84,14 @@ class CudaModules:
                "tl_load": ctypes.cast(self.callback, ctypes.c_void_p).value or 0}
         for name in ("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"):
             out[name] = ctypes.cast(getattr(self.driver.lib, name), ctypes.c_void_p).value or 0
-        for name in (ENCODE, "cuLaunchKernelEx", *workspaces.NAMES):  # an old driver has none, nor kernels that need them
+        for name in (ENCODE, "cuLaunchKernelEx", *workspaces.NAMES):  # absent in old drivers, for which no kernel needs them
             function = getattr(self.driver.lib, name, None)
             if function is not None:
                 out[name] = ctypes.cast(function, ctypes.c_void_p).value or 0
         return out
 
     def _load(self, device: int) -> int:
-        """Load on a device; 0 when done.  Leaves the thread's current context as it was."""
+        """Load on a device; returns 0 on success.  The thread's current context stays as it was."""
         held = ctypes.c_void_p()
         try:
             self.driver.call("cuCtxGetCurrent", ctypes.byref(held))
@@ -117,13 +118,14 @@ class CudaModules:
 
 
 def load_cuda(artifact: Artifact, sig: Signature) -> Entry:
-    """The host object with the driver's entry points; device code is loaded at the first call on a device.  Or the library
-    both were written to."""
+    """Load the host object with the driver's entry points, or the library that holds host and device code.
+
+    Device code is loaded at the first call on a device."""
     if "library" in artifact.meta:
         return _from_library(artifact, sig)
     modules = CudaModules(artifact)
     library = HostLibrary(artifact.files["host.o"], tuple(f"tl_{m}" for m in modes_of(sig)), modules.symbols())
-    # A launch is short: keeping the GIL is cheaper than giving it up.
+    # A launch is short: keeping the GIL takes less time than releasing it.
     entry = _entry(library, sig, [modules], modules, release_gil=False)
     if not any(isinstance(a, TensorArg) and a.used for a in sig.inputs):
         entry.call = _on_current_device(entry.call, modules.driver)
@@ -136,7 +138,7 @@ def _from_library(artifact: Artifact, sig: Signature) -> Entry:
 
 
 def _on_current_device(call: Callable[..., Any], driver: Any) -> Callable[..., Any]:
-    """A call without tensor arguments: no argument tells device and stream, so they are the current ones."""
+    """A call without tensor arguments.  It uses the current device and stream, since no argument determines them."""
     ffi = ffi_state()
 
     def run(*args: Any) -> Any:
@@ -153,7 +155,7 @@ def _on_current_device(call: Callable[..., Any], driver: Any) -> Callable[..., A
 
 
 def load_cpu(artifact: Artifact, sig: Signature) -> Entry:
-    """The kernel object in the CPU engine, and the host object that calls it; or the library both were written to."""
+    """Load the kernel object and the host object that calls it into the CPU engine, or the library that holds both."""
     if "library" in artifact.meta:
         return _from_library(artifact, sig)
     code = load_cpu_object(artifact.files["kernel.o"], artifact.meta["entry"])

@@ -1,4 +1,4 @@
-"""Lowering without compiling: what tilelang.lower gives."""
+"""tilelang.lower: lowers a program without compiling it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lower(func_or_mod: Any, target: Any = "auto", target_host: Any = None, runti
           enable_host_codegen: bool = False, enable_device_compile: bool = False) -> CompiledArtifact:
     """Lower a PrimFunc, or a module that holds one, for a target, whose hardware need not exist here.
 
-    enable_device_compile: the device code is compiled too (rt_mod is the kernel then).
+    enable_device_compile: also compile the device code; then rt_mod is the kernel.
     """
     func = func_or_mod
     if program_of(func) is None and hasattr(func, "functions"):
@@ -46,7 +46,7 @@ def lower(func_or_mod: Any, target: Any = "auto", target_host: Any = None, runti
 
 
 def source_of(request: Request) -> str:
-    """Generated source, nothing compiled."""
+    """The generated source; nothing is compiled."""
     if request.target.is_cuda:
         return KERNEL_SEPARATOR.join(device_source(request)[1])
     from tilelang.codegen.cpu import compile_tile  # 80 ms

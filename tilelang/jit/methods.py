@@ -1,4 +1,4 @@
-"""A @tilelang.jit function in a class, called on an object: the object is its first argument."""
+"""@tilelang.jit on methods: a decorated function called on an object gets the object as its first argument."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _FIRST = ("self", "cls")
 
 
 class BoundJIT:
-    """owner: the decorated function.  obj: the object it is called on, a compile-time value: its plain attributes
-    (numbers, strings, dtypes, containers and objects of them) are part of the key of a kernel."""
+    """A decorated function bound to an object.  owner: the decorated function.  obj: the object, a compile-time value whose
+    plain attributes (numbers, strings, dtypes, containers and objects of them) are part of a kernel's key."""
 
     def __init__(self, owner: Any, obj: Any) -> None:
         self.__func__, self.__self__ = owner, obj
@@ -40,9 +40,9 @@ class BoundJIT:
 
 
 class InClasses:
-    """What makes a decorated function a method where its first parameter is `self` (or `cls` below @classmethod).
+    """Makes a decorated function a method when its first parameter is `self` (or `cls` below @classmethod).
 
-    Others in a class body, and decorated functions kept as class attributes, take their own arguments alone.
+    Other decorated functions in a class body or in class attributes are not bound to the object.
     """
 
     @property

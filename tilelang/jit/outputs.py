@@ -1,4 +1,4 @@
-"""Calls of kernels with outputs: who allocates them."""
+"""Calls of kernels that return outputs, and the allocation of these outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ register("kernel-output-device", RuntimeError, "no framework is at hand to alloc
 
 
 class OutputCall:
-    """Calls of a kernel with outputs: each framework's own allocation, chosen by the first tensor argument."""
+    """Calls a kernel with outputs.  The framework of the first tensor argument allocates them."""
 
     def __init__(self, kernel: Any) -> None:
         self.sig, self.entry = kernel.signature, kernel._entry
@@ -27,12 +27,12 @@ class OutputCall:
         inputs = self.sig.inputs
         self.first = next((k for k, a in enumerate(inputs) if isinstance(a, TensorArg) and a.used), None)
         self.several = len(self.sig.outputs) > 1
-        self.native: set[type] = set()  # types whose framework tvm_ffi can allocate in
+        self.native: set[type] = set()  # tensor types for which tvm_ffi can allocate outputs
         self.packed = any(a.buffer.dtype.bits < 8 for a in self.sig.outputs)
         self.plain = self._plain_numpy()
 
     def _plain_numpy(self) -> list[tuple[tuple[int, ...], np.dtype]] | None:
-        """(shape, dtype) of outputs NumPy allocates and exports itself, when all shapes are static."""
+        """(shape, dtype) of outputs that NumPy can allocate and export, when all shapes are static."""
         out = []
         for a in self.sig.outputs:
             dt = numpy_dtype(a.buffer.dtype)
@@ -63,7 +63,7 @@ class OutputCall:
         return results if self.several else results[0]
 
     def _dims(self, args: tuple[Any, ...]) -> list[list[int]]:
-        """Output shapes; symbolic ones are computed by the stub from the arguments, which checks them too."""
+        """Output shapes.  The host stub computes symbolic ones from the arguments, and checks the arguments."""
         if self.entry.check is None:
             if len(args) != len(self.sig.inputs):
                 raise ValueError("num_args")
@@ -95,14 +95,14 @@ class OutputCall:
 
 
 class _Output:
-    """given: what the stub takes.  result: what the caller gets."""
+    """One output.  given: the object passed to the stub.  result: the object returned to the caller."""
 
     def __init__(self, given: Any, result: Any) -> None:
         self.given, self.result = given, result
 
 
 def _torch_of(first: Any, target: Any) -> Any:
-    """torch when the call is a torch call: its first tensor is torch's, or there is none and torch is in use."""
+    """The torch module if the first tensor is torch's, or if there is no tensor and the program uses torch; else None."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "Tensor"):
         return None

@@ -41,7 +41,7 @@ class Profiler:
         self.supply = get_tensor_supply(supply_type, device)
 
     def with_default_adapter(self, adapter: Any) -> Profiler:
-        """The same profiler for another kernel."""
+        """This profiler with another kernel."""
         self.adapter = adapter
         return self
 
@@ -126,7 +126,7 @@ class Profiler:
 
     def manual_assert_close(self, reference_program: Callable[..., Any], input_tensors: Sequence[Any] | None = None,
                             manual_check_prog: Callable[..., Any] | None = None) -> None:
-        """Run both on the same inputs and hand the two lists of outputs to manual_check_prog."""
+        """Run both on the same inputs and pass the two lists of outputs to manual_check_prog."""
         got, wanted = self._both(reference_program, input_tensors)
         if manual_check_prog is None:
             raise ValueError("manual_assert_close needs manual_check_prog(outputs, reference_outputs)")

@@ -1,4 +1,4 @@
-"""What a kernel was made into and what may be expected of it: facts for JITKernel.report, kept with the binary."""
+"""The data behind JITKernel.report: instructions, schedule, resources and roofline of each kernel, stored with the binary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilelang.target.machine import RESERVED_SHARED, chip_of
 
 from .work import Work, work_of
 
-# Calls worth a line, and what they are for.
+# Calls that the report lists, and their purpose.
 _KINDS = {
     "MMAs": ("wgmma", "mma"), "loads": ("tma_load", "bulk_load", "cp_async"),
     "stores": ("tma_store", "tma_reduce_add", "bulk_store"), "shared memory": ("ldmatrix", "stmatrix"),
@@ -24,7 +24,7 @@ _KINDS = {
 def facts_of(program: Any, func: Func, target: Target, resources: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
     """JSON facts of each device kernel of a lowered program.
 
-    func: the tile program.  resources: what the assembler said of each (`with_resources`).
+    func: the tile program.  resources: the assembler's figures of each kernel (`with_resources`).
     """
     works = work_of(func)
     out = []
@@ -52,7 +52,7 @@ def facts_of(program: Any, func: Func, target: Target, resources: list[dict[str,
 
 
 def with_resources(facts: list[dict[str, Any]], target: Target, resources: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """facts_of a program with what the assembler said of each kernel: registers, spills, static_shared."""
+    """The facts of `facts_of` with the assembler's figures of each kernel: registers, spills, static_shared."""
     out = []
     for one, known in zip(facts, resources):
         one = {**one, **{name: known.get(name) for name in ("registers", "spills", "static_shared")}}
@@ -61,7 +61,7 @@ def with_resources(facts: list[dict[str, Any]], target: Target, resources: list[
 
 
 def _instructions(nodes: list[Any]) -> dict[str, dict[str, int]]:
-    """Kind -> instruction -> places in the program."""
+    """Kind -> instruction -> number of places in the program."""
     found: dict[str, Counter[str]] = {kind: Counter() for kind in _KINDS}
     for x in nodes:
         if isinstance(x, (Load, Store)) and x.buffer.scope_name == GLOBAL:
@@ -78,7 +78,7 @@ def _instructions(nodes: list[Any]) -> dict[str, dict[str, int]]:
 
 
 def _reasons(nodes: list[Any], target: Target) -> list[str]:
-    """Why the instructions are these, where that is no refusal (those are `declined`): what each reads, what the target has."""
+    """Why these instructions were chosen: what each reads, what the target has.  Rejected choices are in `declined`."""
     out: dict[str, None] = {}
     arch = target.arch if target.is_cuda else ""
     for x in nodes:
@@ -102,9 +102,9 @@ def _reasons(nodes: list[Any], target: Target) -> list[str]:
 
 
 def _warp_roles(launch: Any, nodes: list[Any]) -> list[dict[str, Any]]:
-    """What the warp groups of a block do: {"warp_groups": [first, count], "threads", "registers", "does"}.
+    """The warp roles of a block: {"warp_groups": [first, count], "threads", "registers", "does"}.
 
-    registers: what setmaxnreg gives a thread, None where all keep what the launch gives.
+    registers: registers of a thread after setmaxnreg; None where all threads keep the registers of the launch.
     """
     threads = launch.num_threads
     groups = max(1, -(-threads // 128))
@@ -150,7 +150,7 @@ def _map(m: Any) -> str:
 
 
 def _occupancy(target: Target, threads: int, facts: dict[str, Any]) -> dict[str, Any] | None:
-    """Blocks and warps of a multiprocessor at once, and what stops more; None where a figure is missing."""
+    """Resident blocks and warps of an SM and the resource that limits them; None where a figure is missing."""
     if not target.is_cuda or facts["shared_bytes"] is None:
         return None
     limits = target.limits
@@ -168,7 +168,7 @@ def _occupancy(target: Target, threads: int, facts: dict[str, Any]) -> dict[str,
 
 
 def _limits(target: Target, work: Work, instructions: dict[str, Any]) -> dict[str, Any] | None:
-    """The roofline: work, and the least time that the target's peak rates allow for it."""
+    """The roofline: the work, and the least time for it at the target's peak rates."""
     out: dict[str, Any] = {"flops": sum(work.flops.values()) if work.known else None,
                            "bytes": work.touched, "moved_by_tiles": work.loaded + work.stored if work.known else None}
     chip = chip_of(target.arch_number) if target.is_cuda else None
@@ -189,7 +189,7 @@ def _limits(target: Target, work: Work, instructions: dict[str, Any]) -> dict[st
 
 
 def text_of(facts: dict[str, Any]) -> list[str]:
-    """Lines of a report about one device kernel."""
+    """The report lines of one device kernel."""
     grid = " x ".join(str(g) for g in facts["grid"])
     out = [f"  {facts['name']}: grid {grid}, {facts['threads']} threads"
            + (f", clusters of {' x '.join(map(str, facts['cluster']))}" if facts["cluster"] else "")]
@@ -248,7 +248,7 @@ __all__ = ["facts_of", "text_of", "with_resources"]
 
 
 def report_text(data: dict[str, Any]) -> str:
-    """JITKernel.report of JITKernel.report_data."""
+    """The text of JITKernel.report, made from JITKernel.report_data."""
     out = [f"kernel {data['name']} for {data['target']}"]
     if data["times"]:
         out.append("  compiled in " + ", ".join(f"{k} {v:.1f} ms" for k, v in data["times"].items()))

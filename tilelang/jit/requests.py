@@ -1,4 +1,4 @@
-"""What is to be compiled: the arguments of tilelang.compile, checked and normalised."""
+"""Checks and normalises the arguments of tilelang.compile into a request."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ BACKENDS = {"cuda": ("tvm_ffi", "nvrtc", "cython", *INTERPRETED), "cpu": ("tvm_f
 
 
 def resolve_target(target: Any, backend: Any) -> tuple[Target, str]:
-    """(target, execution backend) of what the user gave; None means the environment's default.
+    """(target, execution backend) for the user's arguments; None means the environment's default.
 
-    target="simulator" is the device simulator for the default CUDA architecture, and so is the backend of that name where
-    the target is left to be found and there is no GPU.
+    target="simulator" means the device simulator for the default CUDA architecture.  So does the backend "simulator" when
+    the target is "auto" and there is no GPU.
     Raises AssertionError for an unknown target, ValueError for a backend the target does not have.
     """
     if isinstance(target, str) and target == SIMULATOR:
@@ -58,7 +58,7 @@ def resolve_target(target: Any, backend: Any) -> tuple[Target, str]:
 
 
 def switch(value: Any, name: str) -> bool:
-    """An option that is on or off.  Raises compile-option for what is no bool, 0 or 1."""
+    """An option that is on or off.  Raises compile-option for anything but a bool, 0 or 1."""
     if isinstance(value, (bool, int)) and value in (0, 1):
         return bool(value)
     raise error("compile-option", f"{name} is True or False, found {value!r}", expected="True or False", found=repr(value))
@@ -77,7 +77,7 @@ def flag_list(flags: Any) -> tuple[str, ...]:
 
 
 def check_host(target_host: Any) -> Any:
-    """target_host as it is, where it names a CPU target (the host side is always compiled for this machine's CPU).
+    """target_host unchanged, if it names a CPU target.  The host program is always compiled for this machine's CPU.
 
     Raises AssertionError for anything else.
     """
@@ -99,7 +99,7 @@ def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, 
                     hint="decorate the function with @T.prim_func" if callable(given) else "")
     if isinstance(out_idx, (tuple, str, float)):
         out_idx = _refuse_out_idx(out_idx)
-    env.get_compile_timeout_seconds()  # a bad value is told before anything is compiled
+    env.get_compile_timeout_seconds()  # reports a bad value before anything is compiled
     resolved, backend = resolve_target(target, execution_backend)
     config = {**current_config(), **_as_dict(func.facts.pass_configs), **_as_dict(pass_configs)}
     config = normalize_config(config)

@@ -1,7 +1,7 @@
-"""Execution backends that interpret: "tile" runs the tile meaning, "simulator" the lowered program lane by lane.
+"""Interpreting backends: "tile" is the reference interpreter, "simulator" runs the lowered program lane by lane.
 
-The arguments pass the same compiled checks as on any other backend; then arrays go to the simulator, and what it wrote
-comes back into the caller's tensors.
+The arguments pass the same compiled checks as on the other backends.  Then the interpreter runs on NumPy arrays, and the
+arrays that it wrote are copied back into the caller's tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TILE, DEVICE = "tile", "simulator"
 
 
 class _NoLaunch:
-    """Checks only."""
+    """A launcher that launches nothing: the host program only checks arguments."""
 
     device = CPU
 
@@ -37,12 +37,12 @@ class _NoLaunch:
         return 1
 
     def emit(self, w: Writer, frame: Frame, sig: Signature) -> None:
-        """Nothing runs natively."""
+        """Emit no code."""
 
 
 class SimulatedEntry:
-    """call: inputs -> outputs.  last_report: of the device simulator's last run.  refusal: what the checks of the arguments
-    last raised, which is no fault of the interpreter."""
+    """A kernel that an interpreter runs.  call: inputs -> outputs.  last_report: the report of the device simulator's last run.
+    refusal: the last exception of the argument checks, which is no fault of the interpreter."""
 
     full = None
     check = None
@@ -102,7 +102,7 @@ class SimulatedEntry:
 
 
 def _address(x: Any) -> int:
-    """The address that an argument for a pointer parameter names."""
+    """The address that an argument for a pointer parameter stands for."""
     if x is None or isinstance(x, int):
         return int(x or 0)
     if isinstance(x, ctypes.c_void_p):
@@ -113,12 +113,12 @@ def _address(x: Any) -> int:
 
 
 def stored_as(dt: dtype) -> dtype:
-    """The type of a tensor's storage: bytes for types narrower than one, two values each."""
+    """The type of a tensor's storage: for types narrower than a byte, bytes of two values each."""
     return dtype("uint8") if dt.bits < 8 else dt
 
 
 def _shape_of(a: TensorArg, values: dict[Var, int]) -> list[int]:
-    """Extents of a tensor that is left out: those other arguments tell, 1 for those that nothing does."""
+    """Extents of a tensor that is left out: known from the other arguments, else 1."""
     out = []
     for d in a.buffer.shape:
         known = isinstance(d, int) or all(v in values for v in free_vars(d))
@@ -127,7 +127,7 @@ def _shape_of(a: TensorArg, values: dict[Var, int]) -> list[int]:
 
 
 def as_numpy(x: Any, dt: dtype) -> np.ndarray:
-    """The tensor's memory as a NumPy array of the language's element type; shared wherever possible."""
+    """The tensor as a NumPy array of the language's element type, without a copy wherever possible."""
     want = numpy_dtype(dt)
     if hasattr(x, "array") and isinstance(getattr(x, "array", None), np.ndarray):
         x = x.array  # runtime.dlpack.Exported
@@ -144,7 +144,7 @@ def as_numpy(x: Any, dt: dtype) -> np.ndarray:
 
 
 def _torch_of(tensors: list[Any]) -> Any:
-    """torch when the first tensor is torch's, or there is none and the program uses torch, as for compiled kernels."""
+    """The torch module if the first tensor is torch's, or if there is no tensor and the program uses torch; else None."""
     torch = sys.modules.get("torch")
     if torch is None or not (isinstance(tensors[0], torch.Tensor) if tensors else ffi_state().torch_in_use):
         return None
@@ -152,7 +152,7 @@ def _torch_of(tensors: list[Any]) -> Any:
 
 
 def _like(torch: Any, array: np.ndarray, declared: dtype) -> Any:
-    """A NumPy result as the caller's framework gives it: torch's tensor, or NumPy's array where that is None."""
+    """A NumPy result as a torch tensor, or unchanged when torch is None."""
     if declared.bits < 8:
         return array.view(np.int8) if torch is None else torch.from_numpy(array).view(declared.as_torch())
     if torch is None:

@@ -18,14 +18,14 @@ register("kernel-no-sources", ValueError, "export_sources is asked to write noth
 
 @record
 class Sources:
-    """What was compiled and what the assembler makes of it.  flags: options of the device compiler."""
+    """The sources of a kernel and their assembly.  flags: options of the device compiler."""
 
     artifact: Artifact
     target: Target
     flags: tuple[str, ...]
 
     def of(self, which: str) -> str:
-        """which: "kernel", "host" or "both"."""
+        """The source text.  which: "kernel", "host" or "both"."""
         if which not in ("kernel", "host", "both"):
             raise ValueError(f"which must be 'kernel', 'host' or 'both', found {which!r}")
         made = self.artifact

@@ -1,4 +1,4 @@
-"""Inputs made for a kernel's parameters: torch tensors where torch is in use, NumPy arrays otherwise."""
+"""Generates inputs for a kernel's parameters: torch tensors where the program uses torch, NumPy arrays otherwise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TensorSupplyType(Enum):
 
 
 def random_values(kind: TensorSupplyType, dt: dtype, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Values of a parameter as float64 or int64; the caller converts.
+    """Random values of a parameter as float64 or int64; the caller converts them.
 
     Auto: unsigned in [0,3), bool in {0,1}, fp8 small whole numbers, fp4 codes in [0,16), other floats U(-1,1), other
     integers in [-2,3).  Integer: whole numbers for floats too.  Normal: mean -1, deviation 1.

@@ -1,4 +1,4 @@
-"""Measuring a function: GPU events or the host's clock, with the cache flushed between runs."""
+"""Measures the time of a function by GPU events or the host's clock, and flushes the cache between runs."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, _n_war
 
     warmup, rep: time budgets in ms, unless the counts _n_warmup, _n_repeat are given.  quantiles: a list of results,
     one value when it has one entry.  backend: "event" (GPU events; "cupti" measures the same way here), "cudagraph"
-    (calls captured in a graph).  cache_size: MB written between runs.  early_stop_baseline: when a 5-run estimate is
-    slower, it is returned.  device: a CUDA device or "cpu"; None is the GPU where there is one.
+    (calls captured in a graph).  cache_size: MB written between runs.  early_stop_baseline: ms; an estimate of 5 runs that is
+    slower than this is returned at once.  device: a CUDA device or "cpu"; None is the GPU where there is one.
     """
     assert return_mode in RETURN_MODES, f"return_mode must be one of {RETURN_MODES}, found {return_mode!r}"
     if backend not in BACKENDS:
@@ -96,12 +96,12 @@ class HostClock:
         self.mega = cache_size
 
     def synchronize(self) -> None:
-        """CPU kernels are done when the call returns."""
+        """Do nothing: CPU kernels have finished when the call returns."""
 
     def measure(self, fn: Callable[[], Any], n: int, flush: bool) -> list[float]:
         key = ("cpu", self.mega)
         if flush and key not in _flush_buffers:
-            _flush_buffers[key] = np.zeros(min(self.mega, 64) << 20, np.uint8)  # beyond the last cache is enough
+            _flush_buffers[key] = np.zeros(min(self.mega, 64) << 20, np.uint8)  # larger than the last-level cache is enough
         out = []
         for _ in range(n):
             if flush:
@@ -132,7 +132,7 @@ class EventClock:
         return _flush_buffers[key]
 
     def release(self) -> None:
-        """Give back the memory that is written between runs."""
+        """Free the memory that is written between runs."""
         _flush_buffers.pop((str(self.device), self.mega), None)
 
     def measure(self, fn: Callable[[], Any], n: int, flush: bool) -> list[float]:
@@ -147,7 +147,7 @@ class EventClock:
             a.record()
             run()
             b.record()
-        ends[-1].synchronize()  # not the whole device: other streams may wait for the host
+        ends[-1].synchronize()  # not a device-wide wait: other streams may be waiting for the host
         return [a.elapsed_time(b) / count for a, b in zip(starts, ends)]
 
     def _in_graph(self, fn: Callable[[], Any]) -> tuple[Callable[[], Any], int]:

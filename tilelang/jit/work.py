@@ -1,4 +1,4 @@
-"""How much a tile program computes and moves: counted from its tile operations, before any schedule."""
+"""Counts the FLOPs and bytes of a tile program from its tile operations, before any schedule is applied."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MOST_POINTS = 1 << 16  # block indices over which lengths of loops are averaged
 
 @state
 class Work:
-    """Of one launch; None where it depends on what is known at calls only.
+    """The work of one launch.  A figure is None where it depends on values that are known only at a call.
 
-    flops: of products, by operand bits (2 m n k each; tiles that a condition leaves out are counted).  loaded, stored:
+    flops: of GEMMs, by operand bits (2 m n k each; tiles that a condition skips are counted).  loaded, stored:
     bytes that tile copies move between global memory and blocks.  touched: bytes of the tensors, each counted once.
     """
 
@@ -34,7 +34,7 @@ class Work:
 
 
 def work_of(func: Func) -> list[Work]:
-    """Of every launch of a tile program, in program order."""
+    """The work of every launch of a tile program, in program order."""
     return [_Counter(x).work for x in _launches(func.body)]
 
 
@@ -59,7 +59,7 @@ class _Counter:
             for v, n in zip(launch.block_vars, sizes):
                 env[v] = index % n
                 index = index // n
-        else:  # too many to look at one by one: the middle stands for all
+        else:  # too many to evaluate one by one: the middle one represents all
             env = {v: np.array([n // 2]) for v, n in zip(launch.block_vars, sizes)}
         self.blocks = blocks
         self._stmt(launch.body, np.ones(1), env)
@@ -78,7 +78,7 @@ class _Counter:
             return None
 
     def _stmt(self, s: Stmt, times: Any, env: dict[Var, Any]) -> None:
-        """times: how often the blocks run s, an array over blocks or of one element."""
+        """Count a statement.  times: how often the blocks run s, an array over blocks or of one element."""
         match s:
             case Seq():
                 for x in s.stmts:
