@@ -1,4 +1,4 @@
-"""The language: `import tilelang.language as T`."""
+"""The kernel language: `import tilelang.language as T`."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ from .ws_schedule import (WSInstr, WSOpRef, WSPipeline, WSRole, WSSchedule, WSSc
 _own = [n for n in globals() if not n.startswith("_")
         and not isinstance(globals()[n], type(_typing)) and n not in ("annotations", "Buffer_")]
 
-# Names that collide with Python's or the IR's own are defined under another one in their module.
+# Names that collide with names of Python or of the IR have another name in the module that defines them.
 _public = {
     "Any": _typing.Any, "Buffer": Buffer_, "cast": _math.cast_, "ramp": _math.Ramp_,
     "broadcast": _math.Broadcast_, "If": _thread.If_, "While": _thread.While_, "__ldg": _thread.ldg,
@@ -99,13 +99,13 @@ _public = {
 globals().update(_public)
 globals().update(_spellings.spell(globals()))
 
-# Defined in rooms above the tracer's needs: loaded when first asked for.
+# Submodules that the tracer does not need: they are loaded on first use.
 _LAZY = {
     "Layout": "tilelang.layout", "Fragment": "tilelang.layout", "JITFunc": "tilelang.jit:JITImpl",
     "make_swizzled_layout": "tilelang.layout", "make_linear_layout": "tilelang.layout",
 }
 _SUBMODULES = ("eager", "dtypes", "fp8", "common", "experimental", "overrides", "proxy", "tile_schedule", "tir", "utils",
-               "ws_schedule")  # some are older paths, which compat serves
+               "ws_schedule")  # some are older paths, which tilelang.compat provides
 
 
 def var(name: str = "v", dtype: _typing.Any = "int32") -> _ir.Var:  # noqa: F811 - dtype is also a public name

@@ -34,8 +34,8 @@ def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0
                ignore_last_ndim: int = 0) -> AddressOf:
     """Pointer to a buffer, region (its first element) or element, for extern calls and intrinsics.
 
-    extents, extent, ignore_last_ndim: how much is accessed, which nothing here depends on.  Raises access-type for a bad
-    access string or more extents than dimensions, pointer for what has no address or is no access.
+    extents, extent, ignore_last_ndim: how much is accessed; they have no effect here.  Raises access-type for a bad access
+    string or more extents than dimensions, pointer for an argument that has no address or is no access.
     """
     if not isinstance(access_type, (str, int)) or isinstance(access_type, bool):
         raise error("pointer", f"T.access_ptr: an access is 'r', 'w', 'rw' or a bit mask, found {describe(access_type)}",
@@ -62,7 +62,7 @@ def _pointer_of(buffer: Buffer, access_mask: Any, offset: Any, extent: Any) -> A
 
 
 def _vector_index(buffer: Buffer, begin: Any, lanes: int) -> tuple[Any, ...]:
-    """The index of `lanes` consecutive elements from `begin` on."""
+    """The vector index of `lanes` consecutive elements from `begin` on."""
     at = tuple(begin) if isinstance(begin, (tuple, list)) else (begin,)
     return at if lanes == 1 else (*at[:-1], ramp(at[-1], 1, lanes))
 

@@ -1,4 +1,4 @@
-"""Allocation inside a kernel: shared, fragment, local, variables; outputs by T.empty."""
+"""Allocation functions: shared, fragment, local and global buffers, variables; outputs by T.empty."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .tracing.builder import Builder, current_builder
 from .tracing.state import error
 from .tensor import dtype_of, shape_of
 
-MOST_ON_CHIP = 1 << 24  # elements of a buffer in registers or shared memory: far above any device
+MOST_ON_CHIP = 1 << 24  # most elements of a buffer in registers or shared memory: far more than any device has
 
 
 def _builder(what: str) -> Builder:
@@ -49,7 +49,7 @@ def _allocate(what: str, shape: Any, dt: DType, scope: str, prefix: str) -> Buff
 
 
 def _shape_and_dtype(what: str, args: tuple[Any, ...], dtype: Any, scope: str | None) -> tuple[Any, Any, str | None]:
-    """(shape, dtype[, scope]) or loose dimensions: alloc_shared(128, 32) means the shape (128, 32) of float32."""
+    """Parse (shape, dtype[, scope]) or separate dimensions: alloc_shared(128, 32) is a float32 buffer of shape (128, 32)."""
     items = list(args)
     if scope is None and items and isinstance(items[-1], str) and items[-1] in SCOPES:
         scope = items.pop()

@@ -1,4 +1,4 @@
-"""Reductions over the threads of a block in the raw form: T.comm_reducer and T.tvm_thread_allreduce."""
+"""Raw reductions over the threads of a block: T.comm_reducer and T.tvm_thread_allreduce."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WARP = 32
 
 
 class CommReducer:
-    """A commutative combination of two values and the value that changes nothing.  combine: f(x, y); identity: scalar."""
+    """A commutative operation and its identity value.  combine: f(x, y); identity: scalar."""
 
     def __init__(self, combine: Callable[[Any, Any], Any], identity: list[Any]) -> None:
         if not callable(combine) or not isinstance(identity, (list, tuple)) or len(identity) != 1:
@@ -45,7 +45,7 @@ class ReduceScope(BodyFrame):
 
 
 def tvm_thread_allreduce(size: Any, value: Any, cond: Any, result: Any, *threads: Any, dtype: Any = None) -> Emitted:
-    """result = combination of `value` over the named thread indices, in every thread that takes part.
+    """result = the reduction of `value` over the given thread indices, in every participating thread.
 
     size: number of values, 1.  cond: threads where it is false contribute the identity.  result: an element of private
     memory.  threads: thread indices of the kernel (T.get_thread_binding); threads that differ only in these form a
@@ -94,7 +94,7 @@ def _by_shuffles(b: Builder, red: CommReducer, v: Expr, n: int) -> Expr:
 
 
 def _through_shared(b: Builder, red: CommReducer, v: Expr, extents: dict[int, int]) -> Expr:
-    """A tree over shared memory along each axis in turn; barriers are placed where the accesses need them."""
+    """Reduce by a tree in shared memory, one axis after another; barriers are inserted later where the accesses need them."""
     k = need_kernel("T.tvm_thread_allreduce")
     places = alloc_shared((k.num_threads,), v.dtype)
     b.unnamed.pop(id(places), None)
@@ -108,7 +108,7 @@ def _through_shared(b: Builder, red: CommReducer, v: Expr, extents: dict[int, in
         done = [binary("eq", k.thread_vars[e], convert(0)) for e in extents if list(extents).index(e) < list(extents).index(d)]
         while half:
             test: Expr = binary("lt", index, convert(min(half, n - half)))
-            for c in done:  # the axes before have been summed into their first thread
+            for c in done:  # the earlier axes have been reduced into their first thread
                 test = logical("and", test, c)
             partner = b.let("partner", select(test, binary("add", linear, convert(half * stride)), linear))
             other = b.let("other", load(places, (partner,)))

@@ -1,4 +1,4 @@
-"""Annotations: layouts, safe values, compile options; tensor-wide hints."""
+"""Annotations of a kernel: layouts, out-of-range values, compile options, cache and aliasing hints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tracing.state import describe, error
 
 
 def entries(given: Any, what: str) -> list[tuple[Any, Any]]:
-    """The entries of an annotation's dict.  Raises option-type."""
+    """The entries of an annotation's dict.  Raises option-type for anything else."""
     if not isinstance(given, Mapping):
         raise error("option-type", f"{what} takes a dict, found {describe(given)}", f"write {what}({{…: …}})",
                     expected="a dict", found=describe(given))
@@ -57,7 +57,7 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
 
 
 def annotate_safe_value(values: dict[Buffer, Any]) -> None:
-    """Values that out-of-range reads of buffers give (default 0)."""
+    """Set the values that out-of-range reads of buffers return (default 0)."""
     need_builder("T.annotate_safe_value")
     k = need_kernel("T.annotate_safe_value")
     for buffer, value in entries(values, "T.annotate_safe_value"):
@@ -84,7 +84,7 @@ def annotate_l2_hit_ratio(ratios: dict[Buffer, float]) -> None:
 
 
 def annotate_restrict_buffers(*buffers: Buffer) -> None:
-    """These parameters may alias each other."""
+    """Declare that these parameters may alias each other."""
     b = need_builder("T.annotate_restrict_buffers")
     for x in buffers:
         if not isinstance(x, Buffer):
@@ -95,7 +95,7 @@ def annotate_restrict_buffers(*buffers: Buffer) -> None:
 
 
 def annotate_pass_configs(configs: dict[Any, Any]) -> None:
-    """Pass options of this function; options given at compile win."""
+    """Set pass options of this function.  Options given to tilelang.compile override them."""
     b = need_builder("T.annotate_pass_configs")
     old = dict(b.facts.pass_configs)
     old.update({str(getattr(k, "value", k)): freeze_attr(v) for k, v in entries(configs, "T.annotate_pass_configs")})
@@ -103,7 +103,7 @@ def annotate_pass_configs(configs: dict[Any, Any]) -> None:
 
 
 def annotate_compile_flags(flags: str | list[str]) -> None:
-    """Compiler flags of this function; flags given at compile are appended."""
+    """Set device compiler flags of this function.  Flags given to tilelang.compile are appended."""
     b = need_builder("T.annotate_compile_flags")
     given = [flags] if isinstance(flags, str) else flags
     if not isinstance(given, (list, tuple)):
@@ -116,7 +116,7 @@ def annotate_compile_flags(flags: str | list[str]) -> None:
 
 
 def assume(cond: Any) -> None:
-    """Promise that a condition holds; on host-known values it is checked at the call."""
+    """Promise that a condition holds.  A condition on values known to the host is checked at the call."""
     b = need_builder("T.assume")
     c = condition(b, cond, "T.assume")
     if isinstance(c, bool):
@@ -127,7 +127,7 @@ def assume(cond: Any) -> None:
 
 
 def func_attr(attrs: dict[str, Any]) -> None:
-    """Attributes of the function."""
+    """Set attributes of the function."""
     b = need_builder("T.func_attr")
     for key, value in attrs.items():
         if key in FACTS:

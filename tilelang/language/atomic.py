@@ -1,4 +1,4 @@
-"""Atomics: on one element (each executing thread once) or on a tile (each element once per block)."""
+"""Atomic operations on one element (once per executing thread) or on a tile (each element once per block)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
 
 def atomic_add(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False, use_tma: bool = False,
                annotations: dict[str, Any] | None = None) -> Any:
-    """dst += value.  return_prev (element form): the old value.  use_tma (tile form): by TMA, or an error."""
+    """dst += value, atomically.  return_prev (element form): return the old value.  use_tma (tile form): use TMA, or raise."""
     if flag(use_tma, "use_tma"):
         if return_prev or not (_has_extents(dst) or _has_extents(value)):
             raise errors.error("atomic-option", "use_tma is for tiles, without return_prev",
@@ -85,18 +85,18 @@ def atomic_add(dst: Any, value: Any, memory_order: str | None = None, return_pre
 
 def atomic_max(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False,
                annotations: dict[str, Any] | None = None) -> Any:
-    """dst = max(dst, value)."""
+    """dst = max(dst, value), atomically."""
     return _atomic("max", dst, value, memory_order, return_prev, annotations)
 
 
 def atomic_min(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False,
                annotations: dict[str, Any] | None = None) -> Any:
-    """dst = min(dst, value)."""
+    """dst = min(dst, value), atomically."""
     return _atomic("min", dst, value, memory_order, return_prev, annotations)
 
 
 def atomic_or(dst: Any, value: Any, memory_order: str | None = None) -> Any:
-    """dst |= value, on an integer element."""
+    """dst |= value, atomically, on an integer element."""
     b = need_builder("T.atomic_or")
     if not isinstance(dst, Load) or _has_extents(value):
         raise error("atomic-previous", "T.atomic_or works on one element",

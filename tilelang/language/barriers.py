@@ -1,4 +1,4 @@
-"""Barriers in shared memory (mbarriers) and what goes with them: arrivals, waits, expected bytes, fences."""
+"""Barriers in shared memory (mbarriers): allocation, arrivals, waits, expected bytes, fences."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _allocate(what: str, arrive_count: Any, cluster: bool) -> Buffer:
 def alloc_barrier(arrive_count: Any) -> Buffer:
     """Barriers in shared memory (sm_90), one for each arrival count, set up before anything else runs: `bar[i]`.
 
-    arrive_count: integer or list.  A phase is over when so many threads have arrived and all expected bytes have come.
+    arrive_count: integer or list.  A phase completes when that many threads have arrived and all expected bytes were copied.
     Raises barrier-count, barrier-place; needs-arch for other targets.
     """
     return _allocate("T.alloc_barrier", arrive_count, False)
@@ -55,13 +55,13 @@ def alloc_cluster_barrier(arrive_count: Any) -> Buffer:
 
 
 def create_barriers(n: int) -> Buffer:
-    """n barriers that the program sets up itself: one thread by T.ptx_init_barrier_thread_count and
-    T.ptx_fence_barrier_init, then T.sync_threads().  T.alloc_barrier does all that."""
+    """n barriers that the program initialises: one thread calls T.ptx_init_barrier_thread_count and T.ptx_fence_barrier_init,
+    then all call T.sync_threads().  T.alloc_barrier does all of this automatically."""
     return _allocate("T.create_barriers", [1] * int(n), False)
 
 
 def barrier_of(x: Any, what: str) -> AddressOf:
-    """The one barrier that an argument names.  Raises barrier-operand."""
+    """The single barrier that an argument names.  Raises barrier-operand."""
     b = need_builder(what)
     if isinstance(x, Var) and id(x) in b.elements:
         x = b.elements[id(x)][1]
@@ -87,7 +87,7 @@ def _u32(x: Any, what: str) -> Expr:
 
 
 def mbarrier_arrive(barrier: Any, cta_id: Any = None) -> Emitted:
-    """Each thread that executes it arrives once; with cta_id on the same barrier of that block of the cluster.
+    """Each executing thread arrives once; with cta_id, on the same barrier of that block of the cluster.
 
     Raises barrier-operand; barrier-cta for a cta_id with a barrier that T.alloc_cluster_barrier did not make.
     """
@@ -101,12 +101,12 @@ def mbarrier_arrive(barrier: Any, cta_id: Any = None) -> Emitted:
 
 
 def barrier_arrive(barrier: Any) -> Emitted:
-    """T.mbarrier_arrive on the block's own barrier."""
+    """T.mbarrier_arrive on the barrier of the executing block."""
     return mbarrier_arrive(barrier)
 
 
 def mbarrier_wait_parity(barrier: Any, parity: Any) -> Emitted:
-    """Wait until the phase with this parity (0 or 1) is over; a fresh barrier passes parity 1 at once."""
+    """Wait until the phase with this parity (0, 1) completed.  A wait for parity 1 on a fresh barrier returns at once."""
     return emit_call("mbarrier_wait", (barrier_of(barrier, "T.mbarrier_wait_parity"), _u32(parity, "a parity")))
 
 
@@ -116,7 +116,7 @@ def barrier_wait(barrier: Any, parity: Any = 0) -> Emitted:
 
 
 def mbarrier_expect_tx(barrier: Any, tx_bytes: Any) -> Emitted:
-    """The current phase also waits for so many bytes of copies; each thread that executes it adds them."""
+    """Add expected bytes of copies to the current phase, which completes only after them.  Each executing thread adds them."""
     return emit_call("mbarrier_expect_tx", (barrier_of(barrier, "T.mbarrier_expect_tx"), _u32(tx_bytes, "a byte count")))
 
 
@@ -134,12 +134,12 @@ def ptx_init_barrier_thread_count(barrier: Any, count: Any) -> Emitted:
 
 
 def ptx_fence_barrier_init() -> Emitted:
-    """Initialised barriers become visible to copies and to the cluster; alloc_barrier does so already."""
+    """Make initialised barriers visible to copies and to the cluster.  Barriers of T.alloc_barrier do not need it."""
     return emit_call("fence_mbarrier_init")
 
 
 def fence_proxy_async() -> Emitted:
-    """What this thread wrote to shared memory becomes visible to TMA and wgmma, after a barrier that follows."""
+    """Proxy fence: after a following barrier, this thread's writes to shared memory are visible to TMA and wgmma."""
     return emit_call("fence_proxy_async")
 
 

@@ -1,4 +1,4 @@
-"""Conversions in a chosen direction, and to 8-bit floats without saturation: composed of plain conversions."""
+"""Conversions with a rounding mode, and to 8-bit floats without saturation, composed of plain conversions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .tracing.state import error
 
 F64 = DType("float64")
 
-INTO_INTEGERS = {"rn": "nearbyint", "rp": "ceil", "rm": "floor"}  # rz is what conversions do
-# Codes of what lies beyond the greatest number, and the size from which the nearest is that: (code, size, size included).
+INTO_INTEGERS = {"rn": "nearbyint", "rp": "ceil", "rm": "floor"}  # plain conversions round towards 0 (rz)
+# Overflow of unsaturated conversions: (code of the result, magnitude from which it applies, whether that is included).
 _BEYOND = {"float8_e4m3": (0x7F, 464.0, False), "float8_e4m3fn": (0x7F, 464.0, False),
            "float8_e5m2": (0x7C, 61440.0, True), "float8_e4m3fnuz": (0x80, 248.0, True),
            "float8_e5m2fnuz": (0x80, 61440.0, True)}
@@ -20,8 +20,8 @@ _BEYOND = {"float8_e4m3": (0x7F, 464.0, False), "float8_e4m3fn": (0x7F, 464.0, F
 def converted(e: Expr, dt: DType, mode: str, sat: bool) -> Expr:
     """e in type dt, rounded to nearest (rn, ""), towards 0 (rz), up (rp) or down (rm).
 
-    Raises cast-option for a direction where a type has no neighbours to choose from (below 8 bits, float8_e8m0fnu,
-    integers of 64 bits), and for sat=False where a type has no number for what is beyond its range.
+    Raises cast-option for a rounding mode that a type does not support (below 8 bits, float8_e8m0fnu, integers of 64
+    bits), and for sat=False where a type has neither infinity nor NaN.
     """
     if not dt.is_float:
         inside = INTO_INTEGERS.get(mode) if e.dtype.is_float else None
@@ -42,7 +42,7 @@ def converted(e: Expr, dt: DType, mode: str, sat: bool) -> Expr:
 
 
 def _towards(e: Expr, dt: DType, mode: str) -> Expr:
-    """The neighbour of the nearest number on the side that mode asks for; numbers beyond 8-bit floats saturate."""
+    """e rounded in the direction of `mode`, found from the nearest number and its neighbour.  8-bit floats saturate."""
     x, near = _wide(e, dt), cast(e, dt)
     y = _wide(near, e.dtype)
     lower, higher = binary("lt", y, x), binary("lt", x, y)
@@ -57,11 +57,11 @@ def _towards(e: Expr, dt: DType, mode: str) -> Expr:
 
 
 def _stepped(near: Expr, x: Expr, y: Expr, by: int) -> Expr:
-    """The number whose code of its size is one more or less than near's; beside zero, the least on the side of x."""
+    """The number whose magnitude's code is one more or one less than near's; next to zero, the least number of x's sign."""
     dt = near.dtype
     code = DType(f"int{dt.bits}").with_lanes(dt.lanes)
     out: Expr = call("reinterpret", (binary("add", call("reinterpret", (near,), code), const(by, code.scalar)),), dt)
-    if by < 0 and "fnuz" in dt.base:  # these have a NaN where others have their negative zero
+    if by < 0 and "fnuz" in dt.base:  # in these types the code of negative zero is a NaN
         return select(call("isnan", (_wide(out, dt),), BOOL.with_lanes(dt.lanes)), _code(0, dt), out)
     if by < 0:
         return out
@@ -70,13 +70,13 @@ def _stepped(near: Expr, x: Expr, y: Expr, by: int) -> Expr:
 
 
 def _code(number: int, dt: DType) -> Expr:
-    """The float whose bits are those of a signed integer."""
+    """The float of type dt whose bits are those of the signed integer `number`."""
     code = DType(f"int{dt.bits}")
     return call("reinterpret", (cast(const(number, code), code.with_lanes(dt.lanes)),), dt)
 
 
 def _wide(e: Expr, other: DType) -> Expr:
-    """e in a type that holds its numbers and those of the other type."""
+    """e in a type that represents all numbers of its type and of the other type."""
     return cast(e, (F64 if 64 in (e.dtype.bits, other.bits) else F32).with_lanes(e.dtype.lanes))
 
 
@@ -85,7 +85,7 @@ def _size(e: Expr) -> Expr:
 
 
 def _unsaturated(e: Expr, near: Expr, mode: str) -> Expr:
-    """near, or what stands for numbers beyond the range: infinity where the type has one, else NaN."""
+    """near, or for numbers beyond the range infinity where the type has one, else NaN."""
     dt = near.dtype
     number, least, included = _BEYOND[dt.base]
     x = _wide(e, dt)

@@ -1,4 +1,4 @@
-"""The dialect that every target shares: the language without the names of CUDA's instructions."""
+"""The dialect common to all targets: the language without the names of CUDA instructions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls composed of the language's own statements: image-to-column tiles, dot products, votes, warp sums, hints."""
+"""Functions composed of other statements of the language: im2col tiles, dp4a, warp votes and reductions, hints."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ WARP = 32  # lanes of a warp
 
 def im2col(img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: int, stride: int, dilation: int, pad: int,
            eviction_policy: str | None = None, annotations: dict[str, Any] | None = None) -> Emitted:
-    """Tile (rows: output pixels, columns: (kh, kw, c)) of an NHWC image, zero outside it.
+    """Copy a tile of the im2col matrix of an NHWC image: rows are output pixels, columns are (kh, kw, c); zero outside it.
 
-    Row r is output pixel nhw_step*BM + r (flattened n, oh, ow), column c is c_step*BK + c.  eviction_policy is a hint that
+    Row r is output pixel nhw_step*BM + r (flattened n, oh, ow), column c is c_step*BK + c.  eviction_policy: accepted; it
     has no effect on copies by threads.
     """
     b = need_builder("T.im2col")
@@ -85,7 +85,7 @@ def _following(x: Any, n: int, what: str) -> list[Load]:
 
 
 def dp4a(A: Any, B: Any, C: Any) -> Emitted:
-    """C[0] += sum of A[i] * B[i] over 4 consecutive int8 elements, in int32; by every thread that reaches it."""
+    """C[0] += sum of A[i] * B[i] over 4 consecutive int8 elements, in int32, once per executing thread."""
     b = need_builder("T.dp4a")
     x, y, z = (operand(v, f"operand {n} of T.dp4a") for v, n in ((A, "A"), (B, "B"), (C, "C")))
     if x.buffer.dtype != "int8" or y.buffer.dtype != "int8":
@@ -138,7 +138,7 @@ def _vote(kind: str) -> Callable[[Any], Expr]:
             raise error("vote-operand", f"T.{kind}_of needs a bool or integer buffer, found {o.buffer.dtype}",
                         expected="bool or integer elements", found=str(o.buffer.dtype))
         lazy = b.lazy
-        if o.whole and not b.rounds:  # also where it may not be asked: reading a whole buffer does nothing else
+        if o.whole and not b.rounds:  # also under a condition: reading a whole buffer has no effect
             b.lazy = 0
         try:
             return scanned(b, o, extents)
@@ -156,7 +156,7 @@ def _vote(kind: str) -> Callable[[Any], Expr]:
         b.store(found.buffer, found.indices, logical("and" if kind == "all" else "or", found, element))
         for frame in reversed(frames):
             b.exit(frame)
-        return b.let(f"{kind}_of", found)  # a value: assigned to a variable it is stored, not another name of `found`
+        return b.let(f"{kind}_of", found)  # a value: assigning it to a variable stores it
 
     fn.__name__ = fn.__qualname__ = f"{kind}_of"
     fn.__doc__ = f"Whether {kind} of the elements of a buffer or region hold, seen by each thread: bool."
@@ -194,12 +194,12 @@ warp_reduce_bitand, warp_reduce_bitor = _warp_reduce("bitand", "bitand"), _warp_
 
 
 def has_let_value(var: Any) -> bool:
-    """Whether a variable was read from an element that it may stand for as an address."""
+    """Whether a variable was read from a buffer element, whose address it may then stand for."""
     return id(var) in need_builder("T.has_let_value").elements
 
 
 def get_let_value(var: Any) -> Load:
-    """The element a variable was read from."""
+    """The buffer element that a variable was read from."""
     b = need_builder("T.get_let_value")
     if id(var) not in b.elements:
         raise error("region-operand", f"{describe(var)} was not read from an element",
@@ -222,7 +222,7 @@ def vectorhigh(dtype: Any, vec: Any) -> Expr:
 
 
 def vectorcombine(dtype: Any, low: Any, high: Any) -> Expr:
-    """A vector of two halves."""
+    """The vector that consists of two halves."""
     a, b = convert(low), convert(high)
     return Shuffle((a, b), tuple(range(a.dtype.lanes + b.dtype.lanes)), DType(dtype))
 

@@ -1,4 +1,4 @@
-"""Printing and assertions in kernels."""
+"""T.print and T.device_assert: printing and assertions in kernels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _format(dt: DType) -> str:
 
 
 def _argument(e: Expr) -> Expr:
-    """A value as C's variadic call passes it."""
+    """A value converted as C does for variadic arguments."""
     if e.dtype.is_float:
         return cast(e, "float64")
     if e.dtype.is_int and e.dtype.bits < 32:
@@ -67,7 +67,7 @@ def _escape(msg: str) -> str:
 
 
 def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int = 0) -> Emitted:
-    """Print a scalar (each thread), a buffer (one line an element) or a message, from the device.
+    """Print a scalar (each thread), a buffer (one line per element) or a message, from the device.
 
     Shared and fragment buffers are printed by the thread with linear x = warp_group_id*128 + warp_id*32; a fragment
     is copied to shared memory first, so the call must be reached by the whole block.

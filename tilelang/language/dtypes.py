@@ -29,7 +29,7 @@ _all_dtypes = sorted(_all)
 
 
 def __getattr__(name: str) -> Any:
-    """`_TORCH_DTYPE_TO_STR`: torch's types by name; torch is imported when it is asked for."""
+    """Provide `_TORCH_DTYPE_TO_STR`, torch's types by name; it is lazy because it imports torch."""
     if name != "_TORCH_DTYPE_TO_STR":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import torch
@@ -55,7 +55,7 @@ def is_float4_e2m1fn(x: Any) -> Any:
 
 
 def is_float4_e2m1_unpacked(x: Any) -> Any:
-    """Whether a type is the 4-bit float kept one a byte."""
+    """Whether a type is the 4-bit float stored as one value per byte."""
     return dtype(x).is_float4_e2m1_unpacked()
 
 
@@ -65,7 +65,7 @@ def is_f8f6f4_family(x: Any) -> Any:
 
 
 def validate_gemm_ab_dtypes(a: Any, b: Any, *, a_in_tmem: Any = False, allow_f8f6f4_mixed: Any = False) -> None:
-    """Operands of a gemm have one type, or are both of the f8f6f4 family where that is allowed."""
+    """Check that the operands of a gemm have one type, or are both of the f8f6f4 family where that is allowed."""
     a, b = dtype(a), dtype(b)
     if a == b:
         return

@@ -1,4 +1,4 @@
-"""Fast, IEEE-rounded and packed arithmetic: functions that name the device's own instructions."""
+"""Fast, IEEE-rounded and packed arithmetic: functions named after the device's instructions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fp8 types of the machine at hand: NVIDIA and newer AMD use the OCP formats, older AMD the fnuz ones."""
+"""The fp8 types of the present machine: NVIDIA and newer AMD GPUs use the OCP formats, older AMD GPUs the fnuz ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TYPES = {"e4m3": ("float8_e4m3fn", "float8_e4m3fnuz"), "e5m2": ("float8_e5m2", 
 
 
 def _uses_fnuz() -> bool:
-    """Whether torch is there, built for ROCm, on a GPU older than gfx950."""
+    """Whether torch is installed, is built for ROCm, and its GPU is older than gfx950."""
     try:
         import torch
     except ImportError:

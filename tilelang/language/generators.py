@@ -1,8 +1,9 @@
-"""Generators of random words, as cuRAND's device interface counts them; each is written in the language.
+"""Random number generators written in the language; they produce the numbers of cuRAND's device interface.
 
 Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC11.  xorwow: Marsaglia, "Xorshift
 RNGs", 2003.  MRG32k3a: L'Ecuyer, "Good parameters and implementations for combined multiple recursive random number
-generators", 1999.  How seeds become states and how far sequences lie apart is cuRAND's (its documentation and header).
+generators", 1999.  The initialisation from a seed and the distance of sequences are those of cuRAND's documentation and
+header.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def let(b: Builder, name: str, value: Any) -> Var:
 
 
 class Generator:
-    """The state of a thread's generator: private arrays, how they start, and what is drawn from them."""
+    """A thread's generator: its state in private arrays, the initialisation, and the functions that draw numbers."""
 
     arrays: tuple[tuple[str, int, DType], ...]
 
@@ -40,7 +41,7 @@ class Generator:
         self.state = {name: Buffer(b.fresh_name(f"rng_{name}"), (n,), dt, LOCAL, span=span) for name, n, dt in self.arrays}
 
     def start(self, b: Builder, seed: Var, seq: Var, off: Var) -> None:
-        """Statements that bring the state to element `off` of sequence `seq` (all uint64)."""
+        """Emit statements that set the state to element `off` of sequence `seq` (all uint64)."""
         raise NotImplementedError
 
     def word(self, b: Builder) -> Var:
@@ -75,7 +76,7 @@ def _zero_minus(bit: Expr) -> Expr:
 # ---- Philox4x32-10 ------------------------------------------------------------------------------------------------------
 
 class Philox(Generator):
-    """The key is the seed, the upper half of the counter the sequence, the lower half the offset divided by four."""
+    """Philox4x32-10.  Key: the seed.  Counter: the sequence in the upper half, the offset divided by four in the lower half."""
 
     arrays = (("counter", 4, U32), ("key", 2, U32), ("words", 4, U32), ("at", 1, DType("int32")))
     M0, M1, W0, W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
@@ -148,10 +149,10 @@ def _coefficient(words: Buffer, at: Expr) -> Expr:
 # ---- jumps ----------------------------------------------------------------------------------------------------------------
 
 class Jumping(Generator):
-    """A linear generator.  Its jumps are powers of x modulo the polynomial of its steps: no tables of matrices.
+    """A linear generator that jumps ahead by powers of x modulo the characteristic polynomial, without tables of matrices.
 
-    n steps are x**n modulo that polynomial, read as a sum of few steps.  power, base, left, product: polynomials; n: what is
-    left of an exponent.
+    n steps are x**n modulo that polynomial, applied as a combination of few steps.  power, base, left, product:
+    polynomials; n: the remaining bits of an exponent.
     """
 
     def multiply(self, b: Builder, modulus: Any) -> None:
@@ -159,7 +160,7 @@ class Jumping(Generator):
         raise NotImplementedError
 
     def jump(self, b: Builder, counts: tuple[tuple[Var, tuple[int, ...]], ...], modulus: Any = None) -> None:
-        """power = the product of polynomials ** counts (uint64), by squaring: one text of the product for all of it."""
+        """power = the product of polynomials ** counts (uint64), by squaring.  A loop contains the only multiplication."""
         power, base, left, product, n = (self.state[k] for k in ("power", "base", "left", "product", "n"))
         size, dt = int(power.shape[0]), power.dtype
         for i in range(size):
@@ -176,7 +177,7 @@ class Jumping(Generator):
             put(b, base, i, start[i])
         more = WhileFrame(convert(n[0] != const(0, U64)))
         b.enter(more)
-        steps = serial(2)  # of an odd exponent power takes base as a factor; base is squared
+        steps = serial(2)  # step 0 multiplies power by base if the exponent is odd; step 1 squares base
         squares = let(b, "squares", binary("eq", b.enter(steps), 1))
         needed = IfFrame(logical("or", squares, binary("eq", n[0] & const(1, U64), const(1, U64))))
         b.enter(needed)
@@ -194,11 +195,11 @@ class Jumping(Generator):
 
 
 class Xorwow(Jumping):
-    """Five words that shift, 160 bits on which a step is linear, and one that counts.  Sequences lie 2**67 elements apart."""
+    """xorwow: five shifted words (160 bits, with linear steps) and one counter.  Sequences lie 2**67 elements apart."""
 
     arrays = (("v", 5, U32), ("d", 1, U32), ("power", 5, U32), ("base", 5, U32), ("left", 5, U32), ("product", 5, U32),
               ("n", 1, U64))
-    STEPS = 0x100000F0E0F3C0035000621210861003000060001  # their characteristic polynomial: bit i belongs to x**i
+    STEPS = 0x100000F0E0F3C0035000621210861003000060001  # the characteristic polynomial: bit i belongs to x**i
     WEYL = 362437
 
     @staticmethod
@@ -248,7 +249,7 @@ class Xorwow(Jumping):
         left, base, product = (self.state[k] for k in ("left", "base", "product"))
         for i in range(5):
             put(b, product, i, const(0, U32))
-        loop = serial(160)  # Horner's rule: a coefficient of left a turn, the highest first
+        loop = serial(160)  # Horner's rule: one coefficient of left per iteration, the highest first
         at = 159 - b.enter(loop)
         over = let(b, "over", _zero_minus(product[4] >> const(31, U32)))
         taken = let(b, "taken", _zero_minus(_coefficient(left, at)))
@@ -278,7 +279,7 @@ class Xorwow(Jumping):
 # ---- MRG32k3a --------------------------------------------------------------------------------------------------------------
 
 class Mrg32k3a(Jumping):
-    """Two recurrences of order three modulo primes, subtracted.  Sequences lie 2**76 elements apart.
+    """MRG32k3a: the difference of two recurrences of order three modulo primes.  Sequences start 2**76 elements apart.
 
     The polynomial of a recurrence is x**3 - (c2 x**2 + c1 x + c0).
     """

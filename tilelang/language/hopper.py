@@ -1,4 +1,4 @@
-"""Hopper by hand: TMA copies, asynchronous matrix products, warp groups' registers, clusters, dependent launches."""
+"""Explicit Hopper operations: TMA copies, asynchronous wgmma, registers of warp groups, clusters, PDL."""
 
 from __future__ import annotations
 
@@ -45,12 +45,13 @@ def _mask(mask: Any, what: str) -> int | None:
 
 def tma_copy(src: Any, dst: Any, *, barrier: Any = None, cluster_mask: Any = None, leader_scope_threads: Any = None,
              eviction_policy: str | None = None, annotations: dict[str, Any] | None = None) -> Emitted:
-    """A copy by TMA (sm_90), issued by one of the threads that execute it, and not waited for.
+    """Start a copy by TMA (sm_90) without waiting for it.  One of the executing threads issues it.
 
-    Global to shared: `barrier` (an element of T.alloc_barrier) expects the bytes and counts them when they come; no
-    arrival.  Shared to global: the copy is committed; T.tma_store_wait waits.  cluster_mask: the lowest rank in the mask
-    loads for all of them, each of which executes the same copy and expects the bytes on its own barrier; others load for
-    themselves.  leader_scope_threads: one thread of each so many issues it (default: of all that execute it).
+    Global to shared: the bytes are expected on `barrier` (an element of T.alloc_barrier) and counted there when they have
+    been copied; the copy is no arrival.  Shared to global: the copy is committed; T.tma_store_wait waits for it.
+    cluster_mask (multicast): the block of the lowest rank in the mask loads for all blocks in the mask.  Each of them
+    executes the same copy and expects the bytes on its barrier.  Blocks outside the mask load for themselves.
+    leader_scope_threads: one thread of every group of this many issues the copy (default: one of all executing threads).
     Raises cluster-mask, leader-scope, barrier-operand, copy-option; tma-copy for tiles TMA cannot move.
     """
     b = need_builder("T.tma_copy")
@@ -84,12 +85,12 @@ def tma_copy(src: Any, dst: Any, *, barrier: Any = None, cluster_mask: Any = Non
 
 
 def tma_store_arrive() -> Emitted:
-    """The bulk stores this thread has issued become its next group (T.tma_copy does so already)."""
+    """Commit this thread's bulk stores as a group.  T.tma_copy already does this."""
     return emit_call("bulk_commit")
 
 
 def tma_store_wait(count: int = 0, read: bool = True) -> Emitted:
-    """Wait until at most `count` groups of this thread's stores still read shared memory (read=False: are under way)."""
+    """Wait until at most `count` store groups of this thread still read shared memory (read=False: are incomplete)."""
     return emit_call("bulk_wait", n=_small(count, "count", "T.tma_store_wait"), read=flag(read, "read"))
 
 
@@ -107,9 +108,10 @@ def copy_cluster(src: Any, dst: Any, *, dst_block: Any = None, cluster_mask: Any
                  annotations: dict[str, Any] | None = None, loop_layout: Any = None) -> Emitted:
     """A copy within a cluster (sm_90).
 
-    cluster_mask: global to shared memory of all blocks in the mask by one load, waited for by all.  dst_block: shared to
-    shared memory of the block of that rank; with remote_barrier as bulk copies that its barrier expects and counts (the
-    source must be written and fenced before); else element by element, visible after T.cluster_sync().
+    cluster_mask: one multicast load from global memory to the shared memory of all blocks in the mask; all wait for it.
+    dst_block: a copy from shared memory to the shared memory of the block of that rank.  With remote_barrier these are bulk
+    copies whose bytes that block's barrier expects and counts; the source must be written and fenced before.  Without it,
+    threads copy element by element, and the result is visible after T.cluster_sync().
     """
     b, k = need_builder("T.copy_cluster"), need_kernel("T.copy_cluster")
     check_policy((annotations or {}).get("eviction_policy", eviction_policy))
@@ -120,7 +122,7 @@ def copy_cluster(src: Any, dst: Any, *, dst_block: Any = None, cluster_mask: Any
     if cluster_mask is not None:
         mask = _mask(cluster_mask, "T.copy_cluster")
         bar, parity = _own_barrier(b, k)
-        cluster_sync()  # nobody uses the destination any more
+        cluster_sync()  # all blocks have finished using the destination
         tma_copy(src, dst, barrier=bar, cluster_mask=mask, eviction_policy=eviction_policy, annotations=annotations)
         mbarrier_arrive(bar)
         mbarrier_wait_parity(bar, parity)
@@ -150,7 +152,7 @@ def copy_cluster(src: Any, dst: Any, *, dst_block: Any = None, cluster_mask: Any
 
 
 def _own_barrier(b: Any, k: Any) -> tuple[Load, Load]:
-    """A barrier for the blocking loads of one place in a kernel, and the parity of its phase; both at the kernel's top."""
+    """A barrier for the blocking loads of one place in a kernel, and its phase parity.  Both stand at the kernel's top."""
     bar = Buffer(b.fresh_name("arrived"), (1,), DType("uint64"), BARRIER, facts=BufferFacts(arrive=(k.num_threads,)),
                  span=b.here())
     parity = Buffer(b.fresh_name("phase"), (1,), I32, VARIABLE, span=b.here())
@@ -158,16 +160,16 @@ def _own_barrier(b: Any, k: Any) -> tuple[Load, Load]:
     return load(bar, (const(0),)), load(parity, (const(0),))
 
 
-# ---- matrix products --------------------------------------------------------------------------------------------------
+# ---- matrix multiplication --------------------------------------------------------------------------------------------
 
 
 def wgmma_gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = False,
                policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Any = False,
                annotations: dict[str, Any] | None = None) -> Emitted:
-    """T.gemm by warp-group instructions (sm_90a), committed as one group and not waited for: T.wait_wgmma(n) does.
+    """T.gemm by asynchronous wgmma (sm_90a), committed as one group.  It does not wait; T.wait_wgmma(n) does.
 
-    Until then C, A in registers and the shared operands must not be touched.  Raises wgmma-gemm when no instruction
-    suits the tiles, and what T.gemm raises.
+    Before the wait, the program must not access C, an A in registers, or the shared operands.  Raises wgmma-gemm when no
+    instruction fits the tiles, and the errors of T.gemm.
     """
     b = need_builder("T.wgmma_gemm")
     clearing = accumulator_clearing(clear_accum)
@@ -188,12 +190,12 @@ def wait_wgmma(n: int) -> Emitted:
 
 
 def warpgroup_arrive() -> Emitted:
-    """Registers that were written may be used by the following wgmma (wgmma.fence)."""
+    """wgmma.fence: orders earlier writes of registers before the following wgmma, which may then use them."""
     return emit_call("wgmma_fence")
 
 
 def warpgroup_commit_batch() -> Emitted:
-    """The wgmma issued so far become a group (wgmma.commit_group)."""
+    """wgmma.commit_group: commits the wgmma issued so far as a group."""
     return emit_call("wgmma_commit")
 
 
@@ -203,7 +205,7 @@ def warpgroup_wait(n: int) -> Emitted:
 
 
 def warpgroup_fence_operand(buffer_or_ptr: Any, offset: Any = 0, num_regs: Any = None, dtype: Any = None) -> Emitted:
-    """The compiler moves no access of these registers across.  buffer_or_ptr: fragment, local buffer, or its address.
+    """Compiler fence: no access of these registers moves across it.  buffer_or_ptr: fragment, local buffer, or its address.
 
     num_regs: 32-bit registers from element `offset` on (default: all).  Raises fence-operand.
     """
@@ -236,7 +238,7 @@ def warpgroup_fence_operand(buffer_or_ptr: Any, offset: Any = 0, num_regs: Any =
 
 
 def set_max_nreg(reg_count: int, is_inc: Any) -> Emitted:
-    """Registers of the executing warp group's threads from here on: raised (is_inc) or lowered.  Raises register-count."""
+    """Raise (is_inc) or lower the registers per thread of the executing warp group (setmaxnreg).  Raises register-count."""
     return emit_call("set_max_nreg", n=_registers(reg_count), inc=flag(is_inc, "is_inc"))
 
 
@@ -258,19 +260,19 @@ def dec_max_nreg(reg_count: int) -> Emitted:
 
 
 def annotate_producer_reg_dealloc(reg_count: int = 24) -> Emitted:
-    """Registers a thread of the producer keeps under warp specialisation (sm_90a); counts that do not fit are not used."""
+    """Registers per producer thread under warp specialisation (sm_90a).  A count that does not fit is ignored."""
     need_kernel("T.annotate_producer_reg_dealloc").set(producer_registers=_registers(reg_count))
     return Emitted()
 
 
 def annotate_consumer_reg_alloc(reg_count: int = 240) -> Emitted:
-    """Registers a thread of consumers gets under warp specialisation (sm_90a); counts that do not fit are not used."""
+    """Registers per consumer thread under warp specialisation (sm_90a).  A count that does not fit is ignored."""
     need_kernel("T.annotate_consumer_reg_alloc").set(consumer_registers=_registers(reg_count))
     return Emitted()
 
 
 def no_set_max_nreg() -> Emitted:
-    """The compiler moves no registers between warp groups by itself."""
+    """Disable automatic register reallocation between warp groups."""
     need_kernel("T.no_set_max_nreg").set(keep_registers=True)
     return Emitted()
 
@@ -279,12 +281,12 @@ disable_warp_group_reg_alloc = no_set_max_nreg
 
 
 def cluster_arrive() -> Emitted:
-    """Arrive at the barrier of the cluster; what was written is visible to who waits."""
+    """Arrive at the cluster's barrier.  This thread's earlier writes are visible to threads that wait for it."""
     return emit_call("cluster_arrive")
 
 
 def cluster_arrive_relaxed() -> Emitted:
-    """Arrive at the barrier of the cluster, making no memory visible."""
+    """Arrive at the cluster's barrier without making memory visible."""
     return emit_call("cluster_arrive", relaxed=True)
 
 
@@ -305,15 +307,15 @@ def block_rank_in_cluster() -> Expr:
 
 
 def pdl_trigger() -> Emitted:
-    """Launches that depend on this one may start (sm_90; elsewhere they start after it ends)."""
+    """PDL: allow the next kernel on the stream to start (sm_90; elsewhere it starts after this one ends)."""
     return emit_call("pdl_trigger")
 
 
 def pdl_sync() -> Emitted:
-    """Wait until the launches before have ended and their memory is visible.
+    """PDL: wait until the previous kernels on the stream have ended and their memory is visible.
 
-    The kernel then may start before they end (sm_90; elsewhere it starts after them): what it does before this point must
-    not depend on them.
+    A kernel that calls it may start before they end (sm_90; elsewhere it starts after them), so its statements before this
+    call must not depend on their results.
     """
     k = need_kernel("T.pdl_sync")
     k.set(pdl=True)
