@@ -1,9 +1,10 @@
-"""Hopper's raw forms (sm_90a): matrix descriptors and wgmma by hand, TMA through a descriptor, cp.async on an mbarrier.
+"""Raw Hopper instructions (sm_90a): matrix descriptors and wgmma, TMA by a tensor map, cp.async on an mbarrier.
 
-What the hardware calls by a number keeps that number: byte offsets in descriptors count 16 bytes, and swizzles are 0 none,
+Numbers are those of the hardware: byte offsets in descriptors count units of 16 bytes, and swizzles are 0 none,
 1 of 128, 2 of 64, 3 of 32 bytes in a matrix descriptor, 0 none, 1 of 32, 2 of 64, 3 of 128 bytes in a tensor map.
-Shared memory that is named here by address lies row by row unless T.annotate_layout says otherwise.  The tile meaning and
-the CPU run these programs too (target/shared_space.py); the address in a descriptor is another number there.
+Shared memory that these functions address is laid out row by row unless T.annotate_layout sets another layout.  The
+reference interpreter and the CPU backend also run these programs (target/shared_space.py); the address in a descriptor has
+another value there.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .thread import emit_call
 _MATRIX_SWIZZLES = {0: 0, 1: 128, 2: 64, 3: 32}
 _MAP_SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}
 _MAP_L2 = {0: 0, 1: 64, 2: 128, 3: 256}
-_FIELD = 1 << 14  # of a matrix descriptor
+_FIELD = 1 << 14  # limit of a 14-bit field of a matrix descriptor
 _SHORT = {"fp16": "float16", "f16": "float16", "bf16": "bfloat16", "fp32": "float32", "f32": "float32", "tf32": "tfloat32",
           "e4m3": "float8_e4m3", "e5m2": "float8_e5m2", "s8": "int8", "u8": "uint8", "s32": "int32"}
 
@@ -88,7 +89,7 @@ def _shared_address(x: Any, what: str) -> AddressOf:
 
 
 def _number(x: Any, what: str, limit: int) -> int:
-    """A number known while compiling, from 0 up to below limit."""
+    """A compile-time integer n with 0 <= n < limit."""
     x = x.value if isinstance(x, Const) else x
     if isinstance(x, bool) or not isinstance(x, (int, np.integer)) or not 0 <= x < limit:
         raise error("descriptor-operand", f"{what} is a number from 0 to {limit - 1} known while compiling, found "
@@ -99,7 +100,7 @@ def _number(x: Any, what: str, limit: int) -> int:
 
 def initialize_wgmma_descriptor(descriptor: Any, start_address: Any, layout_type_: int = 0, leading_byte_offset: int = 0,
                                 stride_byte_offset: int = 0) -> Emitted:
-    """Let a descriptor name the matrix at a shared address (PTX ISA, "Matrix Descriptor Format").
+    """Set a descriptor to the matrix at a shared address (PTX ISA, "Matrix Descriptor Format").
 
     layout_type_: 0 no swizzle, 1 of 128, 2 of 64, 3 of 32 bytes.  leading_byte_offset, stride_byte_offset: the fields of the
     descriptor, in units of 16 bytes.  Raises descriptor-operand, extern-argument.
@@ -115,7 +116,7 @@ def initialize_wgmma_descriptor(descriptor: Any, start_address: Any, layout_type
 
 
 def increase_descriptor_offset(descriptor: Any, offset: Any) -> Emitted:
-    """Move a descriptor by `offset` bytes, a multiple of 16."""
+    """Add `offset` bytes, a multiple of 16, to a descriptor's address."""
     b = need_builder("T.increase_descriptor_offset")
     d = _descriptor(descriptor, "T.increase_descriptor_offset")
     if isinstance(offset, (int, Const)) and _number(offset, "the offset of a descriptor", 1 << 18) % 16:
@@ -126,14 +127,14 @@ def increase_descriptor_offset(descriptor: Any, offset: Any) -> Emitted:
 
 
 def _moved(d: Buffer, units: Any) -> Expr:
-    """A descriptor's value moved by units of 16 bytes."""
+    """A descriptor's value with its address increased by units of 16 bytes."""
     value = load(d, (const(0),))
     if isinstance(units, int) and units == 0 or isinstance(units, Const) and units.value == 0:
         return value
     return binary("add", value, cast(convert(units), "uint64"))
 
 
-# ---- products ---------------------------------------------------------------------------------------------------------
+# ---- wgmma ------------------------------------------------------------------------------------------------------------
 
 
 def _type(name: Any, what: str) -> Any:
@@ -173,7 +174,7 @@ def _registers(x: Any, offset: Any, count: int, what: str) -> AddressOf:
 
 def _wgmma(what: str, row: Any, a: tuple[Any, bool], b: tuple[Any, bool], c: AddressOf, scale_out: Any,
            scales: tuple[Any, Any]) -> Emitted:
-    """a, b: the operand, and whether its k is contiguous."""
+    """Emit one wgmma.  a, b: the operand, and whether it is contiguous along k."""
     for x in scales:
         if not isinstance(x, (int, np.integer, Const)) or int(getattr(x, "value", x)) != 1:
             raise error("not-available", f"{what} with scale_in {describe(x)}: operands are taken as they are (1)",
@@ -193,7 +194,8 @@ def ptx_wgmma_ss(dtype: Any, wgmma_prefix: str, a_is_k_major: bool, b_is_k_major
 
     wgmma_prefix: "m64n128k16".  A_offset, B_offset: added to the descriptors, in units of 16 bytes.  C_data: `.data` of a
     T.alloc_local buffer, C_offset its first element; registers as in PTX ISA, "Register Fragments".  T.warpgroup_arrive
-    comes before, T.warpgroup_commit_batch and T.warpgroup_wait after: until then operands and registers must not be touched.
+    comes before it, T.warpgroup_commit_batch and T.warpgroup_wait after it.  Before that wait, the program must not access
+    the operands or registers.
     Raises gemm-types, descriptor-operand; not-available for scale_in other than 1.
     """
     what = "T.ptx_wgmma_ss"
@@ -223,13 +225,13 @@ def ptx_wgmma_rs(dtype: Any, wgmma_prefix: str, b_is_k_major: bool, a_dtype_abbr
 
 @record
 class TmaDescriptor:
-    """What T.create_tma_descriptor gives: the map of a tensor, for T.tma_load.  It exists while the program is traced."""
+    """The tensor map that T.create_tma_descriptor returns, for T.tma_load.  It exists only while the program is traced."""
 
     map: TensorMap
 
 
 def create_tma_descriptor(*args: Any) -> TmaDescriptor:
-    """The tensor map of a tensor parameter, in the order of cuTensorMapEncodeTiled.
+    """The tensor map of a tensor parameter; the arguments have the order of cuTensorMapEncodeTiled.
 
     (type, rank, A.data, extents, strides in bytes, box, element strides, interleave, swizzle, L2 promotion, fill): `rank`
     values each of extents, strides, box and element strides, innermost first.  type: a dtype, or the driver's number.  Extents
@@ -261,7 +263,7 @@ def create_tma_descriptor(*args: Any) -> TmaDescriptor:
 
 
 def _check_tensor(m: TensorMap, kind: Any, groups: list[list[Any]]) -> None:
-    """A map describes the tensor as it was declared."""
+    """Check that the arguments of a tensor map agree with the tensor's declaration."""
     buffer, size = m.buffer, m.buffer.dtype.bytes
     if isinstance(kind, Const):
         kind = kind.value
@@ -298,12 +300,12 @@ def _shown(values: Any) -> str:
 
 
 def tma_load(*args: Any) -> Emitted:
-    """One box by TMA: (descriptor, barrier, shared address, coordinates innermost first), by each thread that executes it.
+    """Load one TMA box: (descriptor, barrier, shared address, coordinates innermost first).  Each executing thread loads it.
 
-    descriptor: of T.create_tma_descriptor.  The box lies at the address without gaps, swizzled as the descriptor says, and
-    counts its bytes on the barrier, which T.mbarrier_expect_tx announces.  The first coordinate is a multiple of 16 bytes.
-    A further argument is a cache policy: 0 evict_normal, 1 evict_first, 2 evict_last.  Raises tma-descriptor,
-    barrier-operand, extern-argument.
+    descriptor: of T.create_tma_descriptor.  The box is written to the address without gaps, swizzled as in the descriptor.
+    Its bytes are counted on the barrier, which must expect them (T.mbarrier_expect_tx).  The first coordinate is a multiple
+    of 16 bytes.  An optional last argument is a cache policy: 0 evict_normal, 1 evict_first, 2 evict_last.
+    Raises tma-descriptor, barrier-operand, extern-argument.
     """
     what = "T.tma_load"
     k = need_kernel(what)
@@ -321,7 +323,7 @@ def tma_load(*args: Any) -> Emitted:
     bar, dst = barrier_of(args[1], what), _shared_address(args[2], what)
     coordinates = tuple(cast(convert(c), "int32") for c in at[:m.rank])
     first, unit = coordinates[0], STRIDE_ALIGN * 8 // m.buffer.dtype.bits
-    if isinstance(first, Const) and first.value % unit:  # an H200 answers it with "illegal instruction"
+    if isinstance(first, Const) and first.value % unit:  # an H200 reports "illegal instruction" for it
         raise error("tma-descriptor", f"{what} at element {first.value} of a row of `{m.buffer.name}`: boxes start at "
                     f"multiples of {STRIDE_ALIGN} bytes, which are {unit} elements",
                     expected=f"a multiple of {unit}", found=str(first.value))
@@ -329,7 +331,7 @@ def tma_load(*args: Any) -> Emitted:
 
 
 def _registered(k: Any, m: TensorMap) -> str:
-    """The name of a map among those of the launch."""
+    """The name of a tensor map in the launch; it is added when it is new."""
     maps = k.plan.tensor_maps
     for entry in maps:
         if entry[1:] == m.entry[1:]:
@@ -346,12 +348,12 @@ def _registered(k: Any, m: TensorMap) -> str:
 
 
 def cp_async_barrier_noinc(barrier: Any) -> Emitted:
-    """This thread arrives on the barrier when its cp.async copies so far have landed; counted like T.mbarrier_arrive."""
+    """Arrive on the barrier once this thread's earlier cp.async copies have completed; it counts like T.mbarrier_arrive."""
     return emit_call("cp_async_mbarrier_arrive", (barrier_of(barrier, "T.cp_async_barrier_noinc"),), noinc=True)
 
 
 def ptx_cp_async_barrier(barrier: Any) -> Emitted:
-    """The barrier's phase also waits until this thread's cp.async copies so far have landed; no arrival of its count."""
+    """Delay the barrier's phase until this thread's earlier cp.async copies have completed.  It does not use up an arrival."""
     return emit_call("cp_async_mbarrier_arrive", (barrier_of(barrier, "T.ptx_cp_async_barrier"),), noinc=False)
 
 

@@ -1,4 +1,4 @@
-"""Kernel launches: T.Kernel, block and thread indices, block order (T.use_swizzle), per-launch annotations."""
+"""Kernel launches: T.Kernel, block and thread indices, rasterisation (T.use_swizzle), options of a launch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .loops import IfThreadFrame, loop_bound
 from .tracing.scope import Frame
 from .tracing.state import describe, error
 
-MOST_RESIDENT = 32  # blocks of one multiprocessor (CUDA C++ Programming Guide, "Compute capabilities")
-MAX_THREADS = 1024  # threads of a block (CUDA C++ Programming Guide, "Compute capabilities")
+MOST_RESIDENT = 32  # most resident blocks of an SM (CUDA C++ Programming Guide, "Compute capabilities")
+MAX_THREADS = 1024  # most threads of a block (CUDA C++ Programming Guide, "Compute capabilities")
 
 
 def thread_extents(threads: Any) -> tuple[int, int, int]:
@@ -45,7 +45,7 @@ def thread_extents(threads: Any) -> tuple[int, int, int]:
 
 
 def source_text(source: Any, what: str) -> str:
-    """Device source given as text.  Raises import-source."""
+    """Device source code as text.  Raises import-source for anything but a string."""
     if not isinstance(source, str):
         raise error("import-source", f"{what} takes device source, found {describe(source)}", found=describe(source))
     return source
@@ -106,7 +106,7 @@ class KernelLaunchFrame(Frame):
             b.unnamed.pop(id(v), None)
         self.set(layouts=tuple(self.layouts), safe_values=tuple(self.safe_values), import_source=tuple(self.sources))
         if self.swizzle is not None and len(self.block_vars) > 1:
-            self.set(swizzle=self.swizzle)  # the code generator permutes: here bx and by keep their exact bounds
+            self.set(swizzle=self.swizzle)  # the code generator permutes the blocks; bx and by keep their exact bounds
         return Launch(tuple(self.blocks), self.block_vars, self.threads, self.thread_vars,  # type: ignore[arg-type]
                       self.body(), self.plan, span=self.span)
 
@@ -122,10 +122,10 @@ def Kernel(*blocks: Any, threads: Any = None, prelude: str | None = None) -> Ker
 
 
 def ClusterKernel(*blocks: Any, cluster_dims: Any, threads: Any = None, prelude: str | None = None) -> KernelLaunchFrame:
-    """A launch whose blocks run in clusters (sm_90): they reach each other's shared memory and share TMA loads.
+    """A launch whose blocks run in clusters (sm_90): they access each other's shared memory and use multicast TMA loads.
 
-    cluster_dims: integer or up to three, dividing the grid; at most 16 blocks (8 on every device).  (1, 1, 1) is no
-    cluster.  Others as T.Kernel.  Raises cluster-dims, and what T.Kernel raises.
+    cluster_dims: integer or up to three, which divide the grid; at most 16 blocks (8 are possible on every device).
+    (1, 1, 1) means no cluster.  Other arguments and errors as for T.Kernel.  Raises cluster-dims.
     """
     frame = Kernel(*blocks, threads=threads, prelude=prelude)
     items = tuple(cluster_dims) if isinstance(cluster_dims, (list, tuple)) else (cluster_dims,)
@@ -212,7 +212,7 @@ def thread_index() -> Expr:
 
 
 def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> None:
-    """Permute (bx, by) for L2 locality: rasterisation panels of `panel_size` block rows (row, mlx) or columns (column).
+    """Permute (bx, by) for reuse in L2, in rasterisation panels of `panel_size` block rows (row, mlx) or columns (column).
 
     Never changes results.  Raises swizzle-order, swizzle-place.
     """
@@ -234,7 +234,7 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
 
 
 def annotate_min_blocks_per_sm(n: int) -> None:
-    """Blocks that should be resident on one SM (second argument of __launch_bounds__)."""
+    """Set how many blocks should be resident on one SM (second argument of __launch_bounds__)."""
     if isinstance(n, bool) or not isinstance(n, int) or not 0 < n <= MOST_RESIDENT:
         raise error("min-blocks", f"annotate_min_blocks_per_sm needs a positive integer up to {MOST_RESIDENT}, got {n!r}",
                     expected=f"an integer from 1 to {MOST_RESIDENT}", found=repr(n))
@@ -242,7 +242,7 @@ def annotate_min_blocks_per_sm(n: int) -> None:
 
 
 def import_source(source: str | None = None) -> None:
-    """Put C/CUDA source (a string; None: nothing) ahead of the kernel.  Raises import-source, no-kernel."""
+    """Insert C/CUDA source (a string; None: nothing) before the kernel.  Raises import-source, no-kernel."""
     if source is not None:
         need_kernel("T.import_source").sources.append(source_text(source, "T.import_source"))
 
@@ -250,8 +250,8 @@ def import_source(source: str | None = None) -> None:
 def ws(*groups: int) -> IfThreadFrame:
     """`with T.ws(0, 1):` runs the body on the threads of these 128-thread warp groups.
 
-    On sm_90 the body may hold tile operations: they are the work of these threads alone (the groups then follow each
-    other), and block barriers inside are theirs.  Raises warp-groups.
+    On sm_90 the body may hold tile operations.  Then the warp groups must be consecutive, only their threads run these
+    operations, and block barriers inside synchronise only these threads.  Raises warp-groups.
     """
     if not groups:
         raise error("warp-groups", "T.ws needs at least one warp group",
@@ -279,7 +279,7 @@ def ws(*groups: int) -> IfThreadFrame:
 
 
 class BindingLaunchFrame(KernelLaunchFrame):
-    """A launch written as nested thread_binding loops: the outermost opens it, inner ones add their extents."""
+    """A launch written as nested thread_binding loops: the outermost loop opens it, inner loops add their extents."""
 
     loop = True
 
@@ -293,7 +293,7 @@ class BindingLaunchFrame(KernelLaunchFrame):
         return self.bind(b, *self.first)
 
     def bind(self, b: Builder, extent: Any, tag: str) -> Var:
-        """The launch variable of a tag, whose extent is set here."""
+        """Set the extent of a launch index and return its variable."""
         kind, dim = tag.split("Idx.")
         axis = "xyz".index(dim)
         self.bound.add(tag)
@@ -309,7 +309,7 @@ class BindingLaunchFrame(KernelLaunchFrame):
 
 
 class ThreadBindingFrame(Frame):
-    """A thread_binding loop inside a launch: names its index; in T.Kernel the extent must be the kernel's."""
+    """A thread_binding loop inside a launch: gives a launch index a name.  In T.Kernel, the extents must agree."""
 
     loop = True
 

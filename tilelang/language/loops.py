@@ -1,4 +1,4 @@
-"""Loops of the language.  Each call gives a frame; a rewritten `for` opens it and binds its variables."""
+"""Loops of the language.  Each function returns a frame; a rewritten `for` opens the frame and binds its variables."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .tracing.scope import Frame
 from .tracing.state import describe, error
 
 O = TypeVar("O", bound=Options)
-MOST = 2**28  # iterations of T.Parallel and T.vectorized in one block
-MOST_STAGES = 1024  # of a pipeline: more versions of a tile than any block's memory holds
+MOST = 2**28  # most iterations of T.Parallel and T.vectorized in one block
+MOST_STAGES = 1024  # most stages of a pipeline: more than fit in any block's memory
 
 
 def freeze_attr(v: Any) -> Any:
@@ -78,7 +78,7 @@ def loop_bound(v: Any, what: str) -> Expr:
 
 
 def fixed(b: Builder, e: Expr) -> Expr:
-    """The value of e on entry of the loop that has just been opened, for use in its body."""
+    """The value of e at the entry of the loop that has just been opened, for use in its body."""
     if not reads_memory(e):
         return e
     v = Var("bound", e.dtype, span=b.frames[-1].span)
@@ -87,7 +87,7 @@ def fixed(b: Builder, e: Expr) -> Expr:
 
 
 def few_enough(what: str, *extents: Expr) -> None:
-    """Refuse loops that are shared out or unrolled by tables of their iterations where no table can hold them."""
+    """Reject loops of more than MOST iterations: they are distributed or unrolled by tables of their iterations."""
     n = prod(e.value for e in extents if isinstance(e, Const))
     if n > MOST:
         raise error("parallel-extents", f"{what} has {n} iterations, expected at most {MOST} in one block",
@@ -96,7 +96,7 @@ def few_enough(what: str, *extents: Expr) -> None:
 
 
 class LoopFrame(Frame):
-    """One For.  start, stop, step as Python's range; a step other than 1 runs a counter from 0."""
+    """The frame of one For.  start, stop, step: as Python's range.  A step other than 1 becomes a counter from 0."""
 
     once = False
     loop = True
@@ -122,7 +122,7 @@ class LoopFrame(Frame):
                 few_enough("T.vectorized", self.extent)
             self.counter = b.new_var("i", dt)
             return self.counter
-        # The bounds are read in every iteration now: fix what may change.
+        # The bounds are now read in every iteration: fix the values that may change.
         self.start, self.stop, self.step = (fixed(b, e) for e in (self.start, self.stop, self.step))
         if not isinstance(self.step, Const):
             log.warning("%s: a loop with a run-time step", self.span)
@@ -157,7 +157,7 @@ def _trip_count(start: Expr, stop: Expr, step: Expr) -> Expr:
 
 
 class ParallelFrame(Frame):
-    """T.Parallel; a Parallel that is the whole body of another is fused with it."""
+    """The frame of T.Parallel.  A Parallel that is the whole body of another one is fused with it."""
 
     once = False
     loop = True
@@ -175,7 +175,7 @@ class ParallelFrame(Frame):
     def open(self, b: Builder) -> Any:
         names = "ijklmn"
         self.vars = tuple(b.new_var(names[k] if k < 6 else f"i{k}", e.dtype) for k, e in enumerate(self.extents))
-        if self.start is not None:  # iterations are counted from 0
+        if self.start is not None:  # the IR counts iterations from 0
             return binary("add", self.vars[0], fixed(b, self.start))
         return self.vars[0] if len(self.vars) == 1 else self.vars
 
@@ -212,7 +212,7 @@ class GridFrame(Frame):
 
 
 class PersistentFrame(Frame):
-    """Waves over a tile domain: wave w handles linear id w*wave_size + index."""
+    """The frame of T.Persistent: waves over a tile domain.  In wave w, a block handles linear id w*wave_size + index."""
 
     once = False
     loop = True
@@ -244,7 +244,7 @@ class PersistentFrame(Frame):
         for s in sizes:
             total = total * s
         self.wave = Var("wave", self.dtype, span=self.span)
-        # Waves in which this index has a tile: a loop of that length needs no way out under a condition.
+        # The number of waves in which this index has a tile.  A loop of that length needs no conditional exit.
         self.waves = binary("max", (total - self.index + (self.wave_size - 1)) // self.wave_size, 0)
         linear = Var("tile_id", self.dtype, span=self.span)
         self.stmts.append(Bind(linear, binary("add", self.wave * self.wave_size, self.index), span=self.span))
@@ -313,18 +313,20 @@ def vectorized(start: Any, stop: Any = None, *, annotations: dict[str, Any] | No
 
 def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any = None,
              prefer_async: bool | None = None, annotations: dict[str, Any] | None = None) -> ParallelFrame:
-    """Independent iterations over all combinations of the extents, distributed over the block's threads.
+    """A loop of independent iterations over all combinations of the extents, distributed over the block's threads.
 
-    extents: ints or expressions.  loop_layout: a Fragment over the iteration space that says which thread runs what.
-    coalesced_width: elements of one access.  prefer_async: accepted, no effect (T.copy is what becomes asynchronous).
+    extents: ints or expressions.  loop_layout: a Fragment over the iteration space that says which thread runs which
+    iteration.  coalesced_width: elements of one access.  prefer_async: accepted, no effect (only T.copy becomes asynchronous).
 
-    Two iterations that store different values to one element of global or shared memory race.  The compiler rejects the
-    program where it can show that (parallel-overwrite).  Where the values are read from memory it cannot: a GPU keeps any of
-    them, the CPU the last, the simulator reports sim-race, and TILELANG_ENABLE_DATA_RACE_CHECK=1 warns.
+    Two iterations that store different values to one element of global or shared memory are a data race.  The compiler
+    rejects the program where it can prove the race (parallel-overwrite).  It cannot where the values are read from memory:
+    then a GPU keeps any of the values, the CPU keeps the last, the device simulator reports sim-race, and
+    TILELANG_ENABLE_DATA_RACE_CHECK=1 warns.
 
-    An iteration belongs to no thread, with loop_layout too, so thread indices are rejected in it (parallel-thread).
-    Variables of T.alloc_local and T.alloc_var from outside are temporaries of one iteration: set before they are read
-    (else parallel-carried), and set again before they are read behind the loop (else parallel-left).
+    An iteration belongs to no particular thread, even with loop_layout, so the body must not use thread indices
+    (parallel-thread).  Variables of T.alloc_local and T.alloc_var from outside the loop are temporaries of one iteration:
+    the body must set them before it reads them (else parallel-carried), and the program must set them again before it reads
+    them after the loop (else parallel-left).
     """
     return ParallelFrame(extents, options_from(
         ParallelPlan, annotations, coalesced_width=coalesced_width, loop_layout=loop_layout,
@@ -334,7 +336,7 @@ def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any
 def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence[int] | None = None,
               stage: Sequence[int] | None = None, sync: Any = None, group: Any = None,
               annotations: dict[str, Any] | None = None) -> LoopFrame:
-    """Sequential loop whose copies run ahead: num_stages versions of the shared buffers they fill.
+    """Software pipeline: a sequential loop whose copies run ahead, with num_stages stages of the shared buffers they fill.
 
     order, stage: one entry per scheduled statement of the body.  Raises pipeline-stages.
     """
@@ -363,7 +365,8 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
 
 
 def Persistent(domain: Sequence[Any], wave_size: Any, index: Any, group_size: Any = 8) -> PersistentFrame:
-    """Persistent tile loop: one variable per domain dimension; wave w runs `wave_size` tiles, one for each block."""
+    """Loop over tiles for a persistent launch: one variable per dimension of the domain.  Each wave runs `wave_size` tiles,
+    one per block."""
     return PersistentFrame(domain, wave_size, index, group_size)
 
 

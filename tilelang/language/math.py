@@ -1,4 +1,4 @@
-"""Scalar math: rows of target/intrinsics.py by name, and what is composed of operators."""
+"""Scalar math: the intrinsics of target/intrinsics.py by name, and functions composed of operators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tracing.regions import BufferSlice
 from .tracing.state import describe, error
 from .tensor import dtype_of
 
-MOST_FACTORS = 32  # of T.pow by multiplying: the products are written out, each with all its factors
+MOST_FACTORS = 32  # greatest exponent that T.pow expands to multiplications
 
 def value_of(x: Any) -> Expr:
     """An operand as an expression; slices are vectors."""
@@ -26,7 +26,7 @@ def value_of(x: Any) -> Expr:
 
 
 def _float_arg(x: Any, name: str, strict: bool) -> Expr:
-    """The argument as a float expression.  Integers become float32, or are refused when strict."""
+    """The argument as a float expression.  Integers become float32, or are rejected when strict."""
     e = value_of(x)
     if e.dtype.is_float:
         return e
@@ -149,13 +149,13 @@ def nextafter(a: Any, b: Any) -> Expr:
         return call("nextafter", (x, y), dt)
     import ml_dtypes  # 5 ms: here, because importing the language should not load it
 
-    # Other functions of narrow floats are computed in float32 and rounded; a neighbour in float32 would round back to a.
+    # Other functions of narrow floats are computed in float32 and rounded.  Here that would round back to a.
     code = DType(f"int{dt.bits}").with_lanes(dt.lanes)
     wx, wy = (cast(v, F32.with_lanes(dt.lanes)) for v in (x, y))
     step = select(binary("eq", wx < wy, wx > 0.0), const(1, code.scalar), const(-1, code.scalar))
     near: Expr = call("reinterpret", (binary("add", call("reinterpret", (x,), code), step),), dt)
     least = const(float(ml_dtypes.finfo(numpy_dtype(dt)).smallest_subnormal), dt.scalar)
-    if dt.base.endswith("fnuz"):  # what would be their negative zero is a NaN
+    if dt.base.endswith("fnuz"):  # in these types the code of negative zero is a NaN
         near = select(isnan(near), const(0.0, dt.scalar), near)
     near = select(binary("eq", wx, 0.0), copysign(least, y), near)
     out = select(binary("eq", wx, wy), y, near)
@@ -227,17 +227,17 @@ def isnullptr(p: Any) -> Expr:
 
 
 def max(a: Any, b: Any) -> Expr:
-    """The greater of two values, promoted; the other when one is NaN."""
+    """The greater of two values, promoted to one type.  If one is NaN, the other."""
     return binary("max", _py(a), _py(b))
 
 
 def min(a: Any, b: Any) -> Expr:
-    """The lesser of two values, promoted; the other when one is NaN."""
+    """The lesser of two values, promoted to one type.  If one is NaN, the other."""
     return binary("min", _py(a), _py(b))
 
 
 def _py(x: Any) -> Any:
-    """Slices as vectors; Python floats as the float32 constants that promotion sees."""
+    """An operand for promotion: slices become vectors, Python floats become float32 constants."""
     if isinstance(x, BufferSlice):
         return x.vector()
     return const(x) if isinstance(x, float) else x
@@ -251,13 +251,13 @@ def clamp(x: Any, lo: Any, hi: Any) -> Expr:
 # ---- casts and selection -------------------------------------------------------------------------------------------
 
 def cast_(value: Any, dtype: Any, round: str = "", sat: bool = True, rbits: Any = None) -> Expr:
-    """value in another type.
+    """Convert a value to another type.
 
-    Floats to integers truncate; beyond the range they give its nearest end, and NaN gives 0.  Narrower floats round to
-    nearest even, once; those of 8 bits saturate (infinities too).  Integers keep their low bits.
-    round: "rn" to nearest even (also into integers), "rz" towards 0, "rp" up, "rm" down.  sat=False: what is beyond the range
-    of an 8-bit float becomes infinity, or NaN where the type has none; other types do not ask.  Raises cast-option for
-    options that do not exist, for "rs" and where a type has no such conversion (see casts.converted).
+    Float to integer truncates; values beyond the range become the nearest end of the range, and NaN becomes 0.  Conversion
+    to a narrower float rounds once, to nearest even; 8-bit floats saturate (infinities too).  Integers keep their low bits.
+    round: "rn" to nearest even (also into integers), "rz" towards 0, "rp" up, "rm" down.  sat=False: values beyond the range
+    of an 8-bit float become infinity, or NaN where the type has none; for other types it has no effect.  Raises cast-option
+    for unknown options, for "rs", and for conversions that a type does not support (see casts.converted).
     """
     if isinstance(value, str) and not isinstance(dtype, str):
         value, dtype = dtype, value
@@ -306,7 +306,7 @@ def Select_(cond: Any, a: Any, b: Any) -> Expr:
 
 
 def if_then_else(cond: Any, a: Any, b: Any) -> Expr:
-    """cond ? a : b, promoted to one type; only the chosen side is evaluated (guards loads)."""
+    """cond ? a : b, promoted to one type.  Only the chosen side is evaluated, so cond may guard a load."""
     a, b = (v.vector() if isinstance(v, BufferSlice) else v for v in (a, b))
     return select(cond, a, b)
 

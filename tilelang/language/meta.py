@@ -1,4 +1,4 @@
-"""Helper objects that live while a kernel is traced: T.meta_class, T.inline, tile schedulers."""
+"""Compile-time objects that exist while a kernel is traced: T.meta_class, T.inline, tile schedulers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def inline(method: Callable[..., Any]) -> Macro:
 
 
 def _state_uses(fn: Callable[..., Any]) -> tuple[bool, bool]:
-    """Whether a method subscripts an attribute of its object (`self.x[0]`), and whether it stores to one."""
+    """(whether a method subscripts an attribute of its object, as in `self.x[0]`; whether it stores to one)."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
     uses = [n for n in ast.walk(tree) if isinstance(n, ast.Subscript) and isinstance(n.value, ast.Attribute)]
     return bool(uses), any(not isinstance(n.ctx, ast.Load) for n in uses)
@@ -33,9 +33,9 @@ def _state_uses(fn: Callable[..., Any]) -> tuple[bool, bool]:
 def meta_class(cls: type) -> type:
     """Class decorator: objects that hold T.alloc_var state in attributes while a kernel is traced.
 
-    Methods that use `self.x[0]` are inlined at the call, and those that store nothing may stand wherever an
-    expression may (`while tiles.valid():`); others run as plain Python.  A constructor argument `name` prefixes the
-    names of the state variables: {name}_{attribute}.
+    Methods that use `self.x[0]` are inlined at the call.  Those that store nothing may be used as expressions
+    (`while tiles.valid():`).  Other methods run as plain Python.  A constructor argument `name` prefixes the names of the
+    state variables: {name}_{attribute}.
     """
     for key, fn in list(vars(cls).items()):
         if inspect.isfunction(fn) and not key.startswith("__"):
@@ -61,9 +61,9 @@ def meta_class(cls: type) -> type:
 
 
 class BaseTileScheduler:
-    """Walks tiles by a linear index; a subclass implements update_current_idx(linear_idx).
+    """Base class of tile schedulers that enumerate tiles by a linear index.  Subclasses implement update_current_idx.
 
-    State (stateful=True): linear_idx and current_iter, as per-thread variables.
+    State (stateful=True): linear_idx and current_iter, variables of each thread.
     """
 
     def __init__(self, stateful: bool = True, name: str | None = None) -> None:
@@ -100,17 +100,17 @@ class BaseTileScheduler:
                      found=f"none in {type(self).__name__}", hint=f"define {method} in a subclass of T.BaseTileScheduler")
 
     def update_current_idx(self, linear_idx: Any) -> None:
-        """Set the coordinates of a tile."""
+        """Set the tile coordinates for a linear index."""
         raise self._undefined("update_current_idx(linear_idx)")
 
     def init(self, linear_idx: Any) -> None:
-        """Start at a tile."""
+        """Start at the tile of a linear index."""
         self._set("linear_idx", linear_idx)
         self._set("current_iter", 0)
         self.update_current_idx(self.linear_idx)
 
     def next_tile(self, step: Any) -> None:
-        """Go on by `step` tiles."""
+        """Advance by `step` tiles."""
         self._set("linear_idx", self.linear_idx + step)
         self._set("current_iter", self.current_iter + 1)
         self.update_current_idx(self.linear_idx)
@@ -168,7 +168,7 @@ class PersistentTileScheduler(BaseTileScheduler):
 
 
 def _blocks() -> Any:
-    """Blocks of the launch: each is a worker, so that every tile is done once whatever the GPU."""
+    """The number of blocks of the launch.  Each block is a worker, so that every tile is computed once on any GPU."""
     total: Any = 1
     for e in need_kernel("a tile scheduler without num_workers").blocks:
         total = e * total

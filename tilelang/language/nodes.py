@@ -1,4 +1,4 @@
-"""Classes of expressions by name (T.Add, T.IntImm, …): calling one builds it, isinstance asks what an expression is."""
+"""Classes of expressions (T.Add, T.IntImm, …): a call builds an expression, isinstance tests the kind of one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .tensor import dtype_of
 
 
 class NodeType(type):
-    """The type of these classes: `build` makes an expression of the class, `holds` tells whether one belongs to it."""
+    """The metaclass of these classes.  `build` makes an expression of the class; `holds` tests whether one belongs to it."""
 
     build: Callable[..., Any]
     holds: Callable[[Any], bool]

@@ -1,7 +1,7 @@
 """Random numbers of a thread: T.rng_init, T.rng_rand, T.rng_rand_float.
 
-The generators (generators.py) are written in the language and count as cuRAND's device interface does, so every execution
-draws the same numbers.
+The generators (generators.py) are written in the language and produce the numbers of cuRAND's device interface, so that all
+backends draw the same numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .tracing.state import error
 
 
 class _State:
-    """A kernel's generator, and the second normal of a pair.  has: whether there is one, by type; spare*: its value."""
+    """A kernel's generator and the unused second normal number of a pair.  has: whether there is one, by type; spare*: it."""
 
     def __init__(self, b: Builder, span: Span | None, generator: str) -> None:
         def array(name: str, n: int, dt: str) -> Buffer:
@@ -49,8 +49,8 @@ def rng_init(seed: Any, seq: Any = None, off: Any = 0, generator: str = "curandS
     """Start this thread's generator.
 
     seed, seq (default: the thread's index in the grid along x), off: integers.  generator: curandStatePhilox4_32_10_t,
-    curandStateXORWOW_t or curandStateMRG32k3a_t, one in a kernel; Philox starts anywhere at once, the others take thousands
-    of instructions for every bit of seq and off.  Raises rng for another one.
+    curandStateXORWOW_t or curandStateMRG32k3a_t; a kernel uses only one.  Starting Philox takes constant time; the others take
+    thousands of instructions for every bit of seq and off.  Raises rng for other generators.
     """
     b, k = need_builder("T.rng_init"), need_kernel("T.rng_init")
     if generator not in GENERATORS:
@@ -85,7 +85,7 @@ def _state(what: str) -> tuple[Builder, _State]:
 
 
 def _drawn(b: Builder, v: Var) -> Var:
-    """A value that the program may leave unused, or give a name."""
+    """A drawn value, which the program may ignore or bind to a name."""
     b.unnamed[id(v)] = v
     return v
 

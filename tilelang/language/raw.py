@@ -1,4 +1,4 @@
-"""Raw statements of the IR-script flavour that have a plain meaning here; the others are in unavailable.py."""
+"""Raw statements in the style of IR scripts.  Those that are not supported are in unavailable.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IMPORT = "pragma_import_c"
 
 
 def Assert(condition: Any, message: str, error_kind: str = "RuntimeError") -> Emitted:
-    """Check a condition: on the host before the launch, in a kernel on the device.
+    """Check a condition: outside a launch on the host, inside a launch on the device.
 
     Raises not-available for another kind of error than RuntimeError.
     """
@@ -47,8 +47,8 @@ def _attributes(attrs: dict[str, Any]) -> None:
 
 
 def attr(node: Any, key: str, value: Any) -> Frame:
-    """`with T.attr(node, "pragma_import_c", source):` puts source ahead of the kernel; with key "reduce_scope", node is
-    the T.comm_reducer of the T.tvm_thread_allreduce calls inside."""
+    """`with T.attr(node, "pragma_import_c", source):` inserts source before the kernel.  With key "reduce_scope", node is the
+    T.comm_reducer of the T.tvm_thread_allreduce calls inside."""
     if str(key) == "reduce_scope":
         return ReduceScope(node)
     _attributes({key: value})
@@ -56,7 +56,7 @@ def attr(node: Any, key: str, value: Any) -> Frame:
 
 
 def sblock_attr(attrs: dict[str, Any]) -> Emitted:
-    """Attributes of the enclosing kernel: pragma_import_c."""
+    """Set attributes of the enclosing kernel: pragma_import_c."""
     _attributes(attrs)
     return EMITTED
 
@@ -67,19 +67,19 @@ def sblock(name: str = "", no_realize: bool = False) -> Frame:
 
 
 def reads(*regions: Any) -> Emitted:
-    """What a block reads; known from its statements, so it is ignored."""
+    """The regions a block reads.  Ignored: they follow from its statements."""
     return EMITTED
 
 
 def writes(*regions: Any) -> Emitted:
-    """What a block writes; known from its statements, so it is ignored."""
+    """The regions a block writes.  Ignored: they follow from its statements."""
     return EMITTED
 
 
 def bind(value: Any, type_annotation: Any = None, *, var: Any = None) -> Var:
-    """A fresh immutable variable with this value; or `var` (of T.var, or a dtype called without arguments), given it.
+    """Bind a value to a fresh immutable variable, or to `var` (made by T.var, or by a dtype called without arguments).
 
-    Raises store-target where `var` is no scalar variable or has a value already.
+    Raises store-target where `var` is no scalar variable or already has a value.
     """
     b = need_builder("T.bind")
     e = convert(value)
@@ -128,7 +128,7 @@ def Let(value: Any, where: dict[Var, Any] | None = None) -> Expr:
 
 
 def undef() -> Expr:
-    """A value nobody may depend on: zero."""
+    """An undefined value; it is zero here."""
     return convert(0)
 
 
@@ -138,7 +138,7 @@ def target(config: Any, host: Any = None) -> Target:
 
 
 def type_annotation(dtype: Any) -> DType:
-    """The element type of a raw access pointer."""
+    """The element type argument of T.tvm_access_ptr."""
     return dtype_of(dtype, "T.type_annotation")
 
 
@@ -152,9 +152,9 @@ def buffer_at(data: Any) -> Buffer:
 
 
 def tvm_access_ptr(ptype: Any, data: Any, offset: Any, extent: Any, rw_mask: Any = 1) -> AddressOf:
-    """Pointer to element `offset` of a storage seen as elements of type `ptype`, for extern calls and intrinsics.
+    """Pointer to element `offset` of a storage that is viewed as elements of type `ptype`, for extern calls and intrinsics.
 
-    data: `A.data`.  extent (elements) and rw_mask (1 read, 2 write, 3 both) say what will be accessed.
+    data: `A.data`.  extent: elements that are accessed.  rw_mask: 1 read, 2 write, 3 both.
     """
     buffer = data if isinstance(data, Buffer) else buffer_at(data)
     dt = dtype_of(ptype, "T.tvm_access_ptr")
@@ -168,7 +168,7 @@ def tvm_access_ptr(ptype: Any, data: Any, offset: Any, extent: Any, rw_mask: Any
 
 
 def handle_add_byte_offset(pointer: Any, offset: Any) -> Expr:
-    """An address, `offset` bytes further on."""
+    """An address plus `offset` bytes."""
     if not isinstance(pointer, Expr) or not (pointer.dtype.is_handle or pointer.dtype.is_int):
         raise error("pointer", f"T.handle_add_byte_offset needs a pointer or an address, found {describe(pointer)}",
                     expected="a pointer or an address", found=describe(pointer))
@@ -185,8 +185,9 @@ def decl_buffer(shape: Any, dtype: Any = "float32", data: Any = None, strides: A
 
 
 def launch_thread(tag: str, extent: Any) -> Frame:
-    """`with T.launch_thread("blockIdx.x", 4) as bx:` binds a launch index; so does `bx = T.launch_thread("blockIdx.x", 4)`,
-    to the end of the block of statements."""
+    """`with T.launch_thread("blockIdx.x", 4) as bx:` binds a launch index in its body.
+
+    `bx = T.launch_thread("blockIdx.x", 4)` binds it up to the end of the enclosing block of statements."""
     frame = thread_binding(extent, thread=tag)
     frame.opens_by_name = True
     return frame
@@ -254,7 +255,7 @@ def tvm_warp_activemask() -> Var:
 
 
 def tvm_thread_invariant(condition: Any) -> Expr:
-    """A condition equal for all threads of the block: the condition."""
+    """Mark a condition as uniform over the block; returns the condition."""
     return convert(condition)
 
 

@@ -1,8 +1,8 @@
 """Deferred reducers: an accumulator tile that T.Parallel iterations add to.
 
-A reducer is a fragment.  Each update combines one value into one of its elements, each iteration exactly once
-(what `acc[i] = op(acc[i], value)` in T.Parallel means), so finalising copies the result, combined once with the
-initial value.
+A reducer is a fragment.  Each update combines one value into one of its elements, exactly once per iteration, as
+`acc[i] = op(acc[i], value)` in T.Parallel does.  Finalising therefore only copies the result, after combining it once with
+the initial value.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ OPS = {"sum": "add", "max": "max", "min": "min", "bitand": "bitand", "bitor": "b
 
 
 class _Epoch:
-    """What is known of one reducer: its op, where it is between init and finalize, and the frame both stand in.
+    """The state of one reducer: its op, whether it is between init and finalize, and the frame that contains both.
 
-    calls: the statements that its own calls have made, the only ones that may use it.
+    calls: the statements that the reducer functions emitted.  Only these may use the reducer.
     """
 
     def __init__(self, op: str, legacy: bool) -> None:
@@ -39,13 +39,13 @@ class _Epoch:
         self.calls: list[Stmt] = []
 
     def made(self, b: Builder) -> None:
-        """The last statement is this reducer's."""
+        """Record the last statement as one of this reducer."""
         if not b.frames[-1].dead:
             self.calls += b.frames[-1].stmts[-1:]
 
 
 def identity(op: str, dt: DType) -> Const:
-    """The value that leaves every other unchanged."""
+    """The identity value of the operation."""
     if op in ("sum", "bitor", "bitxor"):
         return const(0, dt)
     if op == "bitand":
@@ -54,7 +54,7 @@ def identity(op: str, dt: DType) -> Const:
 
 
 def alloc_reducer(shape: Any, dtype: Any, op: str = "sum", replication: str | None = None) -> Buffer:
-    """Accumulator of a shape, combined by op: sum, max, min, bitand, bitor, bitxor.  replication: older form."""
+    """Allocate a reducer: an accumulator tile with op sum, max, min, bitand, bitor or bitxor.  replication: older form."""
     b = need_builder("T.alloc_reducer")
     if op not in OPS:
         raise error("reduce-kind", f"unknown kind of reducer {op!r}, expected one of {', '.join(OPS)}",
@@ -82,7 +82,7 @@ def _epoch(b: Builder, acc: Any, what: str) -> _Epoch:
 
 
 def reducer_init(acc: Buffer, init: Any = None) -> Emitted:
-    """Start accumulating; init is combined once into each result."""
+    """Start accumulating.  init is combined once into each result."""
     b = need_builder("T.reducer_init")
     e = _epoch(b, acc, "T.reducer_init")
     if any(getattr(f, "parallel", False) for f in b.frames):
@@ -126,7 +126,7 @@ def reducer_update(element: Any, value: Any) -> Emitted:
 
 def finalize_reducer(acc: Buffer, dst: Any = None, batch: int = 1,
                      annotations: dict[str, Any] | None = None) -> Emitted:
-    """Write the results to the fragment dst (older form: they stay in acc)."""
+    """Write the results to the fragment dst (older form: the results stay in acc)."""
     b = need_builder("T.finalize_reducer")
     check_batch(batch)
     e = _epoch(b, acc, "T.finalize_reducer")
@@ -172,12 +172,12 @@ def _direct_use(acc: Buffer, span: Any) -> Exception:
 
 
 def check_reducers(b: Builder) -> None:
-    """The end of a trace: every reducer that was initialised is finalised, and only its calls have used it."""
+    """Check at the end of a trace that every initialised reducer was finalised and that only reducer functions used it."""
     for acc, e in b.reducers.values():
         if e.state == "open":
             raise errors.error("reducer-order", f"the reducer `{acc.name}` is initialised and never finalised",
                                found=f"T.reducer_init of `{acc.name}` without T.finalize_reducer", span=acc.span)
-        if e.frame is None:  # the older form: a fragment that loops and tile ops use
+        if e.frame is None:  # the older form: a fragment that loops and tile ops may use
             continue
         own = {id(x) for call in e.calls for x in walk(call)}
         place = acc.span

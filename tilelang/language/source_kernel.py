@@ -1,4 +1,4 @@
-"""T.CUDASourceCodeKernel: a launch whose body is the user's own CUDA source."""
+"""T.CUDASourceCodeKernel: a launch of a kernel that the user wrote in CUDA."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENTRY = re.compile(r"(extern\s+\"C\"\s+)?__global__\s+(?:__launch_bounds__\s*\(
 
 
 class SourceKernelFrame(KernelLaunchFrame):
-    """The launch of a `__global__` function of user source.  Statements in its block are refused."""
+    """The launch of a `__global__` function of user source.  Statements in its block are rejected."""
 
     source: str
     entry: str
@@ -69,7 +69,7 @@ def CUDASourceCodeKernel(*blocks: Any, threads: Any = None, source_code_or_path:
         raise error("source-kernel", f"the source has no __global__ function `{entry_name}`. Available entries: "
                     f"{', '.join(found) or 'none'}",
                     expected=f"one of {', '.join(found) or 'none'}", found=repr(entry_name))
-    if not found[entry_name].group(1):  # its name must not be mangled
+    if not found[entry_name].group(1):  # add extern "C", so that the name is not mangled
         at = found[entry_name].start()
         text = f'{text[:at]}extern "C" {text[at:]}'
     frame = SourceKernelFrame(blocks, threads, prelude)

@@ -1,4 +1,4 @@
-"""T.gemm_sp: products with a 2:4 sparse operand, given compressed with metadata."""
+"""T.gemm_sp: GEMM with a 2:4 sparse operand, given in compressed form with metadata."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .tile import GemmWarpPolicy, gemm
 
 
 def e_factor(a_dtype: Any, meta_dtype: Any) -> int:
-    """Dense columns that one element of metadata describes: 4 bits a group of 4 columns (float32: of 2)."""
+    """Dense columns that one element of metadata describes: 4 bits per group of 4 columns (float32: of 2)."""
     return DType(meta_dtype).bits // 4 * (2 if DType(a_dtype).bits == 32 else 4)
 
 
 def gemm_sp(A_sparse: Any, E: Any, B: Any, C: Any, transpose_A: bool = False, transpose_E: bool = False,
             transpose_B: bool = False, policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Any = False,
             k_pack: int = 1, wg_wait: int = 0, annotations: dict[str, Any] | None = None) -> Emitted:
-    """C += A @ op(B), where of every 4 columns of A (float32: 2) only half are stored.
+    """C += A @ op(B), with a sparse A: of every 4 columns (float32: of every 2), only half are stored.
 
     A_sparse: (M, K/2), or (K/2, M) if transpose_A: the kept values, in order.  E: (M, K/e_factor), or its transpose:
     integers whose 4 bits per group, lowest group first, are the two kept columns (2 bits each, the first one low); for
@@ -63,7 +63,7 @@ def gemm_sp(A_sparse: Any, E: Any, B: Any, C: Any, transpose_A: bool = False, tr
 
 
 def _matrix(r: Region, transposed: bool, name: str) -> tuple[int, int]:
-    """(rows, columns) of the last two extents, in the order of the product."""
+    """(rows, columns) of an operand of the GEMM: its last two extents, exchanged if it is transposed."""
     if len(r.extents) < 2 or any(not isinstance(x, int) for x in r.extents) or any(x != 1 for x in r.extents[:-2]):
         raise error("gemm-shape", f"T.gemm_sp: operand {name} must be a matrix of static shape, found extents {r.extents}",
                     expected="a matrix of static shape", found=f"extents {r.extents}")

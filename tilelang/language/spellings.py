@@ -1,4 +1,4 @@
-"""Parameters by the names of the specification, where a function here has another name for one or takes it by place."""
+"""Lets callers use the specification's parameter names where a function here names a parameter differently."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# Function -> its parameters in order, as the specification writes them.
+# Function -> the specification's names of its parameters, in order.
 SPELLINGS = {
     "shift_left": "x y", "shift_right": "x y", "make_tensor": "ptr shape dtype strides", "evaluate": "expr",
     "any_of": "buffer_or_region", "all_of": "buffer_or_region",
@@ -57,8 +57,9 @@ def spelled(fn: Callable[..., Any], names: str) -> Callable[..., Any]:
 
 
 def spell(names: dict[str, Any]) -> dict[str, Any]:
-    """The functions of SPELLINGS among these names, spelled.  The modules that define them hold the same ones from then on,
-    so that a function is one object wherever it is imported from."""
+    """Apply `spelled` to the functions of SPELLINGS among these names.
+
+    The defining modules get the same wrapped functions, so that a function is one object wherever it is imported from."""
     out = {name: spelled(names[name], order) for name, order in SPELLINGS.items()}
     for name, fn in out.items():
         home = vars(sys.modules[fn.__module__])
@@ -67,7 +68,7 @@ def spell(names: dict[str, Any]) -> dict[str, Any]:
 
 
 def _placed(fn: Callable[..., Any], order: list[str], args: tuple[Any, ...], kw: dict[str, Any]) -> tuple[Any, ...]:
-    """The positional arguments, with those of `kw` renamed or moved to their place."""
+    """The arguments, with those of `kw` renamed or moved to their position."""
     params = inspect.signature(fn).parameters.values()
     own = [p.name for p in params if p.kind is p.POSITIONAL_OR_KEYWORD]
     for place, name in enumerate(order):
@@ -77,7 +78,7 @@ def _placed(fn: Callable[..., Any], order: list[str], args: tuple[Any, ...], kw:
             raise TypeError(f"{fn.__name__}() got multiple values for argument '{name}'")
         if place < len(own):
             kw[own[place]] = kw.pop(name)
-        elif place == len(args):  # taken by place
+        elif place == len(args):  # a positional parameter
             args = (*args, kw.pop(name))
         else:
             raise TypeError(f"{fn.__name__}() missing a required argument: '{order[len(args)]}'")

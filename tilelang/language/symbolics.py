@@ -1,4 +1,4 @@
-"""Symbolic dimensions: T.dynamic (a run-time value) and T.const (a value each compiled kernel fixes)."""
+"""Symbolic dimensions: T.dynamic (known at run time) and T.const (fixed in each compiled kernel)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def split_names(names: str) -> tuple[str, ...]:
 
 
 def _integer(dt: Any) -> DType:
-    """The type of a dimension.  Raises symbol-name for types that count nothing."""
+    """The type of a dimension.  Raises symbol-name for types that are not integers."""
     out = dtype_of(dt, "a symbolic dimension")
     if not out.is_int or out.lanes != 1 or out.bits < 32:
         raise error("symbol-name", f"a dimension is counted in int32, int64, uint32 or uint64, found {out}",
@@ -33,7 +33,7 @@ def _integer(dt: Any) -> DType:
 
 
 def dynamic(name: str, dtype: Any = "int32") -> Any:
-    """Run-time symbol(s): "m" gives a Var, "m, n" or "m n" a tuple.  Every call makes new symbols."""
+    """Dimension(s) that are known at run time.  "m" gives a Var, "m, n" or "m n" a tuple.  Every call makes new symbols."""
     dt = _integer(dtype)
     out = tuple(Var(n, dt) for n in split_names(name))
     return out[0] if len(out) == 1 else out
@@ -46,7 +46,7 @@ def symbolic(name: str, dtype: Any = "int32") -> Any:
 
 
 def const(name: str, dtype: Any = "int32") -> Any:
-    """Dimension(s) of an eager kernel fixed for each compiled kernel; read from the tensors at the call."""
+    """Dimension(s) of an eager kernel that are read from the tensors at the call and fixed in the compiled kernel."""
     b = need_builder("T.const")
     if b.eager is None:
         raise error("no-builder", "T.const can only be used in a tilelang.jit function in the eager style",

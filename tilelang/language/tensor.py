@@ -1,4 +1,4 @@
-"""Annotations of parameters: T.Tensor, T.StridedTensor, T.Buffer, T.ptr, T.handle; tensors made from pointers."""
+"""Parameter annotations T.Tensor, T.StridedTensor, T.Buffer, T.ptr, T.handle; tensors from pointers; views."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def dtype_of(dt: Any, what: str) -> DType:
 
 
 class TensorSpec:
-    """A tensor annotation: shape, element type, strides and scope, before it is a parameter of a function.
+    """A tensor annotation: shape, element type, strides and scope.
 
     strides None with compact True: row-major contiguous, checked at the call; with compact False: unspecified.
     """
@@ -92,9 +92,9 @@ class TensorSpec:
 
 
 class TensorFactory:
-    """T.Tensor and its kin: callable and subscriptable; bare, shape and dtype come from the argument of the call.
+    """T.Tensor and similar annotations, written as a call or a subscript.  Bare: the call's argument gives shape and dtype.
 
-    With `data=A.data` in a function they are no annotation but a Buffer over the storage of A.
+    With `data=A.data` inside a function the result is no annotation but a Buffer over the storage of A.
     """
 
     def __init__(self, name: str, scope: str, strided: bool = False, compact: bool = True) -> None:
@@ -129,7 +129,7 @@ class TensorFactory:
         return self(*key)
 
     def from_ptr(self, pointer: Any, shape: Any, dtype: Any = "float32", strides: Any = None) -> Buffer:
-        """The tensor at an incoming pointer parameter."""
+        """The tensor at a pointer parameter."""
         return make_tensor(pointer, shape, dtype, strides)
 
     def __repr__(self) -> str:
@@ -175,10 +175,10 @@ ptr, handle = PointerFactory("ptr"), PointerFactory("handle")
 
 def make_tensor(pointer: Any, shape: Any, dtype: Any = "float32", strides: Any = None) -> Buffer:
     """A tensor at a pointer parameter (T.ptr), at an integer address (an element of a T.Tensor of T.ptr) or at the address of
-    an element of another buffer, row-major unless strides are given.
+    an element of another buffer.  It is row-major unless strides are given.
 
-    A pointer parameter, and an address read from a tensor in global memory, is taken to be that of a whole tensor: a multiple
-    of 16 bytes.  Other addresses are multiples of an element's size.  Raises pointer for anything else.
+    A pointer parameter, or an address read from a tensor in global memory, must be aligned to 16 bytes.  Other addresses must
+    be aligned to the element's size.  Raises pointer for any other argument.
     """
     b, align = need_builder("T.make_tensor"), 0
     if isinstance(pointer, AddressOf) and pointer.buffer.dtype == dtype_of(dtype, "the tensor"):
@@ -195,7 +195,7 @@ def make_tensor(pointer: Any, shape: Any, dtype: Any = "float32", strides: Any =
         data = b.let("ptr", cast(pointer, "handle"))
         align = 0 if _whole_tensor(b, pointer) else TensorSpec(shape, dtype).dtype.bytes
     else:
-        narrow = isinstance(pointer, Expr) and pointer.dtype.is_int  # 32 bits hold no address
+        narrow = isinstance(pointer, Expr) and pointer.dtype.is_int  # 32 bits cannot hold an address
         said = f"{describe(pointer)} of type {pointer.dtype}" if narrow else describe(pointer)
         raise error("pointer", f"T.make_tensor needs a pointer parameter or an integer address of 64 bits, found {said}",
                     expected="a pointer parameter or an integer address", found=said,
@@ -207,7 +207,7 @@ def make_tensor(pointer: Any, shape: Any, dtype: Any = "float32", strides: Any =
 
 
 def _whole_tensor(b: Any, address: Expr) -> bool:
-    """Whether an address is one that the program only reads from a table."""
+    """Whether an address is a value that the program reads unchanged from a table."""
     bound = {id(s.var): s.value for f in b.frames for s in f.stmts if isinstance(s, Bind)}
     while isinstance(address, Cast) or id(address) in bound:
         address = address.value if isinstance(address, Cast) else bound[id(address)]
@@ -215,7 +215,7 @@ def _whole_tensor(b: Any, address: Expr) -> bool:
 
 
 def _distance(at: AddressOf) -> Any:
-    """Elements from the start of the storage to an address: an int, or an expression where that is not constant."""
+    """Elements from the start of the storage to an address: an int, or an expression if it is not constant."""
     offset: Any = at.buffer.offset
     for i, s in zip(at.indices, at.buffer.strides):
         offset = offset + i * s
@@ -259,8 +259,8 @@ def from_element(b: Any, what: str, spec: TensorSpec, data: Var, offset: Any, na
 def over_storage(what: str, spec: TensorSpec, data: Any, elem_offset: Any = None) -> Buffer:
     """A buffer of this type over the storage of another (`A.data`, or A itself) or at a pointer parameter.
 
-    Raises pointer where `data` is neither, or lies in another scope; view-size where a tensor is surely smaller (parts of
-    shared memory and of registers are judged when the program is lowered).
+    Raises pointer where `data` is neither, or lies in another scope; view-size where a tensor is provably too small (views of
+    shared memory and of registers are checked when the program is lowered).
     """
     b = need_builder(what)
     owner = data if isinstance(data, Buffer) else owner_of(data)
@@ -286,7 +286,7 @@ def over_storage(what: str, spec: TensorSpec, data: Any, elem_offset: Any = None
 
 
 def owner_of(data: Any) -> Buffer | None:
-    """The buffer in scope that owns a storage variable (`A.data`), None for a pointer."""
+    """The buffer in scope that owns a storage variable (`A.data`); None for a pointer."""
     b = need_builder("the storage of a buffer")
     known = [x for _, x in b.params.values() if x is not None]
     known += [s.buffer for f in b.frames for s in f.stmts if isinstance(s, Alloc)] + list(b.outputs)
@@ -298,7 +298,7 @@ def _kind(scope_name: str) -> str:
 
 
 def _bits(dt: DType, shape: tuple[Any, ...]) -> Any:
-    """Bits of a tensor; None where its shape is not constant."""
+    """Size of a tensor in bits; None where its shape is not constant."""
     n = dt.bits * dt.lanes
     for d in shape:
         if not isinstance(d, int):
@@ -308,7 +308,7 @@ def _bits(dt: DType, shape: tuple[Any, ...]) -> Any:
 
 
 def flat_only(what: str, buffer_type: str, axis_separators: Any) -> None:
-    """Refuse what says how a tensor is laid out, and has no meaning here.  Raises not-available."""
+    """Reject options for the layout of a tensor that are not supported.  Raises not-available."""
     if buffer_type not in ("", "default") or axis_separators:
         raise error("not-available", f"{what} with buffer_type or axis_separators is not available",
                     expected="neither of them", found=f"buffer_type={buffer_type!r}, axis_separators={axis_separators!r}",
@@ -316,7 +316,7 @@ def flat_only(what: str, buffer_type: str, axis_separators: Any) -> None:
 
 
 def _moves(b: Any, e: Expr) -> bool:
-    """Whether a value may differ inside a launch: between threads or statements."""
+    """Whether a value may vary inside a launch, between threads or between statements."""
     inner = b.frames[b.frames.index(b.kernel):]
     own = {id(s.var) for f in inner for s in f.stmts if isinstance(s, Bind)} | {id(v) for v in b.kernel.thread_vars}
     own |= {id(v) for f in inner[1:] for v in (*getattr(f, "vars", ()), getattr(f, "var", None))}
@@ -328,7 +328,7 @@ def match_buffer(param: Any, shape: Any, dtype: Any = "float32", data: Any = Non
                  buffer_type: str = "", axis_separators: Any = None) -> Buffer:
     """The tensor at a pointer parameter; or a view of a buffer's region.
 
-    data, elem_offset, scope: what the parameter or the region has, if given.  Raises pointer where they say otherwise.
+    data, elem_offset, scope: if given, they must agree with the parameter or the region.  Raises pointer otherwise.
     """
     flat_only("T.match_buffer", buffer_type, axis_separators)
     if isinstance(param, BufferSlice):
@@ -356,7 +356,7 @@ def match_buffer(param: Any, shape: Any, dtype: Any = "float32", data: Any = Non
 
 
 def _agrees(data: Any, own: Any, elem_offset: Any, scope: str, own_scope: str) -> None:
-    """Refuse what T.match_buffer is told of storage that has another: the parameter or the region says where it begins."""
+    """Reject arguments of T.match_buffer that disagree with the storage of the parameter or region."""
     given = [(f"elem_offset={elem_offset}", elem_offset is None or isinstance(elem_offset, (int, Const)) and
               int(getattr(elem_offset, "value", elem_offset)) == 0),
              ("data", data is None or data is own), (f"scope={scope!r}", scope == GLOBAL or _kind(scope) == _kind(own_scope))]

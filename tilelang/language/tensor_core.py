@@ -1,8 +1,8 @@
-"""Tensor-core code by hand, warp by warp: TensorCoreIntrinEmitter, and the raw calls it is made of.
+"""Explicit warp-level tensor-core code: TensorCoreIntrinEmitter, and the raw instructions that it emits.
 
 A warp works on micro tiles: A 16 x k, B 16 x k (n by k), C 16 x 16, where k is 16 for 16-bit, 32 for 8-bit and 8 for
-32-bit operands: two m16n8 instructions side by side.  Registers of a micro tile lie in the order of the PTX fragments,
-those of columns 0..7 before those of 8..15.  Source: PTX ISA, "Matrix Fragments for mma.m16n8k16" and its kin.
+32-bit operands: two m16n8 instructions side by side.  Registers of a micro tile have the order of the PTX fragments, first
+those of columns 0..7, then those of 8..15.  Source: PTX ISA, "Matrix Fragments for mma.m16n8k16" and similar sections.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def fragment_place(matrix: str, i: Any, j: Any, k: int) -> tuple[Any, Any]:
 
 
 def fragment_element(matrix: str, lane: Any, register: int, k: int) -> tuple[Any, Any]:
-    """(row, column) in a micro tile of a lane's register; the inverse of fragment_place."""
+    """(row, column) in a micro tile of a lane's register: the inverse of fragment_place."""
     if matrix == "C":
         return lane // 4 + register // 2 % 2 * 8, lane % 4 * 2 + (register // 4 * 8 + register % 2)
     e = 32 // {32: 8, 16: 16, 8: 32}[k]
@@ -70,8 +70,9 @@ def mma_store_index_map(thread_id: Any, local_id: Any) -> tuple[Any, Any]:
 
 def get_swizzle_layout(row_idx: Any, col_idx: Any, row_size: int, dtype: Any,
                        swizzle_bytes: int | None = None) -> tuple[Any, Any]:
-    """(row, column) where an element of a tile with rows of `row_size` elements is kept: 16-byte chunks exchanged by row,
-    so that eight rows read at one column meet no bank twice.
+    """(row, column) at which an element of a swizzled tile with rows of `row_size` elements is stored.
+
+    16-byte units are permuted by row, so that a read of eight rows at one column has no bank conflict.
 
     swizzle_bytes: 32, 64 or 128 (default: the row, at most 128).  Raises layout-invalid for rows that do not divide.
     """
@@ -89,13 +90,15 @@ def get_swizzle_layout(row_idx: Any, col_idx: Any, row_size: int, dtype: Any,
 
 def get_ldmatrix_offset(matrix: str, row_idx: Any, col_idx: Any, stride: Any, dtype: Any = "float16",
                         transposed: bool = False) -> Any:
-    """Elements from the start of a micro tile to what a lane hands ldmatrix (four matrices), so that the registers are
-    the operand's: A is kept (m, k), or (k, m) when transposed; B (k, n), or (n, k) when transposed.
+    """Offset in elements, from the start of a micro tile, of the row address that a lane passes to ldmatrix (four matrices).
+
+    The loaded registers are then those of the operand.  A is stored as (m, k), or (k, m) when transposed; B as (k, n), or
+    (n, k) when transposed.
 
     matrix: "A" or "B".  row_idx: the lane.  col_idx: elements into its row of 16 bytes, 0 for the address.  stride:
-    elements of a row of the tile.  16-bit operands kept (k, m) or (k, n) are read with trans=True.
-    Raises ValueError for another matrix and for 8- and 32-bit operands kept (k, m) or (k, n): ldmatrix turns 16-bit
-    elements only.  Source: PTX ISA, "ldmatrix".
+    elements of a row of the tile.  16-bit operands stored as (k, m) or (k, n) are read with trans=True.
+    Raises ValueError for another matrix, and for 8- and 32-bit operands stored as (k, m) or (k, n), since ldmatrix transposes
+    16-bit elements only.  Source: PTX ISA, "ldmatrix".
     """
     bits = DType(dtype).bits
     if matrix not in ("A", "B"):
@@ -120,7 +123,7 @@ def make_mma_swizzle_layout(shared_buf: Any, is_smooth: bool = False) -> Any:
 
 
 def _origin(x: Any, what: str) -> tuple[Buffer, tuple[Any, ...]]:
-    """Buffer and first element of an operand."""
+    """The buffer of an operand and the indices of its first element."""
     if isinstance(x, Buffer):
         return x, tuple(convert(0) for _ in x.shape)
     if isinstance(x, BufferSlice):
@@ -236,7 +239,7 @@ class TensorCoreIntrinEmitter:
                 b.store(to, (convert(t * size + r),), load(source, element(t * 16 + row, column)))
         return EMITTED
 
-    # ---- products ---------------------------------------------------------------------------------------------------
+    # ---- MMA --------------------------------------------------------------------------------------------------------
 
     def mma(self, A_local: Any, B_local: Any, C_local: Any, k_inner: Any = 0) -> Emitted:
         """C_local += A_local times B_local, all micro tiles of the warp; operands of step k_inner of their buffers."""
@@ -251,7 +254,7 @@ class TensorCoreIntrinEmitter:
         first_a = convert((k_inner * self.warp_rows + inst_m_idx) * self.local_size_a)
         first_b = (k_inner * self.warp_cols + inst_n_idx) * self.local_size_b
         first_c = (inst_m_idx * self.warp_cols + inst_n_idx) * self.local_size_out
-        assert self.row is not None  # the constructor refuses types without an instruction
+        assert self.row is not None  # the constructor rejects types without an instruction
         for half in range(2):
             emit_call("mma", (AddressOf(c, (convert(first_c + half * 4),)), AddressOf(a, (first_a,)),
                               AddressOf(b, (convert(first_b + half * (self.local_size_b // 2)),))), "void", row=self.row.name)
@@ -321,7 +324,7 @@ class TensorCoreIntrinEmitter:
 
 
 class TensorCoreIntrinEmitterWithLadderTransform(TensorCoreIntrinEmitter):
-    """The emitter with operands that may be permuted beforehand.  transform_kind_a, transform_kind_b: 0, not permuted."""
+    """The emitter for operands that may have been permuted.  transform_kind_a, transform_kind_b: only 0, not permuted."""
 
     def __init__(self, *args: Any, transform_kind_a: int = 0, transform_kind_b: int = 0, **kw: Any) -> None:
         super().__init__(*args, **kw)
@@ -333,10 +336,10 @@ class TensorCoreIntrinEmitterWithLadderTransform(TensorCoreIntrinEmitter):
 
 
 class INT4TensorCoreIntrinEmitter(TensorCoreIntrinEmitter):
-    """The emitter of operands that hold two int4 values a byte, the one of the lower column in the low half.
+    """The emitter for operands with two int4 values per byte, of which the lower column is in the low half.
 
-    Shared and local operands are int8 arrays of such bytes; chunk counts bytes, so that a micro tile is 16 x 16 x 32 bytes,
-    64 values of K.  The halves are multiplied apart, as int8 values: exact sums of products.
+    Shared and local operands are int8 arrays of such bytes.  chunk counts bytes, so that a micro tile is 16 x 16 x 32 bytes,
+    with 64 values of K.  The low and the high halves are multiplied separately as int8 values; the result is exact.
     a_dtype, b_dtype: "int4", or "int8" as their bytes are called; accum_dtype: "int32".  Raises gemm-types for others.
     """
 
@@ -366,7 +369,7 @@ class INT4TensorCoreIntrinEmitter(TensorCoreIntrinEmitter):
         return EMITTED
 
     def _halves(self, source: Buffer, first: Any, count: int) -> list[Buffer]:
-        """The low and the high values of `count` bytes, one an element, in arrays of the thread."""
+        """The low and the high values of `count` bytes, in two local arrays with one value per element."""
         b, four = need_builder("INT4TensorCoreIntrinEmitter"), const(4, "int8")
         out = [Buffer(b.fresh_name(name), (count,), DType("int8"), LOCAL, span=b.here()) for name in ("low", "high")]
         for x in out:
@@ -379,7 +382,7 @@ class INT4TensorCoreIntrinEmitter(TensorCoreIntrinEmitter):
 
     def _multiply(self, C_local: Any, halves: list[list[Buffer]], first_a: int, first_b: int, tile: int) -> None:
         c = _origin(C_local, "registers of C")[0]
-        assert self.row is not None  # the constructor refuses types without an instruction
+        assert self.row is not None  # the constructor rejects types without an instruction
         for a, b in zip(*halves):
             for side in range(2):
                 at = tile * self.local_size_out + side * 4, first_a, first_b + side * (self.local_size_b // 2)

@@ -1,4 +1,4 @@
-"""Warp and thread primitives, extern calls, and raw statements."""
+"""Warp and thread primitives, extern calls, raw If and While."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def emit_call(op: str, args: Any = (), dt: Any = "void", **attrs: Any) -> Emitte
 
 
 def value_call(op: str, args: Any, dt: Any, **attrs: Any) -> Var:
-    """The value of a call with an effect on other threads, computed here."""
+    """The value of a call that affects other threads; it is computed at this place."""
     b = need_builder(f"T.{op}")
     v = b.let(op, call(op, args, dt, span=b.here(), **attrs))
     b.unnamed[id(v)] = v
@@ -40,7 +40,7 @@ def value_call(op: str, args: Any, dt: Any, **attrs: Any) -> Var:
 
 
 def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> Emitted:
-    """Barrier of the block; with an id, of `arrive_count` threads (default: the block's) at that named barrier."""
+    """Barrier of the block; with an id, the named barrier of that id for `arrive_count` threads (default: all of the block)."""
     if barrier_id is None and arrive_count is None:
         return emit_call("sync_threads")
     whole = -(-need_kernel("T.sync_threads").num_threads // 32) * 32  # a warp counts as 32 threads
@@ -76,7 +76,7 @@ def sync_warp(mask: Any = None) -> Emitted:
 
 
 def sync_grid() -> Emitted:
-    """Barrier of all threads of all blocks; what they have written to global memory is seen after it.
+    """Barrier of all threads of all blocks.  After it, earlier writes to global memory are visible to all of them.
 
     The launch becomes cooperative: its blocks must all fit on the device at once, which the driver checks.
     """
@@ -125,7 +125,7 @@ shfl_up, shfl_down = _shuffle("shfl_up", "shfl_up"), _shuffle("shfl_down", "shfl
 
 
 def _lanes(name: str, width: Any) -> int:
-    """Lanes of a part of the warp.  Other numbers than powers of two mean nothing to the hardware."""
+    """The width of a group of lanes.  The hardware supports only powers of two."""
     n = convert(width) if not isinstance(width, (float, bool, np.floating)) else None
     if not isinstance(n, Const) or n.value not in (1, 2, 4, 8, 16, 32):
         raise error("lane-arguments", f"the width of T.{name} is 1, 2, 4, 8, 16 or 32 lanes, found {width}",
@@ -222,7 +222,7 @@ def shuffle_elect(thread_extent: Any = 0) -> Expr:
 
 
 def thread_return() -> Emitted:
-    """This thread is done."""
+    """End this thread."""
     return emit_call("thread_return")
 
 
@@ -242,7 +242,7 @@ def ptx_wait_group(n: int) -> Emitted:
 # ---- extern calls --------------------------------------------------------------------------------------------------
 
 def _whose_data(pointer: Var) -> Buffer | None:
-    """The parameter, output or allocation of which this is `.data`: the buffer knows the type of its elements."""
+    """The parameter, output or allocation whose `.data` this is; the buffer gives the element type."""
     b = need_builder("T.call_extern")
     known = [*(buffer for _, buffer in b.params.values() if buffer is not None), *b.outputs,
              *(s.buffer for f in b.frames for s in f.stmts if isinstance(s, Alloc))]
@@ -276,9 +276,9 @@ def _extern(op: str, dtype: Any, name: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _own_call(e: Call) -> Call:
-    """The call with a number of its own: what it gives is no other call's value, however alike they are.
+    """The call with a unique number, so that its value is not identified with that of an equal call.
 
-    It stays where it is written, in an operand that may not be evaluated as well."""
+    It stays where it is written, also in an operand that is evaluated only under a condition."""
     b = need_builder("T.call_extern")
     b.extern_calls += 1
     return with_options(e, number=b.extern_calls)
@@ -287,7 +287,7 @@ def _own_call(e: Call) -> Call:
 def call_extern(dtype: Any = None, name: Any = None, *args: Any) -> Any:
     """Call a device function by name; dtype "handle" makes it a statement.  Buffers are passed as pointers.
 
-    Two calls are two values, however alike they are (T.call_pure_extern: as the compiler likes).
+    Equal calls are executed separately (T.call_pure_extern: the compiler may merge them).
     """
     return _extern("call_extern", dtype, name, args)
 

@@ -1,4 +1,4 @@
-"""Tile ops of the language: copy, gemm, fill, reductions, scans, transpose."""
+"""Tile ops: copy, gemm, fill, reductions, scans, transpose."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_policy(policy: Any) -> None:
 
 
 def accumulator_clearing(clear_accum: Any) -> Expr:
-    """clear_accum of a product as a bool expression.  Raises gemm-clear for numbers and anything else that is no bool."""
+    """clear_accum of a GEMM as a bool expression.  Raises gemm-clear for numbers and anything else that is no bool."""
     if isinstance(clear_accum, (bool, np.bool_)):
         return as_bool(bool(clear_accum))
     given = convert(clear_accum) if hasattr(clear_accum, "__tilelang_expr__") else clear_accum
@@ -90,7 +90,7 @@ def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma:
 
 def async_copy(src: Any, dst: Any, *, coalesced_width: int | None = None, annotations: dict[str, Any] | None = None,
                loop_layout: Any = None) -> Emitted:
-    """Global to shared by cp.async and commit, without waiting: T.ptx_wait_group(n) does (sm_80+)."""
+    """Copy global to shared memory by cp.async and commit it, without waiting (sm_80+).  T.ptx_wait_group(n) waits."""
     b = _builder("async_copy")
     s, d = pair(src, dst, "async_copy")
     if s.buffer.scope_name != GLOBAL or not d.buffer.scope_name.startswith("shared"):
@@ -174,7 +174,7 @@ def _whole(x: Any, what: str) -> Region:
 
 
 def check_batch(batch: Any) -> None:
-    """Raises reduce-batch for outputs of an exchange that are no positive integer; they never change results."""
+    """Check the number of outputs per exchange, which never changes results.  Raises reduce-batch for no positive integer."""
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise error("reduce-batch", f"batch must be a positive integer, got {batch!r}",
                     found=repr(batch))

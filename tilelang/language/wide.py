@@ -1,4 +1,4 @@
-"""Wide raw loads and stores: T.ldg32 … T.ldg256, T.stg32 …, T.lds32 …, T.sts32 …: N consecutive bits as 32-bit words."""
+"""Wide raw loads and stores of N consecutive bits as 32-bit words: T.ldg32 … T.ldg256, T.stg32 …, T.lds32 …, T.sts32 …"""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SCOPES = {"ldg": ("global",), "stg": ("global",), "lds": SHARED, "sts": SHARED}
 
 
 def _first(name: str, x: Any) -> tuple[Buffer, tuple[Expr, ...]]:
-    """The element an operand starts at: of a buffer or region its first, else the element itself."""
+    """The first element of an operand: of a buffer or region its first one, else the element itself."""
     if isinstance(x, Expr) and not isinstance(x, Load):
-        elements = need_builder(f"T.{name}").elements  # a name that `x = A[i]` bound still says where it was read
+        elements = need_builder(f"T.{name}").elements  # a name bound by `x = A[i]` still stands for its element
         x = elements[id(x)][1] if id(x) in elements else x
     where: tuple[Expr, ...]
     if isinstance(x, Buffer):

@@ -1,8 +1,8 @@
-"""Schedules of warp specialisation as objects: which warps play which role, and what passes between them.
+"""Schedule objects for warp specialisation: warp roles, and the pipelines between them.
 
-A schedule is a wish about speed.  This compiler finds roles, rings and their barriers itself
-(transform/schedule/specialize_warps.py): a schedule is checked and noted in the launch's report, and the kernel means what its
-statements say in the order in which they stand.
+A schedule is only a hint.  This compiler chooses warp roles, rings and barriers itself
+(transform/schedule/specialize_warps.py).  It checks a schedule and notes it in the launch's report; the results of the
+kernel are those of its statements in program order.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _require(holds: bool, message: str) -> None:
 
 @dataclass(frozen=True)
 class WSRole:
-    """Warps warps_lo up to (and without) warps_hi do one thing.  max_nreg: registers a thread, 0 for the compiler's choice."""
+    """A warp role of warps warps_lo to warps_hi - 1.  max_nreg: registers per thread, 0: compiler's choice."""
 
     name: str
     warps_lo: int = field(kw_only=True)
@@ -59,7 +59,7 @@ class WSRole:
 
 @dataclass(frozen=True)
 class WSPipeline:
-    """Buffers handed from a producer to consumers, `depth` versions of each."""
+    """A ring of buffers that a producer fills and consumers read, with `depth` stages of each buffer."""
 
     name: str
     buffers: tuple[Any, ...]
@@ -79,7 +79,7 @@ class WSInstr:
 
 @dataclass(frozen=True)
 class WSOpRef(WSInstr):
-    """The operation of the kernel that T.ws_op or annotations={T.WSID: …} gave this name."""
+    """A reference to the operation of the kernel that T.ws_op or annotations={T.WSID: …} named so."""
 
     id: str
 
@@ -88,7 +88,7 @@ class WSOpRef(WSInstr):
 
 
 class WSSyncKind(Enum):
-    """What a WSSync waits for or says."""
+    """The kinds of WSSync: waits and signals."""
 
     PRODUCER_ACQUIRE = "producer_acquire"
     PRODUCER_COMMIT = "producer_commit"
@@ -114,28 +114,28 @@ class WSSync(WSInstr):
 
     @classmethod
     def producer_acquire(cls, pipeline: Any, stage: int = 0) -> WSSync:
-        """Wait until the version may be filled."""
+        """Wait until the stage may be filled."""
         return cls(WSSyncKind.PRODUCER_ACQUIRE, pipeline, stage)
 
     @classmethod
     def producer_commit(cls, pipeline: Any, stage: int = 0) -> WSSync:
-        """Say that the version is filled."""
+        """Signal that the stage is filled."""
         return cls(WSSyncKind.PRODUCER_COMMIT, pipeline, stage)
 
     @classmethod
     def consumer_wait(cls, pipeline: Any, stage: int = 0) -> WSSync:
-        """Wait until the version is filled."""
+        """Wait until the stage is filled."""
         return cls(WSSyncKind.CONSUMER_WAIT, pipeline, stage)
 
     @classmethod
     def consumer_release(cls, pipeline: Any, stage: int = 0) -> WSSync:
-        """Say that the version may be filled again."""
+        """Release the stage: it may be filled again."""
         return cls(WSSyncKind.CONSUMER_RELEASE, pipeline, stage)
 
 
 @dataclass(frozen=True)
 class WSScope:
-    """What each warp role does in one scope of the kernel: WSScope.ROOT, or the operation (a loop) of that name.
+    """The instructions of each warp role in one scope of the kernel: WSScope.ROOT, or the operation (a loop) of that name.
 
     bodies: name of a warp role -> its instructions in order; a string means WSOpRef.
     """
@@ -163,9 +163,9 @@ def _instruction(x: Any) -> WSInstr:
 
 @dataclass(frozen=True)
 class WSSchedule:
-    """Warp roles of a block of num_warps warps (a multiple of 4), the pipelines between them, and what they do in each scope.
+    """The warp roles of a block of num_warps warps (a multiple of 4), the pipelines between them, and their instructions.
 
-    Raises AssertionError where these do not fit together: warp roles that overlap or go beyond the warps, names used twice,
+    Raises AssertionError where these are inconsistent: warp roles that overlap or go beyond the warps, names used twice,
     bodies of warp roles or steps of pipelines that do not exist.
     """
 
@@ -208,8 +208,10 @@ class WSSchedule:
 
 
 def annotate_ws_schedule(schedule: WSSchedule) -> None:
-    """Wish for a schedule of the kernel around.  It is checked and noted in the report; the kernel means what its statements
-    say in their order, and this compiler schedules it itself.  Raises TypeError for anything but a WSSchedule."""
+    """Annotate the enclosing kernel with a schedule, as a hint.
+
+    The compiler checks it and notes it in the report, but chooses its own schedule.  Raises TypeError for anything but a
+    WSSchedule."""
     need_builder("T.annotate_ws_schedule")
     if not isinstance(schedule, WSSchedule):
         raise facts(TypeError(f"T.annotate_ws_schedule takes a WSSchedule, found {type(schedule).__name__}"),
