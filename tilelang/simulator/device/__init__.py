@@ -1,4 +1,4 @@
-"""The device simulator: the lowered program, thread by thread."""
+"""The device simulator: runs the lowered program thread by thread."""
 
 from .run import Report, run_device
 

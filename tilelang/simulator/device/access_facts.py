@@ -1,4 +1,4 @@
-"""What the device simulator asks of a program before it runs: widths of accesses, and what may be written."""
+"""Static facts about a program for the device simulator: widths of accesses, and which tensors may be written."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ UNITS_OF_16 = ("ldmatrix", "stmatrix", "tma_load", "tma_store", "tma_reduce_add"
 
 
 def vector_base(indices: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], int]:
-    """(indices of the first element, elements) of a contiguous access; (indices, 0) when the last index is a general
-    vector, (indices, 1) for a scalar."""
+    """(indices of the first element, number of elements) of a contiguous access.
+
+    (indices, 0) when the last index is a general vector, (indices, 1) for a scalar.
+    """
     if not indices or indices[-1].dtype.lanes == 1:
         return indices, 1
     last = indices[-1]
@@ -24,9 +26,9 @@ def vector_base(indices: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], int]:
 
 
 def access_granules(func: Func) -> tuple[int, dict[int, int]]:
-    """(largest unit that all shared accesses are made of, the same by id of a global tensor's data), in bytes.
+    """(largest unit that divides all shared accesses, the same by id of a global tensor's data), in bytes.
 
-    Accesses are aligned to their size, so bookkeeping in that unit is exact and keeps the tables small.
+    Accesses are aligned to their size, so recording them in this unit is exact and keeps the tables small.
     """
     shared = 16
     others: dict[int, int] = {}

@@ -23,19 +23,19 @@ from ..mbarrier import Barrier
 
 @dataclass
 class _Copy:
-    """Copies of some lanes, issued together.  All arrays have one row a lane."""
+    """Copies that some lanes issued together.  All arrays have one row for each lane."""
 
     lanes: np.ndarray
     group: np.ndarray
     address: np.ndarray
     data: np.ndarray
     site: int
-    slot: int  # of the buffer written
-    number: int  # of the instruction, in the order of issue
+    slot: int  # slot of the destination buffer
+    number: int  # number of the instruction, in order of issue
 
 
 class AsyncCopies:
-    """The copies under way in one block.  committed: groups closed so far, per thread."""
+    """The copies in flight in one block.  committed: number of groups committed, for each thread."""
 
     def __init__(self, lanes: int) -> None:
         self.committed = np.zeros(lanes, np.int32)
@@ -43,7 +43,7 @@ class AsyncCopies:
         self.issued = 0
 
     def commit(self, f: LaneFrame) -> None:
-        """The copies each active thread issued since its last commit become its next group."""
+        """The copies that each active thread has issued since its last commit become its next group."""
         self.committed[f.active()] += 1
 
     def wait(self, f: LaneFrame, pending: int, check: bool) -> None:
@@ -52,7 +52,7 @@ class AsyncCopies:
         self._finish(f, lambda c: active[c.lanes] & (c.group < self.committed[c.lanes] - pending), check)
 
     def signalled(self, f: LaneFrame, active: np.ndarray, until: int, check: bool) -> None:
-        """The copies of some threads, the first `until` ever issued, land; an mbarrier tells who may see them."""
+        """The first `until` issued copies of these threads land; an mbarrier orders them with the threads that read them."""
         self._finish(f, lambda c: active[c.lanes] & (c.number < until), check, False)
 
     def _finish(self, f: LaneFrame, ended: Callable[[_Copy], np.ndarray], check: bool, ordered: bool = True) -> None:
@@ -67,7 +67,7 @@ class AsyncCopies:
         self.open = rest
 
     def _land(self, f: LaneFrame, c: _Copy, done: np.ndarray, check: bool, ordered: bool) -> None:
-        """ordered: the issuing threads see the copies from here on."""
+        """Write the copies `done` to shared memory.  ordered: the issuing threads see them from here on."""
         shared = f.block.shared
         width = c.data.shape[1]
         at, t = c.address[done], c.lanes[done]
@@ -90,7 +90,7 @@ def _cp_async(c: Any, e: Call) -> Closure:
     pred = c.expr(e.args[2]) if len(e.args) > 2 else None
     width, check = e.options.bytes, c.check
     to = c.reach(dst.buffer, dst.indices, width, e.span, "asynchronous copy into")
-    # The source may lie outside where the predicate is false; reach() looks at active lanes only.
+    # With a false predicate the source may be out of bounds; reach() checks active lanes only.
     take = c.reach(src.buffer, src.indices, width, e.span, "asynchronous copy from")
     dst_site, src_site = c.site(dst.buffer, e.span, "asynchronous copy"), c.site(src.buffer, e.span, "read")
     src_slot, dst_slot = c.slot(src.buffer.data), c.slot(dst.buffer.data)
@@ -147,7 +147,7 @@ def _wait(c: Any, e: Call) -> Closure:
 
 
 def _signal(c: Any, e: Call) -> Closure:
-    """cp_async_mbarrier_arrive: the threads arrive when their copies so far have landed, as late as that may be."""
+    """cp_async_mbarrier_arrive: the threads arrive when their copies so far have landed, as late as possible."""
     at, counted, check = Barrier(c, e.args[0], e.span), e.options.noinc, c.check
 
     def run(f: LaneFrame) -> Value:
@@ -159,7 +159,7 @@ def _signal(c: Any, e: Call) -> Closure:
             bar, n, until = at.get(f, address, lanes), int(lanes.sum()), block.copies.issued
             seen = block.clocks.arrive(lanes)
             if not counted:
-                bar.pending += n  # the phase waits for these arrivals beside those it counts
+                bar.pending += n  # the phase waits for these arrivals in addition to its count
 
             def land(bar: Any = bar, n: int = n, lanes: np.ndarray = lanes, until: int = until, seen: Any = seen) -> None:
                 block.copies.signalled(f, lanes, until, check)

@@ -1,7 +1,8 @@
-"""What works beside the threads of a block on Hopper: TMA copies, mbarriers they signal, wgmma, the async proxy.
+"""Asynchronous work of a block on Hopper: TMA copies, the mbarriers they signal, wgmma, the async proxy.
 
-A load lands as late as it may: when every warp waits.  Accesses of agents are ordered with those of threads by the
-clocks of races.py; a load's agent is its mbarrier, a wgmma's its warp group, a store's its issuing thread.
+A load lands as late as possible: when every warp waits.  Asynchronous work is represented by agents, whose accesses are
+ordered with those of threads by the clocks of races.py.  The agent of a load is its mbarrier, of a wgmma its warp group, of
+a store its issuing thread.
 Source: PTX ISA, "Asynchronous operations", "Proxies"; "Parallel synchronization and communication: mbarrier".
 """
 
@@ -20,16 +21,15 @@ from ..mbarrier import MBarrier
 from .races import AccessTable, Clocks
 
 GROUP = 128
-STORERS = 16  # threads of a block that have agents of their own for bulk stores
+STORERS = 16  # maximum number of threads of a block that may issue bulk stores; each has two agents
 
 
 class Proxy:
-    """Which granules of a memory ordinary stores have written and no proxy fence has made visible to the async proxy, and
-    which fences have followed ordinary loads.
+    """Proxy state of one memory: ordinary stores that no proxy fence has made visible to the async proxy, and the fences.
 
-    dirty: written, not fenced by the writer.  stamp: clock of the writer's first fence after the write.
-    atomics: (granules, threads, stamps) of atomic updates since the last plain write; a stamp below 0: not fenced yet.
-    fences: of each warp, (clock, lanes) in order.
+    dirty: granules written and not fenced by the writer.  stamp: clock of the writer's first fence after the write.
+    atomics: (granules, threads, stamps) of atomic updates since the last plain write; stamp < 0: not fenced yet.
+    fences: for each warp, (clock, lanes) of its proxy fences in order.
     """
 
     def __init__(self, table: AccessTable) -> None:
@@ -40,14 +40,14 @@ class Proxy:
         self.fences: dict[int, list[tuple[int, np.ndarray]]] = {}
 
     def write(self, g: np.ndarray) -> None:
-        """An ordinary store of granules g; what was there before does not matter any more."""
+        """An ordinary store of granules g; it replaces the state of earlier accesses."""
         self.dirty[g] = True
         if self.atomics:
             kept = [~np.isin(e[0], g) for e in self.atomics]
             self.atomics = [(a[k], t[k], s[k]) for (a, t, s), k in zip(self.atomics, kept) if k.any()]
 
     def update(self, g: np.ndarray, t: np.ndarray) -> None:
-        """Atomic updates of granules g[n] by threads t[n]: each must fence for itself."""
+        """Atomic updates of granules g[n] by threads t[n]; each thread must execute a fence itself."""
         if len(self.atomics) >= 64:
             whole = [np.concatenate(x) for x in zip(*self.atomics)]
             _, last = np.unique((whole[0].astype(np.int64) * 2**20 + whole[1])[::-1], return_index=True)
@@ -56,7 +56,7 @@ class Proxy:
         self.atomics.append((g.ravel(), who, np.full(who.shape, -1, np.int32)))
 
     def fence(self, clocks: Clocks, active: np.ndarray) -> None:
-        """fence.proxy.async by these threads."""
+        """These threads execute fence.proxy.async."""
         at = np.flatnonzero(self.dirty)
         if len(at):
             at = at[active[self.table.writer[at]]]
@@ -71,9 +71,10 @@ class Proxy:
             self.fences.setdefault(w, []).append((int(clocks.now[lanes[0]]), lanes))
 
     def overwrite(self, clocks: Clocks, g: np.ndarray, thread: int, site: int, what: str) -> None:
-        """A thread lets an agent write granules g, whose earlier accesses it has seen.  Raises sim-proxy.
+        """A thread starts an agent that writes granules g, whose earlier accesses the thread has seen.  Raises sim-proxy.
 
-        A barrier tells of loads that may still be under way; the loader's fence waits for them (seen on an H200)."""
+        A barrier does not wait for ordinary loads still in flight; the proxy fence of the loading thread does (observed on
+        an H200)."""
         members = np.zeros(clocks.lanes, bool)
         members[thread] = True
         self.require(clocks, g, members, site, what, "overwrites")
@@ -94,8 +95,8 @@ class Proxy:
                                     "executes fence_proxy_async(), then a barrier, then the copy is issued")
 
     def _fenced(self, warp: int, clock: int, reader: int, known: np.ndarray) -> bool:
-        """Whether the first fence of a reader after this clock is known.  reader below 0: several lanes of the warp, any of
-        which stands for them."""
+        """Whether `known` covers the reader's first fence after this clock.  reader < 0: several lanes of the warp
+        read, and any of them may have executed the fence."""
         fences = self.fences.get(warp, [])
         for at, lanes in fences[bisect_left(fences, clock, key=lambda x: x[0]):]:
             if reader < 0 or reader in lanes:
@@ -104,7 +105,7 @@ class Proxy:
 
     def require(self, clocks: Clocks, g: np.ndarray, members: np.ndarray, site: int, what: str,
                 does: str = "reads") -> None:
-        """The threads `members` let an agent read (or overwrite) granules g.  Raises sim-proxy."""
+        """The threads `members` start an agent that reads (or overwrites) granules g.  Raises sim-proxy."""
         writer = self.table.writer[g]
         ordinary = (writer >= 0) & (writer < clocks.lanes)
         late = ordinary & (self.dirty[g] | (self.stamp[g] > clocks.common(members)[np.maximum(writer, 0)]))
@@ -127,7 +128,7 @@ class Proxy:
 
 @dataclass
 class _Load:
-    """A load under way: `land()` puts its bytes into shared memory, then its mbarrier counts them."""
+    """A load in flight: `land()` writes its bytes to shared memory, then its mbarrier counts them."""
 
     bar: MBarrier
     nbytes: int
@@ -138,19 +139,19 @@ class _Load:
 
 
 class _Storer:
-    """Bulk groups of one thread.  The clock of both agents is the number of its open group."""
+    """Bulk groups of one thread.  The clock of its two agents (reads, writes) is the number of the open group."""
 
     def __init__(self, reads: int, writes: int) -> None:
         self.reads, self.writes = reads, writes
-        self.last = 0  # newest group with a store in it
+        self.last = 0  # newest group that contains a store
         self.span: Any = None
 
 
 class Asynchronous:
-    """State of one block, or of the blocks of a cluster.
+    """Asynchronous work of one block, or of the blocks of a cluster.
 
-    threads: of a block.  first: number of the first agent: the lanes are before it.  barriers: how many mbarriers.
-    raised: the greatest count that the program's set_max_nreg raises to, None without one.
+    threads: of a block.  first: number of the first agent; lower numbers are lanes.  barriers: number of mbarriers.
+    raised: the greatest register count that the program's set_max_nreg raises to, None without one.
     """
 
     def __init__(self, block: Any, threads: int, first: int, barriers: int, tables: list[AccessTable],
@@ -164,7 +165,7 @@ class Asynchronous:
         self.first_storer = self.first_group + self.groups
         for g in range(self.groups):
             self._name(self.first_group + g, f"a wgmma of warp group {g}")
-        # As ptxas sets them: what the launch has room for, counted in whole warp groups, and no more than is asked for.
+        # Like ptxas: as many registers as the launch has room for in whole warp groups, but no more than requested.
         room = REGISTERS_PER_SM // (-(-threads // GROUP) * GROUP) // 8 * 8
         per_thread = min(room, MOST_REGISTERS if raised is None else raised)
         self.warps = -(-threads // 32)
@@ -173,11 +174,11 @@ class Asynchronous:
 
     @staticmethod
     def agents(lanes: int, barriers: int) -> int:
-        """How many a block (or cluster) of this many lanes needs."""
+        """Number of agents that a block (or cluster) with this many lanes needs."""
         return barriers + -(-lanes // GROUP) + 2 * STORERS
 
     def mates(self, warp: int) -> range:
-        """The warps of a warp's block."""
+        """The warps of the block that contains `warp`."""
         cluster = self.block.cluster
         first = 0 if cluster is None else warp // (cluster.lanes // 32) * (cluster.lanes // 32)
         return range(first, first + self.warps)
@@ -187,7 +188,7 @@ class Asynchronous:
             t.agents[agent] = text
 
     def add_barrier(self, address: int, name: str, count: int, thread: int) -> None:
-        """mbarrier_init by a thread."""
+        """A thread executes mbarrier_init."""
         self._name(self.next_barrier, f"a copy that signals {name}")
         self.barriers[address] = MBarrier(name, count, self.next_barrier, thread, int(self.block.clocks.now[thread]))
         self.next_barrier += 1
@@ -198,7 +199,7 @@ class Asynchronous:
     # -- loads
 
     def begin(self, bar: MBarrier, nbytes: int, land: Callable[[], None], span: Any, name: str) -> int:
-        """A load starts; returns the clock of its writes."""
+        """Start a load; returns the clock of its writes."""
         now = self.block.clocks.now
         clock = int(now[bar.agent])
         now[bar.agent] += 1
@@ -207,11 +208,11 @@ class Asynchronous:
         return clock
 
     def signal(self, bar: MBarrier, land: Callable[[], None], span: Any) -> None:
-        """Copies of threads that signal an mbarrier: `land()` ends them and arrives."""
+        """Copies by threads that signal an mbarrier: `land()` completes them and arrives."""
         self.loads.append(_Load(bar, 0, 0, land, span, "shared memory"))
 
     def land(self) -> bool:
-        """All parts wait: the oldest load lands."""
+        """Called when all parts wait: the oldest load lands."""
         if not self.loads:
             return False
         load = self.loads.pop(0)
@@ -239,11 +240,11 @@ class Asynchronous:
     # -- messages and the end
 
     def states(self) -> list[str]:
-        """Every mbarrier that somebody has begun to use, for a deadlock's message."""
+        """State of every mbarrier in use, for the message of a deadlock."""
         return [b.state() for b in self.barriers.values() if b.pending != b.count or b.tx]
 
     def finish(self) -> None:
-        """The block ends.  Raises sim-async when copies of its shared memory are under way."""
+        """Called when the block ends.  Raises sim-async when copies of its shared memory are in flight."""
         if self.loads:
             load = self.loads[0]
             raise fault("sim-async", f"the block ends while a copy into {load.name} is under way ({load.bar.state()})",

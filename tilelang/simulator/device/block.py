@@ -1,4 +1,4 @@
-"""What a block of the device simulator has while it runs: shared memory, clocks, and the global tensors it reaches."""
+"""State of a block of the device simulator while it runs: shared memory, clocks, and the global tensors it accesses."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .races import AccessTable, Clocks
 class Shared:
     """The shared memory of one block.
 
-    owner: per granule, the slot of the buffer that wrote it last, -1 before.  Buffers may lie over each other, so what
-    one has written is not initialised for the other.  pending: an asynchronous copy into it is under way.
+    owner: for each granule, the slot of the buffer that wrote it last, -1 if none did.  Buffers may alias, and bytes that one
+    has written are uninitialised for the other.  pending: whether an asynchronous copy into the granule is in flight.
     """
 
     def __init__(self, nbytes: int, granule: int, lanes: int, sites: list[Site]) -> None:
@@ -26,28 +26,28 @@ class Shared:
         self.pending = np.zeros(self.store.nbytes // granule, bool)
         self.pending_site = np.zeros(self.store.nbytes // granule, np.int32)
         self.granule = granule
-        self.proxy: Any = None  # asynchronous.Proxy, where TMA or wgmma read it
+        self.proxy: Any = None  # asynchronous.Proxy, where TMA or wgmma access it
 
 
 class Block:
-    """State of the block being run.  lanes: of its cluster."""
+    """State of the running block.  lanes: number of lanes of its cluster."""
 
     def __init__(self, lanes: int, threads: int, counters: Counters, printer: Any, where: str, agents: int = 0) -> None:
         self.lanes, self.threads, self.counters, self.where = lanes, threads, counters, where
         self.clocks = Clocks(lanes, agents)
         self.shared: Shared | None = None
         self.copies: Any = None
-        # In a cluster (cluster.Cluster) the lanes are those of all its blocks: this one's begin at `first`, its part of
+        # In a cluster (cluster.Cluster) the lanes are those of all its blocks: this one's start at `first`, and its section of
         # the arena of shared memory at byte `base`.
         self.cluster: Any = None
         self.rank = self.first = self.base = 0
-        self.roles: Any = None  # roles.Roles, where each warp runs on its own
-        self.asynchronous: Any = None  # asynchronous.Asynchronous, where there is TMA, wgmma or an mbarrier
+        self.roles: Any = None  # warp_roles.WarpRoles, where each warp runs independently
+        self.asynchronous: Any = None  # asynchronous.Asynchronous, where TMA, wgmma or mbarriers are used
         self.print = printer.print
 
 
 class Global:
-    """A global tensor on the device: its storage, and who touched it during this launch (None: nothing writes it)."""
+    """A global tensor on the device: its storage, and its accesses during this launch (None: nothing writes it)."""
 
     def __init__(self, store: Storage) -> None:
         self.store = store

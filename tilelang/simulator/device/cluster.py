@@ -1,14 +1,14 @@
-"""Clusters: the CTAs of one run together, reach each other's shared memory and meet at a barrier of their own.
+"""Clusters on the device simulator: CTAs run concurrently, access each other's shared memory, share a cluster barrier.
 
-The simulator runs a cluster as one block of all its lanes: CTA r has lanes r * lanes .. and its part of one arena of
-shared memory, so the clocks of races.py see across CTAs.  Besides races it finds: access to the memory of a CTA that
-may not have started or may have ended, and a copy that a CTA does not wait for before it ends.
+The simulator runs a cluster as one block of all its lanes: CTA r has the lanes from r * lanes on and its own section of one
+arena of shared memory, so the clocks of races.py cover accesses across CTAs.  Besides races it finds accesses to the memory
+of a CTA that may not have started or may have ended, and copies that a CTA does not wait for before it ends.
 Source: PTX ISA, "Cluster of Cooperative Thread Arrays", "barrier.cluster", "mapa"; CUDA C++ Programming Guide,
 "Distributed Shared Memory".
 """
 
 # mypy: disable-error-code="attr-defined"
-# Memory operands of these calls are AddressOf by the verifier, Expr by the type of Call.args.
+# The verifier ensures that memory operands of these calls are AddressOf; Call.args is typed as Expr.
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from ..mbarrier import Barrier
 
 
 class Meetings:
-    """The barriers of the teams that follow each other in a Cluster, `blocks` CTAs each."""
+    """The cluster barriers of a Cluster that contains several clusters ("teams") of `blocks` CTAs each."""
 
     def __init__(self, size: int, lanes: int, blocks: int, what: str) -> None:
         self.each, self.what = blocks * lanes, what
         teams = size // blocks
-        self.phase = [0] * teams  # completed phases
+        self.phase = [0] * teams  # number of completed phases
         self.come = np.zeros(size * lanes, bool)
         self.arrivals = np.zeros(size * lanes, np.int32)
         self.waits = np.zeros(size * lanes, np.int32)
@@ -41,11 +41,11 @@ class Meetings:
         self.before: list[dict[int, np.ndarray | None]] = [{} for _ in range(teams)]
 
     def team(self, active: np.ndarray) -> int:
-        """That of the active threads, which are of one block."""
+        """Number of the cluster that contains the active threads, which belong to one block."""
         return int(active.argmax()) // self.each
 
     def arrive(self, f: LaneFrame, relaxed: bool, span: Any) -> None:
-        """The active threads arrive; relaxed: what they have done is not made visible."""
+        """The active threads arrive; relaxed: their earlier accesses are not made visible."""
         active = f.active()
         _whole_warps(f, "cluster_arrive", span)
         if (self.arrivals[active] > self.waits[active]).any():
@@ -64,7 +64,7 @@ class Meetings:
         self.settle(f.block.roles.parts)
 
     def settle(self, parts: list[Any]) -> None:
-        """Complete the phases for which all threads that have not ended have come."""
+        """Complete the phases at which all threads that have not ended have arrived."""
         left = np.zeros(len(self.come), bool)
         for p in parts:
             if not p.done:
@@ -77,7 +77,7 @@ class Meetings:
                 self.come[here], self.seen[team] = False, None
 
     def wait(self, f: LaneFrame, span: Any) -> None:
-        """The active threads go on when the phase they arrived at is complete."""
+        """The active threads wait until the phase at which they arrived is complete."""
         active = f.active()
         _whole_warps(f, "cluster_wait", span)
         if (self.arrivals[active] != self.waits[active] + 1).any():
@@ -92,14 +92,15 @@ class Meetings:
             f.block.clocks.acquire(active, seen)
 
     def state(self) -> list[str]:
-        """For a deadlock's message."""
+        """State of the barriers, for the message of a deadlock."""
         return [f"{self.what}: {int(self.come.sum())} threads have come"] if self.come.any() else []
 
 
 class Cluster:
-    """State of one cluster, or of all clusters of a grid whose blocks meet at a barrier.
+    """State of one cluster, or of all clusters of a grid with a grid barrier.
 
-    size: CTAs.  lanes: of one CTA, whole warp groups.  arena: bytes of shared memory of one.  mates: CTAs of a cluster.
+    size: number of CTAs.  lanes: of one CTA, whole warp groups.  arena: bytes of shared memory of one CTA.  mates: CTAs of a
+    cluster.
     """
 
     def __init__(self, size: int, lanes: int, arena: int, names: list[str], mates: int) -> None:
@@ -111,11 +112,11 @@ class Cluster:
         self.sources: dict[int, list[tuple[int, int, Any]]] = {r: [] for r in range(size)}  # agent, clock, span
 
     def thread(self, lane: int) -> str:
-        """For messages."""
+        """Name of a lane's thread, for messages."""
         return f"thread {lane % self.lanes} of block {self.names[lane // self.lanes]}"
 
     def state(self) -> list[str]:
-        """For a deadlock's message."""
+        """State of the barriers, for the message of a deadlock."""
         return self.own.state() + self.grid.state()
 
     def rank_of(self, f: LaneFrame) -> int:
@@ -125,7 +126,7 @@ class Cluster:
     # -- shared memory of other CTAs
 
     def ranks(self, f: LaneFrame, cta: Value, span: Any) -> Iterator[tuple[int, np.ndarray]]:
-        """(rank, mask of the active lanes that name it), each checked as an access of theirs."""
+        """(rank, mask of the active lanes that name it); each is checked as an access by those lanes."""
         want, active = spread(cta, f.lanes).astype(np.int64), f.active()
         for rank in np.unique(want[active]):
             lanes = active & (want == rank)
@@ -133,9 +134,9 @@ class Cluster:
             yield int(rank), lanes
 
     def enter(self, f: LaneFrame, lanes: np.ndarray, rank: int, span: Any, copies: bool = False) -> None:
-        """These threads access the shared memory of the CTA of a rank, or start copies into it, whose end their mbarrier tells.
+        """These threads access the shared memory of the CTA with this rank.
 
-        Raises sim-cluster.
+        copies: they start copies into it, and an mbarrier of the destination reports the end.  Raises sim-cluster.
         """
         if not 0 <= rank < self.mates:
             raise fault("sim-cluster", f"no block of this cluster has rank {rank}: it has {self.mates}",
@@ -160,11 +161,11 @@ class Cluster:
             self.touched[rank].update((int(t), (int(clocks.now[t]), span)) for t in who)
 
     def shift(self, f: LaneFrame, rank: int) -> int:
-        """Bytes from a place in the frame's own shared memory to the same place in that of a rank."""
+        """Byte distance from a location in the frame's shared memory to the same location in that of CTA `rank`."""
         return (rank - self.rank_of(f)) * self.arena
 
     def ended(self, part: Any, parts: list[Any]) -> None:
-        """A part has run to its end.  Raises sim-cluster, sim-async when its CTA is over too early."""
+        """A coroutine has finished.  Raises sim-cluster or sim-async when its CTA ends too early."""
         self.own.settle(parts)
         self.grid.settle(parts)
         block = part.frame.block

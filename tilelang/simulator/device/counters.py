@@ -1,4 +1,4 @@
-"""What a simulated kernel executed: instructions, bytes, shared-memory bank conflicts."""
+"""Counts what a simulated kernel executed: instructions, bytes, shared-memory bank conflicts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ WARP, BANKS = 32, 32
 
 @dataclass(frozen=True)
 class Site:
-    """A place in the program that touches memory: the user's span, the buffer's name, and a text for people.
+    """A place in the program that accesses memory: the user's span, the buffer's name, and a description.
 
-    atomic: what an atomic operation there does, where its order matters."""
+    atomic: what an atomic operation does there, where its order matters."""
 
     span: Any
     name: str
@@ -29,8 +29,8 @@ class Site:
 class BankCount:
     """Shared-memory traffic of one site.
 
-    instructions: executions by a warp.  wavefronts: passes through shared memory they took.  ideal: passes they would
-    take without conflicts.
+    instructions: executions by a warp.  wavefronts: passes through shared memory that they took.  ideal: passes that they
+    would take without conflicts.
     """
 
     site: Site
@@ -47,10 +47,10 @@ class BankCount:
 def wavefronts(address: np.ndarray, width: int, active: np.ndarray) -> tuple[int, int]:
     """(passes, passes without conflicts) of accesses by whole warps.
 
-    address: bytes, shape (warps, 32); width: bytes a lane (1 to 16); active: same shape as address.  There are 32 banks
-    of 4 bytes; a warp is served in one phase up to 4 bytes a lane, two of 16 lanes for 8, four of 8 lanes for 16; in a
-    phase, lanes that touch the same word share it.  Source: CUDA C++ Programming Guide, "Shared Memory" of compute
-    capability 5.x and later, and the documented behaviour of 64- and 128-bit accesses.
+    address: bytes, shape (warps, 32); width: bytes for each lane (1 to 16); active: same shape as address.  There are 32 banks
+    of 4 bytes.  A warp is served in one phase for up to 4 bytes a lane, in two phases of 16 lanes for 8 bytes, in four of 8
+    lanes for 16 bytes.  Within a phase, lanes that access the same word need one pass.  Source: CUDA C++ Programming Guide,
+    "Shared Memory" of compute capability 5.x and later, and the documented behaviour of 64- and 128-bit accesses.
     """
     per_phase = {8: 16, 16: 8}.get(width, 32)
     words = max(1, width // 4)
@@ -79,9 +79,11 @@ class Counters:
         self.instructions[op] += warps
 
     def shared(self, site: int, address: np.ndarray, width: int, active: np.ndarray | None) -> tuple[int, int, int]:
-        """Lanes access shared memory: address in bytes, shape (lanes,) with lanes a multiple of 32.  Returns what was
-        entered."""
-        if width > 16:  # wider accesses are several of 16 bytes
+        """Count an access of lanes to shared memory; returns what was counted.
+
+        address: in bytes, shape (lanes,) with lanes a multiple of 32.
+        """
+        if width > 16:  # a wider access is several of 16 bytes
             parts = [self.shared(site, address + chunk, 16, active) for chunk in range(0, width, 16)]
             instructions, passes, ideal = map(sum, zip(*parts))
             return instructions, passes, ideal
@@ -98,7 +100,7 @@ class Counters:
         return got
 
     def add_shared(self, site: int, instructions: int, passes: int, ideal: int) -> None:
-        """Enter shared-memory traffic that has been counted."""
+        """Add shared-memory traffic that has already been counted."""
         n = self.banks.setdefault(site, BankCount(self.sites[site]))
         n.instructions += instructions
         n.wavefronts += passes

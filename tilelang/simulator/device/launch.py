@@ -1,4 +1,4 @@
-"""A launch on the device simulator: its blocks one after another, those of a cluster (or of a grid that meets) side by side."""
+"""Runs a launch on the device simulator: blocks in sequence, those of a cluster (or of a grid with a barrier) concurrently."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Placement = Callable[[LaneFrame], tuple[int, list[tuple[int, int]]]]
 class DeviceLaunch:
     """A launch compiled by a DeviceCompiler.
 
-    place: (bytes of shared memory, byte offset by slot) of a frame.
+    place: function of a frame that returns (bytes of shared memory, byte offset by slot).
     """
 
     def __init__(self, c: Any, s: Launch, place: Placement) -> None:
@@ -45,7 +45,7 @@ class DeviceLaunch:
         self.body = c.stmt(s.body)
         c.workspaces = None
         self.dims, self.mates = cluster_of(s), math.prod(cluster_of(s) or (1,))
-        self.meets = has_grid_barrier(s)  # all blocks are run side by side, cluster after cluster
+        self.meets = has_grid_barrier(s)  # grid barrier: all blocks run concurrently, in the order of their clusters
         self.size = math.prod(whole_grid(s)) if self.meets else self.mates
         self.hopper = self.size > 1 or contains(s.body, (), tuple(HOPPER_OPS))
         self.roles = self.hopper or contains(s.body, (), ("named_barrier", "named_barrier_arrive"))
@@ -56,11 +56,11 @@ class DeviceLaunch:
         self._threads(s)
 
     def _threads(self, s: Launch) -> None:
-        """Lanes of the blocks that run side by side, and what their thread variables are."""
+        """Set the number of lanes of the blocks that run concurrently, and the values of their thread variables."""
         self.threads, (x, y, _) = s.num_threads, s.threads
         whole = GROUP if self.size > 1 else WARP
-        self.lanes = -(-self.threads // whole) * whole  # of one block
-        # Barriers of single warps: who has read global memory must then be known by warp.
+        self.lanes = -(-self.threads // whole) * whole  # lanes of one block
+        # Single warps synchronise, so reads of global memory must be recorded by warp.
         self.group = WARP if self.roles or contains(s.body, (), ("sync_warp",)) else self.lanes
         self.agents = Asynchronous.agents(self.size * self.lanes, self.barriers) if self.hopper else 0
         t = np.arange(self.size * self.lanes) % self.lanes
@@ -70,7 +70,7 @@ class DeviceLaunch:
                               for v, own in zip(s.thread_vars, (t % x, t // x % y, t // (x * y)))]
 
     def run(self, f: LaneFrame) -> None:
-        """All blocks, one after another but for those that meet."""
+        """Run all blocks: one after another, except those that run concurrently."""
         extents = [int(g(f)) for g in self.grid]
         nbytes, offsets = self.place(f)
         arena = nbytes if self.size == 1 else -(-max(nbytes, 1) // 1024) * 1024
@@ -82,7 +82,7 @@ class DeviceLaunch:
             self.blocks(self.frames(f, number, at, arena, offsets, tables), tables)
 
     def tables(self, f: LaneFrame) -> list[AccessTable]:
-        """Fresh access tables of the global tensors that the program writes."""
+        """New access tables of the global tensors that the program writes."""
         tables, written = [], self.c.written_slots()
         for at in self.c.globals:
             memory = f.slots[at]
@@ -97,7 +97,7 @@ class DeviceLaunch:
 
     def frames(self, f: LaneFrame, number: int, at: Any, arena: int, offsets: list[tuple[int, int]],
                tables: list[AccessTable]) -> list[LaneFrame]:
-        """Frames of the blocks at these indices, which run side by side: the number-th of their kind."""
+        """Frames of the blocks at these indices, which run concurrently.  number: how many such sets ran before."""
         c, size, lanes = self.c, self.size, self.lanes
         names = [f"({', '.join(map(str, index))})" for index in at]
         cluster = Cluster(size, lanes, arena, names, self.mates) if size > 1 else None
@@ -123,7 +123,7 @@ class DeviceLaunch:
         return frames
 
     def blocks(self, frames: list[LaneFrame], tables: list[AccessTable]) -> None:
-        """Run blocks that are side by side, or one."""
+        """Run one block, or blocks that run concurrently."""
         if not self.roles:
             return self.body(frames[0])
         unit = GROUP if self.hopper and not self.c.split else WARP

@@ -1,7 +1,7 @@
-"""Memory of the device simulator: per-thread arrays, shared memory, global tensors, and every check on them.
+"""Memory of the device simulator: per-thread arrays, shared memory, global tensors, and all checks of accesses.
 
-Lanes are the threads of one block, padded to whole warps.  Shared memory is one arena of bytes per block, so that
-buffers placed over each other by the memory planner are seen as what they are.
+Lanes are the threads of one block, padded to whole warps.  Shared memory is one arena of bytes for each block, so that
+buffers to which the memory planner assigned the same bytes really alias.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ from .registers import Guard
 from ..releases import Releases
 
 
-ALIGN = 128  # of shared buffers that no pass has placed
+ALIGN = 128  # alignment of shared buffers that no pass has placed
 
 
 class MachineCompiler(StmtCompiler):
-    """Compiles memory accesses of lowered programs.  Slots of `data` variables hold a Storage (local), an int (byte
-    offset in shared memory) or a Global."""
+    """Compiles memory accesses of lowered programs.
+
+    The slot of a `data` variable holds a Storage (local), an int (byte offset in shared memory) or a Global.
+    """
 
     def __init__(self, func: Func, check: bool) -> None:
         super().__init__(INTRINSICS)
         self.check = check
         self.sites: list[Site] = []
-        self.windows: dict[int, Global] = {}  # memory behind addresses, by slot: of the access under way
-        self.shared_sizes: dict[int, int] = {}  # bytes of a shared buffer, by id of its data
+        self.windows: dict[int, Global] = {}  # by slot: the memory behind an address, for the access in progress
+        self.shared_sizes: dict[int, int] = {}  # size of a shared buffer in bytes, by id of its data
         self.counters = Counters(self.sites)
         self.granules = granules(func)
         self.shared_granule, widths = access_granules(func)
@@ -49,7 +51,7 @@ class MachineCompiler(StmtCompiler):
         self.guards_registers = any(isinstance(n, Call) and n.op == "wgmma" for n in walk(func))
 
     def site(self, b: Buffer, span: Any, text: str, atomic: Atomic | None = None) -> int:
-        """Number of a place that accesses memory."""
+        """Number of an access site."""
         self.sites.append(Site(span, b.name, text, atomic))
         return len(self.sites) - 1
 
@@ -57,9 +59,9 @@ class MachineCompiler(StmtCompiler):
 
     def elements(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any, what: str,
                  write: bool = False) -> Callable[..., Any]:
-        """f(frame) -> element numbers in b's storage, of shape () or (lanes,) (with `count` 0: a vector axis more).
+        """f(frame) -> element numbers in b's storage, of shape () or (lanes,) (with `count` 0: one more axis, for vectors).
 
-        Every active lane's `count` elements lie inside b's shape, or sim-out-of-bounds is raised.
+        Raises sim-out-of-bounds unless all `count` elements of every active lane are inside b's shape.
         """
         fns = [self.expr(i) for i in indices]
         geo, last = geometry(self, b), len(fns) - 1
@@ -91,8 +93,8 @@ class MachineCompiler(StmtCompiler):
         return run
 
     def memory(self, f: LaneFrame, at: int) -> Any:
-        """What the slot of a buffer's data holds; for a tensor made of an address the memory of the access under way, whose
-        place has just been computed."""
+        """What the slot of a buffer's data holds.  For a tensor made of an address: the memory of the access in progress, whose
+        element numbers have just been computed."""
         held = f.slots[at]
         return self.windows[at] if is_address(held) else held
 
@@ -148,9 +150,9 @@ class MachineCompiler(StmtCompiler):
         def shared(f: LaneFrame) -> None:
             memory, start = f.block.shared, f.slots[at]
             if f.block.roles is not None:
-                return  # the warps come here at different times
+                return  # warps reach this place at different times
             g = memory.granule
-            # Only its own: a buffer planned over another may be declared before the other's last use.
+            # Only this buffer: it may be declared before the last use of another one in the same bytes.
             owner = memory.owner[start // g:-(-(start + span_of(*geo(f)) * item) // g)]
             owner[owner == at] = -1
             memory.table.changed()
@@ -243,7 +245,7 @@ class MachineCompiler(StmtCompiler):
 
     def reach(self, b: Buffer, indices: tuple[Expr, ...], width: int, span: Any, what: str,
               write: bool = False) -> Callable[..., Any]:
-        """f(frame) -> byte addresses (lanes,) of accesses of `width` bytes: inside b, aligned.  Inactive lanes: any."""
+        """f(frame) -> byte addresses (lanes,) of accesses of `width` bytes, inside b and aligned.  Inactive lanes: any."""
         item = numpy_dtype(b.dtype).itemsize * b.dtype.lanes
         where = self.elements(b, indices, width // item if width >= item else 1, span, what, write)
         shared, at = b.scope() != GLOBAL, self.slot(b.data)
@@ -289,7 +291,7 @@ class MachineCompiler(StmtCompiler):
         return run
 
     def _gathered_load(self, e: Load) -> Closure:
-        """A vector of elements that are not next to each other: one access an element."""
+        """Load a vector of elements that are not contiguous: one access for each element."""
         ramp, b = e.indices[-1], e.buffer
         picks = [_lane_of(ramp, k) for k in range(ramp.dtype.lanes)]
         parts = [self.expr(Load(b, (*e.indices[:-1], p), b.dtype, span=e.span)) for p in picks]
@@ -323,9 +325,10 @@ class MachineCompiler(StmtCompiler):
         return run
 
     def touch(self, f: LaneFrame, memory: Any, address: np.ndarray, access: Access, same: np.ndarray | None = None) -> Storage:
-        """Enter an access of the active lanes: counts, races, uninitialised reads, copies under way.  Returns the storage.
+        """Record an access of the active lanes and check it; returns the storage.
 
-        same: which lanes wrote what all that wrote there did.
+        Counts it, and checks for races, uninitialised reads and copies in flight.  same: lanes that wrote the same value as all
+        other lanes that wrote there.
         """
         b, width, site, mode, op = access
         if memory is None:
@@ -357,7 +360,7 @@ class MachineCompiler(StmtCompiler):
             self.reject_pending(block.shared, g, b, site)
         proxy = block.shared.proxy if shared else memory.proxy
         atomic = self.sites[site].atomic
-        if mode == "write" or atomic is not None and atomic.family == "store":  # an atomic store needs nothing there before it
+        if mode == "write" or atomic is not None and atomic.family == "store":  # an atomic store does not read the old value
             if shared:
                 block.shared.owner[g] = self.slot(b.data)
             elif store.known is not None:
@@ -392,8 +395,10 @@ class MachineCompiler(StmtCompiler):
 
     def cells(self, e: AddressOf, count: int, what: str, order: Releases | None = None,
               atomic: Atomic | None = None) -> Callable[[LaneFrame], Any]:
-        """Element numbers for an atomic access of `count` consecutive elements (see lane_ops).  order: what it releases and
-        acquires.  atomic: what it does."""
+        """Element numbers for an atomic access of `count` consecutive elements (see lane_ops).
+
+        order: its release and acquire semantics.  atomic: what it does.
+        """
         b, dt, span = e.buffer, numpy_dtype(e.buffer.dtype), e.span or self.place
         width = count * dt.itemsize
         address = self.reach(b, e.indices, width, span, what, True)

@@ -1,13 +1,13 @@
-"""Who touched which memory, and was it ordered?
+"""Data race detection: records who accessed which memory and checks that conflicting accesses are ordered.
 
-Threads of a block carry clocks.  `seen[t, u]` is the last clock of thread u whose actions happen before what thread t
-does now; a block barrier makes everything seen by everybody, a warp or named barrier by its members.  For each granule
-of a memory a table keeps the last write (thread, clock) and, per group of threads, the last reads since; an access is a
-race when a conflicting one by another thread is not seen.  Blocks of a launch are ordered by atomics that release and
-acquire alone (releases.py).
+Threads of a block carry vector clocks.  `seen[t, u]` is the last clock of thread u whose actions happen before the next
+action of thread t.  A block barrier makes the actions of all threads seen by all; a warp or named barrier does so for its
+members.  For each granule of a memory, a table keeps the last write (thread, clock) and, for each group of threads, the
+last reads since.  An access is a race when a conflicting access by another thread has not been seen.  Blocks of a launch
+are ordered only by release and acquire atomics (releases.py).
 
-Agents are what works beside the threads (a TMA load on its way to a barrier, the matrix unit of a warp group): they
-have clocks that threads see when they wait for them, numbered behind the lanes.
+Agents represent asynchronous work (a TMA load that signals a barrier, the tensor core of a warp group).  They have clocks
+too, which threads see when they wait for the work.  Agent numbers follow those of the lanes.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from ..releases import ordered
 
 _NONE, _MANY = -1, -2
 WARP = 32
-MOST_REPEATED = 4096  # reads that are kept, of some KB each
+MOST_REPEATED = 4096  # maximum number of cached read accesses, of some KB each
 
 
 class Clocks:
-    """Happens-before between the threads of one block.  lanes: threads, padded to whole warps.  agents: see above."""
+    """Happens-before between the threads of one block.  lanes: threads, padded to whole warps.  agents: their number."""
 
     def __init__(self, lanes: int, agents: int = 0) -> None:
         self.lanes = lanes
         self.now = np.ones(lanes + agents, np.int32)
         self.seen = np.zeros((lanes, lanes + agents), np.int32)
-        self.turn = 0  # how often clocks of threads have moved
-        self.partial = False  # a barrier of fewer than all threads has happened
-        self.foreign: list[tuple[int, int, Any]] = []  # thread, its clock, and what it then knew of other blocks
+        self.turn = 0  # how often clocks of threads have advanced
+        self.partial = False  # whether a barrier of fewer than all threads has happened
+        self.foreign: list[tuple[int, int, Any]] = []  # (thread, its clock, what it had then acquired from other blocks)
         self._least: dict[int, np.ndarray] = {}
 
     def barrier(self, members: np.ndarray | None = None) -> None:
         """A barrier of these threads (a mask), or of the whole block."""
         if members is None:
-            # One clock for all threads: those of a block share a slot of bookkeeping, whose clock is the latest of theirs.
+            # All threads get the greatest clock: the threads of a block may share one table entry.
             self.now[:self.lanes] = self.now[:self.lanes].max()
             self.seen[:] = self.now
             self.now += 1
@@ -51,7 +51,7 @@ class Clocks:
             self.acquire(members, self.arrive(members))
 
     def arrive(self, members: np.ndarray) -> np.ndarray:
-        """These threads arrive at a barrier: what whoever passes it will have seen.  Their next actions come later."""
+        """These threads arrive at a barrier: returns what threads that pass it will have seen, and advances their clocks."""
         who = np.flatnonzero(members)
         know = self.seen[who].max(0)
         know[who] = self.now[who]
@@ -59,34 +59,36 @@ class Clocks:
         return know
 
     def advance(self, who: np.ndarray) -> None:
-        """What these threads do next is later than what they have done.  Whole warps, so that the clocks of a warp agree
-        and its threads can share a slot of bookkeeping (a later clock claims nothing about what others have seen)."""
+        """Advance the clocks of these threads: their next actions are later than their previous ones.
+
+        Whole warps advance, so that the clocks of a warp stay equal and its threads can share a table entry.  A later clock
+        claims nothing about what others have seen.
+        """
         self.now[:self.lanes].reshape(-1, min(WARP, self.lanes))[np.unique(who // WARP)] += 1
         self.turn += 1
 
     def acquire(self, members: np.ndarray, know: np.ndarray) -> None:
-        """These threads pass a barrier whose arrivals had seen this."""
+        """These threads pass a barrier; `know` is what its arrivals had seen."""
         who = np.flatnonzero(members)
         self.seen[who] = np.maximum(self.seen[who], know)
         self.partial = True
         self._least.clear()
 
     def learn(self, members: np.ndarray, agent: int, clock: int) -> None:
-        """These threads know that everything an agent began up to this clock has been done."""
+        """These threads have waited for everything that an agent began up to this clock."""
         column = self.seen[:, agent]
         column[members] = np.maximum(column[members], clock)
         self.partial = True
 
     def common(self, members: np.ndarray) -> np.ndarray:
-        """What all of these threads have seen, of others: the least clock of each thread and agent."""
+        """For each other thread and agent, the clock up to which all of these threads have seen it."""
         who = np.flatnonzero(members)
         rows = self.seen[who]
         rows[np.arange(len(who)), who] = np.iinfo(np.int32).max
         return rows.min(0)
 
     def least(self, size: int) -> np.ndarray:
-        """[thread, group]: the least clock of the other threads of a group (size consecutive threads) that thread has
-        seen."""
+        """[thread, group]: the least clock that it has seen of the other threads of the group (`size` consecutive threads)."""
         got = self._least.get(size)
         if got is None:
             s = self.seen[:, :self.lanes].copy()
@@ -98,8 +100,8 @@ class Clocks:
 class _Peers:
     """Accesses of one kind that do not conflict with each other (reads, or atomics), since the last plain write.
 
-    For each granule and group of threads: the thread (or _MANY), its clock, the site.  Across blocks: the last block,
-    and whether there were others; threads and clocks then belong to that block, so the next block starts at no cost.
+    For each granule and group of threads: the thread (or _MANY), its clock, the site.  Across blocks: the last block, and
+    whether there were others.  Threads and clocks refer to the last block, so starting another block needs no reset.
     """
 
     def __init__(self, granules: int, lanes: int, group: int, many_blocks: bool) -> None:
@@ -112,16 +114,16 @@ class _Peers:
         self.others = np.zeros(granules if many_blocks else 0, bool)
 
     def enter(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int, block: int) -> None:
-        """Threads t access granules g."""
+        """Record an access of granules g by threads t."""
         if self.many_blocks:
             self._enter_block(clocks, g, t, block)
         k, tt = (t // self.group)[:, None], t[:, None]
         now = clocks.now[t][:, None]
-        at = g * self.who.shape[1] + k  # in the flat tables, which are read and written sooner
+        at = g * self.who.shape[1] + k  # index into the flattened tables, which are faster to read and write
         whos, clock_of = self.who.reshape(-1), self.clock.reshape(-1)
         clock, who = clock_of.take(at), whos.take(at)
         older = clock < now
-        if clocks.partial:  # an older access may be forgotten only if this thread has seen it
+        if clocks.partial:  # an older access may be dropped only if this thread has seen it
             least = clocks.least(self.group)[tt, k]
             seen = clocks.seen[tt, np.maximum(who, 0)]
             older = older & np.where(who == _MANY, least >= clock, (who < 0) | (seen >= clock))
@@ -139,7 +141,7 @@ class _Peers:
         if fresh.any():
             changed = g[fresh]
             left = old != _NONE
-            if clocks.foreign and left.any():  # who sees this access has seen those before it
+            if clocks.foreign and left.any():  # a thread that sees this access has also seen those before it
                 left &= ~self._known(clocks, g, t)
             self.others[changed] |= left[fresh]
             self.block[changed] = block
@@ -147,8 +149,10 @@ class _Peers:
             self.who[changed] = _NONE
 
     def clash(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, block: int) -> tuple[int, int | None, int] | None:
-        """An access of another thread that the accesses (g, t) have not seen: (row of g, thread or None for another
-        block, site)."""
+        """An access of another thread that the accesses (g, t) have not seen.
+
+        Returns (row of g, thread or None for another block, site), or None.
+        """
         if self.many_blocks:
             there = self.block[g]
             bad = (there != _NONE) & ((there != block) | self.others[g])
@@ -164,8 +168,10 @@ class _Peers:
         return int(n), int(self.who[g[n, k], group]), int(self.site[g[n, k], group])
 
     def unseen(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, block: int) -> np.ndarray | None:
-        """[row, column of g, group]: where another thread of this block has made an access that the accesses (g, t) have not
-        seen; None: nowhere."""
+        """[row, column of g, group]: where another thread of this block has made an access that (g, t) have not seen.
+
+        None if there is no such place.
+        """
         clock = self.clock[g]  # (n, k, groups)
         if self.many_blocks:
             foreign = (self.block[g] != block)[:, :, None]
@@ -179,13 +185,13 @@ class _Peers:
         return bad if bad.any() else None
 
     def _known(self, clocks: Clocks, g: np.ndarray, t: np.ndarray) -> np.ndarray:
-        """Whether threads t know of all that the last block did with granules g."""
+        """Whether threads t have acquired all accesses of the last block to granules g."""
         who, clock = self.who[g], self.clock[g]
         there = np.broadcast_to(self.block[g][:, :, None], who.shape)
         return (ordered(clocks, t, there, who, clock) | (who == _NONE)).all(2)
 
     def forget(self, g: np.ndarray) -> None:
-        """A plain write of granules g: later accesses need only be compared with that."""
+        """A plain write of granules g: later accesses are compared with that write only."""
         self.clock[g] = 0
         self.who[g] = _NONE
         if self.many_blocks:
@@ -194,11 +200,11 @@ class _Peers:
 
 
 class AccessTable:
-    """Last accesses of one memory.
+    """The last accesses of one memory.
 
-    granules: how many units.  group: threads that share one slot of bookkeeping (a warp for shared memory, the block
-    for global); exact when every barrier is one of whole groups.  what: words for messages ("shared memory", "global
-    tensor A").  many_blocks: blocks of a launch, never ordered with each other, access it (global memory).
+    granules: their number.  group: number of threads that share one table entry (a warp for shared memory, the block for
+    global memory); detection is exact when every barrier consists of whole groups.  what: the name in messages ("shared
+    memory", "global tensor A").  many_blocks: several blocks of a launch access it (global memory).
     """
 
     def __init__(self, granules: int, lanes: int, group: int, sites: list[Any], what: str,
@@ -210,25 +216,25 @@ class AccessTable:
         self.wsite = np.zeros(granules, np.int32)
         self.wblock = np.full(granules if many_blocks else 0, _NONE, np.int32)
         self.reads = _Peers(*self.shape)
-        self.atomics: dict[str, _Peers] = {}  # by family; what waits, "?"
-        self.each = lanes  # of one of the blocks that run side by side
-        self.agents: dict[int, str] = {}  # words for messages, by number
-        self.thread: Callable[[int], str] = "thread {}".format  # words for messages
-        self.agent_reads: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of an agent: clock and site by granule
+        self.atomics: dict[str, _Peers] = {}  # by family of atomics; "?": atomics that wait
+        self.each = lanes  # threads of one of the blocks that run concurrently
+        self.agents: dict[int, str] = {}  # names for messages, by agent number
+        self.thread: Callable[[int], str] = "thread {}".format  # name of a thread for messages
+        self.agent_reads: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # for each agent: clock and site by granule
         self.block = 0  # number of the block being run
-        self.released: dict[int, Any] = {}  # what releases left at a granule (releases.py)
+        self.released: dict[int, Any] = {}  # records that releases stored at a granule (releases.py)
         self._repeated: dict[Any, Any] = {}
         self._repeated_at: tuple[Any, int, int] = (None, 0, 0)
 
     def repeated(self, clocks: Clocks) -> dict[Any, Any]:
-        """Where reads are kept that were entered since anything but reads happened: the same ones again change nothing."""
+        """Cache of the read accesses recorded since the last access that was no read: repeating one changes nothing."""
         at = (clocks, clocks.turn, self.block)
         if at != self._repeated_at or len(self._repeated) >= MOST_REPEATED:
             self._repeated, self._repeated_at = {}, at
         return self._repeated
 
     def changed(self) -> None:
-        """Something but a read has happened to the memory."""
+        """An access other than a read has happened to the memory."""
         self._repeated.clear()
 
     # g: granules (n, k) of n threads t (n,)
@@ -256,8 +262,11 @@ class AccessTable:
         self.atomics[kind].enter(clocks, g, t, site, self.block)
 
     def write(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int, same: np.ndarray | None = None) -> None:
-        """Threads t write granules g.  same: per thread, whether memory now holds the value it wrote (several threads
-        storing one value in one instruction is no race).  Raises sim-race."""
+        """Threads t write granules g.  Raises sim-race.
+
+        same: for each thread, whether memory now holds the value it wrote (several threads that store one value in one
+        instruction are no race).
+        """
         self._after_write(clocks, g, t, site, "writes")
         self._after(self.reads, "read", clocks, g, t, site, "writes")
         self._after_atomics(clocks, g, t, site, "writes")
@@ -272,7 +281,7 @@ class AccessTable:
             raise self._race(int(t[n]), "writes", site, int(self.writer[g[n, k]]), "writes differently", site)
 
     def record_write(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int) -> None:
-        """Enter a write without comparing (a copy that has landed)."""
+        """Record a write without checks (a copy that has landed)."""
         self.changed()
         self.writer[g] = t[:, None]
         self.wclock[g] = clocks.now[t][:, None]
@@ -285,13 +294,13 @@ class AccessTable:
         if self.many_blocks:
             self.wblock[g] = self.block
 
-    # what agents do, on behalf of the thread that starts them; g: granules (n,)
+    # accesses of agents, on behalf of the thread that starts them; g: granules (n,)
 
     def agent_writes(self, clocks: Clocks, g: np.ndarray, t: int, agent: int, site: int,
                      proxy: Callable[..., None] | None = None) -> None:
-        """Thread t starts an agent that writes granules g.  Raises sim-race when an earlier access may still go on.
+        """Thread t starts an agent that writes granules g.  Raises sim-race when an earlier access may still be in progress.
 
-        proxy: called with (clocks, g, t, site) to look at the accesses that t has seen, before they are forgotten."""
+        proxy: called with (clocks, g, t, site) to check the accesses that t has seen, before they are dropped."""
         rows, who = g[:, None], np.full(len(g), t)
         self._after_write(clocks, rows, who, site, "starts a copy over")
         self._after(self.reads, "read", clocks, rows, who, site, "starts a copy over")
@@ -317,7 +326,7 @@ class AccessTable:
         clock[g], sites[g] = clocks.now[agent], site
 
     def forget_agents(self) -> None:
-        """The block is over, and all its agents have ended."""
+        """The block has ended, and all its agents with it."""
         self.agent_reads.clear()
 
     def _after_agents(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int) -> None:
@@ -332,7 +341,7 @@ class AccessTable:
             self._after(peers, "accessed atomically", clocks, g, t, site, does)
 
     def _after_other_kind(self, peers: _Peers, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int) -> None:
-        """Atomic accesses after those of another family, by threads of the same block: one statement is behind the other."""
+        """Check atomic accesses against those of another family by the same block: one statement follows the other."""
         bad = peers.unseen(clocks, g, t, self.block)
         if bad is None:
             return

@@ -1,4 +1,4 @@
-"""Registers that wgmma instructions under way use, and what ordinary code may not do with them.
+"""Registers in use by wgmma instructions in flight, which ordinary code must not access.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions: wgmma.fence, wgmma.wait_group".
 """
@@ -14,9 +14,9 @@ from ..lanes import LaneFrame
 
 
 class Issued:
-    """wgmma instructions of the lanes of one frame.
+    """wgmma state of the lanes of one frame.
 
-    fences: wgmma_fence executed so far.  commits: groups closed.  guards: arrays whose registers are in use.
+    fences: number of wgmma_fence executed.  commits: number of groups committed.  guards: arrays whose registers are in use.
     """
 
     def __init__(self) -> None:
@@ -25,8 +25,11 @@ class Issued:
 
 
 class Guard:
-    """Registers of one per-thread array.  busy: by granule, number of the wgmma group that uses it, 0 for none.  stamp:
-    fences executed when ordinary code wrote it last, -1 for never.  sums: it is an accumulator of that group."""
+    """State of the registers of one per-thread array.
+
+    busy: for each granule, number of the wgmma group that uses it, 0 for none.  stamp: number of fences executed when ordinary
+    code last wrote it, -1 for never.  sums: it is an accumulator of that group.
+    """
 
     def __init__(self, name: str, granules: int) -> None:
         self.name = name
@@ -35,7 +38,7 @@ class Guard:
         self.sums = np.zeros(granules, bool)
 
     def touch(self, f: LaneFrame, cells: Any, writes: bool, span: Any) -> None:
-        """Ordinary code reads or writes granules.  Raises sim-wgmma when a wgmma under way uses them."""
+        """Ordinary code reads or writes granules.  Raises sim-wgmma when a wgmma in flight uses them."""
         if self.busy[cells].any():
             raise fault("sim-wgmma", f"{self.name} is {'written' if writes else 'read'} while the wgmma that uses its "
                         "registers is under way",

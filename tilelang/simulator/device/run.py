@@ -1,9 +1,9 @@
 """The device simulator: runs a lowered program block by block, all threads of a block in lock step.
 
 A program may be in phase THREADS_BOUND, SYNCED or DEVICE.  Divergent branches and loops run under a mask of active
-lanes.  With checks on, the first race, access out of bounds, read of memory never written, misaligned vector, touch of
-an asynchronous copy under way, barrier that not all threads reach, or warp operation in a divided warp raises an error
-at the user's line.
+lanes.  With checks on, an error at the user's line is raised at the first race, out-of-bounds access, read of memory that
+was never written, misaligned vector, access to the destination of a copy in flight, barrier that not all threads reach, or
+warp operation in a divergent warp.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from .warp_roles import BLOCK_BARRIER, SplitGroups
 
 @dataclass
 class Report:
-    """What a run on the device simulator gave.
+    """Result of a run on the device simulator.
 
-    outputs: every tensor parameter after the run, by name.  instructions: executions by a warp, by operation.  bytes:
-    moved, by operation.  bank_conflicts: shared-memory traffic per access of the program, most conflicts first.
+    outputs: every tensor parameter after the run, by name.  instructions: executions by a warp, for each operation.  bytes:
+    moved by each operation.  bank_conflicts: shared-memory traffic of each access in the program, most conflicts first.
     printed: text of T.print.
     """
 
@@ -50,11 +50,11 @@ class Report:
 
     @property
     def conflicts(self) -> int:
-        """Passes through shared memory lost to bank conflicts, over the whole run."""
+        """Additional passes through shared memory due to bank conflicts, over the whole run."""
         return sum(b.conflicts for b in self.bank_conflicts)
 
     def text(self) -> str:
-        """A table for people."""
+        """The report as a readable table."""
         out = ["instructions (by warp):"]
         out += [f"  {n:>12}  {k}" for k, n in sorted(self.instructions.items(), key=lambda x: -x[1])]
         out += ["bytes:"] + [f"  {n:>12}  {k}" for k, n in sorted(self.bytes.items(), key=lambda x: -x[1])]
@@ -72,9 +72,9 @@ class DeviceCompiler(MachineCompiler):
         super().__init__(func, check)
         self.printer = Printer()
         self.globals: list[int] = []  # slots that hold Globals
-        self.workspaces: list[Action] | None = None  # inside a launch: what makes its buffers in global memory
+        self.workspaces: list[Action] | None = None  # inside a launch: actions that allocate its buffers in global memory
         self.maps: dict[str, Any] = {}  # tensor maps of the launch being compiled
-        self.split = False  # warps of one group run on their own
+        self.split = False  # whether the warps of a warp group run independently
 
     def compile_call(self, e: Call) -> Closure:
         if e.op in BLOCK_VOTES:
@@ -105,11 +105,11 @@ class DeviceCompiler(MachineCompiler):
 
         if self.workspaces is None:
             return workspace
-        self.workspaces.append(workspace)  # one for all blocks of the launch, which makes it
+        self.workspaces.append(workspace)  # one buffer for all blocks; the launch allocates it
         return lambda f: None
 
     def operand_site(self, span: Any) -> int:
-        """Number of a place whose buffer is known at run time only (an operand given by a descriptor)."""
+        """Number of an access site whose buffer is known at run time only (an operand named by a descriptor)."""
         self.sites.append(Site(span, "a shared tile", "operand of wgmma"))
         return len(self.sites) - 1
 
@@ -123,12 +123,14 @@ class DeviceCompiler(MachineCompiler):
         return DeviceLaunch(self, s, self._place_shared(s)).run
 
     def written_slots(self) -> set[int]:
-        """Slots of the buffers that the program writes, as far as they are known by now."""
+        """Slots of the buffers that the program writes, as far as known by now."""
         return {self.slot_of[v] for v in self.written if v in self.slot_of}
 
     def _place_shared(self, s: Launch) -> Callable[[LaneFrame], tuple[int, list[tuple[int, int]]]]:
-        """f(frame) -> (bytes of the arena, byte offset by slot): as planned (attrs shared_offsets, shared_bytes), other
-        buffers one after another behind."""
+        """f(frame) -> (bytes of the arena, byte offset by slot).
+
+        Buffers are placed as planned (attrs shared_offsets, shared_bytes); unplanned ones follow one after another.
+        """
         planned = {id(b.data): (b, at) for b, at in s.plan.shared_offsets}
         total: Any = s.plan.shared_bytes
         total = 0 if total is None else total
@@ -242,10 +244,10 @@ _SYNC_OPS: dict[str, Callable[[Any, Call], Closure]] = {
 def run_device(program: Any, args: Arguments, *, check: bool = True, aliased: bool = False) -> Report:
     """Run a lowered program on NumPy arrays and scalars.
 
-    program: a Func or PrimFunc whose launches need no lowering, or what `transform.lower` gives (its `host`).  args: by
-    name or in parameter order; outputs (`tilelang_out_idx`) may be left out; the arrays given are not changed.
-    check: raise at the first race, uninitialised read or touch of a copy under way (bounds, alignment, barriers and
-    warp divergence are always checked).  aliased: arrays that share memory are one memory.
+    program: a Func or PrimFunc whose launches need no lowering, or the result of `transform.lower` (its `host`).  args: by
+    name or in parameter order; outputs (`tilelang_out_idx`) may be left out; the given arrays are not changed.
+    check: raise at the first race, uninitialised read or access to a copy in flight (bounds, alignment, barriers and
+    warp divergence are always checked).  aliased: arrays that share memory do so in the program too.
     Raises sim-race, sim-async, sim-uninitialized, sim-out-of-bounds, sim-misaligned, sim-barrier, sim-warp-divergence,
     sim-argument, sim-unsupported; on Hopper sim-mbarrier, sim-proxy, sim-wgmma, sim-tma, sim-nreg.
     """
@@ -257,7 +259,7 @@ def run_device(program: Any, args: Arguments, *, check: bool = True, aliased: bo
 
 
 def _run(func: Func, args: Arguments, check: bool, aliased: bool, split: bool) -> Report:
-    """split: each warp of a warp group runs on its own: slower, and needed where they wait in different places."""
+    """split: run each warp of a warp group independently: slower, but needed where they wait in different places."""
     compiler = DeviceCompiler(func, check)
     compiler.split = split
     binding = bind_arguments(func, args, compiler.granules, aliased)

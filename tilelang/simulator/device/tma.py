@@ -1,11 +1,11 @@
-"""TMA: boxes of global tensors to and from shared memory, 1-D bulk copies, bulk groups, proxy fences.
+"""TMA on the device simulator: boxes between global and shared memory, 1-D bulk copies, bulk groups, proxy fences.
 
-Out-of-bounds elements of a load are filled and count as bytes, those of a store are dropped.  Sources: PTX ISA,
+Out-of-bounds elements of a load are filled and count as bytes; those of a store are dropped.  Sources: PTX ISA,
 "cp.async.bulk.tensor", "Tensor copy and layout"; CUDA Driver API, "Tensor Map Object Management".
 """
 
 # mypy: disable-error-code="attr-defined"
-# Memory operands of these calls are AddressOf by the verifier, Expr by the type of Call.args.
+# The verifier ensures that memory operands of these calls are AddressOf; Call.args is typed as Expr.
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _shared(c: Any, a: Any, e: Call, what: str) -> Callable[[LaneFrame], np.ndar
 
 
 def _box_at(c: Any, f: LaneFrame, m: TensorBox, start: int, b: Any, align: int, span: Any) -> np.ndarray:
-    """Units of a box at this byte.  Raises sim-tma, sim-out-of-bounds."""
+    """16-byte units of a box at byte `start` of shared memory.  Raises sim-tma, sim-out-of-bounds."""
     first, end = c.extent_of(b, f)
     return m.units(start, first, end, b, align, span)
 
@@ -54,7 +54,7 @@ def _granules(f: LaneFrame, units: np.ndarray) -> np.ndarray:
 
 
 class Arrival(NamedTuple):
-    """A load into shared memory.  buffer: there.  site: of the access.  what: it is, for messages."""
+    """A load into shared memory.  buffer: the destination.  site: of the access.  what: its name in messages."""
 
     buffer: Any
     site: int
@@ -63,7 +63,7 @@ class Arrival(NamedTuple):
 
 
 def _arriving(c: Any, f: LaneFrame, load: Arrival, units: np.ndarray, bar: Any, data: np.ndarray, t: int) -> None:
-    """Thread t starts a load of bytes `data` (units, 16) into shared units."""
+    """Thread t starts a load of `data` (units, 16 bytes) into shared-memory units."""
     b, site, span, what = load
     block, shared = f.block, f.block.shared
     if not bar.fenced:
@@ -113,7 +113,7 @@ def _load(c: Any, e: Call) -> Closure:
 
 
 def _targets(f: LaneFrame, lanes: np.ndarray, mask: int, span: Any) -> list[int]:
-    """Bytes from the frame's own shared memory to that of each CTA of a multicast mask.  Raises sim-cluster."""
+    """Byte distance from the frame's shared memory to that of each CTA of a multicast mask.  Raises sim-cluster."""
     cluster = f.block.cluster
     size = 1 if cluster is None else cluster.mates
     if mask <= 0 or mask >> size:
@@ -139,7 +139,7 @@ def _read_global(f: LaneFrame, memory: Any, m: TensorBox, g: np.ndarray, t: int,
 
 
 def _leaving(c: Any, f: LaneFrame, units: np.ndarray, t: int, b: Any, site: int, span: Any) -> np.ndarray:
-    """Thread t starts a store of shared units: their bytes (units, 16)."""
+    """Thread t starts a store from shared-memory units; returns their bytes (units, 16)."""
     block, shared = f.block, f.block.shared
     storer = block.asynchronous.storer(t)
     storer.last, storer.span = int(block.clocks.now[storer.reads]), span
@@ -193,7 +193,7 @@ def _write_global(f: LaneFrame, memory: Any, g: np.ndarray, t: int, site: int, a
 
 
 def _bulk_load(c: Any, e: Call) -> Closure:
-    """bulk_load(dst, src, bytes, bar): 1-D, all multiples of 16 bytes."""
+    """bulk_load(dst, src, bytes, bar): 1-D; addresses and size are multiples of 16 bytes."""
     dst, src = e.args[:2]
     to, frm = _shared(c, dst, e, "bulk copy into"), c.reach(src.buffer, src.indices, UNIT, e.span, "bulk copy from")
     nbytes, at = c.expr(e.args[2]), Barrier(c, e.args[3], e.span)
@@ -220,7 +220,7 @@ def _bulk_load(c: Any, e: Call) -> Closure:
 
 
 def _bulk_store(c: Any, e: Call) -> Closure:
-    """bulk_store(dst, src, bytes): 1-D, all multiples of 16 bytes."""
+    """bulk_store(dst, src, bytes): 1-D; addresses and size are multiples of 16 bytes."""
     dst, src = e.args[:2]
     to, frm = c.reach(dst.buffer, dst.indices, UNIT, e.span, "bulk copy into"), _shared(c, src, e, "bulk copy of")
     nbytes, site, target = c.expr(e.args[2]), c.site(src.buffer, e.span, "bulk copy"), \
@@ -244,7 +244,7 @@ def _bulk_store(c: Any, e: Call) -> Closure:
 
 
 def _bulk_copy_cluster(c: Any, e: Call) -> Closure:
-    """bulk_copy_cluster(dst, src, bytes, bar, cta): dst and bar mean their places in the shared memory of that CTA."""
+    """bulk_copy_cluster(dst, src, bytes, bar, cta): dst and bar refer to the shared memory of that CTA."""
     dst, src = e.args[:2]
     to, frm = _shared(c, dst, e, "bulk copy into"), _shared(c, src, e, "bulk copy of")
     nbytes, at, cta = c.expr(e.args[2]), Barrier(c, e.args[3], e.span), c.expr(e.args[4])

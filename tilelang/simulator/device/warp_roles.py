@@ -1,8 +1,8 @@
-"""Warps, or warp groups, with different roles: each runs on its own until a barrier makes it wait.
+"""Runs the warps, or warp groups, of a block independently, each until a barrier makes it wait.
 
-Needed where a kernel uses named barriers or mbarriers, since then the warps of a block may wait in different places of
-the program.  Races are found by clocks, not by luck of the order.  Source: PTX ISA, "Parallel synchronization and
-communication instructions: bar, barrier".
+This is needed where a kernel uses named barriers or mbarriers, since the warps of a block may then wait in different places
+of the program.  Races are found by clocks, so the order in which warps run does not matter.  Source: PTX ISA, "Parallel
+synchronization and communication instructions: bar, barrier".
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ BLOCK_BARRIER = 0
 
 
 class SplitGroups(Exception):
-    """Warps of one group wait in different places: the block must be run again, each warp on its own."""
+    """Warps of one warp group wait in different places: the block must be run again with each warp independent."""
 
 
 @dataclass
 class _Barrier:
-    """One barrier while threads gather: how many it needs, who has come, what they have seen, who waits."""
+    """State of one barrier phase: the threads needed, those that have arrived, what they have seen, and who waits."""
 
     need: int
     come: int = 0
@@ -37,10 +37,10 @@ class _Barrier:
 
 
 class WarpRoles(Scheduler):
-    """Runs the parts of one block.  Barrier operations of the frames call `wait_named` and `signal`.
+    """Runs the parts (warps or warp groups) of a block.  Barrier operations of the frames call `wait_named` and `signal`.
 
-    frames: one a part.  unit: threads of a part, a warp or a warp group.  asynchronous: the copies and instructions
-    under way in the block (asynchronous.Asynchronous), None where there are none.
+    frames: one for each part.  unit: threads of a part.  asynchronous: the copies and instructions in flight in the block
+    (asynchronous.Asynchronous), None where there are none.
     """
 
     def __init__(self, frames: list[LaneFrame], body: Callable[[LaneFrame], None], unit: int = WARP,
@@ -56,12 +56,12 @@ class WarpRoles(Scheduler):
         self.block = frames[0].block
         for f in frames:
             f.block.roles = self
-        self.barriers: dict[tuple[int, int], _Barrier] = {}  # by rank of the block in its cluster, and number
-        self.voted: dict[tuple[int, int], int] = {}  # how often a part took part in a vote of its block
+        self.barriers: dict[tuple[int, int], _Barrier] = {}  # by rank of the block in its cluster, and barrier number
+        self.voted: dict[tuple[int, int], int] = {}  # how many votes of its block a part has taken part in
         self.ballots: dict[tuple[int, int], list[np.ndarray]] = {}  # by rank, and number of the vote
 
     def votes(self, f: LaneFrame) -> list[np.ndarray]:
-        """Where a part that comes to the next vote of its block puts what its threads say."""
+        """The list to which a part appends its threads' values in the next vote of its block."""
         me = f.block.rank, int(np.flatnonzero(f.active())[0]) // self.unit
         number = self.voted[me] = self.voted.get(me, -1) + 1
         return self.ballots.setdefault((f.block.rank, number), [])
@@ -70,7 +70,7 @@ class WarpRoles(Scheduler):
         return self.asynchronous is not None and self.asynchronous.land()
 
     def ended(self, part: Coroutine) -> None:
-        # Threads that are gone count as arrived at the block barrier, and at the cluster's.
+        # Threads that have ended count as arrived at the block barrier and at the cluster barrier.
         block = part.frame.block
         b = self.barriers.get((block.rank, BLOCK_BARRIER))
         if b is not None:
@@ -94,12 +94,12 @@ class WarpRoles(Scheduler):
                         span=span, hint="all arrivals at one barrier name the same number of threads")
         seen = self.block.clocks.arrive(active)
         b.seen = seen if b.seen is None else np.maximum(b.seen, seen)
-        # A barrier with a count takes a warp for 32 threads, however many it has: PTX ISA, "bar".
+        # A barrier with a thread count counts a warp as 32 threads, however many it has: PTX ISA, "bar".
         b.come += int(active.sum()) if need is None else WARP * int(active.reshape(-1, WARP).any(1).sum())
         return b
 
     def wait_named(self, f: LaneFrame, number: int, need: int | None, span: Any) -> None:
-        """The active threads of f arrive and go on when the barrier is complete."""
+        """The active threads of f arrive, and continue when the barrier is complete."""
         b = self.arrive(f, number, need, span)
         b.waiting.append(f)
         self._complete(f.block, number, b)
@@ -118,7 +118,7 @@ class WarpRoles(Scheduler):
         b.done = True
 
     def deadlock(self, left: list[Coroutine]) -> Exception:
-        """The error; SplitGroups when it may be due to warps of one group that go different ways."""
+        """The error for a deadlock; SplitGroups when its cause may be that warps of one warp group diverge."""
         if self.unit > WARP and any((p.frame.active() != _running(p.frame)).any() for p in left):
             return SplitGroups()
         cluster = self.block.cluster
@@ -160,7 +160,7 @@ def _threads(f: LaneFrame) -> int:
 
 
 def unit_frames(f: LaneFrame, slots: list[Any], threads: int, unit: int) -> list[LaneFrame]:
-    """One frame for each warp (or warp group: unit threads) of a block; each sees all lanes and runs its own."""
+    """One frame for each warp (or warp group) of `unit` threads of a block.  Each has all lanes and executes its own."""
     out = []
     lane = np.arange(f.lanes) - f.block.first
     for w in range(-(-threads // unit)):

@@ -1,7 +1,7 @@
-"""wgmma and what goes with warp groups: operands through descriptors or from registers, groups under way, registers.
+"""wgmma and warp-group operations: operands by descriptor or in registers, groups in flight, register reallocation.
 
-The product is computed when the instruction is issued.  Until a wgmma_wait covers its group the accumulators (and A in
-registers) may not be touched, and its shared operands count as being read by an agent of the warp group.
+The result is computed when the instruction is issued.  Until a wgmma_wait covers its group, the accumulators (and A in
+registers) must not be accessed, and its shared operands count as being read by an agent of the warp group.
 Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"; "setmaxnreg"; "elect.sync".
 """
 
@@ -26,7 +26,7 @@ from .registers import Issued, matrix_of
 
 
 def _members(f: LaneFrame, what: str, span: Any) -> np.ndarray:
-    """The lanes that execute: whole warps of one warp group, all of a frame's."""
+    """The lanes that execute: whole warps of one warp group, and all lanes of the frame."""
     active = f.active()
     lanes = np.flatnonzero(active)
     own = active if f.own is None else f.own
@@ -51,14 +51,14 @@ def _cells(descriptor: int, major: str, extent: int, item: int, granule: int) ->
 
 
 class _SharedOperand:
-    """An operand that a descriptor names."""
+    """An operand that is named by a descriptor."""
 
     def __init__(self, c: Any, value: Any, dt: Any, major: str, extent: int, site: int, e: Call) -> None:
         self.c, self.value, self.dt, self.major, self.extent = c, c.expr(value), numpy_dtype(dt), major, extent
         self.site, self.e = site, e
 
     def read(self, f: LaneFrame, lanes: np.ndarray) -> np.ndarray:
-        """Elements [extent, k]; enters the read as one of the warp group's agent."""
+        """Elements [extent, k]; records the read as one by the warp group's agent."""
         descriptor = int(uniform(np.asarray(self.value(f)), f, "a wgmma descriptor", self.e.span))
         block, shared = f.block, f.block.shared
         cells, g = _cells(descriptor, self.major, self.extent, self.dt.itemsize, shared.granule)
@@ -142,7 +142,7 @@ def _wgmma(c: Any, e: Call) -> Closure:
 
 
 def _claim(f: LaneFrame, regs: Registers, state: Issued, group: int, e: Call, accumulates: bool) -> Registers:
-    """The registers belong to a wgmma of this group.  Raises sim-wgmma."""
+    """Assign the registers to a wgmma of this group.  Raises sim-wgmma."""
     guard, cells = regs.guarded(f)
     if guard is None:
         return regs
@@ -192,7 +192,7 @@ def _wait(c: Any, e: Call) -> Closure:
             return np.int32(0)
         lanes, state = _members(f, e.op, e.span), matrix_of(f)
         group, done = int(lanes[0]) // GROUP, state.commits - pending
-        if len(lanes) < GROUP:  # a wgmma begins when all four warps have come
+        if len(lanes) < GROUP:  # a wgmma begins when all four warps have issued it
             mates = [p.frame for p in f.block.roles.parts if int(p.frame.own.argmax()) // GROUP == group]
             f.block.roles.wait(lambda: all(matrix_of(m).commits >= state.commits for m in mates),
                                lambda: f"for the other warps of warp group {group} to reach their wgmma", e.span)
@@ -205,7 +205,7 @@ def _wait(c: Any, e: Call) -> Closure:
 
 
 def _opaque_copy(c: Any, e: Call) -> Closure:
-    """Its argument.  A descriptor that is carried to the next iteration is one of no operand behind the last."""
+    """Returns its argument.  A descriptor carried to the next iteration may be one behind the last operand."""
     value = e.args[0]
     if isinstance(value, Call) and value.op == "wgmma_descriptor":
         return _descriptor(c, value, ahead=True)
@@ -213,7 +213,7 @@ def _opaque_copy(c: Any, e: Call) -> Closure:
 
 
 def _descriptor(c: Any, e: Call, ahead: bool = False) -> Closure:
-    """ahead: its address may lie outside of the buffer; a wgmma that reads there is diagnosed."""
+    """ahead: its address may be outside of the buffer; a wgmma that reads there is diagnosed."""
     base = e.args[0]
     if not isinstance(base, AddressOf) or not base.buffer.scope().startswith("shared"):
         raise fault("sim-unsupported", "wgmma_descriptor needs the address of a shared element",
@@ -238,7 +238,7 @@ def _descriptor(c: Any, e: Call, ahead: bool = False) -> Closure:
         if (on % 16).any():
             raise fault("sim-misaligned", f"a wgmma operand at byte {int(on[0])}, not a multiple of 16",
                         expected="a multiple of 16 bytes", found=f"byte {int(on[0])}", span=e.span)
-        address = address - f.block.base  # only the bits of the address in its block fit
+        address = address - f.block.base  # only the address bits relative to its block fit
         return (address >> 4 & 0x3FFF).astype(np.uint64) | np.uint64(rest)
 
     return run
