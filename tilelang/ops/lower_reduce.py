@@ -50,7 +50,7 @@ class ReduceLowering:
         digits = [m for ms in self.share.modes for m in ms if m.to == THREAD] + list(self.share.copies)
         return 1 + sum((m.size - 1) * m.stride for m in digits) <= self.cx.num_threads // WARP * WARP
 
-    # ---- meaning of one step ---------------------------------------------------------------------------------------
+    # ---- values of one step ----------------------------------------------------------------------------------------
 
     def converted(self, e: Expr) -> Expr:
         """An input element, converted for the reduction."""

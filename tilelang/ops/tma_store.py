@@ -168,7 +168,7 @@ class _Store:
         self.cx, self.src, self.dst, self.op, self.pieces, self.reduce = cx, src, dst, op, pieces, reduce
         self.limit = None if limit is None else cx.expr(limit)
         self.dt = dst.dtype
-        self.width = cx.stores.width  # bytes of a panel's row
+        self.width = cx.stores.width  # bytes of a row of a panel
         self.columns = self.width * 8 // self.dt.bits if self.dt.bits else 0  # columns of the accumulator in a whole panel
         self.team = 8 * pieces.groups  # columns of one warp group
 

@@ -28,7 +28,7 @@ class Guard:
     """State of the registers of one per-thread array.
 
     busy: for each granule, number of the wgmma group that uses it, 0 for none.  stamp: number of fences executed when ordinary
-    code last wrote it, -1 for never.  sums: it is an accumulator of that group.
+    code last wrote it, -1 for never.  sums: whether it is an accumulator of that group.
     """
 
     def __init__(self, name: str, granules: int) -> None:

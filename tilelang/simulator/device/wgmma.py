@@ -205,7 +205,7 @@ def _wait(c: Any, e: Call) -> Closure:
 
 
 def _opaque_copy(c: Any, e: Call) -> Closure:
-    """Returns its argument.  A descriptor carried to the next iteration may be one behind the last operand."""
+    """Returns its argument.  A descriptor carried to the next iteration may point behind the last operand."""
     value = e.args[0]
     if isinstance(value, Call) and value.op == "wgmma_descriptor":
         return _descriptor(c, value, ahead=True)

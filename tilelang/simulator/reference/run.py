@@ -104,7 +104,7 @@ class TileCompiler(StmtCompiler):
 
     def _skip(self, b: Buffer, f: LaneFrame, linear: np.ndarray, bad: np.ndarray, vector: bool,
               refuse: Callable[[np.ndarray], Exception]) -> np.ndarray | None:
-        """Lanes (of the broadcast access) to skip; None when none is out of range.  Raises outside global memory."""
+        """Lanes (of the broadcast access) to skip, inactive or out of range; None for none.  Raises outside global memory."""
         m = f.mask
         if m is not None and vector:
             m = m[:, None]
