@@ -55,7 +55,7 @@ def _console() -> Any:
 def load_source(path: pathlib.Path) -> dict[str, Any]:
     """The global names of a Python file, run as a module.
 
-    Raises FileNotFoundError, and LookupError for what is no Python file or fails itself (with the line).
+    Raises FileNotFoundError, and LookupError for a file that is not Python or that raises an error (with its line).
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
@@ -72,7 +72,7 @@ def load_source(path: pathlib.Path) -> dict[str, Any]:
         raise LookupError(f"{e.filename}:{e.lineno}: {e.msg}\n  {line}\n  {caret}") from None
     except TileLangError:
         raise
-    except Exception as e:  # the user's own program: its place, not ours
+    except Exception as e:  # an error of the user's program: report the line there
         own = [f for f in traceback.extract_tb(e.__traceback__) if f.filename == str(path)]
         raise LookupError(f"{path}:{own[-1].lineno if own else 1}: {type(e).__name__}: {e}") from e
     return vars(module)
@@ -81,7 +81,7 @@ def load_source(path: pathlib.Path) -> dict[str, Any]:
 def find_program(where: str, settings: dict[str, Any]) -> Any:
     """The PrimFunc named by FILE or FILE:NAME; a jit factory is called with the settings (K=V).
 
-    Raises LookupError that lists what the file offers.
+    Raises LookupError, which lists the programs of the file.
     """
     file, _, name = where.partition(":")
     names = load_source(pathlib.Path(file))
@@ -98,7 +98,7 @@ def find_program(where: str, settings: dict[str, Any]) -> Any:
         raise LookupError(f"{file} has {len(programs)} kernels ({', '.join(programs) or 'none'}): say {file}:NAME")
     known = getattr(found, "signature", None)
     takes = known.parameters if known is not None else {}
-    eager = not hasattr(found, "is_lazy_mode") or not found.is_lazy_mode()  # takes the values of T.const as well
+    eager = not hasattr(found, "is_lazy_mode") or not found.is_lazy_mode()  # then the settings may also be values of T.const
     unknown = [k for k in settings if k not in takes]
     if unknown and not eager:
         raise LookupError(f"{where} has no argument {', '.join(unknown)}; it has: {', '.join(takes)}")
@@ -117,7 +117,7 @@ def find_program(where: str, settings: dict[str, Any]) -> Any:
 
 
 def _consts(function: Any) -> list[str]:
-    """Names of the T.const of an eager function."""
+    """Names of the T.const dimensions of an eager function."""
     return sorted({n for k in function.eager.traces.values() for n in k.consts})
 
 
@@ -183,7 +183,7 @@ def _gpu_count() -> int:
 
 
 def _demo_target(asked: str) -> tuple[str, bool]:
-    """(target, whether it is a GPU that is here).  Where none is asked for, a GPU that lacks something gives way to the CPU."""
+    """(target, whether it is a GPU of this machine).  Without a requested target: the GPU if it is usable, else the CPU."""
     from tilelang.runtime import nvrtc  # 105 ms
 
     if asked not in ("auto", "cuda") or _gpu_count() == 0:
@@ -215,7 +215,7 @@ def _demo_check(run: Callable[[], Any], a: Any, b: Any, dtype: str) -> tuple[flo
     got = run()
     got = np.asarray(got.cpu() if hasattr(got, "cpu") else got).astype(np.float64)
     want = a.astype(np.float64) @ b.astype(np.float64)
-    # Accumulation in float32 over K products, then one rounding to the output type.
+    # The tolerance allows for float32 accumulation over K and one rounding to the output type.
     eps = {"float16": 2**-11, "float32": 2**-24, "bfloat16": 2**-8}[dtype]
     k = a.shape[1]
     bound = 4 * 2**-24 * k**0.5 * float(np.abs(a).max() * np.abs(b).max()) * 8 + eps * float(np.abs(want).max())
@@ -241,7 +241,7 @@ def _time(run: Callable[[], Any], on_gpu: bool, budget: float = 2.0) -> list[flo
 
 
 def compile_(args: argparse.Namespace) -> int:
-    """Compile a program; print what was made and, with --output, write source and binary."""
+    """Compile a program and print a report; with --output, write source and binary."""
     program = find_program(args.file, _settings(args.set))
     start = time.perf_counter()
     kernel = tilelang.compile(program, target=_target(args))
@@ -276,7 +276,7 @@ def show(args: argparse.Namespace) -> int:
 
 
 def simulate(args: argparse.Namespace) -> int:
-    """Run a program on random inputs by the device simulator and compare with the tile meaning."""
+    """Run a program on random inputs by the device simulator and compare with the reference interpreter."""
     from tilelang.jit.inspect import simulate_program  # 600 ms
 
     program = find_program(args.file, _settings(args.set))
@@ -304,7 +304,7 @@ def bench(args: argparse.Namespace) -> int:
 
 
 def doctor(args: argparse.Namespace) -> int:
-    """Say what this machine can do, and how to get what is missing."""
+    """Report what this machine can do, and how to install what is missing."""
     from rich.markup import escape  # 11 ms
     from rich.table import Table  # 12 ms
 
@@ -318,7 +318,7 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def _count(text: str) -> int:
-    """A number from 1 on, for argparse."""
+    """An integer >= 1, for argparse."""
     if int(text) < 1:
         raise argparse.ArgumentTypeError(f"it must be at least 1, found {text}")
     return int(text)
@@ -365,16 +365,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; user errors are printed, not traced.  2: the user's error.  130: interrupted."""
+    """Run one command and return the exit status.  User errors are printed without a trace: 2.  Interrupted: 130."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal of few letters shows \\u2026 for what it has not
+        if isinstance(stream, io.TextIOWrapper):  # prints unencodable characters as \\u2026
             stream.reconfigure(errors="backslashreplace")
     try:
         args = build_parser().parse_args(argv)
         code = args.run(args)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `| head` has seen enough; what is left of the output must not fail at the end of the process
+    except BrokenPipeError:  # `| head` closed the pipe; flushing the rest at the end of the process must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:

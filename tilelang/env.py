@@ -1,7 +1,7 @@
-"""Every setting of the package: environment variable, type, default and one sentence.
+"""The settings of the package: environment variable, type, default and one sentence each.
 
-`from tilelang.env import env` (also `tilelang.env`) is the object; its attributes read the environment each time,
-an assignment overrides it, and `with env.using(TILELANG_DEBUG=3): ...` does so for a block.
+`from tilelang.env import env` (also `tilelang.env`) is the settings object.  Its attributes read the environment at each
+access.  An assignment overrides the environment; `with env.using(TILELANG_DEBUG=3): ...` overrides it for a block.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ TRUTHY = ("1", "true", "yes", "on")
 
 
 def is_truthy(text: object) -> bool:
-    """1, true, yes, on in any case."""
+    """Whether a text is 1, true, yes or on, in upper or lower case."""
     return str(text).strip().lower() in TRUTHY
 
 
 class EnvVar:
-    """One setting, read live.  key: environment variable.  default: text or a function of the environment object."""
+    """One setting, read at each access.  key: environment variable.  default: text, or a function of the settings object."""
 
     def __init__(self, key: str, default: Any = "", about: str = "", parse: Callable[[str], Any] = str) -> None:
         self.key, self.default, self.about, self.parse = key, default, about, parse
         self.raw = os.environ.encodekey(key)
 
     def get(self, owner: Any = None) -> Any:
-        """Value now: override, then environment, then default."""
+        """The present value: the override, else the environment's, else the default."""
         owner = owner if owner is not None else env
         if self.key in owner._overrides:
             return owner._overrides[self.key]
-        # os.environ raises and catches an error for each name that is not set: 1 us, and calls of jit functions ask for three.
-        data = getattr(os.environ, "_data", None)  # what is behind it, where there is such a dict
+        # os.environ raises and catches an error for each unset name: 1 us, and a call of a jit function reads three settings.
+        data = getattr(os.environ, "_data", None)  # the dict behind os.environ, where Python has one
         raw = os.environ.get(self.key) if data is None else data.get(self.raw)
         text = raw if data is None or raw is None else os.environ.decodevalue(raw)
         if text is None:
@@ -92,7 +92,7 @@ class Environment:
     TILELANG_KERNEL_CACHE_USE_LIB_STAMP = EnvVar("TILELANG_KERNEL_CACHE_USE_LIB_STAMP", "0",
                                                  "add a digest of the package's sources to cache keys")
     TILELANG_CLEANUP_TEMP_FILES = EnvVar("TILELANG_CLEANUP_TEMP_FILES", "1", "keep compiler temporaries when 0")
-    # -- what is said while compiling
+    # -- messages during compilation
     TILELANG_DEBUG = EnvVar("TILELANG_DEBUG", 0, "0-5: what is printed while compiling (style: 3 prints IR per pass)",
                             _number)
     TILELANG_PRINT_ON_COMPILATION = EnvVar("TILELANG_PRINT_ON_COMPILATION", "1", "INFO lines around a compilation")
@@ -122,7 +122,7 @@ class Environment:
     TILELANG_LIBRARY_TUNING = EnvVar("TILELANG_LIBRARY_TUNING", "0", "default of `tune` in functions of tilelang.library")
     TILELANG_LIBRARY_DYNAMIC_SHAPES = EnvVar("TILELANG_LIBRARY_DYNAMIC_SHAPES", "0", "library kernels take any number of rows, "
                                              "any lengths and scales, instead of one kernel for each")
-    # -- looking inside
+    # -- inspection
     TL_LOWER_TRACE = EnvVar("TL_LOWER_TRACE", "0", "trace passes: 0, html (report.html in TL_LOWER_TRACE_DIR), 1 and "
                             "terminal (printed), both")
     TL_LOWER_TRACE_DIR = EnvVar("TL_LOWER_TRACE_DIR", "./tmp/lower_trace_dir", "where the trace is written")
@@ -132,7 +132,7 @@ class Environment:
     TILELANG_PASS_PROFILE_THRESHOLD_MS = EnvVar("TILELANG_PASS_PROFILE_THRESHOLD_MS", "0", "leave out faster passes")
     TL_PERF_REGRESSION_FORMAT = EnvVar("TL_PERF_REGRESSION_FORMAT", "text", "output of testing.regression: text, json")
     TL_PERF_REGRESSION_ONLY = EnvVar("TL_PERF_REGRESSION_ONLY", "", "run only these regressions (comma list)")
-    # -- toolchain places
+    # -- paths of toolchains
     CUDA_HOME = EnvVar("CUDA_HOME", _cuda_home, "CUDA toolkit")
     ROCM_HOME = EnvVar("ROCM_PATH", _rocm_home, "ROCm")
     TL_TEMPLATE_PATH = EnvVar("TL_TEMPLATE_PATH", "", "accepted for older scripts, unused")
@@ -157,7 +157,7 @@ class Environment:
         object.__setattr__(self, name, value)
 
     def standing(self, settings: tuple[EnvVar, ...]) -> tuple[Any, ...]:
-        """What settings stand at, unparsed: part of a key that calls make each time."""
+        """The unparsed values of settings.  Every call of a jit function uses them in its key."""
         data, held = getattr(os.environ, "_data", None), self._overrides
         if data is None:
             return tuple([s.get(self) for s in settings])
@@ -168,7 +168,7 @@ class Environment:
         return {n: v for n, v in vars(type(self)).items() if isinstance(v, EnvVar)}
 
     def forget(self, name: str) -> None:
-        """Take an override back: the environment decides again.  Raises AttributeError for an unknown setting."""
+        """Remove an override, so that the environment decides again.  Raises AttributeError for an unknown setting."""
         setting = getattr(type(self), name, None)
         if not isinstance(setting, EnvVar):
             raise AttributeError(f"no setting {name!r}; see env.settings()")
@@ -186,7 +186,7 @@ class Environment:
             self._overrides.clear()
             self._overrides.update(old)
 
-    # -- questions the package asks
+    # -- parsed settings for the rest of the package
     def is_cache_enabled(self) -> bool:
         return CacheState.is_enabled() and not self.is_cache_globally_disabled()
 
@@ -243,7 +243,7 @@ class Environment:
         return str(self.TL_LOWER_TRACE_DIR)
 
     def get_default_target(self) -> Any:
-        """Kind string, or the object of a JSON setting.  Raises ValueError for text that starts as JSON but is not."""
+        """The kind of the default target, or the object of a JSON setting.  Raises ValueError for malformed JSON."""
         text = str(self.TILELANG_TARGET or self.TILELANG_DEFAULT_TARGET).strip()
         if "{" in text or " " in text:
             import json  # 3 ms
@@ -274,7 +274,7 @@ class Environment:
     def tuning_workers(self, cpus: int) -> int:
         """Threads that compile candidates of the autotuner: TILELANG_AUTO_TUNING_CPU_COUNTS where it is positive, else the
         fraction TILELANG_AUTO_TUNING_CPU_UTILITIES of the usable CPUs; never more than
-        TILELANG_AUTO_TUNING_MAX_CPU_COUNT where that is positive.  Raises ValueError for what are no numbers."""
+        TILELANG_AUTO_TUNING_MAX_CPU_COUNT where that is positive.  Raises ValueError for values that are no numbers."""
         def number(name: str, parse: Callable[[str], Any]) -> Any:
             text = str(getattr(self, name))
             try:
@@ -296,7 +296,7 @@ class Environment:
 
 
 class CacheState:
-    """Switch of the kernel cache inside this process; TILELANG_DISABLE_CACHE=1 wins over it."""
+    """The switch of the kernel cache in this process.  TILELANG_DISABLE_CACHE=1 overrides it."""
 
     _enabled = True
 
@@ -314,7 +314,7 @@ class CacheState:
 
 
 def parse_pass_profile_threshold_ms(value: Any) -> float:
-    """Milliseconds >= 0.  Raises ValueError otherwise."""
+    """Parse a threshold in milliseconds, >= 0.  Raises ValueError otherwise."""
     try:
         ms = float(value)
     except (TypeError, ValueError):

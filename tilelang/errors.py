@@ -1,8 +1,8 @@
-"""Errors a user can meet: a kind with a name, the place, what was expected and found, and something to do.
+"""User errors: each has a named kind, a source location, what was expected and found, and a hint.
 
 Every kind is listed in KINDS with the Python class raised for it, so `except ValueError` written for the public
 interface keeps working.  Each kind has one failing program and its full text under tests/errors/.  `expected`, `found` and
-`hint` are said where the error is raised, or by the kind where they are the same for all.
+`hint` are given where the error is raised, or in the kind where they are the same for all its errors.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 class TileLangError(Exception):
     """Base of every error this package raises for a user's mistake.
 
-    kind: name from KINDS.  message: one sentence.  expected, found: what the place wanted and what it met.  span: the place, or
-    None.  call: the user's call that led here, shown where there is no span.  notes: further places, each with a label.
-    hint: what to do.
+    kind: name from KINDS.  message: one sentence.  expected, found: what was required and what was given.  span: the source
+    location, or None.  call: the user's call that caused the error, shown where there is no span.  notes: further locations,
+    each with a label.  hint: what to do.
     """
 
     kind: str = "error"
@@ -42,9 +42,9 @@ class TileLangError(Exception):
 
 @dataclass(frozen=True)
 class Kind:
-    """name: what the error is called; raises: the builtin class it also is; about: one line for the documentation.
+    """A kind of error.  name: its name; raises: its builtin base class; about: one line for the documentation.
 
-    hint, expected, found: what to do, what is wanted and what was met, shown when an error of the kind brings none of its own.
+    hint, expected, found: defaults for errors of this kind that do not give them.
     """
 
     name: str
@@ -74,12 +74,12 @@ def _class_for(base: type[Exception]) -> type[TileLangError]:
 
 def error(kind: str, message: str, *, expected: str = "", found: str | None = None, span: Any = None,
           notes: Iterable[tuple[Any, str]] = (), hint: str = "", label: str = "") -> TileLangError:
-    """Build (not raise) the error of a kind:
+    """Make, but do not raise, an error of a kind:
 
         raise error("gemm-shape", "...", expected="K = 32", found="K = 64", span=op.span, hint="...")
 
-    expected, found and hint may be left out where the kind was registered with them, nowhere else (TypeError;
-    tests/errors/test_error_sites.py finds such a place without running it).
+    expected, found and hint may be omitted only if the kind was registered with them; otherwise TypeError is raised.
+    tests/errors/test_error_sites.py finds such calls without running them.
     """
     k = KINDS[kind]
     expected, hint = expected or k.expected, hint or k.hint
@@ -92,9 +92,9 @@ def error(kind: str, message: str, *, expected: str = "", found: str | None = No
 
 
 def facts(err: BaseException, expected: str, found: str) -> Any:
-    """A builtin exception with what was expected and found: `raise facts(TypeError("..."), "an integer", str(dt))`.
+    """Attach expected and found to a builtin exception: `raise facts(TypeError("..."), "an integer", str(dt))`.
 
-    For rooms that know no place: the frontend tells it as an error of a kind, at the user's line.
+    For modules that do not know the source location: the frontend reports it as an error of a kind at the user's line.
     """
     err.facts = (expected, found)  # type: ignore[attr-defined]
     return err
@@ -115,7 +115,7 @@ _COMMAND = os.path.join(os.path.dirname(__file__), "__main__.py")  # runs under 
 
 
 def _is_users(frame: Any) -> bool:
-    """Whether a frame is of the user's code: not ours, not Python's own."""
+    """Whether a frame belongs to the user's code, not to this package or to Python's library."""
     name, file = frame.f_globals.get("__name__") or "", frame.f_code.co_filename
     if name.partition(".")[0] in ("tilelang", "tvm_ffi") or file.startswith("<frozen") or file == _COMMAND:
         return False
@@ -123,7 +123,7 @@ def _is_users(frame: Any) -> bool:
 
 
 def caller() -> tuple[CodeType, int, int] | None:
-    """The innermost call in the user's code on this thread: its code, instruction and line; None where there is none."""
+    """The innermost call in the user's code on this thread: code, instruction and line; None when there is none."""
     frame: Any = sys._getframe(1)
     while frame is not None and not _is_users(frame):
         frame = frame.f_back
@@ -131,14 +131,14 @@ def caller() -> tuple[CodeType, int, int] | None:
 
 
 def brought(err: BaseException) -> BaseException:
-    """An error that another thread of ours raised, with the user's call on this thread: `raise brought(e)`."""
+    """Add the user's call on this thread to an error that another thread of this package raised: `raise brought(e)`."""
     if isinstance(err, TileLangError) and err.span is None and err.call is None:
         err.call = caller()
     return err
 
 
 def _place_of(call: tuple[CodeType, int, int]) -> Any:
-    """A call as a place; the whole line where this Python does not keep columns."""
+    """The source location of a call; the whole line where this Python does not record columns."""
     code, lasti, at = call
     line, end_line, col, end_col = positions(code, lasti) or (at, 0, -1, 0)
     if col < 0:
@@ -173,7 +173,7 @@ def _shows_places() -> bool:
 
 
 def render(err: TileLangError) -> str:
-    """The full text: header, each place with a caret, call chain, expected, found, hint.
+    """The full text of an error: header, each location with a caret, call chain, expected, found, hint.
 
     The first line starts with the bare message after `error[kind]: `, so fragments match as users expect.
     """
@@ -194,10 +194,10 @@ def render(err: TileLangError) -> str:
 
 
 def for_user(err: BaseException) -> BaseException:
-    """The error as it leaves the package: without the frames and causes inside it, which say nothing to a user.
+    """An error without the frames and causes inside this package, which do not help a user.
 
-    `raise told(e)` at the border; TILELANG_DEBUG above 0 keeps everything.  Where an InternalError came from stands in its
-    report.
+    Public functions use `raise for_user(e)`.  TILELANG_DEBUG above 0 keeps everything.  The trace of an InternalError is in
+    its report.
     """
     err = brought(err)
     if os.environ.get("TILELANG_DEBUG", "0") in ("", "0"):
@@ -210,9 +210,10 @@ _MARK = re.compile(r"\n?[ \t]*--> (?P<file>[^\n]+?):(?P<line>\d+)(?::(?P<col>\d+
 
 
 def enrich_error(exc: BaseException) -> BaseException:
-    """Show the source at the place that the message of an exception ends with (`--> file:line[:col]`).
+    """Add the source line to an exception whose message ends with a location (`--> file:line[:col]`).
 
-    Rewrites the message in place and returns the exception; one without such an end, or whose file cannot be read, stays.
+    Changes the message in place and returns the exception.  Without such a location, or if the file cannot be read, the
+    message stays unchanged.
     """
     if isinstance(exc, TileLangError) or not exc.args or not isinstance(exc.args[0], str):
         return exc
@@ -235,4 +236,4 @@ class JITNoBuilderError(RuntimeError):
 
 
 class InternalError(RuntimeError):
-    """A fault of the compiler itself; names the folder with the reproducible report when one could be written."""
+    """A fault of the compiler itself.  It names the folder of the report that reproduces it, if one could be written."""

@@ -1,6 +1,7 @@
-"""The logger `tilelang` (level INFO, a handler that keeps progress bars whole, no propagation) and phases of time.
+"""The package's logger and the recorder of timed phases.
 
-Phases are recorded from `start` on: until then `phase` records nothing and costs next to nothing.
+The logger `tilelang` has level INFO, does not propagate, and its handler does not break progress bars.
+Phases are recorded after `start`.  Before it, `phase` records nothing and takes almost no time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ FORMAT = "%(asctime)s  [TileLang:%(name)s:%(levelname)s] (%(filename)s:%(lineno)
 
 
 class BarAwareHandler(logging.StreamHandler):
-    """Writes to the stderr of the moment; through tqdm when a program uses it, so that bars are not torn."""
+    """Writes to the current stderr; through tqdm when a program uses it, so that messages do not break progress bars."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -64,7 +65,7 @@ logger = _make_logger()
 
 
 def set_log_level(level: str | int) -> None:
-    """Level of the package's logger: a name in any case, or a number.  Raises ValueError for unknown names."""
+    """Set the level of the package's logger: a name in upper or lower case, or a number.  Raises ValueError for other names."""
     if isinstance(level, str):
         number = logging.getLevelName(level.upper())
         if not isinstance(number, int):
@@ -73,13 +74,13 @@ def set_log_level(level: str | int) -> None:
     logger.setLevel(level)
 
 
-# ---- phases of time, drawn by tools/timeline.py ----------------------------------------------------------------------
+# ---- timed phases, shown by tools/timeline.py ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One recorded phase.  begin, end: ms since `start`.  cpu: ms for which its thread ran.  reads: pages that were waited
-    for on a disk.  depth: open phases of the same thread around it."""
+    """One recorded phase.  begin, end: ms since `start`.  cpu: ms for which its thread ran.  reads: page faults that waited for
+    a disk.  depth: number of enclosing phases of the same thread."""
 
     name: str
     thread: str
@@ -91,7 +92,7 @@ class Phase:
 
 
 class _Recorder:
-    """What was recorded since `begun`."""
+    """The phases recorded since `begun`."""
 
     def __init__(self) -> None:
         self.begun = time.perf_counter()
@@ -100,7 +101,7 @@ class _Recorder:
 
 
 class _Open:
-    """A phase under way.  name: may be set until it ends, "" for one that is not kept."""
+    """A running phase.  name: may be changed until the phase ends; "" discards the phase."""
 
     def __init__(self, to: _Recorder, name: str) -> None:
         self.to, self.name = to, name
@@ -120,7 +121,7 @@ class _Open:
 
 
 class _Nothing:
-    """What `phase` gives while nothing is recorded."""
+    """The context manager that `phase` returns while nothing is recorded."""
 
     def __enter__(self) -> None:
         pass
@@ -138,12 +139,12 @@ def _reads() -> int:
 
 
 def phase(name: str) -> Any:
-    """A context manager around a phase.  Threads may be in phases at the same time."""
+    """A context manager that records a phase.  Several threads may record phases at the same time."""
     return _NOTHING if _recorder is None else _Open(_recorder, name)
 
 
 def start(at_exit: Callable[[], None] | None = None) -> None:
-    """Record from now on, imports and runs of the garbage collector too; a second call changes nothing.
+    """Start recording, including imports and runs of the garbage collector.  A second call has no effect.
 
     at_exit: called when the process ends, to show the phases.
     """
@@ -158,7 +159,7 @@ def start(at_exit: Callable[[], None] | None = None) -> None:
 
 
 def _importing(to: _Recorder, real: Callable[..., Any]) -> Callable[..., Any]:
-    """The import function with a phase around what loads modules."""
+    """The import function, with a recorded phase around imports that load modules."""
     def run(name: str, names: Any = None, local: Any = None, wanted: Any = (), level: int = 0) -> Any:
         before = len(sys.modules)
         with _Open(to, "") as under_way:
@@ -175,7 +176,7 @@ def _importing(to: _Recorder, real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _collecting(to: _Recorder) -> Callable[[str, dict[str, int]], None]:
-    """A callback of the garbage collector."""
+    """The garbage collector's callback, which records its runs as phases."""
     open_: list[_Open] = []
 
     def run(when: str, facts: dict[str, int]) -> None:
@@ -188,7 +189,7 @@ def _collecting(to: _Recorder) -> Callable[[str, dict[str, int]], None]:
 
 
 def phases() -> list[Phase]:
-    """What was recorded, in the order in which it began; nothing before `start`."""
+    """The recorded phases, ordered by begin; empty before `start`."""
     return sorted(_recorder.phases, key=lambda p: (p.begin, p.depth)) if _recorder is not None else []
 
 

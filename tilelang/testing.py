@@ -1,4 +1,4 @@
-"""Helpers for test files of kernels: seeds, comparison, skip marks, a runner."""
+"""Helpers for tests of kernels: random seeds, comparison of tensors, skip marks, a test runner."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def set_random_seed(seed: int = 42) -> None:
 
 
 def _requires(condition: Callable[[], bool], reason: str) -> Callable[[Any], Any]:
-    """A skip mark, usable as @requires_x and @requires_x()."""
+    """A skip mark that can be written as @requires_x and as @requires_x()."""
     def mark(fn: Any = None) -> Any:
         import pytest
 
@@ -85,7 +85,8 @@ _MODES: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def requires_cuda_compute_version(major: int, minor: int = 0, mode: str = "ge") -> Callable[[Any], Any]:
-    """Skip unless the CUDA device's compute capability compares so ("ge", "gt", "le", "lt", "eq") with major.minor."""
+    """Skip unless the CUDA device's compute capability satisfies the comparison ("ge", "gt", "le", "lt", "eq") with
+    major.minor."""
     if mode not in _MODES:
         raise ValueError(f"mode must be one of {', '.join(_MODES)}, found {mode!r}")
     found = device_capability()
@@ -103,7 +104,7 @@ _results: list[tuple[str, float]] = []
 
 
 def process_func(func: Callable[..., float], name: str | None = None, /, **kwargs: Any) -> float:
-    """Run a performance function (it returns ms), print `name: latency`, and remember it."""
+    """Run a performance function (it returns ms), print `name: latency`, and record the latency."""
     name = str(name or getattr(func, "__name__", "func"))
     wanted = [n.strip() for n in env.TL_PERF_REGRESSION_ONLY.split(",") if n.strip()]
     if wanted and name not in wanted:
@@ -120,7 +121,7 @@ def process_func(func: Callable[..., float], name: str | None = None, /, **kwarg
 def regression(prefixes: Iterable[str] = ("regression_",), verbose: bool = True) -> None:
     """Run every function of the calling module whose name starts with a prefix.
 
-    Such a function calls process_func itself, or returns ms, which are printed under its name.
+    Such a function either calls process_func, or returns ms, which are printed with its name.
     """
     scope = sys._getframe(1).f_globals
     for name, fn in list(scope.items()):

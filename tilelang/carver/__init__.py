@@ -1,4 +1,4 @@
-"""Architectures, and tiles that fit them: templates of common computations recommend hints."""
+"""Carver: templates of common computations recommend tile sizes (hints) that fit an architecture."""
 
 from .arch import CUDA, TileDevice, get_arch
 from .roller import (

@@ -1,4 +1,4 @@
-"""Hints of programs, and the code that asks for an order of blocks."""
+"""Hints for programs, and the code that requests a rasterisation."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .roller.work import Map
 
 
 def get_rasterization_code(pannel_width: int = 8) -> str:
-    """The statement that runs blocks in panels of this many rows."""
+    """The statement that requests rasterisation panels of this many rows."""
     return f"T.use_swizzle(panel_size={pannel_width})"
 
 
 def get_roller_hints_from_func(func_or_module: Any, arch: TileDevice, topk: int = 10, tensorcore_only: bool = False,
                                allow_gemv: bool = False) -> list[Hint] | None:
-    """Hints for the program of a template; None when tensorcore_only and matrix units do not have its types.
+    """Hints for the program of a template; None when tensorcore_only is set and tensor cores do not support its types.
 
-    Raises ValueError for programs that no template made.
+    Raises ValueError for a program that no template made.
     """
     work = work_of(retrieve_func_from_module(func_or_module))
     if tensorcore_only:
@@ -35,7 +35,7 @@ def get_roller_hints_from_output_nodes(output_nodes: list[Any], arch: TileDevice
 
 
 def get_tensorized_func_and_tags(func: Any, target: Any, **_: Any) -> tuple[Any, dict[str, Any] | None]:
-    """(the program, what matrix units are told of it); the second is None where they do not have its types."""
+    """(the program, its tags for tensor cores); the tags are None where tensor cores do not support its types."""
     work, arch = work_of(func), get_arch(target)
     found = [] if isinstance(work, Map) else TensorCorePolicy(work, arch).emit_config(1)
     return func, {"intrin_info": found[0].intrin_info, "tensorcore_config": [0, 1]} if found else None

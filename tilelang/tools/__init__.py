@@ -1,5 +1,7 @@
-"""Looking at programs and layouts: plot_layout and plot_fragment_tv draw, Analyzer counts, lower_trace shows what passes
-do, pass_timing how long they take, pass_visualizer both on a page."""
+"""Tools to inspect programs and layouts.
+
+plot_layout, plot_fragment_tv: pictures of layouts.  Analyzer: FLOPs and bytes of a program.  lower_trace: the changes that
+passes make.  pass_timing: the time of passes.  pass_visualizer: a page with both."""
 
 from importlib import import_module as _import_module
 from typing import Any as _Any

@@ -1,10 +1,10 @@
-"""Checks and pictures of programs as passes: called with options they give a function of a program.
+"""Checks and pictures of programs as passes: each is called with options and returns a function of a program.
 
     tilelang.analysis.NestedLoopChecker()(program)      # raises where the program breaks the rule
     lower_trace(program, [tilelang.analysis.ASTPrinter(), "legalize"])
 
-Each takes a PrimFunc, its Func, or a module with one program, and gives back what it was given.  Compiling a program
-makes the same checks.
+The function takes a PrimFunc, its Func, or a module with one program, and returns its argument.  Compiling a program makes
+the same checks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def ASTPrinter() -> Analysis:
 
 
 def NestedLoopChecker() -> Analysis:
-    """Refuses parallel loops that hold another one beside other statements, a pipelined loop, or a tile operation.
+    """Rejects parallel loops that hold another one beside other statements, a pipelined loop, or a tile operation.
 
     Raises ValueError (parallel-nested, parallel-pipelined, parallel-tile-op) at the user's line.
     """
@@ -45,19 +45,19 @@ def NestedLoopChecker() -> Analysis:
 
 
 def FragmentLoopChecker() -> Analysis:
-    """Refuses fragments indexed by a parallel loop of run-time extent: ValueError (parallel-symbolic)."""
+    """Rejects fragments indexed by a parallel loop of run-time extent: ValueError (parallel-symbolic)."""
     return _analysis("FragmentLoopChecker", lambda func: check_parallel(func, ("parallel-symbolic",)))
 
 
 def ParallelLocalIndexChecker() -> Analysis:
-    """Refuses per-thread arrays indexed by a variable of T.Parallel: ValueError (parallel-local)."""
+    """Rejects per-thread arrays indexed by a variable of T.Parallel: ValueError (parallel-local)."""
     return _analysis("ParallelLocalIndexChecker", lambda func: check_parallel(func, ("parallel-local",)))
 
 
 def LayoutVisual(formats: str = "txt", save_directory: str = "./tmp", target: Any = None) -> Analysis:
-    """Shows the layout of every shared and fragment buffer, as it is compiled for a CUDA target.
+    """Shows the layout of every shared and fragment buffer, as compiled for a CUDA target.
 
-    formats: a comma list of txt (printed), pdf, png, svg (files <save_directory>/<program>_<buffer>.<format>), or all.
+    formats: comma-separated txt (printed), pdf, png, svg (files <save_directory>/<program>_<buffer>.<format>), or all.
     Raises ValueError for an unknown format.
     """
     words = ["txt", "pdf", "png", "svg"] if formats == "all" else [f.strip() for f in formats.split(",")]

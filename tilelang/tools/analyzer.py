@@ -1,4 +1,4 @@
-"""Work and traffic of a tile program, counted from its text, and the time a device would need at its peaks."""
+"""Analyzer: counts the FLOPs and bytes of a tile program and estimates its time at the device's peak rates."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Analyzer:
         for r, other in ((s.src, s.dst), (s.dst, s.src)):
             b: Buffer = r.buffer
             if b.data in self.params:
-                tile = other if other.buffer.data not in self.params else r  # the side nearer the registers says how much
+                tile = other if other.buffer.data not in self.params else r  # the side nearer to the registers
                 elements = math.prod(_static(e, "a tile") for e in tile.extents)
                 self.bytes += elements * b.dtype.bits * b.dtype.lanes // 8 * times
 

@@ -1,4 +1,4 @@
-"""Watching the compiler: events of passes and of generated source, and tools that collect them.
+"""Instrumentation of the compiler: observers of passes and of generated source, and tools that register observers.
 
     class Names(PassEventObserver):
         def on_pass(self, event):
@@ -7,7 +7,7 @@
     with compile_pass_instrumentation(Names()):
         tilelang.lower(program, target="cuda")
 
-Kernels that are watched come from no cache.
+An observed compilation does not use the kernel cache.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _guard = threading.Lock()
 
 
 class StackedPassInstrument(PassEventObserver):
-    """Several observers as one, told in order."""
+    """Several observers as one: each event goes to all of them in order."""
 
     def __init__(self, instruments: Any = ()) -> None:
         self.instruments = tuple(as_observer(i) for i in instruments)
@@ -63,17 +63,17 @@ class StackedPassInstrument(PassEventObserver):
 
 
 class PassInstrumentationTool:
-    """A named source of observers, one for each compile_pass_instrumentation block: override create_instrument."""
+    """A named tool that makes one observer per compile_pass_instrumentation block.  Subclasses override create_instrument."""
 
     name = ""
 
     def create_instrument(self) -> PassEventObserver | None:
-        """A fresh observer, or None when the tool has nothing to watch."""
+        """A fresh observer, or None when the tool observes nothing."""
         return None
 
 
 def register_pass_instrumentation_tool(tool: PassInstrumentationTool, override: bool = False) -> PassInstrumentationTool:
-    """Add a tool by its name.  Raises ValueError for a name that is taken, without override, or empty."""
+    """Register a tool by its name.  Raises ValueError for an empty name, and for a registered one without override."""
     if not tool.name:
         raise ValueError("a tool needs a name")
     with _guard:
@@ -84,13 +84,13 @@ def register_pass_instrumentation_tool(tool: PassInstrumentationTool, override: 
 
 
 def unregister_pass_instrumentation_tool(name: Any) -> None:
-    """Take a tool (or its name) away; nothing happens when there is none."""
+    """Remove a tool, given itself or by name; nothing happens when it is not registered."""
     with _guard:
         _tools.pop(getattr(name, "name", name), None)
 
 
 def create_pass_instruments() -> list[PassEventObserver]:
-    """A fresh observer of every registered tool that has something to watch."""
+    """A fresh observer of every registered tool that returns one."""
     with _guard:
         made = [tool.create_instrument() for tool in _tools.values()]
     return [m for m in made if m is not None]
@@ -98,7 +98,7 @@ def create_pass_instruments() -> list[PassEventObserver]:
 
 @contextmanager
 def compile_pass_instrumentation(*instruments: Any) -> Iterator[StackedPassInstrument]:
-    """Watch the compilations of this thread inside the block: by the given observers and by those of registered tools."""
+    """Observe the compilations of this thread inside the block, by the given observers and those of registered tools."""
     stacked = StackedPassInstrument((*instruments, *create_pass_instruments()))
     if not hasattr(_local, "stack"):
         _local.stack = []
@@ -111,26 +111,26 @@ def compile_pass_instrumentation(*instruments: Any) -> Iterator[StackedPassInstr
 
 
 def current_compile_pass_instrumentation() -> StackedPassInstrument | None:
-    """The innermost open block's instrument, None outside one."""
+    """The instrument of the innermost open block; None outside one."""
     stack = getattr(_local, "stack", None)
     return stack[-1] if stack else None
 
 
 def active_stacked_pass_instruments() -> tuple[StackedPassInstrument, ...]:
-    """Those of all open blocks of this thread, the outermost first."""
+    """The instruments of all open blocks of this thread, the outermost first."""
     return tuple(getattr(_local, "stack", ()))
 
 
 @contextmanager
 def pass_pipeline(name: str, *instruments: Any) -> Iterator[StackedPassInstrument]:
-    """compile_pass_instrumentation whose events carry the phase `name`."""
+    """compile_pass_instrumentation whose events have the phase `name`."""
     with pass_phase(name), compile_pass_instrumentation(*instruments) as stacked:
         yield stacked
 
 
 def run_codegen_with_instrumentation(codegen: Callable[[], str], name: str, language: str = "cuda",
                                      target: Any = None) -> str:
-    """The source that a function prints, told to the observers."""
+    """Run a function that prints source, report the source to the observers, and return it."""
     code = codegen()
     announce_code(name, code, language, target)
     return code

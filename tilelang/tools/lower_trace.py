@@ -1,4 +1,4 @@
-"""What passes do to a program, as differences of its text: on the terminal, on a page, or as data.
+"""lower_trace: shows the changes that passes make to a program as text diffs, on the terminal, on a page, or as data.
 
     from tilelang.tools.lower_trace import lower_trace
     for step in lower_trace(program, None, mode="none"):
@@ -36,8 +36,8 @@ def lower_trace(func_or_mod: Any, passes: Iterable[Any] | None = None, mode: str
     passes: names of passes of the pipeline, passes themselves, or functions of a program; None: the whole pipeline.
     mode: "terminal" prints the differences, "html" writes html_path, "both" does both, "none" neither.  context: lines
     around a change.  target: default the current target scope, else CUDA.
-    Returns a record a pass: name, before_script, after_script, diff_lines, insertions, deletions, changed.
-    Raises ValueError for an unknown mode or name, TypeError for what is no pass, and what the passes raise.
+    Returns one record per pass: name, before_script, after_script, diff_lines, insertions, deletions, changed.
+    Raises ValueError for an unknown mode or name, TypeError for an argument that is no pass, and the errors of the passes.
     """
     if mode not in _SHOWN:
         raise ValueError(f"mode is one of {', '.join(_SHOWN)}, found {mode!r}")
@@ -75,14 +75,14 @@ def only_program(func_or_mod: Any) -> Func:
 
 
 def target_of(target: Any = None) -> Target:
-    """The CUDA target that passes run for: the given one, the current scope, the device, else sm_80."""
+    """The CUDA target for the passes: the given one, else that of the current scope, else the device's, else sm_80."""
     if target is not None:
         return Target(target)
     return Target.current() or Target("cuda")
 
 
 def resolve_pass(p: Any) -> tuple[str, Any]:
-    """(name, function of program and context) of a pass: its name, the pass, or a function of a program."""
+    """(name, function of program and context) of a pass, given by its name, as a pass, or as a function of a program."""
     if isinstance(p, str):
         named = {q.__name__: q for q in PIPELINE}
         if p not in named:
@@ -104,7 +104,7 @@ def _print(record: dict[str, Any]) -> None:
 
 
 def enable(mode: str = "html", trace_dir: Any = None, codegen_output: Any = None) -> None:
-    """Trace every compilation from now on; kernels then come from no cache.
+    """Trace every later compilation.  While tracing, kernels do not come from the cache.
 
     mode: "terminal" (also "1") prints programs after passes, "html" writes <trace_dir>/<script>/report.html, "both".
     trace_dir: default TL_LOWER_TRACE_DIR.  codegen_output: file of the generated sources (default codegen.cpp beside
@@ -119,24 +119,24 @@ def enable(mode: str = "html", trace_dir: Any = None, codegen_output: Any = None
 
 
 def disable() -> None:
-    """Trace no more, whatever the environment says; what was recorded stays."""
+    """Stop tracing, regardless of the environment.  The records stay."""
     env.TL_LOWER_TRACE = "0"
 
 
 def reset() -> None:
-    """Forget what was recorded and what enable and disable set: the environment decides again."""
+    """Delete the records and undo enable and disable, so that the environment decides again."""
     for key in ("TL_LOWER_TRACE", "TL_LOWER_TRACE_DIR"):
         env.forget(key)
     trace.start(None)
 
 
 def get_last_session() -> trace.TraceSession | None:
-    """The session written last: directory, report_path, code_path, record_path, pipelines, sources.  None before one."""
+    """The last written session: directory, report_path, code_path, record_path, pipelines, sources.  None if there is none."""
     return trace.last_session()
 
 
 class _CallableModule(types.ModuleType):
-    """`tilelang.tools.lower_trace(...)` works too."""
+    """The class of this module, which makes `tilelang.tools.lower_trace(...)` callable too."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
         return lower_trace(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""How long passes take: an observer that adds up times, and its table.
+"""Measures the time of each pass: an observer that sums up times, and its report table.
 
     with TileLangPassTimingInstrument() as timing:
         tilelang.lower(program, target="cuda")
@@ -28,7 +28,7 @@ class PassTimingRecord:
 class TileLangPassTimingInstrument(PassEventObserver):
     """Records the time of each pass that runs in its `with` block, or under PassContext(instruments=[it]).
 
-    threshold_ms: quicker passes are left out of the report (None: TILELANG_PASS_PROFILE_THRESHOLD_MS).
+    threshold_ms: the report omits faster passes (None: TILELANG_PASS_PROFILE_THRESHOLD_MS).
     Raises ValueError for a threshold that is no number >= 0.
     """
 
@@ -49,16 +49,16 @@ class TileLangPassTimingInstrument(PassEventObserver):
         self._watch.__exit__(*exc)
 
     def clear(self) -> None:
-        """Forget the records."""
+        """Delete the records."""
         self.records.clear()
 
     @property
     def total_ms(self) -> float:
-        """Time of all passes recorded."""
+        """Total time of all recorded passes."""
         return sum(r.duration_ms for r in self.records)
 
     def report(self) -> str:
-        """A table: runs, total, mean and share of each pass, the slowest first, and the total of all."""
+        """A table: runs, total, mean and percentage of each pass, slowest first, and the total of all passes."""
         rows: dict[str, list[PassTimingRecord]] = {}
         for r in self.records:
             rows.setdefault(r.name, []).append(r)
@@ -74,7 +74,7 @@ class TileLangPassTimingInstrument(PassEventObserver):
 
 
 class PassTimingTool:
-    """The same for the whole process: start(), stop(), report()."""
+    """Measures passes in the whole process: start(), stop(), report()."""
 
     name = "pass_timing"
 
@@ -82,12 +82,12 @@ class PassTimingTool:
         self.instrument = TileLangPassTimingInstrument(threshold_ms)
 
     def start(self) -> PassTimingTool:
-        """Record from now on, in all threads."""
+        """Start recording, in all threads."""
         add_observer(self.instrument)
         return self
 
     def stop(self) -> PassTimingTool:
-        """Record no more; the records stay."""
+        """Stop recording; the records stay."""
         remove_observer(self.instrument)
         return self
 

@@ -1,4 +1,4 @@
-"""Pictures of layouts and fragments, in files."""
+"""Draws layouts and fragments into picture files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tilelang.layout.picture import cells, colours_of, draw_files, wanted_format
 
 def plot_layout(layout: Any, save_directory: str = "./tmp", name: str = "layout", colormap: Any = None, verbose: bool = False,
                 formats: str = "pdf", view: str = "input", grid_shape: tuple[int, int] | None = None) -> None:
-    """Draw a Layout (cells: physical element; view="output": the element kept there) or a Fragment (T thread, L register).
+    """Draw a Layout (each cell shows its physical element; view="output": the element stored there) or a Fragment (T thread,
+    L register).
 
     formats: pdf, png, svg, all, or a comma list; files are <save_directory>/<name>.<format>.  colormap: a function of
     (row, column, value) -> (r, g, b) in 0..1, a colour map of matplotlib or its name, or None.  grid_shape: (rows, columns)
@@ -32,9 +33,9 @@ def plot_layout(layout: Any, save_directory: str = "./tmp", name: str = "layout"
 
 def plot_fragment_tv(fragment: Any, save_directory: str = "./tmp", name: str = "fragment_tv", colormap: Any = None,
                      verbose: bool = False, formats: str = "pdf") -> None:
-    """Draw what each thread of a Fragment holds: a row a thread, a column a register, in each cell the element's index.
+    """Draw the elements of each thread of a Fragment: one row per thread, one column per register; cells show element indices.
 
-    A register that holds nothing stays empty.  colormap: a function of (thread, register, flat element) -> (r, g, b).
+    The cell of an unused register is empty.  colormap: a function of (thread, register, flat element) -> (r, g, b).
     Other arguments, files and errors are those of plot_layout.
     """
     if not isinstance(fragment, Fragment):

@@ -1,20 +1,20 @@
-"""Where the time of a process goes: phases of imports and compilations by thread, as bars of text.
+"""Shows the time of a process: phases of imports and compilations by thread, as text bars.
 
     TILELANG_TIMELINE=1 python program.py       phases of 1 ms and more, on stderr, when the process ends
 
-Beside the time on the clock stands the time for which the phase's thread ran: the rest was spent waiting, for the
-interpreter's lock, a disk or another thread.  `tilelang.log` records the phases.
+Each line gives the elapsed time and the time for which the phase's thread ran.  The difference was spent waiting, for the
+GIL, a disk or another thread.  `tilelang.log` records the phases.
 """
 
 from __future__ import annotations
 
 from tilelang.log import phases
 
-WIDTH = 40  # characters of the bars
+WIDTH = 40  # characters of a full bar
 
 
 def text(least_ms: float = 1.0) -> str:
-    """Bars of the phases that took at least so long, by thread.  A number behind an import: modules that it loaded."""
+    """Bars of the phases that took at least this long, by thread.  The number after an import counts the loaded modules."""
     shown = [p for p in phases() if p.end - p.begin >= least_ms]
     if not shown:
         return f"timeline: no phase of {least_ms:g} ms"

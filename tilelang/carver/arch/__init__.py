@@ -1,4 +1,4 @@
-"""Architectures and the device driver's facts."""
+"""Descriptions of architectures, and properties read from the device driver."""
 
 from . import driver
 from .cuda import CUDA

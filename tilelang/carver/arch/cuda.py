@@ -1,4 +1,4 @@
-"""CUDA: what a program may ask of an architecture when it chooses tile sizes."""
+"""CUDA: the properties of an NVIDIA architecture that the choice of tile sizes needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .driver import get_cuda_device_properties
 
 
 class CUDA(TileDevice):
-    """An NVIDIA architecture.  target: "cuda", or a dict with an arch; the device at hand fills in its own figures.
+    """An NVIDIA architecture.  target: "cuda", or a dict with an arch.  A present device supplies its own figures.
 
     bandwidth: [L2, memory] in MB/s.  smem_cap, max_smem_usage: bytes of shared memory of a block.
     """
@@ -41,7 +41,7 @@ class CUDA(TileDevice):
 
     @property
     def available_tensor_instructions(self) -> list[str]:
-        """Names of the matrix instructions of a warp that this architecture has."""
+        """Names of the warp-level MMA instructions of this architecture."""
         return [name for name, row in MMA_ROWS.items() if self.sm_version >= row.min_arch]
 
     def get_avaliable_tensorintrin_shapes(self) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""What every architecture that is tiled for tells."""
+"""Base class of architectures: the properties that the choice of tile sizes needs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tilelang.target import Target
 class TileDevice:
     """An architecture: platform, bytes of shared memory, registers, cores, bandwidth [L2, memory] in MB/s.
 
-    clock: cycles a second.  latency: cycles of a load from memory.  tensor_rate: multiply-adds of half precision a cycle
-    on the matrix units of a multiprocessor; fma_rate: of float32 on its ordinary units.
+    clock: cycles per second.  latency: cycles of a load from memory.  tensor_rate: half-precision multiply-adds per cycle on
+    the tensor cores of an SM; fma_rate: float32 multiply-adds per cycle on its ordinary units.
     """
 
     platform = ""
@@ -27,7 +27,7 @@ class TileDevice:
     target: Any = None
 
     def get_avaliable_tensorintrin_shapes(self) -> list[list[int]]:
-        """[m, n] of tiles that the matrix instructions make up; empty without matrix units."""
+        """[m, n] of the tiles that MMA instructions compute; empty without tensor cores."""
         return []
 
 
@@ -59,7 +59,7 @@ class METAL(TileDevice):
 
 
 class CPU(TileDevice):
-    """The processor at hand: a core is a multiprocessor of one thread."""
+    """The present CPU.  A core is modelled as an SM of one thread."""
 
     platform = "CPU"
 

@@ -1,4 +1,4 @@
-"""Properties of the CUDA device at hand.  Raises RuntimeError "Failed to get device properties." without one."""
+"""Properties of the present CUDA device.  Without one, RuntimeError "Failed to get device properties." is raised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tilelang.target.probe import device_capability
 
 
 def get_cuda_device_properties(device_id: int = 0) -> Any:
-    """DeviceProperties of a GPU, None without one."""
+    """DeviceProperties of a GPU; None without a GPU."""
     return cuda_driver.driver().properties(device_id) if device_capability() is not None else None
 
 
@@ -21,12 +21,12 @@ def _properties(device_id: int) -> Any:
 
 
 def get_device_name(device_id: int = 0) -> str:
-    """Name of a GPU."""
+    """The name of a GPU."""
     return _properties(device_id).name
 
 
 def get_num_sms(device_id: int = 0) -> int:
-    """Multiprocessors of a GPU."""
+    """Number of SMs of a GPU."""
     return _properties(device_id).sm_count
 
 
@@ -46,17 +46,17 @@ def _in_unit(value: int, unit: str) -> int:
 
 
 def get_shared_memory_per_block(device_id: int = 0, format: str = "bytes") -> int:
-    """Static shared memory a block may have."""
+    """Most static shared memory of a block, bytes."""
     return _in_unit(get_device_attribute("max_shared_per_block", device_id), format)
 
 
 def get_max_dynamic_shared_size_bytes(device_id: int = 0, format: str = "bytes") -> int:
-    """Dynamic shared memory a block may opt in to."""
+    """Most dynamic shared memory that a block may opt in to, bytes."""
     return _in_unit(_properties(device_id).max_shared_optin, format)
 
 
 def get_registers_per_block(device_id: int = 0) -> int:
-    """32-bit registers a block may have."""
+    """Most 32-bit registers of a block."""
     return get_device_attribute("registers_per_block", device_id)
 
 

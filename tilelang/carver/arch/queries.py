@@ -1,4 +1,4 @@
-"""Questions about architectures."""
+"""Predicates and look-ups of architectures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def auto_infer_current_arch() -> TileDevice:
 
 
 def is_cuda_arch(arch: TileDevice) -> bool:
-    """NVIDIA's."""
+    """Whether an architecture is NVIDIA's."""
     return isinstance(arch, CUDA)
 
 
@@ -32,37 +32,37 @@ def _between(arch: TileDevice, low: int, high: int) -> bool:
 
 
 def is_volta_arch(arch: TileDevice) -> bool:
-    """sm_70 and sm_72."""
+    """Whether an architecture is sm_70 or sm_72."""
     return _between(arch, 70, 75)
 
 
 def is_ampere_arch(arch: TileDevice) -> bool:
-    """sm_80 up to sm_88."""
+    """Whether an architecture is sm_80 up to sm_88."""
     return _between(arch, 80, 89)
 
 
 def is_ada_arch(arch: TileDevice) -> bool:
-    """sm_89."""
+    """Whether an architecture is sm_89."""
     return _between(arch, 89, 90)
 
 
 def is_hopper_arch(arch: TileDevice) -> bool:
-    """sm_90."""
+    """Whether an architecture is sm_90."""
     return _between(arch, 90, 91)
 
 
 def is_cdna_arch(arch: TileDevice) -> bool:
-    """AMD's data-centre GPUs: none here."""
+    """Whether an architecture is an AMD data-centre GPU: never, they are not supported."""
     return arch.platform == "CDNA"
 
 
 def is_rdna_arch(arch: TileDevice) -> bool:
-    """AMD's other GPUs: none here."""
+    """Whether an architecture is another AMD GPU: never, they are not supported."""
     return arch.platform == "RDNA"
 
 
 def has_mma_support(arch: TileDevice) -> bool:
-    """Whether a warp multiplies matrices by mma.sync."""
+    """Whether an architecture has mma.sync."""
     return is_cuda_arch(arch) and arch.sm_version >= 80
 
 
@@ -73,7 +73,7 @@ _SINCE = ((70, _HALF), (75, _WHOLE), (80, {("bfloat16", "float32"), ("int4", "in
 
 
 def is_tensorcore_supported_precision(in_dtype: Any, accum_dtype: Any, arch: TileDevice) -> bool:
-    """Whether matrix units multiply these element types without rounding them first (so not float32)."""
+    """Whether tensor cores multiply these element types without rounding them first (so not float32)."""
     pair = f"{dtype(in_dtype)}", f"{dtype(accum_dtype)}"
     pair = pair[0].replace("float8_e4m3", "float8_e4m3fn").replace("fnfn", "fn"), pair[1]
     return is_cuda_arch(arch) and any(arch.sm_version >= since and pair in pairs for since, pairs in _SINCE)

@@ -1,4 +1,4 @@
-"""Hints: how to tile a computation, derived from the limits of an architecture."""
+"""Derives hints (tilings of a computation) from the limits of an architecture."""
 
 from .hint import Hint, IntrinInfo, Stride, TensorCoreExtraConfig, TileDict
 from .node import Edge, OutputNode, PrimFuncNode

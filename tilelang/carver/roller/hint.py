@@ -1,4 +1,4 @@
-"""Hint: one way to tile a computation for an architecture."""
+"""Hint: one tiling of a computation for an architecture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import rasterization
 
 @dataclass
 class TensorCoreExtraConfig:
-    """Strides of staged operands and the axes of the instruction; outer dimensions come first."""
+    """Strides of operands staged in shared memory, and the axes of the instruction; outer dimensions first."""
 
     AS_shape: tuple[int, ...] = ()
     BS_shape: tuple[int, ...] = ()
@@ -22,13 +22,13 @@ class TensorCoreExtraConfig:
 
 @dataclass
 class Stride:
-    """A padded stride of a staged tensor.  stride: elements; ax: the axis it belongs to, -1 for a plain layout."""
+    """A padded stride of a staged tensor.  stride: elements; ax: its axis, -1 for a layout without padding."""
 
     stride: int = 1
     ax: int = -1
 
     def is_valid(self) -> bool:
-        """Whether it changes anything."""
+        """Whether the stride has an effect."""
         return self.ax >= 0
 
     def compute_strides_from_shape(self, shape: list[int]) -> list[int]:
@@ -47,7 +47,7 @@ class Stride:
 
 @dataclass
 class TileDict:
-    """What a tile of the output costs.  smem_cost: bytes; block_per_SM, num_wave: counts; traffic: bytes of memory."""
+    """The cost of an output tile.  smem_cost: bytes; block_per_SM, num_wave: counts; traffic: bytes of global memory."""
 
     output_tile: tuple[int, ...]
     smem_cost: int = 0
@@ -64,7 +64,7 @@ class TileDict:
 
 @dataclass
 class IntrinInfo:
-    """The matrix instruction a hint counts on.  micro_size: (m, n, k) of one instruction, elements."""
+    """The MMA instruction that a hint uses.  micro_size: (m, n, k) of one instruction, elements."""
 
     in_dtype: str
     out_dtype: str
@@ -74,12 +74,12 @@ class IntrinInfo:
 
     @property
     def smooth_a(self) -> bool:
-        """No special order of A in storage is asked for."""
+        """Whether A needs a special order in storage: never."""
         return False
 
     @property
     def smooth_b(self) -> bool:
-        """No special order of B in storage is asked for."""
+        """Whether B needs a special order in storage: never."""
         return False
 
 
@@ -90,13 +90,13 @@ _PLAIN = ("use_tc", "thread", "warp", "reduce_thread", "vectorize", "step", "rax
 
 @dataclass(repr=False)
 class Hint:
-    """One way to tile: what a block, a warp and a step of the reduction cover, in elements.
+    """One tiling: the elements that a block, a warp and a step of the reduction cover.
 
-    block: along each axis of the output.  warp (matrix units only): what a warp covers, so a block has
-    prod(block) / prod(warp) warps.  thread (without matrix units): threads along each axis.  reduce_thread: threads along
-    each reduced axis.  rstep: along each reduced axis.  step: contiguous elements a thread takes along each axis.
-    pipeline_stage: buffers of each staged operand, 1 for no overlap.  use_async: stages are filled by asynchronous copies.
-    smem_bytes, registers: what was counted of the tile: bytes of shared memory a block, 32-bit registers a thread.
+    block: elements of a block along each axis of the output.  warp (tensor cores only): elements of a warp along each axis, so
+    that a block has prod(block) / prod(warp) warps.  thread (without tensor cores): threads along each axis.  reduce_thread:
+    threads along each reduced axis.  rstep: elements of a step along each reduced axis.  step: contiguous elements per thread
+    along each axis.  pipeline_stage: stages of each operand, 1 for no overlap.  use_async: asynchronous copies fill the stages.
+    smem_bytes, registers: estimates for the tile, bytes of shared memory per block and 32-bit registers per thread.
     """
 
     arch: Any = None
@@ -126,7 +126,7 @@ class Hint:
 
     @property
     def step(self) -> list[int]:
-        """Contiguous elements a thread takes along each axis of the output: ones where none were set."""
+        """Contiguous elements per thread along each axis of the output; 1 where not set."""
         return list(self._step) or [1] * len(self.block)
 
     @step.setter
@@ -135,7 +135,7 @@ class Hint:
 
     @property
     def raxis_order(self) -> list[int]:
-        """Order in which the reduced axes are walked."""
+        """The order of the loops over the reduced axes."""
         return list(self._raxis_order) or list(range(len(self.rstep)))
 
     @raxis_order.setter
@@ -144,7 +144,7 @@ class Hint:
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Number of threads of a block."""
         count = 1
         for b, w in zip(self.block, self.warp, strict=False):
             count *= b // w
@@ -155,7 +155,7 @@ class Hint:
         return count
 
     def to_dict(self) -> dict[str, Any]:
-        """What differs from an empty hint, as plain values; `from_dict` reads it back."""
+        """The entries that differ from an empty hint, as plain values; `from_dict` reads them back."""
         plain = Hint()
         out: dict[str, Any] = {}
         for name in (*_ALWAYS, *_PLAIN):
@@ -172,7 +172,7 @@ class Hint:
 
     @classmethod
     def from_dict(cls, entries: dict[str, Any]) -> Hint:
-        """The hint `to_dict` described.  Raises ValueError for an unknown entry."""
+        """The hint that `to_dict` wrote.  Raises ValueError for an unknown entry."""
         hint = cls()
         for name, value in entries.items():
             if name == "intrin_info":

@@ -29,7 +29,7 @@ class OutputNode:
 
     @property
     def work(self) -> Any:
-        """What the node computes."""
+        """The computation of the node."""
         return self.node.work
 
 

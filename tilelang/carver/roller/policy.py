@@ -1,8 +1,8 @@
-"""Tiles that fit an architecture, best first by a count of its clocks.
+"""Enumerates tiles that fit an architecture and orders them by an estimate of their clocks.
 
-Every hint that leaves here has been counted: shared memory of a block, registers of a thread, threads, shapes of the
-matrix instruction.  The order is an estimate (waves of blocks times the slowest of matrix units, shared memory, L2 and
-memory); it ranks candidates for a tuner and promises no time.
+Every hint is checked against the architecture's limits: shared memory of a block, registers of a thread, threads, shapes of
+the MMA instruction.  The order is an estimate (waves of blocks times the slowest of tensor cores, shared memory, L2 and
+global memory).  It ranks candidates for tuning and is no prediction of the time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _registers(elements: int, name: str, threads: int) -> int:
 
 @dataclass(frozen=True)
 class _Cost:
-    """Clocks of all blocks, and what a block takes."""
+    """The estimated clocks of all blocks, and the resources of one block."""
 
     clocks: float
     shared: int
@@ -44,7 +44,7 @@ class _Cost:
 
 
 class _Policy:
-    """Candidates for a Work on an arch, in the order of their estimated clocks."""
+    """Base class: candidates for a Work on an architecture, ordered by estimated clocks."""
 
     def __init__(self, work: Work, arch: TileDevice) -> None:
         self.work, self.arch = work, arch
@@ -76,7 +76,7 @@ class _Policy:
         return [hint for _, hint in found[:max(0, topk)]]
 
     def tile_dict(self, hint: Hint) -> TileDict:
-        """What a hint's tile costs on this architecture."""
+        """The cost of a hint's tile on this architecture."""
         space = _space(self.work)
         grid = prod(ceil(s / b) for s, b in zip(space, hint.block, strict=True)) * _repeats(self.work)
         resident = max(1, _resident(self.arch, hint.threads, hint.smem_bytes, hint.registers))
@@ -104,7 +104,7 @@ def _repeats(work: Work) -> int:
 
 
 def _resident(arch: TileDevice, threads: int, shared: int, registers: int) -> int:
-    """Blocks of a multiprocessor at once; 0 when one does not fit."""
+    """Occupancy: resident blocks of an SM; 0 when a block does not fit."""
     if shared > arch.smem_cap or registers > 255 or threads > 1024:
         return 0
     by_registers = arch.reg_cap // (threads * max(16, -(-registers // 8) * 8))
@@ -112,7 +112,7 @@ def _resident(arch: TileDevice, threads: int, shared: int, registers: int) -> in
 
 
 class TensorCorePolicy(_Policy):
-    """Tiles of products and attention on matrix units."""
+    """Tiles of GEMM and attention on tensor cores."""
 
     def candidates(self) -> Iterator[tuple[float, Hint]]:
         work = self.work
@@ -125,7 +125,7 @@ class TensorCorePolicy(_Policy):
         return 16, 8, k if self.arch.sm_version >= 80 else max(8, k // 2)
 
     def _rate(self, name: str) -> float:
-        """Multiply-adds a clock of a multiprocessor's matrix units."""
+        """Multiply-adds per clock of an SM's tensor cores."""
         return self.arch.tensor_rate * 16 / dtype(name).bits
 
     def _stages(self) -> tuple[int, ...]:
@@ -161,12 +161,12 @@ class TensorCorePolicy(_Policy):
         blocks = ceil(w.m / bm) * ceil(w.n / bn) * w.batch
         steps = ceil(w.k / bk)
         at_once = min(resident, ceil(blocks / arch.compute_max_core))
-        # Clocks of one block's share of a multiprocessor.  Without a second stage a load's latency is waited for.
+        # Clocks of one block, with the SM divided among resident blocks.  Without a second stage, it waits for each load.
         matrix = bm * bn * bk * steps / self._rate(w.in_dtype)
         operands = warps * (warp[0] + warp[1]) * bk * size * steps / _SHARED_BYTES_PER_CLOCK
         moved = (bm + bn) * bk * size * steps / (arch.bandwidth[0] * 1e6 / arch.clock / arch.compute_max_core)
         stall = steps * arch.latency / max(1, (stages - 1) * at_once * 2) + 2 * arch.latency
-        few = 4 / min(4, warps * at_once)  # a multiprocessor has four partitions, each wants a warp
+        few = 4 / min(4, warps * at_once)  # an SM has four partitions, and each needs a warp
         block = max(matrix * few, operands, moved) * at_once + stall
         memory = ((w.m + w.n) * w.k * size + w.m * w.n * dtype(w.out_dtype).bits / 8) * w.batch
         waves = ceil(blocks / (at_once * arch.compute_max_core))
@@ -204,7 +204,7 @@ class TensorCorePolicy(_Policy):
             at_once = min(resident, ceil(blocks / self.arch.compute_max_core))
             matrix = 2 * bq * bk * width * steps / self._rate(w.in_dtype) * 4 / min(4, warps * at_once)
             operands = warps * 2 * bk * width * size * steps / _SHARED_BYTES_PER_CLOCK
-            powers = bq * bk * steps / 16  # exponentials a clock of a multiprocessor
+            powers = bq * bk * steps / 16  # an SM computes 16 exponentials per clock
             stall = steps * self.arch.latency / max(1, (stages - 1) * at_once * 2)
             waves = ceil(blocks / (at_once * self.arch.compute_max_core))
             clocks = waves * ((max(matrix, operands) + powers) * at_once + stall)
@@ -216,7 +216,7 @@ class TensorCorePolicy(_Policy):
 
 
 def _loads(name: str, row: int, *tensors: str) -> dict[str, int]:
-    """Elements of one load of up to 16 bytes from rows of this many elements."""
+    """Elements per load of up to 16 bytes from rows of this many elements."""
     width = max(1, 128 // dtype(name).bits)
     while row % width:
         width //= 2
@@ -224,7 +224,7 @@ def _loads(name: str, row: int, *tensors: str) -> dict[str, int]:
 
 
 class DefaultPolicy(_Policy):
-    """Tiles of maps, sums and products on the ordinary units: each thread computes elements of the output."""
+    """Tiles of element-wise maps, reductions and GEMM without tensor cores: each thread computes elements of the output."""
 
     def candidates(self) -> Iterator[tuple[float, Hint]]:
         if isinstance(self.work, Attention):
@@ -274,8 +274,8 @@ class DefaultPolicy(_Policy):
             if resident == 0:
                 continue
             blocks = prod(space[:-1]) * ceil(space[-1] / block)
-            busy = min(1.0, blocks * threads / (arch.compute_max_core * 512))  # threads that keep memory busy
-            run = min(last, (along * vector if w.inner else block)) * bits / 8  # contiguous bytes a block asks for at once
+            busy = min(1.0, blocks * threads / (arch.compute_max_core * 512))  # 512 threads per SM keep memory busy
+            run = min(last, (along * vector if w.inner else block)) * bits / 8  # contiguous bytes that a block requests at once
             moved = w.points * bits / 8 / (arch.bandwidth[1] * 1e6 / arch.clock)
             chain = ceil(reduced / (rstep[-1] if rstep else 1)) * 8 + (along.bit_length() * 30 if along > 1 else 0)
             waves = ceil(blocks / (resident * arch.compute_max_core))
@@ -286,7 +286,7 @@ class DefaultPolicy(_Policy):
 
 
 def hints_for(work: Work, arch: TileDevice, topk: int = 10) -> list[Hint]:
-    """Hints for a computation: matrix units where the types have them, else the ordinary ones."""
+    """Hints for a computation: for tensor cores where they support the types, else for the ordinary units."""
     return TensorCorePolicy(work, arch).emit_config(topk) or DefaultPolicy(work, arch).emit_config(topk)
 
 

@@ -1,4 +1,4 @@
-"""Orders in which the blocks of a grid run, as a hint asks for them."""
+"""Rasterisations (orders of the blocks of a grid) that a hint can request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class _Single(type):
-    """A class that is its own only instance, so that `is NoRasterization` and `isinstance` both answer."""
+    """Metaclass of a class that is its own only instance, so that both `is NoRasterization` and `isinstance` work."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return cls
@@ -26,7 +26,7 @@ class NoRasterization(metaclass=_Single):
 
     @classmethod
     def get_code(cls) -> list[str]:
-        """Statements of the language that ask for it: none."""
+        """The statements that request this order: none."""
         return []
 
 
@@ -37,7 +37,7 @@ class _Rasterization2D:
     order = "row"
 
     def get_code(self) -> list[str]:
-        """Statements of the language that ask for it."""
+        """The statements that request this order."""
         return [f"T.use_swizzle(panel_size={self.box_width}, order={self.order!r})"]
 
     def __repr__(self) -> str:
@@ -46,12 +46,12 @@ class _Rasterization2D:
 
 @dataclass(frozen=True, repr=False)
 class Rasterization2DRow(_Rasterization2D):
-    """Panels of `box_width` rows of blocks run one after another."""
+    """Rasterisation panels of `box_width` rows of blocks."""
 
 
 @dataclass(frozen=True, repr=False)
 class Rasterization2DColumn(_Rasterization2D):
-    """Panels of `box_width` columns of blocks run one after another."""
+    """Rasterisation panels of `box_width` columns of blocks."""
 
     order = "column"
 

@@ -1,4 +1,4 @@
-"""What is tiled: a computation as sizes and element types."""
+"""Descriptions of computations to be tiled: sizes and element types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import prod
 
 @dataclass(frozen=True)
 class Matmul:
-    """C[b] = A[b] @ B[b]: m x n x k, `batch` times.  traffic is counted for operands of these types."""
+    """A batched GEMM C[b] = A[b] @ B[b] of m x n x k, `batch` times.  Memory traffic is counted for these element types."""
 
     m: int
     n: int
@@ -23,7 +23,7 @@ class Matmul:
 
 @dataclass(frozen=True)
 class Attention:
-    """softmax(Q @ K^T) @ V for `heads` (batch times heads): rows of queries, keys, width of a head."""
+    """softmax(Q @ K^T) @ V for `heads` (batch size times heads).  Sizes: rows of queries, keys, width of a head."""
 
     heads: int
     rows: int
@@ -37,7 +37,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Map:
-    """Values over `space`, each a sum over `reduced` (empty: none).  loads: bytes read for one term, stores: written a value.
+    """Values over `space`, each a sum over `reduced` (may be empty).  loads: bytes read per term; stores: written per value.
 
     inner: the innermost axis of storage is a reduced one.  weight: the operand whose rows are read once each.
     """
@@ -50,7 +50,7 @@ class Map:
 
     @property
     def points(self) -> int:
-        """Terms in all."""
+        """Total number of terms."""
         return prod(self.space) * prod(self.reduced)
 
 

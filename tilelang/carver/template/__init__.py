@@ -1,4 +1,4 @@
-"""Templates: common computations by their sizes, and the tiles that fit an architecture.
+"""Templates of common computations, which recommend tiles for their sizes and an architecture.
 
     hints = MatmulTemplate(M=1024, N=1024, K=1024).with_arch(CUDA("cuda")).recommend_hints(topk=10)
 """
@@ -43,7 +43,7 @@ class MatmulTemplate(BaseTemplate):
 class ConvTemplate(BaseTemplate):
     """Out (N, OH, OW, F) of data (N, H, W, C) and weights (K, K, C, F); stride S, dilation D, padding P.
 
-    Hints tile the product over windows: (N * OH * OW) x F x (K * K * C).
+    Hints tile the equivalent GEMM over windows: (N * OH * OW) x F x (K * K * C).
     """
 
     N: int = 1
@@ -114,7 +114,7 @@ class ElementwiseTemplate(BaseTemplate):
 
 @dataclass
 class GeneralReductionTemplate(BaseTemplate):
-    """The sum over some axes.  structure: "S" for an axis that stays, "R" for one that is summed, as in "SSR"."""
+    """The sum over some axes.  structure: "S" for an axis that is kept, "R" for one that is reduced, as in "SSR"."""
 
     structure: str = "SR"
     shape: Any = (1, 1)

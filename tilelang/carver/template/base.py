@@ -1,4 +1,4 @@
-"""What the templates share: an architecture, hints, the program."""
+"""BaseTemplate: the architecture, hints and program of a template."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BaseTemplate:
 
     @property
     def arch(self) -> TileDevice:
-        """The architecture that was chosen, else that of the current target or device."""
+        """The chosen architecture, else that of the current target or device."""
         if self._arch is None:
             self._arch = auto_infer_current_arch()
         return self._arch
@@ -46,27 +46,27 @@ class BaseTemplate:
         return self
 
     def has_arch(self) -> bool:
-        """Whether an architecture was chosen."""
+        """Whether an architecture has been chosen."""
         return self._arch is not None
 
     def is_volta_arch(self) -> bool:
-        """sm_70."""
+        """Whether the architecture is sm_70."""
         return self.arch.platform == "CUDA" and 70 <= self.arch.sm_version < 75
 
     def is_ampere_arch(self) -> bool:
-        """sm_80 up to sm_88."""
+        """Whether the architecture is sm_80 up to sm_88."""
         return self.arch.platform == "CUDA" and 80 <= self.arch.sm_version < 89
 
     def get_hardware_aware_configs(self, arch: TileDevice, topk: int = 10) -> list[Hint]:
-        """The `topk` tiles of least estimated time on an architecture; fewer when fewer fit."""
+        """The `topk` hints with the least estimated time on an architecture; fewer when fewer tiles fit."""
         return hints_for(self.work, arch, topk)
 
     def recommend_hints(self, topk: int = 10) -> list[Hint]:
-        """The `topk` tiles of least estimated time on the chosen architecture; fewer when fewer fit."""
+        """The `topk` hints with the least estimated time on the chosen architecture; fewer when fewer tiles fit."""
         return self.get_hardware_aware_configs(self.arch, topk)
 
     def equivalent_function(self) -> Any:
-        """The computation as a PrimFunc, with the tiles of the first hint; compiles and runs."""
+        """The computation as a runnable PrimFunc with the tiles of the first hint."""
         if self._func is None:
             hints = self.recommend_hints(1)
             if not hints:

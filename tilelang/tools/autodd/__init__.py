@@ -1,16 +1,16 @@
-"""Cut a failing program down: the smallest script found whose output still contains a message.
+"""Reduces a failing script to a small one whose output still contains a given message.
 
     python -m tilelang.autodd kernel.py --err-msg "layout-conflict" -o small.py
 
-What must stay is marked in the script: `# autodd: freeze` at the end of a line keeps its whole statement,
-`# autodd: freeze-start` to `# autodd: end-freeze` the statements between, and
+Marks in the script protect code from the reduction: `# autodd: freeze` at the end of a line keeps its whole statement,
+`# autodd: freeze-start` to `# autodd: end-freeze` keep the statements between them, and
 
     from tilelang.autodd import __freeze__
     with __freeze__:              # keeps its body as it is
         ...
     x = __freeze__(expression)    # keeps the expression
 
-where __freeze__ changes nothing when the script runs.
+keep a body or an expression.  __freeze__ has no effect when the script runs.
 """
 
 from __future__ import annotations

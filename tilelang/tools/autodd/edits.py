@@ -1,4 +1,4 @@
-"""Ways to make a syntax tree smaller: removals from lists of statements, and replacements of single nodes."""
+"""Edits that make a syntax tree smaller: removal of statements, and replacement of single nodes."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def paths(node: ast.AST, path: Path = ()) -> Iterator[tuple[Path, ast.AST]]:
 
 
 def edited(tree: ast.Module, edit: Edit) -> ast.Module:
-    """A copy with an edit made."""
+    """A copy of a tree with an edit applied."""
     out = copy.deepcopy(tree)
     edit(out)
     return out
 
 
 def source_of(tree: ast.Module) -> str | None:
-    """The text of a tree, None when it is no program."""
+    """The source text of a tree; None when it is no valid program."""
     try:
         text = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
         compile(text, "<candidate>", "exec")
@@ -62,13 +62,13 @@ def statement_lists(tree: ast.AST) -> list[tuple[Path, str]]:
 
 
 def removable(tree: ast.AST, path: Path, name: str) -> list[int]:
-    """Indices of the statements of a list that hold nothing frozen."""
+    """Indices of the statements of a list that contain nothing frozen."""
     return [k for k, s in enumerate(getattr(at(tree, path), name)) if not holds_frozen(s)
             and not isinstance(s, ast.Pass)]
 
 
 def remove(path: Path, name: str, indices: set[int]) -> Edit:
-    """Take statements out of a list; an empty body becomes `pass`."""
+    """Remove statements from a list; an empty body becomes `pass`."""
     def edit(tree: ast.Module) -> None:
         owner = at(tree, path)
         kept = [s for k, s in enumerate(getattr(owner, name)) if k not in indices]
@@ -78,7 +78,7 @@ def remove(path: Path, name: str, indices: set[int]) -> Edit:
 
 
 def _replace(path: Path, new: ast.AST | list[Any]) -> Edit:
-    """Put a node (or, in a list, several) where another is."""
+    """Replace a node by another one (in a list, by several)."""
     def edit(tree: ast.Module) -> None:
         *above, (name, index) = path
         owner = at(tree, tuple(above))
@@ -105,7 +105,7 @@ def _clear(path: Path, name: str) -> Edit:
 
 
 def replacements(tree: ast.Module) -> Iterator[Edit]:
-    """Edits of single nodes, the ones that take most away first."""
+    """Edits of single nodes, those that remove most first."""
     nodes = [(p, n) for p, n in paths(tree) if p and not is_frozen(n)]
     for path, node in nodes:
         yield from _of_statement(path, node)
@@ -116,7 +116,7 @@ def replacements(tree: ast.Module) -> Iterator[Edit]:
 
 
 def _of_statement(path: Path, node: ast.AST) -> Iterator[Edit]:
-    """A compound statement becomes one of its bodies, an assignment its value."""
+    """Replace a compound statement by one of its bodies, an assignment by its value."""
     if path[-1][1] is None:
         return
     if isinstance(node, (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.FunctionDef, ast.ClassDef)):
@@ -129,7 +129,7 @@ def _of_statement(path: Path, node: ast.AST) -> Iterator[Edit]:
 
 
 def _of_parts(path: Path, node: ast.AST) -> Iterator[Edit]:
-    """Decorators, arguments, keywords, elements and annotations go."""
+    """Remove decorators, arguments, keywords, elements and annotations."""
     for name in ("decorator_list", "keywords", "args", "elts", "targets", "values", "names", "items", "comparators"):
         parts = getattr(node, name, None)
         if isinstance(node, ast.arguments) and name == "args":
@@ -154,7 +154,7 @@ def _of_parts(path: Path, node: ast.AST) -> Iterator[Edit]:
 
 
 def _parameters(path: Path, node: ast.arguments) -> Iterator[Edit]:
-    """A parameter goes, with its default."""
+    """Remove a parameter and its default."""
     for k in range(len(node.args)):
         if holds_frozen(node.args[k]):
             continue
@@ -173,7 +173,7 @@ def _parameters(path: Path, node: ast.arguments) -> Iterator[Edit]:
 
 
 def _of_expression(path: Path, node: ast.AST) -> Iterator[Edit]:
-    """An expression becomes a part of itself, or a smaller constant."""
+    """Replace an expression by one of its subexpressions or by a smaller constant."""
     if not isinstance(node, ast.expr) or isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
         return
     parts: list[ast.expr] = []

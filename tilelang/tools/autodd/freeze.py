@@ -1,4 +1,4 @@
-"""What the reduction must leave alone: the marks in a script, and where they are in its syntax tree."""
+"""Marks that protect code from the reduction: finds them in a script and in its syntax tree."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import re
 import tokenize
 from typing import Any
 
-# The parser gives one node of these for all programs: an attribute of it would be everybody's.
+# The parser reuses one node of each of these classes for all programs, so that an attribute must not be set on it.
 _SHARED = (ast.expr_context, ast.boolop, ast.operator, ast.unaryop, ast.cmpop)
 _MARK = re.compile(r"#\s*autodd:\s*(freeze-start|end-freeze|freeze)\b")
 
 
 class _Freeze:
-    """`with __freeze__:` and `__freeze__(x)`: they change nothing, and what they hold is kept by the reduction."""
+    """The class of `__freeze__`.  `with __freeze__:` and `__freeze__(x)` have no effect at run time; the reduction keeps their
+    contents."""
 
     def __call__(self, value: Any = None) -> Any:
-        """The value itself; without one, this object, so that `with __freeze__():` works too."""
+        """Return the argument, or without one this object, so that `with __freeze__():` works too."""
         return self if value is None else value
 
     def __enter__(self) -> _Freeze:
@@ -31,7 +32,7 @@ __freeze__ = _Freeze()
 
 
 def frozen_lines(source: str) -> tuple[set[int], list[tuple[int, int]]]:
-    """(lines marked one by one, ranges of lines), counted from 1.  Raises ValueError for a start without an end."""
+    """(single marked lines, marked ranges of lines), counted from 1.  Raises ValueError for a start without an end."""
     single: set[int] = set()
     ranges: list[tuple[int, int]] = []
     start: int | None = None
@@ -61,7 +62,7 @@ def _names_freeze(e: ast.expr) -> bool:
 
 
 def mark_frozen(tree: ast.AST, source: str) -> None:
-    """Set the attribute `frozen` of all nodes that must stay as they are."""
+    """Set the attribute `frozen` of all nodes that must not change."""
     single, ranges = frozen_lines(source)
 
     def freeze(node: ast.AST) -> None:
@@ -85,12 +86,12 @@ def mark_frozen(tree: ast.AST, source: str) -> None:
 
 
 def is_frozen(node: ast.AST) -> bool:
-    """Whether a node itself must stay."""
+    """Whether a node itself is frozen."""
     return getattr(node, "frozen", False)
 
 
 def holds_frozen(node: ast.AST) -> bool:
-    """Whether a node or anything in it must stay."""
+    """Whether a node or any node inside it is frozen."""
     return any(is_frozen(n) for n in ast.walk(node))
 
 

@@ -1,4 +1,4 @@
-"""Delta debugging of a script: smaller and smaller candidates are run, and those that still fail are kept."""
+"""Delta debugging of a script: runs smaller and smaller candidates and keeps those that still fail."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Reduction:
         self.pool = ThreadPoolExecutor(max_workers=self.jobs)
 
     def run(self) -> str:
-        """Reduce until nothing more goes."""
+        """Reduce until no edit succeeds."""
         try:
             while True:
                 before = self.text
@@ -43,7 +43,7 @@ class Reduction:
             self.pool.shutdown(wait=False, cancel_futures=True)
 
     def _take(self, edits: Iterator[Edit]) -> int | None:
-        """Try edits of the present tree, some at once; keep the first that still fails and give its number."""
+        """Try edits of the present tree, several in parallel.  Keep the first that still fails and return its number."""
         numbered = enumerate(edits)
         while batch := list(islice(numbered, self.jobs)):
             trees = [(k, edited(self.tree, e)) for k, e in batch]
@@ -81,7 +81,7 @@ class Reduction:
             done += 1
 
     def _nodes(self) -> None:
-        """Replace single nodes by less."""
+        """Replace single nodes by smaller ones."""
         start = 0
         while True:
             taken = self._take(islice(replacements(self.tree), start, None))
@@ -91,10 +91,10 @@ class Reduction:
 
 
 def reduce_source(source: str, check: Check, jobs: int = 1, improved: Callable[[str], None] | None = None) -> str:
-    """The smallest text found for which check is still true.
+    """Reduce a script; returns the smallest text found for which check is still true.
 
-    Raises ValueError when it is not true of the source itself or the marks in it do not pair up, SyntaxError when it
-    is no program.
+    Raises ValueError when check is false for the source itself or its marks do not pair up, SyntaxError when the source is no
+    valid program.
     """
     reduction = Reduction(source, check, jobs, improved)
     if not check(source):

@@ -1,5 +1,5 @@
-"""Running candidates: each in a process of its own, started anew ("subproc") or forked from one that has loaded the
-packages already ("runner")."""
+"""Runs each candidate in a separate process: a new one ("subproc"), or a fork of one that has loaded the packages
+("runner")."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SERVE = "from tilelang.autodd.running import serve; serve()"
 
 
 class Runs:
-    """Runs texts as scripts and says what they print.
+    """Runs texts as scripts and returns their output.
 
-    backend: "runner" (POSIX) or "subproc".  timeout: seconds a run may take; what it printed until then counts.  folder:
-    the directory scripts import from.  jobs: runs at once.  Close it when done.
+    backend: "runner" (POSIX) or "subproc".  timeout: seconds per run; the output up to then is returned.  folder: the
+    directory that scripts import from.  jobs: parallel runs.  Close it when done.
     """
 
     def __init__(self, backend: str, timeout: float, folder: str, jobs: int = 1) -> None:
@@ -41,7 +41,7 @@ class Runs:
             self.servers.put(None)
 
     def output(self, text: str) -> str:
-        """What a script prints, errors included."""
+        """The output of a script, errors included."""
         self.count += 1
         path = Path(self.temporary.name) / f"candidate_{self.count}_{time.monotonic_ns()}.py"
         path.write_text(text, encoding="utf-8")
@@ -108,9 +108,9 @@ def _kill_group(pid: int) -> None:
 
 
 def serve() -> None:
-    """The runner: for each line of JSON on stdin, run a script in a forked child and say so on stdout.
+    """The runner process: for each line of JSON on stdin, run a script in a forked child and report its end on stdout.
 
-    The packages are loaded here and nothing is run, so that no thread exists when it forks.
+    This process only loads the packages and runs nothing else, so that no thread exists when it forks.
     """
     import tilelang.language  # 136 ms
 
@@ -134,7 +134,7 @@ def serve() -> None:
 
 
 def _run(path: str, log: str) -> None:
-    """The child: the script as the main program, its output into a file."""
+    """In the child: run the script as the main program, with its output in a file."""
     os.setsid()
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):

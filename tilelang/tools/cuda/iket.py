@@ -1,4 +1,4 @@
-"""Tracing of events inside kernels: not available, and each name says so."""
+"""Tracing of events inside kernels.  It is not available: each name raises not-available."""
 
 from tilelang.language.unavailable import unavailable_names
 

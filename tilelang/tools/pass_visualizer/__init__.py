@@ -1,4 +1,4 @@
-"""A page of what each pass does to a program, and an outline of a program.
+"""Writes an HTML page that shows what each pass does to a program, and an outline of a program.
 
     python -m tilelang.tools.pass_visualizer.viewer FILE --set N=1024 --out passes.html
 """

@@ -1,4 +1,4 @@
-"""The passes of a program as data, the page made of them, and the outline of a program."""
+"""Data of the passes of a program, the HTML page made from them, and the outline of a program."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def build_pass_data(func_or_mod: Any, target: Any = None, passes: Iterable[Any] 
                     context: int = 3) -> list[dict[str, Any]]:
     """Run the passes of the GPU pipeline on a program.
 
-    Returns a record a pass: those of tools.lower_trace, seconds, phase (of the program after it) and structure (its
-    outline, see inspect_structure).  passes: names or passes of the pipeline, in order; None: all.
+    Returns one record per pass: the fields of tools.lower_trace, seconds, phase (of the program after the pass) and structure
+    (its outline, see inspect_structure).  passes: names or passes of the pipeline, in order; None: all.
     """
     func = only_program(func_or_mod)
     wanted = (*TILE_PASSES, *DEVICE_PASSES) if passes is None else tuple(resolve_pass(p)[1] for p in passes)
@@ -44,7 +44,7 @@ def build_pass_data(func_or_mod: Any, target: Any = None, passes: Iterable[Any] 
 
 
 def emit_html(data: list[dict[str, Any]], out: Any = None, title: str = "Passes") -> str:
-    """The page of build_pass_data's records; also written to `out` when it is given."""
+    """The HTML page of build_pass_data's records.  It is also written to `out`, if given."""
     page = page_of([(title, data)], title)
     if out is not None:
         path = Path(out)

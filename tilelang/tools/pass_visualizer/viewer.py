@@ -1,4 +1,4 @@
-"""python -m tilelang.tools.pass_visualizer.viewer FILE: the page of a program's passes."""
+"""python -m tilelang.tools.pass_visualizer.viewer FILE: writes the page of a program's passes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; user errors are printed, not traced."""
+    """Run the command.  User errors are printed without a trace."""
     args = build_parser().parse_args(argv)
     try:
         program = find_program(args.file, settings(args.set))
