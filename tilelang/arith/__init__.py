@@ -4,8 +4,8 @@
     simplify_stmt(s, env)  the same for whole statements        can_prove(c, env)    True only when certain
     affine(e)              coefficients and constant            divisible(e, n)      always a multiple of n?
 
-env maps variables to inclusive (low, high), None where unknown.  A pass that asks many questions keeps one `Analyzer`:
-its answers are memoised by node identity.
+env maps variables to inclusive (low, high); None means that this end is unknown.  A pass that makes many queries should keep
+one `Analyzer`, which memoises its results by node identity.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .value_scalars import value_scalars
 
 
 def simplify(node: Any, env: Env | None = None) -> Any:
-    """An equal expression (or statement), as short as the rules make it; ints pass through."""
+    """Simplify an expression or a statement; ints are returned as they are."""
     if isinstance(node, Expr):
         return Analyzer(env).simplify(node)
     if isinstance(node, Stmt):
@@ -45,7 +45,7 @@ def can_prove(cond: Any, env: Env | None = None) -> bool:
 
 
 def affine(e: Any, env: Env | None = None) -> AffineForm | None:
-    """Coefficients of an integer expression over its atoms; None when it is not a scalar integer."""
+    """The affine form of an integer expression; None when e is not a scalar integer."""
     if not isinstance(e, Expr):
         return AffineForm((), int(e))
     if not e.dtype.is_int or e.dtype.lanes != 1:
@@ -55,14 +55,14 @@ def affine(e: Any, env: Env | None = None) -> AffineForm | None:
 
 
 def divisible(e: Any, n: int, facts: Mapping[Expr, int] | None = None, analyzer: Analyzer | None = None) -> bool:
-    """Whether e is certainly a multiple of n.  facts: known divisors of variables or other atoms."""
+    """Whether e is proven to be a multiple of n.  facts: known divisors of variables or other atoms."""
     return n in (0, 1) or known_divisor(e, facts, analyzer) % n == 0
 
 
 def known_divisor(e: Any, facts: Mapping[Expr, int] | None = None, analyzer: Analyzer | None = None) -> int:
-    """The largest integer known to divide e; 0 when e is 0 (everything divides it).
+    """The largest integer known to divide e; 0 when e is 0, which every integer divides.
 
-    For n not a power of two the answer holds as long as e does not overflow its type.
+    A divisor that is not a power of two is correct only if e does not overflow its type.
     """
     if not isinstance(e, Expr):
         return abs(int(e))
@@ -101,7 +101,7 @@ def _atom_divisor(x: Expr, facts: Mapping[Expr, int], a: Analyzer) -> int:
 
 
 def _low_bits(op: str, d: int) -> int:
-    """Bit operations and narrowing keep only the power-of-two part of a common divisor."""
+    """The divisor that remains after a bit operation or a narrowing cast: these keep only the power-of-two factor of d."""
     return d & -d if op in ("bitor", "bitxor") else d
 
 

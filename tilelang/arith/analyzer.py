@@ -1,6 +1,6 @@
-"""The analyzer: simplification, intervals and proofs under one environment of variable bounds.
+"""The analyzer: simplifies expressions, bounds them and proves conditions, given bounds of the variables.
 
-Everything is memoised by node identity, so a pass that keeps one Analyzer pays for each node once.
+All results are memoised by node identity, so that a pass that keeps one Analyzer analyses each node once.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from .quotient import Quotients
 from .rules import ALL_RULES
 
 Env = Mapping[Var, Bounds]
-LARGE = 14  # of the range of a type, halved so often: 2**17 for int32
+LARGE = 14  # a factor is large when it exceeds the greatest value of the type shifted right by LARGE bits: 2**17 for int32
 
 
 def is_large(k: int, op: str, dt: Any) -> bool:
-    """Whether a factor ("mul") is one that no stride of an index has, or a summand is that large."""
+    """Whether k is too large for the stride of an index (op "mul": a factor) or for its offset (else: a summand)."""
     high = int_range(dt)[1]
     return abs(k) > (high >> LARGE if op == "mul" else high // 2)
 
 
 class Analyzer:
-    """Facts about expressions, given inclusive bounds of variables (None: unknown at that end).
+    """Answers queries about expressions, given inclusive bounds of variables (None: this end is unknown).
 
-    env may grow through `bind` while the analyzer is in use; a variable's bounds never change once given.
+    `bind` may add variables to env while the analyzer is in use.  The bounds of a variable never change once they are set.
     """
 
     def __init__(self, env: Env | None = None) -> None:
@@ -60,10 +60,10 @@ class Analyzer:
         self._linear: dict[int, tuple[Expr, Linear]] = {}
         self._range: dict[int, tuple[Expr, Bounds]] = {}
         self._quotients = Quotients(self)
-        self._known: dict[Expr, bool] = {}  # conditions that hold (or do not) here
+        self._known: dict[Expr, bool] = {}  # conditions known to be true or false
 
     def bind(self, var: Var, low: int | None, high: int | None) -> Analyzer:
-        """Give a variable's bounds.  Returns self, or a fresh analyzer when the variable had other bounds before."""
+        """Set the bounds of a variable.  Returns self, or a new analyzer when the variable had other bounds before."""
         old = self.env.get(var)
         if old == (low, high):
             return self
@@ -89,7 +89,7 @@ class Analyzer:
     # ---- simplify -------------------------------------------------------------------------------------------------
 
     def simplify(self, e: Expr) -> Expr:
-        """An equal expression, as short as the rules make it; the same object when nothing changes.  Idempotent."""
+        """Simplify an expression.  Idempotent; returns the same object when nothing changes."""
         hit = self._simple.get(id(e))
         if hit is not None:
             return hit[1]
@@ -114,7 +114,7 @@ class Analyzer:
         return e
 
     def _simplify_other(self, e: Expr) -> Expr:
-        """Not a scalar integer: simplify below, decide comparisons, then the rules at this node."""
+        """Simplify a node that is not a scalar integer: first its operands, then comparisons, then the rewrite rules."""
         e = rebuild(e, self.simplified)
         if isinstance(e, Binary) and e.op in COMPARISONS and e.a.dtype.is_int and e.dtype.lanes == 1:
             known = self._compare(e)
@@ -140,7 +140,7 @@ class Analyzer:
         return v
 
     def _compare(self, e: Binary) -> bool | None:
-        """Whether an integer comparison always holds, never holds, or (None) may go either way."""
+        """True or False for an integer comparison that always or never holds; None when this is not known."""
         la, lb = self.linear(e.a), self.linear(e.b)
         dt = e.a.dtype
         if not (self.exact(la, dt) and self.exact(lb, dt)):
@@ -158,7 +158,7 @@ class Analyzer:
         return known
 
     def _by_symmetry(self, e: Binary) -> bool | None:
-        """Comparison against a min or max: a < min(b, c) iff a < b and a < c, and its three relatives."""
+        """Decide a comparison with a min or max: a < min(b, c) iff a < b and a < c, and the three symmetric cases."""
         for op, a, b in ((e.op, e.a, e.b), (_MIRROR.get(e.op, ""), e.b, e.a)):
             if op in ("lt", "le", "gt", "ge") and isinstance(b, Binary) and b.op in ("min", "max"):
                 sides = [self._compare(Binary(op, a, s, e.dtype)) for s in (b.a, b.b)]
@@ -252,10 +252,10 @@ class Analyzer:
         return lo, hi
 
     def exact(self, form: Linear, dt: Any) -> bool:
-        """Whether the form's value fits dt, so that it equals the expression.
+        """Whether the value of the form fits dt, so that the form equals the expression without wrapping.
 
-        Variables of unknown bounds are taken to be indices, whose multiples fit.  Multiples by a number that no stride of an
-        index is (LARGE), and sums with one, are hashes and random numbers: those wrap.
+        A variable without known bounds is assumed to be an index, whose multiples fit.  A factor or summand larger than
+        that of any index (see is_large) indicates a hash or a random number; such a form is assumed to wrap.
         """
         lo, hi = self.bounds_of(form)
         low, high = int_range(dt)
@@ -306,7 +306,7 @@ class Analyzer:
                     return ba.floordiv(x, y) if a.op == "truncdiv" else ba.floormod(x, y)
             case "min": return ba.minimum(x, y)
             case "max": return ba.maximum(x, y)
-            # A bit pattern may be any value of its type: an unknown end is the type's end, not "small enough".
+            # The operands may be arbitrary bit patterns: an unknown bound is the bound of the type, and is not assumed to fit.
             case "bitand" | "bitor" | "bitxor": return ba.meet(ba.bits(a.op, x, y), int_range(a.dtype))
             case "shr":
                 if y[0] is not None and y[1] is not None and 0 <= y[0] == y[1] < 64:
@@ -318,7 +318,7 @@ class Analyzer:
     # ---- proofs ---------------------------------------------------------------------------------------------------
 
     def can_prove(self, cond: Any) -> bool:
-        """Whether cond certainly holds.  False means "not proven"."""
+        """Whether cond is proven to hold.  False means "not proven"."""
         if isinstance(cond, bool):
             return cond
         out = self.simplify(cond)
@@ -332,7 +332,7 @@ _NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "e
 
 
 def _is_atom(a: Expr) -> bool:
-    """Whether linear(a) would give a itself back (it is not a sum, product, quotient or leaf that still decomposes)."""
+    """Whether a is an atom of linear forms: linear(a) is a itself, with coefficient 1."""
     if isinstance(a, Binary) and a.op == "shl":
         k = const_of(a.b)
         return k is None or not 0 <= k < a.dtype.bits
@@ -341,7 +341,7 @@ def _is_atom(a: Expr) -> bool:
 
 
 def _decide(op: str, d: Bounds) -> bool | None:
-    """Truth of `x op y` from bounds of x - y."""
+    """The truth of `x op y`, derived from bounds d of x - y; None when they do not decide it."""
     lo, hi = d
     if op in ("gt", "ge"):
         lo, hi = (None if hi is None else -hi), (None if lo is None else -lo)
@@ -358,7 +358,7 @@ def _decide(op: str, d: Bounds) -> bool | None:
 
 
 def _learn(at: Analyzer, cond: Expr, holds: bool, env: dict[Var, Bounds], known: dict[Expr, bool]) -> None:
-    """Record what a condition says: the condition itself, its parts, and bounds of variables in comparisons."""
+    """Record what follows from a condition: the condition itself, its operands, and bounds of variables in comparisons."""
     cond = at.simplify(cond)
     known[cond] = holds
     if isinstance(cond, Unary) and cond.op == "not":

@@ -1,4 +1,4 @@
-"""Interval arithmetic on (low, high), inclusive; None stands for "not known" at that end."""
+"""Interval arithmetic on inclusive (low, high); None means that this end is unknown."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def floormod(a: Bounds, b: Bounds) -> Bounds:
 
 
 def union(a: Bounds, b: Bounds) -> Bounds:
-    """Bounds of either of two values."""
+    """Bounds that hold for both of two values: the smallest interval around both."""
     return (None if a[0] is None or b[0] is None else min(a[0], b[0]),
             None if a[1] is None or b[1] is None else max(a[1], b[1]))
 
 
 def meet(a: Bounds, b: Bounds) -> Bounds:
-    """Bounds of a value for which both hold."""
+    """Bounds of a value that lies in both intervals."""
     lo = b[0] if a[0] is None else a[0] if b[0] is None else max(a[0], b[0])
     hi = b[1] if a[1] is None else a[1] if b[1] is None else min(a[1], b[1])
     return lo, hi
@@ -80,7 +80,7 @@ def maximum(a: Bounds, b: Bounds) -> Bounds:
 
 
 def bits(op: str, a: Bounds, b: Bounds) -> Bounds:
-    """bitand, bitor, bitxor of values known to be non-negative; a non-negative mask bounds `and` alone."""
+    """Bounds of bitand, bitor, bitxor.  Both operands must be known to be non-negative; for bitand one of them suffices."""
     nonneg = [v for v in (a, b) if v[0] is not None and v[0] >= 0]
     if op == "bitand":
         highs = [v[1] for v in nonneg if v[1] is not None]

@@ -1,4 +1,4 @@
-"""Where an element lies in the storage of its buffer."""
+"""Computes the offset of an element in the storage of its buffer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .width import widened
 
 
 def flat_index(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
-    """Element offset of buffer[indices] from the start of its storage: 64 bits wide unless it surely fits in 32."""
+    """Offset of buffer[indices] from the start of its storage, in elements.  int64 unless it is proven to fit in 32 bits."""
     if len(indices) == 1 and not isinstance(buffer.offset, Expr) and buffer.strides[0] == 1:
         return binary("add", indices[0], const(buffer.offset, indices[0].dtype)) if buffer.offset else indices[0]
     small = buffer.is_static and all(isinstance(x, int) for x in (*buffer.strides, buffer.offset)) and \

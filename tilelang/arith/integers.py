@@ -1,4 +1,4 @@
-"""Integer helpers."""
+"""Integer functions: division rounded up, next power of two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of the integer variables of a launch, learned from its statements in program order."""
+"""Collects the ranges of the integer variables of a launch from its statements, in program order."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .value_scalars import value_scalars
 
 
 class LaunchFacts:
-    """What is known at one statement of a launch.
+    """The ranges known at one statement of a launch.
 
-    analyzer: answers questions about expressions there.  Who goes over the statements calls `enter_loop` in front of the body
-    of a loop and `enter_bind` at a binding.  A variable is bound once, so what is learned stays true behind the statement.
+    analyzer: answers queries about expressions at this statement.  A walk over the statements calls `enter_loop` before the
+    body of a loop and `enter_bind` at a Bind.  A variable is bound once, so its range stays valid after the statement.
     """
 
     def __init__(self, launch: Launch, params: Iterable[Any]) -> None:
@@ -30,11 +30,11 @@ class LaunchFacts:
             self.analyzer.bind(v, 0, 2**31 - 2 if high is None else max(0, min(high - 1, 2**31 - 2)))
 
     def enter_loop(self, s: For) -> None:
-        """The variable of a loop runs over its extent."""
+        """Record the range of a loop variable."""
         self.analyzer = self.analyzer.bind(s.var, *extent_bounds(self.analyzer, s.start, s.extent))
 
     def enter_bind(self, s: Bind) -> None:
-        """An integer variable has the range of its value."""
+        """Record that a bound integer variable has the range of its value."""
         if s.var.dtype.is_int and s.var.dtype.lanes == 1:
             value = s.value.args[0] if isinstance(s.value, Call) and s.value.op == "opaque_copy" else s.value
             bounds = self.analyzer.interval(value)

@@ -1,9 +1,9 @@
-"""Linear forms: sum of coefficient * atom + constant, over exact Python integers.
+"""Linear forms: sums of coefficient * atom, plus a constant, over exact Python integers.
 
-The value of an expression of an n-bit type is congruent to its form modulo 2**n; where the form's interval lies inside
-the type's range the two are equal ("exact"), which is what division, remainder and comparison need.  A bound that is
-not known (None) counts as inside: index variables are taken not to overflow their type (but see Analyzer.exact), data
-read from memory is not.
+The value of an expression of an n-bit type is congruent to its form modulo 2**n.  Where the interval of the form lies inside
+the range of the type, the two are equal ("exact").  Division, remainder and comparison need an exact form.  An unknown bound
+(None) counts as inside the range, because index variables are assumed not to overflow their type (but see Analyzer.exact).
+Data read from memory has the bounds of its type instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Bounds = tuple[int | None, int | None]
 
 
 class Linear:
-    """terms: atom -> nonzero coefficient, in order of first appearance; const: the rest.  Not to be changed."""
+    """A linear form.  terms: atom -> nonzero coefficient, in order of first appearance.  const: the constant.  Immutable."""
 
     __slots__ = ("terms", "const")
 
@@ -52,7 +52,7 @@ class Linear:
 
 @record
 class AffineForm:
-    """expr = sum(coefficient * atom) + const.  Atoms are Vars, or quotients, remainders and other opaque values."""
+    """expr = sum(coefficient * atom) + const.  An atom is a Var, a quotient, a remainder or another opaque value."""
 
     terms: tuple[tuple[Expr, int], ...]
     const: int
@@ -111,11 +111,11 @@ def const_of(e: Expr) -> int | None:
 
 
 def dtype_bounds(dt: dtype) -> Bounds:
-    """What is known of a value of this type that comes from data."""
+    """Bounds of a value of this type that is read from memory."""
     return int_range(dt) if dt.is_int or dt.is_bool else (None, None)
 
 
 def var_bounds(v: Var) -> Bounds:
-    """What is known of a variable without further information."""
+    """Bounds of a variable about which nothing but its type is known."""
     dt = v.dtype
     return int_range(dt) if dt.is_bool or (dt.is_int and (dt.is_unsigned or dt.bits <= 16)) else (None, None)

@@ -1,4 +1,4 @@
-"""Quotients and remainders of linear forms by constants.
+"""Divides linear forms by constants: quotients and remainders.
 
 The identities used (c, g, a, b > 0; floor division):
     (c*Q + R) // c                    = Q + R // c
@@ -20,7 +20,7 @@ from .linear import Bounds, Linear, const_of, emit
 
 
 class Forms(Protocol):
-    """What the division asks of the analyzer it belongs to."""
+    """The analyzer's methods that the division uses."""
 
     def linear(self, e: Expr) -> Linear: ...
 
@@ -34,7 +34,7 @@ class Forms(Protocol):
 
 
 class Quotients:
-    """Division of linear forms.  of: what is known of their parts."""
+    """Division of linear forms.  of: the analyzer that knows the bounds of their atoms."""
 
     def __init__(self, of: Forms) -> None:
         self.of = of
@@ -89,7 +89,7 @@ class Quotients:
         lo, hi = self.of.bounds_of(r)
         if lo is not None and hi is not None and lo // c == hi // c:
             return Linear(whole, a.const // c + lo // c)
-        if not self.of.exact(r, dt):  # taking whole multiples out moved the rest beyond the type
+        if not self.of.exact(r, dt):  # after removal of the multiples of c the rest no longer fits the type
             return Linear({Binary("floordiv", emit(a, dt), int_literal(c, dt), dt): 1}, 0)
         h, _, g = self._split(r, c)
         if g > 1:
@@ -99,7 +99,7 @@ class Quotients:
         return self.merge(out.plus(tail), dt)
 
     def _split(self, r: Linear, c: int) -> tuple[Linear, Linear, int]:
-        """r = g*H + S with g | c as large as possible and S provably in [0, g)."""
+        """(H, S, g) with r = g*H + S, where g divides c, is as large as possible, and S is proven to lie in [0, g)."""
         steps = sorted({gcd(k, c) for k in r.terms.values()} | ({c} if r.const else set()), reverse=True)
         for g in steps:
             if g <= 1:
@@ -111,7 +111,7 @@ class Quotients:
         return r, Linear({}, 0), 1
 
     def _divided_atom(self, r: Linear, c: int, dt: dtype) -> Linear:
-        """r // c where no part splits off: nested quotients and remainders join, anything else stays."""
+        """r // c where no term can be split off: combines it with a nested quotient or remainder, else emits the division."""
         if len(r.terms) == 1:
             (atom, k), = r.terms.items()
             if k == 1 and isinstance(atom, Binary):
@@ -127,7 +127,7 @@ class Quotients:
         return Linear({Binary("floordiv", emit(r, dt), int_literal(c, dt), dt): 1}, 0)
 
     def remainder(self, a: Linear, c: int, dt: dtype) -> Linear:
-        """a mod c, in [0, c), for c > 0 and a form that is exact (or c a power of two: wrapping does not matter)."""
+        """a mod c, in [0, c), for c > 0.  The form must be exact unless c is a power of two, where wrapping changes nothing."""
         if c == 1:
             return Linear({}, 0)
         rest: dict[Expr, int] = {}
@@ -161,13 +161,16 @@ class Quotients:
         return Linear({Binary("floormod", emit(r, dt), int_literal(c, dt), dt): 1}, 0)
 
     def _grows_little(self, whole: Linear) -> bool:
-        """Whether a sum of whole values in place of remainders cannot wrap where the remainders did not: one variable that may
-        be anything stays as it is, but many times it, or the sum of two, is not what the program computed."""
+        """Whether a form whose remainders were replaced by their dividends still cannot wrap.
+
+        One unbounded atom with coefficient 1 or -1 is safe.  A larger multiple of it, or a sum of two unbounded atoms, may wrap
+        although the remainders did not.
+        """
         unknown = [k for atom, k in whole.terms.items() if None in self.of.atom_bounds(atom)]
         return not unknown or unknown in ([1], [-1])
 
     def _up_to_multiples(self, atom: Expr, k: int, c: int, dt: dtype) -> Linear | None:
-        """x of an atom x % d where k*d is a multiple of c: k times either leaves the same remainder by c."""
+        """The form of x for an atom x % d where k*d is a multiple of c: then k*x and k*(x % d) have the same remainder by c."""
         if isinstance(atom, Binary) and atom.op == "floormod":
             d, inner = const_of(atom.b), self.of.linear(atom.a)
             if d is not None and d > 0 and (d * k) % c == 0 and self.of.exact(inner, dt):

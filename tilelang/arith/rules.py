@@ -1,10 +1,10 @@
-"""Rewrite rules as data: patterns of nested tuples, replacements, and the condition under which they hold.
+"""Rewrite rules as data: a pattern of nested tuples, its replacement, and the condition under which the rule holds.
 
 A pattern is `(op, operand, …)`, a `Wild` (matches anything; the same Wild twice must match equal expressions), a
 `Wild(const=True)` (matches literals only), or a Python value (matches a literal of that value).  `op` is the name of a
-Binary or Unary operation, or "select".  A replacement is a pattern too, or a function of the matched expressions by
-wild name.  What integer sums, products, quotients and remainders become is decided on linear forms (linear.py): a rule
-table cannot say "collect the terms".
+Binary or Unary operation, or "select".  A replacement is a pattern too, or a function of the matched expressions by the
+name of their Wild.  Integer sums, products, quotients and remainders are simplified as linear forms (linear.py), because a
+rule cannot express "collect the terms".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tilelang.ir.record import record
 
 @record
 class Wild:
-    """A hole of a pattern, by name.  const: matches literals only."""
+    """A named placeholder in a pattern.  const: matches literals only."""
 
     name: str
     const: bool = False
@@ -27,7 +27,7 @@ class Wild:
 
 @record
 class Rule:
-    """pattern -> replacement when(matched) holds.  line: where the rule is written, for reports."""
+    """Rewrites pattern to replacement if when(matched) holds.  line: the source line of the rule table, for reports."""
 
     pattern: tuple[Any, ...]
     replacement: Any
@@ -36,7 +36,7 @@ class Rule:
 
 
 class RuleSet:
-    """Rules indexed by the operation at their root.  Sets join with `+`, earlier rules first."""
+    """Rules indexed by the operation at the root of their pattern.  `+` concatenates sets; earlier rules are tried first."""
 
     def __init__(self, all_rules: Iterable[Rule]) -> None:
         self.rules = tuple(all_rules)
@@ -51,7 +51,7 @@ class RuleSet:
         return len(self.rules)
 
     def apply(self, e: Expr) -> Expr | None:
-        """The replacement by the first rule that fits at the root of e, or None."""
+        """The replacement of e by the first rule that matches at its root, or None."""
         op = root_op(e)
         for r in self.by_op.get(op, ()):
             got: dict[str, Expr] = {}
@@ -121,11 +121,11 @@ def _pure(name: str) -> Callable[[dict[str, Expr]], bool]:
 
 
 def is_pure(e: Expr) -> bool:
-    """Whether evaluating e once more, or not at all, is unobservable: no loads out of order, no calls."""
+    """Whether e may be evaluated twice or not at all without an observable difference: it contains no loads and no calls."""
     return not contains(e, Call, Load)
 
 
-# `and`/`or` evaluate left to right and stop early: dropping the *left* operand needs it to be free of calls and loads.
+# `and` and `or` short-circuit from left to right: their *left* operand may be dropped only if it contains no calls or loads.
 LOGIC_RULES = rules(
     (("and", True, x), x),
     (("and", x, True), x),
@@ -153,7 +153,7 @@ def _not_compare(op: str) -> Any:
     return lambda got: Binary(op, got["x"], got["y"], BOOL)
 
 
-# The complement of an ordered float comparison differs on NaN, so only integers turn around.
+# `not` may invert an ordered comparison of integers only: for floats the two sides differ on NaN.
 COMPARE_RULES = rules(
     (("not", ("lt", x, y)), _not_compare("ge"), _is_int),
     (("not", ("le", x, y)), _not_compare("gt"), _is_int),

@@ -1,4 +1,4 @@
-"""simplify_stmt: simplification of whole statements, collecting the ranges of loops, launches, bindings and branches.
+"""Simplifies whole statements, using the ranges of the loops, launches, bindings and conditions around each expression.
 
     for i in serial(0, 8):            for i in serial(0, 8):
         if i < 8:                 ->      B[i] = A[i]
@@ -19,11 +19,10 @@ from .linear import Bounds
 
 
 def simplify_stmt(stmt: Stmt, env: Env | None = None) -> Stmt:
-    """The statement with every expression simplified under the bounds of the loops, launches and conditions around it.
+    """Simplify every expression of a statement under the bounds of the loops, launches and conditions around it.
 
-    Branches whose condition is decided disappear, loops of extent 0 too; a serial loop of extent 1 becomes its body (but
-    for one with the attr `kept`).
-    The same object when nothing changes.  env: inclusive bounds of free variables.
+    Branches that are never taken and loops of extent 0 are removed.  A serial loop of extent 1 is replaced by its body, unless
+    its plan has `kept`.  Returns the same object when nothing changes.  env: inclusive bounds of free variables.
     """
     return _Simplify().stmt(stmt, Analyzer(env))
 
@@ -34,7 +33,7 @@ def extent_bounds(a: Analyzer, start: Any, extent: Any) -> Bounds:
     _, hi = ba.add(a.interval(_expr(start)), a.interval(_expr(extent)))
     hi = None if hi is None else hi - 1
     if lo is not None and hi is not None and hi < lo:
-        hi = lo  # the loop does not run: any non-empty interval is right inside it
+        hi = lo  # the loop has no iterations: any non-empty interval is correct for its body
     return lo, hi
 
 
@@ -43,10 +42,10 @@ def _expr(v: Any) -> Expr:
 
 
 class _Simplify:
-    """One walk; the analyzer is passed down, since a branch knows more than what follows it."""
+    """One walk over a statement.  The analyzer is passed down, because more is known in a branch than after it."""
 
     def __init__(self) -> None:
-        self.values: dict[Var, Expr] = {}  # of integers that are bound, where they name neither memory nor calls
+        self.values: dict[Var, Expr] = {}  # values of bound integers that contain no loads and no calls
 
     def stmt(self, s: Any, a: Analyzer) -> Any:
         if isinstance(s, Seq):
@@ -106,7 +105,7 @@ class _Simplify:
 
     def _if(self, s: If, a: Analyzer) -> Stmt:
         cond = a.simplify(s.cond)
-        if not isinstance(cond, Const):  # what bound integers stand for may decide it
+        if not isinstance(cond, Const):  # substituting the values of bound integers may decide the condition
             decided = a.simplify(substitute(cond, self.values))
             cond = decided if isinstance(decided, Const) else cond
         if isinstance(cond, Const):
@@ -120,7 +119,7 @@ class _Simplify:
 
 
 def _knowing(a: Analyzer, cond: Expr, holds: bool, branch: Stmt) -> Analyzer:
-    """What is known in a branch: the parts of its condition that hold all through it."""
+    """The analyzer for a branch: it knows those operands of the condition that stay valid throughout the branch."""
     if _lasts(cond, branch):
         return a.assuming(cond, holds)
     if isinstance(cond, Binary) and cond.op == ("and" if holds else "or"):
@@ -129,9 +128,9 @@ def _knowing(a: Analyzer, cond: Expr, holds: bool, branch: Stmt) -> Analyzer:
 
 
 def _lasts(cond: Expr, branch: Stmt) -> bool:
-    """Whether what a condition says holds all through its branch: memory that it reads is not written there.
+    """Whether a condition stays valid throughout its branch: the branch does not write memory that the condition reads.
 
-    Memory that other threads may write as well is taken to change wherever the branch waits, loops on or calls.
+    Memory that other threads may write is assumed to change wherever the branch waits, contains a while loop or makes a call.
     """
     read = [n.buffer for n in walk(cond, Load)]
     if contains(cond, Call):
@@ -149,7 +148,7 @@ def _lasts(cond: Expr, branch: Stmt) -> bool:
 
 
 def _has_break(s: Stmt) -> bool:
-    """Whether a break or continue of the loop around s stands in it (not in a loop below)."""
+    """Whether s contains a break or continue of the loop around it (those of nested loops do not count)."""
     stack: list[Any] = [s]
     while stack:
         x = stack.pop()

@@ -1,7 +1,7 @@
-"""Which scalars of a call are numbers of their own, not sizes or places.
+"""Finds the scalar parameters of a call that are plain values and used in no index or size.
 
-    O[i] = (seed * 31 + i) % 7        seed is a value: a remainder of what wraps
-    O[start + i] = start % 7          start is a place: start + i is taken not to wrap
+    O[i] = (seed * 31 + i) % 7        seed is a value: its arithmetic may wrap
+    O[start + i] = start % 7          start is used in an index: start + i is assumed not to wrap
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from tilelang.ir import (
     walk,
 )
 
-_REMAINDERS = ("floormod", "truncmod", "bitand")  # make indices of hashes
+_REMAINDERS = ("floormod", "truncmod", "bitand")  # operations that turn a hash into an index
 
 
 def value_scalars(stmt: Stmt, params: Iterable[Any]) -> list[Var]:
-    """Those of `params` (others than integer variables are passed over) of which no place, size or number of turns in stmt
-    is made but through a remainder.  Conditions do not count: what is compared may be any number.
+    """The integer variables of `params` that occur in no index, size or trip count of stmt, except below a remainder.
+
+    Conditions do not count: a scalar that is only compared may have any value.  Other parameters are ignored.
     """
     scalars = [p for p in params if isinstance(p, Var) and p.dtype.is_int and p.dtype.lanes == 1]
     if not scalars:
@@ -49,14 +50,14 @@ def value_scalars(stmt: Stmt, params: Iterable[Any]) -> list[Var]:
         else:
             for e in _places(x):
                 _add_vars(e, places)
-    for b in reversed(binds):  # in the order of the program: what a value is made of stands before it
+    for b in reversed(binds):  # binds are in program order, so a variable is defined before the values that use it
         if b.var in places:
             _add_vars(b.value, places)
     return [v for v in scalars if v not in places]
 
 
 def _places(x: Any) -> Iterable[Any]:
-    """Expressions of one node that say where or how often."""
+    """The expressions of one node that are indices, sizes or trip counts."""
     if isinstance(x, (Load, Store, AddressOf)):
         return *x.indices, *_sizes(x.buffer)
     if isinstance(x, Region):
@@ -79,14 +80,14 @@ def _sizes(b: Buffer) -> tuple[Any, ...]:
 
 
 def _add_vars(e: Any, out: set[Var]) -> None:
-    """The variables of an index, but for those below a remainder or a conversion from floats."""
+    """Add the variables of an index to out, except those below a remainder or a conversion from floats."""
     stack = [e]
     while stack:
         x = stack.pop()
         if isinstance(x, Var):
             out.add(x)
         elif isinstance(x, Binary) and x.op in _REMAINDERS or isinstance(x, (Load, Call)):
-            continue  # the indices of a load are met by themselves
+            continue  # the walk of value_scalars visits the load itself, and with it the indices
         elif isinstance(x, Cast) and not x.value.dtype.is_int:
             continue
         elif isinstance(x, Expr):

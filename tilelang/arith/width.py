@@ -1,4 +1,4 @@
-"""Index expressions computed in 64 bits: block and loop variables fit 32, their products may not."""
+"""Widens index expressions to 64 bits: block and loop variables fit in 32 bits, their products may not."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _EXACT = ("add", "sub", "mul", "floordiv", "floormod", "truncdiv", "truncmod", "
 
 
 def widened(e: Expr, names: Mapping[Var, Expr] | None = None) -> Expr:
-    """The value of a 32-bit index expression as exact arithmetic gives it, as int64.
+    """A 32-bit index expression, computed in int64 so that it does not wrap.
 
-    names: what stands for a variable (a bound name to its 64-bit twin); other variables, loads and calls are converted.
+    names: int64 replacements of variables, such as the int64 copy of a bound name.  Other variables, loads and calls are cast.
     """
     if not e.dtype.is_int or e.dtype.lanes != 1 or e.dtype.bits >= 64:
         return e

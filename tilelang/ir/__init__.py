@@ -1,4 +1,4 @@
-"""The one intermediate representation, used from the user's tile program down to what a code generator prints.
+"""The intermediate representation (IR) of all passes, from the user's tile program to the input of the code generators.
 
 Grammar (dtype on every Expr, span on every node):
 
@@ -11,8 +11,8 @@ Grammar (dtype on every Expr, span on every node):
               | Ramp | Broadcast | Shuffle
     Other   ::= Buffer | Region(buffer, mins, extents)
 
-A node with options has one record of them (options.py): the plan of a For, Parallel, Launch or TileOp, the options of a
-Call, the facts of a Buffer or Func.  attrs of statements and functions are the user's annotations.
+Options of a node are kept in one record (options.py): the plan of a For, Parallel, Launch or TileOp, the options of a Call,
+the facts of a Buffer or Func.  The attrs of statements and functions are the user's annotations.
 
 Phases are sets of invariants over the same nodes (ir/verify.py):
     TILE           tile ops and Parallel loops; no thread indices needed; buffers N-dimensional.
@@ -21,18 +21,18 @@ Phases are sets of invariants over the same nodes (ir/verify.py):
     SYNCED         THREADS_BOUND with barriers and async waits placed and verified.
     DEVICE         SYNCED, local and shared buffers one-dimensional, shared offsets planned, vector accesses are Ramps.
 
-Semantics, settled once:
-  * A tile program means its statements one after another on whole tiles; Parallel iterations are independent.
+Semantics, which every backend must follow:
+  * A tile program executes its statements one after another on whole tiles; Parallel iterations are independent.
   * Integer arithmetic is two's complement and wraps at the width of its dtype.  floordiv/floormod round to minus
     infinity, truncdiv/truncmod to zero; division by zero is undefined.  Shifts by >= width are undefined.
   * Float arithmetic is IEEE in its dtype, one rounding per operation (fp16/bf16 as if computed in fp32 and rounded);
     contraction to fma is allowed.  min/max return the other operand when one is NaN.
   * Operands of Binary are evaluated left to right; `and`, `or` and a lazy Select evaluate only what they need.
-  * Cast float->int truncates; beyond the range it gives the nearest end, of NaN 0.  To a narrower float it rounds once, to
-    nearest even; floats of 8 bits and less saturate.  tfloat32 is stored as float32: only products round it.
+  * Cast float->int truncates and saturates; NaN gives 0.  Cast to a narrower float rounds once, to nearest even; floats of 8
+    bits and less saturate.  tfloat32 is stored as float32 and is rounded only when an MMA reads it.
   * Launch: blocks run in any order; threads of a block in any interleaving between barriers.
-  * A load of a global buffer outside its shape gives its safe value (0), a store there is skipped, per dimension;
-    the lowering makes that explicit with guards.  Other scopes are not guarded.
+  * A load outside the shape of a global buffer gives the buffer's safe value (default 0); a store there is skipped.  This
+    holds per dimension, and the lowering makes it explicit with guards.  Other scopes are not guarded.
   * A block barrier orders all shared and global accesses of the block's threads before and after it.
   * An async copy (cp.async) writes shared memory some time before the wait for its group returns in the issuing thread;
     other threads see it after a barrier that follows that wait.

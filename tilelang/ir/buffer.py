@@ -1,4 +1,4 @@
-"""Buffers, regions of them, reading an element, taking its address.  See ir/__init__.py for the grammar and the semantics."""
+"""Buffers, their regions, loads and addresses of elements.  See ir/__init__.py for the grammar and the semantics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Buffer(Node):
 
     shape: per dimension a Python int or an Expr.  strides: in elements, None for compact row-major.
     scope: one of SCOPES.  offset: elements from the start of the storage to element 0.
-    facts: what else is known of it (facts.py).
+    facts: further properties, such as the alignment (facts.py).
     """
 
     name: str
@@ -56,7 +56,7 @@ class Buffer(Node):
         return self is not other
 
     def scope(self) -> str:
-        """The scope as users see it: a variable that holds a hardware descriptor says so."""
+        """The scope as users see it; "local.descriptor.<kind>" for a variable that holds a hardware descriptor."""
         kind = self.facts.descriptor
         return f"local.descriptor.{kind}" if kind else self.scope_name
 
@@ -95,7 +95,7 @@ class Buffer(Node):
     def __getitem__(self, key: Any) -> Any:
         return subscript.call(self, key)
 
-    if TYPE_CHECKING:  # the frontend makes a statement of it
+    if TYPE_CHECKING:  # the frontend turns it into a statement
         def __setitem__(self, key: Any, value: Any) -> None: ...
 
     def access_ptr(self, access_mask: Any = "r", offset: Any = 0, extent: Any = None, **_: Any) -> AddressOf:
@@ -103,14 +103,14 @@ class Buffer(Node):
         return pointer.call(self, access_mask, offset, extent)
 
     def vload(self, begin: Any, dtype: Any = None) -> Expr:
-        """`buf.vload([i, j], "float32x4")`: the element at an index, or as many in a row as the type has lanes.
+        """`buf.vload([i, j], "float32x4")`: the element at an index, or consecutive elements, one for each lane of the type.
 
-        Raises dtype-name for a type of other elements.
+        Raises dtype-name if the element type of `dtype` is not that of the buffer.
         """
         return vector_load.call(self, begin, dtype)
 
     def vstore(self, begin: Any, value: Any) -> Any:
-        """`buf.vstore([i, j], value)`: store a value, or the lanes of a vector in a row."""
+        """`buf.vstore([i, j], value)`: store a value, or the lanes of a vector to consecutive elements."""
         return vector_store.call(self, begin, value)
 
     def __iter__(self) -> Iterator[Any]:
@@ -137,7 +137,7 @@ class Region(Node):
 
     @property
     def is_full(self) -> bool:
-        """Whether it is the whole buffer."""
+        """Whether the region is the whole buffer."""
         return all(is_const(m, 0) for m in self.mins) and all(
             a is b or (isinstance(a, int) and a == b) or (isinstance(a, Expr) and a.same(b))
             for a, b in zip(self.extents, self.buffer.shape))
@@ -156,7 +156,7 @@ class Load(Expr):
     span: Span | None = None
 
     def __getitem__(self, key: Any) -> Any:
-        """`obj.v[0]` in Python code that only runs while tracing, where the language knows v for a variable."""
+        """Supports `obj.v[0]` in Python code that runs only while tracing, where v is a variable of the language."""
         return element_of_load.call(self, key)
 
 
@@ -185,7 +185,7 @@ def _load_element(buffer: Buffer, key: Any) -> Any:
     return load(buffer, key if isinstance(key, tuple) else (key,))
 
 
-# Provided by the language: A[...] (loads, regions, aliases), the one element of a variable, and methods of buffers.
+# Hooks that tilelang.language provides: A[...] (loads, regions, aliases), the element of a variable, and methods of buffers.
 subscript: Hook[Callable[[Buffer, Any], Any]] = Hook("the subscript of a buffer", _load_element)
 element_of_load: Hook[Callable[[Load, Any], Any]] = Hook("the element of a variable", _no_element)
 pointer: Hook[Callable[[Buffer, Any, Any, Any], AddressOf]] = Hook("Buffer.access_ptr")

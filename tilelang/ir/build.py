@@ -1,4 +1,4 @@
-"""Building expressions that no operator builds: conditions, selections, calls of intrinsics, values of a type."""
+"""Builds expressions that have no Python operator: logical and/or, selections, calls of intrinsics, values of a dtype."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .span import Span
 
 
 def logical(op: str, a: Any, b: Any) -> Expr:
-    """a and b / a or b, short-circuit.  Integer operands mean `!= 0`."""
+    """`a and b` or `a or b`, with short-circuit evaluation.  An integer operand x means `x != 0`."""
     a, b = as_bool(a), as_bool(b)
     for x, y in ((a, b), (b, a)):
         if isinstance(x, Const):
             if x.value == (op == "and"):
                 return y
-            if x is a or can_go(y):  # the first operand is evaluated, whatever the second one says
+            if x is a or can_go(y):  # the first operand is evaluated whatever the value of the second is
                 return FALSE if op == "and" else TRUE
     return Binary(op, a, b, BOOL.with_lanes(max(a.dtype.lanes, b.dtype.lanes)))
 
 
 def select(cond: Any, a: Any, b: Any, lazy: bool = True) -> Expr:
-    """cond ? a : b, operands promoted; a literal condition picks its side, a vector one that of each lane."""
+    """cond ? a : b, with operands promoted.  A literal condition is folded; a vector condition selects per lane."""
     cond = as_bool(cond)
     a, b = match(convert(a), convert(b)) if isinstance(a, Expr) or isinstance(b, Expr) is False else match(a, b)
     if isinstance(cond, Const):
@@ -42,14 +42,17 @@ def select(cond: Any, a: Any, b: Any, lazy: bool = True) -> Expr:
 
 
 def call(op: str, args: Any, dt: Any, span: Span | None = None, **options: Any) -> Call:
-    """The intrinsic `op` applied to args.  options: fields of its record (call_options.py).  Raises TypeError for others."""
+    """A call of the intrinsic `op`.  options: fields of its record (call_options.py).  Raises TypeError for unknown options."""
     given = options_of(op, options) if options else None
     return Call(op, tuple(convert(a) for a in args), dtype(dt), given, span=span)  # type: ignore[arg-type]
 
 
 @value_of_type.provide
 def construct(dt: dtype, values: tuple[Any, ...]) -> Expr:
-    """What calling a dtype means: T.int32() variable, T.float32(1.5) constant, T.float16(expr) cast, vectors packed."""
+    """The result of calling a dtype: T.int32() is a variable, T.float32(1.5) a constant, T.float16(expr) a cast.
+
+    Several values are packed into a vector.
+    """
     if not values:
         return Var("v", dt)
     if any(isinstance(v, str) for v in values):

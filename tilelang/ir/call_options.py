@@ -1,4 +1,4 @@
-"""Options of intrinsics: compile-time parameters of a Call, one record for each family of rows in target/."""
+"""Options of intrinsics: records of the compile-time parameters of a Call, one class for each family of intrinsics."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from .options import Options, options
 
-CALL_OPTIONS: dict[str, type[CallOptions]] = {}  # by the name of the intrinsic; one that is not named has none
+CALL_OPTIONS: dict[str, type[CallOptions]] = {}  # by name of the intrinsic; intrinsics without options have no entry
 
 
 class CallOptions(Options):
-    """Base of the records of intrinsics.  Which fields there are depends on the intrinsic."""
+    """Base class of the option records of intrinsics.  The fields depend on the intrinsic."""
 
-    if TYPE_CHECKING:  # what some record declares, so that a reader who knows the intrinsic need not name its record
+    if TYPE_CHECKING:  # all fields of all records, so that code that knows the intrinsic need not name its record class
         a_major: str
         b_major: str
         bytes: int
@@ -48,7 +48,7 @@ class CallOptions(Options):
 
 
 def options_of(op: str, given: dict[str, Any]) -> CallOptions | None:
-    """The record of an intrinsic with these options, None where it has none.  Raises TypeError for others."""
+    """The record of an intrinsic with these options; None if it has no options.  Raises TypeError for unknown options."""
     record = CALL_OPTIONS.get(op)
     if record is not None:
         return record(**given)
@@ -58,7 +58,7 @@ def options_of(op: str, given: dict[str, Any]) -> CallOptions | None:
 
 
 def _of(*ops: str) -> Callable[[type], Any]:
-    """Class decorator: the record of these intrinsics."""
+    """Class decorator: registers a class as the option record of these intrinsics."""
 
     def wrap(cls: type) -> Any:
         record = options(cls)
@@ -77,35 +77,35 @@ class Rounding(CallOptions):
 
 @_of("call_extern")
 class ExternOptions(CallOptions):
-    """number: tells calls of functions with effects apart, None for those without."""
+    """number: distinguishes calls of functions with effects; None for functions without effects."""
 
     number: int | None = None
 
 
 @_of("sync_threads")
 class BlockBarrierOptions(CallOptions):
-    """number: of the named barrier that it becomes where warp roles have barriers of their own."""
+    """number: the named barrier that replaces the block barrier where each warp role has its own barrier."""
 
     number: int | None = None
 
 
 @_of("syncthreads_count", "syncthreads_and", "syncthreads_or", "warp_role_barrier")
 class VoteOptions(CallOptions):
-    """key: the number of the first barrier of the warp roles, where each is a coroutine (CPU)."""
+    """key: the number of the first barrier of the warp roles, where each warp role runs as a coroutine (CPU)."""
 
     key: int | None = None
 
 
 @_of("shfl_xor", "shfl_up", "shfl_down", "shfl_idx")
 class ShuffleOptions(CallOptions):
-    """width: lanes of the part of the warp that exchanges values."""
+    """width: number of consecutive lanes that exchange values among themselves."""
 
     width: int = 32
 
 
 @_of(*(f"atomic_{op}" for op in ("add", "max", "min", "or", "and", "xor", "exchange", "load", "store")))
 class AtomicOptions(CallOptions):
-    """order: the memory order by its C++ name, None for the intrinsic's own."""
+    """order: the C++ name of the memory order, None for the default of the intrinsic."""
 
     order: str | None = None
 
@@ -126,7 +126,7 @@ class WaitOptions(CallOptions):
 
 @_of("bulk_wait")
 class BulkWaitOptions(CallOptions):
-    """n: groups that may still run.  read: waits until their sources are read, not until all is written."""
+    """n: groups that may still run.  read: wait only until the sources are read, not until the destinations are written."""
 
     n: int = 0
     read: bool = False
@@ -160,7 +160,7 @@ class WgmmaOptions(CallOptions):
 
 @_of("wgmma_descriptor")
 class DescriptorOptions(CallOptions):
-    """lbo, sbo, swizzle, offset: bytes.  count: elements of the tile that is read, from the address on."""
+    """lbo, sbo, swizzle, offset: bytes.  count: number of elements of the tile, starting at the address."""
 
     lbo: int = 0
     sbo: int = 0
@@ -171,8 +171,8 @@ class DescriptorOptions(CallOptions):
 
 @_of("wgmma_pin", "wgmma_hold")
 class PinOptions(CallOptions):
-    """count: 32-bit registers of the array, 0 where the lowering finds out.  move: "in" copies an array into its named PTX
-    registers, "out" these into the array."""
+    """count: 32-bit registers of the array, 0 where the lowering computes the number.  move: "in" copies the array into its
+    named PTX registers, "out" copies the registers into the array."""
 
     count: int = 0
     move: str | None = None
@@ -180,8 +180,8 @@ class PinOptions(CallOptions):
 
 @_of("tma_load", "tma_store", "tma_reduce_add", "tma_prefetch")
 class TmaOptions(CallOptions):
-    """map: name of a tensor map of the launch.  multicast: to the CTAs of a mask.  cache_hint: a name of CACHE_HINTS, or the
-    number of a policy."""
+    """map: name of a tensor map of the launch.  multicast: the copy writes the CTAs of a mask.  cache_hint: a name of
+    CACHE_HINTS, or the number of a cache policy."""
 
     map: str
     multicast: bool = False
@@ -190,14 +190,14 @@ class TmaOptions(CallOptions):
 
 @_of("cp_async_mbarrier_arrive")
 class CpAsyncArriveOptions(CallOptions):
-    """noinc: the arrival is one of those that the barrier was initialised for."""
+    """noinc: the arrival is included in the count that the barrier was initialised with."""
 
     noinc: bool = False
 
 
 @_of("mbarrier_arrive")
 class ArriveOptions(CallOptions):
-    """recompute: the address of the barrier is computed where the thread arrives (printed CUDA)."""
+    """recompute: the printed CUDA computes the address of the barrier at the arrival, not earlier."""
 
     recompute: bool = False
 
@@ -211,7 +211,7 @@ class SmallIntOptions(CallOptions):
 
 @_of("dequantise_pair")
 class PairOptions(CallOptions):
-    """low, high: the bits of the byte where the two weights start.  mask: of one weight."""
+    """low, high: the bit positions in the byte where the two weights start.  mask: the bit mask of one weight."""
 
     low: int
     high: int
@@ -220,7 +220,7 @@ class PairOptions(CallOptions):
 
 @_of("cluster_arrive")
 class ClusterArriveOptions(CallOptions):
-    """relaxed: orders no memory."""
+    """relaxed: the arrival does not order memory accesses."""
 
     relaxed: bool = False
 
@@ -235,7 +235,7 @@ class WarpGroupOptions(CallOptions):
 
 @_of("set_max_nreg")
 class RegisterCountOptions(CallOptions):
-    """n: registers per thread.  inc: raises the count, else lowers it."""
+    """n: registers per thread.  inc: True raises the number of registers, False lowers it."""
 
     n: int
     inc: bool

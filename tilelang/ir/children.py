@@ -1,4 +1,4 @@
-"""What is directly below a node, and which classes of nodes are anywhere below it; found once and kept on the node."""
+"""The children of a node, and the set of node classes below it.  Both are computed once and stored on the node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .options import Options
 
 
 def below(n: Node) -> tuple[Node, ...]:
-    """Direct child nodes from the last to the first."""
+    """Direct child nodes in reverse order, from the last to the first."""
     known = n._below
     return _find_below(n) if known is None else known
 
@@ -40,13 +40,16 @@ def _nodes_in(values: tuple[Any, ...], out: list[Node]) -> None:
 
 
 def children(n: Node) -> Iterator[Node]:
-    """Direct child nodes, in field order, also those in its options; Buffers and Vars included, a Buffer's own fields not."""
+    """Direct child nodes in field order, including those in the options.  Includes Buffers and Vars, not a Buffer's fields."""
     return reversed(below(n))
 
 
 def held(n: Node) -> int:
-    """Bits of the classes of n and of all nodes below it, of a Buffer its own alone, and of all names: of Vars and Buffers, and
-    of what the storage and shape of these Buffers name."""
+    """The bit set of the node classes and of the names at and below n.
+
+    Classes: those of n and of all nodes below it; of a Buffer only its own class.  Names: all Vars and Buffers, including
+    those in the storage and shape of the Buffers.
+    """
     bits = n._held
     if not bits:
         bits = n._kind
@@ -62,8 +65,10 @@ _NAMES = (1 << NAME_BITS) - 1
 
 
 def name_bit(n: Node) -> int:
-    """The bit of a Var or Buffer among the names that nodes hold.  Several share one: who asks for a name may look at too much,
-    never at too little."""
+    """The bit of a Var or Buffer in the bit set of `held`.
+
+    Several names have the same bit, so that a test of the bit may give a false positive, but never a false negative.
+    """
     return 1 << (hash(n) >> 4) % NAME_BITS
 
 

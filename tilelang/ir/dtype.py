@@ -12,7 +12,7 @@ import numpy as np
 from tilelang.errors import facts
 from .hook import Hook
 
-# What calling a dtype gives, an expression: provided by build.py.
+# The function behind `dtype(...)` calls, which returns an expression; build.py provides it.
 value_of_type: Hook[Callable[[dtype, tuple[object, ...]], object]] = Hook("the value of a type")
 
 _ALIASES = {
@@ -47,7 +47,7 @@ def _split(name: str) -> tuple[str, int] | None:
     return None
 
 
-# Types that no other framework has, as str() spells them.
+# The spelling that str() gives for types that no other framework has.
 _CUSTOM = {"tfloat32": "custom[tfloat32]", "float4_e2m1_unpacked": "custom[float4_e2m1_unpacked]8"}
 _ALIASES.update({spelled: name for name, spelled in _CUSTOM.items()})
 
@@ -63,7 +63,7 @@ def canonical_name(name: str) -> str:
 class dtype(str):
     """An element type, scalar or vector.  Subclass of str: `dtype("float16") == "float16"`.
 
-    is_int: signed or unsigned integers, not bool.  There is one object of each type, so that what it is costs one look.
+    is_int: signed or unsigned integers, not bool.  Each type is a single object whose properties are computed once.
     """
 
     __slots__ = ("base", "lanes", "kind", "bits", "is_float", "is_int", "is_signed", "is_unsigned", "is_bool", "is_handle")
@@ -96,7 +96,7 @@ class dtype(str):
     __hash__ = str.__hash__
 
     def __str__(self) -> str:
-        """The name; of types that no other framework has, the spelling that the specification gives."""
+        """The name.  Types that no other framework has are spelled as the specification does."""
         plain = str.__str__(self)
         return _CUSTOM.get(plain, plain)
 
@@ -261,19 +261,20 @@ _FLOAT_MAX = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 
 
 
 def float_max(base: str) -> float:
-    """Largest finite value of a floating-point type."""
+    """The largest finite value of a floating-point type."""
     return _FLOAT_MAX.get(base, 3.4028234663852886e38)
 
 
 def float_min(base: str) -> float:
-    """Least finite value of a floating-point type; scales are positive."""
+    """The least finite value of a floating-point type.  That of a scale type is positive, because it has no sign."""
     return 2.0**-127 if base == SCALE else -float_max(base)
 
 
 def scale_value(v: float) -> float:
-    """The float8_e8m0fnu of a number: |v| rounded up to a power of two from 2**-127 to 2**127; NaN stays.
+    """A number converted to float8_e8m0fnu: |v| rounded up to a power of two from 2**-127 to 2**127; NaN stays NaN.
 
-    A constant of the type always has this value: 0 is none of them, and rules about adding 0 must not see one.
+    Constants of this type are converted when they are made.  The type has no 0, and a constant 0 would wrongly trigger the
+    rules about adding 0.
     """
     if math.isnan(v):
         return v

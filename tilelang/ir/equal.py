@@ -1,4 +1,4 @@
-"""Equality of programs up to the names and identities of what they define."""
+"""Compares programs up to renaming of the variables and buffers that they define."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .options import Options
 
 
 def alpha_equal(a: Any, b: Any) -> bool:
-    """Whether two nodes are the same program: Vars and Buffers correspond one to one, all else is equal."""
+    """Whether two nodes are the same program: their Vars and Buffers correspond one to one, everything else is equal."""
     return _Match().same(a, b)
 
 
@@ -22,7 +22,7 @@ class _Match:
         self.back: dict[int, Any] = {}
 
     def pair(self, a: Any, b: Any) -> bool | None:
-        """True/False when already decided, None when newly paired."""
+        """Pair a with b: True or False if one of them was paired before, None if the pair is new."""
         if id(a) in self.forward or id(b) in self.back:
             return self.forward.get(id(a)) is b and self.back.get(id(b)) is a
         self.forward[id(a)], self.back[id(b)] = b, a

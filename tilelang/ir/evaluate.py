@@ -1,11 +1,11 @@
-"""NumPy meaning of scalar expressions: what every Expr node computes, on many values at once.
+"""Evaluates scalar expressions in NumPy, on many values at once.
 
 A value is a NumPy array (or NumPy scalar) of `numpy_dtype(expr.dtype)`.  Its shape is () for a value that is the same
 everywhere, or (n,) for one value per lane (a lane is a thread, or one iteration of a Parallel loop).  A vector
 expression (dtype.lanes > 1) has one more axis, at the end.
 
-`ExprCompiler` turns an expression into a Python function of a frame once, so that running it again costs only the
-NumPy calls.  What operations and conversions do with values is in numbers.py.
+`ExprCompiler` turns an expression into a Python function of a frame, so that a repeated evaluation costs only the NumPy
+calls.  The arithmetic of operations and conversions is in numbers.py.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ register("eval-unsupported", NotImplementedError, "an expression has no executab
 
 
 class Frame:
-    """Where compiled expressions find values while they run.
+    """The run-time state of compiled expressions.
 
-    slots: values of variables, by the compiler's slot number.  mask: bool per lane, or None when all lanes are active;
-    loads and calls look at it, so that a guarded load touches nothing in the lanes that do not need it.
+    slots: values of variables, by the slot number of the compiler.  mask: one bool per lane, or None when all lanes are
+    active.  Loads and calls read the mask, so that a guarded load accesses no memory in inactive lanes.
     """
 
     __slots__ = ("slots", "mask", "__dict__")
@@ -50,8 +50,8 @@ class Frame:
 class ExprCompiler:
     """Compiles expressions to functions of a Frame.  Each variable gets one slot for all expressions of a compiler.
 
-    rows: intrinsic by name, each with `.meaning` (NumPy function of the arguments, the Call's options as keywords, or None).
-    Subclasses give Load, AddressOf and device Calls their meaning.
+    rows: intrinsics by name.  The `.meaning` of each is a NumPy function of the arguments, with the options of the Call as
+    keywords, or None.  Subclasses implement Load, AddressOf and device Calls.
     """
 
     def __init__(self, rows: Mapping[str, Any] | None = None) -> None:
@@ -70,7 +70,7 @@ class ExprCompiler:
         return at
 
     def new_slots(self, values: Mapping[Var, Any] | None = None) -> list[Value]:
-        """A slot list for a Frame, with the given variables set (as their dtype)."""
+        """A new slot list for a Frame, with the given variables set to values converted to their dtype."""
         for v in values or ():
             self.slot(v)
         slots: list[Value] = [None] * len(self.vars)
@@ -79,7 +79,7 @@ class ExprCompiler:
         return slots
 
     def expr(self, e: Expr) -> Closure:
-        """The function computing e.  Memoised by identity."""
+        """The function that computes e.  Memoised by identity."""
         hit = self._memo.get(id(e))
         if hit is not None:
             return hit[1]
@@ -92,23 +92,23 @@ class ExprCompiler:
         return fn
 
     def touches(self, e: Expr) -> bool:
-        """Whether evaluating e loads or calls something that looks at the mask."""
+        """Whether the evaluation of e contains a load or a call that reads the mask."""
         hit = self._reads.get(id(e))
         if hit is None:
             answer = any(isinstance(n, Load) or (isinstance(n, Call) and self._meaning(n.op) is None) for n in walk(e))
             hit = self._reads[id(e)] = (e, answer)
         return hit[1]
 
-    # -- nodes whose meaning a subclass gives
+    # -- nodes that a subclass implements
 
     def compile_load(self, e: Load) -> Closure:
-        """Meaning of a Load.  The base has no memory."""
+        """Compile a Load.  The base class has no memory."""
         raise error("eval-unsupported", f"load of {e.buffer.name} where there is no memory",
                     expected="memory to load from", found=f"a load of `{e.buffer.name}`", span=e.span,
                     hint=_NO_MEANING)
 
     def compile_address(self, e: AddressOf) -> Closure:
-        """Meaning of an address as a value."""
+        """Compile an address that is used as a value."""
         raise error("eval-unsupported", f"address of {e.buffer.name} used as a value",
                     found=f"the address of `{e.buffer.name}` as a value", span=e.span, hint=_NO_MEANING)
 
@@ -116,7 +116,7 @@ class ExprCompiler:
         return getattr(self.rows.get(op), "meaning", None)
 
     def compile_call(self, e: Call) -> Closure:
-        """Meaning of a Call: its row's, and the two bit-level ones whose meaning depends on the result type."""
+        """Compile a Call by the meaning of its row.  Two bit-level intrinsics are special: they depend on the result type."""
         if e.op == "reinterpret":
             return self._reinterpret(e)
         fn = round_tf32 if e.op == "to_tf32" else self._meaning(e.op)
@@ -146,7 +146,7 @@ class ExprCompiler:
 
         return run
 
-    # -- the rest
+    # -- the other nodes
 
     def compile_var(self, e: Var) -> Closure:
         """The value of a variable."""
@@ -230,7 +230,7 @@ class ExprCompiler:
 
 
 def _short_circuit(a: Closure, b: Closure, conjunction: bool) -> Closure:
-    """a and b / a or b where b loads: b is evaluated only in the lanes that need it."""
+    """`a and b` or `a or b` where b contains a load: b is evaluated only in the lanes that need it."""
 
     def run(f: Frame) -> Value:
         x = a(f)
@@ -252,7 +252,7 @@ def _short_circuit(a: Closure, b: Closure, conjunction: bool) -> Closure:
 
 
 def _lazy_select(cond: Closure, a: Closure, b: Closure, widen: bool) -> Closure:
-    """cond ? a : b where a side loads: each side runs only in its lanes."""
+    """cond ? a : b where a or b contains a load: each of them is evaluated only in the lanes that select it."""
 
     def run(f: Frame) -> Value:
         c = cond(f)
@@ -281,7 +281,7 @@ _COMPILE: dict[type, Callable[[Any, Any], Closure]] = {
 }  # fmt: skip
 
 
-# ---- one expression, once -----------------------------------------------------------------------------------------
+# ---- evaluation of a single expression ------------------------------------------------------------------------------
 
 LoadFn = Callable[[Any, tuple[Value, ...], "np.ndarray | None", Load], Value]
 
@@ -303,7 +303,7 @@ def evaluate(e: Expr, values: Mapping[Var, Any] | None = None, load: LoadFn | No
              rows: Mapping[str, Any] | None = None) -> Value:
     """The value of e, given variables (Python or NumPy scalars, or arrays that broadcast together).
 
-    load(buffer, indices, mask, node) -> array gives memory; mask is the lanes that need the element (None: all).
+    load(buffer, indices, mask, node) -> array reads memory; mask selects the lanes that need the element (None: all).
     rows: intrinsic rows by name (see ExprCompiler).  Raises eval-unbound, eval-unsupported.
 
     >>> from tilelang.ir import Var, dtype

@@ -1,7 +1,7 @@
-"""Expressions: immutable values with a dtype, and what their operators build: conversions, promotion, folding.
+"""Expression nodes and their operators, with type conversion, promotion and constant folding.
 
-See ir/__init__.py for the grammar and the semantics.  The operators stand beside the classes because each needs the other:
-`a + b` of two expressions is an expression, and adding 0 to one gives it back.
+See ir/__init__.py for the grammar and the semantics.  Classes and operators are in one module because they depend on each
+other: `a + b` of two expressions is an expression, and `a + 0` is a.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .hook import Hook
 from .nodes import Node, fields_of, node
 from .span import Span
 
-# `bool(a == b)` of sides that are not the same expression: the language refuses it where only the kernel knows the answer.
+# `bool(a == b)` of two different expressions: the language rejects it where the result is known only in the kernel.
 unlike_sides: Hook[Callable[[Binary], None]] = Hook("the comparison of unlike sides", lambda comparison: None)
 
 
@@ -87,7 +87,7 @@ class Expr(Node):
                     "a tuple, a list or a loop", f"`{self!r}`")
 
     def astype(self, dt: Any) -> Expr:
-        """The value in another type; a vector by the name of its elements' type too."""
+        """The value converted to another type.  For a vector, dt may also be the type of its lanes."""
         dt = dtype(dt)
         return cast(self, dt.with_lanes(self.dtype.lanes) if dt.lanes == 1 else dt)
 
@@ -214,13 +214,16 @@ class Select(Expr):
 
 @node
 class Call(Expr):
-    """An intrinsic by name: a row of target/intrinsics.py.  options: its compile-time parameters, the record that
-    CALL_OPTIONS names (its defaults when left out); None for intrinsics without parameters.  Raises TypeError for others."""
+    """A call of an intrinsic.  op: its name, a row of target/intrinsics.py.
+
+    options: its compile-time parameters, a record of the class in CALL_OPTIONS (default: the defaults of the record); None for
+    intrinsics without options.  Raises TypeError for a record of another class.
+    """
 
     op: str
     args: tuple[Expr, ...]
     dtype: dtype
-    options: CallOptions = None  # type: ignore[assignment] # where there is none, nobody asks for one
+    options: CallOptions = None  # type: ignore[assignment] # None only for intrinsics without options, where it is not read
     span: Span | None = None
     _options: ClassVar[str] = "options"
 
@@ -234,7 +237,7 @@ class Call(Expr):
 
 @node
 class Ramp(Expr):
-    """Vector base, base+stride, … (lanes values)."""
+    """The vector base, base + stride, base + 2 * stride, … of `lanes` values."""
 
     base: Expr
     stride: Expr
@@ -245,7 +248,7 @@ class Ramp(Expr):
 
 @node
 class Broadcast(Expr):
-    """Vector of `lanes` copies of value."""
+    """A vector of `lanes` copies of a value."""
 
     value: Expr
     lanes: int
@@ -255,7 +258,7 @@ class Broadcast(Expr):
 
 @node
 class Shuffle(Expr):
-    """Lanes picked from the concatenation of `vectors`; indices are compile-time."""
+    """A vector of lanes selected from the concatenation of `vectors`.  indices: compile-time constants."""
 
     vectors: tuple[Expr, ...]
     indices: tuple[int, ...]
@@ -269,12 +272,12 @@ TRUE, FALSE = Const(True, BOOL), Const(False, BOOL)
 
 @lru_cache(maxsize=4096, typed=True)
 def int_literal(value: int, dt: dtype) -> Const:
-    """The literal of an integer type: nodes never change, and those of indices are the same few again and again."""
+    """The literal of an integer type.  Cached: nodes are immutable, and indices use the same few literals again and again."""
     return Const(value, dt)
 
 
 def const(value: Any, dt: Any = None) -> Const:
-    """Literal of a type; without one: bool, int32 (int64 if it does not fit) or float32.
+    """The literal of a type.  Without a type: bool, int32 (int64 if the value does not fit) or float32.
 
     Raises ValueError when the value is outside the type's range, OverflowError for integers beyond int64.
     """
@@ -310,7 +313,7 @@ def const(value: Any, dt: Any = None) -> Const:
 
 
 def convert(value: Any, dt: Any = None) -> Expr:
-    """Python or NumPy scalar, or expression, to an expression (cast to dt when given)."""
+    """A Python or NumPy scalar, or an expression, as an expression; cast to dt if dt is given."""
     if isinstance(value, Expr):
         return value if dt is None or value.dtype == dt else cast(value, dt)
     if isinstance(value, str) and not isinstance(value, dtype):
@@ -325,7 +328,7 @@ def convert(value: Any, dt: Any = None) -> Expr:
 
 
 def cast(value: Any, dt: Any) -> Expr:
-    """value converted to dtype dt; literals that fit fold."""
+    """The value converted to dtype dt.  A literal that fits dt is folded."""
     dt = dtype(dt)
     value = convert(value)
     if value.dtype == dt:
@@ -356,7 +359,7 @@ def cast(value: Any, dt: Any) -> Expr:
 
 
 def match(a: Any, b: Any) -> tuple[Expr, Expr]:
-    """Both operands brought to their promoted type (reference, "Promotion of element types")."""
+    """Both operands converted to their promoted type (reference, "Promotion of element types")."""
     if not isinstance(a, Expr):
         b = convert(b)
         a = _literal_for(a, b)
@@ -415,8 +418,8 @@ _BOOL_ARITHMETIC = {"add": "bitor", "max": "bitor", "mul": "bitand", "min": "bit
 def binary(op: str, a: Any, b: Any, span: Span | None = None) -> Expr:
     """a op b with promotion and folding of integer literals and neutral elements (x+0, x*1, x*0, x//1).
 
-    A Python int beside & | ^ does not widen the other operand: ValueError when it does not fit.  Arithmetic of bools
-    gives whether the result of the same arithmetic on 0 and 1 is not zero.
+    A Python int as an operand of & | ^ does not widen the other operand; raises ValueError when it does not fit.  Arithmetic
+    on bools is that on 0 and 1; the result is true where it is not zero.
     """
     if op in ("bitand", "bitor", "bitxor"):
         a, b = _bit_literal(a, b), _bit_literal(b, a)
@@ -425,7 +428,7 @@ def binary(op: str, a: Any, b: Any, span: Span | None = None) -> Expr:
     dt = a.dtype
     if op in ("floordiv", "floormod", "truncdiv", "truncmod", "shl", "shr", "bitand", "bitor", "bitxor") and dt.is_float:
         raise facts(TypeError(f"`{op}` needs integer operands, found {dt}"), "integers", str(dt))
-    if dt.is_bool and op in _BOOL_ARITHMETIC:  # in one bit: targets differ in what 1 + 1 is
+    if dt.is_bool and op in _BOOL_ARITHMETIC:  # targets differ in the result of 1 + 1 in one bit
         op = _BOOL_ARITHMETIC[op]
     elif dt.is_bool and op in ("shl", "shr", "floordiv", "floormod", "truncdiv", "truncmod"):
         a, b, dt = cast(a, I32), cast(b, I32), I32
@@ -464,7 +467,7 @@ _NOTHING: frozenset[int] = frozenset()
 
 
 def called(e: Expr) -> frozenset[int]:
-    """Calls of functions with effects inside e, by their numbers (T.call_extern): none may be lost, or be made twice."""
+    """The numbers of the calls with effects inside e (T.call_extern).  Each must be executed exactly once."""
     if not contains(e, Call):
         return _NOTHING
     got = e._called
@@ -477,17 +480,17 @@ def called(e: Expr) -> frozenset[int]:
             for x in v if isinstance(v, tuple) else (v,):
                 if isinstance(x, Expr):
                     got |= called(x)
-        object.__setattr__(e, "_called", got)  # nodes never change
+        object.__setattr__(e, "_called", got)  # safe to cache: nodes are immutable
     return got
 
 
 def can_go(e: Expr) -> bool:
-    """Whether nobody sees that e is not evaluated."""
+    """Whether e may be dropped without an observable effect."""
     return not called(e)
 
 
 def true_div(a: Any, b: Any) -> Expr:
-    """a / b of floats; of unsigned integers the truncated quotient.  Raises RuntimeError for signed ones."""
+    """a / b of floats, or the truncated quotient of unsigned integers.  Raises RuntimeError for signed integers."""
     a, b = match(a, b)
     if a.dtype.is_float:
         return Binary("div", a, b, a.dtype)
@@ -499,13 +502,13 @@ def true_div(a: Any, b: Any) -> Expr:
 
 
 def equality(op: str, a: Any, b: Any) -> Any:
-    """a == b or a != b (op: eq, ne); a bool where b is no value of the language."""
+    """a == b or a != b (op: eq, ne).  A Python bool if b is not a value of the language."""
     if b is None or isinstance(b, (str, tuple, list, dict, set, type)) and not isinstance(b, Expr):
         return op == "ne"
     try:
         a, b = match(a, b)
     except TypeError:
-        if isinstance(b, Expr):  # values of types that do not go together: no answer is right
+        if isinstance(b, Expr):  # the types have no common type, so neither True nor False would be correct
             raise
         return op == "ne"
     if isinstance(a, Const) and isinstance(b, Const):
@@ -514,7 +517,7 @@ def equality(op: str, a: Any, b: Any) -> Any:
 
 
 def as_bool(e: Any) -> Expr:
-    """A condition: bools as they are, numbers as `!= 0`."""
+    """An expression as a condition: a bool is returned as it is, a number x becomes `x != 0`."""
     e = convert(e)
     if e.dtype.is_bool:
         return e
@@ -546,7 +549,7 @@ def unary(op: str, a: Any) -> Expr:
 
 
 def as_dim(d: Any) -> Any:
-    """A shape entry: Python int where known, else the Expr."""
+    """A shape entry: a Python int if it is constant, else the Expr."""
     if isinstance(d, Const):
         return int(d.value)
     if isinstance(d, (bool, np.bool_)) or isinstance(d, float):
