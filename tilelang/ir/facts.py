@@ -1,4 +1,4 @@
-"""Facts of buffers and functions: what holds for them in all places, one record each."""
+"""Records of facts about buffers and functions, which hold wherever the buffer or function is used."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from .phases import TILE
 
 @options
 class BufferFacts(Options):
-    """align: bytes that its address is a multiple of, 0 where nothing is known.  arrive: for each mbarrier of the buffer how
-    many arrivals complete a phase, None where the program initialises them.  cluster: other CTAs arrive on it.  ordered:
-    accesses need no block barriers.  zeroed: a workspace that starts with zeros.  descriptor: what a variable describes.
+    """Facts about a buffer.
+
+    align: the address is a multiple of so many bytes, 0 if unknown.  arrive: for each mbarrier of the buffer the number of
+    arrivals that complete a phase, None where the program initialises the mbarriers.  cluster: other CTAs arrive on them.
+    ordered: accesses need no block barriers.  zeroed: a workspace that is initialised with zeros.  descriptor: the kind of
+    hardware descriptor that a variable holds.
     """
 
     align: int = 0
@@ -25,9 +28,10 @@ class BufferFacts(Options):
 
 @options
 class FuncFacts(Options):
-    """phase: TILE, THREADS_BOUND, SYNCED or DEVICE.  out_idx: parameters that the call returns.  pass_configs: options of
-    passes by key, compile_flags: of the device compiler, both of this function.  may_alias: names of parameters that may share
-    memory.
+    """Facts about a function.
+
+    phase: TILE, THREADS_BOUND, SYNCED or DEVICE.  out_idx: parameters that the call returns.  pass_configs: options of passes
+    by key.  compile_flags: flags of the device compiler.  may_alias: names of parameters that may share memory.
     """
 
     phase: str = TILE

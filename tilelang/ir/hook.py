@@ -1,7 +1,7 @@
-"""Operations on nodes whose meaning stands in a module above the node's own.
+"""Hooks: operations of a class that are implemented in a module which imports the module of the class.
 
-`repr(node)` needs the printer, which knows every class of nodes; `A[i, 0:4]` means in the language what the language says.
-The class that has the operation declares a Hook with its signature, and the module above provides the function.
+For example, `repr(node)` needs the printer, which imports every node class, and `A[i, 0:4]` is defined by the language.
+The class declares a Hook with the signature of the operation; the higher module provides the function.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Hook(Generic[F]):
-    """A function that a module above provides, once.  call: that function, or the default until then."""
+    """A function that a higher module provides, once.  call: the provided function, or the default before that."""
 
     __slots__ = ("what", "call", "_open")
     call: F
@@ -26,7 +26,7 @@ class Hook(Generic[F]):
         self.call = missing if default is None else default  # type: ignore[assignment]
 
     def provide(self, f: F) -> F:
-        """Decorator: f is what the operation calls from now on.  Raises RuntimeError when there is one already."""
+        """Decorator: sets the function that the hook calls.  Raises RuntimeError if a function was provided before."""
         if not self._open:
             raise RuntimeError(f"{self.what} is provided already, by {self.call.__module__}")
         self.call, self._open = f, False

@@ -1,4 +1,4 @@
-"""What every IR node is: an immutable value with structural equality.  See ir/__init__.py for the grammar."""
+"""The base class of IR nodes: immutable values with structural equality.  See ir/__init__.py for the grammar."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: Any) -> Any:
-        """Only a type checker needs it: `node` makes dataclasses."""
+        """Tells type checkers that `node` makes dataclasses; it has no effect at run time."""
         return lambda f: f
 
 
@@ -30,13 +30,13 @@ _PLAIN = {"str", "int", "bool", "dtype", "tuple[int, ...]", "tuple[int, int, int
           "BufferFacts", "FuncFacts"}
 _FIELDS: dict[type, tuple[str, ...]] = {}
 _NODE_FIELDS: dict[type, tuple[str, ...]] = {}
-NAME_BITS = 60  # low bits of such sets, for the variables and buffers that a node names (children.py)
-_KINDS: dict[type, int] = {}  # sets of node classes as bits: for each class and each base of classes, those that are one
+NAME_BITS = 60  # the low bits of these bit sets represent the variables and buffers that a node names (children.py)
+_KINDS: dict[type, int] = {}  # class -> bit set of the node classes that are this class or derived from it
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 def node(cls: Any) -> Any:
-    """Class decorator of IR nodes: frozen dataclass, structural equality and hash (span excluded) from the base."""
+    """Class decorator of IR nodes: a frozen dataclass whose equality and hash come from Node (structural, without span)."""
     cls = with_init(cls, guarded=True)
     bit = 1 << NAME_BITS + len(_FIELDS)
     named = [f for f in fields(cls) if f.name != "span"]
@@ -52,7 +52,7 @@ def node(cls: Any) -> Any:
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """What gives the values of these fields of an object."""
+    """A function that returns the values of these fields of an object as a tuple."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda n: tuple(getattr(n, f) for f in names)
@@ -79,13 +79,13 @@ def kinds_of(classes: tuple[type, ...]) -> int:
 class Node:
     """Base of all IR nodes.  `==` compares by structure, without spans; Var and Buffer compare by identity.
 
-    What is found out about a node is kept on it, for nodes never change.  Such facts are read as attributes: once a node's
-    `__dict__` is asked for, each later look at one of its fields takes more than twice as long.
+    Results of analyses are cached on the node, because nodes are immutable.  Read them as attributes, not through `__dict__`:
+    once `__dict__` of a node has been accessed, each later access to one of its fields takes more than twice as long.
     """
 
     span: Span | None
     _values: ClassVar[Callable[[Any], tuple[Any, ...]]]
-    _kind: ClassVar[int] = 0  # the class's own bit
+    _kind: ClassVar[int] = 0  # the bit of this class
     _hash: ClassVar[int | None] = None
     _below: ClassVar[tuple[Node, ...] | None] = None  # these two: see children.py
     _held: ClassVar[int] = 0
@@ -121,7 +121,7 @@ class Node:
         return h
 
     def __getstate__(self) -> dict[str, Any]:
-        """Fields alone: what is kept beside them may not hold for a copy, whose hash is another one, or in another process."""
+        """The fields alone.  Cached values, such as the hash, are dropped: a copy or another process may need other values."""
         return {f: getattr(self, f) for f in (*_FIELDS[type(self)], "span")}
 
     def __repr__(self) -> str:

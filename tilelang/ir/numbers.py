@@ -1,4 +1,4 @@
-"""NumPy meaning of scalar operations and conversions, for every dtype, on many values at once.
+"""Scalar operations and conversions in NumPy, for every dtype, on many values at once.
 
 A value is a NumPy array (or NumPy scalar) of `numpy_dtype(dtype)`.  The rules (wrapping integers, floor and truncating
 division, one rounding per operation, NaN in min and max, cast truncation) are those of ir/__init__.py.
@@ -30,7 +30,7 @@ def _wrap4(x: Value) -> Value:
 
 
 def _fit(dt: dtype) -> Callable[[Value], Value] | None:
-    """What brings a result computed in the storage type back into dt, where the two differ."""
+    """The function that converts a result computed in the storage type to dt; None if the two are the same."""
     return {"int4": _wrap4, "uint4": lambda x: np.bitwise_and(x, np.uint8(15))}.get(dt.base)
 
 
@@ -42,7 +42,7 @@ def _finite_limit(name: str) -> float:
 
 
 def _to_odd32(x: Value) -> Value:
-    """float64 as float32 rounded to odd: a second rounding, to a narrower type, is then the only one that counts."""
+    """float64 to float32, rounded to odd: a second rounding to a narrower type then gives the correctly rounded result."""
     near = x.astype(np.float32)
     back = near.astype(np.float64)
     bits = near.view(np.uint32) - (np.abs(back) > np.abs(x))
@@ -53,7 +53,7 @@ def _to_odd32(x: Value) -> Value:
 def _for_narrow_float(x: Value) -> Value:
     """x as a float32 that rounds to a narrower float as x itself does."""
     if x.dtype.kind in "iu" and x.dtype.itemsize == 8:
-        # Beyond 53 bits the low ones only say "not exact": bit 12 stands for them.
+        # Of more than 53 bits the low ones only matter for "not exact"; bit 12 represents all of them.
         low = x & np.asarray(4095, x.dtype)
         cut = (x - low) | np.where(low != 0, np.asarray(4096, x.dtype), np.asarray(0, x.dtype))
         x = np.where(np.abs(x.astype(np.float64)) < 2.0**53, x, cut)
@@ -71,7 +71,7 @@ def _to_scale(x: Value) -> Value:
 
 
 def _to_int(x: Value, target: np.dtype) -> Value:
-    """Floats cut towards zero; beyond the range its nearest end, NaN zero (PTX `cvt.rzi`)."""
+    """Floats truncated towards zero and saturated to the range of target; NaN becomes 0 (PTX `cvt.rzi`)."""
     if x.dtype.kind != "f" or x.dtype == np.float16:
         x = x.astype(np.float32)
     info = np.iinfo(target)
@@ -80,18 +80,19 @@ def _to_int(x: Value, target: np.dtype) -> Value:
     low = x.dtype.type(info.min)
     inside = (x < high) & (x >= low)
     out = np.where(inside, x, 0).astype(target)
-    # Of the target's type from the start: releases of NumPy differ in what Python's integers become here.
+    # Start with the target's type: NumPy releases convert Python integers differently here.
     most, least, none = (np.asarray(n, target) for n in (info.max, info.min, 0))
     return np.where(inside, out, np.where(x >= high, most, np.where(x < low, least, none)))
 
 
 def to_dtype(x: Value, dt: dtype) -> Value:
-    """x (any NumPy dtype) as a value of dt: float to int truncates and saturates, NaN becomes 0; narrowing rounds to nearest
-    even, once; integers wrap.
+    """Convert x (any NumPy dtype) to dt.
+
+    Float to int truncates and saturates, and NaN becomes 0.  Narrowing a float rounds once, to nearest even.  Integers wrap.
 
     fp8 and narrower saturate to the largest finite value (PTX `cvt.satfinite`); NaN stays NaN where the type has one.
-    float8_e8m0fnu takes the next power of two that |x| does not exceed, as the conversion of CUDA's header does.
-    tfloat32 is stored as float32: only products round it.
+    float8_e8m0fnu rounds |x| up to a power of two, as the conversion of CUDA's header does.
+    tfloat32 is stored as float32 and is rounded only when an MMA reads it.
     """
     target = numpy_dtype(dt)
     x = np.asarray(x)
@@ -132,13 +133,13 @@ _TRUTH = ("eq", "ne", "lt", "le", "gt", "ge", "and", "or")
 
 
 def _through_float32(fn: Callable[..., Value], dt: dtype) -> Callable[..., Value]:
-    """fn on values of an 8-bit float type: computed in float32, then rounded and saturated like every conversion."""
+    """fn for an 8-bit float type: computes in float32, then rounds and saturates as a conversion does."""
     return lambda *values: to_dtype(fn(*(np.asarray(v).astype(np.float32) for v in values)), dt)
 
 
 @functools.cache
 def binary_function(op: str, dt: dtype) -> Callable[[Value, Value], Value]:
-    """The meaning of Binary(op) on two values of dt (both operands have dt; comparisons give bool)."""
+    """The function that computes Binary(op) of two values of dt; comparisons give bool."""
     if dt.is_float and dt.bits <= 8 and op not in _TRUTH:
         return _through_float32(binary_function(op, dtype("float32")), dt)
     if op in ("min", "max"):
@@ -169,7 +170,7 @@ def binary_value(op: str, dt: dtype, x: Value, y: Value) -> Value:
 
 
 def unary_function(op: str, dt: dtype) -> Callable[[Value], Value]:
-    """The operation on values of dt; dt: a scalar dtype.  op: of a Unary node."""
+    """The function that computes Unary(op) of a value of dt, a scalar dtype."""
     fn = {"neg": np.negative, "not": np.logical_not, "bitnot": np.bitwise_not}[op]
     if dt.is_float and dt.bits <= 8:
         return _through_float32(fn, dt)
@@ -178,7 +179,7 @@ def unary_function(op: str, dt: dtype) -> Callable[[Value], Value]:
 
 
 def call_function(fn: Callable[..., Value], args: tuple[dtype, ...], result: dtype) -> Callable[..., Value]:
-    """An intrinsic's meaning with narrow floats computed in float32 and the result rounded once to `result`."""
+    """The NumPy function of an intrinsic: computes narrow floats in float32 and rounds the result once to `result`."""
     widen = [a.is_float and a.bits < 32 for a in args]
 
     def run(*values: Value) -> Value:

@@ -1,7 +1,7 @@
-"""Options of nodes: frozen records whose names and types are checked when they are made.
+"""Options of nodes: frozen records that check the names and types of their fields when they are made.
 
-A record belongs to one kind of node: the plan of a loop, a launch or a tile operation, the options of an intrinsic, the facts
-of a buffer or a function.  What a user annotates by other names stays in a statement's `attrs`.
+A record class belongs to one kind of node: the plan of a loop, a launch or a tile operation, the options of an intrinsic, the
+facts of a buffer or a function.  User annotations with other names stay in the `attrs` of the statement.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: Any) -> Any:
-        """Only a type checker needs it: `options` makes dataclasses."""
+        """Tells type checkers that `options` makes dataclasses; it has no effect at run time."""
         return lambda f: f
 
 _TYPES: dict[str, type] = {
@@ -44,7 +44,7 @@ def options(cls: Any) -> Any:
 
 
 def _heads(annotation: str) -> list[str]:
-    """Names of the alternatives of a type, without what stands in brackets."""
+    """Names of the alternatives of a type annotation, without their type arguments."""
     out, depth = "", 0
     for c in annotation:
         depth += (c == "[") - (c == "]")
@@ -53,25 +53,25 @@ def _heads(annotation: str) -> list[str]:
 
 
 def _is_literal(annotation: str) -> bool:
-    """Whether values of the type are Python's integers, truths and texts, alone or in tuples: they hold no nodes."""
+    """Whether values of the type are Python ints, bools and strings, or tuples of them, and so contain no nodes."""
     for c in "[],":
         annotation = annotation.replace(c, " ")
     return all(word in _LITERAL for word in annotation.split())
 
 
 class Options:
-    """Base of the records.  Equality is structural, as that of nodes; a name or a type that is wrong raises TypeError.
+    """Base class of option records.  Equality is structural, as for nodes.  A wrong name or type raises TypeError.
 
-    Keywords of the class: names of options that exist in some phases alone, by the name of these phases (_PHASES).
+    Keywords of the class statement: the name of a set of phases (_PHASES) = the options that exist only in these phases.
     """
 
     phases: ClassVar[dict[str, tuple[str, ...]]] = {}
     names: ClassVar[tuple[str, ...]] = ()
-    literal: ClassVar[frozenset[str]] = frozenset()  # names of the options whose values are literals of Python
+    literal: ClassVar[frozenset[str]] = frozenset()  # names of the options whose values are Python literals
     _kinds: ClassVar[tuple[tuple[str, tuple[type, ...]], ...]] = ()
     _holders: ClassVar[tuple[str, ...]] = ()
     _defaults: ClassVar[dict[str, Any]] = {}
-    _get: ClassVar[Any]  # gives the values of a record in order
+    _get: ClassVar[Any]  # returns the values of a record in order
     _hash: ClassVar[int | None] = None
 
     def __init_subclass__(cls, **phases: tuple[str, ...]) -> None:
@@ -84,7 +84,7 @@ class Options:
                 raise TypeError(f"{name} of {type(self).__name__} is {' or '.join(k.__name__ for k in kinds)}, found {v!r}")
 
     def values(self) -> tuple[Any, ...]:
-        """All options in the order of the record."""
+        """The values of all options, in the order of the record."""
         return tuple(self._get(self))
 
     def given(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Options:
         return {k: v for k, v in zip(self.names, self._get(self)) if not _same_values(v, self._defaults[k])}
 
     def having(self, **changes: Any) -> Self:
-        """The record with some options set; None puts one back to its default.  Raises TypeError for other names."""
+        """A copy with some options changed; None resets an option to its default.  Raises TypeError for unknown names."""
         for name in changes:
             if name not in self._defaults:
                 raise TypeError(f"{name} is no option of {type(self).__name__}")
@@ -107,7 +107,7 @@ class Options:
         return tuple(getattr(self, k) for k in self._holders)
 
     def rebuilt(self, visit: Callable[[Any], Any]) -> Self:
-        """The record with visit applied to what may hold nodes; itself when nothing changed."""
+        """The record with visit applied to the values that may hold nodes; the same object when nothing changed."""
         changed = {}
         for k in self._holders:
             v = getattr(self, k)
@@ -133,5 +133,5 @@ class Options:
         return h
 
     def __getstate__(self) -> dict[str, Any]:
-        """Options alone: the hash is another one in another process."""
+        """The options alone; the cached hash is not copied, because it differs in another process."""
         return dict(zip(self.names, self._get(self)))

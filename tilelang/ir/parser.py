@@ -1,4 +1,4 @@
-"""Text back to IR: the inverse of ir/printer.py, so that IR saved after any pass can be edited and run from there."""
+"""Parses the text of ir/printer.py back to IR, so that the IR after any pass can be saved, edited and compiled further."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _OPS: dict[type, str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Di
 O = TypeVar("O", bound=Options)
 _KINDS = {v: k for k, v in LOOPS.items()}
 
-# Values other rooms put into attributes (layouts, policies): constructor by the name printed after `T.`.
+# Constructors of attribute values that other packages define (layouts, policies), by the name printed after `T.`.
 LITERALS: dict[str, Callable[..., Any]] = {}
 
 
 def register_literal(name: str, build: Callable[..., Any]) -> None:
-    """Let the parser read `T.name(...)`, the text of a class's `__tilelang_text__`."""
+    """Register the constructor for `T.name(...)`, the text that `__tilelang_text__` of a class prints."""
     LITERALS[name] = build
 
 
 class ParseError(ValueError):
-    """Text that is not a printed program; says the line."""
+    """The text is not a printed program.  The message contains the line."""
 
 
 def parse(text: str) -> Func:
@@ -105,7 +105,7 @@ class _Parser:
         return () if got is None else self.value(got)
 
     def options(self, record: type[O], call: ast.Call) -> O:
-        """The record of the keywords that name its options."""
+        """A record made from those keywords of the call that are its options."""
         return record(**{k.arg: ast.literal_eval(k.value) if k.arg in record.literal else self.value(k.value)
                          for k in call.keywords if k.arg in record.names})  # type: ignore[misc]
 

@@ -1,6 +1,6 @@
-"""Source places of programs, by name: reading and setting the span of statements and buffers.
+"""Functions that read and set the span (the source location) of statements, buffers and functions.
 
-A span is no part of a node's value (comparison and hash leave it out), which is why setting one changes the node itself.
+Comparison and hash of a node ignore its span.  Setting the span therefore changes the node itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .visitor import walk
 
 
 def make_span(file: str, line: int, column: int = 0) -> Span:
-    """A place: path, line from 1, column from 0."""
+    """A span of a file: path, line from 1, column from 0."""
     return Span(str(file), int(line), int(column))
 
 
@@ -31,23 +31,23 @@ def _buffer(node: Any) -> Buffer:
 
 
 def get_stmt_span(stmt: Any) -> Span | None:
-    """Where a statement stands, None where that is not known."""
+    """The span of a statement, None if it is not known."""
     return _stmt(stmt).span
 
 
 def set_stmt_span(stmt: Any, span: Span | None) -> Any:
-    """Say where a statement stands.  Returns the statement."""
+    """Set the span of a statement.  Returns the statement."""
     object.__setattr__(_stmt(stmt), "span", span)
     return stmt
 
 
 def get_buffer_span(buffer: Any) -> Span | None:
-    """Where a buffer was declared, None where that is not known."""
+    """The span of the declaration of a buffer, None if it is not known."""
     return _buffer(buffer).span
 
 
 def set_buffer_span(buffer: Any, span: Span | None) -> Any:
-    """Say where a buffer was declared.  Returns the buffer."""
+    """Set the span of the declaration of a buffer.  Returns the buffer."""
     object.__setattr__(_buffer(buffer), "span", span)
     return buffer
 
@@ -60,19 +60,19 @@ def _func(func: Any) -> Func:
 
 
 def get_prim_func_span(func: Any) -> Span | None:
-    """Where a program's function stands: its own place, else that of its first statement that has one."""
+    """The span of a program's function, or else of its first statement that has a span."""
     program = _func(func)
     spans = (n.span for n in walk(program.body) if isinstance(n, Stmt) and n.span is not None)
     return getattr(program, "span", None) or next(spans, None)
 
 
 def span_to_location(span: Span | None) -> tuple[str, int] | None:
-    """(file, line) of a place, None of None."""
+    """(file, line) of a span; None if span is None."""
     return None if span is None else (span.file, span.line)
 
 
 def span_coverage(func: Any) -> float:
-    """The share of a program's statements that know their place, 0 to 1; 1 without statements."""
+    """The fraction of a program's statements that have a span, 0 to 1; 1 for a program without statements."""
     known = [n.span is not None for n in walk(_func(func).body) if isinstance(n, Stmt)]
     return sum(known) / len(known) if known else 1.0
 

@@ -1,7 +1,7 @@
-"""Plans of statements: what the program asks for and what passes decide, one record for each kind of statement.
+"""Plans: records of the options of loops and launches, given by the program or decided by passes.
 
-The plans of tile operations stand beside the operations (tilelang.ops).  A field exists in the phases that `phases` names,
-the others in all phases (ir/verify.py).
+The plans of tile operations are in tilelang.ops.  A field named in a keyword of the class exists only in those phases; other
+fields exist in all phases (ir/verify.py).
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ if TYPE_CHECKING:
 
 @options
 class LoopPlan(Options, LOWERED=("independent", "any_order", "kept"), DEVICE=("registers", "reduction", "maxima_first")):
-    """Asked for by the program
-        num_stages, or order and stage of each statement of the body, group (also by TVM's names): a pipeline.  factor: how
-        often an unrolled loop is written out, explicit: all of it while tracing.
+    """Options of a loop.
+
+    Given by the program
+        num_stages, or order, stage (of each statement of the body) and group, also by TVM's names: a software pipeline.
+        factor: unroll factor.  explicit: the loop is unrolled while tracing.
     Decided by passes
-        independent: iterations touch different elements.  any_order: the sum of its iterations may be formed in any order.
-        kept: not unrolled when it is one iteration.  tiles: iterations are blocks of the grid, they write different tiles.
-        tight: descriptors of its products are carried from one iteration to the next.  ring_steps = (an iteration's, the
-        whole loop's).  registers: printed on named PTX registers ("source": those of what it reads as well).  reduction,
-        maxima_first: how such a loop reduces (transform/registers/order_register_reductions.py).
-        pipeline_report: what was decided, in a sentence.
+        independent: iterations access different elements.  any_order: its reduction may be computed in any order.
+        kept: the loop stays a loop even if it has one iteration.  tiles: iterations are blocks of the grid and write different
+        tiles.  tight: wgmma descriptors are carried from one iteration to the next.  ring_steps = (ring steps of an iteration,
+        of the whole loop).  registers: printed on named PTX registers ("source": so are the registers that it reads).
+        reduction, maxima_first: how such a loop reduces (transform/registers/order_register_reductions.py).
+        pipeline_report: the decision about the pipeline, in a sentence.
     """
 
     num_stages: int = 0
@@ -50,15 +52,18 @@ class LoopPlan(Options, LOWERED=("independent", "any_order", "kept"), DEVICE=("r
 
     @property
     def counted(self) -> bool:
-        """Whether statements of the body are named by their number."""
+        """Whether the plan refers to statements of the body by their number."""
         lists = self.order, self.stage, self.group, self.software_pipeline_order, self.software_pipeline_stage
         return any(x is not None for x in lists)
 
 
 @options
 class ParallelPlan(Options):
-    """coalesced_width: elements that a thread takes at once.  loop_layout: the Fragment that says whose an iteration is, the
-    user's or chosen by infer_layouts."""
+    """Options of a parallel loop.
+
+    coalesced_width: consecutive elements that a thread processes at once.  loop_layout: the Fragment that maps iterations to
+    threads, given by the user or chosen by infer_layouts.
+    """
 
     coalesced_width: int | None = None
     loop_layout: Any = None
@@ -67,21 +72,23 @@ class ParallelPlan(Options):
 @options
 class LaunchPlan(Options, TILE=("layouts", "compute_threads", "tiles_overlap"),
                  DEVICE=("shared_bytes", "shared_offsets", "sync_report", "own_values", "name")):
-    """Asked for by the program
-        swizzle = (panel, order): blocks in panels.  cluster = (x, y, z).  min_blocks_per_sm.  producer_registers,
-        consumer_registers: per thread of a warp role; keep_registers: roles keep the launch's.  layouts = ((buffer,
-        layout), …), completed by infer_layouts.  safe_values = ((buffer, value of an element outside), …).  import_source:
-        texts in front of the kernel.  cuda_source, cuda_entry: the kernel itself, written by the user.  cooperative: blocks
-        wait for each other.  pdl: the launch may begin before the one in front of it has ended.  l2_hit_ratio =
-        ((buffer, part), …).  tensor_maps: entries of TensorMap (passes add their own).
-    Found out by passes
-        by_hand: the program writes its own warp roles or asynchronous copies; barrier_numbers: named barriers it uses, -1 for
-        computed ones.  overlapping: tensors that may share memory.  may_alias: names of parameters that may.
-        tiles_overlap: blocks may write the same elements.  compute_threads: those of the consumers, where others load.
-        own_values: arrays are named PTX registers.  shared_bytes, shared_offsets = ((buffer, byte), …): the plan of shared
-        memory.  name: of the kernel.  stages = ((buffer, how many), …).
+    """Options of a launch.
+
+    Given by the program
+        swizzle = (panel, order): the rasterisation panel.  cluster = (x, y, z).  min_blocks_per_sm.  producer_registers,
+        consumer_registers: registers per thread of a warp role; keep_registers: no register reallocation.  layouts = ((buffer,
+        layout), …), completed by infer_layouts.  safe_values = ((buffer, value of elements outside its shape), …).
+        import_source: texts printed before the kernel.  cuda_source, cuda_entry: a kernel written by the user in CUDA.
+        cooperative: blocks wait for each other.  pdl: the launch may start before the previous one on the stream has ended.
+        l2_hit_ratio = ((buffer, fraction), …).  tensor_maps: entries of TensorMap (passes add more).
+    Determined by passes
+        by_hand: the program itself contains warp roles or asynchronous copies.  barrier_numbers: named barriers that it uses,
+        -1 for computed numbers.  overlapping: tensors that may share memory.  may_alias: names of parameters that may do so.
+        tiles_overlap: blocks may write the same elements.  compute_threads: number of consumer threads, where producers load.
+        own_values: arrays are named PTX registers.  shared_bytes, shared_offsets = ((buffer, byte), …): the layout of shared
+        memory.  name: name of the kernel.  stages = ((buffer, number of stages), …).
     For reports
-        report: lines.  pipeline_report, overlap, sync_report: what was decided, in a sentence.
+        report: lines.  pipeline_report, overlap, sync_report: a decision, in a sentence.
     """
 
     swizzle: tuple[int | str, ...] | None = None

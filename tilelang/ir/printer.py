@@ -1,4 +1,4 @@
-"""Text of the IR.  `parse(to_text(f)) == f` at every phase; the same input gives the same text in any process."""
+"""Prints the IR as text.  `parse(to_text(f)) == f` in every phase, and the text is the same in every process."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def to_text(n: Any) -> str:
 
 
 def literal_dtype(buffer: Buffer, indices: tuple[Expr, ...]) -> dtype:
-    """The dtype a Load of these indices has unless stated otherwise."""
+    """The default dtype of a Load with these indices; the text gives the dtype only where it differs."""
     lanes = max([i.dtype.lanes for i in indices], default=1)
     return buffer.dtype.with_lanes(buffer.dtype.lanes * lanes)
 
 
 def _statements(v: Any) -> tuple[Any, ...]:
-    """The statements that a field of a statement holds, or the records that hold some."""
+    """The statements in a field of a statement, or the records in it that contain statements."""
     if isinstance(v, tuple):
         return tuple(x for y in v for x in _statements(y))
     if isinstance(v, Stmt):
@@ -60,7 +60,7 @@ def _py(values: tuple[int, ...]) -> str:
 
 
 class Names:
-    """Names of variables and buffers in one text, each one's own."""
+    """Unique names of the variables and buffers in one text."""
 
     def __init__(self) -> None:
         self.given: dict[int, str] = {}
@@ -96,7 +96,7 @@ class _Printer:
     # ---- values ----
     def value(self, v: Any) -> str:
         if isinstance(v, Const) and v.dtype == "bool":
-            return f"T.bool({v.value})"  # a bare True or False is the Python value
+            return f"T.bool({v.value})"  # True or False alone is the Python value
         if isinstance(v, Node):
             return self.node(v)
         if isinstance(v, enum.Enum):
@@ -118,7 +118,7 @@ class _Printer:
         return f'T.opaque("{type(v).__name__}")'
 
     def number(self, v: Any) -> str:
-        """A shape entry: a bare Python int or an expression."""
+        """A shape entry: a Python int or an expression."""
         return str(v) if isinstance(v, int) else "T.expr(" + self.node(v) + ")"
 
     def numbers(self, values: tuple[Any, ...]) -> str:
@@ -193,13 +193,13 @@ class _Printer:
         return ", attrs=(" + "".join(f'("{k}", {self.value(v)}), ' for k, v in attrs).rstrip(" ") + ")"
 
     def literal(self, v: Any) -> str:
-        """A value of Python's own, as Python writes it."""
+        """A Python literal, printed as Python does."""
         if isinstance(v, tuple):
             return f"({self.literal(v[0])},)" if len(v) == 1 else f"({', '.join(map(self.literal, v))})"
         return self.value(v) if isinstance(v, str) else repr(v)
 
     def options(self, options: Options | None) -> str:
-        """The options that differ from their defaults, as keywords: literals of Python bare."""
+        """The options that differ from their defaults, as keyword arguments.  Python literals are printed without T.py()."""
         if options is None:
             return ""
         texts = {k: self.literal(v) if k in options.literal else self.value(v) for k, v in options.given().items()}
@@ -207,7 +207,7 @@ class _Printer:
 
     # ---- statements ----
     def declare_used(self, n: Any) -> None:
-        """Declaration lines for buffers that appear here without an Alloc before (views, bound pointers)."""
+        """Print declarations of the buffers used here that have no Alloc before (views, bound pointers)."""
         for x in _own_buffers(n):
             if id(x) not in self.declared:
                 self.declared.add(id(x))
@@ -222,7 +222,7 @@ class _Printer:
             text += f", strides={self.numbers(b.strides_)}"
         if not (isinstance(b.offset, int) and b.offset == 0):
             text += f", offset={self.number(b.offset)}"
-        # Storage: buffers of one storage name the same pointer; the first to name it introduces it.
+        # Buffers with the same storage have the same data pointer; the first of them defines it.
         return text + f', data="{self.name(b.data)}"' + self.options(b.facts)
 
     def body(self, s: Stmt) -> None:
@@ -294,9 +294,9 @@ class _Printer:
                 self.backend_stmt(s)
 
     def backend_stmt(self, s: Any) -> None:
-        """A statement that one backend alone has, or a record in it: name and values, then the statements in it.
+        """Print a statement that only one backend has, or a record in it: its name and values, then its statements.
 
-        This text is for reading: the parser knows the statements of the language alone.
+        This text is for reading only: the parser accepts only the statements of ir/__init__.py.
         """
         values = {f.name: getattr(s, f.name) for f in fields(s) if f.name != "span"}
         shown = ", ".join(f"{k}={self.short(v)}" for k, v in values.items() if not _statements(v))
@@ -360,5 +360,5 @@ def _ctor(dt: dtype) -> str:
 
 
 def _own_buffers(n: Node) -> Iterator[Buffer]:
-    """Buffers that a statement's own expressions name, or an expression: nested bodies are not entered."""
+    """Buffers named in an expression, or in a statement's own expressions, without those of nested bodies."""
     return (b for c in children(n) if not isinstance(c, Stmt) for b in walk(c, Buffer))

@@ -1,4 +1,4 @@
-"""Dataclasses that are cheap to define: a compilation imports dozens of them before it can begin."""
+"""Dataclass decorators with a short import time: a compilation imports dozens of these classes before it starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
-else:  # of Python 3.11; it only speaks to type checkers
+else:  # dataclass_transform exists from Python 3.11 on; it only informs type checkers
     def dataclass_transform(**_: Any) -> Any:
         return lambda decorator: decorator
 
@@ -20,28 +20,28 @@ C = TypeVar("C", bound=type)
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def record(cls: C) -> C:
-    """Class decorator: a dataclass whose instances never change, equal by value and hashable.
+    """Class decorator: a dataclass with immutable instances, equal by value and hashable.
 
-    What `dataclass(frozen=True)` writes as text and compiles for each class all records share.  That nobody assigns to a field
-    is checked by mypy alone.  Raises TypeError for fields by keyword only or not in `__init__`.
+    `dataclass(frozen=True)` compiles its methods for each class; all records share theirs.  Assignment to a field is diagnosed
+    by mypy only, not at run time.  Raises TypeError for fields that are keyword-only or not in `__init__`.
     """
     return _with(with_init(cls), __eq__=_equal, __hash__=_hash, __repr__=_repr)
 
 
 @dataclass_transform(field_specifiers=(field,))
 def state(cls: C) -> C:
-    """Class decorator: a dataclass whose instances change, equal by value and not hashable.  Raises TypeError as `record`."""
+    """Class decorator: a dataclass with mutable instances, equal by value and not hashable.  Raises TypeError as `record`."""
     return _with(with_init(cls), __eq__=_equal, __hash__=None, __repr__=_repr)
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
 def entity(cls: C) -> C:
-    """Class decorator: a dataclass whose instances change and are equal to themselves alone.  Raises TypeError as `record`."""
+    """Class decorator: a dataclass with mutable instances, compared by identity.  Raises TypeError as `record`."""
     return _with(with_init(cls), __repr__=_repr)
 
 
 def _with(cls: Any, **methods: Any) -> Any:
-    """The class with the methods that it does not define itself."""
+    """Add to the class those of the methods that it does not define itself."""
     own = vars(cls)
     if "__eq__" in methods:
         compared = [f.name for f in cls.__dataclass_fields__.values() if f.compare]
@@ -53,8 +53,8 @@ def _with(cls: Any, **methods: Any) -> Any:
 
 
 def with_init(cls: C, guarded: bool = False) -> C:
-    """The class as a dataclass of which only `__init__` is made.  guarded: assigning to a field raises FrozenInstanceError."""
-    cls.__doc__ = cls.__doc__ or cls.__name__  # else dataclass makes one of the signature
+    """The class as a dataclass with a generated `__init__` only.  guarded: assigning to a field raises FrozenInstanceError."""
+    cls.__doc__ = cls.__doc__ or cls.__name__  # otherwise dataclass generates a docstring from the signature
     out: Any = dataclass(init=False, eq=False, repr=False)(cls)
     if "__init__" not in cls.__dict__:
         out.__init__ = _init_of(out, guarded)
@@ -64,7 +64,7 @@ def with_init(cls: C, guarded: bool = False) -> C:
 
 
 class _Left:
-    """Stands for an argument that was left out, where a factory makes the value."""
+    """Default of an argument whose value is made by a factory."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.make = make
@@ -74,7 +74,7 @@ class _Left:
 
 
 def _init_of(cls: Any, guarded: bool) -> Any:
-    """`__init__` of a class with fields.  The code is that of all classes whose fields are of these kinds, with other names."""
+    """The `__init__` of a class.  Classes whose fields have the same kinds share one code object, with the names replaced."""
     all_fields, kinds, defaults = fields(cls), "", []
     for f in all_fields:
         if not f.init or f.kw_only:
@@ -100,8 +100,10 @@ _GLOBALS: dict[str, Any] = {"Left_": _Left, "store_": object.__setattr__}
 
 @cache
 def _code(kinds: str, ends: bool, guarded: bool) -> CodeType:
-    """Code of an `__init__` whose fields are called field0, field1, ...  kinds: for each field "v", a value, or "f", one that a
-    factory makes.  ends: `__post_init__` is called."""
+    """The code of an `__init__` with fields named field0, field1, ...
+
+    kinds: for each field "v" (a value) or "f" (a value made by a factory).  ends: calls `__post_init__`.
+    """
     lines = []
     for k, kind in enumerate(kinds):
         value = f"field{k}" if kind == "v" else f"field{k}.make() if field{k}.__class__ is Left_ else field{k}"

@@ -1,4 +1,4 @@
-"""Memory scopes: where a buffer lies, by the names that programs use."""
+"""Names of the memory scopes of buffers, as programs use them."""
 
 GLOBAL = "global"
 STATIC, DYNAMIC = "shared", "shared.dyn"  # shared memory of a block, of a size in the program or given by the launch

@@ -1,6 +1,6 @@
-"""The text of a program as its users read it: launches as loops over block and thread indices, tile operations on regions.
+"""Prints a program for users: launches as loops over block and thread indices, tile operations on regions.
 
-What the compiler stores and reads back is `printer.to_text`; this form is printed only.
+This form cannot be parsed.  The form that the compiler stores and reads back is that of `printer.to_text`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def to_script(f: Func) -> str:
 
 
 def _notes(s: Any) -> Attrs:
-    """What the script shows as annotations of a statement: its options, then the user's."""
+    """The annotations of a statement that the script shows: its options, then those of the user."""
     plan = getattr(s, s._options).given() if s._options else {}
     return tuple(sorted((*plan.items(), *getattr(s, "attrs", ()))))
 
 
 def _access_masks(s: TileOp) -> dict[int, int]:
-    """By id of a region what the operation does to it: 1 read, 2 written, 3 both."""
+    """The access of a tile operation to each of its regions, by id of the region: 1 read, 2 written, 3 both."""
     masks: dict[int, int] = {}
     for a in s.accesses():  # type: ignore[attr-defined]
         masks[id(a.region)] = masks.get(id(a.region), 0) | (1 if a.reads else 0) | (2 if a.writes else 0)
@@ -64,7 +64,7 @@ class _Script(_Printer):
         return f", annotations={{{inner}}}" if attrs else ""
 
     def _tensor(self, b: Buffer, scope: bool = True) -> str:
-        """Shape, then what is not the usual: a type other than float32, strides, an offset, a scope other than global."""
+        """The shape, then properties that differ from the default: element type (float32), strides, offset, scope (global)."""
         text = self.numbers(b.shape) + ("" if b.dtype == "float32" else f', "{b.dtype}"')
         if b.strides_ is not None or not scope:
             text += f", strides={self.numbers(tuple(b.strides))}"
@@ -76,7 +76,7 @@ class _Script(_Printer):
         return f"{self._tensor(b)}, data={self.name(b.data)}"
 
     def _loops(self, loops: list[tuple[Any, str]], body: Any) -> None:
-        """`for name in head:` one inside the other, then the body."""
+        """Print nested loops `for name in head:`, then the body."""
         depth = self.depth
         for var, head in loops:
             self.emit(f"for {self.name(var)} in {head}:")
@@ -142,7 +142,7 @@ class _Script(_Printer):
             super().stmt(s)
 
     def _operands(self, s: TileOp) -> list[str]:
-        """The fields in order, regions with what is done to them, then annotations by name."""
+        """The fields in order, regions with their access mask, then the annotations by name."""
         masks = _access_masks(s)
 
         def field(v: Any) -> str:

@@ -1,4 +1,4 @@
-"""Source places.  Every node carries one; it never takes part in comparison."""
+"""Spans: source locations.  Every node has one; comparison ignores it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A place in a user's file.
+    """A location in a user's file.
 
     file: path as Python reports it.  line, end_line: 1-based.  col, end_col: 0-based, end exclusive.
-    function: name of the function it stands in.  caller: where that function (macro, helper) was called, outermost last.
+    function: name of the function that contains it.  caller: the span of the call of that function (macro, helper), if any.
     """
 
     file: str
@@ -22,7 +22,7 @@ class Span:
     caller: Span | None = None
 
     def chain(self) -> list[Span]:
-        """This place, then its callers, innermost first."""
+        """This span, then those of its callers, innermost first."""
         out: list[Span] = []
         at: Span | None = self
         while at is not None:

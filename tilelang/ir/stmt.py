@@ -16,7 +16,7 @@ Attrs = tuple[tuple[str, Any], ...]
 
 
 class Stmt(Node):
-    """An action.  `span` is the user's place."""
+    """Base class of statements.  span: the location in the user's source."""
 
     attrs: Attrs = ()
 
@@ -32,7 +32,7 @@ class Stmt(Node):
 
 @node
 class Seq(Stmt):
-    """Statements one after another.  A Bind or Alloc in it is visible to the statements after it."""
+    """Statements executed in order.  A Bind or Alloc is visible to the statements after it."""
 
     stmts: tuple[Stmt, ...]
     span: Span | None = None
@@ -49,7 +49,7 @@ class Bind(Stmt):
 
 @node
 class Alloc(Stmt):
-    """The storage of buffer exists for the rest of the enclosing Seq.  init: value of a local.var, else None."""
+    """Allocates a buffer for the rest of the enclosing Seq.  init: initial value of a local.var, else None."""
 
     buffer: Buffer
     init: Expr | None = None
@@ -95,7 +95,7 @@ class For(Stmt):
 
 @node
 class Parallel(Stmt):
-    """Independent iterations over the product space, shared out over the block's threads (phase TILE only).
+    """Independent iterations over all index combinations, distributed over the threads of the block (phase TILE only).
 
     attrs: user annotations.
     """
@@ -175,7 +175,7 @@ class Launch(Stmt):
 
 
 class TileOp(Stmt):
-    """A block-collective operation on tiles (phase TILE).  Subclasses and their meaning live in tilelang.ops.
+    """A block-collective operation on tiles (phase TILE).  Subclasses are defined in tilelang.ops.
 
     op_name: the name it has in the language.  Fields of type Region are its operands.
     """
@@ -206,7 +206,7 @@ class Func(Node):
 
     params: vars in signature order (tensor parameter A appears as handle var A_handle, scalars as themselves).
     buffers: (param var, Buffer) of tensor parameters.  attrs: user annotations.
-    facts: its phase, what its user asks of the compiler (facts.py).
+    facts: its phase and the options of its compilation (facts.py).
     """
 
     name: str
@@ -219,7 +219,7 @@ class Func(Node):
     _options: ClassVar[str] = "facts"
 
     def same(self, other: object) -> bool:
-        """Whether both are the same program up to the identities of what they define."""
+        """Whether both are the same program up to renaming of the variables and buffers that they define."""
         return self is other or (isinstance(other, Func) and alpha_equal(self, other))
 
     def __hash__(self) -> int:
@@ -233,7 +233,7 @@ class Func(Node):
 
 
 def with_options(n: Any, /, **changes: Any) -> Any:
-    """The same node with options set in its record (None: back to the default).  Raises TypeError for others."""
+    """The same node with some options of its record changed (None: the default).  Raises TypeError for unknown options."""
     old = getattr(n, n._options)
     new = old.having(**changes)
     return n if new is old else replace(n, **{n._options: new})

@@ -1,4 +1,4 @@
-"""The verifier: phases as named sets of invariants over the same nodes.  It collects all findings.
+"""Verifies the invariants of a phase of the IR and collects all violations.
 
 Invariants of every phase
     defined      every Var and Buffer is used inside the scope that binds it
@@ -6,11 +6,11 @@ Invariants of every phase
     dtypes       operands of one Binary agree; conditions are bool; indices are integers; stores match the element type
     rank         as many indices as the buffer has dimensions
     loops        loop kinds are known; vectorised loops have a constant extent
-    options      an option that exists in some phases alone (`phases` of its record) is given in no other
+    options      an option that exists only in some phases (`phases` of its record) is not given in other phases
 Added by a phase (and kept by all later ones)
     THREADS_BOUND  no-tile: no TileOp, no Parallel, no pipelined For; no-fragment: no fragment or reducer buffer;
                    flat-shared: shared buffers have one dimension
-    SYNCED         no further node invariant; the order of accesses is transform/verify_sync's
+    SYNCED         no further invariant of nodes; transform/verify_sync checks the order of accesses
     DEVICE         flat-local: local buffers have one dimension; shared-plan: every shared buffer has an offset
 """
 
@@ -36,12 +36,12 @@ THREAD_TAGS = tuple(f"{k}Idx.{d}" for k in ("block", "thread") for d in "xyz")
 
 @record
 class Finding:
-    """One broken invariant.  rule: its name above.  span: the user's place, or None."""
+    """One violated invariant.  rule: its name in the module docstring.  span: the location in the user's source, or None."""
 
     rule: str
     message: str
     span: Span | None = None
-    what: Node | None = None  # the variable or buffer it is about, where it is about one
+    what: Node | None = None  # the variable or buffer that violates the invariant, if there is one
 
     def __str__(self) -> str:
         place = f"  ({self.span})" if self.span is not None else ""
@@ -49,7 +49,7 @@ class Finding:
 
 
 def verify(func: Func, phase: str = TILE) -> list[Finding]:
-    """All broken invariants of `func` as a program in `phase`; empty when it is valid."""
+    """All invariants of `phase` that `func` violates; empty when it is valid."""
     if phase not in PHASES:
         raise ValueError(f"unknown phase {phase}: phases are {', '.join(PHASES)}")
     v = _Verifier(PHASES.index(phase))
@@ -62,7 +62,7 @@ class _Verifier:
         self.level = level
         self.findings: list[Finding] = []
         self.scope: set[Node] = set()
-        self.storage: set[Var] = set()  # data vars of the buffers in scope: views of them are in scope too
+        self.storage: set[Var] = set()  # data vars of the buffers in scope; views of these buffers are in scope too
         self.ever: set[Node] = set()
         self.uses_of: dict[int, tuple[Node, frozenset[Node]]] = {}
         self.told: set[tuple[str, int]] = set()
@@ -98,7 +98,7 @@ class _Verifier:
                 continue
             if isinstance(what, Buffer):
                 if what.data in self.storage or what.data in self.scope:
-                    if ("phase", id(what)) not in self.told:  # a view that nothing declares
+                    if ("phase", id(what)) not in self.told:  # a view without a declaration
                         self.told.add(("phase", id(what)))
                         self.of_phase(what, span)
                     continue
@@ -110,7 +110,7 @@ class _Verifier:
                 self.say("defined", f"{kind} `{_name(what)}` is used outside the scope that defines it", span, what)
 
     def of_phase(self, b: Buffer, span: Span | None) -> None:
-        """Scope and rank of b belong to the phase."""
+        """Check that scope and rank of b are allowed in the phase."""
         scope = b.scope_name
         if self.at_least(THREADS_BOUND):
             if scope in (FRAGMENT, REDUCER):
@@ -138,7 +138,7 @@ class _Verifier:
         for p, b in f.buffers:
             if p not in self.scope:
                 self.say("defined", f"tensor `{b.name}` belongs to `{p.name}`, which is no parameter", f.span)
-            for d in (*b.shape, *(b.strides_ or ()), b.offset):  # symbols are bound by the argument's shape
+            for d in (*b.shape, *(b.strides_ or ()), b.offset):  # the shape of the argument defines the symbols
                 if isinstance(d, Expr):
                     self.scope.update(x for x in self.expr(d) if isinstance(x, Var))
         for _, b in f.buffers:
@@ -146,7 +146,7 @@ class _Verifier:
         self.stmt(f.body)
 
     def options(self, s: Any) -> None:
-        """Each option that is given belongs to the phase."""
+        """Check that each given option exists in the phase."""
         record = getattr(s, s._options)
         for name, _ in getattr(s, "attrs", ()):
             if name in record.names:
@@ -169,7 +169,7 @@ class _Verifier:
                     else:
                         self.stmt(x)
                 self.leave(added)
-            case Bind() | Alloc():  # a body that is one definition: nothing can use it
+            case Bind() | Alloc():  # a body of one definition, which no statement can use
                 added = []
                 self.definition(s, added)
                 self.leave(added)
@@ -302,7 +302,7 @@ class _Verifier:
                      span)
 
     def expr(self, e: Node) -> frozenset[Node]:
-        """Check a value's types once; the Vars and Buffers it uses."""
+        """Check the types of a value, once.  Returns the Vars and Buffers that it uses."""
         hit = self.uses_of.get(id(e))
         if hit is not None:
             return hit[1]

@@ -1,4 +1,4 @@
-"""Walking and rewriting.  A rewrite that changes nothing returns the same object, so "did it change?" is `is`."""
+"""Walks and rewrites the IR.  A rewrite that changes nothing returns the same object, so that `is` tests for a change."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .options import Options
 from .stmt import Bind, For, Func, If, Launch, Parallel, Seq, Stmt, While, replace, seq
 from .scopes import GLOBAL
 
-# Definition sites (Var in Bind/For/Parallel/Launch/Func, Buffer in Alloc/Func) are fields too: a rewriter sees them.
+# A rewriter also visits definitions (Var in Bind/For/Parallel/Launch/Func, Buffer in Alloc/Func), because they are fields.
 
 _WITH_STATEMENTS = (Seq, For, If, While, Parallel, Launch)
 
 
 def walk(n: Node, *classes: type) -> Iterator[Any]:
-    """All nodes below n, n first (pre-order).  Does not descend into Buffers.
+    """All nodes at and below n, in pre-order.  Does not descend into Buffers.
 
-    classes: where some are named, instances of them alone.  What holds none is passed over, so that the few launches, calls
-    or allocations of a program are found at once.
+    classes: if given, only instances of these classes.  Subtrees without such instances are skipped, which makes a search for
+    the few launches, calls or allocations of a program fast.
     """
     return _found(n, kinds_of(classes)) if classes else _all(n)
 
@@ -52,15 +52,18 @@ def _found(n: Node, kinds: int) -> Iterator[Node]:
 def rewrite(n: Any, fn: Callable[[Any], Node | None], *classes: type) -> Any:
     """Bottom-up rewriting: children first, then fn(node) -> replacement, or None to keep it.
 
-    fn is called on every Node except inside Buffers; a Seq whose child becomes a Seq is spliced.  classes: where some are
-    named, fn is called on their instances alone, and what holds none is kept without a look.
+    fn is called on every Node except inside Buffers.  A Seq in a Seq is spliced.  classes: if given, fn is called only on
+    instances of these classes, and subtrees without such instances are kept without a visit.
     """
     kinds = kinds_of(classes)
     return _rewritten(n, fn, kinds, kinds) if classes else _rewritten(n, fn, -1, -1)
 
 
 def _rewritten(n: Any, fn: Callable[[Any], Node | None], holding: int, kinds: int) -> Any:
-    """rewrite where nodes hold one of some bits (of classes or names), fn called for some classes; -1: all of them."""
+    """rewrite of subtrees that contain one of the bits `holding` (classes or names); fn is called for the classes of `kinds`.
+
+    -1: all of them.
+    """
     memo: dict[int, Any] = {}
 
     def visit(v: Any) -> Any:
@@ -89,9 +92,9 @@ def _rewritten(n: Any, fn: Callable[[Any], Node | None], holding: int, kinds: in
 
 
 def rewrite_stmts(n: Any, fn: Callable[[Stmt], Stmt | None]) -> Any:
-    """Top-down rewriting of statements: fn(statement) -> what stands in its place, or None to look at those inside it.
+    """Top-down rewriting of statements: fn(statement) -> replacement, or None to visit the statements inside it.
 
-    n: a Func or a statement.  Expressions are not visited; what fn gives is not looked into.
+    n: a Func or a statement.  Expressions and replacements are not visited.
     """
     def visit(v: Any) -> Any:
         if isinstance(v, Stmt):
@@ -108,7 +111,7 @@ def rewrite_stmts(n: Any, fn: Callable[[Stmt], Stmt | None]) -> Any:
 
 
 def rewrite_launches(n: Any, fn: Callable[[Launch], Stmt | None]) -> Any:
-    """A Func or a statement with fn(launch) in the place of each launch, None to keep it; launches are not looked into."""
+    """Rewrite the launches of a Func or a statement: fn(launch) -> replacement, or None to keep it.  Bodies are not visited."""
     def here(s: Stmt) -> Stmt | None:
         if not isinstance(s, Launch):
             return None
@@ -137,8 +140,11 @@ def rebuild(n: Node, visit: Callable[[Any], Any]) -> Any:
 
 
 def substitute(n: Any, mapping: dict[Any, Any]) -> Any:
-    """Replace Vars (by Exprs) and Buffers (by Buffers).  Mapped Buffers are replaced wherever they occur; a tensor in global
-    memory whose address or shape is a mapped Var becomes the tensor that its new value makes."""
+    """Replace Vars by Exprs and Buffers by Buffers.
+
+    Mapped Buffers are replaced wherever they occur.  A tensor in global memory whose address, shape or strides contain a mapped
+    Var is replaced by a tensor with the new address, shape and strides.
+    """
     if not mapping:
         return n
 
@@ -158,7 +164,7 @@ def substitute(n: Any, mapping: dict[Any, Any]) -> Any:
 
 
 def _moved(b: Buffer, mapping: dict[Any, Any]) -> Buffer | None:
-    """A tensor in global memory with its address, shape and strides substituted, None where nothing of them is mapped."""
+    """A tensor in global memory with its address, shape and strides substituted; None if they contain no mapped Var."""
     if b.scope_name != GLOBAL:
         return None
     data = mapping.get(b.data, b.data)
@@ -171,7 +177,7 @@ def _moved(b: Buffer, mapping: dict[Any, Any]) -> Buffer | None:
 
 
 def free_vars(n: Any) -> set[Var]:
-    """Vars used below n (shape and stride expressions of used buffers included), minus those bound below n."""
+    """Vars used below n, including those in shapes and strides of used buffers, without the Vars bound below n."""
     used: set[Var] = set()
     bound: set[Var] = set()
     for x in walk(n, Var, Buffer, Bind, For, Parallel, Launch):
@@ -193,17 +199,17 @@ def free_vars(n: Any) -> set[Var]:
 
 
 def used_vars(n: Any) -> set[Var]:
-    """free_vars, and the storages of the buffers used below n."""
+    """free_vars(n) and the data Vars of the buffers used below n."""
     return free_vars(n) | {x.data for x in walk(n, Buffer)}
 
 
 def follows_addresses(n: Node) -> bool:
-    """Whether a pointer is computed or read below n: what is made of it may be any memory."""
+    """Whether a pointer is computed or read below n.  Such a pointer may point to any memory."""
     return any(x.var.dtype.is_handle for x in walk(n, Bind))
 
 
 def stmts_of(s: Stmt) -> tuple[Stmt, ...]:
-    """The statements of a body: a Seq's, or the one."""
+    """The statements of a body: those of a Seq, or the single statement."""
     return s.stmts if isinstance(s, Seq) else (s,)
 
 

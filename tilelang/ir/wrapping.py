@@ -1,4 +1,4 @@
-"""Whole numbers that an analysis computes wider than the program does, brought back into the program's types."""
+"""Wraps integers that an analysis computed with more bits to the integer types of the program."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from .dtype import dtype
 
 
 def keeps_value(src: dtype, dst: dtype) -> bool:
-    """Whether every value of an integer type is one of another, so that a cast changes nothing."""
+    """Whether dst can represent every value of the integer type src, so that a cast changes no value."""
     if src.is_bool or src == dst:
         return src == dst
     return src.bits < dst.bits and (src.is_unsigned or not dst.is_unsigned)
 
 
 def wrapped(x: Any, dt: dtype) -> Any:
-    """Whole numbers or truths (one or an array, of any width) as values of an integer type or bool: bits beyond its width are
-    lost.  Those of 64 bits stay as they are."""
+    """Integers or bools (a scalar or an array, of any width) wrapped to an integer type or bool.
+
+    64-bit values are returned as they are.
+    """
     if dt.is_bool:
         return x != 0
     if isinstance(x, (bool, np.bool_)) or isinstance(x, np.ndarray) and x.dtype == np.bool_:
@@ -30,7 +32,7 @@ def wrapped(x: Any, dt: dtype) -> Any:
 
 
 def may_wrap(dt: dtype) -> bool:
-    """Whether arithmetic of a type is followed bit by bit: that of indices, int32 and wider, is taken not to wrap."""
+    """Whether arithmetic of a type may wrap.  Arithmetic of index types (int32 and wider) is assumed not to."""
     return dt.is_int and (dt.is_unsigned or dt.bits < 32)
 
 

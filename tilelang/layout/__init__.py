@@ -1,10 +1,10 @@
-"""Layouts: where the elements of a tile live.
+"""Layouts: maps from the index of a tile element to its address, or to its thread and register.
 
     Layout     logical index -> element of shared (or global) storage
     Fragment   logical index -> (thread, register), possibly in several threads
 
-Both have a structure, which prints short index code, and an exact NumPy table, which answers every question about
-them: equal? injective? conflict-free? who owns row i?  `print(layout)` draws it.
+Both have a structure, from which short index code is printed, and an exact NumPy table, from which every property is computed:
+equality, injectivity, bank conflicts, the owners of a row.  `print(layout)` draws the layout.
 """
 
 from .fragment import Fragment

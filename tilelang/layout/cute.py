@@ -1,4 +1,4 @@
-"""The layout algebra of CuTe: not available; each of its names says so.  Layout is this package's own."""
+"""The names of CuTe's layout algebra, which is unsupported: each reports so.  `Layout` is that of this package."""
 
 from .layout import Layout as Layout
 from .unsupported import CUTE, unsupported

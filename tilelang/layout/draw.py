@@ -1,4 +1,4 @@
-"""Layouts as text pictures: what `print(layout)` shows."""
+"""Draws layouts as text, for `print(layout)`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_ROWS, MAX_COLS = 32, 32
 
 
 def fragment(shape: tuple[int, ...], facts: str, owner_table: np.ndarray, register_table: np.ndarray) -> str:
-    """One cell per element: `thread:register`, further owners after commas (at most two shown)."""
+    """One cell per element: `thread:register`.  Replicated elements list their threads, separated by commas (at most two)."""
     head = f"Fragment {_by(shape)}  {facts}"
     owners, regs = _two_d(owner_table, 1), _two_d(register_table, 0)
 

@@ -1,4 +1,4 @@
-"""Fragments and layouts from functions of indices: which digits a user's functions are."""
+"""Fits the modes (digits) of a layout to a user's functions of indices."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .mode import REGISTER, THREAD, Modes, error, evaluate_index, fit
 
 
 def index_vars(n: int) -> tuple[Var, ...]:
-    """The variables layouts print with: _i, _j, _k, …"""
+    """The index variables in printed layouts: _i, _j, _k, …"""
     return tuple(Var("_" + ("ijklmnpq"[d] if d < 8 else f"d{d}"), const(0).dtype) for d in range(n))
 
 
 def static_extents(shape: Any, what: str) -> tuple[int, ...]:
-    """The extents of a layout.  Raises layout-invalid for what is no tuple of integers."""
+    """The extents of a layout.  Raises layout-invalid if shape is not a tuple of integers."""
     try:
         if isinstance(shape, str):
             raise TypeError
@@ -31,7 +31,7 @@ def static_extents(shape: Any, what: str) -> tuple[int, ...]:
 
 
 def applied(fn: Any, args: Sequence[Any], what: str) -> Any:
-    """A user's function of indices, called with them.  Raises layout-invalid for what cannot be called so."""
+    """The result of a user's function of indices.  Raises layout-invalid if it cannot be called with these arguments."""
     if not callable(fn):
         raise error("layout-invalid", f"{what} needs a function of its indices, found {fn!r}",
                     expected="a function of the indices", found=repr(fn), hint="write lambda i, j: (i, j)")
@@ -47,7 +47,7 @@ def applied(fn: Any, args: Sequence[Any], what: str) -> Any:
 
 
 def outer(tables: list[np.ndarray]) -> np.ndarray:
-    """The sum of one number of each table, for every choice: one dimension a table."""
+    """The outer sum of 1-D tables: element [i, j, ...] is tables[0][i] + tables[1][j] + ..."""
     out = np.zeros((), dtype=np.int64)
     for t in tables:
         out = out[..., None] + t
@@ -56,10 +56,10 @@ def outer(tables: list[np.ndarray]) -> np.ndarray:
 
 def fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn: Any,
                    count: int) -> tuple[tuple[Modes, ...], Modes]:
-    """(digits of each dimension, digits of the copies) of a user's functions of indices, or of a copy and indices.
+    """(modes of each dimension, modes of the copies) of a fragment given by functions of the indices and, optionally, the copy.
 
-    forward gives (thread, register); else thread_fn and index_fn, one each (None: register 0).  count: copies of each element.
-    Raises layout-invalid, layout-no-structure for functions that are no digits.
+    forward returns (thread, register).  Without it, thread_fn returns the thread and index_fn the register (None: register 0).
+    count: copies of each element.  Raises layout-invalid, and layout-no-structure for functions that modes cannot express.
     """
     vs = index_vars(len(shape))
     rep = Var("_rep", const(0).dtype)
@@ -107,14 +107,14 @@ def fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn
 
 
 def _call(fn: Any, args: tuple[Any, ...], without_rep: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
-    """fn may take the copy as a further argument."""
+    """Call fn with args, which end with the copy, or without the copy if fn does not take it."""
     if args != without_rep and _takes(fn, args):
         return fn(*args)
     return applied(fn, without_rep, f"Fragment {shape}")
 
 
 def _takes(fn: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a function can be called so, asked of its signature: a TypeError of its own is the user's to see."""
+    """Whether the signature of fn accepts args.  fn is not called, so that a TypeError raised in fn is not hidden."""
     try:
         signature(fn).bind(*args)
     except (TypeError, ValueError):

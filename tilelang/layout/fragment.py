@@ -1,4 +1,4 @@
-"""Fragments: tiles spread over the registers of a block's threads."""
+"""Fragments: tiles distributed over the registers of the threads of a block."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Fragment:
     """Maps each element of a tile to threads and to a register in them.
 
     Fragment(shape, modes, replicate=(), threads=n): modes holds, per dimension, the digits of its index from the
-    outermost to the innermost; the thread (register) of an element is the sum of its thread (register) digits times
-    their strides.  A dimension's digits may count further than its extent: the surplus is predicated off.
-    replicate: thread digits over which copies of every element are held.  threads: size of the block (default: as many
-    as the digits reach).
+    outermost to the innermost.  The thread (register) of an element is the sum of its thread (register) digits times
+    their strides.  The digits of a dimension may count beyond its extent; such elements are predicated off.
+    replicate: thread digits over which copies of every element are held.  threads: size of the block (default: the
+    smallest that contains all threads of the digits).
 
     Fragment(shape, forward_fn=None, forward_thread_fn=None, replicate=1, forward_index_fn=None): the form of the
-    language.  forward_fn(*indices[, rep]) gives (thread, register); or one function for each.  The functions are
-    evaluated to a table, which is fitted back to digits.
+    language.  forward_fn(*indices[, rep]) returns (thread, register); alternatively one function returns each of them.
+    The functions are evaluated to a table, to which digits are fitted.
 
     Raises layout-not-injective, layout-no-structure, layout-invalid (ValueError).
 
@@ -90,26 +90,26 @@ class Fragment:
 
     @cached_property
     def registers(self) -> int:
-        """Elements each thread holds room for."""
+        """Number of registers of each thread, counted in elements."""
         return 1 + sum((m.size - 1) * m.stride for m in self._all_modes(REGISTER))
 
     @cached_property
     def replicas(self) -> int:
-        """Copies held of each element."""
+        """Number of copies of each element."""
         return covered(self.copies)
 
     @cached_property
     def is_padded(self) -> bool:
-        """Whether some (thread, register) pair the digits count holds no element of the tile."""
+        """Whether the digits count some (thread, register) pair that holds no element of the tile."""
         return any(covered(m) != n for m, n in zip(self.modes, self.shape))
 
     @property
     def vector_width(self) -> int:
-        """Elements along the last dimension that lie in consecutive registers, aligned to their number."""
+        """Number of elements along the last dimension that lie in consecutive registers, aligned to this number."""
         last = self.modes[-1] if self.modes else ()
         return last[-1].size if last and last[-1].to == REGISTER and last[-1].stride == 1 else 1
 
-    # ---- where an element is --------------------------------------------------------------------------------------
+    # ---- the map --------------------------------------------------------------------------------------------------
 
     def thread(self, idx: Sequence[Any], rep: Any = 0) -> Any:
         """Thread that holds copy `rep` of an element; int when all indices are ints."""
@@ -117,7 +117,7 @@ class Fragment:
         return _total([*parts, digit_sum(rep, self.copies, THREAD)])
 
     def register(self, idx: Sequence[Any]) -> Any:
-        """Register of an element in its threads; int when all indices are ints."""
+        """Register that holds an element, the same in all of its threads; int when all indices are ints."""
         return _total([digit_sum(i, m, REGISTER) for i, m in zip(idx, self.modes)])
 
     def owners(self) -> np.ndarray:
@@ -161,14 +161,14 @@ class Fragment:
         return tuple(indices), _all(holds, env)
 
     def _digits(self, thread: Any, register: Any) -> tuple[dict[Mode, Any], list[Any]]:
-        """Value of every digit at a (thread, register), and the conditions for the pair to be counted at all."""
+        """The value of every digit at a (thread, register), and the conditions under which the digits reach this pair."""
         digits: dict[Mode, Any] = {}
         holds: list[Any] = []
         for to, value, limit in ((THREAD, thread, self.threads), (REGISTER, register, self.registers)):
             modes = sorted(self._all_modes(to), key=lambda m: m.stride)
             at = 1
             for k, m in enumerate(modes):
-                if m.stride != at:  # values between the digits belong to nobody
+                if m.stride != at:  # no digit reaches the values in between
                     holds.append(value // at % (m.stride // at) == 0)
                 d = value // m.stride
                 # The topmost digit needs no remainder: values beyond it do not occur, or are predicated off below.
@@ -179,7 +179,7 @@ class Fragment:
         return digits, holds
 
     def replica_at(self, thread: Any) -> Any:
-        """Which copy (0 .. replicas-1) a thread holds; 0 for the copy that acts when something must happen once."""
+        """Which copy (0 .. replicas-1) a thread holds.  Copy 0 executes what must happen once."""
         if not self.copies:
             return 0
         digits, _ = self._digits(thread, 0)
@@ -193,7 +193,7 @@ class Fragment:
     # ---- derived fragments ----------------------------------------------------------------------------------------
 
     def reduce(self, dim: int, keep: bool = False) -> Fragment:
-        """The fragment with a dimension removed: its threads all hold the result (kept as extent 1 with keep)."""
+        """The fragment of a reduction over a dimension: all threads along it hold the result.  keep: the extent becomes 1."""
         dims = [d for d in range(self.ndim) if d != dim % self.ndim]
         out = self.project(dims)
         if not keep:
@@ -203,14 +203,14 @@ class Fragment:
                         threads=self.threads)
 
     def project(self, dims: Sequence[int]) -> Fragment:
-        """Only these dimensions, in this order.  Threads along the others hold copies; registers are renumbered."""
+        """The fragment of these dimensions, in this order.  Threads along the others hold copies; registers are renumbered."""
         lost = [m for d in range(self.ndim) if d not in dims for m in self.modes[d] if m.to == THREAD]
         modes = _compact(tuple(self.modes[d] for d in dims))
         copies = tuple(sorted((*self.copies, *lost), key=lambda m: -m.stride))
         return Fragment([self.shape[d] for d in dims], modes, replicate=copies, threads=self.threads)
 
     def expand(self, leading: Sequence[int]) -> Fragment:
-        """The fragment with leading dimensions in slower registers."""
+        """The fragment with additional leading dimensions, which are the slowest in the register order."""
         modes = list(self.modes)
         stride = self.registers
         for n in reversed(tuple(leading)):
@@ -224,7 +224,7 @@ class Fragment:
                         threads=self.threads)
 
     def cut(self, shape: Sequence[int]) -> Fragment:
-        """The elements below `shape`, where they are: the digits count further, as padding."""
+        """The fragment of the elements below `shape`, at unchanged places.  The surplus of the digits is padding."""
         if tuple(shape) == self.shape:
             return self
         return Fragment(shape, self.modes, replicate=self.copies, threads=self.threads)
@@ -232,7 +232,7 @@ class Fragment:
     def reshape(self, shape: Sequence[int], old_bits: int = 1, new_bits: int = 1) -> Fragment:
         """The same registers seen as a tile of another shape (row-major order of elements), or of other element bits.
 
-        Raises layout-no-structure when a digit would be cut by a dimension of the new shape, or an element by a thread.
+        Raises layout-no-structure when a digit would span two dimensions of the new shape, or an element two threads.
         """
         digits = list(merged(tuple(m for d in self.modes for m in d)))
         what = f"Fragment {self.shape} seen as {tuple(shape)}"
@@ -259,9 +259,9 @@ class Fragment:
         return Fragment(self.shape, self.modes, replicate=self.copies, threads=threads)
 
     def repeat(self, repeats: Sequence[int], repeat_on_thread: bool = False, lower_dim_first: bool = True) -> Fragment:
-        """The tile repeated along each dimension, in further threads or further registers.
+        """The tile repeated along each dimension, in additional registers or (repeat_on_thread) additional threads.
 
-        lower_dim_first: the first dimension's repeats change fastest.  Raises layout-invalid for a padded tile.
+        lower_dim_first: the repeats of the first dimension change fastest.  Raises layout-invalid for a padded tile.
         """
         if len(repeats) != self.ndim:
             raise error("layout-invalid", f"repeat of a {self.ndim}-D fragment needs {self.ndim} factors, found "
@@ -280,12 +280,12 @@ class Fragment:
                         threads=step if repeat_on_thread else self.threads)
 
     def replicate(self, n: int) -> Fragment:
-        """The same tile held n times, by further threads."""
+        """The tile with n copies, in additional threads."""
         return Fragment(self.shape, self.modes, replicate=(Mode(int(n), THREAD, self.threads), *self.copies),
                         threads=self.threads * int(n))
 
     def condense_rep_var(self) -> Fragment:
-        """The fragment itself: copies are always stored condensed."""
+        """The fragment itself, because copies are always stored in condensed form."""
         return self
 
     # ---- comparison -----------------------------------------------------------------------------------------------
@@ -294,14 +294,14 @@ class Fragment:
         return self._owners if self.replicas == 1 else np.sort(self._owners, axis=0)
 
     def same_owners(self, other: Fragment) -> bool:
-        """Whether every element lives in the same set of threads."""
+        """Whether every element lies in the same set of threads in both fragments."""
         if self.shape != other.shape or self.replicas != other.replicas:
             return False
         return (self.modes == other.modes and self.copies == other.copies) or \
             np.array_equal(self._sorted_owners(), other._sorted_owners())
 
     def owned_by(self, other: Fragment) -> bool:
-        """Whether every thread that holds an element in `other` holds it here too (reading needs no exchange)."""
+        """Whether every thread that holds an element in `other` holds it here too, so that it can read it without exchange."""
         if self.shape != other.shape:
             return False
         mine, theirs = self._owners, other._owners
@@ -324,7 +324,7 @@ class Fragment:
         """Whether both put every element in the same threads and register."""
         return self == other
 
-    # ---- the language's view --------------------------------------------------------------------------------------
+    # ---- methods of the language ----------------------------------------------------------------------------------
 
     def get_thread_size(self) -> int:
         return self.threads
@@ -362,7 +362,7 @@ class Fragment:
                              self.register_table())
 
     def __tilelang_text__(self) -> str:
-        """T.fragment(...), which `text.read_fragment` reads back."""
+        """The text T.fragment(...), which `text.read_fragment` parses."""
         modes = " | ".join(map(text_of_modes, self.modes))
         return f'T.fragment({self.shape!r}, "{modes}", "{text_of_modes(self.copies)}", {self.threads})'
 
@@ -386,7 +386,7 @@ def _all(conditions: list[Any], env: dict[Any, tuple[int, int]]) -> Expr | None:
 
 
 def _compact(dims: tuple[Modes, ...]) -> tuple[Modes, ...]:
-    """Register strides renumbered without gaps, in the same order."""
+    """The modes with register strides renumbered without gaps, in the same order."""
     stride = 1
     new: dict[int, int] = {}
     for m in sorted((m for d in dims for m in d if m.to == REGISTER), key=lambda m: m.stride):
@@ -396,7 +396,7 @@ def _compact(dims: tuple[Modes, ...]) -> tuple[Modes, ...]:
 
 
 def _regrouped(digits: list[Mode], shape: tuple[int, ...], what: str) -> list[Modes]:
-    """A row of digits (outermost first) cut into the dimensions of a shape."""
+    """A sequence of digits (outermost first) divided among the dimensions of a shape."""
     left = [m for m in digits if m.size > 1]
     out: list[Modes] = []
     for n in reversed(shape):

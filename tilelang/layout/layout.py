@@ -1,4 +1,4 @@
-"""Layouts of shared and global tiles: logical index to physical element."""
+"""Layouts of shared and global tiles: map a logical index to a physical element."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Forward = Callable[..., Any]
 
 @record
 class Swizzle:
-    """Chunk index XOR row: chunk' = chunk ^ (row // rows_per_line % chunks), in rows of whole chunks.
+    """XOR of the chunk index with the row: chunk' = chunk ^ (row // rows_per_line % chunks), in rows of whole chunks.
 
-    chunk: elements.  chunks: how many chunk positions are permuted (a power of two).  rows_per_line: rows that share a
-    128-byte line of the 32 banks.  bytes: 32, 64 or 128 when this is the hardware's swizzle mode of that width, 16 for
-    unswizzled panels of 16 bytes (layout/swizzled_boxes.py).
+    chunk: elements of a chunk.  chunks: number of chunk positions that are permuted (a power of two).  rows_per_line: rows
+    in one 128-byte line of the 32 banks.  bytes: 32, 64 or 128 if this is the hardware's swizzle mode of that width, 16 for
+    unswizzled boxes of 16 bytes (layout/swizzled_boxes.py).
     """
 
     chunk: int
@@ -42,8 +42,8 @@ class Swizzle:
 class Layout:
     """Maps the index of an element to its place in storage.
 
-    Layout(shape, forward_fn): forward_fn(*indices) gives the physical index, one expression or several (row-major over
-    the box they span).  Raises layout-not-injective when two elements share a place (ValueError).
+    Layout(shape, forward_fn): forward_fn(*indices) returns the physical index, one expression or several (row-major over
+    the box they span).  Raises layout-not-injective (ValueError) when two elements have the same place.
 
     >>> Layout((4, 4), lambda i, j: (j, i)).offset((1, 2))
     9
@@ -76,7 +76,7 @@ class Layout:
 
     @cached_property
     def _symbolic(self) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
-        """Index variables, and the physical index in them."""
+        """The index variables, and the physical index as expressions of them."""
         vs = index_vars(self.ndim)
         out = applied(self._forward, vs, f"Layout {self.shape}")
         env = {v: (0, n - 1) for v, n in zip(vs, self.shape)}
@@ -162,7 +162,7 @@ class Layout:
     def __call__(self, *idx: Any) -> list[Expr]:
         return self.map_forward_index(list(idx))
 
-    # ---- the language's view --------------------------------------------------------------------------------------
+    # ---- methods of the language ----------------------------------------------------------------------------------
 
     @property
     def index(self) -> list[Expr]:
@@ -181,7 +181,7 @@ class Layout:
         return list(self._symbolic[0])
 
     def get_linearized_forward_index(self) -> Expr:
-        """One expression for the physical element, in get_forward_vars()."""
+        """The physical element as one expression of get_forward_vars()."""
         vs = self._symbolic[0]
         return simplify(convert(self.offset(vs)), {v: (0, n - 1) for v, n in zip(vs, self.shape)})
 
@@ -195,7 +195,7 @@ class Layout:
         return [simplify(substitute(e, mapping)) for e in index]
 
     def repeat(self, dim: int, factor: int) -> Layout:
-        """`factor` copies along a dimension, one after another in storage (a leading group index)."""
+        """The layout repeated `factor` times along a dimension; the repetitions follow one another in storage."""
         if isinstance(dim, bool) or isinstance(factor, bool) or not isinstance(dim, int) or not isinstance(factor, int):
             raise facts(TypeError(f"Layout.repeat takes integers, found {dim!r}, {factor!r}"),
                         "integers", f"{dim!r}, {factor!r}")
@@ -212,9 +212,9 @@ class Layout:
         return Layout([s * factor if k == d else s for k, s in enumerate(self.shape)], fn, swizzle=self.swizzle)
 
     def expand(self, leading_shape: Sequence[int]) -> Layout:
-        """Leading dimensions that pass through: slices of storage one after another.
+        """The layout with additional leading dimensions, whose slices follow one another in storage.
 
-        Raises TypeError for what is no list of integers, ValueError for extents below 1.
+        Raises TypeError if leading_shape is not a list of integers, ValueError for extents below 1.
         """
         if not isinstance(leading_shape, (list, tuple)) or \
                 not all(isinstance(s, int) and not isinstance(s, bool) for s in leading_shape):
@@ -229,7 +229,7 @@ class Layout:
         size = self.size
         lead = tuple(leading_shape)
 
-        if self._declared is None:  # physical indices of its own: the leading ones stand in front of them
+        if self._declared is None:  # the leading indices precede the physical indices of this layout
             inner = self._forward
 
             def through(*idx: Any) -> Any:
@@ -244,7 +244,7 @@ class Layout:
         return Layout((*lead, *self.shape), fn, size=size * int(np.prod(lead)), swizzle=self.swizzle, trusted=True)
 
     def inverse(self) -> Layout:
-        """The layout from physical to logical indices.  Raises layout-no-structure when digits cannot express it."""
+        """The layout that maps physical to logical indices.  Raises layout-no-structure when digits cannot express it."""
         flat = self._table.reshape(-1)
         if self.size != flat.size:
             raise error("layout-invalid", f"Layout {self.shape} leaves places unused and has no inverse",
@@ -263,7 +263,7 @@ class Layout:
         """The same storage seen with another shape (row-major order of elements kept).
 
         rescale_num / rescale_den: ratio of old to new element size when the element type changes too.  Raises layout-invalid
-        for another number of elements, and where what is to be one element does not lie together.
+        if the number of elements differs, or if the bytes of a new element are not contiguous.
         """
         new = tuple(int(s) for s in shape)
         if int(np.prod(new)) * rescale_den != int(np.prod(self.shape)) * rescale_num:
@@ -318,7 +318,7 @@ class Layout:
         return draw.layout(self.shape, f"{self.size} elements" + (f"  {self.swizzle}" if self.swizzle else ""), self.table())
 
     def __tilelang_text__(self) -> str:
-        """T.layout(...), which `text.read_layout` reads back."""
+        """The text T.layout(...), which `text.read_layout` parses."""
         names = " ".join(v.name for v in self.get_forward_vars())
         code = tuple(to_text(e) for e in self.index)
         size = self.size if len(code) == 1 else None

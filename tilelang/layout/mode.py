@@ -1,4 +1,4 @@
-"""Modes: the digits a layout is made of, and their fit to a table."""
+"""Modes: the digits that a layout consists of, and their fit to a table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ errors.register("layout-not-available", NotImplementedError, "a constructor of l
 
 
 def error(kind: str, message: str, *, expected: str = "", found: str | None = None, hint: str = "") -> errors.TileLangError:
-    """An error at the place outside this package that asked for the layout."""
+    """An error located at the code outside this package that requested the layout."""
     return errors.error(kind, message, expected=expected, found=found, hint=hint)
 
 
@@ -36,7 +36,7 @@ THREAD, REGISTER, ADDRESS = "thread", "register", "address"
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """One digit of an index: `size` values, each step moves `stride` threads, registers or addresses.
+    """One digit of an index, with `size` values.  An increment of 1 moves by `stride` threads, registers or addresses.
 
     to: "thread" | "register" | "address".
     """
@@ -58,7 +58,7 @@ def text_of_modes(modes: Modes) -> str:
 
 
 def merged(modes: Modes) -> Modes:
-    """The same digits, outermost first, with unit digits dropped and adjacent ones joined where they form one."""
+    """The same digits, outermost first, without digits of size 1 and with adjacent digits merged where they form one digit."""
     out: list[Mode] = []
     for m in modes:
         if m.size == 1:
@@ -71,7 +71,7 @@ def merged(modes: Modes) -> Modes:
 
 
 def covered(modes: Modes) -> int:
-    """Number of index values the digits can count."""
+    """Number of index values that the digits can represent."""
     n = 1
     for m in modes:
         n *= m.size
@@ -98,7 +98,7 @@ def digit_sum(index: Any, modes: Modes, to: str) -> Any:
         m = modes[k]
         if m.to == to:
             d = index if right == 1 else index // right
-            if k != 0:  # the outermost digit is whatever is left
+            if k != 0:  # the outermost digit takes the rest of the index
                 d = d % m.size
             out = d * m.stride + out if not isinstance(out, int) or out else d * m.stride
         right *= m.size
@@ -106,10 +106,10 @@ def digit_sum(index: Any, modes: Modes, to: str) -> Any:
 
 
 def fit(values: dict[str, np.ndarray], what: str) -> Modes:
-    """Modes whose contributions equal 1-D tables (one per `to`), all of one length and starting at 0.
+    """The modes whose contributions equal 1-D tables (one per `to`), all of one length and starting at 0.
 
-    Raises layout-not-injective when two indices agree in every table, layout-no-structure when digits do not explain
-    the tables.
+    Raises layout-not-injective when two indices have the same values in every table, layout-no-structure when no digits
+    produce the tables.
     """
     names = list(values)
     f = np.stack([values[n] for n in names])  # (targets, n)
@@ -154,14 +154,14 @@ def evaluate_index(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray:
     if isinstance(e, (Cast, Select, Unary, Binary)) and (e.dtype.is_int or e.dtype.is_bool):
         got = _computed(e, env)
         if got is not None:
-            return _wrapped(got, e.dtype) if e.dtype.is_int and e.dtype.bits < 32 else got  # places stay below 2**31
+            return _wrapped(got, e.dtype) if e.dtype.is_int and e.dtype.bits < 32 else got  # addresses stay below 2**31
     raise error("layout-invalid", f"a layout function must be integer arithmetic on its indices, found "
                 f"{type(e).__name__}",
                 expected="integer arithmetic on the indices", found=f"a {type(e).__name__}")
 
 
 def _computed(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray | None:
-    """The value of an operation on int64 numbers, None for one that layouts do not have."""
+    """The value of an operation on int64 numbers, None for an operation that layouts do not support."""
     if isinstance(e, Cast):
         x = np.asarray(evaluate_index(e.value, env))
         return x != 0 if e.dtype.is_bool else x.astype(np.int64)
@@ -173,7 +173,7 @@ def _computed(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray | None:
 
 
 def _wrapped(x: np.ndarray, dt: dtype) -> np.ndarray:
-    """What of int64 numbers a narrower type keeps."""
+    """int64 numbers wrapped to a narrower type."""
     low = x & ((1 << dt.bits) - 1)
     return low - ((low >> (dt.bits - 1)) << dt.bits) if dt.is_signed else low
 

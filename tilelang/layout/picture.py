@@ -1,4 +1,4 @@
-"""Pictures of layouts: SVG and PDF written here, PNG through matplotlib."""
+"""Draws layouts as image files: SVG and PDF are written directly, PNG through matplotlib."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ def wanted_formats(formats: str) -> tuple[str, ...]:
 
 def draw_files(labels: list[list[list[str]]], colours: np.ndarray, directory: str, name: str,
                formats: tuple[str, ...]) -> list[str]:
-    """Write <directory>/<name>.<format> for each format; the paths.  labels: lines of text of each cell by row and column;
-    colours: [row, column, 3] in 0..1."""
+    """Write <directory>/<name>.<format> for each format and return the paths.
+
+    labels: lines of text of each cell, by row and column.  colours: [row, column, 3] in 0..1.
+    """
     os.makedirs(directory, exist_ok=True)
     paths = []
     for kind in formats:
@@ -61,7 +63,7 @@ def _flat(table: np.ndarray, grid_shape: Any) -> np.ndarray:
 
 
 def colours_of(values: np.ndarray, colormap: Any) -> np.ndarray:
-    """RGB of each cell: light, the same for equal values, by thread in groups of eight hues.
+    """RGB of each cell: light colours, equal for equal values, from eight hues that repeat with the thread.
 
     colormap: a function of (row, column, value) -> (r, g, b), a colour map of matplotlib or its name, or None.
     Raises ValueError for a name that matplotlib does not know, ImportError where it is not installed.

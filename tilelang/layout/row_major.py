@@ -1,4 +1,4 @@
-"""Storage of tiles whose shape is known only at run time: row-major, nothing else."""
+"""The row-major layout of tiles whose shape is known only at run time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tilelang.ir import Expr, binary, convert
 
 
 class RowMajor:
-    """Row-major storage of a shape with run-time dimensions.  Answers what Layout answers by formula, not by table.
+    """Row-major layout of a shape with run-time dimensions.  Has the queries of Layout, computed by formula, not by table.
 
     shape: ints and integer expressions.  size: elements, an expression.
     """
@@ -23,7 +23,7 @@ class RowMajor:
             self.size = d * self.size
 
     def offset(self, indices: Sequence[Any]) -> Expr:
-        """Element of storage at these indices."""
+        """Offset in storage of the element at these indices."""
         out = convert(0)
         for i, d in zip(indices, self.shape):
             out = binary("add", binary("mul", out, convert(d)), convert(i))
@@ -31,7 +31,7 @@ class RowMajor:
 
     @property
     def aligned_run(self) -> int:
-        """Largest power of two (at most 64) that divides every row: aligned runs of so many elements are contiguous."""
+        """Largest power of two (at most 64) that divides the row length: aligned runs of so many elements are contiguous."""
         last = self.shape[-1] if self.shape else 1
         return min(64, last & -last) if isinstance(last, int) and last else 1
 

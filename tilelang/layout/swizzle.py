@@ -1,4 +1,4 @@
-"""Constructors of shared layouts: linear, padded, XOR-swizzled, in column panels.  Sizes in elements, widths in bits.
+"""Constructors of shared layouts: linear, padded, XOR-swizzled, swizzled boxes.  Sizes in elements, widths in bits.
 
 Shared memory has 32 banks of 4 bytes; the accesses of one phase (32 lanes of 4 bytes, 16 of 8, 8 of 16) conflict when
 they touch different words of one bank (CUDA C++ Programming Guide, "Shared Memory").
@@ -34,7 +34,7 @@ def _linear(shape: tuple[int, ...]) -> Layout:
 
 
 def padded_layout(shape: Sequence[int], pad: int) -> Layout:
-    """Row-major with `pad` elements left free at the end of each row."""
+    """Row-major with `pad` unused elements at the end of each row."""
     shape = tuple(shape)
     wide = (*shape[:-1], shape[-1] + pad)
     return Layout(shape, lambda *idx: row_major(idx, wide), size=_prod(wide), trusted=True)
@@ -47,7 +47,7 @@ def swizzled_layout(shape: Sequence[int], bits: int, chunk_bytes: int = 16, ever
     g = gcd(C, L) positions are permuted by row // (L / g): then the same chunk of L consecutive rows lies in L
     different places modulo the line, for any C.  For rows of 128, 64 or 32 bytes this is the hardware's swizzle mode of
     that width (PTX ISA, "Swizzling modes").  Leading dimensions are slices one after another.
-    every: rows after which the XOR changes, instead of L / g: for columns read at rows that far apart.
+    every: number of rows after which the XOR changes, instead of L / g; for columns that are read with this row stride.
     Raises layout-invalid for fewer than two dimensions.
     """
     shape = tuple(shape)
@@ -163,9 +163,9 @@ def _shape_bits(buf: Any) -> tuple[tuple[int, ...], int]:
 
 
 def make_swizzled_layout(buf: Any, k_major: bool = True, allow_pad: bool = True) -> Layout:
-    """The swizzled layout of a gemm operand: free of bank conflicts for 8 rows of 16 bytes.
+    """The swizzled layout of a GEMM operand: free of bank conflicts for 8 rows of 16 bytes.
 
-    allow_pad=False refuses rows that are not whole 16-byte chunks.
+    allow_pad=False rejects rows that are not whole 16-byte chunks.
     """
     shape, bits = _shape_bits(buf)
     if not allow_pad and shape[-1] * bits % 128:
@@ -186,22 +186,22 @@ def _bank_swizzled(buf: Any, nbytes: int) -> Layout:
 
 
 def make_full_bank_swizzled_layout(buf: Any) -> Layout:
-    """128-byte swizzle in panels of 128 bytes."""
+    """128-byte swizzle, with rows divided into boxes of 128 bytes."""
     return _bank_swizzled(buf, 128)
 
 
 def make_half_bank_swizzled_layout(buf: Any) -> Layout:
-    """64-byte swizzle in panels of 64 bytes."""
+    """64-byte swizzle, with rows divided into boxes of 64 bytes."""
     return _bank_swizzled(buf, 64)
 
 
 def make_quarter_bank_swizzled_layout(buf: Any) -> Layout:
-    """32-byte swizzle in panels of 32 bytes."""
+    """32-byte swizzle, with rows divided into boxes of 32 bytes."""
     return _bank_swizzled(buf, 32)
 
 
 def make_wgmma_swizzled_layout(buf: Any, continuity: int | None = None, k_major: bool = True) -> Layout:
-    """Widest hardware swizzle whose panels divide the contiguous extent (continuity: its elements, default the row)."""
+    """The widest hardware swizzle whose boxes divide the contiguous extent (continuity: its elements, default the row)."""
     shape, bits = _shape_bits(buf)
     row = (continuity or shape[-1]) * bits // 8
     for nbytes in (128, 64, 32):
@@ -211,13 +211,13 @@ def make_wgmma_swizzled_layout(buf: Any, continuity: int | None = None, k_major:
 
 
 def make_volta_swizzled_layout(buf: Any, is_a: bool = True, k_inner: bool = True) -> Layout:
-    """The layout of an operand for sm_70, which reads rows by plain wide loads: XOR-swizzled chunks of 16 bytes.
+    """The layout of an operand on sm_70, which reads rows by ordinary vector loads: XOR-swizzled chunks of 16 bytes.
 
-    is_a, k_inner: which operand, and whether its rows run along k; one layout serves them all here.
+    is_a, k_inner: which operand, and whether its rows run along k.  The layout is the same for all of them.
     """
     return make_swizzled_layout(buf)
 
 
 def make_cutlass_metadata_layout(buf: Any, mma_dtype: Any = "float16", arch: Any = None, **kwargs: Any) -> Layout:
-    """The layout of 2:4 metadata in shared memory: row-major, which is how T.gemm_sp reads it on every architecture."""
+    """The layout of 2:4 sparsity metadata in shared memory: row-major, as T.gemm_sp reads it on every architecture."""
     return make_linear_layout(buf)

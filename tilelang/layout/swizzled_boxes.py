@@ -1,11 +1,11 @@
-"""Shared tiles in swizzled boxes: the one layout that TMA writes and wgmma descriptors read.
+"""The layout of shared tiles in swizzled boxes, which TMA writes and wgmma descriptors read.
 
-A tile of R rows is cut along its contiguous dimension into boxes of W bytes (128, 64, 32 with the hardware's swizzle of
-that width; 16 without one), each panel's rows one after another.  With byte column c of row r, inside the panel
+A tile of R rows is divided along its contiguous dimension into boxes of W bytes: 128, 64 or 32 with the hardware's swizzle of
+that width, 16 without swizzle.  The rows of a box are consecutive.  For byte column c of row r, inside its box
 
-    y = r*W + c % W,    place = y ^ (((y >> 7) & (W/16 - 1)) << 4),    panel c / W starts at (c / W) * R*W.
+    y = r*W + c % W,    place = y ^ (((y >> 7) & (W/16 - 1)) << 4),    box c / W starts at (c / W) * R*W.
 
-The hardware permutes the bits of absolute shared addresses, so a tile starts at a multiple of 8*W.  Sources: PTX ISA,
+The hardware permutes the bits of absolute shared addresses, so a tile must start at a multiple of 8*W.  Sources: PTX ISA,
 "Matrix Descriptor Format" and "Swizzling Modes"; CUDA Driver API, cuTensorMapEncodeTiled.
 """
 
@@ -48,9 +48,9 @@ class Box:
 
 @record
 class SwizzledBoxes:
-    """The swizzled boxes of one tile (one version of a buffer).
+    """The swizzled boxes of one tile (one stage of a buffer).
 
-    rows: of the tile.  columns: elements of a row.  bits: of an element.  width: W, bytes of a panel's row.
+    rows: rows of the tile.  columns: elements of a row.  bits: width of an element.  width: W, bytes of a row of a box.
     """
 
     rows: int
@@ -60,7 +60,7 @@ class SwizzledBoxes:
 
     @property
     def swizzle(self) -> int:
-        """0, 32, 64 or 128: the swizzle of TMA maps and descriptors."""
+        """The swizzle of the tensor map and of descriptors: 0, 32, 64 or 128 bytes."""
         return self.width if self.width > 16 else 0
 
     @property
@@ -77,21 +77,21 @@ class SwizzledBoxes:
 
     @property
     def bytes(self) -> int:
-        """Of the tile, padding included."""
+        """Size of the tile in bytes, padding included."""
         return self.count * self.box_row_bytes
 
     @property
     def align(self) -> int:
-        """Bytes the tile's start must be a multiple of."""
+        """Alignment of the start of the tile, in bytes."""
         return _ATOM_ROWS * self.width
 
     @property
     def transaction_bytes(self) -> int:
-        """What the boxes of the tile count on an mbarrier: whole boxes, out of bounds or not."""
+        """Bytes that the boxes of the tile count on an mbarrier: always whole boxes, also where they are out of bounds."""
         return sum(b.rows * b.columns for b in self.boxes()) * self.bits // 8
 
     def boxes(self) -> tuple[Box, ...]:
-        """The TMA boxes that write (or read) the tile: one a panel, cut at 256 rows."""
+        """The TMA boxes that write (or read) the tile: one for each W bytes of a row, divided at 256 rows."""
         w = self.box_columns
         return tuple(Box(r, p * w, min(_BOX_ROWS, self.rows - r), min(w, self.columns - p * w),
                          p * self.box_row_bytes + r * self.width)
@@ -110,10 +110,10 @@ class SwizzledBoxes:
         return Descriptor(_ATOM_ROWS * 16, self.box_row_bytes, 0)
 
     def offset(self, major: str, start: Any, k: Any) -> Any:
-        """Bytes from the tile to what a descriptor of a k-step points at.
+        """Offset in bytes from the start of the tile to the address in the descriptor of a k-step.
 
-        start: first row of M or column of N (elements).  k: first element of K, a multiple of the k-step.  ints or
-        index expressions.  For major "mn" start is a multiple of the panel's columns, or the operand ends in its panel.
+        start: first row of M or column of N (elements).  k: first element of K, a multiple of the k-step.  Both are ints or
+        index expressions.  For major "mn", start is a multiple of the columns of a box, or the operand ends inside its box.
         """
         along, row = (k, start) if major == "k" else (start, k)
         w, size = self.box_columns, self.bits // 8
@@ -124,8 +124,8 @@ class SwizzledBoxes:
 def swizzled_box_layout(shape: Sequence[int], element: Any, swizzle_bytes: int) -> Layout:
     """Layout of a shared buffer in boxes of swizzle_bytes a row (128, 64, 32; 16 or 0: no swizzle).
 
-    element: its type, or its width in bits.  Leading dimensions are versions, one after another.  Raises
-    layout-invalid unless rows are whole boxes.
+    element: element type, or its width in bits.  Leading dimensions are stages, which follow one another in storage.  Raises
+    layout-invalid unless rows consist of whole boxes.
     """
     shape = tuple(shape)
     bits = element if isinstance(element, int) else dtype(element).bits * dtype(element).lanes
@@ -141,7 +141,7 @@ def swizzled_box_layout(shape: Sequence[int], element: Any, swizzle_bytes: int) 
     return _panelled(shape, bits, width)
 
 
-@lru_cache(maxsize=256)  # one object per shape, as of other layouts: every product asks for its operands' anew
+@lru_cache(maxsize=256)  # one object per shape, as for other layouts: every GEMM requests the layouts of its operands again
 def _panelled(shape: tuple[int, ...], bits: int, width: int) -> Layout:
     chunk, panel = 128 // bits, width * 8 // bits
     g = width // 16
@@ -160,14 +160,14 @@ def _panelled(shape: tuple[int, ...], bits: int, width: int) -> Layout:
 
 
 def box_width(columns: int, bits: int) -> int:
-    """Widest panel whose width divides rows of `columns` elements; 0 when they are not whole 16-byte chunks."""
+    """Largest box width in bytes that divides rows of `columns` elements; 0 when they are not whole 16-byte chunks."""
     return next((w for w in WIDTHS if columns * bits % (w * 8) == 0), 0)
 
 
 def boxes_of(layout: Layout, element: Any) -> SwizzledBoxes | None:
     """The swizzled boxes of a layout, None when TMA and wgmma cannot use it.
 
-    Versions and further boxes must start at multiples of the swizzle's 8 rows.
+    Every stage and every box must start at a multiple of the 8 rows of a swizzle atom.
     """
     s = layout.swizzle
     bits = element if isinstance(element, int) else dtype(element).bits * dtype(element).lanes

@@ -1,4 +1,4 @@
-"""Layouts read back from the text of printed programs.
+"""Parses layouts in the text of printed programs.
 
     T.fragment((16, 8), "r2:2 t8:4 | t4:1 r2:1", "", 32)     digits (kind, size, stride) per dimension; copies; threads
     T.layout((128, 32), "_i _j", ("_i*32 + …",), 4096, (8, 4, 2, 64))      index code; elements; chunk swizzle
@@ -25,14 +25,14 @@ def _read_modes(text: str) -> Modes:
 
 
 def read_fragment(shape: tuple[int, ...], modes: str, copies: str, threads: int) -> Fragment:
-    """The Fragment of a printed text."""
+    """The Fragment of the arguments of a printed T.fragment(...)."""
     groups = modes.split("|") if shape else []
     return Fragment(shape, [_read_modes(g) for g in groups], replicate=_read_modes(copies), threads=threads)
 
 
 def read_layout(shape: tuple[int, ...], names: str, code: tuple[str, ...], size: int | None,
                 swizzle: tuple[int, int, int, int] | None) -> Layout:
-    """The Layout of a printed text."""
+    """The Layout of the arguments of a printed T.layout(...)."""
     def forward(*idx: Var) -> tuple[object, ...]:
         env = {n: v for n, v in zip(names.split(), idx)}
         return tuple(parse_expr(c, env) for c in code)

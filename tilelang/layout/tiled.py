@@ -1,4 +1,4 @@
-"""Fragments of whole blocks, built from the 32-lane fragments of an instruction."""
+"""Builds the fragments of whole blocks, from the 32-lane fragment of an instruction or from a tile shape."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def tile_fragment(base: Fragment, repeats: Sequence[int], warps: Sequence[int],
     """A block's fragment: `base` repeated in registers, then over warps.
 
     base: the instruction's fragment over its lanes.  repeats: instruction tiles per warp, per dimension.  warps: warps
-    per dimension; each owns one contiguous stretch.  warp_strides: distance between neighbours along a dimension in
-    warps (default: the first dimension's warps are consecutive).  replicas: (count, stride in warps) of warps that hold
-    copies.  order: dimensions whose repeats change from slowest to fastest register (default first to last).
-    threads: of the block.
+    per dimension; each holds one contiguous sub-tile.  warp_strides: difference of the warp numbers of neighbours along a
+    dimension (default: the warps of the first dimension are consecutive).  replicas: (count, stride in warps) of warps that
+    hold copies.  order: the dimensions from slowest to fastest register of their repeats (default first to last).
+    threads: threads of the block.
 
     A 64x64 accumulator of m16n8 tiles on 2x2 warps: tile_fragment(row.c, (2, 4), (2, 2)).
     """
@@ -67,11 +67,11 @@ def replicated_fragment(shape: Sequence[int], threads: int) -> Fragment:
 
 
 def row_fragment(shape: Sequence[int], threads: int, vector: int = 1, order: Sequence[int] | None = None) -> Fragment:
-    """A tile dealt out to threads so that neighbours hold neighbouring vectors along the fastest dimension.
+    """A tile distributed so that neighbouring threads hold neighbouring vectors along the fastest dimension.
 
-    vector: consecutive elements of the fastest dimension each thread takes.  order: dimensions from slowest to fastest
-    (default first to last).  Threads are split over the dimensions, fastest first; what they do not cover goes to
-    registers; a dimension that does not divide is padded.
+    vector: consecutive elements of the fastest dimension in each thread.  order: dimensions from slowest to fastest
+    (default first to last).  Threads are split over the dimensions, fastest first.  Elements beyond the threads go to
+    further registers.  A dimension that does not divide evenly is padded.
     """
     shape = tuple(shape)
     order = tuple(order) if order is not None else tuple(range(len(shape)))
@@ -93,12 +93,12 @@ def row_fragment(shape: Sequence[int], threads: int, vector: int = 1, order: Seq
 
 
 def viewed_fragment(shape: Sequence[int], cuts: Sequence[int], threads: int, vector: int = 1) -> Fragment:
-    """A tile dealt out to threads so that it is a fragment in other shapes too.
+    """A tile distributed over threads so that it is also a fragment in other shapes (reshaped views of the tile).
 
-    cuts: numbers of elements that the dimensions of those shapes and what is inside them count (row-major); a digit of the
-    layout crosses none of them.  Between two that do not divide each other all is in the threads or all in registers.
-    vector: consecutive elements that each thread takes.  With enough common cuts no thread holds more than its part; else up to
-    the whole tile, as replicated_fragment.
+    cuts: the row-major strides of the dimensions of these shapes, in elements.  No digit of the layout crosses a cut.  Between
+    two cuts that do not divide each other, all elements are in different threads or all are in registers.
+    vector: consecutive elements in each thread.  With enough common cuts the tile is divided evenly over the threads; otherwise
+    a thread may hold up to the whole tile, as in replicated_fragment.
     """
     total = 1
     for n in shape:
@@ -122,8 +122,11 @@ def viewed_fragment(shape: Sequence[int], cuts: Sequence[int], threads: int, vec
 
 
 def _split_threads(units: Sequence[int], threads: int) -> list[int]:
-    """Threads per dimension (slowest first): fewest rounds, then powers of two, then most threads on the fast side, but
-    not beyond a warp: 32 neighbours already fill whole lines, and a reduction along it stays inside the warp."""
+    """Threads per dimension (slowest first).
+
+    Prefers the fewest vectors per thread, then powers of two, then most threads along the fastest dimension, at most a warp:
+    32 neighbours already fill whole lines, and a reduction along this dimension stays inside the warp.
+    """
     if not units:
         return []
     if len(units) == 1:

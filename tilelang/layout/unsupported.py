@@ -1,4 +1,4 @@
-"""Constructors of layouts that programs for other hardware or other compilers name: each says that it is not available."""
+"""Layout constructors for other hardware or other compilers, which are unsupported: each raises an error with the reason."""
 
 from __future__ import annotations
 

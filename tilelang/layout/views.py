@@ -1,4 +1,4 @@
-"""Layouts of Buffers that name the storage of another one: T.view, T.reshape, T.decl_buffer with strides."""
+"""Layouts of views, Buffers that use the storage of another Buffer: T.view, T.reshape, T.decl_buffer with strides."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from .layout import Layout
 
 
 def view_layout(layout: Layout, root: Buffer, b: Buffer) -> Layout:
-    """The layout of another Buffer over a shared buffer's storage: of all of it in another shape, or of elements of it that
-    strides and a first element name.  Raises layout-invalid for one that leaves the storage."""
+    """The layout of a view b of the shared buffer root.
+
+    The view is either the whole storage in another shape, or the elements given by strides and an offset.  Raises
+    layout-invalid for a view that extends beyond the storage.
+    """
     bits_root, bits = (x.dtype.bits * x.dtype.lanes for x in (root, b))
     total = math.prod(root.shape) * bits_root
     strides = b.strides

@@ -1,4 +1,4 @@
-"""Targets, instruction rows and scalar intrinsics."""
+"""Targets: the machines that kernels are compiled for, with tables of their instructions and intrinsics."""
 
 from . import instructions as _instructions  # its rows join INTRINSICS
 from .intrinsics import INTRINSICS, Intrinsic, intrinsic, is_pure

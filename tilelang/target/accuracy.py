@@ -1,11 +1,11 @@
-"""How far the functions of section 14 may be from the exact result, on every execution.
+"""Error bounds of the mathematical functions (reference, section 14), which hold on every backend.
 
-A unit is the distance of neighbouring numbers of the result's type at the exact result (of the subnormals below the
-least normal number); 0.5 units is correct rounding.  float16, bfloat16 and the 8-bit floats are computed in float32 and
-rounded once, so one bound holds for all of them.  The bounds of float32 and float64 hold for the device's functions (CUDA
-C++ Programming Guide, "Mathematical Functions", plus half a unit: there the correctly rounded result counts as exact),
-for the CPU target's and for NumPy's, which the simulators call.  `tl.enable_fast_math` replaces them by those of the fast
-functions.  tests/numerics measures every entry.
+A unit in the last place is the distance of neighbouring numbers of the result's type at the exact result (below the least
+normal number, of the subnormals); 0.5 units is correct rounding.  float16, bfloat16 and the 8-bit floats are computed in
+float32 and rounded once, so one bound holds for all of them.  The bounds of float32 and float64 hold for the functions of the
+device, of the CPU target and of NumPy, which the simulators call.  Those of the device are from the CUDA C++ Programming
+Guide, "Mathematical Functions", plus half a unit, because the guide measures from the correctly rounded result.
+`tl.enable_fast_math` replaces them by the bounds of the fast functions.  tests/numerics measures every entry.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from tilelang.ir import dtype
 from tilelang.ir.record import record
 
-NARROW = 0.51  # half a unit, and what an error of 8 units of float32 adds to it
+NARROW = 0.51  # bound of the narrow types: half a unit, plus the effect of an error of 8 units of float32
 
 # function: (float32, float64), units in the last place
 UNITS: dict[str, tuple[float, float]] = {
@@ -50,10 +50,10 @@ def stated(name: str) -> str:
 
 @record
 class Fast:
-    """The bound of a fast function of float32, for results that are normal numbers (smaller ones may be zero).
+    """The error bound of a fast float32 function, for results that are normal numbers (smaller results may become zero).
 
-    units: in the last place, growing by `slope` with |x|; where low <= x <= high the error is below `absolute` instead.
-    Without units nothing is promised elsewhere.
+    units: the bound in units in the last place, which grows by `slope` * |x|.  For low <= x <= high the error is below
+    `absolute` instead.  Without units there is no bound elsewhere.
     """
 
     units: float | None
@@ -73,7 +73,7 @@ class Fast:
         return f"In float32 {', '.join(parts)}; results below 2**-126 may be zero."
 
 
-# CUDA C++ Programming Guide, "Intrinsic Functions", plus half a unit.  The CPU and the simulators compute the function above.
+# CUDA C++ Programming Guide, "Intrinsic Functions", plus half a unit.  The CPU and the simulators use the functions above.
 FAST: dict[str, Fast] = {
     "__exp": Fast(2.5, 1.173), "__exp10": Fast(2.5, 2.97), "__log": Fast(3.5, 0, 0.5, 2, 2.0**-21.41),
     "__log2": Fast(2.5, 0, 0.5, 2, 2.0**-22), "__log10": Fast(3.5, 0, 0.5, 2, 2.0**-23),

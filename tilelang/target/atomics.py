@@ -1,4 +1,4 @@
-"""What atomic operations do to an element, as far as the order of two of them matters."""
+"""Decides whether the order of two atomic operations on one element matters, and whether the program fixes it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ ARITHMETIC = frozenset(("add", "max", "min", "or", "and", "xor"))
 
 
 def family(op: str) -> str:
-    """What an operation named "atomic_..." does: add (also of vectors), max, min, or, and, xor, exchange, load, store."""
+    """The family of an operation "atomic_...": add (also of vectors), max, min, or, and, xor, exchange, load, store."""
     kind = op.removeprefix("atomic_")
     return _FAMILY.get(kind, kind)
 
 
 def commute(a: str, b: str) -> bool:
-    """Whether two operations of these families leave an element the same in either order, old values aside.
+    """Whether two operations of these families give an element the same final value in either order.
 
-    Loads change nothing, but what they read would differ: they commute with each other alone.  Of two stores or exchanges
-    the later one stays."""
+    The returned old values are ignored, except those of loads: a load commutes only with a load.  Two stores or exchanges do
+    not commute, because the value of the later one remains.
+    """
     return a == b and (a in ARITHMETIC or a == "load")
 
 
 @record
 class Branch:
-    """One way of a branch.  key: names the branch, and which run of it where that is known."""
+    """One side of a branch.  key: identifies the branch and, where known, its execution."""
 
     key: Hashable
     way: bool
@@ -41,7 +42,7 @@ class Iterations:
 
 @record
 class WarpRole:
-    """A part of the program that these warp groups run, beside others."""
+    """A section of the program that only these warp groups execute, concurrently with other sections."""
 
     first: int
     count: int
@@ -49,9 +50,10 @@ class WarpRole:
 
 @record
 class Atomic:
-    """One place in a program that makes an atomic operation.
+    """One atomic operation in the text of a program.
 
-    waits: it looks for what other threads do: its result is used in a while loop.  path: what it stands in, outermost first.
+    waits: its result is used in a while loop, so that it waits for other threads.  path: the branches, parallel loops and warp
+    roles around it, outermost first.
     """
 
     family: str
@@ -59,17 +61,18 @@ class Atomic:
     path: tuple[Branch | Iterations | WarpRole, ...] = ()
 
     def misses_order(self, other: Atomic) -> bool:
-        """Whether something is wrong when different threads make these two on one element and nothing orders them.
+        """Whether it is an error that different threads execute these two on one element without an order between them.
 
-        Not where they commute; nor where threads synchronise by them: loads, stores and exchanges among themselves, and what
-        waits; nor where the program leaves their order open (`unordered`)."""
+        It is no error if the two commute; if threads synchronise by them (loads, stores and exchanges among themselves, and
+        operations that wait); or if the program itself leaves their order open (`unordered`).
+        """
         return not (commute(self.family, other.family) or self.waits or other.waits or not {
             self.family, other.family} & ARITHMETIC or unordered(self.path, other.path))
 
 
 def unordered(a: tuple[Branch | Iterations | WarpRole, ...], b: tuple[Branch | Iterations | WarpRole, ...]) -> bool:
-    """Whether a program has no order between two places: both ways of one branch, iterations of one parallel loop, roles
-    without a warp group in common."""
+    """Whether the program leaves the order of two paths open: they are the two sides of one branch, iterations of one parallel
+    loop, or warp roles without a common warp group."""
     for x in a:
         for y in b:
             if isinstance(x, WarpRole) and isinstance(y, WarpRole) and (

@@ -1,4 +1,4 @@
-"""Clusters of a launch: CTAs that run together (Launch attr `cluster = (x, y, z)`; absent: none).
+"""The cluster dimensions of a launch (option `cluster = (x, y, z)` of its plan; absent: no clusters).
 
 Source: CUDA C++ Programming Guide, "Thread Block Clusters"; PTX ISA, "Cluster of Cooperative Thread Arrays".
 """
@@ -14,24 +14,24 @@ register("cluster-dims", ValueError, "the dimensions of a cluster are none, or d
          "cluster_dims=2 or (x, y, z): at most 16 blocks, each extent a divisor of the grid's",
          expected="1 to 3 extents, at most 16 blocks, each a divisor of the grid's")
 
-PORTABLE, MOST = 8, 16  # CTAs of a cluster: on every device that has clusters; with the kernel's consent
+PORTABLE, MOST = 8, 16  # largest cluster size: on every device with clusters; with the non-portable attribute of the kernel
 
 
 def cluster_of(launch: Any) -> tuple[int, int, int] | None:
-    """Extents of the clusters of a Launch, None without clusters."""
+    """Cluster dimensions of a Launch, None without clusters."""
     dims = launch.plan.cluster
     return None if dims is None or math.prod(dims) == 1 else tuple(dims)  # type: ignore[return-value]
 
 
 def cluster_size(launch: Any) -> int:
-    """CTAs of a cluster of a Launch, 1 without clusters."""
+    """Number of CTAs in a cluster of a Launch, 1 without clusters."""
     return math.prod(cluster_of(launch) or (1,))
 
 
 def check_cluster(dims: tuple[int, ...], grid: tuple[Any, ...], span: Any = None) -> tuple[int, int, int]:
-    """(x, y, z) of cluster dimensions for a grid, whose extents may be expressions (those are checked at each call).
+    """Check cluster dimensions against a grid and return them as (x, y, z).
 
-    Raises cluster-dims.
+    Grid extents that are expressions are checked at each call instead.  Raises cluster-dims.
     """
     if not 1 <= len(dims) <= 3 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in dims):
         raise error("cluster-dims", f"a cluster has 1 to 3 positive extents, found {dims!r}",

@@ -1,4 +1,4 @@
-"""The CPU target: vector width, registers and conversions of the processor, and the errors of what it cannot compile."""
+"""The CPU target: describes the processor (vector width, registers, conversions) and makes errors for unsupported programs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def unsupported(what: str, *, span: Any = None, hint: str = "") -> errors.TileLa
 
 @record
 class HostCpu:
-    """A processor as LLVM names it.
+    """A processor, by its LLVM name.
 
     name: LLVM cpu name.  features: comma-separated +feature list.  vector_bits: widest useful vector.
-    registers: vector registers.  has_fma, has_f16c: fused multiply-add, half <-> single conversion in hardware.
+    registers: number of vector registers.  has_fma, has_f16c: fused multiply-add, half <-> single conversion in hardware.
     has_pmadd: x86's multiply-add of 16-bit pairs at every vector width.
     """
 
@@ -38,7 +38,7 @@ class HostCpu:
     has_pmadd: bool
 
     def lanes(self, bits: int) -> int:
-        """Elements of a width in one vector."""
+        """Number of elements of a width in bits in one vector."""
         return self.vector_bits // bits
 
 
@@ -53,7 +53,7 @@ def describe(name: str, features: frozenset[str], text: str, is_x86: bool) -> Ho
 
 @lru_cache(maxsize=1)
 def host_cpu() -> HostCpu:
-    """The processor this runs on."""
+    """The processor of this machine."""
     import llvmlite.binding as llvm  # 22 ms
 
     found = llvm.get_host_cpu_features()

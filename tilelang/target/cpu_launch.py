@@ -1,12 +1,13 @@
-"""A launch as the CPU target runs it: what transform/cpu decides and codegen/cpu prints.
+"""The IR of a launch on the CPU target, which transform/cpu builds and codegen/cpu prints.
 
-A block runs in one CPU thread.  Its statements run one after another; a statement that depends on the thread index is a
-loop over the block's threads (ThreadLoop), as if a barrier stood between any two statements.  Where warp groups or blocks
-wait for each other, each warp role of a block is a coroutine, and a CPU thread resumes those of a group in rotation.
+A block runs in one CPU thread.  Its statements run one after another.  A statement that depends on the thread index becomes a
+loop over the threads of the block (ThreadLoop), as if there were a barrier between any two statements.  Where warp groups or
+blocks wait for each other, each warp role of a block is a coroutine, and a CPU thread resumes the coroutines of a group in
+rotation.
 
     CpuLaunch
       codes: for each warp role, its statements and which values differ between threads
-      slots: buffers that lie in the arena of the worker
+      slots: buffers in the arena of the worker thread
       null_checks, when_null: pointers that are tested before or inside the launch
 """
 
@@ -41,8 +42,8 @@ class ThreadLoop(Stmt):
 
 @node
 class Collective(Stmt):
-    """body, executed by its threads as one: a matrix instruction, an exchange between lanes, a named barrier, a copy that one
-    thread starts.  body is an Evaluate of all threads, or a Masked for the threads of a mask."""
+    """body, executed once for all of its threads together: a matrix instruction, an exchange between lanes, a named barrier, or
+    a copy that one thread starts.  body is an Evaluate of all threads, or a Masked for the threads of a mask."""
 
     body: Stmt
     span: Any = None
@@ -52,8 +53,8 @@ class Collective(Stmt):
 class Masked(Stmt):
     """body, one simple statement or a run of them, for the threads in which mask holds.
 
-    only_returned_absent: all threads outside the mask have returned, so that barriers and votes of the block are those of
-    the threads inside.  live: else, which threads have not returned; None where none may have.
+    only_returned_absent: all threads outside the mask have returned, so that barriers and votes of the block count only the
+    threads inside.  live: otherwise the mask of the threads that have not returned; None if no thread can have returned.
     """
 
     mask: Expr
@@ -65,7 +66,7 @@ class Masked(Stmt):
 
 @node
 class OncePerBlock(Stmt):
-    """body runs once, by the last warp role that arrives; then all go on.  barrier: number of the barrier of the warp roles."""
+    """body runs once, in the last warp role that arrives; then all continue.  barrier: number of the warp roles' barrier."""
 
     body: Stmt
     barrier: int
@@ -74,8 +75,8 @@ class OncePerBlock(Stmt):
 
 # ---- accesses of global memory ----------------------------------------------------------------------------------------------
 #
-# An access of a tensor that lies outside of its shape reads the tensor's safe value, or stores nothing.  guards: the dimensions
-# whose index is not proven to be inside.  An access that no pass has looked at is guarded in all dimensions.
+# An access outside the shape of a tensor reads the tensor's safe value, or stores nothing.  guards: the dimensions whose index
+# is not proven to be inside.  An access that no pass has analysed is guarded in all dimensions.
 
 
 @node
@@ -85,7 +86,7 @@ class CheckedLoad(Load):
     guards: tuple[int, ...] = ()
 
     def __init__(self, buffer: Buffer, indices: tuple[Expr, ...], dtype: dtype, guards: tuple[int, ...] = (),
-                 span: Any = None) -> None:  # span stands last in every node
+                 span: Any = None) -> None:  # span is the last parameter of every node
         super().__init__(buffer, indices, dtype, span)
         object.__setattr__(self, "guards", guards)
 
@@ -116,7 +117,7 @@ class CheckedAddress(AddressOf):
 
 @record
 class RangeTest:
-    """high < size, and 0 <= low where that is not proven; values known before a nest."""
+    """The test high < size, and 0 <= low where that is not proven, of values known before a loop nest."""
 
     low: Expr
     high: Expr
@@ -126,7 +127,7 @@ class RangeTest:
 
 @node
 class NestVersions(Stmt):
-    """A Parallel in two versions: one for nests whose accesses all lie inside their tensors, and one with more guards."""
+    """A Parallel in two versions: one for the case that all accesses lie inside their tensors, and one with more guards."""
 
     tests: tuple[RangeTest, ...]
     inside: Parallel
@@ -138,8 +139,8 @@ class NestVersions(Stmt):
 class TileSide:
     """An operand of a tile operation as a loop nest.
 
-    loop_of: for each dimension the loop that walks it, -1 for one that no loop does.  clipped: (loop, dimension) of loops that
-    may run outside of the tensor.  guarded: dimensions without a loop whose index may lie outside.
+    loop_of: for each dimension the loop that iterates over it, -1 if there is none.  clipped: (loop, dimension) of loops whose
+    index may leave the tensor.  guarded: dimensions without a loop whose index may lie outside.
     """
 
     loop_of: tuple[int, ...]
@@ -232,7 +233,7 @@ def is_barrier_array(b: Buffer) -> bool:
 
 @record
 class ThreadValues:
-    """What differs between the threads of a launch.
+    """Which values differ between the threads of a launch.
 
     count: threads of a block.  indices: the thread indices.  varying: Vars that differ between threads.  private: storage
     (data Vars) with one copy for each thread.
@@ -252,7 +253,7 @@ class ThreadValues:
         agreed = {id(x) for n in walk(e) if isinstance(n, Call) and n.op in BLOCK_VOTES for x in walk(n)}
         for n in walk(e):
             if id(n) in agreed:
-                continue  # one answer for the block, whatever each thread votes
+                continue  # a vote has one result for the whole block
             if isinstance(n, Var) and n in self.varying or isinstance(n, Buffer) and self.varies_place(n):
                 return True
             if isinstance(n, Load) and n.buffer.data in self.private:
@@ -262,14 +263,14 @@ class ThreadValues:
         return False
 
     def varies_place(self, b: Buffer) -> bool:
-        """Whether a buffer lies at another address for each thread: made of an address, or of an offset, that differs."""
+        """Whether the address of a buffer differs between threads, because its base address or its offset does."""
         return b.data in self.varying or any(isinstance(d, Expr) and self.varies(d)
                                              for d in (b.offset, *b.shape, *(b.strides_ or ())))
 
 
 @record
 class WarpRole:
-    """Warp groups that run the same code.  ranges: their threads, from and up to."""
+    """Warp groups that run the same code.  ranges: their threads, as (first, end)."""
 
     number: int
     groups: tuple[int, ...]
@@ -278,7 +279,7 @@ class WarpRole:
 
 @record
 class StorageSlot:
-    """Storage of a buffer in the arena of the worker.  copies: elements for each element of the buffer (one a thread)."""
+    """Storage of a buffer in the arena of the worker.  copies: number of copies of each element (one for each thread)."""
 
     buffer: Buffer
     copies: int
@@ -286,7 +287,7 @@ class StorageSlot:
 
 @record
 class WarpRoleCode:
-    """What one warp role runs.  body: with the statements above in it.  scratch: bytes of space for converted GEMM operands."""
+    """The code of one warp role.  body: may contain the CPU statements above.  scratch: bytes for converted GEMM operands."""
 
     warp_role: WarpRole
     body: Stmt
@@ -296,7 +297,7 @@ class WarpRoleCode:
 
 @record
 class NullCheck:
-    """An address that must not be null.  text: what the call reports where it is."""
+    """An address that must not be null.  text: the error message if it is null."""
 
     var: Var
     text: str
@@ -307,13 +308,13 @@ class CpuLaunch(Stmt):
     """A launch as the CPU target runs it.
 
     launch: grid, block and thread indices, settings; its body is that of the program.
-    codes: for each warp role what it runs; one where no warp roles wait for each other.
-    waits: warp roles or blocks wait for each other, or name shared memory by address: warp roles are coroutines.
-    slots: buffers of a block that lie in the arena.  space: addresses of shared buffers that descriptors name.
-    warp_role_barriers: barriers between the warp roles of a block.  grid_barrier: all blocks of the launch meet.
-    lane_faults: exchanges between lanes may fail while the program runs.
-    null_checks: addresses that are tested where they are bound.  pointers, when_null: untyped pointer parameters, and the form
-    of the launch that runs where one of them is null; None: this one runs always.
+    codes: the code of each warp role; a single one where no warp roles wait for each other.
+    waits: warp roles or blocks wait for each other, or use addresses of shared memory, so that warp roles are coroutines.
+    slots: buffers of a block in the arena.  space: addresses of the shared buffers that descriptors refer to.
+    warp_role_barriers: number of barriers between the warp roles of a block.  grid_barrier: there is a barrier of all blocks.
+    lane_faults: exchanges between lanes may fail at run time.
+    null_checks: addresses that are tested where they are bound.  pointers, when_null: untyped pointer parameters, and the
+    version of the launch for calls in which one of them is null; None: this version is used for all calls.
     """
 
     launch: Launch

@@ -1,4 +1,4 @@
-"""Ranges of the integers of a block on the CPU target: what the passes prove, and what printed index arithmetic relies on."""
+"""Ranges of the integers of a block on the CPU target, which passes use for proofs and codegen for index arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .cpu_launch import WarpRole
 
 
 def with_indices(a: Analyzer, s: Launch, warp_role: WarpRole) -> Analyzer:
-    """Ranges of the block and thread indices in the code of a warp role."""
+    """Add the ranges of the block and thread indices in the code of a warp role to an analyzer."""
     for v, extent in zip(s.block_vars, s.grid):
         hi = Analyzer().interval(extent)[1]
         a = a.bind(v, 0, None if hi is None else max(hi - 1, 0))
@@ -19,14 +19,14 @@ def with_indices(a: Analyzer, s: Launch, warp_role: WarpRole) -> Analyzer:
 
 
 def thread_ranges(s: Launch, warp_role: WarpRole) -> list[tuple[int, int]]:
-    """Smallest value and end of each thread index in a warp role."""
+    """(first, end) of each thread index in a warp role."""
     ranges = warp_role.ranges
     one_range = len(ranges) == 1 and ranges != ((0, s.num_threads),)
     return [ranges[0] if one_range and n == s.num_threads else (0, n) for n in s.threads]
 
 
 def with_loop(a: Analyzer, s: For) -> Analyzer:
-    """The range of a loop's variable."""
+    """Add the range of a loop's variable to an analyzer."""
     lo, hi = a.interval(s.start)
     count = a.interval(s.extent)[1]
     if lo is None and hi is None:
@@ -35,7 +35,7 @@ def with_loop(a: Analyzer, s: For) -> Analyzer:
 
 
 def with_nest(a: Analyzer, s: Parallel) -> Analyzer:
-    """The ranges of the variables of a parallel nest."""
+    """Add the ranges of the variables of a parallel loop nest to an analyzer."""
     for v, e in zip(s.vars, s.extents):
         hi = a.interval(e)[1]
         a = a.bind(v, 0, None if hi is None else max(hi - 1, 0))
@@ -43,14 +43,14 @@ def with_nest(a: Analyzer, s: Parallel) -> Analyzer:
 
 
 def with_value(a: Analyzer, s: Bind) -> Analyzer:
-    """The range of a bound value."""
+    """Add the range of a bound variable to an analyzer."""
     if s.var.dtype.is_signed and s.var.dtype.lanes == 1 and s.value.dtype == s.var.dtype:
         return a.bind(s.var, *a.interval(s.value))
     return a
 
 
 def is_in_range(a: Analyzer, e: Expr | int, size: Expr | int) -> bool:
-    """Whether 0 <= e < size for certain."""
+    """Whether 0 <= e < size is proven."""
     if isinstance(e, (int, Const)):
         return isinstance(size, int) and 0 <= int(e) < size
     if not isinstance(size, int):

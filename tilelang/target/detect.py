@@ -1,7 +1,7 @@
-"""What "auto" finds, and spellings of targets that users add: registers of detectors and normalizers.
+"""Registries of target detectors, which resolve the target "auto", and of normalizers, which add spellings of targets.
 
-A detector answers whether a kind of machine is at hand; they are asked in order of priority, then of registration.  A
-normalizer turns a spelling of its own into a target; those the package knows need none.
+A detector returns a target if its kind of machine is available.  Detectors are called in order of priority, then of
+registration.  A normalizer converts a spelling that the package does not know into a target.
 """
 
 from __future__ import annotations
@@ -52,33 +52,33 @@ def _add(table: dict[str, _Entry], what: str, name: str, fn: Any, priority: int,
 
 def register_target_detector(name: str, detector: Detector | None = None, *, priority: int = 0,
                              override: bool = False) -> Any:
-    """Add what "auto" asks: a function without arguments that gives a target (any form but "auto"), or None.
+    """Register a detector for "auto": a function without arguments that returns a target (any form but "auto") or None.
 
-    Also a decorator: `@register_target_detector("mine", priority=10)`.  The package's own are "cuda" (priority 0) and
-    "cpu" (-100, always there).  Returns the detector.  Raises TypeError for what is no function, ValueError for a name
-    that is taken without override.
+    Also a decorator: `@register_target_detector("mine", priority=10)`.  The package registers "cuda" (priority 0) and
+    "cpu" (-100, always available).  Returns the detector.  Raises TypeError if it is not a function, ValueError if the name
+    is taken and override is not set.
     """
     return _add(_detectors, "detector", name, detector, priority, override)
 
 
 def register_target_normalizer(name: str, normalizer: Normalizer | None = None, *, priority: int = 0,
                                override: bool = False) -> Any:
-    """Add a spelling of targets: a function of what the user gave that returns a target in a known form, or None when
-    the spelling is not its own.  It sees strings and dicts that the package itself would refuse.
+    """Register a normalizer: a function of the user's spelling that returns a target in a known form, or None.
 
+    It is called with strings and dicts that the package itself would reject, and returns None if it does not know the spelling.
     Also a decorator.  Returns the normalizer.  Raises as register_target_detector does.
     """
     return _add(_normalizers, "normalizer", name, normalizer, priority, override)
 
 
 def unregister_target_detector(name: str) -> None:
-    """Take a detector away; nothing happens when there is none."""
+    """Remove a detector; no effect if there is none of this name."""
     with _guard:
         _detectors.pop(name, None)
 
 
 def unregister_target_normalizer(name: str) -> None:
-    """Take a normalizer away; nothing happens when there is none."""
+    """Remove a normalizer; no effect if there is none of this name."""
     with _guard:
         _normalizers.pop(name, None)
 
@@ -89,17 +89,17 @@ def _ordered(table: dict[str, _Entry]) -> list[_Entry]:
 
 
 def list_target_detectors() -> list[str]:
-    """Names of the detectors, in the order "auto" asks them."""
+    """Names of the detectors, in the order in which "auto" calls them."""
     return [e.name for e in _ordered(_detectors)]
 
 
 def list_target_normalizers() -> list[str]:
-    """Names of the normalizers, in the order they are asked."""
+    """Names of the normalizers, in the order in which they are called."""
     return [e.name for e in _ordered(_normalizers)]
 
 
 def detected() -> Any:
-    """What the first detector that finds something gives.  Raises target-not-found."""
+    """The target of the first detector that does not return None.  Raises target-not-found."""
     asked = _ordered(_detectors)
     for e in asked:
         found = e.run()
@@ -114,7 +114,7 @@ def detected() -> Any:
 
 
 def normalized(spec: Any) -> Any:
-    """A spelling that the package does not know, by the first normalizer that does; None without one."""
+    """The target that the first matching normalizer makes of an unknown spelling; None if no normalizer knows it."""
     for e in _ordered(_normalizers):
         found = e.run(spec)
         if found is not None:

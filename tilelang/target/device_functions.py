@@ -1,7 +1,7 @@
-"""Functions of CUDA's own library by the names that T.call_extern gives: the intrinsics whose text they are.
+"""Maps CUDA library functions called through T.call_extern to the intrinsics that print as these functions.
 
-Executions that have no device compiler run them by the meaning of the intrinsic's row.  A name that the launch's own source
-defines means what it says there, which only the device compiler knows.
+Backends without a device compiler execute them by the NumPy function of the intrinsic.  A name that the source of the launch
+itself defines is not mapped, because only the device compiler knows that definition.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"(\w+)\(\{0\}(?:, \{\d\})*\)")
 
 @lru_cache(maxsize=1)
 def _known() -> dict[str, tuple[str, str]]:
-    """name: (intrinsic, type of its operands)."""
+    """CUDA function name -> (intrinsic, type of its operands)."""
     out: dict[str, tuple[str, str]] = {}
     for row in INTRINSICS.values():
         if row.effect != PURE or row.meaning is None or row.name in CALL_OPTIONS:
@@ -32,9 +32,9 @@ def _known() -> dict[str, tuple[str, str]]:
 
 
 def known_function(e: Call, sources: tuple[str, ...] = ()) -> Call | None:
-    """The intrinsic that an extern call of a function of CUDA's is; None for others.
+    """The intrinsic call that is equivalent to an extern call of a CUDA function; None for other functions.
 
-    sources: what the launch puts ahead of its kernel.  Operands of other types than the function's are left to the compiler.
+    sources: texts that the launch prints before its kernel.  None also if the types of the operands differ from the function's.
     """
     if e.op not in EXTERNS or not e.args or not isinstance(e.args[0], StringConst):
         return None

@@ -1,4 +1,4 @@
-"""Device operations: barriers, async copies, matrix moves, shuffles, votes, atomics.  Joined into INTRINSICS.
+"""Rows of the device operations in INTRINSICS: barriers, async copies, matrix moves, shuffles, votes, atomics.
 
 The CUDA text of a row is a format string over {0}, {1}, … (arguments), {args} (all of them), {dtype} (result type) and
 the Call's options by name; it calls the functions of codegen/prelude_*.cuh, which hold the PTX.  A pointer argument
@@ -52,11 +52,11 @@ _device("match_all_sync", -1, WARP, "tl::match_all_sync({args})")
 _device("ballot", 1, WARP, "tl::ballot_sync({0})")
 _device("activemask", 0, WARP, "(unsigned long long)__activemask()")
 _device("shuffle_elect", 1, WARP, "tl::shuffle_elect({0})")
-_device("warp_uniform", 1, WARP, "tl::warp_uniform({0})")  # its int32 argument, which the lanes of a warp agree on
+_device("warp_uniform", 1, WARP, "tl::warp_uniform({0})")  # returns its int32 argument, which is uniform in the warp
 for _name in ("lane_idx", "warp_idx", "warp_idx_sync", "warp_group_idx"):
     _device(f"get_{_name}", -1, PURE, f"tl::{_name}({{args}})")
 
-# Atomics: value before the operation.  The order becomes a fence before (release) and after (acquire).
+# Atomics return the value before the operation.  The order becomes a fence before (release) and after (acquire).
 for _name in ("atomic_add", "atomic_max", "atomic_min", "atomic_or", "atomic_and", "atomic_xor", "atomic_exchange"):
     _device(_name, 2, WRITES, f"tl::{_name}<{{order_number}}>({{0}}, {{1}})")
 _device("atomic_load", 1, READS, "tl::atomic_load<{order_number}>({0})")
@@ -76,9 +76,9 @@ for _name in ("fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_glo
     _device(_name, 0, SYNC, f"tl::{_name}()")
 
 # TMA and bulk copies (PTX ISA, "cp.async.bulk"), issued by one thread.  Tensor forms name a tensor map of the Launch in
-# option `map` and give coordinates innermost first; the code generator prints them (codegen/cuda/hopper.py).  A tma_load with
-# option `multicast` has a uint16 mask of ranks behind the coordinates: the box lands at the same offset, and counts on the
-# barrier at the same offset, of every CTA in it.
+# option `map` and have coordinates innermost first; the code generator prints them (codegen/cuda/hopper.py).  A tma_load with
+# option `multicast` has a uint16 mask of CTA ranks after the coordinates: in every CTA of the mask the box is written to the
+# same offset and counts on the barrier at the same offset.
 TMA_CALLS = ("tma_load", "tma_store", "tma_reduce_add", "tma_prefetch")
 for _name in TMA_CALLS:
     add_intrinsic(Intrinsic(_name, 0 if _name == "tma_prefetch" else -1, WRITES))
@@ -117,8 +117,8 @@ _device("wgmma_hold", 1, WARP, "tl::wgmma_hold<{count}>({0})")
 add_intrinsic(Intrinsic("wgmma_descriptor", -1, PURE))  # address and, if any, bytes to add
 
 # Others.
-_device("source_kernel", -1, WRITES, "source_kernel({args})")  # stands for the user's kernel, which is printed instead
-_device("keep_branch", 0, WARP, 'asm volatile("")')  # what stands under a condition with it is jumped over, not selected
+_device("source_kernel", -1, WRITES, "source_kernel({args})")  # placeholder of the user's kernel, which is printed instead
+_device("keep_branch", 0, WARP, 'asm volatile("")')  # makes the `if` around it a branch instead of a selection
 _device("thread_return", 0, WRITES, "return")
 _device("printf", -1, WRITES, "printf({args})")
 _device("trap", 0, WRITES, "__trap()")
@@ -154,7 +154,7 @@ LDMATRIX_ROWS = {(num, trans): LdmatrixRow(num, trans) for num in (1, 2, 4) for 
 
 
 def call_fields(e: Call, args: Sequence[str] = ()) -> dict[str, Any]:
-    """Format fields of a device row's text: the options, and what follows from them and from the texts of the arguments."""
+    """Format fields for the text of a device row: the options, and values derived from them and from the argument texts."""
     options, op = e.options, e.op
     out = {} if options is None else {k: getattr(options, k) for k in options.names}
     if op in ("ldmatrix", "stmatrix"):

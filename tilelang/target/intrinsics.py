@@ -1,11 +1,11 @@
-"""Scalar intrinsics: one row a function, with its executable meaning and its text per language.
+"""Table of scalar intrinsics: for each the NumPy function that defines it, and its text in CUDA and LLVM.
 
 A `Call(op, …)` in the IR names a row here.  Rows of device operations (barriers, async copies, matrix instructions)
 are in target/instructions.py and joined into the same table.
 
 A row has text for float32 and float64 (or "*", any type).  float16 and bfloat16 are computed in float32 and rounded
-once, which is the meaning of the IR, unless the row names text for them.  Text and meaning are keyed by the type of
-the first argument.
+once, as the semantics of the IR require, unless the row has text for them.  The text is selected by the type of the first
+argument.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Intrinsic:
 
     name: the Call's op.  arity: number of arguments, -1 for any.
     effect: PURE | READS | WRITES | SYNC | WARP (above).
-    meaning: NumPy function of the argument arrays (floats given in float32 or wider, result rounded by the caller;
-        integers in their own type), with the Call's options as keywords; None where the simulator
-        executes it as a device operation.
+    meaning: NumPy function of the argument arrays, with the Call's options as keywords.  Floats are passed in float32
+        or wider and the caller rounds the result; integers are passed in their own type.  None if the simulator
+        executes the intrinsic as a device operation.
     cuda: text by dtype name, "*" for any other: a format string over {0}, {1}, …  ("expf({0})").
-    llvm: LLVM intrinsic ("llvm.…", overloaded: the type suffix is the reader's) or libm symbol by dtype, "*" any.
+    llvm: libm symbol or overloaded LLVM intrinsic ("llvm.…"; the code generator adds the type suffix) by dtype, "*" any.
     result: "same" as the first argument, or a dtype name.
     fast: CUDA text for float32 under `tl.enable_fast_math`, None when it does not differ.
     """
@@ -67,7 +67,7 @@ def intrinsic(name: str) -> Intrinsic:
 
 
 def is_pure(name: str) -> bool:
-    """Whether a Call of this name is a value only.  Unknown names (user functions) are not."""
+    """Whether a Call of this name has no effect.  Unknown names (user functions) are assumed to have one."""
     row = INTRINSICS.get(name)
     return row is not None and row.effect == PURE
 
@@ -80,7 +80,7 @@ def _args(arity: int) -> str:
 
 def _math(name: str, fn: Callable[..., Any], arity: int = 1, c: str | None = None, llvm: str | None = None,
           fast: str | None = None) -> None:
-    """A libm-shaped function: C name `c` (default: the row's), with f appended for float32."""
+    """Add a row for a libm function: C name `c` (default: the row's name), with f appended for float32."""
     c, args = c or name, _args(arity)
     symbols = {"*": llvm} if llvm else {"float32": f"{c}f", "float64": c}
     add_intrinsic(Intrinsic(name, arity, PURE, fn, {"float32": f"{c}f({args})", "float64": f"{c}({args})"}, symbols,
@@ -91,12 +91,12 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def _fma(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c rounded once, also when the caller rounds to a narrower type."""
+    """a * b + c, which stays correctly rounded when the caller rounds the result to a narrower type."""
     return rounded("fmaf", "rn", a, b, c)
 
 
 def _sigmoid(x: Any) -> Any:
-    """By exp(-|x|), which does not overflow: small results keep their bits."""
+    """The sigmoid, computed by exp(-|x|), which does not overflow, so that small results stay accurate."""
     t = np.exp(-np.abs(x))
     return np.where(x < 0, t, 1).astype(t.dtype) / (1 + t)
 
@@ -134,7 +134,7 @@ add_intrinsic(Intrinsic("nextafter", 2, PURE, np.nextafter, {
 add_intrinsic(Intrinsic("ldexp", 2, PURE, np.ldexp, {"float32": "ldexpf({0}, {1})", "float64": "ldexp({0}, {1})"},
                         {"float32": "ldexpf", "float64": "ldexp"}))
 
-# Named fast functions of the language: T.__exp and so on.  Their meaning is the exact function's.
+# Fast functions that the language names: T.__exp and so on.  Their NumPy function is that of the exact function.
 for _name in ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan"):
     _row = INTRINSICS[_name]
     add_intrinsic(Intrinsic(f"__{_name}", 1, PURE, _row.meaning, {"float32": f"__{_name}f({{0}})"}, _row.llvm))
@@ -142,7 +142,7 @@ add_intrinsic(Intrinsic("fast_rcp", 1, PURE, lambda x: 1.0 / x, {"float32": "tl:
 add_intrinsic(Intrinsic("fast_exp2", 1, PURE, np.exp2, {"float32": "tl::fast_exp2({0})"}, INTRINSICS["exp2"].llvm))
 add_intrinsic(Intrinsic("to_tf32", 1, PURE, None, {"*": "tl::to_tf32({0})"}))
 
-# ---- values by other instructions (made by device passes, printed by codegen/cuda) ------------------------------------
+# ---- intrinsics that device passes insert and codegen/cuda prints ------------------------------------------------------
 
 
 def _dequantised(byte: Any, zero_point: Any = 0, *, low: int, high: int, mask: int) -> Any:
@@ -151,15 +151,15 @@ def _dequantised(byte: Any, zero_point: Any = 0, *, low: int, high: int, mask: i
     return np.stack(weights, axis=-1).astype(np.float32)
 
 
-# Its argument, of which the device compiler does not know how it was computed.
+# Returns its argument; hides from the device compiler how it was computed.
 add_intrinsic(Intrinsic("opaque_copy", 1, PURE, lambda x: x, {"*": "tl::afresh({0})"}))
-# A variable that keeps its value; what the device compiler computed from it before is not known to be the same.
+# Returns a variable unchanged; prevents the device compiler from reusing values that it computed from the variable before.
 add_intrinsic(Intrinsic("make_opaque", 1, WARP, None, {"*": "{0} = tl::afresh({0})"}))
-# Floats in neighbouring registers as 16-bit floats, a pair in each 32-bit register.
+# Converts floats in neighbouring registers to 16-bit floats, one pair in each 32-bit register.
 add_intrinsic(Intrinsic("pack_pairs", 1, PURE, lambda x: x, result="attr"))
-# A 16-bit float of an integer from `low` on, of as many values as its significand has.
+# Converts an integer to a 16-bit float; it is at least `low`, and its range is not larger than the values of a significand.
 add_intrinsic(Intrinsic("small_int_to_float", 1, PURE, lambda x, low: x, result="attr"))
-# Two unsigned weights at bits `low` and `high` of a byte, less a zero point from 0 to 255, as float16x2.
+# Converts two unsigned weights at bits `low` and `high` of a byte, minus a zero point from 0 to 255, to float16x2.
 add_intrinsic(Intrinsic("dequantise_pair", -1, PURE, _dequantised, result="attr"))
 
 # ---- predicates and integer functions ------------------------------------------------------------------------------

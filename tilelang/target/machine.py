@@ -1,6 +1,6 @@
-"""The machine, described once: limits and rates of each compute capability, chips by name, register budgets.
+"""Tables of hardware figures: limits and rates of each compute capability, chips by name, register budgets.
 
-Passes, the library's cost models, carver and reports read their figures here.
+Passes, the library's cost models, carver and reports all read these tables.
 
 Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (limits); NVIDIA data sheets of A100 80GB
 SXM, L40S, H100 SXM, H200 SXM, RTX 3090 and RTX 4090 and the whitepapers of the architectures (rates, dense figures); orders of
@@ -15,7 +15,7 @@ _KB = 1024
 WARP_GROUP = 128  # threads
 REGISTERS_PER_SM = 65536  # of 32 bits, on every capability from 7.0 on
 MOST_REGISTERS = 255  # of a thread: the encoding of the instructions
-RESERVED_SHARED = 1024  # bytes of shared memory that CUDA keeps of each block, from capability 8.0 on
+RESERVED_SHARED = 1024  # bytes of shared memory that CUDA reserves for each block, from capability 8.0 on
 
 
 @record
@@ -50,12 +50,12 @@ LIMITS: dict[int, CudaLimits] = {  # by compute capability
     120: CudaLimits(99 * _KB, 100 * _KB, 1536),
     121: CudaLimits(99 * _KB, 100 * _KB, 1536),
 }
-MOST_SHARED = max(x.shared_per_block for x in LIMITS.values())  # bytes of a block, of any capability
+MOST_SHARED = max(x.shared_per_block for x in LIMITS.values())  # bytes per block, the maximum of all capabilities
 
 
 @record
 class Rates:
-    """Multiply-adds a clock of one SM: mma, of tensor cores in half precision; fma, of FP32 units."""
+    """Multiply-adds per clock of one SM.  mma: of tensor cores in half precision.  fma: of FP32 units."""
 
     mma: int
     fma: int
@@ -71,8 +71,8 @@ CLOCK_RATES: dict[int, Rates] = {  # by compute capability; others take the near
 class Chip:
     """One chip.  capability: 90 for sm_90.  l2_bytes; l2_bandwidth, bandwidth: of L2 and device memory, bytes/s.  clock: Hz.
 
-    tensor: FLOP/s of tensor cores by operand bits (8 bits: operations), fp32: of FP32 units; empty and 0 where no report
-    asks for them.
+    tensor: FLOP/s of tensor cores by operand bits (8 bits: integer operations/s).  fp32: FLOP/s of FP32 units.  They are empty
+    and 0 where no report needs them.
     """
 
     name: str
@@ -120,19 +120,19 @@ def clock_rates(capability: int) -> Rates:
 
 # ---- register budgets: 32-bit registers of one thread ---------------------------------------------------------------
 
-# Consumer warp groups -> (producer's, consumers') registers that setmaxnreg sets.  Together they fit in what the launch of
-# one producer group and so many consumer groups gets.
+# Number of consumer warp groups -> (producer, consumer) registers that setmaxnreg sets.  Together they fit in the registers
+# that a launch of one producer group and so many consumer groups gets.
 WARP_ROLE_REGISTERS: dict[int, tuple[int, int]] = {2: (24, 240), 3: (32, 160)}
 
 
 def consumer_registers(groups: int) -> int:
-    """What a thread may use in one of so many consumer warp groups."""
+    """Registers that a thread of a consumer may use when there are so many consumer warp groups."""
     return WARP_ROLE_REGISTERS[groups][1] if groups in WARP_ROLE_REGISTERS else MOST_REGISTERS
 
 
 @record
 class RegisterBudget:
-    """Registers taken beside fragments (addresses, loop variables, barriers, row statistics), and what fragments may take.
+    """Registers used in addition to fragments (addresses, loop variables, barriers, row statistics), and limits of fragments.
 
     plain_loop: a warp-specialised loop.  overlapped_gemms: two GEMMs with softmax between them.  double_buffered: two
     accumulators in alternation.  split_accumulator: chunks of an accumulator.  tiled_loop: carver's estimate for any loop.

@@ -1,4 +1,4 @@
-"""Matrix instructions of a warp (mma.sync): one row an instruction, with operand layouts, text and meaning.
+"""Table of the MMA instructions of a warp (mma.sync): operand layouts, PTX name and NumPy definition of each.
 
 Layouts follow the PTX ISA, "Warp-level matrix instructions": with lane l, g = l / 4, q = l % 4 and e elements in a
 32-bit register,
@@ -56,10 +56,10 @@ class MmaRow:
         return 64 if self.c_dtype == "float64" else 32
 
     def meaning(self, a: Any, b: Any, c: Any) -> np.ndarray:
-        """c + a @ b as the tensor core computes it: exact products, sums in the accumulator's type.
+        """c + a @ b as the tensor core computes it: exact products, accumulated in the type of the accumulator.
 
-        a: (..., m, k), b: (..., k, n), c: (..., m, n) arrays; leading dimensions broadcast.  tf32 operands are cut to
-        10 mantissa bits, as the hardware ignores the rest of the register.  Order of summation is unspecified.
+        a: (..., m, k), b: (..., k, n), c: (..., m, n) arrays; leading dimensions broadcast.  tf32 operands are truncated to
+        10 mantissa bits, because the hardware ignores the other bits.  The order of summation is unspecified.
         """
         c_type = numpy_dtype(self.c_dtype)
         if self.c_dtype.is_int:
@@ -124,7 +124,7 @@ def _add(shape: tuple[int, int, int], a: str, b: str, c: str, min_arch: int) -> 
     MMA_ROWS[name] = MmaRow(name, shape, da, db, dc, *frags, ptx, min_arch)
 
 
-# Longest k first: fewer instructions for the same product.
+# Longest k first: fewer instructions for the same GEMM.
 for _c in ("float32", "float16"):
     _add((16, 8, 16), "float16", "float16", _c, 80)
     _add((16, 8, 8), "float16", "float16", _c, 75)
@@ -144,7 +144,7 @@ _add((8, 8, 4), "float64", "float64", "float64", 80)
 
 
 def operand_dtype(dt: Any) -> dtype:
-    """The row operand type that an element type stands for: float32 multiplies as tf32, e4m3fn is e4m3."""
+    """The operand type of the table for an element type: tf32 for float32, e4m3 for e4m3fn."""
     dt = dtype(dt)
     return dtype("tfloat32") if dt == "float32" else dtype(_ALIASES.get(str(dt), dt))
 

@@ -1,5 +1,4 @@
-"""Shared libraries, and which CUDA device this process would use: asked of the driver by ctypes, without loading anything
-else."""
+"""Opens shared libraries and queries the CUDA device of this process, through ctypes and without other imports."""
 
 from __future__ import annotations
 
@@ -11,15 +10,16 @@ from tilelang.log import phase
 
 
 def open_library(path: str) -> ctypes.CDLL:
-    """A shared library.  Other threads run while it is read and relocated: ctypes.CDLL alone keeps the interpreter's lock for
-    that, up to 0.3 s for a compiler that is not in memory yet.  Raises OSError.
+    """Open a shared library without holding the interpreter lock.  Raises OSError.
+
+    ctypes.CDLL holds the lock while the library is read and relocated, up to 0.3 s for a compiler that is not in memory yet.
     """
     try:
         dlopen = ctypes.CDLL(None).dlopen
-    except (AttributeError, OSError, TypeError):  # not a system with dlopen
+    except (AttributeError, OSError, TypeError):  # the system has no dlopen
         return ctypes.CDLL(path)
     dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
-    dlopen(os.fsencode(path), os.RTLD_NOW | os.RTLD_LOCAL)  # a call of foreign code gives the lock up; kept for good
+    dlopen(os.fsencode(path), os.RTLD_NOW | os.RTLD_LOCAL)  # a foreign call releases the lock; the library is never closed
     return ctypes.CDLL(path)
 
 

@@ -1,23 +1,23 @@
-"""Loops over registers that have a form in PTX on registers with names: what assign_accumulator_registers and
-keep_in_registers mark and
-codegen prints.
+"""Recognises loops over register arrays that can be printed as PTX on named registers.
+
+assign_accumulator_registers and keep_in_registers mark these loops; codegen prints them.  Each has one of these forms:
 
     for r: acc[r] = x                               fill     one mov each
     for r: acc[r] = acc[r] * f[…]                   scale    one mul each
     for r: P[r] = float16(S[…])                     halves   one cvt for each pair
-    for j: packed[0:8] = float16x8(C[…]); rest      read     one cvt for each pair; the rest as it stands
+    for j: packed[0:8] = float16x8(C[…]); rest      read     one cvt for each pair; the rest is printed unchanged
 
-and, where every value of a launch's products is to stay in such registers (`value_form`):
+In launches where all values computed from accumulators are to be register-resident (`value_form`), also:
 
     for r: S[r] = exp2(S[r] * c - top[…] * c)       map      an instruction for each operation on the element
     for r: x[…] = max(x[…], S[r])                   sum      one instruction each, in the loop's order
-    for i: x[i] = 0; for r: x[i] = x[i] + S[…]      sums     the same for each turn; the rest as it stands
+    for i: x[i] = 0; for r: x[i] = x[i] + S[…]      sums     the same for each iteration; the rest is printed unchanged
 
-and of those one that runs seldom (`store_form`: in branches and outside of the innermost loops):
+and, in branches and outside of the innermost loops, which are executed rarely (`store_form`):
 
     for r: M[n, r : r + 2] = acc[2 * r : 2 * r + 2] store    one store each, from one address where the tensor's strides allow
 
-Without a form the values pass through an array, whose elements a compiler has to take apart again.
+In loops without a form the values pass through an array, which the device compiler has to split into registers again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Call, Cast, Const, Exp
                          stmts_of, substitute, walk, GLOBAL, LOCAL)
 from tilelang.ir.record import record
 
-MOST = 256  # points of a loop nest
+MOST = 256  # largest number of iterations of a loop nest
 _HALVES = ("float16", "bfloat16")
 _VALUES: dict[str, Any] = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
                            "floordiv": lambda a, b: a // b, "floormod": lambda a, b: a % b}
@@ -41,13 +41,14 @@ _VALUES: dict[str, Any] = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b,
 
 @record
 class Form:
-    """kind: "fill" | "scale" | "halves" | "read" | "map" | "sum" | "sums" | "store".  buffer: the registers.  reads: it needs
-    what they held.
+    """The form of a loop.
 
-    points: fill: (element, value); scale: (element, factor); halves: (word, source, lower element, upper element), in the
-    loop's order; map, store: (element, values of the loops' variables); sum: (element added to, element).  read,
-    sums: none.
-    value: of a map, the stored expression; of a sum, the statement's.
+    kind: "fill" | "scale" | "halves" | "read" | "map" | "sum" | "sums" | "store".  buffer: the register array.  reads: the loop
+    reads the old values of the array.
+    points: one tuple for each iteration, in order.  fill: (element, value); scale: (element, factor); halves: (word, source,
+    lower element, upper element); map, store: (element, values of the loop variables); sum: (element added to, element).
+    read, sums: none.
+    value: map: the stored expression; sum: the value of its statement.
     """
 
     kind: str
@@ -58,12 +59,12 @@ class Form:
 
     @property
     def source(self) -> Buffer | None:
-        """The other buffer whose elements halves are made of."""
+        """For "halves", the buffer whose elements are converted; None for other forms."""
         return self.points[0][1] if self.kind == "halves" else None
 
 
 def form_of(s: Stmt) -> Form | None:
-    """The form of a statement, whichever it is, found once."""
+    """The form of a statement, of any kind.  Computed once and cached on the statement."""
     known = s.__dict__
     if "_form" not in known:
         known["_form"] = register_form(s) or value_form(s) or store_form(s)
@@ -71,7 +72,7 @@ def form_of(s: Stmt) -> Form | None:
 
 
 def register_form(s: Stmt) -> Form | None:
-    """The form of a loop that the compiler would unroll, None where it has none."""
+    """The form "fill", "scale", "halves" or "read" of an unrolled loop, None if it has none of them."""
     loops, body = _nest(s)
     if not loops:
         return None
@@ -81,7 +82,7 @@ def register_form(s: Stmt) -> Form | None:
 
 
 def constant(e: Expr, at: dict[Var, int]) -> int | None:
-    """Value of an index where variables have these values, None when it depends on others."""
+    """The value of an index for these values of variables, None when it depends on anything else."""
     if isinstance(e, Const):
         return int(e.value)
     if isinstance(e, Var):
@@ -112,7 +113,7 @@ def _points(loops: list[tuple[Var, int]]) -> Iterator[dict[Var, int]]:
 
 
 def _elements(e: Load | Store, loops: list[tuple[Var, int]], at: dict[Var, int] | None = None) -> list[int] | None:
-    """The element at each point of the loops, in their order; None when it depends on more than they and `at`."""
+    """The element accessed in each iteration, in order; None when it depends on more than the loop variables and `at`."""
     if len(e.indices) != 1:
         return None
     shape = tuple(n for _, n in loops)
@@ -122,7 +123,7 @@ def _elements(e: Load | Store, loops: list[tuple[Var, int]], at: dict[Var, int] 
 
 
 def _array(e: Expr, values: dict[Var, Any]) -> Any:
-    """`constant` of many points at once."""
+    """`constant` for many iterations at once, as an array."""
     if isinstance(e, Const):
         return int(e.value)
     if isinstance(e, Var):
@@ -162,7 +163,7 @@ def _of_store(loops: list[tuple[Var, int]], s: Store) -> Form | None:
 
 
 def _given(e: Expr, b: Buffer, loops: list[tuple[Var, int]]) -> bool:
-    """Whether a value is an element of another array of registers, or needs neither memory nor the loops."""
+    """Whether a value is an element of another register array, or depends on neither memory nor the loop variables."""
     if isinstance(e, Load):
         return e.buffer.data is not b.data and e.buffer.scope_name == LOCAL and len(e.indices) == 1
     inside = {v for v, _ in loops}
@@ -184,7 +185,7 @@ def _halves(loops: list[tuple[Var, int]], s: Store, v: Cast) -> Form | None:
 
 
 def _reading(s: Stmt) -> Form | None:
-    """A loop in which floats are read only to be packed."""
+    """The form "read": a loop that reads floats only to pack them.  None for other loops."""
     assert isinstance(s, For)
     found: Buffer | None = None
     packs = 0
@@ -203,7 +204,7 @@ def _reading(s: Stmt) -> Form | None:
 
 
 def packed_source(s: Store) -> Load | None:
-    """The neighbouring floats that a store makes whole pairs of halves in registers of, None for other stores."""
+    """The load of consecutive floats that a store converts to whole pairs of 16-bit floats in registers; None for others."""
     v = s.value
     if not (isinstance(v, Cast) and isinstance(v.value, Load) and v.dtype.base in _HALVES and v.dtype.lanes > 1
             and v.dtype.lanes % 2 == 0 and v.value.dtype.base == "float32"):
@@ -220,16 +221,16 @@ def packed_source(s: Store) -> Load | None:
     return x if even and x.buffer.scope_name == LOCAL and x.buffer.dtype == "float32" else None
 
 
-# ---- all values in registers of their own -------------------------------------------------------------------------------
+# ---- forms for register-resident values ---------------------------------------------------------------------------------
 
-MAPPED = {"add": "add", "sub": "sub", "mul": "mul", "max": "max", "min": "min"}  # operations of a map by their PTX name
+MAPPED = {"add": "add", "sub": "sub", "mul": "mul", "max": "max", "min": "min"}  # operation of a map -> PTX instruction
 SUMMED = {"add": "add", "max": "max", "min": "min"}
 
 
 def value_form(s: Stmt) -> Form | None:
-    """The form of a loop that changes elements one by one, adds them up or takes their maximum; None where it has none.
+    """The form of a loop that changes elements one by one, or reduces them by sum or maximum; None if it has no such form.
 
-    What such a loop reads beside the registers are other arrays of registers and values that do not change in it.
+    Besides the registers, such a loop may read only other register arrays and values that do not change in it.
     """
     loops, body = _nest(s)
     if not loops:
@@ -252,7 +253,7 @@ def _map(loops: list[tuple[Var, int]], s: Store) -> Form | None:
 
 
 def _mapped(e: Expr, s: Store, inside: set[Var]) -> bool:
-    """Whether an expression is made of operations on the element that is stored, and of what `operand` takes."""
+    """Whether an expression consists of operations on the stored element and on values that `_operand` accepts."""
     if not own_element(e, s.buffer):
         return _operand(e, s.buffer, inside)
     if isinstance(e, Load):
@@ -263,7 +264,7 @@ def _mapped(e: Expr, s: Store, inside: set[Var]) -> bool:
 
 
 def own_element(e: Expr, b: Buffer) -> bool:
-    """Whether an expression names an element of a register array."""
+    """Whether an expression loads an element of the register array b."""
     return any(isinstance(x, (Load, AddressOf)) and x.buffer.data is b.data for x in walk(e))
 
 
@@ -278,7 +279,7 @@ def _operand(e: Expr, b: Buffer, inside: set[Var]) -> bool:
 
 
 def sum_form(s: Stmt, at: dict[Var, int] | None = None) -> Form | None:
-    """The form "sum" of a nest of loops, None for other statements.  at: values of variables of loops around it."""
+    """The form "sum" of a loop nest, None for other statements.  at: values of the variables of loops around it."""
     loops, body = _nest(s)
     if not loops or not isinstance(body, Store) or len(body.indices) != 1:
         return None
@@ -297,7 +298,7 @@ def sum_form(s: Stmt, at: dict[Var, int] | None = None) -> Form | None:
 
 
 def _sums(s: Stmt) -> Form | None:
-    """A loop around sums of one array's elements, which nothing else in it names."""
+    """The form "sums": a loop around loops of form "sum" over one array, which nothing else in the loop accesses."""
     assert isinstance(s, For)
     found: Buffer | None = None
     count = 0
@@ -311,16 +312,16 @@ def _sums(s: Stmt) -> Form | None:
     return Form("sums", found, True) if uses == count else None
 
 
-# ---- loops that run seldom ----------------------------------------------------------------------------------------------
+# ---- loops that are executed rarely -------------------------------------------------------------------------------------
 
 def store_form(s: Stmt) -> Form | None:
-    """The form "store" of a nest of loops, None for other statements."""
+    """The form "store" of a loop nest, None for other statements."""
     loops, store = inlined(s)
     return None if store is None else _store(loops, store)
 
 
 def inlined(s: Stmt) -> tuple[list[tuple[Var, int]], Store | None]:
-    """(loops, the one store in them with the values of the variables bound in front of it), None for other bodies."""
+    """(loops, the single store in them, with bound variables replaced by their values); the store is None for other bodies."""
     loops, body = _nest(s)
     *bound, last = stmts_of(body) or (body,)
     if not loops or not isinstance(last, Store) or not all(isinstance(x, Bind) for x in bound):
@@ -333,7 +334,10 @@ def inlined(s: Stmt) -> tuple[list[tuple[Var, int]], Store | None]:
 
 
 def affine_in(e: Expr, inside: set[Var]) -> tuple[Linear, dict[Var, int]] | None:
-    """(what an integer is beside multiples of loops' variables, those multiples); None where it is no such sum."""
+    """Split an integer into (the terms without loop variables, the coefficient of each loop variable).
+
+    None if it is not affine in the loop variables.
+    """
     form = Analyzer().linear(e)
     rest = {a: k for a, k in form.terms.items() if a not in inside}
     if any(v in inside for a in rest for v in free_vars(a)):
@@ -357,12 +361,12 @@ def _store(loops: list[tuple[Var, int]], s: Store) -> Form | None:
 
 
 def _asks(e: Expr) -> bool:
-    """Whether a value hangs on memory or on a function, so that another moment may give another one."""
+    """Whether a value depends on a load or a call, so that it may change between evaluations."""
     return any(isinstance(x, (Call, Load)) for x in walk(e))
 
 
 def _base(e: Expr) -> Expr | None:
-    """The first of neighbouring indices, None of others."""
+    """The index itself, or the first of a vector of consecutive indices; None for other vectors."""
     if not isinstance(e, Ramp):
         return e
     return e.base if isinstance(e.stride, Const) and e.stride.value == 1 else None

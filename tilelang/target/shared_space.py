@@ -1,12 +1,12 @@
-"""Shared memory as matrix descriptors and TMA boxes name it, for executions that keep tiles row by row.
+"""Virtual shared-memory addresses for wgmma descriptors and TMA boxes, on backends that store tiles row-major.
 
-A descriptor is a number that names bytes of shared memory.  Where there is none (tile meaning, CPU), the buffers that a
-launch names by address have addresses all the same: each starts at a multiple of 1024 bytes, where every swizzle begins
-anew, and its bytes lie as the program says (T.annotate_layout, else row by row).  What is stored there is the tile row by
-row; `Placed.inverse` leads from one to the other.  The first addresses belong to nobody, so that a descriptor that was never
-initialised names nothing.
+A descriptor contains an address in shared memory.  The reference interpreter and the CPU have no shared memory, so the buffers
+whose addresses a launch uses get virtual addresses here.  Each starts at a multiple of 1024 bytes, where every swizzle repeats,
+and its bytes are arranged by the layout of the program (T.annotate_layout, default row-major).  The backend stores the tile
+row-major; `Placed.inverse` maps from the layout to the row-major tile.  The first 1024 bytes are unused, so that an
+uninitialised descriptor refers to no buffer.
 
-    address -> Placed, byte of the laid out tile -> unit table -> byte of the tile row by row
+    address -> Placed, byte in the layout -> table of units -> byte in the row-major tile
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from tilelang.ir import AddressOf, Alloc, Buffer, Call, Expr, Launch, Var, binar
 from tilelang.ir.record import record
 from tilelang.layout import Layout, view_layout
 
-START = 1024  # first address, and what every buffer's is a multiple of
-LIMIT = 1 << 18  # addresses that the 14 bits of a descriptor can name
-UNIT = 16  # bytes that swizzles and TMA keep together
-NAMING = ("wgmma_descriptor", "tma_load")  # calls whose first operand is an address
+START = 1024  # the first address, and the alignment of every buffer, in bytes
+LIMIT = 1 << 18  # end of the addresses that the 14 bits of a descriptor can express
+UNIT = 16  # bytes that swizzles and TMA never split
+NAMING = ("wgmma_descriptor", "tma_load")  # calls whose first operand is a shared-memory address
 
 Refuse = Callable[[str, Any], Exception]
 
 
 @record
 class Placed:
-    """A shared buffer with an address.
+    """A shared buffer with a virtual address.
 
-    buffer: as it is allocated.  start: its address in bytes.  nbytes: of the tile as it is laid out.  layout: None where
-    that is row by row.
+    buffer: the allocated buffer.  start: its address in bytes.  nbytes: size of the tile in its layout.  layout: None for
+    row-major.
     """
 
     buffer: Buffer
@@ -45,7 +45,7 @@ class Placed:
 
     @property
     def item(self) -> int:
-        """Bytes of an element."""
+        """Size of an element in bytes."""
         return int(self.buffer.dtype.bytes)
 
     @property
@@ -54,9 +54,9 @@ class Placed:
 
     @cached_property
     def inverse(self) -> tuple[int, np.ndarray]:
-        """(bytes of a unit, int64[units]: where each unit of the laid out tile stands in the tile row by row).
+        """(bytes of a unit, int64[units]: for each unit in the layout the number of the unit in the row-major tile).
 
-        -1: no element lies there.  Units are 16 bytes, or fewer where a layout parts these.
+        -1: no element (padding).  A unit has 16 bytes, or fewer if the layout splits 16-byte units.
         """
         if self.layout is None:
             return UNIT, np.arange(-(-self.nbytes // UNIT))
@@ -76,7 +76,7 @@ class Placed:
 
     @cached_property
     def turn(self) -> tuple[int, int, np.ndarray]:
-        """(bytes of a unit, units after which the table repeats, moved on by as many, its part up to there)."""
+        """(bytes of a unit, period p of the table in units, its first p entries): table[i + p] == table[i] + p."""
         unit, table = self.inverse
         n = len(table)
         for p in (d for d in range(1, n) if n % d == 0):
@@ -85,7 +85,7 @@ class Placed:
         return unit, n, table
 
     def rows(self, offsets: np.ndarray) -> np.ndarray:
-        """Bytes of the tile row by row that lie at bytes of the laid out tile; -1 for those of no element."""
+        """Byte offsets in the row-major tile for byte offsets in the layout; -1 where there is no element."""
         if self.layout is None:
             return offsets
         unit, table = self.inverse
@@ -93,7 +93,7 @@ class Placed:
         return np.where(at < 0, -1, at * unit + offsets % unit)
 
     def address(self, b: Buffer, indices: tuple[Expr, ...]) -> Expr:
-        """The address of an element of b, a Buffer on this one's storage."""
+        """The virtual address of an element of b, a Buffer that uses the storage of this one."""
         size = int(b.dtype.bytes)
         if self.layout is None:
             element = convert(b.offset)
@@ -107,21 +107,21 @@ class Placed:
 
 @record
 class SharedSpace:
-    """The buffers of a launch that have addresses, in order."""
+    """The buffers of a launch that have virtual addresses, in the order of the addresses."""
 
     placed: tuple[Placed, ...]
 
     def of(self, data: Var) -> Placed:
-        """That of a storage."""
+        """The entry for a storage variable."""
         return next(p for p in self.placed if p.buffer.data is data)
 
     def holding(self, address: int) -> Placed | None:
-        """The buffer that an address lies in."""
+        """The entry whose buffer contains an address, None if there is none."""
         return next((p for p in self.placed if p.start <= address < p.end), None)
 
 
 def named_storage(launch: Launch) -> dict[Var, Call]:
-    """Shared storage that a launch names by address, and a call that does."""
+    """Storage variables whose shared-memory address a launch uses -> the first call that uses it."""
     out: dict[Var, Call] = {}
     for n in walk(launch.body):
         if isinstance(n, Call) and n.op in NAMING and n.args and isinstance(n.args[0], AddressOf):
@@ -130,9 +130,9 @@ def named_storage(launch: Launch) -> dict[Var, Call]:
 
 
 def shared_space(launch: Launch, refuse: Refuse) -> SharedSpace:
-    """Addresses for the shared buffers of a launch that descriptors and boxes name.
+    """Assign virtual addresses to the shared buffers of a launch that descriptors and TMA boxes refer to.
 
-    Raises refuse(why, span) for a buffer of run-time size, for a layout given to a view alone, and where they are too much.
+    Raises refuse(why, span) for a buffer of run-time size, for a layout given only to a view, and if the buffers exceed LIMIT.
     """
     named = named_storage(launch)
     made = {n.buffer.data: n.buffer for n in walk(launch.body, Alloc)} if named else {}

@@ -1,4 +1,4 @@
-"""Targets: what a kernel is compiled for, and what that machine can do.
+"""Targets: the machine that a kernel is compiled for, and its features.
 
 A Target is a value.  `Target("cuda")`, `Target({"kind": "cuda", "arch": "sm_80"})`, `Target("cpu")`,
 `Target("auto")`; `with Target(...):` makes it the current one for "auto".
@@ -25,12 +25,12 @@ register("target-arch", ValueError, "the CUDA architecture of a target is malfor
 
 CPU_KINDS = ("cpu", "llvm", "c")
 KINDS = ("cuda", *CPU_KINDS)
-DEFAULT_CUDA_ARCH = "sm_80"  # with no device to ask: the oldest architecture that has the whole cp.async path
+DEFAULT_CUDA_ARCH = "sm_80"  # used without a device: the oldest architecture that supports all of cp.async
 _ARCH = re.compile(r"^sm_(\d{2,3})([af]?)$")
 
 
 class TargetKind(str):
-    """Name of a target kind; compares as a string and answers `.name`."""
+    """Name of a target kind: a string with the attribute `.name`."""
 
     __slots__ = ()
 
@@ -39,12 +39,12 @@ class TargetKind(str):
         return str(self)
 
 
-# Options of a target's dict beside kind and arch: those that targets of upstream's configurations have.
+# Options that a target's dict may have in addition to kind and arch: those of upstream's target configurations.
 _OPTIONS = frozenset((
     "code", "device", "host", "keys", "l2_cache_size_bytes", "libs", "max_num_threads", "max_shared_memory_per_block",
     "max_threads_per_block", "mattr", "mcpu", "model", "mtriple", "num-cores", "opt-level", "registers_per_block", "system-lib",
     "tag", "thread_warp_size", "vector-width"))
-_CPU_SHARED = 64 * 1024 * 1024  # shared memory of a CPU block is plain memory: a bound against runaway tiles only
+_CPU_SHARED = 64 * 1024 * 1024  # shared memory of a CPU block is ordinary memory; this only rejects excessively large tiles
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -69,7 +69,7 @@ class Target:
         object.__setattr__(self, "arch", arch)
         object.__setattr__(self, "options", options)
 
-    # ---- what user code reads -----------------------------------------------------------------------------------
+    # ---- properties for user code -------------------------------------------------------------------------------
     @property
     def attrs(self) -> dict[str, Any]:
         """Options as a dict, with `arch` where the target has one."""
@@ -135,7 +135,7 @@ class Target:
 
     @property
     def limits(self) -> CudaLimits:
-        """Hardware limits; a CPU target gives a generous shared-memory bound."""
+        """Hardware limits; those of a CPU target have a large bound of shared memory."""
         if self.is_cpu:
             return CudaLimits(_CPU_SHARED, _CPU_SHARED, self.max_threads)
         return LIMITS[self.arch_number]
@@ -184,7 +184,7 @@ class Target:
 
 
 class _Local(threading.local):
-    """Of a thread: the open `with` blocks."""
+    """Thread-local state: the targets of the open `with` blocks."""
 
     def __init__(self) -> None:
         self.stack: list[Target] = []
@@ -200,7 +200,7 @@ def _bad(what: Any, advice: str, hint: str = "") -> Exception:
 
 
 def _parse(spec: Any) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
-    """(kind, arch, options) of any accepted form."""
+    """(kind, arch, options) of a target in any accepted form."""
     if isinstance(spec, Target):
         return spec.kind, spec.arch, spec.options
     if isinstance(spec, Mapping):
@@ -221,7 +221,7 @@ def _parse(spec: Any) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
 
 
 def _parse_once(found: Any, spec: Any) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
-    """What a normalizer made of `spec`; it must be a form that needs none."""
+    """Parse the result of a normalizer for `spec`, which must be in a form that the package knows."""
     if isinstance(found, str) and found not in KINDS or isinstance(found, Mapping) and found.get("kind") not in KINDS:
         raise _bad(f"{found!r}, which a normalizer made of {spec!r},", "Pass a valid target config dict.")
     return _parse(found)
@@ -253,7 +253,7 @@ def _parse_dict(d: dict[str, Any]) -> tuple[str, str, tuple[tuple[str, Any], ...
 
 
 def _parse_foreign(spec: Any) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
-    """A target object of another package (anything with .kind.name and .attrs)."""
+    """Parse a target object of another package (any object with .kind.name and .attrs)."""
     name = getattr(getattr(spec, "kind", None), "name", None)
     if not isinstance(name, str):
         raise _bad(repr(spec), "Pass a valid target config dict.")
@@ -265,7 +265,7 @@ def _parse_foreign(spec: Any) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
 
 
 def check_arch(arch: Any) -> str:
-    """The arch token when it is one this version knows.  Raises ValueError otherwise."""
+    """Return the arch token if this version knows it.  Raises ValueError otherwise."""
     m = _ARCH.match(arch) if isinstance(arch, str) else None
     if m is None:
         raise error("target-arch", f"CUDA target arch {arch!r} is malformed: expected a token like sm_80 or sm_90a",
@@ -322,9 +322,9 @@ register_target_detector("cpu", lambda: "cpu", priority=-100)
 
 
 def determine_target(target: Any = "auto", return_object: bool = False) -> Any:
-    """The target a spec means: the current scope, else the CUDA device, else the CPU, for "auto".
+    """Resolve a target.  "auto" is the target of the current `with` block, else the CUDA device, else the CPU.
 
-    Returns a Target when return_object, else what was passed, with "auto" resolved to a kind name or dict.
+    Returns a Target if return_object, else the argument itself, with "auto" resolved to a kind name or dict.
     """
     t = Target(target)
     if return_object:

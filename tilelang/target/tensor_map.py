@@ -1,4 +1,4 @@
-"""Tensor maps of TMA: what the hardware can describe, and the numbers cuTensorMapEncodeTiled takes for it.
+"""Tensor maps of TMA: checks the limits of the hardware and computes the arguments of cuTensorMapEncodeTiled.
 
 Source: CUDA Driver API, "Tensor Map Object Management"; limits as the driver's return codes show them.
 """
@@ -15,7 +15,7 @@ register("tensor-map", ValueError, "a tensor or a box that TMA cannot describe",
          "make rows of a multiple of 16 bytes, or compile with tl.disable_tma_lower",
          expected="a box and strides that TMA can move")
 
-# CUtensorMapDataType by element type; types it has no name for move as plain bytes of the same size.
+# CUtensorMapDataType by element type; other types are copied as unsigned integers of the same size.
 _DTYPES = {"uint8": 0, "uint16": 1, "uint32": 2, "int32": 3, "uint64": 4, "int64": 5, "float16": 6, "float32": 7,
            "float64": 8, "bfloat16": 9}
 _TFLOAT32 = 11
@@ -24,18 +24,18 @@ _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _L2 = {0: 0, 64: 1, 128: 2, 256: 3}
 _FILLS = {"zero": 0, "nan": 1}
 MAP_BYTES, MAP_ALIGN, ADDRESS_ALIGN, STRIDE_ALIGN = 128, 64, 16, 16
-# What a fill of NaN writes, by bytes of an element.
+# The bit pattern that a NaN fill writes, by element size in bytes.
 NAN_BITS = {2: 0x7FF7, 4: 0x7FF77FF7}
-# Element types of cp.reduce.async.bulk.tensor.add (a wrong pair faults at run time: no tool refuses it).
+# Element types of cp.reduce.async.bulk.tensor.add.  No tool diagnoses a wrong combination; it faults at run time.
 REDUCE_ADD = ("float16", "bfloat16", "float32", "float64", "int32", "uint32", "uint64")
 
 
 @record
 class TensorMap:
-    """One entry of the Launch attribute `tensor_maps`.
+    """One entry of `tensor_maps` in the plan of a Launch.
 
-    name: of the kernel parameter.  buffer: the global tensor.  box: extents innermost first, in elements, one a
-    dimension.  swizzle: 0, 32, 64 or 128.  fill: what elements outside the tensor read as, "zero" or "nan".
+    name: the kernel parameter.  buffer: the global tensor.  box: extents of the TMA box, innermost first, in elements, one for
+    each dimension.  swizzle: 0, 32, 64 or 128.  fill: the value of elements outside the tensor, "zero" or "nan".
     l2: bytes of L2 promotion, 0, 64, 128 or 256.  tf32: loads round float32 to tf32 (nearest, ties away from zero).
     """
 
@@ -49,7 +49,7 @@ class TensorMap:
 
     @property
     def entry(self) -> tuple[Any, ...]:
-        """As the attribute holds it."""
+        """The tuple that is stored in the plan."""
         entry = self.name, self.buffer, self.box, self.swizzle, self.fill, self.l2
         return (*entry, True) if self.tf32 else entry
 
@@ -59,7 +59,7 @@ class TensorMap:
 
     @property
     def box_bytes(self) -> int:
-        """What a load of one box counts on its mbarrier, out of bounds or not."""
+        """Bytes that a load of one box counts on its mbarrier, including elements out of bounds."""
         n = self.buffer.dtype.bits // 8
         for b in self.box:
             n *= b
@@ -67,7 +67,7 @@ class TensorMap:
 
     @property
     def codes(self) -> tuple[int, int, int, int]:
-        """(data type, swizzle, L2 promotion, out-of-bounds fill) as the driver numbers them."""
+        """(data type, swizzle, L2 promotion, out-of-bounds fill) as numbers of the driver's enumerations."""
         dt = self.buffer.dtype
         kind = _TFLOAT32 if self.tf32 else _DTYPES.get(dt.base, _BY_BITS[dt.bits])
         return kind, _SWIZZLES[self.swizzle], _L2[self.l2], _FILLS[self.fill]
@@ -81,7 +81,7 @@ class TensorMap:
         return tuple(reversed(self.buffer.strides))[1:]
 
     def check(self) -> TensorMap:
-        """Itself.  Raises tensor-map when the hardware cannot do it."""
+        """Return the tensor map itself.  Raises tensor-map when the hardware does not support it."""
         why = refusal(self.buffer, self.box, self.swizzle, self.fill, self.l2)
         if self.tf32 and self.buffer.dtype.base not in ("float32", "tfloat32"):
             why = f"elements of {self.buffer.dtype} are not rounded to tf32"
@@ -101,8 +101,8 @@ def tensor_maps_of(launch: Any) -> tuple[TensorMap, ...]:
 def refusal(buffer: Buffer, box: tuple[int, ...], swizzle: int = 0, fill: str = "zero", l2: int = 0) -> str | None:
     """Why TMA cannot move boxes of a global tensor, None when it can.
 
-    Extents and strides that are known when the program is compiled are judged here; the host checks the others
-    (address and strides multiples of 16 bytes) at every call.
+    Extents and strides known at compile time are checked here.  The host checks the others at every call (address and
+    strides must be multiples of 16 bytes).
     """
     dt = buffer.dtype
     if buffer.scope_name != GLOBAL:

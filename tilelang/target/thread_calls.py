@@ -1,6 +1,6 @@
-"""Families of calls by what connects the threads that execute them: lanes of a warp, a block, a cluster.
+"""Sets of calls that several threads execute together: the lanes of a warp, the threads of a block or of a cluster.
 
-Which threads reach such a call together decides how a backend without threads of its own runs the statement around it.
+A backend without GPU threads chooses how to run a statement by the threads that execute such a call in it together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MATCHES = ("match_any_sync", "match_all_sync")
 EXCHANGES = (*SHUFFLES, *VOTES, *MATCHES, "activemask")
 # Votes of all threads of a block.
 BLOCK_VOTES = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
-# Where in the block a thread is.
+# Calls that return the position of a thread in the block.
 LANE_NUMBERS = ("get_lane_idx", "get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx", "shuffle_elect")
 LANE_CALLS = EXCHANGES + LANE_NUMBERS
 # Instructions of a warp or a warp group on matrices.
@@ -22,7 +22,7 @@ MATRIX_CALLS = ("ldmatrix", "stmatrix", "mma", "wgmma")
 # Calls that reach other blocks of a cluster.
 CLUSTER_CALLS = ("cluster_rank", "cluster_size", "cluster_arrive", "cluster_wait", "cluster_sync", "cluster_store",
                  "mbarrier_arrive_remote")
-# Effects that happen once for each thread, even when nothing in them depends on the thread.
+# Calls whose effect happens once for each thread, even if their arguments do not depend on the thread.
 PER_THREAD = frozenset({
     *(f"atomic_{kind}" for kind in ("add", "max", "min", "or", "and", "xor", "exchange", "addx2", "addx4")),
     "printf", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "cp_async_mbarrier_arrive",

@@ -1,4 +1,4 @@
-"""Conditions that tell warp groups apart, answered for one of them."""
+"""Evaluates conditions that distinguish warp groups, for one warp group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ GROUP = 128  # threads of a warp group
 
 
 def holds_in(e: Expr, group: int) -> bool | None:
-    """What a condition is for the threads of a warp group, None when that is known only at run time."""
+    """The value of a condition for the threads of a warp group, None when it is known only at run time."""
     if isinstance(e, Call) and e.op == "in_warp_groups":
         return bool(e.options.first <= group < e.options.first + e.options.count)
     if isinstance(e, Unary) and e.op == "not":
@@ -24,7 +24,7 @@ def holds_in(e: Expr, group: int) -> bool | None:
 
 
 def alike(launch: Launch) -> list[tuple[int, ...]]:
-    """Warp groups of a launch that no `in_warp_groups` condition tells apart, together; one entry where none does."""
+    """Partition of a launch's warp groups: an entry contains those that no `in_warp_groups` condition distinguishes."""
     tests = sorted({(n.options.first, n.options.count) for n in walk(launch.body, Call) if n.op == "in_warp_groups"})
     by_answers: dict[tuple[bool, ...], list[int]] = {}
     for g in range(-(-launch.num_threads // GROUP)):

@@ -1,7 +1,7 @@
-"""Matrix instructions of a warp group (wgmma.mma_async, sm_90a): rows, operand fragments, descriptors, meaning.
+"""Table of the MMA instructions of a warp group (wgmma.mma_async, sm_90a): operand fragments, descriptors, NumPy definition.
 
-C (64 x N) += A (64 x K) @ B (K x N) over 128 threads; B comes from shared memory, A from there or from registers.  One
-instruction takes 32 bytes of K.  With warp w = t / 32, g = t % 32 / 4, q = t % 4 of thread t, and e elements in a
+C (64 x N) += A (64 x K) @ B (K x N) over 128 threads.  B is in shared memory, A in shared memory or in registers.  One
+instruction processes 32 bytes of K.  With warp w = t / 32, g = t % 32 / 4, q = t % 4 of thread t, and e elements in a
 32-bit register,
 
     A  register j, element h:  row 16*w + g + 8*(j % 2),         column  e*q + 4*e*(j / 2) + h
@@ -26,7 +26,7 @@ from tilelang.layout import Fragment, Mode
 
 from .mma import PTX_TYPES, operand_dtype, truncate_tf32
 
-K_STEP_BYTES = 32  # of K, an instruction
+K_STEP_BYTES = 32  # bytes of K that one instruction processes
 _SHORT = {v: k for k, v in PTX_TYPES.items()}
 _FP8 = ("float8_e4m3", "float8_e5m2")
 _INT8 = ("int8", "uint8")
@@ -71,7 +71,7 @@ class WgmmaRow:
         return self.c.registers * self.c_dtype.bits // 32
 
     def function(self, a_in_registers: bool, a_major: str, b_major: str) -> str:
-        """C name of the row's wrapper for operands of these kinds.  Raises InternalError for an order it has not."""
+        """C name of the row's wrapper for operands of these kinds.  Raises InternalError for an order it does not have."""
         majors = (b_major,) if a_in_registers else (a_major, b_major)
         if any(m not in self.majors for m in majors):
             raise InternalError(f"{self.name} takes operands of order {', '.join(self.majors)}, found {majors}")
@@ -79,10 +79,10 @@ class WgmmaRow:
         return f"{self.name.replace('.', '_')}_{'rs' if a_in_registers else 'ss'}_{orders}"
 
     def meaning(self, a: Any, b: Any, c: Any, scale_d: Any = True) -> np.ndarray:
-        """c + a @ b, or a @ b where scale_d is false: exact products, sums in the accumulator's type.
+        """c + a @ b, or a @ b where scale_d is false: exact products, accumulated in the type of the accumulator.
 
-        a: (..., 64, k), b: (..., k, n), c: (..., 64, n).  tf32 operands are cut to 10 mantissa bits.  The hardware adds
-        fp8 products with fewer bits than float32 has: compare those with a tolerance.
+        a: (..., 64, k), b: (..., k, n), c: (..., 64, n).  tf32 operands are truncated to 10 mantissa bits.  The hardware
+        accumulates fp8 products with fewer bits than float32 has, so that their results must be compared with a tolerance.
         """
         c_type = numpy_dtype(self.c_dtype)
         start = np.where(np.asarray(scale_d)[..., None, None], np.asarray(c), np.zeros((), np.asarray(c).dtype))
@@ -109,14 +109,14 @@ def _modes(*modes: Mode) -> tuple[Mode, ...]:
 
 @cache
 def accumulator_fragment(n: int) -> Fragment:
-    """C of an instruction with n columns."""
+    """The accumulator fragment of an instruction with n columns."""
     return Fragment((64, n), (_modes(_t(4, 32), _r(2, 2), _t(8, 4)), _modes(_r(n // 8, 4), _t(4, 1), _r(2, 1))),
                     threads=128)
 
 
 @cache
 def register_operand_fragment(bits: int) -> Fragment:
-    """A of an instruction, in registers, with elements of this width."""
+    """The fragment of operand A in registers, for elements of this width in bits."""
     e = 32 // bits
     return Fragment((64, 8 * e), (_modes(_t(4, 32), _r(2, e), _t(8, 4)), _modes(_r(2, 2 * e), _t(4, 1), _r(e, 1))),
                     threads=128)
@@ -148,7 +148,7 @@ def _row(name: str) -> WgmmaRow:
 
 
 class _Rows(Mapping[str, WgmmaRow]):
-    """All rows by name; each is made when it is asked for."""
+    """All rows by name; each is made at its first access."""
 
     def __getitem__(self, name: str) -> WgmmaRow:
         return _row(name)
@@ -187,7 +187,7 @@ _SWIZZLE_CODE = {0: 0, 128: 1, 64: 2, 32: 3}
 
 
 def encode_descriptor(address: int, lbo: int, sbo: int, swizzle: int) -> int:
-    """The 64-bit descriptor of an operand.  address: shared, in bytes.  lbo, sbo in bytes; swizzle 0, 32, 64 or 128."""
+    """The 64-bit descriptor of an operand.  address, lbo, sbo: bytes (address in shared memory).  swizzle: 0, 32, 64, 128."""
     return (address >> 4 & 0x3FFF | (lbo >> 4 & 0x3FFF) << 16 | (sbo >> 4 & 0x3FFF) << 32
             | _SWIZZLE_CODE[swizzle] << 62)
 
@@ -199,7 +199,7 @@ def decode_descriptor(value: int) -> tuple[int, int, int, int]:
 
 
 def operand_addresses(descriptor: int, major: str, extent: int, element_bytes: int) -> np.ndarray:
-    """int64[extent, k]: shared byte address of each element of a k-step that a descriptor names.
+    """int64[extent, k]: the shared-memory address in bytes of each element of the k-step that a descriptor describes.
 
     extent: rows of A (64) or columns of B (n).  The swizzle acts on the bits of the address.
     """
