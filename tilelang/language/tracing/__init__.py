@@ -1,1 +1,1 @@
-"""How a kernel function becomes a program: its source is rewritten into calls on a builder, and run once."""
+"""The frontend: rewrites a kernel function's source into calls on a builder and runs it once to make a program."""

@@ -1,4 +1,4 @@
-"""The builder: what rewritten code calls for conditions, branches, loops, returns and statements."""
+"""The builder, which rewritten code calls for conditions, branches, loops, returns and statements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .trace_equality import differs
 
 
 class Guard:
-    """`with` around a frame (or any context manager) in rewritten code; `value` is what `as` binds."""
+    """A `with` around a frame (or any context manager) in rewritten code.  value: the object that `as` binds."""
 
     __slots__ = ("builder", "item", "frame", "names", "saved", "value", "then", "orelse", "span")
 
@@ -40,7 +40,7 @@ class Guard:
 
 
 class Builder(Recorder):
-    """Traces one function; `lazy` is > 0 while an operand that may not run is evaluated."""
+    """Traces one function.  lazy: > 0 while it evaluates an operand that may not run (of `and`, `or`, a conditional)."""
 
     # ---- conditions ------------------------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class Builder(Recorder):
         for thunk in rest:
             if self._static(acc):
                 if self.truth(acc) != (op == "and"):
-                    return acc  # decided: the others are not evaluated, as in Python
+                    return acc  # the result is known: the other operands are not evaluated, as in Python
                 acc = thunk()
                 continue
             value = self.lazily(thunk)
@@ -114,7 +114,7 @@ class Builder(Recorder):
         return select(c, x, y)
 
     def compare(self, left: Any, *rest: tuple[str, Callable[[], Any]]) -> Any:
-        """a < b < c: every operand evaluated once, joined by `and`."""
+        """a < b < c: evaluates every operand once and joins the comparisons by `and`."""
         result: Any = True
         for k, (op, thunk) in enumerate(rest):
             right = thunk() if self._static(result) else self.lazily(thunk)
@@ -127,8 +127,9 @@ class Builder(Recorder):
         return result
 
     def equality(self, op: str, a: Any, b: Any) -> Any:
-        """a == b or a != b.  Python would call a whole buffer, or a run-time value and a string, unequal: the branch it
-        decides would silently never, or always, be taken.  Raises condition."""
+        """a == b or a != b.  Raises condition for whole buffers, and for a run-time value with a string.
+
+        Python would treat those as unequal, so that a branch would silently be taken never or always."""
         for x, other in ((a, b), (b, a)):
             if isinstance(x, Buffer) and isinstance(other, (Expr, BufferSlice, *SCALARS)) or (
                     isinstance(x, str) and isinstance(other, Expr) and not self._static(other)):
@@ -143,7 +144,7 @@ class Builder(Recorder):
         return OPS[op](a, b)
 
     def _elementwise(self, a: Any, b: Any) -> Any:
-        """a == b of containers with elements known only at run time: the comparisons joined by `and`."""
+        """a == b of containers with run-time elements: the comparisons joined by `and`."""
         if len(a) != len(b) or isinstance(a, dict) and a.keys() != b.keys():
             return False
         if isinstance(a, dict):
@@ -154,7 +155,7 @@ class Builder(Recorder):
         return same
 
     def contains(self, item: Any, items: Any, absent: bool = False) -> Any:
-        """`item in items`, or `not in`: where a value is known only at run time, the comparisons joined by `or`."""
+        """`item in items`, or `not in`.  With run-time values: the comparisons joined by `or`."""
         found: Any
         if isinstance(items, dict):
             items = list(items)
@@ -184,7 +185,7 @@ class Builder(Recorder):
         return logical("and", self.truth(a), self.truth(b))
 
     def collected(self, made: Any) -> Any:
-        """A list or dict that was just made: what its elements read, they read now."""
+        """A list or dict that was just made: elements that read memory are read now."""
         if not self.lazy:
             for key, value in made.items() if isinstance(made, dict) else enumerate(made):
                 kept = self.as_it_is_now(value)
@@ -206,7 +207,7 @@ class Builder(Recorder):
         return g
 
     def mid(self, g: Guard, now: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Between the branches: the else branch sees the names as they were before the if."""
+        """Switch from the then branch to the else branch, which sees the names as they were before the if."""
         if g.frame is None or not g.orelse:
             return now
         frame = g.frame
@@ -229,7 +230,7 @@ class Builder(Recorder):
             self.exit(self.frames[-1])
 
     def _after(self, name: str, before: Any, now: Any, g: Guard) -> Any:
-        """What a name stands for after a run-time body that may have assigned it."""
+        """The value of a name after a run-time body that may have assigned it."""
         if now is before or isinstance(now, (Poison, Undefined)):
             return now
         if isinstance(now, (Expr, Buffer, BufferSlice)) and not isinstance(now, Const):
@@ -317,7 +318,7 @@ class Builder(Recorder):
 
     def _jump(self, stmt: Stmt) -> None:
         self.emit(stmt)
-        self.frames[-1].dead = True  # what follows in this block is unreachable
+        self.frames[-1].dead = True  # the rest of this block is unreachable
 
     def _innermost_loop(self, word: str) -> Frame:
         for f in reversed(self.frames):
@@ -329,7 +330,7 @@ class Builder(Recorder):
                            found=f"'{word}' outside of one", span=self.span())
 
     def return_(self, value: Any) -> Any:
-        """`return value`.  In a macro: the value as it is now.  In a prim_func: the outputs."""
+        """`return value`.  In a macro: the present value.  In a prim_func: the outputs."""
         macro = len(self.contexts) > 1
         for f in self.frames[self.ctx.base:]:
             if not f.once:
@@ -390,7 +391,7 @@ class Builder(Recorder):
 
 
 def _same_python(a: Any, b: Any) -> bool:
-    """Whether two Python values are plainly equal (a constant assigned the same value again)."""
+    """Whether two Python values are equal constants, so that assigning the second changes nothing."""
     return type(a) is type(b) and isinstance(a, (bool, int, float, str, tuple)) and bool(a == b)
 
 

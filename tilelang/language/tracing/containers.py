@@ -1,4 +1,4 @@
-"""Values inside Python objects that kernel code makes: read when the object is named, not where it is used."""
+"""Elements of Python containers and objects in kernel code that read memory: they are read when the object is assigned."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ _OTHERS = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 _LIBRARIES = frozenset(("tilelang", "torch", "numpy", "builtins", "functools"))
 
 
-_DEPTH = 4  # of objects in objects: what kernel code makes is shallow, what it merely names may hold a whole model
+_DEPTH = 4  # of nested objects.  Objects that kernel code makes are shallow; others that it names may hold a whole model
 
 
 def settle(value: Any, now: Callable[[Any], Any], depth: int = 0) -> Any:
-    """The value of an assignment: elements of lists and dicts, and attributes of the user's objects, become `now` of
-    what they are, in place; tuples are made anew.  Objects of libraries and objects without a __dict__ are left alone.
+    """Apply `now` to each element of lists and dicts and each attribute of the user's objects in an assigned value.
+
+    Containers and objects are changed in place; tuples are rebuilt.  Objects of libraries and objects without a __dict__
+    stay unchanged.
     """
     if isinstance(value, (Expr, BufferSlice)):
         return now(value)

@@ -1,7 +1,8 @@
-"""The eager style of tilelang.jit, tracing side: parameters by kind, T.const in two phases.
+"""Traces functions of the eager style of tilelang.jit: kinds of parameters, and T.const in two phases.
 
 jit/ calls EagerFunction(pyfunc).trace(args, None) first: the statements before the first T.Kernel run with symbolic
-consts, which tells where each const is read from (Traced.consts).  Then trace(args, {"M": 1024, …}) gives the program.
+consts, which determines the tensor dimension that each const is read from (Traced.consts).  Then trace(args, {"M": 1024, …})
+returns the program.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ TENSOR, SCALAR, COMPILE_TIME = "tensor", "scalar", "compile_time"
 
 @dataclass(frozen=True)
 class Parameter:
-    """kind: "tensor" | "scalar" (run-time) | "compile_time".  default: inspect.Parameter.empty when there is none.
+    """One parameter.  kind: "tensor" | "scalar" (run-time) | "compile_time".  default: inspect.Parameter.empty if it has none.
 
-    annotation: what the signature or the body gives.  open_shape: bare T.Tensor, whose rank, dtype and shape come from
-    the argument: its dimensions are consts named "<name>.shape[d]", and rank and dtype belong to the compile key.
+    annotation: from the signature or the body.  open_shape: a bare T.Tensor, whose argument determines rank, dtype and shape.
+    Its dimensions are consts named "<name>.shape[d]"; rank and dtype are part of the compile key.
     """
 
     name: str
@@ -47,11 +48,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Traced:
-    """func: the program; None when consts were symbolic and tracing stopped at the first T.Kernel.
+    """The result of a trace.  func: the program; None when consts were symbolic and tracing stopped at the first T.Kernel.
 
-    consts: const name -> (tensor parameter, "shape" | "strides", dimension) it is read from; all its places are in
-    uses.  dtypes: const name -> dtype.  absent: tensor parameters given None that met no annotation: they are None in the
-    program, which does not have them.
+    consts: const name -> (tensor parameter, "shape" | "strides", dimension) that it is read from; `uses` has all such places.
+    dtypes: const name -> dtype.  absent: tensor parameters given as None without an annotation: the program does not have
+    them, and its code sees None.
     """
 
     func: PrimFunc | None
@@ -61,11 +62,11 @@ class Traced:
 
 
 class _StopAtKernel(Exception):
-    """The first T.Kernel opened while consts are symbolic."""
+    """Raised at the first T.Kernel while consts are symbolic, to stop the trace."""
 
 
 class _State:
-    """What the builder asks about the eager function being traced."""
+    """The state of the eager function being traced, which the builder reads."""
 
     def __init__(self, values: Mapping[str, int] | None, nones: set[str]) -> None:
         self.values, self.nones = values, nones
@@ -84,7 +85,7 @@ class _State:
         return self.consts[name]
 
     def declare_none(self, b: Builder, name: str, annotation: Any) -> Any:
-        """The annotation of a parameter that is None: it is a tensor that the call does not give."""
+        """Handle the annotation of a parameter that is None: a tensor that the call does not pass."""
         return declare_param(b, name, annotation) if name in self.nones else None
 
     def before_kernel(self, b: Builder) -> None:
@@ -115,8 +116,9 @@ class EagerFunction:
             self.parameters[p.name] = Parameter(p.name, kind, p.default, a, open_shape)
 
     def trace(self, args: Mapping[str, Any] | None = None, const_values: Mapping[str, int] | None = None) -> Traced:
-        """Trace with these arguments (name -> tensor, TensorSpec or value; tensors may be missing).  A tensor given as None,
-        whose annotation stands in the body, is None until the annotation is met.
+        """Trace with these arguments (name -> tensor, TensorSpec or value; tensors may be missing).
+
+        A tensor given as None whose annotation is in the body is None until that annotation.
 
         const_values None: consts are symbolic, see Traced.  Raises const-unused, const-value, eager-argument.
         """
@@ -198,7 +200,7 @@ def _kind_of(annotation: Any) -> str:
 
 
 def _body_annotation(e: ast.expr, scope: dict[str, Any]) -> tuple[Any, str]:
-    """What `name: annotation` in the body makes of a parameter: judged by what the annotation calls or names."""
+    """The kind of a parameter that has `name: annotation` in the body, judged by the function or name in the annotation."""
     target = e.func if isinstance(e, ast.Call) else e.value if isinstance(e, ast.Subscript) else e
     try:
         value = eval(compile(ast.Expression(target), "<annotation>", "eval"), scope)

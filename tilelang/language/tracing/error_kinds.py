@@ -1,5 +1,6 @@
-"""Kinds of errors of the frontend: name, the builtin class it also is, what it is about, what to do, what is expected; and
-what was found, where that is the same for all.
+"""The error kinds of the frontend.
+
+Each has a name, a builtin base class, a description, a hint, what is expected, and what was found if that is always the same.
 """
 
 from __future__ import annotations

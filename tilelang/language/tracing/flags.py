@@ -1,4 +1,4 @@
-"""Options of calls that are settled while tracing: yes or no, and small numbers."""
+"""Checks of options that are known while tracing: switches, small integers, conditions, texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def flag(value: Any, name: str, hint: str = "") -> bool:
     """An option that is on or off: True, False, 1 or 0, also as constants of the language.
 
-    Anything else, a string or None among them, is refused and not taken for its truth value: `clear="no"` is true to Python.
+    Anything else, including strings and None, is rejected, because its truth value may mislead: `clear="no"` is true in Python.
     Raises option-type.
     """
     if isinstance(value, Const):
@@ -40,9 +40,9 @@ def whole_number(value: Any, name: str, least: int, most: int) -> int:
 
 
 def condition(b: Builder, value: Any, what: str) -> Any:
-    """What T.assume and T.device_assert hold for true: a Python bool, or a bool expression.
+    """The condition of T.assume and T.device_assert: a Python bool, or a bool expression.
 
-    Python objects that are no numbers are always (or never) true: a message in the place of the condition.
+    Other Python objects, such as a message in the place of the condition, are rejected: they would be always or never true.
     Raises condition.
     """
     if isinstance(value, (bool, int, np.bool_, np.integer)) or isinstance(value, Buffer) or has_value(value):
@@ -53,7 +53,7 @@ def condition(b: Builder, value: Any, what: str) -> Any:
 
 
 def has_value(value: Any) -> bool:
-    """Whether it is an expression, or a name or region that stands for one."""
+    """Whether x is an expression, or a name or region that stands for one."""
     return isinstance(value, (Expr, BufferSlice)) or hasattr(value, "__tilelang_expr__")
 
 

@@ -1,4 +1,4 @@
-"""T.macro: functions inlined where they are called."""
+"""T.macro: functions that are inlined at each call."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Macro:
     """A function whose body is traced anew at each call.
 
     Run-time scalars are passed by value (bound once); buffers, regions and Python values as they are.
-    name, orig_func, source: of the Python function.  reads_only: it stands for an expression, also where that may
-    not be evaluated; a statement in it is an error when it is traced there.
+    name, orig_func, source: of the Python function.  reads_only: the macro is an expression and may be used in an operand that
+    is evaluated only under a condition; a statement in it is then an error.
     """
 
     def __init__(self, fn: Callable[..., Any], caller_locals: dict[str, Any] | None = None,
@@ -108,7 +108,7 @@ class Macro:
         return self._refs
 
     def _reference(self, b: Builder, name: str, value: Any) -> Any:
-        """What a by-reference parameter stands for: an element whose indices are evaluated here, once."""
+        """The element that a by-reference parameter stands for.  Its indices are evaluated here, once."""
         if isinstance(value, Load):
             if id(value) in b.named:
                 return value

@@ -1,4 +1,4 @@
-"""Which names a piece of code assigns, and which it may read before assigning."""
+"""Finds the names that a piece of code assigns, and those that it may read before it assigns them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ _LEAVES = (*_SCOPES, ast.Constant, ast.expr_context, ast.operator)  # nothing is
 def assigned_names(nodes: Iterable[ast.AST]) -> list[str]:
     """Names bound by statements or targets, in order of first appearance (inner scopes excluded).
 
-    What a statement binds is kept on it: bodies are asked for at every level of the code around them.  So they are asked
-    before they are rewritten.
+    The result is cached on each statement, because every enclosing level asks for it.  Call this before a body is rewritten.
     """
     out: dict[str, None] = {}
     for n in nodes:
@@ -65,7 +64,7 @@ def _reads(n: ast.AST, defined: set[str], out: set[str]) -> None:
 
 
 def read_before_assigned(stmts: list[ast.stmt]) -> set[str]:
-    """Names some path through the statements may read before it assigns them."""
+    """Names that some path through the statements may read before it assigns them."""
     out: set[str] = set()
 
     def block(body: list[ast.stmt], defined: set[str]) -> set[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.ir import Binary, Cast, Const, Expr, Unary, binary, convert
 
-Monomial = tuple[Expr, ...]  # sorted by id of the term's representative; the product of the terms
+Monomial = tuple[Expr, ...]  # the factors, sorted by id of each term's representative
 Poly = dict[Monomial, int]
 
 
@@ -41,7 +41,7 @@ def _product(a: Poly, b: Poly) -> Poly:
 
 
 def difference(stop: Any, start: Any) -> Any:
-    """stop - start as a Python int where it is one, else the shortest expression found.
+    """stop - start as a Python int where it is constant, else the shortest expression found.
 
     Index arithmetic of extents is assumed not to wrap (bounds of a region are buffer indices).
     """

@@ -1,4 +1,4 @@
-"""T.prim_func: rewrite, run once, and keep the program as a PrimFunc."""
+"""T.prim_func: rewrites a function, runs it once, and returns the program as a PrimFunc."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PrimFunc:
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """Attributes as a fresh dict; tuples that the interface calls lists are lists."""
+        """Attributes as a fresh dict; tuples that the public interface defines as lists become lists."""
         given = self.func.facts.given()
         facts = {key: given[name] for key, name in FACTS.items() if name in given}
         for key, kind in (("tilelang_out_idx", list), ("tilelang_pass_configs", dict), ("tilelang_compile_flags", list)):
@@ -76,7 +76,7 @@ class PrimFunc:
         return PrimFunc(func, self.orig_func, self.defaults)
 
     def script(self, show_meta: bool = False) -> str:
-        """The program as text, for its readers (`tilelang.ir.to_text` gives what parses back)."""
+        """The program as readable text.  `tilelang.ir.to_text` gives text that can be parsed."""
         from tilelang.ir.script import to_script  # 3 ms
 
         return to_script(self.func)
@@ -106,7 +106,7 @@ class PrimFunc:
 # ---- parameters ----------------------------------------------------------------------------------------------------
 
 class Unannotated:
-    """A parameter before its annotation in the body was met; every other use is an error."""
+    """A parameter whose annotation in the body was not reached yet; every other use is an error."""
 
     __slots__ = ("_name",)
 
@@ -132,7 +132,7 @@ class Unannotated:
 
 
 def declare_param(b: Builder, name: str, annotation: Any, at: Any = None) -> Any:
-    """The value a parameter name stands for, from its annotation; registers the parameter.  at: its span."""
+    """Register a parameter by its annotation; returns the value of its name.  at: its span."""
     at = at or b.span()
     if isinstance(annotation, TensorFactory):
         raise errors.error("parameter-annotation", f"Argument `{name}`: {annotation!r} without a shape takes it from "
@@ -170,7 +170,7 @@ def resolve_annotation(text: Any, fn: Callable[..., Any], names: dict[str, Any],
         return text
     scope = {**fn.__globals__, **names}
     value: Any = text
-    for _ in range(2):  # twice where a string is written in a module whose annotations are strings already
+    for _ in range(2):  # twice for a string annotation in a module with postponed annotations
         if not isinstance(value, str) or isinstance(value, DType):
             break
         try:
@@ -185,7 +185,7 @@ def resolve_annotation(text: Any, fn: Callable[..., Any], names: dict[str, Any],
 
 
 def closure_names(fn: Callable[..., Any], caller_locals: dict[str, Any] | None) -> dict[str, Any]:
-    """Names visible around a function: the locals of where it was decorated, then its closure."""
+    """Names visible in a function: the locals of the place where it was decorated, then its closure."""
     out = dict(caller_locals or {})
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()):
         try:
@@ -208,8 +208,9 @@ def check_signature(fn: Callable[..., Any]) -> inspect.Signature:
 # ---- running the rewritten function --------------------------------------------------------------------------------
 
 def outer_locals(depth: int, fn: Callable[..., Any]) -> dict[str, Any] | None:
-    """Locals of the functions a decorated one stands in, as far as they are running: with postponed annotations, names
-    that only annotations use are in no closure.  Names of other callers mean nothing in it."""
+    """Locals of the running functions that lexically enclose a decorated function.
+
+    With postponed annotations, names that only annotations use are in no closure.  Locals of other callers are not used."""
     if not fn.__code__.co_flags & 0x1000000:  # CO_FUTURE_ANNOTATIONS
         return None
     around = {part.rpartition(".")[2] for part in fn.__qualname__.split(".<locals>.")[:-1]}
@@ -229,7 +230,7 @@ def outer_locals(depth: int, fn: Callable[..., Any]) -> dict[str, Any] | None:
 
 def run_rewritten(b: Builder, fn: Callable[..., Any], rw: Rewritten, args: dict[str, Any],
                   names: dict[str, Any] | None) -> Any:
-    """Run the rewritten function in the builder; errors of the language get the user's place."""
+    """Run the rewritten function in the builder; errors of the language get the user's source location."""
     run = rw.function(fn, names)
     b.enter_context(Context(rw.file, rw.name, rw.places, None, run.__code__))
     with tracing(b):
@@ -279,7 +280,7 @@ def finish(b: Builder, name: str, order: list[str], span: Any) -> Func:
 
 
 def trace_prim_func(pyfunc: Callable[..., Any], caller_locals: dict[str, Any] | None = None) -> PrimFunc:
-    """Rewrite and run a fully annotated Python function; its program as a PrimFunc."""
+    """Rewrite and run a fully annotated Python function; returns its program as a PrimFunc."""
     sig = check_signature(pyfunc)
     rw = rewrite_function(pyfunc, tuple(caller_locals or ()))
     b = Builder(pyfunc.__name__)
@@ -310,24 +311,24 @@ def trace_prim_func(pyfunc: Callable[..., Any], caller_locals: dict[str, Any] | 
 
 
 def function_span(rw: Rewritten) -> Span:
-    """The place of the definition."""
+    """The span of the definition."""
     return Span(rw.file, rw.line, function=rw.name)
 
 
 def param_span(rw: Rewritten, name: str) -> Span:
-    """The place of a parameter in the signature."""
+    """The span of a parameter in the signature."""
     return Span(rw.file, *rw.params.get(name, (rw.line, 0, 0, 0)), rw.name)
 
 
 def prim_func(func: Callable[..., Any] | None = None, *, eager_jit: bool = False) -> Any:
-    """Decorator: trace a fully annotated function into a PrimFunc (errors of its definition surface here)."""
+    """Decorator: trace a fully annotated function into a PrimFunc.  Raises the errors of its definition."""
     if func is None:
         return lambda f: _told(need_function(f, "T.prim_func"), outer_locals(2, f))
     return _told(need_function(func, "T.prim_func"), outer_locals(2, func))
 
 
 def _told(func: Callable[..., Any], names: dict[str, Any] | None) -> PrimFunc:
-    """The traced function; errors without the frames of the tracer."""
+    """Trace a function; errors are raised without the tracer's frames."""
     try:
         return trace_prim_func(func, names)
     except (errors.TileLangError, errors.InternalError) as e:

@@ -1,4 +1,4 @@
-"""Exceptions of Python and of lower rooms that tracing meets, told as errors of a kind at the user's place."""
+"""Converts exceptions of Python and of lower modules during tracing to errors of a kind at the user's line."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _PLACED: tuple[tuple[type[Exception], str], ...] = (
     (errors.InternalError, ""), (NotImplementedError, ""), (RecursionError, ""), (OverflowError, "overflow"),
     (ZeroDivisionError, "division-by-zero"), (TypeError, "type"), (ValueError, "value"), (AttributeError, "attribute"),
     (RuntimeError, "operation"), (NameError, "undefined-name"))
-_DEEP = 16  # macros inside one another, from which on a full stack is theirs
-_FAULTS = (LookupError, NameError, RecursionError)  # of ours: no mistake of the user's
+_DEEP = 16  # nested macros from which on a RecursionError is attributed to them
+_FAULTS = (LookupError, NameError, RecursionError)  # faults of this package, not mistakes of the user
 errors.register("undefined-name", NameError, "a kernel function uses a name that is not defined where it is traced",
                 "define it before the kernel function, or give it as a parameter",
                 expected="a name that is defined where the function is traced")
 
-# What to write instead of Python's own functions, which need their values while tracing.
+# Replacements for Python functions that need the values of their arguments while tracing.
 _INSTEAD = (
     ("Cannot use and / or / not operator to Expr", "min, max, bool and sorted of Python need values while tracing: use "
      "T.min, T.max, T.if_then_else; `if` and `while` of a kernel function take run-time conditions"),
@@ -46,8 +46,10 @@ _INSTEAD = (
 
 
 def place_error(b: Builder, e: Exception) -> Exception | None:
-    """An error raised inside the language (not by the user's own Python) as one with the user's place, or as an InternalError
-    with its report where it is a fault of ours.  None for what stays as it is."""
+    """Convert an error that was raised inside the language, not by the user's Python code.
+
+    Returns an error with the user's location, or an InternalError with its report for a fault of this package.  None if the
+    exception stays unchanged."""
     last = _raiser(e)
     module = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
     ours = module.startswith("tilelang.") or isinstance(getattr(e, "obj", None), (Node, BufferSlice))
@@ -74,7 +76,7 @@ def place_error(b: Builder, e: Exception) -> Exception | None:
 
 
 def _internal(b: Builder, e: Exception) -> errors.InternalError:
-    """A fault of ours while a function is traced: its report is the trace and the source of the function."""
+    """The InternalError for a fault of this package while tracing; its report holds the trace and the function's source."""
     folder = Path(tempfile.mkdtemp(prefix="tilelang-trace-"))
     (folder / "error.txt").write_text("".join(traceback.format_exception(e)), encoding="utf-8")
     (folder / "source.py").write_text("".join(linecache.getlines(b.ctx.file)), encoding="utf-8")
@@ -84,7 +86,7 @@ def _internal(b: Builder, e: Exception) -> errors.InternalError:
 
 
 def _raiser(e: Exception) -> TracebackType | None:
-    """The innermost place of a trace that is not inside Python's own library or NumPy: what called them is to answer."""
+    """The innermost frame of a trace outside Python's library and NumPy: the code that called them is responsible."""
     found, trace = None, e.__traceback__
     while trace is not None:
         module = (trace.tb_frame.f_globals.get("__name__") or "").partition(".")[0]
@@ -98,7 +100,7 @@ _FOUND = re.compile(r"(?:unsupported operand type\(s\) for [^:]+: | found | got 
 
 
 def _facts(e: Exception) -> tuple[str, str]:
-    """What an exception of Python itself says of expected ("": what the kind expects) and found."""
+    """(expected, found) taken from a Python exception; expected "" means that of the kind."""
     text = str(e)
     if isinstance(e, AttributeError) and e.name:
         return f"an attribute of {_owner(e.obj)}", f".{e.name}"
@@ -112,7 +114,7 @@ def _facts(e: Exception) -> tuple[str, str]:
 
 
 def _parameters(e: Exception) -> str:
-    """A hint that shows the parameters of the function of T that a call does not fit."""
+    """A hint with the parameters of the function of T whose call has wrong arguments."""
     name = str(e).partition("(")[0]
     found = getattr(sys.modules["tilelang.language"], name, None) if name.isidentifier() else None
     try:
@@ -122,14 +124,14 @@ def _parameters(e: Exception) -> str:
 
 
 def _bare(fn: Any) -> str:
-    """The parameters of a function as written, without their types."""
+    """The parameters of a function as source text, without types."""
     signature = inspect.signature(fn)
     return str(signature.replace(return_annotation=inspect.Signature.empty, parameters=[
         p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]))
 
 
 def _meant(e: Exception) -> str:
-    """A hint that names what is spelt almost like the attribute that was not found."""
+    """A hint with the name most similar to an attribute that was not found."""
     if not isinstance(e, AttributeError) or not e.name:
         return ""
     known = {x.lower(): x for x in reversed(dir(e.obj)) if not x.startswith("__")}
@@ -139,13 +141,13 @@ def _meant(e: Exception) -> str:
 
 
 def _owner(obj: Any) -> str:
-    """How a program writes what an attribute was asked of."""
+    """The source text of the object whose attribute was not found."""
     name = obj.__name__.rpartition(".")[2] if isinstance(obj, ModuleType) else type(obj).__name__
     return "T" if name == "language" else name
 
 
 def refine(b: Builder, e: BaseException) -> Span | None:
-    """The expression of the traced statement that raised, where Python tells; else the statement."""
+    """The span of the expression that raised, where Python records it; else that of its statement."""
     span, at, trace = b.span(), None, e.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code is b.ctx.code or trace.tb_frame.f_code in b.ctx.code.co_consts:

@@ -1,4 +1,4 @@
-"""The builder's state: the user's place, the open frames, what names stand for, and assignment."""
+"""The builder's state: the user's source location, the open frames, the values of names, and assignment."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def reads_memory(e: Expr) -> bool:
     return any(isinstance(x, Load) or isinstance(x, Call) and not is_pure(x.op) for x in walk(e))
 
 
-# `range` in the head of a for loop: provided by loops.py, which knows the kinds of loops.
+# `range` in the head of a for loop.  loops.py provides it, because it defines the loops.
 loop_of_range: Hook[Callable[..., Any]] = Hook("the loop of range")
 
-# Names of the interface for what the compiler knows of a function.
+# Attribute names of the public interface for properties of a function.
 FACTS = {"tilelang_out_idx": "out_idx", "tilelang_pass_configs": "pass_configs", "tilelang_compile_flags": "compile_flags",
          "may_alias": "may_alias"}
 
@@ -56,8 +56,8 @@ class Recorder:
 
     frames: open scopes, outermost first.  handles: id -> element Load that a name stands for (T.alloc_var, T.Ref);
     named: the handles that have got their Python name.  elements: id of a variable -> the element it was read from
-    (`x = A[i, j]` may also say where a tile starts).  lazy: > 0 while an operand that may not run is evaluated; rounds:
-    while one is evaluated that runs again and again, the condition of a loop.
+    (`x = A[i, j]` may also mean the start of a tile).  lazy: > 0 while an operand that may not run is evaluated.  rounds: > 0
+    while an operand that runs repeatedly (the condition of a loop) is evaluated.
     """
 
     def __init__(self, name: str, eager: Any = None) -> None:
@@ -91,11 +91,11 @@ class Recorder:
     # ---- places ----------------------------------------------------------------------------------------------------
 
     def span(self) -> Span | None:
-        """The place of the statement being traced, in rewritten code."""
+        """The span of the statement being traced, in rewritten code."""
         return self.ctx.span(self.pos) if self.ctx is not None and self.ctx.places else None
 
     def here(self) -> Span | None:
-        """The innermost user place: inside an ordinary helper function, the helper's line with its caller."""
+        """The innermost span in user code: inside an ordinary helper function, the helper's line with its caller."""
         outer = self.span()
         frame = sys._getframe(1)
         while frame is not None and frame.f_globals.get("__name__", "").startswith(
@@ -139,7 +139,7 @@ class Recorder:
             frame.stmts.append(stmt)
 
     def after_macro(self, mark: int) -> None:
-        """Remember what a macro call wrote: the rest of its statement must not hold older reads of it."""
+        """Record the buffers that a macro call wrote: the rest of its statement must not contain earlier reads of them."""
         written = {id(v) for v in self.macro_writes[mark:]}
         if written:
             same = self.hazard is not None and self.hazard[0] is self.ctx and self.hazard[1] == self.pos
@@ -148,12 +148,12 @@ class Recorder:
             self.macro_writes.clear()
 
     def wrote(self, buffer: Buffer) -> None:
-        """An operation inside an expression has changed a buffer (an atomic that gives the old value)."""
+        """Record that an operation inside an expression changed a buffer (an atomic that returns the old value)."""
         self.macro_writes.append(buffer.data)
         self.after_macro(len(self.macro_writes) - 1)
 
     def _check_order(self, stmt: Stmt) -> None:
-        """Refuse a statement that reads what a macro called in it has changed: the read may stand before the call."""
+        """Reject a statement that reads a buffer which a macro called in it changed: the read may precede the call."""
         assert self.hazard is not None  # asked only then
         ctx, pos, written = self.hazard
         if ctx is not self.ctx:
@@ -174,7 +174,7 @@ class Recorder:
         return frame.value
 
     def exit(self, frame: Frame) -> None:
-        """Close a frame, and the ones opened inside it by bare expression statements."""
+        """Close a frame, and the frames that bare expression statements opened inside it."""
         while True:
             top = self.frames.pop()
             stmt = top.close(self)
@@ -247,7 +247,7 @@ class Recorder:
             self.name_value(name, value)
             return value
         if self.lazy or value.dtype.is_handle or (self.kernel is None and not reads_memory(value)):
-            return value  # lazy: a name inside one expression, during which nothing changes
+            return value  # lazy: the name is used inside one expression, during which nothing changes
         if isinstance(old, Var) and not isinstance(old, Const):
             log.warning("%s: Immutable value `%s` is re-bound; use T.alloc_var for a variable that "
                         "changes", self.span(),
@@ -264,7 +264,7 @@ class Recorder:
         return v
 
     def bind_frame(self, name: str, value: Any, old: Any = None) -> Any:
-        """The target of a for header or `with … as`.  A loop over several extents needs a name for each."""
+        """Bind the target of a for header or `with … as`.  A loop over several extents needs one name per extent."""
         if isinstance(value, tuple):
             raise errors.error("unpack", "the header names one variable, the loop gives "
                                          f"{len(value)}",
@@ -284,7 +284,7 @@ class Recorder:
         return items
 
     def freeze(self, value: Any) -> Any:
-        """The value as it is now: an expression that reads memory is bound to a variable."""
+        """The present value: an expression that reads memory is bound to a variable."""
         if self.lazy:
             return value
         if isinstance(value, Expr) and not isinstance(value, (Var, Const)) and not self._is_fresh_handle(value):
@@ -311,7 +311,7 @@ class Recorder:
         return value
 
     def freeze_slice(self, value: BufferSlice) -> BufferSlice:
-        """The region with its bounds as they are now."""
+        """The region with the present values of its bounds."""
         r = value.region
         if not any(isinstance(e, Expr) and reads_memory(e) for e in (*r.mins, *r.extents)):
             return value
@@ -428,7 +428,7 @@ class Recorder:
         return slice(start, stop, step)
 
     def range(self, fn: Any) -> Any:
-        """What `range` means in a for header: T.serial, unless the user shadowed the name."""
+        """`range` in a for header: T.serial, unless the user shadowed the name."""
         return loop_of_range.call if fn is builtins.range else fn
 
 
@@ -447,14 +447,14 @@ class Recorder:
         return declare(self, annotation) if declare is not None else param
 
     def allocate(self, buffer: Buffer, init: Expr | None = None) -> Buffer:
-        """Emit the allocation of a buffer; it takes the Python name it is bound to."""
+        """Emit the allocation of a buffer, which gets the Python name that it is bound to."""
         self.emit(Alloc(buffer, init, span=self.here()))
         self.unnamed[id(buffer)] = buffer
         return buffer
 
 
 class Emitted:
-    """Result of an operation that emitted its statement already."""
+    """The result of an operation that has already emitted its statement."""
 
     __slots__ = ()
 
@@ -463,7 +463,7 @@ class Emitted:
 
 
 def _written(stmt: Stmt) -> list[Var]:
-    """Storage a simple statement writes."""
+    """The storage that a simple statement writes."""
     if isinstance(stmt, Store):
         return [stmt.buffer.data]
     if isinstance(stmt, TileOp):

@@ -1,4 +1,4 @@
-"""Subscripts of buffers, regions as operands of tile ops, and how two operands' extents are paired."""
+"""Subscripts of buffers, regions as operands of tile ops, and the pairing of two operands' extents."""
 
 from __future__ import annotations
 
@@ -400,7 +400,7 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
 
 
 def _checked(src: Region, dst: Region, what: str) -> tuple[Region, Region]:
-    """Refuse tiles that statically leave a buffer that is not guarded, and copies of a buffer onto itself."""
+    """Reject tiles that provably exceed an unguarded buffer, and copies of a buffer onto itself."""
     for r in (src, dst):
         check_inside(r)
     if src.buffer is dst.buffer and all(a.same(b) for a, b in zip(src.mins, dst.mins)):
@@ -413,13 +413,13 @@ def _checked(src: Region, dst: Region, what: str) -> tuple[Region, Region]:
 
 
 def _meet(a: Expr, n: Any, b: Expr, m: Any) -> bool:
-    """Whether a : a+n and b : b+m have an index in common, as far as their distance is known."""
+    """Whether a : a+n and b : b+m provably overlap (their distance is constant)."""
     d = difference(b, a)
     return isinstance(d, int) and isinstance(n, int) and isinstance(m, int) and -m < d < n
 
 
 def check_inside(r: Region) -> None:
-    """Refuse a region with constant bounds that leaves an unguarded (not global) buffer."""
+    """Reject a region with constant bounds that exceeds an unguarded (not global) buffer."""
     if r.buffer.scope_name == GLOBAL:
         return
     for d, (lo, ext, dim) in enumerate(zip(r.mins, r.extents, r.buffer.shape)):

@@ -1,4 +1,4 @@
-"""Rewriting of a kernel function's source into calls on the builder.
+"""Rewrites a kernel function's source into calls on the builder.
 
 Before (user):                          After (run once, at trace time):
     x = A[i] + 1                            __tl.pos = 3
@@ -14,8 +14,8 @@ Before (user):                          After (run once, at trace time):
                                             if __i2.orelse: b
                                             __tl.end_if(__i2, ())
 
-Every statement first stores its index into the function's table of places, so that the builder knows the span.
-Names a body assigns are handed to the builder before and after it: it decides which of them stay readable.
+Every statement first stores its index in the function's table of spans, so that the builder knows its span.
+The names that a body assigns are passed to the builder before and after the body; it decides which of them stay readable.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class _Rewriter(ast.NodeTransformer):
         ast.copy_location(new, node)
         ast.copy_location(factory, node)
         _fill_locations(module, node.lineno)
-        # Syntax of the user's file decides about future features, ours must not leak in.
+        # The user's file determines the __future__ features; those of this file must not apply.
         flags = fn.__code__.co_flags & __future__.annotations.compiler_flag
         code = compile(module, self.file, "exec", flags=flags, dont_inherit=True)
         outer_code = next(c for c in code.co_consts if isinstance(c, types.CodeType))
@@ -363,7 +363,7 @@ class _Rewriter(ast.NodeTransformer):
     def do_With(self, s: ast.With) -> list[ast.stmt]:
         body = None
         scoped = [i.optional_vars for i in s.items if i.optional_vars is not None]
-        names = assigned_names([*scoped, *s.body])  # before the body is rewritten: that adds names of ours
+        names = assigned_names([*scoped, *s.body])  # before the body is rewritten, which adds internal names
         for item in reversed(s.items):
             inner = self.block(s.body) if body is None else body
             f = self.fresh("s")
@@ -481,7 +481,7 @@ def _copy_location_deep(new: ast.AST, old: ast.AST) -> None:
 
 
 def _fill_locations(n: ast.AST, line: int) -> None:
-    """Give nodes we made the place of the node around them (a stack instead of recursion: long bodies)."""
+    """Give generated nodes the location of the enclosing node.  A stack, since recursion is too deep for long bodies."""
     stack: list[tuple[ast.AST, tuple[int, int, int, int]]] = [(n, (line, 0, line, 0))]
     while stack:
         at, loc = stack.pop()

@@ -1,4 +1,4 @@
-"""What names stand for while a function is traced: places, poisoned names, the frames that collect statements."""
+"""Scopes of a trace: running functions, names that must not be read, and frames that collect statements."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def outside_scope(name: str, span: Span | None) -> Poison:
 
 
 def rebound_constant(name: str, span: Span | None) -> Poison:
-    """A Python value assigned under run-time control: its assignment happens once, while tracing."""
+    """A Python value assigned under run-time control flow, where the assignment happens only once, while tracing."""
     return Poison(name, "loop-carried-value",
                   f"`{name}` is a Python value assigned in a run-time loop or branch, and is read after it",
                   f"Python assignments run once, while the kernel is traced: use `{name} = T.alloc_var(dtype, init=…)`",
@@ -114,7 +114,7 @@ class Frame:
     def body(self) -> Stmt:
         return seq(*self.stmts, span=self.span)
 
-    if TYPE_CHECKING:  # the frontend makes `with` of `for x in frame`
+    if TYPE_CHECKING:  # the frontend rewrites `for x in frame` to `with`
         def __iter__(self) -> Iterator[Any]: ...
 
     def __enter__(self) -> Any:
@@ -137,7 +137,7 @@ class BodyFrame(Frame):
 
 
 class IfFrame(Frame):
-    """Both branches of a run-time if.  The state of tracing it: which branch is being collected."""
+    """Both branches of a run-time if, and which of them is being traced."""
 
     once = False
 

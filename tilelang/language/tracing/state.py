@@ -13,7 +13,7 @@ from tilelang.ir import Buffer, Const, Expr, Load, Span, Stmt, Var
 
 
 class Tracing(Protocol):
-    """The function being traced (builder.Builder), as far as the modules below the builder ask.
+    """The attributes of the builder (builder.Builder) that modules below it use.
 
     handles: id -> element Load that a name stands for (T.alloc_var, T.Ref); named: the handles that have got their Python
     name.  elements: id of a variable -> the element it was read from.  params: the parameters by name.
@@ -77,13 +77,13 @@ def user_place() -> Span | None:
 
 
 def place() -> Span | None:
-    """Where the user is: the statement being traced, or the call outside any kernel function."""
+    """The user's span: the statement being traced, or the call outside any kernel function."""
     b = _state.builder
     return b.here() if b is not None else user_place()
 
 
 def need_function(fn: Any, decorator: str) -> Any:
-    """fn, a function or method that a decorator of kernel functions is put on.  Raises not-a-function for anything else."""
+    """Check the argument of a decorator of kernel functions.  Raises not-a-function unless it is a function or method."""
     if not isinstance(getattr(fn, "__code__", None), CodeType):
         raise errors.error("not-a-function", f"{decorator} takes a function, found a {type(fn).__name__}",
                            found=f"a {type(fn).__name__}", span=user_place())
@@ -91,7 +91,7 @@ def need_function(fn: Any, decorator: str) -> Any:
 
 
 def describe(value: Any) -> str:
-    """What a value is, in the words of the language."""
+    """A description of a value in the terms of the language, for error messages."""
     if isinstance(value, Buffer):
         return f"the buffer `{value.name}`"
     if isinstance(value, Load):
@@ -109,5 +109,5 @@ def describe(value: Any) -> str:
 
 
 def error(kind: str, message: str, hint: str = "", *, expected: str = "", found: str | None = None) -> errors.TileLangError:
-    """The error of a kind at the user's place."""
+    """The error of a kind at the user's line."""
     return errors.error(kind, message, expected=expected, found=found, span=place(), hint=hint)

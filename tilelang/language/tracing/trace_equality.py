@@ -1,8 +1,8 @@
-"""`==` of expressions as a Python truth value: structural, and refused where only the kernel knows the answer.
+"""Rejects `==` of run-time expressions as a Python truth value; other expressions are compared by structure.
 
 `if bx == 0` in a helper function that is not a macro, `match bx:`, `any([a == b])` and `list.index` ask Python for the
-truth of `==` while tracing.  Two spellings of a value that differ are then "not equal", whatever they are at run time:
-the program would silently take that way for every block and every element.
+truth of `==` while tracing.  Two different expressions are then "not equal", even if their values are equal at run time, and
+the program would silently take that branch for every block and every element.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .state import current
 def reject_unlike(e: Binary) -> None:
     """Called with `a == b` or `a != b` used as a truth value, where a and b are not the same expression.
 
-    A shape symbol is told from other variables by identity, and expressions of shape symbols by structure.  Raises
-    condition when the user's code asks about anything that differs between threads, blocks, iterations or calls.
+    Shape symbols are compared by identity, expressions of shape symbols by structure.  Raises condition when the user's code
+    compares values that differ between threads, blocks, iterations or calls.
     """
     b = current()
     if b is None or isinstance(e.a, Var) and isinstance(e.b, Var) and not (differs(e.a) and differs(e.b)):
@@ -40,7 +40,7 @@ def reject_unlike(e: Binary) -> None:
 
 
 def differs(value: Any) -> bool:
-    """Whether only the running kernel knows the value, or an element of a container: not so of shape symbols."""
+    """Whether the value, or an element of a container, is known only at run time.  Shape symbols are not."""
     if isinstance(value, (tuple, list, dict)):
         return any(map(differs, value.values() if isinstance(value, dict) else value))
     if isinstance(value, BufferSlice) or hasattr(value, "__tilelang_expr__"):

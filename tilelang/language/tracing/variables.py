@@ -1,4 +1,4 @@
-"""Variables (T.alloc_var) that attributes and containers hold: `obj.v[0]` is the variable, by its name it is `v` alone."""
+"""Variables (T.alloc_var) in attributes and containers: `obj.v[0]` reads the variable, where a plain name reads as `v`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .state import current, error
 
 
 def is_held(value: Any) -> bool:
-    """Whether value is a variable of the program being traced that no name of it stands for."""
+    """Whether value is a variable of the program being traced that is not bound to a name of the function."""
     b = current()
     return b is not None and isinstance(value, Load) and id(value) in b.handles and id(value) not in b.named
 
 
 @element_of_load.provide  # also in Python code that is not rewritten: properties, plain helpers
 def element(value: Load, key: Any) -> Load:
-    """`value[key]`: a held variable, whose only element is 0.  Raises TypeError, index-count."""
+    """`value[key]` of a held variable, whose only index is 0.  Raises TypeError, index-count."""
     if not is_held(value):
         raise facts(TypeError("'Load' object is not subscriptable"), "a buffer, or a variable in an attribute or container",
                     f"`{value!r}`")
