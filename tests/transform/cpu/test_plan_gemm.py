@@ -48,3 +48,37 @@ def test_the_accumulator_block_fits_the_registers():
     plan, _ = _gemm("float32", "float32", False)
     assert plan.rows * plan.vectors + plan.vectors + 1 <= AVX2.registers
     assert (plan.rows, plan.vectors) == blocking(32, 48, 8, 16)
+
+
+def test_gemms_beside_a_pointer_that_may_be_null_are_planned_once():
+    """The launch for a null pointer holds the same GEMM: planning it twice made a kernel of a kernel."""
+    import numpy as np
+
+    import tilelang
+
+    @T.prim_func
+    def main(A: T.Tensor((16, 16), "float32"), B: T.Tensor((16, 16), "float32"), address: T.ptr, n: T.int32,
+             C: T.Tensor((16, 16), "float32")):
+        more = T.make_tensor(address, (16, 16), "float32")
+        with T.Kernel(1, threads=32):
+            a, b, c = T.alloc_shared((16, 16)), T.alloc_shared((16, 16)), T.alloc_fragment((16, 16), "float32")
+            T.clear(c)
+            T.copy(A, a)
+            T.copy(B, b)
+            for _ in T.serial(n):
+                T.copy(more, a)
+            T.gemm(a, b, c)
+            T.copy(c, C)
+
+    launch = planned_body(main, AVX2)
+    launches = [launch, launch.when_null]
+    assert all(len(list(walk(code.body, BlockedGemm))) == 1 for one in launches for code in one.codes)
+    kernel = tilelang.compile(main, target="cpu")
+    rng = np.random.default_rng(0)
+    x, y, z = (rng.standard_normal((16, 16)).astype("float32") for _ in range(3))
+    for n, address, left in ((0, 0, x), (1, z.ctypes.data, z)):
+        out = np.empty((16, 16), "float32")
+        kernel(x, y, address, n, out)
+        wanted = left.astype("float64") @ y
+        bound = 17 * 2.0**-24 * (np.abs(left).astype("float64") @ np.abs(y))
+        assert (np.abs(out - wanted) <= bound).all()

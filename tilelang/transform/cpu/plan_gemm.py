@@ -27,8 +27,8 @@ def plan_gemms(func: Func, host: HostCpu) -> Func:
 
 
 def _launch(s: CpuLaunch, host: HostCpu) -> CpuLaunch:
-    when_null = None if s.when_null is None else _launch(s.when_null, host)
-    return replace(s, codes=tuple(_code(c, host) for c in s.codes), when_null=when_null)
+    # `rewrite` has planned the launch in s.when_null before it comes to s.
+    return replace(s, codes=tuple(_code(c, host) for c in s.codes))
 
 
 def _code(code: WarpRoleCode, host: HostCpu) -> WarpRoleCode:
