@@ -148,11 +148,11 @@ def _copy(x: Any) -> Any:
 def tune(configs: Iterable[dict[str, Any]], compile_one: Callable[[dict[str, Any]], JITKernel], profile: ProfileArgs, *,
          inputs: list[Any] | None = None, key: str | None = None, early_stop: bool = False,
          early_stop_factor: float = 2.0) -> AutotuneResult:
-    """The best of the configurations.
+    """Compile, check and measure all configurations; return the best.
 
-    compile_one: configuration -> kernel.  inputs: tensors to measure on.  key: where a result is kept on disk, None
-    for nowhere.  early_stop: a candidate whose first estimate is early_stop_factor times slower than the best is
-    dropped.  Candidates compile in parallel and run one after another, each under the time limit.
+    compile_one: configuration -> kernel.  inputs: tensors to measure on.  key: where the result is kept on disk; None: it is
+    not kept.  early_stop: drop a candidate whose first estimate is early_stop_factor times slower than the best.  Candidates
+    are compiled in parallel and run one after another, each under the time limit.
     Raises ValueError without configurations, RuntimeError when none succeeds.
     """
     configs = list(configs)

@@ -22,8 +22,8 @@ def rarely_collected() -> Iterator[None]:
     generation visits every object of the process: 20 ms, and 80 ms where torch is loaded.
 
 
-    Threads may be inside at the same time: the first sets the collector's threshold, the last sets it back, unless somebody
-    else has set it meanwhile.  A collector that is switched off, or runs more seldom already, is left as it is.
+    Several threads may be inside: the first one sets the collector's threshold, and the last one restores it, unless other code
+    has changed it meanwhile.  A collector that is switched off, or already runs more rarely, is not changed.
     """
     global _inside, _before
     with _lock:
@@ -42,8 +42,10 @@ def rarely_collected() -> Iterator[None]:
 
 
 def collect_meanwhile() -> None:
-    """The run that comes when the collector's threshold is set back, some 25 ms over what a compilation has made, now: where
-    something else is waited for.  A collector that is switched off is left alone."""
+    """Run the garbage collector now, while this thread waits for something else.
+
+    Otherwise the collection of a compilation's objects (some 25 ms) runs when the threshold is restored.  A collector that is
+    switched off does not run."""
     if gc.isenabled() and gc.get_count()[0] > _before[0]:
         gc.collect(0)
 

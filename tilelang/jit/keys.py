@@ -29,9 +29,10 @@ FOREIGN = frozenset({"tilelang", "tvm", "torch", "numpy", "ml_dtypes", *sys.stdl
 def freeze(value: Any) -> Any:
     """A hashable stand-in for a compile-time value.
 
-    dtypes count as their name, so that "float32", T.float32 and torch.float32 agree.  Numbers keep their type (1,
-    True and 1.0 differ).  Lists, dicts and sets are frozen; callables and other objects count by identity or their
-    own hash, objects compared by identity also by their plain attributes.  Raises TypeError for other unhashable values.
+    dtypes are compared by name, so that "float32", T.float32 and torch.float32 agree.  Numbers keep their type (1,
+    True and 1.0 differ).  Lists, dicts and sets are frozen by content.  Callables and other objects are compared by identity
+    or by their hash; objects compared by identity also by their plain attributes.  Raises TypeError for other unhashable
+    values.
     """
     t = type(value)
     if isinstance(value, str):

@@ -195,7 +195,7 @@ class Jumping(Generator):
 
 
 class Xorwow(Jumping):
-    """xorwow: five shifted words (160 bits, with linear steps) and one counter.  Sequences lie 2**67 elements apart."""
+    """xorwow: five shifted words (160 bits, linear steps) and a counter.  The distance of sequences is 2**67 elements."""
 
     arrays = (("v", 5, U32), ("d", 1, U32), ("power", 5, U32), ("base", 5, U32), ("left", 5, U32), ("product", 5, U32),
               ("n", 1, U64))
@@ -279,7 +279,7 @@ class Xorwow(Jumping):
 # ---- MRG32k3a --------------------------------------------------------------------------------------------------------------
 
 class Mrg32k3a(Jumping):
-    """MRG32k3a: the difference of two recurrences of order three modulo primes.  Sequences start 2**76 elements apart.
+    """MRG32k3a: the difference of two recurrences of order three modulo primes.  The distance of sequences is 2**76 elements.
 
     The polynomial of a recurrence is x**3 - (c2 x**2 + c1 x + c0).
     """

@@ -190,7 +190,7 @@ class ParallelFrame(Frame):
 
 
 class GridFrame(Frame):
-    """Nested serial loops over a product space."""
+    """The frame of T.grid: nested serial loops."""
 
     once = False
     loop = True

@@ -85,7 +85,7 @@ class _Policy:
 
 
 def work_of(func: Any) -> Work:
-    """The sizes of a template's program.  Raises ValueError for a program that no template made."""
+    """The computation (Work) of a template's program.  Raises ValueError for a program that no template made."""
     work = getattr(func, "carver_work", None)
     if work is None:
         raise ValueError("hints are derived for programs that a carver template makes (equivalent_function); "
