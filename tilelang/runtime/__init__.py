@@ -1,1 +1,1 @@
-"""Host side: NVRTC, driver, CPU engine, host stub, cache."""
+"""The host side of kernels: compilation with NVRTC, CUDA driver, CPU engine, host programs, disk cache."""

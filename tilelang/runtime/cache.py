@@ -2,9 +2,9 @@
 
     <TILELANG_CACHE_DIR>/<version>/<platform>-<machine>/kernels/<key>/manifest.json, device_kernel.cu, ...
 
-An entry is written to `.staging` and renamed into place, so a reader sees all of it or none, without locks.  The
-manifest names every file with its SHA-256 and carries a digest of itself; an entry that does not match in every
-respect (truncated, damaged, copied from elsewhere) is removed and reported as missing.
+An entry is written to `.staging` and renamed into place, so that a reader sees all of it or nothing, without locks.  The
+manifest contains the name and SHA-256 of every file and a digest of itself.  An entry that does not match it (truncated,
+damaged, copied from elsewhere) is removed and reported as missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tilelang.log import logger
 from tilelang.log import phase
 from tilelang.version import __version__
 
-FORMAT = 1  # raised when the meaning of an entry changes
+FORMAT = 1  # to be incremented when the meaning of an entry changes
 STALE_STAGING_SECONDS = 3600
 _MANIFEST = "manifest.json"
 
@@ -42,7 +42,7 @@ class Entry:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder and what is in it, or the file that stands in its place, as far as that can be done."""
+    """Remove a folder with its contents, or a file of that name.  Errors are ignored."""
     shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.unlink(missing_ok=True)
@@ -51,13 +51,13 @@ def remove_folder(folder: Path) -> None:
 
 
 def digest(parts: Iterable[Any]) -> str:
-    """SHA-256 (hex) of JSON values, strings included, in order."""
+    """SHA-256 (hex) of a sequence of JSON values."""
     return hashlib.sha256(json.dumps(list(parts), sort_keys=True, default=str).encode()).hexdigest()
 
 
 @lru_cache(maxsize=1)
 def package_stamp() -> str:
-    """Digest over name, size and time of every source file of the package: another compiler, other keys."""
+    """Digest of the name, size and time of every source file of the package, so that keys change with the compiler."""
     rows: list[str] = []
 
     def add(folder: str, shown: str) -> None:
@@ -74,7 +74,7 @@ def package_stamp() -> str:
 
 @lru_cache(maxsize=1)
 def library_stamp() -> str:
-    """Digest over the content of the package's sources (TILELANG_KERNEL_CACHE_USE_LIB_STAMP=1)."""
+    """Digest of the contents of the package's sources (TILELANG_KERNEL_CACHE_USE_LIB_STAMP=1)."""
     root = Path(__file__).resolve().parent.parent
     h = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -83,12 +83,12 @@ def library_stamp() -> str:
 
 
 def compiler_stamp() -> str:
-    """What identifies this compiler in a key."""
+    """The text that identifies this compiler in a key."""
     return library_stamp() if is_truthy(env.TILELANG_KERNEL_CACHE_USE_LIB_STAMP) else package_stamp()
 
 
 class DiskCache:
-    """Entries under one folder.  kind: "kernels" or "autotuner"."""
+    """The cache entries in one folder.  kind: "kernels" or "autotuner"."""
 
     def __init__(self, kind: str = "kernels") -> None:
         self.kind = kind
@@ -106,7 +106,7 @@ class DiskCache:
         return self.root / key
 
     def load(self, key: str) -> Entry | None:
-        """The entry, or None.  A damaged one is removed with a warning."""
+        """The entry of a key, or None.  A damaged entry is removed with a warning."""
         folder = self.path(key)
         try:
             raw = (folder / _MANIFEST).read_bytes()
@@ -124,7 +124,7 @@ class DiskCache:
             return None
 
     def read_folder(self, folder: Path) -> Entry | None:
-        """The entry kept in a folder, which may lie anywhere but has its key as its name; None for a damaged one."""
+        """The entry in a folder, or None if it is damaged.  The folder may be anywhere, but its name must be the key."""
         try:
             return self._read(folder, folder.name, json.loads((folder / _MANIFEST).read_bytes()))
         except (ValueError, KeyError, TypeError, OSError, AttributeError):
@@ -146,7 +146,7 @@ class DiskCache:
         return Entry(manifest["meta"], files)
 
     def store(self, key: str, entry: Entry) -> bool:
-        """Write an entry; False when that was not possible (which never stops a compilation)."""
+        """Write an entry.  Returns False if that was not possible, which does not stop the compilation."""
         with phase(f"write {self.kind}"):
             return self._store(key, entry)
 
@@ -157,7 +157,7 @@ class DiskCache:
             self._sweep()
             manifest: dict[str, Any] = {"key": key, "format": FORMAT, "meta": entry.meta, "files": {
                 name: hashlib.sha256(data).hexdigest() for name, data in entry.files.items()}}
-            manifest = json.loads(json.dumps(manifest))  # what a reader will see, tuples as lists
+            manifest = json.loads(json.dumps(manifest))  # the values as a reader gets them: tuples become lists
             manifest["digest"] = digest([manifest])
             for name, data in entry.files.items():
                 (temporary / name).write_bytes(data)
@@ -176,7 +176,7 @@ class DiskCache:
                 os.rename(temporary, final)
                 return True
             except OSError:
-                if self.load(key) is not None:  # another process was faster: the same content, keep its entry
+                if self.load(key) is not None:  # another process has written the same content: keep its entry
                     return True
         return False
 
@@ -185,7 +185,7 @@ class DiskCache:
         aside = self.staging / f"bad-{os.urandom(16).hex()}"
         try:
             aside.parent.mkdir(parents=True, exist_ok=True)
-            os.rename(folder, aside)  # atomic, so that no reader meets a half-removed entry
+            os.rename(folder, aside)  # atomic, so that no reader sees a partly removed entry
             remove_folder(aside)
         except OSError:
             pass

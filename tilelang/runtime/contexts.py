@@ -1,7 +1,7 @@
-"""Calls of the driver with a context current: threads that have launched nothing yet hold none.
+"""Emits driver calls with a CUDA context made current, for threads that have none.
 
-PyTorch computes gradients in threads of its own, which may call a kernel before anything else of CUDA; launches, allocations
-and tensor maps (cuTensorMapEncodeTiled) then fail for want of a context.
+PyTorch computes gradients in threads of its own, in which a kernel may be the first CUDA call.  Launches, allocations and
+tensor maps (cuTensorMapEncodeTiled) fail in a thread without a current context.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from .llvm_text import Writer
 
 
 def in_context(w: Writer, context: str, call: Callable[[], str]) -> str:
-    """Text that makes `call` with this context (ptr) current, and leaves the thread as it was; what `call` gave back.
+    """Emit `call` with this context (ptr) current, then restore the thread's previous context.  Returns the result of `call`.
 
-    call: writes one stretch of text without branches, and gives the name of its result.
+    call: writes text without branches, and returns the name of its result.
     """
     held = w.slot("ptr")
     w.do(f"store ptr null, ptr {held}")

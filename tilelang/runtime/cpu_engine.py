@@ -1,9 +1,9 @@
-"""LLVM IR or object code to callable addresses in this process, for the CPU target.
+"""Compiles LLVM IR for the CPU target and loads it into this process as callable addresses.
 
     code = compile_cpu_object(llvm_ir)            bytes that can be cached for this processor and llvmlite
     loaded = load_cpu_object(code, "entry")       loaded.address; keep `loaded` alive while the address is in use
 
-Loading an object takes well under a millisecond; compiling is what costs.
+Loading an object takes well under a millisecond; nearly all of the time is compilation.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .cpu_pool import pool_ir
 
 @record
 class LoadedCode:
-    """address: of the entry.  library: owner of the code's memory."""
+    """Loaded code.  address: address of the entry.  library: the object that owns the memory of the code."""
 
     address: int
     library: Any
 
 
 def thread_count() -> int:
-    """Threads a launch may use: TILELANG_NUM_THREADS, else the CPUs this process may run on."""
+    """Number of threads that a launch may use: TILELANG_NUM_THREADS, else the number of CPUs this process may run on."""
     asked = int(env.TILELANG_NUM_THREADS)
     if asked > 0:
         return asked
@@ -56,13 +56,13 @@ class CpuEngine:
         self._pool = self._load_pool()
 
     def emit_object(self, llvm_ir: str, opt: int = 2) -> bytes:
-        """Optimised object code.  Raises RuntimeError for IR that LLVM refuses (a fault of the compiler)."""
+        """Optimised object code.  Raises RuntimeError for IR that LLVM rejects, which is a bug of this compiler."""
         with self._lock:
             module = self._optimised(llvm_ir, opt)
             return bytes(self._machine.emit_object(module))
 
     def emit_assembly(self, llvm_ir: str, opt: int = 2) -> str:
-        """The same as assembly text, to read."""
+        """The optimised code as assembly text, for reading."""
         with self._lock:
             return str(self._machine.emit_assembly(self._optimised(llvm_ir, opt)))
 
@@ -92,7 +92,7 @@ class CpuEngine:
             return LoadedCode(library[entry], library)
 
     def _load_pool(self) -> dict[str, int]:
-        """Load the thread pool for the rest of the process: its workers run in this code until the end."""
+        """Load the thread pool.  It is never unloaded, because its workers run in this code until the process ends."""
         code = self.emit_object(pool_ir("x86_64" in self.triple), opt=1)
         builder = self._llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
         names = ("tl_parallel_for", "tl_pool_want", "tl_pool_reset")

@@ -1,22 +1,22 @@
-"""The thread pool of the CPU target, as LLVM IR that native code calls.
+"""The thread pool of the CPU target, written in LLVM IR, so that native code can call it.
 
     i32 tl_parallel_for(fn, context, count, arena_bytes)     0, or 1 when memory for an arena is missing
         fn(context, first, last, arena) over [0, count) in chunks, on the caller and the workers
 
-Chosen over Python threads (26-51 us a region) and pthread_create per region (34 us) because an entry is called from
-native code without the interpreter.  Workers spin for some tens of microseconds after a region, then sleep on a
-condition; the caller works too, takes chunks from the same atomic counter, and waits only for workers that have joined,
-so a sleeping worker never delays a short region.  Measured on 2 cores: benchmarks/cpu_pool.py.
+Native code calls it without the interpreter, which is why it replaces Python threads (26-51 us per region) and a
+pthread_create per region (34 us).  Workers spin for some tens of microseconds after a region, then sleep on a condition
+variable.  The caller also takes chunks from the same atomic counter and waits only for workers that have joined, so that a
+sleeping worker never delays a short region.  Measured on 2 cores: benchmarks/cpu_pool.py.
 
-A second caller at the same time (another Python thread) runs its blocks alone, in its own thread, with its own arena.
-After fork the child starts workers of its own (tl_pool_reset).
+While one call runs, a call from another Python thread runs all of its blocks in its own thread, with its own arena.
+After fork the child process starts its own workers (tl_pool_reset).
 """
 
 from __future__ import annotations
 
 SPIN = 2000  # polls (about 20-60 us) before a worker sleeps
 
-# Mutexes and conditions are 64-byte cells, larger than glibc's and macOS's types, initialised by their functions.
+# Mutexes and condition variables are 64-byte cells, larger than the types of glibc and macOS, whose functions initialise them.
 _TEMPLATE = """
 %slot = type {{ ptr, i64 }}
 @lock = internal global [8 x i64] zeroinitializer, align 64
@@ -326,7 +326,7 @@ finish:
 
 
 def pool_ir(is_x86: bool) -> str:
-    """The pool's module as LLVM assembly."""
+    """The LLVM IR module of the pool, as text."""
     return _TEMPLATE.format(spin=SPIN,
                             pause_declaration="declare void @llvm.x86.sse2.pause()" if is_x86 else "",
                             pause="call void @llvm.x86.sse2.pause()" if is_x86 else "fence seq_cst")

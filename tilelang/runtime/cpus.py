@@ -1,4 +1,4 @@
-"""How many CPUs this process may use."""
+"""Counts the CPUs that this process may use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def usable_cpus() -> int:
-    """CPUs of the affinity mask, at least 1."""
+    """Number of CPUs in the affinity mask, at least 1."""
     try:
         return max(1, len(os.sched_getaffinity(0)))
     except (AttributeError, OSError):

@@ -1,5 +1,7 @@
-"""Cubins kept by the text and options they were compiled from: kernels whose programs differ, or were lowered by another
-release, but come to the same CUDA source are compiled once."""
+"""Disk cache of cubins, keyed by CUDA source and compiler options.
+
+Different programs, or different releases of this package, that produce the same CUDA source are compiled only once.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ _FILES_NAMED = ("-I", "--include-path", "-include", "--pre-include")
 
 
 class CUDABinaryCache:
-    """Compiles through a folder beside the kernel cache's.  What one object has compiled is written by `flush`.
+    """Compiles CUDA source with a cache in a folder next to the kernel cache.  `flush` writes the new cubins of this object.
 
-    Sources that include files are compiled each time: nothing here knows what is in those.
+    Sources that include files are not cached, because the contents of the files are not part of the key.
     """
 
     def __init__(self) -> None:
@@ -27,7 +29,7 @@ class CUDABinaryCache:
         self.made: list[tuple[str, Cubin]] = []
 
     def key(self, source: str, arch: str, options: Sequence[str] = ()) -> str | None:
-        """Of a source; None for one that is not kept."""
+        """The key of a source; None if it is not cached."""
         if "#include" in source or any(o.startswith(_FILES_NAMED) for o in options):
             return None
         nvrtc = compiler_for(arch)
@@ -35,7 +37,7 @@ class CUDABinaryCache:
                        env.is_yield_hints_enabled() and [MIN_RUN, SPACING]])
 
     def compile(self, source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
-        """The cubin as compile_cubin gives it.  Raises as that does."""
+        """The cubin that compile_cubin returns, from the cache if possible.  Raises as compile_cubin does."""
         key = self.key(source, arch, options)
         entry = self.disk.load(key) if key is not None else None
         if entry is not None and _FILE in entry.files:
@@ -48,7 +50,7 @@ class CUDABinaryCache:
         return cubin
 
     def flush(self) -> None:
-        """Write what was compiled since the last time."""
+        """Write the cubins that were compiled since the last flush."""
         while self.made:
             key, cubin = self.made.pop()
             facts = {name: getattr(cubin, name) for name in ("registers", "spills", "shared_bytes", "log")}
@@ -56,7 +58,7 @@ class CUDABinaryCache:
             self.disk.store(key, Entry(facts, {_FILE: cubin.bytes}))
 
     def clear_cache(self) -> None:
-        """Remove every cubin."""
+        """Remove all cubins."""
         self.disk.clear()
 
 

@@ -1,6 +1,6 @@
-"""The CUDA driver by ctypes: contexts, modules, launches, streams, memory, device properties.
+"""ctypes interface to the CUDA driver: contexts, modules, launches, streams, memory, device properties.
 
-Importing needs no driver; a call without one raises RuntimeError that says so.  Source: CUDA Driver API reference.
+The import needs no driver; calls without a driver raise RuntimeError.  Source: CUDA Driver API reference.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Driver:
 
     # ---- memory (for tests and tools; kernels take the caller's tensors) ------------------------------------------
     def alloc(self, nbytes: int) -> int:
-        """Device address of fresh memory; give it back with free()."""
+        """Allocate device memory and return its address.  Release it with free()."""
         p = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(p), ctypes.c_size_t(max(1, nbytes)))
         return p.value
@@ -187,11 +187,10 @@ class Module:
         self.driver, self.handle = driver, handle
 
     def function(self, name: str, dynamic_shared: int | None = 0, cluster: int = 1) -> Function:
-        """A kernel by name, allowed to use dynamic_shared bytes (the opt-in above 48 KB is made here).
+        """A kernel by name, enabled to use dynamic_shared bytes (including the opt-in above 48 KB).
 
-        cluster: blocks of a cluster of its launches; more than a portable cluster has must be asked for.
-
-        None: the size depends on the call; the kernel may use all that the device gives a block.
+        dynamic_shared None: the size depends on the call, and the kernel may use the maximum of the device.
+        cluster: blocks in a cluster of its launches; sizes above the portable maximum are enabled here.
         """
         handle = ctypes.c_void_p()
         self.driver.call("cuModuleGetFunction", ctypes.byref(handle), self.handle, name.encode())
@@ -207,7 +206,7 @@ class Module:
         return f
 
     def __del__(self) -> None:
-        # At interpreter exit the context may be gone already: an error here has nobody to go to.
+        # At interpreter exit the context may already be destroyed; errors cannot be reported then.
         self.driver.lib.cuModuleUnload(self.handle)
 
 
@@ -243,8 +242,10 @@ _FORMATS = {"handle": "<Q", "bool": "<?", "int8": "<b", "uint8": "<B", "int16": 
 
 
 def pack_argument(dt: str, value: Any) -> ctypes.Array[ctypes.c_char]:
-    """A kernel argument of an element type as bytes.  bfloat16 is rounded to nearest even; "tensor_map" is bytes already
-    (runtime/tensor_maps.py)."""
+    """A kernel argument of an element type as bytes.
+
+    bfloat16 is rounded to nearest even.  A "tensor_map" is already given as bytes (runtime/tensor_maps.py).
+    """
     if dt == "tensor_map":
         return ctypes.create_string_buffer(value, len(value))
     if dt == "bfloat16":

@@ -1,8 +1,8 @@
-"""CUDA kernels as shared libraries that the module loader of TVM-FFI opens.
+"""Exports CUDA kernels as shared libraries that the module loader of TVM-FFI opens.
 
-The library holds the device code and its host part, and finds the driver (libcuda.so.1) when it is loaded: where there is
-none, calls are refused as they are for a device that cannot be used.  Code is loaded on a device at its first call there.
-What it cannot do is compile: tensors at addresses that the kernel's wide accesses do not suit are refused.
+The library contains the device code and the host program.  It finds the driver (libcuda.so.1) when it is loaded; without a
+driver, calls fail as for an unusable device.  The device code is loaded on a device at the first call there.  The library
+cannot recompile: tensors whose addresses are not aligned for the kernel's vector accesses are rejected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .launchers import MAX_DEVICES
 from .llvm_text import Writer
 from .shared_library import FINGERPRINT, export_name, link
 
-NO_DRIVER = 500  # CUDA_ERROR_NOT_FOUND: what a driver function that is not there returns
+NO_DRIVER = 500  # CUDA_ERROR_NOT_FOUND: the result of a driver function that is missing
 _DECLARED = re.compile(r"^declare i32 @(cu\w+)\(([^)]*)\)$", re.MULTILINE)
 _LOADING = {"cuInit": "i32", "cuDeviceGet": "ptr, i32", "cuDevicePrimaryCtxRetain": "ptr, i32", "cuModuleLoadData": "ptr, ptr",
             "cuModuleGetFunction": "ptr, ptr, ptr", "cuFuncSetAttribute": "ptr, i32, i32",
@@ -88,10 +88,10 @@ out:
 
 def write_cuda_library(path: Any, name: str, host_ir: str, kernels: list[dict[str, Any]], images: dict[str, bytes],
                        fingerprint: str) -> None:
-    """Link the kernels of a program.
+    """Link the kernels of a program to a shared library.
 
-    host_ir: text of the host module.  kernels: for each its name, file (of images), shared_bytes (None: of run-time size)
-    and cluster.  fingerprint: kept in the file and asked by open_library.  Raises kernel-export, kernel-link.
+    host_ir: text of the host module.  kernels: for each its name, file (a key of images), shared_bytes (None: run-time size)
+    and cluster.  fingerprint: stored in the file and checked by open_library.  Raises kernel-export, kernel-link.
     """
     text = library_text(export_name(name), host_ir, kernels, images, fingerprint)
     link(path, name, {"host.o": cpu_engine().emit_object(text, opt=1)}, ("-ldl",))
@@ -128,7 +128,7 @@ def _constant(name: str, data: bytes, align: int = 1) -> str:
 
 
 def _forwarder(name: str, types: str) -> str:
-    """A function of the driver, called where the driver has it."""
+    """A wrapper of a driver function, which returns NO_DRIVER if the driver does not have the function."""
     args = [t.strip() for t in types.split(",")]
     given = ", ".join(f"{t} %a{k}" for k, t in enumerate(args))
     return "\n".join([_constant(f"tl_name_{name}", name.encode() + b"\0"), f"@tl_at_{name} = internal global ptr null",
@@ -138,7 +138,7 @@ def _forwarder(name: str, types: str) -> str:
 
 
 def _loader(kernels: list[dict[str, Any]], files: list[str]) -> str:
-    """tl_load_now: the modules loaded on a device, its functions noted, then its context: the sign that all is there."""
+    """tl_load_now: loads the modules on a device and stores their functions, then the context, which marks it as loaded."""
     w, names = Writer(), []
 
     def must(call: str, pop: bool = True) -> None:
@@ -171,7 +171,7 @@ def _loader(kernels: list[dict[str, Any]], files: list[str]) -> str:
         must(f"@cuModuleGetFunction(ptr {at}, ptr {modules[files.index(kernel['file'])]}, ptr @tl_kernel_{k})")
         function = w.ins(f"load ptr, ptr {at}")
         shared = kernel["shared_bytes"]
-        if shared is None:  # all that the device gives a block, less what is static
+        if shared is None:  # the maximum of the device for a block, minus static shared memory
             must(f"@cuDeviceGetAttribute(ptr {size}, i32 {ATTRIBUTES['max_shared_optin']}, i32 {ordinal})")
             most = w.ins(f"load i32, ptr {size}")
             must(f"@cuFuncGetAttribute(ptr {size}, i32 {FUNC_ATTRIBUTES['shared_bytes']}, ptr {function})")

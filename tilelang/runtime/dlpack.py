@@ -1,4 +1,4 @@
-"""NumPy arrays that NumPy itself does not export: bf16/fp8/fp4 element types and read-only arrays.
+"""DLPack export of NumPy arrays that NumPy itself does not export: bf16/fp8/fp4 element types and read-only arrays.
 
 The array's memory is described by a DLManagedTensor built here and handed over in a capsule, as DLPack's Python
 specification says; the array stays alive until the consumer calls the deleter.
@@ -42,8 +42,10 @@ _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
 class Exported:
-    """A NumPy array as a DLPack producer, element type as the language names it.  Read-only memory is not protected:
-    use it only for tensors the kernel does not write."""
+    """A NumPy array as a DLPack producer, with an element type of the language.
+
+    Read-only memory is not protected: use it only for tensors that the kernel does not write.
+    """
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -66,7 +68,7 @@ class Exported:
 
 
 def exports_itself(a: np.ndarray) -> bool:
-    """Whether NumPy's own DLPack export takes this array."""
+    """Whether NumPy's own DLPack export supports this array."""
     return a.flags.writeable and a.dtype.kind in "biuf" and a.dtype.isnative and a.dtype.name in _PLAIN
 
 

@@ -1,4 +1,4 @@
-"""The text of `prepare`: every check of the inputs, the symbols solved, the frame filled."""
+"""Emits the host function `prepare`, which checks the inputs, computes the shape symbols and fills the frame."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .signature import PointerArg, ScalarArg, Signature, Solve, TensorArg
 
 
 class Prepare:
-    """Text of `prepare`: every check of the inputs, then the frame."""
+    """The text of `prepare`: all checks of the inputs, then the stores to the frame."""
 
     def __init__(self, sig: Signature, launcher: Launcher, needed: set[Var],
                  assumptions: tuple[Expr, ...] = (), apart: tuple[tuple[str, str], ...] = (),
@@ -106,7 +106,7 @@ class Prepare:
             kept = w.ins(f"xor i1 {lost}, true")
             good = w.ins(f"or i1 {was}, {kept}") if has_infinity(dt) else kept
             w.check(good, "ValueError", f"{what} expected float of {dt}, the value is too large")
-            value = back  # what host expressions and every target see
+            value = back  # the value that host expressions and all targets use
         self.scalars[a.var] = value
         self._put(self.frame.of_arg(a.index), "double", value)
 
@@ -143,7 +143,7 @@ class Prepare:
         return w.ins(f"getelementptr i8, ptr {w.at(d, 0, 'ptr')}, i64 {w.at(d, 40, 'i64')}")
 
     def _tensor(self, a: TensorArg, slot: str) -> None:
-        """Kind, None, rank, dtype, device of a tensor the program uses."""
+        """Check kind, None, rank, dtype and device of a tensor that the program uses."""
         w = self.w
         kind, raw = w.at(slot, 0, "i32"), w.at(slot, 8, "ptr")
         w.check(w.ins(f"icmp ne i32 {kind}, {NONE}"), "RuntimeError",
@@ -188,7 +188,7 @@ class Prepare:
                     f"kernel {fn} input {a.name} device_id violates packed ABI constraint")
 
     def _optional_tensor(self, a: TensorArg, slot: str) -> None:
-        """A tensor the program never touches: None, or a tensor that fits all the same."""
+        """Check a tensor that the program never accesses: it may be None, but otherwise must pass the same checks."""
         w = self.w
         kind, raw = w.at(slot, 0, "i32"), w.at(slot, 8, "ptr")
         self.null[a.index] = w.ins(f"icmp eq i32 {kind}, {NONE}")
@@ -217,7 +217,7 @@ class Prepare:
         return v
 
     def _stride(self, a: TensorArg, dim: int) -> str:
-        """Stride of a dimension in elements; a null stride array means compact."""
+        """Stride of a dimension in elements; a null stride array means compact strides."""
         w = self.w
         base = self.strides[a.index]
         null = w.ins(f"icmp eq ptr {base}, null")
@@ -272,7 +272,7 @@ class Prepare:
         return value
 
     def _fits(self, value: str, symbol: Var, site: Any) -> None:
-        """The symbol's type must hold the value; an extent is never negative."""
+        """Check that the type of the symbol can represent the value, and that an extent is not negative."""
         w, dt = self.w, symbol.dtype
         low, high = int_range(dt)
         low = 0 if site.what == "shape" or dt.is_unsigned else low
@@ -293,13 +293,13 @@ class Prepare:
         w.check(same, "RuntimeError", self._message(site))
 
     def _free_stride(self, a: TensorArg, dim: int) -> str:
-        """Strides of extent-1 dimensions and of tensors without elements mean nothing."""
+        """Whether a stride is irrelevant: that of a dimension of extent 1, or of a tensor without elements."""
         w = self.w
         one = w.ins(f"icmp eq i64 {w.at(self.shapes[a.index], 8 * dim, 'i64')}, 1")
         return w.ins(f"or i1 {one}, {self.empty[a.index]}")
 
     def _solve_optional(self) -> None:
-        """Symbols that only tensors the program never touches can give: taken from whichever was passed."""
+        """Solve symbols that occur only in tensors that the program never accesses, from any tensor that was passed."""
         w = self.w
         for step in self.sig.optional:
             site = step.site if isinstance(step, Solve) else step
@@ -362,11 +362,11 @@ class Prepare:
             self.w.check(self.w.ins(f"load i1, ptr {self.maybe[v][1]}"), "RuntimeError",
                          f"Symbolic shape variable {v.name} requires at least one non-null buffer among: {names}")
 
-    # ---- what needs the shape -------------------------------------------------------------------------------------
+    # ---- checks that need the shape -------------------------------------------------------------------------------
     def _late_checks(self, a: TensorArg) -> None:
-        """Compact strides, null and misaligned data."""
+        """Check for compact strides, and for null and misaligned data pointers."""
         w, fn = self.w, self.sig.name
-        if a.index in self.null:  # never touched: no pointer is taken from it
+        if a.index in self.null:  # the program never accesses it, so its data pointer is not checked
             self._put(self.frame.of_arg(a.index), "ptr", "null")
             return
         if a.buffer.strides_ is None and len(a.buffer.shape):

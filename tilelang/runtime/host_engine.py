@@ -1,4 +1,4 @@
-"""Host code made runnable: LLVM IR text -> object -> address -> TVM-FFI function, in this process.
+"""Compiles and loads host programs in this process: LLVM IR text -> object -> address -> TVM-FFI function.
 
 llvmlite and tvm_ffi are imported on first use (tvm_ffi imports torch where torch is installed).
 """
@@ -49,8 +49,10 @@ class _Llvm:
 
 
 def load_llvm() -> None:
-    """Load the library of llvmlite, which would load it at a first use by a call that stops all other threads.  What cannot be
-    found or loaded is left to llvmlite."""
+    """Load the library of llvmlite in advance, because llvmlite's own load at the first use stops all other threads.
+
+    A library that cannot be found or loaded is left to llvmlite.
+    """
     spec = find_spec("llvmlite")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         path = os.path.join(folder, "binding", "libllvmlite.so")
@@ -62,7 +64,7 @@ def load_llvm() -> None:
 
 
 class _Ffi:
-    """The parts of tvm_ffi used, made once."""
+    """The functions of tvm_ffi that are used, created once."""
 
     def __init__(self) -> None:
         torch_in_use = "torch" in sys.modules  # by the program: tvm_ffi imports it too
@@ -84,7 +86,7 @@ class _Ffi:
         self.addresses = {n: ctypes.cast(getattr(self.lib, n), ctypes.c_void_p).value for n in _FFI_SYMBOLS}
         self.array_slot = ctypes.c_void_p(self._global_function(b"ffi.Array"))
         self.addresses["tl_make_array"] = ctypes.addressof(self.array_slot)
-        self.default_device = ctypes.c_int32(0)  # of calls without tensors; set before such a call
+        self.default_device = ctypes.c_int32(0)  # device of calls without tensors; set before such a call
         self.addresses["tl_default_device"] = ctypes.addressof(self.default_device)
 
     def _global_function(self, name: bytes) -> int:
@@ -132,7 +134,7 @@ def compile_object(ir_text: str) -> bytes:
 
 
 class HostLibrary:
-    """Loaded host code.  symbols: name -> address of what it refers to besides the TVM-FFI functions."""
+    """Loaded host code.  symbols: name -> address of the external symbols other than TVM-FFI functions."""
 
     def __init__(self, obj: bytes, names: tuple[str, ...], symbols: Mapping[str, int] = {}) -> None:
         state, ffi = llvm_state(), ffi_state()

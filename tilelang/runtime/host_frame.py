@@ -1,4 +1,4 @@
-"""What the functions of a host program pass on to each other, and how values of the caller are told apart."""
+"""The frame of values that the functions of a host program pass to each other, and the DLPack types of arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FP8_FAMILY = {
 
 
 class Frame:
-    """The int64 slots prepare fills: device type and id, one slot a parameter (address or value), one a symbol."""
+    """The int64 slots that `prepare` fills: device type and id, one slot per parameter (address or value), one per symbol."""
 
     def __init__(self, sig: Signature) -> None:
         self.sig = sig
@@ -48,7 +48,7 @@ class Frame:
 
 
 class Launcher(Protocol):
-    """What runs the kernels once the arguments are good: one for the CPU entry, one for CUDA launches."""
+    """Emits the code that runs the kernels after the checks; implemented for the CPU entry and for CUDA launches."""
 
     device: int  # CPU or CUDA
 
@@ -56,7 +56,7 @@ class Launcher(Protocol):
         """Text of the external symbols used."""
 
     def alignment(self, arg: TensorArg) -> int:
-        """Bytes the data pointer must be a multiple of."""
+        """Required alignment of the data pointer in bytes."""
 
     def emit(self, w: Writer, frame: Frame, sig: Signature) -> None:
         """Body of `launch`: %frame holds the values; w.check raises."""
@@ -77,11 +77,13 @@ def dtype_bits(dt: dtype) -> list[int]:
 
 
 def allocated_bits(dt: dtype) -> int:
-    """The DLPack type word that frameworks make an output of: float8_e4m3 is float8_e4m3fn there, DLPack's type of that name
-    is another one that none of them has."""
+    """The DLPack type word for the allocation of an output.
+
+    For float8_e4m3 it is that of float8_e4m3fn, because DLPack's type float8_e4m3 is a different one, which no framework has.
+    """
     return dtype_bits(dtype("float8_e4m3fn") if dt.base == "float8_e4m3" and dt.lanes == 1 else dt)[0]
 
 
 def is_packed(dt: dtype) -> bool:
-    """Whether values are narrower than a byte and packed by the caller."""
+    """Whether values are narrower than a byte, so that the caller packs several into one."""
     return dt.bits < 8

@@ -1,4 +1,4 @@
-"""The part of the host program that looks whether tensors overlap which a kernel takes to lie apart."""
+"""Emits the checks that tensors which a kernel assumes to be disjoint do not overlap."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .signature import PointerArg, TensorArg
 
 
 def reject_overlaps(stub: Any) -> None:
-    """Checks at the end of `prepare` (a host_checks.Prepare): the pairs of stub.apart are not the same memory."""
+    """Emit checks at the end of `prepare` (stub: a host_checks.Prepare) that each pair of stub.apart is disjoint."""
     w = stub.w
     named = {a.name: a for a in stub.sig.inputs if a.index in stub.data}
     bounds: dict[str, tuple[str, str]] = {}
     for pair in stub.apart:
         if not all(n in named for n in pair):
-            continue  # the caller does not pass it, or the program never touches it
+            continue  # the caller does not pass it, or the program never accesses it
         for n in pair:
             if n not in bounds:
                 a = named[n]
@@ -29,8 +29,11 @@ def reject_overlaps(stub: Any) -> None:
 
 
 def _reach(stub: Any, a: PointerArg) -> tuple[str, str]:
-    """Addresses of the first byte a pointer names and of the last (or more) behind what the program makes of it; of
-    sizes that only the kernel knows, one byte counts."""
+    """(first address, end address) of the memory that the program accesses through a pointer parameter.
+
+    The end covers all buffers that the program makes of the pointer.  A buffer whose size only the kernel knows counts as one
+    byte.
+    """
     w = stub.w
     low = w.ins(f"ptrtoint ptr {stub.data[a.index]} to i64")
     high = w.ins(f"add i64 {low}, 1")
@@ -53,14 +56,14 @@ def _reach(stub: Any, a: PointerArg) -> tuple[str, str]:
 
 
 def _bounds(stub: Any, a: TensorArg) -> tuple[str, str]:
-    """Addresses of the first byte of a tensor and of the first behind it."""
+    """(first address, end address) of a tensor."""
     w, dt = stub.w, a.buffer.dtype
     low = w.ins(f"ptrtoint ptr {stub.data[a.index]} to i64")
     high = low
     for d in range(len(a.buffer.shape)):
         last = w.ins(f"sub i64 {stub._extent(a, d)}, 1")
         reach = w.ins(f"mul i64 {last}, {w.ins(f'mul i64 {stub._stride(a, d)}, {dt.bits * dt.lanes}')}")
-        reach = w.ins(f"sdiv i64 {reach}, 8")  # of packed types less than a byte may be lost, which is added below
+        reach = w.ins(f"sdiv i64 {reach}, 8")  # rounds packed types down by less than a byte, which is added below
         back = w.ins(f"icmp slt i64 {reach}, 0")
         low = w.ins(f"add i64 {low}, {w.ins(f'select i1 {back}, i64 {reach}, i64 0')}")
         high = w.ins(f"add i64 {high}, {w.ins(f'select i1 {back}, i64 0, i64 {reach}')}")

@@ -1,19 +1,19 @@
-"""The host program of a kernel as LLVM IR, with the calling convention of TVM-FFI.
+"""Emits the host program of a kernel as LLVM IR, with the calling convention of TVM-FFI.
 
     int stub(void* self, const TVMFFIAny* args, int32_t n, TVMFFIAny* ret)        (0: done, -1: error raised)
 
-Every check of a call (reference, "Calling a kernel") is compiled code; a failing check raises through
-TVMFFIErrorSetRaisedFromCStr before anything was launched or written.  One module holds
+Every check of a call (reference, "Calling a kernel") is compiled code.  A failing check raises an error through
+TVMFFIErrorSetRaisedFromCStr before anything is launched or written.  One module contains
 
-    prepare  checks the inputs, solves symbols, leaves addresses and values in a frame
+    prepare  checks the inputs, solves symbols, stores addresses and values in a frame
     launch   runs the kernels on a frame (runtime/launchers.py)
-    call     inputs -> prepare, outputs from the caller's framework (TVMFFIEnvTensorAlloc), launch, outputs returned
+    call     inputs -> prepare, allocation of outputs by the caller's framework (TVMFFIEnvTensorAlloc), launch, outputs returned
     full     inputs, then outputs in the order they are returned -> prepare, launch, None
     check    inputs, then the address of an int64 array that receives output dimensions and symbol values
 
 Layout of the arguments: TVMFFIAny is {int32 type, int32 padding, 8 bytes of value}; a DLTensor is
 {ptr data, {int32 type, int32 id} device, int32 ndim, {uint8 code, uint8 bits, uint16 lanes}, ptr shape, ptr strides,
-uint64 byte_offset}, and stands 24 bytes into a Tensor object.  Sources: documentation of apache-tvm-ffi (ABI overview)
+uint64 byte_offset}, and starts at byte 24 of a Tensor object.  Sources: documentation of apache-tvm-ffi (ABI overview)
 and of DLPack.
 """
 
@@ -30,7 +30,7 @@ from .signature import Signature, TensorArg
 
 
 class Wrapper:
-    """Text of `call`, `full` and `check`."""
+    """The text of the functions `call`, `full` and `check`."""
 
     def __init__(self, sig: Signature, mode: str) -> None:
         self.sig, self.mode, self.w, self.frame = sig, mode, Writer(), Frame(sig)
@@ -60,7 +60,7 @@ class Wrapper:
         return w.function(name, "ptr %self, ptr %args, i32 %n, ptr %ret")
 
     def _forward(self, rc: str) -> None:
-        """Leave with -1 when a callee raised."""
+        """Return -1 if a callee raised an error."""
         w = self.w
         ok, bad = w.name("ok"), w.name("bad")
         w.branch(w.ins(f"icmp eq i32 {rc}, 0"), ok, bad, likely=True)
@@ -70,7 +70,7 @@ class Wrapper:
         w.begin(ok)
 
     def _given_output(self, a: TensorArg, frame: str, at: int) -> None:
-        """"full": an output the runtime allocated; only that it is a tensor is looked at again."""
+        """In "full": take an output that the runtime has allocated, and check only that it is a tensor."""
         w = self.w
         kind, raw = w.at("%args", at, "i32"), w.at("%args", at + 8, "ptr")
         is_object = w.ins(f"icmp eq i32 {kind}, {TENSOR}")
@@ -95,7 +95,7 @@ class Wrapper:
             w.put(target, 8 * k, "i64", v)
 
     def _allocate(self, frame: str) -> list[str]:
-        """Outputs from the caller's framework, on the device of the first tensor input."""
+        """Allocate outputs through the caller's framework, on the device of the first tensor input."""
         w, handles = self.w, []
         if not self.sig.outputs:
             return []
@@ -145,7 +145,7 @@ def _launch_text(sig: Signature, launcher: Launcher) -> tuple[Writer, str]:
 
 
 def modes_of(sig: Signature) -> tuple[str, ...]:
-    """The entry points a signature needs."""
+    """The entry points that a signature needs."""
     symbolic = any(isinstance(d, Expr) for a in sig.outputs for d in a.buffer.shape)
     return ("call", "full", "check") if symbolic else ("call", "full") if sig.outputs else ("call",)
 
@@ -155,9 +155,9 @@ def stub_text(sig: Signature, launcher: Launcher, needed: set[Var], modes: tuple
               made: Mapping[str, tuple[Buffer, ...]] | None = None) -> str:
     """LLVM IR of the host module; the entry point of a mode is named tl_<mode>.
 
-    needed: symbols the program or its outputs cannot do without (they must get a value even if tensors are None).
-    assumptions: conditions on scalars and symbols that every call must meet.  apart: names of tensors and pointers that
-    must not overlap, (written, read) each.  made: what the program makes of pointers, by name.
+    needed: symbols that the program or its outputs use; they must get a value even if tensors are None.
+    assumptions: conditions on scalars and symbols that every call must satisfy.  apart: pairs (written, read) of names of
+    tensors and pointers that must be disjoint.  made: the buffers that the program makes of pointers, by name.
     """
     prepare = Prepare(sig, launcher, needed, assumptions, apart, made)
     parts: list[tuple[Writer, str]] = [(prepare.w, prepare.build("tl_prepare")), _launch_text(sig, launcher)]

@@ -1,4 +1,4 @@
-"""The `launch` part of a host module: what runs the kernels once the arguments are good.
+"""Emits the `launch` function of a host module, which runs the kernels after the arguments have been checked.
 
 CpuLauncher calls the native entry of the CPU code generator; CudaLauncher runs the host statements of a lowered
 program and launches its kernels through cuLaunchKernel on the caller's stream.
@@ -31,7 +31,7 @@ MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Technical S
 
 
 class HostStatements:
-    """Host statements of a lowered program as LLVM text."""
+    """Emits the host statements of a lowered program as LLVM IR."""
 
     def __init__(self, w: Writer, frame: Frame, sig: Signature) -> None:
         self.w, self.sig = w, sig
@@ -103,7 +103,7 @@ class HostStatements:
         w.begin(done)
 
     def allocate(self, buffer: Buffer) -> None:
-        """Memory of the device for the rest of the statements around; given back behind them, and when one of them fails."""
+        """Allocate device memory for the rest of the enclosing statements; freed after them, or when one of them fails."""
         raise error("host-statement", "memory of the device here has no device", found=f"`{buffer.name}`", span=buffer.span)
 
     def launch(self, s: Launch) -> None:
@@ -114,7 +114,7 @@ class HostStatements:
 class CudaLauncher:
     """Launches the kernels of a lowered program.
 
-    Symbols the loader provides: tl_functions (CUfunction per kernel and device, MAX_DEVICES apart), tl_contexts
+    Symbols that the loader provides: tl_functions (a CUfunction per kernel and device, MAX_DEVICES per kernel), tl_contexts
     (primary context per device), tl_load(device) -> 0 when it filled both, tl_status (last CUresult), and the driver's
     cuLaunchKernel, cuCtxGetCurrent, cuCtxPushCurrent, cuCtxPopCurrent, cuTensorMapEncodeTiled where a kernel has tensor
     maps, cuLaunchKernelEx where a launch has attributes, and cuMemAllocAsync, cuMemsetD8Async, cuMemFreeAsync where a
@@ -188,7 +188,7 @@ class _CudaStatements(HostStatements):
         (cell,) = space.cells()
         self.addresses[buffer.data] = w.ins(f"load ptr, ptr {cell}")
 
-        def give_back() -> None:  # without a check, which would give it back once more
+        def give_back() -> None:  # without a check, because a failing check would free the memory again
             w.do(f"call i32 @cuCtxPushCurrent_v2(ptr {self.context})")
             space.free(self.stream)
             w.do(f"call i32 @cuCtxPopCurrent_v2(ptr {w.slot('ptr')})")
@@ -208,7 +208,7 @@ class _CudaStatements(HostStatements):
             some = w.ins(f"icmp sgt i64 {g}, 0")
             nonzero = w.ins(f"and i1 {nonzero}, {some}") if nonzero else some
         go, skip = w.name("go"), w.name("skip")
-        w.branch(nonzero, go, skip)  # an empty grid is no launch (cuLaunchKernel would refuse it)
+        w.branch(nonzero, go, skip)  # an empty grid is not launched (cuLaunchKernel would reject it)
         w.begin(go)
         self._check_cluster(s, grid)
         space = workspaces.Workspaces(w, kernel.workspaces, self.wide) if kernel.workspaces else None
@@ -242,7 +242,7 @@ class _CudaStatements(HostStatements):
         w.begin(skip)
 
     def _check_cluster(self, s: Launch, grid: list[str]) -> None:
-        """Clusters divide the grid: extents known now by check_cluster, others at each call."""
+        """Check that the cluster divides the grid: constant extents now, by check_cluster, others at each call."""
         w, dims = self.w, cluster_of(s)
         if dims is None:
             return
@@ -269,7 +269,7 @@ class _CudaStatements(HostStatements):
         return config
 
     def _in_context(self, call: Any, message: str) -> None:
-        """Make the launch with the device's primary context current (another thread or device may hold none)."""
+        """Launch with the device's primary context current, because the calling thread may have none or another one."""
         w, rc = self.w, in_context(self.w, self.context, call)
         w.do(f"store i32 {rc}, ptr @tl_status")
         w.check(w.ins(f"icmp eq i32 {rc}, 0"), "RuntimeError", message)
@@ -291,7 +291,7 @@ class _CudaStatements(HostStatements):
         return array
 
     def _early_maps(self) -> None:
-        """Tensor maps of launches that surely happen: what cannot be described is refused before anything runs."""
+        """Encode tensor maps of unconditional launches first, so that unsupported tensors are rejected before any launch."""
         for s in stmts_of(self.owner.host.body):
             for m in self.owner.maps[s.plan.name] if isinstance(s, Launch) else ():
                 b = m.map.buffer
@@ -323,14 +323,15 @@ class _CudaStatements(HostStatements):
 
 
 def _allocates(s: Stmt) -> bool:
-    """Whether host statements allocate memory of the device."""
+    """Whether host statements allocate device memory."""
     return isinstance(s, Alloc) or not isinstance(s, Launch) and any(
         _allocates(x) for x in children(s) if isinstance(x, Stmt))
 
 
 def launch_attributes(s: Launch) -> list[tuple[int, tuple[int, ...]]]:
-    """(CUlaunchAttributeID, words of its value) of a launch: 2 cooperative (all blocks run at once, for grid barriers),
-    4 cluster dimensions, 6 programmatic serialisation.
+    """The attributes of a launch as (CUlaunchAttributeID, words of its value).
+
+    2: cooperative (all blocks run at once, for grid barriers).  4: cluster dimensions.  6: programmatic stream serialisation.
 
     Source: CUDA Driver API, "CUlaunchAttributeID".
     """
@@ -357,7 +358,7 @@ def narrow(w: Writer, var: Var, value: str) -> tuple[str, str]:
 
 
 def _alignments(kernels: tuple[Any, ...]) -> dict[Var, int]:
-    """Storage variable of each global buffer -> bytes its widest access needs its base to be aligned to."""
+    """Storage variable of each global buffer -> alignment in bytes that its widest access requires of the base address."""
     out: dict[Var, int] = {}
 
     def note(buffer: Buffer, width: int) -> None:
@@ -378,7 +379,7 @@ def _alignments(kernels: tuple[Any, ...]) -> dict[Var, int]:
 
 
 def _width(c: Call, element: int) -> int:
-    """Bytes that an intrinsic touches at once through an address."""
+    """Number of bytes that an intrinsic accesses at once through an address."""
     if c.op.startswith("atomic_") or c.op == "ldg":
         return element * {"atomic_addx2": 2, "atomic_addx4": 4}.get(c.op, 1)
     return c.options.bytes if c.op == "cp_async" else 16
@@ -404,7 +405,7 @@ class CpuLauncher:
         actual = []
         for k, p in enumerate(self.parameters):
             if p.kind == "symbol":
-                actual.append(f"i64 {values.get(p.var, '0')}")  # a symbol nothing needs has no value
+                actual.append(f"i64 {values.get(p.var, '0')}")  # an unused symbol has no value
                 continue
             arg = sig.args[k]
             if p.kind == "scalar":
@@ -421,7 +422,7 @@ class CpuLauncher:
 
 
 def _scalar(w: Writer, ty: str, value: str, var: Var) -> str:
-    """A frame value (i64 or double) as the entry takes it."""
+    """A frame value (i64 or double) converted to the parameter type of the entry."""
     if var.dtype.is_float:
         return f"{ty} {value if ty == 'double' else w.ins(f'fptrunc double {value} to {ty}')}"
     return f"{ty} {value if ty == 'i64' else w.ins(f'trunc i64 {value} to {ty}')}"

@@ -1,6 +1,6 @@
-"""CUDA C++ to cubin in process, through NVRTC by ctypes.  Needs no GPU, no driver and no host compiler.
+"""Compiles CUDA C++ to cubins in this process, through NVRTC and ctypes.  Needs no GPU, no driver and no host compiler.
 
-NVRTC is looked for in the nvidia wheels (extra `[cuda]`), then in a system CUDA toolkit.  Source: NVRTC manual.
+NVRTC is searched in the nvidia wheels (extra `[cuda]`), then in a system CUDA toolkit.  Source: NVRTC manual.
 """
 
 from __future__ import annotations
@@ -117,8 +117,11 @@ class Nvrtc:
 
 
 def _compile(nvrtc: Nvrtc, source: str, options: Sequence[str], *what: str) -> tuple[int, str, bytes]:
-    """nvrtc.compile without the driver's cache of compilations.  To ask that cache NVRTC initialises the driver (0.2 s in a
-    process that has not), and what comes from it is without ptxas' words on registers, spills and serialisation."""
+    """nvrtc.compile without the driver's compilation cache.
+
+    For that cache NVRTC initialises the driver (0.2 s in a process that has not done so), and a cached result lacks the
+    messages of ptxas about registers, spills and serialisation.
+    """
     found = nvrtc.compile(source, [*options, NO_CACHE], *what)
     return nvrtc.compile(source, options, *what) if found[0] == INVALID_OPTION else found  # one without such a cache
 
@@ -209,9 +212,9 @@ def toolchain_version(arch: str) -> str:
 
 @cache
 def warm(arch: str) -> None:
-    """Load the NVRTC for an arch and compile nothing once: what a process's first compilation pays, paid meanwhile.
+    """Load the NVRTC for an arch and compile an empty source, to take the start-up time of the first compilation in advance.
 
-    Never raises: the compilation that follows tells what is wrong.
+    Never raises: the compilation that follows reports errors.
     """
     try:
         with phase("find NVRTC"):
@@ -233,16 +236,16 @@ def compiler_for(arch: str) -> Nvrtc:
 def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
     """Compile CUDA C++ source to a cubin for arch ("sm_80", "sm_90a").
 
-    options: further NVRTC options.  Raises RuntimeError with the compiler's errors and the lines they name when it is
-    refused, and when no NVRTC is installed.
+    options: further NVRTC options.  Raises RuntimeError with the compiler's errors and the source lines they refer to if the
+    source does not compile, and if no NVRTC is installed.
     """
     nvrtc = compiler_for(arch)
     flags = [f"-arch={arch}", "-std=c++17", "-default-device", "--ptxas-options=-v",
              *(f"-I{d}" for d in nvrtc.includes), *options]
-    # Without headers nearly half of what the front end reads are NVRTC's own declarations, most of them left out by --minimal.
+    # Without headers nearly half of the front end's input are NVRTC's own declarations; --minimal omits most of them.
     small = [] if "#include" in source else ["--minimal"]
     rc, log, cubin = _compile(nvrtc, source, [*flags, *small])
-    if rc != 0 and small:  # it may name what is left out, or this NVRTC may not know the option
+    if rc != 0 and small:  # the source may use omitted declarations, or this NVRTC may not know the option
         rc, log, cubin = _compile(nvrtc, source, flags)
     if rc != 0 or not cubin:
         message = f"NVRTC refused the CUDA source for {arch}:\n{_refusal(log, source)}"
@@ -277,7 +280,7 @@ _SCREEN, _AROUND, _PLACES, _WIDTH = 30, 2, 4, 160  # lines of a screen; beside a
 
 
 def _refusal(log: str, source: str) -> str:
-    """The compiler's errors and the lines they name, on one screen; where that is not all, both whole in files."""
+    """The compiler's errors and the source lines they refer to, on one screen.  If shortened, the full texts go to files."""
     lines, said = source.splitlines(), log.splitlines()
     short = len(lines) <= _SCREEN
     if short and len(said) <= _SCREEN:
@@ -328,5 +331,5 @@ def parse_resources(log: str) -> dict[str, Resources]:
 
 
 def available() -> bool:
-    """Whether some NVRTC is installed (nothing is loaded)."""
+    """Whether an NVRTC is installed.  Does not load it."""
     return sys.platform in ("linux", "win32") and bool(find_nvrtc())

@@ -1,4 +1,4 @@
-"""Public description of a kernel's parameters."""
+"""The public description of a kernel's parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machine code of a cubin, through nvdisasm when it is installed."""
+"""Disassembles cubins with nvdisasm, if it is installed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def find_nvdisasm() -> str | None:
 
 
 def disassemble(cubin: bytes, encodings: bool = False) -> str:
-    """SASS text of a cubin; encodings: with the words of each instruction as comments.
+    """SASS text of a cubin.  encodings: adds the encoding of each instruction as a comment.
 
-    Raises RuntimeError when nvdisasm is missing or refuses the cubin.
+    Raises RuntimeError when nvdisasm is missing or rejects the cubin.
     """
     exe = find_nvdisasm()
     if exe is None:
@@ -47,7 +47,7 @@ def disassemble(cubin: bytes, encodings: bool = False) -> str:
 
 
 def opcodes(sass: str) -> Counter[str]:
-    """How often each opcode stands in SASS text, by its first word: HMMA, LDGSTS, LDSM, STL, …"""
+    """The number of occurrences of each opcode in SASS text, by its first component: HMMA, LDGSTS, LDSM, STL, …"""
     return Counter(m.group(1).split(".")[0] for m in _INSTRUCTION.finditer(sass))
 
 

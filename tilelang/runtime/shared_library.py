@@ -1,7 +1,7 @@
-"""Kernels as shared libraries that the module loader of TVM-FFI opens: objects, glue and the system's linker.
+"""Exports CPU kernels as shared libraries that the module loader of TVM-FFI opens (CUDA kernels: cuda_library.py).
 
-Of a CPU kernel (CUDA kernels: cuda_library.py).  The library holds the kernel, its host part (checks, outputs) and a thread
-pool of its own, and needs libtvm_ffi and the C library only.  It stays mapped once loaded: its workers run in its code.
+The library contains the kernel, its host program (checks, outputs) and its own thread pool.  It depends only on libtvm_ffi and
+the C library.  Once loaded it stays mapped, because its worker threads run in its code.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ FINGERPRINT = "tl_fingerprint"
 _COMPILERS = ("cc", "gcc", "clang")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
-# What the process gives a kernel compiled in it, for one that is loaded from a file: the array constructor, the default
-# device, workers for the pool (TILELANG_NUM_THREADS, else the CPUs this process may use), a new pool after fork.
+# Services that a kernel compiled in this process gets from Python, for a kernel that is loaded from a file: the array
+# constructor, the default device, workers for the pool (TILELANG_NUM_THREADS, else the CPUs this process may use), a new pool
+# after fork.
 _GLUE = """
 @tl_text_array = private unnamed_addr constant [10 x i8] c"ffi.Array\\00"
 @tl_text_threads = private unnamed_addr constant [21 x i8] c"TILELANG_NUM_THREADS\\00"
@@ -83,7 +84,7 @@ _OTHER = ("declare i64 @sysconf(i32)", "  %online = call i64 @sysconf(i32 58)\n 
 
 
 def export_name(name: str) -> str:
-    """The name under which a program is found in its library.  Raises kernel-export for one that is no C identifier."""
+    """The symbol name of a program in its library.  Raises kernel-export if it is not a C identifier."""
     if not _NAME.fullmatch(name):
         raise error("kernel-export", f"{name!r} cannot be the name of a function in a library",
                     expected="a name of letters, digits and underscores", found=repr(name),
@@ -92,10 +93,10 @@ def export_name(name: str) -> str:
 
 
 def write_library(path: Any, name: str, host_ir: str, kernel_object: bytes, entry: str, fingerprint: str) -> None:
-    """Link a CPU kernel.
+    """Link a CPU kernel to a shared library.
 
-    host_ir: text of the host module.  entry: function of kernel_object that it calls.  fingerprint: kept in the file and
-    asked by open_library.  Raises kernel-export where there is no compiler, kernel-link when linking fails.
+    host_ir: text of the host module.  entry: function of kernel_object that it calls.  fingerprint: stored in the file and
+    checked by open_library.  Raises kernel-export if there is no compiler, kernel-link if linking fails.
     """
     declarations, count = _LINUX if sys.platform.startswith("linux") else _OTHER
     text = host_ir.replace("@tl_make_array = external global ptr", "@tl_make_array = internal global ptr null")
@@ -135,7 +136,7 @@ def link(path: Any, name: str, objects: dict[str, bytes], libraries: tuple[str, 
 
 
 def find_compiler() -> list[str]:
-    """The command that links: CC, else cc, gcc or clang.  Raises kernel-export without one."""
+    """The command for linking: CC, else cc, gcc or clang.  Raises kernel-export if there is none."""
     given = shlex.split(os.environ.get("CC", ""))
     found = [given] if given else [[c] for c in _COMPILERS]
     for command in found:
@@ -157,7 +158,7 @@ def _libtvm_ffi() -> str:
 def open_library(path: Any, modes: tuple[str, ...], fingerprint: str) -> dict[str, Callable[..., Any]]:
     """The entry points ("call", …) of a library written by write_library, as TVM-FFI functions.
 
-    Raises kernel-library for a file that is none, or one made of another program.
+    Raises kernel-library for a file that is not such a library, or that was made from another program.
     """
     ffi = ffi_state()
     try:

@@ -1,4 +1,4 @@
-"""What the caller of a kernel passes: tensors, scalars, pointers, in order, with how each symbol gets its value."""
+"""The call signature of a kernel: its tensor, scalar and pointer parameters, and how each shape symbol gets its value."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OUT_IDX_HINT = "give positions of tensor parameters, counted from 0 or backwards
 
 @record
 class TensorArg:
-    """index: position among all parameters.  used: the program touches the buffer (None is refused then)."""
+    """A tensor parameter.  index: position among all parameters.  used: the program accesses it, so that None is rejected."""
 
     index: int
     name: str
@@ -39,7 +39,7 @@ class TensorArg:
 
 @record
 class ScalarArg:
-    """A number passed by value; var.dtype says its width."""
+    """A number passed by value, of type var.dtype."""
 
     index: int
     name: str
@@ -70,7 +70,7 @@ class Site:
 
 @record
 class Solve:
-    """symbol = (actual - offset) / factor at a site, exactly; factor and offset use symbols known before."""
+    """Solves symbol = (actual - offset) / factor at a site; the division is exact.  factor and offset use earlier symbols."""
 
     symbol: Var
     site: Site
@@ -83,8 +83,8 @@ class Signature:
     """Call signature of a program.
 
     args: all parameters.  out_idx: positions of outputs in the order results are returned.
-    symbols: shape and stride variables in the order they get values.  steps: Solve, or Site to be compared, in an
-    order in which every value needed is known.  optional: steps of tensors the program never touches.
+    symbols: shape and stride variables in the order in which they get values.  steps: Solve, or a Site to be compared, in an
+    order in which all values needed are known.  optional: steps of tensors that the program never accesses.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Signature:
 
     @property
     def outputs(self) -> tuple[TensorArg, ...]:
-        """In the order they are returned."""
+        """The outputs in the order in which they are returned."""
         return tuple(self.args[i] for i in self.out_idx)
 
 
@@ -202,9 +202,9 @@ def _sites(args: Iterable[TensorArg]) -> list[Site]:
 
 def _order(sites: list[Site], known: set[Var], symbols: list[Var],
            late: Iterable[Site] = ()) -> tuple[list[Solve | Site], list[Site]]:
-    """Solve symbols one after another, going round until nothing more can be solved.
+    """Solve symbols one after another, until no further one can be solved.
 
-    Compact strides are checked by the stub, not here.  Returns the steps and the sites that stayed open.
+    Compact strides are checked by the stub, not here.  Returns the steps and the sites that remain unsolved.
     """
     steps: list[Solve | Site] = []
     pending = [*late, *sites]
@@ -280,14 +280,13 @@ def _refuse_unsolved(func: Func, open_sites: list[Site], args: list[Arg], known:
 
 
 def host_assumptions(func: Func, sig: Signature) -> tuple[Expr, ...]:
-    """Conditions of T.assume that hold for a whole call and speak of scalars and shape symbols only.
+    """Conditions of T.assume outside of control flow that contain only scalars, shape symbols and names bound to them.
 
-    They are checked at every call, through names bound to such values; conditions on other values, and
-    those under control flow, stay promises.
+    They are checked at every call.  Other conditions are assumed without a check.
     """
     known = {a.var for a in sig.args if isinstance(a, ScalarArg)} | set(sig.symbols)
     out: list[Expr] = []
-    names: dict[Var, Expr] = {}  # bound to what the host knows
+    names: dict[Var, Expr] = {}  # names bound to values that the host knows
 
     def visit(s: Any) -> None:
         kind = type(s).__name__
@@ -320,7 +319,7 @@ def _sources(symbols: list[Var], tensors: list[TensorArg]) -> tuple[tuple[Var, t
 
 
 def needed_symbols(func: Func, sig: Signature) -> set[Any]:
-    """Symbols the program or its outputs use."""
+    """The symbols that the program or its outputs use."""
     out = free_vars(func.body)
     for a in sig.outputs:
         for d in a.buffer.shape:

@@ -1,7 +1,7 @@
-"""Tensor maps on the host: encoded by the driver when a kernel is called, kept until address, extents or strides change.
+"""Encodes tensor maps on the host, at the call of a kernel, and caches them until address, extents or strides change.
 
-The host code of a program holds one record a map (`TensorMapCode`); `encode` does the same from Python, for kernels
-launched through runtime/cuda_driver.py alone.  Source: CUDA Driver API, cuTensorMapEncodeTiled.
+The host code of a program has one record per map (`TensorMapCode`).  `encode` does the same from Python, for kernels
+launched directly through runtime/cuda_driver.py.  Source: CUDA Driver API, cuTensorMapEncodeTiled.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def encode(lib: Any, tensor_map: TensorMap, address: int, shape: Sequence[int],
     """The 128 bytes of a map for a tensor at a device address.
 
     lib: the driver library.  shape and strides (elements; None: compact) outermost first, as tensors have them.
-    Raises tensor-map when the address or a stride is no multiple of 16 bytes, cuda-driver's error when the driver
-    refuses the rest.
+    Raises tensor-map when the address or a stride is not a multiple of 16 bytes, and the error of the driver when it rejects
+    other arguments.
     """
     rank, size = tensor_map.rank, tensor_map.buffer.dtype.bytes
     if strides is None:
@@ -61,7 +61,7 @@ class TensorMapCode:
 
         {i64 lock, key: address, extents, strides in bytes (i64 each)} and, 64-byte aligned, the map.
 
-    A caller that finds the record taken by another thread encodes into its own stack instead of waiting.
+    A caller that finds the record locked by another thread encodes the map on its own stack instead of waiting.
     """
 
     def __init__(self, name: str, tensor_map: TensorMap) -> None:
@@ -71,17 +71,16 @@ class TensorMapCode:
         self.at = -(-(8 + 8 * self.words) // MAP_ALIGN) * MAP_ALIGN
 
     def declaration(self) -> str:
-        """The record, free and with a key that no tensor has (address 0 with extent 0)."""
+        """The initial record: unlocked, with a key that no tensor has (address 0 with extent 0)."""
         return f"{self.name} = internal global [{self.at + MAP_BYTES} x i8] zeroinitializer, align {MAP_ALIGN}\n"
 
     def emit(self, w: Writer, fn: str, address: str, extents: Sequence[str], strides: Sequence[str],
              context: str, late: bool = False) -> str:
-        """Text that leaves the map of a call on the stack; its address.
+        """Emit code that writes the map of a call to the stack; returns its address.
 
-        address: ptr.  extents, strides: i64, innermost first, strides in elements without the innermost.  Raises in
-        the caller when the tensor cannot be described.  A tensor without elements gets a map of zeros: every use of
-        it faults, and a kernel has none.  context: ptr, made current where the driver encodes.  late: launches may have
-        run before it.
+        address: ptr.  extents, strides: i64, innermost first, strides in elements without the innermost.  The code raises
+        an error when a tensor map cannot describe the tensor.  A tensor without elements gets a map of zeros, whose use would
+        fault; kernels never use it.  context: ptr, made current for the encoding.  late: launches may have run before.
         """
         what = f"kernel {fn}{' launch' * late} input {self.map.buffer.name}"
         pitch = self._pitch(w, strides)
@@ -124,7 +123,7 @@ class TensorMapCode:
 
     def _cached(self, w: Writer, what: str, place: str, address: str, extents: Sequence[str],
                 pitch: Sequence[str], context: str) -> None:
-        """Copy the record's map when its key is this tensor; encode otherwise, and keep it when the record is free."""
+        """Copy the map of the record if its key matches the tensor; else encode it, and store it if the record is unlocked."""
         key = [w.ins(f"ptrtoint ptr {address} to i64"), *extents, *pitch]
         look, use, make, keep, store, join = (w.name(n) for n in ("look", "use", "make", "keep", "store", "join"))
         taken = w.ins(f"atomicrmw xchg ptr {self.name}, i64 1 acquire")

@@ -1,6 +1,6 @@
-"""Workspaces: global memory that a launch allocates for itself, on its stream, and gives back behind it.
+"""Workspaces: global memory that is allocated on the stream before a launch and freed on the stream after it.
 
-All workspaces of a launch are one allocation: the ones that start with zeros first, each at a multiple of 256 bytes.
+All workspaces of a launch are one allocation: first those initialised with zeros, each at a multiple of 256 bytes.
 Source: CUDA Driver API, "Stream Ordered Memory Allocator".
 """
 
@@ -38,10 +38,10 @@ class Workspaces:
             end = w.ins(f"add i64 {end}, {room}")
             if b.facts.zeroed:
                 self.zeroed = end
-        self.total = w.ins(f"add i64 {end}, {ALIGN}")  # never nothing, which the driver refuses
+        self.total = w.ins(f"add i64 {end}, {ALIGN}")  # never 0, which the driver rejects
 
     def allocate(self, stream: str) -> str:
-        """Allocate and clear; the CUresult."""
+        """Allocate the memory and clear its zeroed part.  Returns the CUresult."""
         w = self.w
         rc = w.ins(f"call i32 @cuMemAllocAsync(ptr {self.base}, i64 {self.total}, ptr {stream})")
         if self.zeroed == "0":
@@ -58,7 +58,7 @@ class Workspaces:
         return w.ins(f"load i32, ptr {result}")
 
     def cells(self) -> list[str]:
-        """Per buffer a cell that holds its address, as kernel arguments are passed."""
+        """For each buffer a cell that contains its address, in the form of a kernel argument."""
         out: list[Any] = []
         for k in range(len(self.buffers)):
             cell = self.w.slot("i64")
@@ -68,7 +68,7 @@ class Workspaces:
         return out
 
     def free(self, stream: str) -> None:
-        """Give the memory back once the launch is done with it."""
+        """Free the memory on the stream, after the launch."""
         w = self.w
         w.ins(f"call i32 @cuMemFreeAsync(i64 {w.ins(f'load i64, ptr {self.base}')}, ptr {stream})")
 

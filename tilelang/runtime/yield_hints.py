@@ -1,6 +1,6 @@
-"""Yield and operand-reuse hints of long runs of FFMA between two wgmma, rewritten in a finished sm_90a cubin.
+"""Rewrites the yield and operand-reuse hints of long runs of FFMA between two wgmma, in a finished sm_90a cubin.
 
-Off by default: `TILELANG_YIELD_HINTS=1` turns it on (it is part of cache keys).
+Off by default; `TILELANG_YIELD_HINTS=1` enables it (the setting is part of cache keys).
 
 A warp group that scales and adds an accumulator (C += P * s, one FFMA a cycle) shares its schedulers with a warp group whose
 next wgmma has still to be issued.  If the first never yields, the tensor cores run dry.  The control bits of an instruction
@@ -67,7 +67,7 @@ def _code(cubin: bytes) -> list[tuple[int, int]]:
 
 
 def _runs(words: list[tuple[int, ...]]) -> list[list[int]]:
-    """Indices of the accumulating FFMA of each run: behind a wait for wgmma, up to the next jump or matrix instruction."""
+    """Indices of the accumulating FFMA of each run: after a wait for wgmma, up to the next jump or matrix instruction."""
     out: list[list[int]] = []
     run: list[int] | None = None
     for n, (low, high) in enumerate(words):
