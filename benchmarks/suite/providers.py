@@ -58,7 +58,7 @@ class Provider:
         raise NotImplementedError
 
 
-MODULES = {"tilelang": "provider_tilelang", "programs": "provider_tilelang:open_tiles",
+MODULES = {"tilelang": "provider_tilelang", "programs": "provider_tilelang:open_tiles", "checkout": "provider_checkout",
            "cublas": "provider_torch:cublas", "cudnn": "provider_torch:cudnn", "flash": "provider_torch:flash",
            "fa3": "provider_fa3", "triton": "provider_triton", "cubin": "provider_cubin", "torch": "provider_torch:plain"}
 DEFAULT = ("tilelang", "cublas", "cudnn", "flash", "fa3", "triton", "cubin")

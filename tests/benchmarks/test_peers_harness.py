@@ -247,3 +247,20 @@ def test_cold_compiles_find_the_bytecode_that_an_installed_package_has(tmp_path,
     cold.write_bytecode("some_package")
     assert len(list(package.rglob("*.pyc"))) == 2
     cold.write_bytecode("no_such_package")
+
+
+def test_the_library_of_another_checkout_is_another_package_beside_ours(monkeypatch):
+    from suite import provider_checkout
+
+    import tilelang
+
+    monkeypatch.setenv(provider_checkout.VARIABLE, str(Path(__file__).parents[2]))
+    other = provider_checkout.on_cpu()
+    assert other.unavailable() == ""
+    problem = problems.make(TINY["tiny-nt-f16"], "cpu")
+    candidate = other.candidate(problem, other.labels(problem.workload)[0])
+    assert problem.check(candidate.call()).ok
+    assert sys.modules["tilelang"] is tilelang and other.modules["tilelang"] is not tilelang
+    assert candidate.call.func is not tilelang.library.matmul
+    monkeypatch.setenv(provider_checkout.VARIABLE, "")
+    assert "names no folder" in provider_checkout.on_cpu().unavailable()
