@@ -36,7 +36,7 @@ class Checkout(TileLang):
         self.folder, self.modules = os.environ.get(VARIABLE, ""), dict[str, ModuleType]()
 
     def unavailable(self) -> str:
-        if not os.path.isdir(os.path.join(self.folder, "tilelang")):
+        if not self.folder or not os.path.isdir(os.path.join(self.folder, "tilelang")):
             return f"${VARIABLE} names no folder with a tilelang package"
         return super().unavailable()
 
