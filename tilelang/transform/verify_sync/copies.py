@@ -15,18 +15,20 @@ from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_address
 from .memory import Site
 from .sync_fault import Fault, Found, Undecided
 from .events import EVENT_RULES, enter, event, event_of, lane_count, peers
+from .stream_state import StreamState
+from .touches import granules
 from .values import Descriptor, distinct
 
 # ---- the async proxy ----------------------------------------------------------------------------------------------------
 
 
 @event
-def _fence_proxy_async(st: Any, c: Call, span: Any) -> None:
+def _fence_proxy_async(st: StreamState, c: Call, span: Any) -> None:
     for w, lanes in st.active:
         w.fence(lanes)
 
 
-def _box(st: Any, c: Call) -> tuple[int, int]:
+def _box(st: StreamState, c: Call) -> tuple[int, int]:
     """(bytes of shared memory that a TMA box takes, bytes that it counts at the mbarrier)."""
     m = st.plan.maps.get(c.options.map)
     if m is None:
@@ -36,7 +38,7 @@ def _box(st: Any, c: Call) -> tuple[int, int]:
     return rows * max(m.box[0] * size, m.swizzle), m.box_bytes
 
 
-def _start(st: Any, a: Expr) -> int:
+def _start(st: StreamState, a: Expr) -> int:
     if not isinstance(a, AddressOf):
         raise Undecided("a copy's shared tile is not given as an element of a buffer")
     at = st.values.address(a.buffer, a.indices, st)
@@ -47,7 +49,7 @@ def _start(st: Any, a: Expr) -> int:
     return int(at.flat[0]) if isinstance(at, np.ndarray) else int(at)
 
 
-def _arrives(st: Any, lo: int, taken: int, counted: int, bar_at: Expr, span: Any, block: Any = None,
+def _arrives(st: StreamState, lo: int, taken: int, counted: int, bar_at: Expr, span: Any, block: Any = None,
              source: int | None = None) -> None:
     """A copy by each active thread to shared bytes lo .. lo+taken-1 of a block, which signals an mbarrier there.
 
@@ -68,7 +70,7 @@ def _arrives(st: Any, lo: int, taken: int, counted: int, bar_at: Expr, span: Any
 
 
 @event
-def _tma_load(st: Any, c: Call, span: Any) -> None:
+def _tma_load(st: StreamState, c: Call, span: Any) -> None:
     taken, counted = _box(st, c)
     blocks = [st.block]
     if c.options.multicast:
@@ -82,7 +84,7 @@ def _tma_load(st: Any, c: Call, span: Any) -> None:
 
 
 @event
-def _bulk_load(st: Any, c: Call, span: Any) -> None:
+def _bulk_load(st: StreamState, c: Call, span: Any) -> None:
     n = st.uniform(c.args[2], "the size of a copy")
     _arrives(st, _start(st, c.args[0]), n, n, c.args[3], span)
 
@@ -95,7 +97,7 @@ class _Stores:
         self.groups: list[int] = []
 
 
-def _leaves(st: Any, lo: int, taken: int, span: Any) -> None:
+def _leaves(st: StreamState, lo: int, taken: int, span: Any) -> None:
     """A copy from shared memory by each active thread."""
     for w, lanes in st.active:
         own = st.bulk.get((w, lanes))
@@ -108,29 +110,29 @@ def _leaves(st: Any, lo: int, taken: int, span: Any) -> None:
 
 
 @event_of("tma_store", "tma_reduce_add")
-def _tma_out(st: Any, c: Call, span: Any) -> None:
+def _tma_out(st: StreamState, c: Call, span: Any) -> None:
     _leaves(st, _start(st, c.args[0]), _box(st, c)[0], span)
 
 
 @event
-def _bulk_store(st: Any, c: Call, span: Any) -> None:
+def _bulk_store(st: StreamState, c: Call, span: Any) -> None:
     shared = next(a for a in c.args if isinstance(a, AddressOf) and a.buffer.scope_name != GLOBAL)
     _leaves(st, _start(st, shared), st.uniform(c.args[2], "the size of a copy"), span)
 
 
 @event
-def _bulk_commit(st: Any, c: Call, span: Any) -> None:
+def _bulk_commit(st: StreamState, c: Call, span: Any) -> None:
     for _, own in _issuers(st):
         own.groups.append(own.time)
 
 
-def _issuers(st: Any) -> list[tuple[tuple[Any, int], _Stores]]:
+def _issuers(st: StreamState) -> list[tuple[tuple[Any, int], _Stores]]:
     """The active threads that have issued bulk stores."""
     return [(key, own) for key, own in st.bulk.items() for w, lanes in st.active if key[0] is w and not key[1] & ~lanes]
 
 
 @event
-def _bulk_wait(st: Any, c: Call, span: Any) -> None:
+def _bulk_wait(st: StreamState, c: Call, span: Any) -> None:
     for (w, lanes), own in _issuers(st):
         keep = c.options.n
         done = own.groups[: max(0, len(own.groups) - keep)]
@@ -153,7 +155,7 @@ def _lines(start: int, lbo: int, sbo: int, swizzle: int, major: str, extent: int
 
 
 @event
-def _wgmma(st: Any, c: Call, span: Any) -> None:
+def _wgmma(st: StreamState, c: Call, span: Any) -> None:
     row = WGMMA_ROWS[c.options.row]
     st.partial("a wgmma", span)
     if st.block.streams_are_groups and len(st.active) != 4:
@@ -178,21 +180,21 @@ def _wgmma(st: Any, c: Call, span: Any) -> None:
 
 
 @event
-def _wgmma_fence(st: Any, c: Call, span: Any) -> None:
+def _wgmma_fence(st: StreamState, c: Call, span: Any) -> None:
     st.registers.fence()
     for w, lanes in st.active:
         w.aligned(lanes)
 
 
 @event
-def _wgmma_commit(st: Any, c: Call, span: Any) -> None:
+def _wgmma_commit(st: StreamState, c: Call, span: Any) -> None:
     st.registers.commit({w.control: st.block.clocks.now[w.control] for w, _ in st.active})
     for w, lanes in st.active:
         w.aligned(lanes)
 
 
 @event
-def _wgmma_wait(st: Any, c: Call, span: Any) -> None:
+def _wgmma_wait(st: StreamState, c: Call, span: Any) -> None:
     st.registers.wait(c.options.n)
     for w, lanes in st.active:
         w.learn_times(lanes, {st.products: st.registers.finished, **st.registers.waits})
@@ -203,24 +205,24 @@ def _wgmma_wait(st: Any, c: Call, span: Any) -> None:
 
 
 @event
-def _cp_async(st: Any, c: Call, span: Any) -> None:
+def _cp_async(st: StreamState, c: Call, span: Any) -> None:
     a = c.args[0]
     if not isinstance(a, AddressOf):
         raise Undecided("a copy's shared place is not given as an element of a buffer")
-    g, t, exact = st.granules(a.buffer, a.indices, max(1, c.options.bytes // a.buffer.dtype.bytes))
+    g, t, exact = granules(st, a.buffer, a.indices, max(1, c.options.bytes // a.buffer.dtype.bytes))
     st.block.accesses += 1
     st.open_copies.append((g, t, exact, list(st.active), span, bool(st.independent)))
     st.block.memory.fly(g, t, st.active, Site(span, exact), bool(st.independent))
 
 
 @event
-def _cp_async_commit(st: Any, c: Call, span: Any) -> None:
+def _cp_async_commit(st: StreamState, c: Call, span: Any) -> None:
     st.copy_groups.append(st.open_copies)
     st.open_copies = []
 
 
 @event
-def _cp_async_wait(st: Any, c: Call, span: Any) -> None:
+def _cp_async_wait(st: StreamState, c: Call, span: Any) -> None:
     keep = c.options.n
     done = st.copy_groups[: max(0, len(st.copy_groups) - keep)]
     st.copy_groups = st.copy_groups[len(done):]
@@ -230,12 +232,12 @@ def _cp_async_wait(st: Any, c: Call, span: Any) -> None:
 
 
 @event
-def _cp_async_mbarrier_arrive(st: Any, c: Call, span: Any) -> None:
+def _cp_async_mbarrier_arrive(st: StreamState, c: Call, span: Any) -> None:
     raise Undecided("copies of cp.async signal an mbarrier")
 
 
 @event
-def _bulk_copy_cluster(st: Any, c: Call, span: Any) -> None:
+def _bulk_copy_cluster(st: StreamState, c: Call, span: Any) -> None:
     n = st.uniform(c.args[2], "the size of a copy")
     for block in peers(st, c.args[4], span):
         _arrives(st, _start(st, c.args[0]), n, n, c.args[3], span, block, _start(st, c.args[1]))

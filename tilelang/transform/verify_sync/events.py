@@ -1,7 +1,7 @@
 """Rules for the effect of each synchronising or asynchronous call in the synchronisation model.
 
-A rule gets the stream that executes the call, the call and its span.  The rule of a wait is a generator: it yields what it
-waits for until it may continue.
+A rule gets the state of the stream that executes the call, the call and its span.  The rule of a wait is a generator: it
+yields what it waits for until it may continue.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from tilelang.ir.expr import Call
 
 from .sync_fault import Fault, Found, Undecided
 from .clocks import MBarrier
-from .values import distinct
+from .stream_state import StreamState
+from .touches import touch
 
 WARP = 32
-Rule = Callable[[Any, Call, Any], None]
+Rule = Callable[[StreamState, Call, Any], None]
 EVENT_RULES: dict[str, Rule] = {}
-WAIT_RULES: dict[str, Callable[[Any, Any, Any], Iterator[Any]]] = {}
+WAIT_RULES: dict[str, Callable[[StreamState, Any, Any], Iterator[Any]]] = {}
 
 
 def event(fn: Rule) -> Rule:
@@ -48,7 +49,7 @@ def lane_count(n: int) -> int:
 # ---- block and named barriers -------------------------------------------------------------------------------------------
 
 
-def _turn(st: Any, number: int, count: int, span: Any, named: bool) -> Any:
+def _turn(st: StreamState, number: int, count: int, span: Any, named: bool) -> Any:
     """Arrive at a block or named barrier and wait for its phase.
 
     named: bar.sync with a count, which counts 32 threads for each warp, however many the warp has.  Source: PTX ISA, "bar".
@@ -61,7 +62,7 @@ def _turn(st: Any, number: int, count: int, span: Any, named: bool) -> Any:
     return bar, turn
 
 
-def _wait_turn(st: Any, number: int, count: int, span: Any, named: bool) -> Iterator[Any]:
+def _wait_turn(st: StreamState, number: int, count: int, span: Any, named: bool) -> Iterator[Any]:
     active = list(st.active)
     bar, turn = _turn(st, number, count, span, named)
     while turn not in bar.done:
@@ -70,22 +71,22 @@ def _wait_turn(st: Any, number: int, count: int, span: Any, named: bool) -> Iter
     st.block.model.progress += 1
 
 
-def _sync_threads(st: Any, c: Any, span: Any) -> Iterator[Any]:
+def _sync_threads(st: StreamState, c: Any, span: Any) -> Iterator[Any]:
     return _wait_turn(st, 0, st.plan.launch.num_threads, span, False)
 
 
-def _named_barrier(st: Any, c: Any, span: Any) -> Iterator[Any]:
+def _named_barrier(st: StreamState, c: Any, span: Any) -> Iterator[Any]:
     number = st.uniform(c.args[0], "the number of a barrier")
     return _wait_turn(st, number, st.uniform(c.args[1], "the count of a barrier"), span, True)
 
 
 @event
-def _named_barrier_arrive(st: Any, c: Call, span: Any) -> None:
+def _named_barrier_arrive(st: StreamState, c: Call, span: Any) -> None:
     _turn(st, st.uniform(c.args[0], "the number of a barrier"), st.uniform(c.args[1], "the count of a barrier"), span, True)
 
 
 @event
-def _sync_warp(st: Any, c: Call, span: Any) -> None:
+def _sync_warp(st: StreamState, c: Call, span: Any) -> None:
     for w, lanes in st.active:
         w.converge(lanes)
 
@@ -94,7 +95,7 @@ def _sync_warp(st: Any, c: Call, span: Any) -> None:
 
 
 @event
-def _mbarrier_init(st: Any, c: Call, span: Any) -> None:
+def _mbarrier_init(st: StreamState, c: Call, span: Any) -> None:
     a = c.args[0]
     if not isinstance(a, AddressOf) or st.count() != 1:
         raise Undecided("an mbarrier is not initialised by one thread")
@@ -107,13 +108,13 @@ def _mbarrier_init(st: Any, c: Call, span: Any) -> None:
 
 
 @event
-def _fence_mbarrier_init(st: Any, c: Call, span: Any) -> None:
+def _fence_mbarrier_init(st: StreamState, c: Call, span: Any) -> None:
     mine = {w.component(lanes) for w, lanes in st.active}
     for b in st.block.barriers.values():
         b.fenced = b.fenced or b.made[0] in mine
 
 
-def _arrivals(st: Any, c: Call, span: Any, arrive: bool, announce: bool) -> None:
+def _arrivals(st: StreamState, c: Call, span: Any, arrive: bool, announce: bool) -> None:
     nbytes = st.uniform(c.args[1], "the bytes announced") if announce else 0
     for bar, active in st.each_barrier(c.args[0], span):
         for w, lanes in active:
@@ -122,21 +123,21 @@ def _arrivals(st: Any, c: Call, span: Any, arrive: bool, announce: bool) -> None
 
 
 @event
-def _mbarrier_arrive(st: Any, c: Call, span: Any) -> None:
+def _mbarrier_arrive(st: StreamState, c: Call, span: Any) -> None:
     _arrivals(st, c, span, True, False)
 
 
 @event
-def _mbarrier_expect_tx(st: Any, c: Call, span: Any) -> None:
+def _mbarrier_expect_tx(st: StreamState, c: Call, span: Any) -> None:
     _arrivals(st, c, span, False, True)
 
 
 @event
-def _mbarrier_arrive_expect_tx(st: Any, c: Call, span: Any) -> None:
+def _mbarrier_arrive_expect_tx(st: StreamState, c: Call, span: Any) -> None:
     _arrivals(st, c, span, True, True)
 
 
-def _mbarrier_wait(st: Any, c: Any, span: Any) -> Iterator[Any]:
+def _mbarrier_wait(st: StreamState, c: Any, span: Any) -> Iterator[Any]:
     parity = st.uniform(c.args[1], "the parity of a wait")
     for bar, active in list(st.each_barrier(c.args[0], span)):
         waiting = []
@@ -160,7 +161,7 @@ class _Registers:
         return f"{self.block.spare} registers given back, {self.short} needed"
 
 
-def _set_max_nreg(st: Any, c: Any, span: Any) -> Iterator[Any]:
+def _set_max_nreg(st: StreamState, c: Any, span: Any) -> Iterator[Any]:
     n, threads = c.options.n, st.count()
     more = (n - st.nreg) * threads
     while more > max(0, st.block.spare):
@@ -186,28 +187,24 @@ def enter(block: Any, st: Any, w: Any, lanes: int, span: Any, copies: bool = Fal
         block.remote.append((c, st.block.clocks.now[c], span))
 
 
-def peers(st: Any, e: Expr, span: Any) -> Iterator[Any]:
+def peers(st: StreamState, e: Expr, span: Any) -> Iterator[Any]:
     """The blocks of the cluster that the active threads name by rank, each with the threads that name it active."""
     ranks = st.values(e, st)
     if not isinstance(ranks, np.ndarray):
         yield peer(st, st.uniform(e, "the rank of a block"), span)
         return
-    mask, active = st.mask, st.active
-    ranks = np.broadcast_to(ranks, st.n)
-    for rank in distinct(ranks if mask is None else ranks[mask]):
-        st.only(ranks == rank if mask is None else (ranks == rank) & mask)
-        yield peer(st, int(rank), span)
-    st.mask, st.active = mask, active
+    for rank in st.grouped(np.broadcast_to(ranks, st.n)):
+        yield peer(st, rank, span)
 
 
-def peer(st: Any, rank: int, span: Any) -> Any:
+def peer(st: StreamState, rank: int, span: Any) -> Any:
     """The block of the cluster with the given rank."""
     if not 0 <= rank < len(st.block.model.blocks):
         raise Found(Fault(f"no block of this cluster has rank {rank}: it has {len(st.block.model.blocks)}", span, None))
     return st.block.model.blocks[rank]
 
 
-def _cluster_turn(st: Any, relaxed: bool, span: Any) -> int:
+def _cluster_turn(st: StreamState, relaxed: bool, span: Any) -> int:
     st.partial("the cluster barrier", span)
     model = st.block.model
     made = None
@@ -221,13 +218,13 @@ def _cluster_turn(st: Any, relaxed: bool, span: Any) -> int:
 
 
 @event
-def _cluster_arrive(st: Any, c: Call, span: Any) -> None:
+def _cluster_arrive(st: StreamState, c: Call, span: Any) -> None:
     if st.cluster_turn is not None:
         raise Found(Fault("threads arrive again at the cluster barrier before they wait for it", span, None))
     st.cluster_turn = _cluster_turn(st, c.options.relaxed, span)
 
 
-def _cluster_wait(st: Any, c: Any, span: Any) -> Iterator[Any]:
+def _cluster_wait(st: StreamState, c: Any, span: Any) -> Iterator[Any]:
     if st.cluster_turn is None:
         raise Found(Fault("threads wait for the cluster barrier without having arrived at it", span, None))
     bar, active = st.block.model.cluster, list(st.active)
@@ -238,13 +235,13 @@ def _cluster_wait(st: Any, c: Any, span: Any) -> Iterator[Any]:
     st.block.model.progress += 1
 
 
-def _cluster_sync(st: Any, c: Any, span: Any) -> Iterator[Any]:
+def _cluster_sync(st: StreamState, c: Any, span: Any) -> Iterator[Any]:
     st.cluster_turn = _cluster_turn(st, False, span)
     return _cluster_wait(st, c, span)
 
 
 @event
-def _mbarrier_arrive_remote(st: Any, c: Call, span: Any) -> None:
+def _mbarrier_arrive_remote(st: StreamState, c: Call, span: Any) -> None:
     for block in peers(st, c.args[1], span):
         for bar, active in st.each_barrier(c.args[0], span, block):
             for w, lanes in active:
@@ -253,19 +250,19 @@ def _mbarrier_arrive_remote(st: Any, c: Call, span: Any) -> None:
 
 
 @event_of("cluster_load", "cluster_store")
-def _cluster_access(st: Any, c: Call, span: Any) -> None:
+def _cluster_access(st: StreamState, c: Call, span: Any) -> None:
     a = c.args[0]
     if not isinstance(a, AddressOf):
         raise Undecided("shared memory of another block is not given as an element of a buffer")
     for block in peers(st, c.args[1], span):
         for w, lanes in st.active:
             enter(block, st, w, lanes, span)
-        st.touch("w" if c.op == "cluster_store" else "r", a.buffer, a.indices, 1, c, block.memory)
+        touch(st, "w" if c.op == "cluster_store" else "r", a.buffer, a.indices, 1, c, block.memory)
 
 
 
 @event
-def _thread_return(st: Any, c: Call, span: Any) -> None:
+def _thread_return(st: StreamState, c: Call, span: Any) -> None:
     raise Undecided("threads leave the kernel early")
 
 

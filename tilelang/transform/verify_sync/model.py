@@ -19,6 +19,7 @@ from .clocks import Clocks, MBarrier, NamedBarrier, Warp
 from .memory import Memory
 from .plan import Plan
 from .stream import Stream
+from .stream_state import StreamState
 from .values import Marked, Values, number
 
 GROUP = 128
@@ -45,7 +46,7 @@ class Block:
         self.registers = min(REGISTERS_PER_SM // (n * blocks) // 8 * 8, 255)  # of a thread when the block starts
         self.spare = 0  # registers that warp groups gave back
         self.streams_are_groups = width == GROUP
-        self.streams = [Stream(self, first, min(width, n - first)) for first in range(0, n, width)]
+        self.streams = [Stream(StreamState(self, first, min(width, n - first))) for first in range(0, n, width)]
 
     def named(self, number: int) -> NamedBarrier:
         """The barrier of a number, 0 to 15."""
@@ -78,7 +79,7 @@ class Block:
                 raise Found(Fault(f"block {self.rank} may end before another block of its cluster has accessed its shared "
                                   "memory", span, None))
         for s in self.streams:
-            for own in s.bulk.values():
+            for own in s.st.bulk.values():
                 if own.finished < own.time:
                     raise Found(Fault("the block may end while a bulk store reads its shared memory: no bulk_wait",
                                       own.span, None))
@@ -166,7 +167,7 @@ class Model:
         return self
 
     def _deadlock(self, stuck: list[Stream]) -> Found:
-        who = "; ".join(f"threads {s.first} to {s.first + s.n - 1}{s.block.of} wait {s.waiting[2]}" for s in stuck)
+        who = "; ".join(f"threads {s.st.first} to {s.st.first + s.st.n - 1}{s.st.block.of} wait {s.waiting[2]}" for s in stuck)
         bars = {id(s.waiting[1]): s.waiting[1].state() for s in stuck}
         return Found(Fault(f"the block comes to a standstill: {who} ({'; '.join(bars.values())})", stuck[0].waiting[0],
                            None, True, True))

@@ -1,0 +1,207 @@
+"""The state of one stream of the synchronisation model: which of its threads are active, their values, what is in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import Bind, Buffer, Expr, Var
+from tilelang.ir.buffer import AddressOf
+from tilelang.ir.expr import Call
+from tilelang.target.atomics import Branch, Iterations, WarpRole
+
+from .sync_fault import Fault, Found, Undecided
+from .clocks import Active, Warp
+from .plan import Plan
+from .registers import MatrixRegisters
+from .values import Values, distinct, one
+
+
+class StreamState:
+    """Threads first .. first+n-1 of a block, which execute together.  block: what they share with others (model.Block).
+
+    It is the frame in which Values computes, and what the rules of events change.  mask: the active threads, None: all;
+    active: the same as lanes of warps.
+    """
+
+    def __init__(self, block: Any, first: int, n: int) -> None:
+        self.block = block
+        self.plan: Plan = block.plan
+        self.values: Values = block.values
+        self.first, self.n = first, n
+        self.warps: list[Warp] = block.warps[first // 32: -(-(first + n) // 32)]
+        self.threads = np.arange(first, first + n)
+        self.ids = self.threads + 32 * self.warps[0].number - first  # numbers among all threads of a cluster
+        x, y, _ = self.plan.launch.threads
+        t = self.threads
+        places = (t % x, t // x % y, t // (x * y)) if y > 1 or self.plan.launch.threads[2] > 1 else (t, 0, 0)
+        self.env: dict[Var, Any] = {**block.env, **dict(zip(self.plan.launch.thread_vars, places))}
+        self.mask: Any = None
+        self.active: Active = [(w, w.full) for w in self.warps]
+        self.everyone = self.active
+        self.constants: dict[int, Any] = {}
+        self.variables: dict[tuple[Var, Any], tuple[Any, Any]] = {}  # value, and for which threads it holds
+        # ---- the statements around the present one
+        self.guess = 0  # depth of branches whose condition is not known
+        self.independent = 0  # depth of loops with independent iterations
+        self.inside: tuple[Branch | Iterations | WarpRole, ...] = ()
+        self.turning = False  # the innermost loop is a while loop
+        # ---- in flight
+        self.registers = MatrixRegisters()
+        self.products = block.clocks.new()  # component of its wgmma instructions
+        self.open_copies: list[Any] = []  # cp.async not yet committed
+        self.copy_groups: list[list[Any]] = []
+        self.bulk: dict[tuple[Warp, int], Any] = {}
+        self.nreg = block.registers
+        self.cluster_turn: int | None = None  # phase of the cluster barrier that it arrived at and has not waited for
+
+    # ---- used by Values --------------------------------------------------------------------------------------------
+
+    def in_groups(self, first: int, count: int) -> Any:
+        """Whether its threads are in warp groups first .. first+count-1."""
+        lo, hi = first * 128, (first + count) * 128
+        if lo <= self.first and self.first + self.n <= hi:
+            return True
+        return False if self.first >= hi or self.first + self.n <= lo else (self.threads >= lo) & (self.threads < hi)
+
+    def elected(self) -> Any:
+        """The lowest active lane of each warp."""
+        out = np.zeros(self.n, bool)
+        for w, lanes in self.active:
+            out[32 * (w.number - self.warps[0].number) + (lanes & -lanes).bit_length() - 1] = True
+        return out
+
+    def variable(self, data: Var, at: Any) -> Any:
+        """Value of a variable of the program, None when unknown."""
+        if any(isinstance(i, np.ndarray) for i in at):
+            return None
+        value, mask = self.variables.get((data, at), (None, None))
+        return value if mask is None or self.mask is not None and not (self.mask & ~mask).any() else None
+
+    def memory(self, b: Buffer, at: Any) -> Any:
+        """Integer read from a global tensor: the same for the same place."""
+        return self.block.model.number(b, at)
+
+    # ---- values ----------------------------------------------------------------------------------------------------
+
+    def bind(self, s: Bind) -> None:
+        """Bind a variable of the program to the value that it has here."""
+        if s.value.dtype.lanes == 1 and not s.value.dtype.is_float:
+            self.env[s.var] = self.values(s.value, self)
+
+    def assign(self, b: Buffer, at: Any, value: Expr) -> None:
+        """Assign a variable (T.alloc_var) in the active threads."""
+        if any(i is None or isinstance(i, np.ndarray) for i in at):
+            self.variables = {k: v for k, v in self.variables.items() if k[0] is not b.data}
+            return
+        new = None if self.guess else self.values(value, self)
+        old, mask = self.variables.get((b.data, at), (None, self.mask))
+        if self.mask is not None and not (mask is not None and np.array_equal(mask, self.mask)):
+            new = None if new is None or old is None else np.where(self.mask, new, old)
+            mask = None
+        else:
+            mask = self.mask
+        self.variables[b.data, at] = new, mask
+
+    def uniform(self, e: Expr, what: str) -> int:
+        """Value of an expression that is equal in all active threads."""
+        v = self.values(e, self)
+        if isinstance(v, np.ndarray) and self.mask is not None:
+            v = np.broadcast_to(v, self.n)[self.mask]
+        return one(v, what)
+
+    # ---- active threads --------------------------------------------------------------------------------------------
+
+    def only(self, taken: Any) -> None:
+        """Restrict the active threads to these of them."""
+        if self.mask is not None:
+            taken = taken & self.mask
+        if taken.all():
+            self.mask, self.active = None, self.everyone
+            return
+        self.mask, self.active = taken, []
+        bits = np.packbits(taken, bitorder="little")
+        for k, w in enumerate(self.warps):
+            lanes = int.from_bytes(bits[4 * k: 4 * k + 4].tobytes(), "little")
+            if lanes:
+                self.active.append((w, lanes))
+
+    def grouped(self, values: np.ndarray) -> Iterator[int]:
+        """The distinct values of the active threads, each while the threads that have it are the active ones."""
+        mask, active = self.mask, self.active
+        for value in distinct(values if mask is None else values[mask]):
+            self.only(values == value)
+            yield int(value)
+            self.mask, self.active = mask, active
+
+    def ways(self, s: Any, cond: Expr, then: Any, orelse: Any) -> Iterator[Any]:
+        """Those of two branches of s (statements or values, None: absent) that are taken, each with its threads active."""
+        c = self.values(cond, self)
+        around = self.inside
+        if c is None:  # any thread may take either branch
+            if self.plan.facts(s)[2]:
+                raise Undecided("synchronisation under a condition that is known only at run time")
+            self.guess += 1
+            for way, body in ((True, then), (False, orelse)):
+                if body is not None:
+                    self._enter(s, cond, way, around)
+                    yield body
+            self.guess -= 1
+            self.inside = around
+            return
+        if not isinstance(c, np.ndarray):
+            body = then if c else orelse
+            if body is not None:
+                self._enter(s, cond, bool(c), around)
+                yield body
+                self.inside = around
+            return
+        mask, active = self.mask, self.active
+        for way, body in ((True, then), (False, orelse)):
+            if body is not None:
+                self.only(c if way else ~c)
+                if self.active:
+                    self._enter(s, cond, way, around)
+                    yield body
+                self.mask, self.active = mask, active
+        self.inside = around
+
+    def _enter(self, s: Any, cond: Expr, way: bool, around: tuple[Any, ...]) -> None:
+        """Follow one branch."""
+        if not self.plan.atomics:
+            return
+        self.inside = (*around, Branch(id(s), way))
+        if way and isinstance(cond, Call) and cond.op == "in_warp_groups":
+            self.inside = (*self.inside, WarpRole(cond.options.first, cond.options.count))
+
+    def count(self) -> int:
+        """Number of active threads."""
+        return self.n if self.mask is None else int(self.mask.sum())
+
+    def partial(self, what: str, span: Any) -> None:
+        """Raises Found unless whole warps are active."""
+        if any(lanes != w.full for w, lanes in self.active):
+            n = self.plan.launch.num_threads
+            raise Found(Fault(f"{what} is reached by {self.count()} of {n} threads", span, None))
+
+    def each_barrier(self, a: Expr, span: Any, block: Any = None) -> Iterator[tuple[Any, Active]]:
+        """(mbarrier, warps and lanes that name it) of an operand.
+
+        block: another block, for the mbarrier at the same place there.
+        """
+        block = block or self.block
+        if not isinstance(a, AddressOf):
+            raise Undecided("an mbarrier is not given as an element of a barrier buffer")
+        at = self.values.address(a.buffer, a.indices, self)
+        if at is None:
+            raise Undecided(f"which mbarrier of `{a.buffer.name}` is used depends on data")
+        if not isinstance(at, np.ndarray):
+            yield block.barrier(at, a.buffer, span), self.active
+            return
+        for value in self.grouped(at):
+            yield block.barrier(value, a.buffer, span), self.active
+
+
+__all__ = ["StreamState"]

@@ -1,0 +1,86 @@
+"""Ordinary accesses of shared memory by the active threads of a stream, for the synchronisation model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import Buffer, Const, Expr, Ramp, Store
+from tilelang.target.atomics import Atomic
+
+from .sync_fault import Fault, Found
+from .memory import Site
+from .shadow import AT_ONCE, differ, held, made_of
+from .stream_state import StreamState
+
+
+def touch(st: StreamState, mode: str, b: Buffer, indices: tuple[Expr, ...] | None, width: int, s: Any,
+          memory: Any = None, atomic: Atomic | None = None) -> None:
+    """Record an access of `width` elements by each active thread; indices None: anywhere in the buffer.
+
+    memory: that of another block of the cluster.  atomic: what an atomic access does.
+    """
+    st.block.accesses += 1
+    g, t, exact = granules(st, b, indices, width)
+    if len(g):
+        into = memory or st.block.memory
+        into.threads(mode, g, t, st.active, Site(s.span, exact and not st.guess, atomic), bool(st.independent))
+
+
+def at_once(st: StreamState, s: Store) -> None:
+    """Check a store in which several threads may store to one place in one instruction.
+
+    Raises Found where they store different values.
+    """
+    i = s.indices[0]
+    at = st.values.address(s.buffer, (i.base if isinstance(i, Ramp) else i,), st)
+    if (id(s), st.first) in st.plan.stored or st.guess or not isinstance(at, np.ndarray):
+        return
+    st.plan.stored.add((id(s), st.first))
+    rows, who = np.broadcast_arrays(at, st.ids)
+    if not differ(rows.ravel(), who.ravel(), lambda: [np.arange(rows.size)]):
+        return
+    parts = made_of(s.value, lambda e: st.values(e, st), held(st.plan.launch))
+    # In loops whose iterations are followed all at once, each iteration is compared with itself.
+    at, who, active, *parts = np.broadcast_arrays(at, st.ids, True if st.mask is None else st.mask, *parts)
+    turn = np.arange(at.size) // at.shape[-1]
+    on = active.ravel()
+    key = (at.ravel().astype(np.int64) * (turn[-1] + 1) + turn)[on]
+    if differ(key, who.ravel()[on], lambda: [p.ravel()[on] for p in parts]):
+        raise Found(Fault(f"`{s.buffer.name}` {AT_ONCE}", s.span, s.span))
+
+
+def granules(st: StreamState, b: Buffer, indices: tuple[Expr, ...] | None, width: int) -> tuple[Any, Any, bool]:
+    """(granules, their threads, whether the addresses are known) of an access by the active threads."""
+    granule = st.block.memory.granule
+    at = None
+    if indices is not None and len(indices) == 1:
+        e = indices[0]
+        if isinstance(e, Ramp):
+            width = e.lanes if isinstance(e.stride, Const) and e.stride.value == 1 else 0
+            e = e.base
+        at = st.values.address(b, (e,), st) if width else None
+    if at is None:
+        base = st.plan.places[b.data]
+        g = np.arange(base // granule, -(-(base + b.size * b.dtype.bytes) // granule))
+        first = [w.number * 32 for w, _ in st.active]
+        return np.tile(g, len(first)), np.repeat(np.array(first), len(g)), False
+    at = np.asarray(at)
+    at = np.broadcast_to(at, (*at.shape[:-1], st.n)) if at.ndim else np.full(st.n, at)
+    threads = np.broadcast_to(st.ids, at.shape)
+    if st.mask is not None and np.ndim(st.mask) == 1:
+        at, threads = at[..., st.mask], threads[..., st.mask]
+    elif st.mask is not None:  # in a loop that is followed all at once, other threads run other iterations
+        at, threads, mask = np.broadcast_arrays(at, threads, st.mask)
+        at, threads = at[mask], threads[mask]
+    at, threads = at.ravel(), threads.ravel()
+    span = max(1, width * b.dtype.bytes // granule)
+    g = at // granule
+    if span > 1:
+        g, threads = (g[:, None] + np.arange(span)).ravel(), np.repeat(threads, span)
+    inside = (g >= 0) & (g < st.block.memory.granules)
+    return (g, threads, True) if inside.all() else (g[inside], threads[inside], True)
+
+
+__all__ = ["at_once", "granules", "touch"]
