@@ -39,8 +39,8 @@ class Loops:
         """The body of a loop once for each iteration that is followed, with its threads active."""
         return self._turns(s) if isinstance(s, For) else self._rounds(s)
 
-    def leave(self, again: bool) -> NoReturn:
-        """Leave the innermost loop, or its iteration, with the active threads.  Raises Left, or Undecided."""
+    def break_off(self, again: bool) -> NoReturn:
+        """End the innermost loop, or its iteration, for the active threads.  Raises Left, or Undecided."""
         # All threads that run the loop leave it, if the threads that entered it are those active here.
         st = self.st
         if st.guess or st.mask is not None and not (

@@ -120,7 +120,7 @@ class Stream:
         if isinstance(s, Bind):
             self.st.bind(s)
         elif isinstance(s, (Break, Continue)):
-            self.loops.leave(isinstance(s, Continue))
+            self.loops.break_off(isinstance(s, Continue))
         elif isinstance(s, If) and self.plan.leaves(s):
             for body in self._branches(s):
                 self.do(body)
