@@ -7,7 +7,7 @@ next wgmma has still to be issued.  If the first never yields, the tensor cores 
 say whether the scheduler should prefer another warp after it, and which operands stay in the reuse cache for the next
 instruction (a reused operand is not read from the register file again, and is lost when another warp is issued in between).
 ptxas lets no FFMA of such a run yield, or every second one, depending on where the wgmma was issued.  Here one of SPACING
-yields, and the others keep an operand that the next one reads too: 1 to 2 % of the time of a float8 GEMM with block scales.
+yields, and the others keep an operand that the next one reads too: 4 % of the time of a float8 GEMM with block scales.
 
 Only these hint bits change: no instruction, register, order, scoreboard or stall count.  An operand is kept only for the
 very next instruction, when that one is reached from here alone and reads the same register in the same operand slot, and
