@@ -167,7 +167,8 @@ def box_width(columns: int, bits: int) -> int:
 def boxes_of(layout: Layout, element: Any) -> SwizzledBoxes | None:
     """The swizzled boxes of a layout, None when TMA and wgmma cannot use it.
 
-    Every stage and every box must start at a multiple of the 8 rows of a swizzle atom.
+    Every stage and every box must start at a multiple of the 8 rows of a swizzle atom: with the 16-byte rows of no swizzle
+    these are the 128 bytes that TMA requires.
     """
     s = layout.swizzle
     bits = element if isinstance(element, int) else dtype(element).bits * dtype(element).lanes
@@ -179,7 +180,7 @@ def boxes_of(layout: Layout, element: Any) -> SwizzledBoxes | None:
         versions *= n
     if out.bytes * 8 * versions != layout.size * bits:
         return None
-    if out.swizzle and out.rows % _ATOM_ROWS and (out.count > 1 or versions > 1):
+    if out.rows % _ATOM_ROWS and (out.count > 1 or versions > 1):
         return None
     return out
 

@@ -64,14 +64,11 @@ class LowerContext(Protocol):
     def expr(self, e: Expr) -> Expr:
         """The expression e with every buffer access in its lowered form, guards included."""
 
-    def contiguous_width(self, buffer: Buffer) -> int:
-        """Elements in each aligned run along the last dimension of a shared buffer that is contiguous in storage."""
+    def vector_width(self, buffer: Buffer, start: tuple[Any, ...], elements: int) -> int:
+        """Elements per vector of an access to `elements` neighbours of a row of a global or shared buffer.
 
-    def alignment(self, buffer: Buffer) -> int:
-        """Known alignment of a global buffer's start, in bytes."""
-
-    def divisor(self, e: Expr) -> int:
-        """An integer known to divide e; 0 when e is zero."""
+        start: indices of the first.  All vectors together are exactly these elements; each is aligned and contiguous.
+        """
 
     def simplified(self, es: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """The expressions, simplified by what is known at this place."""

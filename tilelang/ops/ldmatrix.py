@@ -94,7 +94,7 @@ def _applies(cx: Any, src: Region, dst: Region) -> bool:
         return False
     if cx.target is None or not getattr(cx.target, "has_ldmatrix", False) or cx.layout_of(dst.buffer).is_padded:
         return False
-    return cx.contiguous_width(src.buffer) >= 8 and cx.divisor(convert(src.mins[-1])) % 8 == 0
+    return cx.vector_width(src.buffer, src.mins, 8) == 8
 
 
 def matrices(registers: list[tuple[int, Outer]]) -> tuple[int, list[tuple[int, int]], list[tuple[int, Outer]]]:

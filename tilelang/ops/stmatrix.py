@@ -68,7 +68,7 @@ def _applies(cx: Any, src: Region, dst: Region) -> bool:
     frag = cx.layout_of(src.buffer)
     if cx.target is None or not getattr(cx.target, "has_stmatrix", False) or frag.is_padded or frag.copies:
         return False
-    return cx.contiguous_width(dst.buffer) >= 8 and cx.divisor(convert(dst.mins[-1])) % 8 == 0
+    return cx.vector_width(dst.buffer, dst.mins, 8) == 8
 
 
 __all__ = ["copy_by_stmatrix"]

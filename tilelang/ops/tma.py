@@ -68,7 +68,7 @@ def unaligned(tile: Region) -> str:
 def versions_unsupported(b: Buffer) -> str:
     """Why the stages of a shared tile cannot be placed one after another for TMA; "" when they can."""
     p = shared_boxes(b)
-    return f"`{b.name}` has {p.rows} rows, no multiple of the 8 of a swizzle pattern" if p and p.swizzle and p.rows % 8 else ""
+    return f"`{b.name}` has {p.rows} rows, no multiple of the 8 of a swizzle pattern" if p and p.rows % 8 else ""
 
 
 def tma_bytes(op: Any) -> int:

@@ -307,10 +307,10 @@ class _Store:
         return [*([barrier] if busy else []), *fill, barrier, self._rows(row, p, slot)]
 
     def _rows(self, row: int, p: int, slot: Expr) -> Stmt:
-        """Neighbouring threads write neighbouring elements, in vectors as wide as the alignment of the tensor's rows allows."""
+        """Neighbouring threads write neighbouring elements, in the widest vectors that a row of the panel consists of."""
         cx, t, (y, x) = self.cx, self.dst.buffer, self.dims or (0, 0)
-        width = self._lanes()
         rows, columns = (self._width(p), ROWS_OF_STEP) if self.pieces.turned else (ROWS_OF_STEP, self._width(p))
+        width = cx.vector_width(t, tuple(self._corner(row, p)), columns)
         across = columns // width
         total = rows * across
         v = fresh("v")
@@ -329,15 +329,6 @@ class _Store:
             here = cx.simplified((cx.expr(self._over_groups(self.pieces.row_groups) + row + r),))[0] < self.limit
             inside = conjunction(here, inside)
         return For(v, const(0), const(-(-total // GROUP)), "serial", out if inside is None else If(inside, out))
-
-    def _lanes(self) -> int:
-        """Elements that a thread may write at once."""
-        cx, t = self.cx, self.dst.buffer
-        known = [cx.divisor(convert(e)) for e in (t.offset, t.shape[-1], *t.strides[:-1], self.dst.mins[-1])]
-        width = min(16, cx.alignment(t)) * 8 // self.dt.bits
-        while width > 1 and any(k % width for k in known):
-            width //= 2
-        return width
 
     # ---- registers to the panel -----------------------------------------------------------------------------------
 

@@ -310,7 +310,7 @@ def _ldmatrix_fits(cx: Any, o: Operand) -> bool:
     run = 128 // bits
     if o.k_first and o.tiles.is_padded and o.tiles.extent % run:
         return False
-    return cx.contiguous_width(o.region.buffer) >= run and cx.divisor(convert(o.region.mins[-1])) % run == 0
+    return cx.vector_width(buffer, o.region.mins, run) == run
 
 
 def _by_ldmatrix(cx: Any, o: Operand, k0: int, at: int, span: Any) -> Stmt:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import Analyzer, known_divisor
-from tilelang.ir import Buffer, Cast, Const, Expr, Ramp, Var, binary, const, free_vars, fresh, is_const, GLOBAL
+from tilelang.ir import (Bind, Buffer, Cast, Const, Expr, Node, Ramp, Var, binary, const, free_vars, fresh, is_const, walk,
+                         GLOBAL)
 
 MAX_BYTES = 16  # the widest load or store of one thread (PTX ISA, ld/st .v4.b32 and cp.async)
 
@@ -26,6 +27,15 @@ def stride_along(e: Expr, var: Var, analyzer: Analyzer) -> int | None:
             out += c if atom.value is var else 0  # the variable cast to the width of a large tensor's indices
         elif not isinstance(atom, Var) and var in free_vars(atom):
             return None
+    return out
+
+
+def bound_divisors(body: Node) -> dict[Expr, int]:
+    """Known divisors of the integer variables that statements of body bind to a value."""
+    out: dict[Expr, int] = {}
+    for x in walk(body, Bind):
+        if x.var.dtype.is_int:
+            out[x.var] = known_divisor(x.value, out)
     return out
 
 
@@ -88,6 +98,15 @@ class Widths:
             return min(w, self.shared_width(buffer)) if w > 1 else 1
         return self._global_width(buffer, indices, w, analyzer, divisors, loose)
 
+    def run_width(self, buffer: Buffer, start: tuple[Expr, ...], elements: int, analyzer: Analyzer,
+                  divisors: Mapping[Expr, int]) -> int:
+        """Elements per vector of an access to `elements` neighbours along the last dimension of a global or shared buffer.
+
+        start: indices of the first.  The width divides `elements`, so vectors access all of them and nothing else.
+        """
+        var = fresh("lane", start[-1].dtype)
+        return self.width(buffer, (*start[:-1], start[-1] + var), var, power_of_two_in(elements, elements), analyzer, divisors)
+
     def aligned(self, buffer: Buffer) -> int:
         """Known alignment in bytes of the start of a global buffer."""
         align = buffer.facts.align or self.alignment
@@ -110,9 +129,7 @@ class Widths:
                 or buffer.dtype.lanes > 1:
             return 1
         if buffer.scope_name == GLOBAL or buffer.scope_name.startswith("shared"):
-            var = fresh("lane", last.base.dtype)
-            return self.width(buffer, (*indices[:-1], last.base + var), var, power_of_two_in(last.lanes, last.lanes),
-                              analyzer, divisors)
+            return self.run_width(buffer, (*indices[:-1], last.base), last.lanes, analyzer, divisors)
         if not isinstance(buffer.shape[-1], int):
             return 1
         limit = max(1, min(last.lanes, MAX_BYTES * 8 // buffer.dtype.bits))  # private arrays are aligned to 16 bytes
@@ -138,4 +155,4 @@ class Widths:
         return w
 
 
-__all__ = ["MAX_BYTES", "Widths", "layout_width", "power_of_two_in", "stride_along"]
+__all__ = ["MAX_BYTES", "Widths", "bound_divisors", "layout_width", "power_of_two_in", "stride_along"]

@@ -11,21 +11,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tilelang.arith import divisible, known_divisor
-from tilelang.ir import Bind, Expr, Func, Region, replace, rewrite, walk, with_options, GLOBAL
+from tilelang.arith import divisible
+from tilelang.ir import Expr, Func, Region, replace, rewrite, with_options, GLOBAL
 from tilelang.ops import AtomicTile, Copy
 from tilelang.target.tensor_map import STRIDE_ALIGN
 
+from ..analysis.vectorize import bound_divisors
 from ..framework.pass_ import TILE, PassContext, pass_
 
 
 @pass_(needs=TILE)
 def tma_columns(func: Func, cx: PassContext) -> Func:
     """See the module's text. Does not change what the program computes."""
-    facts: dict[Expr, int] = {}
-    for x in walk(func.body, Bind):
-        if x.var.dtype.is_int:
-            facts[x.var] = known_divisor(x.value, facts)
+    facts = bound_divisors(func.body)
 
     def mark(x: Any) -> Any:
         if any(unaligned_columns(r, facts) for r in (x.dst, getattr(x, "src", None))):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.arith import Analyzer, known_divisor
+from tilelang.arith import known_divisor
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Binary, Buffer, Call, Cast, Const, Expr, Func, Load, Node, Parallel, Region, Shuffle, Stmt,
                          Store, TileOp, Unary, Var, binary, call, cast, const, convert, dtype, fresh, load, replace, rewrite,
@@ -13,6 +13,7 @@ from tilelang.ir import (AddressOf, Binary, Buffer, Call, Cast, Const, Expr, Fun
 from tilelang.ops import Copy, Fill, Gemm, Transpose
 from tilelang.ops.pairing import iteration_space, lower_elementwise, matched_indices
 
+from ..analysis.vectorize import bound_divisors
 from ..framework.pass_ import TILE, PassContext, pass_
 
 register("small-type", NotImplementedError, "a use of a type narrower than a byte that is not available",
@@ -50,6 +51,7 @@ class _Unpacking:
         self.narrow: dict[Buffer, dtype] = {}  # new buffer -> its narrow type
         self.pairs: dict[Buffer, dtype] = {}  # new buffer of bytes -> its type of two values
         self.bytes: dict[int, tuple[Expr, Expr]] = {}  # id of the Load of a pair -> (the pair, its byte)
+        self.divisors = bound_divisors(func.body)
         self.views: dict[Var, Buffer] = {}  # storage of narrow values outside global memory
 
     def run(self) -> Func:
@@ -221,7 +223,7 @@ class _Unpacking:
         extents, of_dst, of_src = iteration_space(op.dst, op.src)
         whole = op.src.is_full or src.scope_name != FRAGMENT
         even = isinstance(extents[-1], int) and extents[-1] % 2 == 0 and of_dst[-1] == len(extents) - 1 and known_divisor(
-            convert(op.dst.mins[-1]), {}, Analyzer()) % 2 == 0
+            convert(op.dst.mins[-1]), self.divisors) % 2 == 0
         if not whole or not even or src.scope_name in PRIVATE:
             raise error("small-type", f"a copy to `{dst.name}` ({narrow}) that does not surely store whole bytes",
                         expected="a copy of whole bytes", found="one that may start or end inside a byte", span=op.span,

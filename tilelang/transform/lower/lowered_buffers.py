@@ -204,17 +204,9 @@ class LoweredBuffers:
         """Add a statement that runs before those of the op being lowered."""
         self.before.append(s)
 
-    def contiguous_width(self, buffer: Buffer) -> int:
-        """Length in elements of a shared buffer's aligned runs along its last dimension that are contiguous in storage."""
-        return self.widths.shared_width(buffer)
-
-    def alignment(self, buffer: Buffer) -> int:
-        """Bytes that the start of a global buffer is known to be a multiple of."""
-        return self.widths.aligned(buffer)
-
-    def divisor(self, e: Expr) -> int:
-        """An integer known to divide e; 0 for zero."""
-        return known_divisor(e, self.divisors, self.analyzer)
+    def vector_width(self, buffer: Buffer, start: tuple[Any, ...], elements: int) -> int:
+        """Elements per vector of an access to `elements` neighbours that start at these indices (Widths.run_width)."""
+        return self.widths.run_width(buffer, tuple(map(convert, start)), elements, self.analyzer, self.divisors)
 
     def simplified(self, es: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """The expressions, simplified by the facts known here."""

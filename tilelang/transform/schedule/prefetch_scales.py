@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.arith import Analyzer, known_divisor
+from tilelang.arith import Analyzer
 from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Var, const, convert,
                          free_vars, load, replace, rewrite, seq, stmts_of, substitute, walk, with_options, DYNAMIC, GLOBAL)
 from tilelang.ir.record import record
@@ -36,7 +36,7 @@ from ..legalize.hopper_features import hopper
 from ..framework.pass_ import PassContext
 from ..analysis.pipeline_schedule import loop_items
 from ..legalize.tma_columns import unaligned_columns
-from ..analysis.vectorize import stride_along
+from ..analysis.vectorize import bound_divisors, stride_along
 
 PANEL_ROWS = 8  # steps of a tile whose rows are contiguous: the rows of one swizzle atom
 MOST_STEPS = 16
@@ -95,10 +95,7 @@ class _Tiles:
         for s in loop_items(stmts_of(loop.body)).pure:
             self.inline[s.var] = substitute(s.value, self.inline)
         self.private = set(launch.thread_vars) | set(_bound(loop.body))
-        self.facts: dict[Expr, int] = {}
-        for x in walk(launch.body):
-            if isinstance(x, Bind) and x.var.dtype.is_int:
-                self.facts[x.var] = known_divisor(x.value, self.facts)
+        self.facts = bound_divisors(launch.body)
         self.made: dict[Any, tuple[Buffer, Copy]] = {}
 
     def visit(self, s: Parallel) -> Stmt:
