@@ -17,7 +17,7 @@ from tilelang import ops
 from tilelang.codegen.cpu import compile_tile
 from tilelang.ir import FALSE, Alloc, Buffer, For, Func, Launch, Region, Seq, Var, const, convert, dtype
 from tilelang.runtime.cpu_engine import cpu_engine, thread_count
-from tilelang.transform.cpu import plan_cpu
+from tilelang.transform.pipeline import plan_cpu
 
 
 def plain_gemm(m: int, n: int, k: int, bm: int, bn: int, bk: int, tb: bool = False, dt: str = "float32",

@@ -272,12 +272,13 @@ def command_page() -> str:
 
 
 def passes_page() -> str:
-    """Every pass of the GPU pipeline in its order, with its docstring."""
-    from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
+    """Every pass in its order, with its docstring."""
+    from tilelang.transform.pipeline import CPU_PASSES, DEVICE_PASSES, TILE_PASSES
 
     text = ("# Passes\n\nThe passes in the order in which they run (`tilelang/transform/pipeline.py`). "
-            "The first section is shared by all targets; the [CPU back end](cpu.md) continues from there.\n\n")
-    for title, passes in (("Every target", TILE_PASSES), ("GPU targets", DEVICE_PASSES)):
+            "The first section is shared by all targets.\n\n")
+    for title, passes in (("Every target", TILE_PASSES), ("GPU targets", DEVICE_PASSES),
+                          ("The CPU target", CPU_PASSES)):
         text += f"## {title}\n\n"
         for p in passes:
             function = inspect.unwrap(getattr(p, "fn", p))

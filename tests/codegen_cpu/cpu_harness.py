@@ -14,7 +14,7 @@ from tilelang.codegen.cpu import CpuProgram, compile_tile
 from tilelang.ir import Buffer, Func, Var, numpy_dtype
 from tilelang.runtime.cpu_engine import cpu_engine
 from tilelang.target.cpu import HostCpu
-from tilelang.transform.cpu import plan_cpu
+from tilelang.transform.pipeline import plan_cpu
 
 _C = {"i1": ctypes.c_bool, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
       "float": ctypes.c_float, "double": ctypes.c_double, "ptr": ctypes.c_void_p}

@@ -20,6 +20,7 @@ Phases are sets of invariants over the same nodes (ir/verify.py):
                    synchronisation not yet placed; shared buffers are 1-D with their physical (swizzled) index.
     SYNCED         THREADS_BOUND with barriers and async waits placed and verified.
     DEVICE         SYNCED, local and shared buffers one-dimensional, shared offsets planned, vector accesses are Ramps.
+    CPU            as TILE, with the statements of the CPU backend (target/cpu_launch.py) instead of Launch.
 
 Semantics, which every backend must follow:
   * A tile program executes its statements one after another on whole tiles; Parallel iterations are independent.

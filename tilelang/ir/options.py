@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .nodes import Node, _hashable, _same_values
-from .phases import DEVICE, SYNCED, THREADS_BOUND, TILE
+from .phases import CPU, DEVICE, SYNCED, THREADS_BOUND, TILE
 from .record import record
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ else:
 
 _TYPES: dict[str, type] = {
     "int": int, "bool": bool, "str": str, "tuple": tuple, "None": type(None), "Expr": Node, "Buffer": Node}
-_PHASES = {"TILE": (TILE,), "LOWERED": (THREADS_BOUND, SYNCED, DEVICE), "DEVICE": (DEVICE,)}
+_PHASES = {"TILE": (TILE, CPU), "LOWERED": (THREADS_BOUND, SYNCED, DEVICE), "DEVICE": (DEVICE,)}
 _LITERAL = frozenset("int bool str tuple None ... |".split())
 
 

@@ -183,6 +183,19 @@ class TileOp(Stmt):
     op_name: ClassVar[str] = ""
 
 
+class BackendStmt(Stmt):
+    """A statement that one backend has, in the phase of that backend alone.  Subclasses are defined above this room.
+
+    Unless it has scopes, it says how the statements in it are executed: their definitions are visible after it too.
+    """
+
+    phase: ClassVar[str] = ""
+
+    def scopes(self) -> tuple[tuple[tuple[Node, ...], Stmt], ...]:
+        """(names that it defines, body) of each body that is a scope of its own; bodies may define the same names."""
+        return ()
+
+
 TILE_OPS: dict[str, type[TileOp]] = {}
 
 

@@ -12,6 +12,8 @@ Added by a phase (and kept by all later ones)
                    flat-shared: shared buffers have one dimension
     SYNCED         no further invariant of nodes; transform/verify_sync checks the order of accesses
     DEVICE         flat-local: local buffers have one dimension; shared-plan: every shared buffer has an offset
+Phase CPU has the invariants of TILE, and
+    CPU            no-launch: every Launch has become a statement of the backend; backend: in no other phase stands one
 """
 
 from __future__ import annotations
@@ -22,14 +24,15 @@ from typing import Any
 from .buffer import AddressOf, Buffer, Load, Region
 from .expr import (COMPARISONS, LOGICAL, Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, StringConst, Unary, Var)
 from .nodes import Node
-from .phases import DEVICE, PHASES, SYNCED, THREADS_BOUND, TILE
+from .phases import CPU, DEVICE, PHASES, SYNCED, THREADS_BOUND, TILE
 from .record import record
 from .span import Span
-from .stmt import (Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq, Stmt, Store,
-                   TileOp, While)
+from .stmt import (Alloc, Assert, BackendStmt, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq, Stmt,
+                   Store, TileOp, While)
 from .children import children
 from .scopes import FRAGMENT, PRIVATE, REDUCER, SHARED
 
+_LEVELS = {TILE: 0, CPU: 0, THREADS_BOUND: 1, SYNCED: 2, DEVICE: 3}  # a phase keeps the invariants of lower levels
 LOOP_KINDS = ("serial", "unroll", "vectorized", "pipelined")
 THREAD_TAGS = tuple(f"{k}Idx.{d}" for k in ("block", "thread") for d in "xyz")
 
@@ -52,14 +55,14 @@ def verify(func: Func, phase: str = TILE) -> list[Finding]:
     """All invariants of `phase` that `func` violates; empty when it is valid."""
     if phase not in PHASES:
         raise ValueError(f"unknown phase {phase}: phases are {', '.join(PHASES)}")
-    v = _Verifier(PHASES.index(phase))
+    v = _Verifier(phase)
     v.func(func)
     return v.findings
 
 
 class _Verifier:
-    def __init__(self, level: int) -> None:
-        self.level = level
+    def __init__(self, phase: str) -> None:
+        self.phase = phase
         self.findings: list[Finding] = []
         self.scope: set[Node] = set()
         self.storage: set[Var] = set()  # data vars of the buffers in scope; views of these buffers are in scope too
@@ -69,7 +72,7 @@ class _Verifier:
         self.shared: list[Buffer] = []
 
     def at_least(self, phase: str) -> bool:
-        return self.level >= PHASES.index(phase)
+        return _LEVELS[self.phase] >= _LEVELS[phase]
 
     def say(self, rule: str, message: str, span: Span | None, what: Node | None = None) -> None:
         self.findings.append(Finding(rule, message, span, what))
@@ -154,8 +157,8 @@ class _Verifier:
         given = record.given() if record.phases else {}
         for name in given:
             phases = record.phases.get(name, PHASES)
-            if PHASES[self.level] not in phases:
-                self.say("options", f"{name} is an option of phase {phases[0]}, found in {PHASES[self.level]}", s.span)
+            if self.phase not in phases:
+                self.say("options", f"{name} is an option of phase {phases[0]}, found in {self.phase}", s.span)
 
     def stmt(self, s: Stmt) -> None:
         if s._options:
@@ -164,14 +167,11 @@ class _Verifier:
             case Seq():
                 added: list[Node] = []
                 for x in s.stmts:
-                    if isinstance(x, (Bind, Alloc)):
-                        self.definition(x, added)
-                    else:
-                        self.stmt(x)
+                    self.item(x, added)
                 self.leave(added)
-            case Bind() | Alloc():  # a body of one definition, which no statement can use
+            case Bind() | Alloc() | BackendStmt():  # a body of one definition, which no statement can use
                 added = []
-                self.definition(s, added)
+                self.item(s, added)
                 self.leave(added)
             case Store():
                 self.element(s.buffer, s.indices, s.span)
@@ -203,6 +203,8 @@ class _Verifier:
             case Assert():
                 self.condition(s.cond, s.span)
             case Launch():
+                if self.phase == CPU:
+                    self.say("no-launch", "a launch is left", s.span)
                 self.launch(s)
             case TileOp():
                 if self.at_least(THREADS_BOUND):
@@ -217,6 +219,33 @@ class _Verifier:
             case _:
                 self.say("node", f"{type(s).__name__} is not a statement", getattr(s, "span", None))
 
+    def item(self, s: Stmt, added: list[Node]) -> None:
+        """Check a statement of a Seq, whose later statements see what it defines."""
+        if isinstance(s, (Bind, Alloc)):
+            self.definition(s, added)
+        elif isinstance(s, BackendStmt):
+            self.backend(s, added)
+        else:
+            self.stmt(s)
+
+    def backend(self, s: BackendStmt, added: list[Node]) -> None:
+        if s.phase != self.phase:
+            self.say("backend", f"{type(s).__name__} is a statement of phase {s.phase}", s.span)
+        scopes = s.scopes()
+        for names, body in scopes:
+            before = set(self.ever)
+            self.block(names, body, s.span)
+            self.ever = before
+        for c in children(s):
+            if isinstance(c, Expr):
+                self.value(c, s.span)
+            elif isinstance(c, Launch):  # its body is that of the program before planning
+                for g in c.grid:
+                    self.integer(g, "grid extent", s.span)
+            elif isinstance(c, Stmt) and not scopes:
+                for x in c.stmts if isinstance(c, Seq) else (c,):
+                    self.item(x, added)
+
     def definition(self, s: Bind | Alloc, added: list[Node]) -> None:
         if isinstance(s, Bind):
             self.value(s.value, s.span)
@@ -230,7 +259,7 @@ class _Verifier:
                     self.say("dtypes", f"`{s.buffer.name}` of {s.buffer.dtype} starts as a {s.init.dtype}", s.span)
             self.define(s.buffer, s.span, added)
 
-    def block(self, variables: Iterable[Var], body: Stmt, span: Span | None) -> None:
+    def block(self, variables: Iterable[Node], body: Stmt, span: Span | None) -> None:
         added: list[Node] = []
         for v in variables:
             self.define(v, span, added)

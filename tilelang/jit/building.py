@@ -17,7 +17,7 @@ import importlib.util
 
 from tilelang.env import env
 from tilelang.errors import TileLangError, brought, error, register
-from tilelang.ir import EMPTY, Evaluate, Func, Launch, rewrite, stmts_of, walk
+from tilelang.ir import Launch, stmts_of, walk
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.runtime.host_engine import compile_object, ffi_state, load_llvm
 from tilelang.runtime.signature import Signature, host_assumptions, needed_symbols, signature_of
@@ -264,11 +264,11 @@ def build_cpu(request: Request, sig: Signature) -> Artifact:
     """Compile the tile program and its host program through LLVM IR to object files."""
     from tilelang.codegen.cpu import compile_tile  # 82 ms
     from tilelang.runtime.launchers import CpuLauncher  # 14 ms
-    from tilelang.transform.cpu import plan_cpu  # 33 ms
+    from tilelang.transform.pipeline import lower_cpu  # 243 ms
 
     watch = Stopwatch()
     with jit_phase("lower", request.func.name):
-        program = compile_tile(plan_cpu(legalized(request)))
+        program = compile_tile(lower_cpu(request.func, request.target, request.config))
     watch.lap("lower")
     source = apply_hook("c", program.llvm_ir, request.target)
     announce_code(request.func.name, source, "llvm", request.target)
@@ -282,28 +282,16 @@ def build_cpu(request: Request, sig: Signature) -> Artifact:
     return Artifact("cpu", source, host, files, meta)
 
 
-def legalized(request: Request, interpreted: bool = False) -> Func:
-    """The tile program after the passes that all backends run.  interpreted: skip the limits of a machine."""
-    from tilelang.transform.pipeline import legalized as run  # 231 ms
-
-    return without_promises(run(request.func, None if interpreted else request.target, request.config))
-
-
-def without_promises(func: Func) -> Func:
-    """The program without T.assume, which only the GPU pipeline's proofs use.  The host checks what it can evaluate."""
-    def drop(n: Any) -> Any:
-        return EMPTY if isinstance(n, Evaluate) and n.call.op == "assume" else None
-
-    return rewrite(func, drop)
-
-
 def build_interpreted(request: Request, sig: Signature) -> Artifact:
     """An artifact without binaries: it holds the tile program or the lowered program for an interpreter."""
-    tile = request.backend == "tile"
-    if tile or not request.target.is_cuda:
-        return Artifact("interpreted", repr(request.func), "", {}, {}, legalized(request, interpreted=tile))
-    from tilelang.transform.pipeline import lower  # 243 ms
+    from tilelang.transform.framework.pass_ import PassContext, run_passes  # 20 ms
+    from tilelang.transform.pipeline import TILE_PASSES, drop_assumptions, lower  # 243 ms
 
+    tile = request.backend == "tile"  # the reference interpreter has no limits of a machine
+    if tile or not request.target.is_cuda:
+        cx = PassContext(None if tile else request.target, request.config)
+        program = run_passes(request.func, (*TILE_PASSES, drop_assumptions), cx)
+        return Artifact("interpreted", repr(request.func), "", {}, {}, program)
     program = lower(request.func, request.target, request.config)
     return Artifact("interpreted", "\n\n".join(repr(k.launch) for k in program.kernels), "", {}, {
         "sync_report": _sync_text(program), "facts": facts_of(program, request.func, request.target)}, program.host)

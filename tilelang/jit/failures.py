@@ -30,7 +30,7 @@ def internal(request: Request, what: str, e: Exception) -> InternalError | None:
     if not names or names[-1] in _SETTINGS or any(n.startswith(_CALL_USERS) for n in names):
         return None
     text = "".join(traceback.format_exception(e))
-    folder = save_report(request.func, "build", PassContext(request.target, dict(request.config)), text)
+    folder = save_report((request.func, "legalize"), "build", PassContext(request.target, dict(request.config)), text)
     said = (str(e).splitlines() or [""])[0][:200]
     return InternalError(f"{what} failed on `{request.func.name}` for {request.target}: {type(e).__name__}: {said}\n"
                          f"report: {folder}")

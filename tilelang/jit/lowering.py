@@ -9,7 +9,7 @@ from tilelang.runtime.params import KernelParam, params_of
 from tilelang.transform.framework.watchers import announce_code
 
 from .artifact import KERNEL_SEPARATOR, CompiledArtifact, Request, program_of
-from .building import device_source, legalized
+from .building import device_source
 from .kernel import compile_request
 from .requests import make_request
 
@@ -50,8 +50,8 @@ def source_of(request: Request) -> str:
     if request.target.is_cuda:
         return KERNEL_SEPARATOR.join(device_source(request)[1])
     from tilelang.codegen.cpu import compile_tile  # 80 ms
-    from tilelang.transform.cpu import plan_cpu  # 36 ms
+    from tilelang.transform.pipeline import lower_cpu  # 243 ms
 
-    source = compile_tile(plan_cpu(legalized(request))).llvm_ir
+    source = compile_tile(lower_cpu(request.func, request.target, request.config)).llvm_ir
     announce_code(request.func.name, source, "llvm", request.target)
     return source

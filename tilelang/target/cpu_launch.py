@@ -13,15 +13,16 @@ rotation.
 
 from __future__ import annotations
 
-from collections.abc import Set
-from typing import Any
+from collections.abc import Callable, Set
+from typing import Any, ClassVar
 
-from tilelang.ir import (AddressOf, Buffer, Call, Expr, Launch, Load, Node, Parallel, Stmt, Store, TileOp, Var, dtype, walk,
-                         BARRIER, CLUSTER_BARRIER, PRIVATE)
+from tilelang.ir import (AddressOf, Buffer, Call, Expr, Func, Launch, Load, Node, Parallel, Stmt, Store, TileOp, Var, dtype,
+                         replace, rewrite, walk, BARRIER, CLUSTER_BARRIER, PRIVATE)
+from tilelang.ir.phases import CPU
+from tilelang.ir.stmt import BackendStmt
 from tilelang.ir.nodes import node
 from tilelang.ir.record import record
 
-from .cpu import HostCpu
 from .shared_space import SharedSpace
 from .thread_calls import BLOCK_VOTES, LANE_CALLS, MATRIX_CALLS, PER_THREAD
 
@@ -32,8 +33,14 @@ _PER_LANE = frozenset((*LANE_CALLS, *MATRIX_CALLS, "in_warp_groups"))
 # ---- statements that only the CPU target has ------------------------------------------------------------------------------
 
 
+class CpuStmt(BackendStmt):
+    """Base class of the statements of the CPU target."""
+
+    phase: ClassVar[str] = CPU
+
+
 @node
-class ThreadLoop(Stmt):
+class ThreadLoop(CpuStmt):
     """body for each thread of the warp role, one thread after another."""
 
     body: Stmt
@@ -41,7 +48,7 @@ class ThreadLoop(Stmt):
 
 
 @node
-class Collective(Stmt):
+class Collective(CpuStmt):
     """body, executed once for all of its threads together: a matrix instruction, an exchange between lanes, a named barrier, or
     a copy that one thread starts.  body is an Evaluate of all threads, or a Masked for the threads of a mask."""
 
@@ -50,7 +57,7 @@ class Collective(Stmt):
 
 
 @node
-class Masked(Stmt):
+class Masked(CpuStmt):
     """body, one simple statement or a run of them, for the threads in which mask holds.
 
     only_returned_absent: all threads outside the mask have returned, so that barriers and votes of the block count only the
@@ -65,7 +72,7 @@ class Masked(Stmt):
 
 
 @node
-class OncePerBlock(Stmt):
+class OncePerBlock(CpuStmt):
     """body runs once, in the last warp role that arrives; then all continue.  barrier: number of the warp roles' barrier."""
 
     body: Stmt
@@ -126,13 +133,16 @@ class RangeTest:
 
 
 @node
-class NestVersions(Stmt):
+class NestVersions(CpuStmt):
     """A Parallel in two versions: one for the case that all accesses lie inside their tensors, and one with more guards."""
 
     tests: tuple[RangeTest, ...]
     inside: Parallel
     edge: Parallel
     span: Any = None
+
+    def scopes(self) -> tuple[tuple[tuple[Node, ...], Stmt], ...]:
+        return ((), self.inside), ((), self.edge)
 
 
 @record
@@ -149,13 +159,22 @@ class TileSide:
 
 
 @node
-class TileLoops(Stmt):
+class TileLoops(CpuStmt):
     """A copy, transpose, fill or atomic update as a loop nest.  extents: of the loops.  dst, src: its operands."""
 
     op: TileOp
     extents: tuple[Any, ...]
     dst: TileSide
     src: TileSide | None = None
+    span: Any = None
+
+
+@node
+class ReduceLoops(CpuStmt):
+    """A Reduce as loops.  lanes: elements that are accumulated side by side in a vector, 1 for one after another."""
+
+    op: TileOp
+    lanes: int
     span: Any = None
 
 
@@ -194,6 +213,7 @@ class Packing:
 
     kind: convert, transpose, pairs_of_rows, pairs_of_columns, transposed_pairs (codegen/cpu/gemm_pack.py).  rows, cols: of the
     operand as it lies.  row, col: its strides in elements.  at, scratch: first byte in the scratch space, and bytes used.
+    lanes: elements that are converted at a time.
     """
 
     kind: str
@@ -203,16 +223,29 @@ class Packing:
     col: int
     at: int
     scratch: int
+    lanes: int
+
+    @property
+    def of_pairs(self) -> Packing:
+        """The transposition of rows of pairs, the second step of transposed_pairs."""
+        pairs = -(-self.cols // 2)
+        return Packing("transpose", self.rows, pairs, pairs, 1, self.at, self.scratch // 2, min(8, self.lanes // 2))
 
 
 @node
-class BlockedGemm(Stmt):
-    """A Gemm as a register-blocked kernel.  rows, vectors: of the accumulator block.  pack_a, pack_b: operands to convert."""
+class BlockedGemm(CpuStmt):
+    """A Gemm as a register-blocked kernel.
+
+    rows, vectors: of the accumulator block.  lanes: elements of a vector.  fma: one rounding for each multiply-add.
+    pack_a, pack_b: operands to convert.
+    """
 
     op: TileOp
     shape: GemmShape
     rows: int
     vectors: int
+    lanes: int
+    fma: bool
     pack_a: Packing | None = None
     pack_b: Packing | None = None
     span: Any = None
@@ -304,7 +337,7 @@ class NullCheck:
 
 
 @node
-class CpuLaunch(Stmt):
+class CpuLaunch(CpuStmt):
     """A launch as the CPU target runs it.
 
     launch: grid, block and thread indices, settings; its body is that of the program.
@@ -313,6 +346,7 @@ class CpuLaunch(Stmt):
     slots: buffers of a block in the arena.  space: addresses of the shared buffers that descriptors refer to.
     warp_role_barriers: number of barriers between the warp roles of a block.  grid_barrier: there is a barrier of all blocks.
     lane_faults: exchanges between lanes may fail at run time.
+    may_alias: data of the tensors that may overlap other tensors.
     null_checks: addresses that are tested where they are bound.  pointers, when_null: untyped pointer parameters, and the
     version of the launch for calls in which one of them is null; None: this version is used for all calls.
     """
@@ -325,21 +359,29 @@ class CpuLaunch(Stmt):
     warp_role_barriers: int = 0
     grid_barrier: bool = False
     lane_faults: bool = False
+    may_alias: tuple[Var, ...] = ()
     null_checks: tuple[NullCheck, ...] = ()
     pointers: tuple[Var, ...] = ()
     when_null: CpuLaunch | None = None
     span: Any = None
 
+    def scopes(self) -> tuple[tuple[tuple[Node, ...], Stmt], ...]:
+        names = (*self.launch.block_vars, *self.launch.thread_vars)
+        return (*((names, c.body) for c in self.codes), *(() if self.when_null is None else (((), self.when_null),)))
 
-@record
-class CpuPlan:
-    """A program planned for a processor.  func: its launches, and statements outside of T.Kernel, are CpuLaunch."""
 
-    func: Any
-    host: HostCpu
+def rewrite_codes(func: Func, fn: Callable[[WarpRoleCode], WarpRoleCode]) -> Func:
+    """A planned program with the code of each warp role of each launch replaced by fn of it."""
+    def launch(s: CpuLaunch) -> CpuLaunch:  # `rewrite` comes to s.when_null before s
+        codes = tuple(map(fn, s.codes))
+        return s if all(a is b for a, b in zip(codes, s.codes)) else replace(s, codes=codes)
+
+    out: Func = rewrite(func, launch, CpuLaunch)
+    return out
 
 
 __all__ = ["BARRIER_WORDS", "BlockedGemm", "CheckedAddress", "CheckedLoad", "CheckedStore", "Collective", "CpuLaunch",
-           "CpuPlan", "GemmShape", "Masked", "NestVersions", "NullCheck", "OncePerBlock", "Packing", "RangeTest",
+           "GemmShape", "Masked", "NestVersions", "NullCheck", "OncePerBlock", "Packing", "RangeTest",
+           "ReduceLoops",
            "StorageSlot", "ThreadLoop", "ThreadValues", "TileLoops",
-           "TileSide", "WarpRole", "WarpRoleCode", "is_barrier_array", "is_private"]
+           "TileSide", "WarpRole", "WarpRoleCode", "is_barrier_array", "is_private", "rewrite_codes"]

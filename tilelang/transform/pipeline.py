@@ -1,4 +1,4 @@
-"""The pass lists of the compiler in the order in which they run, and `lower`, which runs them for a GPU target."""
+"""The pass lists of the compiler in the order in which they run; `lower` runs them for a GPU, `lower_cpu` for the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from typing import Any
 from tilelang.errors import TileLangError, error
 from tilelang.ir import Func, Launch, rewrite, walk, with_options
 from tilelang.ir import replace as replaced
+from tilelang.target.cpu import HostCpu, unsupported
 
+from .cpu.guard_accesses import guard_accesses
+from .cpu.host_blocks import launch_host_statements
+from .cpu.plan_gemm import plan_gemms
+from .cpu.plan_launches import plan_launches
+from .cpu.plan_reductions import plan_reductions
+from .cpu.speculate_operands import speculate_operands
 from .legalize.aliasing import keep_order, overlapping
 from .legalize.ballot_masks import ballot_masks
 from .legalize.bind_calls import bind_calls
@@ -29,6 +36,7 @@ from .schedule.insert_pdl import insert_pdl
 from .registers.overlap_epilogue import overlap_epilogue
 from .lower.device_program import DeviceKernel, LoweredProgram, split_host
 from .memory.flatten import flatten
+from .legalize.drop_assumptions import drop_assumptions
 from .legalize.branches_to_warp_roles import branches_to_warp_roles
 from .legalize.guard_masks import guard_masks
 from .legalize.hopper_features import hopper
@@ -37,7 +45,7 @@ from .memory.lane_quotients import lane_quotients
 from .legalize.legalize import legalize
 from .lower.lower_tile_ops import lower_tile_ops
 from .legalize.split_warp_role_branches import split_warp_role_branches
-from .framework.pass_ import DEVICE, PassContext, PassFn, pass_, run_passes
+from .framework.pass_ import DEVICE, TILE, PassContext, PassFn, pass_, run_passes
 from .sync.place_sync import place_sync
 from .schedule.plan_pipelines import plan_pipelines
 from .memory.plan_shared_memory import plan_shared_memory
@@ -114,11 +122,37 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     shorten_live_ranges,  # after pipeline_descriptors: loops that it changed have their own copies of thread indices
     verify_sync,  # last: it checks the program that is printed, with the planned offsets
 )
+CPU_PASSES: tuple[PassFn, ...] = (
+    drop_assumptions,
+    launch_host_statements,
+    plan_launches,  # TILE -> CPU
+    plan_gemms,  # before guard_accesses, which makes loop nests of the other tile ops
+    guard_accesses,
+    plan_reductions,  # after guard_accesses, which marks the accesses in the bounds of a Reduce
+    speculate_operands,  # last: guard_accesses proves less about operands that are always evaluated
+)
 
 
 def legalized(func: Func, target: Any = None, config: Mapping[str, Any] | None = None) -> Func:
     """The program after the checks and rewrites that all targets share, still in phase TILE."""
     return run_passes(func, TILE_PASSES, PassContext(target, config or {}))
+
+
+def lower_cpu(func: Func, target: Any = None, config: Mapping[str, Any] | None = None) -> Func:
+    """The program in phase CPU, which codegen/cpu prints for this processor.
+
+    Raises TileLangError for programs that cannot be compiled: cpu-unsupported at the user's line for what only the CPU target
+    does not compile.
+    """
+    return run_passes(func, (*TILE_PASSES, *CPU_PASSES), PassContext(target, config or {}))
+
+
+def plan_cpu(func: Func, host: HostCpu | None = None) -> Func:
+    """A program in phase TILE after the passes of the CPU target alone, for this processor or `host`."""
+    if func.facts.phase != TILE:
+        raise unsupported(f"a program in phase {func.facts.phase}", span=func.span,
+                          hint="the CPU target starts from the tile program")
+    return run_passes(func, CPU_PASSES, PassContext(host=host))
 
 
 # Fallback schedules, each simpler than the one before: (what the program is compiled without, the options that do it).
@@ -225,4 +259,5 @@ def _told(func: Func, line: str) -> Func:
         x, report=(*x.plan.report, line)) if isinstance(x, Launch) else None))
 
 
-__all__ = ["DEVICE_PASSES", "TILE_PASSES", "DeviceKernel", "LoweredProgram", "legalized", "lower"]
+__all__ = ["CPU_PASSES", "DEVICE_PASSES", "TILE_PASSES", "DeviceKernel", "LoweredProgram", "legalized", "lower", "lower_cpu",
+           "plan_cpu"]

@@ -1,6 +1,7 @@
 """Repeat a failed compilation from its report folder:  python -m tilelang.transform.replay FOLDER
 
 The folder is what an InternalError names: before.tl, the program before the failing pass, and facts.json.
+The text of a program in phase CPU does not parse: before.tl is then the last program before it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tilelang.ir import parse, to_text
 from tilelang.target import Target
 
 from .framework.pass_ import PassContext, PassInfo, run_passes
-from .pipeline import DEVICE_PASSES, TILE_PASSES
+from .pipeline import CPU_PASSES, DEVICE_PASSES, TILE_PASSES
 
 
 def replay(folder: str | Path) -> str:
@@ -21,11 +22,12 @@ def replay(folder: str | Path) -> str:
     folder = Path(folder)
     facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
     func = parse((folder / "before.tl").read_text(encoding="utf-8"))
-    passes = [*TILE_PASSES, *DEVICE_PASSES]
+    target = Target(facts["target"]) if facts.get("target") else None
+    on_gpu = target is not None and target.is_cuda or facts["from"] in [p.__name__ for p in DEVICE_PASSES]
+    passes = [*TILE_PASSES, *(DEVICE_PASSES if on_gpu else CPU_PASSES)]
     infos: list[PassInfo] = [p.info for p in passes]  # type: ignore[attr-defined]
     names = [i.name for i in infos]
-    start = names.index(facts["pass"]) if facts["pass"] in names else 0
-    target = Target(facts["target"]) if facts.get("target") else None
+    start = names.index(facts["from"]) if facts["from"] in names else 0
     config = {k: json.loads(v) for k, v in facts.get("config", {}).items()}
     return to_text(run_passes(func, passes[start:], PassContext(target, config, verify=True)))
 

@@ -3,12 +3,12 @@
 import re
 
 from tilelang.ir.printer import to_text
-from tilelang.transform.cpu import plan_cpu
+from tilelang.transform.pipeline import plan_cpu
 
 
 def planned_body(program, host=None):
     """The body of a program after planning."""
-    return plan_cpu(getattr(program, "func", program), host).func.body
+    return plan_cpu(getattr(program, "func", program), host).body
 
 
 def text_of(program, warp_role=0, host=None):

@@ -1,4 +1,4 @@
-"""Guards of tensor accesses, tests in front of nests, and accesses of block memory that certainly leave it."""
+"""The pass guard_accesses: guards, tests in front of nests, accesses of block memory that certainly leave it."""
 
 import pytest
 from planned import planned_body, text_of

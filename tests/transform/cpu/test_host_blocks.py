@@ -1,4 +1,4 @@
-"""Statements outside of T.Kernel become launches of one thread."""
+"""The pass launch_host_statements: statements outside of T.Kernel become launches of one thread."""
 
 from planned import planned_body
 

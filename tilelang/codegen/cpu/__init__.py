@@ -1,6 +1,6 @@
 """The CPU target: a planned tile program to LLVM IR.
 
-    program = compile_tile(plan_cpu(func))      plan_cpu: transform/cpu
+    program = compile_tile(lower_cpu(func))      lower_cpu: transform/pipeline.py
     program.llvm_ir, program.entry, program.signature, program.symbols
 
 The entry is `ptr entry(params…)`: null, or the text of the host assertion that failed (NUL-terminated, static).  It
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilelang.ir import Expr, Func, Var, walk
-from tilelang.target.cpu_launch import CpuPlan, ThreadValues
+from tilelang.target.cpu_launch import ThreadValues
 
 from .block_function import add_pieces
 from .host import HostPrinter
@@ -86,18 +86,17 @@ def _bind_parameter(cx: Code, func: Func, p: CpuParam, operand: str) -> None:
             cx.vars[p.var].wide = operand if p.type == "i64" else cx.f.let(f"sext {p.type} {operand} to i64")
 
 
-def compile_tile(plan: CpuPlan) -> CpuProgram:
-    """LLVM IR of a program that transform/cpu planned for a processor.
+def compile_tile(func: Func) -> CpuProgram:
+    """LLVM IR of a program in phase CPU.
 
     Raises cpu-unsupported at the user's line for what the CPU target does not compile.
     """
-    func = plan.func
     signature = _signature(func)
     entry = clean(func.name) + "_entry"  # no name of a C function ends so
     module = Module(func.name)
     f = Fn(module, entry, "ptr", [(p.type, f"p{k}", "") for k, p in enumerate(signature)], linkage="", attrs="nounwind")
     one_thread = BlockState(ThreadValues(1, (), frozenset(), frozenset()), (1, 1, 1), ((0, 1),), LaneFaults())
-    cx = Code(f, plan.host, one_thread, {})
+    cx = Code(f, one_thread, {})
     add_pieces(cx)
     for k, param in enumerate(signature):
         _bind_parameter(cx, func, param, f"%p{k}")

@@ -95,10 +95,10 @@ def captured_values(host: HostFunction, s: Launch) -> list[Captured]:
 
 def open_block(frame: LaunchFrame, f: Fn, code: WarpRoleCode, warp_role: WarpRoleState | None = None) -> Code:
     """The Code of the function of a block, its parameters bound.  warp_role: the coroutine, where it is one."""
-    s, host = frame.plan.launch, frame.host.code
+    s = frame.plan.launch
     block = BlockState(code.values, s.threads, code.warp_role.ranges, frame.faults, warp_role, scratch="%scratch")
     ranges = with_indices(Analyzer(), s, code.warp_role)
-    cx = Code(f, host.host, block, BLOCK_CALLS, ranges, safe_values=dict(s.plan.safe_values),
+    cx = Code(f, block, BLOCK_CALLS, ranges, safe_values=dict(s.plan.safe_values),
               sources=s.plan.import_source)
     add_pieces(cx)
     outside_threads(cx)

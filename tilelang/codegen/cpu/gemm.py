@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from tilelang.ir import as_bool, dtype
 from tilelang.ops import Gemm
-from tilelang.target.cpu import HostCpu
-from tilelang.target.cpu_launch import BlockedGemm, GemmShape, Packing
+from tilelang.target.cpu_launch import BlockedGemm, Packing
 
 from .gemm_pack import convert_rows, pairs_of_columns, pairs_of_rows, transpose_rows
 from .state import Code
@@ -31,28 +30,28 @@ def print_gemm(cx: Code, s: BlockedGemm) -> None:
         a = _packed(cx, s.pack_a, op.a.dtype, s.shape.compute, a)
     if s.pack_b is not None:
         b = _packed(cx, s.pack_b, op.b.dtype, s.shape.compute, b)
-    name = f.module.need(s.shape.name, lambda: _tile_function(f.module, cx.host, s))
+    name = f.module.need(s.shape.name, lambda: _tile_function(f.module, s))
     f.do(f"call void @{name}(ptr {a}, ptr {b}, ptr {c}, i1 {cx.value(as_bool(op.clear_accum))})")
 
 
 def _packed(cx: Code, p: Packing, src: dtype, compute: dtype, operand: str) -> str:
     """Convert an operand into scratch space; its address there."""
-    f, host = cx.f, cx.host
+    f = cx.f
     dst = f.at(cx.block.scratch, "i8", str(p.at))
     match p.kind:
         case "convert":
-            convert_rows(f, host, src, compute, operand, p.row, p.col, dst, p.rows, p.cols)
+            convert_rows(f, p, src, compute, operand, dst)
         case "transpose":
-            transpose_rows(f, host, src, compute, operand, p.row, p.col, dst, p.rows, p.cols)
+            transpose_rows(f, p, src, compute, operand, dst)
         case "pairs_of_rows":
-            pairs_of_rows(f, host, src, operand, p.row, dst, p.rows, p.cols)
+            pairs_of_rows(f, p, src, operand, dst)
         case "pairs_of_columns":
-            pairs_of_columns(f, host, src, operand, p.row, dst, p.rows, p.cols)
+            pairs_of_columns(f, p, src, operand, dst)
         case "transposed_pairs":
-            pairs, i32 = -(-p.cols // 2), dtype("int32")
+            i32 = dtype("int32")
             lines = f.at(cx.block.scratch, "i8", str(p.at + p.scratch // 2))
-            pairs_of_columns(f, host, src, operand, p.row, lines, p.rows, p.cols)
-            transpose_rows(f, host, i32, i32, lines, pairs, 1, dst, p.rows, pairs)
+            pairs_of_columns(f, p, src, operand, lines)
+            transpose_rows(f, p.of_pairs, i32, i32, lines, dst)
     return dst
 
 
@@ -71,10 +70,9 @@ def _widths(count: int, lanes: int) -> list[int]:
     return out
 
 
-def _tile_function(module: Module, host: HostCpu, plan: BlockedGemm) -> str:
+def _tile_function(module: Module, plan: BlockedGemm) -> str:
     """The whole tile: strips of columns, groups of rows, micro-kernels for the full and the edge blocks."""
-    s, mr, nv = plan.shape, plan.rows, plan.vectors
-    lanes = host.lanes(s.compute.bits)
+    s, mr, nv, lanes = plan.shape, plan.rows, plan.vectors, plan.lanes
     f = Fn(module, s.name, "void",
            [("ptr", "a", "noalias readonly"), ("ptr", "b", "noalias readonly"), ("ptr", "c", "noalias"),
             ("i1", "clear", "")],
@@ -90,7 +88,7 @@ def _tile_function(module: Module, host: HostCpu, plan: BlockedGemm) -> str:
             with f.loop(str(start), str(stop), count, hint="i") as i:
                 ap = f.at("%a", ct, f.mul(i, str(s.ai)))
                 cp = f.at("%c", cd, f.add(f.mul(i, str(s.ldc)), j))
-                _micro_kernel(f, host, s, count, widths, ap, bp, cp)
+                _micro_kernel(f, plan, count, widths, (ap, bp, cp))
 
     if s.n >= nr:
         with f.loop("0", str(s.n // nr * nr), nr, hint="j") as j:
@@ -102,8 +100,9 @@ def _tile_function(module: Module, host: HostCpu, plan: BlockedGemm) -> str:
     return module.entries[f.name]
 
 
-def _micro_kernel(f: Fn, host: HostCpu, s: GemmShape, mr: int, widths: list[int], ap: str, bp: str, cp: str) -> None:
-    """An mr x sum(widths) block of C kept in registers over all of k."""
+def _micro_kernel(f: Fn, plan: BlockedGemm, mr: int, widths: list[int], operands: tuple[str, str, str]) -> None:
+    """An mr x sum(widths) block of C kept in registers over all of k.  operands: addresses of A, B and C."""
+    s, (ap, bp, cp) = plan.shape, operands
     ct, at = s.compute, memory_type(s.compute)
     starts = [sum(widths[:v]) for v in range(len(widths))]
     types = [value_type(ct.with_lanes(w)) for w in widths]
@@ -134,7 +133,7 @@ def _micro_kernel(f: Fn, host: HostCpu, s: GemmShape, mr: int, widths: list[int]
             if w not in spread:
                 one = f.let(f"insertelement {types[v]} poison, {at} {a}, i64 0")
                 spread[w] = f.let(f"shufflevector {types[v]} {one}, {types[v]} poison, <{w} x i32> zeroinitializer")
-            nxt[r, v] = _multiply_add(f, host, s, types[v], spread[w], b[v], acc[r, v])
+            nxt[r, v] = _multiply_add(f, plan, types[v], spread[w], b[v], acc[r, v])
     f.do(f"{k2} = add nuw nsw i64 {k}, 1")
     f.lines[place:place] = [f"  {acc[c]} = phi {types[c[1]]} [ {first[c]}, %{before} ], [ {nxt[c]}, %{head} ]"
                             for c in cells]
@@ -147,12 +146,13 @@ def _micro_kernel(f: Fn, host: HostCpu, s: GemmShape, mr: int, widths: list[int]
         store(f, wide, convert(f, nxt[r, v], ct.with_lanes(widths[v]), wide), c_address(r, v))
 
 
-def _multiply_add(f: Fn, host: HostCpu, s: GemmShape, ty: str, a: str, b: str, c: str) -> str:
+def _multiply_add(f: Fn, plan: BlockedGemm, ty: str, a: str, b: str, c: str) -> str:
+    s = plan.shape
     if s.pairs:
         return f.let(f"add {ty} {_pair_products(f, ty, a, b)}, {c}")
     if not s.compute.is_float:
         return f.let(f"add {ty} {f.let(f'mul {ty} {a}, {b}')}, {c}")
-    if host.has_fma:
+    if plan.fma:
         return intrinsic(f, "llvm.fma", ty, a, b, c)
     return f.let(f"fadd {ty} {f.let(f'fmul {ty} {a}, {b}')}, {c}")
 

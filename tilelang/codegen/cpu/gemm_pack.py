@@ -7,7 +7,7 @@ exactly, since 8-bit factors cannot overflow it.  An odd k is padded with zero.
 from __future__ import annotations
 
 from tilelang.ir import dtype
-from tilelang.target.cpu import HostCpu
+from tilelang.target.cpu_launch import Packing
 
 from .text import Fn
 from .types import convert, load, memory_type, store, value_type
@@ -15,10 +15,9 @@ from .types import convert, load, memory_type, store, value_type
 I16, I32 = dtype("int16"), dtype("int32")
 
 
-def convert_rows(f: Fn, host: HostCpu, src: dtype, ct: dtype, at: str, row: int, col: int, dst: str, rows: int,
-                  cols: int) -> None:
+def convert_rows(f: Fn, p: Packing, src: dtype, ct: dtype, at: str, dst: str) -> None:
     """dst[r*cols + c] = at[r*row + c*col] in the computing type."""
-    lanes = host.lanes(ct.bits) if col == 1 else 1
+    lanes, rows, cols, row, col = p.lanes, p.rows, p.cols, p.row, p.col
     if row == cols and col == 1:
         rows, cols, row = 1, rows * cols, rows * cols
     with f.loop("0", str(rows), hint="r") as r:
@@ -34,10 +33,9 @@ def convert_rows(f: Fn, host: HostCpu, src: dtype, ct: dtype, at: str, row: int,
                 store(f, ct.with_lanes(step), v, f.at(to_row, memory_type(ct), c))
 
 
-def transpose_rows(f: Fn, host: HostCpu, src: dtype, ct: dtype, at: str, row: int, col: int, dst: str, rows: int,
-                    cols: int) -> None:
+def transpose_rows(f: Fn, p: Packing, src: dtype, ct: dtype, at: str, dst: str) -> None:
     """dst[c*rows + r] = at[r*row + c*col]: squares of `lanes` x `lanes` through shuffles, the rest one by one."""
-    lanes = min(8, host.lanes(ct.bits))
+    lanes, rows, cols, row, col = p.lanes, p.rows, p.cols, p.row, p.col
     square = col == 1 and rows >= lanes and cols >= lanes
     whole_r, whole_c = (rows // lanes * lanes, cols // lanes * lanes) if square else (0, 0)
     st, mt = memory_type(src), memory_type(ct)
@@ -81,9 +79,9 @@ def _transposed(f: Fn, scalar: str, lines: list[str]) -> list[str]:
     return out
 
 
-def pairs_of_columns(f: Fn, host: HostCpu, src: dtype, at: str, row: int, dst: str, rows: int, cols: int) -> None:
+def pairs_of_columns(f: Fn, p: Packing, src: dtype, at: str, dst: str) -> None:
     """dst[r][c/2] = pair of at[r*row + c], at[r*row + c + 1]: widening each row to int16 is all it takes."""
-    lanes = host.lanes(16)
+    lanes, rows, cols, row = p.lanes, p.rows, p.cols, p.row
     even = cols + cols % 2
     with f.loop("0", str(rows), hint="r") as r:
         from_row = f.at(at, memory_type(src), f.mul(r, str(row)))
@@ -99,14 +97,14 @@ def pairs_of_columns(f: Fn, host: HostCpu, src: dtype, at: str, row: int, dst: s
             store(f, I16, "0", f.at(to_row, "i16", str(cols)))
 
 
-def pairs_of_rows(f: Fn, host: HostCpu, src: dtype, at: str, row: int, dst: str, rows: int, cols: int) -> None:
+def pairs_of_rows(f: Fn, p: Packing, src: dtype, at: str, dst: str) -> None:
     """dst[r/2][c] = pair of at[r*row + c], at[(r+1)*row + c]."""
-    lanes = host.lanes(32)
+    lanes, rows, cols, row = p.lanes, p.rows, p.cols, p.row
     st = memory_type(src)
 
     def line(count: str, second: bool) -> None:
-        with f.loop("0", count, hint="r") as p:
-            r = p if second else str(rows // 2)
+        with f.loop("0", count, hint="r") as at_pair:
+            r = at_pair if second else str(rows // 2)
             first = f.at(at, st, f.mul(f.mul(r, "2"), str(row)))
             to_row = f.at(dst, "i32", f.mul(r, str(cols)))
             whole = cols // lanes * lanes

@@ -11,7 +11,7 @@ parameters of the block function, so that LLVM knows that they do not overlap.
 
 from __future__ import annotations
 
-from tilelang.ir import Alloc, follows_addresses, walk, GLOBAL
+from tilelang.ir import Alloc, walk, GLOBAL
 from tilelang.target.cpu_launch import CpuLaunch
 
 from .block_function import Captured, LaunchFrame, captured_values, open_block, print_body
@@ -109,9 +109,7 @@ def _report_faults(host: HostFunction, faults: LaneFaults, fault_word: str) -> N
 
 def _block_function(frame: LaunchFrame) -> str:
     """define void @name_block(block ids, captured values, storage, scratch); its name."""
-    host, s = frame.host, frame.plan.launch
-    may_alias, free = set(host.func.facts.may_alias), follows_addresses(s)
-    aliased = {id(b.data) for _, b in host.func.buffers if free or b.name in may_alias}
+    host, aliased = frame.host, {id(v) for v in frame.plan.may_alias}
     params = [("i64", f"b{d}", "") for d in range(3)]
     for name, c in zip(frame.value_names, frame.captured):
         tensor = c.type == "ptr" and c.var in host.code.storage and id(c.var) not in aliased

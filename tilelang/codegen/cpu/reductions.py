@@ -7,10 +7,11 @@ from typing import Any
 
 from tilelang.ir import Buffer, Region, dtype
 from tilelang.ops import Reduce, Scan
+from tilelang.target.cpu_launch import ReduceLoops
 
 from . import arithmetic
 from .state import Code
-from .text import Fn, is_literal
+from .text import Fn
 from .tile_loops import mins_of, nest
 from .types import convert, intrinsic, load, rounded, store, value_type
 
@@ -19,9 +20,10 @@ def _whole(cx: Code, b: Buffer, r: Region) -> tuple[Buffer, list[str], list[Any]
     return b, mins_of(cx, r), list(r.extents)
 
 
-def emit_reduce(cx: Code, op: Reduce) -> None:
+def emit_reduce(cx: Code, s: ReduceLoops) -> None:
     """dst = kind over src along dim, combined in dst's dtype."""
-    f = cx.f
+    f, op = cx.f, s.op
+    assert isinstance(op, Reduce), "what plan_reductions plans"
     src, smin, extents = _whole(cx, op.src.buffer, op.src)
     dst, dmin, dext = _whole(cx, op.dst.buffer, op.dst)
     dim = op.dim % len(extents)
@@ -53,7 +55,7 @@ def emit_reduce(cx: Code, op: Reduce) -> None:
     count = cx.index(extents[dim])
     if len(outer) == len(rest):
         def row(at: list[str]) -> None:
-            _reduce_row(cx, op, count, lambda r, n: element(source(at, r), n), target(at))
+            _reduce_row(cx, op, s.lanes, count, lambda r, n: element(source(at, r), n), target(at))
 
         nest(cx, sizes, {}, {}, row)
         return
@@ -79,18 +81,14 @@ def _combine(f: Fn, op: Reduce, a: str, b: str, dt: dtype) -> str:
     return arithmetic.combine(f, op.kind, a, b, dt, reassociate=True)
 
 
-def _reduce_row(cx: Code, op: Reduce, count: str, element: Callable[[str, int], str], target: str) -> None:
+def _reduce_row(cx: Code, op: Reduce, lanes: int, count: str, element: Callable[[str, int], str], target: str) -> None:
     """One output: lanes accumulate adjacent elements, then halve; the rest one by one."""
     f, dd = cx.f, op.dst.buffer.dtype
-    src = op.src.buffer
     start = load(f, dd, target) if not op.clear else arithmetic.identity(op.kind, dd)
     acc = f.alloca(value_type(dd), hint="acc")
     f.do(f"store {value_type(dd)} {start}, ptr {acc}")
     done = "0"
-    strides = cx.memory.strides(src)
-    lanes = cx.host.lanes(max(dd.bits, 32))
-    contiguous = strides[op.dim] == "1" and cx.memory.base_of(src).copies == 1 and src.dtype.lanes == 1
-    if contiguous and is_literal(count) and int(count) >= lanes:
+    if lanes > 1:
         wide = dd.with_lanes(lanes)
         done = str(int(count) // lanes * lanes)
         vacc = f.alloca(value_type(wide), align=64, hint="vacc")

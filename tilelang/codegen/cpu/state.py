@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 from tilelang.arith import Analyzer
 from tilelang.ir import AddressOf, Buffer, Call, Expr, Load, Store, Var, dtype
-from tilelang.target.cpu import HostCpu
 from tilelang.target.cpu_launch import NullCheck, ThreadValues, WarpRole
 from tilelang.target.tensor_map import TensorMap
 
@@ -198,13 +197,12 @@ CallPrinter = Callable[["Code", Call], str]
 class Code:
     """One function while it is printed.
 
-    f: its text.  host: the processor.  analyzer: ranges of integers at this place.  calls: calls that touch memory or threads.
+    f: its text.  analyzer: ranges of integers at this place.  calls: calls that touch memory or threads.
     vars, storage: what names stand for.  safe_values: what loads outside of a buffer give.  sources: C++ text that the launch
     puts ahead of its kernel.  span: the user's place.
     """
 
     f: Fn
-    host: HostCpu
     block: BlockState
     calls: Mapping[str, CallPrinter]
     analyzer: Analyzer = field(default_factory=Analyzer)

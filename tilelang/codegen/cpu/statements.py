@@ -16,6 +16,7 @@ from tilelang.target.cpu_launch import (
     Masked,
     NestVersions,
     OncePerBlock,
+    ReduceLoops,
     ThreadLoop,
     TileLoops,
 )
@@ -254,7 +255,7 @@ class StatementPrinter:
 
     # ---- tile operations ------------------------------------------------------------------------------------------
 
-    def _tile_op(self, s: TileOp) -> None:
+    def _tile_op(self, s: TileOp | BlockedGemm | ReduceLoops) -> None:
         _TILE_OPS[type(s)](self.cx, s)
 
     def _tile_loops(self, s: TileLoops) -> None:
@@ -269,7 +270,7 @@ def _matrix(cx: Code, e: Call) -> None:
 
 
 _TILE_OPS: dict[type, Callable[[Code, Any], None]] = {
-    ops.Reduce: reductions.emit_reduce, ops.Scan: reductions.emit_scan, BlockedGemm: gemm.print_gemm,
+    ReduceLoops: reductions.emit_reduce, ops.Scan: reductions.emit_scan, BlockedGemm: gemm.print_gemm,
 }
 
 _PRINT: dict[type, Callable[[StatementPrinter, Any], None]] = {

@@ -21,7 +21,6 @@ from tilelang.ir import (
     Unary,
     Var,
     dtype,
-    walk,
 )
 from tilelang.ir.children import contains
 from tilelang.target.cpu import unsupported
@@ -86,15 +85,13 @@ class ValuePrinter:
 
     def _logical(self, e: Binary) -> str:
         a = self.value(e.a)
-        if e.dtype.lanes > 1 or _is_harmless(e.b):
-            return self.cx.f.let(f"{e.op} {value_type(e.dtype)} {a}, {self.value(e.b)}")
         if e.op == "and":
             return self.cx.f.choose(a, "i1", lambda: self.value(e.b), lambda: "false")
         return self.cx.f.choose(a, "i1", lambda: "true", lambda: self.value(e.b))
 
     def _select(self, e: Select) -> str:
         cond, ty = self.value(e.cond), value_type(e.dtype)
-        if e.cond.dtype.lanes > 1 or not e.lazy or (_is_harmless(e.a) and _is_harmless(e.b)):
+        if not e.lazy:
             a, b = self.value(e.a), self.value(e.b)
             return self.cx.f.let(f"select {value_type(e.cond.dtype)} {cond}, {ty} {a}, {ty} {b}")
         return self.cx.f.choose(cond, ty, lambda: self.value(e.a), lambda: self.value(e.b))
@@ -155,17 +152,6 @@ class ValuePrinter:
         for k, s in enumerate(scalars):
             out = self.cx.f.let(f"insertelement {ty} {out}, {scalar} {s}, i64 {k}")
         return out
-
-
-def _is_harmless(e: Expr) -> bool:
-    """Whether evaluating e where it is not needed is harmless: no loads, calls or divisions."""
-    budget = 16
-    for n in walk(e):
-        budget -= 1
-        if budget < 0 or isinstance(n, (Load, Call)) or isinstance(n, Binary) and n.op in (
-                "floordiv", "floormod", "truncdiv", "truncmod"):
-            return False
-    return True
 
 
 def bind_value(cx: Code, v: Var, value: Expr) -> None:

@@ -25,6 +25,7 @@ from tilelang.target.cpu_launch import (
 )
 from tilelang.target.cpu_ranges import is_in_range, thread_ranges, with_indices, with_loop, with_nest, with_value
 
+from ..framework.pass_ import CPU, PassContext, pass_
 from .check_bounds import check_bounds
 from .nest_guards import find_nest_guards
 from .tile_loops import plan_tile_loops
@@ -33,7 +34,8 @@ _NO_GUARD = ("atomic_load", "atomic_store")
 _BY_ADDRESS = ("wgmma_descriptor", "tma_load")  # calls whose first operand is an address in shared memory
 
 
-def guard_accesses(func: Func) -> Func:
+@pass_(needs=CPU)
+def guard_accesses(func: Func, cx: PassContext) -> Func:
     """Accesses of tensors with the dimensions whose index is not proven to be inside.
 
         A[bx * 64 + i]                       ->  A[bx * 64 + i] guarded in dimension 0

@@ -5,10 +5,13 @@ from __future__ import annotations
 from tilelang.ir import I32, Assert, Const, Evaluate, For, Func, If, Launch, Parallel, Stmt, Store, TileOp, Var, While, walk
 from tilelang.ir.visitor import rewrite_stmts
 
+from ..framework.pass_ import TILE, PassContext, pass_
+
 NO_WORK = ("assume", "evaluate", "no_op")  # calls outside a kernel that do nothing
 
 
-def launch_host_statements(func: Func) -> Func:
+@pass_(needs=TILE)
+def launch_host_statements(func: Func, cx: PassContext) -> Func:
     """Stores, loops over them and tile operations outside of T.Kernel as launches.
 
         B[0] = A[0] + 1                      with T.Kernel(1, threads=1): B[0] = A[0] + 1

@@ -5,15 +5,18 @@ from __future__ import annotations
 from functools import lru_cache
 
 from tilelang.arith import Analyzer
-from tilelang.ir import Buffer, Func, Region, Stmt, dtype, replace
+from tilelang.ir import Buffer, Func, Region, Stmt, dtype
 from tilelang.ir.children import contains
 from tilelang.ir.visitor import rewrite
 from tilelang.ops import Gemm
-from tilelang.target.cpu import HostCpu, unsupported
-from tilelang.target.cpu_launch import BlockedGemm, CpuLaunch, GemmShape, Packing, ThreadValues, WarpRoleCode
+from tilelang.target.cpu import HostCpu, host_cpu, unsupported
+from tilelang.target.cpu_launch import BlockedGemm, GemmShape, Packing, ThreadValues, WarpRoleCode, rewrite_codes
+
+from ..framework.pass_ import CPU, PassContext, pass_
 
 
-def plan_gemms(func: Func, host: HostCpu) -> Func:
+@pass_(needs=CPU)
+def plan_gemms(func: Func, cx: PassContext) -> Func:
     """Each Gemm of a planned program as a kernel for a processor, and the scratch space that each warp role needs.
 
         gemm(a, b, c)         ->   convert b into scratch as float32
@@ -23,12 +26,8 @@ def plan_gemms(func: Func, host: HostCpu) -> Func:
     columns are not contiguous (transposed B), or it is the accumulator too.
     Raises cpu-unsupported for operands of run-time size or strides, and for mixed kinds of elements.
     """
-    return rewrite(func, lambda s: _launch(s, host), CpuLaunch)
-
-
-def _launch(s: CpuLaunch, host: HostCpu) -> CpuLaunch:
-    # `rewrite` has planned the launch in s.when_null before it comes to s.
-    return replace(s, codes=tuple(_code(c, host) for c in s.codes))
+    host = cx.host or host_cpu()
+    return rewrite_codes(func, lambda code: _code(code, host))
 
 
 def _code(code: WarpRoleCode, host: HostCpu) -> WarpRoleCode:
@@ -55,6 +54,9 @@ def computing_type(op: Gemm) -> dtype:
         return c
     raise unsupported(f"T.gemm of {a} and {b} into {c}", span=op.span,
                       hint="float operands need a float accumulator, integer operands an int32 or int64 one")
+
+
+MOST_TRANSPOSED = 8  # rows of the squares that are transposed in registers
 
 
 @lru_cache(maxsize=256)
@@ -93,24 +95,27 @@ def _plan(op: Gemm, values: ThreadValues, host: HostCpu) -> BlockedGemm:
     pairs = compute == "int32" and op.a.dtype.bits == op.b.dtype.bits == 8 and host.has_pmadd and a1 == b1 == 1
     pack_a = pack_b = None
     if pairs:
-        pack_a, pack_b = _pair_packing(op, m, n, k, a0, b0)
+        pack_a, pack_b = _pair_packing(op, (m, n, k), (a0, b0), host)
         k = -(-k // 2)
         ai, ak = (1, m) if op.transpose_a else (k, 1)
         bk = n
     else:
         if _needs_conversion(op.a, op, compute):
             rows, cols = (k, m) if op.transpose_a else (m, k)
-            pack_a = Packing("convert", rows, cols, a0, a1, 0, _padded(rows * cols * compute.bytes))
+            lanes = host.lanes(compute.bits) if a1 == 1 else 1
+            pack_a = Packing("convert", rows, cols, a0, a1, 0, _padded(rows * cols * compute.bytes), lanes)
             ai, ak = (1, m) if op.transpose_a else (k, 1)
         if _needs_conversion(op.b, op, compute) or bn != 1:
             at = 0 if pack_a is None else pack_a.scratch
             size = _padded(k * n * compute.bytes)
-            pack_b = (Packing("convert", k, n, bk, 1, at, size) if bn == 1 else
-                      Packing("transpose", n, k, bn, bk, at, size))
+            lanes = host.lanes(compute.bits)
+            pack_b = (Packing("convert", k, n, bk, 1, at, size, lanes) if bn == 1 else
+                      Packing("transpose", n, k, bn, bk, at, size, min(lanes, MOST_TRANSPOSED)))
             bk = n
     shape = GemmShape(m, n, k, ai, ak, bk, ldc, compute, op.c.dtype, pairs)
-    rows_in_block, vectors = blocking(m, n, host.lanes(compute.bits), host.registers)
-    return BlockedGemm(op, shape, rows_in_block, vectors, pack_a, pack_b, span=op.span)
+    lanes = host.lanes(compute.bits)
+    rows_in_block, vectors = blocking(m, n, lanes, host.registers)
+    return BlockedGemm(op, shape, rows_in_block, vectors, lanes, host.has_fma, pack_a, pack_b, span=op.span)
 
 
 def _needs_conversion(r: Region, op: Gemm, compute: dtype) -> bool:
@@ -122,14 +127,18 @@ def _padded(size: int) -> int:
     return -(-size // 64) * 64
 
 
-def _pair_packing(op: Gemm, m: int, n: int, k: int, a_row: int, b_row: int) -> tuple[Packing, Packing]:
-    """Operands of 8-bit integers as pairs along k: A by rows, B one row of n pairs after another."""
-    steps = -(-k // 2)
+def _pair_packing(op: Gemm, size: tuple[int, int, int], strides: tuple[int, int], host: HostCpu) -> tuple[Packing, Packing]:
+    """Operands of 8-bit integers as pairs along k: A by rows, B one row of n pairs after another.
+
+    size: m, n, k.  strides: of the rows of A and B.
+    """
+    (m, n, k), (a_row, b_row) = size, strides
+    steps, single, double = -(-k // 2), host.lanes(16), host.lanes(32)
     size_a, size_b = _padded(m * steps * 4), _padded(n * steps * 4)
-    a = Packing("pairs_of_rows", k, m, a_row, 1, 0, size_a) if op.transpose_a else (
-        Packing("pairs_of_columns", m, k, a_row, 1, 0, size_a))
-    b = Packing("transposed_pairs", n, k, b_row, 1, size_a, 2 * size_b) if op.transpose_b else (
-        Packing("pairs_of_rows", k, n, b_row, 1, size_a, size_b))
+    a = Packing("pairs_of_rows", k, m, a_row, 1, 0, size_a, double) if op.transpose_a else (
+        Packing("pairs_of_columns", m, k, a_row, 1, 0, size_a, single))
+    b = Packing("transposed_pairs", n, k, b_row, 1, size_a, 2 * size_b, single) if op.transpose_b else (
+        Packing("pairs_of_rows", k, n, b_row, 1, size_a, size_b, double))
     return a, b
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilelang.ir import Call, Func, Launch, Stmt, Var, replace, walk
+from tilelang.ir import Call, Func, Launch, Var, follows_addresses, replace, walk
 from tilelang.ir.visitor import rewrite_launches
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import CpuLaunch, NullCheck, WarpRoleCode, WarpRole
 from tilelang.target.shared_space import SharedSpace, shared_space
 from tilelang.target.thread_calls import EXCHANGES, MATRIX_CALLS
 
+from ..framework.pass_ import CPU, TILE, PassContext, pass_
 from .block_storage import place_block_buffers, place_shared_buffers
 from .mask_divergent import mask_divergent
 from .null_pointers import check_behind_conditions, find_null_checks
@@ -19,35 +20,42 @@ from .thread_loops import loop_over_threads
 from .varying_values import find_varying_values
 
 
-def plan_launches(func: Func) -> Func:
+@pass_(needs=TILE, gives=CPU)
+def plan_launches(func: Func, cx: PassContext) -> Func:
     """Each Launch of a program in phase TILE as a CpuLaunch.
 
     Steps, for each launch: pointers that must not be null; warp roles, where warp groups or blocks wait for each other;
     masks for divergent statements in which threads communicate; loops over threads; storage in the arena.
     Raises cpu-unsupported at the user's line.
     """
+    return rewrite_launches(func, lambda s: _plan(s, func))
+
+
+def _may_alias(func: Func, s: Launch) -> tuple[Var, ...]:
+    """Data of the tensors that overlap others for all that is known: the caller says so, or the launch follows addresses."""
+    named, free = set(func.facts.may_alias), follows_addresses(s)
+    return tuple(b.data for _, b in func.buffers if free or b.name in named)
+
+
+def _plan(s: Launch, func: Func) -> CpuLaunch:
     pointers = tuple(p for p in func.params if p.dtype.is_handle and func.buffer_of(p) is None)
-    return rewrite_launches(func, lambda s: _plan(s, pointers))
-
-
-def _plan(s: Launch, pointers: tuple[Var, ...]) -> Stmt:
     if needs_coroutines(s):
         return _plan_coroutines(s)
     checks = find_null_checks(s, pointers)
     checked = {c.var for c in checks}
     other, more = check_behind_conditions(s, [p for p in pointers if p not in checked])
     if not more:
-        return _plan_blocks(s, checks)
-    when_null = _plan_blocks(other, (*checks, *more))
-    return replace(_plan_blocks(s, checks), pointers=pointers, when_null=when_null)
+        return _plan_blocks(s, func, checks)
+    when_null = _plan_blocks(other, func, (*checks, *more))
+    return replace(_plan_blocks(s, func, checks), pointers=pointers, when_null=when_null)
 
 
-def _plan_blocks(s: Launch, checks: tuple[NullCheck, ...]) -> CpuLaunch:
+def _plan_blocks(s: Launch, func: Func, checks: tuple[NullCheck, ...]) -> CpuLaunch:
     """Blocks that run one after another on each worker thread."""
     everyone = WarpRole(0, (), ((0, s.num_threads),))
     code = _code(everyone, s)
     return CpuLaunch(s, (code,), False, place_block_buffers(code.body, code.values), SharedSpace(()),
-                     lane_faults=_may_fault([code]), null_checks=checks, span=s.span)
+                     lane_faults=_may_fault([code]), may_alias=_may_alias(func, s), null_checks=checks, span=s.span)
 
 
 def _plan_coroutines(s: Launch) -> CpuLaunch:

@@ -20,8 +20,9 @@ from tilelang.env import env, is_truthy
 from tilelang.errors import InternalError, TileLangError
 from tilelang.ir import Func, with_options
 from tilelang.ir.record import record
-from tilelang.ir.verify import DEVICE, PHASES, SYNCED, THREADS_BOUND, TILE, verify
+from tilelang.ir.verify import verify
 from tilelang.log import phase
+from tilelang.ir.phases import CPU, DEVICE, PHASES, SYNCED, THREADS_BOUND, TILE
 
 from .config import PassConfigKey, default_of, normalize_config
 from .observe import PassEvent, PassEventObserver, current_pass_phase, text_of, trace_mode
@@ -51,7 +52,8 @@ class PassContext:
 
     target: tilelang.target.Target, or None where no pass reads it. config: pass configs by string key.
     debug: TILELANG_DEBUG level. verify: check the program between passes. report: called with each line of the
-    debug trace. records: filled by the runner, one PassRecord per pass.
+    debug trace. records: filled by the runner, one PassRecord per pass. host: the tilelang.target.cpu.HostCpu that passes of
+    the CPU target plan for, None for this processor.
     """
 
     target: Any = None
@@ -60,6 +62,7 @@ class PassContext:
     verify: bool = field(default_factory=_verify_wanted)
     report: Callable[[str], None] = field(default=lambda line: print(line, file=sys.stderr))
     records: list[PassRecord] = field(default_factory=list, compare=False)
+    host: Any = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "config", normalize_config(self.config))
@@ -138,13 +141,16 @@ def _steps(func: Func, passes: Iterable[PassFn], cx: PassContext,
     checked = cx.verify and func.facts.phase != TILE
     traced = trace_mode() in ("1", "terminal", "both") or is_truthy(env.get_pass_diff_mode())
     if checked:
-        _check(func, None, func, cx)
+        _check(func, None, (func, "verify"), cx)
     if cx.option(PassConfigKey.TL_AST_PRINT_ENABLE) and func.facts.phase == TILE:
         cx.report(f"# {func.name} before the first pass\n{text_of(func)}")
+    start: tuple[Func, str] | None = None  # the last program whose text parses, and the pass that ran on it
     for p in passes:
         info: PassInfo = p.info  # type: ignore[attr-defined]
         for o in seen_by:
             o.on_pass_start(info.name, func)
+        if start is None or func.facts.phase != CPU:
+            start = func, info.name
         started = time.perf_counter()
         try:
             with phase(info.name):
@@ -152,7 +158,7 @@ def _steps(func: Func, passes: Iterable[PassFn], cx: PassContext,
         except TileLangError:
             raise
         except Exception as e:
-            folder = save_report(func, info.name, cx, traceback.format_exc())
+            folder = save_report(start, info.name, cx, traceback.format_exc())
             raise InternalError(f"pass {info.name} failed on `{func.name}`: {type(e).__name__}: {e}\n"
                                 f"report: {folder}") from e
         seconds = time.perf_counter() - started
@@ -169,7 +175,7 @@ def _steps(func: Func, passes: Iterable[PassFn], cx: PassContext,
             if changed:
                 cx.report(text_of(out))
         if cx.verify and (changed or not checked):
-            _check(out, info.name, func, cx)
+            _check(out, info.name, start, cx)
             checked = True
         yield info.name, func, out, seconds, changed
         func = out
@@ -191,26 +197,28 @@ def _changed(before: Func, after: Func) -> bool:
     return before.attrs != after.attrs or before.facts.having(phase=None) != after.facts.having(phase=None)
 
 
-def _check(func: Func, name: str | None, before: Func, cx: PassContext) -> None:
+def _check(func: Func, name: str | None, start: tuple[Func, str], cx: PassContext) -> None:
     findings = verify(func, func.facts.phase)
     if findings:
         text = "\n".join(str(f) for f in findings)
         who = f"after pass {name}" if name else "before the first pass"
-        folder = save_report(before, name or "verify", cx, f"{text}\n\n{text_of(func)}")
+        folder = save_report(start, name or "verify", cx, f"{text}\n\n{text_of(func)}")
         raise InternalError(f"`{func.name}` is not a valid {func.facts.phase} program {who}:\n{text}\n"
                             f"report: {folder}")
 
 
-def save_report(func: Func, pass_name: str, cx: PassContext, what: str) -> str:
+def save_report(start: tuple[Func, str], pass_name: str, cx: PassContext, what: str) -> str:
     """Write a folder that reproduces a failure: before.tl, error.txt, facts.json with the command. Returns its path.
 
+    start: the program that before.tl holds, and the pass that ran on it: the one that failed, or one before.
     Returns a note instead when nothing can be written, so that the failure itself is still reported.
     """
+    func, first = start
     try:
         folder = Path(tempfile.mkdtemp(prefix=f"tilelang-{func.name}-{pass_name}-"))
         (folder / "before.tl").write_text(text_of(func) + "\n", encoding="utf-8")
         (folder / "error.txt").write_text(what + "\n", encoding="utf-8")
-        facts = {"pass": pass_name, "target": _target_facts(cx.target),
+        facts = {"pass": pass_name, "from": first, "target": _target_facts(cx.target),
                  "config": {k: json.dumps(v, default=repr) for k, v in cx.config.items()},
                  "python": sys.version, "platform": platform.platform(), "numpy": numpy.__version__,
                  "argv": sys.argv, "command": f"python -m tilelang.transform.replay {folder}"}
@@ -229,5 +237,5 @@ def _target_facts(target: Any) -> dict[str, Any] | None:
     return {"kind": str(kind), **arch, **{k: list(v) if isinstance(v, tuple) else v for k, v in target.options}}
 
 
-__all__ = ["DEVICE", "PHASES", "SYNCED", "THREADS_BOUND", "TILE", "PassContext", "PassInfo", "PassRecord", "pass_",
+__all__ = ["CPU", "DEVICE", "PHASES", "SYNCED", "THREADS_BOUND", "TILE", "PassContext", "PassInfo", "PassRecord", "pass_",
            "run_passes", "save_report"]
