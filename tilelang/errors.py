@@ -11,6 +11,7 @@ import linecache
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import CodeType
@@ -89,6 +90,47 @@ def error(kind: str, message: str, *, expected: str = "", found: str | None = No
                                notes=notes, hint=hint)
     out.label = label
     return out
+
+
+class TileLangWarning(UserWarning):
+    """Something that a program asks for and that has no effect, or that is probably not meant.
+
+    code: its name from WARNINGS; the text starts with it, so that `warnings.filterwarnings("ignore", "config-no-effect")`
+    switches one code off.  With TILELANG_STRICT=1 the same text is an error of the kind strict-warning instead.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+WARNINGS: dict[str, str] = {}  # code -> one line for the documentation
+_SHOWN: dict[str, dict[Any, Any]] = {}  # file -> what warnings.warn_explicit keeps to show a text once for a line
+register("strict-warning", RuntimeError, "a warning, where TILELANG_STRICT=1 makes warnings errors",
+         expected="a program without warnings", found="a warning")
+
+
+def register_warning(code: str, about: str) -> None:
+    """Add a code of warnings."""
+    WARNINGS[code] = about
+
+
+def warn(code: str, message: str, hint: str, span: Any = None) -> None:
+    """Warn the user once for each place: a TileLangWarning at the span, or at the user's call that led here.
+
+    Raises strict-warning instead where TILELANG_STRICT=1.
+    """
+    if code not in WARNINGS:
+        raise TypeError(f"no warning has the code {code!r}")
+    if os.environ.get("TILELANG_STRICT", "0").lower() in ("1", "true", "yes", "on"):
+        raise error("strict-warning", f"{code}: {message}", span=span, hint=hint)
+    file, line = "tilelang", 0
+    if span is not None:
+        file, line = span.file, span.line
+    elif (call := caller()) is not None:
+        file, line = call[0].co_filename, call[2]
+    warnings.warn_explicit(TileLangWarning(code, f"{message}; {hint}"), TileLangWarning, file, line,
+                           registry=_SHOWN.setdefault(file, {}))
 
 
 def facts(err: BaseException, expected: str, found: str) -> Any:

@@ -232,7 +232,7 @@ def environment_page() -> str:
 def error_pages() -> dict[str, str]:
     """Every error kind with a program that meets it and its text."""
     import tilelang
-    from tilelang.errors import KINDS
+    from tilelang.errors import KINDS, WARNINGS
 
     for m in pkgutil.walk_packages(tilelang.__path__, "tilelang."):
         if not m.name.endswith("__main__"):
@@ -243,6 +243,10 @@ def error_pages() -> dict[str, str]:
             "`err.kind` is the name.\n\n")
     text += table(("kind", "raises", "what it is"), ((f"[`{k}`](errors-{k[0]}.md#{k})", f"`{KINDS[k].raises.__name__}`",
                                                      escape(KINDS[k].about)) for k in kinds))
+    text += ("\n## Warnings\n\nA `tilelang.errors.TileLangWarning` has a code, with which its text starts: "
+             '`warnings.filterwarnings("ignore", "config-no-effect")` switches one code off. '
+             "With `TILELANG_STRICT=1` a warning is an error of the kind `strict-warning`.\n\n")
+    text += table(("code", "what it is"), ((f"`{c}`", escape(WARNINGS[c])) for c in sorted(WARNINGS)))
     pages = {"reference/errors.md": text}
     for letter in sorted({k[0] for k in kinds}):
         body = f"# Error kinds: {letter}\n\n"

@@ -1,6 +1,5 @@
 """Public names import, stay light, and do what older programs expect of them."""
 
-import importlib.util
 import logging
 import subprocess
 import sys
@@ -49,27 +48,42 @@ def test_import_is_light_and_fast():
     assert best < 0.15
 
 
-NO_TOP_LEVEL = """
-import importlib.util, sys
-import tilelang, tilelang.language, tilelang.testing
-from tilelang import tvm
-assert tvm.target.Target and tvm.DataType("float16").bits == 16 and tvm.transform.PassContext and tvm.error.InternalError
-import tilelang.tvm
-from tilelang.tvm import target
-assert tilelang.tvm is tvm and target.Target is tvm.target.Target
-assert "tvm" not in sys.modules and importlib.util.find_spec("tvm") is None
+TOP_LEVEL = """
+import tilelang
+import tvm
+from tvm import DataType, tir, tirx
+from tvm.tirx import PrimExpr, stmt_functor
+import tvm.tirx.stmt_functor, tvm.target, tvm.script
+from tvm.script import tirx as T
+assert tvm is tilelang.tvm and tvm.target.Target is tilelang.tvm.target.Target and tvm.tirx is tirx
+assert DataType("float16").bits == 16 and tvm.transform.PassContext and tvm.error.InternalError and tvm.TVMError
+assert issubclass(tvm.ir.PrimExpr, PrimExpr) and tirx.exp is tilelang.language.exp and T is tilelang.language
+assert stmt_functor.post_order_visit is tirx.post_order_visit and callable(tvm.testing.requires_cuda)
 try:
-    import tvm
+    import tvm.relay
 except ModuleNotFoundError as e:
     print(e.name)
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tvm") is not None, reason="a package tvm is installed")
-def test_there_is_no_package_tvm_but_tilelangs_own():
-    """`import tvm` is another project's name: who asks whether it is installed (torch does) must not find ours."""
-    out = subprocess.run([sys.executable, "-c", NO_TOP_LEVEL], capture_output=True, text=True, cwd=ROOT)
-    assert out.stdout == "tvm\n", out.stderr
+@pytest.fixture
+def without_tvm():
+    if any(f.find_spec("tvm", None) for f in sys.meta_path if type(f).__module__.partition(".")[0] != "tilelang"
+           and hasattr(f, "find_spec")):
+        pytest.skip("a package tvm is installed")
+
+
+def test_tvm_was_no_module_where_none_is_installed(without_tvm):
+    out = subprocess.run([sys.executable, "-c", TOP_LEVEL], capture_output=True, text=True, cwd=ROOT)
+    assert out.stdout == "tvm.relay\n", out.stderr
+
+
+def test_an_installed_tvm_wins(tmp_path):
+    (tmp_path / "tvm").mkdir()
+    (tmp_path / "tvm" / "__init__.py").write_text("real = True\n")
+    code = f"import sys, tilelang; sys.path.append({str(tmp_path)!r}); import tvm; print(tvm.real, hasattr(tvm, 'tirx'))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert out.stdout == "True False\n", out.stderr
 
 
 def test_jit_is_a_decorator_and_a_package():

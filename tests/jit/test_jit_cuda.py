@@ -9,7 +9,7 @@ import tilelang
 import tilelang.language as T
 from tilelang.env import env
 from tilelang.jit.artifact import Request
-from tilelang.jit.building import nvrtc_options
+from tilelang.jit.building import device_options
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.target.probe import device_capability
@@ -100,7 +100,7 @@ def test_compiler_options_reach_nvrtc():
     program = matmul(64, 64, 32)
     asked = {"tl.enable_fast_math": True, "tl.ptxas_register_usage_level": 5, "tl.device_compile_flags": "-DONE=1 -DTWO"}
     request = Request(program.func, None, Target(SM80), "tvm_ffi", normalize_config(asked), ("-DTHREE",))
-    assert nvrtc_options(request) == ["--use_fast_math", "--ptxas-options=--register-usage-level=5",
+    assert device_options(request) == ["--use_fast_math", "--ptxas-options=--register-usage-level=5",
                                       "-DONE=1", "-DTWO", "-DTHREE"]
     assert tilelang.compile(program, target=SM80, pass_configs=asked).n_regs > 0
 

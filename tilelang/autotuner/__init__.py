@@ -18,6 +18,7 @@ from tilelang.target import Target
 from tilelang.jit.building import host_name
 
 from .capture import get_autotune_inputs, set_autotune_inputs
+from .measured_jit import MeasuredJIT, jit
 from .param import AutotuneResult, CompileArgs, ProfileArgs
 from .tuner import tune
 
@@ -55,7 +56,15 @@ class AutoTuneImpl(InClasses):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         kernel, runtime = self._kernel(args, kwargs)
+        if isinstance(self.jit_impl, MeasuredJIT) and runtime is None:
+            return self.result_of(kernel)
         return kernel if runtime is None else kernel(*runtime)
+
+    @staticmethod
+    def result_of(kernel: JITKernel) -> AutotuneResult:
+        """The result of tuning that a kernel carries."""
+        return AutotuneResult(kernel.latency, kernel.config, kernel.ref_latency, kernel.get_kernel_source(), kernel.prim_func,
+                              kernel)
 
     def compile(self, /, *args: Any, **kwargs: Any) -> JITKernel:
         """Tune for these arguments and return the best kernel."""
@@ -157,11 +166,11 @@ def autotune(*, configs: Any, warmup: int = 25, rep: int = 100, timeout: float =
              max_mismatched_ratio: float = 0.01, skip_check: bool = False,
              manual_check_prog: Callable[..., Any] | None = None, cache_input_tensors: bool = False,
              do_not_specialize: Iterable[str] | None = None, early_stop: bool = False,
-             early_stop_factor: float = 2.0) -> Callable[[Any], AutoTuneImpl]:
+             early_stop_factor: float = 2.0, keys: Iterable[str] | None = None) -> Callable[[Any], AutoTuneImpl]:
     """Decorator above @tilelang.jit that chooses the parameters named in configs by measuring.
 
     configs: list of dicts, or a function of the call's arguments that returns one.  warmup, rep: runs per measurement.
-    timeout: seconds per candidate.
+    timeout: seconds per candidate.  keys: accepted; results are kept for the values of all arguments.
     """
     profile = ProfileArgs(warmup, rep, timeout, supply_type, ref_prog, supply_prog, rtol, atol, max_mismatched_ratio,
                           skip_check, manual_check_prog, cache_input_tensors)
@@ -171,7 +180,8 @@ def autotune(*, configs: Any, warmup: int = 25, rep: int = 100, timeout: float =
             raise error("tune-not-jit", "The @autotune decorator can only be applied to @tilelang.jit functions, "
                         f"found {type(impl).__name__}",
                         found=str(type(impl).__name__), hint="put @tilelang.autotune(...) above @tilelang.jit")
-        return AutoTuneImpl(impl, configs, profile, early_stop, early_stop_factor, do_not_specialize)
+        measured = replace(profile, **impl.profile) if isinstance(impl, MeasuredJIT) else profile
+        return AutoTuneImpl(impl, configs, measured, early_stop, early_stop_factor, do_not_specialize)
 
     return wrap
 
@@ -230,4 +240,4 @@ class AutoTuner:
     __call__ = run
 
 
-__all__ = ["AutoTuneImpl", "AutoTuner", "AutotuneResult", "autotune", "get_autotune_inputs", "set_autotune_inputs"]
+__all__ = ["AutoTuneImpl", "AutoTuner", "AutotuneResult", "autotune", "get_autotune_inputs", "jit", "set_autotune_inputs"]

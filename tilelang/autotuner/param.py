@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,15 @@ class AutotuneResult:
     func: Any = None
     kernel: JITKernel | None = None
     failures: dict[str, str] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Any]:
+        """latency, config, ref_latency: `best_latency, best_config, ref_latency = result`."""
+        return iter((self.latency, self.config, self.ref_latency))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the best kernel."""
+        assert self.kernel is not None
+        return self.kernel(*args, **kwargs)
 
     def save_to_disk(self, path: Any, verbose: bool = False) -> None:
         """Write configuration, latency and source as JSON and text."""

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 PREFIX = "tilelang."
+GUEST = "tvm"  # programs import another compiler's package; its names that they use are those of tilelang.tvm
 
 
 class OlderModule(ModuleType):
@@ -77,16 +78,29 @@ class _OlderLoader(Loader):
             sys.modules[module.__name__] = import_module(modules[0])  # one module under two names: it is the same object
 
 
+class _GuestLoader(Loader):
+    """`tvm.tirx` is the module `tilelang.tvm.tirx`."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        sys.modules[module.__name__] = import_module(PREFIX + module.__name__)
+
+
 class OlderPaths(MetaPathFinder):
     """Finds the modules of the table."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None,
                   target: ModuleType | None = None) -> ModuleSpec | None:
         """The spec of an older path; None for every other name."""
-        if not fullname.startswith(PREFIX):
+        guest = fullname.partition(".")[0] == GUEST
+        if not guest and not fullname.startswith(PREFIX):
             return None
         from .table import PATHS  # 2 ms
 
+        if guest and PREFIX + fullname in PATHS:
+            return ModuleSpec(fullname, _GuestLoader(), is_package=True)
         if fullname not in PATHS:
             return None
         spec = ModuleSpec(fullname, _OlderLoader(), is_package=any(p.startswith(f"{fullname}.") for p in PATHS))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from typing import Any
 
 from tilelang.env import env
+from tilelang.runtime.nvcc_options import nvrtc_options
 from tilelang.target import Target
 from tilelang.target.probe import device_capability
 
@@ -157,10 +159,10 @@ def compile_cuda(code: str, target_format: str = "ptx", arch: Any = None, option
     """
     from tilelang.runtime.nvrtc import compile_cubin, compile_ptx  # 6 ms
 
-    flags = [options] if isinstance(options, str) else list(options or ())
     if target_format not in ("ptx", "cubin"):
         raise ValueError(f"target_format must be in ptx, cubin; found {target_format!r} (fatbin is not available)")
     name = _arch(arch)
+    flags = nvrtc_options(shlex.split(options) if isinstance(options, str) else list(options or ()), name)
     if target_format == "ptx":
         data = compile_ptx(code, name, flags).encode()
     else:

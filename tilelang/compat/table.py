@@ -17,6 +17,10 @@ def _names(module: str, names: str) -> dict[str, str]:
     return {n: f"{module}:{n}" for n in names.split()}
 
 
+_ADAPTERS = {name: "tilelang.jit.kernel:Adapter" for name in ("BaseKernelAdapter", "CythonKernelAdapter", "NVRTCKernelAdapter",
+                                                              "TVMFFIKernelAdapter")}
+_EMITTERS = "INT4TensorCoreIntrinEmitter TensorCoreIntrinEmitter TensorCoreIntrinEmitterWithLadderTransform"
+
 PATHS: dict[str, Path] = {
     # what programs and tools import by a short path
     "tilelang.analysis": _same("tilelang.tools.analysis"),
@@ -27,8 +31,21 @@ PATHS: dict[str, Path] = {
     "tilelang.libinfo": _same("tilelang.compat.libinfo"),
     "tilelang.math": _same("tilelang.arith.integers"),
     "tilelang.profiler": (_names("tilelang.jit.profiling", "Profiler") | _names("tilelang.jit.supply", "TensorSupplyType")
-                          | _names("tilelang.jit.timing", "do_bench"), ()),
+                          | _names("tilelang.jit.timing", "do_bench") | _names("tilelang.jit.caching", "cached"), ()),
+    "tilelang.profiler.bench": (_names("tilelang.jit.timing", "do_bench"), ()),
+    "tilelang.quantize": _same("tilelang.compat.quantize"),
     "tilelang.tvm": _same("tilelang.compat.tvm"),
+    **{f"tilelang.tvm.{tir}": _same("tilelang.compat.tvm_tirx") for tir in ("tirx", "tir")},
+    **{f"tilelang.tvm.{tir}.stmt_functor": (_names("tilelang.compat.tvm_tirx", "post_order_visit"), ())
+       for tir in ("tirx", "tir")},
+    "tilelang.tvm.error": (_names("tilelang.errors", "InternalError") | _names("tilelang.compat.tvm", "TVMError"), ()),
+    "tilelang.tvm.ir": (_names("tilelang.compat.tvm", "IRModule assert_structural_equal")
+                        | _names("tilelang.compat.tvm_tirx", "PrimExpr") | _names("tilelang.language", "Range"), ()),
+    "tilelang.tvm.runtime": (_names("tilelang.compat.tvm", "DataType enabled"), ()),
+    "tilelang.tvm.script": ({"tirx": "tilelang.language", "tir": "tilelang.language", "ir": "tilelang.tvm.ir"}, ()),
+    "tilelang.tvm.target": (_names("tilelang.target", "Target"), ()),
+    "tilelang.tvm.testing": _same("tilelang.testing"),
+    "tilelang.tvm.transform": (_names("tilelang.transform", "PassContext get_pass_context"), ()),
     # the compiler's parts
     "tilelang.backend": _same("tilelang.compat.backend"),
     "tilelang.backend.target": _same("tilelang.compat.backend_target"),
@@ -53,6 +70,12 @@ PATHS: dict[str, Path] = {
     "tilelang.cuda.language": _same("tilelang.compat.cuda_language"),
     "tilelang.cuda.target": _same("tilelang.compat.cuda_target"),
     "tilelang.intrinsics": _same("tilelang.compat.intrinsics"),
+    "tilelang.intrinsics.mma_layout": _same("tilelang.compat.mma_layout"),
+    "tilelang.intrinsics.mma_macro_generator": (_names("tilelang.compat.intrinsics", _EMITTERS), ()),
+    "tilelang.intrinsics.utils": (_names("tilelang.compat.intrinsics", "get_ldmatrix_offset get_mma_micro_size "
+                                         "mma_store_index_map"), ()),
+    "tilelang.jit.adapter": (_ADAPTERS, ()),
+    "tilelang.jit.adapter.base": ({"BaseKernelAdapter": _ADAPTERS["BaseKernelAdapter"]}, ()),
     "tilelang.metal": _same(),
     "tilelang.metal.language": _same("tilelang.compat.metal_language"),
     "tilelang.metal.target": _same("tilelang.compat.metal_target"),
@@ -70,6 +93,7 @@ PATHS: dict[str, Path] = {
     "tilelang.utils.language": _same("tilelang.compat.buffers"),
     "tilelang.utils.pass_diff": _same("tilelang.compat.pass_diff"),
     "tilelang.utils.scopes": _same("tilelang.compat.scopes"),
+    "tilelang.utils.target": ({}, ("tilelang.compat.target_names", "tilelang.compat.cuda_target")),
     "tilelang.utils.tensor": _same("tilelang.compat.tensor"),
     # submodules of the language
     "tilelang.language.eager": _same("tilelang.language.tracing.eager_function"),

@@ -95,7 +95,7 @@ def _init_of(cls: Any, guarded: bool) -> Any:
     return out
 
 
-_GLOBALS: dict[str, Any] = {"Left_": _Left, "store_": object.__setattr__}
+_GLOBALS: dict[str, Any] = {"__name__": __name__, "Left_": _Left, "store_": object.__setattr__}
 
 
 @cache

@@ -20,6 +20,7 @@ from tilelang.errors import TileLangError, brought, error, register
 from tilelang.ir import Launch, stmts_of, walk
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.runtime.host_engine import compile_object, ffi_state, load_llvm
+from tilelang.runtime.nvcc_options import nvrtc_options
 from tilelang.runtime.signature import Signature, host_assumptions, needed_symbols, signature_of
 from tilelang.target.cluster import cluster_size
 from tilelang.target import Target
@@ -116,7 +117,7 @@ def host_text(request: Request, sig: Signature, launcher: Any) -> str:
                      *disjoint_parameters(request))
 
 
-def nvrtc_options(request: Request) -> list[str]:
+def device_options(request: Request) -> list[str]:
     """Options of the device compiler that pass configs and compile_flags ask for."""
     out: list[str] = []
     if request.config.get("tl.enable_fast_math"):
@@ -126,7 +127,7 @@ def nvrtc_options(request: Request) -> list[str]:
         out.append(f"--ptxas-options=--register-usage-level={int(level)}")
     extra = request.config.get("tl.device_compile_flags") or ()
     out += extra.split() if isinstance(extra, str) else [str(f) for f in extra]
-    return [*out, *request.flags]
+    return nvrtc_options([*out, *request.flags], request.target.arch)
 
 
 def compile_host(request: Request, sig: Signature, program: Any) -> tuple[str, bytes]:
@@ -185,7 +186,7 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
     from tilelang.runtime.cuda_cache import CUDABinaryCache  # 6 ms
     from tilelang.runtime.nvrtc import compile_cubin, warm  # 5 ms
 
-    options = nvrtc_options(request)
+    options = device_options(request)
     binaries = CUDABinaryCache()
     compiled = binaries.compile if env.is_cache_enabled() else compile_cubin
     arch = request.target.arch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.env import env
+from tilelang.jit.artifact import program_of
 from tilelang.jit.compiling import compile
 from tilelang.jit.kernel import clear_memory
 from tilelang.jit.kernel_cache import disk as _disk
@@ -36,7 +37,12 @@ def clear_cache() -> None:
 def cached(func: Any = None, out_idx: Any = None, *args: Any, target: Any = "auto", target_host: Any = None,
            execution_backend: str | None = None, verbose: bool | None = None, pass_configs: Any = None,
            compile_flags: Any = None) -> Any:
-    """The compiled kernel of a PrimFunc, as tilelang.compile gives it.  args: accepted for older callers."""
+    """The compiled kernel of a PrimFunc, as tilelang.compile gives it.
+
+    func: a PrimFunc, or a function that returns one for args.
+    """
+    if program_of(func) is None and callable(func):
+        func = func(*args)
     return compile(func, out_idx, execution_backend, target, target_host, verbose, pass_configs, compile_flags)
 
 

@@ -29,6 +29,9 @@ register("nvrtc-missing", RuntimeError, "no NVRTC library that can compile for t
          expected="an NVRTC library that compiles for the target")
 register("nvrtc-compile", RuntimeError, "NVRTC rejected the generated CUDA source", expected="CUDA source that NVRTC compiles")
 
+register("nvrtc-option", RuntimeError, "NVRTC does not know an option of the device compiler",
+         expected="options of nvcc for the device compiler, or options of NVRTC")
+
 NO_CACHE = "--no-cache"
 INVALID_OPTION = 5  # nvrtcResult
 
@@ -247,6 +250,10 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
     rc, log, cubin = _compile(nvrtc, source, [*flags, *small])
     if rc != 0 and small:  # the source may use omitted declarations, or this NVRTC may not know the option
         rc, log, cubin = _compile(nvrtc, source, flags)
+    if rc == INVALID_OPTION and (unknown := re.search(r"unrecognized option (.*?) found", log)):
+        raise error("nvrtc-option", f"NVRTC does not know the option {unknown[1]}", found=unknown[1],
+                    hint=f"take {unknown[1]} out of compile_flags or tl.device_compile_flags; options for the host compiler "
+                    "and the linker have no use here")
     if rc != 0 or not cubin:
         message = f"NVRTC refused the CUDA source for {arch}:\n{_refusal(log, source)}"
         hint = "if the source contains no T.import_source or call_extern of yours, this is a compiler bug"

@@ -8,12 +8,13 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
-from tilelang.errors import error, register
+from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir.record import record
 from tilelang.target.cluster import PORTABLE
 
 register("config-key", AttributeError, "a pass config that does not exist", expected="a member of tilelang.PassConfigKey")
 register("config-type", TypeError, "a pass config with a value of another type", "leave it out for its default")
+register_warning("config-no-effect", "a pass config is set that has no effect in this compiler")
 register("config-value", ValueError, "a pass config with a value outside of its choices", "leave it out for its default")
 
 
@@ -23,6 +24,8 @@ class PassConfigKey(str, Enum):
     TL_DISABLE_WARP_SPECIALIZED = "tl.disable_warp_specialized"
     TL_DISABLE_TMA_LOWER = "tl.disable_tma_lower"
     TL_ENABLE_FAST_MATH = "tl.enable_fast_math"
+    TL_DISABLE_FAST_MATH = "tl.disable_fast_math"
+    TL_ENABLE_PTXAS_VERBOSE_OUTPUT = "tl.enable_ptxas_verbose_output"
     TL_DISABLE_THREAD_STORAGE_SYNC = "tl.disable_thread_storage_sync"
     TL_PTXAS_REGISTER_USAGE_LEVEL = "tl.ptxas_register_usage_level"
     TL_DEVICE_COMPILE_FLAGS = "tl.device_compile_flags"
@@ -94,6 +97,7 @@ class ConfigRow:
     """One pass config: accepted value types, default, one line of description, and the warning when it is deprecated.
 
     choices: the accepted values, where they are few. allowed: otherwise (test of a value, what the test asks for in words).
+    unused: why the config has no effect; users who set it are warned with this text.
     """
 
     types: tuple[type, ...]
@@ -102,14 +106,22 @@ class ConfigRow:
     deprecated: str = ""
     choices: tuple[Any, ...] = ()
     allowed: tuple[Callable[[Any], bool], str] | None = None
+    unused: str = ""
 
 
 _K = PassConfigKey
 _FLAG = (bool, int)
+_NO_CSE = "common subexpressions are left to NVRTC and LLVM"
+_NO_SIMPLIFIER_OPTION = "the simplifier has no options"
 
 
 def _flag(about: str, default: bool = False, deprecated: str = "") -> ConfigRow:
     return ConfigRow(_FLAG, default, about, deprecated)
+
+
+def _unused(why: str, default: bool = False) -> ConfigRow:
+    """A flag that is accepted and has no effect."""
+    return ConfigRow(_FLAG, default, f"accepted, no effect: {why}", unused=why)
 
 
 def _is_cluster(value: Any) -> bool:
@@ -124,10 +136,13 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
     _K.TL_DISABLE_WARP_SPECIALIZED: _flag("no automatic warp specialisation"),
     _K.TL_DISABLE_TMA_LOWER: _flag("no implicit TMA", deprecated="use disable_tma=True of T.copy"),
     _K.TL_ENABLE_FAST_MATH: _flag("approximate math functions on the device"),
+    _K.TL_DISABLE_FAST_MATH: _flag("True: as tl.enable_fast_math=False, the default", deprecated="fast math is off unless "
+                                   "tl.enable_fast_math asks for it"),
+    _K.TL_ENABLE_PTXAS_VERBOSE_OUTPUT: _unused("kernel.report() gives registers and spills"),
     _K.TL_DISABLE_THREAD_STORAGE_SYNC: _flag("no automatic block barriers"),
     _K.TL_PTXAS_REGISTER_USAGE_LEVEL: ConfigRow((int,), None, "ptxas register usage level, 0 to 10", choices=tuple(range(11))),
     _K.TL_DEVICE_COMPILE_FLAGS: ConfigRow((str, list, tuple), (), "extra flags of the device compiler"),
-    _K.TL_ENABLE_AGGRESSIVE_SHARED_MEMORY_MERGE: _flag("accepted, no effect: buffers share space wherever their lives allow"),
+    _K.TL_ENABLE_AGGRESSIVE_SHARED_MEMORY_MERGE: _unused("buffers share space wherever their lives allow"),
     _K.TL_ENABLE_ASYNC_COPY: _flag("cp.async for eligible copies inside pipelined loops", True),
     _K.TL_DISABLE_WGMMA: _flag("no wgmma"),
     _K.TL_ENABLE_HOPPER: _flag("wgmma, TMA and warp roles on sm_90a", True),
@@ -142,35 +157,36 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
     _K.TL_ASSUME_ALIGNED_STRIDES: _flag("run-time strides are taken to suit TMA (calls check it)"),
     _K.TL_PERSISTENT: ConfigRow((int,), None, "launches with warp roles loop over tiles; a number above 1: in so many blocks"),
     _K.TL_DISABLE_SAFE_MEMORY_ACCESS: _flag("no out-of-bounds guards (changes what out-of-range accesses mean)"),
-    _K.TL_DISABLE_OUT_OF_BOUND_WARNING: _flag("accepted, no effect: accesses that may be out of range are guarded", True),
-    _K.TL_DISABLE_VECTORIZE_256: _flag("accepted, no effect: accesses are at most 16 bytes wide"),
-    _K.TL_ENABLE_LOWER_LDGSTG: _flag("accepted, no effect: NVRTC chooses ld.global and st.global"),
-    _K.TL_ENABLE_LOWER_LDGSTG_PREDICATED: _flag("accepted, no effect: NVRTC chooses predicated accesses"),
-    _K.TL_ENABLE_VECTORIZE_PLANNER_VERBOSE: _flag("accepted, no effect: TILELANG_DEBUG=3 shows the loops"),
+    _K.TL_DISABLE_OUT_OF_BOUND_WARNING: _unused("accesses that may be out of range are guarded", True),
+    _K.TL_DISABLE_VECTORIZE_256: _unused("accesses are at most 16 bytes wide"),
+    _K.TL_ENABLE_LOWER_LDGSTG: _unused("NVRTC chooses ld.global and st.global"),
+    _K.TL_ENABLE_LOWER_LDGSTG_PREDICATED: _unused("NVRTC chooses predicated accesses"),
+    _K.TL_ENABLE_VECTORIZE_PLANNER_VERBOSE: _unused("TILELANG_DEBUG=3 shows the loops"),
     _K.TL_DISABLE_SHARED_MEMORY_REUSE: _flag("give every shared buffer its own storage"),
     _K.TL_DEBUG_MERGE_SHARED_MEMORY_ALLOCATIONS: _flag("report where each shared buffer lies"),
     _K.TL_DISABLE_DATA_RACE_CHECK: _flag("no warning about racing parallel iterations (TILELANG_ENABLE_DATA_RACE_CHECK)", True),
     _K.TL_DISABLE_BUFFER_INIT_CHECK: _flag("no warning about reads before writes"),
     _K.TL_DISABLE_PRELOWER_SEMANTIC_CHECK: _flag("no semantic checks before lowering"),
-    _K.TL_SIMPLIFY: ConfigRow((dict,), {}, "options of the simplifier: its sub-keys are accepted, no effect"),
-    _K.TL_SIMPLIFY_TRANSITIVELY_PROVE_INEQUALITIES: _flag("sub-key of tl.Simplify, no effect"),
-    _K.TL_SIMPLIFY_CONVERT_BOOLEAN_TO_AND_OF_ORS: _flag("sub-key of tl.Simplify, no effect"),
-    _K.TL_SIMPLIFY_APPLY_CONSTRAINTS_TO_BOOLEAN_BRANCHES: _flag("sub-key of tl.Simplify, no effect"),
-    _K.TL_SIMPLIFY_PROPAGATE_KNOWNS_TO_PROVE_CONDITIONAL: _flag("sub-key of tl.Simplify, no effect"),
-    _K.TL_SIMPLIFY_PROPAGATE_KNOWNS_TO_SIMPLIFY_EXPRESSIONS: _flag("sub-key of tl.Simplify, no effect"),
-    _K.TL_SIMPLIFY_ENABLE_LET_INLINE: _flag("sub-key of tl.Simplify, no effect"),
+    _K.TL_SIMPLIFY: ConfigRow((dict,), {}, "options of the simplifier: its sub-keys are accepted, no effect",
+                              unused=_NO_SIMPLIFIER_OPTION),
+    _K.TL_SIMPLIFY_TRANSITIVELY_PROVE_INEQUALITIES: _unused(_NO_SIMPLIFIER_OPTION),
+    _K.TL_SIMPLIFY_CONVERT_BOOLEAN_TO_AND_OF_ORS: _unused(_NO_SIMPLIFIER_OPTION),
+    _K.TL_SIMPLIFY_APPLY_CONSTRAINTS_TO_BOOLEAN_BRANCHES: _unused(_NO_SIMPLIFIER_OPTION),
+    _K.TL_SIMPLIFY_PROPAGATE_KNOWNS_TO_PROVE_CONDITIONAL: _unused(_NO_SIMPLIFIER_OPTION),
+    _K.TL_SIMPLIFY_PROPAGATE_KNOWNS_TO_SIMPLIFY_EXPRESSIONS: _unused(_NO_SIMPLIFIER_OPTION),
+    _K.TL_SIMPLIFY_ENABLE_LET_INLINE: _unused(_NO_SIMPLIFIER_OPTION),
     _K.TL_CONFIG_INDEX_BITWIDTH: ConfigRow((int,), None, "accepted, no effect: each index is as wide as its tensor needs",
-                                           choices=(32, 64)),
-    _K.TL_ENABLE_REDUCER_PLAN_VERBOSE: _flag("accepted, no effect: reducers have one lowering"),
-    _K.TL_REDUCER_FORCE_BASELINE: _flag("accepted, no effect: reducers have one lowering"),
+                                           choices=(32, 64), unused="each index is as wide as its tensor needs"),
+    _K.TL_ENABLE_REDUCER_PLAN_VERBOSE: _unused("reducers have one lowering"),
+    _K.TL_REDUCER_FORCE_BASELINE: _unused("reducers have one lowering"),
     _K.TL_LAYOUT_COST_MODEL: ConfigRow((str,), None, "accepted, no effect: accesses and registers decide together",
-                                       choices=("register-count", "io-aware")),
-    _K.TL_DISABLE_SHUFFLE_ELECT: _flag("accepted, no effect: T.shuffle_elect is elect.sync where it exists"),
-    _K.TL_DISABLE_LOOP_UNSWITCHING: _flag("accepted, no effect: loops are unswitched by NVRTC and LLVM only"),
-    _K.TL_LOOP_UNSWITCHING_ALLOW_NON_TRIVIAL_ELSE: _flag("accepted, no effect: loops are unswitched by NVRTC and LLVM only"),
-    _K.TL_IF_STMT_BINDING_INLINE_REPLAYABLE_BINDS: _flag("accepted, no effect: binds are inlined by NVRTC and LLVM", True),
-    _K.TL_FORCE_LET_INLINE: _flag("accepted, no effect: binds are inlined by NVRTC and LLVM"),
-    _K.TL_STORAGE_REWRITE_DETECT_INPLACE: _flag("accepted, no effect: registers are given by NVRTC and LLVM"),
+                                       choices=("register-count", "io-aware"), unused="accesses and registers decide together"),
+    _K.TL_DISABLE_SHUFFLE_ELECT: _unused("T.shuffle_elect is elect.sync where it exists"),
+    _K.TL_DISABLE_LOOP_UNSWITCHING: _unused("loops are unswitched by NVRTC and LLVM only"),
+    _K.TL_LOOP_UNSWITCHING_ALLOW_NON_TRIVIAL_ELSE: _unused("loops are unswitched by NVRTC and LLVM only"),
+    _K.TL_IF_STMT_BINDING_INLINE_REPLAYABLE_BINDS: _unused("binds are inlined by NVRTC and LLVM", True),
+    _K.TL_FORCE_LET_INLINE: _unused("binds are inlined by NVRTC and LLVM"),
+    _K.TL_STORAGE_REWRITE_DETECT_INPLACE: _unused("registers are given by NVRTC and LLVM"),
     _K.TL_AST_PRINT_ENABLE: _flag("print the program before the first pass"),
     _K.TL_LAYOUT_VISUALIZATION_ENABLE: _flag("draw the layouts"),
     _K.TL_LAYOUT_VISUALIZATION_FORMATS: ConfigRow(
@@ -183,15 +199,17 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
     _K.TL_PASS_PROFILE: _flag("report the time of every pass"),
     _K.TL_PASS_PROFILE_THRESHOLD_MS: ConfigRow((int, float), 0.0, "leave out passes quicker than this, in ms"),
     _K.CUDA_KERNELS_OUTPUT_DIR: ConfigRow((str,), "", "keep the CUDA sources in this folder"),
-    _K.TIR_ENABLE_EQUIV_TERMS_IN_CSE: _flag("inherited switch, no effect"),
-    _K.TIR_DISABLE_CSE: _flag("accepted, no effect: common subexpressions are left to NVRTC and LLVM"),
-    _K.TIR_SIMPLIFY: ConfigRow((dict,), {}, "inherited switch, no effect"),
-    _K.TIR_DISABLE_STORAGE_REWRITE: _flag("inherited switch, no effect"),
-    _K.TIR_DISABLE_VECTORIZE: _flag("accepted, no effect: tl.global_alignment=1 gives accesses no wider than an element"),
-    _K.TIR_USE_ASYNC_COPY: _flag("inherited switch, no effect", True),
-    _K.TIR_ENABLE_DEBUG: _flag("inherited switch, no effect"),
-    _K.TIR_MERGE_STATIC_SMEM: _flag("inherited switch, no effect"),
-    _K.TIR_ADD_LOWER_PASS: ConfigRow((list, tuple), (), "inherited switch, no effect"),
+    _K.TIR_ENABLE_EQUIV_TERMS_IN_CSE: _unused(_NO_CSE),
+    _K.TIR_DISABLE_CSE: _unused(_NO_CSE),
+    _K.TIR_SIMPLIFY: ConfigRow((dict,), {}, f"accepted, no effect: {_NO_SIMPLIFIER_OPTION}", unused=_NO_SIMPLIFIER_OPTION),
+    _K.TIR_DISABLE_STORAGE_REWRITE: _unused("tl.disable_shared_memory_reuse keeps shared buffers from each other's space"),
+    _K.TIR_DISABLE_VECTORIZE: _unused("tl.global_alignment=1 gives accesses no wider than an element"),
+    _K.TIR_USE_ASYNC_COPY: _flag("False: as tl.enable_async_copy=False", True),
+    _K.TIR_ENABLE_DEBUG: _unused("TILELANG_DEBUG sets what is shown and kept"),
+    _K.TIR_MERGE_STATIC_SMEM: _unused("buffers share space wherever their lives allow"),
+    _K.TIR_ADD_LOWER_PASS: ConfigRow(
+        (list, tuple), (), "passes of the user's own: an empty list only, no such pass is run",
+        allowed=(lambda v: not v, "an empty list: passes written for another intermediate representation cannot be run")),
     _K.TIR_NOALIAS: _flag("parameters do not alias; False: any may, and none is __restrict__", True),
 }
 
@@ -230,11 +248,18 @@ def normalize_config(config: Mapping[Any, Any] | None) -> dict[str, Any]:
         if value is not None and row.allowed and not row.allowed[0](value):
             raise error("config-value", f"pass config {name} takes {row.allowed[1]}, found {value!r}",
                         expected=row.allowed[1], found=repr(value))
+        if row.unused and value is not None and value != row.default:
+            warn("config-no-effect", f"pass config {name} has no effect: {row.unused}", "leave it out")
+        if name == PassConfigKey.TIR_USE_ASYNC_COPY.value and not value:
+            out.setdefault(PassConfigKey.TL_ENABLE_ASYNC_COPY.value, False)
         if name == PassConfigKey.TL_SIMPLIFY.value and isinstance(value, Mapping):
             _check_parts(value)
         if name == PassConfigKey.TL_CLUSTER.value and isinstance(value, list):
             value = tuple(value)
         out[name] = bool(value) if row.types is _FLAG else value
+    if out.get(PassConfigKey.TL_DISABLE_FAST_MATH.value) and out.get(PassConfigKey.TL_ENABLE_FAST_MATH.value):
+        raise error("config-value", "tl.enable_fast_math and tl.disable_fast_math are both set", expected="one of the two",
+                    found="both True")
     return out
 
 
