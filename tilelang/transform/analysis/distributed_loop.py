@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import field
 from typing import Any
 
@@ -41,7 +42,7 @@ class Loop:
     def lane_var(self) -> Var | None:
         return self.vars[self.dist.lane_dim] if self.dist.lanes and self.vars else None
 
-    def touch(self, lw: Any, buffer: Buffer, indices: tuple[Expr, ...], is_write: bool) -> Touch:
+    def touch(self, layout_of: Callable[[Buffer], Any], buffer: Buffer, indices: tuple[Expr, ...], is_write: bool) -> Touch:
         """How a fragment access resolves; computed once."""
         key = (buffer, indices, is_write)
         got = self.touches.get(key)
@@ -51,7 +52,7 @@ class Loop:
             else:
                 used = {x for i in indices for x in walk(i, Var)}
                 grid = self.grid.with_inner([(v, n) for v, n in self.inner if v in used])
-                got = resolve(lw.layout_of(buffer), buffer, indices, grid, is_write)
+                got = resolve(layout_of(buffer), buffer, indices, grid, is_write)
             self.touches[key] = got
         return got
 

@@ -76,7 +76,7 @@ def _accumulates_well(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: 
     for x, inner in accesses(body):
         if isinstance(x, Store) and x.buffer.scope_name == FRAGMENT:
             loop.inner = inner
-            touch = loop.touch(lw, x.buffer, x.indices, True)
+            touch = loop.touch(lw.layout_of, x.buffer, x.indices, True)
             if touch.register is None and touch.repeated:
                 return False
     return True
@@ -172,8 +172,9 @@ def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body:
         limit = power_of_two_in(extents[d], 64) if isinstance(extents[d], int) else 1
         own = narrowest = 0
         for x in found:
-            n = lw.widths.width(x.buffer, x.indices, vars[d], limit, lw.analyzer_for(vars, extents), lw.divisors, loose)
-            if n > 1 or (n == 1 and stride_along(x.indices[-1], vars[d], lw.analyzer) == 1):
+            n = lw.buffers.widths.width(x.buffer, x.indices, vars[d], limit, lw.known.over(vars, extents), lw.known.divisors,
+                                        loose)
+            if n > 1 or (n == 1 and stride_along(x.indices[-1], vars[d], lw.known.analyzer) == 1):
                 own += 4 if x.buffer.scope_name == GLOBAL else 1
                 if n > 1 or x.buffer.scope_name == GLOBAL:
                     narrowest = min(narrowest or n, n)

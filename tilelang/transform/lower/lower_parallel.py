@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.arith import known_divisor
 from tilelang.ir import (EMPTY, AddressOf, Bind, Buffer, Const, Expr, For, If, Load, Node, Seq, Stmt, Store, Var, While, binary,
                          cast, const, fresh, load, seq, substitute, unary, walk, LoopPlan, FRAGMENT, GLOBAL)
 from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, private
@@ -48,7 +47,7 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
     body = drop_continue(body)
     reject_carried(body, span)
     body = inline_index_binds(body)
-    allocated, laid_out = len(lw.allocs), set(lw.layouts)
+    allocated, laid_out = len(lw.buffers.allocs), set(lw.buffers.layouts)
     try:
         return _shared_out(lw, vars, extents, body, loop_layout, is_async, width, span)
     except errors.TileLangError as e:
@@ -57,9 +56,9 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
         if e.kind != "parallel-race" or not vars or not all(isinstance(n, int) for n in extents) or \
                 not any(accumulates(x) for x in walk(body)):
             raise
-    del lw.allocs[allocated:]
-    for buffer in set(lw.layouts) - laid_out:
-        del lw.layouts[buffer]
+    del lw.buffers.allocs[allocated:]
+    for buffer in set(lw.buffers.layouts) - laid_out:
+        del lw.buffers.layouts[buffer]
     return _sums(lw, vars, extents, body, is_async, span)
 
 
@@ -102,7 +101,7 @@ def _rereads_staged(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: St
     for x, inner in found:
         if x.buffer in both:
             loop.inner = inner
-            if loop.touch(lw, x.buffer, x.indices, not isinstance(x, Load)).register is None:
+            if loop.touch(lw.layout_of, x.buffer, x.indices, not isinstance(x, Load)).register is None:
                 return True
     return False
 
@@ -113,24 +112,24 @@ def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, 
 
     loose: see Loop.
     """
-    saved = lw.analyzer, lw.loop
-    lw.analyzer = bind_ranges(dist, lw.analyzer)
+    saved = lw.known.analyzer, lw.access.loop
+    lw.known.analyzer = bind_ranges(dist, lw.known.analyzer)
     for v, n in zip(vars, dist.extents):
-        hi = n if isinstance(n, int) else lw.analyzer.interval(n)[1]
-        lw.analyzer = lw.analyzer.bind(v, 0, None if hi is None else hi - 1)
+        hi = n if isinstance(n, int) else lw.known.analyzer.interval(n)[1]
+        lw.known.analyzer = lw.known.analyzer.bind(v, 0, None if hi is None else hi - 1)
     if dist.exists is not None and not isinstance(dist.exists, Const):
         # The bounds of the loop variables already imply the condition; the condition itself may decide a guard.
-        lw.analyzer = lw.analyzer.assuming(dist.exists)
+        lw.known.analyzer = lw.known.analyzer.assuming(dist.exists)
     grid = Grid(dist, vars, lw.thread) if dist.is_static and vars else None
     loop = Loop(vars, dist, grid, is_async, loose=loose)
     try:
         before, after = _stage(lw, loop, body, span, outside=saved[0])
         if grid is not None:
             _refuse_races(loop, body, span)
-        lw.loop = loop
+        lw.access.loop = loop
         inner = _emit_points(lw, loop, body)
     finally:
-        lw.analyzer, lw.loop = saved
+        lw.known.analyzer, lw.access.loop = saved
     inner = _wrap_axes(dist, inner, _touches_registers(body), span)
     inner = as_iterations(body, inner, bool(dist.axes or dist.lanes), span)
     return seq(*before, inner, *after)
@@ -180,16 +179,16 @@ def _emit_points(lw: Any, loop: Loop, body: Stmt) -> Stmt:
             continue
         if v is lane_var:
             lanes_v, width = dist.lanes  # type: ignore[misc]
-            start = lw.analyzer.simplify(substitute(index, {lanes_v: const(0)}))
+            start = lw.known.analyzer.simplify(substitute(index, {lanes_v: const(0)}))
             loop.base = fresh(v.name + "0", v.dtype)
             binds.append(Bind(loop.base, cast(start, v.dtype)))
-            lw.bind_range(loop.base, start, divisor=width)
-            lw.divisors[v] = 1
+            lw.known.bind_value(loop.base, start, divisor=width)
+            lw.known.divisors[v] = 1
             loop.values[loop.base] = start
         else:
             binds.append(Bind(v, cast(index, v.dtype)))
             loop.values[v] = index
-            lw.divisors[v] = known_divisor(index, lw.divisors, lw.analyzer)
+            lw.known.divisors[v] = lw.known.divisor(index)
     if dist.lanes is None:
         inner = lw.stmt(body)
     elif not loop.loose:
@@ -217,11 +216,11 @@ def _whole_vector_inside(lw: Any, loop: Loop, body: Stmt) -> Expr | None:
     seen: set[Any] = set()
     assert loop.lane_var is not None, "only a loop over lanes has vectors"
     for x, _ in accesses(body):
-        if x.buffer.scope_name != GLOBAL or stride_along(x.indices[-1], loop.lane_var, lw.analyzer) != 1:
+        if x.buffer.scope_name != GLOBAL or stride_along(x.indices[-1], loop.lane_var, lw.known.analyzer) != 1:
             continue
-        last = lw.analyzer.simplify(at_lane(loop, x.indices[-1:], loop.dist.lanes[1] - 1)[0])  # type: ignore[index]
+        last = lw.known.analyzer.simplify(at_lane(loop, x.indices[-1:], loop.dist.lanes[1] - 1)[0])  # type: ignore[index]
         cond = binary("lt", last, x.buffer.shape[-1])
-        if cond not in seen and not lw.analyzer.can_prove(cond):
+        if cond not in seen and not lw.known.analyzer.can_prove(cond):
             seen.add(cond)
             out = conjunction(out, cond)
     return out
@@ -234,8 +233,8 @@ def private_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body:
     w = 1
     for x, _ in accesses(body):
         if is_memory(x.buffer) and x.buffer.dtype.bits % 8 == 0 and x.indices:
-            w = max(w, lw.widths.width(x.buffer, x.indices, vars[-1], limit, lw.analyzer_for(vars, extents),
-                                       lw.divisors))
+            w = max(w, lw.buffers.widths.width(x.buffer, x.indices, vars[-1], limit, lw.known.over(vars, extents),
+                                               lw.known.divisors))
     return run_loop(lw, vars, private(extents, lw.thread, lw.num_threads, w), body, span=span)
 
 
@@ -252,7 +251,7 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[li
             continue
         loop.inner = inner
         writes = not isinstance(x, Load)
-        touch = loop.touch(lw, x.buffer, x.indices, writes)
+        touch = loop.touch(lw.layout_of, x.buffer, x.indices, writes)
         if touch.register is None:
             if writes and touch.repeated and loop.grid is not None and not isinstance(x, Store):
                 raise errors.error("parallel-race", f"iterations of the parallel loop accumulate into one element of "
@@ -264,7 +263,7 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[li
     loop.inner = []
     before: list[Stmt] = []
     after: list[Stmt] = []
-    inside, lw.analyzer = lw.analyzer, outside
+    inside, lw.known.analyzer = lw.known.analyzer, outside
     for buffer in need:
         scratch = lw.new_shared(f"{buffer.name}_s", tuple(buffer.shape), buffer.dtype)
         loop.staged[buffer] = scratch
@@ -274,7 +273,7 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[li
         if buffer in stored:
             after.append(lw.parallel(buffer.shape, lambda v, b=buffer, t=scratch: Store(b, v, load(t, v)),
                                      lw.layout_of(buffer)))
-    lw.analyzer = inside
+    lw.known.analyzer = inside
     return before, after
 
 

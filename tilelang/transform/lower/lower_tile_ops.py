@@ -15,18 +15,24 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (Alloc, Bind, Break, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Parallel, Seq, Stmt,
-                         Store, TileOp, Var, While, binary, call, cast, const, dtype, fresh, contains, rebuild, replace, seq,
-                         walk, with_options, FRAGMENT, SHARED)
+from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Parallel,
+                         Seq, Stmt, Store, TileOp, Var, While, binary, call, cast, const, convert, dtype, fresh, contains,
+                         rebuild, replace, seq, walk, with_options, FRAGMENT, SHARED)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.ops.distribute import Distribution
 from tilelang.ops.tma_store import PANEL
 
+from .known_ranges import KnownRanges
 from .lower_parallel import lower_loop, private_loop, run_loop
 from .lowered_accesses import LoweredAccesses
-from .lowered_buffers import GROUP
+from .lowered_buffers import LoweredBuffers
+from .tma_stores import TmaStores
+from ..framework.config import PassConfigKey
 from ..framework.pass_ import PassContext, pass_
+from ..legalize.hopper_features import hopper
 from ..memory.plan_shared_memory import planned_bytes
+
+GROUP = 128  # threads of a warp group
 
 
 @pass_(needs=TILE, gives=THREADS_BOUND)
@@ -74,30 +80,46 @@ def _lowered(func: Func, cx: PassContext, launch: Launch) -> Stmt:
     return Lowering(func, cx, launch, 0).launch_stmt()
 
 
-class Lowering(LoweredAccesses):
-    """The lowering of one Launch; implements ops.base.LowerContext."""
+class Lowering:
+    """The lowering of one Launch; implements ops.base.LowerContext.
+
+    buffers, known, access: what its buffers become, what is known of variables, and how accesses are lowered.  group: the
+    warp group's index, once it was requested.  role: number of the warp role being lowered, 0 for code of all threads.
+    """
+
+    def __init__(self, func: Func, cx: PassContext, launch: Launch, panels: int = 0, width: int = PANEL) -> None:
+        self.target, self.launch = cx.target, launch
+        self.num_threads = launch.num_threads
+        self.thread: Var = launch.thread_vars[0] if launch.threads[1] == launch.threads[2] == 1 else fresh("tid")
+        self.known = KnownRanges(func, launch, self.thread)
+        self.buffers = LoweredBuffers(cx, launch)
+        self.access = LoweredAccesses(self.buffers, self.known, not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS))
+        self.stores = TmaStores(launch, hopper(cx).tma, panels, hopper(cx).strides, width)
+        self.group: Var | None = None
+        self.in_role = False
+        self.role = self._roles_seen = 0
 
     # ---- the launch -------------------------------------------------------------------------------------------------
 
     def launch_stmt(self) -> Launch:
         body = self.stores.part(0, self.thread, lambda: self._grouped(self.launch.body))
-        body = seq(*[Alloc(self.shared_of(b)) for b in self.exchanges.values()], *self.stores.allocs(), body)
+        body = seq(*[Alloc(self.buffers.shared_of(b)) for b in self.buffers.exchanges.values()], *self.stores.allocs(), body)
         if self.thread is not self.launch.thread_vars[0]:
             x, y, _ = self.launch.threads
             tx, ty, tz = self.launch.thread_vars
             body = seq(Bind(self.thread, tx + ty * x + tz * (x * y)), body)
         body = seq(*self._prefetched(), body)
-        maps = (*self.launch.plan.tensor_maps, *((name, *key) for key, name in self.maps.items())) or None
+        maps = (*self.launch.plan.tensor_maps, *((name, *key) for key, name in self.buffers.maps.items())) or None
         report = (*self.launch.plan.report, *self.stores.reports) or None
         return with_options(replace(self.launch, body=body), layouts=None, tensor_maps=maps, compute_threads=None,
-                          tiles_overlap=None, report=report)
+                            tiles_overlap=None, report=report)
 
     def _prefetched(self) -> list[Stmt]:
         """Statements with which one thread prefetches the TMA descriptors while the other threads begin."""
-        if not self.maps:
+        if not self.buffers.maps:
             return []
         first = self.launch.thread_vars[0]
-        fetch = [Evaluate(call("tma_prefetch", (), "void", map=name)) for name in self.maps.values()]
+        fetch = [Evaluate(call("tma_prefetch", (), "void", map=name)) for name in self.buffers.maps.values()]
         return [If(binary("eq", first, const(0, first.dtype)), seq(*fetch))]
 
     # ---- statements -------------------------------------------------------------------------------------------------
@@ -111,16 +133,16 @@ class Lowering(LoweredAccesses):
                 return self._alloc(s)
             case Bind():
                 value = self.expr(s.value)
-                self.bind_range(s.var, s.value)
+                self.known.bind_value(s.var, s.value)
                 return s if value is s.value else replace(s, value=value)
             case Store():
-                return self.store(s)
+                return self.access.store(s)
             case If() if isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":
                 return self._roles(s)
             case If():
-                then = self.under(s.cond, True, lambda: self.stmt(s.then))
+                then = self.known.under(s.cond, True, lambda: self.stmt(s.then))
                 no = s.orelse
-                orelse = None if no is None else self.under(s.cond, False, lambda: self.stmt(no))
+                orelse = None if no is None else self.known.under(s.cond, False, lambda: self.stmt(no))
                 return replace(s, cond=self.expr(s.cond), then=then, orelse=orelse)
             case For():
                 if s.kind == "vectorized":
@@ -130,14 +152,14 @@ class Lowering(LoweredAccesses):
                 return replace(s, cond=self.expr(s.cond), body=self.stores.inside(s, lambda: self.stmt(s.body)))
             case Parallel():
                 extents = tuple(int(e.value) if isinstance(e, Const) else e for e in s.extents)
-                return self.scratch(lambda: lower_loop(
+                return self.buffers.scratch(lambda: lower_loop(
                     self, s.vars, extents, s.body, loop_layout=s.plan.loop_layout, span=s.span,
                     width=s.plan.coalesced_width))
             case TileOp():
-                return self.scratch(lambda: s.lower(self))  # type: ignore[attr-defined]
+                return self.buffers.scratch(lambda: s.lower(self))  # type: ignore[attr-defined]
             case Evaluate():
-                return self.evaluate(s)
-        return rebuild(s, self.rebuilt)
+                return self.access.evaluate(s)
+        return rebuild(s, self._rebuilt)
 
     def _roles(self, s: If) -> Stmt:
         """Lower a branch by warp role.  Inside, "the block" means the warp groups of that role alone."""
@@ -154,23 +176,23 @@ class Lowering(LoweredAccesses):
     def _as_block(self, s: Stmt, first: int, count: int) -> Stmt:
         if self.in_role:  # a branch on warp groups inside a warp role has no tile operations (lower_manual_warp_roles.py)
             return self.stmt(s)
-        saved = self.num_threads, self.thread, self.analyzer, self.group
-        self.roles += 1
-        self.role = self.roles
+        saved = self.num_threads, self.thread, self.known.analyzer, self.group
+        self._roles_seen += 1
+        self.role = self._roles_seen
         lo = first * GROUP
         self.num_threads = count * GROUP
-        self.analyzer = self.analyzer.bind(self.thread, lo, lo + self.num_threads - 1)
+        self.known.bind(self.thread, self.num_threads, lo)
         self.in_role = True
         binds: list[Stmt] = []
         if first:
             self.thread = fresh("tid")
-            self.analyzer = self.analyzer.bind(self.thread, 0, self.num_threads - 1)
+            self.known.bind(self.thread, self.num_threads)
             binds.append(Bind(self.thread, saved[1] - lo))
         self.group = None
         try:
             return seq(*binds, self.stores.part(first, self.thread, lambda: self._grouped(s)), span=s.span)
         finally:
-            self.num_threads, self.thread, self.analyzer, self.group = saved
+            self.num_threads, self.thread, self.known.analyzer, self.group = saved
             self.in_role, self.role = False, 0
 
     def _grouped(self, s: Stmt) -> Stmt:
@@ -186,23 +208,24 @@ class Lowering(LoweredAccesses):
             return const(0)
         if self.group is None:
             self.group = Var("wg", dtype("int32"))
-        self.analyzer = self.analyzer.bind(self.group, 0, self.num_threads // GROUP - 1)
+        self.known.bind(self.group, self.num_threads // GROUP)
         return self.group
 
     def loop_stmt(self, s: For, body: Callable[[Stmt], Stmt]) -> Stmt:
         """A serial loop, lowered with the range of its variable known inside."""
-        lo, _ = self.analyzer.interval(s.start)
-        _, last = self.analyzer.interval(s.start + s.extent)
-        self.analyzer = self.analyzer.bind(s.var, lo, None if last is None else last - 1)
+        analyzer, loop = self.known.analyzer, self.access.loop
+        lo, _ = analyzer.interval(s.start)
+        _, last = analyzer.interval(s.start + s.extent)
+        self.known.analyzer = analyzer.bind(s.var, lo, None if last is None else last - 1)
         static = isinstance(s.extent, Const) and isinstance(s.start, Const) and s.start.value == 0
-        if self.loop is not None and static:
-            self.loop.inner = [*self.loop.inner, (s.var, int(s.extent.value))]  # type: ignore[attr-defined]
+        if loop is not None and static:
+            loop.inner = [*loop.inner, (s.var, int(s.extent.value))]  # type: ignore[attr-defined]
         try:
             return replace(s, start=self.expr(s.start), extent=self.expr(s.extent),
                            body=self.stores.inside(s, lambda: body(s.body)))
         finally:
-            if self.loop is not None and static:
-                self.loop.inner = self.loop.inner[:-1]
+            if loop is not None and static:
+                loop.inner = loop.inner[:-1]
 
     def _vectorized(self, s: For) -> Stmt:
         """Lower T.vectorized.
@@ -212,20 +235,28 @@ class Lowering(LoweredAccesses):
         """
         extent = s.extent
         early = contains(s.body, Break, Continue)
-        if self.loop is not None or early or not isinstance(extent, Const) or not isinstance(s.start, Const) or s.start.value:
+        inside = self.access.loop is not None
+        if inside or early or not isinstance(extent, Const) or not isinstance(s.start, Const) or s.start.value:
             return self.loop_stmt(replace(s, kind="unroll"), self.stmt)
-        return self.scratch(lambda: private_loop(self, (s.var,), (int(extent.value),), s.body, s.span))
+        return self.buffers.scratch(lambda: private_loop(self, (s.var,), (int(extent.value),), s.body, s.span))
+
+    def _rebuilt(self, v: Any) -> Any:
+        if isinstance(v, Stmt):
+            return self.stmt(v)
+        if isinstance(v, Expr):
+            return self.expr(v)
+        return tuple(map(self._rebuilt, v)) if isinstance(v, tuple) else v
 
     def _alloc(self, s: Alloc) -> Stmt:
         scope = s.buffer.scope_name
         if scope == FRAGMENT:
-            local = self.local_of(s.buffer)
+            local = self.buffers.local_of(s.buffer)
             r = fresh("r")
             zeros = For(r, const(0), const(int(local.shape[0])), "unroll",
-                        Store(local, (r,), cast(const(0), local.dtype))) if s.buffer.data in self.padded else None
+                        Store(local, (r,), cast(const(0), local.dtype))) if s.buffer.data in self.buffers.padded else None
             return seq(replace(s, buffer=local), zeros)
         if scope in SHARED:
-            return replace(s, buffer=self.shared_of(s.buffer))
+            return replace(s, buffer=self.buffers.shared_of(s.buffer))
         return s if s.init is None else replace(s, init=self.expr(s.init))
 
     # ---- called by ops ----------------------------------------------------------------------------------------------
@@ -247,3 +278,48 @@ class Lowering(LoweredAccesses):
         """The lowering of body(coordinates) under a given distribution."""
         vars = tuple(fresh("ijklmnpq"[k]) for k in range(len(dist.extents)))
         return run_loop(self, vars, dist, body(vars), span=span)
+
+    def layout_of(self, buffer: Buffer) -> Any:
+        return self.buffers.layout_of(buffer)
+
+    def local_of(self, buffer: Buffer) -> Buffer:
+        return self.buffers.local_of(buffer)
+
+    def physical(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]]:
+        return self.access.physical(buffer, indices)
+
+    def expr(self, e: Expr) -> Expr:
+        return self.access.expr(e)
+
+    def guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int = 1) -> Expr | None:
+        """Lowered condition that an access lies inside a global buffer; None: that is proven, or no guard is needed."""
+        return self.access.guard(buffer, indices, width)
+
+    def vector_width(self, buffer: Buffer, start: tuple[Any, ...], elements: int) -> int:
+        return self.buffers.widths.run_width(buffer, tuple(map(convert, start)), elements, self.known.analyzer,
+                                             self.known.divisors)
+
+    def simplified(self, es: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return tuple(self.known.analyzer.simplify(e) for e in es)
+
+    def tensor_map(self, buffer: Buffer, box: tuple[int, ...], swizzle: int, tf32: bool = False,
+                   row_bytes: int = 128) -> str:
+        return self.buffers.tensor_map(buffer, box, swizzle, tf32, row_bytes)
+
+    def prepend(self, s: Stmt) -> None:
+        self.buffers.before.append(s)
+
+    def new_local(self, name: str, size: int, dt: Any) -> Buffer:
+        return self.buffers.new_local(name, size, dt)
+
+    def new_fragment(self, name: str, layout: Any, dt: Any) -> Buffer:
+        return self.buffers.new_fragment(name, layout, dt)
+
+    def new_shared(self, name: str, shape: tuple[int, ...], dt: Any, layout: Any = None) -> Buffer:
+        return self.buffers.new_shared(name, shape, dt, layout)
+
+    def exchange(self, shape: tuple[int, ...], dt: Any) -> Buffer:
+        return self.buffers.exchange(shape, dt, self.role)
+
+
+__all__ = ["lower_tile_ops"]

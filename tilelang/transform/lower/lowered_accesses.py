@@ -6,21 +6,25 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, If, Load, Select, Shuffle, Stmt, Store, Var,
-                         binary, cast, const, fresh, load, rebuild, replace, seq, with_options, DYNAMIC, FRAGMENT, GLOBAL,
-                         STATIC)
+                         Ramp, binary, call, cast, const, convert, fresh, load, rebuild, replace, seq, substitute, with_options,
+                         DYNAMIC, FRAGMENT, GLOBAL, SHARED, STATIC)
 from tilelang.ops.distribute import conjunction
 
-from ..analysis.guards import tile_indices, vector_lanes_of
+from ..analysis.distributed_loop import Loop
+from ..analysis.guards import bounds_guard, tile_indices, vector_lanes_of
+from .known_ranges import KnownRanges
 from .lowered_buffers import LoweredBuffers
-from .vector_lanes import scalar_async
 
 
-class LoweredAccesses(LoweredBuffers):
-    """Loads, stores and calls of one thread: vectors split into pieces, fragments as registers, guards where needed."""
+class LoweredAccesses:
+    """Loads, stores and calls of one thread: vectors split into pieces, fragments as registers, guards where needed.
 
-    def stmt(self, s: Stmt) -> Stmt:
-        """The statements of one thread for s."""
-        raise NotImplementedError
+    loop: the distributed loop being lowered.  guarded: whether accesses of global memory are guarded.
+    """
+
+    def __init__(self, buffers: LoweredBuffers, known: KnownRanges, guarded: bool) -> None:
+        self.buffers, self.known, self.guarded = buffers, known, guarded
+        self.loop: Loop | None = None
 
     # ---- stores -----------------------------------------------------------------------------------------------------
 
@@ -34,14 +38,14 @@ class LoweredAccesses(LoweredBuffers):
             return None
         if any(self.guard(buffer, at) is not None for at in (lanes[0], lanes[-1])):
             return lanes  # indices are linear in the lane: a bound that holds at both ends holds in between
-        return self.widths.pieces(buffer, indices, lanes, self.analyzer, self.divisors)
+        return self.buffers.widths.pieces(buffer, indices, lanes, self.known.analyzer, self.known.divisors)
 
     def store(self, s: Store) -> Stmt:
         loop = self.loop
         if loop is not None and id(s) in loop.vstores:
             return Store(loop.vstores[id(s)], (loop.dist.lanes[0],), self.expr(s.value), span=s.span)  # type: ignore
         if loop is not None and loop.is_async and loop.lane_var is None:
-            copied = scalar_async(self, loop, s)
+            copied = self._scalar_async(loop, s)
             if copied is not None:
                 return copied
         value = self.expr(s.value)
@@ -67,11 +71,26 @@ class LoweredAccesses(LoweredBuffers):
         out = Store(buffer, at, value, span=s.span)
         return out if guard is None else If(guard, out, span=s.span)
 
+    def _scalar_async(self, loop: Loop, s: Store) -> Stmt | None:
+        """An element copied by cp.async (4- and 8-byte elements); None where it must be a load and a store."""
+        value = s.value
+        if not loop.is_async or not isinstance(value, Load) or value.buffer.dtype != s.buffer.dtype or \
+                s.buffer.dtype.bytes not in (4, 8) or value.buffer.scope_name != GLOBAL or \
+                not s.buffer.scope_name.startswith("shared") or self.buffers.has_safe_value(value.buffer):
+            return None
+        dst, dst_at = self.physical(s.buffer, self.exprs(s.indices))
+        src, src_at = self.physical(value.buffer, self.exprs(value.indices))
+        guard = self.guard(value.buffer, value.indices)
+        args: tuple[Expr, ...] = (AddressOf(dst, dst_at), AddressOf(src, src_at))
+        out: Stmt = Evaluate(call("cp_async", args if guard is None else (*args, guard), "void", span=s.span,
+                                  bytes=s.buffer.dtype.bytes), span=s.span)
+        return out if loop.dist.first is None else If(loop.dist.first, out)
+
     def evaluate(self, s: Evaluate) -> Stmt:
         out: Stmt = replace(s, call=self._call(s.call))
         if s.call.op in ("wgmma_pin", "wgmma_hold") and isinstance(s.call.args[0], AddressOf) and \
                 s.call.args[0].buffer.scope_name == FRAGMENT:
-            count = int(self.local_of(s.call.args[0].buffer).shape[0])
+            count = int(self.buffers.local_of(s.call.args[0].buffer).shape[0])
             out = replace(s, call=with_options(self._call(s.call), count=count))
         guard = self._atomic_guard(s.call)
         if self.loop is not None:
@@ -100,7 +119,7 @@ class LoweredAccesses(LoweredBuffers):
             return self._load(e)
         if isinstance(e, AddressOf):
             if e.buffer.scope_name == FRAGMENT:  # the registers that hold the fragment (wgmma_pin, wgmma_hold)
-                return AddressOf(self.local_of(e.buffer), (const(0),), e.dtype, span=e.span)
+                return AddressOf(self.buffers.local_of(e.buffer), (const(0),), e.dtype, span=e.span)
             buffer, at = self.physical(e.buffer, self.exprs(e.indices))
             return AddressOf(buffer, at, e.dtype, span=e.span)
         if isinstance(e, Call):
@@ -113,10 +132,7 @@ class LoweredAccesses(LoweredBuffers):
         return rebuild(e, self.rebuilt)
 
     def _call(self, c: Call) -> Call:
-        return rebuild(c, self._rebuild_arg)
-
-    def _rebuild_arg(self, v: Any) -> Any:
-        return self.expr(v) if isinstance(v, Expr) else tuple(map(self._rebuild_arg, v)) if isinstance(v, tuple) else v
+        return rebuild(c, self.rebuilt)
 
     def _load(self, e: Load) -> Expr:
         loop = self.loop
@@ -139,7 +155,7 @@ class LoweredAccesses(LoweredBuffers):
             Load(buffer, at, e.dtype, span=e.span)
         if guard is None:
             return out
-        return Select(guard, out, cast(self.safe_value(e.buffer), e.dtype), e.dtype, True)
+        return Select(guard, out, cast(self.buffers.safe_value(e.buffer), e.dtype), e.dtype, True)
 
     def fragment(self, buffer: Buffer, indices: tuple[Expr, ...], is_write: bool,
                  span: Any = None) -> tuple[Buffer, tuple[Expr, ...]]:
@@ -147,14 +163,14 @@ class LoweredAccesses(LoweredBuffers):
         if loop is not None:
             if buffer in loop.staged:
                 return self.physical(loop.staged[buffer], self.exprs(indices))
-            touch = loop.touch(self, buffer, indices, is_write)
+            touch = loop.touch(self.buffers.layout_of, buffer, indices, is_write)
             if touch.register is not None:
-                return self.local_of(buffer), (touch.register,)
+                return self.buffers.local_of(buffer), (touch.register,)
             raise self._not_owned(buffer, touch.why, span)
-        frag = self.layout_of(buffer)
+        frag = self.buffers.layout_of(buffer)
         if frag.replicas == frag.threads and not any(m.to == "thread" for ms in frag.modes for m in ms):
             at = frag.register(tile_indices(self.exprs(indices)))
-            return self.local_of(buffer), (at if isinstance(at, Expr) else const(int(at)),)
+            return self.buffers.local_of(buffer), (at if isinstance(at, Expr) else const(int(at)),)
         raise self._not_owned(buffer, "each element lives in the registers of some threads only", span)
 
     def _not_owned(self, buffer: Buffer, why: str, span: Any) -> errors.TileLangError:
@@ -163,8 +179,47 @@ class LoweredAccesses(LoweredBuffers):
                             found=why, span=span or buffer.span)
 
     def rebuilt(self, v: Any) -> Any:
-        if isinstance(v, Stmt):
-            return self.stmt(v)
-        if isinstance(v, Expr):
-            return self.expr(v)
-        return tuple(map(self.rebuilt, v)) if isinstance(v, tuple) else v
+        return self.expr(v) if isinstance(v, Expr) else tuple(map(self.rebuilt, v)) if isinstance(v, tuple) else v
+
+    # ---- places ----------------------------------------------------------------------------------------------------
+
+    def physical(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]]:
+        if buffer.scope_name in SHARED:
+            if self.loop is not None and self.loop.values:
+                # The offset shows its loop-invariant terms only when it is expressed in the thread and the loop variables.
+                indices = tuple(substitute(i, self.loop.values) for i in indices)
+            indices = tile_indices(indices)
+            layout, storage = self.buffers.layout_of(buffer), self.buffers.shared_of(buffer)
+            simplify = self.known.analyzer.simplify
+            last = indices[-1] if indices else None
+            if isinstance(last, Ramp):  # one aligned run (see _pieces): contiguous in storage too
+                first = simplify(convert(layout.offset((*indices[:-1], last.base))))
+                return storage, (Ramp(first, const(1, first.dtype), last.lanes, first.dtype.with_lanes(last.lanes)),)
+            at = layout.offset(indices)
+            return storage, (simplify(at) if isinstance(at, Expr) else const(int(at)),)
+        if buffer.scope_name == FRAGMENT:
+            return self.fragment(buffer, indices, False)
+        return buffer, indices
+
+    def guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int = 1, inside: bool = False) -> Expr | None:
+        """Lowered condition that an access of `width` elements lies inside a global buffer.
+
+        None: that is proven, or the buffer needs no guard.  indices: as in the tile program.  inside: the upper end of the last
+        dimension was tested already.
+        """
+        cond = self._tile_guard(buffer, indices, width, inside)
+        # The indices may read buffers; up to here those are fragments and tiles of the tile program.
+        return None if cond is None else self.expr(cond)
+
+    def _tile_guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int, inside: bool) -> Expr | None:
+        if buffer.scope_name != GLOBAL or not self.guarded:
+            return None
+        if width > 1 and (inside or self.known.divisor(buffer.shape[-1]) % width):
+            # The vectoriser chose this width because it proved the last dimension's upper end, or because a run-time test
+            # checks it.  A vector starts at a multiple of its width, so it lies entirely below 0 or not at all.
+            low = None if self.known.analyzer.can_prove(indices[-1] >= 0) else indices[-1] >= 0
+            return conjunction(low, bounds_guard(self.known.analyzer, buffer.shape, indices, buffer.ndim - 1))
+        return bounds_guard(self.known.analyzer, buffer.shape, indices)
+
+
+__all__ = ["LoweredAccesses"]

@@ -1,4 +1,4 @@
-"""Lowered buffers of a launch: storage, layouts, tensor maps, guards, ranges of variables."""
+"""Lowered buffers of a launch: storage, layouts, tensor maps."""
 
 from __future__ import annotations
 
@@ -6,28 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.arith import Analyzer, known_divisor
-from tilelang.ir import (Alloc, Buffer, Call, Expr, Func, Launch, Load, Ramp, Stmt, Var, cast, const, contains, convert, dtype,
-                         fresh, seq, substitute, walk, with_options, BufferFacts, DYNAMIC, FRAGMENT, GLOBAL, LOCAL, SHARED)
+from tilelang.ir import (Alloc, Buffer, Expr, Launch, Stmt, Var, cast, const, dtype,
+                         seq, walk, with_options, BufferFacts, DYNAMIC, FRAGMENT, LOCAL, SHARED)
 from tilelang.layout import RowMajor, linear_layout, swizzled_layout
 from tilelang.ops import AtomicTile, Copy, Gemm
-from tilelang.ops.distribute import conjunction
 from tilelang.ops.gemm.mma import padded_operands
 from tilelang.ops.tma_copy import is_row
-from tilelang.ops.tma_store import PANEL, copied_tile
+from tilelang.ops.tma_store import copied_tile
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..framework.config import PassConfigKey
-from ..analysis.distributed_loop import Loop
-from ..analysis.guards import bounds_guard, tile_indices
-from ..legalize.hopper_features import hopper
 from ..framework.pass_ import PassContext
-from ..analysis.assumptions import promised
 from ..legalize.raw_hopper import alignment_by_hand
-from .tma_stores import TmaStores
 from ..analysis.vectorize import Widths
-
-GROUP = 128  # threads of a warp group
 
 
 def _read_by_hardware(launch: Launch) -> set[Var]:
@@ -42,25 +33,15 @@ def _read_by_hardware(launch: Launch) -> set[Var]:
 
 
 class LoweredBuffers:
-    """Storage of a Launch's buffers after lowering, and known facts about indices into them.
+    """Storage of a Launch's buffers after lowering.
 
-    analyzer: ranges known here.  divisors: known divisors of bound variables.  loop: the distributed loop being
-    lowered.
+    panelled: storage that descriptors and TMA address.  allocs, before: what the op being lowered asked for (scratch).
     """
 
-    def __init__(self, func: Func, cx: PassContext, launch: Launch, panels: int = 0, width: int = PANEL) -> None:
-        self.cx, self.target, self.launch = cx, cx.target, launch
-        self.num_threads = launch.num_threads
-        x, y, z = launch.threads
-        self.thread: Var = launch.thread_vars[0] if y == z == 1 else fresh("tid")
+    def __init__(self, cx: PassContext, launch: Launch) -> None:
+        self.launch = launch
         self.layouts: dict[Buffer, Any] = dict(launch.plan.layouts)
         self.safe: dict[Buffer, Expr] = dict(launch.plan.safe_values)
-        self.analyzer, self.divisors = promised(func)
-        self.loop: Loop | None = None
-        self.group: Var | None = None  # the warp group's index, once it was requested
-        self.in_role = False
-        # role: number of the warp role being lowered, 0 for code of all threads; roles: number seen so far
-        self.role = self.roles = 0
         self.lowered: dict[Buffer, Buffer] = {}
         self.allocs: list[Buffer] = []
         self.before: list[Stmt] = []
@@ -70,25 +51,6 @@ class LoweredBuffers:
         self.panelled = _read_by_hardware(launch)
         self.padded = padded_operands(launch.body, self.layout_of)
         self.aligned = alignment_by_hand(launch)
-        self.stores = TmaStores(launch, hopper(cx).tma, panels, hopper(cx).strides, width)
-        self.guarded = not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS)
-        for v, n in zip(launch.thread_vars, launch.threads):
-            self.analyzer = self.analyzer.bind(v, 0, n - 1)
-        self.analyzer = self.analyzer.bind(self.thread, 0, self.num_threads - 1)
-        for v, g in zip(launch.block_vars, launch.grid):
-            hi = self.analyzer.interval(g)[1]
-            self.analyzer = self.analyzer.bind(v, 0, None if hi is None else max(hi - 1, 0))
-
-    def expr(self, e: Expr) -> Expr:
-        """The expression e with every access in its lowered form."""
-        raise NotImplementedError
-
-    def fragment(self, buffer: Buffer, indices: tuple[Expr, ...], is_write: bool,
-                 span: Any = None) -> tuple[Buffer, tuple[Expr, ...]]:
-        """The register of a fragment element that this thread holds."""
-        raise NotImplementedError
-
-    # ---- buffers ----------------------------------------------------------------------------------------------------
 
     def layout_of(self, buffer: Buffer) -> Any:
         got = self.layouts.get(buffer)
@@ -121,23 +83,6 @@ class LoweredBuffers:
             self.lowered[buffer] = got
         return got
 
-    def physical(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]]:
-        if buffer.scope_name in SHARED:
-            if self.loop is not None and self.loop.values:
-                # The offset shows its loop-invariant terms only when it is expressed in the thread and the loop variables.
-                indices = tuple(substitute(i, self.loop.values) for i in indices)
-            indices = tile_indices(indices)
-            last = indices[-1] if indices else None
-            if isinstance(last, Ramp):  # one aligned run (see _pieces): contiguous in storage too
-                first = self.analyzer.simplify(convert(self.layout_of(buffer).offset((*indices[:-1], last.base))))
-                one = const(1, first.dtype)
-                return self.shared_of(buffer), (Ramp(first, one, last.lanes, first.dtype.with_lanes(last.lanes)),)
-            at = self.layout_of(buffer).offset(indices)
-            return self.shared_of(buffer), (self.analyzer.simplify(at) if isinstance(at, Expr) else const(int(at)),)
-        if buffer.scope_name == FRAGMENT:
-            return self.fragment(buffer, indices, False)
-        return buffer, indices
-
     def new_local(self, name: str, size: int, dt: Any) -> Buffer:
         out = Buffer(name, (size,), dtype(dt), LOCAL, facts=BufferFacts(align=16))
         self.allocs.append(out)
@@ -164,12 +109,12 @@ class LoweredBuffers:
         self.allocs.append(self.shared_of(out))
         return out
 
-    def exchange(self, shape: tuple[int, ...], dt: Any) -> Buffer:
+    def exchange(self, shape: tuple[int, ...], dt: Any, role: int) -> Buffer:
         """Shared memory through which threads exchange values within one op.  Ops of one shape reuse the same buffer.
 
-        Each warp role has its own buffer, because its barriers do not order the other warp roles.
+        role: each warp role has its own buffer, because its barriers do not order the other warp roles.
         """
-        key = (self.role, shape, dtype(dt))
+        key = (role, shape, dtype(dt))
         got = self.exchanges.get(key)
         if got is None:
             got = self.exchanges[key] = Buffer("exchange", shape, dtype(dt), DYNAMIC)
@@ -200,18 +145,6 @@ class LoweredBuffers:
             self.maps[key] = name
         return self.maps[key]
 
-    def prepend(self, s: Stmt) -> None:
-        """Add a statement that runs before those of the op being lowered."""
-        self.before.append(s)
-
-    def vector_width(self, buffer: Buffer, start: tuple[Any, ...], elements: int) -> int:
-        """Elements per vector of an access to `elements` neighbours that start at these indices (Widths.run_width)."""
-        return self.widths.run_width(buffer, tuple(map(convert, start)), elements, self.analyzer, self.divisors)
-
-    def simplified(self, es: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """The expressions, simplified by the facts known here."""
-        return tuple(self.analyzer.simplify(e) for e in es)
-
     def safe_value(self, buffer: Buffer) -> Expr:
         """The value that a load outside buffer returns."""
         value = self.safe.get(buffer)
@@ -224,49 +157,5 @@ class LoweredBuffers:
     def has_safe_value(self, buffer: Buffer) -> bool:
         return buffer in self.safe
 
-    def guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int = 1, inside: bool = False) -> Expr | None:
-        """Lowered condition that an access of `width` elements lies inside a global buffer.
 
-        None: that is proven, or the buffer needs no guard.  indices: as in the tile program.  inside: the upper end of the last
-        dimension was tested already.
-        """
-        cond = self._tile_guard(buffer, indices, width, inside)
-        # The indices may read buffers; up to here those are fragments and tiles of the tile program.
-        return None if cond is None else self.expr(cond)
-
-    def _tile_guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int, inside: bool) -> Expr | None:
-        if buffer.scope_name != GLOBAL or not self.guarded:
-            return None
-        if width > 1 and (inside or known_divisor(buffer.shape[-1], self.divisors, self.analyzer) % width):
-            # The vectoriser chose this width because it proved the last dimension's upper end, or because a run-time test
-            # checks it.  A vector starts at a multiple of its width, so it lies entirely below 0 or not at all.
-            low = None if self.analyzer.can_prove(indices[-1] >= 0) else indices[-1] >= 0
-            return conjunction(low, bounds_guard(self.analyzer, buffer.shape, indices, buffer.ndim - 1))
-        return bounds_guard(self.analyzer, buffer.shape, indices)
-
-    # ---- ranges -----------------------------------------------------------------------------------------------------
-
-    def bind_range(self, var: Var, value: Expr, divisor: int = 1) -> None:
-        """Record the range and divisor of a variable that equals value."""
-        if var.dtype.is_int and var.dtype.lanes == 1:
-            lo, hi = self.analyzer.interval(value)
-            self.analyzer = self.analyzer.bind(var, lo, hi)
-            known = known_divisor(value, self.divisors, self.analyzer)
-            self.divisors[var] = known if known == 0 or known % divisor == 0 else divisor
-
-    def analyzer_for(self, vars: tuple[Var, ...], extents: tuple[Any, ...]) -> Analyzer:
-        """The analyzer that also knows the ranges of these loops."""
-        out = self.analyzer
-        for v, n in zip(vars, extents):
-            out = out.bind(v, 0, n - 1 if isinstance(n, int) else None)
-        return out
-
-    def under(self, cond: Expr, holds: bool, work: Callable[[], Any]) -> Any:
-        """The result of work(), run with the knowledge that cond holds (or does not)."""
-        saved = self.analyzer
-        if cond.dtype.is_bool and cond.dtype.lanes == 1 and not contains(cond, Load, Call):
-            self.analyzer = saved.assuming(cond, holds)
-        try:
-            return work()
-        finally:
-            self.analyzer = saved
+__all__ = ["LoweredBuffers"]

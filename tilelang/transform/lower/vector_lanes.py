@@ -23,12 +23,12 @@ def emit_lanes(lw: Any, loop: Loop, s: Stmt) -> Stmt:
         uniform, rest = _of_all_lanes(lw, loop, s.cond)
         if rest is None:  # the bounds of each lane's own access follow from its own condition
             known = conjunction(uniform, s.cond) if depends(s.cond, var) else s.cond
-            then = lw.under(known, True, lambda: emit_lanes(lw, loop, s.then))
-            orelse = None if s.orelse is None else lw.under(uniform, False, lambda: emit_lanes(lw, loop, s.orelse))
+            then = lw.known.under(known, True, lambda: emit_lanes(lw, loop, s.then))
+            orelse = None if s.orelse is None else lw.known.under(uniform, False, lambda: emit_lanes(lw, loop, s.orelse))
             return replace(s, cond=lw.expr(uniform), then=then, orelse=orelse)
         if uniform is not None and s.orelse is None:
             inner = replace(s, cond=rest)
-            return replace(s, cond=lw.expr(uniform), then=lw.under(uniform, True, lambda: emit_lanes(lw, loop, inner)))
+            return replace(s, cond=lw.expr(uniform), then=lw.known.under(uniform, True, lambda: emit_lanes(lw, loop, inner)))
     if isinstance(s, For) and s.kind in ("serial", "unroll") and not depends(s.start, var) and \
             not depends(s.extent, var) and not contains(s.body, Break, Continue):
         # An early exit ends an iteration for one lane only, so a loop with one is run lane after lane.
@@ -70,8 +70,8 @@ def _for_all(lw: Any, loop: Loop, cond: Expr) -> Expr | None:
     if not (isinstance(cond, Binary) and cond.op == "lt") or depends(cond.b, var) or \
             contains(cond, Load, Call):
         return None
-    if stride_along(cond.a, var, lw.analyzer) != 1 or known_divisor(cond.b, lw.divisors, lw.analyzer) % width or \
-            known_divisor(cond.a, {**lw.divisors, var: width}, lw.analyzer) % width:
+    if stride_along(cond.a, var, lw.known.analyzer) != 1 or lw.known.divisor(cond.b) % width or \
+            known_divisor(cond.a, {**lw.known.divisors, var: width}, lw.known.analyzer) % width:
         return None
     return at_lane(loop, (cond,), 0)[0]
 
@@ -151,19 +151,19 @@ def at_lane(loop: Loop, indices: tuple[Expr, ...], at: int) -> tuple[Expr, ...]:
 
 def _vector_load(lw: Any, loop: Loop, site: Load, at: int, w: int) -> Expr:
     indices = at_lane(loop, site.indices, at)
-    guard = lw.guard(site.buffer, indices, width=w, inside=loop.loose)
-    buffer, physical = lw.physical(site.buffer, lw.exprs(indices))
+    guard = lw.access.guard(site.buffer, indices, width=w, inside=loop.loose)
+    buffer, physical = lw.physical(site.buffer, lw.access.exprs(indices))
     value: Expr = load(buffer, (*physical[:-1], _ramp(physical[-1], w)), span=site.span)
     if guard is None:
         return value
-    safe = lw.safe_value(site.buffer)
+    safe = lw.buffers.safe_value(site.buffer)
     return Select(guard, value, safe if w == 1 else Broadcast(safe, w, value.dtype), value.dtype, True)
 
 
 def _vector_store(lw: Any, loop: Loop, site: Store, at: int, w: int, value: Expr) -> Stmt:
     indices = at_lane(loop, site.indices, at)
-    guard = conjunction(loop.dist.first, lw.guard(site.buffer, indices, width=w, inside=loop.loose))
-    buffer, physical = lw.physical(site.buffer, lw.exprs(indices))
+    guard = conjunction(loop.dist.first, lw.access.guard(site.buffer, indices, width=w, inside=loop.loose))
+    buffer, physical = lw.physical(site.buffer, lw.access.exprs(indices))
     out: Stmt = Store(buffer, (*physical[:-1], _ramp(physical[-1], w)), value, span=site.span)
     return out if guard is None else If(guard, out)
 
@@ -220,8 +220,8 @@ def _width(lw: Any, loop: Loop, x: Any) -> int:
     if any(isinstance(n, Load) for i in x.indices for n in walk(i)):
         return 1
     assert loop.dist.lanes is not None, "only a loop over lanes is vectorised"
-    return lw.widths.width(x.buffer, x.indices, loop.lane_var, loop.dist.lanes[1], lw.analyzer, lw.divisors,
-                           loop.loose)
+    return lw.buffers.widths.width(x.buffer, x.indices, loop.lane_var, loop.dist.lanes[1], lw.known.analyzer,
+                                   lw.known.divisors, loop.loose)
 
 
 def _shared_width(lw: Any, loop: Loop, x: Load) -> tuple[int, int]:
@@ -239,14 +239,14 @@ def _shared_width(lw: Any, loop: Loop, x: Load) -> tuple[int, int]:
     share = lanes
     while share > 1:
         run, lane = fresh("run", var.dtype), fresh("lane", var.dtype)  # type: ignore[union-attr]
-        a = lw.analyzer.bind(lane, 0, share - 1)
+        a = lw.known.analyzer.bind(lane, 0, share - 1)
         first = [substitute(i, {var: run * share}) for i in x.indices]
         if lanes % share == 0 and all(a.can_prove(binary("eq", substitute(i, {var: run * share + lane}), f))
                                       for i, f in zip(x.indices, first)):
             if share == lanes:
                 return 1, share
             at = tuple(map(a.simplify, first))
-            return lw.widths.width(x.buffer, at, run, lanes // share, a, lw.divisors), share
+            return lw.buffers.widths.width(x.buffer, at, run, lanes // share, a, lw.known.divisors), share
         share //= 2
     return 1, 1
 
@@ -309,11 +309,11 @@ def _fragment_run(lw: Any, loop: Loop, buffer: Buffer, indices: tuple[Expr, ...]
     if buffer in loop.staged or buffer.dtype.lanes > 1:
         return None
     lanes_v, _ = loop.dist.lanes  # type: ignore[misc]
-    touch = loop.touch(lw, buffer, indices, is_write)
-    if touch.register is None or stride_along(touch.register, lanes_v, lw.analyzer) != 1:
+    touch = loop.touch(lw.layout_of, buffer, indices, is_write)
+    if touch.register is None or stride_along(touch.register, lanes_v, lw.known.analyzer) != 1:
         return None
-    start = lw.analyzer.simplify(substitute(touch.register, {lanes_v: const(0)}))
-    return start, known_divisor(start, lw.divisors, lw.analyzer) or 1 << 10
+    start = lw.known.analyzer.simplify(substitute(touch.register, {lanes_v: const(0)}))
+    return start, lw.known.divisor(start) or 1 << 10
 
 
 def _put(lw: Any, loop: Loop, s: Store, at: int, w: int, value: Expr) -> Stmt:
@@ -326,7 +326,7 @@ def _put(lw: Any, loop: Loop, s: Store, at: int, w: int, value: Expr) -> Stmt:
 def _async_copy(lw: Any, loop: Loop, s: Store, value: Load, w: int) -> Stmt | None:
     """cp.async for each run, zero-filled where the source is out of range; None when no cp.async has this width."""
     if w * s.buffer.dtype.bytes not in (4, 8, 16) or value.buffer.scope_name != GLOBAL or \
-            not s.buffer.scope_name.startswith("shared") or lw.has_safe_value(value.buffer):
+            not s.buffer.scope_name.startswith("shared") or lw.buffers.has_safe_value(value.buffer):
         return None
     width = loop.dist.lanes[1] if loop.dist.lanes else 1
     return seq(*[_one_async(lw, loop, s, value, at, w) for at in range(0, width, w)])
@@ -335,12 +335,12 @@ def _async_copy(lw: Any, loop: Loop, s: Store, value: Load, w: int) -> Stmt | No
 def _one_async(lw: Any, loop: Loop, s: Store, value: Load, at: int, w: int) -> Stmt:
     def place(x: Any) -> tuple[Buffer, tuple[Expr, ...], tuple[Expr, ...]]:
         indices = at_lane(loop, x.indices, at) if loop.lane_var is not None else x.indices
-        buffer, physical = lw.physical(x.buffer, lw.exprs(indices))
+        buffer, physical = lw.physical(x.buffer, lw.access.exprs(indices))
         return buffer, physical, indices
 
     dst, dst_at, _ = place(s)
     src, src_at, indices = place(value)
-    guard = lw.guard(value.buffer, indices, width=w)
+    guard = lw.access.guard(value.buffer, indices, width=w)
     args: tuple[Expr, ...] = (AddressOf(dst, dst_at), AddressOf(src, src_at))
     if guard is not None:
         args += (guard,)
@@ -348,20 +348,4 @@ def _one_async(lw: Any, loop: Loop, s: Store, value: Load, at: int, w: int) -> S
     return out if loop.dist.first is None else If(loop.dist.first, out)
 
 
-def scalar_async(lw: Any, loop: Loop, s: Store) -> Stmt | None:
-    """An element copied by cp.async (4- and 8-byte elements); None where it must be a load and a store."""
-    value = s.value
-    if not loop.is_async or not isinstance(value, Load) or value.buffer.dtype != s.buffer.dtype or \
-            s.buffer.dtype.bytes not in (4, 8) or value.buffer.scope_name != GLOBAL or \
-            not s.buffer.scope_name.startswith("shared") or lw.has_safe_value(value.buffer):
-        return None
-    dst, dst_at = lw.physical(s.buffer, lw.exprs(s.indices))
-    src, src_at = lw.physical(value.buffer, lw.exprs(value.indices))
-    guard = lw.guard(value.buffer, value.indices)
-    args: tuple[Expr, ...] = (AddressOf(dst, dst_at), AddressOf(src, src_at))
-    out: Stmt = Evaluate(call("cp_async", args if guard is None else (*args, guard), "void", span=s.span,
-                              bytes=s.buffer.dtype.bytes), span=s.span)
-    return out if loop.dist.first is None else If(loop.dist.first, out)
-
-
-__all__ = ["at_lane", "emit_lanes", "scalar_async"]
+__all__ = ["at_lane", "emit_lanes"]
