@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 from backends import AGREES, FAILED, agree
-from vector_forms import Form, draw, main, outcomes
+from vector_forms import FILLS, LEAVES, Form, draw, outcomes
+from vector_sweep import HERE, main
 
 import tilelang.language as T
 
@@ -22,7 +23,7 @@ def check(seed, number, executions):
 @pytest.mark.core
 @pytest.mark.timeout(300)
 def test_forms_of_a_fixed_seed_agree_with_numpy():
-    found = [o for k in range(FIXED) for o in check(5, k, ("sm_90a", "sm_80", "cpu")).values()]
+    found = [o for k in range(FIXED) for o in check(5, k, HERE).values()]
     assert sum(status == AGREES for status, _ in found) >= 2 * FIXED
 
 
@@ -31,7 +32,7 @@ def test_forms_of_a_fixed_seed_agree_with_numpy():
 def test_forms_of_a_fresh_seed_agree_with_numpy():
     seed = int(np.random.default_rng().integers(1000, 2**31))
     for k in range(FRESH):
-        check(seed, k, ("sm_90a", "sm_80", "cpu"))
+        check(seed, k, HERE)
 
 
 @pytest.mark.gpu
@@ -46,15 +47,13 @@ def test_forms_are_drawn_independently():
     drawn = [draw(3, k) for k in range(2000)]
     assert drawn[:20] == [draw(3, k) for k in range(20)]
     assert len(set(drawn)) > 1990
-    assert {(f.fill, f.leave) for f in drawn if f.leave != "copy"} >= {
-        (fill, leave) for fill in ("gemm", "parallel", "fragment", "shared", "staged")
-        for leave in ("cast", "shared", "elements", "atomic", "transposed", "rows", "columns")}
+    assert {(f.fill, f.leave) for f in drawn} >= {(fill, leave) for fill in FILLS[:-2] for leave in LEAVES}
     assert {f.dtype for f in drawn} >= {"int4", "uint4", "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "float16", "float32",
                                         "float64", "int64"}
 
 
 def test_a_run_leaves_its_counts(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", f"vector_forms.py --forms 2 --on sm_90a -n 1 --record {tmp_path / 'out.json'}".split())
+    monkeypatch.setattr("sys.argv", f"vector_sweep.py --forms 2 --on sm_90a -n 1 --record {tmp_path / 'out.json'}".split())
     assert main() == 0
     found = json.loads((tmp_path / "out.json").read_text())
     assert (found["forms"], found["wrong"], sum(found["runs"].values())) == (2, 0, 2)
@@ -78,6 +77,7 @@ def of_gemm(rows, columns, shape, dtype, threads=128, operand="float16", row=0, 
     pytest.param(of_gemm(128, 48, (128, 48), "float8_e4m3fn", 512), id="24 columns of two by two warp groups"),
     pytest.param(of_gemm(64, 48, (80, 48), "int8", 256, row=8, column=0), id="in front of the last row"),
     pytest.param(of_gemm(64, 48, (80, 80), "float8_e5m2", 256, row=8, column=16), id="at a column"),
+    pytest.param(of_gemm(128, 104, (129, 104), "float8_e4m3fn", 256, gap=4), id="rows with a gap between them"),
     pytest.param(of_gemm(64, 24, (64, 32), "int8", count=37), id="37 rows"),
     pytest.param(of_gemm(64, 40, (64, 48), "int8", count=37, counted=True), id="a number of rows known at run time"),
     pytest.param(of_gemm(64, 16, (64, 16), "float8_e4m3fn", 256, "float8_e4m3fn", stages=3), id="a pipelined float8 GEMM"),
@@ -85,7 +85,7 @@ def of_gemm(rows, columns, shape, dtype, threads=128, operand="float16", row=0, 
     pytest.param(of_gemm(64, 24, (64, 32), "int8", 128, "bfloat16", blocks=1), id="of bfloat16")])
 def test_accumulators_of_a_part_of_a_row_are_stored_as_8_bit_elements(form):
     """Vectors of 16 bytes left the last columns of a warp group, or all, unwritten, were misaligned, or wrote outside."""
-    assert outcomes(form) == dict.fromkeys(("sm_90a", "sm_80", "cpu"), (AGREES, ""))
+    assert outcomes(form, HERE) == dict.fromkeys(HERE, (AGREES, ""))
 
 
 def test_columns_in_the_middle_of_a_tensor_are_stored_inside_the_row():
@@ -135,11 +135,11 @@ def test_an_8_bit_fragment_in_the_layout_of_accumulators_is_stored_whole():
 def test_a_tile_whose_boxes_would_start_inside_128_bytes_is_not_loaded_by_tma(rows, columns, dtype):
     """Boxes of 16 bytes a row and of rows that are no multiple of eight stood at addresses that TMA cannot write."""
     form = Form("staged", "copy", rows, columns, 96, dtype, dtype, dtype, stages=0)
-    assert outcomes(form) == dict.fromkeys(("sm_90a", "sm_80", "cpu"), (AGREES, ""))
+    assert outcomes(form, HERE) == dict.fromkeys(HERE, (AGREES, ""))
 
 
 @pytest.mark.parametrize("dtype", ["int4", "uint4"])
 def test_a_column_that_a_variable_holds_is_known_to_be_even(dtype):
     """`x = bx * 32` in front of a copy to packed elements was refused as a column that may lie inside a byte."""
     form = Form("shared", "copy", 8, 32, 32, "int8", "int8", dtype, blocks=2)
-    assert outcomes(form) == dict.fromkeys(("sm_90a", "sm_80", "cpu"), (AGREES, ""))
+    assert outcomes(form, HERE) == dict.fromkeys(HERE, (AGREES, ""))

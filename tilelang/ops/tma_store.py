@@ -310,7 +310,9 @@ class _Store:
         """Neighbouring threads write neighbouring elements, in the widest vectors that a row of the panel consists of."""
         cx, t, (y, x) = self.cx, self.dst.buffer, self.dims or (0, 0)
         rows, columns = (self._width(p), ROWS_OF_STEP) if self.pieces.turned else (ROWS_OF_STEP, self._width(p))
-        width = cx.vector_width(t, tuple(self._corner(row, p)), columns)
+        any_row = self._corner(row, p)
+        any_row[y] = any_row[y] + fresh("r")
+        width = cx.vector_width(t, tuple(any_row), columns)
         across = columns // width
         total = rows * across
         v = fresh("v")
