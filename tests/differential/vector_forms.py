@@ -164,6 +164,8 @@ def draw(seed: int, number: int) -> Form:
 
 def _valid(f: Form, r: random.Random) -> Form:
     """The form with what no program may have taken out of it."""
+    if f.fill == "direct":
+        f = replace(f, leave="copy")
     if f.of_gemm and f.operand in ("int8", "float8_e4m3fn"):
         f = replace(f, depth=max(32, f.depth))
     f = _types(f, r)
@@ -489,13 +491,12 @@ def expected(f: Form, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 def _left(f: Form, tile: np.ndarray, at: np.ndarray) -> Any:
     """What a tile leaves where `at` stood."""
-    leave = "copy" if f.fill == "direct" else f.leave
-    if leave == "filled":
+    if f.leave == "filled":
         return 3
     tile = {"transposed": lambda: tile.T, "rows": lambda: tile.sum(1)[None], "columns": lambda: tile.sum(0)[None],
-            "line": lambda: tile.sum(0)[None], "scanned": lambda: tile.cumsum(1)}.get(leave, lambda: tile)()
+            "line": lambda: tile.sum(0)[None], "scanned": lambda: tile.cumsum(1)}.get(f.leave, lambda: tile)()
     tile = tile[:at.shape[0], :at.shape[1]]
-    return at + tile if leave.startswith("atomic") else tile
+    return at + tile if f.leave.startswith("atomic") else tile
 
 
 def arrays(f: Form, values: Sequence[np.ndarray]) -> list[np.ndarray]:
