@@ -10,8 +10,8 @@ from typing import Any
 
 from tilelang.arith import simplify
 from tilelang.errors import error, register
-from tilelang.ir import (Bind, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, Store, TileOp, Var,
-                         While, binary, cast, dtype, inner, replace, rewrite, statements, walk, FRAGMENT, PRIVATE)
+from tilelang.ir import (Bind, Break, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, Store,
+                         TileOp, Var, While, binary, cast, dtype, inner, replace, rewrite, statements, walk, FRAGMENT, PRIVATE)
 from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 
@@ -130,35 +130,60 @@ class _ByThread(Divergence):
 
 
 def _stmt(s: Stmt, d: _ByThread, branch: Stmt | None) -> None:
-    """Check a statement. branch: the innermost enclosing statement that only some threads enter, or None."""
+    """Check a statement.
+
+    branch: the innermost enclosing statement that only some threads enter, or the jump by which some threads have left the
+    loop or its iteration, or None.
+    """
     match s:
         case Seq():
             for x in s.stmts:
                 _stmt(x, d, branch)
+                branch = branch or _left(x, d, False, (Break, Continue))
         case If():
             inner = s if branch is None and (d.divergent(s.cond) or _scattered(s.cond)) else branch
             _stmt(s.then, d, inner)
             if s.orelse is not None:
                 _stmt(s.orelse, d, inner)
         case For():
-            _stmt(s.body, d, s if branch is None and (d.divergent(s.start) or d.divergent(s.extent)) else branch)
+            own = d.divergent(s.start) or d.divergent(s.extent)
+            _stmt(s.body, d, branch or (s if own else _left(s.body, d, False, (Break,))))
         case While():
-            _stmt(s.body, d, s if branch is None and d.divergent(s.cond) else branch)
+            _stmt(s.body, d, branch or (s if d.divergent(s.cond) else _left(s.body, d, False, (Break,))))
         case Parallel() | TileOp() if branch is not None and not _is_private(s):
             what = s.op_name if isinstance(s, TileOp) else "T.Parallel"
             raise error("collective-divergent", f"{what} takes all threads of the block, and only some threads get "
-                        "here",
-                        span=s.span, notes=((getattr(branch, "span", None), "entered by some threads only"),))
+                        "here", span=s.span, notes=_why(branch))
         case Store() if s.buffer.scope_name == FRAGMENT and (
                 branch is not None or d.divergent(s.value) or any(map(d.divergent, s.indices))):
-            around = () if branch is None else ((getattr(branch, "span", None), "entered by some threads only"),)
+            around = () if branch is None else _why(branch)
             raise error("fragment-store", f"threads store different things in `{s.buffer.name}`, of which every thread that "
                         "holds an element has a copy", found="a store that differs between threads", span=s.span, notes=around)
         case Evaluate() | Bind() | Store() if branch is not None:
             for c in _barriers(s):
+                left = isinstance(branch, (Break, Continue))
                 raise error("collective-divergent", f"T.{c.op} waits for all threads of the block, and only some threads get "
-                            "here", span=s.span, notes=((getattr(branch, "span", None), "entered by some threads only"),),
-                            hint="move it out of the branch, or wait at a named barrier: T.sync_threads(id, threads)")
+                            "here", span=s.span, notes=_why(branch),
+                            hint="leave the loop under a condition that all threads share: T.syncthreads_or(cond) != 0" if left
+                            else "move it out of the branch, or wait at a named barrier: T.sync_threads(id, threads)")
+
+
+def _why(branch: Stmt) -> tuple[tuple[Any, str], ...]:
+    left = isinstance(branch, (Break, Continue))
+    return ((getattr(branch, "span", None), "some threads leave here" if left else "entered by some threads only"),)
+
+
+def _left(s: Stmt, d: _ByThread, some: bool, kinds: tuple[type, ...]) -> Stmt | None:
+    """A jump of these kinds by which only some of the threads leave the loop around s. some: only some threads reach s."""
+    match s:
+        case Break() | Continue():
+            return s if some and isinstance(s, kinds) else None
+        case Seq():
+            return next((j for x in s.stmts if (j := _left(x, d, some, kinds)) is not None), None)
+        case If():
+            inner = some or d.divergent(s.cond) or _scattered(s.cond)
+            return _left(s.then, d, inner, kinds) or (None if s.orelse is None else _left(s.orelse, d, inner, kinds))
+    return None
 
 
 def _updates(s: Stmt, d: _ByThread, threads: int) -> None:

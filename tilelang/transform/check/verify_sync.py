@@ -9,12 +9,37 @@ from ..framework.config import PassConfigKey
 from ..framework.pass_ import DEVICE, PassContext, pass_
 from ..verify_sync.launch import check_launch
 
+EXPECTED = "a barrier between two accesses by different threads"
 register("sync-unordered", ValueError, "two threads touch one shared element without a barrier in between",
          "put T.sync_threads() between the two accesses, or let the compiler order them",
-         expected="a barrier between two accesses by different threads")
-_TWO = "order them with T.sync_threads, or wait for the copy's group"
+         expected=EXPECTED)
 _ONE = ("the iterations of one T.Parallel or copy run in no order: read from another buffer than the statement writes, "
         "or split it in two")
+# By the kind of a fault: what to do, what is expected, what the second place is.
+_ADVICE = {
+    "order": ("order them with T.sync_threads, or wait for the copy's group", None, "the other access"),
+    "copy": ("wait for the copy before the access, with T.ptx_wait_group(n) for all but the last n groups or at its mbarrier, "
+             "and then T.sync_threads", "an access after the copy is complete", "the copy"),
+    "barrier": ("let all threads come: leave a loop under a condition that all threads share, or wait at a named barrier for "
+                "those that come: T.sync_threads(id, threads)", "a barrier that all threads of the block reach",
+                "some threads leave here"),
+    "stuck": ("nothing sends what they wait for: compare the parities of the waits, the counts given to T.alloc_barrier and "
+              "the announced bytes with the arrivals and copies, in each iteration and in each role",
+              "waits that arrivals and copies complete", "the other wait"),
+    "mbarrier": ("let each phase be awaited before its mbarrier goes on: one wait for each round of arrivals, with the parity "
+                 "of that round, and the count given to T.alloc_barrier", "arrivals and waits in turn",
+                 "the other arrival or wait"),
+    "named": ("let each thread that the barrier counts come once a turn: the same number and count at all places, 32 for each "
+              "warp that comes", "arrivals that add up to the count", "the other place"),
+    "cluster": ("put T.cluster_sync() before the first and after the last access to another block of the cluster",
+                "blocks that all run", "the other access"),
+    "ending": ("wait for the copy before the kernel ends: T.tma_store_wait(0), the copy's mbarrier, or T.cluster_sync() after "
+               "accesses of other blocks", "copies that are complete when the block ends", "the copy"),
+    "proxy": ("call T.fence_proxy_async() in the threads that wrote, and then a barrier", "a fence after ordinary accesses",
+              "the ordinary access"),
+    "wgmma": ("call T.warpgroup_arrive() before the product, and T.wait_wgmma(n) before its registers are used",
+              "registers that no product uses", "the other use"),
+}
 
 
 @pass_(needs=DEVICE)
@@ -29,10 +54,12 @@ def verify_sync(func: Func, cx: PassContext) -> Func:
         text, faults = check_launch(launch)
         for f in faults:
             if f.exact and strict:
-                notes = ((f.other, "the other access"),) if None not in (f.other, f.span) else ()
-                one = f.other is not None and f.other == f.span
+                hint, expected, label = _ADVICE[f.kind]
+                notes = ((f.other, label),) if None not in (f.other, f.span) else ()
+                if f.other is not None and f.other == f.span and f.kind in ("order", "copy"):
+                    hint = _ONE
                 raise error("sync-unordered", f.message, found=f.message, span=f.span or f.other or launch.span,
-                            notes=notes, hint=_ONE if one else _TWO)
+                            notes=notes, hint=hint, expected=expected or EXPECTED)
         return with_options(launch, sync_report=text)
 
     return rewrite_launches(func, checked)

@@ -10,47 +10,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (Alloc, Assert, Bind, Buffer, Const, Evaluate, Expr, For, If, Launch, Load, Node, Ramp, Select, Seq,
-                         Stmt, Store, Var, While, SHARED)
+from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Launch, Load, Node, Ramp,
+                         Select, Seq, Stmt, Store, Var, While, convert, SHARED)
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.children import children
+from tilelang.ir.evaluate import evaluate
 from tilelang.layout.distinct import distinct
 from tilelang.target.atomics import Atomic, Branch, Iterations, family
 
 from .sync_fault import Fault
+from .jumps import Jumps, is_return, jumps_that_matter
 from .limits import possible
 from .locals import Locals
 from .numbers import SAMPLES, Numbers
 from .shadow import AT_ONCE, Shadow, differ, held, made_of, mode_of, slot_iterations, widest_piece
-from .iterations import has_unknown_loops, places_by
+from .iterations import compared, has_unknown_loops, places_by
 
 BUDGET = 6000  # evaluated accesses; beyond this, loops are cut short
-MOST_TURNS = 64  # iterations of a while loop
+MOST_TURNS = 256  # iterations of a while loop
 _MOST_PLACES = 1024  # recorded places of repeated accesses
 _WRITES_FIRST = ("cp_async", "ldmatrix", "stmatrix")
 _BARRIERS = frozenset(("sync_threads", "sync_grid"))  # a grid barrier is also a barrier of each block
 _ORDERING = _BARRIERS | {"cp_async_commit", "cp_async_wait"}
 
 
-def check_barriers(launch: Launch, buffers: list[Buffer]) -> tuple[str, list[Fault]]:
-    """(one-paragraph verdict, faults found); buffers: the shared ones, with planned places."""
+def check_barriers(launch: Launch, buffers: list[Buffer], sizes: dict[Var, int]) -> tuple[str, list[Fault]]:
+    """(one-paragraph verdict, faults found); buffers: the shared ones, with planned places.
+
+    sizes: the assumed values of symbols on which the sizes of buffers depend.
+    """
     extents = (1, None) if has_unknown_loops(launch) else (None,)
     try:  # try pieces as wide as the accesses first; that works where accesses are aligned to their width
-        runs = _walks(launch, buffers, extents, widest_piece(launch))
+        runs = _walks(launch, buffers, sizes, extents, widest_piece(launch))
     except _Misaligned:
-        runs = _walks(launch, buffers, extents, 1 << 10)
+        runs = _walks(launch, buffers, sizes, extents, 1 << 10)
     last = runs[-1]
     faults = [f for r in runs for f in r.faults]
     names = ", ".join(sorted({b.name for b in buffers}))
     scope = f"{last.accesses} accesses to {names} in {last.epoch + 1} barrier intervals"
     if last.cut:
         scope += f", loops followed for up to {last.cut} iterations"
+    if sizes:
+        scope += ", with " + ", ".join(f"{v.name} = {n}" for v, n in sizes.items())
     if last.unknown:
         scope += f"; {last.unknown} with addresses known only at run time, taken as anywhere"
     if not faults:
@@ -58,7 +65,8 @@ def check_barriers(launch: Launch, buffers: list[Buffer]) -> tuple[str, list[Fau
     return f"not cleared: {faults[0].message} ({faults[0].span}); {scope}", faults
 
 
-def _walks(launch: Launch, buffers: list[Buffer], extents: tuple[int | None, ...], piece: int) -> list[_Follower]:
+def _walks(launch: Launch, buffers: list[Buffer], sizes: dict[Var, int], extents: tuple[int | None, ...],
+           piece: int) -> list[_Follower]:
     """Walks with every extent, and where conditions on unknown numbers were met, with every sample of those.
 
     If threads compared their numbers with kernel parameters (`i == n`) and a walk finds a fault, the walk is repeated with each
@@ -67,12 +75,16 @@ def _walks(launch: Launch, buffers: list[Buffer], extents: tuple[int | None, ...
     out = []
     for n in extents:
         for trial in range(len(SAMPLES)):
-            walk = _Follower(launch, buffers, n, piece, trial).run()
+            walk = _Follower(launch, buffers, sizes, n, piece, trial).run()
             others = list(walk.numbers.answers.others()) if walk.faults else []
-            out += [_Follower(launch, buffers, n, piece, trial, given).run() for given in others] or [walk]
+            out += [_Follower(launch, buffers, sizes, n, piece, trial, given).run() for given in others] or [walk]
             if not walk.numbers.sampled:
                 break
     return out
+
+
+def _number(e: Any, sizes: dict[Var, int]) -> int:
+    return e if isinstance(e, int) else int(evaluate(convert(e), sizes))
 
 
 class _Misaligned(Exception):
@@ -90,6 +102,7 @@ class _Follower:
 
     launch: Launch
     buffers: list[Buffer]
+    sizes: dict[Var, int]
     extent: int | None
     piece: int  # bytes of a granule when negative, else an upper limit of them
     trial: int = 0
@@ -102,23 +115,24 @@ class _Follower:
 
     def run(self) -> _Follower:
         self.numbers = Numbers(self.launch, self.trial, self.given)
-        self.offset = {b.data: at for b, at in self.launch.plan.shared_offsets}
+        self.numbers.env.update(self.sizes)
+        self.offset = {b.data: _number(at, self.sizes) for b, at in self.launch.plan.shared_offsets}
+        self.size = {b.data: prod(_number(n, self.sizes) for n in b.shape) * b.dtype.bytes for b in self.buffers}
         self.granule = abs(self.piece)
         for b in self.buffers:
             self.granule = gcd(self.granule, self.offset.get(b.data, 0))
             if self.piece > 0:
                 self.granule = gcd(self.granule, b.dtype.bytes)
-        total = max(self.offset.get(b.data, 0) + b.size * b.dtype.bytes for b in self.buffers)
+        total = max(self.offset.get(b.data, 0) + self.size[b.data] for b in self.buffers)
         self.shadow = Shadow(total // self.granule + 1)
-        self.size = {b.data: b.size * b.dtype.bytes for b in self.buffers}
-        # span, whether the address was known, what an atomic access does
-        self.sites: list[tuple[Any, bool, Atomic | None]] = []
+        # span, whether the address was known, what an atomic access does, the parallel loop (0: none)
+        self.sites: list[tuple[Any, bool, Atomic | None, int]] = []
         self.path: tuple[Branch | Iterations, ...] = ()
         self.parts = 0  # number of branches and parallel loops entered
         self.turning = False  # the innermost loop is a while loop that threads leave one by one
         self.open: list[tuple[Any, Any, int]] = []  # copies of the group not yet committed
         self.groups: list[list[tuple[Any, Any, int]]] = []
-        self.independent = 0
+        self.independent = 0  # number of the outermost parallel loop that is entered, 0 for none
         self.stored: set[int] = set()  # stores followed at least once
         self.shared_use: dict[int, bool] = {}
         self.below: dict[int, list[Any]] = {}
@@ -126,6 +140,11 @@ class _Follower:
         self.places: dict[tuple[Any, ...], tuple[tuple[Any, Any, bool], list[Any]]] = {}
         self.following = False
         self.maybe: dict[Var, tuple[Any, Any]] = {}
+        self.unsure = 0  # depth of branches that a thread may take or not
+        self.jumps = Jumps()
+        self.jumping: set[int] = set()
+        self.jumping = jumps_that_matter(self.launch, self.matters)
+        self.shared_use.clear()
         self.locals = self.numbers.locals = Locals(self.launch, self.matters)
         self.shared_use.clear()  # setting a variable that is followed matters too
         self.following = True
@@ -142,6 +161,8 @@ class _Follower:
                 hit = True
             elif isinstance(x, Call) and (x.op in _ORDERING or x.op.startswith("syncthreads_")):
                 hit = True
+            elif isinstance(x, (Break, Continue)) or is_return(x):
+                hit = id(x) in self.jumping or is_return(x)
             else:
                 hit = any(map(self.matters, children(x)))
             self.shared_use[id(x)] = hit
@@ -162,7 +183,12 @@ class _Follower:
         match s:
             case Seq():
                 for x in self.followed(s):
-                    self.stmt(x, mask)
+                    here = self.jumps.here(mask)
+                    if here is False:
+                        return
+                    self.stmt(x, here)
+            case Break() | Continue():
+                self.jumps.jump(s, mask, np.ones(self.numbers.n, bool), not self.unsure)
             case Bind():
                 self.reads(s.value, mask, s)
                 if s.value.dtype.lanes == 1 and not s.value.dtype.is_float:
@@ -198,7 +224,8 @@ class _Follower:
         # Where the condition is unknown a thread may take either branch, unless a known term of the condition excludes one.
         ways = [possible(s.cond, w, self.numbers.value, self.maybe) if c is None else np.asarray(c, dtype=bool) == w
                 for w in (True, False)]
-        path = self.path
+        path, unsure = self.path, self.unsure
+        self.unsure += c is None
         self.parts = run = self.parts + 1
         for way, body, first in zip(ways, (s.then, s.orelse), (True, False)):
             if body is not None:
@@ -209,16 +236,21 @@ class _Follower:
                     self.stmt(body, None)
                 elif taken.any():
                     self.stmt(body, taken)
-        self.path = path
+        self.path, self.unsure = path, unsure
 
     def while_loop(self, s: While, mask: Any) -> None:
         """Follow a while loop as often as its condition holds; three times where the condition is unknown."""
         turning, self.turning = self.turning, self.numbers.in_common().iterations_differ(s)
-        self.turns(s, mask)
+        around = self.jumps.enter()
+        self.turns(s, mask, around)
+        self.jumps.leave(around)
         self.turning = turning
 
-    def turns(self, s: While, mask: Any) -> None:
+    def turns(self, s: While, mask: Any, around: tuple[Any, ...]) -> None:
         for k in range(MOST_TURNS + 1):
+            mask = self.jumps.here(mask)
+            if mask is False:
+                return
             self.reads(s.cond, mask, s)
             c = self.numbers.value(s.cond)
             if c is not None:
@@ -229,6 +261,7 @@ class _Follower:
             if k == MOST_TURNS or k >= 3 and (c is None or self.accesses > BUDGET):
                 break
             self.stmt(s.body, mask)
+            self.jumps.turn(around)
         self.cut = max(self.cut, k)
         self.locals.forget(s)
 
@@ -250,14 +283,17 @@ class _Follower:
         if most > 2 * first + period and (self.accesses > BUDGET or most > 64 or not places_by(s, self.locals.followed)):
             # The first iterations and the last, leaving out whole periods of the slots in between.
             left_out = (most - 2 * first) // period * period
-            steps = [*range(first), *range(first + left_out, most)]
+            special = {k - start for k in compared(s)} if isinstance(start, int) else set()
+            steps = sorted({*range(first), *range(first + left_out, most), *(k for k in special if 0 <= k < most)})
             self.cut = max(self.cut, len(steps))
         path, turning = self.path, self.turning
         self.turning = False
+        independent = self.independent
         if s.plan.independent:
-            self.independent += 1
             self.parts += 1
+            self.independent = independent or self.parts
             self.path = (*path, Iterations(self.parts))
+        around = self.jumps.enter()
         for at, k in enumerate(steps):
             if k != at:  # iterations were left out
                 self.locals.forget(s)
@@ -268,9 +304,13 @@ class _Follower:
                 inside = part if mask is None else part & mask
                 if not inside.any():
                     break
+            inside = self.jumps.here(inside)
+            if inside is False:
+                break
             self.stmt(s.body, inside)
-        self.independent -= s.plan.independent
-        self.path, self.turning = path, turning
+            self.jumps.turn(around)
+        self.jumps.leave(around)
+        self.independent, self.path, self.turning = independent, path, turning
         self.numbers.env.pop(s.var, None)
         if guessed or len(steps) < most:
             self.locals.forget(s)
@@ -286,12 +326,14 @@ class _Follower:
         c = s.call
         if c.op in _BARRIERS:
             self.barrier(mask, s)
+        elif is_return(c):
+            self.jumps.jump(s, mask, np.ones(self.numbers.n, bool), not self.unsure)
         elif c.op == "cp_async_commit":
             self.groups.append(self.open)
             self.open = []
         elif c.op == "cp_async_wait":
-            keep = c.options.n
-            done, self.groups = self.groups[: len(self.groups) - keep], self.groups[len(self.groups) - keep:]
+            over = max(0, len(self.groups) - c.options.n)
+            done, self.groups = self.groups[:over], self.groups[over:]
             for g, t, site in (x for group in done for x in group):
                 self.shadow.flying[g] = 0
                 self.shadow.note("w", g, t, self.epoch, site)
@@ -304,9 +346,12 @@ class _Follower:
             self.barrier(mask, s)
 
     def barrier(self, mask: Any, s: Stmt) -> None:
-        if mask is not None:
-            self.faults.append(Fault(f"a block barrier is reached by {int(mask.sum())} of {self.numbers.n} threads", s.span,
-                                     None, True))
+        left = self.jumps.kernel  # threads that have left the kernel are not waited for
+        absent = False if mask is None else (~mask if left is None else ~(mask | left)).any()
+        if absent or self.jumps.doubt:
+            come = "some" if not absent else int(mask.sum())
+            self.faults.append(Fault(f"a block barrier is reached by {come} of {self.numbers.n} threads", s.span,
+                                     self.jumps.where, bool(absent), kind="barrier"))
         self.epoch += 1
 
     # ---- accesses -------------------------------------------------------------------------------------------------
@@ -379,17 +424,17 @@ class _Follower:
         if not exact:
             self.unknown += 1
         site = len(self.sites)
-        self.sites.append((s.span, exact, atomic))
+        self.sites.append((s.span, exact, atomic, self.independent))
         kind = "w" if mode == "async" else mode if atomic is None else mode_of(atomic)
-        if not exact and self.independent:  # iterations of a parallel loop: the program guarantees that they are disjoint
-            return
         flying = self.shadow.flying[g]
-        other: int | None
+        other: int | None = None
         if flying.any():
-            other = int(flying[int(np.argmax(flying > 0))]) - 1
-            self.fault(b, "is touched while an asynchronous copy to it is in flight", s, other, exact)
+            other = next((x - 1 for x in distinct(flying).tolist() if x and not self.disjoint(site, x - 1)), None)
+        if other is not None:
+            self.fault(b, "is touched while an asynchronous copy to it is in flight", s, other, exact, "copy")
         else:
-            other = self.shadow.clash(kind, g, t, self.epoch, lambda site: self.meets(atomic, self.sites[site][2]))
+            other = self.shadow.clash(kind, g, t, self.epoch, lambda x: self.meets(atomic, self.sites[x][2])
+                                      and not self.disjoint(site, x))
             if other is not None:
                 self.fault(b, "is touched by two threads without a barrier in between", s, other, exact)
         if mode == "async":
@@ -397,6 +442,14 @@ class _Follower:
             self.open.append((g, t, site))
         else:
             self.shadow.note(kind, g, t, self.epoch, site)
+
+    def disjoint(self, one: int, two: int) -> bool:
+        """Whether two accesses are iterations of one parallel loop at an unknown address.
+
+        The program guarantees that such iterations are disjoint.
+        """
+        (_, known, _, loop), (_, known2, _, loop2) = self.sites[one], self.sites[two]
+        return loop == loop2 != 0 and not (known and known2)
 
     @staticmethod
     def meets(a: Atomic | None, b: Atomic | None) -> bool:
@@ -411,10 +464,10 @@ class _Follower:
             if exact and differ(g, t, lambda: [v[t] for v in made_of(s.value, self.numbers.value, held(self.launch))]):
                 self.fault(s.buffer, AT_ONCE, s, len(self.sites) - 1, True)
 
-    def fault(self, b: Buffer, what: str, s: Stmt, other: int, exact: bool) -> None:
-        if len(self.faults) < 8:
-            span, known, _ = self.sites[other]
-            self.faults.append(Fault(f"`{b.name}` {what}", s.span, span, exact and known))
+    def fault(self, b: Buffer, what: str, s: Stmt, other: int, exact: bool, kind: str = "order") -> None:
+        span, known, _, _ = self.sites[other]
+        if len(self.faults) < 8 or exact and known and not any(f.exact for f in self.faults):
+            self.faults.append(Fault(f"`{b.name}` {what}", s.span, span, exact and known, kind=kind))
 
     def granules(self, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any) -> tuple[Any, Any, bool]:
         """(granules, their threads, whether the addresses are exact) of an access."""
@@ -442,7 +495,8 @@ class _Follower:
     def anywhere(self, b: Buffer) -> tuple[Any, Any, bool]:
         """Any place of a buffer, accessed by any thread."""
         base = self.offset.get(b.data, 0)
-        return distinct(np.arange(base, base + self.size.get(b.data, b.dtype.bytes)) // self.granule), np.int32(-3), False
+        at = distinct(np.arange(base, base + self.size.get(b.data, b.dtype.bytes)) // self.granule)
+        return at, np.int32(-3 if self.numbers.n > 1 else 0), False
 
     def placed(self, b: Buffer, first: Any, width: int, mask: Any) -> tuple[Any, Any, bool]:
         """(granules, their threads, whether exact) of `width` elements from element `first`.
@@ -462,7 +516,8 @@ class _Follower:
         g = (at // self.granule)[:, None] + np.arange(span) if span > 1 else at // self.granule
         g = g.ravel()
         t = np.repeat(threads, span) if span > 1 else threads
-        ok = (g >= 0) & (g < len(self.shadow.flying))
+        first_piece, size = base // self.granule, max(1, -(-self.size.get(b.data, b.dtype.bytes) // self.granule))
+        ok = (g >= first_piece) & (g < first_piece + size)  # others are accesses that never happen: a guard excludes them
         return (g, t, True) if ok.all() else (g[ok], t[ok], True)
 
 

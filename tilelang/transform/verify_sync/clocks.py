@@ -183,16 +183,16 @@ class MBarrier:
         """Raises Found unless the initialisation has been seen."""
         if seen[self.made[0]] < self.made[1]:
             raise Found(Fault(f"{self.name} is used by threads that do not see its initialisation", span,
-                              self.initialiser))
+                              self.initialiser, kind="mbarrier"))
         if remote and not self.fenced:
             raise Found(Fault(f"copies signal {self.name} without a fence_mbarrier_init after its initialisation", span,
-                              self.initialiser))
+                              self.initialiser, kind="mbarrier"))
 
     def current(self, seen: Row, span: Any, what: str) -> None:
         """Raises Found unless an arrival can only belong to the current phase."""
         if seen[self.phase] != len(self.done):
             raise Found(Fault(f"{what} on {self.name} may come before phase {len(self.done) - 1} is over: nothing orders "
-                              "it after that", span, None))
+                              "it after that", span, kind="mbarrier"))
 
     def arrive(self, warp: Warp, lanes: int, n: int, tx: int, span: Any) -> None:
         """Record n arrivals of these lanes, which also announce tx bytes."""
@@ -201,7 +201,7 @@ class MBarrier:
         self.current(seen, span, "an arrival" if n else "mbarrier_expect_tx")
         if n > self.pending:
             raise Found(Fault(f"{n} threads arrive on {self.name} in phase {len(self.done)}, which needs {self.pending} "
-                              f"more of {self.count} arrivals", span, None))
+                              f"more of {self.count} arrivals", span, kind="mbarrier"))
         self.pending -= n
         self.tx += tx
         join(self.seen, seen)
@@ -230,7 +230,7 @@ class MBarrier:
         for target, c, t, where in self.waits:
             if target == after - 1 and self.seen[c] < t:
                 raise Found(Fault(f"{self.name} may go on to phase {after} before a wait for the end of phase "
-                                  f"{after - 2} has seen it", where, span))
+                                  f"{after - 2} has seen it", where, span, kind="mbarrier"))
         self.waits = [w for w in self.waits if w[0] >= after]
         self.done.append((self.seen, self.shown))
         self.seen, self.shown = self.clocks.row(), self.clocks.row()
@@ -245,7 +245,7 @@ class MBarrier:
         """These lanes pass the wait for the end of phase `target` - 1."""
         if target < len(self.done):
             raise Found(Fault(f"{self.name} may be in phase {len(self.done)} before a wait for the end of phase "
-                              f"{target - 1} has seen it", span, None))
+                              f"{target - 1} has seen it", span, kind="mbarrier"))
         c = warp.control if lanes == warp.full else warp.component(lanes)
         if target:
             warp.learn(lanes, *self.done[target - 1])
@@ -273,19 +273,19 @@ class NamedBarrier:
         only: what a relaxed arrival makes known, instead of everything that its threads have seen.
         """
         if self.arrived and count != self.count:
-            raise Found(Fault(f"{self.name} is used for {count} threads while {self.count} are expected", span, None))
+            raise Found(Fault(f"{self.name} is used for {count} threads while {self.count} are expected", span, kind="named"))
         self.count = count
         for warp, lanes in active:
             seen, fenced = warp.publish(lanes)
             if seen[self.component] != self.turn:
                 raise Found(Fault(f"a warp may arrive at {self.name} before turn {self.turn - 1} of it is over", span,
-                                  None))
+                                  kind="named"))
             join(self.seen, seen if only is None else only)
             if only is None:
                 join(self.shown, fenced)
         self.arrived += threads
         if self.arrived > count:
-            raise Found(Fault(f"{self.arrived} threads arrive at {self.name}, which is for {count}", span, None))
+            raise Found(Fault(f"{self.arrived} threads arrive at {self.name}, which is for {count}", span, kind="named"))
         turn = self.turn
         if self.arrived == count:
             self.turn, self.arrived = turn + 1, 0

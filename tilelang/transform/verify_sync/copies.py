@@ -159,7 +159,7 @@ def _wgmma(st: StreamState, c: Call, span: Any) -> None:
     row = WGMMA_ROWS[c.options.row]
     st.partial("a wgmma", span)
     if st.block.streams_are_groups and len(st.active) != 4:
-        raise Found(Fault(f"a wgmma is reached by {len(st.active)} warps, not by whole warp groups", span, None))
+        raise Found(Fault(f"a wgmma is reached by {len(st.active)} warps, not by whole warp groups", span, kind="barrier"))
     uses = []
     st.registers.time += 1
     for k, a in enumerate(c.args[:3]):

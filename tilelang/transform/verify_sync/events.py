@@ -181,7 +181,7 @@ def enter(block: Any, st: Any, w: Any, lanes: int, span: Any, copies: bool = Fal
     seen, _ = w.mine(lanes)
     if not seen[st.block.model.cluster.component]:
         raise Found(Fault(f"shared memory of block {block.rank} of the cluster is accessed, which may not have started",
-                          span, None))
+                          span, kind="cluster"))
     if not copies:  # an mbarrier reports the completion of a copy
         c = w.component(lanes)
         block.remote.append((c, st.block.clocks.now[c], span))
@@ -200,7 +200,8 @@ def peers(st: StreamState, e: Expr, span: Any) -> Iterator[Any]:
 def peer(st: StreamState, rank: int, span: Any) -> Any:
     """The block of the cluster with the given rank."""
     if not 0 <= rank < len(st.block.model.blocks):
-        raise Found(Fault(f"no block of this cluster has rank {rank}: it has {len(st.block.model.blocks)}", span, None))
+        raise Found(Fault(f"no block of this cluster has rank {rank}: it has {len(st.block.model.blocks)}", span,
+                          kind="cluster"))
     return st.block.model.blocks[rank]
 
 
@@ -220,13 +221,13 @@ def _cluster_turn(st: StreamState, relaxed: bool, span: Any) -> int:
 @event
 def _cluster_arrive(st: StreamState, c: Call, span: Any) -> None:
     if st.cluster_turn is not None:
-        raise Found(Fault("threads arrive again at the cluster barrier before they wait for it", span, None))
+        raise Found(Fault("threads arrive again at the cluster barrier before they wait for it", span, kind="cluster"))
     st.cluster_turn = _cluster_turn(st, c.options.relaxed, span)
 
 
 def _cluster_wait(st: StreamState, c: Any, span: Any) -> Iterator[Any]:
     if st.cluster_turn is None:
-        raise Found(Fault("threads wait for the cluster barrier without having arrived at it", span, None))
+        raise Found(Fault("threads wait for the cluster barrier without having arrived at it", span, kind="cluster"))
     bar, active = st.block.model.cluster, list(st.active)
     while st.cluster_turn not in bar.done:
         yield span, bar, f"at {bar.name}"

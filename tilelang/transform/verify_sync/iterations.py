@@ -40,4 +40,18 @@ def places_by(s: For, followed: Container[Var]) -> bool:
     return False
 
 
-__all__ = ["has_unknown_loops", "places_by"]
+def compared(s: For) -> set[int]:
+    """Values of a loop's variable at and beside which a comparison with a constant in its body changes its result."""
+    out: set[int] = set()
+    for x in walk(s.body, Binary):
+        if x.op in ("eq", "ne", "lt", "le", "gt", "ge"):
+            for a, b in ((x.a, x.b), (x.b, x.a)):
+                shift = 0
+                if isinstance(a, Binary) and a.op in ("add", "sub") and isinstance(a.b, Const):
+                    shift, a = int(a.b.value) * (1 if a.op == "add" else -1), a.a
+                if a is s.var and isinstance(b, Const):
+                    out.update(int(b.value) - shift + d for d in (-1, 0, 1))
+    return out
+
+
+__all__ = ["compared", "has_unknown_loops", "places_by"]

@@ -7,10 +7,16 @@ differ (trials.py).
 
 from __future__ import annotations
 
-from tilelang.ir import Alloc, Launch, walk, SHARED
+from math import prod
+
+from tilelang.ir import Alloc, Buffer, Call, Expr, Launch, Node, Var, convert, free_vars, walk, SHARED
+from tilelang.ir.evaluate import evaluate
 
 from .plan import follows
 from .sync_fault import Fault
+
+_TRIED = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)  # values of symbols on which sizes of shared buffers depend
+_MOST_BYTES = 1 << 18
 
 
 def check_launch(launch: Launch) -> tuple[str, list[Fault]]:
@@ -20,10 +26,13 @@ def check_launch(launch: Launch) -> tuple[str, list[Fault]]:
     model = follows(nodes)
     if not buffers and not model:
         return "no shared memory: nothing to order", []
-    if launch.num_threads == 1 and not model:
+    if launch.num_threads == 1 and not model and not any(isinstance(x, Call) and x.op == "cp_async" for x in nodes):
         return "one thread per block: nothing to order", []
+    sizes: dict[Var, int] | None = {}
     if not all(isinstance(at, int) and b.is_static for b, at in launch.plan.shared_offsets):
-        return "not checked: shared memory of run-time size", []
+        sizes = None if model else _sizes(launch, buffers, nodes)
+        if sizes is None:
+            return "not checked: shared memory of run-time size", []
     # Imported here because the device compiler is running already at this point (jit/building.py).
     if model:
         from .trials import check_model  # 32 ms
@@ -31,7 +40,24 @@ def check_launch(launch: Launch) -> tuple[str, list[Fault]]:
         return check_model(launch, nodes)
     from .barriers import check_barriers  # 14 ms
 
-    return check_barriers(launch, buffers)
+    return check_barriers(launch, buffers, sizes or {})
+
+
+def _sizes(launch: Launch, buffers: list[Buffer], nodes: list[Node]) -> dict[Var, int] | None:
+    """Values of the symbols on which sizes and places of shared buffers depend: the greatest power of two that fits, the same
+    for all; None where no value fits what the program assumes."""
+    spans: list[tuple[Expr, Expr, int]] = [(convert(at), prod(map(convert, b.shape), start=convert(1)), b.dtype.bytes)
+                                           for b, at in launch.plan.shared_offsets]
+    symbols = list(dict.fromkeys(v for at, n, _ in spans for e in (at, n) for v in free_vars(e)))
+    if any(v.dtype.is_float or v.dtype.is_handle for v in symbols):
+        return None
+    assumed = [x.args[0] for x in nodes if isinstance(x, Call) and x.op == "assume" and free_vars(x.args[0]) <= set(symbols)]
+    for n in _TRIED:
+        env = dict.fromkeys(symbols, n)
+        if all(evaluate(e, env) for e in assumed) and max(
+                int(evaluate(at, env)) + int(evaluate(size, env)) * width for at, size, width in spans) <= _MOST_BYTES:
+            return env
+    return None
 
 
 __all__ = ["Fault", "check_launch"]

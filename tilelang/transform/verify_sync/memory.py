@@ -28,6 +28,7 @@ MESSAGES = {"order": "is touched by two threads without a barrier in between",
                      "instructions may not see them",
             "unread": "is overwritten by a copy after ordinary loads that no fence_proxy_async of the reader follows: they may "
                       "still be under way"}
+KINDS = {"order": "order", "proxy": "proxy", "unread": "proxy"}  # the others concern copies
 
 
 class Site(NamedTuple):
@@ -79,7 +80,7 @@ class Memory:
         return next((f"`{n}`" for lo, hi, n in self.names if lo <= at < hi), "shared memory")
 
     def _fault(self, what: str, at: int, span: Any, other: Any, exact: bool = True) -> Found:
-        return Found(Fault(f"{self.name(at)} {MESSAGES[what]}", span, other, exact))
+        return Found(Fault(f"{self.name(at)} {MESSAGES[what]}", span, other, exact, kind=KINDS.get(what, "copy")))
 
     # ---- copies and MMAs --------------------------------------------------------------------------------------------
 

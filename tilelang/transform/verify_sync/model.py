@@ -64,7 +64,7 @@ class Block:
         """The mbarrier at a byte.  Raises Found when it was not initialised."""
         got = self.barriers.get(at)
         if got is None:
-            raise Found(Fault(f"{self.element(b, at)} is used before mbarrier_init", span, None))
+            raise Found(Fault(f"{self.element(b, at)} is used before mbarrier_init", span, kind="mbarrier"))
         return got
 
     def finish(self) -> None:
@@ -73,16 +73,17 @@ class Block:
         rows += [w.known(lanes)[0] for w in self.warps for lanes in w.seen]
         for b in self.barriers.values():
             if self.clocks.now[b.copies] and not any(r[b.copies] >= self.clocks.now[b.copies] for r in rows):
-                raise Found(Fault(f"the block may end while a copy that signals {b.name} is in flight", b.last_copy, None))
+                raise Found(Fault(f"the block may end while a copy that signals {b.name} is in flight", b.last_copy,
+                                  kind="ending"))
         for c, t, span in self.remote:
             if not any(r[c] >= t for r in rows):
                 raise Found(Fault(f"block {self.rank} may end before another block of its cluster has accessed its shared "
-                                  "memory", span, None))
+                                  "memory", span, kind="ending"))
         for s in self.streams:
             for own in s.st.bulk.values():
                 if own.finished < own.time:
                     raise Found(Fault("the block may end while a bulk store reads its shared memory: no bulk_wait",
-                                      own.span, None))
+                                      own.span, kind="ending"))
 
 
 @record
@@ -170,7 +171,7 @@ class Model:
         who = "; ".join(f"threads {s.st.first} to {s.st.first + s.st.n - 1}{s.st.block.of} wait {s.waiting[2]}" for s in stuck)
         bars = {id(s.waiting[1]): s.waiting[1].state() for s in stuck}
         return Found(Fault(f"the block comes to a standstill: {who} ({'; '.join(bars.values())})", stuck[0].waiting[0],
-                           None, True, True))
+                           None, True, True, "stuck"))
 
 
 __all__ = ["GROUP", "Block", "Model", "Way"]

@@ -46,7 +46,7 @@ class MatrixRegisters:
                 at = indices(data)
                 if at is None or at[0] < u.hi and u.lo <= at[1]:
                     raise Found(Fault(f"`{data.name}` is used while the wgmma that {'writes' if u.result else 'reads'} it "
-                                      "may still run: no wgmma_wait for its group in between", span, u.span))
+                                      "may still run: no wgmma_wait for its group in between", span, u.span, kind="wgmma"))
         for data in written:
             self.written[data] = span
             self.same = {u for u in self.same if u[0] is not data}
@@ -54,7 +54,7 @@ class MatrixRegisters:
     def issue(self, uses: list[tuple[Var, int, int, bool]], span: Any) -> None:
         """A wgmma uses registers lo .. hi-1 of storages."""
         if not self.fenced:
-            raise Found(Fault("a wgmma has no wgmma_fence before it", span, None))
+            raise Found(Fault("a wgmma has no wgmma_fence before it", span, kind="wgmma"))
         for use in uses:
             if use in self.same:
                 continue
@@ -62,12 +62,12 @@ class MatrixRegisters:
             data, lo, hi, result = use
             if data in self.written:
                 raise Found(Fault(f"`{data.name}` is written by ordinary instructions and then used by a wgmma without a "
-                                  "wgmma_fence in between", span, self.written[data]))
+                                  "wgmma_fence in between", span, self.written[data], kind="wgmma"))
             for u in (*self.open, *(u for _, g, _ in self.groups for u in g)):
                 if u.data is data and lo < u.hi and u.lo < hi and (u.result or result) and not (
                         u.result and result and (u.lo, u.hi) == (lo, hi)):
                     raise Found(Fault(f"`{data.name}` is used by a wgmma while another one that "
-                                      f"{'writes' if u.result else 'reads'} it may still run", span, u.span))
+                                      f"{'writes' if u.result else 'reads'} it may still run", span, u.span, kind="wgmma"))
             self.open.append(_Use(data, lo, hi, result, span))
             self.flying.add(data)
 

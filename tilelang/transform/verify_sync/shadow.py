@@ -62,10 +62,7 @@ class Shadow:
             bad = (self.when[m][g] == epoch) & (self.who[m][g] != t)
             if not bad.any():
                 continue
-            sites = self.site[m][g[bad]]
-            if m[0] != "a" or mode[0] != "a":
-                return int(sites[0])
-            for site in dict.fromkeys(sites.tolist()):
+            for site in dict.fromkeys(self.site[m][g[bad]].tolist()):
                 if meets(site):
                     return int(site)
         return None

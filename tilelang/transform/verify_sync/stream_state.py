@@ -184,7 +184,7 @@ class StreamState:
         """Raises Found unless whole warps are active."""
         if any(lanes != w.full for w, lanes in self.active):
             n = self.plan.launch.num_threads
-            raise Found(Fault(f"{what} is reached by {self.count()} of {n} threads", span, None))
+            raise Found(Fault(f"{what} is reached by {self.count()} of {n} threads", span, kind="barrier"))
 
     def each_barrier(self, a: Expr, span: Any, block: Any = None) -> Iterator[tuple[Any, Active]]:
         """(mbarrier, warps and lanes that name it) of an operand.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tilelang.ir.record import record
-
 
 
 @record
@@ -21,6 +21,7 @@ class Fault:
     other: Any = None
     exact: bool = True
     stuck: bool = False  # no thread can continue
+    kind: str = "order"  # what would mend it, a key of _ADVICE in check/verify_sync.py
 
 
 class Found(Exception):
@@ -33,8 +34,7 @@ class Found(Exception):
     def under(self, span: Any) -> Found:
         """This exception; a fault without a span gets the span of the enclosing statement."""
         if self.fault.span is None and span is not None:
-            f = self.fault
-            self.fault = Fault(f.message, span, f.other, f.exact, f.stuck)
+            self.fault = replace(self.fault, span=span)
         return self
 
 

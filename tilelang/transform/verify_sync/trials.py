@@ -274,8 +274,8 @@ def _followed(launch: Launch, nodes: list[Node], room: int) -> tuple[str, list[F
                         width = 32
                     elif scale != _SCALE:
                         f = e.fault
-                        raise Found(Fault(f"{f.message} (where numbers read from tensors are {_told(scale)})", f.span, f.other,
-                                          f.exact, f.stuck)) from None
+                        told = f"{f.message} (where numbers read from tensors are {_told(scale)})"
+                        raise Found(replace(f, message=told)) from None
                     else:
                         raise
             runs, cut, accesses = runs + 1, cut or model.cut, accesses + sum(b.accesses for b in model.blocks)
