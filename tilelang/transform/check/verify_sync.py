@@ -18,18 +18,20 @@ _ONE = ("the iterations of one T.Parallel or copy run in no order: read from ano
 # By the kind of a fault: what to do, what is expected, what the second place is.
 _ADVICE = {
     "order": ("order them with T.sync_threads, or wait for the copy's group", None, "the other access"),
-    "copy": ("wait for the copy before the access, with T.ptx_wait_group(n) for all but the last n groups or at its mbarrier, "
-             "and then T.sync_threads", "an access after the copy is complete", "the copy"),
+    "copy": ("wait for the copy's group (T.ptx_wait_group, which lets the last n groups go on) or at its mbarrier, and then "
+             "T.sync_threads", "an access after the copy is complete", "the copy"),
+    "reuse": ("wait until all that use the tile are done before it is written again: an mbarrier at which they arrive, "
+              "T.wait_wgmma or T.tma_store_wait", "a tile that nothing uses any more", "the other access"),
     "barrier": ("let all threads come: leave a loop under a condition that all threads share, or wait at a named barrier for "
                 "those that come: T.sync_threads(id, threads)", "a barrier that all threads of the block reach",
                 "some threads leave here"),
     "stuck": ("nothing sends what they wait for: compare the parities of the waits, the counts given to T.alloc_barrier and "
-              "the announced bytes with the arrivals and copies, in each iteration and in each role",
+              "the announced bytes with the arrivals and copies, in each iteration and in each warp role",
               "waits that arrivals and copies complete", "the other wait"),
-    "mbarrier": ("let each phase be awaited before its mbarrier goes on: one wait for each round of arrivals, with the parity "
-                 "of that round, and the count given to T.alloc_barrier", "arrivals and waits in turn",
+    "mbarrier": ("let each phase be awaited before its mbarrier goes on: one wait for each phase of arrivals, with the parity "
+                 "of that phase, and the count given to T.alloc_barrier", "a wait for each phase",
                  "the other arrival or wait"),
-    "named": ("let each thread that the barrier counts come once a turn: the same number and count at all places, 32 for each "
+    "named": ("let each thread that the barrier counts come once a phase: the same number and count at all places, 32 for each "
               "warp that comes", "arrivals that add up to the count", "the other place"),
     "cluster": ("put T.cluster_sync() before the first and after the last access to another block of the cluster",
                 "blocks that all run", "the other access"),
@@ -37,8 +39,8 @@ _ADVICE = {
                "accesses of other blocks", "copies that are complete when the block ends", "the copy"),
     "proxy": ("call T.fence_proxy_async() in the threads that wrote, and then a barrier", "a fence after ordinary accesses",
               "the ordinary access"),
-    "wgmma": ("call T.warpgroup_arrive() before the product, and T.wait_wgmma(n) before its registers are used",
-              "registers that no product uses", "the other use"),
+    "wgmma": ("call T.warpgroup_arrive() before the wgmma, and T.wait_wgmma(n) before its registers are used",
+              "registers that no wgmma in flight uses", "the other use"),
 }
 
 

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import gcd, prod
 from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Launch, Load, Node, Ramp,
-                         Select, Seq, Stmt, Store, Var, While, convert, SHARED)
+from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Node, Select,
+                         Seq, Stmt, Store, Var, While, SHARED)
 from tilelang.ir.buffer import AddressOf
-from tilelang.ir.expr import Call
 from tilelang.ir.children import children
-from tilelang.ir.evaluate import evaluate
 from tilelang.layout.distinct import distinct
 from tilelang.target.atomics import Atomic, Branch, Iterations, family
 
@@ -29,12 +26,13 @@ from .jumps import Jumps, is_return, jumps_that_matter
 from .limits import possible
 from .locals import Locals
 from .numbers import SAMPLES, Numbers
+from .places import Misaligned, Places
 from .shadow import AT_ONCE, Shadow, differ, held, made_of, mode_of, slot_iterations, widest_piece
 from .iterations import compared, has_unknown_loops, places_by
 
 BUDGET = 6000  # evaluated accesses; beyond this, loops are cut short
+_BUDGET_ALONE = 600  # of a block of one thread, where only copies in flight matter
 MOST_TURNS = 256  # iterations of a while loop
-_MOST_PLACES = 1024  # recorded places of repeated accesses
 _WRITES_FIRST = ("cp_async", "ldmatrix", "stmatrix")
 _BARRIERS = frozenset(("sync_threads", "sync_grid"))  # a grid barrier is also a barrier of each block
 _ORDERING = _BARRIERS | {"cp_async_commit", "cp_async_wait"}
@@ -48,7 +46,7 @@ def check_barriers(launch: Launch, buffers: list[Buffer], sizes: dict[Var, int])
     extents = (1, None) if has_unknown_loops(launch) else (None,)
     try:  # try pieces as wide as the accesses first; that works where accesses are aligned to their width
         runs = _walks(launch, buffers, sizes, extents, widest_piece(launch))
-    except _Misaligned:
+    except Misaligned:
         runs = _walks(launch, buffers, sizes, extents, 1 << 10)
     last = runs[-1]
     faults = [f for r in runs for f in r.faults]
@@ -83,14 +81,6 @@ def _walks(launch: Launch, buffers: list[Buffer], sizes: dict[Var, int], extents
     return out
 
 
-def _number(e: Any, sizes: dict[Var, int]) -> int:
-    return e if isinstance(e, int) else int(evaluate(convert(e), sizes))
-
-
-class _Misaligned(Exception):
-    """An access starts inside a piece of shared memory."""
-
-
 @dataclass
 class _Follower:
     """One walk through the program of a block.
@@ -116,15 +106,9 @@ class _Follower:
     def run(self) -> _Follower:
         self.numbers = Numbers(self.launch, self.trial, self.given)
         self.numbers.env.update(self.sizes)
-        self.offset = {b.data: _number(at, self.sizes) for b, at in self.launch.plan.shared_offsets}
-        self.size = {b.data: prod(_number(n, self.sizes) for n in b.shape) * b.dtype.bytes for b in self.buffers}
-        self.granule = abs(self.piece)
-        for b in self.buffers:
-            self.granule = gcd(self.granule, self.offset.get(b.data, 0))
-            if self.piece > 0:
-                self.granule = gcd(self.granule, b.dtype.bytes)
-        total = max(self.offset.get(b.data, 0) + self.size[b.data] for b in self.buffers)
-        self.shadow = Shadow(total // self.granule + 1)
+        self.budget = BUDGET if self.numbers.n > 1 else _BUDGET_ALONE
+        self.places = Places(self.launch, self.buffers, self.numbers, self.piece, self.sizes)
+        self.shadow = Shadow(self.places.total // self.places.granule + 1)
         # span, whether the address was known, what an atomic access does, the parallel loop (0: none)
         self.sites: list[tuple[Any, bool, Atomic | None, int]] = []
         self.path: tuple[Branch | Iterations, ...] = ()
@@ -137,7 +121,6 @@ class _Follower:
         self.shared_use: dict[int, bool] = {}
         self.below: dict[int, list[Any]] = {}
         self.slotted: dict[int, tuple[int, int]] = {}
-        self.places: dict[tuple[Any, ...], tuple[tuple[Any, Any, bool], list[Any]]] = {}
         self.following = False
         self.maybe: dict[Var, tuple[Any, Any]] = {}
         self.unsure = 0  # depth of branches that a thread may take or not
@@ -243,7 +226,7 @@ class _Follower:
         turning, self.turning = self.turning, self.numbers.in_common().iterations_differ(s)
         around = self.jumps.enter()
         self.turns(s, mask, around)
-        self.jumps.leave(around)
+        self.jumps.exit(around)
         self.turning = turning
 
     def turns(self, s: While, mask: Any, around: tuple[Any, ...]) -> None:
@@ -258,7 +241,7 @@ class _Follower:
                 if not inside.any():
                     return
                 mask = None if inside.all() else inside
-            if k == MOST_TURNS or k >= 3 and (c is None or self.accesses > BUDGET):
+            if k == MOST_TURNS or k >= 3 and (c is None or self.accesses > self.budget):
                 break
             self.stmt(s.body, mask)
             self.jumps.turn(around)
@@ -271,7 +254,10 @@ class _Follower:
         self.reads(s.start, mask, s)
         self.reads(s.extent, mask, s)
         start, extent = self.numbers.value(s.start), self.numbers.value(s.extent)
+        assumed = start is None and isinstance(s.start, Var)
         start = 0 if start is None else start
+        if assumed:
+            self.numbers.env[s.start] = start  # so that its difference from the loop's variable is known
         guessed = extent is None
         if extent is None:
             extent = self.extent if self.extent is not None else self.slots(s)[0]
@@ -280,7 +266,7 @@ class _Follower:
         most = int(np.max(extent))
         first, period = self.slots(s)
         steps: Sequence[int] = range(most)
-        if most > 2 * first + period and (self.accesses > BUDGET or most > 64 or not places_by(s, self.locals.followed)):
+        if most > 2 * first + period and (self.accesses > self.budget or most > 64 or not places_by(s, self.locals.followed)):
             # The first iterations and the last, leaving out whole periods of the slots in between.
             left_out = (most - 2 * first) // period * period
             special = {k - start for k in compared(s)} if isinstance(start, int) else set()
@@ -309,9 +295,11 @@ class _Follower:
                 break
             self.stmt(s.body, inside)
             self.jumps.turn(around)
-        self.jumps.leave(around)
+        self.jumps.exit(around)
         self.independent, self.path, self.turning = independent, path, turning
         self.numbers.env.pop(s.var, None)
+        if assumed:
+            self.numbers.env.pop(s.start, None)
         if guessed or len(steps) < most:
             self.locals.forget(s)
 
@@ -409,12 +397,12 @@ class _Follower:
     def touch(self, mode: str, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any, s: Stmt,
               atomic: Atomic | None = None) -> None:
         """Record an access by each thread of the mask at its own place."""
-        self._met(mode, b, self.granules(b, indices, width, mask), s, atomic)
+        self._met(mode, b, self.places.granules(b, indices, width, mask), s, atomic)
 
     def read_together(self, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any, s: Stmt) -> None:
         """Record a read of the same place by all threads."""
         one = np.arange(self.numbers.n) == (0 if mask is None else int(np.argmax(mask)))
-        g, _, exact = self.granules(b, indices, width, one)
+        g, _, exact = self.places.granules(b, indices, width, one)
         self._met("r", b, (g, np.int32(-3), exact), s, None)
 
     def _met(self, mode: str, b: Buffer, where: tuple[Any, Any, bool], s: Stmt, atomic: Atomic | None) -> None:
@@ -460,7 +448,7 @@ class _Follower:
         """Check a store in which several threads may store to one place in one instruction."""
         if id(s) not in self.stored:
             self.stored.add(id(s))
-            g, t, exact = self.granules(s.buffer, s.indices, 1, mask)
+            g, t, exact = self.places.granules(s.buffer, s.indices, 1, mask)
             if exact and differ(g, t, lambda: [v[t] for v in made_of(s.value, self.numbers.value, held(self.launch))]):
                 self.fault(s.buffer, AT_ONCE, s, len(self.sites) - 1, True)
 
@@ -468,57 +456,5 @@ class _Follower:
         span, known, _, _ = self.sites[other]
         if len(self.faults) < 8 or exact and known and not any(f.exact for f in self.faults):
             self.faults.append(Fault(f"`{b.name}` {what}", s.span, span, exact and known, kind=kind))
-
-    def granules(self, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any) -> tuple[Any, Any, bool]:
-        """(granules, their threads, whether the addresses are exact) of an access."""
-        if indices is None or len(indices) != 1:
-            return self.anywhere(b)
-        e = indices[0]
-        if isinstance(e, Ramp):
-            width = e.lanes if isinstance(e.stride, Const) and e.stride.value == 1 else 0
-            e = e.base
-        if not width:
-            return self.anywhere(b)
-        on = self.numbers.hangs_on(e)
-        if on is None:
-            return self.placed(b, self.numbers.value(e), width, mask)
-        at = [self.numbers.env.get(v) for v in on]
-        key = (b, id(e), width, b"" if mask is None else mask.tobytes(), *(x if isinstance(x, int) else id(x) for x in at))
-        hit = self.places.get(key)
-        if hit is None:
-            if len(self.places) == _MOST_PLACES:
-                self.places.clear()
-            # `at` keeps alive the arrays that the key names by id
-            hit = self.places[key] = self.placed(b, self.numbers.value(e), width, mask), at
-        return hit[0]
-
-    def anywhere(self, b: Buffer) -> tuple[Any, Any, bool]:
-        """Any place of a buffer, accessed by any thread."""
-        base = self.offset.get(b.data, 0)
-        at = distinct(np.arange(base, base + self.size.get(b.data, b.dtype.bytes)) // self.granule)
-        return at, np.int32(-3 if self.numbers.n > 1 else 0), False
-
-    def placed(self, b: Buffer, first: Any, width: int, mask: Any) -> tuple[Any, Any, bool]:
-        """(granules, their threads, whether exact) of `width` elements from element `first`.
-
-        first: a number for all threads or one for each; None: unknown.
-        """
-        if first is None:
-            return self.anywhere(b)
-        base, threads = self.offset.get(b.data, 0), self.numbers.threads
-        first = np.broadcast_to(np.asarray(first), self.numbers.n)
-        if mask is not None:
-            first, threads = first[mask], threads[mask]
-        at = base + first * b.dtype.bytes
-        span = max(1, width * b.dtype.bytes // self.granule)
-        if (at % self.granule).any() or width * b.dtype.bytes % self.granule:
-            raise _Misaligned
-        g = (at // self.granule)[:, None] + np.arange(span) if span > 1 else at // self.granule
-        g = g.ravel()
-        t = np.repeat(threads, span) if span > 1 else threads
-        first_piece, size = base // self.granule, max(1, -(-self.size.get(b.data, b.dtype.bytes) // self.granule))
-        ok = (g >= first_piece) & (g < first_piece + size)  # others are accesses that never happen: a guard excludes them
-        return (g, t, True) if ok.all() else (g[ok], t[ok], True)
-
 
 __all__ = ["check_barriers", "widest_piece"]

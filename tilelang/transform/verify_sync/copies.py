@@ -211,8 +211,8 @@ def _cp_async(st: StreamState, c: Call, span: Any) -> None:
         raise Undecided("a copy's shared place is not given as an element of a buffer")
     g, t, exact = granules(st, a.buffer, a.indices, max(1, c.options.bytes // a.buffer.dtype.bytes))
     st.block.accesses += 1
-    st.open_copies.append((g, t, exact, list(st.active), span, bool(st.independent)))
-    st.block.memory.fly(g, t, st.active, Site(span, exact), bool(st.independent))
+    st.open_copies.append((g, t, list(st.active), Site(span, exact, None, st.independent)))
+    st.block.memory.fly(g, t, st.active, Site(span, exact, None, st.independent))
 
 
 @event
@@ -226,9 +226,9 @@ def _cp_async_wait(st: StreamState, c: Call, span: Any) -> None:
     keep = c.options.n
     done = st.copy_groups[: max(0, len(st.copy_groups) - keep)]
     st.copy_groups = st.copy_groups[len(done):]
-    for g, t, exact, active, where, alone in (x for group in done for x in group):
+    for g, t, active, site in (x for group in done for x in group):
         st.block.memory.land(g)
-        st.block.memory.threads("w", g, t, active, Site(where, exact), alone)
+        st.block.memory.threads("w", g, t, active, site)
 
 
 @event

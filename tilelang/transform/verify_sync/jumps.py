@@ -69,7 +69,7 @@ class Jumps:
         setattr(self, name, mask if before is None else before | mask)
 
     def enter(self) -> tuple[Any, ...]:
-        """Enter a loop; returns what `leave` needs.  Threads that have left the outer iteration do not get here."""
+        """Enter a loop; returns what `exit` needs.  Threads that have left the outer iteration do not get here."""
         kept = self.iteration, self.loop, self.doubt
         self.iteration = self.loop = None
         return kept
@@ -79,7 +79,7 @@ class Jumps:
         self.iteration = None
         self.doubt = kept[2] if self.doubt == 1 else self.doubt
 
-    def leave(self, kept: tuple[Any, ...]) -> None:
+    def exit(self, kept: tuple[Any, ...]) -> None:
         """Leave a loop, or return to the loop around it."""
         self.iteration, self.loop, self.doubt = kept
 

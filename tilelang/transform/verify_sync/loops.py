@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +18,7 @@ _MOST = 64  # the longest non-ring or while loop that is followed completely
 
 
 class Left(Exception):
-    """Break or continue."""
-
-    def __init__(self, again: bool) -> None:
-        self.again = again
+    """No active thread is left in an iteration of the innermost loop."""
 
 
 class Loops:
@@ -32,21 +29,35 @@ class Loops:
         self._axes = 0  # loops whose iterations are followed all at once
         self._tiles = 0  # depth of loops around ring loops
         self._path: tuple[int, ...] = ()  # their iterations
-        # the threads that run the innermost loop, where not all do; False: they differ between iterations
-        self._entry: Any = None
+        # of the innermost loop: threads that left the iteration, and the loop (None: none)
+        self.gone: Any = None
+        self._broken: Any = None
 
     def bodies(self, s: For | While) -> Iterator[Stmt]:
         """The body of a loop once for each iteration that is followed, with its threads active."""
         return self._turns(s) if isinstance(s, For) else self._rounds(s)
 
-    def break_off(self, again: bool) -> NoReturn:
-        """End the innermost loop, or its iteration, for the active threads.  Raises Left, or Undecided."""
-        # All threads that run the loop leave it, if the threads that entered it are those active here.
-        st = self.st
-        if st.guess or st.mask is not None and not (
-                isinstance(self._entry, np.ndarray) and np.array_equal(st.mask, self._entry)):
-            raise Undecided("a loop is left by some of the threads")
-        raise Left(again)
+    def break_off(self, again: bool) -> None:
+        """End the innermost loop, or its iteration (again), for the active threads.  Raises Left, or Undecided."""
+        if self.st.guess:
+            raise Undecided("a loop is left under a condition that is known only at run time")
+        mask = np.ones(self.st.n, bool) if self.st.mask is None else self.st.mask
+        self.gone = mask if self.gone is None else self.gone | mask
+        if not again:
+            self._broken = mask if self._broken is None else self._broken | mask
+        if mask.all():
+            raise Left
+
+    def stay(self) -> bool:
+        """Restrict the active threads to those that are still in the iteration; returns whether there are any."""
+        if self.gone is not None:
+            self.st.only(~self.gone)
+        return bool(self.st.active)
+
+    def _iteration(self) -> bool:
+        """Begin an iteration with those active threads that have not left the loop; returns whether there are any."""
+        self.gone = self._broken
+        return self.stay()
 
     def _turns(self, s: For) -> Iterator[Stmt]:
         st = self.st
@@ -61,43 +72,44 @@ class Loops:
                 raise Undecided("the number of iterations of a loop that orders threads depends on data")
             start, extent = start or 0, extent or 2
             st.block.model.cut = True
-        mask, active, entry = st.mask, st.active, self._entry
+        mask, active, left = st.mask, st.active, (self.gone, self._broken)
         most = int(np.max(extent))
         around, turning = st.inside, st.turning
         st.turning = False
+        independent = st.independent
         if s.plan.independent:
-            st.independent += 1
+            st.apart(s)
             st.inside = (*around, Iterations(id(s)))
         path = self._path
         steps = self._steps(s, start if isinstance(start, int) else 0, most, ring)
-        self._entry = False if isinstance(extent, np.ndarray) else mask
-        try:  # also when the loop is left early
+        self._broken = None
+        try:
             for k in steps:
                 st.env[s.var] = start + k
                 self._path = (*path, k) if outer else path
                 st.mask, st.active = mask, active
                 if isinstance(extent, np.ndarray):
                     st.only(k < extent)
-                    if not st.active:
-                        break
+                if not self._iteration():
+                    break
                 yield s.body
         finally:
-            st.mask, st.active, self._path, self._entry = mask, active, path, entry
+            st.mask, st.active, self._path, (self.gone, self._broken) = mask, active, path, left
             st.inside, st.turning = around, turning
             self._tiles -= outer
-            st.independent -= s.plan.independent
+            st.independent = independent
 
     def all_at_once(self, s: For) -> Iterator[Stmt]:
         """The body once for all independent iterations: the iteration number becomes a further axis of all values."""
         st = self.st
         self._axes += 1
-        st.independent += 1
+        independent = st.apart(s)
         around, st.inside = st.inside, (*st.inside, Iterations(id(s)))
         st.env[s.var] = (int(s.start.value) + np.arange(int(s.extent.value))).reshape(  # type: ignore[attr-defined]
             -1, *(1,) * self._axes)
         yield s.body
         self._axes -= 1
-        st.independent -= 1
+        st.independent = independent
         st.inside = around
         st.env.pop(s.var, None)
 
@@ -130,27 +142,29 @@ class Loops:
 
     def _rounds(self, s: While) -> Iterator[Stmt]:
         st = self.st
-        mask, active, entry, path, around, turning = st.mask, st.active, self._entry, self._path, st.inside, st.turning
-        self._entry, st.turning = mask, True
+        mask, active, path, around, turning = st.mask, st.active, self._path, st.inside, st.turning
+        left = self.gone, self._broken
+        self._broken, st.turning = None, True
         try:
             for k in range(_MOST + 1):
                 st.mask, st.active, self._path = mask, active, (*path, k)
+                if not self._iteration():
+                    return
                 reads(st, s.cond, s)
                 c = st.values(s.cond, st)
                 if c is None and st.plan.is_ring_loop(s):
                     raise Undecided("the number of iterations of a loop that orders threads depends on data")
                 if isinstance(c, np.ndarray):
-                    here = c if mask is None else np.broadcast_to(c, st.n)[mask]
-                    if here.any() and not here.all():
-                        raise Undecided("a loop that some of the threads leave first")
-                    c = bool(here.all())
+                    st.only(np.broadcast_to(c, st.n).astype(bool))
+                    c = bool(st.active)
+                    self._broken = None if st.mask is None else ~st.mask
                 if c is False or c == 0 and c is not None or c is None and k >= 3:
                     return
                 if k == _MOST:
                     break
                 yield s.body
         finally:
-            st.mask, st.active, self._entry, self._path = mask, active, entry, path
+            st.mask, st.active, self._path, (self.gone, self._broken) = mask, active, path, left
             st.inside, st.turning = around, turning
         # Every warp role with so many iterations stops here: the iterations left out are those at the end.
         if st.block.model.way.whole > 1:

@@ -28,15 +28,31 @@ MESSAGES = {"order": "is touched by two threads without a barrier in between",
                      "instructions may not see them",
             "unread": "is overwritten by a copy after ordinary loads that no fence_proxy_async of the reader follows: they may "
                       "still be under way"}
-KINDS = {"order": "order", "proxy": "proxy", "unread": "proxy"}  # the others concern copies
+KINDS = {"order": "order", "proxy": "proxy", "unread": "proxy", "again": "reuse", "late": "reuse", "copy": "copy",
+         "early": "copy"}
 
 
 class Site(NamedTuple):
-    """An access in the program: its span, whether its address is known, and what an atomic one does."""
+    """An access in the program: its span, whether its address is known, and what an atomic one does.
+
+    loop: the execution of a parallel loop that it belongs to.
+    """
 
     span: Any
     exact: bool = True
     atomic: Atomic | None = None
+    loop: Any = None
+
+    def disjoint(self, other: Site) -> bool:
+        """Whether the program guarantees that two accesses, not both at known addresses, are disjoint.
+
+        It does for the iterations of one parallel loop, and for one statement of several threads.
+        """
+        if self.exact and other.exact:
+            return False
+        if self.loop is not None and self.loop == other.loop:
+            return True
+        return not self.exact and not other.exact and self.span is not None and self.span == other.span
 
 
 @dataclass
@@ -80,7 +96,7 @@ class Memory:
         return next((f"`{n}`" for lo, hi, n in self.names if lo <= at < hi), "shared memory")
 
     def _fault(self, what: str, at: int, span: Any, other: Any, exact: bool = True) -> Found:
-        return Found(Fault(f"{self.name(at)} {MESSAGES[what]}", span, other, exact, kind=KINDS.get(what, "copy")))
+        return Found(Fault(f"{self.name(at)} {MESSAGES[what]}", span, other, exact, kind=KINDS[what]))
 
     # ---- copies and MMAs --------------------------------------------------------------------------------------------
 
@@ -151,11 +167,11 @@ class Memory:
 
     # ---- cp.async ---------------------------------------------------------------------------------------------------
 
-    def fly(self, g: Any, thread: Any, active: list[tuple[Warp, int]], site: Site, alone: bool) -> None:
+    def fly(self, g: Any, thread: Any, active: list[tuple[Warp, int]], site: Site) -> None:
         """Start copies to granules g by threads; no access may touch the granules until `land`."""
         if self.flying is None:
             self.flying = np.zeros(self.granules, np.int32)
-        self.threads("w", g, thread, active, site, alone)
+        self.threads("w", g, thread, active, site)
         self.flying[g] = len(self.sites) - 1
 
     def land(self, g: Any) -> None:
@@ -164,12 +180,8 @@ class Memory:
 
     # ---- threads ----------------------------------------------------------------------------------------------------
 
-    def threads(self, mode: str, g: Any, thread: Any, active: list[tuple[Warp, int]], site: Site, alone: bool = False) -> None:
-        """Check and record ordinary accesses of granules g by threads (same shape); active: their warps.
-
-        alone: the program guarantees that these threads access disjoint elements.
-        """
-        exact = site.exact
+    def threads(self, mode: str, g: Any, thread: Any, active: list[tuple[Warp, int]], site: Site) -> None:
+        """Check and record ordinary accesses of granules g by threads (same shape); active: their warps."""
         if site.atomic is not None:
             mode = mode_of(site.atomic)
         first, last = int(g.min()) * self.granule, (int(g.max()) + 1) * self.granule
@@ -178,14 +190,15 @@ class Memory:
         for t in self.tiles.values():
             if t.lo < last and first < t.hi:
                 self._against(t, mode, g, warp, rows, site)
-        if self.flying is not None and (exact or not alone):
+        if self.flying is not None:
             over = self.flying[g]
             if over.any():
-                k = int(np.argmax(over > 0))
-                where, known, _ = self.sites[int(over[k])]
-                raise self._fault("copy", int(g[k]) * self.granule, site.span, where, exact and known)
-        if exact or not alone:
-            self._conflict(mode, g, thread, warp, rows, site)
+                for n in distinct(over).tolist():
+                    other = self.sites[n]
+                    if n and not site.disjoint(other):
+                        at = int(g[int(np.argmax(over == n))]) * self.granule
+                        raise self._fault("copy", at, site.span, other.span, site.exact and other.exact)
+        self._conflict(mode, g, thread, warp, rows, site)
         self._note(mode, g, thread, warp, active, site)
 
     def _note(self, mode: str, g: Any, thread: Any, warp: Any, active: list[tuple[Warp, int]], site: Site) -> None:
@@ -233,20 +246,20 @@ class Memory:
             bad = (known[warp, got.component[:, g]] < got.when[:, g]) & (got.thread[:, g] != thread)
             if not bad.any():
                 continue
-            if site.atomic is not None and m[0] == "a":
-                bad &= self._misses_order(site.atomic, got.site[:, g], bad)
-                if not bad.any():
-                    continue
+            bad &= self._meets(site, got.site[:, g], bad)
+            if not bad.any():
+                continue
             row, at = (int(x[0]) for x in np.nonzero(bad))
-            where, known_there, _ = self.sites[int(got.site[row, g[at]])]
-            raise self._fault("order", int(g[at]) * self.granule, site.span, where, site.exact and known_there)
+            other = self.sites[int(got.site[row, g[at]])]
+            raise self._fault("order", int(g[at]) * self.granule, site.span, other.span, site.exact and other.exact)
 
-    def _misses_order(self, atomic: Atomic, sites: Any, among: Any) -> Any:
-        """Which of these atomic accesses should have been ordered with this one."""
+    def _meets(self, site: Site, sites: Any, among: Any) -> Any:
+        """Which of these accesses should have been ordered with this one."""
         out = np.zeros(sites.shape, bool)
         for k in distinct(sites[among]).tolist():
-            other = self.sites[k][2]
-            if other is not None and atomic.misses_order(other):
+            other = self.sites[k]
+            ordered = site.atomic and other.atomic and not site.atomic.misses_order(other.atomic)
+            if not ordered and not site.disjoint(other):
                 out |= sites == k
         return out
 

@@ -11,6 +11,8 @@ from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 from tilelang.target.tensor_map import tensor_maps_of
 
+from .jumps import jumps_of
+
 
 WAITS = frozenset(("sync_threads", "sync_grid", "named_barrier", "mbarrier_wait", "set_max_nreg", "cluster_wait",
                    "cluster_sync"))
@@ -152,9 +154,7 @@ class Plan:
         """Whether a statement may leave the loop around it."""
         hit = self._leaves.get(id(s))
         if hit is None:
-            nodes = list(walk(s))
-            hit = self._leaves[id(s)] = any(isinstance(x, (Break, Continue)) for x in nodes) and not any(
-                isinstance(x, (For, While)) for x in nodes)
+            hit = self._leaves[id(s)] = next(jumps_of(s), None) is not None
         return hit
 
     def is_outer(self, s: For) -> bool:

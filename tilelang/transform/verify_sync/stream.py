@@ -38,6 +38,8 @@ class Stream:
         match s:
             case Seq():
                 for x in s.stmts:
+                    if not self.loops.stay():
+                        return
                     try:
                         if self.plan.facts(x)[1]:
                             yield from self.run(x)
@@ -52,9 +54,8 @@ class Stream:
                 for body in self.loops.bodies(s):
                     try:
                         yield from self.run(body)
-                    except Left as e:
-                        if not e.again:
-                            break
+                    except Left:
+                        pass
             case Evaluate() if s.call.op in WAIT_RULES:
                 yield from WAIT_RULES[s.call.op](self.st, s.call, s.span)
             case _ if any(x.op.startswith("syncthreads_") for x in walk(s, Call)):
@@ -74,6 +75,8 @@ class Stream:
         match s:
             case Seq():
                 for x in s.stmts:
+                    if not self.loops.stay():
+                        return
                     try:
                         self.do(x)
                     except Found as e:
@@ -88,9 +91,8 @@ class Stream:
                 for body in self.loops.bodies(s):
                     try:
                         self.do(body)
-                    except Left as e:
-                        if not e.again:
-                            break
+                    except Left:
+                        pass
             case Bind():
                 reads(self.st, s.value, s)
                 self.st.bind(s)
@@ -126,7 +128,8 @@ class Stream:
                 self.do(body)
         elif isinstance(s, Seq) and self.plan.leaves(s):
             for x in s.stmts:
-                self.do(x)
+                if self.loops.stay():
+                    self.do(x)
         elif isinstance(s, Seq):
             for x in s.stmts:
                 if isinstance(x, Bind):

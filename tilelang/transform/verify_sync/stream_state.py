@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Bind, Buffer, Expr, Var
+from tilelang.ir import Bind, Buffer, Expr, For, Var
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.target.atomics import Branch, Iterations, WarpRole
@@ -45,7 +45,8 @@ class StreamState:
         self.variables: dict[tuple[Var, Any], tuple[Any, Any]] = {}  # value, and for which threads it holds
         # ---- the statements around the present one
         self.guess = 0  # depth of branches whose condition is not known
-        self.independent = 0  # depth of loops with independent iterations
+        self.independent: tuple[int, int] | None = None  # the outermost loop with independent iterations, and its execution
+        self.executions: dict[int, int] = {}  # of such loops
         self.inside: tuple[Branch | Iterations | WarpRole, ...] = ()
         self.turning = False  # the innermost loop is a while loop
         # ---- in flight
@@ -127,6 +128,21 @@ class StreamState:
             lanes = int.from_bytes(bits[4 * k: 4 * k + 4].tobytes(), "little")
             if lanes:
                 self.active.append((w, lanes))
+
+    def hits(self, at: Any, lo: int, hi: int) -> bool:
+        """Whether the active threads' values (or the common one) lie in lo .. hi-1."""
+        if self.mask is not None and isinstance(at, np.ndarray):
+            at, mask = np.broadcast_arrays(at, self.mask)
+            at = at[mask]
+        return bool(np.all(at >= lo) and np.all(at < hi))
+
+    def apart(self, loop: For) -> tuple[int, int] | None:
+        """Enter a loop with independent iterations; returns the value of `independent` around it."""
+        around = self.independent
+        if around is None:
+            turn = self.executions[id(loop)] = self.executions.get(id(loop), 0) + 1
+            self.independent = id(loop), turn
+        return around
 
     def grouped(self, values: np.ndarray) -> Iterator[int]:
         """The distinct values of the active threads, each while the threads that have it are the active ones."""

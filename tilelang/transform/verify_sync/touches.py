@@ -25,7 +25,7 @@ def touch(st: StreamState, mode: str, b: Buffer, indices: tuple[Expr, ...] | Non
     g, t, exact = granules(st, b, indices, width)
     if len(g):
         into = memory or st.block.memory
-        into.threads(mode, g, t, st.active, Site(s.span, exact and not st.guess, atomic), bool(st.independent))
+        into.threads(mode, g, t, st.active, Site(s.span, exact and not st.guess, atomic, st.independent))
 
 
 def at_once(st: StreamState, s: Store) -> None:
@@ -61,8 +61,10 @@ def granules(st: StreamState, b: Buffer, indices: tuple[Expr, ...] | None, width
             width = e.lanes if isinstance(e.stride, Const) and e.stride.value == 1 else 0
             e = e.base
         at = st.values.address(b, (e,), st) if width else None
+    base = st.plan.places[b.data]
+    if at is not None and not st.hits(at, base, base + b.size * b.dtype.bytes):
+        at = None  # an assumed value leads outside: the address is unknown
     if at is None:
-        base = st.plan.places[b.data]
         g = np.arange(base // granule, -(-(base + b.size * b.dtype.bytes) // granule))
         first = [w.number * 32 for w, _ in st.active]
         return np.tile(g, len(first)), np.repeat(np.array(first), len(g)), False
@@ -79,8 +81,7 @@ def granules(st: StreamState, b: Buffer, indices: tuple[Expr, ...] | None, width
     g = at // granule
     if span > 1:
         g, threads = (g[:, None] + np.arange(span)).ravel(), np.repeat(threads, span)
-    inside = (g >= 0) & (g < st.block.memory.granules)
-    return (g, threads, True) if inside.all() else (g[inside], threads[inside], True)
+    return g, threads, True
 
 
 __all__ = ["at_once", "granules", "touch"]

@@ -207,6 +207,9 @@ class _Trials:
                     len(curve) == len(c) and len({x - y for x, y in zip(curve, c)}) == 1 for c in alike):
                 continue
             alike.add(curve)
+            longest = max(known, key=lambda v: known[v][i] or 0)
+            if known[longest][i] < max(wants):  # a shorter loop than wanted: its greatest length
+                found[longest] = None
             for want in (0, 1, 2) if self.plan.is_outer(self.loops[i]) else wants:
                 there = next((v for v in samples if v in known and known[v][i] == want), None)
                 if there is not None:
