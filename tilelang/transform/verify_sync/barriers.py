@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Node, Select,
-                         Seq, Stmt, Store, Var, While, SHARED)
+from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Node,
+                         Select, Seq, Stmt, Store, Var, While, SHARED)
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.children import children
 from tilelang.layout.distinct import distinct
