@@ -5,10 +5,10 @@
       Parallel(i, j): C_f[i, j] = …                 Parallel(i, j, attrs: loop_layout=Fragment)
 
 The layouts of fragments are chosen in three levels.  *Strict* (strict_layouts.py): the user's annotations and the layouts
-that MMA instructions require.  *Common*: what follows from these through copies between fragments, reductions and
-parallel loops.  *Free*: the remaining fragments, largest buffer first, distributed so that memory is read in the widest
-vectors; after each choice the common rules run again.  Then each shared buffer gets the layout that suits its accesses
-(shared_layouts.py).
+that MMA instructions require.  *Common* (common_layouts.py): what follows from these through copies between fragments,
+reductions and parallel loops.  *Free*: the remaining fragments, largest buffer first, distributed so that memory is read in
+the widest vectors; after each choice the common rules run again.  Then each shared buffer gets the layout that suits its
+accesses (shared_layouts.py).
 
 If two uses require different layouts of one fragment, the first use wins, and the other one is staged through shared
 memory when it is lowered; so every program gets layouts.  A large fragment that every thread would hold completely is
@@ -20,16 +20,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.errors import error
 from tilelang.ir import (Buffer, Func, Launch, Parallel, Stmt, Var, replace, rewrite_launches, rewrite_stmts, with_options,
                          FRAGMENT, SHARED)
 from tilelang.layout import Fragment, replicated_fragment, row_fragment, view_layout, viewed_fragment
 from tilelang.ops import Gemm
 
 from ..framework.config import PassConfigKey
-from .layout_uses import at_line, seen_as
-from .loop_layouts import Loop, Touch, over_loops, projected, usable, with_registers
-from .loop_partition import rereads, spread_thin
+from .common_layouts import CommonLayouts
+from .layout_uses import Uses, at_line
+from .loop_layouts import Loop, with_registers
+from .loop_partition import rereads
 from ..framework.pass_ import TILE, PassContext, pass_
 from .shared_layouts import Access, choose_shared_layout, memory_accesses, vector_elements
 from .strict_layouts import StrictLayouts
@@ -57,22 +57,27 @@ class _Staged(Exception):
         self.launch = launch
 
 
-class _Inference(StrictLayouts):
+class _Inference:
     """Chooses the layouts of one launch.  Raises _Staged."""
 
+    def __init__(self, launch: Launch, cx: PassContext) -> None:
+        self.launch, self.cx = launch, cx
+        self.uses = Uses(launch)
+        self.known = self.uses.known
+        self.strict, self.common = StrictLayouts(self.uses, cx), CommonLayouts(self.uses)
+
     def run(self) -> Launch:
-        self._annotated()
-        self._strict()
-        self._common()
+        self.strict.settle()
+        self.common.propagate()
         self._free()
         self._loops()
         self._shared()
         body = rewrite_stmts(self.launch.body, self._decided)
-        order = {b: k for k, b in enumerate(self.buffers)}
+        order = {b: k for k, b in enumerate(self.uses.buffers)}
         layouts = tuple(sorted(((b, lay) for b, lay in self.known.layouts.items() if b in order),
                                key=lambda p: order[p[0]]))
         self._report(layouts)
-        report = (*self.launch.plan.report, *self.reasons) or None
+        report = (*self.launch.plan.report, *self.strict.reasons) or None
         return with_options(replace(self.launch, body=body), layouts=layouts, report=report)
 
     def _report(self, layouts: tuple[tuple[Buffer, Any], ...]) -> None:
@@ -83,137 +88,44 @@ class _Inference(StrictLayouts):
         if self.cx.option(PassConfigKey.TL_LAYOUT_VISUALIZATION_ENABLE):
             draw_layouts([(b.name, lay) for b, lay in layouts], self.cx)
 
-    # ---- common ---------------------------------------------------------------------------------------------------
-
-    def _common(self) -> None:
-        """Propagate layouts until nothing changes.  Linear in practice: each pass settles a buffer or is the last one."""
-        changed = True
-        while changed:
-            changed = False
-            for op in self.ops:
-                if isinstance(op, Gemm) or not hasattr(op, "infer_layout"):
-                    continue
-                for b, lay in op.infer_layout(self._for(op)).items():
-                    if b.scope_name == FRAGMENT and b not in self.known.layouts and b not in self.alone \
-                            and self._suits_views(b, lay):
-                        self.known.settle(b, lay, f"follows T.{op.op_name}{at_line(op)}")
-                        changed = True
-            for loop in self.loops.values():
-                changed |= self._through_loop(loop)
-            for group in self._views():
-                changed |= self._through_views(group)
-
-    def _through_views(self, group: list[Buffer]) -> bool:
-        have = next((b for b in group if b in self.known.layouts), None)
-        if have is None:
-            return False
-        changed = False
-        for b in group:
-            if b is have:
-                continue
-            lay = seen_as(self.known.layouts[have], have, b)
-            if lay is None:
-                raise error("layout-no-structure", f"`{have.name}` with the layout {self.known.layouts[have]!r} cannot be seen "
-                            f"as {tuple(b.shape)} of {b.dtype} (`{b.name}`)",
-                            expected=f"a layout that can be seen as {tuple(b.shape)} of {b.dtype}",
-                            found=repr(self.known.layouts[have]), span=b.span or self.launch.span,
-                            hint="copy the tile through shared memory, and reshape it there")
-            old = self.known.layouts.get(b)
-            if old is not None and old != lay:
-                raise error("layout-conflict", f"Layout infer conflict between `{have.name}` and its view `{b.name}`: "
-                            f"{self.known.layouts[have]!r} and {old!r}",
-                            found=f"{self.known.layouts[have]!r} and {old!r}", span=b.span or self.launch.span,
-                            hint="copy the view to a fragment of its own")
-            if old is None:
-                self.known.settle(b, lay, f"is `{have.name}` in another shape")
-                changed = True
-        return changed
-
-    def _through_loop(self, loop: Loop) -> bool:
-        settled = self.known.layouts.keys() | self.alone
-        unknown = [t for t in loop.touches if t.plain and t.exact and t.buffer not in settled]
-        if not unknown:
-            return False
-        layout = self._loop_layout(loop, full=True)
-        if layout is None:
-            return False
-        changed = False
-        for t in unknown:
-            if t.buffer in self.known.layouts:
-                continue
-            lay = projected(layout, t)
-            if lay is not None and self._suits_views(t.buffer, lay):
-                self.known.settle(t.buffer, lay, f"follows the parallel loop{at_line(loop.node)}")
-                changed = True
-        return changed
-
-    def _loop_layout(self, loop: Loop, full: bool) -> Fragment | None:
-        """The user's layout of a loop, or one derived from the known fragments that the loop touches.
-
-        Written fragments are tried first, then those with most dimensions.  full: use a fragment only when its layout
-        determines
-        all parallel loops.
-        """
-        given = loop.node.plan.loop_layout
-        if given is not None:
-            return given
-        best: tuple[tuple[int, int, int], Touch, Fragment] | None = None
-        for t in loop.touches:
-            lay = self.known.layouts.get(t.buffer)
-            if lay is None or not usable(lay, t):
-                continue
-            moved = sum(d is not None and loop.extents[d] > 1 for d in t.dims)
-            key = (0 if t.writes else 1, -moved, lay.replicas)
-            if best is None or key < best[0]:
-                best = (key, t, lay)
-        if best is None:
-            return None
-        _, t, lay = best
-        left = [d for d, n in enumerate(loop.extents) if d not in t.dims and n > 1 and d not in loop.serial]
-        if full and left:
-            return None
-        if left and not t.writes and spread_thin(loop.extents, [d for d in t.dims if d is not None], lay.replicas):
-            return None
-        return over_loops(lay, t, loop.extents)
-
     # ---- free -----------------------------------------------------------------------------------------------------
 
     def _free(self) -> None:
-        for loop in self.loops.values():
+        for loop in self.uses.loops.values():
             self._free_serial(loop)
-        order = {b: k for k, b in enumerate(self.buffers)}
-        waiting = [b for b in self.buffers if b.scope_name == FRAGMENT and b not in self.known.layouts]
-        waiting.sort(key=lambda b: (b in self.alone, -b.size, order[b]))
+        order = {b: k for k, b in enumerate(self.uses.buffers)}
+        waiting = [b for b in self.uses.buffers if b.scope_name == FRAGMENT and b not in self.known.layouts]
+        waiting.sort(key=lambda b: (b in self.uses.alone, -b.size, order[b]))
         for b in waiting:
             if b not in self.known.layouts:
                 self.known.settle(b, self._choose(b), "free")
-                self._common()
+                self.common.propagate()
 
     def _free_serial(self, loop: Loop) -> None:
         """Lay out the fragments of a loop that accumulates along some dimensions; threads split the other dimensions."""
-        if not loop.serial or self._loop_layout(loop, full=False) is not None:
+        if not loop.serial or self.common.of_loop(loop, full=False) is not None:
             return
         for t in loop.touches:
             whole = t.plain and t.exact and not t.inside
-            if t.writes and whole and t.buffer not in self.known.layouts and t.buffer not in self.alone:
-                rows = row_fragment(t.buffer.shape, self._for(t.buffer).threads)
-                if not self._suits_views(t.buffer, rows):
+            if t.writes and whole and t.buffer not in self.known.layouts and t.buffer not in self.uses.alone:
+                rows = row_fragment(t.buffer.shape, self.uses.known_for(t.buffer).threads)
+                if not self.uses.suits_views(t.buffer, rows):
                     continue
                 self.known.settle(t.buffer, rows, f"free; accumulated along a loop{at_line(loop.node)}")
-                self._common()
+                self.common.propagate()
                 return
 
     def _choose(self, b: Buffer) -> Fragment:
-        shape, threads = tuple(b.shape), self._for(b).threads
-        if b in self.alone:  # every thread may access any element
+        shape, threads = tuple(b.shape), self.uses.known_for(b).threads
+        if b in self.uses.alone:  # every thread may access any element
             return self._whole(b)
-        inside = {d for lp in self.loops.values() for t in lp.touches if t.buffer is b and t.plain for d in t.inside}
+        inside = {d for lp in self.uses.loops.values() for t in lp.touches if t.buffer is b and t.plain for d in t.inside}
         if inside and len(inside) < len(shape):
             kept = [d for d in range(len(shape)) if d not in inside]
             rows = with_registers(row_fragment([shape[d] for d in kept], threads), shape, inside, kept)
-            if self._suits_views(b, rows):
+            if self.uses.suits_views(b, rows):
                 return rows
-        fast, vector = vector_elements(b, self.ops, [lp.node for lp in self.loops.values()], self.analyzer)
+        fast, vector = vector_elements(b, self.uses.ops, [lp.node for lp in self.uses.loops.values()], self.uses.analyzer)
         total = b.size
         while vector > 1 and total < threads * vector:
             vector //= 2
@@ -221,9 +133,9 @@ class _Inference(StrictLayouts):
             vector //= 2
         order = [d for d in range(len(shape)) if d != fast] + [fast] if shape else []
         out = row_fragment(shape, threads, vector, order)
-        if not self._suits_views(b, out):
-            out = viewed_fragment(shape, self._cuts(b), threads, vector if fast == len(shape) - 1 else 1)
-        return out if self._suits_views(b, out) and not out.replicas == threads > 1 else self._whole(b)
+        if not self.uses.suits_views(b, out):
+            out = viewed_fragment(shape, self.uses.cuts(b), threads, vector if fast == len(shape) - 1 else 1)
+        return out if self.uses.suits_views(b, out) and not out.replicas == threads > 1 else self._whole(b)
 
     def _whole(self, b: Buffer) -> Fragment:
         """The layout in which every thread holds the whole tile.  Raises _Staged if shared memory suits it better."""
@@ -233,34 +145,35 @@ class _Inference(StrictLayouts):
             launch = staged(self.launch, b.data, getattr(self.cx.target, "max_shared_bytes", None))
             if launch is not None:
                 raise _Staged(launch)
-        return replicated_fragment(b.shape, self._for(b).threads)
+        return replicated_fragment(b.shape, self.uses.known_for(b).threads)
 
     # ---- loops and shared -----------------------------------------------------------------------------------------
 
     def _loops(self) -> None:
-        for loop in self.loops.values():
-            loop.layout = self._loop_layout(loop, full=False)
+        for loop in self.uses.loops.values():
+            loop.layout = self.common.of_loop(loop, full=False)
             if loop.layout is not None and loop.layout.replicas > 1 and rereads(loop.node.body):
                 loop.layout = None
 
     def _shared(self) -> None:
         roots: dict[Var, Buffer] = {}
-        for b in self.buffers:
+        for b in self.uses.buffers:
             if b.scope_name in SHARED:
                 roots.setdefault(b.data, b)
         by_storage: dict[Var, list[Access]] = {}
-        for op in self.ops:
-            self.accesses += memory_accesses(self.gemms.get(id(op), op), self.analyzer)
-        for a in self.accesses:
+        accesses = list(self.uses.accesses)
+        for op in self.uses.ops:
+            accesses += memory_accesses(self.strict.gemms.get(id(op), op), self.uses.analyzer)
+        for a in accesses:
             by_storage.setdefault(a.buffer.data, []).append(a)
         for data, root in roots.items():
             if root not in self.known.layouts:
                 uses = [a for a in by_storage.get(data, ()) if a.buffer is root]
                 viewed = len(uses) != len(by_storage.get(data, ()))
-                plain = data in self.pointers or viewed
+                plain = data in self.uses.pointers or viewed
                 self.known.settle(root, choose_shared_layout(root, uses, self._share_of, plain),
                                   "address taken or seen in another shape" if plain else f"{len(uses)} accesses")
-        for b in self.buffers:
+        for b in self.uses.buffers:
             if b.scope_name in SHARED and b not in self.known.layouts:
                 root = roots[b.data]
                 self.known.settle(b, view_layout(self.known.layouts[root], root, b), f"is `{root.name}` in another shape")
@@ -268,16 +181,16 @@ class _Inference(StrictLayouts):
     def _share_of(self, a: Access) -> Fragment | None:
         if isinstance(a.share, Buffer):
             return self.known.layouts.get(a.share)
-        loop = self.loops.get(id(a.share))
+        loop = self.uses.loops.get(id(a.share))
         return None if loop is None else loop.layout
 
     # ---- the program with the decisions ---------------------------------------------------------------------------
 
     def _decided(self, s: Stmt) -> Stmt | None:
         if isinstance(s, Gemm):
-            return self.gemms[id(s)]
+            return self.strict.gemms[id(s)]
         if isinstance(s, Parallel):
-            loop = self.loops.get(id(s))
+            loop = self.uses.loops.get(id(s))
             return s if loop is None or loop.layout is None else with_options(s, loop_layout=loop.layout)
         return None
 

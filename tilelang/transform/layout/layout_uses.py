@@ -146,7 +146,7 @@ class Uses:
         if b.scope_name == FRAGMENT:
             self.threads_of[id(b)] = self.role
 
-    def _for(self, x: Any) -> Known:
+    def known_for(self, x: Any) -> Known:
         """The known layouts for the warp role of an op, loop or fragment."""
         self.known.threads = self.threads_of.get(id(x), self.whole)
         return self.known
@@ -187,7 +187,7 @@ class Uses:
 
     # ---- fragments in several shapes ------------------------------------------------------------------------------
 
-    def _views(self) -> list[list[Buffer]]:
+    def views(self) -> list[list[Buffer]]:
         """Groups of fragments that are the same registers under several shapes."""
         groups: dict[Var, list[Buffer]] = {}
         for b in self.buffers:
@@ -195,7 +195,7 @@ class Uses:
                 groups.setdefault(b.data, []).append(b)
         return [g for g in groups.values() if len(g) > 1]
 
-    def _suits_views(self, b: Buffer, lay: Any) -> bool:
+    def suits_views(self, b: Buffer, lay: Any) -> bool:
         """Whether this layout of b can be expressed in the shape of every view of b, and no view has a different layout."""
         for v in self.buffers:
             if v.data is b.data and v is not b:
@@ -204,7 +204,7 @@ class Uses:
                     return False
         return True
 
-    def _cuts(self, b: Buffer) -> list[int]:
+    def cuts(self, b: Buffer) -> list[int]:
         """Sizes, in elements of b, at which dimensions of b and of its views end."""
         out = []
         for v in self.buffers:

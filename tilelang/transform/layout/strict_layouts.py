@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import Buffer, Launch, Var, with_options, FRAGMENT
+from tilelang.ir import Buffer, Var, with_options, FRAGMENT
 from tilelang.layout import Fragment, Layout
 from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm, with_warps_of
@@ -29,64 +29,73 @@ register("wgmma-gemm", ValueError, "a T.wgmma_gemm that no warp-group instructio
          expected="a GEMM that wgmma computes")
 
 
-class StrictLayouts(Uses):
-    """Settles the strict layouts of one launch.  Raises layout-conflict and wgmma-gemm."""
+class StrictLayouts:
+    """Settles the strict layouts of one launch.  Raises layout-conflict and wgmma-gemm.
 
-    def __init__(self, launch: Launch, cx: PassContext) -> None:
-        super().__init__(launch)
-        self.cx = cx
-        self.forced: dict[Var, GemmPlan] = {}  # accumulators of T.wgmma_gemm: the plan that lays out each
+    gemms: by id, each GEMM with the instruction that was chosen for it.  reasons: why a faster strategy was not used.
+    """
+
+    def __init__(self, uses: Uses, cx: PassContext) -> None:
+        self.uses, self.known, self.cx = uses, uses.known, cx
         self.gemms: dict[int, Gemm] = {}
-        self.reasons: list[str] = []  # why a faster strategy was not used
-        self.demanded: dict[Buffer, tuple[Any, Any]] = {}  # fragment -> (layout, the node that required it first)
+        self.reasons: list[str] = []
+        self._forced: dict[Var, GemmPlan] = {}  # accumulators of T.wgmma_gemm: the plan that lays out each
+        self._demanded: dict[Buffer, tuple[Any, Any]] = {}  # fragment -> (layout, the node that required it first)
+
+    def settle(self) -> None:
+        """Settle the user's annotations first, then what instructions require."""
+        self._annotated()
+        self._required()
 
     def _annotated(self) -> None:
-        for b, lay in self.launch.plan.layouts:
+        uses = self.uses
+        for b, lay in uses.launch.plan.layouts:
             want = Fragment if b.scope_name == FRAGMENT else Layout
             if not isinstance(lay, want):
                 raise error("layout-conflict", f"`{b.name}` ({b.scope_name}) needs a {want.__name__}, found "
                             f"{type(lay).__name__}",
-                            expected=f"a {want.__name__}", found=f"a {type(lay).__name__}", span=self.launch.span)
+                            expected=f"a {want.__name__}", found=f"a {type(lay).__name__}", span=uses.launch.span)
             lead = len(b.shape) - len(lay.shape)
             if lead < 0 or tuple(b.shape[lead:]) != tuple(lay.shape):
                 raise error("layout-conflict", f"the layout of `{b.name}` has shape {lay.shape}, the buffer "
                             f"{tuple(b.shape)}",
-                            expected=f"shape {tuple(b.shape)}", found=str(lay.shape), span=self.launch.span)
-            if isinstance(lay, Fragment) and lay.threads != self._for(b).threads:
-                if lay.threads > self.known.threads:
+                            expected=f"shape {tuple(b.shape)}", found=str(lay.shape), span=uses.launch.span)
+            if isinstance(lay, Fragment) and lay.threads != uses.known_for(b).threads:
+                if lay.threads > uses.known.threads:
                     raise error("layout-conflict", f"the layout of `{b.name}` uses {lay.threads} threads, the block "
-                                f"has {self.known.threads}",
-                                expected=f"at most {self.known.threads} threads", found=str(lay.threads), span=self.launch.span)
-                lay = lay.with_threads(self.known.threads)
-            self.known.settle(b, lay.expand(b.shape[:lead]) if lead else lay, "given by the user")
-            self.buffers.setdefault(b)
-            self.demanded[b] = (lay, self.launch)
+                                f"has {uses.known.threads}",
+                                expected=f"at most {uses.known.threads} threads", found=str(lay.threads), span=uses.launch.span)
+                lay = lay.with_threads(uses.known.threads)
+            uses.known.settle(b, lay.expand(b.shape[:lead]) if lead else lay, "given by the user")
+            uses.buffers.setdefault(b)
+            self._demanded[b] = (lay, uses.launch)
 
-    def _strict(self) -> None:
-        gemms = [op for op in self.ops if isinstance(op, Gemm)]
+    def _required(self) -> None:
+        gemms = [op for op in self.uses.ops if isinstance(op, Gemm)]
         for op in gemms:
             for b in (op.a.buffer, op.b.buffer, op.c.buffer):
                 if not b.is_static:
                     raise run_time_shape(b, op.span)
-        rows_first = row_groups(gemms, self.ops, self.loops.values())
+        rows_first = row_groups(gemms, self.uses.ops, self.uses.loops.values())
         arch = getattr(self.cx.target, "arch_number", 0) or 80
         self._by_tma()
         by_groups = self._by_wgmma(gemms)
-        plans = [(op, by_groups.get(id(op)) or choose_gemm(op, arch, self._for(op).threads, op.c.buffer in rows_first))
-                 for op in gemms]
+        plans = [(op, by_groups.get(id(op)) or choose_gemm(op, arch, self.uses.known_for(op).threads,
+                                                           op.c.buffer in rows_first)) for op in gemms]
         first: dict[Buffer, GemmPlan] = {}
         asked: list[tuple[Gemm, GemmPlan, dict[Buffer, Any]]] = []
         # Instructions that accept existing layouts come last; mma.sync works on the rows that wgmma gives each warp.
         for op, plan in sorted(plans, key=lambda p: (p[1].instruction == SIMT, p[1].instruction not in WGMMA_ROWS)):
             plan = with_warps_of(plan, first.setdefault(op.c.buffer, plan))
             new = self.gemms[id(op)] = with_options(op, instruction=plan.instruction, warps=plan.warps)
-            asked.append((op, plan, new.infer_layout(self._for(op))))
+            asked.append((op, plan, new.infer_layout(self.uses.known_for(op))))
         for op, plan, layouts in asked:  # accumulators before operands: those can be staged
             lay, old = layouts.get(op.c.buffer), self.known.layouts.get(op.c.buffer)
             if old is None:
                 self._demand(op, plan, op.c.buffer, lay)
-            elif plan.instruction != SIMT and old != lay and (plan.instruction in WGMMA_ROWS or op.c.buffer.data not in
-                                                              self.forced):  # mma.sync copies operands that have another layout
+            elif plan.instruction != SIMT and old != lay and (
+                    plan.instruction in WGMMA_ROWS or op.c.buffer.data not in self._forced):
+                # mma.sync copies operands that have another layout
                 self._conflict(op.c.buffer, old, lay, op)
         for op, plan, layouts in asked:
             for b, lay in layouts.items():
@@ -98,15 +107,15 @@ class StrictLayouts(Uses):
 
         Where a view of the fragment has no form of that layout, the GEMM copies the operand instead.
         """
-        if lay is not None and self._suits_views(b, lay):
+        if lay is not None and self.uses.suits_views(b, lay):
             self.known.settle(b, lay, f"{plan.instruction} on {plan.warps[0]}x{plan.warps[1]} warps{at_line(op)}")
-            self.demanded[b] = (lay, op)
+            self._demanded[b] = (lay, op)
 
     def _by_tma(self) -> None:
         """Lay out in swizzle atoms what TMA fills or reads."""
-        for op in self.ops:
+        for op in self.uses.ops:
             if isinstance(op, Copy) and (op.plan.dst_block is not None or op.plan.tma and is_row(op)):
-                self.pointers.update((op.src.buffer.data, op.dst.buffer.data))  # copied as bytes: rows in order
+                self.uses.pointers.update((op.src.buffer.data, op.dst.buffer.data))  # copied as bytes: rows in order
             elif isinstance(op, (Copy, AtomicTile)) and op.plan.tma:
                 b = copied_tile(op).buffer
                 lay = shared_layout(b)
@@ -129,15 +138,15 @@ class StrictLayouts(Uses):
             gemms = [op for op in gemms if op.plan.wait is not None]
         plans: dict[int, GemmPlan] = {}
         declined: set[Var] = set()
-        rounded = rounded_tiles(self.ops)
+        rounded = rounded_tiles(self.uses.ops)
         for op in sorted(gemms, key=lambda op: not self._is_forced(op)):
-            first = self.forced.get(op.c.buffer.data)
-            plan = choose_wgmma(op, self._for(op).threads, rounded, first)
+            first = self._forced.get(op.c.buffer.data)
+            plan = choose_wgmma(op, self.uses.known_for(op).threads, rounded, first)
             why = plan if isinstance(plan, str) else self._unpanelled(op)
             if isinstance(plan, GemmPlan) and not why:
                 plans[id(op)] = plan
                 if self._is_forced(op):
-                    self.forced.setdefault(op.c.buffer.data, plan)
+                    self._forced.setdefault(op.c.buffer.data, plan)
                 continue
             if self._is_forced(op):
                 raise error("wgmma-gemm", "T.wgmma_gemm() requires Hopper WGMMA lowering, but constraints were not "
@@ -148,11 +157,11 @@ class StrictLayouts(Uses):
             self.reasons.append(f"T.gemm{at_line(op)} by mma.sync: {why}")
         shared_out: dict[Var, tuple[Any, ...]] = {}
         for op in gemms:
-            if id(op) in plans and op.plan.wait != -1 and op.c.buffer.data not in self.forced:
+            if id(op) in plans and op.plan.wait != -1 and op.c.buffer.data not in self._forced:
                 plan = plans[id(op)]
                 how = WGMMA_ROWS[plan.instruction].shape[:2], plan.warps
-                acc = wgmma_fragments(op, WGMMA_ROWS[plan.instruction], plan.warps, self._for(op).threads)[2]
-                if not self._suits_views(op.c.buffer, acc):
+                acc = wgmma_fragments(op, WGMMA_ROWS[plan.instruction], plan.warps, self.uses.known_for(op).threads)[2]
+                if not self.uses.suits_views(op.c.buffer, acc):
                     declined.add(op.c.buffer.data)
                     self.reasons.append(f"T.gemm{at_line(op)} by mma.sync: its accumulator is seen in another shape")
                 elif shared_out.setdefault(op.c.buffer.data, how) != how:
@@ -169,21 +178,21 @@ class StrictLayouts(Uses):
 
     def _is_forced(self, op: Gemm) -> bool:
         """Whether the user wrote T.wgmma_gemm."""
-        return self.by_hand and bool(op.plan.wait == -1)
+        return self.uses.by_hand and bool(op.plan.wait == -1)
 
     def _unpanelled(self, op: Gemm) -> str:
         """Why the shared operands of a GEMM cannot be laid out in swizzle atoms; "" when they can."""
         for b, lay in operand_layouts(op).items():
-            if b.data in self.pointers:
+            if b.data in self.uses.pointers:
                 return f"the address of `{b.name}` is taken"
-            if any(x is not b and x.data is b.data for x in self.buffers):
+            if any(x is not b and x.data is b.data for x in self.uses.buffers):
                 return f"`{b.name}` is seen in another shape"
             if b in self.known.layouts and self.known.layouts[b] != lay:
                 return f"the layout given for `{b.name}` is not made of swizzle atoms"
         return ""
 
     def _conflict(self, b: Buffer, old: Any, new: Any, op: Gemm) -> None:
-        asked = self.demanded.get(b)
+        asked = self._demanded.get(b)
         who = asked[1] if asked else None
         raise error("layout-conflict", f"Layout infer conflict between two uses of `{b.name}` as an accumulator: "
                     f"{old!r} and {new!r}",
