@@ -21,6 +21,7 @@ from .dtype import numpy_dtype
 from .buffer import AddressOf, Load
 from .expr import Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, Shuffle, StringConst, Unary, Var
 from .numbers import Value, binary_function, call_function, round_tf32, to_dtype, unary_function
+from .stmt import replace
 from .visitor import walk
 
 Closure = Callable[[Any], Value]  # of a Frame or a subclass of it
@@ -51,11 +52,13 @@ class ExprCompiler:
     """Compiles expressions to functions of a Frame.  Each variable gets one slot for all expressions of a compiler.
 
     rows: intrinsics by name.  The `.meaning` of each is a NumPy function of the arguments, with the options of the Call as
-    keywords, or None.  Subclasses implement Load, AddressOf and device Calls.
+    keywords, or None.  handlers: by node type, what compiles a node; EXPRESSIONS has no memory and no device intrinsics.
+    place: span of the statement around, for errors about loads and calls that have none.
     """
 
-    def __init__(self, rows: Mapping[str, Any] | None = None) -> None:
-        self.rows = rows or {}
+    def __init__(self, rows: Mapping[str, Any] | None = None, handlers: Mapping[type, Handler] | None = None) -> None:
+        self.rows, self.handlers = rows or {}, EXPRESSIONS if handlers is None else handlers
+        self.place: Any = None
         self.slot_of: dict[int, int] = {}
         self.vars: list[Var] = []
         self._memo: dict[int, tuple[Expr, Closure]] = {}
@@ -83,150 +86,166 @@ class ExprCompiler:
         hit = self._memo.get(id(e))
         if hit is not None:
             return hit[1]
-        method = _COMPILE.get(type(e))
-        if method is None:
+        handler = self.handlers.get(type(e))
+        if handler is None:
             raise error("eval-unsupported", f"{type(e).__name__} has no value",
                         found=f"a {type(e).__name__}", span=e.span, hint=_NO_MEANING)
-        fn = method(self, e)
+        placed = e.span is None and self.place is not None and isinstance(e, (Load, Call))
+        fn = handler(self, replace(e, span=self.place) if placed else e)
         self._memo[id(e)] = (e, fn)
         return fn
+
+    def meaning(self, op: str) -> Callable[..., Value] | None:
+        """The NumPy function of an intrinsic, None when it has none."""
+        return getattr(self.rows.get(op), "meaning", None)
 
     def touches(self, e: Expr) -> bool:
         """Whether the evaluation of e contains a load or a call that reads the mask."""
         hit = self._reads.get(id(e))
         if hit is None:
-            answer = any(isinstance(n, Load) or (isinstance(n, Call) and self._meaning(n.op) is None) for n in walk(e))
+            answer = any(isinstance(n, Load) or (isinstance(n, Call) and self.meaning(n.op) is None) for n in walk(e))
             hit = self._reads[id(e)] = (e, answer)
         return hit[1]
 
-    # -- nodes that a subclass implements
 
-    def compile_load(self, e: Load) -> Closure:
-        """Compile a Load.  The base class has no memory."""
-        raise error("eval-unsupported", f"load of {e.buffer.name} where there is no memory",
-                    expected="memory to load from", found=f"a load of `{e.buffer.name}`", span=e.span,
-                    hint=_NO_MEANING)
+Handler = Callable[[ExprCompiler, Any], Closure]
 
-    def compile_address(self, e: AddressOf) -> Closure:
-        """Compile an address that is used as a value."""
-        raise error("eval-unsupported", f"address of {e.buffer.name} used as a value",
-                    found=f"the address of `{e.buffer.name}` as a value", span=e.span, hint=_NO_MEANING)
 
-    def _meaning(self, op: str) -> Callable[..., Value] | None:
-        return getattr(self.rows.get(op), "meaning", None)
+# ---- a handler for each node type -------------------------------------------------------------------------------------
 
-    def compile_call(self, e: Call) -> Closure:
-        """Compile a Call by the meaning of its row.  Two bit-level intrinsics are special: they depend on the result type."""
-        if e.op == "reinterpret":
-            return self._reinterpret(e)
-        fn = round_tf32 if e.op == "to_tf32" else self._meaning(e.op)
-        if fn is None:
-            raise error("eval-unsupported", f"intrinsic {e.op} has no executable meaning here",
-                        found=f"the intrinsic {e.op}", span=e.span,
-                        hint="it runs on a GPU alone: compile for a CUDA target, or write it in T.* operations")
-        if e.options is not None and e.options.given():
-            fn = functools.partial(fn, **e.options.given())
-        args = [self.expr(a) for a in e.args]
-        run = call_function(fn, tuple(a.dtype for a in e.args), e.dtype)
-        if len(args) == 1:
-            a0 = args[0]
-            return lambda f: run(a0(f))
-        return lambda f: run(*[a(f) for a in args])
 
-    def _reinterpret(self, e: Call) -> Closure:
-        value, source = self.expr(e.args[0]), e.args[0].dtype
-        target, src_lanes, dst_lanes = numpy_dtype(e.dtype), source.lanes, e.dtype.lanes
+def _load(c: ExprCompiler, e: Load) -> Closure:
+    raise error("eval-unsupported", f"load of {e.buffer.name} where there is no memory",
+                expected="memory to load from", found=f"a load of `{e.buffer.name}`", span=e.span,
+                hint=_NO_MEANING)
 
-        def run(f: Frame) -> Value:
-            x = np.asarray(value(f))
-            if src_lanes == 1:
-                x = x[..., None]
-            x = np.ascontiguousarray(x).view(target)
-            return x if dst_lanes > 1 else x[..., 0]
 
-        return run
+def _address(c: ExprCompiler, e: AddressOf) -> Closure:
+    raise error("eval-unsupported", f"address of {e.buffer.name} used as a value",
+                found=f"the address of `{e.buffer.name}` as a value", span=e.span, hint=_NO_MEANING)
 
-    # -- the other nodes
 
-    def compile_var(self, e: Var) -> Closure:
-        """The value of a variable."""
-        at, name, span = self.slot(e), e.name, e.span
+def intrinsic_call(c: ExprCompiler, e: Call) -> Closure:
+    """Compile a Call by the meaning of its row.  Two bit-level intrinsics are special: they depend on the result type."""
+    if e.op == "reinterpret":
+        return _reinterpret(c, e)
+    fn = round_tf32 if e.op == "to_tf32" else c.meaning(e.op)
+    if fn is None:
+        raise error("eval-unsupported", f"intrinsic {e.op} has no executable meaning here",
+                    found=f"the intrinsic {e.op}", span=e.span,
+                    hint="it runs on a GPU alone: compile for a CUDA target, or write it in T.* operations")
+    if e.options is not None and e.options.given():
+        fn = functools.partial(fn, **e.options.given())
+    args = [c.expr(a) for a in e.args]
+    run = call_function(fn, tuple(a.dtype for a in e.args), e.dtype)
+    if len(args) == 1:
+        a0 = args[0]
+        return lambda f: run(a0(f))
+    return lambda f: run(*[a(f) for a in args])
 
-        def run(f: Frame) -> Value:
-            try:
-                v = f.slots[at]
-            except IndexError:
-                v = None
-            if v is None:
-                raise error("eval-unbound", f"variable {name} is used before it has a value",
-                            found=f"`{name}` without one", span=span,
-                            hint="bind it before this place, or pass it as an argument")
-            return v
 
-        return run
+def _reinterpret(c: ExprCompiler, e: Call) -> Closure:
+    value, source = c.expr(e.args[0]), e.args[0].dtype
+    target, src_lanes, dst_lanes = numpy_dtype(e.dtype), source.lanes, e.dtype.lanes
 
-    def _const(self, e: Const) -> Closure:
-        v = to_dtype(np.asarray(e.value, numpy_dtype(e.dtype) if e.dtype.kind in "iubh" else np.float64), e.dtype)
-        if e.dtype.lanes > 1:
-            v = np.full(e.dtype.lanes, v)
-        v.setflags(write=False)
-        return lambda f: v
+    def run(f: Frame) -> Value:
+        x = np.asarray(value(f))
+        if src_lanes == 1:
+            x = x[..., None]
+        x = np.ascontiguousarray(x).view(target)
+        return x if dst_lanes > 1 else x[..., 0]
 
-    def _string(self, e: StringConst) -> Closure:
-        return lambda f: e.value
+    return run
 
-    def _cast(self, e: Cast) -> Closure:
-        value, dt = self.expr(e.value), e.dtype
-        return lambda f: to_dtype(value(f), dt)
 
-    def _binary(self, e: Binary) -> Closure:
-        a, b = self.expr(e.a), self.expr(e.b)
-        if e.op in ("and", "or") and self.touches(e.b):
-            return _short_circuit(a, b, e.op == "and")
-        fn = binary_function(e.op, e.a.dtype.scalar)
-        return lambda f: fn(a(f), b(f))
+def variable(c: ExprCompiler, e: Var) -> Closure:
+    """The value of a variable."""
+    at, name, span = c.slot(e), e.name, e.span
 
-    def _unary(self, e: Unary) -> Closure:
-        a, fn = self.expr(e.a), unary_function(e.op, e.a.dtype.scalar)
-        return lambda f: fn(a(f))
+    def run(f: Frame) -> Value:
+        try:
+            v = f.slots[at]
+        except IndexError:
+            v = None
+        if v is None:
+            raise error("eval-unbound", f"variable {name} is used before it has a value",
+                        found=f"`{name}` without one", span=span,
+                        hint="bind it before this place, or pass it as an argument")
+        return v
 
-    def _select(self, e: Select) -> Closure:
-        cond, a, b = self.expr(e.cond), self.expr(e.a), self.expr(e.b)
-        widen = e.dtype.lanes > 1 and e.cond.dtype.lanes == 1
-        if e.lazy and (self.touches(e.a) or self.touches(e.b)) and e.cond.dtype.lanes == 1:
-            return _lazy_select(cond, a, b, widen)
+    return run
 
-        def run(f: Frame) -> Value:
-            c = cond(f)
-            return np.where(c[..., None] if widen else c, a(f), b(f))
 
-        return run
+def _const(c: ExprCompiler, e: Const) -> Closure:
+    v = to_dtype(np.asarray(e.value, numpy_dtype(e.dtype) if e.dtype.kind in "iubh" else np.float64), e.dtype)
+    if e.dtype.lanes > 1:
+        v = np.full(e.dtype.lanes, v)
+    v.setflags(write=False)
+    return lambda f: v
 
-    def _ramp(self, e: Ramp) -> Closure:
-        base, stride = self.expr(e.base), self.expr(e.stride)
-        steps = np.arange(e.lanes, dtype=numpy_dtype(e.dtype))
-        return lambda f: base(f)[..., None] + stride(f)[..., None] * steps
 
-    def _broadcast(self, e: Broadcast) -> Closure:
-        value, lanes = self.expr(e.value), e.lanes
+def _string(c: ExprCompiler, e: StringConst) -> Closure:
+    return lambda f: e.value
 
-        def run(f: Frame) -> Value:
-            v = np.asarray(value(f))
-            return np.broadcast_to(v[..., None], (*v.shape, lanes))
 
-        return run
+def _cast(c: ExprCompiler, e: Cast) -> Closure:
+    value, dt = c.expr(e.value), e.dtype
+    return lambda f: to_dtype(value(f), dt)
 
-    def _shuffle(self, e: Shuffle) -> Closure:
-        parts = [(self.expr(v), v.dtype.lanes) for v in e.vectors]
-        pick = e.indices[0] if len(e.indices) == 1 else list(e.indices)
 
-        def run(f: Frame) -> Value:
-            vs = [np.asarray(fn(f)) for fn, _ in parts]
-            vs = [v[..., None] if lanes == 1 else v for v, (_, lanes) in zip(vs, parts)]
-            lead = np.broadcast_shapes(*(v.shape[:-1] for v in vs))
-            return np.concatenate([np.broadcast_to(v, (*lead, v.shape[-1])) for v in vs], axis=-1)[..., pick]
+def _binary(c: ExprCompiler, e: Binary) -> Closure:
+    a, b = c.expr(e.a), c.expr(e.b)
+    if e.op in ("and", "or") and c.touches(e.b):
+        return _short_circuit(a, b, e.op == "and")
+    fn = binary_function(e.op, e.a.dtype.scalar)
+    return lambda f: fn(a(f), b(f))
 
-        return run
+
+def _unary(c: ExprCompiler, e: Unary) -> Closure:
+    a, fn = c.expr(e.a), unary_function(e.op, e.a.dtype.scalar)
+    return lambda f: fn(a(f))
+
+
+def _select(c: ExprCompiler, e: Select) -> Closure:
+    cond, a, b = c.expr(e.cond), c.expr(e.a), c.expr(e.b)
+    widen = e.dtype.lanes > 1 and e.cond.dtype.lanes == 1
+    if e.lazy and (c.touches(e.a) or c.touches(e.b)) and e.cond.dtype.lanes == 1:
+        return _lazy_select(cond, a, b, widen)
+
+    def run(f: Frame) -> Value:
+        c = cond(f)
+        return np.where(c[..., None] if widen else c, a(f), b(f))
+
+    return run
+
+
+def _ramp(c: ExprCompiler, e: Ramp) -> Closure:
+    base, stride = c.expr(e.base), c.expr(e.stride)
+    steps = np.arange(e.lanes, dtype=numpy_dtype(e.dtype))
+    return lambda f: base(f)[..., None] + stride(f)[..., None] * steps
+
+
+def _broadcast(c: ExprCompiler, e: Broadcast) -> Closure:
+    value, lanes = c.expr(e.value), e.lanes
+
+    def run(f: Frame) -> Value:
+        v = np.asarray(value(f))
+        return np.broadcast_to(v[..., None], (*v.shape, lanes))
+
+    return run
+
+
+def _shuffle(c: ExprCompiler, e: Shuffle) -> Closure:
+    parts = [(c.expr(v), v.dtype.lanes) for v in e.vectors]
+    pick = e.indices[0] if len(e.indices) == 1 else list(e.indices)
+
+    def run(f: Frame) -> Value:
+        vs = [np.asarray(fn(f)) for fn, _ in parts]
+        vs = [v[..., None] if lanes == 1 else v for v, (_, lanes) in zip(vs, parts)]
+        lead = np.broadcast_shapes(*(v.shape[:-1] for v in vs))
+        return np.concatenate([np.broadcast_to(v, (*lead, v.shape[-1])) for v in vs], axis=-1)[..., pick]
+
+    return run
 
 
 def _short_circuit(a: Closure, b: Closure, conjunction: bool) -> Closure:
@@ -272,12 +291,9 @@ def _lazy_select(cond: Closure, a: Closure, b: Closure, widen: bool) -> Closure:
     return run
 
 
-_COMPILE: dict[type, Callable[[Any, Any], Closure]] = {
-    Var: lambda c, e: c.compile_var(e), Const: ExprCompiler._const, StringConst: ExprCompiler._string, Cast: ExprCompiler._cast,
-    Binary: ExprCompiler._binary, Unary: ExprCompiler._unary, Select: ExprCompiler._select,
-    Ramp: ExprCompiler._ramp, Broadcast: ExprCompiler._broadcast, Shuffle: ExprCompiler._shuffle,
-    Load: lambda c, e: c.compile_load(e), AddressOf: lambda c, e: c.compile_address(e),
-    Call: lambda c, e: c.compile_call(e),
+EXPRESSIONS: Mapping[type, Handler] = {
+    Var: variable, Const: _const, StringConst: _string, Cast: _cast, Binary: _binary, Unary: _unary, Select: _select,
+    Ramp: _ramp, Broadcast: _broadcast, Shuffle: _shuffle, Load: _load, AddressOf: _address, Call: intrinsic_call,
 }  # fmt: skip
 
 
@@ -286,17 +302,9 @@ _COMPILE: dict[type, Callable[[Any, Any], Closure]] = {
 LoadFn = Callable[[Any, tuple[Value, ...], "np.ndarray | None", Load], Value]
 
 
-class _OneShot(ExprCompiler):
-    def __init__(self, load: LoadFn | None, rows: Mapping[str, Any] | None) -> None:
-        super().__init__(rows)
-        self._load = load
-
-    def compile_load(self, e: Load) -> Closure:
-        load = self._load
-        if load is None:
-            return super().compile_load(e)
-        indices = [self.expr(i) for i in e.indices]
-        return lambda f: load(e.buffer, tuple(i(f) for i in indices), f.mask, e)
+def _load_by(load: LoadFn, c: ExprCompiler, e: Load) -> Closure:
+    indices = [c.expr(i) for i in e.indices]
+    return lambda f: load(e.buffer, tuple(i(f) for i in indices), f.mask, e)
 
 
 def evaluate(e: Expr, values: Mapping[Var, Any] | None = None, load: LoadFn | None = None,
@@ -311,10 +319,10 @@ def evaluate(e: Expr, values: Mapping[Var, Any] | None = None, load: LoadFn | No
     >>> int(evaluate(x + x, {x: 100}))
     -56
     """
-    compiler = _OneShot(load, rows)
+    compiler = ExprCompiler(rows, EXPRESSIONS if load is None else {**EXPRESSIONS, Load: functools.partial(_load_by, load)})
     fn = compiler.expr(e)
     with np.errstate(all="ignore"):
         return fn(Frame(compiler.new_slots(values)))
 
 
-__all__ = ["Closure", "ExprCompiler", "Frame", "Value", "evaluate"]
+__all__ = ["Closure", "EXPRESSIONS", "ExprCompiler", "Frame", "Handler", "Value", "intrinsic_call", "evaluate", "variable"]

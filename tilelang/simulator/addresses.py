@@ -10,14 +10,25 @@ not for races and reads of unwritten memory.
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from tilelang.ir import Buffer, Var, numpy_dtype
+from tilelang.ir.evaluate import Value
 
 from .faults import fault
 from .memory import Storage
 
 LINE = 16  # alignment of vector accesses, in bytes
+
+
+class Followed(NamedTuple):
+    """A tensor made of an address: whether it is written, and where."""
+
+    buffer: Buffer
+    write: bool
+    span: Any
 
 
 class Window(Storage):
@@ -76,6 +87,28 @@ class Addresses:
             own = self.taken[id(storage)] = _Range(_home(storage), storage.nbytes * storage.lanes, storage)
         storage.known = None
         return own.start
+
+    def start_of(self, v: Var, held: Any) -> Value:
+        """The address of the storage that the slot of v holds; of a per-thread array, one for each lane."""
+        if isinstance(held, Storage):
+            start = self.of(held)
+            return start + np.arange(held.lanes) * held.nbytes if held.lanes > 1 else start
+        raise fault("sim-unsupported", f"the address of {v.name} as a value", expected="the address of memory",
+                    found=f"`{v.name}`", span=v.span)
+
+    def follow(self, pointer: Value, linear: np.ndarray, need: Any, vector: bool, count: int,
+               tensor: Followed) -> tuple[Storage, np.ndarray]:
+        """(memory, element numbers in it) of elements of a tensor made of the address `pointer` (one, or one for each lane).
+
+        linear: numbers of the first elements, counted from the address.  need: which are accessed, `count` elements each.
+        Both have shape () or (lanes,), or one that broadcasts to it, with one more axis for vectors.
+        """
+        start = np.asarray(pointer).astype(np.int64)
+        b, write, span = tensor
+        item = numpy_dtype(b.dtype).itemsize
+        at = (start[:, None] if vector and start.ndim else start) + linear * item
+        at = np.broadcast_to(at, np.broadcast_shapes(at.shape, need.shape))
+        return self.window(at, need, item * count, item, write, b.name, span)
 
     def window(self, at: np.ndarray, need: np.ndarray, width: int, item: int, write: bool, what: str,
                span: Any) -> tuple[Storage, np.ndarray]:
@@ -164,4 +197,4 @@ def _mapped(write: bool) -> list[np.ndarray]:
     return [table[:, 0], table[:, 1]]
 
 
-__all__ = ["LINE", "Addresses", "Window", "room"]
+__all__ = ["LINE", "Addresses", "Followed", "Window", "room"]

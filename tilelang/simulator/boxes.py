@@ -14,6 +14,7 @@ import numpy as np
 from tilelang.ir import Call, Launch, numpy_dtype
 from tilelang.target.tensor_map import NAN_BITS, STRIDE_ALIGN, TensorMap, tensor_maps_of
 
+from .context import Context
 from .faults import fault
 from .lane_ops import spread
 from .lanes import LaneFrame, is_address
@@ -43,11 +44,11 @@ def tensor_memory(held: Any, b: Any, span: Any) -> Any:
 class TensorBox:
     """A tensor map at run time."""
 
-    def __init__(self, c: Any, m: TensorMap, span: Any) -> None:
+    def __init__(self, c: Context, m: TensorMap, span: Any) -> None:
         m.check()
         self.map, self.span = m, span
         self.dt = numpy_dtype(m.buffer.dtype)
-        self.slot, self.geometry = c.slot(m.buffer.data), geometry(c, m.buffer)
+        self.slot, self.geometry = c.slot(m.buffer.data), geometry(c.exprs, m.buffer)
         self.box = tuple(reversed(m.box))  # outermost first
         self.row_bytes = m.box[0] * self.dt.itemsize
         self.rows = int(np.prod(self.box[:-1]))
@@ -102,17 +103,17 @@ class TensorBox:
         return bits.view(self.dt)
 
 
-def box_of(c: Any, e: Call) -> TensorBox:
+def box_of(c: Context, e: Call) -> TensorBox:
     """The box of a call (attr `map`).  Raises sim-tma for a map that its launch does not define."""
     name = e.options.map
-    if name not in c.maps:
-        raise fault("sim-tma", f"no tensor map is called {name}: this launch has {', '.join(c.maps) or 'none'}",
-                    expected=f"one of {', '.join(c.maps) or 'none'}", found=str(name),
+    if name not in c.launch.maps:
+        raise fault("sim-tma", f"no tensor map is called {name}: this launch has {', '.join(c.launch.maps) or 'none'}",
+                    expected=f"one of {', '.join(c.launch.maps) or 'none'}", found=str(name),
                     span=e.span)
-    return TensorBox(c, c.maps[name], e.span)
+    return TensorBox(c, c.launch.maps[name], e.span)
 
 
-def coordinates(c: Any, e: Call, m: TensorBox, args: tuple[Any, ...]) -> Callable[[LaneFrame, int], tuple[int, ...]]:
+def coordinates(c: Context, e: Call, m: TensorBox, args: tuple[Any, ...]) -> Callable[[LaneFrame, int], tuple[int, ...]]:
     """f(frame, thread) -> coordinates, outermost first."""
     if len(args) != len(m.map.box):
         raise fault("sim-tma", f"{e.op}: {len(args)} coordinates for a map of {len(m.map.box)} dimensions",

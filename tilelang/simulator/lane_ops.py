@@ -1,8 +1,6 @@
 """Intrinsics between lanes and on shared memory cells: shuffles, votes, atomics, lane numbers, printing, early return.
 
-Each entry of LANE_OPS builds the function of one Call.  A compiler that uses them provides
-`cells(address, count, what, order)`: a function of the frame that returns (flat array, element numbers of shape
-(lanes, count), mask of the same shape).
+LANE_OPS are handlers of calls (context.py); atomics find their cells by the context's memory.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from tilelang.ir.evaluate import Closure, Value
 from tilelang.ir.numbers import binary_function, to_dtype
 from tilelang.target.atomics import Atomic, family
 
+from .context import Context
 from .faults import fault
 from .lanes import LaneFrame, exit_lanes
 from .releases import Releases
@@ -74,7 +73,7 @@ def apply_atomic(kind: str, flat: np.ndarray, at: np.ndarray, values: np.ndarray
     return old
 
 
-def _atomic(c: Any, e: Call) -> Closure:
+def _atomic(c: Context, e: Call) -> Closure:
     kind = e.op.removeprefix("atomic_")
     target = e.args[0]
     if not isinstance(target, AddressOf):
@@ -86,8 +85,8 @@ def _atomic(c: Any, e: Call) -> Closure:
     count = e.args[1].dtype.lanes if len(e.args) > 1 else 1
     what = "atomic load of" if kind == "load" else "atomic access to"
     order = Releases(e)
-    waits = c.turning and e.args is not c.dropped
-    cells = c.cells(target, count, what, order, Atomic(family(e.op), waits, c.inside))
+    waits = c.in_while and e.args is not c.discarded
+    cells = c.memory.cells(target, count, what, order, Atomic(family(e.op), waits, c.inside))
 
     def run(f: LaneFrame) -> Value:
         flat, at, ok = cells(f)
@@ -164,10 +163,10 @@ def participants(f: LaneFrame, e: Call, masks: np.ndarray, threads: int) -> np.n
     return named & active[:, None, :]
 
 
-def _shuffle(c: Any, e: Call) -> Closure:
+def _shuffle(c: Context, e: Call) -> Closure:
     value, operand = c.expr(e.args[0]), c.expr(e.args[1])
     width, vector = e.options.width, e.dtype.lanes > 1
-    named, threads = c.expr(e.args[2]) if len(e.args) > 2 else None, c.threads
+    named, threads = c.expr(e.args[2]) if len(e.args) > 2 else None, c.launch.threads
 
     def run(f: LaneFrame) -> Value:
         need_whole_warps(f, e)
@@ -188,7 +187,7 @@ def _shuffle(c: Any, e: Call) -> Closure:
     return run
 
 
-def _thread_return(c: Any, e: Call) -> Closure:
+def _thread_return(c: Context, e: Call) -> Closure:
     def run(f: LaneFrame) -> Value:
         exit_lanes(f)
         return np.int32(0)
@@ -196,7 +195,17 @@ def _thread_return(c: Any, e: Call) -> Closure:
     return run
 
 
-def _lane_number(c: Any, e: Call) -> Closure:
+def elect(c: Context, e: Call) -> Closure:
+    """elect_one: true in the first active lane of each warp."""
+
+    def run(f: LaneFrame) -> Value:
+        active = f.active().reshape(-1, WARP)
+        return (active & (np.arange(WARP) == active.argmax(1)[:, None])).reshape(-1)
+
+    return run
+
+
+def _lane_number(c: Context, e: Call) -> Closure:
     divide = {"get_lane_idx": (1, WARP), "get_warp_idx": (WARP, 0), "get_warp_idx_sync": (WARP, 0),
               "get_warp_group_idx": (4 * WARP, 0)}[e.op]
 
@@ -227,10 +236,10 @@ def _votes(op: str, x: np.ndarray, on: np.ndarray) -> np.ndarray:
     return np.where((equal | ~on).all(2), (on * bit).sum(2), 0)
 
 
-def _vote(c: Any, e: Call) -> Closure:
+def _vote(c: Context, e: Call) -> Closure:
     value = c.expr(e.args[0]) if e.args else None
     mask = c.expr(e.args[1]) if len(e.args) > 1 else None
-    result, threads = numpy_dtype(e.dtype), c.threads
+    result, threads = numpy_dtype(e.dtype), c.launch.threads
 
     def run(f: LaneFrame) -> Value:
         need_whole_warps(f, e)
@@ -247,27 +256,7 @@ VOTES_OF_BLOCKS: dict[str, Callable[[np.ndarray], Any]] = {
 BLOCK_VOTES = tuple(VOTES_OF_BLOCKS)
 
 
-def block_vote(c: Any, e: Call) -> Callable[[LaneFrame], Callable[[], Value]]:
-    """Value of syncthreads_count, _and, _or on the device simulator.
-
-    Returns a function that collects the votes of the active threads and returns a function for the result.  The caller calls
-    that one behind the barrier, because warps that run independently arrive one after another.
-    """
-    value, combine = c.expr(e.args[0]), VOTES_OF_BLOCKS[e.op]
-
-    def run(f: LaneFrame) -> Callable[[], Value]:
-        given = spread(value(f), f.lanes)[f.active()] != 0
-        roles = getattr(f.block, "roles", None)
-        if roles is None or not f.any_active():
-            return lambda: np.int32(combine(given))
-        votes = roles.votes(f)
-        votes.append(given)
-        return lambda: np.int32(combine(np.concatenate(votes)))
-
-    return run
-
-
-def _ldg(c: Any, e: Call) -> Closure:
+def _ldg(c: Context, e: Call) -> Closure:
     at = e.args[0]
     if not isinstance(at, AddressOf):
         raise fault("sim-unsupported", "ldg of a pointer that is not the address of a buffer element",
@@ -295,7 +284,7 @@ def format_c(text: str, values: list[Any]) -> str:
     return _FORMAT.sub(one, text.replace("%%", "\0")).replace("\0", "%")
 
 
-def _printf(c: Any, e: Call) -> Closure:
+def _printf(c: Context, e: Call) -> Closure:
     text = e.args[0].value if isinstance(e.args[0], StringConst) else "%s"
     fns = [(a.value if isinstance(a, StringConst) else c.expr(a)) for a in e.args[1:]]
 
@@ -320,7 +309,7 @@ class Printer:
         print(text, end="")
 
 
-def _uniform(c: Any, e: Call) -> Closure:
+def _uniform(c: Context, e: Call) -> Closure:
     value = c.expr(e.args[0])
 
     def run(f: LaneFrame) -> Value:
@@ -336,21 +325,22 @@ def _uniform(c: Any, e: Call) -> Closure:
     return run
 
 
-def _nothing(c: Any, e: Call) -> Closure:
+def nothing(c: Context, e: Call) -> Closure:
+    """An operation without effect here."""
     return lambda f: np.int32(0)
 
 
-LANE_OPS: dict[str, Callable[[Any, Call], Closure]] = {
+LANE_OPS: dict[str, Callable[[Context, Call], Closure]] = {
     **{f"atomic_{k}": _atomic for k in (*_ATOMIC, "exchange", "load", "store")},
     **{f"shfl_{k}": _shuffle for k in ("xor", "up", "down", "idx")},
     **{f"get_{k}": _lane_number for k in ("lane_idx", "warp_idx", "warp_idx_sync", "warp_group_idx")},
     **{k: _vote for k in ("any_sync", "all_sync", "ballot_sync", "ballot", "activemask", "match_any_sync",
                           "match_all_sync")},
     "warp_uniform": _uniform,
-    "ldg": _ldg, "thread_return": _thread_return, "printf": _printf, "fence_gpu": _nothing, "fence_block": _nothing,
-    "keep_branch": _nothing, "make_opaque": _nothing,
-    "pdl_trigger": _nothing, "pdl_sync": _nothing,
+    "ldg": _ldg, "thread_return": _thread_return, "printf": _printf, "fence_gpu": nothing, "fence_block": nothing,
+    "keep_branch": nothing, "make_opaque": nothing,
+    "pdl_trigger": nothing, "pdl_sync": nothing,
 }  # fmt: skip
 
-__all__ = ["BLOCK_VOTES", "LANE_OPS", "VOTES_OF_BLOCKS", "Printer", "WARP", "apply_atomic", "block_vote", "format_c",
-           "occurrence", "own_threads", "batches", "source_lanes", "spread", "started"]
+__all__ = ["BLOCK_VOTES", "LANE_OPS", "VOTES_OF_BLOCKS", "Printer", "WARP", "apply_atomic", "format_c", "nothing",
+           "occurrence", "own_threads", "batches", "elect", "source_lanes", "spread", "started"]

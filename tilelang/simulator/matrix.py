@@ -1,4 +1,7 @@
-"""Matrix instructions of a warp: ldmatrix, stmatrix, and mma for the rows of target/instructions.py."""
+"""Operands of matrix instructions in registers, and what both simulators do with them.
+
+mma runs on the rows of target/instructions.py.  ldmatrix, stmatrix and wgmma add the shared operands of each simulator.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Call, numpy_dtype, SHARED
+from tilelang.ir import AddressOf, Call, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.instructions import MMA_ROWS
 
+from .context import Context
 from .faults import fault
 from .lane_ops import WARP
 from .lanes import LaneFrame
-from .memory import Access
 
 U8, U16 = np.dtype(np.uint8), np.dtype(np.uint16)
 
@@ -39,13 +42,13 @@ class Registers:
     count: elements of the buffer's type for each lane.  Element numbers must be the same in all lanes.
     """
 
-    def __init__(self, c: Any, a: Any, nbytes: int, span: Any) -> None:
+    def __init__(self, c: Context, a: Any, nbytes: int, span: Any) -> None:
         if not isinstance(a, AddressOf) or not a.buffer.scope().startswith("local"):
             raise fault("sim-unsupported", "a matrix instruction takes the address of a per-thread array",
                         expected="the address of a per-thread array", found="another operand", span=span)
         self.buffer, self.span, self.nbytes, self.check = a.buffer, span, nbytes, c.check
         self.item = numpy_dtype(a.buffer.dtype).itemsize * a.buffer.dtype.lanes
-        self.where = c.elements(a.buffer, a.indices, max(1, nbytes // self.item), span, "matrix operand")
+        self.where = c.memory.elements(a.buffer, a.indices, max(1, nbytes // self.item), span, "matrix operand")
         self.slot, self.granule = c.slot(a.buffer.data), c.granules[id(a.buffer.data)]
 
     def _bytes(self, f: LaneFrame) -> tuple[Any, slice, slice]:
@@ -101,13 +104,44 @@ class Registers:
                 store.known[lanes, known] = True
 
 
+class MatrixRegisters:
+    """The register operand of ldmatrix and stmatrix: `num` matrices of 8 x 8 elements of 16 bits.
+
+    Lane 4*r + q holds elements 2q, 2q+1 of row r of each matrix.  shared: the other operand.
+    """
+
+    def __init__(self, c: Context, e: Call) -> None:
+        self.num, self.trans = e.options.num, e.options.trans
+        first, self.shared = e.args[:2]
+        if e.op == "stmatrix" and not (isinstance(first, AddressOf) and first.buffer.scope().startswith("local")):
+            first, self.shared = self.shared, first
+        self.registers = Registers(c, first, 4 * self.num, e.span)
+
+    def write(self, f: LaneFrame, warps: np.ndarray | None, x: np.ndarray) -> None:
+        """Store matrices, shape (warps, num, 8, 8)."""
+        x = x.swapaxes(2, 3) if self.trans else x
+        x = x.reshape(len(x), self.num, WARP, 2).swapaxes(1, 2)
+        self.registers.touch(f, True).write(f, warps, x.reshape(len(x), -1))
+
+    def read(self, f: LaneFrame, warps: np.ndarray | None) -> np.ndarray:
+        """The matrices, shape (warps, num, 8, 8)."""
+        x = self.registers.touch(f, False).read(f, warps, U16).reshape(-1, WARP, self.num, 2).swapaxes(1, 2)
+        x = x.reshape(-1, self.num, 8, 8)
+        return x.swapaxes(2, 3) if self.trans else x
+
+    def giving(self, f: LaneFrame) -> np.ndarray:
+        """The lanes that give the addresses of rows: 8 for each matrix, from lane 0 on."""
+        return np.tile(np.arange(WARP) < 8 * self.num, f.lanes // WARP)
+
+
 def _order(fragment: Any) -> np.ndarray:
     """Position lane * registers + register of each element of an instruction operand, in row-major element order."""
     owner, register = fragment.owners()[0], fragment.register_table()
     return (owner * fragment.registers + register).ravel()
 
 
-def _mma(c: Any, e: Call) -> Closure:
+def mma(c: Context, e: Call) -> Closure:
+    """mma: accumulator, a, b."""
     row = MMA_ROWS.get(e.options.row)
     if row is None:
         raise fault("sim-unsupported", f"no matrix instruction is called {e.options.row}",
@@ -136,78 +170,9 @@ def _mma(c: Any, e: Call) -> Closure:
     return run
 
 
-def _rows_of(c: Any, e: Call, shared: Any, what: str, text: str) -> Any:
-    """f(frame, warps) -> byte addresses (warps, num, 8) of the rows that the lanes give; records the accesses."""
-    num = e.options.num
-    if not isinstance(shared, AddressOf) or shared.buffer.scope() not in SHARED:
-        raise fault("sim-unsupported", f"{e.op} needs the address of a shared row",
-                    expected="the address of a shared row", found=f"another operand of {e.op}", span=e.span)
-    reach = c.reach(shared.buffer, shared.indices, 16, e.span, what)
-    mode, slot = text, c.slot(shared.buffer.data)
-    access = Access(shared.buffer, 16, c.site(shared.buffer, e.span, text), mode, e.op)
-
-    def run(f: LaneFrame, warps: np.ndarray | None) -> np.ndarray:
-        old = f.mask
-        # Only the first 8*num lanes give addresses.
-        giving = np.tile(np.arange(WARP) < 8 * num, f.lanes // WARP)
-        f.mask = giving if old is None else giving & old
-        try:
-            address = reach(f)
-            memory = f.slots[slot]
-            # Each matrix is one pass of 8 rows of 16 bytes, which is counted as a 16-byte access.
-            c.touch(f, memory, address, access, None if mode == "read" else np.ones(int(f.mask.sum()), bool))
-        finally:
-            f.mask = old
-        rows = address.reshape(-1, 4, 8)[:, :num]
-        return rows if warps is None else rows[warps]
-
-    return run
-
-
-def _ldmatrix(c: Any, e: Call) -> Closure:
-    num, trans = e.options.num, e.options.trans
-    into = Registers(c, e.args[0], 4 * num, e.span)
-    rows = _rows_of(c, e, e.args[1], "ldmatrix of", "read")
-
-    def run(f: LaneFrame) -> Value:
-        warps = whole_warps(f, "ldmatrix", e.span)
-        at = rows(f, warps)
-        x = f.block.shared.store.flat(U16)[(at // 2)[..., None] + np.arange(8)]  # (warps, num, 8, 8)
-        if trans:
-            x = x.swapaxes(2, 3)
-        # Lane 4*r + q holds elements 2q, 2q+1 of row r of each matrix.
-        x = x.reshape(len(at), num, WARP, 2).swapaxes(1, 2)
-        into.touch(f, True).write(f, warps, x.reshape(len(at), -1))
-        return np.int32(0)
-
-    return run
-
-
-def _stmatrix(c: Any, e: Call) -> Closure:
-    num, trans = e.options.num, e.options.trans
-    target, source = e.args
-    if isinstance(target, AddressOf) and target.buffer.scope().startswith("local"):
-        target, source = source, target
-    out = Registers(c, source, 4 * num, e.span)
-    rows = _rows_of(c, e, target, "stmatrix to", "write")
-
-    def run(f: LaneFrame) -> Value:
-        warps = whole_warps(f, "stmatrix", e.span)
-        x = out.touch(f, False).read(f, warps, U16).reshape(-1, WARP, num, 2).swapaxes(1, 2).reshape(-1, num, 8, 8)
-        if trans:
-            x = x.swapaxes(2, 3)
-        at = rows(f, warps)
-        f.block.shared.store.flat(U16)[(at // 2)[..., None] + np.arange(8)] = x
-        return np.int32(0)
-
-    return run
-
-
 def register_order(fragment: Any) -> np.ndarray:
     """[row, column] -> thread * registers + register."""
     return fragment.owners()[0] * fragment.registers + fragment.register_table()
 
 
-MATRIX_OPS = {"mma": _mma, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix}
-
-__all__ = ["MATRIX_OPS", "Registers", "register_order", "whole_warps"]
+__all__ = ["MatrixRegisters", "Registers", "mma", "register_order", "whole_warps"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,27 +16,6 @@ from tilelang.ir import Buffer, Expr, Func, numpy_dtype, walk
 from tilelang.ir.evaluate import ExprCompiler, Value
 
 from .faults import fault
-
-
-class Access(NamedTuple):
-    """Static description of an access that a statement makes.
-
-    width: bytes for each lane.  site: number of the access site.  mode: read, write or atomic.  op: name it is counted under.
-    """
-
-    buffer: Buffer
-    width: int
-    site: int
-    mode: str
-    op: str
-
-
-class Followed(NamedTuple):
-    """A tensor made of an address: whether it is written, and where."""
-
-    buffer: Buffer
-    write: bool
-    span: Any
 
 
 class Storage:
@@ -99,12 +78,12 @@ def buffers_of(func: Func) -> list[Buffer]:
     return list(seen.values())
 
 
-def dims(compiler: ExprCompiler, values: tuple[Any, ...]) -> Callable[[Any], tuple[int, ...]]:
+def dims(exprs: ExprCompiler, values: tuple[Any, ...]) -> Callable[[Any], tuple[int, ...]]:
     """A function that evaluates shape or stride entries (ints or expressions) to Python ints at run time."""
     if all(isinstance(v, int) for v in values):
         fixed = tuple(values)
         return lambda f: fixed
-    fns = [compiler.expr(v) if isinstance(v, Expr) else v for v in values]
+    fns = [exprs.expr(v) if isinstance(v, Expr) else v for v in values]
     return lambda f: tuple(v if isinstance(v, int) else int(_one(v(f))) for v in fns)
 
 
@@ -128,9 +107,9 @@ def span_of(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -
     return offset + 1 + sum((d - 1) * s for d, s in zip(shape, strides))
 
 
-def geometry(compiler: ExprCompiler, b: Buffer) -> Callable[[Any], tuple[tuple[int, ...], tuple[int, ...], int]]:
+def geometry(exprs: ExprCompiler, b: Buffer) -> Callable[[Any], tuple[tuple[int, ...], tuple[int, ...], int]]:
     """A function that evaluates shape, strides and offset (elements) of a buffer at run time."""
-    shape, offset = dims(compiler, b.shape), dims(compiler, (b.offset,))
+    shape, offset = dims(exprs, b.shape), dims(exprs, (b.offset,))
     if b.strides_ is None:
         if b.is_static and isinstance(b.offset, int):
             fixed = (b.shape, compact_strides(b.shape), b.offset)
@@ -141,7 +120,7 @@ def geometry(compiler: ExprCompiler, b: Buffer) -> Callable[[Any], tuple[tuple[i
             return s, compact_strides(s), offset(f)[0]
 
         return run
-    strides = dims(compiler, b.strides_)
+    strides = dims(exprs, b.strides_)
     return lambda f: (shape(f), strides(f), offset(f)[0])
 
 
@@ -170,5 +149,12 @@ def out_of_bounds(b: Buffer, indices: list[Value], shape: tuple[int, ...], bad: 
                  hint=f"{b.name} is a {b.scope()} buffer: check the extent of the loop or region that indexes it")
 
 
+def uninitialized(b: Buffer, span: Any, where: str = "") -> Exception:
+    """The error for a read of memory that nothing has written."""
+    return fault("sim-uninitialized", f"{b.name} ({b.scope()}) is read before it is written{where}",
+                 found=f"{b.name}, which nothing has written",
+                 span=span, hint="initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
+
+
 __all__ = ["Storage", "buffers_of", "compact_strides", "dims", "geometry", "granules", "linear_index",
-           "out_of_bounds", "span_of", "strided"]
+           "out_of_bounds", "span_of", "strided", "uninitialized"]

@@ -14,11 +14,12 @@ import numpy as np
 from tilelang.ir import AddressOf, Call
 from tilelang.ir.evaluate import Closure, Value
 
+from .context import DeviceContext
+from .counters import count_warps
+from .mbarrier import Barrier
 from ..faults import fault
 from ..lane_ops import spread
 from ..lanes import LaneFrame
-from ..memory import Access
-from ..mbarrier import Barrier
 
 
 @dataclass
@@ -82,19 +83,20 @@ class AsyncCopies:
                 shared.proxy.dirty[g] = True
 
 
-def _cp_async(c: Any, e: Call) -> Closure:
+def _cp_async(c: DeviceContext, e: Call) -> Closure:
     dst, src = e.args[:2]
     if not (isinstance(dst, AddressOf) and isinstance(src, AddressOf)):
         raise fault("sim-unsupported", "cp_async between raw pointers",
                     found="cp_async between raw pointers", span=e.span)
     pred = c.expr(e.args[2]) if len(e.args) > 2 else None
     width, check = e.options.bytes, c.check
-    to = c.reach(dst.buffer, dst.indices, width, e.span, "asynchronous copy into")
+    to = c.memory.reach(dst.buffer, dst.indices, width, e.span, "asynchronous copy into")
     # With a false predicate the source may be out of bounds; reach() checks active lanes only.
-    take = c.reach(src.buffer, src.indices, width, e.span, "asynchronous copy from")
-    dst_site, src_site = c.site(dst.buffer, e.span, "asynchronous copy"), c.site(src.buffer, e.span, "read")
+    take = c.memory.reach(src.buffer, src.indices, width, e.span, "asynchronous copy from")
+    memory, accesses = c.memory, c.accesses
+    dst_site = accesses.site(dst.buffer.name, e.span, "asynchronous copy")
     src_slot, dst_slot = c.slot(src.buffer.data), c.slot(dst.buffer.data)
-    access = Access(src.buffer, width, src_site, "read", "ld.global.async")
+    access = memory.access(src.buffer, width, e.span, "read", "ld.global.async")
 
     def run(f: LaneFrame) -> Value:
         shared, active = f.block.shared, f.active()
@@ -104,17 +106,17 @@ def _cp_async(c: Any, e: Call) -> Closure:
         if wanted.any():
             old, f.mask = f.mask, wanted if not wanted.all() else None
             a = take(f)
-            store = c.touch(f, c.memory(f, src_slot), a, access)
+            store = accesses.touch(f, memory.behind(f, src_slot), a, access)
             data[wanted] = store.flat(np.dtype(np.uint8))[a[wanted][:, None] + np.arange(width)]
             f.mask = old
         t = np.flatnonzero(active)
         block = f.block
-        block.counters.count("cp_async", int(active.reshape(-1, 32).any(1).sum()))
+        count_warps(f, e.op)
         block.counters.bytes["st.shared.async"] += width * len(t)
         block.counters.shared(dst_site, address, width, f.mask)
         if check:
             g = (address[t] // shared.granule)[:, None] + np.arange(width // shared.granule)
-            c.reject_pending(shared, g, dst.buffer, dst_site)
+            accesses.reject_pending(shared, g, dst.buffer, dst_site)
             block.shared.table.write(block.clocks, g, t, dst_site)
             shared.pending[g] = True
             shared.pending_site[g] = dst_site
@@ -126,27 +128,27 @@ def _cp_async(c: Any, e: Call) -> Closure:
     return run
 
 
-def _commit(c: Any, e: Call) -> Closure:
+def _commit(c: DeviceContext, e: Call) -> Closure:
     def run(f: LaneFrame) -> Value:
-        f.block.counters.count("cp_async_commit", int(f.active().reshape(-1, 32).any(1).sum()))
+        count_warps(f, e.op)
         f.block.copies.commit(f)
         return np.int32(0)
 
     return run
 
 
-def _wait(c: Any, e: Call) -> Closure:
+def _wait(c: DeviceContext, e: Call) -> Closure:
     pending, check = e.options.n, c.check
 
     def run(f: LaneFrame) -> Value:
-        f.block.counters.count("cp_async_wait", int(f.active().reshape(-1, 32).any(1).sum()))
+        count_warps(f, e.op)
         f.block.copies.wait(f, pending, check)
         return np.int32(0)
 
     return run
 
 
-def _signal(c: Any, e: Call) -> Closure:
+def _signal(c: DeviceContext, e: Call) -> Closure:
     """cp_async_mbarrier_arrive: the threads arrive when their copies so far have landed, as late as possible."""
     at, counted, check = Barrier(c, e.args[0], e.span), e.options.noinc, c.check
 
@@ -154,7 +156,7 @@ def _signal(c: Any, e: Call) -> Closure:
         if not f.any_active():
             return np.int32(0)
         block = f.block
-        block.counters.count("cp_async_mbarrier_arrive", int(f.active().reshape(-1, 32).any(1).sum()))
+        count_warps(f, e.op)
         for address, lanes in at.each(f):
             bar, n, until = at.get(f, address, lanes), int(lanes.sum()), block.copies.issued
             seen = block.clocks.arrive(lanes)
@@ -172,7 +174,8 @@ def _signal(c: Any, e: Call) -> Closure:
     return run
 
 
-ASYNC_OPS = {"cp_async": _cp_async, "cp_async_commit": _commit, "cp_async_wait": _wait,
-             "cp_async_mbarrier_arrive": _signal}
+ASYNC_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
+    "cp_async": _cp_async, "cp_async_commit": _commit, "cp_async_wait": _wait,
+    "cp_async_mbarrier_arrive": _signal}
 
 __all__ = ["ASYNC_OPS", "AsyncCopies"]

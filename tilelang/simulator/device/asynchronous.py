@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from tilelang.target.machine import MOST_REGISTERS, REGISTERS_PER_SM
 
-from ..faults import fault
-from ..mbarrier import MBarrier
+from .mbarrier import MBarrier
 from .races import AccessTable, Clocks
+from ..faults import fault
 
 GROUP = 128
 STORERS = 16  # maximum number of threads of a block that may issue bulk stores; each has two agents

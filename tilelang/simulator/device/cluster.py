@@ -20,11 +20,12 @@ import numpy as np
 from tilelang.ir import AddressOf, Call, numpy_dtype, SHARED
 from tilelang.ir.evaluate import Closure, Value
 
+from .context import DeviceContext
+from .counters import count_warps
+from .mbarrier import Barrier
 from ..faults import fault
 from ..lane_ops import WARP, spread
 from ..lanes import LaneFrame
-from ..memory import Access
-from ..mbarrier import Barrier
 
 
 class Meetings:
@@ -205,20 +206,16 @@ def _whole_warps(f: LaneFrame, what: str, span: Any) -> None:
                     found=f"{what} in some lanes of a warp", span=span)
 
 
-def _count(f: LaneFrame, op: str) -> None:
-    f.block.counters.count(op, int(f.active().reshape(-1, WARP).any(1).sum()))
-
-
-def _rank(c: Any, e: Call) -> Closure:
+def _rank(c: DeviceContext, e: Call) -> Closure:
     dt = numpy_dtype(e.dtype).type
     return lambda f: np.asarray(dt(f.block.cluster.rank_of(f) if e.op == "cluster_rank" else f.block.cluster.mates))
 
 
-def _barrier(c: Any, e: Call) -> Closure:
+def _barrier(c: DeviceContext, e: Call) -> Closure:
     arrives, waits, relaxed = e.op != "cluster_wait", e.op != "cluster_arrive", e.op == "cluster_arrive" and e.options.relaxed
 
     def run(f: LaneFrame) -> Value:
-        _count(f, e.op)
+        count_warps(f, e.op)
         if f.any_active():
             if arrives:
                 f.block.cluster.own.arrive(f, relaxed, e.span)
@@ -229,11 +226,11 @@ def _barrier(c: Any, e: Call) -> Closure:
     return run
 
 
-def _arrive_remote(c: Any, e: Call) -> Closure:
+def _arrive_remote(c: DeviceContext, e: Call) -> Closure:
     at, cta = Barrier(c, e.args[0], e.span), c.expr(e.args[1])
 
     def run(f: LaneFrame) -> Value:
-        _count(f, e.op)
+        count_warps(f, e.op)
         if not f.any_active():
             return np.int32(0)
         cluster, own = f.block.cluster, at.reach(f)
@@ -248,16 +245,16 @@ def _arrive_remote(c: Any, e: Call) -> Closure:
     return run
 
 
-def _access(c: Any, e: Call) -> Closure:
+def _access(c: DeviceContext, e: Call) -> Closure:
     """cluster_load(address, cta), cluster_store(address, cta, value): one element."""
     place = e.args[0]
     if not isinstance(place, AddressOf) or place.buffer.scope() not in SHARED:
         raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
                     expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
     b, dt, stores = place.buffer, numpy_dtype(place.buffer.dtype), e.op == "cluster_store"
-    own = c.reach(b, place.indices, dt.itemsize, e.span, e.op)
-    cta, site = c.expr(e.args[1]), c.site(b, e.span, "remote write" if stores else "remote read")
-    access = Access(b, dt.itemsize, site, *(("write", "st.shared::cluster") if stores else ("read", "ld.shared::cluster")))
+    own, cta = c.memory.reach(b, place.indices, dt.itemsize, e.span, e.op), c.expr(e.args[1])
+    mode, op = ("write", "st.shared::cluster") if stores else ("read", "ld.shared::cluster")
+    access, accesses = c.memory.access(b, dt.itemsize, e.span, mode, op, f"remote {mode}"), c.accesses
     value = c.expr(e.args[2]) if stores else None
 
     def run(f: LaneFrame) -> Value:
@@ -268,18 +265,18 @@ def _access(c: Any, e: Call) -> Closure:
         flat = f.block.shared.store.flat(dt)
         cells = np.where(on, address, 0) // dt.itemsize
         if value is None:
-            c.touch(f, 0, address, access)
+            accesses.touch(f, 0, address, access)
             return flat[cells]
         v = spread(value(f), f.lanes)
         flat[cells[on]] = v[on]
         held = flat[cells[on]]
-        c.touch(f, 0, address, access, (held == v[on]) | (held != held))
+        accesses.touch(f, 0, address, access, (held == v[on]) | (held != held))
         return np.int32(0)
 
     return run
 
 
-CLUSTER_OPS: dict[str, Callable[[Any, Call], Closure]] = {
+CLUSTER_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
     "cluster_rank": _rank, "cluster_size": _rank, "cluster_arrive": _barrier, "cluster_wait": _barrier,
     "cluster_sync": _barrier, "mbarrier_arrive_remote": _arrive_remote, "cluster_load": _access, "cluster_store": _access,
 }  # fmt: skip

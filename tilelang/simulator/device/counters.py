@@ -10,7 +10,10 @@ import numpy as np
 
 from tilelang.target.atomics import Atomic
 
-WARP, BANKS = 32, 32
+from ..lane_ops import WARP
+from ..lanes import LaneFrame
+
+BANKS = 32
 
 
 @dataclass(frozen=True)
@@ -107,4 +110,14 @@ class Counters:
         n.ideal += ideal
 
 
-__all__ = ["BankCount", "Counters", "Site", "wavefronts"]
+def active_warps(f: LaneFrame) -> int:
+    """Number of warps with an active lane."""
+    return f.lanes // WARP if f.mask is None else int(f.mask.reshape(-1, WARP).any(1).sum())
+
+
+def count_warps(f: LaneFrame, op: str) -> None:
+    """Count an instruction executed by the warps with an active lane."""
+    f.block.counters.count(op, active_warps(f))
+
+
+__all__ = ["BankCount", "Counters", "Site", "active_warps", "count_warps", "wavefronts"]

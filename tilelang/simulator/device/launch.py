@@ -9,43 +9,52 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Alloc, Call, Launch, numpy_dtype, walk, BARRIER
+from tilelang.ir import Alloc, Call, Const, Launch, numpy_dtype, walk, BARRIER
 from tilelang.target.cluster import cluster_of
 
 from .async_copy import AsyncCopies
 from .asynchronous import GROUP, Asynchronous, Proxy
-from ..boxes import launch_maps
 from .block import Block, Global, Shared
 from .cluster import CLUSTER_OPS, Cluster
-from ..grid import has_grid_barrier, whole_grid
-from ..host import clusters
-from ..lane_ops import WARP
-from ..lanes import Action, LaneFrame, contains
-from ..mbarrier import MBARRIER_OPS
+from .context import DeviceContext
+from .mbarrier import MBARRIER_OPS
 from .races import AccessTable
 from .warp_roles import WarpRoles, unit_frames
 from .tma import TMA_OPS
 from .wgmma import WGMMA_OPS
+from ..boxes import launch_maps
+from ..context import LaunchScope
+from ..faults import fault
+from ..host import clusters
+from ..lane_ops import WARP
+from ..lanes import Action, LaneFrame, contains
+from ..memory import geometry, span_of
 
 HOPPER_OPS = {**MBARRIER_OPS, **TMA_OPS, **WGMMA_OPS, **CLUSTER_OPS}
 Placement = Callable[[LaneFrame], tuple[int, list[tuple[int, int]]]]
 
+ALIGN = 128  # alignment of shared buffers that no pass has placed
+MOST_BLOCKS = 64  # maximum number of blocks that run concurrently
+
+
+def compile_launch(c: DeviceContext, s: Launch) -> Action:
+    """The action that runs a launch."""
+    return DeviceLaunch(c, s).run
+
 
 class DeviceLaunch:
-    """A launch compiled by a DeviceCompiler.
+    """A compiled launch."""
 
-    place: function of a frame that returns (bytes of shared memory, byte offset by slot).
-    """
-
-    def __init__(self, c: Any, s: Launch, place: Placement) -> None:
-        self.c, self.span, self.place = c, s.span, place
-        c.maps = launch_maps(s)
+    def __init__(self, c: DeviceContext, s: Launch) -> None:
+        c.launch = LaunchScope(s.num_threads, s.plan.import_source, launch_maps(s))
+        self.c, self.span, self.place = c, s.span, placement(c, s)
         self.grid = [c.expr(g) for g in s.grid]
-        c.workspaces = self.workspaces = list[Action]()
+        self.workspaces: list[Action] = []
+        c.workspaces = self.workspaces
         self.body = c.stmt(s.body)
         c.workspaces = None
         self.dims, self.mates = cluster_of(s), math.prod(cluster_of(s) or (1,))
-        self.meets = has_grid_barrier(s)  # grid barrier: all blocks run concurrently, in the order of their clusters
+        self.meets = contains(s.body, (), ("sync_grid",))  # all blocks run concurrently, in the order of their clusters
         self.size = math.prod(whole_grid(s)) if self.meets else self.mates
         self.hopper = self.size > 1 or contains(s.body, (), tuple(HOPPER_OPS))
         self.roles = self.hopper or contains(s.body, (), ("named_barrier", "named_barrier_arrive"))
@@ -88,8 +97,8 @@ class DeviceLaunch:
             memory = f.slots[at]
             if isinstance(memory, Global) and self.c.check and at in written:
                 n = memory.store.nbytes // memory.store.granule
-                table = AccessTable(n, self.size * self.lanes, self.group, self.c.sites, f"global tensor {memory.store.name}",
-                                    many_blocks=True)
+                table = AccessTable(n, self.size * self.lanes, self.group, self.c.accesses.sites,
+                                    f"global tensor {memory.store.name}", many_blocks=True)
                 memory.table = table
                 memory.proxy = Proxy(table) if self.hopper else None
                 tables.append(table)
@@ -101,8 +110,8 @@ class DeviceLaunch:
         c, size, lanes = self.c, self.size, self.lanes
         names = [f"({', '.join(map(str, index))})" for index in at]
         cluster = Cluster(size, lanes, arena, names, self.mates) if size > 1 else None
-        block = Block(size * lanes, self.threads, c.counters, c.printer, names[0], self.agents)
-        block.shared = Shared(arena * size, c.shared_granule, size * lanes, c.sites)
+        block = Block(size * lanes, self.threads, c.accesses.counters, c.printer, names[0], self.agents)
+        block.shared = Shared(arena * size, c.shared_granule, size * lanes, c.accesses.sites)
         block.copies, block.cluster = AsyncCopies(size * lanes), cluster
         for table in (block.shared.table, *tables):
             table.block, table.each = number, lanes
@@ -145,4 +154,52 @@ class DeviceLaunch:
         return None
 
 
-__all__ = ["HOPPER_OPS", "DeviceLaunch"]
+def placement(c: DeviceContext, s: Launch) -> Placement:
+    """f(frame) -> (bytes of the arena, byte offset by slot).
+
+    Buffers are placed as planned (shared_offsets, shared_bytes); unplanned ones follow one after another.
+    """
+    planned = {id(b.data): (b, at) for b, at in s.plan.shared_offsets}
+    total: Any = s.plan.shared_bytes
+    total = 0 if total is None else total
+    allocs = [n.buffer for n in walk(s.body) if isinstance(n, Alloc) and n.buffer.scope().startswith("shared")]
+    sizes = {id(b.data): (geometry(c.exprs, b), numpy_dtype(b.dtype).itemsize * b.dtype.lanes, b) for b in allocs}
+    boxes = bool(c.launch.maps)  # TMA fills buffers in swizzles of 1024 bytes
+    number = c.expr(total) if not isinstance(total, int) else None
+
+    def place(f: LaneFrame) -> tuple[int, list[tuple[int, int]]]:
+        room = int(number(f)) if number is not None else total
+        end, out = 0 if not planned else room, []
+        for key, (geo, item, b) in sizes.items():
+            nbytes = c.memory.shared_sizes[key] = span_of(*geo(f)) * item
+            if key in planned:
+                at = planned[key][1]
+                at = at if isinstance(at, int) else int(c.expr(at)(f))
+                if at + nbytes > room:
+                    raise fault("sim-out-of-bounds", f"{b.name} is placed at bytes {at} to {at + nbytes} of {room} "
+                                "bytes of shared memory",
+                                expected=f"at most {room} bytes", found=f"{at + nbytes}",
+                                span=b.span, hint="the memory plan is too small")
+            else:
+                align = max(ALIGN, b.facts.align, 1024 if boxes else 0)
+                at = -(-end // align) * align
+                end = at + nbytes
+            out.append((c.slot(b.data), at))
+        return max(end, room), out
+
+    return place
+
+
+def whole_grid(s: Launch) -> tuple[int, int, int]:
+    """The grid as the extents of one cluster.  Raises sim-unsupported for grids that are not small and static."""
+    extents = [e.value if isinstance(e, Const) else 0 for e in s.grid]
+    x, y, z = (*extents, 1, 1)[:3]
+    if not 1 <= x * y * z <= MOST_BLOCKS:
+        found = f"({', '.join(map(repr, s.grid))})"
+        raise fault("sim-unsupported", f"the simulator runs grid barriers in static grids of at most {MOST_BLOCKS} blocks, "
+                    f"this one is {found}",
+                    expected=f"a static grid of at most {MOST_BLOCKS} blocks", found=found, span=s.span)
+    return x, y, z
+
+
+__all__ = ["HOPPER_OPS", "compile_launch"]

@@ -20,31 +20,34 @@ from tilelang.ir.evaluate import Closure, Value
 from tilelang.ir.numbers import round_tf32
 from tilelang.target.tensor_map import REDUCE_ADD
 
+from .context import DeviceContext
+from .counters import count_warps
+from .mbarrier import Barrier
 from ..boxes import UNIT, TensorBox, box_of, coordinates, tensor_memory
 from ..faults import fault
-from ..lane_ops import WARP, spread
+from ..lane_ops import nothing, spread
 from ..lanes import LaneFrame
-from ..mbarrier import Barrier
 
 U8 = np.dtype(np.uint8)
 
 
-def _issue(c: Any, f: LaneFrame, op: str) -> np.ndarray:
-    f.block.counters.count(op, int(f.active().reshape(-1, WARP).any(1).sum()))
+def _issue(f: LaneFrame, op: str) -> np.ndarray:
+    """Count an instruction; returns the lanes that issue it."""
+    count_warps(f, op)
     return np.flatnonzero(f.active())
 
 
-def _shared(c: Any, a: Any, e: Call, what: str) -> Callable[[LaneFrame], np.ndarray]:
+def _shared(c: DeviceContext, a: Any, e: Call, what: str) -> Callable[[LaneFrame], np.ndarray]:
     """Byte addresses (lanes,) of an operand in shared memory."""
     if not isinstance(a, AddressOf) or a.buffer.scope() not in SHARED:
         raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
                     expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
-    return c.reach(a.buffer, a.indices, numpy_dtype(a.buffer.dtype).itemsize, e.span, what)
+    return c.memory.reach(a.buffer, a.indices, numpy_dtype(a.buffer.dtype).itemsize, e.span, what)
 
 
-def _box_at(c: Any, f: LaneFrame, m: TensorBox, start: int, b: Any, align: int, span: Any) -> np.ndarray:
+def _box_at(c: DeviceContext, f: LaneFrame, m: TensorBox, start: int, b: Any, align: int, span: Any) -> np.ndarray:
     """16-byte units of a box at byte `start` of shared memory.  Raises sim-tma, sim-out-of-bounds."""
-    first, end = c.extent_of(b, f)
+    first, end = c.memory.extent_of(b, f)
     return m.units(start, first, end, b, align, span)
 
 
@@ -62,7 +65,7 @@ class Arrival(NamedTuple):
     what: str
 
 
-def _arriving(c: Any, f: LaneFrame, load: Arrival, units: np.ndarray, bar: Any, data: np.ndarray, t: int) -> None:
+def _arriving(c: DeviceContext, f: LaneFrame, load: Arrival, units: np.ndarray, bar: Any, data: np.ndarray, t: int) -> None:
     """Thread t starts a load of `data` (units, 16 bytes) into shared-memory units."""
     b, site, span, what = load
     block, shared = f.block, f.block.shared
@@ -85,17 +88,17 @@ def _arriving(c: Any, f: LaneFrame, load: Arrival, units: np.ndarray, bar: Any, 
     block.counters.bytes["tma.load"] += data.size
 
 
-def _load(c: Any, e: Call) -> Closure:
+def _load(c: DeviceContext, e: Call) -> Closure:
     m, dst = box_of(c, e), e.args[0]
     to, at = _shared(c, dst, e, "TMA load into"), Barrier(c, e.args[1], e.span)
-    site = c.site(dst.buffer, e.span, "TMA load")
-    source = c.site(m.map.buffer, e.span, "TMA load")
+    site = c.accesses.site(dst.buffer.name, e.span, "TMA load")
+    source = c.accesses.site(m.map.buffer.name, e.span, "TMA load")
     multicast = e.options.multicast
     coords = coordinates(c, e, m, e.args[2:-1] if multicast else e.args[2:])
     mask = c.expr(e.args[-1]) if multicast else None
 
     def run(f: LaneFrame) -> Value:
-        for t in _issue(c, f, e.op):
+        for t in _issue(f, e.op):
             lanes = np.arange(f.lanes) == t
             units = _box_at(c, f, m, int(to(f)[t]), dst.buffer, 128, e.span)
             memory, inside, place, g = m.window(f, coords(f, t))
@@ -138,7 +141,7 @@ def _read_global(f: LaneFrame, memory: Any, m: TensorBox, g: np.ndarray, t: int,
         memory.proxy.require(f.block.clocks, g, lanes, site, "TMA")
 
 
-def _leaving(c: Any, f: LaneFrame, units: np.ndarray, t: int, b: Any, site: int, span: Any) -> np.ndarray:
+def _leaving(c: DeviceContext, f: LaneFrame, units: np.ndarray, t: int, b: Any, site: int, span: Any) -> np.ndarray:
     """Thread t starts a store from shared-memory units; returns their bytes (units, 16)."""
     block, shared = f.block, f.block.shared
     storer = block.asynchronous.storer(t)
@@ -155,19 +158,19 @@ def _leaving(c: Any, f: LaneFrame, units: np.ndarray, t: int, b: Any, site: int,
     return shared.store.flat(U8).reshape(-1, UNIT)[units.reshape(-1)]
 
 
-def _store(c: Any, e: Call) -> Closure:
+def _store(c: DeviceContext, e: Call) -> Closure:
     """tma_store and tma_reduce_add."""
     m, src = box_of(c, e), e.args[0]
     adds = e.op == "tma_reduce_add"
     if adds and str(m.map.buffer.dtype) not in REDUCE_ADD:
         raise fault("sim-tma", f"TMA cannot add elements of {m.map.buffer.dtype}",
                     expected="elements that TMA adds", found=str(m.map.buffer.dtype), span=e.span)
-    frm, site = _shared(c, src, e, "TMA store of"), c.site(src.buffer, e.span, "TMA store")
-    target = c.site(m.map.buffer, e.span, "TMA store")
+    frm, site = _shared(c, src, e, "TMA store of"), c.accesses.site(src.buffer.name, e.span, "TMA store")
+    target = c.accesses.site(m.map.buffer.name, e.span, "TMA store")
     coords = coordinates(c, e, m, e.args[1:])
 
     def run(f: LaneFrame) -> Value:
-        for t in map(int, _issue(c, f, e.op)):
+        for t in map(int, _issue(f, e.op)):
             units = _box_at(c, f, m, int(frm(f)[t]), src.buffer, 128, e.span)
             data = _leaving(c, f, units, t, src.buffer, site, e.span)
             memory, inside, place, g = m.window(f, coords(f, t))
@@ -192,16 +195,16 @@ def _write_global(f: LaneFrame, memory: Any, g: np.ndarray, t: int, site: int, a
         memory.store.known[0, g] = True
 
 
-def _bulk_load(c: Any, e: Call) -> Closure:
+def _bulk_load(c: DeviceContext, e: Call) -> Closure:
     """bulk_load(dst, src, bytes, bar): 1-D; addresses and size are multiples of 16 bytes."""
     dst, src = e.args[:2]
-    to, frm = _shared(c, dst, e, "bulk copy into"), c.reach(src.buffer, src.indices, UNIT, e.span, "bulk copy from")
+    to, frm = _shared(c, dst, e, "bulk copy into"), c.memory.reach(src.buffer, src.indices, UNIT, e.span, "bulk copy from")
     nbytes, at = c.expr(e.args[2]), Barrier(c, e.args[3], e.span)
-    site, source, slot = c.site(dst.buffer, e.span, "bulk copy"), c.site(src.buffer, e.span, "bulk copy"), \
-        c.slot(src.buffer.data)
+    site, source = (c.accesses.site(x.buffer.name, e.span, "bulk copy") for x in (dst, src))
+    slot = c.slot(src.buffer.data)
 
     def run(f: LaneFrame) -> Value:
-        for t in map(int, _issue(c, f, e.op)):
+        for t in map(int, _issue(f, e.op)):
             lanes = np.arange(f.lanes) == t
             start, first, n = int(to(f)[t]), int(frm(f)[t]), int(spread(nbytes(f), f.lanes)[t])
             units = _bulk_units(c, f, start, first, n, dst.buffer, e.span)
@@ -219,16 +222,15 @@ def _bulk_load(c: Any, e: Call) -> Closure:
     return run
 
 
-def _bulk_store(c: Any, e: Call) -> Closure:
+def _bulk_store(c: DeviceContext, e: Call) -> Closure:
     """bulk_store(dst, src, bytes): 1-D; addresses and size are multiples of 16 bytes."""
     dst, src = e.args[:2]
-    to, frm = c.reach(dst.buffer, dst.indices, UNIT, e.span, "bulk copy into"), _shared(c, src, e, "bulk copy of")
-    nbytes, site, target = c.expr(e.args[2]), c.site(src.buffer, e.span, "bulk copy"), \
-        c.site(dst.buffer, e.span, "bulk copy")
-    slot = c.slot(dst.buffer.data)
+    to, frm = c.memory.reach(dst.buffer, dst.indices, UNIT, e.span, "bulk copy into"), _shared(c, src, e, "bulk copy of")
+    nbytes, slot = c.expr(e.args[2]), c.slot(dst.buffer.data)
+    site, target = (c.accesses.site(x.buffer.name, e.span, "bulk copy") for x in (src, dst))
 
     def run(f: LaneFrame) -> Value:
-        for t in map(int, _issue(c, f, e.op)):
+        for t in map(int, _issue(f, e.op)):
             start, first, n = int(frm(f)[t]), int(to(f)[t]), int(spread(nbytes(f), f.lanes)[t])
             units = _bulk_units(c, f, start, first, n, src.buffer, e.span)
             memory = tensor_memory(f.slots[slot], dst.buffer, e.span)
@@ -243,16 +245,16 @@ def _bulk_store(c: Any, e: Call) -> Closure:
     return run
 
 
-def _bulk_copy_cluster(c: Any, e: Call) -> Closure:
+def _bulk_copy_cluster(c: DeviceContext, e: Call) -> Closure:
     """bulk_copy_cluster(dst, src, bytes, bar, cta): dst and bar refer to the shared memory of that CTA."""
     dst, src = e.args[:2]
     to, frm = _shared(c, dst, e, "bulk copy into"), _shared(c, src, e, "bulk copy of")
     nbytes, at, cta = c.expr(e.args[2]), Barrier(c, e.args[3], e.span), c.expr(e.args[4])
-    site, source = c.site(dst.buffer, e.span, "bulk copy"), c.site(src.buffer, e.span, "bulk copy")
+    site, source = (c.accesses.site(x.buffer.name, e.span, "bulk copy") for x in (dst, src))
 
     def run(f: LaneFrame) -> Value:
         block, shared = f.block, f.block.shared
-        for t in map(int, _issue(c, f, e.op)):
+        for t in map(int, _issue(f, e.op)):
             lanes = np.arange(f.lanes) == t
             start, first, n = int(frm(f)[t]), int(to(f)[t]), int(spread(nbytes(f), f.lanes)[t])
             units = _bulk_units(c, f, start, first, n, src.buffer, e.span)
@@ -280,13 +282,13 @@ def _bulk_copy_cluster(c: Any, e: Call) -> Closure:
     return run
 
 
-def _bulk_units(c: Any, f: LaneFrame, start: int, first: int, n: int, b: Any, span: Any) -> np.ndarray:
+def _bulk_units(c: DeviceContext, f: LaneFrame, start: int, first: int, n: int, b: Any, span: Any) -> np.ndarray:
     if start % UNIT or first % UNIT or n % UNIT or n <= 0:
         raise fault("sim-tma", f"a bulk copy of {n} bytes between byte {start} of {b.name}'s shared memory and byte "
                     f"{first} of a tensor: all must be multiples of 16",
                     expected="addresses and sizes that are multiples of 16 bytes", found=f"{n} bytes from {start} to {first}",
                     span=span)
-    low, high = c.extent_of(b, f)
+    low, high = c.memory.extent_of(b, f)
     if not low <= start <= start + n <= high:
         raise fault("sim-out-of-bounds", f"a bulk copy of {n} bytes at byte {start - low} leaves {b.name}",
                     expected=f"a copy inside {b.name}", found=f"{n} bytes at byte {start - low}", span=span)
@@ -299,9 +301,9 @@ def _bulk_bounds(memory: Any, first: int, n: int, b: Any, span: Any) -> None:
                     expected=f"a copy inside {b.name}", found=f"{n} bytes at byte {first}", span=span)
 
 
-def _commit(c: Any, e: Call) -> Closure:
+def _commit(c: DeviceContext, e: Call) -> Closure:
     def run(f: LaneFrame) -> Value:
-        for t in map(int, _issue(c, f, e.op)):
+        for t in map(int, _issue(f, e.op)):
             s = f.block.asynchronous.storers.get(t)
             if s is not None:
                 f.block.clocks.now[[s.reads, s.writes]] += 1
@@ -310,12 +312,12 @@ def _commit(c: Any, e: Call) -> Closure:
     return run
 
 
-def _wait(c: Any, e: Call) -> Closure:
+def _wait(c: DeviceContext, e: Call) -> Closure:
     pending, read = e.options.n, e.options.read
 
     def run(f: LaneFrame) -> Value:
         clocks = f.block.clocks
-        for t in map(int, _issue(c, f, e.op)):
+        for t in map(int, _issue(f, e.op)):
             s = f.block.asynchronous.storers.get(t)
             if s is not None:
                 done, lanes = int(clocks.now[s.reads]) - 1 - pending, np.arange(f.lanes) == t
@@ -327,12 +329,12 @@ def _wait(c: Any, e: Call) -> Closure:
     return run
 
 
-def _fence(c: Any, e: Call) -> Closure:
+def _fence(c: DeviceContext, e: Call) -> Closure:
     """fence_proxy_async (shared memory), fence_proxy_async_global."""
     everywhere = e.op == "fence_proxy_async_global"
 
     def run(f: LaneFrame) -> Value:
-        _issue(c, f, e.op)
+        _issue(f, e.op)
         active, block = f.active(), f.block
         if everywhere:
             for memory in f.slots:
@@ -348,12 +350,8 @@ def _fence(c: Any, e: Call) -> Closure:
     return run
 
 
-def _prefetch(c: Any, e: Call) -> Closure:
-    return lambda f: np.int32(0)
-
-
-TMA_OPS: dict[str, Callable[[Any, Call], Closure]] = {
-    "tma_load": _load, "tma_store": _store, "tma_reduce_add": _store, "tma_prefetch": _prefetch,
+TMA_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
+    "tma_load": _load, "tma_store": _store, "tma_reduce_add": _store, "tma_prefetch": nothing,
     "bulk_load": _bulk_load, "bulk_store": _bulk_store, "bulk_copy_cluster": _bulk_copy_cluster,
     "bulk_commit": _commit, "bulk_wait": _wait,
     "fence_proxy_async": _fence, "fence_proxy_async_global": _fence,

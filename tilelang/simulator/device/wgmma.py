@@ -18,8 +18,10 @@ from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_addresses
 
 from .asynchronous import GROUP
+from .context import DeviceContext
+from .counters import count_warps
 from ..faults import fault
-from ..lane_ops import WARP, own_threads, spread
+from ..lane_ops import WARP, elect, nothing, own_threads, spread
 from ..lanes import LaneFrame, uniform
 from ..matrix import Registers, register_order
 from .registers import Issued, matrix_of
@@ -39,10 +41,6 @@ def _members(f: LaneFrame, what: str, span: Any) -> np.ndarray:
     return lanes
 
 
-def _count(f: LaneFrame, op: str) -> None:
-    f.block.counters.count(op, int(f.active().reshape(-1, WARP).any(1).sum()))
-
-
 @lru_cache(maxsize=4096)
 def _cells(descriptor: int, major: str, extent: int, item: int, granule: int) -> tuple[np.ndarray, np.ndarray]:
     """(element numbers [extent, k] in shared memory, granules) of an operand."""
@@ -53,7 +51,7 @@ def _cells(descriptor: int, major: str, extent: int, item: int, granule: int) ->
 class _SharedOperand:
     """An operand that is named by a descriptor."""
 
-    def __init__(self, c: Any, value: Any, dt: Any, major: str, extent: int, site: int, e: Call) -> None:
+    def __init__(self, c: DeviceContext, value: Any, dt: Any, major: str, extent: int, site: int, e: Call) -> None:
         self.c, self.value, self.dt, self.major, self.extent = c, c.expr(value), numpy_dtype(dt), major, extent
         self.site, self.e = site, e
 
@@ -82,7 +80,7 @@ class _SharedOperand:
         return shared.store.flat(self.dt)[cells]
 
 
-def _wgmma(c: Any, e: Call) -> Closure:
+def _wgmma(c: DeviceContext, e: Call) -> Closure:
     try:
         row = WGMMA_ROWS[e.options.row]
     except KeyError:
@@ -97,7 +95,7 @@ def _wgmma(c: Any, e: Call) -> Closure:
                     span=e.span)
     tc, ta = numpy_dtype(row.c_dtype), numpy_dtype(row.a_dtype)
     acc = Registers(c, e.args[0], row.c.registers * tc.itemsize, e.span)
-    site = c.operand_site(e.span)
+    site = c.accesses.site("a shared tile", e.span, "operand of wgmma")
     a_regs = Registers(c, e.args[1], row.a.registers * ta.itemsize, e.span) if from_registers else None
     a_shared = None if from_registers else _SharedOperand(c, e.args[1], row.a_dtype, majors[0], 64, site, e)
     b = _SharedOperand(c, e.args[2], row.b_dtype, majors[1], n, site, e)
@@ -161,9 +159,9 @@ def _claim(f: LaneFrame, regs: Registers, state: Issued, group: int, e: Call, ac
     return regs
 
 
-def _fence(c: Any, e: Call) -> Closure:
+def _fence(c: DeviceContext, e: Call) -> Closure:
     def run(f: LaneFrame) -> Value:
-        _count(f, e.op)
+        count_warps(f, e.op)
         if f.any_active():
             _members(f, e.op, e.span)
             matrix_of(f).fences += 1
@@ -172,9 +170,9 @@ def _fence(c: Any, e: Call) -> Closure:
     return run
 
 
-def _commit(c: Any, e: Call) -> Closure:
+def _commit(c: DeviceContext, e: Call) -> Closure:
     def run(f: LaneFrame) -> Value:
-        _count(f, e.op)
+        count_warps(f, e.op)
         if f.any_active():
             _members(f, e.op, e.span)
             matrix_of(f).commits += 1
@@ -183,11 +181,11 @@ def _commit(c: Any, e: Call) -> Closure:
     return run
 
 
-def _wait(c: Any, e: Call) -> Closure:
+def _wait(c: DeviceContext, e: Call) -> Closure:
     pending = e.options.n
 
     def run(f: LaneFrame) -> Value:
-        _count(f, e.op)
+        count_warps(f, e.op)
         if not f.any_active():
             return np.int32(0)
         lanes, state = _members(f, e.op, e.span), matrix_of(f)
@@ -204,7 +202,7 @@ def _wait(c: Any, e: Call) -> Closure:
     return run
 
 
-def _opaque_copy(c: Any, e: Call) -> Closure:
+def _opaque_copy(c: DeviceContext, e: Call) -> Closure:
     """Returns its argument.  A descriptor carried to the next iteration may point behind the last operand."""
     value = e.args[0]
     if isinstance(value, Call) and value.op == "wgmma_descriptor":
@@ -212,7 +210,7 @@ def _opaque_copy(c: Any, e: Call) -> Closure:
     return c.expr(value)  # type: ignore[no-any-return]
 
 
-def _descriptor(c: Any, e: Call, ahead: bool = False) -> Closure:
+def _descriptor(c: DeviceContext, e: Call, ahead: bool = False) -> Closure:
     """ahead: its address may be outside of the buffer; a wgmma that reads there is diagnosed."""
     base = e.args[0]
     if not isinstance(base, AddressOf) or not base.buffer.scope().startswith("shared"):
@@ -225,7 +223,7 @@ def _descriptor(c: Any, e: Call, ahead: bool = False) -> Closure:
         def at(f: LaneFrame) -> np.ndarray:
             return spread(np.asarray(index(f)).astype(np.int64) * item + f.slots[start], f.lanes)
     else:
-        at = c.reach(base.buffer, base.indices, item, e.span, "wgmma operand")
+        at = c.memory.reach(base.buffer, base.indices, item, e.span, "wgmma operand")
     more = c.expr(e.args[1]) if len(e.args) > 1 else None
     fixed = e.options.offset
     rest = encode_descriptor(0, e.options.lbo, e.options.sbo, e.options.swizzle)
@@ -244,14 +242,14 @@ def _descriptor(c: Any, e: Call, ahead: bool = False) -> Closure:
     return run
 
 
-def _set_max_nreg(c: Any, e: Call) -> Closure:
+def _set_max_nreg(c: DeviceContext, e: Call) -> Closure:
     n, inc = e.options.n, e.options.inc
     if n % 8 or not 24 <= n <= 256:
         raise fault("sim-nreg", f"set_max_nreg({n}): the count is a multiple of 8 from 24 to 256",
                     expected="a multiple of 8 from 24 to 256", found=str(n), span=e.span)
 
     def run(f: LaneFrame) -> Value:
-        _count(f, e.op)
+        count_warps(f, e.op)
         if not f.any_active():
             return np.int32(0)
         work = f.block.asynchronous
@@ -274,16 +272,7 @@ def _set_max_nreg(c: Any, e: Call) -> Closure:
     return run
 
 
-def _elect(c: Any, e: Call) -> Closure:
-    def run(f: LaneFrame) -> Value:
-        active = f.active().reshape(-1, WARP)
-        first = active & (np.arange(WARP) == active.argmax(1)[:, None])
-        return first.reshape(-1)
-
-    return run
-
-
-def _in_groups(c: Any, e: Call) -> Closure:
+def _in_groups(c: DeviceContext, e: Call) -> Closure:
     first, count = e.options.first, e.options.count
 
     def run(f: LaneFrame) -> Value:
@@ -293,15 +282,11 @@ def _in_groups(c: Any, e: Call) -> Closure:
     return run
 
 
-def _nothing(c: Any, e: Call) -> Closure:
-    return lambda f: np.int32(0)
-
-
-WGMMA_OPS: dict[str, Callable[[Any, Call], Closure]] = {
-    "wgmma": _wgmma, "wgmma_fence": _fence, "wgmma_commit": _commit, "wgmma_wait": _wait, "wgmma_pin": _nothing,
-    "wgmma_hold": _nothing,
+WGMMA_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
+    "wgmma": _wgmma, "wgmma_fence": _fence, "wgmma_commit": _commit, "wgmma_wait": _wait, "wgmma_pin": nothing,
+    "wgmma_hold": nothing,
     "wgmma_descriptor": _descriptor, "opaque_copy": _opaque_copy,
-    "set_max_nreg": _set_max_nreg, "elect_one": _elect, "in_warp_groups": _in_groups,
+    "set_max_nreg": _set_max_nreg, "elect_one": elect, "in_warp_groups": _in_groups,
 }  # fmt: skip
 
 __all__ = ["WGMMA_OPS"]

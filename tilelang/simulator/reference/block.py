@@ -10,9 +10,9 @@ import numpy as np
 
 from tilelang.target.warp_groups import GROUP
 
+from .grid import GridScheduler
 from ..coroutines import Coroutine
 from ..faults import fault
-from ..grid import GridScheduler
 from ..lanes import Action, LaneFrame
 from ..mbarrier import Phases
 

@@ -15,6 +15,7 @@ from tilelang.ir import AddressOf, Call, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.ir.numbers import to_dtype
 
+from .context import TileContext
 from ..faults import fault
 from ..lane_ops import spread
 from ..lanes import LaneFrame, uniform
@@ -53,7 +54,7 @@ def cluster_of_frame(f: LaneFrame, span: Any) -> TileCluster:
     return f.block.cluster
 
 
-def _rank(c: Any, e: Call) -> Closure:
+def _rank(c: TileContext, e: Call) -> Closure:
     dt = numpy_dtype(e.dtype).type
 
     def run(f: LaneFrame) -> Value:
@@ -65,7 +66,7 @@ def _rank(c: Any, e: Call) -> Closure:
     return run
 
 
-def _barrier(c: Any, e: Call) -> Closure:
+def _barrier(c: TileContext, e: Call) -> Closure:
     arrives, waits = e.op != "cluster_wait", e.op != "cluster_arrive"
 
     def run(f: LaneFrame) -> Value:
@@ -82,13 +83,13 @@ def _barrier(c: Any, e: Call) -> Closure:
     return run
 
 
-def _store(c: Any, e: Call) -> Closure:
+def _store(c: TileContext, e: Call) -> Closure:
     """cluster_store(address, cta, value)."""
     place = e.args[0]
     if not isinstance(place, AddressOf):
         raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
                     expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
-    cells, cta, value = c.cells(place, 1, "remote store to"), c.expr(e.args[1]), c.expr(e.args[2])
+    cells, cta, value = c.memory.cells(place, 1, "remote store to"), c.expr(e.args[1]), c.expr(e.args[2])
     at, b = c.slot(place.buffer.data), place.buffer
 
     def run(f: LaneFrame) -> Value:
@@ -120,7 +121,7 @@ class _Elsewhere:
         self.f.slots[self.at] = self.old
 
 
-def to_block(c: Any, s: Any, action: Callable[[LaneFrame], None]) -> Callable[[LaneFrame], None]:
+def to_block(c: TileContext, s: Any, action: Callable[[LaneFrame], None]) -> Callable[[LaneFrame], None]:
     """A Copy with attr dst_block: the action writes the buffer of that block."""
     rank, at = c.expr(s.plan.dst_block), c.slot(s.dst.buffer.data)
 
@@ -132,7 +133,7 @@ def to_block(c: Any, s: Any, action: Callable[[LaneFrame], None]) -> Callable[[L
     return run
 
 
-CLUSTER_OPS: dict[str, Callable[[Any, Call], Closure]] = {
+CLUSTER_OPS: dict[str, Callable[[TileContext, Call], Closure]] = {
     "cluster_rank": _rank, "cluster_size": _rank, "cluster_arrive": _barrier, "cluster_wait": _barrier,
     "cluster_sync": _barrier, "cluster_store": _store}  # fmt: skip
 

@@ -10,13 +10,19 @@ from tilelang.target.intrinsics import INTRINSICS, PURE
 from ..lane_ops import BLOCK_VOTES
 
 
+class Divergence:
+    """Branches and loops of a launch that may be divergent; outside of a launch nothing is.
 
-class Parting:
-    """Branches and loops of a launch that may be divergent.  written: tensors that the launch stores to."""
+    written: tensors that the launch stores to.  vars: variables and private arrays whose values differ between threads.
+    """
 
-    def __init__(self, s: Launch) -> None:
-        self.written = {n.buffer.data for n in walk(s.body) if isinstance(n, Store) and n.buffer.scope() == GLOBAL}
-        self.vars: set[Any] = set(s.thread_vars)  # variables and private arrays whose values differ between threads
+    def __init__(self, s: Launch | None = None) -> None:
+        self.written: set[Any] = set()
+        self.vars: set[Any] = set()
+        if s is None:
+            return
+        self.written |= {n.buffer.data for n in walk(s.body) if isinstance(n, Store) and n.buffer.scope() == GLOBAL}
+        self.vars |= set(s.thread_vars)
         size = 0
         while size != len(self.vars):
             size = len(self.vars)
@@ -64,4 +70,4 @@ def _pure(e: Call) -> bool:
     return row is not None and row.effect == PURE and not e.op.startswith("get_")
 
 
-__all__ = ["PRIVATE", "Parting"]
+__all__ = ["Divergence"]

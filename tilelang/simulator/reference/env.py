@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import Broadcast, Buffer, Expr, Node, Region, TileOp, children, const, fields_of, numpy_dtype, rebuild, GLOBAL
-from tilelang.ir.evaluate import ExprCompiler
 from tilelang.ops import Copy, Fill
 
+from .context import TileContext
+from ..addresses import Addresses, Followed
 from ..faults import fault
 from ..lanes import LaneFrame, is_address, uniform
-from ..memory import Followed, geometry, strided
+from ..memory import geometry, strided
 
 
 def scalar_elements(op: TileOp) -> TileOp:
@@ -39,20 +40,20 @@ class TileEnv:
     """
 
     def __init__(self, sites: dict[int, Any], check: bool, f: LaneFrame, lane: int | None, span: Any,
-                 followed: Any = None) -> None:
-        self._followed = followed
+                 addresses: Addresses) -> None:
+        self._addresses = addresses
         self._sites, self._check, self._frame, self._lane, self.span = sites, check, f, lane, span
 
     @staticmethod
-    def compile(compiler: ExprCompiler, op: TileOp) -> Callable[[LaneFrame, int | None], TileEnv]:
+    def compile(c: TileContext, op: TileOp) -> Callable[[LaneFrame, int | None], TileEnv]:
         """A function that creates environments for op, with the expressions of all operands compiled."""
         sites: dict[int, Any] = {}
 
         def visit(v: Any) -> None:
             if isinstance(v, Region):
-                sites[id(v)] = _RegionSite(compiler, v)
+                sites[id(v)] = _RegionSite(c, v)
             elif isinstance(v, Expr):
-                sites[id(v)] = compiler.expr(v)
+                sites[id(v)] = c.expr(v)
             elif isinstance(v, tuple):
                 for x in v:
                     visit(x)
@@ -60,8 +61,7 @@ class TileEnv:
         for name in fields_of(type(op)):
             if name != "attrs":
                 visit(getattr(op, name))
-        check = bool(getattr(compiler, "check", True))
-        return lambda f, lane: TileEnv(sites, check, f, lane, op.span, getattr(compiler, "followed", None))
+        return lambda f, lane: TileEnv(sites, c.check, f, lane, op.span, c.addresses)
 
     def eval(self, e: Any) -> Any:
         """The scalar value of an expression (or Python number), in the expression's dtype."""
@@ -128,7 +128,8 @@ class TileEnv:
             for lo, hi, s in zip(low, high, strides):
                 at = at[..., None] + np.arange(lo, hi) * s
             pointer = self._scalar(lambda f: store)
-            window, number = self._followed(pointer, at, np.ones(at.shape, bool), False, 1, Followed(b, write, self.span))
+            tensor = Followed(b, write, self.span)
+            window, number = self._addresses.follow(pointer, at, np.ones(at.shape, bool), False, 1, tensor)
             return _Box(_Picked(window.flat(numpy_dtype(b.dtype)), number), None, (slice(None),) * len(low), target, ext)
         row = 0 if self._lane is None or store.lanes == 1 else self._lane
         flat = store.view(numpy_dtype(b.dtype))[row]
@@ -181,17 +182,17 @@ class _Box:
 class _RegionSite:
     """The compiled expressions of a region."""
 
-    def __init__(self, compiler: Any, r: Region) -> None:
+    def __init__(self, c: TileContext, r: Region) -> None:
         b: Buffer = r.buffer
         if b.dtype.lanes > 1:
             raise fault("sim-unsupported", f"{b.name}: a tile operation on vectors ({b.dtype})",
                         expected="scalar elements", found=str(b.dtype), span=r.span,
                         hint="view the buffer with a scalar element type")
-        self.slot = compiler.slot(b.data)
-        self.geometry = geometry(compiler, b)
-        self.mins = [compiler.expr(m) for m in r.mins]
-        self.extents = [compiler.expr(e) if isinstance(e, Expr) else e for e in r.extents]
-        self.safe = compiler.safe.get(id(b))
+        self.slot = c.slot(b.data)
+        self.geometry = geometry(c.exprs, b)
+        self.mins = [c.expr(m) for m in r.mins]
+        self.extents = [c.expr(e) if isinstance(e, Expr) else e for e in r.extents]
+        self.safe = c.launch.safe.get(id(b))
 
 
 __all__ = ["TileEnv", "scalar_elements"]

@@ -20,12 +20,13 @@ from tilelang.target.shared_space import Placed, SharedSpace, shared_space
 from tilelang.target.warp_groups import GROUP
 from tilelang.target.wgmma import WGMMA_ROWS, decode_descriptor, encode_descriptor, operand_addresses
 
+from .barriers import TileBarrier
+from .context import TileContext
 from ..boxes import UNIT, box_of, coordinates
 from ..faults import fault
 from ..lanes import LaneFrame, uniform
 from ..matrix import U8, Registers, register_order
-from ..memory import geometry, linear_index, out_of_bounds
-from .warp_roles import TileBarrier
+from ..memory import geometry, linear_index, out_of_bounds, uninitialized
 
 _BOX_ALIGN = 128  # alignment of a box in shared memory
 
@@ -37,13 +38,13 @@ def space_of(launch: Launch) -> SharedSpace:
         expected="shared buffers of constant shape, and layouts of what was allocated", found=why, span=span))
 
 
-def _address(c: Any, a: Any, e: Call, what: str) -> tuple[Placed, Callable[[LaneFrame], Value]]:
+def _address(c: TileContext, a: Any, e: Call, what: str) -> tuple[Placed, Callable[[LaneFrame], Value]]:
     """The buffer that an operand names, and a function for its address, one number or one for each lane."""
     if not isinstance(a, AddressOf) or a.buffer.scope() not in SHARED:
         raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
                     expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
-    held, b = c.space.of(a.buffer.data), a.buffer
-    fns, geo, address = [c.expr(i) for i in a.indices], geometry(c, b), c.expr(held.address(b, a.indices))
+    held, b = c.launch.space.of(a.buffer.data), a.buffer
+    fns, geo, address = [c.expr(i) for i in a.indices], geometry(c.exprs, b), c.expr(held.address(b, a.indices))
 
     def run(f: LaneFrame) -> Value:
         shape, strides, offset = geo(f)
@@ -76,7 +77,7 @@ def _bytes_of(held: Placed, offsets: np.ndarray, what: str, span: Any) -> np.nda
 # ---- descriptors ------------------------------------------------------------------------------------------------------
 
 
-def _descriptor(c: Any, e: Call) -> Closure:
+def _descriptor(c: TileContext, e: Call) -> Closure:
     """wgmma_descriptor(address [, bytes])."""
     _, at = _address(c, e.args[0], e, "wgmma operand")
     more = c.expr(e.args[1]) if len(e.args) > 1 else None
@@ -107,15 +108,16 @@ def _operand_bytes(descriptor: int, major: str, extent: int, item: int) -> np.nd
 class _SharedOperand:
     """An operand that is named by a descriptor."""
 
-    def __init__(self, c: Any, value: Any, dt: Any, major: str, extent: int, e: Call) -> None:
+    def __init__(self, c: TileContext, value: Any, dt: Any, major: str, extent: int, e: Call) -> None:
         self.c, self.value, self.dt, self.major, self.extent, self.e = c, c.expr(value), numpy_dtype(dt), major, extent, e
+        self.space = c.launch.space
 
     def read(self, f: LaneFrame) -> np.ndarray:
         """Elements [extent, k], for the active lanes."""
         span = self.e.span
         descriptor = int(uniform(np.asarray(self.value(f)), f, "a wgmma descriptor", span))
         start = decode_descriptor(descriptor)[0]
-        held = self.c.space.holding(start)
+        held = self.space.holding(start)
         if held is None:
             raise fault("sim-out-of-bounds", f"a wgmma descriptor names byte {start:#x}, where no shared buffer lies",
                         expected="a descriptor of a shared buffer", found=f"{descriptor:#x}", span=span,
@@ -124,7 +126,7 @@ class _SharedOperand:
         at = _bytes_of(held, offsets, "a wgmma operand", span)
         store = f.slots[self.c.slot(held.buffer.data)]
         if self.c.check and store.known is not None and not store.known.reshape(-1)[at // store.granule].all():
-            raise self.c.unwritten(held.buffer, span)
+            raise uninitialized(held.buffer, span)
         return np.ascontiguousarray(store.flat(U8)[at]).view(self.dt)
 
 
@@ -145,7 +147,7 @@ def _groups(f: LaneFrame, what: str, span: Any) -> list[tuple[np.ndarray, np.nda
     return out
 
 
-def _wgmma(c: Any, e: Call) -> Closure:
+def _wgmma(c: TileContext, e: Call) -> Closure:
     try:
         row = WGMMA_ROWS[e.options.row]
     except KeyError:
@@ -185,7 +187,7 @@ def _wgmma(c: Any, e: Call) -> Closure:
 # ---- TMA boxes ------------------------------------------------------------------------------------------------------------
 
 
-def _load(c: Any, e: Call) -> Closure:
+def _load(c: TileContext, e: Call) -> Closure:
     """tma_load(address, barrier, coordinates), for each lane that executes it; the box and its bytes arrive at once."""
     if e.options.multicast:
         raise fault("sim-unsupported", "a box for several blocks of a cluster in a tile program",
@@ -199,7 +201,7 @@ def _load(c: Any, e: Call) -> Closure:
         units = m.units(start, held.start, held.end, held.buffer, _BOX_ALIGN, e.span)
         memory, inside, place, g = m.window(f, coords(f, t))
         if c.check and memory.known is not None and not memory.known.reshape(-1)[g].all():
-            raise c.unwritten(m.map.buffer, e.span)
+            raise uninitialized(m.map.buffer, e.span)
         box = m.fill()
         box[place] = inside
         offsets = (units.reshape(-1, 1) * UNIT + np.arange(UNIT)).reshape(-1) - held.start
@@ -223,7 +225,7 @@ def _load(c: Any, e: Call) -> Closure:
     return run
 
 
-TILE_HOPPER_OPS: dict[str, Callable[[Any, Call], Closure]] = {
+TILE_HOPPER_OPS: dict[str, Callable[[TileContext, Call], Closure]] = {
     "wgmma": _wgmma, "wgmma_descriptor": _descriptor, "tma_load": _load}
 
 __all__ = ["TILE_HOPPER_OPS", "space_of"]

@@ -18,11 +18,11 @@ from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Buffer, Call, Expr, For
                          children, free_vars, is_const, numpy_dtype, substitute, walk, PRIVATE)
 from tilelang.ir.evaluate import Closure
 
+from .context import TileContext
 from ..faults import fault
 from ..lane_ops import occurrence, spread
 from ..lanes import Action, LaneFrame, uniform
 from ..memory import Storage
-
 
 
 @dataclass
@@ -38,23 +38,23 @@ class _Private:
 class ParallelLoop:
     """Compiles one Parallel statement."""
 
-    def __init__(self, compiler: Any, s: Parallel) -> None:
-        self.s, self.compiler = s, compiler
+    def __init__(self, c: TileContext, s: Parallel) -> None:
+        self.s, self.c = s, c
         for n in walk(s.body):
             if isinstance(n, (Parallel, TileOp)):
                 raise fault("sim-unsupported", f"{type(n).__name__} inside T.Parallel",
                             expected="statements of single elements", found=f"a {type(n).__name__}", span=n.span)
-        self.extents = [compiler.expr(e) for e in s.extents]
-        self.var_slots = [(compiler.slot(v), numpy_dtype(v.dtype)) for v in s.vars]
+        self.extents = [c.expr(e) for e in s.extents]
+        self.var_slots = [(c.slot(v), numpy_dtype(v.dtype)) for v in s.vars]
         own = {id(v) for v in s.vars}
         deciding = _deciding(s.body, set())  # printed text may name a thread: the first one is used
-        self.outer = [(compiler.slot(v), v, v in deciding) for v in free_vars(s.body) if id(v) not in own]
+        self.outer = [(c.slot(v), v, v in deciding) for v in free_vars(s.body) if id(v) not in own]
         self.private = self._private_buffers()
         self.one_by_one = False
         self.keys = self._accumulation_keys()
-        threads, compiler.threads = compiler.threads, sys.maxsize  # a lane is an iteration here, and all lanes exist
-        self.body = compiler.stmt(s.body)
-        compiler.threads = threads
+        threads, c.launch.threads = c.launch.threads, sys.maxsize  # a lane is an iteration here, and all lanes exist
+        self.body = c.stmt(s.body)
+        c.launch.threads = threads
 
     def _private_buffers(self) -> list[_Private]:
         inside = {id(n.buffer.data) for n in walk(self.s.body) if isinstance(n, Alloc)}
@@ -62,7 +62,7 @@ class ParallelLoop:
         for n in walk(self.s.body):
             b = getattr(n, "buffer", None)
             if isinstance(b, Buffer) and b.scope_name in PRIVATE and id(b.data) not in inside:
-                p = found.setdefault(id(b.data), _Private(b, self.compiler.slot(b.data), False, False))
+                p = found.setdefault(id(b.data), _Private(b, self.c.slot(b.data), False, False))
                 p.read |= isinstance(n, (Load, AddressOf))
                 p.written |= isinstance(n, (Store, AddressOf))
         return list(found.values())
@@ -90,7 +90,7 @@ class ParallelLoop:
             if any(isinstance(x, (Load, Call)) or x in inner for i in indices for x in walk(i)):
                 self.one_by_one = True
                 return []
-            out.append([self.compiler.expr(i) for i in indices])
+            out.append([self.c.expr(i) for i in indices])
         return out
 
     def _distinct(self, indices: list[Expr], inner: set[Var]) -> bool:

@@ -13,11 +13,13 @@ import numpy as np
 from tilelang.ir import AddressOf, Call, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
 
+from .context import TileContext
+from .memory import granules_of
 from ..faults import fault
-from ..lane_ops import WARP, spread
-from ..lanes import LaneFrame
-from ..matrix import MATRIX_OPS, U8, U16, Registers, whole_warps
-from ..memory import out_of_bounds
+from ..lane_ops import spread
+from ..lanes import LaneFrame, Only
+from ..matrix import U8, U16, MatrixRegisters, mma, whole_warps
+from ..memory import out_of_bounds, uninitialized
 
 ROW = 16  # bytes of an ldmatrix row
 
@@ -25,13 +27,13 @@ ROW = 16  # bytes of an ldmatrix row
 class Bytes:
     """Consecutive bytes of a buffer from AddressOf(buffer, indices) on; each lane has its own indices."""
 
-    def __init__(self, c: Any, a: Any, nbytes: int, what: str, write: bool, span: Any) -> None:
+    def __init__(self, c: TileContext, a: Any, nbytes: int, what: str, write: bool, span: Any) -> None:
         if not isinstance(a, AddressOf):
             raise fault("sim-unsupported", f"{what} a raw pointer", expected="the address of a buffer element",
                         found="another operand", span=span)
         self.c, self.b, self.what, self.span, self.dt = c, a.buffer, what, span, numpy_dtype(a.buffer.dtype)
         self.count = max(1, nbytes // (self.dt.itemsize * a.buffer.dtype.lanes))
-        self.where = c.locate(a.buffer, a.indices, self.count, span, write)
+        self.where = c.memory.locate(a.buffer, a.indices, self.count, span, write)
 
     def _cells(self, f: LaneFrame) -> tuple[Any, np.ndarray]:
         """(storage, element numbers of the active lanes)."""
@@ -48,8 +50,8 @@ class Bytes:
         """The bytes of the active lanes, one row each."""
         store, at = self._cells(f)
         if store.known is not None and self.c.check and not store.known.reshape(-1)[
-                self.c.cells_known(store, at, self.dt.itemsize)].all():
-            raise self.c.unwritten(self.b, self.span)
+                granules_of(store, at, self.dt.itemsize)].all():
+            raise uninitialized(self.b, self.span)
         return np.ascontiguousarray(store.flat(self.dt)[at]).view(U8)
 
     def write(self, f: LaneFrame, x: np.ndarray) -> None:
@@ -57,62 +59,37 @@ class Bytes:
         store, at = self._cells(f)
         store.flat(self.dt)[at] = np.ascontiguousarray(x).view(self.dt)
         if store.known is not None:
-            store.known.reshape(-1)[self.c.cells_known(store, at, self.dt.itemsize)] = True
+            store.known.reshape(-1)[granules_of(store, at, self.dt.itemsize)] = True
 
 
-class _Only:
-    """Context manager: only some of the active lanes are active."""
-
-    def __init__(self, f: LaneFrame, which: np.ndarray) -> None:
-        self.f, self.which = f, which
-
-    def __enter__(self) -> None:
-        self.old = self.f.mask
-        self.f.mask = self.which if self.old is None else self.which & self.old
-
-    def __exit__(self, *_: Any) -> None:
-        self.f.mask = self.old
-
-
-def _giving(f: LaneFrame, num: int) -> np.ndarray:
-    """The lanes that give row addresses: 8 for each matrix, from lane 0 on."""
-    return np.tile(np.arange(WARP) < 8 * num, f.lanes // WARP)
-
-
-def _ldmatrix(c: Any, e: Call) -> Closure:
-    num, trans = e.options.num, e.options.trans
-    into, rows = Registers(c, e.args[0], 4 * num, e.span), Bytes(c, e.args[1], ROW, "ldmatrix of", False, e.span)
+def _ldmatrix(c: TileContext, e: Call) -> Closure:
+    into = MatrixRegisters(c, e)
+    rows = Bytes(c, into.shared, ROW, "ldmatrix of", False, e.span)
 
     def run(f: LaneFrame) -> Value:
-        warps = whole_warps(f, "ldmatrix", e.span)
-        with _Only(f, _giving(f, num)):
-            x = rows.read(f).view(U16).reshape(-1, num, 8, 8)
-        x = x.swapaxes(2, 3) if trans else x
-        # Lane 4*r + q holds elements 2q, 2q+1 of row r of each matrix.
-        into.write(f, warps, x.reshape(len(x), num, WARP, 2).swapaxes(1, 2).reshape(len(x), -1))
+        warps = whole_warps(f, e.op, e.span)
+        with Only(f, into.giving(f)):
+            x = rows.read(f).view(U16).reshape(-1, into.num, 8, 8)
+        into.write(f, warps, x)
         return np.int32(0)
 
     return run
 
 
-def _stmatrix(c: Any, e: Call) -> Closure:
-    num, trans = e.options.num, e.options.trans
-    target, source = e.args
-    if isinstance(target, AddressOf) and target.buffer.scope().startswith("local"):
-        target, source = source, target
-    out, rows = Registers(c, source, 4 * num, e.span), Bytes(c, target, ROW, "stmatrix to", True, e.span)
+def _stmatrix(c: TileContext, e: Call) -> Closure:
+    out = MatrixRegisters(c, e)
+    rows = Bytes(c, out.shared, ROW, "stmatrix to", True, e.span)
 
     def run(f: LaneFrame) -> Value:
-        warps = whole_warps(f, "stmatrix", e.span)
-        x = out.read(f, warps, U16).reshape(-1, WARP, num, 2).swapaxes(1, 2).reshape(-1, num, 8, 8)
-        with _Only(f, _giving(f, num)):
-            rows.write(f, (x.swapaxes(2, 3) if trans else x).reshape(-1, 8))
+        x = out.read(f, whole_warps(f, e.op, e.span))
+        with Only(f, out.giving(f)):
+            rows.write(f, x.reshape(-1, 8))
         return np.int32(0)
 
     return run
 
 
-def _cp_async(c: Any, e: Call) -> Closure:
+def _cp_async(c: TileContext, e: Call) -> Closure:
     """cp_async(dst, src [, pred]): a false predicate writes zeros."""
     nbytes = e.options.bytes
     to, frm = (Bytes(c, a, nbytes, what, write, e.span) for a, what, write in
@@ -125,7 +102,7 @@ def _cp_async(c: Any, e: Call) -> Closure:
         data = np.zeros((f.lanes, nbytes), np.uint8)
         wanted = f.active() if pred is None else f.active() & spread(pred(f), f.lanes).astype(bool)
         if wanted.any():
-            with _Only(f, wanted):
+            with Only(f, wanted):
                 data[wanted] = frm.read(f)
         to.write(f, data[f.active()])
         return np.int32(0)
@@ -133,7 +110,7 @@ def _cp_async(c: Any, e: Call) -> Closure:
     return run
 
 
-WARP_OPS: dict[str, Callable[[Any, Call], Closure]] = {
-    "mma": MATRIX_OPS["mma"], "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "cp_async": _cp_async}
+WARP_OPS: dict[str, Callable[[TileContext, Call], Closure]] = {
+    "mma": mma, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "cp_async": _cp_async}
 
 __all__ = ["Bytes", "WARP_OPS"]

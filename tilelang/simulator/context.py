@@ -1,0 +1,136 @@
+"""How both simulators compile a program: tables of handlers, and the context that the handlers share.
+
+A handler compiles one kind of node: `handler(context, node)` returns a Python function of a LaneFrame.  Expressions and
+statements are looked up by the type of the node, intrinsics by the name of the call.  Handlers stand in modules by subject
+(control_flow, lane_ops, device.tma, ...), and each simulator joins the tables of its modules (device/handlers.py,
+reference/handlers.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from tilelang.ir import AddressOf, Buffer, Call, Expr, Func, Stmt, TileOp, Var
+from tilelang.ir.evaluate import EXPRESSIONS, Closure, ExprCompiler, Value
+from tilelang.target.atomics import Atomic, Branch, Iterations, WarpRole
+from tilelang.target.intrinsics import INTRINSICS
+from tilelang.target.tensor_map import TensorMap
+
+from .addresses import Addresses
+from .faults import fault
+from .lanes import Action, LaneFrame
+from .memory import granules
+from .releases import Releases
+
+
+class Memory(Protocol):
+    """The accesses to memory that intrinsics of both simulators make."""
+
+    def elements(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any, what: str) -> Callable[[LaneFrame], Any]:
+        """f(frame) -> number of the first of `count` consecutive elements, of shape () or (lanes,).  Checks the bounds."""
+        ...
+
+    def cells(self, e: AddressOf, count: int, what: str, order: Releases | None = None,
+              atomic: Atomic | None = None) -> Callable[[LaneFrame], Any]:
+        """f(frame) -> (flat array, element numbers (lanes, count), which of them to access) for an atomic access.
+
+        order: its release and acquire semantics.  atomic: what it does.
+        """
+        ...
+
+    def start_of(self, f: LaneFrame, v: Var, held: Any) -> Value:
+        """The address of the storage that the slot of v holds."""
+        ...
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """What compiles the nodes of a program.  exprs, stmts: by node type; TileOp stands for all tile ops.  calls: by intrinsic.
+
+    An expression that is not in `exprs` is compiled as in `tilelang.ir.evaluate`.
+    """
+
+    exprs: Mapping[type, Callable[[Any, Any], Closure]]
+    stmts: Mapping[type, Callable[[Any, Any], Action]]
+    calls: Mapping[str, Callable[[Any, Call], Closure]]
+
+
+@dataclass
+class LaunchScope:
+    """The launch being compiled.
+
+    threads: of a block; lanes from this one on pad its last warp.  sources: C++ sources in front of its kernel.  maps: its
+    tensor maps by name.
+    """
+
+    threads: int = 0
+    sources: tuple[str, ...] = ()
+    maps: dict[str, TensorMap] = field(default_factory=dict)
+
+
+class Context:
+    """What the handlers of one program share.
+
+    granules: sizes in bytes by id of a buffer's data (memory.py).  launch: the launch being compiled.  inside: the constructs
+    around the statement being compiled.  in_while: whether the innermost loop is a while loop.  discarded: the arguments of the
+    last call whose result is not used.
+    """
+
+    memory: Memory
+
+    def __init__(self, func: Func, check: bool, handlers: Handlers) -> None:
+        self.check, self.handlers, self.granules = check, handlers, granules(func)
+        self.addresses = Addresses()
+        own = {kind: partial(_in_context, handler, self) for kind, handler in handlers.exprs.items()}
+        self.exprs = ExprCompiler(INTRINSICS, {**EXPRESSIONS, **own})
+        self.launch = LaunchScope()
+        self.inside: tuple[Branch | Iterations | WarpRole, ...] = ()
+        self.in_while = False
+        self.discarded: tuple[Any, ...] | None = None
+
+    @property
+    def place(self) -> Any:
+        """Span of the statement being compiled, used for expressions without a span."""
+        return self.exprs.place
+
+    def slot(self, v: Var) -> int:
+        """Slot number of a variable."""
+        return self.exprs.slot(v)
+
+    def expr(self, e: Expr) -> Closure:
+        """Compile an expression to a function of a frame."""
+        return self.exprs.expr(e)
+
+    def stmt(self, s: Stmt) -> Action:
+        """Compile a statement to an action."""
+        table = self.handlers.stmts
+        handler = table.get(type(s)) or (table.get(TileOp) if isinstance(s, TileOp) else None)
+        if handler is None:
+            raise fault("sim-unsupported", f"{type(s).__name__} cannot be simulated",
+                        found=f"a {type(s).__name__}", span=s.span)
+        outer = self.exprs.place
+        self.exprs.place = s.span or outer
+        try:
+            return handler(self, s)
+        finally:
+            self.exprs.place = outer
+
+    @contextlib.contextmanager
+    def within(self, *constructs: Branch | Iterations | WarpRole) -> Iterator[None]:
+        """What is compiled under this context manager stands inside these constructs."""
+        outer, self.inside = self.inside, (*self.inside, *constructs)
+        try:
+            yield
+        finally:
+            self.inside = outer
+
+
+def _in_context(handler: Callable[[Context, Any], Closure], c: Context, _: ExprCompiler, e: Expr) -> Closure:
+    return handler(c, e)
+
+
+__all__ = ["Context", "Handlers", "LaunchScope", "Memory"]

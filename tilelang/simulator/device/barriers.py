@@ -1,0 +1,129 @@
+"""Barriers between threads on the device simulator: of a warp, a block, a grid, and named barriers; votes of a block.
+
+Where the warps of a block run independently (warp_roles.py), a barrier makes them wait; otherwise all threads are in step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import Call
+from tilelang.ir.evaluate import Closure, Value
+
+from .context import DeviceContext
+from .counters import count_warps
+from .warp_roles import BLOCK_BARRIER
+from ..faults import fault
+from ..lane_ops import BLOCK_VOTES, VOTES_OF_BLOCKS, WARP, spread
+from ..lanes import LaneFrame, uniform
+
+
+def _running(f: LaneFrame) -> np.ndarray:
+    """Threads of the block that have not returned."""
+    out = np.arange(f.lanes) < f.block.threads
+    return out if f.exited is None else out & ~f.exited
+
+
+def _sync_threads(c: DeviceContext, e: Call) -> Closure:
+    def run(f: LaneFrame) -> Value:
+        block = f.block
+        count_warps(f, "sync_threads")
+        if block.roles is not None:
+            if f.any_active():
+                block.roles.wait_named(f, BLOCK_BARRIER, None, e.span)
+            return np.int32(0)
+        if f.mask is not None:
+            missing = _running(f) & ~f.mask
+            if missing.any() and f.mask.any():
+                raise fault("sim-barrier", f"{int(f.mask.sum())} of {int(_running(f).sum())} threads reach this block "
+                            f"barrier in block {block.where}; thread {int(missing.argmax())} does not",
+                            found=f"{int(f.mask.sum())} of {int(_running(f).sum())} threads", span=e.span,
+                            hint="a barrier must not stand under a condition or in a loop that differs between threads")
+            if not f.mask.any():
+                return np.int32(0)
+        block.clocks.barrier()
+        return np.int32(0)
+
+    return run
+
+
+def _block_vote(c: DeviceContext, e: Call) -> Closure:
+    """syncthreads_count, _and, _or: warps that run independently add their votes one after another, up to the barrier."""
+    barrier, value, combine = _sync_threads(c, e), c.expr(e.args[0]), VOTES_OF_BLOCKS[e.op]
+
+    def run(f: LaneFrame) -> Value:
+        given = spread(value(f), f.lanes)[f.active()] != 0
+        votes = [] if f.block.roles is None or not f.any_active() else f.block.roles.votes(f)
+        votes.append(given)
+        barrier(f)
+        return np.int32(combine(np.concatenate(votes)))
+
+    return run
+
+
+def _sync_warp(c: DeviceContext, e: Call) -> Closure:
+    def run(f: LaneFrame) -> Value:
+        count_warps(f, "sync_warp")
+        active = f.active().reshape(-1, WARP)
+        for w in np.flatnonzero(active.any(1)):
+            members = np.zeros(f.lanes, bool)
+            members[w * WARP:(w + 1) * WARP] = active[w]
+            f.block.clocks.barrier(members)
+        return np.int32(0)
+
+    return run
+
+
+def _named_barrier(c: DeviceContext, e: Call) -> Closure:
+    """named_barrier and named_barrier_arrive: id, number of threads."""
+    number, count = c.expr(e.args[0]), c.expr(e.args[1])
+    waits = e.op == "named_barrier"
+
+    def run(f: LaneFrame) -> Value:
+        count_warps(f, e.op)
+        if f.any_active():
+            which, need = (int(uniform(np.asarray(x(f)), f, "a barrier's number", e.span)) for x in (number, count))
+            roles = f.block.roles
+            (roles.wait_named if waits else roles.signal)(f, which, need, e.span)
+        return np.int32(0)
+
+    return run
+
+
+def _sync_grid(c: DeviceContext, e: Call) -> Closure:
+    """In a grid of one block it is the block barrier."""
+    block_barrier = _sync_threads(c, e)
+
+    def run(f: LaneFrame) -> Value:
+        cluster = f.block.cluster
+        if cluster is None:
+            return block_barrier(f)
+        if f.any_active():
+            cluster.grid.arrive(f, False, e.span)
+            cluster.grid.wait(f, e.span)
+            _all_came(f, cluster.grid, e.span)
+        return np.int32(0)
+
+    return run
+
+
+def _all_came(f: LaneFrame, barrier: Any, span: Any) -> None:
+    """Raises sim-barrier if a block has ended without arriving: on a device the other blocks would wait forever."""
+    now = int(barrier.waits[f.active()][0])
+    for p in f.block.roles.parts:
+        lanes = p.frame.own
+        if p.done and (barrier.arrivals[lanes] < now).any():
+            raise fault("sim-barrier", f"block {p.frame.block.where} ends without coming to this barrier of the grid",
+                        expected="all blocks at the barrier", found=f"block {p.frame.block.where} at its end",
+                        span=span, hint="every thread of every block reaches T.sync_grid() equally often")
+
+
+BARRIER_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
+    "sync_grid": _sync_grid, "sync_threads": _sync_threads, "sync_warp": _sync_warp, "named_barrier": _named_barrier,
+    "named_barrier_arrive": _named_barrier, **dict.fromkeys(BLOCK_VOTES, _block_vote),
+}  # fmt: skip
+
+__all__ = ["BARRIER_OPS"]

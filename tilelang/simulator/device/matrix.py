@@ -1,0 +1,69 @@
+"""ldmatrix and stmatrix on the device simulator: rows of 16 bytes in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import AddressOf, Call, SHARED
+from tilelang.ir.evaluate import Closure, Value
+
+from .context import DeviceContext
+from ..faults import fault
+from ..lanes import LaneFrame, Only
+from ..matrix import U16, MatrixRegisters, mma, whole_warps
+
+
+def _rows_of(c: DeviceContext, e: Call, held: MatrixRegisters, mode: str) -> Any:
+    """f(frame, warps) -> byte addresses (warps, num, 8) of the rows that the lanes give; records the accesses."""
+    shared = held.shared
+    if not isinstance(shared, AddressOf) or shared.buffer.scope() not in SHARED:
+        raise fault("sim-unsupported", f"{e.op} needs the address of a shared row",
+                    expected="the address of a shared row", found=f"another operand of {e.op}", span=e.span)
+    reach = c.memory.reach(shared.buffer, shared.indices, 16, e.span, f"{e.op} {'of' if mode == 'read' else 'to'}")
+    accesses, slot = c.accesses, c.slot(shared.buffer.data)
+    access = c.memory.access(shared.buffer, 16, e.span, mode, e.op)
+
+    def run(f: LaneFrame, warps: np.ndarray | None) -> np.ndarray:
+        with Only(f, held.giving(f)) as active:
+            address = reach(f)
+            # Each matrix is one pass of 8 rows of 16 bytes, which is counted as a 16-byte access.
+            accesses.touch(f, f.slots[slot], address, access, None if mode == "read" else np.ones(int(active.sum()), bool))
+        rows = address.reshape(-1, 4, 8)[:, :held.num]
+        return rows if warps is None else rows[warps]
+
+    return run
+
+
+def _ldmatrix(c: DeviceContext, e: Call) -> Closure:
+    into = MatrixRegisters(c, e)
+    rows = _rows_of(c, e, into, "read")
+
+    def run(f: LaneFrame) -> Value:
+        warps = whole_warps(f, e.op, e.span)
+        at = rows(f, warps)
+        into.write(f, warps, f.block.shared.store.flat(U16)[(at // 2)[..., None] + np.arange(8)])
+        return np.int32(0)
+
+    return run
+
+
+def _stmatrix(c: DeviceContext, e: Call) -> Closure:
+    out = MatrixRegisters(c, e)
+    rows = _rows_of(c, e, out, "write")
+
+    def run(f: LaneFrame) -> Value:
+        warps = whole_warps(f, e.op, e.span)
+        x = out.read(f, warps)
+        at = rows(f, warps)
+        f.block.shared.store.flat(U16)[(at // 2)[..., None] + np.arange(8)] = x
+        return np.int32(0)
+
+    return run
+
+
+MATRIX_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {"mma": mma, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix}
+
+__all__ = ["MATRIX_OPS"]

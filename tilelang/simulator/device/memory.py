@@ -1,0 +1,155 @@
+"""Where the elements of a buffer lie on the device simulator: in per-thread arrays, shared memory or global tensors.
+
+Lanes are the threads of one block, padded to whole warps.  Shared memory is one arena of bytes for each block, so that
+buffers to which the memory planner assigned the same bytes really alias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import AddressOf, Buffer, Expr, Var, numpy_dtype, GLOBAL
+from tilelang.ir.evaluate import Value
+from tilelang.target.atomics import Atomic
+
+from .accesses import Access, Accesses
+from .block import Global
+from ..addresses import Followed
+from ..context import Context
+from ..faults import fault
+from ..lane_ops import spread
+from ..lanes import LaneFrame, is_address
+from ..memory import geometry, linear_index, out_of_bounds
+from ..releases import Releases
+
+
+class DeviceMemory:
+    """Compiles the addresses of accesses.
+
+    The slot of a `data` variable holds a Storage (local), an int (byte offset in shared memory) or a Global.  windows: by slot,
+    the memory behind an address, for the access in progress.  shared_sizes: bytes of a shared buffer, by id of its data.
+    """
+
+    def __init__(self, c: Context, accesses: Accesses) -> None:
+        self.c, self.accesses = c, accesses
+        self.windows: dict[int, Global] = {}
+        self.shared_sizes: dict[int, int] = {}
+
+    def access(self, b: Buffer, width: int, span: Any, mode: str, op: str, text: str = "",
+               atomic: Atomic | None = None) -> Access:
+        """An access of `width` bytes for each lane, at a site of its own.  text: what it does there, in messages."""
+        site = self.accesses.site(b.name, span, text or mode, atomic)
+        return Access(b, self.c.slot(b.data), width, site, mode, op)
+
+    def elements(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any, what: str,
+                 write: bool = False) -> Callable[..., Any]:
+        """f(frame) -> element numbers in b's storage, of shape () or (lanes,) (with `count` 0: one more axis, for vectors).
+
+        Raises sim-out-of-bounds unless all `count` elements of every active lane are inside b's shape.
+        """
+        fns = [self.c.expr(i) for i in indices]
+        geo, last = geometry(self.c.exprs, b), len(fns) - 1
+        more, is_global, at = max(count, 1) - 1, b.scope() == GLOBAL, self.c.slot(b.data)
+
+        def run(f: LaneFrame) -> np.ndarray:
+            shape, strides, offset = geo(f)
+            idx = [np.asarray(fn(f)).astype(np.int64, copy=False) for fn in fns]
+            if count == 0:
+                idx = [i if d == last else i[..., None] for d, i in enumerate(idx)]
+            linear, bad = linear_index(idx, shape, strides, offset)
+            if more:
+                bad = bad | (idx[last] + more >= shape[last])
+            if bad.any():
+                m = f.mask if count or f.mask is None else f.mask[:, None]
+                hit = bad if m is None else bad & m
+                if hit.any():
+                    raise out_of_bounds(b, idx, shape, hit, span, what, f" in block {f.block.where}")
+                linear = np.where(bad, 0, linear)
+            if not is_global or not is_address(f.slots[at]):
+                return linear
+            need = np.True_ if f.mask is None else f.mask if count else f.mask[:, None]
+            bl = b.dtype.lanes
+            window, linear = self.c.addresses.follow(f.slots[at], linear * bl, need, count == 0, max(count, 1) * bl,
+                                                     Followed(b, write, span))
+            self.windows[at] = Global(window)
+            return linear // bl
+
+        return run
+
+    def behind(self, f: LaneFrame, at: int) -> Any:
+        """What the slot of a buffer's data holds.  For a tensor made of an address: the memory of the access in progress, whose
+        element numbers have just been computed."""
+        held = f.slots[at]
+        return self.windows[at] if is_address(held) else held
+
+    def start_of(self, f: LaneFrame, v: Var, held: Any) -> Value:
+        """The address of what the slot of v holds.  From then on all bytes of a shared buffer count as written."""
+        if isinstance(held, Global):
+            held = held.store
+        elif isinstance(held, int):  # an offset in shared memory
+            shared = f.block.shared
+            end = held + self.shared_sizes.get(id(v), 0)
+            shared.owner[held // shared.granule:-(-end // shared.granule)] = self.c.slot(v)
+            shared.table.changed()
+            return self.c.addresses.of(shared.store) + held
+        return self.c.addresses.start_of(v, held)
+
+    def reach(self, b: Buffer, indices: tuple[Expr, ...], width: int, span: Any, what: str,
+              write: bool = False) -> Callable[..., Any]:
+        """f(frame) -> byte addresses (lanes,) of accesses of `width` bytes, inside b and aligned.  Inactive lanes: any."""
+        item = numpy_dtype(b.dtype).itemsize * b.dtype.lanes
+        where = self.elements(b, indices, width // item if width >= item else 1, span, what, write)
+        shared, at = b.scope() != GLOBAL, self.c.slot(b.data)
+        align = min(width & -width, 16)
+
+        def run(f: LaneFrame) -> np.ndarray:
+            address = where(f) * item
+            if shared:
+                address = address + f.slots[at]
+            address = spread(address, f.lanes)
+            if align > item or width > item:
+                off = address % align
+                if off.any() and (off if f.mask is None else off[f.mask]).any():
+                    t = int(np.flatnonzero(off if f.mask is None else off * f.mask)[0])
+                    raise fault("sim-misaligned", f"{what} {b.name}: {width} bytes at byte {int(address[t])}, not a "
+                                f"multiple of {align} (thread {t})",
+                                expected=f"a multiple of {align} bytes", found=f"byte {int(address[t])}", span=span,
+                                hint="the vector width must divide the row length and the start of the region")
+            return address
+
+        return run
+
+    def cells(self, e: AddressOf, count: int, what: str, order: Releases | None = None,
+              atomic: Atomic | None = None) -> Callable[[LaneFrame], Any]:
+        b, dt, span = e.buffer, numpy_dtype(e.buffer.dtype), e.span or self.c.place
+        width = count * dt.itemsize
+        address = self.reach(b, e.indices, width, span, what, True)
+        at, steps = self.c.slot(b.data), np.arange(count)
+        access = self.access(b, width, span, "atomic", f"atom.{b.scope().split('.')[0]}", "atomic access", atomic)
+
+        def run(f: LaneFrame) -> Any:
+            a = address(f)
+            memory = self.behind(f, at)
+            table = memory.table if isinstance(memory, Global) and order is not None and order.concerns else None
+            if table is not None and order is not None:
+                flags = a // memory.store.granule
+                order.before(f, table, flags)
+            store = self.accesses.touch(f, memory, a, access)
+            if table is not None and order is not None:
+                order.after(f, table, flags)
+            at_ = (a // dt.itemsize)[:, None] + steps
+            ok = np.broadcast_to(f.active()[:, None], at_.shape)
+            return store.flat(dt), np.where(ok, at_, 0), ok
+
+        return run
+
+    def extent_of(self, b: Buffer, f: LaneFrame) -> tuple[int, int]:
+        """First byte and end of a shared buffer's storage."""
+        start = int(f.slots[self.c.slot(b.data)])
+        return start, start + self.shared_sizes[id(b.data)]
+
+
+__all__ = ["DeviceMemory"]

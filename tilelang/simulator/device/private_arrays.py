@@ -1,0 +1,142 @@
+"""Per-thread arrays and variables on the device simulator: loads, stores and allocations, for all lanes at once.
+
+Reads of elements that nothing has written are found, and so are accesses to registers of a wgmma in flight.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import Alloc, Buffer, Load, Store, numpy_dtype, VARIABLE
+from tilelang.ir.evaluate import Closure, Value
+
+from .access_facts import vector_base
+from .context import DeviceContext
+from .registers import Guard
+from ..faults import fault
+from ..lane_ops import spread, started
+from ..lanes import Action, LaneFrame
+from ..memory import Storage, geometry, span_of, uninitialized
+
+
+def allocate(c: DeviceContext, s: Alloc) -> Action:
+    """A per-thread array: one row for each lane.  A variable without an initial value starts at zero."""
+    b = s.buffer
+    at, geo = c.slot(b.data), geometry(c.exprs, b)
+    dt, item = numpy_dtype(b.dtype), numpy_dtype(b.dtype).itemsize * b.dtype.lanes
+    init, granule = c.expr(s.init) if s.init is not None else None, c.granules[id(b.data)]
+    guards, width = c.guards_registers and c.check, b.dtype.lanes if b.dtype.lanes > 1 else None
+
+    def run(f: LaneFrame) -> None:
+        store = Storage(b.name, span_of(*geo(f)) * item, granule, f.lanes, known=b.scope_name == VARIABLE)
+        if guards:
+            store.guard = Guard(b.name, store.nbytes // granule)
+        f.slots[at] = store
+        if init is not None:
+            store.view(dt)[:, :width] = started(init(f), f.lanes, b.dtype.lanes)
+
+    return run
+
+
+def load(c: DeviceContext, e: Load) -> Closure:
+    """A load of consecutive elements of a per-thread array."""
+    b, dt, check = e.buffer, numpy_dtype(e.buffer.dtype), c.check
+    base, n = vector_base(e.indices)
+    n = n * b.dtype.lanes
+    if n == 0 or (b.dtype.lanes > 1 and n != b.dtype.lanes):
+        raise fault("sim-unsupported", f"strided vector access to {b.name}",
+                    expected="contiguous lanes", found=f"a stride in an access to {b.name}", span=e.span)
+    where, at = c.memory.elements(b, base, n // b.dtype.lanes, e.span, "load of"), c.slot(b.data)
+    bl, ratio = b.dtype.lanes, dt.itemsize // c.granules[id(b.data)]
+    steps = np.arange(n)
+
+    def run(f: LaneFrame) -> Value:
+        k, store = where(f), f.slots[at]
+        if store is None:
+            raise fault("sim-unsupported", f"{b.name} has no storage here",
+                        expected="a buffer with storage", found=f"{b.name} without", span=e.span)
+        x = store.view(dt)
+        if store.guard is not None:
+            store.guard.touch(f, _cells(k, bl, n, ratio), False, e.span)
+        if k.ndim == 0:
+            i = int(k) * bl
+            if check and store.known is not None:
+                _require(store.known[:, i * ratio:(i + n) * ratio], f, b, e.span)
+            return x[:, i].copy() if n == 1 else x[:, i:i + n].copy()
+        cols = k[:, None] * bl + steps
+        rows = np.arange(f.lanes)[:, None]
+        if check and store.known is not None:
+            fine = cols if ratio == 1 else (cols[..., None] * ratio + np.arange(ratio)).reshape(f.lanes, -1)
+            _require(store.known[rows, fine], f, b, e.span)
+        return x[rows, cols][:, 0] if n == 1 else x[rows, cols]
+
+    return run
+
+
+def store(c: DeviceContext, s: Store) -> Action:
+    """A store of consecutive elements of a per-thread array."""
+    b, dt = s.buffer, numpy_dtype(s.buffer.dtype)
+    base, n = vector_base(s.indices)
+    n = n * b.dtype.lanes
+    if n == 0 or (b.dtype.lanes > 1 and n != b.dtype.lanes):
+        raise fault("sim-unsupported", f"strided vector access to {b.name}",
+                    expected="contiguous lanes", found=f"a stride in an access to {b.name}", span=s.span)
+    where, at, value = c.memory.elements(b, base, n // b.dtype.lanes, s.span, "store to"), c.slot(b.data), \
+        c.expr(s.value)
+    bl, ratio = b.dtype.lanes, dt.itemsize // c.granules[id(b.data)]
+    steps = np.arange(n)
+
+    def run(f: LaneFrame) -> None:
+        v, k, store, m = np.asarray(value(f)), where(f), f.slots[at], f.mask
+        if store is None:
+            raise fault("sim-unsupported", f"{b.name} has no storage here",
+                        expected="a buffer with storage", found=f"{b.name} without", span=s.span)
+        x = store.view(dt)
+        if store.guard is not None and (m is None or m.any()):
+            store.guard.touch(f, _cells(k, bl, n, ratio), True, s.span)
+        if k.ndim == 0:
+            i = int(k) * bl
+            cols = x[:, i] if n == 1 else x[:, i:i + n]
+            if m is None:
+                cols[...] = v
+            else:
+                np.copyto(cols, v, where=m if n == 1 else m[:, None])
+            if store.known is not None:
+                known = store.known[:, i * ratio:(i + n) * ratio]
+                if m is None:
+                    known[...] = True
+                else:
+                    known[m] = True
+            return
+        rows = np.arange(f.lanes)
+        if n == 1:
+            v = spread(v, f.lanes)[:, None]
+        else:
+            v = spread(v, f.lanes, vector=True)
+        cols = k[:, None] * bl + steps
+        if m is not None:
+            rows, cols, v = rows[m], cols[m], v[m]
+        x[rows[:, None], cols] = v
+        if store.known is not None:
+            for r in range(ratio):
+                store.known[rows[:, None], cols * ratio + r] = True
+
+    return run
+
+
+def _cells(k: np.ndarray, vector: int, n: int, ratio: int) -> Any:
+    """Granules of n elements from vector number k on, in any lane."""
+    if k.ndim == 0:
+        i = int(k) * vector
+        return slice(i * ratio, (i + n) * ratio)
+    return (np.unique(k)[:, None] * (vector * ratio) + np.arange(n * ratio)).ravel()
+
+
+def _require(known: np.ndarray, f: LaneFrame, b: Buffer, span: Any) -> None:
+    if not known.all() and not (f.mask is not None and known[f.mask].all()):
+        raise uninitialized(b, span, f", in block {f.block.where}")
+
+
+__all__ = ["allocate", "load", "store"]

@@ -1,0 +1,222 @@
+"""Barriers in the reference interpreter: mbarriers, named barriers, barriers and votes of a block.
+
+Threads that execute a barrier are counted for their warp role (block.py).  Without warp roles all threads of a block are in
+step, and a wait that is not satisfied is a deadlock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import AddressOf, Call, Expr, BARRIER
+from tilelang.ir.evaluate import Closure, Value
+from tilelang.target.warp_groups import holds_in
+
+from .block import TileBlock
+from .cluster import CLUSTER_OPS, cluster_of_frame
+from .context import TileContext
+from .grid import grid_barrier
+from .warp_roles import executing, whole_warp_role
+from ..faults import fault
+from ..lane_ops import BLOCK_VOTES, VOTES_OF_BLOCKS, WARP, elect, nothing, spread
+from ..lanes import LaneFrame, uniform
+from ..mbarrier import Phases
+
+
+class TileBarrier:
+    """An operand that names one mbarrier: AddressOf(buffer, (index,)), or (buffer, index) of a Copy's plan."""
+
+    def __init__(self, c: TileContext, buffer: Any, index: Any, span: Any) -> None:
+        self.slot, self.buffer, self.span = c.slot(buffer.data), buffer, span
+        self.index = c.expr(index) if isinstance(index, Expr) else (lambda f: np.asarray(index))
+
+    @staticmethod
+    def of(c: TileContext, a: Any, span: Any) -> TileBarrier:
+        if not isinstance(a, AddressOf) or a.buffer.scope() != BARRIER:
+            raise fault("sim-unsupported", "an mbarrier is given as the address of a shared.barrier element",
+                        expected="the address of a shared.barrier element", found="another operand", span=span)
+        return TileBarrier(c, a.buffer, a.indices[0], span)
+
+    def get(self, f: LaneFrame, rank: int | None = None, fresh: bool = False) -> Phases:
+        """The mbarrier.  rank: of another block of the cluster.  fresh: it may lack a count; else that raises sim-mbarrier."""
+        bars = f.slots[self.slot]
+        if rank is not None:
+            bars = barriers_of(cluster_of_frame(f, self.span).block(rank, self.span), self.buffer, self.span)
+        k = int(uniform(np.asarray(self.index(f)), f, "the number of an mbarrier", self.span))
+        if not 0 <= k < len(bars):
+            raise fault("sim-out-of-bounds", f"mbarrier {self.buffer.name}[{k}] is outside its shape ({len(bars)})",
+                        expected=f"an index below {len(bars)}", found=str(k),
+                        span=self.span)
+        if not bars[k].count and not fresh:
+            raise fault("sim-mbarrier", f"{bars[k].name} is used before mbarrier_init",
+                        expected="mbarrier_init before its use", found="none", span=self.span)
+        return bars[k]
+
+
+def _init(c: TileContext, e: Call) -> Closure:
+    """mbarrier_init, for barriers whose buffer has no counts (attr `arrive`): the program initialises them itself."""
+    bar, count = TileBarrier.of(c, e.args[0], e.span), c.expr(e.args[1])
+    if bar.buffer.facts.arrive is not None:
+        return lambda f: np.int32(0)
+
+    def run(f: LaneFrame) -> Value:
+        if f.any_active():
+            b = bar.get(f, fresh=True)
+            b.count = b.pending = int(uniform(np.asarray(count(f)), f, "the count of an mbarrier", e.span))
+            b.phase = b.tx = 0
+        return np.int32(0)
+
+    return run
+
+
+def _arrive(c: TileContext, e: Call) -> Closure:
+    """mbarrier_arrive, mbarrier_expect_tx, mbarrier_arrive_expect_tx, for every thread that executes it."""
+    bar = TileBarrier.of(c, e.args[0], e.span)
+    nbytes = c.expr(e.args[1]) if e.op.endswith("expect_tx") else None
+    arrives = e.op != "mbarrier_expect_tx"
+
+    def run(f: LaneFrame) -> Value:
+        if f.any_active():
+            b, n = bar.get(f), executing(f)
+            if nbytes is not None:
+                b.tx += n * int(uniform(np.asarray(nbytes(f)), f, "a number of bytes", e.span))
+            if arrives:
+                b.arrive(n, e.span)
+        return np.int32(0)
+
+    return run
+
+
+def _copies_arrive(c: TileContext, e: Call) -> Closure:
+    """cp_async_mbarrier_arrive: copies are already complete, so counted threads arrive; otherwise nothing changes."""
+    bar, counted = TileBarrier.of(c, e.args[0], e.span), e.options.noinc
+
+    def run(f: LaneFrame) -> Value:
+        if counted and f.any_active():
+            bar.get(f).arrive(executing(f), e.span)
+        return np.int32(0)
+
+    return run
+
+
+def _arrive_remote(c: TileContext, e: Call) -> Closure:
+    """mbarrier_arrive_remote(bar, cta)."""
+    bar, cta = TileBarrier.of(c, e.args[0], e.span), c.expr(e.args[1])
+
+    def run(f: LaneFrame) -> Value:
+        if f.any_active():
+            ranks = np.asarray(cta(f))
+            if ranks.ndim == 0:
+                bar.get(f, int(ranks)).arrive(executing(f), e.span)
+            else:  # the lanes of a warp may signal different blocks
+                for rank, n in zip(*np.unique(ranks[f.active()], return_counts=True)):
+                    bar.get(f, int(rank)).arrive(int(n), e.span)
+        return np.int32(0)
+
+    return run
+
+
+def _wait(c: TileContext, e: Call) -> Closure:
+    bar, parity = TileBarrier.of(c, e.args[0], e.span), c.expr(e.args[1])
+
+    def run(f: LaneFrame) -> Value:
+        if f.any_active():
+            b, p = bar.get(f), int(uniform(np.asarray(parity(f)), f, "a parity", e.span))
+            f.block.wait(lambda: b.passed(p), lambda: f"for parity {p} of {b.state()}", e.span)
+        return np.int32(0)
+
+    return run
+
+
+def _sync(c: TileContext, e: Call) -> Closure:
+    """sync_threads, named_barrier, named_barrier_arrive.  Without warp roles the threads of a block are always in step."""
+    members = c.members
+    args = [c.expr(a) for a in e.args]
+    roles = {r: c.launch.roles[r].threads for r in members}
+    if e.op == "sync_threads" and not c.launch.roles:
+        return lambda f: np.int32(0)
+
+    def run(f: LaneFrame) -> Value:
+        if f.any_active():
+            if e.op == "sync_threads":
+                whole_warp_role(f, "this barrier", e.span)
+                f.block.gather(("sync", members), f.role, roles, e.span, "a block barrier")
+            else:
+                number, need = (int(uniform(np.asarray(a(f)), f, "a barrier's operand", e.span)) for a in args)
+                f.block.meet(number, need, _in_warps(f), e.span, f"barrier {number}", e.op == "named_barrier")
+        return np.int32(0)
+
+    return run
+
+
+def _block_vote(c: TileContext, e: Call) -> Closure:
+    """syncthreads_count, _and, _or: the threads of all warp roles that reach the call synchronise there."""
+    members, value, answer_of = c.members, c.expr(e.args[0]), VOTES_OF_BLOCKS[e.op]
+    roles, key = {r: c.launch.roles[r].threads for r in members}, ("votes", id(e))
+
+    def run(f: LaneFrame) -> Value:
+        given = spread(value(f), f.lanes)[f.active()] != 0
+        if len(members) < 2 or not len(given):
+            return np.int32(answer_of(given))
+        votes = f.block.once(key, f.role, list)
+        votes.append(given)
+        whole_warp_role(f, "a vote of the block", e.span)
+        f.block.gather((key, f.role.counts[key]), f.role, roles, e.span, "a vote of the block")
+        return np.int32(answer_of(np.concatenate(votes)))
+
+    return run
+
+
+def _in_groups(c: TileContext, e: Call) -> Closure:
+    return lambda f: np.bool_(holds_in(e, f.role.groups[0]))
+
+
+def _in_warps(f: LaneFrame) -> int:
+    """The same count for a barrier with a thread count, which counts a warp as 32 threads: PTX ISA, "bar"."""
+    if f.lanes == 1:
+        return -(-f.role.threads // WARP) * WARP
+    return WARP * int(f.active().reshape(-1, WARP).any(1).sum())
+
+
+def make_barriers(b: Any, f: LaneFrame, span: Any) -> list[Phases]:
+    """The mbarriers of a shared.barrier buffer, in phase 0.  Raises sim-mbarrier unless each has an arrival count."""
+    return barriers_of(f.block, b, span)
+
+
+def barriers_of(block: TileBlock, b: Any, span: Any) -> list[Phases]:
+    """The mbarriers of a buffer in a block, created at the first use.  Without counts (attr `arrive`) the counts are 0 until
+    mbarrier_init."""
+    got = block.named.get(id(b))
+    if got is not None:
+        return got
+    counts = b.facts.arrive or (0,) * math.prod(b.shape)
+    if len(counts) != math.prod(b.shape):
+        raise fault("sim-mbarrier", f"{b.name} has no arrival count for each of its barriers",
+                    expected="an arrival count for each barrier", found=str(len(counts)), span=span,
+                    hint="a shared.barrier buffer has the attribute arrive, one count a barrier")
+    of = f" of block {block.where}" if block.cluster is not None else ""
+    made = [Phases(f"{b.name}[{i}]{of}", int(n)) for i, n in enumerate(counts)]
+    block.barriers += made
+    block.named[id(b)] = made
+    return made
+
+
+# Operations that only order accesses or assign registers: no effect where everything is synchronous.
+ORDER_ONLY = frozenset({
+    "fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global", "fence_gpu", "fence_block", "wgmma_fence",
+    "wgmma_commit", "wgmma_wait", "wgmma_pin", "wgmma_hold", "set_max_nreg", "bulk_commit", "bulk_wait", "tma_prefetch",
+    "sync_warp", "cp_async_commit", "cp_async_wait", "keep_branch", "pdl_trigger", "pdl_sync"})  # fmt: skip
+SYNC_OPS = ("sync_threads", "named_barrier", "named_barrier_arrive")
+BARRIER_OPS: dict[str, Callable[[TileContext, Call], Closure]] = {
+    "mbarrier_init": _init, "mbarrier_arrive": _arrive, "mbarrier_expect_tx": _arrive, "mbarrier_arrive_expect_tx": _arrive,
+    "cp_async_mbarrier_arrive": _copies_arrive, "mbarrier_wait": _wait, "mbarrier_arrive_remote": _arrive_remote, **CLUSTER_OPS,
+    "elect_one": elect, "in_warp_groups": _in_groups,
+    "sync_grid": grid_barrier,
+    **dict.fromkeys(ORDER_ONLY, nothing), **dict.fromkeys(SYNC_OPS, _sync), **dict.fromkeys(BLOCK_VOTES, _block_vote),
+}  # fmt: skip
+
+__all__ = ["BARRIER_OPS", "ORDER_ONLY", "SYNC_OPS", "TileBarrier", "make_barriers"]

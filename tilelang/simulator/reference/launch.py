@@ -1,0 +1,99 @@
+"""Runs a launch in the reference interpreter: blocks one after another, those of a cluster or a grid barrier concurrently.
+
+Where a program never distinguishes the threads of a block, one lane represents all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import Buffer, Call, Launch, Parallel, Var, children, numpy_dtype, walk
+from tilelang.target.cluster import cluster_of
+
+from .barriers import ORDER_ONLY
+from .block import TileBlock, WarpRole
+from .cluster import TileCluster
+from .context import TileContext, TileLaunch
+from .divergence import Divergence
+from .grid import TileGrid
+from .hopper import space_of
+from .warp import WARP_OPS
+from .warp_roles import run_warp_roles, warp_roles_of
+from ..boxes import launch_maps
+from ..host import clusters
+from ..lane_ops import BLOCK_VOTES, LANE_OPS, WARP
+from ..lanes import Action, LaneFrame, contains
+
+EACH_LANE = (*LANE_OPS, *BLOCK_VOTES, *WARP_OPS, "elect_one", "wgmma", "tma_load")  # calls that each thread executes for itself
+
+
+def compile_launch(c: TileContext, s: Launch) -> Action:
+    """The action that runs a launch."""
+    return _CompiledLaunch(c, s).run
+
+
+class _CompiledLaunch:
+    """roles: of its blocks.  lanes: of a block.  together: whether all blocks run concurrently, for a grid barrier."""
+
+    def __init__(self, c: TileContext, s: Launch) -> None:
+        c.launch = TileLaunch(s.num_threads, s.plan.import_source, launch_maps(s), roles=warp_roles_of(s),
+                              divergence=Divergence(s), space=space_of(s))
+        c.launch.safe = {id(b): c.expr(v) for b, v in s.plan.safe_values}  # these apply inside the kernel only
+        c.members = tuple(range(len(c.launch.roles)))
+        self.launch, self.dims, self.together = s, cluster_of(s), contains(s.body, (), ("sync_grid",))
+        self.roles, self.lanes = c.launch.roles, _lanes(s)
+        self.whole = WarpRole(0, tuple(range(-(-s.num_threads // 128))), s.num_threads)
+        self.grid, self.body = [c.expr(g) for g in s.grid], c.stmt(s.body)
+        self.block_slots = [(c.slot(v), numpy_dtype(v.dtype).type) for v in s.block_vars]
+        self.thread_slots = [c.slot(v) for v in s.thread_vars]
+
+    def run(self, f: LaneFrame) -> None:
+        """Run all blocks."""
+        extents = [int(g(f)) for g in self.grid]
+        groups = (self.frames(f, mates) for mates in clusters(extents, self.dims, self.launch.span))
+        for frames in filter(None, [[g for mates in groups for g in mates]] if self.together else groups):
+            if self.roles or self.dims is not None:
+                run_warp_roles(frames, self.roles or [self.whole], self.body)
+            elif self.together:
+                TileGrid(frames, self.body).run()
+            else:
+                self.body(frames[0])
+
+    def frames(self, f: LaneFrame, mates: Any) -> list[LaneFrame]:
+        """The frames of the blocks of a cluster (or of one block), given their indices."""
+        threads, (x, y, _) = self.launch.num_threads, self.launch.threads
+        t, frames = np.arange(self.lanes), []
+        for at in mates:
+            block = TileBlock(f.block, f"({', '.join(map(str, at))})")
+            g = LaneFrame(list(f.slots), self.lanes, None if self.lanes in (1, threads) else t < threads, block)
+            g.role = self.whole
+            for (slot, dt), v in zip(self.block_slots, at):
+                g.slots[slot] = dt(v)
+            for slot, own in zip(self.thread_slots, (t % x, t // x % y, t // (x * y))):
+                g.slots[slot] = own.astype(np.int32)
+            frames.append(g)
+        if self.dims is not None:
+            TileCluster([g.block for g in frames], threads * len(frames))
+        return frames
+
+
+def _lanes(s: Launch) -> int:
+    """Lanes a launch needs: 1 when no thread is distinguished, else its threads rounded up to whole warps."""
+    distinguished = set(map(id, s.thread_vars))
+
+    def per_thread(n: Any) -> bool:
+        if isinstance(n, Parallel):
+            return False  # atomics and prints inside are executed by iteration
+        if isinstance(n, Var):
+            return id(n) in distinguished
+        if isinstance(n, Call) and n.op in EACH_LANE and n.op not in ORDER_ONLY:
+            return True
+        return not isinstance(n, Buffer) and any(per_thread(c) for c in children(n))
+
+    uses = any(isinstance(n, Var) and id(n) in distinguished for n in walk(s.body)) or per_thread(s.body)
+    return -(-s.num_threads // WARP) * WARP if uses else 1
+
+
+__all__ = ["compile_launch"]

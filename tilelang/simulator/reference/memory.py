@@ -1,0 +1,113 @@
+"""Where the elements of a buffer lie in the reference interpreter: each buffer is a Storage, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import AddressOf, Buffer, Expr, Var, numpy_dtype, GLOBAL
+from tilelang.ir.evaluate import Value
+
+from ..addresses import Followed
+from ..context import Context
+from ..faults import fault
+from ..lane_ops import spread
+from ..lanes import LaneFrame, is_address
+from ..memory import Storage, geometry, linear_index, out_of_bounds
+
+
+class TileMemory:
+    """Compiles the addresses of accesses."""
+
+    def __init__(self, c: Context) -> None:
+        self.c = c
+
+    def locate(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any,
+               write: bool = False) -> Callable[[LaneFrame], Any]:
+        """A function that returns (storage, indices, shape, element numbers, out of range).
+
+        count: number of consecutive elements (vectors), 1 for a scalar.
+        """
+        fns = [self.c.expr(i) for i in indices]
+        geo, at, bl = geometry(self.c.exprs, b), self.c.slot(b.data), b.dtype.lanes
+        wide = [i.dtype.lanes > 1 for i in indices]
+        ramp = any(wide)
+        tail, last = np.arange(count) if count > 1 and not ramp else None, len(fns) - 1
+
+        def run(f: LaneFrame) -> Any:
+            store = f.slots[at]
+            if store is None:
+                raise fault("sim-unsupported", f"{b.name} has no storage here",
+                            expected="a buffer with storage", found=f"{b.name} without", span=span)
+            shape, strides, offset = geo(f)
+            idx = [np.asarray(i(f)).astype(np.int64) for i in fns]
+            if ramp:
+                idx = [i if w else i[..., None] for i, w in zip(idx, wide)]
+            elif tail is not None:
+                idx = [i[..., None] + tail if d == last else i[..., None] for d, i in enumerate(idx)]
+            linear, bad = linear_index(idx, shape, strides, offset)
+            if bl > 1:
+                idx = [i[..., None] for i in idx]
+                linear = linear[..., None] * bl + np.arange(bl)
+                bad = np.broadcast_to(bad[..., None], linear.shape)
+                if ramp:
+                    linear, bad = linear.reshape(*linear.shape[:-2], -1), bad.reshape(*bad.shape[:-2], -1)
+            if is_address(store):
+                vector, need = ramp or bl > 1 or tail is not None, ~bad
+                if f.mask is not None:
+                    need = need & (f.mask[:, None] if vector else f.mask)
+                store, linear = self.c.addresses.follow(store, linear, need, vector, 1, Followed(b, write, span))
+            if store.lanes > 1:
+                row = np.arange(store.lanes) * (store.nbytes // numpy_dtype(b.dtype).itemsize)
+                vector = ramp or bl > 1 or tail is not None
+                linear = linear + (row[:, None] if vector else row)
+            return store, idx, shape, linear, bad
+
+        return run
+
+    def elements(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any, what: str) -> Callable[[LaneFrame], Any]:
+        """Element numbers, in a thread's row, of the first of `count` elements of a private array."""
+        fns, geo = [self.c.expr(i) for i in indices], geometry(self.c.exprs, b)
+
+        def run(f: LaneFrame) -> np.ndarray:
+            shape, strides, offset = geo(f)
+            idx = [np.asarray(fn(f)).astype(np.int64) for fn in fns]
+            linear, bad = linear_index(idx, shape, strides, offset)
+            bad = bad | (idx[-1] + count > shape[-1])
+            if (bad if f.mask is None else bad & f.mask).any():
+                raise out_of_bounds(b, idx, shape, bad if f.mask is None else bad & f.mask, span, what)
+            return linear
+
+        return run
+
+    def cells(self, e: AddressOf, count: int, what: str, order: Any = None, atomic: Any = None) -> Callable[[LaneFrame], Any]:
+        b, dt, span = e.buffer, numpy_dtype(e.buffer.dtype), e.span or self.c.place
+        where = self.locate(b, e.indices, count, span, True)
+
+        def run(f: LaneFrame) -> Any:
+            store, idx, shape, linear, bad = where(f)
+            linear = spread(linear, f.lanes, linear.ndim > 0 and count > 1).reshape(f.lanes, -1)
+            bad = spread(bad, f.lanes, bad.ndim > 0 and count > 1).reshape(f.lanes, -1)
+            ok = f.active()[:, None] & ~bad
+            if b.scope() != GLOBAL and (bad & f.active()[:, None]).any():
+                raise out_of_bounds(b, idx, shape, bad & f.active()[:, None], span, what)
+            if store.known is not None:
+                store.known.reshape(-1)[granules_of(store, linear[ok], dt.itemsize)] = True
+            return store.flat(dt), np.where(ok, linear, 0), ok
+
+        return run
+
+    def start_of(self, f: LaneFrame, v: Var, held: Any) -> Value:
+        """The address of the storage that the slot of v holds."""
+        return self.c.addresses.start_of(v, held)
+
+
+def granules_of(store: Storage, linear: np.ndarray, item: int) -> np.ndarray:
+    """Granule numbers of elements."""
+    k = item // store.granule
+    return linear if k == 1 else linear[..., None] * k + np.arange(k)
+
+
+__all__ = ["TileMemory", "granules_of"]

@@ -1,0 +1,154 @@
+"""Loads, stores and allocations in the reference interpreter.
+
+Outside of a global tensor a load gives its safe value and a store has no effect; outside of other buffers both are errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import Alloc, Buffer, Load, Store, numpy_dtype, BARRIER, DYNAMIC, GLOBAL, PRIVATE, VARIABLE
+from tilelang.ir.evaluate import Closure, Value
+
+from .barriers import make_barriers
+from .context import TileContext
+from .memory import granules_of
+from .watch import changes
+from ..faults import fault
+from ..lane_ops import started
+from ..lanes import Action, LaneFrame
+from ..memory import Storage, geometry, out_of_bounds, span_of, uninitialized
+
+
+def _skip(b: Buffer, f: LaneFrame, linear: np.ndarray, bad: np.ndarray, vector: bool,
+          refuse: Callable[[np.ndarray], Exception]) -> np.ndarray | None:
+    """Lanes (of the broadcast access) to skip, inactive or out of range; None for none.  Raises outside global memory."""
+    m = f.mask
+    if m is not None and vector:
+        m = m[:, None]
+    if bad.any():
+        if b.scope() != GLOBAL:
+            hit = bad if m is None else bad & m
+            if hit.any():
+                raise refuse(hit)
+        return bad if m is None else bad | ~m
+    return None if m is None else ~m
+
+
+def load(c: TileContext, e: Load) -> Closure:
+    """A load of one element or of a vector, for each lane."""
+    b, dt, vector = e.buffer, numpy_dtype(e.buffer.dtype), e.dtype.lanes > 1
+    where, shared = c.memory.locate(b, e.indices, 1, e.span), b.scope_name not in PRIVATE
+    safe = c.launch.safe.get(id(b))
+
+    def run(f: LaneFrame) -> Value:
+        store, idx, shape, linear, bad = where(f)
+        skip = _skip(b, f, linear, bad, vector,
+                     lambda hit: out_of_bounds(b, idx, shape, hit, e.span, "load of"))
+        at = linear if skip is None else np.where(skip, 0, linear)
+        x = store.flat(dt)[at]
+        if shared and f.role is not None and f.role.watch is not None:
+            seen = at if skip is None else at[np.broadcast_to(~skip, at.shape)]
+            f.role.watch.load(f.role.number, store, granules_of(store, seen, dt.itemsize), e.span)
+        if store.known is not None and c.check:
+            known = store.known.reshape(-1)[granules_of(store, at, dt.itemsize)]
+            known = known if known.ndim == at.ndim else known.all(-1)
+            if not (known if skip is None else known | skip).all():
+                raise uninitialized(b, e.span)
+        if skip is None:
+            return x
+        return np.where(skip, np.zeros((), dt) if safe is None else np.asarray(safe(f)).astype(dt), x)
+
+    return run
+
+
+def store(c: TileContext, s: Store) -> Action:
+    """A store of one element or of a vector, for each lane."""
+    b, dt, vector = s.buffer, numpy_dtype(s.buffer.dtype), s.value.dtype.lanes > 1
+    where, value = c.memory.locate(b, s.indices, 1, s.span, True), c.expr(s.value)
+    shared = b.scope_name not in PRIVATE
+
+    def run(f: LaneFrame) -> None:
+        x = np.asarray(value(f))
+        store, idx, shape, linear, bad = where(f)
+        skip = _skip(b, f, linear, bad, vector,
+                     lambda hit: out_of_bounds(b, idx, shape, hit, s.span, "store to"))
+        linear, x = np.broadcast_arrays(linear, x)
+        if skip is not None:
+            linear, x, keep = np.broadcast_arrays(linear, x, ~skip)
+            linear, x = linear[keep], x[keep]
+        if shared and f.role is not None and f.role.watch is not None:
+            f.role.watch.store(f.role.number, store, granules_of(store, linear, dt.itemsize),
+                               changes(store.flat(dt)[linear], x), s.span)
+        store.flat(dt)[linear] = x
+        if store.known is not None:
+            store.known.reshape(-1)[granules_of(store, linear, dt.itemsize)] = True
+
+    return run
+
+
+def allocate(c: TileContext, s: Alloc) -> Action:
+    """The storage of a buffer.  A per-thread buffer has a row for each lane; all others are common to the warp roles."""
+    b, scope = s.buffer, s.buffer.scope()
+    if scope == BARRIER:
+        return _once(c, s, lambda f: make_barriers(b, f, s.span))
+    if scope.startswith("shared.") and scope != DYNAMIC:
+        raise fault("sim-unsupported", f"{scope} buffers are not simulated",
+                    expected="shared or private memory", found=str(scope), span=s.span)
+    at, make = c.slot(b.data), _maker(c, s)
+
+    def private(f: LaneFrame) -> None:
+        f.slots[at] = make(f)
+
+    def shared(f: LaneFrame) -> Storage:
+        """The block's buffer; in a cluster another block may have created it first."""
+        f.block.makers[id(b.data)] = make
+        got = f.block.stores.get(id(b.data)) if f.block.cluster is not None else None
+        if got is None:
+            got = f.block.stores[id(b.data)] = make(f)
+        return got
+
+    launched: list[Storage] = []
+
+    def workspace(f: LaneFrame) -> Storage:
+        """The launch's buffer: its first block creates it.  Outside of a kernel it is created each time."""
+        where = getattr(f.block, "where", "")
+        if not launched or not any(digit in "123456789" for digit in where):
+            launched[:] = [make(f)]
+        return launched[0]
+
+    if b.scope_name in PRIVATE:
+        return private
+    return _once(c, s, workspace if scope == GLOBAL else shared if scope.startswith("shared") else make)
+
+
+def _maker(c: TileContext, s: Alloc) -> Callable[[LaneFrame], Storage]:
+    """A function that creates the storage of a buffer.  A variable without an initial value starts at zero."""
+    b, dt = s.buffer, numpy_dtype(s.buffer.dtype)
+    geo, item, granule = geometry(c.exprs, b), dt.itemsize * b.dtype.lanes, c.granules[id(b.data)]
+    init = c.expr(s.init) if s.init is not None else None
+    private, width = b.scope_name in PRIVATE, b.dtype.lanes if b.dtype.lanes > 1 else None
+
+    def make(f: LaneFrame) -> Storage:
+        store = Storage(b.name, span_of(*geo(f)) * item, granule, f.lanes if private else 1, known=b.scope_name == VARIABLE)
+        if init is not None:
+            store.view(dt)[:, :width] = started(init(f), store.lanes, b.dtype.lanes)
+        return store
+
+    return make
+
+
+def _once(c: TileContext, s: Alloc, make: Callable[[LaneFrame], Any]) -> Action:
+    """An allocation whose storage is created once for all warp roles that reach it."""
+    at, common = c.slot(s.buffer.data), len(c.members) > 1
+
+    def run(f: LaneFrame) -> None:
+        f.slots[at] = f.block.once(id(s), f.role, lambda: make(f)) if common else make(f)
+
+    return run
+
+
+__all__ = ["allocate", "load", "store"]
