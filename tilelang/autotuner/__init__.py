@@ -85,9 +85,13 @@ class AutoTuneImpl(InClasses):
             logger.warning("tuning is skipped: %s given explicitly", ", ".join(sorted(given)))
             return impl.compile(*args, **kwargs), runtime
         self._check_arguments(bound.arguments, tunable, lazy)
-        values = tuple((n, freeze_tensor(v)) for n, v in bound.arguments.items() if n not in self.skipped)
+        missed = impl.captured.missed
+        values = tuple([(n, freeze_tensor(v, impl.captured.argument)) for n, v in bound.arguments.items()
+                        if n not in self.skipped])
         key = (values, impl.surroundings())
         result = self.results.get(key)
+        if result is not None and missed != impl.captured.missed:  # another program perhaps: the choice is kept, not the kernel
+            return self._compile(args, kwargs, result.config or {}), runtime
         if result is None:
             result = self.results[key] = tune(
                 configs, lambda config: self._compile(args, kwargs, config), self.profile,

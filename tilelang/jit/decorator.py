@@ -10,6 +10,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterable
+from operator import is_
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,10 @@ def names_around(fn: Any) -> dict[str, Any] | None:
     return outer_locals(depth + 1, fn) or None
 
 
+def _definition(func: Any) -> tuple[Any, Any, Any]:
+    return getattr(func, "__code__", None), getattr(func, "__defaults__", None), getattr(func, "__kwdefaults__", None)
+
+
 @record
 class JitOptions:
     """The arguments of @tilelang.jit besides the function."""
@@ -89,7 +94,8 @@ class JITImpl(InClasses):
         self._source: str | None = None
         self._signature: inspect.Signature | None = None
         self.outer_names = names_around(func)
-        self._captured: Captured | None = None
+        self.captured = Captured(func)
+        self._definition = _definition(func)
         self._configs: tuple[Any, tuple[Any, ...]] | None = None
         self.__doc__, self.__module__ = getattr(func, "__doc__", None), getattr(func, "__module__", None) or __name__
 
@@ -134,12 +140,22 @@ class JITImpl(InClasses):
             self._signature = inspect.signature(self.func)
         return self._signature
 
+    def is_redefined(self) -> bool:
+        """Whether the function has been given other code or defaults; then everything known about it is forgotten."""
+        now = _definition(self.func)
+        if all(map(is_, now, self._definition)):
+            return False
+        self._definition, self.mode = now, "auto"
+        self._eager, self._source, self._signature = None, None, None
+        return True
+
     # ---- which of the two styles ------------------------------------------------------------------------------------
     def initialize_jit_mode(self, /, *args: Any, **kwargs: Any) -> str:
         """Determine the mode from the function and the arguments of the present call.
 
         The mode is kept unless it was a guess: when the call fails before the mode is known, the next call decides.
         """
+        self.is_redefined()
         if self.mode == "auto":
             if program_of(self.func) is not None or not callable(self.func):
                 raise error("jit-not-a-function", f"@tilelang.jit takes a function, found {type(self.func).__name__}",
@@ -221,13 +237,11 @@ class JITImpl(InClasses):
         scope = current_config()
         if configs or scope:
             configs = self._frozen_configs((*scope.items(), *configs))
-        captured = self._captured
-        if captured is None:
-            captured = self._captured = Captured(self.func)
-        configs = (*configs, captured.values())
+        found = self.captured.found
+        token = found.token if found is not None and found.hold() else self.captured.token()
         if self.target is None or self.target == "auto":
-            return configs, Target.current(), env.standing(_DECIDING)
-        return configs
+            return configs, token, Target.current(), env.standing(_DECIDING)
+        return (configs, token) if configs else token
 
     def _frozen_configs(self, configs: tuple[Any, ...]) -> tuple[Any, ...]:
         """A hashable form of the pass configs.  They are mostly those of the previous call, whose form is kept."""
@@ -248,14 +262,20 @@ class JITImpl(InClasses):
             kernel = self._fast.get(fast)
             if kernel is not None:
                 return kernel
+        if self.is_redefined():
+            return self(*args, **kwargs)
+        missed = self.captured.missed
         bound = self._bind(args, kwargs)
+        self.surroundings()  # arguments are followed for the names of attributes that the function reads
         key = (self._frozen(bound), self.surroundings())
         kernel = self._kernels.get(key)
         if kernel is None:
-            kernel = self._kernels[key] = self.compile_program(self._program(bound))
-            self._kernels[key[0], self.surroundings()] = kernel  # after the call, which may have changed them
-        if fast is not None:
-            self._fast[fast] = kernel
+            kernel = self.compile_program(self._program(bound))
+        after = self.surroundings()  # the call may have changed them
+        if missed == self.captured.missed and (fast is None or fast[2] == key[1]):
+            self._kernels[key] = self._kernels[key[0], after] = kernel
+            if fast is not None:
+                self._fast[fast] = kernel
         return kernel
 
     def _name(self) -> str:
@@ -272,7 +292,7 @@ class JITImpl(InClasses):
         return bound
 
     def _frozen(self, bound: inspect.BoundArguments) -> Any:
-        return tuple((name, freeze(value)) for name, value in bound.arguments.items())
+        return tuple([(name, freeze(value, self.captured.argument)) for name, value in bound.arguments.items()])
 
     def parse_cache_key(self, /, *args: Any, **kwargs: Any) -> Any:
         """The key of a call: calls with equal keys use one kernel."""

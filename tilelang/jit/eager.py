@@ -8,7 +8,8 @@ from tilelang.errors import error, register
 from tilelang.ir import dtype
 
 from .artifact import program_of
-from .keys import SIMPLE, freeze, is_settings, strides_of
+from .captured import Captured
+from .keys import SIMPLE, freeze, strides_of
 
 from .kernel import JITKernel
 
@@ -30,7 +31,13 @@ class Decorated(Protocol):
     func: Any
     outer_names: dict[str, Any] | None
 
+    captured: Captured
+
     def surroundings(self) -> Any: ...
+
+    def is_redefined(self) -> bool: ...
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any: ...
 
     def compile_program(self, func: Any) -> JITKernel: ...
 
@@ -40,6 +47,7 @@ class _Trace:
 
     def __init__(self, consts: dict[str, tuple[str, str, int]], func: Any, absent: tuple[str, ...] = ()) -> None:
         self.consts = consts
+        self.is_kept = False  # for calls with equal compile-time values
         self.absent = absent  # tensors given as None, which the program does not have
         self.func = func  # None while consts are symbolic
         self.kernels: dict[Any, Any] = {}
@@ -52,7 +60,7 @@ class EagerCalls:
     def __init__(self, owner: Decorated) -> None:
         from tilelang.language.tracing.eager_function import EagerFunction  # 3 ms
 
-        self.owner = owner
+        self.owner, self.captured = owner, owner.captured
         self.function = EagerFunction(owner.func, owner.outer_names)
         about = self.function.parameters
         self.parameters = {name: p.kind for name, p in about.items()}
@@ -72,8 +80,10 @@ class EagerCalls:
         key = None
         if not kwargs and not self.open:
             try:
-                key = (self.owner.surroundings(), *[x.shape if c == 0 else None if c == 1 or x is None else
-                                                    (type(x), x) if c == 2 else x.shape for c, x in zip(self.code, args)])
+                key = (self.owner.surroundings(), *[
+                    x.shape if c == 0 else None if c == 1 or x is None else
+                    (x.__class__, x) if x.__class__ in SIMPLE or not callable(x) else self.captured.argument(x)
+                    for c, x in zip(self.code, args)])
                 hit = self.fast.get(key)
             except (AttributeError, TypeError):  # not a tensor, or an unhashable value: take the slow path
                 key = hit = None
@@ -82,6 +92,9 @@ class EagerCalls:
                 if rest is None:
                     return kernel(*args)
                 return kernel(*[args[i] if i < len(args) else d for i, d in rest])
+        if self.owner.is_redefined():
+            return self.owner(*args, **kwargs)
+        missed = self.captured.missed
         values, consts = self._bind(args, kwargs)
         missing = [n for n in self.runtime if values[n] is _MISSING]
         if missing:
@@ -90,32 +103,31 @@ class EagerCalls:
                         f"missing: `{self.owner.__name__}` takes {', '.join(self.runtime)}",
                         expected=f"{', '.join(self.runtime)}", found=f"no {missing[0]}",
                         hint="pass every tensor; results made by T.empty are returned, not passed")
-        kernel = self._kernel(values, consts)
-        names = self._given(values)
-        if key is not None and self._is_simple(values):
+        trace = self._trace(values, consts)
+        kernel = self._kernel(trace, values, consts)
+        names = self._given(trace, values)
+        if key is not None and missed == self.captured.missed and self._is_simple(trace, values):
             whole = len(args) == len(names) == len(self.names)
             self.fast[key] = kernel, None if whole else [(i, self.defaults[n]) for i, n in enumerate(self.names) if n in names]
         return kernel(*(values[n] for n in names))
 
-    def _given(self, values: dict[str, Any]) -> list[str]:
+    def _given(self, trace: _Trace, values: dict[str, Any]) -> list[str]:
         """Parameters of the kernel; tensors given as None are left out."""
-        absent = self._trace(values, {}).absent if self._nones(values) else ()
-        return [n for n in self.runtime if n not in absent]
+        return [n for n in self.runtime if n not in trace.absent]
 
     def _nones(self, values: dict[str, Any]) -> tuple[str, ...]:
         return tuple(n for n in self.tensors if values[n] is None)
 
-    def _is_simple(self, values: dict[str, Any]) -> bool:
+    def _is_simple(self, trace: _Trace, values: dict[str, Any]) -> bool:
         """Whether shapes and compile-time values alone determine the kernel: no const is read from a stride, no tensor is
         packed, and no value compares equal to a different one (floats, containers)."""
-        given = [values[n] for n in self.static]
-        if any(type(v) not in SIMPLE and (not callable(v) or is_settings(getattr(v, "__self__", v))) for v in given):
+        if any(type(v) not in SIMPLE and not callable(v) for v in (values[n] for n in self.static)):
             return False
-        trace = self._trace(values, {})
         return not trace.packed and all(what == "shape" for _, what, _ in trace.consts.values())
 
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JITKernel:
-        return self._kernel(*self._bind(args, kwargs))
+        values, consts = self._bind(args, kwargs)
+        return self._kernel(self._trace(values, consts), values, consts)
 
     def program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values, consts = self._bind(args, kwargs)
@@ -130,7 +142,7 @@ class EagerCalls:
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The arguments for the kernel of a call, without tensors that are None and that the kernel does not have."""
         values = self._bind(args, kwargs)[0]
-        return [values[n] for n in self._given(values)]
+        return [values[n] for n in self._given(self._trace(values, {}), values)]
 
     # ---- steps ------------------------------------------------------------------------------------------------------
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -168,14 +180,18 @@ class EagerCalls:
                 raise error("eager-annotation", f"`{n}` of `{self.owner.__name__}` is given a tensor and has no annotation: "
                             "without one a parameter is a value to compile for", found=f"{type(values[n]).__name__} for `{n}`",
                             hint=f"write `{n}: T.Tensor(shape, dtype)` in the body, in front of T.Kernel")
-        return tuple(freeze(values[n]) for n in self.static), opened, self._nones(values), self.owner.surroundings()
+        static = tuple([freeze(values[n], self.captured.argument) for n in self.static])
+        return static, opened, self._nones(values), self.owner.surroundings()
 
     def _trace(self, values: dict[str, Any], consts: dict[str, Any]) -> _Trace:
+        missed = self.captured.missed
         key = self._static_key(values)
         trace = self.traces.get(key)
         if trace is None:
             traced = self.function.trace(self._static(values), None)
-            trace = self.traces[key] = _Trace(dict(traced.consts), traced.func, traced.absent)
+            trace = _Trace(dict(traced.consts), traced.func, traced.absent)
+            if missed == self.captured.missed:
+                self.traces[key], trace.is_kept = trace, True
         for name in consts:
             if name not in trace.consts:
                 raise error("eager-arguments", f"`{self.owner.__name__}` got an unexpected keyword argument {name!r}: "
@@ -209,15 +225,15 @@ class EagerCalls:
             out[name] = found
         return out
 
-    def _kernel(self, values: dict[str, Any], consts: dict[str, Any]) -> Any:
-        trace = self._trace(values, consts)
+    def _kernel(self, trace: _Trace, values: dict[str, Any], consts: dict[str, Any]) -> Any:
         numbers = self._const_values(trace, values, consts) if trace.consts else {}
         key = tuple(numbers.values())
         kernel = trace.kernels.get(key)
         if kernel is None:
             func, key = self._traced(trace, values, consts)
             kernel = trace.kernels[key] = self.owner.compile_program(func)
-            self.traces[self._static_key(values)] = trace  # after tracing, which may have changed them
+            if trace.is_kept:
+                self.traces[self._static_key(values)] = trace  # after tracing, which may have changed them
         return kernel
 
     def _traced(self, trace: _Trace, values: dict[str, Any], consts: dict[str, Any]) -> tuple[Any, Any]:

@@ -59,13 +59,15 @@ class Macro:
             raise error("lazy-effect", f"macro `{self.name}` is called in an operand that may not be "
                                        "evaluated",
                         found=f"a call of macro `{self.name}`", hint="call it in a statement before and use its result")
+        rw = rewrite_function(self.orig_func)
+        if rw is not self._rewritten:  # the first call, or the function has been given other code
+            self._rewritten, self._signature, self._refs = rw, inspect.signature(self.orig_func), None
         try:
             bound = self._signature.bind(*args, **kw)
         except TypeError as e:
             raise error("macro-arguments", f"macro `{self.name}`: {e}",
                         expected=f"{self.name}{self._signature}", found=str(e)) from None
         bound.apply_defaults()
-        rw = self._rewritten = self._rewritten or rewrite_function(self.orig_func)
         refs = self._reference_params()
         for name, value in bound.arguments.items():
             kind = self._signature.parameters[name].kind
