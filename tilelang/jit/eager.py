@@ -58,10 +58,8 @@ class EagerCalls:
     """The eager side of a @tilelang.jit function."""
 
     def __init__(self, owner: Decorated) -> None:
-        from tilelang.language.tracing.eager_function import EagerFunction  # 3 ms
-
         self.owner, self.captured = owner, owner.captured
-        self.function = EagerFunction(owner.func, owner.outer_names)
+        self.function = self._parsed()
         about = self.function.parameters
         self.parameters = {name: p.kind for name, p in about.items()}
         self.defaults = {name: _MISSING if p.required else p.default for name, p in about.items()}
@@ -74,6 +72,11 @@ class EagerCalls:
         # Kernels of positional calls that are determined by tensor shapes and simple values alone.
         self.fast: dict[Any, tuple[Any, Any]] = {}
         self.code = tuple({"tensor": 0, "scalar": 1}.get(k, 2) for k in self.parameters.values())
+
+    def _parsed(self) -> Any:
+        from tilelang.language.tracing.eager_function import EagerFunction  # 3 ms
+
+        return EagerFunction(self.owner.func, self.owner.outer_names)
 
     # ---- public -----------------------------------------------------------------------------------------------------
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -188,6 +191,8 @@ class EagerCalls:
         key = self._static_key(values)
         trace = self.traces.get(key)
         if trace is None:
+            if any(isinstance(a, str) for a in getattr(self.owner.func, "__annotations__", {}).values()):
+                self.function = self._parsed()  # names in texts may mean others now
             traced = self.function.trace(self._static(values), None)
             trace = _Trace(dict(traced.consts), traced.func, traced.absent)
             if missed == self.captured.missed:

@@ -38,9 +38,9 @@ _CHILDREN = frozenset({"_parameters", "_buffers", "_modules", "children", "modul
                        "named_children", "named_modules", "named_parameters", "named_buffers", "get_submodule",
                        "get_parameter", "get_buffer"})
 _METHODS = (FunctionType, classmethod, staticmethod, property, functools.cached_property, functools.partialmethod)
-_SETTLED = (logging.Logger, logging.Handler, type(namedtuple("_Pair", "first").first), type(threading.Lock()), type(threading.RLock()), types.MemberDescriptorType,
+_SETTLED = (logging.Logger, logging.Handler, type(threading.Lock()), type(threading.RLock()), types.MemberDescriptorType,
             types.GetSetDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, types.MethodWrapperType,
-            types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType)
+            types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType, type(namedtuple("_Pair", "first").first))
 
 
 class Known(Same):
@@ -383,7 +383,14 @@ class Walk:
         of = getattr(value, "__self__", None)
         if isinstance(value, types.BuiltinFunctionType) and of is not None and not isinstance(of, ModuleType):
             return value.__name__, self.key(of)  # a method of an object
-        return Known(value), self._outside(getattr(value, "__module__", None) or "", getattr(value, "__name__", ""))
+        module, cells = getattr(value, "__module__", None) or "", getattr(value, "__closure__", None)
+        key = Known(value), self._outside(module, getattr(value, "__name__", ""))
+        if not cells or module.partition(".")[0] not in sys.stdlib_module_names or id(value) in self.seen:
+            return key
+        self.seen[id(value)] = len(self.seen)
+        for cell in cells:  # functions of the user that a decorator of Python holds
+            self.guards.cells.append((cell, of_cell(cell)))
+        return *key, *[self.key(of_cell(cell)) for cell in cells]
 
     def _of_foreign_module(self, module: ModuleType, name: str | None) -> list[Any]:
         if is_foreign_name(module.__name__) and module.__name__.partition(".")[0] == "tilelang":
