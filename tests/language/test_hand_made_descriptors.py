@@ -102,6 +102,48 @@ def test_tiles_that_threads_copied_lie_as_their_layout_says(what):
     assert np.array_equal(everywhere(by_threads(**kw), a, b, on=ALL)[-1], product(a, b))
 
 
+def test_descriptors_of_each_launch_name_its_own_buffers():
+    """The second launch has another buffer at the addresses of the first one's operands."""
+    @T.macro
+    def multiply(A, B, C, rows):
+        As = T.alloc_shared((64, 64), f16)
+        Bs = T.alloc_shared((rows, 64), f16)
+        T.annotate_layout({As: swizzled_box_layout((64, 64), f16, 128), Bs: swizzled_box_layout((rows, 64), f16, 128)})
+        c = T.alloc_local((8,), "float32")
+        a_desc = T.alloc_wgmma_desc()
+        b_desc = T.alloc_wgmma_desc()
+        T.copy(A, As)
+        T.copy(B, Bs[0, 0])
+        T.fence_proxy_async()
+        T.sync_threads()
+        if rows > 16:
+            T.initialize_wgmma_descriptor(b_desc, Bs[0, 0], 1, 1, 64)
+            T.initialize_wgmma_descriptor(a_desc, As[0, 0], 1, 1, 64)
+        else:
+            T.initialize_wgmma_descriptor(a_desc, As[0, 0], 1, 1, 64)
+            T.initialize_wgmma_descriptor(b_desc, Bs[0, 0], 1, 1, 64)
+        T.warpgroup_arrive()
+        for k in T.unroll(4):
+            T.ptx_wgmma_ss("float32", "m64n16k16", True, True, "fp16", "fp16", "fp32", a_desc, 2 * k, b_desc, 2 * k,
+                           c.data, 0, T.if_then_else(k > 0, 1, 0))
+        T.warpgroup_commit_batch()
+        T.warpgroup_wait(0)
+        t = T.get_thread_binding()
+        for i in T.serial(8):
+            C[t // 32 * 16 + t % 32 // 4 + 8 * (i // 2 % 2), i // 4 * 8 + t % 4 * 2 + i % 2] = c[i]
+
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), f16), B: T.Tensor((16, 64), f16), C: T.Tensor((64, 16), "float32"),
+             D: T.Tensor((64, 16), "float32")):
+        with T.Kernel(1, threads=128):
+            multiply(A, B, C, 16)
+        with T.Kernel(1, threads=128):
+            multiply(A, B, D, 32)
+
+    a, b = numbers((64, 64)), numbers((16, 64))
+    assert all(np.array_equal(got, product(a, b)) for got in everywhere(main, a, b, on=ALL)[-2:])
+
+
 @pytest.mark.spec("T.initialize_wgmma_descriptor", "T.ptx_wgmma_ss")
 def test_a_layout_that_turns_single_elements():
     """B is stored as (K, N); its layout puts it into core matrices along K, element by element."""
