@@ -43,6 +43,11 @@ class LaneFrame(Frame):
         """The mask of active lanes as an array."""
         return np.ones(self.lanes, bool) if self.mask is None else self.mask
 
+    def running(self) -> np.ndarray:
+        """The lanes of this frame that have not returned."""
+        own = self.active() if self.own is None else self.own
+        return own if self.exited is None else own & ~self.exited
+
     def any_active(self) -> bool:
         return self.mask is None or bool(self.mask.any())
 

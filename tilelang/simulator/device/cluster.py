@@ -23,8 +23,9 @@ from tilelang.ir.evaluate import Closure, Value
 from .context import DeviceContext
 from .counters import count_warps
 from .mbarrier import Barrier
+from .warp_roles import in_whole_warps
 from ..faults import fault
-from ..lane_ops import WARP, spread
+from ..lane_ops import spread
 from ..lanes import LaneFrame
 
 
@@ -69,7 +70,7 @@ class Meetings:
         left = np.zeros(len(self.come), bool)
         for p in parts:
             if not p.done:
-                left |= p.frame.own if p.frame.exited is None else p.frame.own & ~p.frame.exited
+                left |= p.frame.running()
         for team in range(len(self.phase)):
             here = slice(team * self.each, (team + 1) * self.each)
             if self.come[here].any() and not (left[here] & ~self.come[here]).any():
@@ -197,11 +198,7 @@ class Cluster:
 
 
 def _whole_warps(f: LaneFrame, what: str, span: Any) -> None:
-    active = f.active()
-    own = active if f.own is None else f.own
-    own = own if f.exited is None else own & ~f.exited
-    warps = np.repeat(active.reshape(-1, WARP).any(1), WARP)
-    if (active != own & warps).any():
+    if not in_whole_warps(f):
         raise fault("sim-warp-divergence", f"{what} is reached by some lanes of a warp only",
                     found=f"{what} in some lanes of a warp", span=span)
 

@@ -79,12 +79,12 @@ class WarpRoles(Scheduler):
             block.cluster.ended(part, self.parts)
 
     def _threads_left(self, rank: int) -> int:
-        return sum(_threads(p.frame) for p in self.parts if not p.done and p.frame.block.rank == rank)
+        return sum(int(p.frame.running().sum()) for p in self.parts if not p.done and p.frame.block.rank == rank)
 
     def arrive(self, f: LaneFrame, number: int, need: int | None, span: Any) -> _Barrier:
         """The active threads of f arrive at a barrier (need: threads, None for the whole block)."""
         active = f.active()
-        if (active != (_running(f) & np.repeat(active.reshape(-1, WARP).any(1), WARP))).any():
+        if not in_whole_warps(f):
             raise fault("sim-barrier", f"a barrier is reached by {int(active.sum())} threads of a warp only",
                         found=f"{int(active.sum())} threads of a warp", span=span)
         b = self.barriers.setdefault((f.block.rank, number), _Barrier(need or 0))
@@ -119,7 +119,7 @@ class WarpRoles(Scheduler):
 
     def deadlock(self, left: list[Coroutine]) -> Exception:
         """The error for a deadlock; SplitGroups when its cause may be that warps of one warp group diverge."""
-        if self.unit > WARP and any((p.frame.active() != _running(p.frame)).any() for p in left):
+        if self.unit > WARP and any((p.frame.active() != p.frame.running()).any() for p in left):
             return SplitGroups()
         cluster = self.block.cluster
         states = [f"barrier {n}{f' of block {cluster.names[r]}' if cluster else ''}: {b.come} of "
@@ -149,14 +149,10 @@ class WarpRoles(Scheduler):
         return f"{self.kind}s " + (f"{numbers[0]} to {numbers[-1]}" if dense else ", ".join(map(str, numbers))) + of
 
 
-def _running(f: LaneFrame) -> np.ndarray:
-    """The threads of a part that have not returned."""
-    own = f.active() if f.own is None else f.own
-    return own if f.exited is None else own & ~f.exited
-
-
-def _threads(f: LaneFrame) -> int:
-    return int(_running(f).sum())
+def in_whole_warps(f: LaneFrame) -> bool:
+    """Whether all threads of the active warps that have not returned are active."""
+    active = f.active()
+    return bool((active == (f.running() & np.repeat(active.reshape(-1, WARP).any(1), WARP))).all())
 
 
 def unit_frames(f: LaneFrame, slots: list[Any], threads: int, unit: int) -> list[LaneFrame]:
@@ -171,4 +167,4 @@ def unit_frames(f: LaneFrame, slots: list[Any], threads: int, unit: int) -> list
     return out
 
 
-__all__ = ["BLOCK_BARRIER", "WarpRoles", "SplitGroups", "unit_frames"]
+__all__ = ["BLOCK_BARRIER", "WarpRoles", "SplitGroups", "in_whole_warps", "unit_frames"]

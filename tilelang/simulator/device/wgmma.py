@@ -15,7 +15,7 @@ import numpy as np
 
 from tilelang.ir import AddressOf, Call, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
-from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_addresses
+from tilelang.target.wgmma import operand_addresses
 
 from .asynchronous import GROUP
 from .context import DeviceContext
@@ -24,6 +24,7 @@ from ..faults import fault
 from ..lane_ops import WARP, elect, nothing, own_threads, spread
 from ..lanes import LaneFrame, uniform
 from ..matrix import Registers, register_order
+from ..wgmma import descriptor, wgmma_row
 from .registers import Issued, matrix_of
 
 
@@ -81,24 +82,13 @@ class _SharedOperand:
 
 
 def _wgmma(c: DeviceContext, e: Call) -> Closure:
-    try:
-        row = WGMMA_ROWS[e.options.row]
-    except KeyError:
-        raise fault("sim-unsupported", f"no wgmma instruction is called {e.options.row}",
-                    expected="an instruction of wgmma", found=f"{e.options.row}", span=e.span) from None
-    _, n, k = row.shape
-    majors = e.options.a_major, e.options.b_major
-    from_registers = isinstance(e.args[1], AddressOf)
-    if any(m not in row.majors for m in majors):
-        raise fault("sim-unsupported", f"{row.name} takes operands of order {', '.join(row.majors)}, found {majors}",
-                    expected=f"operands of order {', '.join(row.majors)}", found=str(majors),
-                    span=e.span)
+    row, from_registers = wgmma_row(e), isinstance(e.args[1], AddressOf)
     tc, ta = numpy_dtype(row.c_dtype), numpy_dtype(row.a_dtype)
     acc = Registers(c, e.args[0], row.c.registers * tc.itemsize, e.span)
     site = c.accesses.site("a shared tile", e.span, "operand of wgmma")
     a_regs = Registers(c, e.args[1], row.a.registers * ta.itemsize, e.span) if from_registers else None
-    a_shared = None if from_registers else _SharedOperand(c, e.args[1], row.a_dtype, majors[0], 64, site, e)
-    b = _SharedOperand(c, e.args[2], row.b_dtype, majors[1], n, site, e)
+    a_shared = None if from_registers else _SharedOperand(c, e.args[1], row.a_dtype, e.options.a_major, 64, site, e)
+    b = _SharedOperand(c, e.args[2], row.b_dtype, e.options.b_major, row.shape[1], site, e)
     scale, orders = c.expr(e.args[3]), (register_order(row.c), register_order(row.a))
 
     def part(x: np.ndarray, order: np.ndarray, registers: int, lanes: np.ndarray) -> np.ndarray:
@@ -159,23 +149,16 @@ def _claim(f: LaneFrame, regs: Registers, state: Issued, group: int, e: Call, ac
     return regs
 
 
-def _fence(c: DeviceContext, e: Call) -> Closure:
+def _fence_or_commit(c: DeviceContext, e: Call) -> Closure:
     def run(f: LaneFrame) -> Value:
         count_warps(f, e.op)
         if f.any_active():
             _members(f, e.op, e.span)
-            matrix_of(f).fences += 1
-        return np.int32(0)
-
-    return run
-
-
-def _commit(c: DeviceContext, e: Call) -> Closure:
-    def run(f: LaneFrame) -> Value:
-        count_warps(f, e.op)
-        if f.any_active():
-            _members(f, e.op, e.span)
-            matrix_of(f).commits += 1
+            state = matrix_of(f)
+            if e.op == "wgmma_fence":
+                state.fences += 1
+            else:
+                state.commits += 1
         return np.int32(0)
 
     return run
@@ -224,22 +207,7 @@ def _descriptor(c: DeviceContext, e: Call, ahead: bool = False) -> Closure:
             return spread(np.asarray(index(f)).astype(np.int64) * item + f.slots[start], f.lanes)
     else:
         at = c.memory.reach(base.buffer, base.indices, item, e.span, "wgmma operand")
-    more = c.expr(e.args[1]) if len(e.args) > 1 else None
-    fixed = e.options.offset
-    rest = encode_descriptor(0, e.options.lbo, e.options.sbo, e.options.swizzle)
-
-    def run(f: LaneFrame) -> Value:
-        address = at(f) + fixed
-        if more is not None:
-            address = address + np.asarray(more(f)).astype(np.int64)
-        on = address if f.mask is None else address[f.mask]
-        if (on % 16).any():
-            raise fault("sim-misaligned", f"a wgmma operand at byte {int(on[0])}, not a multiple of 16",
-                        expected="a multiple of 16 bytes", found=f"byte {int(on[0])}", span=e.span)
-        address = address - f.block.base  # only the address bits relative to its block fit
-        return (address >> 4 & 0x3FFF).astype(np.uint64) | np.uint64(rest)
-
-    return run
+    return descriptor(c, e, at)
 
 
 def _set_max_nreg(c: DeviceContext, e: Call) -> Closure:
@@ -283,8 +251,8 @@ def _in_groups(c: DeviceContext, e: Call) -> Closure:
 
 
 WGMMA_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
-    "wgmma": _wgmma, "wgmma_fence": _fence, "wgmma_commit": _commit, "wgmma_wait": _wait, "wgmma_pin": nothing,
-    "wgmma_hold": nothing,
+    "wgmma": _wgmma, "wgmma_fence": _fence_or_commit, "wgmma_commit": _fence_or_commit, "wgmma_wait": _wait,
+    "wgmma_pin": nothing, "wgmma_hold": nothing,
     "wgmma_descriptor": _descriptor, "opaque_copy": _opaque_copy,
     "set_max_nreg": _set_max_nreg, "elect_one": elect, "in_warp_groups": _in_groups,
 }  # fmt: skip

@@ -61,6 +61,7 @@ class TileBlock:
     """State of one block of a tile program: its warp roles, the buffers they share, its mbarriers."""
 
     counters = _Uncounted()
+    base = 0  # first byte of its shared memory (device.block.Block)
 
     def __init__(self, printer: Any, where: str) -> None:
         self.print, self.where = printer.print, where

@@ -18,7 +18,7 @@ from tilelang.ir import AddressOf, Call, Launch, numpy_dtype, SHARED
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.shared_space import Placed, SharedSpace, shared_space
 from tilelang.target.warp_groups import GROUP
-from tilelang.target.wgmma import WGMMA_ROWS, decode_descriptor, encode_descriptor, operand_addresses
+from tilelang.target.wgmma import decode_descriptor, operand_addresses
 
 from .barriers import TileBarrier
 from .context import TileContext
@@ -27,6 +27,7 @@ from ..faults import fault
 from ..lanes import LaneFrame, uniform
 from ..matrix import U8, Registers, register_order
 from ..memory import geometry, linear_index, out_of_bounds, uninitialized
+from ..wgmma import descriptor, wgmma_row
 
 _BOX_ALIGN = 128  # alignment of a box in shared memory
 
@@ -78,24 +79,7 @@ def _bytes_of(held: Placed, offsets: np.ndarray, what: str, span: Any) -> np.nda
 
 
 def _descriptor(c: TileContext, e: Call) -> Closure:
-    """wgmma_descriptor(address [, bytes])."""
-    _, at = _address(c, e.args[0], e, "wgmma operand")
-    more = c.expr(e.args[1]) if len(e.args) > 1 else None
-    fixed = e.options.offset
-    rest = encode_descriptor(0, e.options.lbo, e.options.sbo, e.options.swizzle)
-
-    def run(f: LaneFrame) -> Value:
-        address = at(f) + fixed
-        if more is not None:
-            address = address + np.asarray(more(f)).astype(np.int64)
-        on = address if address.ndim == 0 or f.mask is None else address[f.mask]
-        if (on % UNIT).any():
-            odd = int(on[on % UNIT > 0][0]) if on.ndim else int(on)
-            raise fault("sim-misaligned", f"a wgmma operand at byte {odd}, not a multiple of 16",
-                        expected="a multiple of 16 bytes", found=f"byte {odd}", span=e.span)
-        return (address >> 4 & 0x3FFF).astype(np.uint64) | np.uint64(rest)
-
-    return run
+    return descriptor(c, e, _address(c, e.args[0], e, "wgmma operand")[1])
 
 
 @lru_cache(maxsize=1024)
@@ -148,20 +132,12 @@ def _groups(f: LaneFrame, what: str, span: Any) -> list[tuple[np.ndarray, np.nda
 
 
 def _wgmma(c: TileContext, e: Call) -> Closure:
-    try:
-        row = WGMMA_ROWS[e.options.row]
-    except KeyError:
-        raise fault("sim-unsupported", f"no wgmma instruction is called {e.options.row}",
-                    expected="an instruction of wgmma", found=f"{e.options.row}", span=e.span) from None
-    majors = e.options.a_major, e.options.b_major
-    if any(m not in row.majors for m in majors):
-        raise fault("sim-unsupported", f"{row.name} takes operands of order {', '.join(row.majors)}, found {majors}",
-                    expected=f"operands of order {', '.join(row.majors)}", found=str(majors), span=e.span)
-    n, tc, ta = row.shape[1], numpy_dtype(row.c_dtype), numpy_dtype(row.a_dtype)
+    row = wgmma_row(e)
+    tc, ta = numpy_dtype(row.c_dtype), numpy_dtype(row.a_dtype)
     sums = Registers(c, e.args[0], row.c.registers * tc.itemsize, e.span)
     held = Registers(c, e.args[1], row.a.registers * ta.itemsize, e.span) if isinstance(e.args[1], AddressOf) else None
-    a = None if held is not None else _SharedOperand(c, e.args[1], row.a_dtype, majors[0], 64, e)
-    b = _SharedOperand(c, e.args[2], row.b_dtype, majors[1], n, e)
+    a = None if held is not None else _SharedOperand(c, e.args[1], row.a_dtype, e.options.a_major, 64, e)
+    b = _SharedOperand(c, e.args[2], row.b_dtype, e.options.b_major, row.shape[1], e)
     keeps, order_c, order_a = c.expr(e.args[3]), register_order(row.c), register_order(row.a)
 
     def product(f: LaneFrame, warps: np.ndarray) -> None:
