@@ -536,7 +536,7 @@ def outcomes(f: Form, executions: Sequence[str], seed: int = 0) -> dict[str, tup
     for name in executions:
         running = [False]
         try:
-            if name in SIMULATED:
+            if name in (*SIMULATED, "cubin"):
                 configs = {"tl.global_alignment": 1} if f.shift else {}
                 got = _execute(name, prim.func, prim, before, tensors, configs, running)
             else:

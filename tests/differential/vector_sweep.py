@@ -36,15 +36,18 @@ def _one(job: tuple[int, int, tuple[str, ...]]) -> tuple[int, dict[str, tuple[st
     return number, outcomes(draw(seed, number), executions, number)
 
 
-def _compiled(job: tuple[int, int]) -> int:
-    """Compile a form for the device into the disk cache.  What fails here fails again, and is reported, at the launch."""
+def _compiled(job: tuple[int, int, str]) -> None:
+    """Compile a form into the disk cache.  What fails here fails again, and is reported, at the launch."""
     import tilelang
 
+    seed, number, target = job
+    form = draw(seed, number)
     try:
-        tilelang.compile(program(draw(*job)), target="cuda")
+        kernel = tilelang.compile(program(form), target=target)
+        if target == "cuda" and (form.shift or form.symbolic):
+            assert kernel.unaligned  # which the call would compile
     except Exception:
         pass
-    return job[1]
 
 
 def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
@@ -62,17 +65,19 @@ def run_here(seed: int, numbers: Iterable[int], executions: tuple[str, ...], wor
             yield done.result()
 
 
-def run_on_gpu(seed: int, numbers: Iterable[int], workers: int) -> Iterable[Any]:
+def run_compiled(seed: int, numbers: Iterable[int], target: str, workers: int) -> Iterable[Any]:
     """Compile all forms in parallel, then launch one after another in a process that a fault of the device may end."""
     numbers = list(numbers)
+    began = time.time()
     with _pool(workers) as pool:
-        list(pool.map(_compiled, [(seed, k) for k in numbers], chunksize=4))
+        list(pool.map(_compiled, [(seed, k, target) for k in numbers], chunksize=2))
+    print(f"compiled in {time.time() - began:.0f} s", file=sys.stderr, flush=True)
     launcher = _pool(1)
     for k in numbers:
         try:
-            number, found = launcher.submit(_one, (seed, k, ("cuda",))).result()
+            number, found = launcher.submit(_one, (seed, k, (target,))).result()
         except concurrent.futures.process.BrokenProcessPool:
-            number, found = k, {"cuda": (FAILED, "the process ended")}
+            number, found = k, {target: (FAILED, "the process ended")}
         yield number, found
         if any(s == FAILED and "differ" not in text for s, text in found.values()):
             launcher.shutdown()  # after a fault on the device every later call of the process fails too
@@ -92,20 +97,36 @@ def main() -> int:
     p.add_argument("--show", type=int, help="run only the form of this number, and print it")
     a = p.parse_args()
     os.environ.setdefault("TILELANG_PRINT_ON_COMPILATION", "0")
-    executions = HERE if a.on == "here" else tuple(a.on.split(","))
+    executions = {"here": HERE, "gpu": ("cuda",)}.get(a.on) or tuple(a.on.split(","))
     if a.show is not None:
         form = draw(a.seed, a.show)
-        print(form, outcomes(form, ("cuda",) if a.on == "gpu" else executions, a.show), sep="\n")
+        print(form, outcomes(form, executions, a.show), sep="\n")
         return 0
-    began, counts, kinds = time.time(), collections.Counter[str](), collections.Counter[str]()
-    numbers = range(a.first, a.first + a.forms)
+    began = time.time()
+    counts, kinds = collections.Counter[str](), collections.Counter[str]()
     wrong: list[dict[str, Any]] = []
-    for number, found in run_on_gpu(a.seed, numbers, a.workers) if a.on == "gpu" else run_here(a.seed, numbers, executions,
-                                                                                              a.workers):
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    out: dict[str, Any] = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": head,
+                           "command": " ".join(["python", *sys.argv]), "cores": os.cpu_count(), "seed": a.seed}
+    if a.on == "gpu":
+        import torch
+
+        out["gpu"] = torch.cuda.get_device_name()
+
+    def record(forms: int) -> None:
+        out.update(forms=forms, wrong=len(wrong), seconds=round(time.time() - began, 1), runs=dict(sorted(counts.items())),
+                   of_each_kind=dict(sorted(kinds.items())))
+        if a.record:
+            a.record.write_text(json.dumps(out, indent=1) + "\n")
+
+    numbers = range(a.first, a.first + a.forms)
+    results = run_compiled(a.seed, numbers, "cuda", a.workers) if a.on == "gpu" else \
+        run_here(a.seed, numbers, executions, a.workers)
+    for done, (number, found) in enumerate(results, 1):
         form = draw(a.seed, number)
+        kinds[f"{form.fill} {form.leave}"] += 1
         for name, (status, text) in found.items():
             counts[f"{name} {status}"] += 1
-            kinds[f"{form.fill} {form.leave}"] += 1
             if status != AGREES:
                 row = {"number": number, "execution": name, "status": status, "text": text, "form": asdict(form)}
                 if a.log:
@@ -114,17 +135,10 @@ def main() -> int:
                 if status == FAILED:
                     wrong.append(row)
                     print(f"{number} {name}: {text}\n    {form}", flush=True)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    out = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": head,
-           "command": " ".join(["python", *sys.argv]), "forms": a.forms, "seed": a.seed,
-           "runs": dict(sorted(counts.items())), "wrong": len(wrong),
-           "of_each_kind": dict(sorted(kinds.items())), "seconds": round(time.time() - began, 1)}
-    if a.on == "gpu":
-        import torch
-
-        out["gpu"] = torch.cuda.get_device_name()
-    if a.record:
-        a.record.write_text(json.dumps(out, indent=1) + "\n")
+        if done % 100 == 0:
+            record(done)
+            print(f"{done} of {a.forms} in {time.time() - began:.0f} s, {len(wrong)} wrong", file=sys.stderr, flush=True)
+    record(a.forms)
     print(json.dumps({k: v for k, v in out.items() if k != "of_each_kind"}, indent=1))
     return 1 if wrong else 0
 
