@@ -26,6 +26,7 @@ from .check.check_collective import check_collective
 from .check.check_divisors import check_divisors
 from .check.check_hopper import check_hopper
 from .check.check_iterations import check_iterations
+from .check.check_lanes import check_lanes
 from .check.check_pipelines import check_pipelines
 from .check.check_private import check_private
 from .check.check_races import check_races
@@ -83,6 +84,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
     check_divisors,
     check_iterations,
     check_private,
+    check_lanes,
     check_warp_roles,  # before check_hopper, which turns T.ws into tests of thread numbers where it can
     check_hopper,
     check_races,  # only where the user asks for it

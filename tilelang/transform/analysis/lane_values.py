@@ -1,0 +1,119 @@
+"""Values of scalar expressions per thread, as far as they decide which lanes of a warp reach a statement.
+
+A value is a number, an array with one number per thread, or a `Kind` where it is unknown.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import (AddressOf, Binary, Call, Cast, Const, Expr, Launch, Load, Select, Unary, Var, children, FRAGMENT,
+                         PRIVATE)
+from tilelang.ir.numbers import binary_function, to_dtype, unary_function
+from tilelang.target.intrinsics import INTRINSICS, PURE
+from tilelang.target.warp_groups import GROUP
+
+WARP_LANES = 32
+_BLOCK_VOTES = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
+_OF_WARP = ("any_sync", "all_sync", "ballot_sync", "ballot", "warp_uniform")
+
+
+class Kind(Enum):
+    """What is known of a value whose number is not."""
+
+    ALIKE = "equal in all lanes of a warp"
+    LANES = "the number of the lane and something that all lanes share, added"
+    DATA = "read from memory at a place of each lane"
+    OPEN = "unknown"
+
+
+class LaneValues:
+    """The values of names and private variables at one point of a launch.
+
+    env: values of names; others are parameters, equal in all threads.  held: values of private variables of one element.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        x, y, z = launch.threads
+        self.n = x * y * z
+        self.threads = t = np.arange(self.n)
+        self.env: dict[Var, Any] = dict(zip(launch.thread_vars, (t % x, t // x % y, t // (x * y))))
+        self.held: dict[Var, Any] = {}
+
+    def value(self, e: Expr) -> Any:
+        """The value of an expression."""
+        match e:
+            case Const():
+                return e.value
+            case Var():
+                return self.env.get(e, Kind.ALIKE)
+            case Load():
+                return self._load(e)
+            case Binary():
+                return self._computed(e, (e.a, e.b), lambda a, b: binary_function(e.op, e.a.dtype.scalar)(a, b))
+            case Unary():
+                return self._computed(e, (e.a,), unary_function(e.op, e.a.dtype.scalar))
+            case Cast():
+                return self._computed(e, (e.value,), lambda a: to_dtype(a, e.dtype))
+            case Select():
+                return self._computed(e, (e.cond, e.a, e.b), np.where)
+            case Call():
+                return self._call(e)
+        return self._computed(e, tuple(c for c in children(e) if isinstance(c, Expr)), None)
+
+    def alike(self, v: Any) -> bool:
+        """Whether a value is equal in all lanes of each warp."""
+        if isinstance(v, Kind):
+            return v is Kind.ALIKE
+        v = np.asarray(v)
+        return v.ndim == 0 or bool((v == v[self.threads // WARP_LANES * WARP_LANES]).all())
+
+    def _load(self, e: Load) -> Any:
+        b = e.buffer
+        if b.scope_name in PRIVATE:
+            return self.held.get(b.data, Kind.OPEN)
+        if b.scope_name == FRAGMENT or b.data in self.env:
+            return Kind.OPEN
+        at = [self.value(i) for i in e.indices]
+        if all(map(self.alike, at)):
+            return Kind.ALIKE
+        return Kind.OPEN if any(v is Kind.OPEN for v in at) else Kind.DATA
+
+    def _computed(self, e: Expr, parts: tuple[Expr, ...], fn: Any) -> Any:
+        values = [self.value(p) for p in parts]
+        kinds = {v for v in values if isinstance(v, Kind)}
+        if not kinds and fn is not None and e.dtype.lanes == 1:
+            return fn(*map(np.asarray, values))
+        if all(map(self.alike, values)):
+            return Kind.ALIKE
+        if Kind.OPEN in kinds:
+            return Kind.OPEN
+        if Kind.DATA in kinds:
+            return Kind.DATA
+        return Kind.LANES if isinstance(e, Binary) and e.op in ("add", "sub") else Kind.OPEN
+
+    def _call(self, e: Call) -> Any:
+        if e.op == "in_warp_groups":
+            group = self.threads // GROUP
+            return (group >= e.options.first) & (group < e.options.first + e.options.count)
+        if e.op == "get_lane_idx" and not e.args:
+            return self.threads % WARP_LANES
+        if e.op in ("get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx") and not e.args:
+            return self.threads // (GROUP if "group" in e.op else WARP_LANES)
+        if e.op in _BLOCK_VOTES:
+            return Kind.ALIKE
+        if e.op in _OF_WARP:
+            whole = len(e.args) < 2 or isinstance(e.args[1], Const) and int(e.args[1].value) & 0xFFFFFFFF == 0xFFFFFFFF
+            return Kind.ALIKE if whole else Kind.OPEN
+        if e.op == "shfl_idx" and self.alike(self.value(e.args[1])) and e.options.width == WARP_LANES:
+            return Kind.ALIKE
+        row = INTRINSICS.get(e.op)
+        if row is None or row.effect != PURE or any(isinstance(a, AddressOf) for a in e.args):
+            return Kind.OPEN
+        return self._computed(e, e.args, None)
+
+
+__all__ = ["Kind", "LaneValues", "WARP_LANES"]
