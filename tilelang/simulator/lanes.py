@@ -53,7 +53,8 @@ class LaneFrame(Frame):
 
 
 def uniform(x: Value, f: LaneFrame, what: str, span: Any) -> Any:
-    """The value that all active lanes have, as a NumPy scalar.  Raises sim-thread-dependent if they differ."""
+    """The one value of all active lanes, of shape ().  Raises sim-thread-dependent if they differ."""
+    x = np.asarray(x)
     if x.ndim == 0:
         return x
     y = x if f.mask is None or x.shape[0] != f.lanes else x[f.mask]

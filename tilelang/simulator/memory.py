@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Buffer, Expr, Func, numpy_dtype, walk
+from tilelang.ir import AddressOf, Buffer, Call, Expr, Func, numpy_dtype, walk, SHARED
 from tilelang.ir.evaluate import ExprCompiler, Value
 
 from .faults import fault
@@ -149,6 +149,20 @@ def out_of_bounds(b: Buffer, indices: list[Value], shape: tuple[int, ...], bad: 
                  hint=f"{b.name} is a {b.scope()} buffer: check the extent of the loop or region that indexes it")
 
 
+def without_storage(b: Buffer, span: Any) -> Exception:
+    """The error for an access to a buffer that has no storage where it is accessed."""
+    return fault("sim-unsupported", f"{b.name} has no storage here",
+                 expected="a buffer with storage", found=f"{b.name} without", span=span)
+
+
+def shared_operand(e: Call, a: Expr, what: str = "element") -> AddressOf:
+    """The operand a of an intrinsic.  Raises sim-unsupported unless it is the address of shared memory."""
+    if not isinstance(a, AddressOf) or a.buffer.scope() not in SHARED:
+        raise fault("sim-unsupported", f"{e.op} needs the address of a shared {what}",
+                    expected=f"the address of a shared {what}", found=f"another operand of {e.op}", span=e.span)
+    return a
+
+
 def uninitialized(b: Buffer, span: Any, where: str = "") -> Exception:
     """The error for a read of memory that nothing has written."""
     return fault("sim-uninitialized", f"{b.name} ({b.scope()}) is read before it is written{where}",
@@ -157,4 +171,4 @@ def uninitialized(b: Buffer, span: Any, where: str = "") -> Exception:
 
 
 __all__ = ["Storage", "buffers_of", "compact_strides", "dims", "geometry", "granules", "linear_index",
-           "out_of_bounds", "span_of", "strided", "uninitialized"]
+           "out_of_bounds", "shared_operand", "span_of", "strided", "uninitialized", "without_storage"]

@@ -13,7 +13,7 @@ from .block import Global, Shared
 from .counters import Counters, Site, active_warps
 from ..faults import fault
 from ..lanes import LaneFrame
-from ..memory import Storage, uninitialized
+from ..memory import Storage, uninitialized, without_storage
 
 
 class Access(NamedTuple):
@@ -55,8 +55,7 @@ class Accesses:
         """
         b, slot, width, site, mode, op = access
         if memory is None:
-            raise fault("sim-unsupported", f"{b.name} has no storage here",
-                        expected="a buffer with storage", found=f"{b.name} without", span=self.sites[site].span)
+            raise without_storage(b, self.sites[site].span)
         m, block = f.mask, f.block
         shared = not isinstance(memory, Global)
         store, table = (block.shared.store, block.shared.table) if shared else (memory.store, memory.table)

@@ -85,7 +85,7 @@ def _named_barrier(c: DeviceContext, e: Call) -> Closure:
     def run(f: LaneFrame) -> Value:
         count_warps(f, e.op)
         if f.any_active():
-            which, need = (int(uniform(np.asarray(x(f)), f, "a barrier's number", e.span)) for x in (number, count))
+            which, need = (int(uniform(x(f), f, "a barrier's number", e.span)) for x in (number, count))
             roles = f.block.roles
             (roles.wait_named if waits else roles.signal)(f, which, need, e.span)
         return np.int32(0)

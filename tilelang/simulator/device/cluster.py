@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Call, numpy_dtype, SHARED
+from tilelang.ir import Call, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
 
 from .context import DeviceContext
@@ -27,6 +27,7 @@ from .warp_roles import in_whole_warps
 from ..faults import fault
 from ..lane_ops import spread
 from ..lanes import LaneFrame
+from ..memory import shared_operand
 
 
 class Meetings:
@@ -244,10 +245,7 @@ def _arrive_remote(c: DeviceContext, e: Call) -> Closure:
 
 def _access(c: DeviceContext, e: Call) -> Closure:
     """cluster_load(address, cta), cluster_store(address, cta, value): one element."""
-    place = e.args[0]
-    if not isinstance(place, AddressOf) or place.buffer.scope() not in SHARED:
-        raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
-                    expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
+    place = shared_operand(e, e.args[0])
     b, dt, stores = place.buffer, numpy_dtype(place.buffer.dtype), e.op == "cluster_store"
     own, cta = c.memory.reach(b, place.indices, dt.itemsize, e.span, e.op), c.expr(e.args[1])
     mode, op = ("write", "st.shared::cluster") if stores else ("read", "ld.shared::cluster")

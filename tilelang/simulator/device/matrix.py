@@ -7,21 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Call, SHARED
+from tilelang.ir import Call
 from tilelang.ir.evaluate import Closure, Value
 
 from .context import DeviceContext
-from ..faults import fault
 from ..lanes import LaneFrame, Only
 from ..matrix import U16, MatrixRegisters, mma, whole_warps
+from ..memory import shared_operand
 
 
 def _rows_of(c: DeviceContext, e: Call, held: MatrixRegisters, mode: str) -> Any:
     """f(frame, warps) -> byte addresses (warps, num, 8) of the rows that the lanes give; records the accesses."""
-    shared = held.shared
-    if not isinstance(shared, AddressOf) or shared.buffer.scope() not in SHARED:
-        raise fault("sim-unsupported", f"{e.op} needs the address of a shared row",
-                    expected="the address of a shared row", found=f"another operand of {e.op}", span=e.span)
+    shared = shared_operand(e, held.shared, "row")
     reach = c.memory.reach(shared.buffer, shared.indices, 16, e.span, f"{e.op} {'of' if mode == 'read' else 'to'}")
     accesses, slot = c.accesses, c.slot(shared.buffer.data)
     access = c.memory.access(shared.buffer, 16, e.span, mode, e.op)

@@ -96,7 +96,7 @@ def _init(c: DeviceContext, e: Call) -> Closure:
     def run(f: LaneFrame) -> Value:
         count_warps(f, e.op)
         block = f.block
-        n = int(uniform(np.asarray(count(f)), f, "the count of an mbarrier", e.span))
+        n = int(uniform(count(f), f, "the count of an mbarrier", e.span))
         if not 1 <= n < 1 << 20:
             raise fault("sim-mbarrier", f"an mbarrier counts 1 to {(1 << 20) - 1} arrivals, found {n}",
                         expected=f"1 to {(1 << 20) - 1} arrivals", found=str(n), span=e.span)

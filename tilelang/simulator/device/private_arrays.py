@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Alloc, Buffer, Load, Store, numpy_dtype, VARIABLE
+from tilelang.ir import Alloc, Buffer, Expr, Load, Store, numpy_dtype, VARIABLE
 from tilelang.ir.evaluate import Closure, Value
 
 from .access_facts import vector_base
@@ -18,7 +18,7 @@ from .registers import Guard
 from ..faults import fault
 from ..lane_ops import spread, started
 from ..lanes import Action, LaneFrame
-from ..memory import Storage, geometry, span_of, uninitialized
+from ..memory import Storage, geometry, span_of, uninitialized, without_storage
 
 
 def allocate(c: DeviceContext, s: Alloc) -> Action:
@@ -43,11 +43,7 @@ def allocate(c: DeviceContext, s: Alloc) -> Action:
 def load(c: DeviceContext, e: Load) -> Closure:
     """A load of consecutive elements of a per-thread array."""
     b, dt, check = e.buffer, numpy_dtype(e.buffer.dtype), c.check
-    base, n = vector_base(e.indices)
-    n = n * b.dtype.lanes
-    if n == 0 or (b.dtype.lanes > 1 and n != b.dtype.lanes):
-        raise fault("sim-unsupported", f"strided vector access to {b.name}",
-                    expected="contiguous lanes", found=f"a stride in an access to {b.name}", span=e.span)
+    base, n = _consecutive(e)
     where, at = c.memory.elements(b, base, n // b.dtype.lanes, e.span, "load of"), c.slot(b.data)
     bl, ratio = b.dtype.lanes, dt.itemsize // c.granules[id(b.data)]
     steps = np.arange(n)
@@ -55,8 +51,7 @@ def load(c: DeviceContext, e: Load) -> Closure:
     def run(f: LaneFrame) -> Value:
         k, store = where(f), f.slots[at]
         if store is None:
-            raise fault("sim-unsupported", f"{b.name} has no storage here",
-                        expected="a buffer with storage", found=f"{b.name} without", span=e.span)
+            raise without_storage(b, e.span)
         x = store.view(dt)
         if store.guard is not None:
             store.guard.touch(f, _cells(k, bl, n, ratio), False, e.span)
@@ -78,11 +73,7 @@ def load(c: DeviceContext, e: Load) -> Closure:
 def store(c: DeviceContext, s: Store) -> Action:
     """A store of consecutive elements of a per-thread array."""
     b, dt = s.buffer, numpy_dtype(s.buffer.dtype)
-    base, n = vector_base(s.indices)
-    n = n * b.dtype.lanes
-    if n == 0 or (b.dtype.lanes > 1 and n != b.dtype.lanes):
-        raise fault("sim-unsupported", f"strided vector access to {b.name}",
-                    expected="contiguous lanes", found=f"a stride in an access to {b.name}", span=s.span)
+    base, n = _consecutive(s)
     where, at, value = c.memory.elements(b, base, n // b.dtype.lanes, s.span, "store to"), c.slot(b.data), \
         c.expr(s.value)
     bl, ratio = b.dtype.lanes, dt.itemsize // c.granules[id(b.data)]
@@ -91,8 +82,7 @@ def store(c: DeviceContext, s: Store) -> Action:
     def run(f: LaneFrame) -> None:
         v, k, store, m = np.asarray(value(f)), where(f), f.slots[at], f.mask
         if store is None:
-            raise fault("sim-unsupported", f"{b.name} has no storage here",
-                        expected="a buffer with storage", found=f"{b.name} without", span=s.span)
+            raise without_storage(b, s.span)
         x = store.view(dt)
         if store.guard is not None and (m is None or m.any()):
             store.guard.touch(f, _cells(k, bl, n, ratio), True, s.span)
@@ -124,6 +114,16 @@ def store(c: DeviceContext, s: Store) -> Action:
                 store.known[rows[:, None], cols * ratio + r] = True
 
     return run
+
+
+def _consecutive(x: Load | Store) -> tuple[tuple[Expr, ...], int]:
+    """(indices of the first element, number of scalars) of an access.  Raises sim-unsupported for a stride."""
+    b, (base, n) = x.buffer, vector_base(x.indices)
+    n = n * b.dtype.lanes
+    if n == 0 or (b.dtype.lanes > 1 and n != b.dtype.lanes):
+        raise fault("sim-unsupported", f"strided vector access to {b.name}",
+                    expected="contiguous lanes", found=f"a stride in an access to {b.name}", span=x.span)
+    return base, n
 
 
 def _cells(k: np.ndarray, vector: int, n: int, ratio: int) -> Any:

@@ -267,11 +267,7 @@ class AccessTable:
         same: for each thread, whether memory now holds the value it wrote (several threads that store one value in one
         instruction are no race).
         """
-        self._after_write(clocks, g, t, site, "writes")
-        self._after(self.reads, "read", clocks, g, t, site, "writes")
-        self._after_atomics(clocks, g, t, site, "writes")
-        if self.agent_reads:
-            self._after_agents(clocks, g, t, site)
+        self._after_all(clocks, g, t, site, "writes")
         self.record_write(clocks, g, t, site)
         lost = self.writer[g] != t[:, None]
         if same is not None:
@@ -301,12 +297,7 @@ class AccessTable:
         """Thread t starts an agent that writes granules g.  Raises sim-race when an earlier access may still be in progress.
 
         proxy: called with (clocks, g, t, site) to check the accesses that t has seen, before they are dropped."""
-        rows, who = g[:, None], np.full(len(g), t)
-        self._after_write(clocks, rows, who, site, "starts a copy over")
-        self._after(self.reads, "read", clocks, rows, who, site, "starts a copy over")
-        self._after_atomics(clocks, rows, who, site, "starts a copy over")
-        if self.agent_reads:
-            self._after_agents(clocks, rows, who, site)
+        self._after_all(clocks, g[:, None], np.full(len(g), t), site, "starts a copy over")
         if proxy is not None:
             proxy(clocks, g, t, site)
         self.record_write(clocks, g[None], np.array([agent]), site)
@@ -361,6 +352,14 @@ class AccessTable:
         if clash is not None:
             n, other, other_site = clash
             raise self._race(int(t[n]), does, site, other, did, other_site)
+
+    def _after_all(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int, does: str) -> None:
+        """Check a write against all earlier accesses."""
+        self._after_write(clocks, g, t, site, does)
+        self._after(self.reads, "read", clocks, g, t, site, does)
+        self._after_atomics(clocks, g, t, site, does)
+        if self.agent_reads:
+            self._after_agents(clocks, g, t, site)
 
     def _after_write(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int, does: str) -> None:
         who = self.writer[g]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Call, numpy_dtype, SHARED
+from tilelang.ir import Call, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.ir.numbers import round_tf32
 from tilelang.target.tensor_map import REDUCE_ADD
@@ -27,6 +27,7 @@ from ..boxes import UNIT, TensorBox, box_of, coordinates, tensor_memory
 from ..faults import fault
 from ..lane_ops import nothing, spread
 from ..lanes import LaneFrame
+from ..memory import shared_operand
 
 U8 = np.dtype(np.uint8)
 
@@ -37,11 +38,9 @@ def _issue(f: LaneFrame, op: str) -> np.ndarray:
     return np.flatnonzero(f.active())
 
 
-def _shared(c: DeviceContext, a: Any, e: Call, what: str) -> Callable[[LaneFrame], np.ndarray]:
+def _shared(c: DeviceContext, operand: Any, e: Call, what: str) -> Callable[[LaneFrame], np.ndarray]:
     """Byte addresses (lanes,) of an operand in shared memory."""
-    if not isinstance(a, AddressOf) or a.buffer.scope() not in SHARED:
-        raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
-                    expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
+    a = shared_operand(e, operand)
     return c.memory.reach(a.buffer, a.indices, numpy_dtype(a.buffer.dtype).itemsize, e.span, what)
 
 

@@ -58,7 +58,7 @@ class _SharedOperand:
 
     def read(self, f: LaneFrame, lanes: np.ndarray) -> np.ndarray:
         """Elements [extent, k]; records the read as one by the warp group's agent."""
-        descriptor = int(uniform(np.asarray(self.value(f)), f, "a wgmma descriptor", self.e.span))
+        descriptor = int(uniform(self.value(f), f, "a wgmma descriptor", self.e.span))
         block, shared = f.block, f.block.shared
         cells, g = _cells(descriptor, self.major, self.extent, self.dt.itemsize, shared.granule)
         if block.base:
@@ -108,7 +108,7 @@ def _wgmma(c: DeviceContext, e: Call) -> Closure:
                         hint="wgmma_fence() before the first wgmma and after registers have been written")
         now, agent = f.block.clocks.now, f.block.asynchronous.group_agent(int(lanes[0]) // GROUP)
         now[agent] = max(int(now[agent]), group)
-        keep = bool(uniform(np.asarray(scale(f)), f, "scale-d of a wgmma", e.span))
+        keep = bool(uniform(scale(f), f, "scale-d of a wgmma", e.span))
         if a_regs is not None:
             x = part(_claim(f, a_regs, state, group, e, False).read(f, warps, ta), orders[1], row.a.registers, lanes)
         else:

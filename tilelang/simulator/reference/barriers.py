@@ -46,7 +46,7 @@ class TileBarrier:
         bars = f.slots[self.slot]
         if rank is not None:
             bars = barriers_of(cluster_of_frame(f, self.span).block(rank, self.span), self.buffer, self.span)
-        k = int(uniform(np.asarray(self.index(f)), f, "the number of an mbarrier", self.span))
+        k = int(uniform(self.index(f), f, "the number of an mbarrier", self.span))
         if not 0 <= k < len(bars):
             raise fault("sim-out-of-bounds", f"mbarrier {self.buffer.name}[{k}] is outside its shape ({len(bars)})",
                         expected=f"an index below {len(bars)}", found=str(k),
@@ -66,7 +66,7 @@ def _init(c: TileContext, e: Call) -> Closure:
     def run(f: LaneFrame) -> Value:
         if f.any_active():
             b = bar.get(f, fresh=True)
-            b.count = b.pending = int(uniform(np.asarray(count(f)), f, "the count of an mbarrier", e.span))
+            b.count = b.pending = int(uniform(count(f), f, "the count of an mbarrier", e.span))
             b.phase = b.tx = 0
         return np.int32(0)
 
@@ -83,7 +83,7 @@ def _arrive(c: TileContext, e: Call) -> Closure:
         if f.any_active():
             b, n = bar.get(f), executing(f)
             if nbytes is not None:
-                b.tx += n * int(uniform(np.asarray(nbytes(f)), f, "a number of bytes", e.span))
+                b.tx += n * int(uniform(nbytes(f), f, "a number of bytes", e.span))
             if arrives:
                 b.arrive(n, e.span)
         return np.int32(0)
@@ -125,7 +125,7 @@ def _wait(c: TileContext, e: Call) -> Closure:
 
     def run(f: LaneFrame) -> Value:
         if f.any_active():
-            b, p = bar.get(f), int(uniform(np.asarray(parity(f)), f, "a parity", e.span))
+            b, p = bar.get(f), int(uniform(parity(f), f, "a parity", e.span))
             f.block.wait(lambda: b.passed(p), lambda: f"for parity {p} of {b.state()}", e.span)
         return np.int32(0)
 
@@ -146,7 +146,7 @@ def _sync(c: TileContext, e: Call) -> Closure:
                 whole_warp_role(f, "this barrier", e.span)
                 f.block.gather(("sync", members), f.role, roles, e.span, "a block barrier")
             else:
-                number, need = (int(uniform(np.asarray(a(f)), f, "a barrier's operand", e.span)) for a in args)
+                number, need = (int(uniform(a(f), f, "a barrier's operand", e.span)) for a in args)
                 f.block.meet(number, need, _in_warps(f), e.span, f"barrier {number}", e.op == "named_barrier")
         return np.int32(0)
 

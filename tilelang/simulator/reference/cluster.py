@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Call, numpy_dtype
+from tilelang.ir import Call, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.ir.numbers import to_dtype
 
@@ -19,6 +19,7 @@ from .context import TileContext
 from ..faults import fault
 from ..lane_ops import spread
 from ..lanes import LaneFrame, uniform
+from ..memory import shared_operand
 
 
 class TileCluster:
@@ -85,15 +86,12 @@ def _barrier(c: TileContext, e: Call) -> Closure:
 
 def _store(c: TileContext, e: Call) -> Closure:
     """cluster_store(address, cta, value)."""
-    place = e.args[0]
-    if not isinstance(place, AddressOf):
-        raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
-                    expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
+    place = shared_operand(e, e.args[0])
     cells, cta, value = c.memory.cells(place, 1, "remote store to"), c.expr(e.args[1]), c.expr(e.args[2])
     at, b = c.slot(place.buffer.data), place.buffer
 
     def run(f: LaneFrame) -> Value:
-        rank = int(uniform(np.asarray(cta(f)), f, "the rank of a block", e.span))
+        rank = int(uniform(cta(f), f, "the rank of a block", e.span))
         with _Elsewhere(f, b, at, rank, e.span):
             flat, where, ok = cells(f)
             flat[where[ok]] = to_dtype(spread(value(f), f.lanes).reshape(where.shape)[ok], b.dtype)
@@ -126,7 +124,7 @@ def to_block(c: TileContext, s: Any, action: Callable[[LaneFrame], None]) -> Cal
     rank, at = c.expr(s.plan.dst_block), c.slot(s.dst.buffer.data)
 
     def run(f: LaneFrame) -> None:
-        there = int(uniform(np.asarray(rank(f)), f, "the rank of a block", s.span))
+        there = int(uniform(rank(f), f, "the rank of a block", s.span))
         with _Elsewhere(f, s.dst.buffer, at, there, s.span):
             action(f)
 

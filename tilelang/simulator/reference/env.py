@@ -14,7 +14,7 @@ from .context import TileContext
 from ..addresses import Addresses, Followed
 from ..faults import fault
 from ..lanes import LaneFrame, is_address, uniform
-from ..memory import geometry, strided
+from ..memory import geometry, strided, without_storage
 
 
 def scalar_elements(op: TileOp) -> TileOp:
@@ -109,8 +109,7 @@ class TileEnv:
         f, b = self._frame, r.buffer
         store = f.slots[site.slot]
         if store is None:
-            raise fault("sim-unsupported", f"{b.name} has no storage here",
-                        expected="a buffer with storage", found=f"{b.name} without", span=self.span)
+            raise without_storage(b, self.span)
         shape, strides, offset = site.geometry(f)
         mins = [int(self._scalar(m)) for m in site.mins]
         ext = self.shape(r)

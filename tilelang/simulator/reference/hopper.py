@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Call, Launch, numpy_dtype, SHARED
+from tilelang.ir import AddressOf, Call, Launch, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.shared_space import Placed, SharedSpace, shared_space
 from tilelang.target.warp_groups import GROUP
@@ -26,7 +26,7 @@ from ..boxes import UNIT, box_of, coordinates
 from ..faults import fault
 from ..lanes import LaneFrame, uniform
 from ..matrix import U8, Registers, register_order
-from ..memory import geometry, linear_index, out_of_bounds, uninitialized
+from ..memory import geometry, linear_index, out_of_bounds, shared_operand, uninitialized
 from ..wgmma import descriptor, wgmma_row
 
 _BOX_ALIGN = 128  # alignment of a box in shared memory
@@ -39,11 +39,9 @@ def space_of(launch: Launch) -> SharedSpace:
         expected="shared buffers of constant shape, and layouts of what was allocated", found=why, span=span))
 
 
-def _address(c: TileContext, a: Any, e: Call, what: str) -> tuple[Placed, Callable[[LaneFrame], Value]]:
+def _address(c: TileContext, operand: Any, e: Call, what: str) -> tuple[Placed, Callable[[LaneFrame], Value]]:
     """The buffer that an operand names, and a function for its address, one number or one for each lane."""
-    if not isinstance(a, AddressOf) or a.buffer.scope() not in SHARED:
-        raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
-                    expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
+    a = shared_operand(e, operand)
     held, b = c.launch.space.of(a.buffer.data), a.buffer
     fns, geo, address = [c.expr(i) for i in a.indices], geometry(c.exprs, b), c.expr(held.address(b, a.indices))
 
@@ -99,7 +97,7 @@ class _SharedOperand:
     def read(self, f: LaneFrame) -> np.ndarray:
         """Elements [extent, k], for the active lanes."""
         span = self.e.span
-        descriptor = int(uniform(np.asarray(self.value(f)), f, "a wgmma descriptor", span))
+        descriptor = int(uniform(self.value(f), f, "a wgmma descriptor", span))
         start = decode_descriptor(descriptor)[0]
         held = self.space.holding(start)
         if held is None:
@@ -141,7 +139,7 @@ def _wgmma(c: TileContext, e: Call) -> Closure:
     keeps, order_c, order_a = c.expr(e.args[3]), register_order(row.c), register_order(row.a)
 
     def product(f: LaneFrame, warps: np.ndarray) -> None:
-        keep = bool(uniform(np.asarray(keeps(f)), f, "scale-d of a wgmma", e.span))
+        keep = bool(uniform(keeps(f), f, "scale-d of a wgmma", e.span))
         x = held.read(f, warps, ta).reshape(-1)[order_a] if held is not None else a.read(f)  # type: ignore[union-attr]
         y = b.read(f).T
         old = sums.read(f, warps, tc, keep).reshape(-1)

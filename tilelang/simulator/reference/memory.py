@@ -12,10 +12,9 @@ from tilelang.ir.evaluate import Value
 
 from ..addresses import Followed
 from ..context import Context
-from ..faults import fault
 from ..lane_ops import spread
 from ..lanes import LaneFrame, is_address
-from ..memory import Storage, geometry, linear_index, out_of_bounds
+from ..memory import Storage, geometry, linear_index, out_of_bounds, without_storage
 
 
 class TileMemory:
@@ -39,8 +38,7 @@ class TileMemory:
         def run(f: LaneFrame) -> Any:
             store = f.slots[at]
             if store is None:
-                raise fault("sim-unsupported", f"{b.name} has no storage here",
-                            expected="a buffer with storage", found=f"{b.name} without", span=span)
+                raise without_storage(b, span)
             shape, strides, offset = geo(f)
             idx = [np.asarray(i(f)).astype(np.int64) for i in fns]
             if ramp:

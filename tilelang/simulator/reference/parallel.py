@@ -135,7 +135,7 @@ class ParallelLoop:
         def run(f: LaneFrame) -> None:
             if not f.any_active():
                 return
-            extents = [int(uniform(np.asarray(e(f)), f, "the extent of T.Parallel", s.span)) for e in self.extents]
+            extents = [int(uniform(e(f), f, "the extent of T.Parallel", s.span)) for e in self.extents]
             n = int(np.prod(extents, dtype=np.int64))
             if n <= 0:
                 return

@@ -115,20 +115,20 @@ def _signalling(c: TileContext, s: Any, action: Action) -> Action:
     def run(f: LaneFrame) -> None:
         action(f)
         if f.any_active():
-            n = math.prod(e if isinstance(e, int) else int(uniform(np.asarray(e(f)), f, "an extent", s.span))
+            n = math.prod(e if isinstance(e, int) else int(uniform(e(f), f, "an extent", s.span))
                           for e in extents)
             if part is not None and mask is not None:
-                first = int(uniform(np.asarray(part(f)), f, "a part", s.span)) == 0
+                first = int(uniform(part(f), f, "a part", s.span)) == 0
                 each = n * item // 8 // share[1]
                 mine = n * item // 8 - each * (share[1] - 1) if first else each
-                to = int(uniform(np.asarray(mask(f)), f, "a mask of blocks", s.span))
+                to = int(uniform(mask(f), f, "a mask of blocks", s.span))
                 for other in range(to.bit_length()):
                     if to >> other & 1:
                         b = bar.get(f, other)
                         b.tx -= mine
                         b.settle()
                 return
-            rank = None if cta is None else int(uniform(np.asarray(cta(f)), f, "the rank of a block", s.span))
+            rank = None if cta is None else int(uniform(cta(f), f, "the rank of a block", s.span))
             b = bar.get(f, rank)
             b.tx += (n * item // 8) * (1 if expects else 0) - n * item // 8
             b.settle()
