@@ -1,6 +1,7 @@
 """Programs in the language: the whole way down to the device simulator, races refused, against the tile meaning."""
 
 import numpy as np
+from everywhere import WITH_HOPPER, everywhere
 
 import tilelang.language as T
 from tilelang.ir import Alloc, numpy_dtype, walk
@@ -430,3 +431,22 @@ def test_reductions_over_warps_take_turns_in_one_exchange():
     buffers = [x.buffer for x in walk(low.kernels[0].launch) if isinstance(x, Alloc)]
     storage = {b.data for b in buffers if b.name == "exchange"}
     assert len(storage) == 1
+
+
+def test_the_only_element_of_a_fragment_is_read_at_a_serial_variable():
+    """Its register was a Python int instead of a constant, and place_sync failed on it."""
+    @T.prim_func
+    def f(x: T.Tensor((1, 1024), "float32")):
+        with T.Kernel(1, threads=128):
+            mean = T.alloc_fragment((1,), "float32")
+            p = T.alloc_fragment((1, 1024), "float32")
+            sq = T.alloc_fragment((1, 1024), "float32")
+            T.fill(mean, 2.0)
+            T.copy(x, p)
+            for i in T.serial(1):
+                for j in T.Parallel(1024):
+                    sq[i, j] = p[i, j] - mean[i]
+            T.copy(sq, x)
+
+    x = np.arange(1024, dtype=np.float32)[None]
+    np.testing.assert_array_equal(everywhere(f, x, on=WITH_HOPPER)[0], x - 2)

@@ -1,13 +1,14 @@
-"""Handle parallel loops in which an iteration reads what another one stores: keep the old values, or reject the loop.
+"""Handle parallel loops in which an iteration may read what another one stores: keep the old values, or reject the loop.
 
     for i in T.Parallel(63):                 O = alloc_fragment((64,))
         F[i + 1] = F[i]              ->      O[k] = F[k] for all k
                                              for i in T.Parallel(63): F[i + 1] = O[i]
 
 Iterations run in no order. If every iteration reads before it stores, the reads are defined to give the values from before
-the loop; for a fragment they are kept in a copy. A read after the store, or a read of shared memory, has no defined value
-and is rejected. Views of one memory (T.reshape, T.view) count as one buffer. Elements that other iterations update
-atomically must not be read or stored by plain accesses, in global memory too.
+the loop; for a fragment they are kept in a copy. A read after the store, or a read of shared or global memory, has no defined
+value and is rejected. Where it is not proved that the accesses are apart, the same is done: an index may depend on a scalar,
+a serial variable or memory. Views of one memory (T.reshape, T.view) count as one buffer. Elements that other iterations
+update atomically must not be read or stored by plain accesses.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.arith import simplify
+from tilelang.arith import LaunchFacts, extent_bounds, simplify
 from tilelang.errors import TileLangError, error, register
-from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, BufferFacts, Call, Const, Continue, Expr, For, Func, If, Load,
-                         Parallel, Select, Seq, Stmt, Store, Var, While, binary, children, const, convert, free_vars, fresh,
-                         contains, inner, is_const, load, rebuild, replace, substitute, unary, walk, DYNAMIC, FRAGMENT,
-                         GLOBAL, STATIC)
+from tilelang.ir import (AddressOf, Alloc, Assert, Binary, Bind, Break, Buffer, BufferFacts, Call, Continue, Evaluate, Expr,
+                         For, Func, If, Launch, Load, Parallel, Select, Seq, Stmt, Store, Var, While, binary, children, const,
+                         contains, convert, free_vars, fresh, inner, is_const, load, rebuild, replace, rewrite,
+                         substitute, to_text, unary, walk, DYNAMIC, FRAGMENT, GLOBAL, STATIC, VARIABLE)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import state
+from tilelang.target import is_pure
 
+from ..analysis.assumptions import promises
+from ..analysis.disjoint import Disjoint, Place
 from ..analysis.loop_body import drop_continue
 from ..analysis.effects import updated_element
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -35,58 +39,99 @@ register("parallel-order", ValueError, "a T.Parallel iteration reads what anothe
          "iterations run in no order: read before the loop (a copy of the tile), or store in a second loop",
          expected="reads of elements that the iteration itself stores, or that none does")
 
-POINTS = 1 << 16  # loops of more iterations are skipped
+POINTS = 1 << 16  # loops of more iterations are not searched for an example
 _SCOPES = (FRAGMENT, STATIC, DYNAMIC, GLOBAL)
 
 
 @pass_(needs=TILE)
 def resolve_parallel_reads(func: Func, cx: PassContext) -> Func:
-    """Copy fragments for loops that read old values of elements which other iterations store; raise "parallel-order" where the
-    value is undefined.
-
-    Covers loops of constant extents. Accesses whose index or condition depends on memory or on an argument are skipped.
+    """Copy fragments for loops that read old values of elements which other iterations may store; raise "parallel-order"
+    where the value is undefined.
     """
-    return replace(func, body=_settled(func.body)) if contains(func.body, Parallel) else func
+    return replace(func, body=_Around(func).stmt(func.body)) if contains(func.body, Parallel) else func
 
 
-def _settled(s: Any) -> Any:
-    if isinstance(s, Parallel):
-        return _of_loop(s)
-    if not inner(s):
-        return s
-    return rebuild(s, lambda v: _settled(v) if isinstance(v, Stmt) else tuple(_settled(x) for x in v) if isinstance(
-        v, tuple) and v and isinstance(v[0], Stmt) else v)
+class _Around:
+    """One walk over the program, with what is known at each parallel loop: ranges of variables and conditions around it."""
+
+    def __init__(self, func: Func) -> None:
+        self.params = func.params
+        self.facts: LaunchFacts | None = None
+        self.conds: tuple[Expr, ...] = promises(func)
+
+    def stmt(self, s: Any) -> Any:
+        conds = self.conds
+        out = self.visited(s)
+        if not isinstance(s, (Assert, Evaluate, Bind)):
+            self.conds = conds
+        return out
+
+    def visited(self, s: Any) -> Any:
+        match s:
+            case Parallel() if self.facts is not None:
+                return _of_loop(s, self)
+            case Launch():
+                self.facts = LaunchFacts(s, self.params)
+            case For() if self.facts is not None:
+                self.facts.enter_loop(s)
+            case Bind() if self.facts is not None:
+                self.facts.enter_bind(s)
+                if s.value.dtype.is_int and s.value.dtype.lanes == 1:
+                    self.know(binary("eq", s.var, s.value))
+            case Assert():
+                self.know(s.cond)
+            case Evaluate() if s.call.op == "assume":
+                self.know(s.call.args[0])
+            case If():
+                return self.branches(s)
+        if not inner(s):
+            return s
+        return rebuild(s, lambda v: self.stmt(v) if isinstance(v, Stmt) else tuple(map(self.stmt, v)) if isinstance(
+            v, tuple) and v and isinstance(v[0], Stmt) else v)
+
+    def branches(self, s: If) -> Stmt:
+        conds = self.conds
+        self.know(s.cond)
+        then = self.stmt(s.then)
+        self.conds = conds
+        if s.orelse is None:
+            return replace(s, then=then)
+        self.know(unary("not", s.cond))
+        orelse = self.stmt(s.orelse)
+        self.conds = conds
+        return replace(s, then=then, orelse=orelse)
+
+    def know(self, cond: Expr) -> None:
+        """Add a condition. Memory may change before the loop: what is read from it is not kept."""
+        if not contains(cond, Load, Call):
+            self.conds = (*self.conds, cond)
 
 
-def _of_loop(loop: Parallel) -> Stmt:
-    extents = [int(e.value) for e in loop.extents if is_const(e)]  # type: ignore[attr-defined]
-    if len(extents) != len(loop.extents) or not 1 < math.prod(extents) <= POINTS:
-        return loop
+def _of_loop(loop: Parallel, around: _Around) -> Stmt:
     stored = {x.buffer.data for x in walk(loop.body, Store) if x.buffer.scope_name in _SCOPES}
     updated = {a.buffer.data for x in walk(loop.body) if (a := updated_element(x)) is not None}
-    if not any(isinstance(x, Load) and x.buffer.data in stored or isinstance(x, (Load, Store)) and x.buffer.data in updated
-               for x in walk(loop.body)):
+    if all(is_const(e, 1) for e in loop.extents) or not any(
+            isinstance(x, Load) and x.buffer.data in stored or isinstance(x, (Load, Store)) and x.buffer.data in updated
+            for x in walk(loop.body)):
         return loop
     loop = replace(loop, body=drop_continue(loop.body))
-    body = _Body(loop, extents, stored | updated)
+    body = _Body(loop, stored | updated, around)
     body.follow(loop.body, (), {}, False)
     if updated:
         body.reject_beside_updates()
     old: dict[Buffer, Buffer] = {}
-    for read in [x for x in body.accesses if x.buffer.data in stored and x.reads and not body.adds_up(x)]:
-        found = [(w, pair) for w in body.accesses if w.stores and w.buffer.data is read.buffer.data
-                 and (pair := body.crossing(w, read)) is not None]
-        if not found:
-            continue
-        (w, (one, two)) = found[0]
-        late = [x for x in body.accesses if x.stores and x.buffer.data is read.buffer.data and (x.step < read.step or x.again)]
-        if read.buffer.scope_name != FRAGMENT or late or read.again or not read.buffer.is_static:
-            name = f"`{read.buffer.name}`" if read.buffer is w.buffer else f"`{read.buffer.name}` and `{w.buffer.name}`"
-            raise error("parallel-order", f"iteration ({body.text(two)}) of the parallel loop reads the element of {name} that "
-                        f"iteration ({body.text(one)}) stores", found=f"one that iteration ({body.text(one)}) stores",
-                        span=read.node.span or w.node.span or loop.span)
-        old.setdefault(read.buffer, replace(read.buffer, name=f"{read.buffer.name}_old", data=None, facts=BufferFacts()))
-        body.early.add(id(read.node))
+    reads = [(x, body.own_store(x)) for x in body.accesses if x.buffer.data in stored and x.reads]
+    for read, own in reads:
+        writes = [w for w in body.accesses if w.stores and w.buffer.data is read.buffer.data]
+        for w in writes:
+            if (pair := body.meeting(w, read)) is None:
+                continue
+            late = any(x.step < read.step or x.again for x in writes)
+            if read.buffer.scope_name != FRAGMENT or late or read.again or own or not read.buffer.is_static:
+                body.reject(w, read, pair)
+            old.setdefault(read.buffer, replace(read.buffer, name=f"{read.buffer.name}_old", data=None, facts=BufferFacts()))
+            body.early.add(id(read.node))
+            break
     if not old:
         return loop
     before: list[Stmt] = []
@@ -110,7 +155,7 @@ def _of_loop(loop: Parallel) -> Stmt:
 @state
 class _Access:
     """A load or store of the loop, or the address that an atomic operation updates. step: number of its statement. again: it is
-    in a loop of the body. place: see _Body.at."""
+    in a loop of the body. place: its element, where what the loop changes in memory is an unknown value."""
 
     node: Any
     buffer: Buffer
@@ -118,6 +163,7 @@ class _Access:
     conds: tuple[Expr | None, ...]
     again: bool
     flat: Expr
+    place: Place
     stores: bool = False
     sums: bool = False  # the store's value reads the stored element
 
@@ -126,24 +172,40 @@ class _Access:
         """Whether it is a load."""
         return isinstance(self.node, Load)
 
+    @property
+    def text(self) -> str:
+        return to_text(load(self.buffer, self.node.indices))
+
 
 @state
 class _Body:
     """Accesses of one loop to the memory that it stores in, with their elements in each iteration."""
 
     loop: Parallel
-    extents: list[int]
     stored: set[Var]
+    around: _Around
     accesses: list[_Access] = field(default_factory=list)
     early: set[int] = field(default_factory=set)
     step: int = 0
+    values: dict[Expr, Var] = field(default_factory=dict)  # read from memory, the same in all iterations
+    points: dict[Var, np.ndarray] = field(default_factory=dict)  # the loop's variables in each iteration, where they are few
 
     def __post_init__(self) -> None:
-        axes = np.indices(tuple(self.extents)).reshape(len(self.extents), -1)
-        self.points: dict[Var, np.ndarray] = dict(zip(self.loop.vars, axes))
+        loop = self.loop
+        extents = [int(e.value) for e in loop.extents if is_const(e)]  # type: ignore[attr-defined]
+        if len(extents) == len(loop.extents) and math.prod(extents) <= POINTS:
+            self.points = dict(zip(loop.vars, np.indices(tuple(extents)).reshape(len(extents), -1)))
+        self.changed = self.stored | {x.buffer.data for x in walk(loop.body, Store)}
+        analyzer = self.around.facts.analyzer  # type: ignore[union-attr]
+        for c in self.around.conds:
+            analyzer = analyzer.assuming(c)
+        self.disjoint = Disjoint(analyzer, dict(zip(loop.vars, loop.extents)), {})
 
     def follow(self, s: Any, conds: tuple[Expr | None, ...], bound: dict[Var, Expr], again: bool) -> None:
-        """Record the accesses below s in order. conds: enclosing conditions; None for one that is unknown."""
+        """Record the accesses below s in order. conds: enclosing conditions; None for one that is unknown.
+
+        bound: values of names and, by their storage, of scalar variables.
+        """
         self.step += 1
         match s:
             case Bind():
@@ -153,17 +215,29 @@ class _Body:
                 for e in (*s.indices, s.value):
                     self.reads(e, conds, bound, again)
                 self.add(s, conds, bound, again, True)
+                if s.buffer.scope_name == VARIABLE:
+                    bound[s.buffer.data] = self.stable(s.value, bound)
             case If():
                 self.reads(s.cond, conds, bound, again)
                 cond = substitute(s.cond, bound)
                 self.follow(s.then, (*conds, cond), dict(bound), again)
                 if s.orelse is not None:
                     self.follow(s.orelse, (*conds, unary("not", cond)), dict(bound), again)
+                self.forget(s, bound)
             case For():
-                runs = isinstance(s.extent, Const) and s.extent.value > 0 and not contains(s.body, Break, Continue)
-                self.follow(s.body, conds if runs else (*conds, None), bound, True)
+                for e in (s.start, s.extent):
+                    self.reads(e, conds, bound, again)
+                self.forget(s, bound)
+                last = self.stable(binary("add", s.start, s.extent), bound)
+                self.disjoint.add_inner(s.var, *extent_bounds(self.disjoint.analyzer, s.start, s.extent))
+                runs = is_const(s.extent) and s.extent.value > 0 and not contains(s.body, Break, Continue)  # type: ignore
+                self.follow(s.body, conds if runs else (*conds, binary("lt", s.var, last)), bound, True)
+                self.forget(s, bound)
             case While():
+                self.forget(s, bound)
+                self.reads(s.cond, (*conds, None), bound, True)
                 self.follow(s.body, (*conds, None), bound, True)
+                self.forget(s, bound)
             case _:
                 below = inner(s)
                 for x in below:
@@ -171,13 +245,36 @@ class _Body:
                 if not below:
                     self.reads(s, conds, bound, again)
 
+    def forget(self, s: Stmt, bound: dict[Var, Expr]) -> None:
+        """Drop the values of scalar variables that s may change."""
+        for x in walk(s, Store):
+            bound.pop(x.buffer.data, None)
+
+    def stable(self, e: Expr, bound: dict[Var, Expr]) -> Expr:
+        """e, with a name for each value that it reads from memory, one for all iterations if the loop does not change it."""
+        def read(x: Any) -> Expr | None:
+            if isinstance(x, Load) and x.buffer.data in bound:
+                return bound[x.buffer.data]
+            if isinstance(x, Call) and not is_pure(x.op) or isinstance(x, Load) and x.buffer.data in self.changed:
+                v = fresh("value", x.dtype)
+                self.disjoint.add_inner(v, None, None)
+                return v
+            if isinstance(x, Load) and x.dtype.lanes == 1 and not free_vars(x) & self.disjoint.ranges.keys():
+                return self.values.setdefault(x, fresh("value", x.dtype))
+            return None
+
+        e = substitute(e, bound)
+        return rewrite(e, read, Load, Call) if contains(e, Load, Call) else e
+
     def reads(self, e: Any, conds: tuple[Expr | None, ...], bound: dict[Var, Expr], again: bool) -> None:
         """Record the loads of an expression. Loads that a condition may skip are recorded under that condition."""
-        if isinstance(e, Select):
-            self.reads(e.cond, conds, bound, again)
-            cond = substitute(e.cond, bound)
-            self.reads(e.a, (*conds, cond), bound, again)
-            self.reads(e.b, (*conds, unary("not", cond)), bound, again)
+        if isinstance(e, Select) or isinstance(e, Binary) and e.op in ("and", "or"):
+            first, *rest = (e.cond, e.a, e.b) if isinstance(e, Select) else (e.a, e.b)
+            self.reads(first, conds, bound, again)
+            cond = substitute(first, bound)
+            other = unary("not", cond)
+            for x, under in zip(rest, (cond, other) if isinstance(e, Select) or e.op == "and" else (other,)):
+                self.reads(x, (*conds, under), bound, again)
             return
         if isinstance(e, Load):
             self.add(e, conds, bound, again, False)
@@ -193,11 +290,13 @@ class _Body:
         if b.data not in self.stored or not isinstance(b.offset, (int, Expr)):
             return
         flat: Any = convert(b.offset)
+        place = Place(b, tuple(self.stable(i, bound) for i in x.indices),
+                      tuple(self.stable(c, bound) for c in (*self.around.conds, *conds) if c is not None))
         for i, n, size in zip(x.indices, b.strides, b.shape):
             flat = flat + substitute(i, bound) * n
             if b.scope_name == GLOBAL:
                 conds = (*conds, *self.inside(convert(substitute(i, bound)), size))
-        self.accesses.append(_Access(x, b, self.step, conds, again, convert(flat), stores))
+        self.accesses.append(_Access(x, b, self.step, conds, again, convert(flat), place, stores))
 
     def inside(self, i: Expr, size: Any) -> tuple[Expr, ...]:
         """Bounds conditions for an index of a tensor: an access outside is skipped, or reads the safe value.
@@ -209,32 +308,88 @@ class _Body:
         return (above, binary("lt", i, convert(size))) if isinstance(size, int) or is_const(size) else (above,)
 
     def reject_beside_updates(self) -> None:
-        """Raise parallel-order where a load or store certainly meets an atomic update by another iteration."""
+        """Raise parallel-order where a load or store may meet an atomic update by another iteration.
+
+        A read at the index of the update is left alone where it is not sure that they meet: it is the usual guard of a maximum.
+        """
         for w in [x for x in self.accesses if isinstance(x.node, AddressOf)]:
             for x in self.accesses:
                 if isinstance(x.node, AddressOf) or x.buffer.data is not w.buffer.data:
                     continue
                 pair = self.crossing(w, x)
-                if pair is not None:
-                    one, two = map(self.text, pair)
-                    does = "stores in" if x.stores else "reads"
-                    raise error("parallel-order", f"iteration ({two}) of the parallel loop {does} the element of "
-                                f"`{x.buffer.name}` that iteration ({one}) updates atomically",
-                                expected="plain accesses to elements that no other iteration updates",
-                                found=f"one that iteration ({one}) updates", span=x.node.span or w.node.span or self.loop.span,
-                                hint="use a second loop, or T.atomic_load and T.atomic_store where any order will do")
+                if pair is None and (self.same_place(w, x) or self.disjoint.apart(w.place, x.place)):
+                    continue
+                one, two = map(self.point_text, pair) if pair else ("another one", "one")
+                does = "stores in" if x.stores else "reads"
+                may = "" if pair else "may be one "
+                raise error("parallel-order", f"iteration ({two}) of the parallel loop {does} the element of "
+                            f"`{x.buffer.name}` that iteration ({one}) updates atomically" if pair else
+                            f"iterations of the parallel loop may {does[:-1] if not x.stores else 'store in'} elements of "
+                            f"`{x.buffer.name}` that others update atomically: `{x.text}` is not proved to be apart from "
+                            f"`{w.text}`",
+                            expected="plain accesses to elements that no other iteration updates",
+                            found=f"one that {may}iteration ({one}) updates" if pair else f"`{x.text}` beside `{w.text}`",
+                            span=x.node.span or w.node.span or self.loop.span,
+                            hint="use a second loop, or T.atomic_load and T.atomic_store where any order will do")
 
-    def adds_up(self, r: _Access) -> bool:
-        """Whether a store updates the element that is read: F[i] = F[i] + x, which other passes reduce over iterations."""
-        same = [w for w in self.accesses if w.stores and w.step == r.step and w.buffer.data is r.buffer.data
-                and is_const(simplify(w.flat - r.flat), 0)]
+    def own_store(self, r: _Access) -> _Access | None:
+        """The store that updates the element that is read: F[i] = F[i] + x, which other passes reduce over iterations."""
+        same = [w for w in self.accesses if w.stores and w.step == r.step and self.same_place(w, r)]
         for w in same:
             w.sums = True
-        return bool(same)
+        return same[0] if same else None
+
+    def same_place(self, w: _Access, r: _Access) -> bool:
+        """Whether both use one element in each iteration."""
+        return w.buffer.data is r.buffer.data and w.buffer.dtype == r.buffer.dtype and is_const(simplify(w.flat - r.flat), 0)
+
+    def meeting(self, w: _Access, r: _Access) -> tuple[int, ...] | None:
+        """(storing, reading) iterations that use one element, () where it is not proved that none do, else None."""
+        same = self.same_place(w, r)
+        if same and w.sums and w.buffer.scope_name == FRAGMENT:
+            return None  # a reduction over several iterations, which one thread forms in order: what they read of it is defined
+        pair = None if same and w.sums else self.crossing(w, r)
+        if pair is not None or self.disjoint.apart(w.place, r.place):
+            return pair
+        if same and not contains(w.flat, Load, Call):  # two iterations that store there would be at fault by themselves
+            return None if w.sums or not self.repeats(w) else ()
+        return ()
+
+    def repeats(self, w: _Access) -> bool:
+        """Whether two iterations store to one element for some values of the variables from outside. Sizes count as large."""
+        sizes = {v for d in (*w.buffer.shape, *w.buffer.strides) if isinstance(d, Expr) for v in free_vars(d)}
+        rng = np.random.default_rng(0)
+        others = sorted(free_vars(w.flat) - set(self.points), key=lambda v: v.name)
+        for _ in range(3 if self.points else 0):
+            values = {v: int(rng.integers(4001, 5000)) if v in sizes else int(rng.integers(1, 97)) for v in others}
+            places = self.at(substitute(w.flat, {v: const(k, v.dtype) for v, k in values.items()}))
+            if places is not None and len(np.unique(places)) < len(places):
+                return True
+        return False
+
+    def reject(self, w: _Access, r: _Access, pair: tuple[int, ...]) -> None:
+        """Raise parallel-order for a read of what another iteration stores, or may store."""
+        name = f"`{r.buffer.name}`" if r.buffer is w.buffer else f"`{r.buffer.name}` and `{w.buffer.name}`"
+        span = r.node.span or w.node.span or self.loop.span
+        if pair:
+            one, two = map(self.point_text, pair)
+            raise error("parallel-order", f"iteration ({two}) of the parallel loop reads the element of {name} that "
+                        f"iteration ({one}) stores", found=f"one that iteration ({one}) stores", span=span)
+        if self.same_place(w, r):
+            raise error("parallel-order", f"iterations of the parallel loop may update one element of {name}: no two of "
+                        f"`{r.text}` are proved to be different", found=f"`{r.text}`, which another iteration may store",
+                        span=span, hint="use T.atomic_add or another atomic update, or a serial loop")
+        hint = {FRAGMENT: "read in front of the store, outside of loops in the iteration",
+                GLOBAL: "copy what is read to a fragment or to shared memory before the loop"}.get(
+                    r.buffer.scope_name, "copy it to a fragment before the loop, and read that")
+        raise error("parallel-order", f"iterations of the parallel loop may read elements of {name} that others store: "
+                    f"`{r.text}` is not proved to be apart from `{w.text}`",
+                    found=f"`{r.text}`, which another iteration may store", span=span,
+                    hint=f"{hint}; or store in a second loop; or tell by a condition or T.assume that the indices differ")
 
     def crossing(self, w: _Access, r: _Access) -> tuple[int, int] | None:
         """(storing, reading) iterations that certainly use one element; None where that cannot be decided."""
-        if w.buffer.dtype != r.buffer.dtype:
+        if w.buffer.dtype != r.buffer.dtype or not self.points:
             return None
         one, two, live_w, live_r = self.at(w.flat), self.at(r.flat), self.live(w.conds), self.live(r.conds)
         if one is None or two is None or live_w is None or live_r is None:
@@ -242,8 +397,6 @@ class _Body:
         writers = np.flatnonzero(live_w)
         order = np.argsort(one[writers], kind="stable")
         places = one[writers][order]
-        if w.sums and (places[1:] == places[:-1]).any():
-            return None  # a reduction over several iterations, which one thread forms in order: what they read of it is defined
         readers = np.flatnonzero(live_r)
         for side, step in (("left", 0), ("right", -1)):  # the first and the last iteration that stores to the element
             k = np.searchsorted(places, two[readers], side) + step  # type: ignore[call-overload]
@@ -265,13 +418,13 @@ class _Body:
             return None
         try:
             got = evaluate(e, {**{v: 0 for v in more}, **self.points})
-            return np.broadcast_to(np.asarray(got), (math.prod(self.extents),))
+            return np.broadcast_to(np.asarray(got), (len(next(iter(self.points.values()))),))
         except (TileLangError, TypeError):
             return None
 
     def live(self, conds: tuple[Expr | None, ...]) -> np.ndarray | None:
         """The iterations that certainly satisfy conditions; None when that cannot be decided."""
-        out = np.ones(math.prod(self.extents), bool)
+        out = np.ones(len(next(iter(self.points.values()))), bool)
         for cond in conds:
             holds = None if cond is None else self.at(cond, False)
             if holds is None:
@@ -282,7 +435,7 @@ class _Body:
     def point(self, e: Expr, n: int) -> Expr:
         return convert(substitute(e, {v: const(int(p[n]), v.dtype) for v, p in self.points.items()}))
 
-    def text(self, n: int) -> str:
+    def point_text(self, n: int) -> str:
         return ", ".join(f"{v.name}={int(p[n])}" for v, p in self.points.items())
 
 
