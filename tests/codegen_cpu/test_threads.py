@@ -12,6 +12,7 @@ from kernel_text import alloc, program
 
 import tilelang.language as T
 from tilelang.errors import TileLangError
+from tilelang.ir import numpy_dtype
 from tilelang.simulator import run_tile
 
 rng = np.random.default_rng(2)
@@ -313,3 +314,34 @@ def test_a_name_bound_to_a_value_of_the_thread_is_an_index():
 
     got = agrees(main.func, [np.zeros(256, np.int32)])["A"]
     assert np.array_equal(got, np.arange(256) * 2)
+
+
+@pytest.mark.parametrize("n", [2, 200])  # on the stack, and in the arena of the worker
+@pytest.mark.parametrize("of, seen, per", [("float16x2", "float16", 2), ("bfloat16x2", "bfloat16", 2),
+                                           ("float32x2", "float32", 2), ("int32", "int8", 4), ("int64", "int16", 4),
+                                           ("int32", "int64", 0.5)])
+def test_views_of_private_memory_with_other_elements_stay_in_their_thread(of, seen, per, n):
+    """Elements of a view lay among those of the neighbouring threads."""
+    count = int(n * per)
+
+    @T.prim_func
+    def main(A: T.Tensor((33, count), seen), B: T.Tensor((33, count), seen)):
+        with T.Kernel(1, threads=33):
+            t = T.get_thread_binding()
+            r = T.alloc_local((n,), of)
+            s = T.alloc_local((n,), of)
+            v = T.view(r, (count,), seen)
+            w = T.view(s, (count,), seen)
+            for k in T.serial(count):
+                v[k] = A[t, k]
+            for k in T.serial(n):
+                s[k] = r[n - 1 - k]
+            B[t, 0] = w[0]
+            for k in T.serial(1, count):
+                B[t, k] = w[k]
+
+    dt = numpy_dtype(seen)
+    a = rng.integers(-100, 100, (33, count)).astype(dt)
+    got = agrees(main.func, [a, np.zeros_like(a)])["B"]
+    words = a.view(np.uint8).reshape(33, n, -1)
+    np.testing.assert_array_equal(got.view(np.uint8), words[:, ::-1].reshape(33, -1))

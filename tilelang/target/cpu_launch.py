@@ -13,7 +13,8 @@ rotation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
+from dataclasses import field
 from typing import Any, ClassVar
 
 from tilelang.ir import (AddressOf, Buffer, Call, Expr, Func, Launch, Load, Node, Parallel, Stmt, Store, TileOp, Var, dtype,
@@ -269,13 +270,19 @@ class ThreadValues:
     """Which values differ between the threads of a launch.
 
     count: threads of a block.  indices: the thread indices.  varying: Vars that differ between threads.  private: storage
-    (data Vars) with one copy for each thread.
+    (data Vars) with one copy for each thread.  units: bytes of the units of private storage that has views of other element
+    sizes: the elements of every view lie inside of units.
     """
 
     count: int
     indices: tuple[Var, ...]
     varying: Set[Var]
     private: Set[Var]
+    units: Mapping[Var, int] = field(default_factory=dict)
+
+    def unit_of(self, b: Buffer) -> int:
+        """Bytes that lie side by side in private storage, before the same bytes of the next thread."""
+        return self.units.get(b.data, b.dtype.bytes)
 
     def varies(self, e: Any) -> bool:
         """Whether an expression (or a tuple of them) may differ between threads."""
@@ -312,10 +319,14 @@ class WarpRole:
 
 @record
 class StorageSlot:
-    """Storage of a buffer in the arena of the worker.  copies: number of copies of each element (one for each thread)."""
+    """Storage of a buffer in the arena of the worker.  copies: number of copies of each unit (one for each thread).
+
+    unit: bytes of a unit, see ThreadValues; 0: an element.
+    """
 
     buffer: Buffer
     copies: int
+    unit: int = 0
 
 
 @record

@@ -129,7 +129,7 @@ def _bind_parameters(cx: Code, frame: LaunchFrame) -> None:
         else:
             cx.vars[c.var] = Bound(value=f"%{name}")
     for name, t in zip(frame.slot_names, frame.plan.slots):
-        cx.storage[t.buffer.data] = Storage(f"%{name}", t.copies)
+        cx.storage[t.buffer.data] = Storage(f"%{name}", t.copies, t.unit)
 
 
 __all__ = ["Captured", "LaunchFrame", "add_pieces", "captured_values", "open_block", "print_body"]

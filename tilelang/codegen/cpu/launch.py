@@ -53,8 +53,11 @@ def _print_form(host: HostFunction, s: CpuLaunch) -> None:
     run = CoroutineLaunch(frame) if s.waits else None
     block = "" if run is not None else _block_function(frame)
     scratch = max(c.scratch for c in s.codes)
-    sizes = [f.let(f"and i64 {f.add(f.mul(count_of(cx, t.buffer), str(t.copies * t.buffer.dtype.bytes)), '63')}, -64")
-             for t in s.slots]
+    sizes = []
+    for t in s.slots:
+        size = t.buffer.dtype.bytes
+        part = t.copies * t.unit if t.unit > size else 0  # of a last unit that is not full
+        sizes.append(f.let(f"and i64 {f.add(f.mul(count_of(cx, t.buffer), str(t.copies * size)), str(63 + part))}, -64"))
     grid = [cx.index(g) for g in s.launch.grid] + ["1"] * (3 - len(s.launch.grid))
     count = "1"
     for g in grid:

@@ -32,9 +32,9 @@ class Operand:
         if not isinstance(a, AddressOf):
             raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
         self.f, self.buffer = cx.f, a.buffer
-        self.bytes = a.buffer.dtype.bytes
-        copies = cx.memory.base_of(a.buffer).copies
-        self.step = self.bytes * copies
+        where = cx.memory.base_of(a.buffer)
+        self.bytes = max(where.unit, a.buffer.dtype.bytes)
+        self.step = self.bytes * where.copies
         self.private = is_private(a.buffer)
         self.array = cx.f.alloca(f"[{cx.block.count} x ptr]", 64, "places")
         f = cx.f

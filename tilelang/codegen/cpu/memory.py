@@ -50,9 +50,17 @@ class MemoryPrinter:
     def address(self, b: Buffer, indices: list[str]) -> str:
         """Address of an element, not guarded."""
         at, where = self.offset(b, indices), self.base_of(b)
+        base, size = where.base, b.dtype.bytes
         if where.copies > 1:
-            at = self.cx.f.add(self.cx.f.mul(at, str(where.copies)), self.cx.block.tid or self.cx.block.first_thread)
-        return self.cx.f.at(where.base, memory_type(b.dtype, self.cx.span), at)
+            tid = self.cx.block.tid or self.cx.block.first_thread
+            if where.unit > size:  # an element of a view: which part of which unit
+                f, parts = self.cx.f, str(where.unit // size)
+                whole, part = (f.let(f"udiv i64 {at}, {parts}"), f.let(f"urem i64 {at}, {parts}")) if not at.isdigit() else map(
+                    str, divmod(int(at), int(parts)))
+                at = f.add(f.mul(f.add(f.mul(whole, str(where.copies)), tid), parts), part)
+            else:
+                at = self.cx.f.add(self.cx.f.mul(at, str(where.copies)), tid)
+        return self.cx.f.at(base, memory_type(b.dtype, self.cx.span), at)
 
     def in_range(self, n: Load | Store | AddressOf, at: list[str]) -> str:
         """i1: whether the element of an access at indices `at` exists ("true" where that is known)."""

@@ -79,11 +79,13 @@ class Storage:
     """Where the elements of all buffers with one `data` lie.
 
     base: address of element 0.  copies: how many threads have their own (1: one for the block); element e of thread t
-    is then at e * copies + t, so that a loop over threads walks adjacent elements.
+    is then at e * copies + t, so that a loop over threads walks adjacent elements.  unit: bytes of such an element; a view may
+    have smaller elements.
     """
 
     base: str
     copies: int = 1
+    unit: int = 0
 
 
 # ---- threads ------------------------------------------------------------------------------------------------------------

@@ -151,7 +151,9 @@ class StatementPrinter:
         mt = memory_type(b.dtype, s.span)
         copies = cx.block.count if b.data in cx.block.values.private else 1
         if b.data not in cx.storage:  # else it lies in the arena
-            cx.storage[b.data] = Storage(cx.f.alloca(f"[{b.size * copies} x {mt}]", 64, clean(b.name)), copies)
+            unit = cx.block.values.unit_of(b)
+            size = -(-b.size * b.dtype.bytes // unit) * unit // b.dtype.bytes
+            cx.storage[b.data] = Storage(cx.f.alloca(f"[{size * copies} x {mt}]", 64, clean(b.name)), copies, unit)
         if b.scope_name == VARIABLE:
             init = literal(0, b.dtype) if s.init is None else cx.cast_value(s.init, b.dtype)
             store(cx.f, b.dtype, init, cx.address(b, ["0"] * len(b.shape)))

@@ -28,7 +28,7 @@ def place_block_buffers(body: Stmt, values: ThreadValues) -> tuple[StorageSlot, 
             raise unsupported(f"memory of scope {b.scope()}", span=n.span)
         copies = values.count if b.data in values.private else 1
         if b.scope() != GLOBAL and not fits_stack(b, copies):
-            out[b.data] = StorageSlot(b, copies)
+            out[b.data] = StorageSlot(b, copies, values.unit_of(b))
     return tuple(out.values())
 
 

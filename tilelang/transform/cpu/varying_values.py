@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Call, Const, Continue, Evaluate, Expr, For, If, Launch, Load,
-                         Seq, Stmt, Store, TileOp, Var, While, walk, GLOBAL)
+import math
+
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, If, Launch,
+                         Load, Seq, Stmt, Store, TileOp, Var, While, walk, GLOBAL)
 from tilelang.target.cpu_launch import Masked, OncePerBlock, ThreadValues, is_private
 from tilelang.target.thread_calls import MATRIX_CALLS
 
@@ -24,7 +26,17 @@ def find_varying_values(launch: Launch) -> ThreadValues:
         before = len(varying) + len(private)
         flow.visit(launch.body, False)
         if len(varying) + len(private) == before:
-            return ThreadValues(launch.num_threads, launch.thread_vars, frozenset(varying), frozenset(private))
+            return ThreadValues(launch.num_threads, launch.thread_vars, frozenset(varying), frozenset(private),
+                                _units(launch.body, private))
+
+
+def _units(body: Stmt, private: set[Var]) -> dict[Var, int]:
+    """Least common multiple of the element sizes of all views, for the private storage whose views differ in that."""
+    sizes: dict[Var, set[int]] = {}
+    for b in walk(body, Buffer):
+        if b.data in private:
+            sizes.setdefault(b.data, set()).add(b.dtype.bytes)
+    return {v: math.lcm(*n) for v, n in sizes.items() if len(n) > 1}
 
 
 class _Flow:
