@@ -345,3 +345,44 @@ def test_views_of_private_memory_with_other_elements_stay_in_their_thread(of, se
     got = agrees(main.func, [a, np.zeros_like(a)])["B"]
     words = a.view(np.uint8).reshape(33, n, -1)
     np.testing.assert_array_equal(got.view(np.uint8), words[:, ::-1].reshape(33, -1))
+
+
+@pytest.mark.parametrize("where", ["parallel", "branch", "loop", "roles"])
+def test_an_assertion_that_fails_fails_the_call(where):
+    """Assertions in kernels were left out on the CPU."""
+    @T.prim_func
+    def main(A: T.Tensor((256,), "int32"), B: T.Tensor((256,), "int32")):
+        with T.Kernel(2, threads=128) as b:
+            if where == "parallel":
+                for i in T.Parallel(128):
+                    assert A[b * 128 + i] < 100, "too large"
+                    B[b * 128 + i] = A[b * 128 + i]
+            elif where == "branch":
+                t = T.get_thread_binding()
+                if t >= 64:
+                    assert A[b * 128 + t] < 100, "too large"
+                T.sync_threads()
+                B[b * 128 + t] = A[b * 128 + t]
+            elif where == "loop":
+                for k in T.serial(128):
+                    assert A[b * 128 + k] < 100, "too large"
+                T.copy(A[b * 128:b * 128 + 128], B[b * 128:b * 128 + 128])
+            else:
+                s = T.alloc_shared((128,), "int32")
+                full = T.alloc_barrier(64)
+                t = T.get_thread_binding()
+                if t < 64:
+                    for k in T.serial(2):
+                        s[t * 2 + k] = A[b * 128 + t * 2 + k]
+                    T.barrier_arrive(full)
+                else:
+                    T.barrier_wait(full, 0)
+                    for k in T.serial(2):
+                        assert s[t * 2 - 128 + k] < 100, "too large"
+                        B[b * 128 + t * 2 - 128 + k] = s[t * 2 - 128 + k]
+
+    a = np.full(256, 99, np.int32)
+    np.testing.assert_array_equal(run_cpu(main.func, [a, np.zeros_like(a)])["B"], a)
+    a[255] = 100
+    with pytest.raises(RuntimeError, match=r"assertion failed \(test_threads.py:\d+\): too large"):
+        run_cpu(main.func, [a, np.zeros_like(a)])

@@ -164,6 +164,8 @@ def test_2_an_assert_in_a_kernel_is_a_device_assertion():
     for on in ("tile", "simulator", "sm_90a"):
         with pytest.raises(TileLangError, match="not positive"):
             run(f, np.zeros(4, np.int32), on=on, simulated=True)
+    with pytest.raises(RuntimeError, match=r"assertion failed \(test_spec_musts.py:\d+\): not positive"):
+        run(f, np.array([1, 1, 0, 1], np.int32), on="cpu")
 
 
 @pytest.mark.spec("must:2.3-negative-slice")

@@ -144,7 +144,10 @@ class Continue(Stmt):
 
 @node
 class Assert(Stmt):
-    """On the host: RuntimeError(message) when cond is false, nothing launched.  In a kernel: T.device_assert."""
+    """On the host: RuntimeError(message) when cond is false, nothing launched.  In a kernel: stops it.
+
+    kind: "device_assert" for T.device_assert, which the CPU target ignores; else "assert".
+    """
 
     cond: Expr
     message: str

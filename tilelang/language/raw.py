@@ -32,8 +32,7 @@ def Assert(condition: Any, message: str, error_kind: str = "RuntimeError") -> Em
     if error_kind != "RuntimeError":
         raise error("not-available", f"T.Assert that raises {error_kind} is not available", expected='"RuntimeError"',
                     found=repr(error_kind), hint="leave error_kind out: a failed check raises RuntimeError")
-    b.emit(AssertStmt(as_bool(condition), str(message), "device_assert" if b.kernel is not None else "assert",
-                      span=b.here()))
+    b.emit(AssertStmt(as_bool(condition), str(message), span=b.here()))
     return EMITTED
 
 

@@ -22,11 +22,13 @@ MATRIX_CALLS = ("ldmatrix", "stmatrix", "mma", "wgmma")
 # Calls that reach other blocks of a cluster.
 CLUSTER_CALLS = ("cluster_rank", "cluster_size", "cluster_arrive", "cluster_wait", "cluster_sync", "cluster_store",
                  "mbarrier_arrive_remote")
+# A condition and the text of the error if it is false: an assert statement of a kernel on the CPU target.
+ASSERTION = "assertion"
 # Calls whose effect happens once for each thread, even if their arguments do not depend on the thread.
 PER_THREAD = frozenset({
     *(f"atomic_{kind}" for kind in ("add", "max", "min", "or", "and", "xor", "exchange", "addx2", "addx4")),
     "printf", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "cp_async_mbarrier_arrive",
     "mbarrier_arrive_remote", "tma_load"})
 
-__all__ = ["BLOCK_VOTES", "CLUSTER_CALLS", "EXCHANGES", "LANE_CALLS", "LANE_NUMBERS", "MATCHES", "MATRIX_CALLS", "PER_THREAD",
-           "SHUFFLES", "VOTES", "WARP"]
+__all__ = ["ASSERTION", "BLOCK_VOTES", "CLUSTER_CALLS", "EXCHANGES", "LANE_CALLS", "LANE_NUMBERS", "MATCHES", "MATRIX_CALLS",
+           "PER_THREAD", "SHUFFLES", "VOTES", "WARP"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from tilelang.ir import AddressOf, Call, StringConst, as_bool, dtype
 from tilelang.target.cpu import unsupported
+from tilelang.target.thread_calls import ASSERTION
 
 from .atomics import ATOMIC_CALLS
 from .barriers import BARRIER_CALLS
 from .boxes import BOX_CALLS
 from .clusters import CLUSTER_CALL_PRINTERS
 from .descriptors import DESCRIPTOR_CALLS
+from .lane_faults import assertion
 from .lanes import LANE_CALL_PRINTERS
 from .state import CallPrinter, Code
 from .threads import end_threads
@@ -84,7 +86,7 @@ def _ldg(cx: Code, e: Call) -> str:
 
 
 BLOCK_CALLS: dict[str, CallPrinter] = {
-    "printf": _printf, "ldg": _ldg,
+    ASSERTION: assertion, "printf": _printf, "ldg": _ldg,
     **{op: _ordered_already for op in ("sync_threads", "sync_warp", "fence_gpu", "fence_block", "cp_async_commit",
                                        "cp_async_wait")},
     **ATOMIC_CALLS, **BARRIER_CALLS, **CLUSTER_CALL_PRINTERS, **BOX_CALLS, **DESCRIPTOR_CALLS, "cp_async": _cp_async,

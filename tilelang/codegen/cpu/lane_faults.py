@@ -1,4 +1,4 @@
-"""Exchanges between lanes that CUDA leaves undefined: found while the program runs, the call then fails.
+"""What is found while the program runs and fails the call: assertions, and exchanges between lanes that CUDA leaves undefined.
 
 A launch that may execute one has a fault word (state.py, LaneFaults), 0 while there is none.  A number in it is a text:
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilelang.ir import Call, Const, dtype
+from tilelang.ir import Call, Const, StringConst, dtype
 from tilelang.target.thread_calls import WARP
 
 from .state import ABSENT, OTHER, OUTSIDE, Code
@@ -24,6 +24,15 @@ def fail_if(cx: Code, e: Call, fault: int, wrong: str) -> None:
     """Record a fault of e where `wrong` (i1) holds."""
     code = cx.block.faults.code(e, fault, e.span or cx.span)
     cx.f.branch(wrong, lambda: cx.f.do(f"store i64 {code}, ptr {cx.value(cx.block.faults.word)}"))
+
+
+def assertion(cx: Code, e: Call) -> str:
+    """Record that an assertion of the program is false, where it is."""
+    cond, text = e.args
+    assert isinstance(text, StringConst), "the text of an assertion is written by the compiler"
+    code = cx.block.faults.add(str(text.value))
+    cx.f.branch(cx.value(cond), lambda: None, lambda: cx.f.do(f"store i64 {code}, ptr {cx.value(cx.block.faults.word)}"))
+    return "0"
 
 
 def lanes_of(cx: Code, array: str | None, first: str) -> str:
@@ -120,4 +129,4 @@ def _checker(m: Module) -> str:
     return name
 
 
-__all__ = ["check_mask", "fail_if", "lanes_of", "mask_of"]
+__all__ = ["assertion", "check_mask", "fail_if", "lanes_of", "mask_of"]

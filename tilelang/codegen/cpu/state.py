@@ -59,7 +59,11 @@ class LaneFaults:
     def code(self, e: Call, fault: int, span: Any) -> int:
         """Number of a fault (index of FAULT_TEXTS) of a call."""
         where = f" ({os.path.basename(span.file)}:{span.line})" if span is not None else ""
-        self.texts.append(f"T.{_PUBLIC_NAMES.get(e.op, e.op)}{where} {FAULT_TEXTS[fault]}")
+        return self.add(f"T.{_PUBLIC_NAMES.get(e.op, e.op)}{where} {FAULT_TEXTS[fault]}")
+
+    def add(self, text: str) -> int:
+        """Number of a text."""
+        self.texts.append(text)
         return len(self.texts)
 
 

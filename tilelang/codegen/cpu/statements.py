@@ -165,7 +165,7 @@ class StatementPrinter:
         self.cx.value(s.call)
 
     def _assert(self, s: Assert) -> None:
-        """T.device_assert is checked on CUDA only."""
+        """T.device_assert is checked on CUDA only; assert statements have become calls (transform/cpu/plan_launches.py)."""
 
     # ---- control flow ---------------------------------------------------------------------------------------------
 

@@ -367,8 +367,7 @@ class Builder(Recorder):
             if not c:
                 raise AssertionError(message() or text)
             return
-        self.emit(Assert(c, str(message() or text), "device_assert" if self.kernel is not None else "assert",
-                         span=self.span()))
+        self.emit(Assert(c, str(message() or text), span=self.span()))
 
     def expr(self, value: Any) -> None:
         """An expression statement."""

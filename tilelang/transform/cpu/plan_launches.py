@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
-from tilelang.ir import Call, Func, Launch, Var, follows_addresses, replace, walk
+from tilelang.ir import (Assert, Call, Evaluate, Func, Launch, Stmt, StringConst, Var, call, follows_addresses, replace, rewrite,
+                         walk)
 from tilelang.ir.visitor import rewrite_launches
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import CpuLaunch, NullCheck, WarpRoleCode, WarpRole
 from tilelang.target.shared_space import SharedSpace, shared_space
-from tilelang.target.thread_calls import EXCHANGES, MATRIX_CALLS
+from tilelang.target.thread_calls import ASSERTION, EXCHANGES, MATRIX_CALLS
 
 from ..framework.pass_ import CPU, TILE, PassContext, pass_
 from .block_storage import place_block_buffers, place_shared_buffers
@@ -37,8 +39,18 @@ def _may_alias(func: Func, s: Launch) -> tuple[Var, ...]:
     return tuple(b.data for _, b in func.buffers if free or b.name in named)
 
 
+def _checked(n: Stmt) -> Stmt | None:
+    """The call that an assert statement becomes."""
+    if not isinstance(n, Assert) or n.kind == "device_assert":
+        return None
+    where = f" ({os.path.basename(n.span.file)}:{n.span.line})" if n.span is not None else ""
+    text = StringConst(f"assertion failed{where}: {n.message}")
+    return Evaluate(call(ASSERTION, (n.cond, text), "void", span=n.span), span=n.span)
+
+
 def _plan(s: Launch, func: Func) -> CpuLaunch:
     pointers = tuple(p for p in func.params if p.dtype.is_handle and func.buffer_of(p) is None)
+    s = rewrite(s, _checked, Assert)
     if needs_coroutines(s):
         return _plan_coroutines(s)
     checks = find_null_checks(s, pointers)
@@ -75,8 +87,8 @@ def _code(warp_role: WarpRole, s: Launch) -> WarpRoleCode:
 
 
 def _may_fault(codes: Sequence[WarpRoleCode]) -> bool:
-    """Whether an exchange between lanes, or a matrix instruction, may be executed by the wrong lanes."""
-    return any(n.op in (*EXCHANGES, *MATRIX_CALLS) for c in codes for n in walk(c.body, Call))
+    """Whether an assertion may fail, or an exchange between lanes or a matrix instruction be executed by the wrong lanes."""
+    return any(n.op in (*EXCHANGES, *MATRIX_CALLS, ASSERTION) for c in codes for n in walk(c.body, Call))
 
 
 __all__ = ["plan_launches"]
