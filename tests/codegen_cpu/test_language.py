@@ -242,32 +242,6 @@ def test_indices_that_start_again_in_one_loop_at_different_widths(masked):
     assert np.array_equal(run_cpu(main, [f, g, None])["B"], g[i % 4, (4 * j + i + 1) % 32] - f[i % 4])
 
 
-@pytest.mark.parametrize("what", ["store", "load", "copy", "negative", "thread"])
-def test_leaving_block_memory_for_certain_is_refused(what):
-    @T.prim_func
-    def main(A: T.Tensor((64,), "float32")):
-        with T.Kernel(2, threads=64) as b:
-            S = T.alloc_shared((32,), "float32")
-            tx = T.get_thread_binding(0)
-            if what == "store":
-                for i in T.Parallel(33):
-                    S[i] = A[i]
-            if what == "load":
-                for i in T.Parallel(32):
-                    A[i] = S[i + b]
-            if what == "copy":
-                T.copy(A[0:32], S[b])
-            if what == "negative":
-                for i in T.serial(4):
-                    S[2 - i] = A[i]
-            if what == "thread":
-                S[tx] = A[tx]
-
-    with pytest.raises((TileLangError, IndexError)) as e:
-        Compiled(main)
-    assert e.value.kind == "cpu-out-of-bounds"
-
-
 def test_accesses_that_a_condition_guards_are_not_refused():
     @T.prim_func
     def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):

@@ -10,8 +10,6 @@ from tilelang.ir.record import record
 
 errors.register("cpu-unsupported", NotImplementedError, "the CPU target cannot compile this construct (yet)",
                 expected="a construct that the CPU target compiles")
-errors.register("cpu-out-of-bounds", IndexError, "a program certainly accesses block memory outside its shape (CPU)",
-                expected="an index inside the buffer")
 
 
 def unsupported(what: str, *, span: Any = None, hint: str = "") -> errors.TileLangError:

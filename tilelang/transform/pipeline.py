@@ -22,6 +22,7 @@ from .legalize.aliasing import keep_order, overlapping
 from .legalize.ballot_masks import ballot_masks
 from .legalize.bind_calls import bind_calls
 from .legalize.block_returns import block_returns
+from .check.check_bounds import check_bounds
 from .check.check_collective import check_collective
 from .check.check_divisors import check_divisors
 from .check.check_hopper import check_hopper
@@ -81,6 +82,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
     fold_thread_count,  # before all passes that ask which threads reach a statement
     block_returns,  # after fold_thread_count, which removes dead branches; before all passes that look for warp roles
     branches_to_warp_roles,  # before all passes that look for warp roles
+    check_bounds,
     check_divisors,
     check_iterations,
     check_private,

@@ -1,10 +1,8 @@
 """The pass guard_accesses: guards, tests in front of nests, accesses of block memory that certainly leave it."""
 
-import pytest
 from planned import planned_body, text_of
 
 import tilelang.language as T
-from tilelang.errors import TileLangError
 from tilelang.ir import walk
 from tilelang.target.cpu_launch import CheckedLoad, CheckedStore, NestVersions, TileLoops
 
@@ -64,16 +62,3 @@ def test_a_copy_is_clipped_where_it_may_leave_the_tensor():
     read, write = walk(code.body, TileLoops)
     assert read.src.clipped == ((0, 0),) and read.dst.clipped == ()
     assert write.src.clipped == write.dst.clipped == ()
-
-
-def test_block_memory_is_not_left():
-    @T.prim_func
-    def main(B: T.Tensor((8,), "float32")):
-        with T.Kernel(1, threads=32):
-            s = T.alloc_shared((8,), "float32")
-            for i in range(9):
-                s[i] = 1.0
-            T.copy(s, B)
-
-    with pytest.raises(TileLangError, match="s is accessed at index 8 of dimension 0, which has 8 elements"):
-        planned_body(main)

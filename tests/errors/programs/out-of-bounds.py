@@ -10,4 +10,4 @@ def f(A: T.Tensor((256,), "float32")):
             S[i] = A[i]
 
 
-tilelang.compile(f, target="cpu")
+tilelang.compile(f, target={"kind": "cuda", "arch": "sm_80"})
