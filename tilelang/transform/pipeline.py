@@ -25,6 +25,7 @@ from .legalize.block_returns import block_returns
 from .check.check_bounds import check_bounds
 from .check.check_collective import check_collective
 from .check.check_divisors import check_divisors
+from .check.check_overlaps import check_overlaps
 from .check.check_hopper import check_hopper
 from .check.check_iterations import check_iterations
 from .check.check_lanes import check_lanes
@@ -91,6 +92,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
     check_hopper,
     check_races,  # only where the user asks for it
     reject_races,  # after check_races: its warnings then come before the error
+    check_overlaps,
     resolve_parallel_reads,  # before unpack_small_types, which adds loads of its own
     check_pipelines,  # before unpack_small_types: it counts the user's statements
     unpack_small_types,  # after legalize, which counts negative indices from the end of unpacked rows

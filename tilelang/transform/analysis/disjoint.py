@@ -200,9 +200,7 @@ class Disjoint:
             if low is not None and high is not None and high - low < _VALUES:
                 choices[v] = [const(k, v.dtype) for k in range(low, high + 1)]
             elif 1 < (m := _modulus(v, (*one.indices, *two.indices))) <= _RESIDUES:
-                step = fresh(v.name, v.dtype)
-                self.analyzer = self.analyzer.bind(step, None if low is None else low // m, None if high is None else high // m)
-                choices[v] = [step * m + k for k in range(m)]
+                choices[v] = [self._multiple(v, low, high, m) + k for k in range(m)]
         number = math.prod(len(c) for c in choices.values())
         points = math.prod((high or 0) + 1 for v, (_, high) in self.ranges.items() if v in self.moving)
         if not 1 < number <= _VALUES or number * points > 16 * POINTS:
@@ -219,6 +217,13 @@ class Disjoint:
             if not (self.counted(x, y) or self.solved(x, y)):
                 return False
         return True
+
+    def _multiple(self, v: Var, low: int | None, high: int | None, m: int) -> Expr:
+        """A multiple of m. A bound near that of the type counts as unknown: indices do not wrap."""
+        step = fresh(v.name, v.dtype)
+        low, high = (None if b is None or abs(b) >= 1 << 30 else b // m for b in (low, high))
+        self.analyzer = self.analyzer.bind(step, low, high)
+        return step * m
 
 
 class _Equations:
@@ -273,6 +278,10 @@ class _Equations:
             else:
                 self.equate(t, w)
             return True
+        parts = self.by_divisor(f)
+        if parts is not None:
+            self.equations[n:n + 1] = [emit(p, self.equations[n].dtype) for p in parts]
+            return True
         for t, c in f.terms.items():
             if isinstance(t, Var) and t in self.free and abs(c) == 1:
                 rest = f.plus(Linear({t: c}, 0), -1)
@@ -300,6 +309,27 @@ class _Equations:
                     slack = None if slack is None or other[3] is None else slack + abs(other[2]) * other[3]
             if slack is not None and slack < abs(c):
                 yield t, w, c
+
+    def by_divisor(self, f: Linear) -> tuple[Linear, Linear] | None:
+        """f as `d * a + r` with a difference of remainders by d, which is less than d: both a and r are then 0."""
+        inner = {x for t in f.terms for x in walk(t, Binary) if x.op in ("floordiv", "floormod")}
+        for d in {x.b for x in inner if not isinstance(x.b, Const)}:
+            quotients = [x for x in inner if x.op == "floordiv" and x.b.same(d)]
+            a, r = Linear({}, 0), Linear({}, f.const)
+            for t, c in f.terms.items():
+                if t.same(d):
+                    a = a.plus(Linear({}, c))
+                elif isinstance(t, Binary) and t.op == "mul" and (t.a.same(d) or t.b.same(d)):
+                    a = a.plus(self.a.linear(t.a if t.b.same(d) else t.b), c)
+                elif q := next((q for q in quotients if q.a.same(t)), None):
+                    a = a.plus(Linear({q: c}, 0))
+                    r = r.plus(Linear({binary("floormod", t, d): c}, 0))
+                else:
+                    r = r.plus(Linear({t: c}, 0))
+            if not r.const and (a.terms or a.const) and sorted(r.terms.values()) in ([], [1], [-1], [-1, 1]) and all(
+                    isinstance(t, Binary) and t.op == "floormod" and t.b.same(d) for t in r.terms):
+                return a, r
+        return None
 
     def put(self, v: Var, value: Expr) -> None:
         """Replace a variable by its value everywhere."""

@@ -19,17 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.arith import LaunchFacts, extent_bounds, simplify
+from tilelang.arith import extent_bounds, simplify
 from tilelang.errors import TileLangError, error, register
-from tilelang.ir import (AddressOf, Alloc, Assert, Binary, Bind, Break, Buffer, BufferFacts, Call, Continue, Evaluate, Expr,
-                         For, Func, If, Launch, Load, Parallel, Select, Seq, Stmt, Store, Var, While, binary, children, const,
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, BufferFacts, Call, Continue, Expr,
+                         For, Func, If, Load, Parallel, Select, Seq, Stmt, Store, Var, While, binary, children, const,
                          contains, convert, free_vars, fresh, inner, is_const, load, rebuild, replace, rewrite,
                          substitute, to_text, unary, walk, DYNAMIC, FRAGMENT, GLOBAL, STATIC, VARIABLE)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import state
 from tilelang.target import is_pure
 
-from ..analysis.assumptions import promises
+from ..analysis.around import Around, visit_with_facts
 from ..analysis.disjoint import Disjoint, Place
 from ..analysis.loop_body import drop_continue
 from ..analysis.effects import updated_element
@@ -48,66 +48,10 @@ def resolve_parallel_reads(func: Func, cx: PassContext) -> Func:
     """Copy fragments for loops that read old values of elements which other iterations may store; raise "parallel-order"
     where the value is undefined.
     """
-    return replace(func, body=_Around(func).stmt(func.body)) if contains(func.body, Parallel) else func
+    return visit_with_facts(func, Parallel, _of_loop) if contains(func.body, Parallel) else func
 
 
-class _Around:
-    """One walk over the program, with what is known at each parallel loop: ranges of variables and conditions around it."""
-
-    def __init__(self, func: Func) -> None:
-        self.params = func.params
-        self.facts: LaunchFacts | None = None
-        self.conds: tuple[Expr, ...] = promises(func)
-
-    def stmt(self, s: Any) -> Any:
-        conds = self.conds
-        out = self.visited(s)
-        if not isinstance(s, (Assert, Evaluate, Bind)):
-            self.conds = conds
-        return out
-
-    def visited(self, s: Any) -> Any:
-        match s:
-            case Parallel() if self.facts is not None:
-                return _of_loop(s, self)
-            case Launch():
-                self.facts = LaunchFacts(s, self.params)
-            case For() if self.facts is not None:
-                self.facts.enter_loop(s)
-            case Bind() if self.facts is not None:
-                self.facts.enter_bind(s)
-                if s.value.dtype.is_int and s.value.dtype.lanes == 1:
-                    self.know(binary("eq", s.var, s.value))
-            case Assert():
-                self.know(s.cond)
-            case Evaluate() if s.call.op == "assume":
-                self.know(s.call.args[0])
-            case If():
-                return self.branches(s)
-        if not inner(s):
-            return s
-        return rebuild(s, lambda v: self.stmt(v) if isinstance(v, Stmt) else tuple(map(self.stmt, v)) if isinstance(
-            v, tuple) and v and isinstance(v[0], Stmt) else v)
-
-    def branches(self, s: If) -> Stmt:
-        conds = self.conds
-        self.know(s.cond)
-        then = self.stmt(s.then)
-        self.conds = conds
-        if s.orelse is None:
-            return replace(s, then=then)
-        self.know(unary("not", s.cond))
-        orelse = self.stmt(s.orelse)
-        self.conds = conds
-        return replace(s, then=then, orelse=orelse)
-
-    def know(self, cond: Expr) -> None:
-        """Add a condition. Memory may change before the loop: what is read from it is not kept."""
-        if not contains(cond, Load, Call):
-            self.conds = (*self.conds, cond)
-
-
-def _of_loop(loop: Parallel, around: _Around) -> Stmt:
+def _of_loop(loop: Parallel, around: Around) -> Stmt:
     stored = {x.buffer.data for x in walk(loop.body, Store) if x.buffer.scope_name in _SCOPES}
     updated = {a.buffer.data for x in walk(loop.body) if (a := updated_element(x)) is not None}
     if all(is_const(e, 1) for e in loop.extents) or not any(
@@ -116,7 +60,7 @@ def _of_loop(loop: Parallel, around: _Around) -> Stmt:
         return loop
     loop = replace(loop, body=drop_continue(loop.body))
     body = _Body(loop, stored | updated, around)
-    body.follow(loop.body, (), {}, False)
+    body.follow(loop.body, (), dict(around.values), False)
     if updated:
         body.reject_beside_updates()
     old: dict[Buffer, Buffer] = {}
@@ -183,7 +127,7 @@ class _Body:
 
     loop: Parallel
     stored: set[Var]
-    around: _Around
+    around: Around
     accesses: list[_Access] = field(default_factory=list)
     early: set[int] = field(default_factory=set)
     step: int = 0
@@ -196,10 +140,7 @@ class _Body:
         if len(extents) == len(loop.extents) and math.prod(extents) <= POINTS:
             self.points = dict(zip(loop.vars, np.indices(tuple(extents)).reshape(len(extents), -1)))
         self.changed = self.stored | {x.buffer.data for x in walk(loop.body, Store)}
-        analyzer = self.around.facts.analyzer  # type: ignore[union-attr]
-        for c in self.around.conds:
-            analyzer = analyzer.assuming(c)
-        self.disjoint = Disjoint(analyzer, dict(zip(loop.vars, loop.extents)), {})
+        self.disjoint = Disjoint(self.around.analyzer(), dict(zip(loop.vars, loop.extents)), {})
 
     def follow(self, s: Any, conds: tuple[Expr | None, ...], bound: dict[Var, Expr], again: bool) -> None:
         """Record the accesses below s in order. conds: enclosing conditions; None for one that is unknown.

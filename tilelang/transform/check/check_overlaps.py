@@ -1,0 +1,133 @@
+"""Reject tile operations that write elements which they also read, unless each element is read and written in one step.
+
+    V = T.reshape(S, (16, 64))
+    T.copy(S[0:16, :], V[:, 32:64])         # rejected: rows of S are written before they are read
+    T.copy(S[0:16, :], S[n:n + 16, :])      # rejected where n is not known to be 0, or 16 and more
+
+The frontend rejects regions of one buffer that certainly overlap. Here are views, and places known only at run time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.arith import simplify
+from tilelang.errors import error, register
+from tilelang.ir import (Call, Expr, Func, Load, Region, Stmt, TileOp, Var, contains, convert, fresh, is_const, load, rewrite,
+                         substitute, to_text, walk)
+from tilelang.ops import Copy, Transpose
+
+from ..analysis.around import Around, visit_with_facts
+from ..analysis.disjoint import Disjoint, Place
+from ..framework.pass_ import TILE, PassContext, pass_
+
+register("tile-overlap", ValueError, "a tile operation that writes memory which it reads", "write to another buffer",
+         expected="operands that share no element with the result")
+
+
+@pass_(needs=TILE)
+def check_overlaps(func: Func, cx: PassContext) -> Func:
+    """Raise "copy-overlap" or "tile-overlap" where the written tile of an operation is not proved to be apart from what it
+    reads. Changes nothing.
+
+    Copies and transposes may read an element in the step that writes it.
+    """
+    return visit_with_facts(func, TileOp, _checked)
+
+
+def _checked(op: TileOp, around: Around) -> Stmt:
+    accesses = op.accesses()  # type: ignore[attr-defined]
+    for w in accesses:
+        if not w.writes:
+            continue
+        data = w.region.buffer.data
+        for r in accesses:
+            if r is not w and r.region.buffer.data is data and not (
+                    _by_steps(op, around) if isinstance(op, (Copy, Transpose)) else _apart(w.region, r.region, around)):
+                _reject(op, w.region, r.region)
+        for x in walk(op, Load):
+            if x.buffer.data is data and not _element_apart(x, w.region, around):
+                _reject(op, w.region, x)
+    return op
+
+
+def _by_steps(op: Copy | Transpose, around: Around) -> bool:
+    """Whether no two steps of a copy use one element. A step reads an element and writes another one, or the same."""
+    if isinstance(op, Transpose):
+        extents = op.space
+        at = tuple(fresh("e", "int32") for _ in extents)
+        places = op.places(at)
+    else:
+        sides = [[d for d, e in enumerate(r.extents) if not is_const(e, 1) and e != 1] for r in (op.dst, op.src)]
+        if len(sides[0]) != len(sides[1]):
+            return _apart(op.dst, op.src, around)
+        extents = tuple(op.dst.extents[d] for d in sides[0])
+        at = tuple(fresh("e", "int32") for _ in extents)
+        places = tuple(tuple(convert(m) + at[dims.index(d)] if d in dims else convert(m) for d, m in enumerate(r.mins))
+                       for r, dims in zip((op.dst, op.src), sides))  # type: ignore[assignment]
+    disjoint = Disjoint(around.analyzer(), dict(zip(at, map(convert, extents))), {})
+    names = _Names(around)
+    dst, src = (Place(r.buffer, tuple(map(names.of, i)), tuple(map(names.of, around.conds)))
+                for r, i in zip((op.dst, op.src), places))
+    return disjoint.apart(dst, src)
+
+
+def _apart(a: Region, b: Region, around: Around) -> bool:
+    """Whether two regions share no element."""
+    disjoint, names = Disjoint(around.analyzer(), None, {}), _Names(around)
+    return disjoint.apart(_any_element(a, disjoint, names, around), _any_element(b, disjoint, names, around))
+
+
+def _element_apart(x: Load, r: Region, around: Around) -> bool:
+    """Whether an element lies outside of a region."""
+    disjoint, names = Disjoint(around.analyzer(), None, {}), _Names(around)
+    return disjoint.apart(Place(x.buffer, tuple(map(names.of, x.indices)), around.conds),
+                          _any_element(r, disjoint, names, around))
+
+
+def _any_element(r: Region, disjoint: Disjoint, names: _Names, around: Around) -> Place:
+    indices, conds = [], list(around.conds)
+    for m, n in zip(r.mins, r.extents):
+        v = fresh("e", "int32")
+        high = disjoint.analyzer.interval(convert(n))[1]
+        disjoint.add_inner(v, 0, None if high is None else high - 1)
+        conds.append(v < convert(n))
+        indices.append(names.of(convert(m)) + v)
+    return Place(r.buffer, tuple(indices), tuple(conds))
+
+
+class _Names:
+    """One name for each value that is read from memory, and the values of bound names."""
+
+    def __init__(self, around: Around) -> None:
+        self.around = around
+        self.values: dict[Expr, Var] = {}
+
+    def of(self, e: Expr) -> Expr:
+        def read(x: Any) -> Expr | None:
+            return self.values.setdefault(x, fresh("value", x.dtype)) if x.dtype.lanes == 1 else None
+
+        e = substitute(e, self.around.values)
+        return rewrite(e, read, Load, Call) if contains(e, Load, Call) else e
+
+
+def _reject(op: TileOp, w: Region, r: Region | Load) -> None:
+    names = f"`{w.buffer.name}`" if r.buffer is w.buffer else f"`{r.buffer.name}` and `{w.buffer.name}`"
+    if isinstance(op, (Copy, Transpose)) and isinstance(r, Region):
+        what = "transpose" if isinstance(op, Transpose) else "copy"
+        raise error("copy-overlap", f"T.{what}: source and destination are not proved to be apart in the memory of {names}",
+                    found=f"{_text(r)} and {_text(w)}, which may share elements", span=op.span,
+                    hint="copy through another buffer, or tell by a condition or T.assume that they are apart")
+    read = f"`{to_text(load(r.buffer, r.indices))}`" if isinstance(r, Load) else _text(r)
+    raise error("tile-overlap", f"T.{op.op_name} writes {_text(w)} and reads {read} of one memory, and they are not proved to "
+                "be apart", found=f"{read} and {_text(w)}, which may share elements", span=op.span,
+                hint="write to another buffer, or tell by a condition or T.assume that they are apart")
+
+
+def _text(r: Region) -> str:
+    at = ", ".join(to_text(m) if is_const(e, 1) else f"{to_text(m)}:{to_text(simplify(m + e))}"
+                   for m, e in zip(map(convert, r.mins), map(convert, r.extents)))
+    return f"`{r.buffer.name}[{at}]`"
+
+
+__all__ = ["check_overlaps"]
