@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from tilelang.ir import (Assert, Call, Evaluate, Func, Launch, Stmt, StringConst, Var, call, follows_addresses, replace, rewrite,
-                         walk)
+from tilelang.ir import (Assert, Call, Evaluate, Func, Launch, Stmt, StringConst, Var, call, follows_addresses, replace,
+                         rewrite, walk)
 from tilelang.ir.visitor import rewrite_launches
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import CpuLaunch, NullCheck, WarpRoleCode, WarpRole
