@@ -1,4 +1,4 @@
-"""Tile operations whose operands may share elements are refused alike on every target, unless they are proved to be apart."""
+"""Tile operations whose operands may share elements are refused on every target, unless they are proved to be disjoint."""
 
 import numpy as np
 import pytest
@@ -110,7 +110,7 @@ OTHERS = [sums_into_the_first_row, sums_into_a_view_of_rows, added_to_rows_known
 @pytest.mark.parametrize("body", [*COPIES, *OTHERS], ids=lambda b: b.__name__)
 def test_operands_that_may_overlap_are_refused(body, target):
     """The CPU copied in order, and GPUs raced; some were refused by the verifier of synchronisation."""
-    with pytest.raises(TileLangError, match="not proved to be apart") as e:
+    with pytest.raises(TileLangError, match="not proved to be disjoint") as e:
         lower(program(body).func, Target("c" if target == "c" else {"kind": "cuda", "arch": target}))
     assert e.value.kind == ("copy-overlap" if body in COPIES else "tile-overlap")
     assert "test_check_overlaps.py" in str(e.value)
@@ -190,7 +190,7 @@ RIGHT = [other_half, halves_by_a_view, in_turns, whole_rows_of_a_tensor, far_eno
 
 
 @pytest.mark.parametrize("body", RIGHT, ids=lambda b: b.__name__)
-def test_operands_that_are_apart_are_accepted(body):
+def test_operands_that_are_disjoint_are_accepted(body):
     a = np.random.default_rng(5).integers(-9, 9, (32, 32)).astype(np.int32)
     p = np.array([7, 3, 0, 0], np.int32)
     run_passes(program(body).func, TILE_PASSES, PassContext(Target({"kind": "cuda", "arch": "sm_90a"})))

@@ -1,4 +1,4 @@
-"""Reads of T.Parallel at places known only at run time: old values of fragments, else refused unless proved to be apart."""
+"""Reads of T.Parallel at places known only at run time: old values of fragments, else refused unless proved to be disjoint."""
 
 import numpy as np
 import pytest
@@ -219,12 +219,12 @@ def test_updates_that_may_meet_name_the_atomic_operations(body, kind):
 
 @pytest.mark.parametrize("target", ["c", "sm_80", "sm_90a"])
 def test_every_target_refuses_alike(target):
-    with pytest.raises(TileLangError, match="not proved to be apart") as e:
+    with pytest.raises(TileLangError, match="not proved to be disjoint") as e:
         lower(program(row_of_a_scalar, "S").func, Target("c" if target == "c" else {"kind": "cuda", "arch": target}))
     assert e.value.kind == "parallel-order" and "copy it to a fragment" in e.value.hint
 
 
-# ---- what is proved to be apart ---------------------------------------------------------------------------------------
+# ---- what is proved to be disjoint ---------------------------------------------------------------------------------------
 
 @T.macro
 def column_of_a_serial_loop(S, V, P, n):
@@ -368,7 +368,7 @@ PROVED = [column_of_a_serial_loop, elimination_below_the_pivot, rows_above_a_sca
 
 @pytest.mark.parametrize("body", PROVED, ids=lambda b: b.__name__)
 @pytest.mark.parametrize("kind", ["F", "S", "G"])
-def test_accesses_that_are_apart_are_left_alone(body, kind):
+def test_accesses_that_are_disjoint_are_left_alone(body, kind):
     f = program(body, kind).func
     got = run_passes(f, [resolve_parallel_reads], PassContext())
     assert sum(isinstance(x, Alloc) for x in walk(got)) == sum(isinstance(x, Alloc) for x in walk(f))

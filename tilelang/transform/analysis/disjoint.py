@@ -3,7 +3,7 @@
     S[i, j]  and  S[i, k]      under `j != k`                 never one element
     S[i, j]  and  S[i + n, j]  in iterations of a loop        may be one element: n is known only at run time
 
-Accesses of a parallel loop may meet in one iteration; they are apart if no two iterations bring them to one element. Other
+Accesses of a parallel loop may meet in one iteration; they are disjoint if no two iterations bring them to one element. Other
 accesses, such as the tiles of a copy, may not meet at all. A proof is tried in three ways: by linear equations of the
 indices, by counting through the iterations, and by counting through the values of variables from outside the loop.
 """
@@ -43,7 +43,7 @@ class Place:
 
 
 class Disjoint:
-    """Answers whether accesses are apart.
+    """Answers whether accesses are disjoint.
 
     analyzer: knows the ranges of variables from outside. own: the variables of a parallel loop, with their extents; None: the
     accesses belong to no loop. inner: further variables that each access has for itself, with inclusive bounds.
@@ -61,7 +61,7 @@ class Disjoint:
             self.analyzer = self.analyzer.bind(v, low, high)
         self.moving = {v for v, n in (own or {}).items() if not is_const(n, 1) and n != 1}
 
-    def apart(self, one: Place, two: Place) -> bool:
+    def proves(self, one: Place, two: Place) -> bool:
         """Whether it is proved that the accesses use one element in one iteration only, or never."""
         if self.own is not None and one.buffer is two.buffer and self.each_its_own(one, two):
             return True
@@ -190,7 +190,7 @@ class Disjoint:
         return mine, other
 
     def by_values(self, one: Place, two: Place) -> bool:
-        """Whether the accesses are apart for every value, or every remainder, of the variables from outside."""
+        """Whether the accesses are disjoint for every value, or every remainder, of the variables from outside."""
         exprs = (*one.indices, *two.indices, *one.conds, *two.conds)
         outer = [v for v in dict.fromkeys(v for e in exprs for v in sorted(free_vars(e), key=lambda v: v.name))
                  if v not in self.ranges and v.dtype.is_int]

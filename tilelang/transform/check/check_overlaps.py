@@ -27,7 +27,7 @@ register("tile-overlap", ValueError, "a tile operation that writes memory which 
 
 @pass_(needs=TILE)
 def check_overlaps(func: Func, cx: PassContext) -> Func:
-    """Raise "copy-overlap" or "tile-overlap" where the written tile of an operation is not proved to be apart from what it
+    """Raise "copy-overlap" or "tile-overlap" where the written tile of an operation is not proved to be disjoint from what it
     reads. Changes nothing.
 
     Copies and transposes may read an element in the step that writes it.
@@ -42,11 +42,13 @@ def _checked(op: TileOp, around: Around) -> Stmt:
             continue
         data = w.region.buffer.data
         for r in accesses:
-            if r is not w and r.region.buffer.data is data and not (
-                    _by_steps(op, around) if isinstance(op, (Copy, Transpose)) else _apart(w.region, r.region, around)):
+            if r is w or r.region.buffer.data is not data:
+                continue
+            fine = _by_steps(op, around) if isinstance(op, (Copy, Transpose)) else _regions_disjoint(w.region, r.region, around)
+            if not fine:
                 _reject(op, w.region, r.region)
         for x in walk(op, Load):
-            if x.buffer.data is data and not _element_apart(x, w.region, around):
+            if x.buffer.data is data and not _element_disjoint(x, w.region, around):
                 _reject(op, w.region, x)
     return op
 
@@ -60,7 +62,7 @@ def _by_steps(op: Copy | Transpose, around: Around) -> bool:
     else:
         sides = [[d for d, e in enumerate(r.extents) if not is_const(e, 1) and e != 1] for r in (op.dst, op.src)]
         if len(sides[0]) != len(sides[1]):
-            return _apart(op.dst, op.src, around)
+            return _regions_disjoint(op.dst, op.src, around)
         extents = tuple(op.dst.extents[d] for d in sides[0])
         at = tuple(fresh("e", "int32") for _ in extents)
         places = tuple(tuple(convert(m) + at[dims.index(d)] if d in dims else convert(m) for d, m in enumerate(r.mins))
@@ -69,19 +71,19 @@ def _by_steps(op: Copy | Transpose, around: Around) -> bool:
     names = _Names(around)
     dst, src = (Place(r.buffer, tuple(map(names.of, i)), tuple(map(names.of, around.conds)))
                 for r, i in zip((op.dst, op.src), places))
-    return disjoint.apart(dst, src)
+    return disjoint.proves(dst, src)
 
 
-def _apart(a: Region, b: Region, around: Around) -> bool:
+def _regions_disjoint(a: Region, b: Region, around: Around) -> bool:
     """Whether two regions share no element."""
     disjoint, names = Disjoint(around.analyzer(), None, {}), _Names(around)
-    return disjoint.apart(_any_element(a, disjoint, names, around), _any_element(b, disjoint, names, around))
+    return disjoint.proves(_any_element(a, disjoint, names, around), _any_element(b, disjoint, names, around))
 
 
-def _element_apart(x: Load, r: Region, around: Around) -> bool:
+def _element_disjoint(x: Load, r: Region, around: Around) -> bool:
     """Whether an element lies outside of a region."""
     disjoint, names = Disjoint(around.analyzer(), None, {}), _Names(around)
-    return disjoint.apart(Place(x.buffer, tuple(map(names.of, x.indices)), around.conds),
+    return disjoint.proves(Place(x.buffer, tuple(map(names.of, x.indices)), around.conds),
                           _any_element(r, disjoint, names, around))
 
 
@@ -115,13 +117,13 @@ def _reject(op: TileOp, w: Region, r: Region | Load) -> None:
     names = f"`{w.buffer.name}`" if r.buffer is w.buffer else f"`{r.buffer.name}` and `{w.buffer.name}`"
     if isinstance(op, (Copy, Transpose)) and isinstance(r, Region):
         what = "transpose" if isinstance(op, Transpose) else "copy"
-        raise error("copy-overlap", f"T.{what}: source and destination are not proved to be apart in the memory of {names}",
+        raise error("copy-overlap", f"T.{what}: source and destination are not proved to be disjoint in the memory of {names}",
                     found=f"{_text(r)} and {_text(w)}, which may share elements", span=op.span,
-                    hint="copy through another buffer, or tell by a condition or T.assume that they are apart")
+                    hint="copy through another buffer, or tell by a condition or T.assume that they are disjoint")
     read = f"`{to_text(load(r.buffer, r.indices))}`" if isinstance(r, Load) else _text(r)
     raise error("tile-overlap", f"T.{op.op_name} writes {_text(w)} and reads {read} of one memory, and they are not proved to "
-                "be apart", found=f"{read} and {_text(w)}, which may share elements", span=op.span,
-                hint="write to another buffer, or tell by a condition or T.assume that they are apart")
+                "be disjoint", found=f"{read} and {_text(w)}, which may share elements", span=op.span,
+                hint="write to another buffer, or tell by a condition or T.assume that they are disjoint")
 
 
 def _text(r: Region) -> str:

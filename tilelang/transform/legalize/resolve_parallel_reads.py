@@ -6,7 +6,7 @@
 
 Iterations run in no order. If every iteration reads before it stores, the reads are defined to give the values from before
 the loop; for a fragment they are kept in a copy. A read after the store, or a read of shared or global memory, has no defined
-value and is rejected. Where it is not proved that the accesses are apart, the same is done: an index may depend on a scalar,
+value and is rejected. Where it is not proved that the accesses are disjoint, the same is done: an index may depend on a scalar,
 a serial variable or memory. Views of one memory (T.reshape, T.view) count as one buffer. Elements that other iterations
 update atomically must not be read or stored by plain accesses.
 """
@@ -258,7 +258,7 @@ class _Body:
                 if isinstance(x.node, AddressOf) or x.buffer.data is not w.buffer.data:
                     continue
                 pair = self.crossing(w, x)
-                if pair is None and (self.same_place(w, x) or self.disjoint.apart(w.place, x.place)):
+                if pair is None and (self.same_place(w, x) or self.disjoint.proves(w.place, x.place)):
                     continue
                 one, two = map(self.point_text, pair) if pair else ("another one", "one")
                 does = "stores in" if x.stores else "reads"
@@ -266,7 +266,7 @@ class _Body:
                 raise error("parallel-order", f"iteration ({two}) of the parallel loop {does} the element of "
                             f"`{x.buffer.name}` that iteration ({one}) updates atomically" if pair else
                             f"iterations of the parallel loop may {does[:-1] if not x.stores else 'store in'} elements of "
-                            f"`{x.buffer.name}` that others update atomically: `{x.text}` is not proved to be apart from "
+                            f"`{x.buffer.name}` that others update atomically: `{x.text}` is not proved to be disjoint from "
                             f"`{w.text}`",
                             expected="plain accesses to elements that no other iteration updates",
                             found=f"one that {may}iteration ({one}) updates" if pair else f"`{x.text}` beside `{w.text}`",
@@ -290,7 +290,7 @@ class _Body:
         if same and w.sums and w.buffer.scope_name == FRAGMENT:
             return None  # a reduction over several iterations, which one thread forms in order: what they read of it is defined
         pair = None if same and w.sums else self.crossing(w, r)
-        if pair is not None or self.disjoint.apart(w.place, r.place):
+        if pair is not None or self.disjoint.proves(w.place, r.place):
             return pair
         if same and not contains(w.flat, Load, Call):  # two iterations that store there would be at fault by themselves
             return None if w.sums or not self.repeats(w) else ()
@@ -324,7 +324,7 @@ class _Body:
                 GLOBAL: "copy what is read to a fragment or to shared memory before the loop"}.get(
                     r.buffer.scope_name, "copy it to a fragment before the loop, and read that")
         raise error("parallel-order", f"iterations of the parallel loop may read elements of {name} that others store: "
-                    f"`{r.text}` is not proved to be apart from `{w.text}`",
+                    f"`{r.text}` is not proved to be disjoint from `{w.text}`",
                     found=f"`{r.text}`, which another iteration may store", span=span,
                     hint=f"{hint}; or store in a second loop; or tell by a condition or T.assume that the indices differ")
 
