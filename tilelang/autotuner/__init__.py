@@ -73,7 +73,8 @@ class AutoTuneImpl(InClasses):
     def _kernel(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[JITKernel, list[Any] | None]:
         impl = self.jit_impl
         lazy = impl.initialize_jit_mode(*args, **kwargs) == "lazy"
-        bound = impl.signature.bind_partial(*args, **kwargs)
+        consts = {} if lazy else {k: v for k, v in kwargs.items() if k not in impl.signature.parameters}
+        bound = impl.signature.bind_partial(*args, **{k: v for k, v in kwargs.items() if k not in consts})
         configs = self._configs(args, kwargs)
         runtime = None if lazy else [v for n, v in bound.arguments.items() if n in impl.eager.runtime]
         tunable = {k for c in configs for k in c if k != RESERVED}
@@ -86,7 +87,7 @@ class AutoTuneImpl(InClasses):
             return impl.compile(*args, **kwargs), runtime
         self._check_arguments(bound.arguments, tunable, lazy)
         missed = impl.captured.missed
-        values = tuple([(n, freeze_tensor(v, impl.captured.argument)) for n, v in bound.arguments.items()
+        values = tuple([(n, freeze_tensor(v, impl.captured.argument)) for n, v in (*bound.arguments.items(), *consts.items())
                         if n not in self.skipped])
         key = (values, impl.surroundings())
         result = self.results.get(key)

@@ -45,11 +45,12 @@ class Decorated(Protocol):
 class _Trace:
     """The trace for one set of compile-time values: where its T.const values are read from, and the kernels compiled so far."""
 
-    def __init__(self, consts: dict[str, tuple[str, str, int]], func: Any, absent: tuple[str, ...] = ()) -> None:
-        self.consts = consts
+    def __init__(self, traced: Any) -> None:
+        self.consts: dict[str, tuple[str, str, int] | None] = dict(traced.consts)
+        self.scales, self.unread = traced.scales, traced.unread
         self.is_kept = False  # for calls with equal compile-time values
-        self.absent = absent  # tensors given as None, which the program does not have
-        self.func = func  # None while consts are symbolic
+        self.absent = traced.absent  # tensors given as None, which the program does not have
+        self.func = traced.func  # None while consts are symbolic
         self.kernels: dict[Any, Any] = {}
         self.packed: dict[str, Any] = {}  # tensor -> element type narrower than a byte, known after the first trace
 
@@ -126,7 +127,7 @@ class EagerCalls:
         packed, and no value compares equal to a different one (floats, containers)."""
         if any(type(v) not in SIMPLE and not callable(v) for v in (values[n] for n in self.static)):
             return False
-        return not trace.packed and all(what == "shape" for _, what, _ in trace.consts.values())
+        return not trace.packed and all(site is not None and site[1] == "shape" for site in trace.consts.values())
 
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JITKernel:
         values, consts = self._bind(args, kwargs)
@@ -194,7 +195,7 @@ class EagerCalls:
             if any(isinstance(a, str) for a in getattr(self.owner.func, "__annotations__", {}).values()):
                 self.function = self._parsed()  # names in texts may mean others now
             traced = self.function.trace(self._static(values), None)
-            trace = _Trace(dict(traced.consts), traced.func, traced.absent)
+            trace = _Trace(traced)
             if missed == self.captured.missed:
                 self.traces[key], trace.is_kept = trace, True
         for name in consts:
@@ -215,6 +216,8 @@ class EagerCalls:
             if name in consts:
                 out[name] = _whole(name, consts[name])
                 continue
+            if site is None:
+                raise trace.unread[name]
             tensor = values.get(site[0], _MISSING)
             found = None if tensor is _MISSING or tensor is None else _site_value(tensor, site, trace.packed)
             if found is None:
@@ -227,7 +230,12 @@ class EagerCalls:
                             expected=f"a tensor `{site[0]}` with {site[1]}[{site[2]}]",
                             found=f"{'none' if tensor is _MISSING else type(tensor).__name__}",
                             hint=f"pass the tensor, or the value by keyword: {name}=…")
-            out[name] = found
+            scale, offset = trace.scales.get(name, (1, 0))
+            if (found - offset) % scale:
+                form = f"{scale} * {name}" + (f" + {offset}" if offset > 0 else f" - {-offset}" if offset else "")
+                raise error("eager-const", f"{site[1]}[{site[2]}] of `{site[0]}` is {found}, which is not {form} for any "
+                            f"integer `{name}`", expected=form, found=str(found), hint=f"pass a tensor of another {site[1]}")
+            out[name] = (found - offset) // scale
         return out
 
     def _kernel(self, trace: _Trace, values: dict[str, Any], consts: dict[str, Any]) -> Any:

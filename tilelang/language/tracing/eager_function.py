@@ -14,16 +14,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Var
+from tilelang.ir import Binary, Const, Var
 from tilelang.ir import dtype as DType
 
 from .rewrite import rewrite_function
 from .builder import Builder
-from .prim_func import (PrimFunc, Unannotated, check_signature, closure_names, declare_param, finish, function_span,
+from .prim_func import (PrimFunc, Unannotated, as_placed, check_signature, closure_names, declare_param, finish, function_span,
                         outer_locals, param_span, resolve_annotation, run_rewritten, trace_prim_func)
 from .state import error, place
+from .unknown import UNKNOWN, NotKnown
 from ..tensor import PointerFactory, TensorFactory, TensorSpec
 
+Site = tuple[str, str, int]
 TENSOR, SCALAR, COMPILE_TIME = "tensor", "scalar", "compile_time"
 
 
@@ -50,15 +52,19 @@ class Parameter:
 class Traced:
     """The result of a trace.  func: the program; None when consts were symbolic and tracing stopped at the first T.Kernel.
 
-    consts: const name -> (tensor parameter, "shape" | "strides", dimension) that it is read from; `uses` has all such places.
+    consts: const name -> (tensor parameter, "shape" | "strides", dimension) that it is read from, None where it stands in no
+    dimension; `uses` has all such places.  scales: const name -> (c, d), where the dimension it is read from is c * const + d.
+    unread: what was wrong, for consts in no dimension.
     dtypes: const name -> dtype.  absent: tensor parameters given as None without an annotation: the program does not have
     them, and its code sees None.
     """
 
     func: PrimFunc | None
-    consts: dict[str, tuple[str, str, int]]
-    uses: dict[str, tuple[tuple[str, str, int], ...]] = field(default_factory=dict)
+    consts: dict[str, Site | None]
+    uses: dict[str, tuple[Site, ...]] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
+    scales: dict[str, tuple[int, int]] = field(default_factory=dict)
+    unread: dict[str, Exception] = field(default_factory=dict)
 
 
 class _StopAtKernel(Exception):
@@ -66,11 +72,38 @@ class _StopAtKernel(Exception):
 
 
 class _State:
-    """The state of the eager function being traced, which the builder reads."""
+    """The state of the eager function being traced, which the builder reads.
+
+    postponed: (error, whether it is of an annotation) of statements that the first trace leaves to the second.
+    """
+
+    POSTPONED, UNKNOWN = Exception, UNKNOWN
 
     def __init__(self, values: Mapping[str, int] | None, nones: set[str]) -> None:
         self.values, self.nones = values, nones
         self.consts: dict[str, Any] = {}
+        self.postponed: list[tuple[Exception, bool]] = []
+
+    def postpones(self, b: Builder, caught: Exception, is_annotation: bool) -> bool:
+        """Whether a statement in front of the kernel that raised is left to the trace that knows the numbers of the consts."""
+        if self.values is not None or not self.consts or isinstance(caught, _StopAtKernel):
+            return False
+        self.postponed.append((as_placed(b, caught), is_annotation))
+        while len(b.contexts) > 1:
+            b.ctx, b.pos = b.contexts.pop()
+        del b.frames[b.ctx.base:]
+        return True
+
+    def unread_error(self, name: str) -> Exception:
+        """The error of a const that stands in no dimension: an annotation that failed may be why."""
+        for e, is_annotation in self.postponed:
+            if is_annotation and not isinstance(e, NotKnown):
+                return e
+        span = self.consts[name].span
+        return errors.error("const-unused", f"Constexpr variable `{name}` is not used in any buffer shape or stride",
+                            found=f"`{name}` in none from which its value follows", span=span,
+                            hint=f"make it a dimension of a tensor parameter, give it by keyword ({name}=...), or make it a "
+                            "Python parameter of the function")
 
     def const(self, name: str, dt: DType) -> Any:
         if name not in self.consts:
@@ -100,7 +133,7 @@ class EagerFunction:
         self.pyfunc, self.name = pyfunc, pyfunc.__name__
         self.caller_locals = caller_locals if caller_locals is not None else outer_locals(2, pyfunc)
         self.signature = check_signature(pyfunc)
-        self.rewritten = rewrite_function(pyfunc, tuple(self.caller_locals or ()))
+        self.rewritten = rewrite_function(pyfunc, tuple(self.caller_locals or ()), postponing=True)
         names = closure_names(pyfunc, self.caller_locals)
         annotations = getattr(pyfunc, "__annotations__", {})
         self.parameters: dict[str, Parameter] = {}
@@ -149,6 +182,10 @@ class EagerFunction:
             run_rewritten(b, self.pyfunc, self.rewritten, values, self.caller_locals)
         except _StopAtKernel:
             stopped = True
+        except Exception:
+            if not state.postponed:
+                raise
+        stopped = stopped or bool(state.postponed)
         uses = self._const_uses(b, state)
         absent = tuple(n for n in order if n in nones and n not in b.params)
         order = [n for n in order if n not in absent]
@@ -157,7 +194,10 @@ class EagerFunction:
             span = function_span(self.rewritten)
             scalars = (p for p in self.parameters.values() if p.kind == SCALAR and not p.required)
             func = PrimFunc(finish(b, self.name, order, span), self.pyfunc, {p.name: p.default for p in scalars})
-        return Traced(func, {n: u[0] for n, u in uses.items()}, uses, absent)
+        scales = {n: found for n, u in uses.items() if not u and (found := _scaled_use(b, state.consts[n]))}
+        consts = {n: u[0] if u else scales[n][0] if n in scales else None for n, u in uses.items()}
+        return Traced(func, consts, uses, absent, {n: s[1] for n, s in scales.items()},
+                      {n: state.unread_error(n) for n, site in consts.items() if site is None})
 
     def _open_spec(self, state: _State, p: Parameter, arg: Any) -> TensorSpec:
         """The type of a bare T.Tensor parameter: rank and dtype of the argument, one const per dimension."""
@@ -181,14 +221,36 @@ class EagerFunction:
             found = [(p, what, d) for what, dims_of in (("shape", "shape"), ("strides", "strides_"))
                      for p, (_, buf) in b.params.items() if buf is not None
                      for d, dim in enumerate(getattr(buf, dims_of) or ()) if dim is var]
-            if not found:
-                raise errors.error("const-unused", f"Constexpr variable `{name}` is not used in any buffer shape or "
-                                                   "stride",
-                                   found=f"`{name}` in none", span=var.span,
-                                   hint="make it a dimension of a tensor parameter, or a Python parameter of the "
-                                        "function")
             uses[name] = tuple(found)
         return uses
+
+
+def _scaled_use(b: Builder, const: Var) -> tuple[Site, tuple[int, int]] | None:
+    """A dimension c * const + d of a tensor parameter, c > 0: its place and (c, d)."""
+    for p, (_, buf) in b.params.items():
+        for what, dims_of in (("shape", "shape"), ("strides", "strides_")) if buf is not None else ():
+            for d, dim in enumerate(getattr(buf, dims_of) or ()):
+                form = _scale_and_offset(dim, const)
+                if form is not None and form[0] > 0:
+                    return (p, what, d), form
+    return None
+
+
+def _scale_and_offset(e: Any, const: Var) -> tuple[int, int] | None:
+    """(c, d) of an expression c * const + d; None for any other."""
+    if e is const:
+        return 1, 0
+    if isinstance(e, (int, Const)):
+        return 0, int(e.value if isinstance(e, Const) else e)
+    if not isinstance(e, Binary) or e.op not in ("add", "sub", "mul"):
+        return None
+    a, b = _scale_and_offset(e.a, const), _scale_and_offset(e.b, const)
+    if a is None or b is None:
+        return None
+    if e.op == "mul":
+        return (a[0] * b[1] + b[0] * a[1], a[1] * b[1]) if 0 in (a[0], b[0]) else None
+    sign = 1 if e.op == "add" else -1
+    return a[0] + sign * b[0], a[1] + sign * b[1]
 
 
 def _kind_of(annotation: Any) -> str:

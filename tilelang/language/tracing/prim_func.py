@@ -238,14 +238,19 @@ def run_rewritten(b: Builder, fn: Callable[..., Any], rw: Rewritten, args: dict[
             result = run(b, UNDEFINED, **args)
             b.exit_context()
             return result
-        except errors.TileLangError as e:
-            e.span = refine(b, e) if e.span is None or e.span is b.span() else e.span
-            raise
         except Exception as e:
-            placed = place_error(b, e)
-            if placed is None:
+            placed = as_placed(b, e)
+            if placed is e:
                 raise
             raise placed from e
+
+
+def as_placed(b: Builder, e: Exception) -> Exception:
+    """An error of the trace with the user's source location; the same exception where it has one, or is the user's own."""
+    if isinstance(e, errors.TileLangError):
+        e.span = refine(b, e) if e.span is None or e.span is b.span() else e.span
+        return e
+    return place_error(b, e) or e
 
 
 def finish(b: Builder, name: str, order: list[str], span: Any) -> Func:

@@ -77,22 +77,23 @@ class Rewritten:
         return fn
 
 
-_cache: dict[int, tuple[types.CodeType, Rewritten]] = {}
+_cache: dict[tuple[int, bool], tuple[types.CodeType, Rewritten]] = {}
 
 
-def rewrite_function(fn: Callable[..., Any], extra_names: Iterable[str] = ()) -> Rewritten:
+def rewrite_function(fn: Callable[..., Any], extra_names: Iterable[str] = (), postponing: bool = False) -> Rewritten:
     """The rewritten form of a Python function (made once for a code object).
 
-    extra_names: names of enclosing functions that only annotations mention (they are not in the closure when
-    annotations are strings).  Raises source-unavailable, unsupported-syntax.
+    postponing: statements in front of the first `with` may be left to a second trace.  extra_names: names of enclosing
+    functions that only annotations mention (they are not in the closure when annotations are strings).  Raises
+    source-unavailable, unsupported-syntax.
     """
     code = fn.__code__
-    hit = _cache.get(id(code))
+    hit = _cache.get((id(code), postponing))
     if hit is not None:
         return hit[1]
     node = _function_ast(fn)
-    out = _Rewriter(code.co_filename, node).run(fn, tuple(extra_names))
-    _cache[id(code)] = (code, out)
+    out = _Rewriter(code.co_filename, node, postponing).run(fn, tuple(extra_names))
+    _cache[id(code), postponing] = (code, out)
     return out
 
 
@@ -146,8 +147,8 @@ def _thunk(e: ast.expr) -> ast.Lambda:
 
 
 class _Rewriter(ast.NodeTransformer):
-    def __init__(self, file: str, node: ast.FunctionDef) -> None:
-        self.file, self.node = file, node
+    def __init__(self, file: str, node: ast.FunctionDef, postponing: bool) -> None:
+        self.file, self.node, self.postponing = file, node, postponing
         self.places: list[Place] = []
         self.serial = 0
         self.annotated: dict[str, ast.expr] = {}
@@ -165,7 +166,8 @@ class _Rewriter(ast.NodeTransformer):
         local = [n for n in assigned_names(node.body) if n not in self.params and n not in outer]
         self.local = set(local) | set(self.params)
         params = {a.arg: _place(a) for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
-        body = self.block(node.body)
+        first = next((k for k, s in enumerate(node.body) if isinstance(s, ast.With)), len(node.body)) if self.postponing else 0
+        body = [new for s in node.body[:first] for new in self.guarded(s)] + self.block(node.body[first:])
         head: list[ast.stmt] = [ast.Assign([_name(n, True)], _name(UNDEFINED)) for n in local]
         if node.args.posonlyargs:
             node.args.args = node.args.posonlyargs + node.args.args
@@ -227,6 +229,21 @@ class _Rewriter(ast.NodeTransformer):
                             stmts[k + 1].lineno, word)
                 break
         return out
+
+    def guarded(self, s: ast.stmt) -> list[ast.stmt]:
+        """A statement in front of the kernel, which the first trace may leave to the second (EagerFunction)."""
+        names = [n for n in assigned_names([s]) if n in self.local]
+        new = self.block([s])
+        if not new or isinstance(s, ast.Return):
+            return new
+        caught = "__tl_caught"
+        eager = ast.Attribute(_name(BUILDER), "eager", ast.Load())
+        ask = ast.Call(ast.Attribute(eager, "postpones", ast.Load()),
+                       [_name(BUILDER), _name(caught), _const(isinstance(s, ast.AnnAssign))], [])
+        unknown: list[ast.stmt] = [ast.Assign([_name(n, True)], ast.Attribute(eager, "UNKNOWN", ast.Load())) for n in names]
+        handler = ast.ExceptHandler(ast.Attribute(eager, "POSTPONED", ast.Load()), caught,
+                                    [ast.If(ast.UnaryOp(ast.Not(), ask), [ast.Raise()], []), *unknown])
+        return [ast.copy_location(ast.Try(new, [handler], [], []), s)]
 
     def statement(self, s: ast.stmt) -> list[ast.stmt]:
         handler = getattr(self, "do_" + type(s).__name__, None)
