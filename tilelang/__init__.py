@@ -42,7 +42,7 @@ _NAMES = {
     "enable_cache": "jit.caching", "disable_cache": "jit.caching", "is_cache_enabled": "jit.caching",
     "cdiv": "arith.integers", "next_power_of_2": "arith.integers",
     "register_cuda_postproc": "jit.hooks", "register_hip_postproc": "jit.hooks", "register_c_postproc": "jit.hooks",
-    "dtypes": "language",
+    "dtypes": "language", "from_source": "language.tracing.source_text",
 }
 
 # rooms: `tilelang.library` works without importing it first

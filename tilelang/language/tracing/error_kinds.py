@@ -14,6 +14,7 @@ _KINDS: tuple[tuple[Any, ...], ...] = (
     ("source-unavailable", ValueError, "the source text of a kernel function cannot be found",
      "define kernel functions with def, in a file or a notebook cell",
      "a function defined by def in a file or a notebook cell"),
+    ("source-name", ValueError, "tilelang.from_source does not find the function that is asked for", "", ""),
     ("unsupported-syntax", NotImplementedError, "a Python construct that has no meaning in a kernel function",
      "see the language's table of constructs", "a statement that kernel functions can hold"),
     ("not-a-function", TypeError, "a decorator of kernel functions on something that is no function",

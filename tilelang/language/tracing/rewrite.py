@@ -23,7 +23,6 @@ import __future__
 
 import ast
 import inspect
-import linecache
 import logging
 import types
 from collections.abc import Callable, Iterable
@@ -34,6 +33,7 @@ from tilelang.ir import Span
 from tilelang.ir.record import record
 
 from .names_in_code import assigned_names, read_before_assigned
+from .source_text import lines_of
 
 log = logging.getLogger("tilelang.language")
 BUILDER, UNDEFINED = "__tl", "__tl_undefined"
@@ -99,12 +99,13 @@ def rewrite_function(fn: Callable[..., Any], extra_names: Iterable[str] = (), po
 
 def _function_ast(fn: Callable[..., Any]) -> ast.FunctionDef:
     code = fn.__code__
-    lines = linecache.getlines(code.co_filename, fn.__globals__)
+    lines = lines_of(fn)
     first = code.co_firstlineno
     if not lines or first > len(lines):
         raise errors.error("source-unavailable", f"the source of `{fn.__name__}` is not available",
                            found=f"no source text for `{fn.__name__}`",
-                           hint="define kernel functions in a file or a notebook cell, not through exec of a string")
+                           hint="define kernel functions in a file, a notebook cell or `python -c`; "
+                                "tilelang.from_source(text) takes them from a string")
     block = inspect.getblock(lines[first - 1:])
     indented = block[0][:1] in (" ", "\t")
     text = ("if 1:\n" if indented else "") + "".join(block)
