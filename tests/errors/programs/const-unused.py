@@ -1,7 +1,10 @@
+import numpy as np
+
+import tilelang
 import tilelang.language as T
-from tilelang.language.eager import EagerFunction
 
 
+@tilelang.jit(target="cpu")
 def f(A):
     M, N = T.const("M, N")
     A: T.Tensor((M,), "float32")
@@ -9,4 +12,4 @@ def f(A):
         A[0] = N
 
 
-EagerFunction(f).trace({})
+f(np.ones(4, np.float32))
