@@ -39,9 +39,10 @@ class Form:
     the stages of a pipeline, by T.async_copy, into the middle of a wider shared tile, as one row, and read as another type) |
     direct (no tile: from tensor to tensor in T.Parallel).
     leave: copy | cast (through a fragment of the tensor's type) | shared (through a shared tile) | within (the middle of a
-    wider one) | elements (T.Parallel) | vectorized (T.vectorized) | atomic, atomic_shared (T.atomic_add) | transposed | filled
-    (T.fill of the tensor's region) | rows (the sums of the rows) | columns (of the columns) | line (those through a shared
-    row) | scanned (T.cumsum along the rows).
+    wider one) | elements (T.Parallel) | vectorized (T.vectorized) | atomic, atomic_shared, atomic_tile (T.atomic_add of
+    registers to the tensor, of registers to a shared tile, of a shared tile to the tensor) | transposed | filled (T.fill of
+    the tensor's region) | rows (the sums of the rows) | columns (of the columns) | line (those through a shared row) |
+    scanned (T.cumsum along the rows).
     rows, columns: of the tile.  depth: K of the GEMM.  blocks: tiles side by side.  row, column: where the first tile starts.
     more_rows, more_columns: of the tensor behind the last tile; negative: the tensor cuts it.
     first: rows that are copied; 0: all.  counted: their number is known at run time only.  placed: so is the column.
@@ -120,8 +121,8 @@ class Form:
 
 FILLS = ("gemm", "registers", "parallel", "vectorized", "fragment", "shared", "staged", "asynchronous", "within", "line",
          "view", "direct")
-LEAVES = ("copy", "cast", "shared", "within", "elements", "vectorized", "atomic", "atomic_shared", "transposed", "filled",
-          "rows", "columns", "line", "scanned")
+LEAVES = ("copy", "cast", "shared", "within", "elements", "vectorized", "atomic", "atomic_shared", "atomic_tile", "transposed",
+          "filled", "rows", "columns", "line", "scanned")
 
 
 def draw(seed: int, number: int) -> Form:
@@ -181,7 +182,8 @@ def _valid(f: Form, r: random.Random) -> Form:
     if f.leave not in PLACES or f.fill == "direct" or f.dtype in NARROW and f.leave != "shared":
         f = replace(f, first=0, counted=False)
     f = replace(f, first=min(f.first, f.rows))
-    if (f.leave in (*SUMS, "shared", "within", "vectorized", "atomic_shared") or not f.of_gemm) and f.rows * f.columns > 6144:
+    in_shared = f.leave in (*SUMS, "shared", "within", "vectorized", "atomic_shared", "atomic_tile")
+    if (in_shared or not f.of_gemm) and f.rows * f.columns > 6144:
         f = replace(f, rows=16 if f.of_gemm else 8, first=0, counted=False)
     least_rows, least_columns, even = 1 - f.tile[0], 1 - min(f.tile[1], 24), 2 if narrow else 1
     f = replace(f, more_rows=max(f.more_rows, least_rows), more_columns=max(f.more_columns, -(-least_columns // even) * even))
@@ -201,7 +203,7 @@ def _types(f: Form, r: random.Random) -> Form:
     if f.fill == "view":
         kind = r.choice(("int8", "int16", "int32"))
         f = replace(f, operand=r.choice(("int8", "int16", "int32")), inside=kind, dtype=kind)
-        if f.leave in (*SUMS, "atomic", "atomic_shared"):
+        if f.leave in (*SUMS, "atomic", "atomic_shared", "atomic_tile"):
             f = replace(f, leave="copy")
     if f.inside in NARROW or f.dtype in NARROW and f.leave not in ("copy", "cast", "shared", "filled"):
         f = replace(f, inside="int8" if f.inside in NARROW else f.inside, dtype="int8" if f.dtype in NARROW else f.dtype)
@@ -360,6 +362,13 @@ def leave_atomic_shared(f, C, D, at, count):
     T.copy(D[region(f, at, f.rows, f.columns)], S)
     T.atomic_add(S, C)
     T.copy(S, D[region(f, at, f.rows, f.columns)])
+
+
+@T.macro
+def leave_atomic_tile(f, C, D, at, count):
+    S = T.alloc_shared((f.rows, f.columns), f.dtype)
+    T.copy(C, S)
+    T.atomic_add(D[region(f, at, f.rows, f.columns)], S)
 
 
 @T.macro
