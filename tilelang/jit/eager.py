@@ -47,7 +47,7 @@ class _Trace:
 
     def __init__(self, traced: Any) -> None:
         self.consts: dict[str, tuple[str, str, int] | None] = dict(traced.consts)
-        self.scales, self.unread = traced.scales, traced.unread
+        self.unread = traced.unread  # errors of consts that no tensor gives
         self.is_kept = False  # for calls with equal compile-time values
         self.absent = traced.absent  # tensors given as None, which the program does not have
         self.func = traced.func  # None while consts are symbolic
@@ -230,12 +230,7 @@ class EagerCalls:
                             expected=f"a tensor `{site[0]}` with {site[1]}[{site[2]}]",
                             found=f"{'none' if tensor is _MISSING else type(tensor).__name__}",
                             hint=f"pass the tensor, or the value by keyword: {name}=…")
-            scale, offset = trace.scales.get(name, (1, 0))
-            if (found - offset) % scale:
-                form = f"{scale} * {name}" + (f" + {offset}" if offset > 0 else f" - {-offset}" if offset else "")
-                raise error("eager-const", f"{site[1]}[{site[2]}] of `{site[0]}` is {found}, which is not {form} for any "
-                            f"integer `{name}`", expected=form, found=str(found), hint=f"pass a tensor of another {site[1]}")
-            out[name] = (found - offset) // scale
+            out[name] = found
         return out
 
     def _kernel(self, trace: _Trace, values: dict[str, Any], consts: dict[str, Any]) -> Any:

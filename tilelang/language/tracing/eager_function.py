@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Binary, Const, Var
+from tilelang.ir import Var
 from tilelang.ir import dtype as DType
 
 from .rewrite import rewrite_function
@@ -53,7 +53,7 @@ class Traced:
     """The result of a trace.  func: the program; None when consts were symbolic and tracing stopped at the first T.Kernel.
 
     consts: const name -> (tensor parameter, "shape" | "strides", dimension) that it is read from, None where it stands in no
-    dimension; `uses` has all such places.  scales: const name -> (c, d), where the dimension it is read from is c * const + d.
+    dimension; `uses` has all such places.
     unread: what was wrong, for consts in no dimension.
     dtypes: const name -> dtype.  absent: tensor parameters given as None without an annotation: the program does not have
     them, and its code sees None.
@@ -63,7 +63,6 @@ class Traced:
     consts: dict[str, Site | None]
     uses: dict[str, tuple[Site, ...]] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
-    scales: dict[str, tuple[int, int]] = field(default_factory=dict)
     unread: dict[str, Exception] = field(default_factory=dict)
 
 
@@ -194,10 +193,8 @@ class EagerFunction:
             span = function_span(self.rewritten)
             scalars = (p for p in self.parameters.values() if p.kind == SCALAR and not p.required)
             func = PrimFunc(finish(b, self.name, order, span), self.pyfunc, {p.name: p.default for p in scalars})
-        scales = {n: found for n, u in uses.items() if not u and (found := _scaled_use(b, state.consts[n]))}
-        consts = {n: u[0] if u else scales[n][0] if n in scales else None for n, u in uses.items()}
-        return Traced(func, consts, uses, absent, {n: s[1] for n, s in scales.items()},
-                      {n: state.unread_error(n) for n, site in consts.items() if site is None})
+        consts = {n: u[0] if u else None for n, u in uses.items()}
+        return Traced(func, consts, uses, absent, {n: state.unread_error(n) for n, site in consts.items() if site is None})
 
     def _open_spec(self, state: _State, p: Parameter, arg: Any) -> TensorSpec:
         """The type of a bare T.Tensor parameter: rank and dtype of the argument, one const per dimension."""
@@ -223,34 +220,6 @@ class EagerFunction:
                      for d, dim in enumerate(getattr(buf, dims_of) or ()) if dim is var]
             uses[name] = tuple(found)
         return uses
-
-
-def _scaled_use(b: Builder, const: Var) -> tuple[Site, tuple[int, int]] | None:
-    """A dimension c * const + d of a tensor parameter, c > 0: its place and (c, d)."""
-    for p, (_, buf) in b.params.items():
-        for what, dims_of in (("shape", "shape"), ("strides", "strides_")) if buf is not None else ():
-            for d, dim in enumerate(getattr(buf, dims_of) or ()):
-                form = _scale_and_offset(dim, const)
-                if form is not None and form[0] > 0:
-                    return (p, what, d), form
-    return None
-
-
-def _scale_and_offset(e: Any, const: Var) -> tuple[int, int] | None:
-    """(c, d) of an expression c * const + d; None for any other."""
-    if e is const:
-        return 1, 0
-    if isinstance(e, (int, Const)):
-        return 0, int(e.value if isinstance(e, Const) else e)
-    if not isinstance(e, Binary) or e.op not in ("add", "sub", "mul"):
-        return None
-    a, b = _scale_and_offset(e.a, const), _scale_and_offset(e.b, const)
-    if a is None or b is None:
-        return None
-    if e.op == "mul":
-        return (a[0] * b[1] + b[0] * a[1], a[1] * b[1]) if 0 in (a[0], b[0]) else None
-    sign = 1 if e.op == "add" else -1
-    return a[0] + sign * b[0], a[1] + sign * b[1]
 
 
 def _kind_of(annotation: Any) -> str:
