@@ -127,8 +127,8 @@ class TileEnv:
             for lo, hi, s in zip(low, high, strides):
                 at = at[..., None] + np.arange(lo, hi) * s
             pointer = self._scalar(lambda f: store)
-            tensor = Followed(b, write, self.span)
-            window, number = self._addresses.follow(pointer, at, np.ones(at.shape, bool), False, 1, tensor)
+            where = Followed(b, write, self.span)
+            window, number = self._addresses.follow(pointer, at, np.ones(at.shape, bool), False, 1, where)
             return _Box(_Picked(window.flat(numpy_dtype(b.dtype)), number), None, (slice(None),) * len(low), target, ext)
         row = 0 if self._lane is None or store.lanes == 1 else self._lane
         flat = store.view(numpy_dtype(b.dtype))[row]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from tilelang.ir import Alloc, Evaluate, If, Launch, Load, Parallel, Store, TileOp
 
 from .barriers import BARRIER_OPS
@@ -14,9 +17,12 @@ from ..context import Handlers
 from ..control_flow import CONTROL_FLOW
 from ..expressions import VALUES
 from ..lane_ops import LANE_OPS
+from ..lanes import Action
 
-_STATEMENTS = {**CONTROL_FLOW, If: compile_if, Evaluate: evaluate, Store: store, Alloc: allocate, Launch: compile_launch,
-               Parallel: parallel, TileOp: tile_op}
+_STATEMENTS: dict[type, Callable[[Any, Any], Action]] = {
+    **CONTROL_FLOW, If: compile_if, Evaluate: evaluate, Store: store, Alloc: allocate, Launch: compile_launch,
+    Parallel: parallel, TileOp: tile_op,
+}  # fmt: skip
 
 TILE = Handlers(
     exprs={**VALUES, Load: load},
