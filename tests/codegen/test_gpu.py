@@ -89,11 +89,11 @@ def test_matrix_row_means_what_the_table_says(row):
     body += [evaluate("mma", at(c, 0), at(a, 0), at(b, 0), row=row.name),
              unrolled(row.c.registers, lambda i: Store(tc, (tv[0] * row.c.registers + i,), load(c, (i,))))]
     got = run(kernel([t for t, _ in params], seq(*body), threads=32, tvars=tv), arrays)["c"]
-    np.testing.assert_array_equal(got, gathered(row.c, row.meaning(*mats)).ravel())
+    np.testing.assert_array_equal(got, gathered(row.c, row.reference(*mats)).ravel())
 
 
 def float_functions():
-    return [r for r in INTRINSICS.values() if r.effect == PURE and r.meaning and r.cuda and "float32" in r.cuda
+    return [r for r in INTRINSICS.values() if r.effect == PURE and r.reference and r.cuda and "float32" in r.cuda
             and not r.name.startswith("ieee_") and r.name not in ("ldexp", "nextafter")]
 
 
@@ -109,7 +109,7 @@ def test_float32_function_means_what_the_table_says(row):
     args = [load(p, (tv[0],)) for p in params[:-1]]
     k = kernel(params, Store(params[-1], (tv[0],), call(row.name, args, result)), tvars=tv)
     got = run(k, {**arrays, "out": np.zeros(128, numpy_dtype(result))})["out"]
-    want = np.asarray(row.meaning(*(a.astype(np.float64) for a in arrays.values())))
+    want = np.asarray(row.reference(*(a.astype(np.float64) for a in arrays.values())))
     fast = row.name.startswith("__") or row.name.startswith("fast")
     np.testing.assert_allclose(got, want, rtol=2e-5 if fast else 1e-6, atol=2e-6 if fast else 1e-7)
 

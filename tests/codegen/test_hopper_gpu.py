@@ -167,7 +167,7 @@ def test_row_means_what_the_table_says(name, width):
         return rng.integers(0 if dt.is_unsigned else -4, 5, shape).astype(numpy_dtype(dt))
 
     a, b = matrix((m, k), row.a_dtype), matrix((k, n), row.b_dtype)
-    want = row.meaning(a, b, np.zeros((m, n), numpy_dtype(row.c_dtype)), False)
+    want = row.reference(a, b, np.zeros((m, n), numpy_dtype(row.c_dtype)), False)
     for _, rs, a_major, b_major in (x for x in INSTRUCTIONS if x[0] == name):
         k_ = one_instruction(row, rs, a_major, b_major, width)
         got = run(k_, {"a": a if a_major == "k" else a.T.copy(), "b": b.T.copy() if b_major == "k" else b,

@@ -222,7 +222,7 @@ def test_errors_leave_the_package_without_its_frames(monkeypatch):
     monkeypatch.delenv("TILELANG_DEBUG", raising=False)
     with pytest.raises(TileLangError) as e:
         refused()
-    assert [x.name for x in traceback.extract_tb(e.value.__traceback__)][1:] == ["refused", "prim_func", "_told"]
+    assert [x.name for x in traceback.extract_tb(e.value.__traceback__)][1:] == ["refused", "prim_func", "_trace_for_user"]
     monkeypatch.setenv("TILELANG_DEBUG", "1")
     with pytest.raises(TileLangError) as e:
         refused()

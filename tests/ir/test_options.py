@@ -48,7 +48,7 @@ def test_plans_and_facts_are_read_back():
     a = Buffer("A", (4,), F32)
     i = Var("i", dtype("int32"))
     copy = ops.Copy(Region(a, (const(0),), (4,)), Region(a, (const(0),), (4,)), (("note", "mine"),),
-                    ops.CopyPlan(barrier=(bar, i % 2), tma=True, turn=3, loop_layout=row_fragment((4, 4), 32)))
+                    ops.CopyPlan(barrier=(bar, i % 2), tma=True, iterations=3, loop_layout=row_fragment((4, 4), 32)))
     loop = For(i, const(0), const(4), "pipelined", copy, (("note", (1, "mine")),), LoopPlan(num_stages=2, order=(1, 0)))
     plan = LaunchPlan(layouts=((bar, row_fragment((4, 4), 32)),), shared_offsets=((bar, 128),), shared_bytes=const(3) + i,
                       report=("one", 'a "quoted" one'), cluster=(2, 1, 1), safe_values=((a, const(1.0)),))
@@ -56,7 +56,7 @@ def test_plans_and_facts_are_read_back():
                 facts=FuncFacts(phase="SYNCED", out_idx=(-1,), pass_configs=(("tl.x", True),)))
     g = parse(to_text(f))
     assert g == f and to_text(g) == to_text(f) and g.facts == f.facts
-    for change in ({"turn": 2}, {"barrier": None}, {"tma": None}):
+    for change in ({"iterations": 2}, {"barrier": None}, {"tma": None}):
         assert rewrite(f, lambda n, to=change: with_options(n, **to) if isinstance(n, ops.Copy) else None) != f, change
 
 

@@ -341,11 +341,11 @@ def test_the_table_of_a_layout_leads_back(layout, unit, period):
     want[layout.table().ravel()] = np.arange(layout.table().size)
     want = np.where(want[:, None] < 0, -1, 2 * want[:, None] + np.arange(2)).ravel()
     assert np.array_equal(back, want)
-    assert p.turn[:2] == (unit, period)
-    u, turn, table = p.turn
+    assert p.period[:2] == (unit, period)
+    u, period, table = p.period
     n = np.arange(p.nbytes // u)
     if (want >= 0).all():
-        assert np.array_equal(table[n % turn] + n // turn * turn, p.inverse[1])
+        assert np.array_equal(table[n % period] + n // period * period, p.inverse[1])
 
 
 def test_a_view_has_the_layout_of_its_storage():

@@ -73,7 +73,7 @@ def test_the_last_wave_is_divided():
     sizes, tile = Sizes(4, 8192, 8192, 16, 16, 128, 128), Tile(128, 144, 2, 256)
     partition = partition_work(H200, sizes, FULL, tile)
     assert partition is not None and (partition.whole, partition.rest, partition.steps, partition.sms) == (31 * 132, 4, 57, 132)
-    assert 1 < partition.share < 8
+    assert 1 < partition.per_block < 8
     whole = estimate_cycles(H200, sizes._replace(seq_q=128, heads=132, batch=1), FULL, tile)  # one wave
     assert attention_tile(H200, sizes, FULL).keys == 144
     assert 31 * whole < estimate_cycles(H200, sizes, FULL, tile) < 31.25 * whole

@@ -94,7 +94,7 @@ def test_products_of_padded_operands(element, ta, tb, always_copied):
     assert np.array_equal(got.astype(np.float64), want.astype(got.dtype).astype(np.float64))
 
 
-OVERLAPPING = Tile(64, 64, 64, 3, 128, panel=2, overlapping=True, staged=True)
+OVERLAPPING = Tile(64, 64, 64, 3, 128, panel_size=2, overlapping=True, staged=True)
 
 
 @pytest.mark.parametrize("tile, ta, tb", [

@@ -58,22 +58,22 @@ def test_neighbours_share_the_larger_operand(shape, near):
     t = choose_tile(H200, lined(*shape, "nt"))
     rows = -(-(n if t.swap_ab else m) // t.bm)
     near = {"a": "b", "b": "a"}.get(near, "") if t.swap_ab else near
-    assert t.panel == rows if near == "b" else t.panel == 1 if near == "a" else 1 < t.panel
+    assert t.panel_size == rows if near == "b" else t.panel_size == 1 if near == "a" else 1 < t.panel_size
 
 
 def test_split_sums_of_blocks_column_by_column():
-    check(100, 130, 300, Tile(64, 64, 64, 3, 128, splits=2, panel=2))
+    check(100, 130, 300, Tile(64, 64, 64, 3, 128, splits=2, panel_size=2))
 
 
 SPLIT = Tile(64, 72, 64, 3, 128, splits=2, overlapping=True)
-OVERLAPPING = replace(SPLIT, splits=1, panel=2, staged=True)
+OVERLAPPING = replace(SPLIT, splits=1, panel_size=2, staged=True)
 TURNED = replace(OVERLAPPING, swap_ab=True)
 STAGED = replace(TURNED, overlapping=False)
 PLACES = {
     "moved": (100, 200, 200, OVERLAPPING, {}), "moved_nn_batched": (100, 96, 136, OVERLAPPING, {"batch": 2, "tb": False}),
     "moved_tn": (104, 80, 136, OVERLAPPING, {"ta": True, "tb": False}), "rows_only": (100, 40, 136, OVERLAPPING, {}),
     "columns_only": (40, 100, 136, OVERLAPPING, {"bias": True}), "whole": (128, 144, 128, OVERLAPPING, {}),
-    "split": (100, 90, 300, replace(SPLIT, panel=2), {}),
+    "split": (100, 90, 300, replace(SPLIT, panel_size=2), {}),
     "split_batched": (100, 90, 300, SPLIT, {"batch": 2}),
     "split_turned": (90, 104, 300, replace(SPLIT, swap_ab=True), {"tb": False}), "turned": (90, 104, 136, TURNED, {}),
     "staged": (90, 104, 136, STAGED, {"bias": True}),

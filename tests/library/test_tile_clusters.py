@@ -135,7 +135,7 @@ def test_few_small_tiles_start_soon():
     assert not uses_pdl(H200, lined(4184, 536, 408, "nn"), Tile(128, 192, 64, 4, 256, cluster=(1, 1)))
 
 
-TILE = Tile(64, 72, 64, 3, 128, panel=2, pdl=True)
+TILE = Tile(64, 72, 64, 3, 128, panel_size=2, pdl=True)
 PLACES = {
     "side_by_side": (130, 200, 136, replace(TILE, cluster=(2, 1)), False),
     "last_ones_lack_tiles": (190, 200, 136, replace(TILE, cluster=(2, 2)), True),

@@ -92,14 +92,14 @@ def test_tiles_offered_for_several_rounds():
                                                ((8192, 8192, 4096, "nt"), (128, 256, 4, 256), False)])
 def test_narrow_grids_go_row_by_row(shape, size, rows):
     p = lined(*shape)
-    t = replace(tile(*size), panel=12 if size[0] == 128 else 11)
-    assert (tile_shapes.by_rows(H200, p, t).panel == 1) == rows
+    t = replace(tile(*size), panel_size=12 if size[0] == 128 else 11)
+    assert (tile_shapes.by_rows(H200, p, t).panel_size == 1) == rows
 
 
-PLACES = {"turned": (90, 104, 136, Tile(64, 72, 64, 3, 128, panel=1, swap_ab=True, staged=True), False, 2, None),
-          "wide": (100, 200, 136, Tile(64, 72, 64, 3, 128, panel=2, wide=128), False, 2, None),
+PLACES = {"turned": (90, 104, 136, Tile(64, 72, 64, 3, 128, panel_size=1, swap_ab=True, staged=True), False, 2, None),
+          "wide": (100, 200, 136, Tile(64, 72, 64, 3, 128, panel_size=2, wide=128), False, 2, None),
           "wide_in_pairs": (100, 200, 136, Tile(64, 72, 64, 3, 128, wide=128), False, 4, (2, 1)),
-          "last_pair_without": (130, 200, 136, Tile(64, 40, 64, 3, 128, panel=2), True, 4, 2)}
+          "last_pair_without": (130, 200, 136, Tile(64, 40, 64, 3, 128, panel_size=2), True, 4, 2)}
 
 
 @pytest.mark.parametrize("name", PLACES)

@@ -97,7 +97,7 @@ def test_slow_candidates_leave_early_and_long_runs_are_few():
         return [(10.0, 9.0, 50.0)[k]] * n
 
     assert tuning.race(measure, 3)[0] == 1
-    assert runs[2] == 1 and runs[0] == runs[1] <= 1 + 2 * (tuning._TURNS + 3)
+    assert runs[2] == 1 and runs[0] == runs[1] <= 1 + 2 * (tuning._PASSES + 3)
 
 
 def test_outliers_do_not_count():

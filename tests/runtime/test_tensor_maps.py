@@ -13,7 +13,7 @@ from tilelang.runtime.host_stub import stub_text
 from tilelang.runtime.launchers import CudaLauncher
 from tilelang.runtime.signature import signature_of
 from tilelang.runtime.tensor_maps import encode
-from tilelang.target.tensor_map import TensorMap, refusal
+from tilelang.target.tensor_map import TensorMap, unsupported
 from tilelang.transform.lower.device_program import split_host
 
 P, I, U = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32
@@ -187,7 +187,7 @@ def test_encoding_from_python_is_the_same():
     ((64, 64), "float8_e4m3", (64, 64), {"swizzle": 64}, None),
 ])
 def test_static_rules(shape, dt, box, more, why):
-    got = refusal(tensor("A", shape, dt), box, **more)
+    got = unsupported(tensor("A", shape, dt), box, **more)
     assert got is None if why is None else why in got
 
 

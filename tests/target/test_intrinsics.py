@@ -20,13 +20,13 @@ UNARY = ["exp", "exp2", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "
 def test_unary_meaning(name):
     x = np.array([0.125, 0.5, 0.75], np.float32)
     want = [getattr(math, name)(float(v)) for v in x]
-    np.testing.assert_allclose(INTRINSICS[name].meaning(x), want, rtol=1e-6)
+    np.testing.assert_allclose(INTRINSICS[name].reference(x), want, rtol=1e-6)
 
 
 def test_rounding_functions():
     x = np.array([0.5, 1.5, -2.5, 0.49999997, -0.49999997, 8388609.0], np.float32)
-    np.testing.assert_array_equal(INTRINSICS["round"].meaning(x), [1, 2, -3, 0, -0.0, 8388609])
-    np.testing.assert_array_equal(INTRINSICS["nearbyint"].meaning(x), [0, 2, -2, 0, -0.0, 8388609])
+    np.testing.assert_array_equal(INTRINSICS["round"].reference(x), [1, 2, -3, 0, -0.0, 8388609])
+    np.testing.assert_array_equal(INTRINSICS["nearbyint"].reference(x), [0, 2, -2, 0, -0.0, 8388609])
 
 
 @pytest.mark.parametrize("dt", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"])
@@ -34,13 +34,13 @@ def test_bit_counts(dt):
     info = np.iinfo(dt)
     x = np.array([0, 1, 2, 77, info.max, info.min], dt)
     bits = [int(v) & (2**info.bits - 1) for v in x]
-    assert INTRINSICS["popcount"].meaning(x).tolist() == [b.bit_count() for b in bits]
-    assert INTRINSICS["clz"].meaning(x).tolist() == [info.bits - b.bit_length() for b in bits]
+    assert INTRINSICS["popcount"].reference(x).tolist() == [b.bit_count() for b in bits]
+    assert INTRINSICS["clz"].reference(x).tolist() == [info.bits - b.bit_length() for b in bits]
 
 
 def test_find_functions():
-    assert INTRINSICS["__ffs"].meaning(np.array([0, 1, 8, -(2**31)], np.int32)).tolist() == [0, 1, 4, 32]
-    fns = INTRINSICS["__fns"].meaning
+    assert INTRINSICS["__ffs"].reference(np.array([0, 1, 8, -(2**31)], np.int32)).tolist() == [0, 1, 4, 32]
+    fns = INTRINSICS["__fns"].reference
     assert [int(fns(np.uint32(0b1010), b, n)) for b, n in ((0, 1), (0, 2), (3, -1), (1, 0), (0, 3))] == \
         [1, 3, 3, 1, 0xFFFFFFFF]
 
@@ -50,7 +50,7 @@ def test_find_functions():
                                       ("ieee_fmaf", (1.1, 1.3, 0.7))])
 def test_ieee_modes_bracket_the_exact_result(op, args):
     args = tuple(np.float32(a) for a in args)
-    f = INTRINSICS[op].meaning
+    f = INTRINSICS[op].reference
     rn, rz, ru, rd = (float(f(*args, rounding_mode=m)) for m in ("rn", "rz", "ru", "rd"))
     assert rd < ru and rd <= rn <= ru and rz == (rd if rn > 0 else ru)
     assert np.nextafter(np.float32(rd), np.float32(np.inf)) == np.float32(ru)
@@ -76,6 +76,6 @@ def test_every_pure_row_has_text():
     special = KernelPrinter(Kernel("empty", (), launch), Page("empty", False), False).calls.special
     for row in INTRINSICS.values():
         assert row.cuda or row.name in IN_STORES or row.name in special, row.name
-        if row.effect == PURE and row.meaning is None:
+        if row.effect == PURE and row.reference is None:
             assert row.name in ("reinterpret", "to_tf32", "assume", "in_warp_groups", "cluster_rank",
                                 "cluster_size", "wgmma_descriptor") or row.name.startswith("get_")

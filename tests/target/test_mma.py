@@ -1,4 +1,4 @@
-"""Each mma row's fragments against the figures of the PTX ISA (written out again here), and its meaning."""
+"""Each mma row's fragments against the figures of the PTX ISA (written out again here), and its NumPy reference."""
 
 import numpy as np
 import pytest
@@ -82,7 +82,7 @@ def test_fragments_and_meaning_agree_with_the_figures(row):
 
     a, b, c = matrix((m, k), row.a_dtype), matrix((k, n), row.b_dtype), matrix((m, n), row.c_dtype)
     got = emulate(row, *(gather(f, x).astype(np.float64) for f, x in ((row.a, a), (row.b, b), (row.c, c))))
-    want = row.meaning(a, b, c)
+    want = row.reference(a, b, c)
     assert want.dtype == numpy_dtype(row.c_dtype)
     plain = a.astype(np.float64) @ b.astype(np.float64) + c.astype(np.float64)
     np.testing.assert_array_equal(want.astype(np.float64), plain)
@@ -110,7 +110,7 @@ def test_batches_of_matrices_are_accepted():
     row = MMA_ROWS["mma.m16n8k32.s8.s8.s32"]
     a = np.full((3, 16, 32), -128, np.int8)
     b = np.full((3, 32, 8), -128, np.int8)
-    assert (row.meaning(a, b, np.ones((3, 16, 8), np.int32)) == 32 * 16384 + 1).all()
+    assert (row.reference(a, b, np.ones((3, 16, 8), np.int32)) == 32 * 16384 + 1).all()
 
 
 def test_tf32_operands_are_cut_and_to_tf32_rounds():
@@ -120,4 +120,4 @@ def test_tf32_operands_are_cut_and_to_tf32_rounds():
     np.testing.assert_array_equal(round_tf32(x), np.array([up, 1, -up, np.inf], np.float32))
     row = MMA_ROWS["mma.m16n8k8.tf32.tf32.f32"]
     a = np.full((16, 8), 1.0 + 2.0**-11, np.float32)
-    assert (row.meaning(a, np.ones((8, 8), np.float32), np.zeros((16, 8), np.float32)) == 8.0).all()
+    assert (row.reference(a, np.ones((8, 8), np.float32), np.zeros((16, 8), np.float32)) == 8.0).all()

@@ -1,4 +1,4 @@
-"""Rows of wgmma: register formulas written out again, sizes and orders, and the meaning through registers."""
+"""Rows of wgmma: register formulas written out again, sizes and orders, and the NumPy reference through registers."""
 
 import numpy as np
 import pytest
@@ -100,14 +100,14 @@ def test_meaning(name):
     a, b, c = (rng.integers(0, 5, s).astype(numpy_dtype(d))
                for s, d in (((m, k), row.a_dtype), ((k, n), row.b_dtype), ((m, n), row.c_dtype)))
     want = a.astype(np.float64) @ b.astype(np.float64)
-    assert np.array_equal(row.meaning(a, b, c).astype(np.float64), want + c.astype(np.float64))
-    assert np.array_equal(row.meaning(a, b, c, False).astype(np.float64), want)
+    assert np.array_equal(row.reference(a, b, c).astype(np.float64), want + c.astype(np.float64))
+    assert np.array_equal(row.reference(a, b, c, False).astype(np.float64), want)
     if row.a_dtype == "tfloat32":
         fine = np.full((m, k), 1 + 2.0**-12, np.float32)
-        assert np.array_equal(row.meaning(fine, b, c, False), row.meaning(np.ones((m, k), np.float32), b, c, False))
+        assert np.array_equal(row.reference(fine, b, c, False), row.reference(np.ones((m, k), np.float32), b, c, False))
 
 
 def test_the_old_accumulator_is_ignored_whatever_it_holds():
     row = wgmma_row(8, "float16", "float16", "float32")
     a, b = np.ones((64, 16), np.float16), np.ones((16, 8), np.float16)
-    assert (row.meaning(a, b, np.full((64, 8), np.nan, np.float32), False) == 16).all()
+    assert (row.reference(a, b, np.full((64, 8), np.nan, np.float32), False) == 16).all()

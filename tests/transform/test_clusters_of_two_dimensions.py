@@ -15,7 +15,7 @@ from tilelang.ir.evaluate import evaluate
 from tilelang.ir.expr import Call
 from tilelang.layout import boxes_of
 from tilelang.layout.swizzled_boxes import swizzled_box_layout
-from tilelang.ops.tma import _parts
+from tilelang.ops.tma import _sub_tiles
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
 from tilelang.transform.analysis.effects import acts
@@ -55,7 +55,7 @@ def test_masks_and_parts_are_those_of_the_blocks_that_differ_in_the_dimensions_s
         for dims in sets:
             same = [q for q in range(size) if all(places[q][k] == places[r][k] for k in team.wide - dims)]
             assert value(team.mask(dims), at) == sum(1 << q for q in same)
-            assert len(team.sharers(dims)) == len(same) and value(team.part(dims), at) == same.index(r)
+            assert len(team.sharers(dims)) == len(same) and value(team.sharer(dims), at) == same.index(r)
         for some in ([sets[-1]], [frozenset({0}), frozenset({1})]):
             want = {q for dims in some for q in range(size) if all(places[q][k] == places[r][k] for k in team.wide - dims)}
             count, mask = team.peers(some)
@@ -70,7 +70,7 @@ def test_masks_and_parts_are_those_of_the_blocks_that_differ_in_the_dimensions_s
 def test_each_block_has_a_part(rows, columns, blocks, part):
     """(boxes, rows) of the first part; all of them together are the tile, each starting where TMA may."""
     p = boxes_of(swizzled_box_layout((rows, columns), 16, min(128, columns * 2)), 16)
-    got = _parts(p, blocks)
+    got = _sub_tiles(p, blocks)
     assert (len(got.boxes), got.boxes[0].rows) == part
     assert got.number >= blocks
     seen = np.zeros((rows, columns), int)

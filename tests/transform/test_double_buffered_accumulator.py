@@ -159,7 +159,7 @@ def test_the_choice_alone(monkeypatch):
                         lambda r: seen.append(module.double_buffered_accumulator(r)) or seen[-1])
     compiled(free())
     (found,) = seen
-    assert isinstance(found, module.Parts) and found.first.name == "part" and found.second.name == "part_2"
+    assert isinstance(found, module.DoubleBuffered) and found.first.name == "part" and found.second.name == "part_2"
     assert found.first.data is not found.second.data and module.alternate is not None
 
 
@@ -223,6 +223,6 @@ def test_scales_of_an_iteration_are_loaded_before_its_product_is_started():
     loads = [m.start() for m in re.finditer(r"row(_2)?\[r\] = S\[", loop)]
     starts = [m.start() for m in re.finditer(r"wgmma_commit", loop)]
     waits = [m.start() for m in re.finditer(r"wgmma_wait", loop)]
-    assert len(loads) == len(starts) == len(waits) == module.TURN
+    assert len(loads) == len(starts) == len(waits) == module.UNROLL
     assert all(a < b for a, b in zip(loads, starts)) and all(a < b for a, b in zip(loads[1:], waits))
     assert re.search(r"part_2\[[^;]*\* row_2\[", loop) and not re.search(r"part_2\[[^;]*\* row\[", loop)

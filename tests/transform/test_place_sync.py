@@ -282,13 +282,13 @@ def nest(depth, threads=64):
 
 
 def test_deep_nests_are_synchronised_in_time(monkeypatch):
-    """Beyond ROUNDS iterations are counted apart no more: more barriers at most, and the same values."""
+    """Beyond ITERATIONS passes iterations are counted apart no more: more barriers at most, and the same values."""
     a = np.arange(64, dtype=np.int32)
     want = everywhere(nest(3), a, on=("tile", "simulator"))
     begin = time.process_time()
     lower(nest(6).func, Target({"kind": "cuda", "arch": "sm_80"}))
     assert time.process_time() - begin < 60
-    monkeypatch.setattr(importlib.import_module("tilelang.transform.sync.place_sync"), "ROUNDS", 5)
+    monkeypatch.setattr(importlib.import_module("tilelang.transform.sync.place_sync"), "ITERATIONS", 5)
     np.testing.assert_array_equal(everywhere(nest(3, 96), a, on=("tile", "simulator"))[0], want[0])
 
 

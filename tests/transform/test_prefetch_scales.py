@@ -246,10 +246,10 @@ def test_the_last_shared_memory_is_not_taken(monkeypatch):
     program = scaled(k=2048, turned=True, stages=14)
     low = compiled(program)
     assert not tile_of(low) and verdict(low).startswith("ordered:")
-    monkeypatch.setattr(specialize_warps._Roles, "_room", lambda self: None)
+    monkeypatch.setattr(specialize_warps._WarpRoles, "_room", lambda self: None)
     low = compiled(program)
     assert not tile_of(low) and "in_warp_groups" in {x.op for x in walk(low.kernels[0].launch) if isinstance(x, Call)}
-    assert any("compiled without tiles of several steps" in line for line in low.kernels[0].launch.plan.report)
+    assert any("compiled without scale prefetch" in line for line in low.kernels[0].launch.plan.report)
 
 
 # ---- the rewriting itself --------------------------------------------------------------------------------------------
@@ -269,8 +269,8 @@ def test_the_program_stays_what_it_was(turned, steps, shape):
     """With the tile copied in every step, as the interpreter of tile programs runs it."""
     program = scaled(m=128, k=1200, columns=12, turned=turned)
     func, launch, (after, loop) = tiled(program)
-    (copy,) = [x for x in walk(loop) if isinstance(x, Copy) and x.plan.turn > 1]
-    assert copy.plan.turn == steps and copy.dst.buffer.shape == shape and not unaligned_columns(copy.src, {})
+    (copy,) = [x for x in walk(loop) if isinstance(x, Copy) and x.plan.iterations > 1]
+    assert copy.plan.iterations == steps and copy.dst.buffer.shape == shape and not unaligned_columns(copy.src, {})
     assert any(isinstance(x, Load) and x.buffer is copy.dst.buffer for x in walk(loop))
     x = inputs(m=128, k=1200, columns=12, turned=turned)
     new = replace(func, body=rewrite(func.body, lambda s: after if s is launch else None))
@@ -283,7 +283,7 @@ def test_which_programs_are_asked():
         scaled().func, PassContext(SM90, OFF))
     assert not prefetch_scales.may_prefetch_scales(scaled(where="condition").func, PassContext(Target({"kind": "cuda",
                                                                                                  "arch": "sm_80"})))
-    assert prefetch_scales.PANEL_ROWS == 8 and prefetch_scales.MOST_STEPS == 16
+    assert prefetch_scales.ATOM_ROWS == 8 and prefetch_scales.MOST_STEPS == 16
 
 
 def test_the_ring_turns_once_for_its_steps():

@@ -106,7 +106,7 @@ def text_of(program):
 
 
 def was_split(program):
-    return any("parts of" in line for line in compiled(program).kernels[0].launch.plan.report)
+    return any("chunks of" in line for line in compiled(program).kernels[0].launch.plan.report)
 
 
 def inputs(m, n, k, bk=128, dtype=F8, transposed=True, whole=True):
@@ -211,7 +211,7 @@ def test_parts_are_as_wide_as_fits():
     assert re.search(r"m64n128k32.*_ss_", text_of(scaled())) and "float part[64]" in text_of(scaled())
     # 3 groups of 160 registers: 96 totals leave room for 32 sums.
     low = compiled(scaled(m=192, n=192, bm=192, bn=192, threads=384))
-    assert "in 3 parts of 64" in str(low.kernels[0].launch.plan.report)
+    assert "in 3 chunks of 64" in str(low.kernels[0].launch.plan.report)
 
 
 def test_the_chain_of_products(monkeypatch):
@@ -221,7 +221,7 @@ def test_the_chain_of_products(monkeypatch):
                         lambda r: seen.append(part_loop.accumulator_chain(r)) or seen[-1])
     low = compiled(scaled(), **{"tl.scale_prefetch": False})
     (chain,) = seen
-    assert isinstance(chain, part_loop.Chain) and len(chain.items) == 2 and chain.part.shape == (128, 128)
+    assert isinstance(chain, part_loop.Chain) and len(chain.items) == 2 and chain.accumulator.shape == (128, 128)
     assert [b.name for b in chain.ahead] == ["row"] and callable(part_loop.chained)
     launch = low.kernels[0].launch
     assert not any(isinstance(x, Gemm) for x in walk(launch))

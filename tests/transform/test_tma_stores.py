@@ -442,7 +442,7 @@ def test_pieces_of_accumulators():
         pieces = accumulator_pieces(accumulator_fragment(n), 128)
         assert pieces is not None and pieces.groups == n // 8 and not pieces.tiles
         turned = accumulator_pieces(accumulator_fragment(n).permuted((1, 0)), 128)
-        assert turned == Pieces(pieces.groups, (), (), (), turned=True)
+        assert turned == Pieces(pieces.groups, (), (), (), transposed=True)
 
 
 # ---- planted faults ---------------------------------------------------------------------------------------------------

@@ -273,7 +273,7 @@ else:
 """, threads=256)
 
     ordered(launch_of(turns(True)))
-    assert "may arrive at barrier 2 before turn 0" in fault_of(launch_of(turns(False)))
+    assert "may arrive at barrier 2 before its phase 0" in fault_of(launch_of(turns(False)))
 
 
 def test_a_lane_that_waits_speaks_for_itself_alone():
@@ -365,8 +365,8 @@ def ops_of(low):
 
 
 @pytest.mark.parametrize("refused, gone, left, said", [
-    (("set_max_nreg", "mbarrier_wait"), "mbarrier_wait", "wgmma", "without warp roles: planted"),
-    (("wgmma",), "wgmma", "cp_async", "without the Hopper path: planted"),
+    (("set_max_nreg", "mbarrier_wait"), "mbarrier_wait", "wgmma", "without warp specialisation: planted"),
+    (("wgmma",), "wgmma", "cp_async", "without Hopper features: planted"),
     (("wgmma", "cp_async"), "cp_async", "sync_threads", "without asynchronous copies: planted"),
 ])
 def test_a_program_that_is_not_cleared_is_compiled_by_a_plainer_schedule(monkeypatch, refused, gone, left, said):
@@ -384,7 +384,7 @@ def test_a_program_in_doubt_is_compiled_by_a_plainer_schedule(monkeypatch):
     monkeypatch.setattr(verify_sync_trials, "check_model", doubtful)
     low = lower(PROGRAMS["gemm_nt"]().func, SM90, ON)
     assert "mbarrier_wait" not in ops_of(low) and "wgmma" in ops_of(low)
-    assert any("without warp roles: not checked: of a doubt" in line for line in low.kernels[0].plan.report)
+    assert any("without warp specialisation: not checked: of a doubt" in line for line in low.kernels[0].plan.report)
 
 
 def test_where_the_first_schedule_is_asked_for_no_other_is_tried(monkeypatch):

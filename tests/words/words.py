@@ -1,8 +1,4 @@
-"""The words that the glossary replaces (docs/internals/glossary.md), and where they still stand.
-
-`python tests/words/words.py` lists every place.  `--shrink` takes entries that no longer occur out of exceptions.txt;
-it never adds one.
-"""
+"""The words that the glossary replaces (docs/internals/glossary.md).  `python tests/words/words.py` lists where they stand."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import importlib.util
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 from tilelang import PassConfigKey
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-EXCEPTIONS = Path(__file__).with_name("exceptions.txt")
 GLOSSARY = ROOT / "docs" / "internals" / "glossary.md"
 
 
@@ -30,16 +24,28 @@ class Word:
 
     name: tokens of a name (`two_parts` has the tokens two, parts) that mean it.  prose: a regular expression of its
     private meaning in text.  keep: names in which the token has its ordinary meaning.  use: what the glossary says instead.
+    after: a token that gives the next one its ordinary meaning (warp_role).
     """
 
     name: frozenset[str]
     prose: re.Pattern[str]
     use: str
     keep: frozenset[str] = frozenset()
+    after: str = ""
 
 
-def _word(name: str, prose: str, use: str, keep: str = "") -> Word:
-    return Word(frozenset(name.split()), re.compile(prose, re.IGNORECASE), use, frozenset(keep.split()))
+def _word(name: str, prose: str, use: str, keep: str = "", after: str = "") -> Word:
+    return Word(frozenset(name.split()), re.compile(prose, re.IGNORECASE), use, frozenset(keep.split()), after)
+
+
+# (kind, word, item) -> why it stays.
+KEPT: dict[tuple[str, str, str], str] = {
+    ("name", "coded", "coded_matmul"): "the public alias of dequant_matmul, which warns",
+    ("name", "role", "roles"): "WSSchedule(roles=...) is public",
+    ("name", "sum", "Sums"): "running sums of the softmax; the name of a kernel's parameter, which the generated code prints",
+    ("page", "dependent launch", "CHANGELOG.md"): "tells users of the old pass config its new name",
+    ("page", "step tiles", "CHANGELOG.md"): "tells users of the old pass config its new name",
+}
 
 
 WORDS: dict[str, Word] = {
@@ -61,7 +67,7 @@ WORDS: dict[str, Word] = {
     "sum": _word(
         "sums",
         r"\bsums of (a |the |several |rows?|products?|lanes?)|\btotals\b|\blane sums\b",
-        "accumulator, partial sum, reduction", "sums_of_magnitudes"),
+        "accumulator, partial sum, reduction", "sums_of_magnitudes", "partial"),
     "turn": _word(
         "turn turns",
         r"\b(takes?|taking|by|in|of|later|whole|two|several|five|other) turns\b"
@@ -76,7 +82,8 @@ WORDS: dict[str, Word] = {
         r"\bturned (tiles?|products?|sums|copy|copies)\b|\bturned or not\b|\bmoved tiles?\b",
         "transposed, swap-AB, overlapping edge tile"),
     "apart": _word("apart", r"\bapart\b(?! from)", "disjoint, non-aliasing"),
-    "panel": _word("panel panels", r"(?<!rasterisation )\bpanels?\b(?! size)", "TMA box, swizzle atom", "panel_size"),
+    "panel": _word(
+        "panel panels", r"(?<!rasterisation )\bpanels?\b(?! size)", "TMA box, swizzle atom", "panel_size", "rasterisation"),
     "multiprocessor": _word(
         "multiprocessor multiprocessors",
         r"(?<!streaming )\bmultiprocessors?\b|\bidle units\b|\bunits idle\b",
@@ -90,9 +97,9 @@ WORDS: dict[str, Word] = {
         "price prices priced pricing dear cheap cheaper cheapest",
         r"\bpric(e|es|ed|ing)\b|\bdear(er|est)?\b|\bcheap(er|est|ly)?\b",
         "cost, estimate"),
-    "leave": _word("leave totals", r"\bways? out\b", "epilogue, store"),
+    "leave": _word("leave totals", r"\bways? out\b", "epilogue, store", "leave"),  # leave: a scope, a loop
     "team": _word("team teams", r"\bteams?\b", "cluster"),
-    "role": _word("role roles", r"(?<!warp )(?<!warp-)\broles?\b", "warp role", "WSRole"),
+    "role": _word("role roles", r"(?<!warp )(?<!warp-)\broles?\b", "warp role", "WSRole", "warp"),
     "execution": _word(
         "executions",
         r"\bexecutions\b|\b(an|each|every|other|another|any|four|three) execution\b(?! backend)",
@@ -121,10 +128,8 @@ def in_name(name: str) -> Iterator[str]:
     spelled = "_".join(t.lower() for t in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+|[A-Z]", name))
     tokens = spelled.split("_")
     for key, word in WORDS.items():
-        kept = name in word.keep
-        before = {"role": "warp", "panel": "rasterisation"}.get(key)
-        meant = any(t in word.name and (i == 0 or tokens[i - 1] != before) for i, t in enumerate(tokens))
-        if not kept and meant:
+        meant = any(t in word.name and (i == 0 or tokens[i - 1] != word.after) for i, t in enumerate(tokens))
+        if meant and name.strip("_") not in word.keep:
             yield key
     for phrase, key in _PHRASES.items():
         if phrase in spelled:
@@ -139,21 +144,21 @@ def in_prose(text: str) -> Iterator[tuple[str, str]]:
 
 
 def names_of(tree: ast.Module) -> Iterator[str]:
-    """Public names that a module defines: functions and classes at its top, their methods, fields and parameters.
-
-    Parameters of functions inside classes and functions inside functions are nobody's interface.
-    """
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+    """Names that a module defines: its variables, and all functions, parameters, classes and fields, nested ones too."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node.name
-            for member in node.body:
-                if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
-                    yield member.target.id
-                elif isinstance(member, ast.FunctionDef):
-                    yield member.name
-        elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.ClassDef):
             yield node.name
-            yield from (a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs))
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        if isinstance(node, (ast.Module, ast.ClassDef)):
+            for s in node.body:
+                if isinstance(s, (ast.Assign, ast.AnnAssign)):
+                    targets = s.targets if isinstance(s, ast.Assign) else [s.target]
+                    yield from (t.id for top in targets for t in ast.walk(top) if isinstance(t, ast.Name))
 
 
 def texts_of(tree: ast.AST) -> Iterator[str]:
@@ -169,7 +174,7 @@ def texts_of(tree: ast.AST) -> Iterator[str]:
             text = node.value
         else:
             continue
-        if text.strip().count(" ") >= 1 and "\n" not in text.strip():
+        if text.strip().count(" ") >= 1 and (isinstance(node, ast.JoinedStr) or "\n" not in text.strip()):
             yield text
 
 
@@ -213,7 +218,7 @@ def find() -> dict[tuple[str, str, str], list[str]]:
     for path in sorted((ROOT / "tilelang").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         where = str(path.relative_to(ROOT))
-        for name in (n for n in names_of(tree) if not n.startswith("_")):
+        for name in names_of(tree):
             for word in in_name(name):
                 add("name", word, name, where)
         for text in texts_of(tree):
@@ -238,33 +243,6 @@ def find() -> dict[tuple[str, str, str], list[str]]:
     return out
 
 
-def read_exceptions() -> Counter[tuple[str, str, str]]:
-    """Entries of exceptions.txt: a page's has a count, the others stand once."""
-    out: Counter[tuple[str, str, str]] = Counter()
-    for line in EXCEPTIONS.read_text(encoding="utf-8").splitlines():
-        if line and not line.startswith("#"):
-            kind, word, item, *count = line.split("\t")
-            out[kind, word, item] = int(count[0]) if count else 1
-    return out
-
-
-def counts(found: dict[tuple[str, str, str], list[str]]) -> Counter[tuple[str, str, str]]:
-    """What `find` finds, in the form of exceptions.txt."""
-    return Counter({key: len(places) if key[0] == "page" else 1 for key, places in found.items()})
-
-
-def write(entries: Counter[tuple[str, str, str]]) -> None:
-    """Write exceptions.txt."""
-    lines = ["# Old words that still stand: kind, word, item (of a page: and how often).",
-             "# Take out what no longer occurs: python tests/words/words.py --shrink"]
-    lines += ["\t".join((*key, str(n)) if key[0] == "page" else key) for key, n in sorted(entries.items()) if n]
-    EXCEPTIONS.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    if "--shrink" in sys.argv:
-        now = counts(find())
-        write(Counter({key: min(n, now[key]) for key, n in read_exceptions().items()}))
-    else:
-        for (kind, word, item), places in sorted(find().items()):
-            print(kind, word, item, *places[:4], sep="\t")
+    for (kind, word, item), places in sorted(find().items()):
+        print(kind, word, item, *places[:4], sep="\t")

@@ -186,7 +186,7 @@ class Analyzer:
             if op == "add" or op == "sub":
                 return self._quotients.merge(self.linear(e.a).plus(self.linear(e.b), 1 if op == "add" else -1), e.dtype)
             if op == "mul":
-                return self._product(e)
+                return self._multiplied(e)
             if op == "shl" and (k := const_of(self.simplify(e.b))) is not None and 0 <= k < e.dtype.bits:
                 return self.linear(e.a).scaled(1 << k)
             if op in ("floordiv", "floormod", "truncdiv", "truncmod"):
@@ -205,7 +205,7 @@ class Analyzer:
             return Linear({}, a.value)
         return Linear({a: 1}, 0) if _is_atom(a) else self.linear(a)
 
-    def _product(self, e: Binary) -> Linear:
+    def _multiplied(self, e: Binary) -> Linear:
         a, b = self.linear(e.a), self.linear(e.b)
         if a.is_const:
             return b.scaled(a.const)

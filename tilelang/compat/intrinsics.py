@@ -17,10 +17,11 @@ from . import sparse_layout
 from . import mma_layout
 
 # Names that T has too, each of which says for what hardware or by what statement.
-_REFUSED = """SparseTensorCoreIntrinEmitter TCGEN05DescriptorParams TCGEN05TensorCoreIntrinEmitter TensorCoreIntrinEmitterSM120
-    WGMMADescriptorParams WGMMATensorCoreIntrinEmitter WGSparseTensorCoreIntrinEmitter compute_gmma_descriptor
+_UNAVAILABLE = """SparseTensorCoreIntrinEmitter TCGEN05DescriptorParams TCGEN05TensorCoreIntrinEmitter
+    TensorCoreIntrinEmitterSM120 WGMMADescriptorParams WGMMATensorCoreIntrinEmitter
+    WGSparseTensorCoreIntrinEmitter compute_gmma_descriptor
     compute_umma_descriptor"""
-globals().update({name: UNAVAILABLE[name] for name in _REFUSED.split()})
+globals().update({name: UNAVAILABLE[name] for name in _UNAVAILABLE.split()})
 globals().update(unavailable_names("is not available: operands permuted beforehand are not; use INT4TensorCoreIntrinEmitter",
                           "INT4TensorCoreIntrinEmitterWithLadderTransform"))
 

@@ -27,10 +27,10 @@ from .visitor import walk
 Closure = Callable[[Any], Value]  # of a Frame or a subclass of it
 
 register("eval-unbound", RuntimeError, "an expression uses a variable that has no value", expected="a variable with a value")
-_NO_MEANING = "only values, loads and intrinsics whose row has a meaning can be evaluated"
+_UNEVALUABLE = "only values, loads and intrinsics with a NumPy reference can be evaluated"
 
-register("eval-unsupported", NotImplementedError, "an expression has no executable meaning here",
-         expected="an expression with an executable meaning")
+register("eval-unsupported", NotImplementedError, "an expression cannot be evaluated here",
+         expected="values, loads and intrinsics with a NumPy reference")
 
 
 class Frame:
@@ -51,7 +51,7 @@ class Frame:
 class ExprCompiler:
     """Compiles expressions to functions of a Frame.  Each variable gets one slot for all expressions of a compiler.
 
-    rows: intrinsics by name.  The `.meaning` of each is a NumPy function of the arguments, with the options of the Call as
+    rows: intrinsics by name.  The `reference` of each is a NumPy function of the arguments, with the options of the Call as
     keywords, or None.  handlers: by node type, what compiles a node; EXPRESSIONS has no memory and no device intrinsics.
     place: span of the statement around, for errors about loads and calls that have none.
     """
@@ -89,21 +89,21 @@ class ExprCompiler:
         handler = self.handlers.get(type(e))
         if handler is None:
             raise error("eval-unsupported", f"{type(e).__name__} has no value",
-                        found=f"a {type(e).__name__}", span=e.span, hint=_NO_MEANING)
+                        found=f"a {type(e).__name__}", span=e.span, hint=_UNEVALUABLE)
         placed = e.span is None and self.place is not None and isinstance(e, (Load, Call))
         fn = handler(self, replace(e, span=self.place) if placed else e)
         self._memo[id(e)] = (e, fn)
         return fn
 
-    def meaning(self, op: str) -> Callable[..., Value] | None:
+    def reference(self, op: str) -> Callable[..., Value] | None:
         """The NumPy function of an intrinsic, None when it has none."""
-        return getattr(self.rows.get(op), "meaning", None)
+        return getattr(self.rows.get(op), "reference", None)
 
     def touches(self, e: Expr) -> bool:
         """Whether the evaluation of e contains a load or a call that reads the mask."""
         hit = self._reads.get(id(e))
         if hit is None:
-            answer = any(isinstance(n, Load) or (isinstance(n, Call) and self.meaning(n.op) is None) for n in walk(e))
+            answer = any(isinstance(n, Load) or (isinstance(n, Call) and self.reference(n.op) is None) for n in walk(e))
             hit = self._reads[id(e)] = (e, answer)
         return hit[1]
 
@@ -117,21 +117,21 @@ Handler = Callable[[ExprCompiler, Any], Closure]
 def _load(c: ExprCompiler, e: Load) -> Closure:
     raise error("eval-unsupported", f"load of {e.buffer.name} where there is no memory",
                 expected="memory to load from", found=f"a load of `{e.buffer.name}`", span=e.span,
-                hint=_NO_MEANING)
+                hint=_UNEVALUABLE)
 
 
 def _address(c: ExprCompiler, e: AddressOf) -> Closure:
     raise error("eval-unsupported", f"address of {e.buffer.name} used as a value",
-                found=f"the address of `{e.buffer.name}` as a value", span=e.span, hint=_NO_MEANING)
+                found=f"the address of `{e.buffer.name}` as a value", span=e.span, hint=_UNEVALUABLE)
 
 
 def intrinsic_call(c: ExprCompiler, e: Call) -> Closure:
-    """Compile a Call by the meaning of its row.  Two bit-level intrinsics are special: they depend on the result type."""
+    """Compile a Call by the NumPy reference of its row.  Two bit-level intrinsics depend on the result type as well."""
     if e.op == "reinterpret":
         return _reinterpret(c, e)
-    fn = round_tf32 if e.op == "to_tf32" else c.meaning(e.op)
+    fn = round_tf32 if e.op == "to_tf32" else c.reference(e.op)
     if fn is None:
-        raise error("eval-unsupported", f"intrinsic {e.op} has no executable meaning here",
+        raise error("eval-unsupported", f"intrinsic {e.op} has no NumPy reference and cannot be evaluated here",
                     found=f"the intrinsic {e.op}", span=e.span,
                     hint="it runs on a GPU alone: compile for a CUDA target, or write it in T.* operations")
     if e.options is not None and e.options.given():

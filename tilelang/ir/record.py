@@ -59,7 +59,7 @@ def with_init(cls: C, guarded: bool = False) -> C:
     if "__init__" not in cls.__dict__:
         out.__init__ = _init_of(out, guarded)
     if guarded:
-        out.__setattr__, out.__delattr__ = _refuse_to_set, _refuse_to_delete
+        out.__setattr__, out.__delattr__ = _reject_assignment, _reject_deletion
     return out
 
 
@@ -116,11 +116,11 @@ def _code(kinds: str, ends: bool, guarded: bool) -> CodeType:
     return code
 
 
-def _refuse_to_set(self: Any, name: str, value: Any) -> None:
+def _reject_assignment(self: Any, name: str, value: Any) -> None:
     raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
 
-def _refuse_to_delete(self: Any, name: str) -> None:
+def _reject_deletion(self: Any, name: str) -> None:
     raise FrozenInstanceError(f"cannot delete field {name!r}")
 
 

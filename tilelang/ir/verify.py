@@ -68,7 +68,7 @@ class _Verifier:
         self.storage: set[Var] = set()  # data vars of the buffers in scope; views of these buffers are in scope too
         self.ever: set[Node] = set()
         self.uses_of: dict[int, tuple[Node, frozenset[Node]]] = {}
-        self.told: set[tuple[str, int]] = set()
+        self.reported: set[tuple[str, int]] = set()
         self.shared: list[Buffer] = []
 
     def at_least(self, phase: str) -> bool:
@@ -101,14 +101,14 @@ class _Verifier:
                 continue
             if isinstance(what, Buffer):
                 if what.data in self.storage or what.data in self.scope:
-                    if ("phase", id(what)) not in self.told:  # a view without a declaration
-                        self.told.add(("phase", id(what)))
+                    if ("phase", id(what)) not in self.reported:  # a view without a declaration
+                        self.reported.add(("phase", id(what)))
                         self.of_phase(what, span)
                     continue
             elif what in self.storage:
                 continue
-            if ("defined", id(what)) not in self.told:
-                self.told.add(("defined", id(what)))
+            if ("defined", id(what)) not in self.reported:
+                self.reported.add(("defined", id(what)))
                 kind = "buffer" if isinstance(what, Buffer) else "variable"
                 self.say("defined", f"{kind} `{_name(what)}` is used outside the scope that defines it", span, what)
 

@@ -145,7 +145,7 @@ class JITKernel:
         tell = explain_cython if self.execution_backend == "cython" else explain
         out = tell(self.signature, args, problem)
         interpreted = (out is problem and self._built.lowered is not None and
-                       getattr(entry, "refusal", None) is not problem)
+                       getattr(entry, "unsupported", None) is not problem)
         fault = internal(self.request, "the interpreter", out) if interpreted else None
         if fault is not None:
             raise fault from out

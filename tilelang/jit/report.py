@@ -206,7 +206,7 @@ def text_of(facts: dict[str, Any]) -> list[str]:
     out += [f"    why {line}" for line in facts["why"]]
     out += [f"    map {m}" for m in facts["maps"]]
     if len(facts["warp_roles"]) > 1:
-        out += [f"    warp role: {_role(r)}" for r in facts["warp_roles"]]
+        out += [f"    warp role: {_warp_role_line(r)}" for r in facts["warp_roles"]]
     if facts["stages"]:
         out.append("    stages: " + ", ".join(f"{n} of {name}" for name, n in facts["stages"].items()))
     if facts["schedule"]:
@@ -220,7 +220,7 @@ def text_of(facts: dict[str, Any]) -> list[str]:
     return out
 
 
-def _role(r: dict[str, Any]) -> str:
+def _warp_role_line(r: dict[str, Any]) -> str:
     first, count = r["warp_groups"]
     who = f"warp group {first}" if count == 1 else f"warp groups {first} to {first + count - 1}"
     kept = f", {r['registers']} registers a thread" if r["registers"] else ""

@@ -98,7 +98,7 @@ def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, 
                     found=type(given).__name__,
                     hint="decorate the function with @T.prim_func" if callable(given) else "")
     if isinstance(out_idx, (tuple, str, float)):
-        out_idx = _refuse_out_idx(out_idx)
+        out_idx = _reject_out_idx(out_idx)
     env.get_compile_timeout_seconds()  # reports a bad value before anything is compiled
     resolved, backend = resolve_target(target, execution_backend)
     config = {**current_config(), **_as_dict(func.facts.pass_configs), **_as_dict(pass_configs)}
@@ -109,7 +109,7 @@ def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, 
                    env.get_default_verbose() if verbose is None else switch(verbose, "verbose"), given)
 
 
-def _refuse_out_idx(out_idx: Any) -> Any:
+def _reject_out_idx(out_idx: Any) -> Any:
     raise error("out-idx-type", f"result_idx should be a list of integers, found {out_idx!r}",
                 found=repr(out_idx), hint=OUT_IDX_HINT)
 

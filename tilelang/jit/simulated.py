@@ -42,19 +42,19 @@ class _NoLaunch:
 
 class SimulatedEntry:
     """A kernel that an interpreter runs.  call: inputs -> outputs.  last_report: the report of the device simulator's last run.
-    refusal: the last exception of the argument checks, which is no fault of the interpreter."""
+    unsupported: the last exception of the argument checks, which is no fault of the interpreter."""
 
     full = None
     check = None
     error: Exception | None = None
-    refusal: Exception | None = None
+    unsupported: Exception | None = None
 
     def __init__(self, request: Request, sig: Signature, lowered: Func | None) -> None:
         self.request, self.sig = request, sig
         self.program = with_options(lowered or request.func, out_idx=sig.out_idx or None)
-        apart = disjoint_parameters(request) if lowered is not None and request.backend != TILE else ()
+        disjoint = disjoint_parameters(request) if lowered is not None and request.backend != TILE else ()
         needed = needed_symbols(request.func, sig)
-        text = stub_text(sig, _NoLaunch(), needed, ("check",), host_assumptions(request.func, sig), *apart)
+        text = stub_text(sig, _NoLaunch(), needed, ("check",), host_assumptions(request.func, sig), *disjoint)
         self.library = HostLibrary(compile_object(text), ("tl_check",))
         self.checks = self.library.function("tl_check")
         self.last_report: Any = None
@@ -66,7 +66,7 @@ class SimulatedEntry:
         try:
             self.checks(*args, ctypes.addressof(room))
         except Exception as e:
-            self.refusal = e
+            self.unsupported = e
             raise
         values = dict(zip(sig.symbols, room[count - len(sig.symbols):count]))
         given: dict[str, Any] = {}

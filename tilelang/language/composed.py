@@ -138,7 +138,7 @@ def _vote(kind: str) -> Callable[[Any], Expr]:
             raise error("vote-operand", f"T.{kind}_of needs a bool or integer buffer, found {o.buffer.dtype}",
                         expected="bool or integer elements", found=str(o.buffer.dtype))
         lazy = b.lazy
-        if o.whole and not b.rounds:  # also under a condition: reading a whole buffer has no effect
+        if o.whole and not b.loop_passes:  # also under a condition: reading a whole buffer has no effect
             b.lazy = 0
         try:
             return scanned(b, o, extents)

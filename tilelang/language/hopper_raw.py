@@ -18,7 +18,7 @@ from tilelang.ir import (AddressOf, Buffer, Const, Expr, Load, as_bool, as_dim, 
                          BufferFacts, GLOBAL, LOCAL, SHARED, VARIABLE)
 from tilelang.ir.record import record
 from tilelang.target.mma import PTX_TYPES, operand_dtype
-from tilelang.target.tensor_map import STRIDE_ALIGN, TensorMap, refusal
+from tilelang.target.tensor_map import STRIDE_ALIGN, TensorMap, unsupported
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from .barriers import barrier_of
@@ -255,7 +255,7 @@ def create_tma_descriptor(*args: Any) -> TmaDescriptor:
     if interleave or any(_number(x, "an element stride", 9) != 1 for x in groups[3]):
         raise error("tma-descriptor", f"{what}: element strides are 1 and interleave is 0",
                     expected="element strides 1 and interleave 0", found="others")
-    why = refusal(buffer, box, m.swizzle, m.fill, m.l2)
+    why = unsupported(buffer, box, m.swizzle, m.fill, m.l2)
     if why is not None:
         raise error("tensor-map", f"TMA cannot move boxes {box} of `{buffer.name}`: {why}",
                     found=why)

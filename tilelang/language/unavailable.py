@@ -47,20 +47,20 @@ _TABLE: dict[str, str] = {
 }
 
 
-def _refusal(name: str, reason: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kw: Any) -> Any:
+def _unavailable(name: str, reason: str) -> Callable[..., Any]:
+    def unavailable(*args: Any, **kw: Any) -> Any:
         raise error("not-available", f"T.{name} {reason}" if not reason[0].isupper() else f"T.{name}: {reason}",
                     found=f"T.{name}")
 
-    refuse.__name__ = refuse.__qualname__ = name
-    refuse.__doc__ = f"Not available: {reason}."
-    return refuse
+    unavailable.__name__ = unavailable.__qualname__ = name
+    unavailable.__doc__ = f"Not available: {reason}."
+    return unavailable
 
 
 def unavailable_names(reason: str, names: str) -> dict[str, Callable[..., Any]]:
     """Functions of these names (words of a text) that raise not-available with the reason."""
-    return {name: _refusal(name, reason) for name in names.split()}
+    return {name: _unavailable(name, reason) for name in names.split()}
 
 
 UNAVAILABLE: dict[str, Callable[..., Any]] = {
-    name: _refusal(name, reason) for reason, names in _TABLE.items() for name in names.split()}
+    name: _unavailable(name, reason) for reason, names in _TABLE.items() for name in names.split()}

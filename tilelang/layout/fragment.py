@@ -113,8 +113,8 @@ class Fragment:
 
     def thread(self, idx: Sequence[Any], rep: Any = 0) -> Any:
         """Thread that holds copy `rep` of an element; int when all indices are ints."""
-        parts = [digit_sum(i, m, THREAD) for i, m in zip(idx, self.modes)]
-        return _total([*parts, digit_sum(rep, self.copies, THREAD)])
+        terms = [digit_sum(i, m, THREAD) for i, m in zip(idx, self.modes)]
+        return _total([*terms, digit_sum(rep, self.copies, THREAD)])
 
     def register(self, idx: Sequence[Any]) -> Any:
         """Register that holds an element, the same in all of its threads; int when all indices are ints."""
@@ -367,9 +367,9 @@ class Fragment:
         return f'T.fragment({self.shape!r}, "{modes}", "{text_of_modes(self.copies)}", {self.threads})'
 
 
-def _total(parts: list[Any]) -> Any:
+def _total(terms: list[Any]) -> Any:
     out: Any = 0
-    for p in parts:
+    for p in terms:
         out = p if isinstance(out, int) and out == 0 else out if isinstance(p, int) and p == 0 else out + p
     return out
 

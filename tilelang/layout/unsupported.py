@@ -15,13 +15,13 @@ CUTE = """IntTuple E ScaledBasis ComposedLayout Swizzle make_layout make_identit
 
 def unsupported(name: str, reason: str) -> Callable[..., Any]:
     """A function that raises layout-not-available."""
-    def refuse(*args: Any, **kw: Any) -> Any:
+    def unavailable(*args: Any, **kw: Any) -> Any:
         raise error("layout-not-available", f"{name} {reason}",
                     found=str(name))
 
-    refuse.__name__ = refuse.__qualname__ = name
-    refuse.__doc__ = f"Not available: {reason}."
-    return refuse
+    unavailable.__name__ = unavailable.__qualname__ = name
+    unavailable.__doc__ = f"Not available: {reason}."
+    return unavailable
 
 
 make_tcgen05mma_swizzled_layout = unsupported("make_tcgen05mma_swizzled_layout",

@@ -33,7 +33,7 @@ def wide(x: Any) -> Any:
     return (x.float() if x.itemsize == 1 else x).double()
 
 
-def _pieces(x: Any, axis: int) -> Iterator[slice]:
+def _chunks(x: Any, axis: int) -> Iterator[slice]:
     """Slices of a dimension, of about _PIECE elements of the tensor each."""
     n = x.shape[axis]
     step = max(1, _PIECE * n // max(1, int(np.prod([int(d) for d in x.shape]))))
@@ -41,8 +41,8 @@ def _pieces(x: Any, axis: int) -> Iterator[slice]:
         yield slice(at, at + step)
 
 
-def _joined(parts: list[Any]) -> Any:
-    return np.concatenate(parts, -1) if is_numpy(parts[0]) else sys.modules["torch"].cat(parts, -1)
+def _joined(chunks: list[Any]) -> Any:
+    return np.concatenate(chunks, -1) if is_numpy(chunks[0]) else sys.modules["torch"].cat(chunks, -1)
 
 
 def lengths(x: Any, along: int, scales: Callable[[slice], Any] | None = None) -> Any:
@@ -52,9 +52,9 @@ def lengths(x: Any, along: int, scales: Callable[[slice], Any] | None = None) ->
     """
     across = -3 - along
     out = []
-    for part in _pieces(x, across):
-        w = wide(x[..., part, :] if across == -2 else x[..., part])
-        w = w if scales is None else w * scales(part)
+    for chunk in _chunks(x, across):
+        w = wide(x[..., chunk, :] if across == -2 else x[..., chunk])
+        w = w if scales is None else w * scales(chunk)
         out.append((w * w).sum(along) ** 0.5)
     return _joined(out)
 
@@ -69,9 +69,9 @@ def within(x: Any, y: Any, bound: Callable[[slice], Any]) -> bool:
     if type_name(x) not in ROUNDING:
         return bool((x == y).all())
     relative, absolute, most = ROUNDING[type_name(x)]
-    for part in _pieces(x, -2):
-        v, w = wide(x[..., part, :]), wide(y[..., part, :])
-        limit = bound(part)
+    for chunk in _chunks(x, -2):
+        v, w = wide(x[..., chunk, :]), wide(y[..., chunk, :])
+        limit = bound(chunk)
         none = (v != v) & (w != w) | (limit != limit) | (abs(limit) == float("inf"))
         v, w = v.clip(-most, most), w.clip(-most, most)
         near = abs(v - w) <= limit + relative * abs(v) + relative * abs(w) + 2 * absolute
@@ -101,14 +101,14 @@ def gemms_agree(how: Accumulation, a: Any, b: Any, along: tuple[int, int], bias:
     low = {"tf32": 2.0**-10, "fp8": 2.0**-11 if two_level else max(2.0**-11, k / 32 * 2.0**-13)}.get(kind, 0.0)
     sums = 0.0 if kind == "int8" else k * u + low
 
-    def of_rows(part: slice) -> Any:
-        s = _repeated(wide(scales[0][part]), k)
+    def of_rows(chunk: slice) -> Any:
+        s = _repeated(wide(scales[0][chunk]), k)
         return s if along[0] == -1 else s.T
 
-    def of_columns(part: slice) -> Any:
-        first, last = part.start // 128, ceil(min(part.stop, b.shape[-3 - along[1]]) / 128)
+    def of_columns(chunk: slice) -> Any:
+        first, last = chunk.start // 128, ceil(min(chunk.stop, b.shape[-3 - along[1]]) / 128)
         s = _repeated(_repeated(wide(scales[1][first:last]), k).T, 128 * (last - first)).T
-        s = s[part.start - 128 * first:][:min(part.stop, b.shape[-3 - along[1]]) - part.start]
+        s = s[chunk.start - 128 * first:][:min(chunk.stop, b.shape[-3 - along[1]]) - chunk.start]
         return s if along[1] == -1 else s.T
 
     @cache
@@ -125,8 +125,8 @@ def gemms_agree(how: Accumulation, a: Any, b: Any, along: tuple[int, int], bias:
     def agree(x: Any, y: Any) -> bool:
         rows, columns, added = sums_of_magnitudes()
 
-        def bound(part: slice) -> Any:
-            total = rows[..., part, None] * columns[..., None, :]
+        def bound(chunk: slice) -> Any:
+            total = rows[..., chunk, None] * columns[..., None, :]
             return 2 * _SLOPE * (sums * total + _FEW * (total + added))
 
         return within(x, y, bound)
@@ -158,13 +158,13 @@ def attention_agrees(q: Any, k: Any, v: Any, scale: float, seq_k: int) -> Callab
         scores = 2 * q.shape[-1] * U * scale * longest(q) * longest(k)
         weights = 2 * eps + scores + 2.0**-18 + (2.0**-25 * seq_k if half else 0.0)
         flat = v.reshape(-1, v.shape[-1])
-        values = max(largest(wide(flat[part])) for part in _pieces(flat, 0))
+        values = max(largest(wide(flat[chunk])) for chunk in _chunks(flat, 0))
         return 2 * values * weights, 2 * (weights + 8 * U)
 
     @np.errstate(all="ignore")
     def agree(x: tuple[Any, ...], y: tuple[Any, ...]) -> bool:
         limit, of_logs = limits()
-        good = within(x[0], y[0], lambda part: limit)
+        good = within(x[0], y[0], lambda chunk: limit)
         if not good or x[1] is None:
             return good
         logs = [t.reshape(-1, t.shape[-1]) for t in (x[1], y[1])]

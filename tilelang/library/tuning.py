@@ -36,10 +36,10 @@ from .arrays import is_numpy
 
 MOST = 12  # candidates of a call, the model's among them
 SURE = 0.98  # of the model's time: what is less faster than that is noise
-# (runs a turn, how much slower than the fastest what stays in may be); then turns of _RUNS that decide
+# (runs a pass, how much slower than the fastest a candidate that stays may be); then passes of _RUNS that decide
 _HEATS = ((1, 2.0), (5, 1.3), (8, 1.1), (8, 1.04))
-_TURNS, _RUNS = 5, 16
-_TURN_MS = 20.0  # what the runs of a candidate may take in a turn
+_PASSES, _RUNS = 5, 16
+_PASS_MS = 20.0  # what the runs of a candidate may take in a pass
 _PATIENCE = 1.0  # seconds until progress is shown
 Run = Callable[..., None]
 
@@ -106,29 +106,29 @@ def race(measure: Callable[[int, int], list[float]], count: int) -> tuple[int, d
     """(the fastest, milliseconds of those that came to the end) of `count` candidates, 0 the model's.
 
     measure: (candidate, runs) -> milliseconds of each.  All are timed in turns, so that what changes with time (clocks,
-    power) changes for all.  The model's stays unless another is surely faster: by 2 %, and in every turn of the end.
+    power) changes for all.  The model's stays unless another is surely faster: by 2 %, and in every pass of the end.
     """
     taken: dict[int, list[float]] = {k: [] for k in range(count)}
 
-    def turn(runs: int) -> None:
+    def measure_each(runs: int) -> None:
         for k, times in taken.items():
-            fit = int(_TURN_MS / max(times[-1], 1e-6)) if times else runs
+            fit = int(_PASS_MS / max(times[-1], 1e-6)) if times else runs
             found = sorted(measure(k, max(1, min(runs, fit))))
             times.append(statistics.fmean(found[:max(1, len(found) * 3 // 4)]))  # events count in steps: no median
 
     for runs, factor in _HEATS:
-        turn(runs)
+        measure_each(runs)
         middle = {k: statistics.median(t) for k, t in taken.items()}
         limit = factor * min(middle.values())
         taken = {k: t for k, t in taken.items() if k == 0 or middle[k] <= limit}
     if len(taken) > 1:
         for k in taken:
             taken[k] = taken[k][-1:]
-        for _ in range(_TURNS):
-            turn(_RUNS)
-    last = {k: statistics.median(t[-_TURNS:]) for k, t in taken.items()}
+        for _ in range(_PASSES):
+            measure_each(_RUNS)
+    last = {k: statistics.median(t[-_PASSES:]) for k, t in taken.items()}
     best = min(last, key=lambda k: last[k])
-    sure = last[best] <= SURE * last[0] and all(x < y for x, y in zip(taken[best][-_TURNS:], taken[0][-_TURNS:]))
+    sure = last[best] <= SURE * last[0] and all(x < y for x, y in zip(taken[best][-_PASSES:], taken[0][-_PASSES:]))
     return best if sure else 0, last
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tilelang.arith import divisible
 from tilelang.ir import AddressOf, Evaluate, Expr, Region, Stmt, call, const, convert, is_const, seq, GLOBAL
-from tilelang.target.tensor_map import STRIDE_ALIGN, refusal
+from tilelang.target.tensor_map import STRIDE_ALIGN, unsupported
 
 UNIT = 16  # bytes
 MOST_BYTES = 1 << 16
@@ -91,7 +91,7 @@ def _boxes(op: Any, tile: Region, run: Region, analyzer: Any, strides: bool) -> 
         return f"run-time strides of `{t.name}` may be no multiples of {STRIDE_ALIGN} bytes"
     if not isinstance(t.offset, int) and not hasattr(t.offset, "value"):
         return f"where `{t.name}` starts is known at run time only"
-    return refusal(t, (wide, *[1] * (t.ndim - 1))) or ""
+    return unsupported(t, (wide, *[1] * (t.ndim - 1))) or ""
 
 
 def _box_columns(tile: Region) -> int:

@@ -31,7 +31,7 @@ class Distribution:
     first: true in exactly one of the threads that execute the same point; None when only one does.
     axis_dims: the dimension that each axis steps along (fragments only).  register: this thread's register of the point, in
     the Fragment the distribution came from.  idle: true in threads that have points.  paddings: for each dimension, whether
-    the coordinate is inside it (None: always).  exists is the conjunction of these.  share: the Fragment given to
+    the coordinate is inside it (None: always).  exists is the conjunction of these.  partition: the Fragment given to
     from_fragment.  digits: for each dimension and each of its register digits, the loop value (None for thread digits).
     """
 
@@ -48,7 +48,7 @@ class Distribution:
     register: Expr | None = None
     idle: Expr | None = None
     paddings: tuple[Expr | None, ...] = ()
-    share: Any = None
+    partition: Any = None
     digits: tuple[tuple[Expr | None, ...], ...] = ()
 
     @property
@@ -76,15 +76,15 @@ def conjunction(*conds: Expr | None) -> Expr | None:
     return out
 
 
-def _thread_parts(modes: Any) -> list[tuple[int, int]]:
+def _thread_modes(modes: Any) -> list[tuple[int, int]]:
     return sorted((m.stride, m.size) for m in modes if m.to == "thread" and m.size > 1)
 
 
-def _idle(thread: Expr, threads: int, parts: list[tuple[int, int]]) -> Expr | None:
+def _idle(thread: Expr, threads: int, thread_modes: list[tuple[int, int]]) -> Expr | None:
     """A condition that holds for one thread of each set of threads that no mode distinguishes; None when not needed."""
     cond: Expr | None = None
     at = 1
-    for stride, size in parts:
+    for stride, size in thread_modes:
         if stride > at:
             cond = conjunction(cond, Binary("eq", digit(thread, at, stride // at, threads), const(0), TRUE.dtype))
         at = max(at, stride * size)
@@ -105,7 +105,7 @@ def from_fragment(frag: Any, thread: Expr, extents: tuple[int, ...] | None = Non
     register: Expr = const(0)
     indices: list[Expr] = []
     paddings: list[Expr | None] = []
-    parts = _thread_parts([m for modes in frag.modes for m in modes] + list(frag.copies))
+    thread_modes = _thread_modes([m for modes in frag.modes for m in modes] + list(frag.copies))
     rank = len(frag.modes)
     digits: list[tuple[Expr | None, ...]] = []
     for d, modes in enumerate(frag.modes):
@@ -148,7 +148,7 @@ def from_fragment(frag: Any, thread: Expr, extents: tuple[int, ...] | None = Non
             first = conjunction(first, Binary("eq", digit(thread, m.stride, m.size, threads), const(0), TRUE.dtype))
     for stride, v, _, _ in reversed(axes):
         register = v * stride + register
-    idle = _idle(thread, threads, parts)
+    idle = _idle(thread, threads, thread_modes)
     return Distribution(extents, thread, threads, tuple((v, n) for _, v, n, _ in axes), lanes, rank - 1, tuple(indices),
                         conjunction(idle, *paddings), first, tuple(d for *_, d in axes), register, idle,
                         tuple(paddings), frag, tuple(digits))
@@ -173,9 +173,9 @@ def flat(extents: tuple[Any, ...], thread: Expr, threads: int, width: int = 1, l
     if lanes:
         sizes[-1] //= width
     if not all(isinstance(s, int) for s in sizes):
-        axes, digits, exists = _runtime_share(sizes, thread, threads)
+        axes, digits, exists = _runtime_loops(sizes, thread, threads)
     else:
-        axes, digits, exists = _static_share(sizes, thread, threads)
+        axes, digits, exists = _static_loops(sizes, thread, threads)
     indices: list[Expr] = [const(0)] * rank
     for d, g in zip(order, digits):
         indices[d] = g
@@ -201,7 +201,7 @@ def private(extents: tuple[int, ...], thread: Expr, threads: int, width: int = 1
     return Distribution(tuple(extents), thread, threads, tuple(axes), lanes, len(extents) - 1, tuple(indices))
 
 
-def _static_share(sizes: list[int], thread: Expr, threads: int) -> tuple[list[Any], list[Expr], Expr | None]:
+def _static_loops(sizes: list[int], thread: Expr, threads: int) -> tuple[list[Any], list[Expr], Expr | None]:
     """(loops, digits slowest first, existence condition) of one thread in a static space; sizes: fastest last."""
     total = int(np.prod(sizes, dtype=np.int64))
     trips = -(-total // threads) if total else 0
@@ -260,7 +260,7 @@ def _even_split(sizes: list[int], threads: int) -> list[tuple[int, int]] | None:
     return out if left == 1 else None
 
 
-def _runtime_share(sizes: list[Any], thread: Expr, threads: int) -> tuple[list[Any], list[Expr], Expr | None]:
+def _runtime_loops(sizes: list[Any], thread: Expr, threads: int) -> tuple[list[Any], list[Expr], Expr | None]:
     total: Any = 1
     for s in sizes:
         total = total * s

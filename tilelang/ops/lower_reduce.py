@@ -33,21 +33,21 @@ class ReduceLowering:
         if src.scope_name in PRIVATE:
             return self.in_one_thread()
         shape = tuple(int(n) for n in src.shape)
-        self.share = self.cx.layout_of(src) if src.scope_name == FRAGMENT else \
+        self.partition = self.cx.layout_of(src) if src.scope_name == FRAGMENT else \
             memory_of_block(shape, self.axis, self.cx.num_threads)
-        dist = from_fragment(self.share, self.cx.thread)
+        dist = from_fragment(self.partition, self.cx.thread)
         count = 1
         for (_, n), d in zip(dist.axes, dist.axis_dims):
             count *= n if d != self.axis else 1
         self.partials: Buffer = self.cx.new_local(f"{self.dst.name}_part", count, self.acc_dtype)
-        across = [m for m in self.share.modes[self.axis] if m.to == THREAD and m.size > 1]
+        across = [m for m in self.partition.modes[self.axis] if m.to == THREAD and m.size > 1]
         lanes, warps = split_at_warp(across) if self._in_whole_warps() else ([], across)
         partial = self.partial([] if self.op.plan.spread else lanes)
         return seq(partial, self.direct(lanes) if not warps else self.through_shared(lanes, warps), span=self.op.span)
 
     def _in_whole_warps(self) -> bool:
         """Whether every thread that holds data is in a full warp of 32 lanes, which shuffles require."""
-        digits = [m for ms in self.share.modes for m in ms if m.to == THREAD] + list(self.share.copies)
+        digits = [m for ms in self.partition.modes for m in ms if m.to == THREAD] + list(self.partition.copies)
         return 1 + sum((m.size - 1) * m.stride for m in digits) <= self.cx.num_threads // WARP * WARP
 
     # ---- values of one step ----------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class ReduceLowering:
     def partial(self, lanes: list[Mode]) -> Stmt:
         """partials[p] = reduction over this thread's registers, then over the lanes of a warp."""
         cx, span = self.cx, self.op.span
-        dist = from_fragment(self.share, cx.thread)
+        dist = from_fragment(self.partition, cx.thread)
         src = self.src
         at = (self._place(dist),)
         mine = load(self.partials, at)
@@ -128,7 +128,7 @@ class ReduceLowering:
         lanes: thread digits whose threads hold the same partial result.
         """
         cx = self.cx
-        dist = from_fragment(self.share, cx.thread)
+        dist = from_fragment(self.partition, cx.thread)
         kept = [d for d in range(len(dist.extents)) if d != self.axis]
         first = dist.first
         for m in lanes:

@@ -86,7 +86,7 @@ def lower_elementwise(cx: Any, dst: Region, src: Region | None, value: Callable[
 
     dims = of_dst if base is dst else of_src
 
-    def part(at: tuple[Var, ...]) -> Stmt:
+    def element(at: tuple[Var, ...]) -> Stmt:
         inside: Expr = const(True)
         point: list[Any] = [None] * len(extents)
         for i, m, e, d in zip(at, base.mins, base.extents, dims):
@@ -103,7 +103,7 @@ def lower_elementwise(cx: Any, dst: Region, src: Region | None, value: Callable[
             got = load(src.buffer, src_at, span=src.span)
         return If(inside, Store(dst.buffer, dst_at, value(got), span=span), span=span)
 
-    return cx.parallel(tuple(base.buffer.shape), part, span=span)
+    return cx.parallel(tuple(base.buffer.shape), element, span=span)
 
 
 __all__ = ["PRIVATE", "Dims", "base_side", "iteration_space", "level", "lower_elementwise", "matched_indices", "offset_indices",

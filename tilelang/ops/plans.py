@@ -40,8 +40,8 @@ class CopyPlan(TransferPlan):
         leader_scope: threads of which one issues the copy.  dst_block: rank of the CTA whose shared memory is written.
     Decided by passes, or set by T.tma_copy and T.copy_cluster
         barrier = (buffer, index): the mbarrier that the bytes arrive on; expect: the copy announces their number to it first.
-        async_group: by cp.async, completed by a later wait.  share = (rank, CTAs, mask): each CTA of a cluster loads a piece
-        and multicasts it to all.  turn: iterations whose tiles are copied at once.
+        async_group: by cp.async, completed by a later wait.  cluster_split = (rank, CTAs, mask): each CTA of a cluster loads a
+        piece and multicasts it to all.  iterations: how many iterations' tiles are copied at once.
         tf32: elements are rounded to tf32 on the way.
     """
 
@@ -54,8 +54,8 @@ class CopyPlan(TransferPlan):
     barrier: tuple[Buffer, Expr] | None = None
     expect: bool = False
     async_group: bool = False
-    share: tuple[Any, ...] | None = None
-    turn: int = 1
+    cluster_split: tuple[Any, ...] | None = None
+    iterations: int = 1
     tf32: bool = False
 
 

@@ -17,7 +17,7 @@ from tilelang.ir import AddressOf, Buffer, Evaluate, Expr, If, Region, Stmt, bin
 from tilelang.ir.record import record
 from tilelang.layout import SwizzledBoxes, boxes_of
 from tilelang.layout.swizzled_boxes import Box
-from tilelang.target.tensor_map import STRIDE_ALIGN, refusal
+from tilelang.target.tensor_map import STRIDE_ALIGN, unsupported
 
 from .gemm.wgmma import shared_boxes
 
@@ -56,7 +56,7 @@ def tma_unsupported(op: Any, strides: bool = False) -> str:
     unknown = [s for s in src.buffer.strides[:-1] if not isinstance(s, int) and not hasattr(s, "value")]
     if not strides and not all(divisible(s, unit) for s in unknown):
         return f"run-time strides of `{src.buffer.name}` may be no multiples of {STRIDE_ALIGN} bytes"
-    return refusal(src.buffer, _box(src, p, rows, columns), p.swizzle) or ""
+    return unsupported(src.buffer, _box(src, p, rows, columns), p.swizzle) or ""
 
 
 def unaligned(tile: Region) -> str:
@@ -101,11 +101,11 @@ def _box(src: Region, p: SwizzledBoxes, rows: int, columns: int) -> tuple[int, .
 def tma_boxes(op: Any, blocks: int) -> bool:
     """Whether each block of a cluster can load one piece of a copy's tile and multicast it to all of them."""
     p = shared_boxes(op.dst.buffer)
-    return p is not None and _parts(p, blocks) is not None
+    return p is not None and _sub_tiles(p, blocks) is not None
 
 
 @record
-class _Parts:
+class _SubTiles:
     """A tile cut into equal pieces that the blocks of a cluster load cyclically: the boxes of the first piece, the distance to
     those of the next, and the number of pieces."""
 
@@ -114,7 +114,7 @@ class _Parts:
     number: int
 
 
-def _parts(p: SwizzledBoxes, blocks: int) -> _Parts | None:
+def _sub_tiles(p: SwizzledBoxes, blocks: int) -> _SubTiles | None:
     """The fastest cut of a tile into pieces, with at least one piece for each block.
 
     Every block must load a piece: only then does the arrival of a full tile prove to a block that all other blocks saw it
@@ -130,27 +130,27 @@ def _parts(p: SwizzledBoxes, blocks: int) -> _Parts | None:
         moved = [Box(b.row + r * step.row, b.column + r * step.column, b.rows, b.columns, b.offset + r * step.offset)
                  for r in range(n) for b in boxes[:each]]
         if tuple(moved) == boxes:
-            found.append(_Parts(boxes[:each], step, n))
+            found.append(_SubTiles(boxes[:each], step, n))
     if all(b.rows == first.rows for b in boxes):
-        found += [_Parts(tuple(replace(b, rows=rows) for b in boxes), Box(rows, 0, 0, 0, rows * p.width), first.rows // rows)
+        found += [_SubTiles(tuple(replace(b, rows=rows) for b in boxes), Box(rows, 0, 0, 0, rows * p.width), first.rows // rows)
                   for rows in range(1, first.rows) if first.rows % rows == 0 and rows * p.width % 128 == 0]
 
-    def cost(x: _Parts) -> int:
+    def cost(x: _SubTiles) -> int:
         """Cost of the block that loads most pieces, in bytes."""
         return -(-x.number // blocks) * sum(b.rows * b.columns * p.bits // 8 + _A_BOX for b in x.boxes)
 
     return min((x for x in found if x.number >= blocks), key=cost, default=None)
 
 
-def row_boxes(op: Any, parts: int) -> list[Any] | None:
-    """Split a copy into `parts` copies of equal numbers of rows, each a load of its own; None when that is impossible."""
+def row_boxes(op: Any, count: int) -> list[Any] | None:
+    """Split a copy into `count` copies of equal numbers of rows, each a load of its own; None when that is impossible."""
     rows, columns = (int(n) for n in op.dst.buffer.shape[-2:])
     p, dims = shared_boxes(op.dst.buffer), _box_dims(op.src, rows, columns)
-    each = rows // parts
-    if p is None or dims is None or each * parts != rows or each % 8 or any(b.row for b in p.boxes()):
+    each = rows // count
+    if p is None or dims is None or each * count != rows or each % 8 or any(b.row for b in p.boxes()):
         return None
     out = []
-    for g in range(parts):
+    for g in range(count):
         src, dst = ((tuple(m + g * each if k == d else m for k, m in enumerate(r.mins)),
                      tuple(each if k == d else n for k, n in enumerate(r.extents)), r)
                     for r, d in ((op.src, dims[0]), (op.dst, op.dst.buffer.ndim - 2)))
@@ -167,8 +167,8 @@ def _some_rows(p: SwizzledBoxes, first: int, rows: int) -> tuple[Box, ...]:
 def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     """The TMA loads of a copy, as statements of the one thread that issues them.  to: mask of the CTAs that receive the tile.
 
-    attr share=(part, blocks, mask): `blocks` blocks of a cluster need the same tile.  Each loads its pieces and multicasts
-    them to the blocks of the mask.
+    attr cluster_split=(rank, blocks, mask): `blocks` blocks of a cluster need the same tile.  Each loads its pieces and
+    multicasts them to the blocks of the mask.
     """
     src, dst = op.src, op.dst
     got = boxes_of(cx.layout_of(dst.buffer), dst.dtype.bits)
@@ -176,18 +176,18 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     dims = _box_dims(src, rows, columns)
     if got is None or dims is None:
         raise InternalError(f"a copy to `{dst.buffer.name}` was planned as TMA, but it is no TMA box")
-    boxes, step, parts, blocks = got.boxes(), Box(0, 0, 0, 0, 0), 1, 1
+    boxes, step, count, blocks = got.boxes(), Box(0, 0, 0, 0, 0), 1, 1
     rank: Expr = const(0)
     if rows != got.rows:
         boxes = _some_rows(got, int(convert(dst.mins[-2]).value), rows)  # type: ignore[attr-defined]
     shape = tuple(boxes[0].rows if k == src.buffer.ndim - 1 - dims[0] else n
                   for k, n in enumerate(_box(src, got, rows, columns)))
-    if op.plan.share:
-        given, blocks, to = op.plan.share
-        mine = _parts(got, blocks)
+    if op.plan.cluster_split:
+        given, blocks, to = op.plan.cluster_split
+        mine = _sub_tiles(got, blocks)
         if mine is None:
-            raise InternalError(f"a copy to `{dst.buffer.name}` was shared by {blocks} blocks, but it has fewer parts")
-        boxes, step, parts = mine.boxes, mine.step, mine.number
+            raise InternalError(f"a copy to `{dst.buffer.name}` was shared by {blocks} blocks, but it has fewer sub-tiles")
+        boxes, step, count = mine.boxes, mine.step, mine.number
         rank, to = cx.expr(convert(given)), cx.expr(convert(to))
         shape = tuple(boxes[0].rows if k == src.buffer.ndim - 1 - dims[0] else n for k, n in enumerate(shape))
     name = cx.tensor_map(src.buffer, shape, got.swizzle, op.plan.tf32, columns * dst.dtype.bits // 8)
@@ -203,18 +203,18 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
         attrs["multicast"], mask = True, (to,)
     bits = dst.dtype.bits
     out: list[Stmt] = []
-    for turn in range(-(-parts // blocks)):
-        part = rank + turn * blocks if turn else rank
+    for nth in range(-(-count // blocks)):
+        sub_tile = rank + nth * blocks if nth else rank
         loads: list[Stmt] = []
         for box in boxes:
             at: list[Expr] = [cx.expr(convert(m)) for m in src.mins]
-            at[dims[0]] = at[dims[0]] + box.row + part * step.row
-            at[dims[1]] = at[dims[1]] + box.column + part * step.column
-            place, *where = cx.simplified((base + box.offset * 8 // bits + part * (step.offset * 8 // bits), *reversed(at)))
+            at[dims[0]] = at[dims[0]] + box.row + sub_tile * step.row
+            at[dims[1]] = at[dims[1]] + box.column + sub_tile * step.column
+            place, *where = cx.simplified((base + box.offset * 8 // bits + sub_tile * (step.offset * 8 // bits), *reversed(at)))
             loads.append(Evaluate(call("tma_load", (AddressOf(storage, (place,)), bar, *where, *mask), "void", span=op.span,
                                        **attrs), span=op.span))
-        last = (turn + 1) * blocks > parts  # some blocks have one piece fewer
-        out += [If(binary("lt", part, const(parts, part.dtype)), seq(*loads))] if last else loads
+        last = (nth + 1) * blocks > count  # some blocks have one piece fewer
+        out += [If(binary("lt", sub_tile, const(count, sub_tile.dtype)), seq(*loads))] if last else loads
     return seq(*out, span=op.span)
 
 

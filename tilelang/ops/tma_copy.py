@@ -14,7 +14,7 @@ from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Buffer, Evaluate, Expr, If, Region, Stmt, binary, call, const, convert, is_const, replace,
                          seq, SHARED)
 
-from tilelang.target.tensor_map import refusal
+from tilelang.target.tensor_map import unsupported
 
 from .plans import CopyPlan
 from .tma import lower_tma_load, tma_bytes, tma_unsupported, unaligned
@@ -30,7 +30,7 @@ MOST_OF_BOX = 256  # maximum elements of a box along one dimension (CUDA Driver 
 
 def check_tma_copy(op: Any) -> None:
     """Raise tma-copy at the op where TMA cannot move the tile."""
-    why = _refusal(op)
+    why = _unsupported(op)
     if why:
         raise error("tma-copy", f"T.{'copy_cluster' if op.plan.dst_block is not None else 'tma_copy'} cannot be done by "
                     f"TMA: {why}",
@@ -55,7 +55,7 @@ def _row_box(op: Any) -> int:
     return next((k for k in range(min(n, MOST_OF_BOX), 0, -1) if n % k == 0 and k * bits % (128 if k == n else 1024) == 0), 0)
 
 
-def _row_refusal(op: Any) -> str:
+def _row_unsupported(op: Any) -> str:
     tile = copied_tile(op)
     other = op.src if tile is op.dst else op.dst
     if tile.dtype != other.dtype:
@@ -65,7 +65,7 @@ def _row_refusal(op: Any) -> str:
     k = _row_box(op)
     if not k:
         return f"the row of `{tile.buffer.name}` is not whole, or no equal boxes of multiples of 16 bytes"
-    return refusal(other.buffer, (k, *[1] * (other.buffer.ndim - 1)), 0) or ""
+    return unsupported(other.buffer, (k, *[1] * (other.buffer.ndim - 1)), 0) or ""
 
 
 def _row_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
@@ -91,11 +91,11 @@ def _row_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     return seq(*out, *([] if fixed else [_do("bulk_commit", op)]), span=op.span)
 
 
-def _refusal(op: Any) -> str:
+def _unsupported(op: Any) -> str:
     if op.plan.dst_block is not None:
-        return _bulk_refusal(op)
+        return _bulk_unsupported(op)
     if is_row(op):
-        return _row_refusal(op)
+        return _row_unsupported(op)
     tile = copied_tile(op)
     b = tile.buffer
     if b.ndim < 2 or any(not is_const(n, 1) for n in tile.extents[:-2]):
@@ -154,7 +154,7 @@ def _leader(op: Any, cx: Any, body: Stmt) -> Stmt:
 # ---- to another block of the cluster ------------------------------------------------------------------------------------
 
 
-def _bulk_refusal(op: Any) -> str:
+def _bulk_unsupported(op: Any) -> str:
     s, d = op.src, op.dst
     if s.dtype != d.dtype:
         return "the copy converts"

@@ -12,7 +12,7 @@ A "panel" below is the staging buffer of one step: 64 rows of 128 (or 64) bytes,
 Where TMA cannot write the tensor, the threads of the warp group copy each panel to global memory by coalesced stores.  They
 also do so for a panel of which only some rows are stored (copies whose number of rows is known at run time).
 Transposed accumulators of 16 bits (T.transpose of a fragment) are stored the same way: the 64 rows of a step then lie along
-the 128 bytes of a panel's row, and stmatrix transposes.
+the 128 bytes of a row of a TMA box, and stmatrix transposes.
 
 The accumulators of wgmma (target/wgmma.py) repeat 64 x 8 pieces: a warp has 16 rows of each, a lane two neighbouring
 elements of two rows.  The barriers are named barriers of one warp group, numbered from GROUP_BARRIERS, so that groups need
@@ -31,7 +31,7 @@ from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, Expr, For, If, Ramp,
                          convert, fresh, is_const, load, seq, FRAGMENT, GLOBAL)
 from tilelang.ir.record import record
 from tilelang.layout import REGISTER, THREAD, SwizzledBoxes, swizzled_box_layout, boxes_of
-from tilelang.target.tensor_map import REDUCE_ADD, STRIDE_ALIGN, refusal
+from tilelang.target.tensor_map import REDUCE_ADD, STRIDE_ALIGN, unsupported
 from tilelang.ir import walk
 
 from .distribute import conjunction, digit
@@ -39,10 +39,10 @@ from .gemm.wgmma import shared_boxes
 from .ldmatrix import PAIRS, ROWS, Outer, outer_digits, threads_used
 from .tma import unaligned
 
-GROUP, WARP, ROWS_OF_STEP, PANEL = 128, 32, 64, 128  # threads, threads, rows, bytes of a panel's row
+GROUP, WARP, ROWS_OF_STEP, BOX_ROW = 128, 32, 64, 128  # threads, threads, rows, bytes of a row of a TMA box
 GROUP_BARRIERS = 8  # number of the named barrier of warp group 0; lower ones belong to warp roles and programs
 MOST_BOXES = 16  # boxes of a tile; with more, stores by all threads are no slower
-STEP_BYTES = ROWS_OF_STEP * PANEL
+STEP_BYTES = ROWS_OF_STEP * BOX_ROW
 
 
 @record
@@ -51,14 +51,14 @@ class Pieces:
 
     groups: 8-column groups that a thread has, in consecutive registers.  tiles: (count, registers, rows) for each register
     digit of the 64-row tiles.  row_groups, column_groups: (count, stride in threads, elements) for each digit over warp groups.
-    turned: the fragment is transposed: its rows are the accumulator's columns.  All other fields refer to the accumulator.
+    transposed: the fragment is transposed, its rows are the accumulator's columns.  All other fields refer to the accumulator.
     """
 
     groups: int
     tiles: tuple[tuple[int, int, int], ...]
     row_groups: tuple[tuple[int, int, int], ...]
     column_groups: tuple[tuple[int, int, int], ...]
-    turned: bool = False
+    transposed: bool = False
 
 
 def accumulator_pieces(frag: Any, threads: int) -> Pieces | None:
@@ -67,8 +67,8 @@ def accumulator_pieces(frag: Any, threads: int) -> Pieces | None:
             threads_used(frag) != threads:
         return None
     (rows, out_rows), (columns, out_columns) = (outer_digits(ms, 8) for ms in frag.modes)
-    turned = (rows, columns) == (PAIRS, ROWS)
-    if turned:
+    transposed = (rows, columns) == (PAIRS, ROWS)
+    if transposed:
         out_rows, out_columns = out_columns, out_rows
     elif (rows, columns) != (ROWS, PAIRS):
         return None
@@ -84,7 +84,7 @@ def accumulator_pieces(frag: Any, threads: int) -> Pieces | None:
     return Pieces(own[0].size if own else 1,
                   tuple((o.size, o.stride, o.weight) for o in out_rows[:-2] if o.to == REGISTER),
                   tuple((o.size, o.stride, o.weight) for o in out_rows[:-2] if o.to == THREAD),
-                  tuple((o.size, o.stride, o.weight) for o in out_columns if o.to == THREAD), turned)
+                  tuple((o.size, o.stride, o.weight) for o in out_columns if o.to == THREAD), transposed)
 
 
 def _by_group(digits: list[Outer]) -> list[Outer]:
@@ -144,11 +144,11 @@ def store_accumulators(cx: Any, src: Region, dst: Region, op: Any, reduce: bool 
     if not cx.stores.on or src.buffer.scope_name != FRAGMENT or dst.buffer.scope_name != GLOBAL:
         return None
     pieces = accumulator_pieces(cx.layout_of(src.buffer), cx.num_threads)
-    limit = None if reduce or pieces is None or pieces.turned else first_rows(src)
+    limit = None if reduce or pieces is None or pieces.transposed else first_rows(src)
     if pieces is None or not src.is_full and limit is None:
         return None
     work = _Store(cx, src, dst, op, pieces, reduce, limit)
-    why = work.refusal()
+    why = work.unsupported()
     if not why:
         why = work.tensor_unsupported()
         if why and reduce:
@@ -170,16 +170,16 @@ class _Store:
         self.dt = dst.dtype
         self.width = cx.stores.width  # bytes of a row of a panel
         self.columns = self.width * 8 // self.dt.bits if self.dt.bits else 0  # columns of the accumulator in a whole panel
-        self.team = 8 * pieces.groups  # columns of one warp group
+        self.group_columns = 8 * pieces.groups  # columns of one warp group
 
-    def refusal(self) -> str:
+    def unsupported(self) -> str:
         """Why the store cannot be staged; "" when it can."""
         columns, t = int(self.src.buffer.shape[1]), self.dst.buffer
         if self.op.plan.disable_tma or self.op.plan.prefer_instruction not in (None, "tma"):
             return "the copy asks for another way"
         if self.src.dtype.lanes != 1 or self.dt.lanes != 1 or self.dt.is_bool or self.dt.bits not in (8, 16, 32):
             return f"elements of {self.dt} have no form"
-        if self.pieces.turned and self.dt.bits != 16:
+        if self.pieces.transposed and self.dt.bits != 16:
             return f"transposed elements of {self.dt} have no form"
         self.dims = matrix_dims(self.dst, self.src.extents[0], columns)
         if self.dims is None:
@@ -187,28 +187,28 @@ class _Store:
         return self.cx.stores.room()  # type: ignore[no-any-return]
 
     def tensor_unsupported(self) -> str:
-        """Why TMA cannot store the panels to the tensor; "" when it can."""
+        """Why TMA cannot store the boxes to the tensor; "" when it can."""
         t = self.dst.buffer
         if self.reduce and str(self.dt) not in REDUCE_ADD:
             return f"TMA cannot add elements of {self.dt}"
         if self.op.plan.unaligned_columns:
             return unaligned(self.dst)
         why = tensor_unsupported(t, self.cx.stores.strides)
-        for box in sorted({self._box(p) for p in range(self._panels())}):
-            why = why or refusal(t, box, self.width) or ""
-        return why or self.cx.stores.refusal(self.op, t)
+        for box in sorted({self._box(p) for p in range(self._boxes())}):
+            why = why or unsupported(t, box, self.width) or ""
+        return why or self.cx.stores.unsupported(self.op, t)
 
-    def _panels(self) -> int:
-        return -(-self.team // self.columns)
+    def _boxes(self) -> int:
+        return -(-self.group_columns // self.columns)
 
     def _width(self, p: int) -> int:
-        return min(self.columns, self.team - p * self.columns)
+        return min(self.columns, self.group_columns - p * self.columns)
 
     def _box(self, p: int) -> tuple[int, ...]:
         out = [1] * self.dst.buffer.ndim
         assert self.dims is not None
         size = ROWS_OF_STEP, self._width(p)
-        out[self.dims[0]], out[self.dims[1]] = size[::-1] if self.pieces.turned else size
+        out[self.dims[0]], out[self.dims[1]] = size[::-1] if self.pieces.transposed else size
         return tuple(reversed(out))
 
     def stmt(self, by_tma: bool) -> Stmt:
@@ -218,7 +218,7 @@ class _Store:
         starts = [(0, 0)]  # (register, row) of the 64-row tiles
         for count, registers, rows in self.pieces.tiles:
             starts = [(r + k * registers, y + k * rows) for r, y in starts for k in range(count)]
-        steps = [(register, row, p) for register, row in sorted(starts, key=lambda s: s[1]) for p in range(self._panels())]
+        steps = [(register, row, p) for register, row in sorted(starts, key=lambda s: s[1]) for p in range(self._boxes())]
         slots = min(cx.stores.buffers, len(steps))
         cx.stores.steps = max(cx.stores.steps, len(steps))
         self.stage = cx.stores.staging(groups, groups * slots, self.dt)
@@ -242,7 +242,7 @@ class _Store:
         """Wait until the panel of step k may be written.
 
         Earlier statements may have used any panel.  If only this store uses them (in a loop) and the number of steps is a
-        multiple of the number of panels, the panels follow in the same order, and waiting for the oldest suffices.
+        multiple of the number of boxes, the boxes follow in the same order, and waiting for the oldest suffices.
         """
         if k:
             return _do("bulk_wait", n=slots - 1, read=True)
@@ -268,7 +268,7 @@ class _Store:
     def _dims(self) -> tuple[int, int]:
         """The tensor dimensions along the accumulator's rows and columns."""
         y, x = self.dims or (0, 0)
-        return (x, y) if self.pieces.turned else (y, x)
+        return (x, y) if self.pieces.transposed else (y, x)
 
     def _corner(self, row: int, p: int) -> list[Expr]:
         """Tensor indices of the first element of a panel, as expressions of the tile program."""
@@ -282,7 +282,7 @@ class _Store:
         cx = self.cx
         at = [cx.expr(m) for m in self._corner(row, p)]
         place, *where = cx.simplified((self.layout.offset((slot, const(0), const(0))), *reversed(at)))
-        wide = ROWS_OF_STEP * math.prod(n for n, *_ in self.pieces.row_groups) if self.pieces.turned else self.team
+        wide = ROWS_OF_STEP * math.prod(n for n, *_ in self.pieces.row_groups) if self.pieces.transposed else self.group_columns
         name = cx.tensor_map(self.dst.buffer, self._box(p), self.width, row_bytes=wide * self.dt.bits // 8)
         op = "tma_reduce_add" if self.reduce else "tma_store"
         span = self.op.span
@@ -309,7 +309,7 @@ class _Store:
     def _rows(self, row: int, p: int, slot: Expr) -> Stmt:
         """Neighbouring threads write neighbouring elements, in the widest vectors that a row of the panel consists of."""
         cx, t, (y, x) = self.cx, self.dst.buffer, self.dims or (0, 0)
-        rows, columns = (self._width(p), ROWS_OF_STEP) if self.pieces.turned else (ROWS_OF_STEP, self._width(p))
+        rows, columns = (self._width(p), ROWS_OF_STEP) if self.pieces.transposed else (ROWS_OF_STEP, self._width(p))
         any_row = self._corner(row, p)
         any_row[y] = any_row[y] + fresh("r")
         width = cx.vector_width(t, tuple(any_row), columns)
@@ -351,7 +351,7 @@ class _Store:
         """Store num 8x8 matrices from consecutive registers: rows +0 and +8 of one column group, then of the next."""
         local, n = self.cx.local_of(self.src.buffer), 2 * num
         lane = self.lane % WARP
-        if self.pieces.turned:
+        if self.pieces.transposed:
             row = column * 8 + (lane // 16 * 8 if num == 4 else 0) + lane % 8
             chunk = self.lane // WARP * 16 + lane // 8 % 2 * 8
         else:
@@ -364,7 +364,7 @@ class _Store:
             value = load(local, (_ramp(register, n),))
             out.append(Store(self.packed, (_ramp(const(0), n),), cast(value, self.dt.with_lanes(n))))
             source = AddressOf(self.packed, (const(0),))
-        out.append(_do("stmatrix", AddressOf(self.stage, (place,)), source, num=num, trans=self.pieces.turned))
+        out.append(_do("stmatrix", AddressOf(self.stage, (place,)), source, num=num, trans=self.pieces.transposed))
         return seq(*out)
 
     def _pairs(self, register: Expr, column: Expr, slot: Expr) -> Stmt:
@@ -408,7 +408,7 @@ def tile_unsupported(op: Any, src: Region, dst: Region, reduce: bool = False, st
         return f"TMA cannot add elements of {dst.dtype}"
     if len({(x.rows, x.columns) for x in p.boxes()}) > 1 or p.count > MOST_BOXES:
         return f"`{b.name}` needs {len(p.boxes())} boxes"
-    return tensor_unsupported(t, strides) or refusal(t, _tile_box(dst, p, dims), p.swizzle) or ""
+    return tensor_unsupported(t, strides) or unsupported(t, _tile_box(dst, p, dims), p.swizzle) or ""
 
 
 def _tile_box(dst: Region, p: SwizzledBoxes, dims: tuple[int, int]) -> tuple[int, ...]:

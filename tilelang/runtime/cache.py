@@ -28,7 +28,7 @@ from tilelang.log import logger
 from tilelang.log import phase
 from tilelang.version import __version__
 
-FORMAT = 1  # to be incremented when the meaning of an entry changes
+FORMAT = 1  # to be incremented when the format of an entry changes
 STALE_STAGING_SECONDS = 3600
 _MANIFEST = "manifest.json"
 
@@ -50,9 +50,9 @@ def remove_folder(folder: Path) -> None:
         pass
 
 
-def digest(parts: Iterable[Any]) -> str:
+def digest(values: Iterable[Any]) -> str:
     """SHA-256 (hex) of a sequence of JSON values."""
-    return hashlib.sha256(json.dumps(list(parts), sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(list(values), sort_keys=True, default=str).encode()).hexdigest()
 
 
 @lru_cache(maxsize=1)

@@ -18,10 +18,10 @@ class Prepare:
     """The text of `prepare`: all checks of the inputs, then the stores to the frame."""
 
     def __init__(self, sig: Signature, launcher: Launcher, needed: set[Var],
-                 assumptions: tuple[Expr, ...] = (), apart: tuple[tuple[str, str], ...] = (),
+                 assumptions: tuple[Expr, ...] = (), disjoint: tuple[tuple[str, str], ...] = (),
                  made: Mapping[str, tuple[Buffer, ...]] | None = None) -> None:
         self.sig, self.launcher, self.needed, self.assumptions = sig, launcher, needed, assumptions
-        self.apart, self.made = apart, made or {}
+        self.disjoint, self.made = disjoint, made or {}
         self.data: dict[int, str] = {}  # parameter index -> address of its first element
         self.w = Writer()
         self.scalars: dict[Var, str] = {}

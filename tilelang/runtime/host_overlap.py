@@ -10,11 +10,11 @@ from .signature import PointerArg, TensorArg
 
 
 def reject_overlaps(stub: Any) -> None:
-    """Emit checks at the end of `prepare` (stub: a host_checks.Prepare) that each pair of stub.apart is disjoint."""
+    """Emit checks at the end of `prepare` (stub: a host_checks.Prepare) that each pair of stub.disjoint is disjoint."""
     w = stub.w
     named = {a.name: a for a in stub.sig.inputs if a.index in stub.data}
     bounds: dict[str, tuple[str, str]] = {}
-    for pair in stub.apart:
+    for pair in stub.disjoint:
         if not all(n in named for n in pair):
             continue  # the caller does not pass it, or the program never accesses it
         for n in pair:

@@ -151,15 +151,15 @@ def modes_of(sig: Signature) -> tuple[str, ...]:
 
 
 def stub_text(sig: Signature, launcher: Launcher, needed: set[Var], modes: tuple[str, ...] = (),
-              assumptions: tuple[Expr, ...] = (), apart: tuple[tuple[str, str], ...] = (),
+              assumptions: tuple[Expr, ...] = (), disjoint: tuple[tuple[str, str], ...] = (),
               made: Mapping[str, tuple[Buffer, ...]] | None = None) -> str:
     """LLVM IR of the host module; the entry point of a mode is named tl_<mode>.
 
     needed: symbols that the program or its outputs use; they must get a value even if tensors are None.
-    assumptions: conditions on scalars and symbols that every call must satisfy.  apart: pairs (written, read) of names of
+    assumptions: conditions on scalars and symbols that every call must satisfy.  disjoint: pairs (written, read) of names of
     tensors and pointers that must be disjoint.  made: the buffers that the program makes of pointers, by name.
     """
-    prepare = Prepare(sig, launcher, needed, assumptions, apart, made)
+    prepare = Prepare(sig, launcher, needed, assumptions, disjoint, made)
     parts: list[tuple[Writer, str]] = [(prepare.w, prepare.build("tl_prepare")), _launch_text(sig, launcher)]
     for mode in modes or modes_of(sig):
         wrapper = Wrapper(sig, mode)

@@ -255,7 +255,7 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
                     hint=f"take {unknown[1]} out of compile_flags or tl.device_compile_flags; options for the host compiler "
                     "and the linker have no use here")
     if rc != 0 or not cubin:
-        message = f"NVRTC refused the CUDA source for {arch}:\n{_refusal(log, source)}"
+        message = f"NVRTC rejected the CUDA source for {arch}:\n{_error_text(log, source)}"
         hint = "if the source contains no T.import_source or call_extern of yours, this is a compiler bug"
         if not nvrtc.includes and "could not open source file" in log:
             hint = "the CUDA headers are missing: pip install 'tilelang-py[cuda]', or set CUDA_HOME to a CUDA toolkit"
@@ -277,7 +277,7 @@ def compile_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
              *(f"-I{d}" for d in nvrtc.includes), *options]
     rc, log, ptx = _compile(nvrtc, source, flags, "PTX")
     if rc != 0:
-        message = f"NVRTC refused the CUDA source for {arch}:\n{_refusal(log, source)}"
+        message = f"NVRTC rejected the CUDA source for {arch}:\n{_error_text(log, source)}"
         raise error("nvrtc-compile", message,
                     found="source that it rejects", hint="without a T.import_source of yours this is a compiler bug")
     return ptx.rstrip(b"\0").decode()
@@ -286,7 +286,7 @@ def compile_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
 _SCREEN, _AROUND, _PLACES, _WIDTH = 30, 2, 4, 160  # lines of a screen; beside a place; places shown; characters of a line
 
 
-def _refusal(log: str, source: str) -> str:
+def _error_text(log: str, source: str) -> str:
     """The compiler's errors and the source lines they refer to, on one screen.  If shortened, the full texts go to files."""
     lines, said = source.splitlines(), log.splitlines()
     short = len(lines) <= _SCREEN

@@ -186,7 +186,7 @@ def signature_of(func: Func, out_idx: Any = None) -> Signature:
     symbols: list[Var] = []
     steps, left = _order(_sites(needed), known, symbols)
     optional, left_optional = _order(_sites(spare), known, symbols, left)
-    _refuse_unsolved(func, [*left_optional], args, known)
+    _reject_unsolved(func, [*left_optional], args, known)
     return Signature(func.name, tuple(args), outs, tuple(symbols), tuple(steps), tuple(optional),
                      _sources(symbols, [*needed, *spare]))
 
@@ -258,7 +258,7 @@ def affine(e: Any, v: Var) -> tuple[Expr, Expr] | None:
     return None
 
 
-def _refuse_unsolved(func: Func, open_sites: list[Site], args: list[Arg], known: set[Var]) -> None:
+def _reject_unsolved(func: Func, open_sites: list[Site], args: list[Arg], known: set[Var]) -> None:
     for site in open_sites:
         names = ", ".join(sorted(v.name for v in free_vars(site.value) - known))
         raise error("symbol-unsolved", f"unable to solve variables ({names}) from {site.what}[{site.dim}] of "

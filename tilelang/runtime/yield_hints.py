@@ -47,7 +47,7 @@ def set_yield_hints(cubin: bytes) -> bytes:
                     continue
                 yields = k % SPACING == SPACING - 1
                 new = high & ~(_NO_YIELD | _REUSE) if yields else high | _NO_YIELD
-                if not yields and n + 1 < len(words) and n + 1 not in entered and _shares_b(words[n], words[n + 1]):
+                if not yields and n + 1 < len(words) and n + 1 not in entered and _reads_same_b(words[n], words[n + 1]):
                     new |= _REUSE_B
                 if new != high:
                     out = bytearray(cubin) if out is None else out
@@ -98,7 +98,7 @@ def _accumulates(low: int, high: int) -> bool:
     return low & 0xFFFF == _FFMA | _ALWAYS and low >> 16 & 255 == high & 255
 
 
-def _shares_b(one: tuple[int, ...], following: tuple[int, ...]) -> bool:
+def _reads_same_b(one: tuple[int, ...], following: tuple[int, ...]) -> bool:
     """Whether the next instruction is such an FFMA, reads the same operand b without a wait, and this one does not write b."""
     (low, _), (next_low, next_high) = one, following
     return _accumulates(*following) and low >> 32 & 255 == next_low >> 32 & 255 != low >> 16 & 255 and not next_high & _WAITS

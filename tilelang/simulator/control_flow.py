@@ -52,10 +52,10 @@ def _bind(c: Context, s: Bind) -> Action:
 def compile_if(c: Context, s: If) -> Action:
     """Lanes take one branch or the other; a branch that no lane takes is not executed."""
     cond = c.expr(s.cond)
-    role: tuple[WarpRole, ...] = ()
+    warp_role: tuple[WarpRole, ...] = ()
     if isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":
-        role = (WarpRole(s.cond.options.first, s.cond.options.count),)
-    with c.within(Branch(id(s), True), *role):
+        warp_role = (WarpRole(s.cond.options.first, s.cond.options.count),)
+    with c.within(Branch(id(s), True), *warp_role):
         then = c.stmt(s.then)
     with c.within(Branch(id(s), False)):
         orelse = c.stmt(s.orelse) if s.orelse is not None else None

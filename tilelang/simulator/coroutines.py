@@ -1,4 +1,4 @@
-"""Coroutines: parts of a block (warps, warp groups or warp roles) that run until they must wait.
+"""Coroutines: the warps, warp groups or warp roles of a block, each of which runs until it must wait.
 
 Each is a Python thread, but only one runs at a time, always the first that can, so that every run is the same.
 """
@@ -19,7 +19,7 @@ class Stopped(BaseException):
 
 
 class Coroutine:
-    """One part of a block; it runs only while the scheduler has resumed it.
+    """One warp, warp group or warp role; it runs only while the scheduler has resumed it.
 
     until: the condition it waits for, None while it can run.  place: span of the statement where it waits.  why: description of
     the wait for messages.
@@ -27,7 +27,7 @@ class Coroutine:
 
     def __init__(self, number: int, name: str, frame: Any, body: Callable[[Any], None]) -> None:
         self.number, self.name, self.frame, self.body = number, name, frame, body
-        self.turn = threading.Semaphore(0)
+        self.resumed = threading.Semaphore(0)
         self.until: Callable[[], bool] | None = None
         self.done = False
         self.place: Any = None
@@ -39,17 +39,17 @@ class Coroutine:
 class Scheduler:
     """Runs coroutines alternately.  Subclasses define what to do when all wait (`idle`) and how to report a deadlock."""
 
-    def __init__(self, parts: list[Coroutine]) -> None:
-        self.parts = parts
+    def __init__(self, coroutines: list[Coroutine]) -> None:
+        self.coroutines = coroutines
         self.back = threading.Semaphore(0)
-        self.now = parts[0]
+        self.now = coroutines[0]
         self.stopping = False
 
     def idle(self) -> bool:
         """Called when all coroutines wait: complete some asynchronous work.  Returns whether any was completed."""
         return False
 
-    def ended(self, part: Coroutine) -> None:
+    def ended(self, coroutine: Coroutine) -> None:
         """Called when a coroutine has finished."""
 
     def deadlock(self, left: list[Coroutine]) -> Exception:
@@ -60,7 +60,7 @@ class Scheduler:
         """Run all coroutines to the end.  Raises what a coroutine raises, and `deadlock` when all remaining ones wait."""
         try:
             while True:
-                left = [p for p in self.parts if not p.done]
+                left = [p for p in self.coroutines if not p.done]
                 if not left:
                     return
                 ready = next((p for p in left if p.until is None or p.until()), None)
@@ -70,9 +70,9 @@ class Scheduler:
                     raise self.deadlock(left)
         finally:
             self.stopping = True
-            for p in self.parts:
+            for p in self.coroutines:
                 if p.thread is not None and p.thread.is_alive():
-                    p.turn.release()
+                    p.resumed.release()
                     p.thread.join()
 
     def wait(self, until: Callable[[], bool], why: Callable[[], str], place: Any) -> None:
@@ -82,7 +82,7 @@ class Scheduler:
         me = self.now
         me.until, me.why, me.place = until, why, place
         self.back.release()
-        me.turn.acquire()
+        me.resumed.acquire()
         if self.stopping:
             raise Stopped
 
@@ -92,7 +92,7 @@ class Scheduler:
             p.thread = threading.Thread(target=self._main, args=(p,), daemon=True)
             p.thread.start()
         else:
-            p.turn.release()
+            p.resumed.release()
         self.back.acquire()
         if p.failure is not None:
             raise brought(p.failure)

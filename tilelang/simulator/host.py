@@ -100,7 +100,7 @@ def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int], alia
     there = [(t, arrays[p]) for t, (p, _) in zip(tensors, func.buffers) if p in arrays and arrays[p].size]
     there += [(t, t.array_at(t.address)) for t in made if t.address and 0 not in t.shape]
     if aliased:
-        _share(there)
+        _unify_overlapping(there)
     binding = Binding(values, tensors + made)
     for t, a in there:
         start, s = _start(t, a), t.storage
@@ -196,7 +196,7 @@ def _start(t: Tensor, a: np.ndarray) -> int:
     return int(a.ctypes.data) - t.offset * t.item
 
 
-def _share(given: list[tuple[Tensor, np.ndarray]]) -> None:
+def _unify_overlapping(given: list[tuple[Tensor, np.ndarray]]) -> None:
     """Give tensors whose arrays overlap one common copy."""
     given = sorted(given, key=lambda x: _start(*x))
     while given:

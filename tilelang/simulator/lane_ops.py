@@ -142,7 +142,7 @@ def participants(f: LaneFrame, e: Call, masks: np.ndarray, threads: int) -> np.n
     named = (masks[..., None] >> lane & np.uint64(1)) != 0
     outside = active & ((masks >> lane & np.uint64(1)) == 0)
 
-    def refuse(bad: np.ndarray, text: str, expected: str, found: str, hint: str) -> None:
+    def reject(bad: np.ndarray, text: str, expected: str, found: str, hint: str) -> None:
         if bad.any():
             t = int(own_threads(f)[int(bad.reshape(-1).argmax())])
             raise fault("sim-warp-divergence", f"{e.op} {text.format(t)}", expected=expected, found=found.format(t),
@@ -152,13 +152,13 @@ def participants(f: LaneFrame, e: Call, masks: np.ndarray, threads: int) -> np.n
         left = own_threads(f) < threads
         left = (left if f.exited is None else left & ~f.exited).reshape(-1, WARP)
         # If a lane named in a mask does not arrive, the warp waits forever.
-        refuse((named & active[:, :, None]).any(1) & left & ~active, "names thread {} in its mask, which does not execute it",
+        reject((named & active[:, :, None]).any(1) & left & ~active, "names thread {} in its mask, which does not execute it",
                "a mask of lanes that execute it", "thread {}, which does not", "pass the mask of the lanes that reach it")
-    refuse(outside, "is executed by thread {}, which is not in the mask that it passes", "a mask with the lane that passes it",
+    reject(outside, "is executed by thread {}, which is not in the mask that it passes", "a mask with the lane that passes it",
            "thread {}, which is not in its own", "pass the mask of the lanes that act together, with this one")
     if masks.size > 1:
         other = named & active[:, None, :] & active[:, :, None] & (masks[:, :, None] != masks[:, None, :])
-        refuse(other.any(1), "names thread {} in its mask, which passes another mask", "one mask in all lanes that it names",
+        reject(other.any(1), "names thread {} in its mask, which passes another mask", "one mask in all lanes that it names",
                "thread {}, which passes another", "lanes that act together pass the same mask")
     return named & active[:, None, :]
 

@@ -25,10 +25,10 @@ class LaneFrame(Frame):
     lanes: their number.  exited: lanes that have returned (None: none).  leaving: lanes that left the innermost loop by
     `break`.  block: the simulator's state of the block (memory, counters).  own: the lanes that this frame executes (None:
     all).  matrix: wgmma instructions of these lanes in flight (registers.Issued), None where there are none.
-    role: the warp role that executes this frame in a tile program (reference.block.WarpRole).
+    warp_role: the warp role that executes this frame in a tile program (reference.block.WarpRole).
     """
 
-    __slots__ = ("lanes", "exited", "leaving", "block", "own", "matrix", "role")
+    __slots__ = ("lanes", "exited", "leaving", "block", "own", "matrix", "warp_role")
 
     def __init__(self, slots: list[Value], lanes: int, mask: np.ndarray | None = None, block: Any = None) -> None:
         super().__init__(slots, mask)
@@ -37,7 +37,7 @@ class LaneFrame(Frame):
         self.leaving: np.ndarray | None = None
         self.own: np.ndarray | None = None
         self.matrix: Any = None
-        self.role: Any = None
+        self.warp_role: Any = None
 
     def active(self) -> np.ndarray:
         """The mask of active lanes as an array."""

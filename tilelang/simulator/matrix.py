@@ -147,11 +147,11 @@ def mma(c: Context, e: Call) -> Closure:
         raise fault("sim-unsupported", f"no matrix instruction is called {e.options.row}",
                     expected="a matrix instruction", found=f"{e.options.row}", span=e.span)
     m, n, k = row.shape
-    parts = []
+    coroutines = []
     for arg, frag, dt in zip(e.args, (row.c, row.a, row.b), (row.c_dtype, row.a_dtype, row.b_dtype)):
         np_dt = numpy_dtype(dt)
-        parts.append((Registers(c, arg, frag.registers * np_dt.itemsize, e.span), np_dt, _order(frag)))
-    (rc, tc, oc), (ra, ta, oa), (rb, tb, ob) = parts
+        coroutines.append((Registers(c, arg, frag.registers * np_dt.itemsize, e.span), np_dt, _order(frag)))
+    (rc, tc, oc), (ra, ta, oa), (rb, tb, ob) = coroutines
     back = np.empty(32 * row.c.registers, np.int64)
     back[oc] = np.arange(len(oc))
     if len(oc) != len(back):
@@ -164,7 +164,7 @@ def mma(c: Context, e: Call) -> Closure:
         a = ra.touch(f, False).read(f, warps, ta)[:, oa].reshape(-1, m, k)
         b = rb.touch(f, False).read(f, warps, tb)[:, ob].reshape(-1, k, n)
         acc = rc.touch(f, True).read(f, warps, tc)[:, oc].reshape(-1, m, n)
-        rc.write(f, warps, row.meaning(a, b, acc).reshape(len(acc), -1)[:, back])
+        rc.write(f, warps, row.reference(a, b, acc).reshape(len(acc), -1)[:, back])
         return np.int32(0)
 
     return run

@@ -22,7 +22,7 @@ def _known() -> dict[str, tuple[str, str]]:
     """CUDA function name -> (intrinsic, type of its operands)."""
     out: dict[str, tuple[str, str]] = {}
     for row in INTRINSICS.values():
-        if row.effect != PURE or row.meaning is None or row.name in CALL_OPTIONS:
+        if row.effect != PURE or row.reference is None or row.name in CALL_OPTIONS:
             continue
         for kind, text in (row.cuda or {}).items():
             found = _PLAIN.fullmatch(text)

@@ -31,7 +31,7 @@ class Intrinsic:
 
     name: the Call's op.  arity: number of arguments, -1 for any.
     effect: PURE | READS | WRITES | SYNC | WARP (above).
-    meaning: NumPy function of the argument arrays, with the Call's options as keywords.  Floats are passed in float32
+    reference: NumPy function of the argument arrays, with the Call's options as keywords.  Floats are passed in float32
         or wider and the caller rounds the result; integers are passed in their own type.  None if the simulator
         executes the intrinsic as a device operation.
     cuda: text by dtype name, "*" for any other: a format string over {0}, {1}, …  ("expf({0})").
@@ -43,7 +43,7 @@ class Intrinsic:
     name: str
     arity: int
     effect: str = PURE
-    meaning: Callable[..., Any] | None = None
+    reference: Callable[..., Any] | None = None
     cuda: dict[str, str] | None = None
     llvm: dict[str, str] | None = None
     result: str = "same"
@@ -137,7 +137,7 @@ add_intrinsic(Intrinsic("ldexp", 2, PURE, np.ldexp, {"float32": "ldexpf({0}, {1}
 # Fast functions that the language names: T.__exp and so on.  Their NumPy function is that of the exact function.
 for _name in ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan"):
     _row = INTRINSICS[_name]
-    add_intrinsic(Intrinsic(f"__{_name}", 1, PURE, _row.meaning, {"float32": f"__{_name}f({{0}})"}, _row.llvm))
+    add_intrinsic(Intrinsic(f"__{_name}", 1, PURE, _row.reference, {"float32": f"__{_name}f({{0}})"}, _row.llvm))
 add_intrinsic(Intrinsic("fast_rcp", 1, PURE, lambda x: 1.0 / x, {"float32": "tl::fast_rcp({0})"}))
 add_intrinsic(Intrinsic("fast_exp2", 1, PURE, np.exp2, {"float32": "tl::fast_exp2({0})"}, INTRINSICS["exp2"].llvm))
 add_intrinsic(Intrinsic("to_tf32", 1, PURE, None, {"*": "tl::to_tf32({0})"}))
@@ -217,10 +217,10 @@ add_intrinsic(Intrinsic("reinterpret", 1, PURE, None, {"*": "tl::reinterpret<{dt
 # ---- IEEE-rounded arithmetic ---------------------------------------------------------------------------------------
 
 def _ieee(op: str) -> Callable[..., Any]:
-    def meaning(*args: Any, rounding_mode: str = "rn") -> Any:
+    def reference(*args: Any, rounding_mode: str = "rn") -> Any:
         return rounded(op, rounding_mode, *args)
 
-    return meaning
+    return reference
 
 
 for _name, _arity, _stem in (("add", 2, "add"), ("sub", 2, "sub"), ("mul", 2, "mul"), ("fdiv", 2, "div"),

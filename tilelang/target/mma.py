@@ -55,7 +55,7 @@ class MmaRow:
     def register_bits(self) -> int:
         return 64 if self.c_dtype == "float64" else 32
 
-    def meaning(self, a: Any, b: Any, c: Any) -> np.ndarray:
+    def reference(self, a: Any, b: Any, c: Any) -> np.ndarray:
         """c + a @ b as the tensor core computes it: exact products, accumulated in the type of the accumulator.
 
         a: (..., m, k), b: (..., k, n), c: (..., m, n) arrays; leading dimensions broadcast.  tf32 operands are truncated to

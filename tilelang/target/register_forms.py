@@ -237,7 +237,7 @@ def value_form(s: Stmt) -> Form | None:
         return None
     if isinstance(body, Store):
         return _map(loops, body) or sum_form(s)
-    return _sums(s) if len(loops) == 1 else None
+    return _sum_nest(s) if len(loops) == 1 else None
 
 
 def _map(loops: list[tuple[Var, int]], s: Store) -> Form | None:
@@ -297,7 +297,7 @@ def sum_form(s: Stmt, at: dict[Var, int] | None = None) -> Form | None:
     return Form("sum", other.buffer, True, tuple(zip(to_places, places)), v)
 
 
-def _sums(s: Stmt) -> Form | None:
+def _sum_nest(s: Stmt) -> Form | None:
     """The form "sums": a loop around loops of form "sum" over one array, which nothing else in the loop accesses."""
     assert isinstance(s, For)
     found: Buffer | None = None

@@ -27,7 +27,7 @@ LIMIT = 1 << 18  # end of the addresses that the 14 bits of a descriptor can exp
 UNIT = 16  # bytes that swizzles and TMA never split
 NAMING = ("wgmma_descriptor", "tma_load")  # calls whose first operand is a shared-memory address
 
-Refuse = Callable[[str, Any], Exception]
+MakeError = Callable[[str, Any], Exception]
 
 
 @record
@@ -75,7 +75,7 @@ class Placed:
         return item, back
 
     @cached_property
-    def turn(self) -> tuple[int, int, np.ndarray]:
+    def period(self) -> tuple[int, int, np.ndarray]:
         """(bytes of a unit, period p of the table in units, its first p entries): table[i + p] == table[i] + p."""
         unit, table = self.inverse
         n = len(table)
@@ -129,10 +129,11 @@ def named_storage(launch: Launch) -> dict[Var, Call]:
     return out
 
 
-def shared_space(launch: Launch, refuse: Refuse) -> SharedSpace:
+def shared_space(launch: Launch, make_error: MakeError) -> SharedSpace:
     """Assign virtual addresses to the shared buffers of a launch that descriptors and TMA boxes refer to.
 
-    Raises refuse(why, span) for a buffer of run-time size, for a layout given only to a view, and if the buffers exceed LIMIT.
+    Raises make_error(why, span) for a buffer of run-time size, for a layout given only to a view, and if the buffers exceed
+    LIMIT.
     """
     named = named_storage(launch)
     made = {n.buffer.data: n.buffer for n in walk(launch.body, Alloc)} if named else {}
@@ -142,17 +143,17 @@ def shared_space(launch: Launch, refuse: Refuse) -> SharedSpace:
         b = made.get(data)
         if b is None or b.scope_name not in SHARED or not b.is_static:
             name = where.args[0].buffer.name  # type: ignore[attr-defined]
-            raise refuse(f"the address of `{name}`, which is no shared buffer of constant shape of this kernel", where.span)
+            raise make_error(f"the address of `{name}`, which is no shared buffer of constant shape of this kernel", where.span)
         given = next((x for v, x in layouts if v is b), None)
         if given is None and any(v.data is data for v, _ in layouts):
-            raise refuse(f"a layout of a view of `{b.name}`: annotate the buffer that was allocated", where.span)
+            raise make_error(f"a layout of a view of `{b.name}`: annotate the buffer that was allocated", where.span)
         if given is not None and tuple(given.shape) != tuple(b.shape):
-            raise refuse(f"a layout of shape {tuple(given.shape)} for `{b.name}` of shape {tuple(b.shape)}", where.span)
+            raise make_error(f"a layout of shape {tuple(given.shape)} for `{b.name}` of shape {tuple(b.shape)}", where.span)
         nbytes = (b.size if given is None else given.size) * b.dtype.bytes
         out.append(Placed(b, at, nbytes, given))
         at = -(-(at + nbytes) // START) * START
     if at > LIMIT:
-        raise refuse(f"{at - START} bytes of shared memory named by descriptors: their addresses end at {LIMIT}",
+        raise make_error(f"{at - START} bytes of shared memory named by descriptors: their addresses end at {LIMIT}",
                      next(iter(named.values())).span)
     return SharedSpace(tuple(out))
 

@@ -82,7 +82,7 @@ class TensorMap:
 
     def check(self) -> TensorMap:
         """Return the tensor map itself.  Raises tensor-map when the hardware does not support it."""
-        why = refusal(self.buffer, self.box, self.swizzle, self.fill, self.l2)
+        why = unsupported(self.buffer, self.box, self.swizzle, self.fill, self.l2)
         if self.tf32 and self.buffer.dtype.base not in ("float32", "tfloat32"):
             why = f"elements of {self.buffer.dtype} are not rounded to tf32"
         if why is not None:
@@ -98,7 +98,7 @@ def tensor_maps_of(launch: Any) -> tuple[TensorMap, ...]:
     return tuple(TensorMap(*entry) for entry in launch.plan.tensor_maps)
 
 
-def refusal(buffer: Buffer, box: tuple[int, ...], swizzle: int = 0, fill: str = "zero", l2: int = 0) -> str | None:
+def unsupported(buffer: Buffer, box: tuple[int, ...], swizzle: int = 0, fill: str = "zero", l2: int = 0) -> str | None:
     """Why TMA cannot move boxes of a global tensor, None when it can.
 
     Extents and strides known at compile time are checked here.  The host checks the others at every call (address and
@@ -115,10 +115,10 @@ def refusal(buffer: Buffer, box: tuple[int, ...], swizzle: int = 0, fill: str = 
         return f"the box has {len(box)} extents for {len(buffer.shape)} dimensions"
     if swizzle not in _SWIZZLES or l2 not in _L2 or fill not in _FILLS:
         return f"swizzle {swizzle}, L2 promotion {l2}, fill {fill!r} are not all available"
-    return _box_refusal(dt, box, swizzle, fill) or _tensor_refusal(buffer)
+    return _box_unsupported(dt, box, swizzle, fill) or _strides_unsupported(buffer)
 
 
-def _box_refusal(dt: dtype, box: tuple[int, ...], swizzle: int, fill: str) -> str | None:
+def _box_unsupported(dt: dtype, box: tuple[int, ...], swizzle: int, fill: str) -> str | None:
     size = dt.bits // 8
     if not all(isinstance(b, int) and 1 <= b <= 256 for b in box):
         return "extents of a box are 1 to 256"
@@ -131,7 +131,7 @@ def _box_refusal(dt: dtype, box: tuple[int, ...], swizzle: int, fill: str) -> st
     return None
 
 
-def _tensor_refusal(buffer: Buffer) -> str | None:
+def _strides_unsupported(buffer: Buffer) -> str | None:
     size = buffer.dtype.bits // 8
     *outer, inner = (s.value if isinstance(s, Const) else s for s in buffer.strides)
     if inner != 1 if isinstance(inner, int) else True:
@@ -146,5 +146,5 @@ def _tensor_refusal(buffer: Buffer) -> str | None:
     return None
 
 
-__all__ = ["ADDRESS_ALIGN", "MAP_ALIGN", "MAP_BYTES", "NAN_BITS", "REDUCE_ADD", "STRIDE_ALIGN", "TensorMap", "refusal",
+__all__ = ["ADDRESS_ALIGN", "MAP_ALIGN", "MAP_BYTES", "NAN_BITS", "REDUCE_ADD", "STRIDE_ALIGN", "TensorMap", "unsupported",
            "tensor_maps_of"]

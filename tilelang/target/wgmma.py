@@ -78,7 +78,7 @@ class WgmmaRow:
         orders = "".join("k" if m == "k" else "m" for m in majors)
         return f"{self.name.replace('.', '_')}_{'rs' if a_in_registers else 'ss'}_{orders}"
 
-    def meaning(self, a: Any, b: Any, c: Any, scale_d: Any = True) -> np.ndarray:
+    def reference(self, a: Any, b: Any, c: Any, scale_d: Any = True) -> np.ndarray:
         """c + a @ b, or a @ b where scale_d is false: exact products, accumulated in the type of the accumulator.
 
         a: (..., 64, k), b: (..., k, n), c: (..., 64, n).  tf32 operands are truncated to 10 mantissa bits.  The hardware

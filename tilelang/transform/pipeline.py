@@ -162,13 +162,13 @@ def plan_cpu(func: Func, host: HostCpu | None = None) -> Func:
 
 
 # Fallback schedules, each simpler than the one before: (what the program is compiled without, the options that do it).
-_NO_STEP_TILES = {PassConfigKey.TL_SCALE_PREFETCH.value: False}
-_NO_TURNS = {PassConfigKey.TL_PING_PONG.value: False}
-_NO_ROLES = {PassConfigKey.TL_DISABLE_WARP_SPECIALIZED.value: True}
-_NO_HOPPER = {**_NO_ROLES, PassConfigKey.TL_ENABLE_HOPPER.value: False}
+_NO_SCALE_PREFETCH = {PassConfigKey.TL_SCALE_PREFETCH.value: False}
+_NO_PING_PONG = {PassConfigKey.TL_PING_PONG.value: False}
+_NO_WARP_ROLES = {PassConfigKey.TL_DISABLE_WARP_SPECIALIZED.value: True}
+_NO_HOPPER = {**_NO_WARP_ROLES, PassConfigKey.TL_ENABLE_HOPPER.value: False}
 _PLAINER: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("", {}), ("tiles of several steps", _NO_STEP_TILES), ("turns of warp groups", _NO_TURNS), ("warp roles", _NO_ROLES),
-    ("the Hopper path", _NO_HOPPER), ("asynchronous copies", {**_NO_HOPPER, PassConfigKey.TL_ENABLE_ASYNC_COPY.value: False}),
+    ("", {}), ("scale prefetch", _NO_SCALE_PREFETCH), ("ping-pong", _NO_PING_PONG), ("warp specialisation", _NO_WARP_ROLES),
+    ("Hopper features", _NO_HOPPER), ("asynchronous copies", {**_NO_HOPPER, PassConfigKey.TL_ENABLE_ASYNC_COPY.value: False}),
 )
 
 
@@ -182,8 +182,8 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
         the caller throws that work away.
 
     When the synchronisation of a program cannot be verified, the program is compiled again with simpler schedules: without
-    scale prefetch, ping-pong, warp roles, the Hopper path, asynchronous copies, in this order. The attr `report` of its
-    launches then names what was given up. Scale prefetch (prefetch_scales.py) is also given up where the program otherwise
+    scale prefetch, ping-pong, warp specialisation, Hopper features, asynchronous copies, in this order. The attr `report` of
+    its launches then names what was given up. Scale prefetch (prefetch_scales.py) is also given up where the program otherwise
     does not fit in shared memory. Inside an `as_planned` block only the first schedule is tried.
 
     Raises TileLangError for programs that cannot be compiled, and InternalError (naming a report folder) when a pass fails.
@@ -211,7 +211,7 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
         if doubt is None or _asynchronous(func):  # the user ordered the accesses by hand: a simpler schedule would not help
             if why:
                 log.warning("`%s` is compiled without %s: %s", func.name, given_up, why)
-                out = _told(out, f"compiled without {given_up}: {why}")
+                out = _with_report(out, f"compiled without {given_up}: {why}")
             return split_host(out)
         why = why or doubt
         if plan_only():
@@ -259,7 +259,7 @@ def _asynchronous(n: Func | Launch) -> bool:
     return follows(list(walk(n.body)))
 
 
-def _told(func: Func, line: str) -> Func:
+def _with_report(func: Func, line: str) -> Func:
     """The program with a line added to the reports of its launches."""
     return replaced(func, body=rewrite(func.body, lambda x: with_options(
         x, report=(*x.plan.report, line)) if isinstance(x, Launch) else None))

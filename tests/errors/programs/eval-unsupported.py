@@ -1,4 +1,4 @@
-"""A function of the user's own source has no executable meaning in Python."""
+"""A function of the user's own source has no NumPy reference."""
 
 import numpy as np
 

@@ -118,7 +118,7 @@ class TensorCorePolicy(_Policy):
         work = self.work
         if isinstance(work, Map) or not is_tensorcore_supported_precision(work.in_dtype, work.accum_dtype, self.arch):
             return
-        yield from self._attention(work) if isinstance(work, Attention) else self._product(work)
+        yield from self._attention(work) if isinstance(work, Attention) else self._gemm(work)
 
     def _micro(self, name: str) -> tuple[int, int, int]:
         k = 256 // dtype(name).bits
@@ -131,7 +131,7 @@ class TensorCorePolicy(_Policy):
     def _stages(self) -> tuple[int, ...]:
         return (1, 2, 3, 4) if self.arch.sm_version >= 80 else (1, 2)
 
-    def _product(self, w: Matmul) -> Iterator[tuple[float, Hint]]:
+    def _gemm(self, w: Matmul) -> Iterator[tuple[float, Hint]]:
         micro = self._micro(w.in_dtype)
         limit_m, limit_n = (max(16, _pow2(x)) for x in (w.m, w.n))
         steps = [k for k in (micro[2], 2 * micro[2], 4 * micro[2], 8 * micro[2]) if k <= max(micro[2], _pow2(w.k))]
@@ -144,11 +144,11 @@ class TensorCorePolicy(_Policy):
                 for stages in self._stages():
                     if stages > max(1, ceil(w.k / bk)):
                         continue
-                    cost = self._product_cost(w, (bm, bn, bk), (bm // wm, bn // wn), stages)
+                    cost = self._gemm_cost(w, (bm, bn, bk), (bm // wm, bn // wn), stages)
                     if cost is not None:
-                        yield cost.clocks, self._product_hint(w, (bm, bn, bk), (bm // wm, bn // wn), stages, micro, cost)
+                        yield cost.clocks, self._gemm_hint(w, (bm, bn, bk), (bm // wm, bn // wn), stages, micro, cost)
 
-    def _product_cost(self, w: Matmul, tile: tuple[int, int, int], warp: tuple[int, int], stages: int) -> _Cost | None:
+    def _gemm_cost(self, w: Matmul, tile: tuple[int, int, int], warp: tuple[int, int], stages: int) -> _Cost | None:
         (bm, bn, bk), arch, size = tile, self.arch, dtype(w.in_dtype).bits / 8
         warps = bm * bn // (warp[0] * warp[1])
         threads = warps * 32
@@ -173,7 +173,7 @@ class TensorCorePolicy(_Policy):
         clocks = max(waves * block, memory / (arch.bandwidth[1] * 1e6 / arch.clock))
         return _Cost(clocks, shared, registers, resident)
 
-    def _product_hint(self, w: Matmul, tile: tuple[int, int, int], warp: tuple[int, int], stages: int,
+    def _gemm_hint(self, w: Matmul, tile: tuple[int, int, int], warp: tuple[int, int], stages: int,
                       micro: tuple[int, int, int], cost: _Cost) -> Hint:
         rows = ceil(w.m / tile[0])
         one_wave = rows * ceil(w.n / tile[1]) <= cost.resident * self.arch.compute_max_core
@@ -229,9 +229,9 @@ class DefaultPolicy(_Policy):
     def candidates(self) -> Iterator[tuple[float, Hint]]:
         if isinstance(self.work, Attention):
             return
-        yield from self._plain_product(self.work) if isinstance(self.work, Matmul) else self._map(self.work)
+        yield from self._plain_gemm(self.work) if isinstance(self.work, Matmul) else self._map(self.work)
 
-    def _plain_product(self, w: Matmul) -> Iterator[tuple[float, Hint]]:
+    def _plain_gemm(self, w: Matmul) -> Iterator[tuple[float, Hint]]:
         arch, size = self.arch, dtype(w.in_dtype).bits / 8
         for bm, bn, bk, tm, tn in every((8, 16, 32, 64, 128), (8, 16, 32, 64, 128), (8, 16, 32), (4, 8, 16), (8, 16, 32)):
             if bm % tm or bn % tn or bm > max(8, _pow2(w.m)) or bn > max(8, _pow2(w.n)) or tm * tn % arch.warp_size:

@@ -42,13 +42,13 @@ def matmul_program(w: Matmul, hint: Hint, with_bias: bool = False) -> Any:
         return acc
 
     @T.prim_func
-    def product(A: T.Tensor(a_shape, w.in_dtype), B: T.Tensor(b_shape, w.in_dtype), C: T.Tensor((m, n), w.out_dtype)):
+    def gemm(A: T.Tensor(a_shape, w.in_dtype), B: T.Tensor(b_shape, w.in_dtype), C: T.Tensor((m, n), w.out_dtype)):
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=threads) as (bx, by):
             acc = multiplied(A, B, bx, by)
             T.copy(acc, C[by * bm, bx * bn])
 
     @T.prim_func
-    def product_bias(A: T.Tensor(a_shape, w.in_dtype), B: T.Tensor(b_shape, w.in_dtype), Bias: T.Tensor((n,), w.out_dtype),
+    def gemm_bias(A: T.Tensor(a_shape, w.in_dtype), B: T.Tensor(b_shape, w.in_dtype), Bias: T.Tensor((n,), w.out_dtype),
                      C: T.Tensor((m, n), w.out_dtype)):
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=threads) as (bx, by):
             acc = multiplied(A, B, bx, by)
@@ -56,11 +56,11 @@ def matmul_program(w: Matmul, hint: Hint, with_bias: bool = False) -> Any:
                 if by * bm + i < m and bx * bn + j < n:
                     C[by * bm + i, bx * bn + j] = acc[i, j] + Bias[bx * bn + j]
 
-    return product_bias if with_bias else product
+    return gemm_bias if with_bias else gemm
 
 
 def convolution_program(w: Matmul, sizes: tuple[int, ...], hint: Hint) -> Any:
-    """Out (N, OH, OW, F) of Data (N, H, W, C) and Kernel (K, K, C, F), as a product over windows.
+    """Out (N, OH, OW, F) of Data (N, H, W, C) and Kernel (K, K, C, F), as a GEMM over windows.
 
     sizes: (N, C, H, W, F, K, S, D, P): batch, channels, height, width, filters, window, stride, dilation, padding.
     """

@@ -149,7 +149,7 @@ def _micro_kernel(f: Fn, plan: BlockedGemm, mr: int, widths: list[int], operands
 def _multiply_add(f: Fn, plan: BlockedGemm, ty: str, a: str, b: str, c: str) -> str:
     s = plan.shape
     if s.pairs:
-        return f.let(f"add {ty} {_pair_products(f, ty, a, b)}, {c}")
+        return f.let(f"add {ty} {_dot_pairs(f, ty, a, b)}, {c}")
     if not s.compute.is_float:
         return f.let(f"add {ty} {f.let(f'mul {ty} {a}, {b}')}, {c}")
     if plan.fma:
@@ -160,7 +160,7 @@ def _multiply_add(f: Fn, plan: BlockedGemm, ty: str, a: str, b: str, c: str) -> 
 _PMADD = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
 
 
-def _pair_products(f: Fn, ty: str, a: str, b: str) -> str:
+def _dot_pairs(f: Fn, ty: str, a: str, b: str) -> str:
     """Per int32 lane: low half * low half + high half * high half, halves signed."""
     lanes = int(ty[1:].split(" ")[0]) if ty[0] == "<" else 1
     if lanes in _PMADD:

@@ -44,7 +44,7 @@ def call(f: Fn, e: Call, args: list[str]) -> str:
     if special is not None:
         return special(f, e, args, dt)
     row = intrinsics.INTRINSICS.get(op)
-    if row is None or row.effect != intrinsics.PURE or row.meaning is None and op != "to_tf32":
+    if row is None or row.effect != intrinsics.PURE or row.reference is None and op != "to_tf32":
         raise unsupported(f"the intrinsic {e.op}", span=e.span)
     if dt.is_float:
         return rounded(f, dt, _float_call(f, op, args, dt, e))
@@ -373,7 +373,7 @@ def _exp2(module: Module) -> str:
     return _text(f, _power_of_two(f, p, _to_int(f, n)))
 
 
-def _log_parts(f: Fn, x: str) -> tuple[str, str]:
+def _exponent_and_log(f: Fn, x: str) -> tuple[str, str]:
     """(e, log m) with x = m * 2**e, m in [sqrt(1/2), sqrt(2)), for positive finite x, subnormals included."""
     tiny = f.let(f"fcmp olt float {x}, {_lit(2.0 ** -126)}")
     scaled = f.let(f"fmul float {x}, {_lit(2.0 ** 24)}")
@@ -405,7 +405,7 @@ def _log_edges(f: Fn, x: str, y: str) -> str:
 
 def _log(module: Module) -> str:
     f, (x,) = _function(module, "tl_log_f32")
-    e, m = _log_parts(f, x)
+    e, m = _exponent_and_log(f, x)
     high = 0.693359375
     low = _fma(f, e, _lit(math.log(2) - high), m)
     return _text(f, _log_edges(f, x, _fma(f, e, _lit(high), low)))
@@ -413,7 +413,7 @@ def _log(module: Module) -> str:
 
 def _log2(module: Module) -> str:
     f, (x,) = _function(module, "tl_log2_f32")
-    e, m = _log_parts(f, x)
+    e, m = _exponent_and_log(f, x)
     high = float(round(1 / math.log(2) * 2 ** 9) / 2 ** 9)
     y = f.let(f"fmul float {m}, {_lit(1 / math.log(2) - high)}")
     return _text(f, _log_edges(f, x, f.let(f"fadd float {_fma(f, m, _lit(high), y)}, {e}")))

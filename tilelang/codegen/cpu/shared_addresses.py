@@ -45,7 +45,7 @@ def _records(m: Module, space: SharedSpace) -> str:
     """The constant table of a launch's buffers."""
     rows = []
     for p in space.placed:
-        unit, period, table = p.turn
+        unit, period, table = p.period
         where = "null"
         if p.layout is not None:
             where = _constant(m, f"[{len(table)} x i32]", "[" + ", ".join(f"i32 {int(x)}" for x in table) + "]", "units")

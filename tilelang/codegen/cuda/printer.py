@@ -113,38 +113,39 @@ class KernelPrinter:
             if var in used and var not in self.page.names.names:
                 self.page.emit(f"const int {self.page.name(var, var.name)} = blockIdx.{axis};")
 
-    def _swizzled_blocks(self, panel: Any, order: Any) -> None:
-        """Blocks in panels of `panel` rows (order "row") or columns, each walked back and forth, for L2 reuse."""
+    def _swizzled_blocks(self, panel_size: Any, order: Any) -> None:
+        """Blocks in panels of `panel_size` rows (order "row") or columns, each walked back and forth, for L2 reuse."""
         bx, by = (self.page.name(v, v.name) for v in self._launch.block_vars[:2])
         row = order != "column"
         if cluster_of(self._launch) is not None:
-            self._swizzled_clusters(panel, row)
+            self._swizzled_clusters(panel_size, row)
             return
         across, along = ("x", "y") if row else ("y", "x")
         first, second = (bx, by) if row else (by, bx)
-        self.page.emit(f"// blocks in rasterisation panels of {panel} {'rows' if row else 'columns'}")
+        self.page.emit(f"// blocks in rasterisation panels of {panel_size} {'rows' if row else 'columns'}")
         for line in (
-                f"const unsigned block_ = blockIdx.x + gridDim.x * blockIdx.y, panel_ = {panel}u * gridDim.{across};",
-                f"const unsigned start_ = block_ / panel_ * {panel}u, in_ = block_ % panel_;",
-                f"const unsigned width_ = min({panel}u, gridDim.{along} - start_);",
+                f"const unsigned block_ = blockIdx.x + gridDim.x * blockIdx.y, panel_ = {panel_size}u * gridDim.{across};",
+                f"const unsigned start_ = block_ / panel_ * {panel_size}u, in_ = block_ % panel_;",
+                f"const unsigned width_ = min({panel_size}u, gridDim.{along} - start_);",
                 f"const int {second} = start_ + in_ % width_;",
-                f"const int {first} = start_ / {panel}u % 2u ? gridDim.{across} - 1 - in_ / width_ : in_ / width_;"):
+                f"const int {first} = start_ / {panel_size}u % 2u ? gridDim.{across} - 1 - in_ / width_ : in_ / width_;"):
             self.page.emit(line)
 
-    def _swizzled_clusters(self, panel: Any, row: bool) -> None:
+    def _swizzled_clusters(self, panel_size: Any, row: bool) -> None:
         """The same walk over clusters: the blocks of one stay neighbours."""
         names = [self.page.name(v, v.name) for v in self._launch.block_vars[:2]]
         cx, cy, _ = cluster_of(self._launch) or (1, 1, 1)
         first, second = ("cx_", "cy_") if row else ("cy_", "cx_")
         across, along = ("nx_", "ny_") if row else ("ny_", "nx_")
-        self.page.emit(f"// clusters in rasterisation panels of {panel} {'rows' if row else 'columns'}")
+        self.page.emit(f"// clusters in rasterisation panels of {panel_size} {'rows' if row else 'columns'}")
         for line in (
                 f"const unsigned nx_ = gridDim.x / {cx}u, ny_ = gridDim.y / {cy}u;",
-                f"const unsigned cluster_ = blockIdx.x / {cx}u + nx_ * (blockIdx.y / {cy}u), panel_ = {panel}u * {across};",
-                f"const unsigned start_ = cluster_ / panel_ * {panel}u, in_ = cluster_ % panel_;",
-                f"const unsigned width_ = min({panel}u, {along} - start_);",
+                f"const unsigned cluster_ = blockIdx.x / {cx}u + nx_ * (blockIdx.y / {cy}u), "
+                f"panel_ = {panel_size}u * {across};",
+                f"const unsigned start_ = cluster_ / panel_ * {panel_size}u, in_ = cluster_ % panel_;",
+                f"const unsigned width_ = min({panel_size}u, {along} - start_);",
                 f"const unsigned {second} = start_ + in_ % width_;",
-                f"const unsigned {first} = start_ / {panel}u % 2u ? {across} - 1 - in_ / width_ : in_ / width_;",
+                f"const unsigned {first} = start_ / {panel_size}u % 2u ? {across} - 1 - in_ / width_ : in_ / width_;",
                 f"const int {names[0]} = cx_ * {cx}u + blockIdx.x % {cx}u;",
                 f"const int {names[1]} = cy_ * {cy}u + blockIdx.y % {cy}u;"):
             self.page.emit(line)

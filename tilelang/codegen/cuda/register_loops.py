@@ -46,7 +46,7 @@ class RegisterLoops:
         elif form.kind == "sum":
             self._summed(form, s)
         elif form.kind == "sums":
-            self._sums(form, s)
+            self._sum_nest(form, s)
         elif form.kind == "store":
             self.stores.print(form, s)
         else:
@@ -99,7 +99,7 @@ class RegisterLoops:
                     raise InternalError("a loop marked for named registers has no form")
                 self._packed(x, array, first)
 
-    def _sums(self, form: Form, s: For) -> None:
+    def _sum_nest(self, form: Form, s: For) -> None:
         first = s.plan.maxima_first
         found: list[tuple[str, list[str]]] = []
         for k in self._iterations(s):

@@ -254,7 +254,7 @@ class Builder(Recorder):
 
     def while_(self, test: Callable[[], Any], names: tuple[str, ...], now: tuple[Any, ...]) -> Guard:
         g = Guard(self, None, names, now)
-        self.rounds += 1
+        self.loop_passes += 1
         try:
             c = self.truth(self.lazily(test))
         except errors.TileLangError as e:
@@ -267,7 +267,7 @@ class Builder(Recorder):
                                span=self.span(), hint="compute it into a T.alloc_var before the loop and again at the "
                                "end of its body, and loop on the variable") from None
         finally:
-            self.rounds -= 1
+            self.loop_passes -= 1
         if isinstance(c, bool):
             if c:
                 raise errors.error("infinite-loop", "Infinite while loop detected: its condition is always true",

@@ -18,7 +18,7 @@ def _terms(e: Any, known: dict[Expr, Expr]) -> Poly:
     if isinstance(e, Binary) and e.op in ("add", "sub", "mul"):
         a, b = _terms(e.a, known), _terms(e.b, known)
         if e.op == "mul":
-            return _product(a, b)
+            return _multiplied(a, b)
         out = dict(a)
         sign = 1 if e.op == "add" else -1
         for m, c in b.items():
@@ -31,7 +31,7 @@ def _terms(e: Any, known: dict[Expr, Expr]) -> Poly:
     return {(known.setdefault(e, e),): 1}
 
 
-def _product(a: Poly, b: Poly) -> Poly:
+def _multiplied(a: Poly, b: Poly) -> Poly:
     out: Poly = {}
     for m, c in a.items():
         for n, d in b.items():

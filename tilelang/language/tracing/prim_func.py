@@ -328,11 +328,11 @@ def param_span(rw: Rewritten, name: str) -> Span:
 def prim_func(func: Callable[..., Any] | None = None, *, eager_jit: bool = False) -> Any:
     """Decorator: trace a fully annotated function into a PrimFunc.  Raises the errors of its definition."""
     if func is None:
-        return lambda f: _told(need_function(f, "T.prim_func"), outer_locals(2, f))
-    return _told(need_function(func, "T.prim_func"), outer_locals(2, func))
+        return lambda f: _trace_for_user(need_function(f, "T.prim_func"), outer_locals(2, f))
+    return _trace_for_user(need_function(func, "T.prim_func"), outer_locals(2, func))
 
 
-def _told(func: Callable[..., Any], names: dict[str, Any] | None) -> PrimFunc:
+def _trace_for_user(func: Callable[..., Any], names: dict[str, Any] | None) -> PrimFunc:
     """Trace a function; errors are raised without the tracer's frames."""
     try:
         return trace_prim_func(func, names)

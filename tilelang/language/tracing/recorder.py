@@ -56,8 +56,8 @@ class Recorder:
 
     frames: open scopes, outermost first.  handles: id -> element Load that a name stands for (T.alloc_var, T.Ref);
     named: the handles that have got their Python name.  elements: id of a variable -> the element it was read from
-    (`x = A[i, j]` may also mean the start of a tile).  lazy: > 0 while an operand that may not run is evaluated.  rounds: > 0
-    while an operand that runs repeatedly (the condition of a loop) is evaluated.
+    (`x = A[i, j]` may also mean the start of a tile).  lazy: > 0 while an operand that may not run is evaluated.
+    loop_passes: > 0 while an operand that runs repeatedly (the condition of a loop) is evaluated.
     """
 
     def __init__(self, name: str, eager: Any = None) -> None:
@@ -76,7 +76,7 @@ class Recorder:
         self.temporaries: dict[int, Var] = {}
         self.elements: dict[int, tuple[Var, Load]] = {}
         self.reducers: dict[int, Any] = {}
-        self.lazy = self.rounds = self.extern_calls = 0
+        self.lazy = self.loop_passes = self.extern_calls = 0
         self.macro_writes: list[Var] = []
         self.hazard: tuple[Context, int, set[int]] | None = None
         self.kernel: Any = None

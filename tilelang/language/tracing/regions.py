@@ -39,7 +39,7 @@ def subscript(buffer: Buffer, key: Any, storing: bool = False) -> Any:
             sliced = True
     if not sliced:
         indices = [_index(buffer, d, i) for d, i in enumerate(items)]
-        return load(buffer, indices, span=None if storing else _here_cheap())
+        return load(buffer, indices, span=None if storing else _current_span())
     mins: list[Expr] = []
     extents: list[Any] = []
     for d, i in enumerate(items):
@@ -50,10 +50,10 @@ def subscript(buffer: Buffer, key: Any, storing: bool = False) -> Any:
         else:
             mins.append(_index(buffer, d, i))
             extents.append(1)
-    return BufferSlice(Region(buffer, tuple(mins), tuple(extents), span=_here_cheap()))
+    return BufferSlice(Region(buffer, tuple(mins), tuple(extents), span=_current_span()))
 
 
-def _here_cheap() -> Span | None:
+def _current_span() -> Span | None:
     b = current()
     return b.span() if b is not None else None
 
@@ -304,7 +304,7 @@ class Operand:
 
     def region(self, extents: tuple[Any, ...] | None = None) -> Region:
         """The region with these extents (default: its own)."""
-        return Region(self.buffer, self.mins, extents or self.extents or (), span=_here_cheap())
+        return Region(self.buffer, self.mins, extents or self.extents or (), span=_current_span())
 
 
 _ZERO = Const(0, I32)

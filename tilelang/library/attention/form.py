@@ -28,30 +28,30 @@ class Tile:
 class WorkPartition(NamedTuple):
     """How tiles of queries are divided among blocks by keys.
 
-    whole: the first tiles, a block each.  rest: the tiles behind them, of `steps` tiles of keys each; every block takes `share`
-    of these.  sms: blocks that run at the same time.
+    whole: the first tiles, a block each.  rest: the tiles behind them, of `steps` tiles of keys each; every block takes
+    `per_block` of these.  sms: blocks that run at the same time.
     """
 
     whole: int
     rest: int
     steps: int
-    share: int
+    per_block: int
     sms: int
 
     @property
     def cross(self) -> bool:
         """Whether some blocks have splits of two tiles."""
-        return self.rest > 1 and self.steps % self.share != 0
+        return self.rest > 1 and self.steps % self.per_block != 0
 
     @property
     def splits(self) -> int:
         """Splits that workspace is allocated for: the blocks' first ones, then their second ones; some are of no tile."""
-        taking = -(-self.rest * self.steps // self.share)
+        taking = -(-self.rest * self.steps // self.per_block)
         return self.sms + taking if self.cross else taking
 
     def place(self, r: Any, j: Any) -> Any:
         """Where in that workspace block j's split of the r-th divided tile is."""
-        return T.if_then_else(j * self.share // self.steps == r, j, j + self.sms) if self.cross else j
+        return T.if_then_else(j * self.per_block // self.steps == r, j, j + self.sms) if self.cross else j
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ def merge(Means, Sums, mean, total, r, y, partition):
     its splits.  -inf: no key counted."""
     rows, dim_v = mean.shape
     largest, weight = [T.alloc_fragment((rows,), "float32") for _ in (0, 1)]
-    steps, share = partition.steps, partition.share
-    first = r * steps // share
-    last = T.ceildiv((r + 1) * steps, share)
+    steps, per_block = partition.steps, partition.per_block
+    first = r * steps // per_block
+    last = T.ceildiv((r + 1) * steps, per_block)
     T.fill(largest, -T.infinity("float32"))
     T.clear(total)
     T.clear(mean)
@@ -116,7 +116,7 @@ def partitioned_attention(f: AttentionForm) -> Any:
     """
     seq_q, seq_k, heads = f.sizes[1:4]
     rows, keys, partition = f.tile.rows, f.tile.keys, f.partition
-    whole, rest, steps, share, sms = partition
+    whole, rest, steps, per_block, sms = partition
     per_head = -(-seq_q // rows)  # tiles
 
     def tiles(K: Any, V: Any, at: Any, h: Any, first: Any, count: Any) -> KeyTiles:
@@ -132,11 +132,11 @@ def partitioned_attention(f: AttentionForm) -> Any:
         with T.Kernel(whole + partition.splits, threads=f.tile.threads) as n:
             work = working_set(f)
             c = f.exponent_scale(scale)
-            begin = (n - whole) % sms * share  # of a block's range
+            begin = (n - whole) % sms * per_block  # of a block's range
             r = begin // steps + (n - whole) // sms
             first = T.if_then_else(n < whole, 0, T.max(0, begin - r * steps))
             # A split of no tile takes a step all the same: a loop that may be empty needs a second way to load queries.
-            own = T.max(1, T.min(steps, T.min(begin + share, rest * steps) - r * steps) - first)
+            own = T.max(1, T.min(steps, T.min(begin + per_block, rest * steps) - r * steps) - first)
             count = T.if_then_else(n < whole, steps, own)
             at = T.if_then_else(n < whole, n, whole + T.min(r, rest - 1))
             row = at % per_head * rows

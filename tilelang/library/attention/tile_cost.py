@@ -33,7 +33,7 @@ _FAR = 1.4  # times the least cost: no tile above is worth timing
 _LATENCY = 1400.0  # cycles from asking for a tile of keys to having it
 _START, _STORE = 1300.0, 19.0  # cycles until the first scores; bytes a cycle stored
 _MERGE, _MERGE_SPLIT, _MERGE_BYTES = 5000.0, 400.0, 2000.0  # cycles of a second launch, of a split it merges; bytes a cycle
-_SHARES = 8  # work partitions that are compared: blocks that take so many more steps than they must
+_CANDIDATES = 8  # work partitions that are compared: blocks that take so many more steps than they must
 _WORTH = 0.99  # of the time of whole tiles: a work partition takes memory and a longer compile
 _MOST_TILES = 512  # tiles of one head whose costs are estimated one by one; more are sampled
 
@@ -66,8 +66,8 @@ def machine_of(target: Target, sms: int | None = None) -> Machine:
 
 def registers(tile: Tile, dim_v: int) -> int:
     """Registers a thread needs: float32 scores and accumulators of its elements, 16-bit weights, and the rest."""
-    share = tile.rows / tile.threads
-    wide = share * (tile.keys + dim_v) + share * tile.keys / 2
+    rows = tile.rows / tile.threads
+    wide = rows * (tile.keys + dim_v) + rows * tile.keys / 2
     return ceil(wide) + (_BESIDE if tile.rows // 64 * GROUP == tile.threads else _BESIDE_MMA)
 
 
@@ -168,10 +168,10 @@ def _last_wave(m: Machine, sizes: Sizes, tile: Tile, longest: float) -> tuple[fl
 
     def cycles(p: WorkPartition) -> float:
         moved = 8 * p.splits * tile.rows * sizes.dim_v  # float32, written and read
-        merged = _MERGE + _MERGE_SPLIT * (1 + ceil(n / p.share)) + moved / _MERGE_BYTES
-        return tiles // m.sms * longest + p.share * step + (2 if p.cross else 1) * split + merged
+        merged = _MERGE + _MERGE_SPLIT * (1 + ceil(n / p.per_block)) + moved / _MERGE_BYTES
+        return tiles // m.sms * longest + p.per_block * step + (2 if p.cross else 1) * split + merged
 
-    found = [WorkPartition(tiles - rest, rest, n, share, m.sms) for share in range(even, min(n, even + _SHARES))]
+    found = [WorkPartition(tiles - rest, rest, n, per_block, m.sms) for per_block in range(even, min(n, even + _CANDIDATES))]
     return min(((cycles(p), p) for p in found), default=None)
 
 

@@ -183,13 +183,13 @@ def _room(v: FewRows, x_tile: tuple[int, int]) -> tuple[Any, Any, Any]:
 
 
 @T.macro
-def exchange_partials(parts, high, rank, S, R, there):
+def exchange_partials(splits, high, rank, S, R, there):
     """Rows [q high, (q + 1) high) of every other block's partial sums S go to R of block q, which adds them to its own.
 
     A block copies nothing to itself: compute-sanitizer takes such a place to be outside the cluster.
     """
-    for other in T.serial(1, parts):
-        q = (rank + other) % parts
+    for other in T.serial(1, splits):
+        q = (rank + other) % splits
         T.copy_cluster(S[q * high:(q + 1) * high, :], R[rank, 0:high, :], dst_block=q, remote_barrier=there[0])
     T.mbarrier_arrive(there[0])
     T.mbarrier_wait_parity(there[0], 0)
@@ -197,22 +197,22 @@ def exchange_partials(parts, high, rank, S, R, there):
 
 def few_rows_gemm(v: FewRows) -> Any:
     """(A, B, bias, sa, sb, C)."""
-    f, parts, high = v.f, v.splits, ceil(_SIDE / v.splits)
+    f, splits, high = v.f, v.splits, ceil(_SIDE / v.splits)
     x_tile = (v.width, v.deep) if v.k_inner else (v.deep, v.width)
 
     @T.prim_func
     def matmul_few_rows(A: f.a(f.m), B: f.b, bias: f.bias_vector, sa: f.sa(f.m), sb: f.sb, C: f.c(f.m)):
-        with T.ClusterKernel(parts, T.ceildiv(v.count, _SIDE), cluster_dims=(parts, 1, 1), threads=_THREADS) as (rank, bx):
+        with T.ClusterKernel(splits, T.ceildiv(v.count, _SIDE), cluster_dims=(splits, 1, 1), threads=_THREADS) as (rank, bx):
             M, few = (B, A) if v.of_b else (A, B)
             given = M, T.make_tensor(M.data, (v.r.words,), "uint32"), few
             S, X = T.alloc_shared(v.tile, v.r.element), T.alloc_shared(x_tile, v.r.element)
             fetched = _room(v, x_tile)
             Cf = T.alloc_fragment((_SIDE, v.width), "float32")
-            sums = T.alloc_shared((parts * high, v.width), "float32")
-            R = T.alloc_shared((parts, high, v.width), "float32")
+            sums = T.alloc_shared((splits * high, v.width), "float32")
+            R = T.alloc_shared((splits, high, v.width), "float32")
             there = T.alloc_cluster_barrier([_THREADS])
             if T.get_thread_binding() == 0:
-                T.mbarrier_expect_tx(there[0], (parts - 1) * high * v.width * 4)
+                T.mbarrier_expect_tx(there[0], (splits - 1) * high * v.width * 4)
             T.clear(Cf)
             at, first = v.start(bx), rank * v.block_steps
             own = T.max(0, T.min(v.block_steps, v.steps - first))
@@ -221,14 +221,14 @@ def few_rows_gemm(v: FewRows) -> Any:
                 _put(v, M, at, (first + ko) * v.deep, fetched, S, X)
                 _fetch(v, given, at, first, own, ko + 1, fetched)
                 T.gemm(S, X, Cf, transpose_A=not v.along, transpose_B=v.k_inner)
-            for i, j in T.Parallel(parts * high - _SIDE, v.width):
+            for i, j in T.Parallel(splits * high - _SIDE, v.width):
                 sums[_SIDE + i, j] = T.float32(0)
             for i, j in T.Parallel(_SIDE, v.width):
                 sums[i, j] = Cf[i, j]
-            exchange_partials(parts, high, rank, sums, R, there)
+            exchange_partials(splits, high, rank, sums, R, there)
             total = T.alloc_fragment((v.width, high), "float32")
             T.clear(total)
-            for p in T.unroll(parts):
+            for p in T.unroll(splits):
                 for q, i in T.Parallel(v.width, high):
                     total[q, i] += T.if_then_else(p == rank, sums[rank * high + i, q], R[p, i, q])
             for q, i in T.Parallel(v.width, high):

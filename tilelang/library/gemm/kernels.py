@@ -350,13 +350,13 @@ def gemm(f: Form, copies: Copies = (None, None)) -> Any:
     t, m = f.tile, f.rows
 
     @T.macro
-    def product(A, B, bias, sa, sb, C):
+    def launch_gemm(A, B, bias, sa, sb, C):
         with T.Kernel(*f.tiles(m), f.batch or 1, threads=t.threads) as (bx, by, bz):
             As = T.alloc_shared(f.left_tile, f.types[t.swap_ab])
             Bs = T.alloc_shared(f.right_tile, f.types[not t.swap_ab])
             Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
             Lf = left_operand(f, As)
-            T.use_swizzle(t.panel)
+            T.use_swizzle(t.panel_size)
             T.clear(Cf)
             for ko in T.Pipelined(f.steps, num_stages=t.stages):
                 T.copy(f.left(A, B, bz, f.row(by), ko * t.bk), As)
@@ -365,11 +365,11 @@ def gemm(f: Form, copies: Copies = (None, None)) -> Any:
             epilogue(f, m, Cf, (bx, by, bz), bias, sa, sb, C)
 
     if any(copies):
-        return gemm_of_copies(f, m, product, copies)
+        return gemm_of_copies(f, m, launch_gemm, copies)
 
     @T.prim_func
     def matmul(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
-        product(A, B, bias, sa, sb, C)
+        launch_gemm(A, B, bias, sa, sb, C)
 
     return matmul
 
@@ -381,14 +381,14 @@ def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
     chunks, last = t.bn // width, ceil(f.n / 128) - 1
 
     @T.macro
-    def product(A, B, bias, sa, sb, C):
+    def launch_gemm(A, B, bias, sa, sb, C):
         with T.Kernel(*f.tiles(m), f.batch or 1, threads=t.threads) as (bx, by, bz):
             As = T.alloc_shared(f.left_tile, f.types[t.swap_ab])
             Bs = T.alloc_shared(f.right_tile, f.types[not t.swap_ab])
             part = T.alloc_fragment((t.bm, t.bn), "float32")
             Cf = T.alloc_fragment((t.bm, t.bn), "float32")
             row = T.alloc_fragment((t.bn if t.swap_ab else t.bm,), "float32")  # of A
-            T.use_swizzle(t.panel)
+            T.use_swizzle(t.panel_size)
             T.clear(Cf)
             for ko in T.Pipelined(f.steps, num_stages=t.stages):
                 T.copy(f.left(A, B, bz, by * t.bm, ko * t.bk), As)
@@ -414,11 +414,11 @@ def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
             epilogue(f, m, Cf, (bx, by, bz), bias, sa, sb, C)
 
     if any(copies):
-        return gemm_of_copies(f, m, product, copies)
+        return gemm_of_copies(f, m, launch_gemm, copies)
 
     @T.prim_func
     def matmul_two_level(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
-        product(A, B, bias, sa, sb, C)
+        launch_gemm(A, B, bias, sa, sb, C)
 
     return matmul_two_level
 

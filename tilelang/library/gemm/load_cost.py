@@ -124,7 +124,7 @@ def load_cycles(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...], bus
     ask = max(1.0, columns / spans[0]), max(1.0, rows / spans[1])  # SMs or clusters that ask for a tile of A, of B
     each = (a / (rate * drift if near == "a" and ask[0] > 1 else min(rate, own * ask[0] ** (1 / 3))),
             b / (rate * drift if near == "b" and ask[1] > 1 else min(rate, own * ask[1] ** (1 / 3))))
-    asked = sum(x * _asked_part(k, y) for x, k, y in zip(each, inner, loads))
+    asked = sum(x * _requested_fraction(k, y) for x, k, y in zip(each, inner, loads))
     hot = sum(_hot(p, t, n, extent, x, min(sms, chip.sms) / span) for k, n, extent, x, sms, span in zip(
         inner, (p.m, p.n), (t.bm, t.loaded), loads, (columns, rows), spans) if not k)
     sooner = _ONE_ASKS if waves == 1 and t.splits == 1 and hot < 1 else 1.0
@@ -155,7 +155,7 @@ def _hot(p: TileProblem, t: Tile, n: int, extent: int, x: Load, sms: float) -> f
     return _HOT * sms * t.bk * p.bits / 1024 * box**_HOT_BOX * min(1.0, 8 * _HOT_ROW / (n * p.bits))
 
 
-def _asked_part(k_inner: bool, load: Load) -> float:
+def _requested_fraction(k_inner: bool, load: Load) -> float:
     """What counts of the time of a load that an SM of a cluster asks for."""
     if load.row % SECTOR:
         return _ASKED_ACROSS if k_inner else _ASKED_ACROSS_OUTERMOST

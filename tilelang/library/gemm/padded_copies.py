@@ -12,8 +12,8 @@ from .repack import THREADS, Rows, pad_block
 Copies = tuple[Rows | None, Rows | None]  # of A and B: what is copied, None where the tensor is read as it lies
 
 
-def gemm_of_copies(f: Any, m: Any, product: Callable[..., Any], copies: Copies) -> Any:
-    """A program of a Form with m rows: rows are padded, then the GEMM product(A, B, bias, sa, sb, [W,] C) runs on the copies.
+def gemm_of_copies(f: Any, m: Any, launch_gemm: Callable[..., Any], copies: Copies) -> Any:
+    """A program of a Form with m rows that pads the rows; the GEMM launch_gemm(A, B, bias, sa, sb, [W,] C) uses the copies.
 
     (A, B, AP, BP, bias, sa, sb, [W,] C): AP and BP have rows of `padded` elements, any contents; one element where
     nothing is copied.
@@ -47,14 +47,14 @@ def gemm_of_copies(f: Any, m: Any, product: Callable[..., Any], copies: Copies) 
         def matmul_split_padded(A: a, B: b, AP: ap, BP: bp, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, W: f.partials,
                                 C: f.c(m)):
             copied(A, B, AP, BP)
-            product(seen(A, AP, first), seen(B, BP, second), bias, sa, sb, W, C)
+            launch_gemm(seen(A, AP, first), seen(B, BP, second), bias, sa, sb, W, C)
 
         return matmul_split_padded
 
     @T.prim_func
     def matmul_padded(A: a, B: b, AP: ap, BP: bp, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
         copied(A, B, AP, BP)
-        product(seen(A, AP, first), seen(B, BP, second), bias, sa, sb, C)
+        launch_gemm(seen(A, AP, first), seen(B, BP, second), bias, sa, sb, C)
 
     return matmul_padded
 

@@ -164,7 +164,7 @@ def repack(shape: tuple[int, ...], strides: tuple[int, ...], out_strides: tuple[
     def repacked(X: T.StridedTensor(shape, strides, dtype), Y: T.StridedTensor(out_shape, out_strides, dtype)):
         with T.Kernel(T.ceildiv(columns, side), T.ceildiv(rows, side), batch, threads=256) as (bx, by, bz):
             if in_words:
-                _turn_bytes(X, Y, out_shape, dtype, bx, by, bz)
+                _transpose_bytes(X, Y, out_shape, dtype, bx, by, bz)
             elif transposed:
                 S = T.alloc_shared((side, side), dtype)
                 T.copy(X[bz, by * side, bx * side], S)
@@ -180,7 +180,7 @@ def repack(shape: tuple[int, ...], strides: tuple[int, ...], out_strides: tuple[
 
 
 @T.macro
-def _turn_bytes(X, Y, out_shape, dtype, bx, by, bz):
+def _transpose_bytes(X, Y, out_shape, dtype, bx, by, bz):
     """128 x 128 bytes in the other order, of 256 threads: each has four words of 16 rows and makes 16 bytes of four columns."""
     matrices, columns, padded = out_shape
     S = T.alloc_shared((128, 128), dtype)

@@ -69,14 +69,14 @@ def gemm_split(f: Form, copies: Copies = (None, None)) -> Any:
     rows, columns = (32, 32) if t.swap_ab else (16, 64)
 
     @T.macro
-    def product(A, B, bias, sa, sb, W, C):
+    def launch_gemm(A, B, bias, sa, sb, W, C):
         with T.Kernel(*f.tiles(f.m), t.splits * lead, threads=t.threads) as (bx, by, bz):
             As = T.alloc_shared(f.left_tile, f.types[t.swap_ab])
             Bs = T.alloc_shared(f.right_tile, f.types[not t.swap_ab])
             Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
             Lf = left_operand(f, As)
             first = bz // lead * share
-            T.use_swizzle(t.panel, enable=t.panel > 1)
+            T.use_swizzle(t.panel_size, enable=t.panel_size > 1)
             T.clear(Cf)
             for ko in T.Pipelined(share, num_stages=t.stages):
                 T.copy(f.left(A, B, bz % lead, f.row(by), (first + ko) * t.bk), As)
@@ -91,11 +91,11 @@ def gemm_split(f: Form, copies: Copies = (None, None)) -> Any:
                 add_in_place(f, (bx, by, bz), W, bias, sa, sb, C)
 
     if any(copies):
-        return gemm_of_copies(f, f.m, product, copies)
+        return gemm_of_copies(f, f.m, launch_gemm, copies)
 
     @T.prim_func
     def matmul_split(A: f.a(f.m), B: f.b, bias: f.bias_vector, sa: f.sa(f.m), sb: f.sb, W: f.partials, C: f.c(f.m)):
-        product(A, B, bias, sa, sb, W, C)
+        launch_gemm(A, B, bias, sa, sb, W, C)
 
     return matmul_split
 

@@ -16,7 +16,7 @@ def piece(f, neighbour, A, B, bias, sa, sb, C, bx, by, bz):
     Bs = T.alloc_shared(f.right_tile, f.types[not t.swap_ab])
     Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
     Lf = left_operand(f, As)
-    T.use_swizzle(t.panel)
+    T.use_swizzle(t.panel_size)
     neighbour()
     T.clear(Cf)
     for ko in T.Pipelined(f.steps, num_stages=t.stages):
@@ -34,19 +34,19 @@ def gemm_tail(f: Form, copies: Copies = (None, None)) -> Any:
     whole, (first, rest) = f, f.pieces
 
     @T.macro
-    def product(A, B, bias, sa, sb, C):
+    def launch_gemm(A, B, bias, sa, sb, C):
         with T.Kernel(*first.tiles(first.m), first.batch or 1, threads=first.tile.threads) as (bx, by, bz):
             piece(first, T.pdl_trigger, A, B, bias, sa, sb, C, bx, by, bz)
         with T.Kernel(*rest.tiles(rest.m), rest.batch or 1, threads=rest.tile.threads) as (bx, by, bz):
             piece(rest, T.pdl_sync, A, B, bias, sa, sb, C, bx, by, bz)
 
     if any(copies):
-        return gemm_of_copies(whole, whole.m, product, copies)
+        return gemm_of_copies(whole, whole.m, launch_gemm, copies)
 
     @T.prim_func
     def matmul_cut(A: whole.a(whole.m), B: whole.b, bias: whole.bias_vector, sa: whole.sa(whole.m),
                    sb: whole.sb, C: whole.c(whole.m)):
-        product(A, B, bias, sa, sb, C)
+        launch_gemm(A, B, bias, sa, sb, C)
 
     return matmul_cut
 

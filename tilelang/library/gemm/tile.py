@@ -79,8 +79,9 @@ class TileProblem:
 class Tile:
     """A tile of bm x bn, bk of k at a time in `stages` stages, by `threads` threads; split-K over `splits` blocks.
 
-    panel: rows of tiles that are worked on together (T.use_swizzle).  seconds: what the model expects.  swap_ab: the transposed
-    result is computed: bm counts columns of the result and bn its rows, so few rows fill a tile: instructions have 64 x 8 n.
+    panel_size: rows of tiles of a rasterisation panel (T.use_swizzle).  seconds: what the model expects.  swap_ab: the
+    transposed result is computed: bm counts columns of the result and bn its rows, so few rows fill a tile: instructions have
+    64 x 8 n.
     overlapping: the last tiles lie inside the tensor and compute again what their neighbours do.  staged: results are stored
     through shared memory: overlapping and swap-AB ones in whole rows.  wide: columns of the right operand that a stage loads,
     where more than bn.  pdl: the launch is set up while the one before it ends (programmatic dependent launch).
@@ -95,7 +96,7 @@ class Tile:
     stages: int
     threads: int
     splits: int = 1
-    panel: int = 8
+    panel_size: int = 8
     seconds: float = inf
     swap_ab: bool = False
     overlapping: bool = False

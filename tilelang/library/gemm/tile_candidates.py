@@ -93,7 +93,7 @@ def _with_splits(chip: Chip, p: TileProblem, t: Tile) -> Iterator[Tile]:
             if chip.kind == "wgmma" and blocks > chip.sms:  # the next tiles' too, beside all of a tile that is stored
                 stages = max(stages, min((room - out) // stage, most))
             if stages > (chip.kind != "cpu"):
-                yield replace(t, stages=stages, splits=splits, panel=_panel(chip, p, t.bm, t.bn, splits),
+                yield replace(t, stages=stages, splits=splits, panel_size=_panel_size(chip, p, t.bm, t.bn, splits),
                               overlapping=overlapping, staged=staged)
 
 
@@ -160,7 +160,7 @@ def _may_overlap(p: TileProblem, bm: int, bn: int, deep: int) -> bool:
     return p.may_overlap and ragged and p.k >= _OVERLAP_STEPS * deep
 
 
-def _panel(chip: Chip, p: TileProblem, bm: int, bn: int, splits: int) -> int:
+def _panel_size(chip: Chip, p: TileProblem, bm: int, bn: int, splits: int) -> int:
     """Rows of tiles that are worked on together.
 
     In one wave where one operand is by far the larger, blocks side by side share its tiles: what two neighbours ask for
@@ -184,13 +184,13 @@ def by_rows(chip: Chip, p: TileProblem, t: Tile) -> Tile:
     if chip.kind != "wgmma" or t.splits > 1 or not chip.sms < tiles <= _FEW_WAVES * chip.sms:
         return t
 
-    def loaded(panel: int) -> int:
-        order = [(top + i, j if top // panel % 2 == 0 else columns - 1 - j) for top in range(0, rows, panel)
-                 for j in range(columns) for i in range(min(panel, rows - top))]
+    def loaded(panel_size: int) -> int:
+        order = [(top + i, j if top // panel_size % 2 == 0 else columns - 1 - j) for top in range(0, rows, panel_size)
+                 for j in range(columns) for i in range(min(panel_size, rows - top))]
         waves = (order[at:at + chip.sms] for at in range(0, len(order), chip.sms))
         return sum(len({i for i, _ in w}) * t.bm + len({j for _, j in w}) * t.bn for w in waves)
 
-    return replace(t, panel=1) if loaded(1) < _FEWER * loaded(t.panel) else t
+    return replace(t, panel_size=1) if loaded(1) < _FEWER * loaded(t.panel_size) else t
 
 
 __all__ = ["by_rows", "candidates", "column_chunks", "shared_bytes", "side_by_side"]

@@ -264,7 +264,7 @@ def _memory(chip: Chip, p: TileProblem, t: Tile) -> float:
     once = p.batch * (p.m + p.n) * p.k * size
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
     waves = ceil(rows * columns * p.batch / chip.sms)
-    high = min(rows, t.panel)
+    high = min(rows, t.panel_size)
     wide = min(columns, ceil(chip.sms / high))
     wave = (high * t.bm + wide * t.bn) * p.k * size
     return out + (once if once < chip.cache / 2 else max(once, waves * min(wave, once)))

@@ -146,7 +146,7 @@ def matmul_task(p: MatmulProblem, at: Place, like: Any, shape: tuple[int, ...], 
         run = matmul_run(p, plan, at, like, shape)
         return lambda out: run(*given, out)
 
-    return _task(p, at, like, shape, runner, gemms_agree(_sums(p), a, b, along, bias, tuple(scales)))
+    return _task(p, at, like, shape, runner, gemms_agree(_accumulation(p), a, b, along, bias, tuple(scales)))
 
 
 def grouped_task(p: MatmulProblem, at: Place, like: Any, shape: tuple[int, ...], given: tuple[Any, ...],
@@ -157,10 +157,10 @@ def grouped_task(p: MatmulProblem, at: Place, like: Any, shape: tuple[int, ...],
         run = grouped_run(p, plan, at, like)
         return lambda out: run(*given, out)
 
-    return _task(p, at, like, shape, runner, gemms_agree(_sums(p), *given[:2], along, given[2]))
+    return _task(p, at, like, shape, runner, gemms_agree(_accumulation(p), *given[:2], along, given[2]))
 
 
-def _sums(p: MatmulProblem) -> Accumulation:
+def _accumulation(p: MatmulProblem) -> Accumulation:
     return Accumulation(p.k, p.kind, p.two_level, p.scaling == "block")
 
 

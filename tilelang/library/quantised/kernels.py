@@ -16,7 +16,7 @@ from .form import DequantForm
 
 
 @T.macro
-def _sums(f, A, W, scales, zeros, at, Cf):
+def _accumulate_split(f, A, W, scales, zeros, at, Cf):
     """A block's partial sums of C.T, of its split of k."""
     t, (bx, by, bz) = f.tile, at
     own, column = f.steps * t.bk, bx * t.bn
@@ -61,14 +61,14 @@ def dequant_gemm(f: DequantForm) -> Any:
         if t.splits == 1:
             with T.Kernel(*blocks, threads=t.threads) as (bx, by):
                 Cf = T.alloc_fragment((t.bn, t.bm), "float32")
-                _sums(f, A, W, scales, zeros, (bx, by, 0), Cf)
+                _accumulate_split(f, A, W, scales, zeros, (bx, by, 0), Cf)
                 turned = T.alloc_fragment((t.bm, t.bn), "float32")
                 T.transpose(Cf, turned)
                 T.copy(turned, C[by * t.bm, bx * t.bn])
         else:
             with T.Kernel(*blocks, t.splits, threads=t.threads) as (bx, by, bz):
                 Cf = T.alloc_fragment((t.bn, t.bm), "float32")
-                _sums(f, A, W, scales, zeros, (bx, by, bz), Cf)
+                _accumulate_split(f, A, W, scales, zeros, (bx, by, bz), Cf)
                 for i, j in T.Parallel(t.bn, t.bm):
                     if T.And(by * t.bm + j < m, bx * t.bn + i < n):
                         P[bz, by * t.bm + j, bx * t.bn + i] = Cf[i, j]

@@ -195,7 +195,7 @@ class _Matrix:
         got = boxes_of(cx.layout_of(buffer), buffer.dtype.bits)
         if got is None:
             raise InternalError(f"`{buffer.name}` is not made of swizzle atoms")
-        self.panels, self.major, self.cx = got, major, cx
+        self.boxes, self.major, self.cx = got, major, cx
         zero = const(0)
         lead = tuple(cx.expr(convert(m)) for m in region.mins[:-2])
         self.storage, self.base = cx.physical(buffer, (*lead, zero, zero))
@@ -207,7 +207,7 @@ class _Matrix:
 
     def descriptor(self, start: Expr, k: int) -> Expr:
         """Descriptor of the piece that starts at row or column `start` of the operand and at element k of K."""
-        at = self.panels.offset(self.major, self.outer + start, self.k + k)
+        at = self.boxes.offset(self.major, self.outer + start, self.k + k)
         at, = self.cx.simplified((convert(at),))
         args: tuple[Expr, ...] = (AddressOf(self.storage, self.base),)
         fixed = 0

@@ -31,9 +31,9 @@ def _sync_threads(c: DeviceContext, e: Call) -> Closure:
     def run(f: LaneFrame) -> Value:
         block = f.block
         count_warps(f, "sync_threads")
-        if block.roles is not None:
+        if block.warp_roles is not None:
             if f.any_active():
-                block.roles.wait_named(f, BLOCK_BARRIER, None, e.span)
+                block.warp_roles.wait_named(f, BLOCK_BARRIER, None, e.span)
             return np.int32(0)
         if f.mask is not None:
             missing = _running(f) & ~f.mask
@@ -56,7 +56,7 @@ def _block_vote(c: DeviceContext, e: Call) -> Closure:
 
     def run(f: LaneFrame) -> Value:
         given = spread(value(f), f.lanes)[f.active()] != 0
-        votes = [] if f.block.roles is None or not f.any_active() else f.block.roles.votes(f)
+        votes = [] if f.block.warp_roles is None or not f.any_active() else f.block.warp_roles.votes(f)
         votes.append(given)
         barrier(f)
         return np.int32(combine(np.concatenate(votes)))
@@ -86,8 +86,8 @@ def _named_barrier(c: DeviceContext, e: Call) -> Closure:
         count_warps(f, e.op)
         if f.any_active():
             which, need = (int(uniform(x(f), f, "a barrier's number", e.span)) for x in (number, count))
-            roles = f.block.roles
-            (roles.wait_named if waits else roles.signal)(f, which, need, e.span)
+            warp_roles = f.block.warp_roles
+            (warp_roles.wait_named if waits else warp_roles.signal)(f, which, need, e.span)
         return np.int32(0)
 
     return run
@@ -113,7 +113,7 @@ def _sync_grid(c: DeviceContext, e: Call) -> Closure:
 def _all_came(f: LaneFrame, barrier: Any, span: Any) -> None:
     """Raises sim-barrier if a block has ended without arriving: on a device the other blocks would wait forever."""
     now = int(barrier.waits[f.active()][0])
-    for p in f.block.roles.parts:
+    for p in f.block.warp_roles.coroutines:
         lanes = p.frame.own
         if p.done and (barrier.arrivals[lanes] < now).any():
             raise fault("sim-barrier", f"block {p.frame.block.where} ends without coming to this barrier of the grid",

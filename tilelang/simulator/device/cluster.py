@@ -43,7 +43,7 @@ class Meetings:
         self.seen: list[np.ndarray | None] = [None] * teams
         self.before: list[dict[int, np.ndarray | None]] = [{} for _ in range(teams)]
 
-    def team(self, active: np.ndarray) -> int:
+    def cluster_index(self, active: np.ndarray) -> int:
         """Number of the cluster that contains the active threads, which belong to one block."""
         return int(active.argmax()) // self.each
 
@@ -55,29 +55,29 @@ class Meetings:
             raise fault("sim-cluster", f"threads arrive again at the {self.what} before they wait for it",
                         expected="a wait between two arrivals", found="two arrivals", span=span,
                         hint="each cluster_arrive is followed by one cluster_wait")
-        team = self.team(active)
+        cluster_index = self.cluster_index(active)
         for bar in f.block.asynchronous.barriers.values() if relaxed else ():
             if bar.fenced and active[bar.maker] and not bar.opened:
-                bar.opened = self.phase[team] + 1  # fence.mbarrier_init released it to the cluster
+                bar.opened = self.phase[cluster_index] + 1  # fence.mbarrier_init released it to the cluster
         if not relaxed:
-            seen, known = f.block.clocks.arrive(active), self.seen[team]
-            self.seen[team] = seen if known is None else np.maximum(known, seen)
+            seen, known = f.block.clocks.arrive(active), self.seen[cluster_index]
+            self.seen[cluster_index] = seen if known is None else np.maximum(known, seen)
         self.arrivals[active] += 1
         self.come |= active
-        self.settle(f.block.roles.parts)
+        self.settle(f.block.warp_roles.coroutines)
 
-    def settle(self, parts: list[Any]) -> None:
+    def settle(self, coroutines: list[Any]) -> None:
         """Complete the phases at which all threads that have not ended have arrived."""
         left = np.zeros(len(self.come), bool)
-        for p in parts:
+        for p in coroutines:
             if not p.done:
                 left |= p.frame.running()
-        for team in range(len(self.phase)):
-            here = slice(team * self.each, (team + 1) * self.each)
+        for cluster_index in range(len(self.phase)):
+            here = slice(cluster_index * self.each, (cluster_index + 1) * self.each)
             if self.come[here].any() and not (left[here] & ~self.come[here]).any():
-                self.phase[team] += 1
-                self.before[team] = {self.phase[team]: self.seen[team]}
-                self.come[here], self.seen[team] = False, None
+                self.phase[cluster_index] += 1
+                self.before[cluster_index] = {self.phase[cluster_index]: self.seen[cluster_index]}
+                self.come[here], self.seen[cluster_index] = False, None
 
     def wait(self, f: LaneFrame, span: Any) -> None:
         """The active threads wait until the phase at which they arrived is complete."""
@@ -87,10 +87,10 @@ class Meetings:
             raise fault("sim-cluster", f"threads wait for the {self.what} without having arrived at it",
                         expected="an arrival before the wait", found="none", span=span,
                         hint="cluster_arrive first, or cluster_sync for both")
-        number, team = int(self.arrivals[active][0]), self.team(active)
-        f.block.roles.wait(lambda: self.phase[team] >= number, lambda: f"at the {self.what}", span)
+        number, cluster_index = int(self.arrivals[active][0]), self.cluster_index(active)
+        f.block.warp_roles.wait(lambda: self.phase[cluster_index] >= number, lambda: f"at the {self.what}", span)
         self.waits[active] += 1
-        seen = self.before[team].get(number)
+        seen = self.before[cluster_index].get(number)
         if seen is not None:
             f.block.clocks.acquire(active, seen)
 
@@ -167,13 +167,13 @@ class Cluster:
         """Byte distance from a location in the frame's shared memory to the same location in that of CTA `rank`."""
         return (rank - self.rank_of(f)) * self.arena
 
-    def ended(self, part: Any, parts: list[Any]) -> None:
+    def ended(self, coroutine: Any, coroutines: list[Any]) -> None:
         """A coroutine has finished.  Raises sim-cluster or sim-async when its CTA ends too early."""
-        self.own.settle(parts)
-        self.grid.settle(parts)
-        block = part.frame.block
+        self.own.settle(coroutines)
+        self.grid.settle(coroutines)
+        block = coroutine.frame.block
         rank = block.rank
-        if any(not p.done and p.frame.block.rank == rank for p in parts):
+        if any(not p.done and p.frame.block.rank == rank for p in coroutines):
             return
         self.over.add(rank)
         know = block.clocks.seen[rank * self.lanes:(rank + 1) * self.lanes].max(0)

@@ -87,8 +87,8 @@ class Counters:
         address: in bytes, shape (lanes,) with lanes a multiple of 32.
         """
         if width > 16:  # a wider access is several of 16 bytes
-            parts = [self.shared(site, address + chunk, 16, active) for chunk in range(0, width, 16)]
-            instructions, passes, ideal = map(sum, zip(*parts))
+            coroutines = [self.shared(site, address + chunk, 16, active) for chunk in range(0, width, 16)]
+            instructions, passes, ideal = map(sum, zip(*coroutines))
             return instructions, passes, ideal
         if active is not None:
             address = np.where(active, address, address[active.argmax()])

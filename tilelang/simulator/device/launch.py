@@ -57,7 +57,7 @@ class DeviceLaunch:
         self.meets = contains(s.body, (), ("sync_grid",))  # all blocks run concurrently, in the order of their clusters
         self.size = math.prod(whole_grid(s)) if self.meets else self.mates
         self.hopper = self.size > 1 or contains(s.body, (), tuple(HOPPER_OPS))
-        self.roles = self.hopper or contains(s.body, (), ("named_barrier", "named_barrier_arrive"))
+        self.warp_roles = self.hopper or contains(s.body, (), ("named_barrier", "named_barrier_arrive"))
         self.barriers = self.size * sum(math.prod(n.buffer.shape) for n in walk(s.body)
                                         if isinstance(n, Alloc) and n.buffer.scope() == BARRIER)
         self.raised = max((n.options.n for n in walk(s.body)
@@ -70,7 +70,7 @@ class DeviceLaunch:
         whole = GROUP if self.size > 1 else WARP
         self.lanes = -(-self.threads // whole) * whole  # lanes of one block
         # Single warps synchronise, so reads of global memory must be recorded by warp.
-        self.group = WARP if self.roles or contains(s.body, (), ("sync_warp",)) else self.lanes
+        self.group = WARP if self.warp_roles or contains(s.body, (), ("sync_warp",)) else self.lanes
         self.agents = Asynchronous.agents(self.size * self.lanes, self.barriers) if self.hopper else 0
         t = np.arange(self.size * self.lanes) % self.lanes
         self.mask = None if self.lanes == self.threads else t < self.threads
@@ -133,12 +133,12 @@ class DeviceLaunch:
 
     def blocks(self, frames: list[LaneFrame], tables: list[AccessTable]) -> None:
         """Run one block, or blocks that run concurrently."""
-        if not self.roles:
+        if not self.warp_roles:
             return self.body(frames[0])
         unit = GROUP if self.hopper and not self.c.split else WARP
-        parts = [p for g in frames for p in unit_frames(g, g.slots, self.threads, unit)]
+        coroutines = [p for g in frames for p in unit_frames(g, g.slots, self.threads, unit)]
         if not self.hopper:
-            return WarpRoles(parts, self.body).run()
+            return WarpRoles(coroutines, self.body).run()
         block = frames[0].block
         assert block.shared is not None, "a Hopper launch has an arena of shared memory"
         work = Asynchronous(block, self.threads, self.size * self.lanes, self.barriers, [block.shared.table, *tables],
@@ -146,7 +146,7 @@ class DeviceLaunch:
         block.shared.proxy = Proxy(block.shared.table)
         for g in frames:
             g.block.asynchronous = work
-        WarpRoles(parts, self.body, unit, work).run()
+        WarpRoles(coroutines, self.body, unit, work).run()
         if self.c.check:
             work.finish()
         for table in tables:

@@ -167,7 +167,7 @@ def _wait_one(f: LaneFrame, bar: MBarrier, parity: int, lanes: np.ndarray, span:
     if parity not in (0, 1):
         raise fault("sim-mbarrier", f"{bar.name}: a parity is 0 or 1, found {parity}",
                     expected="a parity of 0 or 1", found=str(parity), span=span)
-    f.block.roles.wait(lambda: bar.passed(parity), lambda: f"for parity {parity} of {bar.state()}", span)
+    f.block.warp_roles.wait(lambda: bar.passed(parity), lambda: f"for parity {parity} of {bar.state()}", span)
     if bar.before is not None:
         f.block.clocks.acquire(lanes, bar.before)
 

@@ -67,7 +67,7 @@ def _shared(c: DeviceContext, s: Alloc) -> Action:
 
     def run(f: LaneFrame) -> None:
         memory, start = f.block.shared, f.slots[at]
-        if f.block.roles is not None:
+        if f.block.warp_roles is not None:
             return  # warps reach this place at different times
         g = memory.granule
         # Only this buffer: it may be declared before the last use of another one in the same bytes.
@@ -110,8 +110,8 @@ def _gathered_load(c: DeviceContext, e: Load) -> Closure:
     """Load a vector of elements that are not contiguous: one access for each element."""
     ramp, b = e.indices[-1], e.buffer
     picks = [_lane_of(ramp, k) for k in range(ramp.dtype.lanes)]
-    parts = [c.expr(Load(b, (*e.indices[:-1], p), b.dtype, span=e.span)) for p in picks]
-    return lambda f: np.stack([spread(p(f), f.lanes) for p in parts], axis=-1)
+    coroutines = [c.expr(Load(b, (*e.indices[:-1], p), b.dtype, span=e.span)) for p in picks]
+    return lambda f: np.stack([spread(p(f), f.lanes) for p in coroutines], axis=-1)
 
 
 def _store(c: DeviceContext, s: Store) -> Action:

@@ -33,7 +33,7 @@ class Clocks:
         self.lanes = lanes
         self.now = np.ones(lanes + agents, np.int32)
         self.seen = np.zeros((lanes, lanes + agents), np.int32)
-        self.turn = 0  # how often clocks of threads have advanced
+        self.advances = 0  # how often clocks of threads have advanced
         self.partial = False  # whether a barrier of fewer than all threads has happened
         self.foreign: list[tuple[int, int, Any]] = []  # (thread, its clock, what it had then acquired from other blocks)
         self._least: dict[int, np.ndarray] = {}
@@ -45,7 +45,7 @@ class Clocks:
             self.now[:self.lanes] = self.now[:self.lanes].max()
             self.seen[:] = self.now
             self.now += 1
-            self.turn += 1
+            self.advances += 1
             self._least.clear()
         else:
             self.acquire(members, self.arrive(members))
@@ -65,7 +65,7 @@ class Clocks:
         claims nothing about what others have seen.
         """
         self.now[:self.lanes].reshape(-1, min(WARP, self.lanes))[np.unique(who // WARP)] += 1
-        self.turn += 1
+        self.advances += 1
 
     def acquire(self, members: np.ndarray, know: np.ndarray) -> None:
         """These threads pass a barrier; `know` is what its arrivals had seen."""
@@ -228,7 +228,7 @@ class AccessTable:
 
     def repeated(self, clocks: Clocks) -> dict[Any, Any]:
         """Cache of the read accesses recorded since the last access that was no read: repeating one changes nothing."""
-        at = (clocks, clocks.turn, self.block)
+        at = (clocks, clocks.advances, self.block)
         if at != self._repeated_at or len(self._repeated) >= MOST_REPEATED:
             self._repeated, self._repeated_at = {}, at
         return self._repeated

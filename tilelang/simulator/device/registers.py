@@ -28,14 +28,14 @@ class Guard:
     """State of the registers of one per-thread array.
 
     busy: for each granule, number of the wgmma group that uses it, 0 for none.  stamp: number of fences executed when ordinary
-    code last wrote it, -1 for never.  sums: whether it is an accumulator of that group.
+    code last wrote it, -1 for never.  accumulator: whether it is an accumulator of that group.
     """
 
     def __init__(self, name: str, granules: int) -> None:
         self.name = name
         self.busy = np.zeros(granules, np.int32)
         self.stamp = np.full(granules, -1, np.int32)
-        self.sums = np.zeros(granules, bool)
+        self.accumulator = np.zeros(granules, bool)
 
     def touch(self, f: LaneFrame, cells: Any, writes: bool, span: Any) -> None:
         """Ordinary code reads or writes granules.  Raises sim-wgmma when a wgmma in flight uses them."""

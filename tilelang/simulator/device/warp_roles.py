@@ -37,31 +37,33 @@ class _Barrier:
 
 
 class WarpRoles(Scheduler):
-    """Runs the parts (warps or warp groups) of a block.  Barrier operations of the frames call `wait_named` and `signal`.
+    """Runs the warps or warp groups of a block, each as a coroutine.
 
-    frames: one for each part.  unit: threads of a part.  asynchronous: the copies and instructions in flight in the block
-    (asynchronous.Asynchronous), None where there are none.
+    Barrier operations of the frames call `wait_named` and `signal`.
+
+    frames: one for each coroutine.  unit: threads of a coroutine.  asynchronous: the copies and instructions in flight in the
+    block (asynchronous.Asynchronous), None where there are none.
     """
 
     def __init__(self, frames: list[LaneFrame], body: Callable[[LaneFrame], None], unit: int = WARP,
                  asynchronous: Any = None) -> None:
         self.kind = "warp" if unit == WARP else "warp group"
         number: dict[int, int] = {}  # by block
-        parts = []
+        coroutines = []
         for f in frames:
             i = number[id(f.block)] = number.get(id(f.block), -1) + 1
-            parts.append(Coroutine(i, f"{self.kind} {i}", f, body))
-        super().__init__(parts)
+            coroutines.append(Coroutine(i, f"{self.kind} {i}", f, body))
+        super().__init__(coroutines)
         self.unit, self.asynchronous = unit, asynchronous
         self.block = frames[0].block
         for f in frames:
-            f.block.roles = self
+            f.block.warp_roles = self
         self.barriers: dict[tuple[int, int], _Barrier] = {}  # by rank of the block in its cluster, and barrier number
-        self.voted: dict[tuple[int, int], int] = {}  # how many votes of its block a part has taken part in
+        self.voted: dict[tuple[int, int], int] = {}  # how many votes of its block a coroutine has joined
         self.ballots: dict[tuple[int, int], list[np.ndarray]] = {}  # by rank, and number of the vote
 
     def votes(self, f: LaneFrame) -> list[np.ndarray]:
-        """The list to which a part appends its threads' values in the next vote of its block."""
+        """The list to which a coroutine appends its threads' values in the next vote of its block."""
         me = f.block.rank, int(np.flatnonzero(f.active())[0]) // self.unit
         number = self.voted[me] = self.voted.get(me, -1) + 1
         return self.ballots.setdefault((f.block.rank, number), [])
@@ -69,17 +71,17 @@ class WarpRoles(Scheduler):
     def idle(self) -> bool:
         return self.asynchronous is not None and self.asynchronous.land()
 
-    def ended(self, part: Coroutine) -> None:
+    def ended(self, coroutine: Coroutine) -> None:
         # Threads that have ended count as arrived at the block barrier and at the cluster barrier.
-        block = part.frame.block
+        block = coroutine.frame.block
         b = self.barriers.get((block.rank, BLOCK_BARRIER))
         if b is not None:
             self._complete(block, BLOCK_BARRIER, b)
         if block.cluster is not None:
-            block.cluster.ended(part, self.parts)
+            block.cluster.ended(coroutine, self.coroutines)
 
     def _threads_left(self, rank: int) -> int:
-        return sum(int(p.frame.running().sum()) for p in self.parts if not p.done and p.frame.block.rank == rank)
+        return sum(int(p.frame.running().sum()) for p in self.coroutines if not p.done and p.frame.block.rank == rank)
 
     def arrive(self, f: LaneFrame, number: int, need: int | None, span: Any) -> _Barrier:
         """The active threads of f arrive at a barrier (need: threads, None for the whole block)."""
@@ -131,19 +133,19 @@ class WarpRoles(Scheduler):
         waits: dict[tuple[Any, str, int], list[Coroutine]] = {}
         for p in left:
             waits.setdefault((p.place, p.why(), p.frame.block.rank), []).append(p)
-        told = [(place, f"{self._names(parts)} {'wait' if len(parts) > 1 else 'waits'} {why}")
-                for (place, why, _), parts in waits.items()]
+        told = [(place, f"{self._names(coroutines)} {'wait' if len(coroutines) > 1 else 'waits'} {why}")
+                for (place, why, _), coroutines in waits.items()]
         return fault("sim-barrier", f"all {self.kind}s left wait for ever in block {left[0].frame.block.where}: "
                      + "; ".join(t for _, t in told) + (f" ({'; '.join(states)})" if states else ""),
                      expected=f"arrivals that let every {self.kind} go on", found=f"{self.kind}s that wait for ever",
                      span=told[0][0], notes=tuple(told[1:]), label=told[0][1],
                      hint="check numbers and counts of the barriers: each warp role must pass them equally often")
 
-    def _names(self, parts: list[Coroutine]) -> str:
-        block = parts[0].frame.block
-        numbers = [p.number for p in parts]
+    def _names(self, coroutines: list[Coroutine]) -> str:
+        block = coroutines[0].frame.block
+        numbers = [p.number for p in coroutines]
         of = f" of block {block.where}" if block.cluster is not None else ""
-        if len(parts) == 1:
+        if len(coroutines) == 1:
             return f"{self.kind} {numbers[0]}{of}"
         dense = numbers == list(range(numbers[0], numbers[-1] + 1))
         return f"{self.kind}s " + (f"{numbers[0]} to {numbers[-1]}" if dense else ", ".join(map(str, numbers))) + of

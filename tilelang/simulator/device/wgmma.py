@@ -91,7 +91,7 @@ def _wgmma(c: DeviceContext, e: Call) -> Closure:
     b = _SharedOperand(c, e.args[2], row.b_dtype, e.options.b_major, row.shape[1], site, e)
     scale, orders = c.expr(e.args[3]), (register_order(row.c), register_order(row.a))
 
-    def part(x: np.ndarray, order: np.ndarray, registers: int, lanes: np.ndarray) -> np.ndarray:
+    def rows_of_lanes(x: np.ndarray, order: np.ndarray, registers: int, lanes: np.ndarray) -> np.ndarray:
         first = int(lanes[0]) % GROUP
         rows = order[first // 2:(first + len(lanes)) // 2] - first * registers
         return x.reshape(-1)[rows]
@@ -110,7 +110,7 @@ def _wgmma(c: DeviceContext, e: Call) -> Closure:
         now[agent] = max(int(now[agent]), group)
         keep = bool(uniform(scale(f), f, "scale-d of a wgmma", e.span))
         if a_regs is not None:
-            x = part(_claim(f, a_regs, state, group, e, False).read(f, warps, ta), orders[1], row.a.registers, lanes)
+            x = rows_of_lanes(_claim(f, a_regs, state, group, e, False).read(f, warps, ta), orders[1], row.a.registers, lanes)
         else:
             assert a_shared is not None, "A comes from registers or through a descriptor"
             first = int(lanes[0]) % GROUP
@@ -118,7 +118,7 @@ def _wgmma(c: DeviceContext, e: Call) -> Closure:
         y = b.read(f, lanes).T
         _claim(f, acc, state, group, e, True)
         old = acc.read(f, warps, tc, keep)
-        z = row.meaning(x, y, part(old, orders[0], row.c.registers, lanes), keep)
+        z = row.reference(x, y, rows_of_lanes(old, orders[0], row.c.registers, lanes), keep)
         first = int(lanes[0]) % GROUP
         rows = orders[0][first // 2:(first + len(lanes)) // 2] - first * row.c.registers
         out = np.empty(old.size, tc)
@@ -135,7 +135,7 @@ def _claim(f: LaneFrame, regs: Registers, state: Issued, group: int, e: Call, ac
     if guard is None:
         return regs
     busy = guard.busy[cells] > 0
-    if (busy & (guard.sums[cells] != accumulates)).any():
+    if (busy & (guard.accumulator[cells] != accumulates)).any():
         raise fault("sim-wgmma", f"{guard.name} is an operand and an accumulator of wgmmas that are under way together",
                     expected="an operand whose instruction is done", found=f"`{guard.name}` as operand and accumulator",
                     span=e.span, hint="wgmma_wait for the group that computes it first")
@@ -144,7 +144,7 @@ def _claim(f: LaneFrame, regs: Registers, state: Issued, group: int, e: Call, ac
                     "wgmma_fence between",
                     expected="wgmma_fence between the write and the wgmma", found="none",
                     span=e.span, hint="wgmma_fence() after the registers are written")
-    guard.busy[cells], guard.sums[cells] = group, accumulates
+    guard.busy[cells], guard.accumulator[cells] = group, accumulates
     state.guards.add(guard)
     return regs
 
@@ -174,8 +174,8 @@ def _wait(c: DeviceContext, e: Call) -> Closure:
         lanes, state = _members(f, e.op, e.span), matrix_of(f)
         group, done = int(lanes[0]) // GROUP, state.commits - pending
         if len(lanes) < GROUP:  # a wgmma begins when all four warps have issued it
-            mates = [p.frame for p in f.block.roles.parts if int(p.frame.own.argmax()) // GROUP == group]
-            f.block.roles.wait(lambda: all(matrix_of(m).commits >= state.commits for m in mates),
+            mates = [p.frame for p in f.block.warp_roles.coroutines if int(p.frame.own.argmax()) // GROUP == group]
+            f.block.warp_roles.wait(lambda: all(matrix_of(m).commits >= state.commits for m in mates),
                                lambda: f"for the other warps of warp group {group} to reach their wgmma", e.span)
         for guard in state.guards:
             guard.busy[guard.busy <= done] = 0
@@ -232,7 +232,7 @@ def _set_max_nreg(c: DeviceContext, e: Call) -> Closure:
                 mates = work.mates(w)
                 return work.allocated - sum(work.registers[m] for m in mates) + work.registers[w]
 
-            f.block.roles.wait(lambda free=free: n <= free(),
+            f.block.warp_roles.wait(lambda free=free: n <= free(),
                                lambda w=w, free=free: f"for {n} registers for warp {w}, {free()} are free", e.span)
             work.registers[w] = n
         return np.int32(0)

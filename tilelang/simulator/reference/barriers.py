@@ -136,15 +136,15 @@ def _sync(c: TileContext, e: Call) -> Closure:
     """sync_threads, named_barrier, named_barrier_arrive.  Without warp roles the threads of a block are always in step."""
     members = c.members
     args = [c.expr(a) for a in e.args]
-    roles = {r: c.launch.roles[r].threads for r in members}
-    if e.op == "sync_threads" and not c.launch.roles:
+    warp_roles = {r: c.launch.warp_roles[r].threads for r in members}
+    if e.op == "sync_threads" and not c.launch.warp_roles:
         return lambda f: np.int32(0)
 
     def run(f: LaneFrame) -> Value:
         if f.any_active():
             if e.op == "sync_threads":
                 whole_warp_role(f, "this barrier", e.span)
-                f.block.gather(("sync", members), f.role, roles, e.span, "a block barrier")
+                f.block.gather(("sync", members), f.warp_role, warp_roles, e.span, "a block barrier")
             else:
                 number, need = (int(uniform(a(f), f, "a barrier's operand", e.span)) for a in args)
                 f.block.meet(number, need, _in_warps(f), e.span, f"barrier {number}", e.op == "named_barrier")
@@ -156,29 +156,29 @@ def _sync(c: TileContext, e: Call) -> Closure:
 def _block_vote(c: TileContext, e: Call) -> Closure:
     """syncthreads_count, _and, _or: the threads of all warp roles that reach the call synchronise there."""
     members, value, answer_of = c.members, c.expr(e.args[0]), VOTES_OF_BLOCKS[e.op]
-    roles, key = {r: c.launch.roles[r].threads for r in members}, ("votes", id(e))
+    warp_roles, key = {r: c.launch.warp_roles[r].threads for r in members}, ("votes", id(e))
 
     def run(f: LaneFrame) -> Value:
         given = spread(value(f), f.lanes)[f.active()] != 0
         if len(members) < 2 or not len(given):
             return np.int32(answer_of(given))
-        votes = f.block.once(key, f.role, list)
+        votes = f.block.once(key, f.warp_role, list)
         votes.append(given)
         whole_warp_role(f, "a vote of the block", e.span)
-        f.block.gather((key, f.role.counts[key]), f.role, roles, e.span, "a vote of the block")
+        f.block.gather((key, f.warp_role.counts[key]), f.warp_role, warp_roles, e.span, "a vote of the block")
         return np.int32(answer_of(np.concatenate(votes)))
 
     return run
 
 
 def _in_groups(c: TileContext, e: Call) -> Closure:
-    return lambda f: np.bool_(holds_in(e, f.role.groups[0]))
+    return lambda f: np.bool_(holds_in(e, f.warp_role.groups[0]))
 
 
 def _in_warps(f: LaneFrame) -> int:
     """The same count for a barrier with a thread count, which counts a warp as 32 threads: PTX ISA, "bar"."""
     if f.lanes == 1:
-        return -(-f.role.threads // WARP) * WARP
+        return -(-f.warp_role.threads // WARP) * WARP
     return WARP * int(f.active().reshape(-1, WARP).any(1).sum())
 
 

@@ -46,7 +46,7 @@ class _Meeting:
     need: int
     come: int = 0
     done: bool = False
-    roles: dict[int, int] = field(default_factory=dict)  # awaited warp roles and their threads
+    warp_roles: dict[int, int] = field(default_factory=dict)  # awaited warp roles and their threads
     action: Callable[[], None] | None = None
 
 
@@ -86,34 +86,35 @@ class TileBlock:
                         hint="nothing else runs in this block that could complete the barrier")
         self.scheduler.wait(until, why, span)
 
-    def once(self, key: Any, role: WarpRole, make: Callable[[], Any]) -> Any:
+    def once(self, key: Any, warp_role: WarpRole, make: Callable[[], Any]) -> Any:
         """What `make` returned to the first warp role that reached this point; the other warp roles get the same object."""
-        at = (key, nth(role, key))
+        at = (key, nth(warp_role, key))
         if at not in self.shared:
             self.shared[at] = make()
         return self.shared[at]
 
-    def gather(self, key: Any, role: WarpRole, roles: dict[int, int], span: Any, why: str,
+    def gather(self, key: Any, warp_role: WarpRole, warp_roles: dict[int, int], span: Any, why: str,
                action: Callable[[], None] | None = None) -> None:
-        """Wait for all of `roles` (threads by number) that have not ended; then `action` runs and all continue."""
-        m = self.meetings.setdefault(key, _Meeting(sum(roles.values()), roles=dict(roles)))
-        m.roles.pop(role.number)
+        """Wait for all of `warp_roles` (threads by number) that have not ended; then `action` runs and all continue."""
+        m = self.meetings.setdefault(key, _Meeting(sum(warp_roles.values()), warp_roles=dict(warp_roles)))
+        m.warp_roles.pop(warp_role.number)
         m.action = action
         self._settle(key, m)
-        self.wait(lambda: m.done, lambda: f"at {why} ({m.need - sum(m.roles.values())} of {m.need} threads are there)", span)
+        self.wait(lambda: m.done, lambda: f"at {why} ({m.need - sum(m.warp_roles.values())} of {m.need} threads are there)",
+                  span)
 
     def _settle(self, key: Any, m: _Meeting) -> None:
-        if m.roles.keys() <= self.over:
+        if m.warp_roles.keys() <= self.over:
             del self.meetings[key]
             if m.action is not None:
                 m.action()
             m.done = True
 
-    def ended(self, role: WarpRole) -> None:
+    def ended(self, warp_role: WarpRole) -> None:
         """A warp role has ended: no meeting waits for it any more."""
-        self.over.add(role.number)
+        self.over.add(warp_role.number)
         for key, m in list(self.meetings.items()):
-            if m.roles:
+            if m.warp_roles:
                 self._settle(key, m)
 
     def meet(self, key: Any, need: int, n: int, span: Any, why: str, waits: bool = True) -> None:
@@ -133,10 +134,10 @@ class TileBlock:
             self.wait(lambda: m.done, lambda: f"at {why} ({m.come} of {m.need} threads are there)", span)
 
 
-def nth(role: WarpRole, key: Any) -> int:
+def nth(warp_role: WarpRole, key: Any) -> int:
     """How often a warp role has reached `key`, this time included."""
-    role.counts[key] = role.counts.get(key, 0) + 1
-    return role.counts[key]
+    warp_role.counts[key] = warp_role.counts.get(key, 0) + 1
+    return warp_role.counts[key]
 
 
 class TileScheduler(GridScheduler):
@@ -144,13 +145,13 @@ class TileScheduler(GridScheduler):
 
     def __init__(self, blocks: list[TileBlock], frames: list[LaneFrame], body: Action) -> None:
         of = [f" of block {f.block.where}" if len(blocks) > 1 else "" for f in frames]
-        super().__init__([Coroutine(f.role.number, f.role.name + o, f, body) for f, o in zip(frames, of)])
+        super().__init__([Coroutine(f.warp_role.number, f.warp_role.name + o, f, body) for f, o in zip(frames, of)])
         self.block, self.blocks = blocks[0], blocks
         for b in blocks:
             b.scheduler = self
 
-    def ended(self, part: Coroutine) -> None:
-        part.frame.block.ended(part.frame.role)
+    def ended(self, coroutine: Coroutine) -> None:
+        coroutine.frame.block.ended(coroutine.frame.warp_role)
 
     def deadlock(self, left: list[Coroutine]) -> Exception:
         states = [b.state() for block in self.blocks for b in block.barriers if b.pending != b.count or b.tx]

@@ -73,11 +73,11 @@ def _barrier(c: TileContext, e: Call) -> Closure:
     def run(f: LaneFrame) -> Value:
         if f.any_active():
             cluster = cluster_of_frame(f, e.span)
-            n = f.role.threads if f.lanes == 1 else int(f.active().sum())
+            n = f.warp_role.threads if f.lanes == 1 else int(f.active().sum())
             if arrives:
                 cluster.arrive(n)
             if waits:
-                want = f.role.counts["cluster"] = f.role.counts.get("cluster", 0) + 1
+                want = f.warp_role.counts["cluster"] = f.warp_role.counts.get("cluster", 0) + 1
                 f.block.wait(lambda: cluster.phase >= want, lambda: "at the cluster barrier", e.span)
         return np.int32(0)
 

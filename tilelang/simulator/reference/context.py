@@ -25,7 +25,7 @@ class TileLaunch(LaunchScope):
     """
 
     safe: dict[int, Closure] = field(default_factory=dict)
-    roles: list[WarpRole] = field(default_factory=list)
+    warp_roles: list[WarpRole] = field(default_factory=list)
     divergence: Divergence = field(default_factory=Divergence)
     space: SharedSpace = SharedSpace(())
 

@@ -17,19 +17,19 @@ from ..lanes import Action, LaneFrame
 class GridScheduler(Scheduler):
     """Runs the coroutines of all blocks of a grid, which meet at the grid barrier."""
 
-    def __init__(self, parts: list[Coroutine]) -> None:
-        super().__init__(parts)
+    def __init__(self, coroutines: list[Coroutine]) -> None:
+        super().__init__(coroutines)
         self.come: dict[int, int] = {}  # by id of a coroutine: how often it has arrived at the barrier
-        for p in parts:
+        for p in coroutines:
             p.frame.block.grid = self
 
     def meet(self, span: Any) -> None:
         """The running coroutine waits until all others have arrived as often as it has."""
         me = id(self.now)
         self.come[me] = n = self.come.get(me, 0) + 1
-        self.wait(lambda: all(p.done or self.come.get(id(p), 0) >= n for p in self.parts),
+        self.wait(lambda: all(p.done or self.come.get(id(p), 0) >= n for p in self.coroutines),
                   lambda: "at the barrier of the grid", span)
-        early = next((p for p in self.parts if p.done and self.come.get(id(p), 0) < n), None)
+        early = next((p for p in self.coroutines if p.done and self.come.get(id(p), 0) < n), None)
         if early is not None:
             raise fault("sim-barrier", f"{early.name} ends without coming to this barrier of the grid",
                         expected="all blocks at the barrier", found=f"{early.name} at its end", span=span,
@@ -56,8 +56,8 @@ def grid_barrier(c: Any, e: Call) -> Closure:
             return np.int32(0)
         if f.mask is not None and not f.active().all() and f.lanes > 1:
             gone = 0 if f.exited is None else int(f.exited.sum())
-            if int(f.active().sum()) < f.role.threads - gone:
-                came = f"{int(f.active().sum())} of {f.role.threads - gone} threads"
+            if int(f.active().sum()) < f.warp_role.threads - gone:
+                came = f"{int(f.active().sum())} of {f.warp_role.threads - gone} threads"
                 raise fault("sim-barrier", f"{came} reach this barrier of the grid",
                             found=came, span=e.span,
                             hint="a barrier must not stand under a condition that differs between threads")

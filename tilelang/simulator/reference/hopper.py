@@ -138,20 +138,20 @@ def _wgmma(c: TileContext, e: Call) -> Closure:
     b = _SharedOperand(c, e.args[2], row.b_dtype, e.options.b_major, row.shape[1], e)
     keeps, order_c, order_a = c.expr(e.args[3]), register_order(row.c), register_order(row.a)
 
-    def product(f: LaneFrame, warps: np.ndarray) -> None:
+    def multiply(f: LaneFrame, warps: np.ndarray) -> None:
         keep = bool(uniform(keeps(f), f, "scale-d of a wgmma", e.span))
         x = held.read(f, warps, ta).reshape(-1)[order_a] if held is not None else a.read(f)  # type: ignore[union-attr]
         y = b.read(f).T
         old = sums.read(f, warps, tc, keep).reshape(-1)
         out = np.empty(old.size, tc)
-        out[order_c.ravel()] = row.meaning(x, y, old[order_c], keep).ravel()
+        out[order_c.ravel()] = row.reference(x, y, old[order_c], keep).ravel()
         sums.write(f, warps, out.reshape(len(warps), -1))
 
     def run(f: LaneFrame) -> Value:
         outer = f.mask
         for own, warps in _groups(f, row.name, e.span):
             f.mask = own
-            product(f, warps)
+            multiply(f, warps)
         f.mask = outer
         return np.int32(0)
 

@@ -35,15 +35,15 @@ def compile_launch(c: TileContext, s: Launch) -> Action:
 
 
 class _CompiledLaunch:
-    """roles: of its blocks.  lanes: of a block.  together: whether all blocks run concurrently, for a grid barrier."""
+    """warp_roles: of its blocks.  lanes: of a block.  together: whether all blocks run concurrently, for a grid barrier."""
 
     def __init__(self, c: TileContext, s: Launch) -> None:
-        c.launch = TileLaunch(s.num_threads, s.plan.import_source, launch_maps(s), roles=warp_roles_of(s),
+        c.launch = TileLaunch(s.num_threads, s.plan.import_source, launch_maps(s), warp_roles=warp_roles_of(s),
                               divergence=Divergence(s), space=space_of(s))
         c.launch.safe = {id(b): c.expr(v) for b, v in s.plan.safe_values}  # these apply inside the kernel only
-        c.members = tuple(range(len(c.launch.roles)))
+        c.members = tuple(range(len(c.launch.warp_roles)))
         self.launch, self.dims, self.together = s, cluster_of(s), contains(s.body, (), ("sync_grid",))
-        self.roles, self.lanes = c.launch.roles, _lanes(s)
+        self.warp_roles, self.lanes = c.launch.warp_roles, _lanes(s)
         self.whole = WarpRole(0, tuple(range(-(-s.num_threads // 128))), s.num_threads)
         self.grid, self.body = [c.expr(g) for g in s.grid], c.stmt(s.body)
         self.block_slots = [(c.slot(v), numpy_dtype(v.dtype).type) for v in s.block_vars]
@@ -54,8 +54,8 @@ class _CompiledLaunch:
         extents = [int(g(f)) for g in self.grid]
         groups = (self.frames(f, mates) for mates in clusters(extents, self.dims, self.launch.span))
         for frames in filter(None, [[g for mates in groups for g in mates]] if self.together else groups):
-            if self.roles or self.dims is not None:
-                run_warp_roles(frames, self.roles or [self.whole], self.body)
+            if self.warp_roles or self.dims is not None:
+                run_warp_roles(frames, self.warp_roles or [self.whole], self.body)
             elif self.together:
                 TileGrid(frames, self.body).run()
             else:
@@ -68,7 +68,7 @@ class _CompiledLaunch:
         for at in mates:
             block = TileBlock(f.block, f"({', '.join(map(str, at))})")
             g = LaneFrame(list(f.slots), self.lanes, None if self.lanes in (1, threads) else t < threads, block)
-            g.role = self.whole
+            g.warp_role = self.whole
             for (slot, dt), v in zip(self.block_slots, at):
                 g.slots[slot] = dt(v)
             for slot, own in zip(self.thread_slots, (t % x, t // x % y, t // (x * y))):

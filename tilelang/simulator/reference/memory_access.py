@@ -24,7 +24,7 @@ from ..memory import Storage, geometry, out_of_bounds, span_of, uninitialized
 
 
 def _skip(b: Buffer, f: LaneFrame, linear: np.ndarray, bad: np.ndarray, vector: bool,
-          refuse: Callable[[np.ndarray], Exception]) -> np.ndarray | None:
+          error_of: Callable[[np.ndarray], Exception]) -> np.ndarray | None:
     """Lanes (of the broadcast access) to skip, inactive or out of range; None for none.  Raises outside global memory."""
     m = f.mask
     if m is not None and vector:
@@ -33,7 +33,7 @@ def _skip(b: Buffer, f: LaneFrame, linear: np.ndarray, bad: np.ndarray, vector: 
         if b.scope() != GLOBAL:
             hit = bad if m is None else bad & m
             if hit.any():
-                raise refuse(hit)
+                raise error_of(hit)
         return bad if m is None else bad | ~m
     return None if m is None else ~m
 
@@ -50,9 +50,9 @@ def load(c: TileContext, e: Load) -> Closure:
                      lambda hit: out_of_bounds(b, idx, shape, hit, e.span, "load of"))
         at = linear if skip is None else np.where(skip, 0, linear)
         x = store.flat(dt)[at]
-        if shared and f.role is not None and f.role.watch is not None:
+        if shared and f.warp_role is not None and f.warp_role.watch is not None:
             seen = at if skip is None else at[np.broadcast_to(~skip, at.shape)]
-            f.role.watch.load(f.role.number, store, granules_of(store, seen, dt.itemsize), e.span)
+            f.warp_role.watch.load(f.warp_role.number, store, granules_of(store, seen, dt.itemsize), e.span)
         if store.known is not None and c.check:
             known = store.known.reshape(-1)[granules_of(store, at, dt.itemsize)]
             known = known if known.ndim == at.ndim else known.all(-1)
@@ -80,8 +80,8 @@ def store(c: TileContext, s: Store) -> Action:
         if skip is not None:
             linear, x, keep = np.broadcast_arrays(linear, x, ~skip)
             linear, x = linear[keep], x[keep]
-        if shared and f.role is not None and f.role.watch is not None:
-            f.role.watch.store(f.role.number, store, granules_of(store, linear, dt.itemsize),
+        if shared and f.warp_role is not None and f.warp_role.watch is not None:
+            f.warp_role.watch.store(f.warp_role.number, store, granules_of(store, linear, dt.itemsize),
                                changes(store.flat(dt)[linear], x), s.span)
         store.flat(dt)[linear] = x
         if store.known is not None:
@@ -146,7 +146,7 @@ def _once(c: TileContext, s: Alloc, make: Callable[[LaneFrame], Any]) -> Action:
     at, common = c.slot(s.buffer.data), len(c.members) > 1
 
     def run(f: LaneFrame) -> None:
-        f.slots[at] = f.block.once(id(s), f.role, lambda: make(f)) if common else make(f)
+        f.slots[at] = f.block.once(id(s), f.warp_role, lambda: make(f)) if common else make(f)
 
     return run
 

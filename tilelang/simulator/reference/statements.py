@@ -46,7 +46,7 @@ def synchronised(handler: Callable[[Any, Any], Action]) -> Callable[[Any, Any], 
 
 def compile_if(c: TileContext, s: If) -> Action:
     """A condition on warp groups determines which warp roles reach each branch."""
-    reach = {r: holds_in(s.cond, c.launch.roles[r].groups[0]) for r in c.members}
+    reach = {r: holds_in(s.cond, c.launch.warp_roles[r].groups[0]) for r in c.members}
     if all(holds is None for holds in reach.values()):
         return control_flow.compile_if(c, s)
     cond = c.expr(s.cond)
@@ -59,7 +59,7 @@ def compile_if(c: TileContext, s: If) -> Action:
 
 def evaluate(c: TileContext, s: Evaluate) -> Action:
     """A call whose result is not used."""
-    if c.launch.roles and s.call.op in SYNC_OPS:  # not c.expr, which caches: depends on the warp roles
+    if c.launch.warp_roles and s.call.op in SYNC_OPS:  # not c.expr, which caches: depends on the warp roles
         fn = call(c, s.call)
         return lambda f: fn(f) and None
     return control_flow.evaluate(c, s)
@@ -74,10 +74,10 @@ def parallel(c: TileContext, s: Parallel) -> Action:
 
 
 def tile_op(c: TileContext, s: Any) -> Action:
-    """A tile op by its reference meaning: for each thread where it uses per-thread buffers, else once for the block."""
+    """A tile op by its NumPy reference: for each thread where it uses per-thread buffers, else once for the block."""
     if not hasattr(s, "reference"):
-        raise fault("sim-unsupported", f"T.{s.op_name} has no reference meaning",
-                    expected="a tile operation with a meaning", found=f"T.{s.op_name}", span=s.span)
+        raise fault("sim-unsupported", f"T.{s.op_name} has no NumPy reference",
+                    expected="a tile operation with a NumPy reference", found=f"T.{s.op_name}", span=s.span)
     s = scalar_elements(s)
     env = TileEnv.compile(c, s)
     private = any(isinstance(n, Region) and n.buffer.scope_name in PRIVATE for n in walk(s))
@@ -100,16 +100,16 @@ def tile_op(c: TileContext, s: Any) -> Action:
 def _signalling(c: TileContext, s: Any, action: Action) -> Action:
     """A TMA Copy: signals its bytes on its barrier (`barrier` = (buffer, index)); with `expect` it announces them first.
 
-    A copy that several blocks of a cluster do together (`share`) fills only the tile of its own block, and signals a part of
-    its bytes in each of the blocks.
+    A copy that several blocks of a cluster do together (`cluster_split`) fills only the tile of its own block, and signals
+    some of its bytes in each of the blocks.
     """
     if s.plan.barrier is None:
         return action
     buffer, index = s.plan.barrier
     bar, expects = TileBarrier(c, buffer, index, s.span), s.plan.expect
     cta = c.expr(s.plan.dst_block) if s.plan.dst_block is not None else None
-    share = s.plan.share
-    part, mask = (None, None) if share is None else (c.expr(convert(share[0])), c.expr(convert(share[2])))
+    split = s.plan.cluster_split
+    rank_in_split, mask = (None, None) if split is None else (c.expr(convert(split[0])), c.expr(convert(split[2])))
     item, extents = s.dst.dtype.bits, [c.expr(e) if isinstance(e, Expr) else e for e in s.dst.extents]
 
     def run(f: LaneFrame) -> None:
@@ -117,10 +117,10 @@ def _signalling(c: TileContext, s: Any, action: Action) -> Action:
         if f.any_active():
             n = math.prod(e if isinstance(e, int) else int(uniform(e(f), f, "an extent", s.span))
                           for e in extents)
-            if part is not None and mask is not None:
-                first = int(uniform(part(f), f, "a part", s.span)) == 0
-                each = n * item // 8 // share[1]
-                mine = n * item // 8 - each * (share[1] - 1) if first else each
+            if rank_in_split is not None and mask is not None:
+                first = int(uniform(rank_in_split(f), f, "the rank of a block", s.span)) == 0
+                each = n * item // 8 // split[1]
+                mine = n * item // 8 - each * (split[1] - 1) if first else each
                 to = int(uniform(mask(f), f, "a mask of blocks", s.span))
                 for other in range(to.bit_length()):
                     if to >> other & 1:

@@ -32,31 +32,31 @@ def warp_roles_of(s: Launch) -> list[WarpRole]:
 def executing(f: LaneFrame) -> int:
     """Number of threads that execute a statement: all of the warp role where threads are not distinguished."""
     if f.lanes == 1:
-        return f.role.threads
+        return f.warp_role.threads
     return int(f.active().sum())
 
 
 def whole_warp_role(f: LaneFrame, what: str, span: Any) -> None:
     """Raises sim-barrier unless all threads of the warp role that have not returned are active."""
     here, gone = executing(f), 0 if f.exited is None else int(f.exited.sum())
-    if here + gone < f.role.threads:
-        came = f"{here} of {f.role.threads - gone} threads"
-        raise fault("sim-barrier", f"{came} of {f.role.name} reach {what}", found=came, span=span,
+    if here + gone < f.warp_role.threads:
+        came = f"{here} of {f.warp_role.threads - gone} threads"
+        raise fault("sim-barrier", f"{came} of {f.warp_role.name} reach {what}", found=came, span=span,
                     hint="a barrier must not stand under a condition that differs between threads")
 
 
-def together(c: TileContext, s: Any, action: Action, part: str = "") -> Action:
+def together(c: TileContext, s: Any, action: Action, place: str = "") -> Action:
     """One action for all warp roles that reach a statement: the last one to arrive executes it, then all continue."""
     members = c.members
     if len(members) < 2:
         return action
-    roles, key = {r: c.launch.roles[r].threads for r in members}, (id(s), members, part)
+    warp_roles, key = {r: c.launch.warp_roles[r].threads for r in members}, (id(s), members, place)
 
     def run(f: LaneFrame) -> None:
         if f.any_active():
-            n = nth(f.role, key)
-            what = ("a statement" if part else f"T.{getattr(s, 'op_name', 'Parallel')}") + " of several warp roles"
-            f.block.gather((key, n), f.role, roles, s.span, what, lambda: action(f))
+            n = nth(f.warp_role, key)
+            what = ("a statement" if place else f"T.{getattr(s, 'op_name', 'Parallel')}") + " of several warp roles"
+            f.block.gather((key, n), f.warp_role, warp_roles, s.span, what, lambda: action(f))
 
     return run
 
@@ -142,29 +142,29 @@ def in_front(c: TileContext, s: Stmt, action: Action) -> Action:
 def around(c: TileContext, s: Stmt, action: Action) -> Action:
     """An action of each warp role, with synchronisation before and after it.  The warp roles execute it one after another;
     raises sim-unsupported where that order affects the result (watch.py)."""
-    before, behind = (together(c, s, lambda f: None, part) for part in ("before", "behind"))
+    before, behind = (together(c, s, lambda f: None, place) for place in ("before", "behind"))
     key = ("watch", id(s))
 
     def run(f: LaneFrame) -> None:
         before(f)
         if f.any_active():
-            f.role.watch = f.block.once(key, f.role, Watch)
+            f.warp_role.watch = f.block.once(key, f.warp_role, Watch)
         action(f)
-        f.role.watch = None
+        f.warp_role.watch = None
         behind(f)
 
     return run
 
 
-def run_warp_roles(blocks: list[LaneFrame], roles: list[WarpRole], body: Action) -> None:
+def run_warp_roles(blocks: list[LaneFrame], warp_roles: list[WarpRole], body: Action) -> None:
     """Run one block, or the blocks of a cluster, with each warp role as a coroutine."""
     frames = []
     for g in blocks:
-        for role in roles:
+        for warp_role in warp_roles:
             f = LaneFrame(list(g.slots), g.lanes, g.mask, g.block)
             if g.lanes > 1:
-                f.mask = role.mask(g.lanes) & g.active()
-            f.role = WarpRole(role.number, role.groups, role.threads)
+                f.mask = warp_role.mask(g.lanes) & g.active()
+            f.warp_role = WarpRole(warp_role.number, warp_role.groups, warp_role.threads)
             frames.append(f)
     TileScheduler([g.block for g in blocks], frames, body).run()
 

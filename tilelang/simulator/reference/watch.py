@@ -33,24 +33,24 @@ class Watch:
             self.kept.append(store)
         return self.readers[id(store)], self.writer[id(store)]
 
-    def load(self, role: int, store: Storage, at: np.ndarray, span: Any) -> None:
+    def load(self, warp_role: int, store: Storage, at: np.ndarray, span: Any) -> None:
         """A warp role reads the granules `at`.  Raises sim-unsupported where another warp role has changed one."""
         readers, writer = self._of(store)
-        readers[at] |= np.uint64(1 << role)
-        if ((writer[at] != 0) & (writer[at] != role + 1)).any():
+        readers[at] |= np.uint64(1 << warp_role)
+        if ((writer[at] != 0) & (writer[at] != warp_role + 1)).any():
             raise _shows(store, span)
 
-    def store(self, role: int, store: Storage, at: np.ndarray, changed: np.ndarray, span: Any) -> None:
+    def store(self, warp_role: int, store: Storage, at: np.ndarray, changed: np.ndarray, span: Any) -> None:
         """A warp role stores to the granules `at`, one row for each element; `changed` marks those whose value changes.
 
         Raises sim-unsupported where another warp role has read a changed one.
         """
         readers, writer = self._of(store)
         changed = np.broadcast_to(changed.reshape(*changed.shape, *(1,) * (at.ndim - changed.ndim)), at.shape)
-        if (readers[at[changed]] & ~np.uint64(1 << role)).any():
+        if (readers[at[changed]] & ~np.uint64(1 << warp_role)).any():
             raise _shows(store, span)
         mine = at[changed | (writer[at] != 0)]
-        writer[mine] = role + 1
+        writer[mine] = warp_role + 1
 
 
 def changes(old: np.ndarray, new: np.ndarray) -> np.ndarray:

@@ -110,7 +110,7 @@ def replacements(tree: ast.Module) -> Iterator[Edit]:
     for path, node in nodes:
         yield from _of_statement(path, node)
     for path, node in nodes:
-        yield from _of_parts(path, node)
+        yield from _removed_children(path, node)
     for path, node in nodes:
         yield from _of_expression(path, node)
 
@@ -128,7 +128,7 @@ def _of_statement(path: Path, node: ast.AST) -> Iterator[Edit]:
         yield _replace(path, ast.Expr(node.value))
 
 
-def _of_parts(path: Path, node: ast.AST) -> Iterator[Edit]:
+def _removed_children(path: Path, node: ast.AST) -> Iterator[Edit]:
     """Remove decorators, arguments, keywords, elements and annotations."""
     for name in ("decorator_list", "keywords", "args", "elts", "targets", "values", "names", "items", "comparators"):
         parts = getattr(node, name, None)

@@ -82,7 +82,7 @@ class Tables:
             return True
         if a.buffer.dtype.bits * a.buffer.dtype.lanes < 8:
             return True
-        if self.claims.apart(a, b, how):
+        if self.claims.disjoint(a, b, how):
             return False
         try:
             cases = self.cases(a, b, how, shared)

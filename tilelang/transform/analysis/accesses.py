@@ -19,14 +19,14 @@ class Update:
 
 @entity
 class Loop:
-    """A loop around an access. var: None for while. independent: its iterations are those of a parallel loop. turns: the
+    """A loop around an access. var: None for while. independent: its iterations are those of a parallel loop. while_loop: the
     While statement, for a while loop."""
 
     var: Var | None
     start: Expr | None
     extent: Expr | None
     independent: bool = False
-    turns: While | None = None
+    while_loop: While | None = None
     defined: set[Any] = field(default_factory=set)  # variables defined inside the loop
 
     @property

@@ -21,16 +21,16 @@ def promises(func: Func) -> tuple[Expr, ...]:
         elif isinstance(s, Launch):
             visit(s.body)
         elif isinstance(s, Evaluate) and s.call.op == "assume":
-            _parts(s.call.args[0], out)
+            _conjuncts(s.call.args[0], out)
 
     visit(func.body)
     return tuple(e for e in out if free_vars(e) <= known and not contains(e, Load, Call))
 
 
-def _parts(e: Expr, out: list[Expr]) -> None:
+def _conjuncts(e: Expr, out: list[Expr]) -> None:
     if isinstance(e, Binary) and e.op == "and":
-        _parts(e.a, out)
-        _parts(e.b, out)
+        _conjuncts(e.a, out)
+        _conjuncts(e.b, out)
     else:
         out.append(e)
 

@@ -26,8 +26,8 @@ def update_of(c: Call, s: Stmt) -> Update:
 
 def waits(a: Access, divergence: Divergence) -> bool:
     """Whether an atomic access polls for what other threads do: a while loop that threads leave one by one uses its result."""
-    turns = a.loops[-1].turns if a.loops else None
-    return turns is not None and a.update is not None and a.update.used and divergence.left_one_by_one(turns)
+    while_loop = a.loops[-1].while_loop if a.loops else None
+    return while_loop is not None and a.update is not None and a.update.used and divergence.left_one_by_one(while_loop)
 
 
 def in_order(a: Access, b: Access, divergence: Divergence) -> bool:

@@ -23,7 +23,7 @@ class Claims:
         self.counts: dict[Var, bool] = {}  # by storage: whether atomics only add to it or read it
         self.loops: dict[Var, For] | None = None
 
-    def apart(self, a: Access, b: Access, how: Relation) -> bool:
+    def disjoint(self, a: Access, b: Access, how: Relation) -> bool:
         """Whether two accesses by different threads, a before b as `how` says, always go to different slots."""
         slots = self.slots(a)
         if not slots or a.width != 1 or b.width != 1:

@@ -125,7 +125,7 @@ def _by_structure(frag: Any, indices: tuple[Expr, ...], grid: Grid, is_write: bo
     it. For a write the loop must have no further dimension, and the same replication: then each owner executes it once.
     """
     dist = grid.dist
-    if dist.share is None or frag.threads != dist.threads:
+    if dist.partition is None or frag.threads != dist.threads:
         return None
     told = 1
     for m in [m for ms in frag.modes for m in ms if m.to == "thread"] + list(frag.copies):
@@ -143,7 +143,7 @@ def _by_structure(frag: Any, indices: tuple[Expr, ...], grid: Grid, is_write: bo
         if k is None or k in used or dist.extents[k] != frag.shape[d]:
             return None
         used.add(k)
-        ours, loops = frag.modes[d], dist.share.modes[k]
+        ours, loops = frag.modes[d], dist.partition.modes[k]
         if len(ours) != len(loops) or any(
                 a.size != b.size or a.to != b.to or (a.to == "thread" and a.stride != b.stride) for a, b in zip(ours, loops)):
             return None
@@ -151,7 +151,7 @@ def _by_structure(frag: Any, indices: tuple[Expr, ...], grid: Grid, is_write: bo
             if value is not None:
                 register = register + value * m.stride
     if is_write and (any(n > 1 for k, n in enumerate(dist.extents) if k not in used) or
-                     set(frag.copies) != set(dist.share.copies)):
+                     set(frag.copies) != set(dist.partition.copies)):
         return None
     return register
 

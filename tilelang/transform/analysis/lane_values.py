@@ -82,8 +82,8 @@ class LaneValues:
             return Kind.ALIKE
         return Kind.OPEN if any(v is Kind.OPEN for v in at) else Kind.DATA
 
-    def _computed(self, e: Expr, parts: tuple[Expr, ...], fn: Any) -> Any:
-        values = [self.value(p) for p in parts]
+    def _computed(self, e: Expr, operands: tuple[Expr, ...], fn: Any) -> Any:
+        values = [self.value(p) for p in operands]
         kinds = {v for v in values if isinstance(v, Kind)}
         if not kinds and fn is not None and e.dtype.lanes == 1:
             return fn(*map(np.asarray, values))

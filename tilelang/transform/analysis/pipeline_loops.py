@@ -39,18 +39,18 @@ def wanted_stages(s: For) -> int | tuple[Any, Any]:
     return n
 
 
-def scheduled_lists(s: For, parts: Body, order: Any, stage: Any) -> tuple[list[int], list[int]]:
+def scheduled_lists(s: For, loop_body: Body, order: Any, stage: Any) -> tuple[list[int], list[int]]:
     """(stage, order) per item. Raises "pipeline-annotation" for lists that do not fit the body."""
     lists: dict[str, list[int]] = {}
     for name, given in (("order", order), ("stage", stage)):
         values = [int(v) for v in (given if given is not None else range(len(stage)))]
-        if len(values) == len(parts.listed):  # the lists count pure bindings too: their entries are ignored
-            values = [v for v, k in zip(values, parts.listed) if k is not None]
-        if len(values) != len(parts.items):
+        if len(values) == len(loop_body.listed):  # the lists count pure bindings too: their entries are ignored
+            values = [v for v, k in zip(values, loop_body.listed) if k is not None]
+        if len(values) != len(loop_body.items):
             raise error("pipeline-annotation",
                         f"pipeline annotation size: `{name}` has {len(given if given is not None else stage)} entries, "
-                        f"the loop body has {len(parts.items)} statements to schedule",
-                        expected=f"{len(parts.items)} entries", found=f"{len(given if given is not None else stage)}",
+                        f"the loop body has {len(loop_body.items)} statements to schedule",
+                        expected=f"{len(loop_body.items)} entries", found=f"{len(given if given is not None else stage)}",
                         span=s.span,
                         hint="list one entry per copy, fill, gemm, reduction or store of the body, in source order")
         lists[name] = values

@@ -153,9 +153,9 @@ def needed(n: Node, b: Buffer) -> bool:
     return len(held) < b.size
 
 
-def running_after(n: Node, product: bool, running: int) -> int:
-    """Groups committed since the last wgmma of a buffer, NEVER when none is in flight. product: n is such a wgmma."""
-    if product:
+def running_after(n: Node, is_wgmma: bool, running: int) -> int:
+    """Groups committed since the last wgmma of a buffer, NEVER when none is in flight. is_wgmma: n is such a wgmma."""
+    if is_wgmma:
         return 0
     if n.kind == "commit" and running != NEVER:
         return min(running + 1, NEVER - 1)

@@ -23,10 +23,10 @@ def check_divisors(func: Func, cx: PassContext) -> Func:
     shapes = [b for _, b in func.buffers]
     if any(map(_in_shape, shapes)) or any(
             _undefined(n) or isinstance(n, Alloc) and _in_shape(n.buffer) for n in walk(func.body)):
-        _refuse(func.body, func.span)
+        _reject(func.body, func.span)
         for b in shapes:
             for n in b.shape:
-                _refuse(n, func.span)
+                _reject(n, func.span)
     return func
 
 
@@ -38,7 +38,7 @@ def _in_shape(b: Buffer) -> bool:
     return any(isinstance(n, Node) and any(map(_undefined, walk(n))) for n in b.shape)
 
 
-def _refuse(n: Any, span: Any) -> None:
+def _reject(n: Any, span: Any) -> None:
     """Raise for the first such division in n, at the innermost known place in the source."""
     span = getattr(n, "span", None) or span
     if _undefined(n):
@@ -47,10 +47,10 @@ def _refuse(n: Any, span: Any) -> None:
                     found=f"`{n}`", span=span)
     if isinstance(n, Alloc):
         for e in n.buffer.shape:
-            _refuse(e, span)
+            _reject(e, span)
     if isinstance(n, Node):
         for c in children(n):
-            _refuse(c, span)
+            _reject(c, span)
 
 
 __all__ = ["check_divisors"]

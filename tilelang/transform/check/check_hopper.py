@@ -99,12 +99,12 @@ def _elsewhere(n: Node) -> Node | None:
     if not isinstance(n, Launch):
         return None
     thread = linear_thread(n)
-    roles = any(_has_tiles(s) or isinstance(s, Call) and s.op in WAITS for s in walk(n.body))
+    warp_roles = any(_has_tiles(s) or isinstance(s, Call) and s.op in WAITS for s in walk(n.body))
 
     def visit(x: Node) -> Node | None:
         if isinstance(x, Evaluate) and x.call.op in ("pdl_trigger", "pdl_sync"):
             return EMPTY
-        return groups_test(x, thread) if isinstance(x, Call) and x.op == "in_warp_groups" and not roles else None
+        return groups_test(x, thread) if isinstance(x, Call) and x.op == "in_warp_groups" and not warp_roles else None
 
     return with_options(replace(n, body=rewrite(n.body, visit)), pdl=False)
 

@@ -239,7 +239,7 @@ class _Walk:
         named = np.broadcast_to(np.asarray(mask).astype(np.int64) & _FULL, self.at.n)
         if path.unknown is Kind.DATA:
             if (named[path.here] & (named[path.here] - 1)).any():
-                self.refuse(c, s, path, "names lanes in its mask that may not execute it: what is read for each lane decides")
+                self.reject(c, s, path, "names lanes in its mask that may not execute it: what is read for each lane decides")
             return
         lanes = self.at.threads % WARP_LANES
         for first in range(0, self.at.n, WARP_LANES):
@@ -249,10 +249,10 @@ class _Walk:
                 wanted = np.bitwise_or.reduce(named[part][come])
                 missing = ~come & ~self.returned[part] & ((wanted >> lanes[part]) & 1 == 1)
                 if missing.any():
-                    self.refuse(c, s, path, f"names thread {first + int(np.argmax(missing))} in its mask, which does not "
+                    self.reject(c, s, path, f"names thread {first + int(np.argmax(missing))} in its mask, which does not "
                                 f"execute it, as thread {first + int(np.argmax(come))} does")
 
-    def refuse(self, c: Call, s: Stmt, path: _Path, why: str) -> None:
+    def reject(self, c: Call, s: Stmt, path: _Path, why: str) -> None:
         name = f"T.{_NAMES.get(c.op, c.op)}"
         if _MASKS[c.op] is None:
             why = "takes all 32 lanes of a warp, and only some execute it"

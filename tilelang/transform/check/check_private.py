@@ -87,10 +87,10 @@ def _asks(launch: Launch) -> bool:
 def _sets(s: Stmt, groups: tuple[int, ...], out: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
     """The sets of warp groups that run statements of their own."""
     if isinstance(s, If):
-        for part, wanted in ((s.then, True), (s.orelse, False)):
-            if part is not None and (come := tuple(g for g in groups if holds_in(s.cond, g) in (wanted, None))):
+        for piece, wanted in ((s.then, True), (s.orelse, False)):
+            if piece is not None and (come := tuple(g for g in groups if holds_in(s.cond, g) in (wanted, None))):
                 out.add(come)
-                _sets(part, come, out)
+                _sets(piece, come, out)
         return out
     for x in inner(s):
         _sets(x, groups, out)
@@ -142,7 +142,7 @@ class _Walk:
                 self.counted(s)
             case While():
                 self.reads(s.cond, s)
-                self.rounds(s, self.at.varies(s.cond), False)
+                self.fixpoint(s, self.at.varies(s.cond), False)
             case Parallel():
                 self.parallel(s)
             case TileOp():
@@ -222,9 +222,9 @@ class _Walk:
             return
         self.at.known.pop(s.var, None)
         self.at.varying.add(s.var) if varies else self.at.varying.discard(s.var)
-        self.rounds(s, varies, extent is not None)
+        self.fixpoint(s, varies, extent is not None)
 
-    def rounds(self, s: For | While, varies: bool, surely: bool) -> None:
+    def fixpoint(self, s: For | While, varies: bool, surely: bool) -> None:
         """Follow a loop whose iterations are treated alike, until a fixpoint. surely: it runs at least once."""
         around, entry = self.some, self.memory()
         some = around or varies
@@ -335,8 +335,8 @@ class _Walk:
     def reads(self, e: Expr, s: Stmt) -> None:
         """An expression is evaluated: check what it reads."""
         if self.loop is not None:
-            for part in _parts(e):
-                self.uniform(part, s, "")
+            for piece in _relevant(e):
+                self.uniform(piece, s, "")
         if self.at.memory and touches(e):
             for x in walk(e):
                 if isinstance(x, Load) and self.at.follows(x.buffer):
@@ -417,7 +417,7 @@ def _addresses(e: Expr) -> Iterator[tuple[Call, AddressOf, str]]:
                     yield c, a, argument_mode(c, k)
 
 
-def _parts(e: Expr) -> list[Expr]:
+def _relevant(e: Expr) -> list[Expr]:
     """The subexpressions that affect what an iteration does; arguments that are only printed do not."""
     return [] if isinstance(e, Call) and e.op in _SPEAKS else [e]
 

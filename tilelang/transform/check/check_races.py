@@ -113,7 +113,7 @@ def _check(s: Store, points: dict[Var, np.ndarray], live: np.ndarray, bound: dic
     again = first[place]
     if (again == np.arange(len(place))).all():
         return
-    for part in _parts(substitute(s.value, bound)):
+    for part in _dependencies(substitute(s.value, bound)):
         got = _values(part, points)
         if got is not None:
             a = got[live]
@@ -129,7 +129,7 @@ def _check(s: Store, points: dict[Var, np.ndarray], live: np.ndarray, bound: dic
             return
 
 
-def _parts(value: Expr) -> list[Expr]:
+def _dependencies(value: Expr) -> list[Expr]:
     """What a value depends on: itself, or the indices of what it reads where it reads memory."""
     loads = list(walk(value, Load))
     if not loads:

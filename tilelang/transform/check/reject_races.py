@@ -80,7 +80,7 @@ class _Loop:
         """Raise parallel-overwrite where two iterations reach s with different values."""
         value = substitute(s.value, bound)
         indices = tuple(substitute(i, bound) for i in s.indices)
-        if not self.plain(value) or self.apart(indices) or any(i.dtype.lanes > 1 for i in indices):
+        if not self.plain(value) or self.disjoint(indices) or any(i.dtype.lanes > 1 for i in indices):
             return
         got = self.values(value)
         live = self.live(conds)
@@ -105,7 +105,7 @@ class _Loop:
         """Whether a value consists of the loop's variables and constants alone."""
         return free_vars(value) <= set(self.extents) and not contains(value, Load, Call)
 
-    def apart(self, indices: tuple[Expr, ...]) -> bool:
+    def disjoint(self, indices: tuple[Expr, ...]) -> bool:
         """Whether the indices prove that no two iterations reach one element: each variable stands alone in some index."""
         alone: set[Var] = set()
         for i in indices:

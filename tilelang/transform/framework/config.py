@@ -253,7 +253,7 @@ def normalize_config(config: Mapping[Any, Any] | None) -> dict[str, Any]:
         if name == PassConfigKey.TIR_USE_ASYNC_COPY.value and not value:
             out.setdefault(PassConfigKey.TL_ENABLE_ASYNC_COPY.value, False)
         if name == PassConfigKey.TL_SIMPLIFY.value and isinstance(value, Mapping):
-            _check_parts(value)
+            _check_simplify(value)
         if name == PassConfigKey.TL_CLUSTER.value and isinstance(value, list):
             value = tuple(value)
         out[name] = bool(value) if row.types is _FLAG else value
@@ -269,7 +269,7 @@ def _unknown(name: str, known: list[str]) -> Exception:
                  hint=f"did you mean {near[0]}?" if near else "leave it out, or use a member of tilelang.PassConfigKey")
 
 
-def _check_parts(value: Mapping[Any, Any]) -> None:
+def _check_simplify(value: Mapping[Any, Any]) -> None:
     """Check the sub-keys of tl.Simplify."""
     known = [k.value for k in PassConfigKey if k.name.startswith("TL_SIMPLIFY_")]
     for part in value:

@@ -12,7 +12,7 @@ accesses (shared_layouts.py).
 
 If two uses require different layouts of one fragment, the first use wins, and the other one is staged through shared
 memory when it is lowered; so every program gets layouts.  A large fragment that every thread would hold completely is
-kept in shared memory where that has the same meaning (staged_fragments.py).  A Parallel that touches fragments carries
+kept in shared memory where that gives the same results (staged_fragments.py).  A Parallel that touches fragments carries
 `loop_layout`; without it the lowering distributes the points over the threads cyclically.
 """
 
@@ -171,17 +171,17 @@ class _Inference:
                 uses = [a for a in by_storage.get(data, ()) if a.buffer is root]
                 viewed = len(uses) != len(by_storage.get(data, ()))
                 plain = data in self.uses.pointers or viewed
-                self.known.settle(root, choose_shared_layout(root, uses, self._share_of, plain),
+                self.known.settle(root, choose_shared_layout(root, uses, self._partition_of, plain),
                                   "address taken or seen in another shape" if plain else f"{len(uses)} accesses")
         for b in self.uses.buffers:
             if b.scope_name in SHARED and b not in self.known.layouts:
                 root = roots[b.data]
                 self.known.settle(b, view_layout(self.known.layouts[root], root, b), f"is `{root.name}` in another shape")
 
-    def _share_of(self, a: Access) -> Fragment | None:
-        if isinstance(a.share, Buffer):
-            return self.known.layouts.get(a.share)
-        loop = self.uses.loops.get(id(a.share))
+    def _partition_of(self, a: Access) -> Fragment | None:
+        if isinstance(a.partition, Buffer):
+            return self.known.layouts.get(a.partition)
+        loop = self.uses.loops.get(id(a.partition))
         return None if loop is None else loop.layout
 
     # ---- the program with the decisions ---------------------------------------------------------------------------

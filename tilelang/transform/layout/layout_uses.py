@@ -48,7 +48,7 @@ class Uses:
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
-        self.whole = self.role = launch.plan.compute_threads or launch.num_threads
+        self.whole = self.current_threads = launch.plan.compute_threads or launch.num_threads
         self.by_hand = launch.plan.compute_threads is None  # the user wrote the warp roles: each has threads of its own
         self.threads_of: dict[int, int] = {}  # threads of the warp role that an op or parallel loop belongs to
         self.known = Known(self.whole)
@@ -72,15 +72,15 @@ class Uses:
             self._allocated(s)
         elif isinstance(s, If) and self.by_hand and warp_role_of(s.cond) is not None:
             count = (warp_role_of(s.cond) or (0, 0))[1] * GROUP
-            saved = self.role
+            saved = self.current_threads
             for part, n in ((s.then, count), (s.orelse, saved - count)):
-                self.role = n
+                self.current_threads = n
                 if part is not None:
                     self._collect(part, loop)
-            self.role = saved
+            self.current_threads = saved
         elif isinstance(s, TileOp):
             self.ops.append(s)
-            self.threads_of[id(s)] = self.role
+            self.threads_of[id(s)] = self.current_threads
             for y in walk(s, Buffer, Load):
                 if isinstance(y, Buffer):
                     self._see(y)
@@ -144,7 +144,7 @@ class Uses:
     def _belongs(self, b: Buffer) -> None:
         """Record that a fragment lies in the registers of the warp role that uses it."""
         if b.scope_name == FRAGMENT:
-            self.threads_of[id(b)] = self.role
+            self.threads_of[id(b)] = self.current_threads
 
     def known_for(self, x: Any) -> Known:
         """The known layouts for the warp role of an op, loop or fragment."""
@@ -152,7 +152,7 @@ class Uses:
         return self.known
 
     def _collect_loop(self, s: Parallel) -> None:
-        self.threads_of[id(s)] = self.role
+        self.threads_of[id(s)] = self.current_threads
         extents = tuple(int(n.value) if isinstance(n, Const) else n for n in s.extents)
         touches: list[Touch] = []
         written: list[tuple[Buffer, tuple[Expr, ...]]] = []

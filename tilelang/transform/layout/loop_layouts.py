@@ -17,15 +17,15 @@ Written = list[tuple[Buffer, tuple[Expr, ...]]]
 class Touch:
     """A fragment access in a Parallel.
 
-    dims: for each fragment dimension the loop that indexes it, else None.  shares: how many neighbouring iterations of that
-    loop use one element (index `v // shares`).  inside: dimensions walked within one iteration (constant index, or that of a
+    dims: for each fragment dimension the loop that indexes it, else None.  repeats: how many neighbouring iterations of that
+    loop use one element (index `v // repeats`).  inside: dimensions walked within one iteration (constant index, or that of a
     loop in the body), which must lie in registers.  plain: every dimension is inside, or is indexed by a loop that covers it.
     exact: the loops reach the end of every dimension, so they determine its whole layout.
     """
 
     buffer: Buffer
     dims: tuple[int | None, ...]
-    shares: tuple[int, ...]
+    repeats: tuple[int, ...]
     inside: tuple[int, ...]
     plain: bool
     exact: bool
@@ -49,7 +49,7 @@ class Loop:
 def touch(x: Load | Store, vars: tuple[Var, ...], extents: tuple[Any, ...]) -> Touch:
     """How an access indexes its fragment."""
     dims: list[int | None] = []
-    shares: list[int] = []
+    repeats: list[int] = []
     inside: list[int] = []
     plain = x.buffer.is_static
     exact = True
@@ -68,8 +68,8 @@ def touch(x: Load | Store, vars: tuple[Var, ...], extents: tuple[Any, ...]) -> T
                 inside.append(d)
             else:
                 plain &= n == 1
-        shares.append(c)
-    return Touch(x.buffer, tuple(dims), tuple(shares), tuple(inside), plain, exact, isinstance(x, Store))
+        repeats.append(c)
+    return Touch(x.buffer, tuple(dims), tuple(repeats), tuple(inside), plain, exact, isinstance(x, Store))
 
 
 def serial_dims(s: Parallel, extents: tuple[Any, ...], written: Written) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ def over_loops(lay: Fragment, t: Touch, extents: tuple[int, ...]) -> Fragment:
     """
     modes: list[list[Mode]] = [[] for _ in extents]
     step = 1
-    for d, c in zip(t.dims, t.shares):
+    for d, c in zip(t.dims, t.repeats):
         if d is not None and c > 1:
             modes[d] = [Mode(c, REGISTER, step)]
             step *= c
@@ -111,7 +111,7 @@ def projected(layout: Fragment, t: Touch) -> Fragment | None:
     None when iterations that share an element run in different threads.
     """
     modes, shape = list(layout.modes), list(layout.shape)
-    for d, c in zip(t.dims, t.shares):
+    for d, c in zip(t.dims, t.repeats):
         if d is not None and c > 1:
             less = _without_inner(modes[d], c)
             if less is None:

@@ -40,15 +40,15 @@ def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...]
     if not static:
         lane_dim, w = wanted_width(lw, vars, extents, body)
         return flat(extents, lw.thread, lw.num_threads, w, lane_dim), False
-    shares = [loop_layout] if loop_layout is not None else []
-    shares += fragment_partitions(lw, vars, extents, body)
-    shares = [s for s in shares if not (once and _replicas(s) > 1)]
+    partitions = [loop_layout] if loop_layout is not None else []
+    partitions += fragment_partitions(lw, vars, extents, body)
+    partitions = [s for s in partitions if not (once and _replicas(s) > 1)]
     lane_dim, w = wanted_width(lw, vars, extents, body)
     if width is not None:
         w = power_of_two_in(extents[lane_dim], width)
-    for share in shares:
-        dist = from_fragment(share, lw.thread, extents, w if lane_dim == len(vars) - 1 else 1)
-        if share is shares[-1] or _accumulates_well(lw, vars, dist, body):
+    for partition in partitions:
+        dist = from_fragment(partition, lw.thread, extents, w if lane_dim == len(vars) - 1 else 1)
+        if partition is partitions[-1] or _accumulates_well(lw, vars, dist, body):
             return dist, False
     serial = accumulated_dims(vars, extents, body)
     if serial:
@@ -96,10 +96,10 @@ def fragment_partitions(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...]
             elif not (frag.shape[d] == 1 and isinstance(i, Const)):
                 break
         else:
-            share = _share_of(frag, dim_of, extents)
-            if not isinstance(x, Store) and spread_thin(extents, dim_of, _replicas(share)):
+            partition = _partition_of(frag, dim_of, extents)
+            if not isinstance(x, Store) and spread_thin(extents, dim_of, _replicas(partition)):
                 continue
-            found.append(((0 if isinstance(x, Store) else 1, -len(dim_of)), share))
+            found.append(((0 if isinstance(x, Store) else 1, -len(dim_of)), partition))
     found.sort(key=lambda f: f[0])
     return [s for _, s in found]
 
@@ -129,14 +129,14 @@ def rereads(body: Stmt) -> bool:
     return any(isinstance(x, Load) and x.buffer.data in written for x in memory)
 
 
-def _replicas(share: Any) -> int:
+def _replicas(partition: Any) -> int:
     out = 1
-    for m in share.copies:
+    for m in partition.copies:
         out *= m.size
     return out
 
 
-def _share_of(frag: Any, dim_of: dict[int, int], extents: tuple[int, ...]) -> LoopPartition:
+def _partition_of(frag: Any, dim_of: dict[int, int], extents: tuple[int, ...]) -> LoopPartition:
     modes: list[Any] = []
     for d, n in enumerate(extents):
         if d in dim_of:

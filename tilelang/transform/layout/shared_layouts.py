@@ -29,7 +29,7 @@ WARP = 32
 class Access:
     """Uses of a shared buffer by one statement.
 
-    indices: in terms of vars, which run over extents.  share: the fragment buffer or Parallel whose layout distributes the
+    indices: in terms of vars, which run over extents.  partition: the fragment buffer or Parallel whose layout distributes the
     points over threads; None when the threads take them cyclically, width consecutive points along lane_dim at a time.
     matrix: rows of 16 bytes read by ldmatrix instead.
     """
@@ -38,7 +38,7 @@ class Access:
     vars: tuple[Var, ...]
     extents: tuple[int, ...]
     indices: tuple[Expr, ...]
-    share: Any
+    partition: Any
     lane_dim: int
     width: int
     matrix: bool = False
@@ -97,12 +97,12 @@ def _region_indices(r: Region, vars: tuple[Var, ...]) -> tuple[Expr, ...]:
 
 
 def _loop_accesses(vars: tuple[Var, ...], extents: tuple[Any, ...], sides: list[tuple[Buffer, tuple[Expr, ...]]],
-                   share: Any, analyzer: Analyzer) -> list[Access]:
+                   partition: Any, analyzer: Analyzer) -> list[Access]:
     shared = [(b, i) for b, i in sides if b.scope_name in SHARED]
     if not shared or not all(isinstance(n, int) for n in extents):
         return []
     lane_dim, width = _lanes(vars, extents, sides, analyzer)
-    return [Access(b, vars, extents, i, share, lane_dim, width) for b, i in shared]
+    return [Access(b, vars, extents, i, partition, lane_dim, width) for b, i in shared]
 
 
 def _lanes(vars: tuple[Var, ...], extents: tuple[int, ...], sides: list[tuple[Buffer, tuple[Expr, ...]]],
@@ -233,17 +233,17 @@ class Sample:
     rigid: bool = False
 
 
-def choose_shared_layout(b: Buffer, accesses: list[Access], share_of: Any, plain: bool) -> Layout:
+def choose_shared_layout(b: Buffer, accesses: list[Access], partition_of: Any, plain: bool) -> Layout:
     """The lowest-cost layout of a shared buffer.
 
-    share_of(access) -> Fragment | None.  plain: row-major at any cost (the buffer's address is taken, or another view of its
-    storage is used).
+    partition_of(access) -> Fragment | None.  plain: row-major at any cost (the buffer's address is taken, or another view of
+    its storage is used).
     """
     shape, bits = tuple(b.shape), b.dtype.bits * b.dtype.lanes
     linear = linear_layout(shape)
     if plain or len(shape) < 2 or not accesses or bits % 8:
         return linear
-    samples = [s for a in accesses for s in _samples(a, share_of(a), bits)]
+    samples = [s for a in accesses for s in _samples(a, partition_of(a), bits)]
     best, cost = linear, _cost(linear, samples, bits)
     if cost == _cost_floor(samples, bits):
         return linear
@@ -279,7 +279,7 @@ _CANDIDATES = (_swizzle(16), _swizzle(32), _swizzle(64), *(_swizzle(16, n) for n
                *(_swizzle(8, n) for n in (2, 4, 8)), _swizzle(4), _pad(16), _pad(32), _pad(4))
 
 
-def _samples(a: Access, share: Fragment | None, bits: int) -> list[Sample]:
+def _samples(a: Access, partition: Fragment | None, bits: int) -> list[Sample]:
     bytes_ = bits // 8
     total = int(np.prod(a.extents))
     if a.matrix:
@@ -288,8 +288,8 @@ def _samples(a: Access, share: Fragment | None, bits: int) -> list[Sample]:
         return [_sample(a, (rows, np.full(8, 0)), chunk, total / (8 * chunk), True)]
     if a.instruction is not None:
         return _fragment_samples(a, a.instruction, 1, 4)
-    if share is not None:
-        return _fragment_samples(a, share, share.vector_width, 2)
+    if partition is not None:
+        return _fragment_samples(a, partition, partition.vector_width, 2)
     lanes = np.arange(WARP)
     order = [d for d in range(len(a.extents)) if d != a.lane_dim] + [a.lane_dim]
     sizes = [a.extents[d] // (a.width if d == a.lane_dim else 1) for d in order]

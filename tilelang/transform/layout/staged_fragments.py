@@ -29,7 +29,7 @@ def is_large(b: Buffer) -> bool:
 
 
 def staged(launch: Launch, data: Var, limit: int | None) -> Launch | None:
-    """The launch with a fragment in shared memory; None where that could change the program's meaning.
+    """The launch with a fragment in shared memory; None where that could change the program's results.
 
     data: the fragment's storage.  limit: bytes of shared memory of a block.
 
@@ -39,7 +39,7 @@ def staged(launch: Launch, data: Var, limit: int | None) -> Launch | None:
     """
     if launch.plan.by_hand or launch.num_threads == 1 or any(b.data is data for b, _ in launch.plan.layouts):
         return None
-    if not _same_for_all(launch.body, data, _apart(launch)):
+    if not _same_for_all(launch.body, data, _varying(launch)):
         return None
     views = {b for b in walk(launch.body, Buffer) if b.data is data}
     room = sum(x.buffer.size * x.buffer.dtype.bytes for x in walk(launch.body, Alloc)
@@ -62,7 +62,7 @@ def _once(s: Any, data: Var) -> Any:
         v, tuple) and v and isinstance(v[0], Stmt) else v)
 
 
-def _apart(launch: Launch) -> set[Var]:
+def _varying(launch: Launch) -> set[Var]:
     """Variables whose values may differ between threads."""
     out = set(launch.thread_vars)
     for x in walk(launch.body):
@@ -71,15 +71,15 @@ def _apart(launch: Launch) -> set[Var]:
     return out
 
 
-def _differs(e: Expr, apart: set[Var]) -> bool:
+def _differs(e: Expr, varying: set[Var]) -> bool:
     """Whether threads may get different values of an expression."""
-    return any(isinstance(x, Call) or x in apart if isinstance(x, (Call, Var)) else
+    return any(isinstance(x, Call) or x in varying if isinstance(x, (Call, Var)) else
                isinstance(x, Load) and x.buffer.scope_name.startswith("local") and x.buffer.scope_name != FRAGMENT
                for x in walk(e))
 
 
-def _same_for_all(s: Stmt, data: Var, apart: set[Var]) -> bool:
-    """Whether the accesses below s satisfy the conditions of `staged`.  apart: variables that may differ between threads."""
+def _same_for_all(s: Stmt, data: Var, varying: set[Var]) -> bool:
+    """Whether the accesses below s satisfy the conditions of `staged`.  varying: variables that may differ between threads."""
     if not _uses(s, data):
         return True
     match s:
@@ -89,17 +89,17 @@ def _same_for_all(s: Stmt, data: Var, apart: set[Var]) -> bool:
             own = sum(isinstance(x, Region) and x.buffer.data is data for x in walk(s))
             return isinstance(s, (Copy, Fill)) and own == 1 and not any(_accesses(s, data))
         case Store() if s.buffer.data is data:
-            return not any(_differs(e, apart) for e in (*s.indices, s.value)) and not _escapes(s, data)
+            return not any(_differs(e, varying) for e in (*s.indices, s.value)) and not _escapes(s, data)
         case If() | While():
-            if _differs(s.cond, apart) or contains(s.cond, Load):
+            if _differs(s.cond, varying) or contains(s.cond, Load):
                 return False
         case For():
-            if any(_differs(e, apart) or contains(e, Load) for e in (s.start, s.extent)):
+            if any(_differs(e, varying) or contains(e, Load) for e in (s.start, s.extent)):
                 return False
     below = inner(s)
     if not below:
         return not _escapes(s, data)
-    return all(_same_for_all(x, data, apart) for x in below)
+    return all(_same_for_all(x, data, varying) for x in below)
 
 
 def _uses(s: Any, data: Var) -> bool:

@@ -77,15 +77,15 @@ class _Masks:
         test = Var("taken", s.cond.dtype, span=s.span)
         out: list[Stmt] = [Bind(test, s.cond, span=s.span)]
 
-        def part(body: Stmt, cond: Expr) -> Stmt:
+        def arm(body: Stmt, cond: Expr) -> Stmt:
             if not _votes(body):
                 return body
             lanes = Var("lanes", _U32, span=s.span)
             out.append(Bind(lanes, _named(cond, mask, s.span), span=s.span))
             return self.stmt(body, lanes)
 
-        then = part(s.then, test)
-        other = None if orelse is None else part(orelse, unary("not", test))
+        then = arm(s.then, test)
+        other = None if orelse is None else arm(orelse, unary("not", test))
         return seq(*out, replace(s, cond=test, then=then, orelse=other), span=s.span)
 
     def loop(self, s: For | While, mask: Expr | None) -> Stmt:

@@ -73,19 +73,19 @@ class _Branches:
             return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
         if not _works(s):
             return s
-        parts = [If(_in(groups), body, None, span=s.span) for groups, body in self.parts(s, frozenset(range(self.count)))]
-        return seq(*parts, span=s.span) if parts else EMPTY
+        arms = [If(_in(groups), body, None, span=s.span) for groups, body in self.arms(s, frozenset(range(self.count)))]
+        return seq(*arms, span=s.span) if arms else EMPTY
 
-    def parts(self, s: Stmt, groups: frozenset[int]) -> Iterator[tuple[frozenset[int], Stmt]]:
+    def arms(self, s: Stmt, groups: frozenset[int]) -> Iterator[tuple[frozenset[int], Stmt]]:
         """The arms of an if/elif chain that these warp groups run, each with its groups."""
         taken = self.taken(s.cond) if isinstance(s, If) else None
         if not isinstance(s, If) or taken is None:
             if groups:
                 yield groups, s
             return
-        yield from self.parts(s.then, groups & taken)
+        yield from self.arms(s.then, groups & taken)
         if s.orelse is not None:
-            yield from self.parts(s.orelse, groups - taken)
+            yield from self.arms(s.orelse, groups - taken)
 
     def taken(self, cond: Expr) -> frozenset[int] | None:
         """The warp groups for which a condition holds; None where that is unknown or differs within a group."""

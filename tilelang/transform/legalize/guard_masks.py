@@ -124,7 +124,7 @@ class _Masks:
         end of the keys are seldom in one tile. seen: the value of the condition where nothing is masked."""
         always: list[Expr] = []
         tested: list[tuple[Expr, Expr]] = []
-        for e in _parts(value.cond, "and" if seen else "or"):
+        for e in _operands(value.cond, "and" if seen else "or"):
             test = self._everywhere(e, seen, points)
             if test is None:
                 always.append(e)
@@ -182,9 +182,9 @@ class _Masks:
         return None if self.uniform.divergent(out) else out
 
 
-def _parts(e: Expr, op: str) -> list[Expr]:
+def _operands(e: Expr, op: str) -> list[Expr]:
     """The operands of nested `op`."""
-    return [*_parts(e.a, op), *_parts(e.b, op)] if isinstance(e, Binary) and e.op == op else [e]
+    return [*_operands(e.a, op), *_operands(e.b, op)] if isinstance(e, Binary) and e.op == op else [e]
 
 
 def _one_store(body: Stmt) -> tuple[Expr | None, Store] | None:

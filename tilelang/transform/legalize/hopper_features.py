@@ -19,7 +19,7 @@ class Hopper:
 
     wgmma: bool = False
     tma: bool = False
-    roles: bool = False
+    warp_roles: bool = False
     strides: bool = False  # run-time strides may be assumed to suit TMA: the host checks them at each call
 
 
@@ -39,7 +39,7 @@ def hopper(cx: PassContext) -> Hopper:
 
 def no_warp_roles(cx: PassContext) -> str:
     """The option that turns warp roles off on a target that has them; "" where none does, and on other targets."""
-    if not getattr(cx.target, "has_wgmma", False) or hopper(cx).roles:
+    if not getattr(cx.target, "has_wgmma", False) or hopper(cx).warp_roles:
         return ""
     if not cx.option(PassConfigKey.TL_ENABLE_HOPPER):
         return "tl.enable_hopper is off"

@@ -49,7 +49,7 @@ log = logging.getLogger("tilelang.transform")
 
 @pass_(needs=TILE)
 def legalize(func: Func, cx: PassContext) -> Func:
-    """Reject programs without a defined meaning, and normalise the others.
+    """Reject programs without defined semantics, and normalise the others.
 
     Rewrites: directly nested parallel loops become one; an index that is negative for all values of its loop variables
     counts from the end of its dimension; indices of dimensions that may exceed 32 bits are computed in 64 bits.
@@ -221,7 +221,7 @@ class _Checker:
     def __init__(self, kinds: Container[str] | None = None) -> None:
         self.kinds = kinds
 
-    def refuse(self, kind: str, message: str, **place: Any) -> None:
+    def reject(self, kind: str, message: str, **place: Any) -> None:
         if self.kinds is None or kind in self.kinds:
             raise error(kind, message, **place)
 
@@ -238,18 +238,18 @@ class _Checker:
         loop = around[-1]
         notes = ((loop.span, "the parallel loop"),)
         if isinstance(s, Parallel):
-            self.refuse("parallel-nested", f"{CHECK} Nested parallel loops are not allowed. Put both into one header: "
+            self.reject("parallel-nested", f"{CHECK} Nested parallel loops are not allowed. Put both into one header: "
                         "for i, j in T.Parallel(m, n)", span=s.span, notes=notes,
                         hint="use T.serial or T.unroll for the inner loop")
         if isinstance(s, For) and s.kind == "pipelined":
-            self.refuse("parallel-pipelined", f"{CHECK} Pipelined loop cannot be nested inside a parallel loop",
+            self.reject("parallel-pipelined", f"{CHECK} Pipelined loop cannot be nested inside a parallel loop",
                         span=s.span, notes=notes, hint="put the pipelined loop outside")
         if isinstance(s, TileOp):
-            self.refuse("parallel-tile-op", f"{CHECK} Only elementwise operations are allowed inside a parallel loop. "
+            self.reject("parallel-tile-op", f"{CHECK} Only elementwise operations are allowed inside a parallel loop. "
                         f"Got a tile-op {s.op_name}", found=f"T.{s.op_name}", span=s.span, notes=notes,
                         hint="move the operation out of the loop: it works on whole tiles")
         if isinstance(s, Break) and not self.loop_between(s, loop):
-            self.refuse("break-in-parallel", "break cannot leave a T.Parallel loop: its iterations have no order",
+            self.reject("break-in-parallel", "break cannot leave a T.Parallel loop: its iterations have no order",
                         span=s.span, notes=notes, hint="guard the body with if, or use T.serial")
         variables = {v: e for p in around for v, e in zip(p.vars, p.extents)}
         for e in own_effects(s):
@@ -265,12 +265,12 @@ class _Checker:
             used = [v for v in variables if v in free_vars(i)]
             for v in used:
                 if b.scope_name == FRAGMENT and not isinstance(variables[v], Const):
-                    self.refuse("parallel-symbolic", f"{CHECK} Loop variable `{v.name}` with symbolic range "
+                    self.reject("parallel-symbolic", f"{CHECK} Loop variable `{v.name}` with symbolic range "
                                 f"[0, {variables[v]!r}) is used to index a fragment buffer `{b.name}`",
                                 found=f"an extent of {variables[v]!r}", span=span,
                                 hint="give the loop the fragment's extent and guard the body with if")
                 if b.scope_name == LOCAL:
-                    self.refuse("parallel-local", f"{CHECK} Local buffer `{b.name}` is indexed by T.Parallel loop "
+                    self.reject("parallel-local", f"{CHECK} Local buffer `{b.name}` is indexed by T.Parallel loop "
                                 f"variable `{v.name}`: each thread has its own copy of it",
                                 found=f"`{b.name}` of each thread, indexed by `{v.name}`", span=span,
                                 hint="use T.serial, T.unroll or T.vectorized for the loop, or a fragment")
@@ -281,7 +281,7 @@ class _Checker:
         written = {e.buffer: e for e in effects(p.body) if e.writes}
         for b, e in written.items():
             if b.scope_name == VARIABLE and b not in own and _reads_old(b, p.body):
-                self.refuse("parallel-carried",
+                self.reject("parallel-carried",
                             f"`{b.name}` carries a value from one iteration of T.Parallel to the next",
                             found=f"`{b.name}`, read before the iteration writes it",
                             span=getattr(e.node, "span", None) or p.span, notes=((p.span, "the parallel loop"),))
@@ -326,14 +326,14 @@ def warn_uninitialized(func: Func) -> None:
     for e in effects(func.body):
         if e.storage in local and e.storage not in seen and e.buffer.scope_name in _PRIVATE:
             if e.mode == "read" or e.mode == "readwrite" and isinstance(e.node, TileOp) and _accumulates(e.node):
-                if _later_turns(func.body, e):
+                if _in_later_iterations(func.body, e):
                     continue
                 place = getattr(e.node, "span", None)
                 log.warning("buffer `%s` is read before it is written%s", e.buffer.name, f" ({place})" if place else "")
             seen.add(e.storage)
 
 
-def _later_turns(s: Stmt, e: Any) -> bool:
+def _in_later_iterations(s: Stmt, e: Any) -> bool:
     """Whether a read is in a loop that also writes the buffer, under a condition or in an inner loop that the first iteration
     may skip. Example: a read of the rows above row i; row 0 has none."""
     for outer in statements(s):

@@ -61,7 +61,7 @@ def _written(launch: Launch) -> Launch:
             check_tma_copy(n)
             _check_source(launch, n)
     if any(isinstance(n, Call) and n.op == "in_warp_groups" for n in nodes):
-        _check_roles(launch)
+        _check_warp_roles(launch)
     if any(isinstance(n, Gemm) and n.plan.wait == -1 for n in nodes):
         launch = replace(launch, body=_Pins(launch.body).body())
     check_raw_loads(launch)
@@ -132,50 +132,50 @@ def warp_role_of(cond: Expr) -> tuple[int, int] | None:
     return None
 
 
-def _check_roles(launch: Launch) -> None:
+def _check_warp_roles(launch: Launch) -> None:
     """Check where warp roles stand and which fragments they use. Raises role-place, role-fragment."""
     whole = (0, -(-launch.num_threads // GROUP))
     flat = launch.threads[1:] == (1, 1) and launch.num_threads % GROUP == 0
     users: dict[Var, tuple[tuple[int, int], Any]] = {}
 
-    def stmt(s: Stmt, role: tuple[int, int], outer: Stmt | None) -> None:
+    def stmt(s: Stmt, warp_role: tuple[int, int], outer: Stmt | None) -> None:
         if isinstance(s, (TileOp, Parallel)):
-            if outer is not None and (role == (-1, 0) or not flat):
+            if outer is not None and (warp_role == (-1, 0) or not flat):
                 raise error("role-place", "a tile operation is the work of warp groups that follow each other, outside of "
                             "other warp roles, in a block of whole warp groups along x",
                             found="others", span=s.span,
                             notes=((outer.span, "these warp groups"),))
             for b in {x for x in walk(s, Buffer) if x.scope_name == FRAGMENT}:
-                first, where = users.setdefault(b.data, (role, s))
-                if first != role:
-                    raise error("role-fragment", f"`{b.name}` is used by {_groups(role, whole)}, and by "
+                first, where = users.setdefault(b.data, (warp_role, s))
+                if first != warp_role:
+                    raise error("role-fragment", f"`{b.name}` is used by {_groups(warp_role, whole)}, and by "
                                 f"{_groups(first, whole)}",
-                                found=f"{_groups(role, whole)} and {_groups(first, whole)}",
+                                found=f"{_groups(warp_role, whole)} and {_groups(first, whole)}",
                                 span=s.span, notes=((where.span, "used here"),))
             return
         if isinstance(s, If) and any(x.op == "in_warp_groups" for x in walk(s.cond, Call)):
             got = warp_role_of(s.cond)
-            stmt(s.then, got if got is not None and role == whole else (-1, 0), s)
+            stmt(s.then, got if got is not None and warp_role == whole else (-1, 0), s)
             if s.orelse is not None:
-                stmt(s.orelse, _rest(got, whole) if got is not None and role == whole else (-1, 0), s)
+                stmt(s.orelse, _rest(got, whole) if got is not None and warp_role == whole else (-1, 0), s)
             return
         for x in inner(s):
-            stmt(x, role, outer)
+            stmt(x, warp_role, outer)
 
     stmt(launch.body, whole, None)
 
 
-def _rest(role: tuple[int, int], whole: tuple[int, int]) -> tuple[int, int]:
+def _rest(warp_role: tuple[int, int], whole: tuple[int, int]) -> tuple[int, int]:
     """The warp groups outside a warp role, (-1, 0) when they are not consecutive."""
-    (first, count), groups = role, whole[1]
+    (first, count), groups = warp_role, whole[1]
     if first == 0:
         return count, groups - count
     return (0, first) if first + count == groups else (-1, 0)
 
 
-def _groups(role: tuple[int, int], whole: tuple[int, int]) -> str:
-    first, count = role
-    if role == whole:
+def _groups(warp_role: tuple[int, int], whole: tuple[int, int]) -> str:
+    first, count = warp_role
+    if warp_role == whole:
         return "the whole block"
     return f"warp group {first}" if count == 1 else f"warp groups {first} to {first + count - 1}"
 
@@ -217,7 +217,7 @@ class _Pins:
         self.flying: set[int] = set()  # GEMMs into accumulators that an earlier GEMM in flight may use
         self.behind: set[int] = set()  # synchronous GEMMs before which others may be in flight
         self.loops: list[tuple[Stmt, _Running]] = []
-        self.roles: dict[tuple[int, ...], _Running] = {}
+        self.running: dict[tuple[int, ...], _Running] = {}
 
     def body(self) -> Stmt:
         self.flow(self.root, _Running())
@@ -233,10 +233,10 @@ class _Pins:
             elif s.call.op == "wgmma_commit":
                 state = state.issue(frozenset())
             return state
-        if isinstance(s, If) and (role := warp_role_of(s.cond)) is not None:
-            self.part(role, s.then)
+        if isinstance(s, If) and (warp_role := warp_role_of(s.cond)) is not None:
+            self.branch(warp_role, s.then)
             if s.orelse is not None:
-                self.part((-1, *role), s.orelse)
+                self.branch((-1, *warp_role), s.orelse)
             return state
         if isinstance(s, If):
             then = self.flow(s.then, state)
@@ -244,14 +244,14 @@ class _Pins:
         if isinstance(s, (For, While)):
             entry = state
             for _ in range(SLOTS + 2):
-                before = dict(self.roles)
+                before = dict(self.running)
                 self.loops.append((s, entry))
                 new = state.joined(self.flow(s.body, state))
                 self.loops.pop()
                 for key, then in before.items():
-                    self.roles[key] = then.joined(self.roles[key])
+                    self.running[key] = then.joined(self.running[key])
                 if new.slots == state.slots and {r: x.slots for r, x in before.items()} == {
-                        r: x.slots for r, x in self.roles.items()}:
+                        r: x.slots for r, x in self.running.items()}:
                     break
                 state = new
             return state
@@ -259,9 +259,9 @@ class _Pins:
             state = self.flow(x, state)
         return state
 
-    def part(self, role: tuple[int, ...], s: Stmt) -> None:
-        """Follow code of one warp role; its wgmmas in flight are separate from those of other roles."""
-        self.roles[role] = self.flow(s, self.roles.get(role, _Running()))
+    def branch(self, warp_role: tuple[int, ...], s: Stmt) -> None:
+        """Follow code of one warp role; its wgmmas in flight are separate from those of other warp roles."""
+        self.running[warp_role] = self.flow(s, self.running.get(warp_role, _Running()))
 
     def gemm(self, s: Gemm, state: _Running) -> _Running:
         used = frozenset(r.buffer for r in (s.a, s.c) if r.buffer.scope_name == FRAGMENT)

@@ -23,19 +23,19 @@ from tilelang.ir.record import record
 from ..analysis.effects import effects
 from ..analysis.statements import do
 
-TURNS = 64  # iterations of nested loops that are compared one by one; in longer loops any two are assumed equal
+ITERATIONS = 64  # iterations of nested loops that are compared one by one; in longer loops any two are assumed equal
 _SEPARATORS = ("wgmma_fence", "wgmma_commit")
 
 
 @record
-class _Product:
+class _Wgmma:
     """A raw wgmma. call: with its values at that point. stale: variables it names may have changed since."""
 
     call: Call
     stale: bool = False
 
 
-Open = dict[int, _Product]  # wgmmas since the last fence or commit on some path, by the identity of their calls
+Open = dict[int, _Wgmma]  # wgmmas since the last fence or commit on some path, by the identity of their calls
 
 
 def fence_repeated_wgmmas(launch: Launch) -> Launch:
@@ -63,24 +63,24 @@ class _Flow:
         self.left: list[Open] = []  # per enclosing loop: the open wgmmas where a Break or Continue leaves its body
         self.arith = Analyzer()
 
-    def visit(self, s: Stmt, now: Open, values: dict[Var, Expr], turns: int) -> Open:
-        """The open wgmmas after s. values: known variables, extended by Bind; turns: iterations of the enclosing loops."""
+    def visit(self, s: Stmt, now: Open, values: dict[Var, Expr], iterations: int) -> Open:
+        """The open wgmmas after s. values: known variables, extended by Bind; iterations: of the enclosing loops, in all."""
         if isinstance(s, Seq):
             for x in s.stmts:
-                now = self.visit(x, now, values, turns)
+                now = self.visit(x, now, values, iterations)
             return now
         if isinstance(s, Evaluate) and s.call.op == "wgmma":
-            return self.product(s, now, values)
+            return self.wgmma(s, now, values)
         if isinstance(s, Evaluate) and s.call.op in _SEPARATORS:
             return {}
         if isinstance(s, Bind):
             values[s.var] = self.value(s.value, values)
             return now
         if isinstance(s, If):
-            then = self.visit(s.then, now, dict(values), turns)
-            return _joined(then, now if s.orelse is None else self.visit(s.orelse, now, dict(values), turns))
+            then = self.visit(s.then, now, dict(values), iterations)
+            return _joined(then, now if s.orelse is None else self.visit(s.orelse, now, dict(values), iterations))
         if isinstance(s, (For, While)) and _concerned(s):
-            return self.loop(s, now, values, turns)
+            return self.loop(s, now, values, iterations)
         if isinstance(s, (Break, Continue)):
             if self.left:
                 self.left[-1] = _joined(self.left[-1], now)
@@ -91,25 +91,25 @@ class _Flow:
     def value(self, e: Any, values: Mapping[Var, Expr]) -> Any:
         return self.arith.simplify(substitute(e, dict(values)))
 
-    def product(self, s: Evaluate, now: Open, values: Mapping[Var, Expr]) -> Open:
+    def wgmma(self, s: Evaluate, now: Open, values: Mapping[Var, Expr]) -> Open:
         c, a, b, *_ = s.call.args
         args = (c, *(x if isinstance(x, AddressOf) else self.value(x, values) for x in (a, b)))
-        made = _Product(Call(s.call.op, args, s.call.dtype, s.call.options))
+        made = _Wgmma(Call(s.call.op, args, s.call.dtype, s.call.options))
         if any(not _differ(made, p) for p in now.values()):
             self.marked.add(id(s))
             now = {}
         return {**now, id(made.call): made}
 
-    def loop(self, s: For | While, now: Open, values: dict[Var, Expr], turns: int) -> Open:
+    def loop(self, s: For | While, now: Open, values: dict[Var, Expr], iterations: int) -> Open:
         self.left.append({})
         extent = self.value(s.extent, values) if isinstance(s, For) else None
-        if isinstance(s, For) and isinstance(extent, Const) and int(extent.value) * turns <= TURNS:
+        if isinstance(s, For) and isinstance(extent, Const) and int(extent.value) * iterations <= ITERATIONS:
             for i in range(int(extent.value)):
                 inside = {**values, s.var: self.value(s.start + i, values)}
-                now = _joined(self.visit(s.body, now, inside, turns * int(extent.value)), self.left[-1])
+                now = _joined(self.visit(s.body, now, inside, iterations * int(extent.value)), self.left[-1])
         else:
             for _ in range(2):  # two passes compare every statement with those of an earlier iteration
-                after = _joined(self.visit(s.body, now, dict(values), TURNS), self.left[-1])
+                after = _joined(self.visit(s.body, now, dict(values), ITERATIONS), self.left[-1])
                 now = _joined(now, {k: replace(p, stale=True) for k, p in after.items()})
         return _joined(now, self.left.pop())
 
@@ -127,7 +127,7 @@ def _reads(call: Call, written: set[Var]) -> bool:
     return any(isinstance(x, Load) and x.buffer.data in written for a in call.args[1:3] for x in walk(a))
 
 
-def _differ(p: _Product, q: _Product) -> bool:
+def _differ(p: _Wgmma, q: _Wgmma) -> bool:
     """Whether two wgmmas certainly differ in their instruction or their values."""
     c, d = p.call.args[0], q.call.args[0]
     if not isinstance(c, AddressOf) or not isinstance(d, AddressOf):
@@ -137,10 +137,10 @@ def _differ(p: _Product, q: _Product) -> bool:
     at, other = c.indices[0], d.indices[0]
     if isinstance(at, Const) and isinstance(other, Const) and at.value != other.value:
         return True
-    return not (p.stale or q.stale) and any(map(_apart, p.call.args[1:3], q.call.args[1:3]))
+    return not (p.stale or q.stale) and any(map(_differ_by_constant, p.call.args[1:3], q.call.args[1:3]))
 
 
-def _apart(x: Any, y: Any) -> bool:
+def _differ_by_constant(x: Any, y: Any) -> bool:
     """Whether two descriptors are one value plus different constants. (Registers may hold equal values.)"""
     if isinstance(x, AddressOf) or isinstance(y, AddressOf):
         return False
@@ -160,4 +160,4 @@ def _split(e: Any) -> tuple[Any, int]:
     return e, 0
 
 
-__all__ = ["TURNS", "fence_repeated_wgmmas"]
+__all__ = ["ITERATIONS", "fence_repeated_wgmmas"]

@@ -109,7 +109,7 @@ class _Access:
     flat: Expr
     place: Place
     stores: bool = False
-    sums: bool = False  # the store's value reads the stored element
+    accumulates: bool = False  # the store's value reads the stored element
 
     @property
     def reads(self) -> bool:
@@ -277,7 +277,7 @@ class _Body:
         """The store that updates the element that is read: F[i] = F[i] + x, which other passes reduce over iterations."""
         same = [w for w in self.accesses if w.stores and w.step == r.step and self.same_place(w, r)]
         for w in same:
-            w.sums = True
+            w.accumulates = True
         return same[0] if same else None
 
     def same_place(self, w: _Access, r: _Access) -> bool:
@@ -287,13 +287,13 @@ class _Body:
     def meeting(self, w: _Access, r: _Access) -> tuple[int, ...] | None:
         """(storing, reading) iterations that use one element, () where it is not proved that none do, else None."""
         same = self.same_place(w, r)
-        if same and w.sums and w.buffer.scope_name == FRAGMENT:
+        if same and w.accumulates and w.buffer.scope_name == FRAGMENT:
             return None  # a reduction over several iterations, which one thread forms in order: what they read of it is defined
-        pair = None if same and w.sums else self.crossing(w, r)
+        pair = None if same and w.accumulates else self.crossing(w, r)
         if pair is not None or self.disjoint.proves(w.place, r.place):
             return pair
         if same and not contains(w.flat, Load, Call):  # two iterations that store there would be at fault by themselves
-            return None if w.sums or not self.repeats(w) else ()
+            return None if w.accumulates or not self.repeats(w) else ()
         return ()
 
     def repeats(self, w: _Access) -> bool:

@@ -45,13 +45,13 @@ def split_warp_role_branches(func: Func, cx: PassContext) -> Func:
     def launch(n: Any) -> Any:
         if not isinstance(n, Launch) or not any(isinstance(x, Call) and x.op == "in_warp_groups" for x in walk(n.body)):
             return None
-        body = _Parts(n).stmt(n.body)
+        body = _Splitter(n).stmt(n.body)
         return None if body is n.body else replace(n, body=body)
 
     return rewrite(func, launch)
 
 
-class _Parts:
+class _Splitter:
     def __init__(self, launch: Launch) -> None:
         self.divergence = Divergence(launch)
         self.written = {n.buffer.data for n in walk(launch.body) if isinstance(n, Store) and n.buffer.scope() == GLOBAL}

@@ -45,26 +45,26 @@ def split_accumulations(vars: tuple[Var, ...], body: Stmt) -> list[Stmt]:
     if not all(isinstance(x, (Seq, If, For, Bind, Store)) for x in walk(body, Stmt)) or \
             not all(is_pure(x.op) for x in walk(body, Call)):
         return [body]
-    sums = [x for x in walk(body, Store) if accumulates(x)]
+    accumulations = [x for x in walk(body, Store) if accumulates(x)]
     groups: dict[frozenset[Var], set[Buffer]] = {}
-    for x in sums:
+    for x in accumulations:
         groups.setdefault(frozenset(v for v in vars for i in x.indices if any(y is v for y in walk(i))), set()).add(x.buffer)
     of_one_group = sum(map(len, groups.values())) == len({b for bs in groups.values() for b in bs})
-    if len(groups) < 2 or not of_one_group or not _wait(body, sums):
+    if len(groups) < 2 or not of_one_group or not _wait(body, accumulations):
         return [body]
-    rest = _part(body, lambda s: not accumulates(s))
-    parts = [_part(body, lambda s, bs=bs: accumulates(s) and s.buffer in bs) for bs in groups.values()]
+    rest = _restricted(body, lambda s: not accumulates(s))
+    parts = [_restricted(body, lambda s, bs=bs: accumulates(s) and s.buffer in bs) for bs in groups.values()]
     return [rest, *parts] if contains(rest, Store) else parts
 
 
-def _wait(body: Stmt, sums: list[Store]) -> bool:
+def _wait(body: Stmt, accumulations: list[Store]) -> bool:
     """Whether the accumulations may run after everything else in the body.
 
     That holds if nothing but an accumulation reads its element, and if whatever else the body writes is read for an
     accumulation (in its value, a binding or a condition) only after the last write.
     """
-    totals = {s.buffer.data for s in sums}
-    own = {id(y) for s in sums for y in walk(s.value) if _own(s, y)}
+    totals = {s.buffer.data for s in accumulations}
+    own = {id(y) for s in accumulations for y in walk(s.value) if _own(s, y)}
     found = [x for x, _ in accesses(body)]
     if any(x.buffer.data in totals and id(x) not in own and not accumulates(x) for x in found):
         return False
@@ -95,23 +95,23 @@ def _wait(body: Stmt, sums: list[Store]) -> bool:
     return visit(body)
 
 
-def _part(s: Stmt, wanted: Any) -> Stmt:
+def _restricted(s: Stmt, wanted: Any) -> Stmt:
     """The statement s reduced to the wanted stores and the bindings that they use."""
     match s:
         case Seq():
             left: list[Stmt] = []
             for x in reversed(s.stmts):
-                x = _part(x, wanted)
+                x = _restricted(x, wanted)
                 if x is not EMPTY and (not isinstance(x, Bind) or any(y is x.var for z in left for y in walk(z))):
                     left.append(x)
             return seq(*reversed(left), span=s.span) if left else EMPTY
         case If():
-            then, orelse = _part(s.then, wanted), None if s.orelse is None else _part(s.orelse, wanted)
+            then, orelse = _restricted(s.then, wanted), None if s.orelse is None else _restricted(s.orelse, wanted)
             if then is EMPTY and orelse in (None, EMPTY):
                 return EMPTY
             return replace(s, then=then, orelse=None if orelse is EMPTY else orelse)
         case For():
-            body = _part(s.body, wanted)
+            body = _restricted(s.body, wanted)
             return EMPTY if body is EMPTY else replace(s, body=body)
         case Store():
             return s if wanted(s) else EMPTY
@@ -131,12 +131,12 @@ def serial_dims(vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt) -> 
     subsets = [list(c) for k in range(len(everything) + 1) for c in itertools.combinations(everything, k)]
     for serial in sorted(subsets, key=lambda ds: math.prod(extents[d] for d in ds)):
         kept = [d for d in everything if d not in serial]
-        if all(_apart(vars, extents, kept, b, found) for b, found in places.items()):
+        if all(_distinct(vars, extents, kept, b, found) for b, found in places.items()):
             return serial
     return everything
 
 
-def _apart(vars: tuple[Var, ...], extents: tuple[int, ...], kept: list[int], b: Buffer, places: list[Any]) -> bool:
+def _distinct(vars: tuple[Var, ...], extents: tuple[int, ...], kept: list[int], b: Buffer, places: list[Any]) -> bool:
     """Whether points that differ along the kept dimensions accumulate into different elements of b."""
     if not kept:
         return True

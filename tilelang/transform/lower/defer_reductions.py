@@ -34,7 +34,7 @@ from ..analysis.effects import Effect, effects, own_effects
 from ..framework.pass_ import TILE, PassContext, pass_
 
 WARP = 32
-_SUMS = ("sum", "abssum")
+_ADDITIVE = ("sum", "abssum")
 _Path = tuple[tuple[Stmt, int], ...]  # (enclosing statement, index among its direct children), outermost first
 
 
@@ -44,7 +44,7 @@ def defer_reductions(func: Func, cx: PassContext) -> Func:
 
     Needs the layouts of fragments and of parallel loops.  Keeps every value except for the rounding of the sums.
     """
-    return replace(func, body=rewrite_launches(func.body, lambda x: _Sums(x).run()))
+    return replace(func, body=rewrite_launches(func.body, lambda x: _Accumulations(x).run()))
 
 
 @state
@@ -61,7 +61,7 @@ class _Sum:
     reductions: list[Reduce] = field(default_factory=list)
 
 
-class _Sums:
+class _Accumulations:
     """The deferrable accumulations of one launch."""
 
     def __init__(self, launch: Launch) -> None:
@@ -77,7 +77,7 @@ class _Sums:
             place = None if found is None else _end(found)
             if found is not None and place is not None:
                 out = self._deferred(total, found.reductions, *place)
-                return _Sums(out).run() or out
+                return _Accumulations(out).run() or out
         return None
 
     def _deferred(self, total: Buffer, reductions: list[Reduce], parent: Seq, at: int) -> Launch:
@@ -103,7 +103,7 @@ class _Sums:
                 continue
             if isinstance(s, Fill) and s.dst.buffer is total and s.dst.is_full and _zero(s.value):
                 out.zeros.append(path)
-            elif isinstance(s, Reduce) and s.dst.buffer is total and not s.clear and self._own_share(s):
+            elif isinstance(s, Reduce) and s.dst.buffer is total and not s.clear and self._over_row_lanes(s):
                 out.updates.append(path)
                 out.reductions.append(s)
             else:
@@ -122,10 +122,10 @@ class _Sums:
                     return None
         return out if out.reductions and len(out.zeros) == 1 else None
 
-    def _own_share(self, op: Reduce) -> bool:
+    def _over_row_lanes(self, op: Reduce) -> bool:
         """Whether the copies of the result are exactly the lanes that hold one row of the reduced fragment."""
         src, dst = self.layouts.get(op.src.buffer), self.layouts.get(op.dst.buffer)
-        if op.kind not in _SUMS or op.plan.spread or not isinstance(src, Fragment) or not isinstance(dst, Fragment):
+        if op.kind not in _ADDITIVE or op.plan.spread or not isinstance(src, Fragment) or not isinstance(dst, Fragment):
             return False
         if src.copies or not op.dst.is_full or not op.src.is_full or op.src.buffer.data is op.dst.buffer.data:
             return False
@@ -156,7 +156,7 @@ class _Sums:
         for term in _terms(mine[0].value):
             factors, divisors = _factors(term)
             held = [x for x in factors if isinstance(x, Load) and x.indices == loop.vars and (
-                x.buffer is total or x.buffer.data not in changed and self._is_part(x.buffer, layout))]
+                x.buffer is total or x.buffer.data not in changed and self._is_lane_reduction(x.buffer, layout))]
             others = [x for x in (*factors, *divisors) if not held or x is not held[0]]
             if len(held) != 1 or not all(self._alike(x, loop, layout, changed) for x in others):
                 return None
@@ -164,11 +164,11 @@ class _Sums:
             whole |= {b for e in others for b in _read(e)}
         return (parts - {total}, whole) if total in parts and total.data not in whole else None
 
-    def _is_part(self, b: Buffer, layout: Fragment) -> bool:
+    def _is_lane_reduction(self, b: Buffer, layout: Fragment) -> bool:
         """Whether a fragment holds only reductions over the lanes of the layout."""
         written = [s for _, s, found in self.leaves if any(e.writes and e.storage is b.data for e in found)]
         return self.layouts.get(b) == layout and bool(written) and all(
-            isinstance(s, Reduce) and s.clear and s.dst.buffer is b and self._own_share(s) for s in written)
+            isinstance(s, Reduce) and s.clear and s.dst.buffer is b and self._over_row_lanes(s) for s in written)
 
     def _alike(self, e: Expr, loop: Parallel, layout: Fragment, changed: set[Var]) -> bool:
         """Whether a factor is equal in all copies of an element."""

@@ -29,7 +29,7 @@ from ..analysis.vectorize import power_of_two_in, stride_along
 
 UNROLL_LIMIT = 16  # longer loops that only access memory stay loops: unrolling them costs code size and saves no registers
 STEPS_UNROLLED = 64  # longer loops whose variable selects no register are partly unrolled: otherwise ptxas takes minutes
-PART_UNROLLED = 8
+PARTLY_UNROLLED = 8
 
 errors.register("fragment-access", ValueError, "a fragment element that the executing thread does not own",
                 "index it with the variables of a T.Parallel loop, or copy it to shared memory first",
@@ -59,10 +59,10 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
     del lw.buffers.allocs[allocated:]
     for buffer in set(lw.buffers.layouts) - laid_out:
         del lw.buffers.layouts[buffer]
-    return _sums(lw, vars, extents, body, is_async, span)
+    return _accumulations(lw, vars, extents, body, is_async, span)
 
 
-def _sums(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt, is_async: bool, span: Any) -> Stmt:
+def _accumulations(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt, is_async: bool, span: Any) -> Stmt:
     """Lower a loop that accumulates into fragments whose layouts bring several threads to one element."""
     from .accumulate_loops import serial_dims, split_accumulations  # 3 ms
 
@@ -125,7 +125,7 @@ def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, 
     try:
         before, after = _stage(lw, loop, body, span, outside=saved[0])
         if grid is not None:
-            _refuse_races(loop, body, span)
+            _reject_races(loop, body, span)
         lw.access.loop = loop
         inner = _emit_points(lw, loop, body)
     finally:
@@ -145,7 +145,7 @@ def _wrap_axes(dist: Distribution, inner: Stmt, registers: bool, span: Any) -> S
         unroll = isinstance(n, int) and (registers or count * n <= UNROLL_LIMIT)
         count *= n if isinstance(n, int) else 1 << 30
         part = unroll and count > STEPS_UNROLLED and not _picks_register(inner, v)
-        plan = LoopPlan(independent=True, factor=PART_UNROLLED if part else None)
+        plan = LoopPlan(independent=True, factor=PARTLY_UNROLLED if part else None)
         inner = For(v, const(0), n if isinstance(n, Expr) else const(n), "unroll" if unroll else "serial", inner,
                     plan=plan, span=span)
     return inner
@@ -277,7 +277,7 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[li
     return before, after
 
 
-def _refuse_races(loop: Loop, body: Stmt, span: Any) -> None:
+def _reject_races(loop: Loop, body: Stmt, span: Any) -> None:
     """Raise parallel-race where threads accumulate into one element of memory, or of a fragment staged through memory.
 
     Enclosing blocks and serial loops contribute the same to an index at all points, so any value will do for them.

@@ -20,7 +20,7 @@ from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Eval
                          rebuild, replace, seq, walk, with_options, FRAGMENT, SHARED)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.ops.distribute import Distribution
-from tilelang.ops.tma_store import PANEL
+from tilelang.ops.tma_store import BOX_ROW
 
 from .known_ranges import KnownRanges
 from .lower_parallel import lower_loop, private_loop, run_loop
@@ -62,19 +62,19 @@ def _lowered(func: Func, cx: PassContext, launch: Launch) -> Stmt:
     limit = getattr(cx.target, "max_shared_bytes", None)
     # register reallocation means that one block's registers fill an SM
     alone = any(x.op == "set_max_nreg" for x in walk(launch.body, Call))
-    narrow = ((3, PANEL // 2),) if launch.plan.tiles_overlap else ()
-    for panels, width in ((2, PANEL), *narrow, (1, PANEL)):
-        lowering = Lowering(func, cx, launch, panels, width)
+    narrow = ((3, BOX_ROW // 2),) if launch.plan.tiles_overlap else ()
+    for staging_buffers, width in ((2, BOX_ROW), *narrow, (1, BOX_ROW)):
+        lowering = Lowering(func, cx, launch, staging_buffers, width)
         out = lowering.launch_stmt()
         staging = sum(b.size * b.dtype.bytes for b in lowering.stores.stages.values())
         if not staging or limit is None:
             return out
         total, whole = planned_bytes(out, cx), cx.target.limits.shared_per_sm
         reserved = 1024  # reserved by the system in every block
-        kept = whole // (total + reserved) == whole // (total - staging // panels * (panels - 1) + reserved)
-        if total <= limit and (panels == 1 or alone or kept):
+        kept = whole // (total + reserved) == whole // (total - staging // staging_buffers * (staging_buffers - 1) + reserved)
+        if total <= limit and (staging_buffers == 1 or alone or kept):
             steps = lowering.stores.steps
-            if alone and not narrow and panels == 2 < steps and total + (steps - 2) * staging // 2 <= limit:
+            if alone and not narrow and staging_buffers == 2 < steps and total + (steps - 2) * staging // 2 <= limit:
                 return Lowering(func, cx, launch, steps).launch_stmt()
             return out
     return Lowering(func, cx, launch, 0).launch_stmt()
@@ -84,25 +84,25 @@ class Lowering:
     """The lowering of one Launch; implements ops.base.LowerContext.
 
     buffers, known, access: what its buffers become, what is known of variables, and how accesses are lowered.  group: the
-    warp group's index, once it was requested.  role: number of the warp role being lowered, 0 for code of all threads.
+    warp group's index, once it was requested.  warp_role: number of the warp role being lowered, 0 for code of all threads.
     """
 
-    def __init__(self, func: Func, cx: PassContext, launch: Launch, panels: int = 0, width: int = PANEL) -> None:
+    def __init__(self, func: Func, cx: PassContext, launch: Launch, staging_buffers: int = 0, width: int = BOX_ROW) -> None:
         self.target, self.launch = cx.target, launch
         self.num_threads = launch.num_threads
         self.thread: Var = launch.thread_vars[0] if launch.threads[1] == launch.threads[2] == 1 else fresh("tid")
         self.known = KnownRanges(func, launch, self.thread)
         self.buffers = LoweredBuffers(cx, launch)
         self.access = LoweredAccesses(self.buffers, self.known, not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS))
-        self.stores = TmaStores(launch, hopper(cx).tma, panels, hopper(cx).strides, width)
+        self.stores = TmaStores(launch, hopper(cx).tma, staging_buffers, hopper(cx).strides, width)
         self.group: Var | None = None
-        self.in_role = False
-        self.role = self._roles_seen = 0
+        self.in_warp_role = False
+        self.warp_role = self._warp_roles_seen = 0
 
     # ---- the launch -------------------------------------------------------------------------------------------------
 
     def launch_stmt(self) -> Launch:
-        body = self.stores.part(0, self.thread, lambda: self._grouped(self.launch.body))
+        body = self.stores.of_warp_groups(0, self.thread, lambda: self._grouped(self.launch.body))
         body = seq(*[Alloc(self.buffers.shared_of(b)) for b in self.buffers.exchanges.values()], *self.stores.allocs(), body)
         if self.thread is not self.launch.thread_vars[0]:
             x, y, _ = self.launch.threads
@@ -138,7 +138,7 @@ class Lowering:
             case Store():
                 return self.access.store(s)
             case If() if isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":
-                return self._roles(s)
+                return self._warp_role_branch(s)
             case If():
                 then = self.known.under(s.cond, True, lambda: self.stmt(s.then))
                 no = s.orelse
@@ -161,8 +161,8 @@ class Lowering:
                 return self.access.evaluate(s)
         return rebuild(s, self._rebuilt)
 
-    def _roles(self, s: If) -> Stmt:
-        """Lower a branch by warp role.  Inside, "the block" means the warp groups of that role alone."""
+    def _warp_role_branch(self, s: If) -> Stmt:
+        """Lower a branch by warp role.  Inside, "the block" means the warp groups of that warp role alone."""
         first, count = s.cond.options.first, s.cond.options.count  # type: ignore[attr-defined]
         then = self._as_block(s.then, first, count)
         if s.orelse is None:
@@ -174,15 +174,15 @@ class Lowering:
         return replace(s, then=then, orelse=self._as_block(s.orelse, *rest))
 
     def _as_block(self, s: Stmt, first: int, count: int) -> Stmt:
-        if self.in_role:  # a branch on warp groups inside a warp role has no tile operations (lower_manual_warp_roles.py)
+        if self.in_warp_role:  # a branch on warp groups inside a warp role has no tile operations (lower_manual_warp_roles.py)
             return self.stmt(s)
         saved = self.num_threads, self.thread, self.known.analyzer, self.group
-        self._roles_seen += 1
-        self.role = self._roles_seen
+        self._warp_roles_seen += 1
+        self.warp_role = self._warp_roles_seen
         lo = first * GROUP
         self.num_threads = count * GROUP
         self.known.bind(self.thread, self.num_threads, lo)
-        self.in_role = True
+        self.in_warp_role = True
         binds: list[Stmt] = []
         if first:
             self.thread = fresh("tid")
@@ -190,10 +190,10 @@ class Lowering:
             binds.append(Bind(self.thread, saved[1] - lo))
         self.group = None
         try:
-            return seq(*binds, self.stores.part(first, self.thread, lambda: self._grouped(s)), span=s.span)
+            return seq(*binds, self.stores.of_warp_groups(first, self.thread, lambda: self._grouped(s)), span=s.span)
         finally:
             self.num_threads, self.thread, self.known.analyzer, self.group = saved
-            self.in_role, self.role = False, 0
+            self.in_warp_role, self.warp_role = False, 0
 
     def _grouped(self, s: Stmt) -> Stmt:
         """The statements of one thread for s, which all threads of the block run, after a binding of the warp group's index."""
@@ -319,7 +319,7 @@ class Lowering:
         return self.buffers.new_shared(name, shape, dt, layout)
 
     def exchange(self, shape: tuple[int, ...], dt: Any) -> Buffer:
-        return self.buffers.exchange(shape, dt, self.role)
+        return self.buffers.exchange(shape, dt, self.warp_role)
 
 
 __all__ = ["lower_tile_ops"]

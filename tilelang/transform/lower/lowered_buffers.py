@@ -109,12 +109,12 @@ class LoweredBuffers:
         self.allocs.append(self.shared_of(out))
         return out
 
-    def exchange(self, shape: tuple[int, ...], dt: Any, role: int) -> Buffer:
+    def exchange(self, shape: tuple[int, ...], dt: Any, warp_role: int) -> Buffer:
         """Shared memory through which threads exchange values within one op.  Ops of one shape reuse the same buffer.
 
-        role: each warp role has its own buffer, because its barriers do not order the other warp roles.
+        warp_role: each warp role has its own buffer, because its barriers do not order the other warp roles.
         """
-        key = (role, shape, dtype(dt))
+        key = (warp_role, shape, dtype(dt))
         got = self.exchanges.get(key)
         if got is None:
             got = self.exchanges[key] = Buffer("exchange", shape, dtype(dt), DYNAMIC)

@@ -101,8 +101,8 @@ class _Copies:
                 return self._loop(s)
             case While():
                 return self._loop(s)
-            case If() if _is_role(s):
-                return self._roles(s)
+            case If() if _is_warp_role_branch(s):
+                return self._warp_role_branch(s)
             case If():
                 orelse = None if s.orelse is None else self.stmt(s.orelse)
                 return self._same(s, then=self.stmt(s.then), orelse=orelse)
@@ -122,7 +122,7 @@ class _Copies:
         self.deferred = saved
         return out
 
-    def _roles(self, s: Any) -> Stmt:
+    def _warp_role_branch(self, s: Any) -> Stmt:
         """Convert the consumer branch; the other branch was lowered by the pass that made the warp roles."""
         compute = self.launch.plan.compute_threads
         if compute is None or s.orelse is None or s.cond.options.first * GROUP != compute:
@@ -258,7 +258,7 @@ class _Copies:
             why = run_unsupported(c, src, c.dst, self.analyzer, self.stores.strides)
         else:
             why = tile_unsupported(c, src, c.dst, isinstance(c, AtomicTile), self.stores.strides)
-        why = why or self._unfit(src.buffer) or self.stores.refusal(c, c.dst.buffer)
+        why = why or self._unfit(src.buffer) or self.stores.unsupported(c, c.dst.buffer)
         if why:
             self.notes[f"`{c.dst.buffer.name}` is written by all threads: {why}"] = None
         return not why
@@ -309,7 +309,7 @@ def _few(tile: Region) -> str:
     return f"threads are as quick with {_bytes(tile)} bytes"
 
 
-def _is_role(s: Stmt) -> bool:
+def _is_warp_role_branch(s: Stmt) -> bool:
     return isinstance(s, If) and isinstance(s.cond, Call) and s.cond.op == "in_warp_groups"
 
 

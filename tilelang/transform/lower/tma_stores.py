@@ -19,7 +19,7 @@ from tilelang.ir import (Alloc, Buffer, Call, Const, Evaluate, Expr, For, If, La
                          dtype, seq, walk, BufferFacts, DYNAMIC, GLOBAL)
 from tilelang.ops import Copy
 from tilelang.ops.atomic import AtomicTile
-from tilelang.ops.tma_store import PANEL, ROWS_OF_STEP, uses_group_barriers
+from tilelang.ops.tma_store import BOX_ROW, ROWS_OF_STEP, uses_group_barriers
 
 from ..analysis.effects import effects
 from ..legalize.hopper_features import placed_in_kernel
@@ -39,7 +39,7 @@ class TmaStores:
     lowered.  issued: whether that warp role issued any store.
     """
 
-    def __init__(self, launch: Launch, on: bool, buffers: int, strides: bool = False, width: int = PANEL) -> None:
+    def __init__(self, launch: Launch, on: bool, buffers: int, strides: bool = False, width: int = BOX_ROW) -> None:
         self.launch, self.buffers, self.strides, self.width, self.steps = launch, buffers, strides, width, 0
         x, y, z = launch.threads
         self.one_group = x * y * z == GROUP
@@ -61,7 +61,7 @@ class TmaStores:
         """Add a line to the report of the launch."""
         self.reports[text] = None
 
-    def refusal(self, op: Any, tensor: Buffer) -> str:
+    def unsupported(self, op: Any, tensor: Buffer) -> str:
         """Why an op may not write its tensor by TMA, given the rest of the program; "" when it may."""
         if late := placed_in_kernel(self.launch)(tensor):
             return f"the {late} of `{tensor.name}` is known in the kernel only"
@@ -76,11 +76,11 @@ class TmaStores:
             return f"`{tensor.name}` is changed in two ways"
         if isinstance(op, Copy):
             for other in writers:
-                if other is not op and not self._apart(op.dst, other.dst):
+                if other is not op and not self._disjoint(op.dst, other.dst):
                     return f"two copies may write the same elements of `{tensor.name}`"
         return ""
 
-    def _apart(self, a: Region, b: Region) -> bool:
+    def _disjoint(self, a: Region, b: Region) -> bool:
         """Whether two tiles are disjoint: in one dimension their distance is constant and large enough."""
         if a.buffer is not b.buffer:
             return False
@@ -121,15 +121,15 @@ class TmaStores:
             return "the program uses the barriers of its own choice"
         return "" if self.buffers else "no shared memory is left for its staging"
 
-    def staging(self, groups: int, panels: int, dt: dtype) -> Buffer:
-        """Shared memory of `panels` staging buffers of elements dt, reused by all such stores of the same warp groups.
+    def staging(self, groups: int, number: int, dt: dtype) -> Buffer:
+        """Shared memory of `number` staging buffers of elements dt, reused by all such stores of the same warp groups.
 
-        panels: a multiple of the groups.  The barriers of these warp groups do not order the stores of other groups.
+        number: a multiple of the groups.  The barriers of these warp groups do not order the stores of other groups.
         """
-        key = (self.first_group, groups, panels, dt)
+        key = (self.first_group, groups, number, dt)
         got = self.stages.get(key)
         if got is None:
-            got = Buffer("staging", (panels * ROWS_OF_STEP * self.width * 8 // dt.bits,), dt, DYNAMIC,
+            got = Buffer("staging", (number * ROWS_OF_STEP * self.width * 8 // dt.bits,), dt, DYNAMIC,
                          facts=BufferFacts(align=1024, ordered=True))
             self.stages[key] = got
         return got
@@ -148,7 +148,7 @@ class TmaStores:
         finally:
             self.loops.pop()
 
-    def part(self, first: int, thread: Expr, work: Callable[[], Stmt]) -> Stmt:
+    def of_warp_groups(self, first: int, thread: Expr, work: Callable[[], Stmt]) -> Stmt:
         """The result of work() for the warp groups from number `first` on, then the issuing threads' wait for their stores."""
         saved = self.first_group, self.issued
         self.first_group, self.issued = first, False

@@ -45,7 +45,7 @@ def _of_all_lanes(lw: Any, loop: Loop, cond: Expr) -> tuple[Any, Expr | None]:
     """
     uniform: list[Expr] = []
     rest: list[Expr] = []
-    for part in _parts(cond):
+    for part in _conjuncts(cond):
         same = _for_all(lw, loop, part)
         if same is None or rest and contains(part, Load, Call):  # which the terms before it may guard
             rest.append(part)
@@ -55,9 +55,9 @@ def _of_all_lanes(lw: Any, loop: Loop, cond: Expr) -> tuple[Any, Expr | None]:
     return cond if same is None and not rest else same, conjunction(*rest)
 
 
-def _parts(cond: Expr) -> list[Expr]:
+def _conjuncts(cond: Expr) -> list[Expr]:
     if isinstance(cond, Binary) and cond.op == "and":
-        return [*_parts(cond.a), *_parts(cond.b)]
+        return [*_conjuncts(cond.a), *_conjuncts(cond.b)]
     return [cond]
 
 

@@ -65,25 +65,26 @@ def _counts_lanes(s: For) -> bool:
 class _Values:
     """Facts about values.
 
-    lanes: variables of unrolled loops and their extents.  divisors: of bound values.  sums: bound values that add to a lane.
+    lanes: variables of unrolled loops and their extents.  divisors: of bound values.  lane_terms: bound values that add to a
+    lane.
     """
 
     lanes: dict[Var, int]
     divisors: dict[Expr, int] = field(default_factory=dict)
-    sums: dict[Var, tuple[Expr, int, Expr]] = field(default_factory=dict)
+    lane_terms: dict[Var, tuple[Expr, int, Expr]] = field(default_factory=dict)
     analyzer: Analyzer = field(default_factory=Analyzer)
 
     def learn_sum(self, s: Bind) -> None:
         found = self.lane_of(s.value)
         # What is computed again at the place of use must not have changed in between.
         if found is not None and not contains(found[2], Load, Call):
-            self.sums[s.var] = found
+            self.lane_terms[s.var] = found
 
     def lane_of(self, e: Expr) -> tuple[Expr, int, Expr] | None:
         """(l, n, e - l) where e is the sum of a lane term l in [0, n) and a rest, which may contain lane variables as well."""
         if isinstance(e, Var):
             n = self.lanes.get(e)
-            return (e, n, const(0, e.dtype)) if n is not None else self.sums.get(e)
+            return (e, n, const(0, e.dtype)) if n is not None else self.lane_terms.get(e)
         if not isinstance(e, Binary):
             return None
         if e.op in ("add", "sub"):

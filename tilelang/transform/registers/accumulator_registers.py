@@ -61,10 +61,10 @@ def assign_accumulator_registers(func: Func, cx: PassContext) -> Func:
     Launches whose values are all register-resident get the attr `own_values`.
     """
     fast = bool(cx.option(PassConfigKey.TL_ENABLE_FAST_MATH))
-    return replaced(func, body=rewrite_launches(func.body, lambda x: _own_registers(x, fast)))
+    return replaced(func, body=rewrite_launches(func.body, lambda x: _assign_registers(x, fast)))
 
 
-def _own_registers(launch: Launch, fast: bool) -> Launch:
+def _assign_registers(launch: Launch, fast: bool) -> Launch:
     if not any(e.node.op == "wgmma" for e in effects(launch.body) if isinstance(e.node, Call)):
         return launch
     launch = replaced(launch, body=_distinct(launch.body, set()))

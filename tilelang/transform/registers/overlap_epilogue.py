@@ -74,7 +74,7 @@ class _Places:
             known = isinstance(at, int) and b.is_static
             self.bytes[b.data] = (at, at + b.size * b.dtype.bits // 8) if known else None
 
-    def apart(self, one: Var, other: Var) -> bool:
+    def disjoint(self, one: Var, other: Var) -> bool:
         """Whether two storages have disjoint memory."""
         if one is other:
             return False
@@ -104,7 +104,7 @@ def _in_order(s: Seq, places: _Places) -> Stmt | None:
         found = [a for x in stmts[step.start:step.stop] for a in _accesses(x)]
         written = {a.storage for a in found if a.writes}
         if any(a.meets(b) for a in found for b in blocked) or any(
-                not places.apart(v, other) for v in written for other in running):
+                not places.disjoint(v, other) for v in written for other in running):
             break
         end = step.stop
     if end == first:

@@ -148,11 +148,11 @@ class _Conversions:
         return call("small_int_to_float", (e.value,), e.dtype, low=min(low, 0))
 
 
-def _is_on_registers(form: Form, x: Stmt, turn: Var) -> bool:
+def _is_on_registers(form: Form, x: Stmt, loop_var: Var) -> bool:
     """Whether a statement in a loop of this form is the one that works on the registers."""
     if form.kind == "read":
         return isinstance(x, Store) and packed_source(x) is not None
-    return isinstance(x, For) and sum_form(x, {turn: 0}) is not None
+    return isinstance(x, For) and sum_form(x, {loop_var: 0}) is not None
 
 
 def _converted(e: Expr) -> Expr:

@@ -39,7 +39,7 @@ def keep_in_registers(launch: Launch, found: Mapping[Var, Buffer]) -> Launch | N
 
     launch: its statements are distinct objects.  found: each array that a wgmma names, by its storage.
     """
-    if not any(isinstance(c.args[1], AddressOf) and c.args[1].buffer.data in found for c in _products(launch)):
+    if not any(isinstance(c.args[1], AddressOf) and c.args[1].buffer.data in found for c in _wgmmas(launch)):
         return None
     graph = Graph(frozenset(found), form_of)
     graph.build(launch.body, [graph.node()])
@@ -62,7 +62,7 @@ def keep_in_registers(launch: Launch, found: Mapping[Var, Buffer]) -> Launch | N
     return with_options(_Rewriter(found, direct, borrowed).visit(launch), own_values=True)
 
 
-def _products(launch: Launch) -> list[Call]:
+def _wgmmas(launch: Launch) -> list[Call]:
     return [e.node for e in effects(launch.body) if isinstance(e.node, Call) and e.node.op == "wgmma"]
 
 

@@ -1,4 +1,4 @@
-"""Schedules several GEMMs that use one accumulator in turn, each with promotion of its result before the next one starts.
+"""Schedules several GEMMs that use one accumulator one after another; each result is promoted before the next GEMM starts.
 
     for k:                                     fill row for the first k
         fill row                               for k:
@@ -44,12 +44,12 @@ _SERIAL = {"num_stages": None, "order": None, "stage": None, "group": None}
 class Chain:
     """GEMMs of a loop that use one accumulator one after another.
 
-    items: the GEMMs, as indices into the loop's items.  part: their accumulator.  ahead: fragments that the statements in
+    items: the GEMMs, as indices into the loop's items.  accumulator: their common one.  ahead: fragments that the statements in
     front of the first GEMM fill and that may be filled one iteration ahead.
     """
 
     items: tuple[int, ...]
-    part: Buffer
+    accumulator: Buffer
     ahead: tuple[Buffer, ...]
 
 
@@ -61,22 +61,22 @@ def accumulator_chain(r: WarpRoleLoop) -> Chain | None:
     if len(found) < 2 or r.body.allocs or any(items[i].defines is not None for i in rest):
         return None
     ops: list[Any] = [items[i].stmt for i in found]
-    part = ops[0].c.buffer
+    accumulator = ops[0].c.buffer
     pure = {s.var for s in r.body.pure}
     for op in ops:
-        if op.c.buffer is not part or not is_const(op.clear_accum, True) or free_vars(op) & pure or \
+        if op.c.buffer is not accumulator or not is_const(op.clear_accum, True) or free_vars(op) & pure or \
                 not {op.a.buffer, op.b.buffer} <= set(r.versions):
             return None
-    if any(x.last >= found[0] if x.turn > 1 else x.first not in found or x.last not in found for x in r.rings):
+    if any(x.last >= found[0] if x.iterations > 1 else x.first not in found or x.last not in found for x in r.rings):
         return None
     others = [i for i in rest if i not in found]
-    read = {e.storage for i in found for e in items[i].effects} - {part.data}
+    read = {e.storage for i in found for e in items[i].effects} - {accumulator.data}
     if any(e.writes and e.storage in read for i in others for e in items[i].effects) or any(
-            items[i].touches(part.data) for i in others if i < found[0]):
+            items[i].touches(accumulator.data) for i in others if i < found[0]):
         return None
-    if r.used_outside(part.data):
+    if r.used_outside(accumulator.data):
         return None
-    return Chain(tuple(found), part, _ahead(r, found[0]))
+    return Chain(tuple(found), accumulator, _ahead(r, found[0]))
 
 
 def _ahead(r: WarpRoleLoop, first: int) -> tuple[Buffer, ...]:
@@ -146,10 +146,10 @@ class _Loop:
         self.r, self.chain = r, chain
         copies = {id(r.body.items[i].stmt) for i in r.loads}
         kept = [s for s in stmts_of(r.loop.body) if id(s) not in copies]
-        products = {id(r.body.items[i].stmt) for i in chain.items}
-        places = [n for n, s in enumerate(kept) if id(s) in products]
+        gemms = {id(r.body.items[i].stmt) for i in chain.items}
+        places = [n for n, s in enumerate(kept) if id(s) in gemms]
         pure = {id(s) for s in r.body.pure}
-        self.products = [kept[n] for n in places]
+        self.gemms = [kept[n] for n in places]
         self.before, *self.work = ([s for s in kept[a + 1:b] if id(s) not in pure]
                                    for a, b in zip([-1, *places], [*places, len(kept)]))
         used = _used(x for w in self.work for x in w)
@@ -176,12 +176,12 @@ class _Loop:
         loop, extent = self.r.loop, convert(self.r.loop.extent)
         start, one = convert(loop.start), const(1, extent.dtype)
         last, opening = start + extent - one, self.opening(start)
-        turns, closing = self.turns(start, extent - one), self.rest(last, None)
+        steady_loop, closing = self.steady_loop(start, extent - one), self.rest(last, None)
         if self.early:
             closing = [*self.start(0, last), *self.take(last), *closing]
         else:
             opening += self.start(0, start)
-        whole = [*opening, turns, *closing]
+        whole = [*opening, steady_loop, *closing]
         if isinstance(extent, Const):
             return [*self.made(), *whole] if extent.value > 0 else []
         return [*self.made(), If(binary("gt", extent, const(0, extent.dtype)), seq(*whole), span=loop.span)]
@@ -192,10 +192,10 @@ class _Loop:
         one = const(1, extent.dtype)
         last = start + extent - one
 
-        def body(ahead: list[Stmt], product: list[Stmt]) -> list[Stmt]:
+        def body(ahead: list[Stmt], gemm: list[Stmt]) -> list[Stmt]:
             first = [*self.take(start), *self.fill(start + one), *self.rest(start, start + one)]
-            loop = self.turns(start + one, extent - one - one)
-            return [*first, loop, *self.start(0, last), *self.take(last), *self.rest(last, None, ahead), *product]
+            loop = self.steady_loop(start + one, extent - one - one)
+            return [*first, loop, *self.start(0, last), *self.take(last), *self.rest(last, None, ahead), *gemm]
 
         return TileCode(self.made(), self.opening(start), self.start(0, start), body)
 
@@ -208,16 +208,17 @@ class _Loop:
         """What is filled ahead for the first GEMM of the loop, and the wait for its stage."""
         return [*self.fill(it), *self.r.filled(self.chain.items[0], it)]
 
-    def turns(self, start: Expr, extent: Expr) -> For:
+    def steady_loop(self, start: Expr, extent: Expr) -> For:
         """The steady loop.  An iteration starts its own first GEMM, or that of the next one if nothing is filled ahead."""
         loop, k, one = self.r.loop, self.r.loop.var, const(1, extent.dtype)
         if self.early:
-            turn = [*self.start(0, k), *self.take(k), *self.fill(k + one), *self.rest(k, k + one)]
+            iteration = [*self.start(0, k), *self.take(k), *self.fill(k + one), *self.rest(k, k + one)]
         else:
-            turn = [*self.rest(k, k + one), *self.fill(k + one), *self.start(0, k + one)]
+            iteration = [*self.rest(k, k + one), *self.fill(k + one), *self.start(0, k + one)]
         # If the loop holds loads, ptxas would place them between the instructions of a GEMM that is started earlier.
         tight = bool(self.early and self.r.slow) or None
-        return with_options(replace(loop, kind="serial", start=start, extent=extent, body=seq(*turn)), tight=tight, **_SERIAL)
+        steady = replace(loop, kind="serial", start=start, extent=extent, body=seq(*iteration))
+        return with_options(steady, tight=tight, **_SERIAL)
 
     def of(self, stmts: list[Stmt], it: Expr) -> list[Stmt]:
         """Statements of iteration `it`, after the bindings that they need."""
@@ -240,7 +241,7 @@ class _Loop:
 
     def start(self, n: int, it: Expr) -> list[Stmt]:
         """Starts GEMM n of the chain and leaves it in flight."""
-        return [with_options(s, wait=-1) for s in self.of([self.products[n]], it)]
+        return [with_options(s, wait=-1) for s in self.of([self.gemms[n]], it)]
 
     def rest(self, it: Expr, after: Expr | None, ahead: Sequence[Stmt] = ()) -> list[Stmt]:
         """The rest of an iteration whose first GEMM is in flight.
@@ -256,7 +257,7 @@ class _Loop:
             if after is not None and n == end:
                 out += r.filled(self.chain.items[0], after)
             out += ahead if n == end else ()
-            out += [do("wgmma_wait", n=0), pin(self.chain.part)]
+            out += [do("wgmma_wait", n=0), pin(self.chain.accumulator)]
             out += [s for ring in r.rings if ring.last == item for s in r.release(ring, slot)]
             out += self.of(self.work[n], it)
         return out

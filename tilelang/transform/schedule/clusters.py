@@ -45,7 +45,7 @@ class ClusterMap:
         steps = [range(n) if k in dims else (0,) for k, n in enumerate(self.spans)]
         return frozenset(sum(i * self.stride(k) for k, i in enumerate(at)) for at in product(*steps))
 
-    def part(self, dims: frozenset[int]) -> Expr:
+    def sharer(self, dims: frozenset[int]) -> Expr:
         """The index of a block among the blocks that share its load along these dimensions."""
         out: Expr | None = None
         times = 1

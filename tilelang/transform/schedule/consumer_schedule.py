@@ -45,11 +45,11 @@ def consumer(r: WarpRoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buf
         r.overlap = "chunks of a GEMM alternate in the same registers, each under the promotion of the one before"
         return [*chained(r, chain), *finished]
     parts = double_buffered_accumulator(r)
-    turns = "; ping-pong: warp groups start one GEMM after another" if uses_ping_pong(r) else ""
+    ping_pong = "; ping-pong: warp groups start one GEMM after another" if uses_ping_pong(r) else ""
     if parts is not None:
-        r.overlap = f"double-buffered accumulator: each GEMM runs under the promotion of the one before{turns}"
+        r.overlap = f"double-buffered accumulator: each GEMM runs under the promotion of the one before{ping_pong}"
         return [*alternate(r, parts), *finished]
-    r.overlap = f"wgmma synchronous: {_why_synchronous(r, pair)}{turns}"
+    r.overlap = f"wgmma synchronous: {_why_synchronous(r, pair)}{ping_pong}"
     return [*_plain(r), *finished]
 
 
@@ -99,7 +99,7 @@ def _kept(r: WarpRoleLoop) -> tuple[list[Stmt], dict[int, int]]:
 
 
 def _plain(r: WarpRoleLoop) -> list[Stmt]:
-    k, turns = r.loop.var, uses_ping_pong(r)
+    k, ping_pong = r.loop.var, uses_ping_pong(r)
     slot, _ = r.slot(k)
     kept, index = _kept(r)
     out: list[Stmt] = []
@@ -108,12 +108,12 @@ def _plain(r: WarpRoleLoop) -> list[Stmt]:
         out += r.filled(i, k)
         out += r.using([r.select(s, k)], [i], k)
         for ring in r.rings:
-            if ring.last == i and ring.turn == 1:
+            if ring.last == i and ring.iterations == 1:
                 out += r.release(ring, slot)
-        if turns and isinstance(s, Gemm):
+        if ping_pong and isinstance(s, Gemm):
             out.append(signal_next_group(r, binary("eq", k, convert(r.loop.start))))
     loop = with_options(replace(r.loop, kind="serial", body=seq(*out)), **_SERIAL)
-    return [If(has_iterations(r), wait_for_own_group(r)), loop] if turns else [loop]
+    return [If(has_iterations(r), wait_for_own_group(r)), loop] if ping_pong else [loop]
 
 
 def _one_running(r: WarpRoleLoop) -> list[Stmt]:
@@ -167,11 +167,11 @@ def _rotated(r: WarpRoleLoop, pair: Pair, finished: list[Stmt]) -> list[Stmt]:
 
     opening = [*of(before, start), *started(product, pair.first, start, False), *released(pair.first, start),
                *of(free, start), *of(bound, start)]
-    turn = [*of(before, k), *started(product, pair.first, k, True), *started(second, pair.second, k - 1, True),
+    iteration = [*of(before, k), *started(product, pair.first, k, True), *started(second, pair.second, k - 1, True),
             do("wgmma_wait", n=1), pin(a.c.buffer), *released(pair.first, k), *_held(of(free, k)),
             do("wgmma_wait", n=0), pin(b.c.buffer), pin(b.a.buffer), *released(pair.second, k - 1), *of(bound, k)]
     extent = convert(r.loop.extent)
-    loop = with_options(replace(r.loop, kind="serial", start=start + 1, extent=extent - 1, body=seq(*turn)), **_SERIAL)
+    loop = with_options(replace(r.loop, kind="serial", start=start + 1, extent=extent - 1, body=seq(*iteration)), **_SERIAL)
     last = start + extent - 1
     closing = [*started(second, pair.second, last, False), *released(pair.second, last)]
     return [If(binary("gt", extent, const(0, extent.dtype)), seq(*rename(opening), loop, *finished, *closing),

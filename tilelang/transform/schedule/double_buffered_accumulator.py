@@ -30,11 +30,11 @@ from ..analysis.statements import do
 from .rings import GROUP, WarpRoleLoop, pin
 from .pingpong_barriers import signal_next_group, uses_ping_pong, wait_for_own_group
 
-TURN = 4  # iterations of the original loop in one iteration of the new loop
+UNROLL = 4  # iterations of the original loop in one iteration of the new loop
 
 
 @record
-class Parts:
+class DoubleBuffered:
     """item: the GEMM, as an index into the loop's items.  first, second: its two accumulator buffers."""
 
     item: int
@@ -42,39 +42,40 @@ class Parts:
     second: Buffer
 
 
-def double_buffered_accumulator(r: WarpRoleLoop) -> Parts | None:
+def double_buffered_accumulator(r: WarpRoleLoop) -> DoubleBuffered | None:
     """The GEMM of a loop that may run one iteration ahead; None if there is none or no room for a second accumulator."""
     items = r.body.items
     rest = [i for i in range(len(items)) if i not in r.loads]
-    products = [i for i in rest if isinstance(items[i].stmt, Gemm)]
-    if len(products) != 1 or r.body.allocs or any(items[i].defines is not None for i in rest):
+    gemms = [i for i in rest if isinstance(items[i].stmt, Gemm)]
+    if len(gemms) != 1 or r.body.allocs or any(items[i].defines is not None for i in rest):
         return None
     if r.stages < 3:  # two stages are in use at a time
         return None
-    at = products[0]
+    at = gemms[0]
     op: Any = items[at].stmt
-    part = op.c.buffer
+    accumulator = op.c.buffer
     if not is_const(op.clear_accum, True) or not {op.a.buffer, op.b.buffer} <= set(r.versions):
         return None
-    if any(x.last >= at if x.turn > 1 else (x.first, x.last) != (at, at) for x in r.rings):
+    if any(x.last >= at if x.iterations > 1 else (x.first, x.last) != (at, at) for x in r.rings):
         return None
     if free_vars(op) & {s.var for s in r.body.pure}:
         return None
     others = [i for i in rest if i != at]
-    read = {e.storage for e in items[at].effects} - {part.data}
+    read = {e.storage for e in items[at].effects} - {accumulator.data}
     if any(e.writes and e.storage in read for i in others for e in items[i].effects):
         return None
-    if any(items[i].touches(part.data) for i in others if i < at) or r.used_outside(part.data):
+    if any(items[i].touches(accumulator.data) for i in others if i < at) or r.used_outside(accumulator.data):
         return None
-    if any(b is part for b, _ in r.launch.plan.layouts) or _registers(r, part) > r.consumer_registers:
+    if any(b is accumulator for b, _ in r.launch.plan.layouts) or _registers(r, accumulator) > r.consumer_registers:
         return None
-    return Parts(at, part, replace(part, name=f"{part.name}_2", data=Var(f"{part.name}_2", part.data.dtype)))
+    name = f"{accumulator.name}_2"
+    return DoubleBuffered(at, accumulator, replace(accumulator, name=name, data=Var(name, accumulator.data.dtype)))
 
 
-def _registers(r: WarpRoleLoop, part: Buffer) -> int:
+def _registers(r: WarpRoleLoop, accumulator: Buffer) -> int:
     """Registers that a thread needs with a second accumulator buffer."""
     held = {e.storage: e.buffer for x in r.body.items for e in x.effects if e.buffer.scope_name == FRAGMENT}
-    size = sum(b.size * b.dtype.bits // 32 for b in (*held.values(), part))
+    size = sum(b.size * b.dtype.bits // 32 for b in (*held.values(), accumulator))
     return size // (r.groups * GROUP) + REGISTERS.double_buffered
 
 
@@ -104,31 +105,32 @@ def _early(r: WarpRoleLoop, before: list[Stmt], after: list[Stmt]) -> list[Buffe
     return None if annotated & set(made.values()) else list(made.values())
 
 
-def alternate(r: WarpRoleLoop, parts: Parts) -> list[Stmt]:
-    """The consumers' code of the loop, without its copies: a loop over TURN iterations at a time, and the remainder."""
+def alternate(r: WarpRoleLoop, buffered: DoubleBuffered) -> list[Stmt]:
+    """The consumers' code of the loop, without its copies: a loop over UNROLL iterations at a time, and the remainder."""
     items, k = r.body.items, r.loop.var
     copies = {id(items[i].stmt) for i in r.loads}
     kept = [s for s in stmts_of(r.loop.body) if id(s) not in copies]
-    at = next(n for n, s in enumerate(kept) if s is items[parts.item].stmt)
+    at = next(n for n, s in enumerate(kept) if s is items[buffered.item].stmt)
     early = _early(r, kept[:at], kept[at + 1:])
     twins = [(b, replace(b, name=f"{b.name}_2", data=Var(f"{b.name}_2", b.data.dtype))) for b in early or ()]
-    second: dict[Any, Any] = {parts.first: parts.second, **dict(twins)}
+    second: dict[Any, Any] = {buffered.first: buffered.second, **dict(twins)}
 
     def iteration(it: Expr, odd: int, running: int, after_wait: list[Stmt]) -> tuple[list[Stmt], list[Stmt]]:
         """(statements that start its GEMM, statements after it); `running` later GEMMs stay in flight during the latter."""
         mapping: dict[Any, Any] = {k: it, **(second if odd else {})}
         done = [r.select(substitute(s, mapping), it) for s in kept]
-        product = [*r.filled(parts.item, it), with_options(done[at], wait=-1)]
+        gemm = [*r.filled(buffered.item, it), with_options(done[at], wait=-1)]
         slot, _ = r.slot(it)
-        released = [s for ring in r.rings if ring.turn == 1 for s in r.release(ring, slot)]
-        before = r.using(done[:at], list(range(parts.item)), it)
-        rest = [do("wgmma_wait", n=running), pin(parts.second if odd else parts.first), *released, *after_wait, *done[at + 1:]]
+        released = [s for ring in r.rings if ring.iterations == 1 for s in r.release(ring, slot)]
+        before = r.using(done[:at], list(range(buffered.item)), it)
+        rest = [do("wgmma_wait", n=running), pin(buffered.second if odd else buffered.first), *released, *after_wait,
+                *done[at + 1:]]
         if early is None:
-            return product, rename([*before, *rest])
+            return gemm, rename([*before, *rest])
         whole = rename([*before, *rest])
-        return [*whole[:len(before)], *product], whole[len(before):]
+        return [*whole[:len(before)], *gemm], whole[len(before):]
 
-    def turn(it: Expr, count: int, once: list[Stmt]) -> Stmt:
+    def unrolled(it: Expr, count: int, once: list[Stmt]) -> Stmt:
         """`count` iterations from `it` on.  once: statements to run after the first GEMM."""
         found = [iteration(it + n if n else it, n % 2, int(n + 1 < count), once if n == 0 else []) for n in range(count)]
         out = list(found[0][0])
@@ -138,29 +140,31 @@ def alternate(r: WarpRoleLoop, parts: Parts) -> list[Stmt]:
             out += found[n][1]
         return seq(*out)
 
-    def turns(begin: Expr, number: Expr, count: int, lead: bool) -> For:
+    def loop_of(begin: Expr, number: Expr, count: int, lead: bool) -> For:
         v = fresh(f"{k.name}_{count}", k.dtype)
         once = [signal_next_group(r, binary("eq", v, const(0, v.dtype)))] if lead else []
-        return For(v, const(0, number.dtype), number, "serial", turn(begin + v * count, count, once), span=r.loop.span)
+        return For(v, const(0, number.dtype), number, "serial", unrolled(begin + v * count, count, once), span=r.loop.span)
 
     first, extent, lead = convert(r.loop.start), convert(r.loop.extent), uses_ping_pong(r)
-    made: list[Stmt] = [Alloc(parts.second), *(Alloc(b) for _, b in twins)]
+    made: list[Stmt] = [Alloc(buffered.second), *(Alloc(b) for _, b in twins)]
     if isinstance(extent, Const):
-        whole, left = divmod(max(0, int(extent.value)), TURN)
+        whole, left = divmod(max(0, int(extent.value)), UNROLL)
         out = list(made)
         if lead and whole:
             out.append(wait_for_own_group(r))
         if whole:  # verify_sync reads ring_steps to skip the same iterations of all loops
-            out.append(with_options(turns(first, const(whole, extent.dtype), TURN, lead), ring_steps=(TURN, int(extent.value))))
+            out.append(with_options(loop_of(first, const(whole, extent.dtype), UNROLL, lead),
+                                    ring_steps=(UNROLL, int(extent.value))))
         if left:
-            out.append(turn(first + whole * TURN, left, []))
+            out.append(unrolled(first + whole * UNROLL, left, []))
         return out
     zero, one = const(0, extent.dtype), const(1, extent.dtype)
     extent = binary("max", extent, zero)  # a negative extent would leave a remainder
-    whole_turns, done = extent // TURN, extent // TURN * TURN
+    whole_turns, done = extent // UNROLL, extent // UNROLL * UNROLL
     return [*made, *([If(binary("gt", whole_turns, zero), wait_for_own_group(r))] if lead else []),
-            turns(first, whole_turns, TURN, lead), turns(first + done, extent % TURN // 2, 2, False),
-            If(logical("and", binary("gt", extent, zero), binary("eq", extent % 2, one)), turn(first + (extent - 1), 1, []))]
+            loop_of(first, whole_turns, UNROLL, lead), loop_of(first + done, extent % UNROLL // 2, 2, False),
+            If(logical("and", binary("gt", extent, zero), binary("eq", extent % 2, one)),
+               unrolled(first + (extent - 1), 1, []))]
 
 
-__all__ = ["Parts", "alternate", "double_buffered_accumulator"]
+__all__ = ["DoubleBuffered", "alternate", "double_buffered_accumulator"]

@@ -58,7 +58,7 @@ def _reordered(body: list[Stmt]) -> list[Stmt] | None:
         return None
     moved, between = body[waits:scaled + 1], body[mapped + 1:waits]
     factor = _factor(body[scaled])
-    parts = _parts(body[mapped])
+    parts = _pieces(body[mapped])
     if factor is None or parts is None or not _independent(moved, [body[mapped], *between]):
         return None
     if any(isinstance(c, Call) and c.op in ("wgmma", "wgmma_commit") for s in between for c in walk(s)):
@@ -103,7 +103,7 @@ def _independent(moved: list[Stmt], passed: list[Stmt]) -> bool:
     return not any(a.storage is b.storage and (a.writes or b.writes) for a in mine for b in theirs)
 
 
-def _parts(s: Stmt) -> tuple[Stmt, Stmt, Stmt] | None:
+def _pieces(s: Stmt) -> tuple[Stmt, Stmt, Stmt] | None:
     """A map in three pieces: the first half of its rows, then the other rows in two halves of the columns.
 
     The row variable is the one that its other operands are indexed by.
@@ -125,11 +125,11 @@ def _parts(s: Stmt) -> tuple[Stmt, Stmt, Stmt] | None:
     row, column = rows[0], columns[0]
     half, middle = sizes[row] // 2, sizes[column] // 2
     rest = (half, sizes[row])
-    return (_part(loops, inner, {row: (0, half)}), _part(loops, inner, {row: rest, column: (0, middle)}),
-            _part(loops, inner, {row: rest, column: (middle, sizes[column])}))
+    return (_restricted(loops, inner, {row: (0, half)}), _restricted(loops, inner, {row: rest, column: (0, middle)}),
+            _restricted(loops, inner, {row: rest, column: (middle, sizes[column])}))
 
 
-def _part(loops: list[For], body: Stmt, ranges: dict[Var, tuple[int, int]]) -> Stmt:
+def _restricted(loops: list[For], body: Stmt, ranges: dict[Var, tuple[int, int]]) -> Stmt:
     """The loop nest with new variables, restricted to the given ranges of some of them."""
     own = {x.var: fresh(x.var.name, x.var.dtype) for x in loops}
     starts = {v: ranges[v][0] for v in ranges}

@@ -37,7 +37,7 @@ def overlapped_tiles(r: WarpRoleLoop, tiles: Tiles, binds: Sequence[Stmt], befor
     the pipelined loop.  Keeps what is stored, and the order of everything except the waits, loads and GEMMs that are moved.
     Launches with clusters keep the program's order, because their blocks wait for each other at other places.
     """
-    chain = None if tiles.once or tiles.team is not None or tiles.inside is not None else chain_of(r)
+    chain = None if tiles.once or tiles.cluster_map is not None or tiles.inside is not None else chain_of(r)
     code = None if chain is None else chained_tiles(r, chain)
     if chain is None or code is None:
         return None
@@ -58,7 +58,7 @@ def overlapped_tiles(r: WarpRoleLoop, tiles: Tiles, binds: Sequence[Stmt], befor
     body = code.body([of(code.ahead, following)], [of(code.start, following)])
     # On a path that no block takes, ptxas sees a GEMM in flight at the end.  Without this wait it adds one inside the loop.
     return [*shared, *code.made, of([*code.ahead, *code.start], zero), tiles.loop(*binds, *own, *body, *after),
-            do("wgmma_wait", n=0), pin(chain.part)]
+            do("wgmma_wait", n=0), pin(chain.accumulator)]
 
 
 __all__ = ["overlapped_tiles"]

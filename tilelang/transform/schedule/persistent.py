@@ -27,7 +27,7 @@ from ..framework.pass_ import PassContext
 from .clusters import ClusterMap, make_cluster
 
 TILE_START = 1.5  # cost of starting and ending a tile, in iterations
-L2_SHARE = 32 << 20  # bytes of L2 for the data that tiles running at the same time have in common
+L2_FRACTION = 32 << 20  # bytes of L2 for the data that tiles running at the same time have in common
 _SAMPLE = 4096  # replaces extents known only at run time when an order is chosen
 
 
@@ -52,8 +52,8 @@ class Tiles:
     """The tile scheduler of a launch: how its tiles are distributed over fewer blocks.
 
     grid: number of blocks.  block: index of a block.  index, count: variable and extent of the loop over a block's tiles.
-    binds: the launch's block variables, in terms of them.  team: the cluster map, if blocks n c .. n c + n - 1 are a cluster
-    of n blocks that computes neighbouring tiles at the same time.  inside: whether a block's tile lies in the launch's grid,
+    binds: the launch's block variables, in terms of them.  cluster_map: set if blocks n c .. n c + n - 1 are a cluster of n
+    blocks that computes neighbouring tiles at the same time.  inside: whether a block's tile lies in the launch's grid,
     if the grid is not a multiple of the cluster.  once: a block has one tile.
     """
 
@@ -63,7 +63,7 @@ class Tiles:
     count: Expr
     binds: tuple[Bind, ...]
     report: str
-    team: ClusterMap | None = None
+    cluster_map: ClusterMap | None = None
     inside: Expr | None = None
     once: bool = False
 
@@ -88,11 +88,11 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
         return "blocks may wait for each other"
     blocks = int(asked) if asked is not None and asked is not True else cx.target.limits.sm_count
     why = _own_tiles(launch, asked, alone)
-    whole = Analyzer().simplify(_product([convert(g) for g in launch.grid]))
+    whole = Analyzer().simplify(_multiplied([convert(g) for g in launch.grid]))
     one_wave = not why and isinstance(whole, Const) and whole.value <= blocks
     if one_wave:
         why = "there are no more tiles than sm_count"
-    pays = _in_one_round if one_wave and alone else _for_many if not why else _never
+    pays = _in_one_wave if one_wave and alone else _for_many if not why else _never
     found = _spans(launch, work, cx, pays, 0 if why else blocks)
     if one_wave and alone and cx.option(PassConfigKey.TL_CLUSTER) is None:
         found = _larger(launch, work, blocks, found)
@@ -103,32 +103,32 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
     cluster = 1 if spans is None else prod(spans)
     running = min(blocks, at_once(cx.target.limits.sm_count, cluster))
     few = launch if spans is None else _grouped(launch, spans)
-    total = Analyzer().simplify(_product([convert(g) for g in few.grid]))
-    teams = total if why else _minimum(total, const(running // cluster, total.dtype))
+    total = Analyzer().simplify(_multiplied([convert(g) for g in few.grid]))
+    clusters = total if why else _minimum(total, const(running // cluster, total.dtype))
     block, index = Var("block", dtype("int32")), Var("tile_step", dtype("int32"))
     first: Expr = block
     binds: list[Bind] = []
     if spans is not None:
         binds = [_bound("team", block // cluster), _bound("rank", block % cluster)]
         first = binds[0].var
-    dealt = _dealt(launch, work, blocks) if spans is None else None
-    if dealt is not None:
-        row, column = dealt.place(block, index)
-        return Tiles(teams, block, index, dealt.count(block), (*_longest_in(launch, row, column, work),),
+    partition = _partition(launch, work, blocks) if spans is None else None
+    if partition is not None:
+        row, column = partition.place(block, index)
+        return Tiles(clusters, block, index, partition.count(block), (*_longest_in(launch, row, column, work),),
                      f"persistent: {blocks} blocks, tiles longest first, in serpentine order{refused}")
     t = Var("tile", dtype("int32"))
     # With one tile a block, the tile number must not use the loop variable: place_sync would count iterations by it.
-    binds.append(Bind(t, first if why else _minimum(first + index * teams, total - 1)))
+    binds.append(Bind(t, first if why else _minimum(first + index * clusters, total - 1)))
     order, about = _order(few, work, running // cluster, spans or (1,) * len(launch.grid), cx)
     binds += order(t)
-    count = (total - (block // cluster) + (teams - 1)) // teams
+    count = (total - (block // cluster) + (clusters - 1)) // clusters
     text = f"one tile a block ({why})" if why else f"persistent: {running // cluster * cluster} blocks, tiles {about}"
     if spans is None:
-        return Tiles(teams, block, index, count, tuple(binds), text + refused)
-    team, places = make_cluster(spans, binds[1].var)
-    own, inside, about = _in_team(launch, few, spans, team)
-    return Tiles(teams * cluster, block, index, const(1, count.dtype) if why else count, (*binds, *places, *own), text + about,
-                 team, inside, bool(why))
+        return Tiles(clusters, block, index, count, tuple(binds), text + refused)
+    cluster_map, places = make_cluster(spans, binds[1].var)
+    own, inside, about = _in_cluster(launch, few, spans, cluster_map)
+    return Tiles(clusters * cluster, block, index, const(1, count.dtype) if why else count, (*binds, *places, *own),
+                 text + about, cluster_map, inside, bool(why))
 
 
 def _own_tiles(launch: Launch, asked: Any, alone: bool) -> str:
@@ -139,7 +139,8 @@ def _own_tiles(launch: Launch, asked: Any, alone: bool) -> str:
     return "several blocks run on one SM" if shared else ""
 
 
-def _in_team(launch: Launch, few: Launch, spans: tuple[int, ...], team: ClusterMap) -> tuple[list[Bind], Expr | None, str]:
+def _in_cluster(launch: Launch, few: Launch, spans: tuple[int, ...],
+                cluster_map: ClusterMap) -> tuple[list[Bind], Expr | None, str]:
     """(bindings of the launch's block variables, whether the block lies in the grid, text for the report).
 
     They are computed from the position of the cluster in the grid of `few` and the block's ranks in the cluster.  The
@@ -147,10 +148,10 @@ def _in_team(launch: Launch, few: Launch, spans: tuple[int, ...], team: ClusterM
     """
     binds: list[Bind] = []
     inside: Expr | None = None
-    wide = sorted(team.wide)
+    wide = sorted(cluster_map.wide)
     for k in wide:
         v, n = launch.block_vars[k], convert(launch.grid[k])
-        binds.append(Bind(v, few.block_vars[k] * spans[k] + team.ranks[k]))
+        binds.append(Bind(v, few.block_vars[k] * spans[k] + cluster_map.ranks[k]))
         if not isinstance(n, Const) or n.value % spans[k]:
             here = binary("lt", v, convert(n))
             inside = here if inside is None else logical("and", inside, here)
@@ -236,7 +237,7 @@ def _for_many(work: Work, loads: tuple[Load, ...]) -> bool:
     return pays_for_many(loads, work.cycles)
 
 
-def _in_one_round(work: Work, loads: tuple[Load, ...]) -> bool:
+def _in_one_wave(work: Work, loads: tuple[Load, ...]) -> bool:
     """Whether pairs are faster for one tile a block and one block an SM (a launch of one wave)."""
     steps = Analyzer().simplify(work.extent)
     return isinstance(steps, Const) and pays_in_one_wave(loads, work.cycles, int(steps.value))
@@ -256,19 +257,19 @@ def _grouped(launch: Launch, spans: tuple[int, ...]) -> Launch:
     return replace(launch, grid=grid, block_vars=block_vars)
 
 
-def _order(launch: Launch, work: Work, teams: int, spans: tuple[int, ...], cx: PassContext) -> tuple[Any, str]:
+def _order(launch: Launch, work: Work, clusters: int, spans: tuple[int, ...], cx: PassContext) -> tuple[Any, str]:
     """(function from a tile number to bindings of the block variables, text for the report).
 
-    teams: how many clusters (or blocks, without clusters) run at the same time.  spans: blocks of a cluster along each
+    clusters: how many clusters (or blocks, without clusters) run at the same time.  spans: blocks of a cluster along each
     dimension.
     """
     grid = [convert(g) for g in launch.grid]
     swizzle = launch.plan.swizzle
     if swizzle and len(grid) >= 2:
-        panel, how = swizzle
+        panel_size, how = swizzle
         across, along = (0, 1) if how != "column" else (1, 0)
-        wide = max(1, int(panel) // spans[along])
-        return lambda t: _panels(launch, t, across, along, wide), f"in rasterisation panels of {panel}"
+        wide = max(1, int(panel_size) // spans[along])
+        return lambda t: _rasterisation_panels(launch, t, across, along, wide), f"in rasterisation panels of {panel_size}"
     growing = _growing(launch, work)
     if growing is not None:
         group = _heads(launch, work, growing)
@@ -278,8 +279,8 @@ def _order(launch: Launch, work: Work, teams: int, spans: tuple[int, ...], cx: P
         x = sum(n for n, at in work.loads if _names(at, bx) and not _names(at, by))
         y = sum(n for n, at in work.loads if _names(at, by) and not _names(at, bx))
         if x and y:
-            panel = rasterisation_rows(max(1, teams), y * spans[1], x * spans[0])
-            return lambda t: _panels(launch, t, 0, 1, panel), f"in rasterisation panels of {panel} rows"
+            panel_size = rasterisation_rows(max(1, clusters), y * spans[1], x * spans[0])
+            return lambda t: _rasterisation_panels(launch, t, 0, 1, panel_size), f"in rasterisation panels of {panel_size} rows"
     return lambda t: _plain(launch, t), "in order"
 
 
@@ -296,10 +297,10 @@ def _names(at: tuple[Expr, ...], v: Var) -> bool:
 
 def _plain(launch: Launch, t: Expr) -> list[Bind]:
     """Tiles in order, with the first dimension fastest."""
-    return _taken_apart(launch, t, range(len(launch.grid)))
+    return _split_index(launch, t, range(len(launch.grid)))
 
 
-def _taken_apart(launch: Launch, index: Expr, dims: Sequence[int]) -> list[Bind]:
+def _split_index(launch: Launch, index: Expr, dims: Sequence[int]) -> list[Bind]:
     """The block variables of these dimensions, from the index of a tile among them; the first dimension is the fastest."""
     out: list[Bind] = []
     for k in dims[:-1]:
@@ -308,20 +309,20 @@ def _taken_apart(launch: Launch, index: Expr, dims: Sequence[int]) -> list[Bind]
     return [*out, *(Bind(launch.block_vars[k], index) for k in dims[-1:])]
 
 
-def _panels(launch: Launch, t: Expr, across: int, along: int, panel: int) -> list[Bind]:
-    """Rasterisation panels of `panel` indices of dimension `along`, each traversed in serpentine order along `across`."""
+def _rasterisation_panels(launch: Launch, t: Expr, across: int, along: int, panel_size: int) -> list[Bind]:
+    """Rasterisation panels of `panel_size` indices of dimension `along`, each traversed in serpentine order along `across`."""
     ga, gl = convert(launch.grid[across]), convert(launch.grid[along])
     a, b = launch.block_vars[across], launch.block_vars[along]
     flat, rest = _bound("in_layer", t % (ga * gl)), _bound("layer", t // (ga * gl))
-    number = _bound("panel", flat.var // (ga * panel))
-    inside = _bound("in_panel", flat.var % (ga * panel))
-    rows = _bound("rows", _minimum(const(panel), gl - number.var * panel))
+    number = _bound("panel", flat.var // (ga * panel_size))
+    inside = _bound("in_panel", flat.var % (ga * panel_size))
+    rows = _bound("rows", _minimum(const(panel_size), gl - number.var * panel_size))
     column = _bound("column", _minimum(inside.var // rows.var, ga - 1))
     turned = binary("sub", ga - 1, column.var)
     out = [flat, rest, number, inside, rows, column,
-           Bind(b, _minimum(number.var * panel + inside.var % rows.var, gl - 1)),
+           Bind(b, _minimum(number.var * panel_size + inside.var % rows.var, gl - 1)),
            Bind(a, Select(binary("eq", number.var % 2, const(0)), column.var, turned, turned.dtype, lazy=False))]
-    return out + _taken_apart(launch, rest.var, [k for k in range(len(launch.grid)) if k not in (across, along)])
+    return out + _split_index(launch, rest.var, [k for k in range(len(launch.grid)) if k not in (across, along)])
 
 
 def _longest_first(launch: Launch, t: Expr, growing: int, group: int | None) -> list[Bind]:
@@ -330,7 +331,7 @@ def _longest_first(launch: Launch, t: Expr, growing: int, group: int | None) -> 
     g = convert(launch.grid[growing])
     if not others:
         return [Bind(launch.block_vars[growing], (g - 1) - t)]
-    rest = Analyzer().simplify(_product([convert(launch.grid[k]) for k in others]))
+    rest = Analyzer().simplify(_multiplied([convert(launch.grid[k]) for k in others]))
     width: Expr = rest if group is None else _minimum(const(group), rest)
     first = _bound("group", t // (width * g))
     inside = _bound("in_group", t % (width * g))
@@ -338,10 +339,10 @@ def _longest_first(launch: Launch, t: Expr, growing: int, group: int | None) -> 
     now = _bound("width", _minimum(width, rest - first.var * width))
     out = [first, inside, now, Bind(launch.block_vars[growing], (g - 1) - _minimum(inside.var // now.var, g - 1))]
     head = _bound("other", _minimum(first.var * width + inside.var % now.var, rest - 1))
-    return [*out, head, *_taken_apart(launch, head.var, others)]
+    return [*out, head, *_split_index(launch, head.var, others)]
 
 
-def _dealt(launch: Launch, work: Work, blocks: int) -> TilePartition | None:
+def _partition(launch: Launch, work: Work, blocks: int) -> TilePartition | None:
     """The work partition of a launch whose tiles grow with a block variable; None if its grid is not known or does not suit."""
     growing = None if launch.plan.swizzle else _growing(launch, work)
     group = None if growing is None else _heads(launch, work, growing)
@@ -365,9 +366,9 @@ def _longest_in(launch: Launch, row: Expr, column: Expr, work: Work) -> list[Bin
     others = [k for k in range(len(launch.grid)) if k != growing]
     if not others:
         return out
-    total = Analyzer().simplify(_product([convert(launch.grid[k]) for k in others]))
+    total = Analyzer().simplify(_multiplied([convert(launch.grid[k]) for k in others]))
     place = _bound("column", _minimum(column, total - 1))
-    return [*out, place, *_taken_apart(launch, place.var, others)]
+    return [*out, place, *_split_index(launch, place.var, others)]
 
 
 def _growing(launch: Launch, work: Work) -> int | None:
@@ -391,7 +392,7 @@ def _heads(launch: Launch, work: Work, growing: int) -> int | None:
     longest = _sampled(work.extent, work.block_vars, {v: (n or 1) - 1})
     if longest is None:
         return None
-    return max(1, round(L2_SHARE / max(1, longest * sum(b for b, at in work.loads if not _names(at, v)))))
+    return max(1, round(L2_FRACTION / max(1, longest * sum(b for b, at in work.loads if not _names(at, v)))))
 
 
 def _sampled(e: Any, block_vars: tuple[Var, ...], values: dict[Var, int]) -> int | None:
@@ -411,7 +412,7 @@ def _minimum(a: Expr, b: Expr) -> Expr:
     return binary("min", a, b)
 
 
-def _product(xs: list[Expr]) -> Expr:
+def _multiplied(xs: list[Expr]) -> Expr:
     out = xs[0]
     for x in xs[1:]:
         out = out * x

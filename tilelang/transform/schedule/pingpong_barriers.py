@@ -50,7 +50,7 @@ def uses_ping_pong(r: WarpRoleLoop) -> bool:
 
 def may_ping_pong(func: Func, cx: PassContext) -> bool:
     """Whether some launch may use ping-pong."""
-    return hopper(cx).roles and bool(cx.option(PassConfigKey.TL_PING_PONG)) and any(
+    return hopper(cx).warp_roles and bool(cx.option(PassConfigKey.TL_PING_PONG)) and any(
         x.num_threads >= 2 * GROUP for x in walk(func.body, Launch))
 
 

@@ -38,15 +38,15 @@ class _Run:
     group: int | None
 
 
-def emit(plan: Plan, loop: For, parts: Body) -> Stmt:
+def emit(plan: Plan, loop: For, loop_body: Body) -> Stmt:
     """Serial code of the pipelined `loop` (already of kind serial)."""
-    return _Emitter(plan, loop, parts).code()
+    return _Emitter(plan, loop, loop_body).code()
 
 
 class _Emitter:
-    def __init__(self, plan: Plan, loop: For, parts: Body) -> None:
-        self.plan, self.loop, self.parts = plan, loop, parts
-        self.items = parts.items
+    def __init__(self, plan: Plan, loop: For, loop_body: Body) -> None:
+        self.plan, self.loop, self.loop_body = plan, loop, loop_body
+        self.items = loop_body.items
         self.depth = max(plan.stage, default=0)
         self.runs = self.split()
         self.groups = sum(r.group is not None for r in self.runs)
@@ -118,17 +118,17 @@ class _Emitter:
 
     def early(self, used: Iterable[Any]) -> list[Bind]:
         """Bindings that these values need and that may be placed in front of all statements."""
-        return [b for b in needed_binds(self.parts.pure, used) if b.var not in self.parts.late]
+        return [b for b in needed_binds(self.loop_body.pure, used) if b.var not in self.loop_body.late]
 
     def with_late(self, stmts: list[Stmt]) -> list[Stmt]:
         """The statements, with each binding that depends on scheduled bindings placed before the first use of its value."""
-        if not self.parts.late:
+        if not self.loop_body.late:
             return stmts
         out: list[Stmt] = []
         done: dict[Any, Any] = {}
         for s in stmts:
-            for b in needed_binds(self.parts.pure, used_vars(s)):
-                if b.var in self.parts.late and b.var not in done:
+            for b in needed_binds(self.loop_body.pure, used_vars(s)):
+                if b.var in self.loop_body.late and b.var not in done:
                     value = substitute(b.value, done)
                     done[b.var] = fresh(b.var.name, b.var.dtype)
                     out.append(Bind(done[b.var], value, span=b.span))
@@ -195,7 +195,7 @@ class _Emitter:
     def code(self) -> Stmt:
         loop = self.loop
         out: list[Stmt] = [Alloc(b, span=b.span) for b in self.plan.versions.values()]
-        out += [a for a in self.parts.allocs if a.buffer not in self.plan.versions]
+        out += [a for a in self.loop_body.allocs if a.buffer not in self.plan.versions]
         if not isinstance(loop.extent, (Const, Var)):  # bounds are evaluated once
             n = fresh(f"{loop.var.name}_extent", loop.extent.dtype)
             out.append(Bind(n, loop.extent, span=loop.span))

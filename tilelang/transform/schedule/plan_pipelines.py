@@ -85,10 +85,10 @@ class _Planner:
         def serial(why: str) -> For:
             return with_options(plain, pipeline_report=f"sequential: {why}")
 
-        parts = loop_items(stmts_of(body))
+        loop_body = loop_items(stmts_of(body))
         if isinstance(wanted, tuple):
-            stage, order = scheduled_lists(original, parts, *wanted)
-            check_flow(original, parts.items, stage, order)
+            stage, order = scheduled_lists(original, loop_body, *wanted)
+            check_flow(original, loop_body.items, stage, order)
         elif wanted == 0:
             return plain
         if has_exits(body):
@@ -98,14 +98,14 @@ class _Planner:
         if not self.has_async():
             return serial("no asynchronous copies on this target, or tl.enable_async_copy is off")
         if isinstance(wanted, tuple):
-            plan = self.manual(original, parts, stage, order)
+            plan = self.manual(original, loop_body, stage, order)
         else:
-            plan = self.automatic(original, parts, wanted)
+            plan = self.automatic(original, loop_body, wanted)
         if isinstance(plan, str):
             return serial(plan)
         for b, v in plan.versions.items():
             self.made[b] = v
-        return emit(plan, plain, parts)
+        return emit(plan, plain, loop_body)
 
     def has_async(self) -> bool:
         target = self.cx.target
@@ -114,9 +114,9 @@ class _Planner:
 
     # ---- the two kinds of schedule ----------------------------------------------------------------------------
 
-    def automatic(self, loop: For, parts: Body, stages: int) -> Plan | str:
+    def automatic(self, loop: For, loop_body: Body, stages: int) -> Plan | str:
         """Copies from global to shared in stage 0, everything else in stage num_stages - 1."""
-        items, last = parts.items, stages - 1
+        items, last = loop_body.items, stages - 1
         reasons: list[str] = []
         loads = {i for i, x in enumerate(items) if _is_load(x)}
         early = set(loads)
@@ -132,7 +132,7 @@ class _Planner:
             versions = {items[i].stmt.dst.buffer.data: stages for i in early}  # type: ignore[attr-defined]
             broken = violations(items, stage, order, versions)
             if not broken:
-                return self.plan(parts, stage, order, early, versions)
+                return self.plan(loop_body, stage, order, early, versions)
             drop = {i for v in broken for i in (v.first, v.second) if i in early}
             if not drop:  # impossible: only statements that keep their order are involved
                 raise InternalError(f"pipeline: statements in source order break {broken[0].what}")
@@ -141,9 +141,9 @@ class _Planner:
             early = {i for i in early if items[i].stmt.dst.buffer not in gone}  # type: ignore[attr-defined]
         return "; ".join(dict.fromkeys(reasons)) or "no copy from global to shared memory in the body"
 
-    def manual(self, loop: For, parts: Body, stage: list[int], order: list[int]) -> Plan | str:
+    def manual(self, loop: For, loop_body: Body, stage: list[int], order: list[int]) -> Plan | str:
         """A schedule from the user's lists of orders and stages, or why the loop stays sequential."""
-        items = parts.items
+        items = loop_body.items
         versions: dict[Var, int] = {}
         for b in {e.buffer: None for x in items for e in x.effects if e.writes}:
             span = stage_span(items, stage, b.data)
@@ -158,13 +158,13 @@ class _Planner:
         ahead = {i for i, x in enumerate(items) if i in loads and not _unwaited(items, loads, i) and all(
             stage[j] > stage[i] or (stage[j] == stage[i] and order[j] > order[i])
             for j, y in enumerate(items) if j != i and y.touches(x.stmt.dst.buffer.data))}  # type: ignore[attr-defined]
-        return self.plan(parts, stage, order, ahead, versions)
+        return self.plan(loop_body, stage, order, ahead, versions)
 
-    def plan(self, parts: Body, stage: list[int], order: list[int], ahead: set[int], versions: dict[Var, int]) -> Plan:
-        buffers = {e.buffer: None for x in parts.items for e in x.effects if versions.get(e.storage, 1) > 1}
+    def plan(self, loop_body: Body, stage: list[int], order: list[int], ahead: set[int], versions: dict[Var, int]) -> Plan:
+        buffers = {e.buffer: None for x in loop_body.items for e in x.effects if versions.get(e.storage, 1) > 1}
         new = {b: versioned(b, versions[b.data]) for b in buffers}
         count = max(versions.values(), default=1)
-        names = ", ".join(sorted({parts.items[i].stmt.dst.buffer.name for i in ahead}))  # type: ignore[attr-defined]
+        names = ", ".join(sorted({loop_body.items[i].stmt.dst.buffer.name for i in ahead}))  # type: ignore[attr-defined]
         report = f"pipelined: {count} stage{'s' * (count != 1)}" + (f" of {names}" if names else "")
         return Plan(stage, order, frozenset(ahead), new, report)
 
@@ -212,12 +212,12 @@ def _unwaited(items: list[Item], loads: set[int], i: int) -> str:
     if all(j in loads for j in users):
         return f"`{dst.buffer.name}` is not used in the body"
     for j in users:
-        if j in loads and not _apart(dst, items[j].stmt.dst):  # type: ignore[attr-defined]
+        if j in loads and not _disjoint(dst, items[j].stmt.dst):  # type: ignore[attr-defined]
             return f"`{dst.buffer.name}` is copied to twice"
     return ""
 
 
-def _apart(a: Region, b: Region) -> bool:
+def _disjoint(a: Region, b: Region) -> bool:
     """Whether two regions of one buffer are known to be disjoint."""
     for x, n, y, m in zip(a.mins, a.extents, b.mins, b.extents):
         if isinstance(x, Const) and isinstance(y, Const) and isinstance(n, int) and isinstance(m, int):

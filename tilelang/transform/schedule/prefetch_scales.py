@@ -1,7 +1,7 @@
 """Loads scale factors of several steps by one TMA copy, instead of a few values per row in each step (scale prefetch).
 
     for k in T.Pipelined(n, num_stages=S):          for k in T.Pipelined(n, num_stages=S):
-        copy(A[m, k * 128], A_s)                        copy(S[m:m+128, k//4*4 : k//4*4 + 4], S_s)      # turn=4
+        copy(A[m, k * 128], A_s)                        copy(S[m:m+128, k//4*4 : k//4*4 + 4], S_s)      # iterations=4
         for i in Parallel(128):                 ->      copy(A[m, k * 128], A_s)
             row[i] = S[m + i, k]                        for i in Parallel(128):
         gemm(A_s, B_s, P); …                                row[i] = S_s[i, k % 4]
@@ -38,7 +38,7 @@ from ..analysis.pipeline_schedule import loop_items
 from ..legalize.tma_columns import unaligned_columns
 from ..analysis.vectorize import bound_divisors, stride_along
 
-PANEL_ROWS = 8  # steps of a tile whose rows are contiguous: the rows of one swizzle atom
+ATOM_ROWS = 8  # steps of a tile whose rows are contiguous: the rows of one swizzle atom
 MOST_STEPS = 16
 
 
@@ -59,8 +59,8 @@ class _Place:
 def prefetch_scales(launch: Launch, loop: For, cx: PassContext) -> tuple[Launch, For] | None:
     """(launch, pipelined loop in it) with such values in tiles; None if there are none.
 
-    Considers loads in parallel loops before the first GEMM of the loop.  The added copies carry the attr `turn`: the number
-    of steps that their tile is for, counted from the loop's first step.  Keeps the values, also those outside the tensor.
+    Considers loads in parallel loops before the first GEMM of the loop.  The added copies carry the attr `iterations`: how
+    many steps their tile is for, counted from the loop's first step.  Keeps the values, also those outside the tensor.
     """
     if not cx.option(PassConfigKey.TL_SCALE_PREFETCH) or loop.plan.counted:
         return None
@@ -79,7 +79,7 @@ def prefetch_scales(launch: Launch, loop: For, cx: PassContext) -> tuple[Launch,
 
 def may_prefetch_scales(func: Func, cx: PassContext) -> bool:
     """Whether a program, as the user wrote it, may get such tiles."""
-    if not hopper(cx).roles or not cx.option(PassConfigKey.TL_SCALE_PREFETCH):
+    if not hopper(cx).warp_roles or not cx.option(PassConfigKey.TL_SCALE_PREFETCH):
         return False
     loops = [x for x in walk(func.body, For) if x.plan.num_stages]
     return any(isinstance(s, Parallel) and any(x.buffer.scope_name == GLOBAL for x in walk(s.body, Load))
@@ -139,7 +139,7 @@ class _Tiles:
         rows, extent = s.extents[s.vars.index(p.var)], convert(self.loop.extent)
         if not isinstance(rows, Const):
             return None
-        n = max(2, 128 // math.gcd(x.dtype.bits, 128)) if p.step == len(x.indices) - 1 else PANEL_ROWS
+        n = max(2, 128 // math.gcd(x.dtype.bits, 128)) if p.step == len(x.indices) - 1 else ATOM_ROWS
         if n > MOST_STEPS or isinstance(extent, Const) and int(extent.value) < n:
             return None
         k, start = self.loop.var, convert(self.loop.start)
@@ -153,7 +153,7 @@ class _Tiles:
             extents = tuple(n if d == p.step else int(rows.value) if d == p.row else 1 for d in range(len(mins)))
             src = Region(x.buffer, tuple(mins), extents, span=x.span)
             copy = Copy(src, Region(tile, (const(0), const(0)), shape, span=x.span), span=x.span)
-            copy = with_options(copy, turn=n, unaligned_columns=unaligned_columns(src, self.facts) or None)
+            copy = with_options(copy, iterations=n, unaligned_columns=unaligned_columns(src, self.facts) or None)
             if tma_unsupported(copy, hopper(self.cx).strides):
                 return None
             self.made[key] = tile, copy
@@ -170,4 +170,4 @@ def _bound(body: Stmt) -> Iterator[Var]:
             yield from x.vars
 
 
-__all__ = ["MOST_STEPS", "PANEL_ROWS", "may_prefetch_scales", "prefetch_scales"]
+__all__ = ["MOST_STEPS", "ATOM_ROWS", "may_prefetch_scales", "prefetch_scales"]

@@ -56,8 +56,8 @@ def _loads(r: WarpRoleLoop, rings: list[Ring], k: Expr, pure: list[Bind], tf32: 
     made = stmts
     for ring in rings:
         assert ring.full is not None and ring.empty is not None
-        slot, parity = r.slot(k, ring.turn)
-        stmts = made if ring.turn == 1 else []
+        slot, parity = r.slot(k, ring.iterations)
+        stmts = made if ring.iterations == 1 else []
         full = AddressOf(ring.full, (slot,))
         stmts.append(do("mbarrier_wait", AddressOf(ring.empty, (slot,)), binary("bitxor", parity, const(1, "uint32"))))
         stmts.append(do("mbarrier_arrive_expect_tx", full, const(ring.bytes(r.body.items), "uint32")))
@@ -69,9 +69,9 @@ def _loads(r: WarpRoleLoop, rings: list[Ring], k: Expr, pure: list[Bind], tf32: 
                                              for m in op.src.mins))
             stmts.append(with_options(replace(op, src=src, dst=dst), tma=True, barrier=(ring.full, slot),
                                     tf32=op.dst.buffer.data in tf32 or None,
-                                    share=ring.share(i)))
-        if ring.turn > 1:
-            at = r.done(k) % ring.turn
+                                    cluster_split=ring.cluster_split(i)))
+        if ring.iterations > 1:
+            at = r.done(k) % ring.iterations
             made.append(If(binary("eq", at, const(0, at.dtype)), seq(*stmts)))
     return made
 

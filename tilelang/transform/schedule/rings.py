@@ -29,8 +29,8 @@ class Ring:
     """A ring of stages and the copies that fill it.
 
     items: the copies, as indices into the loop's items.  first, last: the consumers' items that use them first and last.
-    team: the cluster whose blocks fill each other's stages; None if each block fills its own.  common: copy whose tile
-    several blocks load together -> dimensions of the grid along which the tile is the same.  turn: number of iterations that
+    cluster_map: the cluster whose blocks fill each other's stages; None if each block fills its own.  common: copy whose tile
+    several blocks load together -> dimensions of the grid along which the tile is the same.  iterations: how many iterations
     a stage lasts (prefetch_scales.py), counted from the first.
     """
 
@@ -40,24 +40,24 @@ class Ring:
     buffers: dict[Buffer, Buffer] = field(default_factory=dict)  # user's buffer -> buffer with one version per stage
     full: Buffer | None = None
     empty: Buffer | None = None
-    team: ClusterMap | None = None
+    cluster_map: ClusterMap | None = None
     common: dict[int, frozenset[int]] = field(default_factory=dict)
-    turn: int = 1
+    iterations: int = 1
 
     @property
     def fillers(self) -> int:
         """Number of blocks that fill the stages of a block."""
-        return 1 if self.team is None else self.team.peers(self.common.values())[0]
+        return 1 if self.cluster_map is None else self.cluster_map.peers(self.common.values())[0]
 
-    def share(self, item: int) -> tuple[Expr, int, Expr] | None:
+    def cluster_split(self, item: int) -> tuple[Expr, int, Expr] | None:
         """How the blocks of a cluster load a copy's tile together; None if they do not.
 
         (index of a block among those that load it, their number, mask of their ranks).
         """
         same = self.common.get(item)
-        if self.team is None or same is None:
+        if self.cluster_map is None or same is None:
             return None
-        return self.team.part(same), len(self.team.sharers(same)), cast(self.team.mask(same), "uint16")
+        return self.cluster_map.sharer(same), len(self.cluster_map.sharers(same)), cast(self.cluster_map.mask(same), "uint16")
 
     def bytes(self, items: list[Item]) -> int:
         return sum(tma_bytes(items[i].stmt) for i in self.items)
@@ -69,7 +69,7 @@ class WarpRoleLoop:
 
     groups: number of consumer warp groups.  thread: index of a thread in the block.  base: steps that the loop's rings have
     made before its first iteration, modulo twice the stages; None for zero.  repeated: the loop runs once for each tile of a
-    block and must release all stages before it ends.  turns: iterations per stage of a slow ring -> its `base`.
+    block and must release all stages before it ends.  slow_bases: iterations per stage of a slow ring -> its `base`.
     overlap: text for the report, set when the consumers' schedule has been made.
     """
 
@@ -83,13 +83,13 @@ class WarpRoleLoop:
     cx: PassContext
     base: Expr | None = None
     repeated: bool = False
-    turns: Mapping[int, Expr | None] = field(default_factory=dict)
+    slow_bases: Mapping[int, Expr | None] = field(default_factory=dict)
     overlap: str = ""
 
     @property
     def slow(self) -> list[Ring]:
         """The rings whose stages last several iterations."""
-        return [r for r in self.rings if r.turn > 1]
+        return [r for r in self.rings if r.iterations > 1]
 
     @property
     def loads(self) -> set[int]:
@@ -105,37 +105,37 @@ class WarpRoleLoop:
         """The number of registers that a consumer thread may use."""
         return consumer_registers(self.groups)
 
-    def stages_of(self, turn: int) -> int:
-        """Number of stages of the rings whose stages last `turn` iterations."""
-        return self.stages if turn == 1 else SLOW_STAGES
+    def stages_of(self, iterations: int) -> int:
+        """Number of stages of the rings whose stages last `iterations` iterations."""
+        return self.stages if iterations == 1 else SLOW_STAGES
 
-    def step(self, k: Expr, turn: int = 1) -> Expr:
+    def step(self, k: Expr, iterations: int = 1) -> Expr:
         """How many stages the rings have filled before that of iteration k (modulo twice the stages)."""
-        done = self.done(k) if turn == 1 else self.done(k) // turn
-        base = self.base if turn == 1 else self.turns.get(turn)
+        done = self.done(k) if iterations == 1 else self.done(k) // iterations
+        base = self.base if iterations == 1 else self.slow_bases.get(iterations)
         return done if base is None else base + done
 
     def done(self, k: Expr) -> Expr:
         """The number of iterations before iteration k."""
         return k if is_const(self.loop.start, 0) else k - self.loop.start
 
-    def slot(self, k: Expr, turn: int = 1) -> tuple[Expr, Expr]:
+    def slot(self, k: Expr, iterations: int = 1) -> tuple[Expr, Expr]:
         """(stage, parity of its mbarrier phase) of iteration k."""
-        step, stages = self.step(k, turn), self.stages_of(turn)
+        step, stages = self.step(k, iterations), self.stages_of(iterations)
         return step % stages, cast(step // stages % 2, "uint32")
 
     def select(self, s: Any, k: Expr) -> Any:
         """A statement of iteration k: every access of a tile is redirected to its stage."""
-        for turn in dict.fromkeys(r.turn for r in self.rings):
-            tiles = {b: v for r in self.rings if r.turn == turn for b, v in r.buffers.items()}
-            s = select_version(s, tiles, self.step(k, turn))
+        for iterations in dict.fromkeys(r.iterations for r in self.rings):
+            tiles = {b: v for r in self.rings if r.iterations == iterations for b, v in r.buffers.items()}
+            s = select_version(s, tiles, self.step(k, iterations))
         return s
 
     def filled(self, item: int, k: Expr) -> list[Stmt]:
         """Waits for the stages that `item` is the first to use in iteration k."""
         slot, parity = self.slot(k)
         return [do("mbarrier_wait", AddressOf(r.full, (slot,)), parity) for r in self.rings
-                if r.first == item and r.full is not None and r.turn == 1]
+                if r.first == item and r.full is not None and r.iterations == 1]
 
     def using(self, stmts: list[Stmt], items: list[int], k: Expr) -> list[Stmt]:
         """Statements of iteration k with the waits and releases of the slow rings that they use.
@@ -146,19 +146,19 @@ class WarpRoleLoop:
         before: list[Stmt] = []
         after: list[Stmt] = []
         for ring in self.slow:
-            slot, parity = self.slot(k, ring.turn)
+            slot, parity = self.slot(k, ring.iterations)
             if ring.first in items and ring.full is not None:
-                before += self._when(k, ring.turn, 0, [do("mbarrier_wait", AddressOf(ring.full, (slot,)), parity)])
+                before += self._when(k, ring.iterations, 0, [do("mbarrier_wait", AddressOf(ring.full, (slot,)), parity)])
             if ring.last in items:
-                after += self._when(k, ring.turn, ring.turn - 1, self.release(ring, slot))
+                after += self._when(k, ring.iterations, ring.iterations - 1, self.release(ring, slot))
         return [*before, *stmts, *after]
 
-    def _when(self, k: Expr, turn: int, place: int, stmts: list[Stmt]) -> list[Stmt]:
+    def _when(self, k: Expr, iterations: int, place: int, stmts: list[Stmt]) -> list[Stmt]:
         """Runs statements only in iteration number `place` of a stage; the last place includes the loop's last iteration."""
-        at = self.done(k) % turn
+        at = self.done(k) % iterations
         cond = binary("eq", at, const(place, at.dtype))
         extent = convert(self.loop.extent)
-        if place and not (isinstance(extent, Const) and int(extent.value) % turn == 0):
+        if place and not (isinstance(extent, Const) and int(extent.value) % iterations == 0):
             cond = logical("or", cond, binary("eq", k, convert(self.loop.start) + extent - 1))
         return [If(cond, seq(*stmts))]
 
@@ -186,12 +186,12 @@ class WarpRoleLoop:
         """The arrival of a warp whose threads have all reached this point.  when: a condition for the arrival."""
         assert ring.empty is not None
         bar = AddressOf(ring.empty, (slot,))
-        if ring.team is None:
+        if ring.cluster_map is None:
             cond, arrive = self.leader(), do("mbarrier_arrive", bar)
         else:
             # One thread arrives at each block that fills a piece of the stage, this block included.  A stage is full again
             # only after all these blocks have seen its release, so an arrival never counts for an earlier phase.
-            lane, (count, mask) = self.thread % 32, ring.team.peers(ring.common.values())
+            lane, (count, mask) = self.thread % 32, ring.cluster_map.peers(ring.common.values())
             rank = cast(lane, "uint32")
             cond = binary("lt", lane, const(count, lane.dtype)) if mask is None else binary(
                 "ne", binary("bitand", binary("shr", mask, rank), const(1, "uint32")), const(0, "uint32"))

@@ -70,7 +70,7 @@ def specialize_warps(func: Func, cx: PassContext) -> Func:
     specialised is not changed, and its attr `report` gives the reason.
     Keeps: the result of the sequential loop, for every extent (0 too).
     """
-    return rewrite_launches(func, lambda x: _specialized(x, cx)) if hopper(cx).roles else func
+    return rewrite_launches(func, lambda x: _specialized(x, cx)) if hopper(cx).warp_roles else func
 
 
 def _specialized(launch: Launch, cx: PassContext) -> Launch:
@@ -87,15 +87,15 @@ def _specialized(launch: Launch, cx: PassContext) -> Launch:
     try:
         if tiled is not None:
             try:
-                return _Roles(tiled[0], [tiled[1]], cx).run()
+                return _WarpRoles(tiled[0], [tiled[1]], cx).run()
             except _Declined:  # without scale prefetch, the threads load the scales themselves and specialisation may work
                 pass
-        return _Roles(launch, loops, cx).run()
+        return _WarpRoles(launch, loops, cx).run()
     except _Declined as e:
         return with_options(launch, report=(*launch.plan.report, f"no warp specialisation: {e}"))
 
 
-class _Roles:
+class _WarpRoles:
     """Rewrites one launch.  Raises _Declined if that is not possible."""
 
     def __init__(self, launch: Launch, loops: list[For], cx: PassContext) -> None:
@@ -130,7 +130,7 @@ class _Roles:
         tiles = self._tiles(not any(map(acts, stmts[:at + 1])))
         for ring in self.rings:
             self._make(ring, tiles)
-        steps = {} if tiles is None else {t: self._steps(t, tiles) for t in sorted({1, *(r.turn for r in self.rings)})}
+        steps = {} if tiles is None else {t: self._steps(t, tiles) for t in sorted({1, *(r.iterations for r in self.rings)})}
         bases = {t: s.base for t, s in steps.items()}
         self.shared = WarpRoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
                                self.cx, bases.pop(1, None), tiles is not None and not tiles.once, bases)
@@ -153,7 +153,7 @@ class _Roles:
         opening = [x for s in before for x in (first[id(s)].filled() if id(s) in first else [s])]
         # No block of a cluster may end, or start to load, while another one still accesses its shared memory.  If a block has
         # one tile, the blocks of its cluster are independent after the main loop, so the wait is at the very end.
-        cluster = tiles is not None and tiles.team is not None
+        cluster = tiles is not None and tiles.cluster_map is not None
         parting = cluster and tiles is not None and tiles.once
         done = [do("cluster_arrive")] if parting else []
         ending = stmts[at + 1:] if tiles is None else tiles.of_the_grid(stmts[at + 1:])
@@ -169,11 +169,11 @@ class _Roles:
             turned = None if whole or advance else overlapped_tiles(self.shared, tiles, [*bind, *binds], opening, ending)
             computing = turned or [*begin, tiles.loop(*bind, *binds, *computing, *advance)]
         end = do("cluster_wait" if parting else "cluster_sync") if cluster else None
-        out = self._parts(once, made, [*done, self._loader(loading)], computing, cluster, end)
+        out = self._assembled(once, made, [*done, self._loader(loading)], computing, cluster, end)
         if tiles is not None:
             out = with_options(replace(out, grid=(tiles.grid,), block_vars=(tiles.block,)), swizzle=None,
                              tiles_overlap=bool(turned) or None,
-                             cluster=None if tiles.team is None else (tiles.team.size, 1, 1))
+                             cluster=None if tiles.cluster_map is None else (tiles.cluster_map.size, 1, 1))
         return self._said(out, self.about)
 
     def _inside(self, around: Around) -> Launch:
@@ -195,7 +195,7 @@ class _Roles:
         once: list[Stmt] = [Alloc(b) for b in around.allocs if b not in new or b.data in used]
         once += [Alloc(v) for v in new.values()]
         made = [b for r in self.rings for b in (r.full, r.empty) if b is not None]
-        out = self._parts(once, made, [self._loader(loading)], computing, False, None)
+        out = self._assembled(once, made, [self._loader(loading)], computing, False, None)
         return self._said(out, "both warp roles run the program's own loops around the pipeline")
 
     def _loader(self, loading: list[Stmt]) -> Stmt:
@@ -203,12 +203,12 @@ class _Roles:
         last = self.groups * GROUP + 32
         return If(binary("lt", self.thread, const(last, self.thread.dtype)), If(call("elect_one", (), "bool"), seq(*loading)))
 
-    def _parts(self, once: list[Stmt], made: list[Buffer], loading: list[Stmt], computing: list[Stmt], cluster: bool,
+    def _assembled(self, once: list[Stmt], made: list[Buffer], loading: list[Stmt], computing: list[Stmt], cluster: bool,
                end: Stmt | None) -> Launch:
         """The launch with the code of the two warp roles, and the initialisation of its barriers before them."""
-        roles = If(call("in_warp_groups", (), "bool", first=self.groups, count=1),
+        warp_roles = If(call("in_warp_groups", (), "bool", first=self.groups, count=1),
                    seq(*self._registers(0), *loading), seq(*self._registers(1), *computing), span=self.loop.span)
-        body = seq(*once, *(Alloc(b) for b in made), self._setup(made, cluster), roles, end, span=self.launch.body.span)
+        body = seq(*once, *(Alloc(b) for b in made), self._setup(made, cluster), warp_roles, end, span=self.launch.body.span)
         return replace(self.launch, body=body, threads=(self.launch.threads[0] + GROUP, 1, 1))
 
     def _said(self, out: Launch, about: str) -> Launch:
@@ -218,31 +218,32 @@ class _Roles:
         if layouts:  # a layout that the user gave for a buffer also applies to its versions
             out = with_options(out, layouts=(*layouts, *((new[b], lay) for b, lay in layouts if b in new)))
         names = ", ".join(sorted(b.name for b in new))
-        stages = tuple((b.name, self.shared.stages_of(r.turn)) for r in self.rings for b in r.buffers)
+        stages = tuple((b.name, self.shared.stages_of(r.iterations)) for r in self.rings for b in r.buffers)
         return with_options(out, compute_threads=self.groups * GROUP, report=(*self.launch.plan.report, about),
                           stages=stages, overlap=self.shared.overlap, pipeline_report=(
             f"warp groups: 1 loads {names} by TMA, {self.groups} compute{'s' * (self.groups == 1)}, "
             f"{self.stages} stages"))
 
-    def _steps(self, turn: int, tiles: Tiles) -> Steps:
-        """Counts the steps of the rings whose stages last `turn` iterations."""
+    def _steps(self, iterations: int, tiles: Tiles) -> Steps:
+        """Counts the steps of the rings whose stages last `iterations` iterations."""
         extent = _inlined(convert(self.loop.extent), self.values)
-        if turn > 1:
-            extent = (binary("max", extent, const(0, extent.dtype)) + (turn - 1)) // turn
-        return Steps(tiles, Analyzer().simplify(extent), self.stages if turn == 1 else SLOW_STAGES, self.launch, self.bound)
+        if iterations > 1:
+            extent = (binary("max", extent, const(0, extent.dtype)) + (iterations - 1)) // iterations
+        stages = self.stages if iterations == 1 else SLOW_STAGES
+        return Steps(tiles, Analyzer().simplify(extent), stages, self.launch, self.bound)
 
     def _room(self) -> None:
         """Raises _Declined if prefetched scales would take the shared memory of a second block on the SM or of the epilogue."""
-        slow = sum(tma_bytes(self.body.items[i].stmt) for r in self.rings if r.turn > 1 for i in r.items) * SLOW_STAGES
+        slow = sum(tma_bytes(self.body.items[i].stmt) for r in self.rings if r.iterations > 1 for i in r.items) * SLOW_STAGES
         limits, whole = self.cx.target.limits, self._shared()
         needed = whole + self.groups * STEP_BYTES + BARRIER_BYTES
         if slow and (needed > limits.shared_per_block or 2 * (whole - slow) <= limits.shared_per_sm < 2 * whole):
-            raise _Declined("there is no shared memory for tiles of several steps")
+            raise _Declined("there is no shared memory for the scales of several steps")
 
     def _tiles(self, padded: bool) -> Tiles | None:
         """The loop over tiles of a persistent launch; None for one tile a block.  padded: see Work.padded."""
         copies: list[Any] = [self.body.items[i].stmt for ring in self.rings for i in ring.items]
-        loads = [(tma_bytes(op) // op.plan.turn, self._coordinates(op)) for op in copies]
+        loads = [(tma_bytes(op) // op.plan.iterations, self._coordinates(op)) for op in copies]
         loaded = {i for ring in self.rings for i in ring.items}
         rest = [x.stmt for i, x in enumerate(self.body.items) if i not in loaded]
         # The time of work other than GEMMs is not known: it may hide any load.
@@ -326,10 +327,10 @@ class _Roles:
                 raise _Declined(why)
             if not users or users[0] < i or any(e.writes for j in users for e in items[j].effects if e.storage is b.data):
                 raise _Declined(f"`{b.name}` is not only copied to and then read")
-            turn = op.plan.turn
-            key = (users[0], users[-1], turn)
-            rings.setdefault(key, Ring([], users[0], users[-1], turn=turn)).items.append(i)
-        return sorted(rings.values(), key=lambda r: (r.turn > 1, r.first, r.last))
+            iterations = op.plan.iterations
+            key = (users[0], users[-1], iterations)
+            rings.setdefault(key, Ring([], users[0], users[-1], iterations=iterations)).items.append(i)
+        return sorted(rings.values(), key=lambda r: (r.iterations > 1, r.first, r.last))
 
     def _common(self, stmts: Any) -> tuple[list[Stmt], list[Stmt]]:
         """Divides the statements before the loop: (bindings and shared buffers of both warp roles, the consumers' code)."""
@@ -380,16 +381,17 @@ class _Roles:
 
     def _make(self, ring: Ring, tiles: Tiles | None) -> None:
         """Allocates the versions and barriers of a ring."""
-        team = None if tiles is None else tiles.team
-        stages = self.stages if ring.turn == 1 else SLOW_STAGES
+        cluster_map = None if tiles is None else tiles.cluster_map
+        stages = self.stages if ring.iterations == 1 else SLOW_STAGES
         for i in ring.items:
             op: Any = self.body.items[i].stmt
             ring.buffers[op.dst.buffer] = versioned(op.dst.buffer, stages)
-            same = frozenset() if team is None else frozenset(
-                k for k in team.wide if not any(self.launch.block_vars[k] in free_vars(e) for e in self._coordinates(op)))
-            if team is not None and same and tma_boxes(op, len(team.sharers(same))):
+            same = frozenset() if cluster_map is None else frozenset(
+                k for k in cluster_map.wide
+                if not any(self.launch.block_vars[k] in free_vars(e) for e in self._coordinates(op)))
+            if cluster_map is not None and same and tma_boxes(op, len(cluster_map.sharers(same))):
                 ring.common[i] = same
-        ring.team = team if ring.common else None
+        ring.cluster_map = cluster_map if ring.common else None
         name = "_".join(b.name for b in ring.buffers)
         ring.full = barriers(f"{name}_full", (1,) * stages)
         ring.empty = barriers(f"{name}_empty", (self.groups * 4 * ring.fillers,) * stages)
@@ -400,11 +402,11 @@ class _Roles:
         return seq(If(binary("eq", self.thread, const(0, self.thread.dtype)), seq(*inits, do("fence_mbarrier_init"))),
                    do("cluster_sync" if cluster else "sync_threads"))
 
-    def _registers(self, role: int) -> list[Stmt]:
+    def _registers(self, warp_role: int) -> list[Stmt]:
         got = asked_registers(self.launch, self.groups) or WARP_ROLE_REGISTERS.get(self.groups)
         if got is None or not self._alone() or self.launch.plan.keep_registers:
             return []
-        return [do("set_max_nreg", n=got[role], inc=bool(role))]
+        return [do("set_max_nreg", n=got[warp_role], inc=bool(warp_role))]
 
     def _alone(self) -> bool:
         """Whether only one block fits an SM, because of its shared memory or the registers of its fragments."""
@@ -420,7 +422,7 @@ class _Roles:
 
     def _shared(self) -> int:
         """Bytes of shared memory with all stages, without the barriers."""
-        ring = {self._filled(i): self.stages if r.turn == 1 else SLOW_STAGES for r in self.rings for i in r.items}
+        ring = {self._filled(i): self.stages if r.iterations == 1 else SLOW_STAGES for r in self.rings for i in r.items}
         return sum(b.size * b.dtype.bits // 8 * ring.get(b, 1) for b in self._static() if b.scope_name.startswith("shared"))
 
     def _filled(self, item: int) -> Buffer:

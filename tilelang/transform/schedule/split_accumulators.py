@@ -79,59 +79,59 @@ def _split(launch: Launch, cx: PassContext) -> Launch | None:
     if last - first != len(users) - 1 or any(
             e.writes and e.storage in read for s in body[at + 1:last + 1] for e in effects(s)):
         return None
-    parts = _parts(launch, loop, op, cx)
-    if parts is None:
+    chunks = _chunks(launch, loop, op, cx)
+    if chunks is None:
         return None
-    width = op.n // parts
-    part = replace(op.c.buffer, shape=(op.m, width), data=Var(op.c.buffer.name, op.c.buffer.data.dtype))
-    ops = [_columns(op, part, n * width, width) for n in range(parts)]
+    width = op.n // chunks
+    accumulator = replace(op.c.buffer, shape=(op.m, width), data=Var(op.c.buffer.name, op.c.buffer.data.dtype))
+    ops = [_columns(op, accumulator, n * width, width) for n in range(chunks)]
     layouts = _layouts(launch, op, ops, users)
     if layouts is None:
         return None
-    narrow = layouts.pop(part)
+    narrow = layouts.pop(accumulator)
     kept = [(b, layout) for b, layout in layouts.items() if b is not op.c.buffer]
     new = list(body[:at])
-    for n in range(parts):
+    for n in range(chunks):
         new += [ops[n], *(body[at + 1:first] if n == 0 else ()), *rename(
-            [_share(u, op.c.buffer, part, n * width, width, narrow) for u in users])]
+            [_chunk_loop(u, op.c.buffer, accumulator, n * width, width, narrow) for u in users])]
     new += body[last + 1:]
     done = replace(loop, body=seq(*new, span=loop.body.span))
 
     def changed(s: Stmt) -> Stmt | None:
         if isinstance(s, Alloc) and s.buffer is op.c.buffer:
-            return replace(s, buffer=part)
+            return replace(s, buffer=accumulator)
         return done if s is loop else None
 
     out = replace(launch, body=rewrite_stmts(launch.body, changed))
     return with_options(out, layouts=(*launch.plan.layouts, *kept),
-                      report=(*launch.plan.report, f"`{part.name}` is computed in {parts} parts of {width} columns"))
+                      report=(*launch.plan.report, f"`{accumulator.name}` is computed in {chunks} chunks of {width} columns"))
 
 
-def _users(part: Buffer, launch: Launch, body: list[Stmt], at: int) -> list[_User] | None:
+def _users(accumulator: Buffer, launch: Launch, body: list[Stmt], at: int) -> list[_User] | None:
     """The loops that use the accumulator, in order; None if it is used in any other way, or not at all."""
-    mine = [s for s in body[at + 1:] if any(e.storage is part.data for e in effects(s))]
+    mine = [s for s in body[at + 1:] if any(e.storage is accumulator.data for e in effects(s))]
     inside = {id(e.node) for s in mine for e in effects(s)}
-    if not mine or any(e.storage is part.data and e.node is not body[at] and id(e.node) not in inside
+    if not mine or any(e.storage is accumulator.data and e.node is not body[at] and id(e.node) not in inside
                        for e in effects(launch.body)):
         return None
     users: list[_User] = []
     for s in mine:
-        user = _user(s, part)
+        user = _user(s, accumulator)
         if user is None:
             return None
         users.append(user)
     return users if len(users) == 1 or all(_own_columns(u, users) for u in users) else None
 
 
-def _user(s: Stmt, part: Buffer) -> _User | None:
+def _user(s: Stmt, accumulator: Buffer) -> _User | None:
     if not isinstance(s, Parallel) or s.plan.loop_layout is not None or contains(s.body, Alloc):
         return None
     extents = tuple(int(n.value) if is_const(n) else -1 for n in s.extents)  # type: ignore[attr-defined]
-    found = [_places(x, s.vars) for x in _accesses(s) if x.buffer is part]
+    found = [_places(x, s.vars) for x in _accesses(s) if x.buffer is accumulator]
     if not found or any(p != found[0] for p in found) or len(s.vars) != 2:
         return None
     places = [p for p in found[0] if p is not None]
-    if sorted(places) != [0, 1] or any(extents[d] != n for d, n in zip(places, part.shape)):
+    if sorted(places) != [0, 1] or any(extents[d] != n for d, n in zip(places, accumulator.shape)):
         return None
     column = places[1]
     written = [(x.buffer, x.indices) for x in _accesses(s) if isinstance(x, Store)]
@@ -165,12 +165,12 @@ def _own_columns(u: _User, users: list[_User]) -> bool:
     return True
 
 
-def _parts(launch: Launch, loop: For, op: Any, cx: PassContext) -> int | None:
+def _chunks(launch: Launch, loop: For, op: Any, cx: PassContext) -> int | None:
     """The number of chunks with which the accumulator fits beside the other fragments; None if it fits whole, or never."""
     groups = launch.num_threads // GROUP
     if not groups or launch.num_threads % GROUP:
         return None
-    most = consumer_registers(groups) if hopper(cx).roles else REGISTERS_PER_SM // launch.num_threads
+    most = consumer_registers(groups) if hopper(cx).warp_roles else REGISTERS_PER_SM // launch.num_threads
     most = min(most, MOST_REGISTERS) - REGISTERS.split_accumulator
     held = {e.storage: e.buffer for e in effects(loop.body) if e.buffer.scope_name == FRAGMENT}
     others = sum(b.size * b.dtype.bits // 32 for b in held.values() if b is not op.c.buffer)
@@ -180,13 +180,13 @@ def _parts(launch: Launch, loop: For, op: Any, cx: PassContext) -> int | None:
     return fits[0] if fits and fits[0] > 1 else None
 
 
-def _columns(op: Any, part: Buffer, first: int, width: int) -> Any:
+def _columns(op: Any, accumulator: Buffer, first: int, width: int) -> Any:
     """The GEMM for `width` columns of B, from column `first` on."""
     dim = len(op.b.mins) - (2 if op.transpose_b else 1)
     mins = tuple(m + first if d == dim and first else m for d, m in enumerate(op.b.mins))
     extents = tuple(width if d == dim else n for d, n in enumerate(op.b.extents))
     return replace(op, b=replace(op.b, mins=mins, extents=extents),
-                   c=Region(part, op.c.mins, (op.m, width), span=op.c.span))
+                   c=Region(accumulator, op.c.mins, (op.m, width), span=op.c.span))
 
 
 def _layouts(launch: Launch, op: Any, ops: list[Any], users: list[_User]) -> dict[Buffer, Fragment] | None:
@@ -213,7 +213,7 @@ def _layouts(launch: Launch, op: Any, ops: list[Any], users: list[_User]) -> dic
             if x.buffer.scope_name != FRAGMENT or x.buffer is op.c.buffer or u.loop.vars[u.column] not in _used(x):
                 continue
             t = touch(x, u.loop.vars, u.extents)
-            layout = projected(over, t) if t.plain and t.exact and all(c == 1 for c in t.shares) else None
+            layout = projected(over, t) if t.plain and t.exact and all(c == 1 for c in t.repeats) else None
             if layout is None or x.buffer in given or out.setdefault(x.buffer, layout) != layout:
                 return None
     return None if op.c.buffer in given else out
@@ -223,7 +223,7 @@ def _used(x: Any) -> set[Any]:
     return {y for i in x.indices for y in walk(i)}
 
 
-def _share(u: _User, whole: Buffer, part: Buffer, first: int, width: int, layout: Fragment) -> Stmt:
+def _chunk_loop(u: _User, whole: Buffer, accumulator: Buffer, first: int, width: int, layout: Fragment) -> Stmt:
     """The iterations of a loop for `width` columns from column `first` on."""
     old, names = u.loop.vars[u.column], u.loop.vars
     new = fresh(old.name, old.dtype)
@@ -233,7 +233,7 @@ def _share(u: _User, whole: Buffer, part: Buffer, first: int, width: int, layout
 
     def moved(x: Any) -> Any:
         if isinstance(x, (Load, Store)) and x.buffer is whole:
-            return replace(x, buffer=part, indices=tuple(new if i is old else i for i in x.indices))
+            return replace(x, buffer=accumulator, indices=tuple(new if i is old else i for i in x.indices))
         return None
 
     body = substitute(rewrite(u.loop.body, moved), {old: new + first if first else new})

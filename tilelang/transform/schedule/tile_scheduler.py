@@ -71,24 +71,24 @@ class TilePartition:
 
     def count(self, block: Expr) -> Expr:
         """How many tiles a block computes."""
-        out = self._rounds(block, self.width) * self.groups
-        return out + self._rounds(block, self.rest) if self.rest else out
+        out = self._tiles_in_group(block, self.width) * self.groups
+        return out + self._tiles_in_group(block, self.rest) if self.rest else out
 
     def place(self, block: Expr, index: Expr) -> tuple[Expr, Expr]:
         """(row, column) of tile number `index` of a block."""
-        each = self._rounds(block, self.width)
+        each = self._tiles_in_group(block, self.width)
         last = const(self.groups - (0 if self.rest else 1), "int32")
         group = binary("min", index // each, last)
-        turn = index - group * each
-        back = binary("eq", turn % 2, const(1, "int32"))
-        inside = turn * self.blocks + Select(back, (self.blocks - 1) - block, block, block.dtype, False)
+        wave = index - group * each
+        back = binary("eq", wave % 2, const(1, "int32"))
+        inside = wave * self.blocks + Select(back, (self.blocks - 1) - block, block, block.dtype, False)
         width: Expr = const(self.width, "int32")
         if self.rest:
             width = Select(binary("eq", group, last), const(self.rest, "int32"), width, width.dtype, False)
         row = binary("min", inside // width, const(self.rows - 1, "int32"))
         return row, group * self.width + inside % width
 
-    def _rounds(self, block: Expr, width: int) -> Expr:
+    def _tiles_in_group(self, block: Expr, width: int) -> Expr:
         """How many tiles a block gets in a group of this width (one per pass that reaches it)."""
         full, more = self._split(width)
         if not more:
@@ -103,8 +103,8 @@ class TilePartition:
         """The work of the busiest block divided by the average.  lengths: length of a tile of each row."""
         work = np.zeros(self.blocks)
         for times, width in ((self.groups, self.width), (1, self.rest)):
-            turn, p = np.divmod(np.arange(self.rows * width), self.blocks)
-            block = np.where(turn % 2 == 1, self.blocks - 1 - p, p)
+            wave, p = np.divmod(np.arange(self.rows * width), self.blocks)
+            block = np.where(wave % 2 == 1, self.blocks - 1 - p, p)
             work += times * np.bincount(block, np.repeat(np.asarray(lengths, float), width), self.blocks)
         return float(work.max() * self.blocks / max(work.sum(), 1e-9))
 

@@ -21,7 +21,7 @@ from ..analysis.statements import barrier, barrier_in
 from .sync_tree import Place, TreeBuilder, Unplaceable, is_leaf, unplaceable
 
 CAP = 12  # iterations and async groups counted exactly; beyond, "any number"
-ROUNDS = 4_000  # passes over loop bodies, after which iteration distances are no longer counted: nested loops multiply them
+ITERATIONS = 4_000  # passes over loop bodies, after which iteration distances are no longer counted: nested loops multiply them
 
 
 @pass_(needs=THREADS_BOUND, gives=SYNCED)
@@ -113,7 +113,7 @@ _State = dict[_Pending, "int | None"]
 
 
 class _TooDeep(Exception):
-    """Nested loops take more passes than ROUNDS."""
+    """Nested loops take more passes than ITERATIONS."""
 
 
 class _Flow:
@@ -263,7 +263,7 @@ class _Flow:
             breaks, continues = self.leaving.pop()
             breaks += [at for at, _ in continues]
         else:
-            out, breaks = self.rounds(p, loop, entry, None)
+            out, breaks = self.fixpoint(p, loop, entry, None)
         ends = [out, *breaks]
         if loop.count is None or loop.count == 0:
             ends.append(entry)
@@ -284,15 +284,15 @@ class _Flow:
             state = self.hoist_exposed(p, state)
         test: _State = {_Pending(a, _HERE): None for a in p.accesses}
         entry = {_Pending(e.access, self.entered(e, loop)): age for e, age in _merged(state, test).items()}
-        out, breaks = self.rounds(p, loop, entry, p)
+        out, breaks = self.fixpoint(p, loop, entry, p)
         return _outside(_merged(out, entry, *breaks), loop)
 
-    def rounds(self, p: Place, loop: Loop, entry: _State, test: Place | None) -> tuple[_State, list[_State]]:
+    def fixpoint(self, p: Place, loop: Loop, entry: _State, test: Place | None) -> tuple[_State, list[_State]]:
         """Run the body until nothing changes: (state after an iteration, states at breaks)."""
         now = entry
         while True:
             self.count += 1
-            if self.count > ROUNDS and not self.coarse:
+            if self.count > ITERATIONS and not self.coarse:
                 raise _TooDeep
             marks = _marks(p)
             self.leaving.append(([], []))

@@ -109,7 +109,7 @@ class TreeBuilder:
                     loop.defined.add(s.var)
                 p.inner = [self.place(s.body, (*loops, p.loop), conds)]
             case While():
-                p.loop = Loop(None, None, None, turns=s)
+                p.loop = Loop(None, None, None, while_loop=s)
                 p.inner = [self.place(s.body, (*loops, p.loop), conds)]
             case If():
                 p.inner = [self.place(s.then, loops, (*conds, s.cond))]

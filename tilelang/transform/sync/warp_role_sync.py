@@ -50,7 +50,7 @@ def _joined(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     out: list[Stmt] = []
     for s in stmts:
         role, k = warp_role_of(s), len(out) - 1
-        while role is not None and k >= 0 and _apart(warp_role_of(out[k]), role) and getattr(out[k], "orelse", None) is None:
+        while role is not None and k >= 0 and _disjoint(warp_role_of(out[k]), role) and getattr(out[k], "orelse", None) is None:
             k -= 1
         if role is not None and k >= 0 and warp_role_of(out[k]) == role and isinstance(s, If) \
                 and isinstance(last := out[k], If) and last.orelse is None and s.orelse is None:
@@ -60,7 +60,7 @@ def _joined(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     return tuple(out)
 
 
-def _apart(a: tuple[int, int] | None, b: tuple[int, int]) -> bool:
+def _disjoint(a: tuple[int, int] | None, b: tuple[int, int]) -> bool:
     """Whether two warp roles have no warp group in common."""
     return a is not None and (a[0] + a[1] <= b[0] or b[0] + b[1] <= a[0])
 
@@ -157,7 +157,7 @@ class WarpRoleSync:
 
     def with_warp_roles(self, s: Stmt) -> list[Stmt]:
         if warp_role_of(s) is not None:
-            return [self.parts(s)]
+            return [self.branches(s)]
         if isinstance(s, (For, While)):
             loop = s if isinstance(s, For) else For(fresh("turn"), const(0), fresh("turns"), "serial", s.body)
             self.around.append((loop, len(self.binds)))
@@ -169,21 +169,21 @@ class WarpRoleSync:
             return [replace(s, then=self.body(s.then, False), orelse=orelse)]
         return [rebuild(s, lambda v: self.body(v, False) if isinstance(v, Stmt) else v)]
 
-    def parts(self, s: Any) -> Stmt:
+    def branches(self, s: Any) -> Stmt:
         """Place the barriers of a branch by warp role."""
         first, count = warp_role_of(s) or (0, 0)
         groups = self.launch.num_threads // GROUP
         others = (0, first) if first else (count, groups - count)
         done: list[Stmt | None] = []
-        for k, (part, (start, n)) in enumerate(((s.then, (first, count)), (s.orelse, others))):
-            if part is None or (k == 0 and not _touches_alone(part)):
-                done.append(part)
+        for k, (branch, (start, n)) in enumerate(((s.then, (first, count)), (s.orelse, others))):
+            if branch is None or (k == 0 and not _touches_alone(branch)):
+                done.append(branch)
                 continue
-            done.append(self.part(part, start, n))
+            done.append(self.branch(branch, start, n))
         return replace(s, then=done[0], orelse=done[1])
 
-    def part(self, part: Stmt, start: int, n: int) -> Stmt:
-        part = _of_role(part, n * GROUP)
+    def branch(self, branch: Stmt, start: int, n: int) -> Stmt:
+        branch = _of_warp_role(branch, n * GROUP)
         tx = self.launch.thread_vars[0]
         own = Var(tx.name, tx.dtype)
         threads = self.launch.thread_vars
@@ -191,9 +191,9 @@ class WarpRoleSync:
         saved = self.binds
         there, back = {tx: own + start * GROUP if start else own}, {own: tx - start * GROUP if start else tx}
         self.binds = [substitute(b, there) for b in saved]
-        got = self.again_and_again(launch, substitute(part, there))
+        got = self.again_and_again(launch, substitute(branch, there))
         self.binds = saved
-        return self.named(substitute(seq(*got, span=part.span), back), start, n * GROUP)
+        return self.named(substitute(seq(*got, span=branch.span), back), start, n * GROUP)
 
     def again_and_again(self, launch: Launch, s: Stmt) -> list[Stmt]:
         """The statement s with its barriers, as the body of the surrounding loops.
@@ -245,7 +245,7 @@ class WarpRoleSync:
         return start + 1 if start + 1 in NUMBERS and not used else free[at]
 
 
-def _of_role(part: Stmt, count: int) -> Stmt:
+def _of_warp_role(branch: Stmt, count: int) -> Stmt:
     """Treat a barrier that the user numbered and that all threads of the warp role pass like those placed here."""
 
     def visit(x: Any) -> Any:
@@ -254,14 +254,14 @@ def _of_role(part: Stmt, count: int) -> Stmt:
             return Evaluate(call("sync_threads", (), "void", number=number), span=x.span) if n == count else None
         return None
 
-    return rewrite(part, visit, Evaluate)
+    return rewrite(branch, visit, Evaluate)
 
 
-def _touches_alone(part: Stmt) -> bool:
+def _touches_alone(branch: Stmt) -> bool:
     """Whether a branch has accesses to shared memory that mbarriers do not order, or atomics."""
     return any(isinstance(x, (Load, Store)) and x.buffer.scope_name in SHARED or
                isinstance(x, Call) and (x.op in ("sync_threads", "stmatrix", "cp_async", "tma_store") or
-                                        x.op.startswith("atomic_")) for x in walk(part, Load, Store, Call))
+                                        x.op.startswith("atomic_")) for x in walk(branch, Load, Store, Call))
 
 
 def _barrier(s: Stmt) -> Stmt:

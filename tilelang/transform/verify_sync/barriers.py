@@ -32,7 +32,7 @@ from .iterations import compared, has_unknown_loops, places_by
 
 BUDGET = 6000  # evaluated accesses; beyond this, loops are cut short
 _BUDGET_ALONE = 600  # of a block of one thread, where only copies in flight matter
-MOST_TURNS = 256  # iterations of a while loop
+MOST_ITERATIONS = 256  # iterations of a while loop
 _WRITES_FIRST = ("cp_async", "ldmatrix", "stmatrix")
 _BARRIERS = frozenset(("sync_threads", "sync_grid"))  # a grid barrier is also a barrier of each block
 _ORDERING = _BARRIERS | {"cp_async_commit", "cp_async_wait"}
@@ -112,7 +112,7 @@ class _Follower:
         # span, whether the address was known, what an atomic access does, the parallel loop (0: none)
         self.sites: list[tuple[Any, bool, Atomic | None, int]] = []
         self.path: tuple[Branch | Iterations, ...] = ()
-        self.parts = 0  # number of branches and parallel loops entered
+        self.branches = 0  # number of branches and parallel loops entered
         self.turning = False  # the innermost loop is a while loop that threads leave one by one
         self.open: list[tuple[Any, Any, int]] = []  # copies of the group not yet committed
         self.groups: list[list[tuple[Any, Any, int]]] = []
@@ -209,7 +209,7 @@ class _Follower:
                 for w in (True, False)]
         path, unsure = self.path, self.unsure
         self.unsure += c is None
-        self.parts = run = self.parts + 1
+        self.branches = run = self.branches + 1
         for way, body, first in zip(ways, (s.then, s.orelse), (True, False)):
             if body is not None:
                 way = np.broadcast_to(way, self.numbers.n)
@@ -225,12 +225,12 @@ class _Follower:
         """Follow a while loop as often as its condition holds; three times where the condition is unknown."""
         turning, self.turning = self.turning, self.numbers.in_common().iterations_differ(s)
         around = self.jumps.enter()
-        self.turns(s, mask, around)
+        self.while_iterations(s, mask, around)
         self.jumps.exit(around)
         self.turning = turning
 
-    def turns(self, s: While, mask: Any, around: tuple[Any, ...]) -> None:
-        for k in range(MOST_TURNS + 1):
+    def while_iterations(self, s: While, mask: Any, around: tuple[Any, ...]) -> None:
+        for k in range(MOST_ITERATIONS + 1):
             mask = self.jumps.here(mask)
             if mask is False:
                 return
@@ -241,10 +241,10 @@ class _Follower:
                 if not inside.any():
                     return
                 mask = None if inside.all() else inside
-            if k == MOST_TURNS or k >= 3 and (c is None or self.accesses > self.budget):
+            if k == MOST_ITERATIONS or k >= 3 and (c is None or self.accesses > self.budget):
                 break
             self.stmt(s.body, mask)
-            self.jumps.turn(around)
+            self.jumps.next_iteration(around)
         self.cut = max(self.cut, k)
         self.locals.forget(s)
 
@@ -276,9 +276,9 @@ class _Follower:
         self.turning = False
         independent = self.independent
         if s.plan.independent:
-            self.parts += 1
-            self.independent = independent or self.parts
-            self.path = (*path, Iterations(self.parts))
+            self.branches += 1
+            self.independent = independent or self.branches
+            self.path = (*path, Iterations(self.branches))
         around = self.jumps.enter()
         for at, k in enumerate(steps):
             if k != at:  # iterations were left out
@@ -294,7 +294,7 @@ class _Follower:
             if inside is False:
                 break
             self.stmt(s.body, inside)
-            self.jumps.turn(around)
+            self.jumps.next_iteration(around)
         self.jumps.exit(around)
         self.independent, self.path, self.turning = independent, path, turning
         self.numbers.env.pop(s.var, None)

@@ -263,7 +263,7 @@ class NamedBarrier:
     def __init__(self, name: str, clocks: Clocks) -> None:
         self.name, self.clocks = name, clocks
         self.component = clocks.new()  # component that counts its phases
-        self.turn, self.count, self.arrived = 0, 0, 0
+        self.phase, self.count, self.arrived = 0, 0, 0
         self.seen, self.shown = clocks.row(), clocks.row()
         self.done: dict[int, tuple[Row, Row]] = {}
 
@@ -277,8 +277,8 @@ class NamedBarrier:
         self.count = count
         for warp, lanes in active:
             seen, fenced = warp.publish(lanes)
-            if seen[self.component] != self.turn:
-                raise Found(Fault(f"a warp may arrive at {self.name} before turn {self.turn - 1} of it is over", span,
+            if seen[self.component] != self.phase:
+                raise Found(Fault(f"a warp may arrive at {self.name} before its phase {self.phase - 1} is over", span,
                                   kind="named"))
             join(self.seen, seen if only is None else only)
             if only is None:
@@ -286,18 +286,18 @@ class NamedBarrier:
         self.arrived += threads
         if self.arrived > count:
             raise Found(Fault(f"{self.arrived} threads arrive at {self.name}, which is for {count}", span, kind="named"))
-        turn = self.turn
+        phase = self.phase
         if self.arrived == count:
-            self.turn, self.arrived = turn + 1, 0
-            self.seen[self.component] = turn + 1
-            self.done[turn] = self.seen, self.shown
+            self.phase, self.arrived = phase + 1, 0
+            self.seen[self.component] = phase + 1
+            self.done[phase] = self.seen, self.shown
             self.seen, self.shown = self.clocks.row(), self.clocks.row()
-        return turn
+        return phase
 
-    def pass_(self, active: Active, turn: int) -> None:
+    def pass_(self, active: Active, phase: int) -> None:
         """These warps continue after a phase."""
         for warp, lanes in active:
-            warp.learn(lanes, *self.done[turn])
+            warp.learn(lanes, *self.done[phase])
             if lanes == warp.full:
                 warp.converge(lanes)
 

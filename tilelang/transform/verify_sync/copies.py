@@ -175,7 +175,7 @@ def _wgmma(st: StreamState, c: Call, span: Any) -> None:
         base = d.address // 128 * 128
         major = c.options.a_major if k == 1 else c.options.b_major
         for lo, hi in _lines(d.address - base, d.lbo, d.sbo, d.swizzle, major, extent, -(-dt.bits // 8)):
-            st.block.memory.group_reads(base + lo, base + hi, st.active, st.products, st.registers.time, span)
+            st.block.memory.group_reads(base + lo, base + hi, st.active, st.wgmmas, st.registers.time, span)
     st.registers.issue(uses, span)
 
 
@@ -197,7 +197,7 @@ def _wgmma_commit(st: StreamState, c: Call, span: Any) -> None:
 def _wgmma_wait(st: StreamState, c: Call, span: Any) -> None:
     st.registers.wait(c.options.n)
     for w, lanes in st.active:
-        w.learn_times(lanes, {st.products: st.registers.finished, **st.registers.waits})
+        w.learn_times(lanes, {st.wgmmas: st.registers.finished, **st.registers.waits})
         w.aligned(lanes)
 
 

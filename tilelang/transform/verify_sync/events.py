@@ -49,7 +49,7 @@ def lane_count(n: int) -> int:
 # ---- block and named barriers -------------------------------------------------------------------------------------------
 
 
-def _turn(st: StreamState, number: int, count: int, span: Any, named: bool) -> Any:
+def _arrive(st: StreamState, number: int, count: int, span: Any, named: bool) -> Any:
     """Arrive at a block or named barrier and wait for its phase.
 
     named: bar.sync with a count, which counts 32 threads for each warp, however many the warp has.  Source: PTX ISA, "bar".
@@ -57,32 +57,32 @@ def _turn(st: StreamState, number: int, count: int, span: Any, named: bool) -> A
     bar = st.block.named(number)
     st.partial(bar.name if number else "a block barrier", span)
     come = WARP * len(st.active) if named else st.count()
-    turn = bar.arrive(st.active, come, count, span)
+    phase = bar.arrive(st.active, come, count, span)
     st.block.model.progress += 1
-    return bar, turn
+    return bar, phase
 
 
-def _wait_turn(st: StreamState, number: int, count: int, span: Any, named: bool) -> Iterator[Any]:
+def _arrive_and_wait(st: StreamState, number: int, count: int, span: Any, named: bool) -> Iterator[Any]:
     active = list(st.active)
-    bar, turn = _turn(st, number, count, span, named)
-    while turn not in bar.done:
+    bar, phase = _arrive(st, number, count, span, named)
+    while phase not in bar.done:
         yield span, bar, f"at {bar.name}"
-    bar.pass_(active, turn)
+    bar.pass_(active, phase)
     st.block.model.progress += 1
 
 
 def _sync_threads(st: StreamState, c: Any, span: Any) -> Iterator[Any]:
-    return _wait_turn(st, 0, st.plan.launch.num_threads, span, False)
+    return _arrive_and_wait(st, 0, st.plan.launch.num_threads, span, False)
 
 
 def _named_barrier(st: StreamState, c: Any, span: Any) -> Iterator[Any]:
     number = st.uniform(c.args[0], "the number of a barrier")
-    return _wait_turn(st, number, st.uniform(c.args[1], "the count of a barrier"), span, True)
+    return _arrive_and_wait(st, number, st.uniform(c.args[1], "the count of a barrier"), span, True)
 
 
 @event
 def _named_barrier_arrive(st: StreamState, c: Call, span: Any) -> None:
-    _turn(st, st.uniform(c.args[0], "the number of a barrier"), st.uniform(c.args[1], "the count of a barrier"), span, True)
+    _arrive(st, st.uniform(c.args[0], "the number of a barrier"), st.uniform(c.args[1], "the count of a barrier"), span, True)
 
 
 @event
@@ -205,7 +205,7 @@ def peer(st: StreamState, rank: int, span: Any) -> Any:
     return st.block.model.blocks[rank]
 
 
-def _cluster_turn(st: StreamState, relaxed: bool, span: Any) -> int:
+def _arrive_at_cluster(st: StreamState, relaxed: bool, span: Any) -> int:
     st.partial("the cluster barrier", span)
     model = st.block.model
     made = None
@@ -213,31 +213,31 @@ def _cluster_turn(st: StreamState, relaxed: bool, span: Any) -> int:
         made = model.clocks.row()
         for b in st.block.barriers.values():
             made[b.made[0]] = max(made[b.made[0]], b.made[1] if b.fenced else 0)
-    turn = model.cluster.arrive(st.active, st.count(), len(model.blocks) * st.plan.launch.num_threads, span, made)
+    phase = model.cluster.arrive(st.active, st.count(), len(model.blocks) * st.plan.launch.num_threads, span, made)
     model.progress += 1
-    return int(turn)
+    return int(phase)
 
 
 @event
 def _cluster_arrive(st: StreamState, c: Call, span: Any) -> None:
-    if st.cluster_turn is not None:
+    if st.cluster_phase is not None:
         raise Found(Fault("threads arrive again at the cluster barrier before they wait for it", span, kind="cluster"))
-    st.cluster_turn = _cluster_turn(st, c.options.relaxed, span)
+    st.cluster_phase = _arrive_at_cluster(st, c.options.relaxed, span)
 
 
 def _cluster_wait(st: StreamState, c: Any, span: Any) -> Iterator[Any]:
-    if st.cluster_turn is None:
+    if st.cluster_phase is None:
         raise Found(Fault("threads wait for the cluster barrier without having arrived at it", span, kind="cluster"))
     bar, active = st.block.model.cluster, list(st.active)
-    while st.cluster_turn not in bar.done:
+    while st.cluster_phase not in bar.done:
         yield span, bar, f"at {bar.name}"
-    bar.pass_(active, st.cluster_turn)
-    st.cluster_turn = None
+    bar.pass_(active, st.cluster_phase)
+    st.cluster_phase = None
     st.block.model.progress += 1
 
 
 def _cluster_sync(st: StreamState, c: Any, span: Any) -> Iterator[Any]:
-    st.cluster_turn = _cluster_turn(st, False, span)
+    st.cluster_phase = _arrive_at_cluster(st, False, span)
     return _cluster_wait(st, c, span)
 
 

@@ -74,7 +74,7 @@ class Jumps:
         self.iteration = self.loop = None
         return kept
 
-    def turn(self, kept: tuple[Any, ...]) -> None:
+    def next_iteration(self, kept: tuple[Any, ...]) -> None:
         """Begin the next iteration of a loop entered with `kept`."""
         self.iteration = None
         self.doubt = kept[2] if self.doubt == 1 else self.doubt

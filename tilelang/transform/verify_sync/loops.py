@@ -35,7 +35,7 @@ class Loops:
 
     def bodies(self, s: For | While) -> Iterator[Stmt]:
         """The body of a loop once for each iteration that is followed, with its threads active."""
-        return self._turns(s) if isinstance(s, For) else self._rounds(s)
+        return self._for_iterations(s) if isinstance(s, For) else self._while_iterations(s)
 
     def break_off(self, again: bool) -> None:
         """End the innermost loop, or its iteration (again), for the active threads.  Raises Left, or Undecided."""
@@ -59,7 +59,7 @@ class Loops:
         self.gone = self._broken
         return self.stay()
 
-    def _turns(self, s: For) -> Iterator[Stmt]:
+    def _for_iterations(self, s: For) -> Iterator[Stmt]:
         st = self.st
         reads(st, s.start, s)
         reads(st, s.extent, s)
@@ -78,7 +78,7 @@ class Loops:
         st.turning = False
         independent = st.independent
         if s.plan.independent:
-            st.apart(s)
+            st.enter_independent(s)
             st.inside = (*around, Iterations(id(s)))
         path = self._path
         steps = self._steps(s, start if isinstance(start, int) else 0, most, ring)
@@ -103,7 +103,7 @@ class Loops:
         """The body once for all independent iterations: the iteration number becomes a further axis of all values."""
         st = self.st
         self._axes += 1
-        independent = st.apart(s)
+        independent = st.enter_independent(s)
         around, st.inside = st.inside, (*st.inside, Iterations(id(s)))
         st.env[s.var] = (int(s.start.value) + np.arange(int(s.extent.value))).reshape(  # type: ignore[attr-defined]
             -1, *(1,) * self._axes)
@@ -140,7 +140,7 @@ class Loops:
         model.cut = True
         return [*range(first), *range(first + left_out, most)]
 
-    def _rounds(self, s: While) -> Iterator[Stmt]:
+    def _while_iterations(self, s: While) -> Iterator[Stmt]:
         st = self.st
         mask, active, path, around, turning = st.mask, st.active, self._path, st.inside, st.turning
         left = self.gone, self._broken

@@ -46,17 +46,17 @@ class StreamState:
         # ---- the statements around the present one
         self.guess = 0  # depth of branches whose condition is not known
         self.independent: tuple[int, int] | None = None  # the outermost loop with independent iterations, and its execution
-        self.executions: dict[int, int] = {}  # of such loops
+        self.entries: dict[int, int] = {}  # of such loops
         self.inside: tuple[Branch | Iterations | WarpRole, ...] = ()
         self.turning = False  # the innermost loop is a while loop
         # ---- in flight
         self.registers = MatrixRegisters()
-        self.products = block.clocks.new()  # component of its wgmma instructions
+        self.wgmmas = block.clocks.new()  # component of its wgmma instructions
         self.open_copies: list[Any] = []  # cp.async not yet committed
         self.copy_groups: list[list[Any]] = []
         self.bulk: dict[tuple[Warp, int], Any] = {}
         self.nreg = block.registers
-        self.cluster_turn: int | None = None  # phase of the cluster barrier that it arrived at and has not waited for
+        self.cluster_phase: int | None = None  # phase of the cluster barrier that it arrived at and has not waited for
 
     # ---- used by Values --------------------------------------------------------------------------------------------
 
@@ -136,11 +136,11 @@ class StreamState:
             at = at[mask]
         return bool(np.all(at >= lo) and np.all(at < hi))
 
-    def apart(self, loop: For) -> tuple[int, int] | None:
+    def enter_independent(self, loop: For) -> tuple[int, int] | None:
         """Enter a loop with independent iterations; returns the value of `independent` around it."""
         around = self.independent
         if around is None:
-            turn = self.executions[id(loop)] = self.executions.get(id(loop), 0) + 1
+            turn = self.entries[id(loop)] = self.entries.get(id(loop), 0) + 1
             self.independent = id(loop), turn
         return around
 

@@ -236,7 +236,7 @@ _EXACT = 4  # first of the entries that leave out no iterations
 _ROOM, _MUCH_ROOM = 6, 128  # subsets of a warp that are tracked separately: the second costs time, and few programs need it
 
 
-def _told(scale: int | Marked) -> str:
+def _in_words(scale: int | Marked) -> str:
     """The values that a trial assumes in tensors, in words."""
     if isinstance(scale, Marked):
         return f"{scale.there} at place {scale.place} and {scale.elsewhere} elsewhere"
@@ -277,7 +277,7 @@ def _followed(launch: Launch, nodes: list[Node], room: int) -> tuple[str, list[F
                         width = 32
                     elif scale != _SCALE:
                         f = e.fault
-                        told = f"{f.message} (where numbers read from tensors are {_told(scale)})"
+                        told = f"{f.message} (where numbers read from tensors are {_in_words(scale)})"
                         raise Found(replace(f, message=told)) from None
                     else:
                         raise

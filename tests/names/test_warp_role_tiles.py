@@ -165,7 +165,7 @@ def test_work_of_the_block_does_not_rest_on_a_variable_of_a_role(where):
         with pytest.raises(TileLangError) as e:
             run(f, LINE, on=on)
         kind = "parallel-thread" if where == "value" else "collective-divergent"
-        assert e.value.kind == kind and "test_warp_group_roles.py" in str(e.value), on
+        assert e.value.kind == kind and "test_warp_role_tiles.py" in str(e.value), on
 
 
 def copied_by_threads(predicate):
