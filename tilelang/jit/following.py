@@ -196,7 +196,7 @@ class Walk:
             return self._class(value, True)
         if isinstance(value, ModuleType):
             return self._module(value, name)
-        for kinds, parts in _CHILDREN:
+        for kinds, parts in _CONTAINED:
             if isinstance(value, kinds):
                 return t, *[self.key(x) for x in parts(value)]
         if value is GONE:
@@ -515,7 +515,7 @@ def _keeps_state(t: type) -> bool:
                not c.__module__.startswith("torch.nn") for c in t.__mro__)
 
 
-_CHILDREN: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
+_CONTAINED: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
     (MethodType, lambda x: (x.__func__, x.__self__)),
     ((functools.partial, functools.partialmethod), lambda x: (x.func, x.args, x.keywords)),
     ((staticmethod, classmethod), lambda x: (x.__func__,)),

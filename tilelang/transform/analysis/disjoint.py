@@ -157,7 +157,7 @@ class Disjoint:
         count = math.prod(axes.values())
         keys = []
         for x, y in pairs:
-            a, b = self._operands(x, points), self._operands(y, points)
+            a, b = self._by_axes(x, points), self._operands(y, points)
             if a is None or b is None:
                 continue
             gap = a[1].plus(b[1], -1)
@@ -172,7 +172,7 @@ class Disjoint:
         return not _meet([k[0] for k in keys], [k[1] for k in keys], _live(one.conds, points, count),
                          _live(two.conds, points, count), who, self.own is not None)
 
-    def _operands(self, e: Expr, points: dict[Var, np.ndarray]) -> tuple[np.ndarray, Linear] | None:
+    def _by_axes(self, e: Expr, points: dict[Var, np.ndarray]) -> tuple[np.ndarray, Linear] | None:
         """(values of the part that depends on the axes, the other part); None where one atom depends on both."""
         form = self.analyzer.linear(e)
         if not self.analyzer.exact(form, e.dtype):
