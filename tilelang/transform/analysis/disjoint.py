@@ -157,7 +157,7 @@ class Disjoint:
         count = math.prod(axes.values())
         keys = []
         for x, y in pairs:
-            a, b = self._by_axes(x, points), self._operands(y, points)
+            a, b = self._by_axes(x, points), self._by_axes(y, points)
             if a is None or b is None:
                 continue
             gap = a[1].plus(b[1], -1)
