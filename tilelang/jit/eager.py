@@ -183,7 +183,7 @@ class EagerCalls:
             if hasattr(values[n], "__dlpack__"):
                 raise error("eager-annotation", f"`{n}` of `{self.owner.__name__}` is given a tensor and has no annotation: "
                             "without one a parameter is a value to compile for", found=f"{type(values[n]).__name__} for `{n}`",
-                            hint=f"write `{n}: T.Tensor(shape, dtype)` in the body, in front of T.Kernel")
+                            hint=self._missing_annotation(n))
         static = tuple([freeze(values[n], self.captured.argument) for n in self.static])
         return static, opened, self._nones(values), self.owner.surroundings()
 
@@ -206,6 +206,17 @@ class EagerCalls:
                             hint=f"parameters: {', '.join(self.names)}; consts: {', '.join(trace.consts) or 'none'}")
         return trace
 
+    def _missing_annotation(self, name: str) -> str:
+        """What to do about a parameter without an annotation that is given a tensor."""
+        func = self.owner.func
+        if hasattr(func, "__wrapped__"):
+            return (f"`{self.owner.__name__}` is wrapped by `{func.__code__.co_name}`, whose parameters have no annotations: "
+                    "put @tilelang.jit innermost, directly above the def")
+        if "shape" in getattr(getattr(func, "__code__", None), "co_names", ()):
+            return (f'a shape is read by T.const: write `M, N = T.const("M N")` and `{name}: T.Tensor((M, N), dtype)` in '
+                    "front of T.Kernel")
+        return f"write `{name}: T.Tensor(shape, dtype)` in the body, in front of T.Kernel"
+
     def _static(self, values: dict[str, Any]) -> dict[str, Any]:
         names = (*self.static, *self.open, *self._nones(values))
         return {n: values[n] for n in names if values[n] is not _MISSING}
@@ -226,10 +237,12 @@ class EagerCalls:
                     what = f"it is {site[1]}[{site[2]}] of `{site[0]}`, which is not passed"
                 elif not hasattr(tensor, "shape"):
                     what = f"it is {site[1]}[{site[2]}] of the tensor `{site[0]}`, found {type(tensor).__name__}"
+                is_tensor = tensor is _MISSING or hasattr(tensor, "shape")
                 raise error("eager-const", f"Cannot find value for constexpr variable `{name}`: {what}",
                             expected=f"a tensor `{site[0]}` with {site[1]}[{site[2]}]",
                             found=f"{'none' if tensor is _MISSING else type(tensor).__name__}",
-                            hint=f"pass the tensor, or the value by keyword: {name}=…")
+                            hint=f"pass the tensor, or the value by keyword: {name}=…" if is_tensor else
+                            f"the argument is no tensor: pass a torch tensor or np.asarray(...) for `{site[0]}`")
             out[name] = found
         return out
 

@@ -142,8 +142,8 @@ def empty(*shape: Any, dtype: Any = None) -> Buffer:
     """
     b = _builder("T.empty")
     items = list(shape)
-    if len(items) == 2 and isinstance(items[0], (tuple, list)) and dtype is None:
-        items, dtype = [items[0]], items[1]
+    if len(items) > 1 and dtype is None and (isinstance(items[-1], (str, DType)) or isinstance(items[0], (tuple, list))):
+        dtype = items.pop()  # also behind a bare dimension: (n) is no tuple
     if len(items) == 1 and isinstance(items[0], (tuple, list)):
         items = list(items[0])
     if not items or any(isinstance(d, (str, float, Buffer, type(None), tuple, list)) for d in items):

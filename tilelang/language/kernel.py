@@ -10,6 +10,7 @@ from tilelang.ir import I32, Alloc, Bind, Const, Expr, Launch, Stmt, Var, binary
 
 from tilelang.target.cluster import check_cluster
 
+from .tracing.block_indices import BlockIndices
 from .tracing.builder import Builder, current_builder, need_builder, reads_memory
 from .tracing.flags import flag
 from .loops import IfThreadFrame, loop_bound
@@ -98,7 +99,7 @@ class KernelLaunchFrame(Frame):
         b.kernels += 1
         self.block_vars = tuple(b.new_var(n, I32) for n in ("bx", "by", "bz")[:len(self.blocks)])
         self.thread_vars = tuple(Var(n, I32, span=self.span) for n in ("tx", "ty", "tz"))
-        return self.block_vars[0] if len(self.block_vars) == 1 else list(self.block_vars)
+        return self.block_vars[0] if len(self.block_vars) == 1 else BlockIndices(self.block_vars)
 
     def close(self, b: Builder) -> Stmt:
         b.kernel = None

@@ -169,6 +169,10 @@ class ParallelFrame(Frame):
             raise error("parallel-extents", "T.Parallel needs at least one extent",
                         expected="at least one extent", found="none")
         self.extents = tuple(loop_bound(e, "an extent") for e in extents)
+        for e in self.extents:
+            if isinstance(e, Const) and e.value < 0:
+                raise error("parallel-extents", f"an extent of T.Parallel must not be negative, got {e.value}",
+                            expected="an extent of at least 0", found=str(e.value))
         few_enough("T.Parallel", *self.extents)
         (self.plan, self.attrs), self.start = options, start
 

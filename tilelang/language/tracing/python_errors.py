@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import inspect
 import linecache
@@ -27,6 +28,8 @@ _PLACED: tuple[tuple[type[Exception], str], ...] = (
     (RuntimeError, "operation"), (NameError, "undefined-name"))
 _DEEP = 16  # nested macros from which on a RecursionError is attributed to them
 _FAULTS = (LookupError, NameError, RecursionError)  # faults of this package, not mistakes of the user
+errors.register("host-index", TypeError, "an array, list or dict of the host is indexed by a value of the kernel",
+                expected="a tensor of the kernel")
 errors.register("undefined-name", NameError, "a kernel function uses a name that is not defined where it is traced",
                 "define it before the kernel function, or give it as a parameter",
                 expected="a name that is defined where the function is traced")
@@ -40,6 +43,7 @@ _INSTEAD = (
     ("a Python integer is needed here", "int, float, range bounds in comprehensions and the functions of math need values "
      "while tracing: use T.cast(x, dtype), or the function of that name in T, such as T.sqrt"),
     ("loop of ufunc", "NumPy's functions need values while tracing: use the function of that name in T, such as T.exp"),
+    ("'Buffer'", "a buffer has no arithmetic, its elements do: for i in T.Parallel(n): s[i] = s[i] * 2"),
     ("is not subscriptable", "buffers have elements; a scalar, and a T.alloc_var, is read by its name, without [0]"),
     ("has no len()", "use its shape: A.shape[0]"),
 )
@@ -64,6 +68,8 @@ def place_error(b: Builder, e: Exception) -> Exception | None:
         return errors.error("type", f"`{e.args[0]!r}` is no key of a Python dict: its value is known only when the kernel runs",
                             expected="a key known while tracing", found=f"`{e.args[0]!r}`", span=refine(b, e),
                             hint="choose by T.if_then_else, or keep the table in a tensor")
+    if (found := _host_index(b, e)) is not None or (found := _in_helper(b, e, last)) is not None:
+        return found
     for cls, kind in _PLACED:
         if isinstance(e, cls):
             if not kind or not ours and not (here and isinstance(e, (TypeError, NameError))):
@@ -73,6 +79,60 @@ def place_error(b: Builder, e: Exception) -> Exception | None:
             expected, found = getattr(e, "facts", None) or _facts(e)
             return errors.error(kind, str(e), expected=expected, found=found, span=refine(b, e), hint=hint)
     return None
+
+
+def _kernel_frame(b: Builder, e: BaseException) -> Any:
+    """The frame of the kernel function in the trace of an exception."""
+    trace = e.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not b.ctx.code:
+        trace = trace.tb_next
+    return trace.tb_frame if trace is not None else None
+
+
+def _host_index(b: Builder, e: Exception) -> Exception | None:
+    """The error of a Python sequence, dict or array of the host that is indexed by a value of the kernel."""
+    if not isinstance(e, (IndexError, TypeError, KeyError)):
+        return None
+    span, frame = refine(b, e), _kernel_frame(b, e)
+    if span is None or frame is None:
+        return None
+    line = linecache.getline(span.file, span.line)
+    try:
+        tree: Any = ast.parse(line[span.col:span.end_col].strip(), mode="eval").body
+    except SyntaxError:
+        return None
+    if not isinstance(tree, ast.Subscript) or not isinstance(tree.value, ast.Name):
+        return None
+    name = tree.value.id
+    value = frame.f_locals.get(name, frame.f_globals.get(name))
+    if value is None or isinstance(value, (Node, BufferSlice)) or not hasattr(value, "__getitem__"):
+        return None
+    index = ast.unparse(tree.slice)
+    return errors.error("host-index", f"`{name}` is a {type(value).__name__} of the host, and `{index}` is known only when the "
+                        "kernel runs", expected="a tensor of the kernel, or an index known while tracing",
+                        found=f"{name}[{index}]", span=span,
+                        hint=f"pass it as a parameter: `{name}: T.Tensor(shape, dtype)`")
+
+
+def _in_helper(b: Builder, e: Exception, last: TracebackType | None) -> Exception | None:
+    """The error of a truth value taken in a Python function that a kernel calls: shown in the function."""
+    if not isinstance(e, ValueError) or _INSTEAD[0][0] not in str(e):
+        return None
+    trace, at = e.__traceback__, None
+    while trace is not None:
+        module = (trace.tb_frame.f_globals.get("__name__") or "").partition(".")[0]
+        if module not in ("tilelang", "numpy") and module not in sys.stdlib_module_names:
+            at = trace
+        trace = trace.tb_next
+    if at is None or at.tb_frame.f_code is b.ctx.code or at.tb_frame.f_code in b.ctx.code.co_consts:
+        return None
+    code = at.tb_frame.f_code
+    place = positions(code, at.tb_lasti) or (at.tb_lineno, at.tb_lineno, 0, 0)
+    inner = Span(code.co_filename, place[0], place[2], place[1], place[3], code.co_name)
+    expected, found = getattr(e, "facts", None) or _facts(e)
+    return errors.error("value", str(e), expected=expected, found=found, span=inner, notes=((refine(b, e), "called here"),),
+                        hint=f"decorate `{code.co_name}` with @T.macro: its `if`, `and`, `or`, `not` take run-time values "
+                        "then; or use T.if_then_else")
 
 
 def _internal(b: Builder, e: Exception) -> errors.InternalError:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.errors import facts
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, Load, Region, Span, Stmt, Store, TileOp,
-                         Var, cast, const, convert, walk, FuncFacts)
+from tilelang.errors import facts, register_warning, warn
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, FuncFacts, Load, Node, Region, Span, Stmt,
+                         Store, TileOp, Var, cast, const, convert, walk)
 from tilelang.ir import dtype as DType
 from tilelang.ir.hook import Hook
 from tilelang.target.intrinsics import is_pure
@@ -22,7 +22,7 @@ from tilelang.target.intrinsics import is_pure
 from .containers import settle
 from .regions import BufferSlice, store_slice, subscript
 from .scope import Context, Frame, Poison, RootFrame, Undefined
-from .state import describe
+from .state import describe, place
 from .variables import element, is_held
 
 log = logging.getLogger("tilelang.language")
@@ -45,6 +45,17 @@ def reads_memory(e: Expr) -> bool:
 
 # `range` in the head of a for loop.  loops.py provides it, because it defines the loops.
 loop_of_range: Hook[Callable[..., Any]] = Hook("the loop of range")
+
+register_warning("host-print", "print() of a value of the kernel, which prints its expression while tracing")
+
+
+def print_once(*values: Any, **options: Any) -> None:
+    """print() in a kernel function: executed once, while tracing."""
+    builtins.print(*values, **options)
+    if any(isinstance(v, Node) for v in values):
+        warn("host-print", "print() runs once, while the kernel is traced, and prints expressions",
+             "T.print(x) prints values while the kernel runs", span=place())
+
 
 # Attribute names of the public interface for properties of a function.
 FACTS = {"tilelang_out_idx": "out_idx", "tilelang_pass_configs": "pass_configs", "tilelang_compile_flags": "compile_flags",
@@ -427,9 +438,9 @@ class Recorder:
     def slice(self, start: Any, stop: Any, step: Any) -> builtins.slice:
         return slice(start, stop, step)
 
-    def range(self, fn: Any) -> Any:
-        """`range` in a for header: T.serial, unless the user shadowed the name."""
-        return loop_of_range.call if fn is builtins.range else fn
+    def builtin(self, fn: Any) -> Any:
+        """`range` in a for header is T.serial, `print` says when it prints; unless the user shadowed the name."""
+        return loop_of_range.call if fn is builtins.range else print_once if fn is builtins.print else fn
 
 
     # ---- parameters ------------------------------------------------------------------------------------------------

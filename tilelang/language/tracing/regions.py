@@ -14,6 +14,8 @@ from tilelang.ir.buffer import subscript as subscript_of_buffer
 from tilelang.ir.record import record
 
 from .polynomial import difference
+from tilelang.errors import TileLangError
+
 from .state import current, describe, error
 
 
@@ -82,6 +84,8 @@ def _convert_index(buffer: Buffer, d: int, i: Any) -> Expr:
                     found=what)
     try:
         return convert(i)
+    except TileLangError:
+        raise
     except TypeError:
         raise error("index-type", f"index {d} of `{buffer.name}` is a {type(i).__name__}, an integer, an integer "
                                   "expression "

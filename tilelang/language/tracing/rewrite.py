@@ -359,7 +359,7 @@ class _Rewriter(ast.NodeTransformer):
         carried = read_before_assigned(s.body) & set(assigned_names(s.body))
         it = s.iter
         if isinstance(it, ast.Call) and isinstance(it.func, ast.Name) and it.func.id == "range":
-            it.func = _call("range", it.func)
+            it.func = _call("builtin", it.func)
         f = self.fresh("l")
         begin = _call("loop", self.expr(it), _const(tuple(names)), _tuple(_name(n) for n in names))
         body = [*self.assign(s.target, ast.Attribute(_name(f), "value", ast.Load()), "bind_frame"), *self.block(s.body)]
@@ -469,6 +469,8 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Call(self, e: ast.Call) -> ast.expr:
         self.generic_visit(e)
+        if isinstance(e.func, ast.Name) and e.func.id == "print":
+            e.func = ast.copy_location(_call("builtin", e.func), e.func)
         if isinstance(e.func, ast.Attribute) and e.func.attr in _KEEPS and not any(isinstance(a, ast.Starred) for a in e.args):
             e.args = [ast.copy_location(_call("as_it_is_now", a), a) for a in e.args]
         return e

@@ -1,0 +1,181 @@
+"""Mistakes of a first hour: each names its place and what to do, not what would not help."""
+
+import array
+import functools
+
+import numpy as np
+import pytest
+
+import tilelang
+import tilelang.language as T
+from tilelang.errors import TileLangWarning
+
+N = 128
+
+
+def of_host(weights):
+    @T.prim_func
+    def f(X: T.Tensor((N,), "float32")):
+        with T.Kernel(1, threads=N):
+            for i in T.Parallel(N):
+                X[i] = X[i] * weights[i]
+
+    return f
+
+
+@pytest.mark.parametrize("weights", [np.ones(N, np.float32), [1.0] * N, (1.0,) * N], ids=["array", "list", "tuple"])
+def test_an_array_of_the_host_ended_in_an_index_error(weights):
+    with pytest.raises(TypeError) as e:
+        of_host(weights)
+    assert e.value.kind == "host-index" and "`weights: T.Tensor(shape, dtype)`" in e.value.hint
+    assert "weights[i]" in str(e.value) and "^^^^^^^^^^" in str(e.value)
+
+
+def test_a_torch_tensor_of_the_host_is_named():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError) as e:
+        of_host(torch.ones(N))
+    assert e.value.kind == "host-index"
+
+
+def block_times():
+    @T.prim_func
+    def f(Y: T.Tensor((8,), "float32")):
+        with T.Kernel(2, 2, threads=32) as b:
+            Y[b * 2 + 1] = 1.0
+
+
+def block_in_slice():
+    @T.prim_func
+    def f(Y: T.Tensor((8, 8), "float32")):
+        with T.Kernel(2, 2, threads=32) as b:
+            s = T.alloc_shared((4,), "float32")
+            T.copy(Y[b, 0:4], s)
+
+
+def scaled_buffer():
+    @T.prim_func
+    def f(Y: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_fragment((8,), "float32")
+            s = s * 2
+
+
+def sum_of_buffers():
+    @T.prim_func
+    def f(Y: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_fragment((8,), "float32")
+            d = s + s  # noqa: F841
+
+
+def relu(x):
+    return x if x > 0 else 0.0
+
+
+def branches_in_a_helper():
+    @T.prim_func
+    def f(Y: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                Y[i] = relu(Y[i])
+
+
+def negative_extent():
+    @T.prim_func
+    def f(Y: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(-128):
+                Y[i] = 1.0
+
+
+@tilelang.jit(target="cpu")
+def ones(X):
+    M = T.const("M")
+    X: T.Tensor((M,), "float32")
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(M):
+            X[i] = 1.0
+
+
+def logged(fn):
+    @functools.wraps(fn)
+    def around(*args):
+        return fn(*args)
+
+    return around
+
+
+@tilelang.jit(target="cpu")
+@logged
+def wrapped(X):
+    M = T.const("M")
+    X: T.Tensor((M,), "float32")
+    with T.Kernel(1, threads=32):
+        X[0] = 1.0
+
+
+@tilelang.jit(target="cpu")
+def shape_of(X):
+    M, N = X.shape
+    with T.Kernel(1, threads=32):
+        X[0, 0] = 1.0
+
+
+MISTAKES = {  # what is done -> (text of the line, hint)
+    block_times: ("Y[b * 2 + 1]", "as (bx, by)"),
+    block_in_slice: ("T.copy(Y[b, 0:4], s)", "as (bx, by)"),
+    scaled_buffer: ("s = s * 2", "for i in T.Parallel(n): s[i] = s[i] * 2"),
+    sum_of_buffers: ("d = s + s", "a buffer has no arithmetic"),
+    branches_in_a_helper: ("return x if x > 0 else 0.0", "decorate `relu` with @T.macro"),
+    negative_extent: ("T.Parallel(-128)", "one extent per loop variable"),
+    lambda: ones([1.0, 2.0]): ("ones([1.0, 2.0])", "np.asarray(...) for `X`"),
+    lambda: ones(3): ("ones(3)", "np.asarray(...) for `X`"),
+    lambda: ones(None): ("ones(None)", "np.asarray(...) for `X`"),
+    lambda: ones(array.array("f", [1, 2])): ("ones(array", "np.asarray(...) for `X`"),
+    lambda: wrapped(np.ones(4, np.float32)): ("wrapped(np", "put @tilelang.jit innermost"),
+    lambda: shape_of(np.ones((4, 4), np.float32)): ("shape_of(np", 'M, N = T.const("M N")'),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[v[0] for v in MISTAKES.values()])
+def test_a_hint_sent_the_user_the_wrong_way(mistake):
+    with pytest.raises(tilelang.errors.TileLangError) as e:
+        mistake()
+    line, hint = MISTAKES[mistake]
+    assert line in str(e.value) and hint in e.value.hint and "T.cast" not in e.value.hint, str(e.value)
+
+
+def test_a_helper_is_shown_with_the_place_that_calls_it():
+    with pytest.raises(ValueError) as e:
+        branches_in_a_helper()
+    assert "Y[i] = relu(Y[i])" in str(e.value) and "called here" in str(e.value)
+
+
+def test_empty_took_no_bare_dimension_before_its_type():
+    @tilelang.jit(target="cpu")
+    def f(X):
+        M = T.const("M")
+        X: T.Tensor((M), "float32")
+        Y = T.empty((M), "float32")
+        Z = T.empty(M, 2, T.int32)
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(M):
+                Y[i] = X[i]
+                Z[i, 0] = i
+                Z[i, 1] = -i
+        return Y, Z
+
+    y, z = f(np.ones(5, np.float32))
+    assert (np.from_dlpack(y) == 1).all() and np.from_dlpack(z).tolist() == [[i, -i] for i in range(5)]
+
+
+def test_print_of_a_value_says_when_it_prints(capsys):
+    with pytest.warns(TileLangWarning, match="host-print: .*T.print"):
+        @T.prim_func
+        def f(Y: T.Tensor((8,), "float32")):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(8):
+                    print(Y[i])
+                    Y[i] = 1.0
+    assert "Y[i]" in capsys.readouterr().out
