@@ -35,6 +35,7 @@ errors.register("undefined-name", NameError, "a kernel function uses a name that
                 expected="a name that is defined where the function is traced")
 
 # Replacements for Python functions that need the values of their arguments while tracing.
+_ELEMENTS = "a buffer has no arithmetic, its elements do: for i in T.Parallel(n): s[i] = s[i] * 2"
 _INSTEAD = (
     ("Cannot use and / or / not operator to Expr", "min, max, bool and sorted of Python need values while tracing: use "
      "T.min, T.max, T.if_then_else; `if` and `while` of a kernel function take run-time conditions"),
@@ -43,7 +44,7 @@ _INSTEAD = (
     ("a Python integer is needed here", "int, float, range bounds in comprehensions and the functions of math need values "
      "while tracing: use T.cast(x, dtype), or the function of that name in T, such as T.sqrt"),
     ("loop of ufunc", "NumPy's functions need values while tracing: use the function of that name in T, such as T.exp"),
-    ("'Buffer'", "a buffer has no arithmetic, its elements do: for i in T.Parallel(n): s[i] = s[i] * 2"),
+    ("'Buffer' and ", _ELEMENTS), (" and 'Buffer'", _ELEMENTS),
     ("is not subscriptable", "buffers have elements; a scalar, and a T.alloc_var, is read by its name, without [0]"),
     ("has no len()", "use its shape: A.shape[0]"),
 )
