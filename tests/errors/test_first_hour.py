@@ -32,7 +32,8 @@ def test_an_array_of_the_host_ended_in_an_index_error(weights):
 
 
 def test_a_torch_tensor_of_the_host_is_named():
-    torch = pytest.importorskip("torch")
+    import torch
+
     with pytest.raises(TypeError) as e:
         of_host(torch.ones(N))
     assert e.value.kind == "host-index"

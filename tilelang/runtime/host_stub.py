@@ -117,8 +117,19 @@ class Wrapper:
             w.owns_object(handle)
             handles.append(handle)
             data, skip = w.at(handle, 24, "ptr"), w.at(handle, 64, "i64")
+            self._has_memory(a, data, dims)
             w.put(frame, self.frame.of_arg(a.index), "ptr", w.ins(f"getelementptr i8, ptr {data}, i64 {skip}"))
         return handles
+
+    def _has_memory(self, a: TensorArg, data: str, dims: list[str]) -> None:
+        """Reject an output without memory, which torch's FakeTensorMode allocates."""
+        w = self.w
+        good = w.ins(f"icmp ne ptr {data}, null")
+        for v in dims:
+            if v == "0" or not v.isdigit():
+                good = w.ins(f"or i1 {good}, {w.ins(f'icmp eq i64 {v}, 0')}")
+        w.check(good, "RuntimeError", f"kernel {self.sig.name} output {a.name} data pointer is NULL: the framework allocated a "
+                "tensor without memory (a fake or meta tensor)")
 
     def _return(self, outs: list[str]) -> None:
         w = self.w
