@@ -150,12 +150,14 @@ class MmaOptions(CallOptions):
 @_of("wgmma")
 class WgmmaOptions(CallOptions):
     """row: name of the instruction in WGMMA_ROWS.  a_major, b_major: "k" or "mn".  registers: which of "c" and "a" are named
-    PTX registers (printed CUDA)."""
+    PTX registers.  joined, based: how wgmma are printed as one asm (transform/registers/join_wgmmas.py)."""
 
     row: str
     a_major: str = "k"
     b_major: str = "k"
     registers: tuple[str, ...] = ()
+    joined: bool = False
+    based: bool = False
 
 
 @_of("wgmma_descriptor")

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 @options
-class LoopPlan(Options, LOWERED=("independent", "any_order", "kept"), DEVICE=("registers", "reduction", "maxima_first")):
+class LoopPlan(Options, LOWERED=("independent", "any_order", "kept"),
+               DEVICE=("registers", "reduction", "maxima_first", "copies")):
     """Options of a loop.
 
     Given by the program
@@ -28,6 +29,8 @@ class LoopPlan(Options, LOWERED=("independent", "any_order", "kept"), DEVICE=("r
         tiles.  tight: wgmma descriptors are carried from one iteration to the next.  ring_steps = (ring steps of an iteration,
         of the whole loop).  registers: printed on named PTX registers ("source": so are the registers that it reads).
         reduction, maxima_first: how such a loop reduces (transform/registers/order_register_reductions.py).
+        copies: bodies that an unrolled loop has in the code; None: all of an "unroll" or "vectorized" loop, of a serial loop as
+        many as the device compiler likes.
         pipeline_report: the decision about the pipeline, in a sentence.
     """
 
@@ -48,6 +51,7 @@ class LoopPlan(Options, LOWERED=("independent", "any_order", "kept"), DEVICE=("r
     registers: bool | str = False
     reduction: str | None = None
     maxima_first: int = 0
+    copies: int | None = None
     pipeline_report: str | None = None
 
     @property

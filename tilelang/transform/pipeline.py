@@ -54,6 +54,8 @@ from .schedule.plan_pipelines import plan_pipelines
 from .memory.plan_shared_memory import plan_shared_memory
 from .registers.accumulator_registers import assign_accumulator_registers
 from .registers.dequantise_pairs import dequantise_pairs
+from .registers.join_wgmmas import join_wgmmas
+from .registers.limit_unrolling import limit_unrolling
 from .registers.order_register_reductions import order_register_reductions
 from .registers.pack_conversions import pack_conversions
 from .registers.pipeline_descriptors import pipeline_descriptors
@@ -126,6 +128,8 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     pipeline_descriptors,
     order_register_reductions,  # after assign_accumulator_registers, which marks its loops on named registers
     shorten_live_ranges,  # after pipeline_descriptors: loops that it changed have their own copies of thread indices
+    join_wgmmas,  # after pipeline_descriptors: it compares the descriptors that are printed
+    limit_unrolling,  # after all passes that make or mark loops
     verify_sync,  # last: it checks the program that is printed, with the planned offsets
 )
 CPU_PASSES: tuple[PassFn, ...] = (

@@ -68,7 +68,7 @@ class KernelPrinter:
         self._memory, self.calls = Memory(x, kernel.launch), Calls(x, fast_math)
         self._hopper = HopperCalls(self.calls, self._memory, kernel.launch)
         self.registers = NamedRegisters(self.calls)
-        wgmma = WgmmaCalls(self.calls, self.registers, kernel.launch)
+        wgmma = WgmmaCalls(self.calls, self.registers)
         self._statements = Statements(self._memory, self.registers, wgmma, fast_math)
 
     def text(self) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import (Alloc, Assert, Bind, Break, Call, Const, Continue, Evaluate, Expr, For, If, Seq, Stmt, Store, Var,
-                         While, binary, walk)
+from tilelang.ir import (Alloc, Assert, Bind, Break, Const, Continue, Evaluate, Expr, For, If, Seq, Stmt, Store, Var,
+                         While, binary)
 
 from .memory import Memory
 from .named_registers import NamedRegisters
@@ -15,27 +15,6 @@ from .register_loops import RegisterLoops
 from .text import quote
 from .types import type_name
 from .wgmma import WgmmaCalls, wgmma_runs
-
-MOST_COPIES = 512  # of a body in the code: what has more elements a thread is in no registers, and compilers choke on it
-
-
-def _copies(s: Stmt | None) -> int:
-    """How often the innermost statements of s stand in the code when the loops in it are unrolled."""
-    if isinstance(s, Seq):
-        return max(map(_copies, s.stmts), default=1)
-    if isinstance(s, If):
-        return max(_copies(s.then), _copies(s.orelse))
-    if not isinstance(s, For):
-        return 1
-    unrolled = s.kind in ("unroll", "vectorized") and isinstance(s.extent, Const)
-    return _copies(s.body) * (int(s.extent.value) if unrolled else 1)  # type: ignore[attr-defined]
-
-
-def _only_loads(s: Stmt) -> bool:
-    """Whether a loop asks for tiles and waits for room, as a warp with few registers does: copies of it would spill."""
-    ops = {n.op for n in walk(s, Call)}
-    return "tma_load" in ops and "mbarrier_wait" in ops and not ops & {"wgmma", "wgmma_wait"}
-
 
 class Statements:
     """Prints statements, each class of node by one function."""
@@ -105,11 +84,10 @@ class Statements:
         return self.page.name(s, name)
 
     def _pragma(self, s: For) -> None:
-        if s.kind in ("unroll", "vectorized"):
-            factor = s.plan.factor or (1 if _copies(s) > MOST_COPIES else None)
-            self.page.emit(f"#pragma unroll {factor}" if factor else "#pragma unroll")
-        elif s.kind == "serial" and _only_loads(s.body):
-            self.page.emit("#pragma unroll 1")
+        unrolled = s.kind in ("unroll", "vectorized")
+        copies = s.plan.copies or (s.plan.factor if unrolled else None)
+        if copies or unrolled:
+            self.page.emit(f"#pragma unroll {copies}" if copies else "#pragma unroll")
 
     def _while(self, s: While) -> None:
         self._block(f"while ({self.x.top(s.cond)})", s.body)
@@ -126,4 +104,4 @@ class Statements:
         self.page.emit(f"if (!({self.x.top(s.cond)})) tl::assert_failed({quote(text)});")
 
 
-__all__ = ["MOST_COPIES", "Statements"]
+__all__ = ["Statements"]

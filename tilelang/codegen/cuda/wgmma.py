@@ -1,8 +1,7 @@
 """CUDA text of wgmma: the instruction of a row, and instructions that follow one another as one `asm`.
 
-NVRTC's front end pays for each `asm` with all its operands (up to 128 accumulator registers, read and written): the eight
-wgmma of one k-block of attention written as one took a third off its time, with the same instructions out.  Named registers
-(transform/registers/accumulator_registers.py) are declared in PTX at the start of the kernel and are no operands at all.
+transform/registers/join_wgmmas.py decides which these are.  Named registers (transform/registers/accumulator_registers.py) are
+declared in PTX at the start of the kernel and are no operands at all.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, Const, Evaluate, Launch, Stmt, const, with_options
+from tilelang.ir import AddressOf, Call, Const, Evaluate, Stmt, const, with_options
 from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow
 
 from .named_registers import NamedRegisters
@@ -22,43 +21,25 @@ C_TYPES = {"float16": "half_t", "bfloat16": "bfloat16_t", "tfloat32": "float", "
            "uint8": "unsigned char", "int32": "int", "float8_e4m3": "fp8_e4_t", "float8_e5m2": "fp8_e5_t"}
 _NAME = re.compile(r"(wgmma_m64\w+?)_(ss|rs)_([km]{1,2})(?:_x(\d+))?")
 SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}  # bytes: code in a descriptor
-MOST = 16  # wgmma in one asm
 
 
-def wgmma_runs(stmts: Sequence[Stmt]) -> Iterator[tuple[Stmt, ...]]:
-    """The statements in order, each alone but for wgmma that add to one accumulator by one form of one instruction.
-
-    Only the first of a run may ignore what the accumulator held.
-    """
-    at = 0
-    while at < len(stmts):
-        end = at + 1
-        first = _wgmma_of(stmts[at])
-        while first is not None and end < len(stmts) and end - at < MOST:
-            more = _wgmma_of(stmts[end])
-            if more is None or not _continues(first, more):
-                break
-            end += 1
-        yield tuple(stmts[at:end])
-        at = end
-
-
-def _wgmma_of(s: Stmt) -> Call | None:
-    return s.call if isinstance(s, Evaluate) and isinstance(s.call, Call) and s.call.op == "wgmma" else None
-
-
-def _continues(first: Call, more: Call) -> bool:
-    keeps = more.args[3]
-    return (more.options == first.options and bool(more.args[0] == first.args[0]) and isinstance(keeps, Const)
-            and bool(keeps.value) and isinstance(more.args[1], AddressOf) == isinstance(first.args[1], AddressOf))
+def wgmma_runs(stmts: Sequence[Stmt]) -> Iterator[list[Stmt]]:
+    """The statements in order: lists of wgmma that are printed as one asm, and the others alone."""
+    run: list[Stmt] = []
+    for s in stmts:
+        if run and not (isinstance(s, Evaluate) and s.call.op == "wgmma" and s.call.options.joined):
+            yield run
+            run = []
+        run.append(s)
+    if run:
+        yield run
 
 
 class WgmmaCalls:
     """Registers the text of wgmma and of descriptors; prints runs of wgmma."""
 
-    def __init__(self, calls: Calls, registers: NamedRegisters, launch: Launch) -> None:
+    def __init__(self, calls: Calls, registers: NamedRegisters) -> None:
         self.x, self.page, self.registers = calls.x, calls.x.page, registers
-        self._resident = launch.plan.own_values
         calls.special.update({"wgmma": self._wgmma, "wgmma_descriptor": self._descriptor})
 
     def _function(self, e: Call) -> str:
@@ -89,10 +70,8 @@ class WgmmaCalls:
         """(function of a run of wgmma on named registers, its arguments: whether the accumulator is kept, then for each
         wgmma the operands that are not named registers)."""
         own = calls[0].options.registers
-        if self._resident:
-            bases = _bases(calls)
-            if bases is not None and "c" in own and ("a" in own or not isinstance(calls[0].args[1], AddressOf)):
-                return self._based_run(calls, bases)
+        if calls[0].options.based:
+            return self._based_run(calls)
         row = WGMMA_ROWS[calls[0].options.row]
         c: Any = calls[0].args[0]
         given, sources = [[self.x.top(calls[0].args[3])]], []
@@ -115,10 +94,11 @@ class WgmmaCalls:
             name, row, in_registers, orders, len(calls), True, target, sources))
         return name, given
 
-    def _based_run(self, calls: list[Call], bases: list[Call]) -> tuple[str, list[list[str]]]:
+    def _based_run(self, calls: list[Call]) -> tuple[str, list[list[str]]]:
         """The same for descriptors that differ by what is added to one for A and one for B: operands are the lower halves of
         these, the rest is computed where it is used.  Given sixteen descriptors the compiler keeps those of a tile that
         does not change over the loop, and then eight wgmma stand back to back, which is slower."""
+        bases = [with_options(x, offset=None) for x in calls[0].args[1:3] if not isinstance(x, AddressOf)]
         row = WGMMA_ROWS[calls[0].options.row]
         c: Any = calls[0].args[0]
         form = _NAME.fullmatch(self._function(calls[0]))
@@ -187,25 +167,6 @@ def wgmma_function(name: str) -> str | None:
     return _definition(name, row, m.group(2) == "rs", m.group(3), int(run or 1), run is not None)
 
 
-def _bases(calls: list[Call]) -> list[Call] | None:
-    """The descriptors of A and B (of B alone: A from registers) to which those of each wgmma add a constant, None when
-    there are none."""
-    out: list[Call] = []
-    for at in (1, 2):
-        first = calls[0].args[at]
-        if isinstance(first, AddressOf):
-            continue
-        if any(not isinstance(e.args[at], Call) or _based(e.args[at]) != _based(first) for e in calls):
-            return None
-        out.append(with_options(first, offset=None))
-    return out
-
-
-def _based(e: Any) -> tuple[Any, ...]:
-    """What descriptors that differ by a constant have in common."""
-    return e.op, e.args, e.options.lbo, e.options.sbo, e.options.swizzle
-
-
 def _flags(row: WgmmaRow, orders: str) -> str:
     """What follows the predicate of an instruction: signs, and which operands are transposed."""
     if row.c_dtype.is_int:
@@ -259,4 +220,4 @@ def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, count
             f"      : {outputs}\n      : {', '.join(inputs)});\n}}\n")
 
 
-__all__ = ["MOST", "SWIZZLES", "WgmmaCalls", "wgmma_runs", "wgmma_function"]
+__all__ = ["SWIZZLES", "WgmmaCalls", "wgmma_runs", "wgmma_function"]

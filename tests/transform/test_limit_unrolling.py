@@ -1,9 +1,9 @@
-"""Loops that are unrolled, and those that would be unrolled into more copies than a compiler takes."""
+"""The pass limit_unrolling: loops that are unrolled, and those of which compilers would make too many copies."""
 
 import pytest
 
 import tilelang.language as T
-from tilelang.codegen.cuda.statements import MOST_COPIES
+from tilelang.transform.registers.limit_unrolling import MOST_COPIES
 from tilelang.codegen.cuda import print_kernel
 from tilelang.library.gemm.kernels import Form, gemm
 from tilelang.library.gemm.tile import Tile
