@@ -1,13 +1,16 @@
-"""Tables of hardware figures: limits and rates of each compute capability, chips by name, register budgets.
+"""Tables of hardware figures: limits and rates of each compute capability, chips by name, rates of kernels, register budgets.
 
 Passes, the library's cost models, carver and reports all read these tables.
 
 Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (limits); NVIDIA data sheets of A100 80GB
 SXM, L40S, H100 SXM, H200 SXM, RTX 3090 and RTX 4090 and the whitepapers of the architectures (rates, dense figures); orders of
-magnitude for the bandwidth of L2.  Register budgets: what ptxas needed for the library's kernels without a spill.
+magnitude for the bandwidth of L2.  Rates of kernels: measured on an H200 for wgmma, by the data sheet of A100 otherwise
+(benchmarks/results/notes.md).  Register budgets: what ptxas needed for the library's kernels without a spill.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from tilelang.ir.record import record
 
@@ -93,13 +96,16 @@ class Chip:
 CHIPS: tuple[Chip, ...] = (
     Chip("A100 80GB SXM", 80, 108, 40 << 20, 4.0e12, 2.039e12, 1.41e9,
          ((8, 624e12), (16, 312e12), (32, 156e12), (64, 19.5e12)), 19.5e12),
-    Chip("RTX 3090", 86, 82, 6 << 20, 2.0e12, 0.936e12, 1.7e9),
+    Chip("RTX 3090", 86, 82, 6 << 20, 2.0e12, 0.936e12, 1.7e9, ((16, 142e12),)),
     Chip("L40S", 89, 142, 96 << 20, 5.0e12, 0.864e12, 1.7e9, ((8, 733e12), (16, 362e12), (32, 183e12)), 91.6e12),
     Chip("RTX 4090", 89, 128, 72 << 20, 5.0e12, 1.008e12, 1.7e9),
     Chip("H200 SXM", 90, 132, 50 << 20, 5.5e12, 4.8e12, 1.7e9,
          ((8, 1979e12), (16, 989e12), (32, 495e12), (64, 67e12)), 67e12),
     Chip("H100 SXM", 90, 132, 50 << 20, 5.5e12, 3.352e12, 1.7e9),
 )
+
+
+CPU_CHIP = Chip("CPU", 0, 1, 2 << 20, 1.0e11, 2.0e10, 3e9)  # one core of a common processor
 
 
 def chip_of(capability: int) -> Chip | None:
@@ -116,6 +122,50 @@ def nearest_chip(capability: int) -> Chip:
 def clock_rates(capability: int) -> Rates:
     """Rates of one SM, those of the nearest capability that is not newer."""
     return CLOCK_RATES[max(n for n in CLOCK_RATES if n <= max(capability, min(CLOCK_RATES)))]
+
+
+# ---- what kernels reach: the numbers of cost models -------------------------------------------------------------------
+
+
+@record
+class KernelRates:
+    """What kernels of a kind reach on a chip, where cost models need it; a Chip has the peaks.
+
+    sm_count: SMs, or cores.  clock: Hz of short kernels.  mma: FLOP of 16-bit MMAs a cycle and SM.  l2: bytes a cycle and SM
+    with all SMs loading; l2_alone: with one.  store: bytes a cycle and SM to memory.  bandwidth: bytes/s of memory.  l2_bytes:
+    as far as it keeps what a kernel used.  launch: seconds of a launch.  copy: bytes/s that a kernel reads and writes which
+    copies; partial_sums: that split GEMMs store and load.  scalar_loads: operations/s of GEMMs that load single elements.
+    """
+
+    sm_count: int
+    clock: float
+    mma: float
+    l2: float
+    l2_alone: float
+    store: float
+    bandwidth: float
+    l2_bytes: int
+    launch: float
+    copy: float = 0.0
+    partial_sums: float = 0.0
+    scalar_loads: float = 0.0
+
+
+KERNEL_RATES: dict[str, KernelRates] = {
+    # Tiles that neighbours ask for at the same time reach 77 bytes a cycle and more from L2.
+    "wgmma": KernelRates(132, 1.98e9, 4096, 83, 95, 19, 3.83e12, 60 << 20, 1.3e-6, 4.2e12, 6e12, 5e13),
+    "mma": KernelRates(108, 1.4e9, 2048, 40, 64, 19, 1.5e12, 40 << 20, 2e-6),
+    "cpu": KernelRates(1, CPU_CHIP.clock, 64, 32, 32, 16, CPU_CHIP.bandwidth, CPU_CHIP.l2_bytes, 1e-6),
+}
+MMA_SYNC: dict[int, int] = {90: 2540, 80: 2048, 0: 1024}  # FLOP a cycle and SM by capability; on sm_90 62 % of wgmma
+
+
+def kernel_rates(kind: str, capability: int = 80) -> KernelRates:
+    """Rates of kernels of a kind: "wgmma", "mma" (mma.sync) or "cpu"."""
+    rates = KERNEL_RATES[kind]
+    if kind != "mma":
+        return rates
+    return replace(rates, mma=MMA_SYNC[capability if capability in MMA_SYNC else 80 if capability >= 80 else 0])
 
 
 # ---- register budgets: 32-bit registers of one thread ---------------------------------------------------------------
@@ -150,6 +200,6 @@ class RegisterBudget:
 
 REGISTERS = RegisterBudget()
 
-__all__ = ["CHIPS", "CLOCK_RATES", "Chip", "CudaLimits", "LIMITS", "MOST_REGISTERS", "MOST_SHARED", "REGISTERS",
-           "REGISTERS_PER_SM", "RESERVED_SHARED", "Rates", "RegisterBudget", "WARP_GROUP", "WARP_ROLE_REGISTERS", "chip_of",
-           "clock_rates", "consumer_registers", "nearest_chip"]
+__all__ = ["CHIPS", "CLOCK_RATES", "CPU_CHIP", "Chip", "CudaLimits", "KERNEL_RATES", "KernelRates", "LIMITS",
+           "MOST_REGISTERS", "MOST_SHARED", "REGISTERS", "REGISTERS_PER_SM", "RESERVED_SHARED", "Rates", "RegisterBudget",
+           "WARP_GROUP", "WARP_ROLE_REGISTERS", "chip_of", "clock_rates", "consumer_registers", "kernel_rates", "nearest_chip"]

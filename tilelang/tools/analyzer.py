@@ -9,10 +9,7 @@ from typing import Any
 from tilelang.ir import Buffer, Const, For, Func, Launch, Parallel, Seq, Stmt, While
 from tilelang.ir.stmt import If
 from tilelang.ops import Copy, Gemm
-
-# Dense tensor-core peak with float16 operands, in TFLOPS, of the largest device of an architecture.
-# Sources: NVIDIA A100, RTX 3090, RTX 4090, H100 SXM data sheets.
-PEAK_TFLOPS = {"80": 312.0, "86": 142.0, "89": 330.0, "90": 989.0}
+from tilelang.target.machine import chip_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,9 @@ class Analyzer:
         one = cls(fn, device)
         one._stmt(one.func.body, 1)
         bandwidth = device.bandwidth[1] / 1000
-        peak = PEAK_TFLOPS.get(str(device.compute_capability))
+        chip = chip_of(int(device.compute_capability or 0))
+        flops = chip.peak(16, True) if chip is not None else None
+        peak = flops / 1e12 if flops else None
         times = [one.bytes / (bandwidth * 1e9)] + ([one.flops / (peak * 1e12)] if peak else [])
         return AnalysisResult(one.flops, one.bytes, max(times), peak, bandwidth)
 
@@ -92,4 +91,4 @@ def _static(e: Any, what: str) -> int:
     return value
 
 
-__all__ = ["AnalysisResult", "Analyzer", "PEAK_TFLOPS"]
+__all__ = ["AnalysisResult", "Analyzer"]

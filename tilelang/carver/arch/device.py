@@ -7,6 +7,7 @@ from typing import Any
 from tilelang.language.tracing.state import error
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.target import Target
+from tilelang.target.machine import CHIPS, CPU_CHIP
 
 
 class TileDevice:
@@ -23,7 +24,7 @@ class TileDevice:
     compute_capability = ""
     transaction_size: list[int] = [32, 128]
     bandwidth: list[int] = [1, 1]
-    clock, latency, tensor_rate, fma_rate = 1.5e9, 700.0, 0.0, 64.0
+    clock, latency, tensor_rate, fma_rate = CHIPS[0].clock, 700.0, 0.0, 64.0
     target: Any = None
 
     def get_avaliable_tensorintrin_shapes(self) -> list[list[int]]:
@@ -70,7 +71,8 @@ class CPU(TileDevice):
         self.name, self.device = "CPU", None
         self.compute_max_core = usable_cpus()
         self.smem_cap = self.smem_per_sm = self.max_smem_usage = int(self.target.max_shared_bytes)
-        self.bandwidth, self.clock, self.latency = [100_000, 20_000], 3e9, 200.0
+        self.bandwidth = [round(CPU_CHIP.l2_bandwidth / 1e6), round(CPU_CHIP.bandwidth / 1e6)]
+        self.clock, self.latency = CPU_CHIP.clock, 200.0
 
     def __repr__(self) -> str:
         return f"CPU({self.compute_max_core})"

@@ -17,14 +17,16 @@ from functools import lru_cache
 from math import ceil
 
 from tilelang.target import Target
+from tilelang.target.machine import REGISTERS, REGISTERS_PER_SM, consumer_registers, kernel_rates
 
+from ..gemm.tile import kind_of
 from .form import Tile, WorkPartition
 from .problem import Mask, Sizes
 
 GROUP = 128  # threads of a warp group, which has 64 rows of an MMA
 TMA_BOX = 8192  # bytes through which a warp group stores results: 64 rows of 128 bytes
-_LIMITS = {1: 255, 2: 240, 3: 160}  # registers of a thread of so many computing groups beside one that loads
-_BESIDE = 44  # registers beside scores, weights and accumulators: row statistics, addresses, loop state
+_BESIDE = REGISTERS.overlapped_gemms  # registers beside scores, weights and accumulators: row statistics, addresses, loop state
+_MMA = kernel_rates("mma")
 _BESIDE_MMA = 70  # the same for mma.sync, which holds fragments of K and V too
 _STEP = 190.0  # cycles a step costs beside its arithmetic: barriers, the ends of GEMMs, quad reductions
 _MASK = 5.0  # cycles a key of a tile that some queries see in part: index, comparison and selection for each score
@@ -50,18 +52,17 @@ class Machine:
     sms: int
     shared: int = 1 << 20
     shared_sm: int = 1 << 20
-    flops: float = 2048.0
+    flops: float = float(_MMA.mma)
 
 
 def machine_of(target: Target, sms: int | None = None) -> Machine:
     """The numbers of a target.  sms: of the device at hand; None: of a common one."""
-    if not target.is_cuda:
-        return Machine("cpu", sms or 1)
+    kind = kind_of(target)
+    sms = sms or kernel_rates(kind).sm_count
+    if kind == "cpu":
+        return Machine(kind, sms)
     limits = target.limits
-    if target.has_wgmma:
-        return Machine("wgmma", sms or 132, limits.shared_per_block, limits.shared_per_sm)
-    flops = 2540.0 if target.arch_number == 90 else 2048.0 if target.arch_number >= 80 else 1024.0
-    return Machine("mma", sms or 108, limits.shared_per_block, limits.shared_per_sm, flops)
+    return Machine(kind, sms, limits.shared_per_block, limits.shared_per_sm, float(kernel_rates("mma", target.arch_number).mma))
 
 
 def registers(tile: Tile, dim_v: int) -> int:
@@ -107,8 +108,8 @@ def step_cycles(m: Machine, tile: Tile, dim: int, dim_v: int) -> float:
         values = ceil(keys / 16) * max(dim_v / 2, 13)
         return max(blocks * (scores + values), scores + max(values, softmax)) + _STEP
     products = 2 * tile.rows * keys * (dim + dim_v) / (0.75 * m.flops)
-    loads = 2 * keys * (dim + dim_v) / 40
-    resident = min(m.shared_sm // shared_bytes(tile, dim, dim_v), 65536 // (tile.threads * registers(tile, dim_v)))
+    loads = 2 * keys * (dim + dim_v) / _MMA.l2
+    resident = min(m.shared_sm // shared_bytes(tile, dim, dim_v), REGISTERS_PER_SM // (tile.threads * registers(tile, dim_v)))
     warps = max(1, resident) * tile.threads / 32
     hidden = min(1.0, warps / 8)  # warps of different progress keep both units busy
     softmax *= blocks
@@ -198,7 +199,8 @@ def candidates(m: Machine, sizes: Sizes) -> Iterator[Tile]:
             for keys in range(176, 15, -16):
                 tile = Tile(groups * 64, keys, 2, groups * GROUP)
                 room = m.shared - groups * TMA_BOX
-                if registers(tile, sizes.dim_v) > _LIMITS[groups] or shared_bytes(tile, sizes.dim, sizes.dim_v) > room:
+                most = consumer_registers(groups)
+                if registers(tile, sizes.dim_v) > most or shared_bytes(tile, sizes.dim, sizes.dim_v) > room:
                     continue
                 wanted = min(4, 1 + ceil(_LATENCY / step_cycles(m, tile, sizes.dim, sizes.dim_v)))
                 while wanted > 2 and shared_bytes(replace(tile, stages=wanted), sizes.dim, sizes.dim_v) > room:

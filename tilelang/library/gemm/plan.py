@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from tilelang.ir import dtype
+from tilelang.target.machine import kernel_rates
 
 from .few_rows import MOST_ROWS, FewRows
 from .gemv import GemvForm
@@ -17,9 +18,10 @@ from .tile import Chip, Tile, TileProblem, without_wgmma
 from .tile_cache import choose_tail, choose_tile
 from .tile_cost import PDL_SAVES
 
-_SLOW = 5e13  # operations/s with operands that wgmma does not multiply in their order
-# Seconds that a launch of copies adds, and bytes/s that it reads and writes (H200: 22 MB of odd rows in 10 us, 67 MB in 35).
-_COPY_START, _COPY_RATE = 1.3e-6, 4.2e12
+# Bytes/s of copies (H200: 22 MB of odd rows in 10 us, 67 MB in 35); operations/s with operands that wgmma does not multiply in
+# their order.
+_RATES = kernel_rates("wgmma")
+_COPY_START = 1.3e-6  # seconds that a launch of copies adds
 # With loads of single elements: what the loop takes, of the time that the model has for whole ones, and the rest of such a
 # launch; what a step takes at least, of 32 of k, with nothing to hide it (50 shapes, 2 to 78 us: within a fifth mostly).
 _ELEMENTS, _LAUNCH, _STEP = 1.7, 0.3e-6, 0.49e-6
@@ -97,7 +99,8 @@ def _copied(p: MatmulProblem, wanted: list[bool], transposed: list[bool]) -> Rou
 def _copies_pay(p: MatmulProblem, chip: Chip, few: MatmulProblem, copied: Route, transposed: bool) -> bool:
     """Whether copies of all operands that TMA cannot load take less than a GEMM by mma.sync that loads their elements."""
     if transposed:
-        return 2.0 * p.m * p.n * p.k * max(1, p.batch) / _SLOW > chip.start + _copied_bytes(p, copied) / chip.memory
+        loaded = 2.0 * p.m * p.n * p.k * max(1, p.batch) / _RATES.scalar_loads
+        return loaded > chip.start + _copied_bytes(p, copied) / chip.memory
     return expected(p, copied, chip) < expected(p, (few, None, None), chip)
 
 
@@ -114,7 +117,7 @@ def expected(p: MatmulProblem, route: Route, chip: Chip) -> float:
     tile = _form(chip, ready, batch, rows).tile
     if any(route[1:]):
         late = PDL_SAVES if tile.pdl else 0.0  # no launch behind a copy starts early
-        return tile.seconds + late + _COPY_START + _copied_bytes(p, route) / _COPY_RATE
+        return tile.seconds + late + _COPY_START + _copied_bytes(p, route) / _RATES.copy
     start = without_wgmma(chip).start
     steps = ceil(ceil(p.k / 32) / tile.splits)
     words = all(x.row_start(size) % 8 == 0 for x in (p.left, p.right))

@@ -8,6 +8,7 @@ from math import ceil, inf
 
 from tilelang.runtime import cuda_driver
 from tilelang.target import Target
+from tilelang.target.machine import kernel_rates
 from tilelang.target.probe import device_capability
 
 
@@ -124,24 +125,25 @@ class Tail:
 
 def chip_of(target: Target) -> Chip:
     """The numbers of a target; counts of the device at hand where there is one."""
-    if not target.is_cuda:
-        return Chip("cpu", 1, 3e9, 64, 32, 32, 16, 2e10, 1 << 21, 1 << 26, 1 << 26, 1e-6)
-    limits = target.limits
-    here = device_capability()
-    same = here is not None and here[0] * 10 + here[1] == target.arch_number
-    if target.has_wgmma:
-        sms = _sms() if same else 132
-        # Tiles that neighbours ask for at the same time reach 77 bytes a cycle and more from L2 (of one's own: _OWN).
-        return Chip("wgmma", sms, 1.98e9, 4096, 83, 95, 19, 3.83e12, 60 << 20, limits.shared_per_block,
-                    limits.shared_per_sm, 1.3e-6)
-    sms = _sms() if same else 108
-    flops = 2540 if target.arch_number == 90 else 2048 if target.arch_number >= 80 else 1024
-    return Chip("mma", sms, 1.4e9, flops, 40, 64, 19, 1.5e12, 40 << 20, limits.shared_per_block, limits.shared_per_sm)
+    kind = kind_of(target)
+    r, sms, shared = kernel_rates(kind), None, (1 << 26, 1 << 26)
+    if target.is_cuda:
+        r = kernel_rates(kind, target.arch_number)
+        here = device_capability()
+        sms = _sms() if here is not None and here[0] * 10 + here[1] == target.arch_number else None
+        shared = target.limits.shared_per_block, target.limits.shared_per_sm
+    return Chip(kind, sms or r.sm_count, r.clock, r.mma, r.l2, r.l2_alone, r.store, r.bandwidth, r.l2_bytes, *shared, r.launch)
+
+
+def kind_of(target: Target) -> str:
+    """Which kind of kernels a target runs: "wgmma", "mma" or "cpu"."""
+    return "cpu" if not target.is_cuda else "wgmma" if target.has_wgmma else "mma"
 
 
 def without_wgmma(chip: Chip) -> Chip:
-    """The same machine for GEMMs that mma.sync computes: on sm_90 it reaches 62 % of the rate of wgmma."""
-    return replace(chip, kind="mma", clock=1.4e9, flops=2540, l2=40, alone=64, start=2e-6)
+    """The same machine for GEMMs that mma.sync computes."""
+    r = kernel_rates("mma", 90)
+    return replace(chip, kind="mma", clock=r.clock, flops=r.mma, l2=r.l2, alone=r.l2_alone, start=r.launch)
 
 
 def _sms() -> int:

@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
 
+from tilelang.target.machine import kernel_rates, nearest_chip
+
 from ..gemm.tile import Chip
 from .form import GROUP_ROWS, DequantForm, DequantTile
 from .problem import DequantProblem
 
 # Of an H200, fitted to 18 timed tiles of 1 to 4096 rows (benchmarks/results/notes.md): seconds of a launch, of the second
-# one; bytes a second of partial sums stored and loaded; cycles of a step, of a weight that a thread dequantises while no other
+# one; cycles of a step, of a weight that a thread dequantises while no other
 # warp of its scheduler does; the fraction of the MMA time that is not hidden; bytes a cycle that each SM loads while all do.
-_START, _SECOND, _PARTIALS = 2.0e-6, 1.5e-6, 6e12
+_START, _SECOND = 2.0e-6, 1.5e-6
 _STEP, _DECODE, _MMA, _LOAD = 250.0, 4.0, 0.66, 32.0
-_CLOCK = 1.7e9  # of short kernels
+_PARTIALS, _CLOCK = kernel_rates("wgmma").partial_sums, nearest_chip(90).clock
 
 
 def plan_dequant(p: DequantProblem, chip: Chip) -> DequantForm:
