@@ -322,7 +322,7 @@ LONG_SIGNATURES = {  # public functions whose parameters the reference gives one
     "tilelang.library.attention.flash_decode.flash_decode": "Library",
     "tilelang.library.gemm.matmul.matmul": "Library", "tilelang.library.gemm.matmul.grouped_matmul": "Library",
 }
-MOST_LONG_FUNCTIONS = 10  # of all the others
+MOST_LONG_FUNCTIONS = 3  # of all the others: kernels of the library, whose parameters are tensors
 
 
 def test_few_functions_have_many_parameters():

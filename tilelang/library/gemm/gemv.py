@@ -105,12 +105,12 @@ def _finish(v, at, x, C, bias, sa, sb):
 
 
 @T.macro
-def _put(v, by, at, x, W, C, bias, sa, sb):
-    """A block's sum of an element of C, or the element where there are no others."""
+def _put(v, by, at, x, out):
+    """A block's partial sum of an element of C, or the element where there are no others.  out: W, C, bias, sa, sb."""
     if v.splits == 1:
-        _finish(v, at, x, C, bias, sa, sb)
+        _finish(v, at, x, *out[1:])
     else:
-        W[by, at] = x
+        out[0][by, at] = x
 
 
 @T.macro
@@ -144,7 +144,7 @@ def _down(v, A, B, M, bx, by, out):
         for h in T.unroll(2):
             if column + h < v.count:
                 more = T.cast(M[v.r.rows - 1, column + h], "float32") * x
-                _put(v, by, column + h, T.if_then_else(h == 0, lows[j], highs[j]) + T.if_then_else(by == 0, more, 0), *out)
+                _put(v, by, column + h, T.if_then_else(h == 0, lows[j], highs[j]) + T.if_then_else(by == 0, more, 0), out)
 
 
 @T.macro
@@ -176,7 +176,7 @@ def _across(v, A, B, M, bx, by, out):
     T.reduce_sum(sums, total, dim=2)
     for g, t in T.Parallel(_TALL, v.row_groups):
         if (bx * v.row_groups + t) * _TALL + g < v.count:
-            _put(v, by, (bx * v.row_groups + t) * _TALL + g, total[g, t], *out)
+            _put(v, by, (bx * v.row_groups + t) * _TALL + g, total[g, t], out)
 
 
 def gemv(v: GemvForm) -> Any:

@@ -9,8 +9,9 @@ from .padded_copies import Copies, gemm_of_copies
 
 
 @T.macro
-def piece(f, neighbour, A, B, bias, sa, sb, C, bx, by, bz):
-    """A block's tile of one piece.  neighbour: what its launch tells the other, before anything else."""
+def piece(f, neighbour, operands, out, at):
+    """A block's tile of one piece.  neighbour: what its launch tells the other, before anything else.  operands: A, B.
+    out: bias, sa, sb, C.  at: the block's indices."""
     t = f.tile
     As = T.alloc_shared(f.left_tile, f.types[t.swap_ab])
     Bs = T.alloc_shared(f.right_tile, f.types[not t.swap_ab])
@@ -20,10 +21,10 @@ def piece(f, neighbour, A, B, bias, sa, sb, C, bx, by, bz):
     neighbour()
     T.clear(Cf)
     for ko in T.Pipelined(f.steps, num_stages=t.stages):
-        T.copy(f.left(A, B, bz, f.row(by), ko * t.bk), As)
-        T.copy(f.right(A, B, bz, ko * t.bk, f.column(bx)), Bs)
+        T.copy(f.left(*operands, at[2], f.row(at[1]), ko * t.bk), As)
+        T.copy(f.right(*operands, at[2], ko * t.bk, f.column(at[0])), Bs)
         multiply(f, As, Lf, Bs, Cf)
-    epilogue(f, f.m, Cf, (bx, by, bz), bias, sa, sb, C)
+    epilogue(f, f.m, Cf, at, *out)
 
 
 def gemm_tail(f: Form, copies: Copies = (None, None)) -> Any:
@@ -36,9 +37,9 @@ def gemm_tail(f: Form, copies: Copies = (None, None)) -> Any:
     @T.macro
     def launch_gemm(A, B, bias, sa, sb, C):
         with T.Kernel(*first.tiles(first.m), first.batch or 1, threads=first.tile.threads) as (bx, by, bz):
-            piece(first, T.pdl_trigger, A, B, bias, sa, sb, C, bx, by, bz)
+            piece(first, T.pdl_trigger, (A, B), (bias, sa, sb, C), (bx, by, bz))
         with T.Kernel(*rest.tiles(rest.m), rest.batch or 1, threads=rest.tile.threads) as (bx, by, bz):
-            piece(rest, T.pdl_sync, A, B, bias, sa, sb, C, bx, by, bz)
+            piece(rest, T.pdl_sync, (A, B), (bias, sa, sb, C), (bx, by, bz))
 
     if any(copies):
         return gemm_of_copies(whole, whole.m, launch_gemm, copies)
