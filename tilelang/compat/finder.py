@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
@@ -62,7 +61,9 @@ def exported(module: ModuleType) -> list[str]:
     return list(getattr(module, "__all__", None) or (n for n in vars(module) if not n.startswith("_")))
 
 
-class _OlderLoader(Loader):
+class _OlderLoader:
+    """Makes the modules of the table.  The base class of importlib.abc costs 10 ms at import and adds nothing."""
+
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         from .table import CALLABLE  # 2 ms
 
@@ -78,7 +79,7 @@ class _OlderLoader(Loader):
             sys.modules[module.__name__] = import_module(modules[0])  # one module under two names: it is the same object
 
 
-class _GuestLoader(Loader):
+class _GuestLoader:
     """`tvm.tirx` is the module `tilelang.tvm.tirx`."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -88,7 +89,7 @@ class _GuestLoader(Loader):
         sys.modules[module.__name__] = import_module(PREFIX + module.__name__)
 
 
-class OlderPaths(MetaPathFinder):
+class OlderPaths:
     """Finds the modules of the table."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None,

@@ -27,7 +27,6 @@ from tilelang.target import Target
 from tilelang.target.probe import load_libcuda
 from tilelang.log import phase
 from tilelang.transform.framework.watchers import announce_code
-from tilelang.runtime.cpu_engine import compile_cpu_object
 
 from .artifact import INTERPRETED, KERNEL_SEPARATOR, Artifact, Request, disjoint_parameters
 from .collecting import collect_meanwhile, rarely_collected
@@ -264,6 +263,7 @@ def _sync_text(program: Any) -> str:
 def build_cpu(request: Request, sig: Signature) -> Artifact:
     """Compile the tile program and its host program through LLVM IR to object files."""
     from tilelang.codegen.cpu import compile_tile  # 82 ms
+    from tilelang.runtime.cpu_engine import compile_cpu_object  # 3 ms
     from tilelang.runtime.launchers import CpuLauncher  # 14 ms
     from tilelang.transform.pipeline import lower_cpu  # 243 ms
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import traceback
 
 from tilelang.errors import InternalError, TileLangError
-from tilelang.transform.framework.pass_ import PassContext, save_report
-
 from .artifact import Request
 
 # These modules reject arguments with Python's built-in exceptions.
@@ -29,6 +27,8 @@ def internal(request: Request, what: str, e: Exception) -> InternalError | None:
         at = at.tb_next
     if not names or names[-1] in _SETTINGS or any(n.startswith(_CALL_USERS) for n in names):
         return None
+    from tilelang.transform.framework.pass_ import PassContext, save_report  # 12 ms: the verifier of programs
+
     text = "".join(traceback.format_exception(e))
     folder = save_report((request.func, "legalize"), "build", PassContext(request.target, dict(request.config)), text)
     said = (str(e).splitlines() or [""])[0][:200]

@@ -22,7 +22,6 @@ from .arguments import adapted, explain, explain_cython, refusing_negated, was_o
 from .artifact import Artifact, CompiledArtifact, Request
 from .collecting import rarely_collected
 from .diagnostics import jit_phase
-from .exporting import export_library, saved_artifact
 from .failures import internal
 from .kernel_cache import cache_key, is_cached, produce
 from .outputs import OutputCall
@@ -353,6 +352,8 @@ class JITKernel:
         if self.execution_backend != "tvm_ffi":
             raise AttributeError(f"export_library exists for the tvm_ffi backend, this kernel runs by "
                                  f"{self.execution_backend}")
+        from .exporting import export_library  # 20 ms: it loads the CPU engine and starts processes
+
         self.library_path = export_library(path, self.request, self._built)
 
     # ---- ptx and sass ---------------------------------------------------------------------------------------------
@@ -406,6 +407,8 @@ class JITKernel:
         get_kernel_source and get_host_source return for a library.  params: ignored, since func determines them.
         Raises FileNotFoundError, and kernel-library (ValueError) for a kernel of another program or of other options.
         """
+        from .exporting import saved_artifact  # 20 ms: it loads the CPU engine and starts processes
+
         if kernel_lib_path is None:
             raise ValueError("from_database needs kernel_lib_path")
         request = make_request(func, out_idx, execution_backend, target, False, pass_configs, compile_flags)

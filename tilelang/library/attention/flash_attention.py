@@ -178,10 +178,10 @@ def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options:
 def _tuned(problem: AttentionProblem, machine: Machine, tensors: dict[str, Any], scale: float | None, where: Any,
            planned: Callable[[Tile | None], _Run]) -> Tile:
     """The fastest tile for a call on the device at hand."""
-    # Imports: few calls are tuned, and others would load all of the tuner (20 ms).
-    from .. import tuning
-    from ..agreement import attention_agrees
-    from . import tuning_candidates as candidates
+    # Few calls are tuned.
+    from .. import tuning  # 20 ms: the tuner
+    from ..agreement import attention_agrees  # 2 ms
+    from . import tuning_candidates as candidates  # 1 ms
 
     p, arrays = problem.folded, tuple(tensors[n] for n in "qkv")
     factor = problem.default_scale if scale is None else scale
