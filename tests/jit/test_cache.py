@@ -13,7 +13,7 @@ from kernels import scale_program
 import tilelang
 from tilelang.env import env
 from tilelang.jit import kernel as kernel_module
-from tilelang.jit import kernel_cache
+from tilelang.jit import building, kernel_cache
 from tilelang.jit.requests import make_request
 from tilelang.runtime.cache import DiskCache, Entry, remove_folder
 
@@ -44,7 +44,7 @@ def test_equal_programs_share_a_kernel_in_memory_and_an_entry_on_disk(monkeypatc
     first = build()
     assert build() is first and len(folders()) == 1
     kernel_module.clear_memory()
-    monkeypatch.setattr(kernel_cache, "build", lambda request: pytest.fail("compiled again"))
+    monkeypatch.setattr(building, "build", lambda request: pytest.fail("compiled again"))
     again = build()
     assert again is not first and again.get_kernel_source() == first.get_kernel_source()
     check(again)
@@ -196,7 +196,7 @@ def test_sixteen_writers_at_once_leave_one_good_entry(tmp_path):
     code = [sys.executable, "-c", WRITER, str(Path(__file__).parent)]
     processes = [subprocess.Popen(code, env=child, stderr=subprocess.PIPE) for _ in range(2)]
     request = make_request(scale_program(), [1], None, "cpu")
-    key, artifact = kernel_cache.cache_key(request), kernel_cache.build(request)
+    key, artifact = kernel_cache.cache_key(request), building.build(request)
     threads = [threading.Thread(target=kernel_cache.disk.store, args=(key, artifact.to_entry())) for _ in range(14)]
     for t in threads:
         t.start()

@@ -15,7 +15,7 @@ from tilelang.jit.supply import TensorSupplyType
 from tilelang.log import logger
 from tilelang.runtime.cache import compiler_stamp, digest
 from tilelang.target import Target
-from tilelang.jit.building import host_name
+from tilelang.jit.toolchain import host_name
 
 from .capture import get_autotune_inputs, set_autotune_inputs
 from .measured_jit import MeasuredJIT, jit

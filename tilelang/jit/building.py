@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from functools import lru_cache
-from itertools import takewhile
 from threading import Thread
 from typing import Any
-import importlib.util
 
 from tilelang.env import env
 from tilelang.errors import TileLangError, brought, error, register
@@ -23,7 +18,6 @@ from tilelang.runtime.host_engine import compile_object, ffi_state, load_llvm
 from tilelang.runtime.nvcc_options import nvrtc_options
 from tilelang.runtime.signature import Signature, host_assumptions, needed_symbols, signature_of
 from tilelang.target.cluster import cluster_size
-from tilelang.target import Target
 from tilelang.target.probe import load_libcuda
 from tilelang.log import phase
 from tilelang.transform.framework.watchers import announce_code
@@ -296,51 +290,3 @@ def build_interpreted(request: Request, sig: Signature) -> Artifact:
     program = lower(request.func, request.target, request.config)
     return Artifact("interpreted", "\n\n".join(repr(k.launch) for k in program.kernels), "", {}, {
         "sync_report": _sync_text(program), "facts": facts_of(program, request.func, request.target)}, program.host)
-
-
-@lru_cache(maxsize=8)
-def toolchain_stamp(target: Target) -> str:
-    """A text that identifies the external tools that affect an artifact.  Cache keys contain it.
-
-    Computing it loads no compiler, because a kernel found on disk must not wait for one.
-    """
-    out = [stamp_of_package("llvmlite"), stamp_of_package("tvm_ffi"), processor_stamp()]
-    if target.is_cuda:
-        from tilelang.runtime.nvrtc import driver_cuda_major, find_nvrtc  # 5 ms
-
-        out.append(f"driver {driver_cuda_major()}")
-        out += [stamp_of_file(c.library) for c in find_nvrtc()]
-    return "; ".join(out)
-
-
-def stamp_of_package(name: str) -> str:
-    """The folder and the time of a package's installation."""
-    spec = importlib.util.find_spec(name)
-    return f"{name} missing" if spec is None or spec.origin is None else stamp_of_file(spec.origin)
-
-
-def stamp_of_file(path: str) -> str:
-    """Path, size and time of a file."""
-    try:
-        st = os.stat(path)
-    except OSError:
-        return path
-    return f"{path} {st.st_size} {st.st_mtime_ns}"
-
-
-def processor_stamp() -> str:
-    """Model and features of the CPU that object files are compiled for."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as f:
-            first = [*takewhile(str.strip, map(str.rstrip, f))]  # the other CPUs are alike; reading all takes long
-    except OSError:
-        return host_name()
-    lines = [x for x in first if x.startswith(("model name", "flags", "Features", "CPU part"))]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else host_name()
-
-
-def host_name() -> str:
-    """LLVM's name of the CPU that object files are compiled for."""
-    import llvmlite.binding as llvm  # 22 ms
-
-    return llvm.get_host_cpu_name()

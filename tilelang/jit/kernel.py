@@ -16,7 +16,6 @@ from tilelang.runtime.host_engine import ffi_state
 from tilelang.runtime.params import KernelParam, params_of
 from tilelang.runtime.signature import Signature, TensorArg, signature_of
 from tilelang.log import phase
-from tilelang.transform.analysis.effects import effects
 
 from .arguments import adapted, explain, explain_cython, refusing_negated, was_overlapping, was_rejected, was_unaligned
 from .artifact import Artifact, CompiledArtifact, Request
@@ -25,7 +24,6 @@ from .diagnostics import jit_phase
 from .failures import internal
 from .kernel_cache import cache_key, is_cached, produce
 from .outputs import OutputCall
-from .report import report_text
 from .requests import make_request
 from .sources import Sources
 
@@ -224,6 +222,8 @@ class JITKernel:
     def written(self) -> frozenset[str]:
         """Names of the tensor parameters that the program may write."""
         if self._written is None:
+            from tilelang.transform.analysis.effects import effects  # 2 ms
+
             stored = {e.storage for e in effects(self.request.func.body) if e.writes}
             self._written = frozenset(a.name for a in self.signature.args
                                       if isinstance(a, TensorArg) and a.buffer.data in stored)
@@ -334,6 +334,8 @@ class JITKernel:
 
         For each device kernel: instructions, schedule, resources, occupancy, optimisations that were declined and why, and
         the roofline time (the least time at the target's peak rates)."""
+        from .report import report_text  # 5 ms
+
         return report_text(self.report_data)
 
     def sync_report(self) -> str:

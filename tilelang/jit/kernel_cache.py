@@ -12,9 +12,9 @@ from tilelang.runtime.signature import resolve_out_idx
 from tilelang.transform.framework.observe import is_watched
 
 from .artifact import INTERPRETED, KERNEL_SEPARATOR, Artifact, Request
-from .building import build, toolchain_stamp
 from .failures import internal
 from .hooks import has_hook
+from .toolchain import toolchain_stamp
 
 disk = DiskCache("kernels")
 
@@ -61,6 +61,8 @@ def produce(request: Request, key: str | None = None) -> tuple[Artifact, str]:
 
 def _built(request: Request) -> Artifact:
     """Build the artifact of a request.  A fault of the compiler raises an InternalError with a report."""
+    from .building import build  # 12 ms, which kernels found on disk do not need
+
     try:
         return build(request)
     except Exception as e:

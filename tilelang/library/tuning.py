@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from tilelang.env import env
 from tilelang.jit.artifact import INTERPRETED
-from tilelang.jit.building import toolchain_stamp
+from tilelang.jit.toolchain import toolchain_stamp
 from tilelang.jit.compiling import run_parallel
 from tilelang.jit.timing import EventClock
 from tilelang.log import logger
