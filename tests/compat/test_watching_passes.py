@@ -14,7 +14,7 @@ from tilelang.env import env
 from tilelang.errors import TileLangError
 from tilelang.tools import lower_trace, pass_timing
 from tilelang.tools.pass_visualizer import build_pass_data, emit_html, inspect_structure
-from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
+from tilelang.transform.pipeline import CPU_PASSES, DEVICE_PASSES, TILE_PASSES
 
 SM80 = {"kind": "cuda", "arch": "sm_80"}
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +76,8 @@ def test_every_compilation_is_traced_into_a_folder(tmp_path, monkeypatch, tracin
     folder = tmp_path / "my_script"
     session = lower_trace.get_last_session()
     assert [(p.name, len(p.passes)) for p in session.pipelines] == [
-        ("scale", len(TILE_PASSES)), ("scale", len(TILE_PASSES) + len(DEVICE_PASSES) + 1)]  # printing is one more
+        ("scale", len(TILE_PASSES) + len(CPU_PASSES)),
+        ("scale", len(TILE_PASSES) + len(DEVICE_PASSES) + 1)]  # printing is one more
     assert "scale for cuda -arch=sm_80" in (folder / "report.html").read_text()
     code = (folder / "codegen.cpp").read_text()
     assert "scale_kernel" in code and "define" in code
@@ -155,7 +156,8 @@ def test_times_of_passes():
         pass_timing.TileLangPassTimingInstrument(-1)
     with pass_timing.PassTimingTool() as tool:
         kernels = tilelang.par_compile([scale], target="cpu", num_workers=1)  # another thread
-    assert kernels and {r.name for r in tool.records} == {p.__name__ for p in TILE_PASSES} and "legalize" in tool.report()
+    assert {r.name for r in tool.records} == {p.__name__ for p in (*TILE_PASSES, *CPU_PASSES)}
+    assert kernels and "legalize" in tool.report()
 
 
 @pytest.mark.spec("R13:pass_visualizer")

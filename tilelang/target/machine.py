@@ -134,7 +134,7 @@ class KernelRates:
     sm_count: SMs, or cores.  clock: Hz of short kernels.  mma: FLOP of 16-bit MMAs a cycle and SM.  l2: bytes a cycle and SM
     with all SMs loading; l2_alone: with one.  store: bytes a cycle and SM to memory.  bandwidth: bytes/s of memory.  l2_bytes:
     as far as it keeps what a kernel used.  launch: seconds of a launch.  copy: bytes/s that a kernel reads and writes which
-    copies; partial_sums: that split GEMMs store and load.  scalar_loads: operations/s of GEMMs that load single elements.
+    copies; split_k: that split-K stores and loads.  scalar_loads: operations/s of GEMMs that load single elements.
     """
 
     sm_count: int
@@ -147,7 +147,7 @@ class KernelRates:
     l2_bytes: int
     launch: float
     copy: float = 0.0
-    partial_sums: float = 0.0
+    split_k: float = 0.0
     scalar_loads: float = 0.0
 
 

@@ -17,7 +17,7 @@ from .problem import DequantProblem
 # warp of its scheduler does; the fraction of the MMA time that is not hidden; bytes a cycle that each SM loads while all do.
 _START, _SECOND = 2.0e-6, 1.5e-6
 _STEP, _DECODE, _MMA, _LOAD = 250.0, 4.0, 0.66, 32.0
-_PARTIALS, _CLOCK = kernel_rates("wgmma").partial_sums, nearest_chip(90).clock
+_PARTIALS, _CLOCK = kernel_rates("wgmma").split_k, nearest_chip(90).clock
 
 
 def plan_dequant(p: DequantProblem, chip: Chip) -> DequantForm:
