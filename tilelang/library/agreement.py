@@ -1,7 +1,7 @@
-"""How far two results of one call may differ that were computed in different orders.
+"""How far two correct results of one call may differ when they were computed in different orders.
 
-Each lies within the bound of its function's docstring of the exact result, so they lie within twice that of each other.
-Sums of products of magnitudes are bounded by the lengths of rows and columns: sum |a||b| <= |a| |b|.
+Each result lies within the error bound of its function's docstring, so two of them differ by at most twice that bound. The sum
+of the magnitudes of products, sum |a||b|, is bounded by the lengths of the row and the column: |a| |b|.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import numpy as np
 from .arrays import is_numpy, type_name
 
 U = 2.0**-24
-# Element type -> (relative, absolute) error of rounding to it, the largest number.
+# Element type -> (relative and absolute rounding error, largest finite number).
 ROUNDING = {"float16": (2.0**-11, 2.0**-25, 65504.0), "bfloat16": (2.0**-8, 2.0**-134, 3.3895314e38),
             "float32": (U, 2.0**-150, 3.4028235e38), "float64": (2.0**-53, 0.0, 1.7976931348623157e308),
             "float8_e4m3fn": (2.0**-4, 2.0**-10, 448.0), "float8_e5m2": (2.0**-3, 2.0**-17, 57344.0)}
-_SLOPE = 1.13  # the steepest of relu, both gelu, silu
-_FEW = 16 * U  # what an epilogue adds, of the terms it adds up
-_PIECE = 1 << 23  # elements that are looked at together
+_SLOPE = 1.13  # largest slope of relu, both forms of gelu, and silu
+_FEW = 16 * U  # relative error that an epilogue adds to its terms
+_PIECE = 1 << 23  # elements that are compared at a time
 
 
 def wide(x: Any) -> Any:
-    """A tensor in float64."""
+    """The tensor converted to float64."""
     if is_numpy(x):
         return x.astype(np.float64)
     return (x.float() if x.itemsize == 1 else x).double()
 
 
 def _chunks(x: Any, axis: int) -> Iterator[slice]:
-    """Slices of a dimension, of about _PIECE elements of the tensor each."""
+    """Slices that divide a dimension into chunks of about _PIECE elements of the tensor."""
     n = x.shape[axis]
     step = max(1, _PIECE * n // max(1, int(np.prod([int(d) for d in x.shape]))))
     for at in range(0, n, step):
@@ -46,9 +46,9 @@ def _joined(chunks: list[Any]) -> Any:
 
 
 def lengths(x: Any, along: int, scales: Callable[[slice], Any] | None = None) -> Any:
-    """Lengths, in float64, of the rows of a matrix or a batch (along=-1) or its columns (along=-2).
+    """The Euclidean lengths, in float64, of the rows (along=-1) or columns (along=-2) of a matrix or a batch of matrices.
 
-    scales: of a slice of rows or columns, the factors of their elements, as shaped as they are.
+    scales: a function from a slice of rows or columns to the factors of their elements, in the same shape.
     """
     across = -3 - along
     out = []
@@ -61,10 +61,11 @@ def lengths(x: Any, along: int, scales: Callable[[slice], Any] | None = None) ->
 
 @np.errstate(all="ignore")
 def within(x: Any, y: Any, bound: Callable[[slice], Any]) -> bool:
-    """Whether two tensors differ by no more than the bound and the rounding of both to their type.
+    """Whether two tensors differ by no more than `bound` plus the rounding of both to their type.
 
-    bound: of a slice of the next to last dimension; what is not finite there bounds nothing.  Where it is finite both are NaN
-    or neither is; numbers too large for the type are its largest.  Integers are equal.
+    bound: a function from a slice of the next to last dimension to the largest difference. Where it is not finite, any values
+    are accepted. Where it is finite, both values are NaN or neither is, and values too large for the type count as its largest
+    number. Integers must be equal.
     """
     if type_name(x) not in ROUNDING:
         return bool((x == y).all())
@@ -81,7 +82,7 @@ def within(x: Any, y: Any, bound: Callable[[slice], Any]) -> bool:
 
 
 class Accumulation(NamedTuple):
-    """How a GEMM of a MatmulProblem adds: the length of sums, the kind, in two levels, with scales of blocks."""
+    """How a GEMM accumulates: the number of terms, the kind of operands, whether in two levels, whether with block scaling."""
 
     k: int
     kind: str
@@ -91,10 +92,10 @@ class Accumulation(NamedTuple):
 
 def gemms_agree(how: Accumulation, a: Any, b: Any, along: tuple[int, int], bias: Any = None,
                 scales: tuple[Any, Any] = (None, None)) -> Callable[[Any, Any], bool]:
-    """f(x, y): whether two results of a GEMM (library/gemm/matmul.py) may both be right.
+    """A function f(x, y) that tells whether two results of a GEMM (library/gemm/matmul.py) may both be correct.
 
-    along: dimensions of a and b that hold k.  scales: one each, or with how.blocks one for 128 of k of a row of op(a), and
-    for 128 x 128 of op(b).  b may have groups in front, of which the largest counts.
+    along: the dimensions of a and b that hold k. scales: one factor for each operand, or with how.blocks one for each 128
+    elements of a row of op(a) and one for each 128 x 128 block of op(b). If b has groups in front, the largest group counts.
     """
     k, kind, two_level, blocks = how
     u = 2.0**-53 if type_name(a) == "float64" else U
@@ -113,10 +114,10 @@ def gemms_agree(how: Accumulation, a: Any, b: Any, along: tuple[int, int], bias:
 
     @cache
     def sums_of_magnitudes() -> tuple[Any, Any, Any]:
-        """Lengths of rows and of columns, whose products bound them, and what is added."""
+        """The lengths of rows and of columns, whose products bound the sums, and the magnitude of the bias."""
         rows = lengths(a, along[0], of_rows if blocks else None)
         columns = lengths(b, along[1], of_columns if blocks else None)
-        if columns.ndim > rows.ndim:  # groups
+        if columns.ndim > rows.ndim:  # b has groups
             columns = columns.max(0) if is_numpy(columns) else columns.amax(0)
         if scales[0] is not None and not blocks:
             rows = rows * abs(wide(scales[0]).reshape(-1)[0] * wide(scales[1]).reshape(-1)[0])
@@ -135,17 +136,17 @@ def gemms_agree(how: Accumulation, a: Any, b: Any, along: tuple[int, int], bias:
 
 
 def _repeated(x: Any, count: int) -> Any:
-    """A matrix with each column 128 times, so many of them."""
+    """The matrix with each column repeated 128 times, cut to `count` columns."""
     return (np.repeat(x, 128, -1) if is_numpy(x) else x.repeat_interleave(128, -1))[:, :count]
 
 
 def attention_agrees(q: Any, k: Any, v: Any, scale: float, seq_k: int) -> Callable[[tuple[Any, ...], tuple[Any, ...]], bool]:
-    """f(x, y) of (result, logarithms or None): whether two results of attention may both be right (flash_attention's bound)."""
+    """A function f(x, y) that tells whether two results of attention, (output, logarithms or None), may both be correct."""
     half = type_name(q) == "float16"
     eps = ROUNDING[type_name(q)][0]
 
     def largest(x: Any) -> float:
-        """Of what is finite: a cache may hold anything where nothing is read."""
+        """The largest finite magnitude. Elements that no query reads may hold anything."""
         x = abs(x)[abs(x) < float("inf")]
         return float(x.max()) if x.shape[0] else 0.0
 
@@ -154,7 +155,7 @@ def attention_agrees(q: Any, k: Any, v: Any, scale: float, seq_k: int) -> Callab
 
     @cache
     def limits() -> tuple[float, float]:
-        """Of results, of logarithms."""
+        """(largest difference of results, largest difference of logarithms)."""
         scores = 2 * q.shape[-1] * U * scale * longest(q) * longest(k)
         weights = 2 * eps + scores + 2.0**-18 + (2.0**-25 * seq_k if half else 0.0)
         flat = v.reshape(-1, v.shape[-1])

@@ -12,7 +12,7 @@ from .arrays import is_numpy, place, strided, strides
 
 
 class _Bytes:
-    """Bytes in memory as an array of NumPy that is never read."""
+    """Bytes in memory, presented as a NumPy array that is never read."""
 
     def __init__(self, x: Any, size: int) -> None:
         self.__array_interface__ = {"version": 3, "shape": tuple(x.shape), "strides": tuple(n * size for n in x.stride()),
@@ -20,13 +20,13 @@ class _Bytes:
 
 
 def overlap(x: Any, y: Any) -> bool:
-    """Whether two tensors have memory in common; taken to be so where that is hard to tell."""
+    """Whether two tensors have memory in common. True also where the exact test would take too long."""
     if place(x) != place(y) or 0 in x.shape or 0 in y.shape:
         return False
     a, b = (t if is_numpy(t) else np.asarray(_Bytes(t, t.element_size())) for t in (x, y))
     try:
         return bool(np.may_share_memory(a, b) and np.shares_memory(a, b, max_work=10_000))
-    except RuntimeError:  # more work than that
+    except RuntimeError:  # the exact test would take too long
         return True
 
 
@@ -38,7 +38,7 @@ _torch_address: Callable[[Any], int] = methodcaller("data_ptr")
 
 
 def _span(x: Any) -> int | None:
-    """Bytes from the first element to the last one's end; None where elements lie before the first one."""
+    """(address of the first byte, address behind the last byte) of a tensor; None where elements lie before the first one."""
     if 0 in x.shape:
         return 0
     if not strided(x):
@@ -47,9 +47,11 @@ def _span(x: Any) -> int | None:
 
 
 class Disjoint:
-    """Whether `out` and other tensors of one device are disjoint, by their addresses alone: `overlap` of each takes 6 us.
+    """Tests by addresses alone whether `out` and other tensors of one device are disjoint. Calling `overlap` for each takes 6
+    us.
 
-    Made for tensors of given shapes, strides and element types; it holds for all such.  others: None for those left out.
+    An object is made for tensors of given shapes, strides and element types, and holds for all tensors with these. others: None
+    for arguments that are left out.
     """
 
     __slots__ = ("address", "size", "spans")
@@ -60,7 +62,7 @@ class Disjoint:
         self.spans = tuple((k, _span(x)) for k, x in enumerate(others) if x is not None)
 
     def surely(self, out: Any, others: Sequence[Any]) -> bool:
-        """False may be wrong: tensors whose elements lie between one another's are disjoint too."""
+        """Whether the tensors are certainly disjoint. False is also returned for disjoint tensors whose elements interleave."""
         address, size = self.address, self.size
         if size is None:
             return False

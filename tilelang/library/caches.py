@@ -1,4 +1,4 @@
-"""Caches with a size, for what pure functions give: plans of calls and compiled kernels."""
+"""Caches of limited size for the results of pure functions: plans of calls and compiled kernels."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ V = TypeVar("V")
 
 
 class Cache(dict[Hashable, V]):
-    """At most `size` entries; where there is no room the oldest one goes.
+    """A cache of at most `size` entries, which removes the oldest entry when it is full.
 
-    A dict, so that `get` of a call that was seen before takes no more than a dict's.
+    It is a dict, so that `get` for a known call costs no more than a dict's.
     """
 
     def __init__(self, size: int) -> None:
@@ -21,7 +21,7 @@ class Cache(dict[Hashable, V]):
         self._lock = threading.Lock()
 
     def keep(self, key: Hashable, value: V) -> V:
-        """Enter a value, which becomes the youngest."""
+        """Enter a value as the youngest entry."""
         with self._lock:
             self.pop(key, None)
             while len(self) >= self.size:
@@ -30,7 +30,7 @@ class Cache(dict[Hashable, V]):
         return value
 
     def made(self, key: Hashable, make: Callable[[], V]) -> V:
-        """The value of a key, made where there is none; it becomes the youngest."""
+        """The value of a key. Calls `make` if there is none, and enters the result as the youngest entry."""
         value = self.get(key)
         return self.keep(key, make() if value is None else value)
 

@@ -1,5 +1,7 @@
-"""Settings of the library: whether a call asks to be tuned, and whether kernels take any sizes.  For calls that are not tuned
-nothing of the tuner is loaded."""
+"""Settings of the library: whether a call is tuned, and whether kernels take any sizes.
+
+For calls that are not tuned, nothing of the tuner is loaded.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from tilelang.target import Target
 
 
 def wanted(tune: bool | None, like: Any, target: Target, backend: str | None) -> bool | None:
-    """Whether a call is tuned; None: it would be, but is being captured in a graph.
+    """Whether a call is tuned; None where it would be but is being captured in a CUDA graph.
 
-    tune: what the caller says; None: as TILELANG_LIBRARY_TUNING does.  like: a tensor of the call.
+    tune: the caller's argument; None reads TILELANG_LIBRARY_TUNING. like: a tensor of the call.
     """
     if not (is_truthy(env.TILELANG_LIBRARY_TUNING) if tune is None else tune):
         return False
@@ -22,7 +24,7 @@ def wanted(tune: bool | None, like: Any, target: Target, backend: str | None) ->
 
 
 def dynamic_shapes() -> bool:
-    """Whether kernels are to take any sizes, where they can; else each shape has a kernel of its own."""
+    """Whether kernels take any sizes where they can. Otherwise each shape has its own kernel."""
     return is_truthy(env.TILELANG_LIBRARY_DYNAMIC_SHAPES)
 
 

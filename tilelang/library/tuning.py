@@ -1,10 +1,10 @@
-"""Tuning: of the ways in which the cost models would answer a call, the one that is fastest on the device at hand.
+"""Tuning: measures the candidates of the cost models for a call on the present device and keeps the fastest.
 
-    candidates, the model's first -> compiled in threads -> results compared with the model's -> timed in turns -> kept
+    candidates, the model's first -> compiled in threads -> results compared with the model's -> timed in passes -> kept
 
-What was found is remembered in the process and in the autotuner's folder of the disk cache.  A call is tuned where it runs
-on a GPU and is not being captured in a graph.  The CPU and the simulators keep to the models: there, compiling a dozen
-candidates takes longer than thousands of calls, and what else the host does decides the times.
+The results are kept in the process and in the autotuner's folder of the disk cache. A call is tuned where it runs on a GPU and
+is not being captured in a CUDA graph. On the CPU and the simulators the cost models decide: there, compiling a dozen candidates
+takes longer than thousands of calls, and other work of the host disturbs the times.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from tilelang.transform.framework.scope import PassContext, as_planned, current_
 
 from .arrays import is_numpy
 
-MOST = 12  # candidates of a call, the model's among them
-SURE = 0.98  # of the model's time: what is less faster than that is noise
-# (runs a pass, how much slower than the fastest a candidate that stays may be); then passes of _RUNS that decide
+MOST = 12  # candidates of a call, the model's included
+SURE = 0.98  # of the model's time: a smaller gain is noise
+# (runs in a pass, how much slower than the fastest a candidate may be to stay); the last passes, of _RUNS, decide
 _HEATS = ((1, 2.0), (5, 1.3), (8, 1.1), (8, 1.04))
 _PASSES, _RUNS = 5, 16
-_PASS_MS = 20.0  # what the runs of a candidate may take in a pass
+_PASS_MS = 20.0  # most time in a pass for the runs of a candidate
 _PATIENCE = 1.0  # seconds until progress is shown
 Run = Callable[..., None]
 
 
 class Clock(Protocol):
-    """What times runs."""
+    """Measures the time of runs."""
 
     def measure(self, fn: Callable[[], Any], n: int, flush: bool) -> list[float]:
-        """Milliseconds of each of n calls, one after another; flush: with nothing of them in the caches."""
+        """The milliseconds of each of n consecutive calls. flush: the caches are emptied before each."""
 
     def release(self) -> None:
-        """Give back the memory that measuring takes."""
+        """Free the memory that measuring takes."""
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One way to answer a call.
 
-    config: JSON values that tell it from the others.  make: compiles it, gives run(*outputs), which computes it.
-    choice: what the function that made the candidate knows it by.
+    config: JSON values that identify the candidate. make: compiles it and returns run(*outputs), which computes the call.
+    choice: the candidate in the form of the function that made it.
     """
 
     config: dict[str, Any]
@@ -75,9 +75,9 @@ class Candidate:
 class Task:
     """A call that may be tuned.
 
-    about: what it is, for people.  key: JSON values that decide which candidate is fastest.  like: a tensor of the call.
-    candidates: the model's choice first.  outputs: fresh tensors for results.  agree: whether the results of two
-    candidates are as close as their errors allow.
+    about: a description for people. key: JSON values that decide which candidate is fastest. like: a tensor of the call.
+    candidates: the model's choice first. outputs: allocates tensors for the results. agree: whether the results of two
+    candidates are as close as their error bounds allow.
     """
 
     about: str
@@ -91,22 +91,23 @@ class Task:
 
 
 def gpu_clock(like: Any, target: Target, backend: str | None) -> Clock | None:
-    """Events on the current stream of a tensor's GPU; None where calls do not run on one."""
+    """A clock of CUDA events on the current stream of a tensor's GPU; None where calls do not run on a GPU."""
     if is_numpy(like) or like.device.type != "cuda" or not target.is_cuda or backend in INTERPRETED:
         return None
     return EventClock(like.device, 256, "event")
 
 
 def captured(like: Any) -> bool:
-    """Whether what is launched now goes into a graph."""
+    """Whether launches now go into a CUDA graph."""
     return not is_numpy(like) and like.device.type == "cuda" and bool(sys.modules["torch"].cuda.is_current_stream_capturing())
 
 
 def race(measure: Callable[[int, int], list[float]], count: int) -> tuple[int, dict[int, float]]:
-    """(the fastest, milliseconds of those that came to the end) of `count` candidates, 0 the model's.
+    """(the fastest of `count` candidates, milliseconds of those that stayed to the end). Candidate 0 is the model's.
 
-    measure: (candidate, runs) -> milliseconds of each.  All are timed in turns, so that what changes with time (clocks,
-    power) changes for all.  The model's stays unless another is surely faster: by 2 %, and in every pass of the end.
+    measure: (candidate, runs) -> milliseconds of each run. Every pass times all candidates that are left, so that changes of
+    clocks and power affect all. The model's candidate wins unless another is at least 2 % faster, and faster in each of the
+    last passes.
     """
     taken: dict[int, list[float]] = {k: [] for k in range(count)}
 
@@ -114,7 +115,7 @@ def race(measure: Callable[[int, int], list[float]], count: int) -> tuple[int, d
         for k, times in taken.items():
             fit = int(_PASS_MS / max(times[-1], 1e-6)) if times else runs
             found = sorted(measure(k, max(1, min(runs, fit))))
-            times.append(statistics.fmean(found[:max(1, len(found) * 3 // 4)]))  # events count in steps: no median
+            times.append(statistics.fmean(found[:max(1, len(found) * 3 // 4)]))  # resolution too coarse for a median
 
     for runs, factor in _HEATS:
         measure_each(runs)
@@ -133,23 +134,23 @@ def race(measure: Callable[[int, int], list[float]], count: int) -> tuple[int, d
 
 
 class Tuner:
-    """Finds and remembers the best candidates.
+    """Finds and stores the best candidates.
 
-    clock: (tensor, target, execution backend) -> what times there, or None.  disk: where results are kept.
+    clock: a function (tensor, target, execution backend) -> Clock or None. disk: where results are stored.
     """
 
     def __init__(self, clock: Callable[[Any, Target, str | None], Clock | None] = gpu_clock,
                  disk: DiskCache | None = None) -> None:
         self.clock, self.disk = clock, disk or DiskCache("autotuner")
         self.found: dict[str, str] = {}  # key -> name of the candidate
-        self._lock = threading.Lock()  # one race at a time: two would time each other
+        self._lock = threading.Lock()  # one measurement at a time: two would disturb each other
 
     def can(self, like: Any, target: Target, backend: str | None) -> bool | None:
-        """Whether calls with such tensors can be timed; None: not this one, which is being captured in a graph."""
+        """Whether calls with such tensors can be timed; None where this call is being captured in a CUDA graph."""
         return None if captured(like) else self.clock(like, target, backend) is not None
 
     def choose(self, task: Task) -> Candidate:
-        """The candidate for a call.  What goes wrong with others than the model's is told and costs nothing else."""
+        """The candidate for a call. A candidate other than the model's that fails is reported and left out."""
         candidates = task.candidates()
         if len(candidates) == 1:
             return candidates[0]
@@ -163,7 +164,7 @@ class Tuner:
         return names.get(self.found[key], candidates[0])
 
     def _kept(self, key: str, names: dict[str, Candidate]) -> str | None:
-        """What a process before found, if it is a candidate still."""
+        """The stored result of an earlier process, if it is still a candidate."""
         entry = None if env.is_autotune_cache_disabled() else self.disk.load(key)
         name = json.dumps(entry.meta.get("config"), sort_keys=True) if entry is not None else None
         if name is not None and name not in names:
@@ -176,7 +177,7 @@ class Tuner:
         start = time.perf_counter()
         try:
             best, times = self._best(task, candidates)
-        except Exception as e:  # no memory for results, most likely
+        except Exception as e:  # most likely there is no memory for the results
             logger.warning("tuning %s failed, the model's choice stays: %s", task.about, e)
             return candidates[0].name
         won = candidates[best]
@@ -188,7 +189,7 @@ class Tuner:
         return won.name
 
     def _best(self, task: Task, candidates: Sequence[Candidate]) -> tuple[int, dict[int, float]]:
-        """(the best, milliseconds of those timed last)."""
+        """(the best candidate, milliseconds of those in the last pass)."""
         with progress(f"tuning {task.about}", 2 * len(candidates)) as step, at_home(task.like):
             clock = self.clock(task.like, task.target, task.backend)
             runs = compiled(candidates, step)
@@ -211,7 +212,7 @@ class Tuner:
 
     def _agreeing(self, task: Task, candidates: Sequence[Candidate], runs: list[Run | None],
                   step: Callable[[], None]) -> tuple[list[int], tuple[Any, ...]]:
-        """(those whose results are the model's within the errors of both, outputs of the last)."""
+        """(candidates whose results agree with the model's within the errors of both, outputs of the last one)."""
         wanted = outputs = task.outputs()
         able = []
         for k, run in enumerate(runs):
@@ -235,8 +236,10 @@ class Tuner:
 
 
 def compiled(candidates: Sequence[Candidate], step: Callable[[], None]) -> list[Run | None]:
-    """What runs each candidate, None for one that does not compile as it is planned; in threads, with the pass configs that
-    hold here."""
+    """A function that runs each candidate; None for a candidate that does not compile as planned.
+
+    Candidates are compiled in threads, with the pass configs that are set here.
+    """
     configs = current_config()
 
     def job(c: Candidate) -> Run | None:
@@ -253,7 +256,7 @@ def compiled(candidates: Sequence[Candidate], step: Callable[[], None]) -> list[
 
 @contextmanager
 def at_home(like: Any) -> Iterator[None]:
-    """The device of a tensor is the current one, and torch follows no gradients."""
+    """A context in which the tensor's device is the current one and torch records no gradients."""
     if is_numpy(like):
         yield
         return
@@ -264,7 +267,8 @@ def at_home(like: Any) -> Iterator[None]:
 
 @contextmanager
 def progress(text: str, total: int) -> Iterator[Callable[[], None]]:
-    """Gives a function to call after each of `total` steps; a bar where that takes long and somebody is looking."""
+    """A context that gives a function to call after each of `total` steps. It shows a bar on a terminal when that takes long.
+    """
     if not sys.stderr.isatty():
         yield lambda: None
         return
@@ -287,14 +291,14 @@ def progress(text: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 def _machine(like: Any, target: Target) -> list[Any]:
-    """What a measured choice depends on besides the call and this package."""
+    """The properties of the machine, besides the call and this package, that a measured choice depends on."""
     device = 0 if is_numpy(like) or like.device.type != "cuda" else like.device.index or 0
     return [str(target), toolchain_stamp(target), *_device(device)]
 
 
 @lru_cache(maxsize=64)
 def _device(index: int) -> tuple[Any, ...]:
-    """Name and size of a GPU, version of its driver."""
+    """The name and size of a GPU, and the version of its driver."""
     if not cuda_driver.is_available():
         return ()
     driver = cuda_driver.driver()

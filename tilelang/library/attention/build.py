@@ -1,4 +1,4 @@
-"""Compiled kernels of attention plans, kept by what they were compiled for."""
+"""Compiles the kernels of attention plans, and caches them by their forms."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ KERNELS: Cache[JITKernel] = Cache(1024)
 
 
 def attention_kernel(f: AttentionForm, target: Target, backend: str | None) -> JITKernel:
-    """The kernel of a form; None among its sizes and strides is a value known at calls."""
+    """The compiled kernel of a form. Sizes and strides that are None in it are given by each call."""
     return KERNELS.made((f, target, backend), lambda: compile(
         _attention(f, target), target=target, execution_backend=backend, pass_configs=configs(target)))
 
 
 def decode_kernel(f: DecodeForm, target: Target, backend: str | None) -> JITKernel:
-    """The same for decode steps."""
-    # The splits make as many blocks as there are SMs: a loop over tiles in each would have one tile.
+    """The compiled kernel of a form of decode steps."""
+    # The splits make as many blocks as there are SMs, so a persistent loop would have one tile.
     return KERNELS.made((f, target, backend), lambda: compile(
         decode_attention(_any_cache(f)), target=target, execution_backend=backend,
         pass_configs={**configs(target), "tl.persistent": False}))
@@ -40,7 +40,7 @@ def _attention(f: AttentionForm, target: Target) -> Any:
     sizes = Sizes(*(T.dynamic(name) if n is None else n for name, n in zip(Sizes._fields, f.sizes)))
     f = replace(f, sizes=sizes, strides=tuple(_steps(name, s) for name, s in zip("qkvo", f.strides)))
     if f.layout == "packed":
-        # Without wgmma blocks are not persistent: they start as others end, in any order.
+        # Without wgmma, blocks are not persistent: a block starts when another ends, in any order.
         return packed_attention(f, target.limits.sm_count if target.has_wgmma else 1)
     if f.partition is None:
         return dense_attention(f)
@@ -48,7 +48,7 @@ def _attention(f: AttentionForm, target: Target) -> Any:
 
 
 def _any_cache(f: DecodeForm) -> DecodeForm:
-    """The form of one kernel for every batch, cache and table."""
+    """The form of one kernel for every batch size, cache and table."""
     batch, pages, width = T.dynamic("batch, pages, width")
     pages = batch if f.sizes.page_size is None else pages
     return replace(f, sizes=f.sizes._replace(batch=batch, pages=pages, width=width),
@@ -56,7 +56,7 @@ def _any_cache(f: DecodeForm) -> DecodeForm:
 
 
 def _steps(name: str, strides: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Strides of a tensor.  Symbols are multiples of 16 bytes, which TMA and vectors need: the program says so."""
+    """The strides of a tensor. Symbolic strides are declared as multiples of 16 bytes, which TMA and vector loads need."""
     return tuple(T.dynamic(f"{name}_step_{d}") * UNIT if n is None else n for d, n in enumerate(strides))
 
 

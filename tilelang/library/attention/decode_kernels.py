@@ -1,10 +1,10 @@
-"""The kernel of flash_decode: few queries a sequence against many cached keys, which blocks divide (split-KV).
+"""The kernel of flash_decode: few queries per sequence attend to many cached keys, which several blocks divide (split-KV).
 
-The queries of all heads that read one kv head are the rows of one tile: K and V, whose bytes are the time of a decode step,
-are read once for all of them.  `splits` blocks divide the keys of a sequence; each leaves its weighted mean and the logarithm
-of its sum, and a second launch merges them.  With one split the first launch writes the result itself.
+The queries of all heads that read one kv head are the rows of one tile, so K and V are read once for all of them; reading them
+takes most of the time of a decode step. `splits` blocks divide the keys of a sequence. Each stores its weighted mean and the
+logarithm of its sum, and a second launch merges them. With one split the first launch writes the result itself.
 
-Keys lie in pages that a table names, in any order; a tile of keys lies in one page.  See kernels.py for the running maximum.
+Keys lie in pages that a table names, in any order; a tile of keys lies in one page. See kernels.py for the running maximum.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from .kernels import KeyTiles, attend, itself, working_set
 
 @T.macro
 def merge_splits(f, Means, Sums, O, LSE, splits, at):
-    """O[b, i, h, :] from the means of all splits, weighted by their sums, whose logarithms Sums holds; -inf: no key seen."""
+    """Compute O[b, i, h, :] from the means of all splits, weighted by their sums. Sums holds the logarithms; -inf: no key seen.
+    """
     h, i, b = at
     mean = T.alloc_fragment((f.sizes.dim_v,), "float32")
     largest = T.alloc_var("float32", init=-T.infinity("float32"))
@@ -42,7 +43,7 @@ def merge_splits(f, Means, Sums, O, LSE, splits, at):
 
 @T.macro
 def load_queries(f, Qs, Q, b, h, row):
-    """The queries of a tile that starts at `row`, in the order of `store`; zeros behind the last of them."""
+    """Load the queries of the tile that starts at `row`, in the order of `store`; zeros behind the last query."""
     rows, dim = Qs.shape
     for i, j in T.Parallel(rows, dim):
         r = row + i
@@ -58,9 +59,9 @@ def visible(f, key, position):
 
 @T.macro
 def store(f, acc, total, results, at, h, row, with_log):
-    """The rows of a tile that are queries: acc to mean[*at, query, head, :], total to log[*at, head, query].
+    """Store the rows of a tile that are queries: acc to mean[*at, query, head, :], total to log[*at, head, query].
 
-    results: (mean, log).  Row r of the tile that starts at `row` is query r // group of head h * group + r % group.
+    results: (mean, log). Row r of the tile that starts at `row` is query r // group of head h * group + r % group.
     """
     mean, log = results
     rows, dim_v = acc.shape
@@ -76,15 +77,15 @@ def store(f, acc, total, results, at, h, row, with_log):
 
 
 def decode_attention(f: DecodeForm) -> Any:
-    """(Q, K, V, Table, Lengths, scale, Means, Sums, O, LSE).
+    """The kernel with the parameters (Q, K, V, Table, Lengths, scale, Means, Sums, O, LSE).
 
-    Q (batch, seq_q, heads, dim); K (pages, page_size, kv_heads, dim), V (…, dim_v) with Table (batch, width), or without
-    K (batch, width, kv_heads, dim); Lengths (batch,): keys of each sequence; O (batch, seq_q, heads, dim_v); LSE (batch,
-    heads, seq_q) float32, written when f.with_lse.  Means (splits, batch, seq_q, heads, dim_v) and Sums (splits, batch, heads,
-    seq_q), float32: workspace, used when f.split.  None is passed for what is not used.
+    Q (batch, seq_q, heads, dim); K (pages, page_size, kv_heads, dim) and V (…, dim_v) with Table (batch, width), or without a
+    table K (batch, width, kv_heads, dim); Lengths (batch,): keys of each sequence; O (batch, seq_q, heads, dim_v); LSE (batch,
+    heads, seq_q) float32, written when f.with_lse. Means (splits, batch, seq_q, heads, dim_v) and Sums (splits, batch, heads,
+    seq_q), float32, are workspace, used when f.split. Arguments that are not used are None.
 
-    Query i of a sequence stands at key position Lengths - seq_q + i, and sees the keys up to there, less those more than
-    `f.left` before.
+    Query i of a sequence stands at key position Lengths - seq_q + i. It sees the keys up to its position, at most `f.left`
+    before.
     """
     batch, seq_q, heads, kv_heads, dim, dim_v, pages, page_size, width = f.sizes
     rows, keys, left = f.tile.rows, f.tile.keys, f.left

@@ -1,4 +1,4 @@
-"""DecodePlan: which kernel answers a DecodeProblem on a machine.  A pure function of both."""
+"""DecodePlan: the kernel for a DecodeProblem on a machine. A pure function of both."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from .form import DecodeForm, Tile
 from .tile_cost import Machine, shared_bytes
 
 _MOST_SPLITS = 64
-_RATE, _STEP, _START = 19.0, 500.0, 1500.0  # bytes a cycle and SM from memory; cycles of a step; before the first
+_RATE, _STEP, _START = 19.0, 500.0, 1500.0  # bytes per cycle and SM from memory; cycles of a step; cycles before the first step
 _MERGE, _MERGE_SPLIT = 4000.0, 60.0  # cycles of the second launch, and for each split
 
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """form: what the kernel is compiled for, None among sizes and strides for what each call gives; None where there is nothing
-    to compute.  splits: blocks that divide the keys of a sequence."""
+    """The kernel for a call of flash_decode.
+
+    form: what the kernel is compiled for, None where there is nothing to compute. Sizes and strides that are None in it are
+    given by each call. splits: number of blocks that divide the keys of a sequence.
+    """
 
     form: DecodeForm | None
     splits: int = 1
 
     def workspace(self, sizes: DecodeSizes) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the float32 tensors that the kernel takes, of any contents: means and sums of the splits."""
+        """Shapes of the float32 workspace of the kernel, of any contents: means and sums of the splits."""
         z = sizes
         shapes = (self.splits, z.batch, z.seq_q, z.heads, z.dim_v), (self.splits, z.batch, z.heads, z.seq_q)
         return shapes if self.splits > 1 else ()
 
 
 def plan_decode(p: DecodeProblem, machine: Machine, choice: tuple[Tile, int] | None = None) -> DecodePlan:
-    """The plan of a problem.  choice: (tile, splits) instead of those that the cost model chooses."""
+    """The plan of a problem. choice: (tile, splits) to use instead of the cost model's choice."""
     if p.empty:
         return DecodePlan(None)
     tile, splits = choice or decode_choice(p, machine)
@@ -40,20 +43,20 @@ def plan_decode(p: DecodeProblem, machine: Machine, choice: tuple[Tile, int] | N
 
 
 def decode_choice(p: DecodeProblem, machine: Machine) -> tuple[Tile, int]:
-    """(tile, splits) that the cost model chooses."""
+    """The cost model's choice: (tile, splits)."""
     tile = decode_tile(machine, p.sizes)
     return tile, p.splits or decode_splits(machine, p.sizes, tile)
 
 
 def decode_tile(m: Machine, sizes: DecodeSizes) -> Tile:
-    """Rows for all queries that share a kv head; keys that divide a page; stages that keep enough bytes on their way."""
+    """The tile: rows for all queries that share a kv head, keys that divide a page, stages that keep enough bytes in flight."""
     dims = sizes.dim + sizes.dim_v
     most = 96 if dims <= 128 else 64 if dims <= 384 or m.kind == "wgmma" else 32
     keys = next(n for n in range(most, 15, -16) if sizes.page_size is None or sizes.page_size % n == 0)
     if m.kind == "cpu":
         return Tile(max(16, min(64, ceil(sizes.seq_q * sizes.heads / max(1, sizes.kv_heads) / 16) * 16)), keys, 1, 128)
     two = 2 * 2 * keys * dims  # bytes of two stages
-    ring = max(64 << 10, min(two, 128 << 10)) if m.kind == "wgmma" else 128 << 10  # two blocks a processor
+    ring = max(64 << 10, min(two, 128 << 10)) if m.kind == "wgmma" else 128 << 10  # two blocks per SM
     for stages in range(6 if m.kind == "wgmma" else 4, 1, -1):
         tile = Tile(64, keys, stages, 128)
         if stages * two // 2 <= ring and shared_bytes(tile, sizes.dim, sizes.dim_v) <= m.shared:
@@ -62,7 +65,7 @@ def decode_tile(m: Machine, sizes: DecodeSizes) -> Tile:
 
 
 def decode_splits(m: Machine, sizes: DecodeSizes, tile: Tile) -> int:
-    """Over how many blocks to share the keys of a sequence that fills its table: the cheapest, in cycles."""
+    """The number of splits of the keys of a sequence that fills its table, with the least cost in cycles."""
     tiles = sizes.batch * sizes.kv_heads * ceil(sizes.seq_q * sizes.heads / max(1, sizes.kv_heads) / tile.rows)
     steps = max(1, ceil(sizes.width * (sizes.page_size or 1) / tile.keys))
     step = max(_STEP, 2 * tile.keys * (sizes.dim + sizes.dim_v) / _RATE)
@@ -75,9 +78,9 @@ def decode_splits(m: Machine, sizes: DecodeSizes, tile: Tile) -> int:
 
 
 def near_choices(sizes: DecodeSizes, model: tuple[Tile, int], any_splits: bool) -> list[tuple[Tile, int]]:
-    """(tile, splits) that are worth timing: the model's, others over how many blocks, narrower tiles and shorter rings.
+    """The pairs (tile, splits) that are worth timing: the model's, other numbers of splits, narrower tiles, fewer stages.
 
-    any_splits: whether how many blocks is left open.
+    any_splits: whether the number of splits may vary.
     """
     tile, splits = model
     steps = max(1, ceil(sizes.width * (sizes.page_size or 1) / tile.keys))

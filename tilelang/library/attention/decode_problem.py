@@ -13,10 +13,10 @@ from .inputs import check_alike, check_heads, compact, device_of, strides_of
 
 
 class DecodeSizes(NamedTuple):
-    """Of one call; ints or symbols, but for heads and dims, seq_q and page_size.
+    """The sizes of one call: ints or symbols; heads, head dimensions, seq_q and page_size are ints.
 
-    pages: of the cache; its sequences where there is no table.  page_size: keys of a page, a multiple of the tile's keys;
-    None without a table.  width: of the table, pages a sequence may have; without one, keys it may have.
+    pages: number of pages of the cache; without a table, the number of sequences. page_size: keys of a page, a multiple of the
+    tile's keys; None without a table. width: pages per sequence in the table; without a table, keys per sequence in the cache.
     """
 
     batch: Any
@@ -32,11 +32,11 @@ class DecodeSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodeProblem:
-    """A call of flash_decode: all that decides which kernel answers it, and nothing of the values.
+    """A call of flash_decode: everything that decides which kernel answers it, without the values.
 
-    strides: of the caches, None for what each call gives.  window: keys that a query sees; None: all.  splits: blocks that
-    divide the keys of a sequence, where the caller says.  copied: which of q, k_cache, v_cache a kernel cannot read as they are
-    stored.  single: q has no dimension of queries.
+    strides: of the caches; None where each call gives its own. window: number of keys that a query sees; None: all. splits:
+    number of blocks that divide the keys of a sequence, where the caller gives it. copied: which of q, k_cache, v_cache a
+    kernel cannot read as they are stored. single: q has no dimension of queries.
     """
 
     sizes: DecodeSizes
@@ -50,18 +50,18 @@ class DecodeProblem:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the result."""
+        """The shape of the result."""
         z = self.sizes
         return (z.batch, z.heads, z.dim_v) if self.single else (z.batch, z.seq_q, z.heads, z.dim_v)
 
     @property
     def lse_shape(self) -> tuple[int, ...]:
-        """Of the logarithms that return_lse asks for."""
+        """The shape of the logarithms that return_lse asks for."""
         return (self.sizes.batch, self.sizes.heads, *(() if self.single else (self.sizes.seq_q,)))
 
     @property
     def default_scale(self) -> float:
-        """What scores are multiplied by where a call does not say."""
+        """The factor of the scores where the call gives none."""
         return float(self.sizes.dim**-0.5)
 
     @property
@@ -71,15 +71,15 @@ class DecodeProblem:
 
     @property
     def capacity(self) -> int:
-        """Keys that a sequence may have."""
+        """The most keys that a sequence can have."""
         return int(self.sizes.width * (self.sizes.page_size or 1))
 
 
 def decode_problem(tensors: Mapping[str, Any], on_cuda: bool, *, window: Any, splits: Any, with_lse: bool) -> DecodeProblem:
     """The problem of a call.
 
-    tensors: q, k_cache, v_cache, lengths, block_table, out, the last two None where left out; of kinds that were checked.
-    on_cuda: whether the kernel runs on CUDA.  Raises attention-option, attention-shape.
+    tensors: q, k_cache, v_cache, lengths, block_table, out, whose kinds were checked; the last two are None where left out.
+    on_cuda: whether the kernel runs on CUDA. Raises attention-option, attention-shape.
     """
     q, k, v, out = (tensors[n] for n in ("q", "k_cache", "v_cache", "out"))
     sizes = _sizes(q, k, v, tensors["lengths"], tensors["block_table"])
@@ -94,7 +94,7 @@ def decode_problem(tensors: Mapping[str, Any], on_cuda: bool, *, window: Any, sp
     on_device = on_cuda and not is_numpy(q)
     copied = (strides(q) != compact(q.shape) or on_device and not aligned(q),
               *(strides_of(x, on_device) is None for x in (k, v)))
-    # Strides of single elements are no symbols to solve for.
+    # The stride of a dimension of one element is arbitrary, so no symbol can be solved for it.
     free = tuple((*(c if n == 1 else None for n, c in zip(x.shape, compact(x.shape)[:-1])), 1) for x in (k, v))
     problem = DecodeProblem(sizes, free, type_name(q), window, splits, copied, with_lse, q.ndim == 3)
     if out is not None and (tuple(out.shape) != problem.shape or strides(out) != compact(problem.shape)):
@@ -106,7 +106,7 @@ def decode_problem(tensors: Mapping[str, Any], on_cuda: bool, *, window: Any, sp
 
 
 def _sizes(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> DecodeSizes:
-    """Raises attention-shape."""
+    """The sizes of a call. Raises attention-shape."""
     shapes = f"q {tuple(q.shape)}, k_cache {tuple(k.shape)} and v_cache {tuple(v.shape)}"
     if q.ndim not in (3, 4) or k.ndim != 4 or v.ndim != 4:
         raise error("attention-shape", f"{shapes} are not of a decode step",

@@ -74,7 +74,7 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
                None if cu_seqlens_q is None else facts(cu_seqlens_q), None if cu_seqlens_k is None else facts(cu_seqlens_k),
                None if out is None else facts(out))
         run = _RUNS.get(key)
-    except (AttributeError, TypeError, RuntimeError):  # the last: a tensor of torch.func, without memory
+    except (AttributeError, TypeError, RuntimeError):  # the last one: a tensor of torch.func, which has no memory
         key = run = None
     if run is None:
         tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "out": out}
@@ -94,11 +94,12 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
 
 @dataclass
 class _Run:
-    """How to answer calls with arrays of one form.
+    """The prepared answer to calls with arrays of one form.
 
-    kernel: None where nothing is to be computed.  result, logs: make the outputs.  workspace: make what the kernel works in.
-    disjoint: of `out`, where one is given.  torch: whether arrays are torch tensors.  folded: whether the kernel reads queries
-    as AttentionProblem.folded.  passing: not for the next call, which may be tuned.
+    kernel: None where there is nothing to compute. result, logs: allocate the outputs. workspace: allocates the kernel's
+    workspace. disjoint: the test of `out` against the other tensors, where `out` is given. torch: whether arrays are torch
+    tensors. folded: whether the kernel reads queries as AttentionProblem.folded. passing: not kept for the next call, which may
+    be tuned.
     """
 
     problem: AttentionProblem
@@ -136,7 +137,7 @@ class _Run:
 
 @dataclass
 class _FewQueries(_Run):
-    """Calls that flash_decode answers.  decode: its way to answer them.  lengths: keys of each sequence."""
+    """Calls that flash_decode answers. decode: the prepared answer. lengths: number of keys of each sequence."""
 
     decode: DecodeRun | None = None
     lengths: Any = None
@@ -150,7 +151,7 @@ _RUNS: Cache[_Run] = Cache(4096)
 
 
 def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options: Any) -> _Run:
-    """Check the arguments and find or compile the kernel for them.  tensors, options: as attention_problem takes them."""
+    """Check the arguments, and find or compile their kernel. tensors, options: as attention_problem takes them."""
     given = {n: x for n, x in tensors.items() if x is not None or n in "qkv"}
     check_tensors("flash_attention", given, ("q", "k", "v"))
     q = tensors["q"]
@@ -201,7 +202,7 @@ def _tuned(problem: AttentionProblem, machine: Machine, tensors: dict[str, Any],
 
 
 def _few_queries(tensors: dict[str, Any], target: Any, tune: bool | None, scale: float | None, p: AttentionProblem) -> _Run:
-    """flash_decode of caches of one piece, all of whose keys count."""
+    """flash_decode for caches in one piece, all of whose keys are valid."""
     q = tensors["q"]
     if is_numpy(q):
         lengths = np.full(p.sizes.batch, p.sizes.seq_k, np.int32)
@@ -210,7 +211,7 @@ def _few_queries(tensors: dict[str, Any], target: Any, tune: bool | None, scale:
         lengths = torch.full((p.sizes.batch,), p.sizes.seq_k, dtype=torch.int32, device=q.device)
     run = prepare_decode({"q": q, "k_cache": tensors["k"], "v_cache": tensors["v"], "lengths": lengths, "block_table": None,
                           "out": tensors["out"]}, target, tune, scale, window=None, splits=None, with_lse=p.with_lse)
-    # What is made while a graph is captured is filled when the graph runs: not for other calls.
+    # Tensors made during the capture of a CUDA graph are filled when the graph runs, so they are not kept for other calls.
     captured = not is_numpy(q) and q.is_cuda and torch.cuda.is_current_stream_capturing()
     return _FewQueries(p, run.kernel, run.result, run.logs, (), run.disjoint, run.torch, False, run.passing or captured, run,
                        lengths)

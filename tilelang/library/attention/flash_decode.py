@@ -54,7 +54,7 @@ def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_tabl
                None if out is None else facts(out), window, splits, return_lse,
                target if target is None else str(target), tune)
         run = _RUNS.get(key)
-    except (AttributeError, TypeError, RuntimeError):  # the last: a tensor of torch.func, without memory
+    except (AttributeError, TypeError, RuntimeError):  # the last one: a tensor of torch.func, which has no memory
         key = run = None
     if run is None:
         tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "lengths": lengths, "block_table": block_table, "out": out}
@@ -75,11 +75,11 @@ def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_tabl
 
 @dataclass
 class DecodeRun:
-    """How to answer calls with arrays of one form.
+    """The prepared answer to calls with arrays of one form.
 
-    kernel: None where there are no queries.  result, logs: make the outputs.  workspace: make what the kernel works in.
-    disjoint: of `out`, where one is given.  torch: whether arrays are torch tensors.  passing: not for the next call, which
-    may be tuned.
+    kernel: None where there are no queries. result, logs: allocate the outputs. workspace: allocates the kernel's workspace.
+    disjoint: the test of `out` against the other tensors, where `out` is given. torch: whether arrays are torch tensors.
+    passing: not kept for the next call, which may be tuned.
     """
 
     problem: DecodeProblem
@@ -111,7 +111,7 @@ _RUNS: Cache[DecodeRun] = Cache(4096)
 
 
 def prepare(tensors: dict[str, Any], target: Any, tune: bool | None, scale: Any, **options: Any) -> DecodeRun:
-    """Check the arguments and find or compile the kernel for them.  tensors, options: as decode_problem takes them."""
+    """Check the arguments, and find or compile their kernel. tensors, options: as decode_problem takes them."""
     given = {n: x for n, x in tensors.items() if x is not None or n not in ("block_table", "out")}
     check_tensors("flash_decode", given, ("q", "k_cache", "v_cache"))
     q = tensors["q"]

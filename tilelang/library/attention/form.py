@@ -1,4 +1,4 @@
-"""What attention kernels are compiled for: sizes, strides, mask, tile and how the work is divided."""
+"""The parameters that attention kernels are compiled for: sizes, strides, mask, tile and work partition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FACTS = 8  # integers of a tile of packed sequences: head, first row, the sequen
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows of queries and of keys a block works on, stages of K and V, and threads."""
+    """The tile of a block: rows of queries, keys, pipeline stages of K and V, and threads."""
 
     rows: int = 64
     keys: int = 64
@@ -26,10 +26,10 @@ class Tile:
 
 
 class WorkPartition(NamedTuple):
-    """How tiles of queries are divided among blocks by keys.
+    """How blocks divide tiles of queries by keys.
 
-    whole: the first tiles, a block each.  rest: the tiles behind them, of `steps` tiles of keys each; every block takes
-    `per_block` of these.  sms: blocks that run at the same time.
+    whole: number of first tiles, each computed by one block. rest: number of tiles behind them, each of `steps` tiles of keys;
+    every block takes `per_block` of these steps. sms: blocks that run at the same time.
     """
 
     whole: int
@@ -45,22 +45,23 @@ class WorkPartition(NamedTuple):
 
     @property
     def splits(self) -> int:
-        """Splits that workspace is allocated for: the blocks' first ones, then their second ones; some are of no tile."""
+        """Number of splits in the workspace: first the blocks' first splits, then their second ones. Some places stay unused.
+        """
         taking = -(-self.rest * self.steps // self.per_block)
         return self.sms + taking if self.cross else taking
 
     def place(self, r: Any, j: Any) -> Any:
-        """Where in that workspace block j's split of the r-th divided tile is."""
+        """The place in that workspace of block j's split of the r-th divided tile."""
         return T.if_then_else(j * self.per_block // self.steps == r, j, j + self.sms) if self.cross else j
 
 
 @dataclass(frozen=True)
 class AttentionForm:
-    """What a kernel of flash_attention is compiled for.
+    """The parameters that a kernel of flash_attention is compiled for.
 
-    sizes: ints, or symbols for what is known at calls; heads and head dimensions are ints.  strides: of Q, K, V and O in
-    elements, the last one 1.  layout: "bshd" (batch, sequence, head, dim), "bhsd", or "packed" (token, head, dim).
-    scale: of the scores; None: a parameter of the kernel.  partition: None where each tile of queries is one block's.
+    sizes: ints, or symbols for sizes known at calls; heads and head dimensions are ints. strides: of Q, K, V and O in elements,
+    the last one 1. layout: "bshd" (batch, sequence, head, dim), "bhsd", or "packed" (token, head, dim). scale: factor of the
+    scores; None: a parameter of the kernel. partition: None where each tile of queries is computed by one block.
     """
 
     sizes: Sizes
@@ -79,7 +80,7 @@ class AttentionForm:
         return self.sizes.heads // self.sizes.kv_heads
 
     def exponent_scale(self, scale: Any) -> Any:
-        """What scores are multiplied by so that exp2 takes them.  scale: the kernel's parameter."""
+        """The factor of the scores in front of exp2. scale: the kernel's parameter."""
         return (scale if self.scale is None else self.scale) * LOG2E
 
     def _tensor(self, number: int, length: Any, heads: int, dim: int) -> Any:
@@ -110,13 +111,13 @@ class AttentionForm:
 
     @property
     def lse(self) -> Any:
-        """The parameter LSE: (batch, heads, seq_q), or (heads, tokens_q) of packed sequences; one element where it is not
-        used."""
+        """The parameter LSE: (batch, heads, seq_q), (heads, tokens_q) of packed sequences, or one element where it is not used.
+        """
         shape = (self.sizes.heads, self.sizes.seq_q)
         return T.Tensor(((self.sizes.batch, *shape)[self.layout == "packed":]) if self.with_lse else (1,), "float32")
 
     def rows(self, X: Any, b: Any, h: Any, start: Any, length: Any) -> Any:
-        """Rows of a head of Q, K, V or O."""
+        """The region of rows of one head of Q, K, V or O."""
         if self.layout == "packed":
             return X[start:start + length, h, :]
         return X[b, start:start + length, h, :] if self.layout == "bshd" else X[b, h, start:start + length, :]
@@ -124,10 +125,10 @@ class AttentionForm:
 
 @dataclass(frozen=True)
 class DecodeForm:
-    """What a kernel of flash_decode is compiled for.
+    """The parameters that a kernel of flash_decode is compiled for.
 
-    strides: of the caches of K and V in elements, the last one 1.  left: keys before its own that a query sees; None: all.
-    split: whether several blocks divide the keys of a sequence.
+    strides: of the caches of K and V in elements, the last one 1. left: number of keys before its own that a query sees; None:
+    all. split: whether several blocks divide the keys of a sequence.
     """
 
     sizes: DecodeSizes
@@ -145,11 +146,11 @@ class DecodeForm:
 
     @property
     def used(self) -> int:
-        """Rows of all tiles of a kv head that are queries."""
+        """Number of rows, in all tiles of a kv head, that are queries."""
         return self.sizes.seq_q * self.group
 
     def rows(self, X: Any, table: Any, b: Any, h: Any, start: Any) -> Any:
-        """A tile of keys of a cache: they lie in one page."""
+        """The region of a tile of keys in a cache; it lies in one page."""
         page, keys = self.sizes.page_size, self.tile.keys
         if page is None:
             return X[b, start:start + keys, h, :]

@@ -1,4 +1,4 @@
-"""What the attention functions ask of arrays: element types, strides a kernel can read, where to run."""
+"""Checks of the attention functions' arrays: element types, readable strides, device and target."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ register("attention-gradient", RuntimeError, "an attention function is asked for
          expected="inputs without requires_grad, or torch.no_grad()")
 
 DTYPES = ("float16", "bfloat16")
-UNIT = 8  # elements of 16 bytes: what strides are multiples of
+UNIT = 8  # elements in 16 bytes: strides are multiples of it
 
 
 def check_disjoint(disjoint: Disjoint, out: Any, q: Any, others: dict[str, Any]) -> None:
-    """Rows of the result are written while others still read keys and values; a tile's own queries have been read then, so
-    `out` may be q itself.  disjoint: of `out`, made for q and the others.  Raises attention-option."""
+    """Raises attention-option if `out` overlaps k or v. disjoint: the test of `out`, made for q and the others.
+
+    Rows of the result are written while other blocks still read keys and values. A tile's own queries have been read by then,
+    so `out` may be q itself.
+    """
     if disjoint.surely(out, (q, *others.values())):
         return
     for name, x in {"q": q, **others}.items():
@@ -45,20 +48,20 @@ def check_disjoint(disjoint: Disjoint, out: Any, q: Any, others: dict[str, Any])
 
 
 def _place(x: Any) -> tuple[Any, ...]:
-    """Where the elements of a tensor lie."""
+    """(address of the first element, strides) of a tensor."""
     start = x.ctypes.data if is_numpy(x) else x.data_ptr()
     return start, *((n, step) for n, step in zip(x.shape, strides(x)) if n > 1)
 
 
 def device_of(x: Any) -> Any:
-    """torch's device, "the CPU" for NumPy arrays."""
+    """torch's device of a tensor, "the CPU" for NumPy arrays."""
     return "the CPU" if is_numpy(x) else x.device
 
 
 def check_tensors(name: str, given: Mapping[str, Any], halves: tuple[str, ...]) -> None:
-    """Raises attention-argument unless all are torch tensors or all NumPy arrays.
+    """Raises attention-argument unless all are torch tensors or all are NumPy arrays.
 
-    name: of the function.  given: arguments by name, without those left out.  halves: which of them are 16-bit floats.
+    name: the function's. given: arguments by name, without those left out. halves: names of those that are 16-bit floats.
     """
     torch = sys.modules.get("torch")
     if not all(is_numpy(x) for x in given.values()) and (torch is None or not all(
@@ -75,14 +78,14 @@ def check_tensors(name: str, given: Mapping[str, Any], halves: tuple[str, ...]) 
 
 
 def check_gradient(name: str, *inputs: Any) -> None:
-    """Raises attention-gradient where torch would expect one.  inputs: torch tensors."""
+    """Raises attention-gradient where torch would record a gradient. inputs: torch tensors."""
     if expects_gradient(*inputs):
         raise error("attention-gradient", f"{name} computes no gradient, but an input requires one",
                     found="an input that requires a gradient")
 
 
 def check_scale(scale: Any) -> float:
-    """The scale of scores.  Raises attention-option unless it is positive and finite (it is moved into exponents)."""
+    """The factor of the scores. Raises attention-option unless it is positive and finite (it is moved into exponents)."""
     scale = float(scale)
     if not 0.0 < scale < math.inf:
         raise error("attention-option", f"scale must be positive and finite, found {scale}",
@@ -91,7 +94,7 @@ def check_scale(scale: Any) -> float:
 
 
 def check_heads(heads: int, kv_heads: int, dim: int, dim_v: int) -> None:
-    """Raises attention-shape."""
+    """Check the numbers of heads and the head dimensions. Raises attention-shape."""
     if kv_heads == 0 or heads % kv_heads:
         raise error("attention-shape", f"{heads} query heads are no multiple of {kv_heads} kv heads",
                     expected=f"a multiple of {kv_heads} query heads", found=str(heads),
@@ -104,7 +107,7 @@ def check_heads(heads: int, kv_heads: int, dim: int, dim_v: int) -> None:
 
 
 def check_alike(q: Any, others: Mapping[str, Any]) -> None:
-    """Types and devices are those of q.  Raises attention-shape.  others: by name, None where left out."""
+    """Check that types and devices are those of q. Raises attention-shape. others: by name, None where left out."""
     for name, x in others.items():
         if x is not None and (type_name(x) != type_name(q) or device_of(x) != device_of(q)):
             raise error("attention-shape", f"q is {type_name(q)} on {device_of(q)}, {name} is {type_name(x)} on "
@@ -114,7 +117,7 @@ def check_alike(q: Any, others: Mapping[str, Any]) -> None:
 
 
 def compact(shape: Any) -> tuple[int, ...]:
-    """Strides, in elements, of an array without gaps."""
+    """The strides, in elements, of a contiguous array."""
     out = [1]
     for n in reversed(shape[1:]):
         out.insert(0, out[0] * max(1, int(n)))
@@ -122,8 +125,11 @@ def compact(shape: Any) -> tuple[int, ...]:
 
 
 def strides_of(x: Any, on_device: bool = False) -> tuple[int, ...] | None:
-    """Strides in elements, those of single elements as if compact; None where a kernel cannot read the array as it lies.
-    on_device: it must start at a multiple of 16 bytes too."""
+    """The strides in elements; None where a kernel cannot read the array as it is stored.
+
+    Dimensions of one element get the strides of a contiguous array. on_device: the array must also start at a multiple of 16
+    bytes.
+    """
     if on_device and not aligned(x):
         return None
     out = tuple(c if n == 1 else s for s, c, n in zip(strides(x), compact(x.shape), x.shape))
@@ -131,27 +137,27 @@ def strides_of(x: Any, on_device: bool = False) -> tuple[int, ...] | None:
 
 
 def compact_copy(x: Any) -> Any:
-    """A copy that kernels can read."""
+    """A contiguous copy, which kernels can read."""
     return np.ascontiguousarray(x) if is_numpy(x) else x.clone(memory_format=sys.modules["torch"].contiguous_format)
 
 
 @cache
 def _device(index: int) -> tuple[Target, str | None, int | None]:
-    """(target, execution backend, processors) of a CUDA device of torch."""
+    """(target, execution backend, SMs) of a CUDA device of torch."""
     found = sys.modules["torch"].cuda.get_device_properties(index)
     number = found.major * 10 + found.minor
     try:
         target = Target({"kind": "cuda", "arch": f"sm_{number}a" if number >= 90 else f"sm_{number}"})
-    except ValueError:  # newer than the table: what Target finds for it
+    except ValueError:  # newer than the table of chips
         target = Target("cuda")
     return target, None, found.multi_processor_count
 
 
 def running_on(x: Any, target: Any) -> tuple[Target, str | None, int | None]:
-    """(target, execution backend, processors where known) for arrays like x.
+    """(target, execution backend, SMs where known) for arrays like x.
 
-    target: what the caller asks for; None is the device of the array.  "tile" interprets the tile program; a CUDA target
-    with arrays that are not on a GPU is simulated.
+    target: the caller's; None is the device of the array. "tile" selects the reference interpreter. A CUDA target with arrays
+    that are not on a GPU selects the device simulator.
     """
     on_device = not is_numpy(x) and x.device.type == "cuda"
     if target is None:
@@ -163,7 +169,7 @@ def running_on(x: Any, target: Any) -> tuple[Target, str | None, int | None]:
 
 
 def configs(target: Target) -> dict[str, Any]:
-    """Pass configs of attention: exp2 and log2 by the hardware's instructions; wgmma and TMA where there are."""
+    """Pass configs of attention: exp2 and log2 by hardware instructions, and wgmma and TMA where the target has them."""
     if not target.is_cuda:
         return {}
     return {"tl.enable_fast_math": True, **({"tl.enable_hopper": True} if target.has_wgmma else {})}

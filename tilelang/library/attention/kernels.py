@@ -1,18 +1,18 @@
-"""The online softmax, the main loop of attention, and the kernel in which a block computes a tile of queries alone.
+"""The online softmax, the main loop of attention, and the kernel in which one block computes one tile of queries.
 
-A tile of scores S = Q K^T never leaves the registers.  Per row, `top` is the largest score so far, or lags behind it by
-LAG / c at most, `total` the sum of 2^(c s - c top) and `acc` the sum of these weights times V; c = scale log2(e), so that a
-weight is one multiply-add and one exp2.  When `top` rises, both sums are multiplied by 2^(c old - c new).
+A tile of scores S = Q K^T never leaves the registers. For each row, `top` is the largest score so far, or at most LAG / c below
+it (lazy rescaling); `total` is the sum of 2^(c s - c top), and `acc` is the sum of these weights times V. Here c = scale
+log2(e), so that a weight takes one multiply-add and one exp2. When `top` rises, both sums are multiplied by 2^(c old - c new).
 
-Keys that a row does not see have the score -inf, and the weight 2^-inf = 0.  `top` starts at the lowest power of two whose
-product with c is finite; no score that counts is lower.  A row that sees no key ends with 0 and the logarithm -inf.  NaN is
+Keys that a row does not see have the score -inf, and the weight 2^-inf = 0. `top` starts at the lowest power of two whose
+product with c is finite; no visible score is lower. A row that sees no key ends with 0 and the logarithm -inf. NaN is
 propagated: no comparison hides it.
 
-Without a mask, tiles of keys are taken from the last one on.  Only the last tile can be ragged, and it is taken before the
-steady part of the loop, whose iterations need no mask then.  Under a causal mask that order was slower.
+Without a mask, tiles of keys are processed from the last one to the first. Only the last tile can be ragged, and it is
+processed before the steady loop, whose iterations then need no mask. Under a causal mask that order was slower.
 
-Compilers contract a * c - b * c to an FMA, in which the second product alone is rounded.  So where `top` stays, the sums are
-multiplied by 2^((old - new) c), which is 1 whatever c and `top` are, and the product of c and the first `top` is exact.
+Compilers contract a * c - b * c to an FMA, in which only the second product is rounded. So where `top` stays, the sums are
+multiplied by 2^((old - new) c), which is 1 for any c and `top`, and the product of c and the first `top` is exact.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from .form import AttentionForm
 from .problem import Mask
 
 LN2 = 0.6931471805599453
-LAG = 8.0  # `top` follows the scores when weights would pass 2^8: far below what a float16 holds
+LAG = 8.0  # `top` follows the scores when weights would exceed 2^8: far below the largest float16
 
 
 class KeyTiles(NamedTuple):
-    """The tiles of keys that a block takes, one in each iteration of the main loop: how attention divides its work.
+    """The tiles of keys that a block processes, one in each iteration of the main loop. It states how attention divides its
+    work.
 
-    begin, end: of the loop's index.  place: of an index, what the others take: the tile's first key, or the index itself.
-    keys, values: of a place, the tile's rows of K and V.  visible: of (index, place, i, j), whether row i of the queries sees
-    key j of the tile.
+    begin, end: range of the loop's index. place: maps an index to what the other functions take: the tile's first key, or the
+    index itself. keys, values: map a place to the tile's rows of K and V. visible: maps (index, place, i, j) to whether row i
+    of the queries sees key j of the tile.
     """
 
     begin: Any
@@ -50,8 +51,8 @@ class KeyTiles(NamedTuple):
 
 
 def lowest(c: Any) -> Any:
-    """What `top` starts from: -2^127 over the power of two in c, or over 1 where c is less than that.  c: a float, or an
-    expression in float32."""
+    """The first `top`: -2^127 over the power of two in c, or over 1 where c is less than that. c: a float or a float32
+    expression."""
     if isinstance(c, (int, float)):
         return -2.0**(128 - math.frexp(np.float32(max(c, 1.0)))[1])
     exponent = T.shift_right(T.reinterpret(T.max(c, 1.0), "int32"), 23) - 127
@@ -60,7 +61,7 @@ def lowest(c: Any) -> Any:
 
 @T.macro
 def reset(acc, top, total, c):
-    """No key seen yet."""
+    """Set the state to: no key seen yet."""
     T.clear(acc)
     T.clear(total)
     T.fill(top, lowest(c))
@@ -68,9 +69,10 @@ def reset(acc, top, total, c):
 
 @T.macro
 def absorb(S, P, acc, rows, c):
-    """Take the weights of a tile of scores S: into P (16 bit), `total` and, as a factor per row, into `acc`.
+    """Add a tile of scores S: the weights go to P (16 bits) and `total`, and the rescaling factor of each row is applied to
+    `acc`.
 
-    rows: (top, before, factor, total, part), float32 fragments of one element a row.
+    rows: (top, before, factor, total, part), float32 fragments with one element per row.
     """
     top, before, factor, total, part = rows
     height, keys = S.shape
@@ -92,10 +94,10 @@ def absorb(S, P, acc, rows, c):
 
 @T.macro
 def finish(acc, top, total, factor, c):
-    """Results of a tile: acc becomes the weighted mean of V, `total` the natural logarithm of the sum of exp(scores)."""
+    """Finish a tile: acc becomes the weighted mean of V, `total` the natural logarithm of the sum of exp(scores)."""
     rows, dim = acc.shape
     for i in T.Parallel(rows):
-        factor[i] = T.if_then_else(total[i] == 0, 0.0, T.fast_rcp(total[i]))  # a sum of a row is 1 or more
+        factor[i] = T.if_then_else(total[i] == 0, 0.0, T.fast_rcp(total[i]))  # the sum of a row that sees a key is 1 or more
     for i, j in T.Parallel(rows, dim):
         acc[i, j] *= factor[i]
     for i in T.Parallel(rows):
@@ -104,9 +106,11 @@ def finish(acc, top, total, factor, c):
 
 @T.macro
 def working_set(f):
-    """What a block works in: tiles of Q, K and V in shared memory; in registers scores S (rows, keys) and `acc` (rows, dim_v)
-    in float32, weights P like S in 16 bits, and of one element a row `top`, `before`, `factor`, `total` and the sum of a
-    tile."""
+    """The tiles and fragments of a block.
+
+    Shared memory holds tiles of Q, K and V. Registers hold the scores S (rows, keys) and `acc` (rows, dim_v) in float32, the
+    weights P like S in 16 bits, and, with one element per row, `top`, `before`, `factor`, `total` and the sum of a tile.
+    """
     rows, keys = f.tile.rows, f.tile.keys
     Qs = T.alloc_shared((rows, f.sizes.dim), f.dtype)
     Ks = T.alloc_shared((keys, f.sizes.dim), f.dtype)
@@ -122,8 +126,8 @@ def working_set(f):
 def attend(f, work, load, c, tiles):
     """The main loop: softmax(Q K^T) V of a tile of queries over `tiles` of keys (KeyTiles).
 
-    f: AttentionForm or DecodeForm.  work: working_set.  load: copies the queries to their tile in shared memory.
-    c: f.exponent_scale.  Returns (weighted means of V, logarithms of sums), fragments in float32.
+    f: AttentionForm or DecodeForm. work: working_set. load: copies the queries to their tile in shared memory. c:
+    f.exponent_scale. Returns (weighted means of V, logarithms of sums), fragments in float32.
     """
     Qs, Ks, Vs, S, P, acc, state = work
     top, before, factor, total, more = state
@@ -143,7 +147,7 @@ def attend(f, work, load, c, tiles):
 
 
 def dense_attention(f: AttentionForm) -> Any:
-    """Each block computes a tile of queries.  (Q, K, V, scale, O, LSE).
+    """The kernel in which each block computes a tile of queries, with the parameters (Q, K, V, scale, O, LSE).
 
     Query i stands at key position i + seq_k - seq_q.
     """
@@ -162,7 +166,7 @@ def dense_attention(f: AttentionForm) -> Any:
             work = working_set(f)
             c = f.exponent_scale(scale)
             row = bx * rows
-            at = row + seq_k - seq_q  # position of the tile's first query among the keys
+            at = row + seq_k - seq_q  # key position of the tile's first query
             first, last = key_tiles(f.mask, at, rows, seq_k, keys)
             acc, total = attend(f, work, copying(f.rows(Q, b, h, row, rows)), c, tiles(K, V, b, h, at, first, last))
             T.copy(acc, f.rows(O, b, h, row, rows))
@@ -173,17 +177,17 @@ def dense_attention(f: AttentionForm) -> Any:
 
 
 def copying(region: Any) -> Callable[[Any], Any]:
-    """What `attend` loads queries by: a copy of a region."""
+    """The `load` of `attend` that copies a region of queries."""
     return lambda tile: T.copy(region, tile)
 
 
 def itself(index: Any) -> Any:
-    """KeyTiles.place of tiles that are named by the loop's index."""
+    """KeyTiles.place for tiles that are named by the loop's index."""
     return index
 
 
 def key_tiles(mask: Mask, at: Any, rows: int, seq_k: Any, keys: int) -> tuple[Any, Any]:
-    """The first and the last (exclusive) tile of keys that some of `rows` queries from position `at` on see."""
+    """The first and the last (exclusive) tile of keys that any of `rows` queries from position `at` on sees."""
     end = seq_k if mask.right is None else T.max(0, T.min(seq_k, at + rows + mask.right))
     first = 0 if mask.left is None else T.max(0, at - mask.left) // keys
     last = T.ceildiv(end, keys)
@@ -191,10 +195,10 @@ def key_tiles(mask: Mask, at: Any, rows: int, seq_k: Any, keys: int) -> tuple[An
 
 
 def seen(mask: Mask, key: Any, seq_k: Any, position: Any) -> Any:
-    """Whether a query at `position`, among the keys, sees `key`.
+    """Whether a query at key position `position` sees `key`.
 
-    A query that sees nothing to its right sees no key beyond the last one: that condition would be a second one to test for
-    every tile of keys.  (Rows of a tile beyond the last query see them, and are not stored.)
+    A query with a right limit sees no key beyond the last one, so the test against the last key is left out for it: that saves
+    a second test in every tile of keys. (Rows of a tile beyond the last query do see such keys, and are not stored.)
     """
     ends = [] if mask.right is not None and mask.right <= 0 else [key < seq_k]
     if mask.right is not None:

@@ -1,13 +1,15 @@
 """The kernel of flash_attention for packed sequences, whose lengths the host does not know.
 
-A first launch orders the tiles of queries, longest first.  Blocks take tiles in a fixed stride, so neighbours in this order
-must take about the same time.  In the order of the sequences, a stride may fall in step with them: with two sequences of 4096
-and two heads, half of the blocks would have short tiles only.  Tiles that run at the same time should also share keys in L2:
-heads whose keys fit together go one group after another; where the keys of one head do not fit, so do ranges of the sequences.
+A first launch orders the tiles of queries, longest first. Blocks take tiles in a fixed stride, so neighbours in this order must
+take about the same time. In the order of the sequences, the stride may coincide with their lengths: with two sequences of 4096
+and two heads, half of the blocks would get short tiles only. Tiles that run at the same time should also share keys in L2:
+heads whose keys fit together are processed one group after another; where the keys of one head do not fit, so are ranges of the
+sequences.
 
-Sequence s has the slots from cu_q[s] // rows + s on, which are enough for its tiles whatever the lengths are.  The place of a
-tile is the number of tiles that take more steps, or as many and stand before it.  Within a sequence, later tiles take no fewer
-steps than earlier ones, so the tiles that take at least so many steps are its last ones, and a division counts them.
+Sequence s has the slots from cu_q[s] // rows + s on, which suffice for its tiles at any lengths. The place of a tile in the
+order is the number of tiles that take more steps, or as many steps and have a lower slot. Within a sequence, later tiles take
+no fewer steps than earlier ones, so the tiles that take at least a given number of steps are its last ones, and a division
+counts them.
 """
 
 from __future__ import annotations
@@ -21,19 +23,20 @@ from .kernels import KeyTiles, attend, copying, itself, key_tiles, seen, working
 from .problem import Mask
 
 NEAR = 32 << 20  # bytes of keys and values that tiles running at the same time may keep in L2
-_LANES = 128  # sequences that a block of the first launch looks at together
+_LANES = 128  # sequences that a block of the first launch processes at a time
 
 
 def _with_steps(mask: Mask, tile: Tile, least: Any, seq_q: Any, seq_k: Any) -> Any:
-    """How many tiles of queries of a sequence take at least so many steps, none of them more than `_most` counts.
+    """The number of tiles of queries of a sequence that take at least `least` steps, where no tile counts more than `_most`
+    steps.
 
-    least: at least 0.  Step n is the tile of keys n - 1.
+    least: at least 0. Step n is the tile of keys n - 1.
     """
     count = T.ceildiv(seq_q, tile.rows)
     if mask.right is None:
         last = count
     else:
-        behind = (least - 1) * tile.keys - (mask.right + seq_k - seq_q)  # rows in front of the first that sees such a key
+        behind = (least - 1) * tile.keys - (mask.right + seq_k - seq_q)  # rows in front of the first row that sees such a key
         last = T.max(0, count - T.max(0, behind) // tile.rows)
     some = T.if_then_else((least - 1) * tile.keys < seq_k, last, 0)
     most = _most(mask, tile)
@@ -41,12 +44,12 @@ def _with_steps(mask: Mask, tile: Tile, least: Any, seq_q: Any, seq_k: Any) -> A
 
 
 def _most(mask: Mask, tile: Tile) -> int | None:
-    """Number of steps above which tiles count as equal: a window shows no more keys.  None: no limit."""
+    """The number of steps above which tiles count as equal, because a window shows no more keys; None: no limit."""
     return None if mask.left is None else -(-(mask.left + tile.rows) // tile.keys) + 1
 
 
 def _steps(mask: Mask, tile: Tile, row: Any, seq_q: Any, seq_k: Any) -> Any:
-    """Tiles of keys up to the last one that the tile of queries from `row` on sees, `_most` at most."""
+    """The number of tiles of keys that the tile of queries from `row` on sees, at most `_most`."""
     end = seq_k if mask.right is None else T.max(0, T.min(seq_k, row + seq_k - seq_q + tile.rows + mask.right))
     most = _most(mask, tile)
     return T.ceildiv(end, tile.keys) if most is None else T.min(most, T.ceildiv(end, tile.keys))
@@ -54,9 +57,10 @@ def _steps(mask: Mask, tile: Tile, row: Any, seq_q: Any, seq_k: Any) -> Any:
 
 @T.macro
 def order_tiles(f, Tiles, cu_q, cu_k, slot, wide, near, sms):
-    """Writes what the attention launch needs to know of a slot's tile, for each head, to its place in Tiles.
+    """Write the facts of a slot's tile, for each head, to its place in Tiles, where the attention launch reads them.
 
-    wide: heads that go together.  near: keys of one head of sequences that go together.  sms: blocks that run at a time.
+    wide: heads that are processed together. near: keys of one head of sequences that are processed together. sms: blocks that
+    run at the same time.
     """
     each, before, every = [T.alloc_fragment((_LANES,), "int32") for _ in (0, 1, 2)]
     number, place, real = [T.alloc_fragment((1,), "int32") for _ in (0, 1, 2)]
@@ -85,22 +89,22 @@ def order_tiles(f, Tiles, cu_q, cu_k, slot, wide, near, sms):
                 tiles = T.ceildiv(length, rows)
                 more = _with_steps(mask, tile, least + 1, length, keys)
                 alike = _with_steps(mask, tile, least, length, keys) - more
-                earlier = row // rows - (tiles - alike - more)  # of its own sequence
+                earlier = row // rows - (tiles - alike - more)  # tiles of the same sequence
                 longer = more + T.if_then_else(s < own, alike, T.if_then_else(s == own, earlier, 0))
                 part, mine = cu_k[s] // near, first_k // near
                 earlier_parts = T.if_then_else(part == mine, longer, T.if_then_else(part < mine, tiles, 0))
-                # Slots without a tile stand behind all that have one, in their own order.
+                # Slots without a tile come after all slots that have one, in their own order.
                 before[i] += T.if_then_else(filled, earlier_parts, T.if_then_else(s > own, tiles, 0))
                 every[i] += tiles
     T.reduce_sum(before, place)
     T.reduce_sum(every, real)
     for h in T.Parallel(heads):
         turn = h // wide * wide
-        # Every second group goes from its shortest tile on, so that neighbours are alike where groups meet too.
+        # Every second group is ordered from its shortest tile, so that tiles where groups meet take similar times too.
         inside = T.if_then_else(h // wide % 2 == 0, place[0], real[0] - 1 - place[0])
         among = turn * real[0] + inside * T.min(wide, heads - turn) + h - turn
         p = T.if_then_else(filled, among, (slot + place[0]) * heads + h)
-        # Waves alternate direction: the block with the longest tile of one has the shortest of the next.
+        # Waves alternate direction: the block with the longest tile of one wave gets the shortest of the next.
         begin = p // sms * sms
         last = T.min(sms, Tiles.shape[0] - begin) - 1
         n = T.if_then_else(p // sms % 2 == 0, p, begin + last - (p - begin))
@@ -113,14 +117,14 @@ def order_tiles(f, Tiles, cu_q, cu_k, slot, wide, near, sms):
 
 
 def packed_attention(f: AttentionForm, sms: int = 1) -> Any:
-    """Sequences one after another.  (Q, K, V, scale, cu_q, cu_k, Tiles, O, LSE).
+    """The kernel for packed sequences, with the parameters (Q, K, V, scale, cu_q, cu_k, Tiles, O, LSE).
 
-    Q (tokens_q, heads, dim), K (tokens_k, kv_heads, dim), V (…, dim_v), O like Q.  cu_q, cu_k (sequences + 1): the first token
-    of each and the last end.  LSE (heads, tokens_q) or None.  Tiles (tiles, FACTS): workspace for what is known of every tile;
-    tiles = (tokens_q // rows + sequences) * heads.
+    Q (tokens_q, heads, dim), K (tokens_k, kv_heads, dim), V (…, dim_v), O like Q. cu_q, cu_k (sequences + 1): the first token
+    of each sequence, and the end of the last. LSE (heads, tokens_q) or None. Tiles (tiles, FACTS): workspace for the facts of
+    every tile; tiles = (tokens_q // rows + sequences) * heads.
 
-    f.sizes: batch is the number of sequences, seq_q and seq_k the numbers of tokens.  sms: blocks that run at the same time.
-    Slots that are left over are of no queries.
+    f.sizes: batch is the number of sequences, seq_q and seq_k the numbers of tokens. sms: blocks that run at the same time.
+    Slots that are left over have no queries.
     """
     batch, _, tokens_k, heads, kv_heads, dim, dim_v = f.sizes
     rows, keys = f.tile.rows, f.tile.keys

@@ -1,4 +1,4 @@
-"""AttentionPlan: which kernel answers an AttentionProblem on a machine.  A pure function of both."""
+"""AttentionPlan: the kernel for an AttentionProblem on a machine. A pure function of both."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from .form import FACTS, AttentionForm, Tile
 from .problem import AttentionProblem, Sizes
 from .tile_cost import Machine, attention_tile, near_tiles, partition_work
 
-Workspace = tuple[tuple[tuple[int, ...], str], ...]  # (shape, element type) of each tensor that a kernel works in
+Workspace = tuple[tuple[tuple[int, ...], str], ...]  # (shape, element type) of each workspace tensor
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """form: what the kernel is compiled for, None among sizes and strides for what each call gives; None where there is nothing
-    to compute.  workspace: tensors that the kernel takes, of any contents.  folded: it reads queries as
+    """The kernel for a call of flash_attention.
+
+    form: what the kernel is compiled for, None where there is nothing to compute. Sizes and strides that are None in it are
+    given by each call. workspace: tensors that the kernel takes, of any contents. folded: the kernel reads queries as
     AttentionProblem.folded.
     """
 
@@ -24,7 +26,7 @@ class AttentionPlan:
 
 
 def plan_attention(problem: AttentionProblem, machine: Machine, tile: Tile | None = None) -> AttentionPlan:
-    """The plan of a problem that has no few_queries.  tile: instead of the one that the cost model chooses."""
+    """The plan of a problem that has no few_queries. tile: the tile to use instead of the cost model's choice."""
     p = problem.folded
     folded = p is not problem
     if p.empty:
@@ -43,13 +45,13 @@ def plan_attention(problem: AttentionProblem, machine: Machine, tile: Tile | Non
 
 
 def tiles_to_time(problem: AttentionProblem, machine: Machine, most: int) -> list[Tile]:
-    """At most so many tiles that are worth timing, the cost model's choice first."""
+    """The tiles that are worth timing, at most `most`, the cost model's choice first."""
     p = problem.folded
     return near_tiles(machine, model_sizes(p), p.mask, most)
 
 
 def model_sizes(p: AttentionProblem) -> Sizes:
-    """What the cost model is asked for.  Packed sequences count as so many of the mean length."""
+    """The sizes given to the cost model. Packed sequences count as sequences of the mean length."""
     if not p.packed:
         return p.sizes
     n = max(1, p.sizes.batch)
@@ -57,9 +59,9 @@ def model_sizes(p: AttentionProblem) -> Sizes:
 
 
 def _any_sizes(p: AttentionProblem, tile: Tile) -> AttentionForm:
-    """The form of one kernel for any numbers of sequences and lengths, and any strides.
+    """The form of one kernel for any numbers of sequences, any lengths and any strides.
 
-    A dimension of one element stays what it is: frameworks give it any stride, so none can be solved for.
+    A dimension of one element stays constant: frameworks give it any stride, so no symbol can be solved for it.
     """
     strides = tuple((*(n if extent == 1 else None for n, extent in zip(s[:-1], shape)), 1)
                     for s, shape in zip(p.strides, p.shapes))

@@ -18,14 +18,15 @@ LAYOUTS = ("bshd", "bhsd")
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys a query at key position p sees: p - left .. p + right; None: no limit on that side."""
+    """The keys that a query at key position p sees: p - left .. p + right; None: no limit on that side."""
 
     left: int | None = None
     right: int | None = None
 
 
 class Sizes(NamedTuple):
-    """Of one call; ints or symbols, heads and dims ints.  Of packed sequences: their number and the numbers of tokens."""
+    """The sizes of one call: ints or symbols; heads and head dimensions are ints. For packed sequences, batch is their number
+    and seq_q and seq_k are numbers of tokens."""
 
     batch: Any
     seq_q: Any
@@ -38,12 +39,12 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """A call of flash_attention: all that decides which kernel answers it, and nothing of the values.
+    """A call of flash_attention: everything that decides which kernel answers it, without the values.
 
-    layout: "bshd" (batch, sequence, head, dim), "bhsd", or "packed" (token, head, dim).  shapes, strides: of q, k, v and the
-    result, in elements, as a kernel reads and writes them.  copied: which of q, k, v it cannot read as they are stored, so that
-    compact copies are made.  scale: the one that is compiled in; None: each call gives its own.  dynamic: the kernel is
-    to take any sizes and strides.
+    layout: "bshd" (batch, sequence, head, dim), "bhsd", or "packed" (token, head, dim). shapes, strides: of q, k, v and the
+    result, in elements, as a kernel reads and writes them. copied: which of q, k, v the kernel cannot read as they are stored,
+    so that contiguous copies are made. scale: the factor that is compiled in; None: each call gives its own. dynamic: the
+    kernel takes any sizes and strides.
     """
 
     sizes: Sizes
@@ -64,13 +65,13 @@ class AttentionProblem:
 
     @property
     def lse_shape(self) -> tuple[int, ...]:
-        """Of the logarithms that return_lse asks for."""
+        """The shape of the logarithms that return_lse asks for."""
         z = self.sizes
         return (z.heads, z.seq_q) if self.packed else (z.batch, z.heads, z.seq_q)
 
     @property
     def default_scale(self) -> float:
-        """What scores are multiplied by where a call does not say."""
+        """The factor of the scores where the call gives none."""
         return float(self.sizes.dim**-0.5)
 
     @property
@@ -80,7 +81,7 @@ class AttentionProblem:
 
     @property
     def few_queries(self) -> bool:
-        """Whether all queries that read a kv head, under a causal mask, are rows of one tile: its keys are read once for
+        """Whether all queries that read a kv head, under a causal mask, fit in one tile, so that its keys are read once for
         them."""
         z, group = self.sizes, self.sizes.heads // self.sizes.kv_heads
         return (self.layout == "bshd" and self.strides[3] == compact(self.shapes[3]) and self.mask == Mask(None, 0)
@@ -88,8 +89,10 @@ class AttentionProblem:
 
     @property
     def folded(self) -> AttentionProblem:
-        """Of one query a head without a mask: the heads that read one kv head as its queries, so that its keys are read once
-        for them.  Other problems as they are."""
+        """The problem with the heads that read one kv head as its queries, so that its keys are read once for them.
+
+        This applies to one query per head without a mask. Other problems are returned unchanged.
+        """
         z = self.sizes
         if self.packed or z.seq_q != 1 or z.heads <= z.kv_heads or self.mask != Mask() or self.empty:
             return self
@@ -104,8 +107,8 @@ def attention_problem(tensors: Mapping[str, Any], on_cuda: bool, *, causal: bool
                       with_lse: bool, dynamic: bool = False) -> AttentionProblem:
     """The problem of a call.
 
-    tensors: q, k, v, cu_seqlens_q, cu_seqlens_k, out, the last three None where left out; of kinds that were checked.
-    on_cuda: whether the kernel runs on CUDA.  Raises attention-option, attention-shape.
+    tensors: q, k, v, cu_seqlens_q, cu_seqlens_k, out, whose kinds were checked; the last three are None where left out.
+    on_cuda: whether the kernel runs on CUDA. Raises attention-option, attention-shape.
     """
     q, out, packed = tensors["q"], tensors["out"], tensors["cu_seqlens_q"] is not None
     sizes = _sizes(tensors, layout)
@@ -127,7 +130,7 @@ def attention_problem(tensors: Mapping[str, Any], on_cuda: bool, *, causal: bool
 
 
 def fold(x: Any, layout: str, kv_heads: int) -> Any:
-    """A view of one query a head: so many queries of kv_heads heads, those that read one kv head."""
+    """A view of tensors with one query per head, in which the heads that read one kv head are its queries."""
     rows = x.reshape(x.shape[0], kv_heads, -1, x.shape[3])  # one dimension becomes two: no copy
     return rows.swapaxes(1, 2) if layout == "bshd" else rows
 
@@ -149,7 +152,7 @@ def _ranks(q: Any, k: Any, v: Any, rank: int, names: str) -> None:
 
 
 def _sizes(tensors: Mapping[str, Any], layout: str) -> Sizes:
-    """Of a call, whose tensors and layout are checked.  Raises attention-option, attention-shape."""
+    """The sizes of a call whose tensors and layout are checked. Raises attention-option, attention-shape."""
     q, k, v, cu_q, cu_k, out = (tensors[n] for n in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "out"))
     if layout not in LAYOUTS:
         raise error("attention-option", f"layout must be one of {', '.join(LAYOUTS)}, found {layout!r}",
@@ -180,7 +183,7 @@ def _dense_sizes(q: Any, k: Any, v: Any, layout: str) -> Sizes:
 
 
 def _packed_sizes(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any) -> Sizes:
-    """batch: the number of sequences; seq_q, seq_k: tokens."""
+    """The sizes of packed sequences: batch is the number of sequences, seq_q and seq_k are numbers of tokens."""
     _ranks(q, k, v, 3, "(token, head, dim)")
     for name, x in (("cu_seqlens_q", cu_q), ("cu_seqlens_k", cu_k)):
         if x is None:
@@ -211,7 +214,7 @@ def _agree(q: Any, k: Any, v: Any, right: bool) -> None:
 
 
 def mask_of(causal: bool, window: Any, sizes: Sizes | None) -> Mask:
-    """The mask, less what limits nothing in calls of these sizes."""
+    """The mask, without limits that have no effect for these sizes."""
     left: Any = None
     right: Any = None
     if isinstance(window, (int, np.integer)) and not isinstance(window, bool):

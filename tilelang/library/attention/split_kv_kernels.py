@@ -1,14 +1,13 @@
-"""Kernels of flash_attention whose blocks divide the keys of tiles of queries (split-KV), where the tiles alone fill no whole
-waves.
+"""Kernels of flash_attention in which blocks divide the keys of a tile (split-KV), used where tiles alone fill no whole waves.
 
-A split of a tile of queries leaves its weighted mean and the logarithm of its sum in a workspace; a second launch merges the
-splits.  Two work partitions:
+A split of a tile of queries stores its weighted mean and the logarithm of its sum in a workspace; a second launch merges the
+splits. There are two work partitions:
 
-- with a mask, few tiles: each tile is divided into the same number of equal splits, and all blocks run at once, so that the
-  longest tile's splits are the time of a call;
-- without a mask, tiles of equal length: whole waves take a tile a block.  The tiles of keys that the remaining tiles of queries
-  see are laid end to end, and each block takes as many of them: a range in one tile of queries, or in two neighbours
-  (stream-K).
+- with a mask and few tiles, each tile is divided into the same number of equal splits, and all blocks run at once, so that the
+  longest tile's splits decide the time of a call;
+- without a mask, tiles have equal length: whole waves compute one tile per block. The tiles of keys that the remaining tiles of
+  queries see are laid end to end, and each block takes an equal number of them: a range in one tile of queries, or in two
+  neighbours (stream-K).
 """
 
 from __future__ import annotations
@@ -25,8 +24,10 @@ MERGED = 4  # rows that a block of the second launch merges
 
 @T.macro
 def merge(Means, Sums, mean, total, r, y, partition):
-    """mean, total: result and logarithm of a few rows of the r-th divided tile, from row y on, of the means and logarithms of
-    its splits.  -inf: no key counted."""
+    """Compute `mean` and `total`, the result and logarithm of a few rows of the r-th divided tile, from row y on.
+
+    They are merged from the means and logarithms of the tile's splits. -inf: no visible key.
+    """
     rows, dim_v = mean.shape
     largest, weight = [T.alloc_fragment((rows,), "float32") for _ in (0, 1)]
     steps, per_block = partition.steps, partition.per_block
@@ -56,7 +57,7 @@ def merge(Means, Sums, mean, total, r, y, partition):
 
 @T.macro
 def merge_tiles(f, tiles, Means, Sums, O, LSE):
-    """The second launch: merges the splits of all divided tiles.  tiles: of queries of a head."""
+    """The second launch, which merges the splits of all divided tiles. tiles: number of tiles of queries of a head."""
     heads, whole, rest = f.sizes.heads, f.partition.whole, f.partition.rest
     with T.Kernel(f.tile.rows // MERGED, rest, threads=128) as (y, r):
         mean = T.alloc_fragment((MERGED, f.sizes.dim_v), "float32")
@@ -70,9 +71,10 @@ def merge_tiles(f, tiles, Means, Sums, O, LSE):
 
 
 def split_kv_attention(f: AttentionForm) -> Any:
-    """Each tile of queries is divided into `f.partition.steps` splits, one a block.  (Q, K, V, scale, Means, Sums, O, LSE).
+    """The kernel in which each tile is divided into `f.partition.steps` splits, one per block.
 
-    As dense_attention, for sizes that are ints.  Means (splits, rows, dim_v), Sums (splits, rows), float32: workspace.
+    Its parameters are (Q, K, V, scale, Means, Sums, O, LSE), as for dense_attention, for sizes that are ints. Means (splits,
+    rows, dim_v) and Sums (splits, rows), float32, are workspace.
     """
     seq_q, seq_k, heads = f.sizes[1:4]
     rows, keys, partition = f.tile.rows, f.tile.keys, f.partition
@@ -95,7 +97,7 @@ def split_kv_attention(f: AttentionForm) -> Any:
             r = n // parts
             row = r % per_head * rows
             h = r // per_head % heads
-            at = row + seq_k - seq_q  # position of the tile's first query among the keys
+            at = row + seq_k - seq_q  # key position of the tile's first query
             first, last = key_tiles(f.mask, at, rows, seq_k, keys)
             begin = first + n % parts * (last - first) // parts
             end = first + (n % parts + 1) * (last - first) // parts
@@ -109,10 +111,10 @@ def split_kv_attention(f: AttentionForm) -> Any:
 
 
 def partitioned_attention(f: AttentionForm) -> Any:
-    """Whole waves of tiles, the rest divided evenly over all blocks.  (Q, K, V, scale, Means, Sums, O, LSE).
+    """The kernel in which whole waves compute one tile per block, and all blocks divide the rest evenly.
 
-    As dense_attention without a mask, for sizes that are ints.  Means (splits, rows, dim_v), Sums (splits, rows), float32:
-    workspace.
+    Its parameters are (Q, K, V, scale, Means, Sums, O, LSE), as for dense_attention without a mask, for sizes that are ints.
+    Means (splits, rows, dim_v) and Sums (splits, rows), float32, are workspace.
     """
     seq_q, seq_k, heads = f.sizes[1:4]
     rows, keys, partition = f.tile.rows, f.tile.keys, f.partition
@@ -132,10 +134,10 @@ def partitioned_attention(f: AttentionForm) -> Any:
         with T.Kernel(whole + partition.splits, threads=f.tile.threads) as n:
             work = working_set(f)
             c = f.exponent_scale(scale)
-            begin = (n - whole) % sms * per_block  # of a block's range
+            begin = (n - whole) % sms * per_block  # start of a block's range
             r = begin // steps + (n - whole) // sms
             first = T.if_then_else(n < whole, 0, T.max(0, begin - r * steps))
-            # A split of no tile takes a step all the same: a loop that may be empty needs a second way to load queries.
+            # A split without a tile still runs one step: a loop that may be empty would need a second way to load queries.
             own = T.max(1, T.min(steps, T.min(begin + per_block, rest * steps) - r * steps) - first)
             count = T.if_then_else(n < whole, steps, own)
             at = T.if_then_else(n < whole, n, whole + T.min(r, rest - 1))
@@ -148,7 +150,7 @@ def partitioned_attention(f: AttentionForm) -> Any:
                 if f.with_lse:
                     T.copy(total, LSE[at // (per_head * heads), h, row:row + rows])
             else:
-                for i, j in T.Parallel(rows, f.sizes.dim_v):  # by threads: a second TMA store would take memory from the first
+                for i, j in T.Parallel(rows, f.sizes.dim_v):  # by threads: a second TMA store would need more shared memory
                     Means[n - whole, i, j] = acc[i, j]
                 for i in T.Parallel(rows):
                     Sums[n - whole, i] = total[i]

@@ -1,12 +1,12 @@
-"""Tile shapes of attention from a cost model: what the tensor cores, exp2 and the start of a tile take, in cycles.
+"""Chooses attention tiles by a cost model: cycles of the tensor cores, of exp2 and of the start of a tile.
 
     time of a tile of queries = start + (tiles of keys it sees) * step + (tiles it sees in part) * mask + store
-    step  = max(matrix instructions of all its warp groups, one group's chain of GEMMs and softmax) + a fixed cost
+    step  = max(MMAs of all its warp groups, one group's chain of GEMMs and softmax) + a fixed cost
     call  = waves of tiles over the SMs where tiles are equal; else their mean load and half the longest tile
     Where equal tiles fill no whole wave, blocks may divide the rest by keys: see partition_work.
 
-The cost of every candidate that fits registers and shared memory is estimated, and the least one taken; nothing is looked up by
-shape.  Rates are cycles of one SM, measured on an H200; those of mma.sync are from the data sheet of sm_80.
+The cost of every candidate that fits registers and shared memory is estimated, and the one of least cost is chosen; no shape is
+looked up. Rates are cycles of one SM, measured on an H200; those of mma.sync are from the data sheet of sm_80.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from ..gemm.tile import kind_of
 from .form import Tile, WorkPartition
 from .problem import Mask, Sizes
 
-GROUP = 128  # threads of a warp group, which has 64 rows of an MMA
+GROUP = 128  # threads of a warp group, which computes 64 rows
 TMA_BOX = 8192  # bytes through which a warp group stores results: 64 rows of 128 bytes
 _BESIDE = REGISTERS.overlapped_gemms  # registers beside scores, weights and accumulators: row statistics, addresses, loop state
 _MMA = kernel_rates("mma")
 _BESIDE_MMA = 70  # the same for mma.sync, which holds fragments of K and V too
-_STEP = 190.0  # cycles a step costs beside its arithmetic: barriers, the ends of GEMMs, quad reductions
-_MASK = 5.0  # cycles a key of a tile that some queries see in part: index, comparison and selection for each score
+_STEP = 190.0  # fixed cycles of a step: barriers, the ends of GEMMs, reductions over quads
+_MASK = 5.0  # cycles per key of a tile that queries see in part: index, comparison and selection for each score
 _ALIKE = 1.006  # costs that count as equal: 144 and 160 keys ran up to 0.7 % faster than 176 on an H200
-_FAR = 1.4  # times the least cost: no tile above is worth timing
-_LATENCY = 1400.0  # cycles from asking for a tile of keys to having it
-_START, _STORE = 1300.0, 19.0  # cycles until the first scores; bytes a cycle stored
-_MERGE, _MERGE_SPLIT, _MERGE_BYTES = 5000.0, 400.0, 2000.0  # cycles of a second launch, of a split it merges; bytes a cycle
-_CANDIDATES = 8  # work partitions that are compared: blocks that take so many more steps than they must
-_WORTH = 0.99  # of the time of whole tiles: a work partition takes memory and a longer compile
+_FAR = 1.4  # times the least cost: a tile above it is not worth timing
+_LATENCY = 1400.0  # cycles from the request of a tile of keys to its arrival
+_START, _STORE = 1300.0, 19.0  # cycles until the first scores; bytes stored per cycle
+_MERGE, _MERGE_SPLIT, _MERGE_BYTES = 5000.0, 400.0, 2000.0  # cycles of a second launch, and per merged split; bytes per cycle
+_CANDIDATES = 8  # work partitions that are compared, by the number of steps above the least one
+_WORTH = 0.99  # of the time of whole tiles: a work partition takes memory and longer compilation
 _MOST_TILES = 512  # tiles of one head whose costs are estimated one by one; more are sampled
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the cost of tiles is estimated for.
+    """The machine that the cost of tiles is estimated for.
 
-    kind: "wgmma", "mma" or "cpu".  sms: SMs, or cores.  shared, shared_sm: bytes of shared memory of a block, of an SM.
-    flops: of mma.sync, a cycle and SM.
+    kind: "wgmma", "mma" or "cpu". sms: SMs, or CPU cores. shared, shared_sm: bytes of shared memory of a block and of an SM.
+    flops: of mma.sync, per cycle and SM.
     """
 
     kind: str
@@ -66,20 +66,22 @@ def machine_of(target: Target, sms: int | None = None) -> Machine:
 
 
 def registers(tile: Tile, dim_v: int) -> int:
-    """Registers a thread needs: float32 scores and accumulators of its elements, 16-bit weights, and the rest."""
+    """Registers of a thread: float32 scores and accumulators of its elements, 16-bit weights, and the rest."""
     rows = tile.rows / tile.threads
     wide = rows * (tile.keys + dim_v) + rows * tile.keys / 2
     return ceil(wide) + (_BESIDE if tile.rows // 64 * GROUP == tile.threads else _BESIDE_MMA)
 
 
 def shared_bytes(tile: Tile, dim: int, dim_v: int) -> int:
-    """Shared memory of a block: its queries and the stages of K and V, 16 bits an element, and barriers."""
+    """Shared memory of a block in bytes: its queries and the stages of K and V, 16 bits an element, and barriers."""
     return 2 * (tile.rows * dim + tile.stages * tile.keys * (dim + dim_v)) + 1024
 
 
 def steps(sizes: Sizes, mask: Mask, tile: Tile) -> list[tuple[int, int]]:
-    """Tiles of keys that the tiles of queries of one head see, and how many of them not with every query; in order (of many
-    heads' tiles, evenly taken ones)."""
+    """For each tile of queries of one head: the tiles of keys it sees, and how many of these only some of its queries see.
+
+    The pairs are in order. Where there are many tiles, evenly spaced ones are sampled.
+    """
     count = ceil(sizes.seq_q / tile.rows)
     out = []
     for i in range(0, count, ceil(count / _MOST_TILES)):
@@ -87,7 +89,8 @@ def steps(sizes: Sizes, mask: Mask, tile: Tile) -> list[tuple[int, int]]:
         end = sizes.seq_k if mask.right is None else max(0, min(sizes.seq_k, at + tile.rows + mask.right))
         first = 0 if mask.left is None else max(0, at - mask.left) // tile.keys
         last = max(first, ceil(end / tile.keys))
-        # Keys from `whole` to `limit` are seen by all: the first query sees the fewest to the right, the last to the left.
+        # Keys from `whole` to `limit` are seen by all queries: the first query sees the fewest keys to the right, the last to
+        # the left.
         whole = 0 if mask.left is None else max(0, at + tile.rows - 1 - mask.left)
         limit = sizes.seq_k if mask.right is None else max(0, min(sizes.seq_k, at + 1 + mask.right))
         inner = max(0, limit // tile.keys - max(first, ceil(whole / tile.keys)))
@@ -98,8 +101,8 @@ def steps(sizes: Sizes, mask: Mask, tile: Tile) -> list[tuple[int, int]]:
 def step_cycles(m: Machine, tile: Tile, dim: int, dim_v: int) -> float:
     """Cycles of an SM for one tile of keys.
 
-    wgmma: 64 rows by N columns take max(N/2, 16 + N/4) cycles for 16 of k from shared memory, max(N/2, 13) from
-    registers; exp2 16 a cycle, beside which the maximum, the sum and the conversion of a score take half as long again.
+    wgmma: 64 rows by N columns take max(N/2, 16 + N/4) cycles for 16 of k from shared memory, max(N/2, 13) from registers.
+    exp2: 16 per cycle; the maximum, the sum and the conversion of a score take half as long again.
     """
     keys, blocks = tile.keys, tile.rows / 64
     softmax = 5.5 * keys + 180
@@ -111,28 +114,30 @@ def step_cycles(m: Machine, tile: Tile, dim: int, dim_v: int) -> float:
     loads = 2 * keys * (dim + dim_v) / _MMA.l2
     resident = min(m.shared_sm // shared_bytes(tile, dim, dim_v), REGISTERS_PER_SM // (tile.threads * registers(tile, dim_v)))
     warps = max(1, resident) * tile.threads / 32
-    hidden = min(1.0, warps / 8)  # warps of different progress keep both units busy
+    hidden = min(1.0, warps / 8)  # warps at different points of the loop keep both units busy
     softmax *= blocks
     late = _LATENCY if tile.stages == 1 else 0.0  # nothing is loaded ahead
     return max(products, softmax, loads) + (1 - hidden) * min(products, softmax) + (_STEP + late) / max(1, resident)
 
 
 def estimate_cycles(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> float:
-    """Cycles the model expects of a whole call."""
+    """The estimated cycles of a whole call."""
     return _estimated(m, sizes, mask, tile)[0]
 
 
 def partition_work(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> WorkPartition | None:
-    """How blocks divide tiles by keys: those that fill no whole wave, or with a mask all, where they are few; None where each
-    tile is one block's."""
+    """The work partition by keys; None where each tile is computed by one block.
+
+    It covers the tiles that fill no whole wave or, with a mask and few tiles, all tiles.
+    """
     return _estimated(m, sizes, mask, tile)[1]
 
 
 def _estimated(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> tuple[float, WorkPartition | None]:
-    """(cycles of a call, its work partition)."""
+    """(estimated cycles of a call, its work partition)."""
     step = step_cycles(m, tile, sizes.dim, sizes.dim_v)
     beside = _beside(sizes, tile)
-    cut = 0.0 if mask == Mask() else _MASK * tile.keys  # a ragged end alone is masked in front of the loop
+    cut = 0.0 if mask == Mask() else _MASK * tile.keys  # only a ragged end is masked, in front of the loop
     seen = steps(sizes, mask, tile)
     times = [beside + n * step + masked * cut for n, masked in seen]
     tiles, longest = _tiles(sizes, tile), max(times)
@@ -150,14 +155,14 @@ def _tiles(sizes: Sizes, tile: Tile) -> int:
 
 
 def _beside(sizes: Sizes, tile: Tile) -> float:
-    """Cycles of a tile beside its steps."""
+    """Cycles of a tile besides its steps."""
     return _START + 2 * tile.rows * sizes.dim_v / _STORE
 
 
 def _last_wave(m: Machine, sizes: Sizes, tile: Tile, longest: float) -> tuple[float, WorkPartition] | None:
-    """(cycles of a call, the best partition of the tiles of its last wave); None where that is full.
+    """(cycles of a call, the best partition of the tiles of its last wave); None where the last wave is full.
 
-    longest: cycles of a tile.  A split starts and ends like a tile, and stores twice the bytes.
+    longest: cycles of a tile. A split starts and ends like a tile, and stores twice the bytes.
     """
     tiles, n = _tiles(sizes, tile), ceil(sizes.seq_k / tile.keys)
     rest = tiles % m.sms
@@ -177,8 +182,10 @@ def _last_wave(m: Machine, sizes: Sizes, tile: Tile, longest: float) -> tuple[fl
 
 
 def _equal_splits(m: Machine, sizes: Sizes, tile: Tile, seen: list[tuple[int, int]]) -> tuple[float, WorkPartition] | None:
-    """(cycles of a call, the best number of splits) of tiles that all run at once, each in as many splits; None where there
-    are too few SMs for two.  seen: as `steps` says."""
+    """(cycles of a call, the best number of splits) of tiles that all run at once, each in the same number of splits.
+
+    None where there are too few SMs for two splits. seen: as returned by `steps`.
+    """
     tiles, longest = _tiles(sizes, tile), max(n for n, _ in seen)
     step, split = step_cycles(m, tile, sizes.dim, sizes.dim_v), _beside(sizes, tile) + 2 * tile.rows * sizes.dim_v / _STORE
     masked, each = max(masked for _, masked in seen), 8 * tiles * tile.rows * sizes.dim_v  # bytes of a split of every tile
@@ -193,7 +200,7 @@ def _equal_splits(m: Machine, sizes: Sizes, tile: Tile, seen: list[tuple[int, in
 
 
 def candidates(m: Machine, sizes: Sizes) -> Iterator[Tile]:
-    """Tiles that fit the machine."""
+    """The tiles that fit the machine."""
     if m.kind == "wgmma":
         for groups in (2, 3, 1):
             for keys in range(176, 15, -16):
@@ -218,12 +225,13 @@ def candidates(m: Machine, sizes: Sizes) -> Iterator[Tile]:
 
 @lru_cache(maxsize=4096)
 def attention_tile(m: Machine, sizes: Sizes, mask: Mask) -> Tile:
-    """The tile that the model expects to be fastest.  sizes: ints; of packed sequences those of a mean one.
+    """The tile of the least estimated cost. sizes: ints; for packed sequences those of a mean sequence.
 
-    Of the same rows and about the same cost the one with fewest keys: it needs fewest registers and compiles fastest.
+    Among tiles of the same rows and about the same cost, the one with fewest keys is chosen: it needs fewest registers and
+    compiles fastest.
     """
     if m.kind == "cpu":
-        # Measured from 16x64 to 128x256 on two cores: taller tiles read K and V less often, wider ones change nothing.
+        # Measured from 16x64 to 128x256 on two cores: taller tiles read K and V less often; wider ones change nothing.
         return Tile(16 if sizes.seq_q <= 16 else 64 if sizes.seq_q <= 64 else 128, 64, 1, 128)
     costs = {tile: estimate_cycles(m, sizes, mask, tile) for tile in candidates(m, sizes)}
     if not costs:
@@ -233,7 +241,7 @@ def attention_tile(m: Machine, sizes: Sizes, mask: Mask) -> Tile:
 
 
 def near_tiles(m: Machine, sizes: Sizes, mask: Mask, most: int) -> list[Tile]:
-    """Tiles that are worth timing, at most so many: the model's, those of least cost, then the best ones with other rows."""
+    """The tiles that are worth timing, at most `most`: the model's, those of least cost, then the best ones with other rows."""
     model = attention_tile(m, sizes, mask)
     found = ((estimate_cycles(m, sizes, mask, t), k, t) for k, t in enumerate(candidates(m, sizes)))
     ordered = sorted(found, key=lambda x: x[:2])

@@ -1,4 +1,4 @@
-"""What the attention functions have timed: tiles of queries and keys, and in decode steps the blocks that divide a sequence."""
+"""The candidates that tuning times for attention: tiles of queries and keys, and for decode steps the number of splits."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ MOST = 8  # choices of a call: each takes a second to compile
 
 
 def rounded(sizes: tuple[int, ...]) -> list[int]:
-    """The next powers of two."""
+    """The sizes rounded up to powers of two."""
     return [1 << (n - 1).bit_length() if n else 0 for n in sizes]
 
 
 def attention_task(name: str, key: Any, arrays: tuple[Any, Any, Any], agree: Callable[[Any, Any], bool],
                    where: tuple[Target, str | None], results: tuple[Any, Any, Any], choices: Sequence[Any],
                    make: Callable[[Any], Callable[..., None]]) -> Task:
-    """The task of finding the best choice for a call of attention.
+    """The tuning task of a call of attention.
 
-    arrays: q, k, v.  where: target and execution backend.  results: shape and strides of the result, shape of the logarithms
-    (None: there are none).  choices: the model's first, each (tile,) or (tile, splits).  make: choice -> run(out, lse).
+    arrays: q, k, v. where: (target, execution backend). results: shape and strides of the result, and shape of the logarithms
+    or None. choices: the model's first, each (tile,) or (tile, splits). make: choice -> run(out, lse).
     """
     q = arrays[0]
     shape, steps, of_logs = results

@@ -21,21 +21,21 @@ from .plan import plan_dequant
 from .problem import DequantProblem, dequant_problem
 
 _NAMES = ("a", "w", "scales", "zero_points", "lut", "out")
-_PDL = 64  # rows up to which the launch is set up while the one before it ends: 0.7 to 0.9 us of 8 to 10
+_PDL = 64  # rows up to which the launch uses PDL, which saves 0.7 to 0.9 us of 8 to 10
 
 
 def dequant_matmul(a: Any, w: Any, scales: Any, zero_points: Any = None, *, lut: Any = None, out: Any = None,
                    target: Any = None, execution_backend: str | None = None) -> Any:
     """a @ d.T for d[i, j] = (q - zero_points[i, j // group]) * scales[i, j // group], or lut[q] * scales[i, j // group].
 
-    a: (m, k) float16 or bfloat16.  w: (n, k / 2) uint8: the numbers q of 0 to 15 of two neighbours of a row of d, the first in
-    the low half.  scales: (n, k / group) of a's type.  zero_points: the same of uint8; None: none.  lut: (16,) of a's
-    type, with which there are no zero points.  Result: (m, n) of a's type, in `out` if given, which is disjoint from the
-    others.
+    a: (m, k) float16 or bfloat16. w: (n, k / 2) uint8; each byte holds the 4-bit numbers q of two neighbours in a row of d, the
+    first in the low half. scales: (n, k / group) of a's type. zero_points: (n, k / group) uint8, or None for zeros. lut: (16,)
+    of a's type, a look-up table; it excludes zero_points. Result: (m, n) of a's type, in `out` if given. `out` must be disjoint
+    from the other tensors.
 
-    Each element of d is rounded once; sums are in float32.  The bits are the same for the same arguments.
-    Tiles, and how many blocks split k, come from a cost model that counts what dequantising takes.
-    Raises matmul-type, matmul-shape, matmul-device, matmul-option, matmul-gradient.
+    Each element of d is rounded once, and sums are accumulated in float32. Equal arguments give equal bits. A cost model, which
+    includes the time of dequantisation, chooses the tile and the number of blocks that split k. Raises matmul-type,
+    matmul-shape, matmul-device, matmul-option, matmul-gradient.
 
     >>> import numpy as np
     >>> w = np.array([[0x21, 0x43]], np.uint8)
@@ -64,7 +64,7 @@ def dequant_matmul(a: Any, w: Any, scales: Any, zero_points: Any = None, *, lut:
         return out
     second = zero_points if lut is None else lut
     result = out if plan.direct else plan.result()
-    partials = None if plan.partials is None else plan.partials()  # the kernel takes None for what it does not use
+    partials = None if plan.partials is None else plan.partials()  # the kernel takes None for an argument that it does not use
     if not plan.compact[-1]:
         a, w, scales, second = (x if ok else _compact(x) for x, ok in zip((a, w, scales, second), plan.compact))
     plan.kernel(a, w, scales, second, partials, result)
@@ -74,7 +74,10 @@ def dequant_matmul(a: Any, w: Any, scales: Any, zero_points: Any = None, *, lut:
 
 
 def coded_matmul(a: Any, w: Any, scales: Any, zeros: Any = None, *, values: Any = None, **options: Any) -> Any:
-    """The old name of dequant_matmul(a, w, scales, zero_points, lut=…), which warns."""
+    """Deprecated name of dequant_matmul(a, w, scales, zero_points, lut=…). Warns with DeprecationWarning.
+
+    The arguments `zeros` and `values` are dequant_matmul's `zero_points` and `lut`. Shapes, types and errors are the same.
+    """
     warnings.warn("coded_matmul is deprecated, use dequant_matmul; its zeros are zero_points there, values are lut",
                   DeprecationWarning, stacklevel=2)
     return dequant_matmul(a, w, scales, zeros, lut=values, **options)
@@ -82,11 +85,11 @@ def coded_matmul(a: Any, w: Any, scales: Any, zeros: Any = None, *, values: Any 
 
 @dataclass
 class _Planned:
-    """What answers calls with arrays of one form.
+    """The prepared answer to calls with arrays of one form.
 
-    kernel: None where there is nothing to compute.  result, partials: make what it writes; None where k is not split.
-    compact: which arguments it takes as they are stored, and whether all.  direct: whether it writes to `out` itself.
-    disjoint: of `out`, where one is given.
+    kernel: None where there is nothing to compute. result, partials: allocate what the kernel writes; partials is None where k
+    is not split. compact: which arguments the kernel can read as they are stored, and whether it can read all. direct: whether
+    it writes to `out` itself. disjoint: the test of `out` against the other tensors, where `out` is given.
     """
 
     kernel: Any
@@ -102,7 +105,7 @@ _KERNELS: Cache[Any] = Cache(4096)
 
 
 def _planned(p: DequantProblem, given: dict[str, Any], at: Place) -> _Planned:
-    """For arguments that were checked."""
+    """The prepared answer for arguments that were checked."""
     a, f = given["a"], plan_dequant(p, at.chip)
     kernel = _kernel(f, at) if p.m and p.n else None
     splits, second = f.tile.splits, given.get("lut", given.get("zero_points"))

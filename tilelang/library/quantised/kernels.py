@@ -1,8 +1,8 @@
 """The kernel of dequant_matmul: GEMM with quantised weights of four bits.
 
-The weights are dequantised into registers, as the left operand of the MMA (swap-AB): C.T = D A.T.  So no dequantised weight
-goes through shared memory, whose bandwidth that would use up, and a tile of few rows of A is as narrow as they are.  Where that
-makes too few blocks, they split k, and a second launch adds the partial sums in order.
+The weights are dequantised into registers, as the left operand of the MMA (swap-AB): C.T = D A.T. So the dequantised weights
+need no bandwidth of shared memory, and a tile can be as narrow as the few rows of A. Where this gives too few blocks, the
+blocks split k, and a second launch adds the partial sums in a fixed order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .form import DequantForm
 
 @T.macro
 def _accumulate_split(f, A, W, scales, zeros, at, Cf):
-    """A block's partial sums of C.T, of its split of k."""
+    """Compute a block's partial sums of C.T, over its split of k."""
     t, (bx, by, bz) = f.tile, at
     own, column = f.steps * t.bk, bx * t.bn
     As = T.alloc_shared((t.bm, t.bk), f.element)
@@ -48,7 +48,10 @@ def _accumulate_split(f, A, W, scales, zeros, at, Cf):
 
 
 def dequant_gemm(f: DequantForm) -> Any:
-    """(A, W, scales, zero points or the look-up table, P, C).  P: (splits, m, n) float32, any contents, for several splits."""
+    """The kernel with the parameters (A, W, scales, zero points or look-up table, P, C).
+
+    P: (splits, m, n) float32 workspace of any contents, used for more than one split.
+    """
     m, n, k, t = f.m, f.n, f.k, f.tile
     second = (16,) if f.lut else (n, ceil(k / f.group)) if f.zero_points else (1,)
     blocks = (ceil(n / t.bn), ceil(m / t.bm))

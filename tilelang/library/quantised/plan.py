@@ -1,4 +1,4 @@
-"""DequantPlan: tiles of dequant_matmul and their cost.  A pure function of problem and machine."""
+"""DequantPlan: chooses the tile of dequant_matmul by a cost model. A pure function of problem and machine."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _PARTIALS, _CLOCK = kernel_rates("wgmma").split_k, nearest_chip(90).clock
 
 
 def plan_dequant(p: DequantProblem, chip: Chip) -> DequantForm:
-    """What the kernel of a problem is compiled for, with the tile of the least cost."""
+    """The form of the kernel for a problem, with the tile of the least cost."""
     return choose_tile(DequantForm(p.m, p.n, p.k, p.group, p.element, p.lut, p.zero_points, DequantTile(16, 64, 64, 2)), chip)
 
 
 def tiles(f: DequantForm, chip: Chip) -> Iterator[DequantForm]:
-    """The form with each tile that it may have on a chip."""
+    """The form with each tile that is possible on a chip."""
     for bm in (16, 32, 64, 128, 256):
         if bm > 16 and bm >= 2 * f.m:
             break
@@ -37,18 +37,18 @@ def tiles(f: DequantForm, chip: Chip) -> Iterator[DequantForm]:
                 for splits in range(1, 9):
                     v = replace(f, tile=DequantTile(bm, bn, bk, stages, splits))
                     own = v.steps * bk
-                    # A split begins with a group, and none is empty.
+                    # Each split begins at the start of a quantisation group, and none is empty.
                     if v.shared <= chip.shared and (splits == 1 or own % f.group == 0 and own * (splits - 1) < f.k):
                         yield v
 
 
 def seconds(f: DequantForm, chip: Chip) -> float:
-    """What a form with its tile is expected to take."""
+    """The estimated time of a form with its tile, in seconds."""
     t = f.tile
     blocks = ceil(f.m / t.bm) * ceil(f.n / t.bn) * t.splits
     together = max(1, min(chip.shared_sm // f.shared, 2048 // (t.threads + 128), ceil(blocks / chip.sms)))
-    together = min(together, 2) if t.bm <= 64 else 1  # registers
-    warps = together * t.bn // GROUP_ROWS  # of a scheduler
+    together = min(together, 2) if t.bm <= 64 else 1  # limited by registers
+    warps = together * t.bn // GROUP_ROWS  # warps of one scheduler
     mma = t.bk / 16 * max(t.bm / 2, 20.0)
     loaded = together * t.bk * (t.bm * 2 + t.bn // 2) / _LOAD
     step = max(_STEP + warps * (_DECODE * t.bk / 2 + _MMA * mma), loaded * min(1, blocks / chip.sms / together))
@@ -60,7 +60,7 @@ def seconds(f: DequantForm, chip: Chip) -> float:
 def choose_tile(f: DequantForm, chip: Chip) -> DequantForm:
     """The form with the tile of the least cost."""
     found = list(tiles(f, chip))
-    if not found:  # groups that no split may begin with, too many for one block
+    if not found:  # the groups allow no split, and there are too many for one block
         return replace(f, tile=DequantTile(16, 64, 64, 2))
     return min(found, key=lambda v: (seconds(v, chip), v.tile.splits, v.shared))
 

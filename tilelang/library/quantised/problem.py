@@ -15,9 +15,10 @@ _ELEMENTS = ("float16", "bfloat16")
 
 @dataclass(frozen=True)
 class DequantProblem:
-    """A call of dequant_matmul: m x k by the n x k weights, whose scales are of `group` weights of a row.
+    """A call of dequant_matmul: m x k by the n x k weights, with one scale for `group` weights of a row.
 
-    element: of a, the scales and the result.  lut: the weights are indices of a look-up table.  zero_points: they have them.
+    element: type of a, the scales and the result. lut: the weights are indices of a look-up table. zero_points: whether there
+    are zero points.
     """
 
     m: int
@@ -32,7 +33,7 @@ class DequantProblem:
 def dequant_problem(given: Mapping[str, Any]) -> DequantProblem:
     """The problem of a call.
 
-    given: a, w, scales and, where given, zero_points, lut, out.  Raises matmul-type, matmul-shape, matmul-device.
+    given: a, w, scales and, where given, zero_points, lut, out. Raises matmul-type, matmul-shape, matmul-device.
     """
     a, w, scales = (given[x] for x in ("a", "w", "scales"))
     for name, x in given.items():
