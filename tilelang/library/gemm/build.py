@@ -1,4 +1,4 @@
-"""What answers a call of a planned GEMM: compiled kernels, and functions that give them their arguments."""
+"""Compiles the kernels of planned GEMMs, and makes the functions that call them with their arguments."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ KERNELS: Cache[Run] = Cache(256)
 
 @dataclass(frozen=True)
 class Place:
-    """Where kernels are compiled for."""
+    """Where kernels are compiled for: target, execution backend and device."""
 
     target: Target
     backend: str | None
 
     @staticmethod
     def of(x: Any, target: Any, backend: str | None) -> Place:
-        """The place a caller asked for, or that of a tensor."""
+        """The place that a caller asked for, or that of a tensor."""
         if target is None:
             return Place(target_of(x), backend)
         return Place(target if isinstance(target, Target) else Target(target), backend)
@@ -47,7 +47,7 @@ class Place:
         return chip_of(self.target)
 
     def compile(self, program: Any, pdl: bool = False, cluster: tuple[int, ...] = ()) -> Run:
-        """pdl: the launch may be set up while the one before it on the stream ends.  cluster: Tile.cluster."""
+        """Compile a program. pdl: the launch uses PDL. cluster: Tile.cluster."""
         configs: dict[str, Any] = {"tl.enable_hopper": True} if self.target.has_wgmma else {}
         if pdl:
             configs["tl.enable_pdl"] = True
@@ -58,7 +58,8 @@ class Place:
 
 
 def _rows(x: Operand, c: Copied | None, element: str) -> Rows | None:
-    """What the GEMM's program copies itself; None: nothing, or an operand that needs another copy."""
+    """The copy of an operand that the GEMM's program makes itself; None for no copy, or for an operand that needs another copy.
+    """
     if c is None or c.transposed or not x.plain:
         return None
     rows = Rows(x.batch, x.rows, x.columns, x.lead, x.down, c.shape[2], element)
@@ -66,7 +67,7 @@ def _rows(x: Operand, c: Copied | None, element: str) -> Rows | None:
 
 
 def _reader(x: Operand, c: Copied | None, element: str, at: Place, rows: Rows | None = None) -> Run:
-    """f(tensor) -> what a kernel takes for it.  rows: what the kernel copies itself."""
+    """A function from a tensor to the kernel's argument. rows: the copy that the kernel makes itself."""
     if c is None or rows is not None:
         return x.view
     own = _rows(x, c, element)
@@ -88,13 +89,14 @@ def _reader(x: Operand, c: Copied | None, element: str, at: Place, rows: Rows | 
 
 
 def compiled(f: Form, two_level: bool, at: Place, copies: Copies = (None, None)) -> Run:
-    """The kernel of a form."""
+    """The compiled kernel of a form."""
     program = gemm_two_level if two_level else gemm_split if f.tile.splits > 1 else gemm_tail if f.tail else gemm
     return at.compile(program(f, copies), f.tile.pdl and not (f.tail or any(copies)), () if f.tail else f.tile.cluster)
 
 
 def _copy_buffer(like: Any, rows: Rows | None, element: str) -> Callable[[], Any]:
-    """Makes the tensor that a program copies to; where it copies nothing, the same of one element each time."""
+    """A function that allocates the tensor of an operand's copy. Where nothing is copied, it returns one tensor of one element.
+    """
     if rows is None:
         nothing = zeros(like, (1,), element)
         return lambda: nothing
@@ -102,7 +104,7 @@ def _copy_buffer(like: Any, rows: Rows | None, element: str) -> Callable[[], Any
 
 
 def matmul_run(p: MatmulProblem, plan: MatmulPlan, at: Place, like: Any, shape: tuple[int, ...]) -> Run:
-    """f(a, b, bias, scale_a, scale_b, out) -> out, or a new tensor of this shape, of the kind of `like`."""
+    """A function f(a, b, bias, scale_a, scale_b, out) -> out, or a new tensor of this shape, of the kind of `like`."""
     f, thin, (copy_a, copy_b) = plan.form, plan.thin, plan.copied
     views = p.left.view, p.right.view
     if isinstance(thin, FewRows):
@@ -111,7 +113,7 @@ def matmul_run(p: MatmulProblem, plan: MatmulPlan, at: Place, like: Any, shape: 
         partials = maker(like, (thin.splits, thin.count), "float32")
         return _calls(at.compile(gemv(thin)), thin.f, views, [], [partials], maker(like, shape, f.types[2]))
     copies = _rows(p.left, copy_a, f.types[0]), _rows(p.right, copy_b, f.types[1])
-    if f.open_rows:  # of which many calls ask for the same
+    if f.open_rows:  # many calls share this kernel
         kernel = KERNELS.made((f, p.two_level, at, copies), lambda: compiled(f, p.two_level, at, copies))
     else:
         kernel = compiled(f, p.two_level, at, copies)
@@ -123,10 +125,10 @@ def matmul_run(p: MatmulProblem, plan: MatmulPlan, at: Place, like: Any, shape: 
 
 def _calls(kernel: Run, f: Form, reads: tuple[Run, Run], padded: list[Callable[[], Any]], space: list[Callable[[], Any]],
            result: Callable[[], Any]) -> Run:
-    """What `matmul_run` returns.  padded, space, result: make the tensors for copies, for partial sums, for the result."""
+    """The function that `matmul_run` returns. padded, space, result: allocate the copies, the partial sums and the result."""
     read_a, read_b = reads
 
-    # Parameters that the form does not use are None: a tensor costs the host 0.1 to 0.2 us to pass, a list as much to make.
+    # Parameters that the form does not use are None: passing a tensor costs the host 0.1 to 0.2 us, making a list as much.
     def plain(a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, out: Any) -> Any:
         if out is None:
             out = result()
@@ -145,7 +147,7 @@ def _calls(kernel: Run, f: Form, reads: tuple[Run, Run], padded: list[Callable[[
 
 
 def grouped_run(p: MatmulProblem, plan: MatmulPlan, at: Place, like: Any) -> Run:
-    """f(a, b, bias, sizes, out) -> out, all of which is written."""
+    """A function f(a, b, bias, sizes, out) -> out, which writes all of `out`."""
     f, (copy_a, copy_b) = plan.form, plan.copied
     kernel = at.compile(gemm_grouped(f, p.two_level))
     read_a = _reader(p.left, copy_a, f.types[0], at)

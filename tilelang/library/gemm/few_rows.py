@@ -1,9 +1,9 @@
-"""A few rows times a matrix whose rows are no multiples of 16 bytes: one pass over the matrix, in whole words.
+"""GEMM of few rows with a matrix whose rows are no multiples of 16 bytes: reads the matrix once, in whole words.
 
-    matrix      words of a stretch of k, each two neighbours put together -> S, rows at multiples of 16 bytes -> GEMM
+    matrix      words of a chunk of k, neighbours combined -> S, with rows at multiples of 16 bytes -> GEMM
     few rows    element by element -> X
 
-The blocks of a cluster split k and add their partial sums, always in the same order, through shared memory.
+The blocks of a cluster split k and add their partial sums through shared memory, always in the same order.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from .repack import Rows
 
 MOST_ROWS = 16
 _THREADS, _SIDE = 128, 64
-_UNDER_WAY = 32 * 1024  # bytes of words that an SM waits for at a time, in as few blocks as may be
-# Seconds of a launch and its reduction; of 64 of k in a block that has an SM for itself, in one that does not, and
-# what each of these has to set up; what 8 more of the few add, as a part of a stretch (H200, within a seventh mostly).
+_UNDER_WAY = 32 * 1024  # bytes of words that an SM has in flight, in as few blocks as possible
+# Seconds of a launch with its reduction (_START); of 64 columns of k in a block that is alone on its SM (_ALONE) or shares it
+# (_SHARED); of the setup of each block on a shared SM (_OWN). _WIDER: what 8 more of the few rows add, as a fraction of a
+# chunk. Measured on an H200; most estimates are within 14 %.
 _START, _ALONE, _SHARED, _OWN, _WIDER = 2.4e-6, 0.5e-6, 0.36e-6, 0.3e-6, 0.1
 
 
 @dataclass(frozen=True)
 class FewRows:
-    """C of a Form `f` with few rows or columns, the rows of whose other operand are r, k split over `splits` blocks of a
-    cluster, of which there are at least two.
+    """C of a Form `f` with few rows or columns. r describes the rows of the other operand, the matrix.
 
-    deep: of k at a time, 64 or 128, for _SIDE elements of C along the matrix that a block computes.
+    splits: blocks of a cluster that split k, at least two. deep: columns of k processed at a time, 64 or 128. A block computes
+    _SIDE elements of C along the matrix.
     """
 
     f: Any
@@ -53,31 +54,32 @@ class FewRows:
 
     @property
     def width(self) -> int:
-        """Of the tiles of C, along the few."""
+        """Width of the tiles of C, along the few rows."""
         return ceil(self.few / 8) * 8
 
     @property
     def count(self) -> int:
-        """Elements of C along the matrix."""
+        """Number of elements of C along the matrix."""
         return self.r.rows if self.along else self.r.columns
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and columns of the matrix."""
+        """(rows, columns) of the matrix in a chunk."""
         return (_SIDE, self.deep) if self.along else (self.deep, _SIDE)
 
     @property
     def by_group(self) -> tuple[int, int, int]:
-        """The words of a tile: rows of each group of threads, groups, of which there is an even number, words of a row."""
+        """How threads read the words of a tile: (rows of each group of threads, number of groups, which is even, words of a
+        row)."""
         groups = 2 * _THREADS // self.tile[1]
         return self.tile[0] // groups, groups, self.tile[1] // 2
 
     def inside(self, k: Any) -> Any:
-        """Whether all words lie in the matrix that are read of a stretch of k, one more of a row than are needed."""
+        """Whether all words that are read for a chunk of k lie in the matrix. One more word of a row is read than is needed."""
         return k + self.deep + 2 <= self.f.k if self.count >= _SIDE else False
 
     def start(self, block: Any) -> Any:
-        """Where a block begins across k: the last one ends where the matrix does."""
+        """The first element of a block across k. The last block ends where the matrix ends."""
         return T.min(block * _SIDE, max(0, self.count - _SIDE))
 
     @property
@@ -91,42 +93,44 @@ class FewRows:
 
     @property
     def block_steps(self) -> int:
-        """Steps of a block."""
+        """Number of steps of a block."""
         return ceil(self.steps / self.splits)
 
     def divided(self, sms: int) -> FewRows:
-        """The same in splits that keep loads of so many bytes in flight, the fewest of those that leave a block as much.
+        """The same problem with the fewest splits that keep `_UNDER_WAY` bytes in flight on each SM.
 
-        Two splits of stretches of 128 where they do: 16x8191x2047 13.1 us, 14.2 of 64 in 2 splits, 17.1 in 4.
+        Two splits with chunks of 128 are used where they suffice: 16x8191x2047 takes 13.1 us, 14.2 with chunks of 64 in 2
+        splits, 17.1 in 4 splits.
         """
         blocks = ceil(self.count / _SIDE)
-        wanted = 0.95 * sms * _UNDER_WAY / (2 * _SIDE * blocks)  # of k
+        wanted = 0.95 * sms * _UNDER_WAY / (2 * _SIDE * blocks)  # columns of k
         if 2 * 128 >= wanted:
             return replace(self, splits=2, deep=128)
         most = replace(self, splits=min(8, ceil(wanted / 64)), deep=64)
         return replace(most, splits=max(2, ceil(most.steps / most.block_steps)))
 
     def seconds(self, sms: int) -> float:
-        """What is expected: of a block alone, or of all that run on one SM."""
+        """Estimated seconds: of one block, or of all blocks that run on one SM."""
         blocks = self.splits * ceil(self.count / _SIDE)
         stretches = self.block_steps * self.deep / 64 * (1 + _WIDER * (self.width // 8 - 1))
         return _START + max(stretches * _ALONE, ceil(blocks / sms) * (_OWN + stretches * _SHARED))
 
     def place(self, at: Any, k: Any) -> tuple[Any, Any]:
-        """Row and column of the matrix."""
+        """(row, column) of the matrix."""
         return (at, k) if self.along else (k, at)
 
 
 def _lanes(v: FewRows) -> Any:
-    """Neighbouring words are neighbouring threads', each of which has every row of its group."""
+    """How words are given to threads: neighbouring words to neighbouring threads, each of which reads all rows of its group."""
     return T.Fragment(v.by_group, forward_fn=lambda r, t, w: (t * v.by_group[2] + w, r))
 
 
 @T.macro
 def _fetch(v, given, at, first, own, ko, fetched):
-    """The words of stretch ko of a block's, if it has so many, two for each that is made of them, and of the few.
+    """Load the words of chunk `ko` of a block, two for each word that is made of them, and the few rows, if the block has that
+    chunk.
 
-    Nothing is done to them before `_put`: whatever uses a word waits for it.
+    The words are not used before `_put`, because the first use of a loaded word waits for it.
     """
     if ko < own:
         M, source, few = given
@@ -148,10 +152,10 @@ def _fetch(v, given, at, first, own, ko, fetched):
 
 @T.macro
 def _put(v, M, at, k, fetched, S, X):
-    """What was fetched to shared memory, rows at multiples of 16 bytes; what lies behind k is zero.
+    """Store what was fetched to shared memory, with rows at multiples of 16 bytes. Elements behind k are zero.
 
-    What lies outside across k is anything: no element of C has it.  Rows of a thread are whole words from each other, so the
-    bits that belong to a word are the same of all.  The operand's last element may lie in no whole word.
+    Elements outside the matrix across k may have any value, because no element of C depends on them. Rows of a thread are whole
+    words apart, so the number of bits to shift is the same for all. The operand's last element may lie in no whole word.
     """
     low, high, XF = fetched
     row, column = v.place(at, k)
@@ -176,7 +180,7 @@ def _put(v, M, at, k, fetched, S, X):
 
 
 def _room(v: FewRows, x_tile: tuple[int, int]) -> tuple[Any, Any, Any]:
-    """What `_fetch` fetches."""
+    """The registers that `_fetch` loads to."""
     low, high = (T.alloc_fragment(v.by_group, "uint32") for _ in range(2))
     T.annotate_layout({low: _lanes(v), high: _lanes(v)})
     return low, high, T.alloc_fragment(x_tile, v.r.element)
@@ -184,9 +188,10 @@ def _room(v: FewRows, x_tile: tuple[int, int]) -> tuple[Any, Any, Any]:
 
 @T.macro
 def exchange_partials(splits, high, rank, S, R, there):
-    """Rows [q high, (q + 1) high) of every other block's partial sums S go to R of block q, which adds them to its own.
+    """Add up the partial sums S of the blocks of a cluster: rows [q high, (q + 1) high) of every other block go to R of block
+    q.
 
-    A block copies nothing to itself: compute-sanitizer takes such a place to be outside the cluster.
+    A block copies nothing to itself: compute-sanitizer reports such a copy as outside the cluster.
     """
     for other in T.serial(1, splits):
         q = (rank + other) % splits
@@ -196,7 +201,7 @@ def exchange_partials(splits, high, rank, S, R, there):
 
 
 def few_rows_gemm(v: FewRows) -> Any:
-    """(A, B, bias, sa, sb, C)."""
+    """The kernel with the parameters (A, B, bias, sa, sb, C)."""
     f, splits, high = v.f, v.splits, ceil(_SIDE / v.splits)
     x_tile = (v.width, v.deep) if v.k_inner else (v.deep, v.width)
 

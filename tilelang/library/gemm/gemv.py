@@ -1,6 +1,6 @@
-"""A vector times a matrix whose rows are no multiples of 16 bytes: one pass over the matrix, in whole words.
+"""GEMV with a matrix whose rows are no multiples of 16 bytes: reads the matrix once, in whole words.
 
-A copy with longer rows would be two more passes.  Elements of 2 bytes; sums in float32, in an order that only the
+A padded copy would read and write the matrix once more. Elements have 2 bytes. Sums are float32, in an order that only the
 shape and the number of SMs decide.
 """
 
@@ -15,13 +15,13 @@ import tilelang.language as T
 from .repack import Rows
 
 _THREADS = 256
-_WIDE, _GROUPS = 128, 4  # words of a row, rows that a block reads at a time where sums go down the columns
-_TALL = 4  # rows of a thread where they go along the rows: those of one parity share what they take of the vector
+_WIDE, _GROUPS = 128, 4  # words of a row, and rows, that a block reads at a time where sums run down the columns
+_TALL = 4  # rows of a thread where sums run along the rows: rows of equal parity use the same elements of the vector
 
 
 @dataclass(frozen=True)
 class GemvForm:
-    """C of a Form `f` with m or n of 1, the rows of whose other operand are r, k split over `splits` blocks."""
+    """C of a Form `f` with m or n of 1. r describes the rows of the other operand; k is split over `splits` blocks."""
 
     f: Any
     r: Rows
@@ -39,48 +39,51 @@ class GemvForm:
 
     @property
     def count(self) -> int:
-        """Elements of C."""
+        """Number of elements of C."""
         return self.r.rows if self.along else self.r.columns
 
     @property
     def blocks(self) -> int:
-        """Side by side."""
+        """Number of blocks side by side."""
         return ceil(self.r.rows / (_TALL * self.row_groups)) if self.along else ceil((self.r.columns + 1) // 2 / _WIDE)
 
     @property
     def whole(self) -> int:
-        """What of k a loop without conditions may read in words.  Along the rows: words of a row that lie inside it wherever
-        it begins, which leaves the first and up to two elements at the end.  Down the columns: rows with one behind them."""
+        """The part of k that a loop without conditions reads in whole words.
+
+        Along the rows: the words of a row that lie inside it wherever it begins; the first element and up to two at the end are
+        left. Down the columns: the rows that have another row behind them.
+        """
         return max(0, self.r.columns // 2 - 1) if self.along else self.r.rows - 1
 
     @property
     def steps(self) -> int:
-        """Over these."""
+        """Number of steps over these."""
         return ceil(self.whole / (self.lanes if self.along else _GROUPS))
 
     @property
     def lanes(self) -> int:
-        """Threads that go along a row together: 8 words each, if there are so few."""
+        """Number of threads that read a row together: one for each 8 words, up to a limit."""
         return next((n for n in (32, 64, 128) if 8 * n >= self.whole), _THREADS)
 
     @property
     def row_groups(self) -> int:
-        """Groups of so many threads in a block, each with rows of its own."""
+        """Number of groups of such threads in a block; each group has its own rows."""
         return _THREADS // self.lanes
 
     @property
     def ahead(self) -> int:
-        """Steps whose loads are under way at once: few iterations, and few steps without work."""
+        """Number of steps whose loads are in flight together, chosen for few iterations and few steps without work."""
         share = ceil(self.steps / self.splits)
         return min(range(8, 0, -1), key=lambda n: ceil(share / n) * (n + 0.5))
 
     @property
     def iterations(self) -> int:
-        """Of a block's loop over `ahead` steps."""
+        """Iterations of a block's loop over `ahead` steps."""
         return ceil(self.steps / self.splits / self.ahead)
 
     def divided(self, sms: int) -> GemvForm:
-        """The same, split: some 8 blocks for each SM, where there is enough of k."""
+        """The same problem with k split so that there are about 8 blocks for each SM, where k is long enough."""
         return GemvForm(self.f, self.r, max(1, min(ceil(8 * sms / self.blocks), self.steps // 6, 64)))
 
     def factor(self, A: Any, B: Any, k: Any) -> Any:
@@ -94,7 +97,7 @@ class GemvForm:
         return T.make_tensor(M.data, (self.r.words,), "uint32")
 
     def half(self, word: Any, number: int) -> Any:
-        """An element of a word, as it is summed."""
+        """An element of a word, converted for the sum."""
         return T.cast(T.reinterpret(T.cast(word >> (16 * number), "uint16"), self.r.element), "float32")
 
 
@@ -115,7 +118,8 @@ def _put(v, by, at, x, out):
 
 @T.macro
 def _down(v, A, B, M, bx, by, out):
-    """Sums of columns: each word has two, moved to where they begin.  The last row comes element by element."""
+    """Sums of columns: each word holds elements of two columns, shifted to where rows begin. The last row is read by elements.
+    """
     source = v.words(M)
     low = T.alloc_fragment((_GROUPS, _WIDE), "float32")
     high = T.alloc_fragment((_GROUPS, _WIDE), "float32")
@@ -149,13 +153,13 @@ def _down(v, A, B, M, bx, by, out):
 
 @T.macro
 def _across(v, A, B, M, bx, by, out):
-    """Sums of rows: where a row begins inside a word, its elements lie one further in the words.  The ends of rows come
-    element by element."""
+    """Sums of rows. Where a row begins inside a word, its elements are shifted by one. The ends of rows are read by elements.
+    """
     source = v.words(M)
     sums = T.alloc_fragment((_TALL, v.row_groups, v.lanes), "float32")
     for t, j in T.Parallel(v.row_groups, v.lanes):
         for g in T.unroll(_TALL):
-            begin = 2 - g * v.r.down % 2  # elements in front of the words
+            begin = 2 - g * v.r.down % 2  # elements in front of the first whole word
             e = T.if_then_else(j < 2, j, begin + 2 * v.whole + j - 2)
             inside = T.And(T.And(T.Or(j >= 2, j < begin), e < v.f.k), T.And(j < 5, by == 0))
             row = T.min((bx * v.row_groups + t) * _TALL + g, v.r.rows - 1)
@@ -180,7 +184,10 @@ def _across(v, A, B, M, bx, by, out):
 
 
 def gemv(v: GemvForm) -> Any:
-    """(A, B, bias, sa, sb, W, C), W: (splits, elements of C) float32, any contents."""
+    """The kernel with the parameters (A, B, bias, sa, sb, W, C).
+
+    W: (splits, elements of C) float32 workspace of any contents.
+    """
     f = v.f
 
     @T.prim_func

@@ -1,4 +1,4 @@
-"""Grouped GEMM in the language: rows of A in groups one after another, each with a matrix of its own."""
+"""The kernel of grouped GEMM: groups of rows of A, one after another, each multiplied by its own matrix."""
 
 from typing import Any
 
@@ -6,18 +6,18 @@ import tilelang.language as T
 
 from .kernels import Form
 
-_FINDERS = 128  # threads that look for tiles
+_FINDERS = 128  # threads that search for tiles
 
 
 def gemm_grouped(f: Form, two_level: bool = False) -> Any:
-    """Rows of A in f.groups groups one after another, each with its own B.  (A, B, bias, sizes, where, C).
+    """The kernel with the parameters (A, B, bias, sizes, where, C): f.groups groups of rows of A, each with its own B.
 
-    sizes: (groups,) int32, rows of each group; rows of no group become zeros.  where: (tiles, 3) int32 workspace: group
-    (f.groups for rows of none), first row and end of the rows of each row tile.  two_level: sums of one step of k are
-    added to a second accumulator.
+    sizes: (groups,) int32, rows of each group; rows of no group become zeros. where: (tiles, 3) int32 workspace: group
+    (f.groups for rows of no group), first row and end of the rows of each row tile. two_level: partial sums of one step of k
+    are added to a second accumulator.
     """
     t, finish, tiles = f.tile, f.finish, f.row_tiles
-    pieces = f.groups + 1  # and the rows of none
+    pieces = f.groups + 1  # the groups, and the rows of no group
 
     @T.prim_func
     def matmul_grouped(A: f.a(f.m), B: f.b, bias: f.bias_vector, sizes: T.Tensor((f.groups,), "int32"),
@@ -36,7 +36,7 @@ def gemm_grouped(f: Form, two_level: bool = False) -> Any:
                 end_tile[g] = T.ceildiv(length[g], t.bm)
             T.cumsum(end_tile)
             for s in T.Parallel(tiles):
-                g = T.alloc_var("int32", init=0)  # pieces that end before tile s
+                g = T.alloc_var("int32", init=0)  # groups that end before tile s
                 for bit in T.unroll(pieces.bit_length()):
                     more = g + (1 << (pieces.bit_length() - 1 - bit))
                     g = T.if_then_else(more <= pieces and end_tile[T.min(more, pieces) - 1] <= s, more, g)

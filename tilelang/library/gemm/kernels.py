@@ -1,9 +1,8 @@
-"""GEMM in the language: one accumulator, two levels of accumulation.  (Groups of rows: grouped_kernels.py; split-K:
-split_k_kernels.py.)
+"""GEMM kernels with one accumulator and with two levels of accumulation.
 
-Each function makes the program of a Form: everything that is fixed while compiling.  A, B and C are tensors of two
-dimensions, or three with a batch in front; bias has n elements; sa and sb are scales (see Form.scaling).  Tensors that a
-form does not use have one element.
+Groups of rows are in grouped_kernels.py, split-K in split_k_kernels.py. Each function makes the program of a Form, which holds
+everything that is fixed at compile time. A, B and C have two dimensions, or three with a batch in front; bias has n elements;
+sa and sb are scales (see Form.scaling). Tensors that a form does not use have one element.
 """
 
 import functools
@@ -20,20 +19,21 @@ from .tile import Tail, Tile
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 _TANH = 2 * (2 / pi)**0.5  # the argument of gelu_tanh's tanh is half of this times x + 0.044715 x^3
-# log2(erfc(t / sqrt 2)) / t for t in 0..6, from t^0 on: least squares, weighted until gelu's largest error is least (4e-8).
+# Coefficients of log2(erfc(t / sqrt 2)) / t for t in 0..6, from t^0 on: a weighted least-squares fit that minimises gelu's
+# largest error (4e-8).
 _LOG_ERFC = (-1.15112698, -0.45904392, -0.0529485829, 0.00767080626, -0.000575799029, -1.27946769e-05, 4.27836858e-06)
 
 
 @dataclass(frozen=True)
 class Form:
-    """C = activation(scale * (op(A) @ op(B)) + bias), A of m x k, B of k x n, `batch` of them (0: no such dimension).
+    """C = activation(scale * (op(A) @ op(B)) + bias), A of m x k, B of k x n, in `batch` copies (0: no batch dimension).
 
-    types: element types of A, B, C and the accumulator.  ta, tb: A is stored (k, m), B (n, k).  a_strides, b_strides: of
-    all dimensions, in elements; () for compact.  shared_b: one B for the batch.  bias: there is one, of this type.
-    scaling: "" none, "tensor" one scale for each of A and B, "block" one for 128 elements of k of a row of A and one for
-    128 x 128 of B.  groups: of grouped.  open_rows: the kernel takes any m (no batch, A not transposed); the form's
-    m is one it was made for.  tail: `tile` computes C up to there, another one what follows.  origin: row and column of C
-    where a piece begins, whose m and n are its own.
+    types: element types of A, B, C and the accumulator. ta, tb: A is stored (k, m), B (n, k). a_strides, b_strides: of all
+    dimensions, in elements; () for contiguous. shared_b: one B for the batch. bias: its type, "" for none. scaling: "" none,
+    "tensor" one scale for each of A and B, "block" one for 128 elements of k of a row of A and one for 128 x 128 of B. groups:
+    number of groups of a grouped GEMM. open_rows: the kernel takes any m (no batch, A not transposed); the form's m is the one
+    that tiles were chosen for. tail: `tile` computes C up to there, the tail's tile computes the rest. origin: row and column
+    of C where a piece begins; m and n of a piece are its own.
     """
 
     m: int
@@ -57,7 +57,7 @@ class Form:
 
     @property
     def pieces(self) -> "tuple[Form, ...]":
-        """The rectangles of C that have tiles of their own."""
+        """The rectangles of C that have their own tiles."""
         if self.tail is None:
             return (self,)
         at, rest = self.tail.at, replace(self, tile=self.tail.tile, tail=None)
@@ -67,7 +67,7 @@ class Form:
 
     @property
     def rows(self) -> Any:
-        """m, or the variable that stands for it.  Tensors of one program are given the same."""
+        """m, or the variable that stands for it. All tensors of a program share it."""
         return T.dynamic("m") if self.open_rows else self.m
 
     def a(self, m: Any) -> Any:
@@ -99,8 +99,10 @@ class Form:
 
     @property
     def partials_shape(self) -> tuple[int, int, int]:
-        """Of the parameter W of split-K: C for each split; of swap-AB or overlapping tiles whole tiles, transposed as they
-        are."""
+        """The shape of the parameter W of split-K: C for each split.
+
+        With swap-AB or overlapping tiles, W holds whole tiles as they are computed, transposed with swap-AB.
+        """
         t, (down, across) = self.tile, (self.n, self.m) if self.tile.swap_ab else (self.m, self.n)
         whole = (ceil(down / t.bm) * t.bm, ceil(across / t.bn) * t.bn) if t.swap_ab or t.overlapping else (down, across)
         return t.splits * max(1, self.batch), *whole
@@ -111,8 +113,10 @@ class Form:
         return T.Tensor(self.partials_shape, self.types[3])
 
     def partial_at(self, m: Any, n: Any) -> tuple[Any, Any]:
-        """Where the partial sum of C's element (m, n) lies in a split of W: an overlapping tile's in the place it would have
-        otherwise."""
+        """The place in a split of W of the partial sum of C's element (m, n).
+
+        Overlapping tiles have the place that they would have without overlap.
+        """
         t, straight, swapped = self.tile, ((m, n), (self.m, self.n)), ((n, m), (self.n, self.m))
         (i, j), (down, across) = swapped if t.swap_ab else straight
         if not t.overlapping:
@@ -138,7 +142,7 @@ class Form:
         return (self.tile.bn, self.tile.bk) if self.t_right else (self.tile.bk, self.tile.loaded)
 
     def tiles(self, m: Any) -> tuple[Any, Any]:
-        """Numbers of tiles side by side and one below the other."""
+        """(number of tiles side by side, number of tiles one below the other)."""
         across, down = (m, self.n) if self.tile.swap_ab else (self.n, m)
         return T.ceildiv(across, self.tile.bn), T.ceildiv(down, self.tile.bm)
 
@@ -152,18 +156,18 @@ class Form:
                       self._unit(not self.t_right))
 
     def _unit(self, contiguous: bool) -> int:
-        """What the start of a tile is a multiple of: TMA takes boxes at whole 16 bytes of what is contiguous."""
+        """The number of elements that a tile's start is a multiple of: TMA boxes start at multiples of 16 contiguous bytes."""
         return 16 // dtype_of(self.types[0]).bytes if contiguous else 1
 
     def stored_place(self, bx: Any, by: Any) -> tuple[Any, Any]:
-        """Row and column of C where the elements of a tile begin that no earlier tile stores."""
+        """The row and column of C where the elements of a tile begin that no earlier tile stores."""
         at = by * self.tile.bm, bx * self.tile.bn
         return at[::-1] if self.tile.swap_ab else at
 
     def stored(self, tile: Any, bx: Any, by: Any) -> Any:
-        """Those elements of a tile of C, which an overlapping tile has at its end: one block stores each of C's.
+        """The region of C that a tile stores. An overlapping tile stores its last elements only: one block stores each of C's.
 
-        What lies behind the tile then is outside of C as well.
+        The region may extend beyond C.
         """
         t = self.tile
         if not t.overlapping:
@@ -174,29 +178,29 @@ class Form:
         return tile[down:down + t.bm, across:across + t.bn]
 
     def columns_of(self, tile: Any) -> Any:
-        """What the MMA takes of the right operand's tile, of which more may be loaded."""
+        """The columns that the MMA reads of the right operand's tile, of which more may be loaded."""
         return tile[0:self.tile.bk, 0:self.tile.bn] if self.tile.wide else tile
 
     @property
     def row_tiles(self) -> int:
-        """At most, of all groups and of the rows of none."""
+        """The largest number of row tiles, of all groups and of the rows of no group."""
         parts = min(self.m, self.groups + 1)
         return (self.m - parts) // self.tile.bm + parts
 
     @property
     def steps(self) -> int:
-        """Of the loop over k."""
+        """Number of steps of the loop over k."""
         return ceil(self.k / self.tile.bk)
 
     @property
     def result(self) -> str:
-        """Type in which the epilogue computes."""
+        """The type in which the epilogue computes."""
         acc = self.types[3]
         plain = not (self.scaling == "tensor" or self.bias or self.activation)
         return acc if plain or not acc.startswith("int") or self.types[2] == acc else "float32"
 
     def at_a(self, b: Any, m: Any, k: Any) -> list[Any]:
-        """Index of A's element (m, k) of GEMM b."""
+        """The index of A's element (m, k) of GEMM b of the batch."""
         m = _beyond(m, self.origin[0])
         return [*([b] if self.batch else []), *((k, m) if self.ta else (m, k))]
 
@@ -208,16 +212,16 @@ class Form:
         return [*([b] if self.batch else []), _beyond(m, self.origin[0]), _beyond(n, self.origin[1])]
 
     def left(self, A: Any, B: Any, b: Any, row: Any, k: Any) -> Any:
-        """Where the left operand of a tile begins."""
+        """The index in the left operand where a tile begins."""
         return B[self.at_b(b, k, row)] if self.tile.swap_ab else A[self.at_a(b, row, k)]
 
     def right(self, A: Any, B: Any, b: Any, k: Any, column: Any) -> Any:
-        """Where the right operand of a tile begins."""
+        """The index in the right operand where a tile begins."""
         return A[self.at_a(b, column, k)] if self.tile.swap_ab else B[self.at_b(b, k, column)]
 
     @property
     def finish(self) -> Callable[..., Any]:
-        """f(x, bias, sa, sb, column) of an accumulator's element: what goes to C."""
+        """A function f(x, bias, sa, sb, column) that computes an element of C from the accumulator's element."""
 
         def scaled(x: Any, bias: Any, sa: Any, sb: Any, column: Any) -> Any:
             x = T.cast(x, self.result)
@@ -236,7 +240,7 @@ class Form:
 
 
 def _chosen(values: list[Any], index: Any) -> Any:
-    """values[index] of an index that is known once loops are unrolled."""
+    """values[index], for an index that is constant once loops are unrolled."""
     out = values[-1]
     for k in reversed(range(len(values) - 1)):
         out = T.if_then_else(index == k, values[k], out)
@@ -248,15 +252,15 @@ def _beyond(index: Any, origin: int) -> Any:
 
 
 def _start(index: Any, size: int, extent: int, overlapping: bool, unit: int) -> Any:
-    """Where a tile starts, at a multiple of `unit`; if tiles overlap, the last one ends where the tensor does or less than
-    `unit` behind."""
+    """The start of a tile, a multiple of `unit`. If tiles overlap, the last one ends less than `unit` behind the tensor's end.
+    """
     if not overlapping or extent <= size or extent % size == 0:
         return index * size
     return T.min(index * size, -(-(extent - size) // unit) * unit)
 
 
 def _shifted_on(index: Any, size: int, extent: int, unit: int) -> Any:
-    """Place of an element in a row of whole tiles, the last of which begins at `_start`."""
+    """The place of an element in a row of whole tiles, the last of which begins at `_start`."""
     last = (ceil(extent / size) - 1) * size
     by = last - -(-(extent - size) // unit) * unit
     unit = gcd(last, by, 8)  # elements that stay side by side
@@ -273,7 +277,7 @@ def _activated(x: Any, name: str) -> Any:
         return T.if_then_else(x < 0, T.cast(0, x.dtype), x)  # a maximum would hide NaN
     if x.dtype == "float64" and name in ("gelu", "gelu_tanh", "silu"):
         return _activated_exactly(x, name)
-    if name == "gelu":  # x - x erfc(x / sqrt 2) / 2, and what is odd in x of it: half of what erf and 1 / x take
+    if name == "gelu":  # x - x erfc(x / sqrt 2) / 2 with the odd factor of x taken out: half the instructions of erf and 1 / x
         t = T.min(T.abs(x), 6.0)
         power = functools.reduce(lambda p, c: p * t + c, reversed(_LOG_ERFC)) * t
         return T.if_then_else(x < 0, T.cast(0, x.dtype), x) - t * 0.5 * T.fast_exp2(power)
@@ -283,7 +287,7 @@ def _activated(x: Any, name: str) -> Any:
 
 
 def _activated_exactly(x: Any, name: str) -> Any:
-    """In float64, for which the fast functions are none; its numbers are written as such, for others are float32."""
+    """The activation in float64, by exact functions. Constants are written as float64, because the default is float32."""
     def number(value: float) -> Any:
         return T.float64(value)
 
@@ -295,16 +299,16 @@ def _activated_exactly(x: Any, name: str) -> Any:
 
 
 def _times_sigmoid(x: Any, y: Any) -> Any:
-    """x / (1 + exp(-y)); the fast functions are as near as the sum needs that x is: their errors shrink with what they add."""
+    """x / (1 + exp(-y)). The error of the fast functions is small beside that of the sum x."""
     return x * T.fast_rcp(1.0 + T.fast_exp2(y * -1.4426950408889634))
 
 
 @T.macro
 def epilogue(f, m, Cf, at, bias, sa, sb, C):
-    """The epilogue of a tile: Cf is finished and stored to C, of m rows.  at: the block variables."""
+    """The epilogue of a tile: finish Cf and store it to C, which has m rows. at: the block variables."""
     t, finish = f.tile, f.finish
     bx, by, bz = at
-    halves = dtype_of(f.types[2]).bits == 16  # which stmatrix brings to shared memory, transposed or not
+    halves = dtype_of(f.types[2]).bits == 16  # stored to shared memory by stmatrix, transposed or not
     if t.swap_ab and not (t.staged or halves):
         for i, j in T.Parallel(t.bm, t.bn):
             if bx * t.bn + j < m and by * t.bm + i < f.n:
@@ -321,7 +325,7 @@ def epilogue(f, m, Cf, at, bias, sa, sb, C):
             T.transpose(D, E)
         else:
             E = D
-        if t.overlapping or t.staged and not halves:  # of which only some are stored, or what TMA does not transpose
+        if t.overlapping or t.staged and not halves:  # only some elements are stored, or TMA cannot transpose them
             Cs = T.alloc_shared((t.bn, t.bm) if t.swap_ab else (t.bm, t.bn), f.types[2])
             T.copy(E, Cs)
             T.copy(f.stored(Cs, bx, by), C[f.at_c(bz, *f.stored_place(bx, by))])
@@ -331,7 +335,7 @@ def epilogue(f, m, Cf, at, bias, sa, sb, C):
 
 @T.macro
 def multiply(f, As, Lf, Bs, Cf):
-    """Cf += the MMA of a stage.  Lf: `left_operand`."""
+    """Cf += the MMA of a stage. Lf: `left_operand`."""
     t = f.tile
     if t.from_registers:
         for i, j in T.Parallel(t.bm, t.bk):
@@ -340,13 +344,13 @@ def multiply(f, As, Lf, Bs, Cf):
 
 
 def left_operand(f: Form, As: Any) -> Any:
-    """What a tile's MMA reads: its stage in shared memory, or registers."""
+    """The left operand of a tile's MMA: its stage in shared memory, or registers."""
     t = f.tile
     return T.alloc_fragment((t.bm, t.bk), f.types[t.swap_ab]) if t.from_registers else As
 
 
 def gemm(f: Form, copies: Copies = (None, None)) -> Any:
-    """One accumulator.  (A, B, bias, sa, sb, C); with copies see padded.py."""
+    """The GEMM with one accumulator; parameters (A, B, bias, sa, sb, C). copies: see padded_copies.py."""
     t, m = f.tile, f.rows
 
     @T.macro
@@ -375,9 +379,12 @@ def gemm(f: Form, copies: Copies = (None, None)) -> Any:
 
 
 def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
-    """Sums of 128 elements of k (scaled, if they are) are added to a second accumulator.  (A, B, bias, sa, sb, C)."""
+    """The GEMM with two accumulators; parameters (A, B, bias, sa, sb, C).
+
+    Partial sums over 128 elements of k, scaled with block scaling, are added to the second accumulator (accumulator promotion).
+    """
     t, m = f.tile, f.rows
-    width = gcd(t.bn, 128) if f.scaling == "block" else t.bn  # columns that lie in one block of 128
+    width = gcd(t.bn, 128) if f.scaling == "block" else t.bn  # columns that lie in one scale block of 128
     chunks, last = t.bn // width, ceil(f.n / 128) - 1
 
     @T.macro
@@ -393,15 +400,15 @@ def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
             for ko in T.Pipelined(f.steps, num_stages=t.stages):
                 T.copy(f.left(A, B, bz, by * t.bm, ko * t.bk), As)
                 T.copy(f.right(A, B, bz, ko * t.bk, bx * t.bn), Bs)
-                if f.scaling == "block" and t.swap_ab:  # rows of the tile lie in one block of B
+                if f.scaling == "block" and t.swap_ab:  # rows of the tile lie in one scale block of B
                     for j in T.Parallel(t.bn):
                         row[j] = sa[bx * t.bn + j, ko]
                     weight = sb[by * t.bm // 128, ko]
-                elif f.scaling == "block":  # loaded here, used after the MMA: they arrive under it
+                elif f.scaling == "block":  # loaded here and used after the MMA, which hides their latency
                     for i in T.Parallel(t.bm):
                         row[i] = sa[by * t.bm + i, ko]
                     here, beyond = sb[bx * t.bn // 128, ko], sb[T.min(bx * t.bn // 128 + 1, last), ko]
-                    left = 128 - bx * t.bn % 128  # columns of the tile in the first of two blocks
+                    left = 128 - bx * t.bn % 128  # columns of the tile in the first of two scale blocks
                     scales = [T.if_then_else(c * width < left, here, beyond) for c in range(chunks)]
                 T.gemm(As, Bs, part, transpose_A=f.t_left, transpose_B=f.t_right, clear_accum=True)
                 for i, j in T.Parallel(t.bm, t.bn):

@@ -1,6 +1,8 @@
-"""What a tile's loads take: which blocks make clusters, at what rates boxes come from L2, what those at an edge add.
+"""The cost of a tile's loads: which blocks form clusters, at what rates boxes arrive from L2, and what edge tiles add.
 
-Cycles and bytes are those of one stage and one SM; rates were measured on an H200 (benchmarks/results/notes.md).
+Cycles and bytes are those of one stage and one SM. Rates were measured on an H200 (benchmarks/results/notes.md). In the
+comments, a row "across sectors" does not start at a multiple of 32 bytes, and "k is outermost" means that k is not the
+contiguous dimension.
 """
 
 from __future__ import annotations
@@ -13,53 +15,59 @@ from tilelang.transform.schedule.cluster_pairs import (LARGER, LINE, SECTOR, Loa
 from .tile import Chip, Tile, TileProblem, swapped
 from .tile_candidates import side_by_side
 
-# Loads of one wave for each doubling of its iterations beyond 16: blocks drift, and less of what they load is the same.
-_DRIFT, _DRIFT_ACROSS = 0.098, 0.076  # and where rows lie across sectors
-_DRIFT_TOGETHER = 0.27  # of these, in clusters
-# An operand whose k is outermost and whose rows are short lies in few lines, which all SMs that load a tile of it ask for at
-# the same time.  Cycles more of 128 bytes of k for each of them, or cluster, where rows do not start at lines and have up to so
-# many bytes, of longer ones less; power of what a box has of 128 bytes.  (104x3832x480 TT 4.5 us, 3.5 in clusters of 4 that
-# load A once; 5632x8x728 TN 4.8, 3.85; 15704x8x736 TN by 16 columns alone 9.6, by 8 in pairs 7.3.)
+# Additional loads of one wave for each doubling of its iterations beyond 16: blocks drift apart from each other, and fewer of
+# their loads coincide.
+_DRIFT, _DRIFT_ACROSS = 0.098, 0.076  # second: where rows lie across sectors
+_DRIFT_TOGETHER = 0.27  # the fraction of these in clusters
+# An operand with k outermost and short rows lies in few cache lines, which all SMs that load a tile of it request at the same
+# time. _HOT: additional cycles per 128 bytes of k for each such SM or cluster, where rows do not start at lines and have at
+# most _HOT_ROW bytes; fewer for longer rows. _HOT_BOX: power of the fraction that a box has of 128 bytes. (104x3832x480 TT 4.5
+# us, 3.5 in clusters of 4 that load A once; 5632x8x728 TN 4.8, 3.85; 15704x8x736 TN by 16 columns without clusters 9.6, by 8 in
+# pairs 7.3.)
 _HOT, _HOT_ROW, _HOT_BOX = 5.0, 160, 0.3
-# How much sooner what only one SM asks for is there, of rows across sectors where k is outermost and the other operand is
-# not in few lines: 64x12776x1248 NN by 64x128 9.0 us, in clusters that share A 9.9; 14040x24x1152 TT by 128x24 7.7, 8.2.
+# The speed-up of data that only one SM requests, with rows across sectors where k is outermost and the other operand is not in
+# few lines: 64x12776x1248 NN by 64x128 9.0 us, in clusters that share A 9.9; 14040x24x1152 TT by 128x24 7.7, 8.2.
 _ONE_ASKS = 1.2
-_CROWDED = 0.38  # power of the part of the SMs that load, by which each has less
-_OWN = 64.3  # bytes a cycle from L2 of what one SM asks for, with all SMs loading; of s SMs s ** (1 / 3) as many
-# From three waves on neighbours' loads are no longer the same at the same time.  Rows across sectors then: bytes a cycle of a
-# SM without a cluster, what such rows count, and where k is outermost; of what arrives at an SM of a cluster and, one after
-# the other, of what it takes of such rows.  Others in clusters: part of the time in one wave.
+_CROWDED = 0.38  # power of the fraction of SMs that load, by which the rate of each falls
+_OWN = 64.3  # bytes per cycle from L2 of data that one SM requests, all SMs loading; of s SMs s ** (1 / 3) times as many
+# From _DRIFTED_FROM waves on, loads of neighbours no longer coincide. Rates for rows across sectors: bytes per cycle of an SM
+# without a cluster (_LONG); the factor of such rows, and of those with k outermost; of an SM in a cluster, bytes per cycle that
+# arrive at it and, in series, that it requests itself. _LONG_PAIRED: for other rows in clusters, the fraction of the time in
+# one wave.
 _LONG, _DRIFTED_FROM, _LONG_SECTORS, _LONG_OUTERMOST = 106.4, 3, 3.38, 1.34
 _LONG_ARRIVING, _LONG_ASKED, _LONG_PAIRED = 64.4, 286.2, 0.7
-# Of one wave: what counts of the time that an SM of a cluster would take alone for what it asks for itself, where rows lie
-# across sectors, in two lines, elsewhere; behind it, bytes a cycle that arrive at it, its own and its neighbours', in such rows
-# and elsewhere; power of what 128 bytes are of a box's row, by which narrow ones count more of these; of tiles of 256 rows.
+# Rates within one wave. _ASKED...: the fraction of the time an SM alone would take for what an SM of a cluster requests itself,
+# with rows across sectors, in two lines, and elsewhere. _ARRIVING...: bytes per cycle that arrive at it, from its own and its
+# neighbours' requests. _NARROW_ARRIVING: power of the fraction that a box's row has of 128 bytes, which makes narrow boxes
+# slower. _HIGH: for tiles of 256 rows.
 _ASKED_ACROSS, _ASKED_ACROSS_OUTERMOST, _ASKED_MIDDLE, _ASKED_MIDDLE_OUTERMOST, _ASKED = 0.885, 0.774, 0.967, 0.897, 1.26
 _ARRIVING_ACROSS, _ARRIVING, _NARROW_ARRIVING, _HIGH = 184.0, 171.0, 0.4, 1.12
-# Bytes a cycle of the parts of boxes outside their tensor, which TMA fills with zeros: of one SM, of all together.
+# Bytes per cycle of the parts of boxes outside their tensor, which TMA fills with zeros: of one SM, of all SMs.
 _OUTSIDE, _OUTSIDE_ALL = 31.2, 1550.0
 _OUTSIDE_LONG = 22.7  # over several waves
-_FEWER = 1.39  # of what a tile has less inside its tensor, what its loads take less
-# What more the rows of boxes cost where k is outermost: of boxes of 64, 32, 16 bytes; of rows across sectors.
+_FEWER = 1.39  # factor of the time that an edge tile's loads save for what lies outside its tensor
+# Factors of the time of box rows where k is outermost: of boxes of 64, 32, 16 bytes; of rows across sectors.
 _NARROW, _OUTERMOST = {64: 1.28, 32: 1.87, 16: 3.4}, 1.19
-# What 128 bytes of a row take of L2 that begin in the middle of a line, at another sector, and so where k is outermost.
+# Factors of the L2 time of 128 bytes of a row: begun in the middle of a line; at another sector; so with k outermost.
 _MIDDLE, _ACROSS, _ACROSS_OUTERMOST = 1.15, 1.47, 1.34
-_OVERLAPPING = 1.05  # of overlapping tiles, where all rows start at lines
-_TALL = 1.6  # of tiles of more than 256 rows, which are two boxes: measured, not understood
+_OVERLAPPING = 1.05  # for overlapping tiles where all rows start at lines
+_TALL = 1.6  # for tiles of more than 256 rows, which are two boxes; measured, the cause is unknown
 
 
 def _loads(p: TileProblem, t: Tile, spans: tuple[int, ...], rows: int, columns: int, form: bool = False) -> tuple[Load, Load]:
-    """A stage's loads of so many rows of A and columns of B; the tiles of a row of a cluster load A once, of a column B.
+    """The loads of a stage: rows of A and columns of B. The tiles of a row of a cluster load A once, those of a column B.
 
-    form: with what k outermost costs, which estimates have from _boxes and _lines.
+    form: includes what k outermost costs, computed by _boxes and _lines.
     """
     row = t.bk * p.bits / 8
     return (Load(rows * row, p.a_rows, spans[0], p.a_k or not form), Load(columns * row, p.b_rows, spans[1], p.b_k or not form))
 
 
 def clusters(chip: Chip, p: TileProblem, t: Tile, matrix: float) -> tuple[int, ...]:
-    """Tiles of a cluster side by side and one below the other: those asked for, else as the compiler makes them
-    (transform/schedule/cluster_pairs.py)."""
+    """The tiles of a cluster, (side by side, one below the other): as requested, or as the compiler chooses them.
+
+    The compiler's rule is in transform/schedule/cluster_pairs.py.
+    """
     if t.cluster:
         return (*t.cluster, 1)
     found: tuple[int, ...] = (1, 1, 1)
@@ -67,12 +75,12 @@ def clusters(chip: Chip, p: TileProblem, t: Tile, matrix: float) -> tuple[int, .
         return found
     grid = ceil(p.n / t.bn), ceil(p.m / t.bm), p.batch * t.splits
     depth, one_wave = ceil(ceil(p.k / t.bk) / t.splits), prod(grid) <= chip.sms
-    for spans, count in (((2, 1, 1), grid[0]), ((1, 2, 1), 1 if p.ragged else grid[1])):  # whose rows have no common B
+    for spans, count in (((2, 1, 1), grid[0]), ((1, 2, 1), 1 if p.ragged else grid[1])):  # grouped rows have no common B
         loads = _loads(p, t, spans, t.bm, t.loaded, True)
         if (pays_in_one_wave(loads, matrix, depth) if one_wave else pays_for_many(loads, matrix)) and (
                 pairs(count, prod(grid) // count, chip.sms)) and (prod(found) == 1 or loads[1].cost > loads[0].cost):
             found = spans
-    if not one_wave or p.open_rows or p.two_level:  # the compiler knows no grid, or not what an iteration takes
+    if not one_wave or p.open_rows or p.two_level:  # the compiler does not know the grid, or not the time of an iteration
         return found
 
     def saved(spans: tuple[int, ...]) -> float:
@@ -82,11 +90,11 @@ def clusters(chip: Chip, p: TileProblem, t: Tile, matrix: float) -> tuple[int, .
 
 
 def cluster_sizes(chip: Chip, p: TileProblem, t: Tile) -> list[tuple[int, int]]:
-    """Clusters, side by side and one below the other, that a launch of one wave of these tiles may have."""
+    """The sizes of clusters, (side by side, one below the other), that a launch of one wave of these tiles may have."""
     q = swapped(p, t.staged) if t.swap_ab else p
     grid = ceil(q.n / t.bn), ceil(q.m / t.bm)
-    # Where no rows lie across sectors small clusters lose what large ones gain: 64x128 takes 15.2 us at 1000x1000x4000 NT, 18.0
-    # in pairs; 64x96 at 752x736x2928 NT 11.4, 11.0 in 2 x 2, 9.3 in 2 x 4.
+    # Without rows across sectors, small clusters lose what large ones gain: 64x128 takes 15.2 us at 1000x1000x4000 NT, 18.0 in
+    # pairs; 64x96 at 752x736x2928 NT 11.4, 11.0 in 2 x 2, 9.3 in 2 x 4.
     least = 1 if q.a_rows % SECTOR or q.b_rows % SECTOR else 8
     sizes = [x for x in ((2, 1), (1, 2), *LARGER) if prod(x) >= least]
     return [(x, y) for x, y in sizes if x <= grid[0] and y <= grid[1] and
@@ -94,7 +102,7 @@ def cluster_sizes(chip: Chip, p: TileProblem, t: Tile) -> list[tuple[int, int]]:
 
 
 def _boxes(p: TileProblem, k_inner: bool, extent: int, load: Load) -> float:
-    """What more an operand's load costs because of the form of its boxes."""
+    """The factor of an operand's load that the form of its boxes causes."""
     cost = _TALL if extent > 256 else 1.0
     if not k_inner:
         cost *= _NARROW.get(gcd(extent * p.bits // 8, 128), 1.0) * (_OUTERMOST if load.row % SECTOR else 1.0)
@@ -102,8 +110,11 @@ def _boxes(p: TileProblem, k_inner: bool, extent: int, load: Load) -> float:
 
 
 def load_cycles(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...], busy: float) -> float:
-    """Cycles until a stage is loaded: what many SMs ask for at the same time comes at the rate of L2, what one has for
-    itself at less than half of it."""
+    """Cycles until a stage is loaded.
+
+    Data that many SMs request at the same time arrives at the rate of L2; data that one SM alone requests, at less than half of
+    it.
+    """
     loads = _placed(p, t, _loads(p, t, spans, min(t.bm, p.m), min(t.loaded, p.n)))
     boxes = _boxes(p, p.a_k, t.bm, loads[0]), _boxes(p, p.b_k, t.loaded, loads[1])
     a, b = (x.taken * more for x, more in zip(loads, boxes))
@@ -121,7 +132,7 @@ def load_cycles(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...], bus
             _DRIFT_TOGETHER if prod(spans) > 1 else 1.0)
         rate /= drift
     own, near = _OWN / busy**0.5 / drift, side_by_side(chip, p, t.bm, t.bn, t.splits)
-    ask = max(1.0, columns / spans[0]), max(1.0, rows / spans[1])  # SMs or clusters that ask for a tile of A, of B
+    ask = max(1.0, columns / spans[0]), max(1.0, rows / spans[1])  # SMs or clusters that request a tile of A, of B
     each = (a / (rate * drift if near == "a" and ask[0] > 1 else min(rate, own * ask[0] ** (1 / 3))),
             b / (rate * drift if near == "b" and ask[1] > 1 else min(rate, own * ask[1] ** (1 / 3))))
     asked = sum(x * _requested_fraction(k, y) for x, k, y in zip(each, inner, loads))
@@ -147,8 +158,8 @@ def load_cycles(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...], bus
 
 
 def _hot(p: TileProblem, t: Tile, n: int, extent: int, x: Load, sms: float) -> float:
-    """Cycles of a stage more for an operand of n rows or columns, in tiles of `extent`, of which k is outermost, that so many
-    SMs load at once."""
+    """Additional cycles of a stage for an operand of n rows or columns, in tiles of `extent`, with k outermost, that many SMs
+    load."""
     if x.row % LINE == 0:
         return 0.0
     box = min(1.0, extent * p.bits / 8 / LINE)
@@ -156,7 +167,7 @@ def _hot(p: TileProblem, t: Tile, n: int, extent: int, x: Load, sms: float) -> f
 
 
 def _requested_fraction(k_inner: bool, load: Load) -> float:
-    """What counts of the time of a load that an SM of a cluster asks for."""
+    """The fraction of the time of a load that counts for the requests of an SM in a cluster."""
     if load.row % SECTOR:
         return _ASKED_ACROSS if k_inner else _ASKED_ACROSS_OUTERMOST
     if load.row % LINE:
@@ -165,31 +176,31 @@ def _requested_fraction(k_inner: bool, load: Load) -> float:
 
 
 def _narrow_boxes(p: TileProblem, k_inner: bool, extent: int) -> float:
-    """What more the boxes of an operand count that arrive at an SM of a cluster: narrow ones are many."""
+    """The factor for narrow boxes of an operand that arrive at an SM of a cluster."""
     return 1.0 if k_inner else (LINE / gcd(extent * p.bits // 8, LINE)) ** _NARROW_ARRIVING
 
 
 def _placed(p: TileProblem, t: Tile, loads: tuple[Load, Load]) -> tuple[Load, Load]:
-    """The loads, where k is outermost with what tiles make of their rows, which begin where tiles do."""
+    """The loads where k is outermost, with the cost of rows that begin where tiles do."""
     a, b = (x.row if inner or count <= 1 else gcd(x.row, extent * p.bits // 8) for x, inner, count, extent in zip(
         loads, (p.a_k, p.b_k), (p.m / t.bm, p.n / t.bn), (t.bm, t.bn)))
     return Load(loads[0].size, a, loads[0].saved, loads[0].inner), Load(loads[1].size, b, loads[1].saved, loads[1].inner)
 
 
 def _longer(x: Load, by: float) -> Load:
-    """A load of boxes that take so much longer."""
+    """The load with its boxes slower by this factor."""
     return Load(x.size * by, x.row, x.saved, x.inner)
 
 
 def _lines(k_inner: bool, load: Load) -> float:
-    """What more of L2 rows take that lie in two lines; those across sectors: Load.cost."""
+    """The factor of the L2 time of rows that lie in two lines. For rows across sectors see Load.cost."""
     if load.row % LINE == 0 or load.row % SECTOR:
         return 1.0
     return _ACROSS_OUTERMOST if not k_inner else _ACROSS if load.row % (LINE // 2) else _MIDDLE
 
 
 def outside_cycles(chip: Chip, p: TileProblem, t: Tile) -> tuple[int, float]:
-    """(tiles that reach outside, cycles a stage that the zeros of the farthest of them take)."""
+    """(number of tiles that reach outside, cycles per stage that the zeros of the farthest of them take)."""
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
     below, beside = (0 if t.overlapping and n > 1 else n * x - of for n, x, of in ((rows, t.bm, p.m), (columns, t.bn, p.n)))
     beside += t.loaded - t.bn
@@ -202,7 +213,7 @@ def outside_cycles(chip: Chip, p: TileProblem, t: Tile) -> tuple[int, float]:
 
 
 def inside(p: TileProblem, t: Tile) -> float:
-    """Of a whole tile's load, what that of the farthest one takes, which lies in part outside."""
+    """The fraction of a whole tile's load that the farthest edge tile takes."""
     if t.overlapping:
         return 1.0
     return max(0.0, 1 - _FEWER * max(-p.m % t.bm, -p.n % t.bn) / (t.bm + t.bn))

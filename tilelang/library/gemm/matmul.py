@@ -1,4 +1,4 @@
-"""matmul and grouped_matmul: what calls with arguments of one form share is planned once."""
+"""`matmul` and `grouped_matmul`: calls with arguments of one form are planned once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .problem import (MatmulProblem, check_disjoint, check_gradient, check_targe
 
 
 class _Planned(NamedTuple):
-    """What calls of one form share.  run: computes.  disjoint: of `out`, where one is given."""
+    """The prepared answer to calls of one form. run: computes. disjoint: the test of `out`, where it is given."""
 
     run: Callable[..., Any]
     disjoint: Any
@@ -116,7 +116,7 @@ def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = Fals
 
 
 def _first_matmul(key: Any, tensors: dict[str, Any], tune: bool | None, options: dict[str, Any]) -> _Planned:
-    """The plan of calls like this one, kept under a key.  options: those of matmul that are no tensors."""
+    """The plan of calls like this one, kept under a key. options: those of matmul that are no tensors."""
 
     def again(a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, out: Any, tune: bool | None = tune) -> Any:
         return matmul(a, b, bias=bias, scale_a=scale_a, scale_b=scale_b, out=out, tune=tune, **options)
@@ -125,7 +125,7 @@ def _first_matmul(key: Any, tensors: dict[str, Any], tune: bool | None, options:
     disjoint = None if out is None else Disjoint(out, (a, *others))
     at = Place.of(a, options["target"], options["execution_backend"])
     tuned = wanted(tune, a, at.target, at.backend)
-    if tuned is None:  # a captured call takes what is there
+    if tuned is None:  # a call during graph capture takes the present plan
         return _Planned(lambda *args: again(*args, False), disjoint)
     form = {name: x for name, x in options.items() if name not in ("target", "execution_backend")}
     problem = matmul_problem(tensors, at.target, **form, dynamic=dynamic_shapes())
@@ -133,7 +133,7 @@ def _first_matmul(key: Any, tensors: dict[str, Any], tune: bool | None, options:
 
 
 def _first_grouped(key: Any, tensors: dict[str, Any], tune: bool | None, options: dict[str, Any]) -> _Planned:
-    """The same of grouped_matmul."""
+    """The plan of calls of grouped_matmul like this one, kept under a key."""
 
     def again(a: Any, b: Any, bias: Any, group_sizes: Any, tune: bool | None = tune) -> Any:
         return grouped_matmul(a, b, group_sizes, bias=bias, tune=tune, **options)
@@ -148,7 +148,7 @@ def _first_grouped(key: Any, tensors: dict[str, Any], tune: bool | None, options
 
 
 def _run(p: MatmulProblem, at: Place, tensors: dict[str, Any], tune: bool, again: Callable[..., Any]) -> Callable[..., Any]:
-    """f(a, b, bias, scale_a, scale_b, out) of calls with such tensors.  again: matmul with the same options."""
+    """A function f(a, b, bias, scale_a, scale_b, out) for calls with such tensors. again: matmul with the same options."""
     a, b = tensors["a"], tensors["b"]
     shape = result_shape(a, p.m, p.n)
     if 0 in shape:
@@ -176,7 +176,7 @@ def _tuned(task: str, *args: Any) -> Any:
 
 
 def _of_zeros(p: MatmulProblem, at: Place) -> Callable[..., Any]:
-    """Sums over an empty k: those of one zero."""
+    """The function for an empty k, which computes with one zero instead."""
     lead, lead_b = ((x.batch,) if x.batch else () for x in (p.left, p.right))
 
     def run(a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, out: Any) -> Any:
@@ -188,8 +188,11 @@ def _of_zeros(p: MatmulProblem, at: Place) -> Callable[..., Any]:
 
 
 def _aligning(loose: list[str], again: Callable[..., Any]) -> Callable[..., Any]:
-    """Operands whose first element is at no multiple of 16 bytes are copied: no wide load may touch them.  So are those whose
-    elements lie backwards."""
+    """A function that copies operands which the kernel cannot read.
+
+    These are operands whose first element is at no multiple of 16 bytes, which wide loads need, and those with negative
+    strides.
+    """
 
     def run(a: Any, b: Any, *others: Any) -> Any:
         return again(*(fresh(x) if name in loose else x for name, x in (("a", a), ("b", b))), *others)
@@ -198,9 +201,9 @@ def _aligning(loose: list[str], again: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _grouped(p: MatmulProblem, at: Place, tensors: dict[str, Any], tune: bool, again: Callable[..., Any]) -> Callable[..., Any]:
-    """f(a, b, bias, group_sizes) of calls with such tensors.  again: grouped_matmul with the same options."""
+    """A function f(a, b, bias, group_sizes) for calls with such tensors. again: grouped_matmul with the same options."""
     a, b = tensors["a"], tensors["b"]
-    if not (strided(a) and strided(b)):  # elements lie backwards
+    if not (strided(a) and strided(b)):  # negative strides
         return lambda a, b, bias, sizes: again(*(x if strided(x) else fresh(x) for x in (a, b)), bias, sizes)
     check_target(p, at.target)
     plan = plan_matmul(p, at.chip)

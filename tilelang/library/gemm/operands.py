@@ -1,4 +1,4 @@
-"""Matrices as they lie in memory, and the copies that make them fit for a kernel."""
+"""Matrices as they are stored, and the copies that make them readable for a kernel."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def as_it_lies(x: Any) -> Any:
 
 
 def _transposed(x: Any) -> Any:
-    return x.swapaxes(-1, -2) if is_numpy(x) else x.mT  # torch takes two thirds of the time for the second
+    return x.swapaxes(-1, -2) if is_numpy(x) else x.mT  # torch takes two thirds of the time for .mT
 
 
 @dataclass(frozen=True)
 class Operand:
     """op(x) of a GEMM, as it is stored.
 
-    rows, columns: of the stored matrix.  batch: 0 for none.  lead, down, right: strides of the batch, of rows, of columns
-    in elements.  flipped: the tensor's last two dimensions change places to get the stored matrix.  transposed: the
-    stored matrix is op(x) transposed.
+    rows, columns: of the stored matrix. batch: 0 for none. lead, down, right: strides of the batch, of rows, of columns in
+    elements. flipped: the stored matrix is the tensor with its last two dimensions exchanged. transposed: the stored matrix is
+    op(x) transposed.
     """
 
     rows: int
@@ -41,39 +41,42 @@ class Operand:
 
     @property
     def logical(self) -> tuple[int, int]:
-        """Shape of op(x)."""
+        """The shape of op(x)."""
         return (self.columns, self.rows) if self.transposed else (self.rows, self.columns)
 
     @property
     def plain(self) -> bool:
-        """Rows are contiguous and do not overlap."""
+        """Whether rows are contiguous and do not overlap."""
         return self.right == 1 and self.down >= self.columns and (self.batch < 2 or self.lead >= 0)
 
     def fits(self, size: int) -> bool:
-        """Whether TMA takes it: strides of whole 16 bytes.  size: bytes of an element."""
+        """Whether TMA can load it: strides are multiples of 16 bytes. size: bytes of an element."""
         return self.plain and self.down * size % 16 == 0 and self.lead * size % 16 == 0
 
     def row_start(self, size: int) -> int:
-        """Rows start at multiples of so many bytes, at most 128, as the tensor does."""
+        """Rows start at multiples of this many bytes, at most 128, if the tensor does."""
         return gcd(self.down * size, 128)
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """As a Form has them: () for compact."""
+        """The strides as a Form has them: () for contiguous."""
         if self.down == self.columns and (not self.batch or self.lead == self.rows * self.columns):
             return ()
         return (self.lead, self.down, 1) if self.batch else (self.down, 1)
 
     @property
     def view(self) -> Callable[[Any], Any]:
-        """f(tensor) -> the stored matrix; `as_it_lies` where the tensor is that."""
+        """A function from the tensor to the stored matrix; `as_it_lies` where they are the same."""
         return _transposed if self.flipped else as_it_lies
 
 
 @dataclass(frozen=True)
 class Copied:
-    """A copy of an operand that is made first.  shape: of its buffer (batch, rows, padded columns).  transposed: the copy is
-    stored the other way round.  operand: what the kernel then reads."""
+    """A copy of an operand that is made first.
+
+    shape: of its buffer (batch, rows, padded columns). transposed: the copy is stored transposed. operand: what the kernel then
+    reads.
+    """
 
     shape: tuple[int, int, int]
     transposed: bool
@@ -85,7 +88,7 @@ class Copied:
 
 
 def operand(x: Any, name: str, transpose: bool) -> Operand:
-    """op(x) of a tensor.  Raises matmul-shape for what is no matrix or batch of matrices."""
+    """op(x) of a tensor. Raises matmul-shape for a tensor that is no matrix or batch of matrices."""
     if x.ndim not in (2, 3):
         raise error("matmul-shape", f"{name} has shape {tuple(x.shape)}, a matrix or a batch of matrices was expected",
                     expected="2 or 3 dimensions", found=str(tuple(x.shape)),
@@ -107,9 +110,9 @@ def operand(x: Any, name: str, transpose: bool) -> Operand:
 
 
 def copy_of(x: Operand, size: int, transposed: bool) -> Copied:
-    """The copy that TMA loads best: rows of whole 128 bytes (of whole 16 where there is less than that in a row).
+    """The copy that TMA loads best: rows of whole 128 bytes, or of whole 16 bytes where rows are shorter.
 
-    transposed: stored the other way round.
+    transposed: the copy is stored transposed.
     """
     rows, columns = (x.columns, x.rows) if transposed else (x.rows, x.columns)
     unit = (128 if columns * size > 128 else 16) // size

@@ -1,4 +1,4 @@
-"""GEMMs that copy operands first: the copies are a launch of the GEMM's own program, so a call is one call."""
+"""GEMMs that copy operands first: the copies are a launch of the same program, so that a call launches one program."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import tilelang.language as T
 
 from .repack import THREADS, Rows, pad_block
 
-Copies = tuple[Rows | None, Rows | None]  # of A and B: what is copied, None where the tensor is read as it lies
+Copies = tuple[Rows | None, Rows | None]  # copies of A and B; None where the tensor is read as it is stored
 
 
 def gemm_of_copies(f: Any, m: Any, launch_gemm: Callable[..., Any], copies: Copies) -> Any:
-    """A program of a Form with m rows that pads the rows; the GEMM launch_gemm(A, B, bias, sa, sb, [W,] C) uses the copies.
+    """A program of a Form with m rows that pads operands; then the GEMM launch_gemm(A, B, bias, sa, sb, [W,] C) reads the
+    copies.
 
-    (A, B, AP, BP, bias, sa, sb, [W,] C): AP and BP have rows of `padded` elements, any contents; one element where
-    nothing is copied.
+    Its parameters are (A, B, AP, BP, bias, sa, sb, [W,] C). AP and BP have rows of `padded` elements and any contents, or one
+    element where nothing is copied.
     """
     first, second = copies
     a, b = f.a(m) if first is None else first.source, f.b if second is None else second.source

@@ -1,4 +1,4 @@
-"""MatmulPlan: how a MatmulProblem is computed on a machine: copies, tiles, which kernel.  A pure function of both."""
+"""MatmulPlan: copies, tiles and kernel of a MatmulProblem on a machine. A pure function of both."""
 
 from __future__ import annotations
 
@@ -25,15 +25,18 @@ _COPY_START = 1.3e-6  # seconds that a launch of copies adds
 # With loads of single elements: what the loop takes, of the time that the model has for whole ones, and the rest of such a
 # launch; what a step takes at least, of 32 of k, with nothing to hide it (50 shapes, 2 to 78 us: within a fifth mostly).
 _ELEMENTS, _LAUNCH, _STEP = 1.7, 0.3e-6, 0.49e-6
-_WORDS = 1.05  # with loads of 8 bytes, for what is 1.7 with those of 2 (ten shapes: 0.63 to 1.05)
+_WORDS = 1.05  # the factor for loads of 8 bytes, where _ELEMENTS is for 2 (ten shapes: 0.63 to 1.05)
 
-_NO_TILE = Tile(64, 64, 64, 2, 128)  # of forms whose kernels have no tiles
+_NO_TILE = Tile(64, 64, 64, 2, 128)  # for forms whose kernels have no tiles
 
 
 @dataclass(frozen=True)
 class MatmulPlan:
-    """How a GEMM is computed: `form` with its tiles and the storage of what they read; `copied`: operands that are copied
-    first; `thin`: a GEMV, or a few rows times a matrix, in one pass over the matrix."""
+    """How a GEMM is computed.
+
+    form: the GEMM with its tiles and the storage of its operands. copied: operands that are copied first. thin: a GEMV, or a
+    GEMM of few rows, that reads the matrix once.
+    """
 
     form: Form
     copied: tuple[Copied | None, Copied | None] = (None, None)
@@ -56,10 +59,10 @@ def plan_matmul(p: MatmulProblem, chip: Chip) -> MatmulPlan:
 
 
 def routes(p: MatmulProblem, chip: Chip) -> list[Route]:
-    """Which operands may be copied first, and the GEMM of the copies; the better way first.
+    """The routes: which operands are copied first, and the GEMM of the copies; the faster route first.
 
-    sm_90 multiplies 8- and 32-bit types with k contiguous only, and its loads want rows of whole 16 bytes.  A copy costs
-    a pass over the operand; a small GEMM rather loads element by element.
+    sm_90 multiplies 8- and 32-bit types with k contiguous only, and TMA needs rows of whole 16 bytes. A copy costs a pass over
+    the operand; a small GEMM is faster with loads by elements.
     """
     wgmma = chip.kind == "wgmma"
     inner = not p.left.transposed, p.right.transposed  # where k is contiguous
@@ -72,12 +75,12 @@ def routes(p: MatmulProblem, chip: Chip) -> list[Route]:
 
 
 def _faster(p: MatmulProblem, chip: Chip, *ways: list[Route]) -> list[Route]:
-    """The routes that begin with the one of less cost."""
+    """The routes, the one of less cost first."""
     return min(ways, key=lambda x: expected(p, x[0], chip) if any(x[0][1:]) else _form(chip, *sized(p, x[0])).tile.seconds)
 
 
 def _orders(p: MatmulProblem, chip: Chip, transposed: list[bool]) -> list[Route]:
-    """routes, where these operands are transposed as they are copied."""
+    """The routes in which these operands are transposed as they are copied."""
     size, wgmma = dtype(p.types[0]).bytes, chip.kind == "wgmma" and p.kind != "float"
     sides = p.left, p.right
     needed = [not x.plain for x in sides]
@@ -90,14 +93,14 @@ def _orders(p: MatmulProblem, chip: Chip, transposed: list[bool]) -> list[Route]
 
 
 def _copied(p: MatmulProblem, wanted: list[bool], transposed: list[bool]) -> Route:
-    """The GEMM with copies of the operands that are to have one."""
+    """The GEMM with copies of these operands."""
     size = dtype(p.types[0]).bytes
     a, b = (copy_of(x, size, t) if w else None for x, w, t in zip((p.left, p.right), wanted, transposed))
     return replace(p, left=a.operand if a else p.left, right=b.operand if b else p.right), a, b
 
 
 def _copies_pay(p: MatmulProblem, chip: Chip, few: MatmulProblem, copied: Route, transposed: bool) -> bool:
-    """Whether copies of all operands that TMA cannot load take less than a GEMM by mma.sync that loads their elements."""
+    """Whether copies of all operands that TMA cannot load are faster than a GEMM by mma.sync that loads elements."""
     if transposed:
         loaded = 2.0 * p.m * p.n * p.k * max(1, p.batch) / _RATES.scalar_loads
         return loaded > chip.start + _copied_bytes(p, copied) / chip.memory
@@ -105,13 +108,13 @@ def _copies_pay(p: MatmulProblem, chip: Chip, few: MatmulProblem, copied: Route,
 
 
 def _copied_bytes(p: MatmulProblem, route: Route) -> int:
-    """Read and written by the copies."""
+    """Bytes that the copies read and write."""
     return 2 * sum(x.rows * x.columns * max(1, x.batch) * dtype(p.types[0]).bytes
                    for x, c in zip((p.left, p.right), route[1:]) if c)
 
 
 def expected(p: MatmulProblem, route: Route, chip: Chip) -> float:
-    """Seconds of a route, of operands that TMA cannot load or could not before they were copied."""
+    """Estimated seconds of a route whose operands TMA cannot load, or could not before they were copied."""
     size, ready = dtype(p.types[0]).bytes, route[0]
     batch, rows = max(1, p.batch or p.groups), max(1, ceil(p.m / p.groups)) if p.groups else p.m
     tile = _form(chip, ready, batch, rows).tile
@@ -126,13 +129,13 @@ def expected(p: MatmulProblem, route: Route, chip: Chip) -> float:
 
 
 def tile_problem(p: MatmulProblem, chip: Chip, batch: int, rows: int) -> tuple[Chip, TileProblem]:
-    """What tiles are chosen for.  rows: of a group or a GEMM."""
+    """The problem that tiles are chosen for. rows: of a group or of the GEMM."""
     size = dtype(p.types[0]).bytes
     inner = not p.left.transposed, p.right.transposed  # where k is contiguous
     native = p.kind == "half" or all(inner) or p.kind == "tf32" and any(inner) and not p.groups
     if chip.kind == "wgmma" and not (native and p.left.fits(size) and p.right.fits(size)):
         chip = without_wgmma(chip)
-    one = not (p.two_level or p.groups or p.open_rows)  # accumulator, of a number of rows that is known
+    one = not (p.two_level or p.groups or p.open_rows)  # one accumulator, and a known number of rows
     return chip, TileProblem(rows, p.n, p.k, batch, p.kind, size * 8, dtype(p.types[2]).bits, p.two_level, *inner, one,
                              128 if p.scaling == "block" else 0, 0, p.left.row_start(size), p.right.row_start(size),
                              not p.groups, one, open_rows=bool(p.groups or p.open_rows), ragged=p.groups > 1)
@@ -146,8 +149,10 @@ def _form(chip: Chip, p: MatmulProblem, batch: int, rows: int) -> Form:
 
 
 def sized(p: MatmulProblem, route: Route) -> tuple[MatmulProblem, int, int]:
-    """(the route's problem, batch, rows) for which tiles are chosen: the mean of groups' rows; for any number of rows
-    those of the next power of two."""
+    """(the route's problem, batch, rows) for which tiles are chosen.
+
+    rows: the mean of groups' rows; for a kernel that takes any number of rows, the next power of two.
+    """
     ready = route[0]
     if p.groups:
         return ready, p.groups, max(1, ceil(p.m / p.groups))
@@ -157,8 +162,11 @@ def sized(p: MatmulProblem, route: Route) -> tuple[MatmulProblem, int, int]:
 
 
 def thin_forms(p: MatmulProblem, chip: Chip) -> tuple[GemvForm | FewRows, float] | None:
-    """A GEMM of one row or few, or columns, whose other operand TMA cannot load, in one pass over that; and its seconds, 0
-    where a copy of it takes longer than all the rest."""
+    """The form of a GEMM of one or few rows or columns that reads the other operand, which TMA cannot load, once; and its
+    seconds.
+
+    The seconds are 0 where a copy of that operand takes longer than everything else.
+    """
     of_b = p.m <= p.n
     matrix, other = (p.right, p.left) if of_b else (p.left, p.right)
     few = min(p.m, p.n)

@@ -32,7 +32,7 @@ register("matmul-gradient", RuntimeError, "a library GEMM is asked for a gradien
          expected="operands without requires_grad, or torch.no_grad()")
 
 _FP8 = ("float8_e4m3fn", "float8_e5m2")
-# operand type -> (kind, accumulator, result unless another is asked for)
+# operand type -> (kind, accumulator, default result type)
 _TYPES = {"float16": ("half", "float32", "float16"), "bfloat16": ("half", "float32", "bfloat16"),
           "float32": ("tf32", "float32", "float32"), "float64": ("float", "float64", "float64"),
           "int8": ("int8", "int32", "int32"), "uint8": ("int8", "int32", "int32"),
@@ -43,13 +43,13 @@ register("matmul-target", ValueError, "element types that the target's MMA does 
 
 @dataclass(frozen=True)
 class MatmulProblem:
-    """A call of matmul or grouped_matmul: all that decides which kernel answers it, and nothing of the values.
+    """A call of matmul or grouped_matmul: everything that decides which kernel answers it, without the values.
 
-    op(a) of m x k by op(b) of k x n, `batch` of them (0: no such dimension).  types: of a, b, the result, the accumulator.
-    kind: "half", "tf32", "fp8", "int8" or "float" (no matrix instructions).  left, right: how a and b are stored.  two_level:
-    sums of a step of k are added to a second accumulator.  shared_b: one b for the batch.  bias: its type, "" for none.
-    scaling: Form.scaling.  groups: of grouped_matmul.  dynamic: the kernel is to take any number of rows, where it can;
-    open_rows: it does, and m is the number that its tiles are chosen for.
+    op(a) of m x k by op(b) of k x n, in `batch` copies (0: no batch dimension). types: of a, b, the result, the accumulator.
+    kind: "half", "tf32", "fp8", "int8" or "float" (no tensor cores). left, right: how a and b are stored. two_level: partial
+    sums of a step of k are added to a second accumulator. shared_b: one b for the batch. bias: its type, "" for none. scaling:
+    Form.scaling. groups: of grouped_matmul. dynamic: the kernel should take any number of rows, where it can; open_rows: it
+    does, and m is the number that its tiles are chosen for.
     """
 
     m: int
@@ -70,7 +70,7 @@ class MatmulProblem:
     open_rows: bool = False
 
     def form(self, tile: Tile, tail: Tail | None = None) -> Form:
-        """What a kernel with these tiles is compiled for."""
+        """The form of a kernel with these tiles."""
         return Form(self.m, self.n, self.k, self.types, tile, self.batch, self.left.transposed, self.right.transposed,
                     self.left.strides, self.right.strides, self.shared_b, self.bias, self.activation, self.scaling, self.groups,
                     self.open_rows, tail)
@@ -80,8 +80,8 @@ def matmul_problem(tensors: Mapping[str, Any], target: Target, *, transpose_a: b
                    out_dtype: Any, fast_accum: bool, dynamic: bool = False) -> MatmulProblem:
     """The problem of a call of matmul.
 
-    tensors: a, b, bias, scale_a, scale_b, out, all but the first two None where left out.
-    Raises matmul-shape, matmul-type, matmul-option, matmul-device.
+    tensors: a, b, bias, scale_a, scale_b, out; all but the first two are None where left out. Raises matmul-shape, matmul-type,
+    matmul-option, matmul-device.
     """
     a, b, bias, scale_a, scale_b, out = (tensors[x] for x in ("a", "b", "bias", "scale_a", "scale_b", "out"))
     left, right = operand(a, "a", transpose_a), operand(b, "b", transpose_b)
@@ -134,12 +134,12 @@ def grouped_problem(tensors: Mapping[str, Any], target: Target, *, transpose_b: 
 
 
 def result_shape(a: Any, m: int, n: int) -> tuple[int, ...]:
-    """Of matmul with m x n matrices as its result."""
+    """The shape of the result of matmul for m x n matrices."""
     return (*(int(x) for x in a.shape[:-2]), m, n)
 
 
 def check_target(p: MatmulProblem, target: Target) -> None:
-    """Raises matmul-target."""
+    """Check the target. Raises matmul-target."""
     if p.kind == "fp8" and target.is_cuda and not target.has_fp8_mma:
         raise error("matmul-target", f"there is no MMA of {p.types[0]} on {target.arch}",
                     expected="sm_89 or newer", found=str(target.arch),
@@ -147,14 +147,14 @@ def check_target(p: MatmulProblem, target: Target) -> None:
 
 
 def check_gradient(name: str, *operands: Any) -> None:
-    """Raises matmul-gradient where torch would expect one of the function of this name.  operands: torch tensors, or None."""
+    """Raises matmul-gradient where torch would record a gradient. name: the function's. operands: torch tensors, or None."""
     if expects_gradient(*operands):
         raise error("matmul-gradient", f"{name} computes no gradient, but an operand requires one",
                     found="an operand that requires a gradient")
 
 
 def check_tensors(given: Iterable[Any], optional: Iterable[Any] = ()) -> None:
-    """Raises matmul-type for the first that is no tensor.  optional: may be None."""
+    """Raises matmul-type for the first object that is no tensor. optional: may be None."""
     for x in (*given, *(x for x in optional if x is not None)):
         if not (isinstance(x, np.ndarray) or hasattr(x, "stride") and hasattr(x, "data_ptr")):
             raise error("matmul-type", f"operands are torch tensors or NumPy arrays, found {type(x).__name__}",
@@ -163,7 +163,8 @@ def check_tensors(given: Iterable[Any], optional: Iterable[Any] = ()) -> None:
 
 
 def check_disjoint(out: Any, others: dict[str, Any]) -> None:
-    """Tiles of the result are written while others still read the operands.  Raises matmul-option."""
+    """Raises matmul-option if `out` overlaps an operand: tiles of the result are written while others still read the operands.
+    """
     for name, x in others.items():
         if x is not None and overlap(out, x):
             raise error("matmul-option", f"out and {name} have memory in common",
@@ -171,7 +172,7 @@ def check_disjoint(out: Any, others: dict[str, Any]) -> None:
 
 
 def _check_types(a: Any, b: Any, out_dtype: Any) -> tuple[str, str, str, str]:
-    """(a, b, result, accumulator).  Raises matmul-type."""
+    """The types (a, b, result, accumulator). Raises matmul-type."""
     ta, tb = type_name(a), type_name(b)
     if ta not in _TYPES or not (ta == tb or ta in _FP8 and tb in _FP8):
         raise error("matmul-type", f"there is no GEMM of {ta} and {tb}",
@@ -189,7 +190,7 @@ def _check_types(a: Any, b: Any, out_dtype: Any) -> tuple[str, str, str, str]:
 
 
 def _check_shapes(a: Operand, b: Operand) -> tuple[int, int, int]:
-    """(m, n, k).  Raises matmul-shape."""
+    """(m, n, k). Raises matmul-shape."""
     (m, k), (k_b, n) = a.logical, b.logical
     if k != k_b:
         raise error("matmul-shape", f"op(a) is {m} x {k} and op(b) {k_b} x {n}: the inner sizes differ",
@@ -199,7 +200,7 @@ def _check_shapes(a: Operand, b: Operand) -> tuple[int, int, int]:
 
 
 def _check_scales(scale_a: Any, scale_b: Any, kind: str, sizes: tuple[int, int, int], batch: bool) -> str:
-    """Form.scaling.  Raises matmul-shape, matmul-option, matmul-type."""
+    """The kind of scaling, Form.scaling. Raises matmul-shape, matmul-option, matmul-type."""
     if scale_a is None and scale_b is None:
         return ""
     if kind not in ("fp8", "int8") or scale_a is None or scale_b is None:
@@ -224,7 +225,7 @@ def _check_scales(scale_a: Any, scale_b: Any, kind: str, sizes: tuple[int, int, 
 
 
 def _check_rest(a: Any, others: dict[str, Any], n: int, bias: Any, activation: str | None) -> None:
-    """Raises matmul-device, matmul-shape, matmul-option, matmul-type."""
+    """Check bias, out and devices. Raises matmul-device, matmul-shape, matmul-option, matmul-type."""
     for name, x in others.items():
         if x is not None and place(x) != place(a):
             raise error("matmul-device", f"a is on {place(a)}, {name} on {place(x)}",

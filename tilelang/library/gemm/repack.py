@@ -1,8 +1,8 @@
-"""Copies of operands that make them fit for TMA: the other order of storage, rows of whole 16 bytes.
+"""Copies of operands that make them readable by TMA: transposed storage, and rows of whole 16 bytes.
 
-Rows of an odd number of bytes begin anywhere in a word.  `pad_block` reads whole words, puts each two neighbours together
-and moves the bits that belong to the row into place, four words a thread and step: nothing is narrower than a word, stores
-are 16 bytes.  Element by element the same takes four times the instructions.
+Rows of an odd number of bytes begin anywhere in a word. `pad_block` reads whole words, combines neighbours and shifts the bits
+of the row into place, four words per thread and step. So no access is narrower than a word, and stores have 16 bytes. By
+elements, the same copy takes four times the instructions.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import tilelang.language as T
 from tilelang.ir import dtype as dtype_of
 
 THREADS = 256
-_STEPS = 2  # vectors of 16 bytes of a thread: 10 loads at a time, 1 to 4 % less than with 20 (H200)
+_STEPS = 2  # vectors of 16 bytes of a thread: 10 loads in flight, 1 to 4 % faster than 20 (H200)
 _EACH = _STEPS * THREADS  # vectors of a block
 
 
 @dataclass(frozen=True)
 class Rows:
-    """batch matrices (0: one, no such dimension) of rows x columns elements of a type, and their copy.
+    """`batch` matrices (0: one matrix, no batch dimension) of rows x columns elements of a type, and their copy.
 
-    lead, down: strides of matrices and rows in elements; elements of a row lie side by side.  padded: elements of a row
-    of the copy, whole 16 bytes; the copy is compact.
+    lead, down: strides of matrices and rows in elements; elements of a row are contiguous. padded: elements of a row of the
+    copy, a multiple of 16 bytes; the copy is contiguous.
     """
 
     batch: int
@@ -46,38 +46,40 @@ class Rows:
 
     @property
     def bytes(self) -> int:
-        """From the first element to the end of the last."""
+        """Bytes from the first element to the end of the last."""
         return ((self.matrices - 1) * self.lead + (self.rows - 1) * self.down + self.columns) * self.size
 
     @property
     def words(self) -> int:
-        """Words of 4 bytes that lie wholly inside; what the last of them leaves is less than a word."""
+        """Number of words of 4 bytes that lie wholly inside; less than a word is left behind them."""
         return self.bytes // 4
 
     @property
     def fits(self) -> bool:
-        """Whether `pad_block` copies it."""
+        """Whether `pad_block` can copy it."""
         return self.size in (1, 2, 4) and self.words > 0 and self.vectors < 2**29 and self.padded * self.size % 16 == 0
 
     @property
     def across(self) -> int:
-        """Vectors of 16 bytes of a row of the copy."""
+        """Vectors of 16 bytes in a row of the copy."""
         return self.padded * self.size // 16
 
     @property
     def vectors(self) -> int:
-        """Of the copy that are made of whole words: all up to the last element, but for the last two where the operand ends
-        inside a word."""
+        """Number of vectors of the copy that are made of whole words.
+
+        These are all vectors up to the last element, without the last two where the operand ends inside a word.
+        """
         last = (self.matrices * self.rows - 1) * self.across + ((self.columns - 1) * self.size) // 16
         return max(0, last - 1) if self.bytes % 4 else last + 1
 
     @property
     def blocks(self) -> int:
-        """The last one is not full where elements are left behind the vectors: it copies them."""
+        """Number of blocks. Where elements are left behind the vectors, the last block copies them."""
         return self.vectors // _EACH + 1 if self.bytes % 4 else ceil(self.vectors / _EACH)
 
     def place(self, row: Any, column: Any) -> tuple[Any, ...]:
-        """Index of an element of row `row` of all matrices."""
+        """The index of an element of row `row` of all matrices."""
         return (row // self.rows, row % self.rows, column) if self.batch else (row, column)
 
     @property
@@ -90,7 +92,7 @@ class Rows:
         return T.Tensor((self.batch, self.rows, self.padded)[not self.batch:], self.element)
 
     def begin(self, row: Any) -> Any:
-        """Element of X where a row of the copy begins."""
+        """The element of X where a row of the copy begins."""
         if self.bytes >= 2**31:
             row = T.cast(row, "int64")
         if self.batch < 2 or self.lead == self.rows * self.down:
@@ -100,8 +102,8 @@ class Rows:
 
 @T.macro
 def pad_block(X, P, r, block):
-    """What one block of r.blocks, of 256 threads, copies of X to P."""
-    if (block + 1) * _EACH <= r.vectors:  # no thread has a condition: all its loads are under way at once
+    """Copy from X to P the elements of one block out of r.blocks, with 256 threads."""
+    if (block + 1) * _EACH <= r.vectors:  # no thread has a condition, so all its loads are in flight together
         _vectors(X, P, r, block, False)
     else:
         _vectors(X, P, r, block, True)
@@ -123,12 +125,12 @@ def _vectors(X, P, r, block, partly):
 
 
 def pad_rows(r: Rows) -> Any:
-    """A copy with longer rows.  (X, Y); what lies in Y's rows behind `columns` is left with any bits."""
+    """The program (X, Y) that copies X to Y with longer rows. Elements of Y's rows behind `columns` get any bits."""
 
     @T.prim_func
     def padded(X: r.source, Y: r.copy):
-        # Blocks take Y's vectors in order: those at work at the same time read one stretch of X, and a line that two rows
-        # share comes once.
+        # Blocks take Y's vectors in order: blocks that run together read neighbouring addresses of X, and a cache line that two
+        # rows share is loaded once.
         with T.Kernel(r.blocks, threads=THREADS) as b:
             pad_block(X, Y, r, b)
 
@@ -150,11 +152,13 @@ def _shifted(source: Any, r: Rows, vector: Any, v: Any) -> Any:
 
 def repack(shape: tuple[int, ...], strides: tuple[int, ...], out_strides: tuple[int, ...], dtype: str,
            transposed: bool) -> Any:
-    """A copy of matrices in another order of storage, or of rows that are not contiguous.  (X, Y), X: (batch, rows,
-    columns) of these strides; Y: (batch, rows or columns, what a row takes) of out_strides; what lies in its rows behind the
-    elements is left with any bits."""
+    """The program (X, Y) that copies matrices to another order of storage, or from rows that are not contiguous.
+
+    X: (batch, rows, columns) with these strides. Y: (batch, rows or columns, padded) with out_strides; elements of its rows
+    behind `padded` get any bits.
+    """
     batch, rows, columns = shape
-    # Lines of 128 bytes of X, and of bytes of Y too.  (Rows of 64 bytes, stored byte by byte, came at a tenth of the rate.)
+    # Tiles of 128-byte lines of X, and of bytes of Y too. (Rows of 64 bytes, stored by bytes, ran at a tenth of the rate.)
     side = 128 if dtype_of(dtype).bytes == 1 else 64
     padded = out_strides[1]
     out_shape = (batch, columns if transposed else rows, padded)
@@ -181,10 +185,10 @@ def repack(shape: tuple[int, ...], strides: tuple[int, ...], out_strides: tuple[
 
 @T.macro
 def _transpose_bytes(X, Y, out_shape, dtype, bx, by, bz):
-    """128 x 128 bytes in the other order, of 256 threads: each has four words of 16 rows and makes 16 bytes of four columns."""
+    """Transpose 128 x 128 bytes with 256 threads: each reads four words of 16 rows and makes 16 bytes of four columns."""
     matrices, columns, padded = out_shape
     S = T.alloc_shared((128, 128), dtype)
-    # Eight threads read one word of eight stretches of 16 rows each, which lie in other banks so.
+    # Eight threads read one word of eight runs of 16 rows each; this layout puts them into different banks.
     T.annotate_layout({S: lambda i, j: i * 128 + ((j // 16) ^ (i // 16)) * 16 + j % 16})
     words = T.view(S, (128, 32), "uint32")
     turned = T.make_tensor(Y.data, (matrices, columns, padded // 4), "uint32")

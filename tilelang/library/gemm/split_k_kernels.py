@@ -1,7 +1,7 @@
-"""Split-K GEMM: partial sums in a first launch, added in order in a second.
+"""Split-K GEMM: the first launch computes partial sums, the second adds them in order.
 
-Partial sums lie in W as tiles compute them (Form.partials_shape), so that TMA stores whole tiles; the second launch finds the
-places of overlapping tiles and transposes those of swap-AB.
+Partial sums are stored in W as tiles compute them (Form.partials_shape), so that TMA stores whole tiles. The second launch
+finds the places of overlapping tiles and transposes those of swap-AB.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .padded_copies import Copies, gemm_of_copies
 
 @T.macro
 def add_in_place(f, at, W, bias, sa, sb, C):
-    """A block's 16 x 64 elements of C, whose partial sums lie as those of C do."""
+    """Add the partial sums of a block's 16 x 64 elements of C, where they are stored in the order of C."""
     bx, by, bz = at
     lead, finish = f.batch or 1, f.finish
     total, D = T.alloc_fragment((16, 64), f.types[3]), T.alloc_fragment((16, 64), f.result)
@@ -32,8 +32,11 @@ def add_in_place(f, at, W, bias, sa, sb, C):
 
 @T.macro
 def add_tiles(f, size, at, W, bias, sa, sb, C):
-    """A block's elements of C, whose partial sums lie in swap-AB or overlapping tiles.  size: rows and columns of W, whose
-    neighbours are neighbouring threads': those of overlapping tiles may not be adjacent."""
+    """Add the partial sums of a block's elements of C, where they are stored as swap-AB or overlapping tiles.
+
+    size: rows and columns of W. Neighbouring elements belong to neighbouring threads, though those of overlapping tiles may not
+    be adjacent in memory.
+    """
     bx, by, bz = at
     t, lead, finish = f.tile, f.batch or 1, f.finish
     down, across = size
@@ -45,7 +48,7 @@ def add_tiles(f, size, at, W, bias, sa, sb, C):
     Cs = T.alloc_shared((rows, columns), f.types[2])
     count, *whole = f.partials_shape
     sums = T.make_tensor(W.data, (count, whole[0] * whole[1]), f.types[3])
-    places = T.alloc_fragment(size, "int32")  # in every split the same: found once
+    places = T.alloc_fragment(size, "int32")  # the same in every split: computed once
     T.annotate_layout({places: lanes})
     for i, j in T.Parallel(down, across):
         at, beside = f.partial_at(by * rows + (j if t.swap_ab else i), bx * columns + (i if t.swap_ab else j))
@@ -57,13 +60,14 @@ def add_tiles(f, size, at, W, bias, sa, sb, C):
     for i, j in T.Parallel(down, across):
         r, c = (j, i) if t.swap_ab else (i, j)
         Cs[r, c] = T.cast(finish(total[i, j], bias, sa, sb, bx * columns + c), f.types[2])
-    T.copy(Cs, C[f.at_c(bz, by * rows, bx * columns)], disable_tma=True)  # few bytes a thread: sooner there by itself
+    T.copy(Cs, C[f.at_c(bz, by * rows, bx * columns)], disable_tma=True)  # few bytes per thread: faster without TMA
 
 
 def gemm_split(f: Form, copies: Copies = (None, None)) -> Any:
-    """k is split over tile.splits blocks, whose partial sums are added in order: the same bits at every call.
+    """The kernel with k split over tile.splits blocks; parameters (A, B, bias, sa, sb, W, C).
 
-    (A, B, bias, sa, sb, W, C), W: f.partials_shape of the accumulator's type, any contents.
+    Partial sums are added in order, so every call gives the same bits. W: f.partials_shape of the accumulator's type, any
+    contents.
     """
     t, lead, share = f.tile, f.batch or 1, ceil(f.steps / f.tile.splits)
     rows, columns = (32, 32) if t.swap_ab else (16, 64)

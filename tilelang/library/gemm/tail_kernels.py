@@ -28,9 +28,9 @@ def piece(f, neighbour, operands, out, at):
 
 
 def gemm_tail(f: Form, copies: Copies = (None, None)) -> Any:
-    """One accumulator; f.tail says where its second tile begins.  (A, B, bias, sa, sb, C).
+    """The GEMM with one accumulator, whose second tile begins at f.tail; parameters (A, B, bias, sa, sb, C).
 
-    The second launch sets itself up while the first runs: its blocks come where the first has none left, and wait for its end.
+    The second launch uses PDL: its blocks start when the first launch has no more blocks to start, and wait for its end.
     """
     whole, (first, rest) = f, f.pieces
 

@@ -1,9 +1,9 @@
-"""Where the tail of a GEMM gets a tile of its own, so that its last wave does not leave SMs idle (wave quantisation).
+"""Chooses a separate tile for the tail of a GEMM, so that its last wave does not leave SMs idle (wave quantisation).
 
     C = [ whole waves of one tile ]            time = that of both GEMMs, and of another launch
         [ the rest: a GEMM with a tile that suits it ]
 
-The cost of both is estimated by tile_cost.py; a GEMM gets a tail where that surely saves time.
+tile_cost.py estimates the cost of both. A GEMM gets a tail only where the predicted gain is clear.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from math import ceil
 from .tile import Chip, Tail, Tile, TileProblem
 from .tile_cost import candidates, choose_tile, estimate_seconds
 
-_SURE = 0.96  # of the time of one tile: what is predicted to save less is noise
-_FULL = 0.92  # of the SMs, which the last wave of the first piece keeps busy
-_LARGE = 128 * 128  # elements of a tile from which on it is thought of for the first piece
+_SURE = 0.96  # of the time of one tile: a smaller predicted gain is noise
+_FULL = 0.92  # of the SMs: least use of the last wave of the first piece
+_LARGE = 128 * 128  # least elements of a tile of the first piece
 _LOOKED_AT = 4  # tails for which a tile is chosen
 
 
 @lru_cache(maxsize=1024)
 def choose_tail(chip: Chip, p: TileProblem, plain: Tile) -> tuple[Tile, Tail] | None:
-    """The tile of the first piece and the tail, where they are predicted to be worth more than `plain` for all of C."""
+    """The tile of the first piece and the tail, if they are predicted to be faster than `plain` for all of C; else None."""
     tiles = ceil(p.m / plain.bm) * ceil(p.n / plain.bn) * p.batch
     if chip.kind != "wgmma" or p.kind == "float" or p.two_level or p.open_rows:
         return None
@@ -35,18 +35,18 @@ def choose_tail(chip: Chip, p: TileProblem, plain: Tile) -> tuple[Tile, Tail] | 
 
 
 def tails(chip: Chip, p: TileProblem, plain: float, sure: float = _SURE) -> list[tuple[float, Tile, Tail]]:
-    """(seconds, tile of the first piece, tail), the fewest seconds first, of less than `sure` of those of one tile."""
+    """(seconds, tile of the first piece, tail), fastest first, of those below `sure` times the time of one tile."""
     area = float(p.m * p.n)
 
     def among(piece: TileProblem) -> Chip:
-        """The machine as it is while other launches compute the rest of the GEMM."""
+        """The machine during the rest of the GEMM: other launches run before and after."""
         return replace(chip, around=round(plain * (1 - piece.m * piece.n / area), 6))
 
     firsts = [(estimate_seconds(among(one), one, t), one, rest, t, axis, at)
               for one, rest, t, axis, at in _whole_waves(chip, p)]
     if not firsts:
         return []
-    rate = min(s / (one.m * one.n) for s, one, *_ in firsts)  # no rest takes less
+    rate = min(s / (one.m * one.n) for s, one, *_ in firsts)  # no rest is faster
     most = sure * plain
     out: list[tuple[float, Tile, Tail]] = []
     bounds = sorted((s + rate * (area - one.m * one.n), k) for k, (s, one, *_) in enumerate(firsts))
@@ -66,7 +66,7 @@ def tails(chip: Chip, p: TileProblem, plain: float, sure: float = _SURE) -> list
 
 
 def _whole_waves(chip: Chip, p: TileProblem) -> Iterator[tuple[TileProblem, TileProblem, Tile, int, int]]:
-    """(first piece, rest, tile of the first, axis, where the rest begins): the most whole waves of a tile, or one fewer."""
+    """(first piece, rest, tile of the first, axis, start of the rest) with the most whole waves of a tile, or one fewer."""
     for t in candidates(chip, p):
         if t.swap_ab or t.staged or t.splits > 1 or t.bm * t.bn < _LARGE or t.threads < 256:
             continue
@@ -74,7 +74,7 @@ def _whole_waves(chip: Chip, p: TileProblem) -> Iterator[tuple[TileProblem, Tile
         for axis, (across, side, extent) in enumerate(((columns, t.bm, p.m), (rows, t.bn, p.n))):
             most = rows * columns * p.batch // chip.sms
             for waves in range(max(1, most - 1), most + 1):
-                lines = waves * chip.sms // (across * p.batch)  # rows of tiles, or columns of them
+                lines = waves * chip.sms // (across * p.batch)  # rows or columns of tiles
                 at = lines * side
                 if 0 < at < extent and lines * across * p.batch >= (waves - 1 + _FULL) * chip.sms:
                     pieces = [replace(p, n=x) if axis else replace(p, m=x) for x in (at, extent - at)]

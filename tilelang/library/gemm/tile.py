@@ -1,4 +1,4 @@
-"""What tiles of a GEMM are described by: the machine, the problem, the tile."""
+"""Records of the GEMM cost model: the machine, the problem and the tile."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tilelang.target.probe import device_capability
 
 @dataclass(frozen=True)
 class Chip:
-    """What the cost of tiles is estimated for.
+    """The machine that the cost of tiles is estimated for.
 
-    kind: "wgmma", "mma" or "cpu".  sms: SMs, or cores.  clock: Hz of short kernels.  flops: of 16-bit MMAs, a cycle and SM.
-    l2: bytes a cycle and SM with all SMs loading; alone: with one.  store: bytes a cycle and SM to memory.  memory: bytes/s.
-    cache: bytes of L2.  shared, shared_sm: bytes of shared memory of a block, of an SM.  around: seconds of the same work that
-    other launches do before and after this one, which count where power limits.
+    kind: "wgmma", "mma" or "cpu". sms: SMs, or CPU cores. clock: Hz during short kernels. flops: of 16-bit MMAs, per cycle and
+    SM. l2: bytes per cycle and SM with all SMs loading; alone: with one. store: bytes per cycle and SM to memory. memory:
+    bytes/s. cache: bytes of L2. shared, shared_sm: bytes of shared memory of a block and of an SM. around: seconds of similar
+    work in other launches before and after this one, which counts where the power limit applies.
     """
 
     kind: str
@@ -39,15 +39,15 @@ class Chip:
 
 @dataclass(frozen=True)
 class TileProblem:
-    """What a tile is chosen for: `batch` GEMMs of m x k by k x n.
+    """The problem that a tile is chosen for: `batch` GEMMs of m x k by k x n.
 
-    bits: of an operand's element.  kind: "half", "tf32", "fp8", "int8" or "float" (no matrix instructions).  two_level:
-    partial sums of 128 of k are added to a second accumulator.  out_bits: of a result.  a_k, b_k: k is contiguous.
-    may_split: split-K is possible.  column_block: a tile's columns lie in at most two blocks of so many, which bn divides or
-    overlaps evenly (0: any bn); row_block: its rows in one of so many.  a_rows, b_rows: rows start at multiples of so many
-    bytes (at most 128).  may_swap_ab: the kernel has Tile.swap_ab.  may_overlap: it has Tile.overlapping and Tile.wide.
-    staged: tiles are stored through shared memory in the other order.  open_rows: the number of rows of a GEMM or group is
-    known at run time only.  ragged: m is the mean of GEMMs of different sizes.
+    bits: of an operand's element. kind: "half", "tf32", "fp8", "int8" or "float" (no tensor cores). two_level: partial sums of
+    128 columns of k are added to a second accumulator. out_bits: of a result. a_k, b_k: k is contiguous. may_split: split-K is
+    possible. column_block: a tile's columns must lie in at most two scale blocks of this size, which bn divides or overlaps
+    evenly (0: any bn). row_block: a tile's rows must lie in one scale block of this size. a_rows, b_rows: rows start at
+    multiples of this many bytes (at most 128). may_swap_ab: the kernel has Tile.swap_ab. may_overlap: it has Tile.overlapping
+    and Tile.wide. staged: tiles are stored through shared memory, transposed. open_rows: the number of rows of a GEMM or group
+    is known at run time only. ragged: m is the mean of GEMMs of different sizes.
     """
 
     m: int
@@ -72,23 +72,21 @@ class TileProblem:
     ragged: bool = False
 
     def row_tiles(self, bm: int) -> int:
-        """Tiles of bm rows in all GEMMs, as expected: sizes that differ leave half a tile of each empty."""
+        """The expected number of tiles of bm rows in all GEMMs. Where sizes differ, half a tile of each GEMM is empty."""
         return ceil(self.batch * max(1.0, self.m / bm + 0.5)) if self.ragged else self.batch * ceil(self.m / bm)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of bm x bn, bk of k at a time in `stages` stages, by `threads` threads; split-K over `splits` blocks.
+    """A tile of bm x bn with bk columns of k in each of `stages` stages, `threads` threads, and split-K over `splits` blocks.
 
-    panel_size: rows of tiles of a rasterisation panel (T.use_swizzle).  seconds: what the model expects.  swap_ab: the
-    transposed result is computed: bm counts columns of the result and bn its rows, so few rows fill a tile: instructions have
-    64 x 8 n.
-    overlapping: the last tiles lie inside the tensor and compute again what their neighbours do.  staged: results are stored
-    through shared memory: overlapping and swap-AB ones in whole rows.  wide: columns of the right operand that a stage loads,
-    where more than bn.  pdl: the launch is set up while the one before it ends (programmatic dependent launch).
-    cluster: its blocks side by side and one below the other (tl.cluster); () as the compiler's own rule has it.
-    from_registers: the left operand, whose rows are k, is read from registers: wgmma takes 4-byte types from shared memory
-    with k contiguous only.
+    panel_size: rows of tiles of a rasterisation panel (T.use_swizzle). seconds: the model's estimate. swap_ab: the transposed
+    result is computed: bm counts columns of the result and bn its rows, so that few rows fill a tile, because instructions
+    compute 64 x 8 n. overlapping: the last tiles lie inside the tensor and compute some of their neighbours' elements again.
+    staged: results are stored through shared memory; those of overlapping and swap-AB tiles in whole rows. wide: columns of the
+    right operand that a stage loads, where these are more than bn. pdl: the launch uses PDL. cluster: blocks of a cluster,
+    (side by side, one below the other) (tl.cluster); () for the compiler's rule. from_registers: the left operand, with k
+    outermost, is read from registers, because wgmma reads 4-byte types from shared memory with k contiguous only.
     """
 
     bm: int
@@ -115,7 +113,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tail:
-    """The rest of a GEMM whose first `at` rows (axis 0) or columns (axis 1) another tile computes in whole waves, and its
+    """The rest of a GEMM, behind its first `at` rows (axis 0) or columns (axis 1), which another tile computes; and the rest's
     tile."""
 
     axis: int
@@ -147,7 +145,7 @@ def without_wgmma(chip: Chip) -> Chip:
 
 
 def _sms() -> int:
-    """SMs of the device at hand."""
+    """Number of SMs of the present device."""
     return int(cuda_driver.driver().properties(0).sm_count)
 
 

@@ -1,4 +1,4 @@
-"""Tiles of GEMMs that a machine can hold: sizes, stages, places; tile_cost.py estimates their cost."""
+"""The GEMM tiles that a machine can hold: sizes, stages and places. tile_cost.py estimates their cost."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from tilelang.transform.schedule.tile_scheduler import rasterisation_rows
 
 from .tile import Chip, Tile, TileProblem, swapped
 
-_OUTPUT_STAGING = 32 * 1024  # shared bytes left to the copy of a tile out through shared memory
+_OUTPUT_STAGING = 32 * 1024  # shared bytes reserved to store a tile through shared memory
 _BARRIER_BYTES = 1024
-_REGISTERS = 200  # of a thread for accumulators and the left operand, as loaded and as multiplied
+_REGISTERS = 200  # registers of a thread for accumulators and the left operand, as loaded and as multiplied
 _ACCUMULATORS = {1: 168, 2: 192, 3: 128}  # registers of a thread for both accumulators of two levels
-# Rows of a tile, warp groups that compute it, registers of a thread for its accumulators.  (192 rows in two groups, each with
-# half of the columns of all rows, took as long as in three or longer.)
+# (rows of a tile, warp groups that compute it, registers of a thread for its accumulators). 192 rows in two groups, each with
+# half of the columns of all rows, were not faster than in three groups.
 _GROUPS = ((64, 1, 168), (128, 1, 168), (128, 2, 168), (256, 2, 168), (192, 3, 96), (384, 3, 96))
-_FAR_LARGER = 8  # operand than the other: neighbours share its tiles
-_OVERLAP_STEPS = 12  # iterations from which on overlapping tiles pay
-# Of the SMs that tiles must have to do, for sizes that are tried only then; with split-K.  (5696x40x1752 NT by 64x40,
-# 89 tiles; 4520x88x600 TT by 64x88, 71 of them.)
+_FAR_LARGER = 8  # ratio of the operands from which neighbours share tiles of the larger
+_OVERLAP_STEPS = 12  # iterations from which overlapping tiles pay
+# The least fraction of SMs that tiles must fill, for sizes that are tried only then; second: with split-K. (5696x40x1752 NT by
+# 64x40, 89 tiles; 4520x88x600 TT by 64x88, 71 tiles.)
 _FILLED, _FILLED_SPLIT = 0.5, 0.75
-_FEW_WAVES, _WELL = 6, 0.85  # of several waves
-_FEWER = 0.9  # of the loads, for which rasterisation panels are given up
-_FEW_ROWS = 128  # rows up to which swap-AB tiles are thought of
+_FEW_WAVES, _WELL = 6, 0.85  # up to this many waves; least use of several waves
+_FEWER = 0.9  # fraction of the loads below which rasterisation panels have one row
+_FEW_ROWS = 128  # rows up to which swap-AB tiles are tried
 
 
 def candidates(chip: Chip, p: TileProblem) -> Iterator[Tile]:
-    """Tiles that the machine can hold, whatever they cost."""
+    """The tiles that the machine can hold, whatever their cost."""
     wgmma, few = chip.kind == "wgmma" and p.kind != "float", p.m <= _FEW_ROWS
     registers = chip.kind == "wgmma" and p.kind == "tf32" and not p.a_k
-    if wgmma and p.may_swap_ab and few:  # first: of equals they are faster, by 3 %
+    if wgmma and p.may_swap_ab and few:  # first, because they are 3 % faster at equal cost
         yield from (replace(t, swap_ab=True) for t in candidates(chip, swapped(p)))
-    if wgmma and p.kind == "tf32" and not p.b_k:  # the left operand alone may be read from registers
+    if wgmma and p.kind == "tf32" and not p.b_k:  # only the left operand can be read from registers
         shapes = []
     elif wgmma:
         shapes = list(_warp_group_tiles(chip, p))
@@ -51,16 +51,16 @@ def candidates(chip: Chip, p: TileProblem) -> Iterator[Tile]:
         for wide in _widths(chip, p, bm, bn):
             yield from _with_splits(chip, p, Tile(bm, bn, bk, 0, threads, wide=wide, from_registers=registers))
     if wgmma and p.may_swap_ab and not few:
-        staged = p.kind != "tf32" or p.b_k  # of 4 bytes room for a whole tile would cost half of the ring
+        staged = p.kind != "tf32" or p.b_k  # with 4-byte elements, staging a whole tile would take half of the ring
         yield from (replace(t, swap_ab=True) for t in candidates(chip, swapped(p, staged)))
 
 
 def _widths(chip: Chip, p: TileProblem, bm: int, bn: int) -> tuple[int, ...]:
-    """Columns that a stage loads of the right operand, where more than bn (else 0).
+    """The numbers of columns that a stage may load of the right operand, where they are more than bn (else 0).
 
-    Boxes narrower than 128 bytes are many and small, of 0.3 of the speed: whole ones are loaded.  Of 64 bytes they are
-    tried where all tiles run at once: 64x160 at 7320x160x496 NN 4.4 us, 4.6 with three whole boxes; 192x96 at
-    280x1440x18536 TN 38.0, 38.5; over two waves 128x160 at 320x14456x1648 TN 32.5, 31.5.
+    Boxes narrower than 128 bytes are many and small, at 0.3 of the speed, so whole boxes are loaded. Boxes of 64 bytes are
+    tried where all tiles run at once: 64x160 at 7320x160x496 NN 4.4 us, 4.6 with three whole boxes; 192x96 at 280x1440x18536 TN
+    38.0, 38.5; over two waves 128x160 at 320x14456x1648 TN 32.5, 31.5.
     """
     size = bn * p.bits // 8
     if chip.kind != "wgmma" or p.b_k or size <= 128 or size % 128 == 0:
@@ -72,7 +72,7 @@ def _widths(chip: Chip, p: TileProblem, bm: int, bn: int) -> tuple[int, ...]:
 
 
 def _with_splits(chip: Chip, p: TileProblem, t: Tile) -> Iterator[Tile]:
-    """The tile with the splits of k, ways to end and stages that it may have."""
+    """The tile with each number of splits, way to end and number of stages that is possible."""
     room, stage = chip.shared - _BARRIER_BYTES, (t.bm + t.loaded) * t.bk * p.bits // 8
     out = t.bm * t.bn * p.out_bits // 8
     narrow = not p.b_k and t.bn * p.bits > 1024 and t.bn * p.bits % 1024
@@ -83,14 +83,14 @@ def _with_splits(chip: Chip, p: TileProblem, t: Tile) -> Iterator[Tile]:
         if (narrow or p.staged or t.bn % 16 and t.bn > 8) and not full or t.wide and blocks > chip.sms and t.bn % 16:
             continue
         may_overlap = blocks <= chip.sms and not t.from_registers and _may_overlap(p, t.bm, t.bn, t.bk * splits)
-        # Partial sums are stored as tiles compute them: overlapping ones need no shared memory for that.
+        # Partial sums are stored as tiles compute them, so overlapping tiles need no shared memory for that.
         for overlapping in (False, True) if may_overlap and splits == 1 else (may_overlap,):
             staged = splits == 1 and (p.staged or overlapping)
-            whole = staged and (overlapping or p.out_bits != 16)  # else only boxes of it are there at a time
+            whole = staged and (overlapping or p.out_bits != 16)  # otherwise only some of its boxes are staged at a time
             left = room - (out if whole else min(_OUTPUT_STAGING, out) if chip.kind == "wgmma" else 0)
             most = {"wgmma": 8, "mma": 4, "cpu": 1}[chip.kind]
             stages = min(left // stage, most, ceil(p.k / t.bk) + 1)
-            if chip.kind == "wgmma" and blocks > chip.sms:  # the next tiles' too, beside all of a tile that is stored
+            if chip.kind == "wgmma" and blocks > chip.sms:  # the next tiles' stages too, beside a tile that is being stored
                 stages = max(stages, min((room - out) // stage, most))
             if stages > (chip.kind != "cpu"):
                 yield replace(t, stages=stages, splits=splits, panel_size=_panel_size(chip, p, t.bm, t.bn, splits),
@@ -98,29 +98,31 @@ def _with_splits(chip: Chip, p: TileProblem, t: Tile) -> Iterator[Tile]:
 
 
 def shared_bytes(p: TileProblem, t: Tile) -> int:
-    """Shared memory of the stages of a tile."""
+    """Shared memory of the stages of a tile, in bytes."""
     return t.stages * (t.bm + t.loaded) * t.bk * p.bits // 8
 
 
 def column_chunks(t: Tile) -> int:
-    """In how many parts of its columns a tile's product is computed so that the sums of one fit beside the totals; 0 for none
-    (transform/schedule/split_accumulators.py)."""
+    """The number of column chunks of a tile with which one chunk's accumulator fits beside the second one; 0 for none.
+
+    See transform/schedule/split_accumulators.py.
+    """
     most, sums = _ACCUMULATORS[t.threads // 128], t.bm * t.bn // t.threads
     return next((s for s in range(1, max(1, t.bn // 64) + 1) if t.bn % s == 0 and t.bn // s % 8 == 0 and
                  sums + sums // s <= most), 0)
 
 
 def side_by_side(chip: Chip, p: TileProblem, bm: int, bn: int, splits: int) -> str:
-    """The operand whose tiles neighbouring blocks both load, "a" or "b"; "" where both count."""
+    """The operand whose tiles neighbouring blocks both load, "a" or "b"; "" where both are."""
     one_wave = ceil(p.m / bm) * ceil(p.n / bn) * p.batch * splits <= chip.sms
     return "" if not one_wave else "a" if p.m >= _FAR_LARGER * p.n else "b" if p.n >= _FAR_LARGER * p.m else ""
 
 
 def _warp_group_tiles(chip: Chip, p: TileProblem) -> Iterator[tuple[int, int, int, int]]:
-    """(bm, bn, bk, threads) of _GROUPS.  Accumulators leave room for addresses and the epilogue.
+    """The tuples (bm, bn, bk, threads) of _GROUPS. Accumulators leave registers for addresses and the epilogue.
 
-    Columns in steps of 8, and of whole boxes that are wider, only for tiles of few waves that fill the machine;
-    wgmma has no odd multiples of 8 of bytes.
+    Columns go in steps of 8. Steps of a whole box, where that is wider, are used only for tiles in few waves that fill the
+    machine. wgmma has no odd multiples of 8 columns for 8-bit types.
     """
     for rows, groups, most in _GROUPS:
         threads = 128 * groups
@@ -134,7 +136,7 @@ def _warp_group_tiles(chip: Chip, p: TileProblem) -> Iterator[tuple[int, int, in
 
 
 def _fills(chip: Chip, p: TileProblem, bm: int, bn: int) -> bool:
-    """Whether tiles, of all of k or with split-K, are nearly as many as SMs, or fill a few waves of them."""
+    """Whether the tiles, with or without split-K, are nearly as many as the SMs, or fill a few waves of them."""
     tiles = ceil(p.m / bm) * ceil(p.n / bn) * p.batch
     if tiles > chip.sms:
         waves = ceil(tiles / chip.sms)
@@ -143,29 +145,29 @@ def _fills(chip: Chip, p: TileProblem, bm: int, bn: int) -> bool:
 
 
 def _splits(chip: Chip, p: TileProblem, bm: int, bn: int, bk: int) -> tuple[int, ...]:
-    """Numbers of splits of k: more than one is worth trying where tiles leave SMs idle."""
+    """The numbers of splits of k. More than one is tried where tiles leave SMs idle."""
     tiles = ceil(p.m / bm) * ceil(p.n / bn) * p.batch
     if not p.may_split or chip.kind == "cpu" or tiles * 3 > chip.sms * 2:
         return (1,)
     steps = ceil(p.k / bk)
     depths = {ceil(steps / x): x for x in range(min(16, steps // 4), 1, -1) if tiles * x <= chip.sms * 2}
-    worth = sorted(depths.values())  # the fewest of equal depth
+    worth = sorted(depths.values())  # the fewest splits of equal depth
     return (1, *(x for x in worth if tiles * x * 2 >= chip.sms or x == worth[-1]))
 
 
 def _may_overlap(p: TileProblem, bm: int, bn: int, deep: int) -> bool:
-    """Whether the last tiles may overlap their neighbours, in loops over `deep` of k an iteration that are long enough to feel
-    it."""
+    """Whether the last tiles may overlap their neighbours. deep: columns of k per iteration; the loop must be long enough to
+    gain."""
     ragged = p.m > bm and p.m % bm > 0 or p.n > bn and p.n % bn > 0
     return p.may_overlap and ragged and p.k >= _OVERLAP_STEPS * deep
 
 
 def _panel_size(chip: Chip, p: TileProblem, bm: int, bn: int, splits: int) -> int:
-    """Rows of tiles that are worked on together.
+    """Number of rows of tiles in a rasterisation panel.
 
-    In one wave where one operand is by far the larger, blocks side by side share its tiles: what two neighbours ask for
-    comes once.  4096x128x4096 in 64x64 tiles, 64 x 2 of them: 9.3 us row by row, 11.5 in panels of 12 rows; 256x4096x4096
-    in 64x128 tiles, 4 x 32: 13.3 column by column, 22.4 row by row.
+    In one wave where one operand is by far the larger, adjacent blocks share its tiles, so that a tile requested by two
+    neighbours is loaded once. 4096x128x4096 in 64x64 tiles, 64 x 2 of them: 9.3 us row by row, 11.5 in panels of 12 rows;
+    256x4096x4096 in 64x128 tiles, 4 x 32: 13.3 column by column, 22.4 row by row.
     """
     if chip.kind != "wgmma":
         return max(1, 2048 // bm)
@@ -174,9 +176,10 @@ def _panel_size(chip: Chip, p: TileProblem, bm: int, bn: int, splits: int) -> in
 
 
 def by_rows(chip: Chip, p: TileProblem, t: Tile) -> Tile:
-    """The tile in panels of one row where that loads far less, counted wave by wave: in grids of few waves that are narrow,
-    panels end in the middle of waves.  14288x1048x2064 in 192x160 tiles, 75 x 7 of them, took 97.7 us in panels of 11 rows,
-    93.5 row by row; 8496x608x3264 in 192x128 56.5 and 54.4.
+    """The tile with panels of one row, where these load far less, counted wave by wave.
+
+    In narrow grids of few waves, panels end in the middle of waves. 14288x1048x2064 in 192x160 tiles, 75 x 7 of them, took 97.7
+    us in panels of 11 rows, 93.5 row by row; 8496x608x3264 in 192x128 56.5 and 54.4.
     """
     q = swapped(p) if t.swap_ab else p
     rows, columns = ceil(q.m / t.bm), ceil(q.n / t.bn)

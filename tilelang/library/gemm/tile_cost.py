@@ -1,11 +1,11 @@
-"""Tile shapes of GEMMs from a cost model: what the tensor cores, the caches and the memory take, in cycles.
+"""Chooses GEMM tiles by a cost model: cycles of the tensor cores, the caches and the memory.
 
     time = waves of tiles * (main loop + what is not hidden) + start + reduction of partial sums
-    main loop = max(matrix instructions, tile bytes / rate from L2, promotion of partial sums), and the whole at least
+    main loop = max(MMAs, tile bytes / rate from L2, promotion of accumulators), and the whole at least
                 the bytes moved / rate from memory
 
-The cost of all candidates of a machine is estimated and the best taken; nothing is looked up by shape.  Rates are those of
-one SM in its clock cycles, measured on an H200 (wgmma), by the data sheet for sm_80 and others.
+The cost of all candidates of a machine is estimated and the best one chosen; no shape is looked up. Rates are those of one SM
+in its clock cycles, measured on an H200 (wgmma), or from the data sheet (sm_80 and others).
 """
 
 from __future__ import annotations
@@ -20,105 +20,110 @@ from .load_cost import cluster_sizes, clusters, inside, load_cycles, outside_cyc
 from .tile import Chip, Tile, TileProblem, swapped
 from .tile_candidates import by_rows, candidates, column_chunks, shared_bytes, side_by_side
 
-_ISSUE = {1: 1.275, 2: 1.255, 3: 1.28}  # by warp groups that compute: cycles for one of the tensor cores
-# Cycles of an iteration over 128 bytes of k, however narrow its tile: 64 rows by 16, 24, 32 columns take 173 to 185.
+_ISSUE = {1: 1.275, 2: 1.255, 3: 1.28}  # cycles for one cycle of the tensor cores, by the number of consumer warp groups
+# Least cycles of an iteration over 128 bytes of k, however narrow its tile: 64 rows by 16, 24, 32 columns take 173 to 185.
 _LEAST = 181.0
-_NORM = 12  # of loads and GEMMs that take about as long: one waits now and then for the other
-_BOTH = 5  # of a tile's own work and memory
-# Cycles of a stage for each doubling of a cluster: it is free only when all blocks have used it.  Of one wave.
+_NORM = 12  # exponent for loads and MMAs of about equal time, which sometimes wait for each other
+_BOTH = 5  # the same for a tile's own work and memory
+# Cycles of a stage for each doubling of a cluster, because a stage is free only when all blocks have read it; second: in one
+# wave.
 _WAITING, _WAITING_ONCE = 28.3, 19.0
-_FELT_LONG = 1.1  # in four waves and more, what is felt of the tiles at an edge
-_SHARED_ROWS = 1.14, 1.02  # what neighbours share takes longer from memory: 128 bytes of a row a stage, 256 of them
-# Cycles more of clusters of 4 and 8 than of two: 128x72 tiles at 1000 cubed take 7.8 us in clusters of 2 x 2, 7.3 of
-# 2 x 4.  Where neighbours share the larger operand: 192x104 at 10000x200x1000 take 10.9 in 2 x 1, 11.1 in 2 x 2 and 2 x 4.
+_FELT_LONG = 1.1  # in four waves and more, the factor of the cost of edge tiles
+_SHARED_ROWS = 1.14, 1.02  # factors for memory traffic of shared tiles: stages with 128-byte rows, with 256-byte rows
+# Additional cycles of clusters of 4 and 8 over clusters of two: 128x72 tiles at 1000 cubed take 7.8 us in clusters of 2 x 2,
+# 7.3 in 2 x 4. Where neighbours share the larger operand: 192x104 at 10000x200x1000 take 10.9 in 2 x 1, 11.1 in 2 x 2 and 2 x
+# 4.
 _TOGETHER, _TOGETHER_NEAR, _TOGETHER_PAIR, _TOGETHER_EIGHT = 507, 332, 756, 1084
-# Cycles more to store an element of a tile: through shared memory, in whole vectors or not; of a swap-AB one, by
+# Additional cycles to store an element of a tile: through shared memory, in whole vectors or not; of a swap-AB tile, by
 # stmatrix and without; of partial sums of swap-AB or overlapping tiles; in rows that TMA cannot store.
 _STAGED, _STAGED_UNALIGNED, _BY_MATRICES, _SWAPPED, _PARTIALS, _UNALIGNED = 0.0098, 0.2, 0.0067, 0.28, 0.058, 0.1
-# Cycles of each wave but the last; part of a tile's stores that shows in it, and of the next tile's loop that hides others;
-# cycles of a wave of tiles of more than 256 rows.
+# Cycles of each wave but the last; the fraction of a tile's stores that is not hidden in it; the fraction of the next tile's
+# loop that hides others; cycles of a wave of tiles of more than 256 rows.
 _WAVE, _STORED, _UNDER, _TALL_WAVE = 428, 0.66, 0.41, 433
-# What stores cost in rows across sectors; what the missing part of their last TMA box counts (128 bytes of a row).
+# Factor of stores to rows across sectors; fraction that the missing part of their last TMA box counts (128 bytes of a row).
 _STORED_ACROSS, _BOX = 1.4, 0.36
-# Of what a tile costs beside its loop, where one group computes 64 rows, 128: what each wave but the first adds.
+# The fraction of a tile's cost beside its loop that each wave but the first adds, where one group computes 64 rows, 128 rows.
 _LONE, _LONE_TALL = 0.58, 0.74
-_FOLLOWING = 0.3  # of ragged GEMMs more of the time of one group's tiles, as far as they follow others of the GEMM
-# What shows of the last stage's loads that k does not fill; a stage where a ring has three of them, or each 256 bytes of k; of
-# the time that SMs are idle at the end, what the others gain where power limits.
+_FOLLOWING = 0.3  # ragged GEMMs: additional fraction of the time of one group's tiles that follow others
+# Not hidden: the fraction of the last stage's loads that k does not fill (_PARTIAL). Factors of a stage where a ring has three
+# (_RING_OF_THREE), or for each 256 bytes of k (_DEEP). _IDLE: of the time that SMs are idle at the end, the fraction that the
+# others gain where the power limit applies.
 _PARTIAL, _RING_OF_THREE, _DEEP, _IDLE = 0.67, 1.1, 1.05, 0.3
-# Cycles of a stage whose left operand goes through registers, and of an element of a thread's.
+# Cycles of a stage whose left operand goes through registers, and per element of a thread.
 _FETCHED, _FETCH = 250, 14
-# Of GEMMs split along k: what each more costs, by how much tiles of 64 rows take less where rows lie across sectors.
+# Split-K: the fraction that each further split costs, and by which tiles of 64 rows are faster with rows across sectors.
 _EACH_SPLIT, _LONE_SPLITS = 0.005, 0.03
-_ALIKE, _ALIKE_ONCE = 1.0075, 1.005  # costs that are counted as equal; of one wave
-# Iterations over 128 bytes of k of an SM's tiles, of one, up to which it may start early (PDL); where rows lie across sectors,
-# on so many of the SMs or in tiles of 64 rows (79 tiles of 128x208 at 10000x200x1000 13.9 us, then 16.4; 120 of 128x72 at
-# 1000x1048x328 5.1, 4.4; 102 of 128x192 at 4184x536x408 8.9, 9.9; 102 of 64x96 at 2120x288x488 4.5, 4.0).
+_ALIKE, _ALIKE_ONCE = 1.0075, 1.005  # ratios of costs that count as equal; second: in one wave
+# Most iterations over 128 bytes of k of an SM's tiles, and of one tile, with which a launch may start early (PDL). _NEARLY:
+# with rows across sectors, the least fraction of SMs in use, or tiles of 64 rows (79 tiles of 128x208 at 10000x200x1000 13.9
+# us, with PDL 16.4; 120 of 128x72 at 1000x1048x328 5.1, 4.4; 102 of 128x192 at 4184x536x408 8.9, 9.9; 102 of 64x96 at
+# 2120x288x488 4.5, 4.0).
 _PDL, _PDL_ONCE, _NEARLY = 16, 40, 0.85
-# Seconds that starting early (PDL) saves, and more where the next launch's blocks find room beside those that run.
+# Seconds that PDL saves, and what it saves more where the next launch's blocks fit beside those that run.
 PDL_SAVES, _SAVED_BESIDE = 0.68e-6, 0.06e-6
-# Tiles, from the best on, of up to so many times its cost, that are tried in other clusters; how much more these count,
-# of which the best of many is taken (51 shapes: 3.3 % over the best timed, without 3.9 %, without clusters 5.3 %).
+# The best tiles, at most _TRIED, of at most _FAR times the least cost, are tried in other clusters. Their costs count _SURE
+# times, because the best of many estimates is too low (51 shapes: 3.3 % over the best timed, without 3.9 %, without clusters
+# 5.3 %).
 _TRIED, _FAR, _SURE = 32, 1.25, 1.04
-_WARM, _KEPT = 1.78, 0.7  # how much faster what L2 keeps is there again, up to what part of it
+_WARM, _KEPT = 1.78, 0.7  # factor of the rate of data that is still in L2; the fraction of L2 that keeps data
 
 
 def matrix_cycles(chip: Chip, p: TileProblem, bm: int, bn: int) -> float:
-    """Cycles of an SM's matrix instructions for 32 bytes of k of a tile.
+    """Cycles of an SM's tensor cores for 32 bytes of k of a tile.
 
-    wgmma with both operands in shared memory: max(N/2, 16 + N/4) for 64 rows, whatever the type.
+    wgmma with both operands in shared memory: max(N/2, 16 + N/4) for 64 rows, for any type.
     """
     if chip.kind == "wgmma":
         return bm / 64 * max(bn / 2, 16 + bn / 4)
     rate = chip.flops * {"half": 1.0, "tf32": 0.5, "fp8": 1.0, "int8": 2.0, "float": 0.0625}[p.kind]
-    small = 1 + 8 / bm + 8 / bn  # fragments are fetched once for fewer GEMMs
+    small = 1 + 8 / bm + 8 / bn  # larger tiles load fragments for more MMAs
     return 2 * bm * bn * (256 / p.bits) / rate * small
 
 
 def estimate_seconds(chip: Chip, p: TileProblem, t: Tile) -> float:
-    """Seconds the model expects of a tile."""
+    """Estimated seconds of a tile."""
     return _estimate(chip, p, t)[0]
 
 
 def _estimate(chip: Chip, p: TileProblem, t: Tile, across: bool = False) -> tuple[float, float]:
-    """(seconds, seconds if memory were free).  across: the tile is a swap-AB one, which p and t no longer say."""
+    """(seconds, seconds if memory took no time). across: the tile is a swap-AB tile, which p and t no longer show."""
     if t.swap_ab:
         return _estimate(chip, swapped(p, t.staged), replace(t, swap_ab=False), True)
     size = p.bits / 8
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
     depth = ceil(ceil(p.k / t.bk) / t.splits)  # stages of a block
     tiles = p.row_tiles(t.bm) * columns * t.splits
-    waves = ceil(tiles / chip.sms)  # of an SM, one after another or side by side
+    waves = ceil(tiles / chip.sms)  # waves of an SM's tiles, one after another or side by side
     busy = min(1.0, tiles / chip.sms)
     matrix = t.bk * size / 32 * matrix_cycles(chip, p, t.bm, t.bn)
     spans = clusters(chip, p, t, matrix)
-    if prod(spans) > 1:  # the last ones may lack a tile
+    if prod(spans) > 1:  # the last clusters may have fewer tiles
         padded = ceil(columns / spans[0]) * spans[0] * ceil(rows / spans[1]) * spans[1] * p.batch * t.splits
         waves = ceil(padded / (chip.sms if waves == 1 else at_once(chip.sms, prod(spans))))
     load = load_cycles(chip, p, t, spans, busy)
     matrix *= _issue(chip, t, (t.bm + t.loaded) * t.bk * size / matrix)
     waiting = (_WAITING_ONCE if waves == 1 else _WAITING) * log2(prod(spans))
-    if chip.kind == "wgmma":  # L2 as well is slower when power limits
+    if chip.kind == "wgmma":  # the rate of L2 falls too under the power limit
         power = (0.1 if waves == 1 else 0.2) if p.a_rows % SECTOR or p.b_rows % SECTOR else 0.08
         load *= 1 + power * _long(waves * depth * max(matrix, load) / chip.clock + chip.around)
     promoted = p.two_level and chip.kind == "wgmma"
     stage = _stage(chip, t, waves, matrix, 0.0 if promoted else load, t.bk * size, waiting)
-    if t.from_registers:  # a group fetches, multiplies and waits: others multiply meanwhile
+    if t.from_registers:  # a group loads, multiplies and waits while others multiply
         stage = max(stage, _FETCHED + t.bm * t.bk / t.threads * _FETCH + matrix / (t.threads // 128))
-    if promoted:  # loads run on under the sums
+    if promoted:  # loads continue during the promotion
         stage = max(load, _promoted(chip, p, t, stage))
     late = _late(chip, p, t, waves, tiles, load, stage - waiting)
     stage *= _ring(chip, p, t, depth)
     outside = _ends(chip, p, t, across, waves, depth * stage, busy)
     cycles = waves * depth * (stage + late) + outside
-    if chip.kind == "wgmma":  # of the last stage only what k has is loaded; nothing hides the first load
+    if chip.kind == "wgmma":  # the last stage loads only what k has; nothing hides the first load
         cycles += min(matrix, load) - (1 - _PARTIAL) * waves * (depth - p.k / t.bk / t.splits) * max(0.0, stage - matrix)
     if prod(spans) == 2 and waves == 1:
         cycles += _TOGETHER_PAIR
     elif prod(spans) > 2:
         near = side_by_side(chip, p, t.bm, t.bn, t.splits)
         cycles += _TOGETHER_NEAR if near else _TOGETHER if prod(spans) <= 4 else _TOGETHER_EIGHT
-    if chip.kind == "wgmma":  # where power limits, SMs that are done early leave theirs to the others
+    if chip.kind == "wgmma":  # under the power limit, idle SMs leave their power to the others
         idle = (1 - tiles / chip.sms / waves) * depth * stage * waves
         cycles -= _IDLE * _long(cycles / chip.clock + chip.around) * idle
     own, moved, more = _seconds(chip, cycles), _memory(chip, p, t), chip.start
@@ -142,42 +147,42 @@ def _estimate(chip: Chip, p: TileProblem, t: Tile, across: bool = False) -> tupl
 
 
 def _late(chip: Chip, p: TileProblem, t: Tile, waves: int, tiles: int, load: float, stage: float) -> float:
-    """Cycles of a stage more because of tiles that reach outside their tensors: zeros come on top of what is loaded."""
+    """Additional cycles of a stage because of edge tiles, whose zeros arrive in addition to the data."""
     edges, zeros = outside_cycles(chip, p, t)
-    # One of a block's tiles lies at an edge, unless all do; where there are many, it is felt less.
+    # One of a block's tiles lies at an edge, unless all do; with many tiles the effect is smaller.
     felt = 0.0 if not edges else 1.0 if edges == tiles else 1 / waves
     felt = _FELT_LONG * max(felt, edges / tiles) if waves >= 4 and edges != tiles else felt
     return felt * max(0.0, load * inside(p, t) + zeros - stage)
 
 
 def _ring(chip: Chip, p: TileProblem, t: Tile, depth: int) -> float:
-    """How much longer a stage takes for want of others: a late load is felt sooner."""
+    """The factor of a stage's time in short rings, where a late load delays the loop sooner."""
     if chip.kind == "wgmma":
         more = {1: 2.0, 2: 1.68, 3: _RING_OF_THREE}.get(t.stages if depth >= t.stages else 4, 1.0)
         return more * (_DEEP if t.bk * p.bits > 1024 else 1.0)
-    if chip.kind == "mma":  # where an SM has one block, nothing runs while its warps wait for each other
+    if chip.kind == "mma":  # with one block on an SM, nothing runs while its warps wait for each other
         return {1: 2.0, 2: 1.15, 3: 1.05}.get(t.stages, 1.0) * (1.12 if _resident(chip, p, t) == 1 else 1.0)
     return 1.0
 
 
 def _ends(chip: Chip, p: TileProblem, t: Tile, across: bool, waves: int, loop: float, busy: float) -> float:
-    """Cycles of an SM beside its loops of so many cycles each: it starts, tiles are stored.  across: see _estimate."""
+    """Cycles of an SM beside its loops of `loop` cycles each: the start, and the stores of tiles. across: see _estimate."""
     out_bytes = 4 if t.splits > 1 else p.out_bits / 8
     storing = t.bm * t.bn * _store_cycles(chip, p, t, across, out_bytes)
-    row = t.bn * out_bytes / 128  # in boxes
+    row = t.bn * out_bytes / 128  # columns in units of boxes
     boxes = 1.0 if across or t.splits > 1 or chip.kind != "wgmma" else 1 + _BOX * (ceil(row) / row - 1)
     stores = t.bm * t.bn * boxes * out_bytes / chip.store * _stored(chip, p, t, across, out_bytes)
     first = 1665 + stores * busy + storing
     if chip.kind != "wgmma":
         return first * ceil(waves / _resident(chip, p, t))
     tall = waves * _TALL_WAVE * (t.bm > 256)
-    if t.threads > 128:  # the loads of the next tile and one group's GEMMs hide the rest
+    if t.threads > 128:  # the loads of the next tile and the other group's MMAs hide the rest
         return first + tall + (waves - 1) * (_WAVE + max(_STORED * stores, stores - _UNDER * loop) + storing)
     return first * (1 + (waves - 1) * (_LONE if t.bm == 64 else _LONE_TALL)) + tall
 
 
 def _stage(chip: Chip, t: Tile, waves: int, matrix: float, load: float, depth: float, waiting: float = 0.0) -> float:
-    """Cycles of a stage of so many bytes of k."""
+    """Cycles of a stage of this many bytes of k."""
     if chip.kind != "wgmma":
         return max(matrix, load)
     least = _LEAST * depth / 128
@@ -187,7 +192,7 @@ def _stage(chip: Chip, t: Tile, waves: int, matrix: float, load: float, depth: f
 
 
 def _store_cycles(chip: Chip, p: TileProblem, t: Tile, across: bool, out_bytes: float) -> float:
-    """Cycles that an element of a tile takes to store, beyond its bytes.  across: see _estimate."""
+    """Cycles to store an element of a tile, in addition to its bytes. across: see _estimate."""
     if chip.kind != "wgmma":
         return _STAGED if t.staged or p.staged else 0.0
     whole, halves = (p.m if across else p.n) * out_bytes % 16 == 0, p.out_bits == 16
@@ -201,7 +206,7 @@ def _store_cycles(chip: Chip, p: TileProblem, t: Tile, across: bool, out_bytes: 
 
 
 def _stored(chip: Chip, p: TileProblem, t: Tile, across: bool, out_bytes: float) -> float:
-    """What more a tile's stores cost whose rows do not start at multiples of a sector."""
+    """The factor of a tile's stores whose rows do not start at multiples of a sector."""
     row = (p.m if across else p.n) * out_bytes
     unaligned = chip.kind == "wgmma" and (
         row % SECTOR or t.splits == 1 and not across and p.n > t.bn and t.bn * out_bytes % SECTOR)
@@ -211,12 +216,12 @@ def _stored(chip: Chip, p: TileProblem, t: Tile, across: bool, out_bytes: float)
 
 
 def _promoted(chip: Chip, p: TileProblem, t: Tile, stage: float) -> float:
-    """Cycles of a stage whose partial sums are added to a second accumulator.
+    """Cycles of a stage whose accumulator is promoted, that is, added to a second one.
 
-    Whole tiles: 1.5 cycles an accumulator to add, 280 to wait and start again: half of it under the GEMMs of other
-    groups, and again half where a second block runs meanwhile.  Chunks of the columns one after another: 1.2 cycles and 170,
-    what is longer than the other groups' GEMMs shows; A is read again for each of them, and shared memory moves 128 bytes a
-    cycle for instructions and loads together.
+    Whole tiles: 1.5 cycles per accumulator to add, 280 to wait and start again; half of it is hidden by the MMAs of other
+    groups, and half of the rest where a second block runs. Column chunks one after another: 1.2 cycles and 170; what exceeds
+    the other groups' MMAs counts. A is read again for each chunk, and shared memory moves 128 bytes per cycle for instructions
+    and loads together.
     """
     groups, pieces = t.threads // 128, column_chunks(t)
     sums = t.bm * t.bn / t.threads
@@ -230,9 +235,9 @@ def _promoted(chip: Chip, p: TileProblem, t: Tile, stage: float) -> float:
 
 
 def _issue(chip: Chip, t: Tile, traffic: float) -> float:
-    """Cycles of a main loop for one of its matrix instructions, with all loads in time: measured on an H200.
+    """Cycles of a main loop for one cycle of its MMAs, with all loads in time; measured on an H200.
 
-    traffic: bytes of tiles for a cycle of them; 128 x 256 has 48.
+    traffic: bytes of tiles per cycle; 128 x 256 has 48.
     """
     if chip.kind != "wgmma":
         return 1.0
@@ -240,18 +245,18 @@ def _issue(chip: Chip, t: Tile, traffic: float) -> float:
 
 
 def _seconds(chip: Chip, cycles: float) -> float:
-    """Kernels that run long are slowed down by the power limit: to 0.94 of the clock from 100 us on."""
+    """Seconds of these cycles. The power limit slows long kernels down, to 0.94 of the clock from 100 us on."""
     seconds = cycles / chip.clock
     return seconds * (1 + 0.065 * _long(seconds + chip.around))
 
 
 def _long(seconds: float) -> float:
-    """How much of a kernel's time is spent at the power limit: from 40 us on, all that counts from 100 us on."""
+    """The fraction of a kernel's time at the power limit: it rises from 0 at 40 us to 1 at 100 us."""
     return min(1.0, max(0.0, (seconds - 4e-5) / 6e-5))
 
 
 def _resident(chip: Chip, p: TileProblem, t: Tile) -> int:
-    """Blocks an SM holds at a time."""
+    """Blocks that an SM holds at a time."""
     if chip.kind != "mma":
         return 1
     registers = min(255, t.bm * t.bn // t.threads + 76)  # accumulators, fragments of the operands, addresses
@@ -259,7 +264,7 @@ def _resident(chip: Chip, p: TileProblem, t: Tile) -> int:
 
 
 def _memory(chip: Chip, p: TileProblem, t: Tile) -> float:
-    """Bytes from and to memory: operands once where L2 holds a wave's share of them, else once a wave."""
+    """Bytes from and to memory: operands count once where L2 holds a wave's tiles of them, else once per wave."""
     size, out = p.bits / 8, p.batch * p.m * p.n * p.out_bits / 8
     once = p.batch * (p.m + p.n) * p.k * size
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
@@ -277,24 +282,24 @@ def _once(chip: Chip, p: TileProblem, t: Tile) -> bool:
 
 
 def finished(chip: Chip, p: TileProblem, t: Tile) -> Tile:
-    """The tile with what its size and place decide: the order in which blocks take them, whether they are set up soon."""
+    """The tile with the choices that its size and place decide: rasterisation and PDL."""
     t = by_rows(chip, p, t)
     return replace(t, pdl=uses_pdl(chip, p, t))
 
 
 def uses_pdl(chip: Chip, p: TileProblem, t: Tile) -> bool:
-    """Whether a launch gains by PDL, being set up while the one before it ends, some 0.7 us of 2 to 15
-    (benchmarks/results/notes.md).
+    """Whether a launch gains by PDL, which saves about 0.7 us of 2 to 15 (benchmarks/results/notes.md).
 
-    Blocks then begin in the order in which SMs become free: those that wait for their neighbours anyway, or have little to
-    load, feel nothing of it; in long loops loads of neighbours drift (128x4096x14336 by 64x64 34.7 us, then 41.4).
+    With PDL, blocks begin in the order in which SMs become free. Blocks that wait for their neighbours anyway, or have little
+    to load, lose nothing. In long loops the loads of neighbours drift apart from each other (128x4096x14336 by 64x64 34.7 us,
+    with PDL 41.4).
     """
     q, t = (swapped(p, t.staged), replace(t, swap_ab=False)) if t.swap_ab else (p, t)
     return _pdl(chip, q, t, clusters(chip, q, t, t.bk * q.bits / 256 * matrix_cycles(chip, q, t.bm, t.bn)))
 
 
 def _pdl(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...]) -> bool:
-    """uses_pdl, of a tile that is no swap-AB one, in these clusters."""
+    """uses_pdl for a tile without swap-AB, in these clusters."""
     if chip.kind != "wgmma" or p.open_rows or chip.around:
         return False
     steps = ceil(ceil(p.k / t.bk) / t.splits) * t.bk * p.bits / 1024
@@ -309,7 +314,7 @@ def _pdl(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...]) -> bool:
 
 
 def _in_clusters(chip: Chip, p: TileProblem, estimated: list[tuple[float, float, Tile]]) -> list[tuple[float, float, Tile]]:
-    """The best tiles of one wave in clusters of other sizes than the compiler makes, where that is faster."""
+    """The best tiles of one wave in other cluster sizes than the compiler's rule gives, where these are faster."""
     if chip.kind != "wgmma" or p.kind != "half" or p.two_level or p.open_rows:
         return []
     first = sorted(estimated, key=lambda x: x[0])[:_TRIED]
@@ -326,10 +331,11 @@ def _in_clusters(chip: Chip, p: TileProblem, estimated: list[tuple[float, float,
 
 @lru_cache(maxsize=1024)
 def choose_tile(chip: Chip, p: TileProblem) -> Tile:
-    """Of the candidates within 1 % of the best, half of that in one wave, the one of the fewest splits, then the one that
-    moves the fewest bytes a GEMM; where memory is what limits, the one whose own work takes the least.  Of equals the
-    one of shorter stages, then an overlapping one, which loads no zeros, then in one wave the one of fewer warp groups (of ten
-    pairs one group of 128 rows took 0.94 to 1.00 of the time of two), else of more (128x160 at 3760x1320x3904 64 us, 67).
+    """The chosen tile among the candidates within 1 % of the least cost (half of that in one wave).
+
+    The order of preference: fewest splits; fewest bytes moved per GEMM, or where memory limits, least work of its own; shorter
+    stages; overlapping tiles, which load no zeros; in one wave fewer warp groups (of ten pairs, one group of 128 rows took 0.94
+    to 1.00 of the time of two), otherwise more (128x160 at 3760x1320x3904 64 us, 67).
 
     Raises ValueError where no tile fits (column_block).
     """
@@ -338,7 +344,7 @@ def choose_tile(chip: Chip, p: TileProblem) -> Tile:
         raise ValueError(f"no tile of {chip.kind} suits {p}")
     estimated += _in_clusters(chip, p, estimated)
     best, own, fastest = min(estimated, key=lambda x: x[:2])
-    memory = best > own * 2 ** (1 / _BOTH)  # is what takes longer
+    memory = best > own * 2 ** (1 / _BOTH)  # memory limits
     near = [(t.splits, x if memory else (t.bm + t.bn) / (t.bm * t.bn), t.bk, not t.overlapping,
              t.threads if _once(chip, p, t) else -t.threads, seconds, k)
             for k, (seconds, x, t) in enumerate(estimated)

@@ -1,7 +1,7 @@
-"""Ways to compute a GEMM that are worth timing: the model's choice, and what it holds for nearly as good.
+"""The ways to compute a GEMM that are worth timing: the model's choice and others of little more estimated cost.
 
-Tiles by cost, the first few whatever they are, then of each kind (rows, swap-AB or not, splits of k) the best; GEMMs cut
-in two; copies of operands where loads of single elements are the model's choice, and the other way round.
+Tiles in order of cost: the first few of any kind, then the best of each kind (rows, swap-AB or not, splits of k). GEMMs with a
+tail. Copies of operands where the model chooses loads by elements, and the other way round.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .tile import Chip, Tile, TileProblem
 from .tile_cost import candidates, estimate_seconds, finished
 
 _FIRST = 6  # tiles that are taken in order of cost
-_FAR = 1.5  # times the least cost: no tile beyond
-_TAILS, _OTHER_ROUTE = 2, 2  # candidates of these kinds
-_TAIL_FAR = 1.08  # of the best tile's cost: no tail beyond
+_FAR = 1.5  # most cost of a tile, relative to the least
+_TAILS, _OTHER_ROUTE = 2, 2  # numbers of candidates of these kinds
+_TAIL_FAR = 1.08  # most cost of a tail, relative to the best tile
 
 
 def choices(p: MatmulProblem, chip: Chip, most: int = MOST) -> list[MatmulPlan]:
-    """At most so many ways, all different, the model's first."""
+    """The plans to time, all different, at most `most`, the model's first."""
     model = plan_matmul(p, chip)
     out, seen = [model], {str(config(model))}
 
@@ -54,7 +54,7 @@ def choices(p: MatmulProblem, chip: Chip, most: int = MOST) -> list[MatmulPlan]:
 
 
 def _other_splits(v: GemvForm | FewRows) -> Iterator[GemvForm | FewRows]:
-    """The same, k in more or fewer splits."""
+    """The plan with more or fewer splits of k."""
     if isinstance(v, FewRows):
         yield from (v, *(replace(v, splits=n, deep=deep) for n, deep in ((8, 64), (4, 64), (2, 128))))
         return
@@ -64,7 +64,7 @@ def _other_splits(v: GemvForm | FewRows) -> Iterator[GemvForm | FewRows]:
 
 
 def _of_route(p: MatmulProblem, chip: Chip, route: Route, with_tail: int) -> Iterator[MatmulPlan]:
-    """GEMMs of the operands as they are copied or not: some with a tail, then by one tile."""
+    """The plans of one route: some with a tail, then those with one tile."""
     ready, batch, rows = sized(p, route)
     chip, problem = tile_problem(ready, chip, batch, rows)
     tiles = by_cost(chip, problem)
@@ -78,13 +78,13 @@ def _of_route(p: MatmulProblem, chip: Chip, route: Route, with_tail: int) -> Ite
 
 
 def by_cost(chip: Chip, p: TileProblem) -> list[Tile]:
-    """Tiles that the machine can hold, the best first, with what the model expects of them."""
+    """Tiles that the machine can hold, in order of cost, with the model's estimates."""
     estimated = sorted(((estimate_seconds(chip, p, t), k, t) for k, t in enumerate(candidates(chip, p))), key=lambda x: x[:2])
     return [replace(finished(chip, p, t), seconds=s) for s, _, t in estimated if s <= _FAR * estimated[0][0]]
 
 
 def of_all_kinds(tiles: list[Tile]) -> Iterator[Tile]:
-    """The first few, at most two of a size, then of each kind the first that is not among them, then the rest."""
+    """Tiles in the order of timing: the first few, at most two of a size, then the first of each other kind, then the rest."""
     first: list[Tile] = []
     for t in tiles:
         if len(first) < _FIRST and sum(_size(t) == _size(x) for x in first) < 2:
@@ -102,7 +102,7 @@ def _size(t: Tile) -> tuple[int, int, bool, int]:
 
 
 def config(plan: MatmulPlan) -> dict[str, Any]:
-    """What tells a plan from others for the same problem, as JSON values."""
+    """The JSON values that distinguish a plan from others for the same problem."""
     if isinstance(plan.thin, FewRows):
         return {"few_rows": [plan.thin.splits, plan.thin.deep]}
     if plan.thin is not None:
@@ -116,14 +116,14 @@ def config(plan: MatmulPlan) -> dict[str, Any]:
 
 
 def _numbers(t: Tile) -> dict[str, Any]:
-    """The fields of a tile that are not as usual."""
+    """The fields of a tile that differ from their defaults."""
     plain = {"splits": 1, "swap_ab": False, "overlapping": False, "staged": False, "wide": 0, "pdl": False, "cluster": (),
              "from_registers": False}
     return {k: list(v) if k == "cluster" else int(v) for k, v in asdict(t).items() if k != "seconds" and v != plain.get(k)}
 
 
 def key(p: MatmulProblem, model: MatmulPlan) -> list[Any]:
-    """JSON values that decide which plan is fastest.  Strides count as far as loads feel them."""
+    """The JSON values that decide which plan is fastest. Strides count as far as loads depend on them."""
     f, size = model.form, dtype(p.types[0]).bytes
     sizes = [f.m, f.n, f.k, f.batch, f.shared_b, f.groups, f.open_rows]
     return ["matmul", sizes, f.types, f.bias, f.activation, f.scaling, p.kind, p.two_level,
@@ -136,9 +136,9 @@ def _stored(x: Operand, size: int) -> list[Any]:
 
 def matmul_task(p: MatmulProblem, at: Place, like: Any, shape: tuple[int, ...], given: tuple[Any, ...],
                 along: tuple[int, int]) -> Task:
-    """The task of finding the best plan of a matmul.
+    """The tuning task of a call of matmul.
 
-    given: a, b, bias, scale_a, scale_b.  along: dimensions of a and b that hold k.
+    given: a, b, bias, scale_a, scale_b. along: dimensions of a and b that hold k.
     """
     a, b, bias, *scales = given
 
@@ -151,7 +151,7 @@ def matmul_task(p: MatmulProblem, at: Place, like: Any, shape: tuple[int, ...], 
 
 def grouped_task(p: MatmulProblem, at: Place, like: Any, shape: tuple[int, ...], given: tuple[Any, ...],
                  along: tuple[int, int]) -> Task:
-    """The same for grouped_matmul.  given: a, b, bias, sizes."""
+    """The tuning task of a call of grouped_matmul. given: a, b, bias, sizes."""
 
     def runner(plan: MatmulPlan) -> Any:
         run = grouped_run(p, plan, at, like)
