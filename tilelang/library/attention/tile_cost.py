@@ -56,7 +56,7 @@ class Machine:
 
 
 def machine_of(target: Target, sms: int | None = None) -> Machine:
-    """The numbers of a target.  sms: of the device at hand; None: of a common one."""
+    """The numbers of a target.  sms: of the present device; None: of a common one."""
     kind = kind_of(target)
     sms = sms or kernel_rates(kind).sm_count
     if kind == "cpu":

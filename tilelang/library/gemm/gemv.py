@@ -109,7 +109,7 @@ def _finish(v, at, x, C, bias, sa, sb):
 
 @T.macro
 def _put(v, by, at, x, out):
-    """A block's partial sum of an element of C, or the element where there are no others.  out: W, C, bias, sa, sb."""
+    """Store a block's partial sum of an element of C, or the element where k is not split.  out: W, C, bias, sa, sb."""
     if v.splits == 1:
         _finish(v, at, x, *out[1:])
     else:

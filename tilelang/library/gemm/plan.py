@@ -18,12 +18,11 @@ from .tile import Chip, Tile, TileProblem, without_wgmma
 from .tile_cache import choose_tail, choose_tile
 from .tile_cost import PDL_SAVES
 
-# Bytes/s of copies (H200: 22 MB of odd rows in 10 us, 67 MB in 35); operations/s with operands that wgmma does not multiply in
-# their order.
+# Bytes/s of copies (H200: 22 MB with odd rows in 10 us, 67 MB in 35); operations/s for operand orders that wgmma lacks.
 _RATES = kernel_rates("wgmma")
 _COPY_START = 1.3e-6  # seconds that a launch of copies adds
-# With loads of single elements: what the loop takes, of the time that the model has for whole ones, and the rest of such a
-# launch; what a step takes at least, of 32 of k, with nothing to hide it (50 shapes, 2 to 78 us: within a fifth mostly).
+# For loads by elements: _ELEMENTS is the factor of the model's time of the loop, _LAUNCH the rest of such a launch, _STEP the
+# least time of a step of 32 columns of k with nothing to hide it, both in seconds (50 shapes, 2 to 78 us: most within 20 %).
 _ELEMENTS, _LAUNCH, _STEP = 1.7, 0.3e-6, 0.49e-6
 _WORDS = 1.05  # the factor for loads of 8 bytes, where _ELEMENTS is for 2 (ten shapes: 0.63 to 1.05)
 
@@ -119,7 +118,7 @@ def expected(p: MatmulProblem, route: Route, chip: Chip) -> float:
     batch, rows = max(1, p.batch or p.groups), max(1, ceil(p.m / p.groups)) if p.groups else p.m
     tile = _form(chip, ready, batch, rows).tile
     if any(route[1:]):
-        late = PDL_SAVES if tile.pdl else 0.0  # no launch behind a copy starts early
+        late = PDL_SAVES if tile.pdl else 0.0  # without PDL, because the launch follows a copy
         return tile.seconds + late + _COPY_START + _copied_bytes(p, route) / _RATES.copy
     start = without_wgmma(chip).start
     steps = ceil(ceil(p.k / 32) / tile.splits)

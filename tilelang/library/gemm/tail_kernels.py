@@ -10,8 +10,11 @@ from .padded_copies import Copies, gemm_of_copies
 
 @T.macro
 def piece(f, neighbour, operands, out, at):
-    """A block's tile of one piece.  neighbour: what its launch tells the other, before anything else.  operands: A, B.
-    out: bias, sa, sb, C.  at: the block's indices."""
+    """Compute a block's tile of one piece.
+
+    neighbour: T.pdl_trigger or T.pdl_sync, called before anything else.  operands: A, B.  out: bias, sa, sb, C.  at: the
+    block's indices.
+    """
     t = f.tile
     As = T.alloc_shared(f.left_tile, f.types[t.swap_ab])
     Bs = T.alloc_shared(f.right_tile, f.types[not t.swap_ab])

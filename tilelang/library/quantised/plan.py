@@ -12,9 +12,9 @@ from ..gemm.tile import Chip
 from .form import GROUP_ROWS, DequantForm, DequantTile
 from .problem import DequantProblem
 
-# Of an H200, fitted to 18 timed tiles of 1 to 4096 rows (benchmarks/results/notes.md): seconds of a launch, of the second
-# one; cycles of a step, of a weight that a thread dequantises while no other
-# warp of its scheduler does; the fraction of the MMA time that is not hidden; bytes a cycle that each SM loads while all do.
+# Constants of an H200, fitted to 18 timed tiles of 1 to 4096 rows (benchmarks/results/notes.md): seconds of a launch and of the
+# second launch; cycles of a step; cycles to dequantise one weight in a thread while no other warp of its scheduler does; the
+# fraction of the MMA time that is not hidden; bytes per cycle that each SM loads while all do.
 _START, _SECOND = 2.0e-6, 1.5e-6
 _STEP, _DECODE, _MMA, _LOAD = 250.0, 4.0, 0.66, 32.0
 _PARTIALS, _CLOCK = kernel_rates("wgmma").split_k, nearest_chip(90).clock
