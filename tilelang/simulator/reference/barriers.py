@@ -1,4 +1,4 @@
-"""Barriers in the reference interpreter: mbarriers, named barriers, barriers and votes of a block.
+"""Barriers in the reference interpreter: mbarriers, named barriers, barriers and votes of a block, barriers of a grid.
 
 Threads that execute a barrier are counted for their warp role (block.py).  Without warp roles all threads of a block are in
 step, and a wait that is not satisfied is a deadlock.
@@ -19,7 +19,6 @@ from tilelang.target.warp_groups import holds_in
 from .block import TileBlock
 from .cluster import CLUSTER_OPS, cluster_of_frame
 from .context import TileContext
-from .grid import grid_barrier
 from .warp_roles import executing, whole_warp_role
 from ..faults import fault
 from ..lane_ops import BLOCK_VOTES, VOTES_OF_BLOCKS, WARP, elect, nothing, spread
@@ -171,6 +170,26 @@ def _block_vote(c: TileContext, e: Call) -> Closure:
     return run
 
 
+def _sync_grid(c: TileContext, e: Call) -> Closure:
+    """sync_grid, which all threads of a block execute together."""
+
+    def run(f: LaneFrame) -> Value:
+        grid = getattr(f.block, "grid", None)
+        if grid is None or not f.any_active():
+            return np.int32(0)
+        if f.mask is not None and not f.active().all() and f.lanes > 1:
+            gone = 0 if f.exited is None else int(f.exited.sum())
+            if int(f.active().sum()) < f.warp_role.threads - gone:
+                came = f"{int(f.active().sum())} of {f.warp_role.threads - gone} threads"
+                raise fault("sim-barrier", f"{came} reach this barrier of the grid",
+                            found=came, span=e.span,
+                            hint="a barrier must not stand under a condition that differs between threads")
+        grid.meet(e.span)
+        return np.int32(0)
+
+    return run
+
+
 def _in_groups(c: TileContext, e: Call) -> Closure:
     return lambda f: np.bool_(holds_in(e, f.warp_role.groups[0]))
 
@@ -214,8 +233,7 @@ SYNC_OPS = ("sync_threads", "named_barrier", "named_barrier_arrive")
 BARRIER_OPS: dict[str, Callable[[TileContext, Call], Closure]] = {
     "mbarrier_init": _init, "mbarrier_arrive": _arrive, "mbarrier_expect_tx": _arrive, "mbarrier_arrive_expect_tx": _arrive,
     "cp_async_mbarrier_arrive": _copies_arrive, "mbarrier_wait": _wait, "mbarrier_arrive_remote": _arrive_remote, **CLUSTER_OPS,
-    "elect_one": elect, "in_warp_groups": _in_groups,
-    "sync_grid": grid_barrier,
+    "elect_one": elect, "in_warp_groups": _in_groups, "sync_grid": _sync_grid,
     **dict.fromkeys(ORDER_ONLY, nothing), **dict.fromkeys(SYNC_OPS, _sync), **dict.fromkeys(BLOCK_VOTES, _block_vote),
 }  # fmt: skip
 

@@ -1,13 +1,8 @@
-"""The grid barrier (`sync_grid`) in the reference interpreter: each block is a coroutine that waits for the others."""
+"""Blocks that meet at a grid barrier (`sync_grid`) in the reference interpreter: each is a coroutine."""
 
 from __future__ import annotations
 
 from typing import Any
-
-import numpy as np
-
-from tilelang.ir import Call
-from tilelang.ir.evaluate import Closure, Value
 
 from ..coroutines import Coroutine, Scheduler
 from ..faults import fault
@@ -47,24 +42,4 @@ class TileGrid(GridScheduler):
                      expected="barriers that all blocks reach", found="blocks that wait for ever", span=left[0].place)
 
 
-def grid_barrier(c: Any, e: Call) -> Closure:
-    """sync_grid, which all threads of a block execute together."""
-
-    def run(f: LaneFrame) -> Value:
-        grid = getattr(f.block, "grid", None)
-        if grid is None or not f.any_active():
-            return np.int32(0)
-        if f.mask is not None and not f.active().all() and f.lanes > 1:
-            gone = 0 if f.exited is None else int(f.exited.sum())
-            if int(f.active().sum()) < f.warp_role.threads - gone:
-                came = f"{int(f.active().sum())} of {f.warp_role.threads - gone} threads"
-                raise fault("sim-barrier", f"{came} reach this barrier of the grid",
-                            found=came, span=e.span,
-                            hint="a barrier must not stand under a condition that differs between threads")
-        grid.meet(e.span)
-        return np.int32(0)
-
-    return run
-
-
-__all__ = ["GridScheduler", "TileGrid", "grid_barrier"]
+__all__ = ["GridScheduler", "TileGrid"]
