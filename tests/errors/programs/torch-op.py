@@ -1,0 +1,3 @@
+import tilelang
+
+tilelang.torch_op(max)

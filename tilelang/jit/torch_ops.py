@@ -1,0 +1,265 @@
+"""Kernels as operators of torch: torch.compile, torch.export and autograd treat them as their own.
+
+An operator has a schema, an implementation, a function that computes the shapes of its results without running it ("fake"), and
+the names of the arguments that it writes.  All of that follows from the compiled kernel.  Source: torch.library documentation.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.ir import Binary, Cast, Const, Expr, Var
+from tilelang.runtime.signature import PointerArg, ScalarArg, TensorArg
+
+from .decorator import JITImpl
+from .kernel import JITKernel
+
+register("torch-op", ValueError, "a kernel that torch.library cannot take as an operator",
+         expected="a compiled kernel, or an eager @tilelang.jit function of tensors and numbers")
+
+_serial = itertools.count()
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "floordiv": lambda a, b: a // b,
+    "floormod": lambda a, b: a % b, "min": lambda a, b: min(a, b), "max": lambda a, b: max(a, b)}
+
+
+def torch_op(kernel: Any, name: str | None = None, *, mutates: Sequence[str] = (),
+             outputs: int | None = None) -> Callable[..., Any]:
+    """A function of torch tensors that runs a kernel and that torch.compile(fullgraph=True) and torch.export take whole.
+
+    kernel: a compiled kernel, or an eager @tilelang.jit function, which is compiled for the shapes it meets.  name: of the
+    operator, "scale" or "mylib::scale"; default: the kernel's, in the namespace tilelang.  mutates: of an eager function, the
+    parameters that it writes.  outputs: of an eager function, how many tensors it returns, where its last `return` does not
+    say.  Raises torch-op where the kernel has parameters that an operator cannot have, or writes others than `mutates`.
+
+        relu = tilelang.torch_op(relu_kernel)
+        model = torch.compile(lambda x: relu(x) + 1, fullgraph=True)
+    """
+    made = _OfKernel(kernel) if isinstance(kernel, JITKernel) else _OfFunction(kernel, tuple(mutates), outputs)
+    return made.register(name)
+
+
+class _Operator:
+    """A kernel's schema and its fake implementation.  parameters: (name, type in the schema, default or None)."""
+
+    label = "kernel"
+    parameters: list[tuple[str, str, str]]
+    mutates: tuple[str, ...] = ()
+    outputs: int = 0
+
+    def run(self, *args: Any) -> Any:
+        """Execute the kernel."""
+        raise NotImplementedError
+
+    def fake(self, *args: Any) -> Any:
+        """Tensors of the results' shapes."""
+        raise NotImplementedError
+
+    def schema(self) -> str:
+        """In torch's notation: (Tensor x, Tensor(a0!) y, float s=1.0) -> Tensor."""
+        params = []
+        for k, (name, kind, default) in enumerate(self.parameters):
+            text = f"{kind}(a{k}!)" if name in self.mutates else kind
+            params.append(f"{text} {name}{default}")
+        results = ["Tensor"] * self.outputs
+        return f"({', '.join(params)}) -> {results[0] if len(results) == 1 else '(' + ', '.join(results) + ')'}"
+
+    def register(self, name: str | None) -> Callable[..., Any]:
+        """Define the operator and return a function that calls it."""
+        import torch  # 1 s
+
+        space, _, own = (name or self.label).rpartition("::")
+        space, own = space or "tilelang", own if name else f"{own}_{next(_serial)}"
+        torch.library.define(f"{space}::{own}", self.schema())
+        written = [k for k, p in enumerate(self.parameters) if p[0] in self.mutates]
+
+        def run(*args: Any) -> Any:
+            out = self.run(*args)
+            for k in written:  # autograd sees by the version that a tensor it has kept was overwritten
+                torch.autograd.graph.increment_version(args[k])
+            return out
+
+        torch.library.impl(f"{space}::{own}", ("cpu", "cuda"))(run)
+        torch.library.register_fake(f"{space}::{own}")(self.fake)
+        op = getattr(getattr(torch.ops, space), own)
+        names = [p[0] for p in self.parameters]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return op(*args, **kwargs)
+
+        call.__name__ = call.__qualname__ = own
+        call.__doc__ = f"The operator {space}::{own}({', '.join(names)}) of torch."
+        call.op = op  # type: ignore[attr-defined]
+        return call
+
+
+def _refused(what: str, found: str, hint: str) -> Exception:
+    return error("torch-op", what, found=found, hint=hint)
+
+
+def _number_kind(dt: Any) -> str:
+    return "bool" if dt.is_bool else "int" if dt.is_int else "float"
+
+
+class _OfKernel(_Operator):
+    def __init__(self, kernel: JITKernel) -> None:
+        self.kernel, self.label = kernel, kernel.signature.name
+        self.parameters = []
+        for a in kernel.signature.inputs:
+            if isinstance(a, PointerArg):
+                raise _refused(f"`{a.name}` of `{self.label}` is a pointer", f"the pointer `{a.name}`", "pass a tensor")
+            kind = "Tensor" if isinstance(a, TensorArg) else _number_kind(a.var.dtype)
+            self.parameters.append((a.name, kind, ""))
+        self.mutates = tuple(n for n, kind, _ in self.parameters if n in kernel.written())
+        self.outputs = len(kernel.signature.outputs)
+
+    def run(self, *args: Any) -> Any:
+        return _as_results(self.kernel(*args), self.outputs)
+
+    def fake(self, *args: Any) -> Any:
+        return _as_results(results_like(self.kernel, args), self.outputs)
+
+
+class _OfFunction(_Operator):
+    def __init__(self, function: Any, mutates: tuple[str, ...], outputs: int | None) -> None:
+        if not isinstance(function, JITImpl):
+            raise _refused(f"a {type(function).__name__} is no kernel", type(function).__name__,
+                           "pass a compiled kernel, or an eager @tilelang.jit function")
+        self.function, self.label, self.mutates = function, function.__name__, mutates
+        self.parameters = []
+        for p in function.eager.function.parameters.values():
+            default = "" if p.required else f"={p.default!r}"
+            if p.kind == "tensor":
+                kind = "Tensor" if p.required else "Tensor?"
+                default = "" if p.required else "=None"
+            elif p.kind == "scalar":
+                kind = _number_kind(p.annotation.dtype if isinstance(p.annotation, Var) else p.annotation)
+            else:
+                kind = {bool: "bool", int: "int", float: "float", str: "str"}.get(type(p.default), "")
+                if not kind:
+                    raise _refused(f"`{p.name}` of `{self.label}` is a compile-time value without a default that is a number "
+                                   "or a string", f"`{p.name}`",
+                                   "give it a default, or compile the function and pass the kernel")
+                default = f'="{p.default}"' if kind == "str" else default
+            self.parameters.append((p.name, kind, default))
+        unknown = [n for n in mutates if n not in function.eager.function.parameters]
+        if unknown:
+            raise _refused(f"`{unknown[0]}` is no parameter of `{self.label}`", unknown[0],
+                           f"the parameters are {', '.join(function.eager.function.parameters)}")
+        self.outputs = _returned(function) if outputs is None else outputs
+
+    def _kernel(self, args: tuple[Any, ...]) -> JITKernel:
+        kernel = self.function.compile(*args)
+        others = [n for n in kernel.written() if n not in self.mutates and n in (p[0] for p in self.parameters)]
+        if others:
+            raise _refused(f"`{self.label}` writes its parameter `{others[0]}`", f"a store to `{others[0]}`",
+                           f"say so: torch_op(..., mutates={sorted({*self.mutates, *others})!r})")
+        if len(kernel.signature.outputs) != self.outputs:
+            count = len(kernel.signature.outputs)
+            raise _refused(f"`{self.label}` returns {count} tensors", f"{count} results", f"torch_op(..., outputs={count})")
+        return kernel
+
+    def run(self, *args: Any) -> Any:
+        self._kernel(args)
+        return _as_results(self.function(*args), self.outputs)
+
+    def fake(self, *args: Any) -> Any:
+        kernel = self._kernel(args)
+        given = [args[k] for k, p in enumerate(self.function.eager.function.parameters.values()) if p.kind != "compile_time"]
+        return _as_results(results_like(kernel, [a for a in given if a is not None]), self.outputs)
+
+
+def _returned(function: JITImpl) -> int:
+    """How many tensors the last return statement of an eager function names."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(function.func))).body[0]
+    last = [s for s in ast.walk(body) if isinstance(s, ast.Return)]
+    value = last[-1].value if last else None
+    return 0 if value is None else len(value.elts) if isinstance(value, (ast.Tuple, ast.List)) else 1
+
+
+def _as_results(found: Any, count: int) -> Any:
+    return found if count == 1 else tuple(found) if count else None
+
+
+def results_like(kernel: JITKernel, inputs: Sequence[Any]) -> Any:
+    """Tensors without contents of the shapes, types and device of a kernel's results for these inputs."""
+    import torch  # 1 s
+
+    sizes: dict[Var, Any] = {}
+    device = None
+    for a, x in zip(kernel.signature.inputs, inputs):
+        if isinstance(a, ScalarArg):
+            sizes[a.var] = x
+        elif isinstance(a, TensorArg):
+            device = device or x.device
+            sizes.update((d, x.shape[k]) for k, d in enumerate(a.buffer.shape) if isinstance(d, Var))
+            sizes.update((d, x.stride()[k]) for k, d in enumerate(a.buffer.strides_ or ()) if isinstance(d, Var))
+    out = [torch.empty([_value(d, sizes) for d in a.buffer.shape], dtype=a.buffer.dtype.as_torch(), device=device)
+           for a in kernel.signature.outputs]
+    return out[0] if len(out) == 1 else out
+
+
+def _value(e: Any, sizes: dict[Var, Any]) -> Any:
+    """A dimension with the sizes of a call, which may be symbols of torch."""
+    if isinstance(e, Var):
+        return sizes[e]
+    if isinstance(e, Cast):
+        return _value(e.value, sizes)
+    if isinstance(e, Binary) and e.op in _OPERATIONS:
+        return _OPERATIONS[e.op](_value(e.a, sizes), _value(e.b, sizes))
+    if isinstance(e, Const) or not isinstance(e, Expr):
+        return int(e.value if isinstance(e, Const) else e)
+    raise _refused(f"the size {e!r} of a result cannot be computed by torch", repr(e), "compile the kernel for fixed sizes")
+
+
+def autograd(forward: Any, backward: Any) -> Callable[..., Any]:
+    """A function of torch tensors with a gradient: forward computes, backward gives the gradients of its tensor inputs.
+
+    forward, backward: compiled kernels, eager @tilelang.jit functions, or functions of torch_op.  backward is called with the
+    inputs of forward, its results, and the gradients of the results (contiguous), and returns one gradient for each tensor
+    input, None for those without one.  Works under torch.compile(fullgraph=True).
+
+        scale = tilelang.autograd(scale_kernel, scale_gradient)     # scale_gradient(x, y, dy) -> dx
+    """
+    import torch  # 1 s
+
+    run, gradient = _called(forward), _called(backward)
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            out = run(*inputs)
+            results = out if isinstance(out, (tuple, list)) else (out,)
+            ctx.tensors = [isinstance(x, torch.Tensor) for x in inputs]
+            ctx.numbers = [None if t else x for t, x in zip(ctx.tensors, inputs)]
+            ctx.save_for_backward(*(x for x, t in zip(inputs, ctx.tensors) if t), *results)
+            return tuple(results) if isinstance(out, (tuple, list)) else out
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            saved = list(ctx.saved_tensors)
+            inputs = [saved.pop(0) if t else x for t, x in zip(ctx.tensors, ctx.numbers)]
+            whole = [torch.zeros_like(r) if g is None else g.contiguous() for g, r in zip(grads, saved)]
+            found = gradient(*inputs, *saved, *whole)
+            each = list(found) if isinstance(found, (tuple, list)) else [found]
+            if len(each) != sum(ctx.tensors):
+                raise error("torch-op", f"backward returned {len(each)} gradients for {sum(ctx.tensors)} tensor inputs",
+                            expected=f"{sum(ctx.tensors)} gradients", found=str(len(each)),
+                            hint="return one for each tensor input of forward, None where there is none")
+            return tuple(each.pop(0) if t else None for t in ctx.tensors)
+
+    def call(*inputs: Any) -> Any:
+        return Function.apply(*inputs)
+
+    call.__doc__ = "A kernel with a gradient."
+    return call
+
+
+def _called(fn: Any) -> Callable[..., Any]:
+    return torch_op(fn) if isinstance(fn, (JITKernel, JITImpl)) else fn
