@@ -9,6 +9,7 @@ from tilelang.ir import dtype as DType
 from tilelang.ir.buffer import pointer, vector_load, vector_store
 
 from .tracing.builder import Emitted, need_builder
+from .tracing.names import Names
 from .math import Ramp_ as ramp
 from .tracing.regions import BufferSlice
 from .tracing.state import describe, error
@@ -75,7 +76,7 @@ def _vector_load(buffer: Buffer, begin: Any, dtype: Any) -> Expr:
 @vector_store.provide
 def _vector_store(buffer: Buffer, begin: Any, value: Any) -> Emitted:
     b, v = need_builder("Buffer.vstore"), convert(value)
-    b.setitem(buffer, _vector_index(buffer, begin, v.dtype.lanes), v)
+    Names(b).setitem(buffer, _vector_index(buffer, begin, v.dtype.lanes), v)
     return EMITTED
 
 

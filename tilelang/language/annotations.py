@@ -12,8 +12,7 @@ from tilelang.layout import Fragment, Layout
 from .tracing.flags import condition, words
 from .kernel import need_kernel
 from .loops import freeze_attr
-from .tracing.builder import need_builder
-from .tracing.recorder import FACTS
+from .tracing.builder import FACTS, need_builder
 from .tracing.state import describe, error
 
 

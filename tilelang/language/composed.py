@@ -13,6 +13,7 @@ from tilelang.ir import dtype as DType
 from .alloc import alloc_var
 from .atomic import atomic_add
 from .tracing.builder import Builder, Emitted, need_builder
+from .tracing.control_flow import ControlFlow
 from .loops import Parallel, serial
 from .tracing.regions import BufferSlice, operand
 from .tracing.state import describe, error
@@ -234,7 +235,7 @@ def tvm_storage_sync(scope: str) -> Emitted:
     if scope not in rows:
         raise error("alloc-scope", f"T.tvm_storage_sync: unknown scope {scope!r}",
                     expected=f"one of {', '.join(rows)}", found=repr(scope), hint="use 'shared' or 'warp'")
-    b.expr(call(rows[scope], (), "void", span=b.here()))
+    ControlFlow(b).expr(call(rows[scope], (), "void", span=b.here()))
     return EMITTED
 
 

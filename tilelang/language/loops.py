@@ -12,9 +12,9 @@ from tilelang.ir import (I32, Attrs, Bind, Const, Expr, For, If, Stmt, Var, bina
 from tilelang.ir import Parallel as ParallelStmt
 from tilelang.layout import Fragment
 
-from .tracing.builder import Builder, log, need_builder, reads_memory
+from .tracing.builder import Builder, log, loop_of_range, need_builder, reads_memory
+from .tracing.control_flow import ControlFlow
 from .tracing.flags import flag, whole_number
-from .tracing.recorder import loop_of_range
 from .tracing.scope import Frame
 from .tracing.state import describe, error
 
@@ -389,12 +389,12 @@ def parallel(start: Any, stop: Any = None, *, annotations: dict[str, Any] | None
 
 def loop_break() -> None:
     """Leave the innermost loop."""
-    need_builder("T.loop_break").break_()
+    ControlFlow(need_builder("T.loop_break")).break_()
 
 
 def continue_loop() -> None:
     """Next iteration of the innermost loop."""
-    need_builder("T.continue_loop").continue_()
+    ControlFlow(need_builder("T.continue_loop")).continue_()
 
 
 Serial, Unroll, Vectorized, break_loop = serial, unroll, vectorized, loop_break

@@ -19,6 +19,7 @@ from tilelang.ops.reduce import identity as neutral
 
 from .alloc import alloc_fragment
 from .tracing.builder import Builder, Emitted, need_builder
+from .tracing.names import Names
 from .loops import Parallel
 from .tracing.state import describe, error
 from .tile import EMITTED, check_batch, copy, fill
@@ -95,7 +96,7 @@ def reducer_init(acc: Buffer, init: Any = None) -> Emitted:
         raise error("reducer-operand", f"the initial value of `{acc.name}` is {init.dtype}, the reducer {acc.dtype}",
                     expected=f"a value of {acc.dtype}", found=str(init.dtype), hint=f"T.cast(value, \"{acc.dtype}\")")
     e.state, e.frame = "open", b.frames[-1]
-    e.init = None if init is None else b.freeze(cast(convert(init), acc.dtype))
+    e.init = None if init is None else Names(b).freeze(cast(convert(init), acc.dtype))
     fill(acc, identity(e.op, acc.dtype))
     e.made(b)
     return EMITTED

@@ -14,6 +14,7 @@ from tilelang.ir import dtype as DType
 
 from .addresses import address_of
 from .tracing.builder import Emitted, need_builder
+from .tracing.names import Names
 from .kernel import need_kernel, thread_index
 from .tracing.regions import BufferSlice
 from .tracing.scope import Frame, IfFrame, WhileFrame
@@ -313,7 +314,7 @@ def buffer_store(buffer: Buffer, value: Any, indices: Any, predicate: Any = None
     b = need_builder("T.buffer_store")
     idx = indices if isinstance(indices, (tuple, list)) else (indices,)
     if predicate is None:
-        b.setitem(buffer, tuple(idx), value)
+        Names(b).setitem(buffer, tuple(idx), value)
         return EMITTED
     cond = convert(predicate)
     if cond.dtype.lanes != 1 or not (cond.dtype.is_bool or cond.dtype.is_int):
@@ -321,7 +322,7 @@ def buffer_store(buffer: Buffer, value: Any, indices: Any, predicate: Any = None
                     expected="a bool or an integer", found=str(cond.dtype), hint="store the lanes one by one")
     frame = IfFrame(as_bool(cond))
     b.enter(frame)
-    b.setitem(buffer, tuple(idx), value)
+    Names(b).setitem(buffer, tuple(idx), value)
     b.exit(frame)
     return EMITTED
 

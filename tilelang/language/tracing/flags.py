@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tilelang.ir import Buffer, Const, Expr
 
+from .builder import Builder
+from .conditions import Conditions
 from .regions import BufferSlice
 from .state import describe, error
-
-if TYPE_CHECKING:
-    from .builder import Builder
 
 
 def flag(value: Any, name: str, hint: str = "") -> bool:
@@ -46,7 +45,7 @@ def condition(b: Builder, value: Any, what: str) -> Any:
     Raises condition.
     """
     if isinstance(value, (bool, int, np.bool_, np.integer)) or isinstance(value, Buffer) or has_value(value):
-        return b.truth(value)
+        return Conditions(b).truth(value)
     raise error("condition", f"{what} needs a condition, found {describe(value)}",
                 "write a comparison; the message is the second argument" if isinstance(value, str) else "write a comparison",
                 expected="a bool or a bool expression", found=describe(value))

@@ -12,10 +12,12 @@ from tilelang.ir import Const, Expr, Load, Region, Var, load
 
 from .rewrite import Rewritten, rewrite_function
 from .builder import Builder, need_builder
+from .control_flow import leading_arguments
+from .names import Names
 from .prim_func import closure_names, outer_locals, resolve_annotation
 from .python_errors import refine
 from .regions import BufferSlice
-from .scope import UNDEFINED, Context, Poison
+from .scope import Context, Poison
 from .state import describe, error, need_function
 
 
@@ -83,7 +85,7 @@ class Macro:
         mark = len(b.macro_writes)
         b.enter_context(Context(rw.file, self.name, rw.places, b.here(), run.__code__))
         try:
-            result = run(b, UNDEFINED, *bound.args, **bound.kwargs)
+            result = run(*leading_arguments(b), *bound.args, **bound.kwargs)
         except errors.TileLangError as e:
             e.span = refine(b, e) if e.span is None or e.span is b.span() else e.span
             raise
@@ -141,7 +143,7 @@ def _by_value(b: Builder, name: str, value: Any) -> Any:
             return value
         if b.kernel is not None or isinstance(value, Load):
             return b.let(name, value)
-    return b.freeze_slice(value) if isinstance(value, BufferSlice) else value
+    return Names(b).freeze_slice(value) if isinstance(value, BufferSlice) else value
 
 
 def macro(func: Callable[..., Any] | None = None) -> Any:

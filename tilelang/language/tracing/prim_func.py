@@ -13,11 +13,11 @@ from tilelang.ir import dtype as DType
 from tilelang.ir import replace as replace_node
 
 from .rewrite import Rewritten, rewrite_function
-from .builder import Builder, tracing
+from .builder import FACTS, Builder, tracing
+from .control_flow import leading_arguments
 from .python_errors import place_error, refine
-from .recorder import FACTS
 from ..reducer import check_reducers
-from .scope import UNDEFINED, Context
+from .scope import Context
 from .state import error, need_function, place
 from ..tensor import PointerFactory, TensorFactory, TensorSpec
 
@@ -235,7 +235,7 @@ def run_rewritten(b: Builder, fn: Callable[..., Any], rw: Rewritten, args: dict[
     b.enter_context(Context(rw.file, rw.name, rw.places, None, run.__code__))
     with tracing(b):
         try:
-            result = run(b, UNDEFINED, **args)
+            result = run(*leading_arguments(b), **args)
             b.exit_context()
             return result
         except Exception as e:

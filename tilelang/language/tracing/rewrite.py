@@ -2,17 +2,17 @@
 
 Before (user):                          After (run once, at trace time):
     x = A[i] + 1                            __tl.pos = 3
-                                            x = __tl.bind("x", A[i] + 1, x)
+                                            x = __tl_names.bind("x", A[i] + 1, x)
     for i in T.serial(n):                   __tl.pos = 4
-        body                                __l1 = __tl.loop(T.serial(n), ("y",), (y,))
-                                            i = __tl.bind_frame("i", __l1.value)
+        body                                __l1 = __tl_flow.loop(T.serial(n), ("y",), (y,))
+                                            i = __tl_names.bind_frame("i", __l1.value)
                                             body
-                                            (y,) = __tl.end_loop(__l1, (y,), carried)
-    if c: a                                 __i2 = __tl.if_(c, (), ())
+                                            (y,) = __tl_flow.end_loop(__l1, (y,), carried)
+    if c: a                                 __i2 = __tl_flow.if_(c, (), ())
     else: b                                 if __i2.then: a
-                                            __tl.mid(__i2, ())
+                                            __tl_flow.mid(__i2, ())
                                             if __i2.orelse: b
-                                            __tl.end_if(__i2, ())
+                                            __tl_flow.end_if(__i2, ())
 
 Every statement first stores its index in the function's table of spans, so that the builder knows its span.
 The names that a body assigns are passed to the builder before and after the body; it decides which of them stay readable.
@@ -37,6 +37,7 @@ from .source_text import lines_of
 
 log = logging.getLogger("tilelang.language")
 BUILDER, UNDEFINED = "__tl", "__tl_undefined"
+FIRST = (BUILDER, "__tl_names", "__tl_conditions", "__tl_flow", UNDEFINED)  # parameters of rewritten code
 Place = tuple[int, int, int, int]
 
 _AUG = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**",
@@ -51,7 +52,7 @@ _KEEPS = ("append", "appendleft", "insert", "add", "setdefault")  # methods of c
 class Rewritten:
     """A rewritten function.
 
-    code: code object of the new function, whose first parameter is the builder.  places: span table.
+    code: code object of the new function, whose first parameters are FIRST.  places: span table.
     annotated: parameter name -> annotation expression, for `name: annotation` statements of the body.
     params: parameter name -> its place in the signature.
     """
@@ -131,7 +132,9 @@ def _name(n: str, store: bool = False) -> ast.Name:
 
 
 def _call(method: str, *args: ast.expr) -> ast.Call:
-    return ast.Call(ast.Attribute(_name(BUILDER), method, ast.Load()), list(args), [])
+    """A call of a method of the builder, or of Names, Conditions or ControlFlow ("names.bind")."""
+    owner, _, name = method.rpartition(".")
+    return ast.Call(ast.Attribute(_name(f"{BUILDER}_{owner}" if owner else BUILDER), name, ast.Load()), list(args), [])
 
 
 def _tuple(items: Iterable[ast.expr]) -> ast.Tuple:
@@ -172,7 +175,7 @@ class _Rewriter(ast.NodeTransformer):
         head: list[ast.stmt] = [ast.Assign([_name(n, True)], _name(UNDEFINED)) for n in local]
         if node.args.posonlyargs:
             node.args.args = node.args.posonlyargs + node.args.args
-        args = ast.arguments(posonlyargs=[ast.arg(BUILDER), ast.arg(UNDEFINED)],
+        args = ast.arguments(posonlyargs=[ast.arg(n) for n in FIRST],
                              args=[ast.arg(a.arg) for a in node.args.args],
                              vararg=ast.arg(node.args.vararg.arg) if node.args.vararg else None,
                              kwonlyargs=[ast.arg(a.arg) for a in node.args.kwonlyargs],
@@ -264,7 +267,7 @@ class _Rewriter(ast.NodeTransformer):
     def do_Expr(self, s: ast.Expr) -> list[ast.stmt]:
         if isinstance(s.value, ast.Constant):
             return []
-        return [self.pos(s.value), ast.Expr(_call("expr", self.expr(s.value)))]
+        return [self.pos(s.value), ast.Expr(_call("flow.expr", self.expr(s.value)))]
 
     def do_Assign(self, s: ast.Assign) -> list[ast.stmt]:
         out = [self.pos(s)]
@@ -273,12 +276,12 @@ class _Rewriter(ast.NodeTransformer):
         if len(s.targets) == 1:
             return out + self.assign(s.targets[0], self.expr(s.value))
         tmp = self.fresh("v")
-        out.append(ast.Assign([_name(tmp, True)], _call("freeze", self.expr(s.value))))
+        out.append(ast.Assign([_name(tmp, True)], _call("names.freeze", self.expr(s.value))))
         for t in s.targets:
             out += self.assign(t, _name(tmp))
         return out
 
-    def assign(self, t: ast.expr, value: ast.expr, method: str = "bind") -> list[ast.stmt]:
+    def assign(self, t: ast.expr, value: ast.expr, method: str = "names.bind") -> list[ast.stmt]:
         """Statements that assign the value of an expression to a target."""
         if isinstance(t, ast.Name):
             old = _name(t.id) if t.id in self.local else _const(None)
@@ -287,8 +290,8 @@ class _Rewriter(ast.NodeTransformer):
             if any(isinstance(n, ast.Call) for n in ast.walk(t)):  # Python computes the value first: both may have effects
                 name = self.fresh("v")
                 return [ast.Assign([_name(name, True)], value),
-                        ast.Expr(_call("setitem", self.expr(t.value), self.key(t.slice), _name(name)))]
-            return [ast.Expr(_call("setitem", self.expr(t.value), self.key(t.slice), value))]
+                        ast.Expr(_call("names.setitem", self.expr(t.value), self.key(t.slice), _name(name)))]
+            return [ast.Expr(_call("names.setitem", self.expr(t.value), self.key(t.slice), value))]
         if isinstance(t, ast.Attribute):
             raise self.error("unsupported-syntax", "assignment to an attribute is not supported in a kernel "
                                                    "function", t,
@@ -299,7 +302,7 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(t, (ast.Tuple, ast.List)):
             parts = [self.fresh("v") for _ in t.elts]
             star = next((k for k, e in enumerate(t.elts) if isinstance(e, ast.Starred)), None)
-            frame = "frame_values" if method == "bind_frame" else "unpack"
+            frame = "names.frame_values" if method == "names.bind_frame" else "names.unpack"
             unpacked = ast.Assign([ast.Tuple([_name(p, True) for p in parts], ast.Store())],
                                   _call(frame, value, _const(len(parts)), _const(star)))
             out: list[ast.stmt] = [unpacked]
@@ -313,10 +316,10 @@ class _Rewriter(ast.NodeTransformer):
         op = _const(_AUG[type(s.op)])
         t = s.target
         if isinstance(t, ast.Name):
-            aug = _call("augment", _const(t.id), _name(t.id), op, self.expr(s.value))
+            aug = _call("names.augment", _const(t.id), _name(t.id), op, self.expr(s.value))
             return [self.pos(s), ast.Assign([_name(t.id, True)], aug)]
         if isinstance(t, ast.Subscript):
-            return [self.pos(s), ast.Expr(_call("augment_item", self.expr(t.value), self.key(t.slice), op,
+            return [self.pos(s), ast.Expr(_call("names.augment_item", self.expr(t.value), self.key(t.slice), op,
                                                 self.expr(s.value)))]
         raise self.error("unsupported-syntax", "assignment to an attribute is not supported in a kernel function", t,
                          found="an assignment to an attribute",
@@ -338,12 +341,12 @@ class _Rewriter(ast.NodeTransformer):
         names = assigned_names([*s.body, *s.orelse])
         f = self.fresh("i")
         now = _tuple(_name(n) for n in names)
-        begin = _call("if_", self.expr(s.test), _const(tuple(names)), now, _const(bool(s.orelse)))
+        begin = _call("flow.if_", self.expr(s.test), _const(tuple(names)), now, _const(bool(s.orelse)))
         return [self.pos(s.test), ast.Assign([_name(f, True)], begin),
                 ast.If(ast.Attribute(_name(f), "then", ast.Load()), self.block(s.body) or [ast.Pass()], []),
-                *self.leave(names, "mid", f),
+                *self.leave(names, "flow.mid", f),
                 ast.If(ast.Attribute(_name(f), "orelse", ast.Load()), self.block(s.orelse) or [ast.Pass()], []),
-                *self.leave(names, "end_if", f)]
+                *self.leave(names, "flow.end_if", f)]
 
     def leave(self, names: list[str], method: str, frame: str, *more: ast.expr) -> list[ast.stmt]:
         call = _call(method, _name(frame), _tuple(_name(n) for n in names), *more)
@@ -359,12 +362,12 @@ class _Rewriter(ast.NodeTransformer):
         carried = read_before_assigned(s.body) & set(assigned_names(s.body))
         it = s.iter
         if isinstance(it, ast.Call) and isinstance(it.func, ast.Name) and it.func.id == "range":
-            it.func = _call("builtin", it.func)
+            it.func = _call("flow.builtin", it.func)
         f = self.fresh("l")
-        begin = _call("loop", self.expr(it), _const(tuple(names)), _tuple(_name(n) for n in names))
-        body = [*self.assign(s.target, ast.Attribute(_name(f), "value", ast.Load()), "bind_frame"), *self.block(s.body)]
+        begin = _call("flow.loop", self.expr(it), _const(tuple(names)), _tuple(_name(n) for n in names))
+        body = [*self.assign(s.target, ast.Attribute(_name(f), "value", ast.Load()), "names.bind_frame"), *self.block(s.body)]
         return [self.pos(it), ast.Assign([_name(f, True)], begin), *body,
-                *self.leave(names, "end_loop", f, _const(frozenset(carried)))]
+                *self.leave(names, "flow.end_loop", f, _const(frozenset(carried)))]
 
     def do_While(self, s: ast.While) -> list[ast.stmt]:
         if s.orelse:
@@ -373,10 +376,10 @@ class _Rewriter(ast.NodeTransformer):
         names = assigned_names(s.body)
         carried = read_before_assigned([s]) & set(names)
         f = self.fresh("w")
-        begin = _call("while_", _thunk(self.expr(s.test)), _const(tuple(names)), _tuple(_name(n) for n in names))
+        begin = _call("flow.while_", _thunk(self.expr(s.test)), _const(tuple(names)), _tuple(_name(n) for n in names))
         return [self.pos(s.test), ast.Assign([_name(f, True)], begin),
                 ast.If(ast.Attribute(_name(f), "then", ast.Load()), self.block(s.body) or [ast.Pass()], []),
-                *self.leave(names, "end_loop", f, _const(frozenset(carried)))]
+                *self.leave(names, "flow.end_loop", f, _const(frozenset(carried)))]
 
     def do_With(self, s: ast.With) -> list[ast.stmt]:
         body = None
@@ -385,18 +388,18 @@ class _Rewriter(ast.NodeTransformer):
         for item in reversed(s.items):
             inner = self.block(s.body) if body is None else body
             f = self.fresh("s")
-            begin = _call("scope", self.expr(item.context_expr), _const(tuple(names)), _tuple(_name(n) for n in names))
+            begin = _call("flow.scope", self.expr(item.context_expr), _const(tuple(names)), _tuple(_name(n) for n in names))
             target: list[ast.stmt] = []
             if item.optional_vars is not None:
-                target = self.assign(item.optional_vars, ast.Attribute(_name(f), "value", ast.Load()), "bind_frame")
+                target = self.assign(item.optional_vars, ast.Attribute(_name(f), "value", ast.Load()), "names.bind_frame")
             with_ = ast.With([ast.withitem(begin, _name(f, True))], (target + inner) or [ast.Pass()])
-            body = [self.pos(item.context_expr), with_, *self.leave(names, "end_scope", f)]
+            body = [self.pos(item.context_expr), with_, *self.leave(names, "flow.end_scope", f)]
         assert body is not None  # a with statement has at least one item
         return body
 
     def do_Return(self, s: ast.Return) -> list[ast.stmt]:
         value = self.expr(s.value) if s.value is not None else _const(None)
-        return [self.pos(s), ast.Return(_call("return_", value))]
+        return [self.pos(s), ast.Return(_call("flow.return_", value))]
 
     def do_Delete(self, s: ast.Delete) -> list[ast.stmt]:
         names = [t for t in s.targets if isinstance(t, ast.Name)]
@@ -406,13 +409,13 @@ class _Rewriter(ast.NodeTransformer):
 
     def do_Assert(self, s: ast.Assert) -> list[ast.stmt]:
         msg = self.expr(s.msg) if s.msg is not None else _const("")
-        return [self.pos(s), ast.Expr(_call("assert_", self.expr(s.test), _thunk(msg), _const(ast.unparse(s.test))))]
+        return [self.pos(s), ast.Expr(_call("flow.assert_", self.expr(s.test), _thunk(msg), _const(ast.unparse(s.test))))]
 
     def do_Break(self, s: ast.Break) -> list[ast.stmt]:
-        return [self.pos(s), ast.Expr(_call("break_"))]
+        return [self.pos(s), ast.Expr(_call("flow.break_"))]
 
     def do_Continue(self, s: ast.Continue) -> list[ast.stmt]:
-        return [self.pos(s), ast.Expr(_call("continue_"))]
+        return [self.pos(s), ast.Expr(_call("flow.continue_"))]
 
     def do_FunctionDef(self, s: ast.FunctionDef) -> list[ast.stmt]:
         raise self.error("nested-function", f"name '{s.name}' is not defined: a def nested in a kernel function is not "
@@ -432,47 +435,47 @@ class _Rewriter(ast.NodeTransformer):
         """A subscript as an ordinary expression: slices become slice(...) objects."""
         if isinstance(e, ast.Slice):
             parts = [self.expr(p) if p is not None else _const(None) for p in (e.lower, e.upper, e.step)]
-            return ast.copy_location(_call("slice", *parts), e)
+            return ast.copy_location(_call("names.slice", *parts), e)
         if isinstance(e, ast.Tuple):
             return ast.copy_location(_tuple(self.key(x) for x in e.elts), e)
         return self.expr(e)
 
     def visit_Subscript(self, e: ast.Subscript) -> ast.expr:
         if isinstance(e.ctx, ast.Load) and isinstance(e.value, (ast.Attribute, ast.Subscript)):
-            return ast.copy_location(_call("getitem", self.expr(e.value), self.key(e.slice)), e)
+            return ast.copy_location(_call("names.getitem", self.expr(e.value), self.key(e.slice)), e)
         return self.generic_visit(e)  # type: ignore[return-value]
 
     def visit_BoolOp(self, e: ast.BoolOp) -> ast.expr:
-        method = "and_" if isinstance(e.op, ast.And) else "or_"
+        method = "conditions.and_" if isinstance(e.op, ast.And) else "conditions.or_"
         first, *rest = [self.expr(v) for v in e.values]
         return ast.copy_location(_call(method, first, *map(_thunk, rest)), e)
 
     def visit_UnaryOp(self, e: ast.UnaryOp) -> ast.expr:
         if isinstance(e.op, ast.Not):
-            return ast.copy_location(_call("not_", self.expr(e.operand)), e)
+            return ast.copy_location(_call("conditions.not_", self.expr(e.operand)), e)
         return self.generic_visit(e)  # type: ignore[return-value]
 
     def visit_IfExp(self, e: ast.IfExp) -> ast.expr:
-        return ast.copy_location(_call("ternary", self.expr(e.test), _thunk(self.expr(e.body)),
+        return ast.copy_location(_call("conditions.ternary", self.expr(e.test), _thunk(self.expr(e.body)),
                                        _thunk(self.expr(e.orelse))), e)
 
     def visit_List(self, e: ast.List) -> ast.expr:
         new = self.generic_visit(e)
         if not isinstance(e.ctx, ast.Load) or all(isinstance(x, ast.Constant) for x in e.elts):
             return new  # type: ignore[return-value]
-        return ast.copy_location(_call("collected", new), e)  # type: ignore[arg-type]
+        return ast.copy_location(_call("names.collected", new), e)  # type: ignore[arg-type]
 
     def visit_ListComp(self, e: ast.expr) -> ast.expr:
-        return ast.copy_location(_call("collected", self.generic_visit(e)), e)  # type: ignore[arg-type]
+        return ast.copy_location(_call("names.collected", self.generic_visit(e)), e)  # type: ignore[arg-type]
 
     visit_Dict = visit_DictComp = visit_ListComp  # type: ignore[assignment]
 
     def visit_Call(self, e: ast.Call) -> ast.expr:
         self.generic_visit(e)
         if isinstance(e.func, ast.Name) and e.func.id == "print":
-            e.func = ast.copy_location(_call("builtin", e.func), e.func)
+            e.func = ast.copy_location(_call("flow.builtin", e.func), e.func)
         if isinstance(e.func, ast.Attribute) and e.func.attr in _KEEPS and not any(isinstance(a, ast.Starred) for a in e.args):
-            e.args = [ast.copy_location(_call("as_it_is_now", a), a) for a in e.args]
+            e.args = [ast.copy_location(_call("names.as_it_is_now", a), a) for a in e.args]
         return e
 
     def visit_Yield(self, e: ast.expr) -> ast.expr:
@@ -485,14 +488,14 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Compare(self, e: ast.Compare) -> ast.expr:
         if len(e.ops) == 1:
             if isinstance(e.ops[0], (ast.In, ast.NotIn)):
-                return ast.copy_location(_call("contains", self.expr(e.left), self.expr(e.comparators[0]),
+                return ast.copy_location(_call("conditions.contains", self.expr(e.left), self.expr(e.comparators[0]),
                                                _const(isinstance(e.ops[0], ast.NotIn))), e)
             if isinstance(e.ops[0], (ast.Eq, ast.NotEq)):
-                return ast.copy_location(_call("equality", _const(_CMP[type(e.ops[0])]), self.expr(e.left),
+                return ast.copy_location(_call("conditions.equality", _const(_CMP[type(e.ops[0])]), self.expr(e.left),
                                                self.expr(e.comparators[0])), e)
             return self.generic_visit(e)  # type: ignore[return-value]
         rest = [_tuple((_const(_CMP[type(op)]), _thunk(self.expr(c)))) for op, c in zip(e.ops, e.comparators)]
-        return ast.copy_location(_call("compare", self.expr(e.left), *rest), e)
+        return ast.copy_location(_call("conditions.compare", self.expr(e.left), *rest), e)
 
 
 def _copy_location_deep(new: ast.AST, old: ast.AST) -> None:

@@ -1,0 +1,230 @@
+"""What the names of a traced function stand for: assignment, and the values of a place at a time."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+from tilelang import errors
+from tilelang.errors import facts
+from tilelang.ir import Buffer, Const, Expr, Load, Region, Var
+
+from .containers import settle
+from .builder import OPS, SCALARS, Builder, log, reads_memory
+from .regions import BufferSlice, store_slice, subscript
+from .scope import Frame, Poison, Undefined
+from .state import describe
+from .variables import element, is_held
+
+
+class Names:
+    """Assignment to names, elements and containers."""
+
+    def __init__(self, b: Builder) -> None:
+        self.b = b
+
+    def bind(self, name: str, value: Any, old: Any = None) -> Any:
+        """`name = value`: store into a variable, or bind the value and return what the name now stands for."""
+        if isinstance(old, Load) and id(old) in self.b.named and not is_held(value):
+            if isinstance(value, (Expr, BufferSlice, *SCALARS)) or hasattr(value, "__tilelang_expr__"):
+                self.b.store(old.buffer, old.indices, value)
+                return old
+        elif isinstance(old, BufferSlice) and old.by_reference and isinstance(value, (Expr, *SCALARS)):
+            store_slice(self.b, old, value)
+            return old
+        if isinstance(value, Frame) and value.opens_by_name:
+            return self.bind_frame(name, self.b.enter(value))
+        if isinstance(value, Expr):
+            return self._bind_expr(name, value, old)
+        if isinstance(value, Buffer):
+            self.b.name_value(name, value)
+        elif isinstance(value, BufferSlice):
+            return self.freeze_slice(value)
+        elif isinstance(value, Undefined):
+            raise errors.error("scope", f"`{name}` is assigned from a name that has no value yet",
+                               found=f"`{name}` assigned from a name without one", span=self.b.span())
+        elif isinstance(value, Poison):
+            value._raise()  # assigning from a dead name is a use
+        elif not self.b.lazy:  # variables made for a container stay in it, whatever else they are called later
+            return settle(value, lambda x: x if id(x) in self.b.kept else self.as_it_is_now(x))
+        return value
+
+    def _bind_expr(self, name: str, value: Expr, old: Any) -> Any:
+        if isinstance(value, Load) and id(value) in self.b.handles and id(value) not in self.b.named:
+            self.b.named.add(id(value))
+            self.b.name_value(name, value.buffer)
+            return value
+        if isinstance(value, Const):
+            return value
+        if isinstance(value, Var):
+            self.b.name_value(name, value)
+            return value
+        if self.b.lazy or value.dtype.is_handle or (self.b.kernel is None and not reads_memory(value)):
+            return value  # lazy: the name is used inside one expression, during which nothing changes
+        if isinstance(old, Var) and not isinstance(old, Const):
+            log.warning("%s: Immutable value `%s` is re-bound; use T.alloc_var for a variable that "
+                        "changes", self.b.span(),
+                        name)
+        v = self.b.let(name, value)
+        if isinstance(value, Load) and not any(reads_memory(i) for i in value.indices):
+            self.b.elements[id(v)] = (v, value)
+        return v
+
+    def bind_frame(self, name: str, value: Any, old: Any = None) -> Any:
+        """Bind the target of a for header or `with … as`.  A loop over several extents needs one name per extent."""
+        if isinstance(value, tuple):
+            raise errors.error("unpack", "the header names one variable, the loop gives "
+                                         f"{len(value)}",
+                               expected="one name", found=f"{len(value)} values", span=self.b.span(),
+                               hint="name one variable per extent")
+        self.b.name_value(name, value)
+        return value
+
+    def frame_values(self, value: Any, n: int, star: int | None = None) -> tuple[Any, ...]:
+        """Unpack the value of a frame (a variable unpacks to itself)."""
+        items = (value,) if isinstance(value, Var) else tuple(value) if isinstance(value, (tuple, list)) else None
+        if items is None or len(items) != n:
+            found = "one value" if items is None else f"{len(items)}"
+            raise errors.error("unpack", f"the header names {n} variables, the loop or launch gives {found}",
+                               expected=f"{n} values", found=str(found),
+                               span=self.b.span(), hint="name one variable per extent")
+        return items
+
+    def freeze(self, value: Any) -> Any:
+        """The present value: an expression that reads memory is bound to a variable."""
+        if self.b.lazy:
+            return value
+        if isinstance(value, Expr) and not isinstance(value, (Var, Const)) and not is_held(value):
+            if reads_memory(value) or self.b.kernel is not None and not value.dtype.is_handle:
+                v = self.b.let("t", value)
+                self.b.unnamed[id(v)] = v
+                if isinstance(value, Load) and not any(reads_memory(i) for i in value.indices):
+                    self.b.elements[id(v)] = (v, value)
+                return v
+        if isinstance(value, tuple) and type(value) is tuple:
+            return tuple(self.freeze(v) for v in value)
+        return value
+
+    def as_it_is_now(self, value: Any) -> Any:
+        """An element of a Python container: an expression that reads memory is read here, not where it is used."""
+        if isinstance(value, tuple) and type(value) is tuple:
+            return tuple(self.as_it_is_now(v) for v in value)
+        if isinstance(value, BufferSlice):
+            return self.freeze_slice(value)
+        if is_held(value):
+            self.b.kept.add(id(value))
+        elif isinstance(value, Expr) and reads_memory(value):
+            return self.freeze(value)
+        return value
+
+    def freeze_slice(self, value: BufferSlice) -> BufferSlice:
+        """The region with the present values of its bounds."""
+        r = value.region
+        if not any(isinstance(e, Expr) and reads_memory(e) for e in (*r.mins, *r.extents)):
+            return value
+        fixed = Region(r.buffer, tuple(self.freeze(e) for e in r.mins), tuple(self.freeze(e) for e in r.extents),
+                       span=r.span)
+        return BufferSlice(fixed, value.by_reference)
+
+    def unpack(self, value: Any, n: int, star: int | None = None) -> tuple[Any, ...]:
+        """The n values of a tuple assignment, all computed before the first is assigned."""
+        if isinstance(value, (Expr, Buffer, BufferSlice)) and not isinstance(value, Var):
+            raise errors.error("unpack", f"cannot unpack one value into {n} names",
+                               expected=f"{n} values", found="one", span=self.b.span())
+        items = list(value)
+        if star is None and len(items) != n:
+            raise errors.error("unpack", f"expected {n} values to unpack, found {len(items)}",
+                               expected=f"{n} values", found=str(len(items)), span=self.b.span())
+        if star is not None:
+            if len(items) < n - 1:
+                raise errors.error("unpack", f"expected at least {n - 1} values to unpack, found {len(items)}",
+                                   expected=f"at least {n - 1} values", found=str(len(items)),
+                                   span=self.b.span())
+            tail = n - 1 - star
+            items = [*items[:star], items[star:len(items) - tail], *items[len(items) - tail:]]
+        return tuple(self.freeze(v) for v in items)
+
+    def augment(self, name: str, old: Any, op: str, value: Any) -> Any:
+        """`name op= value`."""
+        if isinstance(old, Undefined):
+            raise errors.error("scope", f"`{name}` is used before it has a value",
+                               found=f"`{name}` without one", span=self.b.span())
+        if isinstance(old, (Buffer, BufferSlice)):
+            raise errors.error("whole-buffer-assignment", f"`{name} {op}=` on a whole buffer is not supported: use "
+                                                          "slice "
+                               "assignment",
+                               found=f"`{name}`, a whole buffer",
+                               span=self.b.span(), hint="write a T.Parallel loop over its elements")
+        return self.bind(name, self._apply(op, old, value), old)
+
+    def _apply(self, op: str, a: Any, b: Any) -> Any:
+        if isinstance(a, Expr) and isinstance(b, str):
+            raise facts(TypeError(f"`{op}=` of an expression and a string"), "two values", "a string")
+        return OPS[op](a, b)
+
+    def setitem(self, target: Any, key: Any, value: Any) -> None:
+        """`target[key] = value`."""
+        if isinstance(target, Buffer):
+            self._store_item(target, key, value)
+        elif is_held(target):
+            self.b.store(target.buffer, element(target, key).indices, value)
+        elif isinstance(target, Poison):
+            target._raise()
+        elif isinstance(target, (Expr, BufferSlice)):
+            raise errors.error("store-target", f"{describe(target)} does not support item assignment",
+                               found=describe(target), span=self.b.span(),
+                               hint="index the buffer itself; a T.alloc_var is assigned by its name, without [0]")
+        else:
+            self._keep(target, key, value)
+
+    def _store_item(self, buffer: Buffer, key: Any, value: Any) -> None:
+        where = subscript(buffer, key, storing=True)
+        if isinstance(where, BufferSlice):
+            store_slice(self.b, where, value)
+        else:
+            self.b.store(buffer, where.indices, value)
+
+    def augment_item(self, target: Any, key: Any, op: str, value: Any) -> None:
+        """`target[key] op= value`; indices are evaluated once."""
+        if isinstance(target, Buffer):
+            where = subscript(target, key, storing=True)
+            if isinstance(where, BufferSlice):
+                store_slice(self.b, where, OPS[op](where, value))
+            else:
+                self.b.store(target, where.indices, OPS[op](where, value))
+        elif is_held(target):
+            self.b.store(target.buffer, element(target, key).indices, OPS[op](target, value))
+        else:
+            self._keep(target, key, OPS[op](target[key], value))
+
+    def _keep(self, container: Any, key: Any, value: Any) -> None:
+        """`container[key] = value` of Python: once, while tracing."""
+        if isinstance(value, SCALARS) and not all(f.once for f in self.b.frames):
+            log.warning("%s: an element of a Python %s is assigned a number in a run-time loop or branch; that happens "
+                        "once, while tracing: use T.alloc_var for a value that changes", self.b.span(),
+                        type(container).__name__)
+        container[key] = self.as_it_is_now(value)
+
+    def getitem(self, target: Any, key: Any) -> Any:
+        """`target[key]` where target is an attribute or an element of a container (it may hold a variable)."""
+        try:
+            return target[key]
+        except (IndexError, KeyError) as e:
+            if not isinstance(target, (tuple, list, dict, str)):
+                raise
+            raise errors.error("container-key", f"{type(e).__name__}: {e}", found=repr(key), span=self.b.span()) from None
+
+    def slice(self, start: Any, stop: Any, step: Any) -> builtins.slice:
+        return slice(start, stop, step)
+
+    def collected(self, made: Any) -> Any:
+        """A list or dict that was just made: elements that read memory are read now."""
+        if not self.b.lazy:
+            for key, value in made.items() if isinstance(made, dict) else enumerate(made):
+                kept = self.as_it_is_now(value)
+                if kept is not value:
+                    made[key] = kept
+        return made
+
+
+__all__ = ["Names"]
