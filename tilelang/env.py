@@ -96,7 +96,7 @@ class Environment:
     TILELANG_DEBUG = EnvVar("TILELANG_DEBUG", 0, "0-5: what is printed while compiling (style: 3 prints IR per pass)",
                             _number)
     TILELANG_STRICT = EnvVar("TILELANG_STRICT", "0", "warnings about a program are errors")
-    TILELANG_PRINT_ON_COMPILATION = EnvVar("TILELANG_PRINT_ON_COMPILATION", "1", "INFO lines around a compilation")
+    TILELANG_PRINT_ON_COMPILATION = EnvVar("TILELANG_PRINT_ON_COMPILATION", "0", "an INFO line for each compiled kernel")
     TILELANG_JIT_DIAGNOSTICS = EnvVar("TILELANG_JIT_DIAGNOSTICS", "0", "log the time of each compile phase")
     TILELANG_TIMELINE = EnvVar("TILELANG_TIMELINE", 0.0, "print where the time went when the process ends: phases that took so "
                                "many ms or more; 0: nothing", _milliseconds)

@@ -490,13 +490,13 @@ def _compile_now(request: Request, key: str | None) -> JITKernel:
     say = request.verbose or env.is_print_on_compilation_enabled()
     name = request.func.name
     start = time.perf_counter()
-    if say:
-        logger.info("TileLang begins to compile kernel `%s` with `out_idx=%s`", name, request.out_idx)
+    logger.debug("TileLang begins to compile kernel `%s` with `out_idx=%s`", name, request.out_idx)
     artifact, source = produce(request, key)
     kernel = JITKernel(_request=request, _artifact=artifact)
+    ms = (time.perf_counter() - start) * 1e3
     if say:
-        logger.info("TileLang completes to compile kernel `%s`", name)
-    _debug(kernel, source, (time.perf_counter() - start) * 1e3)
+        logger.info("TileLang completes to compile kernel `%s` for %s in %.0f ms (%s)", name, request.target, ms, source)
+    _debug(kernel, source, ms)
     return kernel
 
 
