@@ -1,1 +1,1 @@
-"""Printers of lowered programs."""
+"""Printers of lowered programs: LLVM IR for the CPU, CUDA C++ for GPUs."""

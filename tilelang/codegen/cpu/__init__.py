@@ -1,11 +1,11 @@
-"""The CPU target: a planned tile program to LLVM IR.
+"""The CPU target: prints a planned tile program as LLVM IR.
 
     program = compile_tile(lower_cpu(func))      lower_cpu: transform/pipeline.py
     program.llvm_ir, program.entry, program.signature, program.symbols
 
-The entry is `ptr entry(params…)`: null, or the text of the host assertion that failed (NUL-terminated, static).  It
-runs all host statements and launches and returns when they are done.  It needs one symbol from its loader,
-`tl_parallel_for` (runtime/cpu_pool.py), and libm and libc.
+The entry is `ptr entry(params…)`. It returns null, or the text of the host assertion that failed (NUL-terminated, static). It
+runs all host statements and launches, and returns when they have finished. Its loader must provide the symbol `tl_parallel_for`
+(runtime/cpu_pool.py), libm and libc.
 """
 
 from __future__ import annotations
@@ -41,8 +41,11 @@ class CpuParam:
 
 @dataclass(frozen=True)
 class CpuProgram:
-    """llvm_ir: the module's text.  entry: symbol of the entry.  signature: its parameters.  symbols: shape and stride
-    variables in the order they follow the parameters."""
+    """A compiled program.
+
+    llvm_ir: the module's text. entry: symbol of the entry. signature: the entry's parameters. symbols: the shape and stride
+    variables that follow the parameters, in order.
+    """
 
     llvm_ir: str
     entry: str
@@ -51,7 +54,7 @@ class CpuProgram:
 
 
 def symbols_of(func: Func) -> tuple[Var, ...]:
-    """Variables in shapes, strides and offsets of tensor parameters that are not parameters themselves, in order."""
+    """The variables in shapes, strides and offsets of tensor parameters that are no parameters themselves, in order."""
     params, out = set(func.params), []
     for _, b in func.buffers:
         for d in (*b.shape, *(b.strides_ or ()), b.offset):
@@ -87,12 +90,12 @@ def _bind_parameter(cx: Code, func: Func, p: CpuParam, operand: str) -> None:
 
 
 def compile_tile(func: Func) -> CpuProgram:
-    """LLVM IR of a program in phase CPU.
+    """Compile a program in phase CPU to LLVM IR.
 
-    Raises cpu-unsupported at the user's line for what the CPU target does not compile.
+    Raises cpu-unsupported at the user's line for what the CPU target does not support.
     """
     signature = _signature(func)
-    entry = clean(func.name) + "_entry"  # no name of a C function ends so
+    entry = clean(func.name) + "_entry"  # no C function's name ends like this
     module = Module(func.name)
     f = Fn(module, entry, "ptr", [(p.type, f"p{k}", "") for k, p in enumerate(signature)], linkage="", attrs="nounwind")
     one_thread = BlockState(ThreadValues(1, (), frozenset(), frozenset()), (1, 1, 1), ((0, 1),), LaneFaults())

@@ -1,4 +1,4 @@
-"""Operators of the language on register values: the integer and float semantics of ir/__init__.py."""
+"""Operators on register values, with the integer and float semantics of ir/__init__.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ORDER = {"lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
 
 
 def binary(f: Fn, op: str, a: str, b: str, dt: dtype, flags: str = "") -> str:
-    """a op b, both of dtype dt; comparisons give i1.  flags: fast-math flags of a float operation."""
+    """The text of a op b, both of dtype dt; comparisons give i1. flags: fast-math flags of a float operation."""
     ty = value_type(dt)
     if op in _ORDER or op in ("eq", "ne"):
         return compare(f, op, a, b, dt)
@@ -22,7 +22,7 @@ def binary(f: Fn, op: str, a: str, b: str, dt: dtype, flags: str = "") -> str:
         if op in ("min", "max"):
             best = float_extremum(f, op, a, b, ty)
             return rounded(f, dt, best) if dt.is_float8 else best  # infinities saturate like other results
-        # Narrow types round after every operation; a contraction on a processor that computes in them would not.
+        # Narrow types are rounded after every operation. A contraction on a processor that computes in them would not be.
         fused = "contract " if dt.bits >= 32 else ""
         return rounded(f, dt, f.let(f"{_FLOAT[op]} {flags}{fused}{ty} {a}, {b}"))
     if op in _INT:
@@ -35,8 +35,11 @@ def binary(f: Fn, op: str, a: str, b: str, dt: dtype, flags: str = "") -> str:
 
 
 def _divide(f: Fn, op: str, a: str, b: str, ty: str, dt: dtype) -> str:
-    """Quotients and remainders.  Division by zero is undefined in the language, but must not stop the process as x86's
-    instruction does: the divisor 0 becomes 1.  The least value divided by -1 wraps to itself (x86 would trap again)."""
+    """Quotients and remainders.
+
+    Division by zero is undefined in the language but must not stop the process, as x86's instruction would, so the divisor 0
+    becomes 1. The least value divided by -1 wraps to itself; x86 would stop there too.
+    """
     mask = value_type(dtype("bool").with_lanes(dt.lanes))
     one, zero, minus = splat("1", ty), splat("0", ty), splat("-1", ty)
     constant = is_literal(b) and b not in ("0", "-1")
@@ -95,7 +98,7 @@ def compare(f: Fn, op: str, a: str, b: str, dt: dtype) -> str:
 
 
 def negate(f: Fn, a: str, dt: dtype) -> str:
-    """-a, wrapping for integers."""
+    """The negative of a; integers wrap."""
     ty = value_type(dt)
     if dt.is_float8:  # infinities saturate like other results
         return rounded(f, dt, f.let(f"fneg {ty} {a}"))
@@ -109,7 +112,7 @@ def invert(f: Fn, a: str, dt: dtype) -> str:
 
 
 def absolute(f: Fn, a: str, dt: dtype) -> str:
-    """|a|; the least integer wraps to itself."""
+    """The absolute value of a; the least integer wraps to itself."""
     ty = value_type(dt)
     if dt.is_float:
         return intrinsic(f, "llvm.fabs", ty, a)
@@ -117,7 +120,8 @@ def absolute(f: Fn, a: str, dt: dtype) -> str:
 
 
 def combine(f: Fn, kind: str, a: str, b: str, dt: dtype, reassociate: bool = False) -> str:
-    """One step of a reduction or scan of `kind` (sum, max, absmax, bitand, …); abs kinds expect |b| already."""
+    """One step of a reduction or scan of `kind` (sum, max, absmax, bitand, …). For abs kinds, b must be an absolute value
+    already."""
     if kind in ("sum", "abssum"):
         if dt.is_bool:
             return f.let(f"or {value_type(dt)} {a}, {b}")
@@ -128,7 +132,7 @@ def combine(f: Fn, kind: str, a: str, b: str, dt: dtype, reassociate: bool = Fal
 
 
 def identity(kind: str, dt: dtype) -> str:
-    """Neutral operand of a reduction kind."""
+    """The neutral operand of a reduction kind."""
     from_range = {"max": 0, "min": 1}
     if kind in from_range:
         if dt.is_float:

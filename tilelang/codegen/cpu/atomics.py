@@ -1,4 +1,4 @@
-"""Atomic operations: those on memory of the block are plain, for a block runs in one CPU thread."""
+"""Atomic operations. Those on memory of the block are plain accesses, because one CPU thread runs a block."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _ORDERS = {"relaxed": "monotonic", "consume": "acquire", "acquire": "acquire", "
 
 def atomic_update(f: Fn, kind: str, address: str, v: str, dt: dtype, *, shared: bool, order: str = "relaxed",
                   span: Any = None) -> str:
-    """*address = kind(*address, v), atomically for other blocks; gives the old register value.
+    """Emit *address = kind(*address, v), atomic with respect to other blocks; returns the old register value.
 
-    shared: the memory belongs to the block, which runs in one CPU thread: a plain update is atomic.
+    shared: the memory belongs to the block, which one CPU thread runs, so a plain update is atomic.
     """
     if kind not in _COMBINE and kind != "exchange":
         raise unsupported(f"the atomic operation {kind}", span=span)
@@ -38,7 +38,7 @@ def atomic_update(f: Fn, kind: str, address: str, v: str, dt: dtype, *, shared: 
 
 
 def _compare_exchange(f: Fn, kind: str, address: str, v: str, dt: dtype, order: str, span: Any) -> str:
-    """Floats: a loop over compare-and-exchange on the bits."""
+    """An atomic update of floats: a loop over compare-and-exchange on the bits."""
     it, mt = f"i{dt.bits}", memory_type(dt, span)
     first = f.let(f"load atomic {it}, ptr {address} monotonic, align {dt.bytes}")
     before, again, out = f.label, f.name_of("again"), f.name_of("done")
@@ -91,7 +91,7 @@ def _atomic(kind: str) -> CallPrinter:
 
 
 def _atomic_lanes(lanes: int) -> CallPrinter:
-    """atomic_addx2 / x4: as many adjacent elements."""
+    """atomic_addx2 and atomic_addx4: atomic additions to 2 or 4 adjacent elements."""
 
     def emit(cx: Code, e: Call) -> str:
         where, at = _target(cx, e)

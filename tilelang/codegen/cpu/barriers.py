@@ -35,7 +35,7 @@ from .text import Fn
 
 
 def warp_role_of(cx: Code, what: str, span: Any) -> WarpRoleState:
-    """The coroutine that the code belongs to.  Raises cpu-unsupported outside of one."""
+    """The coroutine that runs the code. Raises cpu-unsupported outside of a coroutine."""
     if cx.block.warp_role is None:
         raise unsupported(what, span=span or cx.span)
     return cx.block.warp_role
@@ -49,7 +49,7 @@ def need_all_threads(cx: Code, what: str, span: Any) -> None:
 
 
 def wait_until(f: Fn, coroutine: Coroutine, ready: Callable[[], str]) -> None:
-    """Continue once ready() holds."""
+    """Emit a wait that ends once ready() holds."""
     again, stay, passed = f.name_of("wait"), f.name_of("stay"), f.name_of("passed")
     f.start(again)
     ok = ready()
@@ -63,9 +63,10 @@ def wait_until(f: Fn, coroutine: Coroutine, ready: Callable[[], str]) -> None:
 
 def arrive_and_wait(f: Fn, warp_role: WarpRoleState, base: str, k: int, arrivals: str, need: Callable[[], str],
                     waits: bool = True, action: Callable[[], None] | None = None) -> None:
-    """`arrivals` more are at the barrier in words k and k + 1 of a state; once need() are, its generation changes.
+    """Add `arrivals` to the barrier in words k and k + 1 of a state, and wait. When need() have arrived, its generation
+    changes.
 
-    action: done by the one that finds all there.
+    action: run by the last one to arrive.
     """
     before = get_word(f, base, k + 1)
     add_word(f, base, k, arrivals)
@@ -99,23 +100,23 @@ def arrive_and_wait(f: Fn, warp_role: WarpRoleState, base: str, k: int, arrivals
 
 
 def barrier_operand(cx: Code, where: Expr, span: Any, kind: str = "T.alloc_barrier") -> str:
-    """Address of the words of an mbarrier that a call names.  Raises cpu-unsupported for a computed pointer."""
+    """The address of the words of the mbarrier that a call names. Raises cpu-unsupported for a computed pointer."""
     if not isinstance(where, AddressOf):
         raise unsupported(f"an mbarrier that is not an element of {kind}", span=span)
     return barrier_at(cx, where.buffer, where.indices[0])
 
 
 def barrier_at(cx: Code, buffer: Buffer, index: Expr | int) -> str:
-    """Address of the words of an mbarrier."""
+    """The address of the words of an mbarrier."""
     at = cx.f.mul(cx.index(index), str(BARRIER_WORDS))
     return cx.f.at(cx.memory.base_of(buffer).base, "i64", at)
 
 
 def _arrive(cx: Code, e: Call) -> str:
-    """mbarrier_arrive, mbarrier_arrive_expect_tx, cp_async_mbarrier_arrive, by each thread that executes it."""
+    """mbarrier_arrive, mbarrier_arrive_expect_tx and cp_async_mbarrier_arrive, by each thread that executes them."""
     warp_role_of(cx, f"{e.op} outside a kernel", e.span)
     if e.op == "cp_async_mbarrier_arrive" and not e.options.noinc:
-        return "0"  # counted and uncounted at once
+        return "0"  # this arrival is added and counted at once
     bar = barrier_operand(cx, e.args[0], e.span)
     signal(cx.f, bar, "1", cx.index(e.args[1]) if e.op == "mbarrier_arrive_expect_tx" else "0")
     return "0"
@@ -135,7 +136,7 @@ def _init(cx: Code, e: Call) -> str:
 
 
 def _wait(cx: Code, e: Call) -> str:
-    """Returns when the phase of that parity has completed: a fresh barrier passes parity 1."""
+    """Emit a wait for the end of the phase of that parity: a fresh barrier passes parity 1."""
     warp_role = warp_role_of(cx, f"{e.op} outside a kernel", e.span)
     f, bar, parity = cx.f, barrier_operand(cx, e.args[0], e.span), cx.index(e.args[1])
 
@@ -185,14 +186,14 @@ def named_barrier(cx: Code, e: Call, arrivals: str) -> None:
 
 
 def _grid(cx: Code, e: Call) -> str:
-    """All blocks arrive."""
+    """The grid barrier: waits until all blocks have arrived."""
     warp_role = warp_role_of(cx, f"{e.op} outside a kernel", e.span)
     need_all_threads(cx, "sync_grid", e.span)
     arrive_and_wait(cx.f, warp_role, "%group", GRID, "1", lambda: get_word(cx.f, "%group", COROUTINES))
     return "0"
 
 
-# No work where copies and MMAs are complete when they are issued and stores are seen in order.
+# Nothing is emitted where copies and MMAs complete when they are issued, and stores are visible in order.
 _NO_WORK = ("fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global", "wgmma_fence", "wgmma_commit",
             "wgmma_wait", "wgmma_pin", "wgmma_hold", "set_max_nreg", "bulk_commit", "bulk_wait")
 

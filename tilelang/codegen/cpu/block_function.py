@@ -1,7 +1,7 @@
-"""The function of a block, or of a warp role of a block: its parameters, and what they stand for in its Code.
+"""The function of a block, or of a warp role of a block: its parameters and their meaning in its Code.
 
-    values…     what the block uses of the host: tensor addresses, scalars, sizes
-    storage…    buffers in the arena of the worker
+values…     values of the host that the block uses: tensor addresses, scalars, sizes storage…    buffers in the arena of the
+worker thread
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .values import ValuePrinter
 
 @dataclass(frozen=True)
 class Captured:
-    """A value of the host function that a block uses: its LLVM type and the operand on the host side."""
+    """A value of the host function that a block uses: its LLVM type, and the operand on the host side."""
 
     var: Var
     type: str
@@ -36,10 +36,10 @@ class Captured:
 
 @dataclass(frozen=True)
 class LaunchFrame:
-    """What all functions of a launch have in common.
+    """The common state of all functions of a launch.
 
-    plan: the launch.  name: of its function that runs a range of blocks.  captured: values of the host, in the order of the
-    parameters.  faults: what may fail while it runs.
+    plan: the launch. name: of its function that runs a range of blocks. captured: values of the host, in the order of the
+    parameters. faults: errors that may occur while it runs.
     """
 
     host: HostFunction
@@ -50,17 +50,17 @@ class LaunchFrame:
 
     @property
     def value_names(self) -> list[str]:
-        """Names of the parameters for captured values."""
+        """The names of the parameters for captured values."""
         return [f"{clean(c.var.name)}_{k}" for k, c in enumerate(self.captured)]
 
     @property
     def slot_names(self) -> list[str]:
-        """Names of the parameters for storage in the arena."""
+        """The names of the parameters for storage in the arena."""
         return [f"{clean(t.buffer.name)}_{len(self.captured) + k}" for k, t in enumerate(self.plan.slots)]
 
 
 def captured_values(host: HostFunction, s: Launch) -> list[Captured]:
-    """Host values that a launch uses: parameters, symbols, bound variables, tensor addresses."""
+    """The host values that a launch uses: parameters, symbols, bound variables, tensor addresses."""
     cx = host.code
     used: set[Var] = set()
     inner: set[Var] = set()
@@ -94,7 +94,7 @@ def captured_values(host: HostFunction, s: Launch) -> list[Captured]:
 
 
 def open_block(frame: LaunchFrame, f: Fn, code: WarpRoleCode, warp_role: WarpRoleState | None = None) -> Code:
-    """The Code of the function of a block, its parameters bound.  warp_role: the coroutine, where it is one."""
+    """The Code of the function of a block, with its parameters bound. warp_role: the coroutine, if it is one."""
     s = frame.plan.launch
     block = BlockState(code.values, s.threads, code.warp_role.ranges, frame.faults, warp_role, scratch="%scratch")
     ranges = with_indices(Analyzer(), s, code.warp_role)
@@ -109,7 +109,7 @@ def open_block(frame: LaunchFrame, f: Fn, code: WarpRoleCode, warp_role: WarpRol
 
 
 def add_pieces(cx: Code) -> StatementPrinter:
-    """Give a Code the printers of values, indices and memory; the printer of its statements."""
+    """Give a Code the printers of values, indices and memory. Returns the printer of its statements."""
     memory = MemoryPrinter(cx)
     cx.values, cx.indices, cx.memory = ValuePrinter(cx), IndexPrinter(cx), memory
     return StatementPrinter(cx, memory)

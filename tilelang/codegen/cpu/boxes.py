@@ -1,10 +1,10 @@
-"""T.tma_load: a box of a global tensor into shared memory by its address, complete when it is issued.
+"""T.tma_load on the CPU: copies a box of a global tensor into shared memory; complete when it is issued.
 
     for each row of the box, for each 16 bytes of it:
         inside the tensor: copied;  else element by element, elements outside are filled
     the barrier counts the bytes
 
-Source: CUDA Driver API, "Tensor Map Object Management"; the reference interpreter has the same in NumPy.
+Source: CUDA Driver API, "Tensor Map Object Management". The reference interpreter does the same in NumPy.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .descriptors import address_table, misuse, shared_address
 from .shared_addresses import move
 from .state import CallPrinter, Code
 
-_ALIGN = 128  # of a box in shared memory
+_ALIGN = 128  # bytes; alignment of a box in shared memory
 
 
 def _tma_load(cx: Code, e: Call) -> str:
-    """tma_load(address, barrier, coordinates innermost first), by each thread that executes it."""
+    """tma_load(address, barrier, coordinates innermost first), executed by each active thread."""
     span = e.span or cx.span
     m: TensorMap | None = warp_role_of(cx, f"{e.op} outside a kernel", span).maps.get(e.options.map)
     if m is None or m.tf32 or e.options.multicast:

@@ -1,4 +1,4 @@
-"""Calls that touch memory or threads: printing, copies of bytes, barriers that the order of statements already gives."""
+"""Calls that use memory or threads: printing, copies of bytes, and barriers that the order of statements makes unnecessary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .types import load, value_type
 
 
 def _printf(cx: Code, e: Call) -> str:
-    """C printf; arguments are promoted as C does, %s takes strings."""
+    """Emit C printf. Arguments are promoted as in C; %s takes strings."""
     args = []
     for a in e.args:
         if isinstance(a, StringConst):
@@ -39,7 +39,7 @@ def _printf(cx: Code, e: Call) -> str:
 
 
 def _cp_async(cx: Code, e: Call) -> str:
-    """Bytes from global to shared memory, zeros where the predicate is false; complete at once."""
+    """Copy bytes from global to shared memory, or zeros where the predicate is false. The copy is complete at once."""
     dst, src = e.args[0], e.args[1]
     if not (isinstance(dst, AddressOf) and isinstance(src, AddressOf)):
         raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
@@ -58,7 +58,7 @@ def _cp_async(cx: Code, e: Call) -> str:
 
 
 def _ordered_already(cx: Code, e: Call) -> str:
-    """Barriers and fences: a block runs its statements one after another for all threads."""
+    """Emit nothing for barriers and fences: a block runs its statements one after another for all threads."""
     if cx.block.tid is not None and e.op == "sync_threads":
         raise unsupported(f"{e.op} under a condition or loop that depends on the thread", span=e.span or cx.span,
                           hint="move the barrier out of the thread-dependent branch")
@@ -68,7 +68,7 @@ def _ordered_already(cx: Code, e: Call) -> str:
 
 
 def _thread_return(cx: Code, e: Call) -> str:
-    """All threads of the block are done; a return of some threads became a mask (transform/cpu/mask_divergent.py)."""
+    """End all threads of the block. A return of some threads was made a mask by transform/cpu/mask_divergent.py."""
     if cx.block.tid is not None or cx.block.in_parallel:
         raise unsupported("thread_return in a loop that depends on the thread", span=e.span or cx.span,
                           hint="end the loop with break, and return behind it")

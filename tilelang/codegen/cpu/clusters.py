@@ -1,8 +1,8 @@
-"""Blocks of a cluster: their barrier, and shared memory of one another.
+"""Clusters on the CPU: the barrier of a cluster, and access to the shared memory of its other blocks.
 
-The blocks of a cluster are one group of coroutines (coroutine.py), or follow each other in the group of the grid.  Their
-storage lies one `%stride` bytes behind the other, so an address in the block of another rank is this block's address plus the
-difference of the ranks times the stride.
+The blocks of a cluster are one group of coroutines (coroutine.py), or neighbours in the group of the grid. Their storage lies
+`%stride` bytes apart from each other, so an address in the block of another rank is this block's address plus the difference of
+the ranks times the stride.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _in_cluster(cx: Code, what: str, span: Any) -> WarpRoleState:
 
 
 def address_in_rank(cx: Code, base: str, rank: str) -> str:
-    """The address in the block of a rank (i64) that corresponds to base in this block."""
+    """The address in the block of a rank (i64) that corresponds to `base` in this block."""
     f = cx.f
     return f.at(base, "i8", f.mul(f.sub(rank, "%rank"), "%stride"))
 
@@ -43,7 +43,8 @@ def _rank(cx: Code, e: Call) -> str:
 
 
 def _barrier(cx: Code, e: Call) -> str:
-    """All threads of the cluster arrive; cluster_arrive continues, cluster_wait waits for as many phases as it was called."""
+    """The cluster barrier: all threads of the cluster arrive. cluster_arrive continues; each cluster_wait waits for one phase
+    more."""
     warp_role = _in_cluster(cx, e.op, e.span)
     need_all_threads(cx, e.op, e.span)
     f = cx.f
@@ -79,7 +80,7 @@ def _store(cx: Code, e: Call) -> str:
 
 
 def _arrive(cx: Code, e: Call) -> str:
-    """mbarrier_arrive_remote(bar, cta), by each thread that executes it."""
+    """mbarrier_arrive_remote(bar, cta), executed by each active thread."""
     _in_cluster(cx, e.op, e.span)
     bar = barrier_operand(cx, e.args[0], e.span or cx.span, "T.alloc_cluster_barrier")
     signal(cx.f, address_in_rank(cx, bar, cx.index(e.args[1])), "1", "0")
@@ -87,7 +88,7 @@ def _arrive(cx: Code, e: Call) -> str:
 
 
 def copy_to_rank(cx: Code, op: Copy, emit: Callable[[], None]) -> None:
-    """A Copy with attr dst_block: into that block's buffer, counted by its mbarrier of attr `barrier`."""
+    """A Copy with attr dst_block: it writes that block's buffer and signals its mbarrier of attr `barrier`."""
     _in_cluster(cx, "T.copy_cluster", op.span)
     assert op.plan.dst_block is not None, "a copy to another block names it"
     rank, b = cx.index(op.plan.dst_block), op.dst.buffer

@@ -1,8 +1,9 @@
-"""Coroutines of warp roles, and the state that those of a group share.
+"""Coroutines of warp roles, and the state that the coroutines of a group share.
 
-Each warp role of each block is a coroutine.  One CPU thread resumes those of a group (a block; the blocks of a cluster; all
-blocks, where they meet at a grid barrier) in rotation until all are done.  A coroutine suspends where it has to wait and looks
-again when it is resumed; a rotation in which no coroutine makes progress is a deadlock, which the call reports.
+Each warp role of each block is a coroutine. One CPU thread resumes those of a group (a block; the blocks of a cluster; all
+blocks, where they meet at a grid barrier) in rotation until all have ended. A coroutine suspends where it has to wait, and
+tests the condition again when it is resumed. A rotation in which no coroutine makes progress is a deadlock, which the call
+reports.
 
     group state:  progress, fault (a number of FAILURES or of a misuse), barrier of the grid (arrived, generation), coroutines,
                   coroutines that there was no memory for
@@ -10,7 +11,7 @@ again when it is resumed; a rotation in which no coroutine makes progress is a d
                   of the warp roles (arrived, generation)
     mbarrier:     count, pending arrivals, expected bytes, phase
 
-Copies and MMAs are complete when they are issued, so a barrier that counts the bytes of a copy has them at once.
+Copies and MMAs are complete when they are issued, so a barrier that counts the bytes of a copy counts them at once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ OVERRUN = "more threads arrive at a barrier than its count: it is the number of 
 
 STUCK, MANY, NO_MEMORY = 1, 2, 3
 FAILURES = ((STUCK, DEADLOCK), (MANY, OVERRUN), (NO_MEMORY, MEMORY))
-FIRST_MISUSE = 16  # numbers of failures from here on are misuses of descriptors by a program (descriptors.py)
+FIRST_MISUSE = 16  # failure numbers from here on are a program's misuses of descriptors (descriptors.py)
 
 _ARRIVE = """define internal void @tl_barrier_arrive(ptr %bar, i64 %n, i64 %bytes, ptr %group) {
 entry:
@@ -92,14 +93,14 @@ class Coroutine:
         self.suspend()
 
     def suspend(self) -> None:
-        """Give control back; what follows runs when the coroutine is resumed."""
+        """Suspend the coroutine; the code behind runs when it is resumed."""
         f = self.f
         answer, again = f.let("call i8 @llvm.coro.suspend(token none, i1 false)"), f.name_of("resumed")
         f.end(f"switch i8 {answer}, label %coro_out [i8 0, label %{again} i8 1, label %coro_free]")
         f.start(again)
 
     def done(self) -> None:
-        """The warp role is done."""
+        """End the warp role."""
         self.f.br("coro_final")
 
     def finish(self) -> None:
@@ -125,17 +126,17 @@ class Coroutine:
 
 
 def word(f: Fn, base: str, k: int | str) -> str:
-    """Address of a word of a state."""
+    """The address of a word of a state."""
     return f.at(base, "i64", str(k))
 
 
 def get_word(f: Fn, base: str, k: int | str) -> str:
-    """A word of a state."""
+    """The value of a word of a state."""
     return f.let(f"load i64, ptr {word(f, base, k)}")
 
 
 def add_word(f: Fn, base: str, k: int | str, n: str) -> str:
-    """Add n to a word of a state; its new value."""
+    """Add n to a word of a state; returns its new value."""
     at = word(f, base, k)
     new = f.let(f"add i64 {f.let(f'load i64, ptr {at}')}, {n}")
     f.do(f"store i64 {new}, ptr {at}")
@@ -146,13 +147,13 @@ def add_word(f: Fn, base: str, k: int | str, n: str) -> str:
 
 
 def init_barrier(f: Fn, bar: str, count: str) -> None:
-    """An mbarrier in phase 0 that takes `count` arrivals."""
+    """Set up an mbarrier in phase 0 with `count` arrivals."""
     for k, v in ((COUNT, count), (PENDING, count), (BYTES, "0"), (PHASE, "0")):
         f.do(f"store i64 {v}, ptr {word(f, bar, k)}")
 
 
 def signal(f: Fn, bar: str, n: str, nbytes: str) -> None:
-    """n arrivals at an mbarrier, nbytes more to come (fewer, where negative)."""
+    """Add n arrivals to an mbarrier, and nbytes to its expected bytes (fewer, where negative)."""
     name = f.module.need("tl_barrier_arrive", _ARRIVE)
     f.do(f"call void @{name}(ptr {bar}, i64 {n}, i64 {nbytes}, ptr %group)")
 
@@ -161,10 +162,10 @@ def signal(f: Fn, bar: str, n: str, nbytes: str) -> None:
 
 
 def run_group(f: Fn, group: str, blocks: str, handle: Callable[[str, int], str], warp_roles: int, failed: str) -> None:
-    """Resume the coroutines of a group until all are done, then free them.
+    """Resume the coroutines of a group until all have ended, then free them.
 
-    handle(block, warp role): address of a coroutine's handle, null where memory was missing.  failed: address of an i32,
-    made the number of a failure of FAILURES, or that of a misuse.
+    handle(block, warp role): address of a coroutine's handle, null where memory was missing. failed: address of an i32, which
+    is set to the number of a failure of FAILURES or of a misuse.
     """
     m: Module = f.module
     resume = m.declare("llvm.coro.resume", "void", "ptr")

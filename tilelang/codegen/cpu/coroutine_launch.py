@@ -1,10 +1,11 @@
-"""A launch whose warp roles or blocks wait for each other: a coroutine for each warp role, and what runs groups of them.
+"""Launches whose warp roles or blocks wait for each other: a coroutine for each warp role, and a function that runs groups of
+them.
 
-    blocks(context, first, last, arena)      for each group: its coroutines, resumed in rotation until all are done
-    role_k(values…, storage…, group, block)  what warp role k of a block does
+    blocks(context, first, last, arena)      for each group: its coroutines, resumed in rotation until all have ended
+    role_k(values…, storage…, group, block)  the body of warp role k of a block
 
-A group is a block; the blocks of a cluster; all blocks of the launch, where they meet at a grid barrier.  Its storage lies
-in the arena of the worker: group state, then of each block its state, the handles of its coroutines and its buffers.
+A group is a block; the blocks of a cluster; all blocks of the launch, where they meet at a grid barrier. Its storage lies in
+the arena of the worker: group state, then of each block its state, the handles of its coroutines and its buffers.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ GROUP_BYTES = 64
 
 
 class CoroutineLaunch:
-    """Prints the functions of one such launch.
+    """Prints the functions of such a launch.
 
-    cluster: blocks of a cluster along x, y, z.  misuses: what a program may do wrong with descriptors, and the number of each.
-    functions: of the warp roles.  scratch: bytes of converted operands.
+    cluster: blocks of a cluster along x, y, z. misuses: the texts of a program's misuses of descriptors, with their numbers.
+    functions: of the warp roles. scratch: bytes of converted operands.
     """
 
     def __init__(self, frame: LaunchFrame) -> None:
@@ -56,23 +57,23 @@ class CoroutineLaunch:
 
     @property
     def handles(self) -> int:
-        """Word of a block's state at which the handles of its coroutines begin."""
+        """The word of a block's state at which the handles of its coroutines begin."""
         return WARP_ROLE_BARRIERS + 2 * self.plan.warp_role_barriers
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a block's state, its handles included."""
+        """The bytes of a block's state, its handles included."""
         return -(-(self.handles + len(self.plan.codes)) * 8 // 64) * 64
 
     def block_bytes(self, f: Fn, sizes: list[str]) -> str:
-        """Bytes of a block in the arena.  sizes: of its slots."""
+        """The bytes of a block in the arena. sizes: of its slots."""
         total = str(self.state_bytes)
         for x in sizes:
             total = f.add(x, total)
         return total
 
     def group_bytes(self, f: Fn, sizes: list[str], count: str) -> str:
-        """Bytes of a group in the arena.  count: blocks of the launch."""
+        """The bytes of a group in the arena. count: blocks of the launch."""
         blocks = count if self.plan.grid_barrier else str(math.prod(self.cluster))
         return f.add(f.mul(blocks, self.block_bytes(f, sizes)), str(GROUP_BYTES))
 
@@ -141,7 +142,7 @@ class CoroutineLaunch:
         f.finish()
 
     def _storage(self, f: Fn, own: str, sizes: list[str]) -> list[str]:
-        """Addresses of a block's slots behind its state; mbarriers among them are initialised."""
+        """The addresses of a block's slots behind its state. Initialises the mbarriers among them."""
         arrivals: dict[Var, tuple[int, ...]] = {n.buffer.data: n.buffer.facts.arrive or ()
                                                 for n in walk(self.plan.launch.body, Alloc) if is_barrier_array(n.buffer)}
         places, at = [], f.at(own, "i8", str(self.state_bytes))
@@ -153,7 +154,7 @@ class CoroutineLaunch:
         return places
 
     def _start_warp_roles(self, f: Fn, args: list[str], group: str, own: str) -> None:
-        """Make the coroutines of a block and keep their handles in its state."""
+        """Create the coroutines of a block and store their handles in its state."""
         for k, name in enumerate(self.functions):
             h = f.let(f"call ptr @{name}({', '.join(args)})")
             f.do(f"store ptr {h}, ptr {word(f, own, self.handles + k)}")
@@ -161,12 +162,12 @@ class CoroutineLaunch:
             f.branch(none, lambda: f.do(f"store i64 1, ptr {word(f, group, MISSING)}"))
 
     def groups(self, count: str) -> str:
-        """How many groups so many blocks are."""
+        """The number of groups of `count` blocks."""
         f, n = self.host.code.f, math.prod(self.cluster)
         return f.smin(count, "1") if self.plan.grid_barrier else count if n == 1 else f.let(f"sdiv i64 {count}, {n}")
 
     def check_grid(self, grid: list[str]) -> None:
-        """The call fails where clusters do not divide the grid."""
+        """Emit a check that clusters divide the grid; otherwise the call fails."""
         f = self.host.code.f
         message = f.module.string(f"kernel {self.host.func.name}: clusters of {self.cluster} blocks do not divide the grid")
         for have, n in zip(grid, self.cluster):
@@ -174,7 +175,7 @@ class CoroutineLaunch:
                 self.host.fail_if(f.let(f"icmp ne i64 {f.let(f'srem i64 {have}, {n}')}, 0"), message)
 
     def _block_indices(self, f: Fn, i: str, rank: str, gx: str, gy: str) -> tuple[str, str, str]:
-        """Block indices of the block of a rank in cluster i.  gx, gy: blocks of the grid along x and y."""
+        """The block indices of the block of a rank in cluster i. gx, gy: blocks of the grid along x and y."""
         dims = self.cluster
         if dims[:2] != (1, 1):
             gx, gy = f.let(f"udiv i64 {gx}, {dims[0]}"), f.let(f"udiv i64 {gy}, {dims[1]}")
@@ -187,7 +188,7 @@ class CoroutineLaunch:
         return out[0], out[1], out[2]
 
     def report(self, failed: str) -> None:
-        """The call fails where a group did."""
+        """Emit the failure of the call after a failure of a group."""
         f = self.host.code.f
         got = f.let(f"load i32, ptr {failed}")
         misused = ((FIRST_MISUSE + k, text) for text, k in self.misuses.items())

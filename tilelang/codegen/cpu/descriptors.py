@@ -1,4 +1,4 @@
-"""Matrix descriptors of wgmma as values, and their misuse, which ends the call with an error that names the line.
+"""Matrix descriptors of wgmma as values. Their misuse ends the call with an error that names the line.
 
 Source: PTX ISA, "Matrix Descriptor Format"; target/wgmma.py.
 """
@@ -20,7 +20,7 @@ from .state import CallPrinter, Code
 
 
 def misuse(cx: Code, text: str, span: Any) -> None:
-    """The call fails with this text, at the user's line."""
+    """Fail the call with this text, at the user's line."""
     warp_role = warp_role_of(cx, "a matrix descriptor outside a kernel", span)
     where = "" if span is None else f" ({os.path.basename(span.file)}:{span.line})"
     code = warp_role.misuses.setdefault(text + where, len(warp_role.misuses))
@@ -28,7 +28,7 @@ def misuse(cx: Code, text: str, span: Any) -> None:
 
 
 def address_table(cx: Code, e: Call) -> AddressTable:
-    """The addresses of the launch.  Raises cpu-unsupported in a launch that names none."""
+    """The addresses of the launch. Raises cpu-unsupported in a launch that names none."""
     table = warp_role_of(cx, f"{e.op} outside a kernel", e.span).addresses
     if table is None:
         raise unsupported(f"a {e.op} in a kernel that initialises no descriptor", span=e.span or cx.span,

@@ -1,9 +1,9 @@
-"""T.gemm on the CPU: a register-blocked micro-kernel over tiles that already lie in cache.
+"""T.gemm on the CPU: a register-blocked micro-kernel over tiles that lie in cache.
 
-The tiles of a block are small and static, so their strides are constants of the kernel: A is read by broadcasting
-single elements, B by vectors along n, both where they are.  Only an operand whose elements are not of the computing
-type (16- and 8-bit floats, int8), whose n is not contiguous (transposed B) or that is the accumulator too is first
-converted into scratch space of the block.
+The tiles of a block are small and static, so their strides are constants of the kernel. A is read by broadcasting single
+elements, B by vectors along n, both from their tiles. An operand is first converted into scratch space of the block only if its
+elements do not have the computing type (16- and 8-bit floats, int8), its n is not contiguous (transposed B), or it is the
+accumulator too.
 
     for j in strips of nv vectors:  for i in groups of mr rows:
         acc[mr][nv] = C;   for k: acc[r][v] += A[i + r, k] * B[k, j + v];   C = acc
@@ -22,7 +22,7 @@ from .types import convert, float_literal, intrinsic, load, memory_type, splat, 
 
 
 def print_gemm(cx: Code, s: BlockedGemm) -> None:
-    """c += op(a) @ op(b), or = when clear_accum."""
+    """Print c += op(a) @ op(b), or c = op(a) @ op(b) when clear_accum."""
     op, f = s.op, cx.f
     assert isinstance(op, Gemm), "what plan_gemms plans"
     a, b, c = (cx.address(r.buffer, [cx.index(x) for x in r.mins]) for r in (op.a, op.b, op.c))
@@ -35,7 +35,7 @@ def print_gemm(cx: Code, s: BlockedGemm) -> None:
 
 
 def _packed(cx: Code, p: Packing, src: dtype, compute: dtype, operand: str) -> str:
-    """Convert an operand into scratch space; its address there."""
+    """Convert an operand into scratch space; returns its address there."""
     f = cx.f
     dst = f.at(cx.block.scratch, "i8", str(p.at))
     match p.kind:
@@ -59,7 +59,7 @@ def _packed(cx: Code, p: Packing, src: dtype, compute: dtype, operand: str) -> s
 
 
 def _widths(count: int, lanes: int) -> list[int]:
-    """count columns as vectors of `lanes`, then powers of two."""
+    """The widths that divide `count` columns: vectors of `lanes`, then powers of two."""
     out, w = [lanes] * (count // lanes), lanes // 2
     rest = count % lanes
     while rest:
@@ -71,7 +71,7 @@ def _widths(count: int, lanes: int) -> list[int]:
 
 
 def _tile_function(module: Module, plan: BlockedGemm) -> str:
-    """The whole tile: strips of columns, groups of rows, micro-kernels for the full and the edge blocks."""
+    """Print the whole tile: strips of columns, groups of rows, micro-kernels for the full and the edge blocks."""
     s, mr, nv, lanes = plan.shape, plan.rows, plan.vectors, plan.lanes
     f = Fn(module, s.name, "void",
            [("ptr", "a", "noalias readonly"), ("ptr", "b", "noalias readonly"), ("ptr", "c", "noalias"),
@@ -101,7 +101,10 @@ def _tile_function(module: Module, plan: BlockedGemm) -> str:
 
 
 def _micro_kernel(f: Fn, plan: BlockedGemm, mr: int, widths: list[int], operands: tuple[str, str, str]) -> None:
-    """An mr x sum(widths) block of C kept in registers over all of k.  operands: addresses of A, B and C."""
+    """Print the micro-kernel of an mr x sum(widths) block of C, which stays in registers over all of k.
+
+    operands: addresses of A, B and C.
+    """
     s, (ap, bp, cp) = plan.shape, operands
     ct, at = s.compute, memory_type(s.compute)
     starts = [sum(widths[:v]) for v in range(len(widths))]

@@ -1,7 +1,7 @@
-"""Bringing gemm operands into the form the micro-kernel reads: conversion, transposition, pairs of 16-bit integers.
+"""Converts gemm operands to the form that the micro-kernel reads: type conversion, transposition, pairs of 16-bit integers.
 
-A pair is an int32 that holds elements k and k+1 (16 bits each); one multiply-add of pairs (pmaddwd) multiplies and adds both
-exactly, since 8-bit factors cannot overflow it.  An odd k is padded with zero.
+A pair is an int32 that holds elements k and k+1 (16 bits each). One multiply-add of pairs (pmaddwd) multiplies and adds both
+exactly, because 8-bit factors cannot overflow it. An odd k is padded with zero.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def transpose_rows(f: Fn, p: Packing, src: dtype, ct: dtype, at: str, dst: str) 
 
 
 def _transposed(f: Fn, scalar: str, lines: list[str]) -> list[str]:
-    """Rows of a square matrix of vectors, transposed in log2(n) steps that exchange halves of blocks."""
+    """Transpose a square matrix whose rows are vectors, in log2(n) steps that exchange halves of blocks."""
     n = len(lines)
     ty, out, half = f"<{n} x {scalar}>", list(lines), n // 2
     while half:
@@ -80,7 +80,7 @@ def _transposed(f: Fn, scalar: str, lines: list[str]) -> list[str]:
 
 
 def pairs_of_columns(f: Fn, p: Packing, src: dtype, at: str, dst: str) -> None:
-    """dst[r][c/2] = pair of at[r*row + c], at[r*row + c + 1]: widening each row to int16 is all it takes."""
+    """dst[r][c/2] = pair of at[r*row + c], at[r*row + c + 1]: each row is widened to int16."""
     lanes, rows, cols, row = p.lanes, p.rows, p.cols, p.row
     even = cols + cols % 2
     with f.loop("0", str(rows), hint="r") as r:

@@ -1,4 +1,4 @@
-"""Statements of the host: what the entry function does around its launches."""
+"""Prints the statements of the host program, which the entry function runs around its launches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HostPrinter:
         self.host, self.cx = host, host.code
 
     def stmt(self, s: Stmt) -> None:
-        """Print a host statement.  Raises cpu-unsupported for those that have no meaning outside of a kernel."""
+        """Print a host statement. Raises cpu-unsupported for statements that are supported only in a kernel."""
         cx, f = self.cx, self.cx.f
         if s.span is not None:
             cx.span = s.span

@@ -19,7 +19,7 @@ class IndexPrinter:
         self.cx = cx
 
     def index(self, e: Expr | int) -> str:
-        """An integer expression (or Python int) as an exact i64."""
+        """The exact i64 value of an integer expression or Python int."""
         if isinstance(e, int):
             return str(e)
         if isinstance(e, Const):
@@ -57,15 +57,16 @@ class IndexPrinter:
         return self._sized(e)
 
     def _exact(self, e: Expr) -> bool:
-        """Whether e's 32-bit arithmetic certainly does not wrap (a remainder of a wrapped value is another value)."""
+        """Whether e's 32-bit arithmetic certainly does not wrap. (The remainder of a wrapped value differs from that of the
+        exact one.)"""
         return e.dtype.is_signed and self.cx.analyzer.exact(self.cx.analyzer.linear(e), e.dtype)
 
     def _sized(self, e: Expr) -> str:
-        """The value computed in its own type, extended."""
+        """The value computed in its own type, then extended."""
         return self.extended(self.cx.value(e), e.dtype)
 
     def extended(self, v: str, dt: dtype) -> str:
-        """A register value of an integer type."""
+        """A register value of an integer type, extended to i64."""
         wide = v
         if dt.bits != 64 or dt.is_bool:
             wide = self.cx.f.let(f"{'sext' if dt.is_signed else 'zext'} {value_type(dt)} {v} to i64")

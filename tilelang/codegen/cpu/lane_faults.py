@@ -1,6 +1,7 @@
-"""What is found while the program runs and fails the call: assertions, and exchanges between lanes that CUDA leaves undefined.
+"""Faults found while the program runs, which fail the call: assertions, and lane exchanges that CUDA leaves undefined.
 
-A launch that may execute one has a fault word (state.py, LaneFaults), 0 while there is none.  A number in it is a text:
+A launch in which one may occur has a fault word (state.py, LaneFaults), which is 0 while there is none. Its value is the number
+of a text:
 
     T.shfl_xor (kernel.py:12) names a lane in its mask that does not execute it
 """
@@ -27,7 +28,7 @@ def fail_if(cx: Code, e: Call, fault: int, wrong: str) -> None:
 
 
 def assertion(cx: Code, e: Call) -> str:
-    """Record that an assertion of the program is false, where it is."""
+    """Record that an assertion of the program is false, with its place."""
     cond, text = e.args
     assert isinstance(text, StringConst), "the text of an assertion is written by the compiler"
     code = cx.block.faults.add(str(text.value))
@@ -36,8 +37,10 @@ def assertion(cx: Code, e: Call) -> str:
 
 
 def lanes_of(cx: Code, array: str | None, first: str) -> str:
-    """i32: the lanes of the warp that begins at thread `first` whose byte in the array is set; without an array, those that are
-    threads of the block."""
+    """An i32 mask of the lanes of the warp that begins at thread `first` whose byte in the array is set.
+
+    Without an array, it holds the lanes that are threads of the block.
+    """
     f, count = cx.f, cx.block.count
     if array is not None:
         row = f.let(f"load <{WARP} x i8>, ptr {f.at(array, 'i8', first)}, align 1")
@@ -50,9 +53,9 @@ def lanes_of(cx: Code, array: str | None, first: str) -> str:
 
 
 def check_mask(cx: Code, e: Call, masks: Callable[[], str] | int) -> None:
-    """Lanes that e names in its mask execute it and pass the same, this one among them.
+    """Check that the lanes in e's mask execute it and pass the same mask, this lane among them.
 
-    masks: one mask for all threads, or what gives the mask (i32) of the current thread.
+    masks: one mask for all threads, or a function that gives the mask (i32) of the current thread.
     """
     if isinstance(masks, int) and masks & FULL == FULL and (cx.block.active is None or cx.block.only_returned_absent):
         return
@@ -91,7 +94,8 @@ def _signed(mask: int) -> int:
 
 
 def _checker(m: Module) -> str:
-    """i32 of (lanes that execute, lanes that have not returned, a mask for each lane): 0, or which of the faults + 1."""
+    """A function of (lanes that execute, lanes that have not returned, a mask for each lane): i32 0, or the number of the fault
+    + 1."""
     name = "tl_lane_fault"
     if name in m.entries:
         return name

@@ -1,10 +1,10 @@
 """Operations between the lanes of a warp: shuffles, votes, lane numbers.
 
-All threads of a block run in one CPU thread, a statement at a time.  A statement that holds such a call first
-evaluates the call's operand for every thread into an array; the call itself then reads the other lane's entry (votes:
-all of them).  Where only the threads of a mask execute the statement (Masked), the others do not take part: votes
-and matches are over the lanes that execute it and that the call's own lane mask names.  Arrays are filled up to whole
-warps.  What CUDA leaves undefined fails the call (lane_faults.py).
+One CPU thread runs all threads of a block, one statement at a time. A statement that holds such a call first evaluates the
+call's operand for every thread into an array. The call itself then reads the other lane's entry (votes: all entries). Where
+only the threads of a mask execute the statement (Masked), the others do not participate: votes and matches are over the lanes
+that execute it and that the call's own lane mask names. Arrays are filled up to whole warps. Exchanges that CUDA leaves
+undefined fail the call (lane_faults.py).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from .types import literal, load, memory_type, splat, store, value_type
 
 
 def exchanges_in(s: Any) -> list[Call]:
-    """Calls in a statement that read other lanes, inner ones first."""
+    """The calls in a statement that read other lanes, inner ones first."""
     return [n for n in reversed(list(walk(s, Call))) if n.op in (*EXCHANGES, *BLOCK_VOTES)]
 
 
 def _is_active(cx: Code, thread: str) -> str:
-    """i1: whether a thread (or a missing one of a last warp that is not full) executes the statement."""
+    """i1: whether a thread (or a missing one of an incomplete last warp) executes the statement."""
     if cx.block.active is not None:
         return load(cx.f, dtype("bool"), cx.f.at(cx.block.active, "i8", thread))
     return "true" if cx.block.count % WARP == 0 else cx.f.less(thread, str(cx.block.count))
 
 
 def threads_in_warps(cx: Code) -> str:
-    """i64: 32 for each warp of which a lane executes the statement."""
+    """i64: 32 for each warp of which at least one lane executes the statement."""
     f, total = cx.f, cx.f.alloca("i64", hint="come")
     f.do(f"store i64 0, ptr {total}")
     for lo, hi in cx.block.ranges:
@@ -48,7 +48,7 @@ def threads_in_warps(cx: Code) -> str:
 
 
 def publish(cx: Code, e: Call) -> None:
-    """Evaluate the operand of an exchange for all threads that execute it; of a vote of the block the answer too."""
+    """Evaluate the operand of an exchange for all threads that execute it; for a vote of the block also the result."""
     _publish(cx, e)
     mask = mask_of(cx, e) if e.op in (*SHUFFLES, *VOTES, *MATCHES) else None
     if mask is not None:
@@ -84,7 +84,7 @@ def _published(cx: Code, e: Call) -> tuple[str, str, str]:
 
 
 def _shuffle(cx: Code, e: Call) -> str:
-    """The value of another lane; outside its segment of `width` lanes a lane reads itself (shfl_idx wraps).
+    """The value of another lane. Outside its segment of `width` lanes a lane reads its own value (shfl_idx wraps).
 
     Source: PTX ISA, "shfl.sync".
     """
@@ -108,7 +108,7 @@ def _shuffle(cx: Code, e: Call) -> str:
 
 
 def _participants(cx: Code, e: Call, first: str) -> str:
-    """i32: the lanes that execute a vote and that its mask names."""
+    """i32: the lanes that execute a vote and are in its mask."""
     on = lanes_of(cx, cx.block.active, first)
     if len(e.args) < 2 or isinstance(e.args[1], Const) and int(e.args[1].value) & 0xFFFFFFFF == 0xFFFFFFFF:
         return on
@@ -117,7 +117,7 @@ def _participants(cx: Code, e: Call, first: str) -> str:
 
 
 def _vote(cx: Code, e: Call) -> str:
-    """Bits of the lanes whose predicate holds, then any, all or the bits themselves."""
+    """The bits of the lanes whose predicate holds, then any, all, or the bits themselves."""
     array, _, first = _published(cx, e)
     f, dt = cx.f, e.args[0].dtype.with_lanes(WARP)
     v = load(f, dt, f.at(array, memory_type(dt.scalar), first))
@@ -133,7 +133,7 @@ def _vote(cx: Code, e: Call) -> str:
 
 
 def _match(cx: Code, e: Call) -> str:
-    """Lanes that hold the bits this one holds; or all lanes, when all hold the same, else none."""
+    """The lanes that hold the same bits as this one; or all lanes if all hold the same bits, else none."""
     array, t, first = _published(cx, e)
     f, mt = cx.f, memory_type(e.args[0].dtype)
     size = max(8, e.args[0].dtype.bits)
@@ -157,7 +157,7 @@ def _active(cx: Code, e: Call) -> str:
 
 
 def _block_vote(cx: Code, e: Call) -> str:
-    """The answer of the block, counted before the statement that uses it."""
+    """The result of a vote of the block, which was counted before the statement that uses it."""
     got = cx.block.voted.get(id(e))
     if got is None:
         raise unsupported(f"{e.op} inside another statement", span=e.span or cx.span, hint="give its result a name first")
@@ -165,7 +165,7 @@ def _block_vote(cx: Code, e: Call) -> str:
 
 
 def _count_votes(cx: Code, e: Call) -> str:
-    """How many threads of the block (that have not returned) vote yes; whether all do, or any: one value for the block."""
+    """Count how many threads of the block (that have not returned) vote yes; whether all or any do: one value for the block."""
     array, dt, f = cx.block.exchanged[id(e)].base, e.args[0].dtype, cx.f
     total, present = f.alloca("i64", hint="votes"), f.alloca("i64", hint="voters")
     f.do(f"store i64 0, ptr {total}")
@@ -191,7 +191,7 @@ def _answer(f: Fn, op: str, votes: str, voters: str) -> str:
 
 
 def _vote_of_warp_roles(cx: Code, e: Call, number: int, votes: str, voters: str) -> str:
-    """The answer of all warp roles that have not ended, at their barrier."""
+    """The result over all warp roles that have not ended, computed at their barrier."""
     f = cx.f
     counts, result = WARP_ROLE_BARRIERS + 2 * (number + 1), WARP_ROLE_BARRIERS + 2 * (number + 2)
     add_word(f, "%state", counts, votes)
@@ -208,7 +208,7 @@ def _vote_of_warp_roles(cx: Code, e: Call, number: int, votes: str, voters: str)
 
 
 def _number(cx: Code, e: Call) -> str:
-    """Lane, warp, warp group of the thread, or whether it is the elected one."""
+    """The lane, warp or warp group of the thread, or whether it is the elected thread."""
     f = cx.f
     given = [int(a.value) for a in e.args if isinstance(a, Const)]
     if len(given) != len(e.args):

@@ -5,7 +5,7 @@
     blocks(context, first, last, arena)      for each linear block id: block(values…, storage…)
     block(values…, storage…)                 the statements of one block
 
-tl_parallel_for comes from the engine (runtime/cpu_pool.py).  Storage of large shared buffers and fragments are noalias
+tl_parallel_for is provided by the engine (runtime/cpu_pool.py). Storage of large shared buffers and fragments are noalias
 parameters of the block function, so that LLVM knows that they do not overlap.
 """
 
@@ -23,7 +23,8 @@ from .threads import check_not_null
 
 
 def print_launch(host: HostFunction, s: CpuLaunch) -> None:
-    """The functions of a launch, and its call; two forms of it where a null pointer needs another one."""
+    """Print the functions of a launch and its call. There are two forms of it where a pointer may be null and that form is
+    slower."""
     if s.when_null is None:
         _print_form(host, s)
         return
@@ -56,13 +57,13 @@ def _print_form(host: HostFunction, s: CpuLaunch) -> None:
     sizes = []
     for t in s.slots:
         size = t.buffer.dtype.bytes
-        part = t.copies * t.unit if t.unit > size else 0  # of a last unit that is not full
+        part = t.copies * t.unit if t.unit > size else 0  # the last unit may be incomplete
         sizes.append(f.let(f"and i64 {f.add(f.mul(count_of(cx, t.buffer), str(t.copies * size)), str(63 + part))}, -64"))
     grid = [cx.index(g) for g in s.launch.grid] + ["1"] * (3 - len(s.launch.grid))
     count = "1"
     for g in grid:
         count = f.mul(count, f.smax(g, "0"))
-    total = str(-(-scratch // 64) * 64)  # of the arena, for the blocks that one worker thread runs at a time
+    total = str(-(-scratch // 64) * 64)  # bytes of the arena, for the blocks that one worker thread runs at a time
     if run is not None:
         total = f.add(run.group_bytes(f, sizes, count), total)
         run.check_grid(grid)
@@ -93,7 +94,7 @@ def _print_form(host: HostFunction, s: CpuLaunch) -> None:
 
 
 def _stored(f: Fn, record: list[tuple[str, str]]) -> tuple[str, str]:
-    """(type, address) of a structure on the host's stack of these (type, value)."""
+    """The (type, address) of a structure on the host's stack with these (type, value) members."""
     kind = "{ " + ", ".join(t for t, _ in record) + " }"
     context = f.alloca(kind, 16, "context")
     for k, (t, v) in enumerate(record):
@@ -103,7 +104,7 @@ def _stored(f: Fn, record: list[tuple[str, str]]) -> tuple[str, str]:
 
 
 def _report_faults(host: HostFunction, faults: LaneFaults, fault_word: str) -> None:
-    """Fail the call where the fault word holds the number of a text."""
+    """Fail the call if the fault word holds the number of a text."""
     f = host.code.f
     for code, text in enumerate(faults.texts, 1):
         message = f.module.string(f"kernel {host.func.name}: {text}")
@@ -111,7 +112,7 @@ def _report_faults(host: HostFunction, faults: LaneFaults, fault_word: str) -> N
 
 
 def _block_function(frame: LaunchFrame) -> str:
-    """define void @name_block(block ids, captured values, storage, scratch); its name."""
+    """Print define void @name_block(block ids, captured values, storage, scratch); returns its name."""
     host, aliased = frame.host, {id(v) for v in frame.plan.may_alias}
     params = [("i64", f"b{d}", "") for d in range(3)]
     for name, c in zip(frame.value_names, frame.captured):
@@ -133,7 +134,7 @@ def _block_function(frame: LaunchFrame) -> str:
 
 
 def _blocks_function(frame: LaunchFrame, block: str, kind: str, scratch: int) -> None:
-    """define void @name(context, first, last, arena): the blocks [first, last) one after another."""
+    """Print define void @name(context, first, last, arena), which runs the blocks [first, last) one after another."""
     f = Fn(frame.host.code.f.module, frame.name, "void",
            [("ptr", "context", "noalias readonly"), ("i64", "first", ""), ("i64", "last", ""),
             ("ptr", "arena", "noalias")])

@@ -37,7 +37,7 @@ _INLINE = {"llvm.sqrt", "llvm.floor", "llvm.ceil", "llvm.trunc", "llvm.nearbyint
 
 
 def call(f: Fn, e: Call, args: list[str]) -> str:
-    """The value of a pure intrinsic; args: register values of e.args.  Raises cpu-unsupported for unknown ones."""
+    """The value of a pure intrinsic. args: register values of e.args. Raises cpu-unsupported for unknown ones."""
     op = _FAST_ALIAS.get(e.op, e.op)
     dt = e.args[0].dtype if e.args else e.dtype
     special = _SPECIAL.get(op)
@@ -106,7 +106,7 @@ def _rcp(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
 
 
 def _sigmoid(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
-    """By exp(-|x|), which does not overflow: small results keep their bits."""
+    """The sigmoid by exp(-|x|), which does not overflow, so that small results keep their bits."""
     ty, mask = value_type(dt), value_type(dtype("bool").with_lanes(dt.lanes))
     double = dt.bits == 64
     one, zero = (splat(float_literal(v, double), ty) for v in (1.0, 0.0))
@@ -150,8 +150,10 @@ def _ffs(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
 
 
 def _fns(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
-    """Position of the n-th set bit of a 32-bit mask counted from base, downwards for negative n; -1 when there is none, and
-    for n = 0 unless the bit at base is set."""
+    """The position of the n-th set bit of a 32-bit mask counted from `base`, downwards for negative n; -1 when there is none.
+
+    For n = 0 the result is -1 unless the bit at `base` is set.
+    """
     ty, flag = value_type(I32.with_lanes(dt.lanes)), value_type(dtype("bool").with_lanes(dt.lanes))
 
     def op(text: str, x: str, y: str) -> str:
@@ -197,8 +199,11 @@ def _isnull(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
 
 
 def _fused(f: Fn, dt: dtype, a: list[str]) -> str:
-    """a[0] * a[1] + a[2] rounded once.  Narrow floats in float64, where a[0] * a[1] is exact and the addition rounds to odd:
-    two roundings, of float32 and of the type, could differ from one."""
+    """a[0] * a[1] + a[2] rounded once.
+
+    Narrow floats are computed in float64, where a[0] * a[1] is exact and the addition rounds to odd: two roundings, to float32
+    and to the type, could differ from one.
+    """
     if dt.bits >= 32:
         return intrinsic(f, "llvm.fma", value_type(dt), *a)
     wide, bits = (value_type(dtype(n).with_lanes(dt.lanes)) for n in ("float64", "int64"))
@@ -211,7 +216,7 @@ def _fused(f: Fn, dt: dtype, a: list[str]) -> str:
                  f"{f.let(f'fsub {wide} {z}, {t}')}")
     zero, one = splat(float_literal(0.0), wide), splat("1", bits)
     code = f.let(f"bitcast {wide} {s} to {bits}")
-    inexact = f.let(f"fcmp one {wide} {rest}, {zero}")  # NaN, of infinite sums, is none
+    inexact = f.let(f"fcmp one {wide} {rest}, {zero}")  # false for NaN, the result of infinite sums
     even = f.let(f"icmp eq {bits} {f.let(f'and {bits} {code}, {one}')}, {splat('0', bits)}")
     signs = f.let(f"xor {bits} {f.let(f'bitcast {wide} {rest} to {bits}')}, {code}")
     outwards = f.let(f"icmp sge {bits} {signs}, {splat('0', bits)}")
@@ -222,13 +227,13 @@ def _fused(f: Fn, dt: dtype, a: list[str]) -> str:
     return convert(f, near, dtype("float64").with_lanes(dt.lanes), dt)
 
 
-_DIRECTIONS = {"rz": 0, "ru": 2, "rd": 3}  # as llvm.set.rounding numbers them
+_DIRECTIONS = {"rz": 0, "ru": 2, "rd": 3}  # the numbers of llvm.set.rounding
 
 
 def _directed(f: Fn, op: str, mode: str, ty: str, a: list[str]) -> str:
-    """One operation in another direction than to nearest, by a function that sets the processor's and puts it back.
+    """One operation with another rounding direction, by a function that sets the processor's direction and restores it.
 
-    The function is strictfp and not inlined: ordinary operations, which know one direction, cannot move into it.
+    The function is strictfp and not inlined: ordinary operations, which assume one direction, cannot move into it.
     """
     name = f"tl.{overloaded(op, ty)}.{mode}"
 
@@ -253,7 +258,7 @@ def _directed(f: Fn, op: str, mode: str, ty: str, a: list[str]) -> str:
 
 
 def _ieee(op: str) -> Any:
-    """Rounding to nearest is what plain instructions do."""
+    """An IEEE operation with a rounding direction. Plain instructions round to nearest."""
 
     def emit(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
         ty, mode = value_type(dt), e.options.rounding_mode
@@ -321,7 +326,7 @@ def _fma(f: Fn, a: str, b: str, c: str) -> str:
 
 
 def _horner(f: Fn, x: str, coefficients: list[float]) -> str:
-    """coefficients from the highest power down."""
+    """A polynomial by Horner's scheme. coefficients: from the highest power down."""
     p = _lit(coefficients[0])
     for c in coefficients[1:]:
         p = _fma(f, p, x, _lit(c))
@@ -329,7 +334,7 @@ def _horner(f: Fn, x: str, coefficients: list[float]) -> str:
 
 
 def _power_of_two(f: Fn, p: str, n: str) -> str:
-    """p * 2**n (n: i32 in [-300, 300]) in two exact steps, so that results below the normal range round once."""
+    """p * 2**n (n: i32 in [-300, 300]) in two exact steps, so that subnormal results are rounded once."""
     half = f.let(f"ashr i32 {n}, 1")
     rest = f.let(f"sub i32 {n}, {half}")
     for k in (half, rest):

@@ -1,9 +1,9 @@
 """Matrix instructions of a warp by their own names: ldmatrix, stmatrix and mma on arrays of the threads.
 
-All threads of a warp execute such a statement together, as a shuffle (lanes.py).  First the addresses of every thread's
+All threads of a warp execute such a statement together, like a shuffle (lanes.py). First the addresses of every thread's
 operands are stored in arrays; then each warp is computed, lane by lane or element by element.
 
-Source: PTX ISA, "Warp-level matrix instructions"; the rows of target/mma.py say which lane and register holds an element.
+Source: PTX ISA, "Warp-level matrix instructions"; the rows of target/mma.py map elements to lanes and registers.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Operand:
             f"store ptr {cx.address_of(a)}, ptr {f.at(self.array, 'ptr', this_thread(cx))}"))
 
     def base(self, thread: str) -> str:
-        """Address of a thread's first element."""
+        """The address of a thread's first element."""
         return self.f.let(f"load ptr, ptr {self.f.at(self.array, 'ptr', thread)}")
 
     def at(self, base: str, offset: str) -> str:
-        """Address of the byte at an offset (i64) in the elements of a thread, as if they lay side by side."""
+        """The address of the byte at an offset (i64) in the elements of a thread, as if they were contiguous."""
         return element_at(self.f, base, offset, self.bytes, self.step)
 
 
 def element_at(f: Fn, base: str, offset: str, size: int, step: int) -> str:
-    """Address of the byte at an offset (i64) in elements of `size` bytes that lie `step` bytes apart."""
+    """The address of the byte at an offset (i64) in elements of `size` bytes, which lie `step` bytes apart from each other."""
     if step == size:
         return f.at(base, "i8", offset)
     if offset.isdigit():
@@ -84,8 +84,11 @@ def matrix_statement(cx: Code, e: Call) -> None:
 
 
 def _prepare_move(cx: Code, e: Call, operands: list[Operand]) -> Callable[[str], None]:
-    """8 x 8 matrices of 16-bit elements: lane 4 * r + q holds elements 2 * q and 2 * q + 1 of row r (trans: of column r);
-    lanes 8 * i to 8 * i + 7 give the rows of matrix i."""
+    """Prepare ldmatrix or stmatrix of 8 x 8 matrices of 16-bit elements.
+
+    Lane 4 * r + q holds elements 2 * q and 2 * q + 1 of row r (trans: of column r). Lanes 8 * i to 8 * i + 7 give the rows of
+    matrix i.
+    """
     f, num, trans = cx.f, e.options.num, e.options.trans
     mine, rows = operands if operands[0].private else operands[::-1]
     if not mine.private or rows.private or mine.bytes > 4:
@@ -93,7 +96,7 @@ def _prepare_move(cx: Code, e: Call, operands: list[Operand]) -> Callable[[str],
                           span=e.span or cx.span)
 
     def halves(first: str, lane: str, i: int) -> list[str]:
-        """Addresses of the two elements in the rows."""
+        """The addresses of the two elements in the rows."""
         r, q = f.let(f"lshr i64 {lane}, 2"), f.let(f"shl i64 {f.let(f'and i64 {lane}, 3')}, 1")
         out = []
         for h in (0, 1):
@@ -143,7 +146,7 @@ def _gather(f: Fn, mine: Operand, base: str, offset: int) -> str:
 
 
 def _prepare_mma(cx: Code, e: Call, operands: list[Operand]) -> Callable[[str], None]:
-    """c += a @ b of a row of MMA_ROWS; operands in the order c, a, b."""
+    """Prepare c += a @ b of a row of MMA_ROWS, with operands in the order c, a, b."""
     row = MMA_ROWS.get(e.options.row)
     if row is None:
         raise unsupported(f"the matrix instruction {e.options.row}", span=e.span or cx.span)
@@ -160,7 +163,7 @@ def _prepare_mma(cx: Code, e: Call, operands: list[Operand]) -> Callable[[str], 
     multiply = tile_mma(f.module, m, n, k, ty)
 
     def each(which: int, first: str, action: Callable[[str, str], None]) -> None:
-        """action(address of the element in its lane's registers, address in the tile)."""
+        """For each element: action(address in its lane's registers, address in the tile)."""
         o, size = operands[which], types[which].bytes
         with f.loop("0", str(sizes[which]), hint="element") as i:
             at = f.at(tables[which], "i16", i)
@@ -201,7 +204,7 @@ def places(m: Module, fragment: Any) -> str:
 
 
 def tile_mma(m: Module, rows: int, columns: int, depth: int, ty: str) -> str:
-    """c += a @ b on row-major tiles of one type: the accumulator starts from zero, then c is added."""
+    """Emit c += a @ b on row-major tiles of one type: the accumulator starts from zero, then c is added."""
     name = f"tile_product_{rows}x{columns}x{depth}_{ty}"
     if name in m.entries:
         return name

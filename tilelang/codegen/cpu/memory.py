@@ -1,4 +1,4 @@
-"""Where elements lie, and accesses of them: addresses, guards of global memory, vector accesses."""
+"""Prints memory accesses: addresses, guards of global memory, vector accesses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MemoryPrinter:
         self.cx = cx
 
     def strides(self, b: Buffer) -> list[str]:
-        """Strides of a buffer in elements, i64."""
+        """The strides of a buffer in elements, i64."""
         if b.strides_ is not None:
             return [self.cx.index(s) for s in b.strides_]
         out, step = ["1"], "1"
@@ -29,7 +29,7 @@ class MemoryPrinter:
         return out[::-1] if b.shape else []
 
     def offset(self, b: Buffer, indices: list[str]) -> str:
-        """Linear element offset of b[indices] from the start of its storage."""
+        """The linear offset of b[indices] from the start of its storage, in elements."""
         at = self.cx.index(b.offset)
         for i, s in zip(indices, self.strides(b)):
             at = self.cx.f.add(self.cx.f.mul(i, s), at)
@@ -48,12 +48,12 @@ class MemoryPrinter:
         return got
 
     def address(self, b: Buffer, indices: list[str]) -> str:
-        """Address of an element, not guarded."""
+        """The address of an element, without a guard."""
         at, where = self.offset(b, indices), self.base_of(b)
         base, size = where.base, b.dtype.bytes
         if where.copies > 1:
             tid = self.cx.block.tid or self.cx.block.first_thread
-            if where.unit > size:  # an element of a view: which part of which unit
+            if where.unit > size:  # an element of a view: which bytes of which unit
                 f, parts = self.cx.f, str(where.unit // size)
                 whole, part = (f.let(f"udiv i64 {at}, {parts}"), f.let(f"urem i64 {at}, {parts}")) if not at.isdigit() else map(
                     str, divmod(int(at), int(parts)))
@@ -74,7 +74,7 @@ class MemoryPrinter:
         return ok
 
     def safe_value(self, b: Buffer, dt: dtype) -> str:
-        """What a load outside b's shape gives."""
+        """The value of a load outside b's shape."""
         e = self.cx.safe_values.get(b)
         return literal(0, dt) if e is None else self.cx.cast_value(e, dt)
 
@@ -105,7 +105,7 @@ class MemoryPrinter:
         return self.cx.values.pack(out, e.dtype)
 
     def _is_run(self, b: Buffer, indices: tuple[Expr, ...]) -> bool:
-        """Whether a vector access is one contiguous run that needs no guard."""
+        """Whether a vector access is contiguous and needs no guard."""
         last = indices[-1]
         copies = self.base_of(b).copies
         return (b.scope() != GLOBAL and isinstance(last, Ramp) and isinstance(last.stride, Const) and copies == 1
@@ -113,7 +113,7 @@ class MemoryPrinter:
                 and (b.strides_ is None or b.strides_[-1] == 1))
 
     def _lane_indices(self, indices: tuple[Expr, ...], lanes: int) -> list[list[str]]:
-        """Scalar i64 indices of each lane of a vector access."""
+        """The scalar i64 indices of each lane of a vector access."""
         columns = []
         for e in indices:
             if e.dtype.lanes == 1:
@@ -125,7 +125,7 @@ class MemoryPrinter:
         return [list(c) for c in zip(*columns)]
 
     def store(self, s: Store) -> None:
-        """buffer[indices] = value; skipped outside a global buffer's shape."""
+        """Print buffer[indices] = value; skipped outside a global buffer's shape."""
         b, indices, value = s.buffer, s.indices, s.value
         v = self.cx.value(value)
         if any(i.dtype.lanes > 1 for i in indices):

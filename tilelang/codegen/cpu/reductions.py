@@ -21,7 +21,7 @@ def _whole(cx: Code, b: Buffer, r: Region) -> tuple[Buffer, list[str], list[Any]
 
 
 def emit_reduce(cx: Code, s: ReduceLoops) -> None:
-    """dst = kind over src along dim, combined in dst's dtype."""
+    """Print dst = kind over src along dim, combined in dst's dtype."""
     f, op = cx.f, s.op
     assert isinstance(op, Reduce), "what plan_reductions plans"
     src, smin, extents = _whole(cx, op.src.buffer, op.src)
@@ -60,7 +60,7 @@ def emit_reduce(cx: Code, s: ReduceLoops) -> None:
         nest(cx, sizes, {}, {}, row)
         return
 
-    def columns(at: list[str]) -> None:  # the innermost loop walks the kept dimensions: adjacent elements of dst
+    def columns(at: list[str]) -> None:  # the innermost loop runs over the kept dimensions: adjacent elements of dst
         inner = sizes[len(outer):]
         if op.clear:
             nest(cx, inner, {}, {}, lambda i: store(f, dd, arithmetic.identity(op.kind, dd), target([*at, *i])))
@@ -82,7 +82,7 @@ def _combine(f: Fn, op: Reduce, a: str, b: str, dt: dtype) -> str:
 
 
 def _reduce_row(cx: Code, op: Reduce, lanes: int, count: str, element: Callable[[str, int], str], target: str) -> None:
-    """One output: lanes accumulate adjacent elements, then halve; the rest one by one."""
+    """Print one output: the lanes of a vector accumulate adjacent elements and are then combined; the rest goes one by one."""
     f, dd = cx.f, op.dst.buffer.dtype
     start = load(f, dd, target) if not op.clear else arithmetic.identity(op.kind, dd)
     acc = f.alloca(value_type(dd), hint="acc")
@@ -108,7 +108,7 @@ def _reduce_row(cx: Code, op: Reduce, lanes: int, count: str, element: Callable[
 
 
 def _halve(f: Fn, op: Reduce, v: str, dt: dtype) -> str:
-    """Combine the lanes of a vector pairwise down to one."""
+    """Combine the lanes of a vector pairwise to one."""
     n = dt.lanes
     while n > 1:
         ty, half = value_type(dt.with_lanes(n)), dt.with_lanes(n // 2)
@@ -122,7 +122,7 @@ def _halve(f: Fn, op: Reduce, v: str, dt: dtype) -> str:
 
 
 def emit_scan(cx: Code, op: Scan) -> None:
-    """Inclusive scan along dim, from the end when reverse.  src and dst may be the same buffer."""
+    """Print an inclusive scan along dim, from the end when reverse. src and dst may be the same buffer."""
     f = cx.f
     src, smin, extents = _whole(cx, op.src.buffer, op.src)
     dst, dmin, _ = _whole(cx, op.dst.buffer, op.dst)

@@ -1,12 +1,12 @@
-"""Shared memory by address: the table of a launch, and functions of the module that read and write by it.
+"""Shared memory by address: the table of a launch, and functions of the module that read and write by address.
 
-The buffers that a launch names by address have addresses that the compiler gives them (target/shared_space.py); their
-storage is the tile row by row.  A launch has a table of them:
+The buffers that a launch names by address have addresses chosen by the compiler (target/shared_space.py). Their storage holds
+the tile in row-major order. A launch has a table of them:
 
-    record: address, bytes of the tile as it is laid out, bytes of a unit, units after which its table repeats, the table
+    record: address, bytes of the tile with its layout, bytes of a unit, units after which its table repeats, the table
 
-and each warp role an array of where their storage is.  Three functions of the module work on these: which record an address
-belongs to, 16 bytes in or out, the operand of a wgmma that a descriptor names.
+and each warp role has an array of the addresses of their storage. Three functions of the module use these: one finds the record
+of an address, one copies 16 bytes, one reads the operand of a wgmma that a descriptor names.
 
 Source: PTX ISA, "Matrix Descriptor Format" and "Swizzling Modes"; target/wgmma.py operand_addresses.
 """
@@ -25,7 +25,8 @@ _MEMCPY = ("llvm.memcpy.p0.p0.i64", "void", "ptr, ptr, i64, i1")
 
 
 class AddressTable:
-    """The table of a launch, and where a warp role finds the storage.  f: its function.  bases: of the buffers."""
+    """The table of a launch, and the addresses of the storage in a warp role. f: the warp role's function. bases: of the
+    buffers."""
 
     def __init__(self, f: Fn, space: SharedSpace, bases: Sequence[str]) -> None:
         self.space = space
@@ -36,7 +37,7 @@ class AddressTable:
             f.allocas += [f"  {at} = getelementptr inbounds ptr, ptr {self.bases}, i64 {k}", f"  store ptr {base}, ptr {at}"]
 
     def of(self, f: Fn, p: Placed) -> tuple[str, str]:
-        """(record, storage) of a buffer."""
+        """The (record, storage) of a buffer."""
         k = str(self.space.placed.index(p))
         return f.at(self.table, RECORD, k), f.let(f"load ptr, ptr {f.at(self.bases, 'ptr', k)}")
 
@@ -54,7 +55,7 @@ def _records(m: Module, space: SharedSpace) -> str:
 
 
 def _constant(m: Module, kind: str, value: str, name: str) -> str:
-    """A private constant, one for equal values."""
+    """A private constant; equal values share one."""
     key = f"{name}:{value}"
     if key not in m.entries:
         m.entries[key] = f"@{name}{len(m.entries)} = private unnamed_addr constant {kind} {value}"
@@ -70,7 +71,7 @@ def _field(f: Fn, record: str, k: int) -> str:
 
 
 def find(m: Module) -> str:
-    """i64 (table, records, address): the number of the record that holds an address, -1 for none."""
+    """A function i64 (table, records, address): the number of the record that holds an address, -1 for none."""
     name = "tl_shared_find"
     if name not in m.entries:
         f = Fn(m, name, "i64", [("ptr", "records", ""), ("i64", "n", ""), ("i64", "at", "")])
@@ -84,8 +85,10 @@ def find(m: Module) -> str:
 
 
 def move(m: Module) -> str:
-    """i1 (record, storage, address, other, write): 16 bytes from `other` to an address, or from there; whether they lie in
-    the buffer, and elements at each of them."""
+    """A function i1 (record, storage, address, other, write) that copies 16 bytes from `other` to an address, or back.
+
+    Its result is whether the bytes lie in the buffer, with an element at each of them.
+    """
     name = "tl_shared_move"
     if name in m.entries:
         return name
@@ -120,10 +123,11 @@ def move(m: Module) -> str:
 
 
 def operand(m: Module, major: str) -> str:
-    """i1 (table, records, storage, descriptor, extent, out): the operand of a k-step as rows of 32 bytes along K.
+    """A function i1 (table, records, storage, descriptor, extent, out) that reads the operand of a k-step as rows of 32 bytes
+    along K.
 
-    major "k": rows of 32 bytes as they are; "mn": 16 rows of `extent` elements of 16 bits, transposed.  Whether all of it lies
-    in the buffer that the descriptor starts in.
+    major "k": rows of 32 bytes as they are stored; "mn": 16 rows of `extent` elements of 16 bits, transposed. Its result is
+    whether the operand lies in the buffer that the descriptor starts in.
     """
     name = f"tl_shared_operand_{major}"
     if name in m.entries:

@@ -1,13 +1,13 @@
-"""What the printers of values, memory and statements share about the function that they print.
+"""The state that the printers of values, memory and statements share about the function that they print.
 
-    Code            one function: its text, what names stand for, what is known of values, and its printers
+    Code            one function: its text, meaning of names, known values, and its printers
       values        expressions as LLVM values            (values.py)
       indices       integers as exact i64                 (indices.py)
       memory        addresses, loads, stores, guards      (memory.py)
-      block         where the code stands among the threads of a block
+      block         the current position among the threads of a block
         warp_role   the coroutine, in launches whose warp roles wait for each other
 
-These know each other through the interfaces here.
+The printers use each other through the interfaces here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .types import convert
 
 # ---- lanes that exchange values wrongly -------------------------------------------------------------------------------
 
-# Source of the rules: PTX ISA, "vote.sync", "match.sync", "shfl.sync".  The texts are those of the simulators
+# Source of the rules: PTX ISA, "vote.sync", "match.sync", "shfl.sync". The texts are those of the simulators
 # (sim-warp-divergence).
 ABSENT, OUTSIDE, OTHER, SOURCE, PARTIAL = range(5)
 FAULT_TEXTS = ("names a lane in its mask that does not execute it",
@@ -41,9 +41,10 @@ _PUBLIC_NAMES = {"shfl_idx": "shfl_sync", "mma": "ptx_mma", "ldmatrix": "ptx_ldm
 
 @dataclass
 class LaneFaults:
-    """What may fail while a launch runs.  A word holds the number of the first text that applies, 0 while there is none.
+    """The faults that may occur while a launch runs. A word holds the number of the first one that occurred, 0 while there is
+    none.
 
-    word: the Var that stands for the address of the word.  texts: number - 1 -> text.  nulls: addresses that must not be null.
+    word: the Var that stands for the address of the word. texts: number - 1 -> text. nulls: addresses that must not be null.
     """
 
     word: Var = field(default_factory=lambda: Var("lane_fault", dtype("handle")))
@@ -57,12 +58,12 @@ class LaneFaults:
             self.nulls[c.var] = len(self.texts)
 
     def code(self, e: Call, fault: int, span: Any) -> int:
-        """Number of a fault (index of FAULT_TEXTS) of a call."""
+        """The number of a fault (index of FAULT_TEXTS) of a call."""
         where = f" ({os.path.basename(span.file)}:{span.line})" if span is not None else ""
         return self.add(f"T.{_PUBLIC_NAMES.get(e.op, e.op)}{where} {FAULT_TEXTS[fault]}")
 
     def add(self, text: str) -> int:
-        """Number of a text."""
+        """The number of a text."""
         self.texts.append(text)
         return len(self.texts)
 
@@ -72,7 +73,7 @@ class LaneFaults:
 
 @dataclass
 class Bound:
-    """What a Var stands for: its register value, or (integers) the i64 that equals it."""
+    """The value of a Var: its register value, or (integers) the i64 that equals it."""
 
     value: str | None = None
     wide: str | None = None
@@ -80,11 +81,11 @@ class Bound:
 
 @dataclass
 class Storage:
-    """Where the elements of all buffers with one `data` lie.
+    """The storage of all buffers with one `data`.
 
-    base: address of element 0.  copies: how many threads have their own (1: one for the block); element e of thread t
-    is then at e * copies + t, so that a loop over threads walks adjacent elements.  unit: bytes of such an element; a view may
-    have smaller elements.
+    base: address of element 0. copies: number of threads that have their own copy (1: one for the block); element e of thread t
+    is then at e * copies + t, so that a loop over threads accesses adjacent elements. unit: bytes of such an element; a view
+    may have smaller elements.
     """
 
     base: str
@@ -99,9 +100,9 @@ class Storage:
 class WarpRoleState:
     """A warp role as a coroutine.
 
-    cluster: blocks of a cluster, warp roles of a block.  maps: tensor maps by name.  misuses: texts of what a program may do
-    wrong with maps and descriptors, and their numbers.  addresses: of the shared buffers that descriptors name.  waits: address
-    of the number of waits at the cluster's barrier, made by the first one.
+    cluster: blocks of a cluster, warp roles of a block. maps: tensor maps by name. misuses: texts of misuses of maps and
+    descriptors, and their numbers. addresses: of the shared buffers that descriptors name. waits: address of the number of
+    waits at the cluster's barrier, created by the first one.
     """
 
     warp_role: WarpRole
@@ -115,14 +116,14 @@ class WarpRoleState:
 
 @dataclass
 class BlockState:
-    """Where the code stands among the threads of a block.
+    """The current position among the threads of a block.
 
-    values: what differs between threads.  extents, ranges: threads of the block along x, y, z, and those that this code is for.
-    tid: linear thread index (i64) inside a loop over threads, else None.  slots: values of which each thread has one.
-    exchanged, voted: operands and answers of the exchanges of the statement, by the identity of the call.
-    active: a byte for each thread, whether it executes the statement; live: whether it has not returned; None: all do.
-    only_returned_absent: the threads that do not execute the statement have returned.
-    scratch: address of the space of the block for converted operands of GEMMs.
+    values: which values differ between threads. extents, ranges: threads of the block along x, y, z, and those that this code
+    is for. tid: linear thread index (i64) inside a loop over threads, else None. slots: values with one entry per thread.
+    exchanged, voted: operands and results of the exchanges of the statement, by the identity of the call. active: a byte for
+    each thread, whether it executes the statement; live: whether it has not returned; None: all do. only_returned_absent: the
+    threads that do not execute the statement have returned. scratch: address of the space of the block for converted operands
+    of GEMMs.
     """
 
     values: ThreadValues
@@ -142,12 +143,12 @@ class BlockState:
 
     @property
     def count(self) -> int:
-        """Threads of the block."""
+        """The number of threads of the block."""
         return self.values.count
 
     @property
     def first_thread(self) -> str:
-        """The thread whose values stand for those of all threads of the warp role where they agree."""
+        """The thread whose values stand for those of all threads of the warp role where these are equal."""
         return str(self.ranges[0][0])
 
 
@@ -158,7 +159,7 @@ class Values(Protocol):
     """Expressions as LLVM values."""
 
     def value(self, e: Expr) -> str:
-        """Register value of an expression (LLVM type value_type(e.dtype))."""
+        """The register value of an expression (LLVM type value_type(e.dtype))."""
 
     def pack(self, scalars: list[str], dt: dtype) -> str:
         """A vector of dt from its lanes."""
@@ -168,29 +169,29 @@ class Indices(Protocol):
     """Integers as exact i64."""
 
     def index(self, e: Expr | int) -> str:
-        """An integer expression (or Python int)."""
+        """The exact i64 of an integer expression or Python int."""
 
     def extended(self, v: str, dt: dtype) -> str:
-        """A register value of an integer type."""
+        """A register value of an integer type, extended to i64."""
 
 
 class Memory(Protocol):
-    """Where elements lie, and accesses of them."""
+    """Memory accesses."""
 
     def strides(self, b: Buffer) -> list[str]:
-        """Strides of a buffer in elements, i64."""
+        """The strides of a buffer in elements, i64."""
 
     def base_of(self, b: Buffer) -> Storage:
         """The storage of a buffer."""
 
     def address(self, b: Buffer, indices: list[str]) -> str:
-        """Address of an element, not guarded."""
+        """The address of an element, without a guard."""
 
     def in_range(self, n: Load | Store | AddressOf, at: list[str]) -> str:
         """i1: whether the element of an access at indices `at` exists ("true" where that is known)."""
 
     def safe_value(self, b: Buffer, dt: dtype) -> str:
-        """What a load outside b's shape gives."""
+        """The value of a load outside b's shape."""
 
     def load(self, e: Load) -> str:
         """The value of a load."""
@@ -203,9 +204,9 @@ CallPrinter = Callable[["Code", Call], str]
 class Code:
     """One function while it is printed.
 
-    f: its text.  analyzer: ranges of integers at this place.  calls: calls that touch memory or threads.
-    vars, storage: what names stand for.  safe_values: what loads outside of a buffer give.  sources: C++ text that the launch
-    puts ahead of its kernel.  span: the user's place.
+    f: its text. analyzer: ranges of integers at this place. calls: printers of calls that use memory or threads. vars, storage:
+    the values and storage of names. safe_values: the values of loads outside of a buffer. sources: C++ text that the launch
+    puts in front of its kernel. span: the user's place.
     """
 
     f: Fn
@@ -230,7 +231,7 @@ class Code:
         return self.indices.index(e)
 
     def cast_value(self, e: Expr, dt: dtype) -> str:
-        """Register value of an expression, converted to another type."""
+        """The register value of an expression, converted to another type."""
         return convert(self.f, self.values.value(e), e.dtype, dt)
 
     def address(self, b: Buffer, indices: list[str]) -> str:
@@ -238,5 +239,5 @@ class Code:
         return self.memory.address(b, indices)
 
     def address_of(self, a: AddressOf) -> str:
-        """The address that an AddressOf gives."""
+        """The address that an AddressOf denotes."""
         return self.memory.address(a.buffer, [self.index(i) for i in a.indices])

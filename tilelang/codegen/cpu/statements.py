@@ -1,4 +1,5 @@
-"""Statements of a block: control flow, loops over threads, Parallel nests, and tile operations by their printer."""
+"""Prints the statements of a block: control flow, loops over threads, Parallel nests, and tile operations by their own
+printers."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ class StatementPrinter:
         over_threads(self.cx, lambda: self._print(s.body))
 
     def _collective(self, s: Collective) -> None:
-        """What threads execute as one: all of them, or those of a mask."""
+        """Print a statement that threads execute as one: all threads, or those of a mask."""
         cx, body = self.cx, s.body
         if not isinstance(body, Masked):
             assert isinstance(body, Evaluate), "only matrix instructions are collective without a mask"
@@ -89,7 +90,7 @@ class StatementPrinter:
             self._once_for_mask(body, inner)
 
     def _once_for_mask(self, s: Masked, inner: Stmt) -> None:
-        """A named barrier, or a tile operation that one thread starts, if the mask holds for some thread."""
+        """Print a named barrier, or a tile operation that one thread starts, executed if the mask holds for some thread."""
         cx, f = self.cx, self.cx.f
         cx.block.active = active_threads(cx, s.mask)
         n = threads_in_warps(cx)
@@ -102,7 +103,7 @@ class StatementPrinter:
             f.branch(some, lambda: self._print(inner))
 
     def _exchange(self, s: Masked, exchanges: list[Call]) -> None:
-        """A statement in which the threads of a mask exchange values."""
+        """Print a statement in which the threads of a mask exchange values."""
         cx, f, block = self.cx, self.cx.f, self.cx.block
         active = block.active = active_threads(cx, s.mask)
         block.live = None if s.live is None else active_threads(cx, s.live)
@@ -147,10 +148,10 @@ class StatementPrinter:
     def _alloc(self, s: Alloc) -> None:
         cx, b = self.cx, s.buffer
         if b.scope() == GLOBAL:
-            return  # the host made it
+            return  # the host allocated it
         mt = memory_type(b.dtype, s.span)
         copies = cx.block.count if b.data in cx.block.values.private else 1
-        if b.data not in cx.storage:  # else it lies in the arena
+        if b.data not in cx.storage:  # otherwise it lies in the arena
             unit = cx.block.values.unit_of(b)
             size = -(-b.size * b.dtype.bytes // unit) * unit // b.dtype.bytes
             cx.storage[b.data] = Storage(cx.f.alloca(f"[{size * copies} x {mt}]", 64, clean(b.name)), copies, unit)
@@ -165,7 +166,7 @@ class StatementPrinter:
         self.cx.value(s.call)
 
     def _assert(self, s: Assert) -> None:
-        """T.device_assert is checked on CUDA only; assert statements have become calls (transform/cpu/plan_launches.py)."""
+        """T.device_assert is checked on CUDA only. Assert statements were made calls (transform/cpu/plan_launches.py)."""
 
     # ---- control flow ---------------------------------------------------------------------------------------------
 
@@ -229,7 +230,7 @@ class StatementPrinter:
         block.in_parallel = outer
 
     def _versions(self, s: NestVersions) -> None:
-        """A nest without guards where all tests hold, else with them."""
+        """Print a nest without guards for the case that all tests hold, and one with guards for the other case."""
         cx, ok = self.cx, "true"
         for t in s.tests:
             if t.test_low:

@@ -16,7 +16,7 @@ _NOT_NAME = re.compile(r"[^A-Za-z0-9_]")
 
 
 def clean(name: str) -> str:
-    """name with every character that LLVM would need quoted replaced."""
+    """The name with every character replaced that LLVM would need quoted."""
     return _NOT_NAME.sub("_", name)
 
 
@@ -46,7 +46,7 @@ class Module:
     def need(self, name: str, text: str | Callable[[], str]) -> str:
         """Add a definition or declaration once; returns its name."""
         if name not in self.entries:
-            self.entries[name] = ""  # reserves the place: helpers come before the functions that use them
+            self.entries[name] = ""  # reserves the position: helpers precede the functions that use them
             self.entries[name] = text if isinstance(text, str) else text()
         return name
 
@@ -93,7 +93,7 @@ class Fn:
         self.ended = False
         self.loops: list[Loop] = []
         self._n = 0
-        self._zero = ""  # the register that hides values
+        self._zero = ""  # the register that hides values from the optimiser
         self._seen: dict[str, str] = {}  # pure instructions of the open block
 
     # ---- instructions -------------------------------------------------------------------------------------------
@@ -103,7 +103,8 @@ class Fn:
         return f"{hint}{self._n}"
 
     def let(self, text: str, hint: str = "t") -> str:
-        """%new = text.  A pure instruction already in this block is not repeated (index code repeats itself much)."""
+        """Emit %new = text. A pure instruction that the block already contains is not repeated (index code has many
+        repetitions)."""
         pure = text[:text.find(" ")] in _PURE
         if pure and (v := self._seen.get(text)) is not None:
             return v
@@ -121,17 +122,17 @@ class Fn:
         self.lines.append(f"  ; {text}" if text.isprintable() else "  ;")
 
     def alloca(self, type_text: str, align: int = 0, hint: str = "a") -> str:
-        """Stack storage, made once on entry of the function."""
+        """Stack storage, allocated once on entry of the function."""
         v = f"%{self.name_of(hint + '.')}"
         self.allocas.append(f"  {v} = alloca {type_text}" + (f", align {align}" if align else ""))
         return v
 
     def hidden(self, v: str) -> str:
-        """An i64 about which LLVM assumes nothing: v, or'ed with a zero that it cannot see.
+        """An i64 with the value v about which LLVM assumes nothing: v, or'ed with a zero that it cannot see.
 
-        For indices that start again within a loop (remainders, masks, narrower integers).  LLVM 22's vectoriser assumes
-        that they do not and checks it before the loop, but of two with different widths it loses the check of the narrower:
-        F[i % 4] beside G[(i + j) % 32] is then read past the end of F.
+        It is for indices that start again within a loop (remainders, masks, narrower integers). LLVM 22's vectoriser assumes
+        that they do not, and checks this before the loop; of two indices with different widths it loses the check of the
+        narrower. F[i % 4] beside G[(i + j) % 32] is then read past the end of F.
         """
         if is_literal(v):
             return v
@@ -151,7 +152,7 @@ class Fn:
         self._seen.clear()
 
     def end(self, text: str) -> None:
-        """A terminator.  What follows up to the next block is unreachable and gets a block of its own."""
+        """Emit a terminator. The code up to the next block is unreachable and gets its own block."""
         self.lines.append("  " + text)
         self.ended = True
 
@@ -159,7 +160,7 @@ class Fn:
         self.end(f"br label %{label}{notes}")
 
     def dead(self) -> None:
-        """Open a block nothing reaches, for statements after a jump."""
+        """Open an unreachable block, for statements after a jump."""
         self.start(self.name_of("dead"))
 
     def branch(self, cond: str, then: Callable[[], None], orelse: Callable[[], None] | None = None) -> None:
@@ -202,7 +203,7 @@ class Fn:
 
     @contextmanager
     def loop(self, start: str, stop: str, step: int = 1, hint: str = "i", notes: tuple[str, ...] = ()) -> Iterator[str]:
-        """for i in range(start, stop, step) on i64; gives the counter.  The body may use loops[-1]."""
+        """Print for i in range(start, stop, step) on i64; gives the counter. The body may use loops[-1]."""
         head, body = self.name_of(hint + "_head"), self.name_of(hint + "_body")
         lp = Loop(self.name_of(hint + "_next"), self.name_of(hint + "_exit"))
         i, nxt = f"%{self.name_of(hint + '.')}", f"%{self.name_of(hint + '.n')}"
@@ -270,7 +271,7 @@ class Fn:
         return self.let(f"icmp slt i64 {a}, {b}")
 
     def at(self, base: str, elem: str, offset: str) -> str:
-        """Address of element `offset` (i64) of an array of `elem` at base."""
+        """The address of element `offset` (i64) of an array of `elem` at base."""
         return base if offset == "0" else self.let(f"getelementptr inbounds {elem}, ptr {base}, i64 {offset}", "p")
 
     # ---- result -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Loops over the threads of a block, and what all threads do as one."""
+"""Loops over the threads of a block, and code that all threads execute as one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .types import literal, memory_type, store
 
 
 def at_line(cx: Code, span: Any) -> None:
-    """Remember the user's place, and name it in the text when the line changes."""
+    """Record the user's place, and name it in the text when the line changes."""
     if cx.span is None or (span.line, span.file) != (cx.span.line, cx.span.file):
         text = linecache.getline(span.file, span.line).strip()
         cx.f.comment(f"{os.path.basename(span.file)}:{span.line}  {text}")
@@ -23,7 +23,7 @@ def at_line(cx: Code, span: Any) -> None:
 
 
 def over_threads(cx: Code, body: Callable[[], None]) -> None:
-    """for tid in range(threads): body, with the thread indices bound; the threads of the warp role."""
+    """Print for tid in range(threads): body, over the threads of the warp role, with the thread indices bound."""
     f, block = cx.f, cx.block
     for lo, hi in block.ranges:
         with f.loop(str(lo), str(hi), hint="tid") as t:
@@ -42,13 +42,13 @@ def over_threads(cx: Code, body: Callable[[], None]) -> None:
 
 
 def outside_threads(cx: Code) -> None:
-    """Code of the whole block: the thread index is 0."""
+    """Print code of the whole block, where the thread index is 0."""
     for v in cx.block.values.indices:
         cx.vars[v] = Bound(wide="0")
 
 
 def end_threads(cx: Code) -> None:
-    """All threads are done."""
+    """End all threads."""
     if cx.block.warp_role is None:
         cx.f.end("ret void")
     else:
@@ -56,7 +56,7 @@ def end_threads(cx: Code) -> None:
 
 
 def check_not_null(cx: Code, v: Var) -> None:
-    """The block ends where an address is null whose tensor is used, and the call fails."""
+    """Print a check that ends the block and fails the call if a used tensor's address is null."""
     faults = cx.block.faults
 
     def fail() -> None:
@@ -67,12 +67,12 @@ def check_not_null(cx: Code, v: Var) -> None:
 
 
 def whole_warps(cx: Code) -> int:
-    """Threads of the block, rounded up to whole warps."""
+    """The number of threads of the block, rounded up to whole warps."""
     return -(-cx.block.count // WARP) * WARP
 
 
 def lane_array(cx: Code, dt: Any, hint: str) -> str:
-    """An entry for each thread, and zeros up to a whole warp."""
+    """An array with an entry for each thread, and zeros up to a whole warp."""
     f, mt = cx.f, memory_type(dt)
     array = f.alloca(f"[{whole_warps(cx)} x {mt}]", 64, hint)
     for k in range(cx.block.count, whole_warps(cx)):
@@ -81,7 +81,7 @@ def lane_array(cx: Code, dt: Any, hint: str) -> str:
 
 
 def active_threads(cx: Code, mask: Any) -> str:
-    """A byte for each thread: whether a mask holds for it."""
+    """An array with a byte for each thread: whether a mask holds for it."""
     array = lane_array(cx, mask.dtype, "active")
     over_threads(cx, lambda: store(cx.f, mask.dtype, cx.value(mask), cx.f.at(array, "i8", this_thread(cx))))
     return array

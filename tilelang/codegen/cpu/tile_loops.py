@@ -21,29 +21,29 @@ from .types import convert, load, store, value_type
 
 @dataclass
 class Side:
-    """One operand: its buffer, the region's start (i64 per dimension), and which loop walks which dimension."""
+    """One operand: its buffer, the region's start (i64 per dimension), and the loop of each dimension."""
 
     buffer: Buffer
     mins: list[str]
     plan: TileSide
 
     def address(self, cx: Code, at: list[str]) -> str:
-        """Address of the element at loop counters `at`."""
+        """The address of the element at loop counters `at`."""
         indices = [m if k < 0 else cx.f.add(at[k], m) for m, k in zip(self.mins, self.plan.loop_of)]
         return cx.address(self.buffer, indices)
 
 
 def mins_of(cx: Code, r: Region) -> list[str]:
-    """Start of a region, i64 per dimension."""
+    """The start of a region, i64 per dimension."""
     return [cx.index(m) for m in r.mins]
 
 
 @dataclass
 class Clip:
-    """Guards of one side, evaluated before the nest.
+    """The guards of one side, evaluated before the nest.
 
-    low, high: per loop the counters inside the buffer (only for loops that need it).  ok: i1, the fixed dimensions are
-    inside.  inside: i1, the whole region is.
+    low, high: per loop, the counters inside the buffer (only for loops that need it). ok: i1, whether the fixed dimensions are
+    inside. inside: i1, whether the whole region is.
     """
 
     low: dict[int, str]
@@ -52,7 +52,7 @@ class Clip:
     inside: str
 
 def clip(cx: Code, side: Side, sizes: list[str]) -> Clip:
-    """Guards of one side of a tile operation; sizes: loop extents as i64."""
+    """The guards of one side of a tile operation. sizes: loop extents as i64."""
     f, shape = cx.f, side.buffer.shape
     out = Clip({}, {}, "true", "true")
     for d in side.plan.guarded:
@@ -66,7 +66,7 @@ def clip(cx: Code, side: Side, sizes: list[str]) -> Clip:
             whole = f.both(f.let(f"icmp eq i64 {low}, 0"), f.let(f"icmp eq i64 {high}, {sizes[k]}"))
             out.inside = f.both(out.inside, whole)
         else:
-            out.inside = "false"  # the clipped nest is as good when the extent is not constant anyway
+            out.inside = "false"  # without a constant extent, the clipped nest is as fast
     return out
 
 
@@ -119,7 +119,8 @@ def print_tile_loops(cx: Code, s: TileLoops) -> None:
 
 
 def _copy(cx: Code, op: Copy | Transpose, s: TileLoops, dst: Side, src: Side) -> None:
-    """dst = cast(src): elements past the source's shape are its safe value, elements past dst's are skipped."""
+    """Print dst = cast(src). Elements outside the source's shape are its safe value; elements outside dst's shape are skipped.
+    """
     f = cx.f
     sizes = [cx.index(e) for e in s.extents]
     to, frm = clip(cx, dst, sizes), clip(cx, src, sizes)
@@ -166,7 +167,7 @@ def _copy(cx: Code, op: Copy | Transpose, s: TileLoops, dst: Side, src: Side) ->
 
 
 def _fill(cx: Code, op: Fill, s: TileLoops, dst: Side) -> None:
-    """dst = value."""
+    """Print dst = value."""
     sizes = [cx.index(e) for e in s.extents]
     to = clip(cx, dst, sizes)
     dd = dst.buffer.dtype
@@ -180,7 +181,7 @@ def _fill(cx: Code, op: Fill, s: TileLoops, dst: Side) -> None:
 
 
 def _atomic(cx: Code, op: AtomicTile, s: TileLoops, dst: Side, src: Side | None) -> None:
-    """dst = kind(dst, value), each element once."""
+    """Print dst = kind(dst, value), each element once."""
     f = cx.f
     sizes = [cx.index(e) for e in s.extents]
     to = clip(cx, dst, sizes)
@@ -192,7 +193,7 @@ def _atomic(cx: Code, op: AtomicTile, s: TileLoops, dst: Side, src: Side | None)
         v = scalar
         if src is not None and frm is not None:
             side, sd, there = src, src.buffer.dtype, frm.ok
-            for k in frm.low:  # past the source's shape its safe value is taken, as by a copy
+            for k in frm.low:  # outside the source's shape its safe value is used, as by a copy
                 there = f.both(there, f.let(f"icmp sge i64 {at[k]}, {frm.low[k]}"))
                 there = f.both(there, f.less(at[k], frm.high[k]))
             v = f.choose(there, value_type(sd), lambda: load(f, sd, side.address(cx, at), op.span),

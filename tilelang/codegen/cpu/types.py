@@ -36,7 +36,7 @@ def _lanes(scalar: str, n: int) -> str:
 
 
 def memory_scalar(dt: dtype, span: Any = None) -> str:
-    """LLVM type of one element in memory."""
+    """The LLVM type of one element in memory."""
     base = dt.base
     if base in ("float32", "tfloat32"):
         return "float"
@@ -56,12 +56,12 @@ def memory_scalar(dt: dtype, span: Any = None) -> str:
 
 
 def memory_type(dt: dtype, span: Any = None) -> str:
-    """LLVM type of an element (or vector of elements) in memory."""
+    """The LLVM type of an element (or vector of elements) in memory."""
     return _lanes(memory_scalar(dt, span), dt.lanes)
 
 
 def value_type(dt: dtype, span: Any = None) -> str:
-    """LLVM type of a value in registers."""
+    """The LLVM type of a value in registers."""
     if dt.is_bool:
         return _lanes("i1", dt.lanes)
     if dt.is_float:
@@ -78,7 +78,7 @@ def splat(literal: str, ty: str) -> str:
 
 
 def float_literal(v: float, double: bool = False) -> str:
-    """LLVM text of a float constant (float constants are written as the double that equals them)."""
+    """The LLVM text of a float constant (LLVM writes float constants as the double that equals them)."""
     if not double:
         with np.errstate(over="ignore"):
             v = float(np.float32(v))
@@ -86,7 +86,7 @@ def float_literal(v: float, double: bool = False) -> str:
 
 
 def literal(value: Any, dt: dtype) -> str:
-    """Operand text of a constant of dt (scalar literal, or a splat)."""
+    """The operand text of a constant of dt (a scalar literal, or a splat)."""
     ty = value_type(dt)
     if dt.is_bool:
         return splat("true" if value else "false", ty)
@@ -101,7 +101,7 @@ def literal(value: Any, dt: dtype) -> str:
 
 
 def overloaded(name: str, ty: str) -> str:
-    """Name of an overloaded LLVM intrinsic for a type: llvm.fma + <8 x float> -> llvm.fma.v8f32."""
+    """The name of an overloaded LLVM intrinsic for a type: llvm.fma + <8 x float> -> llvm.fma.v8f32."""
     short = {"float": "f32", "double": "f64", "half": "f16"}
     if ty[0] == "<":
         n, _, scalar = ty[1:-1].split(" ")
@@ -119,7 +119,7 @@ def intrinsic(f: Fn, name: str, ty: str, *args: str, arg_tail: str = "") -> str:
 
 
 def load(f: Fn, dt: dtype, address: str, span: Any = None, align: int = 0) -> str:
-    """Read an element (or a vector of adjacent elements) and bring it into register form."""
+    """Read an element (or a vector of adjacent elements) and convert it to register form."""
     mt = memory_type(dt, span)
     v = f.let(f"load {mt}, ptr {address}, align {align or _element_bytes(dt)}")
     return from_memory(f, dt, v)
@@ -136,7 +136,7 @@ def _element_bytes(dt: dtype) -> int:
 
 
 def from_memory(f: Fn, dt: dtype, v: str) -> str:
-    """The register form of a value as it lies in memory."""
+    """The register form of a value from memory."""
     mt, vt, n = memory_type(dt), value_type(dt), dt.lanes
     if dt.is_bool:
         return f.let(f"icmp ne {mt} {v}, {splat('0', mt)}")
@@ -153,7 +153,7 @@ def from_memory(f: Fn, dt: dtype, v: str) -> str:
 
 
 def to_memory(f: Fn, dt: dtype, v: str) -> str:
-    """The form in memory of a register value (already a value of dt)."""
+    """The memory form of a register value (already a value of dt)."""
     mt, vt, n = memory_type(dt), value_type(dt), dt.lanes
     if dt.is_bool:
         return f.let(f"zext {vt} {v} to {mt}")
@@ -170,7 +170,7 @@ def to_memory(f: Fn, dt: dtype, v: str) -> str:
 
 
 def rounded(f: Fn, dt: dtype, v: str) -> str:
-    """A float32 register value rounded to nearest even into dt (itself for 32 and 64 bits)."""
+    """A float32 register value rounded to nearest even in dt (unchanged for 32 and 64 bits)."""
     if dt.bits >= 32:
         return v
     vt, n = value_type(dt), dt.lanes
@@ -222,7 +222,7 @@ def per_lane(f: Fn, lanes: int, source: str, result: str, v: str, one: Any) -> s
 
 
 def _encode8(f: Fn, dt: dtype, v: str, saturate: bool = True) -> str:
-    """float32 to float8, nearest even; beyond the greatest value, infinities included, that value.
+    """float32 to float8, rounded to nearest even. Values beyond the largest number, infinities included, become that number.
 
     saturate: False for values of the type, whose infinities stay.
     """
@@ -303,7 +303,7 @@ def convert(f: Fn, v: str, src: dtype, dst: dtype) -> str:
     if dst.is_float:
         return _float_to_float(f, v, src, dst) if src.is_float else _int_to_float(f, v, src, dst)
     if src.is_float:
-        # Beyond the range its nearest end, NaN zero.
+        # Values out of range become the nearest end of the range; NaN becomes zero.
         name = f"llvm.fpto{'u' if dst.is_unsigned else 's'}i.sat"
         fn = f.module.declare(f"{overloaded(name, dt)}{overloaded('', st)}", dt, st)
         return f.let(f"call {dt} {fn}({st} {v})")
@@ -320,15 +320,15 @@ def _int_to_float(f: Fn, v: str, src: dtype, dst: dtype) -> str:
     st, dt = value_type(src), value_type(dst)
     op = "uitofp" if src.is_unsigned or src.is_bool else "sitofp"
     if dst.base == "float16" and src.bits > 16:
-        # 65520 is the least that rounds to infinity.  LLVM 22 takes an integer with few significant bits (a byte shifted
-        # left) for one that float16 holds, however large, and leaves the rounding out: nothing larger may reach it.
+        # 65520 is the least value that rounds to infinity. LLVM 22 assumes that an integer with few significant bits (a byte
+        # shifted left) fits in float16, however large it is, and omits the rounding, so larger values must not occur.
         v = intrinsic(f, "llvm.umin" if src.is_unsigned else "llvm.smin", st, v, splat("65520", st))
         v = v if src.is_unsigned else intrinsic(f, "llvm.smax", st, v, splat("-65520", st))
-    if dst.bits >= 32 or src.bits <= 16 or dst.base == "float16":  # what float32 rounds is infinite in float16
+    if dst.bits >= 32 or src.bits <= 16 or dst.base == "float16":  # values that float32 would round are infinite in float16
         return rounded(f, dst, f.let(f"{op} {st} {v} to {dt}"))
     double = dtype("float64").with_lanes(src.lanes)
     wide = value_type(double)
-    if src.bits == 64:  # beyond 53 bits the low ones only say "not exact": bit 12 stands for them
+    if src.bits == 64:  # beyond 53 bits the low bits only tell whether the value is exact; bit 12 stands for them
         bt = _lanes("i1", src.lanes)
         low = f.let(f"and {st} {v}, {splat('4095', st)}")
         some = f.let(f"icmp ne {st} {low}, {splat('0', st)}")
@@ -351,7 +351,8 @@ def _float_to_float(f: Fn, v: str, src: dtype, dst: dtype) -> str:
     near = f.let(f"fptrunc {st} {v} to {dt}")
     if dst.bits >= 32:
         return near
-    # Two roundings would be wrong in rare cases: round to odd in float32 first (towards zero, last bit sticky).
+    # Two roundings would be wrong in rare cases, so the value is first rounded to odd in float32 (towards zero, last bit
+    # sticky).
     n = src.lanes
     it, bt = _lanes("i32", n), _lanes("i1", n)
     back = f.let(f"fpext {dt} {near} to {st}")

@@ -40,7 +40,7 @@ class ValuePrinter:
         self.cx = cx
 
     def value(self, e: Expr) -> str:
-        """Register value of an expression (LLVM type value_type(e.dtype))."""
+        """The register value of an expression (LLVM type value_type(e.dtype))."""
         printer = _PRINT.get(type(e))
         if printer is None:
             raise unsupported(f"a {type(e).__name__} expression", span=e.span or self.cx.span)
@@ -155,7 +155,8 @@ class ValuePrinter:
 
 
 def bind_value(cx: Code, v: Var, value: Expr) -> None:
-    """v = value.  Pure integer values are also kept in 64 bits; what reads memory or has an effect happens once."""
+    """Bind v = value. Pure integer values are also kept in 64 bits; values that read memory or have an effect are evaluated
+    once."""
     bound = Bound(value=cx.value(value))
     if v.dtype.is_signed and value.dtype.is_signed and v.dtype.lanes == 1 and not contains(value, Load, Call):
         bound.wide = cx.index(value)

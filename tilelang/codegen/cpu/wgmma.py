@@ -1,7 +1,7 @@
-"""wgmma by hand: the MMA of a warp group, operands through descriptors or from the threads' arrays.
+"""Hand-written wgmma: the MMA of a warp group, with operands from descriptors or from the threads' arrays.
 
-All 128 threads of a warp group execute the statement together (matrices.py).  A function of the module multiplies for one
-group: it reads the operands as rows, multiplies in float32 or int32, and stores each element where the row's fragment says.
+All 128 threads of a warp group execute the statement together (matrices.py). A function of the module multiplies for one group:
+it reads the operands as rows, multiplies in float32 or int32, and stores each element where the row's fragment places it.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Register Fragments"; target/wgmma.py.
 """
@@ -26,7 +26,7 @@ from .types import convert, load, store, value_type
 
 
 class _Value:
-    """An operand that is a number of each thread: one for all where it is the same for all threads."""
+    """An operand that is one number per thread; a single value where all threads have the same."""
 
     def __init__(self, cx: Code, e: Expr) -> None:
         self.f, self.type = cx.f, value_type(e.dtype)
@@ -42,11 +42,11 @@ class _Value:
         return self.f.at(self.array, self.type, thread)
 
     def at(self, first: str) -> str:
-        """That of the group that begins at a thread."""
+        """The value in the group that begins at a thread."""
         return self.one if self.array is None else self.f.let(f"load {self.type}, ptr {self.of(first)}")
 
     def differs(self, first: str, flag: str) -> None:
-        """Set a flag where the threads of the group do not have the same."""
+        """Set a flag if the threads of the group have different values."""
         f = self.f
         if self.array is None:
             return
@@ -108,7 +108,7 @@ def _registers(cx: Code, e: Call, k: int, dt: dtype) -> Operand:
 
 
 def _where_active(cx: Code, active: str, first: str, end: int, e: Call, group: Callable[[str], None]) -> None:
-    """Under a mask: none or all of the group's threads.  active: a byte for each thread."""
+    """Print the statement under a mask that holds for none or all of the group's threads. active: a byte for each thread."""
     f, count = cx.f, cx.f.alloca("i64", hint="members")
     f.do(f"store i64 0, ptr {count}")
     with f.loop(first, f.smin(f.add(first, str(GROUP)), str(end)), hint="member") as t:
@@ -120,8 +120,11 @@ def _where_active(cx: Code, active: str, first: str, end: int, e: Call, group: C
 
 
 def _group_mma(m: Module, row: WgmmaRow, majors: tuple[str, str], c: Operand, a: Operand | None) -> str:
-    """i1 (registers of c, those of a or its descriptor, descriptor of b, keep c, table, records, storage): the MMA of one
-    group; false where the operand of a descriptor lies outside of its buffer."""
+    """A function i1 (registers of c, those of a or its descriptor, descriptor of b, keep c, table, records, storage): the MMA
+    of one group.
+
+    Its result is false where the operand of a descriptor lies outside of its buffer.
+    """
     kind = "_".join(["ss", *majors] if a is None else ["rs", majors[1]])
     sizes = "_".join(f"{o.bytes}x{o.step}" for o in (c, a) if o is not None)
     name = f"tl_{row.name.replace('.', '_')}_{kind}_{sizes}"
@@ -135,9 +138,9 @@ def _group_mma(m: Module, row: WgmmaRow, majors: tuple[str, str], c: Operand, a:
 
 
 class _GroupBody:
-    """The body of the function of one group: operands into tiles of the accumulator's type, their MMA, and back.
+    """The body of the function of one group: operands into tiles of the computing type, their MMA, and the accumulator back.
 
-    work, ty: that type, and its name in LLVM.  c, a, b: addresses of the tiles, rows along K but for b's, which lie along N.
+    work, ty: the computing type, and its name in LLVM. c, a, b: addresses of the tiles, with rows along K; those of b along N.
     """
 
     def __init__(self, f: Fn, row: WgmmaRow) -> None:
@@ -171,7 +174,7 @@ class _GroupBody:
         return f.let(f"bitcast i32 {f.let(f'and i32 {bits}, -8192')} to float")  # the hardware ignores the low 13 bits
 
     def _registers(self, fragment: Any, size: int, of: str, o: Operand, dt: dtype, action: Callable[[str, str], None]) -> None:
-        """action(address in its thread's array, number) of each element of an operand."""
+        """Call action(address in its thread's array, number) for each element of an operand."""
         f, table = self.f, places(self.f.module, fragment)
         with f.loop("0", str(size), hint="element") as i:
             packed = f.let(f"load i16, ptr {f.at(table, 'i16', i)}")
@@ -185,7 +188,7 @@ class _GroupBody:
         self.f.do(f"store {self.ty} {v}, ptr {self.f.at(tile, self.ty, i)}")
 
     def _read_operand(self, major: str, descriptor: str, extent: int, dt: dtype, tile: str, transposed: bool) -> None:
-        """An operand that a descriptor names, into a tile of rows along K (transposed: of rows along the extent)."""
+        """Read the operand of a descriptor into a tile with rows along K (transposed: with rows along the extent)."""
         f, k = self.f, self.k
         raw = f.alloca(f"[{extent * K_STEP_BYTES} x i8]", 64, "raw")
         given = f"ptr %table, i64 %n, ptr %bases, i64 {descriptor}, i64 {extent}, ptr {raw}"

@@ -1,4 +1,4 @@
-"""CUDA C++ for kernels in phase DEVICE.  `print_kernel(kernel)` is the whole interface."""
+"""CUDA C++ for kernels in phase DEVICE. `print_kernel(kernel)` is the public function."""
 
 from .printer import DeviceKernel, print_kernel
 

@@ -1,4 +1,4 @@
-"""Intrinsics in CUDA text: the format string of a row, or a function for those whose text is more than that."""
+"""Intrinsics in CUDA text: the format string of an intrinsic's row, or a function for longer texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LANEWISE = ("abs", "popcount", "clz", "__ffs")  # of vectors: applied to each e
 
 
 class Calls:
-    """Registers the text of calls.  special: intrinsic -> function for its text; other parts of the printer add theirs."""
+    """Registers the text of calls. special: intrinsic -> function for its text; other printers add theirs."""
 
     def __init__(self, x: Expressions, fast_math: bool) -> None:
         self.x, self._fast_math = x, fast_math
@@ -52,7 +52,7 @@ class Calls:
         return self._math_call(e, row, args, dt)
 
     def _math_call(self, e: Call, row: Any, args: list[str], dt: dtype) -> Text:
-        """A float function: on the type itself where the row has it, else in float32 and rounded once."""
+        """A float function: called on the type itself where the row has it, otherwise in float32 and rounded once."""
         fields = {} if e.options is None else {"rounding_mode": e.options.rounding_mode}
         base = "float32" if dt.base == "tfloat32" else dt.base
         through_float = base not in row.cuda and is_small_float(dt)

@@ -1,4 +1,4 @@
-"""Text of expressions: one function for each class of node, registered by the part that prints it."""
+"""Text of expressions: one function for each class of node, registered by the printer that provides it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .value_facts import ValueFacts
 
 
 class Expressions:
-    """Text of any expression.  forms: class of node -> its text and precedence; other parts of the printer add theirs."""
+    """Text of any expression. forms: class of node -> its text and precedence; other printers add theirs."""
 
     def __init__(self, page: Page, facts: ValueFacts) -> None:
         self.page, self.facts = page, facts
@@ -23,22 +23,22 @@ class Expressions:
             Var: lambda e: (page.name(e, e.name), ATOM), StringConst: lambda e: (quote(e.value), ATOM), Const: self._literal}
 
     def expr(self, e: Expr) -> Text:
-        """Text and precedence.  A value of a 16-bit float type needs the type's own header."""
+        """The text and precedence of an expression. A value of a 16-bit float type needs the type's own header."""
         if e.dtype.base in HALVES:
             self.page.worked_with.add(e.dtype.base)
         elif isinstance(e, Call) and e.op == "call_extern":
-            self.page.worked_with.update(HALVES)  # what the user's function is and takes is not known
+            self.page.worked_with.update(HALVES)  # the types of the user's function are unknown
         form = self.forms.get(type(e))
         if form is None:
             raise InternalError(f"a {type(e).__name__} reached the code generator: the program is not in phase DEVICE")
         return form(e)
 
     def top(self, e: Expr) -> str:
-        """Text of an expression where no parentheses are ever needed."""
+        """The text of an expression where no parentheses are ever needed."""
         return self.expr(e)[0]
 
     def at(self, e: Expr, level: int) -> str:
-        """Text of an operand of an operator of this precedence."""
+        """The text of an operand of an operator with this precedence."""
         text, own = self.expr(e)
         return text if own >= level else f"({text})"
 

@@ -1,7 +1,7 @@
-"""What stands in front of a kernel: headers of element types, and the functions of the prelude that it uses.
+"""The text in front of a kernel: headers of element types, and the prelude functions that it uses.
 
-CUDA's headers of 16-bit float types take a compiler longer than all the rest of a small kernel's text.  A kernel that never
-computes a value of the type, only moves it, gets a type of two bytes in its place.
+CUDA's headers of 16-bit float types take a compiler longer than the rest of a small kernel's text. A kernel that only moves
+values of such a type, and never computes one, gets a two-byte type in its place.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from .prelude import device_header, words_of
 from .types import HALVES, HEADERS, TYPES
 
 _PLAIN = {TYPES[base]: base for base in HALVES}
-# Beginnings of names that the headers define: functions and types of these elements.
+# Prefixes of names that the headers define: functions and types of these elements.
 _FROM_HEADER = ("__h", "__nv_", "__bfloat16", "nv_bfloat", "hrcp", "hsqrt", "hrsqrt", "hexp", "hlog", "hsin", "hcos", "htanh",
                 "hfloor", "hceil", "hrint", "htrunc")
 
@@ -22,7 +22,7 @@ def _is_from_header(word: str) -> bool:
 
 
 def kernel_header(page: Page, body: str, injected: str, functions: str) -> str:
-    """Everything in front of a kernel's text.  injected: the user's source.  functions: definitions made for this kernel."""
+    """The text in front of a kernel. injected: the user's source. functions: definitions made for this kernel."""
     named = words_of(body)
     words = named | words_of(injected) | page.sections
     defined = device_header(words | words_of(functions)) + functions
@@ -35,7 +35,7 @@ def kernel_header(page: Page, body: str, injected: str, functions: str) -> str:
 
 
 def _element_types(words: set[str], injected: str, named: set[str], worked_with: set[str]) -> list[str]:
-    """Headers and names of the element types among the words of a text.  named: words of our own text."""
+    """The headers and names of the element types among the words of a text. named: words of the compiler's own text."""
     used = [(name, *HEADERS[name]) for name in HEADERS if name in words]
     if not injected and not any(h == "cuda_fp8.h" for _, h, _ in used) and not any(
             map(_is_from_header, named)):

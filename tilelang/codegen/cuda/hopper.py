@@ -1,7 +1,7 @@
-"""CUDA text of Hopper's own operations: tensor maps, TMA, warp groups; MMA instructions are in wgmma.py.
+"""CUDA text of Hopper's operations: tensor maps, TMA, warp groups. MMA instructions are in wgmma.py.
 
-Functions whose form depends on a rank or an instruction row are written out when a kernel names them
-(`hopper_function`); all others are sections of prelude_*.cuh.
+Functions whose form depends on a rank or an instruction row are written out when a kernel names them (`hopper_function`); all
+others are sections of prelude_*.cuh.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HopperCalls:
                 for m in tensor_maps_of(self._launch)]
 
     def _tensor_map(self, e: Call) -> tuple[TensorMap, str]:
-        """The map a TMA call names, and the address of its parameter."""
+        """The map that a TMA call names, and the address of its parameter."""
         name = e.options.map
         for m in tensor_maps_of(self._launch):
             if m.name == name:
@@ -50,7 +50,7 @@ class HopperCalls:
         raise InternalError(f"{e.op} names the tensor map {name!r}, which the launch does not have")
 
     def _tma(self, e: Call, kind: str, fixed: int) -> Text:
-        """A call with `fixed` addresses (shared tile, barrier) before the coordinates."""
+        """A call with `fixed` addresses (shared tile, barrier) in front of the coordinates."""
         m, place = self._tensor_map(e)
         addresses, at = e.args[:fixed], e.args[fixed:]
         multicast = e.options.multicast
@@ -101,8 +101,8 @@ class HopperCalls:
 
 
 def hopper_function(name: str) -> str | None:
-    """Definition of a function of this file by its name, None for other names."""
-    if not name.startswith(("tma_", "wgmma")):  # of a text's words hardly any is
+    """The definition of a function of this file by its name; None for other names."""
+    if not name.startswith(("tma_", "wgmma")):  # few words of a text have these prefixes
         return None
     if name == "tma_prefetch":
         return ("TL_DEVICE void tma_prefetch(const tensor_map* map) {\n"
@@ -114,7 +114,8 @@ def hopper_function(name: str) -> str | None:
 
 
 def _tma_function(name: str, kind: str, rank: int, multicast: bool, hint: bool) -> str:
-    """One tensor copy: shared tile, map, barrier (loads), coordinates innermost first, mask of CTAs, cache policy."""
+    """The function of one tensor copy: shared tile, map, barrier (loads), coordinates innermost first, mask of CTAs, cache
+    policy."""
     load = kind == "load"
     coordinates = [f"c{i}" for i in range(rank)]
     params = ["void* dst" if load else "const void* src", "const tensor_map* map", *(["void* bar"] if load else []),

@@ -24,34 +24,34 @@ _SOURCE_SECOND = ("cp_async", "ldmatrix", "bulk_load", "bulk_store", "bulk_copy_
 class Memory:
     """Registers the text of loads and addresses; prints allocations and stores.
 
-    offsets: bytes of shared memory where buffers start.  written: storages that the kernel may write.
+    offsets: byte offsets of buffers in shared memory. written: storages that the kernel may write.
     """
 
     def __init__(self, x: Expressions, launch: Launch) -> None:
         self.x, self.page = x, x.page
         self.offsets: dict[Var, Any] = {b.data: offset for b, offset in launch.plan.shared_offsets}
         self.written = _written_storages(launch) | _taken_storages(launch)
-        # An address that the kernel computes or reads may lead into any tensor.
+        # An address that the kernel computes or reads may point into any tensor.
         self._may_alias = None if follows_addresses(launch) else frozenset(launch.plan.may_alias)
-        self._types: dict[Var, dtype] = {}  # element type with which a storage was declared
+        self._types: dict[Var, dtype] = {}  # element type that a storage was declared with
         self._scalars: set[Var] = set()  # storages that are plain variables (local.var)
         x.forms.update({Load: self._load, AddressOf: lambda e: (self.address(e.buffer, e.indices), PREFIX)})
 
     def parameter(self, b: Buffer) -> str:
-        """Declaration of a tensor parameter."""
+        """The declaration of a tensor parameter."""
         self._types[b.data] = b.dtype
         read_only = "" if b.data in self.written else "const "
         alone = "" if self._may_alias is None or b.name in self._may_alias else " __restrict__"
         return f"{read_only}{type_name(b.dtype, b.span)}*{alone} {self.page.name(b.data, b.name)}"
 
     def workspace(self, b: Buffer) -> str:
-        """Declaration of a workspace, which the host passes."""
+        """The declaration of a workspace, which the host passes."""
         self._types[b.data] = b.dtype
         name = b.name if b.facts.zeroed else self.page.name(b.data, b.name)
         return f"{type_name(b.dtype, b.span)}* __restrict__ {name}"
 
     def alloc(self, s: Alloc) -> None:
-        """Declaration of a buffer."""
+        """The declaration of a buffer."""
         b = s.buffer
         if b.scope_name == GLOBAL and b.data in self._types:
             return  # a workspace: the host passes it
@@ -104,7 +104,7 @@ class Memory:
         return f"{type_name(e.dtype)}{{{{{', '.join(lanes)}}}}}", POSTFIX
 
     def store(self, s: Store) -> None:
-        """A store of one element or of a vector."""
+        """Print a store of one element or of a vector."""
         if all(i.dtype.lanes == 1 for i in s.indices):
             self._store_element(s)
             return
@@ -122,7 +122,7 @@ class Memory:
             self.page.emit(f"{to} = {self._moved(s) or self.x.top(s.value)};")
 
     def _store_vector(self, to: str, v: Any) -> None:
-        """A vector of neighbouring elements from the address `to` on."""
+        """Print a store of a vector of adjacent elements, from the address `to` on."""
         source = self._vector_address(v) if isinstance(v, Load) else None
         if source is not None:
             self.page.emit(f"tl::copy<{lane_args(v.dtype)}>({to}, {source});")
@@ -136,7 +136,7 @@ class Memory:
             self.page.emit(f"tl::store<{lane_args(v.dtype)}>({to}, {self.x.top(v)});")
 
     def _vector_address(self, e: Any) -> str | None:
-        """Address of the first element of a loaded vector of neighbours, None of other vectors."""
+        """The address of the first element of a loaded vector of adjacent elements; None for other vectors."""
         base = vector_base(e.buffer, e.indices)
         return None if base is None else self.address(e.buffer, base)
 
@@ -148,14 +148,14 @@ class Memory:
             self.page.emit(f"{at} = {name}.v[{k}];")
 
     def _moved(self, s: Store) -> str | None:
-        """The element that a store copies from elsewhere as it is; None for other stores."""
+        """The element that a store copies unchanged; None for other stores."""
         v = s.value
         if not isinstance(v, Load) or v.dtype.base not in HALVES or v.dtype.lanes > 1 or v.dtype != s.buffer.dtype:
             return None
         return self.element(v.buffer, v.indices)
 
     def _pair(self, e: Expr) -> str:
-        """Text of a pair of float16: weights of one byte, times factors that both have."""
+        """The text of a pair of float16 values: weights of one byte, times factors that both have."""
         if isinstance(e, Binary):
             return f"__hmul2({self._pair(e.a)}, {self._pair(e.b)})"
         if isinstance(e, Broadcast):
@@ -167,7 +167,7 @@ class Memory:
 
 
 def _taken_storages(launch: Launch) -> set[Var]:
-    """Storages whose address the kernel has as a number or a pointer of its own: they may be written by it."""
+    """The storages whose address the kernel holds as a number or a pointer; the kernel may write them."""
     out: set[Var] = set()
     for x in walk(launch.body, Bind, Cast, Call):
         value = x.value if isinstance(x, (Bind, Cast)) else x.args[0] if isinstance(x, Call) and x.op == "reinterpret" else None

@@ -1,7 +1,7 @@
-"""Registers with names of their own in PTX, which only MMA instructions and loops with a form touch.
+"""Named PTX registers, which only MMA instructions and loops with a register form use.
 
-transform/registers/accumulator_registers.py says which they are.  They are declared at the start of the kernel: functions that
-name them are always inlined there.
+transform/registers/accumulator_registers.py chooses them. They are declared at the start of the kernel; functions that name
+them are always inlined there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NamedRegisters:
         calls.special["wgmma_pin"] = self._pin
 
     def array(self, b: Buffer) -> str:
-        """The common part of the names of a buffer's registers, which the kernel declares: no other buffer has it."""
+        """The common prefix of the names of a buffer's registers, which the kernel declares. No other buffer has it."""
         name = self._names.get(b.data)
         if name is None:
             name = base = self.page.name(b.data, b.name)
@@ -37,7 +37,7 @@ class NamedRegisters:
         return name
 
     def type_of(self, array: str) -> str:
-        """PTX type of an array's registers."""
+        """The PTX type of an array's registers."""
         return self._arrays[array][0]
 
     def call(self, name: str, params: str, body: str, args: str) -> None:
@@ -46,7 +46,7 @@ class NamedRegisters:
         self.page.emit(f"tl::{full}({args});")
 
     def function(self, name: str, text: Callable[[str], str]) -> str:
-        """The name under which a function is defined: another one when a function with another text has it."""
+        """The name under which a function is defined. A function with another text gets another name."""
         k, full = 0, name
         while self.functions.setdefault(full, text(full)) != text(full):
             k += 1
@@ -54,7 +54,7 @@ class NamedRegisters:
         return full
 
     def declaration(self) -> str | None:
-        """The statement that declares the registers; None without any."""
+        """The statement that declares the registers; None if there are none."""
         return declared_registers(self._arrays)
 
     def _pin(self, e: Call) -> Text:
@@ -69,18 +69,18 @@ class NamedRegisters:
 
 
 def register_type(dt: dtype) -> str:
-    """PTX type of the registers of an array's elements."""
+    """The PTX type of the registers of an array's elements."""
     return "f32" if dt == "float32" else "b32"
 
 
 def declared_registers(arrays: Mapping[str, tuple[str, int]]) -> str | None:
-    """The statement that declares registers by name: (PTX type, how many); None without any."""
+    """The statement that declares registers by name: (PTX type, count); None if there are none."""
     lines = "\\n".join(f".reg .{ty} tl_{name}_<{n}>;" for name, (ty, n) in arrays.items())
     return f'asm volatile("{lines}");' if arrays else None
 
 
 def move_function(name: str, array: str, ty: str, count: int, into: bool) -> str:
-    """Definition of a function that moves a register array into the registers named after it, or out of them."""
+    """The definition of a function that moves a register array to its named registers, or back."""
     c_type, kind = ("float", "f") if ty == "f32" else ("unsigned", "r")
     pairs = [(f"tl_{array}_{i}", f"%{i}") for i in range(count)]
     moves = "".join(f"mov.{ty} {to}, {of};\\n" for to, of in (pairs if into else [p[::-1] for p in pairs]))

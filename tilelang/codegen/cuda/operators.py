@@ -12,11 +12,11 @@ _BINARY = {"add": ("+", ADD), "sub": ("-", ADD), "mul": ("*", MUL), "div": ("/",
            "truncmod": ("%", MUL), "shl": ("<<", SHIFT), "shr": (">>", SHIFT), "bitand": ("&", BAND),
            "bitxor": ("^", BXOR), "bitor": ("|", BOR), "lt": ("<", REL), "le": ("<=", REL), "gt": (">", REL),
            "ge": (">=", REL), "eq": ("==", EQ), "ne": ("!=", EQ), "and": ("&&", LAND), "or": ("||", LOR)}
-_PLAIN = ATOM, POSTFIX, PREFIX, MUL, ADD  # levels that need no parentheses for the reader's sake under << & ^ |
+_PLAIN = ATOM, POSTFIX, PREFIX, MUL, ADD  # precedence levels that are clear without parentheses under << & ^ |
 
 
 class ScalarOperators:
-    """Text of operators that C has, on types that it computes with."""
+    """The text of operators that C has, on types that it computes with."""
 
     def __init__(self, x: Expressions) -> None:
         self.x = x
@@ -44,25 +44,26 @@ class ScalarOperators:
         return text, level
 
     def _divisor(self, e: Expr, text: str) -> str:
-        """Narrow quotients are packed into words as if they could not overflow: one by 0 would reach its neighbours."""
+        """The divisor, made safe: narrow quotients are packed into words as if they could not overflow, and one by 0 would
+        change its neighbours."""
         narrow = e.dtype.lanes == 1 and e.dtype.bits < 32
         return f"tl::nonzero({self.x.top(e)})" if narrow and not (isinstance(e, Const) and e.value) else text
 
     def _clear(self, e: Expr, level: int) -> str:
-        """An operand of a shift or bit operator: anything but a simple operand in parentheses, for the reader."""
+        """An operand of a shift or bit operator, in parentheses unless it is simple, for the reader."""
         text, own = self.x.expr(e)
         if level == LAND:
             return text if own >= BOR or own == LAND else f"({text})"
         return text if own in (ATOM, POSTFIX, PREFIX) else f"({text})"
 
     def narrow(self, text: str, dt: dtype, level: int = PREFIX) -> Text:
-        """C computes 8- and 16-bit integers as int: bring the result back to its type, so that it wraps."""
+        """Convert back to a narrow type, so that the result wraps: C computes 8- and 16-bit integers as int."""
         if dt.bits >= 32 or dt.lanes > 1:
             return text, level
         return f"({type_name(dt)})({text})", PREFIX
 
     def _wrapping(self, e: Expr, symbol: str, a: Expr, b: Expr) -> Text:
-        """Signed arithmetic on data: C leaves overflow undefined, ours wraps, so it is done unsigned."""
+        """Signed arithmetic on data, printed as unsigned: it wraps in the language, while C leaves overflow undefined."""
         u = type_name(dtype(f"uint{e.dtype.bits}"))
         right = self.x.at(b, PREFIX) if symbol == "<<" else f"({u}){self.x.at(b, PREFIX)}"
         return f"({type_name(e.dtype)})(({u}){self.x.at(a, PREFIX)} {symbol} {right})", PREFIX

@@ -15,10 +15,10 @@ from .types import RESERVED
 
 
 class Page:
-    """Lines and names of a kernel's body, and what its header has to define.
+    """The lines and names of a kernel's body, and what its header has to define.
 
-    sections: sections of the prelude that are used without being named (operators).  worked_with: 16-bit float types of which
-    some value is computed, not only moved.
+    sections: prelude sections that are used without being named (operators). worked_with: 16-bit float types of which values
+    are computed, not only moved.
     """
 
     def __init__(self, kernel_name: str, line_directives: bool) -> None:
@@ -31,23 +31,23 @@ class Page:
         self._printed_place: tuple[str, int] | None = None
 
     def emit(self, text: str) -> None:
-        """One line at the current depth."""
+        """Add one line at the current depth."""
         self.lines.append("  " * self.depth + text)
 
     def name(self, key: Any, wanted: str) -> str:
-        """The identifier of a variable or a storage; chosen at the first call from `wanted`."""
+        """The identifier of a variable or a storage, chosen at the first call from `wanted`."""
         return self.names(key, wanted)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Deeper lines, whose names are free again behind them."""
+        """Deeper lines. Names chosen in them are free again behind them."""
         self.depth += 1
         with self.names.scope():
             yield
         self.depth -= 1
 
     def comment(self, span: Span | None) -> None:
-        """The user's line as a comment, once for a run of statements that came from it."""
+        """The user's line as a comment, once for consecutive statements from it."""
         if span is None or (span.file, span.line) == self._printed_place:
             return
         self._printed_place = (span.file, span.line)

@@ -1,7 +1,7 @@
 """The device header of generated kernels: the sections of prelude_*.cuh that a text uses, and wrappers of mma rows.
 
-Only the sections a kernel needs are printed before it: each starts with a line "//@ name" of what it defines, and uses only
-earlier ones.  Instructions: PTX ISA.
+Only the sections that a kernel needs are printed. Each starts with a line "//@ name" with the names it defines, and uses only
+earlier sections. Instructions: PTX ISA.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from .hopper import hopper_function
 
 _WORD = re.compile(r"\w+")
 _TO_SPACES = {n: " " for n in range(128) if not (chr(n).isalnum() or chr(n) == "_")}
-# What a section uses stands before it.
+# The sections that a section uses precede it.
 _FILES = ("prelude_floats.cuh", "prelude_values.cuh", "prelude_memory.cuh", "prelude_threads.cuh")
 
 
 def words_of(text: str) -> set[str]:
     """The words (names, numbers) of a text."""
-    if text.isascii():  # a third of the time
+    if text.isascii():  # takes a third of the time
         return set(text.translate(_TO_SPACES).split())
     return set(_WORD.findall(text))
 
 
 @lru_cache(maxsize=1)
 def sections() -> dict[str, str]:
-    """Text of each section, by name in the order of the files: a section uses only earlier ones."""
+    """The text of each section by name, in the order of the files: a section uses only earlier ones."""
     out: dict[str, str] = {}
     for name in _FILES:
         with open(os.path.join(os.path.dirname(__file__), name), encoding="utf-8") as f:
@@ -40,7 +40,7 @@ def sections() -> dict[str, str]:
 
 @cache
 def _used_by(name: str) -> list[str]:
-    """The other sections that a section names."""
+    """The other sections that a section uses."""
     table = sections()
     return [w for w in words_of(table[name]) if w in table and w != name]
 
@@ -51,7 +51,7 @@ def _rows_by_function() -> dict[str, MmaRow]:
 
 
 def device_header(words: set[str]) -> str:
-    """Definitions (inside namespace tl) of every prelude function among the words of a kernel's text."""
+    """The definitions (inside namespace tl) of every prelude function among the words of a kernel's text."""
     table = sections()
     made = [text for w in sorted(words) if (text := hopper_function(w)) is not None]
     wanted: set[str] = set()
@@ -73,7 +73,8 @@ _C_TYPES = {"float16": "half_t", "bfloat16": "bfloat16_t", "tfloat32": "float", 
 
 
 def mma_wrapper(row: MmaRow) -> str:
-    """Device function of a row: pointers to the first register of c, a and b, which stay in registers once inlined."""
+    """The device function of a row. It takes pointers to the first register of c, a and b, which stay in registers once
+    inlined."""
     na, nb, nc = row.registers
     wide = row.register_bits == 64
     float_c = row.c_dtype == "float32"

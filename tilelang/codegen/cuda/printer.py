@@ -1,9 +1,9 @@
-"""CUDA C++ for kernels in phase DEVICE.  `print_kernel(kernel)` is the whole interface.
+"""CUDA C++ for kernels in phase DEVICE. `print_kernel(kernel)` is the public function.
 
-A kernel is an `extern "C" __global__` function; what it needs of prelude_*.cuh stands before it.  Shared memory is one
+A kernel is an `extern "C" __global__` function, with the sections of prelude_*.cuh that it needs in front. Shared memory is one
 dynamic array with the offsets planned by transform/memory/plan_shared_memory.py.
 
-The printer is composed of parts, each of which knows only those below it:
+The printer is composed of these classes. Each uses only those above it:
 
     Page            lines and names                  Calls           intrinsics
     ValueFacts      ranges of values                 HopperCalls     TMA, mbarriers
@@ -34,7 +34,7 @@ from .wgmma import WgmmaCalls
 
 
 class DeviceKernel(Protocol):
-    """What print_kernel reads of transform.lower.device_program.DeviceKernel."""
+    """The fields of transform.lower.device_program.DeviceKernel that print_kernel reads."""
 
     name: str
     params: tuple[Any, ...]  # Buffer: pointer; Var: scalar
@@ -42,15 +42,15 @@ class DeviceKernel(Protocol):
 
 
 def print_kernel(kernel: DeviceKernel, *, fast_math: bool = False, line_directives: bool = False) -> str:
-    """CUDA C++ source of a kernel: header, user's injected source, kernel.
+    """The CUDA C++ source of a kernel: header, user's injected source, kernel.
 
-    fast_math: print the fast variants of float32 functions (`tl.enable_fast_math`).  line_directives: each statement's
-    line of the user's file as a #line directive, so that tools show it (`tl.emit_line_directives`).
-    Raises NotImplementedError at the user's line for what CUDA has no form for.
+    fast_math: print the fast variants of float32 functions (`tl.enable_fast_math`). line_directives: print a #line directive
+    with the line of the user's file for each statement, so that tools show it (`tl.emit_line_directives`). Raises
+    NotImplementedError at the user's line for constructs that CUDA has no form for.
     """
     page, plan = Page(kernel.name, line_directives), kernel.launch.plan
     injected = "".join(t.rstrip() + "\n" for t in plan.import_source if t)
-    if plan.cuda_source:  # the user's kernel (T.CUDASourceCodeKernel): types and functions it may name, and its text
+    if plan.cuda_source:  # the user's kernel (T.CUDASourceCodeKernel): types and functions that it may name, and its text
         own = injected + plan.cuda_source.rstrip() + "\n"
         return kernel_header(page, "", own, "") + own
     printer = KernelPrinter(kernel, page, fast_math)
@@ -72,7 +72,7 @@ class KernelPrinter:
         self._statements = Statements(self._memory, self.registers, wgmma, fast_math)
 
     def text(self) -> str:
-        """Signature and body."""
+        """The kernel's signature and body."""
         signature = self._signature()
         self._indices()
         if self._memory.offsets:
@@ -98,7 +98,7 @@ class KernelPrinter:
         return f"{type_name(p.dtype, p.span)} {self.page.name(p, p.name)}"
 
     def _indices(self) -> None:
-        """Variables of the thread's and the block's place."""
+        """The variables of the thread's and the block's index."""
         launch = self._launch
         used = {x for x in walk(launch.body, Var)}
         opaque = {x.args[0] for x in walk(launch.body, Call) if x.op == "make_opaque"}
@@ -114,7 +114,8 @@ class KernelPrinter:
                 self.page.emit(f"const int {self.page.name(var, var.name)} = blockIdx.{axis};")
 
     def _swizzled_blocks(self, panel_size: Any, order: Any) -> None:
-        """Blocks in panels of `panel_size` rows (order "row") or columns, each walked back and forth, for L2 reuse."""
+        """Blocks in rasterisation panels of `panel_size` rows (order "row") or columns, each in serpentine order, for reuse in
+        L2."""
         bx, by = (self.page.name(v, v.name) for v in self._launch.block_vars[:2])
         row = order != "column"
         if cluster_of(self._launch) is not None:
@@ -132,7 +133,7 @@ class KernelPrinter:
             self.page.emit(line)
 
     def _swizzled_clusters(self, panel_size: Any, row: bool) -> None:
-        """The same walk over clusters: the blocks of one stay neighbours."""
+        """The same order for clusters: the blocks of a cluster stay adjacent."""
         names = [self.page.name(v, v.name) for v in self._launch.block_vars[:2]]
         cx, cy, _ = cluster_of(self._launch) or (1, 1, 1)
         first, second = ("cx_", "cy_") if row else ("cy_", "cx_")

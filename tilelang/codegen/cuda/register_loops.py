@@ -1,4 +1,4 @@
-"""CUDA text of loops on named registers: one `asm` each, of the instructions that target/register_forms.py finds in them.
+"""CUDA text of loops on named registers: one `asm` each, with the instructions of the form that target/register_forms.py finds.
 
 Passes decide which loops these are (plan.registers) and in which order they combine elements (plan.reduction).
 """
@@ -20,7 +20,7 @@ from .types import type_name
 
 
 class RegisterLoops:
-    """Prints loops with plan.registers.  stmt: prints the other statements in them."""
+    """Prints loops with plan.registers. stmt: prints the other statements in them."""
 
     def __init__(self, memory: Memory, registers: NamedRegisters, fast_math: bool, stmt: Callable[[Stmt], None]) -> None:
         self.x, self.page, self.memory, self.registers = memory.x, memory.page, memory, registers
@@ -29,7 +29,7 @@ class RegisterLoops:
         self._stmt = stmt
 
     def print(self, s: For) -> None:
-        """A loop with the attr `registers`."""
+        """Print a loop with the attr `registers`."""
         form = form_of(s)
         if form is None:
             raise InternalError("a loop marked for named registers has no form")
@@ -53,7 +53,7 @@ class RegisterLoops:
             self._values(form)
 
     def _values(self, form: Form) -> None:
-        """fill and scale: operands are the different values, elements the lines."""
+        """Print fill and scale: the operands are the distinct values, and there is one line for each element."""
         array = self.registers.array(form.buffer)
         ty = self.registers.type_of(array)
         op = f"mov.{ty}" if form.kind == "fill" else f"mul{self.ftz}"
@@ -71,7 +71,7 @@ class RegisterLoops:
                        ", ".join(values))
 
     def _halves(self, form: Form, named_source: bool) -> None:
-        """named_source: the floats are in named registers too."""
+        """Print conversions to 16 bits. named_source: the floats are in named registers too."""
         array, source = self.registers.array(form.buffer), form.points[0][1]
         read = sorted({j for _, _, a, b in form.points for j in (a, b)})
         if named_source:
@@ -118,7 +118,7 @@ class RegisterLoops:
                     self._stmt(x)
 
     def _iterations(self, s: For) -> Iterator[int]:
-        """The values of a loop's variable: what is printed for each stands in a scope where it is a constant."""
+        """The values of a loop's variable. The text for each value stands in a scope where the variable is a constant."""
         for k in range(int(s.extent.value)):  # type: ignore[attr-defined]
             self.page.emit("{")
             with self.page.scope():
@@ -128,7 +128,7 @@ class RegisterLoops:
             self.page.emit("}")
 
     def _summed(self, form: Form, s: Stmt) -> None:
-        """Operands are the different elements added to; plan.reduction says in which order."""
+        """Print a sum: the operands are the distinct elements added to; plan.reduction gives the order."""
         array, v, order = self.registers.array(form.buffer), form.value, s.plan.reduction  # type: ignore[attr-defined]
         if order == "integer":
             self._maxima(form, [self._maximum(form)])
@@ -148,7 +148,7 @@ class RegisterLoops:
         self.registers.call(f"{v.op}_{array}_{form.points[0][1]}", f"({params})", body, ", ".join(f"{name}[{i}]" for i in at))
 
     def _maximum(self, form: Form) -> tuple[str, list[str]]:
-        """(what is raised, the registers it is raised to the largest of)."""
+        """(the accumulated element, the registers of which it becomes the maximum)."""
         to, array = form.value.a.buffer, self.registers.array(form.buffer)  # type: ignore[union-attr]
         return f"{self.page.name(to.data, to.name)}[{form.points[0][0]}]", [f"tl_{array}_{k}" for _, k in form.points]
 
@@ -171,7 +171,7 @@ class RegisterLoops:
 
 
 def _in_halves(op: str, points: list[tuple[int, str]]) -> list[str]:
-    """Lines that combine each register into its operand, those at odd places of an operand by way of a temporary."""
+    """The lines that combine each register into its operand; those at odd places of an operand go through a temporary."""
     lines, seen = [], dict.fromkeys((n for n, _ in points), 0)
     for n, register in points:
         k = seen[n]
@@ -183,14 +183,13 @@ def _in_halves(op: str, points: list[tuple[int, str]]) -> list[str]:
 
 
 def largest_of_threes(rows: list[list[str]], in_floats: Callable[[list[tuple[int, str]]], list[str]]) -> str:
-    """Statements that raise each float x0, x1, … to the largest of its registers, as integers: one instruction is the maximum
-    of three of them, but of two floats.
+    """Statements that set each float x0, x1, … to the maximum of itself and its registers, compared as integers.
 
-    Floats without a sign are ordered as integers are, above those with one.  So a result is wrong only where every float has a
-    sign, which it has then itself, or where one is NaN, which is above infinity: both are more than infinity as unsigned
-    numbers.  A warp in which that is seen does it `in_floats`: lines that raise operands of these numbers to registers.
-    What is marked any_order is done by whole warps.  (Written as two branches, it made ptxas take descriptors out of uniform
-    registers.)
+    One instruction computes the maximum of three integers, but of only two floats. Floats without a sign bit are ordered like
+    integers, above those with a sign bit. So a result is wrong only where every float has a sign bit, which the result then has
+    too, or where one is NaN, which is above infinity: both are more than infinity as unsigned numbers. A warp that finds such a
+    result recomputes it `in_floats`: lines that combine operands of these numbers with registers. Lines marked any_order are
+    executed by whole warps. (Written as two branches, it made ptxas take descriptors out of uniform registers.)
     """
     text = [f"int m{i}; asm volatile(\"{_joined(_threes(names))}\" : \"=&r\"(m{i}) : \"f\"(x{i}));"
             for i, names in enumerate(rows)]
@@ -203,8 +202,8 @@ def largest_of_threes(rows: list[list[str]], in_floats: Callable[[list[tuple[int
 
 
 def _threes(registers: list[str]) -> list[str]:
-    """Lines that make %0 the largest of %1 and of these registers, as integers, in two chains."""
-    half = len(registers) // 4 * 2  # a chain takes them by twos
+    """The lines that set %0 to the maximum of %1 and these registers, as integers, in two chains."""
+    half = len(registers) // 4 * 2  # a chain takes two at a time
     first, second = registers[:half], registers[half:]
     lines = ["{", ".reg .s32 u, e;", "mov.b32 %0, %1;", f"mov.b32 u, {second[0]};"]
     for pair in itertools.zip_longest(*(_by_twos(x) for x in (first, second[1:])), fillvalue=()):

@@ -20,7 +20,8 @@ class RegisterMaps:
         self._ftz = ".ftz.f32" if fast_math else ".f32"
 
     def print(self, form: Form) -> None:
-        """Operands are the different values that do not name the element, lines the operations on it."""
+        """Print the loop: the operands are the distinct values that do not depend on the element, the lines the operations on
+        it."""
         array, b = self.registers.array(form.buffer), form.buffer
         operands: dict[str, int] = {}
         depth = 0
@@ -46,7 +47,7 @@ class RegisterMaps:
             return own[id(e)]
 
         def value(e: Expr, k: int, at: dict[Var, int], to: str, level: int) -> str:
-            """Where a value is, computed into `to` when it is not there yet; level: temporaries in use."""
+            """The place of a value, computed into `to` when it is not available yet. level: number of temporaries in use."""
             nonlocal depth
             if isinstance(e, Load) and e.buffer.data is b.data:
                 return f"tl_{array}_{k}"

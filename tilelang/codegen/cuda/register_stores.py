@@ -1,8 +1,8 @@
-"""CUDA text of loops that store named registers as they are.
+"""CUDA text of loops that store named registers directly.
 
-target/register_forms.py says which they are (`store_form`), transform/registers/register_resident.py which of them are printed
-so.  An array would have to hold all the elements for them, and NVRTC to take it apart again: a quarter of its work for full
-attention.
+target/register_forms.py finds these loops (`store_form`), and transform/registers/register_resident.py chooses which of them
+are printed so. Otherwise an array would hold all the elements, which NVRTC would have to split up again: a quarter of its time
+for full attention.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RegisterStores:
         self.x, self.memory, self.registers = memory.x, memory, registers
 
     def print(self, form: Form, s: For) -> None:
-        """Operands are addresses: those of other points are as far from them as static strides say."""
+        """Print the loop. The operands are addresses; other addresses follow from them by static strides."""
         array, store = self.registers.array(form.buffer), inlined(s)[1]
         assert store is not None
         to, lanes = store.buffer, store.value.dtype.lanes
@@ -53,7 +53,7 @@ class RegisterStores:
 
 
 def _strides(to: Buffer, base: tuple[Expr, ...], inside: set[Var]) -> list[tuple[Any, dict[Var, int]]]:
-    """For each index that loops move: its stride in elements, and how far each of them moves it."""
+    """For each index that loops change: its stride in elements, and how far each loop moves it."""
     out = []
     for i, step in zip(base, to.strides):
         got = affine_in(i, inside)

@@ -28,7 +28,7 @@ class Statements:
             Continue: lambda s: self.page.emit("continue;"), Assert: self._assert}
 
     def stmt(self, s: Stmt) -> None:
-        """A statement, behind the user's line."""
+        """Print a statement, with a comment that shows the user's line."""
         if isinstance(s, Seq):
             self._sequence(s.stmts)
             return
@@ -76,7 +76,7 @@ class Statements:
             self._block(f"for ({type_name(s.var.dtype)} {name} = {start}; {name} < {end}; ++{name})", s.body)
 
     def _once(self, end: Expr, s: For) -> str:
-        """The end of a loop as text that is evaluated once: constants and variables as they are."""
+        """The end of a loop as text that is evaluated once; constants and variables stay as they are."""
         if isinstance(end, (Const, Var)):
             return self.x.top(end)
         name = self.page.name(s, f"{s.var.name}_end")

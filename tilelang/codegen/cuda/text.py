@@ -14,7 +14,7 @@ Text = tuple[str, int]  # source text and its precedence
 
 
 class Namer:
-    """Distinct identifiers that a C compiler takes, close to the user's names and stable between runs."""
+    """Chooses distinct identifiers that a C compiler accepts, close to the user's names and stable between runs."""
 
     def __init__(self, reserved: Iterable[str]) -> None:
         self.used = set(reserved)
@@ -25,7 +25,7 @@ class Namer:
         """The name of key; chosen at the first call from `wanted`."""
         got = self.names.get(key)
         if got is None:
-            base = re.sub(r"[^A-Za-z0-9_]", "_", wanted)  # Python allows letters in names that C compilers refuse
+            base = re.sub(r"[^A-Za-z0-9_]", "_", wanted)  # Python allows letters in names that C compilers reject
             base = f"v{base}" if not base.strip("_") or base[0].isdigit() else base
             got, n = base, 1
             while got in self.used:
@@ -37,7 +37,7 @@ class Namer:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Names that are chosen inside are free again behind it."""
+        """A scope whose names are free again behind it."""
         self.scopes.append([])
         yield
         for key in self.scopes.pop():

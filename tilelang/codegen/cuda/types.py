@@ -38,13 +38,13 @@ tl smem grid_barrier_ block_ panel_ start_ in_ width_ TL_DEVICE TL_INFINITY TL_N
 fp8_e4_t fp8_e5_t
 """.split()
 
-# What a variable must not be called: it would hide a function that a row's text calls.
+# Names that a variable must not have: it would hide a function that a row's text calls.
 RESERVED = frozenset(KEYWORDS).union(re.findall(r"(?<![\w:{])([A-Za-z_]\w*)\(", "\n".join(
     t for row in INTRINSICS.values() for t in (row.cuda or {}).values())))
 
 
 def type_name(dt: dtype, span: Span | None = None) -> str:
-    """C++ name of a type.  Raises NotImplementedError at the span for types that CUDA has no form for."""
+    """The C++ name of a type. Raises NotImplementedError at the span for types that CUDA has no form for."""
     name = TYPES.get(dt.base)
     if name is None:
         raise unsupported(f"element type {dt}", None, span=span)
@@ -52,7 +52,7 @@ def type_name(dt: dtype, span: Span | None = None) -> str:
 
 
 def lane_args(dt: dtype) -> str:
-    """Template arguments of a vector: element type and lanes."""
+    """The template arguments of a vector: element type and lanes."""
     return f"{type_name(dt.scalar)}, {dt.lanes}"
 
 
@@ -75,7 +75,7 @@ def literal(e: Const) -> Text:
 
 def _float_literal(dt: dtype, v: float) -> Text:
     wrap = dt.base not in ("float32", "tfloat32")
-    if TYPES[dt.base].startswith("tl::"):  # as float32 a value could lie on the other side of a midpoint
+    if TYPES[dt.base].startswith("tl::"):  # as float32 a value could round to the other neighbour
         v = float(to_dtype(np.float64(v), dt).astype(np.float64))
     if math.isnan(v) or math.isinf(v):
         text = "TL_NAN" if math.isnan(v) else "TL_INFINITY" if v > 0 else "-TL_INFINITY"
@@ -88,7 +88,7 @@ def _float_literal(dt: dtype, v: float) -> Text:
 
 
 def _short_float(v: float) -> str:
-    """Shortest decimal that reads back as the same float32, always with a point or exponent."""
+    """The shortest decimal that reads back as the same float32, always with a point or exponent."""
     text = str(np.float32(v)) if abs(v) <= 3.4028235e38 else repr(v)
     return text if any(c in text for c in ".en") else text + ".0"
 

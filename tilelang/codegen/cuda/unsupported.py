@@ -1,4 +1,4 @@
-"""The error for constructs that CUDA text has no form for."""
+"""The error for constructs that CUDA has no form for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OWN_FUNCTION = "write it another way, or call a function of your own through T.
 
 
 def unsupported(what: str, n: Node | None, hint: str = "", span: Span | None = None) -> Exception:
-    """The error for a construct that CUDA text has no form for, at the node's place or the span."""
+    """The error for a construct that CUDA has no form for, at the node's place or the span."""
     return error("codegen-unsupported", f"{what} is not supported by this target's code generator", found=what,
                  span=span or getattr(n, "span", None), hint=hint or _OWN_FUNCTION)
 

@@ -1,4 +1,4 @@
-"""What the printer knows of values: their ranges, and whether their arithmetic may wrap around."""
+"""Facts about values: their ranges, and whether their arithmetic may wrap around."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilelang.ir import Binary, Bind, Broadcast, Call, Cast, Const, Expr, For, L
 
 
 class ValueFacts:
-    """Facts at one statement of a launch; who goes over the statements tells of loops and bindings."""
+    """The facts at one statement of a launch. The caller reports loops and bindings as it goes over the statements."""
 
     def __init__(self, launch: Launch, params: Iterable[Any]) -> None:
         params = tuple(params)
@@ -24,32 +24,32 @@ class ValueFacts:
         return self._ranges.analyzer
 
     def enter_loop(self, s: For) -> None:
-        """In front of the body of a loop."""
+        """Record a loop, before its body is printed."""
         self._ranges.enter_loop(s)
 
     def enter_bind(self, s: Bind) -> None:
-        """Behind a binding."""
+        """Record a binding, after it is printed."""
         self._ranges.enter_bind(s)
         if self.from_data(s.value):
             self._from_memory.add(s.var)
 
     def set_value(self, v: Var, value: int) -> None:
-        """A variable has one value from here on."""
+        """Record that a variable has one value from here on."""
         self._ranges.analyzer = self.analyzer.bind(v, value, value)
 
     def not_negative(self, e: Expr) -> bool:
-        """Whether an integer is surely at least 0."""
+        """Whether an integer is certainly at least 0."""
         low = self.analyzer.interval(e)[0]
         return low is not None and low >= 0
 
     def above_least(self, x: Expr) -> bool:
-        """Whether an integer is surely not the least number of its width, which has no negative."""
+        """Whether an integer is certainly not the least number of its width, whose negative does not exist."""
         low, high = self.analyzer.interval(x) if x.dtype.lanes == 1 else (None, None)
         end = 1 << x.dtype.bits - 1
         return low is not None and low > -end and (x.dtype.is_signed or high is not None and high < end)
 
     def from_data(self, e: Expr) -> bool:
-        """Whether a value depends on memory or a call, or is a hash: nothing is known of its size, and it may wrap around."""
+        """Whether a value depends on memory or a call, or is a hash: its range is unknown, and it may wrap around."""
         hit = self._known.get(id(e))
         if hit is not None:
             return hit[1]
@@ -72,7 +72,7 @@ class ValueFacts:
         if not (isinstance(e, Binary) and e.op in ("add", "sub", "mul") and e.dtype.is_signed and e.dtype.lanes == 1):
             return False
         if not any(isinstance(x, Const) and is_large(x.value, e.op, e.dtype) for x in (e.a, e.b)):
-            return False  # what follows takes long, and this text is half of compiling
+            return False  # the search below takes long: printing is half of the compile time
         return not self.analyzer.exact(self.analyzer.linear(e), e.dtype)
 
 

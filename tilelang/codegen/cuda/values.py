@@ -1,7 +1,7 @@
 """Operators, conversions and vectors in CUDA text.
 
-Vectors are the prelude's: operators on them are functions of `tl::`, applied lane by lane.  Types of 8 bits are computed in
-float32, 16-bit floats where CUDA has no operator of their own.
+Vectors are those of the prelude: operators on them are functions of `tl::`, applied lane by lane. Types of 8 bits are computed
+in float32, as are 16-bit floats where CUDA has no operator for them.
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ class Values:
         return self._signed(e) or self._plain(e)
 
     def _plain(self, e: Binary) -> Text:
-        """Without what hides signs."""
+        """The expression without the calls that hide signs."""
         if e.op in ("min", "max"):
             return self._minmax(e)
         return self._floor(e) if e.op in ("floordiv", "floormod") else self.scalars.binary(e)
 
     def _signed(self, e: Binary | Unary) -> Text | None:
-        """Text that hides from LLVM how a sign comes about; None where none can get lost.
+        """The text that hides from LLVM how a sign is computed; None where no sign can be lost.
 
         LLVM makes abs.s32 of `x < 0 ? -x : x`, of `if (x < 0) x = -x` through variables, of `(x ^ x >> 31) - (x >> 31)` and of
-        `a - b < 0 ? b - a : a - b`; ptxas 13.0 takes what it gives to be positive, as the least number is not.  An empty asm
-        behind one part of each leaves them as they are written, and costs nothing where they stand alone.
+        `a - b < 0 ? b - a : a - b`. ptxas 13.0 assumes that the result is positive, which is false for the least number. An
+        empty asm behind one operand of each prevents the rewriting, and costs nothing where it stands alone.
         """
         dt = e.dtype
         if not (dt.is_int and dt.bits in (8, 16, 32, 64)):
@@ -152,8 +152,8 @@ class Values:
             (f"{name}({self.x.top(e.a)}, {self.x.top(e.b)})", POSTFIX)
 
     def _floor(self, e: Binary) -> Text:
-        """Floor division and remainder: shift and mask by powers of two (right for any sign), C's operators where the
-        operands are known not to be negative, a function otherwise."""
+        """Floor division and remainder: shift and mask for powers of two (correct for any sign), C's operators where the
+        operands are not negative, otherwise a function."""
         quotient = e.op == "floordiv"
         if e.dtype.lanes == 1 and isinstance(e.b, Const) and e.b.value > 0 and e.b.value & (e.b.value - 1) == 0:
             shift = e.b.value.bit_length() - 1
@@ -199,13 +199,13 @@ class Values:
 
 
 def converted(dt: dtype, text: str) -> Text:
-    """text converted to a scalar type; types of two words have no function form in C++."""
+    """The text converted to a scalar type. Types of two words have no function form in C++."""
     name = type_name(dt)
     return (f"({name})({text})", PREFIX) if " " in name else (f"{name}({text})", POSTFIX)
 
 
 def _acts(e: Expr) -> bool:
-    """Whether evaluating e does more than compute a value: exchanges it between lanes, writes, synchronises."""
+    """Whether evaluating e has an effect: exchange between lanes, writes, synchronisation."""
     rows = (INTRINSICS.get(x.op) for x in walk(e, Call))
     return any(row is None or row.effect not in (PURE, READS) for row in rows)
 
@@ -239,7 +239,7 @@ def _as_float(e: Expr) -> Expr:
 
 
 def lane_of(e: Expr, k: int) -> Expr:
-    """Scalar expression of lane k of a vector expression; scalars are their own lanes."""
+    """The scalar expression of lane k of a vector expression; a scalar is every lane of itself."""
     if e.dtype.lanes == 1:
         return e
     if isinstance(e, Ramp):

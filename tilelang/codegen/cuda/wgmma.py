@@ -1,7 +1,7 @@
-"""CUDA text of wgmma: the instruction of a row, and instructions that follow one another as one `asm`.
+"""CUDA text of wgmma: the instruction of a row, and consecutive instructions as one `asm`.
 
-transform/registers/join_wgmmas.py decides which these are.  Named registers (transform/registers/accumulator_registers.py) are
-declared in PTX at the start of the kernel and are no operands at all.
+transform/registers/join_wgmmas.py decides which instructions are joined. Named registers
+(transform/registers/accumulator_registers.py) are declared in PTX at the start of the kernel and are no operands.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}  # bytes: code in a descriptor
 
 
 def wgmma_runs(stmts: Sequence[Stmt]) -> Iterator[list[Stmt]]:
-    """The statements in order: lists of wgmma that are printed as one asm, and the others alone."""
+    """The statements in order: lists of wgmma that are printed as one asm, and single other statements."""
     run: list[Stmt] = []
     for s in stmts:
         if run and not (isinstance(s, Evaluate) and s.call.op == "wgmma" and s.call.options.joined):
@@ -47,7 +47,7 @@ class WgmmaCalls:
         return WGMMA_ROWS[e.options.row].function(in_registers, e.options.a_major, e.options.b_major)
 
     def print_run(self, calls: list[Call], s: Stmt) -> None:
-        """One call for a run of wgmma: accumulator, whether it is kept, then a and b of each."""
+        """Print one call for a run of wgmma: accumulator, whether it is kept, then a and b of each."""
         self.page.comment(s.span)
         if calls[0].options.registers:
             name, given = self._named(calls)
@@ -67,8 +67,10 @@ class WgmmaCalls:
         return f"tl::{self._function(e)}({', '.join(map(self.x.top, e.args))})", POSTFIX
 
     def _named(self, calls: list[Call]) -> tuple[str, list[list[str]]]:
-        """(function of a run of wgmma on named registers, its arguments: whether the accumulator is kept, then for each
-        wgmma the operands that are not named registers)."""
+        """(function of a run of wgmma on named registers, its arguments).
+
+        The arguments are whether the accumulator is kept, then for each wgmma the operands that are not named registers.
+        """
         own = calls[0].options.registers
         if calls[0].options.based:
             return self._based_run(calls)
@@ -95,9 +97,12 @@ class WgmmaCalls:
         return name, given
 
     def _based_run(self, calls: list[Call]) -> tuple[str, list[list[str]]]:
-        """The same for descriptors that differ by what is added to one for A and one for B: operands are the lower halves of
-        these, the rest is computed where it is used.  Given sixteen descriptors the compiler keeps those of a tile that
-        does not change over the loop, and then eight wgmma stand back to back, which is slower."""
+        """The same for descriptors that differ by constants from one descriptor of A and one of B.
+
+        The operands are the lower halves of these two; the rest is computed where it is used. With sixteen descriptors as
+        operands, the compiler keeps those of a tile that does not change over the loop, and eight wgmma then follow each other
+        directly, which is slower.
+        """
         bases = [with_options(x, offset=None) for x in calls[0].args[1:3] if not isinstance(x, AddressOf)]
         row = WGMMA_ROWS[calls[0].options.row]
         c: Any = calls[0].args[0]
@@ -120,7 +125,7 @@ class WgmmaCalls:
             for k, (e, x) in enumerate(zip(calls, operands)):
                 descriptor: Any = e.args[at]
                 offset = descriptor.options.offset >> 4
-                # Of a pair moved into 64 bits ptxas did not always see that it is one for all threads.
+                # For a pair moved into 64 bits, ptxas did not always see that it is uniform.
                 lines += [f"add.s32 low, %{n}, {offset};", f"cvt.u64.u32 {letter}{k}, low;",
                           f"or.b64 {letter}{k}, {letter}{k}, 0x{high:x};"]
                 x.append(f"{letter}{k}")
@@ -137,8 +142,10 @@ class WgmmaCalls:
         return name, [[self.x.top(calls[0].args[3])], [f"(unsigned){self.x.top(b)}" for b in bases]]
 
     def _descriptor(self, e: Call) -> Text:
-        """attr `offset` and the second argument both add bytes; so does an index that is no constant: the half that does not
-        change is then computed once, and what is left of a loop's descriptors is one addition."""
+        """The descriptor of an operand. The attr `offset` and the second argument both add bytes, and so does a variable index.
+
+        The half that does not change is computed once, and the rest of a loop's descriptors is one addition.
+        """
         swizzle = SWIZZLES[e.options.swizzle]
         offset = f", {e.options.offset}" if e.options.offset else ""
         at: Any = e.args[0]
@@ -151,10 +158,10 @@ class WgmmaCalls:
 
 
 def wgmma_function(name: str) -> str | None:
-    """Definition of the function of one wgmma or of a run of them, None for other names.
+    """The definition of the function of one wgmma or of a run of them; None for other names.
 
-    Accumulators c stay in registers once inlined; b is a descriptor, a is one or registers.  keep false: the first wgmma
-    ignores what c held.
+    Accumulators c stay in registers once inlined; b is a descriptor, a is a descriptor or registers. keep false: the first
+    wgmma ignores the old value of c.
     """
     m = _NAME.fullmatch(name)
     if m is None:
@@ -168,7 +175,7 @@ def wgmma_function(name: str) -> str | None:
 
 
 def _flags(row: WgmmaRow, orders: str) -> str:
-    """What follows the predicate of an instruction: signs, and which operands are transposed."""
+    """The text behind the predicate of an instruction: signs, and which operands are transposed."""
     if row.c_dtype.is_int:
         return ""
     transposed = [str(int(o == "m")) for o in orders] if row.a_dtype.bits == 16 else []
@@ -176,13 +183,13 @@ def _flags(row: WgmmaRow, orders: str) -> str:
 
 
 def _word(a: Any) -> int:
-    """Which register an element of a register array lies in."""
+    """The register of an element of a register array."""
     return int(a.indices[0].value) * int(a.buffer.dtype.bits) // 32
 
 
 def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, count: int, run: bool,
                 target: tuple[str, int] | None = None, sources: Sequence[tuple[str, int]] = ()) -> str:
-    """target, sources: (array, first register) of named accumulators and of each wgmma's named A."""
+    """The definition of a run. target, sources: (array, first register) of named accumulators and of each wgmma's named A."""
     ty, kind = ("float", "+f") if row.c_dtype == "float32" else ("unsigned", "+r")
     n = 0 if target else row.c_registers
     each = 1 if sources else 5 if in_registers else 2
