@@ -2,6 +2,7 @@
 
 import array
 import functools
+import linecache
 
 import numpy as np
 import pytest
@@ -180,3 +181,21 @@ def test_print_of_a_value_says_when_it_prints(capsys):
                     print(Y[i])
                     Y[i] = 1.0
     assert "Y[i]" in capsys.readouterr().out
+
+
+def test_a_copy_of_one_element_where_a_tile_was_meant_was_silent():
+    with pytest.warns(TileLangWarning, match="element-copy: T.copy of one element: `X") as seen:
+        @T.prim_func
+        def f(X: T.Tensor((256,), "float32"), Y: T.Tensor((256,), "float32"), one: T.Tensor((1,), "float32")):
+            with T.Kernel(2, threads=128) as bx:
+                T.copy(X[bx * 128], Y[bx * 128])
+                T.copy(X[bx], one[0])
+                for k in T.serial(4):
+                    T.copy(X[bx * 128 + k], Y[bx * 128 + k])
+                for k in T.Parallel(4):
+                    T.copy(X[k], Y[k])
+                T.copy(X[T.get_thread_binding()], Y[T.get_thread_binding()])
+                v = T.alloc_var("int32", 3)
+                T.copy(X[v], Y[v])
+                T.copy(X[bx * 128], Y[bx * 128:bx * 128 + 128])
+    assert len(seen) == 1 and "T.copy(X[bx * 128], Y[bx * 128])" in linecache.getline(__file__, seen[0].lineno)

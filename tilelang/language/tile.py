@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import Buffer, Evaluate, Expr, Load, Region, as_bool, call, cast, convert, GLOBAL, VARIABLE
+from tilelang.ir import (GLOBAL, SHARED, VARIABLE, Buffer, Const, Evaluate, Expr, Load, Region, Var, as_bool, call, cast,
+                         convert, walk)
 from tilelang.ops import Copy, Fill, Gemm, GemmWarpPolicy, Reduce, Scan, Transpose
 from tilelang.ops.reduce import KINDS
 from tilelang.ops.plans import CopyPlan, GemmSchedule, ReducePlan
@@ -17,6 +18,8 @@ from .tracing.flags import flag
 from .loops import attrs_of, options_from
 from .tracing.regions import BufferSlice, check_inside, operand, pair, whole_region
 from .tracing.state import describe, error
+
+errors.register_warning("element-copy", "T.copy of two elements at block level, where a tile was probably meant")
 
 EVICTION_POLICIES = ("evict_normal", "evict_first", "evict_last")
 EMITTED = Emitted()
@@ -57,6 +60,16 @@ def accumulator_clearing(clear_accum: Any) -> Expr:
     return given
 
 
+def _is_of_the_block(b: Builder, e: Load) -> bool:
+    """An element of global or shared memory at a place that only the block decides: by block indices and numbers."""
+    if b.kernel is None or any(getattr(f, "parallel", False) for f in b.frames) or not e.buffer.scope_name.startswith(
+            (GLOBAL, SHARED)) or all(isinstance(d, (int, Const)) and getattr(d, "value", d) == 1
+                                        for d in e.buffer.shape):
+        return False
+    known = {id(v) for v in b.kernel.block_vars}
+    return all(id(v) in known for i in e.indices for v in walk(i) if isinstance(v, (Var, Load)))
+
+
 def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma: bool = False,
          eviction_policy: str | None = None, prefer_instruction: str | None = None,
          annotations: dict[str, Any] | None = None, loop_layout: Any = None) -> Emitted:
@@ -79,6 +92,9 @@ def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma:
                                eviction_policy=eviction_policy, prefer_instruction=prefer_instruction,
                                loop_layout=loop_layout)
     if isinstance(src, Load) and isinstance(dst, Load) and not attrs and not plan.given():
+        if _is_of_the_block(b, src) and _is_of_the_block(b, dst):
+            errors.warn("element-copy", f"T.copy of one element: `{src.buffer.name}[...]` and `{dst.buffer.name}[...]` are "
+                        "both elements", "give a tile on one side, or slices: T.copy(A[i, 0:n], B[i, 0:n])", span=b.span())
         b.store(dst.buffer, dst.indices, src)
         return EMITTED
     if isinstance(src, Load) and isinstance(dst, Load):
