@@ -1,4 +1,4 @@
-"""Exchanges between lanes that only some lanes of a warp reach are refused at compile time, on every target."""
+"""check_lanes: exchanges that only some lanes of a warp reach are refused at compile time, on every target."""
 
 import pytest
 
