@@ -1,10 +1,12 @@
 """Synchronisation that users write wrongly is refused at its place, with a hint that fits; what is right stays accepted."""
 
+import numpy as np
 import pytest
 
 import tilelang.language as T
 from tilelang.errors import TileLangError
 from tilelang.ir import Evaluate, rewrite, seq, walk
+from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.check.verify_sync import verify_sync
 from tilelang.transform.framework.pass_ import PassContext, run_passes
@@ -249,3 +251,16 @@ def test_an_iteration_that_a_constant_picks_is_followed():
 
     text, faults = check_launch(device(f, disable_thread_storage_sync=True))
     assert text.startswith("not cleared: ") and faults[0].exact
+
+
+def test_a_race_of_one_statement_has_a_hint_for_updates():
+    """The hint for C[X[tx]] += 1 was T.sync_threads, which cannot stand in it."""
+    @T.prim_func
+    def f(X: T.Tensor((128,), "int32"), C: T.Tensor((16,), "int32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            C[X[tx]] += 1
+
+    with pytest.raises(TileLangError) as e:
+        run_device(lower(f.func, SM80), [np.arange(128, dtype=np.int32) % 16, np.zeros(16, np.int32)])
+    assert e.value.kind == "sim-race" and "T.atomic_add" in e.value.hint

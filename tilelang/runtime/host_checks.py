@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,7 +55,8 @@ class Prepare:
         reject_overlaps(self)
         exact = HostExpr(w, self.scalars, self.sig.name, wrap=True)
         for e in self.assumptions:
-            w.check(exact.boolean(e), "RuntimeError", f"{self.sig.name}: Assume: {text_of(e)}")
+            at = "" if e.span is None else f" (T.assume at {os.path.basename(e.span.file)}:{e.span.line})"
+            w.check(exact.boolean(e), "RuntimeError", f"{self.sig.name}: Assume: {text_of(e)} does not hold{at}")
         for k, v in enumerate(self.sig.symbols):
             self._put(self.frame.of_symbol(k), "i64", self.scalars[v])
         w.do("ret i32 0")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import Buffer, Const, Expr, Func, Var, binary, const, free_vars, substitute, walk
+from tilelang.ir import Buffer, Const, Expr, Func, Var, binary, const, free_vars, replace, substitute, walk
 from tilelang.ir.record import record
 
 register("out-idx-type", ValueError, "out_idx is not an integer or a list of integers",
@@ -300,7 +300,7 @@ def host_assumptions(func: Func, sig: Signature) -> tuple[Expr, ...]:
         elif kind == "Evaluate" and s.call.op == "assume":
             condition = on_host(s.call.args[0])
             if condition is not None:
-                out.append(condition)
+                out.append(condition if s.span is None else replace(condition, span=s.span))
 
     def on_host(e: Expr) -> Expr | None:
         e = substitute(e, names)

@@ -32,6 +32,7 @@ from .check.check_lanes import check_lanes
 from .check.check_pipelines import check_pipelines
 from .check.check_private import check_private
 from .check.check_races import check_races
+from .check.check_warp_role_order import check_warp_role_order
 from .check.check_warp_roles import check_warp_roles
 from .framework.config import PassConfigKey
 from .lower.defer_reductions import defer_reductions
@@ -90,6 +91,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
     check_iterations,
     check_private,
     check_lanes,
+    check_warp_role_order,
     check_warp_roles,  # before check_hopper, which turns T.ws into tests of thread numbers where it can
     check_hopper,
     check_races,  # only where the user asks for it

@@ -387,6 +387,9 @@ class AccessTable:
         hint = ("blocks of one launch are not ordered: use atomics (to hand on what was written, ones that release and "
                 "acquire), or give each block its own elements"
                 if other is None else "put T.sync_threads() between the two accesses")
+        if here.span is not None and here.span == there.span:  # one statement, as in counts[X[i]] += 1
+            hint = ("threads that change one element do it with T.atomic_add, T.atomic_max, ...; or give each thread its own "
+                    "element, or put T.sync_threads() between the iterations of a loop")
         if other in self.agents:
             who, hint = self.agents[other], "wait for it: on its mbarrier, with wgmma_wait or with bulk_wait"
         text = f"{self.thread(t)} {does} {here.name} ({self.what}), which {who} {did}, with no barrier between"
