@@ -136,8 +136,8 @@ def ring(stages=2, k=256, bk=32):
 KERNELS: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
     "gemm of one stage": ("sm_80", lambda: gemm(m=64, n=64, k=96, bm=64, bn=64, bk=32, stages=1), {}),
     "gemm of three stages": ("sm_80", lambda: gemm(m=64, n=64, k=224, bm=64, bn=64, bk=32, stages=3), {}),
-    "softmax": ("sm_80", lambda: softmax(m=8, n=64), {}),
-    "row_reduce": ("sm_80", lambda: row_reduce(m=8, n=64), {}),
+    "softmax": ("sm_80", lambda: softmax(m=2, n=256, rows=1), {}),
+    "row_reduce": ("sm_80", lambda: row_reduce(m=2, n=256, rows=1), {}),
     "transpose": ("sm_80", lambda: transpose(m=64, n=64), {}),
     "attention": ("sm_80", lambda: attention(1, 1, 128, 32, bm=64, bn=32), {}),
     "scatter": ("sm_80", scatter, {}),
