@@ -26,6 +26,7 @@ from .kernel_cache import cache_key, is_cached, produce
 from .outputs import OutputCall
 from .requests import make_request
 from .sources import Sources
+from .spills import warn_of_spills
 
 register("kernel-not-tuned", ValueError, "the tuner's result of a kernel that was not tuned is asked for",
          expected="a kernel made by the autotuner", found="a kernel compiled without it")
@@ -494,6 +495,8 @@ def _compile_now(request: Request, key: str | None) -> JITKernel:
     artifact, source = produce(request, key)
     kernel = JITKernel(_request=request, _artifact=artifact)
     ms = (time.perf_counter() - start) * 1e3
+    if source != "disk" and request.target.is_cuda:
+        warn_of_spills(request.func, kernel.n_spills or 0)
     if say:
         logger.info("TileLang completes to compile kernel `%s` for %s in %.0f ms (%s)", name, request.target, ms, source)
     _debug(kernel, source, ms)
