@@ -121,6 +121,13 @@ def at_a_variable(S, V, P, n):
 
 
 @T.macro
+def at_a_variable_that_starts_anew(S, V, P, n):
+    for i, j in T.Parallel(8, 32):
+        row = T.alloc_var("int32", init=P[i])
+        S[row, j] = S[7 - row, j] + 1
+
+
+@T.macro
 def more_iterations_than_are_counted(S, V, P, n):
     for i, j, k in T.Parallel(8, 32, 512):
         if k == n:
@@ -148,6 +155,8 @@ def want(body, a, p, n):
         v[:] = o[(i + n) % 256]
     elif body is gathered_rows or body is at_a_variable:
         a[:] = old[p] + (body is at_a_variable)
+    elif body is at_a_variable_that_starts_anew:
+        a[:] = old[::-1] + 1
     elif body is gathered_elements:
         a[:] = np.tile(old[:, p + 4], 4) * 2
     elif body is condition_on_an_element:
@@ -166,7 +175,7 @@ def want(body, a, p, n):
 
 UNPROVED = [row_of_a_scalar, row_of_an_element, row_of_a_serial_loop, pivot_row, elimination_with_the_pivot_row, rotated,
             gathered_rows, gathered_elements, condition_on_an_element, choice_by_an_element, added_through_a_view,
-            steps_of_a_scan, at_a_variable, more_iterations_than_are_counted]
+            steps_of_a_scan, at_a_variable, at_a_variable_that_starts_anew, more_iterations_than_are_counted]
 
 
 @pytest.mark.parametrize("body", UNPROVED, ids=lambda b: b.__name__)

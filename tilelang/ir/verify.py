@@ -319,7 +319,9 @@ class _Verifier:
         if len(indices) != len(b.shape):
             self.say("rank", f"`{b.name}` has {len(b.shape)} dimensions, found {len(indices)} indices", span)
         for k, i in enumerate(indices):
-            if not i.dtype.is_int:
+            if not isinstance(i, Expr):
+                self.say("dtypes", f"index {k} of `{b.name}` is an expression, found the {type(i).__name__} {i!r}", span)
+            elif not i.dtype.is_int:
                 self.say("dtypes", f"index {k} of `{b.name}` is an integer, found {i.dtype}", span)
 
     def region(self, r: Region, span: Span | None) -> None:

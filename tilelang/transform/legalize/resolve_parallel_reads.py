@@ -139,7 +139,7 @@ class _Body:
         extents = [int(e.value) for e in loop.extents if is_const(e)]  # type: ignore[attr-defined]
         if len(extents) == len(loop.extents) and math.prod(extents) <= POINTS:
             self.points = dict(zip(loop.vars, np.indices(tuple(extents)).reshape(len(extents), -1)))
-        self.changed = self.stored | {x.buffer.data for x in walk(loop.body, Store)}
+        self.changed = self.stored | {x.buffer.data for x in walk(loop.body, Store, Alloc)}
         self.disjoint = Disjoint(self.around.analyzer(), dict(zip(loop.vars, loop.extents)), {})
 
     def follow(self, s: Any, conds: tuple[Expr | None, ...], bound: dict[Var, Expr], again: bool) -> None:
@@ -158,6 +158,10 @@ class _Body:
                 self.add(s, conds, bound, again, True)
                 if s.buffer.scope_name == VARIABLE:
                     bound[s.buffer.data] = self.stable(s.value, bound)
+            case Alloc() if s.init is not None:
+                self.reads(s.init, conds, bound, again)
+                if s.buffer.scope_name == VARIABLE:
+                    bound[s.buffer.data] = self.stable(s.init, bound)
             case If():
                 self.reads(s.cond, conds, bound, again)
                 cond = substitute(s.cond, bound)
@@ -188,7 +192,7 @@ class _Body:
 
     def forget(self, s: Stmt, bound: dict[Var, Expr]) -> None:
         """Drop the values of scalar variables that s may change."""
-        for x in walk(s, Store):
+        for x in walk(s, Store, Alloc):
             bound.pop(x.buffer.data, None)
 
     def stable(self, e: Expr, bound: dict[Var, Expr]) -> Expr:
