@@ -226,6 +226,17 @@ def test_updates_that_may_meet_name_the_atomic_operations(body, kind):
     assert e.value.kind == "parallel-order" and "T.atomic_" in (e.value.hint or "")
 
 
+def test_a_read_through_the_read_only_cache_is_a_read():
+    @T.macro
+    def rotated_by_ldg(S, V, P, n):
+        for i in T.Parallel(256):
+            V[i] = T.__ldg(V, (i + n) % 256)
+
+    with pytest.raises(TileLangError, match="not proved to be disjoint") as e:
+        run_passes(program(rotated_by_ldg, "G").func, TILE_PASSES, PassContext(Target("c")))
+    assert e.value.kind == "parallel-order"
+
+
 @pytest.mark.parametrize("target", ["c", "sm_80", "sm_90a"])
 def test_every_target_refuses_alike(target):
     with pytest.raises(TileLangError, match="not proved to be disjoint") as e:

@@ -54,9 +54,9 @@ def resolve_parallel_reads(func: Func, cx: PassContext) -> Func:
 def _of_loop(loop: Parallel, around: Around) -> Stmt:
     stored = {x.buffer.data for x in walk(loop.body, Store) if x.buffer.scope_name in _SCOPES}
     updated = {a.buffer.data for x in walk(loop.body) if (a := updated_element(x)) is not None}
-    if all(is_const(e, 1) for e in loop.extents) or not any(
-            isinstance(x, Load) and x.buffer.data in stored or isinstance(x, (Load, Store)) and x.buffer.data in updated
-            for x in walk(loop.body)):
+    read = {x.buffer.data for x in walk(loop.body, Load)}
+    read |= {a.buffer.data for x in walk(loop.body, Call) if (a := _fetched(x)) is not None}
+    if all(is_const(e, 1) for e in loop.extents) or not (read & stored or updated & (stored | read)):
         return loop
     loop = replace(loop, body=drop_continue(loop.body))
     body = _Body(loop, stored | updated, around)
@@ -64,7 +64,7 @@ def _of_loop(loop: Parallel, around: Around) -> Stmt:
     if updated:
         body.reject_beside_updates()
     old: dict[Buffer, Buffer] = {}
-    reads = [(x, body.own_store(x)) for x in body.accesses if x.buffer.data in stored and x.reads]
+    reads = [(x, body.own_store(x)) for x in body.accesses if x.buffer.data in stored and x.kind == "read"]
     for read, own in reads:
         writes = [w for w in body.accesses if w.stores and w.buffer.data is read.buffer.data]
         for w in writes:
@@ -96,6 +96,11 @@ def _of_loop(loop: Parallel, around: Around) -> Stmt:
     return Seq((*before, replace(loop, body=visit(loop.body))))
 
 
+def _fetched(x: Any) -> AddressOf | None:
+    """The element that a call reads."""
+    return x.args[0] if isinstance(x, Call) and x.op == "ldg" and isinstance(x.args[0], AddressOf) else None
+
+
 @state
 class _Access:
     """A load or store of the loop, or the address that an atomic operation updates. step: number of its statement. again: it is
@@ -108,13 +113,12 @@ class _Access:
     again: bool
     flat: Expr
     place: Place
-    stores: bool = False
+    kind: str  # "read", "store" or "update", an atomic one
     accumulates: bool = False  # the store's value reads the stored element
 
     @property
-    def reads(self) -> bool:
-        """Whether it is a load."""
-        return isinstance(self.node, Load)
+    def stores(self) -> bool:
+        return self.kind == "store"
 
     @property
     def text(self) -> str:
@@ -155,7 +159,7 @@ class _Body:
             case Store():
                 for e in (*s.indices, s.value):
                     self.reads(e, conds, bound, again)
-                self.add(s, conds, bound, again, True)
+                self.add(s, conds, bound, again, "store")
                 if s.buffer.scope_name == VARIABLE:
                     bound[s.buffer.data] = self.stable(s.value, bound)
             case Alloc() if s.init is not None:
@@ -222,15 +226,17 @@ class _Body:
                 self.reads(x, (*conds, under), bound, again)
             return
         if isinstance(e, Load):
-            self.add(e, conds, bound, again, False)
+            self.add(e, conds, bound, again, "read")
         address = updated_element(e)
         if address is not None:
-            self.add(address, conds, bound, again, False)
+            self.add(address, conds, bound, again, "update")
+        elif (address := _fetched(e)) is not None:
+            self.add(address, conds, bound, again, "read")
         for x in children(e):
             if isinstance(x, Expr):
                 self.reads(x, conds, bound, again)
 
-    def add(self, x: Any, conds: tuple[Expr | None, ...], bound: dict[Var, Expr], again: bool, stores: bool) -> None:
+    def add(self, x: Any, conds: tuple[Expr | None, ...], bound: dict[Var, Expr], again: bool, kind: str) -> None:
         b = x.buffer
         if b.data not in self.stored or not isinstance(b.offset, (int, Expr)):
             return
@@ -241,7 +247,7 @@ class _Body:
             flat = flat + substitute(i, bound) * n
             if b.scope_name == GLOBAL:
                 conds = (*conds, *self.inside(convert(substitute(i, bound)), size))
-        self.accesses.append(_Access(x, b, self.step, conds, again, convert(flat), place, stores))
+        self.accesses.append(_Access(x, b, self.step, conds, again, convert(flat), place, kind))
 
     def inside(self, i: Expr, size: Any) -> tuple[Expr, ...]:
         """Bounds conditions for an index of a tensor: an access outside is skipped, or reads the safe value.
@@ -257,9 +263,9 @@ class _Body:
 
         A read at the index of the update is left alone where it is not sure that they meet: it is the usual guard of a maximum.
         """
-        for w in [x for x in self.accesses if isinstance(x.node, AddressOf)]:
+        for w in [x for x in self.accesses if x.kind == "update"]:
             for x in self.accesses:
-                if isinstance(x.node, AddressOf) or x.buffer.data is not w.buffer.data:
+                if x.kind == "update" or x.buffer.data is not w.buffer.data:
                     continue
                 pair = self.crossing(w, x)
                 if pair is None and (self.same_place(w, x) or self.disjoint.proves(w.place, x.place)):
