@@ -15,7 +15,7 @@ from tilelang.arith import simplify
 from tilelang.errors import error, register
 from tilelang.ir import (Call, Expr, Func, Load, Region, Stmt, TileOp, Var, contains, convert, fresh, is_const, load, rewrite,
                          substitute, to_text, walk)
-from tilelang.ops import Copy, Transpose
+from tilelang.ops import Copy, Gemm, Transpose
 
 from ..analysis.around import Around, visit_with_facts
 from ..analysis.disjoint import Disjoint, Place
@@ -30,7 +30,7 @@ def check_overlaps(func: Func, cx: PassContext) -> Func:
     """Raise "copy-overlap" or "tile-overlap" where the written tile of an operation is not proved to be disjoint from what it
     reads. Changes nothing.
 
-    Copies and transposes may read an element in the step that writes it.
+    Copies and transposes may read an element in the step that writes it. GEMMs read all of their operands before they write.
     """
     return visit_with_facts(func, TileOp, _checked)
 
@@ -42,7 +42,7 @@ def _checked(op: TileOp, around: Around) -> Stmt:
             continue
         data = w.region.buffer.data
         for r in accesses:
-            if r is w or r.region.buffer.data is not data:
+            if r is w or r.region.buffer.data is not data or isinstance(op, Gemm):
                 continue
             fine = _by_steps(op, around) if isinstance(op, (Copy, Transpose)) else _regions_disjoint(w.region, r.region, around)
             if not fine:
