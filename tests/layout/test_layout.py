@@ -122,8 +122,16 @@ def test_repeat_and_expand():
             lay.repeat(*bad)
     with pytest.raises(ValueError):
         lay.expand([0])
-    with pytest.raises(TypeError):
-        lay.expand(3)
+    for other in ("3", True, 3.0):
+        with pytest.raises(TypeError):
+            lay.expand(other)
+
+
+def test_expand_by_an_integer_prepends_one_dimension():
+    lay = swizzled_layout((8, 64), 16)
+    assert lay.expand(3).is_equal(lay.expand([3]))
+    rows = T.Fragment((8, 8), lambda i, j: (i * 4 + j // 2, j % 2))
+    assert rows.expand(2).is_equal(rows.expand([2])) and rows.expand(2).shape == (2, 8, 8)
 
 
 def test_constructors_take_buffers():

@@ -86,12 +86,12 @@ def _u32(x: Any, what: str) -> Expr:
     return const(int(e.value), "uint32") if isinstance(e, Const) else cast(e, "uint32")
 
 
-def mbarrier_arrive(barrier: Any, cta_id: Any = None) -> Emitted:
+def mbarrier_arrive(mbarrier: Any, cta_id: Any = None) -> Emitted:
     """Each executing thread arrives once; with cta_id, on the same barrier of that block of the cluster.
 
     Raises barrier-operand; barrier-cta for a cta_id with a barrier that T.alloc_cluster_barrier did not make.
     """
-    bar = barrier_of(barrier, "T.mbarrier_arrive")
+    bar = barrier_of(mbarrier, "T.mbarrier_arrive")
     if cta_id is None:
         return emit_call("mbarrier_arrive", (bar,))
     if not bar.buffer.facts.cluster:
@@ -105,9 +105,9 @@ def barrier_arrive(barrier: Any) -> Emitted:
     return mbarrier_arrive(barrier)
 
 
-def mbarrier_wait_parity(barrier: Any, parity: Any) -> Emitted:
+def mbarrier_wait_parity(mbarrier: Any, parity: Any) -> Emitted:
     """Wait until the phase with this parity (0, 1) completed.  A wait for parity 1 on a fresh barrier returns at once."""
-    return emit_call("mbarrier_wait", (barrier_of(barrier, "T.mbarrier_wait_parity"), _u32(parity, "a parity")))
+    return emit_call("mbarrier_wait", (barrier_of(mbarrier, "T.mbarrier_wait_parity"), _u32(parity, "a parity")))
 
 
 def barrier_wait(barrier: Any, parity: Any = 0) -> Emitted:
@@ -115,14 +115,14 @@ def barrier_wait(barrier: Any, parity: Any = 0) -> Emitted:
     return mbarrier_wait_parity(barrier, parity)
 
 
-def mbarrier_expect_tx(barrier: Any, tx_bytes: Any) -> Emitted:
+def mbarrier_expect_tx(mbarrier: Any, tx_bytes: Any) -> Emitted:
     """Add expected bytes of copies to the current phase, which completes only after them.  Each executing thread adds them."""
-    return emit_call("mbarrier_expect_tx", (barrier_of(barrier, "T.mbarrier_expect_tx"), _u32(tx_bytes, "a byte count")))
+    return emit_call("mbarrier_expect_tx", (barrier_of(mbarrier, "T.mbarrier_expect_tx"), _u32(tx_bytes, "a byte count")))
 
 
-def mbarrier_arrive_expect_tx(barrier: Any, tx_bytes: Any) -> Emitted:
+def mbarrier_arrive_expect_tx(mbarrier: Any, tx_bytes: Any) -> Emitted:
     """T.mbarrier_expect_tx and T.mbarrier_arrive in one."""
-    bar = barrier_of(barrier, "T.mbarrier_arrive_expect_tx")
+    bar = barrier_of(mbarrier, "T.mbarrier_arrive_expect_tx")
     return emit_call("mbarrier_arrive_expect_tx", (bar, _u32(tx_bytes, "a byte count")))
 
 

@@ -57,9 +57,10 @@ class KernelLaunchFrame(Frame):
 
     def __init__(self, blocks: tuple[Any, ...], threads: Any, prelude: str | None) -> None:
         super().__init__()
-        if not 1 <= len(blocks) <= 3:
-            raise error("kernel-grid", f"a grid has 1 to 3 extents, got {len(blocks)}",
-                        expected="1 to 3 extents", found=str(len(blocks)))
+        blocks = blocks or (1,)
+        if len(blocks) > 3:
+            raise error("kernel-grid", f"a grid has at most 3 extents, got {len(blocks)}",
+                        expected="at most 3 extents", found=str(len(blocks)))
         self.blocks = [loop_bound(e, "a grid extent") for e in blocks]
         for e in self.blocks:
             if reads_memory(e):
@@ -115,7 +116,8 @@ class KernelLaunchFrame(Frame):
 def Kernel(*blocks: Any, threads: Any = None, prelude: str | None = None) -> KernelLaunchFrame:
     """`with T.Kernel(gx, gy, gz, threads=128) as (bx, by, bz):` launches a grid of blocks.
 
-    blocks: 1 to 3 extents, integers or expressions.  threads: integer or up to three.  prelude: device source text.
+    blocks: up to 3 extents, integers or expressions; none: one block.  threads: integer or up to three.
+    prelude: device source text.
     Raises kernel-grid, kernel-threads, nested-kernel; JITNoBuilderError outside a kernel function.
     """
     need_builder("T.Kernel")

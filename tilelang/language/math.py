@@ -243,9 +243,9 @@ def _py(x: Any) -> Any:
     return const(x) if isinstance(x, float) else x
 
 
-def clamp(x: Any, lo: Any, hi: Any) -> Expr:
-    """min(max(x, lo), hi)."""
-    return min(max(x, lo), hi)
+def clamp(x: Any, min_val: Any, max_val: Any) -> Expr:
+    """min(max(x, min_val), max_val)."""
+    return min(max(x, min_val), max_val)
 
 
 # ---- casts and selection -------------------------------------------------------------------------------------------

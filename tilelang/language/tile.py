@@ -19,6 +19,7 @@ from .loops import attrs_of, options_from
 from .tracing.regions import BufferSlice, check_inside, operand, pair, whole_region
 from .tracing.state import describe, error
 
+errors.register_warning("gemm-waits", "wg_wait of T.gemm, which is synchronous whatever the number")
 errors.register_warning("element-copy", "T.copy of two elements at block level, where a tile was probably meant")
 
 EVICTION_POLICIES = ("evict_normal", "evict_first", "evict_last")
@@ -155,12 +156,20 @@ def warp_policy(policy: Any) -> GemmWarpPolicy:
 
 def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = False,
          policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Any = False, k_pack: int = 1, mbar: Any = None,
-         annotations: dict[str, Any] | None = None) -> Emitted:
+         annotations: dict[str, Any] | None = None, *, wg_wait: int = 0) -> Emitted:
     """C += op(A) @ op(B) (= when clear_accum), accumulating in C's type; synchronous and block-collective.
 
     A: (M, K), or (K, M) if transpose_A.  B: (K, N), or (N, K) if transpose_B.  C: (M, N).  A, B shared or fragment.
+    wg_wait: how many groups of wgmma may be left in flight, -1 for any number, in older programs.  Such programs wait by
+    themselves, so waiting at once (0) computes the same: other numbers give the warning gemm-waits.
     """
     b = _builder("gemm")
+    if isinstance(wg_wait, bool) or not isinstance(wg_wait, int) or wg_wait < -1:
+        raise error("copy-option", f"wg_wait is -1 or a number of groups, got {wg_wait!r}",
+                    expected="an integer of at least -1", found=repr(wg_wait))
+    if wg_wait:
+        errors.warn("gemm-waits", f"wg_wait={wg_wait} has no effect: T.gemm is synchronous",
+                    "leave it out, or write T.wgmma_gemm and T.wait_wgmma", span=b.here())
     if mbar is not None:
         raise error("copy-option", "T.gemm with mbar is for Blackwell's asynchronous matrix unit and is not available",
                     expected="no mbar", found=describe(mbar))

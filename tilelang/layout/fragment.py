@@ -209,11 +209,12 @@ class Fragment:
         copies = tuple(sorted((*self.copies, *lost), key=lambda m: -m.stride))
         return Fragment([self.shape[d] for d in dims], modes, replicate=copies, threads=self.threads)
 
-    def expand(self, leading: Sequence[int]) -> Fragment:
-        """The fragment with additional leading dimensions, which are the slowest in the register order."""
+    def expand(self, leading: Sequence[int] | int) -> Fragment:
+        """The fragment with additional leading dimensions (an integer: one), the slowest in the register order."""
+        leading = (leading,) if isinstance(leading, int) else tuple(leading)
         modes = list(self.modes)
         stride = self.registers
-        for n in reversed(tuple(leading)):
+        for n in reversed(leading):
             modes.insert(0, (Mode(int(n), REGISTER, stride),))
             stride *= int(n)
         return Fragment((*leading, *self.shape), modes, replicate=self.copies, threads=self.threads)

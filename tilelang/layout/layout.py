@@ -211,15 +211,17 @@ class Layout:
 
         return Layout([s * factor if k == d else s for k, s in enumerate(self.shape)], fn, swizzle=self.swizzle)
 
-    def expand(self, leading_shape: Sequence[int]) -> Layout:
-        """The layout with additional leading dimensions, whose slices follow one another in storage.
+    def expand(self, leading_shape: Sequence[int] | int) -> Layout:
+        """The layout with additional leading dimensions (an integer: one), whose slices follow one another in storage.
 
-        Raises TypeError if leading_shape is not a list of integers, ValueError for extents below 1.
+        Raises TypeError if leading_shape is neither an integer nor a list of integers, ValueError for extents below 1.
         """
+        if isinstance(leading_shape, int) and not isinstance(leading_shape, bool):
+            leading_shape = (leading_shape,)
         if not isinstance(leading_shape, (list, tuple)) or \
                 not all(isinstance(s, int) and not isinstance(s, bool) for s in leading_shape):
-            raise facts(TypeError(f"Layout.expand takes a list of integers, found {leading_shape!r}"),
-                        "a list of integers", repr(leading_shape))
+            raise facts(TypeError(f"Layout.expand takes an integer or a list of integers, found {leading_shape!r}"),
+                        "an integer or a list of integers", repr(leading_shape))
         if any(s <= 0 for s in leading_shape):
             raise facts(ValueError(f"Layout.expand: extents must be positive, found {tuple(leading_shape)}"),
                         "positive extents", str(tuple(leading_shape)))

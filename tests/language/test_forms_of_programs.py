@@ -1,0 +1,87 @@
+"""Forms of calls that programs use beside the specification's own: each runs as it is meant, or says what to write."""
+
+import numpy as np
+import pytest
+from everywhere import everywhere, run
+
+import tilelang.language as T
+from tilelang.errors import TileLangWarning
+
+f16, f32 = "float16", "float32"
+
+
+def gemm_program(wg_wait):
+    @T.prim_func
+    def main(A: T.Tensor((128, 64), f16), B: T.Tensor((128, 64), f16), C: T.Tensor((128, 128), f32)):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((128, 32), f16), T.alloc_shared((128, 32), f16)
+            c = T.alloc_fragment((128, 128), f32)
+            T.clear(c)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[:, k * 32:k * 32 + 32], a)
+                T.copy(B[:, k * 32:k * 32 + 32], b)
+                T.gemm(a, b, c, transpose_B=True, wg_wait=wg_wait)
+                T.wait_wgmma(0)
+            T.copy(c, C)
+
+    return main
+
+
+def test_wg_wait_of_a_gemm_is_taken_and_the_gemm_waits():
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-4, 5, (128, 64)).astype(np.float16) for _ in range(2))
+    with pytest.warns(TileLangWarning, match="gemm-waits: wg_wait=-1 has no effect.*T.wgmma_gemm") as seen:
+        program = gemm_program(-1)
+    assert len(seen) == 1 and seen[0].filename == __file__
+    for on in ("tile", "sm_90a"):
+        np.testing.assert_array_equal(run(program, a, b, on=on)[2], a.astype(f32) @ b.astype(f32).T)
+
+
+def test_wg_wait_of_zero_is_what_a_gemm_does(recwarn):
+    gemm_program(0)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("number", (True, -2, "0", None))
+def test_a_wg_wait_that_is_no_number_of_groups_is_refused(number):
+    with pytest.raises(ValueError, match="wg_wait is -1 or a number of groups"):
+        gemm_program(number)
+
+
+def test_clamp_takes_its_bounds_by_name():
+    @T.prim_func
+    def main(X: T.Tensor((64,), f32), Y: T.Tensor((64,), f32)):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                Y[i] = T.clamp(X[i], min_val=-1.0, max_val=T.float32(2.0))
+
+    x = np.linspace(-4, 4, 64, dtype=f32)
+    np.testing.assert_array_equal(everywhere(main, x)[1], np.clip(x, -1, 2))
+
+
+def test_arrivals_and_waits_take_the_mbarrier_by_name():
+    @T.prim_func
+    def main(X: T.Tensor((128,), f32), Y: T.Tensor((128,), f32)):
+        with T.Kernel(1, threads=128):
+            S = T.alloc_shared((128,), f32)
+            bar = T.alloc_barrier(128)
+            tx = T.get_thread_binding()
+            S[tx] = X[tx] * 2
+            T.mbarrier_arrive(mbarrier=bar)
+            T.mbarrier_wait_parity(mbarrier=bar, parity=0)
+            Y[tx] = S[127 - tx]
+
+    x = np.arange(128, dtype=f32)
+    for on in ("tile", "sm_90a", "cpu"):
+        np.testing.assert_array_equal(run(main, x, on=on)[1], 2 * x[::-1])
+
+
+def test_a_launch_without_extents_is_one_block():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "int32")):
+        with T.Kernel(threads=64) as bx:
+            assert T.get_block_extents() == [1] and T.get_thread_extent() == 64
+            Y[T.get_thread_binding()] = X[T.get_thread_binding()] + bx + 1
+
+    x = np.arange(64, dtype=np.int32)
+    np.testing.assert_array_equal(everywhere(main, x)[1], x + 1)
