@@ -222,15 +222,8 @@ def test_integer_semantics(case):
     )
 
 
-@tilelang.jit
-def promote(H, Bf, I8, U8, I32):
-    N = T.const("N")
-    H: T.Tensor((N,), "float16")
-    Bf: T.Tensor((N,), "bfloat16")
-    I8: T.Tensor((N,), "int8")
-    U8: T.Tensor((N,), "uint8")
-    I32: T.Tensor((N,), "int32")
-    O = T.empty((10, N), "float64")
+@T.macro
+def promoted(H, Bf, I8, U8, I32, O, N):
     with T.Kernel(1, threads=32) as _:
         for i in T.Parallel(N):
             O[0, i] = H[i] + 1
@@ -243,6 +236,18 @@ def promote(H, Bf, I8, U8, I32):
             O[7, i] = T.max(H[i], 0.1)
             O[8, i] = U8[i] - U8[i] - U8[i]
             O[9, i] = T.pow(Bf[i], 2) + I8[i]
+
+
+@tilelang.jit
+def promote(H, Bf, I8, U8, I32):
+    N = T.const("N")
+    H: T.Tensor((N,), "float16")
+    Bf: T.Tensor((N,), "bfloat16")
+    I8: T.Tensor((N,), "int8")
+    U8: T.Tensor((N,), "uint8")
+    I32: T.Tensor((N,), "int32")
+    O = T.empty((10, N), "float64")
+    promoted(H, Bf, I8, U8, I32, O, N)
 
 
 @tilelang.jit
@@ -254,18 +259,7 @@ def promote2(H, Bf, I8, U8, I32):
     U8: T.Tensor((N,), "uint8")
     I32: T.Tensor((N,), "int32")
     O = T.empty((10, N), "float64")
-    with T.Kernel(1, threads=32) as _:
-        for i in T.Parallel(N):
-            O[0, i] = H[i] + 1
-            O[1, i] = H[i] + 1.0
-            O[2, i] = H[i] * I32[i]
-            O[3, i] = H[i] + Bf[i]
-            O[4, i] = I8[i] + U8[i]
-            O[5, i] = U8[i] + 1
-            O[6, i] = I8[i] * I8[i]
-            O[7, i] = T.max(H[i], 0.1)
-            O[8, i] = U8[i] - U8[i] - U8[i]
-            O[9, i] = T.pow(Bf[i], 2) + I8[i]
+    promoted(H, Bf, I8, U8, I32, O, N)
     return O
 
 

@@ -49,6 +49,12 @@ def _found(n: Node, kinds: int) -> Iterator[Node]:
                 stack += at._below  # type: ignore[arg-type] # held has found it
 
 
+def mapped(fn: Callable[[Any], Any], values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """fn of each value; `values` itself where nothing changes."""
+    out = tuple(map(fn, values))
+    return values if all(a is b for a, b in zip(out, values)) else out
+
+
 def rewrite(n: Any, fn: Callable[[Any], Node | None], *classes: type) -> Any:
     """Bottom-up rewriting: children first, then fn(node) -> replacement, or None to keep it.
 
@@ -103,8 +109,7 @@ def rewrite_stmts(n: Any, fn: Callable[[Stmt], Stmt | None]) -> Any:
                 return got
             return rebuild(v, visit) if isinstance(v, _WITH_STATEMENTS) else v
         if type(v) is tuple and v:
-            out = tuple(map(visit, v))
-            return v if all(a is b for a, b in zip(out, v)) else out
+            return mapped(visit, v)
         return v
 
     return replace(n, body=visit(n.body)) if isinstance(n, Func) else visit(n)

@@ -150,9 +150,6 @@ class LdmatrixRow:
         return (j, col, row) if self.trans else (j, row, col)
 
 
-LDMATRIX_ROWS = {(num, trans): LdmatrixRow(num, trans) for num in (1, 2, 4) for trans in (False, True)}
-
-
 def call_fields(e: Call, args: Sequence[str] = ()) -> dict[str, Any]:
     """Format fields for the text of a device row: the options, and values derived from them and from the argument texts."""
     options, op = e.options, e.op
@@ -181,5 +178,5 @@ def function_name(row: MmaRow) -> str:
     return row.name.replace(".", "_")
 
 
-__all__ = ["ATOMIC_DTYPES", "ATOMIC_ORDERS", "CACHE_HINTS", "CLUSTER_CALLS", "LDMATRIX_ROWS", "LdmatrixRow", "MMA_ROWS",
+__all__ = ["ATOMIC_DTYPES", "ATOMIC_ORDERS", "CACHE_HINTS", "CLUSTER_CALLS", "LdmatrixRow", "MMA_ROWS",
            "MmaRow", "TMA_CALLS", "call_fields", "function_name", "mma_rows", "operand_dtype", "truncate_tf32"]

@@ -15,7 +15,6 @@ from dataclasses import replace
 from tilelang.ir.record import record
 
 _KB = 1024
-WARP_GROUP = 128  # threads
 REGISTERS_PER_SM = 65536  # of 32 bits, on every capability from 7.0 on
 MOST_REGISTERS = 255  # of a thread: the encoding of the instructions
 RESERVED_SHARED = 1024  # bytes of shared memory that CUDA reserves for each block, from capability 8.0 on
@@ -202,4 +201,4 @@ REGISTERS = RegisterBudget()
 
 __all__ = ["CHIPS", "CLOCK_RATES", "CPU_CHIP", "Chip", "CudaLimits", "KERNEL_RATES", "KernelRates", "LIMITS",
            "MOST_REGISTERS", "MOST_SHARED", "REGISTERS", "REGISTERS_PER_SM", "RESERVED_SHARED", "Rates", "RegisterBudget",
-           "WARP_GROUP", "WARP_ROLE_REGISTERS", "chip_of", "clock_rates", "consumer_registers", "kernel_rates", "nearest_chip"]
+           "WARP_ROLE_REGISTERS", "chip_of", "clock_rates", "consumer_registers", "kernel_rates", "nearest_chip"]

@@ -8,6 +8,7 @@ from typing import Any
 from tilelang.arith import Analyzer, LaunchFacts
 from tilelang.ir import (Assert, Bind, Call, Evaluate, Expr, For, Func, If, Launch, Load, Stmt, Var, binary, contains, inner,
                          rebuild, replace, substitute, unary)
+from tilelang.ir.visitor import mapped
 
 from .assumptions import promises
 
@@ -69,8 +70,7 @@ class Around:
         if isinstance(v, Stmt):
             return self.stmt(v)
         if isinstance(v, tuple) and v and isinstance(v[0], Stmt):
-            out = tuple(map(self.stmt, v))
-            return v if all(a is b for a, b in zip(out, v)) else out
+            return mapped(self.stmt, v)
         return v
 
     def _branches(self, s: If) -> Stmt:

@@ -8,6 +8,7 @@ from tilelang.arith import Analyzer
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Evaluate, Expr, For,
                          Func, If, Launch, Load, Node, Parallel, Region, Seq, Stmt, Store, TileOp, While, rebuild,
                          replace, GLOBAL)
+from tilelang.ir.visitor import mapped
 from tilelang.ir.children import contains
 from tilelang.target.cpu_launch import (
     CheckedAddress,
@@ -94,7 +95,7 @@ class _Guards:
         """The statement with its accesses marked."""
         match s:
             case Seq():
-                return replace(s, stmts=self._all(s.stmts))
+                return replace(s, stmts=mapped(self.stmt, s.stmts))
             case ThreadLoop():
                 self.in_threads = True
                 body = self.stmt(s.body)
@@ -118,10 +119,6 @@ class _Guards:
                 return self._tile_op(s)
         return self._simple(s)
 
-    def _all(self, stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        out = tuple(map(self.stmt, stmts))
-        return stmts if all(a is b for a, b in zip(out, stmts)) else out
-
     def _simple(self, s: Stmt) -> Stmt:
         """A statement without statements in it."""
         match s:
@@ -133,7 +130,7 @@ class _Guards:
             case Store():
                 value = self.expr(s.value)
                 guards = self._guards(s, s.buffer, s.indices)
-                indices = self._exprs(s.indices)
+                indices = mapped(self.expr, s.indices)
                 if s.buffer.scope() != GLOBAL:
                     return replace(s, indices=indices, value=value)
                 return CheckedStore(s.buffer, indices, value, guards, s.span)
@@ -179,7 +176,7 @@ class _Guards:
 
     def _nest(self, s: Parallel) -> Parallel:
         outside = self.analyzer
-        extents = self._exprs(s.extents)
+        extents = mapped(self.expr, s.extents)
         self.analyzer = with_nest(self.analyzer, s)
         body = self.stmt(s.body)
         self.analyzer = outside
@@ -196,15 +193,10 @@ class _Guards:
         if isinstance(v, Region):
             return rebuild(v, self._field)
         if type(v) is tuple and v:
-            out = tuple(map(self._field, v))
-            return v if all(a is b for a, b in zip(out, v)) else out
+            return mapped(self._field, v)
         return v
 
     # ---- expressions ------------------------------------------------------------------------------------------------------
-
-    def _exprs(self, es: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        out = tuple(map(self.expr, es))
-        return es if all(a is b for a, b in zip(out, es)) else out
 
     def expr(self, e: Any) -> Any:
         """The expression with its accesses marked."""
@@ -213,7 +205,7 @@ class _Guards:
         match e:
             case Load():
                 guards = self._guards(e, e.buffer, e.indices)
-                indices = self._exprs(e.indices)
+                indices = mapped(self.expr, e.indices)
                 if e.buffer.scope() != GLOBAL:
                     return replace(e, indices=indices)
                 return CheckedLoad(e.buffer, indices, e.dtype, guards, e.span)
@@ -226,8 +218,8 @@ class _Guards:
         if isinstance(first, AddressOf):
             if first.buffer.scope() == GLOBAL and (e.op == "ldg" or e.op.startswith("atomic_") and e.op not in _NO_GUARD):
                 guards = self._guards(first, first.buffer, first.indices)
-                place = CheckedAddress(first.buffer, self._exprs(first.indices), first.dtype, guards, first.span)
-                return replace(e, args=(place, *self._exprs(e.args[1:])))
+                place = CheckedAddress(first.buffer, mapped(self.expr, first.indices), first.dtype, guards, first.span)
+                return replace(e, args=(place, *mapped(self.expr, e.args[1:])))
         return rebuild(e, self._field)
 
     # ---- accesses ---------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from tilelang.arith import Analyzer, extent_bounds
 from tilelang.ir import (EMPTY, LOGICAL, TRUE, Binary, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Load,
                          Parallel, Select, Seq, Stmt, Store, Unary, Var, call, const, free_vars, is_const, logical, rebuild,
                          replace, rewrite_launches, seq, stmts_of, substitute, unary, walk, FRAGMENT)
+from tilelang.ir.visitor import mapped
 from tilelang.ir.expr import Call
 from tilelang.ops import Fill, Gemm
 
@@ -63,8 +64,7 @@ class _Masks:
 
     def stmt(self, s: Any) -> Any:
         if isinstance(s, tuple):
-            out = tuple(map(self.stmt, s))
-            return s if all(a is b for a, b in zip(out, s)) else out
+            return mapped(self.stmt, s)
         match s:
             case Seq():
                 done = [self.stmt(x) for x in s.stmts]

@@ -11,6 +11,7 @@ from tilelang.errors import error, register
 from tilelang.ir import (Alloc, Binary, Bind, Break, Buffer, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Region,
                          Seq, Stmt, Store, TileOp, Unary, Var, While, free_vars, inner, is_const, rebuild, replace, rewrite,
                          statements, stmts_of, walk, with_options, DYNAMIC, FRAGMENT, LOCAL, STATIC, VARIABLE)
+from tilelang.ir.visitor import mapped
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.verify import verify
@@ -143,8 +144,7 @@ def wrap_negative(func: Func) -> Func:
 
     def visit(x: Any) -> Any:
         if isinstance(x, tuple):
-            new = tuple(visit(y) for y in x)
-            return x if all(a is b for a, b in zip(new, x)) else new
+            return mapped(visit, x)
         if not isinstance(x, Node) or isinstance(x, (Buffer, Var)):
             return x
         at = () if not isinstance(x, (Load, Store, AddressOf, Region)) else x.mins if isinstance(x, Region) else x.indices

@@ -16,6 +16,7 @@ from tilelang.arith import LaunchFacts, flat_index
 from tilelang.ir import (Alloc, Bind, Binary, Broadcast, Call, Cast, Const, Expr, For, Func, Launch, Load, Ramp, Stmt, Store,
                          Var, call, const, dtype, free_vars, is_const, rebuild, replace, rewrite_launches, stmts_of, substitute,
                          walk, LOCAL)
+from tilelang.ir.visitor import mapped
 from tilelang.ir.record import record
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
@@ -63,8 +64,7 @@ class _Pairs:
 
     def visit(self, x: Any) -> Any:
         if isinstance(x, tuple):
-            out = tuple(map(self.visit, x))
-            return x if all(a is b for a, b in zip(x, out)) else out
+            return mapped(self.visit, x)
         if not isinstance(x, Stmt):
             return x
         if isinstance(x, For):

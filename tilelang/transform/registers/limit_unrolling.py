@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import Call, Const, For, Func, If, Launch, Seq, Stmt, rebuild, replace, rewrite_launches, walk, with_options
+from tilelang.ir.visitor import mapped
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
 
@@ -23,8 +24,7 @@ def limit_unrolling(func: Func, cx: PassContext) -> Func:
     """
     def visit(x: Any) -> Any:
         if isinstance(x, tuple):
-            out = tuple(map(visit, x))
-            return x if all(a is b for a, b in zip(x, out)) else out
+            return mapped(visit, x)
         if not isinstance(x, Stmt) or isinstance(x, For) and x.plan.registers:
             return x
         done = rebuild(x, visit)

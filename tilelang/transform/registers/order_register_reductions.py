@@ -29,6 +29,7 @@ from typing import Any
 from tilelang.ir import (AddressOf, Evaluate, For, Func, If, Load, Stmt, Store, rebuild, rewrite_launches, seq,
                          stmts_of, walk, with_options)
 from tilelang.ir import replace as replaced
+from tilelang.ir.visitor import mapped
 from tilelang.target.register_forms import Form, form_of, sum_form
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
@@ -54,8 +55,7 @@ class _Orders:
 
     def visit(self, x: Any) -> Any:
         if isinstance(x, tuple):
-            out = tuple(map(self.visit, x))
-            return x if all(a is b for a, b in zip(x, out)) else out
+            return mapped(self.visit, x)
         if not isinstance(x, Stmt):
             return x
         form = form_of(x) if isinstance(x, For) and x.plan.registers else None

@@ -19,6 +19,7 @@ from tilelang.arith import LaunchFacts, flat_index, vector_base
 from tilelang.ir import (Alloc, Bind, Buffer, Call, Cast, Const, Expr, For, Func, Launch, Load, Ramp, Stmt, Store, Var, call,
                          const, free_vars, is_const, rebuild, replace, rewrite, rewrite_launches, seq, stmts_of, substitute,
                          walk, LOCAL)
+from tilelang.ir.visitor import mapped
 from tilelang.target.register_forms import Form, form_of, packed_source, sum_form
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
@@ -51,8 +52,7 @@ class _Conversions:
 
     def visit(self, x: Any) -> Any:
         if isinstance(x, tuple):
-            out = tuple(map(self.visit, x))
-            return x if all(a is b for a, b in zip(x, out)) else out
+            return mapped(self.visit, x)
         if isinstance(x, Expr):
             return rewrite(x, self._of_small_integer, Cast)
         if not isinstance(x, Stmt):

@@ -19,6 +19,7 @@ from typing import Any
 from tilelang.ir import (AddressOf, Bind, Const, Evaluate, For, Func, If, Launch, Stmt, Var, call, free_vars, fresh,
                          rebuild, rewrite_launches, seq, statements, substitute, with_options)
 from tilelang.ir import replace as replaced
+from tilelang.ir.visitor import mapped
 
 from .order_register_reductions import borrows_registers
 from ..framework.pass_ import DEVICE, PassContext, pass_
@@ -40,8 +41,7 @@ def _shortened(launch: Launch) -> Launch:
 
     def visit(x: Any) -> Any:
         if isinstance(x, tuple):
-            out = tuple(map(visit, x))
-            return x if all(a is b for a, b in zip(x, out)) else out
+            return mapped(visit, x)
         if not isinstance(x, Stmt):
             return x
         if isinstance(x, Evaluate):
