@@ -39,6 +39,8 @@ Semantics, which every backend must follow:
     other threads see it after a barrier that follows that wait.
 """
 
+from typing import Any as _Any
+
 from .dtype import dtype, int_range, numpy_dtype, promote
 from .equal import alpha_equal
 from .build import call, fresh, logical, select
@@ -50,7 +52,7 @@ from .expr import (ARITHMETIC, BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL,
                    convert, int_literal, is_const, match, unary)
 from .nodes import Node, fields_of, node
 from .options import Options
-from .parser import ParseError, parse, register_literal
+from .literals import register_literal
 from .places import (get_buffer_span, get_prim_func_span, get_stmt_span, make_span, set_buffer_span, set_stmt_span,
                      span_coverage, span_to_location)
 from .facts import BufferFacts, FuncFacts
@@ -65,4 +67,13 @@ from .visitor import (follows_addresses, free_vars, inner, rebuild, rewrite, rew
                       statements, stmts_of, substitute, used_vars, walk)
 
 
-__all__ = [n for n in dir() if not n.startswith("_")]
+def __getattr__(name: str) -> _Any:
+    """`parse` and `ParseError`: few programs read the text of a program."""
+    if name not in ("parse", "ParseError"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import parser  # 5 ms
+
+    return getattr(parser, name)
+
+
+__all__ = [*(n for n in dir() if not n.startswith("_")), "ParseError", "parse"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .dtype import dtype
@@ -13,6 +12,7 @@ from .expr import (BOOL, COMPARISONS, I32, LOGICAL, Binary, Broadcast, Call, Cas
                    StringConst, Unary, Var)
 from .facts import BufferFacts, FuncFacts
 from .nodes import fields_of
+from .literals import LITERALS
 from .options import Options
 from .plans import LaunchPlan, LoopPlan, ParallelPlan
 from .printer import LOOPS, SYMBOLS, literal_dtype
@@ -25,14 +25,6 @@ _OPS: dict[type, str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Di
                          ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.And: "and", ast.Or: "or"}
 O = TypeVar("O", bound=Options)
 _KINDS = {v: k for k, v in LOOPS.items()}
-
-# Constructors of attribute values that other packages define (layouts, policies), by the name printed after `T.`.
-LITERALS: dict[str, Callable[..., Any]] = {}
-
-
-def register_literal(name: str, build: Callable[..., Any]) -> None:
-    """Register the constructor for `T.name(...)`, the text that `__tilelang_text__` of a class prints."""
-    LITERALS[name] = build
 
 
 class ParseError(ValueError):

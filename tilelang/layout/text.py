@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from tilelang.ir import Var, register_literal
-from tilelang.ir.parser import parse_expr
 
 from .fragment import Fragment
 from .layout import Layout, Swizzle
@@ -33,6 +32,8 @@ def read_fragment(shape: tuple[int, ...], modes: str, copies: str, threads: int)
 def read_layout(shape: tuple[int, ...], names: str, code: tuple[str, ...], size: int | None,
                 swizzle: tuple[int, int, int, int] | None) -> Layout:
     """The Layout of the arguments of a printed T.layout(...)."""
+    from tilelang.ir.parser import parse_expr  # 5 ms
+
     def forward(*idx: Var) -> tuple[object, ...]:
         env = {n: v for n, v in zip(names.split(), idx)}
         return tuple(parse_expr(c, env) for c in code)

@@ -20,7 +20,6 @@ from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-import shutil
 
 from tilelang.env import env, is_truthy
 from tilelang.ir.record import record
@@ -43,6 +42,8 @@ class Entry:
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder with its contents, or a file of that name.  Errors are ignored."""
+    import shutil  # 3 ms
+
     shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.unlink(missing_ok=True)

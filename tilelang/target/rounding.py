@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 _SPLIT = 2.0**27 + 1
 
@@ -140,6 +142,10 @@ def _at_the_ends(op: str, args: list[Any], near: Any, rest: Any) -> tuple[Any, A
         wanted &= spread[-1] != 0
     elif op == "fsqrt":
         wanted &= spread[0] > 0
+    if not wanted.any():
+        return near, rest
+    from fractions import Fraction  # 2 ms
+
     for at in zip(*np.nonzero(wanted)) if near.ndim else [()] * bool(wanted):
         values = [Fraction(float(x[at])) for x in spread]
         if op == "fsqrt":

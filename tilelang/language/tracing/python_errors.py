@@ -8,7 +8,6 @@ import inspect
 import linecache
 import re
 import sys
-import tempfile
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +137,8 @@ def _in_helper(b: Builder, e: Exception, last: TracebackType | None) -> Exceptio
 
 def _internal(b: Builder, e: Exception) -> errors.InternalError:
     """The InternalError for a fault of this package while tracing; its report holds the trace and the function's source."""
+    import tempfile  # 3 ms
+
     folder = Path(tempfile.mkdtemp(prefix="tilelang-trace-"))
     (folder / "error.txt").write_text("".join(traceback.format_exception(e)), encoding="utf-8")
     (folder / "source.py").write_text("".join(linecache.getlines(b.ctx.file)), encoding="utf-8")
