@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-from concurrent.futures import ThreadPoolExecutor, as_completed
 import sys
 
 from tilelang.errors import InternalError, TileLangError, brought, error, for_user
@@ -66,11 +65,13 @@ def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool,
                     expected="a positive integer", found=repr(num_workers), hint="leave it out for all processors")
     if not jobs:
         return []
+    from concurrent.futures import ThreadPoolExecutor, as_completed  # 3 ms
+
     workers = num_workers or min(len(jobs), usable_cpus())
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
         futures = [pool.submit(job) for job in jobs]
         if step is None:
-            _progress(futures)
+            _progress(as_completed(futures), len(futures))
         else:
             for _ in as_completed(futures):
                 step()
@@ -86,12 +87,12 @@ def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool,
     return out
 
 
-def _progress(futures: list[Any]) -> None:
-    """A progress bar, where tqdm is installed and stderr is a terminal."""
+def _progress(finished: Iterator[Any], count: int) -> None:
+    """Wait for `count` jobs with a progress bar, where tqdm is installed and stderr is a terminal."""
     try:
         from tqdm import tqdm
     except ImportError:
         return
-    for _ in tqdm(as_completed(futures), total=len(futures), desc="Parallel Compiling",
+    for _ in tqdm(finished, total=count, desc="Parallel Compiling",
                   disable=not sys.stderr.isatty()):
         pass
