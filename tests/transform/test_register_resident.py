@@ -137,7 +137,7 @@ def test_the_graph_of_products():
     (s,) = {e.buffer for e in walk(kernel.launch.body) if isinstance(e, Load) and e.buffer.name == "S"}
     graph = Graph(frozenset([s.data]))
     graph.build(kernel.launch.body, [graph.node()])
-    products = [n for n in graph.nodes if n.kind == "products" and s.data in n.writes]
+    products = [n for n in graph.nodes if n.kind == "wgmmas" and s.data in n.writes]
     assert len(products) == 1 and products[0].loop in graph.hot() and not needed(products[0], s)
     running = states(graph, NEVER, lambda k, n: running_after(graph.nodes[k], graph.nodes[k] is products[0], n), min)
     loops = [k for k, n in enumerate(graph.nodes) if not n.kind and s.data in n.writes]

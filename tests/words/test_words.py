@@ -1,4 +1,4 @@
-"""Names, pass-config keys, file names, errors, reports and documents use the terms of docs/internals/glossary.md."""
+"""Names, texts, docstrings, comments, file names and documents use the terms of docs/internals/glossary.md."""
 
 import ast
 import sys
@@ -67,6 +67,11 @@ def test_docstrings_are_no_texts_and_errors_are():
     tree = ast.parse('def f(x):\n    """A product of two tiles."""\n    raise error("k", f"a product of {x}")\n')
     assert list(words.texts_of(tree)) == ["a product of {}"]
     assert list(words.names_of(tree)) == ["f", "x"]
+
+
+def test_docstrings_and_comments_are_read():
+    source = 'def f():\n    """A product of two tiles."""\n    return 1  # takes turns\n'
+    assert list(words.comments_of(source, ast.parse(source))) == ["A product of two tiles.", "# takes turns"]
 
 
 def test_names_inside_functions_and_classes_are_read():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +68,7 @@ WORDS: dict[str, Word] = {
         "work partition, tile scheduler"),
     "sum": _word(
         "sums",
-        r"\bsums of (a |the |several |rows?|products?|lanes?)|\btotals\b|\blane sums\b",
+        r"(?<!partial )\bsums of (a |the |several |rows?|products?|lanes?)|\btotals\b|\blane sums\b",
         "accumulator, partial sum, reduction", "sums_of_magnitudes", "partial"),
     "turn": _word(
         "turn turns",
@@ -99,7 +101,7 @@ WORDS: dict[str, Word] = {
         "cost, estimate"),
     "leave": _word("leave totals", r"\bways? out\b", "epilogue, store", "leave"),  # leave: a scope, a loop
     "team": _word("team teams", r"\bteams?\b", "cluster"),
-    "role": _word("role roles", r"(?<!warp )(?<!warp-)\broles?\b", "warp role", "WSRole", "warp"),
+    "role": _word("role roles", r"(?<!warp )(?<!warp-)\broles?\b(?!-)", "warp role", "WSRole", "warp"),
     "execution": _word(
         "executions",
         r"\bexecutions\b|\b(an|each|every|other|another|any|four|three) execution\b(?! backend)",
@@ -178,6 +180,21 @@ def texts_of(tree: ast.AST) -> Iterator[str]:
             yield text
 
 
+# Files whose docstrings and comments name the product of two numbers.
+ARITHMETIC = ("arith/", "target/rounding.py", "target/wgmma.py", "language/generators.py", "codegen/cpu/mathlib.py",
+              "library/agreement.py", "library/attention/kernels.py")
+
+
+def comments_of(source: str, tree: ast.AST) -> Iterator[str]:
+    """Docstrings and comments of a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (doc := ast.get_docstring(node)):
+            yield doc
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
 def tracked() -> list[str]:
     """Paths of the repository's files."""
     return subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -209,21 +226,25 @@ def prose_of_page(page: Path) -> str:
 
 
 def find() -> dict[tuple[str, str, str], list[str]]:
-    """(kind, word, item) -> places.  Kinds: name, key (of a pass config), file, text, reference, page."""
+    """(kind, word, item) -> places.  Kinds: name, key (of a pass config), file, text, comment, reference, page."""
     out: dict[tuple[str, str, str], list[str]] = {}
 
     def add(kind: str, word: str, item: str, place: str) -> None:
         out.setdefault((kind, word, item), []).append(place)
 
     for path in sorted((ROOT / "tilelang").rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        where = str(path.relative_to(ROOT))
+        source = path.read_text(encoding="utf-8")
+        tree, where = ast.parse(source), str(path.relative_to(ROOT))
         for name in names_of(tree):
             for word in in_name(name):
                 add("name", word, name, where)
         for text in texts_of(tree):
             for word, place in in_prose(" ".join(text.split())):
                 add("text", word, " ".join(place.split()), where)
+        for text in comments_of(source, tree):
+            for word, place in in_prose(" ".join(text.split())):
+                if word != "product" or not where.removeprefix("tilelang/").startswith(ARITHMETIC):
+                    add("comment", word, " ".join(place.split()), where)
     for key in PassConfigKey:
         for word in in_name(key.value.split(".")[-1]):
             add("key", word, key.value, "PassConfigKey")

@@ -31,7 +31,7 @@ from tilelang.ir import (
     walk,
 )
 
-_REMAINDERS = ("floormod", "truncmod", "bitand")  # operations that turn a hash into an index
+_REMAINDERS = ("floormod", "truncmod", "bitand")  # operations that make an index of a hash
 
 
 def value_scalars(stmt: Stmt, params: Iterable[Any]) -> list[Var]:

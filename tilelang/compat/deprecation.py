@@ -1,4 +1,4 @@
-"""Marking names that are on their way out."""
+"""Decorators for deprecated names."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def compile_cuda(code: str, target_format: str = "ptx", arch: Any = None, option
 
     arch: "sm_80", "80", None for the current target or the device.  options: further options of the compiler.
     path_target: a file to write the result to as well.  Raises ValueError for another format, RuntimeError with the
-    compiler's output and the source where it is refused.
+    compiler's output and the source where it is rejected.
     """
     from tilelang.runtime.nvrtc import compile_cubin, compile_ptx  # 6 ms
 

@@ -1,4 +1,4 @@
-"""The dialect of AMD GPUs: the common language; its own names are refused."""
+"""The dialect of AMD GPUs: the common language; its own names raise errors."""
 
 from tilelang.language.dialect import dialect
 

@@ -8,7 +8,7 @@ from tilelang.target import Target
 
 
 def _known(target: Any) -> bool:
-    """False; a target that does not exist is refused."""
+    """False.  Raises an error for a target that does not exist."""
     Target(target)
     return False
 

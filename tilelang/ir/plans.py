@@ -79,7 +79,7 @@ class LaunchPlan(Options, TILE=("layouts", "compute_threads", "tiles_overlap"),
     """Options of a launch.
 
     Given by the program
-        swizzle = (panel, order): the rasterisation panel.  cluster = (x, y, z).  min_blocks_per_sm.  producer_registers,
+        swizzle = (size, order) of the rasterisation panel.  cluster = (x, y, z).  min_blocks_per_sm.  producer_registers,
         consumer_registers: registers per thread of a warp role; keep_registers: no register reallocation.  layouts = ((buffer,
         layout), …), completed by infer_layouts.  safe_values = ((buffer, value of elements outside its shape), …).
         import_source: texts printed before the kernel.  cuda_source, cuda_entry: a kernel written by the user in CUDA.

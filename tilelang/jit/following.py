@@ -29,7 +29,7 @@ from .reads import Reads, identifiers, reads_of
 
 GONE: Any = object()
 MOST_VALUES, MOST_DEEP = 20_000, 60  # beyond these, a function is traced at every call
-_ALIKE = frozenset({*SIMPLE, bytes, type(...), type(NotImplemented)})  # values told apart by type and ==
+_ALIKE = frozenset({*SIMPLE, bytes, type(...), type(NotImplemented)})  # values that type and == distinguish
 _FACTS = frozenset({"shape", "dtype", "device", "ndim", "size", "stride", "strides", "itemsize", "nbytes", "numel", "dim",
                     "element_size", "is_cuda", "is_contiguous", "layout", "requires_grad"})  # a tensor's, besides its values
 _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__del__", "__reduce__", "__reduce_ex__", "__setstate__",

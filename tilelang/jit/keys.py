@@ -14,7 +14,7 @@ from .outside import is_foreign_name
 register("jit-key", TypeError, "a compile-time value of @tilelang.jit that cannot be distinguished from others",
          "pass numbers, strings, functions, or containers of them", "a hashable value, a list, a dict or a set")
 
-SIMPLE = (int, str, bool, type(None), dtype)  # types whose == and hash tell programs apart, given the type
+SIMPLE = (int, str, bool, type(None), dtype)  # types whose == and hash distinguish programs, given the type
 
 
 def freeze(value: Any, other: Callable[[Any], Any] | None = None) -> Any:

@@ -1,16 +1,16 @@
 """Store accumulators to global memory by TMA, staged in shared memory, each warp group independently.
 
-A "panel" below is the staging buffer of one step: 64 rows of 128 (or 64) bytes, one TMA box.
+A staging buffer holds one step: 64 rows of 128 (or 64) bytes, one TMA box.
 
     for each 64 rows x 128 (or 64) bytes of the warp group's sub-tile:
-        one thread:  bulk_wait                         # the panel's last store has read it
+        one thread:  bulk_wait                         # the last store has read the staging buffer
         barrier of the warp group
-        registers -> panel                             # stmatrix for 16-bit elements
+        registers -> staging buffer                    # stmatrix for 16-bit elements
         fence_proxy_async; barrier of the warp group
-        one thread:  tma_store(panel -> tensor); bulk_commit
+        one thread:  tma_store(staging buffer -> tensor); bulk_commit
 
-Where TMA cannot write the tensor, the threads of the warp group copy each panel to global memory by coalesced stores.  They
-also do so for a panel of which only some rows are stored (copies whose number of rows is known at run time).
+Where TMA cannot write the tensor, the threads of the warp group copy each staging buffer to global memory by coalesced
+stores.  They also do so where only some rows are stored (copies whose number of rows is known at run time).
 Transposed accumulators of 16 bits (T.transpose of a fragment) are stored the same way: the 64 rows of a step then lie along
 the 128 bytes of a row of a TMA box, and stmatrix transposes.
 
@@ -168,8 +168,8 @@ class _Store:
         self.cx, self.src, self.dst, self.op, self.pieces, self.reduce = cx, src, dst, op, pieces, reduce
         self.limit = None if limit is None else cx.expr(limit)
         self.dt = dst.dtype
-        self.width = cx.stores.width  # bytes of a row of a panel
-        self.columns = self.width * 8 // self.dt.bits if self.dt.bits else 0  # columns of the accumulator in a whole panel
+        self.width = cx.stores.width  # bytes of a row of a staging buffer
+        self.columns = self.width * 8 // self.dt.bits if self.dt.bits else 0  # columns of the accumulator in a staging buffer
         self.group_columns = 8 * pieces.groups  # columns of one warp group
 
     def unsupported(self) -> str:
@@ -239,10 +239,10 @@ class _Store:
         return seq(*out, span=self.op.span)
 
     def _wait(self, k: int, steps: int, slots: int) -> Stmt:
-        """Wait until the panel of step k may be written.
+        """Wait until the staging buffer of step k may be written.
 
-        Earlier statements may have used any panel.  If only this store uses them (in a loop) and the number of steps is a
-        multiple of the number of boxes, the boxes follow in the same order, and waiting for the oldest suffices.
+        Earlier statements may have used any staging buffer.  If only this store uses them (in a loop) and the number of
+        steps is a multiple of the number of boxes, the boxes follow in the same order, and waiting for the oldest suffices.
         """
         if k:
             return _do("bulk_wait", n=slots - 1, read=True)
@@ -271,7 +271,7 @@ class _Store:
         return (x, y) if self.pieces.transposed else (y, x)
 
     def _corner(self, row: int, p: int) -> list[Expr]:
-        """Tensor indices of the first element of a panel, as expressions of the tile program."""
+        """Tensor indices of the first element of a staging buffer, as expressions of the tile program."""
         y, x = self._dims
         at = [convert(m) for m in self.dst.mins]
         at[y] = at[y] + self._over_groups(self.pieces.row_groups) + row
@@ -298,16 +298,16 @@ class _Store:
     # ---- without TMA ----------------------------------------------------------------------------------------------
 
     def _carried(self, register: int, row: int, p: int, slot: Expr, busy: bool) -> list[Stmt]:
-        """Fill a panel and copy it to the tensor by the threads of the group.
+        """Fill a staging buffer and copy it to the tensor by the threads of the group.
 
-        busy: threads may still be reading the panel; otherwise the barrier of the step in between excludes that.
+        busy: threads may still be reading it; otherwise the barrier of the step in between excludes that.
         """
         barrier = _do("sync_threads") if self.cx.stores.one_group else _do("named_barrier", self.number, const(GROUP))
         fill = self._fill(register + p * self.columns // 8 * 4, p, slot)
         return [*([barrier] if busy else []), *fill, barrier, self._rows(row, p, slot)]
 
     def _rows(self, row: int, p: int, slot: Expr) -> Stmt:
-        """Neighbouring threads write neighbouring elements, in the widest vectors that a row of the panel consists of."""
+        """Neighbouring threads write neighbouring elements, in the widest vectors that divide a row."""
         cx, t, (y, x) = self.cx, self.dst.buffer, self.dims or (0, 0)
         rows, columns = (self._width(p), ROWS_OF_STEP) if self.pieces.transposed else (ROWS_OF_STEP, self._width(p))
         any_row = self._corner(row, p)
@@ -332,7 +332,7 @@ class _Store:
             inside = conjunction(here, inside)
         return For(v, const(0), const(-(-total // GROUP)), "serial", out if inside is None else If(inside, out))
 
-    # ---- registers to the panel -----------------------------------------------------------------------------------
+    # ---- registers to shared memory -------------------------------------------------------------------------------
 
     def _fill(self, register: int, p: int, slot: Expr) -> list[Stmt]:
         groups = self._width(p) // 8

@@ -86,7 +86,7 @@ def _targets(words: list[tuple[int, ...]]) -> set[int]:
     out = set()
     for n, (low, high) in enumerate(words):
         op = low & 0xFFF
-        if op in (_BRANCH, _MEET):  # words of 4 bytes from the next instruction, with a sign; of branches the low 8 bits apart
+        if op in (_BRANCH, _MEET):  # signed, in 4-byte words from the next instruction; a branch has the low 8 bits elsewhere
             steps = low >> 34 | (high & (1 << 18) - 1) << 30
             steps -= steps >> 47 << 48
             out.add(n + 1 + ((steps << 8 | low >> 16 & 255) if op == _BRANCH else steps) * 4 // _BYTES)

@@ -26,7 +26,7 @@ from .types import convert, load, store, value_type
 
 
 class Operand:
-    """An operand of each thread: the address of its first element, elements `step` bytes apart."""
+    """An operand of each thread: the address of its first element, elements at a distance of `step` bytes."""
 
     def __init__(self, cx: Code, a: Expr, e: Call) -> None:
         if not isinstance(a, AddressOf):

@@ -26,7 +26,7 @@ class DecodePlan:
     splits: int = 1
 
     def workspace(self, sizes: DecodeSizes) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the float32 workspace of the kernel, of any contents: means and sums of the splits."""
+        """Shapes of the float32 workspace of the kernel, of any contents: the splits' means and sums."""
         z = sizes
         shapes = (self.splits, z.batch, z.seq_q, z.heads, z.dim_v), (self.splits, z.batch, z.heads, z.seq_q)
         return shapes if self.splits > 1 else ()

@@ -154,8 +154,8 @@ def _fetch(v, given, at, first, own, ko, fetched):
 def _put(v, M, at, k, fetched, S, X):
     """Store what was fetched to shared memory, with rows at multiples of 16 bytes. Elements behind k are zero.
 
-    Elements outside the matrix across k may have any value, because no element of C depends on them. Rows of a thread are whole
-    words apart, so the number of bits to shift is the same for all. The operand's last element may lie in no whole word.
+    Elements outside the matrix across k may have any value, because no element of C depends on them. Rows of a thread have
+    distances of whole words, so all are shifted by the same number of bits. The operand's last element may be in no whole word.
     """
     low, high, XF = fetched
     row, column = v.place(at, k)

@@ -118,7 +118,7 @@ def _put(v, by, at, x, out):
 
 @T.macro
 def _down(v, A, B, M, bx, by, out):
-    """Sums of columns: each word holds elements of two columns, shifted to where rows begin. The last row is read by elements.
+    """Sum columns: each word holds elements of two columns, shifted to where rows begin. The last row is read by elements.
     """
     source = v.words(M)
     low = T.alloc_fragment((_GROUPS, _WIDE), "float32")
@@ -153,7 +153,7 @@ def _down(v, A, B, M, bx, by, out):
 
 @T.macro
 def _across(v, A, B, M, bx, by, out):
-    """Sums of rows. Where a row begins inside a word, its elements are shifted by one. The ends of rows are read by elements.
+    """Sum rows. Where a row begins inside a word, its elements are shifted by one. The ends of rows are read by elements.
     """
     source = v.words(M)
     sums = T.alloc_fragment((_TALL, v.row_groups, v.lanes), "float32")

@@ -166,8 +166,8 @@ def _panel_size(chip: Chip, p: TileProblem, bm: int, bn: int, splits: int) -> in
     """Number of rows of tiles in a rasterisation panel.
 
     In one wave where one operand is by far the larger, adjacent blocks share its tiles, so that a tile requested by two
-    neighbours is loaded once. 4096x128x4096 in 64x64 tiles, 64 x 2 of them: 9.3 us row by row, 11.5 in panels of 12 rows;
-    256x4096x4096 in 64x128 tiles, 4 x 32: 13.3 column by column, 22.4 row by row.
+    neighbours is loaded once. 4096x128x4096 in 64x64 tiles, 64 x 2 of them: 9.3 us row by row, 11.5 in rasterisation panels
+    of 12 rows; 256x4096x4096 in 64x128 tiles, 4 x 32: 13.3 column by column, 22.4 row by row.
     """
     if chip.kind != "wgmma":
         return max(1, 2048 // bm)
@@ -176,10 +176,10 @@ def _panel_size(chip: Chip, p: TileProblem, bm: int, bn: int, splits: int) -> in
 
 
 def by_rows(chip: Chip, p: TileProblem, t: Tile) -> Tile:
-    """The tile with panels of one row, where these load far less, counted wave by wave.
+    """The tile with rasterisation panels of one row, where these load far less, counted wave by wave.
 
-    In narrow grids of few waves, panels end in the middle of waves. 14288x1048x2064 in 192x160 tiles, 75 x 7 of them, took 97.7
-    us in panels of 11 rows, 93.5 row by row; 8496x608x3264 in 192x128 56.5 and 54.4.
+    In narrow grids of few waves, rasterisation panels end in the middle of waves. 14288x1048x2064 in 192x160 tiles, 75 x 7 of
+    them, took 97.7 us in rasterisation panels of 11 rows, 93.5 row by row; 8496x608x3264 in 192x128 56.5 and 54.4.
     """
     q = swapped(p) if t.swap_ab else p
     rows, columns = ceil(q.m / t.bm), ceil(q.n / t.bn)

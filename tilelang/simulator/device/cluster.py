@@ -31,17 +31,17 @@ from ..memory import shared_operand
 
 
 class Meetings:
-    """The cluster barriers of a Cluster that contains several clusters ("teams") of `blocks` CTAs each."""
+    """The cluster barriers of a Cluster that contains several clusters of `blocks` CTAs each."""
 
     def __init__(self, size: int, lanes: int, blocks: int, what: str) -> None:
         self.each, self.what = blocks * lanes, what
-        teams = size // blocks
-        self.phase = [0] * teams  # number of completed phases
+        clusters = size // blocks
+        self.phase = [0] * clusters  # number of completed phases
         self.come = np.zeros(size * lanes, bool)
         self.arrivals = np.zeros(size * lanes, np.int32)
         self.waits = np.zeros(size * lanes, np.int32)
-        self.seen: list[np.ndarray | None] = [None] * teams
-        self.before: list[dict[int, np.ndarray | None]] = [{} for _ in range(teams)]
+        self.seen: list[np.ndarray | None] = [None] * clusters
+        self.before: list[dict[int, np.ndarray | None]] = [{} for _ in range(clusters)]
 
     def cluster_index(self, active: np.ndarray) -> int:
         """Number of the cluster that contains the active threads, which belong to one block."""

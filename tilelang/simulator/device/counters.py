@@ -32,8 +32,8 @@ class Site:
 class BankCount:
     """Shared-memory traffic of one site.
 
-    instructions: executions by a warp.  wavefronts: passes through shared memory that they took.  ideal: passes that they
-    would take without conflicts.
+    instructions: how often a warp executed it.  wavefronts: passes through shared memory that they took.  ideal: passes
+    that they would take without conflicts.
     """
 
     site: Site
@@ -68,7 +68,7 @@ def wavefronts(address: np.ndarray, width: int, active: np.ndarray) -> tuple[int
 
 
 class Counters:
-    """Totals over all blocks of a run."""
+    """The counts over all blocks of a run."""
 
     def __init__(self, sites: list[Site]) -> None:
         self.sites = sites

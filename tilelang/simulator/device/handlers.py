@@ -23,7 +23,7 @@ from ..lanes import Action, LaneFrame
 
 
 def _counted(handler: Callable[[Context, Call], Closure]) -> Callable[[Context, Call], Closure]:
-    """The handler of an intrinsic whose executions are counted."""
+    """A handler that also counts how often the intrinsic is executed."""
 
     def counted(c: Context, e: Call) -> Closure:
         fn = handler(c, e)

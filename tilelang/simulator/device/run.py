@@ -29,7 +29,7 @@ from ..lanes import LaneFrame
 class Report:
     """Result of a run on the device simulator.
 
-    outputs: every tensor parameter after the run, by name.  instructions: executions by a warp, for each operation.  bytes:
+    outputs: every tensor parameter after the run, by name.  instructions: how often warps executed each operation.  bytes:
     moved by each operation.  bank_conflicts: shared-memory traffic of each access in the program, most conflicts first.
     printed: text of T.print.
     """

@@ -20,7 +20,7 @@ from ..context import Context, Handlers, LaunchScope
 class TileLaunch(LaunchScope):
     """The launch being compiled.
 
-    safe: values of global buffers outside their shape, by id of the buffer.  roles: its warp roles, [] where nothing
+    safe: values of global buffers outside their shape, by id of the buffer.  warp_roles: its warp roles, [] where nothing
     distinguishes its warp groups.  divergence: where its threads may diverge.  space: addresses of its shared memory.
     """
 

@@ -3,7 +3,7 @@
 A schedule gives every scheduled statement i of the body a stage s_i and an order o_i. Step u of the pipeline runs, in
 the order o, statement i for iteration u - s_i. A dependence from (i, iteration a) to (j, iteration a+d) is kept iff
     s_i < s_j + d   or   s_i == s_j + d and o_i < o_j.
-A buffer with V versions (slot = iteration mod V) has dependences only between iterations a multiple of V apart.
+A buffer with V versions (slot = iteration mod V) has dependences only between iterations whose distance is a multiple of V.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Node:
     """One statement that contains no wgmma, wait, pin or jump, or one run of wgmmas."""
 
     stmts: tuple[Stmt, ...] = ()
-    kind: str = ""  # "products" (wgmmas) | "pin" | "wait" | "commit" | "alloc" | "" (ordinary)
+    kind: str = ""  # "wgmmas" | "pin" | "wait" | "commit" | "alloc" | "" (ordinary)
     reads: frozenset[Var] = frozenset()
     writes: frozenset[Var] = frozenset()
     after: list[int] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Graph:
             case Evaluate() if s.call.op in ("wgmma_wait", "wgmma_commit"):
                 return [self.node(s, kind=s.call.op[6:], before=before)]
             case Evaluate() if s.call.op in ("wgmma", "wgmma_pin"):
-                kind = "pin" if s.call.op == "wgmma_pin" else "products"
+                kind = "pin" if s.call.op == "wgmma_pin" else "wgmmas"
                 return [self.node(s, kind=kind, touched=own_effects(s), before=before)]
             case Alloc() if s.buffer.data in self.storages:
                 return [self.node(s, kind="alloc", before=before)]
@@ -94,7 +94,7 @@ class Graph:
                 continue
             if run:
                 touched = tuple(e for r in run for e in own_effects(r))
-                before = [self.node(*run, kind="products", touched=touched, before=before)]
+                before = [self.node(*run, kind="wgmmas", touched=touched, before=before)]
                 run = []
             if s is not None:
                 before = self.build(s, before)
@@ -116,7 +116,7 @@ class Graph:
 
     def hot(self) -> set[int]:
         """Numbers of the innermost loops with wgmmas."""
-        found = {n.loop for n in self.nodes if n.kind == "products"} - {0}
+        found = {n.loop for n in self.nodes if n.kind == "wgmmas"} - {0}
         outer: set[int] = set()
         for k in found:
             while k := self.around[k]:

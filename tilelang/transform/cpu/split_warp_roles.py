@@ -2,10 +2,10 @@
 
 Warp groups that no T.ws distinguishes are one warp role.  A warp role runs the launch's body for its threads:
 
-    A                                role 0: A, once for the block; C
-    with T.ws(1): P         ->               B, once for the block
-    with T.ws(0): C                  role 1: A, once for the block; P
-    B                                        B, once for the block
+    A                                warp role 0: A, once for the block; C
+    with T.ws(1): P         ->                    B, once for the block
+    with T.ws(0): C                  warp role 1: A, once for the block; P
+    B                                             B, once for the block
 
 Tile operations and parallel loops outside of T.ws run once, by the last warp role that arrives (OncePerBlock).  Each warp role
 runs statements of the threads there for its own threads, between two barriers of the warp roles where they access shared

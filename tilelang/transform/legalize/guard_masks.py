@@ -41,7 +41,7 @@ _OPPOSITE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 
 @pass_(needs=TILE)
 def guard_masks(func: Func, cx: PassContext) -> Func:
-    """See the module's text.
+    """Apply each mask in a branch that runs only for tiles in which the mask changes an element.
 
     Keeps every element's value, bit by bit (a GEMM that clears its accumulator starts from +0, as the filled tile does).
     """

@@ -47,7 +47,9 @@ SLOTS = 8  # wgmma groups that are tracked separately; older ones are merged
 
 @pass_(needs=TILE)
 def lower_manual_warp_roles(func: Func, cx: PassContext) -> Func:
-    """See the module's text. Programs that name none of Hopper's operations stay as they are.
+    """Initialise mbarriers, check warp roles, and pin the accumulators of launches that name Hopper's operations.
+
+    Other launches stay unchanged.
 
     Raises tma-copy, role-fragment, role-place at the user's line.
     """

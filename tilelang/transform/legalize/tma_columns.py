@@ -22,7 +22,10 @@ from ..framework.pass_ import TILE, PassContext, pass_
 
 @pass_(needs=TILE)
 def tma_columns(func: Func, cx: PassContext) -> Func:
-    """See the module's text. Does not change what the program computes."""
+    """Give copies and tile atomics whose first column may not be a multiple of 16 bytes the attr `unaligned_columns`.
+
+    Keeps the values that the program computes.
+    """
     facts = bound_divisors(func.body)
 
     def mark(x: Any) -> Any:

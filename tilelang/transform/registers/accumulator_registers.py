@@ -79,7 +79,7 @@ def _assign_registers(launch: Launch, fast: bool) -> Launch:
         return launch
     graph = Graph(frozenset(found))
     graph.build(launch.body, [graph.node()])
-    if not EVERY_FORM and not all(needed(n, b) for b in found.values() for n in graph.nodes if n.kind == "products"):
+    if not EVERY_FORM and not all(needed(n, b) for b in found.values() for n in graph.nodes if n.kind == "wgmmas"):
         return launch
     moves = _Moves()
     for b in found.values():
@@ -168,7 +168,7 @@ def _follow(graph: Graph, b: Buffer, direct: set[int]) -> tuple[_Plan | None, se
     """(the plan with these loops working on the registers, or None; the loops among them that cannot)."""
     nodes, v = graph.nodes, b.data
     every = range(len(nodes))
-    product = [n.kind == "products" and v in n.reads | n.writes for n in nodes]
+    product = [n.kind == "wgmmas" and v in n.reads | n.writes for n in nodes]
     pin = [n.kind == "pin" and v in n.writes for n in nodes]
     plain = [not product[k] and not pin[k] and k not in direct for k in every]
     wants = [product[k] and needed(n, b) or k in direct and n.form is not None and n.form.reads for k, n in enumerate(nodes)]

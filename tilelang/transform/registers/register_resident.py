@@ -83,7 +83,7 @@ def _may_borrow(n: Node, hot: bool, found: Mapping[Var, Buffer]) -> bool:
 
 def _done(graph: Graph, v: Var) -> bool:
     """Whether no wgmma of an array is in flight where another statement touches the array."""
-    product = [n.kind == "products" and v in n.reads | n.writes for n in graph.nodes]
+    product = [n.kind == "wgmmas" and v in n.reads | n.writes for n in graph.nodes]
 
     def step(k: int, running: int) -> int:
         return running_after(graph.nodes[k], product[k], running)

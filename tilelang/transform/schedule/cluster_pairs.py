@@ -40,8 +40,8 @@ MULTICAST = {2: 45.0, 4: 60.0, 8: 72.0}
 ARRIVING, ASKED = 87.0, 122.0
 # Clusters of more than two blocks that a launch of one wave may use: blocks along the first two dimensions of the grid.
 LARGER = ((2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
-# Without clusters, blocks drift apart and their loads take longer in long loops: by this fraction for each doubling beyond
-# 16 iterations.  256x160 tiles at 3320x1584x10680 took 163 us alone, 152 in pairs.
+# Without clusters, blocks drift and their loads take longer in long loops: by this fraction for each doubling beyond
+# 16 iterations.  256x160 tiles at 3320x1584x10680 took 163 us without clusters, 152 in pairs.
 DRIFT = 0.07
 # Cycles that the blocks of a cluster need to start and to end together: two blocks; more than two.  128x176 tiles at
 # 680x4000x1720 take 19.1 us alone, 16.9 in pairs.

@@ -24,13 +24,13 @@ import numpy as np
 from tilelang.ir import Expr, Select, binary, cast, const
 from tilelang.ir.record import record
 
-ALIGNED = 1.1  # how many times the bytes of the best panel a panel may load whose waves are whole columns
+ALIGNED = 1.1  # bytes that a rasterisation panel with waves of whole columns may load, relative to the best one
 SLACK = 1.005  # a partition that is less even by at most this factor is taken if its groups are wider (more reuse in L2)
 
 
 @lru_cache(maxsize=8)
 def _waves(blocks: int) -> list[tuple[int, float]]:
-    """(rows of a panel, columns that `blocks` blocks load in one wave of it), for each number of rows."""
+    """(rows of a rasterisation panel, columns that `blocks` blocks load in one wave of it), for each number of rows."""
     return [(rows, blocks / rows if blocks % rows == 0 else (blocks - 1) / rows + 1) for rows in range(1, blocks + 1)]
 
 
@@ -39,8 +39,8 @@ def rasterisation_rows(blocks: int, row: float, column: float) -> int:
     """The number of rows of a rasterisation panel, for `blocks` blocks that run at a time.
 
     row, column: bytes that a row and a column of tiles load.  About square waves load the fewest bytes.  If the blocks fill
-    whole columns of the panel, each keeps its row from wave to wave, and no column is in two waves: on an H200, panels of 12
-    rows for 132 blocks made GEMMs with 128x256 tiles 1 to 5 % faster than 16 or 8 rows (benchmarks/results/notes.md).
+    whole columns of it, each block keeps its row from wave to wave, and no column is in two waves: on an H200, 12 rows for
+    132 blocks made GEMMs with 128x256 tiles 1 to 5 % faster than 16 or 8 rows (benchmarks/results/notes.md).
     """
     loaded = [(rows * row + columns * column, rows) for rows, columns in _waves(blocks)]
     best, whole = min(loaded), min(x for x in loaded if blocks % x[1] == 0)

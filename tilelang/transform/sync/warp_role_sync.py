@@ -1,4 +1,4 @@
-"""Places barriers in warp-specialised launches: the barriers of each warp role count only the threads of that role.
+"""Places barriers in warp-specialised launches: the barriers of each warp role count only that warp role's threads.
 
     A                              A: barriers of the block
     if in_warp_groups(1): P        sync_threads()                    # where A touches memory that others see
@@ -43,7 +43,7 @@ def has_warp_roles(s: Stmt) -> bool:
 
 
 def _joined(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    """The statements with branches of one warp role merged, so that iterations of that role are ordered inside one branch.
+    """The statements with branches of one warp role merged, so that iterations of that warp role are ordered inside one branch.
 
     Branches of other warp roles may lie between the merged ones.
     """
