@@ -99,7 +99,7 @@ class _Operator:
         return call
 
 
-def _unsupported_call(what: str, found: str, hint: str) -> Exception:
+def _error(what: str, found: str, hint: str) -> Exception:
     return error("torch-op", what, found=found, hint=hint)
 
 
@@ -113,7 +113,7 @@ class _OfKernel(_Operator):
         self.parameters = []
         for a in kernel.signature.inputs:
             if isinstance(a, PointerArg):
-                raise _unsupported_call(f"`{a.name}` of `{self.label}` is a pointer", f"the pointer `{a.name}`", "pass a tensor")
+                raise _error(f"`{a.name}` of `{self.label}` is a pointer", f"the pointer `{a.name}`", "pass a tensor")
             kind = "Tensor" if isinstance(a, TensorArg) else _number_kind(a.var.dtype)
             self.parameters.append((a.name, kind, ""))
         self.mutates = tuple(n for n, kind, _ in self.parameters if n in kernel.written())
@@ -129,7 +129,7 @@ class _OfKernel(_Operator):
 class _OfFunction(_Operator):
     def __init__(self, function: Any, mutates: tuple[str, ...], outputs: int | None) -> None:
         if not isinstance(function, JITImpl):
-            raise _unsupported_call(f"a {type(function).__name__} is no kernel", type(function).__name__,
+            raise _error(f"a {type(function).__name__} is no kernel", type(function).__name__,
                            "pass a compiled kernel, or an eager @tilelang.jit function")
         self.function, self.label, self.mutates = function, function.__name__, mutates
         self.parameters = []
@@ -143,14 +143,14 @@ class _OfFunction(_Operator):
             else:
                 kind = {bool: "bool", int: "int", float: "float", str: "str"}.get(type(p.default), "")
                 if not kind:
-                    raise _unsupported_call(f"`{p.name}` of `{self.label}` is a compile-time value without a default that is a number "
+                    raise _error(f"`{p.name}` of `{self.label}` is a compile-time value without a default that is a number "
                                    "or a string", f"`{p.name}`",
                                    "give it a default, or compile the function and pass the kernel")
                 default = f'="{p.default}"' if kind == "str" else default
             self.parameters.append((p.name, kind, default))
         unknown = [n for n in mutates if n not in function.eager.function.parameters]
         if unknown:
-            raise _unsupported_call(f"`{unknown[0]}` is no parameter of `{self.label}`", unknown[0],
+            raise _error(f"`{unknown[0]}` is no parameter of `{self.label}`", unknown[0],
                            f"the parameters are {', '.join(function.eager.function.parameters)}")
         self.outputs = _returned(function) if outputs is None else outputs
 
@@ -158,11 +158,11 @@ class _OfFunction(_Operator):
         kernel = self.function.compile(*args)
         others = [n for n in kernel.written() if n not in self.mutates and n in (p[0] for p in self.parameters)]
         if others:
-            raise _unsupported_call(f"`{self.label}` writes its parameter `{others[0]}`", f"a store to `{others[0]}`",
+            raise _error(f"`{self.label}` writes its parameter `{others[0]}`", f"a store to `{others[0]}`",
                            f"say so: torch_op(..., mutates={sorted({*self.mutates, *others})!r})")
         if len(kernel.signature.outputs) != self.outputs:
             count = len(kernel.signature.outputs)
-            raise _unsupported_call(f"`{self.label}` returns {count} tensors", f"{count} results", f"torch_op(..., outputs={count})")
+            raise _error(f"`{self.label}` returns {count} tensors", f"{count} results", f"torch_op(..., outputs={count})")
         return kernel
 
     def run(self, *args: Any) -> Any:
@@ -215,7 +215,7 @@ def _value(e: Any, sizes: dict[Var, Any]) -> Any:
         return _OPERATIONS[e.op](_value(e.a, sizes), _value(e.b, sizes))
     if isinstance(e, Const) or not isinstance(e, Expr):
         return int(e.value if isinstance(e, Const) else e)
-    raise _unsupported_call(f"the size {e!r} of a result cannot be computed by torch", repr(e), "compile the kernel for fixed sizes")
+    raise _error(f"the size {e!r} of a result cannot be computed by torch", repr(e), "compile the kernel for fixed sizes")
 
 
 def autograd(forward: Any, backward: Any) -> Callable[..., Any]:
