@@ -48,12 +48,12 @@ def scatter():
             U, V = T.alloc_shared((256,), "float32"), T.alloc_shared((256,), "float32")
             T.copy(A, V)
             for i in T.Parallel(256):
-                U[P[i]] = V[255 - i]
+                U[P[i * 5 % 256]] = V[i * 3 % 256]
             for i in T.Parallel(256):
                 B[i] = U[255 - i]
                 V[i] = U[i]
             for i in T.Parallel(256):
-                U[P[i]] = V[255 - i]
+                U[P[i * 5 % 256]] = V[i * 3 % 256]
             for i in T.Parallel(256):
                 C[i] = U[(i * 3) % 256]
 

@@ -1,7 +1,10 @@
 """The verifier refutes every mutant of a kernel's synchronisation that the device simulator finds faulty."""
 
 import pytest
-from sync_mutants import KERNELS, judge
+from sync_mutants import KERNELS, judge, lowered, mutants
+
+from tilelang.ir import Launch, rewrite, walk
+from tilelang.transform.verify_sync.launch import check_launch
 
 QUICK = ("gemm of one stage", "gemm of three stages", "softmax", "row_reduce", "transpose", "scatter", "waits by hand",
          "named barriers")
@@ -22,6 +25,15 @@ def test_faulty_mutants_of_a_ring_are_refuted():
     rows = judge("ring by hand", lambda k: k % 3 == 0)
     assert len(rows) > 10 and sum(faulty for _, faulty, *_ in rows) > 5
     assert [row for row in rows if row[1] and not row[2]] == []
+
+
+def test_a_fault_that_needs_the_longest_loop_is_refuted():
+    """Loops of at most four iterations were followed for 0 to 3: two mbarriers that wait for an arrival too many passed."""
+    arch, program, config = KERNELS["hopper causal attention"]
+    func = lowered(arch, program(), config)
+    found = [check_launch(next(walk(rewrite(func, lambda n, s=s, other=other: other if n is s else None).body, Launch)))[0]
+             for mutation, s, other in mutants(next(walk(func.body, Launch))) if mutation == "mbarrier_init +1"]
+    assert len(found) == 9 and all(text.startswith("not cleared: the block comes to a standstill") for text in found)
 
 
 def test_there_are_fourteen_kernels():
