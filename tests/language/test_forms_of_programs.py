@@ -85,3 +85,54 @@ def test_a_launch_without_extents_is_one_block():
 
     x = np.arange(64, dtype=np.int32)
     np.testing.assert_array_equal(everywhere(main, x)[1], x + 1)
+
+@T.macro
+def scale_and_inverse(m):
+    return m * 2.0, 1.0 / m
+
+
+def test_a_scalar_of_a_loop_body_may_have_the_name_of_a_tensor_parameter():
+    @T.prim_func
+    def main(x_sf: T.Tensor((2, 64), f32), m: T.Tensor((64,), f32), out: T.Tensor((4, 2, 64), f32)):
+        with T.Kernel(2, threads=64) as pid:
+            frag = T.alloc_fragment((64,), f32)
+            for k in T.serial(4):
+                for i in T.Parallel(64):
+                    frag[i] = x_sf[pid, i]
+                for i in T.Parallel(64):
+                    x_sf, inv = scale_and_inverse(m[i] + k)
+                    out[k, pid, i] = x_sf + inv + frag[i]
+
+    rng = np.random.default_rng(2)
+    x, m = rng.integers(-9, 9, (2, 64)).astype(f32), 2.0 ** rng.integers(0, 2, 64).astype(f32)
+    want = np.stack([(m + np.float32(k)) * 2 + 1 / (m + np.float32(k)) + x for k in range(4)])
+    np.testing.assert_allclose(everywhere(main, x, m)[2], want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("nested", (False, True))
+def test_buffers_that_change_places_in_a_loop_are_refused(nested):
+    with pytest.raises(RuntimeError, match="`a` is re-bound in the loop"):
+
+        @T.prim_func
+        def main(X: T.Tensor((64,), f32), Y: T.Tensor((64,), f32)):
+            with T.Kernel(1, threads=64):
+                a, b = T.alloc_fragment((64,), f32), T.alloc_fragment((64,), f32)
+                for k in T.serial(4):
+                    T.copy(a, Y)
+                    if nested:
+                        for j in T.serial(2):
+                            a = b
+                    else:
+                        a, b = b, a
+
+
+def test_the_tensor_behind_such_a_scalar_is_not_read_after_the_loop():
+    with pytest.raises(RuntimeError, match="scope.: Immutable variable `x`"):
+
+        @T.prim_func
+        def main(x: T.Tensor((64,), f32), Y: T.Tensor((64,), f32)):
+            with T.Kernel(1, threads=64):
+                for i in T.Parallel(64):
+                    x = x[i] + 1.0
+                    Y[i] = x
+                T.copy(x, Y)

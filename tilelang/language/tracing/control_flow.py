@@ -97,12 +97,12 @@ class ControlFlow:
         if now is before or isinstance(now, (Poison, Undefined)):
             return now
         if isinstance(now, (Expr, Buffer, BufferSlice)) and not isinstance(now, Const):
-            return outside_scope(name, g.span)
+            return outside_scope(name, g.span, _is_scalar(now))
         if g.frame is not None and g.frame.once:
             return now
         if _same_python(before, now):
             return before
-        return rebound_constant(name, g.span)
+        return rebound_constant(name, g.span, _is_scalar(now))
 
     def loop(self, it: Any, names: tuple[str, ...], now: tuple[Any, ...]) -> Guard:
         if not (isinstance(it, Frame) and it.loop):
@@ -152,6 +152,8 @@ class ControlFlow:
         for name, before, value in zip(g.names, g.saved, now):
             if name not in carried or value is before or isinstance(before, (Undefined, Poison)):
                 continue
+            if isinstance(before, (Buffer, BufferSlice)) and _is_scalar(value):
+                continue  # what reads the name in front of the assignment needs a buffer: no scalar of the last iteration
             if not isinstance(before, Expr) or isinstance(before, Const):
                 if not _same_python(before, value):
                     raise errors.error(
@@ -260,6 +262,11 @@ def leading_arguments(b: Builder) -> tuple[Any, ...]:
     """The first arguments of rewritten code (rewrite.FIRST): the builder, and what its statements and operators call."""
     flow = ControlFlow(b)
     return b, flow.names, flow.conditions, flow, UNDEFINED
+
+
+def _is_scalar(v: Any) -> bool:
+    """Whether a value (or the former value of a name that must not be read) is one number."""
+    return v.scalar if isinstance(v, Poison) else isinstance(v, (Expr, bool, int, float))
 
 
 def _same_python(a: Any, b: Any) -> bool:

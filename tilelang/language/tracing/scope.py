@@ -33,12 +33,13 @@ class Context:
 
 
 class Poison:
-    """A name whose value must not be read any more; every use raises `error`."""
+    """A name whose value must not be read any more; every use raises `error`.  scalar: the value was one."""
 
-    __slots__ = ("_name", "_kind", "_message", "_hint", "_span")
+    __slots__ = ("_name", "_kind", "_message", "_hint", "_span", "scalar")
 
-    def __init__(self, name: str, kind: str, message: str, hint: str, span: Span | None) -> None:
+    def __init__(self, name: str, kind: str, message: str, hint: str, span: Span | None, scalar: bool = False) -> None:
         self._name, self._kind, self._message, self._hint, self._span = name, kind, message, hint, span
+        self.scalar = scalar
 
     def _raise(self, *_: Any, **__: Any) -> Any:
         b = current()
@@ -71,18 +72,18 @@ class Undefined(Poison):
 UNDEFINED = Undefined()
 
 
-def outside_scope(name: str, span: Span | None) -> Poison:
+def outside_scope(name: str, span: Span | None, scalar: bool) -> Poison:
     """The name of an immutable value (or buffer) whose scope has ended."""
     return Poison(name, "scope", f"Immutable variable `{name}` is used outside its defining region!",
-                  "carry a value out of a loop or branch with T.alloc_var, or define it before", span)
+                  "carry a value out of a loop or branch with T.alloc_var, or define it before", span, scalar)
 
 
-def rebound_constant(name: str, span: Span | None) -> Poison:
+def rebound_constant(name: str, span: Span | None, scalar: bool) -> Poison:
     """A Python value assigned under run-time control flow, where the assignment happens only once, while tracing."""
     return Poison(name, "loop-carried-value",
                   f"`{name}` is a Python value assigned in a run-time loop or branch, and is read after it",
                   f"Python assignments run once, while the kernel is traced: use `{name} = T.alloc_var(dtype, init=…)`",
-                  span)
+                  span, scalar)
 
 
 class Frame:
