@@ -117,10 +117,10 @@ def test_buffers_that_change_places_in_a_loop_are_refused(nested):
         def main(X: T.Tensor((64,), f32), Y: T.Tensor((64,), f32)):
             with T.Kernel(1, threads=64):
                 a, b = T.alloc_fragment((64,), f32), T.alloc_fragment((64,), f32)
-                for k in T.serial(4):
+                for _ in T.serial(4):
                     T.copy(a, Y)
                     if nested:
-                        for j in T.serial(2):
+                        for _ in T.serial(2):
                             a = b
                     else:
                         a, b = b, a
