@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from everywhere import everywhere, run
+from everywhere import WITH_HOPPER, everywhere, run
 
 import tilelang.language as T
 from tilelang.errors import TileLangWarning
@@ -136,3 +136,60 @@ def test_the_tensor_behind_such_a_scalar_is_not_read_after_the_loop():
                     x = x[i] + 1.0
                     Y[i] = x
                 T.copy(x, Y)
+
+
+def test_a_return_under_a_condition_of_the_block_ends_the_block():
+    @T.prim_func
+    def main(n: T.int32, X: T.Tensor((8, 64), f32), Y: T.Tensor((8, 64), f32)):
+        with T.Kernel(8, threads=64) as b:
+            if b >= n:
+                if n > 6:
+                    Y[b, T.get_thread_binding()] = 5.0
+                return
+            s = T.alloc_shared((64,), f32)
+            T.copy(X[b, :], s)
+            for i in T.Parallel(64):
+                Y[b, i] = s[63 - i] + 1.0
+
+    x = np.arange(512, dtype=f32).reshape(8, 64)
+    for n, rest in ((3, 0), (7, 5), (9, 0)):
+        want = np.where(np.arange(8)[:, None] < n, x[:, ::-1] + 1, np.float32(rest))
+        np.testing.assert_array_equal(everywhere(main, n, x, on=WITH_HOPPER)[1], want)
+
+
+def test_a_return_in_a_loop_of_some_threads_ends_those():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            t = T.get_thread_binding()
+            for k in T.serial(4):
+                if X[t] == k:
+                    Y[t] = k + 10
+                    return
+            Y[t] = 1
+
+    x = (np.arange(64) % 7).astype(np.int32)
+    np.testing.assert_array_equal(everywhere(main, x)[1], np.where(x < 4, x + 10, 1))
+
+
+def test_a_return_of_a_macro_or_on_the_host_under_a_condition_is_refused():
+    @T.macro
+    def leave(x):
+        if x > 3:
+            return
+
+    with pytest.raises(NotImplementedError, match="return-in-control-flow"):
+
+        @T.prim_func
+        def inside(X: T.Tensor((64,), "int32")):
+            with T.Kernel(1, threads=64):
+                leave(X[0])
+
+    with pytest.raises(NotImplementedError, match="return-in-control-flow"):
+
+        @T.prim_func
+        def outside(n: T.int32, X: T.Tensor((64,), "int32")):
+            if n > 3:
+                return
+            with T.Kernel(1, threads=64):
+                X[0] = 1

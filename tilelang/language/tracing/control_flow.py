@@ -8,7 +8,7 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.errors import register_warning, warn
-from tilelang.ir import Assert, Break, Buffer, Call, Const, Continue, Evaluate, Expr, Node, Stmt
+from tilelang.ir import Assert, Break, Buffer, Call, Const, Continue, Evaluate, Expr, Node, Stmt, call
 
 from .conditions import Conditions
 from .names import Names
@@ -185,7 +185,7 @@ class ControlFlow:
         self._innermost_loop("continue")
         self._jump(Continue(span=self.b.span()))
 
-    def _jump(self, stmt: Stmt) -> None:
+    def _jump(self, stmt: Break | Continue | Evaluate) -> None:
         self.b.emit(stmt)
         self.b.frames[-1].dead = True  # the rest of this block is unreachable
 
@@ -198,13 +198,22 @@ class ControlFlow:
         raise errors.error("break-outside-loop", f"'{word}' outside a run-time loop",
                            found=f"'{word}' outside of one", span=self.b.span())
 
+    def leaves_function(self) -> bool:
+        """Whether a bare `return` ends the traced function.  Under run-time control flow of a launch it ends the thread."""
+        frames = self.b.frames[self.b.ctx.base:]
+        if (len(self.b.contexts) > 1 or self.b.kernel not in frames or any(getattr(f, "parallel", False) for f in frames)
+                or all(f.once for f in frames[frames.index(self.b.kernel):])):
+            return True
+        self._jump(Evaluate(call("thread_return", (), "void", span=self.b.span()), span=self.b.span()))
+        return False
+
     def return_(self, value: Any) -> Any:
         """`return value`.  In a macro: the present value.  In a prim_func: the outputs."""
         macro = len(self.b.contexts) > 1
         for f in self.b.frames[self.b.ctx.base:]:
             if not f.once:
                 hint = ("assign to a T.alloc_var and return it after the loop or branch" if macro else
-                        "T.thread_return() ends the executing thread")
+                        "leave it out of loops, T.Parallel and branches; in T.Kernel a bare return ends the thread")
                 raise errors.error("return-in-control-flow", "return inside run-time control flow is not supported",
                                    span=self.b.span(), hint=hint)
         if macro:

@@ -398,8 +398,9 @@ class _Rewriter(ast.NodeTransformer):
         return body
 
     def do_Return(self, s: ast.Return) -> list[ast.stmt]:
-        value = self.expr(s.value) if s.value is not None else _const(None)
-        return [self.pos(s), ast.Return(_call("flow.return_", value))]
+        if s.value is None:  # the trace goes on behind a return of the thread, with what other threads execute
+            return [self.pos(s), ast.If(_call("flow.leaves_function"), [ast.Return(_call("flow.return_", _const(None)))], [])]
+        return [self.pos(s), ast.Return(_call("flow.return_", self.expr(s.value)))]
 
     def do_Delete(self, s: ast.Delete) -> list[ast.stmt]:
         names = [t for t in s.targets if isinstance(t, ast.Name)]
