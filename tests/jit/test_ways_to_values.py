@@ -160,6 +160,7 @@ WAYS = {
     "the type of a number": (lambda: 5 if VALUE is True else 1, put(globals(), "VALUE", True)),
     "an object in a dict made anew": (lambda: item({"a": SETTINGS}, "a").d["step"], put(SETTINGS.d, "step", 5)),
     "map": (lambda: [*map(item, [SETTINGS.d], ["step"])][0], put(SETTINGS.d, "step", 5)),
+    "types of Python": (lambda: VALUE if isinstance(item, types.FunctionType) else 9, value()),
     "a partial made anew": (lambda: functools.partial(item, SETTINGS.d)("step"), put(SETTINGS.d, "step", 5)),
 }
 

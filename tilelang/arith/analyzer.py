@@ -254,7 +254,8 @@ class Analyzer:
     def exact(self, form: Linear, dt: Any) -> bool:
         """Whether the value of the form fits dt, so that the form equals the expression without wrapping.
 
-        A variable without known bounds is assumed to be an index, whose multiples fit.  A factor or summand larger than
+        A variable without known bounds is assumed to be an index, whose multiples fit: runtime/size_checks.py has each call
+        check it, but for numbers from memory.  A factor or summand larger than
         that of any index (see is_large) indicates a hash or a random number; such a form is assumed to wrap.
         """
         lo, hi = self.bounds_of(form)

@@ -36,6 +36,9 @@ register("kernel-scalar", ScalarKindError, "a scalar argument is not a number of
          expected="a number of the parameter's kind")
 register("kernel-scalar-range", ScalarRangeError, "a scalar argument does not fit the parameter's type",
          expected="a number in the range of the parameter's type")
+register("kernel-size", ScalarRangeError, "a size, index or comparison of a kernel would overflow with the arguments of a call",
+         'compute it in 64 bits: T.dynamic("…", dtype="int64"), T.int64 scalars, T.cast(n, "int64")',
+         expected="sizes whose arithmetic fits its type")
 register("kernel-read-only", ValueError, "a read-only array is passed for a tensor the kernel writes",
          expected="an array that can be written")
 register("kernel-keyword", TypeError, "a kernel takes its inputs by position only", expected="inputs by position")
@@ -43,6 +46,7 @@ register("kernel-keyword", TypeError, "a kernel takes its inputs by position onl
 # Texts of rejected calls.  The patterns are compiled at the first rejected call: most programs have none.
 _ABOUT = r"^kernel (?P<fn>\S+) (?P<what>input|scalar) (?P<name>\S+) "
 _NEGATIVE = r"kernel \S+ output (?P<name>\S+) shape\[\d+\] is negative"
+_SIZE = r"^kernel (?P<fn>\S+) size `(?P<text>.*)` is not in the range from (?P<low>\S+) to (?P<high>\S+)$"
 _NULL = r"^(?P<fn>\S+)\.(?P<name>\S+) is expected to have non-NULL pointer"
 
 
@@ -192,6 +196,11 @@ def explain(sig: Signature, args: tuple[Any, ...], e: Exception) -> Exception:
         return error("kernel-argument", text, expected="extents from 0 on",
                      found=f"{m['name']} of shape ({', '.join(map(str, made.buffer.shape))})", notes=_declared(made),
                      hint="pass arguments for which the shapes of all outputs exist")
+    m = re.match(_SIZE, text)
+    if m is not None:
+        values = [f"{a.name} = {x}" for a, x in zip(inputs, args) if isinstance(a, ScalarArg)]
+        values += [f"{a.name}.shape = {tuple(x.shape)}" for a, x in zip(inputs, args) if hasattr(x, "shape")]
+        return error("kernel-size", text, expected=f"a number from {m['low']} to {m['high']}", found=", ".join(values))
     m = re.match(_ABOUT, text) or re.match(_NULL, text)
     if m is None:
         return _unconvertible(sig, args, e)

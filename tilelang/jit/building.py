@@ -16,6 +16,7 @@ from tilelang.ir import Launch, stmts_of, walk
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.runtime.host_engine import compile_object, ffi_state, load_llvm
 from tilelang.runtime.nvcc_options import nvrtc_options
+from tilelang.runtime.size_checks import SizeCheck, size_checks
 from tilelang.runtime.signature import Signature, host_assumptions, needed_symbols, signature_of
 from tilelang.target.cluster import cluster_size
 from tilelang.target.probe import load_libcuda
@@ -107,7 +108,14 @@ def host_text(request: Request, sig: Signature, launcher: Any) -> str:
     from tilelang.runtime.host_stub import stub_text  # 16 ms: the host code generator is loaded while NVRTC compiles
 
     return stub_text(sig, launcher, needed_symbols(request.func, sig), (), host_assumptions(request.func, sig),
-                     *disjoint_parameters(request))
+                     *disjoint_parameters(request), sizes=sizes_of(request, sig))
+
+
+def sizes_of(request: Request, sig: Signature) -> tuple[SizeCheck, ...]:
+    """Conditions under which no size or index of a program overflows, but for indices that are computed in 64 bits."""
+    from tilelang.transform.analysis.index_width import widen_indices  # 20 ms: loaded by the passes of a compilation
+
+    return size_checks(widen_indices(request.func), sig)
 
 
 def device_options(request: Request) -> list[str]:

@@ -383,8 +383,9 @@ class Walk:
         of = getattr(value, "__self__", None)
         if isinstance(value, types.BuiltinFunctionType) and of is not None and not isinstance(of, ModuleType):
             return value.__name__, self.key(of)  # a method of an object
-        module, cells = getattr(value, "__module__", None) or "", getattr(value, "__closure__", None)
+        module = getattr(value, "__module__", None) or ""
         key = Known(value), self._outside(module, getattr(value, "__name__", ""))
+        cells = value.__closure__ if isinstance(value, FunctionType) else None
         if not cells or module.partition(".")[0] not in sys.stdlib_module_names or id(value) in self.seen:
             return key
         self.seen[id(value)] = len(self.seen)

@@ -21,6 +21,7 @@ from tilelang.runtime.llvm_text import Writer
 from tilelang.runtime.signature import PointerArg, ScalarArg, Signature, TensorArg, host_assumptions, needed_symbols
 
 from .artifact import Request, disjoint_parameters
+from .building import sizes_of
 
 TILE, DEVICE = "tile", "simulator"
 
@@ -54,7 +55,8 @@ class SimulatedEntry:
         self.program = with_options(lowered or request.func, out_idx=sig.out_idx or None)
         disjoint = disjoint_parameters(request) if lowered is not None and request.backend != TILE else ()
         needed = needed_symbols(request.func, sig)
-        text = stub_text(sig, _NoLaunch(), needed, ("check",), host_assumptions(request.func, sig), *disjoint)
+        text = stub_text(sig, _NoLaunch(), needed, ("check",), host_assumptions(request.func, sig), *disjoint,
+                         sizes=sizes_of(request, sig))
         self.library = HostLibrary(compile_object(text), ("tl_check",))
         self.checks = self.library.function("tl_check")
         self.last_report: Any = None

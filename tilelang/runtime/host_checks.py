@@ -12,6 +12,7 @@ from .host_frame import (BOOL, CPU, CUDA, CUDA_HOST, CUDA_MANAGED, DLTENSOR, FLO
                          TENSOR, Frame, Launcher, dtype_bits, is_packed)
 from .host_overlap import reject_overlaps
 from .llvm_text import HostExpr, Writer, has_infinity, rounded_to, text_of
+from .size_checks import SizeCheck
 from .signature import PointerArg, ScalarArg, Signature, Solve, TensorArg
 
 
@@ -20,8 +21,9 @@ class Prepare:
 
     def __init__(self, sig: Signature, launcher: Launcher, needed: set[Var],
                  assumptions: tuple[Expr, ...] = (), disjoint: tuple[tuple[str, str], ...] = (),
-                 made: Mapping[str, tuple[Buffer, ...]] | None = None) -> None:
+                 made: Mapping[str, tuple[Buffer, ...]] | None = None, sizes: tuple[SizeCheck, ...] = ()) -> None:
         self.sig, self.launcher, self.needed, self.assumptions = sig, launcher, needed, assumptions
+        self.sizes = sizes
         self.disjoint, self.made = disjoint, made or {}
         self.data: dict[int, str] = {}  # parameter index -> address of its first element
         self.w = Writer()
@@ -57,10 +59,19 @@ class Prepare:
         for e in self.assumptions:
             at = "" if e.span is None else f" (T.assume at {os.path.basename(e.span.file)}:{e.span.line})"
             w.check(exact.boolean(e), "RuntimeError", f"{self.sig.name}: Assume: {text_of(e)} does not hold{at}")
+        for c in self.sizes:
+            self._size(c, exact)
         for k, v in enumerate(self.sig.symbols):
             self._put(self.frame.of_symbol(k), "i64", self.scalars[v])
         w.do("ret i32 0")
         return w.function(name, "ptr %args, ptr %frame", "internal ")
+
+    def _size(self, c: SizeCheck, exact: HostExpr) -> None:
+        w = self.w
+        fits = w.ins(f"icmp ule i64 {w.ins(f'sub i64 {self.expr(c.value)}, {c.low}')}, {c.high - c.low}")
+        for condition in c.unless:
+            fits = w.ins(f"or i1 {fits}, {w.ins(f'xor i1 {exact.boolean(condition)}, true')}")
+        w.check(fits, "RuntimeError", f"kernel {self.sig.name} size `{c.text}` is not in the range from {c.low} to {c.high}")
 
     def _put(self, offset: int, ty: str, value: str) -> None:
         self.w.put("%frame", offset, ty, value)

@@ -26,6 +26,7 @@ from tilelang.ir import Buffer, Expr, Var
 from .host_checks import Prepare
 from .host_frame import CPU, DLTENSOR, NONE, TENSOR, Frame, Launcher, allocated_bits
 from .llvm_text import HEADER, WEIGHTS, HostExpr, Writer
+from .size_checks import SizeCheck
 from .signature import Signature, TensorArg
 
 
@@ -163,14 +164,15 @@ def modes_of(sig: Signature) -> tuple[str, ...]:
 
 def stub_text(sig: Signature, launcher: Launcher, needed: set[Var], modes: tuple[str, ...] = (),
               assumptions: tuple[Expr, ...] = (), disjoint: tuple[tuple[str, str], ...] = (),
-              made: Mapping[str, tuple[Buffer, ...]] | None = None) -> str:
+              made: Mapping[str, tuple[Buffer, ...]] | None = None, sizes: tuple[SizeCheck, ...] = ()) -> str:
     """LLVM IR of the host module; the entry point of a mode is named tl_<mode>.
 
     needed: symbols that the program or its outputs use; they must get a value even if tensors are None.
     assumptions: conditions on scalars and symbols that every call must satisfy.  disjoint: pairs (written, read) of names of
     tensors and pointers that must be disjoint.  made: the buffers that the program makes of pointers, by name.
+    sizes: conditions under which sizes and indices do not overflow.
     """
-    prepare = Prepare(sig, launcher, needed, assumptions, disjoint, made)
+    prepare = Prepare(sig, launcher, needed, assumptions, disjoint, made, sizes)
     parts: list[tuple[Writer, str]] = [(prepare.w, prepare.build("tl_prepare")), _launch_text(sig, launcher)]
     for mode in modes or modes_of(sig):
         wrapper = Wrapper(sig, mode)
