@@ -42,10 +42,15 @@ def kernel(params, body, *, threads=128, grid=(1,), block_vars=None, tvars=None,
     return Kernel(name, tuple(params), launch)
 
 
+def behind(pass_, k: Kernel) -> Kernel:
+    """The kernel behind a pass."""
+    func = Func(k.name, (), (), k.launch, facts=FuncFacts(phase="DEVICE"))
+    return replace(k, launch=pass_(func, PassContext()).body)
+
+
 def packed(k: Kernel) -> Kernel:
     """The kernel behind the pass that packs conversions."""
-    func = Func(k.name, (), (), k.launch, facts=FuncFacts(phase="DEVICE"))
-    return replace(k, launch=pack_conversions(func, PassContext()).body)
+    return behind(pack_conversions, k)
 
 
 def ramp(base, lanes: int) -> Ramp:

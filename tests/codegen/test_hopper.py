@@ -10,10 +10,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import hopper_programs as hopper
-from handmade import at, evaluate, kernel, local, packed, ramp, tensor, thread_vars, unrolled
+from handmade import at, behind, evaluate, kernel, local, packed, ramp, tensor, thread_vars, unrolled
 
 from tilelang.codegen.cuda.printer import print_kernel
-from tilelang.codegen.cuda.wgmma import MOST, wgmma_runs
+from tilelang.transform.registers.join_wgmmas import MOST, _runs, join_wgmmas
 from tilelang.errors import InternalError
 from tilelang.ir import Alloc, Buffer, If, Store, StringConst, call, cast, const, dtype, load, parse, replace, seq, to_text
 from tilelang.ir.verify import verify
@@ -41,7 +41,7 @@ def complaints(log: str) -> list[str]:
 
 
 def compiled(k) -> nvrtc.Cubin:
-    return nvrtc.compile_cubin(print_kernel(k), "sm_90a")
+    return nvrtc.compile_cubin(print_kernel(behind(join_wgmmas, k)), "sm_90a")
 
 
 # ---- the two programs -------------------------------------------------------------------------------------------------
@@ -166,11 +166,11 @@ def test_products_that_follow_one_another_are_one_asm():
     _, acc, three = in_a_row(row, keep=False)
     (_, _, again), (_, _, one) = in_a_row(row, acc=acc, keep=False), in_a_row(row, count=1)
     (_, _, registers) = in_a_row(row, True, 2, acc=acc)
-    runs = list(wgmma_runs([evaluate("wgmma_fence"), *three, *again, *one, *registers, evaluate("wgmma_commit")]))
+    runs = list(_runs([evaluate("wgmma_fence"), *three, *again, *one, *registers, evaluate("wgmma_commit")]))
     assert [len(r) for r in runs] == [1, 3, 3, 1, 2, 1]  # cut where a product clears, another accumulator, other operands
     assert [s for r in runs for s in r][1:4] == three
-    assert [len(r) for r in wgmma_runs(three * MOST)][0] == 3
-    assert [len(r) for r in wgmma_runs(three[1:] * MOST)] == [MOST, MOST]
+    assert [len(r) for r in _runs(three * MOST)][0] == 3
+    assert [len(r) for r in _runs(three[1:] * MOST)] == [MOST, MOST]
 
 
 @needs_nvrtc
@@ -201,7 +201,7 @@ def test_a_run_is_the_same_instructions(dt, acc, in_registers):
 
 def print_of_run(row, in_registers: bool) -> str:
     allocs, c, products = in_a_row(row, in_registers, 4)
-    return print_kernel(kernel((), seq(Alloc(c), *allocs, *products), tvars=thread_vars()))
+    return print_kernel(behind(join_wgmmas, kernel((), seq(Alloc(c), *allocs, *products), tvars=thread_vars())))
 
 
 def every_copy():
