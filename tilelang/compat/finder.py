@@ -101,10 +101,11 @@ class OlderPaths:
         from .table import PATHS  # 2 ms
 
         if guest and PREFIX + fullname in PATHS:
-            return ModuleSpec(fullname, _GuestLoader(), is_package=True)
+            return ModuleSpec(fullname, _GuestLoader(), is_package=True)  # type: ignore[arg-type]
         if fullname not in PATHS:
             return None
-        spec = ModuleSpec(fullname, _OlderLoader(), is_package=any(p.startswith(f"{fullname}.") for p in PATHS))
+        loader: Any = _OlderLoader()
+        spec = ModuleSpec(fullname, loader, is_package=any(p.startswith(f"{fullname}.") for p in PATHS))
         names, modules = PATHS[fullname]
         if not names and len(modules) == 1 and spec.submodule_search_locations is None:
             real = find_spec(modules[0])  # `python -m` runs what stands in the folder of a package

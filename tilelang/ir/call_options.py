@@ -16,12 +16,14 @@ class CallOptions(Options):
     if TYPE_CHECKING:  # all fields of all records, so that code that knows the intrinsic need not name its record class
         a_major: str
         b_major: str
+        based: bool
         bytes: int
         cache_hint: str | int | None
         count: int
         first: int
         high: int
         inc: bool
+        joined: bool
         key: int | None
         lbo: int
         low: int

@@ -293,8 +293,8 @@ def build_interpreted(request: Request, sig: Signature) -> Artifact:
     tile = request.backend == "tile"  # the reference interpreter has no limits of a machine
     if tile or not request.target.is_cuda:
         cx = PassContext(None if tile else request.target, request.config)
-        program = run_passes(request.func, (*TILE_PASSES, drop_assumptions), cx)
-        return Artifact("interpreted", repr(request.func), "", {}, {}, program)
+        func = run_passes(request.func, (*TILE_PASSES, drop_assumptions), cx)
+        return Artifact("interpreted", repr(request.func), "", {}, {}, func)
     program = lower(request.func, request.target, request.config)
     return Artifact("interpreted", "\n\n".join(repr(k.launch) for k in program.kernels), "", {}, {
         "sync_report": _sync_text(program), "facts": facts_of(program, request.func, request.target)}, program.host)
