@@ -5,7 +5,7 @@
         A[bx * 64 + tx]                                     ((m + 63) // 64 - 1) * 64 + 63 <= 2**31 - 1
 
 The analyzer takes index arithmetic on sizes not to wrap (arith/value_scalars.py says of which scalars).  These checks are what
-makes that true: a call whose sizes are too large is refused on every backend, instead of computing something else.
+makes that true: a call whose sizes are too large is rejected on every backend, instead of computing something else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .signature import ScalarArg, Signature
 
 Bound = int | Expr
 Range = tuple[Bound, Bound]
-_SUMS = ("add", "sub", "mul", "shl")
+_ARITHMETIC = ("add", "sub", "mul", "shl")
 _NEVER_TRAPS = frozenset({"add", "sub", "mul", "min", "max", "eq", "ne", "lt", "le", "gt", "ge", "and", "or"})
 
 
@@ -89,10 +89,10 @@ class Ranges:
         match e.op:
             case "add": return _add(x[0], y[0]), _add(x[1], y[1])
             case "sub": return _sub(x[0], y[1]), _sub(x[1], y[0])
-            case "mul": return _product(x, y)
+            case "mul": return _multiplied(x, y)
             case "shl":
                 k = y[0]
-                return _product(x, (1 << k, 1 << k)) if k is y[1] and isinstance(k, int) and 0 <= k < 31 else None
+                return _multiplied(x, (1 << k, 1 << k)) if k is y[1] and isinstance(k, int) and 0 <= k < 31 else None
             case "min" | "max": return _apply(e.op, x[0], y[0]), _apply(e.op, x[1], y[1])
             case "floordiv" | "truncdiv":
                 if isinstance(y[0], int) and y[0] is y[1] and y[0] > 0 and (e.op == "floordiv" or _at_least_0(x[0])):
@@ -196,25 +196,25 @@ class _Finder:
 
     # ---- expressions ------------------------------------------------------------------------------------------------
     def size(self, e: Any, unless: tuple[Expr, ...], least: int | None = None) -> None:
-        """Check an extent, also where its arithmetic looks like a hash.  least: below it a call is refused."""
+        """Check an extent, also where its arithmetic looks like a hash.  least: below it a call is rejected."""
         if isinstance(e, Expr):
             self.expr(e, unless, True)
             if least is not None:
                 self.check(text_of(e), self.host.of(e), self.always.of(e), least, int_range(e.dtype)[1], unless)
 
     def expr(self, e: Expr, unless: tuple[Expr, ...], is_size: bool = False, within: bool = False) -> None:
-        """Check every sum and product in e that depends on a size and is not itself a term of a sum.
+        """Check all arithmetic in e that depends on a size and is not itself a term of a sum.
 
         is_size: e is an extent.  within: e is a part of such a sum, which is taken not to wrap either."""
         if (id(e), within) in self.done:
             return
         self.done.add((id(e), within))
         self.alive.append(e)
-        if _is_sum(e):
+        if _may_wrap(e):
             within = within or not self.sized.isdisjoint(free_vars(e))
-            within = within and (is_size or not any(_is_hash(x) for x in _parts(e)))
+            within = within and (is_size or not any(_is_hash(x) for x in _nested(e)))
             if within:
-                for x in _parts(e):  # e itself, or those of its terms that hold no data
+                for x in _nested(e):  # e itself, or those of its terms that hold no data
                     self.check(text_of(x), self.host.of(x), self.always.of(x), *int_range(x.dtype), unless)
                     if self.host.of(e) is not None:
                         break
@@ -246,9 +246,9 @@ class _Finder:
             self.found[key] = SizeCheck(value, low, high, text, unless)
 
 
-def _is_sum(e: Any) -> bool:
+def _may_wrap(e: Any) -> bool:
     """Whether e is arithmetic of at most 32 bits that may wrap."""
-    return (isinstance(e, (Binary, Unary)) and e.op in (*_SUMS, "neg") and e.dtype.is_int and e.dtype.is_signed and
+    return (isinstance(e, (Binary, Unary)) and e.op in (*_ARITHMETIC, "neg") and e.dtype.is_int and e.dtype.is_signed and
             e.dtype.lanes == 1 and e.dtype.bits <= 32)
 
 
@@ -261,18 +261,18 @@ def _terms(e: Any) -> tuple[Any, ...]:
     return (e.a,) if e.op == "shl" else (e.a, e.b)
 
 
-def _parts(e: Any) -> Iterator[Any]:
+def _nested(e: Any) -> Iterator[Any]:
     """e and the sums that are its terms."""
     yield e
     for x in _terms(e):
-        if _is_sum(x):
-            yield from _parts(x)
+        if _may_wrap(x):
+            yield from _nested(x)
 
 
 def _leaves(e: Any) -> Iterator[Expr]:
-    for part in _parts(e):
+    for part in _nested(e):
         for x in (part.a, getattr(part, "b", None)):
-            if isinstance(x, Expr) and not (_is_sum(x) and any(x is t for t in _terms(part))):
+            if isinstance(x, Expr) and not (_may_wrap(x) and any(x is t for t in _terms(part))):
                 yield x
 
 
@@ -312,7 +312,7 @@ def _times(a: Bound, b: Bound) -> Bound:
     return _apply("mul", a, b)
 
 
-def _product(x: Range, y: Range) -> Range:
+def _multiplied(x: Range, y: Range) -> Range:
     if _at_least_0(x[0]) and _at_least_0(y[0]):
         return _apply("mul", x[0], y[0]), _apply("mul", x[1], y[1])
     for a, b in ((x, y), (y, x)):
