@@ -97,7 +97,7 @@ def _reasons(nodes: list[Any], target: Target) -> list[str]:
             what = "runs of whole 16 bytes" if x.op.startswith("bulk") else "boxes"
             out[f"{x.op}: tiles whose {what} have addresses and strides of whole 16 bytes"] = None
         elif x.op == "stmatrix":
-            out["stmatrix: accumulators of 16 bits on their way to shared memory"] = None
+            out["stmatrix: stores 16-bit accumulators to shared memory"] = None
     return list(out)
 
 
@@ -193,8 +193,7 @@ def text_of(facts: dict[str, Any]) -> list[str]:
     grid = " x ".join(str(g) for g in facts["grid"])
     out = [f"  {facts['name']}: grid {grid}, {facts['threads']} threads"
            + (f", clusters of {' x '.join(map(str, facts['cluster']))}" if facts["cluster"] else "")]
-    resources = [f"{k.replace('_', ' ')} {facts[k]}" for k in ("registers", "spills", "shared_bytes", "static_shared")
-                 if facts[k] is not None]
+    resources = [text.format(facts[k]) for k, text in _RESOURCES.items() if facts[k] is not None]
     if resources:
         out.append("    resources: " + ", ".join(resources))
     o = facts["occupancy"]
@@ -220,6 +219,15 @@ def text_of(facts: dict[str, Any]) -> list[str]:
     return out
 
 
+_RESOURCES = {"registers": "registers {}", "spills": "spills {}", "shared_bytes": "dynamic shared memory {} bytes",
+              "static_shared": "static shared memory {} bytes"}
+
+
+def _rounded(x: float) -> str:
+    """Three significant digits, without an exponent for large numbers."""
+    return f"{x:.0f}" if x >= 1000 else f"{x:.3g}"
+
+
 def _warp_role_line(r: dict[str, Any]) -> str:
     first, count = r["warp_groups"]
     who = f"warp group {first}" if count == 1 else f"warp groups {first} to {first + count - 1}"
@@ -232,14 +240,14 @@ def _limit_lines(limits: dict[str, Any] | None) -> list[str]:
         return []
     parts = []
     if limits["flops"]:
-        parts.append(f"{limits['flops'] / 1e9:.3g} GFLOP of GEMMs")
+        parts.append(f"{_rounded(limits['flops'] / 1e9)} GFLOP of GEMMs")
     if limits["bytes"]:
-        parts.append(f"{limits['bytes'] / 1e6:.3g} MB of tensors")
+        parts.append(f"{_rounded(limits['bytes'] / 1e6)} MB of tensors")
     if limits["moved_by_tiles"]:
-        parts.append(f"{limits['moved_by_tiles'] / 1e6:.3g} MB moved by tiles")
+        parts.append(f"{_rounded(limits['moved_by_tiles'] / 1e6)} MB moved by tiles")
     out = ["work: " + (", ".join(parts) if parts else "known at calls only")]
     if limits.get("bound"):
-        times = ", ".join(f"{k} {v * 1e6:.3g} us" for k, v in limits["seconds"].items())
+        times = ", ".join(f"{k} {_rounded(v * 1e6)} us" for k, v in limits["seconds"].items())
         out.append(f"limit: {times} at the peak rates of an {limits['device']}: bound by {limits['bound']}")
     return out
 

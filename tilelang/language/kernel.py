@@ -155,32 +155,32 @@ def _dim(items: Any, dim: int, what: str) -> Any:
 
 
 def get_thread_binding(dim: int = 0) -> Var:
-    """Thread index along x (0), y (1) or z (2), int32."""
+    """The thread index along x (dim 0), y (1) or z (2), int32.  Raises no-kernel outside of T.Kernel, and launch-dim."""
     return _dim(need_kernel("T.get_thread_binding").thread_vars, dim, "T.get_thread_binding")
 
 
 def get_thread_bindings() -> list[Var]:
-    """The three thread indices."""
+    """The three thread indices, int32.  Raises no-kernel outside of T.Kernel."""
     return list(need_kernel("T.get_thread_bindings").thread_vars)
 
 
 def get_block_binding(dim: int = 0) -> Var:
-    """Block index along a grid dimension, int32."""
+    """The block index along grid dimension `dim`, int32.  Raises no-kernel outside of T.Kernel, and launch-dim."""
     return _dim(need_kernel("T.get_block_binding").block_vars, dim, "T.get_block_binding")
 
 
 def get_block_bindings() -> list[Var]:
-    """All block indices of the launch."""
+    """All block indices of the launch, int32.  Raises no-kernel outside of T.Kernel."""
     return list(need_kernel("T.get_block_bindings").block_vars)
 
 
 def get_thread_extent(dim: int = 0) -> int:
-    """Threads of a block along a dimension."""
+    """Threads of a block along dimension `dim` (0 to 2).  Raises no-kernel outside of T.Kernel, and launch-dim."""
     return _dim(need_kernel("T.get_thread_extent").threads, dim, "T.get_thread_extent")
 
 
 def get_thread_extents() -> list[int]:
-    """(x, y, z) threads of a block."""
+    """The numbers of threads of a block along x, y and z.  Raises no-kernel outside of T.Kernel."""
     return list(need_kernel("T.get_thread_extents").threads)
 
 
@@ -192,12 +192,16 @@ def _static_extent(e: Expr) -> int:
 
 
 def get_block_extent(dim: int = 0) -> int:
-    """Static grid extent along a dimension."""
+    """The number of blocks of the grid along dimension `dim`.
+
+    Raises no-kernel outside of T.Kernel, and launch-dim if the grid has no such dimension or its extent is known only when the
+    kernel is launched.
+    """
     return _static_extent(_dim(need_kernel("T.get_block_extent").blocks, dim, "T.get_block_extent"))
 
 
 def get_block_extents() -> list[int]:
-    """Static grid extents."""
+    """The numbers of blocks of the grid along its dimensions.  Raises no-kernel, and launch-dim as T.get_block_extent does."""
     return [_static_extent(e) for e in need_kernel("T.get_block_extents").blocks]
 
 

@@ -56,7 +56,7 @@ class AtomicTile(TileOp):
             raise errors.error("atomic-option", "use_tma: this tile cannot be added by TMA: " + (
                 cx.stores.reason(self.dst.buffer) or "it is neither a whole shared tile nor an accumulator of wgmma"),
                                expected="a whole shared tile or an accumulator of wgmma", found="another tile",
-                span=self.span, hint="leave it out")
+                span=self.span, hint="leave use_tma out")
         extents, of_dst, of_value = iteration_space(self.dst, other)
 
         def body(at: tuple[Var, ...]) -> Stmt:

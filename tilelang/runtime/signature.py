@@ -138,7 +138,7 @@ def resolve_out_idx(func: Func, out_idx: Any) -> tuple[int, ...]:
         buffer = func.buffer_of(func.params[at])
         if buffer is None:
             raise error("out-idx-range", f"out_idx={out_idx!r} names `{func.params[at].name}`, which is not a tensor",
-                        found=f"`{func.params[at].name}`, no tensor",
+                        found=f"`{func.params[at].name}`, which is no tensor",
                         hint=OUT_IDX_HINT)
         if buffer.dtype.lanes != 1 and buffer.dtype != "float4_e2m1fnx2":
             raise error("output-type", f"output `{buffer.name}` has elements of {buffer.dtype}: no framework makes "

@@ -98,9 +98,10 @@ class Addresses:
 
     def follow(self, pointer: Value, linear: np.ndarray, need: Any, vector: bool, count: int,
                tensor: Followed) -> tuple[Storage, np.ndarray]:
-        """(memory, element numbers in it) of elements of a tensor made of the address `pointer` (one, or one for each lane).
+        """The storage that a tensor made from the address `pointer` lies in, and the numbers of its elements there.
 
-        linear: numbers of the first elements, counted from the address.  need: which are accessed, `count` elements each.
+        pointer: one address, or one for each lane.  linear: for each access, the number of its first element, counted from
+        the address; the access covers `count` elements.  need: which accesses are executed.
         Both have shape () or (lanes,), or one that broadcasts to it, with one more axis for vectors.
         """
         start = np.asarray(pointer).astype(np.int64)

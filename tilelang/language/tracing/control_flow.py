@@ -157,9 +157,8 @@ class ControlFlow:
             if not isinstance(before, Expr) or isinstance(before, Const):
                 if not _same_python(before, value):
                     raise errors.error(
-                        "loop-carried-value", f"`{name}` is re-bound in the loop and read by its next iteration, but a "
-                                              "Python "
-                        "name is re-bound only once, while tracing",
+                        "loop-carried-value", f"`{name}` is re-bound in the loop and read by its next iteration, but "
+                        "tracing runs the loop body once, so that Python re-binds the name once",
                         found=f"`{name}` re-bound by Python", span=g.span, label="this loop",
                         hint=f"use `{name} = T.alloc_var(dtype, init=…)` before the loop")
         self.b.exit(g.frame)

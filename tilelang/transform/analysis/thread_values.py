@@ -156,7 +156,7 @@ class Values:
         return False
 
     def _one(self, e: Any) -> bool:
-        """Whether an expression of thread numbers still has only one value."""
+        """Whether an expression of thread indices has the same value for all threads that are left."""
         if not isinstance(e, Expr) or not e.dtype.is_int and not e.dtype.is_bool or e.dtype.lanes != 1:
             return False
         if contains(e, Load, Call, AddressOf):

@@ -44,7 +44,7 @@ def check_warp_role_order(func: Func, cx: PassContext) -> Func:
             everyone = tuple(range(-(-s.num_threads // GROUP)))
             if len(everyone) > 1:
                 for run in _runs(s.body, everyone):
-                    _check([_Role(s, groups, body) for groups, body in run])
+                    _check([_WarpRole(s, groups, body) for groups, body in run])
     return func
 
 
@@ -53,7 +53,7 @@ def _runs(s: Stmt, groups: tuple[int, ...]) -> Iterator[list[tuple[tuple[int, ..
     if isinstance(s, Seq):
         run: list[tuple[tuple[int, ...], Stmt]] = []
         for x in s.stmts:
-            parts = _roles(x, groups)
+            parts = _warp_roles(x, groups)
             if parts is not None:
                 run += parts
             elif not isinstance(x, (Alloc, Bind)):
@@ -61,14 +61,14 @@ def _runs(s: Stmt, groups: tuple[int, ...]) -> Iterator[list[tuple[tuple[int, ..
                 run = []
                 yield from _runs(x, groups)
         yield run
-    elif (parts := _roles(s, groups)) is not None:
+    elif (parts := _warp_roles(s, groups)) is not None:
         yield parts
     else:
         for x in () if isinstance(s, (Parallel, TileOp)) else inner(s):
             yield from _runs(x, groups)
 
 
-def _roles(s: Stmt, groups: tuple[int, ...]) -> list[tuple[tuple[int, ...], Stmt]] | None:
+def _warp_roles(s: Stmt, groups: tuple[int, ...]) -> list[tuple[tuple[int, ...], Stmt]] | None:
     """(warp groups, body) of the ways of a branch by warp group; None for other statements."""
     if not isinstance(s, If) or any(holds_in(s.cond, g) is None for g in groups):
         return None
@@ -87,7 +87,7 @@ class _Access:
     span: Any
 
 
-class _Role:
+class _WarpRole:
     """A warp role: its accesses at known places, and whether it may order itself with others (meets)."""
 
     def __init__(self, launch: Launch, groups: tuple[int, ...], body: Stmt) -> None:
@@ -203,7 +203,7 @@ def _box(r: Region) -> Any:
     return out
 
 
-def _check(roles: list[_Role]) -> None:
+def _check(roles: list[_WarpRole]) -> None:
     for k, one in enumerate(roles):
         for two in roles[:k]:
             if one.meets and two.meets or set(one.groups) & set(two.groups):

@@ -322,7 +322,7 @@ class _Fission:
 
 
 def _jumps_of(s: Stmt) -> Iterator[Stmt]:
-    """Breaks and continues in a branch that jump in the loop around it."""
+    """The breaks and continues in a statement that belong to the loop around it."""
     match s:
         case Seq():
             for x in s.stmts:

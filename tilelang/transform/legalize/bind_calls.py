@@ -12,7 +12,8 @@ from tilelang.ir import (AddressOf, Alloc, Assert, Binary, Bind, Call, Evaluate,
 from ..framework.pass_ import TILE, PassContext, pass_
 
 register("extern-repeated", ValueError, "the result of a T.call_extern as an index where it may not be evaluated",
-         "give it a name before: `i = T.call_extern(...)`", expected="an index that is computed before the statement")
+         "assign the result to a name in a statement before: `i = T.call_extern(...)`",
+         expected="an index that is computed before the statement")
 
 
 @pass_(needs=TILE)
@@ -49,9 +50,9 @@ def _bound(s: Stmt, fn: Callable[[Stmt], Stmt | None]) -> Stmt | None:
     for uses in repeated.values():
         if all(lazy for _, lazy, _ in uses):
             call = uses[0][0]
-            raise error("extern-repeated", "this call would be made several times: its result is an index, or is in "
-                        "several places, and it may be made only under a condition", found=f"a call of {call.args[0]}",
-                        span=call.span or s.span)
+            raise error("extern-repeated", f"the call of {call.args[0]} would run more than once: its result is an "
+                        "index or is used in several places, and it runs only under a condition",
+                        found=f"a call of {call.args[0]}", span=call.span or s.span)
     strict = {n: uses[0][0] for n, uses in seen.items() if not all(lazy for _, lazy, _ in uses)}
     return _named(s, strict, fn)
 
