@@ -193,3 +193,94 @@ def test_a_return_of_a_macro_or_on_the_host_under_a_condition_is_refused():
                 return
             with T.Kernel(1, threads=64):
                 X[0] = 1
+
+
+def test_an_index_of_the_launch_is_named_by_a_thread_binding_that_is_a_value():
+    @T.prim_func
+    def main(X: T.Tensor((2, 256), f32), Y: T.Tensor((2, 256), f32)):
+        with T.Kernel(2, threads=(64, 2)) as bx:
+            tx = T.thread_binding(0, 64, thread="threadIdx.x")
+            for k in T.serial(2):
+                ty, b = T.thread_binding(0, 2, thread="threadIdx.y"), T.thread_binding(2, thread="blockIdx.x")
+                if X[bx, k * 128 + ty * 64 + tx] < 0:
+                    continue
+                Y[b, k * 128 + ty * 64 + tx] = X[bx, k * 128 + ty * 64 + tx] + 1.0
+
+    x = np.random.default_rng(3).integers(-3, 4, (2, 256)).astype(f32)
+    np.testing.assert_array_equal(everywhere(main, x)[1], np.where(x < 0, 0, x + 1))
+
+
+def test_a_thread_binding_of_another_extent_than_the_launch_is_refused():
+    with pytest.raises(ValueError, match="launch-dim.: threadIdx.x runs over 64 in this launch, not over 128"):
+
+        @T.prim_func
+        def main(X: T.Tensor((64,), f32)):
+            with T.Kernel(1, threads=64):
+                tx = T.thread_binding(0, 128, thread="threadIdx.x")
+                X[tx] = 1.0
+
+
+def test_a_launch_of_thread_bindings_that_are_values():
+    @T.prim_func
+    def main(X: T.Tensor((4, 64), f32), Y: T.Tensor((4, 64), f32)):
+        bx = T.thread_binding(0, 4, thread="blockIdx.x")
+        tx = T.thread_binding(0, 64, thread="threadIdx.x")
+        Y[bx, tx] = X[bx, tx] + 1.0
+
+    x = np.arange(256, dtype=f32).reshape(4, 64)
+    np.testing.assert_array_equal(everywhere(main, x)[1], x + 1)
+
+
+def test_stores_in_an_async_scope_are_done_after_the_wait():
+    @T.prim_func
+    def main(X: T.Tensor((4, 256), f16), rows: T.Tensor((8,), "int32"), Y: T.Tensor((8, 256), f16)):
+        with T.Kernel(1, threads=64):
+            s = T.alloc_shared((2, 256), f16)
+            tx = T.get_thread_binding()
+            for k in T.serial(8):
+                with T.attr("default", "async_scope", 1):
+                    for v in T.vectorized(4):
+                        s[k % 2, tx * 4 + v] = X[rows[k], tx * 4 + v]
+                T.ptx_commit_group()
+                T.ptx_wait_group(0)
+                T.sync_threads()
+                Y[k, tx] = s[k % 2, 255 - tx]
+                for i in T.Parallel(192):
+                    Y[k, 64 + i] = s[k % 2, 191 - i]
+
+    rng = np.random.default_rng(4)
+    x, rows = rng.integers(-9, 9, (4, 256)).astype(f16), rng.integers(0, 4, 8).astype(np.int32)
+    np.testing.assert_array_equal(everywhere(main, x, rows, on=WITH_HOPPER)[2], x[rows, ::-1])
+
+
+def test_an_arrival_for_copies_behind_an_async_scope_of_stores_shows_them_to_wgmma():
+    @T.prim_func
+    def main(X: T.Tensor((64, 64), f16), rows: T.Tensor((4, 64), "int32"), B: T.Tensor((64, 64), f16),
+             O: T.Tensor((4, 64, 64), f32)):
+        with T.Kernel(1, threads=256):
+            s, y = T.alloc_shared((64, 64), f16), T.alloc_shared((64, 64), f16)
+            full, empty = T.alloc_barrier(128), T.alloc_barrier(128)
+            c = T.alloc_fragment((64, 64), f32)
+            tx = T.get_thread_binding()
+            T.copy(B, y)
+            if tx < 128:
+                for k in T.serial(4):
+                    T.barrier_wait(full[0], k % 2)
+                    T.gemm(s, y, c, clear_accum=True)
+                    T.barrier_arrive(empty[0])
+                    T.copy(c, O[k, :, :])
+            else:
+                for k in T.serial(4):
+                    T.barrier_wait(empty[0], (k + 1) % 2)
+                    with T.attr("default", "async_scope", 1):
+                        for u in T.serial(4):
+                            row = u * 16 + (tx - 128) // 8
+                            for v in T.vectorized(8):
+                                s[row, (tx % 8) * 8 + v] = X[rows[k, row], (tx % 8) * 8 + v]
+                    T.cp_async_barrier_noinc(full[0])
+
+    rng = np.random.default_rng(5)
+    x, b = (rng.integers(-3, 4, (64, 64)).astype(f16) for _ in range(2))
+    rows = rng.integers(0, 64, (4, 64)).astype(np.int32)
+    for on in ("tile", "sm_90a", "cpu"):
+        np.testing.assert_array_equal(run(main, x, rows, b, on=on)[3], x[rows].astype(f32) @ b.astype(f32))

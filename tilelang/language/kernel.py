@@ -288,7 +288,7 @@ def ws(*groups: int) -> IfThreadFrame:
 class BindingLaunchFrame(KernelLaunchFrame):
     """A launch written as nested thread_binding loops: the outermost loop opens it, inner loops add their extents."""
 
-    loop = True
+    loop = opens_by_name = True
 
     def __init__(self, extent: Any, tag: str) -> None:
         super().__init__((1, 1, 1), 1, None)
@@ -318,7 +318,7 @@ class BindingLaunchFrame(KernelLaunchFrame):
 class ThreadBindingFrame(Frame):
     """A thread_binding loop inside a launch: gives a launch index a name.  In T.Kernel, the extents must agree."""
 
-    loop = True
+    loop = opens_by_name = True
 
     def __init__(self, launch: KernelLaunchFrame, extent: Any, tag: str) -> None:
         super().__init__()
@@ -346,7 +346,8 @@ class ThreadBindingFrame(Frame):
 def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") -> Frame:
     """A loop bound to a launch index.  thread: blockIdx.x/y/z or threadIdx.x/y/z.
 
-    Outside T.Kernel, nested thread_binding loops make up a launch themselves.
+    Outside T.Kernel, nested thread_binding loops make up a launch themselves.  `tx = T.thread_binding(...)` binds the index up
+    to the end of the enclosing block of statements.
     """
     if thread not in {f"{a}Idx.{d}" for a in ("block", "thread") for d in "xyz"}:
         raise error("thread-tag", f"unknown thread tag {thread!r}, expected blockIdx.x/y/z or threadIdx.x/y/z",

@@ -20,7 +20,7 @@ from .tensor import TensorSpec, dtype_of, flat_only, over_storage, owner_of, sha
 from .thread import activemask, emit_call, shfl_down, shfl_sync, shfl_up, sync_grid, value_call
 from .tile import EMITTED
 
-_IMPORT = "pragma_import_c"
+_IMPORT, _ASYNC = "pragma_import_c", "async_scope"
 
 
 def Assert(condition: Any, message: str, error_kind: str = "RuntimeError") -> Emitted:
@@ -40,17 +40,19 @@ def _attributes(attrs: dict[str, Any]) -> None:
     for key, value in attrs.items():
         if str(key) != _IMPORT:
             raise error("not-available", f"the raw attribute {key!r} is not available",
-                        expected="pragma_import_c or reduce_scope", found=repr(key),
-                        hint="known: pragma_import_c, reduce_scope")
+                        expected="pragma_import_c, reduce_scope or async_scope", found=repr(key),
+                        hint="known: pragma_import_c, reduce_scope, async_scope")
         import_source(value)
 
 
 def attr(node: Any, key: str, value: Any) -> Frame:
     """`with T.attr(node, "pragma_import_c", source):` inserts source before the kernel.  With key "reduce_scope", node is the
-    T.comm_reducer of the T.tvm_thread_allreduce calls inside."""
+    T.comm_reducer of the T.tvm_thread_allreduce calls inside.  Key "async_scope" says nothing more than its body: a wait finds
+    the stores inside done, whether they are copies by cp.async or not."""
     if str(key) == "reduce_scope":
         return ReduceScope(node)
-    _attributes({key: value})
+    if str(key) != _ASYNC:
+        _attributes({key: value})
     return BodyFrame()
 
 
@@ -187,9 +189,7 @@ def launch_thread(tag: str, extent: Any) -> Frame:
     """`with T.launch_thread("blockIdx.x", 4) as bx:` binds a launch index in its body.
 
     `bx = T.launch_thread("blockIdx.x", 4)` binds it up to the end of the enclosing block of statements."""
-    frame = thread_binding(extent, thread=tag)
-    frame.opens_by_name = True
-    return frame
+    return thread_binding(extent, thread=tag)
 
 
 def meta_var(value: Any) -> Any:

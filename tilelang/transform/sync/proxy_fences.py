@@ -21,7 +21,7 @@ ASYNC_READERS = frozenset(("wgmma_descriptor", "tma_store", "tma_reduce_add", "b
 ASYNC_WRITERS = frozenset(("tma_load", "bulk_load", "bulk_copy_cluster"))
 _ASYNC = ASYNC_READERS | ASYNC_WRITERS | {"wgmma"}
 _TELLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive", "mbarrier_arrive", "mbarrier_arrive_expect_tx",
-                    "mbarrier_arrive_remote", "cluster_arrive", "cluster_sync"))
+                    "mbarrier_arrive_remote", "cp_async_mbarrier_arrive", "cluster_arrive", "cluster_sync"))
 
 
 # ---- block barriers placed by place_sync --------------------------------------------------------------------------------
@@ -73,6 +73,7 @@ def fence_arrivals(launch: Launch) -> Launch:
     These are stores to shared memory, and loads of what TMA fills, because an arrival at an mbarrier does not wait for loads
     under way.
     """
+    launch = _without_copies(launch)
     calls = list(walk(launch.body, Call))
     writers = [x.args[0] for x in calls if x.op in ASYNC_WRITERS]
     if not writers and not any(x.op in ASYNC_READERS for x in calls):
@@ -80,6 +81,22 @@ def fence_arrivals(launch: Launch) -> Launch:
     named = {a.buffer.data for a in writers if isinstance(a, AddressOf)}
     return replace(launch, body=_Arrivals(named if all(isinstance(a, AddressOf) for a in writers) else None).stmt(
         launch.body, False)[0])
+
+
+def _without_copies(launch: Launch) -> Launch:
+    """The launch with plain arrivals for those that wait for cp.async of the thread, if there is none.
+
+    Plain arrivals release the stores before them; the others only tell that the thread's cp.async have landed.
+    """
+    if any(x.op == "cp_async" for x in walk(launch.body, Call)):
+        return launch
+
+    def plain(s: Stmt) -> Stmt | None:
+        if not isinstance(s, Evaluate) or s.call.op != "cp_async_mbarrier_arrive" or not s.call.options.noinc:
+            return None
+        return replace(s, call=call("mbarrier_arrive", s.call.args, "void", span=s.call.span))
+
+    return replace(launch, body=rewrite_stmts(launch.body, plain))
 
 
 class _Arrivals:
