@@ -284,6 +284,14 @@ def halves_by_turns(S, V, P, n):
 
 
 @T.macro
+def halves_by_turns_in_a_nest(S, V, P, n):
+    for _a, _b, _c in T.grid(9, 9, 9):
+        for k in T.serial(3):
+            for i, j in T.Parallel(4, 32):
+                S[(k + 1) % 2 * 4 + i, j] = S[k % 2 * 4 + 3 - i, j] + 1
+
+
+@T.macro
 def half_of_a_variable(S, V, P, n):
     cur = T.alloc_var("int32")
     cur = 0
@@ -381,7 +389,8 @@ def own_place_in_a_variable(S, V, P, n):
 
 
 PROVED = [column_of_a_serial_loop, elimination_below_the_pivot, rows_above_a_scalar, rows_that_a_scalar_excludes,
-          halves_by_turns, half_of_a_variable, own_row_of_an_element, own_element_by_a_view, own_element_from_a_scalar_on,
+          halves_by_turns, halves_by_turns_in_a_nest, half_of_a_variable, own_row_of_an_element,
+          own_element_by_a_view, own_element_from_a_scalar_on,
           halves_of_own_rows, exchanges_of_a_bitonic_sort, exchanges_at_a_distance_in_a_variable, elements_from_the_other_rows,
           sums_inside_of_an_iteration, elements_at_a_distance, quotients_and_remainders, own_place_in_a_variable]
 

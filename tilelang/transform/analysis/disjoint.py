@@ -191,7 +191,10 @@ class Disjoint:
 
     def by_values(self, one: Place, two: Place) -> bool:
         """Whether the accesses are disjoint for every value, or every remainder, of the variables from outside."""
-        exprs = (*one.indices, *two.indices, *one.conds, *two.conds)
+        indices = (*one.indices, *two.indices)
+        return any(self._by_values_of(exprs, one, two) for exprs in (indices, (*indices, *one.conds, *two.conds)))
+
+    def _by_values_of(self, exprs: tuple[Expr, ...], one: Place, two: Place) -> bool:
         outer = [v for v in dict.fromkeys(v for e in exprs for v in sorted(free_vars(e), key=lambda v: v.name))
                  if v not in self.ranges and v.dtype.is_int]
         choices: dict[Var, list[Expr]] = {}
