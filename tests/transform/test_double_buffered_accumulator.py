@@ -186,7 +186,7 @@ def test_groups_that_share_what_they_write_do_not_take_turns():
     a, b = (rng.integers(-3, 4, (n, 512)).astype(ml_dtypes.float8_e4m3fn) for n in (128, 64))
     s = rng.integers(1, 4, (128, 4)).astype(np.float32)
     low = compiled(scaled(m=128, bm=128, threads=256, shared=True))
-    assert not any("without warp roles" in line for line in low.kernels[0].launch.plan.report)
+    assert not any("without warp specialisation" in line for line in low.kernels[0].launch.plan.report)
     got = run_device(low, {"A": a, "B": b, "S": s}).outputs
     parts = [a[:, i:i + 128].astype(float) @ b[:, i:i + 128].astype(float).T for i in range(0, 512, 128)]
     assert np.array_equal(got["C"], sum(p * s[:, i:i + 1] for i, p in enumerate(parts)))

@@ -293,7 +293,7 @@ def test_sums_of_two_levels_inside_a_loop():
     assert np.array_equal(got, (a.astype(np.float64) * s.repeat(128, 1)) @ b.astype(np.float64).T)
     wide = lower(scaled(128, 256, tiles=3, threads=256, stages=4).func, SM90).kernels[0].launch
     assert wide.plan.overlap.startswith("chunks of a GEMM alternate") and any(
-        "in 2 parts of 128 columns" in line for line in wide.plan.report)
+        "in 2 chunks of 128 columns" in line for line in wide.plan.report)
 
 
 def test_float32_tiles_inside_a_loop_are_rounded_by_tma():

@@ -45,7 +45,10 @@ def get_backend(name: str) -> BackendModule:
 
 
 def create_backend_context(target: Any = None, target_host: Any = None, backend: str | None = None) -> BackendContext:
-    """What compile makes of these arguments.  Raises as it does: AssertionError for a target, ValueError for a backend."""
+    """The target and backend that compile resolves these arguments to.
+
+    Raises what compile raises: AssertionError for a target, ValueError for a backend.
+    """
     resolved, name = resolve_target(target, backend)
     return BackendContext(resolved, target_host, get_backend(name))
 

@@ -96,7 +96,7 @@ PURE, READ_STATE, UPDATE_STATE = 0, 1, 2
 
 
 def side_effect(expr: Any) -> int:
-    """What evaluating an expression does: 0 nothing, 1 it reads memory, 2 it calls something that may change state."""
+    """The effect of evaluating an expression: 0 none, 1 it reads memory, 2 it calls something that may change state."""
     found = PURE
     for n in ir.walk(ir.convert(expr)):
         if isinstance(n, ir.Call) and not is_pure(n.op):

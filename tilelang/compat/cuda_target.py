@@ -1,4 +1,4 @@
-"""What CUDA targets have."""
+"""Queries of the features of CUDA targets."""
 
 from __future__ import annotations
 

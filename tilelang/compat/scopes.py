@@ -13,22 +13,22 @@ def _scope(buffer: Any) -> str:
 
 
 def is_global(buffer: Any) -> bool:
-    """In global memory."""
+    """Whether a buffer is in global memory."""
     return _scope(buffer) == "global"
 
 
 def is_shared(buffer: Any, allow_dynamic: bool = True) -> bool:
-    """In shared memory; allow_dynamic: the dynamic kind counts too."""
+    """Whether a buffer is in shared memory.  allow_dynamic: dynamic shared memory counts too."""
     return _scope(buffer) == "shared" or (allow_dynamic and is_shared_dynamic(buffer))
 
 
 def is_shared_dynamic(buffer: Any) -> bool:
-    """In dynamic shared memory."""
+    """Whether a buffer is in dynamic shared memory."""
     return _scope(buffer) == DYNAMIC
 
 
 def is_tensor_memory(buffer: Any) -> bool:
-    """In tensor memory."""
+    """Whether a buffer is in tensor memory."""
     return _scope(buffer) == TMEM
 
 

@@ -144,7 +144,7 @@ class Continue(Stmt):
 
 @node
 class Assert(Stmt):
-    """On the host: RuntimeError(message) when cond is false, nothing launched.  In a kernel: stops it.
+    """An assertion.  A false cond raises RuntimeError(message) on the host, and nothing is launched; it stops a kernel.
 
     kind: "device_assert" for T.device_assert, which the CPU target ignores; else "assert".
     """

@@ -218,7 +218,7 @@ def explain(sig: Signature, args: tuple[Any, ...], e: Exception) -> Exception:
 
 
 def _packed_hint(inputs: Any, name: str) -> str:
-    """What to pass for a tensor of values narrower than a byte."""
+    """The hint that says what to pass for a tensor of values narrower than a byte."""
     a = next((a for a in inputs if a.name == name), None)
     if not isinstance(a, TensorArg) or a.buffer.dtype.bits >= 8:
         return ""

@@ -49,7 +49,7 @@ def disjoint_parameters(request: Request) -> tuple[tuple[tuple[str, str], ...], 
 
 @record
 class Artifact:
-    """What was compiled.  kind: "cpu" or "cuda".  files: binaries by name.  meta: JSON facts (kernels, resources, reports).
+    """A compiled program.  kind: "cpu" or "cuda".  files: binaries by name.  meta: JSON facts (kernels, resources, reports).
     lowered: the program an interpreter runs, for kind "interpreted" (never stored)."""
 
     kind: str

@@ -75,7 +75,7 @@ class JitOptions:
 
 
 class JITImpl(InClasses):
-    """What @tilelang.jit makes of a function.
+    """The object that @tilelang.jit makes of a function.
 
     mode: "auto" until the first use, then "lazy" (a factory that returns a PrimFunc: calling gives the kernel) or
     "eager" (the body is the kernel: calling runs it).
@@ -310,7 +310,7 @@ class JITImpl(InClasses):
 
     # ---- compiling --------------------------------------------------------------------------------------------------
     def compile_program(self, func: Any, pass_configs: Any = None) -> JITKernel:
-        """The kernel of a program under this decorator's settings."""
+        """Compile a program with this decorator's settings, and return its kernel."""
         request = make_request(func, self.out_idx, self.execution_backend, self.target, self.verbose,
                                self.pass_configs if pass_configs is None else pass_configs, self.compile_flags)
         kernel = compile_request(request)

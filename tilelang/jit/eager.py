@@ -207,7 +207,7 @@ class EagerCalls:
         return trace
 
     def _missing_annotation(self, name: str) -> str:
-        """What to do about a parameter without an annotation that is given a tensor."""
+        """The hint for a parameter without an annotation that is given a tensor."""
         func = self.owner.func
         if hasattr(func, "__wrapped__"):
             return (f"`{self.owner.__name__}` is wrapped by `{func.__code__.co_name}`, whose parameters have no annotations: "

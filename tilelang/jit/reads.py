@@ -23,7 +23,7 @@ _BY_ANY_NAME = frozenset({"vars", "dir", "__dict__", "asdict", "astuple", "field
 
 @dataclass
 class Reads:
-    """What a code object and the code nested in it read.
+    """The names that a code object and the code nested in it read.
 
     names: globals (and builtins) read.  stored: names of enclosing scopes that the code assigns itself.
     attributes: names of attributes, also those given as strings (getattr(x, "name")).

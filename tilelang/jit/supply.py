@@ -18,7 +18,7 @@ register("supply-shape", ValueError, "inputs are wanted for a shape that is not 
 
 
 class TensorSupplyType(Enum):
-    """How inputs are made."""
+    """The ways to make the values of inputs."""
 
     Integer = 1
     Uniform = 2

@@ -368,7 +368,7 @@ def _agrees(data: Any, own: Any, elem_offset: Any, scope: str, own_scope: str) -
 
 
 def view(src: Any, shape: Any = None, dtype: Any = None) -> Buffer:
-    """The same storage with another shape or element type.  The number of bits must stay the same."""
+    """A view of the buffer's storage with another shape or element type.  The number of bits must stay the same."""
     if not isinstance(src, Buffer):
         raise error("view-source", f"T.view and T.reshape take a whole buffer, found {describe(src)}",
                     found=describe(src))
@@ -397,7 +397,7 @@ def view(src: Any, shape: Any = None, dtype: Any = None) -> Buffer:
 
 
 def reshape(src: Any, shape: Any) -> Buffer:
-    """The same storage with another shape."""
+    """A view of the buffer's storage with another shape."""
     return view(src, shape)
 
 

@@ -38,7 +38,7 @@ INVALID_OPTION = 5  # nvrtcResult
 
 @record
 class Resources:
-    """What ptxas reports for one kernel.  registers: per thread; the others in bytes (per thread, shared per block)."""
+    """The resources of one kernel that ptxas reports.  registers: per thread; others: bytes (per thread, shared per block)."""
 
     registers: int = 0
     spill_stores: int = 0

@@ -73,7 +73,7 @@ class LaunchScope:
 
 
 class Context:
-    """What the handlers of one program share.
+    """The state that the handlers of one program share.
 
     granules: sizes in bytes by id of a buffer's data (memory.py).  launch: the launch being compiled.  inside: the constructs
     around the statement being compiled.  in_while: whether the innermost loop is a while loop.  discarded: the arguments of the

@@ -52,7 +52,7 @@ class Releases:
 
 
 def known_by(clocks: Any, thread: int, block: int) -> Knowledge:
-    """What a release by this thread passes on; the thread's next actions are later than it."""
+    """The accesses that a release by this thread makes visible; the thread's next actions are later than it."""
     out: Knowledge = {}
     for who, clock, left in clocks.foreign:
         if who == thread or clocks.seen[thread, who] >= clock:

@@ -1,4 +1,4 @@
-"""What both simulators do alike for wgmma: the instruction of a call, and the value of a descriptor."""
+"""The common handling of wgmma in both simulators: the instruction of a call, and the value of a descriptor."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def clock_rates(capability: int) -> Rates:
 
 @record
 class KernelRates:
-    """What kernels of a kind reach on a chip, where cost models need it; a Chip has the peaks.
+    """The rates that kernels of a kind reach on a chip, for cost models.  A Chip holds the peak rates.
 
     sm_count: SMs, or cores.  clock: Hz of short kernels.  mma: FLOP of 16-bit MMAs a cycle and SM.  l2: bytes a cycle and SM
     with all SMs loading; l2_alone: with one.  store: bytes a cycle and SM to memory.  bandwidth: bytes/s of memory.  l2_bytes:

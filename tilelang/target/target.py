@@ -49,7 +49,7 @@ _CPU_SHARED = 64 * 1024 * 1024  # shared memory of a CPU block is ordinary memor
 
 @dataclass(frozen=True, init=False, repr=False)
 class Target:
-    """What a kernel is compiled for.
+    """The target of a compilation: an architecture or processor, and its features.
 
     kind: TargetKind, one of KINDS ("cpu", "llvm" and "c" all name the CPU).  arch: "sm_XX[a|f]" for cuda, "" otherwise.
     options: further entries of the dict form, sorted by key.  host: the host's target kind.

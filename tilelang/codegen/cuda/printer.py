@@ -133,7 +133,7 @@ class KernelPrinter:
             self.page.emit(line)
 
     def _swizzled_clusters(self, panel_size: Any, row: bool) -> None:
-        """The same order for clusters: the blocks of a cluster stay adjacent."""
+        """Clusters in rasterisation panels, in the same order: the blocks of a cluster stay adjacent."""
         names = [self.page.name(v, v.name) for v in self._launch.block_vars[:2]]
         cx, cy, _ = cluster_of(self._launch) or (1, 1, 1)
         first, second = ("cx_", "cy_") if row else ("cy_", "cx_")

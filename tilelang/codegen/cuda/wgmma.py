@@ -97,7 +97,7 @@ class WgmmaCalls:
         return name, given
 
     def _based_run(self, calls: list[Call]) -> tuple[str, list[list[str]]]:
-        """The same for descriptors that differ by constants from one descriptor of A and one of B.
+        """The function of a run of wgmma whose descriptors differ by constants from one descriptor of A and one of B.
 
         The operands are the lower halves of these two; the rest is computed where it is used. With sixteen descriptors as
         operands, the compiler keeps those of a tile that does not change over the loop, and eight wgmma then follow each other

@@ -1,4 +1,4 @@
-"""What the names of a traced function stand for: assignment, and the values of a place at a time."""
+"""The values of the names of a traced function: assignment, and the values of a place at a time."""
 
 from __future__ import annotations
 

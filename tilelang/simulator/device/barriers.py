@@ -94,7 +94,7 @@ def _named_barrier(c: DeviceContext, e: Call) -> Closure:
 
 
 def _sync_grid(c: DeviceContext, e: Call) -> Closure:
-    """In a grid of one block it is the block barrier."""
+    """The grid barrier.  In a grid of one block it is the block barrier."""
     block_barrier = _sync_threads(c, e)
 
     def run(f: LaneFrame) -> Value:

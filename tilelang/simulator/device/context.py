@@ -1,4 +1,4 @@
-"""What the handlers of the device simulator share while a program is compiled."""
+"""The state that the handlers of the device simulator share while a program is compiled."""
 
 from __future__ import annotations
 

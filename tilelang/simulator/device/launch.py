@@ -106,7 +106,7 @@ class DeviceLaunch:
 
     def frames(self, f: LaneFrame, number: int, at: Any, arena: int, offsets: list[tuple[int, int]],
                tables: list[AccessTable]) -> list[LaneFrame]:
-        """Frames of the blocks at these indices, which run concurrently.  number: how many such sets ran before."""
+        """The frames of the blocks at these indices, which run concurrently.  number: how many such sets ran before."""
         c, size, lanes = self.c, self.size, self.lanes
         names = [f"({', '.join(map(str, index))})" for index in at]
         cluster = Cluster(size, lanes, arena, names, self.mates) if size > 1 else None

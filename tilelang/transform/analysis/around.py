@@ -1,4 +1,4 @@
-"""What is known at a statement of a launch: ranges of variables, and the conditions around it."""
+"""The facts that hold at a statement of a launch: ranges of variables, and the conditions around it."""
 
 from __future__ import annotations
 

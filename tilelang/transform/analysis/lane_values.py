@@ -22,7 +22,7 @@ _OF_WARP = ("any_sync", "all_sync", "ballot_sync", "ballot", "warp_uniform")
 
 
 class Kind(Enum):
-    """What is known of a value whose number is not."""
+    """The facts about a value that is not a known number."""
 
     ALIKE = "equal in all lanes of a warp"
     LANES = "the number of the lane and something that all lanes share, added"

@@ -32,7 +32,7 @@ VARIES, it may differ between the threads."""
 
 @state
 class Values:
-    """What is known at one point of the program.
+    """The facts that hold at one point of the program.
 
     launch, groups: the threads that run it (None: host code, one thread). varying: variables that differ between them.
     known: variables whose number is known. plain: variables computed from numbers alone. swapped: variables that are

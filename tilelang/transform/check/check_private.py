@@ -428,7 +428,7 @@ def _picks(s: For) -> bool:
 
 
 def _joined(a: Memory, b: Memory) -> Memory:
-    """What holds on either of two paths."""
+    """The facts that hold on both of two paths."""
     return {**b, **{k: v if k not in b or v is b[k] else v | b[k] for k, v in a.items()}}
 
 

@@ -130,7 +130,7 @@ def _check(s: Store, points: dict[Var, np.ndarray], live: np.ndarray, bound: dic
 
 
 def _dependencies(value: Expr) -> list[Expr]:
-    """What a value depends on: itself, or the indices of what it reads where it reads memory."""
+    """The expressions that a value depends on: itself, or the indices of what it reads where it reads memory."""
     loads = list(walk(value, Load))
     if not loads:
         return [value]

@@ -130,7 +130,7 @@ class _Fission:
             rereads_shared(s) or self.conflicts.overwrites(s, s.buffer.data))
 
     def _updates(self, s: Stmt) -> bool:
-        """The same of an atomic update whose result is not used."""
+        """Whether threads are to read all that an atomic update without a result needs before one of them updates."""
         if not isinstance(s, Evaluate) or not s.call.op.startswith("atomic_") or len(s.call.args) < 2:
             return False
         place, value = s.call.args[:2]

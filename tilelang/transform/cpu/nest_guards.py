@@ -47,7 +47,7 @@ def _is_natural(a: Analyzer, e: Expr) -> bool:
 
 @state
 class _Nest:
-    """What is known of the variables of a nest while it is visited.
+    """The known facts about the variables of a nest while it is visited.
 
     ranges: first and last value of a loop's variable.  inlined: values of bindings.  opaque: variables whose values are known
     inside the nest only.

@@ -80,7 +80,7 @@ class _Split:
         self.stored = {n.buffer.data for n in walk(launch.body, Store) if n.buffer.scope() == GLOBAL}
 
     def launch_of(self, warp_role: WarpRole) -> Launch:
-        """What a warp role runs."""
+        """The statements that a warp role runs."""
         body = self._visit(self.launch.body, warp_role, len(self.warp_roles) == 1)
 
         def known(n: Any) -> Any:

@@ -90,7 +90,7 @@ class Form:
 
 
 class _Inside:
-    """What a statement binds, its loops, and the storage it may write."""
+    """The variables that a statement binds, its loops, and the storage it may write."""
 
     def __init__(self, s: Stmt) -> None:
         self.loops = {n.var: n for n in walk(s) if isinstance(n, For)}

@@ -48,7 +48,7 @@ def _verify_wanted() -> bool:
 
 @record
 class PassContext:
-    """What a pass may know besides the program.
+    """The inputs of a pass besides the program.
 
     target: tilelang.target.Target, or None where no pass reads it. config: pass configs by string key.
     debug: TILELANG_DEBUG level. verify: check the program between passes. report: called with each line of the

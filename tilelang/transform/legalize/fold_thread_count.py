@@ -85,7 +85,7 @@ class _Settled:
         return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
 
     def _groups(self, cond: Expr, a: Analyzer) -> Analyzer:
-        """What is known of the threads inside a branch by warp group."""
+        """The known facts about the threads inside a branch by warp group."""
         if isinstance(cond, Call) and cond.op == "in_warp_groups" and self.launch.threads[1:] == (1, 1):
             tx, first, count = self.launch.thread_vars[0], cond.options.first, cond.options.count
             low, high = a.interval(tx)

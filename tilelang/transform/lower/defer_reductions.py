@@ -93,7 +93,7 @@ class _Accumulations:
         return replace(self.launch, body=rewrite(self.launch.body, lambda x: changed if x is parent else None, Seq))
 
     def _sum(self, total: Buffer) -> _Sum | None:
-        """What is done with a fragment; None where it is not an accumulation that may be deferred."""
+        """The use of a fragment as an accumulator; None where it is not an accumulation that may be deferred."""
         layout = self.layouts.get(total)
         if not isinstance(layout, Fragment) or not _in_lanes(layout) or total.dtype.bits < 32:
             return None

@@ -12,7 +12,7 @@ from ..analysis.assumptions import promised
 
 
 class KnownRanges:
-    """What is known of variables.  analyzer: their ranges.  divisors: known divisors of bound variables.
+    """The known facts about variables.  analyzer: their ranges.  divisors: known divisors of bound variables.
 
     thread: the linear index of a thread in its block.
     """

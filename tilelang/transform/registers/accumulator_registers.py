@@ -143,7 +143,7 @@ def _candidates(every: list[Effect]) -> dict[Var, Buffer]:
 
 @record
 class _Plan:
-    """Where one buffer's values move.
+    """The places where one buffer's values move between its array and its named registers.
 
     goes_in: statements after which the array moves into the registers.  comes_out: pins at which the registers move out.
     direct: loops that work on the registers directly.

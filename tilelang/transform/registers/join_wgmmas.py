@@ -96,7 +96,7 @@ def _is_based(calls: Sequence[Call]) -> bool:
 
 
 def _without_offset(e: Any) -> tuple[Any, ...]:
-    """What descriptors that differ by a constant have in common."""
+    """The common form of descriptors that differ by a constant."""
     return e.op, e.args, e.options.lbo, e.options.sbo, e.options.swizzle
 
 

@@ -24,7 +24,7 @@ SCALAR = VARIABLE
 
 
 class Around:
-    """What surrounds a pipelined loop of a launch.
+    """The statements that surround a pipelined loop of a launch.
 
     path: the statements around the loop, from the launch's body inwards.  scalars: storage of the variables that both warp
     roles keep.  visible: bound variables with the same value in both.  why: why the producer cannot follow, "" if it can.

@@ -33,7 +33,7 @@ _SAMPLE = 4096  # replaces extents known only at run time when an order is chose
 
 @record
 class Work:
-    """What decides the order and the clusters of a launch.
+    """The properties that decide the tile order and the clusters of a launch.
 
     loads: ((bytes of an iteration, index expressions of the source), …).  extent: of the main loop, in terms of the block
     variables.  padded: blocks outside the grid may run, because everything but their loads of tiles can be left out.

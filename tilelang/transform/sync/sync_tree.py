@@ -147,7 +147,7 @@ class TreeBuilder:
 
 
 def _update(e: Effect, s: Stmt) -> Update | None:
-    """What an atomic access by statement s does."""
+    """The effect of an atomic access by statement s."""
     if e.mode != "atomic" or not isinstance(e.node, Call):
         return None
     return update_of(e.node, s)

@@ -100,7 +100,7 @@ class Warp:
             a[c] = max(a[c], t)
 
     def mine(self, lanes: int) -> tuple[Row, Row]:
-        """What these lanes know, including their own accesses: what they publish when they arrive at a barrier."""
+        """The accesses that these lanes know, including their own, which they publish when they arrive at a barrier."""
         seen, fenced = self.known(lanes)
         seen = seen.copy()
         for m, c in self.own.items():
