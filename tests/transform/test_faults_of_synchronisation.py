@@ -6,7 +6,7 @@ import pytest
 import tilelang.language as T
 from tilelang.errors import TileLangError
 from tilelang.ir import Evaluate, rewrite, seq, walk
-from tilelang.simulator import run_device
+from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
 from tilelang.transform.check.verify_sync import verify_sync
 from tilelang.transform.framework.pass_ import PassContext, run_passes
@@ -288,3 +288,14 @@ def test_an_index_that_is_assumed_too_large_is_an_unknown_one():
     for gone in barriers:
         text, faults = check_launch(rewrite(launch, lambda x: seq() if x is gone else None))  # noqa: B023
         assert text.startswith("not cleared: `S` ") and not faults[0].exact
+
+
+@pytest.mark.parametrize("how", ["break", "continue", "break behind"])
+def test_the_reference_interpreter_misses_threads_at_a_barrier(how):
+    """It ran past the barrier as if all had come."""
+    f = leaves(how, "one thread")
+    args = [np.zeros(128, np.float32), np.zeros(128, np.float32), np.zeros(128, np.int32), 1]
+    with pytest.raises(TileLangError, match="127 of 128 threads") as e:
+        run_tile(f, args)
+    assert e.value.kind == "sim-barrier"
+    run_tile(leaves(how, "a scalar"), args)

@@ -136,14 +136,13 @@ def _sync(c: TileContext, e: Call) -> Closure:
     members = c.members
     args = [c.expr(a) for a in e.args]
     warp_roles = {r: c.launch.warp_roles[r].threads for r in members}
-    if e.op == "sync_threads" and not c.launch.warp_roles:
-        return lambda f: np.int32(0)
 
     def run(f: LaneFrame) -> Value:
         if f.any_active():
             if e.op == "sync_threads":
                 whole_warp_role(f, "this barrier", e.span)
-                f.block.gather(("sync", members), f.warp_role, warp_roles, e.span, "a block barrier")
+                if c.launch.warp_roles:
+                    f.block.gather(("sync", members), f.warp_role, warp_roles, e.span, "a block barrier")
             else:
                 number, need = (int(uniform(a(f), f, "a barrier's operand", e.span)) for a in args)
                 f.block.meet(number, need, _in_warps(f), e.span, f"barrier {number}", e.op == "named_barrier")
