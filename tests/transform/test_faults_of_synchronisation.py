@@ -290,7 +290,7 @@ def test_an_index_that_is_assumed_too_large_is_an_unknown_one():
         assert text.startswith("not cleared: `S` ") and not faults[0].exact
 
 
-@pytest.mark.parametrize("how", ["break", "continue", "break behind"])
+@pytest.mark.parametrize("how", ["break", "continue"])
 def test_the_reference_interpreter_misses_threads_at_a_barrier(how):
     """It ran past the barrier as if all had come."""
     f = leaves(how, "one thread")
