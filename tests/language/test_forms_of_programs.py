@@ -284,3 +284,35 @@ def test_an_arrival_for_copies_behind_an_async_scope_of_stores_shows_them_to_wgm
     rows = rng.integers(0, 64, (4, 64)).astype(np.int32)
     for on in ("tile", "sm_90a", "cpu"):
         np.testing.assert_array_equal(run(main, x, rows, b, on=on)[3], x[rows].astype(f32) @ b.astype(f32))
+
+
+@pytest.mark.parametrize("shared", (True, False))
+def test_an_update_by_all_threads_says_how_to_do_it_once_and_that_is_right(shared):
+    def program(once):
+        @T.prim_func
+        def main(X: T.Tensor((4,), f32), Y: T.Tensor((1,), f32)):
+            with T.Kernel(4, threads=64) as b:
+                s = T.alloc_shared((4,), f32)
+                T.copy(X, s)
+                if once:
+                    if T.get_thread_binding() == 0:
+                        if shared:
+                            s[b] = s[b] + 1.0
+                        else:
+                            T.atomic_add(Y[0], X[b])
+                elif shared:
+                    s[b] = s[b] + 1.0
+                else:
+                    Y[0] = Y[0] + X[b]
+                if shared:
+                    if T.get_thread_binding() == 1:
+                        T.atomic_add(Y[0], s[b])
+
+        return main
+
+    with pytest.raises(ValueError, match="update-by-every-thread") as e:
+        run(program(False), np.ones(4, f32), on="simulator")
+    word = "write it" if shared else "T.atomic_add"
+    assert e.value.hint.startswith(f"to change it once for the block, {word} under `if T.get_thread_binding() == 0:`;")
+    x = np.arange(4, dtype=f32)
+    assert everywhere(program(True), x)[1][0] == 6 + 4 * shared

@@ -29,7 +29,7 @@ register("collective-outside-kernel", NotImplementedError, "a tile operation or 
          "move it into the T.Kernel block", expected="a place inside T.Kernel")
 
 register("update-by-every-thread", ValueError, "each thread of the block reads one element and writes it back changed",
-         "write it in T.Parallel, under `if T.get_thread_binding() == 0:`, or with T.atomic_add",
+         "write it under `if T.get_thread_binding() == 0:`, or with T.atomic_add",
          expected="one thread that changes the element")
 
 register("fragment-store", ValueError, "a thread stores by itself in a fragment, outside T.Parallel",
@@ -203,9 +203,12 @@ def _updates(s: Stmt, d: _ByThread, threads: int) -> None:
         return
     for e in walk(s.value):
         if isinstance(e, Load) and e.buffer is s.buffer and all(map(_equal, e.indices, s.indices)):
+            once = "T.atomic_add" if s.buffer.scope_name.startswith("global") else "write it"
             raise error("update-by-every-thread", f"each of the {threads} threads of the block reads an element of "
                         f"`{s.buffer.name}` here and writes it back changed: some see what others wrote",
-                        expected="one thread that changes the element", found=f"{threads} threads that change it", span=s.span)
+                        expected="one thread that changes the element", found=f"{threads} threads that change it", span=s.span,
+                        hint=f"to change it once for the block, {once} under `if T.get_thread_binding() == 0:`; to change it "
+                             "once for each thread, T.atomic_add by all of them")
 
 
 def _by_lane(cond: Expr) -> bool:
