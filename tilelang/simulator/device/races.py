@@ -262,7 +262,7 @@ class AccessTable:
         self.atomics[kind].enter(clocks, g, t, site, self.block)
 
     def write(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int, same: np.ndarray | None = None) -> None:
-        """Threads t write granules g.  Raises sim-race.
+        """Record that threads t write granules g.  Raises sim-race.
 
         same: for each thread, whether memory now holds the value it wrote (several threads that store one value in one
         instruction are no race).
