@@ -35,7 +35,7 @@ class Analyzer:
 
     @classmethod
     def analysis(cls, fn: Any, device: Any) -> AnalysisResult:
-        """Count the work of a program: 2 * M * N * K FLOPs per T.gemm and the bytes of each T.copy of a parameter, over loops and grid.
+        """Count 2 * M * N * K FLOPs per T.gemm and the bytes of each T.copy of a parameter, over loops and grid.
 
         device: an architecture of tilelang.carver.arch.  Raises TypeError for anything else, ValueError where a loop, grid
         or tile has no static extent.
