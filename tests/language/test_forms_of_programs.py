@@ -316,3 +316,18 @@ def test_an_update_by_all_threads_says_how_to_do_it_once_and_that_is_right(share
     assert e.value.hint.startswith(f"to change it once for the block, {word} under `if T.get_thread_binding() == 0:`;")
     x = np.arange(4, dtype=f32)
     assert everywhere(program(True), x)[1][0] == 6 + 4 * shared
+
+
+def test_a_copy_of_one_shared_element_is_warned_of_and_copies_it():
+    with pytest.warns(TileLangWarning, match="element-copy"):
+
+        @T.prim_func
+        def main(X: T.Tensor((64,), f32), Y: T.Tensor((64,), f32)):
+            with T.Kernel(1, threads=64):
+                s = T.alloc_shared((64,), f32)
+                T.copy(X, s)
+                T.copy(s[3], s[4])
+                T.copy(s, Y)
+
+    x = np.arange(64, dtype=f32)
+    np.testing.assert_array_equal(everywhere(main, x)[1], np.where(x == 4, 3, x))
