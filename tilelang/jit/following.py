@@ -40,7 +40,8 @@ _CHILDREN = frozenset({"_parameters", "_buffers", "_modules", "children", "modul
 _METHODS = (FunctionType, classmethod, staticmethod, property, functools.cached_property, functools.partialmethod)
 _SETTLED = (logging.Logger, logging.Handler, type(threading.Lock()), type(threading.RLock()), types.MemberDescriptorType,
             types.GetSetDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, types.MethodWrapperType,
-            types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType, type(namedtuple("_Pair", "first").first))
+            types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType,
+            type(vars(namedtuple("_Pair", "first"))["first"]))
 
 
 class Known(Same):

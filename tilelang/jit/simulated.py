@@ -53,10 +53,10 @@ class SimulatedEntry:
     def __init__(self, request: Request, sig: Signature, lowered: Func | None) -> None:
         self.request, self.sig = request, sig
         self.program = with_options(lowered or request.func, out_idx=sig.out_idx or None)
-        disjoint = disjoint_parameters(request) if lowered is not None and request.backend != TILE else ()
+        disjoint, made = disjoint_parameters(request) if lowered is not None and request.backend != TILE else ((), {})
         needed = needed_symbols(request.func, sig)
-        text = stub_text(sig, _NoLaunch(), needed, ("check",), host_assumptions(request.func, sig), *disjoint,
-                         sizes=sizes_of(request, sig))
+        text = stub_text(sig, _NoLaunch(), needed, ("check",), host_assumptions(request.func, sig), disjoint,
+                         made, sizes_of(request, sig))
         self.library = HostLibrary(compile_object(text), ("tl_check",))
         self.checks = self.library.function("tl_check")
         self.last_report: Any = None

@@ -192,7 +192,7 @@ def results_like(kernel: JITKernel, inputs: Sequence[Any]) -> Any:
     import torch  # 1 s
 
     sizes: dict[Var, Any] = {}
-    device = None
+    device: Any = None
     for a, x in zip(kernel.signature.inputs, inputs):
         if isinstance(a, ScalarArg):
             sizes[a.var] = x
@@ -200,9 +200,13 @@ def results_like(kernel: JITKernel, inputs: Sequence[Any]) -> Any:
             device = device or x.device
             sizes.update((d, x.shape[k]) for k, d in enumerate(a.buffer.shape) if isinstance(d, Var))
             sizes.update((d, x.stride()[k]) for k, d in enumerate(a.buffer.strides_ or ()) if isinstance(d, Var))
-    out = [torch.empty([_value(d, sizes) for d in a.buffer.shape], dtype=a.buffer.dtype.as_torch(), device=device)
+    out = [torch.empty([_value(d, sizes) for d in a.buffer.shape], dtype=_torch_type(a), device=device)
            for a in kernel.signature.outputs]
     return out[0] if len(out) == 1 else out
+
+
+def _torch_type(a: TensorArg) -> Any:
+    return a.buffer.dtype.as_torch()
 
 
 def _value(e: Any, sizes: dict[Var, Any]) -> Any:

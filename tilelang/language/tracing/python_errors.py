@@ -68,8 +68,9 @@ def place_error(b: Builder, e: Exception) -> Exception | None:
         return errors.error("type", f"`{e.args[0]!r}` is no key of a Python dict: its value is known only when the kernel runs",
                             expected="a key known while tracing", found=f"`{e.args[0]!r}`", span=refine(b, e),
                             hint="choose by T.if_then_else, or keep the table in a tensor")
-    if (found := _host_index(b, e)) is not None or (found := _in_helper(b, e, last)) is not None:
-        return found
+    made = _host_index(b, e) or _in_helper(b, e, last)
+    if made is not None:
+        return made
     for cls, kind in _PLACED:
         if isinstance(e, cls):
             if not kind or not ours and not (here and isinstance(e, (TypeError, NameError))):

@@ -148,10 +148,11 @@ def _accesses(s: Stmt, env: dict[Var, Any], mask: Any) -> Iterator[_Access]:
             starts, extents = [_number(a) for _, a, _ in axes], [_number(n) for _, _, n in axes]
             size = prod(n or 0 for n in extents)
             if 0 < size * mask.size <= _MOST and None not in starts:
+                known = [n or 0 for n in extents]
                 spread = {v: np.repeat(np.broadcast_to(x, mask.shape), size) for v, x in env.items()}
-                points = np.indices(extents).reshape(len(axes), -1)
+                points = np.indices(known).reshape(len(axes), -1)
                 for (v, _, _), first, p in zip(axes, starts, points):
-                    spread[v] = np.tile(p + first, mask.size)
+                    spread[v] = np.tile(p + (first or 0), mask.size)
                 yield from _accesses(s.body, spread, np.repeat(mask, size))
 
 

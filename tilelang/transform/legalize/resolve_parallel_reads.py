@@ -65,16 +65,17 @@ def _of_loop(loop: Parallel, around: Around) -> Stmt:
         body.reject_beside_updates()
     old: dict[Buffer, Buffer] = {}
     reads = [(x, body.own_store(x)) for x in body.accesses if x.buffer.data in stored and x.kind == "read"]
-    for read, own in reads:
-        writes = [w for w in body.accesses if w.stores and w.buffer.data is read.buffer.data]
+    for access, own in reads:
+        writes = [w for w in body.accesses if w.stores and w.buffer.data is access.buffer.data]
         for w in writes:
-            if (pair := body.meeting(w, read)) is None:
+            if (pair := body.meeting(w, access)) is None:
                 continue
-            late = any(x.step < read.step or x.again for x in writes)
-            if read.buffer.scope_name != FRAGMENT or late or read.again or own or not read.buffer.is_static:
-                body.reject(w, read, pair)
-            old.setdefault(read.buffer, replace(read.buffer, name=f"{read.buffer.name}_old", data=None, facts=BufferFacts()))
-            body.early.add(id(read.node))
+            late = any(x.step < access.step or x.again for x in writes)
+            if access.buffer.scope_name != FRAGMENT or late or access.again or own or not access.buffer.is_static:
+                body.reject(w, access, pair)
+            of = access.buffer
+            old.setdefault(of, replace(of, name=f"{of.name}_old", data=None, facts=BufferFacts()))
+            body.early.add(id(access.node))
             break
     if not old:
         return loop
@@ -227,14 +228,14 @@ class _Body:
             return
         if isinstance(e, Load):
             self.add(e, conds, bound, again, "read")
-        address = updated_element(e)
+        address: Any = updated_element(e)
         if address is not None:
             self.add(address, conds, bound, again, "update")
         elif (address := _fetched(e)) is not None:
             self.add(address, conds, bound, again, "read")
-        for x in children(e):
-            if isinstance(x, Expr):
-                self.reads(x, conds, bound, again)
+        for c in children(e):
+            if isinstance(c, Expr):
+                self.reads(c, conds, bound, again)
 
     def add(self, x: Any, conds: tuple[Expr | None, ...], bound: dict[Var, Expr], again: bool, kind: str) -> None:
         b = x.buffer

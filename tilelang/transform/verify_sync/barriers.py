@@ -254,10 +254,10 @@ class _Follower:
         self.reads(s.start, mask, s)
         self.reads(s.extent, mask, s)
         start, extent = self.numbers.value(s.start), self.numbers.value(s.extent)
-        assumed = start is None and isinstance(s.start, Var)
+        assumed = s.start if start is None and isinstance(s.start, Var) else None
         start = 0 if start is None else start
-        if assumed:
-            self.numbers.env[s.start] = start  # so that its difference from the loop's variable is known
+        if assumed is not None:
+            self.numbers.env[assumed] = start  # so that its difference from the loop's variable is known
         guessed = extent is None
         if extent is None:
             extent = self.extent if self.extent is not None else self.slots(s)[0]
@@ -298,8 +298,8 @@ class _Follower:
         self.jumps.exit(around)
         self.independent, self.path, self.turning = independent, path, turning
         self.numbers.env.pop(s.var, None)
-        if assumed:
-            self.numbers.env.pop(s.start, None)
+        if assumed is not None:
+            self.numbers.env.pop(assumed, None)
         if guessed or len(steps) < most:
             self.locals.forget(s)
 
