@@ -195,7 +195,7 @@ def test_compilations_with_an_option_spoilt(option):
 
 
 PLANTED = [("cuda", f) for f in ("host_text", "signature_of", "device_source", "facts_of")] + [
-    ("cpu", f) for f in ("host_text", "compile_object", "legalized")] + [("simulator", "build_interpreted")]
+    ("cpu", f) for f in ("host_text", "compile_object", "announce_code")] + [("simulator", "build_interpreted")]
 
 
 @pytest.mark.parametrize("target,part", PLANTED)

@@ -2,21 +2,14 @@ import tilelang
 import tilelang.language as T
 
 
-class Settings:
-    __hash__ = None
-
-    def __repr__(self):
-        return "Settings()"
-
-
 @tilelang.jit(target="cpu")
-def make(settings):
+def make(table):
     @T.prim_func
     def fill(A: T.Tensor((8,), "float32")):
         with T.Kernel(1, threads=32):
-            T.fill(A, 2)
+            T.fill(A, table[0])
 
     return fill
 
 
-make(Settings())
+make(bytearray(b"\x02\x03"))
