@@ -208,7 +208,7 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
     _K.TIR_ENABLE_DEBUG: _unused("TILELANG_DEBUG sets what is shown and kept"),
     _K.TIR_MERGE_STATIC_SMEM: _unused("buffers share space wherever their lives allow"),
     _K.TIR_ADD_LOWER_PASS: ConfigRow(
-        (list, tuple), (), "passes of the user's own: an empty list only, no such pass is run",
+        (list, tuple), (), "accepted, no effect: an empty list only, passes of the user's own are not run",
         allowed=(lambda v: not v, "an empty list: passes written for another intermediate representation cannot be run")),
     _K.TIR_NOALIAS: _flag("parameters do not alias; False: any may, and none is __restrict__", True),
 }
