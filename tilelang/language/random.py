@@ -20,7 +20,8 @@ from .tracing.state import error
 
 
 class _State:
-    """A kernel's generator and the unused second normal number of a pair.  has: whether there is one, by type; spare*: it."""
+    """A kernel's random generator.  Normal numbers come in pairs: the spare* fields hold the unused second one of a type, and
+    `has` says whether there is one."""
 
     def __init__(self, b: Builder, span: Span | None, generator: str) -> None:
         def array(name: str, n: int, dt: str) -> Buffer:

@@ -21,7 +21,7 @@ from .tracing.state import describe, error
 
 register("ws-schedule", AssertionError, "a warp-specialisation schedule whose parts do not fit together",
          "warp roles are ranges of the schedule's warps, operations and pipelines are named by what it holds",
-         expected="parts that fit together")
+         expected="warp roles of different warps, and operations and pipelines that name them")
 register("ws-name", ValueError, "an operation or a part of a schedule needs a name", 'write with T.ws_op("load"):',
          expected="a text that is not empty")
 

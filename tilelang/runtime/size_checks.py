@@ -29,8 +29,8 @@ _NEVER_TRAPS = frozenset({"add", "sub", "mul", "min", "max", "eq", "ne", "lt", "
 
 @record
 class SizeCheck:
-    """One condition: low <= value <= high, where value is computed in 64 bits.  unless: conditions of which one that is false
-    makes the check superfluous.  text: the program's expression."""
+    """One condition: low <= value <= high, where value is computed in 64 bits.  unless: conditions; the check is left out where
+    one of them is false.  text: the program's expression."""
 
     value: Expr
     low: int
