@@ -10,6 +10,7 @@ makes that true: a call whose sizes are too large is rejected on every backend, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -116,6 +117,7 @@ class _Finder:
         self.found: dict[str, SizeCheck] = {}
         self.done = set[tuple[int, bool]]()
         self.alive: list[Any] = []
+        self.met = Counter(walk(func.body, Var))  # once where a variable is bound, and at each use
         if self.sized:
             self.stmt(func.body, ())
 
@@ -143,7 +145,8 @@ class _Finder:
                     self.bind(v, extent)
                 self.stmt(s.body, unless)
             case Bind():
-                self.expr(s.value, unless)
+                if self.met[s.var] > 1:  # else only a twin of 64 bits is read (transform/analysis/index_width.py)
+                    self.expr(s.value, unless)
                 self.depend(s.var, s.value)
                 for r in (self.host, self.always):
                     r.vars[s.var] = r.of(s.value)
