@@ -43,3 +43,16 @@ def test_a_few_bytes_are_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_spills(gemm(128).func, THRESHOLD - 1)
+
+
+def test_a_kernel_of_the_library_is_not_the_users_to_mend():
+    import tilelang.jit.spills as spills
+
+    program = gemm(128).func
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(spills, "_PACKAGE", __file__.rpartition("/")[0])
+            warn_of_spills(program, 500)
+        with pytest.raises(TileLangWarning, match="spills 500 bytes"):
+            warn_of_spills(program, 500)

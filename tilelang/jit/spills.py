@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from math import prod
 from typing import Any
 
@@ -9,6 +10,7 @@ from tilelang.errors import register_warning, warn
 from tilelang.ir import FRAGMENT, Alloc, Const, Func, Launch, walk
 
 register_warning("spills", "a kernel keeps values in local memory because its registers do not suffice")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 THRESHOLD = 64  # bytes a thread: below, a few values outside of the main loop
 
 
@@ -22,6 +24,8 @@ def warn_of_spills(func: Func, spills: int) -> None:
     hint = "take smaller tiles or more threads"
     if found:
         count, buffer, launch = max(found, key=lambda f: f[0])
+        if buffer.span is not None and buffer.span.file.startswith(_PACKAGE):
+            return  # a kernel of the library: its user can do nothing about it
         threads = prod(launch.threads)
         shape = " x ".join(str(d) for d in buffer.shape)
         text += f": the fragment `{buffer.name}` ({shape} {buffer.dtype}) takes {count} registers of each of {threads} threads"
