@@ -165,14 +165,16 @@ class _OfFunction(_Operator):
             raise _error(f"`{self.label}` returns {count} tensors", f"{count} results", f"torch_op(..., outputs={count})")
         return kernel
 
+    def _passed(self, args: tuple[Any, ...]) -> list[Any]:
+        """The arguments that the kernel takes: neither compile-time values nor tensors left out."""
+        kinds = [p.kind for p in self.function.eager.function.parameters.values()]
+        return [x for x, kind in zip(args, kinds) if kind != "compile_time" and x is not None]
+
     def run(self, *args: Any) -> Any:
-        self._kernel(args)
-        return _as_results(self.function(*args), self.outputs)
+        return _as_results(self._kernel(args)(*self._passed(args)), self.outputs)
 
     def fake(self, *args: Any) -> Any:
-        kernel = self._kernel(args)
-        given = [args[k] for k, p in enumerate(self.function.eager.function.parameters.values()) if p.kind != "compile_time"]
-        return _as_results(results_like(kernel, [a for a in given if a is not None]), self.outputs)
+        return _as_results(results_like(self._kernel(args), self._passed(args)), self.outputs)
 
 
 def _returned(function: JITImpl) -> int:
