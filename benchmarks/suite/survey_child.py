@@ -60,14 +60,12 @@ def shapes_only(self: Any, *args: Any, **kwargs: Any) -> Any:
     import torch
 
     sizes: dict[str, int] = {}
-    device: Any = "cuda"
     for a, x in zip(self.signature.inputs, args):
         if isinstance(x, torch.Tensor) and hasattr(a, "buffer"):
             sizes.update((d.name, n) for d, n in zip(a.buffer.shape, x.shape) if hasattr(d, "name"))
-            device = x.device
         elif isinstance(x, int):
             sizes[a.name] = x
-    out = [torch.empty([size_of(d, sizes) for d in a.buffer.shape], dtype=a.buffer.dtype.as_torch(), device=device)
+    out = [torch.empty([size_of(d, sizes) for d in a.buffer.shape], dtype=a.buffer.dtype.as_torch())
            for a in self.signature.outputs]
     return out[0] if len(out) == 1 else out or None
 
@@ -78,7 +76,8 @@ def size_of(e: Any, sizes: dict[str, int]) -> int:
         return e
     if hasattr(e, "a") and hasattr(e, "b"):
         a, b = size_of(e.a, sizes), size_of(e.b, sizes)
-        return {"add": a + b, "sub": a - b, "mul": a * b, "floordiv": a // (b or 1), "max": max(a, b), "min": min(a, b)}.get(e.op, 1)
+        known = {"add": a + b, "sub": a - b, "mul": a * b, "floordiv": a // (b or 1), "max": max(a, b), "min": min(a, b)}
+        return known.get(e.op, 1)
     if hasattr(e, "name"):
         return sizes.get(e.name, 1)
     return size_of(e.value, sizes) if hasattr(e, "value") else 1
@@ -86,7 +85,7 @@ def size_of(e: Any, sizes: dict[str, int]) -> int:
 
 @contextlib.contextmanager
 def fake_device() -> Any:
-    """torch without a device that believes in one H200: fake tensors, and facts of the device."""
+    """torch without a device that says it has one H200: fake tensors without contents, and the facts of that device."""
     import torch
     import torch._dynamo  # keeps a table of torch's functions, made before any is replaced
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -106,8 +105,17 @@ def fake_device() -> Any:
     torch.testing.assert_close = nothing
     torch.allclose = lambda *a, **k: True
     torch.equal = lambda *a, **k: True  # type: ignore[assignment]
-    torch.Tensor.cuda = lambda self, *a, **k: self.to("cuda")  # type: ignore[method-assign]
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    torch.Tensor.cuda = lambda self, *a, **k: self  # type: ignore[method-assign]
+    cuda = lambda x: str(x).startswith("cuda") if isinstance(x, (str, torch.device)) else False  # noqa: E731
+
+    class OnCPU(torch.overrides.TorchFunctionMode):  # torch's own CPU build refuses views of fake CUDA tensors
+        def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+                return True
+            args = tuple("cpu" if cuda(x) else x for x in args)
+            return func(*args, **{k: "cpu" if cuda(x) else x for k, x in (kwargs or {}).items() if k != "pin_memory"})
+
+    with FakeTensorMode(allow_non_fake_inputs=True), OnCPU():
         yield
 
 
@@ -122,7 +130,7 @@ def run() -> None:
             def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
                 self.problems.append(cause_of(call.excinfo.value))
 
-        pytest.main([str(FILE), "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "-x", "--maxfail=1000"], plugins=[Found()])
+        pytest.main([str(FILE), "-q", "-p", "no:cacheprovider", "-p", "no:xdist"], plugins=[Found()])
         if Found.problems:
             raise RuntimeError("; ".join(dict.fromkeys(Found.problems)))
     elif (FILE.parent / "__init__.py").exists():
