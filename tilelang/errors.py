@@ -7,15 +7,18 @@ interface keeps working.  Each kind has one failing program and its full text un
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import linecache
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 
 
 class TileLangError(Exception):
@@ -131,6 +134,39 @@ def warn(code: str, message: str, hint: str, span: Any = None) -> None:
         file, line = call[0].co_filename, call[2]
     warnings.warn_explicit(TileLangWarning(code, f"{message}; {hint}"), TileLangWarning, file, line,
                            registry=_SHOWN.setdefault(file, {}))
+
+
+def keyword_hint(e: BaseException, signature: inspect.Signature) -> str:
+    """`did you mean ...` for the keyword that a TypeError of a call names; "" where no parameter is similar."""
+    given = re.search(r"unexpected keyword argument '(\w+)'", str(e))
+    near = difflib.get_close_matches(given[1], signature.parameters, n=1, cutoff=0.5) if given else []
+    return f"did you mean `{near[0]}`?" if near else ""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def named_arguments(kind: str, hint: str = "") -> Callable[[F], F]:
+    """Decorator of a public function: arguments that it does not take are an error of the kind at the user's call.
+
+    hint: what to write where no parameter is similar to the one that is given.
+    """
+    def wrap(fn: F) -> F:
+        signature = inspect.signature(fn)
+
+        @functools.wraps(fn)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as e:
+                names = ", ".join(signature.parameters)
+                raise error(kind, f"tilelang.{fn.__name__}: {e}", expected=f"{fn.__name__}({names})", found=str(e),
+                            hint=keyword_hint(e, signature) or hint or f"see help(tilelang.{fn.__name__})") from None
+            return fn(*args, **kwargs)
+
+        return call  # type: ignore[return-value]
+
+    return wrap
 
 
 def facts(err: BaseException, expected: str, found: str) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tilelang.errors import error, register
+from tilelang.errors import error, named_arguments, register
 from tilelang.jit import JITImpl, JITKernel
 from tilelang.jit.keys import freeze, freeze_tensor
 from tilelang.jit.methods import InClasses
@@ -165,6 +165,7 @@ def closure_text(fn: Any, strict: bool = True) -> str:
     return ";".join(out)
 
 
+@named_arguments("tune-configs", "write @tilelang.autotune(configs=[{\"block\": 64}, {\"block\": 128}]) above @tilelang.jit")
 def autotune(*, configs: Any, warmup: int = 25, rep: int = 100, timeout: float = 100,
              supply_type: TensorSupplyType = TensorSupplyType.Auto, ref_prog: Callable[..., Any] | None = None,
              supply_prog: Callable[..., Any] | None = None, rtol: float = 1e-2, atol: float = 1e-2,

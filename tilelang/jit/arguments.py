@@ -204,17 +204,64 @@ def explain(sig: Signature, args: tuple[Any, ...], e: Exception) -> Exception:
     m = re.match(_ABOUT, text) or re.match(_NULL, text)
     if m is None:
         return _unconvertible(sig, args, e)
-    kind, found, notes = "kernel-argument", text, _declared(None)
+    kind, found, notes, plain, hint = "kernel-argument", text, _declared(None), "", ""
     for a, x in zip(inputs, args):
         if a.name == m["name"]:
             notes = _declared(a)
             found = describe(x)
+            plain, hint = _plain(a, x, text, sig, args), _converted(a, x, text)
             text += f", got {found}"
             if isinstance(a, ScalarArg):
                 big = isinstance(x, int) and a.var.dtype.is_int  # beyond int64: tvm_ffi passes it as an object
                 kind = "kernel-scalar-range" if big or isinstance(e, ValueError) else "kernel-scalar"
-    return error(kind, text, expected=_expected(str(e)), found=found, notes=notes, hint=_packed_hint(inputs, m["name"]) or
-                 _hint(text))
+    return error(kind, f"{plain} ({text})" if plain else text, expected=_expected(str(e)), found=found, notes=notes,
+                 hint=_packed_hint(inputs, m["name"]) or hint or _hint(text))
+
+
+def _plain(a: Any, x: Any, text: str, sig: Signature, args: tuple[Any, ...]) -> str:
+    """What is wrong with an argument, as one sentence; "" where the text of the compiled checks says it."""
+    name, shape = f"`{a.name}`", tuple(getattr(x, "shape", ()))
+    at = re.search(r" (shape|strides)\[(\d+)\] ", text)
+    if "dtype mismatch" in text:
+        given = str(getattr(x, "dtype", "?")).removeprefix("torch.")
+        return f"{name} has elements of type {given}, the kernel takes {_wanted(a)}"
+    if "ndim mismatch" in text:
+        return f"{name} has {len(shape)} dimensions, the kernel takes {len(a.buffer.shape)}"
+    if at and at[1] == "shape" and int(at[2]) < len(shape) and "expected " in text:
+        want = text.rpartition("expected ")[2]
+        bound = _bound_by(want, sig, args)
+        return f"{name} has shape {shape}, the kernel takes {want} in dimension {at[2]}{bound}"
+    if "non-compact" in text:
+        return f"{name} is not contiguous"
+    if "device_type" in text:
+        return f"{name} is on {getattr(x, 'device', 'another device')}, the kernel runs on {text.rpartition('expected ')[2]}"
+    if "pointer" in text or "handle" in text:
+        return f"{name} takes a tensor"
+    return f"`{a.name}` takes a number of type {a.var.dtype}" if isinstance(a, ScalarArg) else ""
+
+
+def _bound_by(symbol: str, sig: Signature, args: tuple[Any, ...]) -> str:
+    """Where the value of a symbol comes from: ", which is 8 by `X`"; "" for a number."""
+    for a, x in zip(sig.inputs, args):
+        if isinstance(a, TensorArg) and hasattr(x, "shape") and len(x.shape) == len(a.buffer.shape):
+            for d, n in zip(a.buffer.shape, x.shape):
+                if not isinstance(d, int) and str(d) == symbol:
+                    return f", which is {n} by `{a.name}`"
+    return ""
+
+
+def _converted(a: Any, x: Any, text: str) -> str:
+    """The call that converts an argument; "" where no single one does."""
+    if isinstance(a, ScalarArg) or not isinstance(a, TensorArg):
+        return ""
+    if "pointer" in text or "handle" in text:
+        several = isinstance(x, (list, tuple))
+        return f"pass a tensor of type {a.buffer.dtype}: np.asarray(x, np.{a.buffer.dtype})" if several else ""
+    if "dtype mismatch" in text and a.buffer.dtype.bits >= 8:
+        return f"x.astype(np.{a.buffer.dtype})" if isinstance(x, np.ndarray) else f"x.to(torch.{a.buffer.dtype})"
+    if "ndim mismatch" in text:
+        return f"reshape it: x.reshape({', '.join(map(str, a.buffer.shape))})"
+    return ""
 
 
 def _packed_hint(inputs: Any, name: str) -> str:
@@ -256,31 +303,34 @@ def _unconvertible(sig: Signature, args: tuple[Any, ...], e: Exception) -> Excep
     """The error for an argument that tvm_ffi rejected before the host stub ran."""
     for a, x in zip(sig.inputs, args):
         if not str(getattr(x, "layout", "torch.strided")).endswith("strided"):
-            return error("kernel-argument", f"kernel {sig.name} input {a.name} layout mismatch, expected a dense tensor, "
-                         f"got {str(x.layout).removeprefix('torch.')} {str(x.dtype).removeprefix('torch.')} tensor of "
-                         f"shape {tuple(x.shape)}",
+            return error("kernel-argument", f"`{a.name}` is no dense tensor (kernel {sig.name} input {a.name} layout mismatch, "
+                         f"expected a dense tensor, got {str(x.layout).removeprefix('torch.')} "
+                         f"{str(x.dtype).removeprefix('torch.')} tensor of shape {tuple(x.shape)})",
                          expected="a dense tensor", found=f"a tensor of layout {str(x.layout).removeprefix('torch.')}",
                          notes=_declared(a), hint="pass x.to_dense()")
         if getattr(x, "is_quantized", False):
-            return error("kernel-argument", f"kernel {sig.name} input {a.name} dtype mismatch, expected a plain element type, "
-                         f"got {describe(x)}", expected="a plain element type", found=describe(x), notes=_declared(a),
+            return error("kernel-argument", f"`{a.name}` is quantised (kernel {sig.name} input {a.name} dtype mismatch, "
+                         f"expected a plain element type, got {describe(x)})", expected="a plain element type",
+                         found=describe(x), notes=_declared(a),
                          hint="pass x.int_repr(), and its scale and zero point as arguments of their own")
         if "doesn't have storage" in str(e) and _is_wrapped(x):
-            return error("kernel-argument", f"kernel {sig.name} input {a.name} expected pointer or tensor handle, got a tensor "
-                         "without memory of its own, as vmap, grad and other transforms of torch.func pass",
+            return error("kernel-argument", f"`{a.name}` has no memory of its own (kernel {sig.name} input {a.name} expected "
+                         "pointer or tensor handle, got a tensor as vmap, grad and other transforms of torch.func pass)",
                          expected="a tensor with memory", found=f"a tensor of torch.func ({type(x).__name__})",
                          notes=_declared(a), hint="call the kernel inside a torch.autograd.Function or torch.library.custom_op")
         if getattr(x, "is_meta", False):
-            return error("kernel-argument", f"kernel {sig.name} input {a.name} device_type mismatch, expected a device "
-                         f"with memory, got {describe(x)}",
+            return error("kernel-argument", f"`{a.name}` is on the meta device (kernel {sig.name} input {a.name} device_type "
+                         f"mismatch, expected a device with memory, got {describe(x)})",
                          expected="a tensor with memory", found=describe(x), notes=_declared(a),
                          hint="move the tensor to the kernel's device")
     if isinstance(e, (BufferError, TypeError)):
         for a, x in zip(sig.inputs, args):
             if isinstance(x, np.ndarray) and not exports_itself(x):
-                return error("kernel-argument", f"kernel {sig.name} input {a.name} dtype mismatch, expected "
-                             f"{_wanted(a)}, got {describe(x)}",
-                             expected=str(_wanted(a)), found=describe(x), notes=_declared(a), hint=f"({e})")
+                plain = _plain(a, x, "dtype mismatch", sig, args)
+                return error("kernel-argument", f"{plain} (kernel {sig.name} input {a.name} dtype mismatch, expected "
+                             f"{_wanted(a)}, got {describe(x)})",
+                             expected=str(_wanted(a)), found=describe(x), notes=_declared(a),
+                             hint=f"{_converted(a, x, 'dtype mismatch') or 'pass a dense array'} ({str(e).rstrip('.')})")
     return e
 
 

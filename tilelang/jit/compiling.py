@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 import sys
 
-from tilelang.errors import InternalError, TileLangError, brought, error, for_user
+from tilelang.errors import InternalError, TileLangError, brought, error, for_user, named_arguments
 from tilelang.log import logger
 from tilelang.log import phase
 from tilelang.runtime.cpus import usable_cpus
@@ -15,6 +15,7 @@ from .kernel import JITKernel, compile_request
 from .requests import check_host, make_request
 
 
+@named_arguments("compile-option")
 def compile(func: Any = None, out_idx: Any = None, execution_backend: str | None = None,
             target: Any = None, target_host: Any = None, verbose: bool | None = None, pass_configs: Any = None,
             compile_flags: Any = None) -> JITKernel:

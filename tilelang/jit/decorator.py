@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tilelang.env import Environment, env
-from tilelang.errors import InternalError, JITNoBuilderError, TileLangError, error, register, for_user
+from tilelang.errors import (InternalError, JITNoBuilderError, TileLangError, error, for_user, keyword_hint, named_arguments,
+                             register)
 from tilelang.ir.record import record
 from tilelang.target import Target
 from tilelang.transform.framework.scope import current_config
@@ -210,6 +211,10 @@ class JITImpl(InClasses):
             return ("eager" if self.out_idx is None else "lazy"), False
 
     # ---- calling ----------------------------------------------------------------------------------------------------
+    def __getitem__(self, grid: Any) -> Any:
+        raise error("kernel-keyword", f"`{self._name()}` takes no grid in brackets", found=f"{self._name()}[...]",
+                    hint=f"call {self._name()}(...): the grid is what T.Kernel says")
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
             if self.mode == "eager":
@@ -287,7 +292,8 @@ class JITImpl(InClasses):
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as e:
             name = self._name()
-            raise error("jit-arguments", f"`{name}`: {e}", expected=f"{name}{self.signature}", found=str(e)) from None
+            raise error("jit-arguments", f"`{name}`: {e}", expected=f"{name}{self.signature}", found=str(e),
+                        hint=keyword_hint(e, self.signature)) from None
         bound.apply_defaults()
         return bound
 
@@ -361,6 +367,7 @@ class JITImpl(InClasses):
         return run_parallel(jobs, num_workers, ignore_error)
 
 
+@named_arguments("compile-option")
 def jit(func: Any = None, *, out_idx: Any = None, target: Any = None, target_host: Any = None,
         execution_backend: str | None = None, verbose: bool | None = None, pass_configs: Any = None,
         debug_root_path: str | None = None, compile_flags: Any = None) -> Any:

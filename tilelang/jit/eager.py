@@ -103,10 +103,12 @@ class EagerCalls:
         missing = [n for n in self.runtime if values[n] is _MISSING]
         if missing:
             given = len(self.runtime) - len(missing)
+            known = [n for n in kwargs if n not in self.names]
+            near = f"`{known[0]}` is no parameter; " if known else ""
             raise error("eager-inputs", f"Expected {len(self.runtime)} inputs, got {given} with {missing[0]!r} "
                         f"missing: `{self.owner.__name__}` takes {', '.join(self.runtime)}",
                         expected=f"{', '.join(self.runtime)}", found=f"no {missing[0]}",
-                        hint="pass every tensor; results made by T.empty are returned, not passed")
+                        hint=f"{near}pass every tensor; results made by T.empty are returned, not passed")
         trace = self._trace(values, consts)
         kernel = self._kernel(trace, values, consts)
         names = self._given(trace, values)

@@ -121,6 +121,10 @@ class JITKernel:
         except (TileLangError, InternalError) as e:
             raise for_user(e)  # noqa: B904 - for_user decides what goes with it
 
+    def __getitem__(self, grid: Any) -> Any:
+        raise error("kernel-keyword", f"kernel {self.signature.name} takes no grid in brackets", found="kernel[...]",
+                    hint="call kernel(...): the grid is what T.Kernel says")
+
     def _again(self, args: tuple[Any, ...], problem: Exception) -> Any:
         """Handle a failed call: repeat it with converted arguments, or raise the full error."""
         entry = self._entry

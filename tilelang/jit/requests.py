@@ -96,7 +96,8 @@ def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, 
     if func is None:
         raise error("compile-not-a-program", f"target function must be a PrimFunc but got {type(given)}",
                     found=type(given).__name__,
-                    hint="decorate the function with @T.prim_func" if callable(given) else "")
+                    hint="a @tilelang.jit function compiles by itself: call it, or its compile(...)"
+                    if hasattr(given, "get_tir") else "decorate the function with @T.prim_func" if callable(given) else "")
     if isinstance(out_idx, (tuple, str, float)):
         out_idx = _reject_out_idx(out_idx)
     env.get_compile_timeout_seconds()  # reports a bad value before anything is compiled

@@ -10,7 +10,7 @@ from tilelang.ir import dtype as DType
 from tilelang.ops import Copy
 
 from .tracing.builder import Builder, Emitted, need_builder
-from .tracing.flags import condition, flag, whole_number, words
+from .tracing.flags import condition, flag, has_value, whole_number, words
 from .kernel import need_kernel
 from .tracing.regions import BufferSlice
 from .tracing.state import describe, error
@@ -73,6 +73,10 @@ def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int =
     is copied to shared memory first, so the call must be reached by the whole block.
     """
     b = need_builder("T.print")
+    if has_value(msg):
+        raise error("option-type", f"T.print takes one value and a message, found {describe(obj)} and {describe(msg)}",
+                    "write T.print(value, msg=\"text\"): the value is printed behind the text", expected="a value and a string",
+                    found=f"{describe(obj)} and {describe(msg)}")
     msg = words(msg, "msg of T.print")
     thread = whole_number(warp_group_id, "warp_group_id", 0, 7) * 128 + whole_number(warp_id, "warp_id", 0, 31) * 32
     if obj is None:

@@ -68,12 +68,12 @@ def loop_bound(v: Any, what: str) -> Expr:
     try:
         e = convert(v)
     except TypeError:
-        raise error("loop-bounds", f"{what} of a loop is a {type(v).__name__}, an integer is needed",
-                    found=f"a {type(v).__name__}") from None
+        several = isinstance(v, (tuple, list))
+        raise error("loop-bounds", f"{what} is a {type(v).__name__}, an integer is needed", found=f"a {type(v).__name__}",
+                    hint=f"give each extent as an argument of its own: {', '.join(map(str, v))}" if several else "") from None
     if not (e.dtype.is_int or e.dtype.is_bool) or e.dtype.lanes != 1:
-        raise error("loop-bounds", f"{what} of a loop has type {e.dtype}, an integer is needed",
-                    found=str(e.dtype),
-                     hint="integer division is `//`")
+        raise error("loop-bounds", f"{what} has type {e.dtype}, an integer is needed", found=str(e.dtype),
+                    hint="integer division is `//`, or T.ceildiv to round up")
     return cast(e, I32) if e.dtype.is_bool else e
 
 
@@ -107,8 +107,8 @@ class LoopFrame(Frame):
         super().__init__()
         if stop is None:
             start, stop = 0, start
-        self.start, self.stop = loop_bound(start, "the start"), loop_bound(stop, "the end")
-        self.step = loop_bound(1 if step is None else step, "the step")
+        self.start, self.stop = loop_bound(start, "the start of a loop"), loop_bound(stop, "the end of a loop")
+        self.step = loop_bound(1 if step is None else step, "the step of a loop")
         self.kind, (self.plan, self.attrs) = kind, options
         if is_const(self.step, 0):
             raise error("loop-step", "the step of a loop must not be zero")
@@ -168,7 +168,7 @@ class ParallelFrame(Frame):
         if not extents:
             raise error("parallel-extents", "T.Parallel needs at least one extent",
                         expected="at least one extent", found="none")
-        self.extents = tuple(loop_bound(e, "an extent") for e in extents)
+        self.extents = tuple(loop_bound(e, "an extent of a loop") for e in extents)
         for e in self.extents:
             if isinstance(e, Const) and e.value < 0:
                 raise error("parallel-extents", f"an extent of T.Parallel must not be negative, got {e.value}",
@@ -201,7 +201,7 @@ class GridFrame(Frame):
 
     def __init__(self, extents: tuple[Any, ...]) -> None:
         super().__init__()
-        self.extents = tuple(loop_bound(e, "an extent") for e in extents)
+        self.extents = tuple(loop_bound(e, "an extent of a loop") for e in extents)
 
     def open(self, b: Builder) -> Any:
         self.vars = tuple(b.new_var("ijklmn"[k % 6], e.dtype) for k, e in enumerate(self.extents))
@@ -383,7 +383,7 @@ def parallel(start: Any, stop: Any = None, *, annotations: dict[str, Any] | None
     """One-dimensional T.Parallel over start .. stop - 1, or 0 .. start - 1."""
     if stop is None or is_const(convert(start), 0):
         return ParallelFrame((start if stop is None else stop,), options_from(ParallelPlan, annotations))
-    first, end = loop_bound(start, "the start"), loop_bound(stop, "the end")
+    first, end = loop_bound(start, "the start of a loop"), loop_bound(stop, "the end of a loop")
     return ParallelFrame((binary("sub", end, first),), options_from(ParallelPlan, annotations), first)
 
 

@@ -22,6 +22,8 @@ MOST_FACTORS = 32  # greatest exponent that T.pow expands to multiplications
 
 def value_of(x: Any) -> Expr:
     """An operand as an expression; slices are vectors."""
+    if isinstance(x, str):
+        raise error("math-type", f"the string {x!r} is no operand", "write a number or an expression", found=repr(x))
     return convert(x.vector() if isinstance(x, BufferSlice) else x)
 
 

@@ -24,8 +24,8 @@ def shape_of(shape: Any, what: str) -> tuple[Any, ...]:
         try:
             d = as_dim(d.__tilelang_expr__() if hasattr(d, "__tilelang_expr__") else d)
         except TypeError as e:
-            raise error("tensor-shape", f"the shape of {what}: {e}",
-                        found=getattr(e, "facts", ("", str(e)))[1]) from None
+            raise error("tensor-shape", f"the shape of {what}: {e}", found=getattr(e, "facts", ("", str(e)))[1],
+                        hint=_dimension_hint(d)) from None
         if isinstance(d, int) and d < 0:
             raise error("tensor-shape", f"the shape of {what} has the negative dimension {d}",
                         found=str(d))
@@ -37,6 +37,21 @@ def shape_of(shape: Any, what: str) -> tuple[Any, ...]:
                         expected="integers", found=str(d.dtype))
         out.append(d)
     return tuple(out)
+
+
+def _dimension_hint(d: Any) -> str:
+    """What to write in place of something that is no dimension."""
+    if isinstance(d, float):
+        return "integer division is `//`"
+    if isinstance(d, tuple):
+        return 'T.const("M N") gives two symbols: M, N = T.const("M N")'
+    if not isinstance(d, str):
+        return ""
+    try:
+        DType(d)
+    except (TypeError, ValueError):
+        return f'a size that is known at the call is a symbol: T.dynamic("{d}"), or T.const("{d}") in a tilelang.jit function'
+    return "the shape comes first: T.Tensor((m, n), dtype)"
 
 
 def dtype_of(dt: Any, what: str) -> DType:

@@ -143,6 +143,9 @@ def fill(buffer: Any, value: Any, annotations: dict[str, Any] | None = None) -> 
 
 def clear(buffer: Any, annotations: dict[str, Any] | None = None) -> Emitted:
     """Every element = 0."""
+    if isinstance(annotations, (int, float)):
+        raise error("option-type", f"T.clear takes a buffer only, found the value {annotations!r}",
+                    f"write T.fill(buffer, {annotations!r})", expected="a buffer", found=repr(annotations))
     return fill(buffer, 0, annotations)
 
 

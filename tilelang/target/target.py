@@ -196,7 +196,16 @@ _local = _Local()
 def _bad(what: Any, advice: str, hint: str = "") -> Exception:
     return error("target-unknown", f"Target {what} is not supported. {advice}",
                  expected=f"one of {', '.join(KINDS)}, or \"auto\"", found=what,
-                 hint=hint or f"this version compiles for {', '.join(KINDS)}, or \"auto\"")
+                 hint=hint or _target_hint(str(what)))
+
+
+def _target_hint(what: str) -> str:
+    arch = what.replace("sm", "sm_").replace("__", "_")
+    if re.fullmatch(r"sm_\d+[a-z]?", arch):
+        return f'write target={{"kind": "cuda", "arch": "{arch}"}}'
+    if what.lower() in ("gpu", "nvidia", "cuda:0", "ptx"):
+        return 'write target="cuda"'
+    return f"this version compiles for {', '.join(KINDS)}, or \"auto\""
 
 
 def _parse(spec: Any) -> tuple[str, str, tuple[tuple[str, Any], ...]]:

@@ -214,7 +214,8 @@ class Builder:
             raise errors.error("store-type", f"an element of `{buffer.name}` cannot be assigned a "
                                              f"{type(value).__name__}",
                                found=f"a {type(value).__name__}",
-                               span=self.span(), hint="use T.copy to move whole tiles")
+                               span=self.span(), hint="use T.copy to move whole tiles" if isinstance(value, Buffer) else
+                               "store a number, an expression or an element: one value for each element")
         v = convert(value)
         lanes = max((i.dtype.lanes for i in indices), default=1)
         want = buffer.dtype.with_lanes(buffer.dtype.lanes * lanes)

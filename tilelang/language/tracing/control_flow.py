@@ -106,11 +106,10 @@ class ControlFlow:
 
     def loop(self, it: Any, names: tuple[str, ...], now: tuple[Any, ...]) -> Guard:
         if not (isinstance(it, Frame) and it.loop):
-            raise errors.error("for-iterator", f"Invalid for loop: got {it!r}, type={type(it).__name__}, expected a "
-                                               "loop such "
+            shown = type(it).__name__ if isinstance(it, Frame) else repr(it)
+            raise errors.error("for-iterator", f"Invalid for loop: got {shown}, type={type(it).__name__}, expected a loop such "
                                "as range, T.serial, T.Parallel or T.Pipelined",
-                               found=str(type(it).__name__), span=self.b.span(),
-                               hint="iterate Python sequences outside the kernel, in a comprehension, or by a T.macro")
+                               found=type(it).__name__, span=self.b.span(), hint=_loop_hint(it))
         g = Guard(self.b, it, names, now)
         g.value = self.b.enter(it)
         return g
@@ -270,6 +269,17 @@ def leading_arguments(b: Builder) -> tuple[Any, ...]:
     """The first arguments of rewritten code (rewrite.FIRST): the builder, and what its statements and operators call."""
     flow = ControlFlow(b)
     return b, flow.names, flow.conditions, flow, UNDEFINED
+
+
+def _loop_hint(it: Any) -> str:
+    """What to write in place of a for loop over something that is no loop of the language."""
+    if isinstance(it, Frame):
+        return "open it by `with`: with T.Kernel(...) as bx"
+    if isinstance(it, Buffer):
+        return f"loop over its indices: for i in T.serial({it.shape[0] if it.shape else 1})"
+    if isinstance(it, (int, Expr)):
+        return f"write for i in T.serial({it!r})"
+    return "iterate Python sequences outside the kernel, in a comprehension, or by a T.macro"
 
 
 def _is_scalar(v: Any) -> bool:

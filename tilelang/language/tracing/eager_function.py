@@ -94,11 +94,12 @@ class _State:
         return True
 
     def unread_error(self, name: str) -> Exception:
-        """The error of a const that stands in no dimension: an annotation that failed may be why."""
-        for e, is_annotation in self.postponed:
-            if is_annotation and not isinstance(e, NotKnown):
-                return e
+        """The error of a const that stands in no dimension: an annotation, or its own statement, that failed may be why."""
         span = self.consts[name].span
+        for e, is_annotation in self.postponed:
+            own = getattr(getattr(e, "span", None), "line", None) == getattr(span, "line", 0)
+            if (is_annotation or own) and not isinstance(e, NotKnown):
+                return e
         return errors.error("const-unused", f"Constexpr variable `{name}` is not used in any buffer shape or stride",
                             found=f"`{name}` in none from which its value follows", span=span,
                             hint=f"make it a dimension of a tensor parameter, give it by keyword ({name}=...), or make it a "

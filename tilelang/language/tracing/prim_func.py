@@ -305,11 +305,11 @@ def trace_prim_func(pyfunc: Callable[..., Any], caller_locals: dict[str, Any] | 
         elif p.name in rw.annotated:
             args[p.name] = Unannotated(p.name)
         else:
-            raise errors.error("parameter-missing", f"Argument `{p.name}` is not annotated: missing a required "
-                                                    "argument "
-                               "annotation",
-                               found=f"`{p.name}` without one", span=param_span(rw, p.name),
-                               hint=f"write `{p.name}: T.Tensor(shape, dtype)` or a scalar type such as T.int32")
+            raise errors.error("parameter-missing", f"Argument `{p.name}` is not annotated: missing a required argument "
+                               "annotation", found=f"`{p.name}` without one", span=param_span(rw, p.name),
+                               hint="a kernel is no method: define it outside of the class, or inside a method"
+                               if p.name == "self" else
+                               f"write `{p.name}: T.Tensor(shape, dtype)` or a scalar type such as T.int32")
     run_rewritten(b, pyfunc, rw, args, caller_locals)
     func = finish(b, pyfunc.__name__, list(sig.parameters), function_span(rw))
     return PrimFunc(func, pyfunc, defaults)

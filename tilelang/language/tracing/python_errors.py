@@ -46,7 +46,37 @@ _INSTEAD = (
     ("'Buffer' and ", _ELEMENTS), (" and 'Buffer'", _ELEMENTS),
     ("is not subscriptable", "buffers have elements; a scalar, and a T.alloc_var, is read by its name, without [0]"),
     ("has no len()", "use its shape: A.shape[0]"),
+    ("run-time value and cannot be iterated", 'it is one value: one name takes it; T.const("M N") gives two'),
+    ("cannot be iterated", "loop over its indices, `for i in T.serial(n)`, or reduce a tile: T.reduce_sum(src, dst, dim)"),
+    ("__format__", "an f-string is made while tracing: T.print(x) prints values while the kernel runs"),
+    ("a complex cannot", "a kernel has real numbers: pass the real and the imaginary part"),
+    ("a tuple cannot", "take one of its elements"), ("a list cannot", "take one of its elements"),
+    ("the string", "write a number or an expression"),
 )
+# Names of other languages -> what is written here, by the owner of the name.
+_FOREIGN = {
+    "T": {"zeros": "T.alloc_fragment(shape, dtype) and T.clear(it)",
+          "full": "T.alloc_fragment(shape, dtype) and T.fill(it, value)",
+          "load": "T.copy(A[i, j], tile), or an element A[i, j]", "store": "T.copy(tile, A[i, j]), or A[i, j] = value",
+          "program_id": "with T.Kernel(blocks, threads=128) as bx", "num_programs": "the extents given to T.Kernel",
+          "dot": "T.gemm(A_shared, B_shared, accumulator)", "matmul": "T.gemm(A_shared, B_shared, accumulator)",
+          "mma": "T.gemm(A_shared, B_shared, accumulator)", "arange": "for i in T.Parallel(n)",
+          "where": "T.if_then_else(condition, a, b)", "sum": "T.reduce_sum(src, dst, dim)", "syncthreads": "T.sync_threads()",
+          "barrier": "T.sync_threads(), or T.alloc_barrier for an mbarrier", "shared": "T.alloc_shared(shape, dtype)",
+          "constexpr": "a Python parameter of the @tilelang.jit function, or T.const", "relu": "T.max(x, 0)",
+          "parallel": "T.Parallel(n)", "pipelined": "T.Pipelined(n, num_stages=2)", "range": "T.serial(n)",
+          "softmax": "T.reduce_max, T.exp and T.reduce_sum on a fragment", "maximum": "T.max(a, b)", "minimum": "T.min(a, b)",
+          "atomicAdd": "T.atomic_add(dst, value)", "printf": "T.print(x)", "threadIdx": "T.get_thread_binding()",
+          "blockIdx": "with T.Kernel(blocks, threads=128) as bx", "tensor": "T.Tensor((m, n), dtype)"},
+    "Buffer": {"T": "T.transpose(src, dst), or transpose_A=True of T.gemm", "sum": "T.reduce_sum(src, dst, dim)",
+               "max": "T.reduce_max(src, dst, dim)", "min": "T.reduce_min(src, dst, dim)", "exp": "T.exp of its elements",
+               "mean": "T.reduce_sum(src, dst, dim), then divide", "view": "T.view(buffer, shape, dtype)",
+               "reshape": "T.reshape(buffer, shape)", "to": "T.copy into a buffer of the other type",
+               "fill": "T.fill(buffer, value)",
+               "astype": "T.copy into a buffer of the other type", "float": "T.copy into a buffer of the other type",
+               "zero_": "T.clear(buffer)", "copy": "T.copy(src, dst)", "size": "its shape: A.shape[0] * A.shape[1]",
+               "ndim": "len(A.shape)", "abs": "T.abs of its elements", "clone": "T.copy into another buffer"},
+}
 
 
 def place_error(b: Builder, e: Exception) -> Exception | None:
@@ -75,7 +105,7 @@ def place_error(b: Builder, e: Exception) -> Exception | None:
         if isinstance(e, cls):
             if not kind or not ours and not (here and isinstance(e, (TypeError, NameError))):
                 return None
-            call = " argument" in str(e)
+            call = " argument" in str(e) and not isinstance(e, AttributeError)
             hint = next((h for part, h in _INSTEAD if part in str(e)), "") or (_parameters(e) if call else _meant(e))
             expected, found = getattr(e, "facts", None) or _facts(e)
             return errors.error(kind, str(e), expected=expected, found=found, span=refine(b, e), hint=hint)
@@ -171,9 +201,13 @@ def _facts(e: Exception) -> tuple[str, str]:
         return "", e.name
     if " argument" in text and "(" in text:
         shown = _parameters(e)
-        return shown if "(" in shown else "arguments that the function takes", text.partition(") ")[2] or text
+        return (shown[shown.find("T."):] if "(" in shown else "arguments that the function takes",
+                text.partition(") ")[2] or text)
     m = _FOUND.search(text)
     return "", m[1] if m else text
+
+
+_ALSO = {"axis": "dim", "trans_a": "transpose_A", "trans_b": "transpose_B", "stages": "num_stages"}  # other languages' keywords
 
 
 def _parameters(e: Exception) -> str:
@@ -181,9 +215,13 @@ def _parameters(e: Exception) -> str:
     name = str(e).partition("(")[0]
     found = getattr(sys.modules["tilelang.language"], name, None) if name.isidentifier() else None
     try:
-        return f"T.{name}{_bare(found)}"
+        bare = _bare(found)
     except (TypeError, ValueError):
         return "see help() of the function for its parameters"
+    given = re.search(r"unexpected keyword argument '(\w+)'", str(e))
+    meant = given and _ALSO.get(given[1], given[1])
+    near = difflib.get_close_matches(meant, inspect.signature(found).parameters, n=1, cutoff=0.5) if meant else []
+    return (f"did you mean `{near[0]}`? " if near else "") + f"T.{name}{bare}"
 
 
 def _bare(fn: Any) -> str:
@@ -197,8 +235,10 @@ def _meant(e: Exception) -> str:
     """A hint with the name most similar to an attribute that was not found."""
     if not isinstance(e, AttributeError) or not e.name:
         return ""
-    known = {x.lower(): x for x in reversed(dir(e.obj)) if not x.startswith("__")}
     owner = _owner(e.obj)
+    if e.name in _FOREIGN.get(owner, ()):
+        return f"write {_FOREIGN[owner][e.name]}"
+    known = {x.lower(): x for x in reversed(dir(e.obj)) if not x.startswith("__")}
     found = difflib.get_close_matches(e.name.lower(), known, n=3)
     return f"did you mean {' or '.join(f'{owner}.{known[x]}' for x in found)}?" if found else ""
 

@@ -14,9 +14,12 @@ from tilelang.ir.buffer import subscript as subscript_of_buffer
 from tilelang.ir.record import record
 
 from .polynomial import difference
-from tilelang.errors import TileLangError
+from tilelang.errors import TileLangError, register_warning, warn
 
-from .state import current, describe, error
+from .scope import Frame
+from .state import current, describe, error, place
+
+register_warning("index-outside", "a constant index outside a global tensor: the access is left out")
 
 
 # ---- subscripts ----------------------------------------------------------------------------------------------------
@@ -76,21 +79,23 @@ def _index(buffer: Buffer, d: int, i: Any) -> Expr:
 
 
 def _convert_index(buffer: Buffer, d: int, i: Any) -> Expr:
-    if i is Ellipsis or i is None or isinstance(i, (str, float, Buffer)):
-        what = "..." if i is Ellipsis else type(i).__name__
-        raise error("index-type", f"index {d} of `{buffer.name}` is {what}, an integer, an integer expression or a "
-                                  "slice is "
-                     "needed",
-                    found=what)
-    try:
-        return convert(i)
-    except TileLangError:
-        raise
-    except TypeError:
-        raise error("index-type", f"index {d} of `{buffer.name}` is a {type(i).__name__}, an integer, an integer "
-                                  "expression "
-                     "or a slice is needed",
-                    found=f"a {type(i).__name__}") from None
+    named = i is Ellipsis or i is None or isinstance(i, (str, float, Buffer))
+    what = "..." if i is Ellipsis else type(i).__name__ if named else f"a {type(i).__name__}"
+    if not named:
+        try:
+            return convert(i)
+        except TileLangError:
+            raise
+        except TypeError:
+            pass
+    hint = ("write `:` for each dimension that is taken whole" if i is Ellipsis else
+            "T.view and T.reshape add dimensions" if i is None else
+            "integer division is `//`" if isinstance(i, float) else
+            "open it by `with`: with T.Kernel(...) as bx" if isinstance(i, Frame) else
+            "a buffer is indexed by its elements: loop over it, for i in T.Parallel(n)" if isinstance(i, Buffer) else
+            "give an integer, an expression or a slice")
+    raise error("index-type", f"index {d} of `{buffer.name}` is {what}, an integer, an integer expression or a slice is needed",
+                found=what, hint=hint)
 
 
 def _constant_index(buffer: Buffer, d: int, i: int) -> Expr:
@@ -102,10 +107,12 @@ def _constant_index(buffer: Buffer, d: int, i: int) -> Expr:
                             expected=f"an index from {-dim} to {dim - 1}", found=str(i))
             return convert(i + dim)
         return binary("add", dim, i)
-    if isinstance(dim, int) and i >= dim and buffer.scope_name != GLOBAL:
-        raise error("index-range", f"index {i} is outside dimension {d} of `{buffer.name}` (size {dim})",
-                    expected=f"an index from 0 to {dim - 1}", found=str(i),
-                     hint="only accesses to global buffers are guarded")
+    if isinstance(dim, int) and i >= dim:
+        text = f"index {i} is outside dimension {d} of `{buffer.name}` (size {dim})"
+        if buffer.scope_name != GLOBAL:
+            raise error("index-range", text, expected=f"an index from 0 to {dim - 1}", found=str(i),
+                        hint="only accesses to global buffers are guarded")
+        warn("index-outside", f"{text}: nothing is stored there, and what is read is 0", f"indices are 0 to {dim - 1}", place())
     return convert(i)
 
 
@@ -332,8 +339,12 @@ def operand(x: Any, what: str) -> Operand:
         return Operand(x.buffer, x.indices, None)
     if hasattr(x, "__tilelang_expr__"):
         x.__tilelang_expr__()  # a dead name says so itself
-    raise error("region-operand", f"{what} must be a buffer, a region of it or an element of it, found "
-                 f"{describe(x)}",
+    hint = ""
+    if isinstance(x, (int, float)) or type(x) is Const:
+        hint = f"T.fill(buffer, {x!r}) gives every element of a tile a value"
+    elif hasattr(x, "__getitem__") and not isinstance(x, (str, Expr)):
+        hint = "pass it to the kernel: a parameter `name: T.Tensor(shape, dtype)`; arrays and lists of the host are no buffers"
+    raise error("region-operand", f"{what} must be a buffer, a region of it or an element of it, found {describe(x)}", hint,
                 found=describe(x))
 
 

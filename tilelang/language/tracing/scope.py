@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import CodeType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from tilelang import errors
 from tilelang.ir import Expr, If, Span, Stmt, While, seq
 
 from .rewrite import Place
-from .state import current, need_tracing
+from .state import current, error, need_tracing
 
 
 class Context:
@@ -115,8 +115,11 @@ class Frame:
     def body(self) -> Stmt:
         return seq(*self.stmts, span=self.span)
 
-    if TYPE_CHECKING:  # the frontend rewrites `for x in frame` to `with`
-        def __iter__(self) -> Iterator[Any]: ...
+    def __iter__(self) -> Iterator[Any]:  # the frontend rewrites `for x in frame` to `with`
+        raise error("for-iterator", f"'{type(self).__name__}' object is not iterable here: a loop of the kernel is a statement "
+                    "of a kernel function", found=f"a {type(self).__name__} in Python code",
+                    hint="write `for i in T.serial(n):` in a T.prim_func, T.macro or tilelang.jit function; a comprehension "
+                    "takes Python sequences: for i in (0, 1, 2)")
 
     def __enter__(self) -> Any:
         return need_tracing(type(self).__name__).enter(self)

@@ -64,7 +64,8 @@ class Gemm(TileOp):
                     "gemm-shape", f"T.gemm {letter} shape check failed: {left} = {x}, {right} = {y}",
                     expected=f"{left} = {right}", found=f"{x} and {y}", span=self.span,
                     hint=f"A is {tuple(self.a.extents)}{' transposed' if self.transpose_a else ''}, B is "
-                    f"{tuple(self.b.extents)}{' transposed' if self.transpose_b else ''}, C is {tuple(self.c.extents)}")
+                    f"{tuple(self.b.extents)}{' transposed' if self.transpose_b else ''}, C is {tuple(self.c.extents)}: they "
+                    "are (M, K), (K, N), (M, N); transpose_A=True takes A as (K, M), transpose_B=True takes B as (N, K)")
         da, db, dc = self.a.dtype, self.b.dtype, self.c.dtype
         if not multiplies(da, db, dc):
             if da != db:
