@@ -101,3 +101,18 @@ def drawn(*sources: Any) -> Callable[[np.random.Generator], list[Any]]:
 def wide(*arrays: Any) -> list[np.ndarray]:
     """The arrays in float64."""
     return [np.asarray(a).astype(np.float64) for a in arrays]
+
+
+def everywhere(reason: str) -> dict[str, str]:
+    """A fault of all backends."""
+    return {"all": reason}
+
+
+def on_cuda(reason: str) -> dict[str, str]:
+    """A fault of the CUDA backends and their simulator."""
+    return dict.fromkeys(("sm_80", "sm_90a", "cubin", "gpu"), reason)
+
+
+def interpreted(reason: str) -> dict[str, str]:
+    """A fault of all backends but the GPU."""
+    return dict.fromkeys(("tile", "cpu", "sm_80", "sm_90a"), reason)
