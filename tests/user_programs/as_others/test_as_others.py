@@ -7,7 +7,7 @@ import pytest
 from .catalogue import BACKENDS
 from .harness import run
 
-MODULES = ("deepseek", "tilekernels")
+MODULES = ("deepseek", "tilekernels", "tileops")
 PROGRAMS = {
     f"{module}.{program.name}": program
     for module in MODULES
