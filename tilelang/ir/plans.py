@@ -75,7 +75,7 @@ class ParallelPlan(Options):
 
 @options
 class LaunchPlan(Options, TILE=("layouts", "compute_threads", "tiles_overlap"),
-                 DEVICE=("shared_bytes", "shared_offsets", "sync_report", "own_values", "name")):
+                 LOWERED=("reuse",), DEVICE=("shared_bytes", "shared_offsets", "sync_report", "own_values", "name")):
     """Options of a launch.
 
     Given by the program
@@ -90,7 +90,8 @@ class LaunchPlan(Options, TILE=("layouts", "compute_threads", "tiles_overlap"),
         -1 for computed numbers.  overlapping: tensors that may share memory.  may_alias: names of parameters that may do so.
         tiles_overlap: blocks may write the same elements.  compute_threads: number of consumer threads, where producers load.
         own_values: arrays are named PTX registers.  shared_bytes, shared_offsets = ((buffer, byte), …): the layout of shared
-        memory.  name: name of the kernel.  stages = ((buffer, number of stages), …).
+        memory.  reuse = ((buffer, later buffer), …): pairs that share bytes because the launch does not fit otherwise.
+        name: name of the kernel.  stages = ((buffer, number of stages), …).
     For reports
         report: lines.  pipeline_report, overlap, sync_report: a decision, in a sentence.
     """
@@ -119,6 +120,7 @@ class LaunchPlan(Options, TILE=("layouts", "compute_threads", "tiles_overlap"),
     own_values: bool = False
     shared_bytes: int | Expr = 0
     shared_offsets: tuple[tuple[Buffer, Any], ...] = ()
+    reuse: tuple[tuple[Buffer, Buffer], ...] = ()
     name: str | None = None
     stages: tuple[tuple[str, int], ...] = ()
     report: tuple[str, ...] = ()

@@ -51,6 +51,7 @@ from .lower.lower_tile_ops import lower_tile_ops
 from .legalize.split_warp_role_branches import split_warp_role_branches
 from .framework.pass_ import DEVICE, TILE, PassContext, PassFn, pass_, run_passes
 from .sync.place_sync import place_sync
+from .sync.reuse_shared_memory import reuse_shared_memory
 from .schedule.plan_pipelines import plan_pipelines
 from .memory.plan_shared_memory import plan_shared_memory
 from .registers.accumulator_registers import assign_accumulator_registers
@@ -117,6 +118,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     infer_layouts,
     defer_reductions,  # after layouts: it must know which lanes hold copies
     lower_tile_ops,  # TILE -> THREADS_BOUND
+    reuse_shared_memory,  # after lowering, which allocates buffers; before place_sync: buffers that share bytes need barriers
     place_sync,  # THREADS_BOUND -> SYNCED; after lowering: it needs every access of every thread
     flatten,
     plan_shared_memory,  # SYNCED -> DEVICE; its reuse of memory needs the barriers
@@ -176,6 +178,7 @@ _PLAINER: tuple[tuple[str, dict[str, Any]], ...] = (
     ("", {}), ("scale prefetch", _NO_SCALE_PREFETCH), ("ping-pong", _NO_PING_PONG), ("warp specialisation", _NO_WARP_ROLES),
     ("Hopper features", _NO_HOPPER), ("asynchronous copies", {**_NO_HOPPER, PassConfigKey.TL_ENABLE_ASYNC_COPY.value: False}),
 )
+_SMALLER = ("scale prefetch", "ping-pong", "warp specialisation")  # what is given up where shared memory is short
 
 
 def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = None,
@@ -189,7 +192,7 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
 
     When the synchronisation of a program cannot be verified, the program is compiled again with simpler schedules: without
     scale prefetch, ping-pong, warp specialisation, Hopper features, asynchronous copies, in this order. The attr `report` of
-    its launches then names what was given up. Scale prefetch (prefetch_scales.py) is also given up where the program otherwise
+    its launches then names what was given up. The first three are also given up where the program otherwise
     does not fit in shared memory. Inside an `as_planned` block only the first schedule is tried.
 
     Raises TileLangError for programs that cannot be compiled, and InternalError (naming a report folder) when a pass fails.
@@ -203,12 +206,13 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
     first: TileLangError | None = None
     why = ""
     for given_up, changes in _schedules(func, cx):
+        if first is not None and first.kind == "shared-memory" and given_up not in _SMALLER:
+            break
         try:
             out = run_passes(func, passes, replace(cx, config={**cx.config, **changes}))
         except TileLangError as e:
-            tight = e.kind == "shared-memory" and not given_up and may_prefetch_scales(func, cx)
-            if e.kind != "sync-unordered" and not tight and (first is None or first.kind == "shared-memory"):
-                raise
+            if e.kind not in ("sync-unordered", "shared-memory") and (first is None or first.kind == "shared-memory"):
+                raise first or e from None
             first, why = first or e, why or e.message
             if plan_only():
                 break

@@ -30,6 +30,10 @@ class Tables:
     def __init__(self, launch: Launch, binds: dict[Var, Expr], divergence: Divergence) -> None:
         self.binds, self.divergence = binds, divergence
         self.claims = Claims(launch, binds)
+        self.sharing: dict[Var, set[Var]] = {}  # the other storage in whose bytes a buffer is
+        for one, other in launch.plan.reuse:
+            self.sharing.setdefault(one.data, set()).add(other.data)
+            self.sharing.setdefault(other.data, set()).add(one.data)
         x, y, z = launch.threads
         self.num_threads = x * y * z
         t = np.arange(self.num_threads)
@@ -43,8 +47,10 @@ class Tables:
 
     def collide(self, a: Access, b: Access, how: Relation) -> bool:
         """Whether two different threads may access one element, at least one writing. a runs before b, as `how` says."""
-        if a.buffer.data is not b.buffer.data or not (a.writes or b.writes):
+        if not (a.writes or b.writes):
             return False
+        if a.buffer.data is not b.buffer.data:
+            return b.buffer.data in self.sharing.get(a.buffer.data, ())
         if a.update and b.update and not in_order(a, b, self.divergence):
             return False
         shared = self.common(a, b, how)

@@ -7,7 +7,7 @@ from tilelang.ir import Func, Launch, rewrite_launches, with_options
 
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import DEVICE, PassContext, pass_
-from ..verify_sync.launch import check_launch
+from ..verify_sync.launch import Fault, check_launch
 
 EXPECTED = "a barrier between two accesses by different threads"
 register("sync-unordered", ValueError, "two threads touch one shared element without a barrier in between",
@@ -54,6 +54,8 @@ def verify_sync(func: Func, cx: PassContext) -> Func:
 
     def checked(launch: Launch) -> Launch:
         text, faults = check_launch(launch)
+        if launch.plan.reuse and (faults or not text.startswith("ordered")):
+            raise _no_reuse(launch, cx.target.max_shared_bytes, next(iter(faults), None), text)
         for f in faults:
             if f.exact and strict:
                 hint, expected, label = _ADVICE[f.kind]
@@ -65,6 +67,16 @@ def verify_sync(func: Func, cx: PassContext) -> Func:
         return with_options(launch, sync_report=text)
 
     return rewrite_launches(func, checked)
+
+
+def _no_reuse(launch: Launch, limit: int, fault: Fault | None, verdict: str) -> Exception:
+    """The error for a launch that fits in shared memory only if buffers share bytes, where their order is not verified."""
+    total = sum(b.size * b.dtype.bytes for b, _ in launch.plan.shared_offsets)
+    shared = ", ".join(f"`{b.name}` in `{a.name}`" for a, b in launch.plan.reuse)
+    return error("shared-memory", f"the kernel needs {total} bytes of shared memory, a block has {limit}; bytes cannot be used "
+                 f"twice ({shared}): {fault.message if fault else verdict}", found=str(total),
+                 expected=f"at most {limit} bytes", span=fault.span if fault and fault.span else launch.span,
+                 hint="use smaller tiles or fewer pipeline stages, or await all copies before the later buffer is written")
 
 
 __all__ = ["verify_sync"]

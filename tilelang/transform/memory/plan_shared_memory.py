@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from tilelang.errors import error, register
@@ -34,6 +35,10 @@ class _Span:
     def bytes(self) -> int:
         return self.buffer.size * self.buffer.dtype.bytes
 
+    def meets(self, other: _Span) -> bool:
+        """Whether the places of two buffers have bytes in common."""
+        return other.offset < self.offset + self.bytes and self.offset < other.offset + other.bytes
+
 
 @pass_(needs=SYNCED, gives=DEVICE)
 def plan_shared_memory(func: Func, cx: PassContext) -> Func:
@@ -42,8 +47,9 @@ def plan_shared_memory(func: Func, cx: PassContext) -> Func:
     Two buffers share space when their live ranges over the statements of the block's body are disjoint.  A block barrier then
     separates them (one is added where there is none).  Offsets are multiples of 128 bytes, or of the buffer's `align`
     attribute.  Where users order warp roles and asynchronous work themselves (launch attr `by_hand`) no space is reused,
-    because an asynchronous operation may still run during later statements.  Buffers of run-time size come last, one after
-    another, with offsets as expressions.
+    because an asynchronous operation may still run during later statements.  A launch that does not fit in this way has
+    `reuse` (reuse_shared_memory.py): the pairs of buffers that share space; their barriers are placed already.  Buffers of
+    run-time size come last, one after another, with offsets as expressions.
     Raises "shared-memory" beyond the target's limit.  tl.disable_shared_memory_reuse gives each buffer its own space,
     tl.debug_merge_shared_memory_allocations reports the plan.
     """
@@ -69,23 +75,24 @@ def _report(launch: Launch, cx: PassContext) -> None:
 
 def planned_bytes(launch: Launch, cx: PassContext) -> int:
     """Bytes that this pass would need for the buffers of static size; 2**31 if there are buffers of run-time size."""
-    buffers = [s.buffer for s in statements(launch.body)
-               if isinstance(s, Alloc) and s.buffer.scope_name in (*SHARED, BARRIER)]
-    if not all(b.is_static for b in buffers):
+    if not all(b.is_static for b in shared_buffers(launch)):
         return 2**31
-    return _place(_spans(list(stmts_of(launch.body)), buffers),
-                  not cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE) and not launch.plan.by_hand)
+    spans, off = spans_of(launch), launch.plan.by_hand or cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE)
+    return place(spans, _disjoint(spans, not off))
+
+
+def shared_buffers(launch: Launch) -> list[Buffer]:
+    """The buffers that take bytes of shared memory."""
+    return [s.buffer for s in statements(launch.body) if isinstance(s, Alloc) and s.buffer.scope_name in (*SHARED, BARRIER)]
 
 
 def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
-    reuse = reuse and not launch.plan.by_hand
-    buffers = [s.buffer for s in statements(launch.body)
-               if isinstance(s, Alloc) and s.buffer.scope_name in (*SHARED, BARRIER)]
+    reuse = reuse and not launch.plan.by_hand and not launch.plan.reuse
+    buffers = shared_buffers(launch)
     if not buffers:
         return with_options(launch, shared_bytes=0)
-    body = list(stmts_of(launch.body))
-    spans = _spans(body, [b for b in buffers if b.is_static])
-    total = _place(spans, reuse)
+    spans = spans_of(launch)
+    total = place(spans, launch.plan.reuse or _disjoint(spans, reuse))
     if limit is not None and total > limit:
         parts = ", ".join(f"{s.buffer.name} {s.bytes}" for s in sorted(spans, key=lambda s: -s.bytes))
         raise error("shared-memory", f"the kernel needs {total} bytes of shared memory, a block has {limit}",
@@ -101,32 +108,41 @@ def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
             n = d * n
         size = size + (n + 15) // 16 * 16
     if reuse:
-        launch = replace(launch, body=_separated(body, spans, launch.body.span))
+        launch = replace(launch, body=_separated(list(stmts_of(launch.body)), spans, launch.body.span))
     return with_options(launch, shared_offsets=tuple(offsets), shared_bytes=size)
 
 
-def _spans(body: list[Stmt], buffers: list[Buffer]) -> list[_Span]:
-    """Live ranges of buffers as positions of the body's statements; a view extends the live range of its storage."""
+def spans_of(launch: Launch) -> list[_Span]:
+    """Live ranges of the buffers of static size as positions of the body's statements; a view extends the live range of its
+    storage."""
+    body = stmts_of(launch.body)
     life: dict[Var, tuple[int, int]] = {}
     for at, s in enumerate(body):
         for storage in {e.storage for e in effects(s) if e.buffer.scope_name in SHARED}:
             life[storage] = (life.get(storage, (at, at))[0], at)
     end = len(body)
     out: list[_Span] = []
-    for b in buffers:
+    for b in shared_buffers(launch):
+        if not b.is_static:
+            continue
         first, last = (-1, end) if b.scope_name == BARRIER else life.get(b.data, (-1, -1))
         # TMA may still be reading an ordered buffer when the next statement runs.
         out.append(_Span(b, first, end if b.facts.ordered else last))
     return out
 
 
-def _place(spans: list[_Span], reuse: bool) -> int:
-    """Place by first fit, largest buffer first; returns the bytes needed."""
+def _disjoint(spans: list[_Span], reuse: bool) -> Collection[tuple[Buffer, Buffer]]:
+    """Pairs of buffers with disjoint live ranges, the earlier one first; none without reuse."""
+    return {(a.buffer, b.buffer) for a in spans for b in spans if a.last < b.first} if reuse else ()
+
+
+def place(spans: list[_Span], pairs: Collection[tuple[Buffer, Buffer]]) -> int:
+    """Place by first fit, largest buffer first; returns the bytes needed.  pairs: buffers that may share bytes."""
     done: list[_Span] = []
     for s in sorted(spans, key=lambda s: (-s.bytes, s.first)):
         align = max(ALIGN, s.buffer.facts.align)
         busy = sorted((d.offset, d.offset + d.bytes) for d in done
-                      if not reuse or not (d.last < s.first or s.last < d.first))
+                      if (d.buffer, s.buffer) not in pairs and (s.buffer, d.buffer) not in pairs)
         at = 0
         for low, high in busy:
             if at + s.bytes <= low:
@@ -142,8 +158,7 @@ def _separated(body: list[Stmt], spans: list[_Span], span: Any) -> Stmt:
     starts: set[int] = set()
     for s in spans:
         for d in spans:
-            overlap = d.offset < s.offset + s.bytes and s.offset < d.offset + d.bytes
-            if d is not s and overlap and 0 <= d.last < s.first:
+            if d is not s and d.meets(s) and 0 <= d.last < s.first:
                 if not any(barrier_in(x) for x in body[d.last + 1:s.first]) and not any(
                         d.last < k <= s.first for k in starts):
                     starts.add(s.first)
@@ -160,4 +175,4 @@ def _separated(body: list[Stmt], spans: list[_Span], span: Any) -> Stmt:
     return seq(*out, span=span)
 
 
-__all__ = ["plan_shared_memory", "planned_bytes"]
+__all__ = ["place", "plan_shared_memory", "planned_bytes", "shared_buffers", "spans_of"]

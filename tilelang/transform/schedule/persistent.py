@@ -76,10 +76,11 @@ class Tiles:
         return For(self.index, const(0), self.count, "serial", seq(*self.binds, *body), plan=LoopPlan(tiles=True))
 
 
-def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) -> Tiles | str:
+def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True, tight: bool = False) -> Tiles | str:
     """How the tiles of a launch are distributed over blocks, or the reason why each block keeps its own tile.
 
-    alone: one block fills an SM.  Otherwise the grid keeps its size, unless tl.persistent is set.
+    alone: one block fills an SM.  Otherwise the grid keeps its size, unless tl.persistent is set.  tight: the shared buffers
+    fit only if some reuse the bytes of others, which the loads of a next tile would overwrite.
     """
     asked = cx.option(PassConfigKey.TL_PERSISTENT)
     if launch.plan.cluster:
@@ -87,7 +88,7 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
     if _may_wait(launch.body):
         return "blocks may wait for each other"
     blocks = int(asked) if asked is not None and asked is not True else cx.target.limits.sm_count
-    why = _own_tiles(launch, asked, alone)
+    why = "its epilogue reuses shared memory" if tight else _own_tiles(launch, asked, alone)
     whole = Analyzer().simplify(_multiplied([convert(g) for g in launch.grid]))
     one_wave = not why and isinstance(whole, Const) and whole.value <= blocks
     if one_wave:

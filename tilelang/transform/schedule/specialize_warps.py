@@ -251,7 +251,7 @@ class _WarpRoles:
         rows = tuple(rows_of(op, at, self.loop.var) for op, (_, at) in zip(copies, loads))
         got = plan_tiles(self.launch, Work(tuple(loads), _inlined(convert(self.loop.extent), self.values),
                                            self.launch.block_vars, cycles, rows, padded),
-                         self.cx, self._alone())
+                         self.cx, self._alone(), self._shared() > self.cx.target.limits.shared_per_block)
         self.about = f"one tile a block ({got})" if isinstance(got, str) else got.report
         return None if isinstance(got, str) else got
 

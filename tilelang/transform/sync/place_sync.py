@@ -215,8 +215,9 @@ class _Flow:
 
     def hoist(self, p: Place, state: _State) -> _State:
         """Put a barrier in front of p for a conflict between an access before p and one inside p."""
-        if self.checking or p.before or not any(age is None and e.access.buffer.data in p.storages
-                                                for e, age in state.items()):
+        if self.checking or p.before or not any(age is None and (
+                e.access.buffer.data in p.storages or not p.storages.isdisjoint(self.t.sharing.get(e.access.buffer.data, ())))
+                for e, age in state.items()):
             return state
         for x in p.inner:  # the barriers that p needs by itself come first: they may already separate the two accesses
             self.flow_alone(p, x)
@@ -244,7 +245,7 @@ class _Flow:
         found = False
         for b in accesses:
             for e, age in state.items():
-                if age is None and e.access.buffer.data is b.buffer.data and self.t.collide(e.access, b, e.how):
+                if age is None and self.t.collide(e.access, b, e.how):
                     found = True
                     p.for_shared |= b.is_shared and must_be_placed(e.access, b, self.t.divergence)
                     if p.for_shared or self.checking and not p.never:

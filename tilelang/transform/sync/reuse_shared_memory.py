@@ -1,0 +1,91 @@
+"""Chooses shared buffers that share bytes, for launches that do not fit in shared memory otherwise."""
+
+from __future__ import annotations
+
+from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, For, Func, If, Launch, Seq, Stmt, Store, Var, inner,
+                         rewrite_launches, walk, with_options, SHARED)
+
+from ..analysis.divergence import Divergence
+from ..analysis.effects import effects, own_effects
+from ..framework.config import PassConfigKey
+from ..framework.pass_ import THREADS_BOUND, PassContext, pass_
+from ..memory.plan_shared_memory import place, planned_bytes, shared_buffers, spans_of
+from .warp_role_sync import has_warp_roles, warp_role_of
+
+
+@pass_(needs=THREADS_BOUND)
+def reuse_shared_memory(func: Func, cx: PassContext) -> Func:
+    """Give each Launch that exceeds the target's shared memory `reuse`: pairs (a, b) of buffers, b in bytes of a.
+
+    Before:  loop over K_s; O_s[...] = acc; copy O_s -> O         After:  the same, reuse = ((K_s, O_s), ...)
+    Every access to a comes before every access to b, in each warp role too.  b belongs to one warp role or to all threads,
+    and that warp role accesses a as well, so that it has waited for what others write there.  place_sync then puts a barrier
+    between the last access to a and the first access to b; verify_sync checks the bytes of the final program.
+    Keeps: launches that fit.  Nothing is reused between iterations of a loop.
+    """
+    limit = getattr(cx.target, "max_shared_bytes", None)
+    off = cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE) or cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC)
+
+    def chosen(launch: Launch) -> Launch:
+        if limit is None or off or not all(b.is_static for b in shared_buffers(launch)) or planned_bytes(launch, cx) <= limit:
+            return launch
+        order = _Order(launch)
+        spans = spans_of(launch)
+        pairs = {(a.buffer, b.buffer) for a in spans for b in spans if order.frees(a.buffer, b.buffer)}
+        if not pairs or place(spans, pairs) > limit:
+            return launch
+        return with_options(launch, reuse=tuple((a.buffer, b.buffer) for a in spans for b in spans
+                                                if (a.buffer, b.buffer) in pairs and a.meets(b)))
+
+    return rewrite_launches(func, chosen)
+
+
+class _Order:
+    """The order of the accesses to the shared buffers of a launch."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.body, self.divergence = launch.body, Divergence(launch)
+        # Storage whose address is stored in memory, or that other blocks of the cluster access: when it is used is not known.
+        self.unknown = {x.buffer.data for n in walk(launch.body, Store, Call) if isinstance(n, Store) or n.op in _REMOTE
+                        for x in walk(n, AddressOf)}
+        self.named: dict[Var, frozenset[Var]] = {}  # names of addresses and descriptors: the storage that they point to
+        for n in walk(launch.body, Bind):
+            self.named[n.var] = frozenset(x.buffer.data for x in walk(n.value, AddressOf)).union(
+                *(self.named.get(v, ()) for v in walk(n.value, Var)))
+        self.known: dict[int, frozenset[Var]] = {}
+
+    def frees(self, a: Buffer, b: Buffer) -> bool:
+        """Whether b may be in bytes of a."""
+        if a is b or not {a.scope_name, b.scope_name} <= set(SHARED) or a.facts.ordered or {a.data, b.data} & self.unknown:
+            return False
+        return self.before(self.body, a.data, b.data)
+
+    def touched(self, s: Stmt) -> frozenset[Var]:
+        """The shared storage that a statement accesses, by its name or by an address."""
+        got = self.known.get(id(s))
+        if got is None:
+            got = self.known[id(s)] = frozenset(e.storage for e in effects(s)).union(
+                *(self.named.get(v, ()) for v in set(walk(s, Var))))
+        return got
+
+    def before(self, s: Stmt, a: Var, b: Var) -> bool:
+        """Whether every access to storage a in s comes before every access to storage b in s."""
+        if not {a, b} <= self.touched(s):
+            return True
+        if isinstance(s, Seq):
+            last = max(k for k, x in enumerate(s.stmts) if a in self.touched(x))
+            first = min(k for k, x in enumerate(s.stmts) if b in self.touched(x))
+            if last == first:
+                return self.before(s.stmts[last], a, b)
+            return last < first and not (has_warp_roles(s.stmts[last]) and has_warp_roles(s.stmts[first]))
+        if isinstance(s, If) and not {a, b} & {e.storage for e in own_effects(s)}:
+            ways = [x for x in inner(s) if b in self.touched(x)]
+            if warp_role_of(s) is None:
+                return not self.divergence.divergent(s.cond) and all(self.before(x, a, b) for x in ways)
+            return len(ways) == 1 and a in self.touched(ways[0]) and self.before(ways[0], a, b)
+        return isinstance(s, For) and isinstance(s.extent, Const) and s.extent.value == 1 and self.before(s.body, a, b)
+
+
+_REMOTE = ("bulk_copy_cluster", "cluster_load", "cluster_store", "mbarrier_arrive_remote")
+
+__all__ = ["reuse_shared_memory"]
