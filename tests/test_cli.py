@@ -1,6 +1,7 @@
 """Every command of `python -m tilelang` answers --help and does its work."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -27,7 +28,7 @@ def kernel_file(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize("command", ["demo", "compile", "show", "simulate", "bench", "doctor"])
+@pytest.mark.parametrize("command", ["demo", "compile", "export", "show", "simulate", "bench", "doctor"])
 def test_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([command, "--help"])
@@ -197,3 +198,22 @@ def test_the_demo_runs_on_a_gpu_that_lacks_nothing(monkeypatch):
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(compiler, "available", lambda: True)
     assert cli._demo_target("auto") == ("auto", True)
+
+
+def test_export_writes_a_library_and_what_calls_it(tmp_path, capsys):
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("needs a linker")
+    (tmp_path / "scale.py").write_text(
+        "import tilelang\nimport tilelang.language as T\n\n\n@tilelang.jit(out_idx=[-1], target='cpu')\ndef scale(N, by=2):\n"
+        "    @T.prim_func\n    def main(A: T.Tensor((N,), 'float32'), B: T.Tensor((N,), 'float32')):\n"
+        "        with T.Kernel(1, threads=32):\n            for i in T.Parallel(N):\n                B[i] = A[i] * by\n"
+        "    return main\n", encoding="utf-8")
+    folder = tmp_path / "out"
+    assert cli.main(["export", str(tmp_path / "scale.py"), "--set", "N=100", "-o", str(folder)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said == [str(folder / f) for f in ("libscale.so", "scale.o", "scale.h", "scale.json", "CMakeLists.txt", "main.c")]
+    assert "int scale(const float *A, float *B);" in (folder / "scale.h").read_text()
+    assert cli.main(["export", str(tmp_path / "scale.py"), "-o", str(folder)]) == 2
+    assert "give it: --set NAME=VALUE" in capsys.readouterr().err
+    assert cli.main(["export", str(tmp_path / "scale.py"), "--set", "N=4", "--name", "int", "-o", str(folder)]) == 2
+    assert "a C function cannot have the name 'int'" in capsys.readouterr().err

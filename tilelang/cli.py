@@ -1,4 +1,4 @@
-"""Command line: demo, compile, show, simulate, bench, doctor."""
+"""Command line: demo, compile, export, show, simulate, bench, doctor."""
 
 from __future__ import annotations
 
@@ -78,24 +78,29 @@ def load_source(path: pathlib.Path) -> dict[str, Any]:
     return vars(module)
 
 
-def find_program(where: str, settings: dict[str, Any]) -> Any:
-    """The PrimFunc named by FILE or FILE:NAME; a jit factory is called with the settings (K=V).
-
-    Raises LookupError, which lists the programs of the file.
-    """
+def find_kernel(where: str) -> tuple[str, Any]:
+    """(name, program or jit function) of FILE or FILE:NAME.  Raises LookupError, which lists the programs of the file."""
     file, _, name = where.partition(":")
     names = load_source(pathlib.Path(file))
     programs = {k: v for k, v in names.items() if not k.startswith("_") and _is_program(v)}
     if name:
         if name not in names:
             raise LookupError(f"{file} has no {name}; it has: {', '.join(programs) or 'no kernel'}")
-        found = names[name]
-    elif len(programs) == 1:
-        found = next(iter(programs.values()))
-    elif not programs:
+        return name, names[name]
+    if len(programs) == 1:
+        return next(iter(programs.items()))
+    if not programs:
         raise LookupError(f"{file} defines no kernel at module level (a @tilelang.jit function or a @T.prim_func)")
-    else:
-        raise LookupError(f"{file} has {len(programs)} kernels ({', '.join(programs) or 'none'}): say {file}:NAME")
+    raise LookupError(f"{file} has {len(programs)} kernels ({', '.join(programs) or 'none'}): say {file}:NAME")
+
+
+def find_program(where: str, settings: dict[str, Any]) -> Any:
+    """The PrimFunc named by FILE or FILE:NAME; a jit factory is called with the settings (K=V).  Raises LookupError."""
+    return program_of(where, find_kernel(where)[1], settings)
+
+
+def program_of(where: str, found: Any, settings: dict[str, Any]) -> Any:
+    """The PrimFunc of a program or a jit function, which is called with the settings."""
     known = getattr(found, "signature", None)
     takes = known.parameters if known is not None else {}
     eager = not hasattr(found, "is_lazy_mode") or not found.is_lazy_mode()  # then the settings may also be values of T.const
@@ -254,6 +259,25 @@ def compile_(args: argparse.Namespace) -> int:
     return 0
 
 
+def export(args: argparse.Namespace) -> int:
+    """Write a kernel for C programs: shared library, object, header, JSON of the launch, CMakeLists.txt and a sample."""
+    label, found = find_kernel(args.file)
+    program = program_of(args.file, found, _settings(args.set))
+    options: dict[str, Any] = {"target": args.target}
+    if hasattr(found, "is_lazy_mode"):  # what the decorator says; the command line says where to
+        options |= {k: getattr(found, k) for k in ("pass_configs", "compile_flags")}
+        options["out_idx"] = found.out_idx if found.is_lazy_mode() else None
+        options["target"] = found.target if args.target == "auto" and found.target else args.target
+    archs = args.arch.split(",") if args.arch else []
+    if archs:
+        options["target"] = {"kind": "cuda", "arch": archs[0]}
+    name = args.name or label
+    library = tilelang.compile(program, **options).export(args.output, name, archs, args.ptx)
+    for file in (library.name, f"{name}.o", f"{name}.h", f"{name}.json", "CMakeLists.txt", "main.c"):
+        print(library.with_name(file))
+    return 0
+
+
 def show(args: argparse.Namespace) -> int:
     """Print the source, the host source, the IR (after a pass), the layouts, or the report of a program."""
     program = find_program(args.file, _settings(args.set))
@@ -341,14 +365,21 @@ def build_parser() -> argparse.ArgumentParser:
     p.add_argument("--dtype", choices=["float16", "float32"], help="default float16 on a GPU, float32 on the CPU")
     p.add_argument("--lines", type=int, default=60, help="lines of source to print (default 60)")
     p.add_argument("--full", action="store_true", help="print the whole source")
-    for name, run in (("compile", compile_), ("show", show), ("simulate", simulate)):
+    for name, run in (("compile", compile_), ("export", export), ("show", show), ("simulate", simulate)):
         p = command(name, run)
         p.add_argument("file", help="Python file, or FILE:NAME for one of several kernels in it")
-        p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="argument of a kernel factory")
+        p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
+                       help="argument of a kernel factory, or value of a T.const")
         if name != "simulate":
             p.add_argument("--target", default="auto", help="auto, cpu, cuda (default auto)")
-        p.add_argument("--arch", help="simulate this GPU: sm_80 (default), sm_90a, …" if name == "simulate" else
-                       "compile for this GPU, present or not: sm_80, sm_90a, …")
+        p.add_argument("--arch", help={
+            "simulate": "simulate this GPU: sm_80 (default), sm_90a, …",
+            "export": "for these GPUs, present or not: sm_80,sm_90a; a call takes the best that its device runs"}.get(
+                name, "compile for this GPU, present or not: sm_80, sm_90a, …"))
+        if name == "export":
+            p.add_argument("-o", "--output", required=True, metavar="DIR", help="folder, made if it is not there")
+            p.add_argument("--name", help="of the C function (default: the kernel's name in the file)")
+            p.add_argument("--ptx", action="store_true", help="add PTX, which GPUs later than these compile")
         if name == "compile":
             p.add_argument("--output", help="write the kernel source to this file")
         if name == "show":

@@ -93,8 +93,8 @@ def test_the_host_part_is_that_of_the_last_schedule(monkeypatch):
             super().__init__(program, *rest)
 
     def part(request, sig, program, make=building.compile_host):  # of the first one too, unless it had not begun
-        text, binary = make(request, sig, program)
-        return f"{text}; schedule {1 + next(k for k, p in enumerate(tried) if p is program)}", binary
+        text, *rest = make(request, sig, program)
+        return f"{text}; schedule {1 + next(k for k, p in enumerate(tried) if p is program)}", *rest
 
     monkeypatch.setattr(building, "_Started", Started)
 

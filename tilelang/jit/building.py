@@ -17,7 +17,7 @@ from tilelang.runtime.cpus import usable_cpus
 from tilelang.runtime.host_engine import compile_object, ffi_state, load_llvm
 from tilelang.runtime.nvcc_options import nvrtc_options
 from tilelang.runtime.size_checks import SizeCheck, size_checks
-from tilelang.runtime.signature import Signature, host_assumptions, needed_symbols, signature_of
+from tilelang.runtime.signature import Signature, TensorArg, host_assumptions, needed_symbols, signature_of
 from tilelang.target.cluster import cluster_size
 from tilelang.target.probe import load_libcuda
 from tilelang.log import phase
@@ -131,13 +131,19 @@ def device_options(request: Request) -> list[str]:
     return nvrtc_options([*out, *request.flags], request.target.arch)
 
 
-def compile_host(request: Request, sig: Signature, program: Any) -> tuple[str, bytes]:
-    """(LLVM IR, object) of the host program of a lowered program."""
+def compile_host(request: Request, sig: Signature, program: Any) -> tuple[str, bytes, dict[str, int]]:
+    """(LLVM IR, object) of the host program of a lowered program, and the alignment in bytes that it asks of each tensor."""
     from tilelang.runtime.launchers import CudaLauncher  # 15 ms
 
     with phase("host part"):
-        text = host_text(request, sig, CudaLauncher(program.host, program.kernels, request.target.max_shared_bytes))
-        return text, compile_object(text)
+        launcher = CudaLauncher(program.host, program.kernels, request.target.max_shared_bytes)
+        text = host_text(request, sig, launcher)
+        return text, compile_object(text), alignments(sig, launcher)
+
+
+def alignments(sig: Signature, launcher: Any) -> dict[str, int]:
+    """The alignment in bytes that a launcher asks of the address of each tensor parameter."""
+    return {a.name: launcher.alignment(a) for a in sig.args if isinstance(a, TensorArg)}
 
 
 class _Started:
@@ -145,7 +151,7 @@ class _Started:
     enough CPU cores are free.  They are discarded when the verification rejects the program."""
 
     def __init__(self, program: Any, sources: list[str], cubin: Callable[[str], Any],
-                 host: Callable[[Any], tuple[str, bytes]], pool: ThreadPoolExecutor) -> None:
+                 host: Callable[[Any], tuple[str, bytes, dict[str, int]]], pool: ThreadPoolExecutor) -> None:
         self.sources, self.make_host = list(sources), host
         self.cubins = [pool.submit(cubin, s) for s in self.sources]
         time.sleep(1e-4)  # gives NVRTC's thread the GIL first: this thread would hold it for some ms more
@@ -161,7 +167,7 @@ class _Started:
         """Whether the device compiler has finished."""
         return all(work.done() for work in self.cubins)
 
-    def host_of(self, program: Any) -> tuple[str, bytes]:
+    def host_of(self, program: Any) -> tuple[str, bytes, dict[str, int]]:
         """The host code of this program.  Called after the verification accepted it."""
         if self.host is None:
             return self.make_host(program)
@@ -209,7 +215,7 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
         if begun is None or begun.sources != sources:
             start(program, sources)
         assert begun is not None
-        host, host_object = begun.host_of(program)
+        host, host_object, aligned = begun.host_of(program)
         watch.lap("host")
         with phase("facts"):
             facts = facts_of(program, request.func, request.target)
@@ -233,7 +239,7 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
                         "shared_bytes": dynamic, "static_shared": cubin.shared_bytes,
                         "cluster": cluster_size(kernel.launch),
                         "threads": kernel.threads[0] * kernel.threads[1] * kernel.threads[2]})
-    meta = {"kernels": kernels, "times": watch.times, "sync_report": _sync_text(program),
+    meta = {"kernels": kernels, "alignment": aligned, "times": watch.times, "sync_report": _sync_text(program),
             "facts": with_resources(facts, request.target, kernels)}
     return Artifact("cuda", KERNEL_SEPARATOR.join(sources), host, files, meta)
 
@@ -277,10 +283,11 @@ def build_cpu(request: Request, sig: Signature) -> Artifact:
     announce_code(request.func.name, source, "llvm", request.target)
     kernel_object = compile_cpu_object(source)
     watch.lap("llvm")
-    host = host_text(request, sig, CpuLauncher(program.signature))
+    launcher = CpuLauncher(program.signature)
+    host = host_text(request, sig, launcher)
     files = {"kernel.o": kernel_object, "host.o": compile_object(host)}
     watch.lap("host")
-    meta = {"entry": program.entry, "kernels": [], "times": watch.times,
+    meta = {"entry": program.entry, "kernels": [], "alignment": alignments(sig, launcher), "times": watch.times,
             "sync_report": "blocks run one after another on each worker thread: no device synchronisation"}
     return Artifact("cpu", source, host, files, meta)
 

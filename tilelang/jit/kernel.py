@@ -363,6 +363,21 @@ class JITKernel:
 
         self.library_path = export_library(path, self.request, self._built)
 
+    def export(self, folder: Any, name: str | None = None, arch: Any = None, ptx: bool = False) -> Path:
+        """Write the kernel for C programs into a folder: libNAME.so, NAME.o, NAME.h, NAME.json, CMakeLists.txt, main.c.
+
+        The library has the C function NAME, which takes the tensors' addresses, the scalars, the sizes that the program leaves
+        open, and for CUDA a stream; NAME_error, which gives the message of an error; and NAME_xla for jax.ffi.  They need no
+        Python.  name: default, that of the program.  arch: for CUDA, one architecture or several ("sm_80", "sm_90a"); a call
+        takes the best that its device runs; default, that of the kernel.  ptx: add PTX, which later devices compile.
+        A CPU library runs on CPUs that have the features of this one.  Returns the path of the library.  Raises kernel-export
+        (NotImplementedError) for a name that C reserves and for kernels without compiled code; without a C compiler to link
+        the library, after everything else is written.
+        """
+        from .exporting import export  # 20 ms: it loads the CPU engine and starts processes
+
+        return export(self, folder, name, arch, ptx)
+
     # ---- ptx and sass ---------------------------------------------------------------------------------------------
     def show_ptx(self) -> None:
         self._sources.show("PTX")

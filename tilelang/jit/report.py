@@ -37,13 +37,13 @@ def facts_of(program: Any, func: Func, target: Target, resources: list[dict[str,
         facts: dict[str, Any] = {
             "name": kernel.name,
             "grid": [g if isinstance(g, int) else int(g.value) if isinstance(g, Const) else repr(g) for g in kernel.grid],
-            "threads": threads, "cluster": list(cluster_of(launch) or ()) or None,
+            "block": list(launch.threads), "threads": threads, "cluster": list(cluster_of(launch) or ()) or None,
             "instructions": _instructions(nodes), "maps": [_map(m) for m in kernel.tensor_maps],
             "why": _reasons(nodes, target), "warp_roles": _warp_roles(launch, nodes), "stages": dict(launch.plan.stages),
             "schedule": launch.plan.pipeline_report, "overlap": launch.plan.overlap,
             "declined": list(launch.plan.report),
             "registers": None, "spills": None, "shared_bytes": shared,
-            "static_shared": None, "synchronisation": launch.plan.sync_report,
+            "dynamic_shared": repr(kernel.shared_bytes), "static_shared": None, "synchronisation": launch.plan.sync_report,
         }
         facts["occupancy"] = _occupancy(target, threads, facts)
         facts["limits"] = _limits(target, work, facts["instructions"])

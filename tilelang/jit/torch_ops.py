@@ -193,18 +193,23 @@ def results_like(kernel: JITKernel, inputs: Sequence[Any]) -> Any:
     """Tensors without contents of the shapes, types and device of a kernel's results for these inputs."""
     import torch  # 1 s
 
+    device = next((x.device for a, x in zip(kernel.signature.inputs, inputs) if isinstance(a, TensorArg)), None)
+    out = [torch.empty(shape, dtype=_torch_type(a), device=device)
+           for a, shape in zip(kernel.signature.outputs, result_shapes(kernel, inputs))]
+    return out[0] if len(out) == 1 else out
+
+
+def result_shapes(kernel: JITKernel, inputs: Sequence[Any]) -> list[list[Any]]:
+    """The shapes of a kernel's results for these inputs, tensors of torch or arrays of JAX; they may be symbols of torch."""
     sizes: dict[Var, Any] = {}
-    device: Any = None
     for a, x in zip(kernel.signature.inputs, inputs):
         if isinstance(a, ScalarArg):
             sizes[a.var] = x
         elif isinstance(a, TensorArg):
-            device = device or x.device
             sizes.update((d, x.shape[k]) for k, d in enumerate(a.buffer.shape) if isinstance(d, Var))
-            sizes.update((d, x.stride()[k]) for k, d in enumerate(a.buffer.strides_ or ()) if isinstance(d, Var))
-    out = [torch.empty([_value(d, sizes) for d in a.buffer.shape], dtype=_torch_type(a), device=device)
-           for a in kernel.signature.outputs]
-    return out[0] if len(out) == 1 else out
+            if hasattr(x, "stride"):
+                sizes.update((d, x.stride()[k]) for k, d in enumerate(a.buffer.strides_ or ()) if isinstance(d, Var))
+    return [[_value(d, sizes) for d in a.buffer.shape] for a in kernel.signature.outputs]
 
 
 def _torch_type(a: TensorArg) -> Any:

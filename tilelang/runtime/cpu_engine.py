@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -66,17 +67,38 @@ class CpuEngine:
         with self._lock:
             return str(self._machine.emit_assembly(self._optimised(llvm_ir, opt)))
 
-    def _optimised(self, llvm_ir: str, opt: int) -> Any:
+    def emit_linked(self, modules: Sequence[str], exported: Sequence[str], any_cpu: bool = False) -> bytes:
+        """One object of several modules, which shows only the exported symbols.  any_cpu: not only for CPUs like this one."""
         llvm = self._llvm
-        module = llvm.parse_assembly(llvm_ir)
+        with self._lock:
+            machine = self._machine
+            if any_cpu:
+                machine = llvm.Target.from_triple(self.triple).create_target_machine(opt=3, reloc="pic")
+            module = self._parsed(modules[0])
+            for other in modules[1:]:
+                module.link_in(self._parsed(other))
+            for x in (*module.functions, *module.global_variables):
+                if not x.is_declaration and x.name not in exported and not x.name.startswith("llvm."):
+                    x.linkage = "internal"
+            return bytes(machine.emit_object(self._passed(module, 2, machine)))
+
+    def _parsed(self, llvm_ir: str) -> Any:
+        module = self._llvm.parse_assembly(llvm_ir)
         module.triple = self.triple
         module.data_layout = str(self._machine.target_data)
         module.verify()
+        return module
+
+    def _optimised(self, llvm_ir: str, opt: int) -> Any:
+        return self._passed(self._parsed(llvm_ir), opt, self._machine)
+
+    def _passed(self, module: Any, opt: int, machine: Any) -> Any:
+        llvm = self._llvm
         options = llvm.create_pipeline_tuning_options(speed_level=opt)
         # Measured on gemm, attention, softmax and elementwise programs: -O3 and loop unrolling double the compile time
         # and change no run time beyond noise (micro-kernels are written unrolled, the vectoriser interleaves).
         options.slp_vectorization = options.loop_unrolling = False
-        builder = llvm.create_pass_builder(self._machine, options)
+        builder = llvm.create_pass_builder(machine, options)
         builder.getModulePassManager().run(module, builder)
         return module
 

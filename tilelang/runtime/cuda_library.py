@@ -12,28 +12,37 @@ from typing import Any
 
 from tilelang.target.cluster import PORTABLE
 
+from .c_functions import NO_DRIVER
 from .cpu_engine import cpu_engine
 from .cuda_driver import ATTRIBUTES, FUNC_ATTRIBUTES, FUNC_MAX_DYNAMIC_SHARED, FUNC_NON_PORTABLE_CLUSTER
 from .launchers import MAX_DEVICES
 from .llvm_text import Writer
-from .shared_library import FINGERPRINT, export_name, link
+from .shared_library import FINGERPRINT, export_name, link_with_ffi
 
-NO_DRIVER = 500  # CUDA_ERROR_NOT_FOUND: the result of a driver function that is missing
 _DECLARED = re.compile(r"^declare i32 @(cu\w+)\(([^)]*)\)$", re.MULTILINE)
 _LOADING = {"cuInit": "i32", "cuDeviceGet": "ptr, i32", "cuDevicePrimaryCtxRetain": "ptr, i32", "cuModuleLoadData": "ptr, ptr",
             "cuModuleGetFunction": "ptr, ptr, ptr", "cuFuncSetAttribute": "ptr, i32, i32",
-            "cuFuncGetAttribute": "ptr, i32, ptr", "cuDeviceGetAttribute": "ptr, i32, i32", "cuCtxGetDevice": "ptr"}
+            "cuFuncGetAttribute": "ptr, i32, ptr", "cuDeviceGetAttribute": "ptr, i32, i32"}
 
-_GLUE = """
-@tl_text_array = private unnamed_addr constant [10 x i8] c"ffi.Array\\00"
+# Loads the device code once on each device; finds the driver when the library is loaded.
+_DRIVER = """
 @tl_text_driver = private unnamed_addr constant [13 x i8] c"libcuda.so.1\\00"
-@{fingerprint} = constant [{length} x i8] c"{text}\\00"
-@tl_lock = internal global i32 0
-declare i32 @TVMFFIFunctionGetGlobal(ptr, ptr)
 declare ptr @dlopen(ptr, i32)
 declare ptr @dlsym(ptr, ptr)
-declare i32 @sched_yield()
-define internal i32 @tl_current_device() {{
+define internal void @tl_find_driver() {{
+  %driver = call ptr @dlopen(ptr @tl_text_driver, i32 2)
+  %none = icmp eq ptr %driver, null
+  br i1 %none, label %out, label %find
+find:
+{finds}
+  br label %out
+out:
+  ret void
+}}
+@llvm.global_ctors = appending global [1 x {{ i32, ptr, ptr }}] [{{ i32, ptr, ptr }} {{ i32 65535, ptr @{start}, ptr null }}]
+"""
+CURRENT_DEVICE = """
+define internal i32 @tl_current_device() {
   %device = alloca i32
   store i32 0, ptr %device
   %rc = call i32 @cuCtxGetDevice(ptr %device)
@@ -41,15 +50,19 @@ define internal i32 @tl_current_device() {{
   %good = icmp eq i32 %rc, 0
   %out = select i1 %good, i32 %got, i32 0
   ret i32 %out
-}}
-define internal i32 @tl_load(i32 %device) {{
+}
+"""
+_LOAD = """
+@tl_lock = internal global i32 0
+declare i32 @sched_yield()
+define internal i32 @tl_load(i32 %device) {
 entry:
   %index = zext i32 %device to i64
   %slot = getelementptr ptr, ptr @tl_contexts, i64 %index
   br label %try
 try:
   %pair = cmpxchg ptr @tl_lock, i32 0, i32 1 acquire monotonic
-  %mine = extractvalue {{ i32, i1 }} %pair, 1
+  %mine = extractvalue { i32, i1 } %pair, 1
   br i1 %mine, label %held, label %wait
 wait:
   %ignored = call i32 @sched_yield()
@@ -65,23 +78,21 @@ leave:
   %out = phi i32 [ 0, %held ], [ %rc, %load ]
   store atomic i32 0, ptr @tl_lock release, align 4
   ret i32 %out
-}}
+}
+"""
+_TVM_FFI = """
+@tl_text_array = private unnamed_addr constant [10 x i8] c"ffi.Array\\00"
+@{fingerprint} = constant [{length} x i8] c"{text}\\00"
+declare i32 @TVMFFIFunctionGetGlobal(ptr, ptr)
 define internal void @tl_start() {{
   %name = alloca {{ ptr, i64 }}
   store ptr @tl_text_array, ptr %name
   %size = getelementptr i8, ptr %name, i64 8
   store i64 9, ptr %size
   %found = call i32 @TVMFFIFunctionGetGlobal(ptr %name, ptr @tl_make_array)
-  %driver = call ptr @dlopen(ptr @tl_text_driver, i32 2)
-  %none = icmp eq ptr %driver, null
-  br i1 %none, label %out, label %find
-find:
-{finds}
-  br label %out
-out:
+  call void @tl_find_driver()
   ret void
 }}
-@llvm.global_ctors = appending global [1 x {{ i32, ptr, ptr }}] [{{ i32, ptr, ptr }} {{ i32 65535, ptr @tl_start, ptr null }}]
 @__tvm_ffi_{name} = alias i32 (ptr, ptr, i32, ptr), ptr @tl_call
 """
 
@@ -94,11 +105,21 @@ def write_cuda_library(path: Any, name: str, host_ir: str, kernels: list[dict[st
     and cluster.  fingerprint: stored in the file and checked by open_library.  Raises kernel-export, kernel-link.
     """
     text = library_text(export_name(name), host_ir, kernels, images, fingerprint)
-    link(path, name, {"host.o": cpu_engine().emit_object(text, opt=1)}, ("-ldl",))
+    link_with_ffi(path, name, {"host.o": cpu_engine().emit_object(text, opt=1)}, ("-ldl",))
 
 
 def library_text(name: str, host_ir: str, kernels: list[dict[str, Any]], images: dict[str, bytes], fingerprint: str) -> str:
     """LLVM IR of the library."""
+    text = host_ir.replace("@tl_make_array = external global ptr", "@tl_make_array = internal global ptr null")
+    text = text.replace("@tl_default_device = external global i32\n", "").replace("load i32, ptr @tl_default_device",
+                                                                                  "call i32 @tl_current_device()")
+    text, called = with_device_code(text, kernels, images)
+    glue = _TVM_FFI.format(fingerprint=FINGERPRINT, length=len(fingerprint) + 1, text=fingerprint, name=name)
+    return "\n".join([text, driver_text({**called, "cuCtxGetDevice": "ptr"}, "tl_start"), CURRENT_DEVICE, glue])
+
+
+def with_device_code(host_ir: str, kernels: list[dict[str, Any]], images: dict[str, bytes]) -> tuple[str, dict[str, str]]:
+    """(LLVM IR of a host program with its device code and what loads it, the driver functions that it calls: name -> types)."""
     called = dict(_LOADING)
 
     def note(m: re.Match[str]) -> str:
@@ -107,19 +128,19 @@ def library_text(name: str, host_ir: str, kernels: list[dict[str, Any]], images:
 
     text = _DECLARED.sub(note, host_ir).replace("declare i32 @tl_load(i32)\n", "")
     functions, contexts = (f"internal global [{n * MAX_DEVICES} x ptr] zeroinitializer" for n in (max(1, len(kernels)), 1))
-    for old, new in (("@tl_make_array = external global ptr", "@tl_make_array = internal global ptr null"),
-                     ("@tl_default_device = external global i32\n", ""),
-                     ("load i32, ptr @tl_default_device", "call i32 @tl_current_device()"),
-                     ("@tl_functions = external global ptr", f"@tl_functions = {functions}"),
+    for old, new in (("@tl_functions = external global ptr", f"@tl_functions = {functions}"),
                      ("@tl_contexts = external global ptr", f"@tl_contexts = {contexts}"),
                      ("@tl_status = external global i32", "@tl_status = internal global i32 0")):
         text = text.replace(old, new)
-    glue = _GLUE.format(fingerprint=FINGERPRINT, length=len(fingerprint) + 1, text=fingerprint, name=name,
-                        finds="".join(f"  %at_{n} = call ptr @dlsym(ptr %driver, ptr @tl_name_{n})\n"
-                                      f"  store ptr %at_{n}, ptr @tl_at_{n}\n" for n in called))
-    return "\n".join([text, *(_forwarder(n, types) for n, types in called.items()),
-                      *(_constant(f"tl_image_{k}", images[f], 16) for k, f in enumerate(images)),
-                      _loader(kernels, list(images)), glue])
+    return "\n".join([text, *(_constant(f"tl_image_{k}", images[f], 16) for k, f in enumerate(images)),
+                      _loader(kernels, list(images)), _LOAD]), called
+
+
+def driver_text(called: dict[str, str], start: str = "tl_find_driver") -> str:
+    """Functions of the driver (name -> types of its parameters), found when the library is loaded.  start: runs then."""
+    finds = "".join(f"  %at_{n} = call ptr @dlsym(ptr %driver, ptr @tl_name_{n})\n  store ptr %at_{n}, ptr @tl_at_{n}\n"
+                    for n in called)
+    return "\n".join([*(_forwarder(n, types) for n, types in called.items()), _DRIVER.format(finds=finds, start=start)])
 
 
 def _constant(name: str, data: bytes, align: int = 1) -> str:
@@ -188,4 +209,4 @@ def _loader(kernels: list[dict[str, Any]], files: list[str]) -> str:
     return "\n".join([*names, w.function("tl_load_now", "i32 %device, ptr %slot", "internal ")])
 
 
-__all__ = ["library_text", "write_cuda_library"]
+__all__ = ["CURRENT_DEVICE", "driver_text", "library_text", "with_device_code", "write_cuda_library"]

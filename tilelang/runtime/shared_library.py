@@ -39,24 +39,31 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 # Services that a kernel compiled in this process gets from Python, for a kernel that is loaded from a file: the array
 # constructor, the default device, workers for the pool (TILELANG_NUM_THREADS, else the CPUs this process may use), a new pool
 # after fork.
-_GLUE = """
+_TVM_FFI = """
 @tl_text_array = private unnamed_addr constant [10 x i8] c"ffi.Array\\00"
-@tl_text_threads = private unnamed_addr constant [21 x i8] c"TILELANG_NUM_THREADS\\00"
 @{fingerprint} = constant [{length} x i8] c"{text}\\00"
 declare i32 @TVMFFIFunctionGetGlobal(ptr, ptr)
+define internal void @tl_start() {{
+  %name = alloca {{ ptr, i64 }}
+  store ptr @tl_text_array, ptr %name
+  %size = getelementptr i8, ptr %name, i64 8
+  store i64 9, ptr %size
+  %found = call i32 @TVMFFIFunctionGetGlobal(ptr %name, ptr @tl_make_array)
+  call void @tl_start_pool()
+  ret void
+}}
+@__tvm_ffi_{name} = alias i32 (ptr, ptr, i32, ptr), ptr @tl_call
+"""
+_POOL = """
+@tl_text_threads = private unnamed_addr constant [21 x i8] c"TILELANG_NUM_THREADS\\00"
 declare ptr @getenv(ptr)
 declare i32 @atoi(ptr)
 declare void @tl_pool_want(i32)
 declare void @tl_pool_reset()
 declare i32 @pthread_atfork(ptr, ptr, ptr)
 {cpu_declarations}
-define internal void @tl_start() {{
+define internal void @tl_start_pool() {{
 entry:
-  %name = alloca {{ ptr, i64 }}
-  store ptr @tl_text_array, ptr %name
-  %size = getelementptr i8, ptr %name, i64 8
-  store i64 9, ptr %size
-  %found = call i32 @TVMFFIFunctionGetGlobal(ptr %name, ptr @tl_make_array)
   %text = call ptr @getenv(ptr @tl_text_threads)
   %given = icmp ne ptr %text, null
   br i1 %given, label %read, label %count
@@ -74,8 +81,7 @@ start:
   %hook = call i32 @pthread_atfork(ptr null, ptr null, ptr @tl_pool_reset)
   ret void
 }}
-@llvm.global_ctors = appending global [1 x {{ i32, ptr, ptr }}] [{{ i32, ptr, ptr }} {{ i32 65535, ptr @tl_start, ptr null }}]
-@__tvm_ffi_{name} = alias i32 (ptr, ptr, i32, ptr), ptr @tl_call
+@llvm.global_ctors = appending global [1 x {{ i32, ptr, ptr }}] [{{ i32, ptr, ptr }} {{ i32 65535, ptr @{start}, ptr null }}]
 """
 _LINUX = ("declare i32 @sched_getaffinity(i32, i64, ptr)\ndeclare i32 @__sched_cpucount(i64, ptr)",
           "  %mask = alloca [128 x i8], align 8\n  %got = call i32 @sched_getaffinity(i32 0, i64 128, ptr %mask)\n"
@@ -98,30 +104,41 @@ def write_library(path: Any, name: str, host_ir: str, kernel_object: bytes, entr
     host_ir: text of the host module.  entry: function of kernel_object that it calls.  fingerprint: stored in the file and
     checked by open_library.  Raises kernel-export if there is no compiler, kernel-link if linking fails.
     """
-    declarations, count = _LINUX if sys.platform.startswith("linux") else _OTHER
     text = host_ir.replace("@tl_make_array = external global ptr", "@tl_make_array = internal global ptr null")
     text = text.replace("@tl_default_device = external global i32", "@tl_default_device = internal global i32 0")
     text = re.sub(r"@tl_cpu_entry\b", f"@{entry}", text)
-    glue = _GLUE.format(fingerprint=FINGERPRINT, length=len(fingerprint) + 1, text=fingerprint, name=export_name(name),
-                        cpu_declarations=declarations, cpu_count=count)
+    glue = _TVM_FFI.format(fingerprint=FINGERPRINT, length=len(fingerprint) + 1, text=fingerprint, name=export_name(name))
     engine = cpu_engine()
-    link(path, name, {"kernel.o": kernel_object, "host.o": engine.emit_object(text + glue, opt=1),
-                      "pool.o": engine.emit_object(pool_ir("x86_64" in engine.triple), opt=1)}, ("-lm", "-lpthread"))
+    link_with_ffi(path, name, {
+        "kernel.o": kernel_object, "host.o": engine.emit_object(text + glue + pool_start("tl_start"), opt=1),
+        "pool.o": engine.emit_object(pool_ir("x86_64" in engine.triple), opt=1)}, ("-lm", "-lpthread"))
 
 
-def link(path: Any, name: str, objects: dict[str, bytes], libraries: tuple[str, ...]) -> None:
+def pool_start(start: str = "tl_start_pool") -> str:
+    """LLVM IR that sets the number of threads when the library is loaded.  start: the function that runs then."""
+    declarations, count = _LINUX if sys.platform.startswith("linux") else _OTHER
+    return _POOL.format(cpu_declarations=declarations, cpu_count=count, start=start)
+
+
+def link_with_ffi(path: Any, name: str, objects: dict[str, bytes], libraries: tuple[str, ...]) -> None:
     """Link objects and libtvm_ffi into a shared library at `path`.  Raises kernel-export, kernel-link."""
-    compiler, libtvm_ffi = find_compiler(), Path(_libtvm_ffi())
+    find_compiler()
+    libtvm_ffi = Path(_libtvm_ffi())
+    link(path, name, objects, (str(libtvm_ffi), *libraries, f"-Wl,-rpath,{libtvm_ffi.parent}"),
+         ("__tvm_ffi_*", "tl_call", "tl_full", "tl_check", FINGERPRINT))
+
+
+def link(path: Any, name: str, objects: dict[str, bytes], libraries: tuple[str, ...], exported: tuple[str, ...]) -> None:
+    """Link objects into a shared library that exports these symbols.  Raises kernel-export, kernel-link."""
+    compiler = find_compiler()
     with tempfile.TemporaryDirectory(prefix="tilelang-link-") as folder:
         for file, data in objects.items():
             (Path(folder) / file).write_bytes(data)
         out = Path(folder) / "library"
-        flags = ["-shared", "-o", str(out), *(str(Path(folder) / f) for f in objects), str(libtvm_ffi), *libraries,
-                 f"-Wl,-rpath,{libtvm_ffi.parent}"]
+        flags = ["-shared", "-o", str(out), *(str(Path(folder) / f) for f in objects), *libraries]
         if sys.platform.startswith("linux"):
             script = Path(folder) / "exports"
-            names = f"__tvm_ffi_*; tl_call; tl_full; tl_check; {FINGERPRINT}"
-            script.write_text(f"{{ global: {names}; local: *; }};\n", encoding="utf-8")
+            script.write_text(f"{{ global: {'; '.join(exported)}; local: *; }};\n", encoding="utf-8")
             flags += [f"-Wl,--version-script={script}", "-Wl,-z,nodelete", "-Wl,-z,noexecstack"]
         done = subprocess.run([*compiler, *flags], capture_output=True, text=True)
         if done.returncode:
@@ -135,8 +152,8 @@ def link(path: Any, name: str, objects: dict[str, bytes], libraries: tuple[str, 
         os.replace(temporary, target)  # a library in use keeps its old file
 
 
-def find_compiler() -> list[str]:
-    """The command for linking: CC, else cc, gcc or clang.  Raises kernel-export if there is none."""
+def find_compiler(otherwise: str = "the disk cache keeps compiled kernels without any") -> list[str]:
+    """The command for linking: CC, else cc, gcc or clang.  otherwise: what to do where there is none.  Raises kernel-export."""
     given = shlex.split(os.environ.get("CC", ""))
     found = [given] if given else [[c] for c in _COMPILERS]
     for command in found:
@@ -145,7 +162,7 @@ def find_compiler() -> list[str]:
     raise error("kernel-export", "a shared library needs the system's linker: there is no "
                 f"{shlex.join(given) if given else ', '.join(_COMPILERS)}",
                 expected="a linker", found="none",
-                hint="install a C compiler, or name one in CC; the disk cache keeps compiled kernels without any")
+                hint=f"install a C compiler, or name one in CC; {otherwise}")
 
 
 def _libtvm_ffi() -> str:
@@ -178,4 +195,5 @@ def open_library(path: Any, modes: tuple[str, ...], fingerprint: str) -> dict[st
     return out
 
 
-__all__ = ["FINGERPRINT", "export_name", "find_compiler", "link", "open_library", "write_library"]
+__all__ = ["FINGERPRINT", "export_name", "find_compiler", "link", "link_with_ffi", "open_library", "pool_start",
+           "write_library"]

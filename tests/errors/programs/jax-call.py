@@ -1,0 +1,8 @@
+import tilelang
+
+
+def double(x):
+    return 2 * x
+
+
+tilelang.jax_call(double)

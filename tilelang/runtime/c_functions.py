@@ -1,0 +1,289 @@
+"""Emits the plain C function of a kernel.
+
+    int NAME(const float *A, float *B, int64_t m[, void *stream])       0, or an error code; NAME_error() gives the message
+
+It makes the tensors that `prepare` of the host program checks (runtime/host_stub.py), with the shapes that its sizes give,
+then runs `prepare` and `launch`.  The text of the host program is that of a program whose parameters are all inputs, because
+callers pass the memory of the results too.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilelang.ir import Var, dtype
+from tilelang.ir.record import record
+
+from .host_frame import BOOL, CPU, CUDA, DLTENSOR, FLOAT, INT, NONE, POINTER, Frame, dtype_bits
+from .llvm_text import HostExpr, Writer, scalar_type
+from .signature import PointerArg, Signature, TensorArg
+
+OK, ARGUMENT, FAILED, DRIVER = 0, 1, 2, 3
+CODES = {"OK": "done", "ARGUMENT": "an argument was rejected; nothing ran",
+         "FAILED": "the kernel failed: an assertion, or no memory",
+         "DRIVER": "the CUDA driver failed, is missing, or has no device that the library was compiled for"}
+RESERVED = frozenset("""auto break case char const continue default do double else enum extern float for goto if inline int long
+register restrict return short signed sizeof static struct switch typedef union unsigned void volatile while bool true false
+nullptr main errno NULL stream asm class new delete this template typename namespace operator public private protected virtual
+friend using try catch throw""".split())
+
+_C_TYPES = {"float32": "float", "tfloat32": "float", "float64": "double", "bool": "bool"}
+
+
+
+@record
+class CParameter:
+    """One parameter of the C function.  kind: "tensor", "pointer", "scalar", "size" or "stream"."""
+
+    name: str
+    kind: str
+    c_type: str
+    ir_type: str
+    arg: Any = None  # the TensorArg, PointerArg, ScalarArg, or the Var of a size
+
+
+def c_type_of(dt: dtype) -> str:
+    """The type of C that has a dtype's values; "void" for those that C has none for."""
+    if dt.lanes == 1 and dt.is_int and dt.bits in (8, 16, 32, 64):
+        return f"{'u' * dt.is_unsigned}int{dt.bits}_t"
+    return _C_TYPES.get(str(dt), "void")
+
+
+def c_parameters(sig: Signature, written: frozenset[str], stream: bool) -> tuple[CParameter, ...]:
+    """The parameters of the C function: those of the program, its sizes (int64_t), and a stream for CUDA."""
+    out: list[CParameter] = []
+    taken: set[str] = set()
+
+    def named(name: str) -> str:
+        name = re.sub(r"\W", "_", name, flags=re.ASCII)
+        name = f"{name}_" if name in RESERVED or keyword.iskeyword(name) else name
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        return name
+
+    for a in sig.args:
+        if isinstance(a, TensorArg):
+            const = "" if a.name in written else "const "
+            out.append(CParameter(named(a.name), "tensor", f"{const}{c_type_of(a.buffer.dtype)} *", "ptr", a))
+        elif isinstance(a, PointerArg):
+            out.append(CParameter(named(a.name), "pointer", "void *", "ptr", a))
+        else:
+            dt = a.var.dtype
+            plain = dt.is_float and dt.bits < 32
+            c = "float" if plain else c_type_of(dt)
+            ir = "i8" if dt.is_bool else "float" if plain else scalar_type(dt)
+            out.append(CParameter(named(a.name), "scalar", c, ir, a))
+    out += [CParameter(named(v.name), "size", "int64_t", "i64", v) for v in sig.symbols]
+    if stream:
+        out.append(CParameter("stream", "stream", "void *", "ptr"))
+    return tuple(out)
+
+
+class FrameEnd:
+    """The slots of a frame behind those of `prepare`: the message of an error, the stream, the driver's status."""
+
+    def __init__(self, sig: Signature) -> None:
+        self.message, self.stream, self.status = (8 * (Frame(sig).size + k) for k in range(3))
+        self.words = Frame(sig).size + 3
+
+
+def run_text(host_ir: str, sig: Signature, name: str, cuda: bool) -> str:
+    """The host program as a function i32 @name(ptr arguments, ptr frame) -> error code.  It needs nothing of TVM-FFI."""
+    at = FrameEnd(sig)
+    text = re.sub(r"^define i32 @tl_(?:call|full|check)\(.*?^}\n", "", host_ir, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^(?:declare .*@TVMFFI\w+\(.*|@tl_(?:make_array|default_device) = .*)\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"call void @TVMFFIErrorSetRaisedFromCStr\(ptr [^,]+, ptr ([^)]+)\)",
+                  r"call void @tl_note(ptr %frame, ptr \1)", text)
+    text = re.sub(r"call ptr @TVMFFIEnvGetStream\([^)]*\)", "call ptr @tl_stream_of(ptr %frame)", text)
+    w = Writer()
+    for slot in (at.message, at.status):
+        w.put("%frame", slot, "i64", "0")
+    _unless(w, w.ins("call i32 @tl_prepare(ptr %args, ptr %frame)"), lambda: str(ARGUMENT))
+    if cuda:
+        w.do("store i32 0, ptr @tl_status")
+
+    def failed() -> str:
+        if not cuda:
+            return str(FAILED)
+        status = w.ins("load i32, ptr @tl_status")
+        w.put("%frame", at.status, "i32", status)
+        return w.ins(f"select i1 {w.ins(f'icmp eq i32 {status}, 0')}, i32 {ARGUMENT}, i32 {DRIVER}")
+
+    _unless(w, w.ins("call i32 @tl_launch(ptr %frame)"), failed)
+    w.do(f"ret i32 {OK}")
+    notes = "\n".join([
+        "define internal void @tl_note(ptr %frame, ptr %message) {", f"  %at = getelementptr i8, ptr %frame, i64 {at.message}",
+        "  store ptr %message, ptr %at", "  ret void", "}", "define internal ptr @tl_stream_of(ptr %frame) {",
+        f"  %at = getelementptr i8, ptr %frame, i64 {at.stream}", "  %stream = load ptr, ptr %at", "  ret ptr %stream", "}"])
+    return "\n".join([text, notes, w.function(name, "ptr %args, ptr %frame")])
+
+
+def _unless(w: Writer, rc: str, code: Callable[[], str]) -> None:
+    """Return code() where rc is not 0."""
+    ok, bad = w.name("ok"), w.name("bad")
+    w.branch(w.ins(f"icmp eq i32 {rc}, 0"), ok, bad, likely=True)
+    w.begin(bad)
+    w.do(f"ret i32 {code()}")
+    w.begin(ok)
+
+
+def store_tensor(w: Writer, slot: tuple[str, int], values: dict[int, tuple[str, str]], optional: bool) -> None:
+    """Store a DLTensor argument.  slot: the arguments and the position.  values: offset -> (type, value).  optional: a null
+    pointer is None."""
+    d = w.slot("i64", 6)
+    for offset, (ty, value) in {**values, 40: ("i64", "0")}.items():
+        w.put(d, offset, ty, value)
+    kind = str(DLTENSOR)
+    if optional:
+        kind = w.ins(f"select i1 {w.ins(f'icmp eq ptr {values[0][1]}, null')}, i32 {NONE}, i32 {DLTENSOR}")
+    args, k = slot
+    w.put(args, 16 * k, "i32", kind)
+    w.put(args, 16 * k + 8, "ptr", d)
+
+
+class CFunction:
+    """The text of the C function.  run: emits the call of the host program, (writer, arguments, frame) -> error code."""
+
+    def __init__(self, sig: Signature, parameters: Sequence[CParameter], cuda: bool) -> None:
+        self.sig, self.parameters, self.cuda = sig, parameters, cuda
+        self.w, self.at = Writer(), FrameEnd(sig)
+
+    def build(self, name: str, run: Callable[[Writer, str, str], str]) -> str:
+        w = self.w
+        args, frame = w.slot("i64", max(1, 2 * len(self.sig.args))), w.slot("i64", self.at.words)
+        self._fill(args, frame)
+        rc = run(w, args, frame)
+        ok, bad = w.name("ok"), w.name("bad")
+        w.branch(w.ins(f"icmp eq i32 {rc}, 0"), ok, bad, likely=True)
+        w.begin(bad)
+        w.do(f"call void @tl_say(ptr {w.at(frame, self.at.message, 'ptr')}, i32 {w.at(frame, self.at.status, 'i32')})")
+        w.jump(ok)
+        w.begin(ok)
+        w.do(f"ret i32 {rc}")
+        given = ", ".join(f"{p.ir_type} %p_{p.name}" for p in self.parameters)
+        return "\n".join([*w.globals, w.function(name, given)])
+
+    def _fill(self, args: str, frame: str) -> None:
+        w = self.w
+        w.put(frame, 0, "i32", str(CUDA if self.cuda else CPU))
+        w.put(frame, self.at.stream, "ptr", "%p_stream" if self.cuda else "null")
+        w.put(frame, self.at.status, "i64", "0")
+        device = self._first_device(frame) if self.cuda else "0"
+        w.put(frame, 8, "i32", device)
+        values: dict[Var, str] = {p.arg: f"%p_{p.name}" for p in self.parameters if p.kind == "size"}
+        for k, p in enumerate(self.parameters[:len(self.sig.args)]):
+            if p.kind == "scalar":
+                self._scalar(args, k, p, values)
+        expr = HostExpr(w, values, self.sig.name)
+        for k, p in enumerate(self.parameters[:len(self.sig.args)]):
+            if p.kind == "pointer":
+                w.put(args, 16 * k, "i32", str(POINTER))
+                w.put(args, 16 * k + 8, "ptr", f"%p_{p.name}")
+            elif p.kind == "tensor":
+                b = p.arg.buffer
+                shape, strides = self._array(expr, b.shape), "null"
+                if b.strides_ is not None:
+                    strides = self._array(expr, b.strides_)
+                where = self._device(p, device, frame) if self.cuda else "0"
+                store_tensor(w, (args, k), {
+                    0: ("ptr", f"%p_{p.name}"), 8: ("i32", str(CUDA if self.cuda else CPU)), 12: ("i32", where),
+                    16: ("i32", str(len(b.shape))), 20: ("i32", str(dtype_bits(b.dtype)[0])), 24: ("ptr", shape),
+                    32: ("ptr", strides)}, not p.arg.used)
+
+    def _array(self, expr: HostExpr, values: Sequence[Any]) -> str:
+        out = self.w.slot("i64", max(1, len(values)))
+        for k, v in enumerate(values):
+            self.w.put(out, 8 * k, "i64", expr(v))
+        return out
+
+    def _scalar(self, args: str, k: int, p: CParameter, values: dict[Var, str]) -> None:
+        w, dt, value = self.w, p.arg.var.dtype, f"%p_{p.name}"
+        kind = INT
+        if dt.is_float:
+            kind, value = FLOAT, value if p.ir_type == "double" else w.ins(f"fpext {p.ir_type} {value} to double")
+        elif dt.is_bool:
+            kind, value = BOOL, w.ins(f"zext i1 {w.ins(f'icmp ne i8 {value}, 0')} to i64")
+        elif p.ir_type != "i64":
+            value = w.ins(f"{'zext' if dt.is_unsigned else 'sext'} {p.ir_type} {value} to i64")
+        elif dt.is_unsigned:
+            kind = POINTER  # how values beyond int64 arrive
+        values[p.arg.var] = value
+        w.put(args, 16 * k, "i32", str(kind))
+        w.put(args, 16 * k + 8, "double" if dt.is_float else "i64", value)
+
+    # ---- devices --------------------------------------------------------------------------------------------------
+    def _fail(self, frame: str, good: str, code: int, message: str, status: str = "0") -> None:
+        """Return an error code with a message unless good."""
+        w = self.w
+        ok, bad = w.name("ok"), w.name("bad")
+        w.branch(good, ok, bad, likely=True)
+        w.begin(bad)
+        w.do(f"call void @tl_say(ptr {message}, i32 {status})")
+        w.do(f"ret i32 {code}")
+        w.begin(ok)
+
+    def _first_device(self, frame: str) -> str:
+        """The device of the first tensor that is given, else the current one."""
+        w = self.w
+        rc = w.ins("call i32 @cuInit(i32 0)")
+        missing = w.ins(f"icmp eq i32 {rc}, {NO_DRIVER}")
+        none, bad = (w.string(f"kernel {self.sig.name}: {t}") for t in (
+            "there is no CUDA driver (libcuda.so.1)", "the CUDA driver cannot be used"))
+        self._fail(frame, w.ins(f"icmp eq i32 {rc}, 0"), DRIVER,
+                   w.ins(f"select i1 {missing}, ptr {none}, ptr {bad}"),
+                   w.ins(f"select i1 {missing}, i32 0, i32 {rc}"))
+        return first_device(w, [f"%p_{p.name}" for p in self.parameters if p.kind == "tensor"])
+
+    def _device(self, p: CParameter, device: str, frame: str) -> str:
+        w = self.w
+        found = w.ins(f"call i32 @tl_device_of(ptr %p_{p.name}, i32 {device})")
+        self._fail(frame, w.ins(f"icmp sge i32 {found}, 0"), ARGUMENT,
+                   w.string(f"kernel {self.sig.name} input {p.arg.name} is no memory of a GPU"))
+        return found
+
+
+def first_device(w: Writer, addresses: Sequence[str]) -> str:
+    """The device that holds the first of these addresses that is not null, else the current one."""
+    device = w.ins("call i32 @tl_current_device()")
+    for p in reversed(addresses):
+        found = w.ins(f"call i32 @tl_device_of(ptr {p}, i32 {device})")
+        device = w.ins(f"select i1 {w.ins(f'icmp slt i32 {found}, 0')}, i32 {device}, i32 {found}")
+    return device
+
+
+NO_DRIVER = 500  # CUDA_ERROR_NOT_FOUND: the result of a driver function that is missing
+
+# tl_say keeps a message for NAME_error, in the calling thread; a driver's status is added to it.
+SAY = """
+@tl_message = internal thread_local global [1024 x i8] zeroinitializer
+@tl_plain = private unnamed_addr constant [3 x i8] c"%s\\00"
+@tl_with_status = private unnamed_addr constant [17 x i8] c"%s (CUresult %d)\\00"
+declare i32 @snprintf(ptr, i64, ptr, ...)
+define internal void @tl_text(ptr %to, ptr %message, i32 %status) {
+  %plain = icmp eq i32 %status, 0
+  %format = select i1 %plain, ptr @tl_plain, ptr @tl_with_status
+  %n = call i32 (ptr, i64, ptr, ...) @snprintf(ptr %to, i64 1024, ptr %format, ptr %message, i32 %status)
+  ret void
+}
+"""
+
+
+def say_text(name: str) -> str:
+    """The function that keeps an error's message in the calling thread, and the one of C that returns it."""
+    return f"""
+define internal void @tl_say(ptr %message, i32 %status) {{
+  call void @tl_text(ptr @tl_message, ptr %message, i32 %status)
+  ret void
+}}
+define ptr @{name}_error() {{
+  ret ptr @tl_message
+}}
+"""
+
+
+__all__ = ["CFunction", "CODES", "CParameter", "DRIVER", "FrameEnd", "NO_DRIVER", "RESERVED", "SAY", "c_parameters",
+           "c_type_of", "first_device", "run_text", "say_text", "store_tensor"]

@@ -1,0 +1,162 @@
+"""Emits a kernel's handler of XLA's foreign function interface, which jax.ffi.register_ffi_target takes.
+
+    XLA_FFI_Error *NAME_xla(XLA_FFI_CallFrame *)
+
+Arguments are the tensors that are no results, in the order of the program.  Results are given by `results_of`.  Attributes are
+the scalars: int64, float64 for those of a float type, bool.  Types and shapes are checked by the host program.
+The structs are written by their offsets, which are the same from version 0.1 of the interface on, and need no header.
+Source: xla/ffi/api/c_api.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .c_functions import FrameEnd, first_device, store_tensor
+from .host_frame import BOOL, CPU, CUDA, FLOAT, INT, dtype_bits
+from .llvm_text import Writer
+from .signature import Arg, PointerArg, ScalarArg, Signature, TensorArg
+
+VERSION = (0, 1)  # of the interface: the least that has what is used here
+_TYPES = {"bool": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint8": 6, "uint16": 7, "uint32": 8, "uint64": 9,
+              "float16": 10, "float32": 11, "tfloat32": 11, "float64": 12, "bfloat16": 16, "float8_e5m2": 19, "float8_e4m3": 20,
+              "float8_e4m3fn": 20, "float8_e5m2fnuz": 24, "float8_e4m3fnuz": 25, "float8_e8m0fnu": 33}
+_S64, _F64, _PRED = 5, 12, 1
+_EXECUTE, _METADATA, _INVALID_ARGUMENT, _INTERNAL = 3, 1, 3, 13
+
+# Offsets in bytes: of XLA_FFI_CallFrame, its records counted from their start, and of what they point to.
+_EXTENSION, _API, _CONTEXT, _STAGE, _ARGS, _RETS, _ATTRS = 8, 16, 24, 32, 40, 80, 120
+_COUNT, _VALUES, _ATTR_VALUES = 16, 32, 40
+_DTYPE, _DATA, _RANK, _DIMS = 16, 24, 32, 40
+_ERROR_CREATE, _STREAM_GET = 48, 80
+
+
+def results_of(sig: Signature, outputs: tuple[int, ...], written: frozenset[str]) -> tuple[int, ...]:
+    """Positions of the parameters that are results: the program's outputs, then other tensors that it writes."""
+    return (*outputs, *(a.index for a in sig.args if isinstance(a, TensorArg) and a.name in written and a.index not in outputs))
+
+
+def has_type(a: Arg) -> bool:
+    """Whether XLA has the type of a parameter: not of pointers, of values narrower than a byte, of vectors."""
+    return not isinstance(a, PointerArg) and (isinstance(a, ScalarArg) or str(a.buffer.dtype) in _TYPES)
+
+
+class XlaHandler:
+    """The text of the handler.  outputs: positions of tensors that are only results.  results: of all results, in order."""
+
+    def __init__(self, sig: Signature, outputs: tuple[int, ...], results: tuple[int, ...], cuda: bool) -> None:
+        self.sig, self.outputs, self.results, self.cuda = sig, outputs, results, cuda
+        self.w, self.at = Writer(), FrameEnd(sig)
+
+    def build(self, name: str, run: Callable[[Writer, str, str], str]) -> str:
+        """run: emits the call of the host program, (writer, arguments, frame) -> error code."""
+        w, sig = self.w, self.sig
+        self._metadata()
+        args, frame, text = w.slot("i64", max(1, 2 * len(sig.args))), w.slot("i64", self.at.words), w.slot("i8", 1024)
+        self.text = text
+        tensors = [a for a in sig.args if isinstance(a, TensorArg)]
+        inputs = [a.index for a in tensors if a.index not in self.outputs]
+        scalars = sorted((a for a in sig.args if isinstance(a, ScalarArg)), key=lambda a: a.name)
+        for record, n, what in ((_ARGS, len(inputs), "tensors"), (_RETS, len(self.results), "results"),
+                                (_ATTRS, len(scalars), "attributes")):
+            count = w.at("%call", record + _COUNT, "i64")
+            self._check(w.ins(f"icmp eq i64 {count}, {n}"), f"kernel {sig.name} takes {n} {what}")
+        buffers = {a: self._value(_ARGS, k) for k, a in enumerate(inputs)}
+        buffers |= {a: self._value(_RETS, k) for k, a in enumerate(self.results)}  # those of XLA share the input's memory
+        data = {k: w.at(b, _DATA, "ptr") for k, b in buffers.items()}
+        device = first_device(w, list(data.values())) if self.cuda else "0"
+        w.put(frame, 0, "i32", str(CUDA if self.cuda else CPU))
+        w.put(frame, 8, "i32", device)
+        w.put(frame, self.at.stream, "ptr", self._stream() if self.cuda else "null")
+        for a in tensors:
+            self._tensor(args, a, buffers[a.index], data[a.index], device)
+        for k, a in enumerate(scalars):
+            self._scalar(args, a, self._value(_ATTRS, k, _ATTR_VALUES))
+        rc = run(w, args, frame)
+        ok, bad = w.name("ok"), w.name("bad")
+        w.branch(w.ins(f"icmp eq i32 {rc}, 0"), ok, bad, likely=True)
+        w.begin(bad)
+        message, status = w.at(frame, self.at.message, "ptr"), w.at(frame, self.at.status, "i32")
+        w.do(f"call void @tl_text(ptr {text}, ptr {message}, i32 {status})")
+        code = w.ins(f"select i1 {w.ins(f'icmp eq i32 {rc}, 1')}, i32 {_INVALID_ARGUMENT}, i32 {_INTERNAL}")
+        self._return_error(text, code)
+        w.begin(ok)
+        w.do("ret ptr null")
+        body = w.function(name, "ptr %call").replace("define i32", "define ptr", 1)
+        return "\n".join([*(g.replace("@.s", "@.x") for g in w.globals), body.replace("@.s", "@.x")])
+
+    def _metadata(self) -> None:
+        """Answer the question for the version of the interface, and calls of other stages."""
+        w = self.w
+        extension = w.at("%call", _EXTENSION, "ptr")
+        asked, version, execute, no, yes = (w.name(n) for n in ("asked", "version", "execute", "no", "yes"))
+        w.branch(w.ins(f"icmp eq ptr {extension}, null"), execute, asked)
+        w.begin(asked)
+        w.branch(w.ins(f"icmp eq i32 {w.at(extension, 8, 'i32')}, {_METADATA}"), version, execute)
+        w.begin(version)
+        metadata = w.at(extension, 24, "ptr")
+        for offset, value in ((24, VERSION[0]), (28, VERSION[1]), (32, 0)):
+            w.put(metadata, offset, "i32", str(value))
+        w.do("ret ptr null")
+        w.begin(execute)
+        w.branch(w.ins(f"icmp eq i32 {w.at('%call', _STAGE, 'i32')}, {_EXECUTE}"), yes, no)
+        w.begin(no)
+        w.do("ret ptr null")
+        w.begin(yes)
+
+    def _value(self, record: int, k: int, values: int = _VALUES) -> str:
+        return self.w.at(self.w.at("%call", record + values, "ptr"), 8 * k, "ptr")
+
+    def _check(self, good: str, message: str) -> None:
+        w = self.w
+        ok, bad = w.name("ok"), w.name("bad")
+        w.branch(good, ok, bad, likely=True)
+        w.begin(bad)
+        self._return_error(w.string(message), str(_INVALID_ARGUMENT))
+        w.begin(ok)
+
+    def _return_error(self, message: str, code: str) -> None:
+        w = self.w
+        given = w.slot("i64", 4)
+        for offset, ty, value in ((0, "i64", "28"), (8, "ptr", "null"), (16, "ptr", message), (24, "i32", code)):
+            w.put(given, offset, ty, value)
+        create = w.at(w.at("%call", _API, "ptr"), _ERROR_CREATE, "ptr")
+        w.do(f"ret ptr {w.ins(f'call ptr {create}(ptr {given})')}")
+
+    def _stream(self) -> str:
+        w = self.w
+        given = w.slot("i64", 4)
+        for offset, ty, value in ((0, "i64", "32"), (8, "ptr", "null"), (16, "ptr", w.at("%call", _CONTEXT, "ptr")),
+                                  (24, "ptr", "null")):
+            w.put(given, offset, ty, value)
+        error = w.ins(f"call ptr {w.at(w.at('%call', _API, 'ptr'), _STREAM_GET, 'ptr')}(ptr {given})")
+        ok, bad = w.name("ok"), w.name("bad")
+        w.branch(w.ins(f"icmp eq ptr {error}, null"), ok, bad, likely=True)
+        w.begin(bad)
+        w.do(f"ret ptr {error}")
+        w.begin(ok)
+        return w.at(given, 24, "ptr")
+
+    def _tensor(self, args: str, a: TensorArg, buffer: str, data: str, device: str) -> None:
+        w, dt = self.w, a.buffer.dtype
+        same = w.ins(f"icmp eq i32 {w.at(buffer, _DTYPE, 'i32')}, {_TYPES[str(dt)]}")
+        word = w.ins(f"select i1 {same}, i32 {dtype_bits(dt)[0]}, i32 0")  # 0: a type that no tensor has
+        rank = w.ins(f"trunc i64 {w.at(buffer, _RANK, 'i64')} to i32")
+        where = w.ins(f"call i32 @tl_device_of(ptr {data}, i32 {device})") if self.cuda else "0"
+        store_tensor(w, (args, a.index), {
+            0: ("ptr", data), 8: ("i32", str(CUDA if self.cuda else CPU)), 12: ("i32", where), 16: ("i32", rank),
+            20: ("i32", word), 24: ("ptr", w.at(buffer, _DIMS, "ptr")), 32: ("ptr", "null")}, False)
+
+    def _scalar(self, args: str, a: ScalarArg, attribute: str) -> None:
+        w, dt = self.w, a.var.dtype
+        kind, code, ty, name = ((FLOAT, _F64, "i64", "float64") if dt.is_float else (BOOL, _PRED, "i8", "bool") if dt.is_bool
+                                else (INT, _S64, "i64", "int64"))
+        self._check(w.ins(f"icmp eq i32 {w.at(attribute, 0, 'i32')}, {code}"),
+                    f"kernel {self.sig.name} scalar {a.name} expected an attribute of type {name}")
+        value = w.at(w.at(attribute, 8, "ptr"), 0, ty)
+        value = w.ins(f"zext i8 {value} to i64") if ty == "i8" else value
+        w.put(args, 16 * a.index, "i32", str(kind))
+        w.put(args, 16 * a.index + 8, "i64", value)
+
+
+__all__ = ["VERSION", "XlaHandler", "has_type", "results_of"]
