@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+import tilelang
 import tilelang.language as T
 
 from tilelang.ir import Const, Var, dtype, is_const
@@ -217,3 +218,37 @@ def test_a_type_error_of_a_users_function_is_not_taken_for_its_number_of_argumen
     with pytest.raises(TypeError, match="concatenate"):
         T.Fragment((8, 8), forward_fn=forward, replicate=2)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("shape, thread, registers", [
+    ((128, 8), lambda i, j: i, lambda i, j: j), ((64, 64), lambda i, j: i * 2 + j // 32, lambda i, j: j % 32),
+    ((64, 8), lambda i, j: i % 32, lambda i, j: i // 32 * 8 + j), ((32,), lambda i: i, lambda i: 0)])
+def test_elements_of_one_thread_were_said_to_fall_on_one_place(shape, thread, registers):
+    """Without an index function a thread's elements take its registers in row-major order."""
+    assert T.Fragment(shape, forward_thread_fn=thread) == T.Fragment(shape, forward_thread_fn=thread,
+                                                                     forward_index_fn=registers)
+
+
+@pytest.mark.parametrize("target, backend", [({"kind": "cuda", "arch": "sm_90a"}, "simulator"), ("cpu", "tile"), ("cpu", None)])
+@pytest.mark.parametrize("columns", [1, 33, 64])
+def test_rows_of_one_thread_reduce_and_copy(columns, target, backend):
+    @T.prim_func
+    def main(A: T.Tensor((128, columns), "float32"), B: T.Tensor((128, columns), "float32"), M: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_fragment((128, columns), "float32")
+            m = T.alloc_fragment((128,), "float32")
+            s = T.alloc_shared((128, columns), "float32")
+            T.annotate_layout({x: T.Fragment(x.shape, forward_thread_fn=lambda i, j: i),
+                               m: T.Fragment(m.shape, forward_thread_fn=lambda i: i)})
+            T.copy(A, s)
+            T.copy(s, x)
+            T.reduce_max(x, m, dim=1)
+            for i, j in T.Parallel(128, columns):
+                x[i, j] = x[i, j] - m[i]
+            T.copy(x, B)
+            T.copy(m, M)
+
+    a = np.random.default_rng(0).random((128, columns), np.float32)
+    b, m = np.zeros_like(a), np.zeros(128, np.float32)
+    tilelang.compile(main, target=target, execution_backend=backend)(a, b, m)
+    assert np.array_equal(m, a.max(1)) and np.array_equal(b, a - a.max(1, keepdims=True))

@@ -137,6 +137,8 @@ def test_expand_by_an_integer_prepends_one_dimension():
 def test_constructors_take_buffers():
     buf = Buffer("S", (64, 64), dtype("float16"), "shared.dyn")
     assert make_swizzled_layout(buf) == swizzled_layout((64, 64), 16)
+    wide = Buffer("S", (64, 128), dtype("float16"), "shared.dyn")
+    assert make_swizzled_layout(wide) == swizzled_box_layout((64, 128), 16, 128)
     assert make_linear_layout(buf) == linear_layout((64, 64))
     assert make_full_bank_swizzled_layout(buf) == swizzled_box_layout((64, 64), 16, 128)
     odd = Buffer("S", (64, 63), dtype("float16"), "shared.dyn")

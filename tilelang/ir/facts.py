@@ -15,7 +15,8 @@ class BufferFacts(Options):
     align: the address is a multiple of so many bytes, 0 if unknown.  arrive: for each mbarrier of the buffer the number of
     arrivals that complete a phase, None where the program initialises the mbarriers.  cluster: other CTAs arrive on them.
     ordered: accesses need no block barriers.  zeroed: a workspace that is initialised with zeros.  descriptor: the kind of
-    hardware descriptor that a variable holds.
+    hardware descriptor that a variable holds.  box_width: bytes of a row of the swizzled boxes of a shared tile whose layout
+    the user gave, 0 where it has none.
     """
 
     align: int = 0
@@ -24,6 +25,7 @@ class BufferFacts(Options):
     ordered: bool = False
     zeroed: bool = False
     descriptor: str | None = None
+    box_width: int | None = None
 
 
 @options

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
-from tilelang.ir import Buffer, Evaluate, cast, convert, FRAGMENT, GLOBAL
+from tilelang.ir import Buffer, Evaluate, cast, convert, is_const, FRAGMENT, GLOBAL, LOCAL, SHARED
 from tilelang.ir import call as ir_call
 from tilelang.layout import Fragment, Layout
 
@@ -25,7 +26,14 @@ def entries(given: Any, what: str) -> list[tuple[Any, Any]]:
 
 
 def annotate_layout(layouts: dict[Buffer, Any]) -> None:
-    """Fix the layouts of shared buffers (T.Layout or a lambda over the indices) and fragments (T.Fragment)."""
+    """Give buffers their layouts: a T.Fragment for fragments, a T.Layout or a function of the indices for shared memory.
+
+    A tensor in global memory may have a layout too: the kernel then finds element (i, j) at the place that the layout gives.
+    The caller's tensor is plain storage of as many elements. Places of threads' own arrays (T.alloc_local) may be permuted; a
+    T.Fragment makes them a fragment. Raises layout-fragment, layout-annotation.
+
+    >>> T.annotate_layout({dQ: T.Layout(dQ.shape, lambda i, j: (i // 8, j // 8, j % 2, i % 8 * 4 + j % 8 // 2))})
+    """
     need_builder("T.annotate_layout")
     k = need_kernel("T.annotate_layout")
     for buffer, layout in entries(layouts, "T.annotate_layout"):
@@ -37,11 +45,10 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
                 raise error("layout-fragment", f"`{buffer.name}` is a fragment: its layout must be a T.Fragment, found "
                                    f"{describe(layout)}",
                             found=describe(layout))
-        elif not buffer.scope_name.startswith("shared"):
-            raise error("layout-annotation", f"`{buffer.name}` has scope {buffer.scope_name}: layouts are of shared buffers "
-                        "and fragments", expected="a shared buffer or a fragment",
-                        found=f"a buffer of scope {buffer.scope_name}",
-                        hint="leave it out: strides of a tensor are given by T.StridedTensor")
+        elif buffer.scope_name not in (*SHARED, GLOBAL, LOCAL):
+            raise error("layout-annotation", f"`{buffer.name}` has scope {buffer.scope_name}: layouts are of shared buffers, "
+                        "fragments, tensors and T.alloc_local", expected="a shared buffer, a fragment, a tensor or an array",
+                        found=f"a buffer of scope {buffer.scope_name}", hint="leave it out")
         elif callable(layout) and not isinstance(layout, (Layout, Fragment)):
             layout = Layout(buffer.shape, layout)
         if not isinstance(layout, (Layout, Fragment)):
@@ -52,7 +59,25 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
             raise error("layout-annotation", f"`{buffer.name}` has shape {tuple(buffer.shape)}, its layout "
                                f"{tuple(layout.shape)}",
                         expected=f"a layout of shape {tuple(buffer.shape)}", found=str(tuple(layout.shape)))
+        if buffer.scope_name == GLOBAL:
+            _check_tensor(buffer, layout)
         k.layouts = [(x, y) for x, y in k.layouts if x is not buffer] + [(buffer, layout)]
+
+
+def _check_tensor(b: Buffer, layout: Layout | Fragment) -> None:
+    """Raise layout-annotation if a layout is not one of a tensor: a permutation of its compact storage."""
+    found = ""
+    if isinstance(layout, Fragment):
+        found = "a T.Fragment, which distributes registers"
+    elif layout.size != prod(layout.shape):
+        found = f"a layout over {layout.size} places for {prod(layout.shape)} elements"
+    elif tuple(b.strides) != tuple(Buffer("", b.shape, b.dtype).strides) or not is_const(convert(b.offset), 0):
+        found = "a tensor whose rows are not contiguous"
+    elif b.dtype.bits < 8:
+        found = f"elements of {b.dtype}, several of which share a byte"
+    if found:
+        raise error("layout-annotation", f"`{b.name}` is a tensor: its layout permutes its storage, found {found}",
+                    expected="a T.Layout that permutes compact storage", found=found)
 
 
 def annotate_safe_value(values: dict[Buffer, Any]) -> None:

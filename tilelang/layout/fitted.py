@@ -58,7 +58,8 @@ def fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn
                    count: int) -> tuple[tuple[Modes, ...], Modes]:
     """(modes of each dimension, modes of the copies) of a fragment given by functions of the indices and, optionally, the copy.
 
-    forward returns (thread, register).  Without it, thread_fn returns the thread and index_fn the register (None: register 0).
+    forward returns (thread, register).  Without it, thread_fn returns the thread and index_fn the register; without index_fn
+    the elements of a thread take its registers in row-major order.
     count: copies of each element.  Raises layout-invalid, and layout-no-structure for functions that modes cannot express.
     """
     vs = index_vars(len(shape))
@@ -72,7 +73,7 @@ def fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn
         thread, index = both
     elif thread_fn is not None:
         thread = _call(thread_fn, args, vs, shape)
-        index = 0 if index_fn is None else applied(index_fn, vs, f"the register of Fragment {shape}")
+        index = None if index_fn is None else applied(index_fn, vs, f"the register of Fragment {shape}")
     else:
         raise error("layout-invalid", "a Fragment needs forward_fn or forward_thread_fn",
                     expected="forward_fn or forward_thread_fn", found="neither")
@@ -85,7 +86,7 @@ def fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn
     env = dict(zip((rep, *vs), grid))
     full = (count, *shape)
     t = np.broadcast_to(evaluate_index(thread, env), full).astype(np.int64)
-    r = np.broadcast_to(evaluate_index(index, env), full).astype(np.int64)
+    r = np.broadcast_to(_ranks(t[0]) if index is None else evaluate_index(index, env), full).astype(np.int64)
     what = f"Fragment {shape}"
     if t.flat[0] or r.flat[0]:
         raise error("layout-no-structure", f"{what}: element 0 must be in thread 0, register 0; found thread "
@@ -104,6 +105,15 @@ def fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn
         raise error("layout-invalid", f"{what}: copies must lie in different threads, the register depends on the copy",
                     expected="a register that does not depend on the copy", found="one that does")
     return tuple(modes[1:]), modes[0]
+
+
+def _ranks(threads: np.ndarray) -> np.ndarray:
+    """For each element the number of elements before it, in row-major order, that its thread holds."""
+    flat = threads.reshape(-1)
+    order = np.argsort(flat, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(flat.size) - np.searchsorted(flat[order], flat[order])
+    return place.reshape(threads.shape)
 
 
 def _call(fn: Any, args: tuple[Any, ...], without_rep: tuple[Any, ...], shape: tuple[int, ...]) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from tilelang.errors import facts
+from tilelang.errors import TileLangError, facts
 from tilelang.arith import simplify
-from tilelang.ir import Expr, Var, binary, const, convert, substitute, to_text
+from tilelang.ir import Binary, Const, Expr, Var, binary, const, convert, free_vars, substitute, to_text
 from tilelang.ir.record import record
 
 from . import draw
@@ -19,6 +20,7 @@ from .fitted import applied, index_vars, static_extents
 from .mode import ADDRESS, covered, error, evaluate_index, fit, merged
 
 Forward = Callable[..., Any]
+_LARGE = 1 << 20  # elements
 
 
 @record
@@ -59,6 +61,8 @@ class Layout:
             self._check()
 
     def _check(self) -> None:
+        if self._large and self._lines is not None and self._digits_distinct():
+            return
         table = self.table()
         if distinct(table).size != table.size:
             flat = np.sort(table, axis=None)
@@ -87,6 +91,44 @@ class Layout:
                         hint="return integer arithmetic on the indices")
         return vs, tuple(simplify(convert(e), env) for e in places)
 
+    @property
+    def _large(self) -> bool:
+        """Whether the table is too large to be made without need: tensors may have layouts too."""
+        return prod(self.shape) > _LARGE
+
+    @cached_property
+    def _lines(self) -> tuple[tuple[int, tuple[np.ndarray, ...]], ...] | None:
+        """Per physical index: its value at element 0, and along each dimension what it adds to that value.
+
+        None where a physical index is not a sum of functions of single indices.
+        """
+        vs, index = self._symbolic
+        if not all(map(_of_single_indices, index)):
+            return None
+        out = []
+        for e in index:
+            first = int(evaluate_index(e, dict.fromkeys(vs, np.int64(0))))
+            out.append((first, tuple(
+                np.broadcast_to(evaluate_index(e, {**dict.fromkeys(vs, np.int64(0)), v: np.arange(n)}), (n,)) - first
+                for v, n in zip(vs, self.shape))))
+        return tuple(out)
+
+    def _digits_distinct(self) -> bool:
+        """Whether the digits of all dimensions together count distinct places, which proves the map injective."""
+        digits = []
+        for d in range(self.ndim):
+            line = sum(s * lines[d] for (_, lines), s in zip(self._lines or (), self._strides))
+            try:
+                digits += fit({ADDRESS: np.asarray(line)}, "")
+            except TileLangError:
+                return False
+        at = 1
+        for m in sorted(digits, key=lambda m: m.stride):
+            if m.stride < at:
+                return False
+            at = m.stride * m.size
+        return True
+
     @cached_property
     def _tables(self) -> tuple[np.ndarray, ...]:
         vs, index = self._symbolic
@@ -99,12 +141,15 @@ class Layout:
         """Extent of each physical index."""
         if self._declared is not None and self._trusted:
             return (self._declared,)
+        lines = self._lines if self._large else None
+        ranges = [(int(t.min()), int(t.max())) if t.size else (0, -1) for t in self._tables] if lines is None else [
+            (first + sum(int(a.min()) for a in added), first + sum(int(a.max()) for a in added)) for first, added in lines]
         out = []
-        for t in self._tables:
-            if t.size and t.min() < 0:
-                raise error("layout-invalid", f"Layout {self.shape}: the physical index is negative ({t.min()})",
-                            expected="a place from 0", found=str(t.min()))
-            out.append(int(t.max()) + 1 if t.size else 0)
+        for low, high in ranges:
+            if low < 0:
+                raise error("layout-invalid", f"Layout {self.shape}: the physical index is negative ({low})",
+                            expected="a place from 0", found=str(low))
+            out.append(high + 1)
         if self._declared is not None and len(out) == 1:
             return (max(self._declared, out[0]),)
         return tuple(out)
@@ -140,10 +185,7 @@ class Layout:
     @cached_property
     def size(self) -> int:
         """Elements of storage, padding included."""
-        n = 1
-        for d in self.output_shape:
-            n *= d
-        return n
+        return prod(self.output_shape)
 
     def offset(self, idx: Sequence[Any]) -> Any:
         """Physical element of an index; int when all indices are ints."""
@@ -158,6 +200,11 @@ class Layout:
         for e, s in zip(index, self._strides):
             out = out + substitute(e, mapping) * s
         return out
+
+    def places_of(self, idx: Sequence[Expr]) -> tuple[Expr, ...]:
+        """The physical index of an element, computed in the types of its indices."""
+        out = self._forward(*idx)
+        return tuple(map(convert, out if isinstance(out, (tuple, list)) else (out,)))
 
     def __call__(self, *idx: Any) -> list[Expr]:
         return self.map_forward_index(list(idx))
@@ -326,6 +373,15 @@ class Layout:
         size = self.size if len(code) == 1 else None
         swizzle = self.swizzle and (self.swizzle.chunk, self.swizzle.chunks, self.swizzle.rows_per_line, self.swizzle.bytes)
         return f'T.layout({self.shape!r}, "{names}", {code!r}, {size}, {swizzle})'
+
+
+def _of_single_indices(e: Expr) -> bool:
+    """Whether an index expression is a sum of terms that each depend on at most one variable."""
+    if isinstance(e, Binary) and e.op in ("add", "sub"):
+        return _of_single_indices(e.a) and _of_single_indices(e.b)
+    if isinstance(e, Binary) and e.op == "mul" and isinstance(e.b, Const):
+        return _of_single_indices(e.a)
+    return len(free_vars(e)) < 2
 
 
 def _row_major(idx: Sequence[Any], shape: Sequence[int]) -> Any:

@@ -18,7 +18,7 @@ from tilelang.errors import facts
 from .distinct import distinct
 from .layout import Layout, Swizzle, row_major, xor
 from .mode import error
-from .swizzled_boxes import swizzled_box_layout
+from .swizzled_boxes import box_width, swizzled_box_layout
 
 LINE_BYTES = 128  # 32 banks of 4 bytes
 
@@ -165,14 +165,16 @@ def _shape_bits(buf: Any) -> tuple[tuple[int, ...], int]:
 def make_swizzled_layout(buf: Any, k_major: bool = True, allow_pad: bool = True) -> Layout:
     """The swizzled layout of a GEMM operand: free of bank conflicts for 8 rows of 16 bytes.
 
-    allow_pad=False rejects rows that are not whole 16-byte chunks.
+    Rows of a multiple of 32 bytes are divided into the widest boxes that TMA and wgmma can swizzle; other rows are XOR-swizzled
+    as a whole.  allow_pad=False rejects rows that are not whole 16-byte chunks.
     """
     shape, bits = _shape_bits(buf)
     if not allow_pad and shape[-1] * bits % 128:
         raise error("layout-invalid", f"`{buf.name}`: rows of {shape[-1]} x {bits} bits are not whole 16-byte chunks",
                     expected="rows of a multiple of 16 bytes", found=f"{shape[-1]} elements of {bits} bits",
                     hint="pad the row, or pass allow_pad=True")
-    return swizzled_layout(shape, bits)
+    width = box_width(shape[-1], bits) if len(shape) > 1 else 0
+    return swizzled_box_layout(shape, bits, width) if width > 16 else swizzled_layout(shape, bits)
 
 
 def make_linear_layout(buf: Any) -> Layout:

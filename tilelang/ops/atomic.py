@@ -57,6 +57,11 @@ class AtomicTile(TileOp):
                 cx.stores.reason(self.dst.buffer) or "it is neither a whole shared tile nor an accumulator of wgmma"),
                                expected="a whole shared tile or an accumulator of wgmma", found="another tile",
                 span=self.span, hint="leave use_tma out")
+        return self.elementwise(cx)
+
+    def elementwise(self, cx: Any) -> Stmt:
+        """One scalar atomic for each element, in loops of cx."""
+        other = self.value if isinstance(self.value, Region) else None
         extents, of_dst, of_value = iteration_space(self.dst, other)
 
         def body(at: tuple[Var, ...]) -> Stmt:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import Expr, If, Region, Stmt, Store, Var, binary, const, convert, load, logical, FRAGMENT, GLOBAL, PRIVATE
+from tilelang.ir import (Expr, For, If, Parallel, Region, Stmt, Store, Var, binary, const, convert, fresh, load, logical,
+                         FRAGMENT, GLOBAL, PRIVATE)
+from tilelang.ir.plans import ParallelPlan
 
 Dims = tuple[int | None, ...]
 
@@ -106,5 +108,24 @@ def lower_elementwise(cx: Any, dst: Region, src: Region | None, value: Callable[
     return cx.parallel(tuple(base.buffer.shape), element, span=span)
 
 
-__all__ = ["PRIVATE", "Dims", "base_side", "iteration_space", "level", "lower_elementwise", "matched_indices", "offset_indices",
-           "unit"]
+class TileLoops:
+    """The functions of a LowerContext that element-wise ops need, here as loops of the tile program."""
+
+    def parallel(self, extents: tuple[Any, ...], body: Callable[..., Stmt], span: Any = None, loop_layout: Any = None,
+                 width: int | None = None, **_: Any) -> Stmt:
+        """A parallel loop of the block."""
+        at = tuple(fresh(n) for n in "ijklmnpq"[:len(extents)])
+        plan = ParallelPlan(coalesced_width=width, loop_layout=loop_layout)
+        return Parallel(at, tuple(map(convert, extents)), body(at), plan=plan, span=span)
+
+    def private(self, extents: tuple[Any, ...], body: Callable[..., Stmt], span: Any = None) -> Stmt:
+        """A loop of each thread."""
+        at = tuple(fresh(n) for n in "ijklmnpq"[:len(extents)])
+        out = body(at)
+        for v, n in zip(reversed(at), reversed(extents)):
+            out = For(v, const(0), convert(n), "serial", out, span=span)
+        return out
+
+
+__all__ = ["PRIVATE", "Dims", "TileLoops", "base_side", "iteration_space", "level", "lower_elementwise", "matched_indices",
+           "offset_indices", "unit"]

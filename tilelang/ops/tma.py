@@ -19,7 +19,7 @@ from tilelang.layout import SwizzledBoxes, boxes_of
 from tilelang.layout.swizzled_boxes import Box
 from tilelang.target.tensor_map import STRIDE_ALIGN, unsupported
 
-from .gemm.wgmma import shared_boxes
+from .gemm.wgmma import no_boxes, shared_boxes
 
 _A_BOX = 1024  # bytes whose transfer takes as long as issuing one more box
 MOST_BOXES = 16  # boxes of a copy; with more, loads by all threads are no slower
@@ -46,7 +46,7 @@ def tma_unsupported(op: Any, strides: bool = False) -> str:
         return f"`{b.name}` is no matrix"
     p = shared_boxes(b)
     if p is None:
-        return f"rows of `{b.name}` are no whole swizzle atoms"
+        return no_boxes(b)
     if _box_dims(src, rows, columns) is None:
         return f"the tile of `{src.buffer.name}` is no box whose rows are contiguous"
     boxes = p.boxes()

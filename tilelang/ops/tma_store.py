@@ -35,7 +35,7 @@ from tilelang.target.tensor_map import REDUCE_ADD, STRIDE_ALIGN, unsupported
 from tilelang.ir import walk
 
 from .distribute import conjunction, digit
-from .gemm.wgmma import shared_boxes
+from .gemm.wgmma import no_boxes, shared_boxes
 from .ldmatrix import PAIRS, ROWS, Outer, outer_digits, threads_used
 from .tma import unaligned
 
@@ -400,7 +400,7 @@ def tile_unsupported(op: Any, src: Region, dst: Region, reduce: bool = False, st
     rows, columns = (int(n) for n in b.shape[-2:])
     p = shared_boxes(b)
     if p is None:
-        return f"rows of `{b.name}` are no whole swizzle atoms"
+        return no_boxes(b)
     dims = matrix_dims(dst, rows, columns) if rows > 1 and columns > 1 else None
     if dims is None:
         return f"the tile of `{t.name}` is no box whose rows are contiguous"

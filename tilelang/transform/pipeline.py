@@ -42,10 +42,12 @@ from .lower.device_program import DeviceKernel, LoweredProgram, split_host
 from .memory.flatten import flatten
 from .legalize.drop_assumptions import drop_assumptions
 from .legalize.branches_to_warp_roles import branches_to_warp_roles
+from .legalize.given_boxes import given_boxes
 from .legalize.guard_masks import guard_masks
 from .legalize.hopper_features import hopper
 from .layout.infer_layouts import infer_layouts
 from .memory.lane_quotients import lane_quotients
+from .legalize.laid_out_arrays import laid_out_arrays
 from .legalize.legalize import legalize
 from .lower.lower_tile_ops import lower_tile_ops
 from .legalize.split_warp_role_branches import split_warp_role_branches
@@ -100,6 +102,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
     check_overlaps,
     resolve_parallel_reads,  # before unpack_small_types, which adds loads of its own
     check_pipelines,  # before unpack_small_types: it counts the user's statements
+    laid_out_arrays,  # after all checks of which elements accesses touch; like unpack_small_types, it makes loops of tile ops
     unpack_small_types,  # after legalize, which counts negative indices from the end of unpacked rows
     # After check_hopper, which keeps the warp roles, and check_private: private variables outlive the split branches.
     split_warp_role_branches,
@@ -108,6 +111,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     keep_order,  # before all passes that move a read in front of a write
     check_collective,  # before warp specialisation and layouts: it checks the branches that the user wrote
     ballot_masks,  # after check_collective: code that it rejects needs no masks
+    given_boxes,  # before all passes that choose TMA or wgmma
     tma_columns,  # before lower_manual_warp_roles, the first pass that chooses TMA
     lower_manual_warp_roles,
     guard_masks,  # before specialize_warps, which reorders the statements of a loop

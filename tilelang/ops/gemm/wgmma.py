@@ -111,7 +111,7 @@ def _unfit(region: Region) -> str:
     if b.ndim < 2 or not b.is_static or b.strides_ is not None:
         return f"`{b.name}` is not a plain matrix"
     if shared_boxes(b) is None:
-        return f"rows of `{b.name}` are no whole swizzle atoms"
+        return no_boxes(b)
     row, column = (_number(m) for m in region.mins[-2:])
     if row is None or column is None or row % 8 or column * b.dtype.bits % 256:
         return f"the tile of `{b.name}` starts inside a swizzle pattern"
@@ -133,7 +133,7 @@ def _starts(region: Region, major: str, total: int, extent: int) -> bool:
 def shared_layout(b: Buffer) -> Layout | None:
     """The swizzled layout of an operand's shared buffer; it depends on the buffer alone."""
     bits = b.dtype.bits * b.dtype.lanes
-    width = box_width(int(b.shape[-1]), bits)
+    width = box_width(int(b.shape[-1]), bits) if b.facts.box_width is None else b.facts.box_width
     return swizzled_box_layout(tuple(b.shape), bits, width) if width else None
 
 
@@ -141,6 +141,13 @@ def shared_boxes(b: Buffer) -> SwizzledBoxes | None:
     """The swizzled boxes of one stage of a shared buffer; None when it has no such layout."""
     layout = shared_layout(b)
     return None if layout is None else boxes_of(layout, b.dtype.bits * b.dtype.lanes)
+
+
+def no_boxes(b: Buffer) -> str:
+    """Why shared_boxes gives none."""
+    if b.facts.box_width is not None:
+        return f"the layout given for `{b.name}` is not made of swizzle atoms"
+    return f"rows of `{b.name}` are no whole swizzle atoms"
 
 
 def _number(e: Any) -> int | None:
@@ -321,5 +328,5 @@ def to_tf32(value: Expr) -> Expr:
     return cast(call("to_tf32", (cast(value, "float32"),), "float32"), value.dtype)
 
 
-__all__ = ["choose_wgmma", "drained", "is_tf32", "lower_wgmma", "operand_layouts", "shared_layout", "shared_boxes",
+__all__ = ["choose_wgmma", "drained", "is_tf32", "lower_wgmma", "no_boxes", "operand_layouts", "shared_layout", "shared_boxes",
            "wgmma_cycles", "wgmma_fragments"]

@@ -19,6 +19,7 @@ from tilelang.ops import AtomicTile
 from tilelang.target.tensor_map import REDUCE_ADD
 
 from .aliasing import parameter_names
+from .laid_out_arrays import local_fragments
 from ..framework.config import PassConfigKey
 from ..analysis.effects import effects, own_effects
 from ..analysis.index_width import widen_indices
@@ -52,12 +53,14 @@ log = logging.getLogger("tilelang.transform")
 def legalize(func: Func, cx: PassContext) -> Func:
     """Reject programs without defined semantics, and normalise the others.
 
-    Rewrites: directly nested parallel loops become one; an index that is negative for all values of its loop variables
-    counts from the end of its dimension; indices of dimensions that may exceed 32 bits are computed in 64 bits.
+    Rewrites: per-thread arrays with the layout of a fragment become fragments; directly nested parallel loops become one; an
+    index that is negative for all values of its loop variables counts from the end of its dimension; indices of dimensions
+    that may exceed 32 bits are computed in 64 bits.
     Checks (off with tl.disable_prelower_semantic_check): parallel loops hold only element-wise code that carries
     nothing between iterations; variables have values. Warns about buffers that are read before they are written
     (off with tl.disable_buffer_init_check). With tirx.noalias = False every tensor parameter may alias others.
     """
+    func = local_fragments(func)
     func = widen_indices(rewrite(wrap_negative(func), _legal_node, Parallel, Load, Store, AddressOf, Region))
     check_symbols(func)
     if not cx.option(PassConfigKey.TL_DISABLE_PRELOWER_SEMANTIC_CHECK):

@@ -11,7 +11,7 @@ from tilelang.ir import (AddressOf, Binary, Buffer, Call, Cast, Const, Expr, Fun
                          Store, TileOp, Unary, Var, binary, call, cast, const, convert, dtype, fresh, load, replace, rewrite,
                          select, walk, FRAGMENT, GLOBAL, PRIVATE)
 from tilelang.ops import Copy, Fill, Gemm, Transpose
-from tilelang.ops.pairing import iteration_space, lower_elementwise, matched_indices
+from tilelang.ops.pairing import TileLoops, iteration_space, lower_elementwise, matched_indices
 
 from ..analysis.vectorize import bound_divisors
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -243,13 +243,7 @@ class _Unpacking:
         return Parallel(at, (*map(convert, extents[:-1]), convert(extents[-1] // 2)), store, span=op.span)
 
 
-class _TileLoops:
-    """The functions of a LowerContext that lower_elementwise needs, here as statements of the tile program."""
-
-    def parallel(self, extents: tuple[Any, ...], body: Callable[..., Stmt], span: Any = None, **_: Any) -> Stmt:
-        at = tuple(fresh(n) for n in "ijklmnpq"[:len(extents)])
-        return Parallel(at, tuple(map(convert, extents)), body(at), span=span)
-
+class _TileLoops(TileLoops):
     def private(self, extents: tuple[Any, ...], body: Callable[..., Stmt], span: Any = None) -> Stmt:
         raise error("small-type", "a copy between packed and private memory",
                     expected="shared memory or a fragment", found="private memory",
