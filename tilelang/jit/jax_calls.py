@@ -57,13 +57,11 @@ def jax_call(kernel: Any) -> Callable[..., Any]:
 
 
 def _call(kernel: JITKernel, args: tuple[Any, ...]) -> Any:
-    import jax  # 400 ms
-
     sig = kernel.signature
     if len(args) != len(sig.inputs):
         raise error("jax-call", f"kernel {sig.name} is given {len(args)} arguments", expected=f"{len(sig.inputs)} arguments",
                     found=str(len(args)), hint=f"it takes {', '.join(a.name for a in sig.inputs)}")
-    c = _registered_target(kernel)
+    c, jax = _registered_target(kernel), _jax()
     shapes = {a.name: s for a, s in zip(sig.outputs, result_shapes(kernel, args))}
     arrays: list[Any] = []
     numbers: dict[str, Any] = {}
@@ -102,13 +100,20 @@ def _registered_target(kernel: JITKernel) -> CInterface:
         strange = next(a.name for a in c.sig.args if not has_type(a))
         raise error("jax-call", f"`{strange}` of kernel {c.sig.name} has a type that XLA does not have", found=f"`{strange}`",
                     expected="tensors of XLA's types and numbers", hint="pass its bytes as a tensor of uint8")
-    import jax  # 400 ms
-
-    library = _loaded(kernel, c)
+    jax, library = _jax(), _loaded(kernel, c)
     address = ctypes.c_void_p(library.addresses[f"{c.name}_xla"])
     jax.ffi.register_ffi_target(c.name, jax.ffi.pycapsule(address), platform="CUDA" if kernel.target.is_cuda else "cpu")
     _registered[id(kernel)] = c, kernel, library
     return c
+
+
+def _jax() -> Any:
+    try:
+        import jax  # 400 ms
+    except ImportError as e:
+        raise error("runtime-missing", "JAX is needed to call kernels from JAX", expected="jax", found="none",
+                    hint="pip install jax") from e
+    return jax
 
 
 def _loaded(kernel: JITKernel, c: CInterface) -> HostLibrary:
