@@ -117,7 +117,7 @@ PATHS: dict[str, Path] = {
                                  | _names("tilelang.language.thread", "Else Then buffer_store evaluate")
                                  | {"If": "tilelang.language.thread:If_", "While": "tilelang.language.thread:While_"}, ()),
     "tilelang.language.tir.op": (_names("tilelang.language.raw", "call_intrin")
-                                 | _names("tilelang.language.thread", "call_extern call_pure_extern"),
+                                 | _names("tilelang.language.extern", "call_extern call_pure_extern"),
                                  ("tilelang.language.math",)),
     "tilelang.language.utils": (_names("tilelang.language.tracing.regions", "BufferSlice whole_region"), ()),
 }

@@ -177,7 +177,8 @@ def variable(c: ExprCompiler, e: Var) -> Closure:
 
 
 def _const(c: ExprCompiler, e: Const) -> Closure:
-    v = to_dtype(np.asarray(e.value, numpy_dtype(e.dtype) if e.dtype.kind in "iubh" else np.float64), e.dtype)
+    exact = e.dtype.kind in "iubh" or e.dtype.base == "float8_e5m2" and np.isinf(e.value)  # else a conversion, which saturates
+    v = to_dtype(np.asarray(e.value, numpy_dtype(e.dtype) if exact else np.float64), e.dtype)
     if e.dtype.lanes > 1:
         v = np.full(e.dtype.lanes, v)
     v.setflags(write=False)

@@ -36,6 +36,7 @@ from .composed import (all_of, any_of, atomic_addx2,
 from .debug import device_assert, print
 from .dtypes import (AnyDType, dtype, get_tvm_dtype, is_f8f6f4_family, is_float4, is_float4_e2m1_unpacked,
                      is_float4_e2m1fn, validate_gemm_ab_dtypes)
+from .extern import call_extern, call_pure_extern
 from .hopper import (annotate_consumer_reg_alloc, annotate_producer_reg_dealloc, disable_warp_group_reg_alloc,
                      no_set_max_nreg, block_rank_in_cluster, cluster_arrive, cluster_arrive_relaxed, cluster_sync, cluster_wait,
                      copy_cluster, dec_max_nreg, inc_max_nreg, pdl_sync, pdl_trigger, set_max_nreg, tma_copy,
@@ -67,11 +68,11 @@ from .tensor import (Buffer_, FragmentBuffer, LocalBuffer, SharedBuffer, Strided
 from .tensor_core import (TensorCoreIntrinEmitter, TensorCoreIntrinEmitterWithLadderTransform, get_ldmatrix_offset,
                           get_mma_micro_size, get_swizzle_layout, make_mma_swizzle_layout, mma_store_index_map,
                           ptx_cp_async, ptx_ldmatrix, ptx_mma)
-from .thread import (Else, Then, activemask, all_sync, any_sync, ballot, ballot_sync, buffer_store, call_extern,
-                     call_pure_extern, evaluate, get_lane_idx, get_warp_group_idx, get_warp_idx, get_warp_idx_sync,
-                     match_all_sync, match_any_sync, named_barrier_arrive, ptx_commit_group, ptx_wait_group, shfl_down,
-                     shfl_sync, shfl_up, shfl_xor, shuffle_elect, sync_grid, sync_threads, sync_warp, syncthreads_and,
-                     syncthreads_count, syncthreads_or, thread_return)
+from .thread import (Else, Then, activemask, all_sync, any_sync, ballot, ballot_sync, buffer_store, evaluate, get_lane_idx,
+                     get_warp_group_idx, get_warp_idx, get_warp_idx_sync, match_all_sync, match_any_sync,
+                     named_barrier_arrive, ptx_commit_group, ptx_wait_group, shfl_down, shfl_sync, shfl_up, shfl_xor,
+                     shuffle_elect, sync_grid, sync_threads, sync_warp, syncthreads_and, syncthreads_count,
+                     syncthreads_or, thread_return)
 from .tile import (GemmWarpPolicy, async_copy, clear, copy, cummax, cumsum, fill, gemm, reduce, reduce_absmax,
                    reduce_abssum, reduce_bitand, reduce_bitor, reduce_bitxor, reduce_max, reduce_min, reduce_sum,
                    transpose)

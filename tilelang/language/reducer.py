@@ -11,8 +11,8 @@ import warnings
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (AddressOf, Binary, Buffer, Const, Expr, Load, Region, Stmt, Store, cast, const, convert, int_range,
-                         load, walk, FRAGMENT)
+from tilelang.ir import (AddressOf, Binary, Buffer, Call, Const, Expr, Load, Region, Stmt, Store, cast, const, convert,
+                         int_range, load, walk, FRAGMENT)
 from tilelang.ir import dtype as DType
 from tilelang.ir.dtype import SCALE
 from tilelang.ops.reduce import identity as neutral
@@ -20,6 +20,7 @@ from tilelang.ops.reduce import identity as neutral
 from .alloc import alloc_fragment
 from .tracing.builder import Builder, Emitted, need_builder
 from .tracing.names import Names
+from .tracing.scope import Frame, IfFrame
 from .loops import Parallel
 from .tracing.state import describe, error
 from .tile import EMITTED, check_batch, copy, fill
@@ -27,22 +28,61 @@ from .tile import EMITTED, check_batch, copy, fill
 OPS = {"sum": "add", "max": "max", "min": "min", "bitand": "bitand", "bitor": "bitor", "bitxor": "bitxor"}
 
 
+Arms = tuple[tuple[Frame, bool], ...]  # the branches around a statement, outermost first: (if, whether in its else)
+
+
 class _Epoch:
-    """The state of one reducer: its op, whether it is between init and finalize, and the frame that contains both.
+    """The state of one reducer: its op, whether it is between init and finalize, and the frames around its init.
 
     calls: the statements that the reducer functions emitted.  Only these may use the reducer.
+    ends: for each finalize in a branch below the init, the branches between them.
     """
 
     def __init__(self, op: str, legacy: bool) -> None:
         self.op, self.legacy, self.state = op, legacy, "allocated"
         self.init: Expr | None = None
-        self.frame: Any = None
+        self.around: list[tuple[Frame, bool, tuple[Expr, ...] | None]] = []
         self.calls: list[Stmt] = []
+        self.ends: list[Arms] = []
 
     def made(self, b: Builder) -> None:
         """Record the last statement as one of this reducer."""
         if not b.frames[-1].dead:
             self.calls += b.frames[-1].stmts[-1:]
+
+    def arms(self, b: Builder) -> Arms | None:
+        """The branches around this place below those of the init; None where it may run without the init, or more often.
+
+        A place behind the branch of the init belongs to it where its own branches have the same conditions.
+        """
+        here = _around(b)
+        shared = 0
+        while shared < min(len(self.around), len(here)) and all(x is y for x, y in zip(self.around[shared][:2], here[shared])):
+            shared += 1
+        below, left = here[shared:], self.around[shared:]
+        held = [t for _, _, terms in below for t in terms or ()]
+        if any(type(f) is not IfFrame for f, _, _ in (*below, *left)) or any(
+                terms is None or not all(any(t.same(h) for h in held) for t in terms) for _, _, terms in left):
+            return None
+        return tuple((f, arm) for f, arm, _ in below)
+
+    def ended(self, arms: Arms) -> bool:
+        """Whether a finalize may run before a place in these branches."""
+        return any(not any(f is g and a is not c for f, a in arms for g, c in end) for end in self.ends)
+
+
+def _around(b: Builder) -> list[tuple[Frame, bool, tuple[Expr, ...] | None]]:
+    """For each open frame: the frame, whether its else is traced, and conditions that hold in it (None: not known)."""
+    out: list[tuple[Frame, bool, tuple[Expr, ...] | None]] = []
+    for f in b.frames:
+        other = isinstance(f, IfFrame) and f.then_body is not None
+        fixed = isinstance(f, IfFrame) and not other and not any(isinstance(x, (Load, Call)) for x in walk(f.cond))
+        out.append((f, other, _conjuncts(f.cond) if isinstance(f, IfFrame) and fixed else None))
+    return out
+
+
+def _conjuncts(e: Expr) -> tuple[Expr, ...]:
+    return (*_conjuncts(e.a), *_conjuncts(e.b)) if isinstance(e, Binary) and e.op == "and" else (e,)
 
 
 def identity(op: str, dt: DType) -> Const:
@@ -92,10 +132,10 @@ def reducer_init(acc: Buffer, init: Any = None) -> Emitted:
     if e.state == "open":
         raise error("reducer-order", f"the reducer `{acc.name}` is initialised twice",
                     found=f"T.reducer_init of `{acc.name}` twice")
-    if init is not None and isinstance(init, Expr) and not isinstance(init, Const) and init.dtype != acc.dtype:
+    if isinstance(init, Expr) and init.dtype != acc.dtype:
         raise error("reducer-operand", f"the initial value of `{acc.name}` is {init.dtype}, the reducer {acc.dtype}",
                     expected=f"a value of {acc.dtype}", found=str(init.dtype), hint=f"T.cast(value, \"{acc.dtype}\")")
-    e.state, e.frame = "open", b.frames[-1]
+    e.state, e.around, e.ends = "open", _around(b), []
     e.init = None if init is None else Names(b).freeze(cast(convert(init), acc.dtype))
     fill(acc, identity(e.op, acc.dtype))
     e.made(b)
@@ -110,7 +150,7 @@ def reducer_update(element: Any, value: Any) -> Emitted:
                     found=describe(element))
     acc = element.buffer
     e = _epoch(b, acc, "T.reducer_update")
-    if e.state != "open":
+    if e.state != "open" or e.ends and e.ended(tuple((f, arm) for f, arm, _ in _around(b))):
         raise error("reducer-order", f"T.reducer_update of `{acc.name}`, which is not between reducer_init and "
                     "finalize_reducer",
                     found=f"T.reducer_update of `{acc.name}` outside of them")
@@ -143,11 +183,16 @@ def finalize_reducer(acc: Buffer, dst: Any = None, batch: int = 1,
     if tuple(dst.shape) != tuple(acc.shape) or dst.dtype != acc.dtype:
         raise error("reducer-operand", f"T.finalize_reducer writes {_form(acc)} of `{acc.name}` to `{dst.name}`, which is "
                     f"{_form(dst)}", expected=f"a fragment {_form(acc)}", found=_form(dst))
-    if e.frame is not b.frames[-1]:
+    arms = e.arms(b)
+    if arms is None:
         raise error("reducer-order", f"T.finalize_reducer of `{acc.name}` stands in another scope than its T.reducer_init",
-                    expected="both in one loop body or branch, so that each init meets its finalize",
+                    expected="both in one loop body or branch, or T.finalize_reducer in a branch of that scope",
                     found="T.finalize_reducer in another scope", hint="move one of them into the scope of the other")
-    e.state = "closed"
+    if e.ended(arms):
+        raise error("reducer-order", f"T.finalize_reducer of `{acc.name}` may run twice",
+                    found=f"T.finalize_reducer of `{acc.name}` behind another one")
+    e.ends.append(arms)
+    e.state = "open" if arms else "closed"
     copy(acc, dst)
     e.made(b)
     if e.init is not None:
@@ -175,10 +220,10 @@ def _direct_use(acc: Buffer, span: Any) -> Exception:
 def check_reducers(b: Builder) -> None:
     """Check at the end of a trace that every initialised reducer was finalised and that only reducer functions used it."""
     for acc, e in b.reducers.values():
-        if e.state == "open":
+        if e.state == "open" and not e.ends:
             raise errors.error("reducer-order", f"the reducer `{acc.name}` is initialised and never finalised",
                                found=f"T.reducer_init of `{acc.name}` without T.finalize_reducer", span=acc.span)
-        if e.frame is None:  # the older form: a fragment that loops and tile ops may use
+        if not e.around:  # the older form: a fragment that loops and tile ops may use
             continue
         own = {id(x) for call in e.calls for x in walk(call)}
         place = acc.span

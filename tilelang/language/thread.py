@@ -8,18 +8,14 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import (I32, AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, If, Load, StringConst, Var, as_bool,
-                         binary, call, cast, const, convert, is_const, with_options)
-from tilelang.ir import dtype as DType
+from tilelang.ir import (I32, AddressOf, Buffer, Call, Const, Evaluate, Expr, If, Load, Var, as_bool,
+                         binary, call, cast, const, convert, is_const)
 
-from .addresses import address_of
 from .tracing.builder import Emitted, need_builder
 from .tracing.names import Names
 from .kernel import need_kernel, thread_index
-from .tracing.regions import BufferSlice
 from .tracing.scope import Frame, IfFrame, WhileFrame
-from .tracing.state import describe, error, place
-from .tensor import dtype_of
+from .tracing.state import describe, error
 from .tile import EMITTED
 
 FULL_MASK = 0xFFFFFFFF
@@ -240,63 +236,7 @@ def ptx_wait_group(n: int) -> Emitted:
     return emit_call("cp_async_wait", n=n)
 
 
-# ---- extern calls --------------------------------------------------------------------------------------------------
-
-def _whose_data(pointer: Var) -> Buffer | None:
-    """The parameter, output or allocation whose `.data` this is; the buffer gives the element type."""
-    b = need_builder("T.call_extern")
-    known = [*(buffer for _, buffer in b.params.values() if buffer is not None), *b.outputs,
-             *(s.buffer for f in b.frames for s in f.stmts if isinstance(s, Alloc))]
-    return next((k for k in known if k.data is pointer), None)
-
-
-def _extern_arg(x: Any) -> Expr:
-    if isinstance(x, (Buffer, BufferSlice)):
-        return address_of(x)
-    if isinstance(x, Var) and x.dtype.is_handle:
-        buffer = _whose_data(x)
-        return address_of(buffer) if buffer is not None else x
-    try:
-        return convert(x)
-    except TypeError:
-        raise error("extern-argument", f"an extern call cannot take a {type(x).__name__}",
-                    found=f"a {type(x).__name__}") from None
-
-
-def _extern(op: str, dtype: Any, name: Any, args: tuple[Any, ...]) -> Any:
-    if isinstance(name, DType) or not isinstance(name, str):
-        raise error("extern-argument", f"T.{op}: the function name must be a string, found {name!r}",
-                    expected="the function's name as a string", found=repr(name))
-    result = DType("handle") if dtype in (None, "handle", "void", "") else dtype_of(dtype, f"T.{op}")
-    e = Call("call_extern", (StringConst(str(name)), *map(_extern_arg, args)), result, span=place())
-    if result.is_handle:
-        b = need_builder(f"T.{op}")
-        b.emit(Evaluate(e, span=b.here()))
-        return EMITTED
-    return e if op == "call_pure_extern" else _own_call(e)
-
-
-def _own_call(e: Call) -> Call:
-    """The call with a unique number, so that its value is not identified with that of an equal call.
-
-    It stays where it is written, also in an operand that is evaluated only under a condition."""
-    b = need_builder("T.call_extern")
-    b.extern_calls += 1
-    return with_options(e, number=b.extern_calls)
-
-
-def call_extern(dtype: Any = None, name: Any = None, *args: Any) -> Any:
-    """Call a device function by name; dtype "handle" makes it a statement.  Buffers are passed as pointers.
-
-    Equal calls are executed separately (T.call_pure_extern: the compiler may merge them).
-    """
-    return _extern("call_extern", dtype, name, args)
-
-
-def call_pure_extern(dtype: Any = None, name: Any = None, *args: Any) -> Any:
-    """Call a device function without effects by name."""
-    return _extern("call_pure_extern", dtype, name, args)
-
+# ---- statements --------------------------------------------------------------------------------------------------------
 
 def evaluate(value: Any) -> Emitted | None:
     """Execute an expression for its effect."""
@@ -395,8 +335,8 @@ def ldg(src: Any, index: Any = None) -> Expr:
 
 
 
-__all__ = ["Else", "Then", "activemask", "all_sync", "any_sync", "ballot", "ballot_sync", "buffer_store", "call_extern",
-           "call_pure_extern", "evaluate", "get_lane_idx", "get_warp_group_idx", "get_warp_idx", "get_warp_idx_sync",
+__all__ = ["Else", "Then", "activemask", "all_sync", "any_sync", "ballot", "ballot_sync", "buffer_store",
+           "evaluate", "get_lane_idx", "get_warp_group_idx", "get_warp_idx", "get_warp_idx_sync",
            "match_all_sync", "match_any_sync", "named_barrier_arrive", "ptx_commit_group", "ptx_wait_group",
            "shfl_down", "shfl_sync", "shfl_up", "shfl_xor", "shuffle_elect", "sync_grid", "sync_threads", "sync_warp",
            "syncthreads_and", "syncthreads_count", "syncthreads_or", "thread_return"]

@@ -8,20 +8,20 @@ import numpy as np
 
 from tilelang import errors
 from tilelang.ir import (Attrs, Buffer, Expr, Region, Span, Stmt, Store, TileOp, Var, cast, convert, is_const, load, tile_op,
-                         GLOBAL, PRIVATE, FRAGMENT)
+                         PRIVATE, FRAGMENT)
 from tilelang.ir.numbers import to_dtype
 
 from .base import Access, LowerContext
 from .tiles import fit
 
 errors.register("transpose-shape", ValueError, "a transpose whose tiles do not match",
-                "exchange the last two extents, between two shared buffers",
-                expected="two shared tiles, the last two extents exchanged")
+                "exchange the last two extents, between two buffers",
+                expected="two tiles, the last two extents exchanged")
 
 
 @tile_op("transpose")
 class Transpose(TileOp):
-    """dst[…, j, i] = src[…, i, j].  Both are shared, or both fragments.  Executed by the whole block."""
+    """dst[…, j, i] = src[…, i, j].  Each is a tile of any memory.  Executed by the whole block."""
 
     src: Region
     dst: Region
@@ -68,7 +68,7 @@ class Transpose(TileOp):
                      for r, v in ((self.dst, at), (self.src, turned)))
 
     def check(self) -> None:
-        """The last two extents must be exchanged, leading ones equal (1 where one side lacks them); no global tile."""
+        """The last two extents must be exchanged, leading ones equal (1 where one side lacks them)."""
         a, b = tuple(self.src.extents), tuple(self.dst.extents)
         n = min(len(a), len(b)) - 2
         more, less = (a, b) if len(a) > len(b) else (b, a)
@@ -77,11 +77,6 @@ class Transpose(TileOp):
             raise errors.error("transpose-shape", f"T.transpose of `{self.src.buffer.name}` {a} needs a destination "
                                f"{(*a[:-2], a[-1], a[-2])}, `{self.dst.buffer.name}` is {b}",
                                expected=f"{(*a[:-2], a[-1], a[-2])}", found=str(b), span=self.span)
-        for r in (self.src, self.dst):
-            if r.buffer.scope_name == GLOBAL:
-                raise errors.error("transpose-shape", f"T.transpose works on shared tiles, `{r.buffer.name}` is global",
-                                   expected="shared tiles", found=f"`{r.buffer.name}` in global memory",
-                                   span=self.span, hint="T.copy the tile to shared memory first")
         if self.src.buffer is self.dst.buffer:
             raise errors.error("transpose-shape", "T.transpose in place is not possible",
                                expected="two buffers", found=f"`{self.src.buffer.name}` twice", span=self.span)

@@ -231,7 +231,8 @@ for _name, _arity, _stem in (("add", 2, "add"), ("sub", 2, "sub"), ("mul", 2, "m
     add_intrinsic(Intrinsic(f"ieee_{_name}", _arity, PURE, _ieee(_name), {
         "float32": f"{_f32}_{{rounding_mode}}({_args(_arity)})",
         "float64": f"{_f64}_{{rounding_mode}}({_args(_arity)})",
-        "float16": f"{_half}({_args(_arity)})", "bfloat16": f"{_half}({_args(_arity)})"}))
+        "float16": f"{_half}({_args(_arity)})",
+        "bfloat16": f"{'tl::fma_bfloat16' if _stem == 'ma' else _half}({_args(_arity)})"}))
 add_intrinsic(Intrinsic("ieee_frsqrt", 1, PURE, _ieee("frsqrt"), {"float32": "__frsqrt_rn({0})"}))
 
 # ---- packed pairs (float32x2, float16x2, bfloat16x2) -----------------------------------------------------------------

@@ -91,7 +91,7 @@ def literal(value: Any, dt: dtype) -> str:
     if dt.is_bool:
         return splat("true" if value else "false", ty)
     if dt.is_float:
-        if dt.bits < 32:
+        if dt.bits < 32 and not (dt.base == "float8_e5m2" and np.isinf(value)):  # its infinities are no conversions
             with np.errstate(all="ignore"):
                 value = float(to_dtype(np.asarray(value, np.float64), dt).astype(np.float64))
         return splat(float_literal(float(value), dt.bits == 64), ty)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from tilelang.ir import AddressOf, Call, StringConst, dtype
 from tilelang.target import INTRINSICS
+from tilelang.target.device_functions import device_function
 from tilelang.target.instructions import ATOMIC_DTYPES, call_fields
 
 from .expressions import Expressions
@@ -19,11 +20,21 @@ from .values import converted
 _LANEWISE = ("abs", "popcount", "clz", "__ffs")  # of vectors: applied to each element
 
 
-class Calls:
-    """Registers the text of calls. special: intrinsic -> function for its text; other printers add theirs."""
+_OTHER_LIBRARIES = ("tl", "cute", "cutlass")
+# Part of the name of a function of other device libraries -> what the language has for it.
+_INSTEAD = {"fp8": 'T.cast(x, "float8_e4m3fn") or T.cast(x, "float8_e5m2")', "gemm": "T.gemm", "reduce": "T.reduce_sum, …",
+            "atomic": "T.atomic_add, T.atomic_addx2, …", "tma": "T.tma_copy", "mbar": "T.mbarrier_wait_parity, …",
+            "cp_async": "T.ptx_cp_async", "rasterization": "T.use_swizzle", "print": "T.print", "wgmma": "T.wgmma_gemm"}
 
-    def __init__(self, x: Expressions, fast_math: bool) -> None:
-        self.x, self._fast_math = x, fast_math
+
+class Calls:
+    """Registers the text of calls. special: intrinsic -> function for its text; other printers add theirs.
+
+    defined: names that the header and the user's source define.
+    """
+
+    def __init__(self, x: Expressions, fast_math: bool, defined: Container[str] = ()) -> None:
+        self.x, self._fast_math, self._defined = x, fast_math, defined
         self.special: dict[str, Callable[[Call], Text]] = {
             "printf": self._printf, "thread_return": lambda e: ("return", POSTFIX), "call_extern": self._extern,
             "call_pure_extern": self._extern, "small_int_to_float": self._small_int}
@@ -83,7 +94,16 @@ class Calls:
         name, *args = e.args
         if not isinstance(name, StringConst):
             raise unsupported("call_extern without a name", e)
-        return f"{name.value}({', '.join(self.x.top(a) for a in args)})", POSTFIX
+        library, _, function = name.value.rpartition("::")
+        function = function.partition("<")[0]
+        if library in _OTHER_LIBRARIES and function not in self._defined:
+            raise unsupported(f"the function `{name.value}` of another device library", e, next(
+                (f"use {ours}" for part, ours in _INSTEAD.items() if part in function.lower()),
+                "define it in T.import_source, or use the operation of T that does the same"))
+        text, form = f"{name.value}({', '.join(self.x.top(a) for a in args)})", device_function(e)
+        if form is not None and e.dtype != form.result and not e.dtype.is_handle:  # the program gives the call another type
+            return f"({type_name(e.dtype)}){text}", PREFIX
+        return text, POSTFIX
 
 
     def _small_int(self, e: Call) -> Text:

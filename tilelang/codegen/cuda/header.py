@@ -21,13 +21,19 @@ def _is_from_header(word: str) -> bool:
         word.startswith("__") and ("2half" in word or "2bfloat16" in word))
 
 
+def _header_of(word: str) -> str:
+    """The element type whose header defines a function."""
+    return "fp8_e4_t" if "fp8" in word else "bfloat16_t" if "bf" in word else "half_t"
+
+
 def kernel_header(page: Page, body: str, injected: str, functions: str) -> str:
     """The text in front of a kernel. injected: the user's source. functions: definitions made for this kernel."""
     named = words_of(body)
     words = named | words_of(injected) | page.sections
     defined = device_header(words | words_of(functions)) + functions
     named |= words_of(defined)
-    out = _element_types(words | named, injected, named, page.worked_with)
+    called = {_header_of(w) for w in named if _is_from_header(w) and f"{w}(" in body}
+    out = _element_types(words | named | called, injected, named, page.worked_with)
     out.append("#define TL_DEVICE __device__ __forceinline__")
     if defined:
         out += ["namespace tl {", defined.rstrip(), "}  // namespace tl"]

@@ -237,10 +237,20 @@ template <typename V> TL_DEVICE V add2(const V& a, const V& b) { return a + b; }
 template <typename V> TL_DEVICE V sub2(const V& a, const V& b) { return a - b; }  // vec_arithmetic vec_half vec_bfloat16
 //@ mul2
 template <typename V> TL_DEVICE V mul2(const V& a, const V& b) { return a * b; }  // vec_arithmetic vec_half vec_bfloat16
+//@ fma_bfloat16
+TL_DEVICE bfloat16_t fma_bfloat16(bfloat16_t x, bfloat16_t y, bfloat16_t z) {
+#if __CUDA_ARCH__ >= 800
+  return __hfma(x, y, z);
+#else  // no such instruction: in float, with the last bit set where digits were cut off, so that it is rounded once
+  const float a = float(x), b = float(y), c = float(z), cut = __fmaf_rz(a, b, c);
+  const bool exact = __fmaf_rd(a, b, c) == __fmaf_ru(a, b, c);
+  return bfloat16_t(exact ? cut : __uint_as_float(__float_as_uint(cut) | 1u));
+#endif
+}
 //@ fma_of
 TL_DEVICE float fma_of(float x, float y, float z) { return fmaf(x, y, z); }
 TL_DEVICE half_t fma_of(half_t x, half_t y, half_t z) { return __hfma(x, y, z); }
-TL_DEVICE bfloat16_t fma_of(bfloat16_t x, bfloat16_t y, bfloat16_t z) { return __hfma(x, y, z); }
+TL_DEVICE bfloat16_t fma_of(bfloat16_t x, bfloat16_t y, bfloat16_t z) { return fma_bfloat16(x, y, z); }
 //@ fma2
 template <typename V> TL_DEVICE V fma2(const V& a, const V& b, const V& c) {
   return map([](auto x, auto y, auto z) { return fma_of(x, y, z); }, a, b, c);

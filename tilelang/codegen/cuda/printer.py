@@ -26,6 +26,7 @@ from .hopper import HopperCalls
 from .memory import Memory
 from .named_registers import NamedRegisters
 from .page import Page
+from .prelude import sections, words_of
 from .statements import Statements
 from .types import type_name
 from .value_facts import ValueFacts
@@ -65,7 +66,9 @@ class KernelPrinter:
         self._kernel, self._launch, self.page = kernel, kernel.launch, page
         x = Expressions(page, ValueFacts(kernel.launch, kernel.params))
         Values(x)
-        self._memory, self.calls = Memory(x, kernel.launch), Calls(x, fast_math)
+        injected = "".join(t for t in kernel.launch.plan.import_source if t)
+        self._memory, self.calls = Memory(x, kernel.launch), Calls(
+            x, fast_math, words_of(injected) | {*sections()})
         self._hopper = HopperCalls(self.calls, self._memory, kernel.launch)
         self.registers = NamedRegisters(self.calls)
         wgmma = WgmmaCalls(self.calls, self.registers)

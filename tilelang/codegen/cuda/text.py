@@ -26,7 +26,8 @@ class Namer:
         got = self.names.get(key)
         if got is None:
             base = re.sub(r"[^A-Za-z0-9_]", "_", wanted)  # Python allows letters in names that C compilers reject
-            base = f"v{base}" if not base.strip("_") or base[0].isdigit() else base
+            if not base.strip("_") or base[0].isdigit() or base.startswith("__"):  # "__": compilers keep these names
+                base = f"v{base}"
             got, n = base, 1
             while got in self.used:
                 got, n = f"{base}_{n}", n + 1

@@ -35,8 +35,11 @@ reinterpret_cast return short signed sizeof static static_assert static_cast str
 throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq half half2
 float2 float4 int2 int4 uint2 uint4 min max abs exp log sqrt printf memcpy threadIdx blockIdx blockDim gridDim warpSize
 tl smem grid_barrier_ block_ panel_ start_ in_ width_ TL_DEVICE TL_INFINITY TL_NAN fmaxf fminf fmax fmin main half_t bfloat16_t
-fp8_e4_t fp8_e5_t
-""".split()
+fp8_e4_t fp8_e5_t char8_t char16_t char32_t co_await co_return co_yield concept consteval constinit requires noinline typeof
+NULL EOF NAN INFINITY HUGE_VAL HUGE_VALF NDEBUG assert offsetof errno stdin stdout stderr linux unix signbit isnan isinf
+isfinite CHAR_BIT INT_MIN INT_MAX UINT_MAX LONG_MIN LONG_MAX ULONG_MAX LLONG_MIN LLONG_MAX ULLONG_MAX FLT_MIN FLT_MAX
+FLT_EPSILON DBL_MIN DBL_MAX DBL_EPSILON M_PI M_E M_LN2 M_LOG2E M_SQRT2 CUDART_VERSION CUDART_INF_F CUDART_NAN_F CUDART_PI_F
+""".split()  # the last five lines: keywords of C++20, and macros that headers of injected source may define
 
 # Names that a variable must not have: it would hide a function that a row's text calls.
 RESERVED = frozenset(KEYWORDS).union(re.findall(r"(?<![\w:{])([A-Za-z_]\w*)\(", "\n".join(
@@ -77,6 +80,8 @@ def _float_literal(dt: dtype, v: float) -> Text:
     wrap = dt.base not in ("float32", "tfloat32")
     if TYPES[dt.base].startswith("tl::"):  # as float32 a value could round to the other neighbour
         v = float(to_dtype(np.float64(v), dt).astype(np.float64))
+    if math.isinf(v) and dt.base == "float8_e5m2":  # the constructor saturates
+        return f"tl::reinterpret<{TYPES[dt.base]}>((unsigned char){0x7C if v > 0 else 0xFC})", POSTFIX
     if math.isnan(v) or math.isinf(v):
         text = "TL_NAN" if math.isnan(v) else "TL_INFINITY" if v > 0 else "-TL_INFINITY"
         return (f"{TYPES[dt.base]}({text})", POSTFIX) if wrap else (text, PREFIX if v < 0 else ATOM)

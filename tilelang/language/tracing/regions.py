@@ -333,7 +333,10 @@ def operand(x: Any, what: str) -> Operand:
     if isinstance(x, Var) and b is not None and id(x) in b.elements:
         x = b.elements[id(x)][1]
     if isinstance(x, Load):
-        if x.indices and isinstance(x.indices[-1], (Ramp, Broadcast)):
+        last = x.indices[-1] if x.indices else None
+        if isinstance(last, Ramp) and is_const(last.stride, 1):  # neighbours: the slice of that length
+            return Operand(x.buffer, (*x.indices[:-1], last.base), (*(1 for _ in x.indices[:-1]), last.dtype.lanes))
+        if isinstance(last, (Ramp, Broadcast)):
             raise error("region-operand", f"{what} is a vector load: write the slice `{x.buffer.name}[a:b]`",
                         expected=f"a slice {x.buffer.name}[a:b]", found="a vector load")
         return Operand(x.buffer, x.indices, None)

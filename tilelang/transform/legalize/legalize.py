@@ -8,9 +8,10 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.errors import error, register
-from tilelang.ir import (Alloc, Binary, Bind, Break, Buffer, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Region,
-                         Seq, Stmt, Store, TileOp, Unary, Var, While, free_vars, inner, is_const, rebuild, replace, rewrite,
-                         statements, stmts_of, walk, with_options, DYNAMIC, FRAGMENT, LOCAL, STATIC, VARIABLE)
+from tilelang.ir import (Alloc, Binary, Bind, Break, Buffer, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Ramp,
+                         Region, Seq, Shuffle, Stmt, Store, TileOp, Unary, Var, While, convert, free_vars, inner, is_const,
+                         load, rebuild, replace, rewrite, seq, statements, stmts_of, walk, with_options, DYNAMIC, FRAGMENT,
+                         LOCAL, STATIC, VARIABLE)
 from tilelang.ir.visitor import mapped
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
@@ -141,8 +142,15 @@ def wrap_negative(func: Func) -> Func:
     for b in binds:
         if b.var.dtype.is_int and b.var.dtype.lanes == 1:
             known = known.bind(b.var, *known.interval(b.value))
-    below = {id(i) for i in doubtful if (high := known.interval(i)[1]) is not None and high < 0}
-    if not below:
+    def lanes_below(i: Expr) -> list[bool]:
+        """For each lane of an index, whether it is always negative."""
+        of_lanes = [i.base + i.stride * k for k in range(i.lanes)] if isinstance(i, Ramp) else [i]
+        return [(high := known.interval(e)[1]) is not None and high < 0 for e in of_lanes]
+
+    lanes = {id(i): lanes_below(i) for i in doubtful}
+    below = {i for i, found in lanes.items() if all(found)}
+    split = {i for i, found in lanes.items() if any(found) and not all(found)}
+    if not below and not split:
         return func
 
     def visit(x: Any) -> Any:
@@ -153,13 +161,33 @@ def wrap_negative(func: Func) -> Func:
         at = () if not isinstance(x, (Load, Store, AddressOf, Region)) else x.mins if isinstance(x, Region) else x.indices
         hits = [id(i) in below for i in at]
         new = rebuild(x, visit)
+        if isinstance(x, (Load, Store)) and at and id(at[-1]) in split:
+            return _by_lanes(new, lanes[id(at[-1])])  # type: ignore[arg-type]
         if any(hits):
             now = new.mins if isinstance(new, Region) else new.indices  # type: ignore[attr-defined]
-            now = tuple(i + d if hit else i for i, d, hit in zip(now, new.buffer.shape, hits))  # type: ignore[attr-defined]
+            now = tuple(_from_end(i, d) if hit else i for i, d, hit in zip(now, new.buffer.shape, hits))  # type: ignore[attr-defined]
             new = replace(new, mins=now) if isinstance(new, Region) else replace(new, indices=now)
         return new
 
     return visit(func)
+
+
+def _from_end(i: Expr, d: Any) -> Expr:
+    return replace(i, base=i.base + d) if isinstance(i, Ramp) else i + d
+
+
+def _by_lanes(x: Load | Store, below: list[bool]) -> Node:
+    """An access of a vector of which only some lanes count from the end, as one access for each lane."""
+    *outer, ramp = x.indices
+    assert isinstance(ramp, Ramp), "only vector indices have several lanes"
+    last = x.buffer.shape[-1]
+    each = [(*outer, convert(ramp.base + ramp.stride * k) + (last if wraps else 0)) for k, wraps in enumerate(below)]
+    if isinstance(x, Load):
+        return Shuffle(tuple(load(x.buffer, i, span=x.span) for i in each), tuple(range(len(each))), x.dtype, span=x.span)
+    value = Var("lanes", x.value.dtype, span=x.span)
+    return seq(Bind(value, x.value, span=x.span),
+               *(Store(x.buffer, i, Shuffle((value,), (k,), x.value.dtype.scalar), span=x.span) for k, i in enumerate(each)),
+               span=x.span)
 
 
 def _bounds(e: Any, ranges: dict[Var, tuple[int | None, int | None]]) -> tuple[int | None, int | None]:

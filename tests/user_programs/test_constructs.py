@@ -1,0 +1,260 @@
+"""Constructs of other people's programs, each as its smallest program, on every execution."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from everywhere import cuda_text, everywhere
+
+import tilelang
+import tilelang.language as T
+from tilelang.errors import TileLangError
+
+F32 = "float32"
+X = np.arange(1, 17, dtype=np.float32)
+
+
+# ---- vectors of neighbouring elements ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start, lanes, step", [(-4, 4, 1), (-2, 4, 1), (1, 4, -1), (-3, 2, 1)])
+@pytest.mark.parametrize("shared", (False, True))
+def test_a_ramp_that_starts_below_zero_wraps_each_element(start, lanes, step, shared):
+    @T.prim_func
+    def f(A: T.Tensor((16,), F32), B: T.Tensor((16,), F32), C: T.Tensor((16,), F32)):
+        with T.Kernel(1, threads=1):
+            S = T.alloc_shared((16,), F32)
+            T.copy(A, S)
+            if shared:
+                B[T.Ramp(0, 1, lanes)] = S[T.Ramp(start, step, lanes)]
+            else:
+                B[T.Ramp(0, 1, lanes)] = A[T.Ramp(start, step, lanes)]
+            C[T.Ramp(start, step, lanes)] = A[T.Ramp(0, 1, lanes)] * 2
+
+    _, b, c = everywhere(f, X)
+    at = [(start + step * k) % 16 for k in range(lanes)]
+    assert np.array_equal(b[:lanes], X[at]) and np.array_equal(c[at], 2 * X[:lanes]) and np.count_nonzero(c) == lanes
+    cuda_text(f)
+
+
+def test_the_elements_of_a_ramp_in_a_loop_are_those_of_scalar_indices():
+    def program(ramp):
+        @T.prim_func
+        def f(A: T.Tensor((16,), F32), B: T.Tensor((12,), F32)):
+            with T.Kernel(1, threads=1):
+                for i in T.serial(3):
+                    if ramp:
+                        B[T.Ramp(4 * i, 1, 4)] = A[T.Ramp(i - 3, 1, 4)]
+                    else:
+                        B[4 * i] = A[i - 3]
+                        B[4 * i + 1] = A[i - 2]
+                        B[4 * i + 2] = A[i - 1]
+                        B[4 * i + 3] = A[i]
+        return f
+
+    assert np.array_equal(everywhere(program(True), X)[1], everywhere(program(False), X)[1])
+
+
+@pytest.mark.parametrize("lanes", (2, 4))
+def test_an_atomic_addition_takes_a_ramp_as_its_destination(lanes):
+    add = T.atomic_addx2 if lanes == 2 else T.atomic_addx4
+
+    @T.prim_func
+    def f(A: T.Tensor((16,), F32), B: T.Tensor((16,), F32)):
+        with T.Kernel(1, threads=1):
+            for i in T.serial(16 // lanes):
+                add(B[T.Ramp(lanes * i, 1, lanes)], A[T.Ramp(lanes * i, 1, lanes)])
+
+    assert np.array_equal(everywhere(f, X, X)[1], 2 * X)
+    cuda_text(f)
+
+
+# ---- reducers ----------------------------------------------------------------------------------------------------------
+
+
+def reducing(form, init=None):
+    @T.prim_func
+    def f(A: T.Tensor((64, 4), F32), B: T.Tensor((4,), F32), n: T.int32, m: T.int32):
+        with T.Kernel(1, threads=64):
+            acc = T.alloc_reducer((4,), F32, op="sum")
+            F = T.alloc_fragment((4,), F32)
+            T.clear(F)
+            if form == "below":
+                T.reducer_init(acc, init)
+                for i, j in T.Parallel(64, 4):
+                    T.reducer_update(acc[j], A[i, j])
+                if n > 0:
+                    T.finalize_reducer(acc, F)
+            if form == "both":
+                T.reducer_init(acc)
+                if n > 0:
+                    for i, j in T.Parallel(64, 4):
+                        T.reducer_update(acc[j], A[i, j])
+                    T.finalize_reducer(acc, F)
+                else:
+                    for i, j in T.Parallel(64, 4):
+                        T.reducer_update(acc[j], -A[i, j])
+                    T.finalize_reducer(acc, F)
+            if form == "behind":
+                if n > 0:
+                    T.reducer_init(acc)
+                if n > 0 and m > 0:
+                    for i, j in T.Parallel(64, 4):
+                        T.reducer_update(acc[j], A[i, j])
+                    T.finalize_reducer(acc, F)
+            if form == "elsewhere":
+                if n > 0:
+                    T.reducer_init(acc)
+                if m > 0:
+                    T.finalize_reducer(acc, F)
+            if form == "twice":
+                T.reducer_init(acc)
+                if n > 0:
+                    T.finalize_reducer(acc, F)
+                if m > 0:
+                    T.finalize_reducer(acc, F)
+            if form == "late":
+                T.reducer_init(acc)
+                if n > 0:
+                    T.finalize_reducer(acc, F)
+                for i, j in T.Parallel(64, 4):
+                    T.reducer_update(acc[j], A[i, j])
+            if form == "loop":
+                T.reducer_init(acc)
+                for _ in T.serial(n):
+                    T.finalize_reducer(acc, F)
+            T.copy(F, B)
+
+    return f
+
+
+@pytest.mark.parametrize("form", ("below", "both", "behind"))
+def test_a_reducer_may_end_in_a_branch_of_the_branch_where_it_starts(form):
+    a = np.arange(256, dtype=np.float32).reshape(64, 4)
+    f = reducing(form)
+    for n, m in ((1, 1), (0, 1), (1, 0)):
+        taken = n > 0 and (m > 0 or form != "behind")
+        want = a.sum(0) if taken else -a.sum(0) if form == "both" else np.zeros(4)
+        assert np.array_equal(everywhere(f, a, np.zeros(4, np.float32), n, m)[1], want)
+    cuda_text(f)
+
+
+@pytest.mark.parametrize("form", ("elsewhere", "twice", "late", "loop"))
+def test_a_reducer_that_may_end_without_a_start_or_twice_is_rejected(form):
+    with pytest.raises(TileLangError) as e:
+        reducing(form)
+    assert e.value.kind == "reducer-order"
+
+
+@pytest.mark.parametrize("init", (lambda: T.float16(1), lambda: T.int32(1), lambda: -T.infinity("float64")))
+def test_an_initial_value_of_another_type_than_the_reducer_is_rejected(init):
+    with pytest.raises(TileLangError) as e:
+        reducing("below", init())
+    assert e.value.kind == "reducer-operand"
+
+
+# ---- transposes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ("tensors", "slices", "to shared", "from shared", "ragged"))
+def test_global_tensors_are_transposed(form):
+    n = 13 if form == "ragged" else 16
+
+    @T.prim_func
+    def f(A: T.Tensor((2, 8, n), F32), B: T.Tensor((2, n, 8), F32)):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((16, 8), F32)
+            if form == "tensors":
+                T.transpose(A, B)
+            if form == "slices":
+                T.transpose(A[1, :, :], B[1, :, :])
+            if form in ("to shared", "ragged"):
+                T.transpose(A[1, 0:8, 0:16], S)
+                T.copy(S, B[1, 0:16, :])
+            if form == "from shared":
+                T.copy(B[1, :, :], S)
+                T.transpose(S, A[1, :, :])
+
+    a = np.arange(16 * n, dtype=np.float32).reshape(2, 8, n)
+    b = np.arange(16 * n, dtype=np.float32).reshape(2, n, 8)
+    x, y = everywhere(f, a, b)
+    if form == "from shared":
+        assert np.array_equal(x[1], b[1].T)
+    else:
+        assert np.array_equal(y[1], a[1].T) and np.array_equal(y[0], a[0].T if form == "tensors" else b[0])
+    cuda_text(f)
+
+
+# ---- numbers -------------------------------------------------------------------------------------------------------------
+
+
+def test_infinity_of_e5m2_is_no_finite_number():
+    @T.prim_func
+    def f(B: T.Tensor((4,), "float8_e5m2"), C: T.Tensor((4,), F32)):
+        with T.Kernel(1, threads=4):
+            for i in T.Parallel(4):
+                B[i] = T.if_then_else(i < 2, T.infinity("float8_e5m2"), -T.infinity("float8_e5m2"))
+                C[i] = T.cast(-T.infinity("float8_e5m2"), F32)
+
+    b, c = everywhere(f)
+    assert np.array_equal(b.astype(np.float32), [np.inf, np.inf, -np.inf, -np.inf]) and np.all(c == -np.inf)
+    cuda_text(f)
+
+
+@pytest.mark.parametrize("pairs", (False, True))
+def test_a_fused_product_of_bfloat16_compiles_for_devices_without_the_instruction(pairs):
+    bf16 = "bfloat16"
+
+    @T.prim_func
+    def f(A: T.Tensor((64,), bf16), B: T.Tensor((64,), bf16)):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                if pairs:
+                    B[2 * i:2 * i + 2] = T.fma2(A[2 * i:2 * i + 2], A[2 * i:2 * i + 2], A[2 * i:2 * i + 2])
+                else:
+                    B[i] = T.ieee_fmaf(A[i], A[i], A[i])
+
+    for arch in ("sm_75", "sm_80"):
+        cuda_text(f, arch)
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------------
+
+NAMES = ("NULL", "char16_t", "__restrict__", "__global__", "__CUDA_ARCH__", "__shared__", "INFINITY", "requires", "linux",
+         "INT_MAX", "__half", "co_await")
+
+
+@pytest.mark.parametrize("dt", ("float32", "float16"))
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_of_the_program_may_be_a_word_of_the_device_language(name, dt):
+    source = f'''
+import tilelang.language as T
+
+@T.prim_func
+def f({name}: T.Tensor((64,), "{dt}"), B: T.Tensor((64,), "{dt}"), n_{name}: T.int32):
+    with T.Kernel(1, threads=64):
+        S = T.alloc_shared((64,), "{dt}")
+        T.copy({name}, S)
+        for i in T.Parallel(64):
+            B[i] = S[i] + n_{name}
+
+@T.prim_func
+def g(A: T.Tensor((64,), "{dt}"), B: T.Tensor((64,), "{dt}"), {name}: T.int32):
+    with T.Kernel(1, threads=64):
+        for i in T.Parallel(64):
+            B[i] = A[i] * {name} + A[i]
+'''
+    for function in ("f", "g"):
+        cuda_text(tilelang.from_source(source, function))
+
+
+def test_the_products_of_bfloat16_pairs_are_rounded_once():
+    x = np.arange(64, dtype=np.float32).astype(ml_dtypes.bfloat16) * ml_dtypes.bfloat16(1.25)
+
+    @T.prim_func
+    def f(A: T.Tensor((64,), "bfloat16"), B: T.Tensor((64,), "bfloat16")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(64):
+                B[i] = T.ieee_fmaf(A[i], A[i], A[i])
+
+    wide = x.astype(np.float64)
+    assert np.array_equal(everywhere(f, x)[1], (wide * wide + wide).astype(np.float32).astype(ml_dtypes.bfloat16))
