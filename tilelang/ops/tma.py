@@ -47,7 +47,7 @@ def tma_unsupported(op: Any, strides: bool = False) -> str:
     p = shared_boxes(b)
     if p is None:
         return no_boxes(b)
-    if _box_dims(src, rows, columns) is None:
+    if box_dims(src, rows, columns) is None:
         return f"the tile of `{src.buffer.name}` is no box whose rows are contiguous"
     boxes = p.boxes()
     if len(boxes) > MOST_BOXES or len({(x.rows, x.columns) for x in boxes}) > 1:
@@ -79,7 +79,7 @@ def tma_bytes(op: Any) -> int:
     return p.transaction_bytes
 
 
-def _box_dims(src: Region, rows: int, columns: int) -> tuple[int, int] | None:
+def box_dims(src: Region, rows: int, columns: int) -> tuple[int, int] | None:
     """The dimensions of the tensor that correspond to the tile's rows and columns."""
     wide = [d for d, n in enumerate(src.extents) if not is_const(n, 1)]
     if len(wide) != 2 or wide[1] != src.buffer.ndim - 1 or not is_const(src.extents[wide[0]], rows) or \
@@ -90,7 +90,7 @@ def _box_dims(src: Region, rows: int, columns: int) -> tuple[int, int] | None:
 
 def _box(src: Region, p: SwizzledBoxes, rows: int, columns: int) -> tuple[int, ...]:
     """Extents of a TMA box, innermost first."""
-    dims = _box_dims(src, rows, columns)
+    dims = box_dims(src, rows, columns)
     first = p.boxes()[0]
     out = [1] * src.buffer.ndim
     if dims is not None:
@@ -145,7 +145,7 @@ def _sub_tiles(p: SwizzledBoxes, blocks: int) -> _SubTiles | None:
 def row_boxes(op: Any, count: int) -> list[Any] | None:
     """Split a copy into `count` copies of equal numbers of rows, each a load of its own; None when that is impossible."""
     rows, columns = (int(n) for n in op.dst.buffer.shape[-2:])
-    p, dims = shared_boxes(op.dst.buffer), _box_dims(op.src, rows, columns)
+    p, dims = shared_boxes(op.dst.buffer), box_dims(op.src, rows, columns)
     each = rows // count
     if p is None or dims is None or each * count != rows or each % 8 or any(b.row for b in p.boxes()):
         return None
@@ -173,7 +173,7 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     src, dst = op.src, op.dst
     got = boxes_of(cx.layout_of(dst.buffer), dst.dtype.bits)
     rows, columns = (int(n) for n in dst.extents[-2:])  # type: ignore[arg-type]
-    dims = _box_dims(src, rows, columns)
+    dims = box_dims(src, rows, columns)
     if got is None or dims is None:
         raise InternalError(f"a copy to `{dst.buffer.name}` was planned as TMA, but it is no TMA box")
     boxes, step, count, blocks = got.boxes(), Box(0, 0, 0, 0, 0), 1, 1
@@ -218,4 +218,5 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     return seq(*out, span=op.span)
 
 
-__all__ = ["lower_tma_load", "row_boxes", "tma_bytes", "tma_boxes", "tma_unsupported", "unaligned", "versions_unsupported"]
+__all__ = ["box_dims", "lower_tma_load", "row_boxes", "tma_bytes", "tma_boxes", "tma_unsupported", "unaligned",
+           "versions_unsupported"]

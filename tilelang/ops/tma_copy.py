@@ -10,20 +10,24 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tilelang.arith import divisible
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Buffer, Evaluate, Expr, If, Region, Stmt, binary, call, const, convert, is_const, replace,
                          seq, SHARED)
 
+from tilelang.layout import boxes_of
 from tilelang.target.tensor_map import unsupported
 
 from .plans import CopyPlan
-from .tma import lower_tma_load, tma_bytes, tma_unsupported, unaligned
+from .gemm.wgmma import no_boxes, shared_boxes
+from .tma import box_dims, lower_tma_load, tma_bytes, tma_unsupported, unaligned
 from .tma_store import copied_tile, store_tile
 
 register("tma-copy", ValueError, "a tile that TMA cannot move",
          "a tile is (rows, columns) of a tensor whose rows are contiguous, in a shared buffer with rows of 16, 32, 64 or a "
          "multiple of 128 bytes; or a whole row; T.copy moves any tile",
          expected="a tile that TMA can move")
+_SLICE = "let the slice start at a box and consist of whole boxes, or move it by T.copy and a barrier"
 MOST_OF_BOX = 256  # maximum elements of a box along one dimension (CUDA Driver API, cuTensorMapEncodeTiled)
 
 
@@ -33,8 +37,7 @@ def check_tma_copy(op: Any) -> None:
     why = _unsupported(op)
     if why:
         raise error("tma-copy", f"T.{'copy_cluster' if op.plan.dst_block is not None else 'tma_copy'} cannot be done by "
-                    f"TMA: {why}",
-                    found=why, span=op.span)
+                    f"TMA: {why}", found=why, span=op.span, hint=_SLICE if why.startswith("the slice is") else "")
 
 
 def is_row(op: Any) -> bool:
@@ -48,9 +51,10 @@ def _row_box(op: Any) -> int:
     """Elements of one box of a row: equal boxes, each starting at an address that TMA permits."""
     tile = copied_tile(op)
     n, bits = tile.extents[-1], tile.dtype.bits
-    if not isinstance(n, int) or n * bits % 128 or n != tile.buffer.shape[-1]:
+    whole = int(tile.buffer.shape[-1])
+    if not isinstance(n, int) or n * bits % 128 or not divisible(convert(tile.mins[-1]), max(1, 1024 // bits)):
         return 0
-    if tile.buffer.ndim > 1 and n * bits % 1024:
+    if tile.buffer.ndim > 1 and whole * bits % 1024:
         return 0  # rows after the first would start at an address that is no multiple of 128 bytes
     return next((k for k in range(min(n, MOST_OF_BOX), 0, -1) if n % k == 0 and k * bits % (128 if k == n else 1024) == 0), 0)
 
@@ -64,8 +68,75 @@ def _row_unsupported(op: Any) -> str:
         return unaligned(other)
     k = _row_box(op)
     if not k:
-        return f"the row of `{tile.buffer.name}` is not whole, or no equal boxes of multiples of 16 bytes"
+        return f"{_slice(tile)}: no equal boxes of multiples of 16 bytes that start at multiples of 128 bytes"
     return unsupported(other.buffer, (k, *[1] * (other.buffer.ndim - 1)), 0) or ""
+
+
+def _slice(tile: Region) -> str:
+    """What part of a shared buffer a tile is, in words."""
+    b = tile.buffer
+    if is_const(tile.extents[-1], b.shape[-1]) and b.ndim > 1 and not is_const(tile.extents[-2], 1):
+        return f"the slice is {tile.extents[-2]} of {b.shape[-2]} rows of `{b.name}`"
+    return f"the slice is {tile.extents[-1]} of {b.shape[-1]} columns of `{b.name}`"
+
+
+def _is_slice(op: Any) -> bool:
+    """Whether a T.tma_copy moves some rows or columns of a swizzled matrix."""
+    tile = copied_tile(op)
+    return not is_row(op) and not all(is_const(m, 0) and is_const(n, d) for m, n, d in zip(
+        tile.mins[-2:], tile.extents[-2:], tile.buffer.shape[-2:]))
+
+
+def _slice_unsupported(op: Any, tile: Region, other: Region) -> str:
+    """Why boxes of the swizzled matrix are not the slice of an op; "" when they are."""
+    p, (rows, columns) = shared_boxes(tile.buffer), tile.extents[-2:]
+    if not isinstance(rows, int) or not isinstance(columns, int):
+        return "its extents are known at run time only"
+    if p is None:
+        return no_boxes(tile.buffer)
+    if columns % p.box_columns or not divisible(convert(tile.mins[-1]), p.box_columns):
+        return f"{_slice(tile)}, whose boxes have {p.box_columns} columns"
+    each = _rows_of_box(rows, p.width)
+    if not each or not divisible(convert(tile.mins[-2]), 128 // p.width):
+        return f"{_slice(tile)}, and its boxes of {p.width} bytes a row do not start at multiples of 128 bytes"
+    dims = box_dims(other, rows, columns)
+    if dims is None:
+        return f"the tile of `{other.buffer.name}` is no box whose rows are contiguous"
+    if tile.dtype != other.dtype:
+        return "the copy converts"
+    return unaligned(other) if op.plan.unaligned_columns else unsupported(
+        other.buffer, _box(other, dims, each, p.box_columns), p.swizzle) or ""
+
+
+def _rows_of_box(rows: int, width: int) -> int:
+    """Rows of each of the equal boxes of a slice, which start at multiples of 128 bytes; 0 where there are none."""
+    return next((k for k in range(min(rows, MOST_OF_BOX), 0, -1) if rows % k == 0 and (k == rows or k * width % 128 == 0)), 0)
+
+
+def _box(other: Region, dims: tuple[int, int], rows: int, columns: int) -> tuple[int, ...]:
+    """Extents of a box of a tensor, innermost first."""
+    sizes = {dims[0]: rows, dims[1]: columns}
+    return tuple(sizes.get(d, 1) for d in reversed(range(other.buffer.ndim)))
+
+
+def _slice_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
+    """The TMA boxes of some rows and columns of a swizzled matrix, as statements of the one thread that issues them."""
+    tile = copied_tile(op)
+    other = op.src if tile is op.dst else op.dst
+    rows, columns = map(int, tile.extents[-2:])
+    p, dims = boxes_of(cx.layout_of(tile.buffer), tile.dtype.bits), box_dims(other, rows, columns)
+    assert p is not None and dims is not None, "check_tma_copy has seen this slice"
+    each = _rows_of_box(rows, p.width)
+    box = _box(other, dims, each, p.box_columns)
+    storage, (base,) = cx.physical(tile.buffer, (*(cx.expr(convert(m)) for m in tile.mins[:-2]), const(0), const(0)))
+    row, column = (cx.expr(convert(m)) for m in tile.mins[-2:])
+    pieces = []
+    for c in range(0, columns, p.box_columns):
+        for r in range(0, rows, each):
+            first = (column // p.box_columns + c // p.box_columns) * (p.rows * p.box_columns) + (row + r) * p.box_columns
+            (place,) = cx.simplified((base + first,))
+            pieces.append((AddressOf(storage, (place,)), {dims[0]: r, dims[1]: c}))
+    return _moved(op, cx, cx.tensor_map(other.buffer, box, p.swizzle, row_bytes=columns * tile.dtype.bits // 8), pieces, to)
 
 
 def _row_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
@@ -74,19 +145,27 @@ def _row_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     other = op.src if tile is op.dst else op.dst
     k, n = _row_box(op), int(tile.extents[-1])
     name = cx.tensor_map(other.buffer, (k, *[1] * (other.buffer.ndim - 1)), 0)
+    pieces = [(AddressOf(*cx.physical(tile.buffer, _at(tile, first, cx))), {other.buffer.ndim - 1: first})
+              for first in range(0, n, k)]
+    return _moved(op, cx, name, pieces, to)
+
+
+def _moved(op: Any, cx: Any, name: str, pieces: list[tuple[Expr, dict[int, int]]], to: Expr | None) -> Stmt:
+    """Loads or stores of boxes: (shared address, {dimension of the tensor: distance from the first element})."""
+    load = op.dst.buffer.scope_name in SHARED
+    other = op.src if load else op.dst
     hint = op.plan.eviction_policy
     attrs: dict[str, Any] = {"map": name, **({"cache_hint": hint} if hint in ("evict_first", "evict_last") else {})}
     fixed: list[Expr] = []
-    if op.dst is tile:
+    if load:
         barrier, index = op.plan.barrier
         fixed.append(AddressOf(barrier, (cx.expr(convert(index)),)))
     if to is not None:
         attrs["multicast"] = True
     out = []
-    for first in range(0, n, k):
-        *lead, last = (cx.expr(convert(m)) for m in other.mins)
-        place = AddressOf(*cx.physical(tile.buffer, _at(tile, first, cx)))
-        where = cx.simplified((last + first, *reversed(lead)))
+    for place, far in pieces:
+        at = [cx.expr(convert(m)) for m in other.mins]
+        where = cx.simplified(tuple(at[d] + far[d] if d in far else at[d] for d in reversed(range(len(at)))))
         out.append(_do("tma_load" if fixed else "tma_store", op, place, *fixed, *where, *([] if to is None else [to]), **attrs))
     return seq(*out, *([] if fixed else [_do("bulk_commit", op)]), span=op.span)
 
@@ -100,8 +179,8 @@ def _unsupported(op: Any) -> str:
     b = tile.buffer
     if b.ndim < 2 or any(not is_const(n, 1) for n in tile.extents[:-2]):
         return f"the tile of `{b.name}` is no matrix"
-    if any(not is_const(m, 0) or not is_const(n, d) for m, n, d in zip(tile.mins[-2:], tile.extents[-2:], b.shape[-2:])):
-        return f"it takes whole rows and columns of `{b.name}`"
+    if _is_slice(op):
+        return _slice_unsupported(op, tile, op.src if tile is op.dst else op.dst)
     one = Buffer(b.name, tuple(b.shape[-2:]), b.dtype, b.scope_name, b.strides_ and b.strides_[-2:])
     whole = Region(one, (const(0), const(0)), tuple(b.shape[-2:]))
     other = op.src if tile is op.dst else op.dst
@@ -114,7 +193,7 @@ def lower_tma_copy(op: Any, cx: Any) -> Stmt:
     if op.plan.dst_block is not None:
         return _leader(op, cx, _bulk(op, cx))
     if op.dst.buffer.scope_name not in SHARED:
-        return _leader(op, cx, _row_boxes(op, cx) if is_row(op) else store_tile(cx, op.src, op.dst, op))
+        return _leader(op, cx, _boxes(op)(op, cx) if is_row(op) or _is_slice(op) else store_tile(cx, op.src, op.dst, op))
     barrier, index = op.plan.barrier
     bar = AddressOf(barrier, (cx.expr(convert(index)),))
     expect = _do("mbarrier_expect_tx", op, bar, const(_bytes(op), "uint32"))
@@ -123,11 +202,18 @@ def lower_tma_copy(op: Any, cx: Any) -> Stmt:
 
 def _bytes(op: Any) -> int:
     """Bytes that a load adds to its mbarrier's transaction count."""
-    return int(op.dst.extents[-1]) * op.dst.dtype.bits // 8 if is_row(op) else tma_bytes(op)
+    if not is_row(op) and not _is_slice(op):
+        return tma_bytes(op)
+    return math.prod(map(int, op.dst.extents)) * op.dst.dtype.bits // 8
+
+
+def _boxes(op: Any) -> Any:
+    """The function that lowers the op to TMA instructions."""
+    return _row_boxes if is_row(op) else _slice_boxes if _is_slice(op) else lower_tma_load
 
 
 def _loads(op: Any, cx: Any) -> Stmt:
-    mask, load = op.plan.cluster_mask, _row_boxes if is_row(op) else lower_tma_load
+    mask, load = op.plan.cluster_mask, _boxes(op)
     if mask is None or cx.launch.plan.cluster is None:
         return load(op, cx)
     rank = call("cluster_rank", (), "uint32")
