@@ -52,7 +52,8 @@ def run(program):
     return args
 
 
-SLICES = [(0, 64, 0, 64), (0, 64, 448, 64), (8, 16, 128, 192), (3, 20, 64, 64), (5, 1, 64, 128), (0, 64, 0, 512), (4, 20, 0, 512)]
+SLICES = [(0, 64, 0, 64), (0, 64, 448, 64), (8, 16, 128, 192), (3, 20, 64, 64), (5, 1, 64, 128), (0, 64, 0, 512),
+          (4, 20, 0, 512), (0, 64, 32, 32), (8, 24, 16, 48)]
 
 
 @pytest.mark.parametrize("slice_", SLICES, ids=str)
@@ -76,6 +77,29 @@ def test_slices_of_other_boxes(dtype, shape, slice_):
     want = np.zeros_like(o)
     want[row:row + rows, column:column + columns] = a
     np.testing.assert_array_equal(o, want)
+
+
+def test_wgmma_reads_boxes_of_narrow_slices():
+    """Slices of 32 columns make boxes of 64 bytes, in the operand's descriptor too."""
+    @T.prim_func
+    def f(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            bar = T.alloc_barrier(128)
+            for h in T.serial(2):
+                T.tma_copy(A[0:64, h * 32:(h + 1) * 32], a[0:64, h * 32:(h + 1) * 32], barrier=bar)
+            T.tma_copy(B, b, barrier=bar)
+            T.barrier_arrive(bar)
+            T.barrier_wait(bar, 0)
+            T.clear(c)
+            T.wgmma_gemm(a, b, c)
+            T.wait_wgmma(0)
+            T.copy(c, C)
+
+    a, b, c = run(f)
+    np.testing.assert_array_equal(c, a.astype(np.float32) @ b.astype(np.float32))
+    assert "boxes of 64 x 32 of `A`, swizzle 64" in tilelang.compile(f, target=SM90).report()
 
 
 def test_slices_that_a_loop_chooses():

@@ -16,7 +16,7 @@ class BufferFacts(Options):
     arrivals that complete a phase, None where the program initialises the mbarriers.  cluster: other CTAs arrive on them.
     ordered: accesses need no block barriers.  zeroed: a workspace that is initialised with zeros.  descriptor: the kind of
     hardware descriptor that a variable holds.  box_width: bytes of a row of the swizzled boxes of a shared tile whose layout
-    the user gave, 0 where it has none.
+    or T.tma_copy asks for other ones than the widest, 0 where it has none.
     """
 
     align: int = 0
