@@ -116,3 +116,8 @@ def on_cuda(reason: str) -> dict[str, str]:
 def interpreted(reason: str) -> dict[str, str]:
     """A fault of all backends but the GPU."""
     return dict.fromkeys(("tile", "cpu", "sm_80", "sm_90a"), reason)
+
+
+def on_hopper(reason: str) -> dict[str, str]:
+    """A fault of sm_90a alone."""
+    return dict.fromkeys(("sm_90a", "cubin", "gpu"), reason)

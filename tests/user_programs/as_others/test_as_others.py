@@ -7,7 +7,7 @@ import pytest
 from .catalogue import BACKENDS
 from .harness import run
 
-MODULES = ("deepseek", "tilekernels", "tileops", "puzzles", "linear_attention", "serving")
+MODULES = ("deepseek", "tilekernels", "tileops", "puzzles", "linear_attention", "serving", "scripts")
 PROGRAMS = {
     f"{module}.{program.name}": program
     for module in MODULES
