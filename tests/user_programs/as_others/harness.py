@@ -65,7 +65,7 @@ def run(program: Program, backend: str) -> None:
         assert "__global__" in kernel.get_kernel_source()
         return
     inputs = draw(program)
-    given = [np.copy(value) if isinstance(value, np.ndarray) else value for value in inputs]
+    given = [np.array(value, order="C") if isinstance(value, np.ndarray) else value for value in inputs]
     if backend == "gpu":
         given = [to_gpu(value) for value in given]
     results = kernel(*given)

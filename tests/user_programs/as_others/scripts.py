@@ -633,7 +633,6 @@ PROGRAMS = [
         lambda a, *_: (wide(a)[0] / wide(a)[0].sum(1, keepdims=True), wide(a)[0].sum(1)),
         Bound(F32, 32, 24.0),
         changed=(1, 2),
-        faults=everywhere("a thread function without an index function"),
     ),
     Program(
         "sigmoid_attention",
@@ -643,7 +642,6 @@ PROGRAMS = [
         sigmoid_attention_reference,
         Bound(F16, via=((F16, 200.0),)),
         out_idx=[3],
-        faults=on_hopper("a swizzle by hand on a tile that TMA moves"),
     ),
     Program(
         "local_layouts",

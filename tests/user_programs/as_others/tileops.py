@@ -1103,7 +1103,6 @@ PROGRAMS = [
         mha_backward_reference(True),
         Bound("float16", via=(("float16", 16.0),)),
         changed=(8, 9, 10),
-        faults=everywhere("a layout of a global buffer"),
     ),
     Program(
         "gqa_prefill_ws",
