@@ -8,7 +8,7 @@ import pytest
 import tilelang
 import tilelang.language as T
 
-from tilelang.ir import Const, Var, dtype, is_const
+from tilelang.ir import Const, Var, dtype, free_vars, is_const
 from tilelang.layout import (
     Fragment,
     Mode,
@@ -67,7 +67,7 @@ def test_inverse_finds_every_element_and_nothing_else(seed):
             key = (int(owners[(rep, *at)]), int(regs[at]))
             assert key not in want, "two elements in one register"
             want[key] = at
-            assert f.thread(at, rep) == key[0] and f.register(at) == key[1]
+            assert f.thread_of(at, rep) == key[0] and f.register_of(at) == key[1]
     assert {(int(a), int(b)) for a, b in np.argwhere(ok)} == set(want)
     for (a, b), at in want.items():
         assert tuple(int(x[a, b]) for x in got) == at
@@ -82,8 +82,8 @@ def test_symbolic_map_equals_table(seed):
     f = random_fragment(random.Random(100 + seed))
     vs = [Var(f"i{d}", I32) for d in range(f.ndim)]
     grid = dict(zip(vs, np.meshgrid(*[np.arange(n) for n in f.shape], indexing="ij")))
-    assert np.array_equal(np.broadcast_to(evaluate_index(f.thread(vs), grid), f.shape), f.owners()[0])
-    assert np.array_equal(np.broadcast_to(evaluate_index(f.register(vs), grid), f.shape), f.register_table())
+    assert np.array_equal(np.broadcast_to(evaluate_index(f.thread_of(vs), grid), f.shape), f.owners()[0])
+    assert np.array_equal(np.broadcast_to(evaluate_index(f.register_of(vs), grid), f.shape), f.register_table())
 
 
 def test_constant_register_gives_constant_digits():
@@ -252,3 +252,14 @@ def test_rows_of_one_thread_reduce_and_copy(columns, target, backend):
     b, m = np.zeros_like(a), np.zeros(128, np.float32)
     tilelang.compile(main, target=target, execution_backend=backend)(a, b, m)
     assert np.array_equal(m, a.max(1)) and np.array_equal(b, a - a.max(1, keepdims=True))
+
+
+def test_thread_and_index_of_a_fragment_are_expressions_of_its_indices():
+    f = T.Fragment((16, 8), lambda i, j: (i % 8 * 4 + j // 2, i // 8 * 2 + j % 2)).replicate(2)
+    i, j = f.get_forward_vars()
+    grid = np.meshgrid(range(16), range(8), indexing="ij")
+    rep = next(v for v in free_vars(f.thread) if v not in (i, j))
+    for r in range(2):
+        assert np.array_equal(evaluate_index(f.thread, {i: grid[0], j: grid[1], rep: r}), f.owners()[r])
+    assert f.index == f.get_forward_index()
+    assert np.array_equal(evaluate_index(f.index[0], {i: grid[0], j: grid[1]}), f.register_table())

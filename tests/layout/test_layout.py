@@ -5,6 +5,7 @@ import pytest
 
 import tilelang.language as T
 from tilelang.ir import Alloc, Buffer, Func, Launch, Var, const, dtype, is_const, parse, to_text, LaunchPlan
+import tilelang.layout as layouts
 from tilelang.layout import (
     Layout,
     SwizzleMode,
@@ -192,3 +193,28 @@ def test_float_numbers_in_a_layout_function_are_refused():
     """A fraction was cut from the factor, not from the product."""
     with pytest.raises(ValueError, match="integer arithmetic"):
         T.Layout((64,), lambda i: T.cast(T.cast(i, "float32") * 1.5, "int32")).table()
+
+
+@pytest.mark.parametrize("name, nbytes", [("full", 128), ("half", 64), ("quarter", 32)])
+def test_bank_swizzled_layouts_take_rows_columns_and_bits(name, nbytes):
+    make = getattr(layouts, f"make_{name}_bank_swizzled_layout")
+    want = swizzled_box_layout((32, 128), 16, nbytes)
+    assert make(32, 128, 16) == want == make(stride=32, continuous=128, element_size=16)
+    assert make(Buffer("S", (32, 128), dtype("float16"), "shared.dyn")) == want
+    for wrong in ((32, 128), (32, 0, 16), ("a", 128, 16)):
+        with pytest.raises(TypeError, match="a buffer, or rows, elements of a row and bits of an element"):
+            make(*wrong)
+
+
+def test_linear_layouts_take_extents():
+    assert make_linear_layout(4, 8) == make_linear_layout((4, 8)) == linear_layout((4, 8))
+    assert make_linear_layout(8) == linear_layout((8,)) == T.Layout(8, lambda i: i)
+
+
+@pytest.mark.parametrize("of", [
+    T.Layout((8, 8), lambda i, j: (i, j)), T.Fragment((8, 8), lambda i, j: (i * 4 + j // 2, j % 2))])
+def test_extents_of_expand_are_positive_integers(of):
+    assert of.expand((2, 3)).shape == (2, 3, 8, 8) and of.expand(2) == of.expand([2])
+    for wrong, kind in ((0, ValueError), ([2, -1], ValueError), ("a", TypeError), (True, TypeError), ([True], TypeError)):
+        with pytest.raises(kind, match="expand"):
+            of.expand(wrong)

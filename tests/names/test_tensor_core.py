@@ -26,9 +26,9 @@ def test_places_are_those_of_the_instructions(k):
     row, size = MMA_ROWS[name], k // 2
     for i in range(16):
         for j in range(k):
-            assert a(i, j) == (row.a.thread((i, j)), row.a.register((i, j))) == fragment_place("A", i, j, k)
+            assert a(i, j) == (row.a.thread_of((i, j)), row.a.register_of((i, j))) == fragment_place("A", i, j, k)
             lane, register = b(i, j)
-            assert (lane, register % (size // 2)) == (row.b.thread((j, i % 8)), row.b.register((j, i % 8)))
+            assert (lane, register % (size // 2)) == (row.b.thread_of((j, i % 8)), row.b.register_of((j, i % 8)))
             assert register // (size // 2) == i // 8
             for m, place in (("A", a), ("B", b)):
                 assert fragment_element(m, *place(i, j), k) == (i, j)
@@ -141,8 +141,8 @@ def test_layouts_of_an_emitter_are_those_of_its_registers():
 
     c, a = e.make_mma_store_layout(Shape), e.make_mma_load_layout(Shape, "A")
     assert c.shape == (64, 32) and c.threads == 128 and c.registers == 2 * 8
-    assert (c.thread((33, 17)), c.register((33, 17))) == ((1 * 2 + 1) * 32 + 4, 1)
-    assert a.replicas == 2 and (a.thread((17, 9), 1), a.register((17, 9))) == (32 + 4, 8 + 5)
+    assert (c.thread_of((33, 17)), c.register_of((33, 17))) == ((1 * 2 + 1) * 32 + 4, 1)
+    assert a.replicas == 2 and (a.thread_of((17, 9), 1), a.register_of((17, 9))) == (32 + 4, 8 + 5)
     assert e.get_store_index_map()(5, 6) == (9, 10) and e.get_store_index_map(True)(9, 10) == (5, 6)
     assert e.extract_thread_binding(97) == (1, 1, 1) and e.extract_thread_binding(33, True) == (1, 0, 1)
 

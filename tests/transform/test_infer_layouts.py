@@ -409,7 +409,7 @@ def test_dimension_walked_by_an_outer_loop_stays_in_registers():
     add = parallel((64,), lambda i: Store(s, (i,), load(s, (i,)) + load(f, (i, k))))
     stmts = [copy(x, f), Fill(region(s), const(0.0)), For(k, const(0), const(8), "serial", add)]
     layouts, launch = infer([x], [f, s], stmts, threads=64)
-    assert layouts[f].register((5, 3)) == 3 and layouts[f].thread((5, 3)) == 5
+    assert layouts[f].register_of((5, 3)) == 3 and layouts[f].thread_of((5, 3)) == 5
     func = Func("main", (Var("X_handle", dtype("handle")),), (), launch)
     lowered = lower_tile_ops(func, PassContext())
     assert not [a for a in walk(lowered) if isinstance(a, Alloc) and a.buffer.scope_name.startswith("shared")]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.errors import facts
 from tilelang.ir import Var, const
 
 from .mode import REGISTER, THREAD, Modes, error, evaluate_index, fit
@@ -23,11 +24,23 @@ def static_extents(shape: Any, what: str) -> tuple[int, ...]:
     try:
         if isinstance(shape, str):
             raise TypeError
-        return tuple(int(s) for s in shape)
+        return tuple(int(s) for s in ((shape,) if isinstance(shape, int) else shape))
     except (TypeError, ValueError):
         raise error("layout-invalid", f"the shape of a {what} is a tuple of integers, found {shape!r}",
                     expected="a tuple of integers", found=repr(shape),
                     hint="write (64, 32); layouts have static shapes") from None
+
+
+def leading_extents(given: Any, what: str) -> tuple[int, ...]:
+    """Positive extents given as an integer or a list.  Raises TypeError for anything else, ValueError for extents below 1."""
+    extents = (given,) if isinstance(given, int) and not isinstance(given, bool) else given
+    if not isinstance(extents, (list, tuple)) or not all(isinstance(s, int) and not isinstance(s, bool) for s in extents):
+        raise facts(TypeError(f"{what} takes an integer or a list of integers, found {given!r}"),
+                    "an integer or a list of integers", repr(given))
+    if any(s <= 0 for s in extents):
+        raise facts(ValueError(f"{what}: extents must be positive, found {tuple(extents)}"),
+                    "positive extents", str(tuple(extents)))
+    return tuple(extents)
 
 
 def applied(fn: Any, args: Sequence[Any], what: str) -> Any:
@@ -132,4 +145,4 @@ def _takes(fn: Any, args: tuple[Any, ...]) -> bool:
     return True
 
 
-__all__ = ["applied", "fit_functions", "index_vars", "outer", "static_extents"]
+__all__ = ["applied", "fit_functions", "index_vars", "leading_extents", "outer", "static_extents"]

@@ -12,7 +12,7 @@ from tilelang.arith import simplify
 from tilelang.ir import Expr, Var, const, convert, logical
 
 from . import draw
-from .fitted import fit_functions, index_vars, outer, static_extents
+from .fitted import fit_functions, index_vars, leading_extents, outer, static_extents
 from .mode import REGISTER, THREAD, Mode, Modes, covered, digit_sum, error, merged, offsets, text_of_modes
 
 
@@ -32,7 +32,7 @@ class Fragment:
     Raises layout-not-injective, layout-no-structure, layout-invalid (ValueError).
 
     >>> f = Fragment((4, 8), ((Mode(4, "thread", 8),), (Mode(8, "thread", 1),)))
-    >>> f.threads, f.registers, f.thread((2, 3))
+    >>> f.threads, f.registers, f.thread_of((2, 3))
     (32, 1, 19)
     """
 
@@ -111,12 +111,12 @@ class Fragment:
 
     # ---- the map --------------------------------------------------------------------------------------------------
 
-    def thread(self, idx: Sequence[Any], rep: Any = 0) -> Any:
+    def thread_of(self, idx: Sequence[Any], rep: Any = 0) -> Any:
         """Thread that holds copy `rep` of an element; int when all indices are ints."""
         terms = [digit_sum(i, m, THREAD) for i, m in zip(idx, self.modes)]
         return _total([*terms, digit_sum(rep, self.copies, THREAD)])
 
-    def register(self, idx: Sequence[Any]) -> Any:
+    def register_of(self, idx: Sequence[Any]) -> Any:
         """Register that holds an element, the same in all of its threads; int when all indices are ints."""
         return _total([digit_sum(i, m, REGISTER) for i, m in zip(idx, self.modes)])
 
@@ -210,8 +210,11 @@ class Fragment:
         return Fragment([self.shape[d] for d in dims], modes, replicate=copies, threads=self.threads)
 
     def expand(self, leading: Sequence[int] | int) -> Fragment:
-        """The fragment with additional leading dimensions (an integer: one), the slowest in the register order."""
-        leading = (leading,) if isinstance(leading, int) else tuple(leading)
+        """The fragment with additional leading dimensions (an integer: one), the slowest in the register order.
+
+        Raises as Layout.expand.
+        """
+        leading = leading_extents(leading, "Fragment.expand")
         modes = list(self.modes)
         stride = self.registers
         for n in reversed(leading):
@@ -262,8 +265,10 @@ class Fragment:
     def repeat(self, repeats: Sequence[int], repeat_on_thread: bool = False, lower_dim_first: bool = True) -> Fragment:
         """The tile repeated along each dimension, in additional registers or (repeat_on_thread) additional threads.
 
-        lower_dim_first: the repeats of the first dimension change fastest.  Raises layout-invalid for a padded tile.
+        lower_dim_first: the repeats of the first dimension change fastest.  Raises layout-invalid for a padded tile, TypeError
+        and ValueError for factors that are no positive integers.
         """
+        repeats = leading_extents(repeats, "Fragment.repeat")
         if len(repeats) != self.ndim:
             raise error("layout-invalid", f"repeat of a {self.ndim}-D fragment needs {self.ndim} factors, found "
                         f"{len(repeats)}",
@@ -339,23 +344,39 @@ class Fragment:
     def map_forward_thread(self, indices: Sequence[Any]) -> Any:
         """Thread of an element; with one index more than dimensions, the last is the copy."""
         rep = indices[self.ndim] if len(indices) > self.ndim else 0
-        return simplify(convert(self.thread(indices[: self.ndim], rep)))
+        return simplify(convert(self.thread_of(indices[: self.ndim], rep)))
 
     def map_forward_index(self, indices: Sequence[Any]) -> list[Expr]:
         """[register] of an element."""
-        return [simplify(convert(self.register(indices[: self.ndim])))]
+        return [simplify(convert(self.register_of(indices[: self.ndim])))]
 
-    def _vars(self) -> tuple[Var, ...]:
-        return index_vars(self.ndim)
-
-    def __repr__(self) -> str:
-        vs = self._vars()
+    @cached_property
+    def _symbolic(self) -> tuple[tuple[Var, ...], Expr, Expr]:
+        """The index variables, and the thread and the register as expressions of them; `_rep` is the copy."""
+        vs = index_vars(self.ndim)
         rep = Var("_rep", const(0).dtype)
         env: dict[Var, Any] = {v: (0, n - 1) for v, n in zip(vs, self.shape)} | {rep: (0, self.replicas - 1)}
-        thread = simplify(convert(self.thread(vs, rep)), env)
-        register = simplify(convert(self.register(vs)), env)
+        return (vs, simplify(convert(self.thread_of(vs, rep)), env), simplify(convert(self.register_of(vs)), env))
+
+    @property
+    def thread(self) -> Expr:
+        """The thread of an element as an expression of get_forward_vars() and, where there are copies, of `_rep`."""
+        return self._symbolic[1]
+
+    @property
+    def index(self) -> list[Expr]:
+        """[the register of an element as an expression of get_forward_vars()]."""
+        return [self._symbolic[2]]
+
+    def get_forward_index(self) -> list[Expr]:
+        return self.index
+
+    def get_forward_vars(self) -> list[Var]:
+        return list(self._symbolic[0])
+
+    def __repr__(self) -> str:
         return (f"Fragment({self.shape} -> ({self.registers},), replicate: {self.replicas}, thread: {self.threads}, "
-                f"forward_thread: {thread!r}, forward_index: ({register!r},))")
+                f"forward_thread: {self.thread!r}, forward_index: ({self.index[0]!r},))")
 
     def __str__(self) -> str:
         copies = f"  {self.replicas} copies" if self.replicas > 1 else ""

@@ -16,7 +16,7 @@ from tilelang.ir.record import record
 
 from . import draw
 from .distinct import distinct
-from .fitted import applied, index_vars, static_extents
+from .fitted import applied, index_vars, leading_extents, static_extents
 from .mode import ADDRESS, covered, error, evaluate_index, fit, merged
 
 Forward = Callable[..., Any]
@@ -263,20 +263,11 @@ class Layout:
 
         Raises TypeError if leading_shape is neither an integer nor a list of integers, ValueError for extents below 1.
         """
-        if isinstance(leading_shape, int) and not isinstance(leading_shape, bool):
-            leading_shape = (leading_shape,)
-        if not isinstance(leading_shape, (list, tuple)) or \
-                not all(isinstance(s, int) and not isinstance(s, bool) for s in leading_shape):
-            raise facts(TypeError(f"Layout.expand takes an integer or a list of integers, found {leading_shape!r}"),
-                        "an integer or a list of integers", repr(leading_shape))
-        if any(s <= 0 for s in leading_shape):
-            raise facts(ValueError(f"Layout.expand: extents must be positive, found {tuple(leading_shape)}"),
-                        "positive extents", str(tuple(leading_shape)))
+        leading_shape = leading_extents(leading_shape, "Layout.expand")
         k = len(leading_shape)
         if k == 0:
             return self
         size = self.size
-        lead = tuple(leading_shape)
 
         if self._declared is None:  # the leading indices precede the physical indices of this layout
             inner = self._forward
@@ -285,12 +276,12 @@ class Layout:
                 base = inner(*idx[k:])
                 return (*idx[:k], *(base if isinstance(base, (tuple, list)) else (base,)))
 
-            return Layout((*lead, *self.shape), through, swizzle=self.swizzle, trusted=True)
+            return Layout((*leading_shape, *self.shape), through, swizzle=self.swizzle, trusted=True)
 
         def fn(*idx: Any) -> Any:
-            return _row_major(idx[:k], lead) * size + self.offset(idx[k:])
+            return _row_major(idx[:k], leading_shape) * size + self.offset(idx[k:])
 
-        return Layout((*lead, *self.shape), fn, size=size * int(np.prod(lead)), swizzle=self.swizzle, trusted=True)
+        return Layout((*leading_shape, *self.shape), fn, size=size * prod(leading_shape), swizzle=self.swizzle, trusted=True)
 
     def inverse(self) -> Layout:
         """The layout that maps physical to logical indices.  Raises layout-no-structure when digits cannot express it."""

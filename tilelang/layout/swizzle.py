@@ -16,6 +16,7 @@ import numpy as np
 
 from tilelang.errors import facts
 from .distinct import distinct
+from .fitted import static_extents
 from .layout import Layout, Swizzle, row_major, xor
 from .mode import error
 from .swizzled_boxes import box_width, swizzled_box_layout
@@ -153,6 +154,9 @@ class SwizzleMode(IntEnum):
 
 
 def _shape_bits(buf: Any) -> tuple[tuple[int, ...], int]:
+    """The shape and the bits of an element of a buffer, or of the buffer of a region."""
+    whole = getattr(buf, "buffer", None)
+    buf = whole if hasattr(whole, "shape") else buf
     if not hasattr(buf, "shape") or not hasattr(buf, "dtype"):
         raise facts(TypeError(f"a layout constructor takes a buffer, found {type(buf).__name__}"),
                     "a buffer", f"a {type(buf).__name__}")
@@ -177,29 +181,46 @@ def make_swizzled_layout(buf: Any, k_major: bool = True, allow_pad: bool = True)
     return swizzled_box_layout(shape, bits, width) if width > 16 else swizzled_layout(shape, bits)
 
 
-def make_linear_layout(buf: Any) -> Layout:
-    """Row-major."""
-    return linear_layout(_shape_bits(buf)[0])
+def make_linear_layout(*shape: Any) -> Layout:
+    """Row-major.  shape: a buffer, a shape, or its extents."""
+    given = shape[0] if len(shape) == 1 else shape
+    return linear_layout(static_extents(given, "Layout") if isinstance(given, (int, tuple, list)) else _shape_bits(given)[0])
 
 
-def _bank_swizzled(buf: Any, nbytes: int) -> Layout:
-    shape, bits = _shape_bits(buf)
-    return swizzled_box_layout(shape, bits, nbytes)
+def _bank_swizzled(what: str, nbytes: int, buf: Any, continuous: int | None, element_size: int | None,
+                   stride: int | None = None) -> Layout:
+    rows = buf if stride is None else stride
+    if continuous is None and element_size is None and stride is None:
+        return swizzled_box_layout(*_shape_bits(buf), nbytes)
+    sizes = (rows, continuous, element_size)
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
+        raise facts(TypeError(f"{what} takes a buffer, or rows, elements of a row and bits of an element; found {sizes}"),
+                    "a buffer or three positive integers", str(sizes))
+    return swizzled_box_layout((rows, continuous), element_size, nbytes)
 
 
-def make_full_bank_swizzled_layout(buf: Any) -> Layout:
-    """128-byte swizzle, with rows divided into boxes of 128 bytes."""
-    return _bank_swizzled(buf, 128)
+def make_full_bank_swizzled_layout(buf: Any = None, continuous: int | None = None, element_size: int | None = None, *,
+                                   stride: int | None = None) -> Layout:
+    """128-byte swizzle, with rows divided into boxes of 128 bytes.
+
+    Takes a buffer; or rows (also named `stride`), elements of a row and bits of an element.
+
+    >>> make_full_bank_swizzled_layout(64, 64, 16).shape
+    (64, 64)
+    """
+    return _bank_swizzled("make_full_bank_swizzled_layout", 128, buf, continuous, element_size, stride)
 
 
-def make_half_bank_swizzled_layout(buf: Any) -> Layout:
-    """64-byte swizzle, with rows divided into boxes of 64 bytes."""
-    return _bank_swizzled(buf, 64)
+def make_half_bank_swizzled_layout(buf: Any = None, continuous: int | None = None, element_size: int | None = None, *,
+                                   stride: int | None = None) -> Layout:
+    """64-byte swizzle, with rows divided into boxes of 64 bytes.  Arguments as for make_full_bank_swizzled_layout."""
+    return _bank_swizzled("make_half_bank_swizzled_layout", 64, buf, continuous, element_size, stride)
 
 
-def make_quarter_bank_swizzled_layout(buf: Any) -> Layout:
-    """32-byte swizzle, with rows divided into boxes of 32 bytes."""
-    return _bank_swizzled(buf, 32)
+def make_quarter_bank_swizzled_layout(buf: Any = None, continuous: int | None = None, element_size: int | None = None, *,
+                                      stride: int | None = None) -> Layout:
+    """32-byte swizzle, with rows divided into boxes of 32 bytes.  Arguments as for make_full_bank_swizzled_layout."""
+    return _bank_swizzled("make_quarter_bank_swizzled_layout", 32, buf, continuous, element_size, stride)
 
 
 def make_wgmma_swizzled_layout(buf: Any, continuity: int | None = None, k_major: bool = True) -> Layout:

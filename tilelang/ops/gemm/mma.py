@@ -257,7 +257,7 @@ def _in_registers(op: Any, cx: Any, operand: Operand, busy: int) -> tuple[Operan
         cx.prepend(For(v, const(0), const(int(local.shape[0])), "unroll",
                        Store(rounded, (v,), _to_tf32(load(local, (v,)), dt))))
         local = rounded
-    steps = [layout.register((0, s * frag.shape[k_dim]) if not k_first else (s * frag.shape[k_dim], 0))
+    steps = [layout.register_of((0, s * frag.shape[k_dim]) if not k_first else (s * frag.shape[k_dim], 0))
              for s in range(op.k // frag.shape[k_dim])]
     reps = [o for o in outer_out if o.to == REGISTER]
 

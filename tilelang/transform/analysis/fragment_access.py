@@ -244,7 +244,7 @@ def _formula(frag: Any, indices: tuple[Expr, ...], grid: Grid) -> Expr:
     register is a constant once the loops are unrolled."""
     env = {v: (0, n - 1) for v, n in grid.loops} | {grid.thread: (0, grid.dist.threads - 1)}
     where = dict(zip(grid.loop_vars, grid.dist.indices))
-    return simplify(substitute(convert(frag.register(indices)), where), env)
+    return simplify(substitute(convert(frag.register_of(indices)), where), env)
 
 
 def _fit(registers: np.ndarray, mask: np.ndarray, grid: Grid, frag: Any, indices: tuple[Expr, ...]) -> Expr:

@@ -169,7 +169,7 @@ class LoweredAccesses:
             raise self._not_owned(buffer, touch.why, span)
         frag = self.buffers.layout_of(buffer)
         if frag.replicas == frag.threads and not any(m.to == "thread" for ms in frag.modes for m in ms):
-            at = frag.register(tile_indices(self.exprs(indices)))
+            at = frag.register_of(tile_indices(self.exprs(indices)))
             return self.buffers.local_of(buffer), (at if isinstance(at, Expr) else const(int(at)),)
         raise self._not_owned(buffer, "each element lives in the registers of some threads only", span)
 
