@@ -182,7 +182,7 @@ def package_page() -> str:
     names = ("jit", "compile", "par_compile", "lower", "JITKernel", "autotune", "AutoTuner", "Profiler", "do_bench",
              "TensorSupplyType", "Layout", "Fragment", "DataType", "PassConfigKey", "enable_cache", "disable_cache",
              "is_cache_enabled", "set_log_level", "cdiv", "next_power_of_2", "register_cuda_postproc", "register_c_postproc",
-             "build_date")
+             "build_date", "torch_op", "autograd", "jax_call")
     text = "# tilelang\n\nWhat `import tilelang` offers beside the [language](language/programs.md).\n\n"
     return text + "\n".join(entry(f"tilelang.{n}", getattr(tilelang, n)) for n in names)
 

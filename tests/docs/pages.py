@@ -7,8 +7,9 @@ The language of a fence says what happens with it:
     ```python {.gpu}          needs a GPU: compiled only, and every name it reads must exist at that point
     ```python {.raises}       must raise; the error's text is added to what it prints
     ```{ .python title="f.py" }   the block is also written to the file f.py, in the folder where commands run
+    ```{ .c title="f.c" }     written to the file f.c, which a command must name
     ```console                commands behind `$ `, each with the output shown under it: `python -m tilelang …` runs in this
-                              process, commands in SHOWN do not run
+                              process, commands in BUILDS run where there is a C compiler, commands in SHOWN do not run
     ```text                   what the Python block in front of it printed
 
 Marks can be joined: {.torch .gpu}.  In expected output `...` stands for any text within a line, and a line of only `...` for
@@ -28,6 +29,8 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
+import subprocess
 import symtable
 import sys
 import time
@@ -37,6 +40,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^(?P<ticks>`{3,})(?P<info>.*)$")
 SHOWN = ("pip install ", "python -m venv ", "git clone ", "cd ", "ncu ", "nsys ", "export ")  # commands that are shown, not run
+BUILDS = ("cc ", "./")
 PACKAGES = {"torch", "jax"}
 MARKS = {*PACKAGES, "gpu", "raises"}
 
@@ -112,7 +116,7 @@ def run_page(page: pathlib.Path, folder: pathlib.Path) -> Outcome:
     """
     namespace: dict[str, object] = {"__name__": f"guide_{page.stem}".replace("-", "_")}
     outcome, printed = Outcome(file=f"{page.stem}.py".replace("-", "_")), None
-    before = pathlib.Path.cwd()
+    before, written = pathlib.Path.cwd(), set[str]()
     if not (folder / "benchmarks").exists():
         (folder / "benchmarks").symlink_to(ROOT / "benchmarks")  # pages read recorded figures as from a checkout
     os.chdir(folder)
@@ -125,6 +129,10 @@ def run_page(page: pathlib.Path, folder: pathlib.Path) -> Outcome:
             elif block.language == "console":
                 printed = None
                 _console(block, where, outcome)
+                written -= {name for name in written if any(name in line for line in block.lines)}
+            elif block.language == "c" and block.title:
+                pathlib.Path(block.title).write_text(block.code, encoding="utf-8")
+                written.add(block.title)
             elif block.language == "text":
                 if printed is None:
                     raise PageError(f"{where}: no block stands in front of this output")
@@ -134,6 +142,8 @@ def run_page(page: pathlib.Path, folder: pathlib.Path) -> Outcome:
             else:
                 raise PageError(f"{where}: a fence of language {block.language!r} would go unchecked")
             outcome.seconds[block.line] = time.process_time() - start
+        if written:
+            raise PageError(f"{page.name}: no command names {', '.join(sorted(written))}")
     finally:
         os.chdir(before)
     return outcome
@@ -214,14 +224,27 @@ def _console(block: Block, where: str, outcome: Outcome) -> None:
         else:
             parts[-1][1].append(line)
     for command, shown in parts:
-        if not command.startswith("python -m tilelang "):
+        if command.startswith(BUILDS):
+            if shutil.which("cc") is None:
+                continue
+            printed = _build(command, where)
+        elif not command.startswith("python -m tilelang "):
             if not command.startswith(SHOWN) or shown:
                 raise PageError(f"{where}: `{command}` is neither run nor one of the commands that are only shown")
             continue
-        printed = _command(command, where)
+        else:
+            printed = _command(command, where)
         outcome.ran += 1
         if shown:
             outcome.shown.append((Block("text", frozenset(), None, shown, block.line), printed))
+
+
+def _build(command: str, where: str) -> str:
+    """What a command of the shell prints."""
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    if done.returncode:
+        raise PageError(f"{where}: `{command}` ends with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
 
 
 def _command(command: str, where: str) -> str:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,6 +17,8 @@ PAGES = sorted([DOCS / "index.md", *(DOCS / "guide").glob("*.md")])
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
 def test_every_block_of_the_page_runs(page, tmp_path, request, monkeypatch):
+    if "\n$ cc " in page.read_text(encoding="utf-8") and shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TILELANG_DEFAULT_TARGET", "cpu")  # the pages show what a machine without a GPU prints
     folder = tmp_path / "folder"
@@ -64,6 +67,7 @@ def test_shown_output_that_differs_is_found(tmp_path):
 @pytest.mark.parametrize("text", [
     "```python\n1 / 0\n```\n", "```python {.raises}\n1 / 1\n```\n", "```python {.gpu}\nunknown_name(1)\n```\n",
     "```python {.gpu}\n1 +\n```\n", "```\nprose\n```\n", "```text\n1\n```\n", "```python {.slow}\n1\n```\n",
+    '```{ .c title="f.c" }\nint f;\n```\n', '```{ .c title="f.c" }\nint f\n```\n\n```console\n$ cc -c f.c\n```\n',
     "```python\n1\n", "```console\n$ rm -r x\n```\n", "```console\n$ python -m tilelang show missing.py\n```\n",
 ])
 def test_a_block_that_fails_is_found(tmp_path, text):

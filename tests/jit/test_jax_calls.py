@@ -230,3 +230,13 @@ def test_jax_takes_the_handler_of_an_exported_library(tmp_path):
     numbers = {"a": np.int64(2), "z": np.float64(3), "flag": np.bool_(False)}
     b, t = jax.ffi.ffi_call("mix", types, input_output_aliases={1: 1})(a, s, **numbers)
     assert np.array_equal(b, np.full((4, 33), 5.0)) and t.tolist() == [2, 3, 4, 5]
+
+
+def test_other_packages_may_set_the_types_of_capsules(monkeypatch):
+    """jax.ffi.pycapsule does: read-only arrays could not be passed any more after it."""
+    shared = ctypes.pythonapi.PyCapsule_New
+    monkeypatch.setattr(shared, "argtypes", (P, ctypes.c_char_p, ctypes.CFUNCTYPE(None, ctypes.py_object)))
+    a = np.ones((2, 33), np.float32)
+    a.flags.writeable = False
+    b = tilelang.compile(blend(), out_idx=[3], target="cpu")(a, 2.0, np.zeros(2, np.int32), 1, False)
+    assert (b == 3).all()

@@ -36,9 +36,9 @@ def _delete(managed: Any) -> None:
     _alive.pop(ctypes.addressof(managed.contents), None)
 
 
-_new_capsule = ctypes.pythonapi.PyCapsule_New
-_new_capsule.restype = ctypes.py_object
-_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+# A function object of our own: jax.ffi.pycapsule sets the types of ctypes.pythonapi.PyCapsule_New, which all modules share.
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi))
 
 
 class Exported:
