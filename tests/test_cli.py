@@ -35,10 +35,13 @@ def test_help(command, capsys):
     assert stop.value.code == 0 and "usage" in capsys.readouterr().out
 
 
-def test_demo_checks_its_result_and_prints_source_and_speed(capsys):
+def test_demo_prints_its_result_first_and_the_kernel_alone_where_asked(capsys):
     assert cli.main(["demo", "--size", "128", "--target", "cpu"]) == 0
     out = capsys.readouterr().out
-    assert "GFLOP/s" in out and "define" in out and "ok" in out
+    assert "GFLOP/s" in out and "define" not in out and "): ok" in out and len(out.splitlines()) == 4
+    assert cli.main(["demo", "--size", "128", "--target", "cpu", "--source"]) == 0
+    out = capsys.readouterr().out
+    assert out.index("GFLOP/s") < out.index("define") and out.count("\ndefine ") == 1 and out.endswith("}\n")
 
 
 def test_show_prints_cuda_source_ir_and_layouts(kernel_file, capsys):
@@ -84,9 +87,61 @@ def test_compile_writes_source_and_says_registers(kernel_file, tmp_path, capsys)
     assert "__global__" in out.read_text(encoding="utf-8") and "registers" in capsys.readouterr().out
 
 
-def test_simulate_compares_with_the_tile_meaning(kernel_file, capsys):
+def test_simulate_says_ok_with_the_bound_and_names_written_tensors_only(kernel_file, capsys):
     assert cli.main(["simulate", kernel_file]) == 0
-    assert "B: largest difference from the reference interpreter 0" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "add on the simulated sm_80: ok"
+    assert lines[1].startswith("  B: largest difference from the reference interpreter 0, bound ") and lines[1].endswith(": ok")
+    assert lines[2] == "instructions (by warp):" and not any(x.startswith("  A:") for x in lines)
+
+
+def test_simulate_says_fail_where_the_executions_differ(kernel_file, monkeypatch, capsys):
+    from tilelang.jit import simulating
+
+    monkeypatch.setattr(simulating, "_narrowest", lambda _: -1.0)
+    monkeypatch.setattr(simulating, "_rounding", lambda _: -1.0)  # no difference is small enough
+    assert cli.main(["simulate", kernel_file]) == 1
+    assert capsys.readouterr().out.splitlines()[0] == "add on the simulated sm_80: FAIL"
+
+
+def test_simulate_counts_elements_that_nothing_wrote(tmp_path, capsys):
+    path = tmp_path / "half.py"
+    path.write_text(KERNEL.replace("B[0:100])", "B[0:64])").replace("S[0:100], B", "S[0:64], B"), encoding="utf-8")
+    assert cli.main(["simulate", str(path)]) == 0
+    assert "  note: 36 of 100 elements of `B` were not written" in capsys.readouterr().out
+
+
+def test_a_sum_of_many_terms_has_a_wider_bound(tmp_path, capsys):
+    path = tmp_path / "gemm.py"
+    path.write_text(cli.DEMO, encoding="utf-8")
+    sizes = [x for n in ("M=64", "N=64", "K=96", "BM=32", "BN=32") for x in ("--set", n)]
+    assert cli.main(["simulate", str(path), *sizes]) == 0
+    assert "(float16, sums of 96 terms): ok" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("settings, coloured", [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_errors_have_colours_on_a_terminal_only(settings, coloured, monkeypatch):
+    import sys
+
+    from tilelang import errors
+
+    text = "error[type]: a\n  --> f.py:1:2\n1 | x\n  | ^ here\nhint: b"
+    assert errors.in_colours(text) == text
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for k, v in settings.items():
+        monkeypatch.setenv(k, v)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    shown = errors.in_colours(text)
+    assert ("\033[1;31merror[type]:\033[0m a" in shown and "  | \033[1;31m^ here\033[0m" in shown) == coloured
+    assert shown.replace("\033[0m", "").count("\033[") == (4 if coloured else 0)
+
+
+def test_the_help_says_what_a_const_takes(capsys):
+    for command in ("compile", "show", "simulate"):
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        assert "T.const dimensions: --set M=512" in " ".join(capsys.readouterr().out.split())
 
 
 def test_doctor_names_what_is_missing(capsys):

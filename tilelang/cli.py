@@ -8,6 +8,7 @@ import importlib.util
 import io
 import os
 import pathlib
+import re
 import statistics
 import sys
 import time
@@ -19,7 +20,7 @@ import runpy
 
 import numpy as np
 
-from tilelang.errors import TileLangError
+from tilelang.errors import TileLangError, in_colours
 import tilelang
 
 DEMO = '''\
@@ -150,8 +151,7 @@ def _target(args: argparse.Namespace) -> Any:
 
 
 def demo(args: argparse.Namespace) -> int:
-    """Compile a GEMM, check it against float64, print its source and speed."""
-    console = _console()
+    """Compile a GEMM for this machine, check it against float64 and print its speed."""
     linecache.cache["<demo>"] = (len(DEMO), None, DEMO.splitlines(keepends=True), "<demo>")
     names: dict[str, Any] = {"__name__": "demo"}
     exec(compile(DEMO, "<demo>", "exec"), names)
@@ -163,22 +163,35 @@ def demo(args: argparse.Namespace) -> int:
     program = factory.get_tir(n, n, n, dtype=dtype)
     kernel = tilelang.compile(program, out_idx=[-1], target=target)
     seconds = time.perf_counter() - start
-    source = kernel.get_kernel_source()
-    lines = source.splitlines()
-    shown = lines if args.full else lines[:max(0, args.lines)]
-    console.rule(f"kernel source ({len(lines)} lines, target {kernel.target})")
-    print("\n".join(shown))
-    if len(shown) < len(lines):
-        print(f"... {len(lines) - len(shown)} more lines: python -m tilelang demo --full")
     a, b, run = _demo_inputs(kernel, n, dtype, on_gpu)
     error, bound = _demo_check(run, a, b, dtype)
     times = _time(run, on_gpu)
     best, middle = min(times), statistics.median(times)
-    console.rule("result")
     print(f"GEMM {n} x {n} x {n} {dtype} on {kernel.target}: compiled in {seconds * 1e3:.0f} ms")
-    print(f"largest error against float64: {error:.3g} (bound {bound:.3g}): {'ok' if error <= bound else 'WRONG'}")
+    print(f"largest error against float64: {error:.3g} (bound {bound:.3g}): {'ok' if error <= bound else 'FAIL'}")
     print(f"speed: {2 * n**3 / middle / 1e9:.1f} GFLOP/s median, {2 * n**3 / best / 1e9:.1f} best of {len(times)} runs")
+    if args.source:
+        _print_source(_kernel_only(kernel.get_kernel_source(), kernel.signature.name), kernel.target)
+    else:
+        print("the code of the kernel: python -m tilelang demo --source; a kernel of your own: python -m tilelang show FILE")
     return 0 if error <= bound else 1
+
+
+def _kernel_only(source: str, name: str) -> str:
+    """The function of a kernel without what stands in front: prelude, helpers, and the entry point of a CPU program."""
+    start = re.search(rf"^(?:extern \"C\" __global__|define [^\n]*@{re.escape(name)}_kernel_block\()", source, re.MULTILINE)
+    end = source.find("\n}", start.start()) if start else -1
+    return source[start.start():end + 2] if start and end > 0 else source
+
+
+def _print_source(source: str, target: Any) -> None:
+    """Print generated code, in colours on a terminal."""
+    if not sys.stdout.isatty():
+        print(source)
+        return
+    from rich.syntax import Syntax  # 25 ms
+
+    _console().print(Syntax(source, "cuda" if target.is_cuda else "llvm", background_color="default", word_wrap=True))
 
 
 def _gpu_count() -> int:
@@ -246,7 +259,7 @@ def _time(run: Callable[[], Any], on_gpu: bool, budget: float = 2.0) -> list[flo
 
 
 def compile_(args: argparse.Namespace) -> int:
-    """Compile a program and print a report; with --output, write source and binary."""
+    """Compile a kernel and print its report: instructions, schedule, registers, shared memory."""
     program = find_program(args.file, _settings(args.set))
     start = time.perf_counter()
     kernel = tilelang.compile(program, target=_target(args))
@@ -279,7 +292,7 @@ def export(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print the source, the host source, the IR (after a pass), the layouts, or the report of a program."""
+    """Print what a kernel is compiled to: its source, IR, layouts or report."""
     program = find_program(args.file, _settings(args.set))
     from tilelang.ir import to_text  # 59 ms
     from tilelang.jit.inspect import layouts_after, program_after, sources_of  # 931 ms
@@ -287,7 +300,10 @@ def show(args: argparse.Namespace) -> int:
     if args.what == "report":
         print(tilelang.compile(program, target=_target(args)).report())
     elif args.what in ("source", "host"):
-        print(sources_of(program, _target(args))[args.what == "host"])
+        from tilelang.target import Target  # 1 ms
+
+        _print_source(sources_of(program, _target(args))[args.what == "host"],
+                      Target("cpu" if args.what == "host" else _target(args)))
     elif args.what == "ir":
         print(to_text(program_after(program, _target(args), args.after)))
     else:
@@ -300,17 +316,17 @@ def show(args: argparse.Namespace) -> int:
 
 
 def simulate(args: argparse.Namespace) -> int:
-    """Run a program on random inputs by the device simulator and compare with the reference interpreter."""
-    from tilelang.jit.inspect import simulate_program  # 600 ms
+    """Run a program on random inputs by the device simulator, and say whether the reference interpreter agrees."""
+    from tilelang.jit.simulating import simulate_program  # 600 ms
 
     program = find_program(args.file, _settings(args.set))
-    report = simulate_program(program, args.arch or "sm_80", seed=args.seed)
+    ok, report = simulate_program(program, args.arch or "sm_80", seed=args.seed)
     print(report)
-    return 0
+    return 0 if ok else 1
 
 
 def bench(args: argparse.Namespace) -> int:
-    """Measure compile time, the CPU GEMM, or (with a GPU) the GPU kernels."""
+    """Measure compile times, or the speed of the project's kernels on the CPU or GPU."""
     if args.what == "compile":
         from tilelang.jit.inspect import compile_times  # 848 ms
 
@@ -350,7 +366,9 @@ def _count(text: str) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The argument parser of `python -m tilelang`."""
-    parser = argparse.ArgumentParser(prog="python -m tilelang", description="Tile kernels: compile, look, run, check.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tilelang", description="Compile, inspect, run and check tile kernels.",
+        epilog="start with `python -m tilelang demo`; `python -m tilelang COMMAND --help` shows the arguments of a command")
     sub = parser.add_subparsers(dest="command", required=True)
 
     def command(name: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
@@ -363,15 +381,15 @@ def build_parser() -> argparse.ArgumentParser:
     p.add_argument("--size", type=_count, default=1024, help="M = N = K (default 1024)")
     p.add_argument("--target", default="auto", help="auto, cpu or cuda (default auto: the GPU if there is one)")
     p.add_argument("--dtype", choices=["float16", "float32"], help="default float16 on a GPU, float32 on the CPU")
-    p.add_argument("--lines", type=int, default=60, help="lines of source to print (default 60)")
-    p.add_argument("--full", action="store_true", help="print the whole source")
+    p.add_argument("--source", action="store_true", help="print the code of the kernel behind the result")
     for name, run in (("compile", compile_), ("export", export), ("show", show), ("simulate", simulate)):
         p = command(name, run)
-        p.add_argument("file", help="Python file, or FILE:NAME for one of several kernels in it")
-        p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
-                       help="argument of a kernel factory, or value of a T.const")
+        p.add_argument("file", help="Python file with a @tilelang.jit function or a @T.prim_func; FILE:NAME if it has several")
+        p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a value for an argument of the "
+                       "function, or for one of its T.const dimensions: --set M=512 --set dtype=float16")
         if name != "simulate":
-            p.add_argument("--target", default="auto", help="auto, cpu, cuda (default auto)")
+            p.add_argument("--target", default="auto", help="auto, cpu or cuda (default auto: the GPU if there is one, "
+                           "else the CPU)")
         p.add_argument("--arch", help={
             "simulate": "simulate this GPU: sm_80 (default), sm_90a, …",
             "export": "for these GPUs, present or not: sm_80,sm_90a; a call takes the best that its device runs"}.get(
@@ -383,12 +401,16 @@ def build_parser() -> argparse.ArgumentParser:
         if name == "compile":
             p.add_argument("--output", help="write the kernel source to this file")
         if name == "show":
-            p.add_argument("--what", choices=["source", "host", "ir", "layout", "report"], default="source")
+            p.add_argument("--what", choices=["source", "host", "ir", "layout", "report"], default="source",
+                           help="source: the generated code (default); host: the code that checks arguments and launches; "
+                           "ir: the program after a pass; layout: where the elements of each buffer are; report: "
+                           "instructions, schedule and resources")
             p.add_argument("--after", help="with --what ir: the pass after which to print (default: the last)")
         if name == "simulate":
-            p.add_argument("--seed", type=int, default=0, help="of the random inputs")
+            p.add_argument("--seed", type=int, default=0, help="seed of the random inputs (default 0)")
     p = command("bench", bench)
-    p.add_argument("what", choices=["compile", "cpu", "gpu"], help="what to measure")
+    p.add_argument("what", choices=["compile", "cpu", "gpu"], help="compile: the time of each phase of a compilation; "
+                   "cpu, gpu: the speed of kernels (in a checkout of the project)")
     p.add_argument("--arch", help="architecture for `compile` (default sm_90a)")
     p.add_argument("--repeat", type=_count, default=5, help="repetitions (default 5)")
     command("doctor", doctor)
@@ -412,5 +434,5 @@ def main(argv: list[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except (TileLangError, LookupError, OSError, MemoryError) as e:
-        print(e, file=sys.stderr)
+        print(in_colours(str(e)), file=sys.stderr)
         return 2

@@ -11,11 +11,15 @@ import difflib
 import functools
 import inspect
 import linecache
+import logging
 import os
 import re
 import sys
+import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, TypeVar
@@ -85,6 +89,8 @@ def error(kind: str, message: str, *, expected: str = "", found: str | None = No
     expected, found and hint may be omitted only if the kind was registered with them; otherwise TypeError is raised.
     tests/errors/test_error_sites.py finds such calls without running them.
     """
+    if sys.excepthook is sys.__excepthook__ and sys.stderr is not None and sys.stderr.isatty():
+        sys.excepthook = _show_uncaught
     k = KINDS[kind]
     expected, hint = expected or k.expected, hint or k.hint
     if not (expected and hint) or found is None and not k.found:
@@ -99,7 +105,8 @@ class TileLangWarning(UserWarning):
     """Something that a program asks for and that has no effect, or that is probably not meant.
 
     code: its name from WARNINGS; the text starts with it, so that `warnings.filterwarnings("ignore", "config-no-effect")`
-    switches one code off.  With TILELANG_STRICT=1 the same text is an error of the kind strict-warning instead.
+    switches one code off.  With TILELANG_STRICT=1, or the pass config tl.strict, the same text is an error of the kind
+    strict-warning instead.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -109,7 +116,7 @@ class TileLangWarning(UserWarning):
 
 WARNINGS: dict[str, str] = {}  # code -> one line for the documentation
 _SHOWN: dict[str, dict[Any, Any]] = {}  # file -> what warnings.warn_explicit keeps to show a text once for a line
-register("strict-warning", RuntimeError, "a warning, where TILELANG_STRICT=1 makes warnings errors",
+register("strict-warning", RuntimeError, "a warning, where TILELANG_STRICT=1 or tl.strict makes warnings errors",
          expected="a program without warnings", found="a warning")
 
 
@@ -118,15 +125,36 @@ def register_warning(code: str, about: str) -> None:
     WARNINGS[code] = about
 
 
-def warn(code: str, message: str, hint: str, span: Any = None) -> None:
+_STRICT: ContextVar[bool] = ContextVar("strict", default=False)
+
+
+def is_strict() -> bool:
+    """Whether warnings are errors: by TILELANG_STRICT, or for the program at hand by the pass config tl.strict."""
+    return _STRICT.get() or os.environ.get("TILELANG_STRICT", "0").lower() in ("1", "true", "yes", "on")
+
+
+@contextmanager
+def strict(config: Mapping[Any, Any] | None) -> Iterator[None]:
+    """Warnings inside are errors where these pass configs ask for it."""
+    token = _STRICT.set(_STRICT.get() or any(str(k) == "tl.strict" and v for k, v in (config or {}).items()))
+    try:
+        yield
+    finally:
+        _STRICT.reset(token)
+
+
+def warn(code: str, message: str, hint: str, span: Any = None, log: logging.Logger | None = None) -> None:
     """Warn the user once for each place: a TileLangWarning at the span, or at the user's call that led here.
 
-    Raises strict-warning instead where TILELANG_STRICT=1.
+    log: a line of this logger instead.  Raises strict-warning instead where `is_strict`.
     """
     if code not in WARNINGS:
         raise TypeError(f"no warning has the code {code!r}")
-    if os.environ.get("TILELANG_STRICT", "0").lower() in ("1", "true", "yes", "on"):
+    if is_strict():
         raise error("strict-warning", f"{code}: {message}", span=span, hint=hint)
+    if log is not None:
+        log.warning("%s%s; %s", f"{span}: " if span is not None else "", message, hint)
+        return
     file, line = "tilelang", 0
     if span is not None:
         file, line = span.file, span.line
@@ -269,6 +297,36 @@ def render(err: TileLangError) -> str:
             out.append(f"note: {label}")
     out += [f"{what}: {text}" for what, text in (("expected", err.expected), ("found", err.found), ("hint", err.hint)) if text]
     return "\n".join(out)
+
+
+_COLOURS = (("error[", "1;31"), ("expected:", "1"), ("found:", "1"), ("hint:", "1;32"), ("note:", "1;36"))
+
+
+def in_colours(text: str) -> str:
+    """The text of an error with colours of a terminal, if stderr is one and NO_COLOR is not set; else unchanged."""
+    if not sys.stderr.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    out = []
+    for line in text.split("\n"):
+        head, code = next(((h, c) for h, c in _COLOURS if line.startswith(h)), ("", ""))
+        if head:
+            end = line.find(":") + 1
+            line = f"\033[{code}m{line[:end]}\033[0m{line[end:]}"
+        elif line.lstrip().startswith("--> "):
+            line = f"\033[36m{line}\033[0m"
+        else:
+            line = re.sub(r"^( *\| *)(\^+.*)$", "\\1\033[1;31m\\2\033[0m", line)
+        out.append(line)
+    return "\n".join(out)
+
+
+def _show_uncaught(cls: type[BaseException], err: BaseException, trace: Any) -> None:
+    """sys.excepthook of a terminal: an error of this package that nobody catches has colours."""
+    if isinstance(err, TileLangError) and (shown := str(err)) != in_colours(shown):
+        lines = "".join(traceback.format_exception(cls, err, trace))
+        sys.stderr.write(lines.replace(shown, in_colours(shown)))
+    else:
+        sys.__excepthook__(cls, err, trace)
 
 
 def for_user(err: BaseException) -> BaseException:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tilelang.env import Environment, env
 from tilelang.errors import (InternalError, JITNoBuilderError, TileLangError, error, for_user, keyword_hint, named_arguments,
-                             register)
+                             register, strict)
 from tilelang.ir.record import record
 from tilelang.target import Target
 from tilelang.transform.framework.scope import current_config
@@ -307,7 +307,8 @@ class JITImpl(InClasses):
         return self._frozen(self._bind(args, kwargs)), self.surroundings()
 
     def _program(self, bound: inspect.BoundArguments) -> Any:
-        out = self.factory(*bound.args, **bound.kwargs)
+        with strict(self.pass_configs):
+            out = self.factory(*bound.args, **bound.kwargs)
         if program_of(out) is None:
             raise error("jit-no-program", f"`{self._name()}` must return a @T.prim_func, it returned "
                         f"{type(out).__name__}",

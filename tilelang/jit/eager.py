@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from tilelang.errors import error, register
+from tilelang.errors import error, register, strict
 from tilelang.ir import dtype
 
 from .artifact import program_of
@@ -30,6 +30,7 @@ class Decorated(Protocol):
     __name__: str
     func: Any
     outer_names: dict[str, Any] | None
+    pass_configs: dict[Any, Any]
 
     captured: Captured
 
@@ -196,7 +197,8 @@ class EagerCalls:
         if trace is None:
             if any(isinstance(a, str) for a in getattr(self.owner.func, "__annotations__", {}).values()):
                 self.function = self._parsed()  # names in texts may mean others now
-            traced = self.function.trace(self._static(values), None)
+            with strict(self.owner.pass_configs):
+                traced = self.function.trace(self._static(values), None)
             trace = _Trace(traced)
             if missed == self.captured.missed:
                 self.traces[key], trace.is_kept = trace, True
@@ -253,7 +255,8 @@ class EagerCalls:
         key = tuple(numbers.values())
         kernel = trace.kernels.get(key)
         if kernel is None:
-            func, key = self._traced(trace, values, consts)
+            with strict(self.owner.pass_configs):
+                func, key = self._traced(trace, values, consts)
             kernel = trace.kernels[key] = self.owner.compile_program(func)
             if trace.is_kept:
                 self.traces[self._static_key(values)] = trace  # after tracing, which may have changed them

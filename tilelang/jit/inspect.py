@@ -11,10 +11,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from tilelang.env import env
-from tilelang.ir import Func, Launch, numpy_dtype, walk
+from tilelang.ir import Func, Launch, walk
 from tilelang.target import Target
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
@@ -66,43 +64,6 @@ def layouts_after(program: Any, target: Any = "auto") -> Iterator[tuple[str, Any
         if isinstance(n, Launch):
             for buffer, layout in n.plan.layouts:
                 yield buffer.name, layout
-
-
-def random_arguments(func: Func, seed: int = 0, symbol: int = 100) -> list[Any]:
-    """One random argument for each parameter: standard normal or small integers.  Symbolic dimensions become `symbol`."""
-    rng = np.random.default_rng(seed)
-    out: list[Any] = []
-    for p in func.params:
-        b = func.buffer_of(p)
-        if b is None:
-            out.append(symbol if p.dtype.is_int else 1.0)
-            continue
-        shape = tuple(d if isinstance(d, int) else symbol for d in b.shape)
-        if b.dtype.is_float:
-            out.append(rng.standard_normal(shape).astype(np.float32).astype(numpy_dtype(b.dtype)))
-        else:
-            out.append(rng.integers(0, 2 if b.dtype.is_bool else 8, shape).astype(numpy_dtype(b.dtype)))
-    return out
-
-
-def simulate_program(program: Any, arch: str = "sm_80", seed: int = 0) -> str:
-    """Run the lowered program on the device simulator and compare with the reference interpreter; returns a text report."""
-    from tilelang.simulator.device.run import run_device  # 100 ms
-    from tilelang.simulator.reference.run import run_tile  # 99 ms
-
-    func = program_of(program)
-    args = random_arguments(func, seed)
-    lowered = lower(func, Target({"kind": "cuda", "arch": arch}))
-    want = run_tile(func, [a.copy() if isinstance(a, np.ndarray) else a for a in args])
-    report = run_device(lowered.host, [a.copy() if isinstance(a, np.ndarray) else a for a in args])
-    lines = [report.text()]
-    for name, value in want.items():
-        got = report.outputs[name]
-        a, b = got.astype(np.float64), value.astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            err = float(np.max(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b)), initial=0.0))
-        lines.append(f"{name}: largest difference from the reference interpreter {err:.3g}")
-    return "\n".join(lines)
 
 
 def compile_times(arch: str = "sm_90a", repeat: int = 5) -> Iterator[str]:
@@ -189,5 +150,4 @@ def _cpu_facts() -> Iterator[tuple[str, str, str]]:
         yield "LLVM", "missing", f"{sys.executable} -m pip install llvmlite"
 
 
-__all__ = ["compile_times", "gemm_program", "layouts_after", "machine_facts", "program_after", "program_of",
-           "random_arguments", "simulate_program"]
+__all__ = ["compile_times", "gemm_program", "layouts_after", "machine_facts", "program_after", "program_of"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilelang.env import env
-from tilelang.errors import InternalError, TileLangError, error, register, for_user
+from tilelang.errors import InternalError, TileLangError, error, for_user, register, strict
 from tilelang.log import logger
 from tilelang.runtime.host_engine import ffi_state
 from tilelang.runtime.params import KernelParam, params_of
@@ -511,11 +511,12 @@ def _compile_now(request: Request, key: str | None) -> JITKernel:
     name = request.func.name
     start = time.perf_counter()
     logger.debug("TileLang begins to compile kernel `%s` with `out_idx=%s`", name, request.out_idx)
-    artifact, source = produce(request, key)
-    kernel = JITKernel(_request=request, _artifact=artifact)
-    ms = (time.perf_counter() - start) * 1e3
-    if source != "disk" and request.target.is_cuda:
-        warn_of_spills(request.func, kernel.n_spills or 0)
+    with strict(request.config):
+        artifact, source = produce(request, key)
+        kernel = JITKernel(_request=request, _artifact=artifact)
+        ms = (time.perf_counter() - start) * 1e3
+        if source != "disk" and request.target.is_cuda:
+            warn_of_spills(request.func, kernel.n_spills or 0)
     if say:
         logger.info("TileLang completes to compile kernel `%s` for %s in %.0f ms (%s)", name, request.target, ms, source)
     _debug(kernel, source, ms)

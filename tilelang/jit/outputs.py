@@ -27,9 +27,10 @@ class OutputCall:
         inputs = self.sig.inputs
         self.first = next((k for k, a in enumerate(inputs) if isinstance(a, TensorArg) and a.used), None)
         self.several = len(self.sig.outputs) > 1
+        self.strict = bool(kernel.request.config.get("tl.strict"))  # outputs are filled, so that an unwritten element is seen
         self.native: set[type] = set()  # tensor types for which tvm_ffi can allocate outputs
         self.packed = any(a.buffer.dtype.bits < 8 for a in self.sig.outputs)
-        self.plain = self._plain_numpy()
+        self.plain = None if self.strict else self._plain_numpy()
 
     def _plain_numpy(self) -> list[tuple[tuple[int, ...], np.dtype]] | None:
         """(shape, dtype) of outputs that NumPy can allocate and export, when all shapes are static."""
@@ -54,10 +55,12 @@ class OutputCall:
 
     def _elsewhere(self, args: tuple[Any, ...]) -> Any:
         first = args[self.first] if self.first is not None else None
-        if first is not None and hasattr(type(first), "__dlpack_c_exchange_api__") and not self.packed:
+        if first is not None and hasattr(type(first), "__dlpack_c_exchange_api__") and not self.packed and not self.strict:
             self.native.add(type(first))
             return self(*args)
         outs = self._allocate(first, args)
+        for o in outs if self.strict else ():
+            o.fill()
         self.entry.full(*args, *(o.given for o in outs))
         results = [o.result for o in outs]
         return results if self.several else results[0]
@@ -99,6 +102,14 @@ class _Output:
 
     def __init__(self, given: Any, result: Any) -> None:
         self.given, self.result = given, result
+
+    def fill(self) -> None:
+        """Poison: bytes of ones, NaN in every float type."""
+        t = self.given if hasattr(self.given, "fill_") else getattr(self.given, "array", self.given)
+        if hasattr(t, "fill_"):
+            t.fill_(True) if str(t.dtype) == "torch.bool" else t.view(sys.modules["torch"].uint8).fill_(255)
+        else:
+            t.fill(True) if t.dtype == bool else t.view(np.uint8).fill(255)
 
 
 def _torch_of(first: Any, target: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilelang.env import env
-from tilelang.errors import error, register
+from tilelang.errors import error, is_strict, register
 from tilelang.runtime.signature import OUT_IDX_HINT, resolve_out_idx
 from tilelang.target import Target
 from tilelang.transform.framework.config import normalize_config
@@ -103,7 +103,7 @@ def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, 
     env.get_compile_timeout_seconds()  # reports a bad value before anything is compiled
     resolved, backend = resolve_target(target, execution_backend)
     config = {**current_config(), **_as_dict(func.facts.pass_configs), **_as_dict(pass_configs)}
-    config = normalize_config(config)
+    config = normalize_config({"tl.strict": True, **config} if is_strict() else config)
     flags = flag_list(func.facts.compile_flags) + flag_list(compile_flags)
     resolve_out_idx(func, out_idx)
     return Request(func, out_idx, resolved, backend, config, flags,

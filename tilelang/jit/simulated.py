@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.errors import strict
 from tilelang.ir import Func, Var, dtype, free_vars, numpy_dtype, with_options
 from tilelang.ir.evaluate import evaluate
 from tilelang.runtime.host_engine import HostLibrary, compile_object, ffi_state
@@ -93,13 +94,14 @@ class SimulatedEntry:
         return None if not outs else outs[0] if len(outs) == 1 else outs
 
     def _simulate(self, given: dict[str, Any]) -> dict[str, np.ndarray]:
-        if self.request.backend == TILE:
-            from tilelang.simulator.reference.run import run_tile  # 103 ms
+        with strict(self.request.config):
+            if self.request.backend == TILE:
+                from tilelang.simulator.reference.run import run_tile  # 103 ms
 
-            return run_tile(self.program, given, aliased=True)
-        from tilelang.simulator.device.run import run_device  # 95 ms
+                return run_tile(self.program, given, aliased=True)
+            from tilelang.simulator.device.run import run_device  # 95 ms
 
-        self.last_report = run_device(self.program, given, aliased=True)
+            self.last_report = run_device(self.program, given, aliased=True)
         return self.last_report.outputs
 
 

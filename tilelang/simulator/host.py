@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.errors import register_warning, warn
 from tilelang.ir import Buffer, Expr, Func, Var, free_vars, numpy_dtype
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.numbers import to_dtype
@@ -20,6 +21,7 @@ from .faults import fault
 from .memory import Storage, buffers_of, compact_strides, span_of, strided
 
 
+register_warning("unwritten-output", "an interpreted kernel left elements of an output unwritten: they are NaN or -1")
 Arguments = Mapping[str, Any] | Sequence[Any]
 
 
@@ -49,6 +51,13 @@ class Tensor:
         raw = np.frombuffer((ctypes.c_uint8 * count).from_address(address), np.uint8)  # type: ignore[call-overload]
         return self._window(raw.view(numpy_dtype(self.buffer.dtype)))
 
+    def written(self) -> np.ndarray:
+        """Whether each element was written; only of tensors whose storage records it."""
+        known, granule, size = self.storage.known, self.storage.granule, numpy_dtype(self.buffer.dtype).itemsize
+        assert known is not None, "an output records what is written"
+        flags = np.repeat(known.reshape(-1), granule // size) if granule > size else known.reshape(-1, size // granule).all(1)
+        return self._window(np.ascontiguousarray(flags))
+
     def _window(self, flat: np.ndarray) -> np.ndarray:
         shape, strides = self.shape, self.strides
         if self.buffer.dtype.lanes > 1:
@@ -65,12 +74,27 @@ class Binding:
     tensors: list[Tensor]
     addresses: Addresses = field(default_factory=Addresses)
 
-    def outputs(self) -> dict[str, np.ndarray]:
-        """Every tensor after the run, by buffer name, as compact copies.  Memory behind pointer parameters is written back."""
+    def outputs(self, check: bool = True) -> dict[str, np.ndarray]:
+        """Every tensor after the run, by buffer name, as compact copies.  Memory behind pointer parameters is written back.
+
+        check: writes were recorded.  Then elements of outputs that nothing has written are poison, and a warning counts them.
+        """
         for t in self.tensors:
             if t.address is not None:
                 t.array_at(t.address)[...] = t.array()
-        return {t.buffer.name: np.array(t.array()) for t in self.tensors}
+        out = {t.buffer.name: np.array(t.array()) for t in self.tensors}
+        for t in self.tensors:
+            if check and t.storage.known is not None and (missed := ~t.written()).any():
+                name = t.buffer.name
+                out[name][missed] = poison(out[name].dtype)
+                warn("unwritten-output", f"{int(missed.sum())} of {missed.size} elements of `{name}` were not written",
+                     "compare the grid and the tiles that are stored with its shape", t.buffer.span)
+        return out
+
+
+def poison(dt: np.dtype) -> Any:
+    """What stands for an element that nothing has written: bytes of ones, NaN in every float type; True in bool."""
+    return np.bool_(True) if dt.kind == "b" else np.full(dt.itemsize, 255, np.uint8).view(dt)[0]
 
 
 def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int], aliased: bool = False) -> Binding:

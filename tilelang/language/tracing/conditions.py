@@ -42,8 +42,8 @@ class Conditions:
             return bool(value)
         if hasattr(value, "__tilelang_expr__"):
             return self.truth(value.__tilelang_expr__())
-        log.warning("%s: a Python object of type %s is used as a condition; its truth value is taken while tracing",
-                    self.b.span(), type(value).__name__)
+        errors.warn("python-condition", f"a Python object of type {type(value).__name__} is used as a condition; its truth "
+                    "value is taken while tracing", "compare it: `is not None`, `len(x) > 0`", self.b.span(), log)
         return bool(value)
 
     def lazily(self, thunk: Callable[[], Any]) -> Any:

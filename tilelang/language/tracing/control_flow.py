@@ -18,6 +18,11 @@ from .scope import UNDEFINED, Frame, IfFrame, Poison, Undefined, WhileFrame, out
 from .state import describe, place
 
 
+register_warning("no-effect", "a statement of a kernel that does nothing")
+register_warning("open-loop", "a loop as a statement of its own, which holds the rest of the block")
+register_warning("rebound", "a scalar of a kernel is assigned again, which makes a new value")
+register_warning("python-element", "an element of a Python container is assigned in a loop or branch that is traced once")
+register_warning("python-condition", "a Python object as a condition, whose truth is taken while tracing")
 register_warning("host-print", "print() of a value of the kernel, which prints its expression while tracing")
 
 
@@ -138,7 +143,8 @@ class ControlFlow:
             if c:
                 raise errors.error("infinite-loop", "Infinite while loop detected: its condition is always true",
                                    span=self.b.span(), hint="loop on a T.alloc_var, or use T.serial with break")
-            log.warning("%s: the condition of this while loop is always false; the loop is skipped", self.b.span())
+            warn("no-effect", "the condition of this while loop is always false; the loop is skipped",
+                 "loop on a T.alloc_var", self.b.span(), log)
             g.then = False
             return g
         g.frame = WhileFrame(c)
@@ -251,7 +257,8 @@ class ControlFlow:
             return
         if isinstance(value, Frame):
             if value.loop:
-                log.warning("%s: a loop is used as a statement; it stays open to the end of the block", self.b.span())
+                warn("open-loop", "a loop is used as a statement; it stays open to the end of the block",
+                     "write `for i in` in front of it", self.b.span(), log)
             self.b.enter(value)
             return
         if isinstance(value, Call):
@@ -262,7 +269,7 @@ class ControlFlow:
         if isinstance(value, Stmt):
             self.b.emit(value)
             return
-        log.warning("%s: the value of this expression is not used", self.b.span())
+        warn("no-effect", "the value of this expression is not used", "assign it, or leave it out", self.b.span(), log)
 
 
 def leading_arguments(b: Builder) -> tuple[Any, ...]:

@@ -62,9 +62,8 @@ class Names:
         if self.b.lazy or value.dtype.is_handle or (self.b.kernel is None and not reads_memory(value)):
             return value  # lazy: the name is used inside one expression, during which nothing changes
         if isinstance(old, Var) and not isinstance(old, Const):
-            log.warning("%s: Immutable value `%s` is re-bound; use T.alloc_var for a variable that "
-                        "changes", self.b.span(),
-                        name)
+            errors.warn("rebound", f"Immutable value `{name}` is re-bound", "use T.alloc_var for a variable that changes",
+                        self.b.span(), log)
         v = self.b.let(name, value)
         if isinstance(value, Load) and not any(reads_memory(i) for i in value.indices):
             self.b.elements[id(v)] = (v, value)
@@ -200,9 +199,9 @@ class Names:
     def _keep(self, container: Any, key: Any, value: Any) -> None:
         """`container[key] = value` of Python: once, while tracing."""
         if isinstance(value, SCALARS) and not all(f.once for f in self.b.frames):
-            log.warning("%s: an element of a Python %s is assigned a number in a run-time loop or branch; that happens "
-                        "once, while tracing: use T.alloc_var for a value that changes", self.b.span(),
-                        type(container).__name__)
+            errors.warn("python-element", f"an element of a Python {type(container).__name__} is assigned a number in a "
+                        "run-time loop or branch; that happens once, while tracing", "use T.alloc_var for a value that changes",
+                        self.b.span(), log)
         container[key] = self.as_it_is_now(value)
 
     def getitem(self, target: Any, key: Any) -> Any:

@@ -42,7 +42,7 @@ def run_tile(func: Any, args: Arguments, *, check: bool = True, aliased: bool = 
         slots[c.slot(t.buffer.data)] = t.storage
     with np.errstate(all="ignore"):
         action(LaneFrame(slots, 1, None, Printer()))
-    return binding.outputs()
+    return binding.outputs(check)
 
 
 __all__ = ["run_tile"]

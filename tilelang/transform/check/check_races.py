@@ -13,7 +13,7 @@ import numpy as np
 
 from tilelang.arith import simplify
 from tilelang.env import env, is_truthy
-from tilelang.errors import TileLangError
+from tilelang.errors import TileLangError, register_warning, warn
 from tilelang.ir import (Bind, Const, Expr, Func, If, Load, Parallel, Store, Var, free_vars, contains, inner, is_const,
                          statements, substitute, walk, DYNAMIC, GLOBAL, STATIC)
 from tilelang.ir.evaluate import evaluate
@@ -24,6 +24,8 @@ from ..analysis.effects import updated_element
 
 log = logging.getLogger("tilelang.transform")
 POINTS = 1 << 18  # loops of more iterations are skipped
+register_warning("data-race", "iterations of T.Parallel store different values to one element")
+_HINT = "give each iteration elements of its own, or use T.atomic_add"
 _OF_ALL = (GLOBAL, STATIC, DYNAMIC)
 
 
@@ -68,9 +70,8 @@ def _beside_updates(loop: Parallel) -> None:
             continue
         mine, theirs = place(x.indices), updates[x.buffer]
         if mine != theirs and any(isinstance(n, Load) for i in (*mine, *theirs) for n in walk(i)):
-            log.warning("Data race detected: iterations of T.Parallel may %s elements of `%s` that others update atomically%s",
-                        "read" if isinstance(x, Load) else "store", x.buffer.name,
-                        f" ({x.span or loop.span})" if x.span or loop.span else "")
+            warn("data-race", f"Data race detected: iterations of T.Parallel may {'read' if isinstance(x, Load) else 'store'} "
+                 f"elements of `{x.buffer.name}` that others update atomically", _HINT, x.span or loop.span, log)
             return
 
 
@@ -124,8 +125,8 @@ def _check(s: Store, points: dict[Var, np.ndarray], live: np.ndarray, bound: dic
         if np.any(differs):
             k = int(np.flatnonzero(differs)[0])
             who = [", ".join(f"{v.name}={int(p[live][i])}" for v, p in points.items()) for i in (int(again[k]), k)]
-            log.warning("Data race detected: iterations (%s) and (%s) of T.Parallel store different values in `%s`%s",
-                        *who, s.buffer.name, f" ({s.span or loop.span})" if s.span or loop.span else "")
+            warn("data-race", f"Data race detected: iterations ({who[0]}) and ({who[1]}) of T.Parallel store different values "
+                 f"in `{s.buffer.name}`", _HINT, s.span or loop.span, log)
             return
 
 

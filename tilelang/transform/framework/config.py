@@ -49,6 +49,7 @@ class PassConfigKey(str, Enum):
     TL_DISABLE_SHARED_MEMORY_REUSE = "tl.disable_shared_memory_reuse"
     TL_DEBUG_MERGE_SHARED_MEMORY_ALLOCATIONS = "tl.debug_merge_shared_memory_allocations"
     TL_DISABLE_DATA_RACE_CHECK = "tl.disable_data_race_check"
+    TL_STRICT = "tl.strict"
     TL_DISABLE_BUFFER_INIT_CHECK = "tl.disable_buffer_init_check"
     TL_DISABLE_PRELOWER_SEMANTIC_CHECK = "tl.disable_prelower_semantic_check"
     TL_SIMPLIFY = "tl.Simplify"
@@ -164,6 +165,7 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
     _K.TL_ENABLE_VECTORIZE_PLANNER_VERBOSE: _unused("TILELANG_DEBUG=3 shows the loops"),
     _K.TL_DISABLE_SHARED_MEMORY_REUSE: _flag("give every shared buffer its own storage"),
     _K.TL_DEBUG_MERGE_SHARED_MEMORY_ALLOCATIONS: _flag("report where each shared buffer lies"),
+    _K.TL_STRICT: _flag("warnings are errors, and results are filled with NaN or -1 before a launch (TILELANG_STRICT)"),
     _K.TL_DISABLE_DATA_RACE_CHECK: _flag("no warning about racing parallel iterations (TILELANG_ENABLE_DATA_RACE_CHECK)", True),
     _K.TL_DISABLE_BUFFER_INIT_CHECK: _flag("no warning about reads before writes"),
     _K.TL_DISABLE_PRELOWER_SEMANTIC_CHECK: _flag("no semantic checks before lowering"),

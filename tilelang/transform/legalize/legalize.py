@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Container
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.errors import error, register
+from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import (Alloc, Binary, Bind, Break, Buffer, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Ramp,
                          Region, Seq, Shuffle, Stmt, Store, TileOp, Unary, Var, While, convert, free_vars, inner, is_const,
                          load, rebuild, replace, rewrite, seq, statements, stmts_of, walk, with_options, DYNAMIC, FRAGMENT,
@@ -45,9 +44,9 @@ register("out-of-scope", RuntimeError, "a value is used outside the loop, branch
 register("undefined-symbol", ValueError, "a variable has no value: it is no parameter and in no tensor's shape",
          expected="a parameter, or a dimension of one")
 
+register_warning("uninitialized", "a buffer of a block is read before anything is written to it")
 CHECK = "[Tilelang Semantic Check]"
 _PRIVATE = (LOCAL, VARIABLE, FRAGMENT, STATIC, DYNAMIC)
-log = logging.getLogger("tilelang.transform")
 
 
 @pass_(needs=TILE)
@@ -348,20 +347,24 @@ def _before(b: Buffer, s: Stmt, after: bool) -> bool:
 
 
 def warn_uninitialized(func: Func) -> None:
-    """Log a warning for each buffer whose first access in program order is a read. Shared memory that warp roles pass on by
-    mbarriers is left out: program order says nothing about it."""
+    """Warn of each buffer whose first access in program order is a read. Shared memory that warp roles pass on by mbarriers is
+    left out: program order says nothing about it."""
     seen: set[Var] = set()
     passed_on = any(n.op == "mbarrier_wait" for n in walk(func, Call))
     local = {s.buffer.data for s in statements(func.body) if isinstance(s, Alloc) and s.init is None and not (
         passed_on and s.buffer.scope_name.startswith("shared"))}
-    for e in effects(func.body):
-        if e.storage in local and e.storage not in seen and e.buffer.scope_name in _PRIVATE:
-            if e.mode == "read" or e.mode == "readwrite" and isinstance(e.node, TileOp) and _accumulates(e.node):
-                if _in_later_iterations(func.body, e):
-                    continue
-                place = getattr(e.node, "span", None)
-                log.warning("buffer `%s` is read before it is written%s", e.buffer.name, f" ({place})" if place else "")
-            seen.add(e.storage)
+    for s in statements(func.body):
+        for e in own_effects(s):
+            if e.storage in local and e.storage not in seen and e.buffer.scope_name in _PRIVATE:
+                if e.mode == "read" or e.mode == "readwrite" and isinstance(e.node, TileOp) and _accumulates(e.node):
+                    if _in_later_iterations(func.body, e):
+                        continue
+                    name, place = e.buffer.name, getattr(e.node, "span", None) or getattr(s, "span", None) or e.buffer.span
+                    adds = e.mode == "readwrite" or isinstance(s, Store) and s.buffer is e.buffer
+                    warn("uninitialized", f"buffer `{name}` is read before it is written",
+                         f"put T.clear({name}), or T.fill with the value it starts from, in front of the loop" if adds else
+                         f"write it first: T.copy, T.clear or T.fill into `{name}`", place)
+                seen.add(e.storage)
 
 
 def _in_later_iterations(s: Stmt, e: Any) -> bool:
