@@ -1,4 +1,4 @@
-"""Outputs that the framework allocates without memory: torch's FakeTensorMode."""
+"""Calls under torch's FakeTensorMode, where the framework allocates tensors without memory."""
 
 import torch
 
@@ -34,9 +34,20 @@ def eager(X):
 def test_a_kernel_wrote_to_a_fake_output_and_the_process_died(kernel):
     x = torch.randn(100)
     assert torch.equal(kernel(x), x)
+    with torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        for given in (x, mode.from_tensor(x)):
+            out = kernel(given)
+            assert isinstance(out, torch._subclasses.FakeTensor) and (out.shape, out.dtype) == (x.shape, x.dtype)
+    assert torch.equal(kernel(x), x)
+
+
+def test_an_output_without_memory_is_rejected():
+    kernel = lazy(100)
+    x = torch.randn(100)
+    kernel(x)
     with torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True), \
             pytest.raises(RuntimeError, match="output Y data pointer is NULL: the framework allocated a tensor without memory"):
-        kernel(x)
+        kernel._entry.call(x)
 
 
 def test_an_empty_output_needs_no_memory():

@@ -55,7 +55,7 @@ def test_call_errors(case):
     refuse(lambda: k(a.t().contiguous().t(), b), RuntimeError, "A")
     refuse(lambda: k(None, b), RuntimeError, "non-NULL")
     refuse(lambda: k(3, b), (RuntimeError, TypeError), "A")
-    refuse(lambda: k(A=a, B=b), TypeError, "")
+    refuse(lambda: k(A=a, b=b), TypeError, "")
     refuse(lambda: mm(a), ValueError, "input")
     refuse(lambda: mm(a, case.randn(49, 60).half()), (ValueError, RuntimeError), "input B shape[0]")
     refuse(lambda: mm.compile(), ValueError, "Cannot find value for constexpr variable")

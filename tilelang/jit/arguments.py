@@ -41,7 +41,9 @@ register("kernel-size", ScalarRangeError, "a size, index or comparison of a kern
          expected="sizes whose arithmetic fits its type")
 register("kernel-read-only", ValueError, "a read-only array is passed for a tensor the kernel writes",
          expected="an array that can be written")
-register("kernel-keyword", TypeError, "a kernel takes its inputs by position only", expected="inputs by position")
+register("kernel-keyword", TypeError, "a keyword of a call is no input of the kernel, or one that is given by position too",
+         expected="each input once, by position or by its name")
+register("kernel-out", ValueError, "out= does not name the results of a kernel", expected="one tensor for each result")
 
 # Texts of rejected calls.  The patterns are compiled at the first rejected call: most programs have none.
 _ABOUT = r"^kernel (?P<fn>\S+) (?P<what>input|scalar) (?P<name>\S+) "
@@ -93,6 +95,39 @@ def describe(x: Any) -> str:
     if hasattr(x, "device"):
         parts.append(f"on {x.device}")
     return " ".join(parts)
+
+
+def by_position(sig: Signature, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    """All inputs in their order, where some are given by name.  Raises kernel-keyword."""
+    names = [a.name for a in sig.inputs]
+    for name in named:
+        if name not in names[len(args):]:
+            twice = name in names
+            raise error("kernel-keyword", f"kernel {sig.name} got " + (f"multiple values for input {name!r}" if twice else
+                        f"an unexpected keyword argument {name!r}"), found=f"the keyword {name}",
+                        hint="give it by position or by name, not both" if twice else f"the inputs are: {', '.join(names)}")
+    missing = [n for n in names[len(args):] if n not in named]
+    if missing:
+        raise error("kernel-arity", f"Kernel expected {len(names)} inputs, but {len(args) + len(named)} are provided: "
+                    f"`{missing[0]}` is missing", expected=f"{len(names)} inputs: {', '.join(names)}", found=f"no {missing[0]}",
+                    hint=f"the inputs are: {', '.join(names)}")
+    return (*args, *(named[n] for n in names[len(args):]))
+
+
+def with_outputs(sig: Signature, args: tuple[Any, ...], out: Any) -> tuple[tuple[Any, ...], Any]:
+    """(arguments of JITKernel.into, what the call returns) for a call with out=.  Raises kernel-out, kernel-arity."""
+    several = isinstance(out, (tuple, list))
+    given = list(out) if several else [out]
+    names = [a.name for a in sig.outputs]
+    if len(given) != len(names) or not names:
+        raise error("kernel-out", f"kernel {sig.name} returns {len(names)} tensors, and out= gives {len(given)}",
+                    expected=f"tensors for {', '.join(names)}" if names else "no out=", found=f"{len(given)} tensors",
+                    hint="out=tensor for one result, out=(a, b) for several in the order in which they are returned" if names
+                    else "the kernel writes into its arguments: pass the tensor as one of them")
+    if len(args) != len(sig.inputs):
+        raise explain(sig, args, ValueError("num_args"))
+    places, rest = dict(zip(sig.out_idx, given)), iter(args)
+    return tuple(places[a.index] if a.index in places else next(rest) for a in sig.args), given if len(names) > 1 else given[0]
 
 
 def adapted(sig: Signature, args: tuple[Any, ...], written: Any) -> tuple[Any, ...] | None:

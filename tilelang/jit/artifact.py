@@ -47,6 +47,15 @@ def disjoint_parameters(request: Request) -> tuple[tuple[tuple[str, str], ...], 
     return pairs, made_of_pointers(request.func) if pairs else {}
 
 
+def written_parameters(func: Func) -> list[str]:
+    """Names of the tensor and pointer parameters that a program may write."""
+    from tilelang.transform.analysis.effects import effects  # 2 ms
+
+    stored = {e.storage for e in effects(func.body) if e.writes}
+    buffers = {p: func.buffer_of(p) for p in func.params}
+    return sorted(p.name if b is None else b.name for p, b in buffers.items() if (p if b is None else b.data) in stored)
+
+
 @record
 class Artifact:
     """A compiled program.  kind: "cpu" or "cuda".  files: binaries by name.  meta: JSON facts (kernels, resources, reports).

@@ -26,10 +26,12 @@ from .artifact import program_of
 from .captured import Captured
 from .compiling import run_parallel
 from .eager import EagerCalls
+from .graph_names import named
 from .kernel import JITKernel, compile_request
 from .requests import check_host, make_request
 from .keys import SIMPLE, freeze
 from .methods import InClasses
+from .torch_calls import in_graphs
 
 register("jit-out-idx", ValueError, "out_idx is given to an eager function, which returns its T.empty tensors",
          expected="out_idx with a function that returns a @T.prim_func")
@@ -98,6 +100,8 @@ class JITImpl(InClasses):
         self.captured = Captured(func)
         self._definition = _definition(func)
         self._configs: tuple[Any, tuple[Any, ...]] | None = None
+        self.graph_name = named(self)
+        self.first_parameter = next(iter(getattr(getattr(inspect.unwrap(func), "__code__", None), "co_varnames", ())), "")
         self.__doc__, self.__module__ = getattr(func, "__doc__", None), getattr(func, "__module__", None) or __name__
 
     def __getattr__(self, name: str) -> Any:
@@ -215,6 +219,7 @@ class JITImpl(InClasses):
         raise error("kernel-keyword", f"`{self._name()}` takes no grid in brackets", found=f"{self._name()}[...]",
                     hint=f"call {self._name()}(...): the grid is what T.Kernel says")
 
+    @in_graphs
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
             if self.mode == "eager":

@@ -82,6 +82,8 @@ class EagerCalls:
 
     # ---- public -----------------------------------------------------------------------------------------------------
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call.  out=: memory for the results, unless the function has a parameter of that name."""
+        out = kwargs.pop("out", None) if kwargs and "out" not in self.parameters else None
         key = None
         if not kwargs and not self.open:
             try:
@@ -94,13 +96,12 @@ class EagerCalls:
                 key = hit = None
             if hit is not None and len(args) <= len(self.code):
                 kernel, rest = hit
-                if rest is None:
-                    return kernel(*args)
-                return kernel(*[args[i] if i < len(args) else d for i, d in rest])
+                given = args if rest is None else [args[i] if i < len(args) else d for i, d in rest]
+                return kernel(*given) if out is None else kernel(*given, out=out)
         if self.owner.is_redefined():
-            return self.owner(*args, **kwargs)
+            return self.owner(*args, **kwargs) if out is None else self.owner(*args, out=out, **kwargs)
         missed = self.captured.missed
-        values, consts = self._bind(args, kwargs)
+        values, consts = self.bound(args, kwargs)
         missing = [n for n in self.runtime if values[n] is _MISSING]
         if missing:
             given = len(self.runtime) - len(missing)
@@ -116,7 +117,7 @@ class EagerCalls:
         if key is not None and missed == self.captured.missed and self._is_simple(trace, values):
             whole = len(args) == len(names) == len(self.names)
             self.fast[key] = kernel, None if whole else [(i, self.defaults[n]) for i, n in enumerate(self.names) if n in names]
-        return kernel(*(values[n] for n in names))
+        return kernel(*(values[n] for n in names), **({} if out is None else {"out": out}))
 
     def _given(self, trace: _Trace, values: dict[str, Any]) -> list[str]:
         """Parameters of the kernel; tensors given as None are left out."""
@@ -133,26 +134,26 @@ class EagerCalls:
         return not trace.packed and all(site is not None and site[1] == "shape" for site in trace.consts.values())
 
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JITKernel:
-        values, consts = self._bind(args, kwargs)
+        values, consts = self.bound(args, kwargs)
         return self._kernel(self._trace(values, consts), values, consts)
 
     def program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        values, consts = self._bind(args, kwargs)
+        values, consts = self.bound(args, kwargs)
         trace = self._trace(values, consts)
         return self._traced(trace, values, consts)[0]
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        values, consts = self._bind(args, kwargs)
+        values, consts = self.bound(args, kwargs)
         trace = self._trace(values, consts)
         return self._static_key(values), tuple(self._const_values(trace, values, consts).items())
 
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The arguments for the kernel of a call, without tensors that are None and that the kernel does not have."""
-        values = self._bind(args, kwargs)[0]
+        values = self.bound(args, kwargs)[0]
         return [values[n] for n in self._given(self._trace(values, {}), values)]
 
     # ---- steps ------------------------------------------------------------------------------------------------------
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """(value or _MISSING per parameter, keyword values of consts)."""
         names = self.names
         if len(args) > len(names):

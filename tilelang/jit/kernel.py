@@ -14,19 +14,22 @@ from tilelang.errors import InternalError, TileLangError, error, for_user, regis
 from tilelang.log import logger
 from tilelang.runtime.host_engine import ffi_state
 from tilelang.runtime.params import KernelParam, params_of
-from tilelang.runtime.signature import Signature, TensorArg, signature_of
+from tilelang.runtime.signature import Signature, signature_of
 from tilelang.log import phase
 
-from .arguments import adapted, explain, explain_cython, refusing_negated, was_overlapping, was_rejected, was_unaligned
-from .artifact import Artifact, CompiledArtifact, Request
+from .arguments import (adapted, by_position, explain, explain_cython, refusing_negated, was_overlapping, was_rejected,
+                        was_unaligned, with_outputs)
+from .artifact import Artifact, CompiledArtifact, Request, written_parameters
 from .collecting import rarely_collected
 from .diagnostics import jit_phase
 from .failures import internal
+from .graph_names import named
 from .kernel_cache import cache_key, is_cached, produce
 from .outputs import OutputCall
 from .requests import make_request
 from .sources import Sources
 from .spills import warn_of_spills
+from .torch_calls import in_graphs, traced, with_torch
 
 register("kernel-not-tuned", ValueError, "the tuner's result of a kernel that was not tuned is asked for",
          expected="a kernel made by the autotuner", found="a kernel compiled without it")
@@ -72,7 +75,8 @@ class Adapter:
 
 
 class JITKernel:
-    """A compiled program.  Call it with its inputs in order; it returns its outputs (out_idx, T.empty).
+    """A compiled program.  Call it with its inputs in order or by name; it returns its outputs (out_idx, T.empty).  out=: a
+    tensor, or a tuple of several, that the results are written to.
 
     Tensors: torch, NumPy and any DLPack object on the kernel's device.  The arguments are checked before anything runs;
     a failed check raises an error.  A kernel may be called from several threads.
@@ -101,17 +105,20 @@ class JITKernel:
         self.ref_latency: float | None = None
         self.library_path: str | None = None
         self.adapter = Adapter(self)
+        self.graph_name = named(self)
         self._lock = threading.Lock()
         self._written: frozenset[str] | None = None
         self._unaligned: JITKernel | None = None
         self._in_order: JITKernel | None = None
+        self._into: JITKernel | None = None
         self._entry: Any = None
         self._run: Any = self._first_run
 
     # ---- calling --------------------------------------------------------------------------------------------------
+    @in_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
-            return self._call_with(args, kwargs)
+            return _call_with(self, args, kwargs)
         try:
             return self._run(*args)
         except Exception as e:
@@ -185,36 +192,32 @@ class JITKernel:
     def _with(self, key: str, value: Any) -> JITKernel:
         return compile_request(replace(self.request, config={**self.request.config, key: value}))
 
-    def _call_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call with keyword arguments: stream= and skip_tensor_validation= of the cython backend; others are rejected."""
-        stream = kwargs.pop("stream", None)
-        kwargs.pop("skip_tensor_validation", None)
-        if kwargs or self.execution_backend != "cython":
-            name = next(iter(kwargs), "stream")
-            raise error("kernel-keyword", f"kernel {self.signature.name} got an unexpected keyword argument {name!r}",
-                        found=f"the keyword {name}",
-                        hint="pass the inputs by position")
-        if stream is None or not self.target.is_cuda:
-            return self(*args)
-        with ffi_state().module.use_raw_stream(ffi_state().module.device("cuda", self._device_of(args)), int(stream)):
-            return self(*args)
+    @property
+    def into(self) -> JITKernel:
+        """A kernel of the same program that takes its outputs as arguments, in the places of their parameters.
 
-    def _device_of(self, args: tuple[Any, ...]) -> int:
-        for x in args:
-            index = getattr(getattr(x, "device", None), "index", None)
-            if index is not None:
-                return int(index)
-        return 0
+        It is compiled at the first call with out=.
+        """
+        if not self.signature.out_idx:
+            return self
+        with self._lock:
+            if self._into is None:
+                func = self.request.func
+                plain = replace(func, facts=replace(func.facts, out_idx=None))
+                self._into = compile_request(replace(self.request, func=plain, out_idx=None, given=None))
+            return self._into
 
     def _first_run(self, *args: Any) -> Any:
-        """Load the code, then replace the call by the fast path."""
+        """Load the code, then replace the call by the fast path.  Calls that torch traces need no code."""
+        if (op := traced(self)) is not None:
+            return op(*args)
         with self._lock:
             self._load()
             if not self.signature.outputs or self._built.kind == "interpreted":
                 self._run = self._entry.call if self.execution_backend != "cython" else _empty_list(self._entry.call)
             else:
                 self._run = OutputCall(self)
-            self._run = refusing_negated(self.signature, self._run)
+            self._run = with_torch(self, refusing_negated(self.signature, self._run))
         return self._run(*args)
 
     def _load(self) -> None:
@@ -225,13 +228,10 @@ class JITKernel:
                 self._entry = load(self._built, self.signature, self.request)
 
     def written(self) -> frozenset[str]:
-        """Names of the tensor parameters that the program may write."""
+        """Names of the tensors and pointers that the program may write."""
         if self._written is None:
-            from tilelang.transform.analysis.effects import effects  # 2 ms
-
-            stored = {e.storage for e in effects(self.request.func.body) if e.writes}
-            self._written = frozenset(a.name for a in self.signature.args
-                                      if isinstance(a, TensorArg) and a.buffer.data in stored)
+            known = self._built.meta.get("written")
+            self._written = frozenset(written_parameters(self.request.func) if known is None else known)
         return self._written
 
     @property
@@ -453,6 +453,28 @@ class JITKernel:
 
     def __reduce__(self) -> Any:
         return recompiled, (self.request, (self.latency, self.config, self.ref_latency))
+
+
+def _call_with(kernel: JITKernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call with keywords: inputs by name, out= for the results; stream= and skip_tensor_validation= (cython backend)."""
+    sig = kernel.signature
+    names = {a.name for a in sig.inputs}
+    own = ("out", "stream", "skip_tensor_validation") if kernel.execution_backend == "cython" else ("out",)
+    option = {k: kwargs.pop(k) for k in own if k in kwargs and k not in names}
+    if kwargs:
+        args = by_position(sig, args, kwargs)
+    out, stream = option.get("out"), option.get("stream")
+    places = [getattr(getattr(x, "device", None), "index", None) for x in args]
+    device = next((i for i in places if isinstance(i, int)), 0)
+    run: Any = kernel
+    if out is not None:
+        run, args, out = kernel.into, *with_outputs(sig, args, out)
+    if stream is None or not kernel.target.is_cuda:
+        found = run(*args)
+    else:
+        with ffi_state().module.use_raw_stream(ffi_state().module.device("cuda", device), int(stream)):
+            found = run(*args)
+    return found if out is None else out
 
 
 def _empty_list(call: Any) -> Any:

@@ -11,7 +11,7 @@ from tilelang.runtime.cache import DiskCache, compiler_stamp, digest
 from tilelang.runtime.signature import resolve_out_idx
 from tilelang.transform.framework.observe import is_watched
 
-from .artifact import INTERPRETED, KERNEL_SEPARATOR, Artifact, Request
+from .artifact import INTERPRETED, KERNEL_SEPARATOR, Artifact, Request, written_parameters
 from .failures import internal
 from .hooks import has_hook
 from .toolchain import toolchain_stamp
@@ -64,7 +64,9 @@ def _built(request: Request) -> Artifact:
     from .building import build  # 12 ms, which kernels found on disk do not need
 
     try:
-        return build(request)
+        artifact = build(request)
+        artifact.meta["written"] = written_parameters(request.func)
+        return artifact
     except Exception as e:
         fault = internal(request, "the compiler", e)
         if fault is None:

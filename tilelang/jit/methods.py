@@ -45,9 +45,7 @@ class InClasses:
     Other decorated functions in a class body or in class attributes are not bound to the object.
     """
 
-    @property
-    def first_parameter(self) -> str:
-        return next(iter(self.signature.parameters), "")  # type: ignore[attr-defined]
+    first_parameter: str
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         return self if obj is None or self.first_parameter not in _FIRST else BoundJIT(self, obj)

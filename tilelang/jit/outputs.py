@@ -123,11 +123,11 @@ def _torch_of(first: Any, target: Any) -> Any:
 
 
 def _torch_output(torch: Any, a: TensorArg, dims: list[int], device: Any) -> _Output:
-    t = torch.empty(_packed_dims(a, dims), dtype=a.buffer.dtype.as_torch(), device=device)
+    t = torch.empty(packed_dims(a, dims), dtype=a.buffer.dtype.as_torch(), device=device)
     return _Output(t, t)
 
 
-def _packed_dims(a: TensorArg, dims: list[int]) -> list[int]:
+def packed_dims(a: TensorArg, dims: list[int]) -> list[int]:
     """Storage shape: for types narrower than a byte the last dimension counts bytes."""
     dt = a.buffer.dtype
     if dt.bits >= 8 or dt.lanes != 1:
@@ -144,7 +144,7 @@ def _numpy_output(a: TensorArg, dims: list[int], first: Any) -> _Output:
     dt = numpy_dtype(a.buffer.dtype)
     if a.buffer.dtype.bits < 8:
         dt = np.dtype(np.uint8 if a.buffer.dtype.is_unsigned else np.int8)
-    array = np.empty(_packed_dims(a, dims), dt)
+    array = np.empty(packed_dims(a, dims), dt)
     given = array if exports_itself(array) else Exported(array)
     if first is None or isinstance(first, np.ndarray):
         return _Output(given, array)
@@ -153,4 +153,4 @@ def _numpy_output(a: TensorArg, dims: list[int], first: Any) -> _Output:
     return _Output(given, convert(given) if convert is not None else array)
 
 
-__all__ = ["OutputCall"]
+__all__ = ["OutputCall", "packed_dims"]

@@ -10,20 +10,26 @@ import ast
 import inspect
 import itertools
 import textwrap
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilelang.errors import error, register
+from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import Binary, Cast, Const, Expr, Var
-from tilelang.runtime.signature import PointerArg, ScalarArg, TensorArg
+from tilelang.runtime.signature import PointerArg, ScalarArg, Signature, Solve, TensorArg
 
-from .decorator import JITImpl
-from .kernel import JITKernel
+from .outputs import packed_dims
 
 register("torch-op", ValueError, "a kernel that torch.library cannot take as an operator",
          expected="a compiled kernel, or an eager @tilelang.jit function of tensors and numbers")
+register("kernel-gradient", RuntimeError, "a kernel writes a tensor that torch computes a gradient for",
+         "call it under torch.no_grad(), pass x.detach(), or give it a gradient with tilelang.autograd(forward, backward)",
+         expected="tensors that may be written: no leaf that requires a gradient, or grad mode off")
+register_warning("gradient-dropped", "a kernel is called with a tensor that requires a gradient, and computes none")
 
 _serial = itertools.count()
+_running = threading.local()  # .operator: this thread executes an operator's kernel
+_operators: dict[Any, Callable[..., Any]] = {}  # of kernels, and of calls of functions, that torch has traced
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "floordiv": lambda a, b: a // b,
     "floormod": lambda a, b: a % b, "min": lambda a, b: min(a, b), "max": lambda a, b: max(a, b)}
@@ -41,8 +47,13 @@ def torch_op(kernel: Any, name: str | None = None, *, mutates: Sequence[str] = (
         relu = tilelang.torch_op(relu_kernel)
         model = torch.compile(lambda x: relu(x) + 1, fullgraph=True)
     """
-    made = _OfKernel(kernel) if isinstance(kernel, JITKernel) else _OfFunction(kernel, tuple(mutates), outputs)
+    made = _OfKernel(kernel) if is_kernel(kernel) else _OfFunction(kernel, tuple(mutates), outputs)
     return made.register(name)
+
+
+def is_kernel(x: Any) -> bool:
+    """Whether an object is a compiled kernel (jit/kernel.py)."""
+    return isinstance(getattr(x, "signature", None), Signature)
 
 
 class _Operator:
@@ -65,7 +76,7 @@ class _Operator:
         """In torch's notation: (Tensor x, Tensor(a0!) y, float s=1.0) -> Tensor."""
         params = []
         for k, (name, kind, default) in enumerate(self.parameters):
-            text = f"{kind}(a{k}!)" if name in self.mutates else kind
+            text = kind.replace("Tensor", f"Tensor(a{k}!)") if name in self.mutates else kind
             params.append(f"{text} {name}{default}")
         results = ["Tensor"] * self.outputs
         return f"({', '.join(params)}) -> {results[0] if len(results) == 1 else '(' + ', '.join(results) + ')'}"
@@ -80,12 +91,20 @@ class _Operator:
         written = [k for k, p in enumerate(self.parameters) if p[0] in self.mutates]
 
         def run(*args: Any) -> Any:
-            out = self.run(*args)
-            for k in written:  # autograd sees by the version that a tensor it has kept was overwritten
-                torch.autograd.graph.increment_version(args[k])
-            return out
+            _running.operator = True
+            try:
+                return self.run(*args)
+            finally:
+                _running.operator = False
 
-        torch.library.impl(f"{space}::{own}", ("cpu", "cuda"))(run)
+        def recorded(*args: Any) -> Any:
+            if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
+                check_gradient(own, names, args, written, self.outputs > 0)
+            with torch._C._AutoDispatchBelowAutograd():
+                return op(*args)
+
+        torch.library.impl(f"{space}::{own}", "CompositeExplicitAutograd")(run)
+        torch.library.impl(f"{space}::{own}", "Autograd")(recorded)
         torch.library.register_fake(f"{space}::{own}")(self.fake)
         op = getattr(getattr(torch.ops, space), own)
         names = [p[0] for p in self.parameters]
@@ -104,17 +123,32 @@ def _error(what: str, found: str, hint: str) -> Exception:
 
 
 def _number_kind(dt: Any) -> str:
-    return "bool" if dt.is_bool else "int" if dt.is_int else "float"
+    return "bool" if dt.is_bool else "SymInt" if dt.is_int else "float"
+
+
+def check_gradient(name: str, inputs: Sequence[str], args: Sequence[Any], written: Sequence[int], result: bool) -> None:
+    """Warn that gradients end at a call of a kernel, which has floating-point results if `result`.
+
+    Raises kernel-gradient for a leaf that the kernel writes, as torch does."""
+    asking = [k for k, x in enumerate(args) if getattr(x, "requires_grad", False)]
+    for k in asking:
+        if k in written and args[k].is_leaf:
+            raise error("kernel-gradient", f"kernel {name} writes `{inputs[k]}`, a leaf that requires a gradient",
+                        found=f"a leaf that requires a gradient for `{inputs[k]}`")
+    if result or any(args[k].is_floating_point() for k in written):  # others have no gradient
+        given = ", ".join(f"`{inputs[k]}`" for k in asking)
+        warn("gradient-dropped", f"kernel {name} computes no gradient, but {given} require{'s'[len(asking) > 1:]} one",
+             "give it one with tilelang.autograd(forward, backward), or call it under torch.no_grad()")
 
 
 class _OfKernel(_Operator):
-    def __init__(self, kernel: JITKernel) -> None:
+    def __init__(self, kernel: Any) -> None:
         self.kernel, self.label = kernel, kernel.signature.name
         self.parameters = []
         for a in kernel.signature.inputs:
             if isinstance(a, PointerArg):
                 raise _error(f"`{a.name}` of `{self.label}` is a pointer", f"the pointer `{a.name}`", "pass a tensor")
-            kind = "Tensor" if isinstance(a, TensorArg) else _number_kind(a.var.dtype)
+            kind = ("Tensor" if a.used else "Tensor?") if isinstance(a, TensorArg) else _number_kind(a.var.dtype)
             self.parameters.append((a.name, kind, ""))
         self.mutates = tuple(n for n, kind, _ in self.parameters if n in kernel.written())
         self.outputs = len(kernel.signature.outputs)
@@ -126,9 +160,72 @@ class _OfKernel(_Operator):
         return _as_results(results_like(self.kernel, args), self.outputs)
 
 
+class _OfCall(_OfKernel):
+    """One form of call of an eager function: its compile-time values are fixed.  Each run finds the kernel anew, because what
+    the function reads may have changed since it was traced."""
+
+    def __init__(self, function: Any, kernel: Any, names: list[str], values: dict[str, Any]) -> None:
+        super().__init__(kernel)
+        self.function, self.names, self.values, self.checked = function, names, values, {kernel}
+
+    def _kernel(self, args: tuple[Any, ...]) -> Any:
+        kernel = self.function.compile(**self.values, **dict(zip(self.names, args)))
+        if kernel not in self.checked:
+            now = _OfKernel(kernel)
+            if now.schema() != self.schema():
+                raise _error(f"`{self.label}` has another signature than when torch traced it", f"{now.schema()}",
+                             "call torch.compile again after torch.compiler.reset()")
+            self.checked.add(kernel)
+        return kernel
+
+    def run(self, *args: Any) -> Any:
+        return _as_results(self._kernel(args)(*args), self.outputs)
+
+    def fake(self, *args: Any) -> Any:
+        return _as_results(results_like(self._kernel(args), args), self.outputs)
+
+
+def check_operator(kernel: Any) -> None:
+    """Raises torch-op for a kernel that cannot be an operator."""
+    _OfKernel(kernel)
+
+
+def operator_of(kernel: Any) -> Callable[..., Any] | None:
+    """The call of a kernel as an operator, which returns what the kernel returns.  None for a call that comes from an operator,
+    and for kernels with pointers."""
+    if getattr(_running, "operator", False) or any(isinstance(a, PointerArg) for a in kernel.signature.inputs):
+        return None
+    if kernel not in _operators:
+        _operators[kernel] = _returning_lists(_OfKernel(kernel).register(None))
+    return _operators[kernel]
+
+
+def operator_of_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Callable[..., Any], list[Any]]:
+    """A call of an eager function as an operator, and the operator's arguments: the tensors and numbers of run time."""
+    eager = function.eager
+    values, consts = eager.bound(args, kwargs)
+    kernel = eager.compile(args, kwargs)
+    names = [n for n in eager.runtime if n in {a.name for a in kernel.signature.inputs}]
+    fixed = {**{n: v for n, v in values.items() if n not in names}, **consts}
+    made = _OfCall(function, kernel, names, fixed)
+    key = function, made.schema(), repr(sorted((n, id(v) if callable(v) else v) for n, v in fixed.items()))
+    if key not in _operators:
+        _operators[key] = _returning_lists(made.register(None))
+    return _operators[key], [values[n] for n in names]
+
+
+def _returning_lists(op: Callable[..., Any]) -> Callable[..., Any]:
+    """Operators return several results as a tuple, kernels as a list."""
+    def call(*args: Any) -> Any:
+        out = op(*args)
+        return list(out) if isinstance(out, tuple) else out
+
+    return call
+
+
 class _OfFunction(_Operator):
     def __init__(self, function: Any, mutates: tuple[str, ...], outputs: int | None) -> None:
-        if not isinstance(function, JITImpl):
+        if not hasattr(type(function), "eager"):
             raise _error(f"a {type(function).__name__} is no kernel", type(function).__name__,
                            "pass a compiled kernel, or an eager @tilelang.jit function")
         self.function, self.label, self.mutates = function, function.__name__, mutates
@@ -154,7 +251,7 @@ class _OfFunction(_Operator):
                            f"the parameters are {', '.join(function.eager.function.parameters)}")
         self.outputs = _returned(function) if outputs is None else outputs
 
-    def _kernel(self, args: tuple[Any, ...]) -> JITKernel:
+    def _kernel(self, args: tuple[Any, ...]) -> Any:
         kernel = self.function.compile(*args)
         others = [n for n in kernel.written() if n not in self.mutates and n in (p[0] for p in self.parameters)]
         if others:
@@ -177,7 +274,7 @@ class _OfFunction(_Operator):
         return _as_results(results_like(self._kernel(args), self._passed(args)), self.outputs)
 
 
-def _returned(function: JITImpl) -> int:
+def _returned(function: Any) -> int:
     """How many tensors the last return statement of an eager function names."""
     body = ast.parse(textwrap.dedent(inspect.getsource(function.func))).body[0]
     last = [s for s in ast.walk(body) if isinstance(s, ast.Return)]
@@ -189,27 +286,26 @@ def _as_results(found: Any, count: int) -> Any:
     return found if count == 1 else tuple(found) if count else None
 
 
-def results_like(kernel: JITKernel, inputs: Sequence[Any]) -> Any:
+def results_like(kernel: Any, inputs: Sequence[Any]) -> Any:
     """Tensors without contents of the shapes, types and device of a kernel's results for these inputs."""
     import torch  # 1 s
 
-    device = next((x.device for a, x in zip(kernel.signature.inputs, inputs) if isinstance(a, TensorArg)), None)
+    device = next((x.device for a, x in zip(kernel.signature.inputs, inputs) if isinstance(a, TensorArg)), kernel.target.kind)
     out = [torch.empty(shape, dtype=_torch_type(a), device=device)
            for a, shape in zip(kernel.signature.outputs, result_shapes(kernel, inputs))]
     return out[0] if len(out) == 1 else out
 
 
-def result_shapes(kernel: JITKernel, inputs: Sequence[Any]) -> list[list[Any]]:
+def result_shapes(kernel: Any, inputs: Sequence[Any]) -> list[list[Any]]:
     """The shapes of a kernel's results for these inputs, tensors of torch or arrays of JAX; they may be symbols of torch."""
-    sizes: dict[Var, Any] = {}
-    for a, x in zip(kernel.signature.inputs, inputs):
-        if isinstance(a, ScalarArg):
-            sizes[a.var] = x
-        elif isinstance(a, TensorArg):
-            sizes.update((d, x.shape[k]) for k, d in enumerate(a.buffer.shape) if isinstance(d, Var))
-            if hasattr(x, "stride"):
-                sizes.update((d, x.stride()[k]) for k, d in enumerate(a.buffer.strides_ or ()) if isinstance(d, Var))
-    return [[_value(d, sizes) for d in a.buffer.shape] for a in kernel.signature.outputs]
+    sig = kernel.signature
+    given = {a.name: x for a, x in zip(sig.inputs, inputs)}
+    sizes: dict[Var, Any] = {a.var: given[a.name] for a in sig.inputs if isinstance(a, ScalarArg)}
+    for s in (*sig.steps, *sig.optional):
+        if isinstance(s, Solve) and (x := given[s.site.arg.name]) is not None:
+            found = (x.shape if s.site.what == "shape" else x.stride())[s.site.dim]
+            sizes[s.symbol] = (found - _value(s.offset, sizes)) // _value(s.factor, sizes)
+    return [packed_dims(a, [_value(d, sizes) for d in a.buffer.shape]) for a in sig.outputs]
 
 
 def _torch_type(a: TensorArg) -> Any:
@@ -240,7 +336,7 @@ def autograd(forward: Any, backward: Any) -> Callable[..., Any]:
     """
     import torch  # 1 s
 
-    run, gradient = _called(forward), _called(backward)
+    run, gradient = forward, backward
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -270,7 +366,3 @@ def autograd(forward: Any, backward: Any) -> Callable[..., Any]:
 
     call.__doc__ = "A kernel with a gradient."
     return call
-
-
-def _called(fn: Any) -> Callable[..., Any]:
-    return torch_op(fn) if isinstance(fn, (JITKernel, JITImpl)) else fn

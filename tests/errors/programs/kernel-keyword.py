@@ -13,4 +13,4 @@ def scale(A: T.Tensor((4, 8), "float32"), B: T.Tensor((4, 8), "float32"), n: T.i
 
 a = np.ones((4, 8), np.float32)
 kernel = tilelang.compile(scale, target="cpu")
-kernel(a, a, n=2)
+kernel(a, a, m=2)
