@@ -6,7 +6,7 @@ import tilelang
 import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
-from .catalogue import on_cuda, on_hopper, everywhere, EXACT, HOPPER_ONLY, Bound, Program, drawn, dtype, integers, uniform, wide
+from .catalogue import on_cuda, everywhere, EXACT, HOPPER_ONLY, Bound, Program, drawn, dtype, integers, uniform, wide
 
 F16, BF16, F32, I32 = "float16", "bfloat16", "float32", "int32"
 LOG2E = 1.44269504
@@ -670,7 +670,6 @@ PROGRAMS = [
         lambda a: wide(a)[0] * 2,
         EXACT,
         absent=NO_MBARRIER,
-        faults=on_hopper("TMA into a column slice"),
     ),
     Program(
         "cluster_exchange",

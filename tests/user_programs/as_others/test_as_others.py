@@ -7,7 +7,7 @@ import pytest
 from .catalogue import BACKENDS
 from .harness import run
 
-MODULES = ("deepseek", "tilekernels", "tileops", "puzzles", "linear_attention", "serving", "scripts")
+MODULES = ("deepseek", "tilekernels", "tileops", "puzzles", "linear_attention", "serving", "scripts", "warp_roles", "corners")
 PROGRAMS = {
     f"{module}.{program.name}": program
     for module in MODULES
