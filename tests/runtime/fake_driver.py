@@ -45,6 +45,7 @@ class Driver:
     def __init__(self, kernels, types):
         self.memory, self.memory_result = [], 0  # ("allocate", bytes), ("clear", address, bytes), ("free", address)
         self.extended = []  # (function, grid, block, shared, stream, attributes)
+        self.window, self.most_set_aside, self.limits = 1 << 20, 1 << 18, {6: 4096}  # bytes of L2: of a window, set aside
         self.launches, self.loads, self.pushed, self.result, self.load_result = [], [], 0, 0, 0
         self.types, self.current = types, 0
         self.functions = (P * (len(kernels) * MAX_DEVICES))()
@@ -60,6 +61,10 @@ class Driver:
             "cuMemAllocAsync": ctypes.CFUNCTYPE(I, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, P)(self._allocate),
             "cuMemsetD8Async": ctypes.CFUNCTYPE(I, ctypes.c_int64, ctypes.c_int8, ctypes.c_int64, P)(self._clear),
             "cuMemFreeAsync": ctypes.CFUNCTYPE(I, ctypes.c_int64, P)(self._free),
+            "cuCtxGetDevice": ctypes.CFUNCTYPE(I, ctypes.POINTER(I))(lambda out: 0),
+            "cuDeviceGetAttribute": ctypes.CFUNCTYPE(I, ctypes.POINTER(I), I, I)(self._attribute),
+            "cuCtxGetLimit": ctypes.CFUNCTYPE(I, ctypes.POINTER(ctypes.c_int64), I)(self._get_limit),
+            "cuCtxSetLimit": ctypes.CFUNCTYPE(I, I, ctypes.c_int64)(self._set_limit),
             "tl_load": ctypes.CFUNCTYPE(I, I)(self._load)}
 
     def symbols(self):
@@ -76,8 +81,8 @@ class Driver:
 
     def _launch_ex(self, config, f, params, extra):
         c = config.contents
-        attributes = [(a.number, tuple(a.words[:3])) for a in c.attributes[:c.count]]
-        attributes = [(n, words if n == 4 else (words[0], 0, 0)) for n, words in attributes]
+        attributes = [(a.number, tuple(a.words[:{1: 7, 4: 3}.get(a.number, 1)])) for a in c.attributes[:c.count]]
+        attributes = [(n, words if n in (1, 4) else (words[0], 0, 0)) for n, words in attributes]
         self.extended.append((f, tuple(c.grid), tuple(c.block), c.shared, c.stream, attributes))
         return self.result
 
@@ -92,6 +97,19 @@ class Driver:
 
     def _free(self, address, stream):
         self.memory.append(("free", address))
+        return 0
+
+    def _attribute(self, out, number, device):
+        assert self.current == 7000
+        out[0] = {108: self.most_set_aside, 109: self.window}[number]
+        return 0
+
+    def _get_limit(self, out, number):
+        out[0] = self.limits[number]
+        return 0
+
+    def _set_limit(self, number, size):
+        self.limits[number] = size
         return 0
 
     def _get(self, out):

@@ -177,12 +177,17 @@ def drawn_order(text, gx, gy):
 @pytest.mark.spec("L18:use_swizzle", "T.use_swizzle")
 @pytest.mark.parametrize("gx,gy", [(5, 7), (4, 4), (1, 6), (6, 1)])
 @pytest.mark.parametrize("panel,order", [(3, "row"), (2, "column"), (10, "row"), (1, "column"), (4, "mlx")])
-def test_the_order_of_blocks_is_the_one_of_the_formula(panel, order, gx, gy):
+@pytest.mark.parametrize("first", [True, False], ids=["first", "after work"])
+def test_the_order_of_blocks_is_the_one_of_the_formula(panel, order, gx, gy, first):
+    """After work it was refused; it holds for the whole kernel wherever it stands."""
     @T.prim_func
     def f(Y: T.Tensor((gy, gx), "int32")):
         with T.Kernel(gx, gy, threads=32) as (bx, by):
+            if not first:
+                Y[by, bx] = 1
             T.use_swizzle(panel, order=order)
-            Y[by, bx] = 1
+            if first:
+                Y[by, bx] = 1
 
     def place(block):
         """(bx, by) of the block with this linear number; columns: the same with x and y exchanged."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilelang.runtime import workspaces
+from tilelang.runtime import l2_window, workspaces
 from tilelang.runtime.host_engine import HostLibrary, ffi_state
 from tilelang.runtime.host_stub import modes_of
 from tilelang.runtime.launchers import MAX_DEVICES
@@ -84,7 +84,8 @@ class CudaModules:
                "tl_load": ctypes.cast(self.callback, ctypes.c_void_p).value or 0}
         for name in ("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"):
             out[name] = ctypes.cast(getattr(self.driver.lib, name), ctypes.c_void_p).value or 0
-        for name in (ENCODE, "cuLaunchKernelEx", *workspaces.NAMES):  # absent in old drivers, for which no kernel needs them
+        # absent in old drivers, for which no kernel needs them
+        for name in (ENCODE, "cuLaunchKernelEx", *workspaces.NAMES, *l2_window.NAMES):
             function = getattr(self.driver.lib, name, None)
             if function is not None:
                 out[name] = ctypes.cast(function, ctypes.c_void_p).value or 0

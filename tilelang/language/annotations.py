@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
+from tilelang.errors import warn
 from tilelang.ir import Buffer, Evaluate, cast, convert, is_const, FRAGMENT, GLOBAL, LOCAL, SHARED
 from tilelang.ir import call as ir_call
 from tilelang.layout import Fragment, Layout
@@ -93,7 +94,10 @@ def annotate_safe_value(values: dict[Buffer, Any]) -> None:
 
 
 def annotate_l2_hit_ratio(ratios: dict[Buffer, float]) -> None:
-    """Hint that part of a global buffer should stay in L2."""
+    """Keep a part of a global tensor in L2: each launch gets an access policy window (sm_80 and newer).
+
+    ratios: {tensor: the part of its accesses that persist, from 0 to 1}.  A launch has one window, that of the first tensor.
+    """
     need_builder("T.annotate_l2_hit_ratio")
     k = need_kernel("T.annotate_l2_hit_ratio")
     for buffer, ratio in entries(ratios, "T.annotate_l2_hit_ratio"):
@@ -104,6 +108,9 @@ def annotate_l2_hit_ratio(ratios: dict[Buffer, float]) -> None:
             raise error("l2-hint", f"the part of `{buffer.name}` that stays in L2 is a number from 0 to 1, found "
                         f"{describe(ratio)}", expected="a number from 0 to 1", found=describe(ratio),
                         hint="1.0 means all of it")
+    if sum(r > 0 for r in ratios.values()) > 1:
+        warn("l2-hint-unused", "a launch keeps one tensor in L2: only the first of T.annotate_l2_hit_ratio has an effect",
+             "annotate one tensor")
     k.set(l2_hit_ratio=tuple((x, float(r)) for x, r in ratios.items()))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import I32, Alloc, Bind, Const, Expr, Launch, Stmt, Var, binary, call, convert, is_const, logical, LaunchPlan
+from tilelang.ir import I32, Const, Expr, Launch, Stmt, Var, binary, call, convert, is_const, logical, LaunchPlan
 
 from tilelang.target.cluster import check_cluster
 
@@ -221,7 +221,7 @@ def thread_index() -> Expr:
 def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> None:
     """Permute (bx, by) for reuse in L2, in rasterisation panels of `panel_size` block rows (row, mlx) or columns (column).
 
-    Never changes results.  Raises swizzle-order, swizzle-place.
+    It may stand anywhere in the kernel, and holds for the whole of it.  Never changes results.  Raises swizzle-order.
     """
     k = need_kernel("T.use_swizzle")
     if order not in ("row", "column", "mlx"):
@@ -233,10 +233,6 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
                     expected="a positive integer", found=repr(panel_size))
     if not flag(enable, "enable"):
         return
-    b = need_builder("T.use_swizzle")
-    if b.frames[-1] is not k or not all(isinstance(s, (Alloc, Bind)) for s in k.stmts):
-        raise error("swizzle-place", "T.use_swizzle must come before the first statement of the kernel that does work",
-                     hint="move it to the top of the kernel body")
     k.swizzle = (panel_size, order)
 
 

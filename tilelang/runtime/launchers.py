@@ -15,9 +15,10 @@ from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Evaluate,
 from tilelang.target.cluster import check_cluster, cluster_of
 from tilelang.target.machine import MOST_SHARED
 
-from . import workspaces
+from . import l2_window, workspaces
 from .contexts import in_context
 from .host_frame import CPU, CUDA, Frame
+from .l2_window import window_of
 from .llvm_text import HostExpr, Writer, code_of, scalar_type, text_of
 from .signature import Signature, TensorArg
 from .tensor_maps import DECLARATION, TensorMapCode
@@ -138,7 +139,8 @@ class CudaLauncher:
                 "declare i32 @cuCtxPopCurrent_v2(ptr)\n"
                 "declare i32 @cuLaunchKernel(ptr, i32, i32, i32, i32, i32, i32, i32, ptr, ptr, ptr)\n"
                 + ("declare i32 @cuLaunchKernelEx(ptr, ptr, ptr, ptr)\n"
-                   if any(launch_attributes(k.launch) for k in self.kernels) else "")
+                   if any(launch_attributes(k.launch) or window_of(k.launch) for k in self.kernels) else "")
+                + (l2_window.declarations(MAX_DEVICES) if any(window_of(k.launch) for k in self.kernels) else "")
                 + (workspaces.DECLARATIONS if any(k.workspaces for k in self.kernels) or _allocates(self.host.body) else "")
                 + "".join([DECLARATION, *(m.declaration() for maps in self.maps.values() for m in maps)]
                           if any(self.maps.values()) else []))
@@ -176,6 +178,9 @@ class _CudaStatements(HostStatements):
         w.begin(load)
         rc = w.ins(f"call i32 @tl_load(i32 {self.device})")
         w.check(w.ins(f"icmp eq i32 {rc}, 0"), "RuntimeError", f"kernel {self.sig.name} cannot be loaded on its device")
+        launches = [k.launch for k in self.owner.kernels]
+        if any(map(window_of, launches)):
+            in_context(w, w.at(contexts, 0, "ptr"), lambda: l2_window.set_aside(w, self.index, launches))
         w.jump(join)
         w.begin(join)
         self.context = w.at(contexts, 0, "ptr")
@@ -224,7 +229,8 @@ class _CudaStatements(HostStatements):
                     f"kernel {fn} needs more shared memory than the {self.owner.shared_limit} bytes a block may have")
             shared = w.ins(f"trunc i64 {size} to i32")
         attributes = launch_attributes(s)
-        config = self._config([*shape, str(shared)], attributes) if attributes else ""
+        window = window_of(s)
+        config = self._config([*shape, str(shared)], attributes, window) if attributes or window else ""
 
         def call() -> str:
             function = w.at(slot, 0, "ptr")
@@ -252,10 +258,17 @@ class _CudaStatements(HostStatements):
                 w.check(w.ins(f"icmp eq i64 {w.ins(f'srem i64 {g}, {n}')}, 0"), "RuntimeError",
                         f"kernel {self.sig.name} grid dimension {axis} is no multiple of {n}, the cluster's extent")
 
-    def _config(self, words: list[str], attributes: list[tuple[int, tuple[int, ...]]]) -> str:
-        """A CUlaunchConfig.  words: grid, block, dynamic shared bytes.  attributes: (CUlaunchAttributeID, words)."""
+    def _config(self, words: list[str], attributes: list[tuple[int, tuple[int, ...]]],
+                window: tuple[Buffer, float] | None) -> str:
+        """A CUlaunchConfig.  words: grid, block, dynamic shared bytes.  attributes: (CUlaunchAttributeID, words).  window: the
+        tensor that is kept in L2."""
         w = self.w
-        records = w.slot("i64", 9 * len(attributes))  # 72 bytes each: the id, then a value at byte 8
+        count = str(len(attributes))
+        records = w.slot("i64", 9 * (len(attributes) + (window is not None)))  # 72 bytes each: the id, then a value at byte 8
+        if window is not None:
+            record = w.ins(f"getelementptr i8, ptr {records}, i64 {72 * len(attributes)}")
+            more = l2_window.put_window(w, record, window, self._start(window[0]), self.wide, self.index)
+            count = w.ins(f"add i32 {more}, {count}")
         for k, (number, values) in enumerate(attributes):
             w.put(records, 72 * k, "i32", str(number))
             for j, v in enumerate(values):
@@ -265,7 +278,7 @@ class _CudaStatements(HostStatements):
             w.put(config, 4 * k, "i32", word)
         w.put(config, 32, "ptr", self.stream)
         w.put(config, 40, "ptr", records)
-        w.put(config, 48, "i32", str(len(attributes)))
+        w.put(config, 48, "i32", count)
         return config
 
     def _in_context(self, call: Any, message: str) -> None:

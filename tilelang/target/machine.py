@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilelang.errors import register_warning
 from tilelang.ir.record import record
+
+register_warning("l2-hint-unused", "a tensor of T.annotate_l2_hit_ratio is not kept in L2")
 
 _KB = 1024
 REGISTERS_PER_SM = 65536  # of 32 bits, on every capability from 7.0 on

@@ -179,8 +179,6 @@ _KINDS: tuple[tuple[Any, ...], ...] = (
     ("swizzle-order", ValueError, "T.use_swizzle with a bad order or rasterisation panel size",
      "write T.use_swizzle(10, order='row')",
      "'row', 'column' or 'mlx' and a positive rasterisation panel size"),
-    ("swizzle-place", ValueError, "T.use_swizzle after statements that do work", "move it to the top of the kernel body",
-     "the top of the kernel body", "statements that do work before it"),
     ("min-blocks", AssertionError, "annotate_min_blocks_per_sm without a positive integer", "give an integer of at least 1",
      "a positive integer"),
     ("warp-groups", AssertionError, "T.ws without warp groups", "name warp groups: T.ws(0), T.ws(1, 2)",

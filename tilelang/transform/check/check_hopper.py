@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.errors import error, register
+from tilelang.errors import error, register, warn
 from tilelang.ir import (EMPTY, Alloc, Evaluate, Expr, Func, If, Launch, Node, Parallel, TileOp, binary, const, logical,
                          replace, rewrite, walk, with_options, BARRIER)
 from tilelang.ir.expr import Call
@@ -55,6 +55,10 @@ def check_hopper(func: Func, cx: PassContext) -> Func:
     if target.is_cpu:
         _check_cpu(func, target)
         return rewrite(func, _elsewhere)
+    if target.is_cuda and not target.at_least(80):
+        for b in (b for n in walk(func, Launch) for b, _ in n.plan.l2_hit_ratio):
+            warn("l2-hint-unused", f"`{b.name}` is not kept in L2: {target.arch} has no part of L2 for it",
+                 "leave T.annotate_l2_hit_ratio out", span=b.span)
     if not (new and target.has_wgmma):
         for n in walk(func):
             name = None if new and isinstance(n, Launch) else _name(n, not new)

@@ -1,0 +1,81 @@
+"""The part of L2 that launches keep for a tensor (T.annotate_l2_hit_ratio): an access policy window of each launch.
+
+Persisting accesses use a part of L2 that the context sets aside.  The first call on a device raises it to the bytes of the
+largest window, or to what the device allows.
+
+Sources: CUDA Driver API, "CUaccessPolicyWindow" and "CUlimit".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tilelang.ir import Buffer, Expr, Launch
+
+from .llvm_text import Writer
+
+NAMES = ("cuCtxGetDevice", "cuDeviceGetAttribute", "cuCtxGetLimit", "cuCtxSetLimit")
+WINDOW = 1  # CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+STREAMING, PERSISTING = 1, 2  # CUaccessProperty
+_SET_ASIDE = 6  # CU_LIMIT_PERSISTING_L2_CACHE_SIZE
+_MOST_SET_ASIDE, _MOST_WINDOW = 108, 109  # CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE, _MAX_ACCESS_POLICY_WINDOW_SIZE
+
+
+def declarations(devices: int) -> str:
+    """tl_l2_window: for each device the most bytes of a window, 0 where it has none."""
+    return (f"@tl_l2_window = internal global [{devices} x i64] zeroinitializer\ndeclare i32 @cuCtxGetDevice(ptr)\n"
+            "declare i32 @cuDeviceGetAttribute(ptr, i32, i32)\ndeclare i32 @cuCtxGetLimit(ptr, i32)\n"
+            "declare i32 @cuCtxSetLimit(i32, i64)\n")
+
+
+def window_of(s: Launch) -> tuple[Buffer, float] | None:
+    """The tensor that a launch keeps in L2, and the part of its accesses that persist."""
+    return next(((b, float(ratio)) for b, ratio in s.plan.l2_hit_ratio if ratio > 0), None)
+
+
+def set_aside(w: Writer, index: str, launches: Iterable[Launch]) -> str:
+    """Emit, in the context of the device, the set-aside for the windows of some launches.  Returns the last CUresult."""
+    sizes = [b.size * b.dtype.bytes if b.is_static else None for b, _ in filter(None, map(window_of, launches))]
+    device, got, limit = w.slot("i32"), w.slot("i32", 2), w.slot("i64")
+    for place, first in ((device, "0"), (got, "0")):
+        w.put(place, 0, "i32", first)
+    w.put(got, 4, "i32", "0")
+    w.put(limit, 0, "i64", "0")
+    w.do(f"call i32 @cuCtxGetDevice(ptr {device})")
+    at = w.ins(f"load i32, ptr {device}")
+    w.do(f"call i32 @cuDeviceGetAttribute(ptr {got}, i32 {_MOST_SET_ASIDE}, i32 {at})")
+    w.do(f"call i32 @cuDeviceGetAttribute(ptr {w.ins(f'getelementptr i8, ptr {got}, i64 4')}, i32 {_MOST_WINDOW}, i32 {at})")
+    w.do(f"call i32 @cuCtxGetLimit(ptr {limit}, i32 {_SET_ASIDE})")
+    most, window = (w.ins(f"zext i32 {w.at(got, k, 'i32')} to i64") for k in (0, 4))
+    wanted = most if None in sizes else _less(w, most, str(max(n for n in sizes if n is not None)))
+    now = w.ins(f"load i64, ptr {limit}")
+    wanted = w.ins(f"select i1 {w.ins(f'icmp ult i64 {now}, {wanted}')}, i64 {wanted}, i64 {now}")
+    rc = w.ins(f"call i32 @cuCtxSetLimit(i32 {_SET_ASIDE}, i64 {wanted})")
+    w.put(w.ins(f"getelementptr i64, ptr @tl_l2_window, i64 {index}"), 0, "i64", window)
+    return rc
+
+
+def put_window(w: Writer, record: str, window: tuple[Buffer, float], start: str, size_of: Callable[[Expr], str],
+               index: str) -> str:
+    """Write the launch attribute to `record`.  Returns how many attributes it is, i32: 0 where the device has no windows."""
+    b, ratio = window
+    count = str(b.dtype.bytes)
+    for d in b.shape:
+        count = w.ins(f"mul i64 {count}, {size_of(d) if isinstance(d, Expr) else d}")
+    most = w.at(w.ins(f"getelementptr i64, ptr @tl_l2_window, i64 {index}"), 0, "i64")
+    size = _less(w, most, count)
+    fields: tuple[tuple[int, str, Any], ...] = (
+        (0, "i32", WINDOW), (8, "ptr", start), (16, "i64", size), (24, "i32", struct.unpack("<i", struct.pack("<f", ratio))[0]),
+        (28, "i32", PERSISTING), (32, "i32", STREAMING))
+    for offset, ty, value in fields:
+        w.put(record, offset, ty, str(value))
+    return w.ins(f"zext i1 {w.ins(f'icmp ne i64 {size}, 0')} to i32")
+
+
+def _less(w: Writer, a: str, b: str) -> str:
+    return w.ins(f"select i1 {w.ins(f'icmp ult i64 {a}, {b}')}, i64 {a}, i64 {b}")
+
+
+__all__ = ["NAMES", "PERSISTING", "STREAMING", "WINDOW", "declarations", "put_window", "set_aside", "window_of"]
