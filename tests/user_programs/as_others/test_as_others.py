@@ -7,7 +7,18 @@ import pytest
 from .catalogue import BACKENDS
 from .harness import run
 
-MODULES = ("deepseek", "tilekernels", "tileops", "puzzles", "linear_attention", "serving", "scripts", "warp_roles", "corners")
+MODULES = (
+    "deepseek",
+    "tilekernels",
+    "tileops",
+    "puzzles",
+    "linear_attention",
+    "serving",
+    "scripts",
+    "warp_roles",
+    "corners",
+    "low_level",
+)
 PROGRAMS = {
     f"{module}.{program.name}": program
     for module in MODULES
