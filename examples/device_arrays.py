@@ -48,7 +48,7 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
                 return out
         if method == "accumulate" and ufunc is np.maximum:
             axis = kwargs.get("axis", inputs[1] if len(inputs) > 1 else 0)
-            return DeviceArray(self._tensor(inputs[0]).cummax(axis).values)
+            return DeviceArray(self._tensor(next(iter(inputs))).cummax(axis).values)
         out, = kwargs.pop("out", (None,))
         result = getattr(ufunc, method)(*_host(inputs), **_host(kwargs))
         if out is None:

@@ -231,7 +231,7 @@ def compare(name: str, got: Any, want: Any, bound: Any = 0.0) -> Comparison:
     with np.errstate(over="ignore"):
         used = np.where(error == 0, 0.0, error / np.maximum(limit, np.finfo(np.float64).tiny))
     at = np.unravel_index(int(np.argmax(used)), error.shape)
-    return Comparison(name, float(error[at]), float(limit[at] if np.ndim(bound) else limit))
+    return Comparison(name, float(error[at]), float(np.broadcast_to(limit, error.shape)[at]))
 
 
 def main(*checks: Callable[..., Any], argv: Sequence[str] | None = None) -> None:

@@ -104,7 +104,7 @@ def _work(kernel: Any) -> tuple[float | None, float | None]:
     limits = [k.get("limits") or {} for k in data["kernels"]] if data else []
 
     def total(key: str) -> float | None:
-        parts = [x.get(key) for x in limits]
+        parts: list[Any] = [x.get(key) for x in limits]
         return sum(parts) if parts and None not in parts else None
 
     return total("flops"), total("bytes")

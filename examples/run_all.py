@@ -207,8 +207,10 @@ def rows_of(checks: list[Check], on_gpu: bool, has_hopper: bool) -> dict[str, li
 def table(rows: list[Row]) -> Table:
     """What is printed at the end."""
     t = Table(title="examples", title_justify="left")
-    for name, options in (("example", {}), ("sizes", {"overflow": "fold", "max_width": 44}), ("error / bound", {}),
-                          ("kernel", {"justify": "right"}), ("rate", {"justify": "right"}), ("torch", {})):
+    columns: tuple[tuple[str, dict[str, Any]], ...]
+    columns = (("example", {}), ("sizes", {"overflow": "fold", "max_width": 44}), ("error / bound", {}),
+               ("kernel", {"justify": "right"}), ("rate", {"justify": "right"}), ("torch", {}))
+    for name, options in columns:
         t.add_column(name, **options)
     for row in rows:
         name = f"{row.example.removesuffix('.py')} {row.function.removeprefix('check').removeprefix('_')}".strip()

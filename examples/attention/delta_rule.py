@@ -115,24 +115,24 @@ def reference(q, k, v, log_alpha, beta, do, rough=lambda x: x):
 
 def check_forward(name, kernel, sizes, chunk, dtype, seed, on, channels=False):
     """sizes: batch, heads, seq, dim_k, dim_v.  channels: a decay for every channel of the key."""
-    *operands, do = inputs(*sizes, dtype, seed, channels)
+    *operands, do = inputs(*sizes, dtype=dtype, seed=seed, channels=channels)
     got, *_ = harness.run(kernel(*sizes, chunk=chunk, dtype=dtype), operands, [5, 6, 7], on)
     exact = [harness.wide(x) for x in (*operands, do)]
     want, *_ = reference(*exact)
-    samples = [reference(*exact, harness.rounding(dtype, scale))[:1] for scale in (1.17, 1.73)]
+    samples = [reference(*exact, rough=harness.rounding(dtype, scale))[:1] for scale in (1.17, 1.73)]
     return harness.compare_rough([name], [got], [want], samples, [dtype])
 
 
 def check_backward(name, forward, backward, sizes, chunk, dtype, seed, on, channels=False):
     """The gradients, from what the forward kernel keeps."""
-    q, k, v, log_alpha, beta, do = inputs(*sizes, dtype, seed, channels)
+    q, k, v, log_alpha, beta, do = inputs(*sizes, dtype=dtype, seed=seed, channels=channels)
     kernel = on.compile(forward(*sizes, keep=True, chunk=chunk, dtype=dtype), out_idx=[5, 6, 7])
     _, before, w = kernel(q, k, v, log_alpha, beta)
     program = backward(*sizes, chunk=chunk, dtype=dtype)
     _, _, *got = harness.run(program, [q, k, log_alpha, beta, before, w, do], range(7, 14), on)
     exact = [harness.wide(x) for x in (q, k, v, log_alpha, beta, do)]
     _, *wants = reference(*exact)
-    samples = [reference(*exact, harness.rounding(dtype, scale))[1:] for scale in (1.17, 1.73)]
+    samples = [reference(*exact, rough=harness.rounding(dtype, scale))[1:] for scale in (1.17, 1.73)]
     names = [f"{name}, {gradient}" for gradient in ("dq", "dk", "dv", "dlog_alpha", "dbeta")]
     # the last two come in float32, but may be one large term that is a product of rounded numbers
     return harness.compare_rough(names, got, wants, samples, [dtype] * 5)

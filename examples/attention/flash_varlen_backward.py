@@ -100,14 +100,14 @@ def check(lengths="1000,17,2048,1,400", prefix=300, heads=16, kv_heads=4, dim=12
     q, do = (harness.random(rng, (cu_q[-1], heads, dim), dtype) for _ in range(2))
     k, v = (harness.random(rng, (cu_k[-1], kv_heads, dim), dtype) for _ in range(2))
     eps, tiny = harness.EPS[dtype], 2.0**-25 if dtype == "float16" else 0.0
-    none = np.full(heads, -np.inf), np.zeros(heads)  # no sink, no slopes
+    no_sink, no_slopes = np.full(heads, -np.inf), np.zeros(heads)
     o16, lse, wants, errors = np.zeros_like(q), np.zeros((heads, cu_q[-1]), np.float32), [[], [], []], [[], [], []]
     for b, (m, n) in enumerate(zip(len_q, len_k)):
         of_q, of_k = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
         one = [harness.wide(x[part]).transpose(1, 0, 2)[None] for x, part in ((q, of_q), (k, of_k), (v, of_k), (do, of_q))]
         keep = np.arange(n) <= np.arange(m)[:, None] + n - m if causal else np.ones((m, n), bool)
-        logs = harness.attention(*one[:3], keep)[1]
-        o, want, error = reference(*one, logs, keep, *none, eps, tiny)
+        logs = harness.attention(*one[:3], keep=keep)[1]
+        o, want, error = reference(*one, lse=logs, keep=keep, sink=no_sink, slopes=no_slopes, eps=eps, tiny=tiny)
         lse[:, of_q] = np.asarray(logs)[0]
         o16[of_q] = np.asarray(o)[0].transpose(1, 0, 2).astype(np.float32).astype(o16.dtype)
         for i in range(3):

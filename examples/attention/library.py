@@ -75,7 +75,8 @@ def check_attention(batch=1, heads=32, kv_heads=8, seq=4096, dim=128, window=0, 
     on.work(4.0 * batch * heads * dim * seen)
     if not window:
         on.peer("torch sdpa", sdpa, *(np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in (q, k, v)), True)
-    want, _ = harness.attention(*(harness.wide(x).transpose(0, 2, 1, 3) for x in (q, k, v)), visible(seq, seq, True, window))
+    want, _ = harness.attention(*(harness.wide(x).transpose(0, 2, 1, 3) for x in (q, k, v)),
+                                keep=visible(seq, seq, True, window))
     bound = harness.attention_bound(q, k, v, dtype)
     return harness.compare("library attention", harness.wide(got).transpose(0, 2, 1, 3), want, bound)
 
@@ -91,7 +92,7 @@ def check_packed(lengths="3000,1,128,4096", heads=16, kv_heads=4, dim=128, dtype
     parts = []
     for lo, hi in zip(starts, starts[1:]):
         one = [harness.wide(x[lo:hi]).transpose(1, 0, 2)[None] for x in (q, k, v)]
-        parts.append(harness.attention(*one, visible(hi - lo, hi - lo, True, 0))[0][0].transpose(1, 0, 2))
+        parts.append(harness.attention(*one, keep=visible(hi - lo, hi - lo, True, 0))[0][0].transpose(1, 0, 2))
     return harness.compare("library packed", got, np.concatenate(parts), harness.attention_bound(q, k, v, dtype))
 
 
@@ -118,7 +119,7 @@ def check_prefix(batch=1, heads=16, seq=4096, dim=128, prefix=1000, dtype="float
     q, k, v = (harness.random(rng, (batch, seq, heads, dim), dtype) for _ in range(3))
     got, = harness.run(prefix_attention(batch, heads, seq, dim, prefix, dtype=dtype), [q, k, v], [3], on)
     keep = visible(seq, seq, True, 0) | (np.arange(seq) < prefix)
-    want, _ = harness.attention(*(harness.wide(x).transpose(0, 2, 1, 3) for x in (q, k, v)), keep)
+    want, _ = harness.attention(*(harness.wide(x).transpose(0, 2, 1, 3) for x in (q, k, v)), keep=keep)
     return harness.compare("library prefix", got.transpose(0, 2, 1, 3), want, harness.attention_bound(q, k, v, dtype))
 
 

@@ -101,7 +101,7 @@ def check(batch=2, heads=8, seq=2048, dim_k=128, dim_v=256, chunk=64, dtype="bfl
     q, k, v, _, log_gamma, gamma = inputs(batch, heads, seq, dim_k, dim_v, dtype, seed)
     program = retention(batch, heads, seq, dim_k, dim_v, chunk=chunk, dtype=dtype)
     got, = harness.run(program, [q, k, v, log_gamma], [4], on)
-    want, bound = reference(*(harness.wide(x) for x in (q, k, v)), gamma, harness.EPS[dtype])
+    want, bound = reference(*(harness.wide(x) for x in (q, k, v)), gamma=gamma, eps=harness.EPS[dtype])
     return harness.compare("retention", got, want, bound)
 
 
@@ -113,7 +113,7 @@ def check_backward(batch=4, heads=8, seq=1024, dim_k=128, dim_v=128, chunk=64, d
         program = retention(batch, heads, seq, a.shape[-1], c.shape[-1], reverse, chunk, dtype=dtype)
         got, = harness.run(program, [a, b, c, log_gamma], [4], on)
         turned = [np.flip(harness.wide(x), 1) if reverse else harness.wide(x) for x in operands]
-        want, bound = (np.flip(x, 1) if reverse else x for x in reference(*turned, gamma, harness.EPS[dtype]))
+        want, bound = (np.flip(x, 1) if reverse else x for x in reference(*turned, gamma=gamma, eps=harness.EPS[dtype]))
         results.append(harness.compare(f"retention backward, {name}", got, want, bound))
     return results
 

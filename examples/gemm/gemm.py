@@ -8,6 +8,7 @@ what a tile reads outside a matrix is zero, and zero adds nothing.
 
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -149,8 +150,10 @@ def check_batched(batch: int = 64, m: int = 512, n: int = 512, k: int = 128, on:
 
 def check_strided(m: int = 1000, n: int = 1000, k: int = 1000, on: Place = HERE) -> list[Comparison]:
     """Views whose rows are padded; what lies between the rows of C stays as it was."""
+    a: Any
+    b: Any
     a, b = normal((m, k + 24), "float16")[:, :k], normal((k, n + 40), "float16", 1)[:, :n]
-    whole = np.full((m, n + 8), -1, NUMPY["float32"])
+    whole: Any = np.full((m, n + 8), -1, NUMPY["float32"])
     if on.on_gpu:
         import torch
 

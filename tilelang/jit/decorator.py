@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterable
 from operator import is_
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from tilelang.env import Environment, env
 from tilelang.errors import (InternalError, JITNoBuilderError, TileLangError, error, for_user, keyword_hint, named_arguments,
@@ -373,7 +373,18 @@ class JITImpl(InClasses):
         return run_parallel(jobs, num_workers, ignore_error)
 
 
+<<<<<<< HEAD
 @named_arguments("compile-option")
+=======
+@overload
+def jit(func: Callable[..., Any], *, out_idx: Any = None, target: Any = None, target_host: Any = None,
+        execution_backend: str | None = None, verbose: bool | None = None, pass_configs: Any = None,
+        debug_root_path: str | None = None, compile_flags: Any = None) -> JITImpl: ...
+@overload
+def jit(func: None = None, *, out_idx: Any = None, target: Any = None, target_host: Any = None,
+        execution_backend: str | None = None, verbose: bool | None = None, pass_configs: Any = None,
+        debug_root_path: str | None = None, compile_flags: Any = None) -> Callable[[Callable[..., Any]], JITImpl]: ...
+>>>>>>> 38c8963e (Type stubs for the package's names; examples pass type checkers)
 def jit(func: Any = None, *, out_idx: Any = None, target: Any = None, target_host: Any = None,
         execution_backend: str | None = None, verbose: bool | None = None, pass_configs: Any = None,
         debug_root_path: str | None = None, compile_flags: Any = None) -> Any:

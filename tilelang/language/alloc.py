@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilelang.ir import SCOPES, Buffer, Const, Expr, Load, cast, load, DYNAMIC, FRAGMENT, GLOBAL, LOCAL, VARIABLE
+from tilelang.ir import SCOPES, Buffer, Const, Expr, cast, load, DYNAMIC, FRAGMENT, GLOBAL, LOCAL, VARIABLE
 from tilelang.ir import dtype as DType
 
 from .tracing.builder import Builder, current_builder
@@ -102,7 +102,7 @@ alloc_buffer = sblock_alloc_buffer = allocate
 _NOTHING = object()
 
 
-def alloc_var(dtype: Any, *args: Any, init: Any = _NOTHING, scope: str = VARIABLE) -> Load:
+def alloc_var(dtype: Any, *args: Any, init: Any = _NOTHING, scope: str = VARIABLE) -> Any:
     """Mutable scalar of each thread, read and assigned by its name.  Starts at init (default 0).
 
     Forms: (dt), (dt, 1), (dt, "local.var"), (dt, 1, "local.var"), (dt, init=1).  Raises alloc-var.
