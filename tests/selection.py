@@ -40,13 +40,9 @@ def has_compiler() -> bool:
 
 # What a test may need -> whether it is missing here.  "torch-case": some cases of the test need torch, and skip themselves;
 # "case": of some of its cases a test says that they mean nothing.
-<<<<<<< HEAD
 MISSING: dict[str, Callable[[], bool]] = {"jax": lambda: importlib.util.find_spec("jax") is None,
                                           "torch": lambda: not has_torch(), "torch-case": lambda: not has_torch(),
-=======
-MISSING: dict[str, Callable[[], bool]] = {"torch": lambda: not has_torch(), "torch-case": lambda: not has_torch(),
                                           "mypy": lambda: importlib.util.find_spec("mypy") is None,
->>>>>>> 38c8963e (Type stubs for the package's names; examples pass type checkers)
                                           "compiler": lambda: not has_compiler(), "case": lambda: True}
 
 

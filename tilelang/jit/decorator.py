@@ -373,9 +373,6 @@ class JITImpl(InClasses):
         return run_parallel(jobs, num_workers, ignore_error)
 
 
-<<<<<<< HEAD
-@named_arguments("compile-option")
-=======
 @overload
 def jit(func: Callable[..., Any], *, out_idx: Any = None, target: Any = None, target_host: Any = None,
         execution_backend: str | None = None, verbose: bool | None = None, pass_configs: Any = None,
@@ -384,7 +381,7 @@ def jit(func: Callable[..., Any], *, out_idx: Any = None, target: Any = None, ta
 def jit(func: None = None, *, out_idx: Any = None, target: Any = None, target_host: Any = None,
         execution_backend: str | None = None, verbose: bool | None = None, pass_configs: Any = None,
         debug_root_path: str | None = None, compile_flags: Any = None) -> Callable[[Callable[..., Any]], JITImpl]: ...
->>>>>>> 38c8963e (Type stubs for the package's names; examples pass type checkers)
+@named_arguments("compile-option")
 def jit(func: Any = None, *, out_idx: Any = None, target: Any = None, target_host: Any = None,
         execution_backend: str | None = None, verbose: bool | None = None, pass_configs: Any = None,
         debug_root_path: str | None = None, compile_flags: Any = None) -> Any:
