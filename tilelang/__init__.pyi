@@ -33,6 +33,7 @@ from tilelang.jit.hooks import (
     register_cuda_postproc as register_cuda_postproc,
     register_hip_postproc as register_hip_postproc,
 )
+from tilelang.jit.jax_calls import jax_call as jax_call
 from tilelang.jit.kernel import JITKernel as JITKernel
 from tilelang.jit.lowering import lower as lower
 from tilelang.jit.profiling import Profiler as Profiler

@@ -69,6 +69,7 @@ from tilelang.language.dtypes import (
     is_float4_e2m1fn as is_float4_e2m1fn,
     validate_gemm_ab_dtypes as validate_gemm_ab_dtypes,
 )
+from tilelang.language.extern import call_extern as call_extern, call_pure_extern as call_pure_extern
 from tilelang.language.hopper import (
     block_rank_in_cluster as block_rank_in_cluster,
     cluster_arrive as cluster_arrive,
@@ -233,8 +234,6 @@ from tilelang.language.thread import (
     any_sync as any_sync,
     ballot as ballot,
     ballot_sync as ballot_sync,
-    call_extern as call_extern,
-    call_pure_extern as call_pure_extern,
     get_lane_idx as get_lane_idx,
     match_all_sync as match_all_sync,
     match_any_sync as match_any_sync,
