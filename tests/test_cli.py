@@ -44,6 +44,20 @@ def test_demo_prints_its_result_first_and_the_kernel_alone_where_asked(capsys):
     assert out.index("GFLOP/s") < out.index("define") and out.count("\ndefine ") == 1 and out.endswith("}\n")
 
 
+@pytest.mark.parametrize("kind", ["svg", "pdf", "html"])
+def test_show_draws_layouts_into_files(kernel_file, tmp_path, capsys, kind):
+    drawn = tmp_path / f"layouts.{kind}"
+    assert cli.main(["show", str(kernel_file), "--arch", "sm_80", "--plot", str(drawn)]) == 0
+    assert f"picture: {drawn}" in capsys.readouterr().out
+    assert (b"S: Layout" if kind == "html" else b"S: Layout 128: 128 places") in drawn.read_bytes()
+
+
+def test_show_names_the_kinds_of_pictures(kernel_file, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["show", str(kernel_file), "--plot", "layouts.bmp"])
+    assert "pictures are .html, .svg, .pdf or .png files" in capsys.readouterr().err
+
+
 def test_show_prints_cuda_source_ir_and_layouts(kernel_file, capsys):
     assert cli.main(["show", kernel_file, "--arch", "sm_80"]) == 0
     assert "__global__" in capsys.readouterr().out

@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 import linecache
 import runpy
@@ -297,6 +297,8 @@ def show(args: argparse.Namespace) -> int:
     from tilelang.ir import to_text  # 59 ms
     from tilelang.jit.inspect import layouts_after, program_after, sources_of  # 931 ms
 
+    if args.plot:
+        args.what = "layout"
     if args.what == "report":
         print(tilelang.compile(program, target=_target(args)).report())
     elif args.what in ("source", "host"):
@@ -312,7 +314,34 @@ def show(args: argparse.Namespace) -> int:
             print("no shared or fragment buffers")
         for name, layout in layouts:
             print(f"{name}: {layout!r}\n{layout}\n")
+        for path in _plotted(layouts, args.plot) if args.plot else ():
+            print(f"picture: {path}")
     return 0
+
+
+def _plotted(layouts: list[tuple[str, Any]], file: str) -> Iterator[str]:
+    """Draw layouts into one .html page, or into files of another kind: FILE for one layout, else FILE-BUFFER.
+
+    Yields the paths."""
+    from tilelang.jit.display import layouts_html  # 1 ms
+    from tilelang.layout.picture import draw_files, picture_of  # 2 ms
+
+    path = pathlib.Path(file)
+    kind = path.suffix[1:]
+    if kind == "html":
+        path.write_text(f"<!doctype html>\n<title>{path.stem}</title>\n{layouts_html(layouts, None)}\n", encoding="utf-8")
+        yield file
+        return
+    for name, layout in layouts:
+        stem = path.stem if len(layouts) == 1 else f"{path.stem}-{name}"
+        yield from draw_files(picture_of(layout, name), str(path.parent), stem, (kind,))
+
+
+def _picture_file(name: str) -> str:
+    """A file name of a kind that --plot writes."""
+    if not name.endswith((".html", ".svg", ".pdf", ".png")):
+        raise argparse.ArgumentTypeError(f"{name}: pictures are .html, .svg, .pdf or .png files")
+    return name
 
 
 def simulate(args: argparse.Namespace) -> int:
@@ -406,6 +435,8 @@ def build_parser() -> argparse.ArgumentParser:
                            "ir: the program after a pass; layout: where the elements of each buffer are; report: "
                            "instructions, schedule and resources")
             p.add_argument("--after", help="with --what ir: the pass after which to print (default: the last)")
+            p.add_argument("--plot", metavar="FILE", type=_picture_file,
+                           help="draw the layouts into this file (.html, .svg, .pdf or .png); implies --what layout")
         if name == "simulate":
             p.add_argument("--seed", type=int, default=0, help="seed of the random inputs (default 0)")
     p = command("bench", bench)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from threading import Thread
@@ -58,6 +58,38 @@ def build(request: Request) -> Artifact:
         return make(request, sig)
 
 
+def _config(request: Request) -> dict[str, Any]:
+    """The pass configs that a request is lowered with."""
+    # A call checks strides before the first launch and falls back to a kernel without TMA (JITKernel.unaligned).
+    surely = sum(isinstance(s, Launch) for s in stmts_of(request.func.body))
+    checked = surely == sum(isinstance(x, Launch) for x in walk(request.func.body))
+    return {"tl.assume_aligned_strides": checked, **request.config}
+
+
+def layouts_of(request: Request) -> Iterator[tuple[str, str, Any]]:
+    """(kernel, buffer, layout) of the shared and fragment buffers of a request for a GPU, in the schedule that is compiled.
+
+    The request is lowered again, because compiled programs hold addresses and registers only.
+    """
+    from tilelang.transform.framework.observe import PassEvent, PassEventObserver, observing  # 1 ms
+    from tilelang.transform.pipeline import lower  # 243 ms
+
+    class Last(PassEventObserver):
+        func = request.func
+
+        def on_pass(self, event: PassEvent) -> None:
+            if event.name == "infer_layouts":
+                self.func = event.after
+
+    last = Last()
+    with observing(last):
+        program = lower(request.func, request.target, _config(request))
+    launches = [x for x in walk(last.func.body) if isinstance(x, Launch)]
+    for kernel, launch in zip(program.kernels, launches):
+        for buffer, layout in launch.plan.layouts:
+            yield kernel.name, buffer.name, layout
+
+
 def device_source(request: Request, early: Callable[[Any, list[str]], None] | None = None) -> tuple[Any, list[str], Stopwatch]:
     """(lowered program, CUDA source per kernel, times).
 
@@ -69,10 +101,7 @@ def device_source(request: Request, early: Callable[[Any, list[str]], None] | No
 
     watch = Stopwatch()
     program: Any
-    # A call checks strides before the first launch and falls back to a kernel without TMA (JITKernel.unaligned).
-    surely = sum(isinstance(s, Launch) for s in stmts_of(request.func.body))
-    checked = surely == sum(isinstance(x, Launch) for x in walk(request.func.body))
-    config = {"tl.assume_aligned_strides": checked, **request.config}
+    config = _config(request)
     fast = bool(request.config.get("tl.enable_fast_math"))
     lines = bool(request.config.get("tl.emit_line_directives"))
     given: list[str] = []

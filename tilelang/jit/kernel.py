@@ -6,8 +6,9 @@ import threading
 import time
 import warnings
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilelang.env import env
 from tilelang.errors import InternalError, TileLangError, error, for_user, register, strict
@@ -30,6 +31,9 @@ from .requests import make_request
 from .sources import Sources
 from .spills import warn_of_spills
 from .torch_calls import in_graphs, traced, with_torch
+
+if TYPE_CHECKING:
+    from .display import Layouts
 
 register("kernel-not-tuned", ValueError, "the tuner's result of a kernel that was not tuned is asked for",
          expected="a kernel made by the autotuner", found="a kernel compiled without it")
@@ -339,9 +343,17 @@ class JITKernel:
 
         For each device kernel: instructions, schedule, resources, occupancy, optimisations that were declined and why, and
         the roofline time (the least time at the target's peak rates)."""
+        from .display import Report  # 2 ms
         from .report import report_text  # 5 ms
 
-        return report_text(self.report_data)
+        return Report(report_text(self.report_data))
+
+    @cached_property
+    def layouts(self) -> Layouts:
+        """The Layout or Fragment of each shared and fragment buffer by name.  Empty on the CPU."""
+        from .display import kernel_layouts  # 2 ms
+
+        return kernel_layouts(self.request)
 
     def sync_report(self) -> str:
         """Verdict of the synchronisation verifier on each device kernel."""
@@ -441,6 +453,11 @@ class JITKernel:
         if kernel.library_path:
             kernel._load()
         return kernel
+
+    def _repr_html_(self) -> str:
+        from .display import kernel_html  # 2 ms
+
+        return kernel_html(self)
 
     def __repr__(self) -> str:
         return f"<JITKernel {self.signature.name} for {self.target}>"

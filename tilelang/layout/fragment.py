@@ -383,6 +383,12 @@ class Fragment:
         return draw.fragment(self.shape, f"{self.threads} threads x {self.registers} registers{copies}", self.owners(),
                              self.register_table())
 
+    def _repr_svg_(self) -> str:
+        """The picture that notebooks show: at most the first 32 rows and columns."""
+        from .picture import picture_of, svg_of  # 2 ms
+
+        return svg_of(picture_of(self, most=draw.MAX_ROWS))
+
     def __tilelang_text__(self) -> str:
         """The text T.fragment(...), which `text.read_fragment` parses."""
         modes = " | ".join(map(text_of_modes, self.modes))

@@ -357,6 +357,12 @@ class Layout:
     def __str__(self) -> str:
         return draw.layout(self.shape, f"{self.size} elements" + (f"  {self.swizzle}" if self.swizzle else ""), self.table())
 
+    def _repr_svg_(self) -> str:
+        """The picture that notebooks show: at most the first 32 rows and columns."""
+        from .picture import picture_of, svg_of  # 2 ms
+
+        return svg_of(picture_of(self, most=draw.MAX_ROWS))
+
     def __tilelang_text__(self) -> str:
         """The text T.layout(...), which `text.read_layout` parses."""
         names = " ".join(v.name for v in self.get_forward_vars())

@@ -1,16 +1,34 @@
-"""Draws layouts as image files: SVG and PDF are written directly, PNG through matplotlib."""
+"""Draws layouts as pictures with a title, names of the axes and a legend: SVG and PDF directly, PNG through matplotlib."""
 
 from __future__ import annotations
 
+import html
 import os
 from typing import Any
 
 import numpy as np
 
-from .fragment import Fragment
+from tilelang.ir.record import state
 
-CELL_W, CELL_H, MARGIN = 46, 30, 24  # points
+CELL_W, CELL_H, LEFT, TOP, BOTTOM, RIGHT = 46, 30, 44, 62, 30, 12  # points
+CHARACTER = 5.6  # width of a character of the title in points
 FORMATS = ("pdf", "png", "svg")
+_Text = tuple[float, float, int, str]  # x of the middle, y of the base line, size, words
+
+
+@state
+class Picture:
+    """A grid of coloured cells.
+
+    labels: lines of text of each cell, by row and column.  colours: [row, column, 3] in 0..1.  axes: names of the rows and of
+    the columns.  legend: what the text and the colour of a cell say.
+    """
+
+    labels: list[list[list[str]]]
+    colours: np.ndarray
+    title: str = ""
+    axes: tuple[str, str] = ("", "")
+    legend: str = ""
 
 
 def wanted_formats(formats: str) -> tuple[str, ...]:
@@ -22,37 +40,64 @@ def wanted_formats(formats: str) -> tuple[str, ...]:
     return wanted
 
 
-def draw_files(labels: list[list[list[str]]], colours: np.ndarray, directory: str, name: str,
-               formats: tuple[str, ...]) -> list[str]:
-    """Write <directory>/<name>.<format> for each format and return the paths.
-
-    labels: lines of text of each cell, by row and column.  colours: [row, column, 3] in 0..1.
-    """
-    os.makedirs(directory, exist_ok=True)
+def draw_files(picture: Picture, directory: str, name: str, formats: tuple[str, ...]) -> list[str]:
+    """Write <directory>/<name>.<format> for each format and return the paths."""
+    os.makedirs(directory or ".", exist_ok=True)
     paths = []
     for kind in formats:
         paths.append(os.path.join(directory, f"{name}.{kind}"))
-        {"svg": _svg, "pdf": _pdf, "png": _png}[kind](paths[-1], labels, colours)
+        if kind == "png":
+            _png(paths[-1], picture)
+        else:
+            with open(paths[-1], "wb") as f:
+                f.write(svg_of(picture).encode() if kind == "svg" else _pdf(picture))
     return paths
 
 
-def cells(layout: Any, view: str, grid_shape: Any, colormap: Any) -> tuple[list[list[list[str]]], np.ndarray]:
-    """Lines of text and colour of each cell, by row and column."""
-    if isinstance(layout, Fragment):
-        owners = layout.owners()
+def picture_of(layout: Any, name: str = "", view: str = "input", grid_shape: Any = None, colormap: Any = None,
+               most: int | None = None) -> Picture:
+    """The picture of a Layout or Fragment.  name: for its title.  most: draw only so many of the first rows and columns.
+
+    view, grid_shape, colormap: those of tools.plot_layout.
+    """
+    distributed = hasattr(layout, "owners")  # a Fragment, whose file imports this one
+    *lead, last = list("ijklmnpq"[:len(layout.shape)]) or ["i"]
+    axes = ("row", "column") if grid_shape is not None else (", ".join(lead), last)
+    if distributed:
         registers = _flat(layout.register_table(), grid_shape)
-        who = np.stack([_flat(o, grid_shape) for o in owners])
+        who = np.stack([_flat(o, grid_shape) for o in layout.owners()])
+        values, what = who[0], f"Fragment {_by(layout.shape)}: {held_by(layout)}"
+        legend, group = "T: thread, L: its register", "threads"
+    else:
+        values = np.asarray(layout.table())
+        what, legend, group = f"Layout {_by(layout.shape)}: {layout.size} places", "number: place of the element", "places"
+        if view == "output":
+            inverse = np.full(max(int(layout.size), int(values.max()) + 1), -1)
+            inverse[values.reshape(-1)] = np.arange(values.size)
+            columns = values.shape[-1] if values.ndim > 1 else len(inverse)
+            values = np.concatenate([inverse, np.full(-len(inverse) % columns, -1)]).reshape(-1, columns)
+            axes, legend, group = (f"place / {columns}", f"place % {columns}"), "number: element at the place", "elements"
+        values = _flat(values, grid_shape)
+    if most is not None and max(values.shape) > most:
+        values, what = values[:most, :most], f"{what} (the first {min(most, values.shape[0])} x {min(most, values.shape[1])})"
+    rows, columns = values.shape
+    if distributed:
         labels = [[["T" + ",".join(str(t) for t in who[:2, i, j]) + (",…" if len(who) > 2 else ""), f"L{registers[i, j]}"]
-                   for j in range(registers.shape[1])] for i in range(registers.shape[0])]
-        return labels, colours_of(who[0], colormap)
-    table = np.asarray(layout.table())
-    if view == "output":
-        inverse = np.full(max(int(layout.size), int(table.max()) + 1), -1)
-        inverse[table.reshape(-1)] = np.arange(table.size)
-        columns = table.shape[-1] if table.ndim > 1 else len(inverse)
-        table = np.concatenate([inverse, np.full(-len(inverse) % columns, -1)]).reshape(-1, columns)
-    values = _flat(table, grid_shape)
-    return [[[str(v) if v >= 0 else ""] for v in row] for row in values], colours_of(values, colormap)
+                   for j in range(columns)] for i in range(rows)]
+    else:
+        labels = [[[str(v) if v >= 0 else ""] for v in row] for row in values]
+    if colormap is None:
+        legend += f"; a hue for every four {group}"
+    return Picture(labels, colours_of(values, colormap), f"{name}: {what}" if name else what, axes, legend)
+
+
+def held_by(f: Any) -> str:
+    """The threads, registers and copies of a fragment in words."""
+    return f"{f.threads} threads, {f.registers} registers each" + (f", {f.replicas} copies" if f.replicas > 1 else "")
+
+
+def _by(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "scalar"
 
 
 def _flat(table: np.ndarray, grid_shape: Any) -> np.ndarray:
@@ -99,47 +144,56 @@ def _named(name: str) -> Any:
         raise ValueError(f"matplotlib has no colour map {name!r}") from None
 
 
-def _svg(path: str, labels: list[list[list[str]]], colours: np.ndarray) -> None:
-    rows, columns = colours.shape[:2]
-    w, h = columns * CELL_W + MARGIN, rows * CELL_H + MARGIN
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" font-family="Helvetica" font-size="9" '
-           f'text-anchor="middle">']
-    out += [f'<text x="{MARGIN + (j + 0.5) * CELL_W}" y="{MARGIN - 8}">{j}</text>' for j in range(columns)]
-    out += [f'<text x="{MARGIN / 2}" y="{MARGIN + (i + 0.6) * CELL_H}">{i}</text>' for i in range(rows)]
+def _texts(p: Picture) -> tuple[float, float, list[_Text], list[_Text]]:
+    """(width, height, words around the grid, numbers of rows and columns and words in cells) of a picture."""
+    rows, columns = p.colours.shape[:2]
+    longest = max(len(p.title), len(p.legend))
+    w, h = max(columns * CELL_W, longest * CHARACTER) + LEFT + RIGHT, rows * CELL_H + TOP + BOTTOM
+    middle = (w + LEFT - RIGHT) / 2
+    around = [(middle, 16, 11, p.title), (LEFT + columns * CELL_W / 2, 36, 10, p.axes[1]),
+           (LEFT - 12, 36, 10, p.axes[0]), (middle, h - 10, 9, p.legend)]
+    out = [(LEFT + (j + 0.5) * CELL_W, TOP - 8, 9, str(j)) for j in range(columns)]
+    out += [(LEFT - 12, TOP + (i + 0.6) * CELL_H, 9, str(i)) for i in range(rows)]
+    out += [(LEFT + (j + 0.5) * CELL_W, TOP + i * CELL_H + 13 + 11 * k, 9, line)
+            for i in range(rows) for j in range(columns) for k, line in enumerate(p.labels[i][j])]
+    return w, h, around, [t for t in out if t[3]]
+
+
+def svg_of(p: Picture) -> str:
+    """The text of an SVG file."""
+    rows, columns = p.colours.shape[:2]
+    w, h, around, texts = _texts(p)
+
+    def drawn(text: _Text) -> str:
+        x, y, size, words = text
+        return f'<text x="{x:g}" y="{y:g}"' + (f' font-size="{size}"' if size != 9 else "") + f">{html.escape(words)}</text>"
+
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{w:g}" height="{h:g}" font-family="Helvetica" font-size="9" '
+           f'text-anchor="middle">', f"<title>{html.escape(p.title)}</title>"]
     for i in range(rows):
         for j in range(columns):
-            x, y = MARGIN + j * CELL_W, MARGIN + i * CELL_H
-            r, g, b = (int(255 * c) for c in colours[i, j])
-            out.append(f'<rect x="{x}" y="{y}" width="{CELL_W}" height="{CELL_H}" fill="rgb({r},{g},{b})" stroke="gray"/>')
-            for k, line in enumerate(labels[i][j]):
-                out.append(f'<text x="{x + CELL_W / 2}" y="{y + 13 + 11 * k}">{line}</text>')
-    with open(path, "w", encoding="utf-8") as f:
-        f.write("\n".join([*out, "</svg>", ""]))
+            r, g, b = (int(255 * c) for c in p.colours[i, j])
+            out.append(f'<rect x="{LEFT + j * CELL_W}" y="{TOP + i * CELL_H}" width="{CELL_W}" height="{CELL_H}" '
+                       f'fill="rgb({r},{g},{b})" stroke="gray"/>')
+    return "\n".join([*out, *map(drawn, texts), "<g>", *map(drawn, around), "</g>", "</svg>", ""])
 
 
-def _pdf(path: str, labels: list[list[list[str]]], colours: np.ndarray) -> None:
+def _pdf(p: Picture) -> bytes:
     """One page (ISO 32000-1, 7.5): rectangles and Helvetica text."""
-    rows, columns = colours.shape[:2]
-    w, h = columns * CELL_W + MARGIN, rows * CELL_H + MARGIN
+    rows, columns = p.colours.shape[:2]
+    w, h, around, texts = _texts(p)
     draw: list[str] = ["0.5 w"]
-
-    def text(x: float, y: float, words: str) -> None:
-        clean = words.replace("…", "...").replace("\\", "\\\\").replace("(", "\\(").replace(")", "\\)")
-        draw.append(f"BT /F 8 Tf {x - 2.1 * len(clean):.1f} {h - y:.1f} Td ({clean}) Tj ET")
-
     for i in range(rows):
-        text(MARGIN / 2, MARGIN + (i + 0.6) * CELL_H, str(i))
         for j in range(columns):
-            x, y = MARGIN + j * CELL_W, MARGIN + i * CELL_H
-            r, g, b = colours[i, j]
-            draw.append(f"{r:.3f} {g:.3f} {b:.3f} rg 0.6 G {x} {h - y - CELL_H} {CELL_W} {CELL_H} re B 0 g")
-            for k, line in enumerate(labels[i][j]):
-                text(x + CELL_W / 2, y + 13 + 11 * k, line)
-    for j in range(columns):
-        text(MARGIN + (j + 0.5) * CELL_W, MARGIN - 8, str(j))
+            r, g, b = p.colours[i, j]
+            draw.append(f"{r:.3f} {g:.3f} {b:.3f} rg 0.6 G {LEFT + j * CELL_W} {h - TOP - (i + 1) * CELL_H} {CELL_W} {CELL_H} "
+                        "re B 0 g")
+    for x, y, size, words in (*texts, *around):
+        clean = words.replace("…", "...").replace("\\", "\\\\").replace("(", "\\(").replace(")", "\\)")
+        draw.append(f"BT /F {size - 1} Tf {x - 0.25 * size * len(words):.1f} {h - y:.1f} Td ({clean}) Tj ET")
     stream = "\n".join(draw)
     objects = ["<< /Type /Catalog /Pages 2 0 R >>", "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
-               f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 {w} {h}] /Contents 4 0 R "
+               f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 {w:g} {h:g}] /Contents 4 0 R "
                "/Resources << /Font << /F 5 0 R >> >> >>",
                f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream",
                "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
@@ -150,11 +204,10 @@ def _pdf(path: str, labels: list[list[list[str]]], colours: np.ndarray) -> None:
     table = "".join(f"{p:010d} 00000 n \n" for p in places)
     body += (f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}trailer\n"
              f"<< /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{len(body)}\n%%EOF\n")
-    with open(path, "wb") as f:
-        f.write(body.encode("latin-1"))
+    return body.encode("latin-1", "replace")
 
 
-def _png(path: str, labels: list[list[list[str]]], colours: np.ndarray) -> None:
+def _png(path: str, p: Picture) -> None:
     try:
         import matplotlib
 
@@ -162,15 +215,15 @@ def _png(path: str, labels: list[list[list[str]]], colours: np.ndarray) -> None:
         from matplotlib import pyplot
     except ImportError:
         raise ImportError("PNG pictures need matplotlib: pip install tilelang-py[vis], or draw svg or pdf") from None
-    rows, columns = colours.shape[:2]
-    figure, axes = pyplot.subplots(figsize=(columns * CELL_W / 72 + 0.4, rows * CELL_H / 72 + 0.4))
-    axes.imshow(colours, aspect="auto")
+    rows, columns = p.colours.shape[:2]
+    figure, axes = pyplot.subplots(figsize=(columns * CELL_W / 72 + 1, rows * CELL_H / 72 + 1.4))
+    axes.imshow(p.colours, aspect="auto")
+    axes.set(title=p.title, xlabel=f"{p.axes[1]}\n{p.legend}", ylabel=p.axes[0])
     for i in range(rows):
         for j in range(columns):
-            axes.text(j, i, "\n".join(labels[i][j]), ha="center", va="center", fontsize=6)
+            axes.text(j, i, "\n".join(p.labels[i][j]), ha="center", va="center", fontsize=6)
     figure.savefig(path, bbox_inches="tight", dpi=150)
     pyplot.close(figure)
 
 
-
-__all__ = ["FORMATS", "cells", "colours_of", "draw_files", "wanted_formats"]
+__all__ = ["FORMATS", "Picture", "colours_of", "draw_files", "held_by", "picture_of", "svg_of", "wanted_formats"]

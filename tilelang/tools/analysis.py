@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.layout.picture import cells, draw_files, wanted_formats
+from tilelang.layout.picture import draw_files, picture_of, wanted_formats
 from tilelang.tools.lower_trace import only_program, target_of
 from tilelang.tools.pass_visualizer.data import outline_text
 from tilelang.transform.legalize.legalize import check_parallel
@@ -68,8 +68,7 @@ def LayoutVisual(formats: str = "txt", save_directory: str = "./tmp", target: An
             if "txt" in words:
                 print(f"{name}: {layout!r}\n{layout}\n")
             if files:
-                labels, colours = cells(layout, "input", None, None)
-                for path in draw_files(labels, colours, save_directory, f"{func.name}_{name}", files):
+                for path in draw_files(picture_of(layout, name), save_directory, f"{func.name}_{name}", files):
                     print(f"layout of {name}: {path}")
 
     return _analysis("LayoutVisual", show)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.layout import Fragment, Layout
-from tilelang.layout.picture import cells, colours_of, draw_files, wanted_formats
+from tilelang.layout.picture import Picture, colours_of, draw_files, held_by, picture_of, wanted_formats
 
 
 def plot_layout(layout: Any, save_directory: str = "./tmp", name: str = "layout", colormap: Any = None, verbose: bool = False,
@@ -25,10 +25,9 @@ def plot_layout(layout: Any, save_directory: str = "./tmp", name: str = "layout"
     wanted = wanted_formats(formats)
     if view not in ("input", "output"):
         raise ValueError(f"view is 'input' or 'output', found {view!r}")
-    labels, colours = cells(layout, view, grid_shape, colormap)
     if verbose:
         print(layout)
-    _write(labels, colours, save_directory, name, wanted)
+    _write(picture_of(layout, "", view, grid_shape, colormap), save_directory, name, wanted)
 
 
 def plot_fragment_tv(fragment: Any, save_directory: str = "./tmp", name: str = "fragment_tv", colormap: Any = None,
@@ -49,11 +48,13 @@ def plot_fragment_tv(fragment: Any, save_directory: str = "./tmp", name: str = "
     labels = [[[",".join(map(str, np.unravel_index(e, registers.shape)))] if e >= 0 else [""] for e in row] for row in held]
     if verbose:
         print(fragment)
-    _write(labels, colours_of(held, colormap), save_directory, name, wanted)
+    title = f"Fragment: {held_by(fragment)}"
+    legend = "indices of the element" + ("" if colormap is not None else "; a hue for every four elements")
+    _write(Picture(labels, colours_of(held, colormap), title, ("thread", "register"), legend), save_directory, name, wanted)
 
 
-def _write(labels: list[list[list[str]]], colours: np.ndarray, directory: str, name: str, formats: tuple[str, ...]) -> None:
-    for kind, path in zip(formats, draw_files(labels, colours, directory, name, formats)):
+def _write(picture: Picture, directory: str, name: str, formats: tuple[str, ...]) -> None:
+    for kind, path in zip(formats, draw_files(picture, directory, name, formats)):
         print(f"Saved {kind} format into {path}")
 
 

@@ -17,7 +17,7 @@ def draw_layouts(layouts: Iterable[tuple[str, Any]], cx: PassContext) -> None:
     The pictures are <FOLDER>/<buffer>.<format>, for the formats in tl.layout_visualization_formats.  Raises ValueError for an
     unknown format.
     """
-    from tilelang.layout.picture import cells, draw_files, wanted_formats  # 2 ms
+    from tilelang.layout.picture import draw_files, picture_of, wanted_formats  # 2 ms
 
     formats = str(cx.option(PassConfigKey.TL_LAYOUT_VISUALIZATION_FORMATS))
     words = ["txt", "pdf", "png", "svg"] if formats == "all" else [f.strip() for f in formats.split(",")]
@@ -27,8 +27,7 @@ def draw_layouts(layouts: Iterable[tuple[str, Any]], cx: PassContext) -> None:
         if "txt" in words:
             cx.report(f"# {name}\n{layout}")
         if files:
-            labels, colours = cells(layout, "input", None, None)
-            for path in draw_files(labels, colours, FOLDER, name, files):
+            for path in draw_files(picture_of(layout, name), FOLDER, name, files):
                 cx.report(f"# layout of {name}: {path}")
 
 
