@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -212,6 +213,20 @@ def test_kernels_of_one_name_are_linked_into_one_program(tmp_path):
                                      '  printf("%d %g\\n", bad, a[999]);\n  return 0;\n}\n')
     subprocess.run(["cc", "both.c", "twice.o", "thrice.o", "-lm", "-lpthread", "-o", "both"], cwd=tmp_path, check=True)
     assert subprocess.run([tmp_path / "both"], capture_output=True, text=True).stdout == "0 5994\n"
+
+
+def test_what_runs_at_load_stands_where_every_linker_reads_it(tmp_path, monkeypatch):
+    """lld does not read .ctors: libraries that it linked had one thread, and those for CUDA found no driver."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("sections of ELF")
+    objects = []
+    for module in ("tilelang.runtime.shared_library", "tilelang.jit.exporting"):
+        monkeypatch.setattr(f"{module}.link", lambda path, name, files, *rest: objects.append(b"".join(files.values())))
+        monkeypatch.setattr(f"{module}.find_compiler", lambda *_: ["cc"])
+    kernel = tilelang.compile(gemm(), out_idx=[2], target="cpu")
+    kernel.export(tmp_path)
+    kernel.export_library(tmp_path / "gemm.so")
+    assert len(objects) == 2 and all(b".init_array" in x and b".ctors" not in x for x in objects)
 
 
 def test_without_a_compiler_the_object_is_written_and_the_error_says_so(tmp_path, monkeypatch):

@@ -71,9 +71,9 @@ class CpuEngine:
         """One object of several modules, which shows only the exported symbols.  any_cpu: not only for CPUs like this one."""
         llvm = self._llvm
         with self._lock:
-            machine = self._machine
-            if any_cpu:
-                machine = llvm.Target.from_triple(self.triple).create_target_machine(opt=3, reloc="pic")
+            cpu, features = ("", "") if any_cpu else (self.cpu, self.features)
+            machine = llvm.Target.from_triple(self.triple).create_target_machine(
+                cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small")
             module = self._parsed(modules[0])
             for other in modules[1:]:
                 module.link_in(self._parsed(other))

@@ -17,7 +17,7 @@ from .cpu_engine import cpu_engine
 from .cuda_driver import ATTRIBUTES, FUNC_ATTRIBUTES, FUNC_MAX_DYNAMIC_SHARED, FUNC_NON_PORTABLE_CLUSTER
 from .launchers import MAX_DEVICES
 from .llvm_text import Writer
-from .shared_library import FINGERPRINT, export_name, link_with_ffi
+from .shared_library import FINGERPRINT, export_name, link_with_ffi, run_at_load
 
 _DECLARED = re.compile(r"^declare i32 @(cu\w+)\(([^)]*)\)$", re.MULTILINE)
 _LOADING = {"cuInit": "i32", "cuDeviceGet": "ptr, i32", "cuDevicePrimaryCtxRetain": "ptr, i32", "cuModuleLoadData": "ptr, ptr",
@@ -39,7 +39,6 @@ find:
 out:
   ret void
 }}
-@llvm.global_ctors = appending global [1 x {{ i32, ptr, ptr }}] [{{ i32, ptr, ptr }} {{ i32 65535, ptr @{start}, ptr null }}]
 """
 CURRENT_DEVICE = """
 define internal i32 @tl_current_device() {
@@ -140,7 +139,7 @@ def driver_text(called: dict[str, str], start: str = "tl_find_driver") -> str:
     """Functions of the driver (name -> types of its parameters), found when the library is loaded.  start: runs then."""
     finds = "".join(f"  %at_{n} = call ptr @dlsym(ptr %driver, ptr @tl_name_{n})\n  store ptr %at_{n}, ptr @tl_at_{n}\n"
                     for n in called)
-    return "\n".join([*(_forwarder(n, types) for n, types in called.items()), _DRIVER.format(finds=finds, start=start)])
+    return "\n".join([*(_forwarder(n, types) for n, types in called.items()), _DRIVER.format(finds=finds), run_at_load(start)])
 
 
 def _constant(name: str, data: bytes, align: int = 1) -> str:

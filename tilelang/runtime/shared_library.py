@@ -81,7 +81,6 @@ start:
   %hook = call i32 @pthread_atfork(ptr null, ptr null, ptr @tl_pool_reset)
   ret void
 }}
-@llvm.global_ctors = appending global [1 x {{ i32, ptr, ptr }}] [{{ i32, ptr, ptr }} {{ i32 65535, ptr @{start}, ptr null }}]
 """
 _LINUX = ("declare i32 @sched_getaffinity(i32, i64, ptr)\ndeclare i32 @__sched_cpucount(i64, ptr)",
           "  %mask = alloca [128 x i8], align 8\n  %got = call i32 @sched_getaffinity(i32 0, i64 128, ptr %mask)\n"
@@ -117,7 +116,19 @@ def write_library(path: Any, name: str, host_ir: str, kernel_object: bytes, entr
 def pool_start(start: str = "tl_start_pool") -> str:
     """LLVM IR that sets the number of threads when the library is loaded.  start: the function that runs then."""
     declarations, count = _LINUX if sys.platform.startswith("linux") else _OTHER
-    return _POOL.format(cpu_declarations=declarations, cpu_count=count, start=start)
+    return _POOL.format(cpu_declarations=declarations, cpu_count=count) + run_at_load(start)
+
+
+def run_at_load(function: str) -> str:
+    """LLVM IR that runs a function when the library is loaded.
+
+    On Linux it names the section, because llvmlite writes llvm.global_ctors to .ctors, which lld does not read.
+    """
+    if sys.platform.startswith("linux"):
+        return (f'@tl_init = internal global ptr @{function}, section ".init_array", align 8\n'
+                '@llvm.used = appending global [1 x ptr] [ptr @tl_init], section "llvm.metadata"\n')
+    return ("@llvm.global_ctors = appending global [1 x { i32, ptr, ptr }] "
+            f"[{{ i32, ptr, ptr }} {{ i32 65535, ptr @{function}, ptr null }}]\n")
 
 
 def link_with_ffi(path: Any, name: str, objects: dict[str, bytes], libraries: tuple[str, ...]) -> None:
@@ -196,4 +207,4 @@ def open_library(path: Any, modes: tuple[str, ...], fingerprint: str) -> dict[st
 
 
 __all__ = ["FINGERPRINT", "export_name", "find_compiler", "link", "link_with_ffi", "open_library", "pool_start",
-           "write_library"]
+           "run_at_load", "write_library"]
