@@ -80,7 +80,7 @@ class AsyncCopies:
             if ordered:
                 shared.table.record_write(f.block.clocks, g, t, c.site)
             if shared.proxy is not None:
-                shared.proxy.dirty[g] = True
+                shared.proxy.land(g)
 
 
 def _cp_async(c: DeviceContext, e: Call) -> Closure:

@@ -30,22 +30,30 @@ class Proxy:
 
     dirty: granules written and not fenced by the writer.  stamp: clock of the writer's first fence after the write.
     atomics: (granules, threads, stamps) of atomic updates since the last plain write; stamp < 0: not fenced yet.
-    fences: for each warp, (clock, lanes) of its proxy fences in order.
+    fences: for each warp, (clock, lanes) of its proxy fences in order.  landed: granules that cp.async wrote, which may be
+    after any fence of the thread that issued it.  For these a fence of the reader counts too (PTX ISA, "Causality order").
+    behind: for each warp, the lanes of its last fence and what all of them had seen of other threads.
     """
 
     def __init__(self, table: AccessTable) -> None:
         self.table = table
-        self.dirty = np.zeros(table.shape[0], bool)
+        self.dirty, self.landed = np.zeros(table.shape[0], bool), np.zeros(table.shape[0], bool)
         self.stamp = np.zeros(table.shape[0], np.int32)
         self.atomics: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self.fences: dict[int, list[tuple[int, np.ndarray]]] = {}
+        self.behind: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def write(self, g: np.ndarray) -> None:
         """An ordinary store of granules g; it replaces the state of earlier accesses."""
         self.dirty[g] = True
+        self.landed[g] = False
         if self.atomics:
             kept = [~np.isin(e[0], g) for e in self.atomics]
             self.atomics = [(a[k], t[k], s[k]) for (a, t, s), k in zip(self.atomics, kept) if k.any()]
+
+    def land(self, g: np.ndarray) -> None:
+        """Copies of cp.async to granules g land."""
+        self.dirty[g] = self.landed[g] = True
 
     def update(self, g: np.ndarray, t: np.ndarray) -> None:
         """Atomic updates of granules g[n] by threads t[n]; each thread must execute a fence itself."""
@@ -70,6 +78,7 @@ class Proxy:
         for w in np.unique(np.flatnonzero(active) // size).tolist():
             lanes = np.flatnonzero(active[w * size:(w + 1) * size]) + w * size
             self.fences.setdefault(w, []).append((int(clocks.now[lanes[0]]), lanes))
+            self.behind[w] = lanes, clocks.seen[lanes].min(0)
 
     def overwrite(self, clocks: Clocks, g: np.ndarray, thread: int, site: int, what: str) -> None:
         """A thread starts an agent that writes granules g, whose earlier accesses the thread has seen.  Raises sim-proxy.
@@ -104,12 +113,25 @@ class Proxy:
                 return bool((known[lanes] >= at).any() if reader < 0 else known[reader] >= at)
         return False
 
+    def _fenced_by_readers(self, members: np.ndarray, writer: np.ndarray, clock: np.ndarray) -> np.ndarray:
+        """Which writes (writer, clock) these threads had all seen when they executed their last fence."""
+        size, good = self.table.reads.group, np.ones(writer.shape, bool)
+        for w in np.unique(members // size).tolist():
+            lanes, seen = self.behind.get(w, (members[:0], np.zeros(0, np.int32)))
+            if not np.isin(members[members // size == w], lanes).all():
+                return np.zeros_like(good)
+            good &= seen[writer] >= clock
+        return good
+
     def require(self, clocks: Clocks, g: np.ndarray, members: np.ndarray, site: int, what: str,
                 does: str = "reads") -> None:
         """The threads `members` start an agent that reads (or overwrites) granules g.  Raises sim-proxy."""
         writer = self.table.writer[g]
         ordinary = (writer >= 0) & (writer < clocks.lanes)
         late = ordinary & (self.dirty[g] | (self.stamp[g] > clocks.common(members)[np.maximum(writer, 0)]))
+        if late.any():
+            known = self._fenced_by_readers(np.flatnonzero(members), np.maximum(writer, 0), self.table.wclock[g])
+            late &= ~(self.landed[g] & known)
         if late.any():
             at = g[late][0]
             here, there = self.table.sites[site], self.table.sites[int(self.table.wsite[at])]

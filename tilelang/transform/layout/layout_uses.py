@@ -11,8 +11,8 @@ from typing import Any
 
 from tilelang.arith import Analyzer, extent_bounds
 from tilelang.errors import TileLangError, error, register
-from tilelang.ir import (Alloc, Buffer, Call, Const, Expr, For, If, Launch, Load, Node, Parallel, Seq, Stmt, Store, TileOp, Var,
-                         fields_of, walk, SHARED, FRAGMENT)
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Expr, For, If, Launch, Load, Node, Parallel, Seq, Stmt, Store,
+                        TileOp, Var, fields_of, walk, SHARED, FRAGMENT)
 from tilelang.ir.record import state
 from tilelang.layout import Fragment, replicated_fragment
 
@@ -57,6 +57,7 @@ class Uses:
         self.buffers: dict[Buffer, None] = {}  # shared and fragment buffers, in order of appearance
         self.alone: set[Buffer] = set()  # fragments accessed element by element outside any parallel loop
         self.pointers: set[Var] = set()  # storage whose address is taken: user code may index it directly
+        self.taken: dict[Var, Call] = {}  # what takes it, apart from cp.async, which moves no more than 16 bytes at an element
         self.analyzer = Analyzer()
         self.accesses: list[Access] = []
         for v, n in (*zip(launch.block_vars, launch.grid), *zip(launch.thread_vars, launch.threads)):
@@ -132,8 +133,10 @@ class Uses:
     def _see_call(self, c: Call) -> None:
         if not c.op.startswith("atomic"):
             for x in c.args:
-                if type(x).__name__ == "AddressOf":
-                    self.pointers.add(x.buffer.data)  # type: ignore[attr-defined]
+                if isinstance(x, AddressOf):
+                    self.pointers.add(x.buffer.data)
+                    if c.op != "cp_async":
+                        self.taken.setdefault(x.buffer.data, c)
 
     def _see(self, b: Buffer) -> None:
         if b.scope_name in SHARED and not b.is_static:

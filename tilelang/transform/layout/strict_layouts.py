@@ -28,6 +28,10 @@ register("wgmma-gemm", ValueError, "a T.wgmma_gemm that no warp-group instructio
          "multiplies any tiles",
          expected="a GEMM that wgmma computes")
 
+# What to do where wgmma needs swizzle atoms and a call has the address of the tile.
+_POINTERS = ("the call would see swizzle atoms: fill the tile by T.copy, T.tma_copy, T.ptx_cp_async or element stores, which "
+             "go through its layout, or multiply it by T.gemm")
+
 
 class StrictLayouts:
     """Settles the strict layouts of one launch.  Raises layout-conflict and wgmma-gemm.
@@ -149,9 +153,12 @@ class StrictLayouts:
                     self._forced.setdefault(op.c.buffer.data, plan)
                 continue
             if self._is_forced(op):
+                by = [self.uses.taken[b.data] for b in (op.a.buffer, op.b.buffer)
+                      if f"`{b.name}` is taken" in why and b.data in self.uses.taken]
                 raise error("wgmma-gemm", "T.wgmma_gemm() requires Hopper WGMMA lowering, but constraints were not "
-                            f"satisfied: {why}",
-                            found=why, span=op.span)
+                            f"satisfied: {why}", found=why, span=op.span,
+                            notes=tuple((c.span, "its address is taken here") for c in by),
+                            hint=_POINTERS if by else "")
             if first is None:
                 declined.add(op.c.buffer.data)
             self.reasons.append(f"T.gemm{at_line(op)} by mma.sync: {why}")
@@ -183,7 +190,7 @@ class StrictLayouts:
     def _unpanelled(self, op: Gemm) -> str:
         """Why the shared operands of a GEMM cannot be laid out in swizzle atoms; "" when they can."""
         for b, lay in operand_layouts(op).items():
-            if b.data in self.uses.pointers:
+            if b.data in self.uses.pointers and (b.data in self.uses.taken or not self._is_forced(op)):
                 return f"the address of `{b.name}` is taken"
             if any(x is not b and x.data is b.data for x in self.uses.buffers):
                 return f"`{b.name}` is seen in another shape"

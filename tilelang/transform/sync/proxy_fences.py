@@ -71,7 +71,8 @@ def fence_arrivals(launch: Launch) -> Launch:
     """The launch with a fence in front of each arrival and barrier that follows generic-proxy accesses.
 
     These are stores to shared memory, and loads of what TMA fills, because an arrival at an mbarrier does not wait for loads
-    under way.
+    under way.  Copies of cp.async that arrive at an mbarrier land after such a fence: there the threads that wait have the
+    fence, behind their wait.
     """
     launch = _without_copies(launch)
     calls = list(walk(launch.body, Call))
@@ -79,8 +80,15 @@ def fence_arrivals(launch: Launch) -> Launch:
     if not writers and not any(x.op in ASYNC_READERS for x in calls):
         return launch
     named = {a.buffer.data for a in writers if isinstance(a, AddressOf)}
-    return replace(launch, body=_Arrivals(named if all(isinstance(a, AddressOf) for a in writers) else None).stmt(
-        launch.body, False)[0])
+    body = _Arrivals(named if all(isinstance(a, AddressOf) for a in writers) else None).stmt(launch.body, False)[0]
+    landing = {c.args[0].buffer.data for c in calls if c.op == "cp_async_mbarrier_arrive" and isinstance(c.args[0], AddressOf)}
+
+    def awaited(s: Stmt) -> Stmt | None:
+        if not isinstance(s, Evaluate) or s.call.op != "mbarrier_wait" or not landing & {e.storage for e in effects(s)}:
+            return None
+        return Seq((s, Evaluate(call("fence_proxy_async", (), "void"), span=s.span)), span=s.span)
+
+    return replace(launch, body=rewrite_stmts(body, awaited) if landing else body)
 
 
 def _without_copies(launch: Launch) -> Launch:
