@@ -42,8 +42,10 @@ class CallOptions(Options):
         registers: tuple[str, ...]
         relaxed: bool
         rounding_mode: str
+        roles: int
         row: str
         sbo: int
+        size: int
         swizzle: int
         trans: bool
         width: int
@@ -93,9 +95,13 @@ class BlockBarrierOptions(CallOptions):
 
 @_of("syncthreads_count", "syncthreads_and", "syncthreads_or", "warp_role_barrier")
 class VoteOptions(CallOptions):
-    """key: the number of the first barrier of the warp roles, where each warp role runs as a coroutine (CPU)."""
+    """key: the number of the first barrier of the warp roles, where each warp role runs as a coroutine (CPU).
+
+    roles: how many warp roles meet there; 0: all of the block that have not ended.
+    """
 
     key: int | None = None
+    roles: int = 0
 
 
 @_of("shfl_xor", "shfl_up", "shfl_down", "shfl_idx")
@@ -231,10 +237,11 @@ class ClusterArriveOptions(CallOptions):
 
 @_of("in_warp_groups")
 class WarpGroupOptions(CallOptions):
-    """Warp groups first .. first + count - 1."""
+    """Groups first .. first + count - 1 of `size` threads: 128 for warp groups, 32 for warps."""
 
     first: int
     count: int
+    size: int = 128
 
 
 @_of("set_max_nreg")

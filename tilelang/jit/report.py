@@ -10,6 +10,7 @@ from tilelang.ir.expr import Call
 from tilelang.target import Target
 from tilelang.target.cluster import cluster_of
 from tilelang.target.machine import RESERVED_SHARED, chip_of
+from tilelang.target.warp_groups import PER_GROUP, WARP_LANES, warps_in, warps_of
 
 from .work import Work, work_of
 
@@ -102,30 +103,31 @@ def _reasons(nodes: list[Any], target: Target) -> list[str]:
 
 
 def _warp_roles(launch: Any, nodes: list[Any]) -> list[dict[str, Any]]:
-    """The warp roles of a block: {"warp_groups": [first, count], "threads", "registers", "does"}.
+    """The warp roles of a block: {"warp_groups": [first, count], "threads", "registers", "does"}; "warps"
+    in place of "warp_groups" where they are no whole ones.
 
     registers: registers of a thread after setmaxnreg; None where all threads keep the registers of the launch.
     """
     threads = launch.num_threads
-    groups = max(1, -(-threads // 128))
+    warps = warps_in(launch)
     calls = [x for x in nodes if isinstance(x, Call)]
-    chosen = [x for x in nodes if isinstance(x, If) and isinstance(x.cond, Call) and x.cond.op == "in_warp_groups"]
+    chosen = [(x, some) for x in nodes if isinstance(x, If) and (some := warps_of(x.cond)) is not None]
     parts: list[tuple[tuple[int, ...], list[Call]]] = []
-    for x in chosen:
-        cond: Any = x.cond
-        first, count = cond.options.first, cond.options.count
+    for x, (first, count) in chosen:
         mine = list(walk(x.then, Call))
         parts.append((tuple(range(first, first + count)), mine))
-        others = tuple(g for g in range(groups) if not first <= g < first + count)
+        others = tuple(w for w in warps if not first <= w < first + count)
         if x.orelse is not None and others:
             ids = set(map(id, mine))
             rest = [y for y in calls if id(y) not in ids] if len(chosen) == 1 else [
                 y for y in walk(x.orelse, Call)]
             parts.append((others, rest))
     out: dict[tuple[int, ...], dict[str, Any]] = {}
-    for who, run in parts or [(tuple(range(groups)), calls)]:
-        one = out.setdefault(who, {"warp_groups": [who[0], len(who)], "threads": min(threads, 128 * len(who)),
-                                   "registers": None, "does": []})
+    for who, run in parts or [(warps, calls)]:
+        n = -(-len(who) // PER_GROUP)
+        whole = who[0] % PER_GROUP == 0 and (len(who) % PER_GROUP == 0 or len(who) == len(warps))
+        place = {"warp_groups": [who[0] // PER_GROUP, n]} if whole else {"warps": [who[0], len(who)]}
+        one = out.setdefault(who, {**place, "threads": min(threads, WARP_LANES * len(who)), "registers": None, "does": []})
         ops = {x.op for x in run}
         one["does"] = [kind for kind in ("loads", "MMAs", "stores") if kind in one["does"] or ops & set(_KINDS[kind])]
         one["registers"] = next((x.options.n for x in run if x.op == "set_max_nreg"), one["registers"])
@@ -229,8 +231,10 @@ def _rounded(x: float) -> str:
 
 
 def _warp_role_line(r: dict[str, Any]) -> str:
-    first, count = r["warp_groups"]
-    who = f"warp group {first}" if count == 1 else f"warp groups {first} to {first + count - 1}"
+    what = "warp_groups" if "warp_groups" in r else "warps"
+    first, count = r[what]
+    name = what.replace("_", " ")
+    who = f"{name[:-1]} {first}" if count == 1 else f"{name} {first} to {first + count - 1}"
     kept = f", {r['registers']} registers a thread" if r["registers"] else ""
     return f"{who}, {r['threads']} threads: {', '.join(r['does']) or 'other work'}{kept}"
 

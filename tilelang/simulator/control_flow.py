@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Assert, Bind, Break, Call, Continue, Evaluate, For, If, Seq, While
+from tilelang.ir import Assert, Bind, Break, Continue, Evaluate, For, If, Seq, While
 from tilelang.ir.evaluate import Closure
 from tilelang.target.atomics import Branch, Iterations, WarpRole
+from tilelang.target.warp_groups import warps_of
 
 from .context import Context
 from .faults import fault
@@ -53,8 +54,8 @@ def compile_if(c: Context, s: If) -> Action:
     """Lanes take one branch or the other; a branch that no lane takes is not executed."""
     cond = c.expr(s.cond)
     warp_role: tuple[WarpRole, ...] = ()
-    if isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":
-        warp_role = (WarpRole(s.cond.options.first, s.cond.options.count),)
+    if (warps := warps_of(s.cond)) is not None:
+        warp_role = (WarpRole(*warps),)
     with c.within(Branch(id(s), True), *warp_role):
         then = c.stmt(s.then)
     with c.within(Branch(id(s), False)):

@@ -42,7 +42,7 @@ class Iterations:
 
 @record
 class WarpRole:
-    """A section of the program that only these warp groups execute, concurrently with other sections."""
+    """A section of the program that only `count` warps from `first` on execute, concurrently with other sections."""
 
     first: int
     count: int
@@ -72,7 +72,7 @@ class Atomic:
 
 def unordered(a: tuple[Branch | Iterations | WarpRole, ...], b: tuple[Branch | Iterations | WarpRole, ...]) -> bool:
     """Whether the program leaves the order of two paths open: they are the two sides of one branch, iterations of one parallel
-    loop, or warp roles without a common warp group."""
+    loop, or warp roles without a common warp."""
     for x in a:
         for y in b:
             if isinstance(x, WarpRole) and isinstance(y, WarpRole) and (

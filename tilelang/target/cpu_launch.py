@@ -74,10 +74,14 @@ class Masked(CpuStmt):
 
 @node
 class OncePerBlock(CpuStmt):
-    """body runs once, in the last warp role that arrives; then all continue.  barrier: number of the warp roles' barrier."""
+    """body runs once, in the last warp role that arrives; then all continue.  barrier: number of the warp roles' barrier.
+
+    roles: how many of them arrive; 0: all of the block that have not ended.
+    """
 
     body: Stmt
     barrier: int
+    roles: int = 0
     span: Any = None
 
 
@@ -310,10 +314,10 @@ class ThreadValues:
 
 @record
 class WarpRole:
-    """Warp groups that run the same code.  ranges: their threads, as (first, end)."""
+    """Warps that run the same code.  ranges: their threads, as (first, end)."""
 
     number: int
-    groups: tuple[int, ...]
+    warps: tuple[int, ...]
     ranges: tuple[tuple[int, int], ...]
 
 

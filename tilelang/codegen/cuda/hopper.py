@@ -87,7 +87,7 @@ class HopperCalls:
         return f"tl::mbarrier_arrive_at<{self._offsets[at.buffer.data]}>(smem, {self.x.top(at.indices[0])})", POSTFIX
 
     def _in_warp_groups(self, e: Call) -> Text:
-        first, count = 128 * e.options.first, 128 * e.options.count
+        first, count = e.options.size * e.options.first, e.options.size * e.options.count
         x, y, z = self._launch.threads
         thread = "threadIdx.x" if y == z == 1 else "tl::linear_thread()"
         if first == 0:

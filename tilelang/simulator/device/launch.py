@@ -11,6 +11,7 @@ import numpy as np
 
 from tilelang.ir import Alloc, Call, Const, Launch, numpy_dtype, walk, BARRIER
 from tilelang.target.cluster import cluster_of
+from tilelang.target.warp_groups import cuts_groups
 
 from .async_copy import AsyncCopies
 from .asynchronous import GROUP, Asynchronous, Proxy
@@ -58,6 +59,7 @@ class DeviceLaunch:
         self.size = math.prod(whole_grid(s)) if self.meets else self.mates
         self.hopper = self.size > 1 or contains(s.body, (), tuple(HOPPER_OPS))
         self.warp_roles = self.hopper or contains(s.body, (), ("named_barrier", "named_barrier_arrive"))
+        self.single_warps = cuts_groups(walk(s.body, Call))
         self.barriers = self.size * sum(math.prod(n.buffer.shape) for n in walk(s.body)
                                         if isinstance(n, Alloc) and n.buffer.scope() == BARRIER)
         self.raised = max((n.options.n for n in walk(s.body)
@@ -135,7 +137,7 @@ class DeviceLaunch:
         """Run one block, or blocks that run concurrently."""
         if not self.warp_roles:
             return self.body(frames[0])
-        unit = GROUP if self.hopper and not self.c.split else WARP
+        unit = GROUP if self.hopper and not self.c.split and not self.single_warps else WARP
         coroutines = [p for g in frames for p in unit_frames(g, g.slots, self.threads, unit)]
         if not self.hopper:
             return WarpRoles(coroutines, self.body).run()

@@ -15,6 +15,7 @@ import numpy as np
 
 from tilelang.ir import AddressOf, Call, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
+from tilelang.target.warp_groups import warps_of
 from tilelang.target.wgmma import operand_addresses
 
 from .asynchronous import GROUP
@@ -241,11 +242,11 @@ def _set_max_nreg(c: DeviceContext, e: Call) -> Closure:
 
 
 def _in_groups(c: DeviceContext, e: Call) -> Closure:
-    first, count = e.options.first, e.options.count
+    first, count = warps_of(e) or (0, 0)
 
     def run(f: LaneFrame) -> Value:
-        g = own_threads(f) // GROUP
-        return (g >= first) & (g < first + count)
+        w = own_threads(f) // WARP
+        return (w >= first) & (w < first + count)
 
     return run
 

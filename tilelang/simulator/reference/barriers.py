@@ -190,7 +190,7 @@ def _sync_grid(c: TileContext, e: Call) -> Closure:
 
 
 def _in_groups(c: TileContext, e: Call) -> Closure:
-    return lambda f: np.bool_(holds_in(e, f.warp_role.groups[0]))
+    return lambda f: np.bool_(holds_in(e, f.warp_role.warps[0]))
 
 
 def _in_warps(f: LaneFrame) -> int:

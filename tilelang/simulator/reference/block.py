@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.target.warp_groups import GROUP
+from tilelang.target.warp_groups import WARP_LANES, named
 
 from .grid import GridScheduler
 from ..coroutines import Coroutine
@@ -19,24 +19,24 @@ from ..mbarrier import Phases
 
 @dataclass
 class WarpRole:
-    """Warp groups that run the same code.
+    """Warps that run the same code.
 
     counts: by key, how often this warp role has reached something that warp roles share.  watch: accesses recorded in the
     statement that the warp roles currently execute one after another (watch.Watch).
     """
 
     number: int
-    groups: tuple[int, ...]
+    warps: tuple[int, ...]
     threads: int
     counts: dict[Any, int] = field(default_factory=dict)
     watch: Any = None
 
     @property
     def name(self) -> str:
-        return f"warp group{'s' if len(self.groups) > 1 else ''} {', '.join(map(str, self.groups))}"
+        return named(self.warps)
 
     def mask(self, lanes: int) -> np.ndarray:
-        return np.isin(np.arange(lanes) // GROUP, self.groups)
+        return np.isin(np.arange(lanes) // WARP_LANES, self.warps)
 
 
 @dataclass

@@ -21,7 +21,7 @@ class TileLaunch(LaunchScope):
     """The launch being compiled.
 
     safe: values of global buffers outside their shape, by id of the buffer.  warp_roles: its warp roles, [] where nothing
-    distinguishes its warp groups.  divergence: where its threads may diverge.  space: addresses of its shared memory.
+    distinguishes its warps.  divergence: where its threads may diverge.  space: addresses of its shared memory.
     """
 
     safe: dict[int, Closure] = field(default_factory=dict)

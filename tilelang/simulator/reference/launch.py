@@ -11,6 +11,7 @@ import numpy as np
 
 from tilelang.ir import Buffer, Call, Launch, Parallel, Var, children, numpy_dtype, walk
 from tilelang.target.cluster import cluster_of
+from tilelang.target.warp_groups import warps_in
 
 from .barriers import ORDER_ONLY
 from .block import TileBlock, WarpRole
@@ -44,7 +45,7 @@ class _CompiledLaunch:
         c.members = tuple(range(len(c.launch.warp_roles)))
         self.launch, self.dims, self.together = s, cluster_of(s), contains(s.body, (), ("sync_grid",))
         self.warp_roles, self.lanes = c.launch.warp_roles, _lanes(s)
-        self.whole = WarpRole(0, tuple(range(-(-s.num_threads // 128))), s.num_threads)
+        self.whole = WarpRole(0, warps_in(s), s.num_threads)
         self.grid, self.body = [c.expr(g) for g in s.grid], c.stmt(s.body)
         self.block_slots = [(c.slot(v), numpy_dtype(v.dtype).type) for v in s.block_vars]
         self.thread_slots = [c.slot(v) for v in s.thread_vars]

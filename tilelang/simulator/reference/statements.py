@@ -46,7 +46,7 @@ def synchronised(handler: Callable[[Any, Any], Action]) -> Callable[[Any, Any], 
 
 def compile_if(c: TileContext, s: If) -> Action:
     """A condition on warp groups determines which warp roles reach each branch."""
-    reach = {r: holds_in(s.cond, c.launch.warp_roles[r].groups[0]) for r in c.members}
+    reach = {r: holds_in(s.cond, c.launch.warp_roles[r].warps[0]) for r in c.members}
     if all(holds is None for holds in reach.values()):
         return control_flow.compile_if(c, s)
     cond = c.expr(s.cond)

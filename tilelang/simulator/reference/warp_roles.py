@@ -1,6 +1,6 @@
-"""Warp roles in the reference interpreter: warp groups that run different code.
+"""Warp roles in the reference interpreter: warps that run different code.
 
-Warp groups that no `in_warp_groups` condition distinguishes form one warp role.  Each warp role runs the body on its own
+Warps that no `in_warp_groups` condition distinguishes form one warp role.  Each warp role runs the body on its own
 and waits at barriers.  A tile op or barrier outside such conditions is executed once, by all warp roles that reach it; a
 shared or fragment buffer declared there is one buffer.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Call, For, If, Launch, Load, Parallel, Region, Seq, Stmt, Store, TileOp, While, walk,
                          PRIVATE, SHARED)
-from tilelang.target.warp_groups import GROUP, alike
+from tilelang.target.warp_groups import WARP_LANES, alike
 
 from .block import TileScheduler, WarpRole, nth
 from .context import TileContext
@@ -22,11 +22,11 @@ from ..lanes import Action, LaneFrame
 
 
 def warp_roles_of(s: Launch) -> list[WarpRole]:
-    """The warp roles of a launch, [] when nothing distinguishes its warp groups."""
+    """The warp roles of a launch, [] when nothing distinguishes its warps."""
     if not any(isinstance(n, Call) and n.op == "in_warp_groups" for n in walk(s.body)):
         return []
-    return [WarpRole(i, groups, sum(min(GROUP, s.num_threads - GROUP * g) for g in groups))
-            for i, groups in enumerate(alike(s))]
+    return [WarpRole(i, warps, sum(min(WARP_LANES, s.num_threads - WARP_LANES * w) for w in warps))
+            for i, warps in enumerate(alike(s))]
 
 
 def executing(f: LaneFrame) -> int:
@@ -164,7 +164,7 @@ def run_warp_roles(blocks: list[LaneFrame], warp_roles: list[WarpRole], body: Ac
             f = LaneFrame(list(g.slots), g.lanes, g.mask, g.block)
             if g.lanes > 1:
                 f.mask = warp_role.mask(g.lanes) & g.active()
-            f.warp_role = WarpRole(warp_role.number, warp_role.groups, warp_role.threads)
+            f.warp_role = WarpRole(warp_role.number, warp_role.warps, warp_role.threads)
             frames.append(f)
     TileScheduler([g.block for g in blocks], frames, body).run()
 

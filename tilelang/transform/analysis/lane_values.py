@@ -14,9 +14,8 @@ from tilelang.ir import (AddressOf, Binary, Call, Cast, Const, Expr, Launch, Loa
                          PRIVATE)
 from tilelang.ir.numbers import binary_function, to_dtype, unary_function
 from tilelang.target.intrinsics import INTRINSICS, PURE
-from tilelang.target.warp_groups import GROUP
+from tilelang.target.warp_groups import GROUP, WARP_LANES, warps_of
 
-WARP_LANES = 32
 _BLOCK_VOTES = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
 _OF_WARP = ("any_sync", "all_sync", "ballot_sync", "ballot", "warp_uniform")
 
@@ -97,8 +96,8 @@ class LaneValues:
 
     def _call(self, e: Call) -> Any:
         if e.op == "in_warp_groups":
-            group = self.threads // GROUP
-            return (group >= e.options.first) & (group < e.options.first + e.options.count)
+            (first, count), warp = warps_of(e) or (0, 0), self.threads // WARP_LANES
+            return (warp >= first) & (warp < first + count)
         if e.op == "get_lane_idx" and not e.args:
             return self.threads % WARP_LANES
         if e.op in ("get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx") and not e.args:

@@ -18,7 +18,7 @@ from tilelang.ir import (AddressOf, Binary, Buffer, Call, Const, Expr, Launch, L
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import state
 from tilelang.target.intrinsics import INTRINSICS, WARP
-from tilelang.target.warp_groups import GROUP, holds_in
+from tilelang.target.warp_groups import WARP_LANES, holds_in
 
 STALE, VARIES = 1, 2  # bits of an element: see Memory
 BLOCK_VOTES = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
@@ -40,7 +40,7 @@ class Values:
     """
 
     launch: Launch | None = None
-    groups: tuple[int, ...] = ()
+    warps: tuple[int, ...] = ()
     memory: Memory = field(default_factory=dict)
     varying: set[Var] = field(default_factory=set)
     known: dict[Var, Any] = field(default_factory=dict)
@@ -53,8 +53,8 @@ class Values:
         self.threads, ranges = 1, {}
         if self.launch is not None:
             n = self.launch.num_threads
-            low, high = min(self.groups) * GROUP, min(n, (max(self.groups) + 1) * GROUP)
-            self.threads = min(n, len(self.groups) * GROUP)
+            low, high = min(self.warps) * WARP_LANES, min(n, (max(self.warps) + 1) * WARP_LANES)
+            self.threads = min(n, len(self.warps) * WARP_LANES)
             for v, k in zip(self.launch.thread_vars, self.launch.threads):
                 ranges[v] = (0, k - 1)
             if self.launch.threads[1:] == (1, 1):
@@ -97,15 +97,15 @@ class Values:
 
     def answer(self, cond: Expr) -> bool | None:
         """The value of a condition for all threads that are here; None where only the run of the program decides it."""
-        got = {holds_in(cond, g) for g in self.groups}
+        got = {holds_in(cond, w) for w in self.warps}
         if len(got) == 1 and None not in got:
             return got.pop()
         value = self.value(cond)
         return None if value is None or np.ndim(value) else bool(value)
 
     def mixed(self, cond: Expr) -> bool:
-        """Whether a condition differs between the warp groups that are here."""
-        return len({holds_in(cond, g) for g in self.groups}) > 1
+        """Whether a condition differs between the warps that are here."""
+        return len({holds_in(cond, w) for w in self.warps}) > 1
 
     def varies(self, e: Any) -> bool:
         """Whether the threads that are here may compute different values."""

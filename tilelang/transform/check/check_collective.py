@@ -18,12 +18,14 @@ from tilelang.ir.children import children
 from tilelang.ops import Copy
 
 from ..analysis.divergence import Divergence
+from ..analysis.warp_sets import WarpSets
 from ..framework.pass_ import TILE, PassContext, pass_
 
 register("collective-divergent", NotImplementedError,
          "a tile operation or T.Parallel stands under a condition that depends on the thread",
-         "all threads of the block take part in it: move it out of the branch, or write the body per thread",
-         expected="all threads of the block", found="some of them")
+         "whole warps that follow each other may do it by themselves: `if tx < 64:` or T.ws(0); otherwise move it out of the "
+         "branch, or write the body per thread",
+         expected="all threads of the block, or whole warps that follow each other", found="some of them")
 
 register("collective-outside-kernel", NotImplementedError, "a tile operation or T.Parallel stands outside T.Kernel",
          "move it into the T.Kernel block", expected="a place inside T.Kernel")
@@ -44,7 +46,7 @@ def check_collective(func: Func, cx: PassContext) -> Func:
     """Reject tile operations and parallel loops under a condition or loop bound that differs between threads of a block.
 
     Their lowering distributes the work over all threads of the block. Threads that do not reach them would not do their
-    work, and the others would wait at a block barrier for ever. T.ws with consecutive warp groups is allowed, and so are
+    work, and the others would wait at a block barrier for ever. Warp roles of consecutive warps are allowed, and so are
     operations on private arrays, which each thread does for itself.
     """
     _outside(func.body)
@@ -151,9 +153,11 @@ def _stmt(s: Stmt, d: _ByThread, branch: Stmt | None) -> None:
         case While():
             _stmt(s.body, d, branch or (s if d.divergent(s.cond) else _left(s.body, d, False, (Break,))))
         case Parallel() | TileOp() if branch is not None and not _is_private(s):
+            if isinstance(branch, If) and not d.divergent(branch.cond):
+                return  # warps that do not follow each other: role-place (lower_manual_warp_roles)
             what = s.op_name if isinstance(s, TileOp) else "T.Parallel"
             raise error("collective-divergent", f"{what} takes all threads of the block, and only some threads get "
-                        "here", span=s.span, notes=_why(branch))
+                        "here", found=taken(branch, d.launch), span=s.span, notes=_why(branch))
         case Store() if s.buffer.scope_name == FRAGMENT and (
                 branch is not None or d.divergent(s.value) or any(map(d.divergent, s.indices))):
             around = () if branch is None else _why(branch)
@@ -166,6 +170,14 @@ def _stmt(s: Stmt, d: _ByThread, branch: Stmt | None) -> None:
                             "here", span=s.span, notes=_why(branch),
                             hint="leave the loop under a condition that all threads share: T.syncthreads_or(cond) != 0" if left
                             else "move it out of the branch, or wait at a named barrier: T.sync_threads(id, threads)")
+
+
+def taken(branch: Any, launch: Launch) -> str:
+    """The threads that take a branch, in words for a message."""
+    sets = WarpSets(launch)
+    for b in walk(launch.body, Bind):
+        sets.bind(b.var, b.value)
+    return isinstance(branch, If) and sets.found(branch.cond) or "some of them"
 
 
 def _why(branch: Stmt) -> tuple[tuple[Any, str], ...]:
@@ -228,7 +240,7 @@ def _barriers(s: Stmt) -> list[Call]:
 
 
 def _scattered(cond: Expr) -> bool:
-    """Whether a condition selects warp groups other than by T.ws with consecutive groups: the lowering treats only those as a
+    """Whether a condition selects warps that do not follow each other. The lowering treats only others as a
     block of their own."""
     return not isinstance(cond, Call) and any(x.op == "in_warp_groups" for x in walk(cond, Call))
 
@@ -243,4 +255,4 @@ def _is_private(s: Any) -> bool:
     return not scopes.isdisjoint(PRIVATE) and FRAGMENT not in scopes
 
 
-__all__ = ["check_collective"]
+__all__ = ["check_collective", "taken"]

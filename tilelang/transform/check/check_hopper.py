@@ -10,7 +10,6 @@ from tilelang.ir import (EMPTY, Alloc, Evaluate, Expr, Func, If, Launch, Node, P
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.target.cluster import cluster_of
-from tilelang.target.warp_groups import GROUP
 
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -131,7 +130,7 @@ def linear_thread(launch: Launch) -> Expr:
 
 def groups_test(c: Call, thread: Expr) -> Expr:
     """in_warp_groups as a test of the thread index."""
-    low, high = GROUP * c.options.first, GROUP * (c.options.first + c.options.count)
+    low, high = c.options.size * c.options.first, c.options.size * (c.options.first + c.options.count)
     below = binary("lt", thread, const(high, thread.dtype))
     return below if low == 0 else logical("and", binary("ge", thread, const(low, thread.dtype)), below)
 

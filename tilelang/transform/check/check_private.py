@@ -22,9 +22,10 @@ from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, Func, If, Launch,
                          Load, Parallel, Region, Seq, Stmt, Store, TileOp, While, children, inner, statements, walk, PRIVATE)
 from tilelang.target.intrinsics import INTRINSICS, WARP
-from tilelang.target.warp_groups import GROUP, holds_in
+from tilelang.target.warp_groups import holds_in, warps_in
 from tilelang.ops import Copy
 
+from .check_collective import taken
 from ..analysis.effects import argument_mode, touches
 from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.thread_values import STALE, VARIES, Memory, Values
@@ -51,15 +52,15 @@ def check_private(func: Func, cx: PassContext) -> Func:
     _run(func.body, None, ())
     for s in walk(func.body, Launch):
         if _asks(s):
-            everyone = tuple(range(-(-s.num_threads // GROUP)))
-            for groups in sorted(_sets(s.body, everyone, {everyone})):
-                _run(s.body, s, groups)
+            everyone = warps_in(s)
+            for warps in sorted(_sets(s.body, everyone, {everyone})):
+                _run(s.body, s, warps)
     return func
 
 
-def _run(body: Stmt, launch: Launch | None, groups: tuple[int, ...]) -> None:
+def _run(body: Stmt, launch: Launch | None, warps: tuple[int, ...]) -> None:
     if launch is not None or any(isinstance(s, Parallel) for s in _of_host(body)):
-        _Walk(Values(launch, groups)).stmt(body)
+        _Walk(Values(launch, warps)).stmt(body)
 
 
 def _of_host(s: Stmt) -> list[Stmt]:
@@ -84,16 +85,16 @@ def _asks(launch: Launch) -> bool:
     return False
 
 
-def _sets(s: Stmt, groups: tuple[int, ...], out: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
-    """The sets of warp groups that run statements of their own."""
+def _sets(s: Stmt, warps: tuple[int, ...], out: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """The sets of warps that run statements of their own."""
     if isinstance(s, If):
         for piece, wanted in ((s.then, True), (s.orelse, False)):
-            if piece is not None and (come := tuple(g for g in groups if holds_in(s.cond, g) in (wanted, None))):
+            if piece is not None and (come := tuple(w for w in warps if holds_in(s.cond, w) in (wanted, None))):
                 out.add(come)
                 _sets(piece, come, out)
         return out
     for x in inner(s):
-        _sets(x, groups, out)
+        _sets(x, warps, out)
     return out
 
 
@@ -372,6 +373,7 @@ class _Walk:
         what = s.op_name if isinstance(s, TileOp) else "T.Parallel"
         if self.some and not self.quiet:
             raise error("collective-divergent", f"{what} takes all threads of the block, and only some threads get here",
+                        found=taken(self.parting, self.at.launch) if self.at.launch is not None else None,
                         span=getattr(s, "span", None),
                         notes=((getattr(self.parting, "span", None), "entered by some threads only"),))
         if self.left is not None and not self.quiet:

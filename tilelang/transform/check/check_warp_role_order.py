@@ -20,13 +20,13 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Expr, For,
                          Stmt, Store, TileOp, Var, While, inner, walk, BARRIER, CLUSTER_BARRIER, SHARED)
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.intrinsics import INTRINSICS, PURE, WARP
-from tilelang.target.warp_groups import GROUP, holds_in
+from tilelang.target.warp_groups import WARP_LANES, holds_in, warps_in
 
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 
 _MOST = 1 << 18  # most elements of a buffer, and most places of an access, that are looked at
-# Calls that order nothing between warp groups, beside the pure ones.
+# Calls that order nothing between warps, beside the pure ones.
 _OWN = frozenset(("sync_threads", "sync_warp", "cp_async", "cp_async_commit", "cp_async_wait", "printf", "set_max_nreg",
                   "ldmatrix", "stmatrix", "mma", "fence_proxy_async", "assume"))
 
@@ -41,38 +41,38 @@ def check_warp_role_order(func: Func, cx: PassContext) -> Func:
     """
     if not cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC):
         for s in walk(func, Launch):
-            everyone = tuple(range(-(-s.num_threads // GROUP)))
+            everyone = warps_in(s)
             if len(everyone) > 1:
                 for run in _runs(s.body, everyone):
-                    _check([_WarpRole(s, groups, body) for groups, body in run])
+                    _check([_WarpRole(s, warps, body) for warps, body in run])
     return func
 
 
-def _runs(s: Stmt, groups: tuple[int, ...]) -> Iterator[list[tuple[tuple[int, ...], Stmt]]]:
-    """Warp roles side by side: (warp groups, body) of branches that nothing of the whole block separates."""
+def _runs(s: Stmt, warps: tuple[int, ...]) -> Iterator[list[tuple[tuple[int, ...], Stmt]]]:
+    """Warp roles side by side: (warps, body) of branches that nothing of the whole block separates."""
     if isinstance(s, Seq):
         run: list[tuple[tuple[int, ...], Stmt]] = []
         for x in s.stmts:
-            parts = _warp_roles(x, groups)
+            parts = _warp_roles(x, warps)
             if parts is not None:
                 run += parts
             elif not isinstance(x, (Alloc, Bind)):
                 yield run
                 run = []
-                yield from _runs(x, groups)
+                yield from _runs(x, warps)
         yield run
-    elif (parts := _warp_roles(s, groups)) is not None:
+    elif (parts := _warp_roles(s, warps)) is not None:
         yield parts
     else:
         for x in () if isinstance(s, (Parallel, TileOp)) else inner(s):
-            yield from _runs(x, groups)
+            yield from _runs(x, warps)
 
 
-def _warp_roles(s: Stmt, groups: tuple[int, ...]) -> list[tuple[tuple[int, ...], Stmt]] | None:
-    """(warp groups, body) of the ways of a branch by warp group; None for other statements."""
-    if not isinstance(s, If) or any(holds_in(s.cond, g) is None for g in groups):
+def _warp_roles(s: Stmt, warps: tuple[int, ...]) -> list[tuple[tuple[int, ...], Stmt]] | None:
+    """(warps, body) of the ways of a branch by warp; None for other statements."""
+    if not isinstance(s, If) or any(holds_in(s.cond, w) is None for w in warps):
         return None
-    ways = [(tuple(g for g in groups if holds_in(s.cond, g) is want), part)
+    ways = [(tuple(w for w in warps if holds_in(s.cond, w) is want), part)
             for want, part in ((True, s.then), (False, s.orelse)) if part is not None]
     return [(come, part) for come, part in ways if come]
 
@@ -90,18 +90,18 @@ class _Access:
 class _WarpRole:
     """A warp role: its accesses at known places, and whether it may order itself with others (meets)."""
 
-    def __init__(self, launch: Launch, groups: tuple[int, ...], body: Stmt) -> None:
-        self.groups = groups
+    def __init__(self, launch: Launch, warps: tuple[int, ...], body: Stmt) -> None:
+        self.warps = warps
         self.meets = any(isinstance(n, While) or isinstance(n, TileOp) and _signals(n) or isinstance(n, Call) and not _own(n)
                          for n in walk(body))
         x, y, _ = launch.threads
-        t = np.concatenate([np.arange(g * GROUP, min((g + 1) * GROUP, launch.num_threads)) for g in groups])
+        t = np.concatenate([np.arange(w * WARP_LANES, min((w + 1) * WARP_LANES, launch.num_threads)) for w in warps])
         env = dict(zip(launch.thread_vars, (t % x, t // x % y, t // (x * y))))
         self.accesses = list(_accesses(body, env, np.ones(len(t), bool)))
 
 
 def _own(c: Call) -> bool:
-    """Whether a call orders nothing between warp groups."""
+    """Whether a call orders nothing between warps."""
     row = INTRINSICS.get(c.op)
     return c.op in _OWN or row is not None and row.effect in (PURE, WARP)
 
@@ -207,7 +207,7 @@ def _box(r: Region) -> Any:
 def _check(roles: list[_WarpRole]) -> None:
     for k, one in enumerate(roles):
         for two in roles[:k]:
-            if one.meets and two.meets or set(one.groups) & set(two.groups):
+            if one.meets and two.meets or set(one.warps) & set(two.warps):
                 continue
             for a in two.accesses:
                 for b in one.accesses:

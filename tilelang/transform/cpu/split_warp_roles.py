@@ -1,6 +1,6 @@
-"""Warp groups that run different code: the statements of each warp role, and the barriers between them.
+"""Warps that run different code: the statements of each warp role, and the barriers between them.
 
-Warp groups that no T.ws distinguishes are one warp role.  A warp role runs the launch's body for its threads:
+Warps that no T.ws distinguishes are one warp role.  A warp role runs the launch's body for its threads:
 
     A                                warp role 0: A, once for the block; C
     with T.ws(1): P         ->                    B, once for the block
@@ -26,7 +26,7 @@ from tilelang.ir.evaluate import evaluate
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import OncePerBlock, WarpRole, is_private
 from tilelang.target.thread_calls import BLOCK_VOTES, CLUSTER_CALLS
-from tilelang.target.warp_groups import GROUP, alike, holds_in
+from tilelang.target.warp_groups import WARP_LANES, alike, holds_in, runs
 from tilelang.ops import Copy
 
 from .thread_conflicts import Conflicts
@@ -45,16 +45,11 @@ def needs_coroutines(launch: Launch) -> bool:
 
 
 def warp_roles_of(launch: Launch) -> list[WarpRole]:
-    """The warp roles of a launch: one when nothing distinguishes its warp groups."""
+    """The warp roles of a launch: one when nothing distinguishes its warps."""
     total, out = launch.num_threads, []
-    for k, groups in enumerate(alike(launch)):
-        ranges: list[tuple[int, int]] = []
-        for g in groups:
-            lo, hi = g * GROUP, min((g + 1) * GROUP, total)
-            if ranges and ranges[-1][1] == lo:
-                lo = ranges.pop()[0]
-            ranges.append((lo, hi))
-        out.append(WarpRole(k, groups, tuple(ranges)))
+    for k, warps in enumerate(alike(launch)):
+        ranges = ((first * WARP_LANES, min((first + n) * WARP_LANES, total)) for first, n in runs(warps))
+        out.append(WarpRole(k, warps, tuple(ranges)))
     return out
 
 
@@ -75,16 +70,17 @@ class _Split:
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.warp_roles = launch, warp_roles_of(launch)
+        self.here = self.warp_roles  # those that reach the statement being visited
         self.barriers: dict[tuple[int, int], int] = {}
         self.values = find_varying_values(launch)
         self.stored = {n.buffer.data for n in walk(launch.body, Store) if n.buffer.scope() == GLOBAL}
 
     def launch_of(self, warp_role: WarpRole) -> Launch:
         """The statements that a warp role runs."""
-        body = self._visit(self.launch.body, warp_role, len(self.warp_roles) == 1)
+        body = self._visit(self.launch.body, warp_role)
 
         def known(n: Any) -> Any:
-            got = holds_in(n, warp_role.groups[0]) if isinstance(n, Call) and n.op == "in_warp_groups" else None
+            got = holds_in(n, warp_role.warps[0]) if isinstance(n, Call) and n.op == "in_warp_groups" else None
             return None if got is None else const(got)
 
         return replace(self.launch, body=rewrite(body, known))
@@ -92,27 +88,39 @@ class _Split:
     def _number(self, s: Stmt, position: int) -> int:
         return self.barriers.setdefault((id(s), position), len(self.barriers))
 
-    def _visit(self, s: Stmt, warp_role: WarpRole, alone: bool, divergent: bool = False) -> Stmt:
-        """s for a warp role.  alone: under T.ws, where no other warp role runs; divergent: under a thread condition instead."""
+    @property
+    def _meeting(self) -> int:
+        """How many warp roles meet at a barrier here, 0: all of the block that have not ended."""
+        return 0 if len(self.here) == len(self.warp_roles) else len(self.here)
+
+    def _visit(self, s: Stmt, warp_role: WarpRole, divergent: bool = False) -> Stmt:
+        """s for a warp role.  divergent: a condition keeps some threads of the warp roles that are here from it."""
+        alone = len(self.here) == 1
         match s:
             case Seq():
-                return seq(*(self._visit(x, warp_role, alone, divergent) for x in s.stmts), span=s.span)
+                return seq(*(self._visit(x, warp_role, divergent) for x in s.stmts), span=s.span)
             case If():
-                holds = holds_in(s.cond, warp_role.groups[0])
+                holds = holds_in(s.cond, warp_role.warps[0])
                 if holds is not None:
                     side = s.then if holds else s.orelse
-                    return EMPTY if side is None else self._visit(side, warp_role, True)
+                    if side is None:
+                        return EMPTY
+                    before = self.here
+                    self.here = [r for r in before if holds_in(s.cond, r.warps[0]) is holds]
+                    out = self._visit(side, warp_role, divergent and len(self.here) > 1)
+                    self.here = before
+                    return out
                 if not alone and not divergent and self.values.varies(s.cond):
                     self._reject_exchange(s)
-                    return self._between_barriers(s, self._sides(s, warp_role, False, True))
-                branch = self._sides(s, warp_role, alone, divergent)
+                    return self._between_barriers(s, self._sides(s, warp_role, True))
+                branch = self._sides(s, warp_role, divergent)
                 return branch if alone or divergent or not self._is_ordered(s.cond) else seq(self._barrier(s, 1), branch)
             case For() | While():
                 control = (s.start, s.extent) if isinstance(s, For) else (s.cond,)
                 inner = divergent or not alone and (self.values.varies(control) or self._some_jump(s.body, warp_role, False))
                 if inner and not divergent:
                     self._reject_exchange(s)
-                loop = replace(s, body=self._visit(s.body, warp_role, alone, inner))
+                loop = replace(s, body=self._visit(s.body, warp_role, inner))
                 if not inner and not alone and any(map(self._is_ordered, control)):
                     return seq(self._barrier(s, 1), loop)
                 return loop if divergent or not inner else self._between_barriers(s, loop)
@@ -121,7 +129,7 @@ class _Split:
     def _some_jump(self, s: Stmt | None, warp_role: WarpRole, some: bool) -> bool:
         """Whether some threads of a warp role alone execute a break or continue of the loop around s."""
         if isinstance(s, If):
-            inner = some or holds_in(s.cond, warp_role.groups[0]) is None and self.values.varies(s.cond)
+            inner = some or holds_in(s.cond, warp_role.warps[0]) is None and self.values.varies(s.cond)
             return self._some_jump(s.then, warp_role, inner) or self._some_jump(s.orelse, warp_role, inner)
         if isinstance(s, Seq):
             return any(self._some_jump(x, warp_role, some) for x in s.stmts)
@@ -150,9 +158,9 @@ class _Split:
     def _of_thread_indices(self, e: Expr) -> bool:
         return all(isinstance(n, (Binary, Cast, Const)) or n in self.launch.thread_vars for n in walk(e) if isinstance(n, Expr))
 
-    def _sides(self, s: If, warp_role: WarpRole, alone: bool, divergent: bool) -> If:
-        orelse = None if s.orelse is None else self._visit(s.orelse, warp_role, alone, divergent)
-        return replace(s, then=self._visit(s.then, warp_role, alone, divergent), orelse=orelse)
+    def _sides(self, s: If, warp_role: WarpRole, divergent: bool) -> If:
+        orelse = None if s.orelse is None else self._visit(s.orelse, warp_role, divergent)
+        return replace(s, then=self._visit(s.then, warp_role, divergent), orelse=orelse)
 
     def _of_some_threads(self, s: Stmt) -> Stmt:
         """A statement that some threads execute, whatever their warp role: nothing that the block does as one."""
@@ -168,10 +176,10 @@ class _Split:
             return self._between_barriers(s, self._number_votes(s))
         if isinstance(s, Parallel) or isinstance(s, TileOp) and not touches_private(s):
             check_uniform(self.values, s)
-            return OncePerBlock(s, self._number(s, 0), span=s.span)
+            return OncePerBlock(s, self._number(s, 0), self._meeting, span=s.span)
         if isinstance(s, Store) and not is_private(s.buffer) and not self.values.varies((s.value, *s.indices)):
             if self._is_ordered(s) or any(n.buffer.data is s.buffer.data for n in walk(s.value, Load)):
-                return OncePerBlock(s, self._number(s, 0), span=s.span)
+                return OncePerBlock(s, self._number(s, 0), self._meeting, span=s.span)
         if isinstance(s, Evaluate) and s.call.op == "sync_threads":
             return self._barrier(s, 0)
         return self._between_barriers(s, s) if isinstance(s, (Bind, Store, Evaluate, TileOp)) else s
@@ -188,7 +196,7 @@ class _Split:
                 return None
             k = next(positions)
             first, *_ = (self._number(s, k + i) for i in range(3))
-            return with_options(n, key=first)
+            return with_options(n, key=first, roles=self._meeting)
 
         return rewrite(s, number)
 
@@ -202,7 +210,7 @@ class _Split:
                    for n in walk(s, Load, Store, Region, AddressOf))
 
     def _barrier(self, s: Stmt, position: int) -> Stmt:
-        return Evaluate(call("warp_role_barrier", (), "void", key=self._number(s, position)), span=s.span)
+        return Evaluate(call("warp_role_barrier", (), "void", key=self._number(s, position), roles=self._meeting), span=s.span)
 
 
 __all__ = ["needs_coroutines", "split_warp_roles"]

@@ -15,14 +15,12 @@ from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Expr, For, If, L
                         TileOp, Var, fields_of, walk, SHARED, FRAGMENT)
 from tilelang.ir.record import state
 from tilelang.layout import Fragment, replicated_fragment
+from tilelang.target.warp_groups import PER_GROUP, WARP_LANES, warps_of
 
 from .loop_layouts import Loop, Touch, serial_dims, touch
 from .shared_layouts import Access, memory_accesses
-from ..legalize.manual_warp_roles import warp_role_of
 
 register("layout-shape", ValueError, "a shared or fragment buffer needs a static shape", expected="a static shape")
-
-GROUP = 128
 
 
 @state
@@ -50,6 +48,7 @@ class Uses:
         self.launch = launch
         self.whole = self.current_threads = launch.plan.compute_threads or launch.num_threads
         self.by_hand = launch.plan.compute_threads is None  # the user wrote the warp roles: each has threads of its own
+        self.cut, self.cutting = False, set[int]()  # ops of warp roles that begin inside a warp group
         self.threads_of: dict[int, int] = {}  # threads of the warp role that an op or parallel loop belongs to
         self.known = Known(self.whole)
         self.ops: list[TileOp] = []
@@ -71,17 +70,19 @@ class Uses:
                 self._collect(x, loop)
         elif isinstance(s, Alloc):
             self._allocated(s)
-        elif isinstance(s, If) and self.by_hand and warp_role_of(s.cond) is not None:
-            count = (warp_role_of(s.cond) or (0, 0))[1] * GROUP
-            saved = self.current_threads
-            for part, n in ((s.then, count), (s.orelse, saved - count)):
-                self.current_threads = n
+        elif isinstance(s, If) and self.by_hand and (warps := warps_of(s.cond)) is not None:
+            saved = self.current_threads, self.cut
+            own = warps[1] * WARP_LANES
+            for part, n, start in ((s.then, own, warps[0]), (s.orelse, saved[0] - own, warps[0] or warps[1])):
+                self.current_threads, self.cut = n, bool(start % PER_GROUP)
                 if part is not None:
                     self._collect(part, loop)
-            self.current_threads = saved
+            self.current_threads, self.cut = saved
         elif isinstance(s, TileOp):
             self.ops.append(s)
             self.threads_of[id(s)] = self.current_threads
+            if self.cut:
+                self.cutting.add(id(s))
             for y in walk(s, Buffer, Load):
                 if isinstance(y, Buffer):
                     self._see(y)

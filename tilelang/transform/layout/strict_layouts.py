@@ -145,7 +145,8 @@ class StrictLayouts:
         rounded = rounded_tiles(self.uses.ops)
         for op in sorted(gemms, key=lambda op: not self._is_forced(op)):
             first = self._forced.get(op.c.buffer.data)
-            plan = choose_wgmma(op, self.uses.known_for(op).threads, rounded, first)
+            plan = "its warps are no whole warp groups" if id(op) in self.uses.cutting else choose_wgmma(
+                op, self.uses.known_for(op).threads, rounded, first)
             why = plan if isinstance(plan, str) else self._unpanelled(op)
             if isinstance(plan, GemmPlan) and not why:
                 plans[id(op)] = plan

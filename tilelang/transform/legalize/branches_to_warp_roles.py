@@ -1,9 +1,9 @@
-"""Turn branches on the thread number that whole warp groups take into warp roles, as T.ws makes them.
+"""Turn branches on the thread number that whole warps take into warp roles, as T.ws makes them.
 
     t = T.get_thread_binding()                if in_warp_groups(0): P
     if t < 128: P                       ->    if in_warp_groups(1, 2): C
-    elif t >= 128 and t < 384: C              if in_warp_groups(3): L
-    else: L
+    elif t >= 128 and t < 384: C              if in_warp_groups(12, 1, size=32): L     # a warp
+    elif t < 416: L
 
 Only branches that hold tile operations, parallel loops or waits are changed; others stay code of single threads.
 """
@@ -13,28 +13,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
-from tilelang.errors import TileLangError
-from tilelang.ir import (EMPTY, Bind, Call, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, TileOp, Var, While, call,
-                         free_vars, contains, logical, replace, rewrite, seq, substitute, walk, PRIVATE)
-from tilelang.ir.evaluate import evaluate
-from tilelang.target.warp_groups import GROUP
+from tilelang.ir import (EMPTY, Bind, Binary, Call, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, TileOp, While,
+                         replace, rewrite, seq, walk, PRIVATE)
+from tilelang.target.warp_groups import GROUP, PER_GROUP, WARP_LANES, in_some_warps, runs
 from tilelang.ops import Copy
 
+from ..analysis.divergence import Divergence
+from ..analysis.warp_sets import WarpSets
 from ..check.check_hopper import WAITS
 from ..framework.pass_ import TILE, PassContext, pass_
 
 
-
 @pass_(needs=TILE)
 def branches_to_warp_roles(func: Func, cx: PassContext) -> Func:
-    """Make warp roles of branches whose conditions depend only on the thread number and are uniform in each warp group.
+    """Make warp roles of branches whose conditions depend only on the thread number and are uniform in each warp.
 
     Applies to every target. The arms of an if/elif chain become separate branches; each thread takes one of them as before.
+    Warp roles inside each other are cut to the warps that reach them. A condition `t < 32 and c` becomes a branch inside the
+    warp role. Branches that only wait become warp roles where they take whole warp groups.
     """
     def launch(n: Any) -> Any:
-        if not isinstance(n, Launch) or n.num_threads <= GROUP or n.num_threads % GROUP or n.threads[1:] != (1, 1):
+        if not isinstance(n, Launch) or n.num_threads <= WARP_LANES or n.num_threads % WARP_LANES:
             return None
         body = _Branches(n).stmt(n.body)
         return None if body is n.body else replace(n, body=body)
@@ -43,17 +42,18 @@ def branches_to_warp_roles(func: Func, cx: PassContext) -> Func:
 
 
 class _Branches:
+    """here: the warps that reach the statement being visited."""
+
     def __init__(self, launch: Launch) -> None:
-        self.thread, self.count = launch.thread_vars[0], launch.num_threads // GROUP
-        self.flat = {v: np.zeros(1, np.int32) for v in launch.thread_vars[1:]}
-        self.names: dict[Var, Expr] = {}  # values computed from the thread number
+        self.launch, self.sets = launch, WarpSets(launch)
+        self.here = self.all = frozenset(self.sets.warps)
+        self.groups = launch.num_threads > GROUP and launch.num_threads % GROUP == 0 and launch.threads[1:] == (1, 1)
+        self.divergence: Divergence | None = None
 
     def stmt(self, s: Stmt) -> Stmt:
         match s:
             case Bind():
-                value = substitute(s.value, self.names)
-                if self._plain(value):
-                    self.names[s.var] = value
+                self.sets.bind(s.var, s.value)
             case Seq():
                 new = [self.stmt(x) for x in s.stmts]
                 return s if all(a is b for a, b in zip(new, s.stmts)) else seq(*new, span=s.span)
@@ -65,73 +65,72 @@ class _Branches:
         return s
 
     def branch(self, s: If) -> Stmt:
-        taken = self.taken(s.cond)
+        taken = self.sets.taken(s.cond, self.here)
+        if taken is None and s.orelse is None and _tiles(s) and (parts := self.parts(s.cond)) is not None:
+            return self.branch(replace(s, cond=parts[0], then=If(parts[1], s.then, None, span=s.span)))
         if taken is None:
-            if self._differs(s.cond):
-                return s
-            then, orelse = self.stmt(s.then), None if s.orelse is None else self.stmt(s.orelse)
-            return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
-        if not _works(s):
+            return self.sides(s) if self.uniform(s.cond) else s
+        if self.here == self.all and any(c.op == "in_warp_groups" for c in walk(s.cond, Call)):
+            return self.sides(s, taken)
+        if not _tiles(s) and not (self.groups and self.here == self.all and _waits(s) and all(
+                first % PER_GROUP == n % PER_GROUP == 0 for first, n in runs(taken))):
             return s
-        arms = [If(_in(groups), body, None, span=s.span) for groups, body in self.arms(s, frozenset(range(self.count)))]
+        arms = []
+        for warps, body in self.arms(s, self.here):
+            body = self.within(warps, body)
+            arms.append(body if warps == self.here else If(in_some_warps(warps), body, None, span=s.span))
         return seq(*arms, span=s.span) if arms else EMPTY
 
-    def arms(self, s: Stmt, groups: frozenset[int]) -> Iterator[tuple[frozenset[int], Stmt]]:
-        """The arms of an if/elif chain that these warp groups run, each with its groups."""
-        taken = self.taken(s.cond) if isinstance(s, If) else None
+    def parts(self, cond: Expr) -> tuple[Expr, Expr] | None:
+        """A condition as (what whole warps decide, the rest); None where it is no conjunction with such a part."""
+        if isinstance(cond, Binary) and cond.op == "and":
+            for one, other in ((cond.a, cond.b), (cond.b, cond.a)):
+                if self.sets.taken(one, self.here) is not None:
+                    return one, other
+        return None
+
+    def arms(self, s: Stmt, warps: frozenset[int]) -> Iterator[tuple[frozenset[int], Stmt]]:
+        """The arms of an if/elif chain that these warps run, each with its warps."""
+        taken = self.sets.taken(s.cond, warps) if isinstance(s, If) else None
         if not isinstance(s, If) or taken is None:
-            if groups:
-                yield groups, s
+            if warps:
+                yield warps, s
             return
-        yield from self.arms(s.then, groups & taken)
+        yield from self.arms(s.then, taken)
         if s.orelse is not None:
-            yield from self.arms(s.orelse, groups - taken)
+            yield from self.arms(s.orelse, warps - taken)
 
-    def taken(self, cond: Expr) -> frozenset[int] | None:
-        """The warp groups for which a condition holds; None where that is unknown or differs within a group."""
-        e = substitute(cond, self.names)
-        if not self._plain(e):
-            return None
-        try:
-            threads = np.arange(self.count * GROUP, dtype=np.int32)
-            holds = np.broadcast_to(np.asarray(evaluate(e, {self.thread: threads, **self.flat})), threads.shape)
-        except (TileLangError, TypeError):
-            return None
-        rows = holds.reshape(self.count, GROUP).astype(bool)
-        if (rows != rows[:, :1]).any():
-            return None
-        return frozenset(np.flatnonzero(rows[:, 0]).tolist())
+    def within(self, warps: frozenset[int], s: Stmt) -> Stmt:
+        """A statement that these warps alone reach."""
+        before, self.here = self.here, warps
+        out = self.stmt(s)
+        self.here = before
+        return out
 
-    def _plain(self, e: Expr) -> bool:
-        used = free_vars(e)
-        return bool(used) and used <= {self.thread, *self.flat} and not contains(e, Load, Call)
+    def sides(self, s: If, taken: frozenset[int] | None = None) -> Stmt:
+        """A branch whose condition stays.  taken: the warps that take it, None: it does not distinguish them."""
+        yes, no = (self.here, self.here) if taken is None else (taken, self.here - taken)
+        then, orelse = self.within(yes, s.then), None if s.orelse is None else self.within(no, s.orelse)
+        return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
 
-    def _differs(self, e: Expr) -> bool:
-        """Whether a condition is T.ws itself, or may differ between threads."""
-        return self.thread in free_vars(substitute(e, self.names)) or any(
-            isinstance(n, Call) or isinstance(n, Load) and n.buffer.scope_name in PRIVATE for n in walk(e))
-
-
-def _works(s: If) -> bool:
-    """Whether a branch holds block-wide work or waits."""
-    for n in walk(s):
-        if isinstance(n, Parallel) or isinstance(n, Call) and n.op in WAITS:
+    def uniform(self, e: Expr) -> bool:
+        """Whether a condition is the same for all threads, as far as this pass must know."""
+        if self.sets.follows(e):
+            return False
+        if not any(isinstance(n, Load) and n.buffer.scope_name in PRIVATE for n in walk(e)):
             return True
-        if isinstance(n, TileOp) and not (isinstance(n, Copy) and n.plan.by_hand) and not any(
-                a.region.buffer.scope_name in PRIVATE for a in n.accesses()):  # type: ignore[attr-defined]
-            return True
-    return False
+        self.divergence = self.divergence or Divergence(self.launch)
+        return not self.divergence.divergent(e)
 
 
-def _in(groups: frozenset[int]) -> Expr:
-    """A condition that holds exactly in these warp groups."""
-    out: Expr | None = None
-    for first in sorted(g for g in groups if g - 1 not in groups):
-        count = next(n for n in range(1, len(groups) + 1) if first + n not in groups)
-        test = call("in_warp_groups", (), "bool", first=first, count=count)
-        out = test if out is None else logical("or", out, test)
-    assert out is not None, "a part that no group takes is left out"
-    return out
+def _tiles(s: If) -> bool:
+    """Whether a branch holds work that its threads do together."""
+    return any(isinstance(n, Parallel) or isinstance(n, TileOp) and not (isinstance(n, Copy) and n.plan.by_hand) and not any(
+        a.region.buffer.scope_name in PRIVATE for a in n.accesses()) for n in walk(s))  # type: ignore[attr-defined]
+
+
+def _waits(s: If) -> bool:
+    return any(c.op in WAITS for c in walk(s, Call)) and not any(walk(s.cond, Call))
 
 
 __all__ = ["branches_to_warp_roles"]

@@ -16,7 +16,7 @@ from typing import Any
 from tilelang.arith import Analyzer
 from tilelang.ir import (EMPTY, Bind, Buffer, Call, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Seq, Stmt,
                          TileOp, Var, While, children, rebuild, replace, rewrite, seq, walk)
-from tilelang.target.warp_groups import GROUP
+from tilelang.target.warp_groups import WARP_LANES, warps_of
 
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -86,11 +86,11 @@ class _Settled:
 
     def _groups(self, cond: Expr, a: Analyzer) -> Analyzer:
         """The known facts about the threads inside a branch by warp group."""
-        if isinstance(cond, Call) and cond.op == "in_warp_groups" and self.launch.threads[1:] == (1, 1):
-            tx, first, count = self.launch.thread_vars[0], cond.options.first, cond.options.count
+        if (warps := warps_of(cond)) is not None and self.launch.threads[1:] == (1, 1):
+            tx, (first, count) = self.launch.thread_vars[0], warps
             low, high = a.interval(tx)
             if low is not None and high is not None:
-                return a.bind(tx, max(low, first * GROUP), min(high, (first + count) * GROUP - 1))
+                return a.bind(tx, max(low, first * WARP_LANES), min(high, (first + count) * WARP_LANES - 1))
         return a
 
     def work(self, n: Any, a: Analyzer) -> Any:

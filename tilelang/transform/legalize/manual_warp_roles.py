@@ -17,16 +17,18 @@ from dataclasses import field
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Parallel, Stmt, TileOp,
-                         Var, While, binary, const, inner, is_const, rebuild, replace, rewrite_launches, seq, stmts_of, walk,
-                         with_options, GLOBAL, FRAGMENT, BARRIER)
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Stmt,
+                         TileOp, Var, While, binary, children, const, inner, is_const, rebuild, replace, rewrite_launches, seq,
+                         stmts_of, walk, with_options, GLOBAL, FRAGMENT, BARRIER)
 from tilelang.ir.record import state
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma_copy import check_tma_copy
 from tilelang.target.cluster import cluster_of
+from tilelang.target.warp_groups import WARP_LANES, named, warps_in, warps_of
 
 from ..check.check_hopper import linear_thread
 from ..analysis.effects import effects
+from ..analysis.warp_sets import WarpSets
 from ..framework.pass_ import TILE, PassContext, pass_
 from .raw_hopper import check_raw_loads, pin_raw_wgmmas
 from .repeated_wgmma import fence_repeated_wgmmas
@@ -35,11 +37,10 @@ from ..analysis.statements import do
 register("role-fragment", ValueError, "a fragment used by more than one warp role",
          "allocate a fragment for each warp role: a fragment lives in the registers of the threads that use it",
          expected="a fragment of its own for each warp role")
-register("role-place", ValueError, "warp roles inside each other, or for scattered warp groups, hold tile operations",
-         "name warp groups that follow each other, outside of other T.ws blocks",
-         expected="warp groups that follow each other, outside of other T.ws blocks")
+register("role-place", ValueError, "warps that do not follow each other, or parts of warps, hold tile operations",
+         "let warps that follow each other do it: `if tx >= 32 and tx < 96:`, T.ws(0, 1)",
+         expected="whole warps that follow each other")
 
-GROUP = 128
 _OWN = ("in_warp_groups", "wgmma", "wgmma_wait", "bulk_wait", "bulk_commit", "mbarrier_init", "tma_load",
         "cp_async_mbarrier_arrive")
 SLOTS = 8  # wgmma groups that are tracked separately; older ones are merged
@@ -127,59 +128,63 @@ def _set_up(launch: Launch, made: list[Buffer], remote: bool) -> Launch:
 # ---- warp roles -----------------------------------------------------------------------------------------------------
 
 
-def warp_role_of(cond: Expr) -> tuple[int, int] | None:
-    """(first, count) of the warp groups of a condition that is a single in_warp_groups; None for other conditions."""
-    if isinstance(cond, Call) and cond.op == "in_warp_groups":
-        return cond.options.first, cond.options.count
-    return None
-
-
 def _check_warp_roles(launch: Launch) -> None:
     """Check where warp roles stand and which fragments they use. Raises role-place, role-fragment."""
-    whole = (0, -(-launch.num_threads // GROUP))
-    flat = launch.threads[1:] == (1, 1) and launch.num_threads % GROUP == 0
-    users: dict[Var, tuple[tuple[int, int], Any]] = {}
+    whole = (0, len(warps_in(launch)))
+    sets, users = WarpSets(launch), dict[Var, tuple[_Warps, Any]]()
+    readers: list[tuple[Load, _Warps, Stmt]] = []
 
-    def stmt(s: Stmt, warp_role: tuple[int, int], outer: Stmt | None) -> None:
+    def stmt(s: Stmt, warps: _Warps, outer: If | None) -> None:
         if isinstance(s, (TileOp, Parallel)):
-            if outer is not None and (warp_role == (-1, 0) or not flat):
-                raise error("role-place", "a tile operation is the work of warp groups that follow each other, outside of "
-                            "other warp roles, in a block of whole warp groups along x",
-                            found="others", span=s.span,
-                            notes=((outer.span, "these warp groups"),))
+            if outer is not None and (warps is None or launch.num_threads % WARP_LANES):
+                raise error("role-place", "a tile operation is the work of warps that follow each other, in a block of whole "
+                            "warps", found=f"{sets.found(outer.cond)} of {launch.num_threads} threads", span=s.span,
+                            notes=((outer.span, "these warps"),))
             for b in {x for x in walk(s, Buffer) if x.scope_name == FRAGMENT}:
-                first, where = users.setdefault(b.data, (warp_role, s))
-                if first != warp_role:
-                    raise error("role-fragment", f"`{b.name}` is used by {_groups(warp_role, whole)}, and by "
-                                f"{_groups(first, whole)}",
-                                found=f"{_groups(warp_role, whole)} and {_groups(first, whole)}",
-                                span=s.span, notes=((where.span, "used here"),))
+                first, where = users.setdefault(b.data, (warps, s))
+                if first != warps:
+                    raise _of_two(b, warps, first, whole, s, where)
             return
         if isinstance(s, If) and any(x.op == "in_warp_groups" for x in walk(s.cond, Call)):
-            got = warp_role_of(s.cond)
-            stmt(s.then, got if got is not None and warp_role == whole else (-1, 0), s)
+            got = warps_of(s.cond)
+            stmt(s.then, _common(warps, got), s)
             if s.orelse is not None:
-                stmt(s.orelse, _rest(got, whole) if got is not None and warp_role == whole else (-1, 0), s)
+                stmt(s.orelse, _rest(warps, got), s)
             return
+        readers.extend((x, warps, s) for e in children(s) if isinstance(e, Expr) for x in walk(e, Load)
+                       if x.buffer.scope_name == FRAGMENT)
         for x in inner(s):
-            stmt(x, warp_role, outer)
+            stmt(x, warps, outer)
 
     stmt(launch.body, whole, None)
+    for x, warps, s in readers:
+        owner, where = users.get(x.buffer.data, (warps, s))
+        if owner != warps and (warps is None or owner is None or not owner[0] <= warps[0] <= sum(warps) <= sum(owner)):
+            raise _of_two(x.buffer, warps, owner, whole, s, where)
 
 
-def _rest(warp_role: tuple[int, int], whole: tuple[int, int]) -> tuple[int, int]:
-    """The warp groups outside a warp role, (-1, 0) when they are not consecutive."""
-    (first, count), groups = warp_role, whole[1]
-    if first == 0:
-        return count, groups - count
-    return (0, first) if first + count == groups else (-1, 0)
+_Warps = tuple[int, int] | None  # (first, count); None: warps that do not follow each other
 
 
-def _groups(warp_role: tuple[int, int], whole: tuple[int, int]) -> str:
-    first, count = warp_role
-    if warp_role == whole:
-        return "the whole block"
-    return f"warp group {first}" if count == 1 else f"warp groups {first} to {first + count - 1}"
+def _common(warps: _Warps, some: _Warps) -> _Warps:
+    if warps is None or some is None:
+        return None
+    first, end = max(warps[0], some[0]), min(sum(warps), sum(some))
+    return (first, end - first) if first < end else None
+
+
+def _rest(warps: _Warps, some: _Warps) -> _Warps:
+    """The warps that are not among `some`."""
+    if warps is None or some is None or warps[0] < some[0] and sum(some) < sum(warps):
+        return None
+    return (warps[0], some[0] - warps[0]) if warps[0] < some[0] else (sum(some), sum(warps) - sum(some))
+
+
+def _of_two(b: Buffer, warps: _Warps, first: _Warps, whole: _Warps, s: Any, where: Any) -> Exception:
+    one, two = ("the whole block" if x == whole else "some warps" if x is None else named(range(x[0], sum(x)))
+                for x in (warps, first))
+    return error("role-fragment", f"`{b.name}` is used by {one}, and by {two}", found=f"{one} and {two}", span=s.span,
+                 notes=((where.span, "used here"),))
 
 
 # ---- wgmma in flight -------------------------------------------------------------------------------------------------
@@ -235,7 +240,7 @@ class _Pins:
             elif s.call.op == "wgmma_commit":
                 state = state.issue(frozenset())
             return state
-        if isinstance(s, If) and (warp_role := warp_role_of(s.cond)) is not None:
+        if isinstance(s, If) and (warp_role := warps_of(s.cond)) is not None:
             self.branch(warp_role, s.then)
             if s.orelse is not None:
                 self.branch((-1, *warp_role), s.orelse)
@@ -310,4 +315,4 @@ def _pin(b: Buffer) -> Stmt:
     return do("wgmma_pin", AddressOf(b, tuple(const(0) for _ in b.shape)), count=0)
 
 
-__all__ = ["warp_role_of", "lower_manual_warp_roles"]
+__all__ = ["lower_manual_warp_roles"]

@@ -21,6 +21,7 @@ from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Eval
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.ops.distribute import Distribution
 from tilelang.ops.tma_store import BOX_ROW
+from tilelang.target.warp_groups import GROUP, WARP_LANES, warps_of
 
 from .known_ranges import KnownRanges
 from .lower_parallel import lower_loop, private_loop, run_loop
@@ -31,8 +32,6 @@ from ..framework.config import PassConfigKey
 from ..framework.pass_ import PassContext, pass_
 from ..legalize.hopper_features import hopper
 from ..memory.plan_shared_memory import planned_bytes
-
-GROUP = 128  # threads of a warp group
 
 
 @pass_(needs=TILE, gives=THREADS_BOUND)
@@ -84,7 +83,8 @@ class Lowering:
     """The lowering of one Launch; implements ops.base.LowerContext.
 
     buffers, known, access: what its buffers become, what is known of variables, and how accesses are lowered.  group: the
-    warp group's index, once it was requested.  warp_role: number of the warp role being lowered, 0 for code of all threads.
+    warp group's index, once it was requested.  first_warp, warp_role: first warp and number of the warp role being lowered,
+    0 for code of all threads.
     """
 
     def __init__(self, func: Func, cx: PassContext, launch: Launch, staging_buffers: int = 0, width: int = BOX_ROW) -> None:
@@ -96,13 +96,12 @@ class Lowering:
         self.access = LoweredAccesses(self.buffers, self.known, not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS))
         self.stores = TmaStores(launch, hopper(cx).tma, staging_buffers, hopper(cx).strides, width)
         self.group: Var | None = None
-        self.in_warp_role = False
-        self.warp_role = self._warp_roles_seen = 0
+        self.first_warp = self.warp_role = self._warp_roles_seen = 0
 
     # ---- the launch -------------------------------------------------------------------------------------------------
 
     def launch_stmt(self) -> Launch:
-        body = self.stores.of_warp_groups(0, self.thread, lambda: self._grouped(self.launch.body))
+        body = self.stores.of_warps(0, self.num_threads // WARP_LANES, self.thread, lambda: self._grouped(self.launch.body))
         body = seq(*[Alloc(self.buffers.shared_of(b)) for b in self.buffers.exchanges.values()], *self.stores.allocs(), body)
         if self.thread is not self.launch.thread_vars[0]:
             x, y, _ = self.launch.threads
@@ -137,8 +136,8 @@ class Lowering:
                 return s if value is s.value else replace(s, value=value)
             case Store():
                 return self.access.store(s)
-            case If() if isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":
-                return self._warp_role_branch(s)
+            case If() if (warps := warps_of(s.cond)) is not None:
+                return self._warp_role_branch(s, warps)
             case If():
                 then = self.known.under(s.cond, True, lambda: self.stmt(s.then))
                 no = s.orelse
@@ -161,39 +160,34 @@ class Lowering:
                 return self.access.evaluate(s)
         return rebuild(s, self._rebuilt)
 
-    def _warp_role_branch(self, s: If) -> Stmt:
-        """Lower a branch by warp role.  Inside, "the block" means the warp groups of that warp role alone."""
-        first, count = s.cond.options.first, s.cond.options.count  # type: ignore[attr-defined]
-        then = self._as_block(s.then, first, count)
+    def _warp_role_branch(self, s: If, warps: tuple[int, int]) -> Stmt:
+        """Lower a branch by warp role.  Inside, "the block" means the warps of that warp role alone."""
+        then = self._as_block(s.then, *warps)
         if s.orelse is None:
             return replace(s, then=then)
-        groups = self.num_threads // GROUP
-        rest = (0, first) if first + count == groups else (count, groups - count)
-        if first and first + count != groups:
-            raise errors.InternalError(f"warp groups {first} .. {first + count - 1} leave two pieces of {groups} groups")
-        return replace(s, then=then, orelse=self._as_block(s.orelse, *rest))
+        first, end = self.first_warp, self.first_warp + self.num_threads // WARP_LANES
+        rest = (first, warps[0]) if sum(warps) == end else (sum(warps), end)
+        if warps[0] > first and sum(warps) != end:
+            raise errors.InternalError(f"warps {warps[0]} .. {sum(warps) - 1} leave two pieces of {first} .. {end - 1}")
+        return replace(s, then=then, orelse=self._as_block(s.orelse, rest[0], rest[1] - rest[0]))
 
     def _as_block(self, s: Stmt, first: int, count: int) -> Stmt:
-        if self.in_warp_role:  # a branch on warp groups inside a warp role has no tile operations (lower_manual_warp_roles.py)
-            return self.stmt(s)
-        saved = self.num_threads, self.thread, self.known.analyzer, self.group
+        saved = self.num_threads, self.thread, self.known.analyzer, self.group, self.first_warp, self.warp_role
         self._warp_roles_seen += 1
         self.warp_role = self._warp_roles_seen
-        lo = first * GROUP
-        self.num_threads = count * GROUP
+        lo = (first - self.first_warp) * WARP_LANES
+        self.num_threads, self.first_warp = count * WARP_LANES, first
         self.known.bind(self.thread, self.num_threads, lo)
-        self.in_warp_role = True
         binds: list[Stmt] = []
-        if first:
+        if lo:
             self.thread = fresh("tid")
             self.known.bind(self.thread, self.num_threads)
             binds.append(Bind(self.thread, saved[1] - lo))
         self.group = None
         try:
-            return seq(*binds, self.stores.of_warp_groups(first, self.thread, lambda: self._grouped(s)), span=s.span)
+            return seq(*binds, self.stores.of_warps(first, count, self.thread, lambda: self._grouped(s)), span=s.span)
         finally:
-            self.num_threads, self.thread, self.known.analyzer, self.group = saved
-            self.in_warp_role, self.warp_role = False, 0
+            self.num_threads, self.thread, self.known.analyzer, self.group, self.first_warp, self.warp_role = saved
 
     def _grouped(self, s: Stmt) -> Stmt:
         """The statements of one thread for s, which all threads of the block run, after a binding of the warp group's index."""

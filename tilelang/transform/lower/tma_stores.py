@@ -20,12 +20,12 @@ from tilelang.ir import (Alloc, Buffer, Call, Const, Evaluate, Expr, For, If, La
 from tilelang.ops import Copy
 from tilelang.ops.atomic import AtomicTile
 from tilelang.ops.tma_store import BOX_ROW, ROWS_OF_STEP, uses_group_barriers
+from tilelang.target.warp_groups import GROUP, PER_GROUP
 
 from ..analysis.effects import effects
 from ..legalize.hopper_features import placed_in_kernel
 from ..analysis.vectorize import stride_along
 
-GROUP = 128
 MOST_GROUPS = 8  # each needs a named barrier
 
 
@@ -36,7 +36,7 @@ class TmaStores:
     none).  width: bytes of a row of a staging buffer.  steps: staging buffers that the largest sub-tile of a warp group takes.
     reports: lines for the report of the launch.
     one_group: whether the block is one warp group.  first_group: number of the first warp group of the warp role being
-    lowered.  issued: whether that warp role issued any store.
+    lowered, which has whole_groups.  issued: whether that warp role issued any store.
     """
 
     def __init__(self, launch: Launch, on: bool, buffers: int, strides: bool = False, width: int = BOX_ROW) -> None:
@@ -46,7 +46,7 @@ class TmaStores:
         on = on or asks_for_tma(launch)
         self.on = on and not any(x.op == "thread_return" for x in walk(launch.body, Call))
         self.reports: dict[str, None] = {}
-        self.first_group, self.issued = 0, False
+        self.first_group, self.issued, self.whole_groups = 0, False, True
         self.stages: dict[tuple[int, int, int, Any], Buffer] = {}
         self.loops: list[For | While] = []
 
@@ -117,6 +117,8 @@ class TmaStores:
         x, y, z = self.launch.threads
         if x * y * z > MOST_GROUPS * GROUP:
             return "there are too many warp groups"
+        if not self.whole_groups:
+            return "its warps are no whole warp groups"
         if uses_group_barriers(self.launch):
             return "the program uses the barriers of its own choice"
         return "" if self.buffers else "no shared memory is left for its staging"
@@ -148,14 +150,15 @@ class TmaStores:
         finally:
             self.loops.pop()
 
-    def of_warp_groups(self, first: int, thread: Expr, work: Callable[[], Stmt]) -> Stmt:
-        """The result of work() for the warp groups from number `first` on, then the issuing threads' wait for their stores."""
-        saved = self.first_group, self.issued
-        self.first_group, self.issued = first, False
+    def of_warps(self, first: int, count: int, thread: Expr, work: Callable[[], Stmt]) -> Stmt:
+        """The result of work() for `count` warps from number `first` on, then the issuing threads' wait for their stores."""
+        saved = self.first_group, self.issued, self.whole_groups
+        self.first_group, self.issued = first // PER_GROUP, False
+        self.whole_groups = first % PER_GROUP == count % PER_GROUP == 0
         out = work()
         if self.issued:
             out = seq(out, finished(thread), span=out.span)
-        self.first_group, self.issued = saved
+        self.first_group, self.issued, self.whole_groups = saved
         return out
 
 

@@ -50,12 +50,12 @@ def place_sync(func: Func, cx: PassContext) -> Func:
     return rewrite_launches(func, ordered)
 
 
-def synchronized(launch: Launch) -> Launch:
-    """The launch with its barriers."""
+def synchronized(launch: Launch, outer: WarpRoleSync | None = None) -> Launch:
+    """The launch with its barriers.  outer: where it stands for a warp role, what places the barriers around it."""
     if launch.num_threads == 1:
         return launch
     if has_warp_roles(launch.body):
-        return WarpRoleSync(launch, synchronized).run()
+        return WarpRoleSync(launch, synchronized, outer).run()
     ignored: set[int] = set()
     while True:
         tree = TreeBuilder(launch)

@@ -5,6 +5,8 @@
     if in_warp_groups(0): C   ->   if in_warp_groups(1): P with named_barrier(2, 128) in place of block barriers
     B                              if in_warp_groups(0): C with named_barrier(1, 128)
                                    sync_threads(); B
+The barrier of a single warp is sync_warp().  Warp roles inside each other are synchronised from the outermost one on.
+
 Accesses of different warp roles are ordered by mbarriers and named barriers, which the user or the pass that made the warp
 roles has placed.  A warp role inside loops is also ordered with its own earlier iterations.
 """
@@ -19,6 +21,7 @@ from tilelang.ir import (Bind, Call, Const, Continue, Evaluate, For, If, Launch,
                          const, fresh, rebuild, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk, GLOBAL,
                          SHARED)
 from tilelang.ir.record import record
+from tilelang.target.warp_groups import PER_GROUP, WARP_LANES, moved, warps_of
 
 from ..analysis.effects import effects
 
@@ -26,20 +29,12 @@ register("role-barrier", ValueError, "a warp role needs a barrier of its own and
          "give T.sync_threads and T.named_barrier_arrive constant numbers, few enough to leave one of 1 to 7 free",
          expected="a barrier number from 1 to 7 that is free")
 
-GROUP = 128  # threads of a warp group
 NUMBERS = range(1, 8)  # of named barriers for warp roles; ops/tma_store.py takes those from 8 on
-
-
-def warp_role_of(s: Stmt) -> tuple[int, int] | None:
-    """(first, count) of the warp groups that take the `then` branch of a branch by warp role; None for other statements."""
-    if isinstance(s, If) and isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":
-        return s.cond.options.first, s.cond.options.count
-    return None
 
 
 def has_warp_roles(s: Stmt) -> bool:
     """Whether s contains a branch by warp role."""
-    return any(warp_role_of(x) is not None for x in walk(s, If))
+    return any(warps_of(x.cond) is not None for x in walk(s, If))
 
 
 def _joined(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -49,10 +44,10 @@ def _joined(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     """
     out: list[Stmt] = []
     for s in stmts:
-        role, k = warp_role_of(s), len(out) - 1
-        while role is not None and k >= 0 and _disjoint(warp_role_of(out[k]), role) and getattr(out[k], "orelse", None) is None:
+        role, k = _role_of(s), len(out) - 1
+        while role is not None and k >= 0 and _disjoint(_role_of(out[k]), role) and getattr(out[k], "orelse", None) is None:
             k -= 1
-        if role is not None and k >= 0 and warp_role_of(out[k]) == role and isinstance(s, If) \
+        if role is not None and k >= 0 and _role_of(out[k]) == role and isinstance(s, If) \
                 and isinstance(last := out[k], If) and last.orelse is None and s.orelse is None:
             out[k] = replace(last, then=seq(last.then, s.then, span=last.then.span))
         else:
@@ -60,8 +55,13 @@ def _joined(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     return tuple(out)
 
 
+def _role_of(s: Stmt) -> tuple[int, int] | None:
+    """The warps that take the `then` branch of a branch by warp role; None for other statements."""
+    return warps_of(s.cond) if isinstance(s, If) else None
+
+
 def _disjoint(a: tuple[int, int] | None, b: tuple[int, int]) -> bool:
-    """Whether two warp roles have no warp group in common."""
+    """Whether two warp roles have no warp in common."""
     return a is not None and (a[0] + a[1] <= b[0] or b[0] + b[1] <= a[0])
 
 
@@ -88,10 +88,16 @@ class _Piece:
 
 
 class WarpRoleSync:
-    """Places the barriers of one launch.  synchronized: the function that does so for a launch without warp roles."""
+    """Places the barriers of one launch, or of a warp role that holds others.
 
-    def __init__(self, launch: Launch, synchronized: Callable[[Launch], Launch]) -> None:
+    synchronized: the function that does so for a launch.  outer: what places the barriers of the launch around this warp role.
+    origin: its first warp in the block.  numbers: of the named barriers.
+    """
+
+    def __init__(self, launch: Launch, synchronized: Callable[[Launch, WarpRoleSync | None], Launch],
+                 outer: WarpRoleSync | None) -> None:
         self.launch, self.synchronized = launch, synchronized
+        self.origin, self.numbers = (0, _numbers(launch)) if outer is None else (outer.origin, outer.numbers)
         self.written = {e.storage for e in effects(launch.body) if e.writes and e.buffer.scope_name == GLOBAL}
         self.binds: list[Stmt] = []  # bindings seen so far, which addresses use
         self.around: list[tuple[For, int]] = []  # loops around a warp role, with the number of binds before each
@@ -101,7 +107,7 @@ class WarpRoleSync:
 
     def body(self, s: Stmt, loops: bool) -> Stmt:
         """The statements of a block with warp roles.  loops: whether they are the body of a loop."""
-        pieces = self.pieces(_joined(stmts_of(s)))
+        pieces = self.pieces(_joined(stmts_of(seq(*stmts_of(s)))))
         out: list[Stmt] = []
         for k, p in enumerate(pieces):
             if k and self.meets(pieces[k - 1], p):
@@ -141,7 +147,7 @@ class WarpRoleSync:
 
     def outside(self, s: Stmt) -> bool:
         """Whether a statement with warp roles touches memory outside of them."""
-        if warp_role_of(s) is not None:
+        if _role_of(s) is not None:
             return False
         inner = [x for f in ("body", "then", "orelse") if isinstance(x := getattr(s, f, None), Stmt)]
         return any(p.touches for x in inner for p in self.pieces(stmts_of(x)))
@@ -152,11 +158,11 @@ class WarpRoleSync:
     def block(self, launch: Launch, s: Stmt) -> list[Stmt]:
         """The statement s with its barriers, as the body of a block."""
         known = len(self.binds)
-        got = stmts_of(self.synchronized(replace(launch, body=Seq((*self.binds, s)))).body)
+        got = stmts_of(self.synchronized(replace(launch, body=Seq((*self.binds, s))), self).body)
         return list(got[known:])
 
     def with_warp_roles(self, s: Stmt) -> list[Stmt]:
-        if warp_role_of(s) is not None:
+        if _role_of(s) is not None:
             return [self.branches(s)]
         if isinstance(s, (For, While)):
             loop = s if isinstance(s, For) else For(fresh("turn"), const(0), fresh("turns"), "serial", s.body)
@@ -171,9 +177,9 @@ class WarpRoleSync:
 
     def branches(self, s: Any) -> Stmt:
         """Place the barriers of a branch by warp role."""
-        first, count = warp_role_of(s) or (0, 0)
-        groups = self.launch.num_threads // GROUP
-        others = (0, first) if first else (count, groups - count)
+        first, count = warps_of(s.cond) or (0, 0)
+        warps = self.launch.num_threads // WARP_LANES
+        others = (0, first) if first else (count, warps - count)
         done: list[Stmt | None] = []
         for k, (branch, (start, n)) in enumerate(((s.then, (first, count)), (s.orelse, others))):
             if branch is None or (k == 0 and not _touches_alone(branch)):
@@ -183,17 +189,27 @@ class WarpRoleSync:
         return replace(s, then=done[0], orelse=done[1])
 
     def branch(self, branch: Stmt, start: int, n: int) -> Stmt:
-        branch = _of_warp_role(branch, n * GROUP)
-        tx = self.launch.thread_vars[0]
+        threads, low = n * WARP_LANES, start * WARP_LANES
+        branch = _of_warp_role(branch, threads)
+        saved, (tx, ty, tz) = (self.binds, self.around, self.origin), self.launch.thread_vars
         own = Var(tx.name, tx.dtype)
-        threads = self.launch.thread_vars
-        launch = replace(self.launch, threads=(n * GROUP, 1, 1), thread_vars=(own, *threads[1:]))
-        saved = self.binds
-        there, back = {tx: own + start * GROUP if start else own}, {own: tx - start * GROUP if start else tx}
-        self.binds = [substitute(b, there) for b in saved]
+        number = own + low if low else own
+        launch = replace(self.launch, threads=(threads, 1, 1), thread_vars=(own, ty, tz))
+        there, back = {}, {}
+        branch, self.binds = moved(branch, -start), [moved(b, -start) for b in self.binds]
+        if self.launch.threads[1:] == (1, 1):
+            there, back = {tx: number}, {own: tx - low if low else tx}
+            self.binds = [substitute(b, there) for b in self.binds]
+        else:  # the thread indices become values that follow from the number of the thread
+            x, y, _ = self.launch.threads
+            launch = replace(launch, thread_vars=(own, fresh("ty"), fresh("tz")))
+            self.binds = [Bind(tx, number % x), Bind(ty, number // x % y), Bind(tz, number // (x * y)), *self.binds]
+            self.around = [(loop, known + 3) for loop, known in self.around]
+        self.origin += start
         got = self.again_and_again(launch, substitute(branch, there))
-        self.binds = saved
-        return self.named(substitute(seq(*got, span=branch.span), back), start, n * GROUP)
+        self.binds, self.around, self.origin = saved
+        done = self.named(substitute(seq(*got, span=branch.span), back), self.origin + start, n)
+        return moved(done, start)
 
     def again_and_again(self, launch: Launch, s: Stmt) -> list[Stmt]:
         """The statement s with its barriers, as the body of the surrounding loops.
@@ -215,34 +231,54 @@ class WarpRoleSync:
             got = _without_binds(stmts_of(loop.body), end - known)
         return [*got, _barrier(s)] if between else got
 
-    def named(self, s: Stmt, start: int, count: int) -> Stmt:
-        """The statement s with barriers of `count` threads in place of block barriers."""
+    def named(self, s: Stmt, first: int, count: int) -> Stmt:
+        """The statement s with barriers of these warps in place of block barriers."""
 
         def barrier(x: Stmt) -> Stmt | None:
             if not isinstance(x, Evaluate) or x.call.op != "sync_threads":
                 return None
             number = x.call.options.number
-            number = self.number(start) if number is None else number
-            return Evaluate(call("named_barrier", (const(number), const(count)), "void"), span=x.span)
+            if number is None and count == 1:
+                return Evaluate(call("sync_warp", (), "void"), span=x.span)
+            number = self.number(first, count) if number is None else number
+            return Evaluate(call("named_barrier", (const(number), const(count * WARP_LANES)), "void"), span=x.span)
 
         return rewrite_stmts(s, barrier)
 
-    def number(self, start: int) -> int:
-        """Number of the named barrier of the warp role that begins at warp group `start`; the program does not use it."""
-        used = self.launch.plan.barrier_numbers  # by the user's own calls (lower_manual_warp_roles.py)
-        if -1 in used:
+    def number(self, first: int, count: int) -> int:
+        """Number of the named barrier of a warp role; the program does not use it."""
+        if -1 in self.launch.plan.barrier_numbers:
             raise error("role-barrier", "a warp role needs a barrier of its own, and the program computes the "
                         "numbers of its barriers",
                         found="numbers that the program computes", span=self.launch.span)
-        free = [k for k in NUMBERS if k not in used]
-        starts = sorted({p for x in walk(self.launch.body, If) if (r := warp_role_of(x)) for p in (
-            r[0], *([0 if r[0] else r[1]] if x.orelse is not None else []))})
-        at = starts.index(start)
-        if at >= len(free):
+        got = self.numbers.get((first, count))
+        if got is None:
             raise error("role-barrier", "a warp role needs a barrier of its own, and the program uses all",
                         found="none",
                         span=self.launch.span)
-        return start + 1 if start + 1 in NUMBERS and not used else free[at]
+        return got
+
+
+def _numbers(launch: Launch) -> dict[tuple[int, int], int]:
+    """A named barrier for each warp role of several warps, by (first, count), as far as there are any: 1 + the number of its
+    first warp group where that is free."""
+    used = launch.plan.barrier_numbers  # by the user's own calls (lower_manual_warp_roles.py)
+    free = [k for k in NUMBERS if k not in used]
+    sets = {got for x in walk(launch.body, If) if (got := warps_of(x.cond)) is not None}
+    end = launch.num_threads // WARP_LANES
+    for x in walk(launch.body, If):
+        if x.orelse is not None and (got := warps_of(x.cond)) is not None:
+            sets.add((0, got[0]) if got[0] else (got[1], end - got[1]))
+    out: dict[tuple[int, int], int] = {}
+    for first, count in sorted(sets):
+        own = first // PER_GROUP + 1
+        if not used and first % PER_GROUP == 0 and own in free and count > 1:
+            out[first, count] = own
+            free.remove(own)
+    for some in sorted(sets - out.keys()):
+        if free and some[1] > 1:
+            out[some] = free.pop(0)
+    return out
 
 
 def _of_warp_role(branch: Stmt, count: int) -> Stmt:
@@ -279,4 +315,4 @@ def _without_binds(stmts: Sequence[Stmt], n: int) -> list[Stmt]:
     return out
 
 
-__all__ = ["WarpRoleSync", "has_warp_roles", "warp_role_of"]
+__all__ = ["WarpRoleSync", "has_warp_roles"]

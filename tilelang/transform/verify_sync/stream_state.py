@@ -9,8 +9,8 @@ import numpy as np
 
 from tilelang.ir import Bind, Buffer, Expr, For, Var
 from tilelang.ir.buffer import AddressOf
-from tilelang.ir.expr import Call
 from tilelang.target.atomics import Branch, Iterations, WarpRole
+from tilelang.target.warp_groups import WARP_LANES, warps_of
 
 from .sync_fault import Fault, Found, Undecided
 from .clocks import Active, Warp
@@ -60,9 +60,9 @@ class StreamState:
 
     # ---- used by Values --------------------------------------------------------------------------------------------
 
-    def in_groups(self, first: int, count: int) -> Any:
-        """Whether its threads are in warp groups first .. first+count-1."""
-        lo, hi = first * 128, (first + count) * 128
+    def in_warps(self, first: int, count: int) -> Any:
+        """Whether its threads are in warps first .. first+count-1."""
+        lo, hi = first * WARP_LANES, (first + count) * WARP_LANES
         if lo <= self.first and self.first + self.n <= hi:
             return True
         return False if self.first >= hi or self.first + self.n <= lo else (self.threads >= lo) & (self.threads < hi)
@@ -189,8 +189,8 @@ class StreamState:
         if not self.plan.atomics:
             return
         self.inside = (*around, Branch(id(s), way))
-        if way and isinstance(cond, Call) and cond.op == "in_warp_groups":
-            self.inside = (*self.inside, WarpRole(cond.options.first, cond.options.count))
+        if way and (warps := warps_of(cond)) is not None:
+            self.inside = (*self.inside, WarpRole(*warps))
 
     def count(self) -> int:
         """Number of active threads."""

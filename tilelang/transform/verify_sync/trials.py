@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from tilelang.ir import Binary, Bind, Call, Const, For, If, Launch, Load, Node, Seq, Stmt, Var, While, walk, GLOBAL
+from tilelang.target.warp_groups import WARP_LANES, cuts_groups
 
 from .sync_fault import Crowded, Fault, Found, Undecided
 from .model import GROUP, Model, Way
@@ -255,9 +256,11 @@ def _followed(launch: Launch, nodes: list[Node], room: int) -> tuple[str, list[F
     """check_model with a given room.  Raises Crowded where `room` is too small and `_MUCH_ROOM` may suffice."""
     plan = Plan(launch, nodes)
     values = Values(plan.places, launch.thread_vars)
-    width, cut, runs, accesses = GROUP, False, 0, 0
+    single = cuts_groups(nodes)
+    width, cut, runs, accesses = WARP_LANES if single else GROUP, False, 0, 0
     names = ", ".join(sorted({b.name for b in plan.shared}))
-    scope = f"{-(-launch.num_threads // GROUP)} warp groups, {sum(int(b.shape[0]) for b in plan.barriers)} mbarriers"
+    streams = f"{-(-launch.num_threads // width)} warp{'s' if single else ' groups'}"
+    scope = f"{streams}, {sum(int(b.shape[0]) for b in plan.barriers)} mbarriers"
     scope += f", shared {names}" if names else ""
     doubt = ""
     try:
@@ -274,7 +277,7 @@ def _followed(launch: Launch, nodes: list[Node], room: int) -> tuple[str, list[F
                     if model.cut and way < len(_WAYS) - 1:
                         way = way + 1 if e.fault.stuck else max(way + 1, _EXACT)
                     elif e.fault.stuck and width == GROUP:
-                        width = 32
+                        width = WARP_LANES
                     elif scale != _SCALE:
                         f = e.fault
                         told = f"{f.message} (where numbers read from tensors are {_in_words(scale)})"

@@ -16,6 +16,7 @@ from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.record import record
 from tilelang.ir.wrapping import keeps_value, may_wrap, wrapped
+from tilelang.target.warp_groups import warps_of
 
 from .sync_fault import Undecided
 
@@ -282,8 +283,8 @@ class Values:
 
     def _call(self, e: Call) -> Fn:
         if e.op == "in_warp_groups":
-            first, count = e.options.first, e.options.count
-            return lambda f: f.in_groups(first, count)
+            first, count = warps_of(e) or (0, 0)
+            return lambda f: f.in_warps(first, count)
         if e.op == "elect_one":
             return lambda f: f.elected()
         if e.op == "wgmma_descriptor":
