@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tilelang.ir import (Alloc, Bind, Break, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel, Seq, Stmt, Store,
-                         TileOp, Var, While, contains, GLOBAL)
+from tilelang.ir import (Alloc, Bind, Break, Buffer, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel, Seq, Stmt,
+                         Store, TileOp, Var, While, contains, FRAGMENT, GLOBAL)
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.children import children
@@ -57,6 +57,10 @@ class Divergence:
                 return True
         return any(self.divergent(c) for c in children(e) if isinstance(c, Expr))
 
+    def holds_divergent(self, b: Buffer) -> bool:
+        """Whether the threads of a block may read different values from one element of a buffer."""
+        return b.data in self.locals or b.data in self.unstable
+
     def stmt(self, s: Stmt, some: bool) -> None:
         """Follow a statement. some: only some threads may get here."""
         match s:
@@ -95,9 +99,12 @@ class Divergence:
             case Launch():
                 self.stmt(s.body, some)
             case TileOp():
-                for a in s.accesses():  # type: ignore[attr-defined]
-                    if a.writes and a.region.buffer.scope_name.startswith("local"):
-                        self.locals.add(a.region.buffer.data)
+                own = s.accesses()  # type: ignore[attr-defined]
+                differs = some or any(self.divergent(e) for e in walk(s, Expr)) or any(
+                    a.reads and self.holds_divergent(a.region.buffer) for a in own)
+                for b in (a.region.buffer for a in own if a.writes):
+                    if b.scope_name == FRAGMENT or differs and b.scope_name.startswith("local"):
+                        self.locals.add(b.data)
 
     def addresses(self, e: Expr) -> None:
         """Per-thread arrays written through an address hold divergent values; shared memory has one value for all threads."""

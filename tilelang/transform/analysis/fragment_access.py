@@ -18,6 +18,8 @@ from tilelang.layout import REGISTER
 from tilelang.layout.distinct import distinct, distinct_pairs, meets_several
 from tilelang.ops.distribute import Distribution, index_values
 
+_LARGE = 1 << 20  # a bound that all points of a loop are below
+
 
 @record
 class Touch:
@@ -166,7 +168,15 @@ def shared_elements(grid: Any, s: Store, conds: tuple[Expr, ...]) -> bool:
     if not any(y.buffer is s.buffer and y.indices == s.indices for y in walk(s.value, Load)):
         return False
     names = {v for e in (*s.indices, *conds) for v in walk(e, Var)} - set(grid.env)
-    env = {**grid.env, **{v: np.zeros((), int) for v in names}}
+    # What the loop does not set is the same at all points: indices may take any value for it, conditions may need some other.
+    asked = {v for c in conds for v in walk(c, Var)} & names if s.buffer.scope_name == FRAGMENT else set()
+    choices: list[dict[Var, int]] = [{}, *({v: n} for v in sorted(asked, key=lambda v: v.name) for n in (1, _LARGE))]
+    return any(_meet(grid, s, conds, {v: np.asarray(c.get(v, 0)) for v in names}) for c in choices)
+
+
+def _meet(grid: Any, s: Store, conds: tuple[Expr, ...], chosen: dict[Var, Any]) -> bool:
+    """Whether several threads update one element, given the variables that the loop does not set."""
+    env = {**grid.env, **chosen}
     values = [index_values(i, env) for i in s.indices]
     masks = [index_values(c, env) for c in conds] + ([] if grid.valid is None else [grid.valid])
     masks += [] if grid.dist.first is None else [index_values(grid.dist.first, env)]

@@ -10,8 +10,9 @@ from typing import Any
 
 from tilelang.arith import simplify
 from tilelang.errors import error, register
-from tilelang.ir import (Bind, Break, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, Store,
-                         TileOp, Var, While, binary, cast, dtype, inner, replace, rewrite, statements, walk, FRAGMENT, PRIVATE)
+from tilelang.ir import (Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt,
+                         Store, TileOp, Var, While, binary, cast, dtype, inner, replace, rewrite, statements, walk, FRAGMENT,
+                         PRIVATE)
 from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 
@@ -119,11 +120,14 @@ class _ByThread(Divergence):
     """Values that differ between threads by their thread index. Values from memory and from votes count as uniform: a program
     that branches on them around a block-wide operation asserts it."""
 
+    def holds_divergent(self, b: Buffer) -> bool:
+        return b.data in self.locals and b.scope_name != FRAGMENT  # a fragment's element has one value, whoever holds it
+
     def _expr(self, e: Expr) -> bool:
         if isinstance(e, Var):
             return e in self.vars
-        if isinstance(e, Load) and e.buffer.data in self.locals and e.buffer.scope_name != FRAGMENT:
-            return True  # an element of a fragment has one value, whichever threads hold it
+        if isinstance(e, Load) and self.holds_divergent(e.buffer):
+            return True
         if isinstance(e, Call) and e.op in BLOCK_BARRIERS:
             return False  # the result of a vote of the block is uniform
         if isinstance(e, Call) and e.op.startswith("get_") and not e.args:

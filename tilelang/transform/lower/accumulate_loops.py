@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import EMPTY, Bind, Buffer, Call, For, If, Load, Seq, Stmt, Store, Var, contains, replace, seq, walk, FRAGMENT
+from tilelang.ir import (EMPTY, Bind, Buffer, Call, Expr, For, If, Load, Seq, Stmt, Store, Var, contains, replace, seq, walk,
+                         FRAGMENT)
 from tilelang.layout.distinct import meets_several
 from tilelang.ops.distribute import index_values
 from tilelang.target.intrinsics import is_pure
@@ -50,11 +51,41 @@ def split_accumulations(vars: tuple[Var, ...], body: Stmt) -> list[Stmt]:
     for x in accumulations:
         groups.setdefault(frozenset(v for v in vars for i in x.indices if any(y is v for y in walk(i))), set()).add(x.buffer)
     of_one_group = sum(map(len, groups.values())) == len({b for bs in groups.values() for b in bs})
-    if len(groups) < 2 or not of_one_group or not _wait(body, accumulations):
-        return [body]
     rest = _restricted(body, lambda s: not accumulates(s))
+    if len(groups) < 2 and not _fills_in_part(rest) or not of_one_group or not _wait(body, accumulations):
+        return [body]
     parts = [_restricted(body, lambda s, bs=bs: accumulates(s) and s.buffer in bs) for bs in groups.values()]
     return [rest, *parts] if contains(rest, Store) else parts
+
+
+def _fills_in_part(rest: Stmt) -> bool:
+    """Whether statements write elements of fragments under conditions: staged in one loop with the accumulation, the whole
+    fragment would be read before."""
+    return any(s.buffer.scope_name == FRAGMENT for branch in walk(rest, If) for s in walk(branch, Store))
+
+
+def reads_under(vars: tuple[Var, ...], body: Stmt, buffer: Buffer) -> tuple[tuple[Var, ...], tuple[Expr, ...]] | None:
+    """(a loop variable for each dimension, conditions) where a loop reads buffer[variables] alone, under these conditions."""
+    found: dict[tuple[Any, tuple[Expr, ...]], None] = {}
+
+    def visit(s: Stmt, conds: tuple[Expr, ...]) -> None:
+        if isinstance(s, Seq):
+            for x in s.stmts:
+                visit(x, conds)
+        elif isinstance(s, If) and s.orelse is None:
+            found.update(dict.fromkeys((y.indices, conds) for y in walk(s.cond, Load) if y.buffer is buffer))
+            visit(s.then, (*conds, s.cond))
+        else:
+            found.update(dict.fromkeys((y.indices, conds) for y in walk(s, Load) if y.buffer is buffer))
+
+    visit(body, ())
+    if len(found) != 1:
+        return None
+    (indices, conds), = found
+    known = set(vars) - set(indices) | {x.var for x in walk(body, Bind, For)}
+    plain = len(set(indices) & set(vars)) == len(indices) and not any(
+        y in known or isinstance(y, Load) for c in conds for y in walk(c))
+    return (indices, conds) if plain and conds else None
 
 
 def _wait(body: Stmt, accumulations: list[Store]) -> bool:
@@ -163,4 +194,4 @@ def _distinct(vars: tuple[Var, ...], extents: tuple[int, ...], kept: list[int], 
     return not meets_several(elements, points)
 
 
-__all__ = ["accumulates", "serial_dims", "split_accumulations"]
+__all__ = ["accumulates", "reads_under", "serial_dims", "split_accumulations"]

@@ -12,6 +12,7 @@ through shared memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
@@ -71,10 +72,12 @@ def _accumulations(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], bod
         dist = serial_inside(lw, extents, serial_dims(vars, extents, body))
         return run_loop(lw, vars, dist, body, is_async=is_async, span=span)
     out: list[Stmt] = []
+    outer, lw.in_part = lw.in_part, True
     for part in parts:
         own = tuple(fresh(v.name, v.dtype) for v in vars)
         part = renamed(substitute(part, dict(zip(vars, own))))
         out.append(lower_loop(lw, own, extents, part, is_async=is_async, span=span))
+    lw.in_part = outer
     return seq(*out)
 
 
@@ -268,13 +271,25 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[li
         scratch = lw.new_shared(f"{buffer.name}_s", tuple(buffer.shape), buffer.dtype)
         loop.staged[buffer] = scratch
         if buffer not in stored or _reads_or_skips(buffer, body, loop):
-            before.append(lw.parallel(buffer.shape, lambda v, b=buffer, t=scratch: Store(t, v, load(b, v)),
-                                      lw.layout_of(buffer)))
+            under = _condition(loop, body, buffer) if lw.in_part and buffer not in stored else None
+            before.append(lw.parallel(buffer.shape, lambda v, b=buffer, t=scratch, c=under: c(v, Store(t, v, load(b, v)))
+                                      if c else Store(t, v, load(b, v)), lw.layout_of(buffer)))
         if buffer in stored:
             after.append(lw.parallel(buffer.shape, lambda v, b=buffer, t=scratch: Store(b, v, load(t, v)),
                                      lw.layout_of(buffer)))
     lw.known.analyzer = inside
     return before, after
+
+
+def _condition(loop: Loop, body: Stmt, buffer: Buffer) -> Callable[[tuple[Var, ...], Stmt], Stmt] | None:
+    """f(coordinates, statement): the statement under the conditions under which the loop reads that element."""
+    from .accumulate_loops import reads_under  # 3 ms
+
+    found = reads_under(loop.vars, body, buffer)
+    if found is None:
+        return None
+    cond = conjunction(*found[1])
+    return lambda at, s: If(substitute(cond, dict(zip(found[0], at))), s)
 
 
 def _reject_races(loop: Loop, body: Stmt, span: Any) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, For, Func, If, Launch, Seq, Stmt, Store, Var, inner,
                          rewrite_launches, walk, with_options, SHARED)
+from tilelang.target.warp_groups import warps_of
 
 from ..analysis.divergence import Divergence
 from ..analysis.effects import effects, own_effects
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import THREADS_BOUND, PassContext, pass_
 from ..memory.plan_shared_memory import place, planned_bytes, shared_buffers, spans_of
-from .warp_role_sync import has_warp_roles, warp_role_of
+from .warp_role_sync import has_warp_roles
 
 
 @pass_(needs=THREADS_BOUND)
@@ -80,7 +81,7 @@ class _Order:
             return last < first and not (has_warp_roles(s.stmts[last]) and has_warp_roles(s.stmts[first]))
         if isinstance(s, If) and not {a, b} & {e.storage for e in own_effects(s)}:
             ways = [x for x in inner(s) if b in self.touched(x)]
-            if warp_role_of(s) is None:
+            if warps_of(s.cond) is None:
                 return not self.divergence.divergent(s.cond) and all(self.before(x, a, b) for x in ways)
             return len(ways) == 1 and a in self.touched(ways[0]) and self.before(ways[0], a, b)
         return isinstance(s, For) and isinstance(s.extent, Const) and s.extent.value == 1 and self.before(s.body, a, b)
