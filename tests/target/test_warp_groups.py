@@ -31,4 +31,5 @@ def test_groups_that_no_condition_tells_apart_are_together():
 
     assert alike(launch(X, 300)) == [tuple(range(10))]
     assert alike(launch(groups(1, 2), 600)) == [(0, 1, 2, 3, *range(12, 19)), tuple(range(4, 12))]
-    assert alike(launch(binary("or", groups(0, 1), groups(3, 1)), 512)) == [tuple(range(4)), tuple(range(4, 12)), tuple(range(12, 16))]
+    assert alike(launch(binary("or", groups(0, 1), groups(3, 1)), 512)) == [
+        tuple(range(4)), tuple(range(4, 12)), tuple(range(12, 16))]

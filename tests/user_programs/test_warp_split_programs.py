@@ -1,4 +1,4 @@
-"""Programs whose warps do different work: some compute small things, load, or take a part of the keys; NumPy says what comes out."""
+"""Programs whose warps do different work: some compute small things, load, or take a part of the keys."""
 
 import numpy as np
 import pytest
@@ -475,7 +475,8 @@ def parts_of_a_warp(cond):
 
 
 @pytest.mark.parametrize("cond, kind, found", [
-    (lambda t: t < 16, "collective-divergent", "16 of 128 threads"), (lambda t: t % 2 == 0, "collective-divergent", "64 of 128"),
+    (lambda t: t < 16, "collective-divergent", "16 of 128 threads"),
+    (lambda t: t % 2 == 0, "collective-divergent", "64 of 128"),
     (lambda t: t // 32 % 2 == 0, "role-place", "warps 0, 2")])
 def test_parts_of_a_warp_and_scattered_warps_are_refused_by_name(cond, kind, found):
     with pytest.raises(TileLangError) as e:
