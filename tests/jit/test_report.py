@@ -9,11 +9,12 @@ import pytest
 
 import tilelang
 import tilelang.language as T
-from tilelang.jit.report import facts_of, text_of
+from tilelang.jit.report import facts_of, text_of, vector_instructions
 from tilelang.jit.work import work_of
 from tilelang.runtime import nvrtc
+from tilelang.runtime.cpu_engine import thread_count
 from tilelang.target import Target
-from tilelang.target.machine import chip_of
+from tilelang.target.machine import CPU_CHIP, chip_of
 from tilelang.transform.pipeline import lower
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -142,4 +143,50 @@ def test_report_of_a_simulated_kernel():
     kernel = tilelang.compile(gemm(m=64, n=64, k=64, bm=64, bn=64, bk=32), execution_backend="simulator", target=SM80)
     assert "MMAs: mma" in kernel.report()
     cpu = tilelang.compile(gemm(m=64, n=64, k=64, bm=64, bn=64, bk=32), target="cpu")
-    assert cpu.report_data["kernels"] == [] and np.isfinite(sum(cpu.report_data["times"].values()))
+    assert len(cpu.report_data["kernels"]) == 1 and np.isfinite(sum(cpu.report_data["times"].values()))
+
+
+# ---- the CPU -----------------------------------------------------------------------------------------------------------
+def test_the_report_of_a_cpu_kernel_was_one_line_of_times():
+    kernel = tilelang.compile(gemm(m=256, n=256, k=256, bm=64, bn=64, bk=32, stages=2, threads=128).func, target="cpu")
+    f, = kernel.report_data["kernels"]
+    json.dumps(f)
+    assert f["grid"] == [4, 4] and f["threads"] == min(16, thread_count())
+    assert any(kind.startswith("FMAs of ") for kind in f["instructions"]["vectors"])
+    limits = f["limits"]
+    assert limits["flops"] == 2 * 256**3 and limits["bytes"] >= 3 * 256**2 * 2 and limits["bound"] == "arithmetic"
+    assert limits["seconds"]["arithmetic"] == pytest.approx(2 * 256**3 / (CPU_CHIP.fp32 * f["threads"]))
+    assert limits["seconds"]["memory"] == pytest.approx(limits["bytes"] / (CPU_CHIP.bandwidth * f["threads"]))
+    text = kernel.report()
+    for part in ("compiled in", "grid 4 x 4", "vectors: FMAs of", "0.0336 GFLOP of GEMMs", "common CPU core",
+                 "bound by arithmetic"):
+        assert part in text, part
+
+
+@tilelang.jit(target="cpu")
+def two_launches(X):
+    n = T.dynamic("n")
+    X: T.Tensor((n,), "float32")
+    Y = T.empty((n,), "float32")
+    with T.Kernel(T.ceildiv(n, 128), threads=128) as b:
+        for i in T.Parallel(128):
+            Y[b * 128 + i] = X[b * 128 + i] * 2
+    with T.Kernel(1, threads=32):
+        Y[0] = 1
+    return Y
+
+
+def test_launches_of_run_time_size_on_the_cpu():
+    first, second = two_launches.compile().report_data["kernels"]
+    assert first["threads"] == thread_count() and first["limits"]["flops"] is None and "work: known at calls only" in "\n".join(
+        text_of(first))
+    assert second["grid"] == [1] and second["threads"] == 1 and second["name"] == "two_launches_1"
+    assert any(kind.startswith(("arithmetic of", "moves of")) for kind in first["instructions"]["vectors"])
+
+
+def test_vector_instructions_of_two_processors():
+    text = "\tvfmadd231ps\t(%rax), %zmm1, %zmm2\n\tvaddss\t%xmm0, %xmm1, %xmm2\n\tvmovups\t%ymm1, (%rdi)\n\taddq\t$1, %rax\n"
+    assert vector_instructions(text) == {"FMAs of 64 bytes": 1, "moves of 32 bytes": 1}
+    assert vector_instructions("\tfmla\tv0.4s, v1.4s, v2.4s\n\tfadd\tv0.2d, v1.2d, v2.2d\n\tfmul\ts0, s1, s2\n") == {
+        "FMAs of 16 bytes": 1, "arithmetic of 16 bytes": 1}
+    assert vector_instructions("\tret\n") == {"none": 1}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from typing import Any
 
-from tilelang.ir import AddressOf, Const, Func, If, Load, Ramp, Store, walk, GLOBAL
+from tilelang.ir import AddressOf, Const, Func, If, Launch, Load, Ramp, Store, walk, GLOBAL
 from tilelang.ir.expr import Call
 from tilelang.target import Target
 from tilelang.target.cluster import cluster_of
-from tilelang.target.machine import RESERVED_SHARED, chip_of
+from tilelang.target.machine import CPU_CHIP, RESERVED_SHARED, chip_of
 from tilelang.target.warp_groups import PER_GROUP, WARP_LANES, warps_in, warps_of
 
 from .work import Work, work_of
@@ -37,7 +39,7 @@ def facts_of(program: Any, func: Func, target: Target, resources: list[dict[str,
         nodes = list(walk(launch.body, Call, If, Load, Store))
         facts: dict[str, Any] = {
             "name": kernel.name,
-            "grid": [g if isinstance(g, int) else int(g.value) if isinstance(g, Const) else repr(g) for g in kernel.grid],
+            "grid": _grid(kernel.grid),
             "block": list(launch.threads), "threads": threads, "cluster": list(cluster_of(launch) or ()) or None,
             "instructions": _instructions(nodes), "maps": [_map(m) for m in kernel.tensor_maps],
             "why": _reasons(nodes, target), "warp_roles": _warp_roles(launch, nodes), "stages": dict(launch.plan.stages),
@@ -50,6 +52,51 @@ def facts_of(program: Any, func: Func, target: Target, resources: list[dict[str,
         facts["limits"] = _limits(target, work, facts["instructions"])
         out.append(facts)
     return out if resources is None else with_resources(out, target, resources)
+
+
+def _grid(grid: Any) -> list[Any]:
+    return [g if isinstance(g, int) else int(g.value) if isinstance(g, Const) else repr(g) for g in grid]
+
+
+def cpu_facts(func: Func, target: Target, source: str) -> list[dict[str, Any]]:
+    """JSON facts of each launch of a program for the CPU, with the fields of `facts_of`.
+
+    threads: those of the pool that run blocks.  instructions: the vector instructions of the whole program, at its first
+    launch.  source: its LLVM IR, "" where there is none."""
+    from tilelang.runtime.cpu_engine import cpu_engine, thread_count  # 20 ms: loads llvmlite
+
+    out: list[dict[str, Any]] = []
+    vectors = vector_instructions(cpu_engine().emit_assembly(source)) if source else {}
+    for k, (launch, work) in enumerate(zip(walk(func.body, Launch), work_of(func))):
+        grid = _grid(launch.grid)
+        known = [g for g in grid if isinstance(g, int)]
+        cores = min(thread_count(), max(1, math.prod(known))) if len(known) == len(grid) else thread_count()
+        out.append({
+            "name": func.name if k == 0 else f"{func.name}_{k}", "grid": grid, "block": [], "threads": cores, "cluster": None,
+            "instructions": {"vectors": vectors} if k == 0 and source else {}, "maps": [], "why": [], "warp_roles": [],
+            "stages": {}, "schedule": "", "overlap": "", "declined": [], "registers": None, "spills": None,
+            "shared_bytes": None, "dynamic_shared": "", "static_shared": None, "synchronisation": None, "occupancy": None,
+            "limits": _limits(target, work, {}, cores)})
+    return out
+
+
+_VECTOR_KINDS = {"FMAs": r"vfn?m(add|sub)\d*p[sdh]|fml[as]|fmadd", "conversions": r"v?cvt|fcvt|scvtf|ucvtf",
+                 "moves": r"v?mov|v?lddqu|ld[1-4pr]?|st[1-4pr]?|v?broadcast|vp?broadcast", "arithmetic": r".*"}
+
+
+def vector_instructions(assembly: str) -> dict[str, int]:
+    """Kind and width of vector instructions -> number of places in assembly text of x86-64 or AArch64; {"none": 1} without."""
+    found: Counter[str] = Counter()
+    for line in assembly.splitlines():
+        m = re.match(r"\s+([a-z][a-z0-9]*)\s+(.*)", line)
+        if m is None or re.search(r"s[sdh]$", m[1]) or re.match(r"v?(mov[dq]|xorp|pxor|zero)", m[1]):
+            continue  # scalar instructions use vector registers too
+        widths = [{"x": 16, "y": 32, "z": 64}[r] for r in re.findall(r"%([xyz])mm\d", m[2])]
+        widths += [int(n) * {"b": 1, "h": 2, "s": 4, "d": 8}[t] for n, t in re.findall(r"\bv\d+\.(\d+)([bhsd])", m[2])]
+        if widths:
+            kind = next(k for k, pattern in _VECTOR_KINDS.items() if re.match(pattern, m[1]))
+            found[f"{kind} of {max(widths)} bytes"] += 1
+    return dict(sorted(found.items())) or {"none": 1}
 
 
 def with_resources(facts: list[dict[str, Any]], target: Target, resources: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -169,22 +216,22 @@ def _occupancy(target: Target, threads: int, facts: dict[str, Any]) -> dict[str,
             "limited_by": min(by, key=lambda k: by[k])}
 
 
-def _limits(target: Target, work: Work, instructions: dict[str, Any]) -> dict[str, Any] | None:
-    """The roofline: the work, and the least time for it at the target's peak rates."""
+def _limits(target: Target, work: Work, instructions: dict[str, Any], cores: int = 1) -> dict[str, Any] | None:
+    """The roofline: the work, and the least time for it at the target's peak rates.  cores: of a CPU that share it."""
     out: dict[str, Any] = {"flops": sum(work.flops.values()) if work.known else None,
                            "bytes": work.touched, "moved_by_tiles": work.loaded + work.stored if work.known else None}
-    chip = chip_of(target.arch_number) if target.is_cuda else None
-    if chip is None or not chip.tensor:
+    chip = chip_of(target.arch_number) if target.is_cuda else CPU_CHIP
+    if chip is None or not (chip.tensor or chip.fp32):
         return out
-    out["device"] = chip.name
+    out["device"] = chip.name if target.is_cuda else f"{cores} common CPU core{'s' * (cores > 1)}"
     matrix = "MMAs" in instructions
     times = {}
     if work.known and work.flops:
         peaks = [(f, chip.peak(bits, matrix)) for bits, f in work.flops.items()]
         if all(p for _, p in peaks):
-            times["arithmetic"] = sum(f / p for f, p in peaks if p)
+            times["arithmetic"] = sum(f / p for f, p in peaks if p) / cores
     if work.touched:
-        times["memory"] = work.touched / chip.bandwidth
+        times["memory"] = work.touched / (chip.bandwidth * cores)
     out["seconds"] = times
     out["bound"] = max(times, key=lambda k: times[k]) if times else None
     return out
@@ -252,11 +299,9 @@ def _limit_lines(limits: dict[str, Any] | None) -> list[str]:
     out = ["work: " + (", ".join(parts) if parts else "known at calls only")]
     if limits.get("bound"):
         times = ", ".join(f"{k} {_rounded(v * 1e6)} us" for k, v in limits["seconds"].items())
-        out.append(f"limit: {times} at the peak rates of an {limits['device']}: bound by {limits['bound']}")
+        device = limits["device"] if limits["device"][0].isdigit() else f"an {limits['device']}"
+        out.append(f"limit: {times} at the peak rates of {device}: bound by {limits['bound']}")
     return out
-
-
-__all__ = ["facts_of", "text_of", "with_resources"]
 
 
 def report_text(data: dict[str, Any]) -> str:
@@ -269,3 +314,6 @@ def report_text(data: dict[str, Any]) -> str:
     if data["unaligned"]:
         out.append("  tensors at any address and of any strides: a kernel of their own was compiled")
     return "\n".join(out)
+
+
+__all__ = ["cpu_facts", "facts_of", "report_text", "text_of", "vector_instructions", "with_resources"]

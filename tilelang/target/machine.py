@@ -107,7 +107,8 @@ CHIPS: tuple[Chip, ...] = (
 )
 
 
-CPU_CHIP = Chip("CPU", 0, 1, 2 << 20, 1.0e11, 2.0e10, 3e9)  # one core of a common processor
+# One core of a common processor: two FMAs of 64 bytes a cycle.
+CPU_CHIP = Chip("CPU", 0, 1, 2 << 20, 1.0e11, 2.0e10, 3e9, fp32=64 * 3e9)
 
 
 def chip_of(capability: int) -> Chip | None:
