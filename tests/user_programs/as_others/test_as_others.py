@@ -18,6 +18,7 @@ MODULES = (
     "warp_roles",
     "corners",
     "low_level",
+    "training",
 )
 PROGRAMS = {
     f"{module}.{program.name}": program
