@@ -6,6 +6,8 @@ import pytest
 import tilelang
 import tilelang.language as T
 from tilelang.errors import TileLangError
+from tilelang.ir import walk
+from tilelang.ops import Copy
 
 f16, f32 = "float16", "float32"
 NO_FLAG = ("yes", "False", 3.7, -1, 2, None, [], {}, object(), (1,), float("nan"), np.float32(1.0), b"x", 1j)
@@ -158,3 +160,53 @@ def test_a_large_power_of_a_float_is_one_call_and_no_tree_of_products():
         got = base.copy()
         tilelang.compile(main, target=target, execution_backend=backend)(got)
         assert (np.abs(got - want) <= 8 * 2.0**-24 * want).all(), (target, got, want)
+
+
+KNOWN = {"T.copy(A, S, annotations={'%s': 1})": "coalesced_width", "T.atomic_add(A, S, annotations={'%s': 1})": "memory_order",
+         "T.gemm(S, S, F, annotations={'%s': 1})": "k_pack", "T.reduce_max(F, R, dim=1, annotations={'%s': 1})": "batch",
+         "for i in T.serial(4, annotations={'%s': 1}): S[i, 0] = 1": "software_pipeline_stage",
+         "for i in T.unroll(4, annotations={'%s': 1}): S[i, 0] = 1": "pragma_unroll_explicit",
+         "for i in T.Parallel(4, annotations={'%s': 1}): S[i, 0] = 1": "loop_layout",
+         "T.func_attr({'%s': 1})": "tir.noalias"}
+
+
+def annotated(line):
+    return tilelang.from_source(f"""
+import tilelang.language as T
+
+@T.prim_func
+def f(A: T.Tensor((16, 16), "float16")):
+    with T.Kernel(1, threads=32):
+        S = T.alloc_shared((16, 16), "float16")
+        F = T.alloc_fragment((16, 16), "float16")
+        R = T.alloc_fragment((16,), "float16")
+        {line}
+""", "f")
+
+
+@pytest.mark.parametrize("line", KNOWN)
+def test_a_misspelt_annotation_key_was_kept_in_silence(line):
+    key = KNOWN[line]
+    wrong = key[:-3] + key[-2] + key[-3] + key[-1]  # two letters change places
+    with pytest.raises(ValueError, match=f"annotation-key.*{wrong}") as e:
+        annotated(line % wrong)
+    assert f"did you mean '{key}'?" in str(e.value)
+
+
+@pytest.mark.parametrize("line", [x for x in KNOWN if "func_attr" not in x] + ["T.fill(F, annotations={'%s': 1}, value=0)"])
+def test_an_annotation_without_effect_says_so_and_stays_in_the_program(line):
+    with pytest.warns(tilelang.errors.TileLangWarning, match="annotation-no-effect: the annotation 'remark'"):
+        text = repr(annotated(line % "remark").func)
+    assert "remark" in text
+
+
+def test_annotations_do_not_set_what_passes_decide():
+    """`tma` of a copy is a decision; as an annotation it is a remark."""
+    with pytest.warns(tilelang.errors.TileLangWarning, match="annotation-no-effect"):
+        copy = annotated("T.copy(A, S, annotations={'tma': True})").func.body
+    assert not any(x.plan.tma for x in walk(copy, Copy))
+
+
+def test_a_value_outside_a_shared_tile_has_no_effect():
+    with pytest.warns(tilelang.errors.TileLangWarning, match="annotation-no-effect: the value outside `S`"):
+        annotated("T.annotate_safe_value({S: 1})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from math import prod
 from typing import Any
 
@@ -89,6 +90,9 @@ def annotate_safe_value(values: dict[Buffer, Any]) -> None:
         if not isinstance(buffer, Buffer):
             raise error("annotation", f"T.annotate_safe_value takes buffers, found {describe(buffer)}",
                         found=describe(buffer))
+        if buffer.scope_name != GLOBAL:
+            warn("annotation-no-effect", f"the value outside `{buffer.name}` has no effect: only reads of tensors may be "
+                 "outside", "leave it out", span=k.span)
         entry = (buffer, cast(convert(value), buffer.dtype))
         k.safe_values = [(x, y) for x, y in k.safe_values if x is not buffer] + [entry]
 
@@ -157,10 +161,17 @@ def assume(cond: Any) -> None:
     b.emit(Evaluate(ir_call("assume", (c,), "bool", span=b.here()), span=b.here()))
 
 
+_FUNC_ATTRS = ("global_symbol", "tir.noalias", "tirx.noalias", "tir.is_entry_func", "tirx.is_entry_func")
+
+
 def func_attr(attrs: dict[str, Any]) -> None:
     """Set attributes of the function."""
     b = need_builder("T.func_attr")
     for key, value in attrs.items():
+        near = get_close_matches(str(key), (*FACTS, *_FUNC_ATTRS), 1, 0.8)
+        if near and near[0] != key:
+            raise error("annotation-key", f"no attribute of functions is named {key!r}", f"did you mean {near[0]!r}?",
+                        expected="an attribute that has an effect", found=repr(key))
         if key in FACTS:
             b.facts = b.facts.having(**{FACTS[key]: freeze_attr(value)})
         elif key != "global_symbol":

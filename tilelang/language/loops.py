@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import reduce
 from math import prod
 from typing import Any, TypeVar
@@ -10,9 +11,11 @@ from typing import Any, TypeVar
 from tilelang.ir import (I32, Attrs, Bind, Const, Expr, For, If, Stmt, Var, binary, cast, const, convert, is_const, promote,
                          select, seq, LoopPlan, ParallelPlan, Options)
 from tilelang.ir import Parallel as ParallelStmt
+from tilelang.errors import register_warning, warn
 from tilelang.layout import Fragment
+from tilelang.ops.plans import AtomicPlan, CopyPlan, GemmSchedule, ReducePlan
 
-from .tracing.builder import Builder, log, loop_of_range, need_builder, reads_memory
+from .tracing.builder import Builder, current_builder, log, loop_of_range, need_builder, reads_memory
 from .tracing.control_flow import ControlFlow
 from .tracing.flags import flag, whole_number
 from .tracing.scope import Frame
@@ -32,16 +35,44 @@ def freeze_attr(v: Any) -> Any:
     return v
 
 
-def attrs_of(annotations: dict[str, Any] | None, **own: Any) -> Attrs:
-    """Sorted attrs from keyword values (None left out) and a user's annotations, which win.
+# The annotation keys that have an effect, by record.  Other options of the records are decisions of passes.
+_COPY_KEYS = ("coalesced_width", "disable_tma", "eviction_policy", "loop_layout", "prefer_instruction")
+_PIPELINE_KEYS = ("num_stages", "order", "stage", "group", "software_pipeline_order", "software_pipeline_stage")
+KEYS: dict[type[Options] | None, tuple[str, ...]] = {
+    CopyPlan: _COPY_KEYS, AtomicPlan: ("disable_tma", "eviction_policy", "memory_order", "use_tma"),
+    GemmSchedule: ("k_pack",), ReducePlan: ("batch",),
+    LoopPlan: (*_PIPELINE_KEYS, "explicit", "factor"), ParallelPlan: ("coalesced_width", "loop_layout"), None: ()}
+WSID = "ws_id"  # names an operation for a schedule (ws_schedule.py)
+_OTHER_NAMES = {"parallel_loop_layout": "loop_layout", "pragma_unroll_explicit": "explicit", "pragma_unroll_factor": "factor"}
+register_warning("annotation-no-effect", "an annotation that has no effect in this compiler")
 
-    Raises option-type for annotations that are no dict, and for a coalesced width or loop layout that is none.
+
+def check_keys(annotations: Mapping[Any, Any], known: Sequence[str]) -> None:
+    """Raise annotation-key for a misspelt key; warn of other keys without an effect, which the printed program keeps."""
+    for key in map(str, annotations):
+        if key in known or key == WSID or _OTHER_NAMES.get(key) in known:
+            continue
+        near = get_close_matches(key, [*known, *(k for k, meant in _OTHER_NAMES.items() if meant in known)], 1, 0.8)
+        if near:
+            raise error("annotation-key", f"no annotation is named {key!r}", f"did you mean {near[0]!r}?",
+                        expected=f"one of {', '.join(known)}", found=repr(key))
+        b = current_builder()
+        warn("annotation-no-effect", f"the annotation {key!r} has no effect",
+             f"those that have one here: {', '.join(known)}" if known else "leave it out", span=b.span() if b else None)
+
+
+def attrs_of(annotations: dict[str, Any] | None, known: Sequence[str] = (), **own: Any) -> Attrs:
+    """Sorted attrs from keyword values (None left out) and a user's annotations, which win.  known: keys that have an effect.
+
+    Raises option-type for annotations that are no dict, and for a coalesced width or loop layout that is none; annotation-key.
     """
     if annotations is not None and not isinstance(annotations, Mapping):
         raise error("option-type", f"annotations are a dict of names and values, found {annotations!r}",
                     expected="a dict of names and values", found=repr(annotations))
-    for given in (own, annotations or {}):
-        width, layout = given.get("coalesced_width"), given.get("loop_layout", given.get("parallel_loop_layout"))
+    check_keys(annotations or {}, known)
+    annotations = {_OTHER_NAMES.get(str(k), str(k)): v for k, v in (annotations or {}).items()}
+    for given in (own, annotations):
+        width, layout = given.get("coalesced_width"), given.get("loop_layout")
         if width is not None and (not isinstance(width, int) or isinstance(width, bool) or width <= 0):
             raise error("option-type", f"coalesced_width is a positive number of elements, found {width!r}",
                         expected="a positive number of elements", found=repr(width))
@@ -49,15 +80,16 @@ def attrs_of(annotations: dict[str, Any] | None, **own: Any) -> Attrs:
             raise error("option-type", f"loop_layout is a T.Fragment over the loops, found {layout!r}",
                         expected="a T.Fragment over the loops", found=repr(layout))
     d = {k: freeze_attr(v) for k, v in own.items() if v is not None}
-    d.update({str(k): freeze_attr(v) for k, v in (annotations or {}).items()})
+    d.update({k: freeze_attr(v) for k, v in annotations.items()})
     return tuple(sorted(d.items()))
 
 
 def options_from(record: type[O], annotations: dict[str, Any] | None, **own: Any) -> tuple[O, Attrs]:
-    """(the record of keyword values and annotations that are its options, the other annotations).  Raises option-type."""
-    d = dict(attrs_of(annotations, **own))
+    """(the record of keyword values and of annotations in KEYS, the other annotations).  Raises option-type, annotation-key."""
+    d = dict(attrs_of(annotations, KEYS[record], **own))
+    named = {*KEYS[record], *own}
     try:
-        plan = record(**{k: v for k in record.names if (v := d.pop(k, None)) is not None})
+        plan = record(**{k: v for k in record.names if k in named and (v := d.pop(k, None)) is not None})
     except TypeError as e:
         raise error("option-type", str(e), expected="a value of its type", found=str(e).rpartition("found ")[2]) from None
     return plan, tuple(d.items())

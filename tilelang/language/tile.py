@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -79,10 +80,9 @@ def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma:
     src, dst: buffers, regions or start elements in any scope; extents are paired as the reference's "Regions and slices" says.
     """
     b = _builder("copy")
-    attrs_of(annotations)
+    if annotations is not None and not isinstance(annotations, Mapping):
+        attrs_of(annotations)  # raises
     notes = dict(annotations or {})
-    if "parallel_loop_layout" in notes:
-        loop_layout = notes.pop("parallel_loop_layout")
     check_policy(notes.get("eviction_policy", eviction_policy))
     prefer = notes.get("prefer_instruction", prefer_instruction)
     if prefer not in (None, "tma", "cp_async", "sync"):

@@ -16,6 +16,7 @@ from tilelang.errors import facts, register
 from tilelang.ir import Buffer
 
 from .kernel import need_kernel
+from .loops import WSID
 from .tracing.builder import need_builder
 from .tracing.state import describe, error
 
@@ -24,8 +25,6 @@ register("ws-schedule", AssertionError, "a warp-specialisation schedule whose pa
          expected="warp roles of different warps, and operations and pipelines that name them")
 register("ws-name", ValueError, "an operation or a part of a schedule needs a name", 'write with T.ws_op("load"):',
          expected="a text that is not empty")
-
-WSID = "ws_id"
 
 
 def _named(name: Any, what: str) -> str:

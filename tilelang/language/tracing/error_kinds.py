@@ -59,6 +59,8 @@ _KINDS: tuple[tuple[Any, ...], ...] = (
     ("loop-carried-value", RuntimeError, "a Python value re-bound in a run-time loop or branch",
      "use T.alloc_var for a variable that changes while the kernel runs",
      "a T.alloc_var for a value that changes from one iteration to the next"),
+    ("annotation-key", ValueError, "a misspelt key of annotations", "write the key as the reference does",
+     "a key that has an effect"),
     ("for-iterator", TypeError, "a for loop over something that is not a loop of the language",
      "iterate Python sequences in a comprehension or a T.macro, outside the kernel's loops",
      "a loop: range, T.serial, T.Parallel, T.Pipelined, …"),
