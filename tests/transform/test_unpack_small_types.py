@@ -168,3 +168,176 @@ def test_what_needs_half_a_byte_is_refused(what):
 
         tilelang.compile(f, target="cpu")
     assert e.value.kind == "small-type"
+
+
+X = RNG.standard_normal((64, 64)).astype(np.float32) * 3
+
+
+def fp4_codes(x):
+    return np.clip(x, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
+
+
+@pytest.mark.parametrize("on", EXECUTIONS)
+@pytest.mark.parametrize("form", ("tile", "serial", "vectorized", "slice", "if", "guard", "both arms", "each thread"))
+@pytest.mark.parametrize("dt", ("float4_e2m1fn", "int4"))
+def test_neighbouring_elements_stored_one_by_one_make_whole_bytes(form, dt, on):
+    @T.prim_func
+    def f(A: T.Tensor((64, 64), "float32"), Y: T.Tensor((64, 64), dt)):
+        with T.Kernel(8, threads=64) as b:
+            t = T.get_thread_binding()
+            F = T.alloc_fragment((8, 64), "float32")
+            T.copy(A[b * 8, 0], F)
+            if form == "tile":
+                for i, j in T.Parallel(8, 64):
+                    Y[b * 8 + i, j] = F[i, j]
+            if form == "serial":
+                for i in T.Parallel(8):
+                    for j in T.serial(64):
+                        Y[b * 8 + i, j] = A[b * 8 + i, j]
+            if form == "vectorized":
+                for j in T.vectorized(8):
+                    Y[b * 8 + t // 8, t % 8 * 8 + j] = A[b * 8 + t // 8, t % 8 * 8 + j]
+            if form == "slice":
+                Y[b * 8 + t // 8, t % 8 * 8:t % 8 * 8 + 8] = A[b * 8 + t // 8, t % 8 * 8:t % 8 * 8 + 8]
+            if form == "if":
+                for i, j in T.Parallel(8, 64):
+                    if i < 5:
+                        Y[b * 8 + i, j] = F[i, j]
+            if form == "guard":
+                for i, j in T.Parallel(8, 64):
+                    if j % 3 != 0:
+                        Y[b * 8 + i, j] = F[i, j]
+            if form == "both arms":
+                for i, j in T.Parallel(8, 64):
+                    v = F[i, j] * 2
+                    if v > 0:
+                        Y[b * 8 + i, j] = v * 0.5
+                    else:
+                        Y[b * 8 + i, j] = F[i, j]
+            if form == "each thread":
+                for i, j in T.Parallel(8, 64):
+                    Y[b * 8 + i, j] = T.cast(Y[b * 8 + i, j], "float32") * 0 + F[i, j]
+
+    before = RNG.integers(0, 16, (64, 64))
+    if form in ("if", "guard"):
+        keep = (np.arange(64) % 8 >= 5)[:, None] if form == "if" else (np.arange(64) % 3 == 0)[None]
+    else:
+        keep = np.zeros((1, 1), bool)
+    want = fp4_codes(X) if dt != "int4" else np.trunc(X).astype(np.int64) & 15
+    got = codes_of(call(f, X, pack(before), on=on)[1])
+    assert np.array_equal(got, np.where(keep, before, want))
+    if on == "tile":
+        cuda_text(f)
+
+
+def padded(codes, width):
+    """Packed rows in an array of `width` bytes a row, and that array."""
+    whole = np.full((len(codes), width), 77, np.int8)
+    rows = whole[:, :codes.shape[1] // 2]
+    rows[:] = pack(codes)
+    return rows, whole
+
+
+@pytest.mark.parametrize("on", EXECUTIONS)
+@pytest.mark.parametrize("form", ("compact", "apart", "run time"))
+def test_packed_tensors_have_strides_in_values(form, on):
+    stride = {"compact": 64, "apart": 96, "run time": T.dynamic("s")}[form]
+    m = T.dynamic("m")
+
+    @T.prim_func
+    def f(A: T.StridedTensor((m, 64), (stride, 1), "int4"), Y: T.StridedTensor((m, 64), (stride, 1), "int4")):
+        with T.Kernel(T.ceildiv(m, 8), threads=32) as b:
+            for i, j in T.Parallel(8, 64):
+                if b * 8 + i < m:
+                    Y[b * 8 + i, j] = A[b * 8 + i, 63 - j]
+
+    codes = RNG.integers(0, 16, (11, 64))
+    width = 32 if form == "compact" else 48
+    (a, _), (y, whole) = padded(codes, width), padded(codes, width)
+    target, backend = {"tile": ("cpu", "tile"), "simulator": (SM80, "simulator"), "cpu": ("cpu", None)}[on]
+    tilelang.compile(f, target=target, execution_backend=backend)(a, y)
+    assert np.array_equal(codes_of(y), codes[:, ::-1]) and np.all(whole[:, 32:] == 77)
+    cuda_text(f)
+
+
+@pytest.mark.parametrize("on", EXECUTIONS)
+def test_rows_of_packed_values_have_a_length_known_at_run_time(on):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def f(A: T.Tensor((n,), "float4_e2m1fn"), Y: T.Tensor((n,), "float4_e2m1fn"), Z: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, 64), threads=64) as b:
+            for i in T.Parallel(64):
+                Y[b * 64 + i] = A[b * 64 + i] * T.cast(2, "float16")
+                Z[b * 64 + i] = A[b * 64 + i]
+
+    codes = RNG.integers(0, 16, 150)
+    _, y, z = call(f, pack(codes), np.zeros(75, np.int8), np.zeros(150, np.float32), on=on)
+    assert np.array_equal(codes_of(y), fp4_codes(2 * FP4[codes])) and np.array_equal(z, FP4[codes])
+    with pytest.raises((TileLangError, RuntimeError)):  # half a byte
+        call(f, pack(codes), np.zeros(75, np.int8), np.zeros(149, np.float32), on=on)
+    cuda_text(f)
+
+
+@pytest.mark.parametrize("on", EXECUTIONS)
+def test_packed_tensors_and_their_bytes_are_views_of_each_other(on):
+    @T.prim_func
+    def f(Y: T.Tensor((4, 64), "int4"), Z: T.Tensor((4, 32), "uint8")):
+        with T.Kernel(1, threads=32):
+            V = T.view(Y, (4, 32), "uint8")
+            W = T.view(Z, (4, 64), "int4")
+            for i, j in T.Parallel(4, 64):
+                W[i, j] = Y[i, 63 - j]
+            for i, j in T.Parallel(4, 32):
+                V[i, j] = V[i, j] ^ T.uint8(255)
+
+    codes = RNG.integers(0, 16, (4, 64))
+    y, z = call(f, pack(codes), np.zeros((4, 32), np.uint8), on=on)
+    assert np.array_equal(codes_of(z), codes[:, ::-1]) and np.array_equal(codes_of(y), codes ^ 15)
+
+
+@pytest.mark.parametrize("form", ("odd extent", "odd start", "every second", "by threads", "one column", "break", "rows"))
+def test_stores_of_half_bytes_by_different_threads_are_refused(form):
+    @T.prim_func
+    def f(Y: T.Tensor((8, 64), "int4"), A: T.Tensor((8, 64), "int32")):
+        with T.Kernel(1, threads=32):
+            t = T.get_thread_binding()
+            if form == "odd extent":
+                for i in T.Parallel(31):
+                    Y[0, i] = A[0, i]
+            if form == "odd start":
+                for i in T.Parallel(32):
+                    Y[0, i + 1] = A[0, i]
+            if form == "every second":
+                for i in T.Parallel(32):
+                    Y[0, i * 2] = A[0, i]
+            if form == "by threads":
+                Y[0, t] = A[0, t]
+            if form == "one column":
+                for i in T.Parallel(8):
+                    Y[i, 3] = A[i, 3]
+            if form == "rows":
+                for i in T.Parallel(8):
+                    Y[i, i] = A[i, i]
+            if form == "break":
+                for i in T.serial(64):
+                    if A[0, i] == 0:
+                        break
+                    Y[0, i] = A[0, i]
+
+    with pytest.raises(TileLangError) as e:
+        tilelang.compile(f, target="cpu")
+    assert e.value.kind == "small-type"
+
+
+@pytest.mark.parametrize("shape, strides", [((8, 31), (32, 1)), ((8, 32), (33, 1)), ((8, 32), (1, 8)), ((8, 32), (64, 2))])
+def test_rows_that_are_no_whole_bytes_are_refused(shape, strides):
+    @T.prim_func
+    def f(Y: T.StridedTensor(shape, strides, "int4"), A: T.Tensor(shape, "int32")):
+        with T.Kernel(1, threads=32):
+            for i, j in T.Parallel(*shape):
+                A[i, j] = Y[i, j]
+
+    with pytest.raises(TileLangError) as e:
+        tilelang.compile(f, target="cpu")
+    assert e.value.kind == "small-type"

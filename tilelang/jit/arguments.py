@@ -279,9 +279,11 @@ def _bound_by(symbol: str, sig: Signature, args: tuple[Any, ...]) -> str:
     """Where the value of a symbol comes from: ", which is 8 by `X`"; "" for a number."""
     for a, x in zip(sig.inputs, args):
         if isinstance(a, TensorArg) and hasattr(x, "shape") and len(x.shape) == len(a.buffer.shape):
-            for d, n in zip(a.buffer.shape, x.shape):
+            dt = a.buffer.dtype
+            for k, (d, n) in enumerate(zip(a.buffer.shape, x.shape), 1):
                 if not isinstance(d, int) and str(d) == symbol:
-                    return f", which is {n} by `{a.name}`"
+                    values = 8 // (dt.bits * dt.lanes) if dt.bits < 8 and k == len(x.shape) else 1  # of a packed byte
+                    return f", which is {n * values} by `{a.name}`"
     return ""
 
 

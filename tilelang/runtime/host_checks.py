@@ -219,22 +219,23 @@ class Prepare:
     # ---- shapes, strides, symbols ---------------------------------------------------------------------------------
     def _extent(self, a: TensorArg, dim: int) -> str:
         """Logical extent of a dimension as i64 (packed types count values, not bytes)."""
-        w, buffer = self.w, a.buffer
-        v = w.at(self.shapes[a.index], 8 * dim, "i64")
-        if is_packed(buffer.dtype) and dim == len(buffer.shape) - 1:
-            word = w.ins(f"zext i32 {w.at(self.tensors[a.index], 20, 'i32')} to i64")
-            bits = w.ins(f"and i64 {w.ins(f'lshr i64 {word}, 8')}, 255")
-            lanes = w.ins(f"lshr i64 {word}, 16")
-            total = w.ins(f"mul i64 {v}, {w.ins(f'mul i64 {bits}, {lanes}')}")
-            return w.ins(f"udiv i64 {total}, {buffer.dtype.bits * buffer.dtype.lanes}")
-        return v
+        v = self.w.at(self.shapes[a.index], 8 * dim, "i64")
+        return self._in_values(a, v) if is_packed(a.buffer.dtype) and dim == len(a.buffer.shape) - 1 else v
+
+    def _in_values(self, a: TensorArg, v: str) -> str:
+        """A number of the caller's elements of a packed tensor as a number of values."""
+        w, dt = self.w, a.buffer.dtype
+        word = w.ins(f"zext i32 {w.at(self.tensors[a.index], 20, 'i32')} to i64")
+        bits = w.ins(f"and i64 {w.ins(f'lshr i64 {word}, 8')}, 255")
+        size = w.ins(f"mul i64 {bits}, {w.ins(f'lshr i64 {word}, 16')}")
+        return w.ins(f"udiv i64 {w.ins(f'mul i64 {v}, {size}')}, {dt.bits * dt.lanes}")
 
     def _stride(self, a: TensorArg, dim: int) -> str:
-        """Stride of a dimension in elements; a null stride array means compact strides."""
-        w = self.w
+        """Stride of a dimension in elements (of packed types in values); a null stride array means compact strides."""
         base = self.strides[a.index]
-        null = w.ins(f"icmp eq ptr {base}, null")
-        return self.expr._either(null, lambda: self._compact(a, dim), lambda: w.at(base, 8 * dim, "i64"), "i64")
+        null = self.w.ins(f"icmp eq ptr {base}, null")
+        step = self.expr._either(null, lambda: self._compact(a, dim), lambda: self.w.at(base, 8 * dim, "i64"), "i64")
+        return self._in_values(a, step) if is_packed(a.buffer.dtype) and dim < len(a.buffer.shape) - 1 else step
 
     def _compact(self, a: TensorArg, dim: int) -> str:
         step = "1"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.errors import register_warning, warn
-from tilelang.ir import Buffer, Expr, Func, Var, free_vars, numpy_dtype
+from tilelang.ir import Binary, Buffer, Const, Expr, Func, Var, free_vars, numpy_dtype
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.numbers import to_dtype
 
@@ -188,6 +188,8 @@ def _solve(func: Func, arrays: dict[Var, np.ndarray], values: dict[Var, Any]) ->
         unknown = [v for v in free_vars(d) if v not in values] if isinstance(d, Expr) else []
         if len(unknown) == 1:
             v = unknown[0]
+            if isinstance(d, Binary) and d.op == "floordiv" and isinstance(d.b, Const):  # rows of packed values: whole bytes
+                d, n = d.a, n * d.b.value
             at0, at1 = (int(evaluate(d, {**values, v: x})) for x in (0, 1))
             if at1 == at0 or (n - at0) % (at1 - at0):
                 raise fault("sim-argument", f"{what} = {n} has no solution for {v.name}",

@@ -7,23 +7,20 @@ from typing import Any
 
 from tilelang.arith import known_divisor
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Binary, Buffer, Call, Cast, Const, Expr, Func, Load, Node, Parallel, Region, Shuffle, Stmt,
-                         Store, TileOp, Unary, Var, binary, call, cast, const, convert, dtype, fresh, load, replace, rewrite,
-                         select, walk, FRAGMENT, GLOBAL, PRIVATE)
+from tilelang.ir import (AddressOf, Binary, Buffer, Call, Cast, Const, Expr, For, Func, Load, Node, Parallel, Ramp, Region,
+                         Shuffle, Stmt, Store, TileOp, Unary, Var, binary, cast, const, convert, dtype, fresh, is_const, load,
+                         replace, rewrite, walk, FRAGMENT, GLOBAL, PRIVATE)
 from tilelang.ops import Copy, Fill, Gemm, Transpose
 from tilelang.ops.pairing import TileLoops, iteration_space, lower_elementwise, matched_indices
 
 from ..analysis.vectorize import bound_divisors
 from ..framework.pass_ import TILE, PassContext, pass_
+from .paired_stores import PairedStores
+from .small_codes import WIDE, code_of, fitted, is_pair, lanes_of, value_of, wide
 
 register("small-type", NotImplementedError, "a use of a type narrower than a byte that is not available",
          "copy the tile to a fragment or shared memory and convert it to int8, float16 or float32 there",
          expected="a use of the type that is available")
-
-# The type that holds one value outside packed memory; it represents every value of the narrow type.
-WIDE = {"int4": "int8", "uint4": "uint8", "float4_e2m1fn": "float16"}
-_FP4_STEPS = ((">", 0.25, 0.5), (">=", 0.75, 0.5), (">", 1.25, 0.5), (">=", 1.75, 0.5), (">", 2.5, 1.0), (">=", 3.5, 1.0),
-              (">", 5.0, 2.0))  # each step of the rounding to nearest even, and how much it adds
 
 
 @pass_(needs=TILE)
@@ -33,9 +30,11 @@ def unpack_small_types(func: Func, cx: PassContext) -> Func:
     Before:  A: Tensor((M, N), "int4"); S = alloc_shared((8, 16), "int4"); T.copy(A[i, j], S)
     After:   A: Tensor((M, N // 2), "int8"); S = alloc_shared((8, 16), "int8")
              for r, c in Parallel(8, 16): S[r, c] = nibble (j + c) % 2 of A[i + r, (j + c) // 2], sign extended
-    Results are wrapped (int4) or rounded to nearest even (fp4) to the narrow type where they are computed. Only whole bytes
-    are stored, by copies of an even number of columns that start at an even column. Raises small-type for other stores.
-    Elements of float4_e2m1fnx2 are bytes in every memory; their values are pairs of float16.
+    Results are wrapped (int4) or rounded to nearest even (fp4) to the narrow type where they are computed. Elements of
+    float4_e2m1fnx2 are bytes in every memory; their values are pairs of float16. Strides of packed tensors count values.
+
+    A byte is stored by one thread: copies store an even number of columns from an even one, and a loop over neighbouring
+    elements (T.Parallel, or a loop inside one thread) does two of them in an iteration. Raises small-type for other stores.
     """
     if not any(isinstance(x, Buffer) and x.dtype.base in WIDE or isinstance(x, Expr) and x.dtype.base in WIDE
                for x in walk(func)) and not any(b.dtype.base in WIDE for _, b in func.buffers):
@@ -53,8 +52,12 @@ class _Unpacking:
         self.bytes: dict[int, tuple[Expr, Expr]] = {}  # id of the Load of a pair -> (the pair, its byte)
         self.divisors = bound_divisors(func.body)
         self.views: dict[Var, Buffer] = {}  # storage of narrow values outside global memory
+        self.pairing = PairedStores(self.divisors)
 
     def run(self) -> Func:
+        for _, b in self.func.buffers:
+            if b.dtype.base in WIDE and not is_pair(b.dtype) and b.shape and isinstance(b.shape[-1], Var):
+                self.divisors[b.shape[-1]] = 2  # a row is whole bytes: the call checks it
         for x in walk(self.func.body):
             if isinstance(x, Buffer) and x.dtype.base in WIDE and not is_pair(x.dtype) and x.scope_name != GLOBAL:
                 self.views[x.data] = x
@@ -64,6 +67,14 @@ class _Unpacking:
                             f"outside global memory",
                             expected="values of one byte or more", found=f"a view `{x.name}` of packed ones", span=x.span)
         body = rewrite(self.func.body, self.node)
+        for x in walk(body, Store):
+            if x.buffer in self.pairing.buffers:
+                raise error("small-type", f"an element of `{x.buffer.name}` ({x.buffer.dtype}) is stored: two values share "
+                            "a byte",
+                            expected="a loop in which one thread stores both values of a byte",
+                            found=f"an element of {x.buffer.dtype}", span=x.span,
+                            hint="store neighbouring elements in one T.Parallel of an even extent, from an even column, or "
+                            "collect a tile and T.copy it")
         buffers = tuple((p, self.buffer(b)) for p, b in self.func.buffers)
         return replace(self.func, body=body, buffers=buffers)
 
@@ -80,10 +91,9 @@ class _Unpacking:
             case Store() if x.buffer in self.pairs:
                 return replace(x, value=self.byte_of(x.value))
             case Store() if self.packed(x.buffer):
-                raise error("small-type", f"an element of `{x.buffer.name}` ({self.narrow[x.buffer]}) is stored: two values "
-                            "share a byte",
-                            expected="whole bytes that are stored", found=f"an element of {self.narrow[x.buffer]}",
-                            span=x.span, hint="collect a tile and T.copy it: whole bytes are stored then")
+                return self.pairing.store(x, self.narrow[x.buffer])
+            case For() | Parallel():
+                return self.pairing.loop(x)
             case AddressOf() if x.buffer in self.narrow:
                 raise error("small-type", f"the address of a {self.narrow[x.buffer]} is taken",
                             expected="the address of elements of a byte or more", found=str(self.narrow[x.buffer]), span=x.span,
@@ -121,16 +131,26 @@ class _Unpacking:
             if b.scope_name != GLOBAL:
                 got = replace(b, dtype=wide(b.dtype))
             else:
-                last = b.shape[-1] if b.shape else 1
-                if b.strides_ is not None or isinstance(last, int) and last % 2:
-                    raise error("small-type", f"`{b.name}` of {b.dtype} is packed two values a byte: its rows need an even "
-                                "length and compact strides",
-                                expected="rows of an even length, compact",
-                                found=f"shape {tuple(b.shape)}, strides {b.strides_}", span=b.span)
-                got = replace(b, dtype=dtype("uint8"), shape=(*b.shape[:-1], last // 2))
+                got = self.packed_buffer(b)
             self.buffers[b] = got
             self.narrow[got] = b.dtype
         return got
+
+    def packed_buffer(self, b: Buffer) -> Buffer:
+        """The tensor of bytes behind a packed tensor."""
+        last = b.shape[-1] if b.shape else 1
+        strides = b.strides_ or (1,)
+        given = {param for _, param in self.func.buffers}  # of these, a call checks that rows are whole bytes
+        even = [x for x in (last, *strides[:-1], b.offset) if known_divisor(convert(x), self.divisors) % 2
+                and (isinstance(x, int) or b not in given)]
+        if even or not is_const(convert(strides[-1]), 1):
+            raise error("small-type", f"`{b.name}` of {b.dtype} is packed two values a byte: its rows need an even length, and "
+                        "the two values of a byte are neighbours in a row",
+                        expected="an even row length, even strides, and 1 as the last stride",
+                        found=f"shape {tuple(b.shape)}, strides {b.strides_}", span=b.span,
+                        hint="the dimension that is packed is the last one, with stride 1; pad it to an even length")
+        halved = None if b.strides_ is None else (*(_half(s) for s in b.strides_[:-1]), 1)
+        return replace(b, dtype=dtype("uint8"), shape=(*b.shape[:-1], _half(last)), strides_=halved, offset=_half(b.offset))
 
     def packed(self, b: Buffer) -> bool:
         return b in self.narrow and b.scope_name == GLOBAL
@@ -167,6 +187,9 @@ class _Unpacking:
     def unpacked(self, b: Buffer, indices: tuple[Expr, ...], span: Any) -> Expr:
         """The value of a packed tensor at logical indices."""
         last = indices[-1]
+        if isinstance(last, Ramp) and not any(i.dtype.lanes > 1 for i in indices[:-1]):
+            each = [self.unpacked(b, (*indices[:-1], convert(last.base + last.stride * k)), span) for k in range(last.lanes)]
+            return Shuffle(tuple(each), tuple(range(last.lanes)), each[0].dtype.with_lanes(last.lanes), span=span)
         if any(i.dtype.lanes > 1 for i in indices):
             raise error("small-type", f"a vector of `{b.name}` is read",
                         expected="an element", found="a vector", span=span, hint="T.copy the tile instead")
@@ -251,69 +274,8 @@ class _TileLoops(TileLoops):
                     "the elements")
 
 
-def is_pair(dt: dtype) -> bool:
-    """Whether an element is a byte of two fp4 values."""
-    return dt.base == "float4_e2m1fn" and dt.lanes == 2
+def _half(x: Any) -> Any:
+    return x // 2 if isinstance(x, int) else binary("floordiv", x, const(2, x.dtype))
 
 
-def lanes_of(value: Expr) -> tuple[Expr, ...]:
-    """The values of a vector."""
-    return tuple(Shuffle((value,), (k,), value.dtype.scalar) for k in range(value.dtype.lanes))
-
-
-def wide(dt: dtype) -> dtype:
-    """The type that holds a narrow one's values."""
-    return dtype(WIDE[dt.base]).with_lanes(dt.lanes)
-
-
-def value_of(nibble: Expr, narrow: dtype) -> Expr:
-    """The value of a 4-bit code (uint8, 0..15)."""
-    if narrow == "uint4":
-        return nibble
-    if narrow == "int4":
-        return binary("shr", binary("shl", cast(nibble, "int8"), const(4, "int8")), const(4, "int8"))
-    # e2m1 as the top bits of a float16 whose exponent is 14 too small: subnormals come out right.
-    code = cast(nibble, "uint16")
-    low = binary("shl", binary("bitand", code, const(7, "uint16")), const(9, "uint16"))
-    sign = binary("shl", binary("bitand", code, const(8, "uint16")), const(12, "uint16"))
-    bits = binary("bitor", low, sign)
-    return binary("mul", call("reinterpret", (bits,), dtype("float16")), const(16384.0, "float16"))
-
-
-def code_of(value: Expr, narrow: dtype) -> Expr:
-    """The 4-bit code (uint8, 0..15) of a value of the narrow type, held in its wide type."""
-    if narrow.is_int:
-        return binary("bitand", cast(value, "uint8"), const(15, "uint8"))
-    bits = call("reinterpret", (binary("mul", value, const(1 / 16384.0, "float16")),), dtype("uint16"))
-    low = binary("bitand", binary("shr", bits, const(9, "uint16")), const(7, "uint16"))
-    sign = binary("bitand", binary("shr", bits, const(12, "uint16")), const(8, "uint16"))
-    return cast(binary("bitor", low, sign), "uint8")
-
-
-def fitted(value: Expr, narrow: dtype) -> Expr:
-    """A value converted to the range of the narrow type: wrapped (integers; floats truncate first), or rounded to nearest even
-    and saturated (fp4; NaN becomes zero)."""
-    out = wide(narrow)
-    if narrow.lanes > 1:
-        whole = value if value.dtype.lanes > 1 else None
-        each = lanes_of(whole) if whole is not None else (value,) * narrow.lanes
-        return Shuffle(tuple(fitted(v, narrow.scalar) for v in each), tuple(range(narrow.lanes)), out)
-    if isinstance(value, Const) and narrow.base != "float4_e2m1fn":
-        value = const(int(value.value), "int64")
-    if narrow.base == "int4":
-        four = const(4, "int8")
-        return binary("shr", binary("shl", cast(value, out), four), four)
-    if narrow.base == "uint4":
-        return binary("bitand", cast(value, out), const(15, out))
-    x = cast(value, "float32")
-    size = call("fabs", (x,), dtype("float32"))
-    total: Expr = const(0.0, "float32")
-    for test, limit, step in _FP4_STEPS:
-        op = "gt" if test == ">" else "ge"
-        total = binary("add", total, select(binary(op, size, const(limit, "float32")), const(step, "float32"),
-                                            const(0.0, "float32")))
-    signed = call("copysign", (total, x), dtype("float32"))
-    return cast(signed, out)
-
-
-__all__ = ["WIDE", "code_of", "fitted", "unpack_small_types", "value_of", "wide"]
+__all__ = ["unpack_small_types"]
