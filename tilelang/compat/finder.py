@@ -98,8 +98,10 @@ class OlderPaths:
         guest = fullname.partition(".")[0] == GUEST
         if not guest and not fullname.startswith(PREFIX):
             return None
-        from .table import PATHS  # 2 ms
+        from .table import INSTEAD, PATHS  # 2 ms
 
+        if fullname in INSTEAD:
+            raise ModuleNotFoundError(f"No module named {fullname!r}: {INSTEAD[fullname]}", name=fullname)
         if guest and PREFIX + fullname in PATHS:
             return ModuleSpec(fullname, _GuestLoader(), is_package=True)  # type: ignore[arg-type]
         if fullname not in PATHS:

@@ -34,6 +34,7 @@ PATHS: dict[str, Path] = {
                           | _names("tilelang.jit.timing", "do_bench") | _names("tilelang.jit.caching", "cached"), ()),
     "tilelang.profiler.bench": (_names("tilelang.jit.timing", "do_bench"), ()),
     "tilelang.quantize": _same("tilelang.compat.quantize"),
+    "tilelang.transform.simplify": (_names("tilelang.transform", "simplify_prim_func"), ()),
     "tilelang.tvm": _same("tilelang.compat.tvm"),
     **{f"tilelang.tvm.{tir}": _same("tilelang.compat.tvm_tirx") for tir in ("tirx", "tir")},
     **{f"tilelang.tvm.{tir}.stmt_functor": (_names("tilelang.compat.tvm_tirx", "post_order_visit"), ())
@@ -93,6 +94,7 @@ PATHS: dict[str, Path] = {
     "tilelang.utils.language": _same("tilelang.compat.buffers"),
     "tilelang.utils.pass_diff": _same("tilelang.compat.pass_diff"),
     "tilelang.utils.scopes": _same("tilelang.compat.scopes"),
+    "tilelang.utils.sparse": _same("tilelang.compat.sparse"),
     "tilelang.utils.target": ({}, ("tilelang.compat.target_names", "tilelang.compat.cuda_target")),
     "tilelang.utils.tensor": _same("tilelang.compat.tensor"),
     # submodules of the language
@@ -120,6 +122,14 @@ PATHS: dict[str, Path] = {
                                  | _names("tilelang.language.extern", "call_extern call_pure_extern"),
                                  ("tilelang.language.math",)),
     "tilelang.language.utils": (_names("tilelang.language.tracing.regions", "BufferSlice whole_region"), ()),
+}
+
+# Modules that programs import and that have no meaning here -> what to use.
+INSTEAD = {
+    "tilelang.distributed": "a kernel runs on one device: start a process for each and exchange tensors by torch.distributed",
+    "tilelang.language.distributed": "a kernel runs on one device: exchange tensors by torch.distributed between kernels",
+    "tilelang.quantize.lop3": "T.copy a tensor of int4 or uint4 to a fragment of float16: the compiler unpacks it",
+    "tilelang.primitives": "T.gemm, T.copy and T.reduce_sum are in tilelang.language",
 }
 
 CALLABLE = frozenset({"tilelang.engine.lower"})  # modules that may be called

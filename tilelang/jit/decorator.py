@@ -221,6 +221,8 @@ class JITImpl(InClasses):
 
     @in_graphs
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if kwargs and kwargs.pop("__return_kernel", False):  # an older way to ask for the kernel
+            return self.compile(*args, **kwargs)
         try:
             if self.mode == "eager":
                 return self.eager.call(args, kwargs)

@@ -114,7 +114,10 @@ class ElementwiseTemplate(BaseTemplate):
 
 @dataclass
 class GeneralReductionTemplate(BaseTemplate):
-    """The sum over some axes.  structure: "S" for an axis that is kept, "R" for one that is reduced, as in "SSR"."""
+    """The sum over some axes.  structure: "S" for an axis that is kept, "R" for one that is reduced, as in "SSR".
+
+    Without an R it is a map of elements.
+    """
 
     structure: str = "SR"
     shape: Any = (1, 1)
@@ -124,17 +127,21 @@ class GeneralReductionTemplate(BaseTemplate):
         super().__post_init__()
         if isinstance(self.structure, (list, tuple)):
             self.structure = "".join(self.structure)
-        if len(self.structure) != len(self.shape) or set(self.structure) - set("SR") or "R" not in self.structure:
+        if len(self.structure) != len(self.shape) or set(self.structure) - set("SR"):
             raise ValueError(f"GeneralReductionTemplate: structure wants one of S and R for each of {len(self.shape)} axes, "
-                             f"and some R, found {self.structure!r}")
+                             f"found {self.structure!r}")
 
     @property
     def work(self) -> Map:
+        if "R" not in self.structure:
+            return Map(tuple(self.shape), (), f"{self.dtype}", f"{self.dtype}")
         axes = list(zip(self.structure, self.shape, strict=True))
         return Map(tuple(n for s, n in axes if s == "S"), tuple(n for s, n in axes if s == "R"), f"{self.dtype}", "float32"
                    if "float" in f"{self.dtype}" else f"{self.dtype}", self.structure.endswith("R"))
 
     def program(self, hint: Hint) -> Any:
+        if "R" not in self.structure:
+            return programs.elementwise_program(self.work, hint)
         return programs.reduction_program(self.work, self.structure, hint)
 
 
