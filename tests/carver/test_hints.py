@@ -121,10 +121,10 @@ def test_elementwise_and_reductions():
     t = ElementwiseTemplate(x.shape, "float32").with_arch(ARCHS["sm_80"])
     for h in pick(t.recommend_hints(20)):
         np.testing.assert_array_equal(compiled(t.program(h))(x), x + 1)
-    for structure, axes in (("SSR", 2), ("SRS", 1), ("RSR", (0, 2)), ("RSS", 0), ("RRR", (0, 1, 2))):
+    for structure, axes in (("SSR", 2), ("SRS", 1), ("RSR", (0, 2)), ("RSS", 0), ("RRR", (0, 1, 2)), ("SSS", ())):
         t = GeneralReductionTemplate(structure, x.shape, "float32").with_arch(ARCHS["sm_80"])
         for h in pick(t.recommend_hints(20)):
-            want = np.atleast_1d(x.sum(axis=axes))
+            want = np.atleast_1d(x.sum(axis=axes)) if axes != () else x + 1  # without an axis: a map, as above
             np.testing.assert_allclose(compiled(t.program(h))(x), want, rtol=1e-4)
 
 
@@ -186,7 +186,7 @@ def test_policies_and_functions():
     assert t.params_as_dict()["M"] == 512 and t.class_attributes["trans_B"] and t.has_arch()
     with pytest.raises(ValueError, match="carver template makes"):
         get_roller_hints_from_func(object(), arch)
-    for bad in (lambda: MatmulTemplate(0, 4, 4), lambda: GeneralReductionTemplate("SS", (1, 2)),
+    for bad in (lambda: MatmulTemplate(0, 4, 4), lambda: GeneralReductionTemplate("SX", (1, 2)),
                 lambda: GeneralReductionTemplate("SR", (1, 2, 3))):
         with pytest.raises(ValueError):
             bad()

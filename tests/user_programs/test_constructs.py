@@ -258,3 +258,30 @@ def test_the_products_of_bfloat16_pairs_are_rounded_once():
 
     wide = x.astype(np.float64)
     assert np.array_equal(everywhere(f, x)[1], (wide * wide + wide).astype(np.float32).astype(ml_dtypes.bfloat16))
+
+
+# ---- kernels without a run -------------------------------------------------------------------------------------------------
+
+
+@tilelang.jit(target="cpu")
+def doubled(A, block: int = 64):
+    N = T.const("N")
+    A: T.Tensor((N,), F32)
+    C = T.empty((N,), F32)
+    with T.Kernel(T.ceildiv(N, block), threads=64) as b:
+        for i in T.Parallel(block):
+            C[b * block + i] = A[b * block + i] * 2
+    return C
+
+
+def test_a_kernel_is_compiled_for_the_values_of_its_constants():
+    for kernel in (doubled.compile(N=16), doubled.compile(N=16, block=32), doubled(X, __return_kernel=True)):
+        assert np.array_equal(kernel(X), 2 * X)
+
+
+def test_a_configuration_has_pass_configs_of_its_own():
+    own = {"tl.disable_safe_memory_legalize": False}
+    tuned = tilelang.autotune(configs=[{"block": 32, "pass_configs": own}, {"block": 64}], warmup=1, rep=1)(doubled)
+    assert np.array_equal(tuned(X), 2 * X)
+    kernel = tuned(X, __return_kernel=True)
+    assert kernel.config in ({"block": 32, "pass_configs": own}, {"block": 64})

@@ -128,7 +128,6 @@ PATHS: dict[str, Path] = {
 INSTEAD = {
     "tilelang.distributed": "a kernel runs on one device: start a process for each and exchange tensors by torch.distributed",
     "tilelang.language.distributed": "a kernel runs on one device: exchange tensors by torch.distributed between kernels",
-    "tilelang.quantize.lop3": "T.copy a tensor of int4 or uint4 to a fragment of float16: the compiler unpacks it",
     "tilelang.primitives": "T.gemm, T.copy and T.reduce_sum are in tilelang.language",
 }
 
