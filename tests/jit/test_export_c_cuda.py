@@ -63,6 +63,23 @@ for call in sys.argv[2:]:
     code = library.matmul(ctypes.c_void_p(a), ctypes.c_void_p(b), ctypes.c_void_p(c), ctypes.c_int64(m), ctypes.c_void_p(33))
     print(code, library.matmul_error().decode() if code else "", flush=True)
 """
+XLA = """
+import ctypes, sys
+sys.path.insert(0, sys.argv[2])
+from test_jax_calls import CODES, I64, P, Buffer, call_of
+import numpy as np
+def stream(request):  # XLA_FFI_Stream_Get
+    P.from_address(request + 24).value = 44
+    return None
+stream = ctypes.CFUNCTYPE(P, P)(stream)
+CODES[np.dtype("float16")] = 10
+a, b, c = np.zeros((70, 256), np.float16), np.zeros((256, 256), np.float16), np.zeros((70, 256), np.float32)
+frame, errors, keep = call_of((a, b), (c,), {})
+frame.api.contents.rest[3] = ctypes.cast(stream, P).value
+call = ctypes.CDLL(sys.argv[1]).matmul_xla
+call.restype = P
+print(call(P(ctypes.addressof(frame))), errors)
+"""
 FINE = "4096,8192,16384,100"
 
 
@@ -131,6 +148,19 @@ def test_wrong_calls_have_codes_and_messages(bundle):
 
 
 @needs_compiler
+def test_the_handler_for_xla_launches_on_the_stream_of_the_call(bundle):
+    library, here = str(bundle / "libmatmul.so"), str(Path(__file__).parent)
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(bundle), "CC": "80"}
+    run = lambda **more: subprocess.run([sys.executable, "-c", XLA, library, here], capture_output=True, text=True,  # noqa: E731
+                                        env={**environ, "PYTHONPATH": str(Path(tilelang.__file__).parents[1]), **more})
+    done = run()
+    assert done.stdout.splitlines() == ["load cubin", "function matmul_kernel", "launch 4 2 1 by 128 on stream 44 in 7070",
+                                        "None []"], done.stderr
+    assert run(LAUNCH="700").stdout.splitlines()[-1] == (
+        "77 [(13, 'kernel matmul: launch of matmul_kernel failed (CUresult 700)')]")
+
+
+@needs_compiler
 def test_without_a_driver_a_call_fails_with_a_code(bundle):
     if find_spec("torch") and __import__("torch").cuda.is_available():
         pytest.skip("this machine has a driver")
@@ -182,12 +212,22 @@ def test_ptx_needs_an_architecture_whose_ptx_runs_elsewhere(tmp_path):
         exported(tmp_path, "sm_90a", ptx=True)
 
 
+def library_for_a_gpu(folder):
+    """The library; where there is no compiler, that in EXPORTED_MATMUL, which `python test_export_c_cuda.py FOLDER` made."""
+    if os.environ.get("EXPORTED_MATMUL"):
+        return Path(os.environ["EXPORTED_MATMUL"]).resolve() / "libmatmul.so"
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler, or a library in EXPORTED_MATMUL")
+    return exported(folder, ["sm_80", "sm_90a"], ptx=True)
+
+
 @pytest.mark.gpu
 def test_an_exported_kernel_on_a_gpu(tmp_path):
     """The C function through ctypes, and as a C program where there is a compiler and a toolkit."""
     torch = pytest.importorskip("torch")
     device = torch.cuda.current_device()
-    library = ctypes.CDLL(str(exported(tmp_path, ["sm_80", "sm_90a"], ptx=True)))
+    path = library_for_a_gpu(tmp_path)
+    library = ctypes.CDLL(str(path))
     library.matmul_error.restype = ctypes.c_char_p
 
     def call(a, b, c, m, stream=0):
@@ -216,5 +256,9 @@ def test_an_exported_kernel_on_a_gpu(tmp_path):
     torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-3, atol=1e-2)
     assert torch.cuda.current_device() == device
     if shutil.which("cc") and cuda_toolkit() and cuda_toolkit()[1]:
-        done = subprocess.run([built_sample(tmp_path)], capture_output=True, text=True)
+        done = subprocess.run([built_sample(path.parent)], capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "C[0] = 0\n"), done.stderr
+
+
+if __name__ == "__main__":
+    print(exported(sys.argv[1], ["sm_80", "sm_90a"], ptx=True))

@@ -150,6 +150,8 @@ def test_kernels_that_xla_has_no_types_for_have_no_handler(tmp_path):
     a, b = (np.arange(32) * 7 % 256).astype(np.uint8).view(np.int8), np.zeros(64, np.int8)
     assert library.packed(P(a.ctypes.data), P(b.ctypes.data)) == 0
     assert b.reshape(32, 2).tolist() == [[(x & 15 ^ 8) - 8, x >> 4] for x in a.tolist()]
+    with pytest.raises(NotImplementedError, match="has no compiled code that C programs could call"):
+        tilelang.jax_call(tilelang.compile(packed, target="cpu", execution_backend="tile"))(a, b)
     with pytest.raises(ValueError, match="`A` of kernel packed has a type that XLA does not have"):
         tilelang.jax_call(kernel)(a, b)
 

@@ -99,7 +99,13 @@ def with_given_results(kernel: Any, arch: str | None = None) -> Compiled:
 
 
 def c_interface(kernel: Any, name: str) -> CInterface:
-    """What callers of an exported JITKernel see."""
+    """What callers of an exported JITKernel see.  Raises kernel-export for one without compiled code."""
+    backend = kernel.request.backend
+    if backend in INTERPRETED or "library" in kernel._built.meta:
+        raise error("kernel-export", f"{kernel!r} has no compiled code that C programs could call",
+                    expected="a kernel that was compiled here", found=f"one for the backend {backend!r}"
+                    if backend in INTERPRETED else "one that was read from a file",
+                    hint="compile the program for the CPU or for CUDA")
     func = replace(kernel.request.func, facts=replace(kernel.request.func.facts, out_idx=None))
     sig, outputs = signature_of(func), kernel.signature.out_idx
     written = frozenset(kernel.written() | {a.name for a in kernel.signature.outputs})
@@ -111,16 +117,10 @@ def c_interface(kernel: Any, name: str) -> CInterface:
 def export(kernel: Any, folder: Any, name: str | None = None, arch: str | Sequence[str] | None = None,
            ptx: bool = False) -> Path:
     """Write a kernel for C programs into a folder; see JITKernel.export."""
-    request, name = kernel.request, name or kernel.signature.name
-    export_name(name)
+    name = export_name(name or kernel.signature.name)
     if name in RESERVED:
         raise error("kernel-export", f"a C function cannot have the name {name!r}", expected="a name that is free in C",
                     found=repr(name), hint='give it one: export(..., name="matmul"), on the command line --name matmul')
-    if request.backend in INTERPRETED or "library" in kernel._built.meta:
-        raise error("kernel-export", f"{kernel!r} has no compiled code that could be written",
-                    expected="a kernel that was compiled here", found=f"one for the backend {request.backend!r}"
-                    if request.backend in INTERPRETED else "one that was read from a file",
-                    hint="compile the program for the CPU or for CUDA")
     archs = [arch] if isinstance(arch, str) else list(arch or ())
     if (archs or ptx) and not kernel.target.is_cuda:
         raise error("kernel-export", f"architectures of GPUs are given for a kernel for {kernel.target}",
@@ -129,11 +129,11 @@ def export(kernel: Any, folder: Any, name: str | None = None, arch: str | Sequen
     if kernel.target.is_cuda:
         compiled = [with_given_results(kernel, a) for a in dict.fromkeys(archs or [kernel.target.arch])]
         variants = _variants(compiled, ptx)
-        code, libraries = cuda_object(c, variants), ("-ldl",)
+        code, libraries = cuda_object(c, variants), ["-ldl"]
     else:
         compiled, variants = [with_given_results(kernel)], []
         built = compiled[0].artifact
-        code, libraries = cpu_object(c, built.kernel_source, built.host_source, built.meta["entry"]), ("-lm", "-lpthread")
+        code, libraries = cpu_object(c, built.kernel_source, built.host_source, built.meta["entry"]), ["-lm", "-lpthread"]
     facts = _launch_facts(kernel, c, compiled, variants)
     out.mkdir(parents=True, exist_ok=True)
     for file, text in ((f"{name}.h", header_text(c, ", ".join(facts["targets"]), _alignment(compiled))),
@@ -144,7 +144,7 @@ def export(kernel: Any, folder: Any, name: str | None = None, arch: str | Sequen
     library = out / f"lib{name}.so"
     library.unlink(missing_ok=True)
     find_compiler(f"{out / name}.o is written: link it where there is one, by the CMakeLists.txt beside it")
-    link(library, name, {f"{name}.o": code}, libraries, c.symbols)
+    link(library, name, {f"{name}.o": code}, tuple(libraries), c.symbols)
     return library
 
 

@@ -70,8 +70,8 @@ class XlaHandler:
         w.put(frame, self.at.stream, "ptr", self._stream() if self.cuda else "null")
         for a in tensors:
             self._tensor(args, a, buffers[a.index], data[a.index], device)
-        for k, a in enumerate(scalars):
-            self._scalar(args, a, self._value(_ATTRS, k, _ATTR_VALUES))
+        for k, number in enumerate(scalars):
+            self._scalar(args, number, self._value(_ATTRS, k, _ATTR_VALUES))
         rc = run(w, args, frame)
         ok, bad = w.name("ok"), w.name("bad")
         w.branch(w.ins(f"icmp eq i32 {rc}, 0"), ok, bad, likely=True)
