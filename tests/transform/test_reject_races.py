@@ -175,3 +175,18 @@ def test_what_is_left_of_iterations_that_go_on_to_the_next_is_followed():
     with pytest.raises(TileLangError) as e:
         run_passes(f.func, [reject_races], PassContext())
     assert e.value.kind == "parallel-overwrite"
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_80", "sm_90a"])
+def test_a_vectorised_update_of_a_threads_own_elements_is_no_race(target):
+    @T.prim_func
+    def f(Y: T.Tensor((512,), "float16")):
+        with T.Kernel(2, threads=32) as bx:
+            at = (bx * 32 + T.get_thread_binding()) * 8
+            for v in T.vectorized(8):
+                Y[at + v] = Y[at + v] * T.float16(2)
+
+    how = {"target": target} if target == "cpu" else {"target": {"kind": "cuda", "arch": target}, "execution_backend": "simulator"}
+    y = np.arange(512).astype("float16")
+    tilelang.compile(f, **how)(y)
+    assert (y == 2 * np.arange(512)).all()

@@ -272,3 +272,21 @@ def test_a_part_of_a_fragment_at_a_run_time_index_is_copied_without_a_barrier():
     launch = lowered(main.func)
     text, faults = check_launch(launch)
     assert faults == [] and text.startswith("ordered: ") and calls(launch, "sync_threads") == 1, text
+
+
+def test_a_store_by_the_thread_that_data_chooses_is_a_doubt_and_no_fault():
+    """The threshold of a radix top-k: one bin, known from the counts alone, satisfies the condition."""
+    @T.prim_func
+    def main(A: T.Tensor((257,), "int32"), B: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            count, found = T.alloc_shared((257,), "int32"), T.alloc_shared((1,), "int32")
+            T.copy(A, count)
+            if count[tx] > 40 and count[tx + 1] <= 40:
+                found[0] = tx
+            T.sync_threads()
+            if tx == 0:
+                B[0] = found[0]
+
+    _, faults = check_launch(lowered(main.func))
+    assert faults and not any(f.exact for f in faults)

@@ -110,10 +110,11 @@ def _rereads_staged(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: St
 
 
 def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, is_async: bool = False,
-             loose: bool = False, span: Any = None) -> Stmt:
+             loose: bool = False, divides: bool = True, span: Any = None) -> Stmt:
     """Lower body under a given distribution, staging fragment accesses that are not direct through shared memory.
 
-    loose: see Loop.
+    loose: see Loop.  divides: whether the distribution divides the points among threads (in a private loop each thread runs
+    all of them, at elements of its own).
     """
     saved = lw.known.analyzer, lw.access.loop
     lw.known.analyzer = bind_ranges(dist, lw.known.analyzer)
@@ -127,7 +128,7 @@ def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, 
     loop = Loop(vars, dist, grid, is_async, loose=loose)
     try:
         before, after = _stage(lw, loop, body, span, outside=saved[0])
-        if grid is not None:
+        if grid is not None and divides:
             _reject_races(loop, body, span)
         lw.access.loop = loop
         inner = _emit_points(lw, loop, body)
@@ -238,7 +239,7 @@ def private_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body:
         if is_memory(x.buffer) and x.buffer.dtype.bits % 8 == 0 and x.indices:
             w = max(w, lw.buffers.widths.width(x.buffer, x.indices, vars[-1], limit, lw.known.over(vars, extents),
                                                lw.known.divisors))
-    return run_loop(lw, vars, private(extents, lw.thread, lw.num_threads, w), body, span=span)
+    return run_loop(lw, vars, private(extents, lw.thread, lw.num_threads, w), body, divides=False, span=span)
 
 
 def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[list[Stmt], list[Stmt]]:

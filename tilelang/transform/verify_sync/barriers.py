@@ -445,12 +445,16 @@ class _Follower:
         return a is None or b is None or a.misses_order(b)
 
     def at_once(self, s: Store, mask: Any) -> None:
-        """Check a store in which several threads may store to one place in one instruction."""
+        """Check a store in which several threads may store to one place in one instruction.
+
+        Under a condition on data, as in `if count[tx] > k and count[tx + 1] <= k: found[0] = tx`, the data may let one thread
+        through: that is a doubt, no certain fault.
+        """
         if id(s) not in self.stored:
             self.stored.add(id(s))
             g, t, exact = self.places.granules(s.buffer, s.indices, 1, mask)
             if exact and differ(g, t, lambda: [v[t] for v in made_of(s.value, self.numbers.value, held(self.launch))]):
-                self.fault(s.buffer, AT_ONCE, s, len(self.sites) - 1, True)
+                self.fault(s.buffer, AT_ONCE, s, len(self.sites) - 1, not self.unsure)
 
     def fault(self, b: Buffer, what: str, s: Stmt, other: int, exact: bool, kind: str = "order") -> None:
         span, known, _, _ = self.sites[other]
