@@ -286,36 +286,22 @@ def test_an_arrival_for_copies_behind_an_async_scope_of_stores_shows_them_to_wgm
         np.testing.assert_array_equal(run(main, x, rows, b, on=on)[3], x[rows].astype(f32) @ b.astype(f32))
 
 
-@pytest.mark.parametrize("shared", (True, False))
-def test_an_update_by_all_threads_says_how_to_do_it_once_and_that_is_right(shared):
+def test_an_update_by_all_threads_and_blocks_says_how_to_do_it_once_and_that_is_right():
     def program(once):
         @T.prim_func
         def main(X: T.Tensor((4,), f32), Y: T.Tensor((1,), f32)):
             with T.Kernel(4, threads=64) as b:
-                s = T.alloc_shared((4,), f32)
-                T.copy(X, s)
-                if once:
-                    if T.get_thread_binding() == 0:
-                        if shared:
-                            s[b] = s[b] + 1.0
-                        else:
-                            T.atomic_add(Y[0], X[b])
-                elif shared:
-                    s[b] = s[b] + 1.0
-                else:
+                if not once:
                     Y[0] = Y[0] + X[b]
-                if shared:
-                    if T.get_thread_binding() == 1:
-                        T.atomic_add(Y[0], s[b])
+                elif T.get_thread_binding() == 0:
+                    T.atomic_add(Y[0], X[b])
 
         return main
 
     with pytest.raises(ValueError, match="update-by-every-thread") as e:
         run(program(False), np.ones(4, f32), on="simulator")
-    word = "write it" if shared else "T.atomic_add"
-    assert e.value.hint.startswith(f"to change it once for the block, {word} under `if T.get_thread_binding() == 0:`;")
-    x = np.arange(4, dtype=f32)
-    assert everywhere(program(True), x)[1][0] == 6 + 4 * shared
+    assert e.value.hint.startswith("to change it once for the block, T.atomic_add under `if T.get_thread_binding() == 0:`;")
+    assert everywhere(program(True), np.arange(4, dtype=f32))[1][0] == 6
 
 
 def test_a_copy_of_one_shared_element_is_warned_of_and_copies_it():

@@ -20,6 +20,7 @@ from .cpu.plan_reductions import plan_reductions
 from .cpu.speculate_operands import speculate_operands
 from .legalize.aliasing import keep_order, overlapping
 from .legalize.ballot_masks import ballot_masks
+from .legalize.single_updates import single_updates
 from .legalize.bind_calls import bind_calls
 from .legalize.block_returns import block_returns
 from .check.check_bounds import check_bounds
@@ -110,6 +111,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
 DEVICE_PASSES: tuple[PassFn, ...] = (
     keep_order,  # before all passes that move a read in front of a write
     check_collective,  # before warp specialisation and layouts: it checks the branches that the user wrote
+    single_updates,  # after check_collective; before all passes that place barriers or layouts
     ballot_masks,  # after check_collective: code that it rejects needs no masks
     given_boxes,  # before all passes that choose TMA or wgmma
     tma_columns,  # before lower_manual_warp_roles, the first pass that chooses TMA

@@ -1,14 +1,13 @@
 """Reject tile operations and parallel loops in code that only some threads of a block reach.
 
-A tile operation or parallel loop is executed by all threads of the block. The reverse is checked as well: a statement that
-all threads run must not update one element of global or shared memory from its old value.
+A tile operation or parallel loop is executed by all threads of the block. A statement that all threads run and that updates
+an element of memory is the business of single_updates.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tilelang.arith import simplify
 from tilelang.errors import error, register
 from tilelang.ir import (Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt,
                          Store, TileOp, Var, While, binary, cast, dtype, inner, replace, rewrite, statements, walk, FRAGMENT,
@@ -31,10 +30,6 @@ register("collective-divergent", NotImplementedError,
 register("collective-outside-kernel", NotImplementedError, "a tile operation or T.Parallel stands outside T.Kernel",
          "move it into the T.Kernel block", expected="a place inside T.Kernel")
 
-register("update-by-every-thread", ValueError, "each thread of the block reads one element and writes it back changed",
-         "write it under `if T.get_thread_binding() == 0:`, or with T.atomic_add",
-         expected="one thread that changes the element")
-
 register("fragment-store", ValueError, "a thread stores by itself in a fragment, outside T.Parallel",
          "store in T.Parallel, or use T.alloc_local for arrays of each thread and shared memory for what threads pass on",
          expected="one value from all threads, or T.Parallel")
@@ -54,9 +49,8 @@ def check_collective(func: Func, cx: PassContext) -> Func:
     voted: dict[int, Launch] = {}
     for s in statements(func.body):
         if isinstance(s, Launch) and s.num_threads > 1:
-            by_thread = _ByThread(s)
+            by_thread = ByThread(s)
             _stmt(s.body, by_thread, None)
-            _updates(s.body, by_thread, s.num_threads)
             if any(map(_reads_tile, statements(s.body))):
                 body = _voted(s.body, by_thread, Divergence(s))
                 if body is not s.body:
@@ -71,7 +65,7 @@ def _reads_tile(s: Stmt) -> bool:
         for e in children(s) if isinstance(e, Expr) for n in walk(e))
 
 
-def _voted(s: Stmt, d: _ByThread, strict: Divergence) -> Stmt:
+def _voted(s: Stmt, d: ByThread, strict: Divergence) -> Stmt:
     """Turn conditions on fragment elements around block-wide work into votes of the block. Every thread has the element, and
     the passes that place barriers then know that all threads take the same branch."""
     match s:
@@ -116,7 +110,7 @@ def _outside(s: Stmt) -> None:
             _outside(x)
 
 
-class _ByThread(Divergence):
+class ByThread(Divergence):
     """Values that differ between threads by their thread index. Values from memory and from votes count as uniform: a program
     that branches on them around a block-wide operation asserts it."""
 
@@ -135,7 +129,7 @@ class _ByThread(Divergence):
         return any(self.divergent(c) for c in children(e) if isinstance(c, Expr))
 
 
-def _stmt(s: Stmt, d: _ByThread, branch: Stmt | None) -> None:
+def _stmt(s: Stmt, d: ByThread, branch: Stmt | None) -> None:
     """Check a statement.
 
     branch: the innermost enclosing statement that only some threads enter, or the jump by which some threads have left the
@@ -189,7 +183,7 @@ def _why(branch: Stmt) -> tuple[tuple[Any, str], ...]:
     return ((getattr(branch, "span", None), "some threads leave here" if left else "entered by some threads only"),)
 
 
-def _left(s: Stmt, d: _ByThread, some: bool, kinds: tuple[type, ...]) -> Stmt | None:
+def _left(s: Stmt, d: ByThread, some: bool, kinds: tuple[type, ...]) -> Stmt | None:
     """A jump of these kinds by which only some of the threads leave the loop around s. some: only some threads reach s."""
     match s:
         case Break() | Continue():
@@ -200,43 +194,6 @@ def _left(s: Stmt, d: _ByThread, some: bool, kinds: tuple[type, ...]) -> Stmt | 
             inner = some or d.divergent(s.cond) or _scattered(s.cond)
             return _left(s.then, d, inner, kinds) or (None if s.orelse is None else _left(s.orelse, d, inner, kinds))
     return None
-
-
-def _updates(s: Stmt, d: _ByThread, threads: int) -> None:
-    """Reject `A[i] = f(A[i])` outside T.Parallel that all threads run with the same i. How many of them see the others'
-    stores is undefined, and other backends run the statement once."""
-    if isinstance(s, (Parallel, TileOp)) or isinstance(s, If) and (d.divergent(s.cond) or _by_lane(s.cond)):
-        return
-    if isinstance(s, For) and (d.divergent(s.start) or d.divergent(s.extent)):
-        return
-    if isinstance(s, While) and d.divergent(s.cond):
-        return
-    for part in inner(s):
-        _updates(part, d, threads)
-    if not isinstance(s, Store) or not s.buffer.scope_name.startswith(("global", "shared")):
-        return
-    if any(d.divergent(i) for i in s.indices):
-        return
-    for e in walk(s.value):
-        if isinstance(e, Load) and e.buffer is s.buffer and all(map(_equal, e.indices, s.indices)):
-            once = "T.atomic_add" if s.buffer.scope_name.startswith("global") else "write it"
-            raise error("update-by-every-thread", f"each of the {threads} threads of the block reads an element of "
-                        f"`{s.buffer.name}` here and writes it back changed: some see what others wrote",
-                        expected="one thread that changes the element", found=f"{threads} threads that change it", span=s.span,
-                        hint=f"to change it once for the block, {once} under `if T.get_thread_binding() == 0:`; to change it "
-                             "once for each thread, T.atomic_add by all of them")
-
-
-def _by_lane(cond: Expr) -> bool:
-    """Whether a condition holds calls whose result differs between threads."""
-    return any(x.op not in BLOCK_BARRIERS for x in walk(cond, Call))
-
-
-def _equal(a: Expr, b: Expr) -> bool:
-    if a is b:
-        return True
-    d = simplify(binary("sub", a, b)) if a.dtype == b.dtype else None
-    return isinstance(d, Const) and d.value == 0
 
 
 def _barriers(s: Stmt) -> list[Call]:
