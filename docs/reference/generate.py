@@ -29,7 +29,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "tile-ops": ("Tile operations: copy, GEMM, reductions", ("tile", "reducer", "sparse", "allreduce", "policy")),
     "atomics": ("Atomics", ("atomic",)),
     "math": ("Scalar arithmetic", ("math", "fastmath")),
-    "threads": ("Warps and threads", ("thread",)),
+    "threads": ("Warps and threads", ("thread", "extern")),
     "synchronisation": ("Barriers, asynchronous copies, TMA and wgmma", ("barriers", "hopper", "hopper_raw")),
     "annotations": ("Annotations and layouts", ("annotations", "layout", "fragment")),
     "debugging": ("Printing, assertions, random numbers", ("debug", "random")),
