@@ -121,3 +121,8 @@ def interpreted(reason: str) -> dict[str, str]:
 def on_hopper(reason: str) -> dict[str, str]:
     """A fault of sm_90a alone."""
     return dict.fromkeys(("sm_90a", "cubin", "gpu"), reason)
+
+
+def in_reference(reason: str) -> dict[str, str]:
+    """A fault of the reference interpreter alone."""
+    return {"tile": reason}

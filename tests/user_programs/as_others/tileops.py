@@ -1120,7 +1120,6 @@ PROGRAMS = [
         paged_inputs(3, 2, 64, 16, 5),
         paged_reference,
         HALF,
-        faults=everywhere("tile operations of one warp"),
     ),
     Program(
         "rms_norm",

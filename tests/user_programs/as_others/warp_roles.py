@@ -5,7 +5,7 @@ import numpy as np
 import tilelang
 import tilelang.language as T
 
-from .catalogue import on_cuda, on_hopper, everywhere, EXACT, Bound, Program, drawn, dtype, integers, uniform, wide
+from .catalogue import on_cuda, EXACT, Bound, Program, drawn, dtype, integers, uniform, wide
 
 F16, BF16, F32, I32 = "float16", "bfloat16", "float32", "int32"
 LOG2E = 1.44269504
@@ -409,7 +409,6 @@ PROGRAMS = [
         drawn(uniform((4, 64))),
         lambda a: (wide(a)[0] * 2, wide(a)[0].sum(1)),
         (EXACT, Bound(F32, 64, 64.0)),
-        faults=everywhere("tile operations of a part of the warps"),
     ),
     Program(
         "loader_warp",
@@ -419,7 +418,6 @@ PROGRAMS = [
         lambda a, b: wide(a)[0] @ wide(b)[0],
         Bound(F16, 96, 96.0),
         absent=NO_MBARRIER,
-        faults=everywhere("tile operations of a part of the warps"),
     ),
     Program(
         "consumers_then_ws",
@@ -429,7 +427,6 @@ PROGRAMS = [
         lambda a, b: wide(a)[0] @ wide(b)[0].T,
         Bound(BF16, 192, 192.0),
         absent=NO_MBARRIER,
-        faults=on_hopper("T.ws inside of a branch of the same threads"),
     ),
     Program(
         "decode_by_warps",
@@ -438,7 +435,6 @@ PROGRAMS = [
         drawn(uniform((16, 64), F16), uniform((150, 64), F16), uniform((150, 64), F16)),
         decode_reference,
         Bound(F16, via=((F16, 1.0),)),
-        faults=everywhere("tile operations of a part of the warps"),
     ),
     Program(
         "norm_in_first_warp",
@@ -447,7 +443,6 @@ PROGRAMS = [
         drawn(uniform((5, 300), F16)),
         lambda x: wide(x)[0] / np.sqrt((wide(x)[0] ** 2).mean(1, keepdims=True) + 1e-5),
         Bound(F16, 300, 2.0),
-        faults=everywhere("tile operations of a part of the warps"),
     ),
     Program(
         "roles_of_three",
@@ -456,7 +451,6 @@ PROGRAMS = [
         drawn(uniform((3, 16, 32))),
         lambda a: wide(a)[0].sum(2) + 1 + wide(a)[0][:, :, 0],
         Bound(F32, 34, 34.0),
-        faults=everywhere("tile operations of a part of the warps"),
     ),
     Program(
         "half_blocks",
@@ -465,7 +459,6 @@ PROGRAMS = [
         drawn(uniform((3, 2, 8, 8), low=0.1)),
         half_blocks_reference,
         Bound(F32, 64, 1.0),
-        faults=everywhere("tile operations of a part of the warps"),
     ),
     Program(
         "counters",
@@ -484,7 +477,6 @@ PROGRAMS = [
         drawn(uniform((6, 96), BF16), integers((6, 3), -1, 6), uniform((6, 3)), np.array([5], np.int32)),
         scatter_by_local_reference,
         Bound(F32, 4, 3.0),
-        faults=on_cuda("a uniform local buffer decides a branch"),
     ),
     Program(
         "random_in_parallel",
