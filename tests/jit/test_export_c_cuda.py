@@ -139,7 +139,7 @@ def test_wrong_calls_have_codes_and_messages(bundle):
     host = 1 << 60
     assert called(bundle, "4096,0,16384,100", f"4096,8192,{host},100", "4096,8192,16384,-1", "4096,8194,16384,100", CC=80) == [
         "1 kernel matmul input B data pointer is NULL", "1 kernel matmul input C is no memory of a GPU",
-        "1 kernel matmul input A shape[0] violates packed ABI constraint, M is int32, from 0 to 2147483647",
+        "1 kernel matmul size M is not in the range from 0 to 2147483647",
         "1 kernel matmul input B byte_offset violates packed ABI constraint: its data must be aligned to 16 bytes"]
     assert called(bundle, FINE, CC=80, LAUNCH=719)[-1] == "3 kernel matmul: launch of matmul_kernel failed (CUresult 719)"
     assert called(bundle, FINE, CC=75) == [

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilelang.ir import Var, dtype
+from tilelang.ir import Var, dtype, int_range
 from tilelang.ir.record import record
 
 from .host_frame import BOOL, CPU, CUDA, DLTENSOR, FLOAT, INT, NONE, POINTER, Frame, dtype_bits
@@ -22,6 +22,7 @@ from .llvm_text import HostExpr, Writer, scalar_type
 from .signature import PointerArg, Signature, TensorArg
 
 OK, ARGUMENT, FAILED, DRIVER = 0, 1, 2, 3
+MOST_SIZE = 1 << 47  # bytes that a process can address
 CODES = {"OK": "done", "ARGUMENT": "an argument was rejected; nothing ran",
          "FAILED": "the kernel failed: an assertion, or no memory",
          "DRIVER": "the CUDA driver failed, is missing, or has no device that the library was compiled for"}
@@ -167,8 +168,21 @@ class CFunction:
         given = ", ".join(f"{p.ir_type} %p_{p.name}" for p in self.parameters)
         return "\n".join([*w.globals, w.function(name, given)])
 
+    def _sizes(self, frame: str) -> None:
+        """Reject sizes beyond their type, and 64-bit ones beyond any memory: a dimension such as 4 * m must not wrap."""
+        w = self.w
+        plain = {d for a in self.sig.args if isinstance(a, TensorArg) for d in a.buffer.shape if isinstance(d, Var)}
+        for p in self.parameters:
+            if p.kind == "size":
+                low, high = int_range(p.arg.dtype) if p.arg.dtype.bits < 64 else (-MOST_SIZE, MOST_SIZE)
+                low = 0 if p.arg in plain else low
+                inside = w.ins(f"icmp ule i64 {w.ins(f'sub i64 %p_{p.name}, {low}')}, {high - low}")
+                self._fail(frame, inside, ARGUMENT, w.string(
+                    f"kernel {self.sig.name} size {p.name} is not in the range from {low} to {high}"))
+
     def _fill(self, args: str, frame: str) -> None:
         w = self.w
+        self._sizes(frame)
         w.put(frame, 0, "i32", str(CUDA if self.cuda else CPU))
         w.put(frame, self.at.stream, "ptr", "%p_stream" if self.cuda else "null")
         w.put(frame, self.at.status, "i64", "0")
