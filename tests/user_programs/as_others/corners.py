@@ -496,7 +496,6 @@ PROGRAMS = [
         cast_to_fp4_rows_reference,
         EXACT,
         changed=(1, 2),
-        faults=everywhere("element stores of e2m1"),
     ),
     Program(
         "fp4_view_of_bytes",

@@ -909,7 +909,6 @@ PROGRAMS = [
         lambda s: np.sort(np.argsort(-s, axis=1)[:, :40], axis=1),
         EXACT,
         arrange=lambda results: [np.sort(results[0], axis=1)],
-        faults=dict.fromkeys(("sm_80", "sm_90a", "cubin", "gpu"), "a thread chosen by data writes a shared element"),
     ),
     Program(
         "fake_quant",

@@ -6,7 +6,7 @@ import tilelang
 import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
-from .catalogue import on_cuda, everywhere, EXACT, HOPPER_ONLY, Bound, Program, drawn, dtype, integers, uniform, wide
+from .catalogue import everywhere, EXACT, HOPPER_ONLY, Bound, Program, drawn, dtype, integers, uniform, wide
 
 F16, BF16, F32, I32 = "float16", "bfloat16", "float32", "int32"
 LOG2E = 1.44269504
@@ -722,7 +722,6 @@ PROGRAMS = [
         vector_words_reference,
         Bound(F16),
         changed=(1,),
-        faults=on_cuda("an update of a thread's own elements in T.vectorized"),
     ),
     Program(
         "text_of_cuda",
@@ -784,7 +783,6 @@ PROGRAMS = [
         packed_lengths_reference,
         EXACT,
         changed=(1,),
-        faults=everywhere("element stores of int4"),
     ),
     Program(
         "double_gemm",

@@ -10,7 +10,7 @@ import tilelang.language as T
 from tilelang import PassConfigKey
 from tvm import tirx
 
-from .catalogue import on_cuda, everywhere, EXACT, HOPPER_ONLY, Bound, Program, drawn, dtype, integers, uniform, wide
+from .catalogue import everywhere, EXACT, HOPPER_ONLY, Bound, Program, drawn, dtype, integers, uniform, wide
 
 FLAGS = ["-O3", "-DENABLE_BF16", "--ptxas-options=-v,--register-usage-level=10", "-Wno-deprecated-declarations"]
 FAST = {PassConfigKey.TL_ENABLE_FAST_MATH: True}
@@ -1214,7 +1214,6 @@ PROGRAMS = [
         drawn(uniform((3, 64, 64)), uniform((3, 64, 64)), uniform((3, 64))),
         delta_net_backward_reference,
         Bound("float32", 256, 64.0),
-        faults=on_cuda("an update of one shared element at block level"),
     ),
     Program(
         "dsa_decode",
