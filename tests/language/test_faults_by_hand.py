@@ -37,7 +37,8 @@ def by_hand(fault="", stages=2, k=256, bk=32):
                 T.clear(Cf)
                 for s in T.serial(k // bk):
                     T.mbarrier_wait_parity(full[s % stages], (s // stages + (fault == "phase of the consumer")) % 2)
-                    T.wgmma_gemm(As[s % stages, :, :], Bs[s % stages, :, :], Cf, transpose_B=True)
+                    for _ in T.serial(1):  # what a loop leaves in flight is the program's to wait for
+                        T.wgmma_gemm(As[s % stages, :, :], Bs[s % stages, :, :], Cf, transpose_B=True)
                     if fault == "accumulator":
                         for i, j in T.Parallel(64, 64):
                             Cf[i, j] = Cf[i, j] * 2.0
@@ -108,7 +109,8 @@ def test_faults_of_statements_that_the_compiler_made_are_told_at_a_line_of_the_u
         with T.Kernel(1, threads=128):
             S, F = T.alloc_shared((64, 64), f16), T.alloc_fragment((64, 64), f32)
             T.copy(A, S)
-            T.wgmma_gemm(S, S, F, transpose_B=True, clear_accum=True)
+            for _ in T.serial(1):
+                T.wgmma_gemm(S, S, F, transpose_B=True, clear_accum=True)
             T.copy(F, C)
 
     for f, text in ((announced_late, "T.tma_copy"), (not_awaited, "T.wgmma_gemm")):

@@ -462,7 +462,7 @@ def test_a_fragment_belongs_to_one_role():
     refused(program, "role-fragment", "`F` is used by warp group 1, and by warp group 0")
 
 
-def test_tile_operations_of_scattered_or_nested_roles_are_refused():
+def test_tile_operations_of_scattered_roles_are_refused():
     def scattered():
         @T.prim_func
         def f(A: T.Tensor((64,), "float16")):
@@ -470,15 +470,25 @@ def test_tile_operations_of_scattered_or_nested_roles_are_refused():
                 T.fill(A, 1.0)
         return f
 
-    def nested():
-        @T.prim_func
-        def f(A: T.Tensor((64,), "float16")):
-            with T.Kernel(1, threads=384), T.ws(0, 1), T.ws(1):
-                T.fill(A, 1.0)
-        return f
+    refused(scattered, "role-place", "warps that follow each other")
 
-    refused(scattered, "collective-divergent", "only some threads get here")
-    refused(nested, "role-place", "outside of other warp roles")
+
+@pytest.mark.parametrize("threads, roles", [(384, ((0, 1), (1,))), (192, ((1,),))])
+def test_roles_inside_each_other_and_of_the_last_warps(threads, roles):
+    """T.ws(1) of 192 threads has two warps."""
+    @T.prim_func
+    def f(A: T.Tensor((256,), "float16"), B: T.Tensor((256,), "float16")):
+        with T.Kernel(1, threads=threads):
+            s = T.alloc_shared((256,), "float16")
+            with T.ws(*roles[0]):
+                with T.ws(*roles[-1]):
+                    T.copy(A, s)
+                    for i in T.Parallel(256):
+                        B[i] = s[255 - i]
+
+    a = np.arange(256, dtype=np.float16)
+    got = run_device(lower(f.func, SM90A), [a, np.zeros(256, np.float16)]).outputs["B"]
+    assert np.array_equal(got, a[::-1])
 
 
 @pytest.mark.spec("L16:tma")
@@ -521,15 +531,15 @@ def test_loads_of_what_the_kernel_writes_or_fills_otherwise_are_refused():
     refused(filled, "tma-copy", "outside `A` reads as")
 
 
-def test_roles_of_a_block_that_is_no_whole_warp_groups():
+def test_roles_of_a_block_that_is_no_whole_warps():
     def program():
         @T.prim_func
         def f(A: T.Tensor((64,), "float16")):
-            with T.Kernel(1, threads=192), T.ws(1):
+            with T.Kernel(1, threads=200), T.ws(1):
                 T.fill(A, 1.0)
         return f
 
-    refused(program, "role-place", "whole warp groups")
+    refused(program, "role-place", "whole warps")
 
 
 @pytest.mark.spec("L11:wgmma_gemm")

@@ -311,6 +311,69 @@ def test_a_comparison_around_a_warp_role():
     check(consumers_then_ws(), (a,), [np.stack([a[0, ::-1], a[1] + 1])])
 
 
+def rows_by_one_warp():
+    """The warp that loads has no work of its own beside T.tma_copy and its mbarriers."""
+    @T.prim_func
+    def main(A: T.Tensor((4, 64), "float32"), B: T.Tensor((4, 64), "float32")):
+        with T.Kernel(1, threads=160):
+            tx = T.get_thread_binding()
+            s = T.alloc_shared((64,), "float32")
+            full, empty = T.alloc_barrier([32]), T.alloc_barrier([128])
+            if tx < 32:
+                for i in T.serial(4):
+                    T.mbarrier_wait_parity(empty, (i & 1) ^ 1)
+                    T.tma_copy(A[i, :], s, barrier=full)
+                    T.mbarrier_arrive(full)
+            if tx >= 32:
+                f = T.alloc_fragment((64,), "float32")
+                for i in T.serial(4):
+                    T.mbarrier_wait_parity(full, i & 1)
+                    T.copy(s, f)
+                    T.mbarrier_arrive(empty)
+                    for j in T.Parallel(64):
+                        B[i, j] = f[j] + 1.0
+
+    return main
+
+
+def test_a_warp_that_only_loads():
+    a = whole(np.random.default_rng(12), 4, 64)
+    check(rows_by_one_warp(), (a,), [a + 1], on=HOPPER)
+
+
+def cleared_in_front():
+    """Accumulators that all threads clear and store, though the warps of one branch alone compute with each."""
+    @T.prim_func
+    def main(A: T.Tensor((128, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((128, 64), "float32"),
+             D: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c, acc = T.alloc_shared((128, 64), "float32"), T.alloc_fragment((128, 64), "float32")
+            r = T.alloc_fragment((64,), "float32")
+            T.clear(acc)
+            T.fill(r, 1.0)
+            T.copy(A, a)
+            T.copy(B, b)
+            if tx < 128:
+                T.gemm(a, b, acc)
+            else:
+                for i in T.Parallel(64):
+                    r[i] += b[i, 0]
+            T.copy(acc, c)
+            T.copy(r, D)
+            for i, j in T.Parallel(128, 64):
+                C[i, j] = c[127 - i, j]
+
+    return main
+
+
+def test_fragments_of_one_branch_are_cleared_and_stored_around_it():
+    rng = np.random.default_rng(13)
+    a, b = whole(rng, 128, 64, dtype=np.float16), whole(rng, 64, 64, dtype=np.float16)
+    check(cleared_in_front(), (a, b), [(a.astype(np.float32) @ b)[::-1], 1.0 + b[:, 0]])
+
+
 # ---- parts of the keys, warps inside warps -----------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tilelang.ir import (EMPTY, Bind, Binary, Call, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, TileOp, While,
                          replace, rewrite, seq, walk, PRIVATE)
-from tilelang.target.warp_groups import GROUP, PER_GROUP, WARP_LANES, in_some_warps, runs
+from tilelang.target.warp_groups import GROUP, PER_GROUP, WARP_LANES, in_some_warps, runs, warps_of
 from tilelang.ops import Copy
 
 from ..analysis.divergence import Divergence
@@ -70,7 +70,8 @@ class _Branches:
             return self.branch(replace(s, cond=parts[0], then=If(parts[1], s.then, None, span=s.span)))
         if taken is None:
             return self.sides(s) if self.uniform(s.cond) else s
-        if self.here == self.all and any(c.op == "in_warp_groups" for c in walk(s.cond, Call)):
+        given = [some for c in walk(s.cond, Call) if (some := warps_of(c)) is not None]
+        if self.here == self.all and given and not any(sum(some) > len(self.all) for some in given):
             return self.sides(s, taken)
         if not _tiles(s) and not (self.groups and self.here == self.all and _waits(s) and all(
                 first % PER_GROUP == n % PER_GROUP == 0 for first, n in runs(taken))):
@@ -125,8 +126,9 @@ class _Branches:
 
 def _tiles(s: If) -> bool:
     """Whether a branch holds work that its threads do together."""
-    return any(isinstance(n, Parallel) or isinstance(n, TileOp) and not (isinstance(n, Copy) and n.plan.by_hand) and not any(
-        a.region.buffer.scope_name in PRIVATE for a in n.accesses()) for n in walk(s))  # type: ignore[attr-defined]
+    return any(isinstance(n, Parallel) or isinstance(n, TileOp) and not (
+        isinstance(n, Copy) and n.plan.by_hand and n.plan.leader_scope) and not any(
+            a.region.buffer.scope_name in PRIVATE for a in n.accesses()) for n in walk(s))  # type: ignore[attr-defined]
 
 
 def _waits(s: If) -> bool:

@@ -18,13 +18,13 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Stmt,
-                         TileOp, Var, While, binary, children, const, inner, is_const, rebuild, replace, rewrite_launches, seq,
-                         stmts_of, walk, with_options, GLOBAL, FRAGMENT, BARRIER)
+                         TileOp, Var, While, binary, children, const, inner, is_const, rebuild, replace, rewrite_launches,
+                         rewrite_stmts, seq, stmts_of, walk, with_options, GLOBAL, FRAGMENT, BARRIER)
 from tilelang.ir.record import state
-from tilelang.ops import Copy, Gemm
+from tilelang.ops import Copy, Fill, Gemm
 from tilelang.ops.tma_copy import check_tma_copy
 from tilelang.target.cluster import cluster_of
-from tilelang.target.warp_groups import WARP_LANES, named, warps_in, warps_of
+from tilelang.target.warp_groups import WARP_LANES, in_warps, named, warps_in, warps_of
 
 from ..check.check_hopper import linear_thread
 from ..analysis.effects import effects
@@ -32,6 +32,7 @@ from ..analysis.warp_sets import WarpSets
 from ..framework.pass_ import TILE, PassContext, pass_
 from .raw_hopper import check_raw_loads, pin_raw_wgmmas
 from .repeated_wgmma import fence_repeated_wgmmas
+from .wait_for_wgmma import wait_for_wgmma
 from ..analysis.statements import do
 
 register("role-fragment", ValueError, "a fragment used by more than one warp role",
@@ -64,8 +65,10 @@ def _written(launch: Launch) -> Launch:
             check_tma_copy(n)
             _check_source(launch, n)
     if any(isinstance(n, Call) and n.op == "in_warp_groups" for n in nodes):
+        launch = _given_to_warp_roles(launch)
         _check_warp_roles(launch)
     if any(isinstance(n, Gemm) and n.plan.wait == -1 for n in nodes):
+        launch = wait_for_wgmma(launch)
         launch = replace(launch, body=_Pins(launch.body).body())
     check_raw_loads(launch)
     launch = fence_repeated_wgmmas(pin_raw_wgmmas(launch))
@@ -126,6 +129,51 @@ def _set_up(launch: Launch, made: list[Buffer], remote: bool) -> Launch:
 
 
 # ---- warp roles -----------------------------------------------------------------------------------------------------
+
+
+def _given_to_warp_roles(launch: Launch) -> Launch:
+    """The launch with fills and copies that all threads reach, of a fragment that one warp role alone computes with, done by
+    that warp role: `T.clear(acc)` in front of it, `T.copy(acc, C)` behind it.
+
+    Block barriers stand around those whose memory other statements use too, in other warp roles perhaps.
+    """
+    users: dict[Var, set[_Warps]] = {}
+    moved: dict[int, tuple[Var, Any]] = {}
+
+    def look(s: Stmt, warps: _Warps, outside: bool) -> None:
+        if isinstance(s, (TileOp, Parallel)):
+            own = {b.data for b in walk(s, Buffer) if b.scope_name == FRAGMENT}
+            if outside and len(own) == 1 and isinstance(s, (Fill, Copy)) and not (isinstance(s, Copy) and s.plan.by_hand):
+                moved[id(s)] = own.pop(), s
+            for v in own:
+                users.setdefault(v, set()).add(warps)
+        elif isinstance(s, If) and any(x.op == "in_warp_groups" for x in walk(s.cond, Call)):
+            look(s.then, _common(warps, warps_of(s.cond)), False)
+            if s.orelse is not None:
+                look(s.orelse, _rest(warps, warps_of(s.cond)), False)
+        else:
+            for e in children(s):
+                for x in walk(e, Load) if isinstance(e, Expr) else ():
+                    users.setdefault(x.buffer.data, set()).add(warps)
+            for x in inner(s):
+                look(x, warps, outside)
+
+    touched = list(effects(launch.body))
+    stored = {e.storage for e in touched if e.writes}
+    whole = (0, len(warps_in(launch)))
+    look(launch.body, whole, True)
+
+    def visit(s: Stmt) -> Stmt | None:
+        data, op = moved.get(id(s), (None, None))
+        some = users.get(data, set()) if data is not None else set()
+        if len(some) != 1 or (warps := next(iter(some))) in (None, whole):
+            return None
+        own = {e.storage for e in effects(op)}
+        meet = [do("sync_threads")] if any(e.storage in own and e.node is not op and e.buffer.scope_name != FRAGMENT and (
+            e.writes or e.storage in stored) for e in touched) else []
+        return seq(*meet, If(in_warps(*warps), s, None, span=s.span), *meet, span=s.span)
+
+    return replace(launch, body=rewrite_stmts(launch.body, visit))
 
 
 def _check_warp_roles(launch: Launch) -> None:
