@@ -2,7 +2,7 @@
 
     load:   leader: mbarrier_expect_tx(bar, bytes); tma_load(box, bar) ...      # multicast: by the lowest rank of the mask
     store:  leader: tma_store(box) ...; bulk_commit
-    to another block:  leader: bulk_copy_cluster(row, ...) ...
+    to another block:  leader: bulk_copy_cluster(row, ...) ...   # rows of other lengths: cluster_store by all threads
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 from tilelang.arith import divisible
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Buffer, Evaluate, Expr, If, Region, Stmt, binary, call, const, convert, is_const, replace,
-                         seq, SHARED)
+from tilelang.ir import (AddressOf, Buffer, Evaluate, Expr, For, If, Region, Stmt, binary, call, const, convert, fresh,
+                         is_const, load, replace, seq, SHARED)
 
 from tilelang.layout import boxes_of
 from tilelang.target.tensor_map import unsupported
@@ -191,7 +191,7 @@ def _unsupported(op: Any) -> str:
 def lower_tma_copy(op: Any, cx: Any) -> Stmt:
     """The per-thread statements of the copy."""
     if op.plan.dst_block is not None:
-        return _leader(op, cx, _bulk(op, cx))
+        return _leader(op, cx, _bulk(op, cx)) if _in_rows(op) else _stores(op, cx)
     if op.dst.buffer.scope_name not in SHARED:
         return _leader(op, cx, _boxes(op)(op, cx) if is_row(op) or _is_slice(op) else store_tile(cx, op.src, op.dst, op))
     barrier, index = op.plan.barrier
@@ -246,9 +246,40 @@ def _bulk_unsupported(op: Any) -> str:
         return "the copy converts"
     if any(not isinstance(n, int) for n in (*s.extents, *d.extents)):
         return "the extents of its tile are known at run time only"
-    if math.gcd(_run(s), _run(d)) * s.dtype.bits % 128:
-        return f"contiguous parts of `{s.buffer.name}` and `{d.buffer.name}` are no multiples of 16 bytes"
     return ""
+
+
+def _in_rows(op: Any) -> int:
+    """Elements of the contiguous parts that bulk copies move; 0 where these are no multiples of 16 bytes."""
+    n = math.gcd(_run(op.src), _run(op.dst))
+    starts = (sum(m * w for m, w in zip(r.mins, r.buffer.strides)) for r in (op.src, op.dst))
+    whole = n * op.src.dtype.bits % 128 == 0
+    return n if whole and all(divisible(convert(at), 128 // op.src.dtype.bits) for at in starts) else 0
+
+
+def _stores(op: Any, cx: Any) -> Stmt:
+    """Threads store the elements to the other block, and each counts its bytes at that block's mbarrier."""
+    s, d = op.src, op.dst
+    barrier, index = op.plan.barrier
+    bar, rank = AddressOf(barrier, (cx.expr(convert(index)),)), cx.expr(op.plan.dst_block)
+    count, size = math.prod(map(int, s.extents)), s.dtype.bits // 8
+    turns, rest = divmod(count, cx.num_threads)
+
+    def element(k: Expr) -> Stmt:
+        storage, at = cx.physical(s.buffer, _at(s, k, cx))
+        return _do("cluster_store", op, AddressOf(*cx.physical(d.buffer, _at(d, k, cx))), rank, load(storage, at))
+
+    def counted(body: Stmt, n: int) -> Stmt:
+        return seq(body, _do("mbarrier_complete_remote", op, bar, rank, const(n * size, "uint32")))
+
+    out: list[Stmt] = []
+    if turns:
+        v = fresh("v")
+        out.append(counted(For(v, const(0), const(turns), "serial", element(v * cx.num_threads + cx.thread)), turns))
+    if rest:
+        out.append(If(binary("lt", cx.thread, const(rest, cx.thread.dtype)),
+                      counted(element(cx.thread + turns * cx.num_threads), 1)))
+    return seq(*out, span=op.span)
 
 
 def _run(r: Region) -> int:
@@ -262,7 +293,7 @@ def _run(r: Region) -> int:
 
 
 def _bulk(op: Any, cx: Any) -> Stmt:
-    s, d, n = op.src, op.dst, math.gcd(_run(op.src), _run(op.dst))
+    s, d, n = op.src, op.dst, _in_rows(op)
     barrier, index = op.plan.barrier
     bar, rank = AddressOf(barrier, (cx.expr(convert(index)),)), cx.expr(op.plan.dst_block)
     count = 1
@@ -275,7 +306,7 @@ def _bulk(op: Any, cx: Any) -> Stmt:
     return seq(*out, span=op.span)
 
 
-def _at(r: Region, k: int, cx: Any) -> tuple[Expr, ...]:
+def _at(r: Region, k: Any, cx: Any) -> tuple[Expr, ...]:
     """Indices of element k of a region, counted in row-major order."""
     out = []
     for low, n in zip(reversed(r.mins), reversed(r.extents)):

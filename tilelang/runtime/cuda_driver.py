@@ -35,7 +35,7 @@ _HINTS = {2: "free memory on the device, or use smaller tensors", 100: "check nv
 ATTRIBUTES = {"max_threads_per_block": 1, "max_shared_per_block": 8, "warp_size": 10, "registers_per_block": 12,
               "clock_khz": 13, "sm_count": 16, "memory_clock_khz": 36, "bus_width_bits": 37, "l2_bytes": 38,
               "threads_per_sm": 39, "cc_major": 75, "cc_minor": 76, "shared_per_sm": 81, "registers_per_sm": 82,
-              "max_shared_optin": 97, "persisting_l2_bytes": 108}
+              "max_shared_optin": 97, "persisting_l2_bytes": 108, "l2_window_bytes": 109}
 # CUfunction_attribute
 FUNC_MAX_DYNAMIC_SHARED, FUNC_NON_PORTABLE_CLUSTER = 8, 14
 FUNC_ATTRIBUTES = {"max_threads": 0, "shared_bytes": 1, "const_bytes": 2, "local_bytes": 3, "registers": 4}

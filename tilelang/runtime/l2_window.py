@@ -20,7 +20,6 @@ NAMES = ("cuCtxGetDevice", "cuDeviceGetAttribute", "cuCtxGetLimit", "cuCtxSetLim
 WINDOW = 1  # CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
 STREAMING, PERSISTING = 1, 2  # CUaccessProperty
 _SET_ASIDE = 6  # CU_LIMIT_PERSISTING_L2_CACHE_SIZE
-_MOST_SET_ASIDE, _MOST_WINDOW = 108, 109  # CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE, _MAX_ACCESS_POLICY_WINDOW_SIZE
 
 
 def declarations(devices: int) -> str:
@@ -37,6 +36,8 @@ def window_of(s: Launch) -> tuple[Buffer, float] | None:
 
 def set_aside(w: Writer, index: str, launches: Iterable[Launch]) -> str:
     """Emit, in the context of the device, the set-aside for the windows of some launches.  Returns the last CUresult."""
+    from .cuda_driver import ATTRIBUTES  # 3 ms
+
     sizes = [b.size * b.dtype.bytes if b.is_static else None for b, _ in filter(None, map(window_of, launches))]
     device, got, limit = w.slot("i32"), w.slot("i32", 2), w.slot("i64")
     for place, first in ((device, "0"), (got, "0")):
@@ -45,8 +46,9 @@ def set_aside(w: Writer, index: str, launches: Iterable[Launch]) -> str:
     w.put(limit, 0, "i64", "0")
     w.do(f"call i32 @cuCtxGetDevice(ptr {device})")
     at = w.ins(f"load i32, ptr {device}")
-    w.do(f"call i32 @cuDeviceGetAttribute(ptr {got}, i32 {_MOST_SET_ASIDE}, i32 {at})")
-    w.do(f"call i32 @cuDeviceGetAttribute(ptr {w.ins(f'getelementptr i8, ptr {got}, i64 4')}, i32 {_MOST_WINDOW}, i32 {at})")
+    for offset, name in ((0, "persisting_l2_bytes"), (4, "l2_window_bytes")):
+        place = w.ins(f"getelementptr i8, ptr {got}, i64 {offset}")
+        w.do(f"call i32 @cuDeviceGetAttribute(ptr {place}, i32 {ATTRIBUTES[name]}, i32 {at})")
     w.do(f"call i32 @cuCtxGetLimit(ptr {limit}, i32 {_SET_ASIDE})")
     most, window = (w.ins(f"zext i32 {w.at(got, k, 'i32')} to i64") for k in (0, 4))
     wanted = most if None in sizes else _less(w, most, str(max(n for n in sizes if n is not None)))

@@ -99,10 +99,11 @@ _device("cluster_arrive", 0, SYNC, "tl::cluster_arrive{relaxed_suffix}()")
 for _name in ("cluster_wait", "cluster_sync"):
     _device(_name, 0, SYNC, f"tl::{_name}()")
 _device("mbarrier_arrive_remote", 2, SYNC, "tl::mbarrier_arrive_remote({0}, {1})")
+_device("mbarrier_complete_remote", 3, SYNC, "tl::mbarrier_complete_remote({0}, {1}, {2})")  # bar, cta, bytes
 _device("cluster_load", 2, READS, "tl::cluster_load({0}, {1})")
 _device("cluster_store", 3, WRITES, "tl::cluster_store({0}, {1}, {2})")
 CLUSTER_CALLS = ("cluster_rank", "cluster_size", "cluster_arrive", "cluster_wait", "cluster_sync", "mbarrier_arrive_remote",
-                 "cluster_load", "cluster_store", "bulk_copy_cluster")
+                 "mbarrier_complete_remote", "cluster_load", "cluster_store", "bulk_copy_cluster")
 
 # Warp groups: 128 threads, four warps whose first is a multiple of 4.
 add_intrinsic(Intrinsic("in_warp_groups", 0, PURE))  # options first, count: whether this thread is in one of them

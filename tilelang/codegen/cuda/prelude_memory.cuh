@@ -224,6 +224,12 @@ TL_DEVICE void cluster_sync() { cluster_arrive(); cluster_wait(); }
 TL_DEVICE void mbarrier_arrive_remote(void* bar, unsigned cta) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapa(bar, cta)) : "memory");
 }
+//@ mbarrier_complete_remote
+// Counts bytes that this thread has stored there before; whoever waits for the mbarrier sees them.
+TL_DEVICE void mbarrier_complete_remote(void* bar, unsigned cta, unsigned bytes) {
+  asm volatile("fence.acq_rel.cluster;\n\tmbarrier.complete_tx.relaxed.cluster.shared::cluster.b64 [%0], %1;"
+               ::"r"(mapa(bar, cta)), "r"(bytes) : "memory");
+}
 //@ cluster_load
 // The element at the place of p in the shared memory of CTA `cta`.
 template <typename T> TL_DEVICE T cluster_load(const T* p, unsigned cta) {

@@ -57,7 +57,7 @@ class Meetings:
                         hint="each cluster_arrive is followed by one cluster_wait")
         cluster_index = self.cluster_index(active)
         for bar in f.block.asynchronous.barriers.values() if relaxed else ():
-            if bar.fenced and active[bar.maker] and not bar.opened:
+            if bar.released and active[bar.maker] and not bar.opened:
                 bar.opened = self.phase[cluster_index] + 1  # fence.mbarrier_init released it to the cluster
         if not relaxed:
             seen, known = f.block.clocks.arrive(active), self.seen[cluster_index]
@@ -225,7 +225,9 @@ def _barrier(c: DeviceContext, e: Call) -> Closure:
 
 
 def _arrive_remote(c: DeviceContext, e: Call) -> Closure:
+    """mbarrier_arrive_remote(bar, cta), mbarrier_complete_remote(bar, cta, bytes)."""
     at, cta = Barrier(c, e.args[0], e.span), c.expr(e.args[1])
+    nbytes = c.expr(e.args[2]) if len(e.args) > 2 else None
 
     def run(f: LaneFrame) -> Value:
         count_warps(f, e.op)
@@ -237,7 +239,11 @@ def _arrive_remote(c: DeviceContext, e: Call) -> Closure:
                 who = lanes & (own == address)
                 bar = at.get(f, int(address) + cluster.shift(f, rank), who)
                 bar.know(f.block.clocks.arrive(who))
-                bar.arrive(int(who.sum()), e.span)
+                if nbytes is None:
+                    bar.arrive(int(who.sum()), e.span)
+                else:
+                    bar.tx -= int(spread(nbytes(f), f.lanes)[who].sum())
+                    bar.settle()
         return np.int32(0)
 
     return run
@@ -273,7 +279,8 @@ def _access(c: DeviceContext, e: Call) -> Closure:
 
 CLUSTER_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
     "cluster_rank": _rank, "cluster_size": _rank, "cluster_arrive": _barrier, "cluster_wait": _barrier,
-    "cluster_sync": _barrier, "mbarrier_arrive_remote": _arrive_remote, "cluster_load": _access, "cluster_store": _access,
+    "cluster_sync": _barrier, "mbarrier_arrive_remote": _arrive_remote,
+    "mbarrier_complete_remote": _arrive_remote, "cluster_load": _access, "cluster_store": _access,
 }  # fmt: skip
 
 __all__ = ["CLUSTER_OPS", "Cluster"]

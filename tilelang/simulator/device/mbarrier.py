@@ -31,6 +31,7 @@ class MBarrier(Phases):
         super().__init__(name, count)
         self.agent, self.maker, self.made = agent, maker, made
         self.fenced = False  # whether its initialisation is visible to copies
+        self.released = False  # whether fence_mbarrier_init released it, so that a relaxed cluster barrier shows it
         self.opened = 0  # phase of the cluster barrier after which it is visible to the threads of the cluster
         self.span: Any = None  # of the last copy that signals it
         self.seen: np.ndarray | None = None
@@ -117,7 +118,8 @@ def _fence_init(c: DeviceContext, e: Call) -> Closure:
         count_warps(f, e.op)
         active = f.active()
         for bar in f.block.asynchronous.barriers.values():
-            bar.fenced = bar.fenced or bool(active[bar.maker])
+            bar.released = bar.released or bool(active[bar.maker])
+            bar.fenced = bar.fenced or bar.released
         return np.int32(0)
 
     return run

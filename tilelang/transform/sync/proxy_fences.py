@@ -20,8 +20,9 @@ from ..analysis.effects import effects, own_effects
 ASYNC_READERS = frozenset(("wgmma_descriptor", "tma_store", "tma_reduce_add", "bulk_store", "bulk_copy_cluster"))
 ASYNC_WRITERS = frozenset(("tma_load", "bulk_load", "bulk_copy_cluster"))
 _ASYNC = ASYNC_READERS | ASYNC_WRITERS | {"wgmma"}
-_TELLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive", "mbarrier_arrive", "mbarrier_arrive_expect_tx",
-                    "mbarrier_arrive_remote", "cp_async_mbarrier_arrive", "cluster_arrive", "cluster_sync"))
+_TELLS = frozenset(("sync_threads", "sync_warp", "named_barrier", "named_barrier_arrive", "mbarrier_arrive",
+                    "mbarrier_arrive_expect_tx", "mbarrier_arrive_remote", "mbarrier_complete_remote",
+                    "cp_async_mbarrier_arrive", "cluster_arrive", "cluster_sync"))
 
 
 # ---- block barriers placed by place_sync --------------------------------------------------------------------------------

@@ -87,6 +87,6 @@ class _Order:
         return isinstance(s, For) and isinstance(s.extent, Const) and s.extent.value == 1 and self.before(s.body, a, b)
 
 
-_REMOTE = ("bulk_copy_cluster", "cluster_load", "cluster_store", "mbarrier_arrive_remote")
+_REMOTE = ("bulk_copy_cluster", "cluster_load", "cluster_store", "mbarrier_arrive_remote", "mbarrier_complete_remote")
 
 __all__ = ["reuse_shared_memory"]

@@ -70,6 +70,10 @@ class Warp:
             c = self.own[lanes] = self.clocks.new(True)
         return c
 
+    def own_components(self, lanes: int) -> set[int]:
+        """The components of what these lanes did, by themselves or together."""
+        return {c for m, c in self.own.items() if m & lanes == m}
+
     def known(self, lanes: int) -> tuple[Row, Row]:
         """(seen, fenced) common to all of these lanes; the caller must not change the rows."""
         if len(self.seen) == 1:
@@ -161,7 +165,10 @@ Active = list[tuple[Warp, int]]  # warps and lanes that execute something
 
 @dataclass
 class MBarrier:
-    """The phases of an mbarrier: arrivals and bytes, who waited for which phase, what a completed phase has seen."""
+    """The phases of an mbarrier: arrivals and bytes, who waited for which phase, what a completed phase has seen.
+
+    fenced: copies see its initialisation.  released: other blocks see it behind a relaxed cluster barrier.
+    """
 
     name: str
     count: int
@@ -169,6 +176,7 @@ class MBarrier:
     made: tuple[int, int]  # component and time of its initialisation
     initialiser: Any
     fenced: bool = False
+    released: bool = False
     done: list[tuple[Row, Row]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

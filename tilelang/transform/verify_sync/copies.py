@@ -14,7 +14,7 @@ from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_address
 
 from .memory import Site
 from .sync_fault import Fault, Found, Undecided
-from .events import EVENT_RULES, enter, event, event_of, lane_count, peers
+from .events import EVENT_RULES, enter, event, event_of, initialised, lane_count, peers
 from .stream_state import StreamState
 from .touches import granules
 from .values import Descriptor, distinct
@@ -24,6 +24,8 @@ from .values import Descriptor, distinct
 
 @event
 def _fence_proxy_async(st: StreamState, c: Call, span: Any) -> None:
+    for b in initialised(st):
+        b.fenced = True
     for w, lanes in st.active:
         w.fence(lanes)
 

@@ -109,9 +109,14 @@ def _mbarrier_init(st: StreamState, c: Call, span: Any) -> None:
 
 @event
 def _fence_mbarrier_init(st: StreamState, c: Call, span: Any) -> None:
-    mine = {w.component(lanes) for w, lanes in st.active}
-    for b in st.block.barriers.values():
-        b.fenced = b.fenced or b.made[0] in mine
+    for b in initialised(st):
+        b.fenced = b.released = True
+
+
+def initialised(st: StreamState) -> list[MBarrier]:
+    """The mbarriers of the block that the executing threads have initialised."""
+    mine = set().union(*(w.own_components(lanes) for w, lanes in st.active))
+    return [b for b in st.block.barriers.values() if b.made[0] in mine]
 
 
 def _arrivals(st: StreamState, c: Call, span: Any, arrive: bool, announce: bool) -> None:
@@ -212,7 +217,7 @@ def _arrive_at_cluster(st: StreamState, relaxed: bool, span: Any) -> int:
     if relaxed:  # fence.mbarrier_init released the initialisations to the cluster
         made = model.clocks.row()
         for b in st.block.barriers.values():
-            made[b.made[0]] = max(made[b.made[0]], b.made[1] if b.fenced else 0)
+            made[b.made[0]] = max(made[b.made[0]], b.made[1] if b.released else 0)
     phase = model.cluster.arrive(st.active, st.count(), len(model.blocks) * st.plan.launch.num_threads, span, made)
     model.progress += 1
     return int(phase)
@@ -250,6 +255,16 @@ def _mbarrier_arrive_remote(st: StreamState, c: Call, span: Any) -> None:
                 bar.arrive(w, lanes, lane_count(lanes), 0, span)
 
 
+@event
+def _mbarrier_complete_remote(st: StreamState, c: Call, span: Any) -> None:
+    nbytes = st.uniform(c.args[2], "the bytes counted")
+    for block in peers(st, c.args[1], span):
+        for bar, active in st.each_barrier(c.args[0], span, block):
+            for w, lanes in active:
+                enter(block, st, w, lanes, span)
+                bar.arrive(w, lanes, 0, -nbytes * lane_count(lanes), span)
+
+
 @event_of("cluster_load", "cluster_store")
 def _cluster_access(st: StreamState, c: Call, span: Any) -> None:
     a = c.args[0]
@@ -272,4 +287,4 @@ WAIT_RULES.update(sync_threads=_sync_threads, sync_grid=_sync_threads, named_bar
                   mbarrier_wait=_mbarrier_wait, set_max_nreg=_set_max_nreg, cluster_wait=_cluster_wait,
                   cluster_sync=_cluster_sync)
 
-__all__ = ["EVENT_RULES", "WAIT_RULES", "Rule", "enter", "event", "event_of", "lane_count", "peers"]
+__all__ = ["EVENT_RULES", "WAIT_RULES", "Rule", "enter", "event", "event_of", "initialised", "lane_count", "peers"]
