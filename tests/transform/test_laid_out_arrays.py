@@ -99,6 +99,56 @@ def test_tiles_that_reach_over_a_tensor_with_a_layout_touch_no_other_element(tar
            backend)
 
 
+def drawn_layout(rng):
+    """(shape, layout): a random order of the digits of a matrix, with an XOR between two of the row's and column's."""
+    sizes = [[int(n) for n in rng.choice([2, 3, 4, 8], rng.integers(1, 4))] for _ in range(2)]
+    digits = [(d, k) for d in range(2) for k in range(len(sizes[d]))]
+    order = [digits[k] for k in rng.permutation(len(digits))]
+    low = sizes[0][-1] == sizes[1][-1] and sizes[0][-1] in (2, 4, 8) and rng.random() < 0.7
+
+    def layout(i, j):
+        values = {}
+        for d, at in ((0, i), (1, j)):
+            for k in reversed(range(len(sizes[d]))):
+                values[d, k], at = at % sizes[d][k], at // sizes[d][k]
+        if low:
+            values[1, len(sizes[1]) - 1] = values[1, len(sizes[1]) - 1] ^ values[0, len(sizes[0]) - 1]
+        return [values[at] for at in order]
+
+    return (int(np.prod(sizes[0])), int(np.prod(sizes[1]))), layout
+
+
+@pytest.mark.parametrize("target, backend", EXECUTIONS)
+@pytest.mark.parametrize("seed", range(12))
+def test_random_layouts_of_tensors(seed, target, backend):
+    rng = np.random.default_rng(seed)
+    (m, n), into = drawn_layout(rng)
+    shape, out_of = drawn_layout(rng)
+    while shape != (m, n):
+        shape, out_of = drawn_layout(rng)
+    rows, columns = int(rng.integers(1, m + 1)), int(rng.integers(1, n + 1))
+    dtype, way = str(rng.choice(["float16", "float32", "int8"])), rng.choice(["shared", "fragment", "elements"])
+
+    @T.prim_func
+    def main(A: T.Tensor((m, n), dtype), B: T.Tensor((m, n), dtype)):
+        with T.Kernel(T.ceildiv(m, rows), T.ceildiv(n, columns), threads=64) as (by, bx):
+            T.annotate_layout({A: out_of, B: into})
+            s = T.alloc_shared((rows, columns), dtype)
+            f = T.alloc_fragment((rows, columns), dtype)
+            if way == "elements":
+                for i, j in T.Parallel(rows, columns):
+                    B[by * rows + i, bx * columns + j] = A[by * rows + i, bx * columns + j]
+            elif way == "shared":
+                T.copy(A[by * rows, bx * columns], s)
+                T.copy(s, B[by * rows, bx * columns])
+            else:
+                T.copy(A[by * rows, bx * columns], f)
+                T.copy(f, B[by * rows, bx * columns])
+
+    a = rng.integers(-99, 99, (m, n)).astype(dtype)
+    agrees(main, [stored(a, out_of), np.zeros_like(a)], {1: stored(a, into)}, target, backend)
+
+
 @pytest.mark.parametrize("target, backend", EXECUTIONS)
 def test_atomics_with_results_on_a_tensor_with_a_layout(target, backend):
     @T.prim_func
@@ -160,6 +210,27 @@ def test_per_thread_arrays_may_have_layouts(target, backend):
 
     x, y = np.random.default_rng(0).random((4, 8), np.float32), np.random.default_rng(1).random((32, 8), np.float32)
     agrees(main, [x, y, np.zeros_like(x), np.zeros_like(y)], {2: x * 2, 3: y + 1}, target, backend)
+
+
+@pytest.mark.parametrize("target, backend", EXECUTIONS)
+@pytest.mark.parametrize("layout", [
+    T.Fragment((4, 8), forward_thread_fn=lambda i, j: 0), T.Fragment((4, 8), lambda i, j: (0, j * 4 + i)),
+    T.Fragment((4, 8), lambda i, j, rep: (rep, i * 8 + j), replicate=32)])
+def test_a_fragment_of_one_thread_orders_its_own_array(layout, target, backend):
+    @T.prim_func
+    def main(X: T.Tensor((32, 4, 8), "float32"), O: T.Tensor((32, 4, 8), "float32")):
+        with T.Kernel(1, threads=32):
+            t = T.get_thread_binding()
+            own = T.alloc_local((4, 8), "float32")
+            T.annotate_layout({own: layout})
+            for i in T.serial(4):
+                for j in T.vectorized(8):
+                    own[i, j] = X[t, i, j]
+            for i, j in T.grid(4, 8):
+                O[t, i, j] = own[3 - i, j] + t
+
+    x = np.random.default_rng(0).random((32, 4, 8), np.float32)
+    agrees(main, [x, np.zeros_like(x)], {1: x[:, ::-1] + np.arange(32, dtype=np.float32)[:, None, None]}, target, backend)
 
 
 def test_layouts_of_tensors_leave_plain_loops_and_parse_back():

@@ -32,7 +32,7 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
 
     A tensor in global memory may have a layout too: the kernel then finds element (i, j) at the place that the layout gives.
     The caller's tensor is plain storage of as many elements. Places of threads' own arrays (T.alloc_local) may be permuted; a
-    T.Fragment makes them a fragment. Raises layout-fragment, layout-annotation.
+    T.Fragment over several threads makes them a fragment. Raises layout-fragment, layout-annotation.
 
     >>> T.annotate_layout({dQ: T.Layout(dQ.shape, lambda i, j: (i // 8, j // 8, j % 2, i % 8 * 4 + j % 8 // 2))})
     """

@@ -651,7 +651,6 @@ PROGRAMS = [
         lambda a: a[:, ::-1].astype(np.float64),
         EXACT,
         out_idx=[1],
-        faults=everywhere("a layout of a thread's own array"),
     ),
     Program(
         "hopper_gemm",

@@ -7,9 +7,9 @@ from typing import Any
 from tilelang.arith import Analyzer, extent_bounds
 from tilelang.errors import TileLangError, error, register
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Evaluate, Expr, For, Func, If, Launch, Load, Node, Parallel,
-                         Region, Stmt, Store, TileOp, Var, cast, const, replace, rewrite, rewrite_launches, select,
+                         Region, Stmt, Store, TileOp, Var, cast, const, replace, rewrite, rewrite_launches, select, substitute,
                          walk, with_options, FRAGMENT, GLOBAL, LOCAL)
-from tilelang.layout import Fragment, Layout
+from tilelang.layout import THREAD, Fragment, Layout
 from tilelang.ops import AtomicTile, Copy, Fill
 from tilelang.ops.pairing import TileLoops, lower_elementwise
 from tilelang.target.device_functions import EXTERNS
@@ -25,14 +25,19 @@ register("layout-use", ValueError, "an array with a layout is used in a way that
 
 
 def local_fragments(func: Func) -> Func:
-    """Make fragments of the per-thread arrays that have a T.Fragment as their layout.
+    """Make fragments of the per-thread arrays that have a T.Fragment over several threads as their layout.
 
     Before: x = alloc_local((64, 32)); layouts=((x, Fragment),)    After: x = alloc_fragment((64, 32)), the same layouts
+    A T.Fragment that gives every thread all elements leaves the array as it is: its registers are the order of the elements.
     """
     def changed(launch: Launch) -> Launch:
-        marks = {b: replace(b, scope_name=FRAGMENT) for b, lay in launch.plan.layouts
-                 if b.scope_name == LOCAL and isinstance(lay, Fragment)}
-        return rewrite(launch, lambda b: marks.get(b), Buffer) if marks else launch  # type: ignore[no-any-return]
+        given = [(b, lay) for b, lay in launch.plan.layouts if b.scope_name == LOCAL and isinstance(lay, Fragment)]
+        if not given:
+            return launch
+        spread = {b: replace(b, scope_name=FRAGMENT) for b, lay in given if any(m.to == THREAD for d in lay.modes for m in d)}
+        own = {b: Layout(lay.shape, lambda *at, f=lay: f.register_of(at)) for b, lay in given if b not in spread}
+        out = with_options(launch, layouts=tuple((b, own.get(b, lay)) for b, lay in launch.plan.layouts))
+        return substitute(out, spread)  # type: ignore[no-any-return]
 
     return rewrite_launches(func, changed)
 
