@@ -6,7 +6,7 @@ import tilelang
 import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
-from .catalogue import everywhere, EXACT, HOPPER_ONLY, Bound, Program, drawn, dtype, integers, uniform, wide
+from .catalogue import EXACT, HOPPER_ONLY, Bound, Program, drawn, dtype, integers, uniform, wide
 
 F16, BF16, F32, I32 = "float16", "bfloat16", "float32", "int32"
 LOG2E = 1.44269504
