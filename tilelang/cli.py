@@ -74,7 +74,7 @@ def load_source(path: pathlib.Path) -> dict[str, Any]:
     except TileLangError:
         raise
     except Exception as e:  # an error of the user's program: report the line there
-        own = [f for f in traceback.extract_tb(e.__traceback__) if f.filename == str(path)]
+        own = [f for f in traceback.extract_tb(e.__traceback__) if pathlib.Path(f.filename).resolve() == path.resolve()]
         raise LookupError(f"{path}:{own[-1].lineno if own else 1}: {type(e).__name__}: {e}") from e
     return vars(module)
 

@@ -3,6 +3,7 @@
 import array
 import functools
 import linecache
+import sys
 
 import numpy as np
 import pytest
@@ -130,7 +131,7 @@ MISTAKES = {  # what is done -> (text of the line, hint)
     scaled_buffer: ("s = s * 2", "for i in T.Parallel(n): s[i] = s[i] * 2"),
     sum_of_buffers: ("d = s + s", "a buffer has no arithmetic"),
     branches_in_a_helper: ("return x if x > 0 else 0.0", "decorate `relu` with @T.macro"),
-    negative_extent: ("T.Parallel(-128)", "one extent per loop variable"),
+    negative_extent: ("T.Parallel(-128)", "a number of iterations"),
     lambda: ones([1.0, 2.0]): ("ones([1.0, 2.0])", "np.asarray(...) for `X`"),
     lambda: ones(3): ("ones(3)", "np.asarray(...) for `X`"),
     lambda: ones(None): ("ones(None)", "np.asarray(...) for `X`"),
@@ -199,3 +200,74 @@ def test_a_copy_of_one_element_where_a_tile_was_meant_was_silent():
                 T.copy(X[v], Y[v])
                 T.copy(X[bx * 128], Y[bx * 128:bx * 128 + 128])
     assert len(seen) == 1 and "T.copy(X[bx * 128], Y[bx * 128])" in linecache.getline(__file__, seen[0].lineno)
+
+
+@tilelang.jit(target="cpu")
+def first_half(X):
+    M = T.const("M")
+    X: T.Tensor((M,), "float32")
+    Y = T.empty((M,), "float32")
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(M // 2):
+            Y[i] = X[i]
+    return Y
+
+
+@pytest.mark.parametrize("backend", ["tile", "simulator"])
+def test_elements_that_nothing_wrote_were_zeros_in_interpreters(backend):
+    kernel = tilelang.jit(first_half.func, target={"kind": "cuda", "arch": "sm_80"} if backend == "simulator" else "cpu",
+                          execution_backend=backend)
+    with pytest.warns(TileLangWarning, match="unwritten-output: 4 of 8 elements of `Y` were not written"):
+        y = kernel(np.ones(8, np.float32))
+    assert (y[:4] == 1).all() and np.isnan(y[4:]).all()
+
+
+def test_strict_mode_fills_results_that_a_kernel_leaves_unwritten(monkeypatch):
+    monkeypatch.setenv("TILELANG_STRICT", "1")
+    y = tilelang.jit(first_half.func, target="cpu")(np.ones(8, np.float32))
+    assert (y[:4] == 1).all() and np.isnan(y[4:]).all()
+
+
+@pytest.mark.parametrize("by", ["environment", "pass config"])
+def test_an_accumulator_that_nothing_cleared_was_a_line_of_the_log(by, monkeypatch):
+    @T.prim_func
+    def sums(Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            acc = T.alloc_fragment((64,), "float32")
+            for _ in T.serial(4):
+                for i in T.Parallel(64):
+                    acc[i] += 1.0
+            T.copy(acc, Y)
+
+    with pytest.warns(TileLangWarning, match=r"uninitialized: buffer `acc` is read before it is written; put T.clear\(acc\)"):
+        tilelang.compile(sums, target="cpu")
+    if by == "environment":
+        monkeypatch.setenv("TILELANG_STRICT", "1")
+    with pytest.raises(RuntimeError) as e:
+        tilelang.compile(sums, target="cpu", pass_configs={} if by == "environment" else {"tl.strict": True})
+    assert e.value.kind == "strict-warning" and "acc[i] += 1.0" in str(e.value)
+
+
+def test_strict_mode_rejects_what_tracing_warns_of():
+    @tilelang.jit(target="cpu", pass_configs={tilelang.PassConfigKey.TL_STRICT: True})
+    def twice_bound(X):
+        X: T.Tensor((8,), "float32")
+        with T.Kernel(1, threads=32):
+            x = X[0]
+            x = x + X[1]
+            X[2] = x
+
+    with pytest.raises(RuntimeError, match="rebound: Immutable value `x` is re-bound"):
+        twice_bound(np.ones(8, np.float32))
+
+
+def test_an_uncaught_error_has_colours_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    try:
+        ones(3)
+    except tilelang.errors.TileLangError as e:
+        sys.excepthook(type(e), e, e.__traceback__)
+    assert "\033[1;31merror[eager-const]:\033[0m" in capsys.readouterr().err

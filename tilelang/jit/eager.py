@@ -159,7 +159,7 @@ class EagerCalls:
         if len(args) > len(names):
             raise error("eager-arguments", f"`{self.owner.__name__}` takes {len(names)} arguments, {len(args)} given",
                         expected=f"at most {len(names)} arguments", found=str(len(args)),
-                        hint=f"they are {', '.join(names)}")
+                        hint=f"its parameters are {', '.join(names)}")
         values = dict(zip(names, args))
         consts: dict[str, Any] = {}
         for name, value in kwargs.items():

@@ -8,8 +8,8 @@ from functools import reduce
 from math import prod
 from typing import Any, TypeVar
 
-from tilelang.ir import (I32, Attrs, Bind, Const, Expr, For, If, Stmt, Var, binary, cast, const, convert, is_const, promote,
-                         select, seq, LoopPlan, ParallelPlan, Options)
+from tilelang.ir import (I32, Attrs, Bind, Buffer, Const, Expr, For, If, Stmt, Var, binary, cast, const, convert, is_const,
+                         promote, select, seq, LoopPlan, ParallelPlan, Options)
 from tilelang.ir import Parallel as ParallelStmt
 from tilelang.errors import register_warning, warn
 from tilelang.layout import Fragment
@@ -100,9 +100,12 @@ def loop_bound(v: Any, what: str) -> Expr:
     try:
         e = convert(v)
     except TypeError:
-        several = isinstance(v, (tuple, list))
+        e = None
+    if e is None or isinstance(v, str):
+        hint = (f"give each extent as an argument of its own: {', '.join(map(str, v))}" if isinstance(v, (tuple, list)) else
+                f"give its extent: {v.name}.shape[0]" if isinstance(v, Buffer) else "give an integer or an integer expression")
         raise error("loop-bounds", f"{what} is a {type(v).__name__}, an integer is needed", found=f"a {type(v).__name__}",
-                    hint=f"give each extent as an argument of its own: {', '.join(map(str, v))}" if several else "") from None
+                    hint=hint)
     if not (e.dtype.is_int or e.dtype.is_bool) or e.dtype.lanes != 1:
         raise error("loop-bounds", f"{what} has type {e.dtype}, an integer is needed", found=str(e.dtype),
                     hint="integer division is `//`, or T.ceildiv to round up")
@@ -204,7 +207,8 @@ class ParallelFrame(Frame):
         for e in self.extents:
             if isinstance(e, Const) and e.value < 0:
                 raise error("parallel-extents", f"an extent of T.Parallel must not be negative, got {e.value}",
-                            expected="an extent of at least 0", found=str(e.value))
+                            expected="an extent of at least 0", found=str(e.value),
+                            hint="an extent is a number of iterations: compare the terms of the difference that gives it")
         few_enough("T.Parallel", *self.extents)
         (self.plan, self.attrs), self.start = options, start
 

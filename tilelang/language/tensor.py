@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import warnings
 from typing import Any
@@ -54,6 +55,13 @@ def _dimension_hint(d: Any) -> str:
     return "the shape comes first: T.Tensor((m, n), dtype)"
 
 
+_COMMON = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+           "uint64", "bool", "float8_e4m3fn", "float8_e5m2", "int4", "float4_e2m1fn")
+_SHORT = {"half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16", "fp32": "float32", "f32": "float32",
+          "single": "float32", "fp64": "float64", "double": "float64", "long": "int64", "byte": "uint8", "fp8": "float8_e4m3fn",
+          "i32": "int32", "i8": "int8", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "fp4": "float4_e2m1fn"}
+
+
 def dtype_of(dt: Any, what: str) -> DType:
     """A dtype argument in any spelling; T.ptr means the 64-bit integer that holds an address."""
     if dt is ptr or dt is handle:
@@ -65,8 +73,9 @@ def dtype_of(dt: Any, what: str) -> DType:
     try:
         return DType(dt)
     except (TypeError, ValueError) as e:
-        raise error("dtype-name", f"{what}: {e}",
-                    found=repr(dt)) from None
+        name = _SHORT.get(str(dt).removeprefix("torch.").removeprefix("np."), str(dt).rpartition(".")[2])
+        near = difflib.get_close_matches(name, _COMMON, n=1)
+        raise error("dtype-name", f"{what}: {e}", found=repr(dt), hint=f"did you mean '{near[0]}'?" if near else "") from None
 
 
 class TensorSpec:

@@ -43,7 +43,9 @@ _INSTEAD = (
     ("a Python integer is needed here", "int, float, range bounds in comprehensions and the functions of math need values "
      "while tracing: use T.cast(x, dtype), or the function of that name in T, such as T.sqrt"),
     ("loop of ufunc", "NumPy's functions need values while tracing: use the function of that name in T, such as T.exp"),
-    ("'Buffer' and ", _ELEMENTS), (" and 'Buffer'", _ELEMENTS),
+    (" @: ", "write T.gemm(A_shared, B_shared, accumulator)"),
+    ("'Buffer' and ", _ELEMENTS), (" and 'Buffer'", _ELEMENTS), ("a Buffer cannot", _ELEMENTS),
+    ("object is not callable", "an element is read by brackets: X[i]; functions and macros are called"),
     ("is not subscriptable", "buffers have elements; a scalar, and a T.alloc_var, is read by its name, without [0]"),
     ("has no len()", "use its shape: A.shape[0]"),
     ("run-time value and cannot be iterated", 'it is one value: one name takes it; T.const("M N") gives two'),
@@ -139,10 +141,21 @@ def _host_index(b: Builder, e: Exception) -> Exception | None:
     if value is None or isinstance(value, (Node, BufferSlice)) or not hasattr(value, "__getitem__"):
         return None
     index = ast.unparse(tree.slice)
+    if _is_known(tree.slice, frame):
+        return errors.error("container-key", f"{type(e).__name__}: {e}", found=index, span=span)
     return errors.error("host-index", f"`{name}` is a {type(value).__name__} of the host, and `{index}` is known only when the "
                         "kernel runs", expected="a tensor of the kernel, or an index known while tracing",
                         found=f"{name}[{index}]", span=span,
                         hint=f"pass it as a parameter: `{name}: T.Tensor(shape, dtype)`")
+
+
+def _is_known(index: ast.expr, frame: Any) -> bool:
+    """Whether the value of an index is known while tracing; only plain names and arithmetic are looked at."""
+    plain = (ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context)
+    if not all(isinstance(n, plain) for n in ast.walk(index)):
+        return False
+    values = {n.id: frame.f_locals.get(n.id, frame.f_globals.get(n.id)) for n in ast.walk(index) if isinstance(n, ast.Name)}
+    return all(v is not None and isinstance(v, (bool, int, float, str)) for v in values.values())
 
 
 def _in_helper(b: Builder, e: Exception, last: TracebackType | None) -> Exception | None:
@@ -220,7 +233,7 @@ def _parameters(e: Exception) -> str:
         return "see help() of the function for its parameters"
     given = re.search(r"unexpected keyword argument '(\w+)'", str(e))
     meant = given and _ALSO.get(given[1], given[1])
-    near = difflib.get_close_matches(meant, inspect.signature(found).parameters, n=1, cutoff=0.5) if meant else []
+    near = difflib.get_close_matches(meant, inspect.signature(found).parameters, n=1) if meant else []
     return (f"did you mean `{near[0]}`? " if near else "") + f"T.{name}{bare}"
 
 
@@ -239,6 +252,8 @@ def _meant(e: Exception) -> str:
     if e.name in _FOREIGN.get(owner, ()):
         return f"write {_FOREIGN[owner][e.name]}"
     known = {x.lower(): x for x in reversed(dir(e.obj)) if not x.startswith("__")}
+    if owner not in _FOREIGN and isinstance(e.obj, Node) and hasattr(sys.modules["tilelang.language"], e.name):
+        return f"write T.{e.name}(x)"
     found = difflib.get_close_matches(e.name.lower(), known, n=3)
     return f"did you mean {' or '.join(f'{owner}.{known[x]}' for x in found)}?" if found else ""
 

@@ -19,6 +19,7 @@ from tilelang.errors import TileLangError, register_warning, warn
 from .scope import Frame
 from .state import current, describe, error, place
 
+INSIDE = "make the buffer larger, or the index smaller: only accesses to global buffers are guarded"
 register_warning("index-outside", "a constant index outside a global tensor: the access is left out")
 
 
@@ -111,7 +112,7 @@ def _constant_index(buffer: Buffer, d: int, i: int) -> Expr:
         text = f"index {i} is outside dimension {d} of `{buffer.name}` (size {dim})"
         if buffer.scope_name != GLOBAL:
             raise error("index-range", text, expected=f"an index from 0 to {dim - 1}", found=str(i),
-                        hint="only accesses to global buffers are guarded")
+                        hint=INSIDE)
         warn("index-outside", f"{text}: nothing is stored there, and what is read is 0", f"indices are 0 to {dim - 1}", place())
     return convert(i)
 
@@ -137,7 +138,7 @@ def _slice_bounds(buffer: Buffer, d: int, s: slice) -> tuple[Expr, Any]:
                                         f"`{buffer.name}` "  # type: ignore
                          f"(size {dim})",
                         expected=f"an end of at most {dim}", found=f"{lo + extent}",
-                        hint="only accesses to global buffers are guarded")
+                        hint=INSIDE)
     return convert(lo), extent
 
 
@@ -402,7 +403,8 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
         raise error("copy-ranks", f"T.{what} does not broadcast or flatten: `{s.buffer.name}` has extents "
                      f"{_shape(s.extents)}, `{d.buffer.name}` {_shape(d.extents)}",
                     found=f"{_shape(s.extents)} and {_shape(d.extents)}",
-                     hint="the extents other than 1 must be as many on both sides")
+                     hint="take a part of the larger one by an index, A[i, 0:n]: the extents other than 1 must be as "
+                     "many on both sides")
     if all(same_extent(s.extents[i], d.extents[j]) for i, j in zip(a, b)):
         return _checked(s.region(), d.region(), what)
     if _nearness(d.buffer) > _nearness(s.buffer):
@@ -446,7 +448,7 @@ def check_inside(r: Region) -> None:
                                         f"`{r.buffer.name}`, "
                          f"which has {dim}",
                         expected=f"an end of at most {dim}", found=f"{lo.value + ext}",
-                        hint="only accesses to global buffers are guarded")
+                        hint=INSIDE)
 
 
 def _replaced(own: tuple[Any, ...], dims: list[int], other: tuple[Any, ...], odims: list[int]) -> tuple[Any, ...]:
