@@ -17,6 +17,7 @@ import re
 import sys
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -115,6 +116,7 @@ class TileLangWarning(UserWarning):
 
 
 WARNINGS: dict[str, str] = {}  # code -> one line for the documentation
+WARNED: Counter[str] = Counter()  # code -> warnings of this process: a program that was warned of is not kept on disk
 _SHOWN: dict[str, dict[Any, Any]] = {}  # file -> what warnings.warn_explicit keeps to show a text once for a line
 register("strict-warning", RuntimeError, "a warning, where TILELANG_STRICT=1 or tl.strict makes warnings errors",
          expected="a program without warnings", found="a warning")
@@ -155,6 +157,7 @@ def warn(code: str, message: str, hint: str, span: Any = None, log: logging.Logg
     if log is not None:
         log.warning("%s%s; %s", f"{span}: " if span is not None else "", message, hint)
         return
+    WARNED[code] += 1
     file, line = "tilelang", 0
     if span is not None:
         file, line = span.file, span.line

@@ -11,6 +11,7 @@ import pytest
 import tilelang
 import tilelang.language as T
 from tilelang.errors import TileLangWarning
+from tilelang.jit.kernel import clear_memory
 
 N = 128
 
@@ -239,6 +240,7 @@ def test_an_accumulator_that_nothing_cleared_was_a_line_of_the_log(by, monkeypat
                     acc[i] += 1.0
             T.copy(acc, Y)
 
+    clear_memory()
     with pytest.warns(TileLangWarning, match=r"uninitialized: buffer `acc` is read before it is written; put T.clear\(acc\)"):
         tilelang.compile(sums, target="cpu")
     if by == "environment":
@@ -271,3 +273,17 @@ def test_an_uncaught_error_has_colours_on_a_terminal(monkeypatch, capsys):
     except tilelang.errors.TileLangError as e:
         sys.excepthook(type(e), e, e.__traceback__)
     assert "\033[1;31merror[eager-const]:\033[0m" in capsys.readouterr().err
+
+
+def test_a_program_that_was_warned_of_was_found_on_disk_and_silent():
+    @T.prim_func
+    def sums(Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            v = T.alloc_local((1,), "float32")
+            v[0] += 1.0
+            Y[0] = v[0]
+
+    for _ in range(2):
+        clear_memory()
+        with pytest.warns(TileLangWarning, match="uninitialized: buffer `v`"):
+            tilelang.compile(sums, target="cpu")

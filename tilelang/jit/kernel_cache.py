@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tilelang.env import env
+from tilelang.errors import WARNED
 from tilelang.ir.printer import to_text
 from tilelang.log import logger
 from tilelang.runtime.cache import DiskCache, compiler_stamp, digest
@@ -52,9 +53,10 @@ def produce(request: Request, key: str | None = None) -> tuple[Artifact, str]:
             else:
                 keep_sources(request, artifact)
                 return artifact, "disk"
+    warned = WARNED.total()
     artifact = _built(request)
     keep_sources(request, artifact)
-    if caching and key is not None:
+    if caching and key is not None and WARNED.total() == warned:  # a kernel that is found on disk gives no warning
         disk.store(key, artifact.to_entry())
     return artifact, "compiled"
 
