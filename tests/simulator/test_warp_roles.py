@@ -135,3 +135,20 @@ def test_a_wait_that_nothing_satisfies_is_refused_in_a_program_without_roles():
     with pytest.raises(TileLangError) as e:
         run_tile(f, [np.zeros(1, np.int32)])
     assert e.value.kind == "sim-barrier" and "parity 1 of bar[0] in phase 1" in str(e.value)
+
+
+def test_an_element_of_a_fragment_is_updated_once_for_all_roles():
+    f = program({"A": ((3,), "int32"), "C": ((1,), "int32")}, f"""
+        {alloc("R", (1,), "int32", "local.fragment")}
+        {alloc("S", (8,), "int32", "shared.dyn")}
+        R[0] = 0
+        for k in T.serial(3):
+            R[0] = R[0] + A[k]
+            for (i,) in T.Parallel(8):
+                S[i] = A[k]
+        if {groups(1)}:
+            for (i,) in T.Parallel(1):
+                C[i] = R[0]
+    """, threads=256)
+    a = np.array([1, 2, 3], np.int32)
+    assert run_tile(f, [a, np.zeros(1, np.int32)])["C"] == 6

@@ -106,23 +106,3 @@ def wide(*arrays: Any) -> list[np.ndarray]:
 def everywhere(reason: str) -> dict[str, str]:
     """A fault of all backends."""
     return {"all": reason}
-
-
-def on_cuda(reason: str) -> dict[str, str]:
-    """A fault of the CUDA backends and their simulator."""
-    return dict.fromkeys(("sm_80", "sm_90a", "cubin", "gpu"), reason)
-
-
-def interpreted(reason: str) -> dict[str, str]:
-    """A fault of all backends but the GPU."""
-    return dict.fromkeys(("tile", "cpu", "sm_80", "sm_90a"), reason)
-
-
-def on_hopper(reason: str) -> dict[str, str]:
-    """A fault of sm_90a alone."""
-    return dict.fromkeys(("sm_90a", "cubin", "gpu"), reason)
-
-
-def in_reference(reason: str) -> dict[str, str]:
-    """A fault of the reference interpreter alone."""
-    return {"tile": reason}

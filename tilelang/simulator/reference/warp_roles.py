@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Call, For, If, Launch, Load, Parallel, Region, Seq, Stmt, Store, TileOp, While, walk,
-                         PRIVATE, SHARED)
+                         FRAGMENT, PRIVATE, SHARED)
 from tilelang.target.warp_groups import WARP_LANES, alike
 
 from .block import TileScheduler, WarpRole, nth
@@ -107,10 +107,10 @@ def _exchanges(c: TileContext, s: Stmt) -> bool:
 
 
 def _places(c: TileContext, x: Any) -> list[Any]:
-    """Accesses to shared memory, or to a tensor that the launch stores to: block barriers order both."""
+    """Accesses to what warp roles share: shared memory, fragments, a tensor that the launch stores to."""
     kinds = (Load, Store, AddressOf, Region)
     return [n for n in walk(x) if isinstance(n, kinds) and (
-        n.buffer.scope() in SHARED or n.buffer.data in c.launch.divergence.written)]
+        n.buffer.scope() in (FRAGMENT, *SHARED) or n.buffer.data in c.launch.divergence.written)]
 
 
 def _stored(c: TileContext, x: Any) -> set[Any]:
