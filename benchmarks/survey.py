@@ -36,7 +36,8 @@ def survey_file(file: Path, folder: Path, tree: Path, arch: str, seconds: int) -
     """Run one file in its own process.  Returns its requests: {"file", "stopped", "requests": [{"name", "error", ...}]}."""
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "found.json"
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), str(folder.parent), str(folder)]),
+        paths = [str(tree), str(folder.parent), str(folder), os.environ.get("PYTHONPATH", "")]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)),
                "TILELANG_DEFAULT_TARGET": json.dumps({"kind": "cuda", "arch": arch}), "TILELANG_DISABLE_CACHE": "1",
                "TILELANG_CACHE_DIR": place, "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, str(HERE / "suite" / "survey_child.py"), str(file), str(folder), str(out)]
