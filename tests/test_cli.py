@@ -28,7 +28,7 @@ def kernel_file(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize("command", ["demo", "compile", "export", "show", "simulate", "bench", "doctor"])
+@pytest.mark.parametrize("command", ["demo", "compile", "export", "show", "simulate", "bench", "doctor", "library"])
 def test_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([command, "--help"])

@@ -386,6 +386,19 @@ def doctor(args: argparse.Namespace) -> int:
     return 0
 
 
+def library(args: argparse.Namespace) -> int:
+    """List what of the library runs where: element types and machines."""
+    from rich.table import Table  # 12 ms
+
+    from tilelang.library.support import MACHINES, support_rows  # 1 ms
+
+    table = Table("function", "elements", *MACHINES)
+    for row in support_rows():
+        table.add_row(*row)
+    _console().print(table)
+    return 0
+
+
 def _count(text: str) -> int:
     """An integer >= 1, for argparse."""
     if int(text) < 1:
@@ -445,6 +458,7 @@ def build_parser() -> argparse.ArgumentParser:
     p.add_argument("--arch", help="architecture for `compile` (default sm_90a)")
     p.add_argument("--repeat", type=_count, default=5, help="repetitions (default 5)")
     command("doctor", doctor)
+    command("library", library)
     return parser
 
 

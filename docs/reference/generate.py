@@ -192,6 +192,13 @@ def library_page() -> str:
     import tilelang.library as library
 
     text = "# tilelang.library\n\n" + markdown(inspect.getdoc(library) or "") + "\n\n"
+    from tilelang.library.support import MACHINES, support_rows
+
+    heads = ("function", "elements", *MACHINES)
+    lines = [heads, ("---",) * len(heads), *((f"`{n}`", kind, *rest) for n, kind, *rest in support_rows())]
+    text += ("## What runs where\n\nElement types of the first operand. `tf32`: rounded to tf32 in GEMMs. `-`: rejected.\n"
+             "`python -m tilelang library` prints this table.\n\n")
+    text += "\n".join(f"| {' | '.join(row)} |" for row in lines) + "\n\n"
     return text + "\n".join(entry(n, getattr(library, n)) for n in library.__all__)
 
 

@@ -142,8 +142,8 @@ def _repeated(x: Any, count: int) -> Any:
 
 def attention_agrees(q: Any, k: Any, v: Any, scale: float, seq_k: int) -> Callable[[tuple[Any, ...], tuple[Any, ...]], bool]:
     """A function f(x, y) that tells whether two results of attention, (output, logarithms or None), may both be correct."""
-    half = type_name(q) == "float16"
-    eps = ROUNDING[type_name(q)][0]
+    half, tf32 = type_name(q) == "float16", type_name(q) == "float32"  # only GPUs are tuned, which multiply float32 in tf32
+    eps = 2.0**-9 if tf32 else ROUNDING[type_name(q)][0]
 
     def largest(x: Any) -> float:
         """The largest finite magnitude. Elements that no query reads may hold anything."""
@@ -156,7 +156,7 @@ def attention_agrees(q: Any, k: Any, v: Any, scale: float, seq_k: int) -> Callab
     @cache
     def limits() -> tuple[float, float]:
         """(largest difference of results, largest difference of logarithms)."""
-        scores = 2 * q.shape[-1] * U * scale * longest(q) * longest(k)
+        scores = 2 * (q.shape[-1] * U + (2.0**-9 if tf32 else 0.0)) * scale * longest(q) * longest(k)
         weights = 2 * eps + scores + 2.0**-18 + (2.0**-25 * seq_k if half else 0.0)
         flat = v.reshape(-1, v.shape[-1])
         values = max(largest(wide(flat[chunk])) for chunk in _chunks(flat, 0))

@@ -33,8 +33,9 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
 
     q: (batch, seq_q, heads, dim), k: (batch, seq_k, kv_heads, dim), v: (batch, seq_k, kv_heads, dim_v) with layout="bshd";
     heads before sequences with "bhsd".  heads is a multiple of kv_heads: query head h reads kv head h // (heads / kv_heads).
-    float16 or bfloat16; dim and dim_v multiples of 16 up to 256.  torch tensors on one CUDA device or the CPU, or NumPy arrays;
-    any strides (tensors whose rows are not contiguous, or not aligned to 16 bytes, are copied).
+    float16, bfloat16 or float32 (GEMMs in tf32 on a GPU); dim and dim_v multiples of 16 up to 256.  torch tensors on one
+    CUDA device or the CPU, or NumPy arrays; any strides (tensors whose rows are not contiguous, or not aligned to 16 bytes,
+    are copied).
 
     Query i stands at key position p = i + seq_k - seq_q: the last query sees the last key (bottom-right alignment).
     causal: it sees keys up to p.  window: an int w, keys p - w + 1 .. p + w - 1; or (left, right), keys p - left .. p + right,
@@ -55,6 +56,7 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
 
     Error: with eps = 2^-11 (float16) or 2^-8 (bfloat16), |result - exact| <= max|v| (2 eps + 2 d 2^-24 scale |q||k| + 2^-18
     + 2^-25 seq_k in float16): weights and result are rounded to 16 bits, a score is a float32 sum of d element products.
+    float32: eps = 2^-24; on a GPU |result - exact| <= max|v| 2^-8 (1 + scale |q||k|), since tf32 has 11 bits.
     Results are the same bits for the same inputs.
 
     The first call with new shapes, strides or a new scale compiles a kernel for them.  With TILELANG_LIBRARY_DYNAMIC_SHAPES=1
@@ -156,7 +158,8 @@ def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options:
     check_tensors("flash_attention", given, ("q", "k", "v"))
     q = tensors["q"]
     where, backend, sms = running_on(q, target)
-    problem, machine = attention_problem(tensors, where.is_cuda, **options, dynamic=dynamic_shapes()), machine_of(where, sms)
+    problem = attention_problem(tensors, where.is_cuda, **options, dynamic=dynamic_shapes())
+    machine = machine_of(where, sms, problem.dtype)
     if where.is_cuda and problem.few_queries:
         return _few_queries(tensors, target, tune, options["scale"], problem)
     arrays = tuple(tensors[n] for n in "qkv")

@@ -28,7 +28,8 @@ def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_tabl
     q: (batch, seq_q, heads, dim), or (batch, heads, dim) for one query each.  lengths: (batch,) int32, keys of each sequence,
     the queries' own included; their values are not read on the host.  Query i stands at key position lengths - seq_q + i and
     sees the keys up to there, with window=w the last w of them.  A query that sees none gives 0 and the logarithm -inf.
-    float16 or bfloat16; dim and dim_v multiples of 16 up to 256; heads is a multiple of kv_heads.
+    float16, bfloat16 or float32 (GEMMs in tf32 on a GPU); dim and dim_v multiples of 16 up to 256; heads is a multiple of
+    kv_heads.
 
     With block_table (batch, pages a sequence may have), int32: k_cache (pages, page_size, kv_heads, dim), v_cache (…, dim_v);
     key p of sequence b is row p % page_size of page block_table[b, p // page_size].  page_size is a multiple of 16.  Entries
@@ -116,7 +117,8 @@ def prepare(tensors: dict[str, Any], target: Any, tune: bool | None, scale: Any,
     check_tensors("flash_decode", given, ("q", "k_cache", "v_cache"))
     q = tensors["q"]
     where, backend, sms = running_on(q, target)
-    problem, machine = decode_problem(tensors, where.is_cuda, **options), machine_of(where, sms)
+    problem = decode_problem(tensors, where.is_cuda, **options)
+    machine = machine_of(where, sms, problem.dtype)
     arrays = tuple(tensors[n] for n in ("q", "k_cache", "v_cache"))
     result, logs = maker(q, problem.shape, problem.dtype), maker(q, problem.lse_shape, "float32")
     disjoint = None if tensors["out"] is None else Disjoint(tensors["out"], arrays)

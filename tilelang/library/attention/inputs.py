@@ -18,8 +18,8 @@ from ..aliasing import Disjoint, overlap
 from ..arrays import aligned, expects_gradient, is_numpy, strides, type_name
 
 register("attention-argument", TypeError, "an argument of an attention function is of no kind it takes",
-         "pass float16 or bfloat16 torch tensors, or NumPy arrays",
-         expected="torch tensors or NumPy arrays of float16 or bfloat16, all of one kind")
+         "pass torch tensors or NumPy arrays of float16, bfloat16 or float32",
+         expected="torch tensors or NumPy arrays of float16, bfloat16 or float32, all of one kind")
 register("attention-shape", ValueError, "shapes, types or devices of the tensors of an attention function do not go together",
          expected="tensors whose shapes, types and devices go together")
 register("attention-option", ValueError, "an option of an attention function has no meaning",
@@ -28,8 +28,8 @@ register("attention-gradient", RuntimeError, "an attention function is asked for
          "call it under torch.no_grad(), or pass tensors without requires_grad",
          expected="inputs without requires_grad, or torch.no_grad()")
 
-DTYPES = ("float16", "bfloat16")
-UNIT = 8  # elements in 16 bytes: strides are multiples of it
+DTYPES = ("float16", "bfloat16", "float32")
+UNIT = 8  # 16-bit elements in 16 bytes: strides are multiples of it
 
 
 def check_disjoint(disjoint: Disjoint, out: Any, q: Any, others: dict[str, Any]) -> None:
@@ -58,10 +58,10 @@ def device_of(x: Any) -> Any:
     return "the CPU" if is_numpy(x) else x.device
 
 
-def check_tensors(name: str, given: Mapping[str, Any], halves: tuple[str, ...]) -> None:
+def check_tensors(name: str, given: Mapping[str, Any], floats: tuple[str, ...]) -> None:
     """Raises attention-argument unless all are torch tensors or all are NumPy arrays.
 
-    name: the function's. given: arguments by name, without those left out. halves: names of those that are 16-bit floats.
+    name: the function's. given: arguments by name, without those left out. floats: names of those that are not indices.
     """
     torch = sys.modules.get("torch")
     if not all(is_numpy(x) for x in given.values()) and (torch is None or not all(
@@ -71,10 +71,11 @@ def check_tensors(name: str, given: Mapping[str, Any], halves: tuple[str, ...]) 
         kind = type(given[other]).__name__
         raise error("attention-argument", f"{name} takes torch tensors or NumPy arrays, all of one kind; {other} is a {kind}",
                     expected="torch tensors or NumPy arrays, all of one kind", found=f"{other}, a {kind}")
-    for n in halves:
+    for n in floats:
         if type_name(given[n]) not in DTYPES:
-            raise error("attention-argument", f"{n} has elements of {type_name(given[n])}, expected float16 or bfloat16",
-                        expected="float16 or bfloat16", found=type_name(given[n]))
+            wanted = "float16, bfloat16 or float32"
+            raise error("attention-argument", f"{n} has elements of {type_name(given[n])}, expected {wanted}",
+                        expected=wanted, found=type_name(given[n]))
 
 
 def check_gradient(name: str, *inputs: Any) -> None:

@@ -55,8 +55,14 @@ class Machine:
     flops: float = float(_MMA.mma)
 
 
-def machine_of(target: Target, sms: int | None = None) -> Machine:
-    """The numbers of a target.  sms: of the present device; None: of a common one."""
+def machine_of(target: Target, sms: int | None = None, dtype: str = "float16") -> Machine:
+    """The numbers of a target.  sms: of the present device; None: of a common one.
+
+    dtype "float32": tiles take twice the memory, and mma.sync multiplies them, in tf32: wgmma would need values with keys
+    contiguous."""
+    if dtype == "float32" and target.is_cuda:
+        m = machine_of(target, sms)
+        return Machine("mma", m.sms, m.shared // 2, m.shared_sm // 2, m.flops / 2)
     kind = kind_of(target)
     sms = sms or kernel_rates(kind).sm_count
     if kind == "cpu":

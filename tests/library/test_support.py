@@ -1,0 +1,71 @@
+"""The table of what of the library runs where, against what each function accepts and computes."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tilelang import cli, library
+from tilelang.errors import TileLangError
+from tilelang.library.support import MACHINES, SUPPORT, support_rows
+
+TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64, "int8": np.int8,
+         "uint8": np.uint8, "int32": np.int32, "float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
+N = 64
+
+
+def ones(*shape, kind):
+    return np.ones(shape, np.float32).astype(TYPES[kind])
+
+
+def on(machine):
+    """The arguments that run a call on the CPU or on the simulator of a GPU."""
+    return {} if machine == "cpu" else {"target": {"kind": "cuda", "arch": machine}, "execution_backend": "simulator"}
+
+
+def target(machine):
+    return None if machine == "cpu" else {"kind": "cuda", "arch": machine}
+
+
+# (a call, the value of each element of its result)
+CALLS = {
+    "matmul": (lambda t, m: library.matmul(ones(N, N, kind=t), ones(N, N, kind=t), **on(m)), N),
+    "grouped_matmul": (lambda t, m: library.grouped_matmul(ones(N, N, kind=t), ones(2, N, N, kind=t),
+                                                           np.array([30, 34], np.int32), **on(m)), N),
+    "flash_attention": (lambda t, m: library.flash_attention(*[ones(1, N, 1, 16, kind=t)] * 3, target=target(m)), 1),
+    "flash_decode": (lambda t, m: library.flash_decode(ones(1, 1, 16, kind=t), *[ones(1, N, 1, 16, kind=t)] * 2,
+                                                       np.array([N], np.int32), target=target(m)), 1),
+    "dequant_matmul": (lambda t, m: library.dequant_matmul(ones(N, N, kind=t), np.full((N, N // 2), 0x11, np.uint8),
+                                                           ones(N, N // 32, kind=t), **on(m)), N)}
+
+
+def test_every_function_has_its_rows():
+    assert set(SUPPORT) == set(CALLS) == {n for n in library.__all__ if n != "coded_matmul"}
+    assert all(len(found) == len(MACHINES) for kinds in SUPPORT.values() for found in kinds.values())
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("name", CALLS)
+def test_the_table_says_what_a_function_accepts(name, kind, machine):
+    call, wanted = CALLS[name]
+    if not SUPPORT[name].get(kind, ("",) * len(MACHINES))[MACHINES.index(machine)]:
+        with pytest.raises(TileLangError) as e:
+            call(kind, machine)
+        assert e.value.kind in ("matmul-type", "matmul-target", "attention-argument")
+    else:
+        assert (np.asarray(call(kind, machine)).astype(np.float64) == wanted).all()
+
+
+@pytest.mark.parametrize("name", SUPPORT)
+def test_the_docstring_names_the_types(name):
+    text = " ".join(getattr(library, name).__doc__.split())
+    for kind in SUPPORT[name]:
+        assert kind in text or name == "grouped_matmul" and "types are as for matmul" in text, kind
+
+
+def test_the_table_is_a_command(capsys):
+    assert cli.main(["library"]) == 0
+    out = capsys.readouterr().out
+    for row in support_rows():
+        assert row[0] in out and row[1] in out
+    assert "sm_90a" in out and "tf32" in out

@@ -1,0 +1,24 @@
+"""What of the library runs where: the element types that each function takes on each kind of machine."""
+
+from __future__ import annotations
+
+MACHINES = ("cpu", "sm_80", "sm_89", "sm_90a")
+_ALL = ("yes",) * 4
+_FLOAT32 = ("yes", "tf32", "tf32", "tf32")  # GPUs round operands to tf32
+_FLOAT8 = ("yes", "", "yes", "yes")
+_ATTENTION = {"float16": _ALL, "bfloat16": _ALL, "float32": _FLOAT32}
+_GEMM = {"float16": _ALL, "bfloat16": _ALL, "float32": _FLOAT32, "float64": _ALL, "int8": _ALL, "uint8": _ALL,
+         "float8_e4m3fn": _FLOAT8, "float8_e5m2": _FLOAT8}
+
+# function -> element type of its first operand -> "yes", "tf32" or "" (rejected) on each of MACHINES
+SUPPORT: dict[str, dict[str, tuple[str, ...]]] = {
+    "matmul": _GEMM, "grouped_matmul": _GEMM, "flash_attention": _ATTENTION, "flash_decode": _ATTENTION,
+    "dequant_matmul": {"float16": _ALL, "bfloat16": _ALL}}
+
+
+def support_rows() -> list[tuple[str, ...]]:
+    """(function, element type, what each of MACHINES does with it) for each function and type."""
+    return [(name, kind, *(x or "-" for x in found)) for name, kinds in SUPPORT.items() for kind, found in kinds.items()]
+
+
+__all__ = ["MACHINES", "SUPPORT", "support_rows"]
