@@ -110,8 +110,9 @@ def copy_cluster(src: Any, dst: Any, *, dst_block: Any = None, cluster_mask: Any
 
     cluster_mask: one multicast load from global memory to the shared memory of all blocks in the mask; all wait for it.
     dst_block: a copy from shared memory to the shared memory of the block of that rank.  With remote_barrier these are bulk
-    copies whose bytes that block's barrier expects and counts; the source must be written and fenced before.  Without it,
-    threads copy element by element, and the result is visible after T.cluster_sync().
+    copies whose bytes that block's barrier expects and counts; the source must be written and fenced before.  Rows that are no
+    multiples of 16 bytes are stored by threads, which count them there.  Without it, threads copy element by element, and the
+    result is visible after T.cluster_sync().
     """
     b, k = need_builder("T.copy_cluster"), need_kernel("T.copy_cluster")
     check_policy((annotations or {}).get("eviction_policy", eviction_policy))

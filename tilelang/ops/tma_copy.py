@@ -130,7 +130,7 @@ def _slice_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     box = _box(other, dims, each, p.box_columns)
     storage, (base,) = cx.physical(tile.buffer, (*(cx.expr(convert(m)) for m in tile.mins[:-2]), const(0), const(0)))
     row, column = (cx.expr(convert(m)) for m in tile.mins[-2:])
-    pieces = []
+    pieces: list[tuple[AddressOf, dict[int, int]]] = []
     for c in range(0, columns, p.box_columns):
         for r in range(0, rows, each):
             first = (column // p.box_columns + c // p.box_columns) * (p.rows * p.box_columns) + (row + r) * p.box_columns
@@ -150,7 +150,7 @@ def _row_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     return _moved(op, cx, name, pieces, to)
 
 
-def _moved(op: Any, cx: Any, name: str, pieces: list[tuple[Expr, dict[int, int]]], to: Expr | None) -> Stmt:
+def _moved(op: Any, cx: Any, name: str, pieces: list[tuple[AddressOf, dict[int, int]]], to: Expr | None) -> Stmt:
     """Loads or stores of boxes: (shared address, {dimension of the tensor: distance from the first element})."""
     load = op.dst.buffer.scope_name in SHARED
     other = op.src if load else op.dst
