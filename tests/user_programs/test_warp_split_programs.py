@@ -523,6 +523,40 @@ def test_four_warps_multiply_beside_a_fifth(on):
     check(gemm_beside_norms(), (a, b, np.array([on], np.int32)), [wide @ b, on * (wide * wide).sum(1)])
 
 
+def element_read_then_changed():
+    """All threads read an element of a fragment and change it, in front of branches by warps."""
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((3, 64), "float32")):
+        with T.Kernel(1, threads=96):
+            tx = T.get_thread_binding()
+            r, v = T.alloc_fragment((1,), "float32"), T.alloc_var("float32")
+            r[0] = 0
+            for k in T.serial(4):
+                r[0] += A[k]
+            v = r[0]
+            r[0] = 5.0
+            for i in T.Parallel(64):
+                B[2, i] = r[0]
+            if tx < 32:
+                B[0, tx] = v
+                for i in T.Parallel(32):
+                    B[0, 32 + i] = A[i]
+            else:
+                B[1, tx - 32] = v
+                for i in T.Parallel(1):
+                    B[1, i] = A[i]
+
+    return main
+
+
+def test_an_element_that_all_threads_read_and_then_change():
+    a = whole(np.random.default_rng(14), 64)
+    total = a[:4].sum()
+    rows = np.full(32, total), a[:32], a[:1], np.full(63, total), np.full(64, 5.0)
+    want = np.concatenate(rows).reshape(3, 64)
+    check(element_read_then_changed(), (a,), [want])
+
+
 # ---- what is refused ---------------------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from tilelang.ir import (EMPTY, AddressOf, Binary, Bind, Break, Call, Cast, Const, Continue, Evaluate, Expr, For, If, Launch,
                          Load, Parallel, Region, Seq, Stmt, Store, TileOp, While, call, const, replace, rewrite, seq, walk,
-                         with_options, GLOBAL, SHARED)
+                         with_options, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import OncePerBlock, WarpRole, is_private
@@ -204,9 +204,9 @@ class _Split:
         return seq(self._barrier(s, 1), of_warp_role, self._barrier(s, 2)) if self._is_ordered(s) else of_warp_role
 
     def _is_ordered(self, s: Any) -> bool:
-        """Whether a statement or expression accesses memory that barriers of the block order: shared memory, and tensors that
-        the launch stores in."""
-        return any(n.buffer.scope() in SHARED or n.buffer.data in self.stored
+        """Whether a statement or expression accesses memory that warp roles have in common: shared memory, fragments, and
+        tensors that the launch stores in."""
+        return any(n.buffer.scope() in (FRAGMENT, *SHARED) or n.buffer.data in self.stored
                    for n in walk(s, Load, Store, Region, AddressOf))
 
     def _barrier(self, s: Stmt, position: int) -> Stmt:
