@@ -14,8 +14,6 @@ from tilelang.target import Target
 from tilelang.transform.analysis.effects import effects
 from tilelang.transform.pipeline import lower
 
-from .artifact import program_of
-
 
 def random_arguments(func: Func, seed: int = 0, symbol: int = 100) -> list[Any]:
     """One random argument for each parameter: standard normal or small integers.  Symbolic dimensions become `symbol`."""
@@ -44,7 +42,7 @@ def simulate_program(program: Any, arch: str = "sm_80", seed: int = 0) -> tuple[
     from tilelang.simulator.device.run import run_device  # 100 ms
     from tilelang.simulator.reference.run import run_tile  # 99 ms
 
-    func = program_of(program)
+    func: Func = program if isinstance(program, Func) else program.func
     values = dict(zip([p.name for p in func.params], random_arguments(func, seed)))
     written, made = _outputs_of(func)
     given = {k: v for k, v in values.items() if k not in made}

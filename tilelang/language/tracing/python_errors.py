@@ -233,7 +233,7 @@ def _parameters(e: Exception) -> str:
         return "see help() of the function for its parameters"
     given = re.search(r"unexpected keyword argument '(\w+)'", str(e))
     meant = given and _ALSO.get(given[1], given[1])
-    near = difflib.get_close_matches(meant, inspect.signature(found).parameters, n=1) if meant else []
+    near = difflib.get_close_matches(meant, inspect.signature(found).parameters, n=1) if meant and found else []
     return (f"did you mean `{near[0]}`? " if near else "") + f"T.{name}{bare}"
 
 
