@@ -17,7 +17,7 @@ from tilelang.ir.record import record
 from . import draw
 from .distinct import distinct
 from .fitted import applied, index_vars, leading_extents, static_extents
-from .mode import ADDRESS, covered, error, evaluate_index, fit, merged
+from .mode import ADDRESS, Mode, covered, error, evaluate_index, fit, merged
 
 Forward = Callable[..., Any]
 _LARGE = 1 << 20  # elements
@@ -115,7 +115,7 @@ class Layout:
 
     def _digits_distinct(self) -> bool:
         """Whether the digits of all dimensions together count distinct places, which proves the map injective."""
-        digits = []
+        digits: list[Mode] = []
         for d in range(self.ndim):
             line = sum(s * lines[d] for (_, lines), s in zip(self._lines or (), self._strides))
             try:

@@ -150,9 +150,9 @@ def _texts(p: Picture) -> tuple[float, float, list[_Text], list[_Text]]:
     longest = max(len(p.title), len(p.legend))
     w, h = max(columns * CELL_W, longest * CHARACTER) + LEFT + RIGHT, rows * CELL_H + TOP + BOTTOM
     middle = (w + LEFT - RIGHT) / 2
-    around = [(middle, 16, 11, p.title), (LEFT + columns * CELL_W / 2, 36, 10, p.axes[1]),
+    around: list[_Text] = [(middle, 16, 11, p.title), (LEFT + columns * CELL_W / 2, 36, 10, p.axes[1]),
            (LEFT - 12, 36, 10, p.axes[0]), (middle, h - 10, 9, p.legend)]
-    out = [(LEFT + (j + 0.5) * CELL_W, TOP - 8, 9, str(j)) for j in range(columns)]
+    out: list[_Text] = [(LEFT + (j + 0.5) * CELL_W, TOP - 8, 9, str(j)) for j in range(columns)]
     out += [(LEFT - 12, TOP + (i + 0.6) * CELL_H, 9, str(i)) for i in range(rows)]
     out += [(LEFT + (j + 0.5) * CELL_W, TOP + i * CELL_H + 13 + 11 * k, 9, line)
             for i in range(rows) for j in range(columns) for k, line in enumerate(p.labels[i][j])]

@@ -193,7 +193,7 @@ def _bank_swizzled(what: str, nbytes: int, buf: Any, continuous: int | None, ele
     if continuous is None and element_size is None and stride is None:
         return swizzled_box_layout(*_shape_bits(buf), nbytes)
     sizes = (rows, continuous, element_size)
-    if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
+    if continuous is None or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
         raise facts(TypeError(f"{what} takes a buffer, or rows, elements of a row and bits of an element; found {sizes}"),
                     "a buffer or three positive integers", str(sizes))
     return swizzled_box_layout((rows, continuous), element_size, nbytes)

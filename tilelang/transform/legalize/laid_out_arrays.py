@@ -80,9 +80,9 @@ class _Rewriting:
         self._views(launch.body)
         body = rewrite(launch.body, self.node)
         for x in walk(body):
-            b = getattr(x, "buffer", None)
-            if isinstance(b, Buffer) and b in self.layouts:
-                raise _unusable(b, "its address is taken" if isinstance(x, AddressOf) else "it is used as a whole", x)
+            used = getattr(x, "buffer", None)
+            if isinstance(used, Buffer) and used in self.layouts:
+                raise _unusable(used, "its address is taken" if isinstance(x, AddressOf) else "it is used as a whole", x)
         kept = tuple((b, lay) for b, lay in launch.plan.layouts if b not in self.layouts)
         return with_options(replace(launch, body=body), layouts=kept)
 
