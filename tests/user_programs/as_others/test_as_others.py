@@ -37,12 +37,12 @@ def cases(backends):
                 yield pytest.param(name, backend, id=f"{name}-{backend}", marks=marks)
 
 
-@pytest.mark.parametrize("name, backend", cases(BACKENDS))
+@pytest.mark.parametrize("name, backend", list(cases(BACKENDS)))
 def test_program_of_others(name, backend):
     run(PROGRAMS[name], backend)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name, backend", cases(("gpu",)))
+@pytest.mark.parametrize("name, backend", list(cases(("gpu",))))
 def test_program_of_others_on_the_gpu(name, backend):
     run(PROGRAMS[name], backend)
