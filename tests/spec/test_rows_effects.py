@@ -192,6 +192,7 @@ def test_the_tuner_uses_so_many_threads_and_writes_its_log(tmp_path, monkeypatch
 
     monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor", Counted)
     monkeypatch.chdir(tmp_path)
+    kept = tmp_path / "cache"
 
     @tilelang.autotune(configs=[{"B": 8}, {"B": 16}, {"B": 3}], warmup=1, rep=2)
     @tilelang.jit(target="cpu", out_idx=[1])
@@ -208,10 +209,11 @@ def test_the_tuner_uses_so_many_threads_and_writes_its_log(tmp_path, monkeypatch
 
     with pytest.raises(TypeError, match="missing a required argument: 'N'"):
         twice()
-    with env.using(TILELANG_AUTO_TUNING_CPU_COUNTS="2", TILELANG_CACHE_DIR=str(tmp_path)):
+    with env.using(TILELANG_AUTO_TUNING_CPU_COUNTS="2", TILELANG_CACHE_DIR=str(kept)):
         assert twice(64).config["B"] in (8, 16)
     assert 2 in pools
-    text = (tmp_path / "autotuner.log").read_text()
+    text = (kept / "autotuner.log").read_text()
+    assert [p.name for p in tmp_path.iterdir()] == ["cache"], "the tuner left a file in the working directory"
     assert "no whole tiles" in text and "tuning: {'B': 8} takes" in text
 
 

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,7 @@ class Measurement:
         inputs = [_copy(x) if k in written else x for k, x in enumerate(inputs)]
         bench = lambda fn: do_bench(fn, _n_warmup=self.profile.warmup, _n_repeat=self.profile.rep,  # noqa: E731
                                     backend=self.profile.backend, device=device_of(kernel) or "cpu",
-                                    early_stop_baseline=baseline)
+                                    early_stop_baseline=baseline, return_mode="median")
         if self.profile.ref_prog is not None and self.ref_latency is None:
             ref = self.profile.ref_prog
             self.ref_latency = bench(lambda: ref(*inputs))
@@ -178,9 +179,11 @@ def tune(configs: Iterable[dict[str, Any]], compile_one: Callable[[dict[str, Any
 
 
 @contextmanager
-def log_file(path: str = "autotuner.log") -> Iterator[None]:
-    """A context that also writes the package's log to a file in the working directory, if that is writable."""
+def log_file() -> Iterator[None]:
+    """A context that also writes the package's log to autotuner.log in TILELANG_CACHE_DIR, if that is writable."""
+    path = Path(env.TILELANG_CACHE_DIR) / "autotuner.log"
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path, encoding="utf-8")
     except OSError:
         yield

@@ -82,10 +82,10 @@ class Profiler:
 
     def do_bench(self, func: Callable[..., Any] | None = None, warmup: float = 25, rep: float = 100, n_warmup: int = 0,
                  n_repeat: int = 0, input_tensors: Sequence[Any] | None = None, backend: str = "event",
-                 quantiles: Sequence[float] | None = None, return_mode: str = "mean",
+                 quantiles: Sequence[float] | None = None, return_mode: str | None = None,
                  dynamic_symbolic_constraints: dict[str, int] | None = None, device: Any = None,
                  early_stop_baseline: float | None = None) -> Any:
-        """Milliseconds of the kernel, or of func, on inputs made here or given."""
+        """Milliseconds of the kernel, or of func, on inputs made here or given.  Options: see tilelang.profiler.do_bench."""
         inputs = self._inputs(input_tensors, dynamic_symbolic_constraints)
         run = self._runs(func)
         return do_bench(lambda: run(*inputs), warmup, rep, n_warmup, n_repeat, quantiles, backend=backend,

@@ -28,16 +28,18 @@ _flush_buffers: dict[tuple[Any, int], Any] = {}
 
 def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, _n_warmup: int = 0, _n_repeat: int = 0,
              quantiles: Sequence[float] | None = None, fast_flush: bool = True, backend: str = "event",
-             return_mode: str = "mean", device: Any = None, cache_size: int = 256,
+             return_mode: str | None = None, device: Any = None, cache_size: int | None = None,
              early_stop_baseline: float | None = None) -> Any:
     """Milliseconds of fn().
 
     warmup, rep: time budgets in ms, unless the counts _n_warmup, _n_repeat are given.  quantiles: a list of results,
     one value when it has one entry.  backend: "event" (GPU events; "cupti" measures the same way here), "cudagraph"
-    (calls captured in a graph).  cache_size: MB written between runs.  early_stop_baseline: ms; an estimate of 5 runs that is
-    slower than this is returned at once.  device: a CUDA device or "cpu"; None is the GPU where there is one.
+    (calls captured in a graph).  return_mode: None is "mean" on a GPU and "median" on the CPU, where other processes make some
+    runs many times longer.  cache_size: MB written between runs; None is 256 on a GPU and 0 on the CPU.
+    early_stop_baseline: ms; an estimate of 5 runs that is slower than this is returned at once.  device: a CUDA device or
+    "cpu"; None is the GPU where there is one.
     """
-    assert return_mode in RETURN_MODES, f"return_mode must be one of {RETURN_MODES}, found {return_mode!r}"
+    assert return_mode in (None, *RETURN_MODES), f"return_mode must be one of {RETURN_MODES}, found {return_mode!r}"
     if backend not in BACKENDS:
         raise error("bench-backend", f"Unknown profiler backend: {backend!r}, expected one of {', '.join(BACKENDS)}",
                     expected=f"one of {', '.join(BACKENDS)}", found=repr(backend),
@@ -51,7 +53,7 @@ def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, _n_war
     fn()
     clock.synchronize()
     estimate = clock.measure(fn, 5, flush=True)
-    per_run = max(statistics.mean(estimate), 1e-6)
+    per_run = max(statistics.median(estimate), 1e-6)
     if early_stop_baseline is not None and per_run > early_stop_baseline:
         return per_run
     n_warmup = _n_warmup or max(1, int(warmup / per_run))
@@ -64,7 +66,7 @@ def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, _n_war
         return values[0] if len(values) == 1 else values
     pick: dict[str, Callable[[list[float]], float]] = {"mean": statistics.mean, "median": statistics.median, "min": min,
                                                        "max": max}
-    return pick[return_mode](times)
+    return pick[return_mode or ("median" if isinstance(clock, HostClock) else "mean")](times)
 
 
 def quantile(values: Sequence[float], q: float) -> float:
@@ -76,17 +78,17 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def _clock_for(device: Any, cache_size: int, backend: str) -> Any:
+def _clock_for(device: Any, cache_size: int | None, backend: str) -> Any:
     kind = str(getattr(device, "type", device)).split(":")[0] if device is not None else None
     if kind is None:
         kind = "cuda" if device_capability() is not None else "cpu"
     if kind == "cpu":
-        return HostClock(cache_size)
+        return HostClock(cache_size or 0)
     if kind != "cuda":
         raise error("bench-device", f"do_bench measures on CUDA devices and the CPU, found device {device!r}",
                     found=repr(device),
                     hint="leave device out, or pass \"cuda\" or \"cpu\"")
-    return EventClock(device, cache_size, backend)
+    return EventClock(device, 256 if cache_size is None else cache_size, backend)
 
 
 class HostClock:
@@ -100,6 +102,7 @@ class HostClock:
 
     def measure(self, fn: Callable[[], Any], n: int, flush: bool) -> list[float]:
         key = ("cpu", self.mega)
+        flush = flush and self.mega > 0
         if flush and key not in _flush_buffers:
             _flush_buffers[key] = np.zeros(min(self.mega, 64) << 20, np.uint8)  # larger than the last-level cache is enough
         out = []
