@@ -285,3 +285,46 @@ def test_a_configuration_has_pass_configs_of_its_own():
     assert np.array_equal(tuned(X), 2 * X)
     kernel = tuned(X, __return_kernel=True)
     assert kernel.config in ({"block": 32, "pass_configs": own}, {"block": 64})
+
+
+# ---- random numbers in parallel loops ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ("word", "uniform", "normal", "two loops"))
+def test_iterations_draw_random_numbers_of_their_own_sequence(form):
+    @T.prim_func
+    def f(A: T.Tensor((64,), F32), B: T.Tensor((64,), F32)):
+        with T.Kernel(2, threads=16) as b:
+            for i in T.Parallel(32):
+                T.rng_init(7, b * 32 + i)
+                if form == "word":
+                    A[b * 32 + i] = T.cast(T.rng_rand() >> T.uint32(8), F32)
+                if form in ("uniform", "two loops"):
+                    A[b * 32 + i] = T.rng_rand_float()
+                if form == "normal":
+                    A[b * 32 + i] = T.rng_rand_float(dist="normal")
+            if form == "two loops":
+                for i in T.Parallel(32):
+                    T.rng_init(7, b * 32 + i)
+                    B[b * 32 + i] = T.rng_rand_float()
+
+    a, b = everywhere(f) if form != "normal" else (everywhere(f, on=("tile",)))
+    assert len(np.unique(a)) == 64 and (form != "two loops" or np.array_equal(a, b))
+    cuda_text(f)
+
+
+@pytest.mark.parametrize("inside", (True, False))
+def test_numbers_of_a_thread_are_not_drawn_by_iterations(inside):
+    with pytest.raises(TileLangError, match="T.rng_init") as e:
+        @T.prim_func
+        def f(A: T.Tensor((64,), "uint32")):
+            with T.Kernel(1, threads=32):
+                if inside:
+                    T.rng_init(1)
+                    for i in T.Parallel(64):
+                        A[i] = T.rng_rand()
+                else:
+                    for i in T.Parallel(64):
+                        T.rng_init(1, i)
+                    A[T.get_thread_binding()] = T.rng_rand()
+    assert e.value.kind == "rng"

@@ -27,6 +27,7 @@ class _State:
         def array(name: str, n: int, dt: str) -> Buffer:
             return Buffer(b.fresh_name(f"rng_{name}"), (n,), DType(dt), LOCAL, span=span)
 
+        self.loop: Any = None  # the T.Parallel whose iterations start it; None: each thread does
         self.name, self.generator = generator, GENERATORS[generator](b, span)
         self.has = array("has", 2, "int32")
         self.spare32, self.spare64 = array("spare", 1, "float32"), array("spare64", 1, "float64")
@@ -64,6 +65,7 @@ def rng_init(seed: Any, seq: Any = None, off: Any = 0, generator: str = "curandS
     if state.name != generator:
         raise error("rng", f"this kernel's generator is {state.name}: it cannot start {generator}",
                     expected=state.name, found=str(generator), hint="use one generator in a kernel, or two kernels")
+    state.loop = _loop(b)
     if seq is None:
         seq = cast(k.block_vars[0], U64) * const(k.threads[0], U64) + cast(get_thread_binding(0), U64)
     start, sequence, offset = let(b, "rng_seed", _integer("the seed", seed)), _integer("seq", seq), _integer("off", off)
@@ -75,6 +77,11 @@ def rng_init(seed: Any, seq: Any = None, off: Any = 0, generator: str = "curandS
     state.generator.start(b, start, sequence, offset)
 
 
+def _loop(b: Builder) -> Any:
+    """The T.Parallel around this place, or None."""
+    return next((f for f in reversed(b.frames) if getattr(f, "parallel", False)), None)
+
+
 def _state(what: str) -> tuple[Builder, _State]:
     b = need_builder(what)
     state = getattr(need_kernel(what), "rng", None)
@@ -82,6 +89,14 @@ def _state(what: str) -> tuple[Builder, _State]:
         raise error("rng", f"{what} before T.rng_init",
                     expected="T.rng_init before it", found="none in this kernel",
                     hint="call T.rng_init(seed) first, in the same kernel")
+    if state.loop is not _loop(b):
+        inside = state.loop is None
+        raise error("rng", f"{what} {'in' if inside else 'after'} a T.Parallel, and the generator belongs to "
+                    f"{'a thread' if inside else 'its iterations'}: which thread runs an iteration is not fixed",
+                    expected="T.rng_init and the draws in one T.Parallel, or both outside of it",
+                    found=f"T.rng_init {'outside' if inside else 'inside'} of the loop",
+                    hint="start a generator in each iteration: T.rng_init(seed, i) with the loop's variable i" if inside
+                    else "call T.rng_init(seed) after the loop")
     return b, state
 
 
