@@ -328,3 +328,49 @@ def test_numbers_of_a_thread_are_not_drawn_by_iterations(inside):
                         T.rng_init(1, i)
                     A[T.get_thread_binding()] = T.rng_rand()
     assert e.value.kind == "rng"
+
+
+# ---- updates of one element by several iterations ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", ("one", "mod", "half"))
+@pytest.mark.parametrize("shared", (False, True))
+def test_iterations_that_update_one_element_are_computed_alike(index, shared):
+    where = {"one": lambda i: 0, "mod": lambda i: i % 4, "half": lambda i: i // 2}[index]
+
+    @T.prim_func
+    def f(A: T.Tensor((64,), F32), B: T.Tensor((32,), F32)):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((32,), F32)
+            T.clear(S)
+            for i in T.Parallel(64):
+                if shared:
+                    S[where(i)] += A[i]
+                else:
+                    B[where(i)] += A[i]
+            if shared:
+                T.copy(S, B)
+
+    a, want = np.arange(64, dtype=np.float32), np.zeros(32, np.float32)
+    np.add.at(want, [where(i) for i in range(64)], a)
+    assert np.array_equal(everywhere(f, a)[1], want)
+    cuda_text(f)
+
+
+@pytest.mark.parametrize("index", ("one", "half"))
+def test_updates_of_one_element_by_a_run_time_number_of_iterations_are_rejected_alike(index):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def f(A: T.Tensor((n,), F32), B: T.Tensor((32,), F32)):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(n):
+                if index == "one":
+                    B[0] += A[i]
+                else:
+                    B[i // 2] += A[i]
+
+    for target in ({"kind": "cuda", "arch": "sm_90a"}, "cpu"):
+        with pytest.raises(TileLangError, match="atomic_add") as e:
+            tilelang.compile(f, target=target)
+        assert e.value.kind == "parallel-order"

@@ -304,17 +304,30 @@ class _Body:
         if pair is not None or self.disjoint.proves(w.place, r.place):
             return pair
         if same and not contains(w.flat, Load, Call):  # two iterations that store there would be at fault by themselves
-            return None if w.accumulates or not self.repeats(w) else ()
+            # Of a loop of known length, one thread runs all updates of an element.
+            asked = not self.counted if w.accumulates else bool(self.points)
+            return () if asked and self.repeats(w) else None
         return ()
+
+    @property
+    def counted(self) -> bool:
+        """Whether the number of iterations is known."""
+        return all(is_const(e) for e in self.loop.extents)
+
+    @property
+    def first_points(self) -> dict[Var, np.ndarray]:
+        """`points`; where those are not known or many, the first few iterations."""
+        shape = tuple(min(int(e.value), 8) if is_const(e) else 8 for e in self.loop.extents)  # type: ignore[attr-defined]
+        return self.points or dict(zip(self.loop.vars, np.indices(shape).reshape(len(shape), -1)))
 
     def repeats(self, w: _Access) -> bool:
         """Whether two iterations store to one element for some values of the variables from outside. Sizes count as large."""
         sizes = {v for d in (*w.buffer.shape, *w.buffer.strides) if isinstance(d, Expr) for v in free_vars(d)}
         rng = np.random.default_rng(0)
-        others = sorted(free_vars(w.flat) - set(self.points), key=lambda v: v.name)
-        for _ in range(3 if self.points else 0):
+        others = sorted(free_vars(w.flat) - set(self.loop.vars), key=lambda v: v.name)
+        for _ in range(3):
             values = {v: int(rng.integers(4001, 5000)) if v in sizes else int(rng.integers(1, 97)) for v in others}
-            places = self.at(substitute(w.flat, {v: const(k, v.dtype) for v, k in values.items()}))
+            places = self.at(substitute(w.flat, {v: const(k, v.dtype) for v, k in values.items()}), points=self.first_points)
             if places is not None and len(np.unique(places)) < len(places):
                 return True
         return False
@@ -361,16 +374,17 @@ class _Body:
                     return pair
         return None
 
-    def at(self, e: Expr, others: bool = True) -> np.ndarray | None:
+    def at(self, e: Expr, others: bool = True, points: dict[Var, np.ndarray] | None = None) -> np.ndarray | None:
         """The value of e in each iteration; None if it cannot be computed. others: variables from outside the loop are 0."""
         if contains(e, Load, Call) or e.dtype.lanes > 1:
             return None
-        more = free_vars(e) - set(self.points)
+        points = self.points if points is None else points
+        more = free_vars(e) - set(points)
         if more and not others:
             return None
         try:
-            got = evaluate(e, {**{v: 0 for v in more}, **self.points})
-            return np.broadcast_to(np.asarray(got), (len(next(iter(self.points.values()))),))
+            got = evaluate(e, {**{v: 0 for v in more}, **points})
+            return np.broadcast_to(np.asarray(got), (len(next(iter(points.values()))),))
         except (TileLangError, TypeError):
             return None
 

@@ -1,4 +1,4 @@
-"""Parallel loops that accumulate into fragments, where no single work partition of their points fits.
+"""Parallel loops that accumulate into fragments or memory, where no single work partition of their points fits.
 
     for i, j in T.Parallel(64, 32):              for i, j in T.Parallel(64, 32):
         rows[i] += A[i, j]                ->         rows[i] += A[i, j]
@@ -30,8 +30,8 @@ _MOST_POINTS = 1 << 20  # points whose accumulator elements are compared; in lar
 
 
 def accumulates(s: Any) -> bool:
-    """Whether s is an accumulation `X[…] = f(X[…], …)` into a fragment."""
-    return isinstance(s, Store) and s.buffer.scope_name == FRAGMENT and any(_own(s, y) for y in walk(s.value))
+    """Whether s is an accumulation `X[…] = f(X[…], …)`."""
+    return isinstance(s, Store) and any(_own(s, y) for y in walk(s.value))
 
 
 def _own(s: Store, y: Any) -> bool:

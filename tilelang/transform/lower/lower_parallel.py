@@ -35,9 +35,9 @@ PARTLY_UNROLLED = 8
 errors.register("fragment-access", ValueError, "a fragment element that the executing thread does not own",
                 "index it with the variables of a T.Parallel loop, or copy it to shared memory first",
                 expected="elements that the executing thread owns")
-errors.register("parallel-race", ValueError, "T.Parallel iterations accumulate into one element",
-                "use T.reduce_*, T.atomic_add, or a serial loop inside the parallel one",
-                expected="one iteration for each element")
+
+class SharedUpdate(Exception):
+    """Several threads would update one element under a work partition."""
 
 
 def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: Stmt, *, loop_layout: Any = None,
@@ -51,12 +51,11 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
     allocated, laid_out = len(lw.buffers.allocs), set(lw.buffers.layouts)
     try:
         return _shared_out(lw, vars, extents, body, loop_layout, is_async, width, span)
-    except errors.TileLangError as e:
+    except SharedUpdate as e:
         from .accumulate_loops import accumulates  # 2 ms: hardly any loop needs it
 
-        if e.kind != "parallel-race" or not vars or not all(isinstance(n, int) for n in extents) or \
-                not any(accumulates(x) for x in walk(body)):
-            raise
+        if not vars or not all(isinstance(n, int) for n in extents) or not any(accumulates(x) for x in walk(body)):
+            raise errors.InternalError(f"iterations of a parallel loop update one element of `{e}` from several threads") from e
     del lw.buffers.allocs[allocated:]
     for buffer in set(lw.buffers.layouts) - laid_out:
         del lw.buffers.layouts[buffer]
@@ -85,7 +84,7 @@ def _shared_out(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: 
                 width: int | None, span: Any) -> Stmt:
     """The loop under the work partition that suits its accesses.
 
-    Raises parallel-race where several threads accumulate into one element.
+    Raises SharedUpdate where several threads accumulate into one element.
     """
     dist, loose = choose_distribution(lw, vars, extents, body, loop_layout, width, is_async)
     if dist.first is not None and _rereads_staged(lw, vars, dist, body):
@@ -258,9 +257,7 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[li
         touch = loop.touch(lw.layout_of, x.buffer, x.indices, writes)
         if touch.register is None:
             if writes and touch.repeated and loop.grid is not None and not isinstance(x, Store):
-                raise errors.error("parallel-race", f"iterations of the parallel loop accumulate into one element of "
-                                   f"`{x.buffer.name}` from several threads",
-                                   found=f"several for one of `{x.buffer.name}`", span=x.span or span)
+                raise SharedUpdate(x.buffer.name)
             need.setdefault(x.buffer, touch)
         if writes:
             stored[x.buffer] = True
@@ -294,7 +291,7 @@ def _condition(loop: Loop, body: Stmt, buffer: Buffer) -> Callable[[tuple[Var, .
 
 
 def _reject_races(loop: Loop, body: Stmt, span: Any) -> None:
-    """Raise parallel-race where threads accumulate into one element of memory, or of a fragment staged through memory.
+    """Raise SharedUpdate where threads accumulate into one element of memory, or of a fragment staged through memory.
 
     Enclosing blocks and serial loops contribute the same to an index at all points, so any value will do for them.
     """
@@ -311,9 +308,7 @@ def _reject_races(loop: Loop, body: Stmt, span: Any) -> None:
         elif isinstance(s, (For, While)):
             visit(s.body, conds)
         elif isinstance(s, Store) and (is_memory(s.buffer) or s.buffer in loop.staged) and shared_elements(grid, s, conds):
-            raise errors.error("parallel-race", f"iterations of the parallel loop accumulate into one element of "
-                               f"`{s.buffer.name}` from several threads",
-                               found=f"several for one of `{s.buffer.name}`", span=s.span or span)
+            raise SharedUpdate(s.buffer.name)
 
     visit(body, ())
 
