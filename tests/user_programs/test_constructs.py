@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from everywhere import cuda_text, everywhere
+from everywhere import WITH_HOPPER, cuda_text, everywhere
 
 import tilelang
 import tilelang.language as T
@@ -374,3 +374,63 @@ def test_updates_of_one_element_by_a_run_time_number_of_iterations_are_rejected_
         with pytest.raises(TileLangError, match="atomic_add") as e:
             tilelang.compile(f, target=target)
         assert e.value.kind == "parallel-order"
+
+
+@pytest.mark.parametrize("form", ("element", "fragment", "loop", "chain", "while", "branch", "tensor", "pipeline", "private"))
+def test_an_update_by_the_whole_block_happens_once(form):
+    @T.prim_func
+    def f(A: T.Tensor((8, 64), F32), B: T.Tensor((8, 64), F32), G: T.Tensor((8,), F32)):
+        with T.Kernel(8, threads=96) as b:
+            s = T.alloc_shared((64,), F32)
+            F = T.alloc_fragment((64,), F32)
+            m = T.alloc_fragment((1,), F32)
+            T.copy(A[b, :], s)
+            T.copy(s, F)
+            T.reduce_sum(F, m)
+            if form == "element":
+                s[63] = s[63] + 1.0
+            if form == "fragment":
+                s[63] = s[63] + m[0]
+            if form == "loop":
+                for i in T.serial(8):
+                    s[i] = s[i] + s[i + 1]
+            if form == "chain":
+                s[3] = s[3] + s[4]
+                s[4] = s[4] * s[3]
+                v = s[4]
+                s[5] = s[5] + v
+            if form == "while":
+                while s[0] < 10.0:
+                    s[0] = s[0] + 3.0
+            if form == "branch":
+                if s[1] > 0.0:
+                    s[2] = s[2] + 5.0
+                else:
+                    s[2] = s[2] - 5.0
+            if form == "tensor":
+                G[b] = G[b] + s[3]
+                for i in T.Parallel(64):
+                    s[i] = s[i] + G[b]
+            if form == "pipeline":
+                for i in T.Pipelined(8, num_stages=2):
+                    T.copy(A[i, :], s)
+                    s[0] = s[0] + s[63]
+                    for j in T.Parallel(64):
+                        F[j] += s[j]
+                T.copy(F, s)
+            if form == "private":
+                total = T.alloc_var(F32, init=0.0)
+                for i in T.serial(4):
+                    total = total + s[i]
+                s[9] = s[9] + total
+            for i in T.Parallel(64):
+                B[b, i] = s[63 - i]
+
+    a = (np.arange(512, dtype=np.float32) % 7).reshape(8, 64)
+    _, b, _ = everywhere(f, a, on=WITH_HOPPER)
+    plain = {"element": lambda x: x[63] + 1, "fragment": lambda x: x[63] + x.sum(),
+             "branch": lambda x: x[2] + (5 if x[1] > 0 else -5), "private": lambda x: x[9] + x[:4].sum()}
+    if form in plain:
+        at = {"element": 63, "fragment": 63, "branch": 2, "private": 9}[form]
+        assert np.array_equal(b[:, 63 - at], [plain[form](x) for x in a])
+    cuda_text(f, "sm_90a")
