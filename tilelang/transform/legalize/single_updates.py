@@ -71,7 +71,8 @@ class _Updates:
 
     def once(self, s: Store) -> Stmt:
         """The update by the first thread of the block. What it reads of fragments is read before, by all threads together."""
-        blocks = not all(isinstance(n, Const) and n.value == 1 for n in map(_sized, self.launch.grid))
+        blocks = {v for v, n in zip(self.launch.block_vars, map(_sized, self.launch.grid))
+                  if not (isinstance(n, Const) and n.value == 1)} - set(s.indices)  # an index of its own: an element of its own
         shared = s.buffer.scope_name.startswith("shared")
         if self.d.divergent(s.value) or not _is_pure(s.value) or blocks and not shared:
             threads, once = self.launch.num_threads, "write it" if shared else "T.atomic_add"
