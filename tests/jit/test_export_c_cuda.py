@@ -187,7 +187,7 @@ def cuda_toolkit():
     """(include folder, libcudart) of the wheels, or None."""
     for root in (find_spec("nvidia").submodule_search_locations or ()) if find_spec("nvidia") else ():
         for include in Path(root).glob("*/include"):
-            if (include / "cuda_runtime_api.h").exists():
+            if (include / "cuda_runtime_api.h").exists() and (include / "crt" / "host_defines.h").exists():
                 return include, next(include.parent.glob("lib/libcudart.so.*"), None)
     return None
 
