@@ -15,6 +15,7 @@ class CallOptions(Options):
 
     if TYPE_CHECKING:  # all fields of all records, so that code that knows the intrinsic need not name its record class
         a_major: str
+        arriving: int
         b_major: str
         based: bool
         bytes: int
@@ -42,7 +43,6 @@ class CallOptions(Options):
         registers: tuple[str, ...]
         relaxed: bool
         rounding_mode: str
-        roles: int
         row: str
         sbo: int
         size: int
@@ -97,11 +97,11 @@ class BlockBarrierOptions(CallOptions):
 class VoteOptions(CallOptions):
     """key: the number of the first barrier of the warp roles, where each warp role runs as a coroutine (CPU).
 
-    roles: how many warp roles meet there; 0: all of the block that have not ended.
+    arriving: how many warp roles meet there; 0: all of the block that have not ended.
     """
 
     key: int | None = None
-    roles: int = 0
+    arriving: int = 0
 
 
 @_of("shfl_xor", "shfl_up", "shfl_down", "shfl_idx")

@@ -76,12 +76,12 @@ class Masked(CpuStmt):
 class OncePerBlock(CpuStmt):
     """body runs once, in the last warp role that arrives; then all continue.  barrier: number of the warp roles' barrier.
 
-    roles: how many of them arrive; 0: all of the block that have not ended.
+    arriving: how many of them come; 0: all of the block that have not ended.
     """
 
     body: Stmt
     barrier: int
-    roles: int = 0
+    arriving: int = 0
     span: Any = None
 
 

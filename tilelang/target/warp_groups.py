@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tilelang.ir import Binary, Call, Const, Expr, Launch, Stmt, Unary, call, logical, rewrite, walk
+from tilelang.ir import Binary, Call, Expr, Launch, Stmt, Unary, call, logical, rewrite, walk
 
 GROUP, WARP_LANES = 128, 32  # threads of a warp group, of a warp
 PER_GROUP = GROUP // WARP_LANES
@@ -31,10 +31,11 @@ def in_warps(first: int, count: int) -> Call:
 
 def in_some_warps(warps: Iterable[int]) -> Expr:
     """A condition that holds exactly in these warps."""
-    some, out = frozenset(warps), Const(False, "bool")
-    for n, (first, count) in enumerate(runs(some)):
+    out: Expr | None = None
+    for first, count in runs(warps):
         test = in_warps(first, count)
-        out = logical("or", out, test) if n else test
+        out = test if out is None else logical("or", out, test)
+    assert out is not None, "a branch that no warp takes is left out"
     return out
 
 

@@ -31,7 +31,7 @@ def test_each_warp_role_has_its_own_statements():
 def test_a_tile_operation_of_the_block_runs_once():
     launch = planned_body(_copied_through)
     texts = [text_of(_copied_through, k) for k in (0, 1)]
-    assert all(t.startswith("with OncePerBlock(barrier=0, roles=0):") for t in texts)
+    assert all(t.startswith("with OncePerBlock(barrier=0, arriving=0):") for t in texts)
     assert launch.warp_role_barriers == 1
     assert [sum(1 for _ in walk(c.body, TileOp)) for c in launch.codes] == [2, 2]
 

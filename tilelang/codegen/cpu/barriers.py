@@ -153,18 +153,18 @@ def _wait(cx: Code, e: Call) -> str:
 
 def _warp_role_barrier(cx: Code, e: Call) -> str:
     assert e.options.key is not None, "split_warp_roles numbers the barriers"
-    warp_role_barrier(cx, e.options.key, e.options.roles, None)
+    warp_role_barrier(cx, e.options.key, e.options.arriving, None)
     return "0"
 
 
-def warp_role_barrier(cx: Code, number: int, roles: int, action: Callable[[], None] | None) -> None:
-    """`roles` warp roles arrive, or (0) all of the block that have not ended; the last one runs the action."""
+def warp_role_barrier(cx: Code, number: int, arriving: int, action: Callable[[], None] | None) -> None:
+    """`arriving` warp roles arrive, or (0) all of the block that have not ended; the last one runs the action."""
     warp_role = warp_role_of(cx, "a barrier of warp roles outside a kernel", None)
     if cx.block.tid is not None:
         raise unsupported("a barrier of the block under a condition or loop that depends on the thread", span=cx.span)
     f = cx.f
     arrive_and_wait(f, warp_role, "%state", WARP_ROLE_BARRIERS + 2 * number, "1",
-                    lambda: str(roles) if roles else get_word(f, "%state", LIVE), action=action)
+                    lambda: str(arriving) if arriving else get_word(f, "%state", LIVE), action=action)
 
 
 def _named(cx: Code, e: Call) -> str:

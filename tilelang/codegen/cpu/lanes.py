@@ -203,7 +203,7 @@ def _vote_of_warp_roles(cx: Code, e: Call, number: int, votes: str, voters: str)
         for k in (0, 1):
             f.do(f"store i64 0, ptr {word(f, '%state', counts + k)}")
 
-    warp_role_barrier(cx, number, e.options.roles, count)
+    warp_role_barrier(cx, number, e.options.arriving, count)
     return f.let(f"trunc i64 {get_word(f, '%state', result)} to i32")
 
 

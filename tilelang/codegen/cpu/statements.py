@@ -118,7 +118,7 @@ class StatementPrinter:
         self.cx.f.branch(self.cx.value(s.mask), lambda: self.stmt(s.body))
 
     def _once_per_block(self, s: OncePerBlock) -> None:
-        warp_role_barrier(self.cx, s.barrier, s.roles, lambda: self.stmt(s.body))
+        warp_role_barrier(self.cx, s.barrier, s.arriving, lambda: self.stmt(s.body))
 
     # ---- simple statements ----------------------------------------------------------------------------------------
 

@@ -196,7 +196,7 @@ class _Split:
                 return None
             k = next(positions)
             first, *_ = (self._number(s, k + i) for i in range(3))
-            return with_options(n, key=first, roles=self._meeting)
+            return with_options(n, key=first, arriving=self._meeting)
 
         return rewrite(s, number)
 
@@ -210,7 +210,8 @@ class _Split:
                    for n in walk(s, Load, Store, Region, AddressOf))
 
     def _barrier(self, s: Stmt, position: int) -> Stmt:
-        return Evaluate(call("warp_role_barrier", (), "void", key=self._number(s, position), roles=self._meeting), span=s.span)
+        barrier = call("warp_role_barrier", (), "void", key=self._number(s, position), arriving=self._meeting)
+        return Evaluate(barrier, span=s.span)
 
 
 __all__ = ["needs_coroutines", "split_warp_roles"]

@@ -66,8 +66,8 @@ class _Branches:
 
     def branch(self, s: If) -> Stmt:
         taken = self.sets.taken(s.cond, self.here)
-        if taken is None and s.orelse is None and _tiles(s) and (parts := self.parts(s.cond)) is not None:
-            return self.branch(replace(s, cond=parts[0], then=If(parts[1], s.then, None, span=s.span)))
+        if taken is None and s.orelse is None and _tiles(s) and (conds := self.conjuncts(s.cond)) is not None:
+            return self.branch(replace(s, cond=conds[0], then=If(conds[1], s.then, None, span=s.span)))
         if taken is None:
             return self.sides(s) if self.uniform(s.cond) else s
         given = [some for c in walk(s.cond, Call) if (some := warps_of(c)) is not None]
@@ -82,8 +82,8 @@ class _Branches:
             arms.append(body if warps == self.here else If(in_some_warps(warps), body, None, span=s.span))
         return seq(*arms, span=s.span) if arms else EMPTY
 
-    def parts(self, cond: Expr) -> tuple[Expr, Expr] | None:
-        """A condition as (what whole warps decide, the rest); None where it is no conjunction with such a part."""
+    def conjuncts(self, cond: Expr) -> tuple[Expr, Expr] | None:
+        """A condition as (what whole warps decide, the rest); None where it is no such conjunction."""
         if isinstance(cond, Binary) and cond.op == "and":
             for one, other in ((cond.a, cond.b), (cond.b, cond.a)):
                 if self.sets.taken(one, self.here) is not None:

@@ -138,13 +138,13 @@ def _given_to_warp_roles(launch: Launch) -> Launch:
     Block barriers stand around those whose memory other statements use too, in other warp roles perhaps.
     """
     users: dict[Var, set[_Warps]] = {}
-    moved: dict[int, tuple[Var, Any]] = {}
+    moved: dict[int, Var] = {}
 
     def look(s: Stmt, warps: _Warps, outside: bool) -> None:
         if isinstance(s, (TileOp, Parallel)):
             own = {b.data for b in walk(s, Buffer) if b.scope_name == FRAGMENT}
             if outside and len(own) == 1 and isinstance(s, (Fill, Copy)) and not (isinstance(s, Copy) and s.plan.by_hand):
-                moved[id(s)] = own.pop(), s
+                moved[id(s)] = own.pop()
             for v in own:
                 users.setdefault(v, set()).add(warps)
         elif isinstance(s, If) and any(x.op == "in_warp_groups" for x in walk(s.cond, Call)):
@@ -164,12 +164,12 @@ def _given_to_warp_roles(launch: Launch) -> Launch:
     look(launch.body, whole, True)
 
     def visit(s: Stmt) -> Stmt | None:
-        data, op = moved.get(id(s), (None, None))
-        some = users.get(data, set()) if data is not None else set()
-        if len(some) != 1 or (warps := next(iter(some))) in (None, whole):
+        some = users.get(moved[id(s)], set()) if id(s) in moved else set()
+        warps = next(iter(some)) if len(some) == 1 else None
+        if warps is None or warps == whole:
             return None
-        own = {e.storage for e in effects(op)}
-        meet = [do("sync_threads")] if any(e.storage in own and e.node is not op and e.buffer.scope_name != FRAGMENT and (
+        own = {e.storage for e in effects(s)}
+        meet = [do("sync_threads")] if any(e.storage in own and e.node is not s and e.buffer.scope_name != FRAGMENT and (
             e.writes or e.storage in stored) for e in touched) else []
         return seq(*meet, If(in_warps(*warps), s, None, span=s.span), *meet, span=s.span)
 

@@ -52,13 +52,13 @@ def split_accumulations(vars: tuple[Var, ...], body: Stmt) -> list[Stmt]:
         groups.setdefault(frozenset(v for v in vars for i in x.indices if any(y is v for y in walk(i))), set()).add(x.buffer)
     of_one_group = sum(map(len, groups.values())) == len({b for bs in groups.values() for b in bs})
     rest = _restricted(body, lambda s: not accumulates(s))
-    if len(groups) < 2 and not _fills_in_part(rest) or not of_one_group or not _wait(body, accumulations):
+    if len(groups) < 2 and not _fills_conditionally(rest) or not of_one_group or not _wait(body, accumulations):
         return [body]
     parts = [_restricted(body, lambda s, bs=bs: accumulates(s) and s.buffer in bs) for bs in groups.values()]
     return [rest, *parts] if contains(rest, Store) else parts
 
 
-def _fills_in_part(rest: Stmt) -> bool:
+def _fills_conditionally(rest: Stmt) -> bool:
     """Whether statements write elements of fragments under conditions: staged in one loop with the accumulation, the whole
     fragment would be read before."""
     return any(s.buffer.scope_name == FRAGMENT for branch in walk(rest, If) for s in walk(branch, Store))

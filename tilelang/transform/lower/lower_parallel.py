@@ -71,12 +71,12 @@ def _accumulations(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], bod
         dist = serial_inside(lw, extents, serial_dims(vars, extents, body))
         return run_loop(lw, vars, dist, body, is_async=is_async, span=span)
     out: list[Stmt] = []
-    outer, lw.in_part = lw.in_part, True
+    outer, lw.split_loop = lw.split_loop, True
     for part in parts:
         own = tuple(fresh(v.name, v.dtype) for v in vars)
         part = renamed(substitute(part, dict(zip(vars, own))))
         out.append(lower_loop(lw, own, extents, part, is_async=is_async, span=span))
-    lw.in_part = outer
+    lw.split_loop = outer
     return seq(*out)
 
 
@@ -269,7 +269,7 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[li
         scratch = lw.new_shared(f"{buffer.name}_s", tuple(buffer.shape), buffer.dtype)
         loop.staged[buffer] = scratch
         if buffer not in stored or _reads_or_skips(buffer, body, loop):
-            under = _condition(loop, body, buffer) if lw.in_part and buffer not in stored else None
+            under = _condition(loop, body, buffer) if lw.split_loop and buffer not in stored else None
             before.append(lw.parallel(buffer.shape, lambda v, b=buffer, t=scratch, c=under: c(v, Store(t, v, load(b, v)))
                                       if c else Store(t, v, load(b, v)), lw.layout_of(buffer)))
         if buffer in stored:

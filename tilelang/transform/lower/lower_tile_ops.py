@@ -84,7 +84,8 @@ class Lowering:
 
     buffers, known, access: what its buffers become, what is known of variables, and how accesses are lowered.  group: the
     warp group's index, once it was requested.  first_warp, warp_role: first warp and number of the warp role being lowered,
-    0 for code of all threads.  in_part: in a loop made of a part of a parallel loop, which may have filled fragments in part.
+    0 for code of all threads.  split_loop: in one of several loops
+    made of a parallel loop, which may have written some elements of a fragment only.
     """
 
     def __init__(self, func: Func, cx: PassContext, launch: Launch, staging_buffers: int = 0, width: int = BOX_ROW) -> None:
@@ -96,7 +97,7 @@ class Lowering:
         self.access = LoweredAccesses(self.buffers, self.known, not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS))
         self.stores = TmaStores(launch, hopper(cx).tma, staging_buffers, hopper(cx).strides, width)
         self.group: Var | None = None
-        self.in_part = False
+        self.split_loop = False
         self.first_warp = self.warp_role = self._warp_roles_seen = 0
 
     # ---- the launch -------------------------------------------------------------------------------------------------

@@ -44,10 +44,10 @@ def _joined(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     """
     out: list[Stmt] = []
     for s in stmts:
-        role, k = _role_of(s), len(out) - 1
-        while role is not None and k >= 0 and _disjoint(_role_of(out[k]), role) and getattr(out[k], "orelse", None) is None:
+        role, k = _warps_of(s), len(out) - 1
+        while role is not None and k >= 0 and _disjoint(_warps_of(out[k]), role) and getattr(out[k], "orelse", None) is None:
             k -= 1
-        if role is not None and k >= 0 and _role_of(out[k]) == role and isinstance(s, If) \
+        if role is not None and k >= 0 and _warps_of(out[k]) == role and isinstance(s, If) \
                 and isinstance(last := out[k], If) and last.orelse is None and s.orelse is None:
             out[k] = replace(last, then=seq(last.then, s.then, span=last.then.span))
         else:
@@ -55,7 +55,7 @@ def _joined(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     return tuple(out)
 
 
-def _role_of(s: Stmt) -> tuple[int, int] | None:
+def _warps_of(s: Stmt) -> tuple[int, int] | None:
     """The warps that take the `then` branch of a branch by warp role; None for other statements."""
     return warps_of(s.cond) if isinstance(s, If) else None
 
@@ -97,7 +97,8 @@ class WarpRoleSync:
     def __init__(self, launch: Launch, synchronized: Callable[[Launch, WarpRoleSync | None], Launch],
                  outer: WarpRoleSync | None) -> None:
         self.launch, self.synchronized = launch, synchronized
-        self.origin, self.numbers = (0, _numbers(launch)) if outer is None else (outer.origin, outer.numbers)
+        self.origin: int = 0 if outer is None else outer.origin
+        self.numbers: dict[tuple[int, int], int] = _numbers(launch) if outer is None else outer.numbers
         self.written = {e.storage for e in effects(launch.body) if e.writes and e.buffer.scope_name == GLOBAL}
         self.binds: list[Stmt] = []  # bindings seen so far, which addresses use
         self.around: list[tuple[For, int]] = []  # loops around a warp role, with the number of binds before each
@@ -147,7 +148,7 @@ class WarpRoleSync:
 
     def outside(self, s: Stmt) -> bool:
         """Whether a statement with warp roles touches memory outside of them."""
-        if _role_of(s) is not None:
+        if _warps_of(s) is not None:
             return False
         inner = [x for f in ("body", "then", "orelse") if isinstance(x := getattr(s, f, None), Stmt)]
         return any(p.touches for x in inner for p in self.pieces(stmts_of(x)))
@@ -162,7 +163,7 @@ class WarpRoleSync:
         return list(got[known:])
 
     def with_warp_roles(self, s: Stmt) -> list[Stmt]:
-        if _role_of(s) is not None:
+        if _warps_of(s) is not None:
             return [self.branches(s)]
         if isinstance(s, (For, While)):
             loop = s if isinstance(s, For) else For(fresh("turn"), const(0), fresh("turns"), "serial", s.body)
