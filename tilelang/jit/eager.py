@@ -96,8 +96,8 @@ class EagerCalls:
                 key = hit = None
             if hit is not None and len(args) <= len(self.code):
                 kernel, rest = hit
-                given = args if rest is None else [args[i] if i < len(args) else d for i, d in rest]
-                return kernel(*given) if out is None else kernel(*given, out=out)
+                passed = args if rest is None else [args[i] if i < len(args) else d for i, d in rest]
+                return kernel(*passed) if out is None else kernel(*passed, out=out)
         if self.owner.is_redefined():
             return self.owner(*args, **kwargs) if out is None else self.owner(*args, out=out, **kwargs)
         missed = self.captured.missed
