@@ -58,7 +58,7 @@ def _element(where: Any) -> Load | None:
 
 def _dp4a(*where: Any) -> Any:
     at = [_element(w) for w in where]
-    return None if None in map(type, at) or any(x is None for x in at) else dp4a(*at)
+    return None if any(x is None for x in at) else dp4a(*at)
 
 
 # CUDA's functions that threads take part in together, and functions of the older device library -> those of the language.
