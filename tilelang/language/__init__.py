@@ -110,7 +110,11 @@ _SUBMODULES = ("eager", "dtypes", "fp8", "common", "experimental", "overrides", 
 
 
 def var(name: str = "v", dtype: _typing.Any = "int32") -> _ir.Var:  # noqa: F811 - dtype is also a public name
-    """A fresh scalar variable.  Raises symbol-name for a name that is no string."""
+    """A fresh scalar variable.  Raises symbol-name for a name that is no string.
+
+    Example:
+        k = T.var("k", "int32")
+    """
     return _import_module(f"{__name__}.nodes").variable(name, dtype)  # type: ignore[no-any-return]
 
 

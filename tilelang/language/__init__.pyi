@@ -293,6 +293,9 @@ def Assert(c: Any, msg: _str, error_kind: _str = 'RuntimeError') -> Any:
     """Check a condition: outside a launch on the host, inside a launch on the device.
 
     Raises not-available for another kind of error than RuntimeError.
+
+    Example:
+        T.Assert(n > 0, "n must be positive")
     """
 
 class Buffer(_Buffer):
@@ -328,7 +331,14 @@ GE: type[_Expr]
 
 GT: type[_Expr]
 
-def If(c: Any) -> Any: """Raw branch: holds T.Then() and T.Else() blocks."""
+def If(c: Any) -> Any:
+    """Raw branch: holds T.Then() and T.Else() blocks.
+
+    Example:
+        with T.If(i < n):
+            with T.Then():
+                Y[i] = X[i]
+    """
 
 IntImm: type[_Expr]
 
@@ -442,37 +452,120 @@ WarpSpecialize = _WarpSpecialize
 
 WarpSpecializeFrame = _WarpSpecializeFrame
 
-def While(c: Any) -> Any: """Raw while loop."""
+def While(c: Any) -> Any:
+    """Raw while loop.
 
-def __cos(x: Any, *, dtype: Any = None) -> _Expr: """__cos(x), in the type of x (integers are not accepted).  In float32 off by at most 4.2e-07 for -3.14 <= x <= 3.14; results below 2**-126 may be zero."""
+    Example:
+        count = T.alloc_var("int32")
+        with T.While(count < 4):
+            count = count + 1
+    """
 
-def __exp(x: Any, *, dtype: Any = None) -> _Expr: """__exp(x), in the type of x (integers are not accepted).  In float32 off by at most 2.5 + 1.173 |x| units in the last place; results below 2**-126 may be zero."""
+def __cos(x: Any, *, dtype: Any = None) -> _Expr:
+    """__cos(x), in the type of x (integers are not accepted).  In float32 off by at most 4.2e-07 for -3.14 <= x <= 3.14; results below 2**-126 may be zero.
 
-def __exp10(x: Any, *, dtype: Any = None) -> _Expr: """__exp10(x), in the type of x (integers are not accepted).  In float32 off by at most 2.5 + 2.97 |x| units in the last place; results below 2**-126 may be zero."""
+    Example:
+        Y[i] = T.__cos(X[i])
+    """
 
-def __ffs(v: Any) -> _Expr: """__ffs of an integer."""
+def __exp(x: Any, *, dtype: Any = None) -> _Expr:
+    """__exp(x), in the type of x (integers are not accepted).  In float32 off by at most 2.5 + 1.173 |x| units in the last place; results below 2**-126 may be zero.
 
-def __ldg(A: Any, idx: Any = None) -> _Expr: """Read-only load of A[i] or (A, i)."""
+    Example:
+        Y[i] = T.__exp(X[i])
+    """
 
-def __log(x: Any, *, dtype: Any = None) -> _Expr: """__log(x), in the type of x (integers are not accepted).  In float32 off by at most 3.6e-07 for 0.5 <= x <= 2, else by at most 3.5 units in the last place; results below 2**-126 may be zero."""
+def __exp10(x: Any, *, dtype: Any = None) -> _Expr:
+    """__exp10(x), in the type of x (integers are not accepted).  In float32 off by at most 2.5 + 2.97 |x| units in the last place; results below 2**-126 may be zero.
 
-def __log10(x: Any, *, dtype: Any = None) -> _Expr: """__log10(x), in the type of x (integers are not accepted).  In float32 off by at most 1.2e-07 for 0.5 <= x <= 2, else by at most 3.5 units in the last place; results below 2**-126 may be zero."""
+    Example:
+        Y[i] = T.__exp10(X[i])
+    """
 
-def __log2(x: Any, *, dtype: Any = None) -> _Expr: """__log2(x), in the type of x (integers are not accepted).  In float32 off by at most 2.4e-07 for 0.5 <= x <= 2, else by at most 2.5 units in the last place; results below 2**-126 may be zero."""
+def __ffs(v: Any) -> _Expr:
+    """__ffs of an integer.
 
-def __sin(x: Any, *, dtype: Any = None) -> _Expr: """__sin(x), in the type of x (integers are not accepted).  In float32 off by at most 3.6e-07 for -3.14 <= x <= 3.14; results below 2**-126 may be zero."""
+    Example:
+        I[i] = T.__ffs(I[i])
+    """
 
-def __tan(x: Any, *, dtype: Any = None) -> _Expr: """__tan(x), in the type of x (integers are not accepted).  In float32 off by at most 1.9e-06 for -1 <= x <= 1; results below 2**-126 may be zero."""
+def __ldg(A: Any, idx: Any = None) -> _Expr:
+    """Read-only load of A[i] or (A, i).
 
-def abs2(*x: Any) -> _Expr: """abs2 on a pair of floats at once."""
+    Example:
+        Y[i] = T.__ldg(X[i])
+    """
 
-def acos(x: Any, *, dtype: Any = None) -> _Expr: """acos(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
+def __log(x: Any, *, dtype: Any = None) -> _Expr:
+    """__log(x), in the type of x (integers are not accepted).  In float32 off by at most 3.6e-07 for 0.5 <= x <= 2, else by at most 3.5 units in the last place; results below 2**-126 may be zero.
 
-def acosh(x: Any, *, dtype: Any = None) -> _Expr: """acosh(x), in the type of x (integers are not accepted).  At most 4.5 units in the last place from the exact result in float32, 3.5 in float64, 0.51 in narrower types."""
+    Example:
+        Y[i] = T.__log(X[i])
+    """
 
-def add2(*x: Any) -> _Expr: """add2 on a pair of floats at once."""
+def __log10(x: Any, *, dtype: Any = None) -> _Expr:
+    """__log10(x), in the type of x (integers are not accepted).  In float32 off by at most 1.2e-07 for 0.5 <= x <= 2, else by at most 3.5 units in the last place; results below 2**-126 may be zero.
 
-def all_of(buffer_or_region: Any) -> _Expr: """Whether all of the elements of a buffer or region hold, seen by each thread: bool."""
+    Example:
+        Y[i] = T.__log10(X[i])
+    """
+
+def __log2(x: Any, *, dtype: Any = None) -> _Expr:
+    """__log2(x), in the type of x (integers are not accepted).  In float32 off by at most 2.4e-07 for 0.5 <= x <= 2, else by at most 2.5 units in the last place; results below 2**-126 may be zero.
+
+    Example:
+        Y[i] = T.__log2(X[i])
+    """
+
+def __sin(x: Any, *, dtype: Any = None) -> _Expr:
+    """__sin(x), in the type of x (integers are not accepted).  In float32 off by at most 3.6e-07 for -3.14 <= x <= 3.14; results below 2**-126 may be zero.
+
+    Example:
+        Y[i] = T.__sin(X[i])
+    """
+
+def __tan(x: Any, *, dtype: Any = None) -> _Expr:
+    """__tan(x), in the type of x (integers are not accepted).  In float32 off by at most 1.9e-06 for -1 <= x <= 1; results below 2**-126 may be zero.
+
+    Example:
+        Y[i] = T.__tan(X[i])
+    """
+
+def abs2(*x: Any) -> _Expr:
+    """abs2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2.
+
+    Example:
+        Y[0:2] = T.abs2(X[0:2])
+    """
+
+def acos(x: Any, *, dtype: Any = None) -> _Expr:
+    """acos(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
+
+    Example:
+        Y[i] = T.acos(X[i])
+    """
+
+def acosh(x: Any, *, dtype: Any = None) -> _Expr:
+    """acosh(x), in the type of x (integers are not accepted).  At most 4.5 units in the last place from the exact result in float32, 3.5 in float64, 0.51 in narrower types.
+
+    Example:
+        Y[i] = T.acosh(X[i])
+    """
+
+def add2(*x: Any) -> _Expr:
+    """add2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2.
+
+    Example:
+        Y[0:2] = T.add2(X[0:2], X[2:4])
+    """
+
+def all_of(buffer_or_region: Any) -> _Expr:
+    """Whether all of the elements of a buffer or region hold, seen by each thread: bool.
+
+    Example:
+        if T.all_of(flags[0:8]):
+            Y[i] = 1
+    """
 
 alloc_buffer = _alloc_buffer
 
@@ -488,11 +581,27 @@ def alloc_tcgen05_smem_desc(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def alloc_tmem(*args: Any, **kwargs: Any) -> Any: ...
 
-def annotate_consumer_reg_alloc(n: _int = 240) -> Any: """Registers per consumer thread under warp specialisation (sm_90a).  A count that does not fit is ignored."""
+def annotate_consumer_reg_alloc(n: _int = 240) -> Any:
+    """Registers per consumer thread under warp specialisation (sm_90a).  A count that does not fit is ignored.
 
-def annotate_producer_reg_dealloc(n: _int = 24) -> Any: """Registers per producer thread under warp specialisation (sm_90a).  A count that does not fit is ignored."""
+    Example:
+        T.annotate_consumer_reg_alloc(240)
+    """
 
-def any_of(buffer_or_region: Any) -> _Expr: """Whether any of the elements of a buffer or region hold, seen by each thread: bool."""
+def annotate_producer_reg_dealloc(n: _int = 24) -> Any:
+    """Registers per producer thread under warp specialisation (sm_90a).  A count that does not fit is ignored.
+
+    Example:
+        T.annotate_producer_reg_dealloc(24)
+    """
+
+def any_of(buffer_or_region: Any) -> _Expr:
+    """Whether any of the elements of a buffer or region hold, seen by each thread: bool.
+
+    Example:
+        if T.any_of(flags[0:8]):
+            Y[i] = 1
+    """
 
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def anylist_getitem(*args: Any, **kwargs: Any) -> Any: ...
@@ -509,26 +618,72 @@ def anylist_setitem_call_packed(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def arg(*args: Any, **kwargs: Any) -> Any: ...
 
-def asin(x: Any, *, dtype: Any = None) -> _Expr: """asin(x), in the type of x (integers are not accepted).  At most 3 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
+def asin(x: Any, *, dtype: Any = None) -> _Expr:
+    """asin(x), in the type of x (integers are not accepted).  At most 3 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
 
-def asinh(x: Any, *, dtype: Any = None) -> _Expr: """asinh(x), in the type of x (integers are not accepted).  At most 3.5 units in the last place from the exact result in float32, 3.5 in float64, 0.51 in narrower types."""
+    Example:
+        Y[i] = T.asin(X[i])
+    """
 
-def atan(x: Any, *, dtype: Any = None) -> _Expr: """atan(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
+def asinh(x: Any, *, dtype: Any = None) -> _Expr:
+    """asinh(x), in the type of x (integers are not accepted).  At most 3.5 units in the last place from the exact result in float32, 3.5 in float64, 0.51 in narrower types.
 
-def atan2(a: Any, b: Any) -> _Expr: """atan2(a, b), in their promoted float type.  At most 3.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
+    Example:
+        Y[i] = T.asinh(X[i])
+    """
 
-def atanh(x: Any, *, dtype: Any = None) -> _Expr: """atanh(x), in the type of x (integers are not accepted).  At most 3.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
+def atan(x: Any, *, dtype: Any = None) -> _Expr:
+    """atan(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
 
-def atomic_addx2(dst: Any, value: Any, return_prev: _bool = False) -> Any: """Add 2 consecutive values atomically, each on its own; return_prev: the old values as a vector."""
+    Example:
+        Y[i] = T.atan(X[i])
+    """
 
-def atomic_addx4(dst: Any, value: Any, return_prev: _bool = False) -> Any: """Add 4 consecutive values atomically, each on its own; return_prev: the old values as a vector."""
+def atan2(a: Any, b: Any) -> _Expr:
+    """atan2(a, b), in their promoted float type.  At most 3.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
+
+    Example:
+        Y[i] = T.atan2(X[i], Y[i])
+    """
+
+def atanh(x: Any, *, dtype: Any = None) -> _Expr:
+    """atanh(x), in the type of x (integers are not accepted).  At most 3.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
+
+    Example:
+        Y[i] = T.atanh(X[i])
+    """
+
+def atomic_addx2(dst: Any, value: Any, return_prev: _bool = False) -> Any:
+    """Add 2 consecutive values atomically, each on its own; return_prev: the old values as a vector.
+
+    Example:
+        T.atomic_addx2(Y[i * 2], X[i * 2:i * 2 + 2])
+    """
+
+def atomic_addx4(dst: Any, value: Any, return_prev: _bool = False) -> Any:
+    """Add 4 consecutive values atomically, each on its own; return_prev: the old values as a vector.
+
+    Example:
+        T.atomic_addx4(Y[i * 4], X[i * 4:i * 4 + 4])
+    """
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def axis(*args: Any, **kwargs: Any) -> Any: ...
 
-def barrier_arrive(bar: Any) -> Any: """T.mbarrier_arrive on the barrier of the executing block."""
+def barrier_arrive(bar: Any) -> Any:
+    """T.mbarrier_arrive on the barrier of the executing block.
 
-def barrier_wait(bar: Any, parity: Any = 0) -> Any: """T.mbarrier_wait_parity."""
+    Example:
+        T.barrier_arrive(bar[0])
+    """
+
+def barrier_wait(bar: Any, parity: Any = 0) -> Any:
+    """T.mbarrier_wait_parity.
+
+    Example:
+        T.barrier_arrive(bar[0])
+        T.barrier_wait(bar[0], 0)
+    """
 
 bfloat16: dtype
 
@@ -544,11 +699,26 @@ bfloat16x64: dtype
 
 bfloat16x8: dtype
 
-def bitwise_and(a: Any, b: Any) -> _Expr: """`bitand` of two values."""
+def bitwise_and(a: Any, b: Any) -> _Expr:
+    """`bitand` of two values.
 
-def bitwise_or(a: Any, b: Any) -> _Expr: """`bitor` of two values."""
+    Example:
+        I[i] = T.bitwise_and(I[i], 3)
+    """
 
-def bitwise_xor(a: Any, b: Any) -> _Expr: """`bitxor` of two values."""
+def bitwise_or(a: Any, b: Any) -> _Expr:
+    """`bitor` of two values.
+
+    Example:
+        I[i] = T.bitwise_or(I[i], 3)
+    """
+
+def bitwise_xor(a: Any, b: Any) -> _Expr:
+    """`bitxor` of two values.
+
+    Example:
+        I[i] = T.bitwise_xor(I[i], 3)
+    """
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def block_name_suffix_context(*args: Any, **kwargs: Any) -> Any: ...
@@ -567,7 +737,12 @@ def buffer(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def buffer_decl(*args: Any, **kwargs: Any) -> Any: ...
 
-def buffer_store(buf: Any, value: Any, indices: Any, predicate: Any = None) -> Any: """buffer[indices] = value; with a predicate where it holds.  Raises predicate-type for a predicate of several lanes."""
+def buffer_store(buf: Any, value: Any, indices: Any, predicate: Any = None) -> Any:
+    """buffer[indices] = value; with a predicate where it holds.  Raises predicate-type for a predicate of several lanes.
+
+    Example:
+        T.buffer_store(Y, X[i], [i], predicate=i < n)
+    """
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def buffer_var(*args: Any, **kwargs: Any) -> Any: ...
@@ -582,6 +757,9 @@ def call_intrin(dtype: Any, op_or_name: _str, *args: Any, annotations: Any = Non
     """An intrinsic by name: a value, or with dtype "handle" or "void" a statement.  Raises extern-argument.
 
     options: its compile-time parameters (ir/call_options.py).
+
+    Example:
+        Y[i] = T.call_intrin("float32", "exp", X[i])
     """
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
@@ -603,7 +781,12 @@ cast = _cast
 
 cdiv = _cdiv
 
-def ceil(x: Any, *, dtype: Any = None) -> _Expr: """ceil(x); integers are returned as they are.  Exact."""
+def ceil(x: Any, *, dtype: Any = None) -> _Expr:
+    """ceil(x); integers are returned as they are.  Exact.
+
+    Example:
+        Y[i] = T.ceil(X[i])
+    """
 
 @_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
 def clc_get_first_ctaid_x(*args: Any, **kwargs: Any) -> Any: ...
@@ -623,7 +806,12 @@ def clc_try_cancel(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
 def clc_try_cancel_multicast(*args: Any, **kwargs: Any) -> Any: ...
 
-def clz(x: Any) -> _Expr: """clz of an integer."""
+def clz(x: Any) -> _Expr:
+    """clz of an integer.
+
+    Example:
+        I[i] = T.clz(I[i])
+    """
 
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def compute_gmma_descriptor(*args: Any, **kwargs: Any) -> Any: ...
@@ -631,16 +819,37 @@ def compute_gmma_descriptor(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def compute_umma_descriptor(*args: Any, **kwargs: Any) -> Any: ...
 
-def cos(x: Any, *, dtype: Any = None) -> _Expr: """cos(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
+def cos(x: Any, *, dtype: Any = None) -> _Expr:
+    """cos(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
 
-def cosh(x: Any, *, dtype: Any = None) -> _Expr: """cosh(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types."""
+    Example:
+        Y[i] = T.cos(X[i])
+    """
 
-def cp_async_barrier_noinc(b: Any) -> Any: """Arrive on the barrier once this thread's earlier cp.async copies have completed; it counts like T.mbarrier_arrive."""
+def cosh(x: Any, *, dtype: Any = None) -> _Expr:
+    """cosh(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types.
+
+    Example:
+        Y[i] = T.cosh(X[i])
+    """
+
+def cp_async_barrier_noinc(b: Any) -> Any:
+    """Arrive on the barrier once this thread's earlier cp.async copies have completed; it counts like T.mbarrier_arrive.
+
+    Example:
+        T.async_copy(A[by * 128, 0], A_s)
+        T.cp_async_barrier_noinc(bar[0])
+    """
 
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def deallocate_tmem(*args: Any, **kwargs: Any) -> Any: ...
 
-def dec_max_nreg(n: _int) -> Any: """T.set_max_nreg(reg_count, False)."""
+def dec_max_nreg(n: _int) -> Any:
+    """T.set_max_nreg(reg_count, False).
+
+    Example:
+        T.dec_max_nreg(24)
+    """
 
 disable_warp_group_reg_alloc = _disable_warp_group_reg_alloc
 
@@ -652,21 +861,56 @@ def end_profile_intrinsic(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def env_thread(*args: Any, **kwargs: Any) -> Any: ...
 
-def erf(x: Any, *, dtype: Any = None) -> _Expr: """erf(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
+def erf(x: Any, *, dtype: Any = None) -> _Expr:
+    """erf(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
 
-def evaluate(expr: Any) -> Any: """Execute an expression for its effect."""
+    Example:
+        Y[i] = T.erf(X[i])
+    """
 
-def exp(x: Any, *, dtype: Any = None) -> _Expr: """exp(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types."""
+def evaluate(expr: Any) -> Any:
+    """Execute an expression for its effect.
 
-def exp10(x: Any, *, dtype: Any = None) -> _Expr: """exp10(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
+    Example:
+        T.evaluate(T.call_extern("handle", "my_load", X.data, tx))
+    """
 
-def exp2(x: Any, *, dtype: Any = None) -> _Expr: """exp2(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types."""
+def exp(x: Any, *, dtype: Any = None) -> _Expr:
+    """exp(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types.
+
+    Example:
+        Y[i] = T.exp(X[i])
+    """
+
+def exp10(x: Any, *, dtype: Any = None) -> _Expr:
+    """exp10(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
+
+    Example:
+        Y[i] = T.exp10(X[i])
+    """
+
+def exp2(x: Any, *, dtype: Any = None) -> _Expr:
+    """exp2(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types.
+
+    Example:
+        Y[i] = T.exp2(X[i])
+    """
 
 fabs = _fabs
 
-def fast_exp2(x: Any, *, dtype: Any = None) -> _Expr: """fast_exp2(x), in the type of x (integers: float32).  In float32 off by at most 4.5 units in the last place; results below 2**-126 may be zero."""
+def fast_exp2(x: Any, *, dtype: Any = None) -> _Expr:
+    """fast_exp2(x), in the type of x (integers: float32).  In float32 off by at most 4.5 units in the last place; results below 2**-126 may be zero.
 
-def fast_rcp(x: Any, *, dtype: Any = None) -> _Expr: """fast_rcp(x), in the type of x (integers: float32).  In float32 off by at most 1.5 units in the last place; results below 2**-126 may be zero."""
+    Example:
+        Y[i] = T.fast_exp2(X[i])
+    """
+
+def fast_rcp(x: Any, *, dtype: Any = None) -> _Expr:
+    """fast_rcp(x), in the type of x (integers: float32).  In float32 off by at most 1.5 units in the last place; results below 2**-126 may be zero.
+
+    Example:
+        Y[i] = T.fast_rcp(X[i])
+    """
 
 float: dtype
 
@@ -868,15 +1112,40 @@ float8_e8m0fnux64: dtype
 
 float8_e8m0fnux8: dtype
 
-def floor(x: Any, *, dtype: Any = None) -> _Expr: """floor(x); integers are returned as they are.  Exact."""
+def floor(x: Any, *, dtype: Any = None) -> _Expr:
+    """floor(x); integers are returned as they are.  Exact.
 
-def floordiv(a: Any, b: Any) -> _Expr: """`floordiv` of two values."""
+    Example:
+        Y[i] = T.floor(X[i])
+    """
 
-def floormod(a: Any, b: Any) -> _Expr: """`floormod` of two values."""
+def floordiv(a: Any, b: Any) -> _Expr:
+    """`floordiv` of two values.
 
-def fma2(*x: Any) -> _Expr: """fma2 on a pair of floats at once."""
+    Example:
+        I[i] = T.floordiv(I[i], 3)
+    """
 
-def fmod(a: Any, b: Any) -> _Expr: """fmod(a, b), in their promoted float type.  Exact."""
+def floormod(a: Any, b: Any) -> _Expr:
+    """`floormod` of two values.
+
+    Example:
+        I[i] = T.floormod(I[i], 3)
+    """
+
+def fma2(*x: Any) -> _Expr:
+    """fma2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2.
+
+    Example:
+        Y[0:2] = T.fma2(X[0:2], X[2:4], X[4:6])
+    """
+
+def fmod(a: Any, b: Any) -> _Expr:
+    """fmod(a, b), in their promoted float type.  Exact.
+
+    Example:
+        Y[i] = T.fmod(X[i], Y[i])
+    """
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def func_name(*args: Any, **kwargs: Any) -> Any: ...
@@ -893,44 +1162,124 @@ def get_swizzle_layout(row: Any, col: Any, row_size: _int, dtype: Any, swizzle_b
     16-byte units are permuted by row, so that a read of eight rows at one column has no bank conflict.
 
     swizzle_bytes: 32, 64 or 128 (default: the row, at most 128).  Raises layout-invalid for rows that do not divide.
+
+    Example:
+        r, c = T.get_swizzle_layout(tx // 64, tx % 64, 64, "float16")
     """
 
-def get_warp_group_idx(ws: Any = None, warps_per_group: Any = None) -> _Expr: """Warp group (default: 4 warps) of this thread in the block."""
+def get_warp_group_idx(ws: Any = None, warps_per_group: Any = None) -> _Expr:
+    """Warp group (default: 4 warps) of this thread in the block.
 
-def get_warp_idx(ws: Any = None) -> _Expr: """Warp of this thread in the block."""
+    Example:
+        group = T.get_warp_group_idx()   # tx // 128
+    """
 
-def get_warp_idx_sync(ws: Any = None) -> _Expr: """Warp of this thread in the block."""
+def get_warp_idx(ws: Any = None) -> _Expr:
+    """Warp of this thread in the block.
+
+    Example:
+        warp = T.get_warp_idx()   # tx // 32
+    """
+
+def get_warp_idx_sync(ws: Any = None) -> _Expr:
+    """Warp of this thread in the block.
+
+    Example:
+        warp = T.get_warp_idx()   # tx // 32
+    """
 
 half: dtype
 
 handle: PointerFactory
 
-def handle_add_byte_offset(h: Any, n: Any) -> _Expr: """An address plus `offset` bytes."""
+def handle_add_byte_offset(h: Any, n: Any) -> _Expr:
+    """An address plus `offset` bytes.
 
-def hypot(a: Any, b: Any) -> _Expr: """hypot(a, b), in their promoted float type.  At most 3.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
+    Example:
+        T.call_extern("handle", "my_load", T.handle_add_byte_offset(X.data, 64), tx)
+    """
 
-def ieee_add(*x: Any, y: _str = 'rn') -> _Expr: """IEEE add with a given rounding mode (rn, rz, ru, rd)."""
+def hypot(a: Any, b: Any) -> _Expr:
+    """hypot(a, b), in their promoted float type.  At most 3.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
 
-def ieee_fdiv(*x: Any, y: _str = 'rn') -> _Expr: """IEEE fdiv with a given rounding mode (rn, rz, ru, rd)."""
+    Example:
+        Y[i] = T.hypot(X[i], Y[i])
+    """
 
-def ieee_fmaf(*x: Any, y: _str = 'rn') -> _Expr: """IEEE fmaf with a given rounding mode (rn, rz, ru, rd)."""
+def ieee_add(*x: Any, y: _str = 'rn') -> _Expr:
+    """IEEE add with a given rounding mode (rn, rz, ru, rd).
 
-def ieee_frcp(*x: Any, rounding_mode: _str = 'rn') -> _Expr: """IEEE frcp with a given rounding mode (rn, rz, ru, rd)."""
+    Example:
+        Y[i] = T.ieee_add(X[i], Y[i])
+    """
 
-def ieee_frsqrt(*x: Any, rounding_mode: _str = 'rn') -> _Expr: """IEEE frsqrt with a given rounding mode (rn, rz, ru, rd)."""
+def ieee_fdiv(*x: Any, y: _str = 'rn') -> _Expr:
+    """IEEE fdiv with a given rounding mode (rn, rz, ru, rd).
 
-def ieee_fsqrt(*x: Any, rounding_mode: _str = 'rn') -> _Expr: """IEEE fsqrt with a given rounding mode (rn, rz, ru, rd)."""
+    Example:
+        Y[i] = T.ieee_fdiv(X[i], Y[i])
+    """
 
-def ieee_mul(*x: Any, y: _str = 'rn') -> _Expr: """IEEE mul with a given rounding mode (rn, rz, ru, rd)."""
+def ieee_fmaf(*x: Any, y: _str = 'rn') -> _Expr:
+    """IEEE fmaf with a given rounding mode (rn, rz, ru, rd).
 
-def ieee_sub(*x: Any, y: _str = 'rn') -> _Expr: """IEEE sub with a given rounding mode (rn, rz, ru, rd)."""
+    Example:
+        Y[i] = T.ieee_fmaf(X[i], Y[i], 1.0)
+    """
+
+def ieee_frcp(*x: Any, rounding_mode: _str = 'rn') -> _Expr:
+    """IEEE frcp with a given rounding mode (rn, rz, ru, rd).
+
+    Example:
+        Y[i] = T.ieee_frcp(X[i])
+    """
+
+def ieee_frsqrt(*x: Any, rounding_mode: _str = 'rn') -> _Expr:
+    """IEEE frsqrt with a given rounding mode (rn, rz, ru, rd).
+
+    Example:
+        Y[i] = T.ieee_frsqrt(X[i])
+    """
+
+def ieee_fsqrt(*x: Any, rounding_mode: _str = 'rn') -> _Expr:
+    """IEEE fsqrt with a given rounding mode (rn, rz, ru, rd).
+
+    Example:
+        Y[i] = T.ieee_fsqrt(X[i])
+    """
+
+def ieee_mul(*x: Any, y: _str = 'rn') -> _Expr:
+    """IEEE mul with a given rounding mode (rn, rz, ru, rd).
+
+    Example:
+        Y[i] = T.ieee_mul(X[i], Y[i])
+    """
+
+def ieee_sub(*x: Any, y: _str = 'rn') -> _Expr:
+    """IEEE sub with a given rounding mode (rn, rz, ru, rd).
+
+    Example:
+        Y[i] = T.ieee_sub(X[i], Y[i])
+    """
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def ignore_loop_partition(*args: Any, **kwargs: Any) -> Any: ...
 
-def inc_max_nreg(n: _int) -> Any: """T.set_max_nreg(reg_count, True)."""
+def inc_max_nreg(n: _int) -> Any:
+    """T.set_max_nreg(reg_count, True).
 
-def increase_descriptor_offset(desc: Any, off: Any) -> Any: """Add `offset` bytes, a multiple of 16, to a descriptor's address."""
+    Example:
+        T.inc_max_nreg(240)
+    """
+
+def increase_descriptor_offset(desc: Any, off: Any) -> Any:
+    """Add `offset` bytes, a multiple of 16, to a descriptor's address.
+
+    Example:
+        desc = T.alloc_wgmma_desc()
+        T.initialize_wgmma_descriptor(desc, T.access_ptr(A_s, "r"), 1, 1, 64)
+        T.increase_descriptor_offset(desc, 32)
+    """
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def index_map(*args: Any, **kwargs: Any) -> Any: ...
@@ -946,6 +1295,10 @@ def initialize_wgmma_descriptor(desc: Any, addr: Any, layout_type_: _int = 0, le
 
     layout_type_: 0 no swizzle, 1 of 128, 2 of 64, 3 of 32 bytes.  leading_byte_offset, stride_byte_offset: the fields of the
     descriptor, in units of 16 bytes.  Raises descriptor-operand, extern-argument.
+
+    Example:
+        desc = T.alloc_wgmma_desc()
+        T.initialize_wgmma_descriptor(desc, T.access_ptr(A_s, "r"), 1, 1, 64)
     """
 
 int: dtype
@@ -1008,11 +1361,29 @@ int8x64: dtype
 
 int8x8: dtype
 
-def isfinite(x: Any) -> _Expr: """isfinite(x) as bool."""
+def isfinite(x: Any) -> _Expr:
+    """isfinite(x) as bool.
 
-def isinf(x: Any) -> _Expr: """isinf(x) as bool."""
+    Example:
+        if T.isfinite(X[i]):
+            Y[i] = 0
+    """
 
-def isnan(x: Any) -> _Expr: """isnan(x) as bool."""
+def isinf(x: Any) -> _Expr:
+    """isinf(x) as bool.
+
+    Example:
+        if T.isinf(X[i]):
+            Y[i] = 0
+    """
+
+def isnan(x: Any) -> _Expr:
+    """isnan(x) as bool.
+
+    Example:
+        if T.isnan(X[i]):
+            Y[i] = 0
+    """
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def iter_var(*args: Any, **kwargs: Any) -> Any: ...
@@ -1021,32 +1392,92 @@ def launch_thread(tag_or_itervar: _str, extent: Any) -> Any:
     """`with T.launch_thread("blockIdx.x", 4) as bx:` binds a launch index in its body.
 
     `bx = T.launch_thread("blockIdx.x", 4)` binds it up to the end of the enclosing block of statements.
+
+    Example:
+        with T.launch_thread("blockIdx.x", 16) as b:
+            with T.launch_thread("threadIdx.x", 128) as t:
+                Y[b * 128 + t] = X[b * 128 + t]
     """
 
-def ldg128(src: Any, pred: Any = None) -> _Expr: """128 bits from global memory as uint32x4; src: buffer, region or element, its first element is where they start; zeros where pred is false.  Raises wide-operand, bit-size."""
+def ldg128(src: Any, pred: Any = None) -> _Expr:
+    """128 bits from global memory as uint32x4; src: buffer, region or element, its first element is where they start; zeros where pred is false.  Raises wide-operand, bit-size.
 
-def ldg256(src: Any, pred: Any = None) -> _Expr: """256 bits from global memory as uint32x8; src: buffer, region or element, its first element is where they start; zeros where pred is false.  Raises wide-operand, bit-size."""
+    Example:
+        words = T.ldg128(A[bx, tx * 16])
+    """
 
-def ldg32(src: Any, pred: Any = None) -> _Expr: """32 bits from global memory as uint32; src: buffer, region or element, its first element is where they start; zeros where pred is false.  Raises wide-operand, bit-size."""
+def ldg256(src: Any, pred: Any = None) -> _Expr:
+    """256 bits from global memory as uint32x8; src: buffer, region or element, its first element is where they start; zeros where pred is false.  Raises wide-operand, bit-size.
 
-def ldg64(src: Any, pred: Any = None) -> _Expr: """64 bits from global memory as uint32x2; src: buffer, region or element, its first element is where they start; zeros where pred is false.  Raises wide-operand, bit-size."""
+    Example:
+        words = T.ldg256(A[bx, tx * 16])
+    """
 
-def lds128(*src: Any) -> Any: """128 bits from shared memory as uint32x4; src: buffer, region or element, its first element is where they start.  Raises wide-operand, bit-size."""
+def ldg32(src: Any, pred: Any = None) -> _Expr:
+    """32 bits from global memory as uint32; src: buffer, region or element, its first element is where they start; zeros where pred is false.  Raises wide-operand, bit-size.
 
-def lds32(*src: Any) -> Any: """32 bits from shared memory as uint32; src: buffer, region or element, its first element is where they start.  Raises wide-operand, bit-size."""
+    Example:
+        words = T.ldg32(A[bx, tx * 16])
+    """
 
-def lds64(*src: Any) -> Any: """64 bits from shared memory as uint32x2; src: buffer, region or element, its first element is where they start.  Raises wide-operand, bit-size."""
+def ldg64(src: Any, pred: Any = None) -> _Expr:
+    """64 bits from global memory as uint32x2; src: buffer, region or element, its first element is where they start; zeros where pred is false.  Raises wide-operand, bit-size.
+
+    Example:
+        words = T.ldg64(A[bx, tx * 16])
+    """
+
+def lds128(*src: Any) -> Any:
+    """128 bits from shared memory as uint32x4; src: buffer, region or element, its first element is where they start.  Raises wide-operand, bit-size.
+
+    Example:
+        words = T.lds128(A_s[tx, 0])
+    """
+
+def lds32(*src: Any) -> Any:
+    """32 bits from shared memory as uint32; src: buffer, region or element, its first element is where they start.  Raises wide-operand, bit-size.
+
+    Example:
+        words = T.lds32(A_s[tx, 0])
+    """
+
+def lds64(*src: Any) -> Any:
+    """64 bits from shared memory as uint32x2; src: buffer, region or element, its first element is where they start.  Raises wide-operand, bit-size.
+
+    Example:
+        words = T.lds64(A_s[tx, 0])
+    """
 
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def llvm_lookup_intrinsic_id(*args: Any, **kwargs: Any) -> Any: ...
 
-def log(x: Any, *, dtype: Any = None) -> _Expr: """log(x), in the type of x (integers: float32).  At most 3 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types."""
+def log(x: Any, *, dtype: Any = None) -> _Expr:
+    """log(x), in the type of x (integers: float32).  At most 3 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types.
 
-def log10(x: Any, *, dtype: Any = None) -> _Expr: """log10(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
+    Example:
+        Y[i] = T.log(X[i])
+    """
 
-def log1p(x: Any, *, dtype: Any = None) -> _Expr: """log1p(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types."""
+def log10(x: Any, *, dtype: Any = None) -> _Expr:
+    """log10(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
 
-def log2(x: Any, *, dtype: Any = None) -> _Expr: """log2(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types."""
+    Example:
+        Y[i] = T.log10(X[i])
+    """
+
+def log1p(x: Any, *, dtype: Any = None) -> _Expr:
+    """log1p(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types.
+
+    Example:
+        Y[i] = T.log1p(X[i])
+    """
+
+def log2(x: Any, *, dtype: Any = None) -> _Expr:
+    """log2(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types.
+
+    Example:
+        Y[i] = T.log2(X[i])
+    """
 
 long: dtype
 
@@ -1062,25 +1493,68 @@ def make_tensor(ptr: Any, shape: Any, dtype: Any = 'float32', strides: Any = Non
 
     A pointer parameter, or an address read from a tensor in global memory, must be aligned to 16 bytes.  Other addresses must
     be aligned to the element's size.  Raises pointer for any other argument.
+    shape: elements; strides: elements.
+
+    Example:
+        P = T.make_tensor(p, (64, 64), "float16")
+        Y[i] = P[0, i % 64]
     """
 
-def max2(*x: Any) -> _Expr: """max2 on a pair of floats at once."""
+def max2(*x: Any) -> _Expr:
+    """max2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2.
+
+    Example:
+        Y[0:2] = T.max2(X[0:2], X[2:4])
+    """
 
 def mbarrier_arrive(bar: Any, cta_id: Any = None) -> Any:
     """Each executing thread arrives once; with cta_id, on the same barrier of that block of the cluster.
 
     Raises barrier-operand; barrier-cta for a cta_id with a barrier that T.alloc_cluster_barrier did not make.
+
+    Example:
+        T.mbarrier_arrive(bar[0])
+        T.mbarrier_wait_parity(bar[0], 0)
     """
 
-def mbarrier_arrive_expect_tx(bar: Any, bytes: Any) -> Any: """T.mbarrier_expect_tx and T.mbarrier_arrive in one."""
+def mbarrier_arrive_expect_tx(bar: Any, bytes: Any) -> Any:
+    """T.mbarrier_expect_tx and T.mbarrier_arrive in one.
 
-def mbarrier_expect_tx(bar: Any, bytes: Any) -> Any: """Add expected bytes of copies to the current phase, which completes only after them.  Each executing thread adds them."""
+    Example:
+        if tx == 0:
+            T.mbarrier_arrive_expect_tx(bar[0], 128 * 64 * 2)  # bytes of a (128, 64) float16 tile
+    """
 
-def mbarrier_wait_parity(bar: Any, parity: Any) -> Any: """Wait until the phase with this parity (0, 1) completed.  A wait for parity 1 on a fresh barrier returns at once."""
+def mbarrier_expect_tx(bar: Any, bytes: Any) -> Any:
+    """Add expected bytes of copies to the current phase, which completes only after them.  Each executing thread adds them.
 
-def meta_var(v: Any) -> Any: """The value itself."""
+    Example:
+        if tx == 0:
+            T.mbarrier_expect_tx(bar[0], 128 * 64 * 2)  # bytes of a (128, 64) float16 tile
+    """
 
-def min2(*x: Any) -> _Expr: """min2 on a pair of floats at once."""
+def mbarrier_wait_parity(bar: Any, parity: Any) -> Any:
+    """Wait until the phase with this parity (0, 1) completed.  A wait for parity 1 on a fresh barrier returns at once.
+
+    Example:
+        for k in T.serial(4):
+            T.mbarrier_arrive(bar[0])
+            T.mbarrier_wait_parity(bar[0], k % 2)
+    """
+
+def meta_var(v: Any) -> Any:
+    """The value itself.
+
+    Example:
+        x = T.meta_var(X[i])
+    """
+
+def min2(*x: Any) -> _Expr:
+    """min2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2.
+
+    Example:
+        Y[0:2] = T.min2(X[0:2], X[2:4])
+    """
 
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def mma_fill(*args: Any, **kwargs: Any) -> Any: ...
@@ -1091,30 +1565,83 @@ def mma_gemm_blockscaled(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def mma_store(*args: Any, **kwargs: Any) -> Any: ...
 
-def mul2(*x: Any) -> _Expr: """mul2 on a pair of floats at once."""
+def mul2(*x: Any) -> _Expr:
+    """mul2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2.
 
-def named_barrier_arrive(id: Any, count: Any) -> Any: """Arrive at a named barrier without waiting."""
+    Example:
+        Y[0:2] = T.mul2(X[0:2], X[2:4])
+    """
 
-def nearbyint(x: Any, *, dtype: Any = None) -> _Expr: """nearbyint(x); integers are returned as they are.  Exact."""
+def named_barrier_arrive(id: Any, count: Any) -> Any:
+    """Arrive at a named barrier without waiting.
 
-def popcount(x: Any) -> _Expr: """popcount of an integer."""
+    Example:
+        T.named_barrier_arrive(1, 256)
+    """
+
+def nearbyint(x: Any, *, dtype: Any = None) -> _Expr:
+    """nearbyint(x); integers are returned as they are.  Exact.
+
+    Example:
+        Y[i] = T.nearbyint(X[i])
+    """
+
+def popcount(x: Any) -> _Expr:
+    """popcount of an integer.
+
+    Example:
+        I[i] = T.popcount(I[i])
+    """
 
 ptr: PointerFactory
 
-def ptx_arrive_barrier(b: Any) -> Any: """T.mbarrier_arrive on the barrier of the executing block."""
+def ptx_arrive_barrier(b: Any) -> Any:
+    """T.mbarrier_arrive on the barrier of the executing block.
 
-def ptx_arrive_barrier_expect_tx(b: Any, bytes: Any) -> Any: """T.mbarrier_expect_tx and T.mbarrier_arrive in one."""
+    Example:
+        T.barrier_arrive(bar[0])
+    """
 
-def ptx_arrive_cluster_barrier(b: Any, cta: Any) -> Any: """T.mbarrier_arrive on the same barrier of a block of the cluster."""
+def ptx_arrive_barrier_expect_tx(b: Any, bytes: Any) -> Any:
+    """T.mbarrier_expect_tx and T.mbarrier_arrive in one.
 
-def ptx_cp_async_barrier(b: Any) -> Any: """Delay the barrier's phase until this thread's earlier cp.async copies have completed.  It does not use up an arrival."""
+    Example:
+        if tx == 0:
+            T.mbarrier_arrive_expect_tx(bar[0], 128 * 64 * 2)  # bytes of a (128, 64) float16 tile
+    """
+
+def ptx_arrive_cluster_barrier(b: Any, cta: Any) -> Any:
+    """T.mbarrier_arrive on the same barrier of a block of the cluster.
+
+    Example:
+        T.ptx_arrive_cluster_barrier(cbar[0], 0)
+    """
+
+def ptx_cp_async_barrier(b: Any) -> Any:
+    """Delay the barrier's phase until this thread's earlier cp.async copies have completed.  It does not use up an arrival.
+
+    Example:
+        T.async_copy(A[by * 128, 0], A_s)
+        T.ptx_cp_async_barrier(bar[0])
+    """
 
 @_deprecated("Not available: is a raw form that is not available: use T.tma_copy.")
 def ptx_cp_async_bulk(*args: Any, **kwargs: Any) -> Any: ...
 
-def ptx_init_barrier_thread_count(b: Any, n: Any) -> Any: """Initialise a barrier of T.create_barriers; one thread executes it."""
+def ptx_init_barrier_thread_count(b: Any, n: Any) -> Any:
+    """Initialise a barrier of T.create_barriers; one thread executes it.
 
-def ptx_ldmatrix(trans: _bool, num: _int, src_access_ptr: Any, dst_access_ptr: Any) -> Any: """ldmatrix: num (1, 2, 4) 8 x 8 matrices of 16-bit elements; smem_ptr: the row this lane names."""
+    Example:
+        if tx == 0:
+            T.ptx_init_barrier_thread_count(bars[0], 128)
+    """
+
+def ptx_ldmatrix(trans: _bool, num: _int, src_access_ptr: Any, dst_access_ptr: Any) -> Any:
+    """ldmatrix: num (1, 2, 4) 8 x 8 matrices of 16-bit elements; smem_ptr: the row this lane names.
+
+    Example:
+        T.ptx_ldmatrix(False, 4, T.access_ptr(A_s[tx % 16, tx % 32 // 16 * 8], "r"), T.access_ptr(r16[0], "w"))
+    """
 
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def ptx_mma_block_scale(*args: Any, **kwargs: Any) -> Any: ...
@@ -1134,9 +1661,20 @@ def ptx_tcgen05_mma_ss(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def ptx_tcgen05_mma_ts(*args: Any, **kwargs: Any) -> Any: ...
 
-def ptx_wait_barrier(b: Any, parity: Any = 0) -> Any: """T.mbarrier_wait_parity."""
+def ptx_wait_barrier(b: Any, parity: Any = 0) -> Any:
+    """T.mbarrier_wait_parity.
 
-def ptx_wgmma_rs(dtype: Any, prefix: _str, b_is_k_major: _bool, a_abbrv: Any, b_abbrv: Any, acc_abbrv: Any, A_buf: Any, A_off: Any, B_desc: Any, B_off: Any, C_data: Any, C_off: Any, scale_out: Any, scale_in_a: Any = 1, scale_in_b: Any = 1) -> Any: """T.ptx_wgmma_ss with A in registers: `.data` of a T.alloc_local buffer and its first element."""
+    Example:
+        T.ptx_arrive_barrier(bar[0])
+        T.ptx_wait_barrier(bar[0], 0)
+    """
+
+def ptx_wgmma_rs(dtype: Any, prefix: _str, b_is_k_major: _bool, a_abbrv: Any, b_abbrv: Any, acc_abbrv: Any, A_buf: Any, A_off: Any, B_desc: Any, B_off: Any, C_data: Any, C_off: Any, scale_out: Any, scale_in_a: Any = 1, scale_in_b: Any = 1) -> Any:
+    """T.ptx_wgmma_ss with A in registers: `.data` of a T.alloc_local buffer and its first element.
+
+    Example:
+        T.ptx_wgmma_rs("float32", "m64n64k16", True, "fp16", "fp16", "fp32", r16.data, 0, desc[0], 0, r32.data, 0, True)
+    """
 
 @_deprecated("Not available: is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are.")
 def ptx_wgmma_sp_rs(*args: Any, **kwargs: Any) -> Any: ...
@@ -1152,6 +1690,9 @@ def ptx_wgmma_ss(dtype: Any, prefix: _str, a_is_k_major: _bool, b_is_k_major: _b
     comes before it, T.warpgroup_commit_batch and T.warpgroup_wait after it.  Before that wait, the program must not access
     the operands or registers.
     Raises gemm-types, descriptor-operand; not-available for scale_in other than 1.
+
+    Example:
+        T.ptx_wgmma_ss("float32", "m64n64k16", True, True, "fp16", "fp16", "fp32", desc[0], 0, desc[0], 0, r32.data, 0, True)
     """
 
 @_deprecated("Not available: is not available yet.")
@@ -1165,64 +1706,194 @@ ramp = _ramp
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def ret(*args: Any, **kwargs: Any) -> Any: ...
 
-def rsqrt(x: Any, *, dtype: Any = None) -> _Expr: """rsqrt(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types."""
+def rsqrt(x: Any, *, dtype: Any = None) -> _Expr:
+    """rsqrt(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 1.5 in float64, 0.51 in narrower types.
+
+    Example:
+        Y[i] = T.rsqrt(X[i])
+    """
 
 sblock_alloc_buffer = _sblock_alloc_buffer
 
-def set_max_nreg(n: _int, is_inc: Any) -> Any: """Raise (is_inc) or lower the registers per thread of the executing warp group (setmaxnreg).  Raises register-count."""
+def set_max_nreg(n: _int, is_inc: Any) -> Any:
+    """Raise (is_inc) or lower the registers per thread of the executing warp group (setmaxnreg).  Raises register-count.
 
-def shfl_down(value: Any, delta: Any, width: _int = 32, mask: Any = 4294967295) -> _Var: """shfl_down: the value of another lane of the warp."""
+    Example:
+        T.set_max_nreg(240, 1)
+    """
 
-def shfl_sync(value: Any, srcLane: Any, width: _int = 32, mask: Any = 4294967295) -> _Var: """shfl_sync: the value of another lane of the warp."""
+def shfl_down(value: Any, delta: Any, width: _int = 32, mask: Any = 4294967295) -> _Var:
+    """shfl_down: the value of another lane of the warp.
 
-def shfl_up(value: Any, delta: Any, width: _int = 32, mask: Any = 4294967295) -> _Var: """shfl_up: the value of another lane of the warp."""
+    Example:
+        x = T.shfl_down(X[i], 1)
+    """
 
-def shfl_xor(value: Any, delta: Any, width: _int = 32, mask: Any = 4294967295) -> _Var: """shfl_xor: the value of another lane of the warp."""
+def shfl_sync(value: Any, srcLane: Any, width: _int = 32, mask: Any = 4294967295) -> _Var:
+    """shfl_sync: the value of another lane of the warp.
 
-def shift_left(x: Any, y: Any) -> _Expr: """`shl` of two values."""
+    Example:
+        x = T.shfl_sync(X[i], 0)
+    """
 
-def shift_right(x: Any, y: Any) -> _Expr: """`shr` of two values."""
+def shfl_up(value: Any, delta: Any, width: _int = 32, mask: Any = 4294967295) -> _Var:
+    """shfl_up: the value of another lane of the warp.
+
+    Example:
+        x = T.shfl_up(X[i], 1)
+    """
+
+def shfl_xor(value: Any, delta: Any, width: _int = 32, mask: Any = 4294967295) -> _Var:
+    """shfl_xor: the value of another lane of the warp.
+
+    Example:
+        x = T.shfl_xor(X[i], 16)
+    """
+
+def shift_left(x: Any, y: Any) -> _Expr:
+    """`shl` of two values.
+
+    Example:
+        I[i] = T.shift_left(I[i], 3)
+    """
+
+def shift_right(x: Any, y: Any) -> _Expr:
+    """`shr` of two values.
+
+    Example:
+        I[i] = T.shift_right(I[i], 3)
+    """
 
 short: dtype
 
-def sigmoid(x: Any, *, dtype: Any = None) -> _Expr: """sigmoid(x), in the type of x (integers: float32).  At most 5 units in the last place from the exact result in float32, 4 in float64, 0.51 in narrower types."""
+def sigmoid(x: Any, *, dtype: Any = None) -> _Expr:
+    """sigmoid(x), in the type of x (integers: float32).  At most 5 units in the last place from the exact result in float32, 4 in float64, 0.51 in narrower types.
 
-def sin(x: Any, *, dtype: Any = None) -> _Expr: """sin(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
+    Example:
+        Y[i] = T.sigmoid(X[i])
+    """
 
-def sinh(x: Any, *, dtype: Any = None) -> _Expr: """sinh(x), in the type of x (integers are not accepted).  At most 3.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
+def sin(x: Any, *, dtype: Any = None) -> _Expr:
+    """sin(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
 
-def sqrt(x: Any, *, dtype: Any = None) -> _Expr: """sqrt(x), in the type of x (integers: float32).  Correctly rounded."""
+    Example:
+        Y[i] = T.sin(X[i])
+    """
+
+def sinh(x: Any, *, dtype: Any = None) -> _Expr:
+    """sinh(x), in the type of x (integers are not accepted).  At most 3.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
+
+    Example:
+        Y[i] = T.sinh(X[i])
+    """
+
+def sqrt(x: Any, *, dtype: Any = None) -> _Expr:
+    """sqrt(x), in the type of x (integers: float32).  Correctly rounded.
+
+    Example:
+        Y[i] = T.sqrt(X[i])
+    """
 
 @_deprecated("Not available: is not available yet.")
 def start_profile_intrinsic(*args: Any, **kwargs: Any) -> Any: ...
 
-def stg128(dst: Any, value: Any, pred: Any = None) -> Any: """Store 128 bits (uint32x4) to global memory from dst on; nothing where pred is false.  Raises wide-operand, bit-size."""
+def stg128(dst: Any, value: Any, pred: Any = None) -> Any:
+    """Store 128 bits (uint32x4) to global memory from dst on; nothing where pred is false.  Raises wide-operand, bit-size.
 
-def stg256(dst: Any, value: Any, pred: Any = None) -> Any: """Store 256 bits (uint32x8) to global memory from dst on; nothing where pred is false.  Raises wide-operand, bit-size."""
+    Example:
+        T.stg128(C[bx, tx * 8], T.ldg128(A[bx, tx * 16]))
+    """
 
-def stg32(dst: Any, value: Any, pred: Any = None) -> Any: """Store 32 bits (uint32) to global memory from dst on; nothing where pred is false.  Raises wide-operand, bit-size."""
+def stg256(dst: Any, value: Any, pred: Any = None) -> Any:
+    """Store 256 bits (uint32x8) to global memory from dst on; nothing where pred is false.  Raises wide-operand, bit-size.
 
-def stg64(dst: Any, value: Any, pred: Any = None) -> Any: """Store 64 bits (uint32x2) to global memory from dst on; nothing where pred is false.  Raises wide-operand, bit-size."""
+    Example:
+        T.stg256(C[bx, tx * 8], T.ldg256(A[bx, tx * 16]))
+    """
 
-def sts128(*dst: Any) -> Any: """Store 128 bits (uint32x4) to shared memory from dst on.  Raises wide-operand, bit-size."""
+def stg32(dst: Any, value: Any, pred: Any = None) -> Any:
+    """Store 32 bits (uint32) to global memory from dst on; nothing where pred is false.  Raises wide-operand, bit-size.
 
-def sts32(*dst: Any) -> Any: """Store 32 bits (uint32) to shared memory from dst on.  Raises wide-operand, bit-size."""
+    Example:
+        T.stg32(C[bx, tx * 8], T.ldg32(A[bx, tx * 16]))
+    """
 
-def sts64(*dst: Any) -> Any: """Store 64 bits (uint32x2) to shared memory from dst on.  Raises wide-operand, bit-size."""
+def stg64(dst: Any, value: Any, pred: Any = None) -> Any:
+    """Store 64 bits (uint32x2) to global memory from dst on; nothing where pred is false.  Raises wide-operand, bit-size.
 
-def sub2(*x: Any) -> _Expr: """sub2 on a pair of floats at once."""
+    Example:
+        T.stg64(C[bx, tx * 8], T.ldg64(A[bx, tx * 16]))
+    """
 
-def syncthreads_and(pred: Any) -> _Var: """syncthreads_and over the block: int32."""
+def sts128(*dst: Any) -> Any:
+    """Store 128 bits (uint32x4) to shared memory from dst on.  Raises wide-operand, bit-size.
 
-def syncthreads_count(pred: Any) -> _Var: """syncthreads_count over the block: int32."""
+    Example:
+        T.sts128(A_s[tx, 0], T.ldg128(A[bx, tx * 16]))
+    """
 
-def syncthreads_or(pred: Any) -> _Var: """syncthreads_or over the block: int32."""
+def sts32(*dst: Any) -> Any:
+    """Store 32 bits (uint32) to shared memory from dst on.  Raises wide-operand, bit-size.
 
-def tan(x: Any, *, dtype: Any = None) -> _Expr: """tan(x), in the type of x (integers are not accepted).  At most 4.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
+    Example:
+        T.sts32(A_s[tx, 0], T.ldg32(A[bx, tx * 16]))
+    """
 
-def tanh(x: Any, *, dtype: Any = None) -> _Expr: """tanh(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types."""
+def sts64(*dst: Any) -> Any:
+    """Store 64 bits (uint32x2) to shared memory from dst on.  Raises wide-operand, bit-size.
 
-def target(cfg: Any, host: Any = None) -> Any: """The target that a name or dict describes, as `tilelang.compile(…, target=…)` takes it."""
+    Example:
+        T.sts64(A_s[tx, 0], T.ldg64(A[bx, tx * 16]))
+    """
+
+def sub2(*x: Any) -> _Expr:
+    """sub2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2.
+
+    Example:
+        Y[0:2] = T.sub2(X[0:2], X[2:4])
+    """
+
+def syncthreads_and(pred: Any) -> _Var:
+    """syncthreads_and over the block: int32.
+
+    Example:
+        found = T.syncthreads_and(X[i] > 0)
+    """
+
+def syncthreads_count(pred: Any) -> _Var:
+    """syncthreads_count over the block: int32.
+
+    Example:
+        found = T.syncthreads_count(X[i] > 0)
+    """
+
+def syncthreads_or(pred: Any) -> _Var:
+    """syncthreads_or over the block: int32.
+
+    Example:
+        found = T.syncthreads_or(X[i] > 0)
+    """
+
+def tan(x: Any, *, dtype: Any = None) -> _Expr:
+    """tan(x), in the type of x (integers are not accepted).  At most 4.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
+
+    Example:
+        Y[i] = T.tan(X[i])
+    """
+
+def tanh(x: Any, *, dtype: Any = None) -> _Expr:
+    """tanh(x), in the type of x (integers are not accepted).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
+
+    Example:
+        Y[i] = T.tanh(X[i])
+    """
+
+def target(cfg: Any, host: Any = None) -> Any:
+    """The target that a name or dict describes, as `tilelang.compile(…, target=…)` takes it.
+
+    Example:
+        h100 = T.target({"kind": "cuda", "arch": "sm_90a"})
+    """
 
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def tcgen05_after_thread_sync(*args: Any, **kwargs: Any) -> Any: ...
@@ -1280,11 +1951,26 @@ def tma_load_2sm(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
 def tma_scatter4(*args: Any, **kwargs: Any) -> Any: ...
 
-def trunc(x: Any, *, dtype: Any = None) -> _Expr: """trunc(x); integers are returned as they are.  Exact."""
+def trunc(x: Any, *, dtype: Any = None) -> _Expr:
+    """trunc(x); integers are returned as they are.  Exact.
 
-def truncdiv(a: Any, b: Any) -> _Expr: """`truncdiv` of two values."""
+    Example:
+        Y[i] = T.trunc(X[i])
+    """
 
-def truncmod(a: Any, b: Any) -> _Expr: """`truncmod` of two values."""
+def truncdiv(a: Any, b: Any) -> _Expr:
+    """`truncdiv` of two values.
+
+    Example:
+        I[i] = T.truncdiv(I[i], 3)
+    """
+
+def truncmod(a: Any, b: Any) -> _Expr:
+    """`truncmod` of two values.
+
+    Example:
+        I[i] = T.truncmod(I[i], 3)
+    """
 
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def tvm_bmma_sync(*args: Any, **kwargs: Any) -> Any: ...
@@ -1328,7 +2014,13 @@ def tvm_struct_get(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def tvm_struct_set(*args: Any, **kwargs: Any) -> Any: ...
 
-def tvm_thread_invariant(c: Any) -> _Expr: """Mark a condition as uniform over the block; returns the condition."""
+def tvm_thread_invariant(c: Any) -> _Expr:
+    """Mark a condition as uniform over the block; returns the condition.
+
+    Example:
+        if T.tvm_thread_invariant(I[0] > 0):
+            T.clear(acc)
+    """
 
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def tvm_throw_last_error(*args: Any, **kwargs: Any) -> Any: ...
@@ -1336,7 +2028,12 @@ def tvm_throw_last_error(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def tvm_tuple(*args: Any, **kwargs: Any) -> Any: ...
 
-def tvm_warp_shuffle(mask: Any, v: Any, lane: Any, width: _int, warp_size: _int) -> _Var: """The value of a lane of the warp.  Raises lane-arguments."""
+def tvm_warp_shuffle(mask: Any, v: Any, lane: Any, width: _int, warp_size: _int) -> _Var:
+    """The value of a lane of the warp.  Raises lane-arguments.
+
+    Example:
+        Y[i] = T.tvm_warp_shuffle(0xFFFFFFFF, X[i], 0, 32, 32)
+    """
 
 uint: dtype
 
@@ -1396,27 +2093,60 @@ uint8x64: dtype
 
 uint8x8: dtype
 
-def var(name: _str = 'v', dtype: Any = 'int32') -> Any: """A fresh scalar variable.  Raises symbol-name for a name that is no string."""
+def var(name: _str = 'v', dtype: Any = 'int32') -> Any:
+    """A fresh scalar variable.  Raises symbol-name for a name that is no string.
+
+    Example:
+        k = T.var("k", "int32")
+    """
 
 void: dtype
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def vscale(*args: Any, **kwargs: Any) -> Any: ...
 
-def warp_reduce_bitand(value: Any) -> _Expr: """bitand over the lanes of the warp; every lane gets it."""
+def warp_reduce_bitand(value: Any) -> _Expr:
+    """bitand over the lanes of the warp; every lane gets it.
 
-def warp_reduce_bitor(value: Any) -> _Expr: """bitor over the lanes of the warp; every lane gets it."""
+    Example:
+        total = T.warp_reduce_bitand(I[i])
+    """
 
-def warp_reduce_max(value: Any) -> _Expr: """max over the lanes of the warp; every lane gets it."""
+def warp_reduce_bitor(value: Any) -> _Expr:
+    """bitor over the lanes of the warp; every lane gets it.
 
-def warp_reduce_min(value: Any) -> _Expr: """min over the lanes of the warp; every lane gets it."""
+    Example:
+        total = T.warp_reduce_bitor(I[i])
+    """
 
-def warp_reduce_sum(value: Any) -> _Expr: """sum over the lanes of the warp; every lane gets it."""
+def warp_reduce_max(value: Any) -> _Expr:
+    """max over the lanes of the warp; every lane gets it.
+
+    Example:
+        total = T.warp_reduce_max(X[i])
+    """
+
+def warp_reduce_min(value: Any) -> _Expr:
+    """min over the lanes of the warp; every lane gets it.
+
+    Example:
+        total = T.warp_reduce_min(X[i])
+    """
+
+def warp_reduce_sum(value: Any) -> _Expr:
+    """sum over the lanes of the warp; every lane gets it.
+
+    Example:
+        total = T.warp_reduce_sum(X[i])
+    """
 
 def warpgroup_fence_operand(buf_or_ptr: Any, offset: Any = 0, num_regs: Any = None, dtype: Any = None) -> Any:
     """Compiler fence: no access of these registers moves across it.  buffer_or_ptr: fragment, local buffer, or its address.
 
     num_regs: 32-bit registers from element `offset` on (default: all).  Raises fence-operand.
+
+    Example:
+        T.warpgroup_fence_operand(acc, num_regs=128)
     """
 
 @_deprecated("Not available: is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are.")

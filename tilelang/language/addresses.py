@@ -17,7 +17,11 @@ from .tile import EMITTED
 
 
 def address_of(x: Any) -> AddressOf:
-    """Address of an element `A[i, j]` (of a buffer: its first element)."""
+    """Address of an element `A[i, j]` (of a buffer: its first element).
+
+    Example:
+        T.call_extern("handle", "my_load", T.address_of(A[bx * 128, 0]), tx)
+    """
     if isinstance(x, Load):
         return AddressOf(x.buffer, x.indices)
     if isinstance(x, BufferSlice):
@@ -37,6 +41,9 @@ def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0
 
     extents, extent, ignore_last_ndim: how much is accessed; they have no effect here.  Raises access-type for a bad access
     string or more extents than dimensions, pointer for an argument that has no address or is no access.
+
+    Example:
+        T.call_extern("handle", "my_store", T.access_ptr(X[i], "w"), X[i])
     """
     if not isinstance(access_type, (str, int)) or isinstance(access_type, bool):
         raise error("pointer", f"T.access_ptr: an access is 'r', 'w', 'rw' or a bit mask, found {describe(access_type)}",

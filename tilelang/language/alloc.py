@@ -68,7 +68,13 @@ def _shape_and_dtype(what: str, args: tuple[Any, ...], dtype: Any, scope: str | 
 
 
 def alloc_shared(*args: Any, dtype: Any = None, shape: Any = None, scope: str | None = None) -> Buffer:
-    """Block-shared buffer.  (shape, dtype, scope="shared.dyn"); bool is kept in static shared memory."""
+    """Block-shared buffer.  (shape, dtype, scope="shared.dyn"); bool is kept in static shared memory.
+
+    shape: elements.
+
+    Example:
+        A_s = T.alloc_shared((128, 32), "float16")  # 8192 bytes
+    """
     shape, dtype, scope = _shape_and_dtype("T.alloc_shared", args if shape is None else (shape, *args), dtype, scope)
     dt = dtype_of(dtype, "T.alloc_shared")
     scope = "shared" if dt.is_bool else DYNAMIC if scope is None else scope
@@ -76,25 +82,48 @@ def alloc_shared(*args: Any, dtype: Any = None, shape: Any = None, scope: str | 
 
 
 def alloc_fragment(*args: Any, dtype: Any = None, shape: Any = None, scope: str | None = None) -> Buffer:
-    """Tile in registers, distributed over the block's threads; its layout is inferred.  (shape, dtype)."""
+    """Tile in registers, distributed over the block's threads; its layout is inferred.  (shape, dtype).
+
+    shape: elements, one tile of the whole block.
+
+    Example:
+        acc = T.alloc_fragment((128, 128), "float32")
+    """
     shape, dtype, scope = _shape_and_dtype("T.alloc_fragment", args if shape is None else (shape, *args), dtype, scope)
     dt = dtype_of(dtype, "T.alloc_fragment")
     return _allocate("T.alloc_fragment", shape, dt, FRAGMENT if scope is None else scope, "fragment")
 
 
 def alloc_local(*args: Any, dtype: Any = None, shape: Any = None, scope: str | None = None) -> Buffer:
-    """Private array of each thread.  (shape, dtype)."""
+    """Private array of each thread.  (shape, dtype).
+
+    shape: elements of each thread.
+
+    Example:
+        v = T.alloc_local((8,), "float32")
+        v[0] = X[i]
+    """
     shape, dtype, scope = _shape_and_dtype("T.alloc_local", args if shape is None else (shape, *args), dtype, scope)
     return _allocate("T.alloc_local", shape, dtype_of(dtype, "T.alloc_local"), "local" if scope is None else scope, "local")
 
 
 def alloc_global(shape: Any, dtype: Any, scope: str = "global") -> Buffer:
-    """Workspace in global memory, allocated by the runtime for each launch."""
+    """Workspace in global memory, allocated by the runtime for each launch.
+
+    Example:
+        W = T.alloc_global((512, 512), "float32")  # visible to all blocks
+    """
     return _allocate("T.alloc_global", shape, dtype_of(dtype, "T.alloc_global"), scope, "workspace")
 
 
 def allocate(shape: Any, dtype: Any = "float32", scope: str = "global", annotations: Any = None) -> Buffer:
-    """Buffer in any scope."""
+    """Buffer in any scope.
+
+    shape: elements.  scope: "global", "shared", "shared.dyn", "local" or "local.fragment".
+
+    Example:
+        S = T.alloc_buffer((128, 32), "float16", scope="shared")
+    """
     return _allocate("T.allocate", shape, dtype_of(dtype, "T.allocate"), scope, "buffer")
 
 
@@ -106,6 +135,10 @@ def alloc_var(dtype: Any, *args: Any, init: Any = _NOTHING, scope: str = VARIABL
     """Mutable scalar of each thread, read and assigned by its name.  Starts at init (default 0).
 
     Forms: (dt), (dt, 1), (dt, "local.var"), (dt, 1, "local.var"), (dt, init=1).  Raises alloc-var.
+
+    Example:
+        best = T.alloc_var("float32", init=0.0)
+        best = T.max(best, X[i])
     """
     b = _builder("T.alloc_var")
     rest = list(args)
@@ -139,6 +172,11 @@ def empty(*shape: Any, dtype: Any = None) -> Buffer:
     """An output tensor, before T.Kernel; it must be returned.  empty(m, n, dtype=…) or empty((m, n), dtype).
 
     Raises empty-after-kernel, empty-shape.
+
+    Example:
+        M, N = T.const("M N")
+        A: T.Tensor((M, N), "float16")
+        out = T.empty((M, N), "float16")
     """
     b = _builder("T.empty")
     items = list(shape)

@@ -29,7 +29,13 @@ class CommReducer:
 
 
 def comm_reducer(combine: Callable[[Any, Any], Any], identity: list[Any]) -> CommReducer:
-    """A commutative reducer for T.tvm_thread_allreduce: `T.comm_reducer(lambda x, y: x + y, [T.float32(0)])`."""
+    """A commutative reducer for T.tvm_thread_allreduce: `T.comm_reducer(lambda x, y: x + y, [T.float32(0)])`.
+
+    Example:
+        add = T.comm_reducer(lambda x, y: x + y, [T.float32(0)])
+        with T.attr(add, "reduce_scope", 0):
+            T.tvm_thread_allreduce(T.uint32(1), X[i], True, v[0], tx)
+    """
     return CommReducer(combine, identity)
 
 
@@ -50,6 +56,10 @@ def tvm_thread_allreduce(size: Any, value: Any, cond: Any, result: Any, *threads
     size: number of values, 1.  cond: threads where it is false contribute the identity.  result: an element of private
     memory.  threads: thread indices of the kernel (T.get_thread_binding); threads that differ only in these form a
     group.  All threads of the block must reach it.  Raises reducer-type, reducer-operand.
+
+    Example:
+        with T.attr(T.comm_reducer(lambda x, y: x + y, [T.float32(0)]), "reduce_scope", 0):
+            T.tvm_thread_allreduce(T.uint32(1), X[i], True, v[0], tx)  # v = T.alloc_local((1,), "float32")
     """
     b, k = need_builder("T.tvm_thread_allreduce"), need_kernel("T.tvm_thread_allreduce")
     scope = next((f for f in reversed(b.frames) if isinstance(f, ReduceScope)), None)

@@ -34,7 +34,9 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
     The caller's tensor is plain storage of as many elements. Places of threads' own arrays (T.alloc_local) may be permuted; a
     T.Fragment over several threads makes them a fragment. Raises layout-fragment, layout-annotation.
 
-    >>> T.annotate_layout({dQ: T.Layout(dQ.shape, lambda i, j: (i // 8, j // 8, j % 2, i % 8 * 4 + j % 8 // 2))})
+    Example:
+        T.annotate_layout({A_s: T.Layout((128, 64), lambda i, j: (i, j ^ (i % 8 * 8)))})   # swizzle of 16-byte units
+        T.annotate_layout({dQ: T.Layout(dQ.shape, lambda i, j: (i // 8, j // 8, j % 2, i % 8 * 4 + j % 8 // 2))})
     """
     need_builder("T.annotate_layout")
     k = need_kernel("T.annotate_layout")
@@ -83,7 +85,11 @@ def _check_tensor(b: Buffer, layout: Layout | Fragment) -> None:
 
 
 def annotate_safe_value(values: dict[Buffer, Any]) -> None:
-    """Set the values that out-of-range reads of buffers return (default 0)."""
+    """Set the values that out-of-range reads of buffers return (default 0).
+
+    Example:
+        T.annotate_safe_value({A: -1.0})
+    """
     need_builder("T.annotate_safe_value")
     k = need_kernel("T.annotate_safe_value")
     for buffer, value in entries(values, "T.annotate_safe_value"):
@@ -101,6 +107,9 @@ def annotate_l2_hit_ratio(ratios: dict[Buffer, float]) -> None:
     """Keep a part of a global tensor in L2: each launch gets an access policy window (sm_80 and newer).
 
     ratios: {tensor: the part of its accesses that persist, from 0 to 1}.  A launch has one window, that of the first tensor.
+
+    Example:
+        T.annotate_l2_hit_ratio({A: 0.8})
     """
     need_builder("T.annotate_l2_hit_ratio")
     k = need_kernel("T.annotate_l2_hit_ratio")
@@ -119,7 +128,11 @@ def annotate_l2_hit_ratio(ratios: dict[Buffer, float]) -> None:
 
 
 def annotate_restrict_buffers(*buffers: Buffer) -> None:
-    """Declare that these parameters may alias each other."""
+    """Declare that these parameters may alias each other.
+
+    Example:
+        T.annotate_restrict_buffers(X, Y)
+    """
     b = need_builder("T.annotate_restrict_buffers")
     for x in buffers:
         if not isinstance(x, Buffer):
@@ -130,7 +143,11 @@ def annotate_restrict_buffers(*buffers: Buffer) -> None:
 
 
 def annotate_pass_configs(configs: dict[Any, Any]) -> None:
-    """Set pass options of this function.  Options given to tilelang.compile override them."""
+    """Set pass options of this function.  Options given to tilelang.compile override them.
+
+    Example:
+        T.annotate_pass_configs({"tl.disable_tma_lower": True})
+    """
     b = need_builder("T.annotate_pass_configs")
     old = dict(b.facts.pass_configs)
     old.update({str(getattr(k, "value", k)): freeze_attr(v) for k, v in entries(configs, "T.annotate_pass_configs")})
@@ -138,7 +155,11 @@ def annotate_pass_configs(configs: dict[Any, Any]) -> None:
 
 
 def annotate_compile_flags(flags: str | list[str]) -> None:
-    """Set device compiler flags of this function.  Flags given to tilelang.compile are appended."""
+    """Set device compiler flags of this function.  Flags given to tilelang.compile are appended.
+
+    Example:
+        T.annotate_compile_flags(["-O3", "--use_fast_math"])
+    """
     b = need_builder("T.annotate_compile_flags")
     given = [flags] if isinstance(flags, str) else flags
     if not isinstance(given, (list, tuple)):
@@ -151,7 +172,11 @@ def annotate_compile_flags(flags: str | list[str]) -> None:
 
 
 def assume(cond: Any) -> None:
-    """Promise that a condition holds.  A condition on values known to the host is checked at the call."""
+    """Promise that a condition holds.  A condition on values known to the host is checked at the call.
+
+    Example:
+        T.assume(n % 8 == 0)
+    """
     b = need_builder("T.assume")
     c = condition(b, cond, "T.assume")
     if isinstance(c, bool):
@@ -165,7 +190,11 @@ _FUNC_ATTRS = ("global_symbol", "tir.noalias", "tirx.noalias", "tir.is_entry_fun
 
 
 def func_attr(attrs: dict[str, Any]) -> None:
-    """Set attributes of the function."""
+    """Set attributes of the function.
+
+    Example:
+        T.func_attr({"tir.noalias": True})
+    """
     b = need_builder("T.func_attr")
     for key, value in attrs.items():
         near = get_close_matches(str(key), (*FACTS, *_FUNC_ATTRS), 1, 0.8)

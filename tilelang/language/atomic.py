@@ -72,7 +72,14 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
 
 def atomic_add(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False, use_tma: bool = False,
                annotations: dict[str, Any] | None = None) -> Any:
-    """dst += value, atomically.  return_prev (element form): return the old value.  use_tma (tile form): use TMA, or raise."""
+    """dst += value, atomically.  return_prev (element form): return the old value.  use_tma (tile form): use TMA, or raise.
+
+    dst: an element (value: a scalar), or a region or buffer in global or shared memory (value: a tile of its extents).
+
+    Example:
+        T.atomic_add(C[bx * 128, by * 128], acc)   # a (128, 128) tile from that element on
+        old = T.atomic_add(I[0], 1, return_prev=True)
+    """
     if flag(use_tma, "use_tma"):
         if return_prev or not (_has_extents(dst) or _has_extents(value)):
             raise errors.error("atomic-option", "use_tma is for tiles, without return_prev",
@@ -85,18 +92,34 @@ def atomic_add(dst: Any, value: Any, memory_order: str | None = None, return_pre
 
 def atomic_max(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False,
                annotations: dict[str, Any] | None = None) -> Any:
-    """dst = max(dst, value), atomically."""
+    """dst = max(dst, value), atomically.
+
+    dst: an element (value: a scalar), or a region or buffer in global or shared memory (value: a tile of its extents).
+
+    Example:
+        T.atomic_max(Y[0], X[i])
+    """
     return _atomic("max", dst, value, memory_order, return_prev, annotations)
 
 
 def atomic_min(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False,
                annotations: dict[str, Any] | None = None) -> Any:
-    """dst = min(dst, value), atomically."""
+    """dst = min(dst, value), atomically.
+
+    dst: an element (value: a scalar), or a region or buffer in global or shared memory (value: a tile of its extents).
+
+    Example:
+        T.atomic_min(Y[0], X[i])
+    """
     return _atomic("min", dst, value, memory_order, return_prev, annotations)
 
 
 def atomic_or(dst: Any, value: Any, memory_order: str | None = None) -> Any:
-    """dst |= value, atomically, on an integer element."""
+    """dst |= value, atomically, on an integer element.
+
+    Example:
+        T.atomic_or(I[i // 32], 1 << (i % 32))
+    """
     b = need_builder("T.atomic_or")
     if not isinstance(dst, Load) or _has_extents(value):
         raise error("atomic-previous", "T.atomic_or works on one element",
@@ -128,7 +151,11 @@ def _element(b: Builder, x: Any, name: str) -> Load:
 
 
 def atomic_load(src: Any, memory_order: str = "seq_cst") -> Expr:
-    """The value of an element, read atomically."""
+    """The value of an element, read atomically.
+
+    Example:
+        I[i] = T.atomic_load(I[0], memory_order="acquire")
+    """
     b = need_builder("T.atomic_load")
     order = _access_order(b, "atomic_load", memory_order, ("relaxed", "consume", "acquire", "seq_cst"))
     x = _element(b, src, "atomic_load")
@@ -138,7 +165,11 @@ def atomic_load(src: Any, memory_order: str = "seq_cst") -> Expr:
 
 
 def atomic_store(dst: Any, src: Any, memory_order: str = "seq_cst") -> Emitted:
-    """An element = src, written atomically."""
+    """An element = src, written atomically.
+
+    Example:
+        T.atomic_store(I[0], 1, memory_order="release")
+    """
     b = need_builder("T.atomic_store")
     order = _access_order(b, "atomic_store", memory_order, ("relaxed", "release", "seq_cst"))
     x = _element(b, dst, "atomic_store")

@@ -45,18 +45,36 @@ def alloc_barrier(arrive_count: Any) -> Buffer:
 
     arrive_count: integer or list.  A phase completes when that many threads have arrived and all expected bytes were copied.
     Raises barrier-count, barrier-place; needs-arch for other targets.
+
+    Example:
+        bar = T.alloc_barrier(128)           # one barrier, 128 arrivals
+        full = T.alloc_barrier([128, 128])   # two: full[0], full[1]
     """
     return _allocate("T.alloc_barrier", arrive_count, False)
 
 
 def alloc_cluster_barrier(arrive_count: Any) -> Buffer:
-    """T.alloc_barrier for barriers on which other blocks of the cluster arrive (T.mbarrier_arrive(bar, cta_id))."""
+    """T.alloc_barrier for barriers on which other blocks of the cluster arrive (T.mbarrier_arrive(bar, cta_id)).
+
+    Example:
+        full = T.alloc_cluster_barrier([256])   # the 128 threads of each of two blocks arrive
+        T.mbarrier_arrive(full[0], 1)
+    """
     return _allocate("T.alloc_cluster_barrier", arrive_count, True)
 
 
 def create_barriers(n: int) -> Buffer:
     """n barriers that the program initialises: one thread calls T.ptx_init_barrier_thread_count and T.ptx_fence_barrier_init,
-    then all call T.sync_threads().  T.alloc_barrier does all of this automatically."""
+    then all call T.sync_threads().  T.alloc_barrier does all of this automatically.
+
+    Example:
+        bars = T.create_barriers(2)
+        if tx == 0:
+            T.ptx_init_barrier_thread_count(bars[0], 128)
+            T.ptx_init_barrier_thread_count(bars[1], 128)
+            T.ptx_fence_barrier_init()
+        T.sync_threads()
+    """
     return _allocate("T.create_barriers", [1] * int(n), False)
 
 
@@ -90,6 +108,10 @@ def mbarrier_arrive(mbarrier: Any, cta_id: Any = None) -> Emitted:
     """Each executing thread arrives once; with cta_id, on the same barrier of that block of the cluster.
 
     Raises barrier-operand; barrier-cta for a cta_id with a barrier that T.alloc_cluster_barrier did not make.
+
+    Example:
+        T.mbarrier_arrive(bar[0])
+        T.mbarrier_wait_parity(bar[0], 0)
     """
     bar = barrier_of(mbarrier, "T.mbarrier_arrive")
     if cta_id is None:
@@ -101,45 +123,84 @@ def mbarrier_arrive(mbarrier: Any, cta_id: Any = None) -> Emitted:
 
 
 def barrier_arrive(barrier: Any) -> Emitted:
-    """T.mbarrier_arrive on the barrier of the executing block."""
+    """T.mbarrier_arrive on the barrier of the executing block.
+
+    Example:
+        T.barrier_arrive(bar[0])
+    """
     return mbarrier_arrive(barrier)
 
 
 def mbarrier_wait_parity(mbarrier: Any, parity: Any) -> Emitted:
-    """Wait until the phase with this parity (0, 1) completed.  A wait for parity 1 on a fresh barrier returns at once."""
+    """Wait until the phase with this parity (0, 1) completed.  A wait for parity 1 on a fresh barrier returns at once.
+
+    Example:
+        for k in T.serial(4):
+            T.mbarrier_arrive(bar[0])
+            T.mbarrier_wait_parity(bar[0], k % 2)
+    """
     return emit_call("mbarrier_wait", (barrier_of(mbarrier, "T.mbarrier_wait_parity"), _u32(parity, "a parity")))
 
 
 def barrier_wait(barrier: Any, parity: Any = 0) -> Emitted:
-    """T.mbarrier_wait_parity."""
+    """T.mbarrier_wait_parity.
+
+    Example:
+        T.barrier_arrive(bar[0])
+        T.barrier_wait(bar[0], 0)
+    """
     return mbarrier_wait_parity(barrier, parity)
 
 
 def mbarrier_expect_tx(mbarrier: Any, tx_bytes: Any) -> Emitted:
-    """Add expected bytes of copies to the current phase, which completes only after them.  Each executing thread adds them."""
+    """Add expected bytes of copies to the current phase, which completes only after them.  Each executing thread adds them.
+
+    Example:
+        if tx == 0:
+            T.mbarrier_expect_tx(bar[0], 128 * 64 * 2)  # bytes of a (128, 64) float16 tile
+    """
     return emit_call("mbarrier_expect_tx", (barrier_of(mbarrier, "T.mbarrier_expect_tx"), _u32(tx_bytes, "a byte count")))
 
 
 def mbarrier_arrive_expect_tx(mbarrier: Any, tx_bytes: Any) -> Emitted:
-    """T.mbarrier_expect_tx and T.mbarrier_arrive in one."""
+    """T.mbarrier_expect_tx and T.mbarrier_arrive in one.
+
+    Example:
+        if tx == 0:
+            T.mbarrier_arrive_expect_tx(bar[0], 128 * 64 * 2)  # bytes of a (128, 64) float16 tile
+    """
     bar = barrier_of(mbarrier, "T.mbarrier_arrive_expect_tx")
     return emit_call("mbarrier_arrive_expect_tx", (bar, _u32(tx_bytes, "a byte count")))
 
 
 def ptx_init_barrier_thread_count(barrier: Any, count: Any) -> Emitted:
-    """Initialise a barrier of T.create_barriers; one thread executes it."""
+    """Initialise a barrier of T.create_barriers; one thread executes it.
+
+    Example:
+        if tx == 0:
+            T.ptx_init_barrier_thread_count(bars[0], 128)
+    """
     bar = barrier_of(barrier, "T.ptx_init_barrier_thread_count")
     (n,) = _counts("T.ptx_init_barrier_thread_count", count)
     return emit_call("mbarrier_init", (bar, const(n, "uint32")))
 
 
 def ptx_fence_barrier_init() -> Emitted:
-    """Make initialised barriers visible to copies and to the cluster.  Barriers of T.alloc_barrier do not need it."""
+    """Make initialised barriers visible to copies and to the cluster.  Barriers of T.alloc_barrier do not need it.
+
+    Example:
+        T.ptx_fence_barrier_init()
+    """
     return emit_call("fence_mbarrier_init")
 
 
 def fence_proxy_async() -> Emitted:
-    """Proxy fence: after a following barrier, this thread's writes to shared memory are visible to TMA and wgmma."""
+    """Proxy fence: after a following barrier, this thread's writes to shared memory are visible to TMA and wgmma.
+
+    Example:
+        A_s[tx, 0] = 0
+        T.fence_proxy_async()
+    """
     return emit_call("fence_proxy_async")
 
 
@@ -147,12 +208,21 @@ ptx_arrive_barrier, ptx_arrive_barrier_expect_tx = barrier_arrive, mbarrier_arri
 
 
 def ptx_arrive_cluster_barrier(barrier: Any, cta_id: Any) -> Emitted:
-    """T.mbarrier_arrive on the same barrier of a block of the cluster."""
+    """T.mbarrier_arrive on the same barrier of a block of the cluster.
+
+    Example:
+        T.ptx_arrive_cluster_barrier(cbar[0], 0)
+    """
     return mbarrier_arrive(barrier, cta_id)
 
 
 def ptx_wait_barrier(barrier: Any, parity: Any = 0) -> Emitted:
-    """T.mbarrier_wait_parity."""
+    """T.mbarrier_wait_parity.
+
+    Example:
+        T.ptx_arrive_barrier(bar[0])
+        T.ptx_wait_barrier(bar[0], 0)
+    """
     return mbarrier_wait_parity(barrier, parity)
 
 

@@ -28,6 +28,10 @@ def im2col(img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: int, stride: 
 
     Row r is output pixel nhw_step*BM + r (flattened n, oh, ow), column c is c_step*BK + c.  eviction_policy: accepted; it
     has no effect on copies by threads.
+    img: (N, H, W, C) in global memory.  col: (BM, BK) in shared memory, of img's type.
+
+    Example:
+        T.im2col(image, A_s, by, k, 3, 1, 1, 1)    # 3 x 3 kernel, stride 1, dilation 1, padding 1
     """
     b = need_builder("T.im2col")
     check_policy((annotations or {}).get("eviction_policy", eviction_policy))
@@ -74,7 +78,11 @@ def im2col(img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: int, stride: 
 
 
 def c2d_im2col(*args: Any, **kw: Any) -> Emitted:
-    """Deprecated spelling of T.im2col."""
+    """Deprecated spelling of T.im2col.
+
+    Example:
+        T.c2d_im2col(image, A_s, by, k, 3, 1, 1, 1)
+    """
     warnings.warn("T.c2d_im2col is deprecated, use T.im2col", DeprecationWarning, stacklevel=2)
     return im2col(*args, **kw)
 
@@ -86,7 +94,13 @@ def _following(x: Any, n: int, what: str) -> list[Load]:
 
 
 def dp4a(A: Any, B: Any, C: Any) -> Emitted:
-    """C[0] += sum of A[i] * B[i] over 4 consecutive int8 elements, in int32, once per executing thread."""
+    """C[0] += sum of A[i] * B[i] over 4 consecutive int8 elements, in int32, once per executing thread.
+
+    A, B: the first of 4 int8 elements; C: an int32 element.
+
+    Example:
+        T.dp4a(a8[i * 4], b8[i * 4], dot[0])   # dot = T.alloc_local((1,), "int32")
+    """
     b = need_builder("T.dp4a")
     x, y, z = (operand(v, f"operand {n} of T.dp4a") for v, n in ((A, "A"), (B, "B"), (C, "C")))
     if x.buffer.dtype != "int8" or y.buffer.dtype != "int8":
@@ -119,7 +133,8 @@ def _vector_atomic(n: int) -> Callable[..., Any]:
         return EMITTED
 
     fn.__name__ = fn.__qualname__ = f"atomic_addx{n}"
-    fn.__doc__ = f"Add {n} consecutive values atomically, each on its own; return_prev: the old values as a vector."
+    fn.__doc__ = (f"Add {n} consecutive values atomically, each on its own; return_prev: the old values as a vector.\n\n"
+                  f"Example:\n    T.atomic_addx{n}(Y[i * {n}], X[i * {n}:i * {n} + {n}])")
     return fn
 
 
@@ -160,7 +175,8 @@ def _vote(kind: str) -> Callable[[Any], Expr]:
         return b.let(f"{kind}_of", found)  # a value: assigning it to a variable stores it
 
     fn.__name__ = fn.__qualname__ = f"{kind}_of"
-    fn.__doc__ = f"Whether {kind} of the elements of a buffer or region hold, seen by each thread: bool."
+    fn.__doc__ = (f"Whether {kind} of the elements of a buffer or region hold, seen by each thread: bool.\n\nExample:\n"
+                  f"    if T.{kind}_of(flags[0:8]):\n        Y[i] = 1")
     return fn
 
 
@@ -183,7 +199,9 @@ def _warp_reduce(name: str, op: str) -> Callable[[Any], Expr]:
         return v
 
     fn.__name__ = fn.__qualname__ = f"warp_reduce_{name}"
-    fn.__doc__ = f"{name} over the lanes of the warp; every lane gets it."
+    source = "I[i]" if name.startswith("bit") else "X[i]"
+    fn.__doc__ = (f"{name} over the lanes of the warp; every lane gets it.\n\n"
+                  f"Example:\n    total = T.warp_reduce_{name}({source})")
     return fn
 
 
@@ -195,12 +213,23 @@ warp_reduce_bitand, warp_reduce_bitor = _warp_reduce("bitand", "bitand"), _warp_
 
 
 def has_let_value(var: Any) -> bool:
-    """Whether a variable was read from a buffer element, whose address it may then stand for."""
+    """Whether a variable was read from a buffer element, whose address it may then stand for.
+
+    Example:
+        x = X[i]
+        if T.has_let_value(x):
+            Y[i] = x
+    """
     return id(var) in need_builder("T.has_let_value").elements
 
 
 def get_let_value(var: Any) -> Load:
-    """The buffer element that a variable was read from."""
+    """The buffer element that a variable was read from.
+
+    Example:
+        x = X[i]
+        T.call_extern("handle", "my_load", T.address_of(T.get_let_value(x)), tx)
+    """
     b = need_builder("T.get_let_value")
     if id(var) not in b.elements:
         raise error("region-operand", f"{describe(var)} was not read from an element",
@@ -209,27 +238,43 @@ def get_let_value(var: Any) -> Load:
 
 
 def vectorlow(dtype: Any, vec: Any) -> Expr:
-    """Lower half of a vector."""
+    """Lower half of a vector.
+
+    Example:
+        v2 = T.vectorlow("float32x2", X[0:4])
+    """
     v = convert(vec)
     n = v.dtype.lanes // 2
     return Shuffle((v,), tuple(range(n)), DType(dtype))
 
 
 def vectorhigh(dtype: Any, vec: Any) -> Expr:
-    """Upper half of a vector."""
+    """Upper half of a vector.
+
+    Example:
+        v2 = T.vectorhigh("float32x2", X[0:4])
+    """
     v = convert(vec)
     n = v.dtype.lanes // 2
     return Shuffle((v,), tuple(range(n, 2 * n)), DType(dtype))
 
 
 def vectorcombine(dtype: Any, low: Any, high: Any) -> Expr:
-    """The vector that consists of two halves."""
+    """The vector that consists of two halves.
+
+    Example:
+        v4 = T.vectorcombine("float32x4", X[0:2], X[2:4])
+    """
     a, b = convert(low), convert(high)
     return Shuffle((a, b), tuple(range(a.dtype.lanes + b.dtype.lanes)), DType(dtype))
 
 
 def tvm_storage_sync(scope: str) -> Emitted:
-    """Barrier by name: "shared" (block) or "warp"."""
+    """Barrier by name: "shared" (block) or "warp".
+
+    Example:
+        T.tvm_storage_sync("shared")
+    """
     rows = {"shared": "sync_threads", DYNAMIC: "sync_threads", "warp": "sync_warp"}
     b = need_builder("T.tvm_storage_sync")
     if scope not in rows:

@@ -71,6 +71,10 @@ def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int =
 
     Shared and fragment buffers are printed by the thread with linear x = warp_group_id*128 + warp_id*32; a fragment
     is copied to shared memory first, so the call must be reached by the whole block.
+
+    Example:
+        T.print(X[i], msg="x")
+        T.print(acc)
     """
     b = need_builder("T.print")
     if has_value(msg):
@@ -138,7 +142,11 @@ def _print_buffer(b: Builder, buffer: Buffer, msg: str, thread: int) -> Emitted:
 
 
 def device_assert(cond: Any, msg: str = "", no_stack_info: bool = False) -> Emitted:
-    """Trap with a message when cond is false (CUDA; elsewhere a no-op)."""
+    """Trap with a message when cond is false (CUDA; elsewhere a no-op).
+
+    Example:
+        T.device_assert(X[i] >= 0, "negative")
+    """
     b = need_builder("T.device_assert")
     c = condition(b, cond, "T.device_assert")
     text = f"Device assert failed: {words(msg, 'msg of T.device_assert')}"

@@ -40,32 +40,60 @@ def __getattr__(name: str) -> Any:
 
 
 def get_tvm_dtype(x: Any) -> dtype:
-    """Any spelling of a type (name, T dtype, Python, numpy or torch type) as a dtype."""
+    """Any spelling of a type (name, T dtype, Python, numpy or torch type) as a dtype.
+
+    Example:
+        dt = T.get_tvm_dtype("float16")
+    """
     return dtype(x)
 
 
 def is_float4(x: Any) -> Any:
-    """Whether a type is a 4-bit float of any form."""
+    """Whether a type is a 4-bit float of any form.
+
+    Example:
+        if T.is_float4(A.dtype):
+            T.clear(acc)
+    """
     return dtype(x).is_float4()
 
 
 def is_float4_e2m1fn(x: Any) -> Any:
-    """Whether a type is the packed 4-bit float."""
+    """Whether a type is the packed 4-bit float.
+
+    Example:
+        if T.is_float4_e2m1fn(A.dtype):
+            T.clear(acc)
+    """
     return dtype(x).is_float4_e2m1fn()
 
 
 def is_float4_e2m1_unpacked(x: Any) -> Any:
-    """Whether a type is the 4-bit float stored as one value per byte."""
+    """Whether a type is the 4-bit float stored as one value per byte.
+
+    Example:
+        if T.is_float4_e2m1_unpacked(A.dtype):
+            T.clear(acc)
+    """
     return dtype(x).is_float4_e2m1_unpacked()
 
 
 def is_f8f6f4_family(x: Any) -> Any:
-    """Whether a type is any float8, float6 or float4."""
+    """Whether a type is any float8, float6 or float4.
+
+    Example:
+        if T.is_f8f6f4_family(A.dtype):
+            T.clear(acc)
+    """
     return dtype(x).base.startswith(("float8", "float6", "float4"))
 
 
 def validate_gemm_ab_dtypes(a: Any, b: Any, *, a_in_tmem: Any = False, allow_f8f6f4_mixed: Any = False) -> None:
-    """Check that the operands of a gemm have one type, or are both of the f8f6f4 family where that is allowed."""
+    """Check that the operands of a gemm have one type, or are both of the f8f6f4 family where that is allowed.
+
+    Example:
+        T.validate_gemm_ab_dtypes(A.dtype, B.dtype)
+    """
     a, b = dtype(a), dtype(b)
     if a == b:
         return

@@ -132,12 +132,19 @@ def call_extern(dtype: Any = None, name: Any = None, *args: Any) -> Any:
     CUDA's functions that exchange values between threads are those of the language (__shfl_xor_sync is T.shfl_xor).
 
     Equal calls are executed separately (T.call_pure_extern: the compiler may merge them).
+
+    Example:
+        Y[i] = T.call_extern("float32", "fmaxf", X[i], 0.0)
     """
     return _extern("call_extern", dtype, name, args)
 
 
 def call_pure_extern(dtype: Any = None, name: Any = None, *args: Any) -> Any:
-    """Call a device function without effects by name."""
+    """Call a device function without effects by name.
+
+    Example:
+        Y[i] = T.call_pure_extern("float32", "fmaxf", X[i], 0.0)
+    """
     return _extern("call_pure_extern", dtype, name, args)
 
 

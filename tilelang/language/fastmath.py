@@ -42,7 +42,8 @@ def _ieee(name: str, arity: int) -> Callable[..., Expr]:
         return call(f"ieee_{name}", [cast(v, dt) for v in vs], dt, rounding_mode=rounding_mode)
 
     fn.__name__ = fn.__qualname__ = f"ieee_{name}"
-    fn.__doc__ = f"IEEE {name} with a given rounding mode (rn, rz, ru, rd)."
+    operands = ", ".join(("X[i]", "Y[i]", "1.0")[:arity])
+    fn.__doc__ = f"IEEE {name} with a given rounding mode (rn, rz, ru, rd).\n\nExample:\n    Y[i] = T.ieee_{name}({operands})"
     return fn
 
 
@@ -69,7 +70,9 @@ def _packed(name: str, arity: int) -> Callable[..., Expr]:
         return call(name, vs, vs[0].dtype)
 
     fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{name} on a pair of floats at once."
+    operands = ", ".join(("X[0:2]", "X[2:4]", "X[4:6]")[:arity])
+    fn.__doc__ = (f"{name} on a pair of floats at once: float32x2, float16x2 or bfloat16x2.\n\nExample:\n"
+                  f"    Y[0:2] = T.{name}({operands})")
     return fn
 
 

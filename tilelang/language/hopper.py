@@ -53,6 +53,12 @@ def tma_copy(src: Any, dst: Any, *, barrier: Any = None, cluster_mask: Any = Non
     executes the same copy and expects the bytes on its barrier.  Blocks outside the mask load for themselves.
     leader_scope_threads: one thread of every group of this many issues the copy (default: one of all executing threads).
     Raises cluster-mask, leader-scope, barrier-operand, copy-option; tma-copy for tiles TMA cannot move.
+    src, dst: a tile in shared memory and a region or start element of a global tensor, of one type.
+
+    Example:
+        T.tma_copy(A[by * 128, k * 64], A_s, barrier=bar[0])
+        T.mbarrier_arrive(bar[0])
+        T.mbarrier_wait_parity(bar[0], 0)
     """
     b = need_builder("T.tma_copy")
     check_policy((annotations or {}).get("eviction_policy", eviction_policy))
@@ -85,12 +91,23 @@ def tma_copy(src: Any, dst: Any, *, barrier: Any = None, cluster_mask: Any = Non
 
 
 def tma_store_arrive() -> Emitted:
-    """Commit this thread's bulk stores as a group.  T.tma_copy already does this."""
+    """Commit this thread's bulk stores as a group.  T.tma_copy already does this.
+
+    Example:
+        T.tma_store_arrive()
+    """
     return emit_call("bulk_commit")
 
 
 def tma_store_wait(count: int = 0, read: bool = True) -> Emitted:
-    """Wait until at most `count` store groups of this thread still read shared memory (read=False: are incomplete)."""
+    """Wait until at most `count` store groups of this thread still read shared memory (read=False: are incomplete).
+
+    Example:
+        T.fence_proxy_async()
+        T.sync_threads()
+        T.tma_copy(A_s, A[by * 128, 0])
+        T.tma_store_wait(0)
+    """
     return emit_call("bulk_wait", n=_small(count, "count", "T.tma_store_wait"), read=flag(read, "read"))
 
 
@@ -113,6 +130,9 @@ def copy_cluster(src: Any, dst: Any, *, dst_block: Any = None, cluster_mask: Any
     copies whose bytes that block's barrier expects and counts; the source must be written and fenced before.  Rows that are no
     multiples of 16 bytes are stored by threads, which count them there.  Without it, threads copy element by element, and the
     result is visible after T.cluster_sync().
+
+    Example:
+        T.copy_cluster(A[0, k * 64], A_s, cluster_mask=0b11)   # both blocks of the cluster receive the tile
     """
     b, k = need_builder("T.copy_cluster"), need_kernel("T.copy_cluster")
     check_policy((annotations or {}).get("eviction_policy", eviction_policy))
@@ -171,6 +191,11 @@ def wgmma_gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: b
 
     Before the wait, the program must not access C, an A in registers, or the shared operands.  Raises wgmma-gemm when no
     instruction fits the tiles, and the errors of T.gemm.
+    A: (M, K), shared or fragment; B: (K, N), shared; C: (M, N) fragment.  transpose_A, transpose_B: (K, M), (N, K).
+
+    Example:
+        T.wgmma_gemm(A_s, B_s, acc, clear_accum=True)   # (128, 64) @ (64, 128)
+        T.wait_wgmma(0)
     """
     b = need_builder("T.wgmma_gemm")
     clearing = accumulator_clearing(clear_accum)
@@ -186,22 +211,40 @@ wgmma_mma = wgmma_gemm
 
 
 def wait_wgmma(n: int) -> Emitted:
-    """Wait until at most n of this warp group's committed wgmma groups are in flight."""
+    """Wait until at most n of this warp group's committed wgmma groups are in flight.
+
+    Example:
+        T.wgmma_gemm(A_s, B_s, acc, clear_accum=True)
+        T.wait_wgmma(0)
+    """
     return emit_call("wgmma_wait", n=_small(n, "n", "T.wait_wgmma"))
 
 
 def warpgroup_arrive() -> Emitted:
-    """wgmma.fence: orders earlier writes of registers before the following wgmma, which may then use them."""
+    """wgmma.fence: orders earlier writes of registers before the following wgmma, which may then use them.
+
+    Example:
+        T.warpgroup_arrive()
+    """
     return emit_call("wgmma_fence")
 
 
 def warpgroup_commit_batch() -> Emitted:
-    """wgmma.commit_group: commits the wgmma issued so far as a group."""
+    """wgmma.commit_group: commits the wgmma issued so far as a group.
+
+    Example:
+        T.warpgroup_commit_batch()
+    """
     return emit_call("wgmma_commit")
 
 
 def warpgroup_wait(n: int) -> Emitted:
-    """T.wait_wgmma."""
+    """T.wait_wgmma.
+
+    Example:
+        T.wgmma_gemm(A_s, B_s, acc, clear_accum=True)
+        T.warpgroup_wait(0)
+    """
     return emit_call("wgmma_wait", n=_small(n, "n", "T.warpgroup_wait"))
 
 
@@ -209,6 +252,9 @@ def warpgroup_fence_operand(buffer_or_ptr: Any, offset: Any = 0, num_regs: Any =
     """Compiler fence: no access of these registers moves across it.  buffer_or_ptr: fragment, local buffer, or its address.
 
     num_regs: 32-bit registers from element `offset` on (default: all).  Raises fence-operand.
+
+    Example:
+        T.warpgroup_fence_operand(acc, num_regs=128)
     """
     need_builder("T.warpgroup_fence_operand")
     x = buffer_or_ptr
@@ -239,7 +285,11 @@ def warpgroup_fence_operand(buffer_or_ptr: Any, offset: Any = 0, num_regs: Any =
 
 
 def set_max_nreg(reg_count: int, is_inc: Any) -> Emitted:
-    """Raise (is_inc) or lower the registers per thread of the executing warp group (setmaxnreg).  Raises register-count."""
+    """Raise (is_inc) or lower the registers per thread of the executing warp group (setmaxnreg).  Raises register-count.
+
+    Example:
+        T.set_max_nreg(240, 1)
+    """
     return emit_call("set_max_nreg", n=_registers(reg_count), inc=flag(is_inc, "is_inc"))
 
 
@@ -251,29 +301,49 @@ def _registers(n: Any) -> int:
 
 
 def inc_max_nreg(reg_count: int) -> Emitted:
-    """T.set_max_nreg(reg_count, True)."""
+    """T.set_max_nreg(reg_count, True).
+
+    Example:
+        T.inc_max_nreg(240)
+    """
     return set_max_nreg(reg_count, True)
 
 
 def dec_max_nreg(reg_count: int) -> Emitted:
-    """T.set_max_nreg(reg_count, False)."""
+    """T.set_max_nreg(reg_count, False).
+
+    Example:
+        T.dec_max_nreg(24)
+    """
     return set_max_nreg(reg_count, False)
 
 
 def annotate_producer_reg_dealloc(reg_count: int = 24) -> Emitted:
-    """Registers per producer thread under warp specialisation (sm_90a).  A count that does not fit is ignored."""
+    """Registers per producer thread under warp specialisation (sm_90a).  A count that does not fit is ignored.
+
+    Example:
+        T.annotate_producer_reg_dealloc(24)
+    """
     need_kernel("T.annotate_producer_reg_dealloc").set(producer_registers=_registers(reg_count))
     return Emitted()
 
 
 def annotate_consumer_reg_alloc(reg_count: int = 240) -> Emitted:
-    """Registers per consumer thread under warp specialisation (sm_90a).  A count that does not fit is ignored."""
+    """Registers per consumer thread under warp specialisation (sm_90a).  A count that does not fit is ignored.
+
+    Example:
+        T.annotate_consumer_reg_alloc(240)
+    """
     need_kernel("T.annotate_consumer_reg_alloc").set(consumer_registers=_registers(reg_count))
     return Emitted()
 
 
 def no_set_max_nreg() -> Emitted:
-    """Disable automatic register reallocation between warp groups."""
+    """Disable automatic register reallocation between warp groups.
+
+    Example:
+        T.no_set_max_nreg()
+    """
     need_kernel("T.no_set_max_nreg").set(keep_registers=True)
     return Emitted()
 
@@ -282,33 +352,60 @@ disable_warp_group_reg_alloc = no_set_max_nreg
 
 
 def cluster_arrive() -> Emitted:
-    """Arrive at the cluster's barrier.  This thread's earlier writes are visible to threads that wait for it."""
+    """Arrive at the cluster's barrier.  This thread's earlier writes are visible to threads that wait for it.
+
+    Example:
+        T.cluster_arrive()
+        T.cluster_wait()
+    """
     return emit_call("cluster_arrive")
 
 
 def cluster_arrive_relaxed() -> Emitted:
-    """Arrive at the cluster's barrier without making memory visible."""
+    """Arrive at the cluster's barrier without making memory visible.
+
+    Example:
+        T.cluster_arrive_relaxed()
+        T.cluster_wait()
+    """
     return emit_call("cluster_arrive", relaxed=True)
 
 
 def cluster_wait() -> Emitted:
-    """Wait until all threads of the cluster have arrived."""
+    """Wait until all threads of the cluster have arrived.
+
+    Example:
+        T.cluster_arrive()
+        T.cluster_wait()
+    """
     return emit_call("cluster_wait")
 
 
 def cluster_sync() -> Emitted:
-    """Barrier of all threads of the cluster."""
+    """Barrier of all threads of the cluster.
+
+    Example:
+        T.cluster_sync()
+    """
     return emit_call("cluster_sync")
 
 
 def block_rank_in_cluster() -> Expr:
-    """Rank of the block in its cluster: int32."""
+    """Rank of the block in its cluster: int32.
+
+    Example:
+        rank = T.block_rank_in_cluster()
+    """
     b = need_builder("T.block_rank_in_cluster")
     return cast(call("cluster_rank", (), "uint32", span=b.here()), I32)
 
 
 def pdl_trigger() -> Emitted:
-    """PDL: allow the next kernel on the stream to start (sm_90; elsewhere it starts after this one ends)."""
+    """PDL: allow the next kernel on the stream to start (sm_90; elsewhere it starts after this one ends).
+
+    Example:
+        T.pdl_trigger()
+    """
     return emit_call("pdl_trigger")
 
 
@@ -317,6 +414,9 @@ def pdl_sync() -> Emitted:
 
     A kernel that calls it may start before they end (sm_90; elsewhere it starts after them), so its statements before this
     call must not depend on their results.
+
+    Example:
+        T.pdl_sync()
     """
     k = need_kernel("T.pdl_sync")
     k.set(pdl=True)

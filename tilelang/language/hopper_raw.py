@@ -43,7 +43,11 @@ _SHORT = {"fp16": "float16", "f16": "float16", "bf16": "bfloat16", "fp32": "floa
 
 
 def alloc_descriptor(kind: str = "wgmma", dtype: Any = "uint64") -> Buffer:
-    """A variable of each thread that holds a matrix descriptor.  kind: "wgmma"; those of Blackwell raise not-available."""
+    """A variable of each thread that holds a matrix descriptor.  kind: "wgmma"; those of Blackwell raise not-available.
+
+    Example:
+        desc = T.alloc_descriptor("wgmma")
+    """
     b = need_builder("T.alloc_descriptor")
     need_kernel("T.alloc_descriptor")
     if kind != "wgmma":
@@ -57,7 +61,11 @@ def alloc_descriptor(kind: str = "wgmma", dtype: Any = "uint64") -> Buffer:
 
 
 def alloc_wgmma_desc(dtype: Any = "uint64") -> Buffer:
-    """T.alloc_descriptor("wgmma")."""
+    """T.alloc_descriptor("wgmma").
+
+    Example:
+        desc = T.alloc_wgmma_desc()
+    """
     return alloc_descriptor("wgmma", dtype)
 
 
@@ -104,6 +112,10 @@ def initialize_wgmma_descriptor(descriptor: Any, start_address: Any, layout_type
 
     layout_type_: 0 no swizzle, 1 of 128, 2 of 64, 3 of 32 bytes.  leading_byte_offset, stride_byte_offset: the fields of the
     descriptor, in units of 16 bytes.  Raises descriptor-operand, extern-argument.
+
+    Example:
+        desc = T.alloc_wgmma_desc()
+        T.initialize_wgmma_descriptor(desc, T.access_ptr(A_s, "r"), 1, 1, 64)
     """
     b, what = need_builder("T.initialize_wgmma_descriptor"), "T.initialize_wgmma_descriptor"
     d, at = _descriptor(descriptor, what), _shared_address(start_address, what)
@@ -116,7 +128,13 @@ def initialize_wgmma_descriptor(descriptor: Any, start_address: Any, layout_type
 
 
 def increase_descriptor_offset(descriptor: Any, offset: Any) -> Emitted:
-    """Add `offset` bytes, a multiple of 16, to a descriptor's address."""
+    """Add `offset` bytes, a multiple of 16, to a descriptor's address.
+
+    Example:
+        desc = T.alloc_wgmma_desc()
+        T.initialize_wgmma_descriptor(desc, T.access_ptr(A_s, "r"), 1, 1, 64)
+        T.increase_descriptor_offset(desc, 32)
+    """
     b = need_builder("T.increase_descriptor_offset")
     d = _descriptor(descriptor, "T.increase_descriptor_offset")
     if isinstance(offset, (int, Const)) and _number(offset, "the offset of a descriptor", 1 << 18) % 16:
@@ -197,6 +215,9 @@ def ptx_wgmma_ss(dtype: Any, wgmma_prefix: str, a_is_k_major: bool, b_is_k_major
     comes before it, T.warpgroup_commit_batch and T.warpgroup_wait after it.  Before that wait, the program must not access
     the operands or registers.
     Raises gemm-types, descriptor-operand; not-available for scale_in other than 1.
+
+    Example:
+        T.ptx_wgmma_ss("float32", "m64n64k16", True, True, "fp16", "fp16", "fp32", desc[0], 0, desc[0], 0, r32.data, 0, True)
     """
     what = "T.ptx_wgmma_ss"
     need_kernel(what)
@@ -210,7 +231,11 @@ def ptx_wgmma_ss(dtype: Any, wgmma_prefix: str, a_is_k_major: bool, b_is_k_major
 def ptx_wgmma_rs(dtype: Any, wgmma_prefix: str, b_is_k_major: bool, a_dtype_abbrv: Any, b_dtype_abbrv: Any,
                  accum_dtype_abbrv: Any, A_buf: Any, A_offset: Any, B_desc: Any, B_offset: Any, C_data: Any, C_offset: Any,
                  scale_out: Any, scale_in_a: Any = 1, scale_in_b: Any = 1) -> Emitted:
-    """T.ptx_wgmma_ss with A in registers: `.data` of a T.alloc_local buffer and its first element."""
+    """T.ptx_wgmma_ss with A in registers: `.data` of a T.alloc_local buffer and its first element.
+
+    Example:
+        T.ptx_wgmma_rs("float32", "m64n64k16", True, "fp16", "fp16", "fp32", r16.data, 0, desc[0], 0, r32.data, 0, True)
+    """
     what = "T.ptx_wgmma_rs"
     need_kernel(what)
     row = _row(what, wgmma_prefix, a_dtype_abbrv, b_dtype_abbrv, accum_dtype_abbrv)
@@ -237,6 +262,9 @@ def create_tma_descriptor(*args: Any) -> TmaDescriptor:
     values each of extents, strides, box and element strides, innermost first.  type: a dtype, or the driver's number.  Extents
     and strides are those of the tensor; element strides are 1 and interleave is 0.  Raises tma-descriptor; tensor-map for a
     box that TMA cannot move.
+
+    Example:
+        desc = T.create_tma_descriptor("float16", 2, A.data, 512, 512, 2, 1024, 64, 128, 1, 1, 0, 3, 2, 0)
     """
     what = "T.create_tma_descriptor"
     need_builder(what)
@@ -306,6 +334,14 @@ def tma_load(*args: Any) -> Emitted:
     Its bytes are counted on the barrier, which must expect them (T.mbarrier_expect_tx).  The first coordinate is a multiple
     of 16 bytes.  An optional last argument is a cache policy: 0 evict_normal, 1 evict_first, 2 evict_last.
     Raises tma-descriptor, barrier-operand, extern-argument.
+
+    Example:
+        desc = T.create_tma_descriptor("float16", 2, A.data, 512, 512, 2, 1024, 64, 128, 1, 1, 0, 3, 2, 0)
+        if tx == 0:
+            T.mbarrier_expect_tx(bar[0], 128 * 64 * 2)
+            T.tma_load(desc, bar[0], T.access_ptr(A_s, "w"), 0, by * 128)
+        T.mbarrier_arrive(bar[0])
+        T.mbarrier_wait_parity(bar[0], 0)
     """
     what = "T.tma_load"
     k = need_kernel(what)
@@ -348,12 +384,22 @@ def _registered(k: Any, m: TensorMap) -> str:
 
 
 def cp_async_barrier_noinc(barrier: Any) -> Emitted:
-    """Arrive on the barrier once this thread's earlier cp.async copies have completed; it counts like T.mbarrier_arrive."""
+    """Arrive on the barrier once this thread's earlier cp.async copies have completed; it counts like T.mbarrier_arrive.
+
+    Example:
+        T.async_copy(A[by * 128, 0], A_s)
+        T.cp_async_barrier_noinc(bar[0])
+    """
     return emit_call("cp_async_mbarrier_arrive", (barrier_of(barrier, "T.cp_async_barrier_noinc"),), noinc=True)
 
 
 def ptx_cp_async_barrier(barrier: Any) -> Emitted:
-    """Delay the barrier's phase until this thread's earlier cp.async copies have completed.  It does not use up an arrival."""
+    """Delay the barrier's phase until this thread's earlier cp.async copies have completed.  It does not use up an arrival.
+
+    Example:
+        T.async_copy(A[by * 128, 0], A_s)
+        T.ptx_cp_async_barrier(bar[0])
+    """
     return emit_call("cp_async_mbarrier_arrive", (barrier_of(barrier, "T.ptx_cp_async_barrier"),), noinc=False)
 
 

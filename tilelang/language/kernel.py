@@ -119,6 +119,10 @@ def Kernel(*blocks: Any, threads: Any = None, prelude: str | None = None) -> Ker
     blocks: up to 3 extents, integers or expressions; none: one block.  threads: integer or up to three.
     prelude: device source text.
     Raises kernel-grid, kernel-threads, nested-kernel; JITNoBuilderError outside a kernel function.
+
+    Example:
+        with T.Kernel(T.ceildiv(n, 128), 4, threads=128) as (bx, by):
+            A_s = T.alloc_shared((128, 32), "float16")
     """
     need_builder("T.Kernel")
     return KernelLaunchFrame(blocks, threads, prelude)
@@ -129,6 +133,10 @@ def ClusterKernel(*blocks: Any, cluster_dims: Any, threads: Any = None, prelude:
 
     cluster_dims: integer or up to three, which divide the grid; at most 16 blocks (8 are possible on every device).
     (1, 1, 1) means no cluster.  Other arguments and errors as for T.Kernel.  Raises cluster-dims.
+
+    Example:
+        with T.ClusterKernel(4, 4, cluster_dims=(2, 1, 1), threads=128) as (bx, by):
+            rank = T.block_rank_in_cluster()
     """
     frame = Kernel(*blocks, threads=threads, prelude=prelude)
     items = tuple(cluster_dims) if isinstance(cluster_dims, (list, tuple)) else (cluster_dims,)
@@ -155,32 +163,56 @@ def _dim(items: Any, dim: int, what: str) -> Any:
 
 
 def get_thread_binding(dim: int = 0) -> Var:
-    """The thread index along x (dim 0), y (1) or z (2), int32.  Raises no-kernel outside of T.Kernel, and launch-dim."""
+    """The thread index along x (dim 0), y (1) or z (2), int32.  Raises no-kernel outside of T.Kernel, and launch-dim.
+
+    Example:
+        tx = T.get_thread_binding(0)
+    """
     return _dim(need_kernel("T.get_thread_binding").thread_vars, dim, "T.get_thread_binding")
 
 
 def get_thread_bindings() -> list[Var]:
-    """The three thread indices, int32.  Raises no-kernel outside of T.Kernel."""
+    """The three thread indices, int32.  Raises no-kernel outside of T.Kernel.
+
+    Example:
+        tx, ty, tz = T.get_thread_bindings()
+    """
     return list(need_kernel("T.get_thread_bindings").thread_vars)
 
 
 def get_block_binding(dim: int = 0) -> Var:
-    """The block index along grid dimension `dim`, int32.  Raises no-kernel outside of T.Kernel, and launch-dim."""
+    """The block index along grid dimension `dim`, int32.  Raises no-kernel outside of T.Kernel, and launch-dim.
+
+    Example:
+        bx = T.get_block_binding(0)
+    """
     return _dim(need_kernel("T.get_block_binding").block_vars, dim, "T.get_block_binding")
 
 
 def get_block_bindings() -> list[Var]:
-    """All block indices of the launch, int32.  Raises no-kernel outside of T.Kernel."""
+    """All block indices of the launch, int32.  Raises no-kernel outside of T.Kernel.
+
+    Example:
+        bx, by = T.get_block_bindings()
+    """
     return list(need_kernel("T.get_block_bindings").block_vars)
 
 
 def get_thread_extent(dim: int = 0) -> int:
-    """Threads of a block along dimension `dim` (0 to 2).  Raises no-kernel outside of T.Kernel, and launch-dim."""
+    """Threads of a block along dimension `dim` (0 to 2).  Raises no-kernel outside of T.Kernel, and launch-dim.
+
+    Example:
+        threads = T.get_thread_extent(0)
+    """
     return _dim(need_kernel("T.get_thread_extent").threads, dim, "T.get_thread_extent")
 
 
 def get_thread_extents() -> list[int]:
-    """The numbers of threads of a block along x, y and z.  Raises no-kernel outside of T.Kernel."""
+    """The numbers of threads of a block along x, y and z.  Raises no-kernel outside of T.Kernel.
+
+    Example:
+        x, y, z = T.get_thread_extents()
+    """
     return list(need_kernel("T.get_thread_extents").threads)
 
 
@@ -196,12 +228,19 @@ def get_block_extent(dim: int = 0) -> int:
 
     Raises no-kernel outside of T.Kernel, and launch-dim if the grid has no such dimension or its extent is known only when the
     kernel is launched.
+
+    Example:
+        blocks = T.get_block_extent(0)
     """
     return _static_extent(_dim(need_kernel("T.get_block_extent").blocks, dim, "T.get_block_extent"))
 
 
 def get_block_extents() -> list[int]:
-    """The numbers of blocks of the grid along its dimensions.  Raises no-kernel, and launch-dim as T.get_block_extent does."""
+    """The numbers of blocks of the grid along its dimensions.  Raises no-kernel, and launch-dim as T.get_block_extent does.
+
+    Example:
+        gx, gy = T.get_block_extents()
+    """
     return [_static_extent(e) for e in need_kernel("T.get_block_extents").blocks]
 
 
@@ -222,6 +261,9 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
     """Permute (bx, by) for reuse in L2, in rasterisation panels of `panel_size` block rows (row, mlx) or columns (column).
 
     It may stand anywhere in the kernel, and holds for the whole of it.  Never changes results.  Raises swizzle-order.
+
+    Example:
+        T.use_swizzle(panel_size=10)
     """
     k = need_kernel("T.use_swizzle")
     if order not in ("row", "column", "mlx"):
@@ -237,7 +279,11 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
 
 
 def annotate_min_blocks_per_sm(n: int) -> None:
-    """Set how many blocks should be resident on one SM (second argument of __launch_bounds__)."""
+    """Set how many blocks should be resident on one SM (second argument of __launch_bounds__).
+
+    Example:
+        T.annotate_min_blocks_per_sm(2)
+    """
     if isinstance(n, bool) or not isinstance(n, int) or not 0 < n <= MOST_RESIDENT:
         raise error("min-blocks", f"annotate_min_blocks_per_sm needs a positive integer up to {MOST_RESIDENT}, got {n!r}",
                     expected=f"an integer from 1 to {MOST_RESIDENT}", found=repr(n))
@@ -245,7 +291,12 @@ def annotate_min_blocks_per_sm(n: int) -> None:
 
 
 def import_source(source: str | None = None) -> None:
-    """Insert C/CUDA source (a string; None: nothing) before the kernel.  Raises import-source, no-kernel."""
+    """Insert C/CUDA source (a string; None: nothing) before the kernel.  Raises import-source, no-kernel.
+
+    Example:
+        T.import_source("__device__ float twice(float x) { return 2 * x; }")
+        Y[i] = T.call_extern("float32", "twice", X[i])
+    """
     if source is not None:
         need_kernel("T.import_source").sources.append(source_text(source, "T.import_source"))
 
@@ -255,6 +306,10 @@ def ws(*groups: int) -> IfThreadFrame:
 
     On sm_90 the body may hold tile operations.  Then the warp groups must be consecutive, only their threads run these
     operations, and block barriers inside synchronise only these threads.  Raises warp-groups.
+
+    Example:
+        with T.ws(0):
+            T.copy(A[by * 128, 0], A_s)
     """
     if not groups:
         raise error("warp-groups", "T.ws needs at least one warp group",
@@ -344,6 +399,11 @@ def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") ->
 
     Outside T.Kernel, nested thread_binding loops make up a launch themselves.  `tx = T.thread_binding(...)` binds the index up
     to the end of the enclosing block of statements.
+
+    Example:
+        for b in T.thread_binding(16, thread="blockIdx.x"):
+            for t in T.thread_binding(128, thread="threadIdx.x"):
+                Y[b * 128 + t] = X[b * 128 + t]
     """
     if thread not in {f"{a}Idx.{d}" for a in ("block", "thread") for d in "xyz"}:
         raise error("thread-tag", f"unknown thread tag {thread!r}, expected blockIdx.x/y/z or threadIdx.x/y/z",

@@ -325,13 +325,23 @@ class IfThreadFrame(Frame):
 
 @loop_of_range.provide
 def serial(start: Any, stop: Any = None, step: Any = None, *, annotations: dict[str, Any] | None = None) -> LoopFrame:
-    """Sequential loop, executed by every thread: `for i in T.serial(n)`; bounds as Python's range."""
+    """Sequential loop, executed by every thread: `for i in T.serial(n)`; bounds as Python's range.
+
+    Example:
+        for k in T.serial(8):
+            Y[i] = Y[i] + X[k]
+    """
     return LoopFrame(start, stop, step, "serial", options_from(LoopPlan, annotations))
 
 
 def unroll(start: Any, stop: Any = None, step: Any = None, *, explicit: bool = False, unroll_factor: int | None = None,
            annotations: dict[str, Any] | None = None) -> LoopFrame:
-    """Unrolled loop.  explicit: expanded in the IR; unroll_factor: partial.  Raises unroll-options for both."""
+    """Unrolled loop.  explicit: expanded in the IR; unroll_factor: partial.  Raises unroll-options for both.
+
+    Example:
+        for k in T.unroll(8):
+            v[k] = X[k]
+    """
     explicit = flag(explicit, "explicit")
     if unroll_factor is not None:
         unroll_factor = whole_number(unroll_factor, "unroll_factor", 1, MOST)
@@ -347,7 +357,12 @@ def unroll(start: Any, stop: Any = None, step: Any = None, *, explicit: bool = F
 
 
 def vectorized(start: Any, stop: Any = None, *, annotations: dict[str, Any] | None = None) -> LoopFrame:
-    """SIMD loop of one thread; the extent should be a vector width."""
+    """SIMD loop of one thread; the extent should be a vector width.
+
+    Example:
+        for k in T.vectorized(4):
+            Y[i * 4 + k] = X[i * 4 + k]
+    """
     return LoopFrame(start, stop, None, "vectorized", options_from(LoopPlan, annotations))
 
 
@@ -367,6 +382,10 @@ def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any
     (parallel-thread).  Variables of T.alloc_local and T.alloc_var from outside the loop are temporaries of one iteration:
     the body must set them before it reads them (else parallel-carried), and the program must set them again before it reads
     them after the loop (else parallel-left).
+
+    Example:
+        for i, j in T.Parallel(128, 128):
+            C[by * 128 + i, bx * 128 + j] = acc[i, j] * 2
     """
     return ParallelFrame(extents, options_from(
         ParallelPlan, annotations, coalesced_width=coalesced_width, loop_layout=loop_layout,
@@ -379,6 +398,13 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
     """Software pipeline: a sequential loop whose copies run ahead, with num_stages stages of the shared buffers they fill.
 
     order, stage: one entry per scheduled statement of the body.  Raises pipeline-stages.
+
+    Example:
+        T.clear(acc)
+        for k in T.Pipelined(512 // 64, num_stages=3):
+            T.copy(A[by * 128, k * 64], A_s)
+            T.copy(B[k * 64, bx * 128], B_s)
+            T.gemm(A_s, B_s, acc)
     """
     if not isinstance(num_stages, int) or isinstance(num_stages, bool) or not 0 <= num_stages <= MOST_STAGES:
         raise error("pipeline-arguments", f"num_stages must be a non-negative integer up to {MOST_STAGES}, got {num_stages!r}",
@@ -406,17 +432,32 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
 
 def Persistent(domain: Sequence[Any], wave_size: Any, index: Any, group_size: Any = 8) -> PersistentFrame:
     """Loop over tiles for a persistent launch: one variable per dimension of the domain.  Each wave runs `wave_size` tiles,
-    one per block."""
+    one per block.
+
+    Example:
+        for m, n in T.Persistent([4, 4], 132, bx):   # the grid has 132 blocks
+            T.copy(A[m * 128, n * 128], acc)
+    """
     return PersistentFrame(domain, wave_size, index, group_size)
 
 
 def grid(*extents: Any) -> GridFrame:
-    """Nested serial loops."""
+    """Nested serial loops.
+
+    Example:
+        for r, c in T.grid(4, 8):
+            C[r, c] = 0
+    """
     return GridFrame(extents)
 
 
 def parallel(start: Any, stop: Any = None, *, annotations: dict[str, Any] | None = None) -> ParallelFrame:
-    """One-dimensional T.Parallel over start .. stop - 1, or 0 .. start - 1."""
+    """One-dimensional T.Parallel over start .. stop - 1, or 0 .. start - 1.
+
+    Example:
+        for j in T.parallel(128):
+            x_s[j] = X[bx * 128 + j]
+    """
     if stop is None or is_const(convert(start), 0):
         return ParallelFrame((start if stop is None else stop,), options_from(ParallelPlan, annotations))
     first, end = loop_bound(start, "the start of a loop"), loop_bound(stop, "the end of a loop")
@@ -424,12 +465,25 @@ def parallel(start: Any, stop: Any = None, *, annotations: dict[str, Any] | None
 
 
 def loop_break() -> None:
-    """Leave the innermost loop."""
+    """Leave the innermost loop.
+
+    Example:
+        for k in T.serial(8):
+            if X[k] < 0:
+                T.loop_break()
+    """
     ControlFlow(need_builder("T.loop_break")).break_()
 
 
 def continue_loop() -> None:
-    """Next iteration of the innermost loop."""
+    """Next iteration of the innermost loop.
+
+    Example:
+        for k in T.serial(8):
+            if X[k] < 0:
+                T.continue_loop()
+            Y[k] = X[k]
+    """
     ControlFlow(need_builder("T.continue_loop")).continue_()
 
 

@@ -47,7 +47,7 @@ def float_function(name: str, strict: bool = False) -> Callable[..., Expr]:
 
     fn.__name__ = fn.__qualname__ = name
     whole = "integers are not accepted" if strict else "integers: float32"
-    fn.__doc__ = f"{name}(x), in the type of x ({whole}).  {_accuracy(name)}"
+    fn.__doc__ = f"{name}(x), in the type of x ({whole}).  {_accuracy(name)}\n\nExample:\n    Y[i] = T.{name}(X[i])"
     return fn
 
 
@@ -69,7 +69,7 @@ def _rounding(name: str) -> Callable[..., Expr]:
         return e if e.dtype.is_int else call(name, (e,), e.dtype)
 
     fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{name}(x); integers are returned as they are.  {_accuracy(name)}"
+    fn.__doc__ = f"{name}(x); integers are returned as they are.  {_accuracy(name)}\n\nExample:\n    Y[i] = T.{name}(X[i])"
     return fn
 
 
@@ -77,7 +77,11 @@ floor, ceil, trunc, nearbyint = (_rounding(n) for n in ("floor", "ceil", "trunc"
 
 
 def round(x: Any, rounding_mode: str = "ties-to-even") -> Expr:
-    """Nearest integer value; rounding_mode ties-to-even or ties-away-from-zero.  Exact."""
+    """Nearest integer value; rounding_mode ties-to-even or ties-away-from-zero.  Exact.
+
+    Example:
+        Y[i] = T.round(X[i])
+    """
     e = value_of(x)
     rows = {"ties-to-even": "nearbyint", "ties-away-from-zero": "round"}
     if rounding_mode not in rows:
@@ -87,7 +91,11 @@ def round(x: Any, rounding_mode: str = "ties-to-even") -> Expr:
 
 
 def abs(x: Any, *, dtype: Any = None) -> Expr:
-    """Absolute value, in the type of x.  Exact."""
+    """Absolute value, in the type of x.  Exact.
+
+    Example:
+        Y[i] = T.abs(X[i])
+    """
     e = value_of(x)
     if e.dtype.is_unsigned or e.dtype.is_bool:
         return e
@@ -108,7 +116,7 @@ def _integer(name: str, result: DType | None = None) -> Callable[..., Expr]:
         return call(name, (e,), result.with_lanes(e.dtype.lanes) if result else e.dtype)
 
     fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{name} of an integer."
+    fn.__doc__ = f"{name} of an integer.\n\nExample:\n    I[i] = T.{name}(I[i])"
     return fn
 
 
@@ -117,7 +125,11 @@ __ffs = _integer("__ffs", I32)
 
 
 def __fns(mask: Any, base: Any, offset: Any) -> Expr:
-    """Position of the offset-th set bit of a 32-bit mask from base."""
+    """Position of the offset-th set bit of a 32-bit mask from base.
+
+    Example:
+        I[i] = T.__fns(I[i], 0, 1)
+    """
     for name, given in (("mask", mask), ("base", base), ("offset", offset)):
         dt = value_of(given).dtype
         if not dt.is_int:
@@ -133,7 +145,7 @@ def _binary_float(name: str) -> Callable[..., Expr]:
         return call(name, (x, y), x.dtype)
 
     fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{name}(a, b), in their promoted float type.  {_accuracy(name)}"
+    fn.__doc__ = f"{name}(a, b), in their promoted float type.  {_accuracy(name)}\n\nExample:\n    Y[i] = T.{name}(X[i], Y[i])"
     return fn
 
 
@@ -142,7 +154,11 @@ copysign = _binary_float("copysign")
 
 
 def nextafter(a: Any, b: Any) -> Expr:
-    """The neighbour of a towards b, in their promoted float type (float32 for integers).  Exact."""
+    """The neighbour of a towards b, in their promoted float type (float32 for integers).  Exact.
+
+    Example:
+        Y[i] = T.nextafter(X[i], 0.0)
+    """
     x, y = match(value_of(a), value_of(b))
     if not x.dtype.is_float:
         x, y = cast(x, F32.with_lanes(x.dtype.lanes)), cast(y, F32.with_lanes(y.dtype.lanes))
@@ -168,6 +184,10 @@ def pow(x: Any, y: Any) -> Expr:
     """x to the power y; a Python int y from 0 to 32 multiplies repeatedly, rounding each time.
 
     Integers take powers up to 64, wrapping around.  Raises math-type beyond.
+    {accuracy}
+
+    Example:
+        Y[i] = T.pow(X[i], 2)
     """
     e = value_of(x)
     if isinstance(y, int) and not isinstance(y, bool) and y > MOST_FACTORS:
@@ -193,11 +213,15 @@ def pow(x: Any, y: Any) -> Expr:
     return call("pow", (a, b), a.dtype)
 
 
-pow.__doc__ = f"{pow.__doc__}  {_accuracy('pow')}"
+pow.__doc__ = (pow.__doc__ or "").format(accuracy=_accuracy("pow"))
 
 
 def ldexp(x: Any, n: Any) -> Expr:
-    """x * 2**n.  Correctly rounded."""
+    """x * 2**n.  Correctly rounded.
+
+    Example:
+        Y[i] = T.ldexp(X[i], 3)
+    """
     e = _float_arg(x, "ldexp", False)
     return call("ldexp", (e, cast(value_of(n), I32)), e.dtype)
 
@@ -214,7 +238,7 @@ def _predicate(name: str, on_int: bool) -> Callable[..., Expr]:
         return call(name, (e,), BOOL.with_lanes(e.dtype.lanes))
 
     fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{name}(x) as bool."
+    fn.__doc__ = f"{name}(x) as bool.\n\nExample:\n    if T.{name}(X[i]):\n        Y[i] = 0"
     return fn
 
 
@@ -222,19 +246,32 @@ isnan, isinf, isfinite = _predicate("isnan", False), _predicate("isinf", False),
 
 
 def isnullptr(p: Any) -> Expr:
-    """Whether a pointer is null."""
+    """Whether a pointer is null.
+
+    Example:
+        if not T.isnullptr(p):
+            Y[i] = 1
+    """
     if isinstance(p, Buffer):
         p = p.data
     return call("isnullptr", (p,), BOOL)
 
 
 def max(a: Any, b: Any) -> Expr:
-    """The greater of two values, promoted to one type.  If one is NaN, the other."""
+    """The greater of two values, promoted to one type.  If one is NaN, the other.
+
+    Example:
+        Y[i] = T.max(X[i], 0.0)
+    """
     return binary("max", _py(a), _py(b))
 
 
 def min(a: Any, b: Any) -> Expr:
-    """The lesser of two values, promoted to one type.  If one is NaN, the other."""
+    """The lesser of two values, promoted to one type.  If one is NaN, the other.
+
+    Example:
+        Y[i] = T.min(X[i], 6.0)
+    """
     return binary("min", _py(a), _py(b))
 
 
@@ -246,7 +283,11 @@ def _py(x: Any) -> Any:
 
 
 def clamp(x: Any, min_val: Any, max_val: Any) -> Expr:
-    """min(max(x, min_val), max_val)."""
+    """min(max(x, min_val), max_val).
+
+    Example:
+        Y[i] = T.clamp(X[i], 0.0, 1.0)
+    """
     return min(max(x, min_val), max_val)
 
 
@@ -260,6 +301,9 @@ def cast_(value: Any, dtype: Any, round: str = "", sat: bool = True, rbits: Any 
     round: "rn" to nearest even (also into integers), "rz" towards 0, "rp" up, "rm" down.  sat=False: values beyond the range
     of an 8-bit float become infinity, or NaN where the type has none; for other types it has no effect.  Raises cast-option
     for unknown options, for "rs", and for conversions that a type does not support (see casts.converted).
+
+    Example:
+        C[by, i] = T.cast(A[by, i], "float32")
     """
     if isinstance(value, str) and not isinstance(dtype, str):
         value, dtype = dtype, value
@@ -287,7 +331,11 @@ def Cast_(dtype: Any, value: Any) -> Expr:
 
 
 def reinterpret(value: Any, dtype: Any) -> Expr:
-    """The bits of value as another type of the same size; also (dtype, value)."""
+    """The bits of value as another type of the same size; also (dtype, value).
+
+    Example:
+        I[i] = T.reinterpret(X[i], "int32")
+    """
     if isinstance(value, str) or isinstance(value, type):
         value, dtype = dtype, value
     e, dt = value_of(value), dtype_of(dtype, "T.reinterpret")
@@ -308,19 +356,31 @@ def Select_(cond: Any, a: Any, b: Any) -> Expr:
 
 
 def if_then_else(cond: Any, a: Any, b: Any) -> Expr:
-    """cond ? a : b, promoted to one type.  Only the chosen side is evaluated, so cond may guard a load."""
+    """cond ? a : b, promoted to one type.  Only the chosen side is evaluated, so cond may guard a load.
+
+    Example:
+        Y[i] = T.if_then_else(i < n, X[i], 0.0)
+    """
     a, b = (v.vector() if isinstance(v, BufferSlice) else v for v in (a, b))
     return select(cond, a, b)
 
 
 def Ramp_(base: Any, stride: Any, lanes: int) -> Ramp:
-    """Vector base, base + stride, …"""
+    """Vector base, base + stride, …
+
+    Example:
+        indices = T.ramp(0, 2, 4)   # int32x4: 0, 2, 4, 6
+    """
     x, y = match(convert(base), convert(stride))
     return Ramp(x, y, int(lanes), x.dtype.with_lanes(int(lanes)))
 
 
 def Broadcast_(value: Any, lanes: int) -> Expr:
-    """Vector of copies of value."""
+    """Vector of copies of value.
+
+    Example:
+        v4 = T.broadcast(X[i], 4)   # float32x4
+    """
     e = value_of(value)
     return Broadcast(e, int(lanes), e.dtype.with_lanes(int(lanes)))
 
@@ -333,7 +393,11 @@ def Shuffle_(vectors: Any, indices: Any) -> Expr:
 
 
 def extract_lane(vec: Any, lane: Any) -> Expr:
-    """One lane of a vector; lane is a compile-time integer."""
+    """One lane of a vector; lane is a compile-time integer.
+
+    Example:
+        Y[i] = T.extract_lane(X[0:4], 1)
+    """
     if isinstance(vec, BufferSlice):
         vec = vec.vector()
     if not isinstance(vec, Expr):
@@ -364,17 +428,29 @@ def _limit(dt: Any, sign: int) -> Expr:
 
 
 def max_value(dtype: Any) -> Expr:
-    """Greatest finite value of a type."""
+    """Greatest finite value of a type.
+
+    Example:
+        T.fill(acc, T.max_value("float32"))
+    """
     return _limit(dtype, 1)
 
 
 def min_value(dtype: Any) -> Expr:
-    """Least finite value of a type."""
+    """Least finite value of a type.
+
+    Example:
+        T.fill(acc, T.min_value("float32"))
+    """
     return _limit(dtype, -1)
 
 
 def infinity(dtype: Any) -> Expr:
-    """Positive infinity of a float type."""
+    """Positive infinity of a float type.
+
+    Example:
+        T.fill(acc, -T.infinity("float32"))
+    """
     d = dtype_of(dtype, "T.infinity")
     if not d.is_float:
         raise error("math-type", f"T.infinity of {d}: only float types have it",
@@ -390,7 +466,12 @@ def _int_args(a: Any, b: Any) -> bool:
 
 
 def ceildiv(a: Any, b: Any) -> Any:
-    """(a + b - 1) // b; Python ints give a Python int."""
+    """(a + b - 1) // b; Python ints give a Python int.
+
+    Example:
+        for k in T.serial(T.ceildiv(512, 32)):
+            Y[k] = X[k]
+    """
     for v in (a, b):
         if isinstance(v, float) or isinstance(v, Expr) and v.dtype.is_float:
             raise error("math-type", f"T.ceildiv divides integers, found {describe(v)}", expected="integers", found=describe(v),
@@ -405,35 +486,46 @@ cdiv = ceildiv
 
 
 def align_up(x: Any, y: Any) -> Any:
-    """The least multiple of y that is not below x."""
+    """The least multiple of y that is not below x.
+
+    Example:
+        threads = T.align_up(100, 32)   # 128
+    """
     if is_const(convert(y), 0):
         raise error("math-type", "T.align_up to multiples of 0", expected="a positive integer", found="0",
                     hint="give the size of the unit")
     return ceildiv(x, y) * y
 
 
-def _operator(op: str) -> Callable[[Any, Any], Expr]:
+def _operator(op: str, name: str) -> Callable[[Any, Any], Expr]:
     def fn(a: Any, b: Any) -> Expr:
         return binary(op, _py(a), _py(b))
 
     fn.__name__ = fn.__qualname__ = op
-    fn.__doc__ = f"`{op}` of two values."
+    fn.__doc__ = f"`{op}` of two values.\n\nExample:\n    I[i] = T.{name}(I[i], 3)"
     return fn
 
 
-floordiv, floormod = _operator("floordiv"), _operator("floormod")
-truncdiv, truncmod = _operator("truncdiv"), _operator("truncmod")
-shift_left, shift_right = _operator("shl"), _operator("shr")
-bitwise_and, bitwise_or, bitwise_xor = _operator("bitand"), _operator("bitor"), _operator("bitxor")
+floordiv, floormod, truncdiv, truncmod = (_operator(n, n) for n in ("floordiv", "floormod", "truncdiv", "truncmod"))
+shift_left, shift_right = _operator("shl", "shift_left"), _operator("shr", "shift_right")
+bitwise_and, bitwise_or, bitwise_xor = (_operator(f"bit{n}", f"bitwise_{n}") for n in ("and", "or", "xor"))
 
 
 def bitwise_not(x: Any) -> Expr:
-    """~x."""
+    """~x.
+
+    Example:
+        I[i] = T.bitwise_not(I[i])
+    """
     return unary("bitnot", value_of(x))
 
 
 def index_to_coordinates(index: Any, shape: Any) -> list[Any]:
-    """Row-major coordinates of a linear index."""
+    """Row-major coordinates of a linear index.
+
+    Example:
+        r, c = T.index_to_coordinates(i, (64, 32))   # i // 32, i % 32
+    """
     out: list[Any] = []
     for d in reversed(list(shape)):
         out.append(index % d)
@@ -442,7 +534,12 @@ def index_to_coordinates(index: Any, shape: Any) -> list[Any]:
 
 
 def likely(x: Any) -> Expr:
-    """x; a hint that it is usually true."""
+    """x; a hint that it is usually true.
+
+    Example:
+        if T.likely(i < n):
+            Y[i] = X[i]
+    """
     return value_of(x)
 
 

@@ -19,7 +19,14 @@ from .tracing.state import error
 
 
 def inline(method: Callable[..., Any]) -> Macro:
-    """Method decorator: the method is inlined into the kernel at each call."""
+    """Method decorator: the method is inlined into the kernel at each call.
+
+    Example:
+        class Counter:
+            @T.inline
+            def step(self, x):
+                x[0] = x[0] + 1
+    """
     return method if isinstance(method, Macro) else Macro(method)
 
 
@@ -36,6 +43,14 @@ def meta_class(cls: type) -> type:
     Methods that use `self.x[0]` are inlined at the call.  Those that store nothing may be used as expressions
     (`while tiles.valid():`).  Other methods run as plain Python.  A constructor argument `name` prefixes the names of the
     state variables: {name}_{attribute}.
+
+    Example:
+        @T.meta_class
+        class Counter:
+            def __init__(self):
+                self.n = T.alloc_var("int32")
+            def step(self):
+                self.n[0] = self.n[0] + 1
     """
     for key, fn in list(vars(cls).items()):
         if inspect.isfunction(fn) and not key.startswith("__"):

@@ -53,6 +53,10 @@ def rng_init(seed: Any, seq: Any = None, off: Any = 0, generator: str = "curandS
     seed, seq (default: the thread's index in the grid along x), off: integers.  generator: curandStatePhilox4_32_10_t,
     curandStateXORWOW_t or curandStateMRG32k3a_t; a kernel uses only one.  Starting Philox takes constant time; the others take
     thousands of instructions for every bit of seq and off.  Raises rng for other generators.
+
+    Example:
+        T.rng_init(seed=42)
+        Y[i] = T.rng_rand_float()
     """
     b, k = need_builder("T.rng_init"), need_kernel("T.rng_init")
     if generator not in GENERATORS:
@@ -107,7 +111,12 @@ def _drawn(b: Builder, v: Var) -> Var:
 
 
 def rng_rand() -> Var:
-    """The next 32 random bits of this thread: uint32."""
+    """The next 32 random bits of this thread: uint32.
+
+    Example:
+        T.rng_init(42)
+        I[i] = T.cast(T.rng_rand(), "int32")
+    """
     b, s = _state("T.rng_rand")
     return _drawn(b, s.generator.word(b))
 
@@ -116,6 +125,10 @@ def rng_rand_float(bit: int = 32, dist: str = "uniform") -> Var:
     """The next random number of this thread, float32 (bit=32) or float64 (64).
 
     dist: "uniform" over (0, 1], or "normal" (mean 0, deviation 1, by Box and Muller; two numbers a draw).
+
+    Example:
+        T.rng_init(42)
+        Y[i] = T.rng_rand_float(dist="normal")
     """
     b, s = _state("T.rng_rand_float")
     if bit not in (32, 64) or dist not in ("uniform", "normal"):

@@ -27,6 +27,9 @@ def Assert(condition: Any, message: str, error_kind: str = "RuntimeError") -> Em
     """Check a condition: outside a launch on the host, inside a launch on the device.
 
     Raises not-available for another kind of error than RuntimeError.
+
+    Example:
+        T.Assert(n > 0, "n must be positive")
     """
     b = need_builder("T.Assert")
     if error_kind != "RuntimeError":
@@ -48,7 +51,12 @@ def _attributes(attrs: dict[str, Any]) -> None:
 def attr(node: Any, key: str, value: Any) -> Frame:
     """`with T.attr(node, "pragma_import_c", source):` inserts source before the kernel.  With key "reduce_scope", node is the
     T.comm_reducer of the T.tvm_thread_allreduce calls inside.  Key "async_scope" says nothing more than its body: a wait finds
-    the stores inside done, whether they are copies by cp.async or not."""
+    the stores inside done, whether they are copies by cp.async or not.
+
+    Example:
+        with T.attr(None, "pragma_import_c", "__device__ float twice(float x) { return 2 * x; }"):
+            Y[i] = T.call_extern("float32", "twice", X[i])
+    """
     if str(key) == "reduce_scope":
         return ReduceScope(node)
     if str(key) != _ASYNC:
@@ -57,23 +65,44 @@ def attr(node: Any, key: str, value: Any) -> Frame:
 
 
 def sblock_attr(attrs: dict[str, Any]) -> Emitted:
-    """Set attributes of the enclosing kernel: pragma_import_c."""
+    """Set attributes of the enclosing kernel: pragma_import_c.
+
+    Example:
+        T.sblock_attr({"pragma_import_c": "__device__ float twice(float x) { return 2 * x; }"})
+    """
     _attributes(attrs)
     return EMITTED
 
 
 def sblock(name: str = "", no_realize: bool = False) -> Frame:
-    """A named block of statements."""
+    """A named block of statements.
+
+    Example:
+        with T.sblock("root"):
+            Y[i] = X[i]
+    """
     return BodyFrame()
 
 
 def reads(*regions: Any) -> Emitted:
-    """The regions a block reads.  Ignored: they follow from its statements."""
+    """The regions a block reads.  Ignored: they follow from its statements.
+
+    Example:
+        with T.sblock("root"):
+            T.reads(X[i])
+            Y[i] = X[i]
+    """
     return EMITTED
 
 
 def writes(*regions: Any) -> Emitted:
-    """The regions a block writes.  Ignored: they follow from its statements."""
+    """The regions a block writes.  Ignored: they follow from its statements.
+
+    Example:
+        with T.sblock("root"):
+            T.writes(Y[i])
+            Y[i] = X[i]
+    """
     return EMITTED
 
 
@@ -81,6 +110,9 @@ def bind(value: Any, type_annotation: Any = None, *, var: Any = None) -> Var:
     """Bind a value to a fresh immutable variable, or to `var` (made by T.var, or by a dtype called without arguments).
 
     Raises store-target where `var` is no scalar variable or already has a value.
+
+    Example:
+        x = T.bind(X[i])
     """
     b = need_builder("T.bind")
     e = convert(value)
@@ -116,30 +148,53 @@ class _LetFrame(BodyFrame):
 
 
 def let(var: Var, value: Any) -> Frame:
-    """`with T.let(var, value):` gives a scalar variable (T.var, T.int32()) its value inside the block."""
+    """`with T.let(var, value):` gives a scalar variable (T.var, T.int32()) its value inside the block.
+
+    Example:
+        x = T.float32()
+        with T.let(x, X[i] * 2):
+            Y[i] = x
+    """
     need_builder("T.let")
     _scalar("T.let", var)
     return _LetFrame(var, cast(convert(value), var.dtype))
 
 
 def Let(value: Any, where: dict[Var, Any] | None = None) -> Expr:
-    """The expression `value` with the variables of `where` replaced by their values."""
+    """The expression `value` with the variables of `where` replaced by their values.
+
+    Example:
+        x = T.var("x", "float32")
+        Y[i] = T.Let(x * x, where={x: X[i]})
+    """
     known = {v: cast(convert(e), v.dtype) for v, e in (where or {}).items()}
     return substitute(convert(value), known)
 
 
 def undef() -> Expr:
-    """An undefined value; it is zero here."""
+    """An undefined value; it is zero here.
+
+    Example:
+        x = T.undef()
+    """
     return convert(0)
 
 
 def target(config: Any, host: Any = None) -> Target:
-    """The target that a name or dict describes, as `tilelang.compile(…, target=…)` takes it."""
+    """The target that a name or dict describes, as `tilelang.compile(…, target=…)` takes it.
+
+    Example:
+        h100 = T.target({"kind": "cuda", "arch": "sm_90a"})
+    """
     return Target(config)
 
 
 def type_annotation(dtype: Any) -> DType:
-    """The element type argument of T.tvm_access_ptr."""
+    """The element type argument of T.tvm_access_ptr.
+
+    Example:
+        T.call_extern("handle", "my_load", T.tvm_access_ptr(T.type_annotation("float32"), X.data, 64, 4, 1), tx)
+    """
     return dtype_of(dtype, "T.type_annotation")
 
 
@@ -156,6 +211,9 @@ def tvm_access_ptr(ptype: Any, data: Any, offset: Any, extent: Any, rw_mask: Any
     """Pointer to element `offset` of a storage that is viewed as elements of type `ptype`, for extern calls and intrinsics.
 
     data: `A.data`.  extent: elements that are accessed.  rw_mask: 1 read, 2 write, 3 both.
+
+    Example:
+        T.call_extern("handle", "my_load", T.tvm_access_ptr(T.type_annotation("float32"), X.data, 64, 4, 1), tx)
     """
     buffer = data if isinstance(data, Buffer) else buffer_at(data)
     dt = dtype_of(ptype, "T.tvm_access_ptr")
@@ -169,7 +227,11 @@ def tvm_access_ptr(ptype: Any, data: Any, offset: Any, extent: Any, rw_mask: Any
 
 
 def handle_add_byte_offset(pointer: Any, offset: Any) -> Expr:
-    """An address plus `offset` bytes."""
+    """An address plus `offset` bytes.
+
+    Example:
+        T.call_extern("handle", "my_load", T.handle_add_byte_offset(X.data, 64), tx)
+    """
     if not isinstance(pointer, Expr) or not (pointer.dtype.is_handle or pointer.dtype.is_int):
         raise error("pointer", f"T.handle_add_byte_offset needs a pointer or an address, found {describe(pointer)}",
                     expected="a pointer or an address", found=describe(pointer))
@@ -179,7 +241,11 @@ def handle_add_byte_offset(pointer: Any, offset: Any) -> Expr:
 def decl_buffer(shape: Any, dtype: Any = "float32", data: Any = None, strides: Any = None, elem_offset: Any = None,
                 scope: str = "global", align: int = 0, offset_factor: int = 0, buffer_type: str = "",
                 axis_separators: Any = None) -> Buffer:
-    """A buffer over existing storage (the `data` of another buffer or a pointer).  Raises pointer, view-size."""
+    """A buffer over existing storage (the `data` of another buffer or a pointer).  Raises pointer, view-size.
+
+    Example:
+        flat = T.decl_buffer((4096,), "float16", data=A_s.data, scope="shared.dyn")
+    """
     flat_only("T.decl_buffer", buffer_type, axis_separators)
     spec = TensorSpec(shape_of(shape, "T.decl_buffer"), dtype, strides, scope, align=align)
     return over_storage("T.decl_buffer", spec, data, elem_offset)
@@ -188,12 +254,22 @@ def decl_buffer(shape: Any, dtype: Any = "float32", data: Any = None, strides: A
 def launch_thread(tag: str, extent: Any) -> Frame:
     """`with T.launch_thread("blockIdx.x", 4) as bx:` binds a launch index in its body.
 
-    `bx = T.launch_thread("blockIdx.x", 4)` binds it up to the end of the enclosing block of statements."""
+    `bx = T.launch_thread("blockIdx.x", 4)` binds it up to the end of the enclosing block of statements.
+
+    Example:
+        with T.launch_thread("blockIdx.x", 16) as b:
+            with T.launch_thread("threadIdx.x", 128) as t:
+                Y[b * 128 + t] = X[b * 128 + t]
+    """
     return thread_binding(extent, thread=tag)
 
 
 def meta_var(value: Any) -> Any:
-    """The value itself."""
+    """The value itself.
+
+    Example:
+        x = T.meta_var(X[i])
+    """
     return value
 
 
@@ -201,6 +277,9 @@ def call_intrin(dtype: Any, op: str, *args: Any, annotations: Any = None, **opti
     """An intrinsic by name: a value, or with dtype "handle" or "void" a statement.  Raises extern-argument.
 
     options: its compile-time parameters (ir/call_options.py).
+
+    Example:
+        Y[i] = T.call_intrin("float32", "exp", X[i])
     """
     name = str(op).removeprefix("tl.").removeprefix("tirx.")
     row = INTRINSICS.get(name)
@@ -231,35 +310,60 @@ def _warp_of(warp_size: Any) -> None:
 
 
 def tvm_warp_shuffle(mask: Any, value: Any, lane: Any, width: int, warp_size: int) -> Var:
-    """The value of a lane of the warp.  Raises lane-arguments."""
+    """The value of a lane of the warp.  Raises lane-arguments.
+
+    Example:
+        Y[i] = T.tvm_warp_shuffle(0xFFFFFFFF, X[i], 0, 32, 32)
+    """
     _warp_of(warp_size)
     return shfl_sync(value, lane, width, mask)
 
 
 def tvm_warp_shuffle_up(mask: Any, value: Any, delta: Any, width: int, warp_size: int) -> Var:
-    """The value of the lane `delta` below."""
+    """The value of the lane `delta` below.
+
+    Example:
+        Y[i] = T.tvm_warp_shuffle_up(0xFFFFFFFF, X[i], 1, 32, 32)
+    """
     _warp_of(warp_size)
     return shfl_up(value, delta, width, mask)
 
 
 def tvm_warp_shuffle_down(mask: Any, value: Any, delta: Any, width: int, warp_size: int) -> Var:
-    """The value of the lane `delta` above."""
+    """The value of the lane `delta` above.
+
+    Example:
+        Y[i] = T.tvm_warp_shuffle_down(0xFFFFFFFF, X[i], 1, 32, 32)
+    """
     _warp_of(warp_size)
     return shfl_down(value, delta, width, mask)
 
 
 def tvm_warp_activemask() -> Var:
-    """Bit mask of the active lanes."""
+    """Bit mask of the active lanes.
+
+    Example:
+        mask = T.tvm_warp_activemask()
+    """
     return activemask()
 
 
 def tvm_thread_invariant(condition: Any) -> Expr:
-    """Mark a condition as uniform over the block; returns the condition."""
+    """Mark a condition as uniform over the block; returns the condition.
+
+    Example:
+        if T.tvm_thread_invariant(I[0] > 0):
+            T.clear(acc)
+    """
     return convert(condition)
 
 
 def sync_global() -> Emitted:
-    """Older spelling of T.sync_grid."""
+    """Older spelling of T.sync_grid.
+
+    Example:
+        T.sync_global()
+    """
     return sync_grid()
 
 

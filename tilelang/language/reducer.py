@@ -95,7 +95,17 @@ def identity(op: str, dt: DType) -> Const:
 
 
 def alloc_reducer(shape: Any, dtype: Any, op: str = "sum", replication: str | None = None) -> Buffer:
-    """Allocate a reducer: an accumulator tile with op sum, max, min, bitand, bitor or bitxor.  replication: older form."""
+    """Allocate a reducer: an accumulator tile with op sum, max, min, bitand, bitor or bitxor.  replication: older form.
+
+    Before T.finalize_reducer, its value is not read.
+
+    Example:
+        total = T.alloc_reducer((128,), "float32", op="sum")
+        T.reducer_init(total)
+        for r, c in T.Parallel(128, 128):
+            T.reducer_update(total[r], acc[r, c])
+        T.finalize_reducer(total, m)
+    """
     b = need_builder("T.alloc_reducer")
     if op not in OPS:
         raise error("reduce-kind", f"unknown kind of reducer {op!r}, expected one of {', '.join(OPS)}",
@@ -123,7 +133,15 @@ def _epoch(b: Builder, acc: Any, what: str) -> _Epoch:
 
 
 def reducer_init(acc: Buffer, init: Any = None) -> Emitted:
-    """Start accumulating.  init is combined once into each result."""
+    """Start accumulating.  init is combined once into each result.
+
+    Example:
+        total = T.alloc_reducer((128,), "float32", op="max")
+        T.reducer_init(total, 0.0)
+        for r, c in T.Parallel(128, 128):
+            T.reducer_update(total[r], acc[r, c])
+        T.finalize_reducer(total, m)
+    """
     b = need_builder("T.reducer_init")
     e = _epoch(b, acc, "T.reducer_init")
     if any(getattr(f, "parallel", False) for f in b.frames):
@@ -143,7 +161,15 @@ def reducer_init(acc: Buffer, init: Any = None) -> Emitted:
 
 
 def reducer_update(element: Any, value: Any) -> Emitted:
-    """acc[i, …] = op(acc[i, …], value), once per iteration of the enclosing T.Parallel."""
+    """acc[i, …] = op(acc[i, …], value), once per iteration of the enclosing T.Parallel.
+
+    Example:
+        total = T.alloc_reducer((128,), "float32", op="sum")
+        T.reducer_init(total)
+        for r, c in T.Parallel(128, 128):
+            T.reducer_update(total[r], acc[r, c])
+        T.finalize_reducer(total, m)
+    """
     b = need_builder("T.reducer_update")
     if not isinstance(element, Load):
         raise error("reducer-element", f"T.reducer_update takes an element acc[i], found {describe(element)}",
@@ -167,7 +193,17 @@ def reducer_update(element: Any, value: Any) -> Emitted:
 
 def finalize_reducer(acc: Buffer, dst: Any = None, batch: int = 1,
                      annotations: dict[str, Any] | None = None) -> Emitted:
-    """Write the results to the fragment dst (older form: the results stay in acc)."""
+    """Write the results to the fragment dst (older form: the results stay in acc).
+
+    acc: of T.alloc_reducer.  dst: a fragment of its shape and type.
+
+    Example:
+        total = T.alloc_reducer((128,), "float32", op="sum")
+        T.reducer_init(total)
+        for r, c in T.Parallel(128, 128):
+            T.reducer_update(total[r], acc[r, c])
+        T.finalize_reducer(total, m)
+    """
     b = need_builder("T.finalize_reducer")
     check_batch(batch)
     e = _epoch(b, acc, "T.finalize_reducer")

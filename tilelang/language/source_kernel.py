@@ -49,6 +49,10 @@ def CUDASourceCodeKernel(*blocks: Any, threads: Any = None, source_code_or_path:
     source_code_or_path: CUDA source, or the path of a file with it.  entry_name: the function; its parameters are those of
     the prim_func, in order: tensors as pointers, scalars by value.  Runs on CUDA only.  Raises source-kernel,
     FileNotFoundError.
+
+    Example:
+        with T.CUDASourceCodeKernel(32, threads=128, source_code_or_path=SOURCE, entry_name="scale"):
+            pass
     """
     need_builder("T.CUDASourceCodeKernel")
     text = source_code_or_path

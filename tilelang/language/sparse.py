@@ -29,6 +29,9 @@ def gemm_sp(A_sparse: Any, E: Any, B: Any, C: Any, transpose_A: bool = False, tr
     integers whose 4 bits per group, lowest group first, are the two kept columns (2 bits each, the first one low); for
     float32 0b0100 keeps column 0, 0b1110 column 1.  B, C, the rest: as T.gemm.  The operand is expanded in shared
     memory and multiplied densely.  Raises gemm-shape, gemm-types.
+
+    Example:
+        T.gemm_sp(A_sp, E_s, B_s, acc)   # (128, 32) kept of (128, 64), (128, 4) int16, (64, 128)
     """
     b = need_builder("T.gemm_sp")
     a, e = whole_region(A_sparse, "operand A of T.gemm_sp"), whole_region(E, "the metadata of T.gemm_sp")

@@ -33,20 +33,34 @@ def _integer(dt: Any) -> DType:
 
 
 def dynamic(name: str, dtype: Any = "int32") -> Any:
-    """Dimension(s) that are known at run time.  "m" gives a Var, "m, n" or "m n" a tuple.  Every call makes new symbols."""
+    """Dimension(s) that are known at run time.  "m" gives a Var, "m, n" or "m n" a tuple.  Every call makes new symbols.
+
+    Example:
+        m, n = T.dynamic("m n")
+        P = T.Tensor((m, n), "float16")
+    """
     dt = _integer(dtype)
     out = tuple(Var(n, dt) for n in split_names(name))
     return out[0] if len(out) == 1 else out
 
 
 def symbolic(name: str, dtype: Any = "int32") -> Any:
-    """Deprecated spelling of T.dynamic."""
+    """Deprecated spelling of T.dynamic.
+
+    Example:
+        m = T.symbolic("m")
+    """
     warnings.warn("T.symbolic is deprecated, use T.dynamic", DeprecationWarning, stacklevel=2)
     return dynamic(name, dtype)
 
 
 def const(name: str, dtype: Any = "int32") -> Any:
-    """Dimension(s) of an eager kernel that are read from the tensors at the call and fixed in the compiled kernel."""
+    """Dimension(s) of an eager kernel that are read from the tensors at the call and fixed in the compiled kernel.
+
+    Example:
+        M, N = T.const("M N")
+        A: T.Tensor((M, N), "float16")
+    """
     b = need_builder("T.const")
     if b.eager is None:
         raise error("no-builder", "T.const can only be used in a tilelang.jit function in the eager style",

@@ -203,6 +203,11 @@ def make_tensor(pointer: Any, shape: Any, dtype: Any = "float32", strides: Any =
 
     A pointer parameter, or an address read from a tensor in global memory, must be aligned to 16 bytes.  Other addresses must
     be aligned to the element's size.  Raises pointer for any other argument.
+    shape: elements; strides: elements.
+
+    Example:
+        P = T.make_tensor(p, (64, 64), "float16")
+        Y[i] = P[0, i % 64]
     """
     b, align = need_builder("T.make_tensor"), 0
     if isinstance(pointer, AddressOf) and pointer.buffer.dtype == dtype_of(dtype, "the tensor"):
@@ -248,7 +253,11 @@ def _distance(at: AddressOf) -> Any:
 
 def make_tensor_from_addr(addr: Any, shape: Any, dtype: Any = "float32", strides: Any = None,
                           storage_scope: str = "global") -> Buffer:
-    """A tensor at an integer address, in global memory.  Raises pointer for another scope."""
+    """A tensor at an integer address, in global memory.  Raises pointer for another scope.
+
+    Example:
+        P = T.make_tensor_from_addr(address, (64, 64), "float16")
+    """
     if storage_scope != GLOBAL:
         raise error("pointer", f"T.make_tensor_from_addr of {storage_scope} memory", expected="an address in global memory",
                     found=f"scope {storage_scope!r}",
@@ -353,6 +362,9 @@ def match_buffer(param: Any, shape: Any, dtype: Any = "float32", data: Any = Non
     """The tensor at a pointer parameter; or a view of a buffer's region.
 
     data, elem_offset, scope: if given, they must agree with the parameter or the region.  Raises pointer otherwise.
+
+    Example:
+        P = T.match_buffer(p, (64, 64), "float16")
     """
     flat_only("T.match_buffer", buffer_type, axis_separators)
     if isinstance(param, BufferSlice):
@@ -392,7 +404,11 @@ def _agrees(data: Any, own: Any, elem_offset: Any, scope: str, own_scope: str) -
 
 
 def view(src: Any, shape: Any = None, dtype: Any = None) -> Buffer:
-    """A view of the buffer's storage with another shape or element type.  The number of bits must stay the same."""
+    """A view of the buffer's storage with another shape or element type.  The number of bits must stay the same.
+
+    Example:
+        bits = T.view(A_s, dtype="uint16")
+    """
     if not isinstance(src, Buffer):
         raise error("view-source", f"T.view and T.reshape take a whole buffer, found {describe(src)}",
                     found=describe(src))
@@ -421,7 +437,11 @@ def view(src: Any, shape: Any = None, dtype: Any = None) -> Buffer:
 
 
 def reshape(src: Any, shape: Any) -> Buffer:
-    """A view of the buffer's storage with another shape."""
+    """A view of the buffer's storage with another shape.
+
+    Example:
+        flat = T.reshape(A_s, (128 * 64,))
+    """
     return view(src, shape)
 
 

@@ -34,7 +34,11 @@ _K = {8: 32, 16: 16, 32: 8}  # columns of a micro tile by operand bits
 
 
 def get_mma_micro_size(dtype: Any) -> tuple[int, int, int]:
-    """(m, n, k) of the micro tile for operands of a type.  Raises gemm-types."""
+    """(m, n, k) of the micro tile for operands of a type.  Raises gemm-types.
+
+    Example:
+        mm, mn, mk = T.get_mma_micro_size("float16")   # 16, 8, 16
+    """
     bits = DType(dtype).bits
     if bits not in _K:
         raise error("gemm-types", f"no tensor-core tile for operands of {DType(dtype)}",
@@ -64,7 +68,11 @@ def fragment_element(matrix: str, lane: Any, register: int, k: int) -> tuple[Any
 
 
 def mma_store_index_map(thread_id: Any, local_id: Any) -> tuple[Any, Any]:
-    """(row, column) of an accumulator register of a 16 x 16 micro tile."""
+    """(row, column) of an accumulator register of a 16 x 16 micro tile.
+
+    Example:
+        r, c = T.mma_store_index_map(T.get_lane_idx(), 0)
+    """
     return thread_id // 4 + local_id // 2 % 2 * 8, thread_id % 4 * 2 + local_id // 4 * 8 + local_id % 2
 
 
@@ -75,6 +83,9 @@ def get_swizzle_layout(row_idx: Any, col_idx: Any, row_size: int, dtype: Any,
     16-byte units are permuted by row, so that a read of eight rows at one column has no bank conflict.
 
     swizzle_bytes: 32, 64 or 128 (default: the row, at most 128).  Raises layout-invalid for rows that do not divide.
+
+    Example:
+        r, c = T.get_swizzle_layout(tx // 64, tx % 64, 64, "float16")
     """
     bits = DType(dtype).bits
     row_bytes = row_size * bits // 8
@@ -99,6 +110,9 @@ def get_ldmatrix_offset(matrix: str, row_idx: Any, col_idx: Any, stride: Any, dt
     elements of a row of the tile.  16-bit operands stored as (k, m) or (k, n) are read with trans=True.
     Raises ValueError for another matrix, and for 8- and 32-bit operands stored as (k, m) or (k, n), since ldmatrix transposes
     16-bit elements only.  Source: PTX ISA, "ldmatrix".
+
+    Example:
+        offset = T.get_ldmatrix_offset("A", T.get_lane_idx(), 0, 64, "float16")
     """
     bits = DType(dtype).bits
     if matrix not in ("A", "B"):
@@ -118,7 +132,11 @@ def get_ldmatrix_offset(matrix: str, row_idx: Any, col_idx: Any, stride: Any, dt
 
 
 def make_mma_swizzle_layout(shared_buf: Any, is_smooth: bool = False) -> Any:
-    """Layout of a shared tile read by ldmatrix without bank conflicts.  is_smooth: row-major instead."""
+    """Layout of a shared tile read by ldmatrix without bank conflicts.  is_smooth: row-major instead.
+
+    Example:
+        T.annotate_layout({A_s: T.make_mma_swizzle_layout(A_s)})
+    """
     return make_linear_layout(shared_buf) if is_smooth else make_swizzled_layout(shared_buf)
 
 
@@ -400,7 +418,11 @@ def _pointer(x: Any, what: str) -> AddressOf:
 
 
 def ptx_ldmatrix(trans: bool, num: int, smem_ptr: Any, local_ptr: Any) -> Emitted:
-    """ldmatrix: num (1, 2, 4) 8 x 8 matrices of 16-bit elements; smem_ptr: the row this lane names."""
+    """ldmatrix: num (1, 2, 4) 8 x 8 matrices of 16-bit elements; smem_ptr: the row this lane names.
+
+    Example:
+        T.ptx_ldmatrix(False, 4, T.access_ptr(A_s[tx % 16, tx % 32 // 16 * 8], "r"), T.access_ptr(r16[0], "w"))
+    """
     if num not in (1, 2, 4):
         raise error("lane-arguments", f"ldmatrix loads 1, 2 or 4 matrices, found {num!r}",
                     expected="1, 2 or 4 matrices", found=repr(num))
@@ -411,7 +433,11 @@ def ptx_ldmatrix(trans: bool, num: int, smem_ptr: Any, local_ptr: Any) -> Emitte
 def ptx_mma(dtype: Any, shape: str, A_layout: str, B_layout: str, A_dtype: Any, B_dtype: Any, C_dtype: Any, a: Any,
             a_index: Any, b: Any, b_index: Any, c: Any, c_index: Any, saturate: bool = False,
             bit_op: str | None = None) -> Emitted:
-    """One mma instruction of a warp: c += a * b.  shape: "m16n8k16"; a, b, c: `.data` of local buffers."""
+    """One mma instruction of a warp: c += a * b.  shape: "m16n8k16"; a, b, c: `.data` of local buffers.
+
+    Example:
+        T.ptx_mma("float32", "m16n8k16", "row", "col", "float16", "float16", "float32", r16.data, 0, s16.data, 0, r32.data, 0)
+    """
     if (A_layout, B_layout) != ("row", "col") or saturate or bit_op:
         raise error("not-available", "mma is available for row-major A and column-major B without saturation or bit "
                     f"operations, found {A_layout!r}, {B_layout!r}, saturate={saturate}, {bit_op!r}",
@@ -429,7 +455,13 @@ def ptx_mma(dtype: Any, shape: str, A_layout: str, B_layout: str, A_dtype: Any, 
 
 def ptx_cp_async(dst_ptr: Any, src_ptr: Any, num_elems: int, predicate: Any = None) -> Emitted:
     """cp.async of num_elems elements from global to shared memory (4, 8 or 16 bytes, aligned); wait by T.ptx_commit_group
-    and T.ptx_wait_group.  A false predicate writes zeros."""
+    and T.ptx_wait_group.  A false predicate writes zeros.
+
+    Example:
+        T.ptx_cp_async(T.access_ptr(A_s[tx, 0], "w"), T.access_ptr(A[tx, 0], "r"), 8)   # 16 bytes
+        T.ptx_commit_group()
+        T.ptx_wait_group(0)
+    """
     dst, src = _pointer(dst_ptr, "the destination"), _pointer(src_ptr, "the source")
     nbytes = int(num_elems) * dst.buffer.dtype.bytes
     if nbytes not in (4, 8, 16) or not dst.buffer.scope_name.startswith("shared") or src.buffer.scope_name != GLOBAL:

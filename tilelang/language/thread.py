@@ -37,7 +37,13 @@ def value_call(op: str, args: Any, dt: Any, **attrs: Any) -> Var:
 
 
 def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> Emitted:
-    """Barrier of the block; with an id, the named barrier of that id for `arrive_count` threads (default: all of the block)."""
+    """Barrier of the block; with an id, the named barrier of that id for `arrive_count` threads (default: all of the block).
+
+    Example:
+        x_s[tx] = X[i]
+        T.sync_threads()
+        Y[i] = x_s[127 - tx]
+    """
     if barrier_id is None and arrive_count is None:
         return emit_call("sync_threads")
     whole = -(-need_kernel("T.sync_threads").num_threads // 32) * 32  # a warp counts as 32 threads
@@ -47,7 +53,11 @@ def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> Emitted:
 
 
 def named_barrier_arrive(barrier_id: Any, count: Any) -> Emitted:
-    """Arrive at a named barrier without waiting."""
+    """Arrive at a named barrier without waiting.
+
+    Example:
+        T.named_barrier_arrive(1, 256)
+    """
     return emit_call("named_barrier_arrive", _named("named_barrier_arrive", barrier_id, count))
 
 
@@ -68,7 +78,11 @@ def _named(name: str, number: Any, count: Any) -> tuple[Expr, Expr]:
 
 
 def sync_warp(mask: Any = None) -> Emitted:
-    """Barrier of the warp (or of its lanes in mask)."""
+    """Barrier of the warp (or of its lanes in mask).
+
+    Example:
+        T.sync_warp()
+    """
     return emit_call("sync_warp", () if mask is None else (_mask(mask),))
 
 
@@ -76,6 +90,9 @@ def sync_grid() -> Emitted:
     """Barrier of all threads of all blocks.  After it, earlier writes to global memory are visible to all of them.
 
     The launch becomes cooperative: its blocks must all fit on the device at once, which the driver checks.
+
+    Example:
+        T.sync_grid()
     """
     need_kernel("T.sync_grid").set(cooperative=True)
     return emit_call("sync_grid")
@@ -94,7 +111,7 @@ def _block_vote(name: str) -> Callable[[Any], Var]:
         return value_call(name, (_predicate(name, pred),), I32)
 
     fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{name} over the block: int32."
+    fn.__doc__ = f"{name} over the block: int32.\n\nExample:\n    found = T.{name}(X[i] > 0)"
     return fn
 
 
@@ -113,7 +130,8 @@ def _shuffle(name: str, row: str) -> Callable[..., Var]:
         return value_call(row, (v, cast(where, I32), *named), v.dtype, width=_lanes(name, width))
 
     fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{name}: the value of another lane of the warp."
+    other = {"shfl_xor": "16", "shfl_sync": "0"}.get(name, "1")
+    fn.__doc__ = f"{name}: the value of another lane of the warp.\n\nExample:\n    x = T.{name}(X[i], {other})"
     return fn
 
 
@@ -142,37 +160,65 @@ def _mask(mask: Any) -> Expr:
 
 
 def any_sync(pred: Any, mask: Any = FULL_MASK) -> Var:
-    """Whether the predicate holds on any lane: int32."""
+    """Whether the predicate holds on any lane: int32.
+
+    Example:
+        any_positive = T.any_sync(X[i] > 0)
+    """
     return value_call("any_sync", (_predicate("any_sync", pred), _mask(mask)), I32)
 
 
 def all_sync(pred: Any, mask: Any = FULL_MASK) -> Var:
-    """Whether the predicate holds on all lanes: int32."""
+    """Whether the predicate holds on all lanes: int32.
+
+    Example:
+        all_positive = T.all_sync(X[i] > 0)
+    """
     return value_call("all_sync", (_predicate("all_sync", pred), _mask(mask)), I32)
 
 
 def ballot_sync(pred: Any, mask: Any = FULL_MASK) -> Var:
-    """Bit mask of the lanes where the predicate holds: uint64."""
+    """Bit mask of the lanes where the predicate holds: uint64.
+
+    Example:
+        mask = T.ballot_sync(X[i] > 0)
+    """
     return value_call("ballot_sync", (_predicate("ballot_sync", pred), _mask(mask)), "uint64")
 
 
 def ballot(pred: Any) -> Var:
-    """Bit mask of the lanes where the predicate holds: uint64."""
+    """Bit mask of the lanes where the predicate holds: uint64.
+
+    Example:
+        mask = T.ballot(X[i] > 0)
+    """
     return value_call("ballot", (_predicate("ballot", pred),), "uint64")
 
 
 def activemask() -> Var:
-    """Bit mask of the active lanes: uint64."""
+    """Bit mask of the active lanes: uint64.
+
+    Example:
+        mask = T.activemask()
+    """
     return value_call("activemask", (), "uint64")
 
 
 def match_any_sync(value: Any, mask: Any = FULL_MASK) -> Var:
-    """Lanes that hold the same value: uint32."""
+    """Lanes that hold the same value: uint32.
+
+    Example:
+        peers = T.match_any_sync(I[i])
+    """
     return value_call("match_any_sync", (convert(value), _mask(mask)), "uint32")
 
 
 def match_all_sync(value: Any, mask: Any = FULL_MASK) -> Var:
-    """The mask when all lanes hold the same value, else 0: uint32."""
+    """The mask when all lanes hold the same value, else 0: uint32.
+
+    Example:
+        same = T.match_all_sync(I[i])
+    """
     return value_call("match_all_sync", (convert(value), _mask(mask)), "uint32")
 
 
@@ -187,12 +233,20 @@ def _width(v: Any, name: str) -> Any:
 
 
 def get_lane_idx(warp_size: Any = None) -> Expr:
-    """Lane of this thread in its warp, from the linear thread index."""
+    """Lane of this thread in its warp, from the linear thread index.
+
+    Example:
+        lane = T.get_lane_idx()   # tx % 32
+    """
     return thread_index() % _width(32 if warp_size is None else warp_size, "warp_size")
 
 
 def get_warp_idx(warp_size: Any = None) -> Expr:
-    """Warp of this thread in the block."""
+    """Warp of this thread in the block.
+
+    Example:
+        warp = T.get_warp_idx()   # tx // 32
+    """
     return thread_index() // _width(32 if warp_size is None else warp_size, "warp_size")
 
 
@@ -200,7 +254,11 @@ get_warp_idx_sync = get_warp_idx
 
 
 def get_warp_group_idx(warp_size: Any = None, warps_per_group: Any = None) -> Expr:
-    """Warp group (default: 4 warps) of this thread in the block."""
+    """Warp group (default: 4 warps) of this thread in the block.
+
+    Example:
+        group = T.get_warp_group_idx()   # tx // 128
+    """
     if warp_size is None and warps_per_group is not None:
         raise error("lane-arguments", "warps_per_group needs warp_size",
                     expected="warp_size beside warps_per_group", found="none")
@@ -209,7 +267,12 @@ def get_warp_group_idx(warp_size: Any = None, warps_per_group: Any = None) -> Ex
 
 
 def shuffle_elect(thread_extent: Any = 0) -> Expr:
-    """True in one thread of each group of thread_extent threads (0: of the block): the group's first."""
+    """True in one thread of each group of thread_extent threads (0: of the block): the group's first.
+
+    Example:
+        if T.shuffle_elect(128):
+            T.mbarrier_expect_tx(bar[0], 1024)
+    """
     if isinstance(thread_extent, bool) or not isinstance(thread_extent, int) or thread_extent < 0:
         raise error("lane-argument-type", f"thread_extent must be an integer from 0, found {thread_extent!r}",
                     expected="an integer from 0", found=repr(thread_extent),
@@ -219,17 +282,33 @@ def shuffle_elect(thread_extent: Any = 0) -> Expr:
 
 
 def thread_return() -> Emitted:
-    """End this thread."""
+    """End this thread.
+
+    Example:
+        if i >= n:
+            T.thread_return()
+    """
     return emit_call("thread_return")
 
 
 def ptx_commit_group() -> Emitted:
-    """Close the group of this thread's asynchronous copies (sm_80+)."""
+    """Close the group of this thread's asynchronous copies (sm_80+).
+
+    Example:
+        T.ptx_cp_async(T.access_ptr(A_s[tx, 0], "w"), T.access_ptr(A[tx, 0], "r"), 8)
+        T.ptx_commit_group()
+    """
     return emit_call("cp_async_commit")
 
 
 def ptx_wait_group(n: int) -> Emitted:
-    """Wait until at most n groups of this thread's asynchronous copies are pending (sm_80+)."""
+    """Wait until at most n groups of this thread's asynchronous copies are pending (sm_80+).
+
+    Example:
+        T.async_copy(A[by * 128, 0], A_s)
+        T.ptx_wait_group(0)
+        T.sync_threads()
+    """
     if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 1 << 31:
         raise error("lane-arguments", f"T.ptx_wait_group takes a non-negative integer, got {n!r}",
                     expected="an integer from 0", found=repr(n))
@@ -239,7 +318,11 @@ def ptx_wait_group(n: int) -> Emitted:
 # ---- statements --------------------------------------------------------------------------------------------------------
 
 def evaluate(value: Any) -> Emitted | None:
-    """Execute an expression for its effect."""
+    """Execute an expression for its effect.
+
+    Example:
+        T.evaluate(T.call_extern("handle", "my_load", X.data, tx))
+    """
     if isinstance(value, Emitted):
         return value
     b = need_builder("T.evaluate")
@@ -250,7 +333,11 @@ def evaluate(value: Any) -> Emitted | None:
 
 
 def buffer_store(buffer: Buffer, value: Any, indices: Any, predicate: Any = None) -> Emitted:
-    """buffer[indices] = value; with a predicate where it holds.  Raises predicate-type for a predicate of several lanes."""
+    """buffer[indices] = value; with a predicate where it holds.  Raises predicate-type for a predicate of several lanes.
+
+    Example:
+        T.buffer_store(Y, X[i], [i], predicate=i < n)
+    """
     b = need_builder("T.buffer_store")
     idx = indices if isinstance(indices, (tuple, list)) else (indices,)
     if predicate is None:
@@ -301,27 +388,57 @@ class _Branch(Frame):
 
 
 def If_(cond: Any) -> _RawIf:
-    """Raw branch: holds T.Then() and T.Else() blocks."""
+    """Raw branch: holds T.Then() and T.Else() blocks.
+
+    Example:
+        with T.If(i < n):
+            with T.Then():
+                Y[i] = X[i]
+    """
     return _RawIf(cast(convert(cond), "bool"))
 
 
 def Then() -> _Branch:
-    """Taken branch of T.If."""
+    """Taken branch of T.If.
+
+    Example:
+        with T.If(i < n):
+            with T.Then():
+                Y[i] = X[i]
+    """
     return _Branch("then")
 
 
 def Else() -> _Branch:
-    """Other branch of T.If."""
+    """Other branch of T.If.
+
+    Example:
+        with T.If(i < n):
+            with T.Then():
+                Y[i] = X[i]
+            with T.Else():
+                Y[i] = 0
+    """
     return _Branch("else")
 
 
 def While_(cond: Any) -> WhileFrame:
-    """Raw while loop."""
+    """Raw while loop.
+
+    Example:
+        count = T.alloc_var("int32")
+        with T.While(count < 4):
+            count = count + 1
+    """
     return WhileFrame(cast(convert(cond), "bool"))
 
 
 def ldg(src: Any, index: Any = None) -> Expr:
-    """Read-only load of A[i] or (A, i)."""
+    """Read-only load of A[i] or (A, i).
+
+    Example:
+        Y[i] = T.__ldg(X[i])
+    """
     if isinstance(src, Buffer):
         if index is None:
             raise error("lane-arguments", "T.__ldg of a buffer needs an index",

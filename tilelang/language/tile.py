@@ -78,6 +78,10 @@ def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma:
     """dst = src, element by element, converting the type; block-collective and synchronous.
 
     src, dst: buffers, regions or start elements in any scope; extents are paired as the reference's "Regions and slices" says.
+
+    Example:
+        T.copy(A[by * 128, 0], A_s)            # a (128, 64) tile from that element on
+        T.copy(acc, C[by * 128, bx * 128])     # a (128, 128) tile, from registers
     """
     b = _builder("copy")
     if annotations is not None and not isinstance(annotations, Mapping):
@@ -107,7 +111,15 @@ def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma:
 
 def async_copy(src: Any, dst: Any, *, coalesced_width: int | None = None, annotations: dict[str, Any] | None = None,
                loop_layout: Any = None) -> Emitted:
-    """Copy global to shared memory by cp.async and commit it, without waiting (sm_80+).  T.ptx_wait_group(n) waits."""
+    """Copy global to shared memory by cp.async and commit it, without waiting (sm_80+).  T.ptx_wait_group(n) waits.
+
+    src: a region or start element of a global tensor; dst: a tile in shared memory of src's type.
+
+    Example:
+        T.async_copy(A[by * 128, 0], A_s)
+        T.ptx_wait_group(0)
+        T.sync_threads()
+    """
     b = _builder("async_copy")
     s, d = pair(src, dst, "async_copy")
     if s.buffer.scope_name != GLOBAL or not d.buffer.scope_name.startswith("shared"):
@@ -127,7 +139,12 @@ def async_copy(src: Any, dst: Any, *, coalesced_width: int | None = None, annota
 
 
 def fill(buffer: Any, value: Any, annotations: dict[str, Any] | None = None) -> Emitted:
-    """Every element of a buffer, region or element = value, cast to its type."""
+    """Every element of a buffer, region or element = value, cast to its type.
+
+    Example:
+        T.fill(acc, -T.infinity("float32"))
+        T.fill(A_s[0:16, :], 1.0)
+    """
     b = _builder("fill")
     if isinstance(buffer, (int, float, str, type(None))) or isinstance(buffer, Expr) and not isinstance(buffer, Load):
         raise error("fill-operand", f"T.fill and T.clear take a buffer, region or element, found "
@@ -142,7 +159,13 @@ def fill(buffer: Any, value: Any, annotations: dict[str, Any] | None = None) -> 
 
 
 def clear(buffer: Any, annotations: dict[str, Any] | None = None) -> Emitted:
-    """Every element = 0."""
+    """Every element = 0.
+
+    buffer: a buffer, region or element in any scope.
+
+    Example:
+        T.clear(acc)
+    """
     if isinstance(annotations, (int, float)):
         raise error("option-type", f"T.clear takes a buffer only, found the value {annotations!r}",
                     f"write T.fill(buffer, {annotations!r})", expected="a buffer", found=repr(annotations))
@@ -165,6 +188,11 @@ def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = 
     A: (M, K), or (K, M) if transpose_A.  B: (K, N), or (N, K) if transpose_B.  C: (M, N).  A, B shared or fragment.
     wg_wait: how many groups of wgmma may be left in flight, -1 for any number, in older programs.  Such programs wait by
     themselves, so waiting at once (0) computes the same: other numbers give the warning gemm-waits.
+
+    Example:
+        T.clear(acc)
+        T.gemm(A_s, B_s, acc)                       # (128, 64) @ (64, 128)
+        T.gemm(A_s, C_s, acc, transpose_B=True)     # C_s: (128, 64)
     """
     b = _builder("gemm")
     if isinstance(wg_wait, bool) or not isinstance(wg_wait, int) or wg_wait < -1:
@@ -210,7 +238,13 @@ def check_batch(batch: Any) -> None:
 
 def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool = True, batch: int = 1,
            nan_propagate: bool = False, annotations: dict[str, Any] | None = None) -> Emitted:
-    """out = reduce_type over dimension dim of buffer, computed in out's type; clear=False combines with out's value."""
+    """out = reduce_type over dimension dim of buffer, computed in out's type; clear=False combines with out's value.
+
+    buffer: a fragment or shared tile; out: its shape without dimension dim (or with 1 there).
+
+    Example:
+        T.reduce(acc, m, "max", dim=1)   # (128, 128) -> (128,)
+    """
     b = _builder("reduce")
     if not isinstance(reduce_type, str) or reduce_type not in KINDS:
         raise error("reduce-kind", f"unknown kind of reduction {reduce_type!r}, expected one of {', '.join(KINDS)}",
@@ -231,49 +265,98 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
 
 def reduce_max(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1, nan_propagate: bool = False,
                annotations: dict[str, Any] | None = None) -> Emitted:
-    """Maximum along dim."""
+    """Maximum along dim.
+
+    buffer, out, clear: as T.reduce.
+
+    Example:
+        T.reduce_max(acc, m, dim=1)   # (128, 128) -> (128,)
+    """
     return reduce(buffer, out, "max", dim, clear, batch, nan_propagate, annotations)
 
 
 def reduce_min(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1, nan_propagate: bool = False,
                annotations: dict[str, Any] | None = None) -> Emitted:
-    """Minimum along dim."""
+    """Minimum along dim.
+
+    buffer, out, clear: as T.reduce.
+
+    Example:
+        T.reduce_min(acc, m, dim=1)   # (128, 128) -> (128,)
+    """
     return reduce(buffer, out, "min", dim, clear, batch, nan_propagate, annotations)
 
 
 def reduce_absmax(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1, nan_propagate: bool = False,
                   annotations: dict[str, Any] | None = None) -> Emitted:
-    """Maximum of absolute values along dim."""
+    """Maximum of absolute values along dim.
+
+    buffer, out, clear: as T.reduce.
+
+    Example:
+        T.reduce_absmax(acc, m, dim=1)   # (128, 128) -> (128,)
+    """
     return reduce(buffer, out, "absmax", dim, clear, batch, nan_propagate, annotations)
 
 
 def reduce_sum(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1,
                annotations: dict[str, Any] | None = None) -> Emitted:
-    """Sum along dim."""
+    """Sum along dim.
+
+    buffer, out, clear: as T.reduce.
+
+    Example:
+        T.reduce_sum(acc, m, dim=1)                 # (128, 128) -> (128,)
+        T.reduce_sum(acc, m, dim=1, clear=False)    # added to what m holds
+    """
     return reduce(buffer, out, "sum", dim, clear, batch, False, annotations)
 
 
 def reduce_abssum(buffer: Any, out: Any, dim: int = -1, batch: int = 1,
                   annotations: dict[str, Any] | None = None) -> Emitted:
-    """Sum of absolute values along dim."""
+    """Sum of absolute values along dim.
+
+    buffer, out: as T.reduce.
+
+    Example:
+        T.reduce_abssum(acc, m, dim=1)   # (128, 128) -> (128,)
+    """
     return reduce(buffer, out, "abssum", dim, True, batch, False, annotations)
 
 
 def reduce_bitand(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1,
                   annotations: dict[str, Any] | None = None) -> Emitted:
-    """Bitwise and along dim (integer or bool)."""
+    """Bitwise and along dim (integer or bool).
+
+    buffer, out, clear: as T.reduce.
+
+    Example:
+        T.reduce_bitand(bits, mask, dim=1)   # int32 (128, 128) -> (128,)
+    """
     return reduce(buffer, out, "bitand", dim, clear, batch, False, annotations)
 
 
 def reduce_bitor(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1,
                  annotations: dict[str, Any] | None = None) -> Emitted:
-    """Bitwise or along dim (integer or bool)."""
+    """Bitwise or along dim (integer or bool).
+
+    buffer, out, clear: as T.reduce.
+
+    Example:
+        T.reduce_bitor(bits, mask, dim=1)   # int32 (128, 128) -> (128,)
+    """
     return reduce(buffer, out, "bitor", dim, clear, batch, False, annotations)
 
 
 def reduce_bitxor(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1,
                   annotations: dict[str, Any] | None = None) -> Emitted:
-    """Bitwise exclusive or along dim (integer or bool)."""
+    """Bitwise exclusive or along dim (integer or bool).
+
+    buffer, out, clear: as T.reduce.
+
+    Example:
+        T.reduce_bitxor(bits, mask, dim=1)   # int32 (128, 128) -> (128,)
+    """
     return reduce(buffer, out, "bitxor", dim, clear, batch, False, annotations)
 
 
@@ -292,18 +375,35 @@ def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool, annotations: d
 
 def cumsum(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False,
            annotations: dict[str, Any] | None = None) -> Emitted:
-    """Inclusive prefix sum along dim, in place when dst is None; reverse: from the end."""
+    """Inclusive prefix sum along dim, in place when dst is None; reverse: from the end.
+
+    src, dst: shared or fragment tiles of one shape and type, or global tensors.
+
+    Example:
+        T.cumsum(x_s)
+        T.cumsum(acc, dim=1)
+    """
     return _scan("sum", src, dst, dim, reverse, annotations)
 
 
 def cummax(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False,
            annotations: dict[str, Any] | None = None) -> Emitted:
-    """Inclusive prefix maximum along dim, in place when dst is None."""
+    """Inclusive prefix maximum along dim, in place when dst is None.
+
+    src, dst: shared or fragment tiles of one shape and type, or global tensors.
+
+    Example:
+        T.cummax(x_s)
+    """
     return _scan("max", src, dst, dim, reverse, annotations)
 
 
 def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> Emitted:
-    """dst[…, j, i] = src[…, i, j] on the last two dimensions of shared or fragment tiles."""
+    """dst[…, j, i] = src[…, i, j] on the last two dimensions of shared or fragment tiles.
+
+    Example:
+        T.transpose(A_s, D_s)   # (128, 64) -> (64, 128)
+    """
     b = _builder("transpose")
     for x, what in ((src, "source"), (dst, "destination")):
         o = operand(x, f"the {what} of T.transpose")

@@ -210,7 +210,12 @@ def annotate_ws_schedule(schedule: WSSchedule) -> None:
     """Annotate the enclosing kernel with a schedule, as a hint.
 
     The compiler checks it and notes it in the report, but chooses its own schedule.  Raises TypeError for anything but a
-    WSSchedule."""
+    WSSchedule.
+
+    Example:
+        load, multiply = T.WSRole("load", warps_lo=0, warps_hi=4), T.WSRole("multiply", warps_lo=4, warps_hi=8)
+        T.annotate_ws_schedule(T.WSSchedule(8, [load, multiply]))
+    """
     need_builder("T.annotate_ws_schedule")
     if not isinstance(schedule, WSSchedule):
         raise facts(TypeError(f"T.annotate_ws_schedule takes a WSSchedule, found {type(schedule).__name__}"),

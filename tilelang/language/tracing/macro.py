@@ -147,7 +147,14 @@ def _by_value(b: Builder, name: str, value: Any) -> Any:
 
 
 def macro(func: Callable[..., Any] | None = None) -> Any:
-    """Decorator: a function inlined at each call.  May return values; may call itself with Python conditions."""
+    """Decorator: a function inlined at each call.  May return values; may call itself with Python conditions.
+
+    Example:
+        @T.macro
+        def scale(t, factor):
+            for i, j in T.Parallel(128, 128):
+                t[i, j] = t[i, j] * factor
+    """
     if func is None:
         return lambda f: Macro(need_function(f, "T.macro"), outer_locals(2, f))
     return Macro(need_function(func, "T.macro"), outer_locals(2, func))

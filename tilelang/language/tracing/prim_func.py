@@ -326,7 +326,15 @@ def param_span(rw: Rewritten, name: str) -> Span:
 
 
 def prim_func(func: Callable[..., Any] | None = None, *, eager_jit: bool = False) -> Any:
-    """Decorator: trace a fully annotated function into a PrimFunc.  Raises the errors of its definition."""
+    """Decorator: trace a fully annotated function into a PrimFunc.  Raises the errors of its definition.
+
+    Example:
+        @T.prim_func
+        def twice(X: T.Tensor((1024,), "float32"), Y: T.Tensor((1024,), "float32")):
+            with T.Kernel(8, threads=128) as bx:
+                for i in T.Parallel(128):
+                    Y[bx * 128 + i] = X[bx * 128 + i] * 2
+    """
     if func is None:
         return lambda f: _trace_for_user(need_function(f, "T.prim_func"), outer_locals(2, f))
     return _trace_for_user(need_function(func, "T.prim_func"), outer_locals(2, func))
