@@ -18,7 +18,9 @@ def test_what_is_compressed_comes_back(dtype, transposed):
     for dense in (randn_semi_sparse(32, 128, dt, "cpu", transposed), randint_semi_sparse(32, 128, 0, 3, dt, "cpu", transposed),
                   arange_semi_sparse(32, 128, dt, "cpu", transposed)):
         values, e = compress(dense, transposed)
-        assert values.shape[not transposed] == 64 and torch.equal(decompress(values, e, transposed).float(), dense.float())
+        assert values.shape[not transposed] == 64
+        back = decompress(values, e, transposed).float()
+        assert torch.allclose(back, dense.float(), rtol=0, atol=0, equal_nan=True)  # beyond float8's range: nan
 
 
 def test_a_group_with_too_many_values_is_rejected():

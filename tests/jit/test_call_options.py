@@ -25,7 +25,6 @@ REFUSED = {
     "a symbol of a float type": ("symbol-name", lambda: T.dynamic("m", "float32")),
     "a symbol of 8 bits": ("symbol-name", lambda: T.dynamic("m", "int8")),
     "a layout of a text": ("layout-invalid", lambda: T.Layout("x", lambda i: i)),
-    "a layout of a number": ("layout-invalid", lambda: T.Layout(4, lambda i: i)),
     "a layout by no function": ("layout-invalid", lambda: T.Layout((4,), 3)),
     "a layout by a function of fewer indices": ("layout-invalid", lambda: T.Layout((4, 4), lambda i: i)),
     "a layout to nowhere": ("layout-invalid", lambda: T.Layout((4,), lambda i: None)),

@@ -270,17 +270,6 @@ def test_a_scheduler_says_what_it_does_not_have(make, match):
                 make().init(b)
 
 
-@pytest.mark.parametrize("scope", ["global", "local"])
-def test_a_layout_is_of_shared_memory_or_a_fragment(scope):
-    """That of a tensor or a private array was passed over."""
-    with pytest.raises(ValueError, match="layouts are of shared buffers and fragments"):
-        @T.prim_func
-        def f(A: T.Tensor((8, 8), "int32")):
-            with T.Kernel(1, threads=32):
-                B = A if scope == "global" else T.alloc_local((8, 8), "int32")
-                T.annotate_layout({B: T.Layout((8, 8), lambda i, j: (j, i))})
-
-
 @pytest.mark.parametrize("width", [0, 3, 7, 64, -32, 8.0])
 def test_parts_of_a_warp_that_exchange_are_powers_of_two(width):
     """The simulator took parts of any width, which the hardware has not."""

@@ -112,7 +112,7 @@ def test_a_stride_too_long_for_its_symbol_asks_for_more_bits():
 
 
 def test_a_call_that_does_not_fit_shows_the_parameters():
-    with pytest.raises(TypeError, match=r"hint: T\.Pipelined\(start, stop=None, num_stages=0, "):
+    with pytest.raises(TypeError, match=r"did you mean `num_stages`\? T\.Pipelined\(start, stop=None, num_stages=0, "):
         @T.prim_func
         def main(A: T.Tensor((8,), "int32")):
             with T.Kernel(1):

@@ -72,7 +72,7 @@ def test_wrong_arguments_at_the_call(where):
         with pytest.raises((RuntimeError, ValueError, TypeError, OverflowError), match=text or None):
             call(where, k, *bad)
     with pytest.raises(TypeError):
-        call(where, k, a, 1, S=s, D=d)
+        call(where, k, a, 1, S=s, E=d)
 
 
 def eager(where):

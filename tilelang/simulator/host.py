@@ -187,10 +187,10 @@ def _solve(func: Func, arrays: dict[Var, np.ndarray], values: dict[Var, Any]) ->
     for d, n, what in entries:
         unknown = [v for v in free_vars(d) if v not in values] if isinstance(d, Expr) else []
         if len(unknown) == 1:
-            v = unknown[0]
+            v, whole = unknown[0], d
             if isinstance(d, Binary) and d.op == "floordiv" and isinstance(d.b, Const):  # rows of packed values: whole bytes
-                d, n = d.a, n * d.b.value
-            at0, at1 = (int(evaluate(d, {**values, v: x})) for x in (0, 1))
+                whole, n = d.a, n * d.b.value
+            at0, at1 = (int(evaluate(whole, {**values, v: x})) for x in (0, 1))
             if at1 == at0 or (n - at0) % (at1 - at0):
                 raise fault("sim-argument", f"{what} = {n} has no solution for {v.name}",
                             expected=f"an extent that gives {v.name} an integer", found=str(n), span=func.span)

@@ -4,6 +4,8 @@ import importlib
 
 import pytest
 
+import tilelang
+
 from .catalogue import BACKENDS
 from .harness import run
 
@@ -25,6 +27,7 @@ PROGRAMS = {
     for module in MODULES
     for program in importlib.import_module(f"{__package__}.{module}").PROGRAMS
 }
+tilelang.set_log_level("INFO")  # scripts set other levels when they are imported
 
 
 def cases(backends):

@@ -18,6 +18,8 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TILELANG_DEFAULT_TARGET", "cpu")
     tilelang.set_log_level(logging.ERROR)
+    yield
+    tilelang.set_log_level(logging.INFO)
 
 
 def tile_configs(M, N, K, with_roller=False):
