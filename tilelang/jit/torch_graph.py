@@ -4,9 +4,13 @@ them.  Imported by Dynamo alone, with torch."""
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
-import torch
+try:
+    import torch
+except ImportError:  # what documents or checks all modules imports this one too
+    torch = None  # type: ignore[assignment]
 
 from .graph_names import HELD, owners
 from .torch_ops import check_operator, is_kernel, operator_of_call
@@ -30,7 +34,12 @@ def _object(x: Any) -> Any:
     return _kept[x]
 
 
-@torch.compiler.allow_in_graph
+def _for_dynamo(decorator: str) -> Callable[[Any], Any]:
+    """A decorator of torch.compiler; without torch, of nothing."""
+    return (lambda fn: fn) if torch is None else getattr(torch.compiler, decorator)
+
+
+@_for_dynamo("allow_in_graph")
 def call(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Execute a call.  While torch traces it, the call becomes an operator."""
     owner = _owner(name)
@@ -44,14 +53,14 @@ def call(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return op(*given)
 
 
-@torch.compiler.assume_constant_result
+@_for_dynamo("assume_constant_result")
 def is_factory(name: str) -> bool:
     """Whether the owner is a function that makes kernels."""
     owner = _owner(name)
     return not is_kernel(owner) and owner.is_lazy_mode()
 
 
-@torch.compiler.assume_constant_result
+@_for_dynamo("assume_constant_result")
 def made(name: str, *args: Any, **kwargs: Any) -> str:
     """The name of the kernel that a factory makes."""
     kernel = _owner(name)(*args, **kwargs)
