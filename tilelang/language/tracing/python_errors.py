@@ -251,7 +251,8 @@ def _meant(e: Exception) -> str:
     owner = _owner(e.obj)
     if e.name in _FOREIGN.get(owner, ()):
         return f"write {_FOREIGN[owner][e.name]}"
-    known = {x.lower(): x for x in reversed(dir(e.obj)) if not x.startswith("__")}
+    names = getattr(e.obj, "__all__", None) or dir(e.obj)  # of a module its public names, whatever else was loaded into it
+    known = {x.lower(): x for x in reversed(names) if not x.startswith("__")}
     if owner not in _FOREIGN and isinstance(e.obj, Node) and hasattr(sys.modules["tilelang.language"], e.name):
         return f"write T.{e.name}(x)"
     found = difflib.get_close_matches(e.name.lower(), known, n=3)
