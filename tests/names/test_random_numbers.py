@@ -197,6 +197,100 @@ def test_the_polynomial_of_xorwow_is_that_of_its_steps():
     assert total == [0] * 5 and Xorwow.STEPS >> 160 == 1
 
 
+def block_words(key, low, high):
+    """The 64 bits of Philox's first two words for a key and the halves of a counter."""
+    c = philox([low & M32, low >> 32, high & M32, high >> 32], (key & M32, key >> 32))
+    return c[0] | c[1] << 32
+
+
+def of_iterations(seed, seq, off, before, count, n):
+    """n words of each iteration of a T.Parallel, `before` executions of such loops after T.rng_init(seed, seq, off)."""
+    key = block_words(seed, off + before, seq)
+    return [words(key, number, 0, n) for number in range(count)]
+
+
+@pytest.mark.spec("T.rng_init", "T.rng_rand", "L20:rng")
+def test_iterations_draw_by_their_number_and_threads_as_before():
+    @T.prim_func
+    def f(Y: T.Tensor((4, 96), "uint32"), Z: T.Tensor((4, 8, 6, 5), "uint32"), W: T.Tensor((64, 2), "uint32")):
+        with T.Kernel(2, threads=32) as bx:
+            t = T.get_thread_binding()
+            T.rng_init(5, bx * 32 + t, 3)
+            W[bx * 32 + t, 0] = T.rng_rand()
+            for r in T.serial(2):
+                for i in T.Parallel(96):
+                    Y[bx * 2 + r, i] = T.rng_rand()
+                for i, j in T.Parallel(8, 6):
+                    for k in T.serial(5):
+                        Z[bx * 2 + r, i, j, k] = T.rng_rand()
+            W[bx * 32 + t, 1] = T.rng_rand()
+
+    y, z, w = everywhere(f)
+    assert w.tolist() == [words(5, t, 3, 2) for t in range(64)]
+    for bx, r in np.ndindex(2, 2):
+        row, seq = bx * 2 + r, bx * 32
+        assert y[row, :, None].tolist() == of_iterations(5, seq, 3, 2 * r, 96, 1)
+        assert z[row].reshape(48, 5).tolist() == of_iterations(5, seq, 3, 2 * r + 1, 48, 5)
+    cuda_text(f)
+
+
+@pytest.mark.spec("T.rng_init", "L20:rng")
+def test_numbers_of_iterations_do_not_depend_on_threads_or_layout():
+    def program(threads, layout):
+        @T.prim_func
+        def f(Y: T.Tensor((2, 3, 16, 24), "float32")):
+            with T.Kernel(2, 3, threads=threads) as (bx, by):
+                T.rng_init(11)
+                for i, j in T.Parallel(16, 24, loop_layout=layout):
+                    Y[bx, by, i, j] = T.rng_rand_float()
+
+        return f
+
+    rows = T.Fragment((16, 24), forward_fn=lambda i, j: (i * 4 + j // 6, j % 6))
+    got = [y for form in ((32, None), (128, None), (64, rows)) for y in everywhere(program(*form))]
+    assert all(np.array_equal(g, got[0]) for g in got)
+    ref = [of_iterations(11, bx + 2 * by, 0, 0, 16 * 24, 1) for bx, by in np.ndindex(2, 3)]
+    assert np.abs(got[0].ravel() - (np.array(ref, np.float64) * 2.0**-32 + 2.0**-33).ravel()).max() < 2.0**-23
+
+
+@pytest.mark.spec("T.rng_init", "L20:rng")
+@pytest.mark.parametrize("generator", (XORWOW, MRG))
+@pytest.mark.parametrize("on", EXECUTIONS)
+def test_iterations_of_curands_other_generators_have_seeds_of_their_own(generator, on):
+    @T.prim_func
+    def f(Y: T.Tensor((48, 2), "uint32"), Z: T.Tensor((48, 2), "uint32"), S: T.Tensor((48,), "uint64")):
+        with T.Kernel(1, threads=32):
+            T.rng_init(9, 4, 0, generator)
+            for i in T.Parallel(48):
+                for k in T.serial(2):
+                    Y[i, k] = T.rng_rand()
+            for i in T.Parallel(48):
+                T.rng_init(S[i], 0, 0, generator)
+                for k in T.serial(2):
+                    Z[i, k] = T.rng_rand()
+
+    key = block_words(9, 0, 4)
+    seeds = np.array([block_words(key, 0, number) for number in range(48)], np.uint64)
+    y, z, _ = run(f, np.zeros((48, 2), np.uint32), np.zeros((48, 2), np.uint32), seeds, on=on)
+    assert np.array_equal(y, z) and len(np.unique(y)) == 96
+
+
+@pytest.mark.spec("L20:rng")
+def test_iterations_need_a_seed_that_all_threads_share():
+    @T.prim_func
+    def f(S: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "uint32")):
+        with T.Kernel(1, threads=64):
+            v = T.alloc_var("int32")
+            v = S[T.get_thread_binding()]
+            T.rng_init(v)
+            for i in T.Parallel(64):
+                Y[i] = T.rng_rand()
+
+    with pytest.raises(TileLangError) as e:
+        run(f, on="cpu")
+    assert e.value.kind == "parallel-thread"
+
+
 @pytest.mark.spec("L20:rng")
 @pytest.mark.parametrize("build,kind", [
     (lambda: T.rng_rand(), "rng"), (lambda: T.rng_init(1, generator="other"), "rng"), (lambda: T.rng_init(1.5), "rng"),

@@ -313,20 +313,19 @@ def test_iterations_draw_random_numbers_of_their_own_sequence(form):
     cuda_text(f)
 
 
-@pytest.mark.parametrize("inside", (True, False))
-def test_numbers_of_a_thread_are_not_drawn_by_iterations(inside):
+@pytest.mark.parametrize("where", ("thread", "loop"))
+def test_numbers_of_iterations_are_not_drawn_elsewhere(where):
     with pytest.raises(TileLangError, match="T.rng_init") as e:
         @T.prim_func
         def f(A: T.Tensor((64,), "uint32")):
             with T.Kernel(1, threads=32):
-                if inside:
-                    T.rng_init(1)
-                    for i in T.Parallel(64):
-                        A[i] = T.rng_rand()
+                for i in T.Parallel(64):
+                    T.rng_init(1, i)
+                if where == "thread":
+                    A[T.get_thread_binding()] = T.rng_rand()
                 else:
                     for i in T.Parallel(64):
-                        T.rng_init(1, i)
-                    A[T.get_thread_binding()] = T.rng_rand()
+                        A[i] = T.rng_rand()
     assert e.value.kind == "rng"
 
 

@@ -40,7 +40,7 @@ class Generator:
     def __init__(self, b: Builder, span: Span | None) -> None:
         self.state = {name: Buffer(b.fresh_name(f"rng_{name}"), (n,), dt, LOCAL, span=span) for name, n, dt in self.arrays}
 
-    def start(self, b: Builder, seed: Var, seq: Var, off: Var) -> None:
+    def start(self, b: Builder, seed: Expr, seq: Expr, off: Expr) -> None:
         """Emit statements that set the state to element `off` of sequence `seq` (all uint64)."""
         raise NotImplementedError
 
@@ -81,15 +81,18 @@ class Philox(Generator):
     arrays = (("counter", 4, U32), ("key", 2, U32), ("words", 4, U32), ("at", 1, DType("int32")))
     M0, M1, W0, W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
 
-    def start(self, b: Builder, seed: Var, seq: Var, off: Var) -> None:
-        counter = self.state["counter"]
-        for i in range(2):
-            put(b, self.state["key"], i, cast((seed >> const(32 * i, U64)) & const(0xFFFFFFFF, U64), U32))
-            put(b, counter, i, const(0, U32))
-            put(b, counter, 2 + i, cast((seq >> const(32 * i, U64)) & const(0xFFFFFFFF, U64), U32))
-        self._advance(b, off >> const(2, U64))
+    def start(self, b: Builder, seed: Expr, seq: Expr, off: Expr) -> None:
         put(b, self.state["at"], 0, cast(off & const(3, U64), "int32"))
+        self.block(b, seed, off >> const(2, U64), seq)
+
+    def block(self, b: Builder, key: Expr, low: Expr, high: Expr) -> Expr:
+        """Set the key and the halves of the counter, and compute its four words.  Returns the first two (uint64)."""
+        for name, at, value in (("key", 0, key), ("counter", 0, low), ("counter", 2, high)):
+            for i in range(2):
+                put(b, self.state[name], at + i, cast((value >> const(32 * i, U64)) & const(0xFFFFFFFF, U64), U32))
         self._generate(b)
+        words = self.state["words"]
+        return cast(words[0], U64) | (cast(words[1], U64) << const(32, U64))
 
     def word(self, b: Builder) -> Var:
         at = self.state["at"]
@@ -215,7 +218,7 @@ class Xorwow(Jumping):
             x = square
         return tuple(x >> 32 * i & 0xFFFFFFFF for i in range(5))
 
-    def start(self, b: Builder, seed: Var, seq: Var, off: Var) -> None:
+    def start(self, b: Builder, seed: Expr, seq: Expr, off: Expr) -> None:
         v, d = self.state["v"], self.state["d"]
         halves = (cast((seed >> const(32 * i, U64)) & const(0xFFFFFFFF, U64), U32) for i in range(2))
         low, high = (let(b, "mixed", (half ^ const(salt, U32)) * const(odd, U32)) for half, salt, odd in
@@ -303,7 +306,7 @@ class Mrg32k3a(Jumping):
             x = tuple(square[:3])
         return x
 
-    def start(self, b: Builder, seed: Var, seq: Var, off: Var) -> None:
+    def start(self, b: Builder, seed: Expr, seq: Expr, off: Expr) -> None:
         low, high = (let(b, f"seed{i}", ((seed >> const(32 * i, U64)) & const(0xFFFFFFFF, U64)) ^ const(salt, U64))
                      for i, salt in enumerate((0x55555555, 0xAAAAAAAA)))
         for k, (name, modulus, _) in enumerate(self.RECURRENCES):

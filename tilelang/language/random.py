@@ -1,39 +1,60 @@
-"""Random numbers of a thread: T.rng_init, T.rng_rand, T.rng_rand_float.
+"""Random numbers: T.rng_init, T.rng_rand, T.rng_rand_float.
 
 The generators (generators.py) are written in the language and produce the numbers of cuRAND's device interface, so that all
-backends draw the same numbers.
+backends draw the same numbers.  Outside of T.Parallel a generator belongs to a thread; in T.Parallel each iteration has one.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Alloc, Buffer, Expr, Span, Var, cast, const, convert, LOCAL
+from tilelang.ir import (Alloc, Bind, Buffer, Call, Expr, Node, Span, Stmt, Var, cast, const, convert, rewrite, stmts_of, LOCAL)
 from tilelang.ir import dtype as DType
 
-from .tracing.builder import Builder, need_builder
-from .generators import GENERATORS, U64, let, put
-from .kernel import get_thread_binding, need_kernel
+from .tracing.builder import Builder, need_builder, reads_memory
+from .generators import GENERATORS, U64, Philox, let, put
+from .kernel import KernelLaunchFrame, get_thread_binding, need_kernel
+from .loops import ParallelFrame
 from .math import cos, log, sin, sqrt
-from .tracing.scope import IfFrame
+from .tracing.scope import BodyFrame, Frame, IfFrame
 from .tracing.state import error
+
+_OF_THREADS = ("get_lane_idx", "get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx")
 
 
 class _State:
-    """A kernel's random generator.  Normal numbers come in pairs: the spare* fields hold the unused second one of a type, and
+    """A generator.  Normal numbers come in pairs: the spare* fields hold the unused second one of a type, and
     `has` says whether there is one."""
 
     def __init__(self, b: Builder, span: Span | None, generator: str) -> None:
         def array(name: str, n: int, dt: str) -> Buffer:
             return Buffer(b.fresh_name(f"rng_{name}"), (n,), DType(dt), LOCAL, span=span)
 
-        self.loop: Any = None  # the T.Parallel whose iterations start it; None: each thread does
-        self.name, self.generator = generator, GENERATORS[generator](b, span)
+        self.generator = GENERATORS[generator](b, span)
         self.has = array("has", 2, "int32")
         self.spare32, self.spare64 = array("spare", 1, "float32"), array("spare64", 1, "float64")
 
-    def buffers(self) -> list[Buffer]:
-        return [*self.generator.state.values(), self.has, self.spare32, self.spare64]
+    def allocations(self) -> list[Stmt]:
+        return [Alloc(x, None, span=x.span) for x in (*self.generator.state.values(), self.has, self.spare32, self.spare64)]
+
+    def start(self, b: Builder, seed: Expr, seq: Expr, off: Expr) -> None:
+        for i in range(2):
+            put(b, self.has, i, 0)
+        put(b, self.spare32, 0, 0.0)
+        put(b, self.spare64, 0, 0.0)
+        self.generator.start(b, seed, seq, off)
+
+
+class _Random:
+    """The generators of a kernel.  thread: each thread's, once it was started outside of T.Parallel.  of_block: seed, sequence
+    and offset without thread indices; the offset counts the loops that drew numbers.  loops: the generator of each iteration
+    of a T.Parallel."""
+
+    def __init__(self, b: Builder, span: Span | None, name: str) -> None:
+        self.name = name
+        self.thread: _State | None = None
+        self.of_block = Buffer(b.fresh_name("rng_of_block"), (3,), U64, LOCAL, span=span)
+        self.loops: dict[Frame, _State] = {}
 
 
 def _integer(what: str, v: Any) -> Expr:
@@ -48,11 +69,18 @@ def _integer(what: str, v: Any) -> Expr:
 
 
 def rng_init(seed: Any, seq: Any = None, off: Any = 0, generator: str = "curandStatePhilox4_32_10_t") -> None:
-    """Start this thread's generator.
+    """Start this thread's generator; in T.Parallel, the iteration's.
 
     seed, seq (default: the thread's index in the grid along x), off: integers.  generator: curandStatePhilox4_32_10_t,
     curandStateXORWOW_t or curandStateMRG32k3a_t; a kernel uses only one.  Starting Philox takes constant time; the others take
     thousands of instructions for every bit of seq and off.  Raises rng for other generators.
+
+    Iterations of a T.Parallel that draw without a T.rng_init of their own have a generator each, which depends on nothing
+    but seed, seq and off with all thread indices 0 (default of seq: the block's index in the grid, x fastest), on how many
+    executions of such loops came before in the block, and on the number of the iteration, the last loop variable fastest.
+    Call that number l, and k the first two words (the low one first) of Philox4x32-10 with key `seed` and the counter whose
+    lower half is off + the executions before, upper half seq.  The iteration draws from T.rng_init(k, l) of Philox; for the
+    other generators from T.rng_init(h), h being those words of key k and the counter with upper half l, lower half 0.
 
     Example:
         T.rng_init(seed=42)
@@ -62,46 +90,115 @@ def rng_init(seed: Any, seq: Any = None, off: Any = 0, generator: str = "curandS
     if generator not in GENERATORS:
         raise error("rng", f"unknown generator {generator!r}, expected one of {', '.join(GENERATORS)}",
                     expected=f"one of {', '.join(GENERATORS)}", found=repr(generator))
-    state = getattr(k, "rng", None)
-    if state is None:
-        state = k.rng = _State(b, b.here(), str(generator))  # type: ignore[attr-defined]
-        k.stmts[:0] = [Alloc(x, None, span=x.span) for x in state.buffers()]  # seen by the whole kernel
-    if state.name != generator:
-        raise error("rng", f"this kernel's generator is {state.name}: it cannot start {generator}",
-                    expected=state.name, found=str(generator), hint="use one generator in a kernel, or two kernels")
-    state.loop = _loop(b)
+    random = getattr(k, "rng", None)
+    if random is None:
+        random = k.rng = _Random(b, b.here(), str(generator))  # type: ignore[attr-defined]
+    if random.name != generator:
+        raise error("rng", f"this kernel's generator is {random.name}: it cannot start {generator}",
+                    expected=random.name, found=str(generator), hint="use one generator in a kernel, or two kernels")
+    given = [_integer(what, v) for what, v in (("the seed", seed), ("seq", 0 if seq is None else seq), ("off", off))]
+    loops = _loops(b)
+    if loops:
+        state = random.loops.get(loops[-1]) or _of_loop(b, random, loops[-1])
+    elif random.thread is None:
+        state = random.thread = _State(b, b.here(), random.name)
+        k.stmts[:0] = [*state.allocations(), Alloc(random.of_block, None, span=b.here())]  # seen by the whole kernel
+    else:
+        state = random.thread
+    if not loops:
+        once = [given[0], _block_index(k) if seq is None else given[1], given[2]]
+        for i, e in enumerate(_of_first_thread(b, k, e) for e in once):
+            put(b, random.of_block, i, e)
     if seq is None:
-        seq = cast(k.block_vars[0], U64) * const(k.threads[0], U64) + cast(get_thread_binding(0), U64)
-    start, sequence, offset = let(b, "rng_seed", _integer("the seed", seed)), _integer("seq", seq), _integer("off", off)
-    sequence, offset = let(b, "rng_seq", sequence), let(b, "rng_off", offset)
-    for i in range(2):
-        put(b, state.has, i, 0)
-    put(b, state.spare32, 0, 0.0)
-    put(b, state.spare64, 0, 0.0)
-    state.generator.start(b, start, sequence, offset)
+        given[1] = cast(k.block_vars[0], U64) * const(k.threads[0], U64) + cast(get_thread_binding(0), U64)
+    state.start(b, *(let(b, f"rng_{n}", v) for n, v in zip(("seed", "seq", "off"), given)))
 
 
-def _loop(b: Builder) -> Any:
-    """The T.Parallel around this place, or None."""
-    return next((f for f in reversed(b.frames) if getattr(f, "parallel", False)), None)
+def _block_index(k: KernelLaunchFrame) -> Expr:
+    out: Expr = const(0, U64)
+    for v, n in reversed(list(zip(k.block_vars, k.blocks))):
+        out = out * cast(n, U64) + cast(v, U64)
+    return out
+
+
+def _of_first_thread(b: Builder, k: KernelLaunchFrame, e: Expr) -> Expr:
+    """The value of e in the first thread of the block.  A value that was read from memory stays the thread's own."""
+    threads = set(k.thread_vars)
+    values = {s.var: s.value for f in b.frames for x in f.stmts for s in stmts_of(x) if isinstance(s, Bind)}
+
+    def fn(x: Node) -> Node | None:
+        if x in threads or isinstance(x, Call) and x.op in _OF_THREADS:
+            return const(0, x.dtype)  # type: ignore[attr-defined]
+        if isinstance(x, Var) and x in values and not reads_memory(values[x]):
+            first = rewrite(values[x], fn)
+            return None if first is values[x] else first
+        return None
+
+    return rewrite(e, fn)
+
+
+def _loops(b: Builder) -> list[ParallelFrame]:
+    """The T.Parallel loops around this place, outermost first."""
+    return [f for f in b.frames if isinstance(f, ParallelFrame)]
+
+
+def _of_loop(b: Builder, random: _Random, loop: ParallelFrame) -> _State:
+    """A generator of each iteration, allocated at the start of the loop's body."""
+    state = random.loops[loop] = _State(b, b.here(), random.name)
+    loop.stmts[:0] = state.allocations()
+    return state
+
+
+def _start_iterations(b: Builder, random: _Random, loops: list[ParallelFrame]) -> _State:
+    """Start a generator in each iteration: a key is computed before the loops, the rest at the start of their body."""
+    first, inner = b.frames.index(loops[0]), loops[-1]
+    before, of_block = BodyFrame(), random.of_block
+    b.frames.append(before)
+    philox = Philox(b, b.here())
+    for x in philox.state.values():
+        b.emit(Alloc(x, None, span=x.span))
+    seed, low, high = (let(b, f"rng_{n}", of_block[i]) for n, i in (("seed", 0), ("low", 2), ("high", 1)))
+    key = let(b, "rng_key", philox.block(b, seed, low, high))
+    put(b, of_block, 2, of_block[2] + const(1, U64))
+    number: Expr = const(0, U64)
+    for f in loops:
+        for v, n in zip(f.vars, f.extents):
+            number = number * cast(let(b, "extent", n) if reads_memory(n) else n, U64) + cast(v, U64)
+    b.frames.pop()
+    b.frames[first - 1].stmts.extend(before.stmts)
+    inside = BodyFrame()
+    b.frames.append(inside)
+    state, zero = _State(b, b.here(), random.name), const(0, U64)
+    for s in state.allocations():
+        b.emit(s)
+    if isinstance(state.generator, Philox):
+        state.start(b, key, let(b, "rng_seq", number), zero)
+    else:
+        for x in (own := Philox(b, b.here())).state.values():
+            b.emit(Alloc(x, None, span=x.span))
+        state.start(b, let(b, "rng_seed", own.block(b, key, zero, let(b, "rng_seq", number))), let(b, "rng_seq", zero),
+                    let(b, "rng_off", zero))
+    b.frames.pop()
+    inner.stmts[:0] = inside.stmts
+    random.loops[inner] = state
+    return state
 
 
 def _state(what: str) -> tuple[Builder, _State]:
     b = need_builder(what)
-    state = getattr(need_kernel(what), "rng", None)
-    if state is None:
+    random: _Random | None = getattr(need_kernel(what), "rng", None)
+    if random is None:
         raise error("rng", f"{what} before T.rng_init",
                     expected="T.rng_init before it", found="none in this kernel",
                     hint="call T.rng_init(seed) first, in the same kernel")
-    if state.loop is not _loop(b):
-        inside = state.loop is None
-        raise error("rng", f"{what} {'in' if inside else 'after'} a T.Parallel, and the generator belongs to "
-                    f"{'a thread' if inside else 'its iterations'}: which thread runs an iteration is not fixed",
-                    expected="T.rng_init and the draws in one T.Parallel, or both outside of it",
-                    found=f"T.rng_init {'outside' if inside else 'inside'} of the loop",
-                    hint="start a generator in each iteration: T.rng_init(seed, i) with the loop's variable i" if inside
-                    else "call T.rng_init(seed) after the loop")
-    return b, state
+    loops = _loops(b)
+    state = random.loops.get(loops[-1]) if loops else random.thread
+    if state is None and random.thread is None:
+        raise error("rng", f"{what} {'in another' if loops else 'after a'} T.Parallel, and the generator belongs to the "
+                    "iterations of one that has ended",
+                    expected="T.rng_init and the draws in one T.Parallel, or T.rng_init outside of it",
+                    found="T.rng_init inside of the loop", hint="call T.rng_init(seed) before the loops")
+    return b, state or _start_iterations(b, random, loops)
 
 
 def _drawn(b: Builder, v: Var) -> Var:
@@ -111,7 +208,7 @@ def _drawn(b: Builder, v: Var) -> Var:
 
 
 def rng_rand() -> Var:
-    """The next 32 random bits of this thread: uint32.
+    """The next 32 random bits of this thread, in T.Parallel of this iteration (see T.rng_init): uint32.
 
     Example:
         T.rng_init(42)
@@ -122,9 +219,10 @@ def rng_rand() -> Var:
 
 
 def rng_rand_float(bit: int = 32, dist: str = "uniform") -> Var:
-    """The next random number of this thread, float32 (bit=32) or float64 (64).
+    """The next random number of this thread, in T.Parallel of this iteration (see T.rng_init).
 
-    dist: "uniform" over (0, 1], or "normal" (mean 0, deviation 1, by Box and Muller; two numbers a draw).
+    bit: 32 for float32, 64 for float64.  dist: "uniform" over (0, 1], or "normal" (mean 0, deviation 1, by Box and Muller; two
+    numbers a draw).
 
     Example:
         T.rng_init(42)
