@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import tilelang
 import tilelang.language as T
 from tilelang.ir import walk
 from tilelang.ir.expr import Call
@@ -25,6 +26,15 @@ OTHERS = {
     "columns": lambda b: T.Layout(b.shape, lambda i, j: (j, i)),
 }
 LAYOUTS = {**BOXES, **OTHERS}
+# Layouts of tiles of 64 x 64 elements of 16 bits, "xor" as boxes and "blocks of rows" as core matrices of no swizzle.
+ORDERS = {
+    **{name: OTHERS[name] for name in ("linear", "xor", "padded", "odd", "columns")},
+    "rows backwards": lambda b: T.Layout(b.shape, lambda i, j: (63 - i, j)),
+    "blocks": lambda b: T.Layout(b.shape, lambda i, j: (i // 16, j // 16, i % 16, j % 16)),
+    "core matrices": lambda b: T.Layout(b.shape, lambda i, j: (i // 8, j // 8, i % 8, j % 8)),
+    "blocks of rows": lambda b: T.Layout(b.shape, lambda i, j: (j // 8, i // 8, i % 8, j % 8)),
+}
+EXECUTIONS = [(SM90A, "simulator"), (SM90A, "tile"), ("cpu", None)]
 
 
 def scores(tile, layout, threads, stages):
@@ -99,3 +109,110 @@ def test_atomic_addition_by_tma_uses_the_given_boxes(layout):
 
     a = np.random.default_rng(0).random((64, 64), np.float32)
     assert np.array_equal(run_device(lower(main.func, SM90A), [a, a.copy()]).outputs["O"], a + a)
+
+
+def carried(layout, m, k, stages, roles):
+    """A copied by T.tma_copy to tiles with a layout and from them to O."""
+    @T.prim_func
+    def main(A: T.Tensor((m, k), "float16"), O: T.Tensor((m, k), "float16")):
+        with T.Kernel(T.ceildiv(m, 64), threads=256 if roles else 128) as b:
+            s = T.alloc_shared((stages, 64, 64), "float16")
+            o = T.alloc_shared((64, 64), "float16")
+            f = T.alloc_fragment((64, 64), "float16")
+            one = ORDERS[layout](o)
+            T.annotate_layout({o: one, s: one.expand((stages,))})
+            full = T.alloc_barrier([128] * stages)
+            empty = T.alloc_barrier([128] * stages)
+            for c in T.serial(T.ceildiv(k, 64)):
+                if roles:
+                    with T.ws(1):
+                        T.mbarrier_wait_parity(empty[c % stages], (c // stages) % 2 ^ 1)
+                        T.tma_copy(A[b * 64:b * 64 + 64, c * 64:c * 64 + 64], s[c % stages, :, :], barrier=full[c % stages])
+                        T.mbarrier_arrive(full[c % stages])
+                    with T.ws(0):
+                        T.mbarrier_wait_parity(full[c % stages], (c // stages) % 2)
+                        T.copy(s[c % stages, :, :], f)
+                        T.mbarrier_arrive(empty[c % stages])
+                        T.copy(f, o)
+                        T.fence_proxy_async()
+                        T.sync_threads(1, 128)
+                        T.tma_copy(o, O[b * 64:b * 64 + 64, c * 64:c * 64 + 64])
+                        T.tma_store_wait(0)
+                        T.sync_threads(1, 128)
+                else:
+                    T.tma_copy(A[b * 64:b * 64 + 64, c * 64:c * 64 + 64], s[c % stages, :, :], barrier=full[c % stages])
+                    T.mbarrier_arrive(full[c % stages])
+                    T.mbarrier_wait_parity(full[c % stages], (c // stages) % 2)
+                    T.copy(s[c % stages, :, :], f)
+                    T.copy(f, o)
+                    T.fence_proxy_async()
+                    T.sync_threads()
+                    T.tma_copy(o, O[b * 64:b * 64 + 64, c * 64:c * 64 + 64])
+                    T.tma_store_wait(0)
+                    T.sync_threads()
+
+    return main
+
+
+@pytest.mark.parametrize("target, backend", EXECUTIONS)
+@pytest.mark.parametrize("m, k, stages, roles", [(128, 192, 2, True), (100, 136, 1, False), (100, 136, 3, True)])
+@pytest.mark.parametrize("layout", ORDERS)
+def test_tma_copy_of_a_tile_with_any_layout_was_a_conflict(layout, m, k, stages, roles, target, backend):
+    a = integers(m, k)
+    out = np.zeros_like(a)
+    kernel = tilelang.compile(carried(layout, m, k, stages, roles), target=target, execution_backend=backend)
+    kernel(a, out)
+    assert np.array_equal(a, out)
+    if backend == "simulator":
+        assert "ordered" in str(kernel.sync_report())
+        assert ("is done by threads" in str(kernel.report())) is (layout not in ("xor", "blocks of rows"))
+
+
+def by_wgmma(first, second, m, n, k, transpose_a, transpose_b, waiting):
+    """O = A @ B by T.wgmma_gemm on tiles with layouts; the last wait is `waiting` wgmmas late."""
+    @T.prim_func
+    def main(A: T.Tensor((k, m) if transpose_a else (m, k), "float16"), B: T.Tensor((n, k) if transpose_b else (k, n), "float16"),
+             O: T.Tensor((m, n), "float32")):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((64, 64), "float16")
+            b = T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.annotate_layout({x: ORDERS[order](x) for x, order in ((a, first), (b, second)) if order is not None})
+            T.clear(c)
+            for i in T.serial(T.ceildiv(k, 64)):
+                if transpose_a:
+                    T.copy(A[i * 64, 0], a)
+                else:
+                    T.copy(A[0, i * 64], a)
+                if transpose_b:
+                    T.copy(B[0, i * 64], b)
+                else:
+                    T.copy(B[i * 64, 0], b)
+                T.wgmma_gemm(a, b, c, transpose_A=transpose_a, transpose_B=transpose_b)
+                T.wait_wgmma(waiting)
+            T.wait_wgmma(0)
+            T.copy(c, O[0, 0])
+
+    return main
+
+
+@pytest.mark.parametrize("target, backend", EXECUTIONS)
+@pytest.mark.parametrize("transposed", [(False, True), (False, False), (True, True)])
+@pytest.mark.parametrize("layout", ORDERS)
+def test_wgmma_gemm_of_a_tile_with_any_layout_was_refused(layout, transposed, target, backend):
+    a, b = integers(50, 150), integers(150, 40)
+    given = a.T.copy() if transposed[0] else a, b.T.copy() if transposed[1] else b
+    for orders in ((layout, None), (None, layout), (layout, layout)):
+        prim = by_wgmma(*orders, 50, 40, 150, *transposed, 0)
+        kernel, out = tilelang.compile(prim, target=target, execution_backend=backend), np.zeros((50, 40), np.float32)
+        kernel(*given, out)
+        assert np.array_equal(out, a.astype(np.float32) @ b.astype(np.float32))
+        if backend == "simulator":
+            assert "ordered" in str(kernel.sync_report())
+            assert ("multiplies a copy of" in str(kernel.report())) is (layout not in ("xor", "blocks of rows"))
+
+
+@pytest.mark.parametrize("prim", [carried("padded", 100, 136, 2, True), carried("core matrices", 100, 136, 2, False),
+                                  by_wgmma("columns", "padded", 64, 64, 128, False, True, 1)])
+def test_copies_and_products_of_other_layouts_assemble(prim):
+    assert "by threads" in (text := str(tilelang.compile(prim, target=SM90A).report())) or "multiplies a copy" in text

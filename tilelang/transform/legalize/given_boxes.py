@@ -1,16 +1,18 @@
-"""Tell TMA and wgmma which swizzled boxes a program's layouts and T.tma_copy ask for."""
+"""Tell TMA and wgmma which swizzled boxes a program's layouts and T.tma_copy ask for; other layouts go by threads."""
 
 from __future__ import annotations
 
 from tilelang.arith import divisible
-from tilelang.ir import (Buffer, Func, Launch, Region, convert, replace, rewrite_launches, substitute, walk, with_options,
-                         SHARED)
-from tilelang.layout import Layout, box_width, swizzled_box_layout
+from tilelang.ir import (Alloc, Buffer, Func, Launch, Region, Stmt, const, convert, replace, rewrite, rewrite_launches, seq,
+                         stmts_of, substitute, walk, with_options, SHARED)
+from tilelang.layout import Layout, box_width, linear_layout, swizzled_box_layout
 from tilelang.layout.swizzled_boxes import WIDTHS
-from tilelang.ops import Copy
+from tilelang.ops import Copy, Gemm
+from tilelang.ops.plans import CopyPlan
 from tilelang.ops.tma_copy import is_row
 from tilelang.ops.tma_store import copied_tile
 
+from ..analysis.statements import do
 from ..framework.pass_ import TILE, PassContext, pass_
 
 
@@ -23,8 +25,14 @@ def given_boxes(func: Func, cx: PassContext) -> Func:
     TMA and wgmma use these boxes. They leave tiles of width 0 to other instructions. A tile whose layout is the one that they
     would choose themselves needs no fact.  Tiles of which T.tma_copy moves some columns have the widest boxes of which each
     slice is a number: copy(A[...], S[:, 0:32]) those of 64 bytes.
+
+    Where the layout of a tile is not made of boxes, the threads that execute a T.tma_copy copy it before they go on, and a
+    T.wgmma_gemm multiplies a copy of the tile:
+    Before: tma_copy(A[...], S, bar); arrive(bar)             Before: wgmma_gemm(S, B, c)
+    After:  copy(A[...], S); sync; arrive(bar)                After:  wgmma_wait(0); copy(S, S_boxes); wgmma_gemm(S_boxes, B, c)
+    The barrier expects no bytes then: the arrival that the program makes after the copy publishes the tile.
     """
-    return rewrite_launches(func, _marked)
+    return rewrite_launches(func, lambda launch: _by_threads(_marked(launch)))
 
 
 def _marked(launch: Launch) -> Launch:
@@ -38,7 +46,7 @@ def _marked(launch: Launch) -> Launch:
             if width != box_width(b.shape[-1], bits):
                 marks[b] = replace(b, facts=b.facts.having(box_width=width))
         layouts.append((b, layout))
-    if not marks:
+    if not marks and all(new is old for (_, new), (_, old) in zip(layouts, launch.plan.layouts)):
         return launch
     return substitute(with_options(launch, layouts=tuple(layouts)), marks)  # type: ignore[no-any-return]
 
@@ -58,6 +66,48 @@ def _sliced(launch: Launch) -> dict[Buffer, int]:
         if width and width != box_width(int(b.shape[-1]), bits) and not any(x.data is b.data for x, _ in launch.plan.layouts):
             out[b] = width
     return out
+
+
+def _by_threads(launch: Launch) -> Launch:
+    """The launch with T.tma_copy and T.wgmma_gemm of tiles whose layouts have no boxes done through threads."""
+    given = {b: layout for b, layout in launch.plan.layouts if b.scope_name in SHARED}
+    staged: list[Stmt] = []
+    notes: dict[str, None] = {}
+
+    def boxes(region: Region) -> tuple[Region, tuple[Stmt, ...]]:
+        """(an operand of wgmma in boxes, the statements that copy it there)."""
+        b = region.buffer
+        if given.get(b) is None or b.facts.box_width != 0:
+            return region, ()
+        shape = tuple(region.extents[-2:])
+        tile = Buffer(f"{b.name}_boxes", shape, b.dtype, b.scope_name, span=b.span)
+        whole = Region(tile, (const(0), const(0)), shape, span=region.span)
+        staged.append(Alloc(tile, span=b.span))
+        notes[f"T.wgmma_gemm multiplies a copy of `{b.name}`, whose layout is not made of swizzle atoms"] = None
+        return whole, (Copy(region, whole, plan=CopyPlan(disable_tma=True, prefer_instruction="sync"), span=region.span),)
+
+    def changed(x: Copy | Gemm) -> Stmt | None:
+        if isinstance(x, Gemm):
+            if x.plan.wait != -1:
+                return None
+            (a, copy_a), (b, copy_b) = boxes(x.a), boxes(x.b)
+            copies = (*copy_a, *copy_b)  # an earlier wgmma may still read the copies
+            return seq(do("wgmma_wait", n=0), *copies, replace(x, a=a, b=b), span=x.span) if copies else None
+        if not x.plan.by_hand or x.plan.cluster_mask is not None or x.plan.leader_scope is not None:
+            return None
+        b = copied_tile(x).buffer
+        layout = given.get(b)
+        if layout is None or (layout == linear_layout(tuple(b.shape)) if is_row(x) else b.facts.box_width != 0):
+            return None
+        notes[f"T.tma_copy of `{b.name}` is done by threads: its layout is not made of swizzle atoms"] = None
+        plan = CopyPlan(disable_tma=True, prefer_instruction="sync", eviction_policy=x.plan.eviction_policy)
+        return seq(do("sync_threads"), replace(x, plan=plan), do("sync_threads"), span=x.span)
+
+    body = rewrite(launch.body, changed, Copy, Gemm)
+    if body is launch.body:
+        return launch
+    launch = replace(launch, body=seq(*staged, *stmts_of(body), span=launch.body.span))
+    return with_options(launch, report=(*launch.plan.report, *notes))  # type: ignore[no-any-return]
 
 
 __all__ = ["given_boxes"]
