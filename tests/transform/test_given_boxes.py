@@ -171,8 +171,8 @@ def test_tma_copy_of_a_tile_with_any_layout_was_a_conflict(layout, m, k, stages,
 def by_wgmma(first, second, m, n, k, transpose_a, transpose_b, waiting):
     """O = A @ B by T.wgmma_gemm on tiles with layouts; the last wait is `waiting` wgmmas late."""
     @T.prim_func
-    def main(A: T.Tensor((k, m) if transpose_a else (m, k), "float16"), B: T.Tensor((n, k) if transpose_b else (k, n), "float16"),
-             O: T.Tensor((m, n), "float32")):
+    def main(A: T.Tensor((k, m) if transpose_a else (m, k), "float16"),
+             B: T.Tensor((n, k) if transpose_b else (k, n), "float16"), O: T.Tensor((m, n), "float32")):
         with T.Kernel(1, threads=128):
             a = T.alloc_shared((64, 64), "float16")
             b = T.alloc_shared((64, 64), "float16")
