@@ -101,8 +101,3 @@ def drawn(*sources: Any) -> Callable[[np.random.Generator], list[Any]]:
 def wide(*arrays: Any) -> list[np.ndarray]:
     """The arrays in float64."""
     return [np.asarray(a).astype(np.float64) for a in arrays]
-
-
-def everywhere(reason: str) -> dict[str, str]:
-    """A fault of all backends."""
-    return {"all": reason}

@@ -1,4 +1,4 @@
-"""Replace element types narrower than a byte (int4, float4_e2m1fn) by ordinary ones; only global memory stays packed."""
+"""Replace element types narrower than a byte (int4, float4_e2m1fn) by ordinary ones; tensors and views of bytes stay packed."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def unpack_small_types(func: Func, cx: PassContext) -> Func:
     Before:  A: Tensor((M, N), "int4"); S = alloc_shared((8, 16), "int4"); T.copy(A[i, j], S)
     After:   A: Tensor((M, N // 2), "int8"); S = alloc_shared((8, 16), "int8")
              for r, c in Parallel(8, 16): S[r, c] = nibble (j + c) % 2 of A[i + r, (j + c) // 2], sign extended
+    Shared and private memory that a T.view shows both as narrow values and as bytes is packed, like a tensor.
     Results are wrapped (int4) or rounded to nearest even (fp4) to the narrow type where they are computed. Elements of
     float4_e2m1fnx2 are bytes in every memory; their values are pairs of float16. Strides of packed tensors count values.
 
@@ -51,21 +52,18 @@ class _Unpacking:
         self.pairs: dict[Buffer, dtype] = {}  # new buffer of bytes -> its type of two values
         self.bytes: dict[int, tuple[Expr, Expr]] = {}  # id of the Load of a pair -> (the pair, its byte)
         self.divisors = bound_divisors(func.body)
-        self.views: dict[Var, Buffer] = {}  # storage of narrow values outside global memory
+        self.viewed: set[Var] = set()  # storage outside global memory that is seen both as narrow values and as bytes
         self.pairing = PairedStores(self.divisors)
 
     def run(self) -> Func:
         for _, b in self.func.buffers:
             if b.dtype.base in WIDE and not is_pair(b.dtype) and b.shape and isinstance(b.shape[-1], Var):
                 self.divisors[b.shape[-1]] = 2  # a row is whole bytes: the call checks it
+        kinds: dict[Var, set[bool]] = {}
         for x in walk(self.func.body):
-            if isinstance(x, Buffer) and x.dtype.base in WIDE and not is_pair(x.dtype) and x.scope_name != GLOBAL:
-                self.views[x.data] = x
-        for x in walk(self.func.body):
-            if isinstance(x, Buffer) and x.data in self.views and (x.dtype.base not in WIDE or is_pair(x.dtype)):
-                raise error("small-type", f"`{x.name}` is a view of `{self.views[x.data].name}`, whose values are not packed "
-                            f"outside global memory",
-                            expected="values of one byte or more", found=f"a view `{x.name}` of packed ones", span=x.span)
+            if isinstance(x, Buffer) and x.scope_name != GLOBAL:
+                kinds.setdefault(x.data, set()).add(x.dtype.base in WIDE and not is_pair(x.dtype))
+        self.viewed = {data for data, found in kinds.items() if len(found) > 1}
         body = rewrite(self.func.body, self.node)
         for x in walk(body, Store):
             if x.buffer in self.pairing.buffers:
@@ -128,7 +126,7 @@ class _Unpacking:
                 raise error("small-type", f"`{b.name}` has elements of type {b.dtype}",
                             expected="scalar elements or float4_e2m1fnx2", found=str(b.dtype), span=b.span,
                             hint="use the scalar type; copies pack it")
-            if b.scope_name != GLOBAL:
+            if b.scope_name != GLOBAL and b.data not in self.viewed:
                 got = replace(b, dtype=wide(b.dtype))
             else:
                 got = self.packed_buffer(b)
@@ -153,7 +151,7 @@ class _Unpacking:
         return replace(b, dtype=dtype("uint8"), shape=(*b.shape[:-1], _half(last)), strides_=halved, offset=_half(b.offset))
 
     def packed(self, b: Buffer) -> bool:
-        return b in self.narrow and b.scope_name == GLOBAL
+        return b in self.narrow and (b.scope_name == GLOBAL or b.data in self.viewed)
 
     def load(self, x: Load) -> Expr:
         if x.buffer in self.pairs:
@@ -230,7 +228,7 @@ class _Unpacking:
             return v if self.narrow.get(src) == into else fitted(v, into)  # a value of the narrow type needs no rounding
 
         if self.packed(dst):
-            return self.packed_store(op, src)
+            return self.whole_bytes(op) or self.packed_store(op, src)
         if not self.packed(src):
             if into is None or self.narrow.get(src) == into:
                 return None
@@ -240,6 +238,20 @@ class _Unpacking:
             return converted(self.unpacked(v.buffer, v.indices, op.span))
 
         return lower_elementwise(_TileLoops(), op.dst, op.src, unpack, op.span)
+
+    def whole_bytes(self, op: Copy) -> Copy | None:
+        """The copy as one of bytes, which may be asynchronous; None where the two sides do not surely start at whole bytes."""
+        if self.narrow.get(op.src.buffer) != self.narrow[op.dst.buffer] or not self.packed(op.src.buffer):
+            return None
+        sides = (op.src, op.dst)
+        if any(known_divisor(convert(x), self.divisors) % 2 for r in sides for x in (r.mins[-1], r.extents[-1])):
+            return None
+        extents, of_dst, of_src = iteration_space(op.dst, op.src)
+        if of_dst[-1] != len(extents) - 1 or of_src[-1] != len(extents) - 1:
+            return None
+        src, dst = (replace(r, mins=(*r.mins[:-1], _half(r.mins[-1])), extents=(*r.extents[:-1], _half(r.extents[-1])))
+                    for r in sides)
+        return replace(op, src=src, dst=dst)
 
     def packed_store(self, op: Copy, src: Buffer) -> Stmt:
         dst, narrow = op.dst.buffer, self.narrow[op.dst.buffer]
