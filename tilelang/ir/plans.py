@@ -87,10 +87,10 @@ class LaunchPlan(Options, TILE=("layouts", "compute_threads", "tiles_overlap"),
         l2_hit_ratio = ((buffer, fraction), …).  tensor_maps: entries of TensorMap (passes add more).
     Determined by passes
         by_hand: the program itself contains warp roles or asynchronous copies.  barrier_numbers: named barriers that it uses,
-        -1 for computed numbers.  overlapping: tensors that may share memory.  may_alias: names of parameters that may do so.
+        -1 for computed numbers.  overlapping: tensors whose memory may overlap.  may_alias: names of parameters that may do so.
         tiles_overlap: blocks may write the same elements.  compute_threads: number of consumer threads, where producers load.
-        own_values: arrays are named PTX registers.  shared_bytes, shared_offsets = ((buffer, byte), …): the layout of shared
-        memory.  reuse = ((buffer, later buffer), …): pairs that share bytes because the launch does not fit otherwise.
+        own_values: array elements are PTX registers.  shared_bytes, shared_offsets = ((buffer, byte), …): the layout of shared
+        memory.  reuse = ((buffer, later buffer), …): pairs at the same address, because the launch does not fit otherwise.
         name: name of the kernel.  stages = ((buffer, number of stages), …).
     For reports
         report: lines.  pipeline_report, overlap, sync_report: a decision, in a sentence.

@@ -490,7 +490,9 @@ def __ffs(v: Any) -> _Expr:
     """
 
 def __ldg(A: Any, idx: Any = None) -> _Expr:
-    """Read-only load of A[i] or (A, i).
+    """Load by the read-only cache: T.__ldg(A[i]) or T.__ldg(A, i).
+
+    src: an element or a buffer in global memory.  index: of the element, where src is a buffer.
 
     Example:
         Y[i] = T.__ldg(X[i])
@@ -562,6 +564,8 @@ def add2(*x: Any) -> _Expr:
 def all_of(buffer_or_region: Any) -> _Expr:
     """Whether all of the elements of a buffer or region hold, seen by each thread: bool.
 
+    x: a buffer or region of static extents, in any scope that the thread can read.
+
     Example:
         if T.all_of(flags[0:8]):
             Y[i] = 1
@@ -597,6 +601,8 @@ def annotate_producer_reg_dealloc(n: _int = 24) -> Any:
 
 def any_of(buffer_or_region: Any) -> _Expr:
     """Whether any of the elements of a buffer or region hold, seen by each thread: bool.
+
+    x: a buffer or region of static extents, in any scope that the thread can read.
 
     Example:
         if T.any_of(flags[0:8]):
@@ -656,12 +662,18 @@ def atanh(x: Any, *, dtype: Any = None) -> _Expr:
 def atomic_addx2(dst: Any, value: Any, return_prev: _bool = False) -> Any:
     """Add 2 consecutive values atomically, each on its own; return_prev: the old values as a vector.
 
+    dst: the first of 2 consecutive elements, or a region of them, in global or shared memory.
+    value: a region of 2 elements in any scope, or a vector.
+
     Example:
         T.atomic_addx2(Y[i * 2], X[i * 2:i * 2 + 2])
     """
 
 def atomic_addx4(dst: Any, value: Any, return_prev: _bool = False) -> Any:
     """Add 4 consecutive values atomically, each on its own; return_prev: the old values as a vector.
+
+    dst: the first of 4 consecutive elements, or a region of them, in global or shared memory.
+    value: a region of 4 elements in any scope, or a vector.
 
     Example:
         T.atomic_addx4(Y[i * 4], X[i * 4:i * 4 + 4])
@@ -739,6 +751,8 @@ def buffer_decl(*args: Any, **kwargs: Any) -> Any: ...
 
 def buffer_store(buf: Any, value: Any, indices: Any, predicate: Any = None) -> Any:
     """buffer[indices] = value; with a predicate where it holds.  Raises predicate-type for a predicate of several lanes.
+
+    buffer: of any shape, dtype and scope.  indices: one per dimension, in elements.  value: a scalar or vector.
 
     Example:
         T.buffer_store(Y, X[i], [i], predicate=i < n)
@@ -1400,49 +1414,63 @@ def launch_thread(tag_or_itervar: _str, extent: Any) -> Any:
     """
 
 def ldg128(src: Any, pred: Any = None) -> _Expr:
-    """128 bits from global memory as uint32x4; src: buffer, region or element, its first element is where they start; zeros where pred is false.  Raises wide-operand, bit-size.
+    """128 bits from global memory as uint32x4; zeros where pred is false.
+
+    src: a buffer, region or element in global memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
 
     Example:
         words = T.ldg128(A[bx, tx * 16])
     """
 
 def ldg256(src: Any, pred: Any = None) -> _Expr:
-    """256 bits from global memory as uint32x8; src: buffer, region or element, its first element is where they start; zeros where pred is false.  Raises wide-operand, bit-size.
+    """256 bits from global memory as uint32x8; zeros where pred is false.
+
+    src: a buffer, region or element in global memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
 
     Example:
         words = T.ldg256(A[bx, tx * 16])
     """
 
 def ldg32(src: Any, pred: Any = None) -> _Expr:
-    """32 bits from global memory as uint32; src: buffer, region or element, its first element is where they start; zeros where pred is false.  Raises wide-operand, bit-size.
+    """32 bits from global memory as uint32; zeros where pred is false.
+
+    src: a buffer, region or element in global memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
 
     Example:
         words = T.ldg32(A[bx, tx * 16])
     """
 
 def ldg64(src: Any, pred: Any = None) -> _Expr:
-    """64 bits from global memory as uint32x2; src: buffer, region or element, its first element is where they start; zeros where pred is false.  Raises wide-operand, bit-size.
+    """64 bits from global memory as uint32x2; zeros where pred is false.
+
+    src: a buffer, region or element in global memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
 
     Example:
         words = T.ldg64(A[bx, tx * 16])
     """
 
 def lds128(*src: Any) -> Any:
-    """128 bits from shared memory as uint32x4; src: buffer, region or element, its first element is where they start.  Raises wide-operand, bit-size.
+    """128 bits from shared memory as uint32x4.
+
+    src: a buffer, region or element in shared memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
 
     Example:
         words = T.lds128(A_s[tx, 0])
     """
 
 def lds32(*src: Any) -> Any:
-    """32 bits from shared memory as uint32; src: buffer, region or element, its first element is where they start.  Raises wide-operand, bit-size.
+    """32 bits from shared memory as uint32.
+
+    src: a buffer, region or element in shared memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
 
     Example:
         words = T.lds32(A_s[tx, 0])
     """
 
 def lds64(*src: Any) -> Any:
-    """64 bits from shared memory as uint32x2; src: buffer, region or element, its first element is where they start.  Raises wide-operand, bit-size.
+    """64 bits from shared memory as uint32x2.
+
+    src: a buffer, region or element in shared memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
 
     Example:
         words = T.lds64(A_s[tx, 0])
@@ -1637,7 +1665,11 @@ def ptx_init_barrier_thread_count(b: Any, n: Any) -> Any:
     """
 
 def ptx_ldmatrix(trans: _bool, num: _int, src_access_ptr: Any, dst_access_ptr: Any) -> Any:
-    """ldmatrix: num (1, 2, 4) 8 x 8 matrices of 16-bit elements; smem_ptr: the row this lane names.
+    """ldmatrix: a warp loads num (1, 2 or 4) 8 x 8 matrices of 16-bit elements from shared memory (sm_75).
+
+    smem_ptr: address in shared memory of a row of 8 elements, 16-byte aligned; lane 8 * m + r gives row r of matrix m.
+    local_ptr: address of the first of 2 * num elements in local memory, two of each matrix; trans: of its transpose.
+    Executed by all lanes of the warp.  Raises lane-arguments, extern-argument.
 
     Example:
         T.ptx_ldmatrix(False, 4, T.access_ptr(A_s[tx % 16, tx % 32 // 16 * 8], "r"), T.access_ptr(r16[0], "w"))
@@ -1670,7 +1702,10 @@ def ptx_wait_barrier(b: Any, parity: Any = 0) -> Any:
     """
 
 def ptx_wgmma_rs(dtype: Any, prefix: _str, b_is_k_major: _bool, a_abbrv: Any, b_abbrv: Any, acc_abbrv: Any, A_buf: Any, A_off: Any, B_desc: Any, B_off: Any, C_data: Any, C_off: Any, scale_out: Any, scale_in_a: Any = 1, scale_in_b: Any = 1) -> Any:
-    """T.ptx_wgmma_ss with A in registers: `.data` of a T.alloc_local buffer and its first element.
+    """T.ptx_wgmma_ss with A in registers.
+
+    A_buf: `.data` of a local buffer of A's elements from A_offset on.  B_desc: descriptor of a tile in shared memory, of
+    (K, N) elements.  C_data: `.data` of a local buffer of M*N/128 elements from C_offset on.
 
     Example:
         T.ptx_wgmma_rs("float32", "m64n64k16", True, "fp16", "fp16", "fp32", r16.data, 0, desc[0], 0, r32.data, 0, True)
@@ -1685,8 +1720,9 @@ def ptx_wgmma_sp_ss(*args: Any, **kwargs: Any) -> Any: ...
 def ptx_wgmma_ss(dtype: Any, prefix: _str, a_is_k_major: _bool, b_is_k_major: _bool, a_abbrv: Any, b_abbrv: Any, acc_abbrv: Any, A_desc: Any, A_off: Any, B_desc: Any, B_off: Any, C_data: Any, C_off: Any, scale_out: Any, scale_in_a: Any = 1, scale_in_b: Any = 1) -> Any:
     """One wgmma of a warp group with both operands in shared memory: C = A @ B + (C if scale_out).
 
-    wgmma_prefix: "m64n128k16".  A_offset, B_offset: added to the descriptors, in units of 16 bytes.  C_data: `.data` of a
-    T.alloc_local buffer, C_offset its first element; registers as in PTX ISA, "Register Fragments".  T.warpgroup_arrive
+    wgmma_prefix: "m64n128k16".  A_desc, B_desc: descriptors of the (M, K) and (K, N) tiles in shared memory.
+    A_offset, B_offset: added to the descriptors, in units of 16 bytes.  C_data: `.data` of a local buffer of M*N/128
+    elements from C_offset on; registers as in PTX ISA, "Register Fragments".  T.warpgroup_arrive
     comes before it, T.warpgroup_commit_batch and T.warpgroup_wait after it.  Before that wait, the program must not access
     the operands or registers.
     Raises gemm-types, descriptor-operand; not-available for scale_in other than 1.
@@ -1798,49 +1834,63 @@ def sqrt(x: Any, *, dtype: Any = None) -> _Expr:
 def start_profile_intrinsic(*args: Any, **kwargs: Any) -> Any: ...
 
 def stg128(dst: Any, value: Any, pred: Any = None) -> Any:
-    """Store 128 bits (uint32x4) to global memory from dst on; nothing where pred is false.  Raises wide-operand, bit-size.
+    """Store 128 bits (uint32x4) to global memory; nothing where pred is false.
+
+    dst: a buffer, region or element in global memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
 
     Example:
         T.stg128(C[bx, tx * 8], T.ldg128(A[bx, tx * 16]))
     """
 
 def stg256(dst: Any, value: Any, pred: Any = None) -> Any:
-    """Store 256 bits (uint32x8) to global memory from dst on; nothing where pred is false.  Raises wide-operand, bit-size.
+    """Store 256 bits (uint32x8) to global memory; nothing where pred is false.
+
+    dst: a buffer, region or element in global memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
 
     Example:
         T.stg256(C[bx, tx * 8], T.ldg256(A[bx, tx * 16]))
     """
 
 def stg32(dst: Any, value: Any, pred: Any = None) -> Any:
-    """Store 32 bits (uint32) to global memory from dst on; nothing where pred is false.  Raises wide-operand, bit-size.
+    """Store 32 bits (uint32) to global memory; nothing where pred is false.
+
+    dst: a buffer, region or element in global memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
 
     Example:
         T.stg32(C[bx, tx * 8], T.ldg32(A[bx, tx * 16]))
     """
 
 def stg64(dst: Any, value: Any, pred: Any = None) -> Any:
-    """Store 64 bits (uint32x2) to global memory from dst on; nothing where pred is false.  Raises wide-operand, bit-size.
+    """Store 64 bits (uint32x2) to global memory; nothing where pred is false.
+
+    dst: a buffer, region or element in global memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
 
     Example:
         T.stg64(C[bx, tx * 8], T.ldg64(A[bx, tx * 16]))
     """
 
 def sts128(*dst: Any) -> Any:
-    """Store 128 bits (uint32x4) to shared memory from dst on.  Raises wide-operand, bit-size.
+    """Store 128 bits (uint32x4) to shared memory.
+
+    dst: a buffer, region or element in shared memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
 
     Example:
         T.sts128(A_s[tx, 0], T.ldg128(A[bx, tx * 16]))
     """
 
 def sts32(*dst: Any) -> Any:
-    """Store 32 bits (uint32) to shared memory from dst on.  Raises wide-operand, bit-size.
+    """Store 32 bits (uint32) to shared memory.
+
+    dst: a buffer, region or element in shared memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
 
     Example:
         T.sts32(A_s[tx, 0], T.ldg32(A[bx, tx * 16]))
     """
 
 def sts64(*dst: Any) -> Any:
-    """Store 64 bits (uint32x2) to shared memory from dst on.  Raises wide-operand, bit-size.
+    """Store 64 bits (uint32x2) to shared memory.
+
+    dst: a buffer, region or element in shared memory; they start at its first element, aligned to their number.  Raises wide-operand, bit-size.
 
     Example:
         T.sts64(A_s[tx, 0], T.ldg64(A[bx, tx * 16]))
@@ -2141,8 +2191,9 @@ def warp_reduce_sum(value: Any) -> _Expr:
     """
 
 def warpgroup_fence_operand(buf_or_ptr: Any, offset: Any = 0, num_regs: Any = None, dtype: Any = None) -> Any:
-    """Compiler fence: no access of these registers moves across it.  buffer_or_ptr: fragment, local buffer, or its address.
+    """Compiler fence: no access of these registers moves across it.
 
+    buffer_or_ptr: a fragment or local buffer of any shape, or the address of its first element.
     num_regs: 32-bit registers from element `offset` on (default: all).  Raises fence-operand.
 
     Example:

@@ -37,8 +37,9 @@ _ACCESS = {"r": 1, "w": 2, "rw": 3, "wr": 3}
 
 def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0, extent: Any = None,
                ignore_last_ndim: int = 0) -> AddressOf:
-    """Pointer to a buffer, region (its first element) or element, for extern calls and intrinsics.
+    """Pointer to an element, for extern calls and intrinsics.
 
+    base: a buffer or region (its first element) or an element, of any shape, dtype and scope.  offset: in elements.
     extents, extent, ignore_last_ndim: how much is accessed; they have no effect here.  Raises access-type for a bad access
     string or more extents than dimensions, pointer for an argument that has no address or is no access.
 

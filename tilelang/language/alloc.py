@@ -108,7 +108,9 @@ def alloc_local(*args: Any, dtype: Any = None, shape: Any = None, scope: str | N
 
 
 def alloc_global(shape: Any, dtype: Any, scope: str = "global") -> Buffer:
-    """Workspace in global memory, allocated by the runtime for each launch.
+    """Workspace in global memory that all blocks see, allocated by the runtime for each call.
+
+    shape: elements, ints or expressions of the parameters.  dtype: of an element.  Raises alloc-scope for an unknown scope.
 
     Example:
         W = T.alloc_global((512, 512), "float32")  # visible to all blocks

@@ -74,7 +74,9 @@ def atomic_add(dst: Any, value: Any, memory_order: str | None = None, return_pre
                annotations: dict[str, Any] | None = None) -> Any:
     """dst += value, atomically.  return_prev (element form): return the old value.  use_tma (tile form): use TMA, or raise.
 
-    dst: an element (value: a scalar), or a region or buffer in global or shared memory (value: a tile of its extents).
+    dst: an element (value: a scalar), or a region or buffer in global or shared memory (value: a scalar or a tile of its
+    extents in any scope), of a dtype with atomics.  Each executing thread updates an element, the block a tile once.
+    Raises atomic-operand, atomic-order, atomic-previous.
 
     Example:
         T.atomic_add(C[bx * 128, by * 128], acc)   # a (128, 128) tile from that element on
@@ -94,7 +96,9 @@ def atomic_max(dst: Any, value: Any, memory_order: str | None = None, return_pre
                annotations: dict[str, Any] | None = None) -> Any:
     """dst = max(dst, value), atomically.
 
-    dst: an element (value: a scalar), or a region or buffer in global or shared memory (value: a tile of its extents).
+    dst: an element (value: a scalar), or a region or buffer in global or shared memory (value: a scalar or a tile of its
+    extents in any scope), of a dtype with atomics.  Each executing thread updates an element, the block a tile once.
+    Raises atomic-operand, atomic-order, atomic-previous.
 
     Example:
         T.atomic_max(Y[0], X[i])
@@ -106,7 +110,9 @@ def atomic_min(dst: Any, value: Any, memory_order: str | None = None, return_pre
                annotations: dict[str, Any] | None = None) -> Any:
     """dst = min(dst, value), atomically.
 
-    dst: an element (value: a scalar), or a region or buffer in global or shared memory (value: a tile of its extents).
+    dst: an element (value: a scalar), or a region or buffer in global or shared memory (value: a scalar or a tile of its
+    extents in any scope), of a dtype with atomics.  Each executing thread updates an element, the block a tile once.
+    Raises atomic-operand, atomic-order, atomic-previous.
 
     Example:
         T.atomic_min(Y[0], X[i])
@@ -115,7 +121,10 @@ def atomic_min(dst: Any, value: Any, memory_order: str | None = None, return_pre
 
 
 def atomic_or(dst: Any, value: Any, memory_order: str | None = None) -> Any:
-    """dst |= value, atomically, on an integer element.
+    """dst |= value, atomically, by each executing thread.
+
+    dst: an integer element in global or shared memory.  value: a scalar, cast to its dtype.  memory_order: as T.atomic_add.
+    Raises atomic-previous, atomic-operand, atomic-order.
 
     Example:
         T.atomic_or(I[i // 32], 1 << (i % 32))
@@ -151,7 +160,10 @@ def _element(b: Builder, x: Any, name: str) -> Load:
 
 
 def atomic_load(src: Any, memory_order: str = "seq_cst") -> Expr:
-    """The value of an element, read atomically.
+    """The value of an element, read atomically by each executing thread; in the element's dtype.
+
+    src: an element in global or shared memory.  memory_order: relaxed, consume, acquire or seq_cst.
+    Raises atomic-operand, atomic-load-order.
 
     Example:
         I[i] = T.atomic_load(I[0], memory_order="acquire")
@@ -165,7 +177,10 @@ def atomic_load(src: Any, memory_order: str = "seq_cst") -> Expr:
 
 
 def atomic_store(dst: Any, src: Any, memory_order: str = "seq_cst") -> Emitted:
-    """An element = src, written atomically.
+    """dst = src, written atomically by each executing thread.
+
+    dst: an element in global or shared memory.  src: a scalar (an element, in any scope), cast to dst's dtype.
+    memory_order: relaxed, release or seq_cst.  Raises atomic-operand, atomic-load-order.
 
     Example:
         T.atomic_store(I[0], 1, memory_order="release")

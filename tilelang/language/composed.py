@@ -96,7 +96,7 @@ def _following(x: Any, n: int, what: str) -> list[Load]:
 def dp4a(A: Any, B: Any, C: Any) -> Emitted:
     """C[0] += sum of A[i] * B[i] over 4 consecutive int8 elements, in int32, once per executing thread.
 
-    A, B: the first of 4 int8 elements; C: an int32 element.
+    A, B: the first of 4 int8 elements, in any scope.  C: an int32 element, in any scope.
 
     Example:
         T.dp4a(a8[i * 4], b8[i * 4], dot[0])   # dot = T.alloc_local((1,), "int32")
@@ -134,6 +134,8 @@ def _vector_atomic(n: int) -> Callable[..., Any]:
 
     fn.__name__ = fn.__qualname__ = f"atomic_addx{n}"
     fn.__doc__ = (f"Add {n} consecutive values atomically, each on its own; return_prev: the old values as a vector.\n\n"
+                  f"dst: the first of {n} consecutive elements, or a region of them, in global or shared memory.\n"
+                  f"value: a region of {n} elements in any scope, or a vector.\n\n"
                   f"Example:\n    T.atomic_addx{n}(Y[i * {n}], X[i * {n}:i * {n} + {n}])")
     return fn
 
@@ -175,7 +177,8 @@ def _vote(kind: str) -> Callable[[Any], Expr]:
         return b.let(f"{kind}_of", found)  # a value: assigning it to a variable stores it
 
     fn.__name__ = fn.__qualname__ = f"{kind}_of"
-    fn.__doc__ = (f"Whether {kind} of the elements of a buffer or region hold, seen by each thread: bool.\n\nExample:\n"
+    fn.__doc__ = (f"Whether {kind} of the elements of a buffer or region hold, seen by each thread: bool.\n\n"
+                  "x: a buffer or region of static extents, in any scope that the thread can read.\n\nExample:\n"
                   f"    if T.{kind}_of(flags[0:8]):\n        Y[i] = 1")
     return fn
 

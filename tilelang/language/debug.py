@@ -67,10 +67,11 @@ def _escape(msg: str) -> str:
 
 
 def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int = 0) -> Emitted:
-    """Print a scalar (each thread), a buffer (one line per element) or a message, from the device.
+    """Print a scalar (each executing thread), a buffer (one line per element) or a message, from the device.
 
-    Shared and fragment buffers are printed by the thread with linear x = warp_group_id*128 + warp_id*32; a fragment
-    is copied to shared memory first, so the call must be reached by the whole block.
+    obj: a scalar, or a buffer of static shape in any scope and of any dtype.  A global, shared or fragment buffer is printed by
+    the thread with linear x = warp_group_id*128 + warp_id*32; a fragment is copied to shared memory first, so the whole block
+    must reach the call.  Raises print-operand, print-message.
 
     Example:
         T.print(X[i], msg="x")

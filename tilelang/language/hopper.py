@@ -53,7 +53,7 @@ def tma_copy(src: Any, dst: Any, *, barrier: Any = None, cluster_mask: Any = Non
     executes the same copy and expects the bytes on its barrier.  Blocks outside the mask load for themselves.
     leader_scope_threads: one thread of every group of this many issues the copy (default: one of all executing threads).
     Raises cluster-mask, leader-scope, barrier-operand, copy-option; tma-copy for tiles TMA cannot move.
-    src, dst: a tile in shared memory and a region or start element of a global tensor, of one type.
+    src, dst: a tile in shared memory and a region or start element of a global tensor, of equal extents and dtype.
 
     Example:
         T.tma_copy(A[by * 128, k * 64], A_s, barrier=bar[0])
@@ -123,13 +123,15 @@ def _small(n: Any, name: str, what: str) -> int:
 def copy_cluster(src: Any, dst: Any, *, dst_block: Any = None, cluster_mask: Any = None, remote_barrier: Any = None,
                  eviction_policy: str | None = None, coalesced_width: int | None = None,
                  annotations: dict[str, Any] | None = None, loop_layout: Any = None) -> Emitted:
-    """A copy within a cluster (sm_90).
+    """dst = src within a cluster (sm_90), to the shared memory of other blocks; executed by all threads of the block.
 
+    src: with cluster_mask, a region or start element in global memory; with dst_block, a tile in shared memory.
+    dst: a tile in shared memory, of src's extents; of src's dtype with cluster_mask or remote_barrier.
     cluster_mask: one multicast load from global memory to the shared memory of all blocks in the mask; all wait for it.
     dst_block: a copy from shared memory to the shared memory of the block of that rank.  With remote_barrier these are bulk
     copies whose bytes that block's barrier expects and counts; the source must be written and fenced before.  Rows that are no
     multiples of 16 bytes are stored by threads, which count them there.  Without it, threads copy element by element, and the
-    result is visible after T.cluster_sync().
+    result is visible after T.cluster_sync().  Raises copy-option, cluster-mask, barrier-operand.
 
     Example:
         T.copy_cluster(A[0, k * 64], A_s, cluster_mask=0b11)   # both blocks of the cluster receive the tile
@@ -249,8 +251,9 @@ def warpgroup_wait(n: int) -> Emitted:
 
 
 def warpgroup_fence_operand(buffer_or_ptr: Any, offset: Any = 0, num_regs: Any = None, dtype: Any = None) -> Emitted:
-    """Compiler fence: no access of these registers moves across it.  buffer_or_ptr: fragment, local buffer, or its address.
+    """Compiler fence: no access of these registers moves across it.
 
+    buffer_or_ptr: a fragment or local buffer of any shape, or the address of its first element.
     num_regs: 32-bit registers from element `offset` on (default: all).  Raises fence-operand.
 
     Example:

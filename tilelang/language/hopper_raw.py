@@ -210,8 +210,9 @@ def ptx_wgmma_ss(dtype: Any, wgmma_prefix: str, a_is_k_major: bool, b_is_k_major
                  scale_out: Any, scale_in_a: Any = 1, scale_in_b: Any = 1) -> Emitted:
     """One wgmma of a warp group with both operands in shared memory: C = A @ B + (C if scale_out).
 
-    wgmma_prefix: "m64n128k16".  A_offset, B_offset: added to the descriptors, in units of 16 bytes.  C_data: `.data` of a
-    T.alloc_local buffer, C_offset its first element; registers as in PTX ISA, "Register Fragments".  T.warpgroup_arrive
+    wgmma_prefix: "m64n128k16".  A_desc, B_desc: descriptors of the (M, K) and (K, N) tiles in shared memory.
+    A_offset, B_offset: added to the descriptors, in units of 16 bytes.  C_data: `.data` of a local buffer of M*N/128
+    elements from C_offset on; registers as in PTX ISA, "Register Fragments".  T.warpgroup_arrive
     comes before it, T.warpgroup_commit_batch and T.warpgroup_wait after it.  Before that wait, the program must not access
     the operands or registers.
     Raises gemm-types, descriptor-operand; not-available for scale_in other than 1.
@@ -231,7 +232,10 @@ def ptx_wgmma_ss(dtype: Any, wgmma_prefix: str, a_is_k_major: bool, b_is_k_major
 def ptx_wgmma_rs(dtype: Any, wgmma_prefix: str, b_is_k_major: bool, a_dtype_abbrv: Any, b_dtype_abbrv: Any,
                  accum_dtype_abbrv: Any, A_buf: Any, A_offset: Any, B_desc: Any, B_offset: Any, C_data: Any, C_offset: Any,
                  scale_out: Any, scale_in_a: Any = 1, scale_in_b: Any = 1) -> Emitted:
-    """T.ptx_wgmma_ss with A in registers: `.data` of a T.alloc_local buffer and its first element.
+    """T.ptx_wgmma_ss with A in registers.
+
+    A_buf: `.data` of a local buffer of A's elements from A_offset on.  B_desc: descriptor of a tile in shared memory, of
+    (K, N) elements.  C_data: `.data` of a local buffer of M*N/128 elements from C_offset on.
 
     Example:
         T.ptx_wgmma_rs("float32", "m64n64k16", True, "fp16", "fp16", "fp32", r16.data, 0, desc[0], 0, r32.data, 0, True)

@@ -210,7 +210,8 @@ def buffer_at(data: Any) -> Buffer:
 def tvm_access_ptr(ptype: Any, data: Any, offset: Any, extent: Any, rw_mask: Any = 1) -> AddressOf:
     """Pointer to element `offset` of a storage that is viewed as elements of type `ptype`, for extern calls and intrinsics.
 
-    data: `A.data`.  extent: elements that are accessed.  rw_mask: 1 read, 2 write, 3 both.
+    data: `A.data` of a buffer of any shape and scope.  extent: elements that are accessed.  rw_mask: 1 read, 2 write,
+    3 both.
 
     Example:
         T.call_extern("handle", "my_load", T.tvm_access_ptr(T.type_annotation("float32"), X.data, 64, 4, 1), tx)

@@ -95,9 +95,10 @@ def identity(op: str, dt: DType) -> Const:
 
 
 def alloc_reducer(shape: Any, dtype: Any, op: str = "sum", replication: str | None = None) -> Buffer:
-    """Allocate a reducer: an accumulator tile with op sum, max, min, bitand, bitor or bitxor.  replication: older form.
+    """Allocate a reducer: an accumulator tile in registers, distributed over the block's threads.
 
-    Before T.finalize_reducer, its value is not read.
+    shape: elements, static.  dtype: integer for bit operations.  op: sum, max, min, bitand, bitor or bitxor.  replication:
+    older form.  Before T.finalize_reducer, its value is not read.  Raises reduce-kind, reducer-type.
 
     Example:
         total = T.alloc_reducer((128,), "float32", op="sum")
@@ -133,7 +134,10 @@ def _epoch(b: Builder, acc: Any, what: str) -> _Epoch:
 
 
 def reducer_init(acc: Buffer, init: Any = None) -> Emitted:
-    """Start accumulating.  init is combined once into each result.
+    """Start accumulating with the identity of the reducer's operation; executed by the whole block, outside of T.Parallel.
+
+    acc: of T.alloc_reducer: a fragment of any shape.  init: a scalar of its dtype, combined once into each result.
+    Raises reducer-order, reducer-operand.
 
     Example:
         total = T.alloc_reducer((128,), "float32", op="max")
@@ -162,6 +166,9 @@ def reducer_init(acc: Buffer, init: Any = None) -> Emitted:
 
 def reducer_update(element: Any, value: Any) -> Emitted:
     """acc[i, …] = op(acc[i, …], value), once per iteration of the enclosing T.Parallel.
+
+    element: an element acc[i, …] of a fragment of T.alloc_reducer.  value: a scalar, cast to its dtype.
+    Raises reducer-element, reducer-operand, reducer-order, reducer-use.
 
     Example:
         total = T.alloc_reducer((128,), "float32", op="sum")
@@ -195,7 +202,8 @@ def finalize_reducer(acc: Buffer, dst: Any = None, batch: int = 1,
                      annotations: dict[str, Any] | None = None) -> Emitted:
     """Write the results to the fragment dst (older form: the results stay in acc).
 
-    acc: of T.alloc_reducer.  dst: a fragment of its shape and type.
+    acc: a fragment of T.alloc_reducer, of any shape.  dst: a fragment of its shape and dtype.
+    Raises reducer-order, reducer-operand.
 
     Example:
         total = T.alloc_reducer((128,), "float32", op="sum")

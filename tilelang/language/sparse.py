@@ -25,9 +25,10 @@ def gemm_sp(A_sparse: Any, E: Any, B: Any, C: Any, transpose_A: bool = False, tr
             k_pack: int = 1, wg_wait: int = 0, annotations: dict[str, Any] | None = None) -> Emitted:
     """C += A @ op(B), with a sparse A: of every 4 columns (float32: of every 2), only half are stored.
 
-    A_sparse: (M, K/2), or (K/2, M) if transpose_A: the kept values, in order.  E: (M, K/e_factor), or its transpose:
+    A_sparse: (M, K/2), or (K/2, M) if transpose_A, shared or fragment: the kept values, in order.
+    E: (M, K/e_factor), or its transpose, shared or fragment:
     integers whose 4 bits per group, lowest group first, are the two kept columns (2 bits each, the first one low); for
-    float32 0b0100 keeps column 0, 0b1110 column 1.  B, C, the rest: as T.gemm.  The operand is expanded in shared
+    float32 0b0100 keeps column 0, 0b1110 column 1.  B, C: as T.gemm, and so are the options.  The operand is expanded in shared
     memory and multiplied densely.  Raises gemm-shape, gemm-types.
 
     Example:

@@ -404,7 +404,10 @@ def _agrees(data: Any, own: Any, elem_offset: Any, scope: str, own_scope: str) -
 
 
 def view(src: Any, shape: Any = None, dtype: Any = None) -> Buffer:
-    """A view of the buffer's storage with another shape or element type.  The number of bits must stay the same.
+    """A view of a buffer's storage with another shape or element type; row-major in both, no data moves.
+
+    src: a whole compact buffer of any shape, dtype and scope; the view has its scope.  shape: elements, default src's.
+    dtype: default src's.  The number of bits must stay the same.  Raises view-source, view-size.
 
     Example:
         bits = T.view(A_s, dtype="uint16")
@@ -437,7 +440,10 @@ def view(src: Any, shape: Any = None, dtype: Any = None) -> Buffer:
 
 
 def reshape(src: Any, shape: Any) -> Buffer:
-    """A view of the buffer's storage with another shape.
+    """A view of a buffer's storage with another shape; row-major in both, no data moves.
+
+    src: a whole compact buffer of any shape, dtype and scope.  shape: as many elements as src has.  Raises view-source,
+    view-size.
 
     Example:
         flat = T.reshape(A_s, (128 * 64,))

@@ -418,7 +418,11 @@ def _pointer(x: Any, what: str) -> AddressOf:
 
 
 def ptx_ldmatrix(trans: bool, num: int, smem_ptr: Any, local_ptr: Any) -> Emitted:
-    """ldmatrix: num (1, 2, 4) 8 x 8 matrices of 16-bit elements; smem_ptr: the row this lane names.
+    """ldmatrix: a warp loads num (1, 2 or 4) 8 x 8 matrices of 16-bit elements from shared memory (sm_75).
+
+    smem_ptr: address in shared memory of a row of 8 elements, 16-byte aligned; lane 8 * m + r gives row r of matrix m.
+    local_ptr: address of the first of 2 * num elements in local memory, two of each matrix; trans: of its transpose.
+    Executed by all lanes of the warp.  Raises lane-arguments, extern-argument.
 
     Example:
         T.ptx_ldmatrix(False, 4, T.access_ptr(A_s[tx % 16, tx % 32 // 16 * 8], "r"), T.access_ptr(r16[0], "w"))
@@ -433,7 +437,12 @@ def ptx_ldmatrix(trans: bool, num: int, smem_ptr: Any, local_ptr: Any) -> Emitte
 def ptx_mma(dtype: Any, shape: str, A_layout: str, B_layout: str, A_dtype: Any, B_dtype: Any, C_dtype: Any, a: Any,
             a_index: Any, b: Any, b_index: Any, c: Any, c_index: Any, saturate: bool = False,
             bit_op: str | None = None) -> Emitted:
-    """One mma instruction of a warp: c += a * b.  shape: "m16n8k16"; a, b, c: `.data` of local buffers.
+    """One mma instruction: c += a @ b.  shape: "m16n8k16" and others of PTX ISA, "mma"; executed by all lanes of a warp.
+
+    a, b, c: `.data` of local buffers of A_dtype, B_dtype, C_dtype, each with at least M*K/32, K*N/32, M*N/32 elements from
+    a_index, b_index, c_index on, in the order of PTX ISA, "Matrix Fragments".  dtype: the type of the result, C_dtype.
+    Raises gemm-types where there is no such instruction; not-available for layouts other than row, col
+    and for saturate and bit_op.
 
     Example:
         T.ptx_mma("float32", "m16n8k16", "row", "col", "float16", "float16", "float32", r16.data, 0, s16.data, 0, r32.data, 0)
@@ -454,8 +463,10 @@ def ptx_mma(dtype: Any, shape: str, A_layout: str, B_layout: str, A_dtype: Any, 
 
 
 def ptx_cp_async(dst_ptr: Any, src_ptr: Any, num_elems: int, predicate: Any = None) -> Emitted:
-    """cp.async of num_elems elements from global to shared memory (4, 8 or 16 bytes, aligned); wait by T.ptx_commit_group
-    and T.ptx_wait_group.  A false predicate writes zeros.
+    """cp.async by each executing thread, without waiting (sm_80); T.ptx_commit_group and T.ptx_wait_group wait.
+
+    dst_ptr: address in shared memory of num_elems elements: 4, 8 or 16 bytes, aligned to as many.  src_ptr: address in global
+    memory of as many elements of that dtype.  A false predicate writes zeros.  Raises lane-arguments, extern-argument.
 
     Example:
         T.ptx_cp_async(T.access_ptr(A_s[tx, 0], "w"), T.access_ptr(A[tx, 0], "r"), 8)   # 16 bytes

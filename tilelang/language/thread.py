@@ -335,6 +335,8 @@ def evaluate(value: Any) -> Emitted | None:
 def buffer_store(buffer: Buffer, value: Any, indices: Any, predicate: Any = None) -> Emitted:
     """buffer[indices] = value; with a predicate where it holds.  Raises predicate-type for a predicate of several lanes.
 
+    buffer: of any shape, dtype and scope.  indices: one per dimension, in elements.  value: a scalar or vector.
+
     Example:
         T.buffer_store(Y, X[i], [i], predicate=i < n)
     """
@@ -434,7 +436,9 @@ def While_(cond: Any) -> WhileFrame:
 
 
 def ldg(src: Any, index: Any = None) -> Expr:
-    """Read-only load of A[i] or (A, i).
+    """Load by the read-only cache: T.__ldg(A[i]) or T.__ldg(A, i).
+
+    src: an element or a buffer in global memory.  index: of the element, where src is a buffer.
 
     Example:
         Y[i] = T.__ldg(X[i])

@@ -78,6 +78,7 @@ def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma:
     """dst = src, element by element, converting the type; block-collective and synchronous.
 
     src, dst: buffers, regions or start elements in any scope; extents are paired as the reference's "Regions and slices" says.
+    coalesced_width: elements of one access.  Raises copy-option, eviction-policy.
 
     Example:
         T.copy(A[by * 128, 0], A_s)            # a (128, 64) tile from that element on
@@ -113,7 +114,8 @@ def async_copy(src: Any, dst: Any, *, coalesced_width: int | None = None, annota
                loop_layout: Any = None) -> Emitted:
     """Copy global to shared memory by cp.async and commit it, without waiting (sm_80+).  T.ptx_wait_group(n) waits.
 
-    src: a region or start element of a global tensor; dst: a tile in shared memory of src's type.
+    src: a region or start element of a global tensor.  dst: a tile in shared memory, of src's extents and dtype.
+    Executed by the whole block.  Raises copy-option.
 
     Example:
         T.async_copy(A[by * 128, 0], A_s)
@@ -139,7 +141,9 @@ def async_copy(src: Any, dst: Any, *, coalesced_width: int | None = None, annota
 
 
 def fill(buffer: Any, value: Any, annotations: dict[str, Any] | None = None) -> Emitted:
-    """Every element of a buffer, region or element = value, cast to its type.
+    """Every element of a tile = value, cast to the tile's type; block-collective.
+
+    buffer: a buffer, region or element of any shape, dtype and scope.  value: a scalar.  Raises fill-operand, fill-value.
 
     Example:
         T.fill(acc, -T.infinity("float32"))
@@ -159,9 +163,9 @@ def fill(buffer: Any, value: Any, annotations: dict[str, Any] | None = None) -> 
 
 
 def clear(buffer: Any, annotations: dict[str, Any] | None = None) -> Emitted:
-    """Every element = 0.
+    """Every element of a tile = 0; block-collective.
 
-    buffer: a buffer, region or element in any scope.
+    buffer: a buffer, region or element of any shape, dtype and scope.
 
     Example:
         T.clear(acc)
@@ -185,7 +189,8 @@ def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = 
          annotations: dict[str, Any] | None = None, *, wg_wait: int = 0) -> Emitted:
     """C += op(A) @ op(B) (= when clear_accum), accumulating in C's type; synchronous and block-collective.
 
-    A: (M, K), or (K, M) if transpose_A.  B: (K, N), or (N, K) if transpose_B.  C: (M, N).  A, B shared or fragment.
+    A: (M, K), or (K, M) if transpose_A, shared or fragment.  B: (K, N), or (N, K) if transpose_B, shared or fragment.
+    C: (M, N) fragment.  Raises gemm-shape, gemm-types, gemm-clear.
     wg_wait: how many groups of wgmma may be left in flight, -1 for any number, in older programs.  Such programs wait by
     themselves, so waiting at once (0) computes the same: other numbers give the warning gemm-waits.
 
@@ -240,7 +245,8 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
            nan_propagate: bool = False, annotations: dict[str, Any] | None = None) -> Emitted:
     """out = reduce_type over dimension dim of buffer, computed in out's type; clear=False combines with out's value.
 
-    buffer: a fragment or shared tile; out: its shape without dimension dim (or with 1 there).
+    buffer: a fragment or shared tile of any shape and numeric dtype.  out: a fragment or shared tile of that shape without
+    dimension dim (or with 1 there).  Executed by the whole block.
 
     Example:
         T.reduce(acc, m, "max", dim=1)   # (128, 128) -> (128,)
@@ -399,7 +405,10 @@ def cummax(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False,
 
 
 def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> Emitted:
-    """dst[…, j, i] = src[…, i, j] on the last two dimensions of shared or fragment tiles.
+    """dst[…, j, i] = src[…, i, j], cast to dst's type; block-collective.
+
+    src: a (…, M, N) tile in shared memory or a fragment.  dst: another (…, N, M) tile in shared memory or a fragment.
+    Raises transpose-operand, transpose-shape.
 
     Example:
         T.transpose(A_s, D_s)   # (128, 64) -> (64, 128)

@@ -80,10 +80,10 @@ def _loader(prefix: str, bits: int) -> Callable[..., Expr]:
         return v
 
     fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = (f"{bits} bits from {'global' if prefix == 'ldg' else 'shared'} memory as {_words(bits)}; src: buffer, "
-                  "region or element, its first element is where they start"
+    fn.__doc__ = (f"{bits} bits from {'global' if prefix == 'ldg' else 'shared'} memory as {_words(bits)}"
                   + ("; zeros where pred is false." if prefix == "ldg" else ".")
-                  + "  Raises wide-operand, bit-size.\n\nExample:\n"
+                  + f"\n\nsrc: a buffer, region or element in {'global' if prefix == 'ldg' else 'shared'} memory; they start"
+                  " at its first element, aligned to their number.  Raises wide-operand, bit-size.\n\nExample:\n"
                   f"    words = T.{name}({'A[bx, tx * 16]' if prefix == 'ldg' else 'A_s[tx, 0]'})")
     return fn
 
@@ -112,9 +112,10 @@ def _storer(prefix: str, bits: int) -> Callable[..., Emitted]:
         return EMITTED
 
     fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = (f"Store {bits} bits ({_words(bits)}) to {'global' if prefix == 'stg' else 'shared'} memory from dst on"
+    fn.__doc__ = (f"Store {bits} bits ({_words(bits)}) to {'global' if prefix == 'stg' else 'shared'} memory"
                   + ("; nothing where pred is false." if prefix == "stg" else ".")
-                  + "  Raises wide-operand, bit-size.\n\nExample:\n"
+                  + f"\n\ndst: a buffer, region or element in {'global' if prefix == 'stg' else 'shared'} memory; they start"
+                  " at its first element, aligned to their number.  Raises wide-operand, bit-size.\n\nExample:\n"
                   f"    T.{name}({'C[bx, tx * 8]' if prefix == 'stg' else 'A_s[tx, 0]'}, T.ldg{bits}(A[bx, tx * 16]))")
     return fn
 

@@ -21,7 +21,7 @@ _LANEWISE = ("abs", "popcount", "clz", "__ffs")  # of vectors: applied to each e
 
 
 _OTHER_LIBRARIES = ("tl", "cute", "cutlass")
-# Part of the name of a function of other device libraries -> what the language has for it.
+# Substring in the name of a function of other device libraries -> the operation of T to use instead.
 _INSTEAD = {"fp8": 'T.cast(x, "float8_e4m3fn") or T.cast(x, "float8_e5m2")', "gemm": "T.gemm", "reduce": "T.reduce_sum, …",
             "atomic": "T.atomic_add, T.atomic_addx2, …", "tma": "T.tma_copy", "mbar": "T.mbarrier_wait_parity, …",
             "cp_async": "T.ptx_cp_async", "rasterization": "T.use_swizzle", "print": "T.print", "wgmma": "T.wgmma_gemm"}
@@ -98,7 +98,7 @@ class Calls:
         function = function.partition("<")[0]
         if library in _OTHER_LIBRARIES and function not in self._defined:
             raise unsupported(f"the function `{name.value}` of another device library", e, next(
-                (f"use {ours}" for part, ours in _INSTEAD.items() if part in function.lower()),
+                (f"use {ours}" for word, ours in _INSTEAD.items() if word in function.lower()),
                 "define it in T.import_source, or use the operation of T that does the same"))
         text, form = f"{name.value}({', '.join(self.x.top(a) for a in args)})", device_function(e)
         if form is not None and e.dtype != form.result and not e.dtype.is_handle:  # the program gives the call another type
