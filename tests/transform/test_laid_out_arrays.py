@@ -282,3 +282,79 @@ def test_a_layout_of_a_tensor_permutes_its_storage(layout, why):
             with T.Kernel(1, threads=32):
                 T.annotate_layout({Q: layout})
                 T.clear(Q)
+
+
+def any_rows(layout, form="fragment"):
+    """O = Q = 2 X, Q through a layout, for any numbers of rows and columns."""
+    rows, columns = T.dynamic("rows columns")
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, columns), "float16"), Q: T.Tensor((rows, columns), "float16"),
+             O: T.Tensor((rows, columns), "float16")):
+        with T.Kernel(T.ceildiv(columns, 32), T.ceildiv(rows, 64), threads=64) as (bx, by):
+            T.annotate_layout({Q: T.Layout(Q.shape, layout)})
+            if form == "elements":
+                for i, j in T.Parallel(64, 32):
+                    if by * 64 + i < rows and bx * 32 + j < columns:
+                        Q[by * 64 + i, bx * 32 + j] = X[by * 64 + i, bx * 32 + j] * 2
+            elif form == "atomic":
+                for i, j in T.Parallel(64, 32):
+                    if by * 64 + i < rows and bx * 32 + j < columns:
+                        T.atomic_add(Q[by * 64 + i, bx * 32 + j], X[by * 64 + i, bx * 32 + j] * 2)
+            else:
+                x = T.alloc_fragment((64, 32), "float16")
+                T.copy(X[by * 64, bx * 32], x)
+                for i, j in T.Parallel(64, 32):
+                    x[i, j] = x[i, j] * 2
+                T.copy(x, Q[by * 64, bx * 32])
+        with T.Kernel(T.ceildiv(columns, 32), T.ceildiv(rows, 64), threads=64) as (bx, by):
+            T.annotate_layout({Q: layout})
+            s = T.alloc_shared((64, 32), "float16")
+            for c in T.Pipelined(1, num_stages=2):
+                T.copy(Q[by * 64, (bx + c) * 32], s)
+                T.copy(s, O[by * 64, (bx + c) * 32])
+
+    return main
+
+
+def mixed(i, j):
+    return j // 4, i // 6, i % 6 * 4 + (j ^ i % 2) % 4
+
+
+@pytest.mark.parametrize("target, backend", EXECUTIONS)
+@pytest.mark.parametrize("form", ["fragment", "elements", "atomic"])
+@pytest.mark.parametrize("layout, shapes", [
+    (by_columns, [(64, 32), (101, 37), (1, 1)]), (in_tiles, [(64, 32), (104, 72), (8, 8)]), (mixed, [(60, 32), (6, 100)]),
+    (lambda i, j: (i, j), [(65, 33)]), (lambda i, j: (j // 2, i, j % 2), [(77, 34)])])
+def test_a_layout_of_a_tensor_of_any_extents_was_refused(layout, shapes, form, target, backend):
+    kernel = tilelang.compile(any_rows(layout, form), target=target, execution_backend=backend)
+    for shape in shapes:
+        x = np.random.default_rng(0).integers(-9, 9, shape).astype(np.float16)
+        q, out = np.zeros_like(x), np.zeros_like(x)
+        kernel(x, q, out)
+        np.testing.assert_array_equal(q, stored(x * 2, layout))
+        np.testing.assert_array_equal(out, x * 2)
+
+
+@pytest.mark.parametrize("target, backend", EXECUTIONS)
+def test_the_call_checks_that_extents_are_whole_periods_of_a_layout(target, backend):
+    kernel = tilelang.compile(any_rows(in_tiles), target=target, execution_backend=backend)
+    x = np.zeros((100, 64), np.float16)
+    with pytest.raises(Exception, match=r"\(rows % 8\) == 0"):
+        kernel(x, x.copy(), x.copy())
+
+
+def test_a_layout_of_a_tensor_of_any_extents_parses_back():
+    func = legalize(any_rows(in_tiles).func, PassContext(None))
+    assert parse(to_text(func)) == func
+    out = laid_out_arrays(parse(to_text(func)), PassContext(None))
+    assert not any(x.plan.layouts for x in walk(out.body) if hasattr(x, "grid"))
+
+
+@pytest.mark.parametrize("layout, why", [
+    (lambda i, j: i * 3 + j * j, "does not repeat"), (lambda i, j: (i + j, j), "does not repeat"),
+    (lambda i, j: (i // 2, j), "not-injective|overlap"), (lambda i, j: (i * 2, j), "overlap|leave places unused"),
+    (lambda i, j: (T.min(i, 100), j), "does not repeat")])
+def test_a_map_that_does_not_repeat_is_refused_for_any_extents(layout, why):
+    with pytest.raises(ValueError, match=why):
+        any_rows(layout)

@@ -11,6 +11,7 @@ from tilelang.errors import warn
 from tilelang.ir import Buffer, Evaluate, cast, convert, is_const, FRAGMENT, GLOBAL, LOCAL, SHARED
 from tilelang.ir import call as ir_call
 from tilelang.layout import Fragment, Layout
+from tilelang.layout.periods import is_open, stored_extents
 
 from .tracing.flags import condition, words
 from .kernel import need_kernel
@@ -31,7 +32,8 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
     """Give buffers their layouts: a T.Fragment for fragments, a T.Layout or a function of the indices for shared memory.
 
     A tensor in global memory may have a layout too: the kernel then finds element (i, j) at the place that the layout gives.
-    The caller's tensor is plain storage of as many elements. Places of threads' own arrays (T.alloc_local) may be permuted; a
+    The caller's tensor is plain storage of as many elements. Extents known at run time only are whole periods of the layout,
+    which the call checks. Places of threads' own arrays (T.alloc_local) may be permuted; a
     T.Fragment over several threads makes them a fragment. Raises layout-fragment, layout-annotation.
 
     Example:
@@ -59,7 +61,7 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
             raise error("layout-annotation", f"the layout of `{buffer.name}` must be a T.Layout or a function, found "
                                f"{describe(layout)}",
                         found=describe(layout))
-        if tuple(layout.shape) != tuple(buffer.shape):
+        if not _suits(layout, buffer):
             raise error("layout-annotation", f"`{buffer.name}` has shape {tuple(buffer.shape)}, its layout "
                                f"{tuple(layout.shape)}",
                         expected=f"a layout of shape {tuple(buffer.shape)}", found=str(tuple(layout.shape)))
@@ -68,16 +70,36 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
         k.layouts = [(x, y) for x, y in k.layouts if x is not buffer] + [(buffer, layout)]
 
 
+def _suits(layout: Layout | Fragment, b: Buffer) -> bool:
+    """Whether a layout was made for the shape of a buffer.  Extents known at run time only are those of a tensor."""
+    if any(map(is_open, b.shape)) and isinstance(layout, Layout):
+        return len(layout.extents) == b.ndim and all(
+            convert(n).same(convert(m)) for n, m in zip(layout.extents, b.shape))
+    return tuple(layout.shape) == tuple(b.shape)
+
+
 def _check_tensor(b: Buffer, layout: Layout | Fragment) -> None:
-    """Raise layout-annotation if a layout is not one of a tensor: a permutation of its compact storage."""
+    """Raise layout-annotation if a layout is not one of a tensor: a permutation of its compact storage.
+
+    Of an extent known at run time only, the call checks that it consists of whole periods of the layout.
+    """
     found = ""
     if isinstance(layout, Fragment):
         found = "a T.Fragment, which distributes registers"
+    elif any(map(is_open, b.shape)):
+        stored = stored_extents(layout, b.shape)
+        if isinstance(stored, str):
+            found = stored
+        elif b.strides_ is not None or not is_const(convert(b.offset), 0):
+            found = "a tensor whose rows may not be contiguous"
+        else:
+            for d, length in stored[1]:
+                assume(b.shape[d] % length == 0)
     elif layout.size != prod(layout.shape):
         found = f"a layout over {layout.size} places for {prod(layout.shape)} elements"
     elif tuple(b.strides) != tuple(Buffer("", b.shape, b.dtype).strides) or not is_const(convert(b.offset), 0):
         found = "a tensor whose rows are not contiguous"
-    elif b.dtype.bits < 8:
+    if not found and b.dtype.bits < 8:
         found = f"elements of {b.dtype}, several of which share a byte"
     if found:
         raise error("layout-annotation", f"`{b.name}` is a tensor: its layout permutes its storage, found {found}",

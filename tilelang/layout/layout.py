@@ -18,6 +18,7 @@ from . import draw
 from .distinct import distinct
 from .fitted import applied, index_vars, leading_extents, static_extents
 from .mode import ADDRESS, Mode, covered, error, evaluate_index, fit, merged
+from .periods import closed_shape
 
 Forward = Callable[..., Any]
 _LARGE = 1 << 20  # elements
@@ -49,13 +50,16 @@ class Layout:
 
     >>> Layout((4, 4), lambda i, j: (j, i)).offset((1, 2))
     9
+
+    An extent that is known at run time only is replaced by two periods of the map along it (layout/periods.py).
     """
 
     def __init__(self, shape: Sequence[int], forward_fn: Forward | None = None, *, size: int | None = None,
                  swizzle: Swizzle | None = None, trusted: bool = False) -> None:
-        self.shape = static_extents(shape, type(self).__name__)
-        self.swizzle = swizzle
         self._forward = forward_fn or (lambda *idx: idx)
+        self.extents = shape
+        self.shape = static_extents(closed_shape(shape, self._forward), type(self).__name__)
+        self.swizzle = swizzle
         self._declared, self._trusted = size, trusted
         if forward_fn is not None and not trusted:
             self._check()

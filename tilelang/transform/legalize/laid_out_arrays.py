@@ -10,6 +10,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Evaluate, Expr, F
                          Region, Stmt, Store, TileOp, Var, cast, const, replace, rewrite, rewrite_launches, select, substitute,
                          walk, with_options, FRAGMENT, GLOBAL, LOCAL)
 from tilelang.layout import THREAD, Fragment, Layout
+from tilelang.layout.periods import stored_extents
 from tilelang.ops import AtomicTile, Copy, Fill
 from tilelang.ops.pairing import TileLoops, lower_elementwise
 from tilelang.target.device_functions import EXTERNS
@@ -73,7 +74,8 @@ class _Rewriting:
             return launch
         for b, lay in self.layouts.items():
             data = b.data if b.scope_name == GLOBAL else Var(b.name, b.data.dtype, span=b.span)
-            self.stored[b] = replace(b, shape=lay.output_shape, strides_=None, data=data)
+            extents: Any = lay.output_shape if b.is_static else stored_extents(lay, b.shape)[0]
+            self.stored[b] = replace(b, shape=extents, strides_=None, data=data)
         for v, n in (*zip(launch.block_vars, launch.grid), *zip(launch.thread_vars, launch.threads)):
             self.known = self.known.bind(v, *extent_bounds(self.known, 0, n))
         self._learn(launch.body)
