@@ -84,7 +84,8 @@ class LaunchPlan(Options, TILE=("layouts", "compute_threads", "tiles_overlap"),
         layout), …), completed by infer_layouts.  safe_values = ((buffer, value of elements outside its shape), …).
         import_source: texts printed before the kernel.  cuda_source, cuda_entry: a kernel written by the user in CUDA.
         cooperative: blocks wait for each other.  pdl: the launch may start before the previous one on the stream has ended.
-        l2_hit_ratio = ((buffer, fraction), …).  tensor_maps: entries of TensorMap (passes add more).
+        l2_hit_ratio = ((buffer, fraction), …).  tensor_maps: entries of TensorMap (passes add more).  any_threads: the number
+        of threads was not given, and nothing in the body depends on it except how often it runs.
     Determined by passes
         by_hand: the program itself contains warp roles or asynchronous copies.  barrier_numbers: named barriers that it uses,
         -1 for computed numbers.  overlapping: tensors whose memory may overlap.  may_alias: names of parameters that may do so.
@@ -111,6 +112,7 @@ class LaunchPlan(Options, TILE=("layouts", "compute_threads", "tiles_overlap"),
     pdl: bool = False
     l2_hit_ratio: tuple[tuple[Any, Any], ...] = ()
     tensor_maps: tuple[tuple[Any, ...], ...] = ()
+    any_threads: bool = False
     by_hand: bool = False
     barrier_numbers: tuple[int, ...] = ()
     overlapping: tuple[Buffer, ...] = ()

@@ -328,7 +328,7 @@ def build_interpreted(request: Request, sig: Signature) -> Artifact:
 
     tile = request.backend == "tile"  # the reference interpreter has no limits of a machine
     if tile or not request.target.is_cuda:
-        cx = PassContext(None if tile else request.target, request.config)
+        cx = PassContext(None if request.target.is_cuda else request.target, request.config)
         func = run_passes(request.func, (*TILE_PASSES, drop_assumptions), cx)
         return Artifact("interpreted", repr(request.func), "", {}, {}, func)
     program = lower(request.func, request.target, request.config)

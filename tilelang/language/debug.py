@@ -47,7 +47,7 @@ def _argument(e: Expr) -> Expr:
 def _place() -> list[Expr]:
     k = need_kernel("T.print")
     zero = Const(0, I32)
-    return [*(list(k.block_vars) + [zero] * 3)[:3], *k.thread_vars]
+    return [*(list(k.block_vars) + [zero] * 3)[:3], *k.indices]
 
 
 def _printf(b: Builder, text: str, *values: Expr) -> Evaluate:
@@ -128,9 +128,9 @@ def _print_buffer(b: Builder, buffer: Buffer, msg: str, thread: int) -> Emitted:
     line = f"{_escape(msg)}: buffer={buffer.name}, index=%d, dtype={_LABELS.get(buffer.dtype, buffer.dtype)}"
     loop = For(index, zero, Const(buffer.size, I32), "serial", _printed(b, line, value, index), span=b.here())
     if source.scope_name.startswith("shared"):
-        tx, ty, tz = k.thread_vars
+        tx, ty, tz = k.thread_vars if thread else k.indices
         only: Any = None
-        for v, n, want in ((tx, k.threads[0], thread), (ty, k.threads[1], 0), (tz, k.threads[2], 0)):
+        for v, n, want in ((tx, k.extents[0], thread), (ty, k.extents[1], 0), (tz, k.extents[2], 0)):
             if n > 1:
                 test = v == want
                 only = test if only is None else logical("and", only, test)

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import I32, Const, Expr, Launch, Stmt, Var, binary, call, convert, is_const, logical, LaunchPlan
+from tilelang.ir import (I32, Call, Const, Expr, Launch, LaunchPlan, Stmt, Var, binary, call, convert, is_const, logical,
+                         walk)
 
 from tilelang.target.cluster import check_cluster
+from tilelang.target.thread_calls import COUNTS_THREADS
 
 from .tracing.block_indices import BlockIndices
 from .tracing.builder import Builder, current_builder, need_builder, reads_memory
@@ -53,7 +55,8 @@ def source_text(source: Any, what: str) -> str:
 
 
 class KernelLaunchFrame(Frame):
-    """The body of a launch.  blocks: grid extents; threads: (x, y, z)."""
+    """The body of a launch.  blocks: grid extents.  extents: (x, y, z) of a block's threads.  any_threads: they were not given,
+    and the body has not asked for them or for thread indices."""
 
     def __init__(self, blocks: tuple[Any, ...], threads: Any, prelude: str | None) -> None:
         super().__init__()
@@ -70,7 +73,8 @@ class KernelLaunchFrame(Frame):
             if isinstance(e, Const) and e.value < 0:
                 raise error("kernel-grid", f"a grid extent must not be negative, got {e.value}",
                             expected="an extent of at least 0", found=str(e.value))
-        self.threads = thread_extents(threads)
+        self.extents = thread_extents(threads)
+        self.any_threads = threads is None
         self.plan = LaunchPlan()
         self.layouts: list[tuple[Any, Any]] = []
         self.safe_values: list[tuple[Any, Any]] = []
@@ -80,6 +84,18 @@ class KernelLaunchFrame(Frame):
     def set(self, **options: Any) -> None:
         """Set options of the launch."""
         self.plan = self.plan.having(**options)
+
+    @property
+    def threads(self) -> tuple[int, int, int]:
+        """The extents.  A body that asks is written for this number of threads."""
+        self.any_threads = False
+        return self.extents
+
+    @property
+    def thread_vars(self) -> tuple[Var, Var, Var]:
+        """The thread indices.  A body that asks is written for all of the block's threads."""
+        self.any_threads = False
+        return self.indices
 
     @property
     def num_threads(self) -> int:
@@ -99,7 +115,7 @@ class KernelLaunchFrame(Frame):
         b.kernel = self
         b.kernels += 1
         self.block_vars = tuple(b.new_var(n, I32) for n in ("bx", "by", "bz")[:len(self.blocks)])
-        self.thread_vars = tuple(Var(n, I32, span=self.span) for n in ("tx", "ty", "tz"))
+        self.indices: tuple[Any, ...] = tuple(Var(n, I32, span=self.span) for n in ("tx", "ty", "tz"))
         return self.block_vars[0] if len(self.block_vars) == 1 else BlockIndices(self.block_vars)
 
     def close(self, b: Builder) -> Stmt:
@@ -109,14 +125,18 @@ class KernelLaunchFrame(Frame):
         self.set(layouts=tuple(self.layouts), safe_values=tuple(self.safe_values), import_source=tuple(self.sources))
         if self.swizzle is not None and len(self.block_vars) > 1:
             self.set(swizzle=self.swizzle)  # the code generator permutes the blocks; bx and by keep their exact bounds
-        return Launch(tuple(self.blocks), self.block_vars, self.threads, self.thread_vars,  # type: ignore[arg-type]
-                      self.body(), self.plan, span=self.span)
+        body = self.body()
+        if self.any_threads and not any(x.op in COUNTS_THREADS for x in walk(body, Call)):
+            self.set(any_threads=True)
+        return Launch(tuple(self.blocks), self.block_vars, self.extents, self.indices,  # type: ignore[arg-type]
+                      body, self.plan, span=self.span)
 
 
 def Kernel(*blocks: Any, threads: Any = None, prelude: str | None = None) -> KernelLaunchFrame:
     """`with T.Kernel(gx, gy, gz, threads=128) as (bx, by, bz):` launches a grid of blocks.
 
-    blocks: up to 3 extents, integers or expressions; none: one block.  threads: integer or up to three.
+    blocks: up to 3 extents, integers or expressions; none: one block.  threads: integer or up to three; None: 128, but one on
+    the CPU if the body has no thread indices, numbers of threads, lanes, votes, warp groups or barriers by itself.
     prelude: device source text.
     Raises kernel-grid, kernel-threads, nested-kernel; JITNoBuilderError outside a kernel function.
 
@@ -360,7 +380,7 @@ class BindingLaunchFrame(KernelLaunchFrame):
         else:
             threads = list(self.threads)
             threads[axis] = extent
-            self.threads = thread_extents(threads)
+            self.extents = thread_extents(threads)
         v = self.block_vars[axis] if kind == "block" else self.thread_vars[axis]
         b.unnamed[id(v)] = v
         return v

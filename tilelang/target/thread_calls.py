@@ -22,6 +22,11 @@ MATRIX_CALLS = ("ldmatrix", "stmatrix", "mma", "wgmma")
 # Calls that reach other blocks of a cluster.
 CLUSTER_CALLS = ("cluster_rank", "cluster_size", "cluster_arrive", "cluster_wait", "cluster_sync", "cluster_store",
                  "mbarrier_arrive_remote")
+# Calls whose meaning depends on the number of threads of a block.
+COUNTS_THREADS = frozenset({
+    *LANE_CALLS, *BLOCK_VOTES, *MATRIX_CALLS, *CLUSTER_CALLS, "in_warp_groups", "elect_one", "warp_uniform", "named_barrier",
+    "named_barrier_arrive", "mbarrier_init", "mbarrier_arrive", "mbarrier_wait", "mbarrier_expect_tx",
+    "mbarrier_arrive_expect_tx", "cp_async_mbarrier_arrive"})
 # A condition and the text of the error if it is false: an assert statement of a kernel on the CPU target.
 ASSERTION = "assertion"
 # Calls whose effect happens once for each thread, even if their arguments do not depend on the thread.
@@ -30,5 +35,5 @@ PER_THREAD = frozenset({
     "printf", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "cp_async_mbarrier_arrive",
     "mbarrier_arrive_remote", "tma_load"})
 
-__all__ = ["ASSERTION", "BLOCK_VOTES", "CLUSTER_CALLS", "EXCHANGES", "LANE_CALLS", "LANE_NUMBERS", "MATCHES", "MATRIX_CALLS",
-           "PER_THREAD", "SHUFFLES", "VOTES", "WARP"]
+__all__ = ["ASSERTION", "BLOCK_VOTES", "CLUSTER_CALLS", "COUNTS_THREADS", "EXCHANGES", "LANE_CALLS", "LANE_NUMBERS", "MATCHES",
+           "MATRIX_CALLS", "PER_THREAD", "SHUFFLES", "VOTES", "WARP"]

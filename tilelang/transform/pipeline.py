@@ -10,6 +10,7 @@ from typing import Any
 from tilelang.errors import TileLangError, error
 from tilelang.ir import Func, Launch, rewrite, walk, with_options
 from tilelang.ir import replace as replaced
+from tilelang.target import Target
 from tilelang.target.cpu import HostCpu, unsupported
 
 from .cpu.guard_accesses import guard_accesses
@@ -50,6 +51,7 @@ from .layout.infer_layouts import infer_layouts
 from .memory.lane_quotients import lane_quotients
 from .legalize.laid_out_arrays import laid_out_arrays
 from .legalize.legalize import legalize
+from .legalize.one_thread_blocks import one_thread_blocks
 from .lower.lower_tile_ops import lower_tile_ops
 from .legalize.split_warp_role_branches import split_warp_role_branches
 from .framework.pass_ import DEVICE, TILE, PassContext, PassFn, pass_, run_passes
@@ -86,6 +88,7 @@ log = logging.getLogger("tilelang.transform")
 # A comment on an entry gives the reason for its place in the order.
 TILE_PASSES: tuple[PassFn, ...] = (
     legalize,
+    one_thread_blocks,  # after legalize, which rejects names without values; before all passes that ask for the threads
     bind_calls,  # after legalize, which rejects names without values; before all passes that write guards
     fold_thread_count,  # before all passes that ask which threads reach a statement
     block_returns,  # after fold_thread_count, which removes dead branches; before all passes that look for warp roles
@@ -164,7 +167,7 @@ def lower_cpu(func: Func, target: Any = None, config: Mapping[str, Any] | None =
     Raises TileLangError for programs that cannot be compiled: cpu-unsupported at the user's line for what only the CPU target
     does not compile.
     """
-    return run_passes(func, (*TILE_PASSES, *CPU_PASSES), PassContext(target, config or {}))
+    return run_passes(func, (*TILE_PASSES, *CPU_PASSES), PassContext(target or Target("cpu"), config or {}))
 
 
 def plan_cpu(func: Func, host: HostCpu | None = None) -> Func:
