@@ -52,10 +52,6 @@ def _into_float(e: Expr, mode: str, target: str) -> Expr:
     return towards(cast(e, F64) if e.dtype.is_int else e, dtype(target), mode)
 
 
-def _unsigned(e: Expr) -> Expr:
-    return cast(e, f"uint{e.dtype.bits}")
-
-
 def _bits_of(e: Expr, target: str) -> Expr:
     return call("reinterpret", (e,), target)
 
@@ -126,21 +122,24 @@ def _pointed(dt: str, where: Expr) -> Expr:
     return load(where.buffer, where.indices)
 
 
-@lru_cache(maxsize=1)
-def _table() -> dict[str, list[DeviceFunction]]:
-    """CUDA function name -> its overloads."""
-    out: dict[str, list[DeviceFunction]] = {}
+Add = Callable[[str, str, str, Callable[..., Expr]], None]  # (CUDA name, element types of the parameters, of the result, build)
 
-    def add(name: str, params: str, result: str, build: Callable[..., Expr]) -> None:
-        out.setdefault(name, []).append(DeviceFunction(tuple(params.split()), result, build))
 
-    for row in INTRINSICS.values():  # functions that a row prints as they are
+def _printed_as_they_are(add: Add) -> None:
+    """Functions that a row of INTRINSICS prints as they are."""
+    names: set[str] = set()
+    for row in INTRINSICS.values():
         if row.effect == PURE and row.reference is not None and row.name not in CALL_OPTIONS and row.result == "same":
             for kind, text in (row.cuda or {}).items():
                 found = _PLAIN.fullmatch(text)
-                if found and kind in ("float32", "float64") and found[1] not in out:
+                if found and kind in ("float32", "float64") and found[1] not in names:
+                    names.add(found[1])
                     add(found[1], " ".join([kind] * row.arity), kind,
                         lambda *args, op=row.name, kind=kind: call(op, args, kind))
+
+
+def _conversions(add: Add) -> None:
+    """Conversions between numbers, with the rounding mode in the name, and between bits and numbers."""
     reals = {"float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16"}
     integers = {"int": "int32", "uint": "uint32", "ll": "int64", "ull": "uint64"}
     for suffix, mode in _MODES.items():
@@ -152,13 +151,6 @@ def _table() -> dict[str, list[DeviceFunction]]:
             for b in ("float",) if a == "double" else ("half", "bfloat16"):
                 if dtype(reals[b]).bits < dtype(real).bits:
                     add(f"__{a}2{b}_{suffix}", real, reals[b], partial(_into_float, mode=mode, target=reals[b]))
-        for real, letter in (("float32", "f"), ("float64", "d")):
-            for op, arity, name in (("add", 2, "add"), ("sub", 2, "sub"), ("mul", 2, "mul"), ("div", 2, "fdiv"),
-                                    ("rcp", 1, "frcp"), ("sqrt", 1, "fsqrt"), ("ma", 3, "fmaf")):
-                cuda = {"fma": "fmaf"}.get(letter + op, "fma" if op == "ma" else letter + op)
-                add(f"__{cuda}_{suffix}", " ".join([real] * arity), real, lambda *args, name=name, real=real, suffix=suffix:
-                    call(f"ieee_{name}", args, real, rounding_mode=suffix))
-    add("__frsqrt_rn", "float32", "float32", lambda x: call("ieee_frsqrt", (x,), "float32"))
     for a, b in (("float", "half"), ("float", "bfloat16"), ("double", "half"), ("double", "bfloat16")):
         add(f"__{a}2{b}", reals[a], reals[b], lambda x, to=reals[b]: cast(x, to))
     add("__half2float", "float16", "float32", lambda x: cast(x, "float32"))
@@ -169,6 +161,22 @@ def _table() -> dict[str, list[DeviceFunction]]:
                        ("__bfloat16_as_ushort", "bfloat16", "uint16")):
         add(name, a, b, partial(_bits_of, target=b))
         add("__{1}_as_{0}".format(*name[2:].split("_as_")), b, a, partial(_bits_of, target=a))
+
+
+def _rounded_arithmetic(add: Add) -> None:
+    """Arithmetic with the rounding mode in the name."""
+    for suffix in _MODES:
+        for real, letter in (("float32", "f"), ("float64", "d")):
+            for op, arity, name in (("add", 2, "add"), ("sub", 2, "sub"), ("mul", 2, "mul"), ("div", 2, "fdiv"),
+                                    ("rcp", 1, "frcp"), ("sqrt", 1, "fsqrt"), ("ma", 3, "fmaf")):
+                cuda = {"fma": "fmaf"}.get(letter + op, "fma" if op == "ma" else letter + op)
+                add(f"__{cuda}_{suffix}", " ".join([real] * arity), real, lambda *args, name=name, real=real, suffix=suffix:
+                    call(f"ieee_{name}", args, real, rounding_mode=suffix))
+    add("__frsqrt_rn", "float32", "float32", lambda x: call("ieee_frsqrt", (x,), "float32"))
+
+
+def _bit_functions(add: Add) -> None:
+    """Bits, 24-bit and high products, and dot products of bytes."""
     for end, bits in (("", 32), ("ll", 64)):
         for name, op in (("__popc", "popcount"), ("__clz", "clz"), ("__ffs", "__ffs")):
             add(name + end, f"uint{bits}" if op == "popcount" else f"int{bits}", "int32",
@@ -181,6 +189,10 @@ def _table() -> dict[str, list[DeviceFunction]]:
         add(f"__{prefix}mulhi", f"{kind} {kind}", kind, partial(_high_word, wide))
         add(f"__{prefix}mul24", f"{kind} {kind}", kind, lambda a, b: binary("mul", _low24(a), _low24(b)))
         add("__dp4a", f"{kind} {kind} {kind}", kind, _dot_of_bytes)
+
+
+def _float_functions(add: Add) -> None:
+    """Approximations, and extrema and absolute values by C names."""
     add("__saturatef", "float32", "float32", _saturated)
     add("__fdividef", "float32 float32", "float32", lambda a, b: binary("div", a, b))
     add("__powf", "float32 float32", "float32", lambda a, b: call("pow", (a, b), "float32"))
@@ -190,6 +202,10 @@ def _table() -> dict[str, list[DeviceFunction]]:
         add(f"f{op}f", "float32 float32", "float32", partial(binary, op))
         add(f"f{op}", "float64 float64", "float64", partial(binary, op))
     add("abs", "int32", "int32", lambda x: call("abs", (x,), "int32"))
+
+
+def _half_functions(add: Add) -> None:
+    """Arithmetic of float16 and bfloat16."""
     for kind in _HALVES:
         for op in ("add", "sub", "mul", "div", "max", "min"):
             add(f"__h{op}", f"{kind} {kind}", kind, partial(binary, op))
@@ -202,9 +218,26 @@ def _table() -> dict[str, list[DeviceFunction]]:
             add(f"h{op}", kind, kind, lambda x, op=op, kind=kind: call(op, (x,), kind))
         add("hrint", kind, kind, lambda x, kind=kind: call("nearbyint", (x,), kind))
         add("hrcp", kind, kind, lambda x, kind=kind: binary("div", const(1.0, kind), x))
+
+
+def _cached_loads(add: Add) -> None:
+    """Loads with a cache hint."""
     for name in ("__ldg", "__ldca", "__ldcg", "__ldcs", "__ldlu", "__ldcv"):
         for kind in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64", *_HALVES):
             add(name, "*", kind, partial(_pointed, kind))
+
+
+@lru_cache(maxsize=1)
+def _table() -> dict[str, list[DeviceFunction]]:
+    """CUDA function name -> its overloads."""
+    out: dict[str, list[DeviceFunction]] = {}
+
+    def add(name: str, params: str, result: str, build: Callable[..., Expr]) -> None:
+        out.setdefault(name, []).append(DeviceFunction(tuple(params.split()), result, build))
+
+    for rows in (_printed_as_they_are, _conversions, _rounded_arithmetic, _bit_functions, _float_functions,
+                 _half_functions, _cached_loads):
+        rows(add)
     return out
 
 
