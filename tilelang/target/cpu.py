@@ -23,7 +23,7 @@ class HostCpu:
     """A processor, by its LLVM name.
 
     name: LLVM cpu name.  features: comma-separated +feature list.  vector_bits: widest useful vector.
-    registers: number of vector registers.  has_fma, has_f16c: fused multiply-add, half <-> single conversion in hardware.
+    registers: number of vector registers.  has_fma: fused multiply-add in hardware.
     has_pmadd: x86's multiply-add of 16-bit pairs at every vector width.
     """
 
@@ -32,7 +32,6 @@ class HostCpu:
     vector_bits: int
     registers: int
     has_fma: bool
-    has_f16c: bool
     has_pmadd: bool
 
     def lanes(self, bits: int) -> int:
@@ -43,10 +42,10 @@ class HostCpu:
 def describe(name: str, features: frozenset[str], text: str, is_x86: bool) -> HostCpu:
     """HostCpu from a feature set; unknown processors count as 128-bit machines."""
     if not is_x86:
-        return HostCpu(name, text, 128, 32, True, True, False)
+        return HostCpu(name, text, 128, 32, True, False)
     wide = {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= features
     bits = 512 if wide else 256 if "avx2" in features else 128
-    return HostCpu(name, text, bits, 32 if wide else 16, "fma" in features, "f16c" in features, True)
+    return HostCpu(name, text, bits, 32 if wide else 16, "fma" in features, True)
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilelang.ir import Call
-from tilelang.ir.record import record
 
 from .intrinsics import PURE, READS, SYNC, WARP, WRITES, Intrinsic, add_intrinsic
 from .mma import MMA_ROWS, MmaRow, mma_rows, operand_dtype, truncate_tf32
@@ -131,26 +130,6 @@ _device("fence_gpu", 0, SYNC, "__threadfence()")
 _device("fence_block", 0, SYNC, "__threadfence_block()")
 
 
-@record
-class LdmatrixRow:
-    """ldmatrix.sync.aligned.m8n8.x<num>[.trans].shared.b16: num 8x8 matrices of 16-bit elements.
-
-    Lane 8*j + i (lanes 0..8*num-1) gives the 16-byte row i of matrix j.  Register j of lane l receives elements
-    (l/4, 2*(l%4)) and (l/4, 2*(l%4)+1), or with trans (2*(l%4), l/4) and (2*(l%4)+1, l/4).
-    Source: PTX ISA, "Warp-level matrix load instruction: ldmatrix".
-    """
-
-    num: int
-    trans: bool
-    min_arch: int = 75
-
-    def element(self, lane: int, register: int) -> tuple[int, int, int]:
-        """(matrix, row, column) of 16-bit register `register` (0 .. 2*num-1) of a lane."""
-        j, h = divmod(register, 2)
-        row, col = lane // 4, 2 * (lane % 4) + h
-        return (j, col, row) if self.trans else (j, row, col)
-
-
 def call_fields(e: Call, args: Sequence[str] = ()) -> dict[str, Any]:
     """Format fields for the text of a device row: the options, and values derived from them and from the argument texts."""
     options, op = e.options, e.op
@@ -179,5 +158,5 @@ def function_name(row: MmaRow) -> str:
     return row.name.replace(".", "_")
 
 
-__all__ = ["ATOMIC_DTYPES", "ATOMIC_ORDERS", "CACHE_HINTS", "CLUSTER_CALLS", "LdmatrixRow", "MMA_ROWS",
+__all__ = ["ATOMIC_DTYPES", "ATOMIC_ORDERS", "CACHE_HINTS", "CLUSTER_CALLS", "MMA_ROWS",
            "MmaRow", "TMA_CALLS", "call_fields", "function_name", "mma_rows", "operand_dtype", "truncate_tf32"]
