@@ -158,3 +158,50 @@ def test_a_view_of_bytes_as_int4(on):
 
     w = np.random.default_rng(5).integers(-128, 128, (8, 16)).astype(np.int8)
     assert np.array_equal(run(f, w, on=on)[1], ((codes_of(w).astype(np.int32) ^ 8) - 8)[:, ::-1])
+
+
+@pytest.mark.parametrize("dt", (FP4, "int4"))
+def test_each_thread_stores_single_values_of_private_bytes(dt):
+    @T.prim_func
+    def f(X: T.Tensor((32, 8), "int32"), Y: T.Tensor((32, 4), U8)):
+        with T.Kernel(1, threads=32):
+            t = T.get_thread_binding()
+            raw = T.alloc_local((4,), U8)
+            v = T.view(raw, (8,), dt)
+            for j in T.serial(4):
+                raw[j] = T.uint8(0xFF)
+            for j in T.serial(8):
+                if X[t, j] != 3:
+                    v[7 - j] = T.cast(X[t, j], dt)
+            for j in T.serial(4):
+                Y[t, j] = raw[j]
+
+    x = np.random.default_rng(6).integers(-4, 5, (32, 8)).astype(np.int32)
+    codes = x[:, ::-1] & 15 if dt == "int4" else codes_of(packed(x[:, ::-1].astype(np.float32)))
+    assert np.array_equal(codes_of(everywhere(f, x)[1]), np.where(x[:, ::-1] == 3, 15, codes))
+    cuda_text(f)
+
+
+@pytest.mark.parametrize("scope", ("shared", "fragment", "tensor"))
+def test_packed_values_are_filled(scope):
+    @T.prim_func
+    def f(Y: T.Tensor((8, 16), U8), Z: T.Tensor((8, 32), FP4)):
+        with T.Kernel(1, threads=32):
+            raw = T.alloc_shared((8, 16), U8) if scope == "shared" else T.alloc_fragment((8, 16), U8)
+            v = T.view(raw, (8, 32), FP4)
+            T.clear(v)
+            if scope != "fragment":
+                T.fill(v[2:6, 8:24], -1.5)
+            else:
+                T.fill(v, -1.5)
+            T.copy(raw, Y)
+            if scope == "tensor":
+                T.fill(Z, 6)
+
+    y, z = everywhere(f, np.zeros((8, 16), np.uint8), np.zeros((8, 16), np.int8))
+    want = np.zeros((8, 32)) if scope != "fragment" else np.full((8, 32), -1.5)
+    want[2:6, 8:24] = -1.5
+    assert np.array_equal(VALUES[codes_of(y)], want)
+    if scope == "tensor":
+        assert (codes_of(z) == 7).all()
+    cuda_text(f)

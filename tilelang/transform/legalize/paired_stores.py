@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tilelang.arith import Analyzer, known_divisor
 from tilelang.ir import (Bind, Break, Buffer, Continue, Expr, For, If, Load, Parallel, Ramp, Stmt, Store, Var, binary,
-                         const, convert, dtype, fresh, is_const, load, replace, rewrite, seq, stmts_of, substitute, walk)
+                         cast, const, convert, dtype, fresh, is_const, load, replace, rewrite, seq, stmts_of, substitute,
+                         walk, PRIVATE)
 
 from ..analysis.loop_body import renamed
 from .small_codes import code_of, lanes_of
@@ -23,7 +24,17 @@ class PairedStores:
         self._marks: dict[Buffer, Buffer] = {}
 
     def store(self, x: Store, narrow: dtype) -> Stmt:
-        """The store of a value of the narrow type, to be resolved by a loop around it; a vector of whole bytes is resolved."""
+        """The store of a value of the narrow type, to be resolved by a loop around it.
+
+        Resolved at once are vectors of whole bytes, and elements of private memory: one thread changes all of its bytes.
+        """
+        if x.buffer.scope_name in PRIVATE and x.value.dtype.lanes == 1:
+            last, eight = x.indices[-1], dtype("uint8")
+            at = (*x.indices[:-1], binary("floordiv", last, const(2, last.dtype)))
+            shift = cast(binary("mul", binary("floormod", last, const(2, last.dtype)), const(4, last.dtype)), eight)
+            kept = binary("bitand", load(x.buffer, at, span=x.span), binary("shr", const(240, eight), shift))
+            code = binary("shl", code_of(x.value, narrow), shift)
+            return replace(x, indices=at, value=binary("bitor", kept, code))
         mark = self._marks.get(x.buffer)
         if mark is None:
             mark = self._marks[x.buffer] = replace(x.buffer, dtype=narrow, data=Var(x.buffer.name, x.buffer.data.dtype))

@@ -212,6 +212,9 @@ class _Unpacking:
         if isinstance(op, Copy):
             return self.copy(op)
         on_packed = [b for b in touched if self.packed(b)]
+        if on_packed and isinstance(op, Fill) and self.even_columns(op.dst):
+            code = code_of(fitted(op.value, self.narrow[op.dst.buffer]), self.narrow[op.dst.buffer])
+            return replace(op, dst=_bytes_of(op.dst), value=binary("bitor", code, binary("shl", code, const(4, "uint8"))))
         if on_packed or not isinstance(op, (Fill, Gemm, Transpose)):
             b = (on_packed or list(touched))[0]
             raise error("small-type", f"T.{op.op_name} on `{b.name}` ({self.narrow[b]})",
@@ -243,15 +246,15 @@ class _Unpacking:
         """The copy as one of bytes, which may be asynchronous; None where the two sides do not surely start at whole bytes."""
         if self.narrow.get(op.src.buffer) != self.narrow[op.dst.buffer] or not self.packed(op.src.buffer):
             return None
-        sides = (op.src, op.dst)
-        if any(known_divisor(convert(x), self.divisors) % 2 for r in sides for x in (r.mins[-1], r.extents[-1])):
+        if not (self.even_columns(op.src) and self.even_columns(op.dst)):
             return None
         extents, of_dst, of_src = iteration_space(op.dst, op.src)
         if of_dst[-1] != len(extents) - 1 or of_src[-1] != len(extents) - 1:
             return None
-        src, dst = (replace(r, mins=(*r.mins[:-1], _half(r.mins[-1])), extents=(*r.extents[:-1], _half(r.extents[-1])))
-                    for r in sides)
-        return replace(op, src=src, dst=dst)
+        return replace(op, src=_bytes_of(op.src), dst=_bytes_of(op.dst))
+
+    def even_columns(self, r: Region) -> bool:
+        return not any(known_divisor(convert(x), self.divisors) % 2 for x in (r.mins[-1], r.extents[-1]))
 
     def packed_store(self, op: Copy, src: Buffer) -> Stmt:
         dst, narrow = op.dst.buffer, self.narrow[op.dst.buffer]
@@ -284,6 +287,11 @@ class _TileLoops(TileLoops):
                     expected="shared memory or a fragment", found="private memory",
                     span=span, hint="use a fragment, or loop over "
                     "the elements")
+
+
+def _bytes_of(r: Region) -> Region:
+    """The bytes of a region that starts and ends at whole ones."""
+    return replace(r, mins=(*r.mins[:-1], _half(r.mins[-1])), extents=(*r.extents[:-1], _half(r.extents[-1])))
 
 
 def _half(x: Any) -> Any:
