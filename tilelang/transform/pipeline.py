@@ -41,6 +41,7 @@ from .lower.defer_reductions import defer_reductions
 from .schedule.insert_pdl import insert_pdl
 from .registers.overlap_epilogue import overlap_epilogue
 from .lower.device_program import DeviceKernel, LoweredProgram, split_host
+from .memory.disjoint_tiles import disjoint_tiles
 from .memory.flatten import flatten
 from .legalize.drop_assumptions import drop_assumptions
 from .legalize.branches_to_warp_roles import branches_to_warp_roles
@@ -119,6 +120,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     given_boxes,  # before all passes that choose TMA or wgmma
     tma_columns,  # before lower_manual_warp_roles, the first pass that chooses TMA
     lower_manual_warp_roles,
+    disjoint_tiles,  # after lower_manual_warp_roles, whose launches it skips; before all passes that give tiles versions
     guard_masks,  # before specialize_warps, which reorders the statements of a loop
     split_accumulators,  # after guard_masks, which makes GEMMs that clear; before specialize_warps, which schedules them
     specialize_warps,  # before plan_pipelines, which schedules the loops that are not warp-specialised

@@ -23,7 +23,7 @@ ALIGN = 128  # bytes: one row of the 32 banks, at whose multiples swizzle patter
 
 
 @state
-class _Span:
+class Span:
     """A buffer with its live range: positions of the first and last statement of the block's body that touch it."""
 
     buffer: Buffer
@@ -35,7 +35,7 @@ class _Span:
     def bytes(self) -> int:
         return self.buffer.size * self.buffer.dtype.bytes
 
-    def meets(self, other: _Span) -> bool:
+    def meets(self, other: Span) -> bool:
         """Whether the places of two buffers have bytes in common."""
         return other.offset < self.offset + self.bytes and self.offset < other.offset + other.bytes
 
@@ -112,7 +112,7 @@ def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
     return with_options(launch, shared_offsets=tuple(offsets), shared_bytes=size)
 
 
-def spans_of(launch: Launch) -> list[_Span]:
+def spans_of(launch: Launch) -> list[Span]:
     """Live ranges of the buffers of static size as positions of the body's statements; a view extends the live range of its
     storage."""
     body = stmts_of(launch.body)
@@ -121,24 +121,24 @@ def spans_of(launch: Launch) -> list[_Span]:
         for storage in {e.storage for e in effects(s) if e.buffer.scope_name in SHARED}:
             life[storage] = (life.get(storage, (at, at))[0], at)
     end = len(body)
-    out: list[_Span] = []
+    out: list[Span] = []
     for b in shared_buffers(launch):
         if not b.is_static:
             continue
         first, last = (-1, end) if b.scope_name == BARRIER else life.get(b.data, (-1, -1))
         # TMA may still be reading an ordered buffer when the next statement runs.
-        out.append(_Span(b, first, end if b.facts.ordered else last))
+        out.append(Span(b, first, end if b.facts.ordered else last))
     return out
 
 
-def _disjoint(spans: list[_Span], reuse: bool) -> Collection[tuple[Buffer, Buffer]]:
+def _disjoint(spans: list[Span], reuse: bool) -> Collection[tuple[Buffer, Buffer]]:
     """Pairs of buffers with disjoint live ranges, the earlier one first; none without reuse."""
     return {(a.buffer, b.buffer) for a in spans for b in spans if a.last < b.first} if reuse else ()
 
 
-def place(spans: list[_Span], pairs: Collection[tuple[Buffer, Buffer]]) -> int:
+def place(spans: list[Span], pairs: Collection[tuple[Buffer, Buffer]]) -> int:
     """Place by first fit, largest buffer first; returns the bytes needed.  pairs: buffers that may share bytes."""
-    done: list[_Span] = []
+    done: list[Span] = []
     for s in sorted(spans, key=lambda s: (-s.bytes, s.first)):
         align = max(ALIGN, s.buffer.facts.align)
         busy = sorted((d.offset, d.offset + d.bytes) for d in done
@@ -153,7 +153,7 @@ def place(spans: list[_Span], pairs: Collection[tuple[Buffer, Buffer]]) -> int:
     return max((s.offset + s.bytes for s in spans), default=0)
 
 
-def _separated(body: list[Stmt], spans: list[_Span], span: Any) -> Stmt:
+def _separated(body: list[Stmt], spans: list[Span], span: Any) -> Stmt:
     """The body with a barrier before the first use of a buffer that reuses another's space, where none is in between."""
     starts: set[int] = set()
     for s in spans:
@@ -175,4 +175,4 @@ def _separated(body: list[Stmt], spans: list[_Span], span: Any) -> Stmt:
     return seq(*out, span=span)
 
 
-__all__ = ["place", "plan_shared_memory", "planned_bytes", "shared_buffers", "spans_of"]
+__all__ = ["Span", "place", "plan_shared_memory", "planned_bytes", "shared_buffers", "spans_of"]

@@ -17,6 +17,7 @@ from ..analysis.effects import effects, orders
 from ..legalize.hopper_features import no_warp_roles
 from ..analysis.liveness import Liveness, has_views, live_into
 from ..framework.pass_ import TILE, PassContext, pass_
+from ..memory.disjoint_tiles import with_versions
 from .pipeline_emit import Plan, emit
 from ..analysis.pipeline_loops import check_flow, is_pipelined, scheduled_lists, wanted_stages
 from ..analysis.pipeline_schedule import Body, Item, stage_span, loop_items, violations
@@ -59,7 +60,7 @@ class _Planner:
         touched = {e.storage for e in effects(body)}
         body = _drop_allocs(body, {b for b in self.made if b.data not in touched})
         layouts = self.launch.plan.layouts
-        out = replace(self.launch, body=body)
+        out = with_versions(replace(self.launch, body=body), self.made)
         if layouts:  # a layout that the user gave for a buffer also applies to its versions
             more = tuple((self.made[b], lay) for b, lay in layouts if b in self.made)
             out = with_options(out, layouts=tuple(layouts) + more)

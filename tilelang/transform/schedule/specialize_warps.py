@@ -52,7 +52,9 @@ from .rings import GROUP, SLOW_STAGES, Ring, WarpRoleLoop, asked_registers, barr
 from ..analysis.pipeline_schedule import Body, loop_items
 from .prefetch_scales import prefetch_scales
 from ..layout.tf32_tiles import tf32_tiles
-from .tile_ring_state import Steps, WholeTile
+from ..memory.disjoint_tiles import with_versions
+from ..memory.plan_shared_memory import Span, place
+from .tile_ring_state import Steps, Turns, WholeTile
 from .overlap_next_tile import overlapped_tiles
 
 BARRIER_BYTES = 1024  # upper bound for the barriers of all rings
@@ -187,16 +189,28 @@ class _WarpRoles:
         steps = Counted(Analyzer().simplify(convert(self.loop.extent)), self.stages)
         self.shared = WarpRoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
                                self.cx, steps.base, True, {})
-        loads = producer(self.shared, [], self._pure(), self.tf32)
-        loading = rename([*steps.begin, *around.loading([*steps.bind, *loads, *steps.advance])])
-        computing = [*steps.begin, *around.computing([*steps.bind, *consumer(self.shared), *steps.advance])]
         new = {b: v for r in self.rings for b, v in r.buffers.items()}
+        loads = producer(self.shared, [], self._pure(), self.tf32)
+        turns = Turns(self.shared) if self._needs_turns(new) else None
+        loads, ready = ([*turns.awaited, *loads], turns.ready) if turns else (loads, [])
+        begin, bind, advance = ([x for s in (steps, *((turns.count,) if turns else ())) for x in part(s)]
+                                for part in (attrgetter("begin"), attrgetter("bind"), attrgetter("advance")))
+        loading = rename([*begin, *around.loading([*bind, *loads, *advance])])
+        computing = [*steps.begin, *around.computing([*steps.bind, *ready, *consumer(self.shared), *steps.advance])]
         used = {e.storage for s in computing for e in effects(s)}
         once: list[Stmt] = [Alloc(b) for b in around.allocs if b not in new or b.data in used]
         once += [Alloc(v) for v in new.values()]
-        made = [b for r in self.rings for b in (r.full, r.empty) if b is not None]
+        made = [b for r in self.rings for b in (r.full, r.empty) if b is not None] + ([turns.drained] if turns else [])
         out = self._assembled(once, made, [self._loader(loading)], computing, False, None)
-        return self._said(out, "both warp roles run the program's own loops around the pipeline")
+        about = "both warp roles run the program's own loops around the pipeline"
+        return self._said(with_versions(out, new) if turns else out, about + turns.about if turns else about)
+
+    def _needs_turns(self, new: dict[Buffer, Buffer]) -> bool:
+        """Whether the launch fits in shared memory if rings share bytes with other tiles, and only then."""
+        spans = [Span(new.get(b, b), 0, 0) for b in self._static() if b.scope_name in SHARED]
+        limit, pairs = self.cx.target.limits.shared_per_block - BARRIER_BYTES, self.launch.plan.disjoint
+        both = with_versions(self.launch, new).plan.disjoint
+        return place(spans, [p for p in pairs if not new.keys() & p]) > limit >= place(spans, both)
 
     def _loader(self, loading: list[Stmt]) -> Stmt:
         """Statements run by one thread of the producer warp group."""

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, If, Launch, Stmt, Store, Var, binary, cast, const, dtype,
-                         free_vars, load, seq, with_options, VARIABLE)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, If, Launch, Stmt, Store, Var, binary, cast, const,
+                         convert, dtype, free_vars, load, seq, with_options, VARIABLE)
 from tilelang.ops.tma import tma_bytes
 
 from .persistent import Tiles
 from ..analysis.statements import do
+from .outer_loops import Counted
 from .rings import GROUP, WarpRoleLoop, barriers
 
 
@@ -42,6 +43,31 @@ class Steps:
         self.begin = [Alloc(count), Store(count, zero, const(0, "int32"))]
         self.bind.append(Bind(base, load(count, zero)))
         self.advance = [Store(count, zero, (load(count, zero) + made) % period)]
+
+
+class Turns:
+    """Orders the loads of a pipelined loop behind what the consumers did before it, where tiles that are used around the loop
+    share bytes with its rings.
+
+    Each warp of the consumers arrives at `drained` in front of the loop, and the producer waits for that before it loads:
+    it does not prefetch beyond the loop.  Runs of the loop without iterations are no turns.
+
+    count: of the producer's turns.  awaited, ready: the statements of the producer and of the consumers.
+    """
+
+    about = "; the loads wait for the consumers to reach the loop: other tiles use the bytes of the stages"
+
+    def __init__(self, r: WarpRoleLoop) -> None:
+        extent = convert(r.loop.extent)
+        self.drained = barriers("drained", (r.groups * 4,))
+        self.count = Counted(binary("min", extent, const(1, extent.dtype)), 1)
+        at, turn = AddressOf(self.drained, (const(0),)), self.count.base
+        assert turn is not None
+        self.awaited: list[Stmt] = [do("mbarrier_wait", at, cast(turn, "uint32"))]
+        self.ready: list[Stmt] = [do("fence_proxy_async"), do("sync_warp"), If(r.leader(), do("mbarrier_arrive", at))]
+        if not isinstance(extent, Const) or extent.value <= 0:
+            some = binary("gt", extent, const(0, extent.dtype))
+            self.awaited, self.ready = [If(some, seq(*self.awaited))], [If(some, seq(*self.ready))]
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, For, Func, If, Launch, Seq, Stmt, Store, Var, inner,
+from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, For, Func, If, Launch, Seq, Stmt, Store, Var, While, inner,
                          rewrite_launches, walk, with_options, SHARED)
 from tilelang.target.warp_groups import warps_of
 
@@ -21,21 +21,23 @@ def reuse_shared_memory(func: Func, cx: PassContext) -> Func:
     Before:  loop over K_s; O_s[...] = acc; copy O_s -> O         After:  the same, reuse = ((K_s, O_s), ...)
     Every access to a comes before every access to b, in each warp role too.  b belongs to one warp role or to all threads,
     and that warp role accesses a as well, so that it has waited for what others write there.  place_sync then puts a barrier
-    between the last access to a and the first access to b; verify_sync checks the bytes of the final program.
-    Keeps: launches that fit.  Nothing is reused between iterations of a loop.
+    between the last access to a and the first access to b; verify_sync checks the bytes of the final program.  In a loop this
+    is so within an iteration, and `disjoint` (disjoint_tiles.py) tells that no value outlives the iteration.
+    Keeps: launches that fit.
     """
     limit = getattr(cx.target, "max_shared_bytes", None)
     off = cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE) or cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC)
 
     def chosen(launch: Launch) -> Launch:
+        done = with_options(launch, disjoint=None) if launch.plan.disjoint else launch
         if limit is None or off or not all(b.is_static for b in shared_buffers(launch)) or planned_bytes(launch, cx) <= limit:
-            return launch
+            return done
         order = _Order(launch)
         spans = spans_of(launch)
         pairs = {(a.buffer, b.buffer) for a in spans for b in spans if order.frees(a.buffer, b.buffer)}
         if not pairs or place(spans, pairs) > limit:
-            return launch
-        return with_options(launch, reuse=tuple((a.buffer, b.buffer) for a in spans for b in spans
+            return done
+        return with_options(done, reuse=tuple((a.buffer, b.buffer) for a in spans for b in spans
                                                 if (a.buffer, b.buffer) in pairs and a.meets(b)))
 
     return rewrite_launches(func, chosen)
@@ -46,6 +48,7 @@ class _Order:
 
     def __init__(self, launch: Launch) -> None:
         self.body, self.divergence = launch.body, Divergence(launch)
+        self.disjoint = {frozenset((a.data, b.data)) for a, b in launch.plan.disjoint}
         # Storage whose address is stored in memory, or that other blocks of the cluster access: when it is used is not known.
         self.unknown = {x.buffer.data for n in walk(launch.body, Store, Call) if isinstance(n, Store) or n.op in _REMOTE
                         for x in walk(n, AddressOf)}
@@ -84,7 +87,10 @@ class _Order:
             if warps_of(s.cond) is None:
                 return not self.divergence.divergent(s.cond) and all(self.before(x, a, b) for x in ways)
             return len(ways) == 1 and a in self.touched(ways[0]) and self.before(ways[0], a, b)
-        return isinstance(s, For) and isinstance(s.extent, Const) and s.extent.value == 1 and self.before(s.body, a, b)
+        if not isinstance(s, (For, While)) or {a, b} & {e.storage for e in own_effects(s)}:
+            return False
+        once = isinstance(s, For) and isinstance(s.extent, Const) and s.extent.value == 1
+        return (once or frozenset((a, b)) in self.disjoint) and self.before(s.body, a, b)
 
 
 _REMOTE = ("bulk_copy_cluster", "cluster_load", "cluster_store", "mbarrier_arrive_remote", "mbarrier_complete_remote")

@@ -1,0 +1,73 @@
+"""Finds shared tiles that never hold a value at the same time, for launches that may not fit in shared memory otherwise."""
+
+from __future__ import annotations
+
+from tilelang.ir import (Alloc, Buffer, Call, Evaluate, For, Func, Launch, Parallel, Stmt, TileOp, Var, inner, rewrite_launches,
+                         walk, with_options, SHARED)
+
+from ..analysis.effects import effects, own_effects
+from ..analysis.liveness import Liveness
+from ..analysis.pipeline_loops import wanted_stages
+from ..framework.config import PassConfigKey
+from ..framework.pass_ import TILE, PassContext, pass_
+
+
+@pass_(needs=TILE)
+def disjoint_tiles(func: Func, cx: PassContext) -> Func:
+    """Give a Launch `disjoint`: pairs of shared buffers with disjoint live ranges, in all iterations of the loops around them.
+
+    for t in …:                                 # disjoint = ((A_s, C_s), …): C_s is written before it is read,
+        for k in T.Pipelined(…): … A_s …        # and an iteration of t reads nothing of A_s that an earlier one left
+        copy(c, C_s); copy(C_s, C)
+
+    Threads are not known later to write a whole buffer, hence the pass stands in front of lowering.  Passes that give buffers
+    versions add the pairs of these (rings).  Skipped: launches that surely fit, and those with warp roles or asynchronous
+    copies of the program's own, whose order is that of its barriers.
+    """
+    limit = getattr(cx.target, "max_shared_bytes", None)
+    off = limit is None or cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE)
+
+    def found(launch: Launch) -> Launch:
+        tiles = [s.buffer for s in walk(launch.body, Alloc) if s.buffer.scope_name in SHARED and s.buffer.is_static]
+        wanted = [wanted_stages(s) for s in walk(launch.body, For)]
+        most = max((n if isinstance(n, int) else max(n[1]) + 1 for n in wanted), default=1)
+        if off or sum(b.size * b.dtype.bytes for b in tiles) * max(most, 1) <= int(limit or 0) or launch.plan.by_hand or any(
+                x.op == "in_warp_groups" for x in walk(launch.body, Call)):
+            return launch
+        ranges = {b: _Range(b.data, launch.body) for b in tiles}
+        pairs = tuple((a, b) for k, a in enumerate(tiles) for b in tiles[k + 1:]
+                      if a.data is not b.data and not ranges[a].meets(ranges[b]))
+        return with_options(launch, disjoint=pairs)
+
+    return rewrite_launches(func, found)
+
+
+class _Range:
+    """Where a storage is accessed, and where its value may be read later."""
+
+    def __init__(self, storage: Var, body: Stmt) -> None:
+        self.used: set[int] = set()
+        self.live: set[int] = set()
+        after = Liveness(storage, body)
+        stack = [body]
+        while stack:
+            s = stack.pop()
+            leaf = isinstance(s, (Parallel, TileOp, Evaluate))
+            if any(e.storage is storage for e in (effects(s) if leaf else own_effects(s))):
+                self.used.add(id(s))
+            if after.after(s):
+                self.live.add(id(s))
+            stack += () if leaf else inner(s)
+
+    def meets(self, other: _Range) -> bool:
+        """Whether one is used where the other holds a value, or is used too."""
+        return bool(self.used & (other.used | other.live) or other.used & self.live)
+
+
+def with_versions(launch: Launch, versions: dict[Buffer, Buffer]) -> Launch:
+    """The launch, where the versions of a tile are disjoint from what the tile is disjoint from."""
+    more = tuple((versions.get(a, a), versions.get(b, b)) for a, b in launch.plan.disjoint)
+    return with_options(launch, disjoint=tuple(dict.fromkeys((*launch.plan.disjoint, *more)))) if more else launch
+
+
+__all__ = ["disjoint_tiles", "with_versions"]
