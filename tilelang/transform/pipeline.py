@@ -41,7 +41,7 @@ from .lower.defer_reductions import defer_reductions
 from .schedule.insert_pdl import insert_pdl
 from .registers.overlap_epilogue import overlap_epilogue
 from .lower.device_program import DeviceKernel, LoweredProgram, split_host
-from .memory.disjoint_tiles import disjoint_tiles
+from .schedule.disjoint_tiles import disjoint_tiles
 from .memory.flatten import flatten
 from .legalize.drop_assumptions import drop_assumptions
 from .legalize.branches_to_warp_roles import branches_to_warp_roles

@@ -5,6 +5,9 @@
     elif t >= 128 and t < 384: C              if in_warp_groups(12, 1, size=32): L     # a warp
     elif t < 416: L
 
+    for w in T.unroll(4):                     if in_warp_groups(0, 1, size=32): S with w = 0
+        if t // 32 == w: S              ->    …
+
 Only branches that hold tile operations, parallel loops or waits are changed; others stay code of single threads.
 """
 
@@ -13,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (EMPTY, Bind, Binary, Call, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, TileOp, While,
-                         replace, rewrite, seq, walk, PRIVATE)
+from tilelang.ir import (EMPTY, Bind, Binary, Break, Call, Const, Continue, Expr, For, Func, If, Launch, Load, Parallel, Seq,
+                         Stmt, TileOp, While, const, free_vars, replace, rewrite, seq, stmts_of, substitute, walk, PRIVATE)
 from tilelang.target.warp_groups import GROUP, PER_GROUP, WARP_LANES, in_some_warps, runs, warps_of
 from tilelang.ops import Copy
 
 from ..analysis.divergence import Divergence
+from ..analysis.statements import rename
 from ..analysis.warp_sets import WarpSets
 from ..check.check_hopper import WAITS
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -57,12 +61,25 @@ class _Branches:
             case Seq():
                 new = [self.stmt(x) for x in s.stmts]
                 return s if all(a is b for a, b in zip(new, s.stmts)) else seq(*new, span=s.span)
+            case For() if self.by_warp(s):
+                first, count = int(s.start.value), int(s.extent.value)  # type: ignore[attr-defined]
+                copies = (substitute(s.body, {s.var: const(first + k, s.var.dtype)}) for k in range(count))
+                return self.stmt(seq(*(seq(*rename(list(stmts_of(x))), span=x.span) for x in copies), span=s.span))
             case For() | While():
                 body = self.stmt(s.body)
                 return s if body is s.body else replace(s, body=body)
             case If():
                 return self.branch(s)
         return s
+
+    def by_warp(self, s: For) -> bool:
+        """Whether a loop gives each warp an iteration: its variable and the thread number decide who does tile operations."""
+        if s.kind not in ("serial", "unroll") or not isinstance(s.start, Const) or not isinstance(s.extent, Const) or \
+                not 0 < s.extent.value <= len(self.all) or any(walk(s.body, Break, Continue)):
+            return False
+        names = {x.var: x.value for x in walk(s.body, Bind)}
+        return any(_tiles(x) and s.var in free_vars(cond := substitute(x.cond, names)) and self.sets.follows(cond)
+                   for x in walk(s.body, If))
 
     def branch(self, s: If) -> Stmt:
         taken = self.sets.taken(s.cond, self.here)

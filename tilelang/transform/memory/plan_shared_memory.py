@@ -8,10 +8,10 @@ from typing import Any
 from tilelang.errors import error, register
 from tilelang.ir import (Alloc, Buffer, Call, Evaluate, Func, Launch, Seq, Stmt, Var, call, replace, rewrite_launches, seq,
                          statements, stmts_of, walk, with_options, BARRIER, SHARED)
-from tilelang.ir.record import state
 
 from ..framework.config import PassConfigKey
 from ..analysis.effects import effects
+from ..analysis.shared_spans import Span, place
 from ..framework.pass_ import DEVICE, SYNCED, PassContext, pass_
 from ..analysis.statements import barrier, barrier_in
 
@@ -19,25 +19,6 @@ register("shared-memory", ValueError, "the shared buffers of a kernel exceed wha
          expected="what a block of the target has")
 
 PROXY_CALLS = frozenset(("wgmma_descriptor", "tma_load", "tma_store", "tma_reduce_add", "bulk_load", "bulk_store"))
-ALIGN = 128  # bytes: one row of the 32 banks, at whose multiples swizzle patterns start
-
-
-@state
-class Span:
-    """A buffer with its live range: positions of the first and last statement of the block's body that touch it."""
-
-    buffer: Buffer
-    first: int
-    last: int
-    offset: int = 0
-
-    @property
-    def bytes(self) -> int:
-        return self.buffer.size * self.buffer.dtype.bytes
-
-    def meets(self, other: Span) -> bool:
-        """Whether the places of two buffers have bytes in common."""
-        return other.offset < self.offset + self.bytes and self.offset < other.offset + other.bytes
 
 
 @pass_(needs=SYNCED, gives=DEVICE)
@@ -136,23 +117,6 @@ def _disjoint(spans: list[Span], reuse: bool) -> Collection[tuple[Buffer, Buffer
     return {(a.buffer, b.buffer) for a in spans for b in spans if a.last < b.first} if reuse else ()
 
 
-def place(spans: list[Span], pairs: Collection[tuple[Buffer, Buffer]]) -> int:
-    """Place by first fit, largest buffer first; returns the bytes needed.  pairs: buffers that may share bytes."""
-    done: list[Span] = []
-    for s in sorted(spans, key=lambda s: (-s.bytes, s.first)):
-        align = max(ALIGN, s.buffer.facts.align)
-        busy = sorted((d.offset, d.offset + d.bytes) for d in done
-                      if (d.buffer, s.buffer) not in pairs and (s.buffer, d.buffer) not in pairs)
-        at = 0
-        for low, high in busy:
-            if at + s.bytes <= low:
-                break
-            at = max(at, -(-high // align) * align)
-        s.offset = at
-        done.append(s)
-    return max((s.offset + s.bytes for s in spans), default=0)
-
-
 def _separated(body: list[Stmt], spans: list[Span], span: Any) -> Stmt:
     """The body with a barrier before the first use of a buffer that reuses another's space, where none is in between."""
     starts: set[int] = set()
@@ -175,4 +139,4 @@ def _separated(body: list[Stmt], spans: list[Span], span: Any) -> Stmt:
     return seq(*out, span=span)
 
 
-__all__ = ["Span", "place", "plan_shared_memory", "planned_bytes", "shared_buffers", "spans_of"]
+__all__ = ["plan_shared_memory", "planned_bytes", "shared_buffers", "spans_of"]

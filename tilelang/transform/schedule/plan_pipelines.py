@@ -17,7 +17,7 @@ from ..analysis.effects import effects, orders
 from ..legalize.hopper_features import no_warp_roles
 from ..analysis.liveness import Liveness, has_views, live_into
 from ..framework.pass_ import TILE, PassContext, pass_
-from ..memory.disjoint_tiles import with_versions
+from .disjoint_tiles import with_versions
 from .pipeline_emit import Plan, emit
 from ..analysis.pipeline_loops import check_flow, is_pipelined, scheduled_lists, wanted_stages
 from ..analysis.pipeline_schedule import Body, Item, stage_span, loop_items, violations

@@ -52,9 +52,9 @@ from .rings import GROUP, SLOW_STAGES, Ring, WarpRoleLoop, asked_registers, barr
 from ..analysis.pipeline_schedule import Body, loop_items
 from .prefetch_scales import prefetch_scales
 from ..layout.tf32_tiles import tf32_tiles
-from ..memory.disjoint_tiles import with_versions
-from ..memory.plan_shared_memory import Span, place
-from .tile_ring_state import Steps, Turns, WholeTile
+from ..analysis.shared_spans import Span, place
+from .disjoint_tiles import with_versions
+from .tile_ring_state import Steps, Handover, WholeTile
 from .overlap_next_tile import overlapped_tiles
 
 BARRIER_BYTES = 1024  # upper bound for the barriers of all rings
@@ -191,21 +191,21 @@ class _WarpRoles:
                                self.cx, steps.base, True, {})
         new = {b: v for r in self.rings for b, v in r.buffers.items()}
         loads = producer(self.shared, [], self._pure(), self.tf32)
-        turns = Turns(self.shared) if self._needs_turns(new) else None
-        loads, ready = ([*turns.awaited, *loads], turns.ready) if turns else (loads, [])
-        begin, bind, advance = ([x for s in (steps, *((turns.count,) if turns else ())) for x in part(s)]
+        handover = Handover(self.shared) if self._hands_over(new) else None
+        loads, ready = ([*handover.awaited, *loads], handover.ready) if handover else (loads, [])
+        begin, bind, advance = ([x for s in (steps, *((handover.count,) if handover else ())) for x in part(s)]
                                 for part in (attrgetter("begin"), attrgetter("bind"), attrgetter("advance")))
         loading = rename([*begin, *around.loading([*bind, *loads, *advance])])
         computing = [*steps.begin, *around.computing([*steps.bind, *ready, *consumer(self.shared), *steps.advance])]
         used = {e.storage for s in computing for e in effects(s)}
         once: list[Stmt] = [Alloc(b) for b in around.allocs if b not in new or b.data in used]
         once += [Alloc(v) for v in new.values()]
-        made = [b for r in self.rings for b in (r.full, r.empty) if b is not None] + ([turns.drained] if turns else [])
+        made = [b for r in self.rings for b in (r.full, r.empty) if b is not None] + ([handover.drained] if handover else [])
         out = self._assembled(once, made, [self._loader(loading)], computing, False, None)
         about = "both warp roles run the program's own loops around the pipeline"
-        return self._said(with_versions(out, new) if turns else out, about + turns.about if turns else about)
+        return self._said(with_versions(out, new) if handover else out, about + handover.about if handover else about)
 
-    def _needs_turns(self, new: dict[Buffer, Buffer]) -> bool:
+    def _hands_over(self, new: dict[Buffer, Buffer]) -> bool:
         """Whether the launch fits in shared memory if rings share bytes with other tiles, and only then."""
         spans = [Span(new.get(b, b), 0, 0) for b in self._static() if b.scope_name in SHARED]
         limit, pairs = self.cx.target.limits.shared_per_block - BARRIER_BYTES, self.launch.plan.disjoint

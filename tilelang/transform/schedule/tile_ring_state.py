@@ -45,14 +45,14 @@ class Steps:
         self.advance = [Store(count, zero, (load(count, zero) + made) % period)]
 
 
-class Turns:
+class Handover:
     """Orders the loads of a pipelined loop behind what the consumers did before it, where tiles that are used around the loop
     share bytes with its rings.
 
     Each warp of the consumers arrives at `drained` in front of the loop, and the producer waits for that before it loads:
-    it does not prefetch beyond the loop.  Runs of the loop without iterations are no turns.
+    it does not prefetch beyond the loop.  Runs of the loop without iterations do not count.
 
-    count: of the producer's turns.  awaited, ready: the statements of the producer and of the consumers.
+    count: of the loop's runs, by the producer.  awaited, ready: the statements of the producer and of the consumers.
     """
 
     about = "; the loads wait for the consumers to reach the loop: other tiles use the bytes of the stages"
@@ -61,9 +61,9 @@ class Turns:
         extent = convert(r.loop.extent)
         self.drained = barriers("drained", (r.groups * 4,))
         self.count = Counted(binary("min", extent, const(1, extent.dtype)), 1)
-        at, turn = AddressOf(self.drained, (const(0),)), self.count.base
-        assert turn is not None
-        self.awaited: list[Stmt] = [do("mbarrier_wait", at, cast(turn, "uint32"))]
+        at, number = AddressOf(self.drained, (const(0),)), self.count.base
+        assert number is not None
+        self.awaited: list[Stmt] = [do("mbarrier_wait", at, cast(number, "uint32"))]
         self.ready: list[Stmt] = [do("fence_proxy_async"), do("sync_warp"), If(r.leader(), do("mbarrier_arrive", at))]
         if not isinstance(extent, Const) or extent.value <= 0:
             some = binary("gt", extent, const(0, extent.dtype))

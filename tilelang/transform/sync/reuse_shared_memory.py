@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, For, Func, If, Launch, Seq, Stmt, Store, Var, While, inner,
-                         rewrite_launches, walk, with_options, SHARED)
+from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, For, Func, If, Launch, Seq, Stmt, Store, Var, While,
+                         call, inner, replace, rewrite_launches, rewrite_stmts, seq, walk, with_options, SHARED)
 from tilelang.target.warp_groups import warps_of
 
 from ..analysis.divergence import Divergence
 from ..analysis.effects import effects, own_effects
+from ..analysis.shared_spans import place
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import THREADS_BOUND, PassContext, pass_
-from ..memory.plan_shared_memory import place, planned_bytes, shared_buffers, spans_of
+from ..memory.plan_shared_memory import planned_bytes, shared_buffers, spans_of
 from .warp_role_sync import has_warp_roles
 
 
@@ -37,6 +38,8 @@ def reuse_shared_memory(func: Func, cx: PassContext) -> Func:
         pairs = {(a.buffer, b.buffer) for a in spans for b in spans if order.frees(a.buffer, b.buffer)}
         if not pairs or place(spans, pairs) > limit:
             return done
+        if order.looped:
+            done = replace(done, body=rewrite_stmts(done.body, _read_at_once))
         return with_options(done, reuse=tuple((a.buffer, b.buffer) for a in spans for b in spans
                                                 if (a.buffer, b.buffer) in pairs and a.meets(b)))
 
@@ -57,6 +60,7 @@ class _Order:
             self.named[n.var] = frozenset(x.buffer.data for x in walk(n.value, AddressOf)).union(
                 *(self.named.get(v, ()) for v in walk(n.value, Var)))
         self.known: dict[int, frozenset[Var]] = {}
+        self.looped = False  # whether `disjoint` was needed
 
     def frees(self, a: Buffer, b: Buffer) -> bool:
         """Whether b may be in bytes of a."""
@@ -90,7 +94,17 @@ class _Order:
         if not isinstance(s, (For, While)) or {a, b} & {e.storage for e in own_effects(s)}:
             return False
         once = isinstance(s, For) and isinstance(s.extent, Const) and s.extent.value == 1
-        return (once or frozenset((a, b)) in self.disjoint) and self.before(s.body, a, b)
+        if not (once or frozenset((a, b)) in self.disjoint) or not self.before(s.body, a, b):
+            return False
+        self.looped |= not once
+        return True
+
+
+def _read_at_once(s: Stmt) -> Stmt | None:
+    """A group of TMA stores with the wait until it has read shared memory: the next iteration writes other buffers there."""
+    if not isinstance(s, Evaluate) or s.call.op != "bulk_commit":
+        return None
+    return seq(s, Evaluate(call("bulk_wait", (), "void", n=0, read=True), span=s.span), span=s.span)
 
 
 _REMOTE = ("bulk_copy_cluster", "cluster_load", "cluster_store", "mbarrier_arrive_remote", "mbarrier_complete_remote")
