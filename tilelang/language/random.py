@@ -77,9 +77,9 @@ def rng_init(seed: Any, seq: Any = None, off: Any = 0, generator: str = "curandS
 
     Iterations of a T.Parallel that draw without a T.rng_init of their own have a generator each, which depends on nothing
     but seed, seq and off with all thread indices 0 (default of seq: the block's index in the grid, x fastest), on how many
-    executions of such loops came before in the block, and on the number of the iteration, the last loop variable fastest.
+    such loops the block has run before (each run counts), and on the number of the iteration, the last loop variable fastest.
     Call that number l, and k the first two words (the low one first) of Philox4x32-10 with key `seed` and the counter whose
-    lower half is off + the executions before, upper half seq.  The iteration draws from T.rng_init(k, l) of Philox; for the
+    lower half is off + the loops before, upper half seq.  The iteration draws from T.rng_init(k, l) of Philox; for the
     other generators from T.rng_init(h), h being those words of key k and the counter with upper half l, lower half 0.
 
     Example:
