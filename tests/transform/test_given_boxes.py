@@ -212,6 +212,51 @@ def test_wgmma_gemm_of_a_tile_with_any_layout_was_refused(layout, transposed, ta
             assert ("multiplies a copy of" in str(kernel.report())) is (layout not in ("xor", "blocks of rows"))
 
 
+@pytest.mark.parametrize("target, backend", EXECUTIONS[:2])
+@pytest.mark.parametrize("layout", ORDERS)
+def test_atomic_addition_by_tma_of_other_layouts_was_refused(layout, target, backend):
+    @T.prim_func
+    def main(A: T.Tensor((100, 72), "float32"), O: T.Tensor((100, 72), "float32")):
+        with T.Kernel(2, 2, threads=128) as (bx, by):
+            s = T.alloc_shared((64, 64), "float32")
+            T.annotate_layout({s: ORDERS[layout](s)})
+            T.copy(A[by * 64, bx * 64], s)
+            T.atomic_add(O[by * 64, bx * 64], s, use_tma=True)
+
+    a = np.random.default_rng(0).random((100, 72), np.float32)
+    out = a.copy()
+    tilelang.compile(main, target=target, execution_backend=backend)(a, out)
+    assert np.array_equal(out, a + a)
+
+
+@pytest.mark.parametrize("execution", ["simulator", "tile"])
+@pytest.mark.parametrize("given", ["source", "destination", "both"])
+@pytest.mark.parametrize("layout", ["linear", "padded", "columns", "blocks", "odd"])
+def test_copies_to_another_block_took_the_rows_of_a_given_layout_for_contiguous(layout, given, execution):
+    @T.prim_func
+    def main(A: T.Tensor((128, 64), "float16"), O: T.Tensor((128, 64), "float16")):
+        with T.ClusterKernel(2, cluster_dims=(2, 1, 1), threads=128) as b:
+            s = T.alloc_shared((64, 64), "float16")
+            d = T.alloc_shared((64, 64), "float16")
+            T.annotate_layout({x: ORDERS[layout](x) for x, name in ((s, "source"), (d, "destination"))
+                               if given in (name, "both")})
+            bar = T.alloc_barrier(1)
+            T.copy(A[b * 64, 0], s)
+            T.fence_proxy_async()
+            if T.get_thread_binding() == 0:
+                T.mbarrier_expect_tx(bar, 64 * 64 * 2)
+                T.mbarrier_arrive(bar)
+            T.cluster_sync()
+            T.copy_cluster(s, d, dst_block=1 - T.block_rank_in_cluster(), remote_barrier=bar)
+            T.mbarrier_wait_parity(bar, 0)
+            T.copy(d, O[b * 64, 0])
+
+    a = integers(128, 64)
+    out = np.zeros_like(a)
+    tilelang.compile(main, target=SM90A, execution_backend=execution)(a, out)
+    assert np.array_equal(out, np.roll(a, 64, 0))
+
+
 @pytest.mark.parametrize("prim", [carried("padded", 100, 136, 2, True), carried("core matrices", 100, 136, 2, False),
                                   by_wgmma("columns", "padded", 64, 64, 128, False, True, 1)])
 def test_copies_and_products_of_other_layouts_assemble(prim):

@@ -15,7 +15,7 @@ from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Buffer, Evaluate, Expr, For, If, Region, Stmt, binary, call, const, convert, fresh,
                          is_const, load, replace, seq, SHARED)
 
-from tilelang.layout import boxes_of
+from tilelang.layout import boxes_of, linear_layout
 from tilelang.target.tensor_map import unsupported
 
 from .plans import CopyPlan
@@ -191,7 +191,7 @@ def _unsupported(op: Any) -> str:
 def lower_tma_copy(op: Any, cx: Any) -> Stmt:
     """The per-thread statements of the copy."""
     if op.plan.dst_block is not None:
-        return _leader(op, cx, _bulk(op, cx)) if _in_rows(op) else _stores(op, cx)
+        return _leader(op, cx, _bulk(op, cx)) if _in_rows(op, cx) else _stores(op, cx)
     if op.dst.buffer.scope_name not in SHARED:
         return _leader(op, cx, _boxes(op)(op, cx) if is_row(op) or _is_slice(op) else store_tile(cx, op.src, op.dst, op))
     barrier, index = op.plan.barrier
@@ -249,8 +249,11 @@ def _bulk_unsupported(op: Any) -> str:
     return ""
 
 
-def _in_rows(op: Any) -> int:
-    """Elements of the contiguous parts that bulk copies move; 0 where these are no multiples of 16 bytes."""
+def _in_rows(op: Any, cx: Any) -> int:
+    """Elements of the contiguous parts that bulk copies move; 0 where these are no multiples of 16 bytes, or the user gave a
+    tile another layout."""
+    if any(cx.layout_of(b) != linear_layout(tuple(b.shape)) for b in (op.src.buffer, op.dst.buffer) if b.is_static):
+        return 0
     n = math.gcd(_run(op.src), _run(op.dst))
     starts = (sum(m * w for m, w in zip(r.mins, r.buffer.strides)) for r in (op.src, op.dst))
     whole = n * op.src.dtype.bits % 128 == 0
@@ -293,7 +296,7 @@ def _run(r: Region) -> int:
 
 
 def _bulk(op: Any, cx: Any) -> Stmt:
-    s, d, n = op.src, op.dst, _in_rows(op)
+    s, d, n = op.src, op.dst, _in_rows(op, cx)
     barrier, index = op.plan.barrier
     bar, rank = AddressOf(barrier, (cx.expr(convert(index)),)), cx.expr(op.plan.dst_block)
     count = 1

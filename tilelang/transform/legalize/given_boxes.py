@@ -7,7 +7,7 @@ from tilelang.ir import (Alloc, Buffer, Func, Launch, Region, Stmt, const, conve
                          stmts_of, substitute, walk, with_options, SHARED)
 from tilelang.layout import Layout, box_width, linear_layout, swizzled_box_layout
 from tilelang.layout.swizzled_boxes import WIDTHS
-from tilelang.ops import Copy, Gemm
+from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.plans import CopyPlan
 from tilelang.ops.tma_copy import is_row
 from tilelang.ops.tma_store import copied_tile
@@ -69,10 +69,11 @@ def _sliced(launch: Launch) -> dict[Buffer, int]:
 
 
 def _by_threads(launch: Launch) -> Launch:
-    """The launch with T.tma_copy and T.wgmma_gemm of tiles whose layouts have no boxes done through threads."""
+    """The launch with what names TMA or wgmma done through threads for tiles whose layouts have no boxes."""
     given = {b: layout for b, layout in launch.plan.layouts if b.scope_name in SHARED}
     staged: list[Stmt] = []
     notes: dict[str, None] = {}
+    why = "its layout is not made of swizzle atoms"
 
     def boxes(region: Region) -> tuple[Region, tuple[Stmt, ...]]:
         """(an operand of wgmma in boxes, the statements that copy it there)."""
@@ -83,27 +84,33 @@ def _by_threads(launch: Launch) -> Launch:
         tile = Buffer(f"{b.name}_boxes", shape, b.dtype, b.scope_name, span=b.span)
         whole = Region(tile, (const(0), const(0)), shape, span=region.span)
         staged.append(Alloc(tile, span=b.span))
-        notes[f"T.wgmma_gemm multiplies a copy of `{b.name}`, whose layout is not made of swizzle atoms"] = None
+        notes[f"T.wgmma_gemm multiplies a copy of `{b.name}`: {why}"] = None
         return whole, (Copy(region, whole, plan=CopyPlan(disable_tma=True, prefer_instruction="sync"), span=region.span),)
 
-    def changed(x: Copy | Gemm) -> Stmt | None:
+    def changed(x: Copy | Gemm | AtomicTile) -> Stmt | None:
+        if isinstance(x, AtomicTile):
+            if not isinstance(x.value, Region) or not x.plan.use_tma or x.value.buffer not in given or \
+                    x.value.buffer.facts.box_width != 0:
+                return None
+            notes[f"T.atomic_{x.kind} of `{x.value.buffer.name}` is done by threads: {why}"] = None
+            return with_options(x, use_tma=False)  # type: ignore[no-any-return]
         if isinstance(x, Gemm):
             if x.plan.wait != -1:
                 return None
-            (a, copy_a), (b, copy_b) = boxes(x.a), boxes(x.b)
-            copies = (*copy_a, *copy_b)  # an earlier wgmma may still read the copies
-            return seq(do("wgmma_wait", n=0), *copies, replace(x, a=a, b=b), span=x.span) if copies else None
+            (left, copy_left), (right, copy_right) = boxes(x.a), boxes(x.b)
+            copies = (*copy_left, *copy_right)  # an earlier wgmma may still read the copies
+            return seq(do("wgmma_wait", n=0), *copies, replace(x, a=left, b=right), span=x.span) if copies else None
         if not x.plan.by_hand or x.plan.cluster_mask is not None or x.plan.leader_scope is not None:
             return None
         b = copied_tile(x).buffer
         layout = given.get(b)
         if layout is None or (layout == linear_layout(tuple(b.shape)) if is_row(x) else b.facts.box_width != 0):
             return None
-        notes[f"T.tma_copy of `{b.name}` is done by threads: its layout is not made of swizzle atoms"] = None
+        notes[f"T.tma_copy of `{b.name}` is done by threads: {why}"] = None
         plan = CopyPlan(disable_tma=True, prefer_instruction="sync", eviction_policy=x.plan.eviction_policy)
         return seq(do("sync_threads"), replace(x, plan=plan), do("sync_threads"), span=x.span)
 
-    body = rewrite(launch.body, changed, Copy, Gemm)
+    body = rewrite(launch.body, changed, Copy, Gemm, AtomicTile)
     if body is launch.body:
         return launch
     launch = replace(launch, body=seq(*staged, *stmts_of(body), span=launch.body.span))
