@@ -162,7 +162,7 @@ class Jumping(Generator):
         """product = left * base modulo the polynomial."""
         raise NotImplementedError
 
-    def jump(self, b: Builder, counts: tuple[tuple[Var, tuple[int, ...]], ...], modulus: Any = None) -> None:
+    def jump(self, b: Builder, counts: tuple[tuple[Expr, tuple[int, ...]], ...], modulus: Any = None) -> None:
         """power = the product of polynomials ** counts (uint64), by squaring.  A loop contains the only multiplication."""
         power, base, left, product, n = (self.state[k] for k in ("power", "base", "left", "product", "n"))
         size, dt = int(power.shape[0]), power.dtype
