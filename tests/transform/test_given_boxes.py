@@ -257,6 +257,42 @@ def test_copies_to_another_block_took_the_rows_of_a_given_layout_for_contiguous(
     assert np.array_equal(out, np.roll(a, 64, 0))
 
 
+@pytest.mark.parametrize("target, backend", EXECUTIONS)
+@pytest.mark.parametrize("stages", range(1, 5))
+@pytest.mark.parametrize("layout", ["padded", "columns", "core matrices", "xor"])
+def test_warp_roles_fill_and_multiply_tiles_of_any_layout(layout, stages, target, backend):
+    @T.prim_func
+    def main(A: T.Tensor((100, 136), "float16"), B: T.Tensor((60, 136), "float16"), O: T.Tensor((100, 60), "float32")):
+        with T.Kernel(1, threads=384):
+            a = T.alloc_shared((stages, 128, 64), "float16")
+            b = T.alloc_shared((stages, 64, 64), "float16")
+            c = T.alloc_fragment((128, 64), "float32")
+            one = T.alloc_shared((64, 64), "float16")
+            T.annotate_layout({b: ORDERS[layout](one).expand((stages,))})
+            full, empty = T.alloc_barrier([128] * stages), T.alloc_barrier([256] * stages)
+            with T.ws(2):
+                for k in T.serial(3):
+                    T.mbarrier_wait_parity(empty[k % stages], (k // stages) % 2 ^ 1)
+                    T.tma_copy(A[0:128, k * 64:k * 64 + 64], a[k % stages, :, :], barrier=full[k % stages])
+                    T.tma_copy(B[0:64, k * 64:k * 64 + 64], b[k % stages, :, :], barrier=full[k % stages])
+                    T.mbarrier_arrive(full[k % stages])
+            with T.ws(0, 1):
+                T.clear(c)
+                for k in T.serial(3):
+                    T.mbarrier_wait_parity(full[k % stages], (k // stages) % 2)
+                    T.wgmma_gemm(a[k % stages, :, :], b[k % stages, :, :], c, transpose_B=True)
+                    T.wait_wgmma(0)
+                    T.mbarrier_arrive(empty[k % stages])
+                T.copy(c, O[0, 0])
+
+    x, y = integers(100, 136), integers(60, 136)
+    kernel, out = tilelang.compile(main, target=target, execution_backend=backend), np.zeros((100, 60), np.float32)
+    kernel(x, y, out)
+    assert np.array_equal(out, x.astype(np.float32) @ y.astype(np.float32).T)
+    if backend == "simulator":
+        assert "ordered" in str(kernel.sync_report())
+
+
 @pytest.mark.parametrize("prim", [carried("padded", 100, 136, 2, True), carried("core matrices", 100, 136, 2, False),
                                   by_wgmma("columns", "padded", 64, 64, 128, False, True, 1)])
 def test_copies_and_products_of_other_layouts_assemble(prim):
