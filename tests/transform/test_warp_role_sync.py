@@ -1,14 +1,21 @@
 """Roles of warp groups with ordinary tile operations: each role's barriers are its own, the block's stand between."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import tilelang
 import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "names"))
+from everywhere import WITH_HOPPER, everywhere
 
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
 
@@ -332,3 +339,27 @@ def test_each_consumer_stores_its_rows_from_panels_of_its_own():
     args = [rng.integers(-4, 5, s).astype(np.float16) for s in ((128, 64), (64, 64))]
     got = run_device(p, [*args, np.zeros((128, 64), np.float32)]).outputs["C"]
     assert np.array_equal(got, args[0].astype(np.float32) @ args[1].astype(np.float32))
+
+
+@pytest.mark.parametrize("source", ["shared", "global"])
+def test_a_uniform_decision_by_a_float_around_barriers_of_a_warp_role(source):
+    """All threads of the warp role read one element, so all take the branch with its barriers, or none."""
+    @T.prim_func
+    def main(A: T.Tensor((4, 128), "float32"), F: T.Tensor((4,), "float32"), B: T.Tensor((4, 128), "float32")):
+        with T.Kernel(1, threads=256):
+            s, u = T.alloc_shared((128,), "float32"), T.alloc_shared((128,), "float32")
+            with T.ws(0):
+                for k in T.serial(4):
+                    T.copy(A[k, :], s)
+                    if (s[0] if source == "shared" else F[k]) > 0.5:
+                        for i in T.Parallel(128):
+                            u[i] = s[127 - i] * 2
+                        for i in T.Parallel(128):
+                            B[k, i] = u[127 - i]
+
+    a, f = np.arange(512, dtype=np.float32).reshape(4, 128), np.array([1, 0, 1, 0], np.float32)
+    a[:, 0] = f
+    want = np.where(f[:, None] > 0.5, a * 2, 0)
+    assert np.array_equal(everywhere(main, a, f, on=WITH_HOPPER)[2], want)
+    for arch in ("sm_80", "sm_90a"):
+        assert "named_barrier" in tilelang.compile(main, target={"kind": "cuda", "arch": arch}).get_kernel_source()
