@@ -177,10 +177,10 @@ def keyword_hint(e: BaseException, signature: inspect.Signature) -> str:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def named_arguments(kind: str, hint: str = "") -> Callable[[F], F]:
+def named_arguments(kind: str, hint: str = "", room: str = "tilelang") -> Callable[[F], F]:
     """Decorator of a public function: arguments that it does not take are an error of the kind at the user's call.
 
-    hint: what to write where no parameter is similar to the one that is given.
+    hint: what to write where no parameter is similar to the one that is given.  room: the module where users find it.
     """
     def wrap(fn: F) -> F:
         signature = inspect.signature(fn)
@@ -188,12 +188,15 @@ def named_arguments(kind: str, hint: str = "") -> Callable[[F], F]:
         @functools.wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                signature.bind(*args, **kwargs)
-            except TypeError as e:
-                names = ", ".join(signature.parameters)
-                raise error(kind, f"tilelang.{fn.__name__}: {e}", expected=f"{fn.__name__}({names})", found=str(e),
-                            hint=keyword_hint(e, signature) or hint or f"see help(tilelang.{fn.__name__})") from None
-            return fn(*args, **kwargs)
+                return fn(*args, **kwargs)
+            except TypeError:
+                try:
+                    signature.bind(*args, **kwargs)
+                except TypeError as e:
+                    names = ", ".join(signature.parameters)
+                    raise error(kind, f"{room}.{fn.__name__}: {e}", expected=f"{fn.__name__}({names})", found=str(e),
+                                hint=keyword_hint(e, signature) or hint or f"see help({room}.{fn.__name__})") from None
+                raise
 
         return call  # type: ignore[return-value]
 

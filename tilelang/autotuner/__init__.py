@@ -9,9 +9,11 @@ from typing import Any
 
 from tilelang.errors import error, named_arguments, register
 from tilelang.jit import JITImpl, JITKernel
+from tilelang.jit.graph_names import named
 from tilelang.jit.keys import freeze, freeze_tensor
 from tilelang.jit.methods import InClasses
 from tilelang.jit.supply import TensorSupplyType
+from tilelang.jit.torch_calls import in_graphs
 from tilelang.log import logger
 from tilelang.runtime.cache import compiler_stamp, digest
 from tilelang.target import Target
@@ -41,6 +43,7 @@ class AutoTuneImpl(InClasses):
         self.early_stop, self.early_stop_factor = early_stop, early_stop_factor
         self.skipped = frozenset(do_not_specialize or ())
         self.results: dict[Any, AutotuneResult] = {}
+        self.graph_name = named(self)
         self.__doc__, self.__module__ = jit_impl.__doc__, jit_impl.__module__
         unknown = sorted(self.skipped - set(jit_impl.signature.parameters))
         if unknown:
@@ -54,6 +57,7 @@ class AutoTuneImpl(InClasses):
     def __repr__(self) -> str:
         return f"<tilelang.autotune {self.jit_impl!r}>"
 
+    @in_graphs
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if kwargs.pop("__return_kernel", False):  # an older way to ask for the kernel
             return self.compile(*args, **kwargs)
@@ -61,6 +65,12 @@ class AutoTuneImpl(InClasses):
         if isinstance(self.jit_impl, MeasuredJIT) and runtime is None:
             return self.result_of(kernel)
         return kernel if runtime is None else kernel(*runtime)
+
+    def chosen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[JITImpl, dict[str, Any]]:
+        """The function without tuning, and the keyword arguments of a call with the best configuration, for tensors without
+        values: candidates are measured on inputs of the tuner's own."""
+        kernel, _ = self._kernel(args, kwargs, measured=False)
+        return self.jit_impl, {**{k: v for k, v in (kernel.config or {}).items() if k != RESERVED}, **kwargs}
 
     @staticmethod
     def result_of(kernel: JITKernel) -> AutotuneResult:
@@ -72,7 +82,9 @@ class AutoTuneImpl(InClasses):
         """Tune for these arguments and return the best kernel."""
         return self._kernel(args, kwargs)[0]
 
-    def _kernel(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[JITKernel, list[Any] | None]:
+    def _kernel(self, args: tuple[Any, ...], kwargs: dict[str, Any],
+                measured: bool = True) -> tuple[JITKernel, list[Any] | None]:
+        """The best kernel, and its inputs in an eager call.  measured: candidates are measured on these inputs."""
         impl = self.jit_impl
         lazy = impl.initialize_jit_mode(*args, **kwargs) == "lazy"
         consts = {} if lazy else {k: v for k, v in kwargs.items() if k not in impl.signature.parameters}
@@ -98,7 +110,7 @@ class AutoTuneImpl(InClasses):
         if result is None:
             result = self.results[key] = tune(
                 configs, lambda config: self._compile(args, kwargs, config), self.profile,
-                inputs=runtime if runtime else None, key=self._disk_key(key, configs), early_stop=self.early_stop,
+                inputs=runtime if runtime and measured else None, key=self._disk_key(key, configs), early_stop=self.early_stop,
                 early_stop_factor=self.early_stop_factor)
             self.results[values, impl.surroundings()] = result  # after tracing, which may have changed them
         assert result.kernel is not None

@@ -6,6 +6,7 @@ import threading
 import time
 import warnings
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,11 @@ class Adapter:
         return self._kernel
 
 
+def _no_attribute(kernel: JITKernel, name: str) -> Any:
+    near = [] if name[:1] == "_" else get_close_matches(name, [n for n in dir(kernel) if n[:1] != "_"], 1)
+    raise AttributeError(f"a kernel has no attribute `{name}`" + (f": did you mean `{near[0]}`?" if near else ""))
+
+
 class JITKernel:
     """A compiled program.  Call it with its inputs in order or by name; it returns its outputs (out_idx, T.empty).  out=: a
     tensor, or a tuple of several, that the results are written to.
@@ -117,6 +123,9 @@ class JITKernel:
         self._into: JITKernel | None = None
         self._entry: Any = None
         self._run: Any = self._first_run
+
+    if not TYPE_CHECKING:
+        __getattr__ = _no_attribute  # type checkers report such names themselves
 
     # ---- calling --------------------------------------------------------------------------------------------------
     @in_graphs

@@ -49,6 +49,9 @@ def call(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         check_operator(owner)
     if is_kernel(owner) or not traced or "out" in kwargs:
         return owner(*args, **kwargs)
+    if hasattr(type(owner), "chosen"):  # a tuned function
+        with torch._subclasses.fake_tensor.unset_fake_temporarily():
+            owner, kwargs = owner.chosen(tuple(args), kwargs)
     op, given = operator_of_call(owner, tuple(args), kwargs)
     return op(*given)
 

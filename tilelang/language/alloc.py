@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilelang.ir import SCOPES, Buffer, Const, Expr, cast, load, DYNAMIC, FRAGMENT, GLOBAL, LOCAL, VARIABLE
+from tilelang.ir import SCOPES, Buffer, Const, Expr, cast, convert, load, DYNAMIC, FRAGMENT, GLOBAL, LOCAL, VARIABLE
 from tilelang.ir import dtype as DType
 
-from .tracing.builder import Builder, current_builder
+from .tracing.builder import Builder, check_constant, current_builder
 from .tracing.state import error
 from .tensor import dtype_of, shape_of
 
@@ -164,7 +164,9 @@ def alloc_var(dtype: Any, *args: Any, init: Any = _NOTHING, scope: str = VARIABL
                     expected="a number or an expression", found=f"the string {init!r}")
     dt = dtype_of(dtype, "T.alloc_var")
     buf = Buffer(b.fresh_name("var"), (1,), dt, VARIABLE, span=b.here())
-    b.allocate(buf, cast(0 if init is _NOTHING or init is None else init, dt))
+    first = convert(0 if init is _NOTHING or init is None else init)
+    check_constant(first, dt)
+    b.allocate(buf, cast(first, dt))
     handle = load(buf, (Const(0, DType("int32")),))
     b.handles[id(handle)] = handle
     return handle

@@ -44,6 +44,7 @@ KEYS: dict[type[Options] | None, tuple[str, ...]] = {
     LoopPlan: (*_PIPELINE_KEYS, "explicit", "factor"), ParallelPlan: ("coalesced_width", "loop_layout"), None: ()}
 WSID = "ws_id"  # names an operation for a schedule (ws_schedule.py)
 _OTHER_NAMES = {"parallel_loop_layout": "loop_layout", "pragma_unroll_explicit": "explicit", "pragma_unroll_factor": "factor"}
+register_warning("empty-pipeline", "T.Pipelined with an end that leaves no iteration, where stages were probably meant")
 register_warning("annotation-no-effect", "an annotation that has no effect in this compiler")
 
 
@@ -424,6 +425,10 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
         raise error("pipeline-arguments", f"pipeline annotation size: order has {len(order)} entries, "
                     f"stage {len(stage)}",
                     expected=f"{len(order)} stages", found=str(len(stage)))
+    if isinstance(start, int) and isinstance(stop, int) and 0 < stop <= start:
+        warn("empty-pipeline", f"T.Pipelined({start}, {stop}) runs from {start} to {stop}: no iteration",
+             f"T.Pipelined({start}, num_stages={num_stages or stop}) has {start} iterations",
+             span=need_builder("T.Pipelined").here())
     if num_stages == 0 and stage is None:
         return LoopFrame(start, stop, None, "serial", options_from(LoopPlan, annotations))
     return LoopFrame(start, stop, None, "pipelined",

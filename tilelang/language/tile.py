@@ -14,7 +14,7 @@ from tilelang.ops import Copy, Fill, Gemm, GemmWarpPolicy, Reduce, Scan, Transpo
 from tilelang.ops.reduce import KINDS
 from tilelang.ops.plans import CopyPlan, GemmSchedule, ReducePlan
 
-from .tracing.builder import Builder, Emitted, need_builder
+from .tracing.builder import Builder, Emitted, check_constant, need_builder
 from .tracing.flags import flag
 from .loops import attrs_of, options_from
 from .tracing.regions import BufferSlice, check_inside, operand, pair, whole_region
@@ -157,6 +157,7 @@ def fill(buffer: Any, value: Any, annotations: dict[str, Any] | None = None) -> 
     r = whole_region(buffer, "the operand of T.fill")
     check_inside(r)
     v = convert(value)
+    check_constant(v, r.dtype)
     if v.dtype.lanes in (1, r.dtype.lanes):
         v = cast(v, r.dtype)
     return emit_op(b, Fill(r, v, attrs_of(annotations), span=b.here()))

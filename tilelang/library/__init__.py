@@ -12,6 +12,11 @@ from __future__ import annotations
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
+from tilelang.errors import named_arguments as _named_arguments, register as _register
+
+_register("library-option", TypeError, "an argument that a function of the library does not take",
+          expected="the arguments of the function")
+
 # public function -> module that defines it
 _NAMES = {
     "coded_matmul": "quantised.dequant_matmul",  # the old name, which warns
@@ -26,7 +31,8 @@ _NAMES = {
 def __getattr__(name: str) -> _Any:
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(_import_module(f"{__name__}.{_NAMES[name]}"), name)
+    fn = getattr(_import_module(f"{__name__}.{_NAMES[name]}"), name)
+    value = globals()[name] = _named_arguments("library-option", room=__name__)(fn)
     return value
 
 

@@ -34,6 +34,7 @@ from .check.check_lanes import check_lanes
 from .check.check_pipelines import check_pipelines
 from .check.check_private import check_private
 from .check.check_races import check_races
+from .check.check_updates import check_updates
 from .check.check_warp_role_order import check_warp_role_order
 from .check.check_warp_roles import check_warp_roles
 from .framework.config import PassConfigKey
@@ -94,6 +95,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
     fold_thread_count,  # before all passes that ask which threads reach a statement
     block_returns,  # after fold_thread_count, which removes dead branches; before all passes that look for warp roles
     branches_to_warp_roles,  # before all passes that look for warp roles
+    check_updates,  # after fold_thread_count and branches_to_warp_roles, which leave the branches of single threads
     check_bounds,
     check_divisors,
     check_iterations,

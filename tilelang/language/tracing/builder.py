@@ -46,6 +46,11 @@ FACTS = {"tilelang_out_idx": "out_idx", "tilelang_pass_configs": "pass_configs",
          "may_alias": "may_alias"}
 
 
+errors.register("constant-range", OverflowError, "an integer constant that the element type does not hold",
+                "take a wider element type, or cast it to keep its low bits: T.cast(value, dtype)",
+                expected="a value of the element type")
+
+
 class Builder:
     """State of tracing one function: places, open frames, variables and buffers.
 
@@ -224,6 +229,7 @@ class Builder:
                                              f"{want}, "
                                f"the value is {v.dtype}",
                                expected=str(want), found=str(v.dtype), span=self.span())
+        check_constant(v, want)
         stored = v if v.dtype == want else _cast_value(value, v, want)
         self.emit(Store(buffer, tuple(indices), stored, span=self.here()))
 
@@ -268,6 +274,13 @@ def _written(stmt: Stmt) -> list[Var]:
         if isinstance(call, Call) and not is_pure(call.op):
             return [a.buffer.data for a in call.args if isinstance(a, AddressOf)]
     return []
+
+
+def check_constant(v: Expr, want: DType) -> None:
+    """Raises constant-range for an integer constant that is no signed and no unsigned value of an integer type's width."""
+    if isinstance(v, Const) and want.is_int and v.dtype.is_int and not -(1 << want.bits - 1) <= v.value < 1 << want.bits:
+        raise errors.error("constant-range", f"the constant {v.value} does not fit {want}", found=str(v.value),
+                           expected=f"a value of {want.bits} bits: {-(1 << want.bits - 1)} to {(1 << want.bits) - 1}")
 
 
 def _cast_value(raw: Any, v: Expr, want: DType) -> Expr:

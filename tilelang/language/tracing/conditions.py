@@ -110,7 +110,7 @@ class Conditions:
 
         Python would treat those as unequal, so that a branch would silently be taken never or always."""
         for x, other in ((a, b), (b, a)):
-            if isinstance(x, Buffer) and isinstance(other, (Expr, BufferSlice, *SCALARS)) or (
+            if isinstance(x, Buffer) and isinstance(other, (Buffer, Expr, BufferSlice, *SCALARS)) or (
                     isinstance(x, str) and isinstance(other, Expr) and not self._static(other)):
                 found = f"{describe(a)} and {describe(b)}"
                 raise errors.error("condition", f"`{op}` of {found}: Python calls them unequal whatever they hold",

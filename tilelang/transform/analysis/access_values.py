@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tilelang.ir import Binary, Cast, Const, Expr, Load, Ramp, Select, Unary, Var, contains
+from tilelang.arith import simplify
+from tilelang.ir import Binary, Cast, Const, Expr, Load, Ramp, Select, Store, Unary, Var, binary, contains, walk
 from tilelang.ir.expr import Call
 from tilelang.ir.record import state
 from tilelang.ir.wrapping import keeps_value, may_wrap, wrapped
@@ -205,4 +206,16 @@ class Evaluation:
         return self.term(e)
 
 
-__all__ = ["Evaluation", "Footprint", "Unknown"]
+def rereads(s: Store) -> bool:
+    """Whether a store's value is computed from the element that it replaces."""
+    return any(e.buffer is s.buffer and all(map(_equal, e.indices, s.indices)) for e in walk(s.value, Load))
+
+
+def _equal(a: Expr, b: Expr) -> bool:
+    if a is b:
+        return True
+    d = simplify(binary("sub", a, b)) if a.dtype == b.dtype else None
+    return isinstance(d, Const) and d.value == 0
+
+
+__all__ = ["Evaluation", "Footprint", "Unknown", "rereads"]

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from functools import reduce
 
-from tilelang.arith import simplify
 from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import (Bind, Call, Const, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, Store, TileOp, While,
                          binary, const, fresh, replace, rewrite, seq, statements, walk, FRAGMENT)
 
 from tilelang.target.intrinsics import INTRINSICS, PURE
 
+from ..analysis.access_values import rereads
 from ..check.check_collective import BLOCK_BARRIERS, ByThread
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -65,7 +65,7 @@ class _Updates:
                 return s if body is s.body else replace(s, body=body)
             case Parallel() | TileOp():
                 return s
-            case Store() if s.buffer.scope_name.startswith(("global", "shared")) and _rereads(s):
+            case Store() if s.buffer.scope_name.startswith(("global", "shared")) and rereads(s):
                 return s if any(map(self.d.divergent, s.indices)) else self.once(s)
         return s
 
@@ -101,11 +101,6 @@ def _sized(n: Expr | int) -> Expr:
     return const(n) if isinstance(n, int) else n
 
 
-def _rereads(s: Store) -> bool:
-    """Whether a store's value is computed from the element that it replaces."""
-    return any(e.buffer is s.buffer and all(map(_equal, e.indices, s.indices)) for e in walk(s.value, Load))
-
-
 def _by_lane(e: Expr) -> bool:
     """Whether an expression holds calls whose result differs between threads."""
     return any(x.op not in BLOCK_BARRIERS for x in walk(e, Call))
@@ -113,13 +108,6 @@ def _by_lane(e: Expr) -> bool:
 
 def _is_pure(e: Expr) -> bool:
     return all((row := INTRINSICS.get(x.op)) is not None and row.effect == PURE for x in walk(e, Call))
-
-
-def _equal(a: Expr, b: Expr) -> bool:
-    if a is b:
-        return True
-    d = simplify(binary("sub", a, b)) if a.dtype == b.dtype else None
-    return isinstance(d, Const) and d.value == 0
 
 
 __all__ = ["single_updates"]
