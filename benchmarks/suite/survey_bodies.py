@@ -1,4 +1,5 @@
-"""Bodies for benchmarks/survey.py: the programs of tests/user_programs/as_others, one folder a manner, one script a program.
+"""Bodies for benchmarks/survey.py: the programs of tests/user_programs/as_others, one folder a manner (a module, or a
+folder of modules), one script a program.
 
     python benchmarks/suite/survey_bodies.py FOLDER
     python benchmarks/survey.py FOLDER/*
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 
 PLACE = Path(__file__).resolve().parents[2] / "tests" / "user_programs"
-SCRIPT = '''"""One program of as_others/{manner}.py."""
+SCRIPT = '''"""One program of as_others.{manner}."""
 
 import sys
 
@@ -32,10 +33,12 @@ def names(file: Path) -> list[str]:
 
 
 def main(out: Path) -> None:
-    for file in sorted((PLACE / "as_others").glob("*.py")):
+    top = PLACE / "as_others"
+    for file in sorted(top.rglob("*.py")):
+        manner = file.relative_to(top).with_suffix("").parts[0]
         for name in names(file):
-            (out / file.stem).mkdir(parents=True, exist_ok=True)
-            (out / file.stem / f"{name}.py").write_text(SCRIPT.format(manner=file.stem, place=str(PLACE), name=name))
+            (out / manner).mkdir(parents=True, exist_ok=True)
+            (out / manner / f"{name}.py").write_text(SCRIPT.format(manner=manner, place=str(PLACE), name=name))
 
 
 if __name__ == "__main__":

@@ -93,6 +93,24 @@ def integers(shape: Any, low: int, high: int, name: str = "int32") -> Source:
     return lambda g: g.integers(low, high, shape).astype(dtype(name))
 
 
+def zeros(shape: Any, name: Any = "float32") -> np.ndarray:
+    """Zeros of one type."""
+    return np.zeros(shape, dtype(str(name)))
+
+
+def pack4(values: np.ndarray) -> np.ndarray:
+    """Two e2m1 codes a byte, low nibble first."""
+    codes = values.astype(dtype("float4_e2m1fn")).view(np.uint8) & 15
+    return (codes[..., 0::2] | (codes[..., 1::2] << 4)).astype(np.uint8).view(np.int8)
+
+
+def unpack4(packed: np.ndarray) -> np.ndarray:
+    """The e2m1 values of packed bytes, in float64."""
+    packed = packed.view(np.uint8)
+    codes = np.stack([packed & 15, packed >> 4], -1).reshape(packed.shape[:-1] + (-1,))
+    return codes.astype(np.uint8).view(dtype("float4_e2m1fn")).astype(np.float64)
+
+
 def drawn(*sources: Any) -> Callable[[np.random.Generator], list[Any]]:
     """Inputs: each source is a function of the generator, or the value itself."""
     return lambda g: [s(g) if callable(s) else np.copy(s) if isinstance(s, np.ndarray) else s for s in sources]

@@ -5,13 +5,9 @@ import numpy as np
 import tilelang
 import tilelang.language as T
 
-from .catalogue import EXACT, Bound, Program, drawn, dtype, integers, uniform, wide
+from .catalogue import EXACT, Bound, Program, drawn, dtype, integers, pack4, uniform, wide, zeros
 
 F16, BF16, F32, I32, E4, E5, FP4 = "float16", "bfloat16", "float32", "int32", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"
-
-
-def zeros(shape, name=F32):
-    return np.zeros(shape, dtype(name))
 
 
 def product_t(a, b, *_):
@@ -134,11 +130,6 @@ def cast_to_fp4_rows(X, Y, S):
             Y[r, j] = T.cast(f[j] / mx[0] * 6.0, FP4)
         if T.get_thread_binding() == 0:
             S[r] = mx[0]
-
-
-def pack4(values):
-    codes = values.astype(dtype(FP4)).view(np.uint8) & 15
-    return (codes[..., 0::2] | (codes[..., 1::2] << 4)).astype(np.uint8).view(np.int8)
 
 
 def cast_to_fp4_rows_reference(x, y, s):

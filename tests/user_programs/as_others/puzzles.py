@@ -5,11 +5,7 @@ import numpy as np
 import tilelang
 import tilelang.language as T
 
-from .catalogue import EXACT, Bound, Program, drawn, dtype, integers, uniform, wide
-
-
-def zeros(shape, name="float32"):
-    return np.zeros(shape, dtype(name))
+from .catalogue import EXACT, Bound, Program, drawn, integers, uniform, wide
 
 
 @tilelang.jit

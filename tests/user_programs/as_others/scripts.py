@@ -6,16 +6,12 @@ import tilelang
 import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
-from .catalogue import EXACT, HOPPER_ONLY, Bound, Program, drawn, dtype, integers, uniform, wide
+from .catalogue import EXACT, HOPPER_ONLY, Bound, Program, drawn, integers, uniform, wide, zeros
 
 F16, BF16, F32, I32 = "float16", "bfloat16", "float32", "int32"
 LOG2E = 1.44269504
 NO_MBARRIER = {"cpu": "mbarriers are Hopper's", "sm_80": "mbarriers are Hopper's"}
 CUDA_TEXT = {name: "the function is CUDA text" for name in ("tile", "cpu", "sm_80", "sm_90a")}
-
-
-def zeros(shape, name=F32):
-    return np.zeros(shape, dtype(name))
 
 
 def product(a, b):

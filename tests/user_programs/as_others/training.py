@@ -9,13 +9,9 @@ import numpy as np
 import tilelang
 import tilelang.language as T
 
-from .catalogue import EXACT, Bound, Program, drawn, dtype, integers, uniform, wide
+from .catalogue import EXACT, Bound, Program, drawn, integers, uniform, wide, zeros
 
 F16, BF16, F32, I32, E4 = "float16", "bfloat16", "float32", "int32", "float8_e4m3fn"
-
-
-def zeros(shape, name=F32):
-    return np.zeros(shape, dtype(name))
 
 
 def hadamard_reference(a):

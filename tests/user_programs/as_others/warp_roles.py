@@ -5,16 +5,12 @@ import numpy as np
 import tilelang
 import tilelang.language as T
 
-from .catalogue import EXACT, Bound, Program, drawn, dtype, integers, uniform, wide
+from .catalogue import EXACT, Bound, Program, drawn, integers, uniform, wide, zeros
 
 F16, BF16, F32, I32 = "float16", "bfloat16", "float32", "int32"
 LOG2E = 1.44269504
 NO_MBARRIER = {"cpu": "mbarriers are Hopper's", "sm_80": "mbarriers are Hopper's"}
 PLAIN = {tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True}
-
-
-def zeros(shape, name=F32):
-    return np.zeros(shape, dtype(name))
 
 
 @tilelang.jit(out_idx=[1, 2])
