@@ -176,7 +176,7 @@ def _rounded_arithmetic(add: Add) -> None:
 
 
 def _bit_functions(add: Add) -> None:
-    """Bits, 24-bit and high products, and dot products of bytes."""
+    """Bits, 24-bit and high multiplications, and dot products of bytes."""
     for end, bits in (("", 32), ("ll", 64)):
         for name, op in (("__popc", "popcount"), ("__clz", "clz"), ("__ffs", "__ffs")):
             add(name + end, f"uint{bits}" if op == "popcount" else f"int{bits}", "int32",
