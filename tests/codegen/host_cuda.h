@@ -375,6 +375,10 @@ TL_DEVICE int warp_uniform(int x) { return x; }
 TL_DEVICE float fast_exp2(float x) { return exp2f(x); }
 //@ fast_rcp
 TL_DEVICE float fast_rcp(float x) { return 1.0f / x; }
+//@ sigmoid
+template <typename T> TL_DEVICE T sigmoid(T x) { return T(1.0 / (1.0 + exp(-(double)x))); }
+//@ square_root
+TL_DEVICE float square_root(float x) { return sqrtf(x); }
 //@ to_tf32
 TL_DEVICE float to_tf32(float x) {
   uint32_t u;

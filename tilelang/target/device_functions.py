@@ -193,6 +193,7 @@ def _bit_functions(add: Add) -> None:
 
 def _float_functions(add: Add) -> None:
     """Approximations, and extrema and absolute values by C names."""
+    add("sqrtf", "float32", "float32", lambda x: call("sqrt", (x,), "float32"))
     add("__saturatef", "float32", "float32", _saturated)
     add("__fdividef", "float32 float32", "float32", lambda a, b: binary("div", a, b))
     add("__powf", "float32 float32", "float32", lambda a, b: call("pow", (a, b), "float32"))

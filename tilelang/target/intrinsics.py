@@ -106,7 +106,7 @@ for _name, _fn, _llvm, _fast in (
     ("exp10", lambda x: np.power(np.asarray(10.0, x.dtype), x), "llvm.exp10", "__exp10f"),
     ("log", np.log, "llvm.log", "__logf"), ("log2", np.log2, "llvm.log2", "__log2f"),
     ("log10", np.log10, "llvm.log10", "__log10f"), ("log1p", np.log1p, None, None),
-    ("sqrt", np.sqrt, "llvm.sqrt", None), ("sin", np.sin, "llvm.sin", "__sinf"), ("cos", np.cos, "llvm.cos", "__cosf"),
+    ("sin", np.sin, "llvm.sin", "__sinf"), ("cos", np.cos, "llvm.cos", "__cosf"),
     ("tan", np.tan, None, "__tanf"), ("sinh", np.sinh, None, None), ("cosh", np.cosh, None, None),
     ("tanh", np.tanh, None, None), ("asin", np.arcsin, None, None), ("acos", np.arccos, None, None),
     ("atan", np.arctan, None, None), ("asinh", np.arcsinh, None, None), ("acosh", np.arccosh, None, None),
@@ -123,6 +123,8 @@ _math("fmod", np.fmod, 2)
 _math("hypot", np.hypot, 2)
 _math("copysign", np.copysign, 2, llvm="llvm.copysign")
 _math("fma", _fma, 3, llvm="llvm.fma")
+add_intrinsic(Intrinsic("sqrt", 1, PURE, np.sqrt, {"float32": "tl::square_root({0})", "float64": "sqrt({0})"},
+                        {"*": "llvm.sqrt"}, fast="sqrtf({0})"))
 add_intrinsic(Intrinsic("rsqrt", 1, PURE, lambda x: 1.0 / np.sqrt(x),
                         {"float32": "rsqrtf({0})", "float64": "rsqrt({0})"}))
 add_intrinsic(Intrinsic("sigmoid", 1, PURE, _sigmoid, {

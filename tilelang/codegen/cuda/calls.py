@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Container
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, StringConst, dtype
+from tilelang.ir import AddressOf, Call, Const, StringConst, dtype
 from tilelang.target import INTRINSICS
 from tilelang.target.device_functions import device_function
 from tilelang.target.instructions import ATOMIC_DTYPES, call_fields
@@ -33,8 +33,8 @@ class Calls:
     defined: names that the header and the user's source define.
     """
 
-    def __init__(self, x: Expressions, fast_math: bool, defined: Container[str] = ()) -> None:
-        self.x, self._fast_math, self._defined = x, fast_math, defined
+    def __init__(self, x: Expressions, defined: Container[str] = ()) -> None:
+        self.x, self._defined = x, defined
         self.special: dict[str, Callable[[Call], Text]] = {
             "printf": self._printf, "thread_return": lambda e: ("return", POSTFIX), "call_extern": self._extern,
             "call_pure_extern": self._extern, "small_int_to_float": self._small_int}
@@ -68,7 +68,9 @@ class Calls:
         base = "float32" if dt.base == "tfloat32" else dt.base
         through_float = base not in row.cuda and is_small_float(dt)
         text = row.cuda.get("float32" if through_float else base)
-        if self._fast_math and row.fast and (through_float or base == "float32"):
+        if e.op == "pow" and isinstance(e.args[1], Const) and float(e.args[1].value) in (2.0, 3.0) and text is not None:
+            text = f"tl::small_power<{int(e.args[1].value)}>({{0}})"
+        if self.x.fast_math and row.fast and (through_float or base == "float32"):
             text = row.fast
         if text is None:
             raise unsupported(f"the function `{e.op}` on {dt}", e, "cast the argument to float32")

@@ -15,10 +15,13 @@ from .value_facts import ValueFacts
 
 
 class Expressions:
-    """Text of any expression. forms: class of node -> its text and precedence; other printers add theirs."""
+    """Text of any expression. forms: class of node -> its text and precedence; other printers add theirs.
 
-    def __init__(self, page: Page, facts: ValueFacts) -> None:
-        self.page, self.facts = page, facts
+    fast_math: approximate float32 functions and divisions (`tl.enable_fast_math`).
+    """
+
+    def __init__(self, page: Page, facts: ValueFacts, fast_math: bool = False) -> None:
+        self.page, self.facts, self.fast_math = page, facts, fast_math
         self.forms: dict[type[Expr], Callable[[Any], Text]] = {
             Var: lambda e: (page.name(e, e.name), ATOM), StringConst: lambda e: (quote(e.value), ATOM), Const: self._literal}
 

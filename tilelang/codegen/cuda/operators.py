@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from tilelang.ir import COMPARISONS, Binary, Const, Expr, Unary, binary, const, dtype
 
+from tilelang.target.division import reciprocal
+
 from .expressions import Expressions
 from .text import ADD, ATOM, BAND, BOR, BXOR, EQ, LAND, LOR, MUL, POSTFIX, PREFIX, REL, SHIFT, Text
-from .types import type_name
+from .types import literal, type_name
 
 _BINARY = {"add": ("+", ADD), "sub": ("-", ADD), "mul": ("*", MUL), "div": ("/", MUL), "truncdiv": ("/", MUL),
            "truncmod": ("%", MUL), "shl": ("<<", SHIFT), "shr": (">>", SHIFT), "bitand": ("&", BAND),
@@ -21,6 +23,13 @@ class ScalarOperators:
     def __init__(self, x: Expressions) -> None:
         self.x = x
 
+    def divided(self, x: str, c: Expr) -> str | None:
+        """The text of a float32 quotient by a constant that needs no division; None for other divisors."""
+        if not isinstance(c, Const) or c.dtype != "float32" or self.x.fast_math or (parts := reciprocal(abs(c.value))) is None:
+            return None
+        numbers = ", ".join(literal(const(v, "float32"))[0] for v in (abs(c.value), *parts))
+        return f"tl::divided_by({f'-({x})' if c.value < 0 else x}, {numbers})"
+
     def unary(self, e: Unary) -> Text:
         if e.op == "neg" and e.dtype.is_int and e.dtype.bits >= 32 and self.x.facts.from_data(e):
             return self._wrapping(binary("sub", const(0, e.dtype), e.a), "-", const(0, e.dtype), e.a)
@@ -29,6 +38,8 @@ class ScalarOperators:
 
     def binary(self, e: Binary) -> Text:
         symbol, level = _BINARY[e.op]
+        if e.op == "div" and (text := self.divided(self.x.top(e.a), e.b)):
+            return text, POSTFIX
         if e.op in ("add", "sub", "mul", "shl") and e.dtype.is_signed and e.dtype.bits >= 32 and e.dtype.lanes == 1 \
                 and self.x.facts.from_data(e):
             return self._wrapping(e, symbol, e.a, e.b)

@@ -358,16 +358,6 @@ template <typename T, typename S> TL_DEVICE T reinterpret(const S& x) {
   memcpy(&out, &x, sizeof(T));
   return out;
 }
-//@ sigmoid
-// By exp(-|x|), which does not overflow: small results keep their bits.
-TL_DEVICE float sigmoid(float x) {
-  const float t = expf(-fabsf(x));
-  return (x < 0.0f ? t : 1.0f) / (1.0f + t);
-}
-TL_DEVICE double sigmoid(double x) {
-  const double t = exp(-fabs(x));
-  return (x < 0.0 ? t : 1.0) / (1.0 + t);
-}
 //@ fast_exp2
 TL_DEVICE float fast_exp2(float x) {
   float y;
@@ -379,6 +369,45 @@ TL_DEVICE float fast_rcp(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+//@ sigmoid
+// 1 / (1 + exp(-x)) without a branch.  exp(-x) = 2^(i + f) 2^-32: the power of two is made of bits, and results below 2^-126
+// keep theirs.  i is from -90 to 126, f takes the rest.  (NaN saturates to 0, then f is NaN.)
+TL_DEVICE float sigmoid(float x) {
+  constexpr float LOG2E = 1.44269502f, REST = 1.925963033e-8f;  // their sum is log2(e)
+  const float part = __saturatef(fmaf(x, -LOG2E / 216.0f, 90.0f / 216.0f)), shifted = fmaf(part, 216.0f, 12582917.0f);
+  const float f = fmaf(x, -REST, fmaf(x, -LOG2E, 12583007.0f - shifted));
+  const float scale = __uint_as_float(__float_as_uint(shifted) << 23);
+  return fast_rcp(fmaf(fast_exp2(f), scale, 0x1p-32f)) * 0x1p-32f;
+}
+TL_DEVICE double sigmoid(double x) {
+  const double t = exp(-fabs(x));
+  return (x < 0.0 ? t : 1.0) / (1.0 + t);
+}
+//@ square_root
+// Correctly rounded without a branch, by the steps of sqrtf on numbers above 2^-100: smaller ones are scaled.
+TL_DEVICE float square_root(float x) {
+  const bool small = x < 0x1p-100f;
+  const float a = small ? x * 0x1p64f : x;
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(a));
+  const float s = a * y, next = fmaf(fmaf(-s, s, a), 0.5f * y, s);
+  const float root = a == 0.0f || a == __uint_as_float(0x7f800000u) ? a : next;
+  return small ? root * 0x1p-32f : root;
+}
+//@ small_power
+// x^2 or x^3: at most half a unit of error for each product.
+template <int N, typename T> TL_DEVICE T small_power(T x) { return N == 2 ? x * x : x * x * x; }
+//@ divided_by
+// x / c, correctly rounded, for a constant c > 0 whose reciprocal is high + low (target/division.py).  Below 2^-78, where low * x
+// underflows, in double: a correctly rounded double is in the middle between two floats only if the quotient is.
+TL_DEVICE float divided_by(float x, float c, float high, float low) {
+  float q = fmaf(x, high, x * low);
+  if (fabsf(x) < 0x1p-78f && x != 0.0f) {
+    const double wide = x, by = c, reciprocal = 1.0 / by, near = wide * reciprocal;
+    q = float(fma(fma(-by, near, wide), reciprocal, near));
+  }
+  return q;
 }
 //@ to_tf32
 TL_DEVICE float to_tf32(float x) {

@@ -64,11 +64,11 @@ class KernelPrinter:
 
     def __init__(self, kernel: DeviceKernel, page: Page, fast_math: bool) -> None:
         self._kernel, self._launch, self.page = kernel, kernel.launch, page
-        x = Expressions(page, ValueFacts(kernel.launch, kernel.params))
+        x = Expressions(page, ValueFacts(kernel.launch, kernel.params), fast_math)
         Values(x)
         injected = "".join(t for t in kernel.launch.plan.import_source if t)
         self._memory, self.calls = Memory(x, kernel.launch), Calls(
-            x, fast_math, words_of(injected) | {*sections()})
+            x, words_of(injected) | {*sections()})
         self._hopper = HopperCalls(self.calls, self._memory, kernel.launch)
         self.registers = NamedRegisters(self.calls)
         wgmma = WgmmaCalls(self.calls, self.registers)

@@ -114,6 +114,8 @@ class Values:
             wide = dtype("float32").with_lanes(dt.lanes)
             inner = Binary(e.op, Cast(e.a, wide), Cast(e.b, wide), wide if e.dtype.is_float else e.dtype)
             return self.x.expr(Cast(inner, e.dtype) if e.dtype.is_float else inner)
+        if e.op == "div" and isinstance(e.b, Broadcast) and (text := self.scalars.divided("x", e.b.value)):
+            return f"tl::map([](auto x) {{ return {text}; }}, {self.x.top(e.a)})", POSTFIX
         section = _VECTOR_OPS.get(e.op, "vec_bits")
         self.x.page.sections.add(section)
         if section == "vec_arithmetic" and dt.base in HALVES and dt.lanes % 2 == 0:

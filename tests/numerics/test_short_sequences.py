@@ -1,0 +1,128 @@
+"""The device functions of a few instructions: their errors, if each instruction errs as its specification allows, and their
+length in machine code.
+
+PTX ISA: ex2.approx errs by a relative 2^-22.5 at most, rcp.approx by one unit in the last place.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from everywhere import cuda_text
+from numbers_of import error, every
+
+import tilelang.language as T
+from tilelang.codegen.cuda.printer import print_kernel
+from tilelang.runtime import nvrtc, sass
+from tilelang.target import Target
+from tilelang.target.accuracy import units
+from tilelang.target.division import _critical, reciprocal
+from tilelang.target.rounding import rounded
+from tilelang.transform.pipeline import lower
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import sass_per_element
+
+f32 = np.float32
+NO_NVDISASM = pytest.mark.skipif(not nvrtc.available() or sass.find_nvdisasm() is None, reason="no NVRTC or nvdisasm")
+
+
+def fma(a, b, c):
+    return np.asarray(rounded("fmaf", "rn", *np.broadcast_arrays(*(np.asarray(v, f32) for v in (a, b, c))))).astype(f32)
+
+
+def inputs(n=40000):
+    rng = np.random.default_rng(0)
+    return np.concatenate([every("float32", n), rng.uniform(-110, 110, n).astype(f32), rng.uniform(-20, 20, n).astype(f32)])
+
+
+def sigmoid(x, exp2_errs, rcp_errs):
+    """tl::sigmoid, where ex2 is off by a relative error and rcp by units in the last place."""
+    log2e, rest = f32(1.44269502), f32(1.925963033e-8)
+    part = fma(x, -log2e / f32(216), f32(90) / f32(216))
+    part = np.where(np.isnan(part), f32(0), np.clip(part, f32(0), f32(1)))
+    shifted = fma(part, 216, 12582917)
+    f = fma(x, -rest, fma(x, -log2e, f32(12583007) - shifted))
+    scale = (shifted.view(np.uint32) << np.uint32(23)).view(f32)
+    e = np.exp2(f.astype(np.float64)) * (1 + exp2_errs)
+    w = fma(np.where(e < 2.0**-126, 0, e).astype(f32), scale, 2.0**-32)
+    r = 1 / w.astype(np.float64)
+    r = r + np.where(np.isfinite(w), rcp_errs, 0) * np.spacing(np.abs(r).astype(f32))
+    return np.where(r < 2.0**-126, 0, r).astype(f32) * f32(2.0**-32)
+
+
+@pytest.mark.parametrize("rcp_errs", [-0.5, 0.0, 0.5])  # half a unit more by rounding to float32
+@pytest.mark.parametrize("exp2_errs", [-1.0, 0.0, 1.0])
+def test_sigmoid_keeps_its_bound(exp2_errs, rcp_errs):
+    x = inputs()
+    with np.errstate(all="ignore"):
+        exact = 1 / (1 + np.exp(-x.astype(np.longdouble)))
+        off = error(sigmoid(x, exp2_errs * (2.0**-22.5 - 2.0**-24), rcp_errs), exact.astype(np.longdouble), "float32")
+    assert off.max() <= units("sigmoid", "float32"), (off.max(), x[np.argmax(off)])
+
+
+DIVISORS = [3.0, 30.0, 50.0, 7.3, 1e-3, np.sqrt(2), 1.9999999, 448.0, 20.0, 0.1, 2.0**20 - 1, 3 * 2.0**-21]
+
+
+@pytest.mark.parametrize("c", DIVISORS)
+def test_quotients_by_a_constant_are_correctly_rounded(c):
+    c = float(f32(c))
+    parts = reciprocal(c)
+    assert parts is not None
+    high, low = map(f32, parts)
+    hard = np.array(_critical(c), f32)
+    x = np.concatenate([inputs(), hard, -hard, hard * f32(2.0**-100), f32(c) * np.arange(64).astype(f32) * f32(2.0**-149)])
+    with np.errstate(all="ignore"):
+        q = fma(x, high, x * low)
+        near = x.astype(np.float64) * (1 / c)
+        rest = rounded("fmaf", "rn", np.full(x.shape, -c), near, x.astype(np.float64))
+        near = rounded("fmaf", "rn", rest, np.full(x.shape, 1 / c), near)
+        q = np.where((np.abs(x) < 2.0**-78) & (x != 0), near.astype(f32), q)
+        want = x / f32(c)
+    assert np.array_equal(np.isnan(q), np.isnan(want))
+    same = (q.view(np.uint32) == want.view(np.uint32)) | np.isnan(want)
+    assert same.all(), (x[~same][:4], q[~same][:4], want[~same][:4])
+
+
+def test_the_hard_dividends_of_a_constant_are_all_found():
+    c = int(f32(7.3) * 2**21)
+    x = np.arange(2**23, 2**24, dtype=np.int64)
+    rest = ((x << np.where(x >= c, 24, 25)) - c) % (2 * c)
+    rest = np.minimum(rest, 2 * c - rest)
+    assert sorted(_critical(float(f32(7.3)))) == x[(rest <= 8) & (rest != 0)].tolist()
+
+
+@pytest.mark.parametrize("c", [4.0, 2.0**-30, 2.0**21 + 1, 0.0, -3.0, float("inf")])
+def test_divisors_that_stay(c):
+    assert reciprocal(c) is None
+
+
+def quotients(dtype="float32"):
+    @T.prim_func
+    def f(X: T.Tensor((1024,), dtype), Y: T.Tensor((4, 1024), dtype)):
+        with T.Kernel(1, threads=128):
+            for i in T.Parallel(1024):
+                Y[0, i] = X[i] / T.cast(3.0, dtype)
+                Y[1, i] = X[i] / T.cast(4.0, dtype)
+                Y[2, i] = T.sigmoid(X[i])
+                Y[3, i] = T.sqrt(X[i])
+
+    return f
+
+
+def test_a_division_by_a_constant_is_a_product_unless_it_is_exact_or_fast():
+    text = cuda_text(quotients())
+    assert text.count("tl::divided_by(") == 1 and "tl::square_root(" in text
+    (kernel,) = lower(quotients().func, Target({"kind": "cuda", "arch": "sm_80"}), {"tl.enable_fast_math": True}).kernels
+    assert "divided_by" not in (fast := print_kernel(kernel, fast_math=True)) and "square_root" not in fast
+
+
+LENGTHS = {"sigmoid": 10.1, "silu": 11.1, "sqrt": 10.1, "x/3": 11.1, "softcap 30": 27.1, "exp": 8.1, "tanh": 15.1}
+
+
+@NO_NVDISASM
+@pytest.mark.parametrize("name", LENGTHS)
+def test_instructions_of_an_element(name):
+    row = sass_per_element.per_element(name)
+    assert row["branch"] == 0 and row["all"] <= LENGTHS[name], row
