@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "simulator"))
 sys.path.insert(0, str(Path(__file__).parent))
 from cluster_text import gemm, send, shift
 from handmade import kernel, tensor
+from sass_text import opcodes
 
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Store, const, fresh, with_options
@@ -43,7 +44,7 @@ def test_cluster_operations_assemble(func, dims, texts, opcode):
     assert f"__cluster_dims__({dims})" in text and all(t in text for t in texts)
     cubin = nvrtc.compile_cubin(text, "sm_90a")
     assert cubin.spills == 0 and "C75" not in cubin.log
-    assert sass.opcodes(sass.disassemble(cubin.bytes))[opcode] > 0
+    assert opcodes(sass.disassemble(cubin.bytes))[opcode] > 0
 
 
 @needs_nvrtc

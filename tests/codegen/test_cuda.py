@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sass_text import loops, opcodes
 
 from tilelang.ir import (
     Alloc,
@@ -463,10 +464,10 @@ def test_gemm_main_loop_is_matrix_instructions_and_little_else(arch):
     cubin = nvrtc.compile_cubin(print_kernel(gemm()), arch)
     assert cubin.spills == 0 and cubin.registers <= 255
     code = sass.disassemble(cubin.bytes)
-    ops = sass.opcodes(code)
+    ops = opcodes(code)
     assert ops["LDL"] == ops["STL"] == 0 and ops["LDGSTS"] == 24
-    size, loop = sass.loops(code)[0]
-    inside = sass.opcodes(loop)
+    size, loop = loops(code)[0]
+    inside = opcodes(loop)
     assert inside["HMMA"] == 64 and inside["LDSM"] == 16 and inside["LDGSTS"] == 8 and inside["BAR"] == 1
     assert size < 2 * 88, f"{size} instructions around 88 useful ones"
 

@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import hopper_programs as hopper
 from handmade import at, behind, evaluate, kernel, local, packed, ramp, tensor, thread_vars, unrolled
+from sass_text import opcodes
 
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.transform.registers.join_wgmmas import MOST, _runs, join_wgmmas
@@ -63,7 +64,7 @@ def test_programs_compile_to_the_instructions_meant(name):
     cubin = compiled(hopper.kernel_of(PROGRAMS[name]()))
     (facts,) = cubin.kernels.values()
     assert complaints(cubin.log) == [] and cubin.spills == 0 and facts.stack_bytes == 0
-    ops = sass.opcodes(sass.disassemble(cubin.bytes))
+    ops = opcodes(sass.disassemble(cubin.bytes))
     assert ops["UTMALDG"] > 0 and ops["LDL"] == ops["STL"] == 0
     assert (ops["UTMASTG"] > 0) == (name != "copy_plain")
     if name.startswith("gemm"):
@@ -193,7 +194,7 @@ def test_a_run_is_the_same_instructions(dt, acc, in_registers):
             evaluate("wgmma_wait", n=0), evaluate("wgmma_pin", at(c, 0), count=row.c.registers),
             unrolled(row.c.registers, lambda i: Store(out, (tv[0], i), load(c, (i,))))), tvars=tv))
 
-    run, apart = (sass.opcodes(sass.disassemble(cubin(x).bytes)) for x in (False, True))
+    run, apart = (opcodes(sass.disassemble(cubin(x).bytes)) for x in (False, True))
     name = {"int8": "IGMMA", "float8_e4m3": "QGMMA"}.get(dt, "HGMMA")
     assert (run[name], apart[name]) == (4, 4)
     assert "_x4(" in print_of_run(row, in_registers) and complaints(cubin(False).log) == []
@@ -238,7 +239,7 @@ def test_every_copy_assembles():
     k = every_copy()
     text = print_kernel(k)
     assert "void every_copy(float*" not in text and "every_copy(float* __restrict__ G, const __grid_constant__" in text
-    ops = sass.opcodes(sass.disassemble(nvrtc.compile_cubin(text, "sm_90a").bytes))
+    ops = opcodes(sass.disassemble(nvrtc.compile_cubin(text, "sm_90a").bytes))
     assert ops["UTMALDG"] == 10 and ops["UTMASTG"] == 10 and ops["UTMAREDG"] == 5 and ops["UTMACCTL"] == 5
 
 
@@ -314,5 +315,5 @@ def test_floats_in_registers_become_words_of_two_halves(dt):
     header, body = text(1).split('extern "C"')[0], text(0).split('extern "C"')[1]  # the one that converts has what it needs
     plain = f'{header}extern "C"{body.replace(pairs, stored)}'
     assert stored in plain
-    words, apart = (sass.opcodes(sass.disassemble(nvrtc.compile_cubin(x, "sm_90a").bytes)) for x in (text(0), plain))
+    words, apart = (opcodes(sass.disassemble(nvrtc.compile_cubin(x, "sm_90a").bytes)) for x in (text(0), plain))
     assert words == apart and words["F2FP"] == 4

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from sass_text import loops, opcodes
 
 from tilelang.runtime import cuda_driver, nvrtc, sass
 from tilelang.runtime.nvrtc import (INVALID_OPTION, NO_CACHE, NvrtcCandidate, choose_nvrtc, compile_cubin, compile_ptx,
@@ -102,14 +103,14 @@ SASS = """.text.k:
 
 
 def test_sass_is_counted_by_opcode_and_loop():
-    assert sass.opcodes(SASS) == {"MOV": 1, "IADD3": 1, "HMMA": 1, "ISETP": 1, "BRA": 1, "EXIT": 1}
-    (size, body), = sass.loops(SASS)
+    assert opcodes(SASS) == {"MOV": 1, "IADD3": 1, "HMMA": 1, "ISETP": 1, "BRA": 1, "EXIT": 1}
+    (size, body), = loops(SASS)
     assert size == 4 and "HMMA" in body and "MOV" not in body
 
 
 @pytest.mark.skipif(sass.find_nvdisasm() is None or not nvrtc.available(), reason="nvdisasm is not installed")
 def test_a_cubin_disassembles():
-    assert sass.opcodes(sass.disassemble(compile_cubin(PLAIN, "sm_80").bytes))["BAR"] == 1
+    assert opcodes(sass.disassemble(compile_cubin(PLAIN, "sm_80").bytes))["BAR"] == 1
     with pytest.raises(RuntimeError, match="nvdisasm failed"):
         sass.disassemble(b"no cubin")
 

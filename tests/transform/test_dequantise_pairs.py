@@ -20,6 +20,7 @@ from tilelang.transform.registers.dequantise_pairs import dequantise_pairs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "codegen"))
 from host_cuda import available, run_on_host
+from sass_text import opcodes
 
 SM80, SM90 = (Target({"kind": "cuda", "arch": x}) for x in ("sm_80", "sm_90a"))
 
@@ -95,7 +96,7 @@ def test_instructions_of_a_product():
     """64 weights of a thread: a load, a PRMT, a LOP3, an HFMA2 and an HMUL2 for two of them."""
     f = DequantForm(16, 4096, 4096, 64, "float16", False, True, DequantTile(16, 64, 128, 4, 4))
     text = print_kernel(kernel_of(dequant_gemm(f), SM90))
-    ops = sass.opcodes(sass.disassemble(nvrtc.compile_cubin(text, "sm_90a").bytes))
+    ops = opcodes(sass.disassemble(nvrtc.compile_cubin(text, "sm_90a").bytes))
     count = {name: sum(n for op, n in ops.items() if op.split(".")[0] == name) for name in ("PRMT", "HFMA2", "HMUL2", "I2F")}
     assert text.count("tl::coded_pair<0, 4, 15>(Ws") == 1 and count["I2F"] == 0, ops
     assert 32 <= count["PRMT"] <= 40 and count["HMUL2"] <= 33 and count["HFMA2"] >= 32, ops

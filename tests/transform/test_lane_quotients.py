@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "dequa
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 import dequantize
 import narrow
+from sass_text import opcodes
 
 I32 = dtype("int32")
 ARCHS = {a: Target({"kind": "cuda", "arch": a}) for a in ("sm_80", "sm_90a")}
@@ -123,5 +124,5 @@ def test_weights_are_loaded_as_words_their_scales_once_and_integers_converted_by
     """A thread decodes 64 weights of 8 rows: a scale and a zero of each row (fp4: also a word of weights, which int4 copies
     ahead).  Integers become float16 by logical operations and packed subtractions, not by I2F."""
     (kernel,) = lower(weights(256, 256, 256).func, ARCHS[arch]).kernels
-    ops = sass.opcodes(sass.disassemble(nvrtc.compile_cubin(print_kernel(kernel), arch).bytes))
+    ops = opcodes(sass.disassemble(nvrtc.compile_cubin(print_kernel(kernel), arch).bytes))
     assert ops["LDG"] <= loads and ops["LDS"] <= 12 and not ops.get("I2F") and ops["LOP3"] > 64 and ops["PRMT"] >= 32, ops

@@ -57,13 +57,6 @@ class AffineForm:
     terms: tuple[tuple[Expr, int], ...]
     const: int
 
-    def coef(self, atom: Expr) -> int:
-        """Coefficient of an atom; 0 when absent."""
-        for a, c in self.terms:
-            if a.same(atom):
-                return c
-        return 0
-
     def __iter__(self) -> Iterator[tuple[Expr, int]]:
         return iter(self.terms)
 

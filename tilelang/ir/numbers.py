@@ -163,12 +163,6 @@ def binary_function(op: str, dt: dtype) -> Callable[[Value, Value], Value]:
     return fn if fit is None else lambda x, y: fit(fn(x, y))
 
 
-def binary_value(op: str, dt: dtype, x: Value, y: Value) -> Value:
-    """x op y for values of dt."""
-    with np.errstate(all="ignore"):
-        return binary_function(op, dt)(np.asarray(x), np.asarray(y))
-
-
 def unary_function(op: str, dt: dtype) -> Callable[[Value], Value]:
     """The function that computes Unary(op) of a value of dt, a scalar dtype."""
     fn = {"neg": np.negative, "not": np.logical_not, "bitnot": np.bitwise_not}[op]
@@ -189,4 +183,4 @@ def call_function(fn: Callable[..., Value], args: tuple[dtype, ...], result: dty
     return run
 
 
-__all__ = ["Value", "binary_function", "binary_value", "call_function", "round_tf32", "to_dtype", "unary_function"]
+__all__ = ["Value", "binary_function", "call_function", "round_tf32", "to_dtype", "unary_function"]

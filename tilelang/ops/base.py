@@ -1,4 +1,12 @@
-"""The interface between tile ops and the passes.  An op is one file: fields, checks, accesses, layouts, lowering, reference."""
+"""The interface between tile ops and the passes.  An op is one file, one class with fields and these methods:
+
+    check()             checks of shapes, dtypes and scopes, when the frontend builds the node: errors.error(...) at self.span
+    accesses()          the regions that the op reads and writes, each as an Access
+    infer_layout(known) layouts that follow from `known` (transform/layout/infer_layouts.py); {} while none can be inferred
+    lower(cx)           the statements of a thread that implement the op on cx.target; cx: a LowerContext
+    reference(env)      its meaning on whole tiles in NumPy: env.read(region) is the tile, with the safe value for elements of a
+                        global tensor that are out of range; env.write(region, ndarray) skips those; env.eval(expr) is a scalar
+"""
 
 from __future__ import annotations
 
@@ -99,27 +107,4 @@ class LowerContext(Protocol):
         """A fresh shared buffer (staging, cross-warp exchange), allocated around the op."""
 
 
-class TileOpProtocol(Protocol):
-    """The methods that each class in tilelang.ops defines besides its fields."""
-
-    def check(self) -> None:
-        """Check shapes, dtypes and scopes; raise errors.error(...) at self.span.  Called when the frontend builds the node."""
-
-    def accesses(self) -> tuple[Access, ...]:
-        """The regions that the op reads and writes, each with its mode."""
-
-    def reference(self, env: Any) -> None:
-        """Reference semantics: run the op on whole tiles in NumPy.
-
-        env.read(region) returns the tile as an ndarray; out-of-range global elements have the safe value.
-        env.write(region, ndarray) skips out-of-range elements.  env.eval(expr) returns a scalar.
-        """
-
-    def infer_layout(self, known: Any) -> dict[Buffer, Any]:
-        """Layouts that follow from `known` (transform/layout/infer_layouts.py); {} while nothing can be inferred yet."""
-
-    def lower(self, cx: LowerContext) -> Stmt:
-        """The per-thread statements that implement the op on cx.target."""
-
-
-__all__ = ["Access", "LowerContext", "TileOp", "TileOpProtocol"]
+__all__ = ["Access", "LowerContext", "TileOp"]

@@ -17,7 +17,7 @@ from .cpu_engine import cpu_engine
 from .cuda_driver import ATTRIBUTES, FUNC_ATTRIBUTES, FUNC_MAX_DYNAMIC_SHARED, FUNC_NON_PORTABLE_CLUSTER
 from .launchers import MAX_DEVICES
 from .llvm_text import Writer
-from .shared_library import FINGERPRINT, export_name, link_with_ffi, run_at_load
+from .shared_library import export_name, ffi_entry, link_with_ffi, run_at_load
 
 _DECLARED = re.compile(r"^declare i32 @(cu\w+)\(([^)]*)\)$", re.MULTILINE)
 _LOADING = {"cuInit": "i32", "cuDeviceGet": "ptr, i32", "cuDevicePrimaryCtxRetain": "ptr, i32", "cuModuleLoadData": "ptr, ptr",
@@ -79,21 +79,6 @@ leave:
   ret i32 %out
 }
 """
-_TVM_FFI = """
-@tl_text_array = private unnamed_addr constant [10 x i8] c"ffi.Array\\00"
-@{fingerprint} = constant [{length} x i8] c"{text}\\00"
-declare i32 @TVMFFIFunctionGetGlobal(ptr, ptr)
-define internal void @tl_start() {{
-  %name = alloca {{ ptr, i64 }}
-  store ptr @tl_text_array, ptr %name
-  %size = getelementptr i8, ptr %name, i64 8
-  store i64 9, ptr %size
-  %found = call i32 @TVMFFIFunctionGetGlobal(ptr %name, ptr @tl_make_array)
-  call void @tl_find_driver()
-  ret void
-}}
-@__tvm_ffi_{name} = alias i32 (ptr, ptr, i32, ptr), ptr @tl_call
-"""
 
 
 def write_cuda_library(path: Any, name: str, host_ir: str, kernels: list[dict[str, Any]], images: dict[str, bytes],
@@ -113,8 +98,8 @@ def library_text(name: str, host_ir: str, kernels: list[dict[str, Any]], images:
     text = text.replace("@tl_default_device = external global i32\n", "").replace("load i32, ptr @tl_default_device",
                                                                                   "call i32 @tl_current_device()")
     text, called = with_device_code(text, kernels, images)
-    glue = _TVM_FFI.format(fingerprint=FINGERPRINT, length=len(fingerprint) + 1, text=fingerprint, name=name)
-    return "\n".join([text, driver_text({**called, "cuCtxGetDevice": "ptr"}, "tl_start"), CURRENT_DEVICE, glue])
+    driver = driver_text({**called, "cuCtxGetDevice": "ptr"}, "tl_start")
+    return "\n".join([text, driver, CURRENT_DEVICE, ffi_entry(name, fingerprint, "tl_find_driver")])
 
 
 def with_device_code(host_ir: str, kernels: list[dict[str, Any]], images: dict[str, bytes]) -> tuple[str, dict[str, str]]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import tempfile
-from collections import Counter
 
 from tilelang.errors import error, register
 
 from .nvrtc import _system_roots, _wheel_roots
 
 register("nvdisasm-missing", RuntimeError, "SASS was asked for and nvdisasm is not installed", expected="a working nvdisasm")
-_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z][A-Z0-9_.]*)", re.M)
 
 
 def find_nvdisasm() -> str | None:
@@ -44,25 +41,3 @@ def disassemble(cubin: bytes, encodings: bool = False) -> str:
                     found=f"one that ends with {done.returncode}",
                     hint="use an nvdisasm at least as new as the NVRTC that made the cubin")
     return done.stdout
-
-
-def opcodes(sass: str) -> Counter[str]:
-    """The number of occurrences of each opcode in SASS text, by its first component: HMMA, LDGSTS, LDSM, STL, …"""
-    return Counter(m.group(1).split(".")[0] for m in _INSTRUCTION.finditer(sass))
-
-
-def loops(sass: str) -> list[tuple[int, str]]:
-    """Bodies of the backward branches, as (number of instructions, text), largest first.
-
-    A loop is the text from a branch target up to the last branch back to it.
-    """
-    lines = sass.splitlines()
-    labels = {m.group(1): i for i, line in enumerate(lines) if (m := re.match(r"^(\.L_[\w.]+):", line.strip()))}
-    ends: dict[int, int] = {}
-    for i, line in enumerate(lines):
-        m = re.search(r"\bBRA\b.*`\((\.L_[\w.]+)\)", line)
-        if m and labels.get(m.group(1), i) < i:
-            start = labels[m.group(1)]
-            ends[start] = max(i, ends.get(start, 0))
-    bodies = ["\n".join(lines[a:b + 1]) for a, b in ends.items() if b - a > 1]
-    return sorted(((len(_INSTRUCTION.findall(t)), t) for t in bodies), key=lambda x: -x[0])

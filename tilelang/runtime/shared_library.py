@@ -49,7 +49,7 @@ define internal void @tl_start() {{
   %size = getelementptr i8, ptr %name, i64 8
   store i64 9, ptr %size
   %found = call i32 @TVMFFIFunctionGetGlobal(ptr %name, ptr @tl_make_array)
-  call void @tl_start_pool()
+  call void @{start}()
   ret void
 }}
 @__tvm_ffi_{name} = alias i32 (ptr, ptr, i32, ptr), ptr @tl_call
@@ -97,6 +97,11 @@ def export_name(name: str) -> str:
     return name
 
 
+def ffi_entry(name: str, fingerprint: str, start: str) -> str:
+    """LLVM IR of the fingerprint, of the exported function, and of @tl_start, which calls `start`."""
+    return _TVM_FFI.format(fingerprint=FINGERPRINT, length=len(fingerprint) + 1, text=fingerprint, name=name, start=start)
+
+
 def write_library(path: Any, name: str, host_ir: str, kernel_object: bytes, entry: str, fingerprint: str) -> None:
     """Link a CPU kernel to a shared library.
 
@@ -106,7 +111,7 @@ def write_library(path: Any, name: str, host_ir: str, kernel_object: bytes, entr
     text = host_ir.replace("@tl_make_array = external global ptr", "@tl_make_array = internal global ptr null")
     text = text.replace("@tl_default_device = external global i32", "@tl_default_device = internal global i32 0")
     text = re.sub(r"@tl_cpu_entry\b", f"@{entry}", text)
-    glue = _TVM_FFI.format(fingerprint=FINGERPRINT, length=len(fingerprint) + 1, text=fingerprint, name=export_name(name))
+    glue = ffi_entry(export_name(name), fingerprint, "tl_start_pool")
     engine = cpu_engine()
     link_with_ffi(path, name, {
         "kernel.o": kernel_object, "host.o": engine.emit_object(text + glue + pool_start("tl_start"), opt=1),
@@ -206,5 +211,5 @@ def open_library(path: Any, modes: tuple[str, ...], fingerprint: str) -> dict[st
     return out
 
 
-__all__ = ["FINGERPRINT", "export_name", "find_compiler", "link", "link_with_ffi", "open_library", "pool_start",
+__all__ = ["FINGERPRINT", "export_name", "ffi_entry", "find_compiler", "link", "link_with_ffi", "open_library", "pool_start",
            "run_at_load", "write_library"]
