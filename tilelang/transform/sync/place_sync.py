@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tilelang.ir import Break, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt, While, rewrite_launches
 from tilelang.ir.record import record
@@ -116,8 +116,22 @@ class _TooDeep(Exception):
     """Nested loops take more passes than ITERATIONS."""
 
 
+@dataclass
+class _Run:
+    """What a sequence of statements did to one state: the states before each statement and after the last, and the states at
+    breaks and continues, each with the number of its statement."""
+
+    states: list[_State]
+    breaks: list[tuple[int, _State]]
+    continues: list[tuple[int, tuple[_State, Place]]]
+
+
 class _Flow:
-    """Forward data flow analysis that marks where barriers go."""
+    """Forward data flow analysis that marks where barriers go.
+
+    While barriers are removed again, each sequence keeps what it did to a state.  After the change of one statement it is
+    followed from there until the state is what it was before: the statements behind that give what they gave.
+    """
 
     def __init__(self, tables: Tables, coarse: bool = False) -> None:
         """coarse: assume that any two iterations of a loop may be any distance from each other; never gives fewer barriers."""
@@ -125,6 +139,10 @@ class _Flow:
         self.relevant: dict[Loop, bool] = {}
         self.inside: dict[Loop, list[Access]] = {}
         self.checking = False
+        self.placed = 0  # barriers marked so far
+        self.runs: dict[Place, list[_Run]] = {}  # with the present barriers; only while checking
+        self.trial: dict[Place, list[_Run]] = {}  # without the barrier that is tried: of the sequences around it
+        self.around: dict[Place, int] = {}  # those sequences, and in which of their statements it is
         # per loop: the states at its breaks, and the states at its continues with their places
         self.leaving: list[tuple[list[_State], list[tuple[_State, Place]]]] = []
 
@@ -146,21 +164,33 @@ class _Flow:
 
     def prune(self, root: Place) -> None:
         """Remove barriers that other barriers make redundant, those in the innermost loops first."""
-        marked: list[tuple[int, int, Place, str]] = []
-        _collect(root, 0, marked)
+        marked: list[tuple[int, int, Place, str, dict[Place, int]]] = []
+        _collect(root, 0, {}, marked)
         self.checking = True
-        for _, _, p, mark in sorted(marked, key=lambda m: m[:2], reverse=True):
+        if not marked or not self.holds(root):
+            return
+        for _, _, p, mark, self.around in sorted(marked, key=lambda m: m[:2], reverse=True):
             setattr(p, mark, False)
-            try:
-                self.whole(root)
-            except _Needed:
+            self.trial = {}
+            if self.holds(root):
+                self.runs.update({x: self.trial.get(x, []) for x in self.around})
+            else:
                 setattr(p, mark, True)
-                self.leaving.clear()
+
+    def holds(self, root: Place) -> bool:
+        """Whether the marked barriers suffice."""
+        try:
+            self.whole(root)
+        except _Needed:
+            self.leaving.clear()
+            return False
+        return True
 
     def need(self, p: Place, mark: str) -> None:
         """Mark that a place needs a barrier; when checking, raise _Needed instead."""
         if self.checking:
             raise _Needed
+        self.placed += not getattr(p, mark)
         setattr(p, mark, True)
 
     # ---- transfer -----------------------------------------------------------------------------------------------
@@ -171,9 +201,7 @@ class _Flow:
             state = _cleared(state)
         s = p.stmt
         if isinstance(s, Seq):
-            for x in p.inner:
-                state = self.flow(x, state)
-            return state
+            return self.sequence(p, state)
         if isinstance(s, While):
             return self.while_loop(p, state)
         leaf = is_leaf(p)
@@ -199,6 +227,41 @@ class _Flow:
         for x in p.inner:
             state = self.flow(x, state)
         return state
+
+    def sequence(self, p: Place, state: _State) -> _State:
+        """The state after the statements of a Seq."""
+        if not self.checking:
+            for x in p.inner:
+                state = self.flow(x, state)
+            return state
+        first = self.around.get(p)  # the first statement that may give another state than before
+        known = self.trial if first is not None else self.runs
+        run = _found(known.get(p), state)
+        old = run or (None if first is None else _found(self.runs.get(p), state))
+        at = 0
+        if run is None:
+            run, (breaks, continues) = _Run([state], [], []), self.leaving[-1]
+            if old is not None and first:
+                run.states += old.states[1:first + 1]
+                at, state = first, run.states[-1]
+                run.breaks += [x for x in old.breaks if x[0] < at]
+                run.continues += [x for x in old.continues if x[0] < at]
+            while at < len(p.inner) and (old is None or at <= (first or 0) or state != old.states[at]):
+                left, over = len(breaks), len(continues)
+                state = self.flow(p.inner[at], state)
+                run.breaks += [(at, x) for x in breaks[left:]]
+                run.continues += [(at, x) for x in continues[over:]]
+                del breaks[left:], continues[over:]
+                run.states.append(state)
+                at += 1
+            if old is not None and at < len(p.inner):
+                run.states += old.states[at + 1:]
+                run.breaks += [x for x in old.breaks if x[0] >= at]
+                run.continues += [x for x in old.continues if x[0] >= at]
+            known.setdefault(p, []).append(run)
+        self.leaving[-1][0].extend(x for _, x in run.breaks)
+        self.leaving[-1][1].extend(x for _, x in run.continues)
+        return run.states[-1]
 
     def own(self, p: Place, state: _State) -> _State:
         """Apply the accesses that a statement makes itself."""
@@ -228,7 +291,7 @@ class _Flow:
         for x in p.inner:
             _exposed(x, exposed)
         if self.conflicts(state, exposed, p):
-            p.before = True
+            self.need(p, "before")
             return _cleared(state)
         return state
 
@@ -295,7 +358,7 @@ class _Flow:
             self.count += 1
             if self.count > ITERATIONS and not self.coarse:
                 raise _TooDeep
-            marks = _marks(p)
+            marks = self.placed
             self.leaving.append(([], []))
             out = self.flow(p.inner[0], now)
             breaks, continues = self.leaving.pop()
@@ -312,7 +375,7 @@ class _Flow:
             back = self.again(p, loop, out)
             for a in test.accesses if test is not None else ():
                 back[_Pending(a, _HERE)] = None
-            if _marks(p) != marks:  # a barrier was added: the state so far is out of date
+            if self.placed != marks:  # a barrier was added: the state so far is out of date
                 now = entry
                 continue
             following = _merged(entry, back, now)
@@ -415,19 +478,20 @@ class _Needed(Exception):
     """A barrier is missing."""
 
 
-def _collect(p: Place, depth: int, out: list[tuple[int, int, Place, str]]) -> None:
-    """Append (loop depth, position, place, mark) of every barrier placed below p."""
+def _found(runs: list[_Run] | None, state: _State) -> _Run | None:
+    return next((r for r in runs or () if r.states[0] == state), None)
+
+
+def _collect(p: Place, depth: int, around: dict[Place, int], out: list[tuple[int, int, Place, str, dict[Place, int]]]) -> None:
+    """Append (loop depth, position, place, mark, sequences around the place) of every barrier placed below p."""
     if p.before:
-        out.append((depth, len(out), p, "before"))
+        out.append((depth, len(out), p, "before", around))
     inner = depth + (p.loop is not None)
-    for x in p.inner:
-        _collect(x, inner, out)
+    sequence = isinstance(p.stmt, Seq)
+    for k, x in enumerate(p.inner):
+        _collect(x, inner, {**around, p: k} if sequence else around, out)
     if p.body_end:
-        out.append((inner, len(out), p, "body_end"))
-
-
-def _marks(p: Place) -> int:
-    return sum(x.before + x.body_end for x in p.all())
+        out.append((inner, len(out), p, "body_end", around))
 
 
 def _exposed(p: Place, out: list[Access]) -> bool:
