@@ -65,12 +65,16 @@ def _of_loop(loop: Parallel, around: Around) -> Stmt:
         body.reject_beside_updates()
     old: dict[Buffer, Buffer] = {}
     reads = [(x, body.own_store(x)) for x in body.accesses if x.buffer.data in stored and x.kind == "read"]
+    writes, soonest = body.writes()
+    met: dict[Any, tuple[int, ...] | None] = {}  # what `meeting` gives depends on the keys of the accesses alone
     for access, own in reads:
-        writes = [w for w in body.accesses if w.stores and w.buffer.data is access.buffer.data]
-        for w in writes:
-            if (pair := body.meeting(w, access)) is None:
+        for key, w in writes.get(access.buffer.data, {}).items():
+            both = key, access.key
+            if both not in met:
+                met[both] = body.meeting(w, access)
+            if (pair := met[both]) is None:
                 continue
-            late = any(x.step < access.step or x.again for x in writes)
+            late = soonest[access.buffer.data] < access.step
             if access.buffer.scope_name != FRAGMENT or late or access.again or own or not access.buffer.is_static:
                 body.reject(w, access, pair)
             of = access.buffer
@@ -122,6 +126,11 @@ class _Access:
         return self.kind == "store"
 
     @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for accesses of equal elements under equal conditions."""
+        return self.buffer, self.flat, self.conds, self.place.indices, self.place.conds, self.accumulates
+
+    @property
     def text(self) -> str:
         return to_text(load(self.buffer, self.node.indices))
 
@@ -135,6 +144,7 @@ class _Body:
     around: Around
     accesses: list[_Access] = field(default_factory=list)
     early: set[int] = field(default_factory=set)
+    stores_of: dict[int, list[_Access]] = field(default_factory=dict)  # by the number of their statement
     step: int = 0
     values: dict[Expr, Var] = field(default_factory=dict)  # read from memory, the same in all iterations
     points: dict[Var, np.ndarray] = field(default_factory=dict)  # the loop's variables in each iteration, where they are few
@@ -249,6 +259,8 @@ class _Body:
             if b.scope_name == GLOBAL:
                 conds = (*conds, *self.inside(convert(substitute(i, bound)), size))
         self.accesses.append(_Access(x, b, self.step, conds, again, convert(flat), place, kind))
+        if kind == "store":
+            self.stores_of.setdefault(self.step, []).append(self.accesses[-1])
 
     def inside(self, i: Expr, size: Any) -> tuple[Expr, ...]:
         """Bounds conditions for an index of a tensor: an access outside is skipped, or reads the safe value.
@@ -286,10 +298,21 @@ class _Body:
 
     def own_store(self, r: _Access) -> _Access | None:
         """The store that updates the element that is read: F[i] = F[i] + x, which other passes reduce over iterations."""
-        same = [w for w in self.accesses if w.stores and w.step == r.step and self.same_place(w, r)]
+        same = [w for w in self.stores_of.get(r.step, ()) if self.same_place(w, r)]
         for w in same:
             w.accumulates = True
         return same[0] if same else None
+
+    def writes(self) -> tuple[dict[Var, dict[Any, _Access]], dict[Var, float]]:
+        """By storage: the first store of each key, and the step of the first store, -1 where one is in a loop of the body."""
+        first: dict[Var, dict[Any, _Access]] = {}
+        soonest: dict[Var, float] = {}
+        for w in self.accesses:
+            if w.stores:
+                b = w.buffer.data
+                first.setdefault(b, {}).setdefault(w.key, w)
+                soonest[b] = min(soonest.get(b, math.inf), -1 if w.again else w.step)
+        return first, soonest
 
     def same_place(self, w: _Access, r: _Access) -> bool:
         """Whether both use one element in each iteration."""

@@ -13,12 +13,14 @@ blocks that specialize_warps split; the tiles that the producer loads through ri
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import cached_property
 from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.arith.simplify import extent_bounds
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Region, Seq,
-                         Stmt, Store, While, binary, call, const, dtype, is_const, load, replace, rewrite_launches, seq,
+                         Stmt, Store, Var, While, binary, call, const, dtype, is_const, load, replace, rewrite_launches, seq,
                          stmts_of, walk, with_options, BufferFacts, BARRIER, GLOBAL, SHARED, VARIABLE)
 from tilelang.layout import linear_layout
 from tilelang.ops import AtomicTile, Copy, Transpose
@@ -57,6 +59,7 @@ class _Copies:
         self.launch, self.thread, self.on = launch, launch.thread_vars[0], on
         self.stores = TmaStores(launch, True, 0, strides)
         self.effects = list(effects(launch.body))
+        self.counts = Counter(e.storage for e in self.effects)
         self.written = {e.storage for e in self.effects if e.writes and e.buffer.scope_name == GLOBAL}
         self.pointers = {a.buffer.data for x in walk(launch.body, Call) if not x.op.startswith("mbarrier")
                          for a in x.args if isinstance(a, AddressOf)}
@@ -69,6 +72,7 @@ class _Copies:
         self.analyzer = Analyzer()
         for v, n in (*zip(launch.block_vars, launch.grid), *zip(launch.thread_vars, launch.threads)):
             self.analyzer = self.analyzer.bind(v, *extent_bounds(self.analyzer, 0, n))
+        self.across: dict[Any, bool] = {}
         self.setup: list[Stmt] = []
         self.inits: list[Stmt] = []
         self.notes: dict[str, None] = {}
@@ -207,18 +211,24 @@ class _Copies:
 
     def _across(self, b: Buffer) -> bool:
         """Whether neighbouring threads touch different rows of a tile: then layouts other than swizzle atoms suit it better."""
-        if any(b in (x.src.buffer, x.dst.buffer) for x in walk(self.launch.body, Transpose)):
+        transposed, accesses = self.touched
+        if b in transposed:
             return True
-        for loop in walk(self.launch.body):
-            if not isinstance(loop, Parallel):
-                continue
-            near = loop.vars[-1]
-            for x in walk(loop.body):
-                if isinstance(x, (Load, Store)) and x.buffer is b and (
-                        stride_along(x.indices[-1], near, self.analyzer) not in (0, 1, -1)
-                        or any(stride_along(i, near, self.analyzer) != 0 for i in x.indices[:-1])):
-                    return True
-        return False
+        key = b, self.analyzer, len(self.analyzer.env)  # what it knows: it learns more variables, or is replaced
+        if key not in self.across:
+            self.across[key] = any(
+                stride_along(x.indices[-1], near, self.analyzer) not in (0, 1, -1)
+                or any(stride_along(i, near, self.analyzer) != 0 for i in x.indices[:-1]) for near, x in accesses.get(b, ()))
+        return self.across[key]
+
+    @cached_property
+    def touched(self) -> tuple[set[Buffer], dict[Buffer, list[tuple[Var, Any]]]]:
+        """The buffers of transpositions, and by buffer the accesses in parallel loops with the variable of the threads."""
+        accesses: dict[Buffer, list[tuple[Var, Any]]] = {}
+        for loop in walk(self.launch.body, Parallel):
+            for x in walk(loop.body, Load, Store):
+                accesses.setdefault(x.buffer, []).append((loop.vars[-1], x))
+        return {r.buffer for x in walk(self.launch.body, Transpose) for r in (x.src, x.dst)}, accesses
 
     def _loads(self, run: list[Copy]) -> list[Stmt]:
         """Loads that one thread issues together, and one wait by all threads."""
@@ -278,17 +288,18 @@ class _Copies:
         out: dict[int, Copy | AtomicTile] = {}
         if not self.stores.loops:
             return out
+        touching: dict[Var, list[int]] = {}  # by storage: the statement of each effect
+        for k, x in enumerate(stmts):
+            for e in effects(x):
+                touching.setdefault(e.storage, []).append(k)
         for k, c in enumerate(stmts):
             if not isinstance(c, (Copy, AtomicTile)) or not self._is_store(c) or self._again(c):
                 continue
             src = source(c)
             assert src is not None
-            storage = src.buffer.data
-            touching = [j for j, x in enumerate(stmts) if any(e.storage is storage for e in effects(x))]
-            total = sum(e.storage is storage for e in self.effects)
-            inside = sum(e.storage is storage for j in touching for e in effects(stmts[j]))
-            if total == inside and touching[0] < k == touching[-1] and touching[0] not in out:
-                out[touching[0]] = c
+            places = touching.get(src.buffer.data, [])
+            if len(places) == self.counts[src.buffer.data] and places[0] < k == places[-1] and places[0] not in out:
+                out[places[0]] = c
         return out
 
     def _wait(self) -> list[Stmt]:

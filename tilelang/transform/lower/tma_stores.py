@@ -12,11 +12,12 @@ A TMA store is asynchronous: it reads shared memory and writes the tensor some t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Alloc, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, While, binary, call, const,
-                         dtype, seq, walk, BufferFacts, DYNAMIC, GLOBAL)
+from tilelang.ir import (Alloc, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, Var, While, binary, call, const,
+                         convert, dtype, seq, walk, BufferFacts, DYNAMIC, GLOBAL)
 from tilelang.ops import Copy
 from tilelang.ops.atomic import AtomicTile
 from tilelang.ops.tma_store import BOX_ROW, ROWS_OF_STEP, uses_group_barriers
@@ -49,6 +50,8 @@ class TmaStores:
         self.first_group, self.issued, self.whole_groups = 0, False, True
         self.stages: dict[tuple[int, int, int, Any], Buffer] = {}
         self.loops: list[For | While] = []
+        self.analyzer = Analyzer()  # knows no ranges
+        self.apart: dict[Var, bool] = {}  # see _all_disjoint
 
     def reason(self, tensor: Buffer) -> str:
         """The reason reported for a tensor, without its name; "" when there is none."""
@@ -63,29 +66,60 @@ class TmaStores:
 
     def unsupported(self, op: Any, tensor: Buffer) -> str:
         """Why an op may not write its tensor by TMA, given the rest of the program; "" when it may."""
-        if late := placed_in_kernel(self.launch)(tensor):
+        if late := self.placed(tensor):
             return f"the {late} of `{tensor.name}` is known in the kernel only"
-        writers: list[Any] = []
-        for e in effects(self.launch.body):
-            if e.storage is not tensor.data:
-                continue
-            if not isinstance(e.node, (Copy, AtomicTile)) or e.region is not e.node.dst:
-                return f"`{tensor.name}` is also {'written' if e.writes else 'read'} in another way"
-            writers.append(e.node)
+        others, writers = self.writers.get(tensor.data, ("", []))
+        if others:
+            return f"`{tensor.name}` is also {others} in another way"
         if any(type(x) is not type(op) or isinstance(x, AtomicTile) and x.kind != op.kind for x in writers):
             return f"`{tensor.name}` is changed in two ways"
-        if isinstance(op, Copy):
-            for other in writers:
-                if other is not op and not self._disjoint(op.dst, other.dst):
-                    return f"two copies may write the same elements of `{tensor.name}`"
+        if isinstance(op, Copy) and not self._all_disjoint(tensor.data) and any(
+                not self._disjoint(op.dst, x.dst) for x in writers if x is not op):
+            return f"two copies may write the same elements of `{tensor.name}`"
         return ""
+
+    @cached_property
+    def placed(self) -> Callable[[Buffer], str]:
+        return placed_in_kernel(self.launch)
+
+    @cached_property
+    def writers(self) -> dict[Var, tuple[str, list[Any]]]:
+        """By storage: how something else than copies and atomics of tiles accesses it first, and those that write to it."""
+        out: dict[Var, tuple[str, list[Any]]] = {}
+        for e in effects(self.launch.body):
+            others, nodes = out.get(e.storage, ("", []))
+            if not isinstance(e.node, (Copy, AtomicTile)) or e.region is not e.node.dst:
+                out[e.storage] = others or ("written" if e.writes else "read"), nodes
+            else:
+                nodes.append(e.node)
+                out[e.storage] = others, nodes
+        return out
+
+    def _all_disjoint(self, tensor: Var) -> bool:
+        """Whether all tiles that are written to a tensor are found disjoint along one dimension, by sorting."""
+        if tensor not in self.apart:
+            regions = [x.dst for x in self.writers[tensor][1]]
+            one = len({r.buffer for r in regions}) == 1
+            self.apart[tensor] = one and any(map(self._apart, zip(*(r.mins for r in regions)), zip(*(
+                r.extents for r in regions))))
+        return self.apart[tensor]
+
+    def _apart(self, mins: tuple[Any, ...], extents: tuple[Any, ...]) -> bool:
+        """Whether the intervals of a dimension have constant distances and do not meet."""
+        if not all(isinstance(n, int) for n in extents):
+            return False
+        forms = [self.analyzer.linear(convert(x)) for x in mins]
+        if any(f.terms != forms[0].terms for f in forms):
+            return False
+        spans = sorted((f.const, f.const + n) for f, n in zip(forms, extents))
+        return all(end <= start for (_, end), (start, _) in zip(spans, spans[1:]))
 
     def _disjoint(self, a: Region, b: Region) -> bool:
         """Whether two tiles are disjoint: in one dimension their distance is constant and large enough."""
         if a.buffer is not b.buffer:
             return False
         for x, y, n, m in zip(a.mins, b.mins, a.extents, b.extents):
-            gap = Analyzer().simplify(const(0) + y - x)
+            gap = self.analyzer.simplify(const(0) + y - x)
             if isinstance(gap, Const) and isinstance(n, int) and isinstance(m, int) and not -m < gap.value < n:
                 return True
         return False
@@ -119,9 +153,13 @@ class TmaStores:
             return "there are too many warp groups"
         if not self.whole_groups:
             return "its warps are no whole warp groups"
-        if uses_group_barriers(self.launch):
+        if self.names_barriers:
             return "the program uses the barriers of its own choice"
         return "" if self.buffers else "no shared memory is left for its staging"
+
+    @cached_property
+    def names_barriers(self) -> bool:
+        return uses_group_barriers(self.launch)
 
     def staging(self, groups: int, number: int, dt: dtype) -> Buffer:
         """Shared memory of `number` staging buffers of elements dt, reused by all such stores of the same warp groups.
