@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +141,8 @@ def growth(names: list[str], targets: list[str], sizes: list[int], repeat: int, 
     rows = []
     for target in targets:
         for name in names:
-            least(lambda: GROWING[name](min(sizes)), target, 1, device)  # loads modules
-            by = {n: least(lambda: GROWING[name](n), target, repeat if n < max(sizes) else max(1, repeat - 1), device)
+            least(partial(GROWING[name], min(sizes)), target, 1, device)  # loads modules
+            by = {n: least(partial(GROWING[name], n), target, repeat if n < max(sizes) else max(1, repeat - 1), device)
                   for n in sizes}
             row = {"program": name, "target": target, "order": order({n: r["own"] for n, r in by.items()}),
                    "by_n": {str(n): r for n, r in by.items()}}
@@ -224,7 +225,7 @@ def profile(text: str, top: int) -> None:
     from suite.growing import GROWING
 
     name, *size, target = text.split(":")
-    make = (lambda: GROWING[name](int(size[0]))) if size else cold_programs()[name]
+    make = partial(GROWING[name], int(size[0])) if size else cold_programs()[name]
     compile_by_parts(make, target, False)
     p = cProfile.Profile()
     p.runcall(compile_by_parts, make, target, False)
