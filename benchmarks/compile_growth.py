@@ -30,9 +30,6 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
-
-from suite.compiling import private_caches  # noqa: E402
-
 TARGETS = ("sm_90a", "sm_80", "cpu")
 
 
@@ -176,8 +173,9 @@ def cold_programs() -> dict[str, Callable[[], Any]]:
     from mla_decode import mla_decode
     from suite.growing import readme_gemm
 
-    return {"gemm": readme_gemm, "attention": library_attention, "plain attention": lambda: flash_forward(1, 16, 16, 4096, 4096, 128),
-            "mla": lambda: mla_decode(16, 128, 4096), "backward": lambda: flash_backward(1, 16, 4, 2048, 128)}
+    return {"gemm": readme_gemm, "attention": library_attention, "mla": lambda: mla_decode(16, 128, 4096),
+            "plain attention": lambda: flash_forward(1, 16, 16, 4096, 4096, 128),
+            "backward": lambda: flash_backward(1, 16, 4, 2048, 128)}
 
 
 def cold_one(name: str, target: str) -> dict[str, Any]:
@@ -214,6 +212,8 @@ def cold(names: list[str], targets: list[str], repeat: int, top: int) -> list[di
 
 
 def _in_process(how: str, name: str, target: str) -> dict[str, Any]:
+    from suite.compiling import private_caches
+
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run([sys.executable, __file__, how, f"{name}:{target}"], capture_output=True, text=True, check=True,
                               env={**os.environ, **private_caches(Path(folder))})

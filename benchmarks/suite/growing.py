@@ -247,7 +247,8 @@ def kernels(n: int) -> Any:
 def readme_gemm() -> Any:
     """The README's GEMM at 4096."""
     @T.prim_func
-    def matmul(A: T.Tensor((4096, 4096), "float16"), B: T.Tensor((4096, 4096), "float16"), C: T.Tensor((4096, 4096), "float16")):
+    def matmul(A: T.Tensor((4096, 4096), "float16"), B: T.Tensor((4096, 4096), "float16"),
+               C: T.Tensor((4096, 4096), "float16")):
         with T.Kernel(32, 32, threads=128) as (bx, by):
             As = T.alloc_shared((128, 32), "float16")
             Bs = T.alloc_shared((32, 128), "float16")
@@ -262,4 +263,5 @@ def readme_gemm() -> Any:
 
 
 GROWING: dict[str, Callable[[int], Any]] = {f.__name__: f for f in (
-    gemms, gemms_in_unroll, copies, parallel_loops, fragments, shared_tiles, nested_ifs, barriers, chain, pipelined_loops, kernels)}
+    gemms, gemms_in_unroll, copies, parallel_loops, fragments, shared_tiles, nested_ifs, barriers, chain, pipelined_loops,
+    kernels)}

@@ -59,7 +59,7 @@ def taken_apart(func, cx):
 
 def both_ways(f, *args, monkeypatch, every=False, config=None):
     """(result of the last tensor, kernel); computed with registers and arrays apart, and as they are."""
-    monkeypatch.setattr(passes, "EVERY_FORM", every)
+    monkeypatch.setattr(passes, "EVERY_FORM", 1 if every else 1 << 30)
     plain = pipeline.lower(f.func, SM90A, config)
     monkeypatch.setattr(pipeline, "DEVICE_PASSES", (*pipeline.DEVICE_PASSES[:-1], taken_apart, pipeline.DEVICE_PASSES[-1]))
     apart = pipeline.lower(f.func, SM90A, config)
@@ -176,7 +176,7 @@ def test_accumulators_that_cannot_be_followed_stay_arrays(monkeypatch):
 
 @pytest.mark.parametrize("every", [False, True])
 def test_accumulators_of_several_instructions(monkeypatch, every):
-    monkeypatch.setattr(passes, "EVERY_FORM", every)
+    monkeypatch.setattr(passes, "EVERY_FORM", 1 if every else 1 << 30)
     (kernel,) = pipeline.lower(gemm(128, 128, 128, 128, 128, 64).func, SM90A).kernels
     assert (".reg .f32 tl_Cf_<128>" in print_kernel(kernel)) == every
 
@@ -215,9 +215,19 @@ def test_text_of_declarations_and_moves():
     assert re.search(r'mov.b32 %1, tl_P_1;.*"=r"\(C\[1\]\)', move_function("out_P", "P", "b32", 2, False), re.S)
 
 
+def test_launches_of_many_wgmma_use_named_registers_in_every_form(monkeypatch):
+    def declares(rows):
+        (kernel,) = pipeline.lower(gemm(rows, 128, 128, rows, 128, 64).func, SM90A).kernels
+        return ".reg .f32 tl_Cf_<" in print_kernel(kernel)
+
+    assert not declares(128)
+    monkeypatch.setattr(passes, "EVERY_FORM", 8)  # two rows of instructions, four along K
+    assert declares(128)
+
+
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 @pytest.mark.parametrize("options", [[], ["-G"]])
 def test_the_assembler_takes_names_in_inlined_functions(monkeypatch, options):
-    monkeypatch.setattr(passes, "EVERY_FORM", True)
+    monkeypatch.setattr(passes, "EVERY_FORM", 1)
     (kernel,) = pipeline.lower(chain.func, SM90A).kernels
     assert nvrtc.compile_cubin(print_kernel(kernel), "sm_90a", options).bytes

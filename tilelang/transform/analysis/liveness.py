@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from tilelang.ir import (Alloc, Break, Buffer, Const, Continue, For, If, Launch, Parallel, Seq, Stmt, Store, Var, While,
                          is_const, stmts_of)
 
@@ -78,6 +80,31 @@ def live_into(storage: Var, body: Stmt) -> bool:
     return Liveness(storage, Seq(())).before(body, False)
 
 
+class Uses:
+    """Liveness and views of the buffers of a body, each found once."""
+
+    def __init__(self, body: Stmt) -> None:
+        self.body = body
+        self._live: dict[Var, Liveness] = {}
+
+    def live_after(self, storage: Var, s: Stmt) -> bool:
+        """Whether the value in storage may be read after s."""
+        if storage not in self._live:
+            self._live[storage] = Liveness(storage, self.body)
+        return self._live[storage].after(s)
+
+    @cached_property
+    def _seen(self) -> dict[Var, set[Buffer]]:
+        out: dict[Var, set[Buffer]] = {}
+        for e in effects(self.body):
+            out.setdefault(e.storage, set()).add(e.buffer)
+        return out
+
+    def has_views(self, b: Buffer) -> bool:
+        """Whether another buffer in the body shares b's storage."""
+        return not self._seen.get(b.data, set()) <= {b}
+
+
 def _runs_once(s: For) -> bool:
     return isinstance(s.extent, Const) and s.extent.value > 0
 
@@ -107,4 +134,4 @@ def has_views(buffer: Buffer, root: Stmt) -> bool:
     return any(e.storage is buffer.data and e.buffer is not buffer for e in effects(root))
 
 
-__all__ = ["Liveness", "has_views", "live_into"]
+__all__ = ["Liveness", "Uses", "has_views", "live_into"]

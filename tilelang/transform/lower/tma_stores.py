@@ -16,8 +16,8 @@ from functools import cached_property
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Alloc, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, Var, While, binary, call, const,
-                         convert, dtype, seq, walk, BufferFacts, DYNAMIC, GLOBAL)
+from tilelang.ir import (Alloc, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, Var, While, binary, call,
+                         const, convert, dtype, seq, walk, BufferFacts, DYNAMIC, GLOBAL)
 from tilelang.ops import Copy
 from tilelang.ops.atomic import AtomicTile
 from tilelang.ops.tma_store import BOX_ROW, ROWS_OF_STEP, uses_group_barriers
@@ -71,7 +71,7 @@ class TmaStores:
         others, writers = self.writers.get(tensor.data, ("", []))
         if others:
             return f"`{tensor.name}` is also {others} in another way"
-        if any(type(x) is not type(op) or isinstance(x, AtomicTile) and x.kind != op.kind for x in writers):
+        if self.kinds.get(tensor.data, _kind(op)) != _kind(op):
             return f"`{tensor.name}` is changed in two ways"
         if isinstance(op, Copy) and not self._all_disjoint(tensor.data) and any(
                 not self._disjoint(op.dst, x.dst) for x in writers if x is not op):
@@ -94,6 +94,12 @@ class TmaStores:
                 nodes.append(e.node)
                 out[e.storage] = others, nodes
         return out
+
+    @cached_property
+    def kinds(self) -> dict[Var, Any]:
+        """By storage: the kind of all its writers, None where they differ."""
+        each = {b: {_kind(x) for x in nodes} for b, (_, nodes) in self.writers.items() if nodes}
+        return {b: kinds.pop() if len(kinds) == 1 else None for b, kinds in each.items()}
 
     def _all_disjoint(self, tensor: Var) -> bool:
         """Whether all tiles that are written to a tensor are found disjoint along one dimension, by sorting."""
@@ -198,6 +204,10 @@ class TmaStores:
             out = seq(out, finished(thread), span=out.span)
         self.first_group, self.issued, self.whole_groups = saved
         return out
+
+
+def _kind(op: Any) -> Any:
+    return type(op), op.kind if isinstance(op, AtomicTile) else None
 
 
 def asks_for_tma(launch: Launch) -> bool:

@@ -15,7 +15,7 @@ from tilelang.ops import Copy, Reduce, Scan
 from ..framework.config import PassConfigKey
 from ..analysis.effects import effects, orders
 from ..legalize.hopper_features import no_warp_roles
-from ..analysis.liveness import Liveness, has_views, live_into
+from ..analysis.liveness import Uses, live_into
 from ..framework.pass_ import TILE, PassContext, pass_
 from .disjoint_tiles import with_versions
 from .pipeline_emit import Plan, emit
@@ -52,6 +52,9 @@ class _Planner:
     launch: Launch
     cx: PassContext
     made: dict[Buffer, Buffer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.uses = Uses(self.launch.body)
 
     def run(self) -> Launch:
         if not any(isinstance(s, For) and is_pipelined(s) for s in statements(self.launch.body)):
@@ -123,7 +126,7 @@ class _Planner:
         early = set(loads)
         for i in sorted(loads):
             buffer = items[i].stmt.dst.buffer  # type: ignore[attr-defined]
-            why = _unwaited(items, loads, i) or unversionable(self.launch, loop, items, buffer)
+            why = _unwaited(items, loads, i) or unversionable(self.uses, loop, items, buffer)
             if why:
                 early.discard(i)
                 reasons.append(why)
@@ -148,7 +151,7 @@ class _Planner:
         versions: dict[Var, int] = {}
         for b in {e.buffer: None for x in items for e in x.effects if e.writes}:
             span = stage_span(items, stage, b.data)
-            if span > 1 and b.scope_name in SHARED and not unversionable(self.launch, loop, items, b):
+            if span > 1 and b.scope_name in SHARED and not unversionable(self.uses, loop, items, b):
                 versions[b.data] = span
         broken = violations(items, stage, order, versions)
         if broken:
@@ -178,11 +181,11 @@ def versioned(b: Buffer, versions: int) -> Buffer:
     return replace(b, shape=(versions, *b.shape), data=Var(b.name, b.data.dtype, span=b.span))
 
 
-def unversionable(launch: Launch, loop: For, items: list[Item], b: Buffer) -> str:
+def unversionable(uses: Uses, loop: For, items: list[Item], b: Buffer) -> str:
     """Why a shared buffer cannot have versions; "" if it can."""
     if not b.is_static or b.strides_ is not None:
         return f"`{b.name}` has a run-time shape"
-    if has_views(b, launch.body):
+    if uses.has_views(b):
         return f"`{b.name}` has views"
     for x in items:
         if x.touches(b.data) and any(  # these ops count the dimensions of the buffer; they may also be inside a branch
@@ -192,9 +195,10 @@ def unversionable(launch: Launch, loop: For, items: list[Item], b: Buffer) -> st
             return f"the address of `{b.name}` is taken"
     if live_into(b.data, loop.body):
         return f"`{b.name}` carries values to the next iteration"
-    if Liveness(b.data, launch.body).after(loop):
+    if uses.live_after(b.data, loop):
         return f"`{b.name}` is used after the loop"
     return ""
+
 
 def _is_load(x: Item) -> bool:
     """Whether an item copies from global to shared memory in a form that may be asynchronous."""

@@ -38,7 +38,7 @@ from .consumer_schedule import consumer, takes_slow_rings
 from .insert_pdl import around_launch
 from ..analysis.effects import acts, effects, expr_effects, hangs_on_threads, is_sync
 from ..legalize.hopper_features import hopper, placed_in_kernel
-from ..analysis.liveness import has_views
+from ..analysis.liveness import Uses, has_views
 from .outer_loops import Around, Counted, inner_loops
 from .cluster_pairs import rows_of
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -336,7 +336,7 @@ class _WarpRoles:
             b = op.dst.buffer
             users = [j for j, x in enumerate(items) if j != i and x.touches(b.data)]
             why = tma_unsupported(op, hopper(self.cx).strides) or versions_unsupported(b) or \
-                unversionable(self.launch, self.loop, items, b) or self._unsafe(op.src.buffer)
+                unversionable(Uses(self.launch.body), self.loop, items, b) or self._unsafe(op.src.buffer)
             if why:
                 raise _Declined(why)
             if not users or users[0] < i or any(e.writes for j in users for e in items[j].effects if e.storage is b.data):
