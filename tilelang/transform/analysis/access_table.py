@@ -41,6 +41,8 @@ class Tables:
         self.roots: dict[int, tuple[Expr, frozenset[Var]]] = {}
         self.prints: dict[Any, Footprint | None] = {}
         self.decided: dict[Any, bool] = {}
+        self.common_keys: dict[Any, bool] = {}  # by two footprints (each once for equal ones) and their widths
+        self.equal: dict[Any, Footprint] = {}
         self.actors: dict[Access, int | None] = {}
 
     # ---- questions ----------------------------------------------------------------------------------------------
@@ -229,20 +231,31 @@ class Tables:
         key = (id(a), tuple((v, n) for v, n in fixed if self.uses(a, v)), terms)
         if key not in self.prints:
             try:
-                self.prints[key] = Evaluation(self, a, dict(key[1]), terms).footprint()
+                made = Evaluation(self, a, dict(key[1]), terms).footprint()
+                self.prints[key] = self.equal.setdefault(made.content, made)
             except Unknown:
                 self.prints[key] = None
         return self.prints[key]
 
     def meet(self, fa: Footprint, fb: Footprint, wa: int, wb: int, how: Relation, a: Access) -> bool:
         """Whether an element of fb is also in fa, accessed by another thread."""
-        if any(np.size(k) == 0 for k in (*fa.keys, *fb.keys)):
+        if fa.ranges is None or fb.ranges is None:
             return False  # a loop without iterations makes no access
         for ta, tb in zip(fa.terms, fb.terms):
             if ta.keys() != tb.keys() or any(ta[k] != tb[k] for k in ta):
                 return True
             if how.carried and any(self.vars_of(k) & how.carried[0].defined for k in ta):
                 return True  # the term is defined inside the loop: its values in the two iterations may differ
+        both = id(fa), id(fb), wa, wb
+        if both not in self.common_keys:
+            self.common_keys[both] = self._meet(fa, fb, wa, wb)
+        return self.common_keys[both]
+
+    def _meet(self, fa: Footprint, fb: Footprint, wa: int, wb: int) -> bool:
+        assert fa.ranges is not None and fb.ranges is not None
+        widths = [(1, 1)] * (len(fa.keys) - 1) + [(wa, wb)]
+        if any(hi + n <= low or high + m <= lo for (lo, hi), (low, high), (n, m) in zip(fa.ranges, fb.ranges, widths)):
+            return False
         ka, ta_, kb, tb_ = self.flat(fa, fb, wa, wb)
         if ka.size == 0 or kb.size == 0:
             return False

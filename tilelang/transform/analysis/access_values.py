@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from dataclasses import field
 from typing import Any, Protocol
 
@@ -57,6 +58,17 @@ class Footprint:
     keys: tuple[Any, ...]  # per dimension ndarray (threads, points)
     terms: tuple[dict[Expr, int], ...]
     mask: Any  # ndarray (threads, points) or None
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """The fields as values that compare."""
+        arrays = [np.asarray(x) for x in (*self.keys, *([] if self.mask is None else [self.mask]))]
+        return *((x.shape, x.dtype.str, x.tobytes()) for x in arrays), *(frozenset(t.items()) for t in self.terms)
+
+    @cached_property
+    def ranges(self) -> tuple[tuple[int, int], ...] | None:
+        """The least and the largest key of each dimension; None for an access in a loop without iterations."""
+        return None if any(np.size(k) == 0 for k in self.keys) else tuple((int(k.min()), int(k.max())) for k in self.keys)
 
 
 class Evaluation:

@@ -307,8 +307,11 @@ class _Flow:
         """Whether an access conflicts with a pending one, so that p needs a barrier.  Records at p whether it is mandatory."""
         found = False
         for b in accesses:
+            data, shared = b.buffer.data, self.t.sharing.get(b.buffer.data, ())
             for e, age in state.items():
-                if age is None and self.t.collide(e.access, b, e.how):
+                a = e.access
+                if age is None and (a.writes or b.writes) and (
+                        a.buffer.data is data or a.buffer.data in shared) and self.t.collide(e.access, b, e.how):
                     found = True
                     p.for_shared |= b.is_shared and must_be_placed(e.access, b, self.t.divergence)
                     if p.for_shared or self.checking and not p.never:
