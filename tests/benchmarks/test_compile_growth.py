@@ -1,4 +1,4 @@
-"""Compilation does no more than n log n work for a program of n parts: function calls are counted, which no other load changes."""
+"""Compiling a program of n parts takes O(n log n) function calls, which no other load of the machine changes."""
 
 import cProfile
 
@@ -7,7 +7,7 @@ from compile_growth import compile_by_parts, order
 from suite.growing import GROWING
 
 # Growth from 8 parts to 16 and 32, with what every program costs taken off: 3 where it is linear, 3.4 for n log n, 5 for n * n.
-# A pass of many that compares all pairs shows once its part of the work is large: no program may come close to 5.
+# Before pruning of barriers and reads of parallel loops were mended, five of these programs had 3.5 to 3.9.
 MOST = 3.4
 
 
@@ -21,8 +21,6 @@ def calls(make, n, target):
 @pytest.mark.parametrize("target", ["sm_90a", "sm_80", "cpu"])
 @pytest.mark.parametrize("name", [n for n in GROWING if n != "gemms_in_unroll"])
 def test_work_grows_like_the_program(name, target):
-    if target == "cpu" and name == "barriers":
-        pytest.skip("one CPU block per call of barriers is measured by the GPU targets")
     make = GROWING[name]
     compile_by_parts(lambda: make(8), target, False)  # what is loaded and cached once
     few, some, many = (calls(make, n, target) for n in (8, 16, 32))
