@@ -51,7 +51,7 @@ class TmaStores:
         self.stages: dict[tuple[int, int, int, Any], Buffer] = {}
         self.loops: list[For | While] = []
         self.analyzer = Analyzer()  # knows no ranges
-        self.apart: dict[Var, bool] = {}  # see _all_disjoint
+        self.disjoint_writes: dict[Var, bool] = {}  # see _all_disjoint
 
     def reason(self, tensor: Buffer) -> str:
         """The reason reported for a tensor, without its name; "" when there is none."""
@@ -103,14 +103,14 @@ class TmaStores:
 
     def _all_disjoint(self, tensor: Var) -> bool:
         """Whether all tiles that are written to a tensor are found disjoint along one dimension, by sorting."""
-        if tensor not in self.apart:
+        if tensor not in self.disjoint_writes:
             regions = [x.dst for x in self.writers[tensor][1]]
             one = len({r.buffer for r in regions}) == 1
-            self.apart[tensor] = one and any(map(self._apart, zip(*(r.mins for r in regions)), zip(*(
+            self.disjoint_writes[tensor] = one and any(map(self._spans_disjoint, zip(*(r.mins for r in regions)), zip(*(
                 r.extents for r in regions))))
-        return self.apart[tensor]
+        return self.disjoint_writes[tensor]
 
-    def _apart(self, mins: tuple[Any, ...], extents: tuple[Any, ...]) -> bool:
+    def _spans_disjoint(self, mins: tuple[Any, ...], extents: tuple[Any, ...]) -> bool:
         """Whether the intervals of a dimension have constant distances and do not meet."""
         if not all(isinstance(n, int) for n in extents):
             return False
