@@ -377,6 +377,10 @@ TL_DEVICE float fast_exp2(float x) { return exp2f(x); }
 TL_DEVICE float fast_rcp(float x) { return 1.0f / x; }
 //@ sigmoid
 template <typename T> TL_DEVICE T sigmoid(T x) { return T(1.0 / (1.0 + exp(-(double)x))); }
+//@ exp_wide
+TL_DEVICE float exp_wide(float x) { return expf(x); }
+//@ quotient
+TL_DEVICE float quotient(float x, float y) { return x / y; }
 //@ square_root
 TL_DEVICE float square_root(float x) { return sqrtf(x); }
 //@ to_tf32

@@ -16,8 +16,11 @@ import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.runtime import nvrtc, sass
 from tilelang.target import Target
-from tilelang.target.accuracy import units
+from tilelang.ir import dtype as as_dtype
+from tilelang.ir.numbers import to_dtype
+from tilelang.target.accuracy import NARROW, units
 from tilelang.target.division import _critical, reciprocal
+from tilelang.target.rounded_functions import FORMS
 from tilelang.target.rounding import rounded
 from tilelang.transform.pipeline import lower
 
@@ -118,7 +121,62 @@ def test_a_division_by_a_constant_is_a_product_unless_it_is_exact_or_fast():
     assert "divided_by" not in (fast := print_kernel(kernel, fast_math=True)) and "square_root" not in fast
 
 
+LOG2E = f32(1.4426950408889634)
+
+
+def rcp(x):
+    r = 1 / x.astype(np.float64)
+    return np.where(np.abs(r) < 2.0**-126, 0, r).astype(f32)
+
+
+def ex2(x, errs=0.0, flush=True):
+    e = np.exp2(x.astype(np.float64)) * (1 + errs)
+    return np.where(flush & (e < 2.0**-126), 0, e).astype(f32)
+
+
+def tanh_wide(x, errs):
+    u = x * x
+    large = fma(rcp(ex2(x * f32(2.88539008), errs) + f32(1)), -2, 1)
+    return np.where(np.abs(x) < f32(0.125), fma(x * u, fma(u, 2 / 15, -1 / 3), x), large)
+
+
+STEPS = {
+    ("exp", "half"): lambda x, errs: ex2(x * LOG2E, errs), ("exp", "wide"): lambda x, errs: ex2(x * LOG2E, errs, False),
+    ("exp2", "half"): ex2, ("sigmoid", "half"): lambda x, errs: rcp(f32(1) + ex2(x * -LOG2E, errs)),
+    ("sigmoid", "wide"): lambda x, errs: rcp(ex2(fma(x, -LOG2E, -32), errs) + f32(2.0**-32)) * f32(2.0**-32),
+    ("tanh", "half"): tanh_wide, ("tanh", "wide"): tanh_wide,
+}
+EXACT = {"exp": np.exp, "exp2": np.exp2, "tanh": np.tanh, "sigmoid": lambda x: 1 / (1 + np.exp(-x))}
+
+
+@pytest.mark.parametrize("errs", [-2.0**-22, 0.0, 2.0**-22])
+@pytest.mark.parametrize("name, use", STEPS)
+def test_forms_for_rounded_results_keep_the_bound_of_narrow_types(name, use, errs):
+    """The steps that the text of a form computes, rounded to each type that takes it."""
+    assert use in FORMS[name] and {(n, u) for n, f in FORMS.items() for u in f if n != "div"} == {*STEPS}
+    x = inputs()
+    with np.errstate(all="ignore"):
+        y, exact = STEPS[name, use](x, errs), EXACT[name](x.astype(np.float64))
+        for dtype in ("float16", "float8_e4m3fn", "float8_e5m2") if use == "half" else ("bfloat16", "float16"):
+            off = error(to_dtype(y, as_dtype(dtype)), exact, dtype)
+            assert off.max() <= NARROW, (dtype, off.max(), x[np.argmax(off)])
+        if use == "wide":
+            off = error(y, exact, "float32")[np.abs(exact) > 2.0**-120]
+            assert off.max() <= 2 * FORMS[name][use].units, off.max()
+
+
 LENGTHS = {"sigmoid": 10.1, "silu": 11.1, "sqrt": 10.1, "x/3": 11.1, "softcap 30": 27.1, "exp": 8.1, "tanh": 15.1}
+
+
+ROUNDED = {"sigmoid": 5.1, "tanh": 11.1, "exp": 5.1, "x/y": 8.1, "silu": 6.1, "silu x/(1+exp(-x))": 11.1}
+
+
+@NO_NVDISASM
+@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize("out", ["float16", "bfloat16"])
+def test_instructions_of_a_rounded_element(name, out):
+    row = sass_per_element.per_element(name, out)
+    assert row["branch"] == 0 and row["all"] <= ROUNDED[name], row
 
 
 @NO_NVDISASM

@@ -1,4 +1,4 @@
-"""Division of float32 numbers by a constant with a product and a fused multiply-add, correctly rounded.
+"""Division of float32 numbers by a constant with a multiplication and a fused multiply-add, correctly rounded.
 
 N. Brisebarre, J.-M. Muller, S. K. Raina, "Accelerating correctly rounded floating-point division when the divisor is known in
 advance": with 1/c as a sum of two floats, x/c = fma(x, high, x * low) but for quotients very near the middle between two
@@ -54,8 +54,8 @@ def _right(x: int, c: float, high: float, low: float) -> bool:
 def _critical(c: float) -> list[int]:
     """Significands of 24 bits whose quotient by c is within 2^-22 units in the last place of the middle between two floats.
 
-    The error of fma(x, high, x * low) before its last rounding is less: low and the product with it each give 2^-23.  With C
-    the significand of c, such an x solves x * 2^s = (2j + 1) C + d for a small d, where s is 24, or 25 if x < C.
+    The error of fma(x, high, x * low) before its last rounding is less: low and the multiplication by it each give 2^-23.
+    With C the significand of c, such an x solves x * 2^s = (2j + 1) C + d for a small d, where s is 24, or 25 if x < C.
     """
     divisor = int(np.frexp(np.float64(c))[0] * 2**24)
     even = divisor & -divisor

@@ -55,6 +55,7 @@ from .legalize.laid_out_arrays import laid_out_arrays
 from .legalize.legalize import legalize
 from .legalize.one_thread_blocks import one_thread_blocks
 from .lower.lower_tile_ops import lower_tile_ops
+from .lower.shorten_rounded import shorten_rounded
 from .legalize.split_warp_role_branches import split_warp_role_branches
 from .framework.pass_ import DEVICE, TILE, PassContext, PassFn, pass_, run_passes
 from .sync.place_sync import place_sync
@@ -119,6 +120,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     check_collective,  # before warp specialisation and layouts: it checks the branches that the user wrote
     single_updates,  # after check_collective; before all passes that place barriers or layouts
     ballot_masks,  # after check_collective: code that it rejects needs no masks
+    shorten_rounded,  # before all passes that reorder the statements of a loop or split tiles
     given_boxes,  # before all passes that choose TMA or wgmma
     tma_columns,  # before lower_manual_warp_roles, the first pass that chooses TMA
     lower_manual_warp_roles,

@@ -384,6 +384,31 @@ TL_DEVICE double sigmoid(double x) {
   const double t = exp(-fabs(x));
   return (x < 0.0 ? t : 1.0) / (1.0 + t);
 }
+//@ exp_wide
+// Forms for results that are rounded to 16 or 8 bits next (target/rounded_functions.py).
+TL_DEVICE float exp_wide(float x) {
+  float y;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+  return y;
+}
+//@ sigmoid_half
+TL_DEVICE float sigmoid_half(float x) { return fast_rcp(1.0f + fast_exp2(x * -1.44269504f)); }
+//@ sigmoid_wide
+TL_DEVICE float sigmoid_wide(float x) {
+  return fast_rcp(fast_exp2(fmaf(x, -1.44269504f, -32.0f)) + 0x1p-32f) * 0x1p-32f;
+}
+//@ tanh_wide
+TL_DEVICE float tanh_wide(float x) {
+  const float u = x * x, large = fmaf(fast_rcp(fast_exp2(x * 2.88539008f) + 1.0f), -2.0f, 1.0f);
+  return fabsf(x) < 0.125f ? fmaf(x * u, fmaf(u, 0.133333333f, -0.333333333f), x) : large;
+}
+//@ quotient
+// At most two units in the last place, for all operands.
+TL_DEVICE float quotient(float x, float y) {
+  float q;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(q) : "f"(x), "f"(y));
+  return q;
+}
 //@ square_root
 // Correctly rounded without a branch, by the steps of sqrtf on numbers above 2^-100: smaller ones are scaled.
 TL_DEVICE float square_root(float x) {
@@ -396,7 +421,7 @@ TL_DEVICE float square_root(float x) {
   return small ? root * 0x1p-32f : root;
 }
 //@ small_power
-// x^2 or x^3: at most half a unit of error for each product.
+// x^2 or x^3: at most half a unit of error for each multiplication.
 template <int N, typename T> TL_DEVICE T small_power(T x) { return N == 2 ? x * x : x * x * x; }
 //@ divided_by
 // x / c, correctly rounded, for a constant c > 0 whose reciprocal is high + low (target/division.py).  Below 2^-78, where low * x

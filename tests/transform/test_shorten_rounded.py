@@ -1,0 +1,72 @@
+"""Functions whose results are only rounded to 16 or 8 bits: which uses count (tests/numerics measures the errors)."""
+
+import pytest
+
+import tilelang.language as T
+from tilelang.codegen.cuda.printer import print_kernel
+from tilelang.target import Target
+from tilelang.transform.lower.shorten_rounded import shorten_rounded
+from tilelang.transform.pipeline import DEVICE_PASSES, lower
+
+SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
+
+
+def text(program, **config):
+    return print_kernel(lower(program.func, SM90, config).kernels[0], fast_math=bool(config.get("tl.enable_fast_math")))
+
+
+def tile(after, dtype="float16", value=lambda x: T.sigmoid(x)):
+    """A loop that multiplies, applies a function to the accumulator, copies it, and does something after that."""
+    @T.prim_func
+    def f(A: T.Tensor((64, 64), "float16"), P: T.Tensor((64, 64), dtype), Y: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            As = T.alloc_shared((64, 64), "float16")
+            S = T.alloc_fragment((64, 64), "float32")
+            rows = T.alloc_fragment((64,), "float32")
+            for _ in T.Pipelined(3, num_stages=2):
+                T.copy(A, As)
+                T.gemm(As, As, S, clear_accum=after != "the next iteration")
+                for i, j in T.Parallel(64, 64):
+                    S[i, j] = value(S[i, j])
+                T.copy(S, P)
+                if after == "a sum":
+                    T.reduce_sum(S, rows, dim=1)
+                    T.copy(rows, Y[0, :])
+            if after == "a copy behind the loop":
+                T.copy(S, Y)
+            if after == "another loop":
+                for i, j in T.Parallel(64, 64):
+                    Y[i, j] = S[i, j]
+            if after == "a second copy":
+                T.copy(S, P)
+
+    return f
+
+
+@pytest.mark.parametrize("after", ["nothing", "a second copy"])
+def test_a_fragment_that_is_only_rounded(after):
+    assert shorten_rounded in DEVICE_PASSES
+    assert "tl::sigmoid_half(" in text(tile(after))
+    assert "tl::sigmoid_wide(" in text(tile(after, "bfloat16"))
+
+
+@pytest.mark.parametrize("after", ["the next iteration", "a sum", "a copy behind the loop", "another loop"])
+def test_a_fragment_that_is_used_otherwise(after):
+    assert "tl::sigmoid(" in text(tile(after)), after
+
+
+def test_the_switch_and_fast_math():
+    assert "tl::sigmoid(" in text(tile("nothing"), **{"tl.shorten_rounded": False})
+    assert "__fdividef(" in text(tile("nothing"), **{"tl.enable_fast_math": True})
+
+
+@pytest.mark.parametrize("value, short, exact", [
+    (lambda x: x * T.sigmoid(x), "tl::sigmoid_wide(", "tl::sigmoid("),  # a product may make what is small large
+    (lambda x: x / (1.0 + T.exp(-x)), "tl::exp_wide(", "expf("),
+    (lambda x: T.if_then_else(x > 0, T.exp(x), 0.0), "tl::fast_exp2(", "expf("),
+    (lambda x: T.exp(x) - 1.0, "expf(", "exp_wide("),  # a difference may cancel
+    (lambda x: T.log(T.sigmoid(x)), "tl::sigmoid(", "sigmoid_wide("),  # the argument of a function is not rounded
+])
+def test_ways_down_from_a_rounding(value, short, exact):
+    body = text(tile("nothing", value=value)).partition("__global__")[2]
+    assert short in body and exact not in body, body

@@ -1,0 +1,175 @@
+"""Give functions whose float32 results are only rounded to 16 or 8 bits the forms with fewest instructions.
+
+    for i, j in T.Parallel(128, 128):                for i, j in T.Parallel(128, 128):
+        S[i, j] = T.sigmoid(S[i, j])          ->         S[i, j] = sigmoid_for_half(S[i, j])
+    T.copy(S, P)            # float16                T.copy(S, P)
+
+A value is only rounded if it is converted to the narrow type where it is computed, or stored to a fragment that is read by such
+conversions and copies alone until it is written again.  From the rounding, the search goes down through operations that keep
+relative errors: multiplication, division, negation, selections, extrema, and sums of terms that are not negative.  Right below
+the rounding, results that the narrow type rounds to zero may be zero; further down, a form for all float32 results is taken,
+because a multiplication may make a small result large.
+
+The forms are rows of target/rounded_functions.py, each with its error in units of float32.  Their sum for one value is at most
+a hundredth of a unit of the narrow type, so that results stay within target.accuracy.NARROW.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import (FRAGMENT, AddressOf, Binary, Break, Call, Cast, Const, Continue, Expr, For, Func, Launch, Load,
+                         Parallel, Region, Select, Seq, Stmt, Store, Unary, dtype, rebuild, replace, rewrite, walk)
+from tilelang.ops.base import TileOp
+from tilelang.ops.copy import Copy
+from tilelang.target.rounded_functions import ALLOWED, FORMS, NOT_NEGATIVE
+
+from ..framework.config import PassConfigKey
+from ..framework.pass_ import TILE, PassContext, pass_
+
+F32 = dtype("float32")
+Paths = tuple[tuple[Stmt, ...], ...]  # the statements that may follow, on each path
+
+
+@pass_(needs=TILE)
+def shorten_rounded(func: Func, cx: PassContext) -> Func:
+    """Replace functions by shorter ones where every use of the result rounds it to 16 or 8 bits.
+
+    Keeps each rounded value within the bound of the narrow type.  Off with tl.shorten_rounded=False, and with fast math, whose
+    functions are shorter still.
+    """
+    if not cx.option(PassConfigKey.TL_SHORTEN_ROUNDED) or cx.option(PassConfigKey.TL_ENABLE_FAST_MATH):
+        return func
+    if not any(x.op in FORMS for x in walk(func.body, Call, Binary)):
+        return func
+    out = rewrite(func, _at_once, Cast, Call, Store)
+    if any(True for _ in walk(out.body, Break, Continue)):
+        return out
+    return replace(out, body=_stored(out.body, ((),)))
+
+
+def _at_once(e: Any) -> Any:
+    """A conversion, or a function of a narrow type, with shorter functions below the rounding; None for other nodes."""
+    if isinstance(e, Call) and e.op in FORMS and e.dtype.base in ALLOWED and e.dtype.lanes == 1:
+        if all(a.dtype == e.dtype for a in e.args):
+            return Cast(_shortened(Call(e.op, tuple(Cast(a, F32) for a in e.args), F32, span=e.span), e.dtype), e.dtype)
+    elif isinstance(e, Cast) and e.dtype.base in ALLOWED and e.value.dtype == F32:
+        value = _shortened(e.value, e.dtype)
+        return None if value is e.value else replace(e, value=value)
+    elif isinstance(e, Store) and e.buffer.dtype.base in ALLOWED and e.value.dtype == F32:
+        value = _shortened(e.value, e.buffer.dtype)
+        return None if value is e.value else replace(e, value=value)
+    return None
+
+
+def _shortened(e: Expr, to: dtype) -> Expr:
+    """A float32 value that is rounded to a type next, with shorter functions as far as their errors add up to less than
+    allowed."""
+    left = float(ALLOWED[to.base])
+
+    def visit(x: Any, direct: bool) -> Any:
+        nonlocal left
+        if not isinstance(x, Expr) or x.dtype != F32:
+            return x
+        form = FORMS.get(getattr(x, "op", ""), {}).get("half" if direct and to.base != "bfloat16" else "wide")
+        if form is not None and form.units <= left:
+            if isinstance(x, Call):
+                left -= form.units
+                return Call(form.name, x.args, F32, span=x.span)
+            if not isinstance(x.b, Const):  # by a constant it is two instructions
+                left -= form.units
+                return Call(form.name, (visit(x.a, False), visit(x.b, False)), F32, span=x.span)
+        if isinstance(x, Select):
+            a, b = visit(x.a, direct), visit(x.b, direct)
+            return x if a is x.a and b is x.b else replace(x, a=a, b=b)
+        keeps = isinstance(x, Unary) and x.op == "neg" or isinstance(x, Binary) and (
+            x.op in ("mul", "div", "min", "max") or x.op == "add" and _not_negative(x.a) and _not_negative(x.b))
+        return rebuild(x, lambda v: visit(v, direct and x.op in ("neg", "min", "max"))) if keeps else x  # type: ignore[attr-defined]
+
+    return visit(e, True)  # type: ignore[no-any-return]
+
+
+def _not_negative(e: Expr) -> bool:
+    if isinstance(e, Const):
+        return bool(e.value >= 0)
+    if isinstance(e, Binary) and e.op in ("add", "mul"):
+        return _not_negative(e.a) and _not_negative(e.b)
+    return isinstance(e, Call) and e.op in NOT_NEGATIVE
+
+
+def _stored(s: Any, after: Paths) -> Any:
+    """A statement whose stores to fragments are shortened where what follows only rounds them.  after: what follows it."""
+    if isinstance(s, Seq):
+        return rebuild(s, lambda stmts: tuple(
+            _stored(x, tuple((*stmts[k + 1:], *path) for path in after)) for k, x in enumerate(stmts))
+            if isinstance(stmts, tuple) else stmts)
+    if isinstance(s, For):
+        body = _stored(s.body, (*after, *((s.body, *path) for path in after)))
+        return s if body is s.body else replace(s, body=body)
+    if isinstance(s, Parallel):
+        stores = [x for x in walk(s.body, Store) if x.buffer.scope_name == FRAGMENT and x.buffer.dtype == F32]
+        for x in stores:
+            if sum(y.buffer.data is x.buffer.data for y in stores) == 1 and (to := _rounded_to(x, s, after)) is not None:
+                value = _shortened(x.value, to)
+                if value is not x.value:
+                    s = rewrite(s, lambda y, x=x, v=value: replace(y, value=v) if y is x else None, Store)
+        return s
+    if isinstance(s, Launch):
+        return rebuild(s, lambda x: _stored(x, ((),)) if isinstance(x, Stmt) else x)
+    return s
+
+
+def _rounded_to(x: Store, s: Parallel, after: Paths) -> dtype | None:
+    """The narrow type to which all that follows a loop rounds the elements that it stores; None where something reads more."""
+    data, types = x.buffer.data, set()
+    own = {id(y) for y in walk(x.value, Load)}
+    if any(y.buffer.data is data and id(y) not in own for y in walk(s.body, Load)) or not _only(x.value, x):
+        return None
+    for path in after:
+        found = _reads(path, data)
+        if found is None:
+            return None
+        types |= found
+    if not types or "bfloat16" in types and len(types) > 1:
+        return None
+    return dtype(min(types, key=lambda t: ALLOWED[t]))
+
+
+def _only(value: Expr, x: Store) -> bool:
+    """Whether a stored value reads its own fragment only at the element that is stored."""
+    return all(y.buffer.data is not x.buffer.data or y.indices == x.indices for y in walk(value, Load))
+
+
+def _reads(path: tuple[Stmt, ...], data: Any) -> set[str] | None:
+    """The types to which statements round elements of a fragment before it is written as a whole; None for other reads."""
+    types: set[str] = set()
+    for s in _flat(path):
+        if isinstance(s, TileOp):
+            touched = [a for a in s.accesses() if a.region.buffer.data is data]
+            if any(a.reads for a in touched):
+                if not isinstance(s, Copy) or s.dst.dtype.base not in ALLOWED:
+                    return None
+                types.add(s.dst.dtype.base)
+            if any(a.mode == "write" and tuple(a.region.extents) == tuple(a.region.buffer.shape) for a in touched):
+                return types
+            continue
+        rounded = {id(y.value): y.dtype.base for y in walk(s, Cast) if y.dtype.base in ALLOWED}
+        for y in walk(s):
+            if isinstance(y, (AddressOf, Region)) and y.buffer.data is data:
+                return None
+            if isinstance(y, Load) and y.buffer.data is data:
+                if id(y) not in rounded:
+                    return None
+                types.add(rounded[id(y)])
+    return types
+
+
+def _flat(path: tuple[Stmt, ...]) -> Any:
+    for s in path:
+        if isinstance(s, Seq):
+            yield from _flat(s.stmts)
+        else:
+            yield s
+
+
+__all__ = ["shorten_rounded"]
