@@ -64,6 +64,8 @@ def test_the_switch_and_fast_math():
     (lambda x: x * T.sigmoid(x), "tl::sigmoid_wide(", "tl::sigmoid("),  # a product may make what is small large
     (lambda x: x / (1.0 + T.exp(-x)), "tl::exp_wide(", "expf("),
     (lambda x: T.if_then_else(x > 0, T.exp(x), 0.0), "tl::fast_exp2(", "expf("),
+    (lambda x: 1.0 / (1.0 + T.exp(-x)), "tl::quotient(", "expf("),
+    (lambda x: x / (x + 2.0), " / ", "tl::quotient("),  # one right result
     (lambda x: T.exp(x) - 1.0, "expf(", "exp_wide("),  # a difference may cancel
     (lambda x: T.log(T.sigmoid(x)), "tl::sigmoid(", "sigmoid_wide("),  # the argument of a function is not rounded
 ])

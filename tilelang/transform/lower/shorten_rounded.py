@@ -6,9 +6,10 @@
 
 A value is only rounded if it is converted to the narrow type where it is computed, or stored to a fragment that is read by such
 conversions and copies alone until it is written again.  From the rounding, the search goes down through operations that keep
-relative errors: multiplication, division, negation, selections, extrema, and sums of terms that are not negative.  Right below
-the rounding, results that the narrow type rounds to zero may be zero; further down, a form for all float32 results is taken,
-because a multiplication may make a small result large.
+relative errors: multiplication, division, negation, selections, extrema, and sums of terms that are not negative.  A division
+is replaced itself if such a function is among its operands; other quotients stay correctly rounded.  Right below the rounding,
+results that the narrow type rounds to zero may be zero; further down, a form for all float32 results is taken, because a
+multiplication may make a small result large.
 
 The forms are rows of target/rounded_functions.py, each with its error in units of float32.  Their sum for one value is at most
 a hundredth of a unit of the narrow type, so that results stay within target.accuracy.NARROW.
@@ -16,11 +17,11 @@ a hundredth of a unit of the narrow type, so that results stay within target.acc
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tilelang.ir import (FRAGMENT, AddressOf, Binary, Break, Call, Cast, Const, Continue, Expr, For, Func, Launch, Load,
-                         Parallel, Region, Select, Seq, Stmt, Store, Unary, dtype, rebuild, replace, rewrite, walk)
-from tilelang.ops.base import TileOp
+                         Parallel, Region, Select, Seq, Stmt, Store, TileOp, Unary, dtype, rebuild, replace, rewrite, walk)
 from tilelang.ops.copy import Copy
 from tilelang.target.rounded_functions import ALLOWED, FORMS, NOT_NEGATIVE
 
@@ -76,7 +77,7 @@ def _shortened(e: Expr, to: dtype) -> Expr:
             if isinstance(x, Call):
                 left -= form.units
                 return Call(form.name, x.args, F32, span=x.span)
-            if not isinstance(x.b, Const):  # by a constant it is two instructions
+            if isinstance(x, Binary) and any(y.op in FORMS for y in walk(x, Call)):
                 left -= form.units
                 return Call(form.name, (visit(x.a, False), visit(x.b, False)), F32, span=x.span)
         if isinstance(x, Select):
@@ -111,12 +112,15 @@ def _stored(s: Any, after: Paths) -> Any:
         for x in stores:
             if sum(y.buffer.data is x.buffer.data for y in stores) == 1 and (to := _rounded_to(x, s, after)) is not None:
                 value = _shortened(x.value, to)
-                if value is not x.value:
-                    s = rewrite(s, lambda y, x=x, v=value: replace(y, value=v) if y is x else None, Store)
+                s = s if value is x.value else rewrite(s, partial(_with_value, of=x, value=value), Store)
         return s
     if isinstance(s, Launch):
         return rebuild(s, lambda x: _stored(x, ((),)) if isinstance(x, Stmt) else x)
     return s
+
+
+def _with_value(s: Store, of: Store, value: Expr) -> Store | None:
+    return replace(s, value=value) if s is of else None
 
 
 def _rounded_to(x: Store, s: Parallel, after: Paths) -> dtype | None:
@@ -145,7 +149,8 @@ def _reads(path: tuple[Stmt, ...], data: Any) -> set[str] | None:
     types: set[str] = set()
     for s in _flat(path):
         if isinstance(s, TileOp):
-            touched = [a for a in s.accesses() if a.region.buffer.data is data]
+            touched = [a for a in s.accesses()  # type: ignore[attr-defined]
+                       if a.region.buffer.data is data]
             if any(a.reads for a in touched):
                 if not isinstance(s, Copy) or s.dst.dtype.base not in ALLOWED:
                     return None
