@@ -27,8 +27,8 @@ from collections.abc import Iterable
 from copy import copy
 from typing import Any
 
-from tilelang.ir import (AddressOf, Buffer, Call, Const, Evaluate, Func, Launch, Stmt, Var, inner, rebuild, rewrite_launches,
-                         seq, with_options, LOCAL)
+from tilelang.ir import (AddressOf, Buffer, Call, Const, Evaluate, For, Func, Launch, Stmt, Var, inner, rebuild,
+                         rewrite_launches, seq, with_options, LOCAL)
 from tilelang.ir import replace as replaced
 from tilelang.ir.record import record
 from tilelang.target.wgmma import WGMMA_ROWS
@@ -40,10 +40,11 @@ from ..framework.pass_ import DEVICE, PassContext, pass_
 from ..analysis.register_graph import NEVER, Graph, Node, needed, running_after, states
 from .register_resident import move, keep_in_registers
 
-# From how many wgmma in its text on this applies to every launch.  With fewer: only to launches with one accumulator that is
-# one instruction's, accumulates over a loop and takes A from shared memory.  Every form is correct and compiles faster
-# (attention: 40 % fewer instructions in the optimizer; NVRTC's time for 64 unrolled GEMMs, 256 wgmma: 2.3 s instead of 5.0 s,
-# with as many machine instructions), but the loops of other forms get another instruction order than the one that was timed.
+# From how many printed wgmma on, those of unrolled loops counted in each iteration, this applies to every launch.  With fewer:
+# only to launches with one accumulator that is one instruction's, accumulates over a loop and takes A from shared memory.
+# Every form is correct and compiles faster (attention: 40 % fewer instructions in the optimizer; NVRTC's time for 64 unrolled
+# GEMMs, 256 wgmma: 2.3 s instead of 5.0 s, with as many machine instructions), but the loops of other forms get another
+# instruction order than the one that was timed.
 EVERY_FORM = 64
 
 # Whether chained GEMMs keep all their values in registers where possible (keep_in_registers).
@@ -69,7 +70,7 @@ def _assign_registers(launch: Launch, fast: bool) -> Launch:
         return launch
     launch = replaced(launch, body=_distinct(launch.body, set()))
     touched = list(effects(launch.body))
-    every = sum(isinstance(e.node, Call) and e.node.op == "wgmma" and e.writes for e in touched) >= EVERY_FORM
+    every = _printed(launch.body) >= EVERY_FORM
     if WHOLE and fast and not launch.plan.by_hand:
         found, refused = _named(touched)
         whole = None if refused else keep_in_registers(launch, found)
@@ -91,6 +92,13 @@ def _assign_registers(launch: Launch, fast: bool) -> Launch:
             moves.out.update((id(s), b) for s in plan.comes_out)
             moves.direct.update(map(id, plan.direct))
     return rebuild(launch, moves.visit) if moves.own else launch  # type: ignore[return-value]
+
+
+def _printed(s: Stmt) -> int:
+    """The number of wgmma below a statement, with those of an unrolled loop in each of its iterations."""
+    own = isinstance(s, Evaluate) and s.call.op == "wgmma"
+    times = int(s.extent.value) if isinstance(s, For) and s.kind == "unroll" and isinstance(s.extent, Const) else 1
+    return own + times * sum(map(_printed, inner(s)))
 
 
 def _distinct(s: Any, seen: set[int]) -> Any:
