@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout wo
 import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.runtime.nvrtc import compile_cubin
-from tilelang.runtime.sass import disassemble, opcodes
+from tilelang.runtime.sass import disassemble
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
 
 SIZE, THREADS = 128, 256
+OPCODE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z][A-Z0-9_]*)", re.M)
 FMA = {"FADD", "FMUL", "FFMA", "FFMA32I", "HADD2", "HMUL2", "HFMA2", "FADD32I", "FMUL32I"}
 BRANCH = {"BRA", "BSSY", "BSYNC", "CALL", "RET", "WARPSYNC"}
 SKIPPED = {"NOP", "EXIT"}
@@ -80,9 +82,9 @@ def cubin_of(f: Any, config: dict[str, Any] | None = None, arch: str = "sm_90a")
 def classes(fn: Function, second: bool = False, out: str = "float32", config: dict[str, Any] | None = None) -> dict[str, int]:
     """Instructions of a kernel by class."""
     found = {"mufu": 0, "fma": 0, "alu": 0, "branch": 0}
-    for op, n in opcodes(disassemble(cubin_of(program(fn, second, out), config))).items():
+    for op in OPCODE.findall(disassemble(cubin_of(program(fn, second, out), config))):
         if op not in SKIPPED:
-            found["mufu" if op == "MUFU" else "fma" if op in FMA else "branch" if op in BRANCH else "alu"] += n
+            found["mufu" if op == "MUFU" else "fma" if op in FMA else "branch" if op in BRANCH else "alu"] += 1
     return found
 
 
