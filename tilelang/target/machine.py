@@ -203,6 +203,22 @@ class RegisterBudget:
 
 REGISTERS = RegisterBudget()
 
+
+@record
+class UnitRates:
+    """Operations per cycle of one SM of capability 9.0 (CUDA C++ Programming Guide, "Arithmetic Instructions").
+
+    arithmetic: FP32 instructions.  special: special functions.  moves: elements moved between registers and shared memory.
+    """
+
+    arithmetic: float = 128.0
+    special: float = 16.0
+    moves: float = 64.0
+
+
+UNIT_RATES = UnitRates()
+
 __all__ = ["CHIPS", "CLOCK_RATES", "CPU_CHIP", "Chip", "CudaLimits", "KERNEL_RATES", "KernelRates", "LIMITS",
            "MOST_REGISTERS", "MOST_SHARED", "REGISTERS", "REGISTERS_PER_SM", "RESERVED_SHARED", "Rates", "RegisterBudget",
+           "UNIT_RATES", "UnitRates",
            "WARP_ROLE_REGISTERS", "chip_of", "clock_rates", "consumer_registers", "kernel_rates", "nearest_chip"]

@@ -1,28 +1,25 @@
 """Chooses and emits the schedule of the consumer warp groups for a pipelined loop whose tiles a producer loads.
 
-The schedules are: the loop as it stands, with waits and releases; one GEMM in flight while the next stage is waited for;
-the second of two GEMMs under the next iteration (overlap_gemms.py); a cleared accumulator in two buffers, so that a GEMM
-runs during the promotion of the one before (double_buffered_accumulator.py); or several GEMMs that use one accumulator in
-turn (chained_accumulators.py).
+The schedules are: an order in which GEMMs run under other statements (loop_order.py, ordered_loop.py); a cleared accumulator
+in two buffers, so that a GEMM runs during the promotion of the one before (double_buffered_accumulator.py); several GEMMs
+that use one accumulator in turn (chained_accumulators.py); or the loop as it stands, with waits and releases.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from tilelang.ir import (Buffer, Expr, If, Stmt, binary, const, convert, is_const, replace, seq, stmts_of, substitute, walk,
-                         with_options, FRAGMENT)
-from tilelang.ops import Gemm, Reduce
+from tilelang.ir import Buffer, If, Stmt, binary, convert, replace, seq, stmts_of, with_options
+from tilelang.ops import Gemm
+from tilelang.target.machine import REGISTERS
 
-from ..legalize.hopper_features import hopper
-from .overlap_gemms import Pair, two_gemms
-from .chained_accumulators import Chain, chained, accumulator_chain
-from ..analysis.statements import rename
-from ..analysis.statements import do
-from .rings import GROUP, Ring, WarpRoleLoop, hold, pin
-from .pingpong_barriers import signal_next_group, has_iterations, uses_ping_pong, wait_for_own_group
+from .chained_accumulators import Chain, accumulator_chain, chained
 from .double_buffered_accumulator import alternate, double_buffered_accumulator
+from .loop_order import LoopOrder
+from .ordered_loop import described, items_of, order_of, ordered, overlaps
+from .ordered_loop import late_rings as order_late_rings
+from .pingpong_barriers import has_iterations, signal_next_group, uses_ping_pong, wait_for_own_group
+from .rings import Ring, WarpRoleLoop
 
 _SERIAL = {"num_stages": None, "order": None, "stage": None, "group": None}
 
@@ -32,15 +29,11 @@ def consumer(r: WarpRoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buf
 
     finished: statements to run after the last use of `tiles`, which the loop only reads.
     """
-    pair = _pair(r)
-    if isinstance(pair, Pair):
-        r.overlap = "the second GEMM of an iteration runs under the next iteration's first GEMM and its softmax"
-        late = any(r.body.items[pair.second].touches(b.data) for b in tiles)
-        return [*_rotated(r, pair, [] if late else list(finished)), *(finished if late else ())]
-    if _overlapped(r):
-        r.overlap = "wgmma in flight: the GEMM of a step runs while the next stage is waited for"
-        return [*_one_running(r), *finished]
-    chain = accumulator_chain(r)
+    order = chosen_order(r)
+    if order is not None:
+        r.overlap = described(items_of(r), order)
+        return ordered(r, order, list(finished), set(tiles))
+    chain = chain_of(r)
     if chain is not None:
         r.overlap = "chunks of a GEMM alternate in the same registers, each under the promotion of the one before"
         return [*chained(r, chain), *finished]
@@ -49,46 +42,47 @@ def consumer(r: WarpRoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buf
     if parts is not None:
         r.overlap = f"double-buffered accumulator: each GEMM runs under the promotion of the one before{ping_pong}"
         return [*alternate(r, parts), *finished]
-    r.overlap = f"wgmma synchronous: {_why_synchronous(r, pair)}{ping_pong}"
+    r.overlap = f"wgmma synchronous: {_why_synchronous(r)}{ping_pong}"
     return [*_plain(r), *finished]
 
 
-def _why_synchronous(r: WarpRoleLoop, pair: str) -> str:
-    """Why each wgmma of the loop is waited for where it is issued.  pair: why a second GEMM is not moved ("" if none)."""
-    if pair:
-        return f"the second GEMM is not moved: {pair}"
-    work = [x.stmt for i, x in enumerate(r.body.items) if i not in r.loads]
-    gemms: list[Gemm] = [s for s in work if isinstance(s, Gemm)]
-    if len(gemms) > 2:
-        return f"the loop has {len(gemms)} GEMMs, schedules that keep one in flight take two"
-    others = sorted({type(s).__name__ for s in work if not isinstance(s, Gemm)})
-    if others:
-        return f"the loop also holds {', '.join(others)}"
-    if not is_const(gemms[0].clear_accum, False):
-        return "the accumulator is cleared in each iteration and there is no room for a second one"
-    if not all(any(x.buffer in ring.buffers for ring in r.rings) for x in (gemms[0].a, gemms[0].b)):
-        return "an operand is not in a ring of stages"
-    return "the launch has GEMMs outside the loop"
+def chosen_order(r: WarpRoleLoop) -> LoopOrder | None:
+    """The order in which GEMMs of the loop run under other statements; None if another schedule is taken.
+
+    Loops with slow rings, with one accumulator for several GEMMs or with ping-pong keep the order of the program.
+    """
+    if r.order is None:
+        other = r.slow or accumulator_chain(r) is not None or double_buffered_accumulator(r) is not None or uses_ping_pong(r)
+        order = None if other else order_of(r)
+        r.order = order if order is not None and overlaps(items_of(r), order) else False
+    return r.order or None
+
+
+def _why_synchronous(r: WarpRoleLoop) -> str:
+    """Why each wgmma of the loop is waited for where it is issued."""
+    loop = items_of(r)
+    if r.slow:
+        return "prefetched scales are used in the order of the program"
+    held = loop.registers(order_of(r).events) + REGISTERS.overlapped_gemms
+    if held > r.consumer_registers:
+        return f"its fragments and what stands beside them take {held} registers of a thread, more than {r.consumer_registers}"
+    return "each statement needs the GEMM before it"
 
 
 def chain_of(r: WarpRoleLoop) -> Chain | None:
     """The chain of GEMMs in one accumulator, if that is the schedule of the loop; else None."""
-    return None if isinstance(_pair(r), Pair) or _overlapped(r) else accumulator_chain(r)
+    return None if chosen_order(r) is not None else accumulator_chain(r)
 
 
 def late_rings(r: WarpRoleLoop) -> list[Ring]:
     """The rings whose stages the consumers read one iteration later than the others."""
-    pair = _pair(r)
-    return [x for x in r.rings if x.first == pair.second] if isinstance(pair, Pair) else []
+    order = chosen_order(r)
+    return [] if order is None else order_late_rings(r, order)
 
 
 def takes_slow_rings(r: WarpRoleLoop) -> bool:
     """Whether the schedule supports stages that last several iterations: it must keep their uses in program order."""
-    return not isinstance(_pair(r), Pair) and not _overlapped(r)
-
-
-def _pair(r: WarpRoleLoop) -> Pair | str:
-    return two_gemms(r.body, r.loads, set(r.versions), r.consumer_registers, r.groups * GROUP)
+    return chosen_order(r) is None
 
 
 def _kept(r: WarpRoleLoop) -> tuple[list[Stmt], dict[int, int]]:
@@ -116,91 +110,4 @@ def _plain(r: WarpRoleLoop) -> list[Stmt]:
     return [If(has_iterations(r), wait_for_own_group(r)), loop] if ping_pong else [loop]
 
 
-def _one_running(r: WarpRoleLoop) -> list[Stmt]:
-    """One GEMM that stays in flight while the next stage is waited for: a stage is released one iteration later."""
-    k = r.loop.var
-    before = (r.step(k) + (r.stages - 1)) % r.stages if r.base is not None else (r.step(k) - 1) % r.stages
-    kept, index = _kept(r)
-    out: list[Stmt] = []
-    for s in kept:
-        i = index.get(id(s), -1)
-        out += r.filled(i, k)
-        done: Any = r.select(s, k)
-        out.append(with_options(done, wait=1) if isinstance(s, Gemm) else done)
-        started = binary("gt", k, convert(r.loop.start))
-        # No sync_warp is needed: the wait for the wgmma has already ordered the warps of the group.
-        out += [r.released(ring, before, started) for ring in r.rings if ring.last == i]
-    loop = with_options(replace(r.loop, kind="serial", body=seq(*out)), **_SERIAL)
-    product: Any = next(s for s in kept if isinstance(s, Gemm))
-    held = pin(product.c.buffer)
-    extent = convert(r.loop.extent)
-    last = convert(r.loop.start) + extent - 1
-    final, _ = r.slot(last)
-    some = binary("gt", extent, const(0, extent.dtype))
-    releases = [r.released(x, final, some) for x in r.rings] if r.repeated else []
-    return [held, loop, do("wgmma_wait", n=0), held, *releases]
-
-
-def _rotated(r: WarpRoleLoop, pair: Pair, finished: list[Stmt]) -> list[Stmt]:
-    """The loop with the second GEMM of an iteration under the next iteration (overlap_gemms.py).
-
-    finished: statements to run after the last run of the first GEMM.
-    """
-    items, k, start = r.body.items, r.loop.var, convert(r.loop.start)
-    kept, index = _kept(r)
-    at = {i: next(n for n, s in enumerate(kept) if index.get(id(s)) == i) for i in (pair.first, pair.second, pair.waits)}
-    before, product, second = kept[:at[pair.first]], kept[at[pair.first]], kept[at[pair.second]]
-    free = kept[at[pair.first] + 1:at[pair.waits]]
-    bound = kept[at[pair.waits]:at[pair.second]]
-    a: Any = items[pair.first].stmt
-    b: Any = items[pair.second].stmt
-
-    def of(stmts: list[Stmt], it: Expr) -> list[Stmt]:
-        return [r.select(s if it is k else substitute(s, {k: it}), it) for s in stmts]
-
-    def started(s: Stmt, item: int, it: Expr, running: bool) -> list[Stmt]:
-        return [*r.filled(item, it), *(with_options(x, wait=-1) if running else x for x in of([s], it))]
-
-    def released(item: int, it: Expr) -> list[Stmt]:
-        slot, _ = r.slot(it)
-        return [x for ring in r.rings if ring.last == item for x in r.release(ring, slot)]
-
-    opening = [*of(before, start), *started(product, pair.first, start, False), *released(pair.first, start),
-               *of(free, start), *of(bound, start)]
-    iteration = [*of(before, k), *started(product, pair.first, k, True), *started(second, pair.second, k - 1, True),
-            do("wgmma_wait", n=1), pin(a.c.buffer), *released(pair.first, k), *_held(of(free, k)),
-            do("wgmma_wait", n=0), pin(b.c.buffer), pin(b.a.buffer), *released(pair.second, k - 1), *of(bound, k)]
-    extent = convert(r.loop.extent)
-    loop = with_options(replace(r.loop, kind="serial", start=start + 1, extent=extent - 1, body=seq(*iteration)), **_SERIAL)
-    last = start + extent - 1
-    closing = [*started(second, pair.second, last, False), *released(pair.second, last)]
-    return [If(binary("gt", extent, const(0, extent.dtype)), seq(*rename(opening), loop, *finished, *closing),
-               seq(*finished) if finished else None, span=r.loop.span)]
-
-
-def _held(stmts: list[Stmt]) -> list[Stmt]:
-    """Statements that run during a GEMM, with the wait for the GEMM held behind a row reduction.
-
-    ptxas would otherwise move the wait to the front: that frees the registers of the GEMM sooner, and ptxas does not count
-    the cycles spent waiting.  A maximum over the lanes of a row has the longest latency, so the wait is held behind it.
-    """
-    at = next((n for n, s in enumerate(stmts) if isinstance(s, Reduce) and s.dst.buffer.scope_name == FRAGMENT and
-               s.dst.dtype == "float32"), None)
-    if at is None:
-        return stmts
-    made: Any = stmts[at]
-    return [*stmts[:at + 1], hold(made.dst.buffer), *stmts[at + 1:]]
-
-
-def _overlapped(r: WarpRoleLoop) -> bool:
-    """Whether the loop consists of one wgmma GEMM, which may stay in flight while the next stage is waited for."""
-    rest = [x.stmt for i, x in enumerate(r.body.items) if i not in r.loads]
-    gemms: list[Gemm] = list(walk(r.launch.body, Gemm))
-    if len(rest) != 1 or len(gemms) != 1 or rest[0] is not gemms[0] or not hopper(r.cx).wgmma:
-        return False
-    op = gemms[0]
-    return all(any(x.buffer in ring.buffers for ring in r.rings) for x in (op.a, op.b)) and is_const(
-        op.clear_accum, False)
-
-
-__all__ = ["chain_of", "consumer", "late_rings", "takes_slow_rings"]
+__all__ = ["chain_of", "chosen_order", "consumer", "late_rings", "takes_slow_rings"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, Literal
 
 from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, For, If, Launch, Stmt, Var, binary, call, cast, const,
                          convert, dtype, is_const, logical, seq, BufferFacts, BARRIER)
@@ -19,6 +19,7 @@ from ..framework.pass_ import PassContext
 from .pipeline_emit import select_version
 from ..analysis.pipeline_schedule import Body, Item
 from .clusters import ClusterMap
+from .loop_order import LoopOrder
 
 GROUP = 128  # threads of a warp group
 SLOW_STAGES = 2  # of a ring whose stages last several iterations each: one in use, one being loaded
@@ -70,7 +71,8 @@ class WarpRoleLoop:
     groups: number of consumer warp groups.  thread: index of a thread in the block.  base: steps that the loop's rings have
     made before its first iteration, modulo twice the stages; None for zero.  repeated: the loop runs once for each tile of a
     block and must release all stages before it ends.  slow_bases: iterations per stage of a slow ring -> its `base`.
-    overlap: text for the report, set when the consumers' schedule has been made.
+    overlap: text for the report, set when the consumers' schedule has been made.  order: the chosen order of the consumers'
+    statements; None until it is asked for, False where another schedule is taken.
     """
 
     launch: Launch
@@ -85,6 +87,7 @@ class WarpRoleLoop:
     repeated: bool = False
     slow_bases: Mapping[int, Expr | None] = field(default_factory=dict)
     overlap: str = ""
+    order: LoopOrder | Literal[False] | None = None
 
     @property
     def slow(self) -> list[Ring]:

@@ -1,0 +1,94 @@
+"""Cycles of an SM that the statements of a loop take, by unit: tensor cores, arithmetic and special functions.
+
+The rates are those of CUDA C++ Programming Guide, "Arithmetic Instructions", for capability 9.0; wgmma is priced by
+ops/gemm/wgmma.py.  The scheduler compares orders of a loop by these figures.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilelang.ir import (Binary, Call, Cast, For, If, Load, Node, Parallel, Select, Stmt, Store, Unary, const, is_const,
+                         stmts_of, walk)
+from tilelang.ir.record import record
+from tilelang.ops import Copy, Fill, Gemm, Reduce
+from tilelang.ops.gemm.wgmma import wgmma_cycles
+from tilelang.target.machine import UNIT_RATES
+
+_SPECIAL = frozenset(("exp2", "exp", "log", "log2", "rsqrt", "sqrt", "sin", "cos", "tanh", "sigmoid", "erf", "pow"))
+_UNKNOWN = 16  # iterations of a loop of run-time extent
+
+
+@record
+class Cycles:
+    """tensor: of the tensor cores.  arithmetic: of issue slots.  special: of the special function units."""
+
+    tensor: float = 0.0
+    arithmetic: float = 0.0
+    special: float = 0.0
+
+    @property
+    def ordinary(self) -> float:
+        """Cycles of a statement that is no GEMM: its slowest unit."""
+        return max(self.arithmetic, self.special)
+
+    def plus(self, other: Cycles, times: float = 1.0) -> Cycles:
+        return Cycles(self.tensor + other.tensor * times, self.arithmetic + other.arithmetic * times,
+                      self.special + other.special * times)
+
+
+def item_cycles(s: Stmt) -> Cycles:
+    """The cycles of one SM for a statement that a whole block runs."""
+    if isinstance(s, Gemm):
+        return Cycles(tensor=wgmma_cycles(s))
+    if isinstance(s, Parallel):
+        return _per_element(s.body, prod(_extent(n) for n in s.extents))
+    if isinstance(s, Reduce):
+        return Cycles(arithmetic=_elements(s.src) / UNIT_RATES.arithmetic)
+    if isinstance(s, (Copy, Fill)):
+        return Cycles(arithmetic=_elements(s.dst) / UNIT_RATES.moves)
+    if isinstance(s, For):
+        return Cycles().plus(_all(s.body), _extent(s.extent))
+    if isinstance(s, If):
+        one = _all(s.then)
+        return one if s.orelse is None else max(one, _all(s.orelse), key=lambda c: c.ordinary + c.tensor)
+    return Cycles(arithmetic=1.0)
+
+
+def _all(s: Stmt) -> Cycles:
+    out = Cycles()
+    for x in stmts_of(s):
+        out = out.plus(item_cycles(x))
+    return out
+
+
+def _per_element(body: Stmt, elements: float) -> Cycles:
+    """Cycles of an elementwise body for so many elements."""
+    ordinary = special = 0.0
+    for x in walk(body):
+        ordinary += _operations(x)
+        special += isinstance(x, Call) and x.op in _SPECIAL
+    return Cycles(arithmetic=(ordinary + special) * elements / UNIT_RATES.arithmetic,
+                  special=special * elements / UNIT_RATES.special)
+
+
+def _operations(x: Node) -> float:
+    """Instructions of one node, without those below it.  A product and a sum are one."""
+    if isinstance(x, Binary):
+        return 0.0 if x.op == "mul" else 0.25 if x.dtype.is_int else 1.0
+    if isinstance(x, (Select, Unary, Cast)):
+        return 0.5
+    if isinstance(x, (Load, Store)):
+        return 0.0 if x.buffer.scope_name.startswith("local") else 1.0
+    return 1.0 if isinstance(x, Call) and x.op not in _SPECIAL else 0.0
+
+
+def _extent(n: object) -> int:
+    return int(n.value) if is_const(n) else _UNKNOWN  # type: ignore[attr-defined]
+
+
+def _elements(region: object) -> float:
+    return float(prod(_extent(const(n) if isinstance(n, int) else n) for n in region.extents))  # type: ignore[attr-defined]
+
+
+__all__ = ["Cycles", "item_cycles"]

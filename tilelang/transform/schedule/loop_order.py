@@ -1,0 +1,320 @@
+"""Chooses in which iteration and order the statements of a loop run, so that its GEMMs run under other work.
+
+    for k: S = A B[k]; …S…; C += P V[k]       ->     S = A B[0]; …S…
+                                                     for k >= 1: start S = A B[k]; start C += P V[k-1]; wait for S; …S…
+                                                                 wait for C; what touches C or P
+                                                     C += P V[last]
+
+An item (a statement) runs in its own iteration (stage 0) or one iteration late (stage 1).  A candidate is a set of late GEMMs
+with everything that must follow them.  In an iteration, a late item precedes the items of stage 0 that it conflicts with, and
+the items of one stage keep their order where they conflict: so every candidate computes what the loop computes, which
+`violations` checks again.  The order is found by list scheduling: a GEMM starts as soon as it can, and of the other items
+comes first the one whose operands are complete first.  Candidates whose fragments do not fit the registers are dropped.
+A simulation of all warp groups, which share the tensor cores and the arithmetic units, gives the cycles of an iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations
+from typing import Any
+
+from tilelang.errors import InternalError
+from tilelang.ir import Call, Var, contains, walk, FRAGMENT
+from tilelang.ir.record import record
+from tilelang.ops import Gemm
+from tilelang.target.machine import REGISTERS
+
+from ..analysis.effects import fills_whole, is_sync
+from ..analysis.item_cost import Cycles, item_cycles
+from ..analysis.pipeline_schedule import Item, violations
+
+_MOST_SUBSETS = 6  # GEMMs of which all subsets are tried; of more, only those that end a loop
+_START = 40.0  # cycles to start a GEMM and to wait for it, beside its own
+_ROUNDS = 4  # simulated iterations
+_PATH = 0.02  # weight of the cycles of one group alone: among orders that the tensor cores limit, the shorter path is steadier
+
+
+@record
+class Event:
+    """An item in a steady iteration, with its stage: it works on the iteration that began `stage` iterations before."""
+
+    item: int
+    stage: int
+
+
+@record
+class Wait:
+    """A wait in a sequence of events: at most `pending` later groups of wgmma stay in flight.
+
+    done: the events (as places in the sequence) whose GEMMs are complete after it; carried: those of the iteration before.
+    """
+
+    pending: int
+    done: tuple[int, ...]
+    carried: tuple[int, ...] = ()
+
+
+@record
+class LoopOrder:
+    """The order of a loop's steady iteration.
+
+    events: in the order in which they run.  cycles: of an iteration of all groups, by the simulation.  path: of one group
+    alone.  registers: of a thread, for fragments.
+    """
+
+    events: tuple[Event, ...]
+    cycles: float
+    path: float
+    registers: int
+
+    @property
+    def depth(self) -> int:
+        """The number of iterations that the last stage is late."""
+        return max((e.stage for e in self.events), default=0)
+
+
+class LoopItems:
+    """The items that the consumers of a loop run, their conflicts, and what they cost.
+
+    items: of the whole body.  own: those of the consumers, in the order of the program.  groups: number of warp groups.
+    used_after: storage that is accessed outside the loop.
+    """
+
+    def __init__(self, items: list[Item], own: Sequence[int], groups: int, used_outside: Callable[[Var], bool]) -> None:
+        self.items, self.own, self.groups = items, tuple(own), groups
+        self.gemms = tuple(i for i in self.own if isinstance(items[i].stmt, Gemm))
+        self.cost: dict[int, Cycles] = {i: item_cycles(items[i].stmt) for i in self.own}
+        self.opaque = {i for i in self.own if i not in self.gemms and _opaque(items[i].stmt)}
+        self.meets = {(i, j): _meet(items[i], items[j]) for n, i in enumerate(self.own) for j in self.own[n:]}
+        self.live_outside = {e.storage for i in self.own for e in items[i].effects
+                             if e.buffer.scope_name == FRAGMENT and used_outside(e.storage)}
+
+    def gemm(self, i: int) -> Any:
+        return self.items[i].stmt
+
+    def conflict(self, i: int, j: int) -> bool:
+        """Whether the order of items i and j matters."""
+        return self.meets[min(i, j), max(i, j)]
+
+    # ---- what an event waits for -----------------------------------------------------------------------------------
+
+    def needs(self, i: int, g: int) -> bool:
+        """Whether GEMM g, in flight, must be complete before item i runs.
+
+        Registers of a wgmma in flight belong to the tensor cores: other statements may not even read them (PTX ISA, "wgmma").
+        GEMMs that add to the same registers are ordered by the hardware.
+        """
+        if i in self.opaque:
+            return True
+        op, x = self.gemm(g), self.items[i]
+        if i in self.gemms:
+            other = self.gemm(i)
+            mine, theirs = _operands(op), _operands(other)
+            return op.c.buffer.data in theirs or other.c.buffer.data in mine or \
+                other.c.buffer.data is op.c.buffer.data and other.c != op.c
+        private = {op.c.buffer.data, *(r.buffer.data for r in (op.a, op.b) if r.buffer.scope_name == FRAGMENT)}
+        return any(e.storage in private or e.writes and e.storage in _operands(op) for e in x.effects)
+
+    def waits(self, events: Sequence[Event], cyclic: bool) -> dict[int, Wait]:
+        """The waits of a sequence of events, by the place of the event that each precedes; len(events) stands for the end.
+
+        cyclic: the sequence repeats.  A GEMM that no event needs is then waited for behind the run of GEMMs in which it
+        starts again, so that a stage of a ring lasts one iteration more.
+        """
+        size, out = len(events), dict[int, Wait]()
+        starts = {n for n, e in enumerate(events) if e.item in self.gemms}
+        due: dict[int, list[tuple[int, int]]] = {}  # place -> (place of the GEMM, iterations between)
+        for p in starts:
+            q = self._due(events, p, starts, cyclic)
+            due.setdefault(size if q == 2 * size else q if q <= size and not (cyclic and q == size) else q - size, []).append(
+                (p, int(cyclic and q >= size)))
+        flying: list[tuple[int, int]] = []  # (place, iteration)
+        for turn in range(3 if cyclic else 1):
+            for q in range(size + 1):
+                wanted = [flying.index((p, turn - n)) for p, n in due.get(q, ()) if (p, turn - n) in flying]
+                if wanted:
+                    done, flying = flying[:max(wanted) + 1], flying[max(wanted) + 1:]
+                    out[q] = Wait(len(flying), tuple(p for p, t in done if t == turn), tuple(p for p, t in done if t < turn))
+                if q in starts:
+                    flying.append((q, turn))
+        return out
+
+    def _due(self, events: Sequence[Event], p: int, starts: set[int], cyclic: bool) -> int:
+        """Before which place the GEMM at place p has to be complete; places of the next iteration count from len(events)."""
+        size = len(events)
+        for q in range(p + 1, p + size + 1 if cyclic else size):
+            if self.needs(events[q % size].item, events[p].item):
+                return q
+        if not cyclic:
+            return size
+        q = p + size + 1
+        while q < 2 * size and q - size in starts:
+            q += 1
+        return q
+
+    # ---- candidates ------------------------------------------------------------------------------------------------
+
+    def candidates(self) -> Iterable[frozenset[int]]:
+        """Sets of items that run one iteration late: some GEMMs, and what conflicts with them behind them."""
+        some = [frozenset(x) for n in range(len(self.gemms) + 1) for x in combinations(self.gemms, n)] \
+            if len(self.gemms) <= _MOST_SUBSETS else [frozenset(self.gemms[n:]) for n in range(len(self.gemms) + 1)]
+        return dict.fromkeys(x for x in map(self._closed, some) if len(x) < len(self.own) or not x)
+
+    def _closed(self, late: frozenset[int]) -> frozenset[int]:
+        out = set(late)
+        for n, j in enumerate(self.own):
+            if any(i in out and self.conflict(i, j) for i in self.own[:n]):
+                out.add(j)
+        return frozenset(out)
+
+    def ordered(self, late: frozenset[int]) -> tuple[Event, ...]:
+        """The steady iteration for a set of late items, by list scheduling."""
+        after: dict[int, set[int]] = {i: set() for i in self.own}
+        for n, i in enumerate(self.own):
+            for j in self.own[n + 1:]:
+                if self.conflict(i, j):
+                    first, second = (j, i) if i not in late and j in late else (i, j)
+                    after[first].add(second)
+        left: dict[int, int] = dict.fromkeys(self.own, 0)
+        for later in after.values():
+            for j in later:
+                left[j] += 1
+        urgent: dict[int, float] = {}
+
+        def urgency(i: int) -> float:
+            if i not in urgent:
+                cost = self.cost[i]
+                urgent[i] = cost.tensor + cost.ordinary + max(map(urgency, after[i]), default=0.0)
+            return urgent[i]
+
+        now = tensor = 0.0
+        flying: dict[int, float] = {}  # GEMM -> when it is complete
+        out: list[Event] = []
+        while len(out) < len(self.own):
+            ready = [i for i in self.own if left[i] == 0]
+            begins = {i: max((t for g, t in flying.items() if self.needs(i, g)), default=0.0) for i in ready}
+            at_once = [i for i in ready if i in self.gemms and begins[i] <= now]
+            if at_once:
+                i = max(at_once, key=urgency)
+            else:
+                i = min(ready, key=lambda x: max(begins[x], now))
+            now = max(now, begins[i])
+            if i in self.gemms:
+                tensor = max(tensor, now) + self.cost[i].tensor
+                flying[i], now = tensor, now + _START
+            else:
+                now += self.cost[i].ordinary
+            left[i] = -1
+            for j in after[i]:
+                left[j] -= 1
+            out.append(Event(i, int(i in late)))
+        return tuple(out)
+
+    # ---- what a candidate costs ------------------------------------------------------------------------------------
+
+    def registers(self, events: Sequence[Event]) -> int:
+        """Registers of a thread that the fragments of two dimensions and more take at once in a steady iteration."""
+        size, waits = len(events), self.waits(events, True)
+        until = {p: q + size * (q <= p) for q, w in waits.items() for p in w.done} | {
+            p: q + size for q, w in waits.items() for p in w.carried}
+        live = [0] * size
+        tiles = {e.storage: e.buffer for i in self.own for e in self.items[i].effects
+                 if e.buffer.scope_name == FRAGMENT and e.buffer.ndim > 1}
+        for storage, b in tiles.items():
+            here = [n for n, e in enumerate(events) if self.items[e.item].touches(storage)]
+            busy = {n % size for n in range(size)} if storage in self.live_outside else set()
+            for k, n in enumerate(here):
+                following = here[(k + 1) % len(here)]
+                end = following + size * (following <= n)
+                if not self._overwrites(events[following].item, storage):
+                    busy |= {q % size for q in range(n, end)}
+                if n in until:
+                    busy |= {q % size for q in range(n, until[n])}
+            for q in busy:
+                live[q] += b.size * b.dtype.bits // 32 // (self.groups * 128)
+        return max(live, default=0)
+
+    def _overwrites(self, i: int, storage: Var) -> bool:
+        x = self.items[i]
+        return not any(e.reads for e in x.effects if e.storage is storage) and (i in self.gemms or fills_whole(x.stmt))
+
+    def simulated(self, events: Sequence[Event], groups: int) -> float:
+        """Cycles of a steady iteration of so many warp groups, which share the units of an SM."""
+        size, waits = len(events), self.waits(events, True)
+        tensor = units = 0.0
+        clock = [0.0] * groups
+        place = [0] * groups
+        ends: list[dict[tuple[int, int], float]] = [{} for _ in range(groups)]
+        marks: list[float] = []
+        while min(place) < _ROUNDS * size:
+            g = min((x for x in range(groups) if place[x] < _ROUNDS * size), key=clock.__getitem__)
+            turn, q = divmod(place[g], size)
+            w = waits.get(q)
+            for p, back in [] if w is None else [*((p, 0) for p in w.done), *((p, 1) for p in w.carried)]:
+                clock[g] = max(clock[g], ends[g].get((p, turn - back), 0.0))
+            cost = self.cost[events[q].item]
+            if events[q].item in self.gemms:
+                tensor = max(tensor, clock[g]) + cost.tensor / self.groups
+                ends[g][q, turn] = tensor
+                clock[g] += _START
+            else:
+                units = clock[g] = max(units, clock[g]) + cost.ordinary / self.groups
+            place[g] += 1
+            if q == size - 1:
+                end = waits.get(size)
+                for p, back in [] if end is None else [*((p, 0) for p in end.done), *((p, 1) for p in end.carried)]:
+                    clock[g] = max(clock[g], ends[g].get((p, turn - back), 0.0))
+                if min(place) >= len(marks) * size + size:
+                    marks.append(max(clock))
+        return (marks[-1] - marks[_ROUNDS // 2 - 1]) / (len(marks) - _ROUNDS // 2)
+
+    def checked(self, events: Sequence[Event]) -> None:
+        """Raises InternalError if the order breaks a dependence: this asks the independent checker of pipelines."""
+        place = {e.item: n for n, e in enumerate(events)}
+        stage = {e.item: e.stage for e in events}
+        chosen = [self.items[i] for i in self.own]
+        found = violations(chosen, [stage[i] for i in self.own], [place[i] for i in self.own], {})
+        if found:
+            raise InternalError(f"the order of a loop breaks a dependence on `{found[0].what}`")
+
+
+def best_order(loop: LoopItems, registers: int, lasting: Callable[[Sequence[Event]], bool]) -> LoopOrder:
+    """The order of least cycles whose fragments fit.  registers: how many a consumer thread may use.
+
+    lasting: whether the stages of the rings last as long as an order needs them.  The order of the program with a wait behind
+    each GEMM is left where no other one fits.
+    """
+    found: list[tuple[float, int, LoopOrder]] = []
+    for late in loop.candidates():
+        events = loop.ordered(late)
+        held = loop.registers(events)
+        if held + REGISTERS.overlapped_gemms > registers or not lasting(events):
+            continue
+        cycles, path = loop.simulated(events, loop.groups), loop.simulated(events, 1)
+        found.append((cycles + path * _PATH, len(late), LoopOrder(events, cycles, path, held)))
+    if not found:
+        events = tuple(Event(i, 0) for i in loop.own)
+        return LoopOrder(events, 0.0, 0.0, loop.registers(events))
+    best = min(found, key=lambda x: x[:2])[2]
+    loop.checked(best.events)
+    return best
+
+
+def _operands(op: Any) -> set[Var]:
+    return {op.a.buffer.data, op.b.buffer.data}
+
+
+def _opaque(s: Any) -> bool:
+    """Whether a statement orders threads itself or contains a GEMM: no GEMM may be in flight while it runs."""
+    return contains(s, Gemm) or any(is_sync(x) for x in walk(s, Call))
+
+
+def _meet(a: Item, b: Item) -> bool:
+    """Whether the order of two items matters, a standing in front of b."""
+    if a.defines is not None and a.defines in b.needs:
+        return True
+    return any(x.storage is y.storage and (x.writes or y.writes) for x in a.effects for y in b.effects)
+
+
+__all__ = ["Event", "LoopItems", "LoopOrder", "Wait", "best_order"]

@@ -1,0 +1,252 @@
+"""Emits a pipelined loop of the consumers in the order that loop_order.py has chosen: prologue, steady iterations, drain.
+
+    for k: S = A B[k]; …S…; C += P V[k]       ->     S = A B[0]; …S…                                          # prologue
+                                                     for k >= 1: start S = A B[k]; start C += P V[k-1]; wait(1)
+                                                                 …S…; wait(0); what touches C or P
+                                                     C += P V[last]                                           # drain
+
+A wgmma is waited for in front of the first statement that needs it, and the stages of the rings that it reads are released
+there.  Where nothing needs it, it stays in flight until it has started again one iteration later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tilelang.ir import (AddressOf, Bind, Buffer, Expr, If, Stmt, binary, const, convert, fresh, replace, seq, stmts_of,
+                         substitute, used_vars, with_options, FRAGMENT)
+from tilelang.ir.record import record
+from tilelang.ops import Reduce
+
+from ..analysis.pipeline_schedule import needed_binds
+from ..analysis.statements import do, rename
+from .loop_order import Event, LoopItems, LoopOrder, Wait, best_order
+from .rings import Ring, WarpRoleLoop, hold, pin
+
+_SERIAL = {"num_stages": None, "order": None, "stage": None, "group": None}
+
+
+@record
+class _Release:
+    """When a ring's stage is free: behind the event at `place`, or where the GEMM of that event is waited for (`waited`)."""
+
+    ring: Ring
+    place: int
+    waited: bool
+
+
+def order_of(r: WarpRoleLoop) -> LoopOrder:
+    """The order of the consumers' statements of a loop."""
+    loop = items_of(r)
+    return best_order(loop, r.consumer_registers, lambda events: all(
+        x.iterations > 1 or _lag(loop, events, x) < r.stages for x in r.rings))
+
+
+def items_of(r: WarpRoleLoop) -> LoopItems:
+    """The items that the consumers of a loop run."""
+    return LoopItems(r.body.items, [i for i in range(len(r.body.items)) if i not in r.loads], r.groups, r.used_outside)
+
+
+def overlaps(loop: LoopItems, order: LoopOrder) -> bool:
+    """Whether a GEMM of the loop runs under other statements, or under the wait for the next stage."""
+    events, waits = order.events, loop.waits(order.events, True)
+    if order.depth or any(w.carried for w in waits.values()):
+        return True
+    at = {p: q for q, w in waits.items() for p in w.done}
+    return any(e.item not in loop.gemms for p, q in at.items() for e in events[p + 1:q])
+
+
+def described(loop: LoopItems, order: LoopOrder) -> str:
+    """One line for the report: which GEMMs run under what."""
+    late = dict.fromkeys(loop.gemm(e.item).c.buffer.name for e in order.events if e.stage and e.item in loop.gemms)
+    waits = loop.waits(order.events, True)
+    carried = dict.fromkeys(loop.gemm(order.events[p].item).c.buffer.name for w in waits.values() for p in w.carried)
+    out = []
+    if late:
+        out.append(f"{_gemms(late)} of an iteration {'runs' if len(late) == 1 else 'run'} under the next iteration")
+    if carried:
+        what = _gemms(carried) if len(loop.gemms) > 1 else "the GEMM of a step"
+        out.append(f"wgmma in flight: {what} {'runs' if len(carried) == 1 else 'run'} while the next stage is waited for")
+    return "; ".join(out) or "wgmma in flight: GEMMs run under the statements that do not need them"
+
+
+def _gemms(names: Iterable[str]) -> str:
+    found = [f"`{x}`" for x in names]
+    return f"the GEMM{'s' * (len(found) > 1)} into {', '.join(found)}"
+
+
+def late_rings(r: WarpRoleLoop, order: LoopOrder) -> list[Ring]:
+    """The rings whose stages the consumers first read one iteration later than the others."""
+    stage = {e.item: e.stage for e in order.events}
+    return [x for x in r.rings if x.iterations == 1 and all(stage[i] for i in _users(items_of(r), x))]
+
+
+def ordered(r: WarpRoleLoop, order: LoopOrder, finished: list[Stmt], tiles: set[Buffer]) -> list[Stmt]:
+    """The consumers' code.  finished: statements to run after the last use of `tiles`, which the loop only reads."""
+    return _Emitter(r, order).code(finished, tiles)
+
+
+def _users(loop: LoopItems, ring: Ring) -> list[int]:
+    return [i for i in loop.own if any(loop.items[i].touches(b.data) for b in _filled(loop, ring))]
+
+
+def _filled(loop: LoopItems, ring: Ring) -> list[Buffer]:
+    return [loop.items[i].stmt.dst.buffer for i in ring.items]  # type: ignore[attr-defined]
+
+
+def _released(loop: LoopItems, events: Sequence[Event], waits: dict[int, Wait], ring: Ring) -> tuple[int, int, _Release]:
+    """(iterations after the first use, place, what it is attached to) of the release of a ring's stage."""
+    users, at = set(_users(loop, ring)), {e.item: n for n, e in enumerate(events)}
+    until = {p: (0, q) for q, w in waits.items() for p in w.done} | {p: (1, q) for q, w in waits.items() for p in w.carried}
+    ends = [(events[n].stage + until[n][0], until[n][1], 0, n) if i in loop.gemms else (events[n].stage, n, 1, n)
+            for i in users for n in [at[i]]]
+    lag, place, plain, n = max(ends)
+    return lag - min(events[at[i]].stage for i in users), place, _Release(ring, n, not plain)
+
+
+def _lag(loop: LoopItems, events: Sequence[Event], ring: Ring) -> int:
+    """How many iterations after its first use the stage of a ring is released."""
+    return _released(loop, events, loop.waits(events, True), ring)[0]
+
+
+class _Emitter:
+    def __init__(self, r: WarpRoleLoop, order: LoopOrder) -> None:
+        self.r, self.loop, self.events = r, items_of(r), order.events
+        self.depth = order.depth
+        copies = {id(r.body.items[i].stmt) for i in r.loads}
+        kept = [s for s in stmts_of(r.loop.body) if id(s) not in copies]
+        self.position = {id(s): n for n, s in enumerate(kept)}
+        self.allocs = [s for s in kept if any(s is a for a in r.body.allocs)]
+        self.steady = self.loop.waits(self.events, True)
+        at = {e.item: n for n, e in enumerate(self.events)}
+        self.first = {id(x): min(_users(self.loop, x), key=lambda i: (self.events[at[i]].stage, at[i])) for x in r.rings}
+        carried = [self.loop.gemm(self.events[p].item).c.buffer for w in self.steady.values() for p in w.carried]
+        self.carried = list({b.data: b for b in carried}.values())
+        self.held = -1  # the reduction behind which the next wait is held
+
+    def code(self, finished: list[Stmt], tiles: set[Buffer]) -> list[Stmt]:
+        r, k = self.r, self.r.loop.var
+        start, extent = convert(r.loop.start), convert(r.loop.extent)
+        late = any(self.loop.items[e.item].touches(b.data) for b in tiles for e in self.events if e.stage)
+        pins = [pin(b) for b in self.carried]
+        body = self.sequence(self.events, self.steady, {0: k, 1: k - 1} if self.depth else {0: k}, True)
+        loop = with_options(replace(r.loop, kind="serial", start=start + self.depth if self.depth else r.loop.start,
+                                    extent=extent - self.depth if self.depth else r.loop.extent, body=seq(*body)), **_SERIAL)
+        done = [do("wgmma_wait", n=0), *pins] if pins else []
+        some = binary("gt", extent, const(0, extent.dtype))
+        last = start + extent - 1
+        if not self.depth:
+            final, _ = r.slot(last)
+            free = [r.released(x.ring, final, some) for x in self.carried_releases()] if r.repeated else []
+            return [*self.allocs, *pins, loop, *done, *free, *finished]
+        opening = self.region(0, start)
+        closing = self.region(1, last)
+        left = [x for e in self.carried_releases() for x in r.release(e.ring, r.slot(
+            last - self.events[e.place].stage)[0])] if r.repeated else []
+        whole = [*rename(opening), *pins, loop, *done, *left, *([] if late else finished), *rename(closing),
+                 *(finished if late else ())]
+        return [*self.allocs, If(some, seq(*whole), seq(*finished) if finished else None, span=r.loop.span)]
+
+    def carried_releases(self) -> list[_Release]:
+        return [x for w in self.steady.values() for p in w.carried for x in self.releases(p, True)]
+
+    def region(self, stage: int, at: Expr) -> list[Stmt]:
+        """The items of one stage for one iteration, on their own."""
+        events = [e for e in self.events if e.stage == stage]
+        return self.sequence(events, self.loop.waits(events, False), {stage: at}, False)
+
+    def sequence(self, events: Sequence[Event], waits: dict[int, Wait], its: dict[int, Expr], cyclic: bool) -> list[Stmt]:
+        """Events in order, with their waits and releases.  its: stage -> iteration."""
+        out: list[Stmt] = []
+        bound: dict[int, dict[Any, Expr]] = {s: {} for s in its}
+        flying: list[Buffer] = [b for b in self.carried] if cyclic else []
+        for n, e in enumerate((*events, None)):
+            w = waits.get(n)
+            if w is not None:
+                out += self.wait(events, w, its)
+                ended = {self.loop.gemm(events[p].item).c.buffer.data for p in (*w.done, *w.carried)}
+                flying = [b for b in flying if b.data not in ended or self.still(b, events, n, waits)]
+                if w.pending and self.depth and cyclic:
+                    end = next((q for q in range(n + 1, len(events) + 1) if q in waits), len(events))
+                    self.held = next((x.item for x in events[n:end] if self.reduces(x.item)), -1)
+            if e is None:
+                break
+            out += self.binds(e, its[e.stage], bound[e.stage])
+            s = substitute(self.loop.items[e.item].stmt, {**({} if its[e.stage] is self.r.loop.var else {
+                self.r.loop.var: its[e.stage]}), **bound[e.stage]})
+            s = self.r.select(s, its[e.stage])
+            out += [do("mbarrier_wait", AddressOf(x.full, (slot,)), parity) for x in self.r.rings
+                    if self.first[id(x)] == e.item and x.full is not None for slot, parity in [self.r.slot(its[e.stage])]]
+            if e.item in self.loop.gemms:
+                c = self.loop.gemm(e.item).c.buffer
+                out.append(with_options(s, wait=-1, in_flight=any(b.data is c.data for b in flying) or None))
+                flying.append(c)
+            else:
+                out.append(s)
+                if cyclic and self.held == e.item:
+                    out.append(hold(s.dst.buffer))
+                out += [x for m in self.releases(self.place(e), False) for x in self.r.release(
+                    m.ring, self.r.slot(its[e.stage])[0])]
+        return out
+
+    def still(self, b: Buffer, events: Sequence[Event], n: int, waits: dict[int, Wait]) -> bool:
+        """Whether a later GEMM into the same accumulator is in flight behind the wait at place n."""
+        done = waits[n].done
+        return any(self.loop.gemm(x.item).c.buffer.data is b.data for q, x in enumerate(events[:n])
+                   if x.item in self.loop.gemms and q not in done and not any(q in w.done for m, w in waits.items() if m < n))
+
+    def reduces(self, i: int) -> bool:
+        """Whether an item is a reduction to float32 registers.
+
+        ptxas would move the next wait in front of it: that frees the registers of a GEMM sooner, and ptxas does not count the
+        cycles spent waiting.  A reduction over the lanes of a row has the longest latency, so the wait is held behind it.
+        """
+        s: Any = self.loop.items[i].stmt
+        return isinstance(s, Reduce) and s.dst.buffer.scope_name == FRAGMENT and s.dst.dtype == "float32"
+
+    def place(self, e: Event) -> int:
+        return next(n for n, x in enumerate(self.events) if x.item == e.item)
+
+    def binds(self, e: Event, it: Expr, bound: dict[Any, Expr]) -> list[Stmt]:
+        """Bindings that an item needs and that are not made yet for its iteration; `bound` maps them to their new variables."""
+        out: list[Stmt] = []
+        for b in needed_binds(self.r.body.pure, used_vars(self.loop.items[e.item].stmt)):
+            if b.var in bound:
+                continue
+            own = b.var if it is self.r.loop.var else fresh(b.var.name, b.var.dtype)
+            out.append(Bind(own, substitute(b.value, {self.r.loop.var: it, **bound}), span=b.span))
+            bound[b.var] = own
+        return out
+
+    def wait(self, events: Sequence[Event], w: Wait, its: dict[int, Expr]) -> list[Stmt]:
+        """A wait for GEMMs, the pins of their registers and the releases of the stages that they have read."""
+        out: list[Stmt] = [do("wgmma_wait", n=w.pending)]
+        gemms = [self.loop.gemm(events[p].item) for p in w.done]
+        pinned: dict[Any, Buffer] = {}
+        for op in gemms:
+            if all(op.c.buffer.data is not b.data for b in self.carried):
+                pinned[op.c.buffer.data] = op.c.buffer
+            if op.a.buffer.scope_name == FRAGMENT:
+                pinned[op.a.buffer.data] = op.a.buffer
+        out += [pin(b) for b in pinned.values()]
+        r, k = self.r, self.r.loop.var
+        for p in w.carried:
+            before = (r.step(k) + (r.stages - 1)) % r.stages if r.base is not None else (r.step(k) - 1) % r.stages
+            if events[p].stage:
+                before = r.slot(k - 1 - events[p].stage)[0]
+            begun = binary("gt", k, convert(r.loop.start) + self.depth if self.depth else convert(r.loop.start))
+            # No sync_warp is needed: the wait for the wgmma has already ordered the warps of the group.
+            out += [r.released(m.ring, before, begun) for m in self.releases(self.place(events[p]), True)]
+        for p in w.done:
+            for m in self.releases(self.place(events[p]), True):
+                out += r.release(m.ring, r.slot(its[events[p].stage])[0])
+        return out
+
+    def releases(self, place: int, waited: bool) -> list[_Release]:
+        """The rings that are free once the event at this place of the steady iteration is over."""
+        found = [_released(self.loop, self.events, self.steady, x)[2] for x in self.r.rings if x.iterations == 1]
+        return [x for x in found if x.place == place and x.waited == waited]
+
+
+__all__ = ["described", "items_of", "late_rings", "order_of", "ordered", "overlaps"]
