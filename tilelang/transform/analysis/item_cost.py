@@ -64,18 +64,21 @@ def _all(s: Stmt) -> Cycles:
 
 def _per_element(body: Stmt, elements: float) -> Cycles:
     """Cycles of an elementwise body for so many elements."""
-    ordinary = special = 0.0
+    ordinary = special = products = sums = 0.0
     for x in walk(body):
         ordinary += _operations(x)
         special += isinstance(x, Call) and x.op in _SPECIAL
+        products += isinstance(x, Binary) and x.op == "mul" and x.dtype.is_float
+        sums += isinstance(x, Binary) and x.op in ("add", "sub") and x.dtype.is_float
+    ordinary += max(products, sums)  # a product and a sum are one instruction
     return Cycles(arithmetic=(ordinary + special) * elements / UNIT_RATES.arithmetic,
                   special=special * elements / UNIT_RATES.special)
 
 
 def _operations(x: Node) -> float:
-    """Instructions of one node, without those below it.  A product and a sum are one."""
+    """Instructions of one node, without those below it and without products and sums."""
     if isinstance(x, Binary):
-        return 0.0 if x.op == "mul" else 0.25 if x.dtype.is_int else 1.0
+        return 0.25 if x.dtype.is_int else 0.0 if x.op in ("mul", "add", "sub") else 1.0
     if isinstance(x, (Select, Unary, Cast)):
         return 0.5
     if isinstance(x, (Load, Store)):

@@ -20,10 +20,10 @@ from itertools import combinations
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import Call, Var, contains, walk, FRAGMENT
+from tilelang.ir import Call, Var, contains, walk, FRAGMENT, SHARED
 from tilelang.ir.record import record
 from tilelang.ops import Gemm
-from tilelang.target.machine import REGISTERS
+from tilelang.target.machine import REGISTERS, UNIT_RATES
 
 from ..analysis.effects import fills_whole, is_sync
 from ..analysis.item_cost import Cycles, item_cycles
@@ -31,7 +31,7 @@ from ..analysis.pipeline_schedule import Item, violations
 
 _MOST_SUBSETS = 6  # GEMMs of which all subsets are tried; of more, only those that end a loop
 _START = 40.0  # cycles to start a GEMM and to wait for it, beside its own
-_ROUNDS = 4  # simulated iterations
+_ROUNDS = 8  # simulated iterations
 _PATH = 0.02  # weight of the cycles of one group alone: among orders that the tensor cores limit, the shorter path is steadier
 
 
@@ -87,6 +87,8 @@ class LoopItems:
         self.cost: dict[int, Cycles] = {i: item_cycles(items[i].stmt) for i in self.own}
         self.opaque = {i for i in self.own if i not in self.gemms and _opaque(items[i].stmt)}
         self.meets = {(i, j): _meet(items[i], items[j]) for n, i in enumerate(self.own) for j in self.own[n:]}
+        passed = {e.storage for i in self.own for e in items[i].effects if e.writes and e.buffer.scope_name in SHARED}
+        self.exchanged = {i for i in self.own if any(e.storage in passed for e in items[i].effects)}
         self.live_outside = {e.storage for i in self.own for e in items[i].effects
                              if e.buffer.scope_name == FRAGMENT and used_outside(e.storage)}
 
@@ -127,8 +129,7 @@ class LoopItems:
         due: dict[int, list[tuple[int, int]]] = {}  # place -> (place of the GEMM, iterations between)
         for p in starts:
             q = self._due(events, p, starts, cyclic)
-            due.setdefault(size if q == 2 * size else q if q <= size and not (cyclic and q == size) else q - size, []).append(
-                (p, int(cyclic and q >= size)))
+            due.setdefault(q if q <= size else q - size, []).append((p, int(q > size)))
         flying: list[tuple[int, int]] = []  # (place, iteration)
         for turn in range(3 if cyclic else 1):
             for q in range(size + 1):
@@ -141,12 +142,15 @@ class LoopItems:
         return out
 
     def _due(self, events: Sequence[Event], p: int, starts: set[int], cyclic: bool) -> int:
-        """Before which place the GEMM at place p has to be complete; places of the next iteration count from len(events)."""
+        """Before which place the GEMM at place p has to be complete; len(events) is the end of the iteration, and places of
+        the next iteration count from there on."""
         size = len(events)
-        for q in range(p + 1, p + size + 1 if cyclic else size):
+        # ptxas serialises wgmmas whose A registers are in use at the end of an iteration (C7514).
+        stays = cyclic and self.gemm(events[p].item).a.buffer.scope_name != FRAGMENT
+        for q in range(p + 1, p + size + 1 if stays else size):
             if self.needs(events[q % size].item, events[p].item):
                 return q
-        if not cyclic:
+        if not stays:
             return size
         q = p + size + 1
         while q < 2 * size and q - size in starts:
@@ -168,8 +172,11 @@ class LoopItems:
                 out.add(j)
         return frozenset(out)
 
-    def ordered(self, late: frozenset[int]) -> tuple[Event, ...]:
-        """The steady iteration for a set of late items, by list scheduling."""
+    def ordered(self, late: frozenset[int], at_once: bool) -> tuple[Event, ...]:
+        """The steady iteration for a set of late items, by list scheduling.
+
+        at_once: a GEMM starts as soon as its operands are complete; else what leads to more work goes first.
+        """
         after: dict[int, set[int]] = {i: set() for i in self.own}
         for n, i in enumerate(self.own):
             for j in self.own[n + 1:]:
@@ -180,13 +187,13 @@ class LoopItems:
         for later in after.values():
             for j in later:
                 left[j] += 1
-        urgent: dict[int, float] = {}
+        tails: dict[int, float] = {}
 
-        def urgency(i: int) -> float:
-            if i not in urgent:
-                cost = self.cost[i]
-                urgent[i] = cost.tensor + cost.ordinary + max(map(urgency, after[i]), default=0.0)
-            return urgent[i]
+        def tail(i: int) -> float:
+            """Cycles of what follows an item in the iteration: of two GEMMs, that of the longer tail goes first."""
+            if i not in tails:
+                tails[i] = max((self.cost[j].tensor + self.cost[j].ordinary + tail(j) for j in after[i]), default=0.0)
+            return tails[i]
 
         now = tensor = 0.0
         flying: dict[int, float] = {}  # GEMM -> when it is complete
@@ -194,11 +201,16 @@ class LoopItems:
         while len(out) < len(self.own):
             ready = [i for i in self.own if left[i] == 0]
             begins = {i: max((t for g, t in flying.items() if self.needs(i, g)), default=0.0) for i in ready}
-            at_once = [i for i in ready if i in self.gemms and begins[i] <= now]
-            if at_once:
-                i = max(at_once, key=urgency)
+            free = [i for i in ready if begins[i] <= now]
+            gemms = [i for i in free if i in self.gemms]
+            if gemms and (at_once or all(tail(i) + self.cost[i].ordinary <= max(map(tail, gemms)) for i in free)):
+                i = max(gemms, key=tail)
             else:
-                i = min(ready, key=lambda x: max(begins[x], now))
+                others = [i for i in free if i not in self.gemms]
+                first = min((begins[i] for i in ready if begins[i] > now), default=now)
+                # What takes no time is not worth another order than the program's.
+                some = gemms or sum(self.cost[x].ordinary for x in others) >= _START or len(free) == len(ready)
+                i = next(i for i in (others if some else ready) if some or begins[i] <= first)
             now = max(now, begins[i])
             if i in self.gemms:
                 tensor = max(tensor, now) + self.cost[i].tensor
@@ -240,31 +252,42 @@ class LoopItems:
         return not any(e.reads for e in x.effects if e.storage is storage) and (i in self.gemms or fills_whole(x.stmt))
 
     def simulated(self, events: Sequence[Event], groups: int) -> float:
-        """Cycles of a steady iteration of so many warp groups, which share the units of an SM."""
+        """Cycles of a steady iteration of so many warp groups, which share the tensor cores of an SM.
+
+        The warps of one group do not fill the arithmetic units, so groups that compute at the same time seldom wait for each
+        other: a group takes the time of the whole tile for its share of it.  Where they pass tiles through shared memory, all
+        of them meet at a barrier.
+        """
         size, waits = len(events), self.waits(events, True)
-        tensor = units = 0.0
-        clock = [0.0] * groups
-        place = [0] * groups
+        tensor = 0.0
+        slow = 1.0 if self.groups > 1 else 1 / UNIT_RATES.one_group
+        clock, place = [0.0] * groups, [0] * groups
         ends: list[dict[tuple[int, int], float]] = [{} for _ in range(groups)]
         marks: list[float] = []
-        while min(place) < _ROUNDS * size:
-            g = min((x for x in range(groups) if place[x] < _ROUNDS * size), key=clock.__getitem__)
-            turn, q = divmod(place[g], size)
+
+        def wait(g: int, q: int, turn: int) -> None:
             w = waits.get(q)
-            for p, back in [] if w is None else [*((p, 0) for p in w.done), *((p, 1) for p in w.carried)]:
+            for p, back in () if w is None else (*((p, 0) for p in w.done), *((p, 1) for p in w.carried)):
                 clock[g] = max(clock[g], ends[g].get((p, turn - back), 0.0))
+
+        while min(place) < _ROUNDS * size:
+            least = min(place)
+            if events[least % size].item in self.exchanged and all(x == least for x in place):
+                clock = [max(clock)] * groups
+            g = min((x for x in range(groups) if place[x] == least or place[x] < _ROUNDS * size and
+                     events[place[x] % size].item not in self.exchanged), key=clock.__getitem__)
+            turn, q = divmod(place[g], size)
+            wait(g, q, turn)
             cost = self.cost[events[q].item]
             if events[q].item in self.gemms:
                 tensor = max(tensor, clock[g]) + cost.tensor / self.groups
                 ends[g][q, turn] = tensor
                 clock[g] += _START
             else:
-                units = clock[g] = max(units, clock[g]) + cost.ordinary / self.groups
+                clock[g] += cost.ordinary * slow
             place[g] += 1
             if q == size - 1:
-                end = waits.get(size)
-                for p, back in [] if end is None else [*((p, 0) for p in end.done), *((p, 1) for p in end.carried)]:
-                    clock[g] = max(clock[g], ends[g].get((p, turn - back), 0.0))
+                wait(g, size, turn)
                 if min(place) >= len(marks) * size + size:
                     marks.append(max(clock))
         return (marks[-1] - marks[_ROUNDS // 2 - 1]) / (len(marks) - _ROUNDS // 2)
@@ -286,8 +309,8 @@ def best_order(loop: LoopItems, registers: int, lasting: Callable[[Sequence[Even
     each GEMM is left where no other one fits.
     """
     found: list[tuple[float, int, LoopOrder]] = []
-    for late in loop.candidates():
-        events = loop.ordered(late)
+    tried = ((late, loop.ordered(late, at_once)) for late in loop.candidates() for at_once in (True, False))
+    for late, events in dict.fromkeys(tried):
         held = loop.registers(events)
         if held + REGISTERS.overlapped_gemms > registers or not lasting(events):
             continue
