@@ -58,6 +58,7 @@ class Access:
     span: Any
     lanes: int = 32  # lanes of a warp whose address is used
     signals: Buffer | None = None  # mbarrier that signals its completion (TMA loads)
+    by_wgmma: bool = False  # an asynchronous access that wgmma makes; the others are those of cp.async
 
     @property
     def is_shared(self) -> bool:

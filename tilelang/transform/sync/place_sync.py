@@ -36,8 +36,9 @@ def place_sync(func: Func, cx: PassContext) -> Func:
                                          B[tx] = S[63 - tx]
     The pass handles shared memory, and global memory that the kernel itself writes.  It includes loop-carried pairs of for
     and while loops with their iteration distance: slots (k + c) % n of a pipeline do not conflict while they differ.  An
-    asynchronous copy counts as a write at the wait for its group.  A barrier needed where only some threads arrive moves in
-    front of the branch, or the branch is split; where neither is possible the program is rejected ("sync-divergent").
+    asynchronous copy counts as a write, and an operand of wgmma as a read, at the wait for its group.  A barrier needed where
+    only some threads arrive moves in front of the branch, or the branch is split; where neither is possible the program is
+    rejected ("sync-divergent").
     Keeps: existing barriers.  Off with tl.disable_thread_storage_sync.
     """
     if cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC):
@@ -462,18 +463,19 @@ def _cleared(state: _State) -> _State:
 
 
 def _after_async(s: Stmt, state: _State) -> _State:
-    """The state after commits of and waits for asynchronous copies."""
+    """The state after commits of and waits for asynchronous copies and wgmmas."""
     if not isinstance(s, Evaluate):
         return state
-    if s.call.op == "cp_async_commit":
-        return {e: None if age is None else min(age + 1, CAP + 4) for e, age in state.items()}
+    op, wgmma = s.call.op, s.call.op.startswith("wgmma")
+    if op in ("cp_async_commit", "wgmma_commit"):
+        return {e: age if age is None or e.access.by_wgmma != wgmma else min(age + 1, CAP + 4) for e, age in state.items()}
     # all threads wait: what signals that mbarrier has happened, and all threads have observed it
-    if s.call.op == "mbarrier_wait":
+    if op == "mbarrier_wait":
         bar = s.call.args[0].buffer  # type: ignore[attr-defined]
         return {e: age for e, age in state.items() if e.access.signals is not bar}
-    if s.call.op == "cp_async_wait":
+    if op in ("cp_async_wait", "wgmma_wait"):
         n = s.call.options.n
-        return {e: None if age is None or age >= n else age for e, age in state.items()}
+        return {e: None if age is None or e.access.by_wgmma == wgmma and age >= n else age for e, age in state.items()}
     return state
 
 

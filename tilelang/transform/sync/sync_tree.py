@@ -130,7 +130,7 @@ class TreeBuilder:
         node = e.node
         if isinstance(node, Call):
             width, lanes, known = _extent(node, b)
-            is_async = node.op == "cp_async"
+            is_async = node.op in ("cp_async", "wgmma_descriptor")
             signals = _signalled(node) if e.writes else None
             if not known:
                 indices = None
@@ -143,7 +143,7 @@ class TreeBuilder:
         if indices is not None and any(i.dtype.lanes > 1 for i in indices[:-1]):
             indices = None
         return Access(b, e.reads, e.writes, _update(e, s), indices, width, loops, conds, is_async,
-                      getattr(node, "span", None), lanes, signals)
+                      getattr(node, "span", None), lanes, signals, isinstance(node, Call) and node.op == "wgmma_descriptor")
 
 
 def _update(e: Effect, s: Stmt) -> Update | None:
