@@ -60,10 +60,9 @@ def chosen_order(r: WarpRoleLoop) -> LoopOrder | None:
 
 def _why_synchronous(r: WarpRoleLoop) -> str:
     """Why each wgmma of the loop is waited for where it is issued."""
-    loop = items_of(r)
     if r.slow:
         return "prefetched scales are used in the order of the program"
-    held = loop.registers(order_of(r).events) + REGISTERS.overlapped_gemms
+    held = order_of(r).registers + REGISTERS.overlapped_gemms
     if held > r.consumer_registers:
         return f"its fragments and what stands beside them take {held} registers of a thread, more than {r.consumer_registers}"
     return "each statement needs the GEMM before it"

@@ -23,15 +23,14 @@ from tilelang.errors import InternalError
 from tilelang.ir import Call, Var, contains, walk, FRAGMENT, SHARED
 from tilelang.ir.record import record
 from tilelang.ops import Gemm
-from tilelang.target.machine import REGISTERS, UNIT_RATES
+from tilelang.target.machine import REGISTERS
 
 from ..analysis.effects import fills_whole, is_sync
 from ..analysis.item_cost import Cycles, item_cycles
 from ..analysis.pipeline_schedule import Item, violations
+from .simulate_loop import START, Simulation
 
 _MOST_SUBSETS = 6  # GEMMs of which all subsets are tried; of more, only those that end a loop
-_START = 40.0  # cycles to start a GEMM and to wait for it, beside its own
-_ROUNDS = 8  # simulated iterations
 _PATH = 0.02  # weight of the cycles of one group alone: among orders that the tensor cores limit, the shorter path is steadier
 
 
@@ -60,13 +59,14 @@ class LoopOrder:
     """The order of a loop's steady iteration.
 
     events: in the order in which they run.  cycles: of an iteration of all groups, by the simulation.  path: of one group
-    alone.  registers: of a thread, for fragments.
+    alone.  registers: of a thread, for fragments.  carry: whether GEMMs stay in flight from one iteration to the next.
     """
 
     events: tuple[Event, ...]
     cycles: float
     path: float
     registers: int
+    carry: bool
 
     @property
     def depth(self) -> int:
@@ -74,15 +74,39 @@ class LoopOrder:
         return max((e.stage for e in self.events), default=0)
 
 
+@record
+class RingUse:
+    """A ring of stages: the items that use a stage, its bytes, and the number of stages."""
+
+    users: frozenset[int]
+    bytes: int
+    stages: int
+
+
+@record
+class Held:
+    """How long a stage is in use: from the event at place `first` to `lag` iterations later.
+
+    It is free behind the event at `place`, or where the GEMM of that event is waited for (`waited`), at place `end`.
+    """
+
+    first: int
+    lag: int
+    place: int
+    waited: bool
+    end: int
+
+
 class LoopItems:
     """The items that the consumers of a loop run, their conflicts, and what they cost.
 
     items: of the whole body.  own: those of the consumers, in the order of the program.  groups: number of warp groups.
-    used_after: storage that is accessed outside the loop.
+    used_outside: whether storage is accessed outside the loop.  rings: the rings of stages that the producer fills.
     """
 
-    def __init__(self, items: list[Item], own: Sequence[int], groups: int, used_outside: Callable[[Var], bool]) -> None:
-        self.items, self.own, self.groups = items, tuple(own), groups
+    def __init__(self, items: list[Item], own: Sequence[int], groups: int, used_outside: Callable[[Var], bool],
+                 rings: Sequence[RingUse] = ()) -> None:
+        self.items, self.own, self.groups, self.rings = items, tuple(own), groups, tuple(rings)
         self.gemms = tuple(i for i in self.own if isinstance(items[i].stmt, Gemm))
         self.cost: dict[int, Cycles] = {i: item_cycles(items[i].stmt) for i in self.own}
         self.opaque = {i for i in self.own if i not in self.gemms and _opaque(items[i].stmt)}
@@ -118,17 +142,17 @@ class LoopItems:
         private = {op.c.buffer.data, *(r.buffer.data for r in (op.a, op.b) if r.buffer.scope_name == FRAGMENT)}
         return any(e.storage in private or e.writes and e.storage in _operands(op) for e in x.effects)
 
-    def waits(self, events: Sequence[Event], cyclic: bool) -> dict[int, Wait]:
+    def waits(self, events: Sequence[Event], cyclic: bool, carry: bool = True) -> dict[int, Wait]:
         """The waits of a sequence of events, by the place of the event that each precedes; len(events) stands for the end.
 
-        cyclic: the sequence repeats.  A GEMM that no event needs is then waited for behind the run of GEMMs in which it
-        starts again, so that a stage of a ring lasts one iteration more.
+        cyclic: the sequence repeats.  With `carry`, a GEMM that no event needs is then waited for behind the run of GEMMs in
+        which it starts again, so that a stage of a ring lasts one iteration more; else at the end of the iteration.
         """
         size, out = len(events), dict[int, Wait]()
         starts = {n for n, e in enumerate(events) if e.item in self.gemms}
         due: dict[int, list[tuple[int, int]]] = {}  # place -> (place of the GEMM, iterations between)
         for p in starts:
-            q = self._due(events, p, starts, cyclic)
+            q = self._due(events, p, starts, cyclic and carry)
             due.setdefault(q if q <= size else q - size, []).append((p, int(q > size)))
         flying: list[tuple[int, int]] = []  # (place, iteration)
         for turn in range(3 if cyclic else 1):
@@ -141,12 +165,12 @@ class LoopItems:
                     flying.append((q, turn))
         return out
 
-    def _due(self, events: Sequence[Event], p: int, starts: set[int], cyclic: bool) -> int:
+    def _due(self, events: Sequence[Event], p: int, starts: set[int], carry: bool) -> int:
         """Before which place the GEMM at place p has to be complete; len(events) is the end of the iteration, and places of
         the next iteration count from there on."""
         size = len(events)
         # ptxas serialises wgmmas whose A registers are in use at the end of an iteration (C7514).
-        stays = cyclic and self.gemm(events[p].item).a.buffer.scope_name != FRAGMENT
+        stays = carry and self.gemm(events[p].item).a.buffer.scope_name != FRAGMENT
         for q in range(p + 1, p + size + 1 if stays else size):
             if self.needs(events[q % size].item, events[p].item):
                 return q
@@ -156,6 +180,15 @@ class LoopItems:
         while q < 2 * size and q - size in starts:
             q += 1
         return q
+
+    def held(self, events: Sequence[Event], waits: dict[int, Wait], ring: RingUse) -> Held:
+        """How long the stages of a ring are in use."""
+        until = {p: (0, q) for q, w in waits.items() for p in w.done} | {p: (1, q) for q, w in waits.items() for p in w.carried}
+        mine = [n for n, e in enumerate(events) if e.item in ring.users]
+        ends = [(events[n].stage + until[n][0], until[n][1], 0, n) if events[n].item in self.gemms else
+                (events[n].stage, n, 1, n) for n in mine]
+        (lag, end, plain, place), first = max(ends), min(mine, key=lambda n: (events[n].stage, n))
+        return Held(first, lag - events[first].stage, place, not plain, end)
 
     # ---- candidates ------------------------------------------------------------------------------------------------
 
@@ -209,12 +242,12 @@ class LoopItems:
                 others = [i for i in free if i not in self.gemms]
                 first = min((begins[i] for i in ready if begins[i] > now), default=now)
                 # What takes no time is not worth another order than the program's.
-                some = gemms or sum(self.cost[x].ordinary for x in others) >= _START or len(free) == len(ready)
+                some = gemms or sum(self.cost[x].ordinary for x in others) >= START or len(free) == len(ready)
                 i = next(i for i in (others if some else ready) if some or begins[i] <= first)
             now = max(now, begins[i])
             if i in self.gemms:
                 tensor = max(tensor, now) + self.cost[i].tensor
-                flying[i], now = tensor, now + _START
+                flying[i], now = tensor, now + START
             else:
                 now += self.cost[i].ordinary
             left[i] = -1
@@ -225,9 +258,9 @@ class LoopItems:
 
     # ---- what a candidate costs ------------------------------------------------------------------------------------
 
-    def registers(self, events: Sequence[Event]) -> int:
+    def registers(self, events: Sequence[Event], waits: dict[int, Wait]) -> int:
         """Registers of a thread that the fragments of two dimensions and more take at once in a steady iteration."""
-        size, waits = len(events), self.waits(events, True)
+        size = len(events)
         until = {p: q + size * (q <= p) for q, w in waits.items() for p in w.done} | {
             p: q + size for q, w in waits.items() for p in w.carried}
         live = [0] * size
@@ -251,47 +284,6 @@ class LoopItems:
         x = self.items[i]
         return not any(e.reads for e in x.effects if e.storage is storage) and (i in self.gemms or fills_whole(x.stmt))
 
-    def simulated(self, events: Sequence[Event], groups: int) -> float:
-        """Cycles of a steady iteration of so many warp groups, which share the tensor cores of an SM.
-
-        The warps of one group do not fill the arithmetic units, so groups that compute at the same time seldom wait for each
-        other: a group takes the time of the whole tile for its share of it.  Where they pass tiles through shared memory, all
-        of them meet at a barrier.
-        """
-        size, waits = len(events), self.waits(events, True)
-        tensor = 0.0
-        slow = 1.0 if self.groups > 1 else 1 / UNIT_RATES.one_group
-        clock, place = [0.0] * groups, [0] * groups
-        ends: list[dict[tuple[int, int], float]] = [{} for _ in range(groups)]
-        marks: list[float] = []
-
-        def wait(g: int, q: int, turn: int) -> None:
-            w = waits.get(q)
-            for p, back in () if w is None else (*((p, 0) for p in w.done), *((p, 1) for p in w.carried)):
-                clock[g] = max(clock[g], ends[g].get((p, turn - back), 0.0))
-
-        while min(place) < _ROUNDS * size:
-            least = min(place)
-            if events[least % size].item in self.exchanged and all(x == least for x in place):
-                clock = [max(clock)] * groups
-            g = min((x for x in range(groups) if place[x] == least or place[x] < _ROUNDS * size and
-                     events[place[x] % size].item not in self.exchanged), key=clock.__getitem__)
-            turn, q = divmod(place[g], size)
-            wait(g, q, turn)
-            cost = self.cost[events[q].item]
-            if events[q].item in self.gemms:
-                tensor = max(tensor, clock[g]) + cost.tensor / self.groups
-                ends[g][q, turn] = tensor
-                clock[g] += _START
-            else:
-                clock[g] += cost.ordinary * slow
-            place[g] += 1
-            if q == size - 1:
-                wait(g, size, turn)
-                if min(place) >= len(marks) * size + size:
-                    marks.append(max(clock))
-        return (marks[-1] - marks[_ROUNDS // 2 - 1]) / (len(marks) - _ROUNDS // 2)
-
     def checked(self, events: Sequence[Event]) -> None:
         """Raises InternalError if the order breaks a dependence: this asks the independent checker of pipelines."""
         place = {e.item: n for n, e in enumerate(events)}
@@ -302,23 +294,25 @@ class LoopItems:
             raise InternalError(f"the order of a loop breaks a dependence on `{found[0].what}`")
 
 
-def best_order(loop: LoopItems, registers: int, lasting: Callable[[Sequence[Event]], bool]) -> LoopOrder:
+def best_order(loop: LoopItems, registers: int) -> LoopOrder:
     """The order of least cycles whose fragments fit.  registers: how many a consumer thread may use.
 
-    lasting: whether the stages of the rings last as long as an order needs them.  The order of the program with a wait behind
-    each GEMM is left where no other one fits.
+    The order of the program with a wait behind each GEMM is left where no other one fits.
     """
     found: list[tuple[float, int, LoopOrder]] = []
-    tried = ((late, loop.ordered(late, at_once)) for late in loop.candidates() for at_once in (True, False))
-    for late, events in dict.fromkeys(tried):
-        held = loop.registers(events)
-        if held + REGISTERS.overlapped_gemms > registers or not lasting(events):
-            continue
-        cycles, path = loop.simulated(events, loop.groups), loop.simulated(events, 1)
-        found.append((cycles + path * _PATH, len(late), LoopOrder(events, cycles, path, held)))
+    tried = dict.fromkeys((late, loop.ordered(late, at_once)) for late in loop.candidates() for at_once in (True, False))
+    for late, events in tried:
+        carried, ended = (loop.waits(events, True, carry) for carry in (True, False))
+        for carry, waits in ((True, carried), (False, ended)) if ended != carried else ((True, carried),):
+            held = loop.registers(events, waits)
+            if held + REGISTERS.overlapped_gemms > registers or any(
+                    loop.held(events, waits, x).lag >= x.stages for x in loop.rings):
+                continue
+            cycles, path = (Simulation(loop, events, waits, n).cycles() for n in (loop.groups, 1))
+            found.append((cycles + path * _PATH, len(late), LoopOrder(events, cycles, path, held, carry)))
     if not found:
         events = tuple(Event(i, 0) for i in loop.own)
-        return LoopOrder(events, 0.0, 0.0, loop.registers(events))
+        return LoopOrder(events, 0.0, 0.0, loop.registers(events, loop.waits(events, True, False)), False)
     best = min(found, key=lambda x: x[:2])[2]
     loop.checked(best.events)
     return best
@@ -340,4 +334,4 @@ def _meet(a: Item, b: Item) -> bool:
     return any(x.storage is y.storage and (x.writes or y.writes) for x in a.effects for y in b.effects)
 
 
-__all__ = ["Event", "LoopItems", "LoopOrder", "Wait", "best_order"]
+__all__ = ["Event", "Held", "LoopItems", "LoopOrder", "RingUse", "Wait", "best_order"]

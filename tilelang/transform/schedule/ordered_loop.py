@@ -16,41 +16,41 @@ from typing import Any
 
 from tilelang.ir import (AddressOf, Bind, Buffer, Expr, If, Stmt, binary, const, convert, fresh, replace, seq, stmts_of,
                          substitute, used_vars, with_options, FRAGMENT)
-from tilelang.ir.record import record
 from tilelang.ops import Reduce
 
 from ..analysis.pipeline_schedule import needed_binds
 from ..analysis.statements import do, rename
-from .loop_order import Event, LoopItems, LoopOrder, Wait, best_order
+from .loop_order import Event, LoopItems, LoopOrder, RingUse, Wait, best_order
 from .rings import Ring, WarpRoleLoop, hold, pin
 
 _SERIAL = {"num_stages": None, "order": None, "stage": None, "group": None}
 
 
-@record
-class _Release:
-    """When a ring's stage is free: behind the event at `place`, or where the GEMM of that event is waited for (`waited`)."""
-
-    ring: Ring
-    place: int
-    waited: bool
-
-
 def order_of(r: WarpRoleLoop) -> LoopOrder:
     """The order of the consumers' statements of a loop."""
-    loop = items_of(r)
-    return best_order(loop, r.consumer_registers, lambda events: all(
-        x.iterations > 1 or _lag(loop, events, x) < r.stages for x in r.rings))
+    return best_order(items_of(r), r.consumer_registers)
 
 
 def items_of(r: WarpRoleLoop) -> LoopItems:
     """The items that the consumers of a loop run."""
-    return LoopItems(r.body.items, [i for i in range(len(r.body.items)) if i not in r.loads], r.groups, r.used_outside)
+    items = r.body.items
+    own = [i for i in range(len(items)) if i not in r.loads]
+    rings = [RingUse(_users(r, x), x.bytes(items), r.stages) for x in r.rings if x.iterations == 1]
+    return LoopItems(items, own, r.groups, r.used_outside, rings)
+
+
+def _users(r: WarpRoleLoop, ring: Ring) -> frozenset[int]:
+    """The items of the consumers that use a ring's tiles."""
+    items = r.body.items
+    filled = [items[i].stmt.dst.buffer.data for i in ring.items]  # type: ignore[attr-defined]
+    return frozenset(i for i, x in enumerate(items) if i not in r.loads and any(map(x.touches, filled)))
 
 
 def overlaps(loop: LoopItems, order: LoopOrder) -> bool:
     """Whether a GEMM of the loop runs under other statements, or under the wait for the next stage."""
-    events, waits = order.events, loop.waits(order.events, True)
+    if not order.cycles:
+        return False
+    events, waits = order.events, loop.waits(order.events, True, order.carry)
     if order.depth or any(w.carried for w in waits.values()):
         return True
     at = {p: q for q, w in waits.items() for p in w.done}
@@ -60,7 +60,7 @@ def overlaps(loop: LoopItems, order: LoopOrder) -> bool:
 def described(loop: LoopItems, order: LoopOrder) -> str:
     """One line for the report: which GEMMs run under what."""
     late = dict.fromkeys(loop.gemm(e.item).c.buffer.name for e in order.events if e.stage and e.item in loop.gemms)
-    waits = loop.waits(order.events, True)
+    waits = loop.waits(order.events, True, order.carry)
     carried = dict.fromkeys(loop.gemm(order.events[p].item).c.buffer.name for w in waits.values() for p in w.carried)
     out = []
     if late:
@@ -79,35 +79,12 @@ def _gemms(names: Iterable[str]) -> str:
 def late_rings(r: WarpRoleLoop, order: LoopOrder) -> list[Ring]:
     """The rings whose stages the consumers first read one iteration later than the others."""
     stage = {e.item: e.stage for e in order.events}
-    return [x for x in r.rings if x.iterations == 1 and all(stage[i] for i in _users(items_of(r), x))]
+    return [x for x in r.rings if x.iterations == 1 and all(stage[i] for i in _users(r, x))]
 
 
 def ordered(r: WarpRoleLoop, order: LoopOrder, finished: list[Stmt], tiles: set[Buffer]) -> list[Stmt]:
     """The consumers' code.  finished: statements to run after the last use of `tiles`, which the loop only reads."""
     return _Emitter(r, order).code(finished, tiles)
-
-
-def _users(loop: LoopItems, ring: Ring) -> list[int]:
-    return [i for i in loop.own if any(loop.items[i].touches(b.data) for b in _filled(loop, ring))]
-
-
-def _filled(loop: LoopItems, ring: Ring) -> list[Buffer]:
-    return [loop.items[i].stmt.dst.buffer for i in ring.items]  # type: ignore[attr-defined]
-
-
-def _released(loop: LoopItems, events: Sequence[Event], waits: dict[int, Wait], ring: Ring) -> tuple[int, int, _Release]:
-    """(iterations after the first use, place, what it is attached to) of the release of a ring's stage."""
-    users, at = set(_users(loop, ring)), {e.item: n for n, e in enumerate(events)}
-    until = {p: (0, q) for q, w in waits.items() for p in w.done} | {p: (1, q) for q, w in waits.items() for p in w.carried}
-    ends = [(events[n].stage + until[n][0], until[n][1], 0, n) if i in loop.gemms else (events[n].stage, n, 1, n)
-            for i in users for n in [at[i]]]
-    lag, place, plain, n = max(ends)
-    return lag - min(events[at[i]].stage for i in users), place, _Release(ring, n, not plain)
-
-
-def _lag(loop: LoopItems, events: Sequence[Event], ring: Ring) -> int:
-    """How many iterations after its first use the stage of a ring is released."""
-    return _released(loop, events, loop.waits(events, True), ring)[0]
 
 
 class _Emitter:
@@ -118,9 +95,9 @@ class _Emitter:
         kept = [s for s in stmts_of(r.loop.body) if id(s) not in copies]
         self.position = {id(s): n for n, s in enumerate(kept)}
         self.allocs = [s for s in kept if any(s is a for a in r.body.allocs)]
-        self.steady = self.loop.waits(self.events, True)
+        self.steady = self.loop.waits(self.events, True, order.carry)
         at = {e.item: n for n, e in enumerate(self.events)}
-        self.first = {id(x): min(_users(self.loop, x), key=lambda i: (self.events[at[i]].stage, at[i])) for x in r.rings}
+        self.first = {id(x): min(_users(r, x), key=lambda i: (self.events[at[i]].stage, at[i])) for x in r.rings}
         carried = [self.loop.gemm(self.events[p].item).c.buffer for w in self.steady.values() for p in w.carried]
         self.carried = list({b.data: b for b in carried}.values())
         self.held = -1  # the reduction behind which the next wait is held
@@ -138,18 +115,19 @@ class _Emitter:
         last = start + extent - 1
         if not self.depth:
             final, _ = r.slot(last)
-            free = [r.released(x.ring, final, some) for x in self.carried_releases()] if r.repeated else []
+            free = [r.released(x, final, some) for _, x in self.carried_releases()] if r.repeated else []
             return [*self.allocs, *pins, loop, *done, *free, *finished]
         opening = self.region(0, start)
         closing = self.region(1, last)
-        left = [x for e in self.carried_releases() for x in r.release(e.ring, r.slot(
-            last - self.events[e.place].stage)[0])] if r.repeated else []
+        left = [x for p, ring in self.carried_releases() for x in r.release(ring, r.slot(
+            last - self.events[p].stage)[0])] if r.repeated else []
         whole = [*rename(opening), *pins, loop, *done, *left, *([] if late else finished), *rename(closing),
                  *(finished if late else ())]
         return [*self.allocs, If(some, seq(*whole), seq(*finished) if finished else None, span=r.loop.span)]
 
-    def carried_releases(self) -> list[_Release]:
-        return [x for w in self.steady.values() for p in w.carried for x in self.releases(p, True)]
+    def carried_releases(self) -> list[tuple[int, Ring]]:
+        """(place of a GEMM that stays in flight at the end of an iteration, ring that is free once it is complete)."""
+        return [(p, x) for w in self.steady.values() for p in w.carried for x in self.releases(p, True)]
 
     def region(self, stage: int, at: Expr) -> list[Stmt]:
         """The items of one stage for one iteration, on their own."""
@@ -187,7 +165,7 @@ class _Emitter:
                 if cyclic and self.held == e.item:
                     out.append(hold(s.dst.buffer))
                 out += [x for m in self.releases(self.place(e), False) for x in self.r.release(
-                    m.ring, self.r.slot(its[e.stage])[0])]
+                    m, self.r.slot(its[e.stage])[0])]
         return out
 
     def still(self, b: Buffer, events: Sequence[Event], n: int, waits: dict[int, Wait]) -> bool:
@@ -237,16 +215,17 @@ class _Emitter:
                 before = r.slot(k - 1 - events[p].stage)[0]
             begun = binary("gt", k, convert(r.loop.start) + self.depth if self.depth else convert(r.loop.start))
             # No sync_warp is needed: the wait for the wgmma has already ordered the warps of the group.
-            out += [r.released(m.ring, before, begun) for m in self.releases(self.place(events[p]), True)]
+            out += [r.released(m, before, begun) for m in self.releases(self.place(events[p]), True)]
         for p in w.done:
             for m in self.releases(self.place(events[p]), True):
-                out += r.release(m.ring, r.slot(its[events[p].stage])[0])
+                out += r.release(m, r.slot(its[events[p].stage])[0])
         return out
 
-    def releases(self, place: int, waited: bool) -> list[_Release]:
+    def releases(self, place: int, waited: bool) -> list[Ring]:
         """The rings that are free once the event at this place of the steady iteration is over."""
-        found = [_released(self.loop, self.events, self.steady, x)[2] for x in self.r.rings if x.iterations == 1]
-        return [x for x in found if x.place == place and x.waited == waited]
+        rings = [x for x in self.r.rings if x.iterations == 1]
+        found = [(x, self.loop.held(self.events, self.steady, use)) for x, use in zip(rings, self.loop.rings)]
+        return [x for x, h in found if h.place == place and h.waited == waited]
 
 
 __all__ = ["described", "items_of", "late_rings", "order_of", "ordered", "overlaps"]
