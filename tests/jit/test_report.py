@@ -63,7 +63,7 @@ def test_roles_stages_and_what_runs_under_what():
                  "overlap: wgmma in flight: the GEMM of a step runs"):
         assert part in text, part
     f = facts(attention(1, 2, 1024, 128, bm=128, bn=128, threads=256).func)
-    assert f["overlap"] == "the second GEMM of an iteration runs under the next iteration's first GEMM and its softmax"
+    assert f["overlap"] == "the GEMM into `Of` of an iteration runs under the next iteration"
     f = facts(large(), config={"tl.enable_hopper": False})
     assert f["warp_roles"] == [{"warp_groups": [0, 2], "threads": 256, "registers": None, "does": ["loads", "MMAs"]}]
     assert f["stages"] == {"As": 4, "Bs": 4} and "no warp specialisation: tl.enable_hopper is off" in f["declined"]
@@ -82,10 +82,10 @@ def test_why_these_instructions():
     assert odd["instructions"]["loads"] == {"loads of 2 bytes by threads": 8} or "by threads" in str(odd["instructions"])
 
 
-@pytest.mark.parametrize("rows, said", [(64, "runs under the next iteration's first GEMM"),
-                                        (128, "wgmma synchronous: the second GEMM is not moved: both results take")])
+@pytest.mark.parametrize("rows, said", [(64, "of an iteration runs under the next iteration"),
+                                        (192, "wgmma synchronous: its fragments and what stands beside them take")])
 def test_why_products_do_not_overlap(rows, said):
-    """One warp group, whose registers hold the results of 64 rows, not of 128."""
+    """One warp group, whose registers hold the results of 64 rows, not of 192."""
     f = facts(attention(1, 2, 1024, 128, bm=rows, bn=64, threads=128).func)
     assert said in f["overlap"]
 

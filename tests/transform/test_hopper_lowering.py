@@ -62,7 +62,7 @@ def test_tiles_of_many_forms(shape, mode):
 
 
 def test_the_pass_alone():
-    func = gemm(m=128, n=128, k=128).func
+    func = gemm(m=128, n=128, k=128, stages=4).func
     target = Target({"kind": "cuda", "arch": "sm_90a"})
     assert specialize_warps(func, PassContext(target, {"tl.enable_hopper": False})) is func
     on = PassContext(target, {"tl.enable_hopper": True})
@@ -70,7 +70,7 @@ def test_the_pass_alone():
     assert launch.threads == (256, 1, 1) and launch.plan.compute_threads == 128
     assert [x.plan.tma for x in walk(launch) if isinstance(x, Copy)] == [True, True, False]
     (product,) = [x for x in walk(launch) if isinstance(x, Gemm)]
-    assert product.a.buffer.shape == (2, 64, 32) and product.plan.wait == 1
+    assert product.a.buffer.shape == (4, 64, 32) and product.plan.wait == -1
 
 
 # ---- structure ------------------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def test_assembles_without_serialisation_or_spills(name):
     assert cubin.spills == 0 and "C75" not in cubin.log, cubin.log
 
 
-def paged(pages):
+def paged(pages, stages=2):
     """Attention over pages of keys and values named by a table."""
     @T.prim_func
     def main(Q: T.Tensor((64, 64), "float16"), K: T.Tensor((512, 64), "float16"), V: T.Tensor((512, 64), "float16"),
@@ -299,7 +299,7 @@ def paged(pages):
             Ph = T.alloc_fragment((64, 64), "float16")
             T.copy(Q, Qs)
             T.clear(Of)
-            for k in T.Pipelined(pages, num_stages=2):
+            for k in T.Pipelined(pages, num_stages=stages):
                 page = table[k]
                 T.copy(K[page * 64, 0], Ks)
                 T.gemm(Qs, Ks, P, transpose_B=True, clear_accum=True)
@@ -315,7 +315,7 @@ def paged(pages):
 
 def test_loads_come_in_the_order_of_their_use():
     """The second product of an iteration runs with the first of the next one, and so do the loads."""
-    launch = launch_of(paged(5))
+    launch = launch_of(paged(5, stages=4))
     (branch,) = [x for x in walk(launch) if isinstance(x, If) and isinstance(x.cond, Call)
                  and x.cond.op == "in_warp_groups"]
     loop = next(x for x in walk(branch.then) if isinstance(x, For) and "tma_load" in ops(x.body))

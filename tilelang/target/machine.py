@@ -209,14 +209,16 @@ class UnitRates:
     """Operations per cycle of one SM of capability 9.0 (CUDA C++ Programming Guide, "Arithmetic Instructions").
 
     arithmetic: FP32 instructions.  special: special functions.  moves: elements moved between registers and shared memory.
-    l2: bytes that TMA loads from L2 with all SMs loading; latency: cycles until the first of them arrive (measured on an H200).
+    loads: bytes that TMA loads while neighbours load the same tiles; alone: bytes of tiles that no neighbour loads; latency:
+    cycles until the first of them arrive (measured on an H200).
     one_group: the part of the issue slots that one warp group fills, whose warps wait for their own results.
     """
 
     arithmetic: float = 128.0
     special: float = 16.0
     moves: float = 64.0
-    l2: float = 35.0
+    loads: float = 83.0
+    alone: float = 35.0
     latency: float = 600.0
     one_group: float = 0.6
 

@@ -23,35 +23,17 @@ from tilelang.errors import InternalError
 from tilelang.ir import Call, Var, contains, walk, FRAGMENT, SHARED
 from tilelang.ir.record import record
 from tilelang.ops import Gemm
-from tilelang.target.machine import REGISTERS
+from tilelang.target.machine import REGISTERS, UNIT_RATES
 
 from ..analysis.effects import fills_whole, is_sync
 from ..analysis.item_cost import Cycles, item_cycles
 from ..analysis.pipeline_schedule import Item, violations
-from .simulate_loop import START, Simulation
+from .simulate_loop import START, Event, Held, RingUse, Simulation, Wait
 
 _MOST_SUBSETS = 6  # GEMMs of which all subsets are tried; of more, only those that end a loop
-_PATH = 0.02  # weight of the cycles of one group alone: among orders that the tensor cores limit, the shorter path is steadier
-
-
-@record
-class Event:
-    """An item in a steady iteration, with its stage: it works on the iteration that began `stage` iterations before."""
-
-    item: int
-    stage: int
-
-
-@record
-class Wait:
-    """A wait in a sequence of events: at most `pending` later groups of wgmma stay in flight.
-
-    done: the events (as places in the sequence) whose GEMMs are complete after it; carried: those of the iteration before.
-    """
-
-    pending: int
-    done: tuple[int, ...]
-    carried: tuple[int, ...] = ()
+_ENDED = 1.1  # weight of an order whose last GEMMs are waited for in each iteration: the tensor cores are idle then
+_LATE = 1.01  # weight of an order with late items, which need a prologue and a drain
+_PATH = 0.05  # weight of the cycles of one group without loads: where the tensor cores limit, the shorter path is steadier
 
 
 @record
@@ -59,7 +41,8 @@ class LoopOrder:
     """The order of a loop's steady iteration.
 
     events: in the order in which they run.  cycles: of an iteration of all groups, by the simulation.  path: of one group
-    alone.  registers: of a thread, for fragments.  carry: whether GEMMs stay in flight from one iteration to the next.
+    alone, without loads.  registers: of a thread, for fragments.  carry: whether GEMMs stay in flight from one iteration to
+    the next.
     """
 
     events: tuple[Event, ...]
@@ -72,29 +55,6 @@ class LoopOrder:
     def depth(self) -> int:
         """The number of iterations that the last stage is late."""
         return max((e.stage for e in self.events), default=0)
-
-
-@record
-class RingUse:
-    """A ring of stages: the items that use a stage, its bytes, and the number of stages."""
-
-    users: frozenset[int]
-    bytes: int
-    stages: int
-
-
-@record
-class Held:
-    """How long a stage is in use: from the event at place `first` to `lag` iterations later.
-
-    It is free behind the event at `place`, or where the GEMM of that event is waited for (`waited`), at place `end`.
-    """
-
-    first: int
-    lag: int
-    place: int
-    waited: bool
-    end: int
 
 
 class LoopItems:
@@ -236,14 +196,17 @@ class LoopItems:
             begins = {i: max((t for g, t in flying.items() if self.needs(i, g)), default=0.0) for i in ready}
             free = [i for i in ready if begins[i] <= now]
             gemms = [i for i in free if i in self.gemms]
-            if gemms and (at_once or all(tail(i) + self.cost[i].ordinary <= max(map(tail, gemms)) for i in free)):
+            others = [i for i in free if i not in self.gemms]
+            # What takes no time is not worth another order than the program's.
+            heavy = sum(self.cost[x].ordinary for x in others) >= START
+            if gemms and (at_once or not heavy or all(
+                    tail(i) + self.cost[i].ordinary <= max(map(tail, gemms)) for i in others)):
                 i = max(gemms, key=tail)
+            elif heavy or len(free) == len(ready):
+                i = others[0]
             else:
-                others = [i for i in free if i not in self.gemms]
-                first = min((begins[i] for i in ready if begins[i] > now), default=now)
-                # What takes no time is not worth another order than the program's.
-                some = gemms or sum(self.cost[x].ordinary for x in others) >= START or len(free) == len(ready)
-                i = next(i for i in (others if some else ready) if some or begins[i] <= first)
+                first = min(begins[i] for i in ready if begins[i] > now)
+                i = next(i for i in ready if begins[i] <= first)
             now = max(now, begins[i])
             if i in self.gemms:
                 tensor = max(tensor, now) + self.cost[i].tensor
@@ -284,6 +247,15 @@ class LoopItems:
         x = self.items[i]
         return not any(e.reads for e in x.effects if e.storage is storage) and (i in self.gemms or fills_whole(x.stmt))
 
+    def simulated(self, events: Sequence[Event], waits: dict[int, Wait], groups: int, rings: Sequence[RingUse]) -> float:
+        """Cycles of a steady iteration of so many warp groups that wait for these rings."""
+        held = [self.held(events, waits, x) for x in rings]
+        tensor = {n: self.cost[e.item].tensor / self.groups for n, e in enumerate(events) if e.item in self.gemms}
+        slow = 1.0 if self.groups > 1 else 1 / UNIT_RATES.one_group
+        ordinary = [self.cost[e.item].ordinary * slow for e in events]
+        meets = {n for n, e in enumerate(events) if e.item in self.exchanged}
+        return Simulation(events, waits, tensor, ordinary, meets, list(zip(rings, held))).cycles(groups)
+
     def checked(self, events: Sequence[Event]) -> None:
         """Raises InternalError if the order breaks a dependence: this asks the independent checker of pipelines."""
         place = {e.item: n for n, e in enumerate(events)}
@@ -308,8 +280,9 @@ def best_order(loop: LoopItems, registers: int) -> LoopOrder:
             if held + REGISTERS.overlapped_gemms > registers or any(
                     loop.held(events, waits, x).lag >= x.stages for x in loop.rings):
                 continue
-            cycles, path = (Simulation(loop, events, waits, n).cycles() for n in (loop.groups, 1))
-            found.append((cycles + path * _PATH, len(late), LoopOrder(events, cycles, path, held, carry)))
+            cycles, path = loop.simulated(events, waits, loop.groups, loop.rings), loop.simulated(events, waits, 1, ())
+            weight = (1.0 if carry else _ENDED) * (_LATE if late else 1.0)
+            found.append((cycles * weight + path * _PATH, len(late), LoopOrder(events, cycles, path, held, carry)))
     if not found:
         events = tuple(Event(i, 0) for i in loop.own)
         return LoopOrder(events, 0.0, 0.0, loop.registers(events, loop.waits(events, True, False)), False)
@@ -334,4 +307,4 @@ def _meet(a: Item, b: Item) -> bool:
     return any(x.storage is y.storage and (x.writes or y.writes) for x in a.effects for y in b.effects)
 
 
-__all__ = ["Event", "Held", "LoopItems", "LoopOrder", "RingUse", "Wait", "best_order"]
+__all__ = ["LoopItems", "LoopOrder", "best_order"]

@@ -20,8 +20,9 @@ from tilelang.ops import Reduce
 
 from ..analysis.pipeline_schedule import needed_binds
 from ..analysis.statements import do, rename
-from .loop_order import Event, LoopItems, LoopOrder, RingUse, Wait, best_order
+from .loop_order import LoopItems, LoopOrder, best_order
 from .rings import Ring, WarpRoleLoop, hold, pin
+from .simulate_loop import Event, RingUse, Wait
 
 _SERIAL = {"num_stages": None, "order": None, "stage": None, "group": None}
 

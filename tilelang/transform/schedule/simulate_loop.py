@@ -3,52 +3,96 @@
 Each warp group runs the events in order.  A GEMM takes its turn on the tensor cores, which all groups of an SM share.  The
 warps of one group do not fill the arithmetic units, so groups that compute at the same time seldom wait for each other: a
 group takes the time of the whole tile for its share of it.  A stage of a ring is loaded once all groups have released it;
-loads follow each other at the rate of L2.  Where groups pass tiles through shared memory, all of them meet at a barrier.
+loads follow each other at the rate of tiles that neighbours share, and each takes the time of a tile that they do not share.
+Where groups pass tiles through shared memory, all of them meet at a barrier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from tilelang.ir.record import record
 from tilelang.target.machine import UNIT_RATES
-
-if TYPE_CHECKING:
-    from .loop_order import Event, Held, LoopItems, Wait
 
 START = 40.0  # cycles to start a GEMM and to wait for it, beside its own
 _ROUNDS = 10  # simulated iterations
 _STEADY = 5  # the first of those that are measured
 
 
-class Simulation:
-    """One run of `groups` warp groups.  events, waits: of the steady iteration."""
+@record
+class Event:
+    """An item in a steady iteration, with its stage: it works on the iteration that began `stage` iterations before."""
 
-    def __init__(self, loop: LoopItems, events: Sequence[Event], waits: dict[int, Wait], groups: int) -> None:
-        self.loop, self.events, self.waits, self.groups = loop, events, waits, groups
-        self.size = len(events)
-        self.held: list[Held] = [loop.held(events, waits, x) for x in loop.rings]
-        self.slow = 1.0 if loop.groups > 1 else 1 / UNIT_RATES.one_group
-        self.clock, self.place = [0.0] * groups, [0] * groups
-        self.tensor = self.bus = 0.0
-        self.ends: list[dict[tuple[int, int], float]] = [{} for _ in range(groups)]
-        self.released: list[dict[int, list[float]]] = [{} for _ in loop.rings]  # ring -> iteration -> times of the groups
-        self.arrived: list[list[float]] = [[] for _ in loop.rings]
-        self.order = sorted(range(len(loop.rings)), key=lambda k: (events[self.held[k].first].stage, self.held[k].first))
+    item: int
+    stage: int
+
+
+@record
+class Wait:
+    """A wait in a sequence of events: at most `pending` later groups of wgmma stay in flight.
+
+    done: the events (as places in the sequence) whose GEMMs are complete after it; carried: those of the iteration before.
+    """
+
+    pending: int
+    done: tuple[int, ...]
+    carried: tuple[int, ...] = ()
+
+
+@record
+class RingUse:
+    """A ring of stages: the items that use a stage, its bytes, and the number of stages."""
+
+    users: frozenset[int]
+    bytes: int
+    stages: int
+
+
+@record
+class Held:
+    """How long a stage is in use: from the event at place `first` to `lag` iterations later.
+
+    It is free behind the event at `place`, or where the GEMM of that event is waited for (`waited`), at place `end`.
+    """
+
+    first: int
+    lag: int
+    place: int
+    waited: bool
+    end: int
+
+
+class Simulation:
+    """One run of a loop.
+
+    events, waits: of the steady iteration.  tensor: place of a GEMM -> its cycles on the tensor cores, for one group.
+    ordinary: cycles of each event beside.  meets: places of events in front of which all groups meet.  rings: with how long
+    their stages are in use.
+    """
+
+    def __init__(self, events: Sequence[Event], waits: dict[int, Wait], tensor: dict[int, float], ordinary: Sequence[float],
+                 meets: set[int], rings: Sequence[tuple[RingUse, Held]]) -> None:
+        self.size, self.waits, self.cost, self.ordinary, self.meets = len(events), waits, tensor, ordinary, meets
+        self.rings = sorted(rings, key=lambda x: (events[x[1].first].stage, x[1].first))  # in the order of their loads
         self.uses: dict[int, list[int]] = {}
         self.frees: dict[tuple[int, bool], list[int]] = {}
-        for k, h in enumerate(self.held):
+        for k, (_, h) in enumerate(self.rings):
             self.uses.setdefault(h.first, []).append(k)
             self.frees.setdefault((h.end, h.waited), []).append(k)
 
-    def cycles(self) -> float:
-        """Cycles of a steady iteration."""
+    def cycles(self, groups: int) -> float:
+        """Cycles of a steady iteration of so many warp groups."""
+        self.groups, self.tensor, self.bus = groups, 0.0, 0.0
+        self.clock, self.place = [0.0] * groups, [0] * groups
+        self.ends: list[dict[tuple[int, int], float]] = [{} for _ in range(groups)]
+        self.released: list[dict[int, list[float]]] = [{} for _ in self.rings]  # ring -> iteration -> times of the groups
+        self.arrived: list[list[float]] = [[] for _ in self.rings]
         marks: list[float] = []
         while len(marks) < _ROUNDS:
             least = min(self.place)
-            if all(x == least for x in self.place) and self.events[least % self.size].item in self.loop.exchanged:
-                self.clock = [max(self.clock)] * self.groups
-            g = min((x for x in range(self.groups) if self.ready(x, least)), key=self.clock.__getitem__)
+            if all(x == least for x in self.place) and least % self.size in self.meets:
+                self.clock = [max(self.clock)] * groups
+            g = min((x for x in range(groups) if self.ready(x, least)), key=self.clock.__getitem__)
             self.step(g)
             if min(self.place) >= (len(marks) + 1) * self.size:
                 marks.append(max(self.clock))
@@ -57,7 +101,7 @@ class Simulation:
     def ready(self, g: int, least: int) -> bool:
         """Whether what the next event of a group waits for is known."""
         turn, q = divmod(self.place[g], self.size)
-        if self.place[g] > least and self.events[q].item in self.loop.exchanged:
+        if self.place[g] > least and q in self.meets:
             return False
         return all(self.arrival(k, turn) is not None for k in self.uses.get(q, ()))
 
@@ -65,15 +109,15 @@ class Simulation:
         """When the stage that is first used in an iteration is full; None while its release is not known."""
         while len(self.arrived[ring]) <= turn:
             t = min(map(len, self.arrived))
-            for k in self.order:
+            for k, (use, _) in enumerate(self.rings):
                 if len(self.arrived[k]) > t:
                     continue
-                use, before = self.loop.rings[k], t - self.loop.rings[k].stages
+                before = t - use.stages
                 free = [0.0] if before < 0 else self.released[k].get(before, [])
                 if before >= 0 and len(free) < self.groups:
                     return None
-                self.bus = max(self.bus, *free) + use.bytes / UNIT_RATES.l2
-                self.arrived[k].append(self.bus + UNIT_RATES.latency)
+                begun, self.bus = max(self.bus, *free), max(self.bus, *free) + use.bytes / UNIT_RATES.loads
+                self.arrived[k].append(begun + use.bytes / UNIT_RATES.alone + UNIT_RATES.latency)
         return self.arrived[ring][turn]
 
     def step(self, g: int) -> None:
@@ -82,13 +126,11 @@ class Simulation:
         self.wait(g, q, turn)
         for k in self.uses.get(q, ()):
             self.clock[g] = max(self.clock[g], self.arrival(k, turn) or 0.0)
-        cost = self.loop.cost[self.events[q].item]
-        if self.events[q].item in self.loop.gemms:
-            self.tensor = max(self.tensor, self.clock[g]) + cost.tensor / self.loop.groups
-            self.ends[g][q, turn] = self.tensor
+        if q in self.cost:
+            self.ends[g][q, turn] = self.tensor = max(self.tensor, self.clock[g]) + self.cost[q]
             self.clock[g] += START
         else:
-            self.clock[g] += cost.ordinary * self.slow
+            self.clock[g] += self.ordinary[q]
         self.free(g, q, turn, False)
         self.place[g] += 1
         if q == self.size - 1:
@@ -103,7 +145,7 @@ class Simulation:
 
     def free(self, g: int, q: int, turn: int, waited: bool) -> None:
         for k in self.frees.get((q, waited), ()):
-            self.released[k].setdefault(turn - self.held[k].lag, []).append(self.clock[g])
+            self.released[k].setdefault(turn - self.rings[k][1].lag, []).append(self.clock[g])
 
 
-__all__ = ["START", "Simulation"]
+__all__ = ["START", "Event", "Held", "RingUse", "Simulation", "Wait"]
