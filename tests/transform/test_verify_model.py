@@ -427,7 +427,7 @@ def test_a_role_that_does_its_last_iteration_apart_needs_no_exact_run(steps, mon
 
 
 def test_a_fault_that_only_an_endless_run_could_confirm_is_a_doubt():
-    launch = unchecked(gemm(m=128, n=128, k=64 * 4000, bm=128, bn=128, bk=64, stages=2, threads=256, tb=True))
+    launch = unchecked(gemm(m=128, n=128, k=64 * 4000, bm=128, bn=128, bk=64, stages=4, threads=256, tb=True))
     ordered(launch)
     assert check_launch(without(launch, "mbarrier_wait", 1))[1]  # one that shows at the start is confirmed
     text, faults = check_launch(without(launch, "wgmma_wait", -1))

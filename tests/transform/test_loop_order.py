@@ -1,0 +1,97 @@
+"""loop_order, ordered_loop: GEMMs of any loop run under the statements that do not need them."""
+
+import numpy as np
+import pytest
+import scheduled_programs as programs
+from hopper_lowered import lowered
+
+
+from tilelang.codegen.cuda.printer import print_kernel
+from tilelang.ir import Call, walk
+from tilelang.runtime import nvrtc
+from tilelang.simulator import run_device, run_tile
+from tilelang.transform.schedule.loop_order import LoopItems, best_order
+from tilelang.transform.schedule.simulate_loop import Event, Held, RingUse, Simulation
+
+NEXT, FLYING = "under the next iteration", "wgmma in flight"
+SHAPES = {
+    "attention": (lambda **o: programs.attention(**o), NEXT),
+    "causal": (lambda **o: programs.attention(causal=True, **o), NEXT),
+    "an_extra_store": (lambda **o: programs.attention(extra=True, **o), NEXT),
+    "weights_through_shared_memory": (lambda **o: programs.attention(through_shared=True, **o), NEXT),
+    "two_values": (lambda **o: programs.attention(values=2, bn=64, causal=False, **o), NEXT),
+    "sigmoid": (lambda **o: programs.attention(score="sigmoid", **o), NEXT),
+    "latent": (lambda **o: programs.latent_attention(**{"stages": 3, **o}), NEXT),
+    "two_products": (lambda **o: programs.two_products(**o), FLYING),
+    "retention": (lambda **o: programs.retention(**o), ""),
+    "backward": (lambda **o: programs.backward(**o), ""),
+}
+
+
+def inputs(func, seed=0):
+    rng = np.random.default_rng(seed)
+    return [(rng.standard_normal([int(n.value) if hasattr(n, "value") else int(n) for n in b.shape]) / 2).astype(str(b.dtype))
+            for _, b in func.buffers]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("name", SHAPES)
+def test_loops_in_another_order_compute_the_same(name, stages):
+    make, _ = SHAPES[name]
+    func = make(stages=stages).func
+    (kernel,) = lowered(func).kernels
+    assert (kernel.launch.plan.sync_report or "").startswith("ordered")
+    args = inputs(func)
+    want = run_tile(func, [x.copy() for x in args])
+    got = run_device(lowered(func), [x.copy() for x in args]).outputs
+    for key, x in got.items():
+        # float16 operands of the second GEMMs are rounded alike; sums of up to 384 terms of order one in float32 differ
+        assert np.allclose(x.astype("f8"), want[key].astype("f8"), rtol=2e-3, atol=4e-3), key
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_gemm_of_these_loops_was_waited_for_where_it_starts(name):
+    """Each of these loops fell to synchronous wgmma, except plain attention."""
+    make, said = SHAPES[name]
+    (kernel,) = lowered(make()).kernels
+    overlap = kernel.launch.plan.overlap or ""
+    assert overlap and not overlap.startswith("wgmma synchronous") and said in overlap, overlap
+    waits = [x.options.n for x in kernel_calls(kernel) if x.op == "wgmma_wait"]
+    assert len(waits) and "wgmma" in {x.op for x in kernel_calls(kernel)}
+
+
+def kernel_calls(kernel):
+    return list(walk(kernel.launch, Call))
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize("name", SHAPES)
+def test_ptxas_keeps_these_wgmmas_asynchronous(name):
+    (kernel,) = lowered(SHAPES[name][0]()).kernels
+    cubin = nvrtc.compile_cubin(print_kernel(kernel), "sm_90a")
+    assert cubin.spills == 0 and "C75" not in cubin.log, cubin.log
+
+
+def test_a_stage_that_is_released_late_costs_the_time_of_its_load():
+    """One GEMM of 100 cycles and work of 100 cycles on its result; the stage lasts one iteration longer in the second run."""
+    events = (Event(0, 0), Event(1, 0))
+    ring = RingUse(frozenset({0}), 3500, 2)  # 100 cycles to load, and the latency
+
+    def cycles(held):
+        return Simulation(events, {}, {0: 100.0}, [0.0, 100.0], set(), [(ring, held)]).cycles(1)
+
+    soon, late = cycles(Held(0, 0, 0, False, 0)), cycles(Held(0, 1, 0, False, 0))
+    assert late > 1.5 * soon
+
+
+def test_orders_that_need_more_registers_are_not_taken():
+    seen = []
+
+    class Loop(LoopItems):  # of no items
+        def registers(self, events, waits):
+            seen.append(events)
+            return 1000
+
+    loop = Loop([], [], 1, lambda v: False)
+    order = best_order(loop, 240)
+    assert order.events == () and not order.cycles and seen
