@@ -1,6 +1,6 @@
 """Cycles of an SM that the statements of a loop take, by unit: tensor cores, arithmetic and special functions.
 
-The rates are those of CUDA C++ Programming Guide, "Arithmetic Instructions", for capability 9.0; wgmma is priced by
+The rates are those of CUDA C++ Programming Guide, "Arithmetic Instructions", for capability 9.0; the cost of wgmma is in
 ops/gemm/wgmma.py.  The scheduler compares orders of a loop by these figures.
 """
 
@@ -70,13 +70,13 @@ def _per_element(body: Stmt, elements: float) -> Cycles:
         special += isinstance(x, Call) and x.op in _SPECIAL
         products += isinstance(x, Binary) and x.op == "mul" and x.dtype.is_float
         sums += isinstance(x, Binary) and x.op in ("add", "sub") and x.dtype.is_float
-    ordinary += max(products, sums)  # a product and a sum are one instruction
+    ordinary += max(products, sums)  # a multiplication and an addition are one instruction
     return Cycles(arithmetic=(ordinary + special) * elements / UNIT_RATES.arithmetic,
                   special=special * elements / UNIT_RATES.special)
 
 
 def _operations(x: Node) -> float:
-    """Instructions of one node, without those below it and without products and sums."""
+    """Instructions of one node, without those below it and without multiplications and additions."""
     if isinstance(x, Binary):
         return 0.25 if x.dtype.is_int else 0.0 if x.op in ("mul", "add", "sub") else 1.0
     if isinstance(x, (Select, Unary, Cast)):

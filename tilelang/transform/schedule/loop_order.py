@@ -115,14 +115,14 @@ class LoopItems:
             q = self._due(events, p, starts, cyclic and carry)
             due.setdefault(q if q <= size else q - size, []).append((p, int(q > size)))
         flying: list[tuple[int, int]] = []  # (place, iteration)
-        for turn in range(3 if cyclic else 1):
+        for step in range(3 if cyclic else 1):
             for q in range(size + 1):
-                wanted = [flying.index((p, turn - n)) for p, n in due.get(q, ()) if (p, turn - n) in flying]
+                wanted = [flying.index((p, step - n)) for p, n in due.get(q, ()) if (p, step - n) in flying]
                 if wanted:
                     done, flying = flying[:max(wanted) + 1], flying[max(wanted) + 1:]
-                    out[q] = Wait(len(flying), tuple(p for p, t in done if t == turn), tuple(p for p, t in done if t < turn))
+                    out[q] = Wait(len(flying), tuple(p for p, t in done if t == step), tuple(p for p, t in done if t < step))
                 if q in starts:
-                    flying.append((q, turn))
+                    flying.append((q, step))
         return out
 
     def _due(self, events: Sequence[Event], p: int, starts: set[int], carry: bool) -> int:

@@ -1,10 +1,10 @@
 """Simulates the steady iterations of a loop: warp groups, tensor cores, loads into rings, barriers; gives cycles an iteration.
 
-Each warp group runs the events in order.  A GEMM takes its turn on the tensor cores, which all groups of an SM share.  The
+Each warp group runs the events in order.  A GEMM waits for the tensor cores, which all groups of an SM use.  The
 warps of one group do not fill the arithmetic units, so groups that compute at the same time seldom wait for each other: a
-group takes the time of the whole tile for its share of it.  A stage of a ring is loaded once all groups have released it;
-loads follow each other at the rate of tiles that neighbours share, and each takes the time of a tile that they do not share.
-Where groups pass tiles through shared memory, all of them meet at a barrier.
+group takes the time of the whole tile for its rows of it.  A stage of a ring is loaded once all groups have released it;
+loads follow each other at the rate of tiles that neighbours load too, and each takes the time of a tile that no neighbour
+loads.  Where groups pass tiles through shared memory, all of them meet at a barrier.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tilelang.ir.record import record
 from tilelang.target.machine import UNIT_RATES
 
 START = 40.0  # cycles to start a GEMM and to wait for it, beside its own
-_ROUNDS = 10  # simulated iterations
+_STEPS = 10  # simulated iterations
 _STEADY = 5  # the first of those that are measured
 
 
@@ -88,26 +88,26 @@ class Simulation:
         self.released: list[dict[int, list[float]]] = [{} for _ in self.rings]  # ring -> iteration -> times of the groups
         self.arrived: list[list[float]] = [[] for _ in self.rings]
         marks: list[float] = []
-        while len(marks) < _ROUNDS:
+        while len(marks) < _STEPS:
             least = min(self.place)
             if all(x == least for x in self.place) and least % self.size in self.meets:
                 self.clock = [max(self.clock)] * groups
             g = min((x for x in range(groups) if self.ready(x, least)), key=self.clock.__getitem__)
-            self.step(g)
+            self.run_event(g)
             if min(self.place) >= (len(marks) + 1) * self.size:
                 marks.append(max(self.clock))
-        return (marks[-1] - marks[_STEADY - 1]) / (_ROUNDS - _STEADY)
+        return (marks[-1] - marks[_STEADY - 1]) / (_STEPS - _STEADY)
 
     def ready(self, g: int, least: int) -> bool:
         """Whether what the next event of a group waits for is known."""
-        turn, q = divmod(self.place[g], self.size)
+        step, q = divmod(self.place[g], self.size)
         if self.place[g] > least and q in self.meets:
             return False
-        return all(self.arrival(k, turn) is not None for k in self.uses.get(q, ()))
+        return all(self.arrival(k, step) is not None for k in self.uses.get(q, ()))
 
-    def arrival(self, ring: int, turn: int) -> float | None:
+    def arrival(self, ring: int, step: int) -> float | None:
         """When the stage that is first used in an iteration is full; None while its release is not known."""
-        while len(self.arrived[ring]) <= turn:
+        while len(self.arrived[ring]) <= step:
             t = min(map(len, self.arrived))
             for k, (use, _) in enumerate(self.rings):
                 if len(self.arrived[k]) > t:
@@ -118,34 +118,34 @@ class Simulation:
                     return None
                 begun, self.bus = max(self.bus, *free), max(self.bus, *free) + use.bytes / UNIT_RATES.loads
                 self.arrived[k].append(begun + use.bytes / UNIT_RATES.alone + UNIT_RATES.latency)
-        return self.arrived[ring][turn]
+        return self.arrived[ring][step]
 
-    def step(self, g: int) -> None:
+    def run_event(self, g: int) -> None:
         """Runs the next event of a group."""
-        turn, q = divmod(self.place[g], self.size)
-        self.wait(g, q, turn)
+        step, q = divmod(self.place[g], self.size)
+        self.wait(g, q, step)
         for k in self.uses.get(q, ()):
-            self.clock[g] = max(self.clock[g], self.arrival(k, turn) or 0.0)
+            self.clock[g] = max(self.clock[g], self.arrival(k, step) or 0.0)
         if q in self.cost:
-            self.ends[g][q, turn] = self.tensor = max(self.tensor, self.clock[g]) + self.cost[q]
+            self.ends[g][q, step] = self.tensor = max(self.tensor, self.clock[g]) + self.cost[q]
             self.clock[g] += START
         else:
             self.clock[g] += self.ordinary[q]
-        self.free(g, q, turn, False)
+        self.free(g, q, step, False)
         self.place[g] += 1
         if q == self.size - 1:
-            self.wait(g, self.size, turn)
+            self.wait(g, self.size, step)
 
-    def wait(self, g: int, q: int, turn: int) -> None:
+    def wait(self, g: int, q: int, step: int) -> None:
         w = self.waits.get(q)
         if w is not None:
             for p, back in (*((p, 0) for p in w.done), *((p, 1) for p in w.carried)):
-                self.clock[g] = max(self.clock[g], self.ends[g].get((p, turn - back), 0.0))
-            self.free(g, q, turn, True)
+                self.clock[g] = max(self.clock[g], self.ends[g].get((p, step - back), 0.0))
+            self.free(g, q, step, True)
 
-    def free(self, g: int, q: int, turn: int, waited: bool) -> None:
+    def free(self, g: int, q: int, step: int, waited: bool) -> None:
         for k in self.frees.get((q, waited), ()):
-            self.released[k].setdefault(turn - self.rings[k][1].lag, []).append(self.clock[g])
+            self.released[k].setdefault(step - self.rings[k][1].lag, []).append(self.clock[g])
 
 
 __all__ = ["START", "Event", "Held", "RingUse", "Simulation", "Wait"]
