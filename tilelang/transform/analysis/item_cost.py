@@ -15,7 +15,9 @@ from tilelang.ops import Copy, Fill, Gemm, Reduce
 from tilelang.ops.gemm.wgmma import wgmma_cycles
 from tilelang.target.machine import UNIT_RATES
 
-_SPECIAL = frozenset(("exp2", "exp", "log", "log2", "rsqrt", "sqrt", "sin", "cos", "tanh", "sigmoid", "erf", "pow"))
+# Special function instructions of each function; forms for rounded results (target/rounded_functions.py) have the same.
+_SPECIAL = {"exp2": 1, "exp": 1, "log": 1, "log2": 1, "rsqrt": 1, "sqrt": 1, "sin": 1, "cos": 1, "tanh": 2, "sigmoid": 2,
+            "erf": 1, "pow": 2, "div": 1, "fast_exp2": 1}
 _UNKNOWN = 16  # iterations of a loop of run-time extent
 
 
@@ -67,7 +69,7 @@ def _per_element(body: Stmt, elements: float) -> Cycles:
     ordinary = special = products = sums = 0.0
     for x in walk(body):
         ordinary += _operations(x)
-        special += isinstance(x, Call) and x.op in _SPECIAL
+        special += _special(x)
         products += isinstance(x, Binary) and x.op == "mul" and x.dtype.is_float
         sums += isinstance(x, Binary) and x.op in ("add", "sub") and x.dtype.is_float
     ordinary += max(products, sums)  # a multiplication and an addition are one instruction
@@ -83,7 +85,12 @@ def _operations(x: Node) -> float:
         return 0.5
     if isinstance(x, (Load, Store)):
         return 0.0 if x.buffer.scope_name.startswith("local") else 1.0
-    return 1.0 if isinstance(x, Call) and x.op not in _SPECIAL else 0.0
+    return 1.0 if isinstance(x, Call) and not _special(x) else 0.0
+
+
+def _special(x: Node) -> float:
+    """Special function instructions of one node, without those below it."""
+    return _SPECIAL.get(x.op.split("_rounded_")[0], 0) if isinstance(x, (Binary, Call)) and x.dtype.is_float else 0
 
 
 def _extent(n: object) -> int:

@@ -32,7 +32,7 @@ from .simulate_loop import START, Event, Held, RingUse, Simulation, Wait
 
 _MOST_SUBSETS = 6  # GEMMs of which all subsets are tried; of more, only those that end a loop
 _ENDED = 1.1  # weight of an order whose last GEMMs are waited for in each iteration: the tensor cores are idle then
-_LATE = 1.01  # weight of an order with late items, which need a prologue and a drain
+_LATE = 1.001  # weight of an order with late items, which need a prologue and a drain
 _PATH = 0.05  # weight of the cycles of one group without loads: where the tensor cores limit, the shorter path is steadier
 
 
