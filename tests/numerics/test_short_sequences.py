@@ -137,7 +137,7 @@ def ex2(x, errs=0.0, flush=True):
 def tanh_wide(x, errs):
     u = x * x
     large = fma(rcp(ex2(x * f32(2.88539008), errs) + f32(1)), -2, 1)
-    return np.where(np.abs(x) < f32(0.125), fma(x * u, fma(u, 2 / 15, -1 / 3), x), large)
+    return np.where(np.abs(x) < f32(0.125), x * fma(u, fma(u, 2 / 15, -1 / 3), 1), large)
 
 
 STEPS = {
@@ -147,6 +147,10 @@ STEPS = {
     ("tanh", "half"): tanh_wide, ("tanh", "wide"): tanh_wide,
 }
 EXACT = {"exp": np.exp, "exp2": np.exp2, "tanh": np.tanh, "sigmoid": lambda x: 1 / (1 + np.exp(-x))}
+
+
+def test_the_form_of_tanh_lost_the_sign_of_zero():
+    assert np.signbit(tanh_wide(np.array([-0.0], f32), 0.0)).all() and not np.signbit(tanh_wide(np.array([0.0], f32), 0.0)).any()
 
 
 @pytest.mark.parametrize("errs", [-2.0**-22, 0.0, 2.0**-22])

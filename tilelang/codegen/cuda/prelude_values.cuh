@@ -400,7 +400,7 @@ TL_DEVICE float sigmoid_wide(float x) {
 //@ tanh_wide
 TL_DEVICE float tanh_wide(float x) {
   const float u = x * x, large = fmaf(fast_rcp(fast_exp2(x * 2.88539008f) + 1.0f), -2.0f, 1.0f);
-  return fabsf(x) < 0.125f ? fmaf(x * u, fmaf(u, 0.133333333f, -0.333333333f), x) : large;
+  return fabsf(x) < 0.125f ? x * fmaf(u, fmaf(u, 0.133333333f, -0.333333333f), 1.0f) : large;  // keeps the sign of zero
 }
 //@ quotient
 // At most two units in the last place, for all operands.
