@@ -72,7 +72,7 @@ def _updates():
                 T.atomic_add(s[0], 1)
                 B[tx] = s[0]
             else:
-                s[20] = s[20] + tx
+                T.atomic_add(s[20], tx)
                 T.atomic_add(s[16 + (tx + 1) % 16], s[tx])
                 T.atomic_max(s[tx // 2 + 8], tx)
                 T.atomic_add(s[tx // 2 + 8], 1)

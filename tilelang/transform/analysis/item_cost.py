@@ -7,6 +7,7 @@ ops/gemm/wgmma.py.  The scheduler compares orders of a loop by these figures.
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 from tilelang.ir import (Binary, Call, Cast, For, If, Load, Node, Parallel, Select, Stmt, Store, Unary, const, is_const,
                          stmts_of, walk)
@@ -97,8 +98,8 @@ def _extent(n: object) -> int:
     return int(n.value) if is_const(n) else _UNKNOWN  # type: ignore[attr-defined]
 
 
-def _elements(region: object) -> float:
-    return float(prod(_extent(const(n) if isinstance(n, int) else n) for n in region.extents))  # type: ignore[attr-defined]
+def _elements(region: Any) -> float:
+    return float(prod([_extent(const(n) if isinstance(n, int) else n) for n in region.extents]))
 
 
 __all__ = ["Cycles", "item_cycles"]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error
-from tilelang.ir import Bind, For, Func, If, Launch, Parallel, Seq, Stmt, Store, TileOp, While, statements
+from tilelang.ir import (Bind, Call, For, Func, If, Launch, Load, Parallel, Seq, Stmt, Store, TileOp, While, contains,
+                         free_vars, statements)
 
 from ..analysis.access_values import rereads
 from ..analysis.warp_sets import WarpSets
@@ -25,34 +26,39 @@ def check_updates(func: Func, cx: PassContext) -> Func:
     """
     for s in statements(func.body):
         if isinstance(s, Launch) and s.num_threads > 1:
-            _check(s.body, WarpSets(s), None)
+            _check(s.body, WarpSets(s), None, set(s.thread_vars))
     return func
 
 
-def _check(s: Stmt | None, sets: WarpSets, reached: Any) -> None:
-    """reached: for each thread whether it takes the branches around s; None outside of branches by thread number."""
+def _check(s: Stmt | None, sets: WarpSets, reached: Any, read: set[Any]) -> None:
+    """reached: for each thread whether it takes the branches around s; None outside of branches by thread number.
+
+    read: variables whose values may differ between threads: thread indices, and what is computed from them or from memory.
+    """
     match s:
         case Seq():
             for x in s.stmts:
-                _check(x, sets, reached)
+                _check(x, sets, reached, read)
         case Bind():
             sets.bind(s.var, s.value)
+            if contains(s.value, Load, Call) or read & free_vars(s.value):
+                read.add(s.var)
         case If():
             cond = sets.threads(s.cond) if sets.follows(s.cond) else None
             if cond is None:
                 if not sets.follows(s.cond):  # else a thread that data chooses
-                    _check(s.then, sets, reached)
-                    _check(s.orelse, sets, reached)
+                    _check(s.then, sets, reached, read)
+                    _check(s.orelse, sets, reached, read)
                 return
-            _check(s.then, sets, cond if reached is None else reached & cond)
-            _check(s.orelse, sets, ~cond if reached is None else reached & ~cond)
+            _check(s.then, sets, cond if reached is None else reached & cond, read)
+            _check(s.orelse, sets, ~cond if reached is None else reached & ~cond, read)
         case For() | While():
-            _check(s.body, sets, reached)
+            _check(s.body, sets, reached, read)
         case Parallel() | TileOp():
             return
         case Store() if reached is not None and s.buffer.scope_name.startswith(("global", "shared")) and rereads(s):
             count = int(reached.sum())
-            if count > 1 and not any(map(sets.follows, s.indices)):
+            if count > 1 and not any(sets.follows(i) or contains(i, Load, Call) or read & free_vars(i) for i in s.indices):
                 raise error("update-by-every-thread", f"each of {count} threads reads an element of `{s.buffer.name}` here and "
                             "writes it back changed: some see what others wrote", span=s.span,
                             expected="one thread that changes the element", found=f"{count} threads that change it",

@@ -205,8 +205,8 @@ class LoopItems:
             elif heavy or len(free) == len(ready):
                 i = others[0]
             else:
-                first = min(begins[i] for i in ready if begins[i] > now)
-                i = next(i for i in ready if begins[i] <= first)
+                soon = min(begins[i] for i in ready if begins[i] > now)
+                i = next(i for i in ready if begins[i] <= soon)
             now = max(now, begins[i])
             if i in self.gemms:
                 tensor = max(tensor, now) + self.cost[i].tensor
