@@ -55,6 +55,14 @@ def test_a_fragment_that_is_used_otherwise(after):
     assert "tl::sigmoid(" in text(tile(after)), after
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_exp2_that_is_rounded_and_summed_scaled_its_subnormal_results(dtype):
+    program = tile("a sum", dtype, lambda x: T.if_then_else(x > 0, -T.infinity("float32"), T.exp2(x)))
+    assert "tl::fast_exp2(" in text(program) and "exp2f(" in text(program, **{"tl.shorten_rounded": False})
+    assert "exp2f(" in text(tile("a copy behind the loop", dtype, lambda x: T.exp2(x)))
+    assert "exp2f(" in text(tile("a sum", dtype, lambda x: T.exp2(x) * 2.0))  # a product may make a subnormal result normal
+
+
 def test_the_switch_and_fast_math():
     assert "tl::sigmoid(" in text(tile("nothing"), **{"tl.shorten_rounded": False})
     assert "__fdividef(" in text(tile("nothing"), **{"tl.enable_fast_math": True})

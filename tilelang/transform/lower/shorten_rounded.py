@@ -11,6 +11,9 @@ is replaced itself if such a function is among its operands; other quotients sta
 results that the narrow type rounds to zero may be zero; further down, a form for all float32 results is taken, because a
 multiplication may make a small result large.
 
+A fragment that is also summed over (T.reduce_sum) keeps its float32 functions but for exp2, whose results below 2^-126 may then
+count as zero: CUDA's exp2f spends three of its four instructions on them.
+
 The forms are rows of target/rounded_functions.py, each with its error in units of float32.  Their sum for one value is at most
 a hundredth of a unit of the narrow type, so that results stay within target.accuracy.NARROW.
 """
@@ -23,6 +26,7 @@ from typing import Any
 from tilelang.ir import (FRAGMENT, AddressOf, Binary, Break, Call, Cast, Const, Continue, Expr, For, Func, Launch, Load,
                          Parallel, Region, Select, Seq, Stmt, Store, TileOp, Unary, dtype, rebuild, replace, rewrite, walk)
 from tilelang.ops.copy import Copy
+from tilelang.ops.reduce import Reduce
 from tilelang.target.rounded_functions import ALLOWED, FORMS, NOT_NEGATIVE
 
 from ..framework.config import PassConfigKey
@@ -65,14 +69,15 @@ def _at_once(e: Any) -> Any:
 
 def _shortened(e: Expr, to: dtype) -> Expr:
     """A float32 value that is rounded to a type next, with shorter functions as far as their errors add up to less than
-    allowed."""
-    left = float(ALLOWED[to.base])
+    allowed.  to: float32 where it is a term of a sum too."""
+    left = float(ALLOWED.get(to.base, 4))
 
     def visit(x: Any, direct: bool) -> Any:
         nonlocal left
         if not isinstance(x, Expr) or x.dtype != F32:
             return x
-        form = FORMS.get(getattr(x, "op", ""), {}).get("half" if direct and to.base != "bfloat16" else "wide")
+        use = "term" if to == F32 else "half" if direct and to.base != "bfloat16" else "wide"
+        form = FORMS.get(getattr(x, "op", ""), {}).get(use)
         if form is not None and form.units <= left:
             if isinstance(x, Call):
                 left -= form.units
@@ -83,6 +88,8 @@ def _shortened(e: Expr, to: dtype) -> Expr:
         if isinstance(x, Select):
             a, b = visit(x.a, direct), visit(x.b, direct)
             return x if a is x.a and b is x.b else replace(x, a=a, b=b)
+        if to == F32:
+            return x
         keeps = isinstance(x, Unary) and x.op == "neg" or isinstance(x, Binary) and (
             x.op in ("mul", "div", "min", "max") or x.op == "add" and _not_negative(x.a) and _not_negative(x.b))
         return rebuild(x, lambda v: visit(v, direct and x.op in ("neg", "min", "max"))) if keeps else x  # type: ignore[attr-defined]
@@ -124,7 +131,8 @@ def _with_value(s: Store, of: Store, value: Expr) -> Store | None:
 
 
 def _rounded_to(x: Store, s: Parallel, after: Paths) -> dtype | None:
-    """The narrow type to which all that follows a loop rounds the elements that it stores; None where something reads more."""
+    """The narrow type to which all that follows a loop rounds the elements that it stores; float32 where they are summed over
+    as well; None where something reads more."""
     data, types = x.buffer.data, set()
     own = {id(y) for y in walk(x.value, Load)}
     if any(y.buffer.data is data and id(y) not in own for y in walk(s.body, Load)) or not _only(x.value, x):
@@ -134,6 +142,8 @@ def _rounded_to(x: Store, s: Parallel, after: Paths) -> dtype | None:
         if found is None:
             return None
         types |= found
+    if "float32" in types:
+        return F32
     if not types or "bfloat16" in types and len(types) > 1:
         return None
     return dtype(min(types, key=lambda t: ALLOWED[t]))
@@ -145,13 +155,16 @@ def _only(value: Expr, x: Store) -> bool:
 
 
 def _reads(path: tuple[Stmt, ...], data: Any) -> set[str] | None:
-    """The types to which statements round elements of a fragment before it is written as a whole; None for other reads."""
+    """The types to which statements round elements of a fragment before it is written as a whole, float32 for a sum over them;
+    None for other reads."""
     types: set[str] = set()
     for s in _flat(path):
         if isinstance(s, TileOp):
             touched = [a for a in s.accesses()  # type: ignore[attr-defined]
                        if a.region.buffer.data is data]
-            if any(a.reads for a in touched):
+            if isinstance(s, Reduce) and s.kind == "sum" and s.dst.dtype == F32 and s.dst.buffer.data is not data:
+                types |= {"float32"} if any(a.reads for a in touched) else set()
+            elif any(a.reads for a in touched):
                 if not isinstance(s, Copy) or s.dst.dtype.base not in ALLOWED:
                     return None
                 types.add(s.dst.dtype.base)
