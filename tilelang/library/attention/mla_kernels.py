@@ -109,12 +109,13 @@ def rescale(acc, factor):
 
 
 @T.macro
-def store(f, acc, state, c, whole, results, s, p, h, column):
-    """Divide by the sums, and store to (O, LSE) where the part holds the whole sequence, else to (Means, Sums)."""
+def store(f, acc, state, scales, whole, results, s, p, h, column):
+    """Divide by the sums (times the unit of the cache), and store to (O, LSE) where the part holds the whole sequence, else to (Means, Sums)."""
     top, _, factor, total, _ = state
     O, LSE, Means, Sums = results
+    c, unit = scales
     for i in T.Parallel(ROWS):
-        factor[i] = T.if_then_else(total[i] > 0, 1 / total[i], 0.0)
+        factor[i] = T.if_then_else(total[i] > 0, unit / total[i], 0.0)
     rescale(acc, factor)
     for i in T.Parallel(ROWS):
         total[i] = T.if_then_else(total[i] > 0, (T.log2(total[i]) + top[i] * c) * LN2, -T.infinity("float32"))
@@ -137,10 +138,10 @@ def store(f, acc, state, c, whole, results, s, p, h, column):
 
 
 @T.macro
-def consume(f, g, shared, Parts, Lengths, c, h, p, results):
+def consume(f, g, shared, Parts, Lengths, scales, h, p, results):
     """Warp group g: the scores of its tiles, and its half of the columns of the result."""
     Qs, Qp, Left, Right, Rope, Tops, Totals, full, free, ready, q_full, q_free = shared
-    half = f.dim_v // 2
+    half, c = f.dim_v // 2, scales[0]
     with T.ws(g):
         T.inc_max_nreg(240 if f.kv_dtype == f.dtype else 208)
         S = T.alloc_fragment((ROWS, KEYS), "float32")
@@ -200,7 +201,7 @@ def consume(f, g, shared, Parts, Lengths, c, h, p, results):
             for i in T.Parallel(ROWS):
                 state[3][i] = Totals[0, i] + Totals[1, i]
             T.sync_threads(1, 256)
-            store(f, acc, state, c, last - first == pairs, results, s, p, h, g * half)
+            store(f, acc, state, scales, last - first == pairs, results, s, p, h, g * half)
 
 
 @T.macro
@@ -260,7 +261,7 @@ def merge(f, Means, Sums, Spans, O, LSE, h, s):
 
 
 def mla_attention(f: MlaForm) -> Any:
-    """The kernel for wgmma and TMA, with the parameters (Q, KV, Table, Lengths, Parts, Spans, scale, scale_v, Means, Sums, O, LSE).
+    """The kernel for wgmma and TMA, with the parameters (Q, KV, Table, Lengths, Parts, Spans, scale, unit, Means, Sums, O, LSE).
 
     Q (batch, heads, dim); KV (pages, rows, dim) with Table (batch, width), or without a table KV (batch, rows, dim); Lengths (batch,);
     Parts, Spans: of the plan. Means (batch + parts, heads, dim_v) and Sums (batch + parts, heads), float32, are workspace.
@@ -271,7 +272,8 @@ def mla_attention(f: MlaForm) -> Any:
     @T.prim_func
     def mla_decode(Q: T.Tensor((batch, f.heads, dim), f.dtype), KV: T.Tensor((pages, f.page or rows, dim), f.kv_dtype),
                    Table: T.Tensor((batch, width), "int32"), Lengths: T.Tensor((batch,), "int32"),
-                   Parts: T.Tensor((f.parts + 1, 2), "int32"), Spans: T.Tensor((batch, 2), "int32"), scale: T.float32,
+                   scale: T.float32, unit: T.float32,
+                   Parts: T.Tensor((f.parts + 1, 2), "int32"), Spans: T.Tensor((batch, 2), "int32"),
                    Means: T.Tensor((slots, f.heads, f.dim_v), "float32"), Sums: T.Tensor((slots, f.heads), "float32"),
                    O: T.Tensor((batch, f.heads, f.dim_v), f.dtype), LSE: T.Tensor((batch, f.heads), "float32")):
         with T.Kernel(T.ceildiv(f.heads, ROWS), f.parts, threads=384) as (hb, p):
@@ -287,8 +289,8 @@ def mla_attention(f: MlaForm) -> Any:
             with T.ws(2):
                 T.dec_max_nreg(24 if f.kv_dtype == f.dtype else 88)
                 produce(f, shared, Q, KV, Table, Parts, Lengths, hb * ROWS, p)
-            consume(f, 0, shared, Parts, Lengths, scale * LOG2E, hb * ROWS, p, (O, LSE, Means, Sums))
-            consume(f, 1, shared, Parts, Lengths, scale * LOG2E, hb * ROWS, p, (O, LSE, Means, Sums))
+            consume(f, 0, shared, Parts, Lengths, (scale * LOG2E, unit), hb * ROWS, p, (O, LSE, Means, Sums))
+            consume(f, 1, shared, Parts, Lengths, (scale * LOG2E, unit), hb * ROWS, p, (O, LSE, Means, Sums))
         if f.split:
             with T.Kernel(f.heads, batch, threads=128) as (h, s):
                 merge(f, Means, Sums, Spans, O, LSE, h, s)
@@ -296,4 +298,37 @@ def mla_attention(f: MlaForm) -> Any:
     return mla_decode
 
 
-__all__ = ["KEYS", "PAIR", "ROWS", "MlaForm", "mla_attention"]
+def plain_attention(f: MlaForm) -> Any:
+    """The kernel for all other machines and sizes: one block computes 64 heads over all keys. Parameters as mla_attention."""
+    dim = f.dim_v + f.rope
+    batch, pages, width, rows = T.dynamic("batch, pages, width, rows")
+
+    @T.prim_func
+    def mla_decode(Q: T.Tensor((batch, f.heads, dim), f.dtype), KV: T.Tensor((pages, f.page or rows, dim), f.kv_dtype),
+                   Table: T.Tensor((batch, width), "int32"), Lengths: T.Tensor((batch,), "int32"),
+                   scale: T.float32, unit: T.float32,
+                   O: T.Tensor((batch, f.heads, f.dim_v), f.dtype), LSE: T.Tensor((batch, f.heads), "float32")):
+        with T.Kernel(T.ceildiv(f.heads, ROWS), batch, threads=256) as (hb, s):
+            Qs, KVs = T.alloc_shared((ROWS, dim), f.dtype), T.alloc_shared((KEYS, dim), f.dtype)
+            S, P = T.alloc_fragment((ROWS, KEYS), "float32"), T.alloc_shared((ROWS, KEYS), f.dtype)
+            acc = T.alloc_fragment((ROWS, f.dim_v), "float32")
+            state = [T.alloc_fragment((ROWS,), "float32") for _ in (0, 1, 2, 3, 4)]
+            T.copy(Q[s, hb * ROWS:(hb + 1) * ROWS, :], Qs)
+            T.clear(acc)
+            T.fill(state[0], LOWEST)
+            T.clear(state[3])
+            for i in T.Pipelined(T.ceildiv(Lengths[s], KEYS), num_stages=1):
+                k = i * KEYS
+                T.copy(KV[s if f.page is None else Table[s, k // f.page], k if f.page is None else k % f.page, 0], KVs)
+                T.gemm(Qs, KVs, S, transpose_B=True, clear_accum=True)
+                mask(f, S, k, Lengths[s], hb * ROWS)
+                raise_top(S, state, scale * LOG2E)
+                weigh(S, P, state, scale * LOG2E)
+                rescale(acc, state[2])
+                T.gemm(P, KVs[:, 0:f.dim_v], acc)
+            store(f._replace(split=False), acc, state, (scale * LOG2E, unit), True, (O, LSE, None, None), s, 0, hb * ROWS, 0)
+
+    return mla_decode
+
+
+__all__ = ["KEYS", "PAIR", "ROWS", "MlaForm", "mla_attention", "plain_attention"]
