@@ -16,7 +16,8 @@ from sass_text import opcodes
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.transform.registers.join_wgmmas import MOST, _runs, join_wgmmas
 from tilelang.errors import InternalError
-from tilelang.ir import Alloc, Buffer, If, Store, StringConst, call, cast, const, dtype, load, parse, replace, seq, to_text
+from tilelang.ir import (Alloc, Buffer, If, Store, StringConst, call, cast, const, dtype, load, parse, replace, seq, to_text,
+                         with_options)
 from tilelang.ir.verify import verify
 from tilelang.runtime import nvrtc, sass
 from tilelang.target.instructions import CACHE_HINTS
@@ -203,6 +204,13 @@ def test_a_run_is_the_same_instructions(dt, acc, in_registers):
 def print_of_run(row, in_registers: bool) -> str:
     allocs, c, products = in_a_row(row, in_registers, 4)
     return print_kernel(behind(join_wgmmas, kernel((), seq(Alloc(c), *allocs, *products), tvars=thread_vars())))
+
+
+def test_a_run_with_a_alone_in_named_registers_names_the_accumulator_and_whether_it_is_kept():
+    allocs, c, products = in_a_row(wgmma_row(64, "float16", "float16", "float32"), True, 4)
+    products = [replace(p, call=with_options(p.call, registers=("a",))) for p in products]
+    text = print_kernel(behind(join_wgmmas, kernel((), seq(Alloc(c), *allocs, *products), tvars=thread_vars())))
+    assert "_x4_a_0_0_0_0(&acc[0], true,\n" in text
 
 
 def every_copy():

@@ -34,12 +34,14 @@ CALLS = {
     "flash_attention": (lambda t, m: library.flash_attention(*[ones(1, N, 1, 16, kind=t)] * 3, target=target(m)), 1),
     "flash_decode": (lambda t, m: library.flash_decode(ones(1, 1, 16, kind=t), *[ones(1, N, 1, 16, kind=t)] * 2,
                                                        np.array([N], np.int32), target=target(m)), 1),
+    "mla_decode": (lambda t, m: library.mla_decode(ones(1, 1, 80, kind=t), ones(1, N, 80, kind=t), np.array([N], np.int32),
+                                                   dim_v=64, target=target(m)), 1),
     "dequant_matmul": (lambda t, m: library.dequant_matmul(ones(N, N, kind=t), np.full((N, N // 2), 0x11, np.uint8),
                                                            ones(N, N // 32, kind=t), **on(m)), N)}
 
 
 def test_every_function_has_its_rows():
-    assert set(SUPPORT) == set(CALLS) == {n for n in library.__all__ if n != "coded_matmul"}
+    assert set(SUPPORT) == set(CALLS) == {n for n in library.__all__ if n not in ("coded_matmul", "mla_plan")}
     assert all(len(found) == len(MACHINES) for kinds in SUPPORT.values() for found in kinds.values())
 
 

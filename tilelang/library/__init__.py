@@ -25,6 +25,8 @@ _NAMES = {
     "flash_decode": "attention.flash_decode",
     "grouped_matmul": "gemm.matmul",
     "matmul": "gemm.matmul",
+    "mla_decode": "attention.mla_decode",
+    "mla_plan": "attention.mla_decode",
 }
 
 

@@ -51,7 +51,7 @@ class WgmmaCalls:
         self.page.comment(s.span)
         if calls[0].options.registers:
             name, given = self._named(calls)
-            self.page.emit(f"tl::{name}({given[0][0]},")
+            self.page.emit(f"tl::{name}({', '.join(given[0])},")
             given = given[1:]
         else:
             c, _, _, keep = calls[0].args

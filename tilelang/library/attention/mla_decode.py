@@ -8,11 +8,11 @@ from tilelang.errors import error
 from tilelang.jit import JITKernel, compile
 from tilelang.target import Target
 
+from ..aliasing import Disjoint
 from ..arrays import empty, is_numpy, strides, type_name, zeros
 from ..caches import Cache
 from .inputs import (check_alike, check_disjoint, check_gradient, check_scale, check_tensors, compact, compact_copy, configs,
                      device_of, running_on, strides_of)
-from ..aliasing import Disjoint
 from .mla_kernels import KEYS, ROWS, MlaForm, mla_attention, plain_attention
 from .mla_plan import MlaPlan, divide, divide_on_device
 
@@ -33,8 +33,8 @@ def mla_plan(lengths: Any, heads: int, *, target: Any = None) -> MlaPlan | None:
     where, backend, sms = running_on(lengths, target)
     if not where.has_wgmma:
         return None
-    parts = max(1, (sms or where.limits.sm_count) // -(-heads // ROWS))
-    return divide(lengths, parts) if is_numpy(lengths) else divide_on_device(lengths, parts, where, backend)
+    splits = max(1, (sms or where.limits.sm_count) // -(-heads // ROWS))
+    return divide(lengths, splits) if is_numpy(lengths) else divide_on_device(lengths, splits, where, backend)
 
 
 def mla_decode(q: Any, kv_cache: Any, lengths: Any, *, dim_v: int = 512, block_table: Any = None,
@@ -81,19 +81,19 @@ def mla_decode(q: Any, kv_cache: Any, lengths: Any, *, dim_v: int = 512, block_t
         if where.has_wgmma and f.rope == KEYS and dim_v % 128 == 0 and dim_v <= 512:
             plan = mla_plan(lengths, f.heads, target=target) if plan is None else plan
             assert plan is not None
-            parts = int(plan.parts.shape[0]) - 1
-            f = f._replace(parts=parts, split=plan.split)
-            slots = batch + parts if plan.split else 1
+            splits = int(plan.begins.shape[0]) - 1
+            f = f._replace(splits=splits, divided=plan.divided)
+            slots = batch + splits if plan.divided else 1
             spare = empty(q, (slots, f.heads, dim_v), "float32"), empty(q, (slots, f.heads), "float32")
-            outputs = plan.parts, plan.spans, *spare, *outputs
+            outputs = plan.begins, plan.spans, *spare, *outputs
         _kernel(f, where, backend)(*inputs, scale * kv_scale, kv_scale, *outputs)
     logs = logs if q.ndim == 3 else logs.reshape(batch, -1, heads).swapaxes(1, 2)
     return (result, logs) if return_lse else result
 
 
 def _kernel(f: MlaForm, where: Target, backend: str | None) -> JITKernel:
-    """The compiled kernel of a form; with parts, the one for wgmma."""
-    program = mla_attention if f.parts else plain_attention
+    """The compiled kernel of a form; with splits, the one for wgmma."""
+    program = mla_attention if f.splits else plain_attention
     return _KERNELS.made((f, where, backend), lambda: compile(
         program(f), target=where, execution_backend=backend, pass_configs=configs(where)))
 
@@ -103,32 +103,34 @@ def _form(tensors: dict[str, Any], dim_v: int) -> MlaForm:
     q, cache, lengths, table, out = tensors.values()
     check_tensors("mla_decode", {n: x for n, x in tensors.items() if x is not None}, ("q",))
     if q.ndim not in (3, 4) or cache.ndim != 3 or q.shape[-1] != cache.shape[-1]:
-        _refuse("q (batch, seq_q, heads, dim) or (batch, heads, dim), kv_cache (batch, capacity, dim) or (pages, page_size, dim)",
-                f"q {tuple(q.shape)}, kv_cache {tuple(cache.shape)}")
+        _rejected("q (batch, seq_q, heads, dim) or (batch, heads, dim), kv_cache (sequences or pages, keys, dim)",
+                  f"q {tuple(q.shape)}, kv_cache {tuple(cache.shape)}")
     batch, dim, page = int(q.shape[0]), int(q.shape[-1]), None if table is None else int(cache.shape[1])
     if dim % 16 or dim_v % 16 or not 0 < dim_v < dim:
-        _refuse("dim and dim_v multiples of 16, dim_v < dim", f"dim {dim}, dim_v {dim_v}")
+        _rejected("dim and dim_v multiples of 16, dim_v < dim", f"dim {dim}, dim_v {dim_v}")
     for name, x, rank in (("lengths", lengths, 1), ("block_table", table, 2)):
         if x is not None and (type_name(x) != "int32" or x.ndim != rank or int(x.shape[0]) != batch or device_of(
                 x) != device_of(q) or min(x.shape, default=1) > 1 and strides(x) != compact(x.shape)):
-            _refuse(f"{name}: int32 for {batch} sequences, without gaps, on the device of q",
-                    f"{type_name(x)} {tuple(x.shape)} on {device_of(x)}")
+            _rejected(f"{name}: int32 for {batch} sequences, without gaps, on the device of q",
+                      f"{type_name(x)} {tuple(x.shape)} on {device_of(x)}")
     if page is None and int(cache.shape[0]) != batch:
-        _refuse(f"a cache of {batch} sequences, or a block_table", f"{int(cache.shape[0])} sequences")
+        _rejected(f"a cache of {batch} sequences, or a block_table", f"{int(cache.shape[0])} sequences")
     if page is not None and (page % KEYS or page == 0):
-        _refuse(f"pages of a multiple of {KEYS} keys", f"pages of {page} keys")
+        _rejected(f"pages of a multiple of {KEYS} keys", f"pages of {page} keys")
     if type_name(q) == "float32" or type_name(cache) not in (type_name(q), _FLOAT8):
-        _refuse(f"q of float16 or bfloat16, kv_cache alike or {_FLOAT8}", f"q {type_name(q)}, kv_cache {type_name(cache)}")
+        _rejected(f"q of float16 or bfloat16, kv_cache alike or {_FLOAT8}",
+                  f"q {type_name(q)}, kv_cache {type_name(cache)}",
+                  "attention-argument")
     check_alike(q, {"out": out})
     shape = (*q.shape[:-1], dim_v)
     if out is not None and (tuple(out.shape) != shape or strides_of(out) != compact(shape)):
-        _refuse(f"out of shape {shape} without gaps", f"{tuple(out.shape)}")
+        _rejected(f"out of shape {shape} without gaps", f"{tuple(out.shape)}")
     queries = int(q.shape[1]) if q.ndim == 4 else 1
     return MlaForm(int(q.shape[-2]) * queries, queries, dim_v, dim - dim_v, page, type_name(q), type_name(cache), 0, False)
 
 
-def _refuse(expected: str, found: str) -> None:
-    raise error("attention-shape", f"mla_decode takes {expected}; found {found}", expected=expected, found=found,
+def _rejected(expected: str, found: str, kind: str = "attention-shape") -> None:
+    raise error(kind, f"mla_decode takes {expected}; found {found}", expected=expected, found=found,
                 hint="convert the arguments")
 
 

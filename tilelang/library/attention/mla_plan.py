@@ -1,8 +1,8 @@
 """MlaPlan: how the keys of all sequences of a decode step are divided among blocks.
 
-Blocks take pairs of tiles (128 keys) in order, each an equal share of the work; a sequence that does not fit into the rest of a
-share is divided. A sequence, or a part of one, costs _START pairs beside its own, and a share is that much larger than the mean.
-So sequences of equal length stay whole where dividing them would save less than it costs.
+Blocks take pairs of tiles (128 keys) in order, each up to the same cost; a sequence that does not fit into the rest
+of it is divided. A sequence, or a split of one, costs _START pairs beside its own, and blocks may take that much more than
+the mean. So sequences of equal length stay whole where dividing them would save less than it costs.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _START = 3  # pairs of tiles that take the time in which a block starts a sequen
 
 
 class MlaPlan(NamedTuple):
-    """parts (n + 1, 2): the sequence and the pair of tiles where each part begins. spans (batch, 2): the first and the last
-    part of each sequence. split: whether sequences may be divided. Arrays of int32 on the device of the lengths."""
+    """begins (n + 1, 2): the sequence and the pair of tiles where each split begins. spans (batch, 2): the first and the last
+    split of each sequence. divided: whether sequences may be. Arrays of int32 on the device of the lengths."""
 
-    parts: Any
+    begins: Any
     spans: Any
-    split: bool
+    divided: bool
 
 
-def divide(lengths: Any, parts: int) -> MlaPlan:
+def divide(lengths: Any, splits: int) -> MlaPlan:
     """The plan for lengths that are known on the host (a sequence of ints)."""
     pairs = [max(1, -(-int(n) // PAIR)) for n in lengths]
-    share = -(-(sum(pairs) + _START * len(pairs)) // parts) + _START
+    most = -(-(sum(pairs) + _START * len(pairs)) // splits) + _START
     begin, spans = [(0, 0)], np.zeros((len(pairs), 2), np.int32)
     s = t = 0
-    for p in range(parts):
-        left = share
+    for p in range(splits):
+        left = most
         while s < len(pairs) and left > _START:
             spans[s, 0 if t == 0 else 1], spans[s, 1] = p, p
             take = min(pairs[s] - t, left - _START)
@@ -49,31 +49,32 @@ def divide(lengths: Any, parts: int) -> MlaPlan:
     return MlaPlan(np.array(begin, np.int32), spans, bool((spans[:, 0] != spans[:, 1]).any()))
 
 
-def divide_on_device(lengths: Any, parts: int, target: Target, backend: str | None) -> MlaPlan:
+def divide_on_device(lengths: Any, splits: int, target: Target, backend: str | None) -> MlaPlan:
     """The same for a tensor of lengths, without reading it on the host."""
-    kernel = _KERNELS.made((parts, target, backend), lambda: compile(_program(parts), target=target, execution_backend=backend))
-    plan = MlaPlan(empty(lengths, (parts + 1, 2), "int32"), empty(lengths, (int(lengths.shape[0]), 2), "int32"), True)
-    kernel(lengths, plan.parts, plan.spans)
+    kernel = _KERNELS.made((splits, target, backend), lambda: compile(
+        _program(splits), target=target, execution_backend=backend))
+    plan = MlaPlan(empty(lengths, (splits + 1, 2), "int32"), empty(lengths, (int(lengths.shape[0]), 2), "int32"), True)
+    kernel(lengths, plan.begins, plan.spans)
     return plan
 
 
 _KERNELS: Cache[JITKernel] = Cache(16)
 
 
-def _program(parts: int) -> Any:
+def _program(splits: int) -> Any:
     batch = T.dynamic("batch")
 
     @T.prim_func
-    def mla_plan(Lengths: T.Tensor((batch,), "int32"), Parts: T.Tensor((parts + 1, 2), "int32"),
+    def mla_plan(Lengths: T.Tensor((batch,), "int32"), Begins: T.Tensor((splits + 1, 2), "int32"),
                  Spans: T.Tensor((batch, 2), "int32")):
         with T.Kernel(1, threads=1) as _:
             total = T.alloc_var("int32", init=0)
             s, t, left = [T.alloc_var("int32", init=0) for _ in (0, 1, 2)]
             for i in T.serial(batch):
                 total = total + T.max(1, T.ceildiv(Lengths[i], PAIR)) + _START
-            for p in T.serial(parts):
-                Parts[p, 0], Parts[p, 1] = s, t
-                left = T.ceildiv(total, parts) + _START
+            for p in T.serial(splits):
+                Begins[p, 0], Begins[p, 1] = s, t
+                left = T.ceildiv(total, splits) + _START
                 while T.And(s < batch, left > _START):
                     if t == 0:
                         Spans[s, 0] = p
@@ -85,7 +86,7 @@ def _program(parts: int) -> Any:
                     if t == pairs:
                         s = s + 1
                         t = 0
-            Parts[parts, 0], Parts[parts, 1] = s, t
+            Begins[splits, 0], Begins[splits, 1] = s, t
 
     return mla_plan
 
