@@ -20,7 +20,7 @@ from tilelang.ir import dtype as as_dtype
 from tilelang.ir.numbers import to_dtype
 from tilelang.target.accuracy import NARROW, units
 from tilelang.target.division import _critical, reciprocal
-from tilelang.target.rounded_functions import FORMS
+from tilelang.target.rounded_functions import FORMS, SMALL, SMALL_TANH, TANH_ERROR
 from tilelang.target.rounding import rounded
 from tilelang.transform.pipeline import lower
 
@@ -172,6 +172,30 @@ def test_forms_for_rounded_results_keep_the_bound_of_narrow_types(name, use, err
         if use == "wide":
             off = error(y, exact, "float32")[np.abs(exact) > 2.0**-120]
             assert off.max() <= 2 * FORMS[name][use].units, off.max()
+
+
+@pytest.mark.parametrize("errs", [-2.0**-22, 0.0, 2.0**-22])
+@pytest.mark.parametrize("rcp_errs", [-1.0, 0.0, 1.0])
+def test_tanh_for_exponents_keeps_its_absolute_error(errs, rcp_errs):
+    x = inputs()
+    with np.errstate(all="ignore"):
+        for k in (1.0, 0.02, 1 / 30):
+            y = 1 / (ex2(x * (f32(k) * f32(2.88539008)), errs) + f32(1)).astype(np.float64)
+            r = (y + rcp_errs * 2.0**-24 * (y >= 0.5) * (y < 1) + rcp_errs * 2.0**-25 * (y < 0.5) * (y > 0)).astype(f32)
+            off = np.abs(fma(r, -2, 1) - np.tanh(x.astype(np.float64) * float(f32(k))))
+            assert off[~np.isnan(x)].max() <= TANH_ERROR, (k, off[~np.isnan(x)].max() * 2**24)
+            assert np.isnan(r[np.isnan(x)]).all()
+
+
+@pytest.mark.parametrize("k, c", [(1.0, 1.0), (0.0029462783, 30.0), (-0.02, 50.0)])
+def test_tanh_of_small_arguments_keeps_its_absolute_error(k, c):
+    x = np.linspace(-SMALL / abs(k), SMALL / abs(k), 100001).astype(f32)
+    u, y = x * x, f32(0)
+    for i in reversed(range(4)):
+        y = fma(y, u, f32(c * SMALL_TANH[i] * k**(2 * i + 1)))
+    off = np.abs(x * y - c * np.tanh(x.astype(np.float64) * k))
+    assert off.max() <= c * TANH_ERROR * 0.75
+    assert (off <= 23 * 2.0**-23 * np.abs(c * np.tanh(x.astype(np.float64) * k))).all()  # for rounded results: FORMS["tanh"]
 
 
 LENGTHS = {"sigmoid": 10.1, "silu": 11.1, "sqrt": 10.1, "x/3": 11.1, "softcap 30": 27.1, "exp": 8.1, "tanh": 15.1}

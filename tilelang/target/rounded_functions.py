@@ -43,4 +43,16 @@ for _name, _uses in _ROWS.items():
         FORMS[_name][_use] = RoundedForm(f"{_name}_rounded_{_use}", _units)
         add_intrinsic(Intrinsic(f"{_name}_rounded_{_use}", 2 if _name == "div" else 1, PURE, _exact, {"float32": _text}))
 
-__all__ = ["ALLOWED", "FORMS", "NOT_NEGATIVE", "RoundedForm"]
+# c * tanh(x * k) for exponents.  With r = rcp(1 + ex2(2 log2(e) k x)) it is c - 2 c r.  Errors of tanh, in units of 2^-24: the
+# exponential is off by a relative 2^-22, which counts most at 0, by a half (2); the sum 2, the reciprocal 2 (both where r is
+# near 1), the rest 1.  Where the declared bound of tanh has 2.5, this form has at most 7.
+SCALED_TANH = "tanh_rounded_scaled"
+TANH_ERROR = 7 * 2.0**-24
+MOST_WEIGHT = 64.0  # so exponents are off by 64 * 7 * 2^-24 = 2^-15.2 at most: a sixteenth of a unit of float16
+# tanh(x) = x (a0 + a1 x^2 + a2 x^4 + a3 x^6) for |x| <= SMALL, with an error of 2.2 units of 2^-24 (minimax by Remez); its
+# relative error is at most 20 units of float32, so the forms of tanh for rounded results (24 units) may take it too.
+SMALL, SMALL_TANH = 0.5, (0.9999976754188538, -0.33320656418800354, 0.13145145773887634, -0.04337248206138611)
+add_intrinsic(Intrinsic(SCALED_TANH, 3, PURE, lambda x, k, c: c * np.tanh(x * k),
+                        {"float32": "tl::scaled_tanh({0}, {1}, {2})"}))
+
+__all__ = ["ALLOWED", "FORMS", "MOST_WEIGHT", "NOT_NEGATIVE", "SCALED_TANH", "SMALL", "SMALL_TANH", "TANH_ERROR", "RoundedForm"]

@@ -55,6 +55,7 @@ from .legalize.laid_out_arrays import laid_out_arrays
 from .legalize.legalize import legalize
 from .legalize.one_thread_blocks import one_thread_blocks
 from .lower.lower_tile_ops import lower_tile_ops
+from .lower.shorten_exponents import shorten_exponents
 from .lower.shorten_rounded import shorten_rounded
 from .legalize.split_warp_role_branches import split_warp_role_branches
 from .framework.pass_ import DEVICE, TILE, PassContext, PassFn, pass_, run_passes
@@ -69,6 +70,7 @@ from .registers.limit_unrolling import limit_unrolling
 from .registers.order_register_reductions import order_register_reductions
 from .registers.pack_conversions import pack_conversions
 from .registers.pipeline_descriptors import pipeline_descriptors
+from .registers.small_tanh import small_tanh
 from .registers.shorten_live_ranges import shorten_live_ranges
 from .check.reject_races import reject_races
 from .framework.scope import plan_only
@@ -120,6 +122,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     check_collective,  # before warp specialisation and layouts: it checks the branches that the user wrote
     single_updates,  # after check_collective; before all passes that place barriers or layouts
     ballot_masks,  # after check_collective: code that it rejects needs no masks
+    shorten_exponents,  # before shorten_rounded: it looks for tanh in its own form
     shorten_rounded,  # before all passes that reorder the statements of a loop or split tiles
     given_boxes,  # before all passes that choose TMA or wgmma
     tma_columns,  # before lower_manual_warp_roles, the first pass that chooses TMA
@@ -139,6 +142,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     plan_shared_memory,  # SYNCED -> DEVICE; its reuse of memory needs the barriers
     lane_quotients,  # before simplify, which cleans up its results
     simplify,
+    small_tanh,  # after simplify, which makes constants of its factors; before the passes over the final loops on registers
     overlap_epilogue,  # after simplify, before assign_accumulator_registers: it looks at which registers statements name
     assign_accumulator_registers,  # after simplify: it follows values through the final program
     insert_pdl,  # after place_sync and simplify: accesses of global memory are no longer moved

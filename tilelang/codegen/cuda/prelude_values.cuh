@@ -402,6 +402,11 @@ TL_DEVICE float tanh_wide(float x) {
   const float u = x * x, large = fmaf(fast_rcp(fast_exp2(x * 2.88539008f) + 1.0f), -2.0f, 1.0f);
   return fabsf(x) < 0.125f ? x * fmaf(u, fmaf(u, 0.133333333f, -0.333333333f), 1.0f) : large;  // keeps the sign of zero
 }
+//@ scaled_tanh
+// c * tanh(k * x) with an absolute error, for exponents.
+TL_DEVICE float scaled_tanh(float x, float k, float c) {
+  return fmaf(fast_rcp(fast_exp2(x * (k * 2.88539008f)) + 1.0f), -2.0f * c, c);
+}
 //@ quotient
 // At most two units in the last place, for all operands.
 TL_DEVICE float quotient(float x, float y) {

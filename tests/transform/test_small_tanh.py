@@ -1,0 +1,65 @@
+"""Polynomials for tanh of small arguments, beside GEMMs."""
+
+import numpy as np
+import pytest
+from test_shorten_exponents import capped, elementwise, softmax, text
+
+import tilelang
+import tilelang.language as T
+from tilelang.transform.pipeline import DEVICE_PASSES
+from tilelang.transform.registers.small_tanh import small_tanh
+
+
+def test_one_vote_for_all_elements_of_a_thread():
+    assert small_tanh in DEVICE_PASSES
+    body = text(softmax(capped))
+    assert body.count("any_sync((int)(largest") == 1 and body.count("tl::scaled_tanh(") == 1, body
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_tanh_that_is_rounded(dtype):
+    @T.prim_func
+    def f(A: T.Tensor((64, 64), dtype), B: T.Tensor((64, 64), dtype)):
+        with T.Kernel(1, threads=128):
+            As = T.alloc_shared((64, 64), dtype)
+            S = T.alloc_fragment((64, 64), "float32")
+            P = T.alloc_fragment((64, 64), dtype)
+            acc = T.alloc_fragment((64, 64), "float32")
+            T.clear(acc)
+            for _ in T.Pipelined(3, num_stages=2):
+                T.copy(A, As)
+                T.gemm(As, As, S, clear_accum=True)
+                for i, j in T.Parallel(64, 64):
+                    S[i, j] = T.tanh(S[i, j] * 0.125)
+                T.copy(S, P)
+                T.gemm(P, As, acc)
+            T.copy(acc, B)
+
+    body = text(f)
+    assert "tl::tanh_wide(" in body and body.count("any_sync((int)(largest") == 1
+    assert "> 4.0f" in body  # a factor of the argument needs no multiplication
+
+
+@pytest.mark.parametrize("program", [
+    elementwise(lambda x: T.exp(T.tanh(x))),  # no GEMM beside it
+    softmax(lambda s: T.tanh(s) * 30.0 + T.tanh(s * 0.5)),  # two factors
+    softmax(lambda s: T.tanh(s * 1e-5) * 30.0)])  # its seventh power would be subnormal
+def test_loops_that_stay(program):
+    body = text(program)
+    assert "tl::scaled_tanh(" in body and "any_sync" not in body
+
+
+@pytest.mark.parametrize("size", [1.0, 40.0])  # all arguments small, and some large
+def test_softmax_of_capped_scores(size):
+    rng = np.random.default_rng(0)
+    q = (rng.standard_normal((64, 64)) * size / 8).astype(np.float16)
+    k = rng.standard_normal((128, 64)).astype(np.float16)
+    kernel = tilelang.compile(softmax(capped, "logarithm"), target={"kind": "cuda", "arch": "sm_90a"},
+                              execution_backend="simulator")
+    out, logs, rest = np.zeros((64, 64), np.float16), np.zeros(64, np.float32), np.zeros((64, 64), np.float32)
+    kernel(q, k, out, logs, rest)
+    s = 30 * np.tanh(q.astype(np.float64) @ k.astype(np.float64).T / 30)
+    p = np.exp(s - s.max(1, keepdims=True))
+    want = p / p.sum(1, keepdims=True) @ k.astype(np.float64)
+    assert np.abs(out - want).max() <= 2.0**-10 * np.abs(k).max() * 1.1
+    assert np.abs(logs - (np.log(p.sum(1)) + s.max(1))).max() <= 30 * 8 * 2.0**-24 + 1e-5
