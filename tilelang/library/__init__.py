@@ -20,9 +20,11 @@ _register("library-option", TypeError, "an argument that a function of the libra
 # public function -> module that defines it
 _NAMES = {
     "coded_matmul": "quantised.dequant_matmul",  # the old name, which warns
+    "create_block_mask": "attention.flex_attention",
     "dequant_matmul": "quantised.dequant_matmul",
     "flash_attention": "attention.flash_attention",
     "flash_decode": "attention.flash_decode",
+    "flex_attention": "attention.flex_attention",
     "grouped_matmul": "gemm.matmul",
     "matmul": "gemm.matmul",
     "mla_decode": "attention.mla_decode",

@@ -1,0 +1,112 @@
+"""flex_attention against float64: functions of scores, masks by blocks, tensors that they read."""
+
+import numpy as np
+import pytest
+
+import tilelang.language as T
+from tilelang import errors
+from tilelang.library import create_block_mask, flex_attention
+
+TARGETS = {"tile": "tile", "cpu": None, "sm_90a": {"kind": "cuda", "arch": "sm_90a"},
+           "sm_80": {"kind": "cuda", "arch": "sm_80"}}
+
+
+def arrays(seq_q, seq_k, heads=2, kv_heads=1, dim=64, batch=1, dtype=np.float16):
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal((batch, n, h, dim)).astype(dtype)
+            for n, h in ((seq_q, heads), (seq_k, kv_heads), (seq_k, kv_heads))]
+
+
+def reference(q, k, v, change=lambda s, *_: s, mask=None, tensors=()):
+    """(result, logarithms) of bshd arrays; change and mask take arrays of indices."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    k, v = (np.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    s = np.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1]**-0.5
+    at = np.ogrid[:s.shape[0], :s.shape[1], :s.shape[2], :s.shape[3]]
+    s = change(s, *at, *tensors)
+    s = s if mask is None else np.where(mask(*at, *tensors), s, -np.inf)
+    top = np.where(np.isinf(s.max(-1, keepdims=True)), 0.0, s.max(-1, keepdims=True))
+    p = np.exp(s - top)
+    total = p.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = (np.log(total) + top)[..., 0]
+    return np.einsum("bhqk,bkhd->bqhd", p / np.where(total == 0, 1.0, total), v), lse
+
+
+def close(got, want, v):
+    out, lse = got
+    assert np.abs(out.astype(np.float64) - want[0]).max() <= 2.0**-10 * np.abs(v).max() * 1.1
+    both = np.where(lse == want[1], 0.0, np.abs(np.nan_to_num(lse, neginf=-1e9) - np.nan_to_num(want[1], neginf=-1e9)))
+    assert both.max() <= 2e-5, both.max()
+
+
+SLOPES = np.array([0.5, 0.125], np.float32)
+SCORES = {
+    "softcap": (lambda s, b, h, i, j: 30.0 * T.tanh(s / 30.0), lambda s, b, h, i, j: 30.0 * np.tanh(s / 30.0), ()),
+    "alibi": (lambda s, b, h, i, j, slopes: s + slopes[h] * T.cast(j - i, "float32"),
+              lambda s, b, h, i, j, slopes: s + slopes[h] * (j - i), (SLOPES,)),
+    "by index": (lambda s, b, h, i, j: T.if_then_else(i % 7 == j % 7, s + 1.0, s * 2.0),
+                 lambda s, b, h, i, j: np.where(i % 7 == j % 7, s + 1.0, s * 2.0), ()),
+}
+
+
+@pytest.mark.parametrize("on", TARGETS)
+@pytest.mark.parametrize("name", SCORES)
+def test_functions_of_scores(name, on):
+    change, exact, tensors = SCORES[name]
+    q, k, v = arrays(70, 150)
+    got = flex_attention(q, k, v, score_mod=change, tensors=tensors, return_lse=True, target=TARGETS[on])
+    close(got, reference(q, k, v, exact, tensors=tensors), v)
+
+
+MASKS = {
+    "causal": (lambda b, h, i, j: i >= j, ()), "window": (lambda b, h, i, j: (i >= j) & (i - j < 70), ()),
+    "prefix or causal": (lambda b, h, i, j: (j < 40) | (i >= j), ()), "head": (lambda b, h, i, j: (i >= j) | (h == 1), ()),
+    "documents": (lambda b, h, i, j, doc: doc[i] == doc[j], (np.repeat(np.arange(4, dtype=np.int32), 50),)),
+    "nothing": (lambda b, h, i, j: i > j + 120, ()),
+}
+
+
+@pytest.mark.parametrize("on", TARGETS)
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_by_blocks(name, on):
+    mask, tensors = MASKS[name]
+    q, k, v = arrays(200, 200)
+    blocks = create_block_mask(mask, 200, 200, heads=2 if name == "head" else 1, block=(64, 64), tensors=tensors)
+    got = flex_attention(q, k, v, block_mask=blocks, return_lse=True, target=TARGETS[on])
+    close(got, reference(q, k, v, mask=mask, tensors=tensors), v)
+
+
+def test_hidden_blocks_are_left_out_and_whole_ones_need_no_mask():
+    blocks = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 128), 512, 512, block=(64, 64))
+    assert blocks.blocks[0, 0, 5, :4].tolist() == [3, 2 * 4, 2 * 3 + 1, 2 * 5 + 1]
+    assert blocks.density == (1 + 2 + 6 * 3) / 64
+    assert create_block_mask(lambda b, h, i, j: i < 0, 100, 100).density == 0.0
+
+
+def test_a_function_of_scores_under_a_mask_of_wide_blocks():
+    """Tiles of 128 queries by two warp groups, and two batches."""
+    mask = MASKS["window"][0]
+    q, k, v = arrays(300, 300, batch=2, kv_heads=2)
+    change, exact, _ = SCORES["softcap"]
+    got = flex_attention(q, k, v, score_mod=change, block_mask=create_block_mask(mask, 300, 300), return_lse=True,
+                         target=TARGETS["sm_90a"])
+    close(got, reference(q, k, v, exact, mask), v)
+
+
+def test_layouts_and_scale():
+    q, k, v = arrays(64, 64)
+    want = flex_attention(q * np.float16(2), k, v)
+    heads_first = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in (q, k, v)]
+    got = flex_attention(*heads_first, layout="bhsd", scale=2 * 64**-0.5)
+    assert np.array_equal(got.swapaxes(1, 2), want)
+
+
+def test_wrong_arguments_are_named():
+    q, k, v = arrays(100, 100)
+    with pytest.raises(errors.TileLangError, match="block mask is for 64 queries"):
+        flex_attention(q, k, v, block_mask=create_block_mask(lambda b, h, i, j: i >= j, 64, 100))
+    with pytest.raises(errors.TileLangError, match="at most 2"):
+        flex_attention(q, k, v, tensors=(SLOPES, SLOPES, SLOPES))
+    with pytest.raises(errors.TileLangError, match="multiples of 64|a block of"):
+        create_block_mask(lambda b, h, i, j: i >= j, 64, 100, block=(32, 64))

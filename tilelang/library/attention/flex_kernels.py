@@ -1,0 +1,86 @@
+"""Attention with a function of the scores and a mask by blocks: the kernel of flex_attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tilelang.language as T
+
+from .form import LOG2E, AttentionForm
+from .kernels import absorb, finish, reset, working_set
+
+ScoreMod = Callable[..., Any]
+MOST_TENSORS = 2
+
+
+@dataclass(frozen=True)
+class FlexForm:
+    """The parameters that a kernel of flex_attention is compiled for.
+
+    plain: sizes, strides, tile and scale. score, mask: the caller's functions. block: rows and keys of a block of the mask;
+    None without a mask. lists: the shape of the mask's lists. tensors: (shape, element type) of the tensors that the functions
+    read.
+    """
+
+    plain: AttentionForm
+    score: ScoreMod | None
+    mask: ScoreMod | None
+    block: tuple[int, int] | None
+    lists: tuple[int, int, int, int]
+    tensors: tuple[tuple[tuple[int, ...], str], ...]
+
+
+def flex_kernel(form: FlexForm) -> Any:
+    """The kernel with the parameters (Q, K, V, Blocks, X0, X1, O, LSE).
+
+    Blocks[b, h, r]: as BlockMask.blocks. A block of keys is processed in `steps` tiles. Keys behind the last one are hidden.
+    """
+    f, (masks, mask_heads) = form.plain, form.lists[:2]
+    batch, seq_q, seq_k, heads = f.sizes[:4]
+    rows, keys = f.tile.rows, f.tile.keys
+    across, along = form.block or (rows, keys)
+    steps = along // keys
+    types = (*form.tensors, *(((1,), "float32"),) * MOST_TENSORS)
+
+    @T.prim_func
+    def flex_attention(Q: f.q, K: f.k, V: f.v, Blocks: T.Tensor(form.lists, "int32"), X0: T.Tensor(*types[0]),
+                       X1: T.Tensor(*types[1]), O: f.o, LSE: f.lse):
+        with T.Kernel(T.ceildiv(seq_q, rows), heads, batch, threads=f.tile.threads) as (bx, h, b):
+            Qs, Ks, Vs, S, P, acc, state = working_set(f)
+            top, before, factor, total, more = state
+            tensors = (X0, X1)[:len(form.tensors)]
+            row = bx * rows
+            at = (b if masks > 1 else 0, h if mask_heads > 1 else 0, row // across)
+            T.copy(f.rows(Q, b, h, row, rows), Qs)
+            reset(acc, top, total, LOG2E)
+            count = T.ceildiv(seq_k, keys) if form.block is None else Blocks[(*at, 0)] * steps
+            for k in T.Pipelined(count, num_stages=f.tile.stages):
+                code = 2 * k if form.block is None else Blocks[(*at, k // steps + 1)]
+                key = code // 2 * along + k % steps * keys
+                T.copy(f.rows(K, b, h // f.group, key, keys), Ks)
+                T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(rows, keys):
+                    score = S[i, j] * f.scale
+                    S[i, j] = score if form.score is None else form.score(score, b, h, row + i, key + j, *tensors)
+                if form.block is None:
+                    for i, j in T.Parallel(rows, keys):
+                        S[i, j] = T.if_then_else(key + j < seq_k, S[i, j], -T.infinity("float32"))
+                else:
+                    if code % 2 != 0:
+                        for i, j in T.Parallel(rows, keys):
+                            sees = T.And(key + j < seq_k, form.mask(b, h, row + i, key + j, *tensors))
+                            S[i, j] = T.if_then_else(sees, S[i, j], -T.infinity("float32"))
+                T.copy(f.rows(V, b, h // f.group, key, keys), Vs)
+                absorb(S, P, acc, state, LOG2E)
+                T.gemm(P, Vs, acc)
+            finish(acc, top, total, factor, LOG2E)
+            T.copy(acc, f.rows(O, b, h, row, rows))
+            if f.with_lse:
+                T.copy(total, LSE[b, h, row:row + rows])
+
+    return flex_attention
+
+
+__all__ = ["MOST_TENSORS", "FlexForm", "ScoreMod", "flex_kernel"]
