@@ -36,6 +36,8 @@ CALLS = {
                                                        np.array([N], np.int32), target=target(m)), 1),
     "mla_decode": (lambda t, m: library.mla_decode(ones(1, 1, 80, kind=t), ones(1, N, 80, kind=t), np.array([N], np.int32),
                                                    dim_v=64, target=target(m)), 1),
+    "mla_prefill": (lambda t, m: library.mla_prefill(*(ones(1, N, 1, n, kind=t) for n in (32, 16)), ones(1, N, 16, kind=t),
+                                                     ones(1, N, 1, 16, kind=t), target=target(m)), 1),
     "dequant_matmul": (lambda t, m: library.dequant_matmul(ones(N, N, kind=t), np.full((N, N // 2), 0x11, np.uint8),
                                                            ones(N, N // 32, kind=t), **on(m)), N)}
 

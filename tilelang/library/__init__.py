@@ -29,6 +29,7 @@ _NAMES = {
     "matmul": "gemm.matmul",
     "mla_decode": "attention.mla_decode",
     "mla_plan": "attention.mla_decode",
+    "mla_prefill": "attention.mla_prefill",
 }
 
 

@@ -4,5 +4,6 @@ from tilelang.library.attention.flash_attention import flash_attention as flash_
 from tilelang.library.attention.flash_decode import flash_decode as flash_decode
 from tilelang.library.attention.flex_attention import create_block_mask as create_block_mask, flex_attention as flex_attention
 from tilelang.library.attention.mla_decode import mla_decode as mla_decode, mla_plan as mla_plan
+from tilelang.library.attention.mla_prefill import mla_prefill as mla_prefill
 from tilelang.library.gemm.matmul import grouped_matmul as grouped_matmul, matmul as matmul
 from tilelang.library.quantised.dequant_matmul import coded_matmul as coded_matmul, dequant_matmul as dequant_matmul

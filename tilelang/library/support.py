@@ -13,7 +13,7 @@ _GEMM = {"float16": _ALL, "bfloat16": _ALL, "float32": _FLOAT32, "float64": _ALL
 # function -> element type of its first operand -> "yes", "tf32" or "" (rejected) on each of MACHINES
 SUPPORT: dict[str, dict[str, tuple[str, ...]]] = {
     "matmul": _GEMM, "grouped_matmul": _GEMM, "flash_attention": _ATTENTION, "flash_decode": _ATTENTION,
-    "dequant_matmul": {"float16": _ALL, "bfloat16": _ALL}, "mla_decode": {"float16": _ALL, "bfloat16": _ALL}}
+    **{name: {"float16": _ALL, "bfloat16": _ALL} for name in ("dequant_matmul", "mla_decode", "mla_prefill")}}
 
 
 def support_rows() -> list[tuple[str, ...]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tilelang.errors import error
@@ -9,7 +11,7 @@ from tilelang.jit import JITKernel, compile
 from tilelang.target import Target
 
 from ..aliasing import Disjoint
-from ..arrays import empty, is_numpy, strides, type_name, zeros
+from ..arrays import aligned, facts, is_numpy, maker, strides, type_name
 from ..caches import Cache
 from .inputs import (check_alike, check_disjoint, check_gradient, check_scale, check_tensors, compact, compact_copy, configs,
                      device_of, running_on, strides_of)
@@ -33,7 +35,7 @@ def mla_plan(lengths: Any, heads: int, *, target: Any = None) -> MlaPlan | None:
     where, backend, sms = running_on(lengths, target)
     if not where.has_wgmma:
         return None
-    splits = max(1, (sms or where.limits.sm_count) // -(-heads // ROWS))
+    splits = _splits(where, sms, heads)
     return divide(lengths, splits) if is_numpy(lengths) else divide_on_device(lengths, splits, where, backend)
 
 
@@ -63,39 +65,82 @@ def mla_decode(q: Any, kv_cache: Any, lengths: Any, *, dim_v: int = 512, block_t
     >>> mla_decode(q, cache, np.array([100, 7], np.int32)).shape
     (2, 16, 512)
     """
-    f = _form({"q": q, "kv_cache": kv_cache, "lengths": lengths, "block_table": block_table, "out": out}, dim_v)
-    where, backend, _ = running_on(q, target)
+    try:
+        key = (facts(q), facts(kv_cache), facts(lengths), None if block_table is None else facts(block_table),
+               None if out is None else facts(out), dim_v, None if plan is None else (tuple(plan.begins.shape), plan.divided),
+               target if target is None else str(target))
+        run = _RUNS.get(key)
+    except (AttributeError, TypeError, RuntimeError):  # the last one: a tensor of torch.func, which has no memory
+        key = run = None
+    if run is None:
+        tensors = {"q": q, "kv_cache": kv_cache, "lengths": lengths, "block_table": block_table, "out": out}
+        run = _prepare(tensors, dim_v, plan, target)
+        if key is not None:
+            _RUNS.keep(key, run)
     if not is_numpy(q):
         check_gradient("mla_decode", q, kv_cache)
     scale, kv_scale = check_scale(q.shape[-1]**-0.5 if scale is None else scale), check_scale(kv_scale)
-    batch, heads = int(q.shape[0]), int(q.shape[-2])
     if out is not None:
         check_disjoint(Disjoint(out, (q, kv_cache)), out, q, {"kv_cache": kv_cache})
-    q, kv_cache = (x if strides_of(x, where.is_cuda) == compact(x.shape) else compact_copy(x) for x in (q, kv_cache))
-    result = empty(q, (*q.shape[:-1], dim_v), f.dtype) if out is None else out
-    logs = empty(q, (batch, f.heads), "float32")
-    if batch and f.heads:
-        table = zeros(q, (batch, 1), "int32") if block_table is None else block_table
-        inputs = q.reshape(batch, f.heads, -1), kv_cache, table, lengths
-        outputs = result.reshape(batch, f.heads, dim_v), logs
-        if where.has_wgmma and f.rope == KEYS and dim_v % 128 == 0 and dim_v <= 512:
-            plan = mla_plan(lengths, f.heads, target=target) if plan is None else plan
+    result, logs = run.result() if out is None else out, run.logs()
+    if run.kernel is not None:
+        batch, rows = run.logs_shape
+        q, kv_cache = (compact_copy(x) if copied else x for x, copied in zip((q, kv_cache), run.copied))
+        table = lengths.reshape(batch, 1) if block_table is None else block_table
+        outputs = [result.reshape(batch, rows, dim_v), logs]
+        if run.planned:
+            plan = mla_plan(lengths, rows, target=target) if plan is None else plan
             assert plan is not None
-            splits = int(plan.begins.shape[0]) - 1
-            f = f._replace(splits=splits, divided=plan.divided)
-            slots = batch + splits if plan.divided else 1
-            spare = empty(q, (slots, f.heads, dim_v), "float32"), empty(q, (slots, f.heads), "float32")
-            outputs = plan.begins, plan.spans, *spare, *outputs
-        _kernel(f, where, backend)(*inputs, scale * kv_scale, kv_scale, *outputs)
-    logs = logs if q.ndim == 3 else logs.reshape(batch, -1, heads).swapaxes(1, 2)
-    return (result, logs) if return_lse else result
+            outputs = [plan.begins, plan.spans, *(make() for make in run.workspace), *outputs]
+        run.kernel(q.reshape(batch, rows, -1), kv_cache, table, lengths, scale * kv_scale, kv_scale, *outputs)
+    if not return_lse:
+        return result
+    return result, logs if result.ndim == 3 else logs.reshape(*result.shape[:3]).swapaxes(1, 2)
 
 
-def _kernel(f: MlaForm, where: Target, backend: str | None) -> JITKernel:
-    """The compiled kernel of a form; with splits, the one for wgmma."""
-    program = mla_attention if f.splits else plain_attention
-    return _KERNELS.made((f, where, backend), lambda: compile(
-        program(f), target=where, execution_backend=backend, pass_configs=configs(where)))
+@dataclass
+class MlaRun:
+    """The prepared answer to calls with arrays of one form. kernel: None where there are no queries. result, logs, workspace:
+    allocate outputs and workspace. copied: whether the kernel cannot read q, kv_cache as they are stored. planned: whether it
+    takes a plan."""
+
+    kernel: JITKernel | None
+    result: Callable[[], Any]
+    logs: Callable[[], Any]
+    workspace: tuple[Callable[[], Any], ...]
+    logs_shape: tuple[int, int]
+    copied: tuple[bool, ...]
+    planned: bool
+
+
+_RUNS: Cache[MlaRun] = Cache(4096)
+
+
+def _prepare(tensors: dict[str, Any], dim_v: int, plan: MlaPlan | None, target: Any) -> MlaRun:
+    """Check the arguments, and find or compile their kernel."""
+    f = _form(tensors, dim_v)
+    q, cache, lengths = (tensors[n] for n in ("q", "kv_cache", "lengths"))
+    where, backend, sms = running_on(q, target)
+    batch = int(q.shape[0])
+    planned = where.has_wgmma and f.rope == KEYS and dim_v % 128 == 0 and dim_v <= 512
+    workspace: tuple[Callable[[], Any], ...] = ()
+    if planned:
+        splits = _splits(where, sms, f.heads) if plan is None else int(plan.begins.shape[0]) - 1
+        divided = plan is None or plan.divided
+        f = f._replace(splits=splits, divided=divided)
+        slots = batch + splits if divided else 1
+        workspace = maker(q, (slots, f.heads, dim_v), "float32"), maker(q, (slots, f.heads), "float32")
+    program = mla_attention if planned else plain_attention
+    kernel = _KERNELS.made((f, where, backend), lambda: compile(
+        program(f), target=where, execution_backend=backend, pass_configs=configs(where))) if batch and f.heads else None
+    copied = tuple(strides(x) != compact(x.shape) or where.is_cuda and not aligned(x) for x in (q, cache))
+    return MlaRun(kernel, maker(q, (*q.shape[:-1], dim_v), f.dtype), maker(q, (batch, f.heads), "float32"), workspace,
+                  (batch, f.heads), copied, planned)
+
+
+def _splits(where: Target, sms: int | None, heads: int) -> int:
+    """The number of splits of the work: with the blocks of 64 heads each, one block per SM."""
+    return max(1, (sms or where.limits.sm_count) // -(-heads // ROWS))
 
 
 def _form(tensors: dict[str, Any], dim_v: int) -> MlaForm:

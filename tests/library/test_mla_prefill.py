@@ -1,0 +1,44 @@
+"""mla_prefill against float64, on the CPU and on the device simulator."""
+
+import numpy as np
+import pytest
+
+from tilelang.errors import TileLangError
+from tilelang.library import mla_prefill
+
+SM90 = {"kind": "cuda", "arch": "sm_90a"}
+
+
+def inputs(seq_q, seq_k, heads=2, dim=128, rope=64, dim_v=128):
+    """q, and k and v as slices of one projection's result, and the rotary keys."""
+    rng = np.random.default_rng(seq_q)
+    both = rng.standard_normal((1, seq_k, heads, dim + dim_v)).astype(np.float16)
+    q, r = (rng.standard_normal(s).astype(np.float16) for s in ((1, seq_q, heads, dim + rope), (1, seq_k, rope)))
+    return q, both[..., :dim], r, both[..., dim:]
+
+
+@pytest.mark.parametrize("where", [None, SM90], ids=["cpu", "sm_90a"])
+@pytest.mark.parametrize("seq_q, seq_k, causal", [(200, 200, True), (70, 300, True), (130, 260, False), (20, 10, True)])
+def test_results_and_logarithms_are_those_of_float64(seq_q, seq_k, causal, where):
+    q, k, r, v = inputs(seq_q, seq_k)
+    got, logs = mla_prefill(q, k, r, v, causal=causal, return_lse=True, target=where)
+    for h in range(q.shape[2]):
+        s = q[0, :, h].astype(np.float64) @ np.concatenate([k[0, :, h], r[0]], -1).astype(np.float64).T * q.shape[3]**-0.5
+        if causal:
+            s[np.arange(seq_k)[None] > np.arange(seq_q)[:, None] + seq_k - seq_q] = -np.inf
+        top = np.maximum(s.max(1, keepdims=True), -1e30)
+        p = np.exp(s - top)
+        total = p.sum(1, keepdims=True)
+        want = p @ v[0, :, h].astype(np.float64) / np.where(total == 0, 1, total)
+        assert np.abs(got[0, :, h] - want).max() <= np.abs(v).max() * 2.0**-9
+        with np.errstate(divide="ignore"):
+            np.testing.assert_allclose(logs[0, h], np.log(total[:, 0]) + top[:, 0], rtol=0, atol=2.0**-12)
+
+
+@pytest.mark.parametrize("change", [dict(k_rope=np.zeros((1, 8, 32), np.float16)), dict(v=np.zeros((1, 7, 2, 128), np.float16)),
+                                    dict(q=np.zeros((1, 8, 2, 192), np.float32)), dict(q=np.zeros((8, 2, 192), np.float16)),
+                                    dict(scale=0.0)])
+def test_arguments_that_do_not_go_together_are_rejected(change):
+    q, k, r, v = inputs(8, 8)
+    with pytest.raises(TileLangError, match=r"error\[attention-(shape|option|argument)\]"):
+        mla_prefill(**{**dict(q=q, k=k, k_rope=r, v=v), **change})

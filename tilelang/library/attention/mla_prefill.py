@@ -1,0 +1,106 @@
+"""`mla_prefill`: multi-head latent attention over a prompt; keys are expanded, and all heads share their rotary elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilelang.language as T
+from tilelang.errors import error
+from tilelang.jit import JITKernel, compile
+
+from ..arrays import empty, is_numpy, type_name
+from ..caches import Cache
+from .form import LOG2E
+from .inputs import UNIT, check_alike, check_gradient, check_scale, check_tensors, compact_copy, configs, running_on, strides_of
+from .kernels import absorb, finish, reset
+
+_KERNELS: Cache[JITKernel] = Cache(64)
+
+
+def mla_prefill(q: Any, k: Any, k_rope: Any, v: Any, *, causal: bool = True, scale: float | None = None,
+                return_lse: bool = False, target: Any = None) -> Any:
+    """softmax(scale * q [k, k_rope]^T) v: latent attention with expanded keys and values, (batch, seq_q, heads, dim_v).
+
+    q: (batch, seq_q, heads, dim + rope); k: (batch, seq_k, heads, dim); k_rope: (batch, seq_k, rope), of all heads; v: (batch,
+    seq_k, heads, dim_v). float16 or bfloat16. They may be slices, such as halves of one projection's result.
+    causal: query i stands at key position i + seq_k - seq_q and sees the keys up to there. scale: None is (dim + rope) ** -0.5.
+    return_lse: also the natural logarithms of the sums of exp(scores), (batch, heads, seq_q), float32.
+
+    Raises attention-argument, attention-shape, attention-option, attention-gradient.
+
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = (rng.standard_normal((1, 100, 2, n)).astype(np.float16) for n in (96, 64, 64))
+    >>> mla_prefill(q, k, rng.standard_normal((1, 100, 32)).astype(np.float16), v).shape
+    (1, 100, 2, 64)
+    """
+    tensors = {"q": q, "k": k, "k_rope": k_rope, "v": v}
+    check_tensors("mla_prefill", tensors, ("q",))
+    check_alike(q, tensors)
+    shapes = ", ".join(f"{n} {tuple(x.shape)}" for n, x in tensors.items())
+    if [x.ndim for x in tensors.values()] != [4, 4, 3, 4] or any(x.shape[:2] != k.shape[:2] for x in (k_rope, v)) or (
+            q.shape[::2] != (k.shape[0], k.shape[2])) or v.shape[2] != k.shape[2] or q.shape[3] != k.shape[3] + k_rope.shape[2]:
+        raise error("attention-shape", f"{shapes} do not go together", found=shapes,
+                    expected="q (batch, seq_q, heads, dim + rope), k (batch, seq_k, heads, dim), k_rope (batch, seq_k, rope), "
+                             "v (batch, seq_k, heads, dim_v)", hint="k_rope has no dimension of heads")
+    batch, seq_q, heads, dim = q.shape
+    sizes = heads, k.shape[3], k_rope.shape[2], v.shape[3]
+    if type_name(q) == "float32" or any(n % 16 or not 0 < n <= 256 for n in sizes[1:]):
+        raise error("attention-argument", f"{shapes} of {type_name(q)}", found=f"{shapes} of {type_name(q)}",
+                    expected="float16 or bfloat16, dimensions that are multiples of 16 up to 256", hint="pad with zeros")
+    where, backend, _ = running_on(q, target)
+    if not is_numpy(q):
+        check_gradient("mla_prefill", *tensors.values())
+    scale = check_scale(dim**-0.5 if scale is None else scale)
+    out, logs = empty(q, (batch, seq_q, heads, sizes[3]), type_name(q)), empty(q, (batch, heads, seq_q), "float32")
+    if out.size if is_numpy(out) else out.numel():
+        arrays = [x if strides_of(x, where.is_cuda) else compact_copy(x) for x in tensors.values()]
+        key = sizes, type_name(q), bool(causal), where.has_wgmma
+        kernel = _KERNELS.made((key, where, backend), lambda: compile(
+            prefill_attention(*key), target=where, execution_backend=backend, pass_configs=configs(where)))
+        kernel(*arrays, scale, out, logs)
+    return (out, logs) if return_lse else out
+
+
+def prefill_attention(sizes: tuple[int, int, int, int], dtype: str, causal: bool, wide: bool) -> Any:
+    """The kernel (Q, K, Rope, V, scale, O, LSE). sizes: heads, dim, rope, dim_v. wide: tiles for two warp groups of wgmma."""
+    heads, dim, rope, dim_v = sizes
+    batch, seq_q, seq_k = T.dynamic("batch, seq_q, seq_k")
+    rows, keys, stages = (128, 128, 2) if wide else (64, 32, 1)
+
+    def strided(name: str, *shape: Any) -> Any:
+        return T.StridedTensor(shape, (*(T.dynamic(f"{name}_{d}") * UNIT for d in range(len(shape) - 1)), 1), dtype)
+
+    @T.prim_func
+    def mla_prefill(Q: strided("q", batch, seq_q, heads, dim + rope), K: strided("k", batch, seq_k, heads, dim),
+                    Rope: strided("r", batch, seq_k, rope), V: strided("v", batch, seq_k, heads, dim_v), scale: T.float32,
+                    O: T.Tensor((batch, seq_q, heads, dim_v), dtype), LSE: T.Tensor((batch, heads, seq_q), "float32")):
+        with T.Kernel(T.ceildiv(seq_q, rows), heads, batch, threads=2 * rows) as (bx, h, b):
+            Qs, Ks = T.alloc_shared((rows, dim + rope), dtype), T.alloc_shared((keys, dim), dtype)
+            Rs, Vs = T.alloc_shared((keys, rope), dtype), T.alloc_shared((keys, dim_v), dtype)
+            S, P = T.alloc_fragment((rows, keys), "float32"), T.alloc_fragment((rows, keys), dtype)
+            acc = T.alloc_fragment((rows, dim_v), "float32")
+            state = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
+            c = scale * LOG2E
+            row = (T.ceildiv(seq_q, rows) - 1 - bx) * rows  # the longest first
+            at = row + seq_k - seq_q
+            T.copy(Q[b, row:row + rows, h, :], Qs)
+            reset(acc, state[0], state[3], c)
+            for k in T.Pipelined(T.ceildiv(T.max(0, T.min(seq_k, at + rows)) if causal else seq_k, keys), num_stages=stages):
+                T.copy(K[b, k * keys:(k + 1) * keys, h, :], Ks)
+                T.copy(Rope[b, k * keys:(k + 1) * keys, :], Rs)
+                T.gemm(Qs[:, 0:dim], Ks, S, transpose_B=True, clear_accum=True)
+                T.gemm(Qs[:, dim:dim + rope], Rs, S, transpose_B=True)
+                for i, j in T.Parallel(rows, keys):
+                    sees = k * keys + j <= at + i if causal else k * keys + j < seq_k
+                    S[i, j] = T.if_then_else(sees, S[i, j], -T.infinity("float32"))
+                T.copy(V[b, k * keys:(k + 1) * keys, h, :], Vs)
+                absorb(S, P, acc, state, c)
+                T.gemm(P, Vs, acc)
+            finish(acc, state[0], state[3], state[2], c)
+            T.copy(acc, O[b, row:row + rows, h, :])
+            T.copy(state[3], LSE[b, h, row:row + rows])
+
+    return mla_prefill
+
+
+__all__ = ["mla_prefill"]
