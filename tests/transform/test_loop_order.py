@@ -84,6 +84,29 @@ def test_a_stage_that_is_released_late_costs_the_time_of_its_load():
     assert late > 1.5 * soon
 
 
+def stages_of(program, **options):
+    (kernel,) = lowered(program, **options).kernels
+    assert (kernel.launch.plan.sync_report or "").startswith("ordered")
+    return dict(kernel.launch.plan.stages)
+
+
+def test_a_loop_waited_for_loads_beside_free_shared_memory():
+    gemm = programs.two_products
+    assert stages_of(gemm(m=128, n=64, k=2048, stages=2)) == {"As": 4, "Bs": 4, "Gs": 4}
+    assert stages_of(gemm(m=128, n=64, k=2048, stages=2), extra_stages=False) == {"As": 2, "Bs": 2, "Gs": 2}
+    assert stages_of(gemm(m=128, n=64, k=448, stages=2))["As"] == 2  # seven steps: most of a tile is its start
+    assert stages_of(gemm(m=64, n=64, k=2048, stages=2, threads=128))["As"] == 2  # another block of the SM hides the loads
+    assert stages_of(gemm(m=128, n=64, k=2048, stages=5))["As"] == 5
+
+
+def test_loops_with_more_stages_than_asked_for_compute_the_same():
+    func = programs.two_products(m=128, n=64, k=640, stages=2).func
+    assert stages_of(func)["As"] > 2
+    args = inputs(func)
+    want, got = (run_device(lowered(func, extra_stages=on), [x.copy() for x in args]).outputs for on in (False, True))
+    assert all(np.array_equal(want[key], x) for key, x in got.items())
+
+
 def test_orders_that_need_more_registers_are_not_taken():
     seen = []
 

@@ -38,6 +38,7 @@ class PassConfigKey(str, Enum):
     TL_ENABLE_PDL = "tl.enable_pdl"
     TL_SCALE_PREFETCH = "tl.scale_prefetch"
     TL_PING_PONG = "tl.ping_pong"
+    TL_EXTRA_STAGES = "tl.extra_stages"
     TL_SHORTEN_ROUNDED = "tl.shorten_rounded"
     TL_GLOBAL_ALIGNMENT = "tl.global_alignment"
     TL_ASSUME_ALIGNED_STRIDES = "tl.assume_aligned_strides"
@@ -154,6 +155,7 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
     _K.TL_ENABLE_PDL: _flag("PDL: kernels are launched while the one before them on the stream ends, and wait for its end"),
     _K.TL_SCALE_PREFETCH: _flag("scale factors that each iteration loads come by TMA, several iterations at once", True),
     _K.TL_PING_PONG: _flag("warp groups start their first MMAs one after another (ping-pong) where that pays", True),
+    _K.TL_EXTRA_STAGES: _flag("more stages than num_stages where a loop would wait for loads and shared memory is free", True),
     _K.TL_SHORTEN_ROUNDED: _flag("functions whose results are only rounded to 16 or 8 bits take shorter forms, with an error "
                                   "below a hundredth of a unit of the narrow type", True),
     _K.TL_GLOBAL_ALIGNMENT: ConfigRow((int,), 16, "bytes that tensors are taken to start at multiples of (calls check it)",

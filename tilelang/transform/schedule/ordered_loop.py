@@ -32,6 +32,20 @@ def order_of(r: WarpRoleLoop) -> LoopOrder:
     return best_order(items_of(r), r.consumer_registers)
 
 
+def enough_stages(r: WarpRoleLoop, most: int) -> int:
+    """The least number of stages, at most `most`, with which the loop waits for loads as little as it can.
+
+    That is the loop's own number, unless more of them save a tenth of the cycles.
+    """
+    items = items_of(r)
+    cycles: dict[int, float] = {}
+    for n in range(r.stages, most + 1):
+        items.rings = tuple(RingUse(x.users, x.bytes, n) for x in items.rings)
+        cycles[n] = best_order(items, r.consumer_registers).cycles
+    best = min(cycles.values())
+    return r.stages if best > 0.9 * cycles[r.stages] else next(n for n, c in cycles.items() if c <= 1.02 * best)
+
+
 def items_of(r: WarpRoleLoop) -> LoopItems:
     """The items that the consumers of a loop run."""
     items = r.body.items
@@ -229,4 +243,4 @@ class _Emitter:
         return [x for x, h in found if h.place == place and h.waited == waited]
 
 
-__all__ = ["described", "items_of", "late_rings", "order_of", "ordered", "overlaps"]
+__all__ = ["described", "enough_stages", "items_of", "late_rings", "order_of", "ordered", "overlaps"]

@@ -24,8 +24,8 @@ from operator import attrgetter
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Stmt, Var, binary, call, const,
-                         convert, free_vars, contains, is_const, replace, rewrite_launches, seq, statements, stmts_of,
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Stmt, Var, binary, call,
+                         const, convert, free_vars, contains, is_const, replace, rewrite_launches, seq, statements, stmts_of,
                          substitute, walk, with_options, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
@@ -35,12 +35,14 @@ from tilelang.ops.tma_store import STEP_BYTES
 from tilelang.target.machine import REGISTERS, WARP_ROLE_REGISTERS
 
 from .consumer_schedule import consumer, takes_slow_rings
+from .ordered_loop import enough_stages
 from .insert_pdl import around_launch
 from ..analysis.effects import acts, effects, expr_effects, hangs_on_threads, is_sync
 from ..legalize.hopper_features import hopper, placed_in_kernel
 from ..analysis.liveness import Uses, has_views
 from .outer_loops import Around, Counted, inner_loops
 from .cluster_pairs import rows_of
+from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 from .persistent import Tiles, Work, plan_tiles
 from ..analysis.statements import rename
@@ -58,6 +60,7 @@ from .tile_ring_state import Steps, Handover, WholeTile
 from .overlap_next_tile import overlapped_tiles
 
 BARRIER_BYTES = 1024  # upper bound for the barriers of all rings
+MOST_STAGES = 8  # that a loop gets unasked
 
 
 class _Declined(Exception):
@@ -129,6 +132,7 @@ class _WarpRoles:
         common, before = self._common(stmts[:at])
         self._reachable()
         self._room()
+        self.stages = self._taken_stages()
         tiles = self._tiles(not any(map(acts, stmts[:at + 1])))
         for ring in self.rings:
             self._make(ring, tiles)
@@ -253,6 +257,18 @@ class _WarpRoles:
         needed = whole + self.groups * STEP_BYTES + BARRIER_BYTES
         if slow and (needed > limits.shared_per_block or 2 * (whole - slow) <= limits.shared_per_sm < 2 * whole):
             raise _Declined("there is no shared memory for the scales of several steps")
+
+    def _taken_stages(self) -> int:
+        """The number of stages: as asked for, or more if the loop would wait for loads and no other block needs the memory."""
+        own, extent = {self._filled(i) for r in self.rings for i in r.items}, Analyzer().simplify(convert(self.loop.extent))
+        free = self.cx.target.limits.shared_per_block - self._shared() - self.groups * STEP_BYTES - BARRIER_BYTES
+        most = min(MOST_STAGES, self.stages + free // sum(b.size * b.dtype.bits // 8 for b in own))
+        short = isinstance(extent, Const) and int(extent.value) < 4 * self.stages
+        if most <= self.stages or short or not self.cx.option(PassConfigKey.TL_EXTRA_STAGES) or not self._alone() or any(
+                r.iterations > 1 for r in self.rings):
+            return self.stages
+        return enough_stages(WarpRoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
+                                          self.cx), most)
 
     def _tiles(self, padded: bool) -> Tiles | None:
         """The loop over tiles of a persistent launch; None for one tile a block.  padded: see Work.padded."""
