@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from tilelang.jit import JITKernel, compile
 from tilelang.target import Target
 
 from ..aliasing import Disjoint
-from ..arrays import aligned, facts, is_numpy, maker, strides, type_name
+from ..arrays import aligned, copied_to, facts, is_numpy, maker, strides, type_name
 from ..caches import Cache
 from .inputs import (check_alike, check_disjoint, check_gradient, check_scale, check_tensors, compact, compact_copy, configs,
                      device_of, running_on, strides_of)
@@ -22,11 +22,12 @@ _KERNELS: Cache[JITKernel] = Cache(64)
 _FLOAT8 = "float8_e4m3fn"
 
 
-def mla_plan(lengths: Any, heads: int, *, target: Any = None) -> MlaPlan | None:
+def mla_plan(lengths: Any, heads: int, *, known: Sequence[int] | None = None, target: Any = None) -> MlaPlan | None:
     """Divide the keys of all sequences among the blocks of mla_decode, once for all layers of a decode step.
 
-    lengths: (batch,) int32. The host reads NumPy arrays and tensors on the CPU; a tensor on a GPU is read by a kernel.
-    heads: query heads times queries of a sequence. Returns None where the machine needs no plan.
+    lengths: (batch,) int32; the host reads NumPy arrays, a kernel reads tensors. heads: query heads times queries of a
+    sequence. known: the lengths, where the host has them; it then makes the plan, and sequences that all stay whole need no
+    second launch. Returns None where the machine needs no plan.
 
     >>> plan = mla_plan(np.array([4096, 100], np.int32), 128, target={"kind": "cuda", "arch": "sm_90a"})
     >>> plan.spans.tolist()
@@ -36,7 +37,10 @@ def mla_plan(lengths: Any, heads: int, *, target: Any = None) -> MlaPlan | None:
     if not where.has_wgmma:
         return None
     splits = _splits(where, sms, heads)
-    return divide(lengths, splits) if is_numpy(lengths) else divide_on_device(lengths, splits, where, backend)
+    if not is_numpy(lengths) and known is None:
+        return divide_on_device(lengths, splits, where, backend)
+    plan = divide(lengths if known is None else known, splits)
+    return plan if is_numpy(lengths) else MlaPlan(*(copied_to(lengths, x) for x in plan[:2]), plan.divided)
 
 
 def mla_decode(q: Any, kv_cache: Any, lengths: Any, *, dim_v: int = 512, block_table: Any = None,

@@ -162,13 +162,9 @@ def consume(f, g, tiles, work, scales, results):
             T.fill(top, LOWEST)
             T.clear(total)
             T.mbarrier_wait_parity(tiles.q_full[0], m % 2)
-            if g == 0:
-                score(f, 0, tiles, S, n % 2)
-                T.wait_wgmma(0)
             for i in T.serial(first, last):
-                if g == 1:
-                    score(f, 1, tiles, S, n % 2)
-                    T.wait_wgmma(0)
+                score(f, g, tiles, S, n % 2)
+                T.wait_wgmma(0)
                 mask(f, S, (2 * i + g) * KEYS, length, h)
                 if g == 1:  # multiplied during the softmax
                     T.mbarrier_wait_parity(tiles.ready[0], n % 2)
@@ -189,14 +185,9 @@ def consume(f, g, tiles, work, scales, results):
                 if g == 0:
                     T.mbarrier_wait_parity(tiles.ready[1], n % 2)
                     add_other(1, tiles, V, acc, state, c)
-                    if i + 1 < last:
-                        score(f, 0, tiles, S, (n + 1) % 2)
-                        T.wait_wgmma(3)
-                    else:
-                        T.wait_wgmma(0)
+                    T.wait_wgmma(0)
                     T.mbarrier_arrive(tiles.free[3])
                     T.mbarrier_arrive(tiles.free[5])
-                    T.wait_wgmma(0)
                 n = n + 1
             T.mbarrier_arrive(tiles.q_free[0])
             m = m + 1

@@ -19,7 +19,7 @@ from ..arrays import empty
 from ..caches import Cache
 from .mla_kernels import PAIR
 
-_START = 3  # pairs of tiles that take the time in which a block starts a sequence and stores its result
+_START = 5  # pairs of tiles that take the time in which a block starts a sequence and stores its result
 
 
 class MlaPlan(NamedTuple):

@@ -81,7 +81,7 @@ def prefill_attention(sizes: tuple[int, int, int, int], dtype: str, causal: bool
             acc = T.alloc_fragment((rows, dim_v), "float32")
             state = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
             c = scale * LOG2E
-            row = (T.ceildiv(seq_q, rows) - 1 - bx) * rows  # the longest first
+            row = bx * rows
             at = row + seq_k - seq_q
             T.copy(Q[b, row:row + rows, h, :], Qs)
             reset(acc, state[0], state[3], c)
