@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tilelang.library import flash_attention, flash_decode
+import tilelang.language as T
+from tilelang.library import create_block_mask, flash_attention, flash_decode, flex_attention
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -157,3 +158,33 @@ def test_flash_decode(page, splits, seq_q, kv_heads, dim):
         want, want_lse = reference(q[b:b + 1], *mine, True, None)
         allowed, allowed_lse = bound(q[b:b + 1], *mine)
         assert agree(got[b:b + 1], want, allowed) and agree(lse[b:b + 1], want_lse, allowed_lse)
+
+
+FLEX = {
+    "softcap": (lambda s, b, h, i, j: 30.0 * T.tanh(s / 30.0), lambda s, b, h, i, j: 30.0 * torch.tanh(s / 30.0), None),
+    "index": (lambda s, b, h, i, j: s + T.cast(j - i, "float32") * 0.01, lambda s, b, h, i, j: s + (j - i) * 0.01, None),
+    "causal": (None, lambda s, *_: s, lambda b, h, i, j: i >= j),
+    "documents": (lambda s, b, h, i, j, doc: s * 0.5, lambda s, b, h, i, j, doc: s * 0.5,
+                  lambda b, h, i, j, doc: (doc[i] == doc[j]) & (i - j < 300)),
+}
+
+
+@pytest.mark.parametrize("dtype", ROUND)
+@pytest.mark.parametrize("size", [1.0, 12.0])  # arguments of tanh below and above those of its polynomial
+@pytest.mark.parametrize("name", FLEX)
+def test_flex_attention(name, size, dtype):
+    change, exact, mask = FLEX[name]
+    q, k, v = (random(2, 1300, h, 128, dtype=dtype) for h in (4, 2, 2))
+    q = q * size
+    read = ((torch.arange(1300, device="cuda") // 350).int(),) if name == "documents" else ()
+    blocks = None if mask is None else create_block_mask(mask, 1300, 1300, device="cuda", tensors=read)
+    out, lse = flex_attention(q, k, v, score_mod=change, block_mask=blocks, tensors=read, return_lse=True)
+    at = torch.arange(1300, device="cuda")
+    allowed, allowed_lse = bound(q, k, v)
+    for b, h in ((0, 0), (1, 3)):
+        s = exact(q[b, :, h].double() @ k[b, :, h // 2].double().T * 128**-0.5, b, h, at[:, None], at[None, :], *read)
+        s = s if mask is None else s.masked_fill(~mask(b, h, at[:, None], at[None, :], *read), -torch.inf)
+        assert agree(out[b, :, h], torch.softmax(s, -1) @ v[b, :, h // 2].double(), allowed + 2.0**-14 * float(v.abs().max()))
+        assert agree(lse[b, h], torch.logsumexp(s, -1), allowed_lse + 2.0**-14)
+    for _ in range(20):
+        assert torch.equal(flex_attention(q, k, v, score_mod=change, block_mask=blocks, tensors=read), out)

@@ -94,6 +94,22 @@ def test_a_function_of_scores_under_a_mask_of_wide_blocks():
     close(got, reference(q, k, v, exact, mask), v)
 
 
+def test_score_and_mask_read_their_own_tensors():
+    doc = MASKS["documents"][1][0]
+    change, exact, tensors = SCORES["alibi"]
+    q, k, v = arrays(200, 200)
+    blocks = create_block_mask(MASKS["documents"][0], 200, 200, tensors=(doc,))
+    got = flex_attention(q, k, v, score_mod=change, tensors=tensors, block_mask=blocks, return_lse=True)
+    want = reference(q, k, v, lambda s, b, h, i, j: exact(s, b, h, i, j, SLOPES), lambda b, h, i, j: doc[i] == doc[j])
+    close(got, want, v)
+
+
+def test_nothing_to_compute():
+    q, k, v = arrays(5, 0)
+    out, lse = flex_attention(q, k, v, return_lse=True)
+    assert (out == 0).all() and (lse == -np.inf).all()
+
+
 def test_layouts_and_scale():
     q, k, v = arrays(64, 64)
     want = flex_attention(q * np.float16(2), k, v)

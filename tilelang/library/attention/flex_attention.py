@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from tilelang.errors import error
 from tilelang.jit import JITKernel, compile
 from tilelang.target import Target
 
-from ..arrays import empty, is_numpy, type_name
+from ..arrays import empty, facts, is_numpy, maker, type_name
 from ..caches import Cache
 from .flex_kernels import MOST_TENSORS, FlexForm, ScoreMod, flex_kernel
 from .form import AttentionForm, Tile
@@ -91,8 +92,7 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
     score_mod(score, b, h, q, k, *tensors): the changed score, an expression of the language (`30 * T.tanh(score / 30)`,
     `score + slopes[h] * (k - q)`). score: float32, scale * q k^T; b, h, q, k: numbers of the batch, the query head, the query
     and the key, from 0. block_mask: a mask of create_block_mask for seq_q and seq_k; blocks that are hidden take no time, and
-    only those hidden in part call its function. tensors: up to 2 arrays that the functions read by index; a block mask made
-    with tensors brings its own, which must then be these.
+    only those hidden in part call its function. tensors: arrays that score_mod reads by index; 2 with those of the mask.
 
     q, k, v, layout ("bshd" or "bhsd"), scale, return_lse, target: as flash_attention takes them. The bound of its error holds
     with the error of the changed scores added. Each pair of functions and shapes compiles a kernel, so pass the same function
@@ -104,33 +104,77 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
     >>> flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: 30.0 * T.tanh(score / 30.0)).shape
     (1, 100, 4, 64)
     """
-    tensors = tuple(tensors) or (block_mask.tensors if block_mask is not None else ())
-    named = {f"tensors[{n}]": x for n, x in enumerate(tensors)}
-    check_tensors("flex_attention", {"q": q, "k": k, "v": v, **named}, ("q", "k", "v"))
+    read, shown = tuple(tensors), () if block_mask is None else block_mask.tensors
+    read += tuple(x for x in shown if not any(x is y for y in read))
+    uses = tuple(range(len(tensors))), tuple(next(n for n, y in enumerate(read) if y is x) for x in shown)
+    lists = None if block_mask is None else block_mask.blocks
+    try:
+        masked = None if block_mask is None else (block_mask.mask_mod, block_mask.block, block_mask.sizes, facts(lists))
+        key = (*map(facts, (q, k, v, *read)), score_mod, uses, scale, return_lse, layout,
+               None if target is None else str(target), masked)
+        run = _RUNS.get(key)
+    except (AttributeError, TypeError, RuntimeError):  # the checks name what is wrong
+        key = run = None
+    if run is None:
+        named = {f"tensors[{n}]": x for n, x in enumerate(read)}
+        check_tensors("flex_attention", {"q": q, "k": k, "v": v, **named}, ("q", "k", "v"))
+        run = _prepare((q, k, v), read, uses, score_mod, block_mask, target=target, layout=layout, with_lse=return_lse,
+                       scale=None if scale is None else check_scale(scale))
+        if key is not None:
+            _RUNS.keep(key, run)
     if not is_numpy(q):
         check_gradient("flex_attention", q, k, v)
+    out, lse = run.result(), run.logs()
+    if run.kernel is None:
+        out[...], lse[...] = 0, -math.inf
+    else:
+        arrays = (compact_copy(x) if c else x for x, c in zip((q, k, v), run.copied))
+        run.kernel(*arrays, run.unused[0] if lists is None else lists, *read, *run.unused[1:], out, lse)
+    return (out, lse) if return_lse else out
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The prepared answer to calls with arrays of one form.
+
+    kernel: None where there is nothing to compute. copied: which of q, k, v are copied first. unused: what the kernel takes in
+    place of the mask's lists, and of tensors that are not given. result, logs: allocate the outputs.
+    """
+
+    kernel: JITKernel | None
+    copied: tuple[bool, ...]
+    unused: tuple[Any, ...]
+    result: Callable[[], Any]
+    logs: Callable[[], Any]
+
+
+_RUNS: Cache[_Run] = Cache(1024)
+
+
+def _prepare(qkv: tuple[Any, Any, Any], read: tuple[Any, ...], uses: tuple[tuple[int, ...], tuple[int, ...]],
+             score_mod: ScoreMod | None, mask: BlockMask | None, *, target: Any, **options: Any) -> _Run:
+    """Check the arguments, and find or compile their kernel. options: as attention_problem takes them."""
+    q = qkv[0]
     where, backend, sms = running_on(q, target)
     none = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "out"))
-    problem = attention_problem({"q": q, "k": k, "v": v, **none}, where.is_cuda, causal=False, window=None, layout=layout,
-                                scale=None if scale is None else check_scale(scale), with_lse=return_lse)
-    _check(problem, block_mask, tensors, q)
-    out, lse = empty(q, problem.shapes[3], problem.dtype), empty(q, problem.lse_shape if return_lse else (1,), "float32")
-    if problem.empty:
-        out[...], lse[...] = 0, -math.inf
-        return (out, lse) if return_lse else out
-    lists = empty(q, (1, 1, 1, 1), "int32") if block_mask is None else block_mask.blocks
-    block = None if block_mask is None else block_mask.block
-    plain = AttentionForm(problem.sizes, problem.strides, problem.layout, problem.dtype, Mask(),
-                          _tile(machine_of(where, sms, problem.dtype).kind, problem, block), return_lse, problem.scale)
-    form = FlexForm(plain, score_mod, None if block_mask is None else block_mask.mask_mod, block,
-                    tuple(int(n) for n in lists.shape),  # type: ignore[arg-type]
-                    tuple((tuple(int(n) for n in x.shape), type_name(x)) for x in tensors))
+    p = attention_problem({**dict(zip("qkv", qkv)), **none}, where.is_cuda, causal=False, window=None, **options)
+    _check(p, mask, read, q)
+    unused = (empty(q, (1, 1, 1, 1), "int32"), *[empty(q, (1,), "float32")] * (MOST_TENSORS - len(read)))
+    result, logs = maker(q, p.shapes[3], p.dtype), maker(q, p.lse_shape if p.with_lse else (1,), "float32")
+    if p.empty:
+        return _Run(None, p.copied, unused, result, logs)
+    block = None if mask is None else mask.block
+    plain = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, Mask(), _tile(machine_of(where, sms, p.dtype).kind, p, block),
+                          p.with_lse, p.scale)
+    form = FlexForm(plain, score_mod, None if mask is None else mask.mask_mod, block,
+                    _shape(unused[0] if mask is None else mask.blocks), tuple((_shape(x), type_name(x)) for x in read), uses)
     kernel = KERNELS.made((form, where, backend), lambda: compile(
         flex_kernel(form), target=where, execution_backend=backend, pass_configs=_configs(where)))
-    arrays = (compact_copy(x) if c else x for x, c in zip((q, k, v), problem.copied))
-    unused = [empty(q, (1,), "float32")] * (MOST_TENSORS - len(tensors))
-    kernel(*arrays, lists, *tensors, *unused, out, lse)
-    return (out, lse) if return_lse else out
+    return _Run(kernel, p.copied, unused, result, logs)
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    return tuple(int(n) for n in x.shape)
 
 
 def _configs(target: Target) -> dict[str, Any]:

@@ -21,15 +21,16 @@ class FlexForm:
 
     plain: sizes, strides, tile and scale. score, mask: the caller's functions. block: rows and keys of a block of the mask;
     None without a mask. lists: the shape of the mask's lists. tensors: (shape, element type) of the tensors that the functions
-    read.
+    read. uses: which of them score reads, and which mask.
     """
 
     plain: AttentionForm
     score: ScoreMod | None
     mask: ScoreMod | None
     block: tuple[int, int] | None
-    lists: tuple[int, int, int, int]
+    lists: tuple[int, ...]
     tensors: tuple[tuple[tuple[int, ...], str], ...]
+    uses: tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def flex_kernel(form: FlexForm) -> Any:
@@ -42,6 +43,7 @@ def flex_kernel(form: FlexForm) -> Any:
     rows, keys = f.tile.rows, f.tile.keys
     across, along = form.block or (rows, keys)
     steps = along // keys
+    c = LOG2E if form.score else f.exponent_scale(f.scale)  # changed scores carry the scale
     types = (*form.tensors, *(((1,), "float32"),) * MOST_TENSORS)
 
     @T.prim_func
@@ -50,32 +52,32 @@ def flex_kernel(form: FlexForm) -> Any:
         with T.Kernel(T.ceildiv(seq_q, rows), heads, batch, threads=f.tile.threads) as (bx, h, b):
             Qs, Ks, Vs, S, P, acc, state = working_set(f)
             top, before, factor, total, more = state
-            tensors = (X0, X1)[:len(form.tensors)]
+            changing, masking = ([(X0, X1)[n] for n in numbers] for numbers in form.uses)
             row = bx * rows
             at = (b if masks > 1 else 0, h if mask_heads > 1 else 0, row // across)
             T.copy(f.rows(Q, b, h, row, rows), Qs)
-            reset(acc, top, total, LOG2E)
+            reset(acc, top, total, c)
             count = T.ceildiv(seq_k, keys) if form.block is None else Blocks[(*at, 0)] * steps
             for k in T.Pipelined(count, num_stages=f.tile.stages):
                 code = 2 * k if form.block is None else Blocks[(*at, k // steps + 1)]
                 key = code // 2 * along + k % steps * keys
                 T.copy(f.rows(K, b, h // f.group, key, keys), Ks)
                 T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
-                for i, j in T.Parallel(rows, keys):
-                    score = S[i, j] * f.scale
-                    S[i, j] = score if form.score is None else form.score(score, b, h, row + i, key + j, *tensors)
+                if form.score is not None:
+                    for i, j in T.Parallel(rows, keys):
+                        S[i, j] = form.score(S[i, j] * f.scale, b, h, row + i, key + j, *changing)
                 if form.block is None:
                     for i, j in T.Parallel(rows, keys):
                         S[i, j] = T.if_then_else(key + j < seq_k, S[i, j], -T.infinity("float32"))
                 else:
                     if code % 2 != 0:
                         for i, j in T.Parallel(rows, keys):
-                            sees = T.And(key + j < seq_k, form.mask(b, h, row + i, key + j, *tensors))
+                            sees = T.And(key + j < seq_k, form.mask(b, h, row + i, key + j, *masking))
                             S[i, j] = T.if_then_else(sees, S[i, j], -T.infinity("float32"))
                 T.copy(f.rows(V, b, h // f.group, key, keys), Vs)
-                absorb(S, P, acc, state, LOG2E)
+                absorb(S, P, acc, state, c)
                 T.gemm(P, Vs, acc)
-            finish(acc, top, total, factor, LOG2E)
+            finish(acc, top, total, factor, c)
             T.copy(acc, f.rows(O, b, h, row, rows))
             if f.with_lse:
                 T.copy(total, LSE[b, h, row:row + rows])
