@@ -5,11 +5,11 @@ import pytest
 import scheduled_programs as programs
 from hopper_lowered import lowered
 
-
 from tilelang.codegen.cuda.printer import print_kernel
-from tilelang.ir import Call, walk
+from tilelang.ir import Call, For, walk
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile
+from tilelang.transform.analysis.group_accesses import GroupTables
 from tilelang.transform.schedule.loop_order import LoopItems, best_order
 from tilelang.transform.schedule.simulate_loop import Event, Held, RingUse, Simulation
 
@@ -118,3 +118,26 @@ def test_orders_that_need_more_registers_are_not_taken():
     loop = Loop([], [], 1, lambda v: False)
     order = best_order(loop, 240)
     assert order.events == () and not order.cycles and seen
+
+
+def barrier_sizes(kernel):
+    """How many threads meet at the named barriers inside the loops of a kernel."""
+    loops = [x for x in walk(kernel.launch, For) if any(c.op == "wgmma" for c in walk(x, Call))]
+    return {int(c.args[1].value) for x in loops for c in walk(x, Call) if c.op == "named_barrier"}
+
+
+def test_rows_that_a_warp_group_writes_and_reads_alone_are_ordered_within_the_group():
+    """Weights of attention: 128 threads write the 64 rows that their own wgmma reads.  256 threads met there."""
+    (kernel,) = lowered(programs.attention(seq=512, through_shared=True)).kernels
+    assert barrier_sizes(kernel) == {128}
+
+
+def test_rows_of_other_warp_groups_are_ordered_between_the_groups(monkeypatch, caplog):
+    """Latent attention: each group reads the weights of all rows.  Barriers of one group would be a race: the
+    verifier finds it, and the warps are not specialised."""
+    (kernel,) = lowered(programs.latent_attention()).kernels
+    assert barrier_sizes(kernel) == {256}
+    monkeypatch.setattr(GroupTables, "meet", lambda self, a, b: False)
+    with caplog.at_level("WARNING"):
+        (kernel,) = lowered(programs.latent_attention()).kernels
+    assert "without a barrier in between" in caplog.text and kernel.launch.num_threads == 256

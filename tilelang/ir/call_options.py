@@ -88,9 +88,13 @@ class ExternOptions(CallOptions):
 
 @_of("sync_threads")
 class BlockBarrierOptions(CallOptions):
-    """number: the named barrier that replaces the block barrier where each warp role has its own barrier."""
+    """number: the named barrier that replaces the block barrier where each warp role has its own barrier.
+
+    by_group: threads wait for those of their own warp group only.
+    """
 
     number: int | None = None
+    by_group: bool | None = None
 
 
 @_of("syncthreads_count", "syncthreads_and", "syncthreads_or", "warp_role_barrier")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-from tilelang.ir import Buffer, Const, Expr, Var, While
+from tilelang.ir import Buffer, Call, Const, Expr, Var, While
 from tilelang.ir.record import entity, record
 
 
@@ -15,6 +15,14 @@ class Update:
 
     family: str
     used: bool
+
+
+@record
+class Matrix:
+    """An operand of wgmma in shared memory: the wgmma and the descriptor."""
+
+    call: Call
+    descriptor: Call
 
 
 @entity
@@ -59,6 +67,7 @@ class Access:
     lanes: int = 32  # lanes of a warp whose address is used
     signals: Buffer | None = None  # mbarrier that signals its completion (TMA loads)
     by_wgmma: bool = False  # an asynchronous access that wgmma makes; the others are those of cp.async
+    matrix: Matrix | None = None  # the operand, where wgmma reads it
 
     @property
     def is_shared(self) -> bool:
@@ -79,4 +88,4 @@ class Relation:
     entered: tuple[tuple[Loop, int], ...] = ()
 
 
-__all__ = ["Access", "Loop", "Relation", "Update"]
+__all__ = ["Access", "Loop", "Matrix", "Relation", "Update"]

@@ -30,9 +30,9 @@ def rename(stmts: list[Stmt]) -> list[Stmt]:
     return list(stmts_of(substitute(whole, mapping))) if mapping else stmts
 
 
-def barrier(s: Stmt) -> Stmt:
-    """A block barrier, with the span of the statement that needs it."""
-    return Evaluate(call("sync_threads", (), "void"), span=s.span)
+def barrier(s: Stmt, by_group: bool = False) -> Stmt:
+    """A block barrier, with the span of the statement that needs it.  by_group: one for each warp group."""
+    return Evaluate(call("sync_threads", (), "void", by_group=by_group or None), span=s.span)
 
 
 def barrier_in(s: Stmt) -> bool:

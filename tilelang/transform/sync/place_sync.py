@@ -13,6 +13,7 @@ from ..analysis.accesses import Access, Loop, Relation
 from ..analysis.atomic_order import must_be_placed
 from ..framework.config import PassConfigKey
 from ..analysis.divergence import Divergence
+from ..analysis.group_accesses import GroupTables
 from ..framework.pass_ import SYNCED, THREADS_BOUND, PassContext, pass_
 from .proxy_fences import fence_arrivals, fence_barriers
 from .warp_role_sync import WarpRoleSync, has_warp_roles
@@ -72,6 +73,8 @@ def synchronized(launch: Launch, outer: WarpRoleSync | None = None) -> Launch:
             _Flow(Tables(launch, tree.binds, divergence), coarse=True).run(tree.root)
         if not tree.root.before and not tree.root.has_barrier:
             return with_fields(launch, body=fence_barriers(launch.body))
+        if outer is not None and outer.has_groups(launch):
+            _Flow(GroupTables(Tables(launch, tree.binds, divergence))).narrow(tree.root)
         try:
             return with_fields(launch, body=fence_barriers(_Writer(divergence).body(tree.root)))
         except Unplaceable as e:
@@ -134,7 +137,7 @@ class _Flow:
     followed from there until the state is what it was before: the statements behind that give what they gave.
     """
 
-    def __init__(self, tables: Tables, coarse: bool = False) -> None:
+    def __init__(self, tables: Tables | GroupTables, coarse: bool = False) -> None:
         """coarse: assume that any two iterations of a loop may be any distance from each other; never gives fewer barriers."""
         self.t, self.coarse, self.count = tables, coarse, 0
         self.relevant: dict[Loop, bool] = {}
@@ -176,6 +179,21 @@ class _Flow:
             if self.holds(root):
                 self.runs.update({x: self.trial.get(x, []) for x in self.around})
             else:
+                setattr(p, mark, True)
+
+    def narrow(self, root: Place) -> None:
+        """Mark the barriers that no conflict between warp groups needs: each group has them for itself."""
+        before = [(p, mark) for p in root.all() for mark in ("before", "body_end") if getattr(p, mark)]
+        for p in root.all():
+            if p.loop is not None:
+                self.inside[p.loop] = list(p.all_accesses())
+        try:
+            self.prune(root)
+        except _TooDeep:
+            pass
+        for p, mark in before:
+            if not getattr(p, mark):
+                p.by_group.add(mark)
                 setattr(p, mark, True)
 
     def holds(self, root: Place) -> bool:
@@ -528,7 +546,7 @@ class _Writer:
 
     def stmts(self, p: Place) -> list[Stmt]:
         """The statements of p in code that all threads reach."""
-        out: list[Stmt] = [barrier(p.stmt)] if p.before else []
+        out: list[Stmt] = [barrier(p.stmt, "before" in p.by_group)] if p.before else []
         s = p.stmt
         if isinstance(s, Seq):
             for x in p.inner:
@@ -545,7 +563,7 @@ class _Writer:
         self.splitter.check_loop(p)
         inner = self.stmts(p.inner[0])
         if p.body_end:
-            inner.append(barrier(s))
+            inner.append(barrier(s, "body_end" in p.by_group))
         return [*out, with_fields(s, body=Seq(tuple(inner), span=s.span))]
 
 

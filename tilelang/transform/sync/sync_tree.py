@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import field
 from functools import cached_property
+from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Launch,
@@ -14,7 +15,7 @@ from tilelang.ir.expr import Call
 from tilelang.ir.record import entity
 
 from ..analysis.statements import barrier_in
-from ..analysis.accesses import Access, Loop, Update
+from ..analysis.accesses import Access, Loop, Matrix, Update
 from ..analysis.atomic_order import update_of
 from ..analysis.effects import Effect, effects, is_sync, own_effects
 
@@ -29,7 +30,7 @@ class Place:
     """One statement.
 
     accesses: those that the statement makes itself.  before: a barrier goes in front of it.  body_end: a barrier goes to the
-    end of its (while) body.
+    end of its (while) body.  by_group: which of these barriers (by field) each warp group has for itself.
     """
 
     stmt: Stmt
@@ -40,6 +41,7 @@ class Place:
     body_end: bool = False
     # the barrier is needed for shared memory (other barriers are placed only where all threads reach them)
     for_shared: bool = False
+    by_group: set[str] = field(default_factory=set)
     never: bool = False  # divergent code: only barriers that shared memory needs count
 
     @property
@@ -143,7 +145,14 @@ class TreeBuilder:
         if indices is not None and any(i.dtype.lanes > 1 for i in indices[:-1]):
             indices = None
         return Access(b, e.reads, e.writes, _update(e, s), indices, width, loops, conds, is_async,
-                      getattr(node, "span", None), lanes, signals, isinstance(node, Call) and node.op == "wgmma_descriptor")
+                      getattr(node, "span", None), lanes, signals,
+                      isinstance(node, Call) and node.op == "wgmma_descriptor", _matrix(s, node))
+
+
+def _matrix(s: Stmt, node: Any) -> Matrix | None:
+    """The operand of a wgmma that a descriptor among its arguments describes."""
+    c = s.call if isinstance(s, Evaluate) else None
+    return Matrix(c, node) if c is not None and c.op == "wgmma" and any(a is node for a in c.args) else None
 
 
 def _update(e: Effect, s: Stmt) -> Update | None:

@@ -5,7 +5,8 @@
     if in_warp_groups(0): C   ->   if in_warp_groups(1): P with named_barrier(2, 128) in place of block barriers
     B                              if in_warp_groups(0): C with named_barrier(1, 128)
                                    sync_threads(); B
-The barrier of a single warp is sync_warp().  Warp roles inside each other are synchronised from the outermost one on.
+The barrier of a single warp is sync_warp().  Where the consumers of a pipeline need a barrier within each warp group only, it
+is named_barrier(8 + group, 128).  Warp roles inside each other are synchronised from the outermost one on.
 
 Accesses of different warp roles are ordered by mbarriers and named barriers, which the user or the pass that made the warp
 roles has placed.  A warp role inside loops is also ordered with its own earlier iterations.
@@ -21,9 +22,11 @@ from tilelang.ir import (Bind, Call, Const, Continue, Evaluate, For, If, Launch,
                          const, fresh, rebuild, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk, GLOBAL,
                          SHARED)
 from tilelang.ir.record import record
+from tilelang.ops.tma_store import GROUP_BARRIERS
 from tilelang.target.warp_groups import PER_GROUP, WARP_LANES, moved, warps_of
 
 from ..analysis.effects import effects
+from ..analysis.group_accesses import GROUP
 
 register("role-barrier", ValueError, "a warp role needs a barrier of its own and no number is left for it",
          "give T.sync_threads and T.named_barrier_arrive constant numbers, few enough to leave one of 1 to 7 free",
@@ -105,6 +108,11 @@ class WarpRoleSync:
 
     def run(self) -> Launch:
         return replace(self.launch, body=self.body(self.launch.body, False))
+
+    def has_groups(self, launch: Launch) -> bool:
+        """Whether the threads of this launch are a warp role of several warp groups, the first ones of the block."""
+        n, own = launch.num_threads, launch.plan.barrier_numbers or launch.plan.by_hand
+        return self.launch.num_threads > n > GROUP and n % GROUP == self.origin == 0 and not own
 
     def body(self, s: Stmt, loops: bool) -> Stmt:
         """The statements of a block with warp roles.  loops: whether they are the body of a loop."""
@@ -239,6 +247,9 @@ class WarpRoleSync:
             if not isinstance(x, Evaluate) or x.call.op != "sync_threads":
                 return None
             number = x.call.options.number
+            if x.call.options.by_group:
+                of_group = const(GROUP_BARRIERS) + self.launch.thread_vars[0] // GROUP
+                return Evaluate(call("named_barrier", (of_group, const(GROUP)), "void"), span=x.span)
             if number is None and count == 1:
                 return Evaluate(call("sync_warp", (), "void"), span=x.span)
             number = self.number(first, count) if number is None else number
