@@ -118,6 +118,7 @@ CHECKS = [
     Check("attention/library.py", "check_attention", dict(heads=2, kv_heads=1, seq=70, dim=32, window=20), dict(window=512)),
     Check("attention/library.py", "check_packed", dict(lengths="7,70,1", heads=2, kv_heads=1, dim=32)),
     Check("attention/library.py", "check_decode", dict(lengths="70,3,64", heads=4, kv_heads=2, dim=32, page=16)),
+    Check("attention/library.py", "check_latent", dict(lengths="70,3,64", heads=4, dim_v=128)),
     Check("attention/library.py", "check_prefix", dict(heads=2, seq=150, dim=32, prefix=100)),
     Check("attention/flash_varlen.py", "check", dict(lengths="7,70,1", prefix=30, heads=2, kv_heads=1, dim=32)),
     Check("attention/flash_varlen.py", "check", dict(lengths="70,5", prefix=30, heads=2, kv_heads=2, dim=32, causal=False),

@@ -11,7 +11,7 @@ import numpy as np
 from flash_forward import sdpa, visible
 
 import tilelang.language as T
-from tilelang.library import flash_attention, flash_decode
+from tilelang.library import flash_attention, flash_decode, mla_decode
 from tilelang.library.attention.kernels import absorb, finish, lowest
 
 
@@ -113,6 +113,23 @@ def check_decode(lengths="8000,1,777,4097", heads=32, kv_heads=8, page=64, dim=1
     return harness.compare("library decode", got, np.stack(want), harness.attention_bound(q, k, v, dtype))
 
 
+def check_latent(lengths="8000,1,777,4097", heads=128, dim_v=512, rope=64, page=64, dtype="float16", seed=0, on=harness.HERE):
+    """Latent attention while decoding: one vector a key, whose first `dim_v` elements are the value, read by all heads."""
+    rng = np.random.default_rng(seed)
+    n = np.array([int(x) for x in lengths.split(",")], np.int32)
+    most = int(-(-n.max() // page))
+    table = rng.permutation(n.size * most + 2)[:n.size * most].reshape(n.size, most).astype(np.int32)
+    q = harness.random(rng, (n.size, heads, dim_v + rope), dtype)
+    cache = harness.random(rng, (n.size * most + 2, page, dim_v + rope), dtype)
+    got = call(mla_decode, on, q, cache, n, dim_v=dim_v, block_table=table)
+    on.work(2.0 * heads * (2 * dim_v + rope) * float(n.sum()))
+    want = []
+    for b, length in enumerate(n):
+        keys = harness.wide(cache[table[b]]).reshape(-1, dim_v + rope)[None, None, :length]
+        want.append(harness.attention(harness.wide(q[b])[None, :, None, :], keys, keys[..., :dim_v])[0][0, :, 0, :])
+    return harness.compare("library latent", got, np.stack(want), harness.attention_bound(q, cache, cache, dtype))
+
+
 def check_prefix(batch=1, heads=16, seq=4096, dim=128, prefix=1000, dtype="float16", seed=0, on=harness.HERE):
     """A mask of one's own around the library's macros."""
     rng = np.random.default_rng(seed)
@@ -124,4 +141,4 @@ def check_prefix(batch=1, heads=16, seq=4096, dim=128, prefix=1000, dtype="float
 
 
 if __name__ == "__main__":
-    harness.main(check_attention, check_packed, check_decode, check_prefix)
+    harness.main(check_attention, check_packed, check_decode, check_latent, check_prefix)
