@@ -225,6 +225,7 @@ def packed_source(s: Store) -> Load | None:
 
 MAPPED = {"add": "add", "sub": "sub", "mul": "mul", "max": "max", "min": "min"}  # operation of a map -> PTX instruction
 SUMMED = {"add": "add", "max": "max", "min": "min"}
+EX2 = {"exp2", "fast_exp2", "exp2_rounded_half", "exp2_rounded_term"}  # ex2.approx.ftz.f32; exp2 itself only with fast math
 
 
 def value_form(s: Stmt) -> Form | None:
@@ -260,7 +261,7 @@ def _mapped(e: Expr, s: Store, inside: set[Var]) -> bool:
         return bool(e.indices == s.indices)
     if isinstance(e, Binary) and e.op in MAPPED and e.dtype == "float32":
         return _mapped(e.a, s, inside) and _mapped(e.b, s, inside)
-    return isinstance(e, Call) and e.op == "exp2" and e.dtype == "float32" and _mapped(e.args[0], s, inside)
+    return isinstance(e, Call) and e.op in EX2 and e.dtype == "float32" and _mapped(e.args[0], s, inside)
 
 
 def own_element(e: Expr, b: Buffer) -> bool:
@@ -372,5 +373,5 @@ def _base(e: Expr) -> Expr | None:
     return e.base if isinstance(e.stride, Const) and e.stride.value == 1 else None
 
 
-__all__ = ["MAPPED", "SUMMED", "Form", "affine_in", "constant", "form_of", "inlined", "own_element",
+__all__ = ["EX2", "MAPPED", "SUMMED", "Form", "affine_in", "constant", "form_of", "inlined", "own_element",
            "packed_source", "register_form", "store_form", "sum_form", "value_form"]

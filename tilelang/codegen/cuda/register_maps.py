@@ -60,7 +60,7 @@ class RegisterMaps:
                 lines.append(f"{MAPPED[e.op]}{self._ftz} {to}, {x}, {y};")
             else:
                 assert isinstance(e, Call)
-                if not self._fast_math:
+                if e.op == "exp2" and not self._fast_math:
                     raise InternalError("exp2 on named registers is the approximate one")
                 lines.append(f"ex2.approx.ftz.f32 {to}, {value(e.args[0], k, at, f't{level}', level + 1)};")
             return to

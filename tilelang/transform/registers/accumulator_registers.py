@@ -28,7 +28,7 @@ from copy import copy
 from typing import Any
 
 from tilelang.ir import (AddressOf, Buffer, Call, Const, Evaluate, For, Func, Launch, Stmt, Var, inner, rebuild,
-                         rewrite_launches, seq, with_options, LOCAL)
+                         rewrite_launches, seq, walk, with_options, LOCAL)
 from tilelang.ir import replace as replaced
 from tilelang.ir.record import record
 from tilelang.target.wgmma import WGMMA_ROWS
@@ -71,10 +71,10 @@ def _assign_registers(launch: Launch, fast: bool) -> Launch:
     launch = replaced(launch, body=_distinct(launch.body, set()))
     touched = list(effects(launch.body))
     every = _printed(launch.body) >= EVERY_FORM
-    if WHOLE and fast and not launch.plan.by_hand:
+    if WHOLE and not launch.plan.by_hand:
         found, refused = _named(touched)
         whole = None if refused else keep_in_registers(launch, found)
-        if whole is not None:
+        if whole is not None and (fast or not _exact_exp2(whole)):
             return rescale_early(whole) if EARLY else whole
     found = _candidates(touched, every)
     if not found:
@@ -92,6 +92,11 @@ def _assign_registers(launch: Launch, fast: bool) -> Launch:
             moves.out.update((id(s), b) for s in plan.comes_out)
             moves.direct.update(map(id, plan.direct))
     return rebuild(launch, moves.visit) if moves.own else launch  # type: ignore[return-value]
+
+
+def _exact_exp2(launch: Launch) -> bool:
+    """Whether a loop on named registers computes exp2 with subnormal results: their instructions compute the approximate one."""
+    return any(x.op == "exp2" for s in walk(launch.body, For) if s.plan.registers for x in walk(s, Call))
 
 
 def _printed(s: Stmt) -> int:
