@@ -85,6 +85,12 @@ def tanh(S):
         S[i, j] = T.tanh(S[i, j])
 
 
+@T.macro
+def power(S):
+    for i, j in T.Parallel(64, 64):
+        S[i, j] = T.exp2(S[i, j] - 1.0)
+
+
 def test_a_map_of_other_operations(monkeypatch):
     q, k = numbers(64, 64), numbers(128, 64)
     q //= 4
@@ -97,9 +103,11 @@ def test_a_map_of_other_operations(monkeypatch):
 
 def test_loops_without_a_form_keep_the_arrays():
     assert not lowered(softmax_of(tanh)).launch.plan.own_values
-    (plain,) = pipeline.lower(softmax_of(doubled).func, SM90A).kernels
-    assert not plain.launch.plan.own_values, "without fast math"
-    assert not keep_in_registers(plain.launch, {}), "no product takes A from registers"
+    plain, short, exact = (pipeline.lower(softmax_of(change).func, SM90A, config).kernels[0].launch for change, config in (
+        (doubled, {}), (power, {}), (power, {"tl.shorten_rounded": False})))
+    assert plain.plan.own_values and short.plan.own_values
+    assert not exact.plan.own_values, "exp2 with subnormal results"
+    assert not keep_in_registers(plain, {}), "no product takes A from registers"
 
 
 def test_forms_are_found_once_and_launches_without_a_look_inside():
