@@ -7,9 +7,10 @@
 A value is only rounded if it is converted to the narrow type where it is computed, or stored to a fragment that is read by such
 conversions and copies alone until it is written again.  From the rounding, the search goes down through operations that keep
 relative errors: multiplication, division, negation, selections, extrema, and sums of terms that are not negative.  A division
-is replaced itself if such a function is among its operands; other quotients stay correctly rounded.  Right below the rounding,
-results that the narrow type rounds to zero may be zero; further down, a form for all float32 results is taken, because a
-multiplication may make a small result large.
+is replaced itself if its operands have no one right value: such a function is among them, or a fragment that a GEMM or a sum
+fills in an order of its own (the last division of attention).  Other quotients stay correctly rounded.  Right below the
+rounding, results that the narrow type rounds to zero may be zero; further down, a form for all float32 results is taken,
+because a multiplication may make a small result large.
 
 A fragment that is also summed over (T.reduce_sum) keeps its float32 functions but for exp2, whose results below 2^-126 may then
 count as zero: CUDA's exp2f spends three of its four instructions on them.
@@ -20,11 +21,13 @@ a hundredth of a unit of the narrow type, so that results stay within target.acc
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 from tilelang.ir import (FRAGMENT, AddressOf, Binary, Break, Call, Cast, Const, Continue, Expr, For, Func, Launch, Load,
                          Parallel, Region, Select, Seq, Stmt, Store, TileOp, Unary, dtype, rebuild, replace, rewrite, walk)
+from tilelang.ops import Gemm
 from tilelang.ops.copy import Copy
 from tilelang.ops.reduce import Reduce
 from tilelang.target.rounded_functions import ALLOWED, FORMS, NOT_NEGATIVE
@@ -33,6 +36,7 @@ from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 
 F32 = dtype("float32")
+Storages = frozenset[Any]
 Paths = tuple[tuple[Stmt, ...], ...]  # the statements that may follow, on each path
 
 
@@ -47,27 +51,36 @@ def shorten_rounded(func: Func, cx: PassContext) -> Func:
         return func
     if not any(x.op in FORMS for x in walk(func.body, Call, Binary)):
         return func
-    out = rewrite(func, _at_once, Cast, Call, Store)
+    summed = frozenset(r.buffer.data for r in _sums(func.body))
+    out = rewrite(func, partial(_at_once, summed=summed), Cast, Call, Store)
     if any(True for _ in walk(out.body, Break, Continue)):
         return out
-    return replace(out, body=_stored(out.body, ((),)))
+    return replace(out, body=_stored(out.body, ((),), summed))
 
 
-def _at_once(e: Any) -> Any:
+def _sums(s: Stmt) -> Iterable[Region]:
+    """Fragments to which tile operations add in an unspecified order."""
+    for x in walk(s, Gemm, Reduce):
+        to = x.c if isinstance(x, Gemm) else x.dst
+        if to.buffer.scope_name == FRAGMENT and (isinstance(x, Gemm) or x.kind == "sum"):
+            yield to
+
+
+def _at_once(e: Any, summed: Storages) -> Any:
     """A conversion, or a function of a narrow type, with shorter functions below the rounding; None for other nodes."""
     if isinstance(e, Call) and e.op in FORMS and e.dtype.base in ALLOWED and e.dtype.lanes == 1:
         if all(a.dtype == e.dtype for a in e.args):
-            return Cast(_shortened(Call(e.op, tuple(Cast(a, F32) for a in e.args), F32, span=e.span), e.dtype), e.dtype)
+            return Cast(_shortened(Call(e.op, tuple(Cast(a, F32) for a in e.args), F32, span=e.span), e.dtype, summed), e.dtype)
     elif isinstance(e, Cast) and e.dtype.base in ALLOWED and e.value.dtype == F32:
-        value = _shortened(e.value, e.dtype)
+        value = _shortened(e.value, e.dtype, summed)
         return None if value is e.value else replace(e, value=value)
     elif isinstance(e, Store) and e.buffer.dtype.base in ALLOWED and e.value.dtype == F32:
-        value = _shortened(e.value, e.buffer.dtype)
+        value = _shortened(e.value, e.buffer.dtype, summed)
         return None if value is e.value else replace(e, value=value)
     return None
 
 
-def _shortened(e: Expr, to: dtype) -> Expr:
+def _shortened(e: Expr, to: dtype, summed: Storages) -> Expr:
     """A float32 value that is rounded to a type next, with shorter functions as far as their errors add up to less than
     allowed.  to: float32 where it is a term of a sum too."""
     left = float(ALLOWED.get(to.base, 4))
@@ -82,7 +95,7 @@ def _shortened(e: Expr, to: dtype) -> Expr:
             if isinstance(x, Call):
                 left -= form.units
                 return Call(form.name, x.args, F32, span=x.span)
-            if isinstance(x, Binary) and any(y.op in FORMS for y in walk(x, Call)):
+            if isinstance(x, Binary) and _inexact(x, summed):
                 left -= form.units
                 return Call(form.name, (visit(x.a, False), visit(x.b, False)), F32, span=x.span)
         if isinstance(x, Select):
@@ -97,6 +110,11 @@ def _shortened(e: Expr, to: dtype) -> Expr:
     return visit(e, True)  # type: ignore[no-any-return]
 
 
+def _inexact(e: Expr, summed: Storages) -> bool:
+    """Whether a value is computed from functions with an error, or from sums in an unspecified order."""
+    return any(y.op in FORMS for y in walk(e, Call)) or any(y.buffer.data in summed for y in walk(e, Load))
+
+
 def _not_negative(e: Expr) -> bool:
     if isinstance(e, Const):
         return bool(e.value >= 0)
@@ -105,24 +123,24 @@ def _not_negative(e: Expr) -> bool:
     return isinstance(e, Call) and e.op in NOT_NEGATIVE
 
 
-def _stored(s: Any, after: Paths) -> Any:
+def _stored(s: Any, after: Paths, summed: Storages) -> Any:
     """A statement whose stores to fragments are shortened where what follows only rounds them.  after: what follows it."""
     if isinstance(s, Seq):
         return rebuild(s, lambda stmts: tuple(
-            _stored(x, tuple((*stmts[k + 1:], *path) for path in after)) for k, x in enumerate(stmts))
+            _stored(x, tuple((*stmts[k + 1:], *path) for path in after), summed) for k, x in enumerate(stmts))
             if isinstance(stmts, tuple) else stmts)
     if isinstance(s, For):
-        body = _stored(s.body, (*after, *((s.body, *path) for path in after)))
+        body = _stored(s.body, (*after, *((s.body, *path) for path in after)), summed)
         return s if body is s.body else replace(s, body=body)
     if isinstance(s, Parallel):
         stores = [x for x in walk(s.body, Store) if x.buffer.scope_name == FRAGMENT and x.buffer.dtype == F32]
         for x in stores:
             if sum(y.buffer.data is x.buffer.data for y in stores) == 1 and (to := _rounded_to(x, s, after)) is not None:
-                value = _shortened(x.value, to)
+                value = _shortened(x.value, to, summed)
                 s = s if value is x.value else rewrite(s, partial(_with_value, of=x, value=value), Store)
         return s
     if isinstance(s, Launch):
-        return rebuild(s, lambda x: _stored(x, ((),)) if isinstance(x, Stmt) else x)
+        return rebuild(s, lambda x: _stored(x, ((),), summed) if isinstance(x, Stmt) else x)
     return s
 
 

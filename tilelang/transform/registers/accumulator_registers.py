@@ -95,7 +95,7 @@ def _assign_registers(launch: Launch, fast: bool) -> Launch:
 
 
 def _exact_exp2(launch: Launch) -> bool:
-    """Whether a loop on named registers computes exp2 with subnormal results: their instructions compute the approximate one."""
+    """Whether a loop on named registers computes exp2 with subnormal results, which their instruction does not."""
     return any(x.op == "exp2" for s in walk(launch.body, For) if s.plan.registers for x in walk(s, Call))
 
 
