@@ -139,6 +139,31 @@ def two_products(m=128, n=128, k=320, bk=64, stages=3, threads=256):
     return main
 
 
+def normalised(m=128, n=128, k=320, bk=64, stages=3, threads=256):
+    """A GEMM whose rows are divided by their root mean square, which is summed from the tiles of the loop."""
+    @T.prim_func
+    def main(A: T.Tensor((m, k), "float16"), B: T.Tensor((n, k), "float16"), C: T.Tensor((m, n), "float32")):
+        with T.Kernel(1, threads=threads):
+            As, Bs = T.alloc_shared((m, bk), "float16"), T.alloc_shared((n, bk), "float16")
+            acc, x = T.alloc_fragment((m, n), "float32"), T.alloc_fragment((m, bk), "float32")
+            squares = T.alloc_fragment((m,), "float32")
+            T.clear(acc)
+            T.clear(squares)
+            for i in T.Pipelined(T.ceildiv(k, bk), num_stages=stages):
+                T.copy(A[0, i * bk], As)
+                T.copy(B[0, i * bk], Bs)
+                T.gemm(As, Bs, acc, transpose_B=True)
+                T.copy(As, x)
+                for r, c in T.Parallel(m, bk):
+                    x[r, c] = x[r, c] * x[r, c]
+                T.reduce_sum(x, squares, dim=1, clear=False)
+            for r, c in T.Parallel(m, n):
+                acc[r, c] *= T.rsqrt(squares[r] / k + 1e-6)
+            T.copy(acc, C)
+
+    return main
+
+
 def retention(seq=256, dim=64, c=64, stages=2, threads=128):
     """Chunked linear attention: four GEMMs, of which one updates a state that the next chunk reads."""
     @T.prim_func

@@ -23,6 +23,7 @@ SHAPES = {
     "sigmoid": (lambda **o: programs.attention(score="sigmoid", **o), NEXT),
     "latent": (lambda **o: programs.latent_attention(**{"stages": 3, **o}), NEXT),
     "two_products": (lambda **o: programs.two_products(**o), FLYING),
+    "normalised": (lambda **o: programs.normalised(**o), FLYING),
     "retention": (lambda **o: programs.retention(**o), ""),
     "backward": (lambda **o: programs.backward(**o), ""),
 }
@@ -47,6 +48,12 @@ def test_loops_in_another_order_compute_the_same(name, stages):
     for key, x in got.items():
         # float16 operands of the second GEMMs are rounded alike; sums of up to 384 terms of order one in float32 differ
         assert np.allclose(x.astype("f8"), want[key].astype("f8"), rtol=2e-3, atol=4e-3), key
+
+
+def test_sums_of_rows_beside_an_accumulator_passed_through_shared_memory():
+    """The tile that is summed takes the rows of its sum, which are the accumulator's."""
+    (kernel,) = lowered(programs.normalised()).kernels
+    assert "squares_s" not in print_kernel(kernel), "the buffer in which sums change threads"
 
 
 @pytest.mark.parametrize("name", SHAPES)

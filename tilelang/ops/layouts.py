@@ -6,6 +6,7 @@ from typing import Any
 
 from tilelang.ir import Buffer, Region, FRAGMENT
 from tilelang.layout import Fragment
+from tilelang.layout.mode import REGISTER, Mode
 
 
 
@@ -18,6 +19,23 @@ def carried(lay: Fragment, shape: tuple[int, ...]) -> Fragment | None:
         return None
     modes = iter([lay.modes[d] for d in kept])
     return Fragment(shape, [next(modes) if n != 1 else () for n in shape], replicate=lay.copies, threads=lay.threads)
+
+
+def spread(lay: Fragment, dim: int, shape: tuple[int, ...], vector: int) -> Fragment | None:
+    """The layout of a tile of `shape` whose reduction along dim has the layout `lay`, without values that change threads.
+
+    The threads that hold copies of a row's result hold its elements, up to `vector` consecutive ones in turn.  None where the
+    elements do not divide among the threads.
+    """
+    rows = carried(lay, tuple(n for d, n in enumerate(shape) if d != dim))
+    if rows is None or shape[dim] % rows.replicas:
+        return None
+    each = shape[dim] // rows.replicas
+    while each % vector:
+        vector //= 2
+    modes = [tuple(Mode(m.size, m.to, m.stride * (each if m.to == REGISTER else 1)) for m in digits) for digits in rows.modes]
+    own = (Mode(each // vector, REGISTER, vector), *rows.copies, Mode(vector, REGISTER, 1))
+    return Fragment(shape, (*modes[:dim], own, *modes[dim:]), threads=rows.threads)
 
 
 def same_layout(a: Region, b: Region, known: Any) -> dict[Buffer, Any]:

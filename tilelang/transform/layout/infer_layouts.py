@@ -24,6 +24,8 @@ from tilelang.ir import (Buffer, Func, Launch, Parallel, Stmt, Var, replace, rew
                          FRAGMENT, SHARED)
 from tilelang.layout import Fragment, replicated_fragment, row_fragment, view_layout, viewed_fragment
 from tilelang.ops import Gemm
+from tilelang.ops.layouts import spread
+from tilelang.ops.reduce import Reduce
 
 from ..framework.config import PassConfigKey
 from .common_layouts import CommonLayouts
@@ -131,6 +133,11 @@ class _Inference:
             vector //= 2
         while vector > 1 and shape[fast] % vector:
             vector //= 2
+        for op in self.uses.ops:
+            rows = self.known.layouts.get(op.dst.buffer) if isinstance(op, Reduce) and op.src.buffer is b else None
+            over = rows and spread(rows, op.dim, shape, vector if fast == op.dim else 1)
+            if over is not None and self.uses.suits_views(b, over):
+                return over
         order = [d for d in range(len(shape)) if d != fast] + [fast] if shape else []
         out = row_fragment(shape, threads, vector, order)
         if not self.uses.suits_views(b, out):

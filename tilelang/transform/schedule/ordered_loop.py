@@ -130,7 +130,7 @@ class _Emitter:
         last = start + extent - 1
         if not self.depth:
             final, _ = r.slot(last)
-            free = [r.released(x, final, some) for _, x in self.carried_releases()] if r.repeated else []
+            free = [y for _, x in self.carried_releases() for y in r.release_after_wait(x, final, some)] if r.repeated else []
             return [*self.allocs, *pins, loop, *done, *free, *finished]
         opening = self.region(0, start)
         closing = self.region(1, last)
@@ -229,8 +229,7 @@ class _Emitter:
             if events[p].stage:
                 before = r.slot(k - 1 - events[p].stage)[0]
             begun = binary("gt", k, convert(r.loop.start) + self.depth if self.depth else convert(r.loop.start))
-            # No sync_warp is needed: the wait for the wgmma has already ordered the warps of the group.
-            out += [r.released(m, before, begun) for m in self.releases(self.place(events[p]), True)]
+            out += [x for m in self.releases(self.place(events[p]), True) for x in r.release_after_wait(m, before, begun)]
         for p in w.done:
             for m in self.releases(self.place(events[p]), True):
                 out += r.release(m, r.slot(its[events[p].stage])[0])

@@ -169,6 +169,12 @@ class WarpRoleLoop:
         """Releases a stage: each warp arrives once, after all its threads have read the stage."""
         return [*self.read_out(set(ring.buffers)), do("sync_warp"), self.released(ring, slot)]
 
+    def release_after_wait(self, ring: Ring, slot: Expr, when: Expr) -> list[Stmt]:
+        """Releases a stage behind a wait for wgmma under a condition.  The wait has ordered the warps of the group; only loads
+        by threads need more."""
+        own = self.read_out(set(ring.buffers))
+        return [*own, *([do("sync_warp")] if own else ()), self.released(ring, slot, when)]
+
     def used_outside(self, storage: Var) -> bool:
         """Whether the launch accesses the memory before or after the loop."""
         inside = sum(e.storage is storage for e in effects(self.loop))
