@@ -198,6 +198,19 @@ def test_tanh_of_small_arguments_keeps_its_absolute_error(k, c):
     assert (off <= 23 * 2.0**-23 * np.abs(c * np.tanh(x.astype(np.float64) * k))).all()  # for rounded results: FORMS["tanh"]
 
 
+@pytest.mark.parametrize("errs", [-2.0**-23, 0.0, 2.0**-23])
+def test_quotients_of_rows_keep_three_units(errs):
+    exponents = (-149, -126, -70, -64, 0, 64, 70, 126)
+    y = np.concatenate([s * np.ldexp(np.linspace(1, 2, 7, dtype=f32), e) for e in exponents for s in (1, -1)])
+    x = np.concatenate([np.ldexp(np.linspace(1, 2, 9, dtype=f32), e) for e in range(-126, 127, 9)])[:, None]
+    with np.errstate(all="ignore"):
+        k = np.where(np.abs(y) > 2.0**64, f32(2.0**-64), np.where(np.abs(y) < 2.0**-64, f32(2.0**64), f32(1)))
+        got = ((x * k) * (1 / (y * k).astype(np.float64) * (1 + errs)).astype(f32)).astype(np.float64)
+        exact = x.astype(np.float64) / y
+    normal = np.abs(exact) < 2.0**127.9
+    assert (np.abs(got - exact) <= 3 * 2.0**-23 * np.abs(exact) + 2.0**-148)[normal].all()
+
+
 LENGTHS = {"sigmoid": 10.1, "silu": 11.1, "sqrt": 10.1, "x/3": 11.1, "softcap 30": 27.1, "exp": 8.1, "tanh": 15.1}
 
 

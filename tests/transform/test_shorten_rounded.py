@@ -77,7 +77,7 @@ def test_quotients_of_sums_took_the_exact_sequence():
                 S[i, j] = S[i, j] / rows[i]
             T.copy(S, P)
 
-    assert "tl::quotient(" not in text(f), "a maximum has one right value"
+    assert "quotient(" not in text(f), "a maximum has one right value"
 
 
 def test_the_switch_and_fast_math():

@@ -24,17 +24,18 @@ def carried(lay: Fragment, shape: tuple[int, ...]) -> Fragment | None:
 def spread(lay: Fragment, dim: int, shape: tuple[int, ...], vector: int) -> Fragment | None:
     """The layout of a tile of `shape` whose reduction along dim has the layout `lay`, without values that change threads.
 
-    The threads that hold copies of a row's result hold its elements, up to `vector` consecutive ones in turn.  None where the
-    elements do not divide among the threads.
+    The threads that hold copies of a row's result hold its elements, up to two vectors in turn: 4 threads of a row that read 16
+    bytes then use all banks of two swizzled rows.  None where the elements do not divide among the threads.
     """
     rows = carried(lay, tuple(n for d, n in enumerate(shape) if d != dim))
     if rows is None or shape[dim] % rows.replicas:
         return None
     each = shape[dim] // rows.replicas
-    while each % vector:
-        vector //= 2
+    run = 2 * vector
+    while each % run:
+        run //= 2
     modes = [tuple(Mode(m.size, m.to, m.stride * (each if m.to == REGISTER else 1)) for m in digits) for digits in rows.modes]
-    own = (Mode(each // vector, REGISTER, vector), *rows.copies, Mode(vector, REGISTER, 1))
+    own = (Mode(each // run, REGISTER, run), *rows.copies, Mode(run, REGISTER, 1))
     return Fragment(shape, (*modes[:dim], own, *modes[dim:]), threads=rows.threads)
 
 

@@ -27,13 +27,15 @@ class RoundedForm:
 
 # function: where it is used -> (units, CUDA text).  half: directly below a rounding to float16 or 8 bits, where results
 # below 2^-25 round to zero or are subnormals of float16; wide: for all results of float32; term: a term of a float32 sum, where
-# results below 2^-126 may be zero (in float32 CUDA's exp2f is the same instruction between a scaling of subnormal results).
+# results below 2^-126 may be zero (in float32 CUDA's exp2f is the same instruction between a scaling of subnormal results);
+# row: of many elements with one divisor.
 _ROWS: dict[str, dict[str, tuple[float, str]]] = {
     "exp": {"half": (16, "tl::fast_exp2(({0}) * 1.44269504f)"), "wide": (40, "tl::exp_wide({0})")},
     "exp2": {"half": (4, "tl::fast_exp2({0})"), "term": (4, "tl::fast_exp2({0})")},
     "sigmoid": {"half": (16, "tl::sigmoid_half({0})"), "wide": (40, "tl::sigmoid_wide({0})")},
     "tanh": {"half": (24, "tl::tanh_wide({0})"), "wide": (24, "tl::tanh_wide({0})")},
-    "div": {"half": (3, "tl::quotient({0}, {1})"), "wide": (3, "tl::quotient({0}, {1})")},
+    "div": {"half": (3, "tl::quotient({0}, {1})"), "wide": (3, "tl::quotient({0}, {1})"),
+            "row": (3, "tl::row_quotient({0}, {1})")},
 }
 FORMS: dict[str, dict[str, RoundedForm]] = {}
 for _name, _uses in _ROWS.items():

@@ -26,7 +26,8 @@ from functools import partial
 from typing import Any
 
 from tilelang.ir import (FRAGMENT, AddressOf, Binary, Break, Call, Cast, Const, Continue, Expr, For, Func, Launch, Load,
-                         Parallel, Region, Select, Seq, Stmt, Store, TileOp, Unary, dtype, rebuild, replace, rewrite, walk)
+                         Parallel, Region, Select, Seq, Stmt, Store, TileOp, Unary, dtype, free_vars, rebuild, replace,
+                         rewrite, walk)
 from tilelang.ops import Gemm
 from tilelang.ops.copy import Copy
 from tilelang.ops.reduce import Reduce
@@ -90,6 +91,8 @@ def _shortened(e: Expr, to: dtype, summed: Storages) -> Expr:
         if not isinstance(x, Expr) or x.dtype != F32:
             return x
         use = "term" if to == F32 else "half" if direct and to.base != "bfloat16" else "wide"
+        if isinstance(x, Binary) and x.op == "div" and use != "term" and {*free_vars(x.b)} < {*free_vars(x.a)}:
+            use = "row"
         form = FORMS.get(getattr(x, "op", ""), {}).get(use)
         if form is not None and form.units <= left:
             if isinstance(x, Call):
