@@ -164,6 +164,28 @@ def normalised(m=128, n=128, k=320, bk=64, stages=3, threads=256):
     return main
 
 
+def scaled_operand(m=128, n=128, k=328, bk=64, stages=3, threads=256):
+    """A GEMM whose A is multiplied by a weight per column: a vector is loaded in each iteration."""
+    @T.prim_func
+    def main(A: T.Tensor((m, k), "float16"), V: T.Tensor((k,), "float32"), B: T.Tensor((n, k), "float16"),
+             C: T.Tensor((m, n), "float32")):
+        with T.Kernel(1, threads=threads):
+            As, Bs = T.alloc_shared((m, bk), "float16"), T.alloc_shared((n, bk), "float16")
+            acc, x = T.alloc_fragment((m, n), "float32"), T.alloc_fragment((m, bk), "float16")
+            v = T.alloc_shared((bk,), "float32")
+            T.clear(acc)
+            for i in T.Pipelined(T.ceildiv(k, bk), num_stages=stages):
+                T.copy(A[0, i * bk], As)
+                T.copy(B[0, i * bk], Bs)
+                T.copy(V[i * bk], v)
+                for r, c in T.Parallel(m, bk):
+                    x[r, c] = As[r, c] * v[c]
+                T.gemm(x, Bs, acc, transpose_B=True)
+            T.copy(acc, C)
+
+    return main
+
+
 def retention(seq=256, dim=64, c=64, stages=2, threads=128):
     """Chunked linear attention: four GEMMs, of which one updates a state that the next chunk reads."""
     @T.prim_func

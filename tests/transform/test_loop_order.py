@@ -56,6 +56,19 @@ def test_sums_of_rows_beside_an_accumulator_passed_through_shared_memory():
     assert "squares_s" not in print_kernel(kernel), "the buffer in which sums change threads"
 
 
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_a_vector_in_the_loop_left_it_without_warp_roles(stages):
+    """Vectors are loaded by TMA boxes of one row; what lies behind their end is zero."""
+    func = programs.scaled_operand(stages=stages).func
+    module = lowered(func)
+    (kernel,) = module.kernels
+    assert (kernel.launch.plan.sync_report or "").startswith("ordered") and "V_map" in print_kernel(kernel)
+    args = inputs(func)
+    want = run_tile(func, [x.copy() for x in args])
+    got = run_device(module, [x.copy() for x in args]).outputs
+    assert np.allclose(got["C"], want["C"], rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_gemm_of_these_loops_was_waited_for_where_it_starts(name):
     """Each of these loops fell to synchronous wgmma, except plain attention."""

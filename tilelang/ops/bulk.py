@@ -36,6 +36,17 @@ def run_unsupported(op: Any, tile: Region, run: Region, analyzer: Any, strides: 
     return f"{_place(run, tile.dtype.bits, analyzer)}, and {boxes}" if boxes else ""
 
 
+def row_boxes_unsupported(op: Any, strides: bool = False) -> str:
+    """Why a load of a whole shared vector cannot be a stage of a ring, filled by boxes of one row; "" when it can.
+
+    Each stage starts at a multiple of 128 bytes.  strides: as in run_unsupported.
+    """
+    why = _form(op, op.dst, op.src)
+    if not why and bulk_bytes(op.dst) % _START:
+        why = f"`{op.dst.buffer.name}` has {bulk_bytes(op.dst)} bytes, no multiple of {_START}"
+    return why or _boxes(op, op.dst, op.src, None, strides)
+
+
 def as_boxes(tile: Region, run: Region, analyzer: Any) -> bool:
     """Whether a copy needs boxes (attr boxes): its run is not provably inside the tensor in whole 16-byte units."""
     return bool(_place(run, tile.dtype.bits, analyzer))
@@ -96,42 +107,51 @@ def _boxes(op: Any, tile: Region, run: Region, analyzer: Any, strides: bool) -> 
 
 def _box_columns(tile: Region) -> int:
     """Elements of a box; 0 where the tile cannot be divided into boxes or needs too many."""
-    n, bits = int(tile.buffer.shape[0]), tile.dtype.bits
+    n, bits = _length(tile), tile.dtype.bits
     fits = [w for w in range(1, min(_BOX, n) + 1) if n % w == 0 and (w == n or w * bits % (8 * _START) == 0)]
     return fits[-1] if fits and n // fits[-1] <= _MOST_BOXES else 0
 
 
 def bulk_bytes(tile: Region) -> int:
     """Bytes that a bulk copy of a shared tile moves."""
-    return int(tile.buffer.shape[0]) * tile.dtype.bits // 8
+    return _length(tile) * tile.dtype.bits // 8
+
+
+def _length(tile: Region) -> int:
+    """Elements of a row: the last dimension of a shared vector or of its stages."""
+    return int(tile.buffer.shape[-1])
+
+
+def _place_of(tile: Region, first: int, cx: Any) -> AddressOf:
+    storage, place = cx.physical(tile.buffer, (*(cx.expr(convert(m)) for m in tile.mins[:-1]), const(first)))
+    return AddressOf(storage, cx.simplified(place))
 
 
 def lower_bulk(op: Any, cx: Any) -> Stmt:
     """Lower a Copy with bulk=True to the statements of the one thread that issues it; a store is committed as a bulk group."""
     into = op.dst.buffer.scope_name != GLOBAL
     tile, run = (op.dst, op.src) if into else (op.src, op.dst)
-    storage, place = cx.physical(tile.buffer, (const(0),))
     if op.plan.boxes:
         return _lower_boxes(op, cx, into, tile, run)
-    size = const(bulk_bytes(tile), "uint32")
+    size, inside = const(bulk_bytes(tile), "uint32"), _place_of(tile, 0, cx)
     outside = AddressOf(run.buffer, cx.simplified(tuple(cx.expr(convert(m)) for m in run.mins)))
     if into:
         barrier, index = op.plan.barrier
         bar = AddressOf(barrier, (cx.expr(convert(index)),))
-        return _do("bulk_load", op, AddressOf(storage, place), outside, size, bar)
-    return seq(_do("bulk_store", op, outside, AddressOf(storage, place), size), _do("bulk_commit", op), span=op.span)
+        return _do("bulk_load", op, inside, outside, size, bar)
+    return seq(_do("bulk_store", op, outside, inside, size), _do("bulk_commit", op), span=op.span)
 
 
 def _lower_boxes(op: Any, cx: Any, into: bool, tile: Region, run: Region) -> Stmt:
-    wide, storage = _box_columns(tile), cx.physical(tile.buffer, (const(0),))[0]
+    wide = _box_columns(tile)
     name = cx.tensor_map(run.buffer, (wide, *[1] * (run.buffer.ndim - 1)), 0, row_bytes=bulk_bytes(tile))
     hint = op.plan.eviction_policy
     attrs = {"map": name, **({"cache_hint": hint} if hint in ("evict_first", "evict_last") else {})}
     out: list[Stmt] = []
-    for first in range(0, int(tile.buffer.shape[0]), wide):
+    for first in range(0, _length(tile), wide):
         *lead, last = (cx.expr(convert(m)) for m in run.mins)
         where = cx.simplified((last + first, *reversed(lead)))
-        place = AddressOf(storage, (const(first),))
+        place = _place_of(tile, first, cx)
         if into:
             barrier, index = op.plan.barrier
             args: tuple[Any, ...] = (place, AddressOf(barrier, (cx.expr(convert(index)),)), *where)
@@ -145,4 +165,4 @@ def _do(name: str, op: Any, *args: Expr) -> Stmt:
     return Evaluate(call(name, args, "void", span=op.span), span=op.span)
 
 
-__all__ = ["as_boxes", "bulk_bytes", "lower_bulk", "run_unsupported"]
+__all__ = ["as_boxes", "bulk_bytes", "lower_bulk", "row_boxes_unsupported", "run_unsupported"]

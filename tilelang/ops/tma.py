@@ -19,6 +19,7 @@ from tilelang.layout import SwizzledBoxes, boxes_of
 from tilelang.layout.swizzled_boxes import Box
 from tilelang.target.tensor_map import STRIDE_ALIGN, unsupported
 
+from .bulk import bulk_bytes
 from .gemm.wgmma import no_boxes, shared_boxes
 
 _A_BOX = 1024  # bytes whose transfer takes as long as issuing one more box
@@ -73,6 +74,8 @@ def versions_unsupported(b: Buffer) -> str:
 
 def tma_bytes(op: Any) -> int:
     """Bytes that the boxes of a copy add to the transaction count of its mbarrier."""
+    if op.dst.buffer.ndim == 1:
+        return bulk_bytes(op.dst)
     p = shared_boxes(op.dst.buffer)
     if p is None:
         raise InternalError(f"`{op.dst.buffer.name}` has no TMA boxes")

@@ -24,7 +24,7 @@ from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, For, Fu
                          stmts_of, walk, with_options, BufferFacts, BARRIER, GLOBAL, SHARED, VARIABLE)
 from tilelang.layout import linear_layout
 from tilelang.ops import AtomicTile, Copy, Transpose
-from tilelang.ops.bulk import as_boxes, bulk_bytes, run_unsupported
+from tilelang.ops.bulk import as_boxes, run_unsupported
 from tilelang.ops.gemm.wgmma import shared_layout
 from tilelang.ops.tma import tma_bytes, tma_unsupported
 from tilelang.ops.tma_store import copied_tile, tile_unsupported
@@ -239,7 +239,7 @@ class _Copies:
         at = AddressOf(bar, (const(0),))
         self.setup.append(Alloc(bar))
         self.inits.append(_do("mbarrier_init", at, const(1, "uint32")))
-        bytes_ = sum(bulk_bytes(c.dst) if c.dst.buffer.ndim == 1 else tma_bytes(c) for c in run)
+        bytes_ = sum(tma_bytes(c) for c in run)
         asks = [_do("mbarrier_arrive_expect_tx", at, const(bytes_, "uint32")),
                 *(with_options(c, **self._way(c, c.dst), barrier=(bar, const(0))) for c in run)]
         out: list[Stmt] = [self._one(seq(*asks))]

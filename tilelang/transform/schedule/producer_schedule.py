@@ -67,7 +67,8 @@ def _loads(r: WarpRoleLoop, rings: list[Ring], k: Expr, pure: list[Bind], tf32: 
             dst = Region(new, (slot, *(const(0) for _ in op.dst.extents)), (1, *op.dst.extents), span=op.dst.span)
             src = replace(op.src, mins=tuple(substitute(m, dict(mapping)) if isinstance(m, Expr) else m
                                              for m in op.src.mins))
-            stmts.append(with_options(replace(op, src=src, dst=dst), tma=True, barrier=(ring.full, slot),
+            way = {"bulk": True, "boxes": True} if op.dst.buffer.ndim == 1 else {"tma": True}
+            stmts.append(with_options(replace(op, src=src, dst=dst), **way, barrier=(ring.full, slot),
                                     tf32=op.dst.buffer.data in tf32 or None,
                                     cluster_split=ring.cluster_split(i)))
         if ring.iterations > 1:

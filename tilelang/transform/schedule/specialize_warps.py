@@ -30,6 +30,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, 
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
+from tilelang.ops.bulk import row_boxes_unsupported
 from tilelang.ops.tma import row_boxes, tma_bytes, tma_boxes, tma_unsupported, versions_unsupported
 from tilelang.ops.tma_store import STEP_BYTES
 from tilelang.target.machine import REGISTERS, WARP_ROLE_REGISTERS
@@ -351,7 +352,9 @@ class _WarpRoles:
             op: Any = items[i].stmt
             b = op.dst.buffer
             users = [j for j, x in enumerate(items) if j != i and x.touches(b.data)]
-            why = tma_unsupported(op, hopper(self.cx).strides) or versions_unsupported(b) or \
+            strides = hopper(self.cx).strides
+            why = (row_boxes_unsupported(op, strides) if b.ndim == 1 else
+                   tma_unsupported(op, strides) or versions_unsupported(b)) or \
                 unversionable(Uses(self.launch.body), self.loop, items, b) or self._unsafe(op.src.buffer)
             if why:
                 raise _Declined(why)
@@ -419,7 +422,7 @@ class _WarpRoles:
             same = frozenset() if cluster_map is None else frozenset(
                 k for k in cluster_map.wide
                 if not any(self.launch.block_vars[k] in free_vars(e) for e in self._coordinates(op)))
-            if cluster_map is not None and same and tma_boxes(op, len(cluster_map.sharers(same))):
+            if cluster_map is not None and same and op.dst.buffer.ndim > 1 and tma_boxes(op, len(cluster_map.sharers(same))):
                 ring.common[i] = same
         ring.cluster_map = cluster_map if ring.common else None
         name = "_".join(b.name for b in ring.buffers)
