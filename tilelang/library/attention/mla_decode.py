@@ -31,7 +31,7 @@ def mla_plan(lengths: Any, heads: int, *, known: Sequence[int] | None = None, ta
 
     >>> plan = mla_plan(np.array([4096, 100], np.int32), 128, target={"kind": "cuda", "arch": "sm_90a"})
     >>> plan.spans.tolist()
-    [[0, 59], [60, 60]]
+    [[0, 31], [32, 32]]
     """
     where, backend, sms = running_on(lengths, target)
     if not where.has_wgmma:
