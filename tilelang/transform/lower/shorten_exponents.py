@@ -223,7 +223,8 @@ class _Demands:
             by, call = (_constant(e.a), e.b) if _constant(e.a) is not None else (_constant(e.b), e.a)  # type: ignore[assignment]
         if not isinstance(call, Call) or call.op != "tanh" or not d.rounded or not 0 < d.weight * abs(by) <= MOST_WEIGHT:
             return None
-        x, k = call.args[0], 1.0
+        x: Any = call.args[0]
+        k = 1.0
         while isinstance(x, Binary) and x.op in ("mul", "div"):
             left, right = _constant(x.a), _constant(x.b)
             if right is not None and right != 0:
@@ -268,7 +269,7 @@ def _filled(s: Parallel) -> list[Var]:
     out = []
     for x in s.body.stmts if isinstance(s.body, Seq) else (s.body,):
         if isinstance(x, Store) and len(x.indices) == len(s.vars) and {*x.indices} == {*s.vars}:
-            at = dict(zip(s.vars, s.extents))
+            at: dict[Any, Expr] = dict(zip(s.vars, s.extents))
             if all(isinstance(n, Const) and n.value == m for n, m in zip((at[i] for i in x.indices), x.buffer.shape)):
                 out.append(x.buffer.data)
     return out

@@ -14,6 +14,7 @@ serial loop are changed: there all lanes of a warp are active, and arithmetic be
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -76,10 +77,8 @@ def _branches(s: For) -> list[Stmt]:
             return None
         y, k, c = _operands(x)
         u = y * y
-        *lower, sum_ = [const(c * a * k**(2 * i + 1), F32) for i, a in enumerate(SMALL_TANH)]
-        for a in reversed(lower):
-            sum_ = sum_ * u + a
-        return y * sum_
+        factors: list[Expr] = [const(c * a * k**(2 * i + 1), F32) for i, a in enumerate(SMALL_TANH)]
+        return y * functools.reduce(lambda total, a: total * u + a, reversed(factors))
 
     tests = [rewrite(x, measured, Store) for x in rename([s])]
     above = cast(binary("gt", Load(largest, zero, F32), const(SMALL / factor, F32)), "int32")
@@ -91,7 +90,8 @@ def _branches(s: For) -> list[Stmt]:
 
 def _operands(e: Any) -> tuple[Expr, float, float]:
     """(y, k, c) of a call that is c * tanh(k * y), for constants k and c."""
-    x, k, c = e.args[0], 1.0, 1.0
+    x: Any = e.args[0]
+    k = c = 1.0
     if e.op == SCALED_TANH:
         k, c = (float(a.value) for a in e.args[1:])
     elif isinstance(x, Binary) and x.op == "mul" and isinstance(x.b, Const):
