@@ -30,8 +30,8 @@ class BlockMask:
     """A mask by blocks of queries and keys, made by create_block_mask.
 
     mask_mod: the function. sizes: (queries, keys). block: rows and keys of a block. blocks: int32 (batch or 1, heads or 1, rows
-    of blocks, most blocks + 1): for each row the number n of blocks that it sees, then for each of these twice its number, plus
-    one where the mask hides part of it. tensors: what mask_mod reads.
+    of blocks, 2 + most blocks): for each row the number of blocks that it sees, how many of them are hidden nowhere, and their
+    numbers, these ones first. tensors: what mask_mod reads.
     """
 
     mask_mod: ScoreMod
@@ -76,10 +76,10 @@ def create_block_mask(mask_mod: ScoreMod, seq_q: int, seq_k: int, *, batch: int 
         seen = sees.reshape(len(q), across, keys).sum((0, 2))
         seen = seen if device is None else seen.cpu().numpy()
         codes[b, h, r] = np.where(seen == 0, 0, np.where(seen == len(q) * keys, 1, 2))
-    blocks = np.zeros((batch, heads, down, 1 + int((codes > 0).sum(-1).max(initial=0))), np.int32)
+    blocks = np.zeros((batch, heads, down, 2 + int((codes > 0).sum(-1).max(initial=0))), np.int32)
     for at in np.ndindex(batch, heads, down):
-        shown = np.concatenate([np.flatnonzero(codes[at] == 1), np.flatnonzero(codes[at] == 2)])  # those in part come last
-        blocks[at][0], blocks[at][1:len(shown) + 1] = len(shown), 2 * shown + (codes[at][shown] == 2)
+        whole, shown = np.flatnonzero(codes[at] == 1), np.flatnonzero(codes[at] == 2)
+        blocks[at][:2 + len(whole) + len(shown)] = [len(whole) + len(shown), len(whole), *whole, *shown]
     lists = blocks if device is None else xp.from_numpy(blocks).to(device)
     return BlockMask(mask_mod, (seq_q, seq_k), (rows, keys), lists, tuple(tensors))
 

@@ -58,9 +58,9 @@ def flex_kernel(form: FlexForm) -> Any:
             T.copy(f.rows(Q, b, h, row, rows), Qs)
             reset(acc, top, total, c)
             count = T.ceildiv(seq_k, keys) if form.block is None else Blocks[(*at, 0)] * steps
+            whole = 0 if form.block is None else Blocks[(*at, 1)]
             for k in T.Pipelined(count, num_stages=f.tile.stages):
-                code = 2 * k if form.block is None else Blocks[(*at, k // steps + 1)]
-                key = code // 2 * along + k % steps * keys
+                key = k * keys if form.block is None else Blocks[(*at, k // steps + 2)] * along + k % steps * keys
                 T.copy(f.rows(K, b, h // f.group, key, keys), Ks)
                 T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
                 if form.score is not None:
@@ -70,7 +70,7 @@ def flex_kernel(form: FlexForm) -> Any:
                     for i, j in T.Parallel(rows, keys):
                         S[i, j] = T.if_then_else(key + j < seq_k, S[i, j], -T.infinity("float32"))
                 else:
-                    if code % 2 != 0:
+                    if k >= whole * steps:
                         for i, j in T.Parallel(rows, keys):
                             sees = T.And(key + j < seq_k, form.mask(b, h, row + i, key + j, *masking))
                             S[i, j] = T.if_then_else(sees, S[i, j], -T.infinity("float32"))
