@@ -317,6 +317,7 @@ LONG_SIGNATURES = {  # public functions whose parameters the reference gives one
     "tilelang.library.attention.flash_attention.flash_attention": "Library",
     "tilelang.library.attention.flash_decode.flash_decode": "Library",
     "tilelang.library.attention.mla_decode.mla_decode": "Library",
+    "tilelang.library.attention.mla_prefill.mla_prefill": "Library",
     "tilelang.library.attention.flex_attention.flex_attention": "Library",
     "tilelang.library.gemm.matmul.matmul": "Library", "tilelang.library.gemm.matmul.grouped_matmul": "Library",
 }

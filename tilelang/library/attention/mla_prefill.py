@@ -18,13 +18,14 @@ _KERNELS: Cache[JITKernel] = Cache(64)
 
 
 def mla_prefill(q: Any, k: Any, k_rope: Any, v: Any, *, causal: bool = True, scale: float | None = None,
-                return_lse: bool = False, target: Any = None) -> Any:
+                return_lse: bool = False, dynamic: bool = False, target: Any = None) -> Any:
     """softmax(scale * q [k, k_rope]^T) v: latent attention with expanded keys and values, (batch, seq_q, heads, dim_v).
 
     q: (batch, seq_q, heads, dim + rope); k: (batch, seq_k, heads, dim); k_rope: (batch, seq_k, rope), of all heads; v: (batch,
     seq_k, heads, dim_v). float16 or bfloat16. They may be slices, such as halves of one projection's result.
     causal: query i stands at key position i + seq_k - seq_q and sees the keys up to there. scale: None is (dim + rope) ** -0.5.
-    return_lse: also the natural logarithms of the sums of exp(scores), (batch, heads, seq_q), float32.
+    return_lse: also the natural logarithms of the sums of exp(scores), (batch, heads, seq_q), float32. dynamic: one kernel for
+    all batch sizes and lengths, instead of one for each; causal attention is then up to a fifth slower.
 
     Raises attention-argument, attention-shape, attention-option, attention-gradient.
 
@@ -54,25 +55,28 @@ def mla_prefill(q: Any, k: Any, k_rope: Any, v: Any, *, causal: bool = True, sca
     out, logs = empty(q, (batch, seq_q, heads, sizes[3]), type_name(q)), empty(q, (batch, heads, seq_q), "float32")
     if out.size if is_numpy(out) else out.numel():
         arrays = [x if strides_of(x, where.is_cuda) else compact_copy(x) for x in tensors.values()]
-        key = sizes, type_name(q), bool(causal), where.has_wgmma
+        exact = None if dynamic else ((batch, seq_q, k.shape[1]), tuple(map(strides_of, arrays)))
+        key = tuple(sizes), type_name(q), bool(causal), where.has_wgmma, exact
         kernel = _KERNELS.made((key, where, backend), lambda: compile(
             prefill_attention(*key), target=where, execution_backend=backend, pass_configs=configs(where)))
         kernel(*arrays, scale, out, logs)
     return (out, logs) if return_lse else out
 
 
-def prefill_attention(sizes: tuple[int, int, int, int], dtype: str, causal: bool, wide: bool) -> Any:
-    """The kernel (Q, K, Rope, V, scale, O, LSE). sizes: heads, dim, rope, dim_v. wide: tiles for two warp groups of wgmma."""
+def prefill_attention(sizes: tuple[int, ...], dtype: str, causal: bool, wide: bool, exact: Any = None) -> Any:
+    """The kernel (Q, K, Rope, V, scale, O, LSE). sizes: heads, dim, rope, dim_v. wide: tiles for two warp groups of wgmma.
+    exact: ((batch, seq_q, seq_k), strides of Q, K, Rope and V); None: given by each call."""
     heads, dim, rope, dim_v = sizes
-    batch, seq_q, seq_k = T.dynamic("batch, seq_q, seq_k")
+    batch, seq_q, seq_k = T.dynamic("batch, seq_q, seq_k") if exact is None else exact[0]
     rows, keys, stages = (128, 128, 2) if wide else (64, 32, 1)
 
-    def strided(name: str, *shape: Any) -> Any:
-        return T.StridedTensor(shape, (*(T.dynamic(f"{name}_{d}") * UNIT for d in range(len(shape) - 1)), 1), dtype)
+    def strided(number: int, *shape: Any) -> Any:
+        steps = (*(T.dynamic(f"step_{number}_{d}") * UNIT for d in range(len(shape) - 1)), 1)
+        return T.StridedTensor(shape, steps if exact is None else exact[1][number], dtype)
 
     @T.prim_func
-    def mla_prefill(Q: strided("q", batch, seq_q, heads, dim + rope), K: strided("k", batch, seq_k, heads, dim),
-                    Rope: strided("r", batch, seq_k, rope), V: strided("v", batch, seq_k, heads, dim_v), scale: T.float32,
+    def mla_prefill(Q: strided(0, batch, seq_q, heads, dim + rope), K: strided(1, batch, seq_k, heads, dim),
+                    Rope: strided(2, batch, seq_k, rope), V: strided(3, batch, seq_k, heads, dim_v), scale: T.float32,
                     O: T.Tensor((batch, seq_q, heads, dim_v), dtype), LSE: T.Tensor((batch, heads, seq_q), "float32")):
         with T.Kernel(T.ceildiv(seq_q, rows), heads, batch, threads=2 * rows) as (bx, h, b):
             Qs, Ks = T.alloc_shared((rows, dim + rope), dtype), T.alloc_shared((keys, dim), dtype)
