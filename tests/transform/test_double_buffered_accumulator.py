@@ -13,7 +13,6 @@ from tilelang.ir.expr import Call
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device
 from tilelang.target import Target
-from tilelang.transform.schedule import pingpong_barriers as stagger
 from tilelang.transform.schedule import double_buffered_accumulator as module
 from tilelang.transform.pipeline import lower
 
@@ -163,23 +162,7 @@ def test_the_choice_alone(monkeypatch):
     assert found.first.data is not found.second.data and module.alternate is not None
 
 
-def test_groups_start_one_after_another():
-    """stagger: every arrival of group g has its wait of group g + 1, whatever number of iterations there are."""
-    def barriers(program):
-        launch = compiled(program).kernels[0].launch
-        return sorted((x.op, int(x.args[0].value)) for x in walk(launch) if isinstance(x, Call) and x.op in (
-            "named_barrier", "named_barrier_arrive") and getattr(x.args[0], "value", 0) in (5, 6))
-
-    one = [("named_barrier", 5), ("named_barrier_arrive", 5)]
-    assert barriers(free()) == []
-    assert barriers(free(bm=128, m=128, threads=256)) == one  # two parts
-    assert barriers(free(bm=128, bn=192, m=128, n=192, threads=256)) == one  # one part: there is no room
-    assert barriers(free(bm=192, m=192, threads=384)) == sorted([*one, ("named_barrier", 6), ("named_barrier_arrive", 6)])
-    for name in ("uses_ping_pong", "wait_for_own_group", "signal_next_group", "has_iterations"):
-        assert callable(getattr(stagger, name))
-
-
-def test_groups_that_share_what_they_write_do_not_take_turns():
+def test_groups_that_share_what_they_write():
     """The barrier behind `row` in front of the product waited for the group that waited for its turn: a standstill that the
     check of the synchronisation found, and the roles were given up."""
     rng = np.random.default_rng(2)

@@ -79,7 +79,6 @@ from .legalize.fold_thread_count import fold_thread_count
 from .memory.simplify import simplify
 from .schedule.specialize_warps import specialize_warps
 from .schedule.split_accumulators import split_accumulators
-from .schedule.pingpong_barriers import may_ping_pong
 from .schedule.prefetch_scales import may_prefetch_scales
 from .legalize.tma_columns import tma_columns
 from .lower.tma_copies import tma_copies
@@ -190,14 +189,13 @@ def plan_cpu(func: Func, host: HostCpu | None = None) -> Func:
 
 # Fallback schedules, each simpler than the one before: (what the program is compiled without, the options that do it).
 _NO_SCALE_PREFETCH = {PassConfigKey.TL_SCALE_PREFETCH.value: False}
-_NO_PING_PONG = {PassConfigKey.TL_PING_PONG.value: False}
 _NO_WARP_ROLES = {PassConfigKey.TL_DISABLE_WARP_SPECIALIZED.value: True}
 _NO_HOPPER = {**_NO_WARP_ROLES, PassConfigKey.TL_ENABLE_HOPPER.value: False}
 _PLAINER: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("", {}), ("scale prefetch", _NO_SCALE_PREFETCH), ("ping-pong", _NO_PING_PONG), ("warp specialisation", _NO_WARP_ROLES),
+    ("", {}), ("scale prefetch", _NO_SCALE_PREFETCH), ("warp specialisation", _NO_WARP_ROLES),
     ("Hopper features", _NO_HOPPER), ("asynchronous copies", {**_NO_HOPPER, PassConfigKey.TL_ENABLE_ASYNC_COPY.value: False}),
 )
-_SMALLER = ("scale prefetch", "ping-pong", "warp specialisation")  # what is given up where shared memory is short
+_SMALLER = ("scale prefetch", "warp specialisation")  # what is given up where shared memory is short
 
 
 def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = None,
@@ -210,8 +208,8 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
         the caller throws that work away.
 
     When the synchronisation of a program cannot be verified, the program is compiled again with simpler schedules: without
-    scale prefetch, ping-pong, warp specialisation, Hopper features, asynchronous copies, in this order. The attr `report` of
-    its launches then names what was given up. The first three are also given up where the program otherwise
+    scale prefetch, warp specialisation, Hopper features, asynchronous copies, in this order. The attr `report` of
+    its launches then names what was given up. The first two are also given up where the program otherwise
     does not fit in shared memory. Inside an `as_planned` block only the first schedule is tried.
 
     Raises TileLangError for programs that cannot be compiled, and InternalError (naming a report folder) when a pass fails.
@@ -266,8 +264,7 @@ def _schedules(func: Func, cx: PassContext) -> Iterator[tuple[str, dict[str, Any
     seen: list[Any] = []
     for given_up, changes in _PLAINER:
         it = replace(cx, config={**cx.config, **changes})
-        what = (hopper(it), may_prefetch_scales(func, it), may_ping_pong(func, it),
-                it.option(PassConfigKey.TL_ENABLE_ASYNC_COPY))
+        what = (hopper(it), may_prefetch_scales(func, it), it.option(PassConfigKey.TL_ENABLE_ASYNC_COPY))
         if what not in seen:
             seen.append(what)
             yield given_up, changes

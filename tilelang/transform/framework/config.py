@@ -154,7 +154,7 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
                              allowed=(_is_cluster, f"1, 2 or a pair of positive ints of at most {PORTABLE} blocks")),
     _K.TL_ENABLE_PDL: _flag("PDL: kernels are launched while the one before them on the stream ends, and wait for its end"),
     _K.TL_SCALE_PREFETCH: _flag("scale factors that each iteration loads come by TMA, several iterations at once", True),
-    _K.TL_PING_PONG: _flag("warp groups start their first MMAs one after another (ping-pong) where that pays", True),
+    _K.TL_PING_PONG: _unused("warp groups alternate without barriers between them", True),
     _K.TL_EXTRA_STAGES: _flag("more stages than num_stages where a loop would wait for loads and shared memory is free", True),
     _K.TL_SHORTEN_ROUNDED: _flag("functions whose results are only rounded to 16 or 8 bits take shorter forms, with an error "
                                   "below a hundredth of a unit of the narrow type", True),

@@ -55,54 +55,62 @@ class Chain:
 
 def accumulator_chain(r: WarpRoleLoop) -> Chain | None:
     """The GEMMs of a loop that use one accumulator one after another; None if there are fewer than two or they do not fit."""
+    found = cleared_gemms(r)
+    if len(found) < 2:
+        return None
+    return Chain(found, r.body.items[found[0]].stmt.c.buffer, filled_ahead(r, found[0]) or ())  # type: ignore[attr-defined]
+
+
+def cleared_gemms(r: WarpRoleLoop) -> tuple[int, ...]:
+    """The GEMMs of a loop, if each of them clears the same accumulator, and only the statements behind it use its result.
+
+    Their operands come from rings that nothing else uses.  () if there is a GEMM of which that is not true.
+    """
     items = r.body.items
     rest = [i for i in range(len(items)) if i not in r.loads]
-    found = [i for i in rest if isinstance(items[i].stmt, Gemm)]
-    if len(found) < 2 or r.body.allocs or any(items[i].defines is not None for i in rest):
-        return None
+    found = tuple(i for i in rest if isinstance(items[i].stmt, Gemm))
+    if not found or r.body.allocs or any(items[i].defines is not None for i in rest):
+        return ()
     ops: list[Any] = [items[i].stmt for i in found]
     accumulator = ops[0].c.buffer
     pure = {s.var for s in r.body.pure}
     for op in ops:
         if op.c.buffer is not accumulator or not is_const(op.clear_accum, True) or free_vars(op) & pure or \
                 not {op.a.buffer, op.b.buffer} <= set(r.versions):
-            return None
+            return ()
     if any(x.last >= found[0] if x.iterations > 1 else x.first not in found or x.last not in found for x in r.rings):
-        return None
+        return ()
     others = [i for i in rest if i not in found]
     read = {e.storage for i in found for e in items[i].effects} - {accumulator.data}
     if any(e.writes and e.storage in read for i in others for e in items[i].effects) or any(
-            items[i].touches(accumulator.data) for i in others if i < found[0]):
-        return None
-    if r.used_outside(accumulator.data):
-        return None
-    return Chain(tuple(found), accumulator, _ahead(r, found[0]))
+            items[i].touches(accumulator.data) for i in others if i < found[0]) or r.used_outside(accumulator.data):
+        return ()
+    return found
 
 
-def _ahead(r: WarpRoleLoop, first: int) -> tuple[Buffer, ...]:
-    """The fragments that the statements before the first GEMM fill for those after it.
+def filled_ahead(r: WarpRoleLoop, first: int) -> tuple[Buffer, ...] | None:
+    """The fragments that the statements before the first GEMM fill for those after it, if that can be done one iteration ahead.
 
-    () if these statements cannot run one iteration ahead with a second copy of each fragment.
+    They then get a second copy each, so that loads (of scales) have the time of a whole GEMM to arrive.  None if these
+    statements cannot run ahead.
     """
     items = r.body.items
     before = [x for i, x in enumerate(items) if i < first and i not in r.loads]
     after = [x for i, x in enumerate(items) if i >= first and i not in r.loads]
     made: dict[Var, Buffer] = {}
     if not all(fills_whole(x.stmt) for x in before):
-        return ()
+        return None
     for x in before:
         for e in x.effects:
             if e.writes and (e.buffer.scope_name != FRAGMENT or e.storage not in made and e.reads):
-                return ()
+                return None
             if e.writes:
                 made[e.storage] = e.buffer
     touched = {e.storage for x in before for e in x.effects}
-    if any(e.writes and e.storage in touched for x in after for e in x.effects):
-        return ()
-    if any(map(r.used_outside, made)):
-        return ()
+    if any(e.writes and e.storage in touched for x in after for e in x.effects) or any(map(r.used_outside, made)):
+        return None
     annotated = {b for b, _ in r.launch.plan.layouts}
-    return () if annotated & set(made.values()) else tuple(made.values())
+    return None if annotated & set(made.values()) else tuple(made.values())
 
 
 @record
@@ -283,4 +291,4 @@ def _whole(b: Buffer) -> Region:
     return Region(b, tuple(const(0) for _ in b.shape), tuple(b.shape))
 
 
-__all__ = ["Chain", "TileCode", "chained", "chained_tiles", "accumulator_chain"]
+__all__ = ["Chain", "TileCode", "accumulator_chain", "chained", "chained_tiles", "cleared_gemms", "filled_ahead"]

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tilelang.ir import Buffer, If, Stmt, binary, convert, replace, seq, stmts_of, with_options
-from tilelang.ops import Gemm
+from tilelang.ir import Buffer, Stmt, replace, seq, stmts_of, with_options
 from tilelang.target.machine import REGISTERS
 
 from .chained_accumulators import Chain, accumulator_chain, chained
@@ -18,7 +17,6 @@ from .double_buffered_accumulator import alternate, double_buffered_accumulator
 from .loop_order import LoopOrder
 from .ordered_loop import described, items_of, order_of, ordered, overlaps
 from .ordered_loop import late_rings as order_late_rings
-from .pingpong_barriers import has_iterations, signal_next_group, uses_ping_pong, wait_for_own_group
 from .rings import Ring, WarpRoleLoop
 
 _SERIAL = {"num_stages": None, "order": None, "stage": None, "group": None}
@@ -38,21 +36,20 @@ def consumer(r: WarpRoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buf
         r.overlap = "chunks of a GEMM alternate in the same registers, each under the promotion of the one before"
         return [*chained(r, chain), *finished]
     parts = double_buffered_accumulator(r)
-    ping_pong = "; ping-pong: warp groups start one GEMM after another" if uses_ping_pong(r) else ""
     if parts is not None:
-        r.overlap = f"double-buffered accumulator: each GEMM runs under the promotion of the one before{ping_pong}"
+        r.overlap = "double-buffered accumulator: each GEMM runs under the promotion of the one before"
         return [*alternate(r, parts), *finished]
-    r.overlap = f"wgmma synchronous: {_why_synchronous(r)}{ping_pong}"
+    r.overlap = f"wgmma synchronous: {_why_synchronous(r)}"
     return [*_plain(r), *finished]
 
 
 def chosen_order(r: WarpRoleLoop) -> LoopOrder | None:
     """The order in which GEMMs of the loop run under other statements; None if another schedule is taken.
 
-    Loops with slow rings, with one accumulator for several GEMMs or with ping-pong keep the order of the program.
+    Loops with slow rings or with one accumulator for several GEMMs keep the order of the program.
     """
     if r.order is None:
-        other = r.slow or accumulator_chain(r) is not None or double_buffered_accumulator(r) is not None or uses_ping_pong(r)
+        other = r.slow or accumulator_chain(r) is not None or double_buffered_accumulator(r) is not None
         order = None if other else order_of(r)
         r.order = order if order is not None and overlaps(items_of(r), order) else False
     return r.order or None
@@ -94,7 +91,7 @@ def _kept(r: WarpRoleLoop) -> tuple[list[Stmt], dict[int, int]]:
 
 
 def _plain(r: WarpRoleLoop) -> list[Stmt]:
-    k, ping_pong = r.loop.var, uses_ping_pong(r)
+    k = r.loop.var
     slot, _ = r.slot(k)
     kept, index = _kept(r)
     out: list[Stmt] = []
@@ -105,10 +102,7 @@ def _plain(r: WarpRoleLoop) -> list[Stmt]:
         for ring in r.rings:
             if ring.last == i and ring.iterations == 1:
                 out += r.release(ring, slot)
-        if ping_pong and isinstance(s, Gemm):
-            out.append(signal_next_group(r, binary("eq", k, convert(r.loop.start))))
-    loop = with_options(replace(r.loop, kind="serial", body=seq(*out)), **_SERIAL)
-    return [If(has_iterations(r), wait_for_own_group(r)), loop] if ping_pong else [loop]
+    return [with_options(replace(r.loop, kind="serial", body=seq(*out)), **_SERIAL)]
 
 
 __all__ = ["chain_of", "chosen_order", "consumer", "late_rings", "takes_slow_rings"]
