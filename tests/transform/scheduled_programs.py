@@ -253,3 +253,81 @@ def backward(seq=256, dim=64, bm=64, bn=64, stages=2, threads=128):
             T.copy(dk, dK[bx * bm, 0])
 
     return main
+
+
+def two_loops(m=128, n=128, k=(320, 192), bk=64, stages=3, threads=256, same=True):
+    """C = A1 B1 / 2 + A2 B2, each product in a loop of its own.  same: both loops fill the same tiles.  k: None for
+    extents that are read from N at run time."""
+    bound = tuple(x or 256 for x in k)
+
+    @T.prim_func
+    def main(A1: T.Tensor((m, bound[0]), F16), B1: T.Tensor((bound[0], n), F16), A2: T.Tensor((m, bound[1]), F16),
+             B2: T.Tensor((bound[1], n), F16), N: T.Tensor((2,), "int32"), C: T.Tensor((m, n), F32)):
+        with T.Kernel(T.ceildiv(m, 128), threads=threads) as bx:
+            As, Bs = T.alloc_shared((128, bk), F16), T.alloc_shared((bk, n), F16)
+            if not same:
+                Ds, Es = T.alloc_shared((128, bk), F16), T.alloc_shared((bk, n), F16)
+            acc = T.alloc_fragment((128, n), F32)
+            T.clear(acc)
+            for ko in T.Pipelined(T.ceildiv(k[0], bk) if k[0] else N[0], num_stages=stages):
+                T.copy(A1[bx * 128, ko * bk], As)
+                T.copy(B1[ko * bk, 0], Bs)
+                T.gemm(As, Bs, acc)
+            for i, j in T.Parallel(128, n):
+                acc[i, j] *= 0.5
+            for ko in T.Pipelined(T.ceildiv(k[1], bk) if k[1] else N[1], num_stages=stages):
+                T.copy(A2[bx * 128, ko * bk], As if same else Ds)
+                T.copy(B2[ko * bk, 0], Bs if same else Es)
+                T.gemm(As if same else Ds, Bs if same else Es, acc)
+            T.copy(acc, C[bx * 128, 0])
+
+    return main
+
+
+def attention_of_two_loops(seq=512, dim=128, bm=128, bn=64, stages=2, threads=256):
+    """Causal attention: a loop over the key tiles that all queries see, and one over those on the diagonal."""
+    scale, shape = dim**-0.5 * 1.44269504, (seq, dim)
+
+    @T.macro
+    def steps(bx, first, tiles, masked, K, V, Qs, Ks, Vs, S, P, acc, top, before, factor, total, row):
+        for k in T.Pipelined(tiles, num_stages=stages):
+            T.copy(K[(first + k) * bn, 0], Ks)
+            if masked:
+                for i, j in T.Parallel(bm, bn):
+                    S[i, j] = T.if_then_else(bx * bm + i >= (first + k) * bn + j, 0, -1e30)
+            else:
+                T.clear(S)
+            T.gemm(Qs, Ks, S, transpose_B=True)
+            T.copy(top, before)
+            T.reduce_max(S, top, dim=1, clear=False)
+            for i in T.Parallel(bm):
+                factor[i] = T.exp2((before[i] - top[i]) * scale)
+            for i, j in T.Parallel(bm, bn):
+                S[i, j] = T.exp2((S[i, j] - top[i]) * scale)
+            T.reduce_sum(S, row, dim=1)
+            for i in T.Parallel(bm):
+                total[i] = total[i] * factor[i] + row[i]
+            for i, j in T.Parallel(bm, dim):
+                acc[i, j] *= factor[i]
+            T.copy(S, P)
+            T.copy(V[(first + k) * bn, 0], Vs)
+            T.gemm(P, Vs, acc)
+
+    @T.prim_func
+    def main(Q: T.Tensor(shape, F16), K: T.Tensor(shape, F16), V: T.Tensor(shape, F16), O: T.Tensor(shape, F32)):
+        with T.Kernel(T.ceildiv(seq, bm), threads=threads) as bx:
+            Qs, Ks, Vs = T.alloc_shared((bm, dim), F16), T.alloc_shared((bn, dim), F16), T.alloc_shared((bn, dim), F16)
+            S, P = T.alloc_fragment((bm, bn), F32), T.alloc_fragment((bm, bn), F16)
+            acc = T.alloc_fragment((bm, dim), F32)
+            top, before, factor, total, row = (T.alloc_fragment((bm,), F32) for _ in range(5))
+            T.copy(Q[bx * bm, 0], Qs)
+            T.clear(acc)
+            T.clear(total)
+            T.fill(top, -1e30)
+            steps(bx, 0, bx * (bm // bn), False, K, V, Qs, Ks, Vs, S, P, acc, top, before, factor, total, row)
+            steps(bx, bx * (bm // bn), bm // bn, True, K, V, Qs, Ks, Vs, S, P, acc, top, before, factor, total, row)
+            for i, j in T.Parallel(bm, dim):
+                acc[i, j] /= total[i]
+            T.copy(acc, O[bx * bm, 0])
+
+    return main

@@ -6,7 +6,7 @@ import scheduled_programs as programs
 from hopper_lowered import lowered
 
 from tilelang.codegen.cuda.printer import print_kernel
-from tilelang.ir import Call, For, walk
+from tilelang.ir import Alloc, Call, For, walk
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile
 from tilelang.transform.analysis.group_accesses import GroupTables
@@ -162,3 +162,43 @@ def test_rows_of_other_warp_groups_are_ordered_between_the_groups(monkeypatch, c
     with caplog.at_level("WARNING"):
         (kernel,) = lowered(programs.latent_attention()).kernels
     assert "without a barrier in between" in caplog.text and kernel.launch.num_threads == 256
+
+
+@pytest.mark.parametrize("stages, same", [(2, True), (3, True), (4, True), (2, False), (3, False)])
+def test_two_pipelined_loops_share_a_producer(stages, same):
+    """Loops over the same tiles continue the rings; the trip counts are read at run time, also zero.  Such a launch had no
+    warp roles ("several pipelined loops")."""
+    func = programs.two_loops(k=(None, None), stages=stages, same=same).func
+    program = lowered(func)
+    (kernel,) = program.kernels
+    assert kernel.launch.num_threads == 384 and (kernel.launch.plan.sync_report or "").startswith("ordered")
+    assert kernel.launch.plan.overlap.startswith("pipelined loop 1 of 2: wgmma")
+    assert sum(b.name.endswith("_full") for b in made_in(kernel)) == (1 if same else 2)
+    a, b, c, d = (x.astype("f2") for x in np.random.default_rng(1).standard_normal((4, 128, 256)))
+    for one, two in ((4, 3), (0, 3), (3, 0), (0, 0), (1, 4)):
+        args = [a, b.reshape(256, 128), c, d.reshape(256, 128), np.array([one, two], "i4"), np.zeros((128, 128), "f4")]
+        got = run_device(program, args).outputs["C"]
+        m, n = one * 64, two * 64
+        want = a[:, :m].astype("f8") @ args[1][:m] / 2 + c[:, :n].astype("f8") @ args[3][:n]
+        assert np.allclose(got, want, atol=1e-4)
+
+
+def made_in(kernel):
+    return [x.buffer for x in walk(kernel.launch, Alloc)]
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_full_and_masked_tiles_in_two_loops_are_both_overlapped(stages):
+    func = programs.attention_of_two_loops(stages=stages).func
+    program = lowered(func)
+    (kernel,) = program.kernels
+    assert (kernel.launch.plan.overlap or "").count(NEXT) == 2, kernel.launch.plan.overlap
+    q, k, v, out = inputs(func)
+    got = run_device(program, [q, k, v, out]).outputs["O"]
+    scores = np.where(np.tri(len(q)) > 0, q.astype("f8") @ k.T.astype("f8") * 128**-0.5, -np.inf)
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    want = weights / weights.sum(1, keepdims=True) @ v.astype("f8")
+    assert np.allclose(got, want, rtol=2e-3, atol=2e-3)  # weights are rounded to float16
+    if nvrtc.available():
+        cubin = nvrtc.compile_cubin(print_kernel(kernel), "sm_90a")
+        assert cubin.spills == 0 and "C75" not in cubin.log, cubin.log

@@ -196,7 +196,7 @@ def test_declined_with_the_reason(body, why):
     assert "in_warp_groups" not in ops(launch) and said.startswith("no warp specialisation: ") and why in said
 
 
-def test_several_loops_inside_say_so():
+def test_several_loops_inside_other_loops_share_the_rings():
     @T.prim_func
     def two(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32")):
         with T.Kernel(2, threads=128) as block:
@@ -215,7 +215,13 @@ def test_several_loops_inside_say_so():
                         T.gemm(As, Bs, F)
                 T.copy(F, C[block * BM, t * BN])
 
-    assert "no warp specialisation: several pipelined loops" in lower(two.func, SM90).kernels[0].launch.plan.report
+    program = lower(two.func, SM90)
+    assert "both warp roles run the 2 pipelined loops one after another" in program.kernels[0].launch.plan.report
+    rng = np.random.default_rng(0)
+    A, B, C = rng.standard_normal((M, K)).astype("f2"), rng.standard_normal((K, N)).astype("f2"), np.zeros((M, N), "f4")
+    out = run_device(program, [A, B, C]).outputs["C"]
+    rows, columns, depth = min(M, 2 * BM), min(N, 2 * BN), min(K, 6 * BK)
+    assert np.allclose(out[:rows, :columns], 2 * A[:rows, :depth].astype("f8") @ B[:depth, :columns], atol=1e-3)
 
 
 # ---- other schedules, and what ptxas makes of it ------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Finds which loops and branches around a pipelined loop the producer warp group has to run as well.
+"""Finds which loops and branches around pipelined loops the producer warp group has to run as well.
 
     for t in …:  x = f(t);  clear(C);  for k in T.Pipelined(n): …A[x, k]…;  copy(C, …);  s = s + 1
 
@@ -10,7 +10,7 @@ launch only reads, and each other, but not on thread indices, tiles or computed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Break, Buffer, Const, Continue, Expr, For, If, Launch, Parallel, Seq, Stmt, Store, Var,
@@ -24,15 +24,15 @@ SCALAR = VARIABLE
 
 
 class Around:
-    """The statements that surround a pipelined loop of a launch.
+    """The statements that surround the pipelined loops of a launch.
 
-    path: the statements around the loop, from the launch's body inwards.  scalars: storage of the variables that both warp
+    path: the statements around the loops.  scalars: storage of the variables that both warp
     roles keep.  visible: bound variables with the same value in both.  why: why the producer cannot follow, "" if it can.
     """
 
-    def __init__(self, launch: Launch, loop: For) -> None:
-        self.launch, self.loop = launch, loop
-        self.path = _path(launch.body, loop)
+    def __init__(self, launch: Launch, loops: Sequence[For]) -> None:
+        self.launch, self.loops = launch, {id(x): x for x in loops}
+        self.path = {id(s) for x in loops for s in _path(launch.body, x)}
         self.written = {e.storage for e in effects(launch.body) if e.writes}
         self.bound = {v for x in walk(launch.body) for v in _bound(x)}
         self.allocs: dict[Buffer, None] = {}
@@ -41,10 +41,10 @@ class Around:
         self.visible: set[Var] = set()
         self.lost: set[Var] = set()
         self.uneven: set[int] = set()
-        self.reached = False
+        self.reached = True
         while True:  # repeat: dropping a scalar also drops the scalars computed from it
             known = len(self.uneven)
-            self.visible, self.lost, self.reached = set(launch.block_vars), set(), False
+            self.visible, self.lost, self.reached = set(launch.block_vars), set(), True
             self._scan(launch.body, True, None)
             if not self.lost & self.scalars and known == len(self.uneven):
                 break
@@ -65,8 +65,8 @@ class Around:
 
         here: whether both warp roles reach s equally often.  loop: the innermost loop around s.
         """
-        if s is self.loop:
-            self.reached |= here
+        if id(s) in self.loops:
+            self.reached &= here
             self._lose(effects(s))
             return
         if isinstance(s, (For, While, If)):
@@ -108,13 +108,13 @@ class Around:
 
     # ---- code of the two warp roles -------------------------------------------------------------------------------
 
-    def loading(self, loads: list[Stmt]) -> list[Stmt]:
-        """The launch's body for the producer, with `loads` in place of the loop."""
-        return list(stmts_of(self._kept(self.launch.body, seq(*loads)) or seq()))
+    def loading(self, loads: Mapping[int, list[Stmt]]) -> list[Stmt]:
+        """The launch's body for the producer, with `loads` in place of the loops (by id)."""
+        return list(stmts_of(self._kept(self.launch.body, loads) or seq()))
 
-    def _kept(self, s: Stmt, loads: Stmt) -> Stmt | None:
-        if s is self.loop:
-            return loads
+    def _kept(self, s: Stmt, loads: Mapping[int, list[Stmt]]) -> Stmt | None:
+        if id(s) in loads:
+            return seq(*loads[id(s)])
         match s:
             case Seq():
                 return seq(*(x for x in (self._kept(y, loads) for y in s.stmts) if x is not None))
@@ -132,28 +132,29 @@ class Around:
         return None
 
     def _matters(self, s: Stmt) -> bool:
-        """Whether the pipelined loop, or a store of a scalar that is kept, is below s."""
-        return any(x is self.loop or isinstance(x, Store) and x.buffer.data in self.scalars for x in statements(s))
+        """Whether a pipelined loop, or a store of a scalar that is kept, is below s."""
+        return any(id(x) in self.loops or isinstance(x, Store) and x.buffer.data in self.scalars for x in statements(s))
 
-    def computing(self, stmts: list[Stmt]) -> list[Stmt]:
-        """The launch's body for the consumers, with `stmts` in place of the loop.
+    def computing(self, stmts: Mapping[int, list[Stmt]]) -> list[Stmt]:
+        """The launch's body for the consumers, with `stmts` in place of the loops (by id).
 
-        Allocations of shared buffers on the path to the loop are removed and collected in `allocs`.
+        Allocations of shared buffers on the path to the loops are removed and collected in `allocs`.
         """
         def visit(s: Stmt) -> Stmt:
-            if s is self.loop:
-                return seq(*stmts)
+            if id(s) in stmts:
+                return seq(*stmts[id(s)])
             if isinstance(s, Seq):
                 out: list[Stmt] = []
                 for x in s.stmts:
                     if isinstance(x, Alloc) and x.init is None and x.buffer.scope_name in SHARED:
                         self.allocs[x.buffer] = None
                     else:
-                        out.append(visit(x) if any(x is y for y in (*self.path, self.loop)) else x)
+                        out.append(visit(x) if id(x) in self.path or id(x) in stmts else x)
                 return seq(*out, span=s.span)
             if isinstance(s, If):
-                return replace(s, then=visit(s.then) if _holds(s.then, self.loop) else s.then,
-                               orelse=visit(s.orelse) if s.orelse is not None and _holds(s.orelse, self.loop) else s.orelse)
+                then, orelse = (None if x is None else visit(x) if id(x) in self.path or id(x) in stmts else x
+                                for x in (s.then, s.orelse))
+                return replace(s, then=then, orelse=orelse)
             return replace(s, body=visit(s.body))  # type: ignore[attr-defined, call-arg]
 
         return list(stmts_of(visit(self.launch.body)))
@@ -163,24 +164,29 @@ class Counted:
     """Counts the steps that a ring has made before the loop, modulo twice its stages.  Each warp role counts for itself.
 
     base: that number; None if it is always zero.  begin, bind, advance: statements for the start of a warp role, before the
-    loop and after it.
+    loop and after it.  count: where it is kept; other loops on the same ring share it, and the first of them sets it to zero.
     """
 
-    def __init__(self, extent: Expr, stages: int) -> None:
+    def __init__(self, extent: Expr, stages: int, count: Buffer | None = None) -> None:
         self.begin: list[Stmt] = []
         self.bind: list[Stmt] = []
         self.advance: list[Stmt] = []
         self.base: Expr | None = None
         period = 2 * stages
-        if isinstance(extent, Const) and extent.value % period == 0:
+        if count is None and isinstance(extent, Const) and extent.value % period == 0:
             return
         base, zero = Var("steps", dtype("int32")), (const(0),)
-        count = Buffer("step_count", (1,), dtype("int32"), SCALAR)
+        first, count = count is None, step_count() if count is None else count
         made = cast(binary("max", extent, const(0, extent.dtype)) % period, "int32")
         self.base = base
-        self.begin = [Alloc(count), Store(count, zero, const(0, "int32"))]
+        self.begin = [Alloc(count), Store(count, zero, const(0, "int32"))] if first else []
         self.bind = [Bind(base, load(count, zero))]
         self.advance = [Store(count, zero, (base + made) % period)]
+
+
+def step_count() -> Buffer:
+    """A scalar that counts the steps of a ring."""
+    return Buffer("step_count", (1,), dtype("int32"), SCALAR)
 
 
 def inner_loops(body: Stmt, asked: Callable[[For], bool]) -> list[For]:
@@ -213,4 +219,4 @@ def _bound(x: Any) -> tuple[Var, ...]:
     return (x.var,) if isinstance(x, (Bind, For)) else tuple(x.vars) if isinstance(x, Parallel) else ()
 
 
-__all__ = ["Around", "Counted", "inner_loops"]
+__all__ = ["Around", "Counted", "inner_loops", "step_count"]

@@ -24,9 +24,9 @@ from operator import attrgetter
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Stmt, Var, binary, call,
-                         const, convert, free_vars, contains, is_const, replace, rewrite_launches, seq, statements, stmts_of,
-                         substitute, walk, with_options, FRAGMENT, GLOBAL, SHARED)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Stmt, Var, binary,
+                         call, const, convert, free_vars, contains, is_const, replace, rewrite_launches, seq, statements,
+                         stmts_of, substitute, walk, with_options, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
@@ -41,7 +41,7 @@ from .insert_pdl import around_launch
 from ..analysis.effects import acts, effects, expr_effects, hangs_on_threads, is_sync
 from ..legalize.hopper_features import hopper, placed_in_kernel
 from ..analysis.liveness import Uses, has_views
-from .outer_loops import Around, Counted, inner_loops
+from .outer_loops import Around, inner_loops
 from .cluster_pairs import rows_of
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -51,6 +51,7 @@ from ..analysis.pipeline_loops import is_pipelined, wanted_stages
 from .plan_pipelines import has_exits, unversionable, versioned
 from .producer_schedule import producer
 from ..analysis.statements import do
+from .several_loops import RingsOf, counted_loops
 from .rings import GROUP, SLOW_STAGES, Ring, WarpRoleLoop, asked_registers, barriers
 from ..analysis.pipeline_schedule import Body, loop_items
 from .prefetch_scales import prefetch_scales
@@ -109,10 +110,8 @@ class _WarpRoles:
         x, y, z = launch.threads
         if y != 1 or z != 1 or x % GROUP or not 1 <= x // GROUP <= 3:
             raise _Declined(f"{x} x {y} x {z} threads are no 1 to 3 warp groups")
-        if len(loops) != 1:
-            raise _Declined("several pipelined loops")
         self.groups, self.thread = x // GROUP, launch.thread_vars[0]
-        self.loop = loops[0]
+        self.loop, self.loops = loops[0], [self, *(_WarpRoles(launch, [x], cx) for x in loops[1:])]
         stages = wanted_stages(self.loop)
         if not isinstance(stages, int) or stages < 2:
             raise _Declined("no automatic pipeline of two stages or more")
@@ -124,12 +123,18 @@ class _WarpRoles:
         self.scalars: set[Var] = set()  # storage of the program's variables that both warp roles keep
 
     def run(self) -> Launch:
-        self._check()
-        self.rings = self._rings()
+        for n, x in enumerate(self.loops):
+            try:
+                x._check()
+                x.rings = x._rings()
+            except _Declined as e:
+                raise e if len(self.loops) == 1 else _Declined(f"pipelined loop {n + 1} of {len(self.loops)}: {e}") from None
+        if len(self.loops) > 1:
+            return self._inside(Around(self.launch, [p.loop for p in self.loops]))
         stmts = stmts_of(self.launch.body)
         at = next((k for k, s in enumerate(stmts) if s is self.loop), None)
         if at is None:
-            return self._inside(Around(self.launch, self.loop))
+            return self._inside(Around(self.launch, [self.loop]))
         common, before = self._common(stmts[:at])
         self._reachable()
         self._room()
@@ -184,30 +189,44 @@ class _WarpRoles:
         return self._said(out, self.about)
 
     def _inside(self, around: Around) -> Launch:
-        """The launch, if the pipelined loop is inside other loops or branches, which both warp roles run."""
+        """The launch, if its pipelined loops are inside other loops or branches, which both warp roles run, or several."""
         if around.why:
             raise _Declined(around.why)
-        self.scalars, self.visible, self.bound = around.scalars, around.visible, around.bound
-        self._reachable()
-        for ring in self.rings:
-            self._make(ring, None)
-        steps = Counted(Analyzer().simplify(convert(self.loop.extent)), self.stages)
-        self.shared = WarpRoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
-                               self.cx, steps.base, True, {})
-        new = {b: v for r in self.rings for b, v in r.buffers.items()}
-        loads = producer(self.shared, [], self._pure(), self.tf32)
-        handover = Handover(self.shared) if self._hands_over(new) else None
-        loads, ready = ([*handover.awaited, *loads], handover.ready) if handover else (loads, [])
-        begin, bind, advance = ([x for s in (steps, *((handover.count,) if handover else ())) for x in part(s)]
-                                for part in (attrgetter("begin"), attrgetter("bind"), attrgetter("advance")))
-        loading = rename([*begin, *around.loading([*bind, *loads, *advance])])
-        computing = [*steps.begin, *around.computing([*steps.bind, *ready, *consumer(self.shared), *steps.advance])]
+        loops, several = self.loops, len(self.loops) > 1
+        for p in loops:
+            p.scalars, p.visible, p.bound = around.scalars, around.visible, around.bound
+            p._reachable()
+        counts, begin = counted_loops([RingsOf(p.loop, p.stages, p.rings, p._filled) for p in self.loops],
+                                      lambda n, r: self.loops[n]._make(r, None))
+        for p, steps in zip(loops, counts):
+            p.shared = WarpRoleLoop(self.launch, p.loop, p.body, p.rings, self.groups, p.stages, self.thread, self.cx,
+                                    steps.base, True, {})
+        new = {b: v for p in loops for r in p.rings for b, v in r.buffers.items()}
+        made = list(dict.fromkeys(v for p in loops for r in p.rings for v in r.buffers.values()))
+        tiles = [*made, *(b for b in self._static() if b not in new)]
+        taken = sum(b.size * b.dtype.bits // 8 for b in tiles if b.scope_name in SHARED)
+        if several and taken > self.cx.target.limits.shared_per_block - BARRIER_BYTES:
+            raise _Declined(f"the stages of {len(loops)} pipelined loops take {taken} bytes of shared memory")
+        loads = {id(p.loop): producer(p.shared, [], p._pure(), p.tf32) for p in loops}
+        handover = Handover(self.shared) if not several and self._hands_over(new) else None
+        ready: list[Stmt] = []
+        if handover:
+            loads[id(self.loop)], ready = [*handover.awaited, *loads[id(self.loop)]], handover.ready
+        counted, more = list(zip(loops, counts)), (handover,) if handover else ()
+        of_loading = {id(p): (s, *(x.count for x in more)) for p, s in counted}  # a handover counts in the producer only
+        loads = {id(p.loop): [*(x for s in of_loading[id(p)] for x in s.bind), *loads[id(p.loop)],
+                              *(x for s in of_loading[id(p)] for x in s.advance)] for p in loops}
+        start = [x for some in of_loading.values() for s in some for x in s.begin]
+        loading = rename([*begin, *start, *around.loading(loads)])
+        computing = [*begin, *(x for s in counts for x in s.begin), *around.computing(
+            {id(p.loop): [*s.bind, *ready, *consumer(p.shared), *s.advance] for p, s in counted})]
         used = {e.storage for s in computing for e in effects(s)}
         once: list[Stmt] = [Alloc(b) for b in around.allocs if b not in new or b.data in used]
-        once += [Alloc(v) for v in new.values()]
-        made = [b for r in self.rings for b in (r.full, r.empty) if b is not None] + ([handover.drained] if handover else [])
-        out = self._assembled(once, made, [self._loader(loading)], computing, False, None)
-        about = "both warp roles run the program's own loops around the pipeline"
+        once += [Alloc(v) for v in made]
+        bars = list(dict.fromkeys(b for p in loops for r in p.rings for b in (r.full, r.empty) if b is not None))
+        out = self._assembled(once, bars + [x.drained for x in more], [self._loader(loading)], computing, False, None)
+        about = "both warp roles run the program's own loops around the pipeline" if not several else \
+            f"both warp roles run the {len(loops)} pipelined loops one after another"
         return self._said(with_versions(out, new) if handover else out, about + handover.about if handover else about)
 
     def _hands_over(self, new: dict[Buffer, Buffer]) -> bool:
@@ -232,16 +251,19 @@ class _WarpRoles:
 
     def _said(self, out: Launch, about: str) -> Launch:
         """The launch with its attributes: layouts of all versions, number of consumer threads, and the reports."""
-        new = {b: v for r in self.rings for b, v in r.buffers.items()}
+        rings = [(p.shared, r) for p in self.loops for r in p.rings]
+        new = list(dict.fromkeys(x for _, r in rings for x in r.buffers.items()))
         layouts = self.launch.plan.layouts
         if layouts:  # a layout that the user gave for a buffer also applies to its versions
-            out = with_options(out, layouts=(*layouts, *((new[b], lay) for b, lay in layouts if b in new)))
-        names = ", ".join(sorted(b.name for b in new))
-        stages = tuple((b.name, self.shared.stages_of(r.iterations)) for r in self.rings for b in r.buffers)
+            out = with_options(out, layouts=(*layouts, *((v, lay) for b, lay in layouts for x, v in new if x is b)))
+        names = ", ".join(sorted({b.name for b, _ in new}))
+        stages = tuple(dict.fromkeys((b.name, p.stages_of(r.iterations)) for p, r in rings for b in r.buffers))
+        overlap = self.shared.overlap if len(self.loops) == 1 else "; ".join(
+            f"pipelined loop {n + 1} of {len(self.loops)}: {p.shared.overlap}" for n, p in enumerate(self.loops))
         return with_options(out, compute_threads=self.groups * GROUP, report=(*self.launch.plan.report, about),
-                          stages=stages, overlap=self.shared.overlap, pipeline_report=(
+                          stages=stages, overlap=overlap, pipeline_report=(
             f"warp groups: 1 loads {names} by TMA, {self.groups} compute{'s' * (self.groups == 1)}, "
-            f"{self.stages} stages"))
+            f"{' and '.join(dict.fromkeys(str(p.stages) for p in self.loops))} stages"))
 
     def _steps(self, iterations: int, tiles: Tiles) -> Steps:
         """Counts the steps of the rings whose stages last `iterations` iterations."""
@@ -455,7 +477,8 @@ class _WarpRoles:
 
     def _shared(self) -> int:
         """Bytes of shared memory with all stages, without the barriers."""
-        ring = {self._filled(i): self.stages if r.iterations == 1 else SLOW_STAGES for r in self.rings for i in r.items}
+        ring = {p._filled(i): p.stages if r.iterations == 1 else SLOW_STAGES
+                for p in self.loops for r in p.rings for i in r.items}
         return sum(b.size * b.dtype.bits // 8 * ring.get(b, 1) for b in self._static() if b.scope_name.startswith("shared"))
 
     def _filled(self, item: int) -> Buffer:
