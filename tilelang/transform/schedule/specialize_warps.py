@@ -196,17 +196,19 @@ class _WarpRoles:
         for p in loops:
             p.scalars, p.visible, p.bound = around.scalars, around.visible, around.bound
             p._reachable()
+        filled = {p._filled(i) for p in loops for r in p.rings for i in r.items}
+        room = self.cx.target.limits.shared_per_block - BARRIER_BYTES - sum(
+            b.size * b.dtype.bits // 8 for b in self._static() if b.scope_name in SHARED and b not in filled)
         counts, begin = counted_loops([RingsOf(p.loop, p.stages, p.rings, p._filled) for p in self.loops],
-                                      lambda n, r: self.loops[n]._make(r, None))
+                                      lambda n, r: self.loops[n]._make(r, None), room)
         for p, steps in zip(loops, counts):
             p.shared = WarpRoleLoop(self.launch, p.loop, p.body, p.rings, self.groups, p.stages, self.thread, self.cx,
                                     steps.base, True, {})
         new = {b: v for p in loops for r in p.rings for b, v in r.buffers.items()}
         made = list(dict.fromkeys(v for p in loops for r in p.rings for v in r.buffers.values()))
-        tiles = [*made, *(b for b in self._static() if b not in new)]
-        taken = sum(b.size * b.dtype.bits // 8 for b in tiles if b.scope_name in SHARED)
-        if several and taken > self.cx.target.limits.shared_per_block - BARRIER_BYTES:
-            raise _Declined(f"the stages of {len(loops)} pipelined loops take {taken} bytes of shared memory")
+        taken = sum(b.size * b.dtype.bits // 8 for b in made)
+        if several and taken > room:
+            raise _Declined(f"the stages of {len(loops)} pipelined loops take {taken} of {room} bytes of shared memory")
         loads = {id(p.loop): producer(p.shared, [], p._pure(), p.tf32) for p in loops}
         handover = Handover(self.shared) if not several and self._hands_over(new) else None
         ready: list[Stmt] = []
