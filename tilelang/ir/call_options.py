@@ -18,6 +18,7 @@ class CallOptions(Options):
         arriving: int
         b_major: str
         based: bool
+        by_group: bool | None
         bytes: int
         cache_hint: str | int | None
         count: int

@@ -112,6 +112,7 @@ class _WarpRoles:
             raise _Declined(f"{x} x {y} x {z} threads are no 1 to 3 warp groups")
         self.groups, self.thread = x // GROUP, launch.thread_vars[0]
         self.loop, self.loops = loops[0], [self, *(_WarpRoles(launch, [x], cx) for x in loops[1:])]
+        self.rings: list[Ring] = []
         stages = wanted_stages(self.loop)
         if not isinstance(stages, int) or stages < 2:
             raise _Declined("no automatic pipeline of two stages or more")
