@@ -13,7 +13,7 @@ TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.fl
 N = 64
 
 
-def ones(*shape, kind):
+def ones(*shape, kind="float32"):
     return np.ones(shape, np.float32).astype(TYPES[kind])
 
 
@@ -38,12 +38,19 @@ CALLS = {
                                                    dim_v=64, target=target(m)), 1),
     "mla_prefill": (lambda t, m: library.mla_prefill(*(ones(1, N, 1, n, kind=t) for n in (32, 16)), ones(1, N, 16, kind=t),
                                                      ones(1, N, 1, 16, kind=t), target=target(m)), 1),
+    "chunk_state": (lambda t, m: library.chunk_state(*[ones(1, N, 1, 16, kind=t)] * 2, ones(1, 1, 1, N), 0 * ones(1, 1, 1, N),
+                                                     target=target(m)), N),
+    "chunk_scan": (lambda t, m: library.chunk_scan(0 * ones(1, 1, 1, N, N, kind=t), ones(1, N, 1, 16, kind=t), ones(1, 1, 1, N),
+                                                   0 * ones(1, 1, 1, N), ones(1, N, 1, 16, kind=t),
+                                                   0 * ones(1, 1, 1, 16, 16, kind=t), ones(1), target=target(m)), 1),
+    "flex_attention": (lambda t, m: library.flex_attention(*[ones(1, N, 1, 16, kind=t)] * 3, target=target(m)), 1),
     "dequant_matmul": (lambda t, m: library.dequant_matmul(ones(N, N, kind=t), np.full((N, N // 2), 0x11, np.uint8),
                                                            ones(N, N // 32, kind=t), **on(m)), N)}
 
 
 def test_every_function_has_its_rows():
-    assert set(SUPPORT) == set(CALLS) == {n for n in library.__all__ if n not in ("coded_matmul", "mla_plan")}
+    others = "coded_matmul", "create_block_mask", "mla_plan"
+    assert set(SUPPORT) == set(CALLS) == {n for n in library.__all__ if n not in others}
     assert all(len(found) == len(MACHINES) for kinds in SUPPORT.values() for found in kinds.values())
 
 
@@ -55,7 +62,7 @@ def test_the_table_says_what_a_function_accepts(name, kind, machine):
     if not SUPPORT[name].get(kind, ("",) * len(MACHINES))[MACHINES.index(machine)]:
         with pytest.raises(TileLangError) as e:
             call(kind, machine)
-        assert e.value.kind in ("matmul-type", "matmul-target", "attention-argument")
+        assert e.value.kind in ("matmul-type", "matmul-target", "attention-argument", "ssd-argument")
     else:
         assert (np.asarray(call(kind, machine)).astype(np.float64) == wanted).all()
 

@@ -19,6 +19,8 @@ _register("library-option", TypeError, "an argument that a function of the libra
 
 # public function -> module that defines it
 _NAMES = {
+    "chunk_scan": "linear_attention.ssd",
+    "chunk_state": "linear_attention.ssd",
     "coded_matmul": "quantised.dequant_matmul",  # the old name, which warns
     "create_block_mask": "attention.flex_attention",
     "dequant_matmul": "quantised.dequant_matmul",

@@ -12,8 +12,10 @@ _GEMM = {"float16": _ALL, "bfloat16": _ALL, "float32": _FLOAT32, "float64": _ALL
 
 # function -> element type of its first operand -> "yes", "tf32" or "" (rejected) on each of MACHINES
 SUPPORT: dict[str, dict[str, tuple[str, ...]]] = {
-    "matmul": _GEMM, "grouped_matmul": _GEMM, "flash_attention": _ATTENTION, "flash_decode": _ATTENTION,
-    **{name: {"float16": _ALL, "bfloat16": _ALL} for name in ("dequant_matmul", "mla_decode", "mla_prefill")}}
+    "matmul": _GEMM, "grouped_matmul": _GEMM,
+    **dict.fromkeys(("flash_attention", "flex_attention", "flash_decode"), _ATTENTION),
+    **{name: {"float16": _ALL, "bfloat16": _ALL} for name in
+       ("chunk_scan", "chunk_state", "dequant_matmul", "mla_decode", "mla_prefill")}}
 
 
 def support_rows() -> list[tuple[str, ...]]:

@@ -134,10 +134,11 @@ class _Inference:
         while vector > 1 and shape[fast] % vector:
             vector //= 2
         for op in self.uses.ops:
-            rows = self.known.layouts.get(op.dst.buffer) if isinstance(op, Reduce) and op.src.buffer is b else None
-            over = rows and spread(rows, op.dim, shape, vector if fast == op.dim else 1)
-            if over is not None and self.uses.suits_views(b, over):
-                return over
+            reduced = self.known.layouts.get(op.dst.buffer) if isinstance(op, Reduce) and op.src.buffer is b else None
+            if isinstance(op, Reduce) and reduced is not None:
+                over = spread(reduced, op.dim, shape, vector if fast == op.dim else 1)
+                if over is not None and self.uses.suits_views(b, over):
+                    return over
         order = [d for d in range(len(shape)) if d != fast] + [fast] if shape else []
         out = row_fragment(shape, threads, vector, order)
         if not self.uses.suits_views(b, out):

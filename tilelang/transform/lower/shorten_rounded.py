@@ -52,14 +52,14 @@ def shorten_rounded(func: Func, cx: PassContext) -> Func:
         return func
     if not any(x.op in FORMS for x in walk(func.body, Call, Binary)):
         return func
-    summed = frozenset(r.buffer.data for r in _sums(func.body))
+    summed = frozenset(r.buffer.data for r in _accumulated(func.body))
     out = rewrite(func, partial(_at_once, summed=summed), Cast, Call, Store)
     if any(True for _ in walk(out.body, Break, Continue)):
         return out
     return replace(out, body=_stored(out.body, ((),), summed))
 
 
-def _sums(s: Stmt) -> Iterable[Region]:
+def _accumulated(s: Stmt) -> Iterable[Region]:
     """Fragments to which tile operations add in an unspecified order."""
     for x in walk(s, Gemm, Reduce):
         to = x.c if isinstance(x, Gemm) else x.dst

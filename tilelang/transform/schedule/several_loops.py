@@ -30,9 +30,9 @@ class RingsOf:
     def bytes(self) -> int:
         return self.stages * sum(b.size * b.dtype.bits // 8 for r in self.rings for b in self.tiles(r))
 
-    def kind(self, share: bool) -> Any:
-        """What is equal for loops that use one set of rings.  share: also if they only use tiles of other names alike."""
-        if not share:
+    def kind(self, alike_too: bool) -> Any:
+        """What is equal for loops that use one set of rings.  alike_too: also if they only use tiles of other names alike."""
+        if not alike_too:
             return self.stages, frozenset(frozenset(self.tiles(r)) for r in self.rings)
         return self.stages, tuple(tuple(map(self._use, self.tiles(r))) for r in self.rings)
 
@@ -55,10 +55,10 @@ def counted_loops(loops: Sequence[RingsOf], make: Callable[[int, Ring], None],
     number.
     """
     alike: dict[Any, list[int]] = {}
-    for share in (False, True):
+    for alike_too in (False, True):
         alike.clear()
         for n, x in enumerate(loops):
-            alike.setdefault(x.kind(share), []).append(n)
+            alike.setdefault(x.kind(alike_too), []).append(n)
         if sum(loops[some[0]].bytes() for some in alike.values()) <= room:
             break
     counts: dict[int, Counted] = {}
