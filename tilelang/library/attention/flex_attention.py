@@ -94,9 +94,9 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
     and the key, from 0. block_mask: a mask of create_block_mask for seq_q and seq_k; blocks that are hidden take no time, and
     only those hidden in part call its function. tensors: arrays that score_mod reads by index; 2 with those of the mask.
 
-    q, k, v, layout ("bshd" or "bhsd"), scale, return_lse, target: as flash_attention takes them (float16, bfloat16,
-    float32). The bound of its error holds with the error of the changed scores added. Each pair of functions and shapes compiles a kernel, so pass the same function
-    objects again. A query that sees no key gives 0 and the logarithm -inf.
+    q, k, v, layout ("bshd" or "bhsd"), scale, return_lse, target: as flash_attention takes them (float16, bfloat16, float32).
+    The bound of its error holds with the error of the changed scores added. Each pair of functions and shapes compiles a
+    kernel, so pass the same function objects again. A query that sees no key gives 0 and the logarithm -inf.
     Raises attention-argument, attention-shape, attention-option, attention-gradient.
 
     >>> import tilelang.language as T
