@@ -37,6 +37,8 @@ def product(dt, work=False, source=None):
             T.copy(B, Bs)
             T.clear(total)
             T.gemm(As, Bs, S, clear_accum=True)
+            for i, j in T.Parallel(128, 64):
+                S[i, j] = T.tanh(S[i, j])  # without it the values stay in named registers
             T.copy(S, P)
             if work:
                 for i, j in T.Parallel(128, 64):
