@@ -371,6 +371,8 @@ template <int N> TL_DEVICE void pack_bfloat16(bfloat16_t* to, const float* from)
 }
 //@ warp_uniform
 TL_DEVICE int warp_uniform(int x) { return x; }
+//@ row_quotient
+TL_DEVICE float row_quotient(float x, float y) { return x / y; }
 //@ fast_exp2
 TL_DEVICE float fast_exp2(float x) { return exp2f(x); }
 //@ fast_rcp
