@@ -43,6 +43,8 @@ CALLS = {
     "chunk_scan": (lambda t, m: library.chunk_scan(0 * ones(1, 1, 1, N, N, kind=t), ones(1, N, 1, 16, kind=t), ones(1, 1, 1, N),
                                                    0 * ones(1, 1, 1, N), ones(1, N, 1, 16, kind=t),
                                                    0 * ones(1, 1, 1, 16, 16, kind=t), ones(1), target=target(m)), 1),
+    **{name: (lambda t, m, name=name: getattr(library, name)(*[0 * ones(1, N, 1, N, kind=t)] * 3, 0 * ones(
+        1, N, 1, *[N] * (name == "kda")), ones(1, N, 1), target=target(m))[0] + 1, 1) for name in ("gated_delta", "kda")},
     "flex_attention": (lambda t, m: library.flex_attention(*[ones(1, N, 1, 16, kind=t)] * 3, target=target(m)), 1),
     "dequant_matmul": (lambda t, m: library.dequant_matmul(ones(N, N, kind=t), np.full((N, N // 2), 0x11, np.uint8),
                                                            ones(N, N // 32, kind=t), **on(m)), N)}
@@ -62,7 +64,7 @@ def test_the_table_says_what_a_function_accepts(name, kind, machine):
     if not SUPPORT[name].get(kind, ("",) * len(MACHINES))[MACHINES.index(machine)]:
         with pytest.raises(TileLangError) as e:
             call(kind, machine)
-        assert e.value.kind in ("matmul-type", "matmul-target", "attention-argument", "ssd-argument")
+        assert e.value.kind in ("matmul-type", "matmul-target", "attention-argument", "ssd-argument", "delta-argument")
     else:
         assert (np.asarray(call(kind, machine)).astype(np.float64) == wanted).all()
 

@@ -6,5 +6,6 @@ from tilelang.library.attention.flex_attention import create_block_mask as creat
 from tilelang.library.attention.mla_decode import mla_decode as mla_decode, mla_plan as mla_plan
 from tilelang.library.attention.mla_prefill import mla_prefill as mla_prefill
 from tilelang.library.gemm.matmul import grouped_matmul as grouped_matmul, matmul as matmul
+from tilelang.library.linear_attention.delta import gated_delta as gated_delta, kda as kda
 from tilelang.library.linear_attention.ssd import chunk_scan as chunk_scan, chunk_state as chunk_state
 from tilelang.library.quantised.dequant_matmul import coded_matmul as coded_matmul, dequant_matmul as dequant_matmul

@@ -15,7 +15,7 @@ SUPPORT: dict[str, dict[str, tuple[str, ...]]] = {
     "matmul": _GEMM, "grouped_matmul": _GEMM,
     **dict.fromkeys(("flash_attention", "flex_attention", "flash_decode"), _ATTENTION),
     **{name: {"float16": _ALL, "bfloat16": _ALL} for name in
-       ("chunk_scan", "chunk_state", "dequant_matmul", "mla_decode", "mla_prefill")}}
+       ("chunk_scan", "chunk_state", "dequant_matmul", "gated_delta", "kda", "mla_decode", "mla_prefill")}}
 
 
 def support_rows() -> list[tuple[str, ...]]:

@@ -43,7 +43,7 @@ def chunk_state(x: Any, b: Any, dt: Any, da_cumsum: Any, *, target: Any = None) 
     sizes = _check("chunk_state", x, b, dt, {"da_cumsum": (da_cumsum, tuple(dt.shape), "float32")})
     batch, chunks, _, heads, _, p, n = sizes
     out = empty(x, (batch, chunks, heads, p, n), type_name(x))
-    flat = _contiguous(x).reshape(batch, x.shape[1], heads * p)
+    flat = contiguous(x).reshape(batch, x.shape[1], heads * p)
     _run(state_kernel, x, sizes, target, flat, b, dt, da_cumsum, out.reshape(batch, chunks, heads * p, n))
     return out
 
@@ -113,10 +113,11 @@ def _run(make: Any, x: Any, sizes: tuple[Any, ...], target: Any, *arrays: Any) -
         key = sizes, type_name(x), where.has_wgmma
         kernel = _KERNELS.made((make.__name__, key, where, backend), lambda: compile(
             make(*key), target=where, execution_backend=backend, pass_configs=configs(where)))
-        kernel(*map(_contiguous, arrays[:-1]), arrays[-1])
+        kernel(*map(contiguous, arrays[:-1]), arrays[-1])
 
 
-def _contiguous(x: Any) -> Any:
+def contiguous(x: Any) -> Any:
+    """x, or a copy that a kernel can read."""
     return x if strides(x) == compact(x.shape) and aligned(x) else compact_copy(x)
 
 
@@ -203,4 +204,4 @@ def scan_kernel(sizes: tuple[int, ...], dtype: str, wide: bool) -> Any:
     return chunk_scan
 
 
-__all__ = ["chunk_scan", "chunk_state"]
+__all__ = ["chunk_scan", "chunk_state", "contiguous"]
