@@ -9,7 +9,8 @@ from tilelang.library import gated_delta, kda
 
 MACHINES = {"cpu": None, "sm_80": {"kind": "cuda", "arch": "sm_80"}, "sm_90a": {"kind": "cuda", "arch": "sm_90a"}}
 # batch, seq, key heads, heads, dim_k, dim_v, type
-SIZES = [(1, 100, 1, 2, 64, 64, np.float16), (2, 65, 1, 1, 128, 64, ml_dtypes.bfloat16), (1, 192, 1, 1, 64, 128, np.float16)]
+SIZES = [(1, 100, 1, 2, 64, 64, np.float16), (2, 65, 1, 1, 128, 64, ml_dtypes.bfloat16), (1, 192, 1, 1, 64, 128, np.float16),
+         (2, 1, 1, 2, 128, 64, np.float16), (1, 7, 1, 1, 64, 128, ml_dtypes.bfloat16)]
 FUNCTIONS = {"gated_delta": gated_delta, "kda": kda}
 UNIT = {np.float16: 2.0**-11, ml_dtypes.bfloat16: 2.0**-8}
 

@@ -10,13 +10,14 @@ from tilelang.jit import JITKernel, compile
 from ..arrays import empty, is_numpy, type_name, zeros
 from ..attention.inputs import check_gradient, compact_copy, configs, device_of, running_on
 from ..caches import Cache
-from .delta_kernels import CHUNK, COLUMNS, DeltaForm, delta_chunks, workspace
+from .delta_kernels import CHUNK, COLUMNS, DeltaForm, delta_chunks, delta_steps, workspace
 from .ssd import contiguous
 
 register("delta-argument", ValueError, "tensors of a delta rule that do not go together",
          "see the shapes in the docstring of the function", expected="tensors of the shapes and types that the function names")
 
 _KERNELS: Cache[JITKernel] = Cache(64)
+STEPS = 8  # at most as many are computed one after another
 
 
 def gated_delta(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: float | None = None, initial: Any = None,
@@ -26,7 +27,8 @@ def gated_delta(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: flo
         state_t = alpha_t (state_(t-1) - beta_t k_t (k_t^T state_(t-1))) + beta_t k_t v_t^T,      o_t = scale state_t^T q_t.
 
     q, k: (batch, seq, key heads, dim_k); v: (batch, seq, heads, dim_v), float16 or bfloat16.  Rows of k must be normalised.
-    heads is a multiple of the number of key heads; dim_k is 64 or 128, dim_v a multiple of 64; seq is any length.
+    heads is a multiple of the number of key heads; dim_k is 64 or 128, dim_v a multiple of 64; seq is any length: up to
+    8 steps, as in decoding, are computed one after another.
     log_alpha, beta: (batch, seq, heads), float32; log_alpha at most 0, where less than -20 counts as -20.
     scale: dim_k ** -0.5 by default.  initial: the state before the first step, zeros by default.
 
@@ -74,9 +76,10 @@ def _delta(name: str, given: tuple[Any, ...], scale: float | None, target: Any) 
     last = empty(q, states, "float32")
     where, backend, _ = running_on(q, target)
     form = DeltaForm(heads, heads // q.shape[2], dim_k, dim_v, kind, name == "kda", where.has_wgmma)
-    kernel = _KERNELS.made((form, where, backend), lambda: compile(
-        delta_chunks(form), target=where, execution_backend=backend, pass_configs=configs(where)))
-    work = [empty(q, *x) for x in workspace(form, batch, -(-seq // CHUNK))]
+    make = delta_chunks if seq > STEPS else delta_steps
+    kernel = _KERNELS.made((make.__name__, form, where, backend), lambda: compile(
+        make(form), target=where, execution_backend=backend, pass_configs=configs(where)))
+    work = [empty(q, *x) for x in workspace(form, batch, -(-seq // CHUNK))] if seq > STEPS else []
     inputs = map(contiguous, (*given[:-1], before))
     kernel(*inputs, dim_k ** -0.5 if scale is None else float(scale), *work, out, last)
     return out, last

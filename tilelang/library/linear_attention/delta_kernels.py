@@ -315,4 +315,37 @@ def delta_chunks(f: DeltaForm) -> Any:
     return delta_rule
 
 
-__all__ = ["CHUNK", "COLUMNS", "DeltaForm", "delta_chunks", "workspace"]
+def delta_steps(f: DeltaForm) -> Any:
+    """(Q, K, V, Decay, Beta, Initial, scale, O, Final) as for delta_chunks: a step at a time, for few of them."""
+    batch, seq, columns = *T.dynamic("batch, seq"), 32
+    key, value, row = (batch, seq, f.heads // f.each, f.dim_k), (batch, seq, f.heads, f.dim_v), (batch, seq, f.heads)
+    states = batch, f.heads, f.dim_k, f.dim_v
+
+    @T.prim_func
+    def delta_rule_steps(Q: T.Tensor(key, f.dtype), K: T.Tensor(key, f.dtype), V: T.Tensor(value, f.dtype),
+                         Decay: T.Tensor((*row, f.dim_k) if f.channels else row, "float32"), Beta: T.Tensor(row, "float32"),
+                         Initial: T.Tensor(states, "float32"), scale: T.float32,
+                         O: T.Tensor(value, f.dtype), Final: T.Tensor(states, "float32")):
+        with T.Kernel(f.dim_v // columns, f.heads, batch, threads=128) as (x, h, b):
+            state, terms = T.alloc_fragment((f.dim_k, columns), "float32"), T.alloc_fragment((f.dim_k, columns), "float32")
+            u, v = T.alloc_fragment((columns,), "float32"), x * columns
+            T.copy(Initial[b, h, :, v:v + columns], state)
+            for t in T.serial(seq):
+                for i, j in T.Parallel(f.dim_k, columns):
+                    state[i, j] *= exp(T.max(Decay[b, t, h, i] if f.channels else Decay[b, t, h], LEAST))
+                    terms[i, j] = state[i, j] * K[b, t, h // f.each, i]
+                T.reduce_sum(terms, u, dim=0)
+                for j in T.Parallel(columns):
+                    u[j] = Beta[b, t, h] * (V[b, t, h, v + j] - u[j])
+                for i, j in T.Parallel(f.dim_k, columns):
+                    state[i, j] += K[b, t, h // f.each, i] * u[j]
+                    terms[i, j] = state[i, j] * Q[b, t, h // f.each, i]
+                T.reduce_sum(terms, u, dim=0)
+                for j in T.Parallel(columns):
+                    O[b, t, h, v + j] = u[j] * scale
+            T.copy(state, Final[b, h, :, v:v + columns])
+
+    return delta_rule_steps
+
+
+__all__ = ["CHUNK", "COLUMNS", "DeltaForm", "delta_chunks", "delta_steps", "workspace"]
