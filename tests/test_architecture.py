@@ -321,7 +321,7 @@ LONG_SIGNATURES = {  # public functions whose parameters the reference gives one
     "tilelang.library.attention.flex_attention.flex_attention": "Library",
     "tilelang.library.gemm.matmul.matmul": "Library", "tilelang.library.gemm.matmul.grouped_matmul": "Library",
 }
-MOST_LONG_FUNCTIONS = 5  # of all the others: kernels of the library, whose parameters are tensors
+MOST_LONG_FUNCTIONS = 6  # of all the others: kernels of the library, whose parameters are tensors
 
 
 def test_few_functions_have_many_parameters():
