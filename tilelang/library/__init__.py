@@ -29,11 +29,14 @@ _NAMES = {
     "flex_attention": "attention.flex_attention",
     "gated_delta": "linear_attention.delta",
     "grouped_matmul": "gemm.matmul",
+    "index_scores": "attention.sparse_index",
     "kda": "linear_attention.delta",
     "matmul": "gemm.matmul",
     "mla_decode": "attention.mla_decode",
     "mla_plan": "attention.mla_decode",
     "mla_prefill": "attention.mla_prefill",
+    "sparse_mla": "attention.sparse_mla",
+    "topk_indices": "attention.sparse_index",
 }
 
 

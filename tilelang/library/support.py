@@ -15,7 +15,8 @@ SUPPORT: dict[str, dict[str, tuple[str, ...]]] = {
     "matmul": _GEMM, "grouped_matmul": _GEMM,
     **dict.fromkeys(("flash_attention", "flex_attention", "flash_decode"), _ATTENTION),
     **{name: {"float16": _ALL, "bfloat16": _ALL} for name in
-       ("chunk_scan", "chunk_state", "dequant_matmul", "gated_delta", "kda", "mla_decode", "mla_prefill")}}
+       ("chunk_scan", "chunk_state", "dequant_matmul", "gated_delta", "kda", "mla_decode", "mla_prefill", "sparse_mla")},
+    "index_scores": {"float16": _ALL, "bfloat16": _ALL, "float8_e4m3fn": _ALL}, "topk_indices": {"float32": _ALL}}
 
 
 def support_rows() -> list[tuple[str, ...]]:

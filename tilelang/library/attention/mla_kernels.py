@@ -21,12 +21,14 @@ from .kernels import LN2
 ROWS = KEYS = 64  # heads and keys of a tile
 PAIR = 2 * KEYS  # keys of an even and an odd tile: the unit in which work is divided
 LOWEST = -1e30  # the first maximum; finite, so that rows without keys do not compute inf - inf
+REGS = 224, 56  # of a thread that multiplies and of one that gathers
 MERGING = 16  # blocks that look for divided sequences, per head
 
 
 class MlaForm(NamedTuple):
     """What a kernel is compiled for. heads: rows, those of all queries of a sequence. queries: of a sequence. page: keys of a
-    page, None without a table. kv_dtype: of the cache. splits: of the plan. divided: whether sequences may be."""
+    page, None without a table. kv_dtype: of the cache. splits: of the plan. divided: whether sequences may be. sparse: the
+    table names the row of each key, or -1."""
 
     heads: int
     queries: int
@@ -37,12 +39,14 @@ class MlaForm(NamedTuple):
     kv_dtype: str
     splits: int
     divided: bool
+    sparse: bool = False
 
 
 class Tiles(NamedTuple):
     """Shared memory of a block: queries; two stages of keys, each in three pieces; `top` and `total` of both groups.
 
-    full, free: barriers of the pieces of the stages (stage 0: 0 to 2). ready: of the weights of the stages."""
+    full, free: barriers of the pieces of the stages (stage 0: 0 to 2). ready: of the weights of the stages. places: rows of the
+    stages' keys in the cache, of sparse attention."""
 
     q: Any
     q_rope: Any
@@ -51,6 +55,7 @@ class Tiles(NamedTuple):
     rope: Any
     tops: Any
     norms: Any
+    places: Any
     full: Any
     free: Any
     ready: Any
@@ -59,20 +64,25 @@ class Tiles(NamedTuple):
 
 
 @T.macro
-def span(Begins, Lengths, p, s):
-    """The keys of sequence s, its pairs of tiles, and the range of them that belongs to split p."""
+def span(Begins, Lengths, most, p, s):
+    """The keys of sequence s, its pairs of tiles, and the range of them that belongs to split p. most: the keys of every
+    sequence that the plan was made for; None: their lengths."""
     length = Lengths[s]
-    pairs = T.max(1, T.ceildiv(length, PAIR))
+    pairs = T.max(1, T.ceildiv(length if most is None else most, PAIR))
     first = T.if_then_else(s == Begins[p, 0], Begins[p, 1], 0)
     last = T.if_then_else(s == Begins[p + 1, 0], Begins[p + 1, 1], pairs)
     return length, pairs, first, last
 
 
 @T.macro
-def mask(f, S, key, length, h):
-    """Set the scores of keys that a row does not see to -inf. Query i of a sequence stands at position length - queries + i."""
+def mask(f, S, key, length, h, places, g):
+    """Set the scores of keys that a row does not see to -inf. Query i of a sequence stands at position length - queries + i.
+    places[g, :]: of sparse attention, the rows of the tile's keys, -1 for none."""
     for i, j in T.Parallel(ROWS, KEYS):
-        sees = key + j < (length if f.queries == 1 else length - f.queries + 1 + (h + i) // (f.heads // f.queries))
+        if f.sparse:
+            sees = places[g, j] >= 0
+        else:
+            sees = key + j < (length if f.queries == 1 else length - f.queries + 1 + (h + i) // (f.heads // f.queries))
         S[i, j] = T.if_then_else(sees, S[i, j], -T.infinity("float32"))
 
 
@@ -147,9 +157,9 @@ def store(acc, total, means, logs, s, h, column):
 @T.macro
 def consume(f, g, tiles, work, scales, results):
     """Warp group g: the scores of its tiles, and its half of the columns of the result."""
-    (Lengths, Begins, p, h), (c, unit) = work, scales
+    (Lengths, Begins, most, p, h), (c, unit) = work, scales
     with T.ws(g):
-        T.inc_max_nreg(240 if f.kv_dtype == f.dtype else 208)
+        T.inc_max_nreg(240 if f.kv_dtype == f.dtype and not f.sparse else REGS[0])
         S, P = T.alloc_fragment((ROWS, KEYS), "float32"), T.alloc_fragment((ROWS, KEYS), f.dtype)
         acc = T.alloc_fragment((ROWS, f.dim_v // 2), "float32")
         state = [T.alloc_fragment((ROWS,), "float32") for _ in (0, 1, 2, 3, 4)]  # top, before, factor, total, more
@@ -157,7 +167,7 @@ def consume(f, g, tiles, work, scales, results):
         V = (tiles.left, tiles.right)[g]
         n, m = T.alloc_var("int32", init=0), T.alloc_var("int32", init=0)  # pairs of tiles and sequences so far
         for s in T.serial(Begins[p, 0], Begins[p + 1, 0] + T.cast(Begins[p + 1, 1] > 0, "int32")):
-            length, pairs, first, last = span(Begins, Lengths, p, s)
+            length, pairs, first, last = span(Begins, Lengths, most, p, s)
             T.clear(acc)
             T.fill(top, LOWEST)
             T.clear(total)
@@ -165,7 +175,7 @@ def consume(f, g, tiles, work, scales, results):
             for i in T.serial(first, last):
                 score(f, g, tiles, S, n % 2)
                 T.wait_wgmma(0)
-                mask(f, S, (2 * i + g) * KEYS, length, h)
+                mask(f, S, (2 * i + g) * KEYS, length, h, tiles.places, g)
                 if g == 1:  # multiplied during the softmax
                     T.mbarrier_wait_parity(tiles.ready[0], n % 2)
                     add_other(0, tiles, V, acc, state, c)
@@ -229,22 +239,55 @@ def load_keys(f, g, tiles, cache, s, key, length, phase):
 
 
 @T.macro
+def gather_piece(KV, begin, tile, g, tiles, piece, phase):
+    """Copy the rows of tiles.places, from column `begin` on, to a piece of stage g; zeros for -1."""
+    t, width = T.get_thread_binding() - 256, tile.shape[2] // 8
+    if piece > 0:
+        T.mbarrier_wait_parity(tiles.free[3 * g + piece], phase)
+    for r in T.unroll(KEYS * width // 128):
+        i, j = (r * 128 + t) // width, (r * 128 + t) % width * 8
+        place = tiles.places[g, i]
+        T.ptx_cp_async(T.access_ptr(tile[g, i, j], "w", 8), T.access_ptr(KV[0, T.max(place, 0), begin + j], "r", 8), 8,
+                       place >= 0)
+    T.cp_async_barrier_noinc(tiles.full[3 * g + piece])
+
+
+@T.macro
+def gather(f, g, tiles, cache, s, key, count, phase):
+    """Copy the rows that entries `key` on of Table[s] name to stage g, with zeros for -1 and behind the first `count`."""
+    KV, Table = cache
+    t = T.get_thread_binding() - 256
+    row = T.alloc_var("int32", init=-1)
+    if T.And(t < KEYS, key + t < count):
+        row = Table[s, key + t]
+    T.mbarrier_wait_parity(tiles.free[3 * g], phase)
+    if t < KEYS:
+        tiles.places[g, t] = row
+    T.sync_threads(2, 128)
+    T.mbarrier_arrive(tiles.full[3 * g])  # the places; the copies arrive too
+    gather_piece(KV, 0, tiles.left, g, tiles, 0, phase)
+    gather_piece(KV, f.dim_v // 2, tiles.right, g, tiles, 1, phase)
+    gather_piece(KV, f.dim_v, tiles.rope, g, tiles, 2, phase)
+
+
+@T.macro
 def produce(f, tiles, work, Q, cache):
     """Warp group 2: load the queries and keys of all sequences of a split."""
-    Lengths, Begins, p, h = work
+    Lengths, Begins, most, p, h = work
     with T.ws(2):
-        T.dec_max_nreg(24 if f.kv_dtype == f.dtype else 88)
+        T.dec_max_nreg(24 if f.kv_dtype == f.dtype and not f.sparse else REGS[1])
         n, m = T.alloc_var("int32", init=0), T.alloc_var("int32", init=0)
         for s in T.serial(Begins[p, 0], Begins[p + 1, 0] + T.cast(Begins[p + 1, 1] > 0, "int32")):
-            length, _, first, last = span(Begins, Lengths, p, s)
+            length, _, first, last = span(Begins, Lengths, most, p, s)
             T.mbarrier_wait_parity(tiles.q_free[0], (m + 1) % 2)
             T.tma_copy(Q[s, h:h + ROWS, 0:f.dim_v], tiles.q, barrier=tiles.q_full[0])
             T.tma_copy(Q[s, h:h + ROWS, f.dim_v:f.dim_v + f.rope], tiles.q_rope, barrier=tiles.q_full[0])
             T.mbarrier_arrive(tiles.q_full[0])
             m = m + 1
             for i in T.serial(first, last):
-                load_keys(f, 0, tiles, cache, s, i * PAIR, length, (n + 1) % 2)
-                load_keys(f, 1, tiles, cache, s, i * PAIR + KEYS, length, (n + 1) % 2)
+                fill = gather if f.sparse else load_keys
+                fill(f, 0, tiles, cache, s, i * PAIR, length, (n + 1) % 2)
+                fill(f, 1, tiles, cache, s, i * PAIR + KEYS, length, (n + 1) % 2)
                 n = n + 1
 
 
@@ -276,9 +319,10 @@ def merge(f, Means, Sums, Spans, O, LSE, h, s):
 def mla_attention(f: MlaForm) -> Any:
     """The kernel for wgmma and TMA: (Q, KV, Table, Lengths, scale, unit, Begins, Spans, Means, Sums, O, LSE).
 
-    Q (batch, heads, dim); KV (pages, page, dim) with Table (batch, width), or without a table KV (batch, rows, dim); Lengths
-    (batch,); Begins, Spans: of the plan; unit: what an element of KV counts in the result (`scale` holds it already). Means
-    (slots, heads, dim_v) and Sums (slots, heads), float32, are workspace: slot s + p is for split p of sequence s.
+    Q (batch, heads, dim); KV (pages, page, dim) with Table (batch, width), or without a table KV (batch, rows, dim), where
+    sparse (1, rows, dim); Lengths (batch,); Begins, Spans: of the plan; unit: what an element of KV counts in the result
+    (`scale` holds it already). Means (slots, heads, dim_v) and Sums (slots, heads), float32, are workspace: slot s + p is for
+    split p of sequence s.
     """
     half, dim = f.dim_v // 2, f.dim_v + f.rope
     batch, pages, width, rows, slots = T.dynamic("batch, pages, width, rows, slots")
@@ -295,10 +339,13 @@ def mla_attention(f: MlaForm) -> Any:
             left, right = T.alloc_shared((2, KEYS, half), f.dtype), T.alloc_shared((2, KEYS, half), f.dtype)
             rope = T.alloc_shared((2, KEYS, f.rope), f.dtype)
             tops, norms = T.alloc_shared((2, ROWS), "float32"), T.alloc_shared((2, ROWS), "float32")
-            full, free, ready = T.alloc_barrier([128] * 6), T.alloc_barrier([128] * 6), T.alloc_barrier([128] * 2)
+            places = T.alloc_shared((2, KEYS), "int32") if f.sparse else tops
+            full = T.alloc_barrier([256 if f.sparse else 128, 128, 128] * 2)
+            free, ready = T.alloc_barrier([128] * 6), T.alloc_barrier([128] * 2)
             q_full, q_free = T.alloc_barrier([128]), T.alloc_barrier([256])
-            tiles = Tiles(q, q_rope, left, right, rope, tops, norms, full, free, ready, q_full, q_free)
-            work, scales = (Lengths, Begins, p, hb * ROWS), (scale * LOG2E, unit)
+            tiles = Tiles(q, q_rope, left, right, rope, tops, norms, places, full, free, ready, q_full, q_free)
+            most = width if f.sparse and f.divided else None
+            work, scales = (Lengths, Begins, most, p, hb * ROWS), (scale * LOG2E, unit)
             produce(f, tiles, work, Q, (KV, Table))
             consume(f, 0, tiles, work, scales, (O, LSE, Means, Sums))
             consume(f, 1, tiles, work, scales, (O, LSE, Means, Sums))
@@ -324,6 +371,7 @@ def plain_attention(f: MlaForm) -> Any:
             q, keys = T.alloc_shared((ROWS, dim), f.dtype), T.alloc_shared((KEYS, dim), f.dtype)
             S, P = T.alloc_fragment((ROWS, KEYS), "float32"), T.alloc_shared((ROWS, KEYS), f.dtype)
             acc = T.alloc_fragment((ROWS, f.dim_v), "float32")
+            places = T.alloc_shared((1, KEYS), "int32") if f.sparse else None
             state = [T.alloc_fragment((ROWS,), "float32") for _ in (0, 1, 2, 3, 4)]
             T.copy(Q[s, hb * ROWS:(hb + 1) * ROWS, :], q)
             T.clear(acc)
@@ -331,9 +379,15 @@ def plain_attention(f: MlaForm) -> Any:
             T.clear(state[3])
             for i in T.Pipelined(T.ceildiv(Lengths[s], KEYS), num_stages=1):
                 k = i * KEYS
-                T.copy(KV[s if f.page is None else Table[s, k // f.page], k if f.page is None else k % f.page, 0], keys)
+                if f.sparse:
+                    for j in T.Parallel(KEYS):
+                        places[0, j] = T.if_then_else(k + j < Lengths[s], Table[s, T.min(k + j, Lengths[s] - 1)], -1)
+                    for j, d in T.Parallel(KEYS, dim):
+                        keys[j, d] = T.if_then_else(places[0, j] >= 0, KV[0, T.max(places[0, j], 0), d], 0)
+                else:
+                    T.copy(KV[s if f.page is None else Table[s, k // f.page], k if f.page is None else k % f.page, 0], keys)
                 T.gemm(q, keys, S, transpose_B=True, clear_accum=True)
-                mask(f, S, k, Lengths[s], hb * ROWS)
+                mask(f, S, k, Lengths[s], hb * ROWS, places, 0)
                 weigh(S, P, state, scale * LOG2E)
                 rescale(acc, state[2])
                 T.gemm(P, keys[:, 0:f.dim_v], acc)
