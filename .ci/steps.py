@@ -2,10 +2,11 @@
 """What CI runs on a bare machine with Python and pip: the README's two commands, then everything else.
 
     .ci/run                      all of it
-    .ci/run --only readme        one step: readme, full or interpreters
+    .ci/run --only readme        one step: readme, full, torch or interpreters
 
 readme: both commands are read from README.md and run as they stand there, in a venv without torch and with no compiler on
-the PATH.  full: linter, types, the site and all tests, in a venv with torch.  interpreters: import, demo and one compilation
+the PATH.  full: linter, types, the site and all tests, in a venv with torch.  torch: one compilation for sm_90a beside the
+NVRTC that torch's CUDA builds pin, without importing torch.  interpreters: import, demo and one compilation
 for sm_90a with every Python on this machine that pyproject.toml allows.  A table of exit statuses and seconds comes last.
 """
 
@@ -23,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH = "torch==2.13.0"
+PINNED_BY_TORCH = "nvidia-cuda-nvrtc==13.0.88 nvidia-cuda-runtime==13.0.96"  # by its builds for CUDA 13.0
 LIMIT = 300  # seconds of the README's second command on two cores
 COMPILERS = re.compile(r"(.*-)?(gcc|g\+\+|cc|c\+\+|c89|c99|clang.*|tcc|icc|icx|nvcc|ptxas|nvdisasm|ld|ld\..*|as)(-[\d.]+)?$")
 OLDEST = (3, 10)
@@ -117,6 +119,18 @@ def full(folder: Path) -> None:
     run("all tests", 'python -m pytest -m "not gpu" --full --listed-skips-only', tree, env)
 
 
+def torch(folder: Path) -> None:
+    """One compilation in a venv with torch and what its CUDA builds pin, in a process that does not import torch."""
+    venv, tree = folder / "torch", checkout(folder)
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    env = environment(venv, os.environ["PATH"])
+    (venv / "compilation.py").write_text(ONE_COMPILATION + "import sys\nassert 'torch' not in sys.modules\n", encoding="utf-8")
+    if run("torch and .[cuda]: install", f"pip install -q '.[cuda]' {TORCH} {PINNED_BY_TORCH}", tree, env) == 0:
+        run("torch and .[cuda]: sm_90a", f"cd / && python {venv}/compilation.py", tree, env)
+        run("torch and .[cuda]: doctor", "cd / && python -m tilelang doctor | tee /dev/stderr | grep -q 'NVRTC *│ 13.0 '",
+            tree, env)
+
+
 def pythons() -> dict[tuple[int, int], str]:
     """The interpreters of this machine, by version: those on the PATH and those of pyenv."""
     places = [Path(p) for p in os.environ["PATH"].split(os.pathsep) if "shims" not in p]
@@ -154,7 +168,7 @@ def interpreters(folder: Path) -> None:
         shutil.rmtree(venv)
 
 
-STEPS = {"readme": readme, "full": full, "interpreters": interpreters}
+STEPS = {"readme": readme, "full": full, "torch": torch, "interpreters": interpreters}
 
 
 def main() -> int:

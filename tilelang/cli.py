@@ -375,11 +375,11 @@ def bench(args: argparse.Namespace) -> int:
 def doctor(args: argparse.Namespace) -> int:
     """Report what this machine can do, and how to install what is missing."""
     from rich.markup import escape  # 11 ms
-    from rich.table import Table  # 12 ms
+    from rich.table import Column, Table  # 12 ms
 
     from tilelang.jit.inspect import machine_facts  # 583 ms
 
-    table = Table("part", "state", "what it gives, or how to get it")
+    table = Table("part", "state", Column("what it gives, or how to get it", overflow="fold"))
     for part, state, hint in machine_facts():
         table.add_row(escape(part), escape(state), escape(hint))
     _console().print(table)

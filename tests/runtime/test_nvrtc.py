@@ -77,6 +77,104 @@ def test_no_library_for_an_architecture_says_what_to_install(monkeypatch):
         choose_nvrtc.__wrapped__(80, None)
 
 
+@pytest.fixture
+def two_installed(tmp_path, monkeypatch):
+    """Two NVRTCs found, newest first; a function that makes those of the given majors fail every source as 13.0 does."""
+    found = [NvrtcCandidate(str(tmp_path / f"{major}" / f"libnvrtc.so.{major}"), (), major) for major in (13, 12)]
+    for c in found:
+        (tmp_path / f"{c.major}").mkdir()
+        (tmp_path / f"{c.major}" / f"libnvrtc-builtins.so.{c.major}.0").touch()
+    opened, failing = [], set()
+
+    class Fake(nvrtc.Nvrtc):
+        def __init__(self, candidate):
+            opened.extend([*nvrtc._builtins_beside(candidate.library), candidate.library])
+            self.path, self.includes, self.archs, self.version = candidate.library, (), (80, 90), (candidate.major, 0)
+
+        def compile(self, source, options, what="CUBIN"):
+            if self.version[0] in failing:
+                return 7, "nvrtc: error: failed to open libnvrtc-builtins.so.13.0.", b""
+            return 0, "", b"made"
+
+    monkeypatch.setattr(nvrtc, "find_nvrtc", lambda: found)
+    monkeypatch.setattr(nvrtc, "driver_cuda_major", lambda: None)
+    monkeypatch.setattr(nvrtc, "Nvrtc", Fake)
+    for cached in (nvrtc.load_nvrtc, choose_nvrtc):
+        cached.cache_clear()
+    yield lambda *majors: failing.update(majors) or opened
+    for cached in (nvrtc.load_nvrtc, choose_nvrtc):
+        cached.cache_clear()
+
+
+def test_an_nvrtc_that_cannot_open_its_builtins_gives_way_to_the_next(two_installed):
+    two_installed(13)
+    assert compile_cubin("k", "sm_90a").bytes == b"made" and nvrtc.compiler_for("sm_90a").version == (12, 0)
+
+
+def test_an_nvrtc_that_compiles_nothing_is_no_compiler_bug(two_installed):
+    two_installed(12, 13)
+    with pytest.raises(RuntimeError) as e:
+        compile_cubin("k", "sm_90a")
+    text = str(e.value)
+    assert text.startswith("error[nvrtc-broken]") and text.count("failed to open libnvrtc-builtins") == 2
+    assert "compiler bug" not in text and "--force-reinstall" in text
+
+
+def test_builtins_are_opened_before_the_library_that_opens_them_by_name(tmp_path, monkeypatch):
+    """torch pins NVRTC 13.0.88, whose library has no RPATH to find the file beside it."""
+    opened = []
+
+    def open_library(path):
+        opened.append(path)
+        if path.endswith("libnvrtc.so.13"):
+            raise OSError("seen")
+
+    for name in ("libnvrtc.so.13", "libnvrtc-builtins.so.13.0", "libnvrtc.alt.so.13", "libnvrtc-builtins.alt.so.13.0"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(nvrtc, "open_library", open_library)
+    said = nvrtc.load_nvrtc.__wrapped__(NvrtcCandidate(str(tmp_path / "libnvrtc.so.13"), (), 13))
+    assert said == "does not load: seen"
+    assert opened == [str(tmp_path / "libnvrtc-builtins.so.13.0"), str(tmp_path / "libnvrtc.so.13")]
+
+
+def test_doctor_compiles_with_every_nvrtc(two_installed):
+    from tilelang.jit.inspect import machine_facts
+
+    two_installed(13)
+    (_, bad, why), (_, good, says) = [row for row in machine_facts() if row[0] == "NVRTC"]
+    assert bad == "broken" and "libnvrtc-builtins" in why
+    assert good == "12.0" and "compiles for sm_80 to sm_90" in says
+
+
+@pytest.mark.parametrize("rc,kind", [(6, "nvrtc-compile"), (7, "nvrtc-broken"), (11, "nvrtc-broken")])
+def test_a_failure_that_names_no_line_shows_the_source(monkeypatch, rc, kind):
+    class Failing:
+        includes, path = (), "libnvrtc.so.13"
+
+        def compile(self, source, options):
+            return rc, "nvrtc: error: it failed", b""
+
+    monkeypatch.setattr(nvrtc, "choose_nvrtc", lambda *a: Failing())
+    with pytest.raises(RuntimeError) as e:
+        compile_cubin("\n".join(f"int a{i};" for i in range(60)), "sm_80")
+    assert e.value.kind == kind and "    1 | int a0;" in str(e.value) and "a40" not in str(e.value)
+    assert ("compiler bug" in str(e.value)) == (kind == "nvrtc-compile")
+
+
+@needs_nvrtc
+def test_a_value_of_an_option_that_nvrtc_refuses_is_no_compiler_bug():
+    with pytest.raises(RuntimeError, match="nvrtc-option.*--std") as e:
+        compile_cubin(PLAIN, "sm_80", ["-std=c++99"])
+    assert "compiler bug" not in str(e.value)
+
+
+@needs_nvrtc
+def test_a_missing_header_is_named_and_no_compiler_bug():
+    with pytest.raises(RuntimeError, match="nowhere/a.h lies in none of|the CUDA headers are missing") as e:
+        compile_cubin("#include <nowhere/a.h>\n" + PLAIN, "sm_80")
+    assert "compiler bug" not in str(e.value)
+
+
 def test_resources_are_read_per_kernel():
     log = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'a' for 'sm_80'
@@ -162,9 +260,8 @@ def test_the_drivers_cache_is_never_asked(monkeypatch, knows):
             return (0, "", b"made") if known else (INVALID_OPTION, "unrecognized option", b"")
 
     monkeypatch.setattr(nvrtc, "choose_nvrtc", lambda *a: Fake())
-    nvrtc.warm.__wrapped__("sm_90a")
     assert compile_cubin("k", "sm_80").bytes == b"made" and compile_ptx("k", "sm_80") == "made"
-    wanted = [("", "CUBIN"), ("k", "CUBIN"), ("k", "PTX")]
+    wanted = [("k", "CUBIN"), ("k", "PTX")]
     assert [s for s in seen if s[1]] == [(source, True, what) for source, what in wanted]
     assert [s for s in seen if not s[1]] == ([] if knows else [(source, False, what) for source, what in wanted])
 

@@ -132,8 +132,13 @@ def _gpu_facts() -> Iterator[tuple[str, str, str]]:
     else:
         yield "GPU", "none (no CUDA driver)", "install the NVIDIA driver; kernels still compile for any arch"
     found = nvrtc.find_nvrtc()
-    yield ("NVRTC", ", ".join(sorted({str(c.major) for c in found})) or "missing",
-           "compiles CUDA C++ in process: pip install 'tilelang-py[cuda]'")
+    for c in found:
+        loaded = nvrtc.load_nvrtc(c)
+        state, says = ("broken", loaded) if isinstance(loaded, str) else (
+            ".".join(map(str, loaded.version)), f"compiles for sm_{loaded.archs[0]} to sm_{loaded.archs[-1]}")
+        yield "NVRTC", state, f"{c.library} {says}"
+    if not found:
+        yield "NVRTC", "missing", "compiles CUDA C++ in process: pip install 'tilelang-py[cuda]'"
     yield "nvdisasm", sass.find_nvdisasm() or "missing", "show_sass: pip install nvidia-cuda-nvdisasm"
 
 

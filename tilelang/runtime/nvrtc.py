@@ -15,10 +15,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field
 from functools import cache
 from pathlib import Path
+from threading import Lock
 import tempfile
 
 from tilelang.env import env
-from tilelang.errors import error, register
+from tilelang.errors import TileLangError, error, register
 from tilelang.ir.record import record
 from tilelang.target.probe import load_libcuda, open_library
 from tilelang.log import phase
@@ -27,13 +28,14 @@ from .yield_hints import set_yield_hints
 
 register("nvrtc-missing", RuntimeError, "no NVRTC library that can compile for the target was found",
          expected="an NVRTC library that compiles for the target")
+register("nvrtc-broken", RuntimeError, "the NVRTC that was found does not work", expected="an NVRTC that works")
 register("nvrtc-compile", RuntimeError, "NVRTC rejected the generated CUDA source", expected="CUDA source that NVRTC compiles")
 
-register("nvrtc-option", RuntimeError, "NVRTC does not know an option of the device compiler",
+register("nvrtc-option", RuntimeError, "NVRTC does not take an option of the device compiler",
          expected="options of nvcc for the device compiler, or options of NVRTC")
 
 NO_CACHE = "--no-cache"
-INVALID_OPTION = 5  # nvrtcResult
+INVALID_OPTION, COMPILATION = 5, 6  # nvrtcResult
 
 
 @record
@@ -82,6 +84,8 @@ class Nvrtc:
 
     def __init__(self, candidate: NvrtcCandidate) -> None:
         with phase("load NVRTC"):
+            for builtins in _builtins_beside(candidate.library):  # a library without an RPATH finds it only if it is loaded
+                open_library(builtins)
             self.lib = open_library(candidate.library)
         self.path, self.includes = candidate.library, candidate.includes
         self.lib.nvrtcGetErrorString.restype = ctypes.c_char_p
@@ -117,6 +121,12 @@ class Nvrtc:
         buffer = ctypes.create_string_buffer(max(1, size.value))
         self._check(getattr(self.lib, f"nvrtcGet{what}")(program, buffer))
         return buffer.raw[:size.value]
+
+
+def _builtins_beside(library: str) -> list[str]:
+    """The libraries that an NVRTC opens by name at its first compilation; they lie in its folder."""
+    names = ("libnvrtc-builtins.so*", "nvrtc-builtins64_*.dll")
+    return [path for name in names for path in sorted(glob.glob(os.path.join(os.path.dirname(library), name)))]
 
 
 def _compile(nvrtc: Nvrtc, source: str, options: Sequence[str], *what: str) -> tuple[int, str, bytes]:
@@ -157,46 +167,54 @@ def find_nvrtc() -> list[NvrtcCandidate]:
             for path in sorted(glob.glob(os.path.join(root, pattern))):
                 m = re.search(r"libnvrtc\.so\.(\d+)$|nvrtc64_(\d{2})\d_0\.dll$", path)
                 if m:
-                    dirs = tuple(d for d in includes if os.path.isfile(os.path.join(d, "cuda_fp16.h")))
-                    found.append(NvrtcCandidate(path, dirs, int(m.group(1) or m.group(2))))
+                    dirs = [d for d in includes if os.path.isfile(os.path.join(d, "cuda_fp16.h"))]
+                    dirs += [d for d in (os.path.join(d, "cccl") for d in dirs) if os.path.isdir(d)]  # where nvcc looks too
+                    found.append(NvrtcCandidate(path, tuple(dirs), int(m.group(1) or m.group(2))))
     return sorted(found, key=lambda c: (not c.includes, -c.major))
 
 
+_loading = Lock()  # threads that compile first wait for one of them to load NVRTC
+
+
 @cache
-def _load(candidate: NvrtcCandidate) -> Nvrtc | None:
+def load_nvrtc(candidate: NvrtcCandidate) -> Nvrtc | str:
+    """The NVRTC once it has compiled an empty source, which takes its start-up time in advance; else why it does not work."""
     try:
-        return Nvrtc(candidate)
-    except (OSError, RuntimeError, AttributeError):
-        return None
+        nvrtc = Nvrtc(candidate)
+        rc, log, _ = _compile(nvrtc, "", [f"-arch=sm_{nvrtc.archs[-1]}"])
+    except (OSError, RuntimeError, AttributeError) as e:
+        return f"does not load: {e}"
+    return nvrtc if rc == 0 else f"does not compile an empty source: {' '.join(log.split()) or f'nvrtcResult {rc}'}"
 
 
 @cache
 def choose_nvrtc(arch_number: int, driver_major: int | None = None) -> Nvrtc:
-    """The newest NVRTC that compiles for sm_<arch_number> and whose cubins a driver of that CUDA major loads.
+    """The newest NVRTC that works, compiles for sm_<arch_number> and whose cubins a driver of that CUDA major loads.
 
     driver_major: CUDA major version of the driver, None when there is no driver (any NVRTC will do).
     A cubin loads on every driver of its own or a later CUDA major (CUDA compatibility guide, "minor version
     compatibility").  Raises RuntimeError naming what to install.
     """
-    candidates = find_nvrtc()
-    refused = []
-    for c in candidates:
+    refused, broken = [], []
+    for c in find_nvrtc():
         if driver_major is not None and c.major > driver_major:
             refused.append(f"{c.library}: newer than the driver (CUDA {driver_major})")
             continue
-        loaded = _load(c)
-        if loaded is None:
-            refused.append(f"{c.library}: does not load")
+        with _loading:
+            loaded = load_nvrtc(c)
+        if isinstance(loaded, str):
+            broken.append(f"{c.library}: {loaded}")
         elif arch_number not in loaded.archs:
             refused.append(f"{c.library}: no sm_{arch_number} (has {', '.join(map(str, loaded.archs))})")
         else:
             return loaded
     major = 12 if arch_number < 75 else driver_major or 13  # CUDA 13 dropped the architectures before sm_75
-    extra = "pip install 'tilelang-py[cuda]'" if major >= 13 else \
-        f"pip install nvidia-cuda-nvrtc-cu{major} nvidia-cuda-runtime-cu{major}"
-    raise error("nvrtc-missing", f"no NVRTC library for sm_{arch_number} was found",
-                found=f"none for sm_{arch_number}",
-                notes=[(None, r) for r in refused], hint=f"{extra}, or set CUDA_HOME to a CUDA toolkit")
+    cu = "" if major >= 13 else f"-cu{major}"
+    names = "'tilelang-py[cuda]'" if not cu and not broken else f"nvidia-cuda-nvrtc{cu} nvidia-cuda-runtime{cu}"
+    kind, said = ("nvrtc-broken", "that works") if broken else ("nvrtc-missing", "was found")
+    raise error(kind, f"no NVRTC library for sm_{arch_number} {said}", found=f"none for sm_{arch_number}",
+                notes=[(None, r) for r in (*broken, *refused)],
+                hint=f"pip install {'--force-reinstall ' if broken else ''}{names}, or set CUDA_HOME to a CUDA toolkit")
 
 
 def driver_cuda_major() -> int | None:
@@ -209,20 +227,15 @@ def driver_cuda_major() -> int | None:
 
 def toolchain_version(arch: str) -> str:
     """Text that names the compiler used for an arch (part of cache keys): "nvrtc 13.5"."""
-    n = choose_nvrtc(_arch_number(arch), driver_cuda_major())
-    return "nvrtc {}.{}".format(*n.version)
+    return "nvrtc {}.{}".format(*compiler_for(arch).version)
 
 
 @cache
 def warm(arch: str) -> None:
-    """Load the NVRTC for an arch and compile an empty source, to take the start-up time of the first compilation in advance.
-
-    Never raises: the compilation that follows reports errors.
-    """
+    """Load the NVRTC for an arch in advance.  Never raises: the compilation that follows reports errors."""
     try:
         with phase("find NVRTC"):
-            nvrtc = choose_nvrtc(_arch_number(arch), driver_cuda_major())
-        _compile(nvrtc, "", [f"-arch={arch}"])
+            compiler_for(arch)
     except RuntimeError:
         pass
 
@@ -250,17 +263,8 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
     rc, log, cubin = _compile(nvrtc, source, [*flags, *small])
     if rc != 0 and small:  # the source may use omitted declarations, or this NVRTC may not know the option
         rc, log, cubin = _compile(nvrtc, source, flags)
-    if rc == INVALID_OPTION and (unknown := re.search(r"unrecognized option (.*?) found", log)):
-        raise error("nvrtc-option", f"NVRTC does not know the option {unknown[1]}", found=unknown[1],
-                    hint=f"take {unknown[1]} out of compile_flags or tl.device_compile_flags; options for the host compiler "
-                    "and the linker have no use here")
     if rc != 0 or not cubin:
-        message = f"NVRTC rejected the CUDA source for {arch}:\n{_error_text(log, source)}"
-        hint = "if the source contains no T.import_source or call_extern of yours, this is a compiler bug"
-        if not nvrtc.includes and "could not open source file" in log:
-            hint = "the CUDA headers are missing: pip install 'tilelang-py[cuda]', or set CUDA_HOME to a CUDA toolkit"
-        raise error("nvrtc-compile", message,
-                    found="source that it rejects", hint=hint)
+        raise _rejected(nvrtc, rc, log, source, arch)
     kernels = parse_resources(log)
     values = kernels.values()
     if arch == "sm_90a" and env.is_yield_hints_enabled():
@@ -277,10 +281,30 @@ def compile_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
              *(f"-I{d}" for d in nvrtc.includes), *options]
     rc, log, ptx = _compile(nvrtc, source, flags, "PTX")
     if rc != 0:
-        message = f"NVRTC rejected the CUDA source for {arch}:\n{_error_text(log, source)}"
-        raise error("nvrtc-compile", message,
-                    found="source that it rejects", hint="without a T.import_source of yours this is a compiler bug")
+        raise _rejected(nvrtc, rc, log, source, arch)
     return ptx.rstrip(b"\0").decode()
+
+
+def _rejected(nvrtc: Nvrtc, rc: int, log: str, source: str, arch: str) -> TileLangError:
+    """The error for a result of NVRTC other than success."""
+    if rc == INVALID_OPTION:
+        unknown = re.search(r"(?:unrecognized option|invalid value for) (\S+)", log)
+        name = unknown[1] if unknown else " ".join(log.split())
+        return error("nvrtc-option", f"NVRTC does not take the option {name}", found=name, notes=[(None, log)],
+                     hint=f"take {name} out of compile_flags or tl.device_compile_flags; options for the host compiler "
+                     "and the linker have no use here")
+    text = _error_text(log, source)
+    if rc not in (0, COMPILATION):
+        return error("nvrtc-broken", f"{nvrtc.path} fails (nvrtcResult {rc}) while it compiles for {arch}:\n{text}",
+                     found="an NVRTC that fails", hint="python -m tilelang doctor says which NVRTC works; pip install "
+                     "--force-reinstall nvidia-cuda-nvrtc, or set CUDA_HOME to another CUDA toolkit")
+    hint = "if the source contains no T.import_source or call_extern of yours, this is a compiler bug"
+    if header := re.search(r'(?:could not|cannot) open source file "([^"\s]+)', log):
+        hint = f"{header[1]} lies in none of {', '.join(nvrtc.includes)}: give its folder by compile_flags=[\"-I…\"]; " \
+            "pip install nvidia-cuda-cccl gives nv/, cuda/, cub/ and thrust/" if nvrtc.includes else \
+            "the CUDA headers are missing: pip install 'tilelang-py[cuda]', or set CUDA_HOME to a CUDA toolkit"
+    message = f"NVRTC rejected the CUDA source for {arch}:\n{text}"
+    return error("nvrtc-compile", message, found="source that it rejects", hint=hint)
 
 
 _SCREEN, _AROUND, _PLACES, _WIDTH = 30, 2, 4, 160  # lines of a screen; beside a place; places shown; characters of a line
@@ -295,7 +319,8 @@ def _error_text(log: str, source: str) -> str:
     wrong = [i for i, line in enumerate(said) if ": error" in line or ": catastrophic error" in line] or [0]
     told = sorted({k for i in wrong[:_PLACES] for k in range(i, min(i + 3, len(said)))})
     named = [int(m.group(1)) - 1 for i in wrong[:_PLACES] if (m := re.search(r"\((\d+)\): ", said[i]))]
-    shown = sorted({k for n in named for k in range(n - _AROUND, n + _AROUND + 1) if 0 <= k < len(lines)})
+    shown = sorted({k for n in named for k in range(n - _AROUND, n + _AROUND + 1) if 0 <= k < len(lines)}) or \
+        range(min(_SCREEN // 2, len(lines)))  # the log names no line
     text = "\n".join(said[i][:_WIDTH] for i in told) + f"\n({len(wrong)} errors)" * (len(wrong) > _PLACES)
     return f"{text}\n\nsource:\n{_numbered(lines, shown)}\nall of it: {_saved(log, source)}"
 
