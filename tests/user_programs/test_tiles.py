@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from user_harness import NP, agree, drawn, mark, refused
+from user_harness import NP, RUNS, agree, drawn, mark, refused
 
 import tilelang.language as T
 
@@ -348,3 +348,29 @@ def test_a_copy_onto_a_part_of_its_source_is_refused():
     for k in range(2):
         moved[k + 16:k + 32] = moved[k:k + 16].copy()
     agree(program(16), [a, 2], {0: moved})
+
+
+@pytest.mark.parametrize("bounds", [(2, 5), (5, 2), (3, 3)])
+def test_tiles_whose_end_lies_before_their_start_are_empty(bounds):
+    """The reference interpreter failed; a GPU took two negative extents for the tile of their product."""
+    @T.prim_func
+    def f(X: T.Tensor((8, 8), "int32"), P: T.Tensor((2,), "int32"), Y: T.Tensor((8, 8), "int32"),
+          Z: T.Tensor((8, 8), "int32")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_shared((8, 8), "int32")
+            T.clear(s)
+            T.copy(X[P[0]:P[1], P[0]:P[1]], s[0:P[1] - P[0], 0:P[1] - P[0]])
+            T.copy(s[0:P[1] - P[0], 0:P[1] - P[0]], Y[P[0]:P[1], P[0]:P[1]])
+            T.atomic_add(Y[P[0]:P[1], P[0]:P[1]], X[P[0]:P[1], P[0]:P[1]])
+            T.fill(Z[P[0]:P[1], P[0]:P[1]], 3)
+            for i, j, k in T.Parallel(P[1] - P[0], 2, P[1] - P[0]):
+                Z[i + j, k] = 5
+
+    x, y = data((8, 8), "int32"), mark((8, 8), np.int32)
+    low, high = bounds
+    n = max(high - low, 0)
+    want, filled = y.copy(), y.copy()
+    want[low:high, low:high] = 2 * x[low:high, low:high]
+    filled[low:high, low:high] = 3
+    filled[:n + (n > 0), :n] = 5
+    agree(f, [x, np.array(bounds, np.int32), y, y], {2: want, 3: filled}, on=tuple(RUNS))

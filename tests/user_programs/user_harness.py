@@ -21,6 +21,7 @@ NP = {"float16": np.float16, "bfloat16": BF, "float32": np.float32, "float64": n
       "bool": np.bool_}  # types by the names of the language
 SIM = {"kind": "cuda", "arch": "sm_80"}
 EXECUTIONS: dict[str, tuple[Any, str | None]] = {"tile": ("cpu", "tile"), "simulator": (SIM, "simulator"), "cpu": ("cpu", None)}
+RUNS = EXECUTIONS | {"hopper": ({"kind": "cuda", "arch": "sm_90a"}, "simulator")}
 
 
 def mark(shape: Any, dtype: Any) -> np.ndarray:
@@ -43,7 +44,7 @@ def drawn(rng: np.random.Generator) -> Callable[..., np.ndarray]:
 
 def run(f: Any, args: list[Any], execution: str) -> list[Any]:
     """Copies of args after the call."""
-    target, backend = EXECUTIONS[execution]
+    target, backend = RUNS[execution]
     device = device_of(backend)
     if device == "gpu":
         back = iter(on_gpu(f, *args))

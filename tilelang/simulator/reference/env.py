@@ -76,8 +76,8 @@ class TileEnv:
         return uniform(x, self._frame, "an operand of a tile operation", self.span)
 
     def shape(self, r: Region) -> tuple[int, ...]:
-        """Extents of a region, including unit dimensions."""
-        return tuple(int(self._scalar(e)) if callable(e) else e for e in self._sites[id(r)].extents)
+        """Extents of a region, including unit dimensions; 0 where a run-time end lies before its start."""
+        return tuple(max(int(self._scalar(e)), 0) if callable(e) else e for e in self._sites[id(r)].extents)
 
     def read(self, r: Region) -> np.ndarray:
         """A copy of a region with shape `shape(r)`; out-of-range elements of a global buffer have the safe value."""
@@ -115,7 +115,7 @@ class TileEnv:
         ext = self.shape(r)
         low = [max(m, 0) for m in mins]
         high = [max(lo, min(m + e, n)) for m, e, n, lo in zip(mins, ext, shape, low)]
-        if b.scope() != GLOBAL and any(m < 0 or m + e > n for m, e, n in zip(mins, ext, shape)):
+        if b.scope() != GLOBAL and all(ext) and any(m < 0 or m + e > n for m, e, n in zip(mins, ext, shape)):
             ranges = ", ".join(f"{m}:{m + e}" for m, e in zip(mins, ext))
             raise fault("sim-out-of-bounds", f"{b.name}[{ranges}] is outside its shape ({', '.join(map(str, shape))})",
                         expected=f"a region of ({', '.join(map(str, shape))})", found=f"[{ranges}]",

@@ -135,9 +135,9 @@ class ParallelLoop:
         def run(f: LaneFrame) -> None:
             if not f.any_active():
                 return
-            extents = [int(uniform(e(f), f, "the extent of T.Parallel", s.span)) for e in self.extents]
+            extents = [max(int(uniform(e(f), f, "the extent of T.Parallel", s.span)), 0) for e in self.extents]
             n = int(np.prod(extents, dtype=np.int64))
-            if n <= 0:
+            if n == 0:
                 return
             points = np.indices(extents).reshape(len(extents), n)
             slots = list(f.slots)

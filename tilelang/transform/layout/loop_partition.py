@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from tilelang.ir import Call, Const, Evaluate, Expr, Load, Stmt, Store, Var, const, fresh, walk, FRAGMENT, GLOBAL
+from tilelang.arith import Analyzer
+from tilelang.ir import (Call, Const, Evaluate, Expr, Load, Stmt, Store, Var, binary, const, fresh, walk, FRAGMENT, GLOBAL)
 from tilelang.ir.record import record
 from tilelang.layout import Mode
 from tilelang.ops.distribute import Distribution, flat, from_fragment
@@ -39,7 +40,7 @@ def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...]
     once = once or rereads(body)
     if not static:
         lane_dim, w = wanted_width(lw, vars, extents, body)
-        return flat(extents, lw.thread, lw.num_threads, w, lane_dim), False
+        return flat(_one_negative(extents, lw.known.analyzer), lw.thread, lw.num_threads, w, lane_dim), False
     partitions = [loop_layout] if loop_layout is not None else []
     partitions += fragment_partitions(lw, vars, extents, body)
     partitions = [s for s in partitions if not (once and _replicas(s) > 1)]
@@ -61,6 +62,12 @@ def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...]
     while w > 1 and not is_async and extents[lane_dim] * _others(extents, lane_dim) < lw.num_threads * w:
         w //= 2
     return flat(extents, lw.thread, lw.num_threads, w, lane_dim), loose and w > 1
+
+
+def _one_negative(extents: tuple[Any, ...], analyzer: Analyzer) -> tuple[Any, ...]:
+    """The extents of a loop, of which at most one is negative: two such, multiplied, would be iterations of an empty loop."""
+    unsure = [d for d, n in enumerate(extents) if not isinstance(n, int) and not analyzer.can_prove(n >= 0)]
+    return tuple(binary("max", n, 0) if d in unsure[1:] else n for d, n in enumerate(extents))
 
 
 def _others(extents: tuple[int, ...], dim: int) -> int:
