@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
 from threading import Thread
 from typing import Any
 
@@ -28,6 +29,7 @@ from .collecting import collect_meanwhile, rarely_collected
 from .diagnostics import jit_phase
 from .hooks import apply_hook, has_hook
 from .report import facts_of, with_resources
+from .spills import THRESHOLD as SPILLED
 
 register("compile-timeout", TimeoutError, "the device compiler takes longer than TILELANG_COMPILE_TIMEOUT_SECONDS",
          "set TILELANG_COMPILE_TIMEOUT_SECONDS to more seconds, or leave it empty",
@@ -216,7 +218,43 @@ def _load_what_calls_need() -> None:
             return
 
 
+_SHORTER_FLIGHTS = ("iteration", "statement")  # values of tl.wgmma_in_flight, each shorter than the one before
+
+
 def build_cuda(request: Request, sig: Signature) -> Artifact:
+    """The artifact for a GPU.
+
+    Where ptxas serialises wgmma or spills, schedules with fewer wgmma in flight are compiled too, and the first one without
+    these faults is taken; where none is, the one with the least of them.
+    """
+    best = _build_cuda(request, sig)
+    if "tl.wgmma_in_flight" in request.config or not any(k["overlap"] for k in best.meta["facts"]):
+        return best
+    fault, why = _ptxas_faults(best), _ptxas_complaints(best)
+    for flight in _SHORTER_FLIGHTS:
+        if not any(fault):
+            break
+        other = _build_cuda(replace(request, config={**request.config, "tl.wgmma_in_flight": flight}), sig)
+        if (found := _ptxas_faults(other)) < fault:
+            best, fault = other, found
+            for facts in best.meta["facts"]:
+                facts["declined"].append(f"wgmma in flight for longer: {why}")
+    return best
+
+
+def _ptxas_faults(artifact: Artifact) -> tuple[int, int]:
+    """(kernels in which ptxas serialises wgmma, bytes that are spilled in main loops) of an artifact."""
+    kernels = artifact.meta["kernels"]
+    return sum(bool(k["serialised"]) for k in kernels), sum(k["spills"] for k in kernels if k["spills"] >= SPILLED)
+
+
+def _ptxas_complaints(artifact: Artifact) -> str:
+    kernels = artifact.meta["kernels"]
+    return "; ".join(dict.fromkeys([f"ptxas serialises them ({k['serialised']})" for k in kernels if k["serialised"]] + [
+        f"{k['spills']} bytes a thread are spilled" for k in kernels if k["spills"] >= SPILLED]))
+
+
+def _build_cuda(request: Request, sig: Signature) -> Artifact:
     """CUDA source through NVRTC to cubins.  NVRTC and LLVM work without the GIL: they load under the lowering, and compile
     while the synchronisation is verified."""
     from tilelang.runtime.cuda_cache import CUDABinaryCache  # 6 ms
@@ -265,6 +303,7 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
         files[file] = cubin.bytes
         dynamic = kernel.shared_bytes if isinstance(kernel.shared_bytes, int) else None
         kernels.append({"name": kernel.name, "file": file, "registers": cubin.registers, "spills": cubin.spills,
+                        "serialised": "; ".join(filter(None, (r.serialised for r in cubin.kernels.values()))),
                         "shared_bytes": dynamic, "static_shared": cubin.shared_bytes,
                         "cluster": cluster_size(kernel.launch),
                         "threads": kernel.threads[0] * kernel.threads[1] * kernel.threads[2]})

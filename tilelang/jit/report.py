@@ -45,7 +45,7 @@ def facts_of(program: Any, func: Func, target: Target, resources: list[dict[str,
             "why": _reasons(nodes, target), "warp_roles": _warp_roles(launch, nodes), "stages": dict(launch.plan.stages),
             "schedule": launch.plan.pipeline_report, "overlap": launch.plan.overlap,
             "declined": list(launch.plan.report),
-            "registers": None, "spills": None, "shared_bytes": shared,
+            "registers": None, "spills": None, "serialised": "", "shared_bytes": shared,
             "dynamic_shared": repr(kernel.shared_bytes), "static_shared": None, "synchronisation": launch.plan.sync_report,
         }
         facts["occupancy"] = _occupancy(target, threads, facts)
@@ -74,7 +74,7 @@ def cpu_facts(func: Func, target: Target, source: str) -> list[dict[str, Any]]:
         out.append({
             "name": func.name if k == 0 else f"{func.name}_{k}", "grid": grid, "block": [], "threads": cores, "cluster": None,
             "instructions": {"vectors": vectors} if k == 0 and source else {}, "maps": [], "why": [], "warp_roles": [],
-            "stages": {}, "schedule": "", "overlap": "", "declined": [], "registers": None, "spills": None,
+            "stages": {}, "schedule": "", "overlap": "", "declined": [], "registers": None, "spills": None, "serialised": "",
             "shared_bytes": None, "dynamic_shared": "", "static_shared": None, "synchronisation": None, "occupancy": None,
             "limits": _limits(target, work, {}, cores)})
     return out
@@ -103,7 +103,7 @@ def with_resources(facts: list[dict[str, Any]], target: Target, resources: list[
     """The facts of `facts_of` with the assembler's figures of each kernel: registers, spills, static_shared."""
     out = []
     for one, known in zip(facts, resources):
-        one = {**one, **{name: known.get(name) for name in ("registers", "spills", "static_shared")}}
+        one = {**one, **{name: known.get(name) for name in ("registers", "spills", "serialised", "static_shared")}}
         out.append({**one, "occupancy": _occupancy(target, one["threads"], one)})
     return out
 
@@ -261,6 +261,8 @@ def text_of(facts: dict[str, Any]) -> list[str]:
         out.append(f"    schedule: {facts['schedule']}")
     if facts["overlap"]:
         out.append(f"    overlap: {facts['overlap']}")
+    if facts["serialised"]:
+        out.append(f"    ptxas serialises wgmma: {facts['serialised']}")
     out += [f"    note: {line}" for line in facts["declined"]]
     out += [f"    {line}" for line in _limit_lines(facts["limits"])]
     if facts["synchronisation"]:

@@ -40,7 +40,10 @@ INVALID_OPTION, COMPILATION = 5, 6  # nvrtcResult
 
 @record
 class Resources:
-    """The resources of one kernel that ptxas reports.  registers: per thread; others: bytes (per thread, shared per block)."""
+    """The resources of one kernel that ptxas reports.  registers: per thread; others: bytes (per thread, shared per block).
+
+    serialised: why ptxas waits for each wgmma where it is issued, "" where it does not ("C7514: ...").
+    """
 
     registers: int = 0
     spill_stores: int = 0
@@ -48,6 +51,7 @@ class Resources:
     stack_bytes: int = 0
     shared_bytes: int = 0
     constant_bytes: int = 0
+    serialised: str = ""
 
     @property
     def spills(self) -> int:
@@ -346,6 +350,10 @@ def _saved(log: str, source: str) -> str:
         return f"(no file could be written: {e})"
 
 
+_SERIALISED = re.compile(r"\((C75\d\d)\) Potential Performance Loss: wgmma\.mma_async instructions are serialized due to "
+                         r"(.*?) in the function '([^']+)'")
+
+
 def parse_resources(log: str) -> dict[str, Resources]:
     """Resources by kernel name from the output of `--ptxas-options=-v`."""
     out: dict[str, Resources] = {}
@@ -358,7 +366,8 @@ def parse_resources(log: str) -> dict[str, Resources]:
 
         out[name] = Resources(number(r"Used (\d+) registers"), number(r"(\d+) bytes spill stores"),
                               number(r"(\d+) bytes spill loads"), number(r"(\d+) bytes stack frame"),
-                              number(r"(\d+) bytes smem"), number(r"(\d+) bytes cmem\[0\]"))
+                              number(r"(\d+) bytes smem"), number(r"(\d+) bytes cmem\[0\]"),
+                              next((f"{code}: {why}" for code, why, of in _SERIALISED.findall(log) if of == name), ""))
     return out
 
 

@@ -39,6 +39,7 @@ class PassConfigKey(str, Enum):
     TL_SCALE_PREFETCH = "tl.scale_prefetch"
     TL_PING_PONG = "tl.ping_pong"
     TL_EXTRA_STAGES = "tl.extra_stages"
+    TL_WGMMA_IN_FLIGHT = "tl.wgmma_in_flight"
     TL_SHORTEN_ROUNDED = "tl.shorten_rounded"
     TL_GLOBAL_ALIGNMENT = "tl.global_alignment"
     TL_ASSUME_ALIGNED_STRIDES = "tl.assume_aligned_strides"
@@ -156,6 +157,9 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
     _K.TL_SCALE_PREFETCH: _flag("scale factors that each iteration loads come by TMA, several iterations at once", True),
     _K.TL_PING_PONG: _unused("warp groups alternate without barriers between them", True),
     _K.TL_EXTRA_STAGES: _flag("more stages than num_stages where a loop would wait for loads and shared memory is free", True),
+    _K.TL_WGMMA_IN_FLIGHT: ConfigRow((str,), "iterations", "how long wgmma of a loop may be in flight: over the end of an "
+                                     "iteration, to its end, or until the next statement",
+                                     choices=("iterations", "iteration", "statement")),
     _K.TL_SHORTEN_ROUNDED: _flag("functions whose results are only rounded to 16 or 8 bits take shorter forms, with an error "
                                   "below a hundredth of a unit of the narrow type", True),
     _K.TL_GLOBAL_ALIGNMENT: ConfigRow((int,), 16, "bytes that tensors are taken to start at multiples of (calls check it)",

@@ -266,16 +266,19 @@ class LoopItems:
             raise InternalError(f"the order of a loop breaks a dependence on `{found[0].what}`")
 
 
-def best_order(loop: LoopItems, registers: int) -> LoopOrder:
-    """The order of least cycles whose fragments fit.  registers: how many a consumer thread may use.
+def best_order(loop: LoopItems, registers: int, flight: str = "iterations") -> LoopOrder:
+    """The order of least cycles whose fragments fit.  registers: how many a consumer thread may use.  flight: the value of
+    tl.wgmma_in_flight.
 
     The order of the program with a wait behind each GEMM is left where no other one fits.
     """
     found: list[tuple[float, int, LoopOrder]] = []
-    tried = dict.fromkeys((late, loop.ordered(late, at_once)) for late in loop.candidates() for at_once in (True, False))
+    late_items = {"iterations": loop.candidates, "iteration": lambda: (frozenset(),), "statement": tuple}[flight]
+    tried = dict.fromkeys((late, loop.ordered(late, at_once)) for late in late_items() for at_once in (True, False))
     for late, events in tried:
         carried, ended = (loop.waits(events, True, carry) for carry in (True, False))
-        for carry, waits in ((True, carried), (False, ended)) if ended != carried else ((True, carried),):
+        orders = ((True, carried), (False, ended)) if ended != carried else ((True, carried),)
+        for carry, waits in orders if flight == "iterations" else ((False, ended),):
             held = loop.registers(events, waits)
             if held + REGISTERS.overlapped_gemms > registers or any(
                     loop.held(events, waits, x).lag >= x.stages for x in loop.rings):

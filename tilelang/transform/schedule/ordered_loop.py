@@ -20,6 +20,7 @@ from tilelang.ops import Reduce
 
 from ..analysis.pipeline_schedule import needed_binds
 from ..analysis.statements import do, rename
+from ..framework.config import PassConfigKey
 from .loop_order import LoopItems, LoopOrder, best_order
 from .rings import Ring, WarpRoleLoop, hold, pin
 from .simulate_loop import Event, RingUse, Wait
@@ -29,7 +30,11 @@ _SERIAL = {"num_stages": None, "order": None, "stage": None, "group": None}
 
 def order_of(r: WarpRoleLoop) -> LoopOrder:
     """The order of the consumers' statements of a loop."""
-    return best_order(items_of(r), r.consumer_registers)
+    return best_order(items_of(r), r.consumer_registers, _flight(r))
+
+
+def _flight(r: WarpRoleLoop) -> str:
+    return str(r.cx.option(PassConfigKey.TL_WGMMA_IN_FLIGHT))
 
 
 def enough_stages(r: WarpRoleLoop, most: int) -> int:
@@ -41,7 +46,7 @@ def enough_stages(r: WarpRoleLoop, most: int) -> int:
     cycles: dict[int, float] = {}
     for n in range(r.stages, most + 1):
         items.rings = tuple(RingUse(x.users, x.bytes, n) for x in items.rings)
-        cycles[n] = best_order(items, r.consumer_registers).cycles
+        cycles[n] = best_order(items, r.consumer_registers, _flight(r)).cycles
     best = min(cycles.values())
     return r.stages if best > 0.9 * cycles[r.stages] else next(n for n, c in cycles.items() if c <= 1.02 * best)
 

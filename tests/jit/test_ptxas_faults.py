@@ -1,0 +1,99 @@
+"""What ptxas says of a kernel decides which schedule is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from tilelang.jit import building
+from tilelang.jit.artifact import Artifact
+from tilelang.jit.requests import make_request
+from tilelang.runtime.nvrtc import parse_resources
+from tilelang.runtime.signature import signature_of
+
+import tilelang
+import tilelang.language as T
+
+SM90 = {"kind": "cuda", "arch": "sm_90a"}
+LOG = """ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma \
+instructions reading accumulator registers in the function 'second' in line 0
+ptxas info    : Compiling entry function 'first' for 'sm_90a'
+    0 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads
+ptxas info    : Used 235 registers, used 9 barriers
+ptxas info    : Compiling entry function 'second' for 'sm_90a'
+ptxas info    : Used 90 registers, used 1 barriers
+"""
+
+
+def recurrent(stages: int = 2) -> Any:
+    """O[c] = Q[c] state; state = state / 2 + K[c]^T V[c]: threads read an accumulator that the next iteration adds to."""
+    @T.prim_func
+    def main(Q: T.Tensor((256, 64), "float16"), K: T.Tensor((256, 64), "float16"), V: T.Tensor((256, 64), "float16"),
+             O: T.Tensor((256, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            q, k, v, s = [T.alloc_shared((64, 64), "float16") for _ in range(4)]
+            state, o = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            T.clear(state)
+            for c in T.Pipelined(4, num_stages=stages):
+                T.copy(Q[c * 64:(c + 1) * 64, :], q)
+                T.copy(K[c * 64:(c + 1) * 64, :], k)
+                T.copy(V[c * 64:(c + 1) * 64, :], v)
+                T.copy(state, s)
+                T.gemm(q, s, o, clear_accum=True)
+                T.copy(o, O[c * 64:(c + 1) * 64, :])
+                for i, j in T.Parallel(64, 64):
+                    state[i, j] *= 0.5
+                T.gemm(k, v, state, transpose_A=True)
+
+    return main
+
+
+def test_the_log_names_the_kernel_whose_wgmma_are_serialised():
+    found = parse_resources(LOG)
+    assert found["first"].serialised == "" and found["first"].spills == 12
+    assert found["second"].serialised.startswith("C7514: non wgmma instructions reading accumulator registers")
+
+
+def _artifact(serialised: str, spills: int, overlap: str = "wgmma in flight") -> Artifact:
+    kernel = {"serialised": serialised, "spills": spills}
+    return Artifact("cuda", "", "", {}, {"kernels": [kernel], "facts": [{"overlap": overlap, "declined": []}]})
+
+
+@pytest.mark.parametrize("found, taken, compiled", [
+    ({"": ("C7514: x", 0), "iteration": ("", 0)}, "iteration", 2),
+    ({"": ("C7514: x", 0), "iteration": ("C7518: y", 0), "statement": ("", 0)}, "statement", 3),
+    ({"": ("", 4000), "iteration": ("", 800), "statement": ("", 900)}, "iteration", 3),
+    ({"": ("", 16)}, "", 1),  # a few bytes outside of the main loop
+    ({"": ("C7514: x", 0), "iteration": ("C7514: x", 0), "statement": ("C7514: x", 0)}, "", 3),
+])
+def test_serialised_and_spilling_schedules_were_kept(found: dict[str, tuple[str, int]], taken: str, compiled: int,
+                                                     monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+
+    def build(request: Any, sig: Any) -> Artifact:
+        asked.append(request.config.get("tl.wgmma_in_flight", ""))
+        out = _artifact(*found[asked[-1]])
+        out.meta["flight"] = asked[-1]
+        return out
+
+    monkeypatch.setattr(building, "_build_cuda", build)
+    request = make_request(recurrent(), None, None, SM90, None, None, None)
+    best = building.build_cuda(request, signature_of(request.func, None))
+    assert best.meta["flight"] == taken and len(asked) == compiled
+    assert bool(best.meta["facts"][0]["declined"]) == bool(taken)
+
+
+def test_what_the_user_asks_for_is_compiled_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(building, "_build_cuda", lambda request, sig: _artifact("C7514: x", 0))
+    request = make_request(recurrent(), None, None, SM90, None, {"tl.wgmma_in_flight": "iterations"}, None)
+    assert building.build_cuda(request, signature_of(request.func, None)).meta["facts"][0]["declined"] == []
+
+
+def test_a_recurrent_loop_had_serialised_wgmma():
+    kernel = tilelang.compile(recurrent(), target=SM90)
+    assert kernel.report_data["kernels"][0]["serialised"] == "", kernel.report()
+    forced = make_request(recurrent(), None, None, SM90, None, {"tl.wgmma_in_flight": "iterations"}, None)
+    sources = building.device_source(dataclasses.replace(forced))[1]
+    if sources[0] != kernel.get_kernel_source():  # another schedule was taken: the report says why
+        assert "ptxas" in kernel.report()
