@@ -23,11 +23,12 @@ class OlderModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__") and name not in ("__all__", "__version__", "__tilelang_dialect__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        from .table import PATHS  # 2 ms
+        from .table import PATHS, UNSUPPORTED  # 2 ms
 
         names, modules = PATHS[self.__name__]
         if name == "__all__":
-            return sorted({*names, *(n for m in modules for n in exported(import_module(m)))})
+            others = UNSUPPORTED.get(self.__name__, ("", ""))[1].split()
+            return sorted({*names, *others, *(n for m in modules for n in exported(import_module(m)))})
         value: Any = None
         if name in names:
             module, _, attribute = names[name].partition(":")
@@ -41,12 +42,22 @@ class OlderModule(ModuleType):
                     value = getattr(found, name)
                     break
             else:
-                raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+                value = _unsupported(self.__name__, name)
         setattr(self, name, value)
         return value
 
     def __dir__(self) -> list[str]:
         return sorted({*self.__dict__, *self.__getattr__("__all__")})
+
+
+def _unsupported(module: str, name: str) -> Any:
+    """A name of another compiler's insides, which raises not-available when it is called."""
+    from .table import UNSUPPORTED  # 2 ms
+
+    reason, names = UNSUPPORTED.get(module, ("", ""))
+    if name not in names.split():
+        raise AttributeError(f"module {module!r} has no attribute {name!r}" + (reason and f": {module} {reason}"))
+    return import_module("tilelang.language.unavailable").unavailable_names(reason, name, module)[name]
 
 
 class CallableModule(OlderModule):

@@ -17,14 +17,14 @@ from . import sparse_layout
 from . import mma_layout
 
 # Names that T has too, each of which says for what hardware or by what statement.
-_UNAVAILABLE = """SparseTensorCoreIntrinEmitter TCGEN05DescriptorParams TCGEN05TensorCoreIntrinEmitter
+_OTHERS = """SparseTensorCoreIntrinEmitter TCGEN05DescriptorParams TCGEN05TensorCoreIntrinEmitter
     TensorCoreIntrinEmitterSM120 WGMMADescriptorParams WGMMATensorCoreIntrinEmitter
     WGSparseTensorCoreIntrinEmitter compute_gmma_descriptor
     compute_umma_descriptor"""
-globals().update({name: UNAVAILABLE[name] for name in _UNAVAILABLE.split()})
+globals().update({name: UNAVAILABLE[name] for name in _OTHERS.split()})
 globals().update(unavailable_names("is not available: operands permuted beforehand are not; use INT4TensorCoreIntrinEmitter",
                           "INT4TensorCoreIntrinEmitterWithLadderTransform"))
 
 __all__ = ["INT4TensorCoreIntrinEmitter", "TensorCoreIntrinEmitter", "TensorCoreIntrinEmitterWithLadderTransform",
-           "get_ldmatrix_offset", "get_mma_micro_size",
-           "get_swizzle_layout", "make_mma_swizzle_layout", "mma_layout", "mma_store_index_map", "sparse_layout"]
+           "get_ldmatrix_offset", "get_mma_micro_size", "get_swizzle_layout", "make_mma_swizzle_layout", "mma_layout",
+           "mma_store_index_map", "sparse_layout", *_OTHERS.split()]

@@ -176,6 +176,11 @@ def compile_cuda(code: str, target_format: str = "ptx", arch: Any = None, option
     return bytearray(data)
 
 
+def tilelang_callback_cuda_compile(code: str, target: Any, pass_config: Any = None) -> bytearray:
+    """CUDA C++ source compiled for a target to a cubin.  pass_config: options in "tl.device_compile_flags"."""
+    return compile_cuda(code, "cubin", Target(target).arch, (pass_config or {}).get("tl.device_compile_flags"))
+
+
 def get_ptx_from_source(code: str, compile_flags: str | list[str] | None = None, verbose: bool = False,
                         arch: Any = None) -> str:
     """PTX of CUDA C++ source."""

@@ -6,6 +6,8 @@ is a module itself.
 
 from __future__ import annotations
 
+from .unsupported import UNSUPPORTED
+
 Path = tuple[dict[str, str], tuple[str, ...]]
 
 
@@ -17,9 +19,8 @@ def _names(module: str, names: str) -> dict[str, str]:
     return {n: f"{module}:{n}" for n in names.split()}
 
 
-_ADAPTERS = {name: "tilelang.jit.kernel:Adapter" for name in ("BaseKernelAdapter", "CythonKernelAdapter", "NVRTCKernelAdapter",
-                                                              "TVMFFIKernelAdapter")}
-_EMITTERS = "INT4TensorCoreIntrinEmitter TensorCoreIntrinEmitter TensorCoreIntrinEmitterWithLadderTransform"
+_ADAPTERS = {f"{name}KernelAdapter": "tilelang.jit.kernel:Adapter"
+             for name in ("Base", "CuTeDSL", "Cython", "Metal", "NVRTC", "TVMFFI")}
 
 PATHS: dict[str, Path] = {
     # what programs and tools import by a short path
@@ -37,9 +38,11 @@ PATHS: dict[str, Path] = {
     "tilelang.transform.simplify": (_names("tilelang.transform", "simplify_prim_func"), ()),
     "tilelang.tvm": _same("tilelang.compat.tvm"),
     **{f"tilelang.tvm.{tir}": _same("tilelang.compat.tvm_tirx") for tir in ("tirx", "tir")},
-    **{f"tilelang.tvm.{tir}.stmt_functor": (_names("tilelang.compat.tvm_tirx", "post_order_visit"), ())
-       for tir in ("tirx", "tir")},
+    **{f"tilelang.tvm.{tir}.stmt_functor": (_names("tilelang.compat.tvm_tirx", "ir_transform post_order_visit pre_order_visit "
+                                                   "substitute"), ()) for tir in ("tirx", "tir")},
+    **{f"tilelang.tvm.{tir}.transform": (_names("tilelang.compat.tvm", "prim_func_pass"), ()) for tir in ("tirx", "tir")},
     "tilelang.tvm.error": (_names("tilelang.errors", "InternalError") | _names("tilelang.compat.tvm", "TVMError"), ()),
+    "tilelang.tvm.ffi": ({"register_global_func": "tilelang.compat.tvm:register_func"}, ()),
     "tilelang.tvm.ir": (_names("tilelang.compat.tvm", "IRModule assert_structural_equal")
                         | _names("tilelang.compat.tvm_tirx", "PrimExpr") | _names("tilelang.language", "Range"), ()),
     "tilelang.tvm.runtime": (_names("tilelang.compat.tvm", "DataType enabled"), ()),
@@ -64,23 +67,32 @@ PATHS: dict[str, Path] = {
     "tilelang.cpu": _same(),
     "tilelang.cpu.language": _same("tilelang.compat.cpu_language"),
     "tilelang.cuda": _same(),
+    "tilelang.cuda.backend": (_names("tilelang.compat.nvcc", "tilelang_callback_cuda_compile"), ()),
+    "tilelang.cuda.debug": (_names("tilelang.language", "device_assert"), ()),
     "tilelang.cuda.intrinsics": _same("tilelang.compat.intrinsics"),
     "tilelang.cuda.intrinsics.layout": ({"mma_layout": "tilelang.compat.mma_layout"}, ()),
     "tilelang.cuda.intrinsics.layout.mma_layout": _same("tilelang.compat.mma_layout"),
+    **{f"tilelang.{p}.{m}_macro_generator": ({}, ("tilelang.compat.intrinsics",))
+       for p in ("cuda.intrinsics.macro", "intrinsics") for m in ("mma", "mma_sp", "tcgen05", "wgmma", "wgmma_sp")},
+    "tilelang.cuda.intrinsics.macro": ({}, ("tilelang.compat.intrinsics",)),
     "tilelang.cuda.intrinsics.sparse_layout": _same("tilelang.compat.sparse_layout"),
     "tilelang.cuda.language": _same("tilelang.compat.cuda_language"),
     "tilelang.cuda.target": _same("tilelang.compat.cuda_target"),
     "tilelang.intrinsics": _same("tilelang.compat.intrinsics"),
     "tilelang.intrinsics.mma_layout": _same("tilelang.compat.mma_layout"),
-    "tilelang.intrinsics.mma_macro_generator": (_names("tilelang.compat.intrinsics", _EMITTERS), ()),
     "tilelang.intrinsics.utils": (_names("tilelang.compat.intrinsics", "get_ldmatrix_offset get_mma_micro_size "
                                          "mma_store_index_map"), ()),
     "tilelang.jit.adapter": (_ADAPTERS, ()),
     "tilelang.jit.adapter.base": ({"BaseKernelAdapter": _ADAPTERS["BaseKernelAdapter"]}, ()),
+    "tilelang.jit.adapter.nvrtc": ({"is_nvrtc_available": "tilelang.runtime.nvrtc:find_nvrtc"}, ()),
     "tilelang.metal": _same(),
     "tilelang.metal.language": _same("tilelang.compat.metal_language"),
     "tilelang.metal.target": _same("tilelang.compat.metal_target"),
     "tilelang.rocm": _same(),
+    "tilelang.rocm.intrinsics": _same(),
+    "tilelang.rocm.intrinsics.mfma_macro_generator": (_names("tilelang.compat.rocm_language", "MatrixCoreIntrinEmitter "
+                                                             "MatrixCorePreshuffleIntrinEmitter"), ()),
+    "tilelang.rocm.intrinsics.wmma_macro_generator": (_names("tilelang.compat.rocm_language", "WMMAIntrinEmitter"), ()),
     "tilelang.rocm.language": _same("tilelang.compat.rocm_language"),
     "tilelang.rocm.target": _same("tilelang.compat.rocm_target"),
     "tilelang.tileop": _same(),
@@ -106,6 +118,7 @@ PATHS: dict[str, Path] = {
                                         | {"BaseBuilder": "tilelang.language.tracing.builder:Builder"}, ()),
     "tilelang.language.eager.function": _same("tilelang.language.tracing.eager_function"),
     "tilelang.language.experimental": _same(),
+    "tilelang.language.intrinsics": _same("tilelang.compat.intrinsics"),
     "tilelang.language.experimental.gemm_sp_op": (_names("tilelang.language.sparse", "gemm_sp"), ()),
     "tilelang.language.overrides": _same(),
     "tilelang.language.proxy": (_names("tilelang.language.tensor", "FragmentBuffer LocalBuffer SharedBuffer StridedTensor "
@@ -123,6 +136,7 @@ PATHS: dict[str, Path] = {
                                  ("tilelang.language.math",)),
     "tilelang.language.utils": (_names("tilelang.language.tracing.regions", "BufferSlice whole_region"), ()),
 }
+PATHS.update({path: ({}, ()) for path in UNSUPPORTED if path not in PATHS})
 
 # Modules that programs import and that have no meaning here -> what to use.
 INSTEAD = {
@@ -133,4 +147,4 @@ INSTEAD = {
 
 CALLABLE = frozenset({"tilelang.engine.lower"})  # modules that may be called
 
-__all__ = ["CALLABLE", "PATHS"]
+__all__ = ["CALLABLE", "PATHS", "UNSUPPORTED"]

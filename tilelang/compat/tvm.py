@@ -13,6 +13,9 @@ from typing import Any
 from tilelang import ir as _ir
 from tilelang.ir.equal import alpha_equal
 from tilelang.jit.artifact import program_of
+from tilelang.jit.hooks import register_hook
+from tilelang.language.tracing.state import error
+from tilelang.transform import get_pass_context
 
 DataType = _ir.dtype
 TVMError = RuntimeError
@@ -57,5 +60,24 @@ def enabled(name: str) -> bool:
     return name in ("llvm", "cuda", "c", "cpu")
 
 
+def prim_func_pass(pass_func: Any = None, opt_level: int = 0, name: str | None = None, **_: Any) -> Any:
+    """Decorator of a function of (program, module, context) that returns a program: it becomes one of modules."""
+    def decorate(fn: Any) -> Any:
+        def run(mod: IRModule) -> IRModule:
+            return IRModule({n: fn(f, mod, get_pass_context()) for n, f in mod.functions.items()})
+
+        return run
+
+    return decorate if pass_func is None else decorate(pass_func)
+
+
+def register_func(func_name: str, f: Any = None, override: bool = False) -> Any:
+    """Registers, or is the decorator of, the hooks that edit the source of kernels: "tilelang_callback_cuda_postproc"."""
+    kind = {f"tilelang_callback_{k}_postproc": k for k in ("c", "cuda", "hip")}.get(func_name)
+    if kind is None:
+        raise error("not-available", f"nothing here calls a function by the name {func_name!r}", found=repr(func_name))
+    return (lambda fn: register_hook(kind, fn, override)) if f is None else register_hook(kind, f, override)
+
+
 __version__ = "0"
-__all__ = ["DataType", "IRModule", "TVMError", "assert_structural_equal", "enabled"]
+__all__ = ["DataType", "IRModule", "TVMError", "assert_structural_equal", "enabled", "register_func"]

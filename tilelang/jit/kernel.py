@@ -16,7 +16,7 @@ from tilelang.errors import InternalError, TileLangError, error, for_user, regis
 from tilelang.log import logger
 from tilelang.runtime.host_engine import ffi_state
 from tilelang.runtime.params import KernelParam, params_of
-from tilelang.runtime.signature import Signature, signature_of
+from tilelang.runtime.signature import Signature, resolve_out_idx, signature_of
 from tilelang.log import phase
 
 from .arguments import (adapted, by_position, explain, explain_cython, refusing_negated, was_overlapping, was_rejected,
@@ -64,6 +64,12 @@ class Adapter:
     @property
     def result_idx(self) -> list[int]:
         return self._kernel.out_idx
+
+    def _legalize_result_idx(self, result_idx: Any) -> list[int]:
+        """Positions of the outputs, counted from 0: those that an out_idx names; of None, those that the program returns."""
+        func = self._kernel.request.func
+        return list(resolve_out_idx(func if result_idx is None else replace(func, facts=replace(func.facts, out_idx=None)),
+                                    result_idx))
 
     @property
     def libpath(self) -> str | None:

@@ -89,7 +89,7 @@ _own = [n for n in globals() if not n.startswith("_")
 _public = {
     "Any": _typing.Any, "Buffer": Buffer_, "cast": _math.cast_, "ramp": _math.Ramp_,
     "broadcast": _math.Broadcast_, "If": _thread.If_, "While": _thread.While_, "__ldg": _thread.ldg,
-    "PrimExpr": _ir.Expr, "WSID": "ws_id",
+    "PrimExpr": _ir.Expr, "DataType": _ir.dtype, "WSID": "ws_id",
     "boolean": _ir.dtype("bool"), "void": _ir.dtype("void"), "JITNoBuilderError": _JITNoBuilderError,
     **{n: getattr(_nodes, n) for n in _nodes.__all__},
     **{n: getattr(_math, n) for n in _math.__all__},
@@ -106,7 +106,7 @@ _LAZY = {
     "make_swizzled_layout": "tilelang.layout", "make_linear_layout": "tilelang.layout",
 }
 _SUBMODULES = ("eager", "dtypes", "fp8", "common", "experimental", "overrides", "proxy", "tile_schedule", "tir", "utils",
-               "ws_schedule")  # some are older paths, which tilelang.compat provides
+               "intrinsics", "ws_schedule")  # some are older paths, which tilelang.compat provides
 
 
 def var(name: str = "v", dtype: _typing.Any = "int32") -> _ir.Var:  # noqa: F811 - dtype is also a public name

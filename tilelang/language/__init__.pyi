@@ -6,6 +6,7 @@ from typing_extensions import deprecated as _deprecated
 
 from tilelang.ir import Buffer as _Buffer, Expr as _Expr, Var as _Var
 from tilelang.ir.dtype import dtype as dtype
+from tilelang.ir.dtype import dtype as _DataType
 from tilelang.ir.expr import Expr as _PrimExpr
 from tilelang.jit.decorator import JITImpl as _JITFunc
 from tilelang.language.addresses import access_ptr as access_ptr, address_of as address_of
@@ -308,6 +309,8 @@ class Buffer(_Buffer):
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def CallEffectKind(*args: Any, **kwargs: Any) -> Any: ...
+
+DataType = _DataType
 
 Div: type[_Expr]
 

@@ -48,6 +48,11 @@ def get_tvm_dtype(x: Any) -> dtype:
     return dtype(x)
 
 
+def resolve_torch_storage_dtype(x: Any) -> Any:
+    """The torch type of the tensors that hold a type: int8 for int4.  Raises ValueError where torch has none."""
+    return dtype(x).as_torch()
+
+
 def is_float4(x: Any) -> Any:
     """Whether a type is a 4-bit float of any form.
 

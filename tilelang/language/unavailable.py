@@ -47,19 +47,18 @@ _TABLE: dict[str, str] = {
 }
 
 
-def _unavailable(name: str, reason: str) -> Callable[..., Any]:
+def _unavailable(name: str, reason: str, module: str = "T") -> Callable[..., Any]:
     def unavailable(*args: Any, **kw: Any) -> Any:
-        raise error("not-available", f"T.{name} {reason}" if not reason[0].isupper() else f"T.{name}: {reason}",
-                    found=f"T.{name}")
+        raise error("not-available", f"{module}.{name}{':' if reason[0].isupper() else ''} {reason}", found=f"{module}.{name}")
 
     unavailable.__name__ = unavailable.__qualname__ = name
     unavailable.__doc__ = f"Not available: {reason}."
     return unavailable
 
 
-def unavailable_names(reason: str, names: str) -> dict[str, Callable[..., Any]]:
-    """Functions of these names (words of a text) that raise not-available with the reason."""
-    return {name: _unavailable(name, reason) for name in names.split()}
+def unavailable_names(reason: str, names: str, module: str = "T") -> dict[str, Callable[..., Any]]:
+    """Functions of these names (words of a text), of a module, that raise not-available with the reason."""
+    return {name: _unavailable(name, reason, module) for name in names.split()}
 
 
 UNAVAILABLE: dict[str, Callable[..., Any]] = {

@@ -75,6 +75,14 @@ class PrimFunc:
         func = replace_node(func, facts=facts, attrs=tuple(sorted(attrs.items())))
         return PrimFunc(func, self.orig_func, self.defaults)
 
+    def without_attr(self, key: str) -> PrimFunc:
+        """A copy without an attribute."""
+        return self.with_attr(key, None)
+
+    def with_body(self, new_body: Stmt) -> PrimFunc:
+        """A copy that runs another statement over the same parameters."""
+        return PrimFunc(replace_node(self.func, body=new_body), self.orig_func, self.defaults)
+
     def script(self, show_meta: bool = False) -> str:
         """The program as readable text.  `tilelang.ir.to_text` gives text that can be parsed."""
         from tilelang.ir.script import to_script  # 3 ms
