@@ -25,6 +25,16 @@ def test_the_readme_kernel_runs(tmp_path):
     assert np.abs(got - want).max() <= 2**-11 * np.abs(want).max() + 1e-3
 
 
+def test_the_oldest_gpu_is_the_same_everywhere():
+    docs = pathlib.Path(__file__).resolve().parent.parent / "docs"
+    said = [re.search(pattern, text)[1] for text, pattern in (
+        (README, r"(sm_\d+) or newer and a driver"),
+        ((docs / "index.md").read_text(encoding="utf-8"), r"NVIDIA GPUs from `(sm_\d+)` on"),
+        ((docs / "guide" / "install.md").read_text(encoding="utf-8"), r"NVIDIA GPU from \w+ \(`(sm_\d+)`\) on"),
+        ((docs / "guide" / "from-upstream.md").read_text(encoding="utf-8"), r"CUDA from `(sm_\d+)` on"))]
+    assert set(said) == {"sm_75"}
+
+
 def test_the_two_commands_stand_in_the_readme():
     assert "pip install . && python -m tilelang demo" in README
     assert "pip install '.[test]' && python -m pytest" in README

@@ -76,11 +76,29 @@ def test_foreign_target_objects_are_read():
     assert Target(Foreign()).arch == "sm_89"
 
 
+@pytest.mark.parametrize("spec", [
+    {"kind": "cuda", "arch": "sm_80"}, {"kind": "cuda", "arch": "sm_90a", "code": ["sm_90a", "compute_90a"]}, "cpu", "llvm",
+    {"kind": "cuda", "arch": "sm_80", "max_num_threads": 512, "model": "an A100"}, {"kind": "llvm", "mcpu": "cortex-a53",
+    "mattr": ["+avx2", "-fma"], "opt-level": 3, "system-lib": True}])  # fmt: skip
+def test_the_text_of_a_target_is_read_back(spec):
+    t = Target(spec)
+    assert Target(str(t)) == t and eval(repr(t)) == t
+
+
+def test_an_arch_alone_is_a_target():
+    assert Target("sm_90a") == Target({"kind": "cuda", "arch": "sm_90a"}) and determine_target("sm_80", True).arch == "sm_80"
+
+
 @pytest.mark.spec("must:R11-code")
 @pytest.mark.spec("R11:forms")
 @pytest.mark.parametrize("spec, raises, text", [
     ("foo", AssertionError, "Target foo is not supported. Pass target options as a dict when the target needs"),
-    ("cuda -arch=sm_90", AssertionError, "Pass target options as a dict"),
+    ("cuda -arch", AssertionError, "Pass target options as a dict"),
+    ("cuda arch=sm_90", AssertionError, "Pass target options as a dict"),
+    ("cuda -arch=sm_90 -colour=red", AssertionError, "Unknown option 'colour'"),
+    ("cuda -arch=sm_33", ValueError, "not supported"),
+    ("sm_33", ValueError, "not supported"),
+    ("sm_80a", ValueError, "does not exist"),
     ({"kind": "foo"}, AssertionError, "Pass a valid target config dict."),
     ({"arch": "sm_80"}, AssertionError, "Pass a valid target config dict."),
     ({"kind": "cpu", "arch": "sm_80"}, AssertionError, "Pass a valid target config dict."),

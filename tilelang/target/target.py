@@ -1,7 +1,7 @@
 """Targets: the machine that a kernel is compiled for, and its features.
 
-A Target is a value.  `Target("cuda")`, `Target({"kind": "cuda", "arch": "sm_80"})`, `Target("cpu")`,
-`Target("auto")`; `with Target(...):` makes it the current one for "auto".
+A Target is a value.  `Target("cuda")`, `Target("sm_80")`, `Target({"kind": "cuda", "arch": "sm_80"})`, `Target("cpu")`,
+`Target("auto")`; `with Target(...):` makes it the current one for "auto".  `str` gives a text that is read back.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ _OPTIONS = frozenset((
     "code", "device", "host", "keys", "l2_cache_size_bytes", "libs", "max_num_threads", "max_shared_memory_per_block",
     "max_threads_per_block", "mattr", "mcpu", "model", "mtriple", "num-cores", "opt-level", "registers_per_block", "system-lib",
     "tag", "thread_warp_size", "vector-width"))
+_LISTS = ("code", "keys", "libs", "mattr")  # options that hold a list
 _CPU_SHARED = 64 * 1024 * 1024  # shared memory of a CPU block is ordinary memory; this only rejects excessively large tiles
 
 
@@ -224,9 +225,26 @@ def _parse(spec: Any) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
         other = normalized(spec)
         if other is not None:
             return _parse_once(other, spec)
-        raise _bad(spec, "Pass target options as a dict when the target needs attributes.",
-                   'for example {"kind": "cuda", "arch": "sm_80"}' if spec.startswith("cuda") else "")
+        read = _read_text(spec)
+        if read is None:
+            raise _bad(spec, "Pass target options as a dict when the target needs attributes.",
+                       'for example {"kind": "cuda", "arch": "sm_80"}' if spec.startswith("cuda") else "")
+        return _parse_dict(read)
     return (spec, device_arch() or DEFAULT_CUDA_ARCH, ()) if spec == "cuda" else (spec, "", ())
+
+
+def _read_text(spec: str) -> dict[str, Any] | None:
+    """The dict form of "sm_90a" or of the text that `str` gives of a target; None for other texts."""
+    if _ARCH.match(spec):
+        return {"kind": "cuda", "arch": spec}
+    kind, *parts = re.split(r"\s+-(?=[a-z])", spec.strip())
+    if kind not in KINDS or not all("=" in p for p in parts):
+        return None
+    out: dict[str, Any] = {"kind": kind}
+    for key, value in (p.split("=", 1) for p in parts):
+        plain = {"True": True, "False": False}.get(value, int(value) if value.isdigit() else value)
+        out[key] = value.split(",") if key in _LISTS else plain
+    return out
 
 
 def _parse_once(found: Any, spec: Any) -> tuple[str, str, tuple[tuple[str, Any], ...]]:

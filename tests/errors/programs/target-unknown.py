@@ -9,4 +9,4 @@ def f(A: T.Tensor((8,), "int32")):
             A[i] = i
 
 
-tilelang.compile(f, target="cuda -arch=sm_90")
+tilelang.compile(f, target="cuda --arch sm_90")
