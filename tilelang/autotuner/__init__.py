@@ -14,6 +14,7 @@ from tilelang.jit.keys import freeze, freeze_tensor
 from tilelang.jit.methods import InClasses
 from tilelang.jit.supply import TensorSupplyType
 from tilelang.jit.torch_calls import in_graphs
+from tilelang.language.tracing.source_text import text_of
 from tilelang.log import logger
 from tilelang.runtime.cache import compiler_stamp, digest
 from tilelang.target import Target
@@ -248,10 +249,7 @@ class AutoTuner:
                                   (("warmup", warmup), ("rep", rep), ("timeout", timeout)) if v is not None}
         profile = replace(self.profile_args, **changes)
         configs = list(self.configs() if callable(self.configs) else self.configs)
-        try:
-            source = inspect.getsource(self.fn)
-        except (OSError, TypeError):
-            source = ""
+        source = text_of(self.fn)
         key = digest(["autotuner", compiler_stamp(), source, text, configs, self.compile_args.text(), profile.text(),
                       machine_text()]) if source else None
         return tune(configs, lambda config: self.compile_args.compile_program(self.fn(**config)), profile, key=key,

@@ -7,7 +7,6 @@ import ast
 import functools
 import inspect
 import sys
-import textwrap
 import types
 from collections.abc import Callable, Iterable
 from operator import is_
@@ -21,6 +20,7 @@ from tilelang.ir.record import record
 from tilelang.target import Target
 from tilelang.transform.framework.scope import current_config
 from tilelang.language.tracing.prim_func import outer_locals
+from tilelang.language.tracing.source_text import remember, text_of
 
 from .artifact import program_of
 from .captured import Captured
@@ -101,6 +101,7 @@ class JITImpl(InClasses):
         self._definition = _definition(func)
         self._configs: tuple[Any, tuple[Any, ...]] | None = None
         self.graph_name = named(self)
+        remember(func)
         self.first_parameter = next(iter(getattr(getattr(inspect.unwrap(func), "__code__", None), "co_varnames", ())), "")
         self.__doc__, self.__module__ = getattr(func, "__doc__", None), getattr(func, "__module__", None) or __name__
 
@@ -133,10 +134,7 @@ class JITImpl(InClasses):
     def func_source(self) -> str:
         """Source text of the function, "" where Python cannot find it."""
         if self._source is None:
-            try:
-                self._source = textwrap.dedent(inspect.getsource(self.func))
-            except (OSError, TypeError):
-                self._source = ""
+            self._source = text_of(self.func)
         return self._source
 
     @property

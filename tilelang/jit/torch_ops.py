@@ -7,9 +7,7 @@ the names of the arguments that it writes.  All of that follows from the compile
 from __future__ import annotations
 
 import ast
-import inspect
 import itertools
-import textwrap
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -276,7 +274,7 @@ class _OfFunction(_Operator):
 
 def _returned(function: Any) -> int:
     """How many tensors the last return statement of an eager function names."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(function.func))).body[0]
+    body = ast.parse(function.func_source).body[0]
     last = [s for s in ast.walk(body) if isinstance(s, ast.Return)]
     value = last[-1].value if last else None
     return 0 if value is None else len(value.elts) if isinstance(value, (ast.Tuple, ast.List)) else 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from .tracing.flags import flag, whole_number
 from .kernel import need_kernel
 from .tracing.macro import Macro
 from .tracing.builder import need_builder
+from .tracing.source_text import text_of
 from .tracing.state import error
 
 
@@ -32,7 +32,7 @@ def inline(method: Callable[..., Any]) -> Macro:
 
 def _state_uses(fn: Callable[..., Any]) -> tuple[bool, bool]:
     """(whether a method subscripts an attribute of its object, as in `self.x[0]`; whether it stores to one)."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
+    tree = ast.parse(text_of(fn))
     uses = [n for n in ast.walk(tree) if isinstance(n, ast.Subscript) and isinstance(n.value, ast.Attribute)]
     return bool(uses), any(not isinstance(n.ctx, ast.Load) for n in uses)
 

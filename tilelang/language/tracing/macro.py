@@ -18,6 +18,7 @@ from .prim_func import closure_names, outer_locals, resolve_annotation
 from .python_errors import refine
 from .regions import BufferSlice
 from .scope import Context, Poison
+from .source_text import remember, text_of
 from .state import describe, error, need_function
 
 
@@ -47,10 +48,11 @@ class Macro:
         self._signature = inspect.signature(fn)
         self._rewritten: Rewritten | None = None
         self._refs: frozenset[str] | None = None
+        remember(fn)
 
     @property
     def source(self) -> str:
-        return inspect.getsource(self.orig_func)
+        return text_of(self.orig_func)
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         return self if obj is None else lambda *a, **k: self(obj, *a, **k)

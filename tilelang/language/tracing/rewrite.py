@@ -86,7 +86,7 @@ def rewrite_function(fn: Callable[..., Any], extra_names: Iterable[str] = (), po
 
     postponing: statements in front of the first `with` may be left to a second trace.  extra_names: names of enclosing
     functions that only annotations mention (they are not in the closure when annotations are strings).  Raises
-    source-unavailable, unsupported-syntax.
+    source-unavailable, source-changed, unsupported-syntax.
     """
     code = fn.__code__
     hit = _cache.get((id(code), postponing))
@@ -100,13 +100,7 @@ def rewrite_function(fn: Callable[..., Any], extra_names: Iterable[str] = (), po
 
 def _function_ast(fn: Callable[..., Any]) -> ast.FunctionDef:
     code = fn.__code__
-    lines = lines_of(fn)
-    first = code.co_firstlineno
-    if not lines or first > len(lines):
-        raise errors.error("source-unavailable", f"the source of `{fn.__name__}` is not available",
-                           found=f"no source text for `{fn.__name__}`",
-                           hint="define kernel functions in a file, a notebook cell or `python -c`; "
-                                "tilelang.from_source(text) takes them from a string")
+    lines, first = lines_of(fn)
     block = inspect.getblock(lines[first - 1:])
     indented = block[0][:1] in (" ", "\t")
     text = ("if 1:\n" if indented else "") + "".join(block)
@@ -116,8 +110,7 @@ def _function_ast(fn: Callable[..., Any]) -> ast.FunctionDef:
     except (SyntaxError, IndexError):
         body = None
     if not isinstance(body, ast.FunctionDef) or body.name != code.co_name:
-        raise errors.error("source-unavailable", f"`{fn.__name__}` is not a plain function definition, or its file has "
-                           "changed since it was imported",
+        raise errors.error("source-unavailable", f"`{fn.__name__}` is not a plain function definition",
                            found=f"no def of `{code.co_name}` at line {first}", span=Span(code.co_filename, first))
     ast.increment_lineno(body, first - (2 if indented else 1))
     return body

@@ -1,36 +1,190 @@
 """Source text of functions: of files, of notebooks, and of what Python reads from the command line, stdin or a string.
 
+A text is used only if it compiles to the code at hand: names, constants and all.  A file may hold another text than the one
+that was imported, and Python's line cache an older one.  What annotations in a body say is in no code, so the text is read
+when a function is decorated.
+
 Python keeps no text for `python -c`, for a script on stdin and for the interactive prompt before 3.13.  It is taken from the
-command line, from stdin where that is a file, and from the prompt's history.  A text is used only if it compiles to the
-same code.
+command line, from stdin where that is a file, and from the prompt's history.
 """
 
 from __future__ import annotations
+import __future__
 
+import ast
+import inspect
 import linecache
 import os
+import struct
 import sys
-from collections.abc import Callable, Iterator
+import textwrap
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
 from itertools import count
 from types import CodeType
 from typing import Any
 
-from tilelang.errors import error
+from tilelang.errors import TileLangError, error
+from tilelang.ir import Span
 
 _number = count(1)
+_read: dict[int, tuple[CodeType, str]] = {}  # id of a code -> the code, the text of its file when it was decorated
+_files: dict[str, dict[str, str]] = {}  # file -> the texts that were read from it
+_YOUNG = 3.0  # seconds; Python takes byte code for that of a file by the second of its last change and its size
 
 
-def lines_of(fn: Callable[..., Any]) -> list[str]:
-    """The lines of the file or text that a function stands in; empty where there is none."""
+def remember(fn: Any) -> None:
+    """Read the text of a decorated function, for it and for the functions in it: at the first call it may be another."""
+    fn = inspect.unwrap(fn)
+    code = getattr(fn, "__code__", None)
+    if isinstance(code, CodeType) and id(code) not in _read:
+        names = fn.__globals__
+        text = next((t for t in _texts(code) if _line_in(t, code, names)), "") or _present(code.co_filename, names)
+        text = _files.setdefault(code.co_filename, {}).setdefault(text, text)
+        _read.update({id(c): (c, text) for c in _codes(code)})
+
+
+def lines_of(fn: Any) -> tuple[list[str], int]:
+    """The lines of the text that a function was compiled from, and the number of its first one.
+
+    Raises source-changed where the text is another now, source-unavailable where there is none."""
+    code, names = fn.__code__, fn.__globals__
+    older = ["".join(linecache.getlines(code.co_filename, names)), *_files.get(code.co_filename, ())]
+    now = [_read.get(id(code), (code, ""))[1], *_texts(code), _present(code.co_filename, names)]
+    for text in (*now, *older):
+        line = _line_in(text, code, names) if text else None
+        if line is not None and (text in now or not _old_byte_code(code, names)):
+            if code.co_filename.startswith("<"):
+                keep(text, code.co_filename)
+            return text.splitlines(keepends=True), line
+    raise _changed(fn) if now[0] or now[-1] or any(older) else _unavailable(fn)
+
+
+def text_of(fn: Any) -> str:
+    """The text of a function's definition, not indented; "" where there is none."""
+    try:
+        lines, first = lines_of(inspect.unwrap(fn))
+    except (TileLangError, AttributeError):
+        return ""
+    return textwrap.dedent("".join(inspect.getblock(lines[first - 1:])))
+
+
+def _unavailable(fn: Any) -> TileLangError:
+    hint = ("define kernel functions in a file, a notebook cell or `python -c`; "
+            "tilelang.from_source(text) takes them from a string")
+    if fn.__code__.co_filename.startswith(("<stdin>", "/dev/")):
+        hint = "Python keeps no text of a script from a pipe: save it and run `python FILE`, or `python - < FILE`; " + hint
+    return error("source-unavailable", f"the source of `{fn.__name__}` is not available",
+                 found=f"no source text for `{fn.__name__}`", hint=hint)
+
+
+def _changed(fn: Any) -> TileLangError:
     code = fn.__code__
-    lines = linecache.getlines(code.co_filename, fn.__globals__)
-    if lines:
-        return lines
-    for text in _texts(code):
-        if _holds(text, code):
-            keep(text, code.co_filename)
-            return linecache.getlines(code.co_filename)
-    return []
+    file, line, old = code.co_filename, code.co_firstlineno, _old_byte_code(code, fn.__globals__)
+    since, hint = "imported it", ("import it again: importlib.reload(module), or a new process; give each version of a program "
+                                  "a file of its own")
+    if old:
+        since, hint = "made the byte code that it ran", (
+            f"delete {old}: the file was written twice within a second, which Python does not notice "
+            "(sys.dont_write_bytecode = True; or a file for each version)")
+    return error("source-changed", f"the source of `{fn.__name__}` has changed since Python {since}",
+                 span=Span(file, line) if linecache.getline(file, line) else None, hint=hint,
+                 expected="a text that compiles to the function at hand", found=f"{file} as it is now, which does not")
+
+
+def _present(name: str, names: dict[str, Any]) -> str:
+    """The present text of a file or cell; "" for what is none.  The byte code of a file that was written just now is removed,
+    so that Python does not take it for that of the next text."""
+    entry: Any = linecache.cache.get(name)
+    if entry is not None and len(entry) > 1 and entry[1] is None:  # no file: a notebook's cell
+        return "".join(entry[2])
+    lines = linecache.updatecache(name, names)
+    if not lines and entry is not None:
+        linecache.cache[name] = entry  # the file is gone
+    with suppress(OSError):  # there is none, or the folder is read-only
+        if lines and os.stat(name).st_mtime > time.time() - _YOUNG:
+            os.remove(_byte_code(names))
+    return "".join(lines)
+
+
+def _byte_code(names: dict[str, Any]) -> str:
+    return getattr(names.get("__spec__"), "cached", None) or ""
+
+
+def _old_byte_code(code: CodeType, names: dict[str, Any]) -> str:
+    """The file of byte code that Python takes for that of the present text; "" where there is none."""
+    try:
+        with open(_byte_code(names), "rb") as f:
+            head = struct.unpack("<IIII", f.read(16))  # format, kind, second of the last change, size
+        stat = os.stat(code.co_filename)
+    except (OSError, struct.error):
+        return ""
+    fits = head[1:] == (0, int(stat.st_mtime) & 0xFFFFFFFF, stat.st_size & 0xFFFFFFFF)
+    return _byte_code(names) if fits else ""
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for c in code.co_consts:
+        if isinstance(c, CodeType):
+            yield from _codes(c)
+
+
+def _line_in(text: str, code: CodeType, names: dict[str, Any]) -> int | None:
+    """The line of a text on which a function of this code starts; None where there is none, or several elsewhere in it."""
+    for make in _COMPILERS:
+        made = _compiled(make, text, code.co_filename, code.co_flags & __future__.annotations.compiler_flag,
+                         names.get("__loader__"))
+        found = [c for c in made if c.co_name == code.co_name]
+        if any(c == code for c in found):
+            return code.co_firstlineno
+        moved = [c.co_firstlineno for c in found if _moved(c, code.co_firstlineno - c.co_firstlineno) == code]
+        if len(moved) == 1:
+            return moved[0]
+    return None
+
+
+def _moved(code: CodeType, by: int) -> CodeType:
+    """The code that the same text some lines further down has."""
+    return code.replace(co_firstlineno=code.co_firstlineno + by, co_consts=tuple(
+        [_moved(c, by) if isinstance(c, CodeType) else c for c in code.co_consts]))
+
+
+@lru_cache(maxsize=32)
+def _compiled(make: Any, text: str, file: str, flags: int, loader: Any) -> list[CodeType]:
+    try:
+        with warnings.catch_warnings():  # Python gave them when it compiled the text
+            warnings.simplefilter("ignore")
+            made = make(text, file, flags, loader)
+    except (SyntaxError, ValueError):
+        return []
+    return [] if made is None else [*_codes(made)]
+
+
+def _plainly(text: str, file: str, flags: int, loader: Any) -> CodeType:
+    return compile(text, file, "exec", flags, dont_inherit=True)
+
+
+def _by_loader(text: str, file: str, flags: int, loader: Any) -> CodeType | None:
+    """As an import hook compiles it, which may change the program: to check types, for example."""
+    make = getattr(loader, "source_to_code", None)
+    return None if make is None else make(text.encode(), file)
+
+
+def _by_pytest(text: str, file: str, flags: int, loader: Any) -> CodeType | None:
+    """As pytest compiles a file of tests: its assertions become other code."""
+    pytest = sys.modules.get("_pytest.assertion.rewrite")
+    if pytest is None or not isinstance(loader, pytest.AssertionRewritingHook):
+        return None
+    tree = ast.parse(text)
+    pytest.rewrite_asserts(tree, text.encode(), file, loader.config)
+    return compile(tree, file, "exec", flags, dont_inherit=True)
+
+
+_COMPILERS = (_plainly, _by_loader, _by_pytest)
 
 
 def keep(text: str, filename: str) -> None:
@@ -40,6 +194,10 @@ def keep(text: str, filename: str) -> None:
 
 def _texts(code: CodeType) -> Iterator[str]:
     """Texts that a function of no file may come from."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is not None and code.co_filename.startswith("<"):  # the line cache has no text of a cell with a magic (%%time)
+        cells = reversed(shell.history_manager.input_hist_raw)
+        yield from [cell.partition("\n")[2] for cell in cells if cell.startswith("%%")]
     if code.co_filename == "<string>" and "-c" in sys.orig_argv[:-1]:
         yield sys.orig_argv[sys.orig_argv.index("-c") + 1]
     if code.co_filename == "<stdin>":
@@ -66,20 +224,6 @@ def _prompt(code: CodeType) -> str:
     while starts and first > 0 and typed[first - 1].lstrip().startswith("@"):
         first -= 1
     return "\n".join(typed[first:]) + "\n" if starts else ""
-
-
-def _holds(text: str, code: CodeType) -> bool:
-    """Whether a text has the function at its line, with the same code."""
-    try:
-        stack: list[Any] = [compile(text, code.co_filename, "exec", dont_inherit=True)]
-    except (SyntaxError, ValueError):
-        return False
-    while stack:
-        c = stack.pop()
-        if c.co_name == code.co_name and c.co_firstlineno == code.co_firstlineno and c.co_code == code.co_code:
-            return True
-        stack += [k for k in c.co_consts if isinstance(k, CodeType)]
-    return False
 
 
 def from_source(text: str, name: str | None = None, /, **names: Any) -> Any:
