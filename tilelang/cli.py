@@ -407,10 +407,12 @@ def _count(text: str) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The argument parser of `python -m tilelang`."""
+    """The argument parser of `python -m tilelang` and of the command `tilelang`."""
     parser = argparse.ArgumentParser(
-        prog="python -m tilelang", description="Compile, inspect, run and check tile kernels.",
-        epilog="start with `python -m tilelang demo`; `python -m tilelang COMMAND --help` shows the arguments of a command")
+        prog="tilelang" if pathlib.Path(sys.argv[0]).stem == "tilelang" else "python -m tilelang",
+        description="Compile, inspect, run and check tile kernels.",
+        epilog="start with `%(prog)s demo`; `%(prog)s COMMAND --help` shows the arguments of a command")
+    parser.add_argument("--version", action="version", version=f"tilelang {tilelang.__version__}")
     sub = parser.add_subparsers(dest="command", required=True)
 
     def command(name: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
