@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import tilelang
 from tilelang import cli
 
 KERNEL = '''
@@ -48,8 +49,27 @@ def test_demo_prints_its_result_first_and_the_kernel_alone_where_asked(capsys):
 def test_show_draws_layouts_into_files(kernel_file, tmp_path, capsys, kind):
     drawn = tmp_path / f"layouts.{kind}"
     assert cli.main(["show", str(kernel_file), "--arch", "sm_80", "--plot", str(drawn)]) == 0
-    assert f"picture: {drawn}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"picture: {drawn}" in out and len(out.splitlines()) < 5  # not the tables too
     assert (b"S: Layout" if kind == "html" else b"S: Layout 128: 128 places") in drawn.read_bytes()
+
+
+def test_show_draws_into_a_file_that_need_not_be_named(kernel_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["show", str(kernel_file), "--arch", "sm_80", "--plot"]) == 0
+    assert f"picture: {tmp_path}/layouts.html (open it in a browser)" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["show", "--plot", str(kernel_file)])
+    assert "a program comes first" in capsys.readouterr().err
+
+
+def test_version_and_the_name_of_the_command(monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"tilelang {tilelang.__version__}\n"
+    for argv, name in (("/x/bin/tilelang", "tilelang"), ("/x/tilelang/__main__.py", "python -m tilelang")):
+        monkeypatch.setattr("sys.argv", [argv])
+        assert cli.build_parser().format_usage().startswith(f"usage: {name} [-h]")
 
 
 def test_show_names_the_kinds_of_pictures(kernel_file, capsys):

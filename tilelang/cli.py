@@ -313,34 +313,37 @@ def show(args: argparse.Namespace) -> int:
         if not layouts:
             print("no shared or fragment buffers")
         for name, layout in layouts:
-            print(f"{name}: {layout!r}\n{layout}\n")
+            print(f"{name}: {layout!r}" + ("" if args.plot else f"\n{layout}\n"))
         for path in _plotted(layouts, args.plot) if args.plot else ():
             print(f"picture: {path}")
     return 0
 
 
 def _plotted(layouts: list[tuple[str, Any]], file: str) -> Iterator[str]:
-    """Draw layouts into one .html page, or into files of another kind: FILE for one layout, else FILE-BUFFER.
+    """Draw each distinct layout into one .html page, or into files of another kind: FILE for one layout, else FILE-BUFFER.
 
     Yields the paths."""
-    from tilelang.jit.display import layouts_html  # 1 ms
+    from tilelang.jit.display import distinct, layouts_html  # 1 ms
     from tilelang.layout.picture import draw_files, picture_of  # 2 ms
 
     path = pathlib.Path(file)
     kind = path.suffix[1:]
     if kind == "html":
-        path.write_text(f"<!doctype html>\n<title>{path.stem}</title>\n{layouts_html(layouts, None)}\n", encoding="utf-8")
-        yield file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        page = f"<!doctype html>\n<meta charset=utf-8>\n<title>{path.stem}</title>\n{layouts_html(layouts, None, 'open')}\n"
+        path.write_text(page, encoding="utf-8")
+        yield f"{path.resolve()} (open it in a browser)"
         return
-    for name, layout in layouts:
-        stem = path.stem if len(layouts) == 1 else f"{path.stem}-{name}"
-        yield from draw_files(picture_of(layout, name), str(path.parent), stem, (kind,))
+    drawn = distinct(layouts)
+    for name, layout in drawn.items():
+        stem = path.stem if len(drawn) == 1 else f"{path.stem}-{name.replace(', ', '-')}"
+        yield from draw_files(picture_of(layout, name, one_stage=True), str(path.parent), stem, (kind,))
 
 
 def _picture_file(name: str) -> str:
     """A file name of a kind that --plot writes."""
     if not name.endswith((".html", ".svg", ".pdf", ".png")):
-        raise argparse.ArgumentTypeError(f"{name}: pictures are .html, .svg, .pdf or .png files")
+        raise argparse.ArgumentTypeError(f"{name}: pictures are .html, .svg, .pdf or .png files; a program comes first")
     return name
 
 
@@ -450,8 +453,9 @@ def build_parser() -> argparse.ArgumentParser:
                            "ir: the program after a pass; layout: where the elements of each buffer are; report: "
                            "instructions, schedule and resources")
             p.add_argument("--after", help="with --what ir: the pass after which to print (default: the last)")
-            p.add_argument("--plot", metavar="FILE", type=_picture_file,
-                           help="draw the layouts into this file (.html, .svg, .pdf or .png); implies --what layout")
+            p.add_argument("--plot", metavar="FILE", type=_picture_file, nargs="?", const="layouts.html",
+                           help="draw the layouts into this file (.html, .svg, .pdf or .png; default layouts.html); implies "
+                           "--what layout")
         if name == "simulate":
             p.add_argument("--seed", type=int, default=0, help="seed of the random inputs (default 0)")
     p = command("bench", bench)

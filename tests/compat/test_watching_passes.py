@@ -329,7 +329,7 @@ def test_pictures_of_what_threads_hold(tmp_path, capsys):
     plot_fragment_tv(make_gemm_fragment_8x8(), str(tmp_path), formats="svg,pdf")
     assert f"Saved svg format into {tmp_path}/fragment_tv.svg" in capsys.readouterr().out
     text = (tmp_path / "fragment_tv.svg").read_text()
-    places = re.findall(r">(\d+,\d+)<", text)
+    places = re.findall(r"(?<=[>\u00a0])\d+,\d+(?=[<\u00a0])", text)
     assert len(places) == 64 == len(set(places)) and places[:4] == ["0,0", "0,1", "0,2", "0,3"]
     assert (tmp_path / "fragment_tv.pdf").read_bytes()[:5] == b"%PDF-"
     with pytest.raises(TypeError, match="draws a Fragment"):

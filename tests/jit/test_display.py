@@ -69,7 +69,7 @@ def test_notebooks_show_kernels_layouts_and_reports():
     kernel = tilelang.compile(product(), target=SM80, execution_backend="simulator")
     assert "<svg" in kernel.layouts._repr_html_() and "acc_1: Fragment(" in kernel.layouts._repr_html_()
     page = kernel._repr_html_()
-    assert "<table>" in page and page.count("<svg") == 4 and "<summary>source</summary>" in page
+    assert "<table>" in page and page.count("<svg") == 3 and "<summary>source</summary>" in page
     report = kernel.report()
     assert isinstance(report, str) and report._repr_html_() in page
     assert Report("kernel f\n  a<b: 1")._repr_html_() == (

@@ -80,5 +80,5 @@ def test_no_stray_file_lies_in_the_repository():
         pytest.skip("not a checkout")
     files = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
     assert {f for f in files if "/" not in f} <= {".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md",
-                                                   "mkdocs.yml", "pyproject.toml", "CITATION.cff", ".gitattributes", "MANIFEST.in",
-                                                   ".pre-commit-config.yaml", "pyrightconfig.json"}
+                                                   "mkdocs.yml", "pyproject.toml", "CITATION.cff", ".gitattributes",
+                                                   "MANIFEST.in", ".pre-commit-config.yaml", "pyrightconfig.json"}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tilelang.language as T
+from tilelang.jit.display import layouts_html
 from tilelang.layout.picture import picture_of, svg_of
 from tilelang.tools import plot_fragment_tv, plot_layout
 
@@ -17,7 +18,8 @@ LAYOUT = T.Layout((2, 4, 8), lambda i, j, k: (i, k, j))
 def words(svg):
     """The texts of an SVG picture, and its number of cells."""
     root = ElementTree.fromstring(svg)
-    return [e.text for e in root.findall(".//{*}text")], len(root.findall("{*}rect"))
+    rows = {"#" + g.get("id"): sum(path.get("d").count("z") for path in g) for g in root.findall("{*}defs/{*}g")}
+    return [e.text for e in root.findall(".//{*}text")], sum(rows[use.get("href")] for use in root.findall("{*}use"))
 
 
 @pytest.mark.parametrize("layout, title, axes, legend", [
@@ -44,6 +46,26 @@ def test_notebooks_show_the_first_cells_of_a_large_layout():
     texts, cells = words(large._repr_svg_())
     assert cells == 32 * 32 and "Layout 128 x 128: 16384 places (the first 32 x 32)" in texts
     assert words(FRAGMENT._repr_svg_())[1] == 64
+
+
+def test_a_picture_of_a_gemm_took_megabytes():
+    """Every cell was a rectangle and two texts, every stage of a pipeline a picture."""
+    large = T.Fragment((128, 128), lambda i, j: (i % 64 * 2 + j // 2 % 2, i // 64 * 64 + j // 4 * 2 + j % 2))
+    fragment = svg_of(picture_of(large))
+    assert len(fragment) < 500_000 and words(fragment)[1] == 128 * 128
+    assert "T1\u00a0" in fragment and words(fragment)[0][0].split()[:4] == ["T0", "T0", "T1", "T1"]
+
+
+def test_equal_stages_and_equal_layouts_are_drawn_once():
+    stages = T.Layout((3, 4, 8), lambda i, j, k: i * 32 + j * 8 + (k ^ j))
+    texts, cells = words(svg_of(picture_of(stages, "A", one_stage=True)))
+    assert cells == 32 and "A: Layout 3 x 4 x 8: 96 places, one of 3 equal stages, places + 32" in texts
+    turned = T.Layout((2, 4, 8), lambda i, j, k: j * 16 + k * 2 + i)  # a stage is every other place
+    assert "equal stages, places + 1" in svg_of(picture_of(turned, one_stage=True))
+    unequal = T.Layout((2, 4, 8), lambda i, j, k: i * 32 + j * 8 + (k ^ i))
+    assert words(svg_of(picture_of(unequal, one_stage=True)))[1] == 64
+    page = layouts_html([("A", stages), ("F", FRAGMENT), ("B", stages)], None, "open")
+    assert page.count("<svg") == 2 == page.count("<details open>") and "<summary>A, B: Layout(" in page
 
 
 def test_labels_are_the_tables():

@@ -48,11 +48,20 @@ def kernel_layouts(request: Request) -> Layouts:
     return out
 
 
-def layouts_html(layouts: Iterable[tuple[str, Layout | Fragment]], most: int | None = MOST_CELLS) -> str:
-    """A picture of each layout that opens when its name is clicked.  most: rows and columns that are drawn."""
-    out = ""
+def distinct(layouts: Iterable[tuple[str, Layout | Fragment]]) -> dict[str, Layout | Fragment]:
+    """Each layout once, by the names of the buffers that have it: "As, Bs"."""
+    names: dict[Layout | Fragment, str] = {}
     for name, x in layouts:
-        out += f"<details><summary>{html.escape(f'{name}: {x!r}')}</summary>{svg_of(picture_of(x, name, most=most))}</details>"
+        names[x] = f"{names[x]}, {name}" if x in names else name
+    return {name: x for x, name in names.items()}
+
+
+def layouts_html(layouts: Iterable[tuple[str, Layout | Fragment]], most: int | None = MOST_CELLS, opened: str = "") -> str:
+    """A picture of each layout, under its name.  most: rows and columns that are drawn.  opened: "open", or "" for a click."""
+    out = ""
+    for name, x in distinct(layouts).items():
+        drawn = svg_of(picture_of(x, name, most=most, one_stage=True))
+        out += f"<details {opened}><summary>{html.escape(f'{name}: {x!r}')}</summary>{drawn}</details>"
     return out or "no shared or fragment buffers"
 
 
@@ -63,4 +72,4 @@ def kernel_html(kernel: Any) -> str:
             + f"<details><summary>source</summary><pre>{source}</pre></details>")
 
 
-__all__ = ["Layouts", "Report", "kernel_html", "kernel_layouts", "layouts_html"]
+__all__ = ["Layouts", "Report", "distinct", "kernel_html", "kernel_layouts", "layouts_html"]

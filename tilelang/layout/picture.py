@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import os
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from tilelang.ir.record import state
 
 CELL_W, CELL_H, LEFT, TOP, BOTTOM, RIGHT = 46, 30, 44, 62, 30, 12  # points
+CELL_CHARACTERS = 8  # the characters that a line of a cell has room for
 CHARACTER = 5.6  # width of a character of the title in points
 FORMATS = ("pdf", "png", "svg")
 _Text = tuple[float, float, int, str]  # x of the middle, y of the base line, size, words
@@ -55,8 +57,9 @@ def draw_files(picture: Picture, directory: str, name: str, formats: tuple[str, 
 
 
 def picture_of(layout: Any, name: str = "", view: str = "input", grid_shape: Any = None, colormap: Any = None,
-               most: int | None = None) -> Picture:
+               most: int | None = None, one_stage: bool = False) -> Picture:
     """The picture of a Layout or Fragment.  name: for its title.  most: draw only so many of the first rows and columns.
+    one_stage: of equal stages (a first dimension that only adds to the place), draw one.
 
     view, grid_shape, colormap: those of tools.plot_layout.
     """
@@ -77,6 +80,9 @@ def picture_of(layout: Any, name: str = "", view: str = "input", grid_shape: Any
             columns = values.shape[-1] if values.ndim > 1 else len(inverse)
             values = np.concatenate([inverse, np.full(-len(inverse) % columns, -1)]).reshape(-1, columns)
             axes, legend, group = (f"place / {columns}", f"place % {columns}"), "number: element at the place", "elements"
+        elif one_stage and values.ndim > 2 and (step := _stage_step(values)) is not None:
+            what += f", one of {len(values)} equal stages, places + {step}"
+            axes, values = (", ".join(lead[1:]), last), values[0]
         values = _flat(values, grid_shape)
     if most is not None and max(values.shape) > most:
         values, what = values[:most, :most], f"{what} (the first {min(most, values.shape[0])} x {min(most, values.shape[1])})"
@@ -89,6 +95,12 @@ def picture_of(layout: Any, name: str = "", view: str = "input", grid_shape: Any
     if colormap is None:
         legend += f"; a hue for every four {group}"
     return Picture(labels, colours_of(values, colormap), f"{name}: {what}" if name else what, axes, legend)
+
+
+def _stage_step(table: np.ndarray) -> int | None:
+    """What each stage of a table adds to the places of the one before; None where stages differ."""
+    steps = table[1:] - table[:-1]
+    return int(steps.flat[0]) if len(table) > 1 and (steps == steps.flat[0]).all() else None
 
 
 def held_by(f: Any) -> str:
@@ -144,25 +156,23 @@ def _named(name: str) -> Any:
         raise ValueError(f"matplotlib has no colour map {name!r}") from None
 
 
-def _texts(p: Picture) -> tuple[float, float, list[_Text], list[_Text]]:
-    """(width, height, words around the grid, numbers of rows and columns and words in cells) of a picture."""
+def _texts(p: Picture) -> tuple[float, float, list[_Text]]:
+    """(width, height, words around the grid and the numbers of its rows and columns) of a picture."""
     rows, columns = p.colours.shape[:2]
     longest = max(len(p.title), len(p.legend))
     w, h = max(columns * CELL_W, longest * CHARACTER) + LEFT + RIGHT, rows * CELL_H + TOP + BOTTOM
     middle = (w + LEFT - RIGHT) / 2
     around: list[_Text] = [(middle, 16, 11, p.title), (LEFT + columns * CELL_W / 2, 36, 10, p.axes[1]),
            (LEFT - 12, 36, 10, p.axes[0]), (middle, h - 10, 9, p.legend)]
-    out: list[_Text] = [(LEFT + (j + 0.5) * CELL_W, TOP - 8, 9, str(j)) for j in range(columns)]
-    out += [(LEFT - 12, TOP + (i + 0.6) * CELL_H, 9, str(i)) for i in range(rows)]
-    out += [(LEFT + (j + 0.5) * CELL_W, TOP + i * CELL_H + 13 + 11 * k, 9, line)
-            for i in range(rows) for j in range(columns) for k, line in enumerate(p.labels[i][j])]
-    return w, h, around, [t for t in out if t[3]]
+    around += [(LEFT + (j + 0.5) * CELL_W, TOP - 8, 9, str(j)) for j in range(columns)]
+    around += [(LEFT - 12, TOP + (i + 0.6) * CELL_H, 9, str(i)) for i in range(rows)]
+    return w, h, [t for t in around if t[3]]
 
 
 def svg_of(p: Picture) -> str:
-    """The text of an SVG file."""
+    """The text of an SVG file.  A line of labels is one text of equal characters; rows of equal colours are written once."""
     rows, columns = p.colours.shape[:2]
-    w, h, around, texts = _texts(p)
+    w, h, around = _texts(p)
 
     def drawn(text: _Text) -> str:
         x, y, size, words = text
@@ -170,25 +180,42 @@ def svg_of(p: Picture) -> str:
 
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{w:g}" height="{h:g}" font-family="Helvetica" font-size="9" '
            f'text-anchor="middle">', f"<title>{html.escape(p.title)}</title>"]
-    for i in range(rows):
-        for j in range(columns):
-            r, g, b = (int(255 * c) for c in p.colours[i, j])
-            out.append(f'<rect x="{LEFT + j * CELL_W}" y="{TOP + i * CELL_H}" width="{CELL_W}" height="{CELL_H}" '
-                       f'fill="rgb({r},{g},{b})" stroke="gray"/>')
-    return "\n".join([*out, *map(drawn, texts), "<g>", *map(drawn, around), "</g>", "</svg>", ""])
+    written: set[str] = set()
+    for i, colours in enumerate((255 * p.colours).astype(int).tolist()):
+        paths: dict[str, str] = {}
+        for j, (r, g, b) in enumerate(colours):
+            fill = f"#{r:02x}{g:02x}{b:02x}"
+            paths[fill] = paths.get(fill, "") + f"M{LEFT + j * CELL_W} 0h{CELL_W}v{CELL_H}h-{CELL_W}z"
+        row = "".join(f'<path fill="{fill}" d="{path}"/>' for fill, path in paths.items())
+        name = f"c{hashlib.sha1(row.encode()).hexdigest()[:12]}"  # by contents: a page may hold many pictures
+        if name not in written:
+            out.append(f'<defs><g id="{name}" stroke="gray">{row}</g></defs>')
+        written.add(name)
+        out.append(f'<use href="#{name}" y="{TOP + i * CELL_H}"/>')
+    wide = max([CELL_CHARACTERS, *(len(line) + 1 for row in p.labels for cell in row for line in cell)])
+    size = CELL_W / wide / 0.6  # the width of a character is 0.6 of its height
+    out.append(f'<g font-family="monospace" font-size="{size:.3g}" text-anchor="start">')
+    for i, cells in enumerate(p.labels):
+        for k in range(max(map(len, cells), default=0)):
+            text = "".join((cell[k] if k < len(cell) else "").center(wide) for cell in cells).replace(" ", "\u00a0")
+            y = TOP + i * CELL_H + 13 + 11 * k
+            out.append(f'<text x="{LEFT}" y="{y}" textLength="{columns * CELL_W}">{html.escape(text)}</text>')
+    return "\n".join([*out, "</g><g>", *map(drawn, around), "</g>", "</svg>", ""])
 
 
 def _pdf(p: Picture) -> bytes:
     """One page (ISO 32000-1, 7.5): rectangles and Helvetica text."""
     rows, columns = p.colours.shape[:2]
-    w, h, around, texts = _texts(p)
+    w, h, around = _texts(p)
+    cells = [(LEFT + (j + 0.5) * CELL_W, TOP + i * CELL_H + 13 + 11 * k, 9, line)
+             for i in range(rows) for j in range(columns) for k, line in enumerate(p.labels[i][j])]
     draw: list[str] = ["0.5 w"]
     for i in range(rows):
         for j in range(columns):
             r, g, b = p.colours[i, j]
             draw.append(f"{r:.3f} {g:.3f} {b:.3f} rg 0.6 G {LEFT + j * CELL_W} {h - TOP - (i + 1) * CELL_H} {CELL_W} {CELL_H} "
                         "re B 0 g")
-    for x, y, size, words in (*texts, *around):
+    for x, y, size, words in (*cells, *around):
         clean = words.replace("…", "...").replace("\\", "\\\\").replace("(", "\\(").replace(")", "\\)")
         draw.append(f"BT /F {size - 1} Tf {x - 0.25 * size * len(words):.1f} {h - y:.1f} Td ({clean}) Tj ET")
     stream = "\n".join(draw)
