@@ -6,7 +6,6 @@ import ast
 import importlib.util
 import io
 import re
-import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
@@ -195,9 +194,12 @@ def comments_of(source: str, tree: ast.AST) -> Iterator[str]:
             yield token.string
 
 
-def tracked() -> list[str]:
-    """Paths of the repository's files."""
-    return subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+def files() -> list[str]:
+    """Paths of the repository's files, found by walking: a copy without a repository has the same."""
+    found = [p for p in ROOT.iterdir() if p.is_file()]
+    for folder in (".ci", "benchmarks", "docs", "examples", "tests", "tilelang"):
+        found += [p for p in (ROOT / folder).rglob("*") if p.is_file() and p.suffix != ".pyc"]
+    return sorted(p.relative_to(ROOT).as_posix() for p in found)
 
 
 def pages() -> list[Path]:
@@ -248,7 +250,7 @@ def find() -> dict[tuple[str, str, str], list[str]]:
     for key in PassConfigKey:
         for word in in_name(key.value.split(".")[-1]):
             add("key", word, key.value, "PassConfigKey")
-    for name in tracked():
+    for name in files():
         if not name.startswith(("benchmarks/results/", "tests/errors/programs/")):
             stem = Path(name).stem
             prose = (word for word, _ in in_prose(stem.replace("-", " ")))  # a page's name is its title
