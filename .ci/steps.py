@@ -34,7 +34,8 @@ TORCH = "torch==2.13.0"
 PINNED_BY_TORCH = "nvidia-cuda-nvrtc==13.0.88 nvidia-cuda-runtime==13.0.96"  # by its builds for CUDA 13.0
 LIMIT = (300, 600)  # seconds, and processor seconds, of the README's second command on two cores
 TOO_LONG = 124  # the exit status of timeout(1)
-ROOT_FILES = {".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "mkdocs.yml", "pyproject.toml"}
+ROOT_FILES = {".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "README.md", "mkdocs.yml",
+              "pyproject.toml"}
 COMPILERS = re.compile(r"(.*-)?(gcc|g\+\+|cc|c\+\+|c89|c99|clang.*|tcc|icc|icx|nvcc|ptxas|nvdisasm|ld|ld\..*|as)(-[\d.]+)?$")
 OLDEST = (3, 10)
 ONE_COMPILATION = """
