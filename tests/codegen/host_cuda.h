@@ -122,6 +122,9 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned s) {
   return (unsigned)out;
 }
 static inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+static inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+static inline int __clzll(long long x) { return x ? __builtin_clzll(x) : 64; }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 template <typename T> static T atomicAdd(T* p, T x) { T old = *p; *p = T(old + x); return old; }
 template <typename T> static T atomicMax(T* p, T x) { T old = *p; *p = std::max(old, x); return old; }
@@ -362,6 +365,16 @@ template <typename T, typename S> TL_DEVICE T to_int(S x) {
   const double high = ldexp(1.0, BITS - SIGNED), low = SIGNED ? -high : 0.0, v = trunc((double)x);
   const unsigned long long most = ~0ull >> (64 - BITS + SIGNED);
   return v != v ? T(0) : v >= high ? T(most) : v < low ? T(SIGNED ? ~most : 0) : T(v);
+}
+//@ shift_left
+template <typename T> TL_DEVICE T shift_left(T x, T n) {
+  using U = std::make_unsigned_t<T>;
+  return U(n) < 8 * sizeof(T) ? T(U(x) << U(n)) : T(0);
+}
+//@ shift_right
+template <typename T> TL_DEVICE T shift_right(T x, T n) {
+  using U = std::make_unsigned_t<T>;
+  return T(x >> (U(n) < 8 * sizeof(T) ? U(n) : U(8 * sizeof(T) - 1)) >> (U(n) >= 8 * sizeof(T)));
 }
 //@ pack_half
 template <int N> TL_DEVICE void pack_half(half_t* to, const float* from) { for (int i = 0; i < N; ++i) to[i] = half_t(from[i]); }

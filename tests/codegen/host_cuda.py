@@ -16,6 +16,7 @@ import numpy as np
 
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.codegen.cuda.prelude import sections
+from tilelang.codegen.cuda.types import type_name
 from tilelang.ir import Buffer
 from tilelang.target.instructions import MMA_ROWS, function_name
 from tilelang.target.tensor_map import tensor_maps_of
@@ -143,21 +144,19 @@ def _map(m: Any, array: np.ndarray) -> bytes:
 
 def _argument(p: Any, i: int) -> str:
     if isinstance(p, Buffer):
-        ctype = {"float16": "half_t", "bfloat16": "bfloat16_t", "int8": "signed char", "uint8": "unsigned char",
-                 "float32": "float", "int32": "int", "float64": "double", "int64": "long long"}[str(p.dtype)]
-        return f"({ctype}*)a[{i}]"
+        return f"({type_name(p.dtype)}*)a[{i}]"
     return f"*({_C_TYPES[str(p.dtype)]}*)a[{i}]"
 
 
-def run_on_host(kernel: Any, values: dict[str, Any], grid: tuple[int, ...], folder: Path) -> None:
-    """Compile and run a kernel.  values: NumPy array (changed in place) or number for each parameter, by name.
+def run_on_host(kernel: Any, values: dict[str, Any], grid: tuple[int, ...], folder: Path, *flags: str) -> None:
+    """Compile and run a kernel.  values: NumPy array (changed in place) or number for each parameter, by name.  flags: of g++.
 
     Raises RuntimeError when a thread ends with asynchronous copies that nothing waited for.
     """
     file = folder / f"{kernel.name}.cpp"
     file.write_text(host_source(kernel))
     library = file.with_suffix(".so")
-    subprocess.run([*COMPILE, "-shared", "-I", _machine().name, "-o", str(library), str(file)], check=True)
+    subprocess.run([*COMPILE, *flags, "-shared", "-I", _machine().name, "-o", str(library), str(file)], check=True)
     cells = [values[p.name].ctypes.data if isinstance(p, Buffer)
              else ctypes.addressof(_keep(np.array([values[p.name]], str(p.dtype)), values, p.name))
              for p in kernel.params]

@@ -17,7 +17,7 @@ from typing import Any
 from tilelang.ir import Binary, Cast, Expr, Select, Stmt, Var, const
 
 from .analyzer import Analyzer, Env, is_large
-from .flat_index import flat_index, vector_base
+from .flat_index import flat_index, lane_of, vector_base
 from .launch_facts import LaunchFacts
 from .linear import AffineForm, Bounds, Linear
 from .rules import ALL_RULES, Rule, RuleSet, Wild, rules
@@ -107,4 +107,4 @@ def _low_bits(op: str, d: int) -> int:
 
 __all__ = ["ALL_RULES", "AffineForm", "Analyzer", "Bounds", "Env", "LaunchFacts", "Linear", "Rule", "RuleSet", "Var", "Wild",
            "affine", "can_prove", "divisible", "extent_bounds", "flat_index", "interval", "is_large",
-           "known_divisor", "rules", "simplify", "simplify_stmt", "value_scalars", "vector_base"]
+           "known_divisor", "lane_of", "rules", "simplify", "simplify_stmt", "value_scalars", "vector_base"]

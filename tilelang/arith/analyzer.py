@@ -34,6 +34,7 @@ from tilelang.ir import (
 )
 
 from . import bounds as ba
+from .flat_index import lane_of
 from .linear import Bounds, Linear, const_of, dtype_bounds, emit, var_bounds
 from .quotient import Quotients
 from .rules import ALL_RULES
@@ -238,6 +239,11 @@ class Analyzer:
             form = self.linear(e)
             return self.bounds_of(form) if self.exact(form, e.dtype) else int_range(e.dtype)
         return dtype_bounds(e.dtype)
+
+    def shifts_within(self, e: Binary) -> bool:
+        """Whether the amount of a shift is certainly less than the bits of its type, and not negative, in every lane."""
+        lanes = 1 if isinstance(e.b, Broadcast) else e.dtype.lanes
+        return all(ba.inside(self.interval(lane_of(e.b, k)), 0, e.dtype.bits - 1) for k in range(lanes))
 
     def bounds_of(self, form: Linear) -> Bounds:
         """Bounds of a linear form as exact integers."""

@@ -1,8 +1,9 @@
-"""Computes the offset of an element in the storage of its buffer."""
+"""Computes the offset of an element in the storage of its buffer, and the lanes of vector expressions."""
 
 from __future__ import annotations
 
-from tilelang.ir import I32, I64, Buffer, Expr, Ramp, binary, cast, const, dtype, is_const
+from tilelang.ir import (I32, I64, Binary, Broadcast, Buffer, Cast, Expr, Ramp, Shuffle, Unary, binary, cast, const, dtype,
+                         is_const, rebuild)
 
 from .width import widened
 
@@ -35,4 +36,18 @@ def _as(i: Expr, dt: dtype) -> Expr:
     return i if i.dtype == dt else cast(i, dt)
 
 
-__all__ = ["flat_index", "vector_base"]
+def lane_of(e: Expr, k: int) -> Expr:
+    """The scalar expression of lane k of a vector expression; a scalar is every lane of itself."""
+    if e.dtype.lanes == 1:
+        return e
+    if isinstance(e, Ramp):
+        return binary("add", e.base, binary("mul", const(k, e.base.dtype), e.stride))
+    if isinstance(e, Broadcast):
+        return e.value
+    if isinstance(e, (Binary, Unary, Cast)):
+        out = rebuild(e, lambda v: lane_of(v, k) if isinstance(v, Expr) else v)
+        return type(out)(**{**{f: getattr(out, f) for f in out.__dataclass_fields__}, "dtype": e.dtype.scalar})
+    return Shuffle((e,), (k,), e.dtype.scalar)
+
+
+__all__ = ["flat_index", "lane_of", "vector_base"]

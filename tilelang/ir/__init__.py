@@ -25,7 +25,8 @@ Phases are sets of invariants over the same nodes (ir/verify.py):
 Semantics, which every backend must follow:
   * A tile program executes its statements one after another on whole tiles; Parallel iterations are independent.
   * Integer arithmetic is two's complement and wraps at the width of its dtype.  floordiv/floormod round to minus
-    infinity, truncdiv/truncmod to zero; division by zero is undefined.  Shifts by >= width are undefined.
+    infinity, truncdiv/truncmod to zero; a divisor of 0 counts as 1.  The amount of a shift
+    is taken as unsigned; one of the width or more leaves no bit but copies of the sign of a signed value moved right.
   * Float arithmetic is IEEE in its dtype, one rounding per operation (fp16/bf16 as if computed in fp32 and rounded);
     contraction to fma is allowed.  min/max return the other operand when one is NaN.
   * Operands of Binary are evaluated left to right; `and`, `or` and a lazy Select evaluate only what they need.

@@ -379,7 +379,7 @@ def _literal_for(value: Any, other: Expr) -> Expr:
     return convert(value)
 
 
-def _fold_int(op: str, x: int, y: int) -> int | bool | None:
+def _fold_int(op: str, x: int, y: int, bits: int) -> int | bool | None:
     match op:
         case "add": return x + y
         case "sub": return x - y
@@ -393,8 +393,8 @@ def _fold_int(op: str, x: int, y: int) -> int | bool | None:
         case "bitand": return x & y
         case "bitor": return x | y
         case "bitxor": return x ^ y
-        case "shl": return x << y if 0 <= y < 64 else None
-        case "shr": return x >> y if 0 <= y < 64 else None
+        case "shl": return x << y if 0 <= y < bits else None  # check_operands rejects other amounts
+        case "shr": return x >> y if 0 <= y < bits else None
         case "eq": return x == y
         case "ne": return x != y
         case "lt": return x < y
@@ -435,7 +435,7 @@ def binary(op: str, a: Any, b: Any, span: Span | None = None) -> Expr:
     out = BOOL.with_lanes(dt.lanes) if op in COMPARISONS or op in LOGICAL else dt
     ca, cb = isinstance(a, Const), isinstance(b, Const)
     if ca and cb and not dt.is_float:
-        v = _fold_int(op, a.value, b.value)
+        v = _fold_int(op, a.value, b.value, dt.bits)
         if v is not None:
             if out.is_bool:
                 return TRUE if v else FALSE

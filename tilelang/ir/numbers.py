@@ -119,6 +119,11 @@ def _truncdiv(x: Value, y: Value) -> Value:
     return np.floor_divide(np.subtract(x, np.fmod(x, y)), y)
 
 
+def _by_one_for_zero(fn: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    """fn of integers with a divisor of 0 taken as 1."""
+    return lambda x, y: fn(x, y + (y == 0))
+
+
 def _bool_arithmetic(fn: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
     return lambda x, y: fn(x.astype(np.int32), y.astype(np.int32)) != 0
 
@@ -155,6 +160,8 @@ def binary_function(op: str, dt: dtype) -> Callable[[Value, Value], Value]:
         fn = np.fmod
     else:
         fn = _PLAIN[op]
+    if op.endswith(("div", "mod")) and not dt.is_float:
+        fn = _by_one_for_zero(fn)
     if op in _TRUTH:
         return fn
     if dt.is_bool and not op.startswith("bit"):

@@ -31,9 +31,19 @@ def wrapped(x: Any, dt: dtype) -> Any:
     return ((x + half) & ((1 << dt.bits) - 1)) - half
 
 
-def may_wrap(dt: dtype) -> bool:
-    """Whether arithmetic of a type may wrap.  Arithmetic of index types (int32 and wider) is assumed not to."""
-    return dt.is_int and (dt.is_unsigned or dt.bits < 32)
+def may_wrap(dt: dtype, op: str = "") -> bool:
+    """Whether arithmetic of a type may wrap.  That of index types (int32 and wider) is assumed not to, but for shifts left."""
+    return dt.is_int and (dt.is_unsigned or dt.bits < 32 or op == "shl")
 
 
-__all__ = ["keeps_value", "may_wrap", "wrapped"]
+def shifted_left(x: Any, y: Any) -> Any:
+    """x << y of integers of at most 64 bits (scalars or arrays) before they wrap; for y outside 0..63 no bit is left."""
+    return (x << y if 0 <= y < 64 else 0) if isinstance(x, int) and isinstance(y, int) else np.left_shift(x, y)
+
+
+def shifted_right(x: Any, y: Any) -> Any:
+    """x >> y of integers of at most 64 bits (scalars or arrays); for y outside 0..63 only the sign is left."""
+    return x >> (y if 0 <= y < 64 else 64) if isinstance(x, int) and isinstance(y, int) else np.right_shift(x, y)
+
+
+__all__ = ["keeps_value", "may_wrap", "shifted_left", "shifted_right", "wrapped"]

@@ -10,6 +10,7 @@ import numpy as np
 
 from tilelang import errors
 from tilelang.ir import Binary, Cast, Const, Expr, Select, Unary, Var, dtype
+from tilelang.ir.wrapping import shifted_left, shifted_right
 
 errors.register("layout-invalid", ValueError, "a layout's description contradicts itself or cannot be used here",
                 "check the shape and the indices that the layout was given",
@@ -183,6 +184,6 @@ _BINARY: dict[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide, "floormod": np.mod,
     "truncdiv": lambda a, b: np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)), "truncmod": np.fmod,
     "min": np.minimum, "max": np.maximum, "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
-    "shl": np.left_shift, "shr": np.right_shift, "eq": np.equal, "ne": np.not_equal, "lt": np.less,
+    "shl": shifted_left, "shr": shifted_right, "eq": np.equal, "ne": np.not_equal, "lt": np.less,
     "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
 }  # fmt: skip

@@ -10,6 +10,7 @@ point as expressions of the thread index and the loop variables.  Two constructo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from tilelang.arith import Analyzer
 from tilelang.ir import FALSE, TRUE, Binary, Cast, Const, Expr, Select, Unary, Var, const, convert, fresh, logical
 from tilelang.ir.record import record
-from tilelang.ir.wrapping import keeps_value, may_wrap, wrapped
+from tilelang.ir.wrapping import keeps_value, may_wrap, shifted_left, shifted_right, wrapped
 
 
 @record
@@ -274,9 +275,10 @@ def _runtime_loops(sizes: list[Any], thread: Expr, threads: int) -> tuple[list[A
     return [(it, (total + (threads - 1)) // threads)], digits, exists
 
 
-_NUMPY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide, "floormod": np.mod,
+_NUMPY: dict[str, Callable[..., Any]] = {
+          "add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide, "floormod": np.mod,
           "min": np.minimum, "max": np.maximum, "bitand": np.bitwise_and, "bitor": np.bitwise_or,
-          "bitxor": np.bitwise_xor, "shl": np.left_shift, "shr": np.right_shift, "eq": np.equal, "ne": np.not_equal,
+          "bitxor": np.bitwise_xor, "shl": shifted_left, "shr": shifted_right, "eq": np.equal, "ne": np.not_equal,
           "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "and": np.logical_and,
           "or": np.logical_or}
 
@@ -300,7 +302,7 @@ def index_values(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray | None:
             return None
         if e.op in ("floordiv", "floormod") and not (e.b.value if isinstance(e.b, Const) else np.all(b)):
             return None
-        return wrapped(fn(a, b), e.dtype) if may_wrap(e.dtype) else fn(a, b)
+        return wrapped(fn(a, b), e.dtype) if may_wrap(e.dtype, e.op) else fn(a, b)
     if isinstance(e, Cast) and e.dtype.is_int and e.value.dtype.is_int:
         a = index_values(e.value, env)
         return a if a is None or keeps_value(e.value.dtype, e.dtype) else wrapped(a, e.dtype)

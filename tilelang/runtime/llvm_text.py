@@ -306,8 +306,16 @@ class HostExpr:
                 v = self.w.ins(f"{'uitofp' if a.is_unsigned else 'sitofp'} i64 {v} to double")
             return self._round(v, b)
         if a.is_float:
-            v = self.w.ins(f"{'fptoui' if b.is_unsigned else 'fptosi'} double {v} to i64")
+            v = self._saturated(v, b)
         return self._fit(v, b, force=b.bits < a.bits)
+
+    def _saturated(self, v: str, dt: dtype) -> str:
+        """A double cut to an integer of dt: beyond the range its nearest end, NaN zero."""
+        name = f"i{dt.bits} @llvm.fpto{'u' if dt.is_unsigned else 's'}i.sat.i{dt.bits}.f64"
+        if (line := f"declare {name}(double)") not in self.w.globals:
+            self.w.globals.append(line)
+        v = self.w.ins(f"call {name}(double {v})")
+        return v if dt.bits == 64 else self.w.ins(f"{'zext' if dt.is_unsigned else 'sext'} i{dt.bits} {v} to i64")
 
     def _unary(self, e: Any) -> str:
         v = self(e.a)
@@ -374,9 +382,19 @@ class HostExpr:
             return w.ins(f"select i1 {take}, i64 {a}, i64 {b}")
         if op in ("floordiv", "floormod", "truncdiv", "truncmod", "div"):
             return self._fit(self._divide(op, a, b, s, e), dt)
-        name = {"add": "add", "sub": "sub", "mul": "mul", "bitand": "and", "bitor": "or", "bitxor": "xor",
-                "shl": "shl", "shr": "lshr" if dt.is_unsigned else "ashr"}[op]
+        if op in ("shl", "shr"):
+            return self._fit(self._shift(op, a, b, dt), dt)
+        name = {"add": "add", "sub": "sub", "mul": "mul", "bitand": "and", "bitor": "or", "bitxor": "xor"}[op]
         return self._fit(w.ins(f"{name} i64 {a}, {b}"), dt)
+
+    def _shift(self, op: str, a: str, b: str, dt: dtype) -> str:
+        """a << b or a >> b: the amount counts as unsigned, and all bits but a sign go where it is the width or more."""
+        name = "shl" if op == "shl" else "lshr" if dt.is_unsigned else "ashr"
+        if b.lstrip("-").isdigit():  # transform/check/check_operands.py rejects constants outside the type
+            return self.w.ins(f"{name} i64 {a}, {b}")
+        inside = self.w.ins(f"icmp ult i64 {b}, {dt.bits}")
+        moved = self.w.ins(f"{name} i64 {a}, {self.w.ins(f'select i1 {inside}, i64 {b}, i64 63')}")
+        return moved if name == "ashr" else self.w.ins(f"select i1 {inside}, i64 {moved}, i64 0")
 
     def _divide(self, op: str, a: str, b: str, s: str, e: Any) -> str:
         w = self.w

@@ -202,6 +202,10 @@ class _Finder:
         """Check an extent, also where its arithmetic looks like a hash.  least: below it a call is rejected."""
         if isinstance(e, Expr):
             self.expr(e, unless, True)
+            for x in walk(e, Binary):
+                if x.op == "shl" and not isinstance(x.b, Const):
+                    host, always = (_shifted(r.of(x.a), r.of(x.b)) for r in (self.host, self.always))
+                    self.check(text_of(x), host, always, *int_range(x.dtype), unless)
             if least is not None:
                 self.check(text_of(e), self.host.of(e), self.always.of(e), least, int_range(e.dtype)[1], unless)
 
@@ -327,6 +331,21 @@ def _multiplied(x: Range, y: Range) -> Range:
     for c in corners[1:]:
         low, high = _apply("min", low, c), _apply("max", high, c)
     return low, high
+
+
+def _shifted(x: Range | None, y: Range | None) -> Range | None:
+    """The range of a shift left whose amount is no constant."""
+    if x is None or y is None:
+        return None
+    low, high = (_power(n) for n in y)
+    return _multiplied(x, (low, low) if y[0] is y[1] else (1, high if _at_least_0(y[0]) else 1 << 32))
+
+
+def _power(n: Bound) -> Bound:
+    """2**n; 2**32 for n outside 0..31, as bits are lost."""
+    if isinstance(n, int):
+        return 1 << (n if 0 <= n < 32 else 32)
+    return binary("shl", const(1, "int64"), cast(binary("min", cast(n, "uint64"), const(32, "uint64")), "int64"))
 
 
 def _at_least_0(x: Bound) -> bool:

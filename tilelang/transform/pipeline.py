@@ -26,7 +26,7 @@ from .legalize.bind_calls import bind_calls
 from .legalize.block_returns import block_returns
 from .check.check_bounds import check_bounds
 from .check.check_collective import check_collective
-from .check.check_divisors import check_divisors
+from .check.check_operands import check_operands
 from .check.check_overlaps import check_overlaps
 from .check.check_hopper import check_hopper
 from .check.check_iterations import check_iterations
@@ -99,7 +99,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
     branches_to_warp_roles,  # before all passes that look for warp roles
     check_updates,  # after fold_thread_count and branches_to_warp_roles, which leave the branches of single threads
     check_bounds,
-    check_divisors,
+    check_operands,
     check_iterations,
     check_private,
     check_lanes,

@@ -34,6 +34,20 @@ def binary(f: Fn, op: str, a: str, b: str, dt: dtype, flags: str = "") -> str:
     return _divide(f, op, a, b, ty, dt)
 
 
+def any_shift(f: Fn, op: str, a: str, b: str, dt: dtype) -> str:
+    """a << b or a >> b whose amount may be outside 0 .. bits - 1, which LLVM leaves undefined.
+
+    It counts as unsigned, and all bits but a sign go where it is too large.
+    """
+    ty, most = value_type(dt), splat(str(dt.bits - 1), value_type(dt))
+    by = intrinsic(f, "llvm.umin", ty, b, most)
+    moved = binary(f, op, a, by, dt)
+    if op == "shr" and dt.is_signed:
+        return moved
+    inside = f.let(f"icmp ule {ty} {b}, {most}")
+    return f.let(f"select {value_type(dtype('bool').with_lanes(dt.lanes))} {inside}, {ty} {moved}, {ty} {splat('0', ty)}")
+
+
 def _divide(f: Fn, op: str, a: str, b: str, ty: str, dt: dtype) -> str:
     """Quotients and remainders.
 

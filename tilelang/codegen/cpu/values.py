@@ -81,7 +81,8 @@ class ValuePrinter:
         if e.op in ("and", "or"):
             return self._logical(e)
         a = self.value(e.a)
-        return arithmetic.binary(self.cx.f, e.op, a, self.value(e.b), e.a.dtype)
+        any_amount = e.op in ("shl", "shr") and not self.cx.analyzer.shifts_within(e)
+        return (arithmetic.any_shift if any_amount else arithmetic.binary)(self.cx.f, e.op, a, self.value(e.b), e.a.dtype)
 
     def _logical(self, e: Binary) -> str:
         a = self.value(e.a)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.arith import flat_index, vector_base
+from tilelang.arith import flat_index, lane_of, vector_base
 from tilelang.errors import InternalError
 from tilelang.ir import (AddressOf, Alloc, Bind, Binary, Broadcast, Buffer, Call, Cast, Expr, Launch, Load, Store, Var, const,
                          dtype, follows_addresses, walk, BARRIER, DYNAMIC, GLOBAL, LOCAL, STATIC, VARIABLE)
@@ -15,7 +15,6 @@ from .expressions import Expressions
 from .text import ADD, POSTFIX, PREFIX, Text
 from .types import HALVES, lane_args, type_name
 from .unsupported import unsupported
-from .values import lane_of
 
 SHARED_SCOPES = (STATIC, DYNAMIC, BARRIER)
 _SOURCE_SECOND = ("cp_async", "ldmatrix", "bulk_load", "bulk_store", "bulk_copy_cluster")  # their second address is only read

@@ -287,6 +287,34 @@ template <typename T> TL_DEVICE T floormod(T a, T b) {
   T r = a % b;
   return (r != 0 && ((r < 0) != (b < 0))) ? r + b : r;
 }
+//@ shift_left
+// The amount counts as unsigned, and all bits go where it is the width or more, as PTX has it; C leaves that undefined.
+template <typename T> TL_DEVICE T shift_left(T x, T n) {
+  if constexpr (sizeof(T) == 8) {
+    const unsigned by = (unsigned long long)n < 64 ? unsigned(n) : 64u;
+    asm("shl.b64 %0, %0, %1;" : "+l"(x) : "r"(by));
+    return x;
+  } else {
+    unsigned y;
+    asm("shl.b32 %0, %1, %2;" : "=r"(y) : "r"(unsigned(x)), "r"(unsigned(n)));
+    return T(y);
+  }
+}
+//@ shift_right
+// As shift_left; of a negative number ones remain.
+template <typename T> TL_DEVICE T shift_right(T x, T n) {
+  if constexpr (sizeof(T) == 8) {
+    const unsigned by = (unsigned long long)n < 64 ? unsigned(n) : 64u;
+    if constexpr (T(-1) < T(0)) asm("shr.s64 %0, %0, %1;" : "+l"(x) : "r"(by));
+    else asm("shr.u64 %0, %0, %1;" : "+l"(x) : "r"(by));
+    return x;
+  } else {
+    int y;
+    if constexpr (T(-1) < T(0)) asm("shr.s32 %0, %1, %2;" : "=r"(y) : "r"(int(x)), "r"(unsigned(n)));
+    else asm("shr.u32 %0, %1, %2;" : "=r"(y) : "r"(int(x)), "r"(unsigned(n)));
+    return T(y);
+  }
+}
 //@ negated
 // ptxas 13.0 goes on with what neg.s16 and abs.s16 give of the least number as if it were 32768, and with that of abs.s32 as if
 // it were 2^31: shifts, comparisons, conversions and quotients are wrong.  An empty asm keeps LLVM from narrowing to 16 bits,
@@ -301,6 +329,20 @@ template <typename T> TL_DEVICE T negated(T x) {
     asm("" : "+l"(y));
     return T(y);
   }
+}
+//@ any_divisor
+// The divisor of signed numbers where C leaves a quotient undefined: 0 counts as 1, and what is divided by -1 is negated, as the
+// least number then wraps.
+template <typename T> TL_DEVICE T any_divisor(T b) { return b == T(0) || b == T(-1) ? T(1) : b; }
+//@ any_truncdiv
+template <typename T> TL_DEVICE T any_truncdiv(T a, T b) {
+  const T q = a / any_divisor(b);
+  return b == T(-1) ? negated(q) : q;
+}
+//@ any_floordiv
+template <typename T> TL_DEVICE T any_floordiv(T a, T b) {
+  const T q = floordiv(a, any_divisor(b));
+  return b == T(-1) ? negated(q) : q;
 }
 //@ sign_bits
 // -1 of a negative number, else 0 (see negated).

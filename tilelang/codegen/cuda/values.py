@@ -6,8 +6,8 @@ in float32, as are 16-bit floats where CUDA has no operator for them.
 
 from __future__ import annotations
 
-from tilelang.ir import (Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, Shuffle, Unary, binary, const, dtype,
-                         is_const, rebuild, walk)
+from tilelang.ir import (Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, Shuffle, Unary, const, dtype, is_const,
+                         walk)
 from tilelang.target import INTRINSICS
 from tilelang.target.intrinsics import PURE, READS
 
@@ -166,6 +166,8 @@ class Values:
         return self._floor_call(e)
 
     def _floor_call(self, e: Binary) -> Text:
+        if text := self.scalars.any_quotient(e):
+            return text
         ctype = type_name(e.dtype.scalar)
         if e.dtype.lanes > 1:
             return (f"tl::map([](auto a, auto b) {{ return tl::{e.op}<{ctype}>(a, b); }}, {self.x.top(e.a)}, "
@@ -240,18 +242,4 @@ def _as_float(e: Expr) -> Expr:
     return Cast(e, dtype("float32"))
 
 
-def lane_of(e: Expr, k: int) -> Expr:
-    """The scalar expression of lane k of a vector expression; a scalar is every lane of itself."""
-    if e.dtype.lanes == 1:
-        return e
-    if isinstance(e, Ramp):
-        return binary("add", e.base, binary("mul", const(k, e.base.dtype), e.stride))
-    if isinstance(e, Broadcast):
-        return e.value
-    if isinstance(e, (Binary, Unary, Cast)):
-        out = rebuild(e, lambda v: lane_of(v, k) if isinstance(v, Expr) else v)
-        return type(out)(**{**{f: getattr(out, f) for f in out.__dataclass_fields__}, "dtype": e.dtype.scalar})
-    return Shuffle((e,), (k,), e.dtype.scalar)
-
-
-__all__ = ["Values", "converted", "lane_of"]
+__all__ = ["Values", "converted"]

@@ -12,7 +12,7 @@ from tilelang.arith import simplify
 from tilelang.ir import Binary, Cast, Const, Expr, Load, Ramp, Select, Store, Unary, Var, binary, contains, walk
 from tilelang.ir.expr import Call
 from tilelang.ir.record import state
-from tilelang.ir.wrapping import keeps_value, may_wrap, wrapped
+from tilelang.ir.wrapping import keeps_value, may_wrap, shifted_left, shifted_right, wrapped
 
 from .accesses import Access
 from .divergence import Divergence
@@ -21,7 +21,7 @@ LIMIT = 1 << 21  # entries of one table
 _NUMPY: dict[str, Any] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide, "floormod": np.mod,
     "min": np.minimum, "max": np.maximum, "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
-    "shl": np.left_shift, "shr": np.right_shift, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
+    "shl": shifted_left, "shr": shifted_right, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
     "gt": np.greater, "ge": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
 }
 
@@ -186,7 +186,7 @@ class Evaluation:
 
     def fitted(self, e: Expr, v: Value) -> Value:
         """The value of e, computed without overflow, wrapped to e's type."""
-        if not may_wrap(e.dtype) or v.terms and e.dtype.bits >= 32:
+        if not may_wrap(e.dtype, getattr(e, "op", "")) or v.terms and e.dtype.bits >= 32:
             return v
         return self.term(e) if v.terms else Value(wrapped(v.table, e.dtype))
 

@@ -103,7 +103,7 @@ class Numbers:
         if a is None or b is None:
             return self.answers.compared(e, a, b, self.env) if e.op in ("eq", "ne") else None
         out = combined(e.op, a, b)
-        return wrapped(out, e.dtype) if out is not None and may_wrap(e.dtype) else out
+        return wrapped(out, e.dtype) if out is not None and may_wrap(e.dtype, e.op) else out
 
     def same_everywhere(self, e: Expr) -> bool:
         """Whether a value depends on the thread alone, so that it is computed once."""

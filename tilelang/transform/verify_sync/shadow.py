@@ -15,6 +15,7 @@ from tilelang.ir import Bind, Binary, Const, Expr, For, Launch, Load, Ramp, Stor
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.children import children
+from tilelang.ir.wrapping import shifted_left, shifted_right
 
 from tilelang.target.atomics import Atomic
 
@@ -147,8 +148,8 @@ def held(launch: Launch) -> dict[Var, Expr]:
 
 _OPS: dict[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
-    "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor, "shl": np.left_shift,
-    "shr": np.right_shift, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor, "shl": shifted_left,
+    "shr": shifted_right, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
     "ge": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
 }
 

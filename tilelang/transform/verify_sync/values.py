@@ -15,7 +15,7 @@ from tilelang.ir import Binary, Buffer, Cast, Const, Expr, Load, Select, Unary, 
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.record import record
-from tilelang.ir.wrapping import keeps_value, may_wrap, wrapped
+from tilelang.ir.wrapping import keeps_value, may_wrap, shifted_left, shifted_right, wrapped
 from tilelang.target.warp_groups import warps_of
 
 from .sync_fault import Undecided
@@ -102,8 +102,8 @@ def _most(a: Any, b: Any) -> Any:
 
 _OPS: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "min": _least, "max": _most,
-    "bitand": operator.and_, "bitor": operator.or_, "bitxor": operator.xor, "shl": operator.lshift,
-    "shr": operator.rshift, "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
+    "bitand": operator.and_, "bitor": operator.or_, "bitxor": operator.xor, "shl": shifted_left,
+    "shr": shifted_right, "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
     "gt": operator.gt, "ge": operator.ge, "floordiv": _divide, "floormod": _modulo, "truncdiv": _trunc,
     "truncmod": _rest,
 }
@@ -215,7 +215,7 @@ class Values:
         op = _OPS.get(e.op)
         if op is None or e.dtype.is_float or e.a.dtype.is_float:
             return lambda f: None
-        fits = may_wrap(e.dtype)
+        fits = may_wrap(e.dtype, e.op)
 
         def binary(f: Any) -> Any:
             a = x(f)
