@@ -27,6 +27,14 @@ def test_unavailable_names_refuse_by_name():
     assert not {"copy", "gemm", "Kernel"} & set(UNAVAILABLE)
 
 
+def test_a_prompt_completed_names_that_only_raise():
+    assert not set(dir(T)) & set(UNAVAILABLE) and {"copy", "gemm", "Kernel", "float16"} <= set(dir(T))
+    stub = pathlib.Path(T.__file__).with_name("__init__.pyi").read_text(encoding="utf-8")
+    for name in UNAVAILABLE:  # they still raise their own error, and editors strike them out
+        assert callable(getattr(T, name)) and f"def {name}(*args: Any, **kwargs: Any) -> Any: ...\n" in stub
+    assert stub.count("@_deprecated(") == len(UNAVAILABLE)
+
+
 @pytest.mark.spec("L3.1:dtype")
 def test_dtype_names_are_strings():
     assert T.float16 == "float16" and T.half == "float16" and T.long == "int64" and T.float == "float32"

@@ -130,5 +130,9 @@ def __getattr__(name: str) -> _typing.Any:
     return value
 
 
+def __dir__() -> list[str]:
+    return sorted(globals().keys() - _UNAVAILABLE.keys())  # what a prompt completes can be used
+
+
 __tilelang_dialect__ = "cuda"
 __all__ = sorted({*_own, *_public, "Layout", "Fragment", "JITFunc", "var"} - {"JITNoBuilderError"})
