@@ -200,6 +200,62 @@ def test_jax_calls_a_kernel_in_a_compiled_function():
         call(a, s)
 
 
+class Foreign:
+    """An array of a package with the namespace of the array API, whose from_dlpack copies, as JAX does for some memory."""
+
+    def __init__(self, array):
+        self.held, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __dlpack__(self, **_):
+        return self.held.__dlpack__()
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __array_namespace__(self):
+        return Foreign
+
+    @classmethod
+    def from_dlpack(cls, x):
+        return cls(np.from_dlpack(x).copy())
+
+    @classmethod
+    def asarray(cls, x):
+        return cls(np.array(x))
+
+
+def twice(element):
+    @tilelang.jit
+    def twice(X):
+        N = T.const("N")
+        X: T.Tensor((N,), "float32")
+        Y = T.empty((N,), element)
+        with T.Kernel(T.ceildiv(N, 32), threads=32) as bx:
+            for i in T.Parallel(32):
+                Y[bx * 32 + i] = X[bx * 32 + i] * 2
+        return Y
+
+    return twice
+
+
+BACKENDS = [(None, "cpu"), ("tile", "cpu"), ("simulator", "sm_80")]
+
+
+@pytest.mark.parametrize("element", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backend, target", BACKENDS)
+def test_a_result_is_of_the_package_of_the_argument_once_it_is_written(backend, target, element):
+    made = tilelang.jit(twice(element).func, execution_backend=backend, target=target)(Foreign(np.arange(40, dtype=np.float32)))
+    assert type(made) is Foreign and (made.held == 2 * np.arange(40)).all() and made.held.dtype.name == element
+
+
+@pytest.mark.parametrize("element", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backend, target", BACKENDS)
+def test_arrays_of_jax_came_back_as_numpy(backend, target, element):
+    jax = pytest.importorskip("jax")
+    made = tilelang.jit(twice(element).func, execution_backend=backend, target=target)(jax.numpy.arange(40, dtype="float32"))
+    assert isinstance(made, jax.Array) and (made == 2 * np.arange(40)).all() and made.dtype == element
+
+
 def test_jax_calls_an_eager_function_for_the_shapes_it_meets():
     jax = pytest.importorskip("jax")
     jnp = jax.numpy

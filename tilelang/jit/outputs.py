@@ -12,7 +12,7 @@ from tilelang.errors import error, register
 from tilelang.ir import numpy_dtype
 from tilelang.runtime.signature import TensorArg
 from tilelang.runtime.host_engine import ffi_state
-from tilelang.runtime.dlpack import Exported, exports_itself
+from tilelang.runtime.dlpack import Exported, exports_itself, in_package_of
 
 register("kernel-output-device", RuntimeError, "no framework is at hand to allocate an output",
          expected="a torch tensor among the inputs, or outputs that are passed", found="neither")
@@ -62,7 +62,7 @@ class OutputCall:
         for o in outs if self.strict else ():
             o.fill()
         self.entry.full(*args, *(o.given for o in outs))
-        results = [o.result for o in outs]
+        results = [o.given if o.array is None else in_package_of(first, o.array) for o in outs]
         return results if self.several else results[0]
 
     def _dims(self, args: tuple[Any, ...]) -> list[list[int]]:
@@ -93,15 +93,17 @@ class OutputCall:
         if self.target.is_cuda:
             raise error("kernel-output-device", f"the outputs of kernel {self.sig.name} need a framework that "
                         "allocates on the GPU, and no torch tensor was passed",
-                        hint="import torch before calling, or pass the output tensors yourself (no out_idx)")
-        return [_numpy_output(a, d, first) for a, d in zip(self.sig.outputs, dims)]
+                        hint="import torch before calling, or pass the output tensors yourself (no out_idx); "
+                        "tilelang.jax_call(kernel) takes and returns arrays of JAX")
+        return [_numpy_output(a, d) for a, d in zip(self.sig.outputs, dims)]
 
 
 class _Output:
-    """One output.  given: the object passed to the stub.  result: the object returned to the caller."""
+    """One output.  given: the object passed to the stub.  array: its memory, which becomes the result once it is written: a
+    package may copy it; None where the result is what was given."""
 
-    def __init__(self, given: Any, result: Any) -> None:
-        self.given, self.result = given, result
+    def __init__(self, given: Any, array: np.ndarray | None = None) -> None:
+        self.given, self.array = given, array
 
     def fill(self) -> None:
         """Poison: bytes of ones, NaN in every float type."""
@@ -123,8 +125,7 @@ def _torch_of(first: Any, target: Any) -> Any:
 
 
 def _torch_output(torch: Any, a: TensorArg, dims: list[int], device: Any) -> _Output:
-    t = torch.empty(packed_dims(a, dims), dtype=a.buffer.dtype.as_torch(), device=device)
-    return _Output(t, t)
+    return _Output(torch.empty(packed_dims(a, dims), dtype=a.buffer.dtype.as_torch(), device=device))
 
 
 def packed_dims(a: TensorArg, dims: list[int]) -> list[int]:
@@ -140,17 +141,12 @@ def packed_dims(a: TensorArg, dims: list[int]) -> list[int]:
     return [*dims[:-1], dims[-1] // per]
 
 
-def _numpy_output(a: TensorArg, dims: list[int], first: Any) -> _Output:
+def _numpy_output(a: TensorArg, dims: list[int]) -> _Output:
     dt = numpy_dtype(a.buffer.dtype)
     if a.buffer.dtype.bits < 8:
         dt = np.dtype(np.uint8 if a.buffer.dtype.is_unsigned else np.int8)
     array = np.empty(packed_dims(a, dims), dt)
-    given = array if exports_itself(array) else Exported(array)
-    if first is None or isinstance(first, np.ndarray):
-        return _Output(given, array)
-    package = sys.modules.get(type(first).__module__.partition(".")[0])
-    convert = getattr(package, "from_dlpack", None)
-    return _Output(given, convert(given) if convert is not None else array)
+    return _Output(array if exports_itself(array) else Exported(array), array)
 
 
 __all__ = ["OutputCall", "packed_dims"]

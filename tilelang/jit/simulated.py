@@ -15,6 +15,7 @@ import numpy as np
 from tilelang.errors import strict
 from tilelang.ir import Func, Var, dtype, free_vars, numpy_dtype, with_options
 from tilelang.ir.evaluate import evaluate
+from tilelang.runtime.dlpack import in_package_of
 from tilelang.runtime.host_engine import HostLibrary, compile_object, ffi_state
 from tilelang.runtime.host_frame import CPU, Frame
 from tilelang.runtime.host_stub import stub_text
@@ -89,8 +90,8 @@ class SimulatedEntry:
         for name, (_, array) in shared.items():
             if array.flags.writeable and name in results:
                 np.copyto(array, results[name])
-        torch = _torch_of([x for a, x in zip(sig.inputs, args) if isinstance(a, TensorArg) and x is not None])
-        outs = [_like(torch, results[a.name], a.buffer.dtype) for a in sig.outputs]
+        first = next((x for a, x in zip(sig.inputs, args) if isinstance(a, TensorArg) and x is not None), None)
+        outs = [_like(first, results[a.name], a.buffer.dtype) for a in sig.outputs]
         return None if not outs else outs[0] if len(outs) == 1 else outs
 
     def _simulate(self, given: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -144,23 +145,16 @@ def as_numpy(x: Any, dt: dtype) -> np.ndarray:
             raw = {1: torch.uint8, 2: torch.int16}[x.dtype.itemsize]
             return x.view(raw).numpy().view(want)
         return x.numpy()
-    return np.from_dlpack(x)
+    return np.from_dlpack(x) if want.kind in "biuf" else np.asarray(x).view(want)
 
 
-def _torch_of(tensors: list[Any]) -> Any:
-    """The torch module if the first tensor is torch's, or if there is no tensor and the program uses torch; else None."""
+def _like(first: Any, array: np.ndarray, declared: dtype) -> Any:
+    """A NumPy result in the package of the first tensor; where there is no tensor, in torch if the program uses it."""
     torch = sys.modules.get("torch")
-    if torch is None or not (isinstance(tensors[0], torch.Tensor) if tensors else ffi_state().torch_in_use):
-        return None
-    return torch
-
-
-def _like(torch: Any, array: np.ndarray, declared: dtype) -> Any:
-    """A NumPy result as a torch tensor, or unchanged when torch is None."""
+    if torch is None or not (ffi_state().torch_in_use if first is None else isinstance(first, torch.Tensor)):
+        return in_package_of(first, array.view(np.int8) if declared.bits < 8 else array)
     if declared.bits < 8:
-        return array.view(np.int8) if torch is None else torch.from_numpy(array).view(declared.as_torch())
-    if torch is None:
-        return array
+        return torch.from_numpy(array).view(declared.as_torch())
     dt = dtype(array.dtype.name)
     if array.dtype.kind in "biuf" and dt.bits >= 8 and array.dtype.name != "bfloat16" and not dt.is_float8:
         return torch.from_numpy(array)

@@ -7,6 +7,7 @@ specification says; the array stays alive until the consumer calls the deleter.
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,20 @@ class Exported:
 def exports_itself(a: np.ndarray) -> bool:
     """Whether NumPy's own DLPack export supports this array."""
     return a.flags.writeable and a.dtype.kind in "biuf" and a.dtype.isnative and a.dtype.name in _PLAIN
+
+
+def in_package_of(like: Any, array: np.ndarray) -> Any:
+    """The array as one of the package that `like` comes from, on the same memory where the package can; else itself.
+
+    Asks the namespace of the array API (JAX, CuPy), else the package, for from_dlpack, or asarray for types that NumPy does not
+    export: an array may live longer than the interpreter, which `Exported` must not.
+    """
+    if like is None or isinstance(like, np.ndarray):
+        return array
+    package = like.__array_namespace__() if hasattr(like, "__array_namespace__") else \
+        sys.modules.get(type(like).__module__.partition(".")[0])
+    convert = getattr(package, "from_dlpack" if exports_itself(array) else "asarray", None)
+    return array if convert is None else convert(array)
 
 
 _PLAIN = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
