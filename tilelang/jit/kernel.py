@@ -30,7 +30,7 @@ from .kernel_cache import cache_key, is_cached, produce
 from .outputs import OutputCall
 from .requests import make_request
 from .sources import Sources
-from .spills import warn_of_spills
+from .spills import of_program, warn_of_spills
 from .torch_calls import in_graphs, traced, with_torch
 
 if TYPE_CHECKING:
@@ -571,7 +571,12 @@ def _compile_now(request: Request, key: str | None) -> JITKernel:
     start = time.perf_counter()
     logger.debug("TileLang begins to compile kernel `%s` with `out_idx=%s`", name, request.out_idx)
     with strict(request.config):
-        artifact, source = produce(request, key)
+        try:
+            artifact, source = produce(request, key)
+        except TileLangError as e:
+            if e.kind == "register-limit":
+                raise of_program(request.func, e) from None
+            raise
         kernel = JITKernel(_request=request, _artifact=artifact)
         ms = (time.perf_counter() - start) * 1e3
         if source != "disk" and request.target.is_cuda:

@@ -29,6 +29,8 @@ from .yield_hints import set_yield_hints
 register("nvrtc-missing", RuntimeError, "no NVRTC library that can compile for the target was found",
          expected="an NVRTC library that compiles for the target")
 register("nvrtc-broken", RuntimeError, "the NVRTC that was found does not work", expected="an NVRTC that works")
+register("register-limit", RuntimeError, "an instruction of a kernel takes more registers than a thread of its block has",
+         "take smaller tiles, or fewer threads in a block")
 register("nvrtc-compile", RuntimeError, "NVRTC rejected the generated CUDA source", expected="CUDA source that NVRTC compiles")
 
 register("nvrtc-option", RuntimeError, "NVRTC does not take an option of the device compiler",
@@ -297,6 +299,9 @@ def _rejected(nvrtc: Nvrtc, rc: int, log: str, source: str, arch: str) -> TileLa
         return error("nvrtc-option", f"NVRTC does not take the option {name}", found=name, notes=[(None, log)],
                      hint=f"take {name} out of compile_flags or tl.device_compile_flags; options for the host compiler "
                      "and the linker have no use here")
+    if needed := re.search(r"\(C7602\) Insufficient registers \((\d+)\).* register target of (\d+)", log):
+        return error("register-limit", f"ptxas gives each thread {needed[1]} registers, and one instruction takes {needed[2]}",
+                     expected=f"tiles that take {needed[1]} registers of a thread", found=f"{needed[2]} registers")
     text = _error_text(log, source)
     if rc not in (0, COMPILATION):
         return error("nvrtc-broken", f"{nvrtc.path} fails (nvrtcResult {rc}) while it compiles for {arch}:\n{text}",
