@@ -23,6 +23,28 @@ def test_scalar_binding_is_immutable_and_named():
     assert out(f, np.arange(4, dtype=np.int32)) == [1, 4, 9, 16]
 
 
+def test_a_literal_of_uint64_was_refused():
+    most = 2**64 - 1
+
+    @T.prim_func
+    def f(O: T.Tensor((12,), "uint64")):
+        with T.Kernel(1, threads=1):
+            O[0] = most
+            v = T.alloc_var("uint64", 2**63)
+            O[1] = v
+            O[2] = O[0] - 2**63
+            O[3] = O[0] ^ 0xFF00_0000_0000_0001
+            O[4] = T.if_then_else(O[0] == most, most, 0)
+            O[5] = T.max(O[2], 2**63)
+            s = T.alloc_fragment((4,), "uint64")
+            T.fill(s, most)
+            T.copy(s, O[6:10])
+            O[10] = 2**63 + T.cast(1, "uint32")
+            O[11] = T.cast(most, "uint64") // 3
+
+    assert out(f) == [most, 2**63, 2**63 - 1, 0xFF_FFFF_FFFF_FFFE, most, 2**63, *[most] * 4, 2**63 + 1, most // 3]
+
+
 @pytest.mark.spec("L2.3:bind-scalar")
 def test_rebinding_warns_and_makes_a_new_variable(caplog):
     with caplog.at_level(logging.WARNING, "tilelang.language"):

@@ -77,7 +77,7 @@ class Expr(Node):
     __rpow__ = __pow__
 
     def __index__(self) -> int:
-        raise facts(TypeError(f"`{self!r}` is a run-time value, a Python integer is needed here"),
+        raise facts(TypeError(f"`{self!r}` is a run-time value, a Python number is needed here"),
                     "a Python integer", f"`{self!r}`")
 
     __int__ = __index__
@@ -266,7 +266,7 @@ class Shuffle(Expr):
     span: Span | None = None
 
 
-I32, I64, F32, BOOL = dtype("int32"), dtype("int64"), dtype("float32"), dtype("bool")
+I32, I64, U64, F32, BOOL = dtype("int32"), dtype("int64"), dtype("uint64"), dtype("float32"), dtype("bool")
 TRUE, FALSE = Const(True, BOOL), Const(False, BOOL)
 
 
@@ -277,9 +277,9 @@ def int_literal(value: int, dt: dtype) -> Const:
 
 
 def const(value: Any, dt: Any = None) -> Const:
-    """The literal of a type.  Without a type: bool, int32 (int64 if the value does not fit) or float32.
+    """The literal of a type.  Without a type: bool, int32 (int64, then uint64, if the value does not fit) or float32.
 
-    Raises ValueError when the value is outside the type's range, OverflowError for integers beyond int64.
+    Raises ValueError when the value is outside the type's range, OverflowError for integers beyond 64 bits.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -287,10 +287,10 @@ def const(value: Any, dt: Any = None) -> Const:
         if isinstance(value, bool):
             return TRUE if value else FALSE
         if isinstance(value, int):
-            if not -(2**63) <= value < 2**63:
-                raise facts(OverflowError(f"integer literal {value} does not fit int64"),
+            if not -(2**63) <= value < 2**64:
+                raise facts(OverflowError(f"integer literal {value} does not fit 64 bits"),
                             "an integer of at most 64 bits", str(value))
-            return int_literal(value, I32 if -(2**31) <= value < 2**31 else I64)
+            return int_literal(value, I32 if -(2**31) <= value < 2**31 else I64 if value < 2**63 else U64)
         if isinstance(value, float):
             return Const(value, F32)
         raise facts(TypeError(f"no literal for {type(value).__name__}"), "a bool, int or float", f"a {type(value).__name__}")
@@ -376,6 +376,9 @@ def _literal_for(value: Any, other: Expr) -> Expr:
         value = value.item()
     if isinstance(value, int) and not isinstance(value, bool) and other.dtype.is_float:
         return const(float(value), other.dtype.scalar)
+    if isinstance(value, int) and 2**63 <= value < 2**64 and other.dtype.is_int and not other.dtype.is_unsigned:
+        raise facts(OverflowError(f"integer literal {value} does not fit int64, and the other operand is {other.dtype}"),
+                    "a literal of at most 63 bits beside a signed operand", str(value))  # uint64 would change its sign
     return convert(value)
 
 
