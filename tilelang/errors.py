@@ -167,11 +167,31 @@ def warn(code: str, message: str, hint: str, span: Any = None, log: logging.Logg
                            registry=_SHOWN.setdefault(file, {}))
 
 
+def called_in_kernel(name: str, args: Iterable[Any]) -> TileLangError | None:
+    """The error of a kernel that is called with buffers or values of a kernel being traced; None where no argument is one."""
+    if not any(hasattr(x, "__tilelang_expr__") or hasattr(x, "same") and hasattr(x, "dtype") for x in args):
+        return None
+    return error("kernel-in-kernel", f"the kernel `{name}` is called inside a kernel function",
+                 found=f"the kernel `{name}`")
+
+
 def keyword_hint(e: BaseException, signature: inspect.Signature) -> str:
     """`did you mean ...` for the keyword that a TypeError of a call names; "" where no parameter is similar."""
     given = re.search(r"unexpected keyword argument '(\w+)'", str(e))
     near = difflib.get_close_matches(given[1], signature.parameters, n=1, cutoff=0.5) if given else []
     return f"did you mean `{near[0]}`?" if near else ""
+
+
+def _by_name(e: BaseException, signature: inspect.Signature) -> str:
+    """The options that a call with too many positional arguments gives by their names."""
+    named = [f"{p.name}=..." for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return f"options are given by name: {', '.join(named)}" if named and "too many positional" in str(e) else ""
+
+
+def bare(signature: inspect.Signature) -> str:
+    """The parameters as source text, without types: (q, k, v, *, scale=None)."""
+    return str(signature.replace(return_annotation=inspect.Signature.empty, parameters=[
+        p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]))
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -189,13 +209,17 @@ def named_arguments(kind: str, hint: str = "", room: str = "tilelang") -> Callab
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return fn(*args, **kwargs)
-            except TypeError:
+            except Exception as failed:
+                if (nested := called_in_kernel(fn.__name__, args)) is not None:
+                    raise nested from None
+                if not isinstance(failed, TypeError):
+                    raise
                 try:
                     signature.bind(*args, **kwargs)
                 except TypeError as e:
-                    names = ", ".join(signature.parameters)
-                    raise error(kind, f"{room}.{fn.__name__}: {e}", expected=f"{fn.__name__}({names})", found=str(e),
-                                hint=keyword_hint(e, signature) or hint or f"see help({room}.{fn.__name__})") from None
+                    raise error(kind, f"{room}.{fn.__name__}: {e}", expected=f"{fn.__name__}{bare(signature)}", found=str(e),
+                                hint=keyword_hint(e, signature) or hint or _by_name(e, signature)
+                                or f"see help({room}.{fn.__name__})") from None
                 raise
 
         return call  # type: ignore[return-value]
@@ -269,12 +293,13 @@ class _Place:
 
 
 def _snippet(span: Any, label: str) -> list[str]:
-    lines = [f"  --> {span.file}:{span.line}:{span.col + 1}"]
     text = linecache.getline(span.file, span.line).rstrip("\n")
+    col, end = (len(text.encode()[:n].decode(errors="ignore")) for n in (span.col, span.end_col))  # Python counts bytes
+    lines = [f"  --> {span.file}:{span.line}:{(col if text else span.col) + 1}"]
     if text:
         number = str(span.line)
-        end = span.end_col if span.end_line in (0, span.line) and span.end_col > span.col else len(text)
-        marks = " " * span.col + "^" * max(1, end - span.col)
+        end = end if span.end_line in (0, span.line) and end > col else len(text)
+        marks = " " * col + "^" * max(1, end - col)
         lines.append(f"{number} | {text}")
         lines.append(f"{' ' * len(number)} | {marks}" + (f" {label}" if label else ""))
     return lines

@@ -117,6 +117,10 @@ class Buffer(Node):
         raise facts(TypeError(f"Buffer {self.name} cannot be iterated: loop over its indices"),
                     "a loop over its indices", f"the buffer `{self.name}`")
 
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise facts(TypeError(f"Buffer {self.name} cannot become an array: it has values only while the kernel runs"),
+                    "operations of T", f"the buffer `{self.name}`")
+
     def __bool__(self) -> bool:
         raise facts(TypeError(f"Buffer {self.name} has no truth value: compare an element of it"),
                     "an element of it", f"the buffer `{self.name}`")

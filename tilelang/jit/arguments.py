@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.errors import TileLangError, error, register
+from tilelang.errors import TileLangError, called_in_kernel, error, register
 from tilelang.ir import dtype
 from tilelang.runtime.dlpack import Exported, exports_itself
 from tilelang.runtime.signature import PointerArg, ScalarArg, Signature, TensorArg
@@ -216,6 +216,8 @@ def _may_be_negated(a: TensorArg) -> bool:
 def explain(sig: Signature, args: tuple[Any, ...], e: Exception) -> Exception:
     """The error a user sees for a failed call: what was expected, what was found, what to do."""
     inputs = sig.inputs
+    if (nested := called_in_kernel(sig.name, args)) is not None:
+        return nested
     if len(args) != len(inputs):
         names = ", ".join(a.name for a in inputs)
         return error("kernel-arity", f"Kernel expected {len(inputs)} inputs, but {len(args)} are provided. "

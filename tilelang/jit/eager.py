@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from tilelang.errors import error, register, strict
+from tilelang.errors import called_in_kernel, error, register, strict
 from tilelang.ir import dtype
 
 from .artifact import program_of
@@ -237,6 +237,8 @@ class EagerCalls:
             tensor = values.get(site[0], _MISSING)
             found = None if tensor is _MISSING or tensor is None else _site_value(tensor, site, trace.packed)
             if found is None:
+                if (nested := called_in_kernel(self.owner.func.__name__, (tensor,))) is not None:
+                    raise nested
                 what = f"`{site[0]}` has no {site[1]}[{site[2]}]"
                 if tensor is _MISSING:
                     what = f"it is {site[1]}[{site[2]}] of `{site[0]}`, which is not passed"

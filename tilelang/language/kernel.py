@@ -80,6 +80,8 @@ class KernelLaunchFrame(Frame):
         self.safe_values: list[tuple[Any, Any]] = []
         self.sources: list[str] = [source_text(prelude, "prelude of T.Kernel")] if prelude else []
         self.swizzle: tuple[int, str] | None = None
+        names = ", ".join(("bx", "by", "bz")[:len(blocks)])
+        self.opened_by = f"with T.Kernel(...) as {f'({names})' if len(blocks) > 1 else names}:"
 
     def set(self, **options: Any) -> None:
         """Set options of the launch."""
@@ -144,8 +146,10 @@ def Kernel(*blocks: Any, threads: Any = None, prelude: str | None = None) -> Ker
         with T.Kernel(T.ceildiv(n, 128), 4, threads=128) as (bx, by):
             A_s = T.alloc_shared((128, 32), "float16")
     """
-    need_builder("T.Kernel")
-    return KernelLaunchFrame(blocks, threads, prelude)
+    b = need_builder("T.Kernel")
+    b.unopened = frame = KernelLaunchFrame(blocks, threads, prelude)
+    frame.span = b.here()
+    return frame
 
 
 def ClusterKernel(*blocks: Any, cluster_dims: Any, threads: Any = None, prelude: str | None = None) -> KernelLaunchFrame:

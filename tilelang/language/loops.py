@@ -195,6 +195,7 @@ def _trip_count(start: Expr, stop: Expr, step: Expr) -> Expr:
 class ParallelFrame(Frame):
     """The frame of T.Parallel.  A Parallel that is the whole body of another one is fused with it."""
 
+    opened_by = "for i in T.Parallel(n):"
     once = False
     loop = True
     parallel = True
@@ -310,6 +311,8 @@ class PersistentFrame(Frame):
 
 class IfThreadFrame(Frame):
     """T.ws: the body runs on the threads of some 128-thread warp groups."""
+
+    opened_by = "with T.ws(0):"
 
     def __init__(self, cond: Expr) -> None:
         super().__init__()

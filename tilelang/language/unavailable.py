@@ -49,7 +49,8 @@ _TABLE: dict[str, str] = {
 
 def _unavailable(name: str, reason: str, module: str = "T") -> Callable[..., Any]:
     def unavailable(*args: Any, **kw: Any) -> Any:
-        raise error("not-available", f"{module}.{name}{':' if reason[0].isupper() else ''} {reason}", found=f"{module}.{name}")
+        raise error("not-available", f"{module}.{name}{':' if reason[0].isupper() else ''} {reason}", found=f"{module}.{name}",
+                    hint="write T.if_then_else(condition, a, b)" if name == "where" else "")
 
     unavailable.__name__ = unavailable.__qualname__ = name
     unavailable.__doc__ = f"Not available: {reason}."

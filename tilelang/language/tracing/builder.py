@@ -80,6 +80,7 @@ class Builder:
         self.macro_writes: list[Var] = []
         self.hazard: tuple[Context, int, set[int]] | None = None
         self.kernel: Any = None
+        self.unopened: Any = None  # the last T.Kernel(...), until `with` opens it
         self.kernels = 0
         self.func_attrs: dict[str, Any] = {}  # the user's annotations
         self.facts = FuncFacts()
@@ -169,6 +170,7 @@ class Builder:
 
     def enter(self, frame: Frame) -> Any:
         frame.span = self.here()
+        self.unopened = None if frame is self.unopened else self.unopened
         self.frames.append(frame)
         frame.value = frame.open(self)
         return frame.value

@@ -281,7 +281,7 @@ def leading_arguments(b: Builder) -> tuple[Any, ...]:
 def _loop_hint(it: Any) -> str:
     """What to write in place of a for loop over something that is no loop of the language."""
     if isinstance(it, Frame):
-        return "open it by `with`: with T.Kernel(...) as bx"
+        return f"open it: {it.opened_by}"
     if isinstance(it, Buffer):
         return f"loop over its indices: for i in T.serial({it.shape[0] if it.shape else 1})"
     if isinstance(it, (int, Expr)):

@@ -190,6 +190,8 @@ _KINDS: tuple[tuple[Any, ...], ...] = (
      "numbers of warp groups of the block"),
     ("thread-tag", ValueError, "an unknown thread tag", "use blockIdx.x/y/z or threadIdx.x/y/z",
      "blockIdx.x/y/z or threadIdx.x/y/z"),
+    ("frame-value", TypeError, "a launch or loop is used as a value, or never opened", "open it: with T.Kernel(...) as bx:",
+     "`with` around the statements of a launch, `for` around those of a loop"),
     ("loop-step", ValueError, "a loop whose step is zero", "use a positive or negative step", "a step other than 0", "0"),
     ("loop-bounds", TypeError, "a loop bound that is not an integer or integer expression", "integer division is `//`",
      "an integer"),
@@ -202,6 +204,9 @@ _KINDS: tuple[tuple[Any, ...], ...] = (
      "one extent per loop variable"),
     ("program-called", TypeError, "a PrimFunc is called like a kernel", "kernel = tilelang.compile(func), then kernel(…)",
      "a call of a compiled kernel"),
+    ("kernel-in-kernel", TypeError, "a kernel function calls another kernel",
+     "decorate the inner function with @T.macro: its statements become those of the kernel that calls it; kernels are launched "
+     "from Python", "a T.macro, or a Python function that is no kernel"),
     # tile ops
     ("region-operand", TypeError, "a tile op's operand that is not a buffer, region or element",
      "pass a buffer, a slice A[a:b, k] or a start element A[i, j]", "a buffer, a region of it or an element of it"),

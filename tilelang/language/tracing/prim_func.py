@@ -16,9 +16,10 @@ from .rewrite import Rewritten, rewrite_function
 from .builder import FACTS, Builder, tracing
 from .control_flow import leading_arguments
 from .python_errors import place_error, refine
+from .python_functions import instead
 from ..reducer import check_reducers
 from .scope import Context
-from .state import error, need_function, place
+from .state import current, error, need_function, place
 from ..tensor import PointerFactory, TensorFactory, TensorSpec
 
 
@@ -107,6 +108,9 @@ class PrimFunc:
         return self
 
     def __call__(self, *args: Any, **kw: Any) -> Any:
+        if current() is not None:
+            raise error("kernel-in-kernel", f"the kernel `{self.func.name}` is called inside a kernel function",
+                        found=f"the PrimFunc `{self.func.name}`")
         raise errors.for_user(errors.error("program-called", f"PrimFunc `{self.func.name}` is not callable: compile it with "
                                        "tilelang.compile and call the kernel", found=f"a call of `{self.func.name}`"))
 
@@ -255,10 +259,20 @@ def run_rewritten(b: Builder, fn: Callable[..., Any], rw: Rewritten, args: dict[
 
 def as_placed(b: Builder, e: Exception) -> Exception:
     """An error of the trace with the user's source location; the same exception where it has one, or is the user's own."""
+    if b.unopened is not None and getattr(e, "kind", "") in ("frame-value", "alloc-outside-kernel", "no-kernel"):
+        return not_opened(b)
     if isinstance(e, errors.TileLangError):
         e.span = refine(b, e) if e.span is None or e.span is b.span() else e.span
+        if e.kind in ("condition", "slice-value"):  # of a function that the program calls
+            e.hint = instead(e) or e.hint
         return e
     return place_error(b, e) or e
+
+
+def not_opened(b: Builder) -> Exception:
+    """The error of a T.Kernel(...) whose statements do not stand under `with`."""
+    return errors.error("frame-value", "T.Kernel(...) is not opened: it launches nothing, and gives no block index",
+                        found="T.Kernel without `with`", span=b.unopened.span, hint=f"open it: {b.unopened.opened_by}")
 
 
 def finish(b: Builder, name: str, order: list[str], span: Any) -> Func:
@@ -266,6 +280,8 @@ def finish(b: Builder, name: str, order: list[str], span: Any) -> Func:
     while b.frames[-1] is not b.root:
         b.exit(b.frames[-1])
     check_reducers(b)
+    if b.unopened is not None:
+        raise not_opened(b)
     if b.outputs and (b.returned is None or len(b.returned) != len(b.outputs)):
         kept = {len(b.outputs) + k for k in b.returned or ()}
         missing = [o.name for k, o in enumerate(b.outputs) if k not in kept]

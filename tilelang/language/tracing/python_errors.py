@@ -15,9 +15,10 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Node, Span
+from tilelang.ir import Expr, Node, Span
 
 from .builder import Builder
+from .python_functions import expression, instead
 from .regions import BufferSlice
 from .state import positions
 
@@ -35,22 +36,26 @@ errors.register("undefined-name", NameError, "a kernel function uses a name that
 
 # Replacements for Python functions that need the values of their arguments while tracing.
 _ELEMENTS = "a buffer has no arithmetic, its elements do: for i in T.Parallel(n): s[i] = s[i] * 2"
+_HOST = "pass the array to the kernel, as a parameter `name: T.Tensor(shape, dtype)`; one of its elements is a number"
 _INSTEAD = (
-    ("Cannot use and / or / not operator to Expr", "min, max, bool and sorted of Python need values while tracing: use "
-     "T.min, T.max, T.if_then_else; `if` and `while` of a kernel function take run-time conditions"),
-    ("bad operand type for abs()", "use T.abs"),
-    ("`**` is not defined", 'write T.pow(T.cast(x, "float32"), y); a T.const is a plain number behind the first T.Kernel'),
-    ("a Python integer is needed here", "int, float, range bounds in comprehensions and the functions of math need values "
-     "while tracing: use T.cast(x, dtype), or the function of that name in T, such as T.sqrt"),
+    ("Cannot use and / or / not operator to Expr", "functions of Python need values while tracing: use T.min, T.max, "
+     "T.if_then_else; `if` and `while` of a kernel function take run-time conditions"),
+    ("`**` is not defined", 'write x * x, or T.pow(x, y), of an integer T.pow(T.cast(x, "float32"), y); a T.const is a plain '
+     "number behind the first T.Kernel"),
+    ("a Python number is needed here", "functions of Python and its libraries need values while tracing: use T.cast(x, dtype), "
+     "or the function of that name in T, such as T.sqrt"),
     ("loop of ufunc", "NumPy's functions need values while tracing: use the function of that name in T, such as T.exp"),
     (" @: ", "write T.gemm(A_shared, B_shared, accumulator)"),
     ("'Buffer' and ", _ELEMENTS), (" and 'Buffer'", _ELEMENTS), ("a Buffer cannot", _ELEMENTS),
     ("object is not callable", "an element is read by brackets: X[i]; functions and macros are called"),
     ("is not subscriptable", "buffers have elements; a scalar, and a T.alloc_var, is read by its name, without [0]"),
-    ("has no len()", "use its shape: A.shape[0]"),
+    ("has no len()", "a buffer has a shape, A.shape[0]; an element is one value"),
     ("run-time value and cannot be iterated", 'it is one value: one name takes it; T.const("M N") gives two'),
     ("cannot be iterated", "loop over its indices, `for i in T.serial(n)`, or reduce a tile: T.reduce_sum(src, dst, dim)"),
     ("__format__", "an f-string is made while tracing: T.print(x) prints values while the kernel runs"),
+    ("a ndarray cannot", _HOST), ("a Tensor cannot", _HOST),
+    ("and the other operand is", 'cast the signed operand: T.cast(x, "uint64")'),
+    ("cannot become an array", "use the operations of T on its elements: for i in T.Parallel(n)"),
     ("a complex cannot", "a kernel has real numbers: pass the real and the imaginary part"),
     ("a tuple cannot", "take one of its elements"), ("a list cannot", "take one of its elements"),
     ("the string", "write a number or an expression"),
@@ -69,7 +74,11 @@ _FOREIGN = {
           "parallel": "T.Parallel(n)", "pipelined": "T.Pipelined(n, num_stages=2)", "range": "T.serial(n)",
           "softmax": "T.reduce_max, T.exp and T.reduce_sum on a fragment", "maximum": "T.max(a, b)", "minimum": "T.min(a, b)",
           "atomicAdd": "T.atomic_add(dst, value)", "printf": "T.print(x)", "threadIdx": "T.get_thread_binding()",
-          "blockIdx": "with T.Kernel(blocks, threads=128) as bx", "tensor": "T.Tensor((m, n), dtype)"},
+          "blockIdx": "with T.Kernel(blocks, threads=128) as bx", "tensor": "T.Tensor((m, n), dtype)",
+          "mean": "T.reduce_sum(src, dst, dim), then divide", "any": "T.any_of(buffer)", "all": "T.all_of(buffer)",
+          "sign": "T.if_then_else(x < 0, -1.0, 1.0)", "clip": "T.clamp(x, low, high)"},
+    "Expr": {"item": "its name: an element is a value of the kernel", "to": "T.cast(x, dtype)", "float": 'T.cast(x, "float32")',
+             "int": 'T.cast(x, "int32")', "half": 'T.cast(x, "float16")', "type": "T.cast(x, dtype)"},
     "Buffer": {"T": "T.transpose(src, dst), or transpose_A=True of T.gemm", "sum": "T.reduce_sum(src, dst, dim)",
                "max": "T.reduce_max(src, dst, dim)", "min": "T.reduce_min(src, dst, dim)", "exp": "T.exp of its elements",
                "mean": "T.reduce_sum(src, dst, dim), then divide", "view": "T.view(buffer, shape, dtype)",
@@ -105,10 +114,12 @@ def place_error(b: Builder, e: Exception) -> Exception | None:
         return made
     for cls, kind in _PLACED:
         if isinstance(e, cls):
-            if not kind or not ours and not (here and isinstance(e, (TypeError, NameError))):
+            python = instead(e)
+            if not kind or not ours and not python and not (here and isinstance(e, (TypeError, NameError))):
                 return None
             call = " argument" in str(e) and not isinstance(e, AttributeError)
-            hint = next((h for part, h in _INSTEAD if part in str(e)), "") or (_parameters(e) if call else _meant(e))
+            hint = python or next((h for part, h in _INSTEAD if part in str(e)), "") or (
+                _parameters(e) if call else _meant(e))
             expected, found = getattr(e, "facts", None) or _facts(e)
             return errors.error(kind, str(e), expected=expected, found=found, span=refine(b, e), hint=hint)
     return None
@@ -129,11 +140,7 @@ def _host_index(b: Builder, e: Exception) -> Exception | None:
     span, frame = refine(b, e), _kernel_frame(b, e)
     if span is None or frame is None:
         return None
-    line = linecache.getline(span.file, span.line)
-    try:
-        tree: Any = ast.parse(line[span.col:span.end_col].strip(), mode="eval").body
-    except SyntaxError:
-        return None
+    tree = expression(span.file, span.line, span.end_line or span.line, span.col, span.end_col)
     if not isinstance(tree, ast.Subscript) or not isinstance(tree.value, ast.Name):
         return None
     name = tree.value.id
@@ -175,8 +182,8 @@ def _in_helper(b: Builder, e: Exception, last: TracebackType | None) -> Exceptio
     inner = Span(code.co_filename, place[0], place[2], place[1], place[3], code.co_name)
     expected, found = getattr(e, "facts", None) or _facts(e)
     return errors.error("value", str(e), expected=expected, found=found, span=inner, notes=((refine(b, e), "called here"),),
-                        hint=f"decorate `{code.co_name}` with @T.macro: its `if`, `and`, `or`, `not` take run-time values "
-                        "then; or use T.if_then_else")
+                        hint=instead(e) or f"decorate `{code.co_name}` with @T.macro: its `if`, `and`, `or`, `not` take "
+                        "run-time values then; or use T.if_then_else")
 
 
 def _internal(b: Builder, e: Exception) -> errors.InternalError:
@@ -214,7 +221,7 @@ def _facts(e: Exception) -> tuple[str, str]:
         return "", e.name
     if " argument" in text and "(" in text:
         shown = _parameters(e)
-        return (shown[shown.find("T."):] if "(" in shown else "arguments that the function takes",
+        return (shown[shown.find("T."):] if "T." in shown else "arguments that the function takes",
                 text.partition(") ")[2] or text)
     m = _FOUND.search(text)
     return "", m[1] if m else text
@@ -228,20 +235,13 @@ def _parameters(e: Exception) -> str:
     name = str(e).partition("(")[0]
     found = getattr(sys.modules["tilelang.language"], name, None) if name.isidentifier() else None
     try:
-        bare = _bare(found)
+        shown = errors.bare(inspect.signature(found))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return "see help() of the function for its parameters"
     given = re.search(r"unexpected keyword argument '(\w+)'", str(e))
     meant = given and _ALSO.get(given[1], given[1])
     near = difflib.get_close_matches(meant, inspect.signature(found).parameters, n=1) if meant and found else []
-    return (f"did you mean `{near[0]}`? " if near else "") + f"T.{name}{bare}"
-
-
-def _bare(fn: Any) -> str:
-    """The parameters of a function as source text, without types."""
-    signature = inspect.signature(fn)
-    return str(signature.replace(return_annotation=inspect.Signature.empty, parameters=[
-        p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]))
+    return (f"did you mean `{near[0]}`? " if near else "") + f"T.{name}{shown}"
 
 
 def _meant(e: Exception) -> str:
@@ -249,8 +249,9 @@ def _meant(e: Exception) -> str:
     if not isinstance(e, AttributeError) or not e.name:
         return ""
     owner = _owner(e.obj)
-    if e.name in _FOREIGN.get(owner, ()):
-        return f"write {_FOREIGN[owner][e.name]}"
+    foreign = _FOREIGN.get("Expr" if isinstance(e.obj, Expr) else owner, {})
+    if e.name in foreign:
+        return f"write {foreign[e.name]}"
     names = getattr(e.obj, "__all__", None) or dir(e.obj)  # of a module its public names, whatever else was loaded into it
     known = {x.lower(): x for x in reversed(names) if not x.startswith("__")}
     if owner not in _FOREIGN and isinstance(e.obj, Node) and hasattr(sys.modules["tilelang.language"], e.name):

@@ -14,11 +14,12 @@ from tilelang.ir.buffer import subscript as subscript_of_buffer
 from tilelang.ir.record import record
 
 from .polynomial import difference
-from tilelang.errors import TileLangError, register_warning, warn
+from tilelang.errors import TileLangError, facts, register_warning, warn
 
-from .scope import Frame
 from .state import current, describe, error, place
 
+_BROADCAST = ("elements are broadcast in a loop, for i, j in T.Parallel(M, N): x[i, j] - m[i]; T.view and T.reshape add "
+              "dimensions of size 1")
 INSIDE = "make the buffer larger, or the index smaller: only accesses to global buffers are guarded"
 register_warning("index-outside", "a constant index outside a global tensor: the access is left out")
 
@@ -30,6 +31,7 @@ def subscript(buffer: Buffer, key: Any, storing: bool = False) -> Any:
     items = tuple(key) if isinstance(key, (tuple, list)) else (key,)
     n = len(buffer.shape)
     if len(items) != n:
+        hint = _BROADCAST if any(i is None for i in items) else ""
         shape = "(" + ", ".join(map(str, buffer.shape)) + ("," if n == 1 else "") + ")"
         if storing:
             raise error("index-count", f"Buffer {buffer.name} is {n}-dimensional, cannot be indexed with the "
@@ -37,7 +39,7 @@ def subscript(buffer: Buffer, key: Any, storing: bool = False) -> Any:
                         expected=f"{n} indices", found=str(len(items)))
         raise error("index-count", f"Buffer {buffer.name} is {n}-dimensional (shape={shape}), but {len(items)} "
                                    "index(es) "
-                     f"were provided: give one index or slice per dimension",
+                     f"were provided: give one index or slice per dimension", hint,
                     expected=f"{n} indices or slices", found=str(len(items)))
     sliced = False
     for i in items:
@@ -90,9 +92,8 @@ def _convert_index(buffer: Buffer, d: int, i: Any) -> Expr:
         except TypeError:
             pass
     hint = ("write `:` for each dimension that is taken whole" if i is Ellipsis else
-            "T.view and T.reshape add dimensions" if i is None else
+            _BROADCAST if i is None else
             "integer division is `//`" if isinstance(i, float) else
-            "open it by `with`: with T.Kernel(...) as bx" if isinstance(i, Frame) else
             "a buffer is indexed by its elements: loop over it, for i in T.Parallel(n)" if isinstance(i, Buffer) else
             "give an integer, an expression or a slice")
     raise error("index-type", f"index {d} of `{buffer.name}` is {what}, an integer, an integer expression or a slice is needed",
@@ -210,6 +211,9 @@ class BufferSlice:
 
     def __repr__(self) -> str:
         return f"a region of `{self.buffer.name}`"
+
+    def __iter__(self) -> Any:
+        raise facts(TypeError(f"{self!r} cannot be iterated: loop over its indices"), "a loop over its indices", repr(self))
 
     __hash__ = object.__hash__
 

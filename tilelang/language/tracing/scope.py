@@ -10,7 +10,7 @@ from tilelang import errors
 from tilelang.ir import Expr, If, Span, Stmt, While, seq
 
 from .rewrite import Place
-from .state import current, error, need_tracing
+from .state import current, error, need_tracing, reject_operators
 
 
 class Context:
@@ -52,11 +52,10 @@ class Poison:
             raise AttributeError(name)
         return self._raise()
 
-    __bool__ = __index__ = __int__ = __float__ = __iter__ = __len__ = __call__ = __getitem__ = __str__ = _raise
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _raise
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __lshift__ = __rshift__ = __and__ = __or__ = __xor__ = _raise
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __neg__ = __invert__ = __format__ = _raise
-    __hash__ = object.__hash__
+    __bool__ = __iter__ = __len__ = __call__ = __str__ = __format__ = _raise
+
+
+reject_operators(Poison, Poison._raise)
 
 
 class Undefined(Poison):
@@ -92,11 +91,13 @@ class Frame:
     once: its body runs exactly once when it is reached, so Python values assigned in it stay valid after it.
     loop: break and continue refer to it.
     opens_by_name: `name = frame` opens it to the end of the block around it, as `with frame as name:` would.
+    opened_by: how a program opens it, for the error of a program that uses it as a value.
     """
 
     once: ClassVar[bool] = True
     loop: ClassVar[bool] = False
     opens_by_name = False
+    opened_by = "for i in T.serial(n):"
 
     def __init__(self) -> None:
         self.stmts: list[Stmt] = []
@@ -116,10 +117,18 @@ class Frame:
         return seq(*self.stmts, span=self.span)
 
     def __iter__(self) -> Iterator[Any]:  # the frontend rewrites `for x in frame` to `with`
+        if not self.loop:
+            self.__tilelang_expr__()
         raise error("for-iterator", f"'{type(self).__name__}' object is not iterable here: a loop of the kernel is a statement "
                     "of a kernel function", found=f"a {type(self).__name__} in Python code",
                     hint="write `for i in T.serial(n):` in a T.prim_func, T.macro or tilelang.jit function; a comprehension "
                     "takes Python sequences: for i in (0, 1, 2)")
+
+    def __tilelang_expr__(self, *others: Any) -> Any:
+        if any(x is None or isinstance(x, Frame) for x in others):
+            return NotImplemented
+        raise error("frame-value", "a loop or launch that is not opened is used as a value", found="one without",
+                    hint=f"open it: {self.opened_by}")
 
     def __enter__(self) -> Any:
         return need_tracing(type(self).__name__).enter(self)
@@ -127,6 +136,9 @@ class Frame:
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
         if kind is None:
             need_tracing(type(self).__name__).exit(self)
+
+
+reject_operators(Frame, Frame.__tilelang_expr__)
 
 
 class RootFrame(Frame):

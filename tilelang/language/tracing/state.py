@@ -82,6 +82,16 @@ def place() -> Span | None:
     return b.here() if b is not None else user_place()
 
 
+def reject_operators(cls: type, method: Any) -> None:
+    """Let every operator, and every question for a number, of a class call this method, which raises."""
+    for name in "add sub mul truediv floordiv mod lshift rshift and or xor pow matmul divmod".split():
+        setattr(cls, f"__{name}__", method)
+        setattr(cls, f"__r{name}__", method)
+    for name in "lt le gt ge eq ne neg invert abs round index int float getitem".split():
+        setattr(cls, f"__{name}__", method)
+    cls.__hash__ = object.__hash__  # type: ignore[assignment]
+
+
 def need_function(fn: Any, decorator: str) -> Any:
     """Check the argument of a decorator of kernel functions.  Raises not-a-function unless it is a function or method."""
     if not isinstance(getattr(fn, "__code__", None), CodeType):
