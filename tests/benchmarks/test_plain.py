@@ -1,0 +1,55 @@
+"""The plain programs of benchmarks/suite/plain at small sizes: reference interpreter, simulator and CPU agree with float64."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import tilelang
+
+pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from suite.plain import CORPUS
+
+BACKENDS = {
+    "reference": dict(execution_backend="tile", target="cpu"), "cpu": dict(target="cpu"),
+    "sm_90a": dict(execution_backend="simulator", target={"kind": "cuda", "arch": "sm_90a"}),
+    "sm_80": dict(execution_backend="simulator", target={"kind": "cuda", "arch": "sm_80"}),
+}
+EVERY = 12  # of the cases in each run, so that each backend has its turn; all of them at night
+
+
+def agrees(name: str, backend: str) -> None:
+    p = CORPUS[name]
+    tensors = p.make(p.small, "cpu")
+    want = p.reference(tensors, p.small)
+    kernel = tilelang.compile(p.program(**p.small), **BACKENDS[backend], pass_configs=dict(p.config) or None)
+    kernel(*(tensors[n] for n in p.tensors(**p.small)))
+    for n, w, bound in want:
+        worst = float(((tensors[n].double() - w).abs() / bound).nan_to_num(nan=float("inf")).max())
+        assert worst <= 1, f"{n} of {name} on {backend}: {worst:.3g} times its bound"
+
+
+LARGE = ("latent attention", "attention backward", "linear attention, chunks of 128")  # more than a block has on sm_80
+CASES = [(n, b) for n in CORPUS for b in BACKENDS if b != "sm_80" or not n.startswith(LARGE)]
+
+
+@pytest.mark.parametrize("name, backend", CASES[::EVERY + 1])
+def test_a_plain_program_agrees_with_float64(name: str, backend: str):
+    agrees(name, backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, backend", CASES)
+def test_every_plain_program_agrees_with_float64(name: str, backend: str):
+    agrees(name, backend)
+
+
+def test_every_program_has_another_form_to_be_compared_with():
+    assert len(CORPUS) >= 120
+    for p in CORPUS.values():
+        assert p.best[0] in ("torch", "copy", "program")
+        if p.best[0] == "program":
+            assert p.best[1] in CORPUS and p.flops(**p.full) > 0
