@@ -13,6 +13,39 @@ from .c_library import CInterface
 from .llvm_text import text_of
 
 _SIZE = 1024  # of the sample's dimensions
+_DRIVER_CALLS = """
+/* The driver's functions by name, so that the sample needs no header of CUDA: your program may include one. */
+static void *driver(const char *name) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW), *found = library ? dlsym(library, name) : NULL;
+    if (!found) { fprintf(stderr, "CUDA: no driver (libcuda.so.1) with %s\\n", name); exit(1); }
+    return found;
+}
+
+static void check(int code) {
+    if (code) { fprintf(stderr, "CUDA: CUresult %d\\n", code); exit(1); }
+}
+
+static void use_first_device(void) {
+    int device = 0;
+    void *context = NULL;
+    check(((int (*)(unsigned))driver("cuInit"))(0));
+    check(((int (*)(int *, int))driver("cuDeviceGet"))(&device, 0));
+    check(((int (*)(void **, int))driver("cuDevicePrimaryCtxRetain"))(&context, device));
+    check(((int (*)(void *))driver("cuCtxSetCurrent"))(context));
+}
+"""
+_DRIVER_COPIES = """
+static void *to_device(const void *host, size_t bytes) {
+    uint64_t place = 0;
+    check(((int (*)(uint64_t *, size_t))driver("cuMemAlloc_v2"))(&place, bytes ? bytes : 1));
+    check(((int (*)(uint64_t, const void *, size_t))driver("cuMemcpyHtoD_v2"))(place, host, bytes));
+    return (void *)(uintptr_t)place;
+}
+
+static void from_device(void *host, const void *place, size_t bytes) {
+    check(((int (*)(void *, uint64_t, size_t))driver("cuMemcpyDtoH_v2"))(host, (uint64_t)(uintptr_t)place, bytes));
+}
+"""
 
 
 def header_text(c: CInterface, target: str, alignment: Mapping[str, int]) -> str:
@@ -98,7 +131,8 @@ def sample_text(c: CInterface, cuda: bool) -> str:
     """A C program that calls the kernel once."""
     names = {p.arg if p.kind == "size" else p.arg.var: p.name for p in c.parameters if p.kind in ("size", "scalar")}
     tensors = [p for p in c.parameters if p.kind == "tensor"]
-    body = [f"int64_t {p.name} = {_SIZE};" for p in c.parameters if p.kind == "size"]
+    body = ["use_first_device();"] if cuda else []
+    body += [f"int64_t {p.name} = {_SIZE};" for p in c.parameters if p.kind == "size"]
     body += [f"{p.c_type} {p.name} = 1;" for p in c.parameters if p.kind == "scalar"]
     body += [f"void *{p.name} = NULL;" for p in c.parameters if p.kind == "pointer"]
     for p in tensors:
@@ -109,35 +143,29 @@ def sample_text(c: CInterface, cuda: bool) -> str:
         if plain != "void":
             body.append(f"for (size_t i = 0; i < {p.name}_bytes / sizeof({plain}); ++i) {host}[i] = ({plain})(i % 7);")
         if cuda:
-            body += [f"{plain} *{p.name} = NULL;", f"check(cudaMalloc((void **)&{p.name}, {p.name}_bytes));",
-                     f"check(cudaMemcpy({p.name}, {host}, {p.name}_bytes, cudaMemcpyHostToDevice));"]
+            body.append(f"{plain} *{p.name} = to_device({host}, {p.name}_bytes);")
     given = ", ".join("NULL" if p.kind == "stream" else p.name for p in c.parameters)
     body += [f"int code = {c.name}({given});",
              f'if (code != {c.name.upper()}_OK) {{ fprintf(stderr, "{c.name}: %s\\n", {c.name}_error()); return code; }}']
     if cuda:
-        body.append("check(cudaDeviceSynchronize());")
+        body.append('check(((int (*)(void))driver("cuCtxSynchronize"))());')
     for p in tensors:
         plain, host = p.c_type.rstrip(" *"), f"{p.name}_host" if cuda else p.name
         if plain.startswith("const"):
             continue
         if cuda:
-            body.append(f"check(cudaMemcpy({host}, {p.name}, {p.name}_bytes, cudaMemcpyDeviceToHost));")
+            body.append(f"from_device({host}, {p.name}, {p.name}_bytes);")
         if plain == "void":
             body.append(f'printf("{p.name}: %zu bytes\\n", {p.name}_bytes);')
         else:
             body.append(f'if ({p.name}_bytes) printf("{p.name}[0] = %g\\n", (double){host}[0]);')
-    check = """
-static void check(cudaError_t code) {
-    if (code != cudaSuccess) { fprintf(stderr, "CUDA: %s\\n", cudaGetErrorString(code)); exit(1); }
-}
-""" if cuda else ""
     lines = "\n".join(f"    {line}" for line in body)
-    include = "#include <cuda_runtime_api.h>\n" if cuda else ""
+    include = "#include <dlfcn.h>\n" if cuda else ""
     return f"""/* Calls {c.name} once, with sizes and values that are only examples. */
 #include <stdio.h>
 #include <stdlib.h>
 {include}#include "{c.name}.h"
-{check}
+{_DRIVER_CALLS * cuda}{_DRIVER_COPIES * (cuda and bool(tensors))}
 int main(void) {{
 {lines}
     return 0;
@@ -159,13 +187,12 @@ def _bytes(p: CParameter, names: Mapping[Var, str]) -> str:
 
 def cmake_text(c: CInterface, cuda: bool) -> str:
     """A CMakeLists.txt: the kernel as a library, and the sample."""
-    package = "CUDAToolkit" if cuda else "Threads"
+    finds = "" if cuda else "find_package(Threads REQUIRED)\n"
     needs = "${CMAKE_DL_LIBS}" if cuda else "m Threads::Threads"
     return f"""# cmake -B build && cmake --build build && build/{c.name}_sample
 cmake_minimum_required(VERSION 3.17)
 project({c.name}_sample C)
-find_package({package} REQUIRED)
-
+{finds}
 # The kernel as a library of your project (static; shared with -DBUILD_SHARED_LIBS=ON): target_link_libraries(program {c.name})
 add_library({c.name} ${{CMAKE_CURRENT_LIST_DIR}}/{c.name}.o)
 set_target_properties({c.name} PROPERTIES LINKER_LANGUAGE C)
@@ -173,7 +200,7 @@ target_include_directories({c.name} PUBLIC ${{CMAKE_CURRENT_LIST_DIR}})
 target_link_libraries({c.name} PUBLIC {needs})
 
 add_executable({c.name}_sample main.c)
-target_link_libraries({c.name}_sample {c.name}{" CUDA::cudart" if cuda else ""})
+target_link_libraries({c.name}_sample {c.name})
 """
 
 
