@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -397,18 +398,21 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
         raise error("copy-extents", f"Can't deduce {what} extents from args: both operands are elements",
                     found="two elements",
                      hint="give a whole buffer or a slice on one side")
+    s, d = (_only_element(o) for o in (s, d))
     if s.extents is None or d.extents is None:
         base, point = (d, s) if s.extents is None else (s, d)
         region = base.region()
         other = point.region(_trailing(point, base.extents, what))  # type: ignore[arg-type]
         return _checked(other, region, what) if s.extents is None else _checked(region, other, what)
-    a, b = non_unit(s.extents), non_unit(d.extents)
+    s, d = _one_of_run_time_extent(s, d)
+    a, b = non_unit(s.extents), non_unit(d.extents)  # type: ignore[arg-type]
     if len(a) != len(b):
         raise error("copy-ranks", f"T.{what} does not broadcast or flatten: `{s.buffer.name}` has extents "
                      f"{_shape(s.extents)}, `{d.buffer.name}` {_shape(d.extents)}",
                     found=f"{_shape(s.extents)} and {_shape(d.extents)}",
                      hint="take a part of the larger one by an index, A[i, 0:n]: the extents other than 1 must be as "
                      "many on both sides")
+    assert s.extents is not None and d.extents is not None
     if all(same_extent(s.extents[i], d.extents[j]) for i, j in zip(a, b)):
         return _checked(s.region(), d.region(), what)
     if _nearness(d.buffer) > _nearness(s.buffer):
@@ -421,6 +425,31 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
                              hint="slice the source to the tile's size")
         return _checked(s.region(_replaced(s.extents, a, d.extents, b)), d.region(), what)
     return _checked(s.region(), d.region(_replaced(d.extents, b, s.extents, a)), what)
+
+
+def _only_element(o: Operand) -> Operand:
+    """An element of a tile of one element as that tile: no other extent fits, whatever the other side's is at run time."""
+    if o.extents is None and o.buffer.scope_name != GLOBAL and not non_unit(o.buffer.shape):
+        return Operand(o.buffer, o.mins, o.buffer.shape)
+    return o
+
+
+def _one_of_run_time_extent(s: Operand, d: Operand) -> tuple[Operand, Operand]:
+    """The operands, where the side that does not give the loops has dimensions of run-time extent too many: it gives its start
+    alone there, as everywhere.  They are those at the place of an extent 1 in tiles of one rank, else the only ones possible.
+    """
+    base, other = (d, s) if _nearness(d.buffer) > _nearness(s.buffer) else (s, d)
+    inner, outer = base.extents or (), other.extents or ()
+    loops, dims = non_unit(inner), non_unit(outer)
+    if len(dims) <= len(loops):
+        return s, d
+    kept = [k for k in combinations(dims, len(loops)) if all(isinstance(outer[i], Expr) for i in dims if i not in k)]
+    if len(inner) == len(outer) and tuple(loops) in kept:
+        kept = [tuple(loops)]
+    if len(kept) != 1:
+        return s, d
+    start = Operand(other.buffer, other.mins, tuple(e if i in kept[0] else 1 for i, e in enumerate(outer)))
+    return (start, d) if other is s else (s, start)
 
 
 def _checked(src: Region, dst: Region, what: str) -> tuple[Region, Region]:
