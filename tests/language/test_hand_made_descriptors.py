@@ -355,12 +355,3 @@ def test_a_view_has_the_layout_of_its_storage():
     assert np.array_equal(2 * view_layout(layout, root, view).table(), layout.table()[:, ::2])
     at = Placed(root, 1024, 2048, layout).address(view, (const(3), const(4)))
     assert isinstance(AddressOf(view, (const(3), const(4))), AddressOf) and not any(isinstance(n, Call) for n in walk(at))
-
-
-def test_a_function_of_the_user_takes_no_descriptor():
-    with pytest.raises(TypeError, match="extern-argument.*TmaDescriptor"):
-        @T.prim_func
-        def main(A: T.Tensor((128, 64), "float16")):
-            with T.Kernel(1, threads=128):
-                desc = T.create_tma_descriptor("float16", 2, A.data, 64, 128, 2, 128, 64, 64, 1, 1, 0, 3, 2, 0)
-                T.call_extern("handle", "prefetch_map", desc)

@@ -11,6 +11,7 @@ from .expr import Expr, Var, as_dim, convert, is_const
 from .hook import Hook
 from .facts import BufferFacts
 from .nodes import Node, node
+from .record import record
 from .span import Span
 
 
@@ -126,6 +127,14 @@ class Buffer(Node):
                     "an element of it", f"the buffer `{self.name}`")
 
 
+@record
+class Range:
+    """min : min+extent, one dimension of a region."""
+
+    min: Expr
+    extent: Any
+
+
 @node
 class Region(Node):
     """buffer[min : min+extent, …], one (min, extent) per dimension.  extents: Python ints where static."""
@@ -138,6 +147,14 @@ class Region(Node):
     @property
     def dtype(self) -> dtype:
         return self.buffer.dtype
+
+    def __iter__(self) -> Iterator[Range]:
+        """The dimensions, as ranges."""
+        return map(Range, self.mins, self.extents)
+
+    @property
+    def region(self) -> tuple[Range, ...]:
+        return tuple(self)
 
     @property
     def is_full(self) -> bool:

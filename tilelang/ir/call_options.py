@@ -193,7 +193,7 @@ class PinOptions(CallOptions):
     move: str | None = None
 
 
-@_of("tma_load", "tma_store", "tma_reduce_add", "tma_prefetch")
+@_of("tma_load", "tma_store", "tma_reduce_add", "tma_prefetch", "tensor_map")
 class TmaOptions(CallOptions):
     """map: name of a tensor map of the launch.  multicast: the copy writes the CTAs of a mask.  cache_hint: a name of
     CACHE_HINTS, or the number of a cache policy."""

@@ -9,7 +9,7 @@ from tilelang.ir.dtype import dtype as dtype
 from tilelang.ir.dtype import dtype as _DataType
 from tilelang.ir.expr import Expr as _PrimExpr
 from tilelang.jit.decorator import JITImpl as _JITFunc
-from tilelang.language.addresses import access_ptr as access_ptr, address_of as address_of
+from tilelang.language.addresses import access_ptr as access_ptr, address_of as address_of, region as region
 from tilelang.language.alloc import (
     alloc_fragment as alloc_fragment,
     alloc_global as alloc_global,
@@ -58,9 +58,6 @@ from tilelang.language.composed import (
     has_let_value as has_let_value,
     im2col as im2col,
     tvm_storage_sync as tvm_storage_sync,
-    vectorcombine as vectorcombine,
-    vectorhigh as vectorhigh,
-    vectorlow as vectorlow,
 )
 from tilelang.language.debug import device_assert as device_assert, print as print
 from tilelang.language.dtypes import (
@@ -71,7 +68,6 @@ from tilelang.language.dtypes import (
     is_float4_e2m1fn as is_float4_e2m1fn,
     validate_gemm_ab_dtypes as validate_gemm_ab_dtypes,
 )
-from tilelang.language.extern import call_extern as call_extern, call_pure_extern as call_pure_extern
 from tilelang.language.hopper import (
     block_rank_in_cluster as block_rank_in_cluster,
     cluster_arrive as cluster_arrive,
@@ -226,7 +222,6 @@ from tilelang.language.tensor_core import (
     make_mma_swizzle_layout as make_mma_swizzle_layout,
     mma_store_index_map as mma_store_index_map,
     ptx_cp_async as ptx_cp_async,
-    ptx_mma as ptx_mma,
 )
 from tilelang.language.thread import (
     Else as Else,
@@ -770,6 +765,20 @@ def call_cpacked(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def call_cpacked_lowered(*args: Any, **kwargs: Any) -> Any: ...
 
+def call_extern(dtype: Any = None, func_name: Any = None, *args: Any) -> Any:
+    """Call a device function by name; dtype "handle" makes it a statement.  Buffers are passed as pointers, the tensor map of
+    T.create_tma_descriptor as an object that converts to any type of 128 bytes (const CUtensorMap&, const CUtensorMap*).
+
+    dtype may be a keyword beside the others: T.call_extern("f", x, dtype="handle").  Raises extern-argument.
+
+    CUDA's functions that exchange values between threads are those of the language (__shfl_xor_sync is T.shfl_xor).
+
+    Equal calls are executed separately (T.call_pure_extern: the compiler may merge them).
+
+    Example:
+        Y[i] = T.call_extern("float32", "fmaxf", X[i], 0.0)
+    """
+
 def call_intrin(dtype: Any, op_or_name: _str, *args: Any, annotations: Any = None, **options: Any) -> Any:
     """An intrinsic by name: a value, or with dtype "handle" or "void" a statement.  Raises extern-argument.
 
@@ -793,6 +802,13 @@ def call_packed(*args: Any, **kwargs: Any) -> Any: ...
 
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def call_packed_lowered(*args: Any, **kwargs: Any) -> Any: ...
+
+def call_pure_extern(dtype: Any = None, func_name: Any = None, *args: Any) -> Any:
+    """Call a device function without effects by name.
+
+    Example:
+        Y[i] = T.call_pure_extern("float32", "fmaxf", X[i], 0.0)
+    """
 
 cast = _cast
 
@@ -1678,6 +1694,18 @@ def ptx_ldmatrix(trans: _bool, num: _int, src_access_ptr: Any, dst_access_ptr: A
         T.ptx_ldmatrix(False, 4, T.access_ptr(A_s[tx % 16, tx % 32 // 16 * 8], "r"), T.access_ptr(r16[0], "w"))
     """
 
+def ptx_mma(dtype: Any, shape: _str, A_layout: _str, B_layout: _str, A_dtype: Any, B_dtype: Any, C_dtype: Any, a: Any, a_index: Any, b: Any, b_index: Any, c: Any, c_index: Any, saturate: _bool = False, bit_op: _str | None = None) -> Any:
+    """One mma instruction: c += a @ b.  shape: "m16n8k16" and others of PTX ISA, "mma"; executed by all lanes of a warp.
+
+    a, b, c: `.data` of local buffers of A_dtype, B_dtype, C_dtype, each with at least M*K/32, K*N/32, M*N/32 elements from
+    a_index, b_index, c_index on, in the order of PTX ISA, "Matrix Fragments".  dtype: the type of the result, C_dtype.
+    Raises gemm-types where there is no such instruction; not-available for layouts other than row, col
+    and for saturate and bit_op.
+
+    Example:
+        T.ptx_mma("float32", "m16n8k16", "row", "col", "float16", "float16", "float32", r16.data, 0, s16.data, 0, r32.data, 0)
+    """
+
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def ptx_mma_block_scale(*args: Any, **kwargs: Any) -> Any: ...
 
@@ -2151,6 +2179,27 @@ def var(name: _str = 'v', dtype: Any = 'int32') -> Any:
 
     Example:
         k = T.var("k", "int32")
+    """
+
+def vectorcombine(dtype: Any, vec1: Any, vec2: Any) -> _Expr:
+    """The vector that consists of two halves.
+
+    Example:
+        v4 = T.vectorcombine("float32x4", X[0:2], X[2:4])
+    """
+
+def vectorhigh(dtype: Any, vec: Any) -> _Expr:
+    """Upper half of a vector.
+
+    Example:
+        v2 = T.vectorhigh("float32x2", X[0:4])
+    """
+
+def vectorlow(dtype: Any, vec: Any) -> _Expr:
+    """Lower half of a vector.
+
+    Example:
+        v2 = T.vectorlow("float32x2", X[0:4])
     """
 
 void: dtype

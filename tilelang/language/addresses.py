@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, convert, load
+from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Region, convert, load
 from tilelang.ir import dtype as DType
 from tilelang.ir.buffer import pointer, vector_load, vector_store
 
 from .tracing.builder import Emitted, need_builder
 from .tracing.names import Names
+from .loops import loop_bound
 from .math import Ramp_ as ramp
-from .tracing.regions import BufferSlice
+from .tracing.regions import BufferSlice, operand, trailing
 from .tracing.state import describe, error
 from .tile import EMITTED
 
@@ -46,12 +47,7 @@ def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0
     Example:
         T.call_extern("handle", "my_store", T.access_ptr(X[i], "w"), X[i])
     """
-    if not isinstance(access_type, (str, int)) or isinstance(access_type, bool):
-        raise error("pointer", f"T.access_ptr: an access is 'r', 'w', 'rw' or a bit mask, found {describe(access_type)}",
-                    expected="'r', 'w', 'rw' or a bit mask", found=describe(access_type), hint="pass 'r', 'w' or 'rw'")
-    if isinstance(access_type, str) and (not access_type or set(access_type) - {"r", "w"}):
-        raise error("access-type", f"Invalid access_type={access_type!r}, expected 'r', 'w' or 'rw'",
-                    found=repr(access_type))
+    _check_access("T.access_ptr", access_type)
     at = address_of(base)
     if len(extents) > len(at.indices):
         raise error("access-type", f"T.access_ptr of {len(at.indices)} dimensions with {len(extents)} extents",
@@ -63,6 +59,35 @@ def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0
                     expected="a 1-dimensional buffer", found=f"{len(at.indices)} dimensions",
                            hint="give the element's indices instead")
     return AddressOf(at.buffer, (at.indices[0] + offset,))
+
+
+def _check_access(what: str, access_type: Any) -> None:
+    if not isinstance(access_type, (str, int)) or isinstance(access_type, bool):
+        raise error("pointer", f"{what}: an access is 'r', 'w', 'rw' or a bit mask, found {describe(access_type)}",
+                    expected="'r', 'w', 'rw' or a bit mask", found=describe(access_type), hint="pass 'r', 'w' or 'rw'")
+    if isinstance(access_type, str) and (not access_type or set(access_type) - {"r", "w"}):
+        raise error("access-type", f"Invalid access_type={access_type!r}, expected 'r', 'w' or 'rw'",
+                    found=repr(access_type))
+
+
+def region(buffer: Any, access_type: Any = "rw", *extents: Any) -> Region:
+    """The region that starts at an element, as an operand of tile operations; iterated, it gives the (min, extent) of each
+    dimension.
+
+    buffer: an element, which the extents follow for its last dimensions (none: one element), or a buffer or slice, without
+    extents.  access_type: "r", "w", "rw" or a bit mask, without effect.  Raises access-type, pointer, region-operand,
+    copy-extents for too many extents.
+
+    Example:
+        T.copy(T.region(A[by * 128, 0], "r", 128, 64), A_s)
+        rows = [r.extent for r in T.region(A[by * 128, 0], "r", 128, 64)]
+    """
+    _check_access("T.region", access_type)
+    at = operand(buffer, "the operand of T.region")
+    if extents and at.extents is not None:
+        raise error("access-type", "T.region takes extents after an element only", expected="no extents after a buffer",
+                    found=str(len(extents)), hint="give the element where the region starts: T.region(A[i, j], \"r\", 16, 16)")
+    return at.region(at.extents or trailing(at, tuple(loop_bound(e, "an extent of T.region") for e in extents), "region"))
 
 
 @pointer.provide
@@ -95,4 +120,4 @@ def _lanes(buffer: Buffer, dt: DType) -> int:
     return dt.lanes // buffer.dtype.lanes
 
 
-__all__ = ["access_ptr", "address_of"]
+__all__ = ["access_ptr", "address_of", "region"]

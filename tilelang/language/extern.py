@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, Load, StringConst, Var, cast, convert, is_const,
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, Load, StringConst, Var, call, cast, convert, is_const,
                          load, with_options)
 from tilelang.ir import dtype as DType
 
 from .addresses import address_of
 from .atomic import atomic_add, atomic_max, atomic_min
 from .composed import (dp4a, warp_reduce_bitand, warp_reduce_bitor, warp_reduce_max, warp_reduce_min, warp_reduce_sum)
-from .kernel import KernelLaunchFrame
+from .hopper_raw import TmaDescriptor, registered_map, tma_load
+from .kernel import KernelLaunchFrame, need_kernel
 from .tensor import dtype_of
 from .thread import (FULL_MASK, activemask, all_sync, any_sync, ballot_sync, emit_call, match_any_sync, shfl_down, shfl_sync,
                      shfl_up, shfl_xor, sync_threads, sync_warp, syncthreads_and, syncthreads_count, syncthreads_or)
@@ -75,7 +76,7 @@ _TABLE: dict[str, Callable[..., Any]] = {
     **{name + op: _atomic(fn, returns) for op, fn in (("Add", atomic_add), ("Max", atomic_max), ("Min", atomic_min))
        for name, returns in (("atomic", True), ("Atomic", False))},
     **{f"Atomic{op}Ret": _atomic(fn, True) for op, fn in (("Add", atomic_add), ("Max", atomic_max), ("Min", atomic_min))},
-    "DP4A": _dp4a,
+    "DP4A": _dp4a, "tl::tma_load": lambda *args: tma_load(*args) if isinstance(args[0], TmaDescriptor) else None,
 }
 
 
@@ -88,6 +89,8 @@ def _whose_data(pointer: Var) -> Buffer | None:
 
 
 def _extern_arg(x: Any) -> Expr:
+    if isinstance(x, TmaDescriptor):
+        return call("tensor_map", (), "handle", map=registered_map(need_kernel("T.call_extern"), x.map), span=place())
     if isinstance(x, (Buffer, BufferSlice)):
         return address_of(x)
     if isinstance(x, Var) and x.dtype.is_handle:
@@ -101,7 +104,7 @@ def _extern_arg(x: Any) -> Expr:
 
 
 def _extern(op: str, dtype: Any, name: Any, args: tuple[Any, ...]) -> Any:
-    if isinstance(name, DType) or not isinstance(name, str):
+    if isinstance(name, DType) or not isinstance(name, str) or name == dtype:
         raise error("extern-argument", f"T.{op}: the function name must be a string, found {name!r}",
                     expected="the function's name as a string", found=repr(name))
     result = DType("handle") if dtype in (None, "handle", "void", "") else dtype_of(dtype, f"T.{op}")
@@ -127,7 +130,10 @@ def _own_call(e: Call) -> Call:
 
 
 def call_extern(dtype: Any = None, name: Any = None, *args: Any) -> Any:
-    """Call a device function by name; dtype "handle" makes it a statement.  Buffers are passed as pointers.
+    """Call a device function by name; dtype "handle" makes it a statement.  Buffers are passed as pointers, the tensor map of
+    T.create_tma_descriptor as an object that converts to any type of 128 bytes (const CUtensorMap&, const CUtensorMap*).
+
+    dtype may be a keyword beside the others: T.call_extern("f", x, dtype="handle").  Raises extern-argument.
 
     CUDA's functions that exchange values between threads are those of the language (__shfl_xor_sync is T.shfl_xor).
 

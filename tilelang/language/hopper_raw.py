@@ -367,10 +367,10 @@ def tma_load(*args: Any) -> Emitted:
         raise error("tma-descriptor", f"{what} at element {first.value} of a row of `{m.buffer.name}`: boxes start at "
                     f"multiples of {STRIDE_ALIGN} bytes, which are {unit} elements",
                     expected=f"a multiple of {unit}", found=str(first.value))
-    return emit_call("tma_load", (dst, bar, *coordinates), "void", map=_registered(k, m), **policy)
+    return emit_call("tma_load", (dst, bar, *coordinates), "void", map=registered_map(k, m), **policy)
 
 
-def _registered(k: Any, m: TensorMap) -> str:
+def registered_map(k: Any, m: TensorMap) -> str:
     """The name of a tensor map in the launch; it is added when it is new."""
     maps = k.plan.tensor_maps
     for entry in maps:
@@ -409,4 +409,4 @@ def ptx_cp_async_barrier(barrier: Any) -> Emitted:
 
 __all__ = ["TmaDescriptor", "alloc_descriptor", "alloc_wgmma_desc", "cp_async_barrier_noinc", "create_tma_descriptor",
            "increase_descriptor_offset", "initialize_wgmma_descriptor", "ptx_cp_async_barrier", "ptx_wgmma_rs", "ptx_wgmma_ss",
-           "tma_load"]
+           "registered_map", "tma_load"]

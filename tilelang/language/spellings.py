@@ -40,15 +40,20 @@ SPELLINGS = {
                     "scale_in_a scale_in_b",
     "buffer_store": "buf value indices predicate", "If": "c", "While": "c", "Assert": "c msg error_kind",
     "launch_thread": "tag_or_itervar extent", "meta_var": "v", "target": "cfg host", "call_intrin": "dtype op_or_name",
+    **dict.fromkeys(("call_extern", "call_pure_extern"), "dtype func_name"),
+    **dict.fromkeys(("vectorlow", "vectorhigh"), "dtype vec"), "vectorcombine": "dtype vec1 vec2", "ptx_mma": "dtype",
 }
 
 
 def spelled(fn: Callable[..., Any], names: str) -> Callable[..., Any]:
-    """fn, whose parameters may also be given by these names (in order).  Raises TypeError for one that is given twice."""
+    """fn, whose parameters may also be given by these names (in order).  A keyword dtype may stand for the first of them beside
+    positional arguments: call_extern("f", x, dtype="handle").  Raises TypeError for one that is given twice."""
     order = names.split()
 
     @functools.wraps(fn)
     def call(*args: Any, **kw: Any) -> Any:
+        if order[0] == "dtype" in kw and args:
+            args = (kw.pop("dtype"), *args)
         if not kw.keys().isdisjoint(order):
             args = _placed(fn, order, args, kw)
         return fn(*args, **kw)

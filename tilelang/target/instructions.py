@@ -81,6 +81,7 @@ for _name in ("fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_glo
 TMA_CALLS = ("tma_load", "tma_store", "tma_reduce_add", "tma_prefetch")
 for _name in TMA_CALLS:
     add_intrinsic(Intrinsic(_name, 0 if _name == "tma_prefetch" else -1, WRITES))
+add_intrinsic(Intrinsic("tensor_map", 0, PURE))  # the map of option `map` as an argument of a function of the program
 _device("bulk_load", 4, WRITES, "tl::bulk_load({0}, {1}, {2}, {3})")
 _device("bulk_store", 3, WRITES, "tl::bulk_store({0}, {1}, {2})")
 _device("bulk_copy_cluster", 5, WRITES, "tl::bulk_copy_cluster({0}, {1}, {2}, {3}, {4})")  # dst, src, bytes, bar, cta

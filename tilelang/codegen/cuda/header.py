@@ -42,7 +42,7 @@ def kernel_header(page: Page, body: str, injected: str, functions: str) -> str:
 
 def _element_types(words: set[str], injected: str, named: set[str], worked_with: set[str]) -> list[str]:
     """The headers and names of the element types among the words of a text. named: words of the compiler's own text."""
-    used = [(name, *HEADERS[name]) for name in HEADERS if name in words]
+    used = [(name, *HEADERS[name]) for name in HEADERS if name in words and "cuda.h>" not in injected * (name == "CUtensorMap")]
     if not injected and not any(h == "cuda_fp8.h" for _, h, _ in used) and not any(
             map(_is_from_header, named)):
         used = [(name, "", f"struct {name} {{ unsigned short bits; }};") if _PLAIN.get(name, "") not in ("", *worked_with)

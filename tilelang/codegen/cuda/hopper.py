@@ -32,7 +32,7 @@ class HopperCalls:
             "tma_load": self._tma_load,
             "tma_store": self._tma_store,
             "tma_reduce_add": self._tma_reduce_add,
-            "tma_prefetch": self._tma_prefetch,
+            "tma_prefetch": self._tma_prefetch, "tensor_map": self._map_argument,
             "mbarrier_arrive": self._mbarrier_arrive,
             "in_warp_groups": self._in_warp_groups})
 
@@ -79,6 +79,9 @@ class HopperCalls:
 
     def _tma_prefetch(self, e: Call) -> Text:
         return f"tl::tma_prefetch({self._tensor_map(e)[1]})", POSTFIX
+
+    def _map_argument(self, e: Call) -> Text:
+        return f"tl::map_argument{{{self._tensor_map(e)[1][1:]}}}", POSTFIX
 
     def _mbarrier_arrive(self, e: Call) -> Text:
         at: Any = e.args[0]

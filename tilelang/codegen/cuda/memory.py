@@ -190,7 +190,7 @@ def _written_storages(launch: Launch) -> set[Var]:
             for i, a in enumerate(x.args):
                 if isinstance(a, AddressOf) and not read_only and not (x.op in _SOURCE_SECOND and i == 1):
                     out.add(a.buffer.data)
-            if x.op in ("tma_store", "tma_reduce_add") and x.options.map in maps:
+            if x.op in ("tma_store", "tma_reduce_add", "tensor_map") and x.options.map in maps:
                 out.add(maps[x.options.map])
     return out
 

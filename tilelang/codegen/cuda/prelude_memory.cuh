@@ -178,6 +178,13 @@ template <int N, bool INC> TL_DEVICE void set_max_nreg() {
 //@ tensor_map
 // What cuTensorMapEncodeTiled fills in.
 struct alignas(64) tensor_map { unsigned char bytes[128]; };
+//@ map_argument
+// A tensor map as an argument of a function of the program: of the driver's type, or a pointer.
+struct map_argument {
+  const tensor_map& map;
+  template <typename M> TL_DEVICE operator const M&() const { return reinterpret_cast<const M&>(map); }
+  template <typename M> TL_DEVICE operator const M*() const { return reinterpret_cast<const M*>(&map); }
+};
 //@ bulk_load
 TL_DEVICE void bulk_load(void* dst, const void* src, unsigned bytes, void* bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"

@@ -25,7 +25,9 @@ HEADERS = {"half_t": ("cuda_fp16.h", "typedef __half half_t;"),
             "bfloat16_t": ("cuda_bf16.h", "typedef __nv_bfloat16 bfloat16_t;"),
             "fp8_e4_t": ("cuda_fp8.h", "typedef __nv_fp8_e4m3 fp8_e4_t;"),
             "fp8_e5_t": ("cuda_fp8.h", "typedef __nv_fp8_e5m2 fp8_e5_t;"),
-            "uchar": ("", "typedef unsigned char uchar;")}  # a spelling that injected source uses
+            # spellings that injected source uses
+            "uchar": ("", "typedef unsigned char uchar;"),
+            "CUtensorMap": ("", "namespace tl { struct tensor_map; }\ntypedef tl::tensor_map CUtensorMap;")}
 _LITERAL_SUFFIX = {"int32": "", "uint32": "u", "int64": "LL", "uint64": "ULL"}
 KEYWORDS = """
 alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr const_cast

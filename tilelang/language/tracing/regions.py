@@ -402,7 +402,7 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
     if s.extents is None or d.extents is None:
         base, point = (d, s) if s.extents is None else (s, d)
         region = base.region()
-        other = point.region(_trailing(point, base.extents, what))  # type: ignore[arg-type]
+        other = point.region(trailing(point, base.extents, what))  # type: ignore[arg-type]
         return _checked(other, region, what) if s.extents is None else _checked(region, other, what)
     s, d = _one_of_run_time_extent(s, d)
     a, b = non_unit(s.extents), non_unit(d.extents)  # type: ignore[arg-type]
@@ -491,7 +491,7 @@ def _replaced(own: tuple[Any, ...], dims: list[int], other: tuple[Any, ...], odi
     return tuple(out)
 
 
-def _trailing(point: Operand, extents: tuple[Any, ...], what: str) -> tuple[Any, ...]:
+def trailing(point: Operand, extents: tuple[Any, ...], what: str) -> tuple[Any, ...]:
     """Extents of the other operand aligned to the last dimensions of an element operand."""
     n = len(point.mins)
     while len(extents) > n and is_const(extents[0], 1):

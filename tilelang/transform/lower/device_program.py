@@ -138,7 +138,7 @@ def _kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
         workspaces = (GRID_BARRIER, *workspaces)
     ordered = _ordered(func, scalars)
     maps = tuple(m.check() for m in tensor_maps_of(launch))
-    stored = {x.options.map for x in calls if x.op in ("tma_store", "tma_reduce_add")}
+    stored = {x.options.map for x in calls if x.op in ("tma_store", "tma_reduce_add", "tensor_map")}
     return DeviceKernel(name, (*buffers, *ordered), launch, launch.grid, launch.threads, launch.plan.shared_bytes,
                         frozenset(b for b in buffers if b.data in written) | {m.buffer for m in maps if m.name in stored},
                         maps, workspaces)

@@ -106,6 +106,8 @@ class Stream:
                     rule(self.st, s.call, s.span)
                     self.st.block.model.progress += 1
                 else:
+                    if any(isinstance(a, AddressOf) and "barrier" in a.buffer.scope_name for a in s.call.args):
+                        raise Undecided("a function of the program uses an mbarrier")
                     reads(self.st, s.call, s)
             case Alloc():
                 if s.init is not None:
