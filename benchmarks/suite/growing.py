@@ -129,6 +129,27 @@ def shared_tiles(n: int) -> Any:
     return many_tiles
 
 
+def buffers_with_loops(n: int) -> Any:
+    """4 n shared buffers with a loop each."""
+    parts = tuple(range(4 * n))
+
+    @T.macro
+    def part(k, A, B, s):
+        T.copy(A[k, :], s[k])
+        for r in range(4):
+            for i in T.Parallel(64):
+                s[k][i] += A[k, i] + r
+            for i in T.Parallel(64):
+                B[k, i] += s[k][i]
+
+    @T.prim_func
+    def many_buffers(A: T.Tensor((4 * n, 64), "float32"), B: T.Tensor((4 * n, 64), "float32")):
+        with T.Kernel(1, threads=64) as _:
+            s = [T.alloc_shared((64,), "float32") for _ in parts]
+            _ = [part(k, A, B, s) for k in parts]
+    return many_buffers
+
+
 def nested_ifs(n: int) -> Any:
     """n conditions, one inside another, eight deep, n / 8 times."""
     parts = tuple(range(max(1, n // 8)))
@@ -263,5 +284,5 @@ def readme_gemm() -> Any:
 
 
 GROWING: dict[str, Callable[[int], Any]] = {f.__name__: f for f in (
-    gemms, gemms_in_unroll, copies, parallel_loops, fragments, shared_tiles, nested_ifs, barriers, chain, pipelined_loops,
+    gemms, gemms_in_unroll, copies, parallel_loops, fragments, shared_tiles, buffers_with_loops, nested_ifs, barriers, chain, pipelined_loops,
     kernels)}

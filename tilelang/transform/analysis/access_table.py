@@ -24,6 +24,14 @@ from .claimed_slots import Claims
 from .divergence import Divergence
 
 
+Reach = list[tuple[int, int]]  # per dimension (first, end)
+
+
+def apart(a: Reach | None, b: Reach | None) -> bool:
+    """Whether two ranges of elements of one buffer are known to have none in common."""
+    return a is not None and b is not None and any(x[1] <= y[0] or y[1] <= x[0] for x, y in zip(a, b))
+
+
 class Tables:
     """Tables of the accesses of one launch."""
 
@@ -44,6 +52,7 @@ class Tables:
         self.common_keys: dict[Any, bool] = {}  # by two footprints (each once for equal ones) and their widths
         self.equal: dict[Any, Footprint] = {}
         self.actors: dict[Access, int | None] = {}
+        self.reached: dict[Access, Reach | None] = {}
 
     # ---- questions ----------------------------------------------------------------------------------------------
 
@@ -53,6 +62,8 @@ class Tables:
             return False
         if a.buffer.data is not b.buffer.data:
             return b.buffer.data in self.sharing.get(a.buffer.data, ())
+        if a.buffer is b.buffer and apart(self.reach(a), self.reach(b)):
+            return False
         if a.update and b.update and not in_order(a, b, self.divergence):
             return False
         shared = self.common(a, b, how)
@@ -64,6 +75,16 @@ class Tables:
         if hit is None:
             hit = self.decided[key] = self._collide(a, b, how, shared)
         return hit
+
+    def reach(self, a: Access) -> Reach | None:
+        """The elements that all threads access in all iterations; None if they are not known."""
+        if a not in self.reached:
+            small = a.indices is None or a.buffer.dtype.bits * a.buffer.dtype.lanes < 8 or not _one_place(a.buffer, a.buffer)
+            f = None if small else self.footprint(a, (), frozenset())
+            ends = None if f is None or any(f.terms) else f.ranges
+            widths = [1] * (a.buffer.ndim - 1) + [a.width]
+            self.reached[a] = None if ends is None else [(low, high + n) for (low, high), n in zip(ends, widths)]
+        return self.reached[a]
 
     def common(self, a: Access, b: Access, how: Relation) -> list[Loop]:
         """Loops for which both accesses are in the same iteration."""
@@ -318,4 +339,4 @@ def _operands(e: Expr) -> list[Expr]:
     return [c for c in children(e) if isinstance(c, Expr)]
 
 
-__all__ = ["Tables"]
+__all__ = ["Reach", "Tables", "apart"]

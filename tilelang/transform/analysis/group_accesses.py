@@ -11,7 +11,7 @@ from tilelang.ir import AddressOf, Call, Expr, Var, const
 from tilelang.target.warp_groups import PER_GROUP, WARP_LANES
 from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_addresses
 
-from .access_table import Tables
+from .access_table import Reach, Tables
 from .access_values import Evaluation, Unknown
 from .accesses import Access, Loop, Matrix, Relation
 
@@ -45,6 +45,9 @@ class GroupTables:
 
     def rotates(self, loop: Loop, accesses: list[Access]) -> bool:
         return self.tables.rotates(loop, accesses)
+
+    def reach(self, a: Access) -> Reach | None:
+        return self.tables.reach(a)
 
     def vars_of(self, e: Expr) -> frozenset[Var]:
         return self.tables.vars_of(e)

@@ -1,7 +1,8 @@
-"""Backward liveness of one storage over structured statements: whether its value may still be read."""
+"""Backward liveness of storage over structured statements: whether its value may still be read."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 
 from tilelang.ir import (Alloc, Break, Buffer, Const, Continue, For, If, Launch, Parallel, Seq, Stmt, Store, Var, While,
@@ -11,26 +12,34 @@ from .effects import Effect, effects, own_effects
 
 
 class Liveness:
-    """Liveness of the memory `storage` inside `body`; the value is dead after `body`.
+    """Liveness of all memory that `body` accesses; every value is dead after `body`.
 
-    out[id(stmt)]: whether a value that it holds after stmt may be read later. Only a write that covers the whole buffer
-    ends a live range, so the answer is conservative: "live" where unsure.
+    Sets of storages are integers, one bit for each. Only a write that covers the whole buffer ends a live range, so the answer
+    is conservative: "live" where unsure.
     """
 
-    def __init__(self, storage: Var, body: Stmt) -> None:
-        self.storage = storage
-        self.out: dict[int, bool] = {}
-        self.leave = False  # liveness after the innermost loop, where a break goes
-        self.again = False  # liveness at the start of its next iteration, where a continue goes
-        self.before(body, False)
+    def __init__(self, body: Stmt) -> None:
+        self._bits: dict[Var, int] = {}
+        self._out: dict[int, int] = {}  # per id of a statement
+        self._leave = 0  # what is live after the innermost loop, where a break goes
+        self._again = 0  # what is live at the start of its next iteration, where a continue goes
+        self._into = self.before(body, 0)
 
-    def after(self, s: Stmt) -> bool:
-        """Whether the value may be read after s."""
-        return self.out.get(id(s), False)
+    def bit(self, storage: Var) -> int:
+        """The bit that stands for a storage."""
+        return self._bits.setdefault(storage, 1 << len(self._bits))
 
-    def before(self, s: Stmt, after: bool) -> bool:
-        """Whether the value held before s may be read, given that after s."""
-        self.out[id(s)] = self.out.get(id(s), False) or after
+    def after(self, s: Stmt) -> int:
+        """The storages whose values may be read after s."""
+        return self._out.get(id(s), 0)
+
+    def enters(self, storage: Var) -> bool:
+        """Whether the body may read what the storage holds before it."""
+        return bool(self._into & self.bit(storage))
+
+    def before(self, s: Stmt, after: int) -> int:
+        """The storages whose values before s may be read, given those after s."""
+        self._out[id(s)] = self._out.get(id(s), 0) | after
         match s:
             case Seq():
                 for x in reversed(s.stmts):
@@ -39,45 +48,35 @@ class Liveness:
             case If():
                 then = self.before(s.then, after)
                 orelse = self.before(s.orelse, after) if s.orelse is not None else after
-                return self.reads(own_effects(s)) or then or orelse
+                return self.reads(own_effects(s)) | then | orelse
             case For():
-                return self.reads(own_effects(s)) or self.loop(s.body, after, _runs_once(s))
+                return self.reads(own_effects(s)) | self.loop(s.body, after, _runs_once(s))
             case While():
                 cond = self.reads(own_effects(s))
-                return self.loop(s.body, after or cond, False) or cond
+                return self.loop(s.body, after | cond, False) | cond
             case Parallel():
-                if self.reads(effects(s)):
-                    return True
-                return after and not _fills(s, self.storage)
+                return self.reads(effects(s)) | after & ~sum(map(self.bit, _filled(s)))
             case Break():
-                return self.leave
+                return self._leave
             case Continue():
-                return self.again
+                return self._again
             case Launch():
                 return self.before(s.body, after)
-        mine = [e for e in own_effects(s) if e.storage is self.storage]
-        if any(e.reads for e in mine):
-            return True
-        if isinstance(s, Alloc) and s.buffer.data is self.storage:
-            return False
-        return after and not any(_covers(e) for e in mine)
+        mine = own_effects(s)
+        ended = {s.buffer.data} if isinstance(s, Alloc) else {e.storage for e in mine if _covers(e)}
+        return self.reads(mine) | after & ~sum(map(self.bit, ended))
 
-    def loop(self, body: Stmt, after: bool, runs: bool) -> bool:
-        kept = self.leave, self.again
-        first = False
+    def loop(self, body: Stmt, after: int, runs: bool) -> int:
+        kept = self._leave, self._again
+        first = 0
         for _ in range(2):  # the second pass sees what the next iteration reads; a third would change nothing
-            self.leave, self.again = after, after or first
-            first = self.before(body, after or first)
-        self.leave, self.again = kept
-        return first if runs else after or first
+            self._leave, self._again = after, after | first
+            first = self.before(body, after | first)
+        self._leave, self._again = kept
+        return first if runs else after | first
 
-    def reads(self, es: object) -> bool:
-        return any(e.storage is self.storage and e.reads for e in es)  # type: ignore[attr-defined]
-
-
-def live_into(storage: Var, body: Stmt) -> bool:
-    """Whether body, run as one loop iteration, may read what an earlier iteration left in storage."""
-    return Liveness(storage, Seq(())).before(body, False)
+    def reads(self, es: Iterable[Effect]) -> int:
+        return sum(map(self.bit, {e.storage for e in es if e.reads}))
 
 
 class Uses:
@@ -85,13 +84,21 @@ class Uses:
 
     def __init__(self, body: Stmt) -> None:
         self.body = body
-        self._live: dict[Var, Liveness] = {}
+        self._inside: dict[For, Liveness] = {}
+
+    @cached_property
+    def _live(self) -> Liveness:
+        return Liveness(self.body)
 
     def live_after(self, storage: Var, s: Stmt) -> bool:
         """Whether the value in storage may be read after s."""
-        if storage not in self._live:
-            self._live[storage] = Liveness(storage, self.body)
-        return self._live[storage].after(s)
+        return bool(self._live.after(s) & self._live.bit(storage))
+
+    def carried(self, storage: Var, loop: For) -> bool:
+        """Whether an iteration of a loop may read what an earlier one left in storage."""
+        if loop not in self._inside:
+            self._inside[loop] = Liveness(loop.body)
+        return self._inside[loop].enters(storage)
 
     @cached_property
     def _seen(self) -> dict[Var, set[Buffer]]:
@@ -116,13 +123,11 @@ def _covers(e: Effect) -> bool:
     return e.region.is_full
 
 
-def _fills(p: Parallel, storage: Var) -> bool:
-    """Whether a parallel loop certainly stores every element: `S[i, j] = …` over the whole shape."""
-    for s in stmts_of(p.body):
-        if isinstance(s, Store) and s.buffer.data is storage and len(s.indices) == len(p.vars) == len(s.buffer.shape):
-            if all(i is v and _is(e, d) for i, v, e, d in zip(s.indices, p.vars, p.extents, s.buffer.shape)):
-                return True
-    return False
+def _filled(p: Parallel) -> set[Var]:
+    """Storages of which a parallel loop certainly stores every element: `S[i, j] = …` over the whole shape."""
+    return {s.buffer.data for s in stmts_of(p.body)
+            if isinstance(s, Store) and len(s.indices) == len(p.vars) == len(s.buffer.shape)
+            and all(i is v and _is(e, d) for i, v, e, d in zip(s.indices, p.vars, p.extents, s.buffer.shape))}
 
 
 def _is(extent: object, dim: object) -> bool:
@@ -134,4 +139,4 @@ def has_views(buffer: Buffer, root: Stmt) -> bool:
     return any(e.storage is buffer.data and e.buffer is not buffer for e in effects(root))
 
 
-__all__ = ["Liveness", "Uses", "has_views", "live_into"]
+__all__ = ["Liveness", "Uses", "has_views"]

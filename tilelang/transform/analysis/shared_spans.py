@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import numpy as np
+
 from tilelang.ir import Buffer
 from tilelang.ir.record import state
 
@@ -28,21 +30,28 @@ class Span:
         return other.offset < self.offset + self.bytes and self.offset < other.offset + other.bytes
 
 
-def place(spans: list[Span], pairs: Collection[tuple[Buffer, Buffer]]) -> int:
-    """Place by first fit, largest buffer first; returns the bytes needed.  pairs: buffers that may share bytes."""
-    done: list[Span] = []
+def place(spans: list[Span], pairs: Collection[tuple[Buffer, Buffer]] | None) -> int:
+    """Place by first fit, largest buffer first; returns the bytes needed.  pairs: buffers that may share bytes; None: those
+    with disjoint live ranges."""
+    at = {s.buffer: k for k, s in enumerate(spans)}
+    first, last = (np.array(x, np.int64) for x in ([s.first for s in spans], [s.last for s in spans]))
+    low, high = np.zeros(len(spans), np.int64), np.array([s.bytes for s in spans], np.int64)
+    apart = last[:, None] < first if pairs is None else np.zeros((len(spans),) * 2, bool)
+    for a, b in pairs or ():
+        if a in at and b in at:
+            apart[at[a], at[b]] = True
+    apart |= apart.T.copy()
+    done: list[int] = []
     for s in sorted(spans, key=lambda s: (-s.bytes, s.first)):
-        align = max(ALIGN, s.buffer.facts.align)
-        busy = sorted((d.offset, d.offset + d.bytes) for d in done
-                      if (d.buffer, s.buffer) not in pairs and (s.buffer, d.buffer) not in pairs)
-        at = 0
-        for low, high in busy:
-            if at + s.bytes <= low:
-                break
-            at = max(at, -(-high // align) * align)
-        s.offset = at
-        done.append(s)
-    return max((s.offset + s.bytes for s in spans), default=0)
+        k, align = at[s.buffer], max(ALIGN, s.buffer.facts.align)
+        busy = np.array(done, np.int64)[~apart[k, done]] if done else np.zeros(0, np.int64)
+        busy = busy[np.argsort(low[busy], kind="stable")]
+        free = np.concatenate(([0], np.maximum.accumulate(-(-high[busy] // align) * align)))  # behind each number of them
+        fits = np.append(free[:-1] + s.bytes <= low[busy], True)
+        s.offset = low[k] = int(free[np.argmax(fits)])
+        high[k] = s.offset + s.bytes
+        done.append(k)
+    return int(high.max(initial=0))
 
 
 __all__ = ["Span", "place"]

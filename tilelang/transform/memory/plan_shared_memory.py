@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_left, bisect_right
 from typing import Any
+
+import numpy as np
 
 from tilelang.errors import error, register
 from tilelang.ir import (Alloc, Buffer, Call, Evaluate, Func, Launch, Seq, Stmt, Var, call, replace, rewrite_launches, seq,
@@ -59,7 +61,7 @@ def planned_bytes(launch: Launch, cx: PassContext) -> int:
     if not all(b.is_static for b in shared_buffers(launch)):
         return 2**31
     spans, off = spans_of(launch), launch.plan.by_hand or cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE)
-    return place(spans, _disjoint(spans, not off))
+    return place(spans, () if off else None)
 
 
 def shared_buffers(launch: Launch) -> list[Buffer]:
@@ -73,7 +75,7 @@ def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
     if not buffers:
         return with_options(launch, shared_bytes=0)
     spans = spans_of(launch)
-    total = place(spans, launch.plan.reuse or _disjoint(spans, reuse))
+    total = place(spans, None if reuse else launch.plan.reuse or ())
     if limit is not None and total > limit:
         parts = ", ".join(f"{s.buffer.name} {s.bytes}" for s in sorted(spans, key=lambda s: -s.bytes))
         raise error("shared-memory", f"the kernel needs {total} bytes of shared memory, a block has {limit}",
@@ -112,20 +114,17 @@ def spans_of(launch: Launch) -> list[Span]:
     return out
 
 
-def _disjoint(spans: list[Span], reuse: bool) -> Collection[tuple[Buffer, Buffer]]:
-    """Pairs of buffers with disjoint live ranges, the earlier one first; none without reuse."""
-    return {(a.buffer, b.buffer) for a in spans for b in spans if a.last < b.first} if reuse else ()
-
-
 def _separated(body: list[Stmt], spans: list[Span], span: Any) -> Stmt:
     """The body with a barrier before the first use of a buffer that reuses another's space, where none is in between."""
-    starts: set[int] = set()
-    for s in spans:
-        for d in spans:
-            if d is not s and d.meets(s) and 0 <= d.last < s.first:
-                if not any(barrier_in(x) for x in body[d.last + 1:s.first]) and not any(
-                        d.last < k <= s.first for k in starts):
-                    starts.add(s.first)
+    low, last = np.array([s.offset for s in spans]), np.array([s.last for s in spans])
+    high = low + [s.bytes for s in spans]
+    barriers, starts = [k for k, x in enumerate(body) if barrier_in(x)], [-1]
+    for s in sorted(spans, key=lambda s: s.first):
+        earlier = (low < s.offset + s.bytes) & (s.offset < high) & (last < s.first)
+        used = int(last[earlier].max(initial=-1))  # the latest statement that uses some of its bytes
+        if used >= 0 and starts[-1] <= used and bisect_right(barriers, used) == bisect_left(barriers, s.first):
+            starts.append(s.first)
+    starts = starts[1:]
     if not starts:
         return body[0] if len(body) == 1 else Seq(tuple(body), span=span)
     # Ordinary stores must not take effect after TMA writes to the same bytes (PTX ISA: another proxy).

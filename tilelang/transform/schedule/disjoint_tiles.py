@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tilelang.ir import (Alloc, Buffer, Call, Evaluate, For, Func, Launch, Parallel, Stmt, TileOp, Var, inner, rewrite_launches,
                          walk, with_options, SHARED)
 
@@ -34,34 +36,26 @@ def disjoint_tiles(func: Func, cx: PassContext) -> Func:
         if off or sum(b.size * b.dtype.bytes for b in tiles) * max(most, 1) <= int(limit or 0) or launch.plan.by_hand or any(
                 x.op == "in_warp_groups" for x in walk(launch.body, Call)):
             return launch
-        ranges = {b: _Range(b.data, launch.body) for b in tiles}
-        pairs = tuple((a, b) for k, a in enumerate(tiles) for b in tiles[k + 1:]
-                      if a.data is not b.data and not ranges[a].meets(ranges[b]))
+        meets, bit = _meeting(launch.body)
+        pairs = tuple((a, b) for k, a in enumerate(tiles) for b in tiles[k + 1:] if a.data is not b.data
+                      and not meets.get(a.data, 0) & bit(b.data) and not meets.get(b.data, 0) & bit(a.data))
         return with_options(launch, disjoint=pairs)
 
     return rewrite_launches(func, found)
 
 
-class _Range:
-    """Where a storage is accessed, and where its value may be read later."""
-
-    def __init__(self, storage: Var, body: Stmt) -> None:
-        self.used: set[int] = set()
-        self.live: set[int] = set()
-        after = Liveness(storage, body)
-        stack = [body]
-        while stack:
-            s = stack.pop()
-            leaf = isinstance(s, (Parallel, TileOp, Evaluate))
-            if any(e.storage is storage for e in (effects(s) if leaf else own_effects(s))):
-                self.used.add(id(s))
-            if after.after(s):
-                self.live.add(id(s))
-            stack += () if leaf else inner(s)
-
-    def meets(self, other: _Range) -> bool:
-        """Whether one is used where the other holds a value, or is used too."""
-        return bool(self.used & (other.used | other.live) or other.used & self.live)
+def _meeting(body: Stmt) -> tuple[dict[Var, int], Callable[[Var], int]]:
+    """For each storage those that are used, or hold a value, where it is used, as a sum of bits; and the bit of a storage."""
+    after, stack = Liveness(body), [body]
+    out: dict[Var, int] = {}
+    while stack:
+        s = stack.pop()
+        leaf = isinstance(s, (Parallel, TileOp, Evaluate))
+        used = {e.storage for e in (effects(s) if leaf else own_effects(s))}
+        there = after.after(s) | sum(map(after.bit, used))
+        out.update((x, out.get(x, 0) | there) for x in used)
+        stack += () if leaf else inner(s)
+    return out, after.bit
 
 
 def with_versions(launch: Launch, versions: dict[Buffer, Buffer]) -> Launch:

@@ -15,7 +15,7 @@ from tilelang.ops import Copy, Reduce, Scan
 from ..framework.config import PassConfigKey
 from ..analysis.effects import effects, orders
 from ..legalize.hopper_features import no_warp_roles
-from ..analysis.liveness import Uses, live_into
+from ..analysis.liveness import Uses
 from ..framework.pass_ import TILE, PassContext, pass_
 from .disjoint_tiles import with_versions
 from .pipeline_emit import Plan, emit
@@ -193,7 +193,7 @@ def unversionable(uses: Uses, loop: For, items: list[Item], b: Buffer) -> str:
             return f"`{b.name}` is reduced or scanned in shared memory"
         if any(e.storage is b.data and e.indices is None and e.region is None for e in x.effects):
             return f"the address of `{b.name}` is taken"
-    if live_into(b.data, loop.body):
+    if uses.carried(b.data, loop):
         return f"`{b.name}` carries values to the next iteration"
     if uses.live_after(b.data, loop):
         return f"`{b.name}` is used after the loop"

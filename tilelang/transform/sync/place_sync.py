@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilelang.ir import Break, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt, While, rewrite_launches
+from tilelang.ir import (Break, Buffer, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt, Var, While, dtype,
+                         rewrite_launches)
 from tilelang.ir.record import record
 from tilelang.ir import replace as with_fields
 
-from ..analysis.access_table import Tables
+from ..analysis.access_table import Reach, Tables, apart
 from ..analysis.accesses import Access, Loop, Relation
 from ..analysis.atomic_order import must_be_placed
 from ..framework.config import PassConfigKey
@@ -110,6 +111,7 @@ class _Pending:
 
 
 _HERE = Relation()  # in the same iterations of all loops
+_REST = _Pending(Access(Buffer("other memory", (1,), dtype("uint8")), False, False, None, None, 1, (), (), False, None), _HERE)
 
 # Pending access -> None once it has happened; for an asynchronous one the number of groups committed after it (-1: its own
 # group is not committed yet).
@@ -142,6 +144,7 @@ class _Flow:
         self.t, self.coarse, self.count = tables, coarse, 0
         self.relevant: dict[Loop, bool] = {}
         self.inside: dict[Loop, list[Access]] = {}
+        self.bounds: dict[Place, dict[Var, dict[Buffer, Reach]]] = {}
         self.checking = False
         self.placed = 0  # barriers marked so far
         self.runs: dict[Place, list[_Run]] = {}  # with the present barriers; only while checking
@@ -342,6 +345,7 @@ class _Flow:
     def for_loop(self, p: Place, state: _State) -> _State:
         loop = p.loop
         assert loop is not None
+        state, rest = self.aside(p, state)
         entry = {_Pending(e.access, self.entered(e, loop)): age for e, age in state.items()}
         if self.is_simple(p):
             self.leaving.append(([], []))
@@ -353,7 +357,32 @@ class _Flow:
         ends = [out, *breaks]
         if loop.count is None or loop.count == 0:
             ends.append(entry)
-        return _outside(_merged(*ends), loop)
+        return _rejoined(_outside(_merged(*ends), loop), rest)
+
+    def aside(self, p: Place, state: _State) -> tuple[_State, _State]:
+        """(what a loop may conflict with or complete, the rest).  One access stands for the rest in the loop, where barriers
+        end it like others."""
+        near = self.near(p)
+        inner = {e: age for e, age in state.items() if age is not None or e.access.signals is not None or (
+            (at := e.access.buffer).data in near and not apart(near[at.data].get(at), self.t.reach(e.access)))}
+        if len(state) - len(inner) < 2:
+            return state, {}
+        rest = {e: age for e, age in state.items() if e not in inner}
+        inner[_REST] = None
+        return inner, rest
+
+    def near(self, p: Place) -> dict[Var, dict[Buffer, Reach]]:
+        """The storages that a loop touches, and within what bounds, where they are known."""
+        if p not in self.bounds:
+            out = self.bounds[p] = {y: {} for x in p.storages for y in (x, *self.t.sharing.get(x, ()))}
+            seen: dict[Var, list[Access]] = {}
+            for a in (*p.accesses, *self.inside[p.loop]):  # type: ignore[index]
+                seen.setdefault(a.buffer.data, []).append(a)
+            for storage, some in seen.items():
+                reach, b = [r for a in some if (r := self.t.reach(a))], some[0].buffer
+                if len(reach) == len(some) and storage not in self.t.sharing and all(a.buffer is b for a in some):
+                    out[storage][b] = [(min(x[0] for x in d), max(x[1] for x in d)) for d in zip(*reach)]
+        return self.bounds[p]
 
     def is_simple(self, p: Place) -> bool:
         """Whether no iteration can conflict with another, or complete an operation that another began: one pass suffices."""
@@ -368,10 +397,11 @@ class _Flow:
             state = _cleared(state)
         if not self.checking:
             state = self.hoist_exposed(p, state)
+        state, rest = self.aside(p, state)
         test: _State = {_Pending(a, _HERE): None for a in p.accesses}
         entry = {_Pending(e.access, self.entered(e, loop)): age for e, age in _merged(state, test).items()}
         out, breaks = self.fixpoint(p, loop, entry, p)
-        return _outside(_merged(out, entry, *breaks), loop)
+        return _rejoined(_outside(_merged(out, entry, *breaks), loop), rest)
 
     def fixpoint(self, p: Place, loop: Loop, entry: _State, test: Place | None) -> tuple[_State, list[_State]]:
         """Run the body until nothing changes: (state after an iteration, states at breaks)."""
@@ -458,6 +488,14 @@ def _outside(state: _State, loop: Loop) -> _State:
         e2 = e if how is e.how else _Pending(e.access, how)
         out[e2] = _older(out[e2], age) if e2 in out else age
     return out
+
+
+def _rejoined(state: _State, rest: _State) -> _State:
+    """The state after a loop with what stood aside, where a path through the loop has no barrier."""
+    if not rest or _REST not in state:
+        return state
+    del state[_REST]
+    return {**state, **rest}
 
 
 def _older(x: int | None, y: int | None) -> int | None:
