@@ -401,7 +401,8 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
               annotations: dict[str, Any] | None = None) -> LoopFrame:
     """Software pipeline: a sequential loop whose copies run ahead, with num_stages stages of the shared buffers they fill.
 
-    order, stage: one entry per scheduled statement of the body.  Raises pipeline-stages.
+    order, stage: one entry per scheduled statement of the body, or per list of `group`, which holds numbers of statements;
+    -1 in both leaves copies to the producer, which runs num_stages ahead.  Raises pipeline-arguments, pipeline-annotation.
 
     Example:
         T.clear(acc)
@@ -421,7 +422,7 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
         if legacy is not None and not isinstance(legacy, (list, tuple)):
             raise error("pipeline-arguments", f"`{name}` of T.Pipelined must be a list, got {legacy!r}",
                         expected="a list", found=repr(legacy))
-    if order is not None and len(set(order)) != len(order):
+    if order is not None and len({x for x in order if x != -1}) != sum(x != -1 for x in order):
         raise error("pipeline-arguments", f"two statements have the same order in {list(order)}",
                     expected="an order of its own for each statement", found=str(list(order)))
     if order is not None and stage is not None and len(order) != len(stage):
@@ -435,7 +436,8 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
     if num_stages == 0 and stage is None:
         return LoopFrame(start, stop, None, "serial", options_from(LoopPlan, annotations))
     return LoopFrame(start, stop, None, "pipelined",
-                     options_from(LoopPlan, annotations, num_stages=num_stages, order=order or None, stage=stage or None))
+                     options_from(LoopPlan, annotations, num_stages=num_stages, order=order or None, stage=stage or None,
+                                  group=group if stage else None))
 
 
 def Persistent(domain: Sequence[Any], wave_size: Any, index: Any, group_size: Any = 8) -> PersistentFrame:

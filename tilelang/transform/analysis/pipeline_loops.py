@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import InternalError, error, register
-from tilelang.ir import For
+from tilelang.ir import For, GLOBAL, SHARED, VARIABLE
 
 from .pipeline_schedule import Body, Item, violations
 
@@ -17,6 +17,11 @@ register("pipeline-order", ValueError, "order/stage of T.Pipelined would run a c
 register("pipeline-arguments", ValueError, "T.Pipelined with a bad num_stages, order or stage",
          "give num_stages >= 0, or order and stage with one entry per scheduled statement",
          expected="num_stages from 0, or order and stage with one integer per statement")
+
+# What takes the request for a pipeline off a loop.
+SERIAL: dict[str, Any] = dict.fromkeys(("num_stages", "order", "stage", "group", "software_pipeline_stage",
+                                        "software_pipeline_order"))
+
 
 def is_pipelined(s: For) -> bool:
     """Whether the user asked for a pipeline."""
@@ -39,34 +44,93 @@ def wanted_stages(s: For) -> int | tuple[Any, Any]:
     return n
 
 
+def ring_stages(s: For) -> int | None:
+    """How many stages of a tile a loop asks for: num_stages, or at least 2 with lists that leave copies to the producer; None
+    with other lists."""
+    wanted = wanted_stages(s)
+    if isinstance(wanted, int):
+        return wanted
+    return (s.plan.num_stages or max(2, max(wanted[1]) + 1)) if -1 in wanted[1] else None
+
+
 def scheduled_lists(s: For, loop_body: Body, order: Any, stage: Any) -> tuple[list[int], list[int]]:
-    """(stage, order) per item. Raises "pipeline-annotation" for lists that do not fit the body."""
-    lists: dict[str, list[int]] = {}
-    for name, given in (("order", order), ("stage", stage)):
-        values = [int(v) for v in (given if given is not None else range(len(stage)))]
-        if len(values) == len(loop_body.listed):  # the lists count pure bindings too: their entries are ignored
-            values = [v for v, k in zip(values, loop_body.listed) if k is not None]
-        if len(values) != len(loop_body.items):
-            raise error("pipeline-annotation",
-                        f"pipeline annotation size: `{name}` has {len(given if given is not None else stage)} entries, "
-                        f"the loop body has {len(loop_body.items)} statements to schedule",
-                        expected=f"{len(loop_body.items)} entries", found=f"{len(given if given is not None else stage)}",
-                        span=s.span,
-                        hint="list one entry per copy, fill, gemm, reduction or store of the body, in source order")
-        lists[name] = values
-    if len(set(lists["order"])) != len(lists["order"]):
-        raise error("pipeline-annotation", f"two statements of the pipeline have the same order: {lists['order']}",
-                    expected="an order of its own for each statement", found=f"{lists['order']}",
+    """(stage, order) per item, -1 in both for the copies that are left to the producer.
+
+    Raises "pipeline-annotation" for lists that do not fit the body.
+    """
+    ranks = [v if v == -1 else k for k, v in enumerate(stage)] if order is None else order
+    stages, orders = _per_item(s, loop_body, "stage", stage), _per_item(s, loop_body, "order", ranks)
+    own = [v for v in orders if v[0] != -1]
+    if len(set(own)) != len(own):
+        raise error("pipeline-annotation", f"two statements of the pipeline have the same order: {list(ranks)}",
+                    expected="an order of its own for each statement", found=f"{list(ranks)}",
                     span=s.span, hint="`order` is a permutation of the statements")
-    if any(v < 0 for v in lists["stage"]):
-        raise error("pipeline-annotation", f"pipeline stages start at 0, found {lists['stage']}",
-                    expected="stages from 0", found=f"{lists['stage']}", span=s.span)
-    low = min(lists["stage"], default=0)
-    return [v - low for v in lists["stage"]], lists["order"]
+    for x, (at, _), (place, _) in zip(loop_body.items, stages, orders):
+        if at < -1 or (at == -1) != (place == -1):
+            raise error("pipeline-annotation", f"pipeline stages start at 0, found {at} with order {place}",
+                        expected="stages from 0; -1 as stage and order of a copy left to the producer",
+                        found=f"stage {list(stage)}, order {list(ranks)}", span=x.stmt.span or s.span)
+        if at == -1 and not _loads(x):
+            raise error("pipeline-annotation", "stage -1 leaves a copy from global to shared memory to the producer, and this "
+                        "statement is none", expected="-1 for copies from global to shared memory", found="-1 here",
+                        span=x.stmt.span or s.span)
+    low = min((at for at, _ in stages if at >= 0), default=0)
+    ranked = sorted(own)
+    return [max(at - low, -1) for at, _ in stages], [-1 if at < 0 else ranked.index(v) for (at, _), v in zip(stages, orders)]
+
+
+def _per_item(s: For, loop_body: Body, name: str, given: Any) -> list[tuple[int, int]]:
+    """(entry of a list, place in its group) of each item.  The list has an entry for each statement or for each group."""
+    values, listed, count = [int(v) for v in given], loop_body.listed, len(loop_body.items)
+    groups = _groups(s.plan.group)
+    numbers = sorted(k for g in groups for k in g)
+    if groups and numbers not in (list(range(count)), list(range(len(listed)))):
+        raise error("pipeline-annotation", f"`group` of the pipeline does not list each of its {count} statements once",
+                    expected=f"the numbers 0 to {count - 1}", found=f"{s.plan.group}", span=s.span)
+    if groups and len(values) == len(groups):
+        of = {k: (v, at) for v, g in zip(values, groups) for at, k in enumerate(g)}
+        return [of[k] for k in range(len(of)) if len(of) == count or listed[k] is not None]
+    if len(values) == len(listed):  # the lists count pure bindings too: their entries are ignored
+        values = [v for v, k in zip(values, listed) if k is not None]
+    if len(values) == count:
+        return [(v, 0) for v in values]
+    what = f"; `group` lists {len(numbers)} statements in {len(groups)} groups" if groups else ""
+    raise error("pipeline-annotation", f"pipeline annotation size: `{name}` has {len(given)} entries, "
+                f"the loop body has {count} statements to schedule{what}", expected=f"{count} entries",
+                found=f"{len(given)}", span=s.span,
+                hint="list one entry per copy, fill, gemm, reduction or store of the body, in source order; or give `group`, "
+                "lists of the numbers of all statements, and one entry per list")
+
+
+def _groups(group: Any) -> list[tuple[int, ...]]:
+    """The lists of statements of a loop's `group`; none for other values, which have no effect."""
+    ok = isinstance(group, tuple) and all(isinstance(g, tuple) and g and all(isinstance(k, int) for k in g) for g in group)
+    return list(group) if ok else []
+
+
+def _loads(x: Item) -> bool:
+    """Whether a statement only copies from global to shared memory."""
+    return all(e.buffer.scope_name in SHARED if e.writes else e.buffer.scope_name in (GLOBAL, VARIABLE) for e in x.effects) \
+        and any(e.writes for e in x.effects)
+
+
+def producer_first(items: list[Item], stage: list[int], order: list[int], stages: int) -> tuple[list[int], list[int]]:
+    """Lists without -1: what is left to the producer comes first, `stages` - 1 iterations ahead of its last user where that is
+    not behind the first."""
+    left = [i for i, at in enumerate(stage) if at == -1]
+    ahead = list(stage)
+    for i in left:
+        users = [stage[j] for j, x in enumerate(items) if stage[j] >= 0 and any(
+            e.writes and x.touches(e.storage) for e in items[i].effects)] or [0]
+        ahead[i] = min(*users, max(users) + 1 - stages) if len(users) > 1 else users[0] + 1 - stages
+    low = min(ahead, default=0)
+    return [at - low for at in ahead], [left.index(k) if k in left else v + len(left) for k, v in enumerate(order)]
 
 
 def check_flow(s: For, items: list[Item], stage: list[int], order: list[int]) -> None:
     """Raise "pipeline-order" when a consumer would run before its producer of the same iteration."""
+    own = [k for k, at in enumerate(stage) if at >= 0]
+    items, stage, order = ([x[k] for k in own] for x in (items, stage, order))  # type: ignore[assignment]
     for v in violations(items, stage, order, {e.storage: 1 << 30 for x in items for e in x.effects}):
         if not v.flow:
             continue
@@ -82,4 +146,4 @@ def check_flow(s: For, items: list[Item], stage: list[int], order: list[int]) ->
                     notes=((first.span, "the producer"),), hint="give the consumer a later stage or a later order")
 
 
-__all__ = ["check_flow", "is_pipelined", "scheduled_lists", "wanted_stages"]
+__all__ = ["SERIAL", "check_flow", "is_pipelined", "producer_first", "ring_stages", "scheduled_lists", "wanted_stages"]

@@ -33,11 +33,10 @@ from tilelang.ops import Copy, Gemm
 from ..analysis.effects import fills_whole, touches
 from ..analysis.statements import rename
 from ..analysis.statements import do
+from ..analysis.pipeline_loops import SERIAL
 from .rings import WarpRoleLoop, pin
 from ..analysis.row_factors import row_factors
 from ..analysis.pipeline_schedule import needed_binds
-
-_SERIAL = {"num_stages": None, "order": None, "stage": None, "group": None}
 
 
 @record
@@ -226,7 +225,7 @@ class _Loop:
         # If the loop holds loads, ptxas would place them between the instructions of a GEMM that is started earlier.
         tight = bool(self.early and self.r.slow) or None
         steady = replace(loop, kind="serial", start=start, extent=extent, body=seq(*iteration))
-        return with_options(steady, tight=tight, **_SERIAL)
+        return with_options(steady, tight=tight, **SERIAL)
 
     def of(self, stmts: list[Stmt], it: Expr) -> list[Stmt]:
         """Statements of iteration `it`, after the bindings that they need."""

@@ -12,14 +12,13 @@ from collections.abc import Iterable, Sequence
 from tilelang.ir import Buffer, Stmt, replace, seq, stmts_of, with_options
 from tilelang.target.machine import REGISTERS
 
+from ..analysis.pipeline_loops import SERIAL
 from .chained_accumulators import Chain, accumulator_chain, chained
 from .double_buffered_accumulator import alternate, double_buffered_accumulator
 from .loop_order import LoopOrder
 from .ordered_loop import described, items_of, order_of, ordered, overlaps
 from .ordered_loop import late_rings as order_late_rings
 from .rings import Ring, WarpRoleLoop
-
-_SERIAL = {"num_stages": None, "order": None, "stage": None, "group": None}
 
 
 def consumer(r: WarpRoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buffer] = ()) -> list[Stmt]:
@@ -102,7 +101,7 @@ def _plain(r: WarpRoleLoop) -> list[Stmt]:
         for ring in r.rings:
             if ring.last == i and ring.iterations == 1:
                 out += r.release(ring, slot)
-    return [with_options(replace(r.loop, kind="serial", body=seq(*out)), **_SERIAL)]
+    return [with_options(replace(r.loop, kind="serial", body=seq(*out)), **SERIAL)]
 
 
 __all__ = ["chain_of", "chosen_order", "consumer", "late_rings", "takes_slow_rings"]

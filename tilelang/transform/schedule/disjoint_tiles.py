@@ -9,7 +9,7 @@ from tilelang.ir import (Alloc, Buffer, Call, Evaluate, For, Func, Launch, Paral
 
 from ..analysis.effects import effects, own_effects
 from ..analysis.liveness import Liveness
-from ..analysis.pipeline_loops import wanted_stages
+from ..analysis.pipeline_loops import ring_stages, wanted_stages
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -31,8 +31,8 @@ def disjoint_tiles(func: Func, cx: PassContext) -> Func:
 
     def found(launch: Launch) -> Launch:
         tiles = [s.buffer for s in walk(launch.body, Alloc) if s.buffer.scope_name in SHARED and s.buffer.is_static]
-        wanted = [wanted_stages(s) for s in walk(launch.body, For)]
-        most = max((n if isinstance(n, int) else max(n[1]) + 1 for n in wanted), default=1)
+        loops = [(ring_stages(s), wanted_stages(s)) for s in walk(launch.body, For)]
+        most = max((max(n[1]) + 1 if stages is None else stages for stages, n in loops), default=1)  # type: ignore[index]
         if off or sum(b.size * b.dtype.bytes for b in tiles) * max(most, 1) <= int(limit or 0) or launch.plan.by_hand or any(
                 x.op == "in_warp_groups" for x in walk(launch.body, Call)):
             return launch

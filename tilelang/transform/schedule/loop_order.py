@@ -61,11 +61,13 @@ class LoopItems:
     """The items that the consumers of a loop run, their conflicts, and what they cost.
 
     items: of the whole body.  own: those of the consumers, in the order of the program.  groups: number of warp groups.
-    used_outside: whether storage is accessed outside the loop.  rings: the rings of stages that the producer fills.
+    used_outside: whether storage is accessed outside the loop.  rings: the rings of stages that the producer fills.  asked: the
+    order that the program gives; () for none.
     """
 
     def __init__(self, items: list[Item], own: Sequence[int], groups: int, used_outside: Callable[[Var], bool],
-                 rings: Sequence[RingUse] = ()) -> None:
+                 rings: Sequence[RingUse] = (), asked: tuple[Event, ...] = ()) -> None:
+        self.asked = asked
         self.items, self.own, self.groups, self.rings = items, tuple(own), groups, tuple(rings)
         self.gemms = tuple(i for i in self.own if isinstance(items[i].stmt, Gemm))
         self.cost: dict[int, Cycles] = {i: item_cycles(items[i].stmt) for i in self.own}
@@ -267,14 +269,27 @@ class LoopItems:
 
 
 def best_order(loop: LoopItems, registers: int, flight: str = "iterations") -> LoopOrder:
-    """The order of least cycles whose fragments fit.  registers: how many a consumer thread may use.  flight: the value of
-    tl.wgmma_in_flight.
+    """The order that the program gives if it fits, else that of least cycles.  registers: how many a consumer thread may use.
+    flight: the value of tl.wgmma_in_flight.
 
     The order of the program with a wait behind each GEMM is left where no other one fits.
     """
-    found: list[tuple[float, int, LoopOrder]] = []
     late_items = {"iterations": loop.candidates, "iteration": lambda: (frozenset(),), "statement": tuple}[flight]
     tried = dict.fromkeys((late, loop.ordered(late, at_once)) for late in late_items() for at_once in (True, False))
+    asked = [(frozenset(e.item for e in loop.asked if e.stage), loop.asked)] if loop.asked and flight == "iterations" else []
+    found = _fitting(loop, asked, registers, flight) or _fitting(loop, tried, registers, flight)
+    if not found:
+        events = tuple(Event(i, 0) for i in loop.own)
+        return LoopOrder(events, 0.0, 0.0, loop.registers(events, loop.waits(events, True, False)), False)
+    best = min(found, key=lambda x: x[:2])[2]
+    loop.checked(best.events)
+    return best
+
+
+def _fitting(loop: LoopItems, tried: Iterable[tuple[frozenset[int], tuple[Event, ...]]], registers: int,
+             flight: str) -> list[tuple[float, int, LoopOrder]]:
+    """(cycles with weights, number of late items, the order) of the orders that fit the registers and the rings."""
+    found: list[tuple[float, int, LoopOrder]] = []
     for late, events in tried:
         carried, ended = (loop.waits(events, True, carry) for carry in (True, False))
         orders = ((True, carried), (False, ended)) if ended != carried else ((True, carried),)
@@ -286,12 +301,7 @@ def best_order(loop: LoopItems, registers: int, flight: str = "iterations") -> L
             cycles, path = loop.simulated(events, waits, loop.groups, loop.rings), loop.simulated(events, waits, 1, ())
             weight = (1.0 if carry else _ENDED) * (_LATE if late else 1.0)
             found.append((cycles * weight + path * _PATH, len(late), LoopOrder(events, cycles, path, held, carry)))
-    if not found:
-        events = tuple(Event(i, 0) for i in loop.own)
-        return LoopOrder(events, 0.0, 0.0, loop.registers(events, loop.waits(events, True, False)), False)
-    best = min(found, key=lambda x: x[:2])[2]
-    loop.checked(best.events)
-    return best
+    return found
 
 
 def _operands(op: Any) -> set[Var]:

@@ -18,14 +18,13 @@ from tilelang.ir import (AddressOf, Bind, Buffer, Expr, If, Stmt, binary, const,
                          substitute, used_vars, with_options, FRAGMENT)
 from tilelang.ops import Reduce
 
-from ..analysis.pipeline_schedule import needed_binds
+from ..analysis.pipeline_loops import SERIAL, scheduled_lists, wanted_stages
+from ..analysis.pipeline_schedule import needed_binds, violations
 from ..analysis.statements import do, rename
 from ..framework.config import PassConfigKey
 from .loop_order import LoopItems, LoopOrder, best_order
 from .rings import Ring, WarpRoleLoop, hold, pin
 from .simulate_loop import Event, RingUse, Wait
-
-_SERIAL = {"num_stages": None, "order": None, "stage": None, "group": None}
 
 
 def order_of(r: WarpRoleLoop) -> LoopOrder:
@@ -56,7 +55,21 @@ def items_of(r: WarpRoleLoop) -> LoopItems:
     items = r.body.items
     own = [i for i in range(len(items)) if i not in r.loads]
     rings = [RingUse(_users(r, x), x.bytes(items), r.stages) for x in r.rings if x.iterations == 1]
-    return LoopItems(items, own, r.groups, r.used_outside, rings)
+    return LoopItems(items, own, r.groups, r.used_outside, rings, _asked(r, own))
+
+
+def _asked(r: WarpRoleLoop, own: list[int]) -> tuple[Event, ...]:
+    """The order that the program gives the consumers' items; () where it gives none, or one that this loop cannot have."""
+    wanted, items = wanted_stages(r.loop), r.body.items
+    if isinstance(wanted, int):
+        return ()
+    stage, order = scheduled_lists(r.loop, r.body, *wanted)
+    low, ranked = min(stage[i] for i in own), sorted(own, key=lambda i: order[i])
+    stages, places = [stage[i] - low for i in own], [order[i] for i in own]
+    plain = ranked == own and not any(stages)
+    if plain or low < 0 or max(stages) > 1 or violations([items[i] for i in own], stages, places, {}):
+        return ()
+    return tuple(Event(i, stage[i] - low) for i in ranked)
 
 
 def _users(r: WarpRoleLoop, ring: Ring) -> frozenset[int]:
@@ -129,7 +142,7 @@ class _Emitter:
         pins = [pin(b) for b in self.carried]
         body = self.sequence(self.events, self.steady, {0: k, 1: k - 1} if self.depth else {0: k}, True)
         loop = with_options(replace(r.loop, kind="serial", start=start + self.depth if self.depth else r.loop.start,
-                                    extent=extent - self.depth if self.depth else r.loop.extent, body=seq(*body)), **_SERIAL)
+                                    extent=extent - self.depth if self.depth else r.loop.extent, body=seq(*body)), **SERIAL)
         done = [do("wgmma_wait", n=0), *pins] if pins else []
         some = binary("gt", extent, const(0, extent.dtype))
         last = start + extent - 1

@@ -19,11 +19,10 @@ from ..analysis.liveness import Uses
 from ..framework.pass_ import TILE, PassContext, pass_
 from .disjoint_tiles import with_versions
 from .pipeline_emit import Plan, emit
-from ..analysis.pipeline_loops import check_flow, is_pipelined, scheduled_lists, wanted_stages
+from ..analysis.pipeline_loops import (SERIAL, check_flow, is_pipelined, producer_first, ring_stages, scheduled_lists,
+                                       wanted_stages)
 from ..analysis.pipeline_schedule import Body, Item, stage_span, loop_items, violations
 
-
-_ASKED = ("num_stages", "order", "stage", "group", "software_pipeline_stage", "software_pipeline_order")
 
 
 @pass_(needs=TILE)
@@ -84,7 +83,7 @@ class _Planner:
     def loop(self, original: For, body: Stmt) -> Stmt:
         """Serial code of a pipelined loop whose body is already planned."""
         wanted = wanted_stages(original)
-        plain = with_options(replace(original, kind="serial", body=body), **dict.fromkeys(_ASKED))
+        plain = with_options(replace(original, kind="serial", body=body), **SERIAL)
 
         def serial(why: str) -> For:
             return with_options(plain, pipeline_report=f"sequential: {why}")
@@ -102,7 +101,11 @@ class _Planner:
         if not self.has_async():
             return serial("no asynchronous copies on this target, or tl.enable_async_copy is off")
         if isinstance(wanted, tuple):
-            plan = self.manual(original, loop_body, stage, order)
+            stages = ring_stages(original)
+            plan = self.manual(original, loop_body, *(
+                (stage, order) if stages is None else producer_first(loop_body.items, stage, order, stages)))
+            if isinstance(plan, str) and stages is not None:
+                plan = self.automatic(original, loop_body, stages)
         else:
             plan = self.automatic(original, loop_body, wanted)
         if isinstance(plan, str):

@@ -47,7 +47,7 @@ from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 from .persistent import Tiles, Work, plan_tiles
 from ..analysis.statements import rename
-from ..analysis.pipeline_loops import is_pipelined, wanted_stages
+from ..analysis.pipeline_loops import is_pipelined, ring_stages
 from .plan_pipelines import has_exits, unversionable, versioned
 from .producer_schedule import producer
 from ..analysis.statements import do
@@ -113,8 +113,8 @@ class _WarpRoles:
         self.groups, self.thread = x // GROUP, launch.thread_vars[0]
         self.loop, self.loops = loops[0], [self, *(_WarpRoles(launch, [x], cx) for x in loops[1:])]
         self.rings: list[Ring] = []
-        stages = wanted_stages(self.loop)
-        if not isinstance(stages, int) or stages < 2:
+        stages = ring_stages(self.loop)
+        if stages is None or stages < 2:
             raise _Declined("no automatic pipeline of two stages or more")
         self.stages = stages
         self.body: Body = loop_items(stmts_of(self.loop.body))
