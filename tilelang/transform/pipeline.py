@@ -35,7 +35,6 @@ from .check.check_pipelines import check_pipelines
 from .check.check_private import check_private
 from .check.check_races import check_races
 from .check.check_updates import check_updates
-from .check.check_warp_role_order import check_warp_role_order
 from .check.check_warp_roles import check_warp_roles
 from .framework.config import PassConfigKey
 from .lower.defer_reductions import defer_reductions
@@ -54,6 +53,7 @@ from .memory.lane_quotients import lane_quotients
 from .legalize.laid_out_arrays import laid_out_arrays
 from .legalize.legalize import legalize
 from .legalize.one_thread_blocks import one_thread_blocks
+from .legalize.order_warp_roles import order_warp_roles
 from .lower.lower_tile_ops import lower_tile_ops
 from .lower.shorten_exponents import shorten_exponents
 from .lower.shorten_rounded import shorten_rounded
@@ -103,7 +103,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
     check_iterations,
     check_private,
     check_lanes,
-    check_warp_role_order,
+    order_warp_roles,  # after check_lanes, which checks the barriers that the user wrote
     check_warp_roles,  # before check_hopper, which turns T.ws into tests of thread numbers where it can
     check_hopper,
     check_races,  # only where the user asks for it
