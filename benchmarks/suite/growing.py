@@ -284,5 +284,5 @@ def readme_gemm() -> Any:
 
 
 GROWING: dict[str, Callable[[int], Any]] = {f.__name__: f for f in (
-    gemms, gemms_in_unroll, copies, parallel_loops, fragments, shared_tiles, buffers_with_loops, nested_ifs, barriers, chain, pipelined_loops,
-    kernels)}
+    gemms, gemms_in_unroll, copies, parallel_loops, fragments, shared_tiles, buffers_with_loops, nested_ifs, barriers, chain,
+    pipelined_loops, kernels)}
