@@ -27,7 +27,7 @@ from .divergence import Divergence
 Reach = list[tuple[int, int]]  # per dimension (first, end)
 
 
-def apart(a: Reach | None, b: Reach | None) -> bool:
+def separate(a: Reach | None, b: Reach | None) -> bool:
     """Whether two ranges of elements of one buffer are known to have none in common."""
     return a is not None and b is not None and any(x[1] <= y[0] or y[1] <= x[0] for x, y in zip(a, b))
 
@@ -62,7 +62,7 @@ class Tables:
             return False
         if a.buffer.data is not b.buffer.data:
             return b.buffer.data in self.sharing.get(a.buffer.data, ())
-        if a.buffer is b.buffer and apart(self.reach(a), self.reach(b)):
+        if a.buffer is b.buffer and separate(self.reach(a), self.reach(b)):
             return False
         if a.update and b.update and not in_order(a, b, self.divergence):
             return False
@@ -339,4 +339,4 @@ def _operands(e: Expr) -> list[Expr]:
     return [c for c in children(e) if isinstance(c, Expr)]
 
 
-__all__ = ["Reach", "Tables", "apart"]
+__all__ = ["Reach", "Tables", "separate"]

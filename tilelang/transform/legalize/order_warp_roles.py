@@ -56,10 +56,10 @@ def order_warp_roles(func: Func, cx: PassContext) -> Func:
         return func
 
     def ordered(launch: Launch) -> Launch:
-        everyone = warps_in(launch)
-        if len(everyone) == 1 or not any(_warp_roles(x, everyone) for x in walk(launch.body, If)):
-            return launch
-        return replace(launch, body=_Order(launch, everyone).run(launch.body))
+        order = _Order(launch)
+        if len(order.warps) > 1 and order.among(launch.body):
+            order.follow(launch.body)
+        return replace(launch, body=order.written(launch.body)) if order.before else launch
 
     return rewrite_launches(func, ordered)
 
@@ -73,36 +73,34 @@ class _Order:
     iteration, whose statements are `body`.
     """
 
-    def __init__(self, launch: Launch, warps: _Warps, outer: _Order | None = None) -> None:
-        self.launch, self.warps = launch, warps
-        self.divergence: Divergence = Divergence(launch) if outer is None else outer.divergence
-        self.before: set[int] = set() if outer is None else outer.before
-        self.env: dict[Var, Any] = {} if outer is None else dict(outer.env)
-        self.names: dict[Var, Expr] = {} if outer is None else dict(outer.names)
-        self.legal: bool = outer is None or outer.legal
+    def __init__(self, launch: Launch) -> None:
+        self.launch, self.warps, self.legal = launch, warps_in(launch), True
+        self.before: set[int] = set()
+        self.env: dict[Var, Any] = {}
+        self.names: dict[Var, Expr] = {}
         self.pending: list[_WarpRole] = []
         self.stretch, self.start, self.body = 0, -1, launch.body
 
-    def run(self, body: Stmt) -> Stmt:
-        self.follow(body)
-        out: Stmt = self.written(body) if self.before else body
-        return out
+    @cached_property
+    def divergence(self) -> Divergence:
+        return Divergence(self.launch)
+
+    def among(self, s: Stmt) -> bool:
+        """Whether there are branches by warp below a statement."""
+        return any(_warp_roles(x, self.warps) for x in walk(s, If))
 
     def written(self, s: Any) -> Any:
         """A statement with its barriers."""
         if isinstance(s, tuple):
             return tuple(map(self.written, s))
-        if not isinstance(s, Stmt) or isinstance(s, (Parallel, TileOp)):
-            return s
-        out = rebuild(s, self.written)
+        out = rebuild(s, self.written) if isinstance(s, Stmt) and not isinstance(s, (Parallel, TileOp)) else s
         return seq(barrier(s), out, span=s.span) if id(s) in self.before else out
 
     def follow(self, s: Stmt) -> None:
         """Follow a statement that all of the warps reach."""
-        parts = _warp_roles(s, self.warps)
         if id(s) in self.before:
             self.pending = []
-        if parts is not None:
+        if (parts := _warp_roles(s, self.warps)) is not None:
             self.roles(s, [_WarpRole(self, warps, body, len(parts) == 1) for warps, body in parts])
             return
         self.stretch += not isinstance(s, Seq)
@@ -111,37 +109,33 @@ class _Order:
                 self.follow(x)
         elif isinstance(s, Bind):
             self.names[s.var] = s.value
-        elif isinstance(s, (For, While)) and self.holds_roles(s.body):
+        elif isinstance(s, (For, While)) and self.among(s.body):
             self.loop(s)
-        elif isinstance(s, If) and self.holds_roles(s):
+        elif isinstance(s, If) and self.among(s):
             start, after, legal = self.pending, list[_WarpRole](), self.legal
             self.legal = legal and not self.divergence.divergent(s.cond)
-            for way in (s.then, s.orelse):
+            for way in (s.then, s.orelse or Seq(())):
                 self.pending = list(start)
-                if way is not None:
-                    self.follow(way)
+                self.follow(way)
                 after += [x for x in self.pending if all(x is not y for y in after)]
             self.pending, self.legal = after, legal
-        elif not isinstance(s, Alloc) and (_touches(s) or any(_waits(x) or x.op in BARRIERS for x in walk(s, Call))):
+        elif not isinstance(s, Alloc) and (any(e.buffer.scope_name in SHARED for e in effects(s)) or any(
+                _waits(x) or x.op in BARRIERS for x in walk(s, Call))):
             self.pending = []  # place_sync orders these accesses with those of warp roles, or the program orders its threads
-
-    def holds_roles(self, s: Stmt) -> bool:
-        return any(_warp_roles(x, self.warps) for x in walk(s, If))
 
     def loop(self, s: For | While) -> None:
         """Follow some iterations of a loop."""
-        first, extent, bounds = (_number(s.start), _number(s.extent), (s.start, s.extent)) if isinstance(s, For) else (
-            None, None, (s.cond,))
-        legal, early, around = self.legal, self.divergence.leaves_early(s.body, False), (self.start, self.body)
-        self.legal = legal and not early and not any(map(self.divergence.divergent, bounds))
-        for k in range(min(_ITERATIONS if first is not None else 2, _ITERATIONS if extent is None else extent)):
-            if isinstance(s, For):
-                self.env.pop(s.var, None)
-                self.env.update({} if first is None else {s.var: first + k})
+        first, extent = (_number(s.start), _number(s.extent)) if isinstance(s, For) else (None, None)
+        kept, bounds = (self.legal, self.start, self.body), (s.start, s.extent) if isinstance(s, For) else (s.cond,)
+        self.legal &= not self.divergence.leaves_early(s.body, False) and not any(map(self.divergence.divergent, bounds))
+        for k in range(min(2 if first is None else _ITERATIONS, _ITERATIONS if extent is None else extent)):
+            self.env.update({s.var: first + k} if isinstance(s, For) and first is not None else {})
             self.start, self.body = self.stretch, s.body
             self.stretch += 1
             self.follow(s.body)
-        self.legal, (self.start, self.body) = legal, around
+        if isinstance(s, For):
+            self.env.pop(s.var, None)
+        self.legal, self.start, self.body = kept
 
     def roles(self, s: Stmt, roles: list[_WarpRole]) -> None:
         """Follow a branch by warp; its ways run at the same time."""
@@ -150,16 +144,14 @@ class _Order:
         if near and own.alone and near[-1].alone and near[-1].warps == own.warps:
             own.group = near[-1].group
         met = [x for two in roles for one in self.pending for x in _meeting(one, two)]
-        if met and self.legal and not any(x.waits for x in self.pending) and not any(x.first.meets for x in met):
-            carried = all(x.first.stretch <= self.start for x in met)  # from an iteration before: the barrier may stand first
+        if met and self.legal and not any(x.waits for x in self.pending):
+            carried = all(one.stretch <= self.start for one, *_ in met)  # from an iteration before: the barrier may stand first
             self.before.add(id(self.body if carried else s))
             self.pending = [x for x in self.pending if carried and x.stretch > self.start]
             met = []
         for x in (*met, *(x for k, two in enumerate(roles) for one in roles[:k] for x in _meeting(one, two))):
-            x.check()
+            _check(*x)
         self.pending += roles
-        for role in roles:
-            _Order(self.launch, role.warps, self).follow(role.body)
 
 
 def _warp_roles(s: Stmt, warps: _Warps) -> list[tuple[_Warps, Stmt]] | None:
@@ -220,11 +212,6 @@ def _waits(c: Call) -> bool:
     return row is None and c.op not in _OWN or row is not None and row.effect == SYNC and c.op not in (*_OWN, *_SIGNALS)
 
 
-def _touches(s: Stmt) -> bool:
-    """Whether a statement accesses shared memory."""
-    return any(e.buffer.scope_name in SHARED for e in effects(s))
-
-
 def _signals(op: TileOp) -> bool:
     """Whether a tile operation names an mbarrier."""
     return getattr(op, "barrier", None) is not None or any(
@@ -236,9 +223,9 @@ def _accesses(s: Stmt, env: dict[Var, Any], mask: Any, sure: bool) -> Iterator[_
     for e in own_effects(s):
         b = e.buffer
         if b.scope_name in SHARED:
-            places, known = _box(e.region, env) if e.region is not None else _places(b, e.indices, env, mask)
+            places, known = _box(e.region, env) if e.region is not None else (_places(b, e.indices, env, mask), True)
             for writes in {e.writes, not e.reads}:
-                yield _Access(b, places, writes, sure and known, getattr(s, "span", None))
+                yield _Access(b, places, writes, sure and known and places is not None, getattr(s, "span", None))
     match s:
         case Seq():
             for x in s.stmts:
@@ -282,59 +269,48 @@ def _shape(b: Buffer) -> tuple[int, ...] | None:
     return tuple(map(int, b.shape)) if b.is_static and prod(map(int, b.shape)) <= _MOST else None
 
 
-def _places(b: Buffer, indices: tuple[Expr, ...] | None, env: dict[Var, Any], mask: Any) -> tuple[Any, bool]:
-    """(the elements at some indices; whether they are known)."""
+def _places(b: Buffer, indices: tuple[Expr, ...] | None, env: dict[Var, Any], mask: Any) -> Any:
+    """The elements at some indices; None if they are not known."""
     shape, at = _shape(b), [_value(i, env) for i in indices or ()]
     if shape is None or len(at) != len(shape) or any(v is None or np.ndim(v) > 1 for v in at):
-        return None, False
+        return None
     at = [np.broadcast_to(v, mask.shape)[mask] for v in at]
     if any((v < 0).any() or (v >= n).any() for v, n in zip(at, shape)):
-        return None, False
+        return None
     out = np.zeros(shape, bool)
     out[tuple(at)] = True
-    return out, True
+    return out
 
 
 def _box(r: Region, env: dict[Var, Any]) -> tuple[Any, bool]:
-    """(the elements of a region; whether it certainly has all of them)."""
-    shape, known = _shape(r.buffer), True
+    """(the elements of a region, None if they are not known; whether it certainly has all of them)."""
+    shape, ends = _shape(r.buffer), list(zip((_value(convert(low), env) for low in r.mins), map(_number, r.extents)))
+    fixed = [v is not None and n is not None and np.min(v) == np.max(v) for v, n in ends]
     if shape is None:
         return None, False
-    out, at = np.zeros(shape, bool), []
-    for low, n in zip(r.mins, r.extents):
-        v, count = _value(convert(low), env), _number(n)
-        fixed = v is not None and count is not None and np.min(v) == np.max(v)
-        at.append(slice(max(int(np.min(v)), 0), int(np.min(v)) + count) if fixed else slice(None))  # type: ignore[operator]
-        known = known and fixed
-    out[tuple(at)] = True
-    return out, known
+    out = np.zeros(shape, bool)
+    out[tuple(slice(max(int(np.min(v)), 0), int(np.min(v)) + n) if known else slice(None)  # type: ignore[operator]
+              for known, (v, n) in zip(fixed, ends))] = True
+    return out, all(fixed)
 
 
-@dataclass
-class _Meeting:
+def _meeting(one: _WarpRole, two: _WarpRole) -> Iterator[tuple[_WarpRole, _WarpRole, _Access, _Access]]:
     """Accesses of two warp roles that may meet, one of which stores, and that the program does not order itself."""
-
-    first: _WarpRole
-    second: _WarpRole
-    a: _Access
-    b: _Access
-
-    def check(self) -> None:
-        """Raises "sync-unordered" where they surely meet."""
-        a, b = (self.a, self.b) if self.a.writes else (self.b, self.a)
-        if a.sure and b.sure and a.buffer is b.buffer and set(self.first.warps).isdisjoint(self.second.warps):
-            raise error("sync-unordered", f"`{a.buffer.name}` is touched by two warp roles that nothing orders",
-                        expected="warp roles that wait for each other", found="warp roles that do not wait",
-                        span=b.span, notes=((a.span, "stored here by another warp role"),),
-                        hint="let them meet at T.sync_threads(id, threads) or at an mbarrier (T.alloc_barrier)")
-
-
-def _meeting(one: _WarpRole, two: _WarpRole) -> Iterator[_Meeting]:
     if not (one.meets and two.meets or one.group == two.group):
         for a, b in product(one.accesses, two.accesses):
             if (a.writes or b.writes) and a.buffer.data is b.buffer.data and (
                     a.buffer is not b.buffer or a.places is None or b.places is None or (a.places & b.places).any()):
-                yield _Meeting(one, two, a, b)
+                yield one, two, a, b
+
+
+def _check(one: _WarpRole, two: _WarpRole, a: _Access, b: _Access) -> None:
+    """Raises "sync-unordered" where two accesses surely meet."""
+    first, second = (a, b) if a.writes else (b, a)
+    if a.sure and b.sure and a.buffer is b.buffer and set(one.warps).isdisjoint(two.warps):
+        raise error("sync-unordered", f"`{a.buffer.name}` is touched by two warp roles that nothing orders",
+                    expected="warp roles that wait for each other", found="warp roles that do not wait",
+                    span=second.span, notes=((first.span, "stored here by another warp role"),),
+                    hint="let them meet at T.sync_threads(id, threads) or at an mbarrier (T.alloc_barrier)")
 
 
 __all__ = ["order_warp_roles"]

@@ -9,7 +9,7 @@ from tilelang.ir import (Break, Buffer, Continue, Evaluate, For, Func, If, Launc
 from tilelang.ir.record import record
 from tilelang.ir import replace as with_fields
 
-from ..analysis.access_table import Reach, Tables, apart
+from ..analysis.access_table import Reach, Tables, separate
 from ..analysis.accesses import Access, Loop, Relation
 from ..analysis.atomic_order import must_be_placed
 from ..framework.config import PassConfigKey
@@ -364,7 +364,7 @@ class _Flow:
         end it like others."""
         near = self.near(p)
         inner = {e: age for e, age in state.items() if age is not None or e.access.signals is not None or (
-            (at := e.access.buffer).data in near and not apart(near[at.data].get(at), self.t.reach(e.access)))}
+            (at := e.access.buffer).data in near and not separate(near[at.data].get(at), self.t.reach(e.access)))}
         if len(state) - len(inner) < 2:
             return state, {}
         rest = {e: age for e, age in state.items() if e not in inner}
