@@ -21,7 +21,7 @@ from .cpu.plan_reductions import plan_reductions
 from .cpu.speculate_operands import speculate_operands
 from .legalize.aliasing import keep_order, overlapping
 from .legalize.ballot_masks import ballot_masks
-from .legalize.single_updates import single_updates
+from .legalize.single_updates import single_updates, warp_role_updates
 from .legalize.bind_calls import bind_calls
 from .legalize.block_returns import block_returns
 from .check.check_bounds import check_bounds
@@ -98,6 +98,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
     block_returns,  # after fold_thread_count, which removes dead branches; before all passes that look for warp roles
     branches_to_warp_roles,  # before all passes that look for warp roles
     check_updates,  # after fold_thread_count and branches_to_warp_roles, which leave the branches of single threads
+    warp_role_updates,  # before check_hopper, which makes plain branches of warp roles
     check_bounds,
     check_operands,
     check_iterations,

@@ -13,7 +13,7 @@ from tilelang.ir import (Bind, Call, For, Func, If, Launch, Load, Parallel, Seq,
                          free_vars, statements)
 
 from ..analysis.access_values import rereads
-from ..analysis.warp_sets import WarpSets
+from ..analysis.warp_sets import WarpSets, by_warp
 from ..framework.pass_ import TILE, PassContext, pass_
 
 
@@ -22,7 +22,8 @@ def check_updates(func: Func, cx: PassContext) -> Func:
     """Raise update-by-every-thread for `s[i] = f(s[i])` in shared or global memory, in a branch that several threads take by
     their numbers, where i is the same for all of them.
 
-    What all threads reach is run by one of them (single_updates). Branches on data are the program's choice of a thread.
+    What all threads, or all threads of a warp role, reach is run by one of them (single_updates). Branches on data are the
+    program's choice of a thread.
     """
     for s in statements(func.body):
         if isinstance(s, Launch) and s.num_threads > 1:
@@ -30,15 +31,16 @@ def check_updates(func: Func, cx: PassContext) -> Func:
     return func
 
 
-def _check(s: Stmt | None, sets: WarpSets, reached: Any, read: set[Any]) -> None:
-    """reached: for each thread whether it takes the branches around s; None outside of branches by thread number.
+def _check(s: Stmt | None, sets: WarpSets, reached: Any, read: set[Any], here: Any = True) -> None:
+    """reached: for each thread whether it takes the branches around s; None outside of branches by thread number.  here: for
+    each thread whether it belongs to the warp role around s, whose threads all reach what no other branch surrounds.
 
     read: variables whose values may differ between threads: thread indices, and what is computed from them or from memory.
     """
     match s:
         case Seq():
             for x in s.stmts:
-                _check(x, sets, reached, read)
+                _check(x, sets, reached, read, here)
         case Bind():
             sets.bind(s.var, s.value)
             if contains(s.value, Load, Call) or read & free_vars(s.value):
@@ -47,13 +49,14 @@ def _check(s: Stmt | None, sets: WarpSets, reached: Any, read: set[Any]) -> None
             cond = sets.threads(s.cond) if sets.follows(s.cond) else None
             if cond is None:
                 if not sets.follows(s.cond):  # else a thread that data chooses
-                    _check(s.then, sets, reached, read)
-                    _check(s.orelse, sets, reached, read)
+                    _check(s.then, sets, reached, read, here)
+                    _check(s.orelse, sets, reached, read, here)
                 return
-            _check(s.then, sets, cond if reached is None else reached & cond, read)
-            _check(s.orelse, sets, ~cond if reached is None else reached & ~cond, read)
+            role = reached is None and by_warp(s.cond)
+            for way, taken in ((s.then, cond), (s.orelse, ~cond)):
+                _check(way, sets, None if role else here & taken if reached is None else reached & taken, read, here & taken)
         case For() | While():
-            _check(s.body, sets, reached, read)
+            _check(s.body, sets, reached, read, here)
         case Parallel() | TileOp():
             return
         case Store() if reached is not None and s.buffer.scope_name.startswith(("global", "shared")) and rereads(s):

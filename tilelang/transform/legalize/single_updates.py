@@ -17,8 +17,10 @@ from tilelang.ir import (Bind, Call, Const, Expr, For, Func, If, Launch, Load, P
                          binary, const, fresh, replace, rewrite, seq, statements, walk, FRAGMENT)
 
 from tilelang.target.intrinsics import INTRINSICS, PURE
+from tilelang.target.warp_groups import WARP_LANES, holds_in, warps_in
 
 from ..analysis.access_values import rereads
+from ..analysis.warp_sets import by_warp
 from ..check.check_collective import BLOCK_BARRIERS, ByThread
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -35,18 +37,31 @@ def single_updates(func: Func, cx: PassContext) -> Func:
     Raises update-by-every-thread where threads would store different values, and for tensors that other blocks may update at
     the same time.
     """
+    return _rewritten(func, False)
+
+
+@pass_(needs=TILE)
+def warp_role_updates(func: Func, cx: PassContext) -> Func:
+    """The same for updates in warp roles, by the first thread of each, for all targets: later passes may make plain branches of
+    warp roles."""
+    return _rewritten(func, True)
+
+
+def _rewritten(func: Func, in_warp_roles: bool) -> Func:
     bodies = {}
     for s in statements(func.body):
-        if isinstance(s, Launch) and s.num_threads > 1:
-            body = _Updates(s).stmt(s.body)
+        if isinstance(s, Launch) and s.num_threads > 1 and in_warp_roles <= any(by_warp(x.cond) for x in walk(s.body, If)):
+            body = _Updates(s, in_warp_roles).stmt(s.body)
             if body is not s.body:
                 bodies[id(s)] = replace(s, body=body)
     return rewrite(func, lambda n: bodies.get(id(n)), Launch) if bodies else func
 
 
 class _Updates:
-    def __init__(self, launch: Launch) -> None:
-        self.launch, self.d = launch, ByThread(launch)
+    """warps: of the warp role around.  in_warp_roles: whether updates in warp roles alone are changed."""
+
+    def __init__(self, launch: Launch, in_warp_roles: bool) -> None:
+        self.launch, self.d, self.warps, self.in_warp_roles = launch, ByThread(launch), warps_in(launch), in_warp_roles
 
     def stmt(self, s: Stmt) -> Stmt:
         """s with the updates in it that all threads reach run by one thread."""
@@ -54,6 +69,12 @@ class _Updates:
             case Seq():
                 new = tuple(map(self.stmt, s.stmts))
                 return s if all(a is b for a, b in zip(new, s.stmts)) else seq(*new)
+            case If() if by_warp(s.cond):
+                around = self.warps
+                then, orelse = (x and self.of_warps(x, tuple(w for w in around if holds_in(s.cond, w) is taken))
+                                for x, taken in ((s.then, True), (s.orelse, False)))
+                self.warps = around
+                return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
             case If() if not self.d.divergent(s.cond) and not _by_lane(s.cond):
                 then, orelse = self.stmt(s.then), s.orelse and self.stmt(s.orelse)
                 return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
@@ -66,23 +87,31 @@ class _Updates:
             case Parallel() | TileOp():
                 return s
             case Store() if s.buffer.scope_name.startswith(("global", "shared")) and rereads(s):
-                return s if any(map(self.d.divergent, s.indices)) else self.once(s)
+                outside = self.in_warp_roles and self.among == "block"
+                return s if outside or any(map(self.d.divergent, s.indices)) else self.once(s)
         return s
 
+    def of_warps(self, s: Stmt, warps: tuple[int, ...]) -> Stmt:
+        """A way of a branch that these warps take."""
+        self.warps = warps
+        return self.stmt(s) if warps else s
+
     def once(self, s: Store) -> Stmt:
-        """The update by the first thread of the block. What it reads of fragments is read before, by all threads together."""
+        """The update by the first thread of the block, or of the warp role around. What it reads of fragments is read before,
+        by all threads together."""
         blocks = {v for v, n in zip(self.launch.block_vars, map(_sized, self.launch.grid))
                   if not (isinstance(n, Const) and n.value == 1)} - set(s.indices)  # an index of its own: an element of its own
         shared = s.buffer.scope_name.startswith("shared")
         if self.d.divergent(s.value) or not _is_pure(s.value) or blocks and not shared:
-            threads, once = self.launch.num_threads, "write it" if shared else "T.atomic_add"
-            raise error("update-by-every-thread", f"each of the {threads} threads of the block reads an element of "
+            threads = min(self.launch.num_threads, len(self.warps) * WARP_LANES)
+            of, once = self.among, "write it" if shared else "T.atomic_add"
+            raise error("update-by-every-thread", f"each of the {threads} threads of the {of} reads an element of "
                         f"`{s.buffer.name}` here and writes it back changed: some see what others wrote",
                         expected="one thread that changes the element", found=f"{threads} threads that change it", span=s.span,
-                        hint=f"to change it once for the block, {once} under `if T.get_thread_binding() == 0:`; to change it "
+                        hint=f"to change it once for the {of}, {once} under `if T.get_thread_binding() == 0:`; to change it "
                              "once for each thread, T.atomic_add by all of them")
-        warn("single-update", f"`{s.buffer.name}` is updated once for the block, by its first thread, though all threads reach "
-             "the statement", "write it under `if T.get_thread_binding() == 0:`", span=s.span)
+        warn("single-update", f"`{s.buffer.name}` is updated once for the {self.among}, by its first thread, though all its "
+             "threads reach the statement", "write it under `if T.get_thread_binding() == 0:`", span=s.span)
         before: list[Stmt] = []
 
         def held(e: Expr) -> Expr | None:
@@ -93,8 +122,15 @@ class _Updates:
             return v
 
         value = rewrite(s.value, held, Load)
-        first = [binary("eq", v, const(0)) for v, n in zip(self.launch.thread_vars, self.launch.threads) if n > 1]
+        (x, y, _), number = self.launch.threads, min(self.warps) * WARP_LANES
+        first = [binary("eq", v, const(k)) for v, n, k in zip(
+            self.launch.thread_vars, self.launch.threads, (number % x, number // x % y, number // (x * y))) if n > 1]
         return seq(*before, If(reduce(lambda a, b: binary("and", a, b), first), replace(s, value=value), span=s.span))
+
+
+    @property
+    def among(self) -> str:
+        return "block" if self.warps == warps_in(self.launch) else "warp role"
 
 
 def _sized(n: Expr | int) -> Expr:
