@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from everywhere import WITH_HOPPER, everywhere
 
+import tilelang
 import tilelang.language as T
 from tilelang.errors import TileLangError
 from tilelang.ir import Alloc, walk
@@ -404,3 +405,41 @@ def test_parts_of_a_deep_expression_are_looked_at_once():
     # Each level was visited twice: its children by their fields, and again as kept for other passes.  Degree 40 took hours.
     got = lower(of_degree(40).func, Target({"kind": "cuda", "arch": "sm_90a"}))
     assert got.kernels
+
+
+ROTATIONS = {"by a remainder": lambda i, v: (i + v % 67) % 64, "by any value": lambda i, v: (i + v) % 64,
+             "by a mask": lambda i, v: (i + v) & 63, "backwards": lambda i, v: (63 - i + v % 67) % 64,
+             "by steps of five": lambda i, v: (5 * i + v) % 64}
+COLLISIONS = {"by steps of two": lambda i, v: (2 * i + v) % 64, "of fewer elements": lambda i, v: (i + v) % 63}
+
+
+def rotated(index):
+    @T.prim_func
+    def f(X: T.Tensor((1,), "int32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            s, v = T.alloc_shared((64,), "float32"), T.alloc_var("int32")
+            v = X[0]
+            T.clear(s)
+            for i in T.Parallel(64):
+                s[index(i, v)] += 1.0 + i
+            T.copy(s, Y)
+    return f
+
+
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_an_index_rotated_by_a_variable_is_an_element_of_its_own(name):
+    """It was rejected: no two remainders of i + v by 64 are equal for 64 values of i."""
+    want = np.zeros(64, np.float32)
+    want[[int(ROTATIONS[name](i, 5)) for i in range(64)]] = 1.0 + np.arange(64)
+    gpu = {"kind": "cuda", "arch": "sm_80"}
+    for on in ({"target": "cpu"}, *({"target": gpu, "execution_backend": x} for x in ("tile", "simulator"))):
+        got = np.zeros(64, np.float32)
+        tilelang.compile(rotated(ROTATIONS[name]), **on)(np.array([5], np.int32), got)
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", COLLISIONS)
+def test_rotations_that_meet_are_refused(name):
+    with pytest.raises(TileLangError) as e:
+        tilelang.compile(rotated(COLLISIONS[name]), target="cpu")
+    assert e.value.kind == "parallel-order"

@@ -345,12 +345,15 @@ class _Equations:
         self.equal = [(new(x), new(y)) for x, y in self.equal]
 
     def equate(self, t: Expr, w: Expr) -> None:
-        """Note that an atom equals its twin: x // n and x % n together tell x, and x ^ d tells x."""
+        """Note that an atom equals its twin: x // n and x % n together tell x, x ^ d tells x, and so does x % n where the two x
+        differ by less than n."""
         if isinstance(t, Binary) and isinstance(w, Binary) and t.op == "bitxor":
             for x, d, y, e in ((t.a, t.b, w.a, w.b), (t.b, t.a, w.b, w.a)):
                 if d.same(e):
                     self.equations.append(binary("sub", x, y))
                     return
+        if isinstance(t, Binary) and isinstance(w, Binary) and self.near(t, w):
+            return
         if not (isinstance(t, Binary) and isinstance(w, Binary) and t.op in ("floordiv", "floormod")):
             return
         for x, y in self.equal:
@@ -359,6 +362,24 @@ class _Equations:
                 self.equations.append(binary("sub", t.a, w.a))
                 return
         self.equal.append((t, w))
+
+    def near(self, t: Binary, w: Binary) -> bool:
+        """Whether equal remainders of x and y by a constant tell that x - y, or what a constant of it multiplies, is zero."""
+        if not isinstance(t.b, Const) or not t.b.same(w.b) or t.op not in ("floormod", "bitand"):
+            return False
+        n = int(t.b.value) + (t.op == "bitand")
+        x, y = self.a.linear(t.a), self.a.linear(w.a)
+        gap = x.plus(y, -1)
+        if n < 1 or t.op == "bitand" and n & (n - 1) or gap.const or not gap.terms or not (
+                self.a.exact(x, t.a.dtype) and self.a.exact(y, w.a.dtype)):
+            return False
+        factor = math.gcd(*gap.terms.values())
+        step = Linear({e: c // factor for e, c in gap.terms.items()}, 0)
+        low, high = self.a.bounds_of(step)
+        if low is None or high is None or max(-low, high) >= n // math.gcd(factor, n):
+            return False
+        self.equations.append(emit(step, t.a.dtype))
+        return True
 
     def contradiction(self) -> bool:
         """Whether two of the conditions exclude each other, or one is false."""
