@@ -1,4 +1,4 @@
-"""check_updates: updates of one element by the threads of a branch are rejected alike on every backend."""
+"""check_updates and warp_role_updates: updates of one element in a branch of threads and in a warp role, on every backend."""
 
 import numpy as np
 import pytest
