@@ -135,7 +135,7 @@ def less(n):
 
 GEMM = [
     ("a wait of the consumers removed", lambda x: without(x, "mbarrier_wait", 1), "is not known|before what was written"),
-    ("a wait of the producer removed", lambda x: without(x, "mbarrier_wait", 0), "may come before phase"),
+    ("a wait of the producer removed", lambda x: without(x, "mbarrier_wait", 0), "is overwritten by a copy"),
     ("parity of the consumers", lambda x: changed(x, "mbarrier_wait", other_parity, 1), "may be in phase|before what"),
     ("parity of the producer", lambda x: changed(x, "mbarrier_wait", other_parity, 0), "standstill"),
     ("too few bytes", lambda x: changed(x, "mbarrier_arrive_expect_tx", less(2)), "standstill.*more than expected"),
@@ -192,7 +192,7 @@ def test_a_gemm_by_hand_is_cleared(options):
 @pytest.mark.parametrize("fault, says", [
     ({"proxy": ""}, "no fence_proxy_async"), ({"full_parity": "(k // {s} + 1) % 2"}, "may be in phase 1 before"),
     ({"empty_parity": "k // {s} % 2"}, "comes to a standstill"), ({"bytes_off": 2}, "2 bytes still expected"),
-    ({"bytes_off": -2}, "2 bytes more than expected"), ({"room": False}, "may come before phase 0"),
+    ({"bytes_off": -2}, "2 bytes more than expected"), ({"room": False}, "is overwritten by a copy"),
     ({"pending": 1, "last_wait": False, "stages": 3}, "is used while the wgmma that writes it"),
     ({"early_release": True}, "is overwritten by a copy"), ({"release": False}, "2 of 2 arrivals pending"),
     ({"producer_steps": 3}, "overwritten by a copy|standstill"), ({"producer_steps": 5}, "may end while a copy"),
@@ -252,6 +252,31 @@ def test_threads_that_store_in_one_place_in_one_instruction(place):
 def test_warps_of_one_group_that_wait_for_each_other():
     ordered(launch_of(simulated.two_warps()))
     assert "standstill" in fault_of(launch_of(simulated.two_warps(count=2)))
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_mbarrier_that_nobody_waits_for_orders_nothing(waits):
+    """Arrivals on `idle` of two iterations are not ordered with each other: no fault, as long as nothing waits for them."""
+    f = program({"A": ((4, 128), "float32"), "B": ((4, 128), "float32")}, f"""
+{alloc("S", (128,), "float32", "shared.dyn")}
+{init({"full": [128], "empty": [128], "idle": [128]})}
+if {groups(0)}:
+    for k in T.serial(4):
+        {do("mbarrier_wait", addr("empty[0]"), "(k + 1) % 2")}
+        S[tx] = A[k, tx]
+        {do("mbarrier_arrive", addr("full[0]"))}
+        {do("mbarrier_arrive", addr("idle[0]"))}
+else:
+    for k in T.serial(4):
+        {do("mbarrier_wait", addr("full[0]"), "k % 2")}
+        B[k, tx - 128] = S[255 - tx]
+        {do("mbarrier_arrive", addr("empty[0]"))}
+    {do("mbarrier_wait", addr("idle[0]"), 1) if waits else "pass"}
+""", threads=256)
+    if waits:
+        assert "an arrival on idle[0] may come before phase 0 is over" in fault_of(launch_of(f))
+    else:
+        ordered(launch_of(f))
 
 
 def test_ping_pong_by_named_barriers():
@@ -315,7 +340,7 @@ def test_multicast_is_cleared(m, n, size):
 
 @pytest.mark.parametrize("fault, says", [
     ({"start": ""}, "before mbarrier_init|may not have started"), ({"end": ""}, "may end before another block"),
-    ({"empties": "own"}, "may come before phase 0"), ({"mask": "T.uint16(1)"}, "standstill"),
+    ({"empties": "own"}, "is overwritten by a copy"), ({"mask": "T.uint16(1)"}, "standstill"),
     ({"mask": "T.uint16(7)"}, "mask 0x7"), ({"bytes_off": 2}, "standstill"), ({"init_fence": ""}, "fence_mbarrier_init"),
 ])
 def test_a_fault_planted_in_a_multicast_gemm_is_found(fault, says):

@@ -167,7 +167,8 @@ Active = list[tuple[Warp, int]]  # warps and lanes that execute something
 class MBarrier:
     """The phases of an mbarrier: arrivals and bytes, who waited for which phase, what a completed phase has seen.
 
-    fenced: copies see its initialisation.  released: other blocks see it behind a relaxed cluster barrier.
+    fenced: copies see its initialisation.  released: other blocks see it behind a relaxed cluster barrier.  doubt: an arrival
+    that may belong to two phases, a fault as soon as something waits; waited: whether something did.
     """
 
     name: str
@@ -178,6 +179,8 @@ class MBarrier:
     fenced: bool = False
     released: bool = False
     done: list[tuple[Row, Row]] = field(default_factory=list)
+    doubt: Found | None = None
+    waited: bool = False
 
     def __post_init__(self) -> None:
         self.pending, self.tx = self.count, 0
@@ -197,24 +200,28 @@ class MBarrier:
                               self.initialiser, kind="mbarrier"))
 
     def current(self, seen: Row, span: Any, what: str) -> None:
-        """Raises Found unless an arrival can only belong to the current phase."""
-        if seen[self.phase] != len(self.done):
-            raise Found(Fault(f"{what} on {self.name} may come before phase {len(self.done) - 1} is over: nothing orders "
-                              "it after that", span, kind="mbarrier"))
+        """Raises Found unless an arrival can only belong to the current phase, or nothing waits for this mbarrier."""
+        if seen[self.phase] != len(self.done) and self.doubt is None:
+            self.doubt = Found(Fault(f"{what} on {self.name} may come before phase {len(self.done) - 1} is over: nothing orders "
+                                     "it after that", span, kind="mbarrier"))
+        if self.doubt is not None and self.waited:
+            raise self.doubt
 
     def arrive(self, warp: Warp, lanes: int, n: int, tx: int, span: Any) -> None:
         """Record n arrivals of these lanes, which also announce tx bytes."""
         seen, fenced = warp.publish(lanes)
         self.check_made(seen, False, span)
         self.current(seen, span, "an arrival" if n else "mbarrier_expect_tx")
-        if n > self.pending:
+        over = max(n - self.pending, 0)  # arrivals that already belong to the next phase
+        if over and (self.doubt is None or n > self.count):
             raise Found(Fault(f"{n} threads arrive on {self.name} in phase {len(self.done)}, which needs {self.pending} "
                               f"more of {self.count} arrivals", span, kind="mbarrier"))
-        self.pending -= n
+        self.pending -= n - over
         self.tx += tx
         join(self.seen, seen)
         join(self.shown, fenced)
         self.settle(span)
+        self.pending -= over
 
     def copy(self, seen: Row, nbytes: int, span: Any) -> int:
         """Record a copy that signals this mbarrier and counts its bytes at once; returns its time in component `copies`."""
@@ -251,6 +258,9 @@ class MBarrier:
 
     def wait(self, warp: Warp, lanes: int, target: int, span: Any) -> None:
         """These lanes pass the wait for the end of phase `target` - 1."""
+        self.waited = True
+        if self.doubt is not None:
+            raise self.doubt
         if target < len(self.done):
             raise Found(Fault(f"{self.name} may be in phase {len(self.done)} before a wait for the end of phase "
                               f"{target - 1} has seen it", span, kind="mbarrier"))
