@@ -202,8 +202,8 @@ class MBarrier:
     def current(self, seen: Row, span: Any, what: str) -> None:
         """Raises Found unless an arrival can only belong to the current phase, or nothing waits for this mbarrier."""
         if seen[self.phase] != len(self.done) and self.doubt is None:
-            self.doubt = Found(Fault(f"{what} on {self.name} may come before phase {len(self.done) - 1} is over: nothing orders "
-                                     "it after that", span, kind="mbarrier"))
+            self.doubt = Found(Fault(f"{what} on {self.name} may come before phase {len(self.done) - 1} is over: nothing "
+                                     "orders it after that", span, kind="mbarrier"))
         if self.doubt is not None and self.waited:
             raise self.doubt
 
