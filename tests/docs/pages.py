@@ -162,7 +162,7 @@ def _python(block: Block, where: str, namespace: dict[str, object], outcome: Out
     above = [] if block.title else outcome.source
     lines = [*above, *block.lines, ""]
     try:
-        code = compile("\n" * len(above) + block.code, name, "exec", dont_inherit=True)
+        code = _compiled(above, block.code, name)
     except SyntaxError as e:
         raise PageError(f"{where}: {e}") from e
     missing = [p for p in block.marks & PACKAGES if importlib.util.find_spec(p) is None]
@@ -194,6 +194,19 @@ def _python(block: Block, where: str, namespace: dict[str, object], outcome: Out
             raise PageError(f"{where}: an error is announced, and there is none")
     outcome.ran += 1
     return out.getvalue()
+
+
+def _compiled(above: list[str], code: str, name: str) -> object:
+    """A block as a part of the file that it makes with the blocks above: functions have the code that the whole text has.
+
+    Python compiles calls of an imported module's functions in another way, so the imports above stand in a dead branch.
+    """
+    tree = ast.parse("\n" * len(above) + code, name)
+    imports = [n for n in ast.parse("\n".join(above)).body if isinstance(n, (ast.Import, ast.ImportFrom))]
+    if imports:
+        tree.body.insert(0, ast.fix_missing_locations(ast.If(ast.Constant(False, lineno=1, col_offset=0), imports, [],
+                                                             lineno=1, col_offset=0)))
+    return compile(tree, name, "exec", dont_inherit=True)
 
 
 def names_read(code: str, name: str) -> set[str]:

@@ -83,7 +83,7 @@ def test_why_these_instructions():
 
 
 @pytest.mark.parametrize("rows, said", [(64, "of an iteration runs under the next iteration"),
-                                        (192, "wgmma synchronous: its fragments and what stands beside them take")])
+                                        (192, "wgmma synchronous: its fragments and other values take")])
 def test_why_products_do_not_overlap(rows, said):
     """One warp group, whose registers hold the results of 64 rows, not of 192."""
     f = facts(attention(1, 2, 1024, 128, bm=rows, bn=64, threads=128).func)

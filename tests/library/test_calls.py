@@ -180,7 +180,7 @@ def test_decoding_is_looked_at_anew_when_its_tensors_change():
 def test_tensors_of_vmap_are_refused_by_name():
     x = torch.randn(3, 1, 16, 2, 16).half()
     flash_attention(x[0], x[0], x[0])
-    with pytest.raises(RuntimeError, match="has no memory of its own") as caught:
+    with pytest.raises(RuntimeError, match="has no memory") as caught:
         torch.func.vmap(lambda q: flash_attention(q, q, q))(x)
     assert caught.value.kind == "kernel-argument"
 

@@ -487,7 +487,7 @@ def test_part_of_an_accumulator_is_for_multiply_adds_alone():
         got = run(part_of_an_accumulator("float32"), a, b, on=on)[2]
         assert np.array_equal(got, np.concatenate([np.zeros((16, 16)), a @ b])), on
     for arch in ("sm_80", "sm_90a"):
-        with pytest.raises(AssertionError, match="local_buf must be a fragment, but `c` is accumulated in parts"):
+        with pytest.raises(AssertionError, match="`c` is a part of a fragment .local_buf must be a fragment"):
             cuda_text(part_of_an_accumulator("float16"), arch)
 
 

@@ -86,4 +86,4 @@ def test_a_result_that_a_branch_left_in_flight_is_refused_with_the_line():
 
     with pytest.raises(TileLangError, match="`acc` is used while the wgmma") as e:
         tilelang.compile(main, target=SM90A)
-    assert f"put T.wait_wgmma(0) behind line {e.value.span.line}, in front of the use" in str(e.value)
+    assert f"put T.wait_wgmma(0) after line {e.value.span.line}, before the use" in str(e.value)

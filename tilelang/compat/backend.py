@@ -55,9 +55,9 @@ def create_backend_context(target: Any = None, target_host: Any = None, backend:
 
 def register_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
     """Not available: execution backends are part of the package."""
-    raise error("not-available", "an execution backend of one's own is not available: a kernel runs by "
+    raise error("not-available", "user-defined execution backends are not available: a kernel runs by "
                 f"{', '.join(list_backends())}",
-                found="an execution backend of one's own",
+                found="a user-defined execution backend",
                 hint="tilelang.lower gives the generated source to run by other means")
 
 

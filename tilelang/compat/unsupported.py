@@ -5,7 +5,7 @@ The modules import.  The names raise not-available when they are called; other n
 
 _PASS = "is a pass over another compiler's programs; tilelang.tools.lower_trace runs and shows those of this one"
 _CHOSEN = "is not available: T.gemm chooses its instruction while compiling, and kernel.report() names it"
-_HOST = "is not available: a kernel is called through a host function of its own (kernel.get_host_source())"
+_HOST = "is not available: a kernel is called through its host function (kernel.get_host_source())"
 _HARDWARE = "is for hardware that is not available: tensor cores of Blackwell, AMD and Apple"
 
 UNSUPPORTED: dict[str, tuple[str, str]] = {

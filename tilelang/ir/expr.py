@@ -68,8 +68,9 @@ class Expr(Node):
         return equality("ne", self, o)
 
     def __bool__(self) -> bool:
-        raise facts(ValueError("Cannot use and / or / not operator to Expr, or an expression as a Python truth value: "
-                               "its value is known only when the kernel runs"), "a value known while tracing", f"`{self!r}`")
+        raise facts(ValueError(f"the truth of `{self!r}` is known only when the kernel runs (Cannot use and / or / not "
+                               "operator to Expr)"),  # programs test for the text in parentheses
+                    "a value known while tracing", f"`{self!r}`")
 
     def __pow__(self, o: Any) -> Expr:
         raise facts(TypeError("`**` is not defined on expressions: use T.pow"), "T.pow", "`**`")
@@ -378,7 +379,7 @@ def _literal_for(value: Any, other: Expr) -> Expr:
         return const(float(value), other.dtype.scalar)
     if isinstance(value, int) and 2**63 <= value < 2**64 and other.dtype.is_int and not other.dtype.is_unsigned:
         raise facts(OverflowError(f"integer literal {value} does not fit int64, and the other operand is {other.dtype}"),
-                    "a literal of at most 63 bits beside a signed operand", str(value))  # uint64 would change its sign
+                    "a literal of at most 63 bits with a signed operand", str(value))  # uint64 would change its sign
     return convert(value)
 
 
@@ -499,8 +500,8 @@ def true_div(a: Any, b: Any) -> Expr:
         return Binary("div", a, b, a.dtype)
     if a.dtype.is_unsigned:
         return binary("truncdiv", a, b)
-    raise facts(RuntimeError("TVM supports multiple types of integer divisions: `/` of two integers is ambiguous, use "
-                             "`//` (floor) or T.truncdiv, or cast to a float type first"),
+    raise facts(RuntimeError("`/` of two integers is ambiguous: use `//` (floor) or T.truncdiv, or cast to a float type first "
+                             "(TVM supports multiple types of integer divisions)"),  # programs test for this
                 "float operands, or `//`", "two integers")
 
 

@@ -270,6 +270,12 @@ def _plain(a: Any, x: Any, text: str, sig: Signature, args: tuple[Any, ...]) -> 
         return f"{name} has shape {shape}, the kernel takes {want} in dimension {at[2]}{bound}"
     if "non-compact" in text:
         return f"{name} is not contiguous"
+    if "byte_offset" in text:
+        return f"{name} starts at an address that the kernel's wide accesses cannot use"
+    if at and at[1] == "strides":
+        return f"{name} has other strides than the kernel takes in dimension {at[2]}"
+    if "device_id" in text:
+        return f"{name} is on {getattr(x, 'device', 'another GPU')}, another argument is on another GPU"
     if "device_type" in text:
         return f"{name} is on {getattr(x, 'device', 'another device')}, the kernel runs on {text.rpartition('expected ')[2]}"
     if "pointer" in text or "handle" in text:
@@ -327,7 +333,7 @@ def _expected(text: str) -> str:
     if m["more"]:
         return "tensors without common memory"
     if "non-compact strides" in text:
-        return "a compact array: each stride the product of the extents behind it"
+        return "a compact array: each stride the product of the extents after it"
     part = re.search(r" ((?:shape|strides)\[\d+\]) ", text)
     return f"{part[1]} = {m['what']}" if part and m["what"] else m["what"] or m["rule"]
 
@@ -351,9 +357,9 @@ def _unconvertible(sig: Signature, args: tuple[Any, ...], e: Exception) -> Excep
             return error("kernel-argument", f"`{a.name}` is quantised (kernel {sig.name} input {a.name} dtype mismatch, "
                          f"expected a plain element type, got {describe(x)})", expected="a plain element type",
                          found=describe(x), notes=_declared(a),
-                         hint="pass x.int_repr(), and its scale and zero point as arguments of their own")
+                         hint="pass x.int_repr(), and its scale and zero point as separate arguments")
         if "doesn't have storage" in str(e) and _is_wrapped(x):
-            return error("kernel-argument", f"`{a.name}` has no memory of its own (kernel {sig.name} input {a.name} expected "
+            return error("kernel-argument", f"`{a.name}` has no memory (kernel {sig.name} input {a.name} expected "
                          "pointer or tensor handle, got a tensor as vmap, grad and other transforms of torch.func pass)",
                          expected="a tensor with memory", found=f"a tensor of torch.func ({type(x).__name__})",
                          notes=_declared(a), hint="call the kernel inside a torch.autograd.Function or torch.library.custom_op")

@@ -245,7 +245,8 @@ class EagerCalls:
                 elif not hasattr(tensor, "shape"):
                     what = f"it is {site[1]}[{site[2]}] of the tensor `{site[0]}`, found {type(tensor).__name__}"
                 is_tensor = tensor is _MISSING or hasattr(tensor, "shape")
-                raise error("eager-const", f"Cannot find value for constexpr variable `{name}`: {what}",
+                raise error("eager-const", f"the T.const `{name}` has no value: {what} (Cannot find value for constexpr "
+                            f"variable `{name}`)",
                             expected=f"a tensor `{site[0]}` with {site[1]}[{site[2]}]",
                             found=f"{'none' if tensor is _MISSING else type(tensor).__name__}",
                             hint=f"pass the tensor, or the value by keyword: {name}=…" if is_tensor else

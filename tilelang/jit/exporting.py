@@ -143,7 +143,7 @@ def export(kernel: Any, folder: Any, name: str | None = None, arch: str | Sequen
     (out / f"{name}.o").write_bytes(code)
     library = out / f"lib{name}.so"
     library.unlink(missing_ok=True)
-    find_compiler(f"{out / name}.o is written: link it where there is one, by the CMakeLists.txt beside it")
+    find_compiler(f"{out / name}.o is written: link it where there is one, by the CMakeLists.txt in the same folder")
     link(library, name, {f"{name}.o": code}, tuple(libraries), c.symbols)
     return library
 

@@ -314,7 +314,7 @@ def report_text(data: dict[str, Any]) -> str:
     for facts in data["kernels"]:
         out += text_of(facts)
     if data["unaligned"]:
-        out.append("  tensors at any address and of any strides: a kernel of their own was compiled")
+        out.append("  tensors at any address and of any strides: another kernel was compiled for them")
     return "\n".join(out)
 
 

@@ -111,7 +111,8 @@ def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, 
 
 
 def _reject_out_idx(out_idx: Any) -> Any:
-    raise error("out-idx-type", f"result_idx should be a list of integers, found {out_idx!r}",
+    raise error("out-idx-type", f"out_idx is an integer or a list of integers, found {out_idx!r} (result_idx should be a list "
+                "of integers)",  # programs test for the text in parentheses
                 found=repr(out_idx), hint=OUT_IDX_HINT)
 
 

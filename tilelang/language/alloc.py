@@ -18,7 +18,7 @@ MOST_ON_CHIP = 1 << 24  # most elements of a buffer in registers or shared memor
 def _builder(what: str) -> Builder:
     b = current_builder()
     if b is None:
-        raise error("alloc-no-builder", f"No builder in current scope: {what} belongs into a kernel function",
+        raise error("alloc-no-builder", f"{what} stands outside a kernel function",
                     found=f"{what} outside of one")
     return b
 

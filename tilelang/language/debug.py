@@ -80,7 +80,7 @@ def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int =
     b = need_builder("T.print")
     if has_value(msg):
         raise error("option-type", f"T.print takes one value and a message, found {describe(obj)} and {describe(msg)}",
-                    "write T.print(value, msg=\"text\"): the value is printed behind the text", expected="a value and a string",
+                    "write T.print(value, msg=\"text\"): the value is printed after the text", expected="a value and a string",
                     found=f"{describe(obj)} and {describe(msg)}")
     msg = words(msg, "msg of T.print")
     thread = whole_number(warp_group_id, "warp_group_id", 0, 7) * 128 + whole_number(warp_id, "warp_id", 0, 31) * 32

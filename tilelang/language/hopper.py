@@ -264,7 +264,7 @@ def warpgroup_fence_operand(buffer_or_ptr: Any, offset: Any = 0, num_regs: Any =
     if isinstance(x, AddressOf):
         if num_regs is None:
             raise error("fence-operand", "T.warpgroup_fence_operand on an address needs num_regs",
-                        expected="num_regs beside an address", found="none")
+                        expected="num_regs with an address", found="none")
         buffer, offset = x.buffer, x.indices[-1] + offset
     else:
         buffer = operand(x, "the operand of T.warpgroup_fence_operand").buffer

@@ -174,7 +174,7 @@ def need_kernel(what: str) -> KernelLaunchFrame:
     """The open launch.  Raises no-kernel."""
     b = current_builder()
     if b is None or b.kernel is None:
-        raise error("no-kernel", f"KernelLaunchFrame is not initialized: {what} is valid inside T.Kernel only",
+        raise error("no-kernel", f"{what} stands outside T.Kernel (KernelLaunchFrame is not initialized)",
                     found=f"{what} outside of it")
     return b.kernel
 

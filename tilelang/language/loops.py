@@ -103,7 +103,7 @@ def loop_bound(v: Any, what: str) -> Expr:
     except TypeError:
         e = None
     if e is None or isinstance(v, str):
-        hint = (f"give each extent as an argument of its own: {', '.join(map(str, v))}" if isinstance(v, (tuple, list)) else
+        hint = (f"give each extent as a separate argument: {', '.join(map(str, v))}" if isinstance(v, (tuple, list)) else
                 f"give its extent: {v.name}.shape[0]" if isinstance(v, Buffer) else "give an integer or an integer expression")
         raise error("loop-bounds", f"{what} is a {type(v).__name__}, an integer is needed", found=f"a {type(v).__name__}",
                     hint=hint)
@@ -424,7 +424,7 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
                         expected="a list", found=repr(legacy))
     if order is not None and len({x for x in order if x != -1}) != sum(x != -1 for x in order):
         raise error("pipeline-arguments", f"two statements have the same order in {list(order)}",
-                    expected="an order of its own for each statement", found=str(list(order)))
+                    expected="a different order for each statement", found=str(list(order)))
     if order is not None and stage is not None and len(order) != len(stage):
         raise error("pipeline-arguments", f"pipeline annotation size: order has {len(order)} entries, "
                     f"stage {len(stage)}",

@@ -234,7 +234,7 @@ def finalize_reducer(acc: Buffer, dst: Any = None, batch: int = 1,
                     found="T.finalize_reducer in another scope", hint="move one of them into the scope of the other")
     if e.ended(arms):
         raise error("reducer-order", f"T.finalize_reducer of `{acc.name}` may run twice",
-                    found=f"T.finalize_reducer of `{acc.name}` behind another one")
+                    found=f"T.finalize_reducer of `{acc.name}` after another one")
     e.ends.append(arms)
     e.state = "open" if arms else "closed"
     copy(acc, dst)

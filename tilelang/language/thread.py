@@ -261,7 +261,7 @@ def get_warp_group_idx(warp_size: Any = None, warps_per_group: Any = None) -> Ex
     """
     if warp_size is None and warps_per_group is not None:
         raise error("lane-arguments", "warps_per_group needs warp_size",
-                    expected="warp_size beside warps_per_group", found="none")
+                    expected="warp_size with warps_per_group", found="none")
     size = _width(32 if warp_size is None else warp_size, "warp_size")
     return thread_index() // (size * _width(4 if warps_per_group is None else warps_per_group, "warps_per_group"))
 
@@ -446,7 +446,7 @@ def ldg(src: Any, index: Any = None) -> Expr:
     if isinstance(src, Buffer):
         if index is None:
             raise error("lane-arguments", "T.__ldg of a buffer needs an index",
-                        expected="an index beside the buffer", found="none")
+                        expected="an index with the buffer", found="none")
         src = src[index]
     if not isinstance(src, Load):
         raise error("extern-argument", f"T.__ldg needs an element, found {describe(src)}",

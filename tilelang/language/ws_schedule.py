@@ -186,7 +186,7 @@ class WSSchedule:
                     raise facts(TypeError(f"{name} holds {wanted.__name__} objects, found {type(v).__name__}"),
                                 f"{wanted.__name__} objects", f"a {type(v).__name__}")
             keys = [v.id if wanted is WSScope else v.name for v in values]
-            _require(len(set(keys)) == len(keys), f"{name} of a schedule have names of their own, found {keys}")
+            _require(len(set(keys)) == len(keys), f"{name} of a schedule have different names, found {keys}")
             object.__setattr__(self, name, values)
         self._check()
 

@@ -16,8 +16,8 @@ errors.register("layout-invalid", ValueError, "a layout's description contradict
                 "check the shape and the indices that the layout was given",
                 expected="a layout whose parts agree")
 errors.register("layout-not-injective", ValueError, "a layout maps two elements to one place",
-                "give every element its own place: let each index add a digit of its own",
-                expected="a place of its own for each element")
+                "give every element its own place: let each index add a different digit",
+                expected="a different place for each element")
 errors.register("layout-no-structure", ValueError, "a fragment function is not made of thread and register digits",
                 "write thread and register as sums of digits (i // a % b * c) of single indices",
                 expected="thread and register as sums of digits of single indices")

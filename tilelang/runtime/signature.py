@@ -122,14 +122,15 @@ def resolve_out_idx(func: Func, out_idx: Any) -> tuple[int, ...]:
     if isinstance(source, int) and not isinstance(source, bool):
         source = [source]
     if not isinstance(source, list) or any(not isinstance(i, int) or isinstance(i, bool) for i in source):
-        raise error("out-idx-type", f"result_idx should be a list of integers, found {out_idx!r}",
+        raise error("out-idx-type", f"out_idx is an integer or a list of integers, found {out_idx!r} (result_idx should be a "
+                    "list of integers)",  # programs test for the text in parentheses
                     found=repr(out_idx), hint=OUT_IDX_HINT)
     n = len(func.params)
     found: list[int] = []
     for i in source:
         if not -n <= i < n:
-            raise error("out-idx-range", f"result_idx should be an integer between -{n} and {n - 1}, found {i}: "
-                        f"out_idx index {i} is out of range of {n} parameters",
+            raise error("out-idx-range", f"out_idx index {i} is out of range of {n} parameters (result_idx should be an "
+                        f"integer between -{n} and {n - 1})",  # programs test for the text in parentheses
                         expected=f"-{n} to {n - 1}", found=str(i), hint=OUT_IDX_HINT)
         at = i % n
         if at in found:
@@ -265,7 +266,7 @@ def _reject_unsolved(func: Func, open_sites: list[Site], args: list[Arg], known:
                     f"`{site.arg.name}` = {site.value!r}",
                     found=f"`{site.arg.name}` with {site.what}[{site.dim}] = {site.value!r}",
                     span=site.arg.buffer.span or func.span,
-                    hint="give the variable as a dimension of its own, or as a scalar parameter")
+                    hint="give the variable as a separate dimension, or as a scalar parameter")
     for a in args:
         if isinstance(a, TensorArg) and a.output:
             for d in (*a.buffer.shape, *(a.buffer.strides_ or ())):

@@ -71,7 +71,7 @@ def _thread_return(cx: Code, e: Call) -> str:
     """End all threads of the block. A return of some threads was made a mask by transform/cpu/mask_divergent.py."""
     if cx.block.tid is not None or cx.block.in_parallel:
         raise unsupported("thread_return in a loop that depends on the thread", span=e.span or cx.span,
-                          hint="end the loop with break, and return behind it")
+                          hint="end the loop with break, and return after it")
     end_threads(cx)
     return "0"
 

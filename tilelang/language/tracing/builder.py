@@ -227,9 +227,8 @@ class Builder:
         lanes = max((i.dtype.lanes for i in indices), default=1)
         want = buffer.dtype.with_lanes(buffer.dtype.lanes * lanes)
         if v.dtype.lanes not in (1, want.lanes) or v.dtype.is_handle and not want.is_handle and want.bits != 64:
-            raise errors.error("store-type", f"Incompatible types in BufferStore: an element of `{buffer.name}` is "
-                                             f"{want}, "
-                               f"the value is {v.dtype}",
+            raise errors.error("store-type", f"an element of `{buffer.name}` is {want}, the value is {v.dtype} "
+                               "(Incompatible types in BufferStore)",  # programs test for the text in parentheses
                                expected=str(want), found=str(v.dtype), span=self.span())
         check_constant(v, want)
         stored = v if v.dtype == want else _cast_value(value, v, want)

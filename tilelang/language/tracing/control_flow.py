@@ -19,7 +19,7 @@ from .state import describe, place
 
 
 register_warning("no-effect", "a statement of a kernel that does nothing")
-register_warning("open-loop", "a loop as a statement of its own, which holds the rest of the block")
+register_warning("open-loop", "a loop without `for` or `with`, which holds the rest of the block")
 register_warning("rebound", "a scalar of a kernel is assigned again, which makes a new value")
 register_warning("python-element", "an element of a Python container is assigned in a loop or branch that is traced once")
 register_warning("python-condition", "a Python object as a condition, whose truth is taken while tracing")
@@ -131,9 +131,9 @@ class ControlFlow:
         except errors.TileLangError as e:
             if e.kind != "lazy-effect" or self.b.lazy:
                 raise
-            raise errors.error("lazy-effect", "the condition of a while loop needs statements of its own (a macro with "
+            raise errors.error("lazy-effect", "the condition of a while loop needs statements (a macro with "
                                "effects, T.any_of, T.all_of), which have no place in front of every iteration",
-                               expected="a condition without statements of its own",
+                               expected="a condition without statements",
                                found="a macro with effects, T.any_of or T.all_of",
                                span=self.b.span(), hint="compute it into a T.alloc_var before the loop and again at the "
                                "end of its body, and loop on the variable") from None

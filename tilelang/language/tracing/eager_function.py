@@ -100,7 +100,8 @@ class _State:
             own = getattr(getattr(e, "span", None), "line", None) == getattr(span, "line", 0)
             if (is_annotation or own) and not isinstance(e, NotKnown):
                 return e
-        return errors.error("const-unused", f"Constexpr variable `{name}` is not used in any buffer shape or stride",
+        return errors.error("const-unused", f"the T.const `{name}` stands in no shape or stride of a tensor (Constexpr "
+                            f"variable `{name}` is not used in any buffer shape or stride)",
                             found=f"`{name}` in none from which its value follows", span=span,
                             hint=f"make it a dimension of a tensor parameter, give it by keyword ({name}=...), or make it a "
                             "Python parameter of the function")
@@ -112,7 +113,8 @@ class _State:
             elif name in self.values:
                 self.consts[name] = int(self.values[name])
             else:
-                raise error("const-value", f"Cannot find value for constexpr variable `{name}`",
+                raise error("const-value", f"no argument gives the value of `{name}` (Cannot find value for constexpr "
+                            f"variable `{name}`)",
                             found=f"no value for `{name}`",
                                    hint="pass a tensor that has it as a dimension, or give it as a keyword")
         return self.consts[name]

@@ -285,8 +285,8 @@ def finish(b: Builder, name: str, order: list[str], span: Any) -> Func:
     if b.outputs and (b.returned is None or len(b.returned) != len(b.outputs)):
         kept = {len(b.outputs) + k for k in b.returned or ()}
         missing = [o.name for k, o in enumerate(b.outputs) if k not in kept]
-        raise errors.error("outputs-not-returned", "Not all tensor allocated from `T.empty` are returned: "
-                           f"{', '.join(missing)}",
+        raise errors.error("outputs-not-returned", f"{', '.join(missing)} of T.empty is not returned (Not all tensor "
+                           "allocated from `T.empty` are returned)",  # programs test for the text in parentheses
                            found=f"not {', '.join(missing)}", span=span, hint="return every T.empty tensor at the end")
     params: list[Var] = []
     buffers: list[tuple[Var, Buffer]] = []

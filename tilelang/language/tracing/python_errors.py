@@ -41,7 +41,7 @@ _INSTEAD = (
     ("Cannot use and / or / not operator to Expr", "functions of Python need values while tracing: use T.min, T.max, "
      "T.if_then_else; `if` and `while` of a kernel function take run-time conditions"),
     ("`**` is not defined", 'write x * x, or T.pow(x, y), of an integer T.pow(T.cast(x, "float32"), y); a T.const is a plain '
-     "number behind the first T.Kernel"),
+     "number after the first T.Kernel"),
     ("a Python number is needed here", "functions of Python and its libraries need values while tracing: use T.cast(x, dtype), "
      "or the function of that name in T, such as T.sqrt"),
     ("loop of ufunc", "NumPy's functions need values while tracing: use the function of that name in T, such as T.exp"),

@@ -266,8 +266,8 @@ def store_slice(builder: Any, target: BufferSlice, value: Any) -> None:
     lanes = max((i.dtype.lanes for i in indices), default=1)
     v = convert(value)
     if v.dtype.lanes != target.dtype.lanes * lanes:
-        raise error("store-type", f"Incompatible types in BufferStore: the slice of `{target.buffer.name}` has {lanes} "
-                    f"elements, the value is {v.dtype}",
+        raise error("store-type", f"the slice of `{target.buffer.name}` has {lanes} elements, the value is {v.dtype} "
+                    "(Incompatible types in BufferStore)",  # programs test for the text in parentheses
                     expected=f"{target.dtype.lanes * lanes} lanes, or one", found=str(v.dtype),
                     hint="fill a region with T.fill, or broadcast with T.Broadcast")
     lane = Var("lane", I32, span=builder.span())
@@ -387,12 +387,11 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
     s, d = operand(src, f"the source of T.{what}"), operand(dst, f"the destination of T.{what}")
     if s.whole and d.whole:
         if len(s.buffer.shape) != len(d.buffer.shape) or not all(map(same_extent, s.buffer.shape, d.buffer.shape)):
-            raise error("copy-shapes", f"StructuralEqual check failed: T.{what} of whole buffers needs equal shapes, "
-                                       "found "
-                         f"`{s.buffer.name}` {_shape(s.extents)} and `{d.buffer.name}` {_shape(d.extents)}",
+            raise error("copy-shapes", f"T.{what} of whole buffers needs equal shapes, found `{s.buffer.name}` "
+                        f"{_shape(s.extents)} and `{d.buffer.name}` {_shape(d.extents)} "
+                        "(StructuralEqual check failed)",  # programs test for the text in parentheses
                         found=f"{_shape(s.extents)} and {_shape(d.extents)}",
-                         hint="slice one of them, or give the start element: "
-                         f"T.{what}({s.buffer.name}[…], {d.buffer.name})")
+                        hint=f"slice one of them, or give the start element: T.{what}({s.buffer.name}[…], {d.buffer.name})")
         return _checked(s.region(), d.region(), what)
     if s.extents is None and d.extents is None:
         raise error("copy-extents", f"Can't deduce {what} extents from args: both operands are elements",
@@ -419,10 +418,9 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
         for i, j in zip(a, b):
             x, y = s.extents[i], d.extents[j]
             if isinstance(x, int) and isinstance(y, int) and x > y:
-                raise error("copy-range", f"Selected loop range is smaller than original src range: dimension {i} of "
-                             f"`{s.buffer.name}` has {x}, `{d.buffer.name}` takes {y}",
-                            expected=f"at most {y} in dimension {i}", found=str(x),
-                             hint="slice the source to the tile's size")
+                raise error("copy-range", f"dimension {i} of `{s.buffer.name}` has {x} elements, `{d.buffer.name}` takes {y} "
+                            "(Selected loop range is smaller than original src range)",  # programs test for this
+                            expected=f"at most {y} in dimension {i}", found=str(x), hint="slice the source to the tile's size")
         return _checked(s.region(_replaced(s.extents, a, d.extents, b)), d.region(), what)
     return _checked(s.region(), d.region(_replaced(d.extents, b, s.extents, a)), what)
 

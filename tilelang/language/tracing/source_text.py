@@ -85,7 +85,7 @@ def _changed(fn: Any) -> TileLangError:
     code = fn.__code__
     file, line, old = code.co_filename, code.co_firstlineno, _old_byte_code(code, fn.__globals__)
     since, hint = "imported it", ("import it again: importlib.reload(module), or a new process; give each version of a program "
-                                  "a file of its own")
+                                  "a separate file")
     if old:
         since, hint = "made the byte code that it ran", (
             f"delete {old}: the file was written twice within a second, which Python does not notice "

@@ -43,7 +43,7 @@ def check_disjoint(disjoint: Disjoint, out: Any, q: Any, others: dict[str, Any])
     for name, x in {"q": q, **others}.items():
         if not (name == "q" and _place(out) == _place(x)) and overlap(out, x):
             raise error("attention-option", f"out and {name} have memory in common",
-                        expected="memory of its own, or all of q", found=f"memory of {name}",
+                        expected="separate memory, or all of q", found=f"memory of {name}",
                         hint="leave it out, or pass a copy")
 
 

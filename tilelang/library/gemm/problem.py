@@ -168,7 +168,7 @@ def check_disjoint(out: Any, others: dict[str, Any]) -> None:
     for name, x in others.items():
         if x is not None and overlap(out, x):
             raise error("matmul-option", f"out and {name} have memory in common",
-                        expected="memory of its own", found=f"memory of {name}", hint="leave out out, or pass a copy")
+                        expected="separate memory", found=f"memory of {name}", hint="leave out out, or pass a copy")
 
 
 def _check_types(a: Any, b: Any, out_dtype: Any) -> tuple[str, str, str, str]:

@@ -68,8 +68,8 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
     whole = op.c.buffer.scope_name == FRAGMENT and op.c.is_full
     if not rows or threads % WARP or not whole:
         if rows and not optional and not whole:
-            raise error("gemm-accumulator", f"local_buf must be a fragment, but `{op.c.buffer.name}` is "
-                        f"{'accumulated in parts' if op.c.buffer.scope_name == FRAGMENT else op.c.buffer.scope_name}",
+            where = "a part of a fragment" if op.c.buffer.scope_name == FRAGMENT else f"in {op.c.buffer.scope_name} memory"
+            raise error("gemm-accumulator", f"the accumulator `{op.c.buffer.name}` is {where} (local_buf must be a fragment)",
                         found=f"{'a part of ' * (not op.c.is_full)}`{op.c.buffer.name}` in {op.c.buffer.scope_name}",
                         span=op.span, hint="accumulate into a whole T.alloc_fragment and copy it out")
         return GemmPlan(SIMT, (1, 1))

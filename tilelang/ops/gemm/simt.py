@@ -61,7 +61,7 @@ def _readable(cx: Any, region: Region, op: Any) -> Region:
         raise error("gemm-accumulator", f"`{source.name}`, in memory of each thread, is an operand and the accumulator of a "
                     "T.gemm",
                     expected="an accumulator that is no operand", found=f"`{source.name}` as both",
-                    span=op.span, hint="accumulate into a buffer of its own")
+                    span=op.span, hint="accumulate into another buffer")
     scratch = cx.new_shared(f"{source.name}_s", tuple(source.shape), source.dtype)
     cx.prepend(cx.parallel(tuple(source.shape), lambda p: Store(scratch, p, load(source, p)), span=op.span))
     return Region(scratch, region.mins, region.extents, span=region.span)

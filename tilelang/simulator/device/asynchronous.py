@@ -138,7 +138,7 @@ class Proxy:
             raise fault("sim-proxy", f"{what} {does} {here.name}, which thread {int(self.table.writer[at])} wrote with "
                         "ordinary stores, and that thread executed no fence_proxy_async between its store and the "
                         "barrier",
-                        found=f"no fence by thread {int(self.table.writer[at])} behind its store",
+                        found=f"no fence by thread {int(self.table.writer[at])} after its store",
                         span=here.span, notes=((there.span, "written here"),))
         for a, t, stamps in self.atomics:
             found = np.isin(a, g) & ((stamps < 0) | (stamps > clocks.common(members)[t]))
@@ -146,7 +146,7 @@ class Proxy:
                 here = self.table.sites[site]
                 raise fault("sim-proxy", f"{what} {does} {here.name}, which thread {int(t[found][0])} updated atomically, "
                             "and that thread executed no fence_proxy_async between its update and the barrier",
-                            found=f"no fence by thread {int(t[found][0])} behind its update", span=here.span)
+                            found=f"no fence by thread {int(t[found][0])} after its update", span=here.span)
 
 
 @dataclass

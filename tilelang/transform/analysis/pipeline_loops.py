@@ -10,7 +10,7 @@ from tilelang.ir import For, GLOBAL, SHARED, VARIABLE
 from .pipeline_schedule import Body, Item, violations
 
 register("pipeline-annotation", InternalError, "order/stage lists of T.Pipelined do not fit the loop body",
-         "give each scheduled statement an order of its own and a stage from 0",
+         "give each scheduled statement another order and a stage from 0",
          expected="one entry per scheduled statement")
 register("pipeline-order", ValueError, "order/stage of T.Pipelined would run a consumer before its producer",
          expected="a consumer after its producer")
@@ -63,7 +63,7 @@ def scheduled_lists(s: For, loop_body: Body, order: Any, stage: Any) -> tuple[li
     own = [v for v in orders if v[0] != -1]
     if len(set(own)) != len(own):
         raise error("pipeline-annotation", f"two statements of the pipeline have the same order: {list(ranks)}",
-                    expected="an order of its own for each statement", found=f"{list(ranks)}",
+                    expected="a different order for each statement", found=f"{list(ranks)}",
                     span=s.span, hint="`order` is a permutation of the statements")
     for x, (at, _), (place, _) in zip(loop_body.items, stages, orders):
         if at < -1 or (at == -1) != (place == -1):

@@ -33,7 +33,7 @@ from ..analysis.thread_values import STALE, VARIES, Memory, Values
 register("parallel-thread", ValueError, "a tile operation or T.Parallel uses a value that differs between threads",
          "which thread runs an iteration is not fixed: compute from the loop's variables, or write each thread's work outside "
          "T.Parallel", expected="one value for all threads that take part")
-register("parallel-left", ValueError, "a private variable is read behind the T.Parallel loop that set it",
+register("parallel-left", ValueError, "a private variable is read after the T.Parallel loop that set it",
          "which iteration a thread ran last is not fixed: keep the values in a fragment or in shared memory",
          expected="a value stored since, by each thread")
 
@@ -355,7 +355,7 @@ class _Walk:
             raise error("parallel-carried", f"`{b.name}` carries a value from one iteration of T.Parallel to the next",
                         found=f"`{b.name}`, read before the iteration writes it", span=span or self.loop.span,
                         notes=((self.loop.span, "the parallel loop"),))
-        raise error("parallel-left", f"`{b.name}` is read behind the T.Parallel loop that set it, and iterations belong to no "
+        raise error("parallel-left", f"`{b.name}` is read after the T.Parallel loop that set it, and iterations belong to no "
                     "thread", found=f"`{b.name}` as an iteration left it", span=span)
 
     def uniform(self, e: Any, s: Stmt, what: str) -> None:

@@ -25,7 +25,7 @@ from ..analysis.effects import updated_element
 log = logging.getLogger("tilelang.transform")
 POINTS = 1 << 18  # loops of more iterations are skipped
 register_warning("data-race", "iterations of T.Parallel store different values to one element")
-_HINT = "give each iteration elements of its own, or use T.atomic_add"
+_HINT = "give each iteration separate elements, or use T.atomic_add"
 _OF_ALL = (GLOBAL, STATIC, DYNAMIC)
 
 

@@ -63,7 +63,7 @@ def verify_sync(func: Func, cx: PassContext) -> Func:
                 if f.other is not None and f.other == f.span and f.kind in ("order", "copy"):
                     hint = _ONE
                 if f.kind == "wgmma" and "no wgmma_wait" in f.message and (at := f.span or f.other) is not None:
-                    hint = f"put T.wait_wgmma(0) {'in front of' if f.span else 'behind'} line {at.line}, in front of the " \
+                    hint = f"put T.wait_wgmma(0) {'before' if f.span else 'after'} line {at.line}, before the " \
                            "use; T.wait_wgmma(n) lets n later ones run on"
                 raise error("sync-unordered", f.message, found=f.message, span=f.span or f.other or launch.span,
                             notes=notes, hint=hint, expected=expected or EXPECTED)

@@ -136,7 +136,7 @@ def check_uniform(t: ThreadValues, s: Stmt) -> None:
     for n in walk(s, Var, Buffer):
         if isinstance(n, Var) and n in named and id(n) not in prints:
             raise unsupported(f"the thread-dependent value {n.name} inside a tile operation or T.Parallel", span=s.span,
-                              hint="iterations of T.Parallel have no thread of their own here")
+                              hint="iterations of T.Parallel belong to no thread here")
         if by_hand and isinstance(n, Buffer) and n.data in t.private:
             raise unsupported(f"per-thread buffer {n.name} inside a tile operation or T.Parallel", span=s.span,
                               hint="use a fragment, whose elements are distributed over the threads")

@@ -56,7 +56,7 @@ class CommonLayouts:
                 raise error("layout-conflict", f"Layout infer conflict between `{have.name}` and its view `{b.name}`: "
                             f"{self.known.layouts[have]!r} and {old!r}",
                             found=f"{self.known.layouts[have]!r} and {old!r}", span=b.span or self.uses.launch.span,
-                            hint="copy the view to a fragment of its own")
+                            hint="copy the view to another fragment")
             if old is None:
                 self.known.settle(b, lay, f"is `{have.name}` in another shape")
                 changed = True

@@ -224,9 +224,9 @@ def check_symbols(func: Func) -> None:
     if missing:
         names = ", ".join(missing)
         raise error("undefined-symbol",
-                    f"In PrimFunc {func.name} variables ({names},) are used, but are not passed in as API arguments",
-                    found=str(names),
-                    span=func.span, hint="use it in the shape of a tensor parameter, or make it a parameter")
+                    f"`{func.name}` uses {names}, of which no argument gives the value (In PrimFunc {func.name} variables "
+                    f"({names},) are used, but are not passed in as API arguments)",  # programs test for this
+                    found=names, span=func.span, hint="use it in the shape of a tensor parameter, or make it a parameter")
     for f in verify(func):
         if f.rule == "defined":
             at = getattr(f.what, "span", None)
@@ -251,9 +251,10 @@ class _Checker:
     def __init__(self, kinds: Container[str] | None = None) -> None:
         self.kinds = kinds
 
-    def reject(self, kind: str, message: str, **place: Any) -> None:
+    def reject(self, kind: str, message: str, known: str = "", **place: Any) -> None:
+        """Raise an error.  known: the sentence that programs written for other versions of the language test for."""
         if self.kinds is None or kind in self.kinds:
-            raise error(kind, message, **place)
+            raise error(kind, f"{message} ({CHECK} {known})" if known else message, **place)
 
     def stmt(self, s: Stmt, around: tuple[Parallel, ...]) -> None:
         if around:
@@ -268,15 +269,17 @@ class _Checker:
         loop = around[-1]
         notes = ((loop.span, "the parallel loop"),)
         if isinstance(s, Parallel):
-            self.reject("parallel-nested", f"{CHECK} Nested parallel loops are not allowed. Put both into one header: "
-                        "for i, j in T.Parallel(m, n)", span=s.span, notes=notes,
-                        hint="use T.serial or T.unroll for the inner loop")
+            self.reject("parallel-nested", "T.Parallel stands inside another T.Parallel",
+                        "Nested parallel loops are not allowed", span=s.span, notes=notes,
+                        hint="put both into one header, for i, j in T.Parallel(m, n), or make the inner loop T.serial")
         if isinstance(s, For) and s.kind == "pipelined":
-            self.reject("parallel-pipelined", f"{CHECK} Pipelined loop cannot be nested inside a parallel loop",
-                        span=s.span, notes=notes, hint="put the pipelined loop outside")
+            self.reject("parallel-pipelined", "T.Pipelined stands inside T.Parallel",
+                        "Pipelined loop cannot be nested inside a parallel loop", span=s.span, notes=notes,
+                        hint="put the pipelined loop outside")
         if isinstance(s, TileOp):
-            self.reject("parallel-tile-op", f"{CHECK} Only elementwise operations are allowed inside a parallel loop. "
-                        f"Got a tile-op {s.op_name}", found=f"T.{s.op_name}", span=s.span, notes=notes,
+            self.reject("parallel-tile-op", f"T.{s.op_name} stands inside T.Parallel, whose body works on elements",
+                        f"Only elementwise operations are allowed inside a parallel loop. Got a tile-op {s.op_name}",
+                        found=f"T.{s.op_name}", span=s.span, notes=notes,
                         hint="move the operation out of the loop: it works on whole tiles")
         if isinstance(s, Break) and not self.loop_between(s, loop):
             self.reject("break-in-parallel", "break cannot leave a T.Parallel loop: its iterations have no order",
@@ -295,13 +298,14 @@ class _Checker:
             used = [v for v in variables if v in free_vars(i)]
             for v in used:
                 if b.scope_name == FRAGMENT and not isinstance(variables[v], Const):
-                    self.reject("parallel-symbolic", f"{CHECK} Loop variable `{v.name}` with symbolic range "
+                    self.reject("parallel-symbolic", f"`{v.name}` runs to {variables[v]!r}, known only when the kernel runs, "
+                                f"and indexes the fragment `{b.name}`", f"Loop variable `{v.name}` with symbolic range "
                                 f"[0, {variables[v]!r}) is used to index a fragment buffer `{b.name}`",
                                 found=f"an extent of {variables[v]!r}", span=span,
                                 hint="give the loop the fragment's extent and guard the body with if")
                 if b.scope_name == LOCAL:
-                    self.reject("parallel-local", f"{CHECK} Local buffer `{b.name}` is indexed by T.Parallel loop "
-                                f"variable `{v.name}`: each thread has its own copy of it",
+                    self.reject("parallel-local", f"each thread has its own copy of `{b.name}`, and an iteration of T.Parallel "
+                                f"has no thread", f"Local buffer `{b.name}` is indexed by T.Parallel loop variable `{v.name}`",
                                 found=f"`{b.name}` of each thread, indexed by `{v.name}`", span=span,
                                 hint="use T.serial, T.unroll or T.vectorized for the loop, or a fragment")
 

@@ -37,7 +37,7 @@ from ..analysis.statements import do
 
 register("role-fragment", ValueError, "a fragment used by more than one warp role",
          "allocate a fragment for each warp role: a fragment lives in the registers of the threads that use it",
-         expected="a fragment of its own for each warp role")
+         expected="a separate fragment for each warp role")
 register("role-place", ValueError, "warps that do not follow each other, or parts of warps, hold tile operations",
          "let warps that follow each other do it: `if tx >= 32 and tx < 96:`, T.ws(0, 1)",
          expected="whole warps that follow each other")

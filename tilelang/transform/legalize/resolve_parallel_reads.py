@@ -292,7 +292,7 @@ class _Body:
                             f"`{x.buffer.name}` that others update atomically: `{x.text}` is not proved to be disjoint from "
                             f"`{w.text}`",
                             expected="plain accesses to elements that no other iteration updates",
-                            found=f"one that {may}iteration ({one}) updates" if pair else f"`{x.text}` beside `{w.text}`",
+                            found=f"one that {may}iteration ({one}) updates" if pair else f"`{x.text}` and `{w.text}`",
                             span=x.node.span or w.node.span or self.loop.span,
                             hint="use a second loop, or T.atomic_load and T.atomic_store where any order will do")
 

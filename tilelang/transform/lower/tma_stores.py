@@ -160,7 +160,7 @@ class TmaStores:
         if not self.whole_groups:
             return "its warps are no whole warp groups"
         if self.names_barriers:
-            return "the program uses the barriers of its own choice"
+            return "the program chooses its barriers itself"
         return "" if self.buffers else "no shared memory is left for its staging"
 
     @cached_property

@@ -60,7 +60,7 @@ def _why_synchronous(r: WarpRoleLoop) -> str:
         return "prefetched scales are used in the order of the program"
     held = order_of(r).registers + REGISTERS.overlapped_gemms
     if held > r.consumer_registers:
-        return f"its fragments and what stands beside them take {held} registers of a thread, more than {r.consumer_registers}"
+        return f"its fragments and other values take {held} registers of a thread, more than {r.consumer_registers}"
     if order_of(r).cycles and len(items_of(r).gemms) == 1:
         return f"the loop waits for loads: its {r.stages} stages are free sooner so"
     return "each statement needs the GEMM before it, or the loop waits for loads and its stages are free sooner so"

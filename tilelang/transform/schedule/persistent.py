@@ -84,7 +84,7 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True, 
     """
     asked = cx.option(PassConfigKey.TL_PERSISTENT)
     if launch.plan.cluster:
-        return "the launch has clusters of its own"
+        return "the program chooses its clusters itself"
     if _may_wait(launch.body):
         return "blocks may wait for each other"
     blocks = int(asked) if asked is not None and asked is not True else cx.target.limits.sm_count

@@ -28,7 +28,7 @@ from tilelang.target.warp_groups import PER_GROUP, WARP_LANES, moved, warps_of
 from ..analysis.effects import effects
 from ..analysis.group_accesses import GROUP
 
-register("role-barrier", ValueError, "a warp role needs a barrier of its own and no number is left for it",
+register("role-barrier", ValueError, "a warp role needs a separate barrier and no number is left for it",
          "give T.sync_threads and T.named_barrier_arrive constant numbers, few enough to leave one of 1 to 7 free",
          expected="a barrier number from 1 to 7 that is free")
 
@@ -260,12 +260,12 @@ class WarpRoleSync:
     def number(self, first: int, count: int) -> int:
         """Number of the named barrier of a warp role; the program does not use it."""
         if -1 in self.launch.plan.barrier_numbers:
-            raise error("role-barrier", "a warp role needs a barrier of its own, and the program computes the "
+            raise error("role-barrier", "a warp role needs a separate barrier, and the program computes the "
                         "numbers of its barriers",
                         found="numbers that the program computes", span=self.launch.span)
         got = self.numbers.get((first, count))
         if got is None:
-            raise error("role-barrier", "a warp role needs a barrier of its own, and the program uses all",
+            raise error("role-barrier", "a warp role needs a separate barrier, and the program uses all",
                         found="none",
                         span=self.launch.span)
         return got
