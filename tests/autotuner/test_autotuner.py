@@ -83,7 +83,7 @@ def test_results_are_kept_on_disk(monkeypatch):
     first = tuned([{"blk": 16}, {"blk": 64}])(256)
     from tilelang.autotuner import tuner
 
-    monkeypatch.setattr(tuner.Measurement, "measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(tuner.Measurement, "prepare", lambda *_: pytest.fail("measured again"))
     again = tuned([{"blk": 16}, {"blk": 64}])(256)
     assert again.config == first.config and again.latency == first.latency
 

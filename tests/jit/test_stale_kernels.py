@@ -536,7 +536,7 @@ def test_tuned_functions_follow_what_tracing_reads(tmp_path, monkeypatch):
     monkeypatch.setattr(with_default, "__defaults__", (5,))
     path.write_text("5")
     assert make(4)(np.zeros(4, np.int32))[0] == of_file(4)(np.zeros(4, np.int32))[0] == 5
-    assert len(of_file.results) == 1
+    assert len(set(map(id, of_file.results.values()))) == 1
 
 
 def test_values_of_torch_that_are_the_same_ask_for_no_other_kernel():

@@ -106,16 +106,30 @@ class AutoTuneImpl(InClasses):
                         if n not in self.skipped])
         key = (values, impl.surroundings())
         result = self.results.get(key)
+        if result is None and not self.skipped:
+            key = self._program_key(args, kwargs, configs) or key
+            result = self.results.get(key)
         if result is not None and missed != impl.captured.missed:  # another program perhaps: the choice is kept, not the kernel
             return self._compile(args, kwargs, result.config or {}), runtime
         if result is None:
             result = self.results[key] = tune(
                 configs, lambda config: self._compile(args, kwargs, config), self.profile,
                 inputs=runtime if runtime and measured else None, key=self._disk_key(key, configs), early_stop=self.early_stop,
-                early_stop_factor=self.early_stop_factor)
-            self.results[values, impl.surroundings()] = result  # after tracing, which may have changed them
+                early_stop_factor=self.early_stop_factor, about=impl.__name__)
+        self.results[values, impl.surroundings()] = result  # after tracing, which may have changed them
         assert result.kernel is not None
         return result.kernel, runtime
+
+    def _program_key(self, args: tuple[Any, ...], kwargs: dict[str, Any], configs: list[dict[str, Any]]) -> Any:
+        """What decides the candidates' programs, so that calls that say the same by other arguments (a tensor or its sizes, a
+        default or its value) share a search; None where no configuration gives a program."""
+        for config in configs:
+            values = {k: v for k, v in config.items() if k != RESERVED}
+            try:
+                return "programs", self.jit_impl.parse_cache_key(*args, **kwargs, **values), freeze(configs)
+            except Exception as e:  # compiling this candidate fails for the same reason, and the tuner tells it
+                logger.debug("tuning: configuration %s has no program: %s", config, e)
+        return None
 
     def _check_arguments(self, given: dict[str, Any], tunable: set[str], lazy: bool) -> None:
         """Report a parameter that neither the call nor a configuration gives once, before any candidate fails for it."""
@@ -190,8 +204,9 @@ def autotune(*, configs: Any, warmup: int = 25, rep: int = 100, timeout: float =
              early_stop_factor: float = 2.0, keys: Iterable[str] | None = None) -> Callable[[Any], AutoTuneImpl]:
     """Decorator above @tilelang.jit that chooses the parameters named in configs by measuring.
 
-    configs: list of dicts, or a function of the call's arguments that returns one.  warmup, rep: runs per measurement.
-    timeout: seconds per candidate.  keys: accepted; results are kept for the values of all arguments.
+    configs: list of dicts, or a function of the call's arguments that returns one.  warmup, rep: the most runs of a candidate
+    that may be the best; others have fewer.  timeout: seconds for each step of a candidate.  keys: accepted; results are kept
+    for the values of all arguments.
     """
     profile = ProfileArgs(warmup, rep, timeout, supply_type, ref_prog, supply_prog, rtol, atol, max_mismatched_ratio,
                           skip_check, manual_check_prog, cache_input_tensors)
@@ -253,7 +268,8 @@ class AutoTuner:
         key = digest(["autotuner", compiler_stamp(), source, text, configs, self.compile_args.text(), profile.text(),
                       machine_text()]) if source else None
         return tune(configs, lambda config: self.compile_args.compile_program(self.fn(**config)), profile, key=key,
-                    early_stop=early_stop, early_stop_factor=early_stop_factor)
+                    early_stop=early_stop, early_stop_factor=early_stop_factor,
+                    about=getattr(self.fn, "__name__", "a kernel"))
 
     __call__ = run
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +18,10 @@ import numpy as np
 from tilelang.env import env
 from tilelang.errors import brought, error, register
 from tilelang.jit import JITKernel
-from tilelang.jit.compare import is_float8_dtype, torch_assert_close
-from tilelang.jit.compiling import run_parallel
+from tilelang.jit.compare import assert_close
+from tilelang.jit.compiling import progress, run_parallel
 from tilelang.jit.supply import get_tensor_supply
-from tilelang.jit.timing import do_bench
+from tilelang.jit.timing import PASS_MS, clock_for, compared
 from tilelang.log import FORMAT, logger
 from tilelang.runtime.cache import DiskCache, Entry
 from tilelang.runtime.cpus import usable_cpus
@@ -73,58 +75,71 @@ class Measurement:
 
     def __init__(self, profile: ProfileArgs, inputs: list[Any] | None) -> None:
         self.profile, self.given = profile, inputs
-        self.made: list[Any] | None = None
-        self.ref_latency: float | None = None
-        self.reference: Any = None
+        self.made: dict[Any, list[Any]] = {}  # by types and shapes: candidates with equal parameters share their inputs
+        self.wanted: dict[int, list[Any]] = {}  # by id of the inputs: results of the reference program
+        self.copies: dict[Any, list[Any]] = {}  # inputs that candidates write, so that the caller's stay unchanged
 
     def inputs_for(self, kernel: JITKernel) -> list[Any]:
         """The given inputs, else supplied or generated ones."""
         if self.given is not None:
             return self.given
-        if self.made is not None and self.profile.cache_input_tensors:
-            return self.made
         params = [p for i, p in enumerate(kernel.params) if i not in kernel.out_idx]
+        key = tuple((str(p.dtype), *map(str, p.shape)) for p in params)
+        if key not in self.made:
+            self.made[key] = self._made(params, kernel)
+        return self.made[key]
+
+    def _made(self, params: list[Any], kernel: JITKernel) -> list[Any]:
         if self.profile.supply_prog is not None:
-            self.made = list(self.profile.supply_prog(params))
-            return self.made
+            return list(self.profile.supply_prog(params))
         if any(p.is_scalar() for p in params):
             raise error("tune-inputs", "a kernel with scalar parameters needs inputs to be tuned on",
                         found=f"{sum(p.is_scalar() for p in params)} scalar parameters and no inputs",
                         hint="give them: with set_autotune_inputs(a, b, n): …")
         supply = get_tensor_supply(self.profile.supply_type, device_of(kernel), seed=0)
-        self.made = [supply(p) for p in params]
-        return self.made
+        return [supply(p) for p in params]
 
     def check(self, kernel: JITKernel, inputs: list[Any]) -> None:
         """Compare with the reference program.  Raises AssertionError."""
         p = self.profile
         if p.ref_prog is None or p.skip_check:
             return
-        wanted = _list(p.ref_prog(*[_copy(x) for x in inputs]))
-        got = _list(kernel(*[_copy(x) for x in inputs]))
+        if id(inputs) not in self.wanted:
+            self.wanted[id(inputs)] = _list(p.ref_prog(*map(_copy, inputs)))
+        wanted, got = self.wanted[id(inputs)], _list(kernel(*map(_copy, inputs)))
         if p.manual_check_prog is not None:
             p.manual_check_prog(got, wanted)
             return
         assert len(got) == len(wanted), f"{len(got)} outputs, the reference gives {len(wanted)}"
         for a, b in zip(got, wanted):
-            if is_float8_dtype(a.dtype):
-                a, b = a.float(), b.float()
-            torch_assert_close(a, b, rtol=p.rtol, atol=p.atol, max_mismatched_ratio=p.max_mismatched_ratio)
+            assert_close(a, b, p.rtol, p.atol, p.max_mismatched_ratio)
 
-    def measure(self, kernel: JITKernel, baseline: float | None) -> float:
-        """Check a candidate, then measure it: milliseconds."""
+    def prepare(self, kernel: JITKernel) -> Callable[[int], list[float]]:
+        """Check a candidate and warm it up.  Returns a function: number of runs -> milliseconds of each."""
         inputs = self.inputs_for(kernel)
         self.check(kernel, inputs)
-        names = kernel.written()  # copied, so that the caller's tensors and the next candidate's inputs stay unchanged
-        written = {k for k, a in enumerate(kernel.signature.inputs) if a.name in names}
-        inputs = [_copy(x) if k in written else x for k, x in enumerate(inputs)]
-        bench = lambda fn: do_bench(fn, _n_warmup=self.profile.warmup, _n_repeat=self.profile.rep,  # noqa: E731
-                                    backend=self.profile.backend, device=device_of(kernel) or "cpu",
-                                    early_stop_baseline=baseline, return_mode="median")
-        if self.profile.ref_prog is not None and self.ref_latency is None:
-            ref = self.profile.ref_prog
-            self.ref_latency = bench(lambda: ref(*inputs))
-        return bench(lambda: kernel(*inputs))
+        names = kernel.written()
+        written = tuple(k for k, a in enumerate(kernel.signature.inputs) if a.name in names)
+        if (id(inputs), written) not in self.copies:
+            self.copies[id(inputs), written] = [_copy(x) if k in written else x for k, x in enumerate(inputs)]
+        own = self.copies[id(inputs), written]
+        measure = self._measures(kernel, own, device_of(kernel))
+        kernel(*own)
+        for _ in range(min(self.profile.warmup - 1, int(PASS_MS / max(*measure(1), 1e-6)))):
+            kernel(*own)
+        return measure
+
+    def _measures(self, run: Callable[..., Any], inputs: list[Any], device: str | None) -> Callable[[int], list[float]]:
+        clock = clock_for(device or "cpu", backend=self.profile.backend)
+        return lambda n: clock.measure(lambda: run(*inputs), n, True)
+
+    def reference_latency(self, kernel: JITKernel) -> float | None:
+        """Milliseconds of the reference program, on the inputs of a candidate."""
+        if self.profile.ref_prog is None:
+            return None
+        device = device_of(kernel)
+        measure = self._measures(self.profile.ref_prog, list(map(_copy, self.inputs_for(kernel))), device)
+        return compared(lambda k, n: measure(n), 1, self.profile.rep, device is None)[0]
 
 
 def device_of(kernel: JITKernel) -> str | None:
@@ -148,12 +163,13 @@ def _copy(x: Any) -> Any:
 
 def tune(configs: Iterable[dict[str, Any]], compile_one: Callable[[dict[str, Any]], JITKernel], profile: ProfileArgs, *,
          inputs: list[Any] | None = None, key: str | None = None, early_stop: bool = False,
-         early_stop_factor: float = 2.0) -> AutotuneResult:
+         early_stop_factor: float = 2.0, about: str = "a kernel") -> AutotuneResult:
     """Compile, check and measure all configurations; return the best.
 
     compile_one: configuration -> kernel.  inputs: tensors to measure on.  key: where the result is kept on disk; None: it is
-    not kept.  early_stop: drop a candidate whose first estimate is early_stop_factor times slower than the best.  Candidates
-    are compiled in parallel and run one after another, each under the time limit.
+    not kept.  early_stop: drop a candidate whose first estimate is early_stop_factor times slower than the best.  about: a name
+    for messages.  Candidates are compiled in parallel, checked one after another and measured in alternation, each step
+    under the time limit; profile.warmup and profile.rep are the most runs of one that may be the best.
     Raises ValueError without configurations, RuntimeError when none succeeds.
     """
     configs = list(configs)
@@ -174,8 +190,8 @@ def tune(configs: Iterable[dict[str, Any]], compile_one: Callable[[dict[str, Any
             return kept
     measurement = Measurement(profile, inputs)
     with log_file():
-        return _best(configs, compile_one, profile, measurement, early_stop, early_stop_factor,
-                     key if cacheable else None)
+        return _best(configs, compile_one, measurement, early_stop_factor if early_stop else math.inf,
+                     key if cacheable else None, about)
 
 
 @contextmanager
@@ -197,41 +213,70 @@ def log_file() -> Iterator[None]:
         handler.close()
 
 
-def _best(configs: list[dict[str, Any]], compile_one: Callable[[dict[str, Any]], JITKernel], profile: ProfileArgs,
-          measurement: Measurement, early_stop: bool, early_stop_factor: float, key: str | None) -> AutotuneResult:
+def _best(configs: list[dict[str, Any]], compile_one: Callable[[dict[str, Any]], JITKernel], measurement: Measurement,
+          stays: float, key: str | None, about: str) -> AutotuneResult:
     """Compile and measure all candidates; return the fastest.  key: where the result is kept on disk."""
-    kernels, failures = _compile_all(configs, compile_one, profile.timeout)
-    best: AutotuneResult | None = None
-    for config, kernel in zip(configs, kernels):
-        if kernel is None:
-            continue
-        baseline = best.latency * early_stop_factor if early_stop and best is not None and best.latency else None
-        try:
-            latency = guarded(functools.partial(measurement.measure, kernel, baseline), profile.timeout)
-        except Exception as e:
-            if getattr(e, "kind", "") == "tune-inputs":
-                raise
-            failures[str(config)] = f"{type(e).__name__}: {e}"
-            logger.warning("tuning: configuration %s is skipped: %s", config, failures[str(config)].splitlines()[0])
-            continue
-        logger.info("tuning: %s takes %.4f ms", config, latency)
-        if best is None or best.latency is None or latency < best.latency:
-            best = AutotuneResult(latency, config, measurement.ref_latency, kernel.get_kernel_source(),
-                                  kernel.prim_func, kernel)
-    if best is None or best.kernel is None:
+    start, profile = time.perf_counter(), measurement.profile
+    kernels, failures = _compile_all(configs, compile_one, profile.timeout, about)
+    compiled = {k: kernel for k, kernel in enumerate(kernels) if kernel is not None}
+
+    def failed(k: int, e: Exception) -> None:
+        if getattr(e, "kind", "") == "tune-inputs":
+            raise e
+        failures[str(configs[k])] = f"{type(e).__name__}: {e}"
+        logger.warning("tuning: configuration %s is skipped: %s", configs[k], failures[str(configs[k])].splitlines()[0])
+
+    times = _times(compiled, measurement, stays, failed, about)
+    if not times:
         raise error("tune-failed", "Auto-tuning failed: No configuration successfully compiled and passed "
                     "benchmarking/validation.",
                     found=f"{len(failures)} that failed", notes=[(None, f"{c}: {w}") for c, w in list(failures.items())[:5]],
                     hint="compile one configuration by itself to see its error in full")
-    best.failures = failures
-    best.kernel.update_tuner_result(best.latency or 0.0, best.config or {}, best.ref_latency)
-    if key is not None and _is_json(best.config):
-        disk.store(key, Entry({"config": best.config, "latency": best.latency}))
-    return best
+    for k, ms in times.items():
+        logger.info("tuning: %s takes %.4f ms", configs[k], ms)
+    best = min(times, key=lambda k: times[k])
+    logger.info("tuned %s in %.1f s: %s is the best with %.4f ms; of %d configurations %d were measured, %d failed", about,
+                time.perf_counter() - start, configs[best], times[best], len(configs), len(times), len(configs) - len(times))
+    result = _result(compiled[best], times[best], configs[best], measurement.reference_latency(compiled[best]))
+    result.failures = failures
+    if key is not None and _is_json(result.config):
+        disk.store(key, Entry({"config": result.config, "latency": result.latency}))
+    return result
+
+
+def _times(kernels: dict[int, JITKernel], measurement: Measurement, stays: float, failed: Callable[[int, Exception], None],
+           about: str) -> dict[int, float]:
+    """Milliseconds of the candidates that run and pass the check.  failed: told of the others."""
+    limit, runs, wrong = measurement.profile.timeout, {}, set()
+    with progress(f"measuring {about}", len(kernels)) as step:
+        for k, kernel in kernels.items():
+            try:
+                runs[k] = guarded(functools.partial(measurement.prepare, kernel), limit)
+            except Exception as e:
+                failed(k, e)
+            step()
+        able = list(runs)
+
+        def measure(at: int, n: int) -> list[float]:
+            try:
+                return list(guarded(functools.partial(runs[able[at]], n), limit))
+            except Exception as e:
+                failed(able[at], e)
+                wrong.add(at)
+                return [math.inf]
+
+        on_host = not any(map(device_of, kernels.values()))
+        found = compared(measure, len(able), measurement.profile.rep, on_host, stays) if able else {}
+    return {able[at]: ms for at, ms in found.items() if at not in wrong}
+
+
+def _result(kernel: Any, latency: float, config: dict[str, Any], ref_latency: float | None) -> AutotuneResult:
+    kernel.update_tuner_result(latency, config, ref_latency)
+    return AutotuneResult(latency, config, ref_latency, kernel.get_kernel_source(), kernel.prim_func, kernel)
 
 
 def _compile_all(configs: list[dict[str, Any]], compile_one: Callable[[dict[str, Any]], JITKernel],
-                 timeout: float) -> tuple[list[JITKernel | None], dict[str, str]]:
+                 timeout: float, about: str) -> tuple[list[JITKernel | None], dict[str, str]]:
     failures: dict[str, str] = {}
 
     def job(config: dict[str, Any]) -> JITKernel | None:
@@ -243,7 +288,8 @@ def _compile_all(configs: list[dict[str, Any]], compile_one: Callable[[dict[str,
             return None
 
     workers = min(len(configs), env.tuning_workers(usable_cpus()))
-    return run_parallel([lambda c=c: job(c) for c in configs], workers, False), failures
+    with progress(f"compiling {about}", len(configs)) as step:
+        return run_parallel([lambda c=c: job(c) for c in configs], workers, False, step), failures
 
 
 def _kept(key: str, compile_one: Callable[[dict[str, Any]], JITKernel]) -> AutotuneResult | None:
@@ -251,9 +297,7 @@ def _kept(key: str, compile_one: Callable[[dict[str, Any]], JITKernel]) -> Autot
     if entry is None:
         return None
     config, latency = entry.meta["config"], entry.meta["latency"]
-    kernel = compile_one(config)
-    kernel.update_tuner_result(latency, config, None)
-    return AutotuneResult(latency, config, None, kernel.get_kernel_source(), kernel.prim_func, kernel)
+    return _result(compile_one(config), latency, config, None)
 
 
 def _is_json(x: Any) -> bool:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 import sys
+import threading
+import time
 
 from tilelang.errors import InternalError, TileLangError, brought, error, for_user, named_arguments
 from tilelang.log import logger
@@ -13,6 +16,8 @@ from tilelang.runtime.cpus import usable_cpus
 
 from .kernel import JITKernel, compile_request
 from .requests import check_host, make_request
+
+_PATIENCE = 1.0  # seconds until progress is shown
 
 
 @named_arguments("compile-option")
@@ -69,13 +74,11 @@ def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool,
     from concurrent.futures import ThreadPoolExecutor, as_completed  # 3 ms
 
     workers = num_workers or min(len(jobs), usable_cpus())
-    with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
+    shown = progress("compiling", len(jobs)) if step is None else nullcontext(step)
+    with ThreadPoolExecutor(max_workers=max(1, workers)) as pool, shown as finished:
         futures = [pool.submit(job) for job in jobs]
-        if step is None:
-            _progress(as_completed(futures), len(futures))
-        else:
-            for _ in as_completed(futures):
-                step()
+        for _ in as_completed(futures):
+            finished()
         out = []
         for k, future in enumerate(futures):
             try:
@@ -88,12 +91,26 @@ def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool,
     return out
 
 
-def _progress(finished: Iterator[Any], count: int) -> None:
-    """Wait for `count` jobs with a progress bar, where tqdm is installed and stderr is a terminal."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
+@contextmanager
+def progress(text: str, total: int) -> Iterator[Callable[[], None]]:
+    """A context that gives a function to call after each of `total` steps.  It shows "text 3/9" and a bar on a terminal when
+    that takes long."""
+    if not sys.stderr.isatty():
+        yield lambda: None
         return
-    for _ in tqdm(finished, total=count, desc="Parallel Compiling",
-                  disable=not sys.stderr.isatty()):
-        pass
+    from rich.console import Console  # 18 ms
+    from rich.progress import MofNCompleteColumn, Progress  # 38 ms
+
+    bar = Progress(*Progress.get_default_columns()[:2], MofNCompleteColumn(), console=Console(stderr=True), transient=True)
+    task, start, lock = bar.add_task(text, total=total), time.perf_counter(), threading.Lock()
+
+    def step() -> None:
+        with lock:
+            if time.perf_counter() - start > _PATIENCE:
+                bar.start()
+            bar.advance(task)
+
+    try:
+        yield step
+    finally:
+        bar.stop()

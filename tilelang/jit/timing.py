@@ -23,6 +23,10 @@ register("bench-device", ValueError, "do_bench is asked to measure on a device i
 
 RETURN_MODES = ("mean", "median", "min", "max")
 BACKENDS = ("event", "cupti", "cudagraph")
+PASS_MS = 20.0  # most time in a pass for the runs of a function
+# How many times slower than the fastest a function may be after each pass, to stay: the host's first runs may be disturbed.
+_GPU_STAYS, _HOST_STAYS = (3.0, 2.0, 1.3, 1.3, 1.1), (1000.0, 30.0, 8.0, 3.0, 1.5, 1.2)
+_ENOUGH, _LEAST = 5.0, 0.1  # seconds of passes: of all functions, of each if it is short
 _flush_buffers: dict[tuple[Any, int], Any] = {}
 
 
@@ -49,7 +53,7 @@ def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, _n_war
     if quantiles is not None and (not isinstance(quantiles, (list, tuple)) or not all(0 <= q <= 1 for q in quantiles)):
         raise error("bench-quantiles", f"quantiles are a list of numbers from 0 to 1, found {quantiles!r}",
                     found=repr(quantiles))
-    clock = _clock_for(device, cache_size, backend)
+    clock = clock_for(device, cache_size, backend)
     fn()
     clock.synchronize()
     estimate = clock.measure(fn, 5, flush=True)
@@ -78,7 +82,53 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def _clock_for(device: Any, cache_size: int | None, backend: str) -> Any:
+def typical(times: Sequence[float]) -> float:
+    """The mean of the fastest three quarters: the resolution of events is too coarse for a median."""
+    return statistics.fmean(sorted(times)[:max(1, len(times) * 3 // 4)])
+
+
+def timed_pass(measure: Callable[[int, int], list[float]], taken: dict[int, list[float]], runs: int,
+               of: Callable[[Sequence[float]], float] = typical, least_ms: float = 0.0) -> None:
+    """Append to `taken` one time of each function in turn, so that changes of clocks and other processes affect all.
+
+    measure: (function, runs) -> milliseconds of each run.  of: the time of several runs.  least_ms: a shorter run is repeated
+    for so long."""
+    order = list(taken.items())
+    first = len(order[0][1]) % len(order)  # each is first at times: what ran before affects caches and threads
+    for k, times in order[first:] + order[:first]:
+        last = max(times[-1], 1e-6) if times else PASS_MS / runs
+        times.append(of(measure(k, max(1, min(int(runs * max(1.0, least_ms / last)), int(PASS_MS / last))))))
+
+
+def compared(measure: Callable[[int, int], list[float]], count: int, runs: int, on_host: bool,
+             stays: float = 1e9) -> dict[int, float]:
+    """Milliseconds of `count` functions, measured in alternation by passes.
+
+    Passes end when each function that may be the fastest showed its time three times to 2 % in 0.1 s, when it had `runs` runs
+    (on the host, of at least 1 ms), or after 5 s.  on_host: the time of a pass is that of its fastest run, because other work
+    makes some many times longer, and the result the lower quartile of the passes; else a median.  stays: how many times slower
+    than the fastest a function may be to be measured again.  measure: as timed_pass has it.
+    """
+    of, whole = (min, lambda t: sorted(t)[len(t) // 4]) if on_host else (typical, statistics.median)
+    limits, done, start = _HOST_STAYS if on_host else _GPU_STAYS, 0, time.perf_counter()
+    taken: dict[int, list[float]] = {k: [] for k in range(count)}
+    result: dict[int, float] = {}
+    n = settled = 0
+    while done < runs and (n < 4 or not settled and time.perf_counter() - start < _ENOUGH):
+        now = max(1, min(1 << max(0, n - 1), 8, runs - done))
+        timed_pass(measure, taken, now, of, 1.0 if on_host else 0.0)
+        result |= {k: whole(t) for k, t in taken.items()}
+        least = min(result[k] for k in taken)
+        done += max(1, min(now, int(PASS_MS / max(least, 1e-6))))
+        taken = {k: t for k, t in taken.items() if min(t) <= least * min(stays, limits[min(n, len(limits) - 1)])}
+        settled = len(taken) * _LEAST < time.perf_counter() - start and all(
+            sum(abs(x - result[k]) <= 0.02 * result[k] for x in t) >= 3 for k, t in taken.items())
+        n += 1
+    return result
+
+
+def clock_for(device: Any, cache_size: int | None = None, backend: str = "event") -> Any:
+    """The clock of a CUDA device or "cpu"; None is the GPU where there is one.  cache_size: MB written between runs."""
     kind = str(getattr(device, "type", device)).split(":")[0] if device is not None else None
     if kind is None:
         kind = "cuda" if device_capability() is not None else "cpu"

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 from tilelang.env import env
 from tilelang.jit.artifact import INTERPRETED
 from tilelang.jit.toolchain import toolchain_stamp
-from tilelang.jit.compiling import run_parallel
-from tilelang.jit.timing import EventClock
+from tilelang.jit.compiling import progress, run_parallel
+from tilelang.jit.timing import EventClock, timed_pass
 from tilelang.log import logger
 from tilelang.runtime import cuda_driver
 from tilelang.runtime.cache import DiskCache, Entry, compiler_stamp, digest
@@ -39,8 +39,6 @@ SURE = 0.98  # of the model's time: a smaller gain is noise
 # (runs in a pass, how much slower than the fastest a candidate may be to stay); the last passes, of _RUNS, decide
 _HEATS = ((1, 2.0), (5, 1.3), (8, 1.1), (8, 1.04))
 _PASSES, _RUNS = 5, 16
-_PASS_MS = 20.0  # most time in a pass for the runs of a candidate
-_PATIENCE = 1.0  # seconds until progress is shown
 Run = Callable[..., None]
 
 
@@ -111,14 +109,8 @@ def race(measure: Callable[[int, int], list[float]], count: int) -> tuple[int, d
     """
     taken: dict[int, list[float]] = {k: [] for k in range(count)}
 
-    def measure_each(runs: int) -> None:
-        for k, times in taken.items():
-            fit = int(_PASS_MS / max(times[-1], 1e-6)) if times else runs
-            found = sorted(measure(k, max(1, min(runs, fit))))
-            times.append(statistics.fmean(found[:max(1, len(found) * 3 // 4)]))  # resolution too coarse for a median
-
     for runs, factor in _HEATS:
-        measure_each(runs)
+        timed_pass(measure, taken, runs)
         middle = {k: statistics.median(t) for k, t in taken.items()}
         limit = factor * min(middle.values())
         taken = {k: t for k, t in taken.items() if k == 0 or middle[k] <= limit}
@@ -126,7 +118,7 @@ def race(measure: Callable[[int, int], list[float]], count: int) -> tuple[int, d
         for k in taken:
             taken[k] = taken[k][-1:]
         for _ in range(_PASSES):
-            measure_each(_RUNS)
+            timed_pass(measure, taken, _RUNS)
     last = {k: statistics.median(t[-_PASSES:]) for k, t in taken.items()}
     best = min(last, key=lambda k: last[k])
     sure = last[best] <= SURE * last[0] and all(x < y for x, y in zip(taken[best][-_PASSES:], taken[0][-_PASSES:]))
@@ -265,31 +257,6 @@ def at_home(like: Any) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def progress(text: str, total: int) -> Iterator[Callable[[], None]]:
-    """A context that gives a function to call after each of `total` steps. It shows a bar on a terminal when that takes long.
-    """
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console  # 18 ms
-    from rich.progress import Progress  # 38 ms
-
-    bar, start, lock = Progress(console=Console(stderr=True), transient=True), time.perf_counter(), threading.Lock()
-    task = bar.add_task(text, total=total)
-
-    def step() -> None:
-        with lock:
-            if time.perf_counter() - start > _PATIENCE:
-                bar.start()
-            bar.advance(task)
-
-    try:
-        yield step
-    finally:
-        bar.stop()
-
-
 def _machine(like: Any, target: Target) -> list[Any]:
     """The properties of the machine, besides the call and this package, that a measured choice depends on."""
     device = 0 if is_numpy(like) or like.device.type != "cuda" else like.device.index or 0
@@ -312,5 +279,5 @@ def _line(e: Exception) -> str:
 
 tuner = Tuner()
 
-__all__ = ["MOST", "SURE", "Candidate", "Clock", "Task", "Tuner", "at_home", "captured", "compiled", "gpu_clock", "progress",
-           "race", "tuner"]
+__all__ = ["MOST", "SURE", "Candidate", "Clock", "Task", "Tuner", "at_home", "captured", "compiled", "gpu_clock", "race",
+           "tuner"]
