@@ -63,6 +63,29 @@ def test_show_draws_into_a_file_that_need_not_be_named(kernel_file, tmp_path, mo
     assert "a program comes first" in capsys.readouterr().err
 
 
+def test_a_file_of_plain_functions_beside_its_modules_is_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "sibling_of_shown.py").write_text("WIDTH = 64\n")
+    (tmp_path / "shown_maker.py").write_text("""
+import tilelang.language as T
+from sibling_of_shown import WIDTH
+def make(n, by=2.0):
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32")):
+        with T.Kernel(n // WIDTH, threads=32) as b:
+            for i in T.Parallel(WIDTH):
+                A[b * WIDTH + i] = A[b * WIDTH + i] * by
+    return main
+""")
+    file = str(tmp_path / "shown_maker.py")
+    assert cli.main(["show", file]) == 2
+    assert f"name a function that returns one, {file}:NAME --set ARGUMENT=VALUE, of: make" in capsys.readouterr().err
+    assert cli.main(["show", f"{file}:make"]) == 2
+    assert "missing a required argument: 'n'; give it: --set NAME=VALUE" in capsys.readouterr().err
+    assert cli.main(["show", f"{file}:make", "--set", "n=128", "--arch", "sm_80"]) == 0
+    assert "__global__" in capsys.readouterr().out
+
+
 def test_version_and_the_name_of_the_command(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["--version"])

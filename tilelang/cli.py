@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
+import inspect
 import io
 import os
 import pathlib
@@ -65,6 +66,7 @@ def load_source(path: pathlib.Path) -> dict[str, Any]:
         raise LookupError(f"{path} is not a Python file (NAME.py)")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.resolve().parent))  # as `python FILE` has it
     try:
         spec.loader.exec_module(module)
     except SyntaxError as e:
@@ -91,7 +93,9 @@ def find_kernel(where: str) -> tuple[str, Any]:
     if len(programs) == 1:
         return next(iter(programs.items()))
     if not programs:
-        raise LookupError(f"{file} defines no kernel at module level (a @tilelang.jit function or a @T.prim_func)")
+        makers = [k for k, v in names.items() if inspect.isfunction(v) and v.__module__ == names["__name__"]]
+        raise LookupError(f"{file} defines no kernel at module level (a @tilelang.jit function or a @T.prim_func); name a "
+                          f"function that returns one, {file}:NAME --set ARGUMENT=VALUE, of: {', '.join(makers) or 'none'}")
     raise LookupError(f"{file} has {len(programs)} kernels ({', '.join(programs) or 'none'}): say {file}:NAME")
 
 
@@ -118,6 +122,10 @@ def program_of(where: str, found: Any, settings: dict[str, Any]) -> Any:
                 e.hint = f"give the values of its T.const: {' '.join(f'--set {n}=…' for n in _consts(found))}"
             raise
     if callable(found) and not hasattr(found, "buffer_map"):
+        try:
+            inspect.signature(found).bind(**settings)
+        except TypeError as e:
+            raise LookupError(f"{where}: {e}; give it: --set NAME=VALUE") from None
         return found(**settings)
     return found
 
