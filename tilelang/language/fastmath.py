@@ -52,6 +52,38 @@ ieee_fmaf = _ieee("fmaf", 3)
 ieee_frcp, ieee_fsqrt, ieee_frsqrt = (_ieee(n, 1) for n in ("frcp", "fsqrt", "frsqrt"))
 
 
+def _single(name: str, *values: Any) -> Expr:
+    """One IEEE operation rounded to nearest, of floats of one type."""
+    vs = [value_of(v) for v in values]
+    if not vs[0].dtype.is_float or any(v.dtype != vs[0].dtype for v in vs):
+        raise error("math-type", f"T.{name} takes floats of one type, found {', '.join(str(v.dtype) for v in vs)}",
+                    expected="floats of one type", found=", ".join(str(v.dtype) for v in vs),
+                    hint=f"cast the operands; a literal is float32: T.{vs[0].dtype}(2.0)")
+    return call({"fma": "ieee_fmaf", "fmul": "ieee_mul"}[name], vs, vs[0].dtype, rounding_mode="rn")
+
+
+def fma(x: Any, y: Any, z: Any) -> Expr:
+    """x * y + z, rounded once to nearest: one fused multiply-add, on every backend.
+
+    x, y, z: floats of one type, scalars or vectors.  Raises math-type.
+
+    Example:
+        Y[i] = T.fma(X[i], X[i], Y[i])
+    """
+    return _single("fma", x, y, z)
+
+
+def fmul(x: Any, y: Any) -> Expr:
+    """x * y, rounded to nearest: it is not contracted with a neighbouring sum into a fused multiply-add.
+
+    x, y: floats of one type, scalars or vectors.  Raises math-type.
+
+    Example:
+        Y[i] = T.fmul(X[i], X[i]) + Y[i]
+    """
+    return _single("fmul", x, y)
+
+
 def _packed(name: str, arity: int) -> Callable[..., Expr]:
     def fn(*args: Any) -> Expr:
         if len(args) != arity:
@@ -79,5 +111,5 @@ def _packed(name: str, arity: int) -> Callable[..., Expr]:
 add2, sub2, mul2, max2, min2 = (_packed(n, 2) for n in ("add2", "sub2", "mul2", "max2", "min2"))
 fma2, abs2 = _packed("fma2", 3), _packed("abs2", 1)
 
-__all__ = ["abs2", "add2", "fast_exp2", "fast_rcp", "fma2", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt",
-           "ieee_fsqrt", "ieee_mul", "ieee_sub", "max2", "min2", "mul2", "sub2", *_FAST]
+__all__ = ["abs2", "add2", "fast_exp2", "fast_rcp", "fma", "fma2", "fmul", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp",
+           "ieee_frsqrt", "ieee_fsqrt", "ieee_mul", "ieee_sub", "max2", "min2", "mul2", "sub2", *_FAST]
