@@ -37,8 +37,8 @@ def gemm_sp(A_sparse: Any, E: Any, B: Any, C: Any, transpose_A: bool = False, tr
     b = need_builder("T.gemm_sp")
     a, e = whole_region(A_sparse, "operand A of T.gemm_sp"), whole_region(E, "the metadata of T.gemm_sp")
     right = whole_region(B, "operand B of T.gemm_sp")
-    (m, half), (em, en) = (_matrix(r, t, n) for r, t, n in ((a, transpose_A, "A"), (e, transpose_E, "E")))
-    k_b = _matrix(right, transpose_B, "B")[0]
+    (m, half), (em, en) = (matrix_of(r, t, n) for r, t, n in ((a, transpose_A, "A"), (e, transpose_E, "E")))
+    k_b = matrix_of(right, transpose_B, "B")[0]
     if not e.buffer.dtype.is_int:
         raise error("gemm-types", f"the metadata of T.gemm_sp are integers, found {e.buffer.dtype}",
                     expected="integers", found=str(e.buffer.dtype))
@@ -66,10 +66,10 @@ def gemm_sp(A_sparse: Any, E: Any, B: Any, C: Any, transpose_A: bool = False, tr
     return gemm(dense, B, C, False, transpose_B, policy, clear_accum, k_pack, None, annotations)
 
 
-def _matrix(r: Region, transposed: bool, name: str) -> tuple[int, int]:
+def matrix_of(r: Region, transposed: bool, name: str, what: str = "T.gemm_sp") -> tuple[int, int]:
     """(rows, columns) of an operand of the GEMM: its last two extents, exchanged if it is transposed."""
     if len(r.extents) < 2 or any(not isinstance(x, int) for x in r.extents) or any(x != 1 for x in r.extents[:-2]):
-        raise error("gemm-shape", f"T.gemm_sp: operand {name} must be a matrix of static shape, found extents {r.extents}",
+        raise error("gemm-shape", f"{what}: operand {name} must be a matrix of static shape, found extents {r.extents}",
                     expected="a matrix of static shape", found=f"extents {r.extents}")
     rows, columns = r.extents[-2:]
     return (columns, rows) if transposed else (rows, columns)  # type: ignore[return-value]
@@ -80,4 +80,4 @@ def _at(r: Region, row: Any, column: Any, transposed: bool) -> Any:
     return load(r.buffer, (*r.mins[:-2], r.mins[-2] + at[0], r.mins[-1] + at[1]))
 
 
-__all__ = ["e_factor", "gemm_sp"]
+__all__ = ["e_factor", "gemm_sp", "matrix_of"]

@@ -225,6 +225,8 @@ _KINDS: tuple[tuple[Any, ...], ...] = (
      "a value of the option's type"),
     ("eviction-policy", KeyError, "an unknown eviction policy", "use evict_normal, evict_first or evict_last",
      "a policy such as 'evict_first'"),
+    ("gemm-scales", ValueError, "scales of T.gemm_blockscaled that do not go with its operands",
+     "give a scale for each row and block of K", "scales of (rows, blocks of K)"),
     ("gemm-clear", TypeError, "clear_accum that is not a bool", "write a comparison such as k == 0",
      "a bool or a bool expression"),
     ("reduce-operand", AttributeError, "a reduction of something that is not a whole buffer",
