@@ -312,6 +312,7 @@ LONG_SIGNATURES = {  # public functions whose parameters the reference gives one
     "tilelang.language.tensor_core.TensorCoreIntrinEmitter.__init__": "Low-level tensor-core names",
     "tilelang.language.meta.PersistentTileScheduler.__init__": "Tile scheduler",
     "tilelang.language.raw.decl_buffer": "Raw IR-script names", "tilelang.language.sparse.gemm_sp": "GEMM",
+    "tilelang.language.blockscaled.gemm_blockscaled": "GEMM",
     "tilelang.language.tile.gemm": "GEMM", "tilelang.language.tensor.match_buffer": "Tensor annotations",
     "tilelang.language.tensor._BufferFactory._plain": "Tensor annotations (T.Buffer)",
     "tilelang.library.attention.flash_attention.flash_attention": "Library",

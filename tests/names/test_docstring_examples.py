@@ -22,7 +22,7 @@ from tilelang.target import Target
 from tilelang.transform.pipeline import lower
 
 WITHOUT: dict[str, str] = {}  # functions that need no example -> why
-BEFORE = {"ClusterKernel", "CUDASourceCodeKernel", "Kernel", "launch_thread", "thread_binding"}
+BEFORE = {"ClusterKernel", "CUDASourceCodeKernel", "Kernel", "launch_kernel", "launch_thread", "thread_binding"}
 EAGER = {"const", "empty"}
 MODULE = {"dynamic", "inline", "macro", "meta_class", "prim_func", "symbolic", "target"}
 CLUSTER = {"alloc_cluster_barrier", "block_rank_in_cluster", "cluster_arrive", "cluster_arrive_relaxed", "cluster_sync",
@@ -37,6 +37,7 @@ PARAMETERS = {
 NAMES = {
     "tx": "T.get_thread_binding(0)", "i": "bx * 128 + T.get_thread_binding(0)", "k": "by",
     "A_s": "T.alloc_shared((128, 64), 'float16')", "B_s": "T.alloc_shared((64, 128), 'float16')",
+    **dict.fromkeys(("SA_s", "SB_s"), "T.alloc_shared((128, 2), 'float32')"),
     "C_s": "T.alloc_shared((128, 64), 'float16')", "D_s": "T.alloc_shared((64, 128), 'float16')",
     "A_sp": "T.alloc_shared((128, 32), 'float16')", "E_s": "T.alloc_shared((128, 4), 'int16')",
     "x_s": "T.alloc_shared((128,), 'float32')", "acc": "T.alloc_fragment((128, 128), 'float32')",

@@ -64,6 +64,8 @@ PATHS: dict[str, Path] = {
     "tilelang.engine.param": (_names("tilelang.jit.artifact", "CompiledArtifact")
                               | _names("tilelang.runtime.params", "KernelParam"), ()),
     # targets
+    "tilelang.ascend": _same(),
+    "tilelang.ascend.language": _same("tilelang.compat.ascend_language"),
     "tilelang.cpu": _same(),
     "tilelang.cpu.language": _same("tilelang.compat.cpu_language"),
     "tilelang.cuda": _same(),

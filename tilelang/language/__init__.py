@@ -28,6 +28,7 @@ from .barriers import (alloc_barrier, alloc_cluster_barrier, barrier_arrive, bar
                        mbarrier_wait_parity, ptx_arrive_barrier, ptx_arrive_barrier_expect_tx,
                        ptx_arrive_cluster_barrier, ptx_fence_barrier_init, ptx_init_barrier_thread_count,
                        ptx_wait_barrier)
+from .blockscaled import gemm_blockscaled
 from .composed import (all_of, any_of, atomic_addx2,
                        atomic_addx4, c2d_im2col, dp4a, get_let_value, has_let_value,
                        im2col, tvm_storage_sync, vectorcombine, vectorhigh,
@@ -46,7 +47,9 @@ from .hopper_raw import (alloc_descriptor, alloc_wgmma_desc, cp_async_barrier_no
                          increase_descriptor_offset, initialize_wgmma_descriptor, ptx_cp_async_barrier, ptx_wgmma_rs,
                          ptx_wgmma_ss, tma_load)
 from .kernel import (ClusterKernel, Kernel, KernelLaunchFrame, WarpSpecialize, WarpSpecializeFrame, annotate_min_blocks_per_sm,
-                     get_block_binding, get_block_bindings, get_block_extent, get_block_extents, get_thread_binding,
+                     get_block_binding, get_block_bindings, get_block_extent, get_block_extents, get_cluster_dims,
+                     get_cluster_extent, get_cluster_extents, get_cluster_id, get_cluster_ids, get_cluster_size,
+                     get_thread_binding, launch_kernel,
                      get_thread_bindings, get_thread_extent, get_thread_extents, import_source, thread_binding,
                      use_swizzle, ws)
 from .loops import (Parallel, Persistent, Pipelined, Serial, Unroll, Vectorized, break_loop, continue_loop, grid,
@@ -80,7 +83,7 @@ from .wide import (ldg32, ldg64, ldg128, ldg256, lds32, lds64, lds128, stg32, st
                    sts128)
 from .unavailable import UNAVAILABLE as _UNAVAILABLE
 from .ws_schedule import (WSInstr, WSOpRef, WSPipeline, WSRole, WSSchedule, WSScope, WSSync, WSSyncKind,
-                          annotate_ws_schedule, ws_op)
+                          annotate_ws_pipeline_depth, annotate_ws_schedule, ws_op)
 
 _own = [n for n in globals() if not n.startswith("_")
         and not isinstance(globals()[n], type(_typing)) and n not in ("annotations", "Buffer_")]

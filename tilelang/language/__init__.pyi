@@ -51,6 +51,7 @@ from tilelang.language.barriers import (
     fence_proxy_async as fence_proxy_async,
     ptx_fence_barrier_init as ptx_fence_barrier_init,
 )
+from tilelang.language.blockscaled import gemm_blockscaled as gemm_blockscaled
 from tilelang.language.composed import (
     c2d_im2col as c2d_im2col,
     dp4a as dp4a,
@@ -68,6 +69,7 @@ from tilelang.language.dtypes import (
     is_float4_e2m1fn as is_float4_e2m1fn,
     validate_gemm_ab_dtypes as validate_gemm_ab_dtypes,
 )
+from tilelang.language.fastmath import fma as fma, fmul as fmul
 from tilelang.language.hopper import (
     block_rank_in_cluster as block_rank_in_cluster,
     cluster_arrive as cluster_arrive,
@@ -104,11 +106,18 @@ from tilelang.language.kernel import (
     get_block_bindings as get_block_bindings,
     get_block_extent as get_block_extent,
     get_block_extents as get_block_extents,
+    get_cluster_dims as get_cluster_dims,
+    get_cluster_extent as get_cluster_extent,
+    get_cluster_extents as get_cluster_extents,
+    get_cluster_id as get_cluster_id,
+    get_cluster_ids as get_cluster_ids,
+    get_cluster_size as get_cluster_size,
     get_thread_binding as get_thread_binding,
     get_thread_bindings as get_thread_bindings,
     get_thread_extent as get_thread_extent,
     get_thread_extents as get_thread_extents,
     import_source as import_source,
+    launch_kernel as launch_kernel,
     thread_binding as thread_binding,
     use_swizzle as use_swizzle,
     ws as _WarpSpecialize,
@@ -272,6 +281,7 @@ from tilelang.language.ws_schedule import (
     WSScope as WSScope,
     WSSync as WSSync,
     WSSyncKind as WSSyncKind,
+    annotate_ws_pipeline_depth as annotate_ws_pipeline_depth,
     annotate_ws_schedule as annotate_ws_schedule,
     ws_op as ws_op,
 )

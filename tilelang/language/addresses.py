@@ -74,8 +74,8 @@ def region(buffer: Any, access_type: Any = "rw", *extents: Any) -> Region:
     """The region that starts at an element, as an operand of tile operations; iterated, it gives the (min, extent) of each
     dimension.
 
-    buffer: an element, which the extents follow for its last dimensions (none: one element), or a buffer or slice, without
-    extents.  access_type: "r", "w", "rw" or a bit mask, without effect.  Raises access-type, pointer, region-operand,
+    buffer: in any scope: an element, which the extents of its last dimensions follow (none: one element), or a whole buffer or
+    slice.  access_type: "r", "w", "rw" or a bit mask, without effect.  Raises access-type, pointer, region-operand,
     copy-extents for too many extents.
 
     Example:

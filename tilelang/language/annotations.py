@@ -10,7 +10,7 @@ from typing import Any
 from tilelang.errors import warn
 from tilelang.ir import Buffer, Evaluate, cast, convert, is_const, FRAGMENT, GLOBAL, LOCAL, SHARED
 from tilelang.ir import call as ir_call
-from tilelang.layout import Fragment, Layout
+from tilelang.layout import Fragment, Layout, PartialFragment
 from tilelang.layout.periods import is_open, stored_extents
 
 from .tracing.flags import condition, words
@@ -33,15 +33,14 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
 
     A tensor in global memory may have a layout too: the kernel then finds element (i, j) at the place that the layout gives.
     The caller's tensor is plain storage of as many elements. Extents known at run time only are whole periods of the layout,
-    which the call checks. Places of threads' own arrays (T.alloc_local) may be permuted; a
-    T.Fragment over several threads makes them a fragment. Raises layout-fragment, layout-annotation.
+    which the call checks. Places of threads' own arrays (T.alloc_local) may be permuted; a T.Fragment over several threads
+    makes them a fragment. Reducers may have a tilelang.layout.PartialFragment. Raises layout-fragment, layout-annotation.
 
     Example:
         T.annotate_layout({A_s: T.Layout((128, 64), lambda i, j: (i, j ^ (i % 8 * 8)))})   # swizzle of 16-byte units
         T.annotate_layout({dQ: T.Layout(dQ.shape, lambda i, j: (i // 8, j // 8, j % 2, i % 8 * 4 + j % 8 // 2))})
     """
-    need_builder("T.annotate_layout")
-    k = need_kernel("T.annotate_layout")
+    b, k = need_builder("T.annotate_layout"), need_kernel("T.annotate_layout")
     for buffer, layout in entries(layouts, "T.annotate_layout"):
         if not isinstance(buffer, Buffer):
             raise error("annotation", f"T.annotate_layout takes buffers, found {describe(buffer)}",
@@ -57,6 +56,9 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
                         found=f"a buffer of scope {buffer.scope_name}", hint="leave it out")
         elif callable(layout) and not isinstance(layout, (Layout, Fragment)):
             layout = Layout(buffer.shape, layout)
+        if isinstance(layout, PartialFragment) and id(buffer) not in b.reducers:
+            raise error("layout-annotation", f"`{buffer.name}` is no reducer: partial results are a reducer's",
+                        expected="a reducer of T.alloc_reducer", found=f"`{buffer.name}`", hint="give it a T.Fragment")
         if not isinstance(layout, (Layout, Fragment)):
             raise error("layout-annotation", f"the layout of `{buffer.name}` must be a T.Layout or a function, found "
                                f"{describe(layout)}",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (I32, Call, Const, Expr, Launch, LaunchPlan, Stmt, Var, binary, call, convert, is_const, logical,
-                         walk)
+from tilelang.ir import (I32, Call, Const, Expr, Launch, LaunchPlan, Stmt, Var, as_dim, binary, call, convert, is_const,
+                         logical, walk)
 
 from tilelang.target.cluster import check_cluster
 from tilelang.target.thread_calls import COUNTS_THREADS
@@ -15,7 +17,8 @@ from tilelang.target.thread_calls import COUNTS_THREADS
 from .tracing.block_indices import BlockIndices
 from .tracing.builder import Builder, current_builder, need_builder, reads_memory
 from .tracing.flags import flag
-from .loops import IfThreadFrame, loop_bound
+from .loops import IfThreadFrame, check_keys, loop_bound
+from .math import ceildiv
 from .tracing.scope import Frame
 from .tracing.state import describe, error
 
@@ -170,6 +173,22 @@ def ClusterKernel(*blocks: Any, cluster_dims: Any, threads: Any = None, prelude:
     return frame
 
 
+def launch_kernel(blocks: Any, *, threads: Any = None, prelude: str | None = None, cluster_dims: Any = None,
+                  **annotations: Any) -> KernelLaunchFrame:
+    """T.Kernel, or T.ClusterKernel where cluster_dims is given, of a list of extents or one.
+
+    annotations: none has an effect here, which the warning annotation-no-effect says.  Raises as these do.
+
+    Example:
+        with T.launch_kernel([T.ceildiv(n, 128), 4], threads=128) as (bx, by):
+            A_s = T.alloc_shared((128, 32), "float16")
+    """
+    grid = blocks if isinstance(blocks, (list, tuple)) else (blocks,)
+    check_keys(annotations, ())
+    return Kernel(*grid, threads=threads, prelude=prelude) if cluster_dims is None else ClusterKernel(
+        *grid, cluster_dims=cluster_dims, threads=threads, prelude=prelude)
+
+
 def need_kernel(what: str) -> KernelLaunchFrame:
     """The open launch.  Raises no-kernel."""
     b = current_builder()
@@ -266,6 +285,74 @@ def get_block_extents() -> list[int]:
         gx, gy = T.get_block_extents()
     """
     return [_static_extent(e) for e in need_kernel("T.get_block_extents").blocks]
+
+
+def get_cluster_dims() -> list[int]:
+    """The blocks of a cluster of the launch along x, y and z; [1, 1, 1] without clusters.  Raises no-kernel.
+
+    Example:
+        x, y, z = T.get_cluster_dims()
+    """
+    return list(need_kernel("T.get_cluster_dims").plan.cluster or (1, 1, 1))
+
+
+def get_cluster_size() -> int:
+    """The number of blocks of a cluster of the launch; 1 without clusters.  Raises no-kernel.
+
+    Example:
+        peer = (T.block_rank_in_cluster() + 1) % T.get_cluster_size()
+    """
+    return prod(get_cluster_dims())
+
+
+def get_cluster_ids() -> list[Any]:
+    """Of each dimension of the grid, the index of this block's cluster: block // blocks of a cluster, int32.  Raises no-kernel.
+
+    Example:
+        cx, cy = T.get_cluster_ids()
+    """
+    return [b // n if n > 1 else b for b, n in zip(get_block_bindings(), get_cluster_dims())]
+
+
+def get_cluster_id(dim: int = 0) -> Any:
+    """The index of this block's cluster along grid dimension `dim`, int32.  Raises no-kernel, launch-dim.
+
+    Example:
+        cx = T.get_cluster_id(0)
+    """
+    return _dim(get_cluster_ids(), dim, "T.get_cluster_id")
+
+
+def get_cluster_extents() -> list[Any]:
+    """The number of clusters along each dimension of the grid, an int where it is known while compiling.  Raises no-kernel.
+
+    Example:
+        gx, gy = T.get_cluster_extents()
+    """
+    return [ceildiv(as_dim(e), n) for e, n in zip(need_kernel("T.get_cluster_extents").blocks, get_cluster_dims())]
+
+
+def get_cluster_extent(dim: int = 0) -> Any:
+    """The number of clusters along grid dimension `dim`.  Raises no-kernel, launch-dim.
+
+    Example:
+        clusters = T.get_cluster_extent(0)
+    """
+    return _dim(get_cluster_extents(), dim, "T.get_cluster_extent")
+
+
+def _of_this_launch(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the open launch as a method of its frame."""
+    def method(self: KernelLaunchFrame, *args: Any, **kw: Any) -> Any:
+        if need_kernel(f"{fn.__name__} of a launch") is not self:
+            raise error("no-kernel", f"{fn.__name__} of another launch than the open one", found="a closed launch")
+        return fn(*args, **kw)
+
+    return method
+
+
+for _fn in (get_cluster_dims, get_cluster_size, get_cluster_ids, get_cluster_id, get_cluster_extents, get_cluster_extent):
+    setattr(KernelLaunchFrame, _fn.__name__, _of_this_launch(_fn))
 
 
 def thread_index() -> Expr:
@@ -443,6 +530,7 @@ WarpSpecialize = ws
 WarpSpecializeFrame = IfThreadFrame
 __all__ = ["ClusterKernel", "Kernel", "KernelLaunchFrame", "WarpSpecialize", "WarpSpecializeFrame",
            "annotate_min_blocks_per_sm",
-           "get_block_binding", "get_block_bindings", "get_block_extent", "get_block_extents", "get_thread_binding",
-           "get_thread_bindings", "get_thread_extent", "get_thread_extents", "import_source", "thread_binding",
-           "thread_index", "use_swizzle", "ws"]
+           "get_block_binding", "get_block_bindings", "get_block_extent", "get_block_extents", "get_cluster_dims",
+           "get_cluster_extent", "get_cluster_extents", "get_cluster_id", "get_cluster_ids", "get_cluster_size",
+           "get_thread_binding", "get_thread_bindings", "get_thread_extent", "get_thread_extents", "import_source",
+           "launch_kernel", "thread_binding", "thread_index", "use_swizzle", "ws"]

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any, TypeVar
 
 from tilelang.ir import (I32, Attrs, Bind, Buffer, Const, Expr, For, If, Stmt, Var, binary, cast, const, convert, is_const,
-                         promote, select, seq, LoopPlan, ParallelPlan, Options)
+                         promote, select, seq, walk, LoopPlan, ParallelPlan, Options)
 from tilelang.ir import Parallel as ParallelStmt
 from tilelang.errors import register_warning, warn
 from tilelang.layout import Fragment
@@ -259,8 +259,10 @@ class PersistentFrame(Frame):
     once = False
     loop = True
 
-    def __init__(self, domain: Sequence[Any], wave_size: Any, index: Any, group_size: Any) -> None:
+    def __init__(self, domain: Sequence[Any], wave_size: Any, index: Any, group_size: Any,
+                 options: tuple[LoopPlan, Attrs] = (LoopPlan(), ())) -> None:
         super().__init__()
+        self.plan, self.attrs = options
         self.domain = [loop_bound(d, "a domain size") for d in domain]
         if not self.domain:
             raise error("parallel-extents", "T.Persistent needs a domain of at least one dimension",
@@ -305,8 +307,13 @@ class PersistentFrame(Frame):
     def close(self, b: Builder) -> Stmt:
         for v in self.vars:
             b.unnamed.pop(id(v), None)
-        inside = If(binary("lt", self.vars[-1], self.domain[-1]), self.body(), None, span=self.span)
-        return For(self.wave, Const(0, self.dtype), self.waves, "serial", seq(*self.head, inside), (), span=self.span)
+        inside, own = self.body(), self.plan.num_stages
+        if not own or not is_const(self.domain[-1] % self.group, 0):
+            inside = If(binary("lt", self.vars[-1], self.domain[-1]), inside, None, span=self.span)
+        if own and any(s.kind == "pipelined" for s in walk(inside, For)):  # the loops inside overlap the tiles
+            own = 0
+        return For(self.wave, Const(0, self.dtype), self.waves, "pipelined" if own else "serial", seq(*self.head, inside),
+                   self.attrs, self.plan.having(num_stages=own or None), span=self.span)
 
 
 class IfThreadFrame(Frame):
@@ -396,6 +403,12 @@ def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any
         prefer_async=None if prefer_async is None else flag(prefer_async, "prefer_async")))
 
 
+def _check_stages(num_stages: Any) -> None:
+    if not isinstance(num_stages, int) or isinstance(num_stages, bool) or not 0 <= num_stages <= MOST_STAGES:
+        raise error("pipeline-arguments", f"num_stages must be a non-negative integer up to {MOST_STAGES}, got {num_stages!r}",
+                    expected=f"an integer from 0 to {MOST_STAGES}", found=repr(num_stages))
+
+
 def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence[int] | None = None,
               stage: Sequence[int] | None = None, sync: Any = None, group: Any = None,
               annotations: dict[str, Any] | None = None) -> LoopFrame:
@@ -411,9 +424,7 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
             T.copy(B[k * 64, bx * 128], B_s)
             T.gemm(A_s, B_s, acc)
     """
-    if not isinstance(num_stages, int) or isinstance(num_stages, bool) or not 0 <= num_stages <= MOST_STAGES:
-        raise error("pipeline-arguments", f"num_stages must be a non-negative integer up to {MOST_STAGES}, got {num_stages!r}",
-                    expected=f"an integer from 0 to {MOST_STAGES}", found=repr(num_stages))
+    _check_stages(num_stages)
     for name, v in (("order", order), ("stage", stage)):
         if v is not None and (not isinstance(v, (list, tuple)) or not all(isinstance(x, int) for x in v)):
             raise error("pipeline-arguments", f"`{name}` of T.Pipelined must be a list of integers, got {v!r}",
@@ -440,15 +451,21 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
                                   group=group if stage else None))
 
 
-def Persistent(domain: Sequence[Any], wave_size: Any, index: Any, group_size: Any = 8) -> PersistentFrame:
+def Persistent(domain: Sequence[Any], wave_size: Any, index: Any, group_size: Any = 8, num_stages: int = 0, *,
+               annotations: dict[str, Any] | None = None) -> PersistentFrame:
     """Loop over tiles for a persistent launch: one variable per dimension of the domain.  Each wave runs `wave_size` tiles,
     one per block.
+
+    num_stages: as of T.Pipelined, over the tiles, where the last dimension is a multiple of its group of group_size.
+    Raises pipeline-arguments.
 
     Example:
         for m, n in T.Persistent([4, 4], 132, bx):   # the grid has 132 blocks
             T.copy(A[m * 128, n * 128], acc)
     """
-    return PersistentFrame(domain, wave_size, index, group_size)
+    _check_stages(num_stages)
+    return PersistentFrame(domain, wave_size, index, group_size,
+                           options_from(LoopPlan, annotations, num_stages=num_stages or None))
 
 
 def grid(*extents: Any) -> GridFrame:

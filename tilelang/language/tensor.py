@@ -403,14 +403,16 @@ def _agrees(data: Any, own: Any, elem_offset: Any, scope: str, own_scope: str) -
                         hint="T.decl_buffer(data=A.data, elem_offset=n, scope=…) starts elsewhere in the storage of A")
 
 
-def view(src: Any, shape: Any = None, dtype: Any = None) -> Buffer:
-    """A view of a buffer's storage with another shape or element type; row-major in both, no data moves.
+def view(src: Any, shape: Any = None, dtype: Any = None, strides: Any = None) -> Buffer:
+    """A view of a buffer's storage with another shape, element type or strides; no data moves.
 
-    src: a whole compact buffer of any shape, dtype and scope; the view has its scope.  shape: elements, default src's.
-    dtype: default src's.  The number of bits must stay the same.  Raises view-source, view-size.
+    src: a whole buffer of any shape, dtype and scope; the view has its scope.  shape: elements, default src's.
+    dtype: default src's.  The number of bits must stay the same.  strides: of the view, in its elements, row-major by default;
+    a buffer that is not dense needs them, and fragments have none.  Raises view-source, view-size, tensor-strides.
 
     Example:
         bits = T.view(A_s, dtype="uint16")
+        columns = T.view(A_s, (64, 128), strides=(1, 64))   # A_s: (128, 64)
     """
     if not isinstance(src, Buffer):
         raise error("view-source", f"T.view and T.reshape take a whole buffer, found {describe(src)}",
@@ -428,15 +430,43 @@ def view(src: Any, shape: Any = None, dtype: Any = None) -> Buffer:
         raise error("view-size", f"T.reshape/view shape check failed. `{src.name}` {src.shape} of {src.dtype} has "
                            f"another size than {new_shape} of {dt}",
                     expected=f"the size of {src.shape} of {src.dtype}", found=f"{new_shape} of {dt}")
-    if src.strides_ is not None:
-        raise error("view-source", f"T.view of `{src.name}`, which has explicit strides, is not available",
-                    found=f"`{src.name}` with explicit strides")
+    given = None if strides is None else TensorSpec(new_shape, dt, strides).strides
+    if given is not None:
+        _check_strides(src, new_shape, dt, given)
+    elif src.strides_ is not None and any(difference(s, d) != 0 for s, d in zip(
+            src.strides_, Buffer("", src.shape, src.dtype).strides)):
+        raise error("view-source", f"T.view of `{src.name}`, which is not dense", found=f"strides {src.strides_}",
+                    expected="the strides of the view", hint="T.view(A, shape, strides=…)")
+    offset, (wide, bits) = src.offset, (t.bits * t.lanes for t in (src.dtype, dt))
+    if wide != bits:
+        if isinstance(offset, int) and offset * wide % bits:
+            raise error("view-size", f"`{src.name}` begins inside an element of {dt}", found=f"a start at bit {offset * wide}")
+        offset = offset * wide // bits
     b = current_builder()
     name = b.fresh_name(f"{src.name}_view") if b else f"{src.name}_view"
-    out = Buffer(name, new_shape, dt, src.scope_name, None, src.offset, src.data, src.facts, span=place())
+    out = Buffer(name, new_shape, dt, src.scope_name, given, offset, src.data, src.facts, span=place())
     if b:
         b.unnamed[id(out)] = out
     return out
+
+
+def _check_strides(src: Buffer, shape: tuple[Any, ...], dt: DType, strides: tuple[Any, ...]) -> None:
+    """Reject strides of a view of registers, of elements that overlap, and, where all are constant, of a view beyond src."""
+    if src.scope_name == FRAGMENT:
+        raise error("view-source", f"T.view of the fragment `{src.name}` with strides: its elements are registers of several "
+                    "threads", found=f"the fragment `{src.name}`", hint="leave strides out, or copy it to shared memory")
+    room, far = ([(n - 1) * s for n, s in zip(dims, steps)] for dims, steps in ((src.shape, src.strides), (shape, strides)))
+    below = 0
+    known = [(s, n) for s, n, d in zip(strides, far, shape) if isinstance(s, int) and isinstance(d, int) and d > 1]
+    for stride, length in sorted(known):
+        if stride <= below:
+            raise error("tensor-strides", f"elements of a view with strides {strides} and shape {shape} overlap",
+                        expected="strides that give each element a place of its own", found=str(strides))
+        below += length
+    if all(isinstance(n, int) for n in (*room, *far)) and (below + 1) * dt.bits * dt.lanes > (
+            sum(room) + 1) * src.dtype.bits * src.dtype.lanes:
+        raise error("view-size", f"a view with strides {strides} and shape {shape} goes beyond `{src.name}`",
+                    found=f"an element at {below}")
 
 
 def reshape(src: Any, shape: Any) -> Buffer:

@@ -13,8 +13,9 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from tilelang.errors import facts, register
-from tilelang.ir import Buffer
+from tilelang.ir import SHARED, Buffer
 
+from .annotations import entries
 from .kernel import need_kernel
 from .loops import WSID
 from .tracing.builder import need_builder
@@ -225,6 +226,25 @@ def annotate_ws_schedule(schedule: WSSchedule) -> None:
     k.set(report=(*k.plan.report, f"the annotated schedule of warp roles ({roles}): the compiler's own is used"))
 
 
+def annotate_ws_pipeline_depth(depths: dict[Buffer, int]) -> None:
+    """Annotate how many versions a schedule keeps of shared tiles that are overwritten in each iteration, as a hint.
+
+    depths: {buffer in shared memory: versions, from 1}.  The compiler checks it and notes it in the report, but chooses the
+    number itself.  Raises option-type for other things.
+
+    Example:
+        T.annotate_ws_pipeline_depth({A_s: 3, B_s: 2})
+    """
+    k, what = need_kernel("T.annotate_ws_pipeline_depth"), "T.annotate_ws_pipeline_depth"
+    for buffer, depth in entries(depths, what):
+        if not isinstance(buffer, Buffer) or buffer.scope_name not in SHARED or isinstance(depth, bool) or not isinstance(
+                depth, int) or depth < 1:
+            raise error("option-type", f"{what} takes numbers of versions of shared tiles, found {describe(buffer)}: {depth!r}",
+                        f"write {what}({{A_s: 3}})", expected="shared tiles and integers from 1",
+                        found=f"{describe(buffer)}: {depth!r}")
+        k.set(report=(*k.plan.report, f"the annotated depth {depth} of `{buffer.name}`: the compiler's own is used"))
+
+
 class ws_op:
     """`with T.ws_op("load"):` names the operations inside for a WSSchedule.
 
@@ -243,5 +263,5 @@ class ws_op:
 
 
 _NAMES = ["WSInstr", "WSOpRef", "WSPipeline", "WSRole", "WSSchedule", "WSScope", "WSSync", "WSSyncKind",
-          "annotate_ws_schedule", "ws_op"]
+          "annotate_ws_pipeline_depth", "annotate_ws_schedule", "ws_op"]
 __all__ = [*_NAMES, "WSID"]

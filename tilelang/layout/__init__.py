@@ -7,7 +7,7 @@ Both have a structure, from which short index code is printed, and an exact NumP
 equality, injectivity, bank conflicts, the owners of a row.  `print(layout)` draws the layout.
 """
 
-from .fragment import Fragment
+from .fragment import Fragment, PartialFragment
 from .layout import Layout, Swizzle
 from .mode import ADDRESS, REGISTER, THREAD, Mode
 from .swizzled_boxes import Box, Descriptor, SwizzledBoxes, swizzled_box_layout, box_width, boxes_of

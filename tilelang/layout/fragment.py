@@ -395,6 +395,27 @@ class Fragment:
         return f'T.fragment({self.shape!r}, "{modes}", "{text_of_modes(self.copies)}", {self.threads})'
 
 
+class PartialFragment(Fragment):
+    """The layout of a reducer's partial results, for T.annotate_layout({reducer: …}); arguments as of Fragment.
+
+    combine: of the `replicate` threads that hold an element, those numbered alike modulo combine hold equal copies, and the
+    `combine` different ones are still to be combined; it divides replicate, its default.  This compiler's reducers add up every
+    copy alike, so results are the same for each.  Raises layout-invalid.
+
+    >>> PartialFragment((4,), lambda i, r: (r * 4 + i, 0), replicate=8, combine=2).combine
+    2
+    """
+
+    def __init__(self, shape: Sequence[int], forward_fn: Callable[..., Any] | None = None,
+                 forward_thread_fn: Callable[..., Any] | None = None, replicate: int = 1,
+                 forward_index_fn: Callable[..., Any] | None = None, combine: int | None = None) -> None:
+        super().__init__(shape, forward_fn, forward_thread_fn, replicate, forward_index_fn)
+        self.combine = replicate if combine is None else combine
+        if isinstance(self.combine, bool) or not isinstance(self.combine, int) or self.combine < 1 or replicate % self.combine:
+            raise error("layout-invalid", f"combine divides the {replicate} replicas of a partial fragment, found {combine!r}",
+                        expected=f"a divisor of {replicate}", found=repr(combine))
+
+
 def _total(terms: list[Any]) -> Any:
     out: Any = 0
     for p in terms:

@@ -43,6 +43,9 @@ class PassConfigKey(str, Enum):
     TL_SHORTEN_ROUNDED = "tl.shorten_rounded"
     TL_GLOBAL_ALIGNMENT = "tl.global_alignment"
     TL_ASSUME_ALIGNED_STRIDES = "tl.assume_aligned_strides"
+    TL_ENABLE_AUTO_SCHEDULE = "tl.enable_auto_schedule"
+    TL_ENABLE_AUTO_WARP_SPECIALIZATION = "tl.enable_auto_warp_specialization"
+    TL_ENABLE_FP32X2_REDUCTION = "tl.enable_fp32x2_reduction"
     TL_DISABLE_SAFE_MEMORY_ACCESS = "tl.disable_safe_memory_legalize"
     TL_DISABLE_OUT_OF_BOUND_WARNING = "tl.disable_out_of_bound_warning"
     TL_DISABLE_VECTORIZE_256 = "tl.disable_vectorize_256"
@@ -166,6 +169,10 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
                                       choices=(1, 2, 4, 8, 16)),
     _K.TL_ASSUME_ALIGNED_STRIDES: _flag("run-time strides are taken to suit TMA (calls check it)"),
     _K.TL_PERSISTENT: ConfigRow((int,), None, "launches with warp roles loop over tiles; a number above 1: in so many blocks"),
+    _K.TL_ENABLE_AUTO_SCHEDULE: _unused("every program is scheduled", True),
+    _K.TL_ENABLE_AUTO_WARP_SPECIALIZATION: ConfigRow((str,), "role_based", "accepted, no effect: the compiler has a schedule "
+                                                     "of its own", unused="no scheduler has this name"),
+    _K.TL_ENABLE_FP32X2_REDUCTION: _unused("sums of float32 pairs are for sm_100"),
     _K.TL_DISABLE_SAFE_MEMORY_ACCESS: _flag("no out-of-bounds guards (changes what out-of-range accesses mean)"),
     _K.TL_DISABLE_OUT_OF_BOUND_WARNING: _unused("accesses that may be out of range are guarded", True),
     _K.TL_DISABLE_VECTORIZE_256: _unused("accesses are at most 16 bytes wide"),
