@@ -99,7 +99,8 @@ def gemm_blockscaled(A: Any, B: Any, C: Any, SFA: Any, SFB: Any, transpose_A: bo
     wide = "float64" if c.dtype == "float64" else "float32"
     part = alloc_fragment((m, n), "int32" if a.dtype.is_int else c.dtype)
     for at in range(0, k, step):
-        gemm(_steps(a, across, at, step), _steps(b_, not down, at, step), part, across, down, policy, True, 1, None, annotations)
+        left, right = _steps(a, across, at, step), _steps(b_, not down, at, step)
+        gemm(left, right, part, across, down, policy, True, 1, None, annotations)
         frame = Parallel(m, n)
         i, j = b.enter(frame)
         here, scales = (*c.mins[:-2], c.mins[-2] + i, c.mins[-1] + j), (
