@@ -248,22 +248,14 @@ def _demo_check(run: Callable[[], Any], a: Any, b: Any, dtype: str) -> tuple[flo
     return float(np.abs(got - want).max()), bound
 
 
-def _time(run: Callable[[], Any], on_gpu: bool, budget: float = 2.0) -> list[float]:
-    sync: Callable[[], Any] = lambda: None  # noqa: E731 - the GPU case replaces it
-    if on_gpu:
-        import torch
+def _time(run: Callable[[], Any], on_gpu: bool) -> list[float]:
+    """Seconds of 3 to 50 runs, for 2 s."""
+    from tilelang.jit.timing import clock_for  # loaded by the compilation
 
-        sync = torch.cuda.synchronize
+    clock = clock_for("cuda" if on_gpu else "cpu", cache_size=0)
     run()
-    sync()
-    times: list[float] = []
-    end = time.perf_counter() + budget
-    while len(times) < 3 or (time.perf_counter() < end and len(times) < 50):
-        t = time.perf_counter()
-        run()
-        sync()
-        times.append(time.perf_counter() - t)
-    return times
+    (once,) = clock.measure(run, 1, False)
+    return [ms / 1e3 for ms in clock.measure(run, max(3, min(50, int(2000 / max(once, 1e-3)))), False)]
 
 
 def compile_(args: argparse.Namespace) -> int:

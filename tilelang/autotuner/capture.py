@@ -6,6 +6,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 _local = threading.local()
 
 
@@ -15,11 +17,14 @@ def _stack() -> list[list[Any]]:
     return _local.stack
 
 
-def _frozen(x: Any) -> Any:
-    """A private copy of an input, which no candidate can change."""
+def copied(x: Any) -> Any:
+    """A copy of a tensor with the same strides (also those of a strided view); anything else unchanged."""
     if hasattr(x, "clone"):
-        return x.detach().clone()
-    return x.copy() if hasattr(x, "copy") and hasattr(x, "shape") else x
+        x = x.detach()
+        if 0 in x.stride() or x.is_contiguous():
+            return x.clone()
+        return x.new_empty_strided(x.size(), x.stride()).copy_(x)
+    return x.copy(order="K") if isinstance(x, np.ndarray) else x.copy() if hasattr(x, "copy") else x
 
 
 class set_autotune_inputs:
@@ -29,7 +34,7 @@ class set_autotune_inputs:
         given: Sequence[Any] = args
         if len(args) == 1 and isinstance(args[0], (list, tuple)):
             given = args[0]
-        self.inputs = [_frozen(x) for x in given]
+        self.inputs = [copied(x) for x in given]
 
     def __enter__(self) -> set_autotune_inputs:
         _stack().append(self.inputs)

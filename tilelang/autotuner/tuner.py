@@ -13,20 +13,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tilelang.env import env
 from tilelang.errors import brought, error, register
 from tilelang.jit import JITKernel
-from tilelang.jit.compare import assert_close
+from tilelang.jit.compare import is_float8_dtype, torch_assert_close
 from tilelang.jit.compiling import progress, run_parallel
+from tilelang.jit.profiling import as_list, device_of
 from tilelang.jit.supply import get_tensor_supply
 from tilelang.jit.timing import PASS_MS, clock_for, compared
 from tilelang.log import FORMAT, logger
 from tilelang.runtime.cache import DiskCache, Entry
 from tilelang.runtime.cpus import usable_cpus
 
-from .capture import get_autotune_inputs
+from .capture import copied, get_autotune_inputs
 from .param import AutotuneResult, ProfileArgs
 
 register("tune-configs", TypeError, "configs of autotune are no list of dicts", 'write configs=[{"block": 64}, {"block": 128}]',
@@ -105,14 +104,15 @@ class Measurement:
         if p.ref_prog is None or p.skip_check:
             return
         if id(inputs) not in self.wanted:
-            self.wanted[id(inputs)] = _list(p.ref_prog(*map(_copy, inputs)))
-        wanted, got = self.wanted[id(inputs)], _list(kernel(*map(_copy, inputs)))
+            self.wanted[id(inputs)] = as_list(p.ref_prog(*map(copied, inputs)))
+        wanted, got = self.wanted[id(inputs)], as_list(kernel(*map(copied, inputs)))
         if p.manual_check_prog is not None:
             p.manual_check_prog(got, wanted)
             return
         assert len(got) == len(wanted), f"{len(got)} outputs, the reference gives {len(wanted)}"
         for a, b in zip(got, wanted):
-            assert_close(a, b, p.rtol, p.atol, p.max_mismatched_ratio)
+            torch_assert_close(a, b, p.rtol, p.atol, p.max_mismatched_ratio, base_name="tilelang", ref_name="reference",
+                               check_dtype=not any(is_float8_dtype(x.dtype) for x in (a, b)))
 
     def prepare(self, kernel: JITKernel) -> Callable[[int], list[float]]:
         """Check a candidate and warm it up.  Returns a function: number of runs -> milliseconds of each."""
@@ -121,7 +121,7 @@ class Measurement:
         names = kernel.written()
         written = tuple(k for k, a in enumerate(kernel.signature.inputs) if a.name in names)
         if (id(inputs), written) not in self.copies:
-            self.copies[id(inputs), written] = [_copy(x) if k in written else x for k, x in enumerate(inputs)]
+            self.copies[id(inputs), written] = [copied(x) if k in written else x for k, x in enumerate(inputs)]
         own = self.copies[id(inputs), written]
         measure = self._measures(kernel, own, device_of(kernel))
         kernel(*own)
@@ -138,27 +138,8 @@ class Measurement:
         if self.profile.ref_prog is None:
             return None
         device = device_of(kernel)
-        measure = self._measures(self.profile.ref_prog, list(map(_copy, self.inputs_for(kernel))), device)
+        measure = self._measures(self.profile.ref_prog, list(map(copied, self.inputs_for(kernel))), device)
         return compared(lambda k, n: measure(n), 1, self.profile.rep, device is None)[0]
-
-
-def device_of(kernel: JITKernel) -> str | None:
-    """The device of a kernel's tensors: "cuda", or None for the CPU."""
-    return "cuda" if kernel.target.is_cuda and kernel.execution_backend not in ("tile", "simulator") else None
-
-
-def _list(x: Any) -> list[Any]:
-    return [] if x is None else list(x) if isinstance(x, (list, tuple)) else [x]
-
-
-def _copy(x: Any) -> Any:
-    """A copy of a tensor with the same strides (also those of a strided view); anything else unchanged."""
-    if hasattr(x, "clone"):
-        x = x.detach()
-        if 0 in x.stride() or x.is_contiguous():
-            return x.clone()
-        return x.new_empty_strided(x.size(), x.stride()).copy_(x)
-    return x.copy(order="K") if isinstance(x, np.ndarray) else x.copy() if hasattr(x, "copy") else x
 
 
 def tune(configs: Iterable[dict[str, Any]], compile_one: Callable[[dict[str, Any]], JITKernel], profile: ProfileArgs, *,

@@ -10,7 +10,7 @@ from tilelang.runtime.params import KernelParam
 from tilelang.arith import simplify
 from tilelang.ir import Var, as_dim, const, substitute, walk
 
-from .compare import assert_close
+from .compare import is_float8_dtype, torch_assert_close
 from .supply import TensorSupplyType, get_tensor_supply
 from .timing import do_bench
 
@@ -103,8 +103,8 @@ class Profiler:
 
     def _both(self, reference: Callable[..., Any], input_tensors: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
         inputs = self._inputs(input_tensors)
-        wanted = _as_list(reference(*inputs))
-        got = _as_list(self._runs(None)(*inputs))
+        wanted = as_list(reference(*inputs))
+        got = as_list(self._runs(None)(*inputs))
         assert len(got) == len(wanted), f"the kernel gives {len(got)} outputs, the reference {len(wanted)}"
         return got, wanted
 
@@ -113,7 +113,8 @@ class Profiler:
         """Run both on the same inputs and compare every output.  Raises AssertionError."""
         for a, b in zip(*self._both(reference_program, input_tensors)):
             if a is not None and b is not None:
-                assert_close(a, b, rtol, atol, max_mismatched_ratio)
+                torch_assert_close(a, b, rtol, atol, max_mismatched_ratio, base_name="tilelang", ref_name="reference",
+                                   check_dtype=not any(is_float8_dtype(x.dtype) for x in (a, b)))
 
     def manual_assert_close(self, reference_program: Callable[..., Any], input_tensors: Sequence[Any] | None = None,
                             manual_check_prog: Callable[..., Any] | None = None) -> None:
@@ -126,9 +127,9 @@ class Profiler:
     def assert_consistent(self, repeat: int = 10) -> None:
         """Run the kernel repeatedly on the same inputs.  Raises AssertionError when results differ."""
         inputs = self._get_inputs()
-        first = [t.clone() if hasattr(t, "clone") else t.copy() for t in _as_list(self.adapter(*inputs))]
+        first = [t.clone() if hasattr(t, "clone") else t.copy() for t in as_list(self.adapter(*inputs))]
         for _ in range(repeat):
-            for a, b in zip(first, _as_list(self.adapter(*inputs))):
+            for a, b in zip(first, as_list(self.adapter(*inputs))):
                 assert bool((a == b).all()), "two runs on the same inputs gave different results"
 
 
@@ -136,11 +137,15 @@ def _fold(e: Any) -> Any:
     return as_dim(e if isinstance(e, int) else simplify(e))
 
 
-def _as_list(x: Any) -> list[Any]:
+def as_list(x: Any) -> list[Any]:
     return [] if x is None else list(x) if isinstance(x, (list, tuple)) else [x]
+
+
+def device_of(kernel: Any) -> str | None:
+    """The device of a kernel's tensors: "cuda", or None for the CPU."""
+    return "cuda" if kernel.target.is_cuda and kernel.execution_backend not in ("tile", "simulator") else None
 
 
 def make_profiler(kernel: Any, supply_type: TensorSupplyType | None = None) -> Profiler:
     """The Profiler of a kernel: inputs on its device."""
-    device = "cuda" if kernel.target.is_cuda and kernel.execution_backend not in ("tile", "simulator") else None
-    return Profiler(kernel.params, kernel.out_idx, supply_type or TensorSupplyType.Auto, kernel, device)
+    return Profiler(kernel.params, kernel.out_idx, supply_type or TensorSupplyType.Auto, kernel, device_of(kernel))

@@ -13,39 +13,20 @@ from .c_library import CInterface
 from .llvm_text import text_of
 
 _SIZE = 1024  # of the sample's dimensions
-_DRIVER_CALLS = """
-/* The driver's functions by name, so that the sample needs no header of CUDA: your program may include one. */
-static void *driver(const char *name) {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW), *found = library ? dlsym(library, name) : NULL;
-    if (!found) { fprintf(stderr, "CUDA: no driver (libcuda.so.1) with %s\\n", name); exit(1); }
-    return found;
-}
-
-static void check(int code) {
-    if (code) { fprintf(stderr, "CUDA: CUresult %d\\n", code); exit(1); }
-}
-
-static void use_first_device(void) {
-    int device = 0;
-    void *context = NULL;
-    check(((int (*)(unsigned))driver("cuInit"))(0));
-    check(((int (*)(int *, int))driver("cuDeviceGet"))(&device, 0));
-    check(((int (*)(void **, int))driver("cuDevicePrimaryCtxRetain"))(&context, device));
-    check(((int (*)(void *))driver("cuCtxSetCurrent"))(context));
-}
+_DRIVER = """
+/* Calls a function of the driver by its name: the sample needs no header of CUDA, though your program may include one. */
+#define CU(name, types, ...) check(((int (*) types)dlsym(driver, #name))(__VA_ARGS__))
+static void *driver;
+static void check(int code) { if (code) { fprintf(stderr, "CUDA: CUresult %d\\n", code); exit(1); } }
 """
-_DRIVER_COPIES = """
-static void *to_device(const void *host, size_t bytes) {
-    uint64_t place = 0;
-    check(((int (*)(uint64_t *, size_t))driver("cuMemAlloc_v2"))(&place, bytes ? bytes : 1));
-    check(((int (*)(uint64_t, const void *, size_t))driver("cuMemcpyHtoD_v2"))(place, host, bytes));
-    return (void *)(uintptr_t)place;
-}
-
-static void from_device(void *host, const void *place, size_t bytes) {
-    check(((int (*)(void *, uint64_t, size_t))driver("cuMemcpyDtoH_v2"))(host, (uint64_t)(uintptr_t)place, bytes));
-}
-"""
+_BEGIN = """driver = dlopen("libcuda.so.1", RTLD_NOW);
+if (!driver) { fprintf(stderr, "CUDA: there is no driver (libcuda.so.1)\\n"); return 1; }
+int device = 0;
+void *context = NULL;
+CU(cuInit, (unsigned), 0);
+CU(cuDeviceGet, (int *, int), &device, 0);
+CU(cuDevicePrimaryCtxRetain, (void **, int), &context, device);
+CU(cuCtxSetCurrent, (void *), context);""".split("\n")
 
 
 def header_text(c: CInterface, target: str, alignment: Mapping[str, int]) -> str:
@@ -131,7 +112,7 @@ def sample_text(c: CInterface, cuda: bool) -> str:
     """A C program that calls the kernel once."""
     names = {p.arg if p.kind == "size" else p.arg.var: p.name for p in c.parameters if p.kind in ("size", "scalar")}
     tensors = [p for p in c.parameters if p.kind == "tensor"]
-    body = ["use_first_device();"] if cuda else []
+    body = [*_BEGIN] if cuda else []
     body += [f"int64_t {p.name} = {_SIZE};" for p in c.parameters if p.kind == "size"]
     body += [f"{p.c_type} {p.name} = 1;" for p in c.parameters if p.kind == "scalar"]
     body += [f"void *{p.name} = NULL;" for p in c.parameters if p.kind == "pointer"]
@@ -143,18 +124,19 @@ def sample_text(c: CInterface, cuda: bool) -> str:
         if plain != "void":
             body.append(f"for (size_t i = 0; i < {p.name}_bytes / sizeof({plain}); ++i) {host}[i] = ({plain})(i % 7);")
         if cuda:
-            body.append(f"{plain} *{p.name} = to_device({host}, {p.name}_bytes);")
+            body += [f"{plain} *{p.name} = NULL;", f"CU(cuMemAlloc_v2, (void *, size_t), &{p.name}, {p.name}_bytes);",
+                     f"CU(cuMemcpyHtoD_v2, (void *, void *, size_t), {p.name}, {host}, {p.name}_bytes);"]
     given = ", ".join("NULL" if p.kind == "stream" else p.name for p in c.parameters)
     body += [f"int code = {c.name}({given});",
              f'if (code != {c.name.upper()}_OK) {{ fprintf(stderr, "{c.name}: %s\\n", {c.name}_error()); return code; }}']
     if cuda:
-        body.append('check(((int (*)(void))driver("cuCtxSynchronize"))());')
+        body.append("CU(cuCtxSynchronize, (void), );")
     for p in tensors:
         plain, host = p.c_type.rstrip(" *"), f"{p.name}_host" if cuda else p.name
         if plain.startswith("const"):
             continue
         if cuda:
-            body.append(f"from_device({host}, {p.name}, {p.name}_bytes);")
+            body.append(f"CU(cuMemcpyDtoH_v2, (void *, void *, size_t), {host}, {p.name}, {p.name}_bytes);")
         if plain == "void":
             body.append(f'printf("{p.name}: %zu bytes\\n", {p.name}_bytes);')
         else:
@@ -165,7 +147,7 @@ def sample_text(c: CInterface, cuda: bool) -> str:
 #include <stdio.h>
 #include <stdlib.h>
 {include}#include "{c.name}.h"
-{_DRIVER_CALLS * cuda}{_DRIVER_COPIES * (cuda and bool(tensors))}
+{_DRIVER * cuda}
 int main(void) {{
 {lines}
     return 0;
