@@ -231,6 +231,18 @@ def test_an_edited_text_is_compiled_once(monkeypatch):
 
 
 def test_loading_early_is_no_place_for_errors(monkeypatch):
-    nvrtc.warm("sm_80")
-    monkeypatch.setattr(nvrtc, "choose_nvrtc", lambda *a: (_ for _ in ()).throw(RuntimeError("none")))
-    nvrtc.warm.__wrapped__("sm_80")
+    """Without an NVRTC, a program that is wrong is told that, and a right one what is missing."""
+    monkeypatch.setattr(nvrtc, "choose_nvrtc", lambda *a: (_ for _ in ()).throw(RuntimeError("none is here")))
+
+    @T.prim_func
+    def too_large(A: T.Tensor((80000,), "float32")):
+        with T.Kernel(1, threads=128):
+            s = T.alloc_shared((80000,), "float32")
+            T.copy(A, s)
+            T.copy(s, A)
+
+    with tilelang.env.using(TILELANG_DISABLE_CACHE="1"):
+        with pytest.raises(RuntimeError, match="none is here"):
+            tilelang.compile(matmul(96, 90, 72), target=SM80)
+        with pytest.raises(ValueError, match="shared memory"):
+            tilelang.compile(too_large, target=SM80)

@@ -123,13 +123,13 @@ class Measurement:
         if (id(inputs), written) not in self.copies:
             self.copies[id(inputs), written] = [copied(x) if k in written else x for k, x in enumerate(inputs)]
         own = self.copies[id(inputs), written]
-        measure = self._measures(kernel, own, device_of(kernel))
+        measure = self._measured(kernel, own, device_of(kernel))
         kernel(*own)
         for _ in range(min(self.profile.warmup - 1, int(PASS_MS / max(*measure(1), 1e-6)))):
             kernel(*own)
         return measure
 
-    def _measures(self, run: Callable[..., Any], inputs: list[Any], device: str | None) -> Callable[[int], list[float]]:
+    def _measured(self, run: Callable[..., Any], inputs: list[Any], device: str | None) -> Callable[[int], list[float]]:
         clock = clock_for(device or "cpu", backend=self.profile.backend)
         return lambda n: clock.measure(lambda: run(*inputs), n, True)
 
@@ -137,9 +137,8 @@ class Measurement:
         """Milliseconds of the reference program, on the inputs of a candidate."""
         if self.profile.ref_prog is None:
             return None
-        device = device_of(kernel)
-        measure = self._measures(self.profile.ref_prog, list(map(copied, self.inputs_for(kernel))), device)
-        return compared(lambda k, n: measure(n), 1, self.profile.rep, device is None)[0]
+        measure = self._measured(self.profile.ref_prog, list(map(copied, self.inputs_for(kernel))), device_of(kernel))
+        return compared(lambda k, n: measure(n), 1, self.profile.rep, device_of(kernel) is None)[0]
 
 
 def tune(configs: Iterable[dict[str, Any]], compile_one: Callable[[dict[str, Any]], JITKernel], profile: ProfileArgs, *,

@@ -258,7 +258,7 @@ def _build_cuda(request: Request, sig: Signature) -> Artifact:
     """CUDA source through NVRTC to cubins.  NVRTC and LLVM work without the GIL: they load under the lowering, and compile
     while the synchronisation is verified."""
     from tilelang.runtime.cuda_cache import CUDABinaryCache  # 6 ms
-    from tilelang.runtime.nvrtc import compile_cubin, warm  # 5 ms
+    from tilelang.runtime.nvrtc import compile_cubin, compiler_for  # 5 ms
 
     options = device_options(request)
     binaries = CUDABinaryCache()
@@ -267,7 +267,7 @@ def _build_cuda(request: Request, sig: Signature) -> Artifact:
     begun: _Started | None = None
     pool = ThreadPoolExecutor(3, "compile")
     try:
-        pool.submit(warm, arch)
+        pool.submit(compiler_for, arch)  # in advance; compiling reports the error that this may raise
         if usable_cpus() > 2:
             pool.submit(load_llvm)
 

@@ -138,6 +138,7 @@ def _fold(e: Any) -> Any:
 
 
 def as_list(x: Any) -> list[Any]:
+    """The results of a call as a list: none, one or several."""
     return [] if x is None else list(x) if isinstance(x, (list, tuple)) else [x]
 
 

@@ -82,22 +82,18 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def typical(times: Sequence[float]) -> float:
-    """The mean of the fastest three quarters: the resolution of events is too coarse for a median."""
-    return statistics.fmean(sorted(times)[:max(1, len(times) * 3 // 4)])
-
-
 def timed_pass(measure: Callable[[int, int], list[float]], taken: dict[int, list[float]], runs: int,
-               of: Callable[[Sequence[float]], float] = typical, least_ms: float = 0.0) -> None:
+               on_host: bool = False) -> None:
     """Append to `taken` one time of each function in turn, so that changes of clocks and other processes affect all.
 
-    measure: (function, runs) -> milliseconds of each run.  of: the time of several runs.  least_ms: a shorter run is repeated
-    for so long."""
+    measure: (function, runs) -> milliseconds of each run.  on_host: runs shorter than 1 ms are repeated for so long, and the
+    fastest counts; else the mean of the fastest three quarters: the resolution of events is too coarse for a median."""
     order = list(taken.items())
     first = len(order[0][1]) % len(order)  # each is first at times: what ran before affects caches and threads
     for k, times in order[first:] + order[:first]:
         last = max(times[-1], 1e-6) if times else PASS_MS / runs
-        times.append(of(measure(k, max(1, min(int(runs * max(1.0, least_ms / last)), int(PASS_MS / last))))))
+        found = sorted(measure(k, max(1, min(int(runs * max(1.0, on_host / last)), int(PASS_MS / last)))))
+        times.append(found[0] if on_host else statistics.fmean(found[:max(1, len(found) * 3 // 4)]))
 
 
 def compared(measure: Callable[[int, int], list[float]], count: int, runs: int, on_host: bool,
@@ -105,18 +101,18 @@ def compared(measure: Callable[[int, int], list[float]], count: int, runs: int, 
     """Milliseconds of `count` functions, measured in alternation by passes.
 
     Passes end when each function that may be the fastest showed its time three times to 2 % in 0.1 s, when it had `runs` runs
-    (on the host, of at least 1 ms), or after 5 s.  on_host: the time of a pass is that of its fastest run, because other work
-    makes some many times longer, and the result the lower quartile of the passes; else a median.  stays: how many times slower
-    than the fastest a function may be to be measured again.  measure: as timed_pass has it.
+    (on the host, of at least 1 ms), or after 5 s.  The result is their median, on the host the lower quartile: other processes
+    make some passes many times longer.  stays: how many times slower than the fastest a function may be to be measured again.
+    measure, on_host: as timed_pass has them.
     """
-    of, whole = (min, lambda t: sorted(t)[len(t) // 4]) if on_host else (typical, statistics.median)
+    whole: Callable[[list[float]], float] = (lambda t: sorted(t)[len(t) // 4]) if on_host else statistics.median
     limits, done, start = _HOST_STAYS if on_host else _GPU_STAYS, 0, time.perf_counter()
     taken: dict[int, list[float]] = {k: [] for k in range(count)}
     result: dict[int, float] = {}
     n = settled = 0
     while done < runs and (n < 4 or not settled and time.perf_counter() - start < _ENOUGH):
         now = max(1, min(1 << max(0, n - 1), 8, runs - done))
-        timed_pass(measure, taken, now, of, 1.0 if on_host else 0.0)
+        timed_pass(measure, taken, now, on_host)
         result |= {k: whole(t) for k, t in taken.items()}
         least = min(result[k] for k in taken)
         done += max(1, min(now, int(PASS_MS / max(least, 1e-6))))

@@ -202,7 +202,9 @@ def choose_nvrtc(arch_number: int, driver_major: int | None = None) -> Nvrtc:
     compatibility").  Raises RuntimeError naming what to install.
     """
     refused, broken = [], []
-    for c in find_nvrtc():
+    with phase("find NVRTC"):
+        found = find_nvrtc()
+    for c in found:
         if driver_major is not None and c.major > driver_major:
             refused.append(f"{c.library}: newer than the driver (CUDA {driver_major})")
             continue
@@ -234,16 +236,6 @@ def driver_cuda_major() -> int | None:
 def toolchain_version(arch: str) -> str:
     """Text that names the compiler used for an arch (part of cache keys): "nvrtc 13.5"."""
     return "nvrtc {}.{}".format(*compiler_for(arch).version)
-
-
-@cache
-def warm(arch: str) -> None:
-    """Load the NVRTC for an arch in advance.  Never raises: the compilation that follows reports errors."""
-    try:
-        with phase("find NVRTC"):
-            compiler_for(arch)
-    except RuntimeError:
-        pass
 
 
 def _arch_number(arch: str) -> int:
