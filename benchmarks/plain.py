@@ -29,6 +29,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 HOPPER = {"kind": "cuda", "arch": "sm_90a"}
+CONFIG = "PLAIN_PASS_CONFIGS"  # of --config, for the workers that compile
 
 
 def chosen(text: str) -> list[str]:
@@ -46,7 +47,8 @@ def kernel_of(name: str, target: Any) -> Any:
     from suite.plain import CORPUS
 
     p = CORPUS[name]
-    return tilelang.compile(p.program(**p.full), target=target, pass_configs=dict(p.config) or None)
+    config = {**p.config, **json.loads(os.environ.get(CONFIG, "{}"))}
+    return tilelang.compile(p.program(**p.full), target=target, pass_configs=config or None)
 
 
 def described(name: str) -> dict[str, Any]:
@@ -162,9 +164,11 @@ def main() -> int:
     a.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     a.add_argument("--budget-seconds", type=float, default=550.0)
     a.add_argument("--compile", action="store_true", help="only compile, for sm_90a: needs no GPU")
+    a.add_argument("--config", default="", help='pass configs of all programs, as JSON: {"tl.disable_warp_specialized": true}')
     a.add_argument("--list", action="store_true")
     a.add_argument("--out", default="", help="write the rows as JSON")
     o = a.parse_args()
+    os.environ[CONFIG] = o.config or "{}"
     names, begin = chosen(o.only), time.time()
     if o.list:
         print("\n".join(names))
@@ -182,7 +186,8 @@ def main() -> int:
 
     copy = copy_rate(o)
     record: dict[str, Any] = {"what": "plain programs", "device": torch.cuda.get_device_name(), "torch": torch.__version__,
-                              "date": time.strftime("%Y-%m-%d"), "copy_gbps": copy}
+                              "date": time.strftime("%Y-%m-%d"), "copy_gbps": copy,
+                              "config": json.loads(o.config or "{}")}
     rows: dict[str, dict[str, Any]] = {}
     for n in names:
         if time.time() - begin > o.budget_seconds:

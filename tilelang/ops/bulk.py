@@ -92,7 +92,8 @@ def _boxes(op: Any, tile: Region, run: Region, analyzer: Any, strides: bool) -> 
     """Why boxes of one row are not possible; "" when they are."""
     t, bits = run.buffer, tile.dtype.bits
     unit = UNIT * 8 // math.gcd(bits, UNIT * 8)
-    if op.plan.unaligned_columns or not divisible(convert(run.mins[-1]), unit, None, analyzer):
+    # Without an analyzer the pass tma_columns, which knows the divisors of bound variables, has decided.
+    if op.plan.unaligned_columns or analyzer is not None and not divisible(convert(run.mins[-1]), unit, None, analyzer):
         return f"the tile of `{t.name}` may start at a column that is no multiple of {UNIT} bytes"
     wide = _box_columns(tile)
     if not wide:

@@ -187,13 +187,15 @@ def consumer_registers(groups: int) -> int:
 class RegisterBudget:
     """Registers used in addition to fragments (addresses, loop variables, barriers, row statistics), and limits of fragments.
 
-    plain_loop: a warp-specialised loop.  overlapped_gemms: two GEMMs with softmax between them.  double_buffered: two
-    accumulators in alternation.  split_accumulator: chunks of an accumulator.  tiled_loop: carver's estimate for any loop.
+    plain_loop: a warp-specialised loop.  overlapped_gemms: two GEMMs with softmax between them.  overlapped_least: what some of
+    them do with; the compiler's log tells whether one does.  double_buffered: two accumulators in alternation.
+    split_accumulator: chunks of an accumulator.  tiled_loop: carver's estimate for any loop.
     accumulator: the most that one accumulator of wgmma may take.  replicated_tile: of a tile that every thread holds whole.
     """
 
     plain_loop: int = 45
     overlapped_gemms: int = 44
+    overlapped_least: int = 24
     double_buffered: int = 32
     split_accumulator: int = 28
     tiled_loop: int = 40

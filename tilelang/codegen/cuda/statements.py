@@ -93,10 +93,16 @@ class Statements:
         self._block(f"while ({self.x.top(s.cond)})", s.body)
 
     def _if(self, s: If) -> None:
-        self._block(f"if ({self.x.top(s.cond)})", s.then)
+        text = self.x.top(s.cond)
+        self._branch(f"if ({text})", s.cond, True, s.then)
         if s.orelse is not None:
             self.page.lines.pop()
-            self._block("} else", s.orelse)
+            self._branch("} else", s.cond, False, s.orelse)
+
+    def _branch(self, head: str, cond: Expr, holds: bool, body: Stmt) -> None:
+        self.x.facts.branches.append((cond, holds))
+        self._block(head, body)
+        self.x.facts.branches.pop()
 
     def _assert(self, s: Assert) -> None:
         head = "" if s.message.startswith("Device assert failed") else "Device assert failed: "

@@ -7,6 +7,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer, LaunchFacts, is_large, value_scalars
 from tilelang.ir import Binary, Bind, Broadcast, Call, Cast, Const, Expr, For, Launch, Load, Ramp, Select, Shuffle, Unary, Var
+from tilelang.target.warp_groups import WARP_LANES, warps_of
 
 
 class ValueFacts:
@@ -14,7 +15,8 @@ class ValueFacts:
 
     def __init__(self, launch: Launch, params: Iterable[Any]) -> None:
         params = tuple(params)
-        self._ranges = LaunchFacts(launch, params)
+        self._ranges, self._launch = LaunchFacts(launch, params), launch
+        self.branches: list[tuple[Expr, bool]] = []  # around the statement: the condition, and whether it holds
         self._from_memory: set[Var] = set(value_scalars(launch, params))  # variables whose value comes from memory
         self._known: dict[int, tuple[Expr, bool]] = {}
 
@@ -36,6 +38,30 @@ class ValueFacts:
     def set_value(self, v: Var, value: int) -> None:
         """Record that a variable has one value from here on."""
         self._ranges.analyzer = self.analyzer.bind(v, value, value)
+
+    def inside(self, e: Expr, size: int) -> bool:
+        """Whether an index is certainly at least 0 and below `size`."""
+        analyzer = self.analyzer
+        for tested in (False, True):
+            low, high = analyzer.interval(e)
+            if low is not None and high is not None and 0 <= low and high < size:
+                return True
+            if not tested and self.branches:
+                analyzer = self._tested()
+        return False
+
+    def _tested(self) -> Analyzer:
+        """What is known in the branches around the statement as well."""
+        out, (x, *others) = self.analyzer, self._launch.threads
+        for cond, holds in self.branches:
+            warps = warps_of(cond)
+            if warps is None:
+                out = out.assuming(cond, holds)
+            elif others == [1, 1]:
+                first, end = warps[0] * WARP_LANES, (warps[0] + warps[1]) * WARP_LANES
+                low, high = (first, end) if holds else (0, first) if end == x else (end, x) if first == 0 else (0, x)
+                out = out.bind(self._launch.thread_vars[0], low, high - 1)
+        return out
 
     def not_negative(self, e: Expr) -> bool:
         """Whether an integer is certainly at least 0."""

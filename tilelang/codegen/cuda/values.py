@@ -6,8 +6,8 @@ in float32, as are 16-bit floats where CUDA has no operator for them.
 
 from __future__ import annotations
 
-from tilelang.ir import (Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, Shuffle, Unary, const, dtype, is_const,
-                         walk)
+from tilelang.ir import (Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp, Select, Shuffle, Unary, const, dtype, is_const,
+                         walk, GLOBAL, SHARED)
 from tilelang.target import INTRINSICS
 from tilelang.target.intrinsics import PURE, READS
 
@@ -19,6 +19,7 @@ from .types import HALVES, is_small_float, lane_args, type_name
 _VECTOR_OPS = {"add": "vec_arithmetic", "sub": "vec_arithmetic", "mul": "vec_arithmetic", "lt": "vec_compare",
                "le": "vec_compare", "gt": "vec_compare", "ge": "vec_compare", "eq": "vec_compare", "ne": "vec_compare",
                "and": "vec_compare", "or": "vec_compare"}
+_SHORT = ("exp", "exp2", "fast_exp2", "rsqrt", "fast_rcp", "fabs", "fma", "sigmoid", "opaque_copy")  # a few instructions each
 
 
 class Values:
@@ -193,9 +194,27 @@ class Values:
     def _select(self, e: Select) -> Text:
         if e.cond.dtype.lanes > 1:
             return self._vector(e)
-        if not e.lazy and (_acts(e.a) or _acts(e.b)):
+        if not e.lazy and (_acts(e.a) or _acts(e.b)) or e.lazy and self._branches(e):
             return self._select_both(e)
         return f"{self.x.at(e.cond, LOR)} ? {self.x.at(e.a, LOR)} : {self.x.at(e.b, COND)}", COND
+
+    def _branches(self, e: Select) -> bool:
+        """Whether the device compiler would jump around an operand that can always be evaluated: a function or a load from
+        shared memory costs less than the branch, which also keeps the elements of a loop from running side by side."""
+        parts = [*walk(e.a), *walk(e.b)]
+        loads = [x for x in parts if isinstance(x, Load)]
+        calls = [x for x in parts if isinstance(x, Call)]
+        shared = any(x.buffer.scope_name in SHARED for x in loads)
+        if not e.dtype.is_float or e.dtype.lanes > 1 or not calls and not shared:
+            return False
+        return len(calls) <= 2 and all(x.op in _SHORT for x in calls) and all(map(self._inside, loads)) and not any(
+            isinstance(x, Binary) and x.op.endswith(("div", "mod")) and not isinstance(x.b, Const) for x in parts)
+
+    def _inside(self, x: Load) -> bool:
+        """Whether a load is of a shared or private buffer and certainly inside it."""
+        if x.buffer.scope_name == GLOBAL or len(x.indices) != 1 or x.dtype.lanes > 1 or not x.buffer.is_static:
+            return False
+        return self.x.facts.inside(x.indices[0], x.buffer.size)
 
     def _select_both(self, e: Select) -> Text:
         t, (cond, a, b) = type_name(e.dtype), map(self.x.top, (e.cond, e.a, e.b))

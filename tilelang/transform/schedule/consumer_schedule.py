@@ -58,7 +58,7 @@ def _why_synchronous(r: WarpRoleLoop) -> str:
     """Why each wgmma of the loop is waited for where it is issued."""
     if r.slow:
         return "prefetched scales are used in the order of the program"
-    held = order_of(r).registers + REGISTERS.overlapped_gemms
+    held = order_of(r).registers + REGISTERS.overlapped_least
     if held > r.consumer_registers:
         return f"its fragments and other values take {held} registers of a thread, more than {r.consumer_registers}"
     if order_of(r).cycles and len(items_of(r).gemms) == 1:

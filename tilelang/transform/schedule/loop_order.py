@@ -272,18 +272,20 @@ def best_order(loop: LoopItems, registers: int, flight: str = "iterations") -> L
     """The order that the program gives if it fits, else that of least cycles.  registers: how many a consumer thread may use.
     flight: the value of tl.wgmma_in_flight.
 
-    The order of the program with a wait behind each GEMM is left where no other one fits.
+    Where none fits beside the registers that such loops usually need, one that leaves the least is taken: the log of ptxas then
+    decides.  The order of the program with a wait behind each GEMM is left where no other one fits.
     """
     late_items = {"iterations": loop.candidates, "iteration": lambda: (frozenset(),), "statement": tuple}[flight]
     tried = dict.fromkeys((late, loop.ordered(late, at_once)) for late in late_items() for at_once in (True, False))
     asked = [(frozenset(e.item for e in loop.asked if e.stage), loop.asked)] if loop.asked and flight == "iterations" else []
-    found = _fitting(loop, asked, registers, flight) or _fitting(loop, tried, registers, flight)
-    if not found:
-        events = tuple(Event(i, 0) for i in loop.own)
-        return LoopOrder(events, 0.0, 0.0, loop.registers(events, loop.waits(events, True, False)), False)
-    best = min(found, key=lambda x: x[:2])[2]
-    loop.checked(best.events)
-    return best
+    for beside in (REGISTERS.overlapped_gemms, REGISTERS.overlapped_least):
+        found = _fitting(loop, asked, registers - beside, flight) or _fitting(loop, tried, registers - beside, flight)
+        if found:
+            best = min(found, key=lambda x: x[:2])[2]
+            loop.checked(best.events)
+            return best
+    events = tuple(Event(i, 0) for i in loop.own)
+    return LoopOrder(events, 0.0, 0.0, loop.registers(events, loop.waits(events, True, False)), False)
 
 
 def _fitting(loop: LoopItems, tried: Iterable[tuple[frozenset[int], tuple[Event, ...]]], registers: int,
@@ -295,7 +297,7 @@ def _fitting(loop: LoopItems, tried: Iterable[tuple[frozenset[int], tuple[Event,
         orders = ((True, carried), (False, ended)) if ended != carried else ((True, carried),)
         for carry, waits in orders if flight == "iterations" else ((False, ended),):
             held = loop.registers(events, waits)
-            if held + REGISTERS.overlapped_gemms > registers or any(
+            if held > registers or any(
                     loop.held(events, waits, x).lag >= x.stages for x in loop.rings):
                 continue
             cycles, path = loop.simulated(events, waits, loop.groups, loop.rings), loop.simulated(events, waits, 1, ())

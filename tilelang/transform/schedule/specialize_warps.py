@@ -35,7 +35,7 @@ from tilelang.ops.tma import row_boxes, tma_bytes, tma_boxes, tma_unsupported, v
 from tilelang.ops.tma_store import STEP_BYTES
 from tilelang.target.machine import REGISTERS, WARP_ROLE_REGISTERS
 
-from .consumer_schedule import consumer, takes_slow_rings
+from .consumer_schedule import chain_of, chosen_order, consumer, takes_slow_rings
 from .ordered_loop import enough_stages
 from .insert_pdl import around_launch
 from ..analysis.effects import acts, effects, expr_effects, hangs_on_threads, is_sync
@@ -116,7 +116,7 @@ class _WarpRoles:
         stages = ring_stages(self.loop)
         if stages is None or stages < 2:
             raise _Declined("no automatic pipeline of two stages or more")
-        self.stages = stages
+        self.asked = self.stages = stages
         self.body: Body = loop_items(stmts_of(self.loop.body))
         self.tf32 = tf32_tiles(launch, self.loop, self.body.items)
         self.values = {s.var: s.value for s in walk(launch.body, Bind)}
@@ -147,6 +147,7 @@ class _WarpRoles:
         bases = {t: s.base for t, s in steps.items()}
         self.shared = WarpRoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
                                self.cx, bases.pop(1, None), tiles is not None and not tiles.once, bases)
+        self._leave_to_blocks()
         if self.shared.slow and not takes_slow_rings(self.shared):
             raise _Declined("GEMMs move past what uses prefetched scales")
         new = {b: v for r in self.rings for b, v in r.buffers.items()}
@@ -197,6 +198,8 @@ class _WarpRoles:
         for p in loops:
             p.scalars, p.visible, p.bound = around.scalars, around.visible, around.bound
             p._reachable()
+        if not several:
+            self.stages = self._taken_stages()
         filled = {p._filled(i) for p in loops for r in p.rings for i in r.items}
         room = self.cx.target.limits.shared_per_block - BARRIER_BYTES - sum(
             b.size * b.dtype.bits // 8 for b in self._static() if b.scope_name in SHARED and b not in filled)
@@ -205,6 +208,8 @@ class _WarpRoles:
         for p, steps in zip(loops, counts):
             p.shared = WarpRoleLoop(self.launch, p.loop, p.body, p.rings, self.groups, p.stages, self.thread, self.cx,
                                     steps.base, True, {})
+        if not several:
+            self._leave_to_blocks()
         new = {b: v for p in loops for r in p.rings for b, v in r.buffers.items()}
         made = list(dict.fromkeys(v for p in loops for r in p.rings for v in r.buffers.values()))
         taken = sum(b.size * b.dtype.bits // 8 for b in made)
@@ -470,10 +475,31 @@ class _WarpRoles:
         """Whether only one block fits an SM, because of its shared memory or the registers of its fragments."""
         if self.launch.plan.min_blocks_per_sm > 1:
             return False
+        return not self._fits_twice(self.groups + 1, self._shared())
+
+    def _fits_twice(self, groups: int, shared: int) -> bool:
+        """Whether two blocks of so many warp groups and bytes of shared memory fit an SM, with the fragments of this one."""
         fragments = sum(b.size * b.dtype.bits // 32 for b in self._static() if b.scope_name == FRAGMENT)
         limits = self.cx.target.limits
-        few = limits.registers_per_sm // (2 * GROUP * (self.groups + 1)) - REGISTERS.plain_loop  # for two blocks to fit
-        return fragments > few * self.groups * GROUP or 2 * self._shared() > limits.shared_per_sm
+        few = limits.registers_per_sm // (2 * GROUP * groups) - REGISTERS.plain_loop
+        return fragments <= few * self.groups * GROUP and 2 * shared <= limits.shared_per_sm
+
+    def _leave_to_blocks(self) -> None:
+        """Raises _Declined if the loop's threads do work that no GEMM of their block can run under, and two blocks without warp
+        roles fit an SM: then each block runs under the GEMMs and loads of the other."""
+        shared = sum(b.size * b.dtype.bits // 8 * (self.asked if b in {
+            self._filled(i) for r in self.rings for i in r.items} else 1) for b in self._static() if b.scope_name in SHARED)
+        if not self._fits_twice(self.groups, shared):
+            return
+        own = [x for i, x in enumerate(self.body.items) if not any(i in r.items for r in self.rings)]
+        for x in own:
+            made = [e.buffer for e in x.effects if e.writes and e.buffer.scope_name in SHARED]
+            if made and any(e.reads and e.buffer.scope_name == GLOBAL for e in x.effects):
+                raise _Declined(f"threads load `{made[0].name}`: a second block on the SM hides that")
+            fed = [b for b in made if any(isinstance(g.stmt, Gemm) and b.data in (g.stmt.a.buffer.data, g.stmt.b.buffer.data)
+                                          for g in own)]
+            if fed and chosen_order(self.shared) is None and chain_of(self.shared) is None:
+                raise _Declined(f"threads make the operand `{fed[0].name}`: a second block on the SM runs under that")
 
     def _static(self) -> list[Buffer]:
         return [s.buffer for s in walk(self.launch.body, Alloc) if s.buffer.is_static]
