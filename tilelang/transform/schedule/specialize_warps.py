@@ -147,7 +147,7 @@ class _WarpRoles:
         bases = {t: s.base for t, s in steps.items()}
         self.shared = WarpRoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
                                self.cx, bases.pop(1, None), tiles is not None and not tiles.once, bases)
-        self._leave_to_blocks()
+        _check_second_block(self)
         if self.shared.slow and not takes_slow_rings(self.shared):
             raise _Declined("GEMMs move past what uses prefetched scales")
         new = {b: v for r in self.rings for b, v in r.buffers.items()}
@@ -209,7 +209,7 @@ class _WarpRoles:
             p.shared = WarpRoleLoop(self.launch, p.loop, p.body, p.rings, self.groups, p.stages, self.thread, self.cx,
                                     steps.base, True, {})
         if not several:
-            self._leave_to_blocks()
+            _check_second_block(self)
         new = {b: v for p in loops for r in p.rings for b, v in r.buffers.items()}
         made = list(dict.fromkeys(v for p in loops for r in p.rings for v in r.buffers.values()))
         taken = sum(b.size * b.dtype.bits // 8 for b in made)
@@ -484,23 +484,6 @@ class _WarpRoles:
         few = limits.registers_per_sm // (2 * GROUP * groups) - REGISTERS.plain_loop
         return fragments <= few * self.groups * GROUP and 2 * shared <= limits.shared_per_sm
 
-    def _leave_to_blocks(self) -> None:
-        """Raises _Declined if the loop's threads do work that no GEMM of their block can run under, and two blocks without warp
-        roles fit an SM: then each block runs under the GEMMs and loads of the other."""
-        shared = sum(b.size * b.dtype.bits // 8 * (self.asked if b in {
-            self._filled(i) for r in self.rings for i in r.items} else 1) for b in self._static() if b.scope_name in SHARED)
-        if not self._fits_twice(self.groups, shared):
-            return
-        own = [x for i, x in enumerate(self.body.items) if not any(i in r.items for r in self.rings)]
-        for x in own:
-            made = [e.buffer for e in x.effects if e.writes and e.buffer.scope_name in SHARED]
-            if made and any(e.reads and e.buffer.scope_name == GLOBAL for e in x.effects):
-                raise _Declined(f"threads load `{made[0].name}`: a second block on the SM hides that")
-            fed = [b for b in made if any(isinstance(g.stmt, Gemm) and b.data in (g.stmt.a.buffer.data, g.stmt.b.buffer.data)
-                                          for g in own)]
-            if fed and chosen_order(self.shared) is None and chain_of(self.shared) is None:
-                raise _Declined(f"threads make the operand `{fed[0].name}`: a second block on the SM runs under that")
-
     def _static(self) -> list[Buffer]:
         return [s.buffer for s in walk(self.launch.body, Alloc) if s.buffer.is_static]
 
@@ -516,6 +499,25 @@ class _WarpRoles:
 
     def _pure(self) -> list[Bind]:
         return [s for s in self.body.pure if s.var in self.inside]
+
+
+def _check_second_block(p: _WarpRoles) -> None:
+    """Raises _Declined if the loop's threads do work that no GEMM of their block can run under, and two blocks without warp
+    roles fit an SM: then each block runs under the GEMMs and loads of the other."""
+    loads = {i for r in p.rings for i in r.items}
+    filled = {p._filled(i) for i in loads}
+    if not p._fits_twice(p.groups, sum(b.size * b.dtype.bits // 8 * (p.asked if b in filled else 1) for b in p._static()
+                                       if b.scope_name in SHARED)):
+        return
+    own = [x for i, x in enumerate(p.body.items) if i not in loads]
+    for x in own:
+        made = [e.buffer for e in x.effects if e.writes and e.buffer.scope_name in SHARED]
+        if made and any(e.reads and e.buffer.scope_name == GLOBAL for e in x.effects):
+            raise _Declined(f"threads load `{made[0].name}`: a second block on the SM hides that")
+        fed = [b for b in made if any(isinstance(g.stmt, Gemm) and b.data in (g.stmt.a.buffer.data, g.stmt.b.buffer.data)
+                                      for g in own)]
+        if fed and chosen_order(p.shared) is None and chain_of(p.shared) is None:
+            raise _Declined(f"threads make the operand `{fed[0].name}`: a second block on the SM runs under that")
 
 
 def _is_load(c: Any) -> bool:
