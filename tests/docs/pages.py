@@ -120,6 +120,8 @@ def run_page(page: pathlib.Path, folder: pathlib.Path) -> Outcome:
     if not (folder / "benchmarks").exists():
         (folder / "benchmarks").symlink_to(ROOT / "benchmarks")  # pages read recorded figures as from a checkout
     os.chdir(folder)
+    environment = dict(os.environ)
+    sys.path.insert(0, str(folder))  # a block imports the files that earlier ones wrote, as a program in this folder does
     try:
         for block in blocks_of(page):
             start = time.process_time()
@@ -146,6 +148,12 @@ def run_page(page: pathlib.Path, folder: pathlib.Path) -> Outcome:
             raise PageError(f"{page.name}: no command names {', '.join(sorted(written))}")
     finally:
         os.chdir(before)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.path.remove(str(folder))
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None)).startswith(f"{folder}{os.sep}"):
+                del sys.modules[name]
     return outcome
 
 
