@@ -76,6 +76,30 @@ def test_docstrings_become_markdown(generate):
         "Copy a\\_b.\n\n- **src, dst**: buffers.\n\n```text\nx = 1\n```\n\n\nRaises copy-shape.\n\n\n```text\n>>> f(1)\n2\n```")
 
 
+def test_every_example_is_in_the_gallery_with_a_kernel():
+    gallery = load(ROOT / "docs" / "gallery" / "generate.py")
+    checks = load(ROOT / "examples" / "checks.py")
+    pages = gallery.pages()
+    found = {e.file: e for e in gallery.examples()}
+    assert found.keys() == {c.file for c in checks.CHECKS}
+    for e in found.values():
+        text = pages[f"gallery/{e.page}"]
+        part = text[text.index(f"{{ #{e.anchor} }}"):]
+        shown = part.split("```python\n", 1)[1].split("\n```", 1)[0]
+        assert "T.Kernel(" in shown or e.file.endswith("library.py"), e.file
+        source = (ROOT / "examples" / e.file).read_text(encoding="utf-8")
+        assert all(line in source for line in shown.splitlines() if line.strip() != "..."), e.file
+        assert f"({e.page}#{e.anchor})" in pages["gallery/index.md"] and f"$ python examples/{e.file}" in part
+    assert pages == gallery.pages()
+
+
+def test_the_gallery_shows_the_recorded_figures():
+    gallery = load(ROOT / "docs" / "gallery" / "generate.py")
+    run, calls = gallery.recorded()
+    first = calls["softmax/softmax.py"][0]
+    assert f"| {first['ms']:.3f} |" in gallery.pages()["gallery/softmax.md"] and run in gallery.pages()["gallery/softmax.md"]
+
+
 def test_the_page_on_architecture_is_short():
     assert len((ROOT / "docs/internals/architecture.md").read_text(encoding="utf-8").splitlines()) <= 150
 
