@@ -1,5 +1,5 @@
-"""Bodies for benchmarks/survey.py: the programs of tests/user_programs/as_others, one folder a manner (a module, or a
-folder of modules), one script a program.
+"""Bodies for benchmarks/survey.py: the programs of tests/user_programs/as_others and of benchmarks/suite/bodies, one folder a
+manner (a module, or a folder of modules), one script a program.
 
     python benchmarks/suite/survey_bodies.py FOLDER
     python benchmarks/survey.py FOLDER/*
@@ -11,17 +11,22 @@ import ast
 import sys
 from pathlib import Path
 
-PLACE = Path(__file__).resolve().parents[2] / "tests" / "user_programs"
-SCRIPT = '''"""One program of as_others.{manner}."""
+HERE = Path(__file__).resolve().parent
+SCRIPT = '''"""One program of {package}.{manner}: it uses tilelang."""
 
 import sys
 
 sys.path.insert(0, {place!r})
 
-from as_others import harness, {manner}
-
-harness.build(next(p for p in {manner}.PROGRAMS if p.name == {name!r}), "cubin")  # a program that uses tilelang
+{run}
 '''
+OTHERS = '''from as_others import harness, {manner}
+
+harness.build(next(p for p in {manner}.PROGRAMS if p.name == {name!r}), "cubin")'''
+BODIES = '''import bodies
+
+bodies.compile_program({manner!r}, {name!r})'''
+PACKAGES = {HERE.parents[1] / "tests" / "user_programs" / "as_others": OTHERS, HERE / "bodies": BODIES}
 
 
 def names(file: Path) -> list[str]:
@@ -33,12 +38,13 @@ def names(file: Path) -> list[str]:
 
 
 def main(out: Path) -> None:
-    top = PLACE / "as_others"
-    for file in sorted(top.rglob("*.py")):
-        manner = file.relative_to(top).with_suffix("").parts[0]
-        for name in names(file):
-            (out / manner).mkdir(parents=True, exist_ok=True)
-            (out / manner / f"{name}.py").write_text(SCRIPT.format(manner=manner, place=str(PLACE), name=name))
+    for package, run in PACKAGES.items():
+        for file in sorted(package.rglob("*.py")):
+            manner = file.relative_to(package).with_suffix("").parts[0]
+            for name in names(file):
+                (out / manner).mkdir(parents=True, exist_ok=True)
+                (out / manner / f"{name}.py").write_text(SCRIPT.format(
+                    package=package.name, manner=manner, place=str(package.parent), run=run.format(manner=manner, name=name)))
 
 
 if __name__ == "__main__":
