@@ -1,12 +1,16 @@
 """The folder tells the architecture: imports go one way, public things are documented and tested."""
 
 import ast
+import functools
+import gc
 import importlib
 import inspect
 import pathlib
 import re
 import subprocess
 import sys
+
+import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tilelang"
@@ -24,6 +28,26 @@ SUB_ROOMS = {  # room -> its parts, low to high; a part imports only lower ones
 MOST_ROOMS, MOST_FILES = 18, 45
 
 
+@functools.cache
+def tree_of(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def nodes_of(path: pathlib.Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of(path)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files_are_parsed_once():
+    """For all tests of this module: a million nodes, which the garbage collector need not look at and which go at its end."""
+    gc.disable()
+    yield
+    tree_of.cache_clear()
+    nodes_of.cache_clear()
+    gc.enable()
+
+
 def room_of(module: str) -> tuple[str, int]:
     parts = module.split(".")
     name = parts[1] if len(parts) > 1 else ""
@@ -34,7 +58,7 @@ def imports_of(path: pathlib.Path):
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     package = module if path.name == "__init__.py" else module.rsplit(".", 1)[0]
     package = package.removesuffix(".__init__")
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             for a in node.names:
                 if a.name.startswith("tilelang"):
@@ -123,13 +147,12 @@ def class_sizes() -> dict[str, int]:
     bases: dict[str, list[str]] = {}
     for path in PACKAGE.rglob("*.py"):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        tree = ast.parse(path.read_text(encoding="utf-8"))
         package, names = module.rsplit(".", 1)[0], {}
-        for node in ast.walk(tree):
+        for node in nodes_of(path):
             if isinstance(node, ast.ImportFrom):
                 up = package.split(".")[:len(package.split(".")) - node.level + 1] if node.level else []
                 names.update({a.asname or a.name: ".".join([*up, *filter(None, [node.module]), a.name]) for a in node.names})
-        for node in tree.body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef):
                 key = f"{module}.{node.name}"
                 own[key] = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -197,7 +220,7 @@ def circles_of(graph: dict[str, set[str]]) -> list[set[str]]:
 def test_files_import_each_other_in_no_circle():
     """Imports inside functions and those for annotations alone (`if TYPE_CHECKING`) count."""
     modules = modules_of_the_package()
-    graph = {m: {n for node in ast.walk(ast.parse(p.read_text(encoding="utf-8")))
+    graph = {m: {n for node in nodes_of(p)
                  for n in modules_named_by_imports(node, m.split(".")[:None if p.name == "__init__.py" else -1], modules)
                  if n != m} for m, p in modules.items() if m != "tilelang.__main__"}
     assert sum(map(len, graph.values())) > 1000  # the names are found
@@ -218,9 +241,8 @@ def test_imports_in_functions_say_what_they_save():
     """An import inside a function saves time when its module is imported: the line, or the one above, says how many ms."""
     wrong, seen = [], 0
     for path in sorted(PACKAGE.rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        lines = text.splitlines()
-        inside = {n for f in ast.walk(ast.parse(text)) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef))
+        lines = path.read_text(encoding="utf-8").splitlines()
+        inside = {n for f in nodes_of(path) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef))
                   for n in ast.walk(f) if isinstance(n, (ast.Import, ast.ImportFrom))}
         for node in inside:
             module = node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name
@@ -267,7 +289,7 @@ def written_at_import(tree: ast.Module):
 
 def test_no_module_writes_into_another_when_it_is_imported():
     wrong = [f"{p.relative_to(ROOT)}:{line}: {text}" for p in sorted(PACKAGE.rglob("*.py"))
-             for line, text in written_at_import(ast.parse(p.read_text(encoding="utf-8")))]
+             for line, text in written_at_import(tree_of(p))]
     assert not wrong, "\n".join(wrong)
     sample = ("from .expr import Binary\nfrom . import expr\nBinary.unlike = f\nexpr.a, expr.b = 1, 2\n"
               "setattr(Binary, 'x', 1)\nx = 1\n")
@@ -283,7 +305,7 @@ def test_nothing_of_ours_imports_compat():
 def test_every_module_class_and_public_function_has_a_docstring():
     missing = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = tree_of(path)
         if not tree.body:
             continue
         where = path.relative_to(ROOT)
@@ -338,13 +360,14 @@ def test_few_functions_have_many_parameters():
                     found[name] = max(found.get(name, 0), len(a.posonlyargs) + len(a.args) + len(a.kwonlyargs))
                 visit(child, name)
 
-        visit(ast.parse(path.read_text(encoding="utf-8")), module)
+        visit(tree_of(path), module)
     long = {k: n for k, n in found.items() if n > MOST_PARAMETERS}
     assert LONG_SIGNATURES.keys() <= long.keys(), f"no longer so long: {LONG_SIGNATURES.keys() - long.keys()}"
     private = {k: n for k, n in long.items() if k not in LONG_SIGNATURES}
     assert len(private) <= MOST_LONG_FUNCTIONS, private
 
 
+@functools.cache
 def text_of_tests() -> str:
     return "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("*.py"))
 
@@ -353,12 +376,12 @@ def test_every_tile_op_and_pass_is_named_in_a_test():
     text = text_of_tests()
     missing = []
     for path in (PACKAGE / "ops").rglob("*.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and any("tile_op" in ast.unparse(d) for d in node.decorator_list):
                 if node.name not in text:
                     missing.append(f"op {node.name}")
     for path in (PACKAGE / "transform").rglob("*.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.FunctionDef) and any("pass_" in ast.unparse(d) for d in node.decorator_list):
                 if node.name not in text:
                     missing.append(f"pass {node.name}")
@@ -422,7 +445,7 @@ def test_every_pass_has_a_mirror_test_file():
 def stringly_reads(path: pathlib.Path) -> list[str]:
     """Reads of an attribute by a literal name: `.attr("…")`, `dict(x.attrs)["…"]`, `dict(x.attrs).get("…")`."""
     found = []
-    for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for n in nodes_of(path):
         key = None
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in ("attr", "get") and n.args:
             of = n.func.value
@@ -451,5 +474,5 @@ def test_memory_scopes_are_spelled_in_one_place():
     scopes = {s for s in importlib.import_module("tilelang.ir.scopes").SCOPES if "." in s}
     assert len(scopes) == 7
     spelled = [f"{p.relative_to(ROOT)}:{n.lineno}" for p in PACKAGE.rglob("*.py") if p.name != "scopes.py"
-               for n in ast.walk(ast.parse(p.read_text(encoding="utf-8"))) if isinstance(n, ast.Constant) and n.value in scopes]
+               for n in nodes_of(p) if isinstance(n, ast.Constant) and n.value in scopes]
     assert spelled == []
