@@ -298,8 +298,8 @@ def passes_page() -> str:
     return text
 
 
-def pages() -> dict[str, str]:
-    """Path below docs/ -> text of every generated page."""
+def pages_without_errors() -> dict[str, str]:
+    """The generated pages but those of the errors, for which all modules are imported."""
     if str(ROOT) not in sys.path:  # mkdocs takes back what a hook enters while it is loaded
         sys.path.insert(0, str(ROOT))
     makers: dict[str, Callable[[], str]] = {
@@ -307,7 +307,12 @@ def pages() -> dict[str, str]:
         "reference/environment.md": environment_page, "reference/command-line.md": command_page,
         "internals/passes.md": passes_page,
     }
-    return {**language_pages(), **{path: make() for path, make in makers.items()}, **error_pages()}
+    return {**language_pages(), **{path: make() for path, make in makers.items()}}
+
+
+def pages() -> dict[str, str]:
+    """Path below docs/ -> text of every generated page."""
+    return {**pages_without_errors(), **error_pages()}
 
 
 # -- the hook of mkdocs --------------------------------------------------------------------------------------------------

@@ -10,18 +10,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import words
 
 
-@pytest.fixture(scope="module")
-def found():
-    return words.find()
-
-
-def test_no_old_word_stands(found):
+def test_old_words_stand_where_they_are_kept_and_nowhere_else():
+    found = words.find()
     new = {key: places[:5] for key, places in found.items() if key not in words.KEPT}
     assert not new, "write the glossary's term instead (docs/internals/glossary.md):\n" + "\n".join(
         f"{kind} {item!r}: `{word}`, say {words.WORDS[word].use}: {where}" for (kind, word, item), where in sorted(new.items()))
-
-
-def test_what_is_kept_still_stands(found):
     assert not words.KEPT.keys() - found.keys()
 
 
