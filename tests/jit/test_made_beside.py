@@ -11,7 +11,7 @@ import tilelang
 import tilelang.language as T
 from tilelang.errors import InternalError, TileLangError, error
 from tilelang.jit import building
-from tilelang.runtime import nvrtc
+from tilelang.runtime import cuda_cache, nvrtc
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 TARGET = {"kind": "cuda", "arch": "sm_80"}
@@ -122,5 +122,5 @@ def test_kernels_of_a_program_are_compiled_beside_each_other(monkeypatch):
         return make(source, *rest)
 
     monkeypatch.setattr(nvrtc, "compile_cubin", compile_cubin)
-    monkeypatch.setattr("tilelang.runtime.cuda_cache.compile_cubin", compile_cubin)
+    monkeypatch.setattr(cuda_cache, "compile_cubin", compile_cubin)
     assert len(tilelang.compile(twice, target=TARGET).report().split("registers")) > 2
