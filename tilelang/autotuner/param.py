@@ -56,7 +56,8 @@ class CompileArgs:
 
 @dataclass(frozen=True)
 class ProfileArgs:
-    """How candidates are measured and checked.  warmup, rep: runs.  timeout: seconds a candidate may take."""
+    """How candidates are measured and checked.  warmup, rep: most runs.  timeout: seconds a step of a candidate may take.
+    cache_input_tensors: accepted; candidates whose parameters have equal types and shapes always share their inputs."""
 
     warmup: int = 25
     rep: int = 100
