@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from covering import every_pair
 
 import tilelang
 import tilelang.language as T
@@ -73,10 +74,7 @@ def integers(*shape):
     return np.random.default_rng(0).integers(-3, 4, shape).astype(np.float16)
 
 
-@pytest.mark.parametrize("stages", range(5))
-@pytest.mark.parametrize("threads", [128, 256, 384])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("tile", ["q", "k", "o"])
+@pytest.mark.parametrize("tile, layout, threads, stages", every_pair(["q", "k", "o"], LAYOUTS, [128, 256, 384], range(5)))
 def test_a_given_layout_was_a_conflict_with_tma(tile, layout, threads, stages):
     agrees(scores(tile, layout, threads, stages), integers(128, 128), integers(256, 128))
 
