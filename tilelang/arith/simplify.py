@@ -11,7 +11,7 @@ from typing import Any
 
 from tilelang.ir import (EMPTY, AddressOf, Alloc, Assert, Binary, Bind, Broadcast, Buffer, Call, Const, Evaluate, Expr, For, If,
                          Launch, Load, Node, Parallel, Ramp, Region, Seq, Stmt, Store, TileOp, Var, While, const, contains,
-                         rebuild, seq, substitute, walk, PRIVATE)
+                         rebuild, remember, seq, substitute, walk, PRIVATE)
 
 from . import bounds as ba
 from .analyzer import Analyzer, Env
@@ -85,7 +85,7 @@ class _Simplify:
             if isinstance(y, Bind) and y.value.dtype.is_int and y.value.dtype.lanes == 1:
                 a = a.bind(y.var, *a.interval(y.value))
                 if all(isinstance(n, (Var, Const, Binary)) for n in walk(y.value)):
-                    self.values[y.var] = substitute(y.value, self.values)
+                    remember(self.values, y)
             out.append(y)
         return seq(*out, span=s.span) if changed else s
 

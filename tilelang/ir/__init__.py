@@ -47,7 +47,8 @@ from .equal import alpha_equal
 from .build import call, fresh, logical, select
 from .buffer import AddressOf, Buffer, Load, Region, load
 from .call_options import CALL_OPTIONS, CallOptions, options_of
-from .children import children, contains
+from .children import children, contains, extent, is_large
+from .deep import deep
 from .expr import (ARITHMETIC, BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL, TRUE, Binary, Broadcast, Call, Cast, Const,
                    Expr, Ramp, Select, Shuffle, StringConst, Unary, Var, as_bool, as_dim, binary, called, cast, const,
                    convert, int_literal, is_const, match, unary)
@@ -64,8 +65,8 @@ from .scopes import (BARRIER, CLUSTER_BARRIER, DYNAMIC, FRAGMENT, GLOBAL, LOCAL,
 from .span import Span
 from .stmt import (EMPTY, TILE_OPS, Alloc, Assert, Attrs, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel,
                    Seq, Stmt, Store, TileOp, While, replace, seq, tile_op, with_options)
-from .visitor import (follows_addresses, free_vars, inner, rebuild, rewrite, rewrite_launches, rewrite_stmts,
-                      statements, stmts_of, substitute, used_vars, walk)
+from .visitor import (distinct, follows_addresses, free_vars, inner, rebuild, remember, rewrite, rewrite_launches,
+                      rewrite_stmts, statements, stmts_of, substitute, used_vars, walk)
 
 
 def __getattr__(name: str) -> _Any:

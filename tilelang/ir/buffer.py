@@ -36,6 +36,7 @@ class Buffer(Node):
     span: Span | None = None
 
     _is_name: ClassVar[bool] = True
+    _extent: ClassVar[tuple[int, int] | None] = (1, 1)
     _options: ClassVar[str] = "facts"
 
     def __post_init__(self) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 from .nodes import NAME_BITS, Node, kinds_of, node_fields
 from .options import Options
 
+MOST_NODES, MOST_LEVELS = 2048, 96  # of an expression: those that people write have fewer
+
 
 def below(n: Node) -> tuple[Node, ...]:
     """Direct child nodes in reverse order, from the last to the first."""
@@ -51,14 +53,45 @@ def held(n: Node) -> int:
     those in the storage and shape of the Buffers.
     """
     bits = n._held
-    if not bits:
-        bits = n._kind
-        for c in below(n):
-            bits |= c._held or held(c)
-        if n._is_name:
-            bits = n._kind | bits & _NAMES | name_bit(n)
-        object.__setattr__(n, "_held", bits)
+    if bits:
+        return bits
+    stack = [n]
+    while stack:  # by a stack: an expression may be deeper than Python's recursion
+        at = stack[-1]
+        bits = at._kind
+        for c in below(at):
+            if not c._held:
+                stack.append(c)
+            bits |= c._held
+        if stack[-1] is at:
+            if at._is_name:
+                bits = at._kind | bits & _NAMES | name_bit(at)
+            object.__setattr__(at, "_held", bits)
+            stack.pop()
     return bits
+
+
+def extent(n: Node) -> tuple[int, int]:
+    """(nodes, levels) of the tree at and below n: a node counts as often as it is used.  Does not descend into Buffers."""
+    stack = [n]
+    while n._extent is None:
+        at = stack[-1]
+        left = [c for c in below(at) if c._extent is None]
+        stack += left
+        if not left:
+            inner = [c._extent or (1, 1) for c in below(at)]
+            object.__setattr__(at, "_extent", (1 + sum(e[0] for e in inner), 1 + max((e[1] for e in inner), default=0)))
+            stack.pop()
+    return n._extent
+
+
+def is_large(n: Node, fraction: int = 1) -> bool:
+    """Whether an expression has more than this fraction of the nodes or levels (1: all, 2: half) that one tree may have.
+
+    Larger ones are kept in variables: walks cost their nodes, and recursion their levels.
+    """
+    nodes, levels = extent(n)
+    return nodes * fraction > MOST_NODES or levels * fraction > MOST_LEVELS
 
 
 _NAMES = (1 << NAME_BITS) - 1

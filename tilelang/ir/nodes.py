@@ -87,8 +87,9 @@ class Node:
     _values: ClassVar[Callable[[Any], tuple[Any, ...]]]
     _kind: ClassVar[int] = 0  # the bit of this class
     _hash: ClassVar[int | None] = None
-    _below: ClassVar[tuple[Node, ...] | None] = None  # these two: see children.py
+    _below: ClassVar[tuple[Node, ...] | None] = None  # these three: see children.py
     _held: ClassVar[int] = 0
+    _extent: ClassVar[tuple[int, int] | None] = None
     _is_name: ClassVar[bool] = False  # a Var or a Buffer
     _options: ClassVar[str] = ""  # the field that holds its record of options (options.py)
     _called: ClassVar[frozenset[int] | None] = None  # see expr.py

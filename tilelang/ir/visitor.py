@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .buffer import Buffer
-from .children import below, held, name_bit
-from .expr import Expr, Var
+from .buffer import Buffer, Load
+from .children import below, held, is_large, name_bit
+from .expr import Call, Expr, Var
 from .nodes import Node, fields_of, kinds_of, node_fields
 from .options import Options
 from .stmt import Bind, For, Func, If, Launch, Parallel, Seq, Stmt, While, replace, seq
@@ -47,6 +47,19 @@ def _found(n: Node, kinds: int) -> Iterator[Node]:
                 yield at
             if type(at) is not Buffer:
                 stack += at._below  # type: ignore[arg-type] # held has found it
+
+
+def distinct(n: Node, *classes: type) -> Iterator[Any]:
+    """walk, with each node once however often it is used: for expressions that have not been cut into variables yet."""
+    kinds, seen, stack = kinds_of(classes), set[int](), [n]
+    while stack:
+        at = stack.pop()
+        if held(at) & kinds and id(at) not in seen:
+            seen.add(id(at))
+            if at._kind & kinds:
+                yield at
+            if type(at) is not Buffer:
+                stack += below(at)
 
 
 def mapped(fn: Callable[[Any], Any], values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -166,6 +179,20 @@ def substitute(n: Any, mapping: dict[Any, Any]) -> Any:
     for x in mapping:
         names |= name_bit(x)
     return _rewritten(n, fn, names, kinds_of((Var, Buffer)))
+
+
+def remember(values: dict[Any, Any], s: Bind) -> None:
+    """values[s.var] = what s binds, with the variables in `values` replaced by theirs; for analyses, which do not emit it.
+
+    Of a large value only what it depends on is kept, as a call of an unknown function: put into each other, such values
+    explode.
+    """
+    value = substitute(s.value, values)
+    if is_large(value):
+        loads = {x.buffer: x for x in walk(value, Load)}
+        made_of = (s.var, *sorted(free_vars(value), key=lambda v: v.name), *loads.values())
+        value = Call("unknown", made_of, value.dtype, span=s.span)
+    values[s.var] = value
 
 
 def _moved(b: Buffer, mapping: dict[Any, Any]) -> Buffer | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilelang.env import env
 from tilelang.errors import InternalError, TileLangError, error, for_user, register, strict
+from tilelang.ir import deep
 from tilelang.log import logger
 from tilelang.runtime.host_engine import ffi_state
 from tilelang.runtime.params import KernelParam, params_of
@@ -535,6 +536,7 @@ def clear_memory() -> None:
         _key_locks.clear()
 
 
+@deep()
 def compile_request(request: Request) -> JITKernel:
     """The kernel of a request, from memory, from the disk cache, or compiled now."""
     if not is_cached(request):

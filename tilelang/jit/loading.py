@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilelang.ir import deep
 from tilelang.runtime import l2_window, workspaces
 from tilelang.runtime.host_engine import HostLibrary, ffi_state
 from tilelang.runtime.host_stub import modes_of
@@ -44,6 +45,7 @@ class Entry:
             self.source.error = value
 
 
+@deep()
 def load(artifact: Artifact, sig: Signature, request: Request) -> Any:
     """Load the host code.  Raises RuntimeError when the target's device is absent (no GPU, no driver)."""
     if artifact.kind == "interpreted":

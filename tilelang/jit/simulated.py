@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.errors import strict
-from tilelang.ir import Func, Var, dtype, free_vars, numpy_dtype, with_options
+from tilelang.ir import Func, Var, deep, dtype, free_vars, numpy_dtype, with_options
 from tilelang.ir.evaluate import evaluate
 from tilelang.runtime.dlpack import in_package_of
 from tilelang.runtime.host_engine import HostLibrary, compile_object, ffi_state
@@ -63,6 +63,7 @@ class SimulatedEntry:
         self.checks = self.library.function("tl_check")
         self.last_report: Any = None
 
+    @deep()
     def call(self, *args: Any) -> Any:
         sig = self.sig
         count = sum(len(a.buffer.shape) for a in sig.outputs) + len(sig.symbols)

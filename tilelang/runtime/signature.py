@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import Buffer, Const, Expr, Func, Var, binary, const, free_vars, replace, substitute, walk
+from tilelang.ir import Buffer, Const, Expr, Func, Var, binary, const, free_vars, is_large, replace, substitute, walk
 from tilelang.ir.record import record
 
 register("out-idx-type", ValueError, "out_idx is not an integer or a list of integers",
@@ -291,7 +291,7 @@ def host_assumptions(func: Func, sig: Signature) -> tuple[Expr, ...]:
 
     def visit(s: Any) -> None:
         kind = type(s).__name__
-        if kind == "Bind" and (value := on_host(s.value)) is not None:
+        if kind == "Bind" and (value := on_host(s.value)) is not None and not is_large(value):
             names[s.var] = value
         elif kind == "Seq":
             for x in s.stmts:

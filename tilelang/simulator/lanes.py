@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Stmt, walk
+from tilelang.ir import Call, Stmt, walk
+from tilelang.ir import contains as holds
 from tilelang.ir.evaluate import Closure, Frame, Value
 
 from .faults import fault
@@ -73,8 +74,7 @@ def is_address(x: Any) -> bool:
 
 def contains(s: Stmt, kinds: tuple[type, ...], calls: tuple[str, ...] = ()) -> bool:
     """Whether a node of these kinds, or a Call with one of these names, occurs in s."""
-    return any(isinstance(n, kinds) or (calls and getattr(n, "op", None) in calls and hasattr(n, "args"))
-               for n in walk(s))
+    return bool(kinds) and holds(s, *kinds) or bool(calls) and any(c.op in calls for c in walk(s, Call))
 
 
 class Only:

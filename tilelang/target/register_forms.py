@@ -30,7 +30,7 @@ import numpy as np
 
 from tilelang.arith import Analyzer, Linear
 from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Call, Cast, Const, Expr, For, Load, Ramp, Stmt, Store, Var, free_vars,
-                         stmts_of, substitute, walk, GLOBAL, LOCAL)
+                         is_large, stmts_of, substitute, walk, GLOBAL, LOCAL)
 from tilelang.ir.record import record
 
 MOST = 256  # largest number of iterations of a loop nest
@@ -331,6 +331,8 @@ def inlined(s: Stmt) -> tuple[list[tuple[Var, int]], Store | None]:
     for x in bound:
         assert isinstance(x, Bind)
         values[x.var] = substitute(x.value, values)
+        if is_large(values[x.var]):
+            return loops, None
     return loops, substitute(last, values)
 
 

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, Load, Span, Stmt, Store, TileOp,
-                         Var, cast, const, convert, walk, FuncFacts)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, Load, Span, Stmt, Store, TileOp, Var,
+                         cast, const, contains, convert, distinct, walk, FuncFacts)
 from tilelang.ir import dtype as DType
 from tilelang.ir.hook import Hook
 from tilelang.target.intrinsics import is_pure
 
+from .cut import in_variables
 from .scope import Context, Frame, RootFrame
 from .state import current, need_tracing, set_current
 
@@ -35,7 +36,7 @@ SCALARS = (bool, int, float, np.generic)
 
 def reads_memory(e: Expr) -> bool:
     """Whether the value of an expression depends on when it is computed."""
-    return any(isinstance(x, Load) or isinstance(x, Call) and not is_pure(x.op) for x in walk(e))
+    return contains(e, Load) or any(not is_pure(x.op) for x in distinct(e, Call))
 
 
 # `range` in the head of a for loop.  loops.py provides it, because it defines the loops.
@@ -131,6 +132,7 @@ class Builder:
                                found="a tile op, an atomic or a macro with effects", span=self.here(),
                                hint="only the first operand of and/or and the test of `a if c else b` always run: "
                                "call it in a statement before")
+        stmt = in_variables(stmt)
         if self.hazard is not None and isinstance(stmt, _SIMPLE):
             self._check_order(stmt)
         if len(self.contexts) > 1:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Buffer, Func, Seq, Span, Stmt, Var, seq
+from tilelang.ir import Buffer, Func, Seq, Span, Stmt, Var, deep, seq
 from tilelang.ir import dtype as DType
 from tilelang.ir import replace as replace_node
 
@@ -240,6 +240,7 @@ def outer_locals(depth: int, fn: Callable[..., Any]) -> dict[str, Any] | None:
     return out
 
 
+@deep()
 def run_rewritten(b: Builder, fn: Callable[..., Any], rw: Rewritten, args: dict[str, Any],
                   names: dict[str, Any] | None) -> Any:
     """Run the rewritten function in the builder; errors of the language get the user's source location."""
@@ -308,6 +309,7 @@ def finish(b: Builder, name: str, order: list[str], span: Any) -> Func:
                 tuple(sorted(b.func_attrs.items())), facts, span=span)
 
 
+@deep()
 def trace_prim_func(pyfunc: Callable[..., Any], caller_locals: dict[str, Any] | None = None) -> PrimFunc:
     """Rewrite and run a fully annotated Python function; returns its program as a PrimFunc."""
     sig = check_signature(pyfunc)

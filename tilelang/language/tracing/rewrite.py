@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Span
+from tilelang.ir import Span, deep
 from tilelang.ir.record import record
 
 from .names_in_code import assigned_names, read_before_assigned
@@ -81,6 +81,7 @@ class Rewritten:
 _cache: dict[tuple[int, bool], tuple[types.CodeType, Rewritten]] = {}
 
 
+@deep()
 def rewrite_function(fn: Callable[..., Any], extra_names: Iterable[str] = (), postponing: bool = False) -> Rewritten:
     """The rewritten form of a Python function (made once for a code object).
 

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Binary, Call, Expr, Load, Var, walk
+from tilelang.ir import Binary, Call, Expr, Load, Var, distinct
 from tilelang.ir.expr import unlike_sides
 
 from .regions import BufferSlice
@@ -50,7 +50,7 @@ def differs(value: Any) -> bool:
         return False
     scalars = {id(var) for var, buffer in b.params.values() if buffer is None}
     return any(isinstance(x, (Load, Call)) or isinstance(x, Var) and (x.span is not None or id(x) in scalars)
-               for x in walk(value))
+               for x in distinct(value, Load, Call, Var))
 
 
 def _text(e: Expr) -> str:

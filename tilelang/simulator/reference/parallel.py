@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Buffer, Call, Expr, For, Load, Node, Parallel, Store, TileOp, Var,
-                         children, free_vars, is_const, numpy_dtype, substitute, walk, PRIVATE)
+                         children, free_vars, is_const, numpy_dtype, remember, substitute, walk, PRIVATE)
 from tilelang.ir.evaluate import Closure
 
 from .context import TileContext
@@ -76,7 +76,9 @@ class ParallelLoop:
         """
         loaded = {id(n.buffer.data) for n in walk(self.s.body) if isinstance(n, Load)}
         alloced = {id(n.buffer.data) for n in walk(self.s.body) if isinstance(n, Alloc)}
-        binds = {n.var: n.value for n in walk(self.s.body) if isinstance(n, Bind)}
+        binds: dict[Var, Expr] = {}
+        for s in walk(self.s.body, Bind):
+            remember(binds, s)
         inner = {n.var for n in walk(self.s.body) if isinstance(n, For)}
         out: list[list[Closure]] = []
         for n in walk(self.s.body):
@@ -84,7 +86,7 @@ class ParallelLoop:
                 continue
             if n.buffer.scope_name in PRIVATE:
                 continue
-            indices = [_inline(i, binds) for i in n.indices]
+            indices = [substitute(i, binds) for i in n.indices]
             if self._distinct(indices, inner):
                 continue
             if any(isinstance(x, (Load, Call)) or x in inner for i in indices for x in walk(i)):
@@ -214,15 +216,6 @@ def _deciding(n: Node, out: set[Var]) -> set[Var]:
         for c in children(n):
             _deciding(c, out)
     return out
-
-
-def _inline(e: Expr, binds: dict[Var, Expr]) -> Expr:
-    for _ in range(len(binds)):
-        used = {v: binds[v] for v in free_vars(e) if v in binds}
-        if not used:
-            return e
-        e = substitute(e, used)
-    return e
 
 
 __all__ = ["ParallelLoop"]

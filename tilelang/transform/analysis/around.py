@@ -7,7 +7,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer, LaunchFacts
 from tilelang.ir import (Assert, Bind, Call, Evaluate, Expr, For, Func, If, Launch, Load, Stmt, Var, binary, contains, inner,
-                         rebuild, replace, substitute, unary)
+                         rebuild, remember, replace, substitute, unary)
 from tilelang.ir.visitor import mapped
 
 from .assumptions import promises
@@ -55,7 +55,7 @@ class Around:
             case Bind() if self.facts is not None:
                 self.facts.enter_bind(s)
                 if s.value.dtype.is_int and s.value.dtype.lanes == 1 and not contains(s.value, Load, Call):
-                    self.values[s.var] = substitute(s.value, self.values)
+                    remember(self.values, s)
             case Assert():
                 self._know(s.cond)
             case Evaluate() if s.call.op == "assume":

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Buffer, Call, Continue, Expr, For, If, Load, Node, Seq, Stmt, fresh,
-                         contains, rebuild, seq, stmts_of, substitute, unary, walk, VARIABLE)
+                         contains, is_large, rebuild, seq, stmts_of, substitute, unary, walk, VARIABLE)
 
 from .distributed_loop import in_order
 
@@ -23,10 +23,11 @@ def inline_index_binds(body: Stmt) -> Stmt:
         if isinstance(n, Seq):
             out: list[Stmt] = []
             for s in n.stmts:
-                if isinstance(s, Bind) and pure(s.value):
-                    names[s.var] = visit_expr(s.value)
+                value = visit_expr(s.value) if isinstance(s, Bind) and pure(s.value) else None
+                if value is None or is_large(value, 4):  # it stays a variable: put into each other, large values explode
+                    out.append(rebuild(s, visit) if isinstance(s, Bind) else visit(s))
                 else:
-                    out.append(visit(s))
+                    names[s.var] = value  # type: ignore[attr-defined]
             return seq(*out, span=n.span)
         if isinstance(n, Bind) and pure(n.value):
             return EMPTY

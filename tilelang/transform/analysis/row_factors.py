@@ -15,7 +15,7 @@ from typing import Any
 
 from tilelang.arith import simplify_stmt
 from tilelang.ir import (Bind, Binary, Buffer, Cast, Const, Expr, Load, Parallel, Select, Stmt, Store, Unary, Var, free_vars,
-                         fresh, load, rebuild, replace, substitute, walk, with_options, FRAGMENT)
+                         fresh, is_large, load, rebuild, replace, substitute, walk, with_options, FRAGMENT)
 
 _MADE_OF = (Binary, Cast, Const, Load, Select, Unary, Var)
 
@@ -30,6 +30,8 @@ def row_factors(s: Stmt, known: Sequence[Buffer], pure: list[Bind]) -> tuple[Stm
     inline: dict[Any, Any] = {}
     for b in pure:
         inline[b.var] = substitute(b.value, inline)
+        if is_large(inline[b.var]):
+            return s, []
     plain = simplify_stmt(substitute(s, inline))
     if not isinstance(plain, Parallel) or plain.vars != s.vars or not isinstance(plain.body, Store):
         return s, []

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.errors import TileLangError
-from tilelang.ir import Call, Const, Expr, Launch, Load, Var, contains, free_vars, fresh, rewrite, substitute, walk
+from tilelang.ir import Call, Const, Expr, Launch, Load, Var, contains, free_vars, fresh, is_large, rewrite, substitute, walk
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.warp_groups import GROUP, WARP_LANES, named, warps_in, warps_of
 
@@ -28,8 +28,10 @@ class WarpSets:
     def bind(self, v: Var, value: Expr) -> None:
         """v equals value from here on."""
         value = substitute(value, self.names)
-        if self._plain(value):
+        if self._plain(value) and not is_large(value):
             self.names[v] = value
+        elif self._plain(value) and (known := self._each(value)) is not None:
+            self.own[v] = known
 
     def follows(self, e: Expr) -> bool:
         """Whether a value depends on the numbers of threads."""
@@ -39,8 +41,11 @@ class WarpSets:
     def threads(self, cond: Expr) -> Any:
         """For each thread whether a condition holds; None where that is unknown or the same for all."""
         e = substitute(cond, self.names)
-        if not self._plain(e):
-            return None
+        known = self._each(e) if self._plain(e) else None
+        return None if known is None else known.astype(bool)
+
+    def _each(self, e: Expr) -> Any:
+        """The value of a plain expression for each thread; None where it has none."""
         env: dict[Var, Any] = dict(self.own)
 
         def number(c: Call) -> Expr:
@@ -55,7 +60,7 @@ class WarpSets:
             return v
 
         try:
-            return np.broadcast_to(np.asarray(evaluate(rewrite(e, number, Call), env)), self.linear.shape).astype(bool)
+            return np.broadcast_to(np.asarray(evaluate(rewrite(e, number, Call), env)), self.linear.shape)
         except (TileLangError, TypeError, ZeroDivisionError):
             return None
 

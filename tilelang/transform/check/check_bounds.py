@@ -12,8 +12,8 @@ from typing import Any
 from tilelang import errors
 from tilelang.arith import LaunchFacts
 from tilelang.ir import (AddressOf, Binary, Bind, Break, Buffer, Call, Const, Continue, Expr, For, Func, If, Launch, Load, Node,
-                         Parallel, Select, Seq, Stmt, Store, TileOp, Var, While, children, contains, convert, inner, substitute,
-                         walk, GLOBAL)
+                         Parallel, Select, Seq, Stmt, Store, TileOp, Var, While, children, contains, convert, inner, remember,
+                         substitute, walk, GLOBAL)
 
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -64,7 +64,7 @@ class _Places:
                 self.expr(s.value)
                 self.facts.enter_bind(s)
                 if s.value.dtype.is_int and s.value.dtype.lanes == 1 and not contains(s.value, Load, Call):
-                    self.values[s.var] = substitute(s.value, self.values)
+                    remember(self.values, s)
             case If() | While():
                 self.expr(s.cond)
                 self.below(s, False)

@@ -15,7 +15,7 @@ from tilelang.arith import simplify
 from tilelang.env import env, is_truthy
 from tilelang.errors import TileLangError, register_warning, warn
 from tilelang.ir import (Bind, Const, Expr, Func, If, Load, Parallel, Store, Var, free_vars, contains, inner, is_const,
-                         statements, substitute, walk, DYNAMIC, GLOBAL, STATIC)
+                         remember, statements, substitute, walk, DYNAMIC, GLOBAL, STATIC)
 from tilelang.ir.evaluate import evaluate
 
 from ..framework.config import PassConfigKey
@@ -55,14 +55,12 @@ def _beside_updates(loop: Parallel) -> None:
 
     Equal index expressions are the usual guard of an update (`if x > M[k]: T.atomic_max(M[k], x)`) and get no warning.
     """
-    bound = {s.var: s.value for s in statements(loop.body) if isinstance(s, Bind)}
+    bound: dict[Var, Expr] = {}
+    for s in walk(loop.body, Bind):
+        remember(bound, s)
 
     def place(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        for _ in bound:
-            indices = tuple(substitute(i, bound) for i in indices)
-            if not any(free_vars(i) & set(bound) for i in indices):
-                break
-        return tuple(map(simplify, indices))
+        return tuple(simplify(substitute(i, bound)) for i in indices)
 
     updates = {e.buffer: place(e.indices) for c in walk(loop.body) if (e := updated_element(c)) is not None}
     for x in walk(loop.body):
@@ -77,7 +75,7 @@ def _beside_updates(loop: Parallel) -> None:
 
 def _follow(s: Any, points: dict[Var, np.ndarray], live: np.ndarray, bound: dict[Var, Expr], loop: Parallel) -> None:
     if isinstance(s, Bind):
-        bound[s.var] = substitute(s.value, bound)
+        remember(bound, s)
     elif isinstance(s, Store):
         if s.buffer.scope_name in _OF_ALL:
             _check(s, points, live, bound, loop)

@@ -17,7 +17,8 @@ import numpy as np
 from tilelang.arith import simplify
 from tilelang.errors import TileLangError, error, register
 from tilelang.ir import (Bind, Binary, Break, Call, Const, Continue, Expr, For, Func, If, Load, Parallel, Store, Var, While,
-                         const, convert, free_vars, contains, inner, is_const, statements, substitute, DYNAMIC, GLOBAL, STATIC)
+                         const, convert, free_vars, contains, inner, is_const, remember, statements, substitute, DYNAMIC,
+                         GLOBAL, STATIC)
 from tilelang.ir.evaluate import evaluate
 
 from ..analysis.loop_body import drop_continue
@@ -59,7 +60,7 @@ class _Loop:
         """Check the stores below s. conds: enclosing conditions with their values. bound: names and their values."""
         match s:
             case Bind():
-                bound[s.var] = substitute(s.value, bound)
+                remember(bound, s)
             case Store():
                 if s.buffer.scope_name in _OF_ALL:
                     self.check(s, conds, bound)

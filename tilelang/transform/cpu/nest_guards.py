@@ -14,7 +14,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (AddressOf, Bind, Buffer, Call, Expr, For, Load, Node, Parallel, Stmt, Store, Var, binary, const,
-                         free_vars, substitute, walk, GLOBAL)
+                         free_vars, is_large, substitute, walk, GLOBAL)
 from tilelang.ir.record import state
 from tilelang.target.cpu_launch import RangeTest
 from tilelang.target.cpu_ranges import is_in_range
@@ -72,7 +72,7 @@ class _Nest:
         elif isinstance(s, Bind):
             self.look(s.value)
             value = substitute(s.value, self.inlined)
-            if s.var.dtype.is_signed and not _of_memory(value):
+            if s.var.dtype.is_signed and not _of_memory(value) and not is_large(value):
                 self.inlined[s.var] = value
             else:
                 self.opaque.add(s.var)

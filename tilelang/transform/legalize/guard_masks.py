@@ -23,8 +23,8 @@ from typing import Any
 
 from tilelang.arith import Analyzer, extent_bounds
 from tilelang.ir import (EMPTY, LOGICAL, TRUE, Binary, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Load,
-                         Parallel, Select, Seq, Stmt, Store, Unary, Var, call, const, free_vars, is_const, logical, rebuild,
-                         replace, rewrite_launches, seq, stmts_of, substitute, unary, walk, FRAGMENT)
+                         Parallel, Select, Seq, Stmt, Store, Unary, Var, call, const, free_vars, is_const, is_large, logical,
+                         rebuild, replace, rewrite_launches, seq, stmts_of, substitute, unary, walk, FRAGMENT)
 from tilelang.ir.visitor import mapped
 from tilelang.ir.expr import Call
 from tilelang.ops import Fill, Gemm
@@ -195,6 +195,8 @@ def _one_store(body: Stmt) -> tuple[Expr | None, Store] | None:
         if not isinstance(s, Bind):
             return None
         names[s.var] = substitute(s.value, dict(names))
+        if is_large(names[s.var]):
+            return None
     last = substitute(last, dict(names)) if names else last
     if isinstance(last, Store):
         return None, last

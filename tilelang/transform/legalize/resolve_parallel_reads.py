@@ -23,7 +23,7 @@ from tilelang.arith import extent_bounds, simplify
 from tilelang.errors import TileLangError, error, register
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, BufferFacts, Call, Continue, Expr,
                          For, Func, If, Load, Parallel, Select, Seq, Stmt, Store, Var, While, binary, children, const,
-                         contains, convert, free_vars, fresh, inner, is_const, load, rebuild, replace, rewrite,
+                         contains, convert, free_vars, fresh, inner, is_const, load, rebuild, remember, replace, rewrite,
                          substitute, to_text, unary, walk, DYNAMIC, FRAGMENT, GLOBAL, STATIC, VARIABLE)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import state
@@ -166,7 +166,7 @@ class _Body:
         match s:
             case Bind():
                 self.reads(s.value, conds, bound, again)
-                bound[s.var] = substitute(s.value, bound)
+                remember(bound, s)
             case Store():
                 for e in (*s.indices, s.value):
                     self.reads(e, conds, bound, again)

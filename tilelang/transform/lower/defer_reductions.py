@@ -20,7 +20,7 @@ from dataclasses import field
 from typing import Any
 
 from tilelang.ir import (Binary, Bind, Break, Buffer, Call, Cast, Const, Continue, Evaluate, Expr, Func, If, Launch, Load,
-                         Parallel, Region, Seq, Stmt, Store, Unary, Var, const, inner, is_const, replace, rewrite,
+                         Parallel, Region, Seq, Stmt, Store, Unary, Var, const, inner, is_const, is_large, replace, rewrite,
                          rewrite_launches, seq, statements, stmts_of, substitute, walk, with_options, FRAGMENT)
 from tilelang.ir.record import state
 from tilelang.layout import THREAD, Fragment
@@ -143,6 +143,8 @@ class _Accumulations:
         for s in stmts_of(loop.body) or (loop.body,):
             if isinstance(s, Bind):
                 names[s.var] = substitute(s.value, dict(names))
+                if is_large(names[s.var]):
+                    return None
             elif isinstance(s, Store):
                 stores.append(substitute(s, dict(names)))
             else:

@@ -14,8 +14,8 @@ from typing import Any
 
 from tilelang.arith import LaunchFacts, flat_index
 from tilelang.ir import (Alloc, Bind, Binary, Broadcast, Call, Cast, Const, Expr, For, Func, Launch, Load, Ramp, Stmt, Store,
-                         Var, call, const, dtype, free_vars, is_const, rebuild, replace, rewrite_launches, stmts_of, substitute,
-                         walk, LOCAL)
+                         Var, call, const, dtype, free_vars, is_const, is_large, rebuild, replace, rewrite_launches, stmts_of,
+                         substitute, walk, LOCAL)
 from tilelang.ir.visitor import mapped
 from tilelang.ir.record import record
 
@@ -89,6 +89,8 @@ class _Pairs:
         inline: dict[Any, Any] = {}
         for x in bound:
             inline[x.var] = substitute(x.value, inline)  # type: ignore[attr-defined]
+            if is_large(inline[x.var]):  # type: ignore[attr-defined]
+                return None
         form = facts.linear(flat_index(b, store.indices))
         rest = {a: k for a, k in form.terms.items() if a is not s.var}
         if form.terms.get(s.var) != 1 or any(x % 2 for x in (form.const, *rest.values())) or any(

@@ -25,7 +25,8 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Var, const, convert,
-                         free_vars, load, replace, rewrite, seq, stmts_of, substitute, walk, with_options, DYNAMIC, GLOBAL)
+                         free_vars, is_large, load, replace, rewrite, seq, stmts_of, substitute, walk, with_options, DYNAMIC,
+                         GLOBAL)
 from tilelang.ir.record import record
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_unsupported
@@ -93,7 +94,9 @@ class _Tiles:
         self.loop, self.cx, self.analyzer = loop, cx, Analyzer()
         self.inline: dict[Any, Any] = {}
         for s in loop_items(stmts_of(loop.body)).pure:
-            self.inline[s.var] = substitute(s.value, self.inline)
+            value = substitute(s.value, self.inline)
+            if not is_large(value):
+                self.inline[s.var] = value
         self.private = set(launch.thread_vars) | set(_bound(loop.body))
         self.facts = bound_divisors(launch.body)
         self.made: dict[Any, tuple[Buffer, Copy]] = {}

@@ -24,8 +24,8 @@ from operator import attrgetter
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Stmt, Var, binary,
-                         call, const, convert, free_vars, contains, is_const, replace, rewrite_launches, seq, statements,
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Stmt, Var, binary, call,
+                         const, convert, free_vars, contains, is_const, is_large, replace, rewrite_launches, seq, statements,
                          stmts_of, substitute, walk, with_options, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
@@ -525,11 +525,13 @@ def _is_load(c: Any) -> bool:
 
 
 def _inlined(e: Expr, values: dict[Var, Expr]) -> Expr:
-    """An expression with all bound variables replaced by their values."""
+    """An expression with all bound variables replaced by their values.  Raises _Declined for a large one."""
     for _ in range(len(values)):
         if values.keys().isdisjoint(free_vars(e)):
             break
         e = substitute(e, values)
+        if is_large(e):
+            raise _Declined("a bound or an index of its loop is a large expression")
     return e
 
 
