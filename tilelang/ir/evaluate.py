@@ -115,9 +115,8 @@ Handler = Callable[[ExprCompiler, Any], Closure]
 
 
 def _load(c: ExprCompiler, e: Load) -> Closure:
-    raise error("eval-unsupported", f"load of {e.buffer.name} where there is no memory",
-                expected="memory to load from", found=f"a load of `{e.buffer.name}`", span=e.span,
-                hint=_UNEVALUABLE)
+    raise error("eval-unsupported", f"load of {e.buffer.name} where there is no memory", expected="memory to load from",
+                found=f"a load of `{e.buffer.name}`", span=e.span, hint=_UNEVALUABLE)
 
 
 def _address(c: ExprCompiler, e: AddressOf) -> Closure:
@@ -168,9 +167,8 @@ def variable(c: ExprCompiler, e: Var) -> Closure:
         except IndexError:
             v = None
         if v is None:
-            raise error("eval-unbound", f"variable {name} is used before it has a value",
-                        found=f"`{name}` without one", span=span,
-                        hint="bind it before this place, or pass it as an argument")
+            raise error("eval-unbound", f"variable {name} is used before it has a value", found=f"`{name}` without one",
+                        span=span, hint="bind it before this place, or pass it as an argument")
         return v
 
     return run

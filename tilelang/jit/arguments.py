@@ -166,8 +166,7 @@ def _exported(a: Any, x: np.ndarray, written: Any) -> Any:
         return x
     if not x.flags.writeable and a.name in written():
         raise error("kernel-read-only", f"input {a.name} is a read-only array and the kernel writes it",
-                    found=f"a read-only array for `{a.name}`",
-                    notes=_declared(a), hint="pass a copy: numpy.array(x)")
+                    found=f"a read-only array for `{a.name}`", notes=_declared(a), hint="pass a copy: numpy.array(x)")
     return Exported(x)
 
 
@@ -220,10 +219,9 @@ def explain(sig: Signature, args: tuple[Any, ...], e: Exception) -> Exception:
         return nested
     if len(args) != len(inputs):
         names = ", ".join(a.name for a in inputs)
-        return error("kernel-arity", f"Kernel expected {len(inputs)} inputs, but {len(args)} are provided. "
-                     f"({sig.name}: num_args should be {len(inputs)})",
-                     expected=f"{len(inputs)} inputs: {names or 'none'}", found=str(len(args)),
-                     hint=f"the inputs are: {names or '(none)'}")
+        return error("kernel-arity", f"Kernel expected {len(inputs)} inputs, but {len(args)} are provided. ({sig.name}: "
+                     f"num_args should be {len(inputs)})", expected=f"{len(inputs)} inputs: {names or 'none'}",
+                     found=str(len(args)), hint=f"the inputs are: {names or '(none)'}")
     if isinstance(e, TileLangError):
         return e
     text = str(e)
@@ -365,9 +363,8 @@ def _unconvertible(sig: Signature, args: tuple[Any, ...], e: Exception) -> Excep
                          notes=_declared(a), hint="call the kernel inside a torch.autograd.Function or torch.library.custom_op")
         if getattr(x, "is_meta", False):
             return error("kernel-argument", f"`{a.name}` is on the meta device (kernel {sig.name} input {a.name} device_type "
-                         f"mismatch, expected a device with memory, got {describe(x)})",
-                         expected="a tensor with memory", found=describe(x), notes=_declared(a),
-                         hint="move the tensor to the kernel's device")
+                         f"mismatch, expected a device with memory, got {describe(x)})", expected="a tensor with memory",
+                         found=describe(x), notes=_declared(a), hint="move the tensor to the kernel's device")
     if isinstance(e, (BufferError, TypeError)):
         for a, x in zip(sig.inputs, args):
             if isinstance(x, np.ndarray) and not exports_itself(x):
@@ -415,8 +412,7 @@ def explain_cython(sig: Signature, args: tuple[Any, ...], e: Exception) -> Excep
     inputs = sig.inputs
     if len(args) != len(inputs):
         return error("kernel-arity", f"Expected {len(inputs)} inputs, got {len(args)} with {len(sig.args)} inputs and "
-                     f"{len(sig.outputs)} outputs",
-                     expected=f"{len(inputs)} inputs", found=str(len(args)))
+                     f"{len(sig.outputs)} outputs", expected=f"{len(inputs)} inputs", found=str(len(args)))
     m = re.match(_ABOUT, str(e))
     if m is None:
         return explain(sig, args, e)

@@ -91,10 +91,9 @@ class OutputCall:
                 torch.device("cuda", torch.cuda.current_device()) if self.target.is_cuda else "cpu")
             return [_torch_output(torch, a, d, device) for a, d in zip(self.sig.outputs, dims)]
         if self.target.is_cuda:
-            raise error("kernel-output-device", f"the outputs of kernel {self.sig.name} need a framework that "
-                        "allocates on the GPU, and no torch tensor was passed",
-                        hint="import torch before calling, or pass the output tensors yourself (no out_idx); "
-                        "tilelang.jax_call(kernel) takes and returns arrays of JAX")
+            raise error("kernel-output-device", f"the outputs of kernel {self.sig.name} need a framework that allocates on the "
+                        "GPU, and no torch tensor was passed", hint="import torch before calling, or pass the output tensors "
+                        "yourself (no out_idx); tilelang.jax_call(kernel) takes and returns arrays of JAX")
         return [_numpy_output(a, d) for a, d in zip(self.sig.outputs, dims)]
 
 

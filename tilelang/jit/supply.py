@@ -81,8 +81,7 @@ def get_tensor_supply(supply_type: TensorSupplyType = TensorSupplyType.Auto, dev
         dt = dtype(param.dtype)
         if param.is_scalar():
             raise error("supply-shape", f"a value for a scalar parameter of type {dt} cannot be made up",
-                        expected="a tensor parameter", found=f"a scalar of type {dt}",
-                        hint="pass input_tensors")
+                        expected="a tensor parameter", found=f"a scalar of type {dt}", hint="pass input_tensors")
         shape = static_shape(param)
         values = random_values(supply_type, dt, shape, rng)
         return to_framework(values, dt, device)

@@ -132,8 +132,7 @@ def clock_for(device: Any, cache_size: int | None = None, backend: str = "event"
         return HostClock(cache_size or 0)
     if kind != "cuda":
         raise error("bench-device", f"do_bench measures on CUDA devices and the CPU, found device {device!r}",
-                    found=repr(device),
-                    hint="leave device out, or pass \"cuda\" or \"cpu\"")
+                    found=repr(device), hint="leave device out, or pass \"cuda\" or \"cpu\"")
     return EventClock(device, 256 if cache_size is None else cache_size, backend)
 
 

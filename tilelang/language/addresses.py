@@ -55,9 +55,8 @@ def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0
     if isinstance(offset, int) and offset == 0:
         return at
     if len(at.indices) != 1:
-        raise error("access-type", "access_ptr with an offset needs a 1-dimensional buffer",
-                    expected="a 1-dimensional buffer", found=f"{len(at.indices)} dimensions",
-                           hint="give the element's indices instead")
+        raise error("access-type", "access_ptr with an offset needs a 1-dimensional buffer", expected="a 1-dimensional buffer",
+                    found=f"{len(at.indices)} dimensions", hint="give the element's indices instead")
     return AddressOf(at.buffer, (at.indices[0] + offset,))
 
 
@@ -66,8 +65,7 @@ def _check_access(what: str, access_type: Any) -> None:
         raise error("pointer", f"{what}: an access is 'r', 'w', 'rw' or a bit mask, found {describe(access_type)}",
                     expected="'r', 'w', 'rw' or a bit mask", found=describe(access_type), hint="pass 'r', 'w' or 'rw'")
     if isinstance(access_type, str) and (not access_type or set(access_type) - {"r", "w"}):
-        raise error("access-type", f"Invalid access_type={access_type!r}, expected 'r', 'w' or 'rw'",
-                    found=repr(access_type))
+        raise error("access-type", f"Invalid access_type={access_type!r}, expected 'r', 'w' or 'rw'", found=repr(access_type))
 
 
 def region(buffer: Any, access_type: Any = "rw", *extents: Any) -> Region:

@@ -18,17 +18,15 @@ MOST_ON_CHIP = 1 << 24  # most elements of a buffer in registers or shared memor
 def _builder(what: str) -> Builder:
     b = current_builder()
     if b is None:
-        raise error("alloc-no-builder", f"{what} stands outside a kernel function",
-                    found=f"{what} outside of one")
+        raise error("alloc-no-builder", f"{what} stands outside a kernel function", found=f"{what} outside of one")
     return b
 
 
 def _allocate(what: str, shape: Any, dt: DType, scope: str, prefix: str) -> Buffer:
     b = _builder(what)
     if not isinstance(scope, str) or scope not in SCOPES:
-        raise error("alloc-scope", f"{what}: unknown memory scope {scope!r}",
-                    expected=f"one of {', '.join(SCOPES)}", found=repr(scope),
-                    hint="known scopes: " + ", ".join(SCOPES))
+        raise error("alloc-scope", f"{what}: unknown memory scope {scope!r}", expected=f"one of {', '.join(SCOPES)}",
+                    found=repr(scope), hint="known scopes: " + ", ".join(SCOPES))
     if b.kernel is None and scope != GLOBAL:
         raise error("alloc-outside-kernel", f"{what} allocates {scope} memory outside T.Kernel",
                     found=f"{scope} memory outside of it")
@@ -59,8 +57,7 @@ def _shape_and_dtype(what: str, args: tuple[Any, ...], dtype: Any, scope: str | 
             break
         dims.append(items.pop(0))
     if len(items) > 1 or not dims or items and dtype is not None:
-        raise error("alloc-arguments", f"{what} takes (shape, dtype, scope), found {args!r}",
-                    found=repr(args))
+        raise error("alloc-arguments", f"{what} takes (shape, dtype, scope), found {args!r}", found=repr(args))
     if items:
         dtype = items[0]
     shape = dims[0] if len(dims) == 1 else tuple(dims)
@@ -189,9 +186,8 @@ def empty(*shape: Any, dtype: Any = None) -> Buffer:
     if len(items) == 1 and isinstance(items[0], (tuple, list)):
         items = list(items[0])
     if not items or any(isinstance(d, (str, float, Buffer, type(None), tuple, list)) for d in items):
-        raise error("empty-shape", f"T.empty takes dimensions and a dtype, found {shape!r}",
-                    found=repr(shape),
-                           hint="write T.empty((m, n), dtype) or T.empty(m, n, dtype=dtype)")
+        raise error("empty-shape", f"T.empty takes dimensions and a dtype, found {shape!r}", found=repr(shape),
+                    hint="write T.empty((m, n), dtype) or T.empty(m, n, dtype=dtype)")
     if b.kernels:
         raise error("empty-after-kernel", "T.empty must come before the first T.Kernel")
     out = Buffer(b.fresh_name(f"out{len(b.outputs)}"), shape_of(items, "T.empty"),

@@ -43,8 +43,7 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
     b, k = need_builder("T.annotate_layout"), need_kernel("T.annotate_layout")
     for buffer, layout in entries(layouts, "T.annotate_layout"):
         if not isinstance(buffer, Buffer):
-            raise error("annotation", f"T.annotate_layout takes buffers, found {describe(buffer)}",
-                        found=describe(buffer))
+            raise error("annotation", f"T.annotate_layout takes buffers, found {describe(buffer)}", found=describe(buffer))
         if buffer.scope_name == FRAGMENT:
             if not isinstance(layout, Fragment):
                 raise error("layout-fragment", f"`{buffer.name}` is a fragment: its layout must be a T.Fragment, found "
@@ -118,8 +117,7 @@ def annotate_safe_value(values: dict[Buffer, Any]) -> None:
     k = need_kernel("T.annotate_safe_value")
     for buffer, value in entries(values, "T.annotate_safe_value"):
         if not isinstance(buffer, Buffer):
-            raise error("annotation", f"T.annotate_safe_value takes buffers, found {describe(buffer)}",
-                        found=describe(buffer))
+            raise error("annotation", f"T.annotate_safe_value takes buffers, found {describe(buffer)}", found=describe(buffer))
         if buffer.scope_name != GLOBAL:
             warn("annotation-no-effect", f"the value outside `{buffer.name}` has no effect: only reads of tensors may be "
                  "outside", "leave it out", span=k.span)
@@ -139,8 +137,7 @@ def annotate_l2_hit_ratio(ratios: dict[Buffer, float]) -> None:
     k = need_kernel("T.annotate_l2_hit_ratio")
     for buffer, ratio in entries(ratios, "T.annotate_l2_hit_ratio"):
         if not isinstance(buffer, Buffer) or buffer.scope_name != GLOBAL:
-            raise error("l2-hint", "T.annotate_l2_hit_ratio applies to global buffers",
-                        found=describe(buffer))
+            raise error("l2-hint", "T.annotate_l2_hit_ratio applies to global buffers", found=describe(buffer))
         if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 <= ratio <= 1:
             raise error("l2-hint", f"the part of `{buffer.name}` that stays in L2 is a number from 0 to 1, found "
                         f"{describe(ratio)}", expected="a number from 0 to 1", found=describe(ratio),
@@ -160,8 +157,7 @@ def annotate_restrict_buffers(*buffers: Buffer) -> None:
     b = need_builder("T.annotate_restrict_buffers")
     for x in buffers:
         if not isinstance(x, Buffer):
-            raise error("annotation", f"T.annotate_restrict_buffers takes buffers, found {describe(x)}",
-                        found=describe(x))
+            raise error("annotation", f"T.annotate_restrict_buffers takes buffers, found {describe(x)}", found=describe(x))
     old = b.facts.may_alias
     b.facts = b.facts.having(may_alias=(*old, *(x.name for x in buffers if x.name not in old)))
 

@@ -39,17 +39,12 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
     return_prev = flag(return_prev, "return_prev")
     plan, attrs = options_from(AtomicPlan, annotations, memory_order=order)
     if not isinstance(dst, (Buffer, BufferSlice, Load)):
-        raise error("atomic-operand", f"T.atomic_{kind} updates an element, region or buffer, found "
-                           f"{describe(dst)}",
+        raise error("atomic-operand", f"T.atomic_{kind} updates an element, region or buffer, found {describe(dst)}",
                     found=describe(dst))
     if _has_extents(dst) or _has_extents(value):
         if return_prev:
-            raise error("atomic-previous", f"T.atomic_{kind} on a tile has no single previous value",
-                        found="a tile", hint="loop over "
-                                                                                                           "the "
-                                                                                                           "elements "
-                                                                                                           "with "
-                                                                                                           "T.Parallel")
+            raise error("atomic-previous", f"T.atomic_{kind} on a tile has no single previous value", found="a tile",
+                        hint="loop over the elements with T.Parallel")
         if _has_extents(value) or isinstance(value, Load) and not _has_extents(dst):
             src, region = pair(value, dst, f"atomic_{kind}")
             return emit_op(b, AtomicTile(region, src, kind, attrs, plan, span=b.here()))
@@ -145,8 +140,7 @@ def atomic_or(dst: Any, value: Any, memory_order: str | None = None) -> Any:
 
 def _access_order(b: Builder, name: str, order: str, allowed: tuple[str, ...]) -> str:
     if order not in allowed:
-        raise error("atomic-load-order", f"{name} does not support memory_order={order!r}; expected one of "
-                           f"{list(allowed)}",
+        raise error("atomic-load-order", f"{name} does not support memory_order={order!r}; expected one of {list(allowed)}",
                     expected=f"one of {', '.join(allowed)}", found=repr(order))
     return order
 

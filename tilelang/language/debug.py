@@ -94,8 +94,7 @@ def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int =
     if isinstance(obj, (bool, int, float)):
         obj = convert(obj)
     if isinstance(obj, BufferSlice) or not isinstance(obj, Expr) or obj.dtype.lanes != 1:
-        raise error("print-operand", f"T.print takes a scalar, a buffer or None, found {describe(obj)}",
-                    found=describe(obj))
+        raise error("print-operand", f"T.print takes a scalar, a buffer or None, found {describe(obj)}", found=describe(obj))
     label = _LABELS.get(obj.dtype, f"{obj.dtype}")
     b.emit(_printed(b, f"{_escape(msg or f'expr<{_short(obj)}>')}: dtype={label}", obj))
     return EMITTED

@@ -103,9 +103,8 @@ def validate_gemm_ab_dtypes(a: Any, b: Any, *, a_in_tmem: Any = False, allow_f8f
     if a == b:
         return
     if not (is_f8f6f4_family(a) and is_f8f6f4_family(b)):
-        raise error("gemm-dtypes", f"operands of two types are float8, float6 or float4 (Mixed-dtype GEMM only "
-                    f"supports f8f6f4 family operands), found {a} and {b}",
-                    expected="two types of f8f6f4", found=f"{a} and {b}")
+        raise error("gemm-dtypes", "operands of two types are float8, float6 or float4 (Mixed-dtype GEMM only supports f8f6f4 "
+                    f"family operands), found {a} and {b}", expected="two types of f8f6f4", found=f"{a} and {b}")
     if not allow_f8f6f4_mixed:
         raise error("gemm-dtypes", f"this GEMM needs one operand type, found {a} and {b}",
                     expected="one type", found=f"{a} and {b}")

@@ -65,15 +65,13 @@ def tma_copy(src: Any, dst: Any, *, barrier: Any = None, cluster_mask: Any = Non
     mask = _mask(cluster_mask, "T.tma_copy")
     n = leader_scope_threads
     if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n <= 0 or n % 32):
-        raise error("leader-scope", f"leader_scope_threads is a positive multiple of 32, found {n!r}",
-                    found=repr(n))
+        raise error("leader-scope", f"leader_scope_threads is a positive multiple of 32, found {n!r}", found=repr(n))
     s, d = pair(src, dst, "tma_copy")
     loads = s.buffer.scope_name == GLOBAL and d.buffer.scope_name in SHARED
     if not loads and not (s.buffer.scope_name in SHARED and d.buffer.scope_name == GLOBAL):
-        raise error("copy-option", f"T.tma_copy moves tiles between global and shared memory, found {s.buffer.scope_name} "
-                                   f"to {d.buffer.scope_name}",
-                    expected="global and shared memory", found=f"{s.buffer.scope_name} to {d.buffer.scope_name}",
-                    hint="use T.copy")
+        raise error("copy-option", f"T.tma_copy moves tiles between global and shared memory, found {s.buffer.scope_name} to "
+                    f"{d.buffer.scope_name}", expected="global and shared memory",
+                    found=f"{s.buffer.scope_name} to {d.buffer.scope_name}", hint="use T.copy")
     if loads != (barrier is not None):
         raise error("copy-option", "a load by T.tma_copy needs the barrier that its bytes arrive on" if loads else
                     "a store by T.tma_copy takes no barrier",
@@ -81,8 +79,7 @@ def tma_copy(src: Any, dst: Any, *, barrier: Any = None, cluster_mask: Any = Non
                     hint="barrier=bar[i] of T.alloc_barrier" if loads else
                     "T.tma_store_wait() waits for stores")
     if mask is not None and not loads:
-        raise error("copy-option", "cluster_mask is for loads",
-                    expected="a load", found="a store with cluster_mask")
+        raise error("copy-option", "cluster_mask is for loads", expected="a load", found="a store with cluster_mask")
     bar = barrier_of(barrier, "T.tma_copy") if loads else None
     plan, attrs = options_from(
         CopyPlan, annotations, tma=True, by_hand=True, eviction_policy=eviction_policy, cluster_mask=mask, leader_scope=n,
@@ -298,8 +295,7 @@ def set_max_nreg(reg_count: int, is_inc: Any) -> Emitted:
 
 def _registers(n: Any) -> int:
     if isinstance(n, bool) or not isinstance(n, int) or n % 8 or not 24 <= n <= 256:
-        raise error("register-count", f"a register count is a multiple of 8 from 24 to 256, found {n!r}",
-                    found=repr(n))
+        raise error("register-count", f"a register count is a multiple of 8 from 24 to 256, found {n!r}", found=repr(n))
     return n
 
 

@@ -55,8 +55,7 @@ def alloc_descriptor(kind: str = "wgmma", dtype: Any = "uint64") -> Buffer:
                     expected="descriptors of wgmma", found=f"kind {kind!r}")
     dt = dtype_of(dtype, "T.alloc_descriptor")
     if dt != "uint64":
-        raise error("descriptor-operand", f"a wgmma descriptor has 64 bits, found {dt}",
-                    expected="uint64", found=str(dt))
+        raise error("descriptor-operand", f"a wgmma descriptor has 64 bits, found {dt}", expected="uint64", found=str(dt))
     return b.allocate(Buffer(b.fresh_name("desc"), (1,), dt, VARIABLE, facts=BufferFacts(descriptor=kind), span=b.here()))
 
 
@@ -76,8 +75,7 @@ def _descriptor(x: Any, what: str) -> Buffer:
         x = x.buffer
     if not isinstance(x, Buffer) or not x.facts.descriptor:
         raise error("descriptor-operand", f"{what} takes a descriptor, found {describe(x)}",
-                    expected="a descriptor of T.alloc_wgmma_desc", found=describe(x),
-                    hint="desc = T.alloc_wgmma_desc()")
+                    expected="a descriptor of T.alloc_wgmma_desc", found=describe(x), hint="desc = T.alloc_wgmma_desc()")
     return x
 
 
@@ -179,8 +177,7 @@ def _registers(x: Any, offset: Any, count: int, what: str) -> AddressOf:
     buffer = x if isinstance(x, Buffer) else buffer_at(x)
     if buffer.scope_name != LOCAL or len(buffer.shape) != 1:
         raise error("descriptor-operand", f"{what} takes registers of T.alloc_local((n,), ...), `{buffer.name}` is "
-                    f"{buffer.scope_name} of shape {list(buffer.shape)}",
-                    expected="registers of T.alloc_local((n,), …)",
+                    f"{buffer.scope_name} of shape {list(buffer.shape)}", expected="registers of T.alloc_local((n,), …)",
                     found=f"{buffer.scope_name} memory of shape {list(buffer.shape)}")
     first = _number(offset, f"the first register of {what}", 1 << 16)
     if first + count > int(buffer.shape[0]):
@@ -289,8 +286,7 @@ def create_tma_descriptor(*args: Any) -> TmaDescriptor:
                     expected="element strides 1 and interleave 0", found="others")
     why = unsupported(buffer, box, m.swizzle, m.fill, m.l2)
     if why is not None:
-        raise error("tensor-map", f"TMA cannot move boxes {box} of `{buffer.name}`: {why}",
-                    found=why)
+        raise error("tensor-map", f"TMA cannot move boxes {box} of `{buffer.name}`: {why}", found=why)
     return TmaDescriptor(m)
 
 

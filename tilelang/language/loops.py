@@ -437,8 +437,7 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
         raise error("pipeline-arguments", f"two statements have the same order in {list(order)}",
                     expected="a different order for each statement", found=str(list(order)))
     if order is not None and stage is not None and len(order) != len(stage):
-        raise error("pipeline-arguments", f"pipeline annotation size: order has {len(order)} entries, "
-                    f"stage {len(stage)}",
+        raise error("pipeline-arguments", f"pipeline annotation size: order has {len(order)} entries, stage {len(stage)}",
                     expected=f"{len(order)} stages", found=str(len(stage)))
     if isinstance(start, int) and isinstance(stop, int) and 0 < stop <= start:
         warn("empty-pipeline", f"T.Pipelined({start}, {stop}) runs from {start} to {stop}: no iteration",

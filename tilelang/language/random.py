@@ -60,11 +60,9 @@ class _Random:
 def _integer(what: str, v: Any) -> Expr:
     e = convert(v)
     if not e.dtype.is_int or e.dtype.lanes != 1:
-        raise error("rng", f"T.rng_init: {what} must be an integer, found {e.dtype}",
-                    expected="an integer", found=str(e.dtype))
+        raise error("rng", f"T.rng_init: {what} must be an integer, found {e.dtype}", expected="an integer", found=str(e.dtype))
     if isinstance(v, int) and not 0 <= v < 1 << 64:
-        raise error("rng", f"T.rng_init: {what} must be in 0 .. 2**64 - 1, found {v}",
-                    expected="0 to 2**64 - 1", found=str(v))
+        raise error("rng", f"T.rng_init: {what} must be in 0 .. 2**64 - 1, found {v}", expected="0 to 2**64 - 1", found=str(v))
     return cast(e, U64)
 
 
@@ -188,8 +186,7 @@ def _state(what: str) -> tuple[Builder, _State]:
     b = need_builder(what)
     random: _Random | None = getattr(need_kernel(what), "rng", None)
     if random is None:
-        raise error("rng", f"{what} before T.rng_init",
-                    expected="T.rng_init before it", found="none in this kernel",
+        raise error("rng", f"{what} before T.rng_init", expected="T.rng_init before it", found="none in this kernel",
                     hint="call T.rng_init(seed) first, in the same kernel")
     loops = _loops(b)
     state = random.loops.get(loops[-1]) if loops else random.thread

@@ -130,9 +130,8 @@ def bind(value: Any, type_annotation: Any = None, *, var: Any = None) -> Var:
 
 def _scalar(what: str, var: Any) -> None:
     if not isinstance(var, Var) or var.dtype.is_handle:
-        raise error("store-target", f"{what} names a scalar variable, found {describe(var)}",
-                    expected="a scalar variable", found=describe(var),
-                    hint='write v = T.var("v", "int32") before')
+        raise error("store-target", f"{what} names a scalar variable, found {describe(var)}", expected="a scalar variable",
+                    found=describe(var), hint='write v = T.var("v", "int32") before')
 
 
 class _LetFrame(BodyFrame):

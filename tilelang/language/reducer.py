@@ -188,8 +188,7 @@ def reducer_update(element: Any, value: Any) -> Emitted:
                     "finalize_reducer",
                     found=f"T.reducer_update of `{acc.name}` outside of them")
     if not any(getattr(f, "parallel", False) for f in b.frames):
-        raise error("reducer-order", "T.reducer_update outside T.Parallel",
-                    found="T.reducer_update outside T.Parallel")
+        raise error("reducer-order", "T.reducer_update outside T.Parallel", found="T.reducer_update outside T.Parallel")
     added = cast(convert(value), acc.dtype)
     if any(_uses(x, acc) for x in walk(added)):
         raise _direct_use(acc, b.here())

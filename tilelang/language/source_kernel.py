@@ -29,9 +29,8 @@ class SourceKernelFrame(KernelLaunchFrame):
 
     def close(self, b: Builder) -> Stmt:
         if self.stmts:
-            raise error("source-kernel", "statements stand in the block of T.CUDASourceCodeKernel",
-                        expected="pass as the body", found=f"{len(self.stmts)} statements", hint="its body is the CUDA "
-                        "source: write `pass`")
+            raise error("source-kernel", "statements stand in the block of T.CUDASourceCodeKernel", expected="pass as the body",
+                        found=f"{len(self.stmts)} statements", hint="its body is the CUDA source: write `pass`")
         zero = Const(0, DType("int32"))
         args = [AddressOf(buffer, (zero,) * len(buffer.shape)) if buffer is not None else var
                 for var, buffer in b.params.values()]

@@ -18,8 +18,7 @@ def split_names(names: str) -> tuple[str, ...]:
     """The names of "m, n" or "m n"."""
     parts = tuple(p for p in re.split(r"[,\s]+", names.strip()) if p) if isinstance(names, str) else ()
     if not parts or not all(p.isidentifier() for p in parts):
-        raise error("symbol-name", f"expected one or more names, got {names!r}",
-                    found=repr(names))
+        raise error("symbol-name", f"expected one or more names, got {names!r}", found=repr(names))
     return parts
 
 

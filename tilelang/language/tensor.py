@@ -28,8 +28,7 @@ def shape_of(shape: Any, what: str) -> tuple[Any, ...]:
             raise error("tensor-shape", f"the shape of {what}: {e}", found=getattr(e, "facts", ("", str(e)))[1],
                         hint=_dimension_hint(d)) from None
         if isinstance(d, int) and d < 0:
-            raise error("tensor-shape", f"the shape of {what} has the negative dimension {d}",
-                        found=str(d))
+            raise error("tensor-shape", f"the shape of {what} has the negative dimension {d}", found=str(d))
         if isinstance(d, int) and d >= 1 << 63:
             raise error("tensor-shape", f"the shape of {what} has the dimension {d}, which does not fit int64",
                         expected="a dimension below 2**63", found=str(d))
@@ -92,8 +91,7 @@ class TensorSpec:
         self.dtype = dtype_of(dt, "a tensor")
         self.strides = None if strides is None else shape_of(strides, "a tensor's strides")
         if self.strides is not None and len(self.strides) != len(self.shape):
-            raise error("tensor-strides", f"Invalid shape/strides' dimensions: {len(self.shape)} and "
-                                          f"{len(self.strides)}",
+            raise error("tensor-strides", f"Invalid shape/strides' dimensions: {len(self.shape)} and {len(self.strides)}",
                         expected=f"{len(self.shape)} strides", found=str(len(self.strides)))
         self.scope_name, self.compact = scope or "global", compact
         self.align, self.elem_offset = align, elem_offset
@@ -144,8 +142,7 @@ class TensorFactory:
     def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, tuple):
             if isinstance(key, (int, Expr)):
-                raise error("tensor-subscript", f"T.{self.name}[{key}] is ambiguous: write T.{self.name}(({key},), "
-                                                "dtype)",
+                raise error("tensor-subscript", f"T.{self.name}[{key}] is ambiguous: write T.{self.name}(({key},), dtype)",
                             expected=f"T.{self.name}(({key},), dtype)", found=f"T.{self.name}[{key}]")
             key = (key,)
         if all(isinstance(k, int) for k in key):
@@ -300,8 +297,7 @@ def over_storage(what: str, spec: TensorSpec, data: Any, elem_offset: Any = None
     data = data.data if isinstance(data, Buffer) else data
     if not isinstance(data, Var):
         raise error("pointer", f"{what} needs the storage of a buffer (`data=A.data`), found {describe(data)}",
-                    expected="the storage of a buffer, A.data", found=describe(data),
-                    hint="use T.alloc_buffer for new storage")
+                    expected="the storage of a buffer, A.data", found=describe(data), hint="use T.alloc_buffer for new storage")
     start = 0 if elem_offset is None else elem_offset
     if owner is not None:
         if _kind(owner.scope_name) != _kind(spec.scope_name):
@@ -343,9 +339,8 @@ def _bits(dt: DType, shape: tuple[Any, ...]) -> Any:
 def flat_only(what: str, buffer_type: str, axis_separators: Any) -> None:
     """Reject options for the layout of a tensor that are not supported.  Raises not-available."""
     if buffer_type not in ("", "default") or axis_separators:
-        raise error("not-available", f"{what} with buffer_type or axis_separators is not available",
-                    expected="neither of them", found=f"buffer_type={buffer_type!r}, axis_separators={axis_separators!r}",
-                    hint="leave them out")
+        raise error("not-available", f"{what} with buffer_type or axis_separators is not available", expected="neither of them",
+                    found=f"buffer_type={buffer_type!r}, axis_separators={axis_separators!r}", hint="leave them out")
 
 
 def _moves(b: Any, e: Expr) -> bool:
@@ -415,8 +410,7 @@ def view(src: Any, shape: Any = None, dtype: Any = None, strides: Any = None) ->
         columns = T.view(A_s, (64, 128), strides=(1, 64))   # A_s: (128, 64)
     """
     if not isinstance(src, Buffer):
-        raise error("view-source", f"T.view and T.reshape take a whole buffer, found {describe(src)}",
-                    found=describe(src))
+        raise error("view-source", f"T.view and T.reshape take a whole buffer, found {describe(src)}", found=describe(src))
     new_shape = src.shape if shape is None else shape_of(shape, "the view")
     dt = src.dtype if dtype is None else dtype_of(dtype, "the view")
     total_src: Any = src.dtype.bits * src.dtype.lanes

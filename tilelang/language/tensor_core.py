@@ -116,8 +116,7 @@ def get_ldmatrix_offset(matrix: str, row_idx: Any, col_idx: Any, stride: Any, dt
     """
     bits = DType(dtype).bits
     if matrix not in ("A", "B"):
-        raise error("ldmatrix-operand", f'matrix is "A" or "B", found {matrix!r}',
-                    expected='"A" or "B"', found=repr(matrix))
+        raise error("ldmatrix-operand", f'matrix is "A" or "B", found {matrix!r}', expected='"A" or "B"', found=repr(matrix))
     get_mma_micro_size(dtype)
     if bits != 16 and transposed != (matrix == "B"):
         kept = "(k, m)" if matrix == "A" else "(k, n)"
@@ -310,8 +309,7 @@ class TensorCoreIntrinEmitter:
     def make_mma_load_layout(self, local_buf: Any, matrix: str = "A") -> Fragment:
         """Fragment of an operand tile (rows of all warps by micro_size_k columns), in the order of the loads."""
         if matrix not in ("A", "B"):
-            raise error("value", f"matrix is 'A' or 'B', found {matrix!r}",
-                        expected="'A' or 'B'", found=repr(matrix))
+            raise error("value", f"matrix is 'A' or 'B', found {matrix!r}", expected="'A' or 'B'", found=repr(matrix))
         rows = (self.block_row_warps * self.warp_rows if matrix == "A" else self.block_col_warps * self.warp_cols) * 16
         per_warp, size = (self.warp_rows, self.local_size_a) if matrix == "A" else (self.warp_cols, self.local_size_b)
         copies = self.block_col_warps if matrix == "A" else self.block_row_warps
@@ -348,9 +346,8 @@ class TensorCoreIntrinEmitterWithLadderTransform(TensorCoreIntrinEmitter):
         super().__init__(*args, **kw)
         self.transform_kind_a, self.transform_kind_b = int(transform_kind_a or 0), int(transform_kind_b or 0)
         if self.transform_kind_a or self.transform_kind_b:
-            raise error("not-available", "operands permuted beforehand are not available",
-                        expected="transform kind 0", found=f"{self.transform_kind_a} and {self.transform_kind_b}",
-                        hint="pass transform_kind 0")
+            raise error("not-available", "operands permuted beforehand are not available", expected="transform kind 0",
+                        found=f"{self.transform_kind_a} and {self.transform_kind_b}", hint="pass transform_kind 0")
 
 
 class INT4TensorCoreIntrinEmitter(TensorCoreIntrinEmitter):
@@ -412,9 +409,8 @@ class INT4TensorCoreIntrinEmitter(TensorCoreIntrinEmitter):
 def _pointer(x: Any, what: str) -> AddressOf:
     if isinstance(x, AddressOf):
         return x
-    raise error("extern-argument", f"{what} is a pointer, found {describe(x)}",
-                expected="a pointer", found=describe(x), hint="write A.access_ptr('r') or "
-                "T.access_ptr(A[i, j])")
+    raise error("extern-argument", f"{what} is a pointer, found {describe(x)}", expected="a pointer", found=describe(x),
+                hint="write A.access_ptr('r') or T.access_ptr(A[i, j])")
 
 
 def ptx_ldmatrix(trans: bool, num: int, smem_ptr: Any, local_ptr: Any) -> Emitted:

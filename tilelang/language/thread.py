@@ -101,8 +101,7 @@ def sync_grid() -> Emitted:
 def _predicate(name: str, pred: Any) -> Expr:
     e = convert(pred)
     if not (e.dtype.is_int or e.dtype.is_bool):
-        raise error("predicate-type", f"T.{name} requires an integer or boolean predicate, found {e.dtype}",
-                    found=str(e.dtype))
+        raise error("predicate-type", f"T.{name} requires an integer or boolean predicate, found {e.dtype}", found=str(e.dtype))
     return cast(e, I32)
 
 
@@ -224,8 +223,7 @@ def match_all_sync(value: Any, mask: Any = FULL_MASK) -> Var:
 
 def _width(v: Any, name: str) -> Any:
     if isinstance(v, bool) or not isinstance(v, (int, Expr)) or isinstance(v, Expr) and not v.dtype.is_int:
-        raise error("lane-argument-type", f"{name} must be an integer, found {v!r}",
-                    found=repr(v))
+        raise error("lane-argument-type", f"{name} must be an integer, found {v!r}", found=repr(v))
     if isinstance(v, int) and not 0 < v < 1 << 31:
         raise error("lane-argument-type", f"{name} is a positive number of threads or warps, found {v}",
                     expected="a positive integer", found=str(v))
@@ -275,8 +273,7 @@ def shuffle_elect(thread_extent: Any = 0) -> Expr:
     """
     if isinstance(thread_extent, bool) or not isinstance(thread_extent, int) or thread_extent < 0:
         raise error("lane-argument-type", f"thread_extent must be an integer from 0, found {thread_extent!r}",
-                    expected="an integer from 0", found=repr(thread_extent),
-                    hint="0 means all threads of the block")
+                    expected="an integer from 0", found=repr(thread_extent), hint="0 means all threads of the block")
     t = thread_index()
     return binary("eq", t % thread_extent if thread_extent else t, convert(0))
 
@@ -368,8 +365,7 @@ class _RawIf(IfFrame):
     def close(self, builder: Any) -> Any:
         then = self.branches.get("then")
         if then is None:
-            raise errors.error("raw-statement", "T.If without T.Then",
-                               expected="T.Then in T.If", found="none", span=self.span)
+            raise errors.error("raw-statement", "T.If without T.Then", expected="T.Then in T.If", found="none", span=self.span)
         return If(self.cond, then, self.branches.get("else"), span=self.span)
 
 

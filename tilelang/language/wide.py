@@ -32,8 +32,7 @@ def _first(name: str, x: Any) -> tuple[Buffer, tuple[Expr, ...]]:
     elif isinstance(x, Load) and all(i.dtype.lanes == 1 for i in x.indices):
         buffer, where = x.buffer, x.indices
     else:
-        raise error("wide-operand", f"T.{name} takes a buffer, a slice or an element, found {describe(x)}",
-                    found=describe(x))
+        raise error("wide-operand", f"T.{name} takes a buffer, a slice or an element, found {describe(x)}", found=describe(x))
     if buffer.scope_name not in _SCOPES[name[:3]]:
         raise error("wide-operand", f"T.{name} accesses {'global' if name[2] == 'g' else 'shared'} memory, "
                     f"`{buffer.name}` is in scope {buffer.scope_name}",

@@ -30,15 +30,13 @@ register("ws-name", ValueError, "an operation or a part of a schedule needs a na
 
 def _named(name: Any, what: str) -> str:
     if not isinstance(name, str) or not name:
-        raise error("ws-name", f"{what} is a text that is not empty, found {describe(name)}",
-                    found=describe(name))
+        raise error("ws-name", f"{what} is a text that is not empty, found {describe(name)}", found=describe(name))
     return name
 
 
 def _require(holds: bool, message: str) -> None:
     if not holds:
-        raise error("ws-schedule", message,
-                    found=message)
+        raise error("ws-schedule", message, found=message)
 
 
 @dataclass(frozen=True)

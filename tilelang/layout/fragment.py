@@ -54,8 +54,7 @@ class Fragment:
         top = 1 + sum((m.size - 1) * m.stride for m in self._all_modes(THREAD))
         self.threads = top if threads is None else int(threads)
         if top > self.threads:
-            raise error("layout-invalid", f"fragment {self.shape} reaches thread {top - 1}, the block has "
-                        f"{self.threads}",
+            raise error("layout-invalid", f"fragment {self.shape} reaches thread {top - 1}, the block has {self.threads}",
                         expected=f"threads below {self.threads}", found=f"thread {top - 1}")
 
     def _check(self) -> None:
@@ -65,16 +64,14 @@ class Fragment:
                         expected=f"{len(self.shape)} groups of digits", found=str(len(self.modes)))
         for d, (n, modes) in enumerate(zip(self.shape, self.modes)):
             if covered(modes) < n:
-                raise error("layout-invalid", f"dimension {d} of a fragment has {n} indices, its digits count "
-                            f"{covered(modes)}",
+                raise error("layout-invalid", f"dimension {d} of a fragment has {n} indices, its digits count {covered(modes)}",
                             expected=f"digits that count {n}", found=str(covered(modes)))
         for to in (THREAD, REGISTER):
             at = 1
             for m in sorted(self._all_modes(to), key=lambda m: m.stride):
                 if m.stride < at:
-                    raise error("layout-not-injective", f"fragment {self.shape}: {to} digits overlap at stride "
-                                f"{m.stride} ({self.modes}, copies {self.copies}) "
-                                "(Loop layout is not injective, where a loop has it)",
+                    raise error("layout-not-injective", f"fragment {self.shape}: {to} digits overlap at stride {m.stride} "
+                                f"({self.modes}, copies {self.copies}) (Loop layout is not injective, where a loop has it)",
                                 found=f"{to} digits that overlap at stride {m.stride}")
                 at = m.stride * m.size
 
@@ -270,8 +267,7 @@ class Fragment:
         """
         repeats = leading_extents(repeats, "Fragment.repeat")
         if len(repeats) != self.ndim:
-            raise error("layout-invalid", f"repeat of a {self.ndim}-D fragment needs {self.ndim} factors, found "
-                        f"{len(repeats)}",
+            raise error("layout-invalid", f"repeat of a {self.ndim}-D fragment needs {self.ndim} factors, found {len(repeats)}",
                         expected=f"{self.ndim} factors", found=str(len(repeats)))
         if self.is_padded:
             raise error("layout-invalid", f"a padded fragment {self.shape} cannot be repeated",

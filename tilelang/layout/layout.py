@@ -72,8 +72,7 @@ class Layout:
             flat = np.sort(table, axis=None)
             twice = int(flat[:-1][flat[1:] == flat[:-1]][0])
             at = [tuple(int(x) for x in p) for p in np.argwhere(table == twice)[:2]]
-            raise error("layout-not-injective", f"Layout {self.shape}: elements {at[0]} and {at[1]} both go to place "
-                        f"{twice}",
+            raise error("layout-not-injective", f"Layout {self.shape}: elements {at[0]} and {at[1]} both go to place {twice}",
                         found=f"elements {at[0]} and {at[1]} at place {twice}")
 
     # ---- the map --------------------------------------------------------------------------------------------------
@@ -311,9 +310,8 @@ class Layout:
         """
         new = tuple(int(s) for s in shape)
         if int(np.prod(new)) * rescale_den != int(np.prod(self.shape)) * rescale_num:
-            raise error("layout-invalid", f"Layout.reshape: {self.shape} has {int(np.prod(self.shape))} elements, "
-                        f"{new} needs {int(np.prod(new)) * rescale_den // rescale_num}",
-                        expected=f"{int(np.prod(self.shape))} elements",
+            raise error("layout-invalid", f"Layout.reshape: {self.shape} has {int(np.prod(self.shape))} elements, {new} needs "
+                        f"{int(np.prod(new)) * rescale_den // rescale_num}", expected=f"{int(np.prod(self.shape))} elements",
                         found=f"{int(np.prod(new)) * rescale_den // rescale_num}")
 
         if rescale_den > rescale_num and rescale_den % rescale_num == 0:

@@ -75,15 +75,13 @@ class Copy(TileOp):
         a = [e for e in self.src.extents if not is_const(e, 1)]
         b = [e for e in self.dst.extents if not is_const(e, 1)]
         if len(a) != len(b) or any(isinstance(x, int) and isinstance(y, int) and x != y for x, y in zip(a, b)):
-            raise errors.error("copy-tile", f"T.copy: tile {self.src.extents} of `{self.src.buffer.name}` does not "
-                                            "match tile "
+            raise errors.error("copy-tile", f"T.copy: tile {self.src.extents} of `{self.src.buffer.name}` does not match tile "
                                f"{self.dst.extents} of `{self.dst.buffer.name}`",
                                found=f"{self.src.extents} and {self.dst.extents}", span=self.span)
         if self.src.dtype.lanes != self.dst.dtype.lanes:
-            raise errors.error("copy-tile", f"T.copy converts lane by lane: `{self.src.buffer.name}` is "
-                                            f"{self.src.dtype}, "
-                               f"`{self.dst.buffer.name}` {self.dst.dtype}",
-                               found=f"{self.src.dtype} and {self.dst.dtype}", span=self.span)
+            raise errors.error("copy-tile", f"T.copy converts lane by lane: `{self.src.buffer.name}` is {self.src.dtype}, "
+                               f"`{self.dst.buffer.name}` {self.dst.dtype}", found=f"{self.src.dtype} and {self.dst.dtype}",
+                               span=self.span)
 
     def accesses(self) -> tuple[Access, ...]:
         return Access(self.src, "read"), Access(self.dst, "write")

@@ -102,10 +102,9 @@ class Reduce(TileOp):
         removed = shape[:self.dim] + shape[self.dim + 1:] or [1]
         kept = shape[:self.dim] + [1] + shape[self.dim + 1:]
         if out not in (removed, kept):
-            raise errors.error("reduce-shape", f"Invalid reduce output shape, buffer shape is {shape}, dim is "
-                                               f"{self.dim}, "
-                               f"output shape is {out}, expected shapes are {removed}, {kept}",
-                               expected=f"{removed} or {kept}", found=str(out), span=self.span)
+            raise errors.error("reduce-shape", f"Invalid reduce output shape, buffer shape is {shape}, dim is {self.dim}, "
+                               f"output shape is {out}, expected shapes are {removed}, {kept}", expected=f"{removed} or {kept}",
+                               found=str(out), span=self.span)
         a, b = (_memory(r.buffer.scope_name) for r in (self.src, self.dst))
         if a == "other" or b == "other" or (a == "thread") != (b == "thread"):
             raise errors.error("reduce-scope", f"Invalid buffer scopes for a reduction: `{self.src.buffer.name}` is "
@@ -113,14 +112,12 @@ class Reduce(TileOp):
                                found=f"{self.src.buffer.scope_name} to {self.dst.buffer.scope_name}",
                                span=self.span, hint="copy the data to a fragment or shared buffer first")
         if self.kind.startswith("bit") and not (self.dst.dtype.is_int or self.dst.dtype.is_bool):
-            raise errors.error("reduce-dtype", f"a {self.kind} reduction needs integers or bool, "
-                                               f"`{self.dst.buffer.name}` is "
-                               f"{self.dst.dtype}",
+            raise errors.error("reduce-dtype",
+                               f"a {self.kind} reduction needs integers or bool, `{self.dst.buffer.name}` is {self.dst.dtype}",
                                found=str(self.dst.dtype), span=self.span)
         if self.kind.startswith("bit") and not (self.src.dtype.is_int or self.src.dtype.is_bool):
-            raise errors.error("reduce-dtype", f"a {self.kind} reduction needs integers or bool, "
-                                               f"`{self.src.buffer.name}` is "
-                               f"{self.src.dtype}",
+            raise errors.error("reduce-dtype",
+                               f"a {self.kind} reduction needs integers or bool, `{self.src.buffer.name}` is {self.src.dtype}",
                                found=str(self.src.dtype), span=self.span)
         if self.kind in ("sum", "abssum"):
             reject_reductions(self.dst, self.span)

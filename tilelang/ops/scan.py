@@ -155,11 +155,10 @@ class Scan(TileOp):
             reject_reductions(self.dst, self.span)
         for r in (self.src, self.dst):
             if r.buffer.scope_name == GLOBAL:
-                raise errors.error("scan-scope", f"T.cum{self.kind} works on shared and fragment tiles, "
-                                                 f"`{r.buffer.name}` is "
-                                   "global",
-                                   found=f"`{r.buffer.name}` in global memory",
-                                   span=self.span, hint="T.copy the tile to shared memory first")
+                raise errors.error("scan-scope",
+                                   f"T.cum{self.kind} works on shared and fragment tiles, `{r.buffer.name}` is global",
+                                   found=f"`{r.buffer.name}` in global memory", span=self.span,
+                                   hint="T.copy the tile to shared memory first")
 
     def accesses(self) -> tuple[Access, ...]:
         if self.src.buffer is self.dst.buffer:

@@ -17,9 +17,8 @@ register("tile-extents", ValueError, "the operands of a tile operation have diff
 def fit(tile: np.ndarray, shape: tuple[int, ...], span: Any) -> np.ndarray:
     """The tile with unit dimensions inserted or removed to get `shape`.  Raises tile-extents when other dimensions differ."""
     if [n for n in tile.shape if n != 1] != [n for n in shape if n != 1]:
-        raise error("tile-extents", f"a tile of extents {tile.shape} meets one of {shape}",
-                    found=f"{tile.shape} and {shape}", span=span,
-                    hint="the extents that are not 1 must agree in order")
+        raise error("tile-extents", f"a tile of extents {tile.shape} meets one of {shape}", found=f"{tile.shape} and {shape}",
+                    span=span, hint="the extents that are not 1 must agree in order")
     return tile.reshape(shape)
 
 

@@ -63,8 +63,7 @@ class Driver:
     def __init__(self) -> None:
         lib = load_libcuda()
         if lib is None:
-            raise error("cuda-missing", "no CUDA driver was found on this machine",
-                        found="none",
+            raise error("cuda-missing", "no CUDA driver was found on this machine", found="none",
                         hint="install the NVIDIA driver, or compile for target=\"cpu\"")
         self.lib = lib
         with phase("cuInit"):

@@ -72,8 +72,7 @@ class _Ffi:
             import tvm_ffi  # over 100 ms, and torch with it where that is installed
             from tvm_ffi import core, libinfo  # over 100 ms, and torch with it where that is installed
         except ImportError as e:
-            raise error("runtime-missing", "apache-tvm-ffi is needed to call kernels",
-                        expected="apache-tvm-ffi", found="none",
+            raise error("runtime-missing", "apache-tvm-ffi is needed to call kernels", expected="apache-tvm-ffi", found="none",
                         hint="pip install 'apache-tvm-ffi>=0.1.14,<0.2'") from e
         make = getattr(core.Function, "__from_extern_c__", None)
         if make is None:

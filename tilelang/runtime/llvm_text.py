@@ -131,8 +131,7 @@ def scalar_type(dt: dtype) -> str:
         return f"i{max(dt.bits, 8)}"
     if dt.base in _FLOATS:
         return _FLOATS[dt.base]
-    raise error("host-expression", f"a host scalar of type {dt} is not available",
-                expected="a type of the host", found=str(dt))
+    raise error("host-expression", f"a host scalar of type {dt} is not available", expected="a type of the host", found=str(dt))
 
 
 def text_of(e: Expr) -> str:
@@ -260,9 +259,8 @@ class HostExpr:
             return str(e)
         method = getattr(self, "_" + type(e).__name__.lower(), None)
         if method is None:
-            raise error("host-expression", f"`{e!r}` cannot be computed on the host",
-                        found=f"`{e!r}`", span=getattr(e, "span", None),
-                        hint="move it into the T.Kernel block")
+            raise error("host-expression", f"`{e!r}` cannot be computed on the host", found=f"`{e!r}`",
+                        span=getattr(e, "span", None), hint="move it into the T.Kernel block")
         return method(e)
 
     def boolean(self, e: Expr) -> str:

@@ -30,8 +30,7 @@ def disassemble(cubin: bytes, encodings: bool = False) -> str:
     """
     exe = find_nvdisasm()
     if exe is None:
-        raise error("nvdisasm-missing", "nvdisasm was not found",
-                    found="none", hint="pip install nvidia-cuda-nvdisasm")
+        raise error("nvdisasm-missing", "nvdisasm was not found", found="none", hint="pip install nvidia-cuda-nvdisasm")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
         f.write(cubin)
         f.flush()

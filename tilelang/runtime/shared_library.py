@@ -176,8 +176,7 @@ def find_compiler(otherwise: str = "the disk cache keeps compiled kernels withou
         if shutil.which(command[0]):
             return command
     raise error("kernel-export", "a shared library needs the system's linker: there is no "
-                f"{shlex.join(given) if given else ', '.join(_COMPILERS)}",
-                expected="a linker", found="none",
+                f"{shlex.join(given) if given else ', '.join(_COMPILERS)}", expected="a linker", found="none",
                 hint=f"install a C compiler, or name one in CC; {otherwise}")
 
 
@@ -199,8 +198,7 @@ def open_library(path: Any, modes: tuple[str, ...], fingerprint: str) -> dict[st
         kept = (ctypes.c_char * (len(fingerprint) + 1)).in_dll(library, FINGERPRINT).value.decode("ascii", "replace")
         addresses = {m: ctypes.cast(getattr(library, f"tl_{m}"), ctypes.c_void_p).value for m in modes}
     except (OSError, ValueError, AttributeError) as e:
-        raise error("kernel-library", f"{path} is no library of a kernel with these entry points: {e}",
-                    found=str(e)) from None
+        raise error("kernel-library", f"{path} is no library of a kernel with these entry points: {e}", found=str(e)) from None
     if kept != fingerprint:
         raise error("kernel-library", f"{path} was made of another program, or for other outputs",
                     found="one of another program")

@@ -40,8 +40,7 @@ def encode(lib: Any, tensor_map: TensorMap, address: int, shape: Sequence[int],
         raise error("tensor-map", f"`{tensor_map.buffer.name}` cannot be moved by TMA: its address {address:#x} and its "
                     f"strides {steps} bytes must be multiples of 16",
                     expected="an address and strides that are multiples of 16 bytes", found=f"{address:#x} and {steps}",
-                    hint="pad its rows, or compile with "
-                    "tl.disable_tma_lower")
+                    hint="pad its rows, or compile with tl.disable_tma_lower")
     room = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGN)
     place = -(-ctypes.addressof(room) // MAP_ALIGN) * MAP_ALIGN
     dims = (ctypes.c_uint64 * rank)(*reversed(shape))
@@ -51,8 +50,7 @@ def encode(lib: Any, tensor_map: TensorMap, address: int, shape: Sequence[int],
     rc = getattr(lib, ENCODE)(ctypes.c_void_p(place), kind, rank, ctypes.c_void_p(address), dims, pitch, box, ones,
                               _INTERLEAVE_NONE, swizzle, l2, fill)
     if rc != 0:
-        raise error("cuda-driver", f"{ENCODE} of `{tensor_map.buffer.name}` failed with CUresult {rc}",
-                    found=f"CUresult {rc}")
+        raise error("cuda-driver", f"{ENCODE} of `{tensor_map.buffer.name}` failed with CUresult {rc}", found=f"CUresult {rc}")
     return ctypes.string_at(place, MAP_BYTES)
 
 

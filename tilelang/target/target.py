@@ -196,8 +196,7 @@ _local = _Local()
 
 def _bad(what: Any, advice: str, hint: str = "") -> Exception:
     return error("target-unknown", f"Target {what} is not supported. {advice}",
-                 expected=f"one of {', '.join(KINDS)}, or \"auto\"", found=what,
-                 hint=hint or _target_hint(str(what)))
+                 expected=f"one of {', '.join(KINDS)}, or \"auto\"", found=what, hint=hint or _target_hint(str(what)))
 
 
 def _target_hint(what: str) -> str:
@@ -296,8 +295,7 @@ def check_arch(arch: Any) -> str:
     m = _ARCH.match(arch) if isinstance(arch, str) else None
     if m is None:
         raise error("target-arch", f"CUDA target arch {arch!r} is malformed: expected a token like sm_80 or sm_90a",
-                    expected="a token like sm_80 or sm_90a", found=repr(arch),
-                    hint='write {"kind": "cuda", "arch": "sm_80"}')
+                    expected="a token like sm_80 or sm_90a", found=repr(arch), hint='write {"kind": "cuda", "arch": "sm_80"}')
     number = int(m.group(1))
     if number not in LIMITS:
         raise error("target-arch", f"CUDA target arch {arch} is not supported",
@@ -305,16 +303,14 @@ def check_arch(arch: Any) -> str:
                     hint="known: " + ", ".join(f"sm_{n}" for n in LIMITS))
     if m.group(2) and number < (90 if m.group(2) == "a" else 100):
         raise error("target-arch", f"CUDA target arch {arch} does not exist: sm_{number} has no {m.group(2)!r} variant",
-                    expected=f"sm_{number}", found=str(arch),
-                    hint=f"write sm_{number}")
+                    expected=f"sm_{number}", found=str(arch), hint=f"write sm_{number}")
     return arch
 
 
 def _check_code(code: Any) -> tuple[str, ...]:
     if not isinstance(code, (list, tuple)) or not code or not all(
             isinstance(c, str) and re.match(r"^(sm|compute|lto)_\d{2,3}[af]?$", c) for c in code):
-        raise error("target-arch", f"CUDA target code must be a list of exact tokens such as ['sm_90a'], "
-                                   f"found {code!r}",
+        raise error("target-arch", f"CUDA target code must be a list of exact tokens such as ['sm_90a'], found {code!r}",
                     expected="a list of tokens such as 'sm_90a'", found=repr(code),
                     hint='write {"kind": "cuda", "arch": "sm_90a", "code": ["sm_90a"]}')
     return tuple(code)

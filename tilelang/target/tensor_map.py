@@ -86,10 +86,8 @@ class TensorMap:
         if self.tf32 and self.buffer.dtype.base not in ("float32", "tfloat32"):
             why = f"elements of {self.buffer.dtype} are not rounded to tf32"
         if why is not None:
-            raise error("tensor-map", f"TMA cannot move boxes {self.box} of `{self.buffer.name}`: {why}",
-                        found=why,
-                        span=self.buffer.span, hint="make rows of a multiple of 16 bytes, or compile with "
-                        "tl.disable_tma_lower")
+            raise error("tensor-map", f"TMA cannot move boxes {self.box} of `{self.buffer.name}`: {why}", found=why,
+                        span=self.buffer.span, hint="make rows of a multiple of 16 bytes, or compile with tl.disable_tma_lower")
         return self
 
 

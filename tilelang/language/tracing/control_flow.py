@@ -131,12 +131,11 @@ class ControlFlow:
         except errors.TileLangError as e:
             if e.kind != "lazy-effect" or self.b.lazy:
                 raise
-            raise errors.error("lazy-effect", "the condition of a while loop needs statements (a macro with "
-                               "effects, T.any_of, T.all_of), which have no place in front of every iteration",
-                               expected="a condition without statements",
-                               found="a macro with effects, T.any_of or T.all_of",
-                               span=self.b.span(), hint="compute it into a T.alloc_var before the loop and again at the "
-                               "end of its body, and loop on the variable") from None
+            raise errors.error("lazy-effect", "the condition of a while loop needs statements (a macro with effects, "
+                               "T.any_of, T.all_of), which have no place in front of every iteration",
+                               expected="a condition without statements", found="a macro with effects, T.any_of or T.all_of",
+                               span=self.b.span(), hint="compute it into a T.alloc_var before the loop and again at the end "
+                               "of its body, and loop on the variable") from None
         finally:
             self.b.loop_passes -= 1
         if isinstance(c, bool):
@@ -180,8 +179,7 @@ class ControlFlow:
     def break_(self) -> None:
         frame = self._innermost_loop("break")
         if getattr(frame, "parallel", False):
-            raise errors.error("break-in-parallel", "break in a T.Parallel loop: its iterations run in no particular "
-                                                    "order",
+            raise errors.error("break-in-parallel", "break in a T.Parallel loop: its iterations run in no particular order",
                                span=self.b.span(), hint="use T.serial")
         self._jump(Break(span=self.b.span()))
 
@@ -233,9 +231,8 @@ class ControlFlow:
         for v in items:
             k = next((i for i, o in enumerate(self.b.outputs) if o is v), None)
             if k is None:
-                raise errors.error("return-value", "Only tensor allocated from `T.empty` can be returned in prim_func, "
-                                                   "found "
-                                   f"{describe(v)}",
+                raise errors.error("return-value",
+                                   f"Only tensor allocated from `T.empty` can be returned in prim_func, found {describe(v)}",
                                    found=describe(v), span=self.b.span())
             if k - n in order:
                 raise errors.error("return-value", f"`{v.name}` is returned twice",

@@ -168,8 +168,7 @@ class EagerFunction:
             if p.kind == COMPILE_TIME:
                 if p.name not in args and p.required:
                     raise errors.error("eager-argument", f"missing a required argument: '{p.name}'",
-                                       found=f"none for `{p.name}`",
-                                       span=param_span(self.rewritten, p.name))
+                                       found=f"none for `{p.name}`", span=param_span(self.rewritten, p.name))
                 values[p.name] = args.get(p.name, p.default)
                 continue
             order.append(p.name)
@@ -204,12 +203,11 @@ class EagerFunction:
         if isinstance(arg, TensorSpec):
             return arg
         if arg is None or not hasattr(arg, "shape") or not hasattr(arg, "dtype"):
-            raise error("eager-argument", f"`{p.name}` is annotated {p.annotation!r} without a shape: its argument is "
-                               "needed to compile",
+            raise error("eager-argument",
+                        f"`{p.name}` is annotated {p.annotation!r} without a shape: its argument is needed to compile",
                         expected="a tensor with a shape and a dtype",
                         found=f"{'no argument' if arg is None else type(arg).__name__}",
-                        hint=f"pass the tensor, or annotate `{p.name}` with shape and "
-                                                         "dtype")
+                        hint=f"pass the tensor, or annotate `{p.name}` with shape and dtype")
         dims = [state.const(f"{p.name}.shape[{d}]", DType("int32")) for d in range(len(arg.shape))]
         return TensorSpec(dims, arg.dtype)
 

@@ -72,10 +72,8 @@ class Names:
     def bind_frame(self, name: str, value: Any, old: Any = None) -> Any:
         """Bind the target of a for header or `with … as`.  A loop over several extents needs one name per extent."""
         if isinstance(value, tuple):
-            raise errors.error("unpack", "the header names one variable, the loop gives "
-                                         f"{len(value)}",
-                               expected="one name", found=f"{len(value)} values", span=self.b.span(),
-                               hint="name one variable per extent")
+            raise errors.error("unpack", f"the header names one variable, the loop gives {len(value)}", expected="one name",
+                               found=f"{len(value)} values", span=self.b.span(), hint="name one variable per extent")
         self.b.name_value(name, value)
         return value
 
@@ -137,8 +135,7 @@ class Names:
         if star is not None:
             if len(items) < n - 1:
                 raise errors.error("unpack", f"expected at least {n - 1} values to unpack, found {len(items)}",
-                                   expected=f"at least {n - 1} values", found=str(len(items)),
-                                   span=self.b.span())
+                                   expected=f"at least {n - 1} values", found=str(len(items)), span=self.b.span())
             tail = n - 1 - star
             items = [*items[:star], items[star:len(items) - tail], *items[len(items) - tail:]]
         return tuple(self.freeze(v) for v in items)
@@ -149,11 +146,10 @@ class Names:
             raise errors.error("scope", f"`{name}` is used before it has a value",
                                found=f"`{name}` without one", span=self.b.span())
         if isinstance(old, (Buffer, BufferSlice)):
-            raise errors.error("whole-buffer-assignment", f"`{name} {op}=` on a whole buffer is not supported: use "
-                                                          "slice "
-                               "assignment",
-                               found=f"`{name}`, a whole buffer",
-                               span=self.b.span(), hint="write a T.Parallel loop over its elements")
+            raise errors.error("whole-buffer-assignment",
+                               f"`{name} {op}=` on a whole buffer is not supported: use slice assignment",
+                               found=f"`{name}`, a whole buffer", span=self.b.span(),
+                               hint="write a T.Parallel loop over its elements")
         return self.bind(name, self._apply(op, old, value), old)
 
     def _apply(self, op: str, a: Any, b: Any) -> Any:

@@ -109,9 +109,8 @@ def _sizes(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> DecodeSizes:
     """The sizes of a call. Raises attention-shape."""
     shapes = f"q {tuple(q.shape)}, k_cache {tuple(k.shape)} and v_cache {tuple(v.shape)}"
     if q.ndim not in (3, 4) or k.ndim != 4 or v.ndim != 4:
-        raise error("attention-shape", f"{shapes} are not of a decode step",
-                    expected="q of 3 or 4 dimensions, caches of 4", found=shapes,
-                    hint="q (batch, seq_q, heads, dim) or (batch, heads, dim), caches of 4 dimensions")
+        raise error("attention-shape", f"{shapes} are not of a decode step", expected="q of 3 or 4 dimensions, caches of 4",
+                    found=shapes, hint="q (batch, seq_q, heads, dim) or (batch, heads, dim), caches of 4 dimensions")
     batch, (heads, dim) = int(q.shape[0]), (int(n) for n in q.shape[-2:])
     seq_q = int(q.shape[1]) if q.ndim == 4 else 1
     if tuple(k.shape[:3]) != tuple(v.shape[:3]) or int(k.shape[3]) != dim:
@@ -126,8 +125,7 @@ def _sizes(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> DecodeSizes:
             raise error("attention-shape", f"{name} is {type_name(x)} of shape {tuple(x.shape)} on {device_of(x)}, expected "
                         f"int32 ({batch}{', pages' * (rank == 2)}) on the device of q, without gaps",
                         expected=f"int32 ({batch}{', pages' * (rank == 2)}) on the device of q",
-                        found=f"{type_name(x)} {tuple(x.shape)} on {device_of(x)}",
-                        hint="convert it to int32")
+                        found=f"{type_name(x)} {tuple(x.shape)} on {device_of(x)}", hint="convert it to int32")
     page = int(k.shape[1]) if table is not None else None
     if page is None and int(k.shape[0]) != batch:
         raise error("attention-shape", f"q has {batch} sequences and k_cache {int(k.shape[0])}",

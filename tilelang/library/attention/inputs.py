@@ -42,9 +42,8 @@ def check_disjoint(disjoint: Disjoint, out: Any, q: Any, others: dict[str, Any])
         return
     for name, x in {"q": q, **others}.items():
         if not (name == "q" and _place(out) == _place(x)) and overlap(out, x):
-            raise error("attention-option", f"out and {name} have memory in common",
-                        expected="separate memory, or all of q", found=f"memory of {name}",
-                        hint="leave it out, or pass a copy")
+            raise error("attention-option", f"out and {name} have memory in common", expected="separate memory, or all of q",
+                        found=f"memory of {name}", hint="leave it out, or pass a copy")
 
 
 def _place(x: Any) -> tuple[Any, ...]:
@@ -111,8 +110,7 @@ def check_alike(q: Any, others: Mapping[str, Any]) -> None:
     """Check that types and devices are those of q. Raises attention-shape. others: by name, None where left out."""
     for name, x in others.items():
         if x is not None and (type_name(x) != type_name(q) or device_of(x) != device_of(q)):
-            raise error("attention-shape", f"q is {type_name(q)} on {device_of(q)}, {name} is {type_name(x)} on "
-                        f"{device_of(x)}",
+            raise error("attention-shape", f"q is {type_name(q)} on {device_of(q)}, {name} is {type_name(x)} on {device_of(x)}",
                         expected=f"{name} of {type_name(q)} on {device_of(q)}", found=f"{type_name(x)} on {device_of(x)}",
                         hint="convert them to one type on one device")
 

@@ -156,8 +156,7 @@ def _sizes(tensors: Mapping[str, Any], layout: str) -> Sizes:
     q, k, v, cu_q, cu_k, out = (tensors[n] for n in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "out"))
     if layout not in LAYOUTS:
         raise error("attention-option", f"layout must be one of {', '.join(LAYOUTS)}, found {layout!r}",
-                    expected=f"one of {', '.join(LAYOUTS)}", found=repr(layout),
-                    hint="bshd: (batch, sequence, head, dim)")
+                    expected=f"one of {', '.join(LAYOUTS)}", found=repr(layout), hint="bshd: (batch, sequence, head, dim)")
     packed = cu_q is not None
     if cu_k is not None and not packed:
         raise error("attention-option", "cu_seqlens_k is given without cu_seqlens_q",
@@ -200,8 +199,7 @@ def _packed_sizes(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any) -> Sizes:
     _agree(q, k, v, v.shape[0] == sizes.seq_k and v.shape[1] == sizes.kv_heads and k.shape[2] == sizes.dim)
     if cu_k is None and sizes.seq_q != sizes.seq_k:
         raise error("attention-shape", f"q has {sizes.seq_q} tokens and k {sizes.seq_k}, but cu_seqlens_k is not given",
-                    expected=f"as many tokens of k as of q: {sizes.seq_q}", found=str(sizes.seq_k),
-                    hint="give cu_seqlens_k")
+                    expected=f"as many tokens of k as of q: {sizes.seq_q}", found=str(sizes.seq_k), hint="give cu_seqlens_k")
     return sizes
 
 

@@ -97,8 +97,7 @@ def matmul_problem(tensors: Mapping[str, Any], target: Target, *, transpose_a: b
     shape = result_shape(a, m, n)
     if out is not None and (tuple(out.shape) != shape or type_name(out) != types[2]):
         raise error("matmul-shape", f"out is {type_name(out)} {tuple(out.shape)}, expected {types[2]} {tuple(shape)}",
-                    expected=f"{types[2]} {tuple(shape)}", found=f"{type_name(out)} {tuple(out.shape)}",
-                    hint="leave out out")
+                    expected=f"{types[2]} {tuple(shape)}", found=f"{type_name(out)} {tuple(out.shape)}", hint="leave out out")
     two_level = kind == "fp8" and (scaling == "block" or not fast_accum and k > 128 and target.is_cuda)
     return MatmulProblem(m, n, k, types, kind, left, right, two_level, left.batch, bool(left.batch and not right.batch),
                          "" if bias is None else type_name(bias), activation or "", scaling, dynamic=dynamic)
@@ -119,8 +118,7 @@ def grouped_problem(tensors: Mapping[str, Any], target: Target, *, transpose_b: 
     left, right = operand(a, "a", False), operand(b, "b", transpose_b)
     m, n, k = _check_shapes(left, right)
     if tuple(sizes.shape) != (b.shape[0],) or type_name(sizes) != "int32":
-        raise error("matmul-shape", f"group_sizes is {type_name(sizes)} {tuple(sizes.shape)}, expected int32 "
-                    f"({b.shape[0]},)",
+        raise error("matmul-shape", f"group_sizes is {type_name(sizes)} {tuple(sizes.shape)}, expected int32 ({b.shape[0]},)",
                     expected=f"int32 ({b.shape[0]},)", found=f"{type_name(sizes)} {tuple(sizes.shape)}",
                     hint="one size a matrix of b")
     _check_rest(a, {"b": b, "bias": bias, "group_sizes": sizes}, n, bias, activation)
@@ -141,9 +139,8 @@ def result_shape(a: Any, m: int, n: int) -> tuple[int, ...]:
 def check_target(p: MatmulProblem, target: Target) -> None:
     """Check the target. Raises matmul-target."""
     if p.kind == "fp8" and target.is_cuda and not target.has_fp8_mma:
-        raise error("matmul-target", f"there is no MMA of {p.types[0]} on {target.arch}",
-                    expected="sm_89 or newer", found=str(target.arch),
-                    hint="sm_89 and newer have it; convert the operands to float16")
+        raise error("matmul-target", f"there is no MMA of {p.types[0]} on {target.arch}", expected="sm_89 or newer",
+                    found=str(target.arch), hint="sm_89 and newer have it; convert the operands to float16")
 
 
 def check_gradient(name: str, *operands: Any) -> None:
@@ -175,17 +172,15 @@ def _check_types(a: Any, b: Any, out_dtype: Any) -> tuple[str, str, str, str]:
     """The types (a, b, result, accumulator). Raises matmul-type."""
     ta, tb = type_name(a), type_name(b)
     if ta not in _TYPES or not (ta == tb or ta in _FP8 and tb in _FP8):
-        raise error("matmul-type", f"there is no GEMM of {ta} and {tb}",
-                    expected="operands of one type, or both float8", found=f"{ta} and {tb}",
-                    hint="operands have one type, or are both float8; types: " + ", ".join(_TYPES))
+        raise error("matmul-type", f"there is no GEMM of {ta} and {tb}", expected="operands of one type, or both float8",
+                    found=f"{ta} and {tb}", hint="operands have one type, or are both float8; types: " + ", ".join(_TYPES))
     _, acc, result = _TYPES[ta]
     if out_dtype is not None:
         name = out_dtype.__name__ if isinstance(out_dtype, type) else str(out_dtype)
         result = f"{dtype(name.rpartition('.')[2])}"
     if not (dtype(result).is_float or result == acc):
-        raise error("matmul-type", f"a GEMM of {ta} has no result of {result}",
-                    expected=f"{acc} or a floating-point type", found=str(result),
-                    hint=f"{acc} and floating-point results exist")
+        raise error("matmul-type", f"a GEMM of {ta} has no result of {result}", expected=f"{acc} or a floating-point type",
+                    found=str(result), hint=f"{acc} and floating-point results exist")
     return ta, tb, result, acc
 
 
@@ -237,9 +232,8 @@ def _check_rest(a: Any, others: dict[str, Any], n: int, bias: Any, activation: s
         raise error("matmul-type", f"bias is of {type_name(bias)}",
                     expected="a floating-point type", found=type_name(bias), hint="pass a floating-point bias")
     if activation is not None and activation not in ACTIVATIONS:
-        raise error("matmul-option", f"there is no activation {activation!r}",
-                    expected=f"one of {', '.join(ACTIVATIONS)}", found=repr(activation),
-                    hint="one of " + ", ".join(ACTIVATIONS))
+        raise error("matmul-option", f"there is no activation {activation!r}", expected=f"one of {', '.join(ACTIVATIONS)}",
+                    found=repr(activation), hint="one of " + ", ".join(ACTIVATIONS))
 
 
 __all__ = ["MatmulProblem", "check_disjoint", "check_gradient", "check_target", "check_tensors", "grouped_problem",

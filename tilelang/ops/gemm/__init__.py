@@ -75,8 +75,7 @@ class Gemm(TileOp):
             else:
                 hint = f"element types of MMAs: {', '.join(ACCUMULATORS)}"
             raise errors.error("gemm-types", f"T.gemm of {da} and {db} into {dc} is not supported",
-                               found=f"{da} by {db} into {dc}", span=self.span,
-                               hint=hint)
+                               found=f"{da} by {db} into {dc}", span=self.span, hint=hint)
 
     def _check_operand(self, name: str, r: Region) -> None:
         if len(r.extents) < 2:
@@ -91,8 +90,7 @@ class Gemm(TileOp):
                                "be known while compiling",
                                expected="extents known while compiling", found=str(tuple(r.extents)), span=self.span)
         if r.buffer.scope_name not in (STATIC, DYNAMIC, FRAGMENT, LOCAL):
-            raise errors.error("gemm-scope", f"T.gemm: operand {name} `{r.buffer.name}` is in {r.buffer.scope_name} "
-                                             "memory, a "
+            raise errors.error("gemm-scope", f"T.gemm: operand {name} `{r.buffer.name}` is in {r.buffer.scope_name} memory, a "
                                "shared buffer or fragment is needed",
                                found=f"`{r.buffer.name}` in {r.buffer.scope_name} memory", span=self.span,
                                hint="copy the tile to shared memory first")

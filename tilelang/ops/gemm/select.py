@@ -58,9 +58,8 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
     """
     a, b, c = op.a.dtype, op.b.dtype, op.c.dtype
     if not multiplies(a, b, c):
-        raise error("gemm-types", f"T.gemm does not multiply {a} by {b} into {c}",
-                    found=f"{a} by {b} into {c}", span=op.span, hint="accumulate "
-                    "float16 in float16 or float32, bfloat16 and fp8 in float32, int8 in int32")
+        raise error("gemm-types", f"T.gemm does not multiply {a} by {b} into {c}", found=f"{a} by {b} into {c}", span=op.span,
+                    hint="accumulate float16 in float16 or float32, bfloat16 and fp8 in float32, int8 in int32")
     optional = (str(a), str(b), str(c)) in _SIMT_ODD
     rows = mma_rows(arch_number, a, b, c)
     if not rows and c == "float16":  # accumulated in float32 and rounded once per gemm (mma.py)

@@ -95,9 +95,8 @@ def _per_item(s: For, loop_body: Body, name: str, given: Any) -> list[tuple[int,
     if len(values) == count:
         return [(v, 0) for v in values]
     what = f"; `group` lists {len(numbers)} statements in {len(groups)} groups" if groups else ""
-    raise error("pipeline-annotation", f"pipeline annotation size: `{name}` has {len(given)} entries, "
-                f"the loop body has {count} statements to schedule{what}", expected=f"{count} entries",
-                found=f"{len(given)}", span=s.span,
+    raise error("pipeline-annotation", f"pipeline annotation size: `{name}` has {len(given)} entries, the loop body has "
+                f"{count} statements to schedule{what}", expected=f"{count} entries", found=f"{len(given)}", span=s.span,
                 hint="list one entry per copy, fill, gemm, reduction or store of the body, in source order; or give `group`, "
                 "lists of the numbers of all statements, and one entry per list")
 

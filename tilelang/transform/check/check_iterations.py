@@ -46,8 +46,7 @@ def check_iterations(func: Func, cx: PassContext) -> Func:
             name = f"T.{_NAMES.get(row.name, row.name)}"
             if row.name == "thread_return":
                 raise error("parallel-exchange", "T.thread_return ends a thread, and iterations of T.Parallel belong to none",
-                            found=name, span=c.span, notes=((s.span, "the loop"),),
-                            hint="`continue` ends an iteration")
+                            found=name, span=c.span, notes=((s.span, "the loop"),), hint="`continue` ends an iteration")
             several = "threads" if row.name.startswith("cp_async_") else "several threads"
             raise error("parallel-exchange", f"{name} is an act of {several}, and iterations of T.Parallel belong to none",
                         found=name, span=c.span, notes=((s.span, "the loop"),))

@@ -54,9 +54,8 @@ class CommonLayouts:
             old = self.known.layouts.get(b)
             if old is not None and old != lay:
                 raise error("layout-conflict", f"Layout infer conflict between `{have.name}` and its view `{b.name}`: "
-                            f"{self.known.layouts[have]!r} and {old!r}",
-                            found=f"{self.known.layouts[have]!r} and {old!r}", span=b.span or self.uses.launch.span,
-                            hint="copy the view to another fragment")
+                            f"{self.known.layouts[have]!r} and {old!r}", found=f"{self.known.layouts[have]!r} and {old!r}",
+                            span=b.span or self.uses.launch.span, hint="copy the view to another fragment")
             if old is None:
                 self.known.settle(b, lay, f"is `{have.name}` in another shape")
                 changed = True

@@ -224,8 +224,7 @@ class Uses:
 def run_time_shape(b: Buffer, span: Any) -> Exception:
     """The error for a buffer that needs a layout but has a run-time shape."""
     return error("layout-shape", f"`{b.name}` ({b.scope_name}) has a run-time shape, its tile must be static",
-                 found=str(tuple(b.shape)), span=span,
-                 hint="allocate the largest tile and guard what lies outside")
+                 found=str(tuple(b.shape)), span=span, hint="allocate the largest tile and guard what lies outside")
 
 
 def seen_as(lay: Fragment, b: Buffer, view: Buffer) -> Fragment | None:

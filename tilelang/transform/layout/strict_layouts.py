@@ -61,8 +61,7 @@ class StrictLayouts:
                             expected=f"a {want.__name__}", found=f"a {type(lay).__name__}", span=uses.launch.span)
             lead = len(b.shape) - len(lay.shape)
             if lead < 0 or tuple(b.shape[lead:]) != tuple(lay.shape):
-                raise error("layout-conflict", f"the layout of `{b.name}` has shape {lay.shape}, the buffer "
-                            f"{tuple(b.shape)}",
+                raise error("layout-conflict", f"the layout of `{b.name}` has shape {lay.shape}, the buffer {tuple(b.shape)}",
                             expected=f"shape {tuple(b.shape)}", found=str(lay.shape), span=uses.launch.span)
             if isinstance(lay, Fragment) and lay.threads != uses.known_for(b).threads:
                 if lay.threads > uses.known.threads:
@@ -125,12 +124,10 @@ class StrictLayouts:
                 lay = shared_layout(b)
                 given = self.known.layouts.get(b)
                 if lay is None or given is not None and given != lay:
-                    raise error("layout-conflict", f"`{b.name}` is moved by TMA, its layout must be made of swizzle atoms, "
-                                f"found "
-                                f"{given!r}",
-                                expected="a layout of swizzle atoms", found=repr(given),
-                                span=op.span, hint="leave the layout out, or move it by T.copy with "
-                                "disable_tma=True")
+                    raise error("layout-conflict",
+                                f"`{b.name}` is moved by TMA, its layout must be made of swizzle atoms, found {given!r}",
+                                expected="a layout of swizzle atoms", found=repr(given), span=op.span,
+                                hint="leave the layout out, or move it by T.copy with disable_tma=True")
                 self.known.settle(b, lay, f"moved by TMA{at_line(op)}")
 
     def _by_wgmma(self, gemms: list[Gemm]) -> dict[int, GemmPlan]:

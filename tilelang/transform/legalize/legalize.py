@@ -78,10 +78,9 @@ def check_tma_reductions(func: Func, target: Any) -> None:
     for s in statements(func.body):
         if isinstance(s, AtomicTile) and s.plan.use_tma:
             if target is not None and not getattr(target, "has_tma", False):
-                raise error("atomic-option", "use_tma requires a CUDA target with TMA support (SM90+), found "
-                            f"{target}",
-                            expected="a CUDA target with TMA (sm_90 or newer)", found=str(target),
-                            span=s.span, hint="leave it out")
+                raise error("atomic-option", f"use_tma requires a CUDA target with TMA support (SM90+), found {target}",
+                            expected="a CUDA target with TMA (sm_90 or newer)", found=str(target), span=s.span,
+                            hint="leave it out")
             if str(s.dst.dtype) not in REDUCE_ADD or not s.by_tma:
                 raise error("atomic-option", f"TMA atomic add does not support dtype {s.dst.dtype} in order "
                             f"{s.plan.memory_order or 'relaxed'}",
@@ -230,10 +229,9 @@ def check_symbols(func: Func) -> None:
     for f in verify(func):
         if f.rule == "defined":
             at = getattr(f.what, "span", None)
-            raise error("out-of-scope", f.message,
-                        found="its use elsewhere", span=f.span, notes=((at, "defined here"),) if at else (),
-                        hint="Python lists, attributes and closures keep expressions, not values: carry a value out of a "
-                        "loop or branch with T.alloc_var")
+            raise error("out-of-scope", f.message, found="its use elsewhere", span=f.span,
+                        notes=((at, "defined here"),) if at else (), hint="Python lists, attributes and closures keep "
+                        "expressions, not values: carry a value out of a loop or branch with T.alloc_var")
 
 
 def check_parallel(func: Func, kinds: Container[str] | None = None) -> None:

@@ -67,12 +67,11 @@ class _Unpacking:
         body = rewrite(self.func.body, self.node)
         for x in walk(body, Store):
             if x.buffer in self.pairing.buffers:
-                raise error("small-type", f"an element of `{x.buffer.name}` ({x.buffer.dtype}) is stored: two values share "
-                            "a byte",
+                raise error("small-type",
+                            f"an element of `{x.buffer.name}` ({x.buffer.dtype}) is stored: two values share a byte",
                             expected="a loop in which one thread stores both values of a byte",
-                            found=f"an element of {x.buffer.dtype}", span=x.span,
-                            hint="store neighbouring elements in one T.Parallel of an even extent, from an even column, or "
-                            "collect a tile and T.copy it")
+                            found=f"an element of {x.buffer.dtype}", span=x.span, hint="store neighbouring elements in one "
+                            "T.Parallel of an even extent, from an even column, or collect a tile and T.copy it")
         buffers = tuple((p, self.buffer(b)) for p, b in self.func.buffers)
         return replace(self.func, body=body, buffers=buffers)
 
@@ -283,10 +282,8 @@ class _Unpacking:
 
 class _TileLoops(TileLoops):
     def private(self, extents: tuple[Any, ...], body: Callable[..., Stmt], span: Any = None) -> Stmt:
-        raise error("small-type", "a copy between packed and private memory",
-                    expected="shared memory or a fragment", found="private memory",
-                    span=span, hint="use a fragment, or loop over "
-                    "the elements")
+        raise error("small-type", "a copy between packed and private memory", expected="shared memory or a fragment",
+                    found="private memory", span=span, hint="use a fragment, or loop over the elements")
 
 
 def _bytes_of(r: Region) -> Region:

@@ -265,8 +265,7 @@ class WarpRoleSync:
                         found="numbers that the program computes", span=self.launch.span)
         got = self.numbers.get((first, count))
         if got is None:
-            raise error("role-barrier", "a warp role needs a separate barrier, and the program uses all",
-                        found="none",
+            raise error("role-barrier", "a warp role needs a separate barrier, and the program uses all", found="none",
                         span=self.launch.span)
         return got
 
