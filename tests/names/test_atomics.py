@@ -6,6 +6,7 @@ from everywhere import EXECUTIONS, cuda_text, everywhere, run
 
 import tilelang.language as T
 from tilelang.errors import TileLangError
+from tilelang.ir import numpy_dtype
 
 N = 64
 RNG = np.random.default_rng(0)
@@ -167,3 +168,60 @@ def test_refusals():
     refuses(TypeError, "atomic-operand", lambda C: T.atomic_or(C[0], 1), "float32")
     refuses(ValueError, "atomic-load-order", lambda C: T.atomic_store(C[0], 1, memory_order="acquire"))
     refuses(ValueError, "atomic-load-order", lambda C: T.atomic_load(C[0], memory_order="release"))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("order", [None, "acq_rel"])
+def test_bits_differences_and_exchanges_with_old_values(dtype, shared, order):
+    @T.prim_func
+    def f(X: T.Tensor((N,), dtype), Y: T.Tensor((N,), dtype), Z: T.Tensor((5, N), dtype)):
+        with T.Kernel(1, threads=N):
+            i = T.get_thread_binding()
+            s = T.alloc_shared((N,), dtype) if shared else Y
+            if shared:
+                T.copy(Y, s)
+            Z[0, i] = T.atomic_or(s[i], X[i], order, return_prev=True)
+            Z[1, i] = T.atomic_and(s[i], 29, order, return_prev=True)
+            Z[2, i] = T.atomic_xor(s[i], X[i], order, return_prev=True)
+            Z[3, i] = T.atomic_sub(s[i], 3, order, return_prev=True)
+            Z[4, i] = T.atomic_exch(s[i], X[i], order, return_prev=True)
+            T.atomic_sub(s[i], X[i])
+            T.atomic_xor(s[i], 6)
+            T.atomic_and(s[i], 5)
+            if shared:
+                T.copy(s, Y)
+
+    x, y = np.arange(N).astype(dtype), (np.arange(N) * 5 % 32).astype(dtype)
+    old = [y, y | x, (y | x) & 29, (y | x) & 29 ^ x, ((y | x) & 29 ^ x) - np.array(3, dtype)]
+    _, after, got = everywhere(f, x, y, np.zeros((5, N), dtype))
+    assert np.array_equal(got, np.stack(old)) and (after == 4).all()
+    assert "atomic_xor" in cuda_text(f)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_differences_and_exchanges_of_floats(dtype):
+    @T.prim_func
+    def f(X: T.Tensor((N,), dtype), Y: T.Tensor((N,), dtype), Z: T.Tensor((N,), dtype)):
+        with T.Kernel(1, threads=N):
+            i = T.get_thread_binding()
+            T.atomic_sub(Y[i], X[i])
+            Z[i] = T.atomic_exch(Y[i], X[N - 1 - i], return_prev=True)
+
+    x, y = (np.arange(N).astype(numpy_dtype(dtype)) for _ in (0, 1))
+    _, after, got = everywhere(f, x, y + y, np.zeros_like(x))
+    assert np.array_equal(got, x) and np.array_equal(after, x[::-1])
+
+
+@pytest.mark.parametrize("atomic", [T.atomic_or, T.atomic_and, T.atomic_xor, T.atomic_sub, T.atomic_exch])
+@pytest.mark.parametrize("tile", [False, True])
+def test_atomics_of_elements_refuse_tiles_and_other_types(atomic, tile):
+    dtype = "int32" if tile else "int8"
+    with pytest.raises(TileLangError, match="one element" if tile else "not defined on int8"):
+        @T.prim_func
+        def f(X: T.Tensor((N,), dtype), Y: T.Tensor((N,), dtype)):
+            with T.Kernel(1, threads=N):
+                if tile:
+                    atomic(Y, X)
+                else:
+                    atomic(Y[0], 1)

@@ -38,11 +38,15 @@ from tilelang.language.annotations import (
 )
 from tilelang.language.atomic import (
     atomic_add as atomic_add,
+    atomic_and as atomic_and,
+    atomic_exch as atomic_exch,
     atomic_load as atomic_load,
     atomic_max as atomic_max,
     atomic_min as atomic_min,
     atomic_or as atomic_or,
     atomic_store as atomic_store,
+    atomic_sub as atomic_sub,
+    atomic_xor as atomic_xor,
 )
 from tilelang.language.barriers import (
     alloc_barrier as alloc_barrier,

@@ -115,27 +115,65 @@ def atomic_min(dst: Any, value: Any, memory_order: str | None = None, return_pre
     return _atomic("min", dst, value, memory_order, return_prev, annotations)
 
 
-def atomic_or(dst: Any, value: Any, memory_order: str | None = None) -> Any:
+def _of_element(kind: str, dst: Any, value: Any, order: str | None, return_prev: bool, integers: bool = True) -> Any:
+    """An atomic that has no form for tiles."""
+    if not isinstance(dst, Load) or _has_extents(value):
+        raise error("atomic-previous", f"T.atomic_{kind} works on one element",
+                    found=f"{describe(dst) if not isinstance(dst, Load) else 'values of a tile'}")
+    if integers and not dst.dtype.is_int:
+        raise error("atomic-operand", f"T.atomic_{kind} needs an integer element, found {dst.dtype}",
+                    expected="an integer element", found=str(dst.dtype))
+    return _atomic({"exch": "exchange", "sub": "add"}.get(kind, kind), dst, value, order, return_prev, None)
+
+
+def atomic_or(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
     """dst |= value, atomically, by each executing thread.
 
-    dst: an integer element in global or shared memory.  value: a scalar, cast to its dtype.  memory_order: as T.atomic_add.
-    Raises atomic-previous, atomic-operand, atomic-order.
+    dst: an integer element in global or shared memory.  value: a scalar, cast to its dtype.  memory_order, return_prev: as
+    T.atomic_add.  Raises atomic-previous, atomic-operand, atomic-order.
 
     Example:
         T.atomic_or(I[i // 32], 1 << (i % 32))
     """
-    b = need_builder("T.atomic_or")
-    if not isinstance(dst, Load) or _has_extents(value):
-        raise error("atomic-previous", "T.atomic_or works on one element",
-                    found=f"{describe(dst) if not isinstance(dst, Load) else 'values of a tile'}")
-    if not dst.dtype.is_int:
-        raise error("atomic-operand", f"T.atomic_or needs an integer element, found {dst.dtype}",
-                    expected="an integer element", found=str(dst.dtype))
-    at = AddressOf(dst.buffer, dst.indices)
-    op = call("atomic_or", (at, cast(convert(value), dst.dtype)), dst.dtype, span=b.here(),
-              order=_order(b, memory_order))
-    b.emit(Evaluate(op, span=b.here()))
-    return EMITTED
+    return _of_element("or", dst, value, memory_order, return_prev)
+
+
+def atomic_and(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
+    """dst &= value, atomically, by each executing thread; arguments and errors as T.atomic_or.
+
+    Example:
+        T.atomic_and(I[i // 32], ~(1 << (i % 32)))
+    """
+    return _of_element("and", dst, value, memory_order, return_prev)
+
+
+def atomic_xor(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
+    """dst ^= value, atomically, by each executing thread; arguments and errors as T.atomic_or.
+
+    Example:
+        T.atomic_xor(I[i // 32], 1 << (i % 32))
+    """
+    return _of_element("xor", dst, value, memory_order, return_prev)
+
+
+def atomic_sub(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
+    """dst -= value, atomically, by each executing thread; dst: an element of a dtype with atomics, else as T.atomic_or.
+
+    Example:
+        left = T.atomic_sub(I[0], 1, return_prev=True)
+    """
+    negative = value if _has_extents(value) or not isinstance(dst, Load) else cast(convert(0), dst.dtype) - cast(
+        convert(value), dst.dtype)
+    return _of_element("sub", dst, negative, memory_order, return_prev, integers=False)
+
+
+def atomic_exch(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
+    """dst = value in one step, by each executing thread; dst: an element of a dtype with atomics, else as T.atomic_or.
+
+    Example:
+        before = T.atomic_exch(I[0], 7, return_prev=True)
+    """
+    return _of_element("exch", dst, value, memory_order, return_prev, integers=False)
 
 
 def _access_order(b: Builder, name: str, order: str, allowed: tuple[str, ...]) -> str:
@@ -188,4 +226,5 @@ def atomic_store(dst: Any, src: Any, memory_order: str = "seq_cst") -> Emitted:
     return EMITTED
 
 
-__all__ = ["atomic_add", "atomic_load", "atomic_max", "atomic_min", "atomic_or", "atomic_store"]
+__all__ = ["atomic_add", "atomic_and", "atomic_exch", "atomic_load", "atomic_max", "atomic_min", "atomic_or", "atomic_store",
+           "atomic_sub", "atomic_xor"]
