@@ -43,7 +43,7 @@ def test_names_without_a_meaning_say_so_when_they_are_called():
     for module, (_, names) in UNSUPPORTED.items():
         found = importlib.import_module(module)
         for name in names.split():
-            with pytest.raises(NotImplementedError, match=f"{module}.{name} is (a pass|not available)"):
+            with pytest.raises(NotImplementedError, match=f"{module}.{name} is (a pass|not available|for )"):
                 getattr(found, name)()
             called += 1
         with pytest.raises(ImportError):

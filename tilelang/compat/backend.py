@@ -7,9 +7,7 @@ from typing import Any
 
 from tilelang.jit.requests import BACKENDS, resolve_target
 from tilelang.language.tracing.state import error
-from tilelang.target import Target
-
-from .backend_target import determine_target
+from tilelang.target import Target, determine_target
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,11 @@ def create_backend_context(target: Any = None, target_host: Any = None, backend:
     """
     resolved, name = resolve_target(target, backend)
     return BackendContext(resolved, target_host, get_backend(name))
+
+
+def auto_detect_target() -> Target:
+    """The target "auto" means now: the current scope, else what the first detector finds."""
+    return Target("auto")
 
 
 def register_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:

@@ -92,6 +92,11 @@ def retrive_ptr_from_buffer_region(x: Any, access_type: str = "r") -> ir.Address
     return ir.AddressOf(region.buffer, region.mins)
 
 
+def get_prim_func_name(func: Any, default: str = "main") -> str:
+    """Name of a program."""
+    return getattr(getattr(func, "func", func), "name", None) or default
+
+
 PURE, READ_STATE, UPDATE_STATE = 0, 1, 2
 
 
@@ -106,6 +111,7 @@ def side_effect(expr: Any) -> int:
     return found
 
 
-__all__ = ["array_reduce", "get_buffer_region_from_load", "is_fragment", "is_full_region", "is_global", "is_local",
+__all__ = ["array_reduce", "get_buffer_region_from_load", "get_prim_func_name", "is_fragment",
+           "is_full_region", "is_global", "is_local",
            "is_shared", "is_shared_dynamic", "is_tensor_memory", "retrieve_shape", "retrieve_stride",
            "retrive_ptr_from_buffer_region", "side_effect", "to_buffer_region"]

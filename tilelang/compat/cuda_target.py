@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilelang.language.tracing.state import error
@@ -19,49 +20,19 @@ def target_is_cuda(target: Any) -> bool:
     return _number(target) > 0
 
 
-def target_is_volta(target: Any) -> bool:
-    """sm_70 up to sm_74."""
-    return 70 <= _number(target) < 75
+def _between(low: int, high: int, what: str) -> Callable[[Any], bool]:
+    def asked(target: Any) -> bool:
+        return low <= _number(target) < high
+
+    asked.__doc__ = what
+    return asked
 
 
-def target_is_turing(target: Any) -> bool:
-    """sm_75 up to sm_79."""
-    return 75 <= _number(target) < 80
-
-
-def target_is_ampere(target: Any) -> bool:
-    """sm_80 up to sm_89: the instructions of Ada are those of Ampere and fp8."""
-    return 80 <= _number(target) < 90
-
-
-def target_is_hopper(target: Any) -> bool:
-    """sm_90."""
-    return 90 <= _number(target) < 100
-
-
-def target_is_sm120(target: Any) -> bool:
-    """sm_120 and sm_121."""
-    return 120 <= _number(target) < 130
-
-
-def target_has_async_copy(target: Any) -> bool:
-    """cp.async: sm_80 and newer."""
-    return _number(target) >= 80
-
-
-def target_has_ldmatrix(target: Any) -> bool:
-    """ldmatrix: sm_75 and newer."""
-    return _number(target) >= 75
-
-
-def target_has_stmatrix(target: Any) -> bool:
-    """stmatrix: sm_90 and newer."""
-    return _number(target) >= 90
-
-
-def target_has_bulk_copy(target: Any) -> bool:
-    """Bulk copies and TMA: sm_90 and newer."""
-    return _number(target) >= 90
+target_is_volta, target_is_turing = _between(70, 75, "sm_70 up to sm_74."), _between(75, 80, "sm_75 up to sm_79.")
+target_is_ampere = _between(80, 90, "sm_80 up to sm_89: the instructions of Ada are those of Ampere and fp8.")
+target_is_hopper, target_is_sm120 = _between(90, 100, "sm_90."), _between(120, 130, "sm_120 and sm_121.")
+target_has_async_copy, target_has_ldmatrix = _between(80, 999, "cp.async."), _between(75, 999, "ldmatrix.")
+target_has_stmatrix, target_has_bulk_copy = _between(90, 999, "stmatrix."), _between(90, 999, "Bulk copies and TMA.")
 
 
 def check_cuda_availability() -> bool:

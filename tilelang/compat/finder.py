@@ -26,11 +26,13 @@ class OlderModule(ModuleType):
         from .table import PATHS, UNSUPPORTED  # 2 ms
 
         names, modules = PATHS[self.__name__]
+        value: Any = None
         if name == "__all__":
             others = UNSUPPORTED.get(self.__name__, ("", ""))[1].split()
-            return sorted({*names, *others, *(n for m in modules for n in exported(import_module(m)))})
-        value: Any = None
-        if name in names:
+            value = sorted({*names, *others, *(n for m in modules for n in exported(import_module(m)))})
+        elif name == "__tilelang_dialect__" and self.__name__.endswith(".language"):
+            value = self.__name__.split(".")[1]
+        elif name in names:
             module, _, attribute = names[name].partition(":")
             value = getattr(import_module(module), attribute) if attribute else import_module(module)
         elif f"{self.__name__}.{name}" in PATHS:
@@ -56,7 +58,7 @@ def _unsupported(module: str, name: str) -> Any:
 
     reason, names = UNSUPPORTED.get(module, ("", ""))
     if name not in names.split():
-        raise AttributeError(f"module {module!r} has no attribute {name!r}" + (reason and f": {module} {reason}"))
+        raise AttributeError(f"module {module!r} has no attribute {name!r}" + (f": {module} {reason}" if reason else ""))
     return import_module("tilelang.language.unavailable").unavailable_names(reason, name, module)[name]
 
 
@@ -83,10 +85,11 @@ class _OlderLoader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        from .table import PATHS  # 2 ms
+        from .table import PATHS, UNSUPPORTED  # 2 ms
 
         names, modules = PATHS[module.__name__]
-        if not names and len(modules) == 1 and not any(p.startswith(f"{module.__name__}.") for p in PATHS):
+        own = module.__name__ in UNSUPPORTED or any(p.startswith(f"{module.__name__}.") for p in PATHS)
+        if not names and len(modules) == 1 and not own:
             sys.modules[module.__name__] = import_module(modules[0])  # one module under two names: it is the same object
 
 

@@ -6,7 +6,7 @@ is a module itself.
 
 from __future__ import annotations
 
-from .unsupported import UNSUPPORTED
+from .unsupported import DIALECTS, UNSUPPORTED
 
 Path = tuple[dict[str, str], tuple[str, ...]]
 
@@ -19,6 +19,15 @@ def _names(module: str, names: str) -> dict[str, str]:
     return {n: f"{module}:{n}" for n in names.split()}
 
 
+_INTRINSICS: Path = (
+    {"mma_layout": "tilelang.compat.mma_layout", "sparse_layout": "tilelang.compat.sparse_layout"}
+    | _names("tilelang.language.tensor_core", "INT4TensorCoreIntrinEmitter TensorCoreIntrinEmitter get_ldmatrix_offset "
+             "TensorCoreIntrinEmitterWithLadderTransform get_mma_micro_size get_swizzle_layout make_mma_swizzle_layout "
+             "mma_store_index_map")
+    | _names("tilelang.language", "SparseTensorCoreIntrinEmitter TCGEN05DescriptorParams TCGEN05TensorCoreIntrinEmitter "
+             "TensorCoreIntrinEmitterSM120 WGMMADescriptorParams WGMMATensorCoreIntrinEmitter WGSparseTensorCoreIntrinEmitter "
+             "compute_gmma_descriptor compute_umma_descriptor"), ())
+_TENSORS = _names("tilelang.jit.supply", "TensorSupplyType") | _names("tilelang.jit.compare", "torch_assert_close")
 _ADAPTERS = {f"{name}KernelAdapter": "tilelang.jit.kernel:Adapter"
              for name in ("Base", "CuTeDSL", "Cython", "Metal", "NVRTC", "TVMFFI")}
 
@@ -52,7 +61,10 @@ PATHS: dict[str, Path] = {
     "tilelang.tvm.transform": (_names("tilelang.transform", "PassContext get_pass_context"), ()),
     # the compiler's parts
     "tilelang.backend": _same("tilelang.compat.backend"),
-    "tilelang.backend.target": _same("tilelang.compat.backend_target"),
+    "tilelang.backend.target": (_names("tilelang.compat.backend", "auto_detect_target determine_target")
+                                | _names("tilelang.target.detect", "list_target_detectors list_target_normalizers "
+                                         "register_target_detector register_target_normalizer unregister_target_detector "
+                                         "unregister_target_normalizer"), ()),
     "tilelang.contrib": _same(),
     "tilelang.contrib.nvcc": _same("tilelang.compat.nvcc"),
     "tilelang.engine": (_names("tilelang.jit.artifact", "CompiledArtifact")
@@ -64,45 +76,36 @@ PATHS: dict[str, Path] = {
     "tilelang.engine.param": (_names("tilelang.jit.artifact", "CompiledArtifact")
                               | _names("tilelang.runtime.params", "KernelParam"), ()),
     # targets
-    "tilelang.ascend": _same(),
-    "tilelang.ascend.language": _same("tilelang.compat.ascend_language"),
-    "tilelang.cpu": _same(),
-    "tilelang.cpu.language": _same("tilelang.compat.cpu_language"),
-    "tilelang.cuda": _same(),
+    **{f"tilelang.{target}": _same() for target in ("cuda", *DIALECTS)},
+    **{f"tilelang.{target}.language": ({}, ("tilelang.language.common",)) for target in DIALECTS},
     "tilelang.cuda.backend": (_names("tilelang.compat.nvcc", "tilelang_callback_cuda_compile"), ()),
     "tilelang.cuda.debug": (_names("tilelang.language", "device_assert"), ()),
-    "tilelang.cuda.intrinsics": _same("tilelang.compat.intrinsics"),
+    "tilelang.cuda.intrinsics": _INTRINSICS,
     "tilelang.cuda.intrinsics.layout": ({"mma_layout": "tilelang.compat.mma_layout"}, ()),
     "tilelang.cuda.intrinsics.layout.mma_layout": _same("tilelang.compat.mma_layout"),
-    **{f"tilelang.{p}.{m}_macro_generator": ({}, ("tilelang.compat.intrinsics",))
+    **{f"tilelang.{p}.{m}_macro_generator": _INTRINSICS
        for p in ("cuda.intrinsics.macro", "intrinsics") for m in ("mma", "mma_sp", "tcgen05", "wgmma", "wgmma_sp")},
-    "tilelang.cuda.intrinsics.macro": ({}, ("tilelang.compat.intrinsics",)),
+    "tilelang.cuda.intrinsics.macro": _INTRINSICS,
     "tilelang.cuda.intrinsics.sparse_layout": _same("tilelang.compat.sparse_layout"),
-    "tilelang.cuda.language": _same("tilelang.compat.cuda_language"),
+    "tilelang.cuda.language": _same("tilelang.language"),
     "tilelang.cuda.target": _same("tilelang.compat.cuda_target"),
-    "tilelang.intrinsics": _same("tilelang.compat.intrinsics"),
+    "tilelang.intrinsics": _INTRINSICS,
     "tilelang.intrinsics.mma_layout": _same("tilelang.compat.mma_layout"),
-    "tilelang.intrinsics.utils": (_names("tilelang.compat.intrinsics", "get_ldmatrix_offset get_mma_micro_size "
+    "tilelang.intrinsics.utils": (_names("tilelang.language.tensor_core", "get_ldmatrix_offset get_mma_micro_size "
                                          "mma_store_index_map"), ()),
     "tilelang.jit.adapter": (_ADAPTERS, ()),
     "tilelang.jit.adapter.base": ({"BaseKernelAdapter": _ADAPTERS["BaseKernelAdapter"]}, ()),
     "tilelang.jit.adapter.nvrtc": ({"is_nvrtc_available": "tilelang.runtime.nvrtc:find_nvrtc"}, ()),
-    "tilelang.metal": _same(),
-    "tilelang.metal.language": _same("tilelang.compat.metal_language"),
-    "tilelang.metal.target": _same("tilelang.compat.metal_target"),
-    "tilelang.rocm": _same(),
+    "tilelang.metal.target": (_names("tilelang.compat.other_targets", "check_metal_availability target_is_metal"), ()),
     "tilelang.rocm.intrinsics": _same(),
-    "tilelang.rocm.intrinsics.mfma_macro_generator": (_names("tilelang.compat.rocm_language", "MatrixCoreIntrinEmitter "
-                                                             "MatrixCorePreshuffleIntrinEmitter"), ()),
-    "tilelang.rocm.intrinsics.wmma_macro_generator": (_names("tilelang.compat.rocm_language", "WMMAIntrinEmitter"), ()),
-    "tilelang.rocm.language": _same("tilelang.compat.rocm_language"),
-    "tilelang.rocm.target": _same("tilelang.compat.rocm_target"),
+    **{f"tilelang.rocm.intrinsics.{m}_macro_generator": ({}, ("tilelang.rocm.language",)) for m in ("mfma", "wmma")},
+    "tilelang.rocm.target": (_names("tilelang.compat.other_targets", "check_hip_availability check_rocm_availability "
+                                    "target_is_cdna target_is_gfx950 target_is_hip target_is_rdna target_is_rocm"), ()),
     "tilelang.tileop": _same(),
     "tilelang.tileop.base": (_names("tilelang.ops", "GemmWarpPolicy"), ()),
-    "tilelang.webgpu": _same(),
-    "tilelang.webgpu.language": _same("tilelang.compat.webgpu_language"),
     # helpers of tests and scripts
-    "tilelang.utils": _same("tilelang.compat.utils"),
+    "tilelang.utils": (_TENSORS | _names("tilelang.version", "build_date"), ("tilelang.compat.buffers",
+                                                                             "tilelang.compat.deprecation")),
     "tilelang.utils.deprecation": _same("tilelang.compat.deprecation"),
     "tilelang.utils.device": _same("tilelang.compat.device"),
     "tilelang.utils.language": _same("tilelang.compat.buffers"),
@@ -110,7 +113,9 @@ PATHS: dict[str, Path] = {
     "tilelang.utils.scopes": _same("tilelang.compat.scopes"),
     "tilelang.utils.sparse": _same("tilelang.compat.sparse"),
     "tilelang.utils.target": ({}, ("tilelang.compat.target_names", "tilelang.compat.cuda_target")),
-    "tilelang.utils.tensor": _same("tilelang.compat.tensor"),
+    "tilelang.utils.tensor": (_TENSORS | _names("tilelang.jit.compare", "fp8_remove_negative_zeros_ is_float8_dtype")
+                              | _names("tilelang.jit.supply", "get_tensor_supply")
+                              | {"map_torch_type": "tilelang.language.dtypes:resolve_torch_storage_dtype"}, ()),
     # submodules of the language
     "tilelang.language.eager": _same("tilelang.language.tracing.eager_function"),
     "tilelang.language.eager.ast": (_names("tilelang.language.tracing.rewrite", "rewrite_function")
@@ -120,7 +125,7 @@ PATHS: dict[str, Path] = {
                                         | {"BaseBuilder": "tilelang.language.tracing.builder:Builder"}, ()),
     "tilelang.language.eager.function": _same("tilelang.language.tracing.eager_function"),
     "tilelang.language.experimental": _same(),
-    "tilelang.language.intrinsics": _same("tilelang.compat.intrinsics"),
+    "tilelang.language.intrinsics": _INTRINSICS,
     "tilelang.language.experimental.gemm_sp_op": (_names("tilelang.language.sparse", "gemm_sp"), ()),
     "tilelang.language.overrides": _same(),
     "tilelang.language.proxy": (_names("tilelang.language.tensor", "FragmentBuffer LocalBuffer SharedBuffer StridedTensor "

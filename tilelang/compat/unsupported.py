@@ -19,6 +19,9 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
                                                         "rocm.intrinsics.mfma_layout")},
     **{f"tilelang.jit.{path}": (_HOST, "CachedTextSource match_declare_kernel check_cutedsl_available") for path in (
         "abi", "adapter.base", "adapter.cutedsl", "adapter.cutedsl.checks", "adapter.utils", "adapter.wrapper")},
+    **{f"tilelang.{path}": ("is not available: operands permuted beforehand are not; use INT4TensorCoreIntrinEmitter",
+                            "INT4TensorCoreIntrinEmitterWithLadderTransform") for path in (
+        "cuda.intrinsics", "cuda.intrinsics.macro", "intrinsics", "language.intrinsics")},
     "tilelang.language.tir.exports": ("is not available: each dialect's __all__ names what it has", ""),
     "tilelang.cuda.transform": (_PASS, """AnnotateDeviceBoundTmaCopies AnnotateWarpGroupRegAlloc FuseMBarrierArriveExpectTx
         InjectFenceProxy InjectTcgen05Fence LowerBlackwell2SM LowerHopperIntrin LowerL2Persistent LowerLDGSTG LowerSharedBarrier
@@ -32,4 +35,21 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
         SplitHostDevice StorageRewrite ThreadSync UnrollLoop VectorizeLoop VerifyBufferInit VerifyParallelLoop
         VerifyReducerConsumed VerifyReducerEpoch"""),
 }
-__all__ = ["UNSUPPORTED"]
+# The names of a dialect beside the common ones: target -> (its machines, its names).
+DIALECTS: dict[str, tuple[str, str]] = {
+    "ascend": ("Ascend NPUs", """MixedKernel Cube Vector SimtVF SimdVF Task Stage PerCoreTask Scope assume_conflict
+        assume_no_conflict alloc_l1 alloc_l0a alloc_l0b alloc_l0c alloc_l0a_sf alloc_l0b_sf alloc_L1 alloc_L0A
+        alloc_L0B alloc_L0C alloc_ub make_zn_layout dual_copy gemm_v0 annotate_buffer_versions ascend_set_flag
+        ascend_wait_flag ascend_pipe_barrier ascend_cross_core_set_flag ascend_cross_core_wait_flag
+        ascend_sync_inter_arrive ascend_sync_inter_wait ascend_get_buf ascend_rls_buf set_atomic set_atomic_none
+        set_hf32_mode set_flag wait_flag set_cross_flag wait_cross_flag pipe_barrier barrier_all dump_tensor"""),
+    "cpu": ("CPUs", ""), "webgpu": ("WebGPU", ""),
+    "metal": ("Apple GPUs", """make_filled_simdgroup_matrix simdgroup_load simdgroup_multiply_accumulate simdgroup_store
+        cooperative_tensor_fill cooperative_tensor_load cooperative_tensor_store cooperative_tensor_multiply_accumulate"""),
+    "rocm": ("AMD GPUs", """tvm_mfma tvm_mfma_store tvm_rdna_wmma tvm_rdna_wmma_store MatrixCoreIntrinEmitter
+        MatrixCorePreshuffleIntrinEmitter WMMAIntrinEmitter ds_read_tr16_b64 ds_read_tr8_b64 mfma mfma_store rdna_wmma
+        rdna_wmma_store make_mfma_swizzle_layout mfma_store_index_map mfma_store_index_map_32x32"""),
+}
+UNSUPPORTED.update({f"tilelang.{target}.language": (f"is for {machines}, which are not available", names)
+                    for target, (machines, names) in DIALECTS.items()})
+__all__ = ["DIALECTS", "UNSUPPORTED"]
