@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from user_harness import NP, agree, drawn, mark
+from user_harness import NP, RUNS, agree, drawn, mark
 
 import tilelang.language as T
 
@@ -334,3 +334,47 @@ def test_reducers_v1_and_v2():
 
     a = data((m, n), "int32")
     agree(f, [a, mark((2, n), I32)], {1: np.stack([np.maximum(a.max(0), 3), a.sum(0)])})
+
+
+@pytest.mark.parametrize("dtype, out", [("int32", "int32"), ("uint8", "uint8"), ("int64", "int64"), ("float16", "float32"),
+                                        ("bfloat16", "bfloat16"), ("float64", "float64"), ("bool", "bool")])
+@pytest.mark.parametrize("scope, dim, threads", [("f", 1, 64), ("s", 0, 128), ("f", 0, 32)])
+def test_elements_multiplied_and_prefixes(dtype, out, scope, dim, threads):
+    m, n = 37, 20
+    kept = n if dim == 0 else m
+    alloc = {"f": T.alloc_fragment, "s": T.alloc_shared}[scope]
+
+    @T.prim_func
+    def f(X: T.Tensor((m, n), dtype), Y: T.Tensor((kept,), out), Z: T.Tensor((m, n), out), W: T.Tensor((m, n), out)):
+        with T.Kernel(1, threads=threads):
+            s = alloc((m, n), dtype)
+            y = alloc((kept,), out)
+            z = T.alloc_shared((m, n), out)
+            T.copy(X, s)
+            T.reduce_prod(s, y, dim=dim)
+            T.reduce_prod(s, y, dim=dim, clear=False)
+            T.copy(y, Y)
+            T.copy(X, z)
+            T.cumprod(z, dim=dim)
+            T.copy(z, Z)
+            T.copy(X, z)
+            T.cummin(z, dim=dim, reverse=True)
+            T.copy(z, W)
+
+    x = RNG.random((m, n)) < 0.97 if dtype == "bool" else (1 + (RNG.random((m, n)) < 0.2)).astype(NP[dtype])
+    wide, multiply = x.astype(NP[out]), np.logical_and if dtype == "bool" else np.multiply
+    with np.errstate(over="ignore"):
+        once = multiply.reduce(wide, dim, dtype=NP[out])
+        want = {1: multiply(once, once), 2: multiply.accumulate(wide, dim, dtype=NP[out]),
+                3: np.flip(np.minimum.accumulate(np.flip(wide, dim), dim), dim)}
+    agree(f, [x, mark(kept, NP[out]), mark((m, n), NP[out]), mark((m, n), NP[out])], want, on=tuple(RUNS))
+
+
+@pytest.mark.parametrize("call", [lambda x: T.reduce_prod(x, x), lambda x: T.cumprod(x, dim=2), lambda x: T.cummin(x, dim=-3)])
+def test_reductions_and_scans_of_wrong_shapes_or_dimensions_are_errors(call):
+    with pytest.raises(ValueError, match="output shape|out of bounds"):
+        @T.prim_func
+        def f():
+            with T.Kernel(1, threads=32):
+                x = T.alloc_shared((8, 8), "float32")
+                call(x)

@@ -77,8 +77,8 @@ from .thread import (Else, Then, activemask, all_sync, any_sync, ballot, ballot_
                      named_barrier_arrive, ptx_commit_group, ptx_wait_group, shfl_down, shfl_sync, shfl_up, shfl_xor,
                      shuffle_elect, sync_grid, sync_threads, sync_warp, syncthreads_and, syncthreads_count,
                      syncthreads_or, thread_return)
-from .tile import (GemmWarpPolicy, async_copy, clear, copy, cummax, cumsum, fill, gemm, reduce, reduce_absmax,
-                   reduce_abssum, reduce_bitand, reduce_bitor, reduce_bitxor, reduce_max, reduce_min, reduce_sum,
+from .tile import (GemmWarpPolicy, async_copy, clear, copy, cummax, cummin, cumprod, cumsum, fill, gemm, reduce, reduce_absmax,
+                   reduce_abssum, reduce_bitand, reduce_bitor, reduce_bitxor, reduce_max, reduce_min, reduce_prod, reduce_sum,
                    transpose)
 from .wide import (ldg32, ldg64, ldg128, ldg256, lds32, lds64, lds128, stg32, stg64, stg128, stg256, sts32, sts64,
                    sts128)

@@ -260,6 +260,8 @@ from tilelang.language.tile import (
     clear as clear,
     copy as copy,
     cummax as cummax,
+    cummin as cummin,
+    cumprod as cumprod,
     cumsum as cumsum,
     fill as fill,
     gemm as gemm,
@@ -271,6 +273,7 @@ from tilelang.language.tile import (
     reduce_bitxor as reduce_bitxor,
     reduce_max as reduce_max,
     reduce_min as reduce_min,
+    reduce_prod as reduce_prod,
     reduce_sum as reduce_sum,
     transpose as transpose,
 )

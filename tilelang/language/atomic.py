@@ -139,7 +139,9 @@ def atomic_or(dst: Any, value: Any, memory_order: str | None = None, return_prev
 
 
 def atomic_and(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
-    """dst &= value, atomically, by each executing thread; arguments and errors as T.atomic_or.
+    """dst &= value, atomically, by each executing thread.
+
+    dst, value, memory_order, return_prev: as T.atomic_or.  Raises what T.atomic_or raises.
 
     Example:
         T.atomic_and(I[i // 32], ~(1 << (i % 32)))
@@ -148,7 +150,9 @@ def atomic_and(dst: Any, value: Any, memory_order: str | None = None, return_pre
 
 
 def atomic_xor(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
-    """dst ^= value, atomically, by each executing thread; arguments and errors as T.atomic_or.
+    """dst ^= value, atomically, by each executing thread.
+
+    dst, value, memory_order, return_prev: as T.atomic_or.  Raises what T.atomic_or raises.
 
     Example:
         T.atomic_xor(I[i // 32], 1 << (i % 32))
@@ -157,7 +161,9 @@ def atomic_xor(dst: Any, value: Any, memory_order: str | None = None, return_pre
 
 
 def atomic_sub(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
-    """dst -= value, atomically, by each executing thread; dst: an element of a dtype with atomics, else as T.atomic_or.
+    """dst -= value, atomically, by each executing thread.
+
+    dst: an element in global or shared memory, of a dtype with atomics.  value, memory_order, return_prev: as T.atomic_or.
 
     Example:
         left = T.atomic_sub(I[0], 1, return_prev=True)
@@ -168,7 +174,9 @@ def atomic_sub(dst: Any, value: Any, memory_order: str | None = None, return_pre
 
 
 def atomic_exch(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
-    """dst = value in one step, by each executing thread; dst: an element of a dtype with atomics, else as T.atomic_or.
+    """dst = value, atomically, by each executing thread; return_prev: return the old value.
+
+    dst: an element in global or shared memory, of a dtype with atomics.  value, memory_order: as T.atomic_or.
 
     Example:
         before = T.atomic_exch(I[0], 7, return_prev=True)

@@ -319,6 +319,18 @@ def reduce_sum(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: 
     return reduce(buffer, out, "sum", dim, clear, batch, False, annotations)
 
 
+def reduce_prod(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1,
+                annotations: dict[str, Any] | None = None) -> Emitted:
+    """The elements along dim multiplied by each other.
+
+    buffer, out, clear: as T.reduce.
+
+    Example:
+        T.reduce_prod(acc, m, dim=1)   # (128, 128) -> (128,)
+    """
+    return reduce(buffer, out, "prod", dim, clear, batch, False, annotations)
+
+
 def reduce_abssum(buffer: Any, out: Any, dim: int = -1, batch: int = 1,
                   annotations: dict[str, Any] | None = None) -> Emitted:
     """Sum of absolute values along dim.
@@ -405,6 +417,30 @@ def cummax(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False,
     return _scan("max", src, dst, dim, reverse, annotations)
 
 
+def cumprod(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False,
+            annotations: dict[str, Any] | None = None) -> Emitted:
+    """Inclusive prefixes along dim, multiplied up, in place when dst is None; reverse: from the end.
+
+    src, dst: as T.cumsum.
+
+    Example:
+        T.cumprod(x_s)
+    """
+    return _scan("prod", src, dst, dim, reverse, annotations)
+
+
+def cummin(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False,
+           annotations: dict[str, Any] | None = None) -> Emitted:
+    """Inclusive prefix minimum along dim, in place when dst is None; reverse: from the end.
+
+    src, dst: as T.cumsum.
+
+    Example:
+        T.cummin(x_s)
+    """
+    return _scan("min", src, dst, dim, reverse, annotations)
+
+
 def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> Emitted:
     """dst[…, j, i] = src[…, i, j], cast to dst's type; block-collective.
 
@@ -424,6 +460,6 @@ def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> 
     return emit_op(b, Transpose(s, d, attrs_of(annotations), span=b.here()))
 
 
-__all__ = ["GemmWarpPolicy", "async_copy", "clear", "copy", "cummax", "cumsum", "emit_op", "fill", "gemm", "reduce",
-           "reduce_absmax", "reduce_abssum", "reduce_bitand", "reduce_bitor", "reduce_bitxor", "reduce_max",
-           "reduce_min", "reduce_sum", "transpose"]
+__all__ = ["GemmWarpPolicy", "async_copy", "clear", "copy", "cummax", "cummin", "cumprod", "cumsum", "emit_op", "fill", "gemm",
+           "reduce", "reduce_absmax", "reduce_abssum", "reduce_bitand", "reduce_bitor", "reduce_bitxor", "reduce_max",
+           "reduce_min", "reduce_prod", "reduce_sum", "transpose"]

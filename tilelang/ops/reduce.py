@@ -27,10 +27,10 @@ errors.register("reduce-dtype", ValueError, "a bitwise reduction of floats, or a
                 "cast to an integer type first",
                 expected="integers or bool")
 
-KINDS = ("sum", "abssum", "max", "absmax", "min", "bitand", "bitor", "bitxor")
+KINDS = ("sum", "abssum", "prod", "max", "absmax", "min", "bitand", "bitor", "bitxor")
 
 # kind -> the Binary op that combines two elements
-COMBINE = {"sum": "add", "abssum": "add", "max": "max", "absmax": "max", "min": "min", "bitand": "bitand",
+COMBINE = {"sum": "add", "abssum": "add", "prod": "mul", "max": "max", "absmax": "max", "min": "min", "bitand": "bitand",
            "bitor": "bitor", "bitxor": "bitxor"}
 
 
@@ -43,7 +43,7 @@ def identity(kind: str, dt: dtype) -> Any:
     if kind in ("max", "min"):
         low, high = (-np.inf, np.inf) if dt.is_float else int_range(dt)
         return low if kind == "max" else high
-    return 0
+    return int(kind == "prod")
 
 
 @tile_op("reduce")
@@ -119,7 +119,7 @@ class Reduce(TileOp):
             raise errors.error("reduce-dtype",
                                f"a {self.kind} reduction needs integers or bool, `{self.src.buffer.name}` is {self.src.dtype}",
                                found=str(self.src.dtype), span=self.span)
-        if self.kind in ("sum", "abssum"):
+        if self.kind in ("sum", "abssum", "prod"):
             reject_reductions(self.dst, self.span)
 
     def accesses(self) -> tuple[Access, ...]:

@@ -1,4 +1,4 @@
-"""T.cumsum and T.cummax: inclusive scans."""
+"""T.cumsum, T.cumprod, T.cummax and T.cummin: inclusive scans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilelang.ir.numbers import binary_function, to_dtype
 from .base import Access, LowerContext
 from .layouts import same_layout
 from .pairing import offset_indices
-from .reduce import identity, reject_reductions
+from .reduce import COMBINE, identity, reject_reductions
 from .tiles import fit
 
 errors.register("scan-shape", ValueError, "a scan whose result has another shape than its source", "use one shape for both",
@@ -27,7 +27,7 @@ WARP = 32
 
 @tile_op("scan")
 class Scan(TileOp):
-    """dst[…, i, …] = kind over j <= i (>= i when reverse) of src along dim.  kind: sum | max.  src may be dst."""
+    """dst[…, i, …] = kind over j <= i (>= i when reverse) of src along dim.  kind: sum | prod | max | min.  src may be dst."""
 
     src: Region
     dst: Region
@@ -40,7 +40,7 @@ class Scan(TileOp):
     def reference(self, env: Any) -> None:
         """Scan in dst's dtype, with one rounding per step."""
         dt = self.dst.dtype
-        combine = binary_function({"sum": "add", "max": "max"}[self.kind], dt)
+        combine = binary_function(COMBINE[self.kind], dt)
         tile = np.moveaxis(to_dtype(env.read(self.src), dt), self.dim, 0)
         tile = tile[::-1].copy() if self.reverse else tile.copy()
         before = to_dtype(np.full(tile.shape[1:], identity(self.kind, dt)), dt)
@@ -78,7 +78,7 @@ class Scan(TileOp):
                    span=self.span)
 
     def _combined(self, a: Expr, b: Expr) -> Expr:
-        return Binary("add" if self.kind == "sum" else "max", a, b, a.dtype)
+        return Binary(COMBINE[self.kind], a, b, a.dtype)
 
     def _lines_by_threads(self, cx: LowerContext, lines: Buffer, shape: tuple[int, ...]) -> Stmt:
         """One thread scans each line in index order."""
@@ -151,7 +151,7 @@ class Scan(TileOp):
             raise errors.error("scan-shape", f"cum{self.kind} dst shape {self.dst.extents} must match src shape "
                                f"{self.src.extents}",
                                found=f"{self.dst.extents} for {self.src.extents}", span=self.span)
-        if self.kind == "sum":
+        if self.kind in ("sum", "prod"):
             reject_reductions(self.dst, self.span)
         for r in (self.src, self.dst):
             if r.buffer.scope_name == GLOBAL:

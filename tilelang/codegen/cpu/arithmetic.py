@@ -140,6 +140,8 @@ def combine(f: Fn, kind: str, a: str, b: str, dt: dtype, reassociate: bool = Fal
         if dt.is_bool:
             return f.let(f"or {value_type(dt)} {a}, {b}")
         return binary(f, "add", a, b, dt, "reassoc " if reassociate else "")
+    if kind == "prod":
+        return binary(f, "mul", a, b, dt, "reassoc " if reassociate else "")
     if kind in ("max", "absmax", "min"):
         return binary(f, "min" if kind == "min" else "max", a, b, dt)
     return binary(f, kind, a, b, dt)
@@ -159,4 +161,4 @@ def identity(kind: str, dt: dtype) -> str:
         return literal(low if kind == "max" else high, dt)
     if kind == "bitand":
         return literal(True, dt) if dt.is_bool else splat("-1", value_type(dt))
-    return literal(0, dt)
+    return literal(int(kind == "prod"), dt)
