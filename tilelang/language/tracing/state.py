@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from types import CodeType
 from typing import Any, Protocol
@@ -66,13 +65,11 @@ def need_tracing(what: str) -> Tracing:
 
 def user_place() -> Span | None:
     """The innermost call in the user's code, outside any traced function."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("tilelang."):
-        frame = frame.f_back
-    if frame is None:
+    call = errors.caller()
+    if call is None:
         return None
-    code = frame.f_code
-    line, end_line, col, end_col = positions(code, frame.f_lasti) or (frame.f_lineno, 0, 0, 0)
+    code, lasti, at = call
+    line, end_line, col, end_col = positions(code, lasti) or (at, 0, 0, 0)
     return Span(code.co_filename, line, col, end_line, end_col, code.co_name if code.co_name != "<module>" else "")
 
 
