@@ -102,11 +102,17 @@ class AutoTuneImpl(InClasses):
             return impl.compile(*args, **kwargs), runtime
         self._check_arguments(bound.arguments, tunable, lazy)
         missed = impl.captured.missed
-        values = tuple([(n, freeze_tensor(v, impl.captured.argument)) for n, v in (*bound.arguments.items(), *consts.items())
-                        if n not in self.skipped])
-        key = (values, impl.surroundings())
+
+        def known() -> Any:
+            values = tuple([(n, freeze_tensor(v, impl.captured.argument, n))
+                            for n, v in (*bound.arguments.items(), *consts.items()) if n not in self.skipped])
+            key = values, impl.surroundings(), str(configs) if callable(self.configs) else ""
+            return key if missed == impl.captured.missed else str(key)
+
+        key = known()
         result = self.results.get(key)
-        if result is None and not self.skipped:
+        is_new = result is None
+        if is_new and not self.skipped:
             key = self._program_key(args, kwargs, configs) or key
             result = self.results.get(key)
         if result is not None and missed != impl.captured.missed:  # another program perhaps: the choice is kept, not the kernel
@@ -116,7 +122,8 @@ class AutoTuneImpl(InClasses):
                 configs, lambda config: self._compile(args, kwargs, config), self.profile,
                 inputs=runtime if runtime and measured else None, key=self._disk_key(key, configs), early_stop=self.early_stop,
                 early_stop_factor=self.early_stop_factor, about=impl.__name__)
-        self.results[values, impl.surroundings()] = result  # after tracing, which may have changed them
+        if is_new:
+            self.results[known()] = result  # after tracing, which may have changed it
         assert result.kernel is not None
         return result.kernel, runtime
 
@@ -167,9 +174,8 @@ class AutoTuneImpl(InClasses):
 
     def _disk_key(self, key: Any, configs: list[dict[str, Any]]) -> str:
         impl = self.jit_impl
-        return digest(["autotune", compiler_stamp(), impl.func_source, closure_text(impl.func, strict=False), str(key),
-                       configs, str(impl.out_idx), str(impl.target), impl.execution_backend, self.profile.text(),
-                       machine_text()])
+        return digest(["autotune", compiler_stamp(), impl.func_source, str(key), configs, str(impl.out_idx), str(impl.target),
+                       impl.execution_backend, self.profile.text(), machine_text()])
 
 
 def machine_text() -> str:
@@ -177,20 +183,18 @@ def machine_text() -> str:
     return f"{host_name()} {Target('auto')}"
 
 
-def closure_text(fn: Any, strict: bool = True) -> str:
-    """The values of a function's closure as text.
-
-    strict: raises AssertionError for a value that is no int, float, str, bool or None."""
+def closure_text(fn: Any) -> str:
+    """The values of a function's closure as text.  Raises tune-closure for a value that is no int, float, str, bool or None."""
     cells = getattr(fn, "__closure__", None) or ()
     names = getattr(getattr(fn, "__code__", None), "co_freevars", ())
     out = []
     for name, cell in zip(names, cells):
         value = cell.cell_contents
-        if strict and not isinstance(value, (int, float, str, bool, type(None))):
+        if not isinstance(value, (int, float, str, bool, type(None))):
             raise error("tune-closure", f"`{name}` of type {type(value).__name__} in the closure of "
                         f"`{fn.__name__}` is not serializable",
                         found=f"{type(value).__name__} `{name}`", hint="pass it as a parameter")
-        out.append(f"{name}={freeze(value)!r}" if strict else f"{name}={value!r}")
+        out.append(f"{name}={freeze(value)!r}")
     return ";".join(out)
 
 

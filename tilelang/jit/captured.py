@@ -4,77 +4,78 @@ from __future__ import annotations
 
 from typing import Any
 
-from .following import Guards, Names, Walk
+from .following import Guards, Known, Unfollowed, Walk
+from .keys import Same
 
-_MOST_ARGUMENTS = 256
+_MOST = 256  # states and arguments that are kept
 
 
-class Token:
-    """Everything that one walk found, compared by identity: equal walks of one function share a token.
+class Token(Same):
+    """Everything that one walk found, compared by identity: equal walks of one function share a token.  Its text is the same in
+    other processes, as far as the objects have such a text."""
 
-    again: the walk met something that cannot be followed; only a new trace tells whether the program is the same.  Its text
-    is the same in other processes, as far as the objects have such a text."""
-
-    __slots__ = ("again", "values")
-
-    def __init__(self, values: Any, again: bool) -> None:
-        self.values, self.again = values, again
+    __slots__ = ()
 
     def __repr__(self) -> str:
-        return repr(self.values)
+        return repr(self.value)
 
 
 class Captured:
     """What tracing a function may read: globals and closures, defaults, code and attributes, in the function, in functions
     nested in it, and in the user's functions, macros and methods that it reaches; also through objects given as arguments.
 
-    Counted are numbers, strings and dtypes; the contents of containers, arrays and tensors; the attributes that the code
-    names of the user's objects, classes and modules, at any depth; environment variables and context variables.
-    Not counted: names that the functions assign themselves (counters), clocks and random numbers, and the inside of the
-    libraries that kernels are written with.  A function that reads what cannot be followed (files, globals(), attributes of a
-    module by computed names, tensors on a device) is traced at every call.
+    Counted are the attributes and items that the code takes from objects, and all of an object that is used as a whole.  Not
+    counted: variables that the functions assign themselves, clocks and random numbers, and the inside of the libraries that
+    kernels are written with.  A function that reads what cannot be followed (files, globals(), a module in a variable, tensors
+    on a device), or more than is followed in short time, is traced at every call; the text of its program tells the kernel.
     """
 
     def __init__(self, fn: Any) -> None:
         self.fn = fn
-        self.names = Names()
         self.tokens: dict[Any, Token] = {}
-        self.missed = 0  # tokens given so far that tell nothing (Token.again)
+        self.missed = 0  # tokens given so far that tell nothing
+        self.failed = self.waits = 0  # walks that were given up; calls until the next attempt
         self.found: Guards | None = None
-        self.arguments: dict[int, tuple[Any, Guards]] = {}
+        self.arguments: dict[Any, tuple[Any, Guards]] = {}
 
     def token(self) -> Token:
         """Stands for the present values of everything that the function reads.  While found.hold(), it is found.token."""
-        found = self._walk(self.fn)
-        self.found = None if found.token.again else found
-        return found.token
+        self.found = self._walk(self.fn, None)
+        return self._unfollowed() if self.found is None else self.found.token
 
-    def argument(self, value: Any) -> Token:
-        """Stands for the present state of a function or object that is an argument."""
-        held = self.arguments.get(id(value))
-        if held is not None and held[0] is value and held[1].hold():
-            return held[1].token
-        found = self._walk(value)
-        if len(self.arguments) >= _MOST_ARGUMENTS:
-            self.arguments.clear()
-        if not found.token.again:
-            self.arguments[id(value)] = value, found
-        return found.token
+    def argument(self, value: Any, name: str | None = None) -> Token:
+        """Stands for the present state of a function or object that is an argument.  name: of the parameter."""
+        held = self.arguments.get((id(value), name))
+        if held is None or held[0] is not value or not held[1].hold():
+            found = self._walk(value, name)
+            if found is None:
+                return self._unfollowed()
+            if len(self.arguments) >= _MOST:
+                self.arguments.clear()
+            held = self.arguments[id(value), name] = value, found
+        return held[1].token
 
-    def _walk(self, value: Any) -> Guards:
-        """Walk until no function is met whose names are new.  Other walks ended with fewer names: they are forgotten."""
-        names = self.names
-        while True:
-            before = len(names.codes), names.any_name
-            walk = Walk(names)
-            key = walk.key(value)
-            if before == (len(names.codes), names.any_name):
-                break
-            self.found = None
-            self.arguments.clear()
-        if walk.again:
-            self.missed += 1
-        walk.guards.close(self.tokens.setdefault((key, walk.again, *before), Token(key, walk.again)))
+    def _unfollowed(self) -> Token:
+        """Equal to no other, so that nothing is found by it."""
+        self.missed += 1
+        return Token(("traced again", Known(getattr(self.fn, "__code__", None))))
+
+    def _walk(self, value: Any, name: str | None) -> Guards | None:
+        """None: something cannot be followed.  It is mostly so at the next calls too, which attempt it ever more rarely."""
+        if self.waits:
+            self.waits -= 1
+            return None
+        code = getattr(self.fn, "__code__", None)
+        walk = Walk()
+        try:
+            key = walk.of(value, name if code is not None and name in code.co_varnames else None, self.fn)
+            if len(self.tokens) >= _MOST:
+                self.tokens.clear()
+            walk.guards.token = self.tokens.setdefault(key, Token(key))
+        except (Unfollowed, RecursionError):
+            self.failed += 1
+            self.waits = min(2 ** self.failed, 1000)
+            return None
         return walk.guards
 
 

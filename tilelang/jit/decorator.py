@@ -276,14 +276,13 @@ class JITImpl(InClasses):
             return self(*args, **kwargs)
         missed = self.captured.missed
         bound = self._bind(args, kwargs)
-        self.surroundings()  # arguments are followed for the names of attributes that the function reads
         key = (self._frozen(bound), self.surroundings())
-        kernel = self._kernels.get(key)
+        kernel, after = self._kernels.get(key), key
         if kernel is None:
             kernel = self.compile_program(self._program(bound))
-        after = self.surroundings()  # the call may have changed them
+            after = (self._frozen(bound), self.surroundings())  # the trace may have changed them
         if missed == self.captured.missed and (fast is None or fast[2] == key[1]):
-            self._kernels[key] = self._kernels[key[0], after] = kernel
+            self._kernels[key] = self._kernels[after] = kernel
             if fast is not None:
                 self._fast[fast] = kernel
         return kernel
@@ -303,7 +302,7 @@ class JITImpl(InClasses):
         return bound
 
     def _frozen(self, bound: inspect.BoundArguments) -> Any:
-        return tuple([(name, freeze(value, self.captured.argument)) for name, value in bound.arguments.items()])
+        return tuple([(name, freeze(value, self.captured.argument, name)) for name, value in bound.arguments.items()])
 
     def parse_cache_key(self, /, *args: Any, **kwargs: Any) -> Any:
         """The key of a call: calls with equal keys use one kernel."""

@@ -84,13 +84,13 @@ class EagerCalls:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call.  out=: memory for the results, unless the function has a parameter of that name."""
         out = kwargs.pop("out", None) if kwargs and "out" not in self.parameters else None
-        key = None
+        key, missed = None, self.captured.missed
         if not kwargs and not self.open:
             try:
                 key = (self.owner.surroundings(), *[
                     x.shape if c == 0 else None if c == 1 or x is None else
-                    (x.__class__, x) if x.__class__ in SIMPLE or not callable(x) else self.captured.argument(x)
-                    for c, x in zip(self.code, args)])
+                    (x.__class__, x) if x.__class__ in SIMPLE or not callable(x) else self.captured.argument(x, n)
+                    for c, x, n in zip(self.code, args, self.names)])
                 hit = self.fast.get(key)
             except (AttributeError, TypeError):  # not a tensor, or an unhashable value: take the slow path
                 key = hit = None
@@ -100,7 +100,6 @@ class EagerCalls:
                 return kernel(*passed) if out is None else kernel(*passed, out=out)
         if self.owner.is_redefined():
             return self.owner(*args, **kwargs) if out is None else self.owner(*args, out=out, **kwargs)
-        missed = self.captured.missed
         values, consts = self.bound(args, kwargs)
         missing = [n for n in self.runtime if values[n] is _MISSING]
         if missing:
@@ -188,7 +187,7 @@ class EagerCalls:
                 raise error("eager-annotation", f"`{n}` of `{self.owner.__name__}` is given a tensor and has no annotation: "
                             "without one a parameter is a value to compile for", found=f"{type(values[n]).__name__} for `{n}`",
                             hint=self._missing_annotation(n))
-        static = tuple([freeze(values[n], self.captured.argument) for n in self.static])
+        static = tuple([freeze(values[n], self.captured.argument, n) for n in self.static])
         return static, opened, self._nones(values), self.owner.surroundings()
 
     def _trace(self, values: dict[str, Any], consts: dict[str, Any]) -> _Trace:
@@ -262,8 +261,10 @@ class EagerCalls:
             with strict(self.owner.pass_configs):
                 func, key = self._traced(trace, values, consts)
             kernel = trace.kernels[key] = self.owner.compile_program(func)
-            if trace.is_kept:
-                self.traces[self._static_key(values)] = trace  # after tracing, which may have changed them
+            missed = self.captured.missed
+            after = self._static_key(values)  # tracing may have changed them
+            if trace.is_kept and missed == self.captured.missed:
+                self.traces[after] = trace
         return kernel
 
     def _traced(self, trace: _Trace, values: dict[str, Any], consts: dict[str, Any]) -> tuple[Any, Any]:

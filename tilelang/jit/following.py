@@ -1,14 +1,16 @@
-"""Follows everything that tracing a function may read, from one value on, and makes a key of it."""
+"""Follows what tracing a function reads, and makes a key of it.
+
+Of a variable, the attributes and items are followed that the code takes from it (`jit/reads.py`).  A value that is used in
+another way (an argument, an operand) is followed with all that it holds.  A walk that gets long is given up.
+"""
 
 from __future__ import annotations
 
-import array
 import builtins
-import enum
 import functools
-import hashlib
 import importlib.util
 import logging
+import os
 import sys
 import threading
 import types
@@ -24,24 +26,33 @@ from typing import Any
 from tilelang.language.tracing.macro import Macro
 
 from .keys import SIMPLE, Same
-from .outside import UNSEEN_METHODS, environment, is_foreign, is_foreign_name, is_unseen, state_of
-from .reads import Reads, identifiers, reads_of
+from .outside import (FACTS, UNSEEN_METHODS, UNSEEN_NAMES, contents_of, environment, facts_of, is_foreign, is_foreign_name,
+                      is_immutable, is_tensor, is_unseen, state_of)
+from .reads import WHOLE, Step, reads_of
 
 GONE: Any = object()
-MOST_VALUES, MOST_DEEP = 20_000, 60  # beyond these, a function is traced at every call
+UNKNOWN: Any = object()  # a value that the walk does not have
+MOST = 800  # values that a walk looks at, of simple ones in containers eight times as many; it takes some 2 ms
 _ALIKE = frozenset({*SIMPLE, bytes, type(...), type(NotImplemented)})  # values that type and == distinguish
-_FACTS = frozenset({"shape", "dtype", "device", "ndim", "size", "stride", "strides", "itemsize", "nbytes", "numel", "dim",
-                    "element_size", "is_cuda", "is_contiguous", "layout", "requires_grad"})  # a tensor's, besides its values
-_MAKING = frozenset({"__init__", "__new__", "__post_init__", "__del__", "__reduce__", "__reduce_ex__", "__setstate__",
-                     "__init_subclass__", "__set_name__", "__class_getitem__", "__subclasshook__"})  # not for a made object
-_CHILDREN = frozenset({"_parameters", "_buffers", "_modules", "children", "modules", "parameters", "buffers", "state_dict",
-                       "named_children", "named_modules", "named_parameters", "named_buffers", "get_submodule",
-                       "get_parameter", "get_buffer"})
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_USUAL = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
 _METHODS = (FunctionType, classmethod, staticmethod, property, functools.cached_property, functools.partialmethod)
 _SETTLED = (logging.Logger, logging.Handler, type(threading.Lock()), type(threading.RLock()), types.MemberDescriptorType,
             types.GetSetDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, types.MethodWrapperType,
             types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType,
             type(vars(namedtuple("_Pair", "first"))["first"]))
+_HELD: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
+    ((functools.partial, functools.partialmethod), lambda x: (x.func, x.args, x.keywords)),
+    ((staticmethod, classmethod), lambda x: (x.__func__,)),
+    (property, lambda x: (x.fget,)),
+    (functools.cached_property, lambda x: (x.func,)),
+    (slice, lambda x: (x.start, x.stop, x.step)),
+    (weakref.ref, lambda x: (x(),)),
+)
+
+
+class Unfollowed(Exception):
+    """Something cannot be followed, or not in short time: only a new trace tells what the program is."""
 
 
 class Known(Same):
@@ -57,16 +68,7 @@ class Known(Same):
         if isinstance(value, ModuleType):
             return value.__name__
         of = value if isinstance(value, (type, FunctionType)) else type(value)
-        return f"{of.__module__}.{of.__qualname__}"
-
-
-class Hidden(Known):
-    """An object whose contents are in no key."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return object.__repr__(self.value)
+        return repr(value) if is_library(type(value)) else f"{of.__module__}.{of.__qualname__}"
 
 
 def _of_code(code: CodeType) -> tuple[Any, ...]:
@@ -74,45 +76,16 @@ def _of_code(code: CodeType) -> tuple[Any, ...]:
             *[_of_code(c) if isinstance(c, CodeType) else c for c in code.co_consts])
 
 
-class Names:
-    """The names of attributes that the functions followed so far read.  They only become more."""
-
-    def __init__(self) -> None:
-        self.attributes = set[str]()
-        self.followed: dict[str, set[str]] = {}
-        self.whole = set[str]()
-        self.any_name = False
-        self.codes = set[CodeType]()
-
-    def add(self, reads: Reads, generated: bool) -> None:
-        """generated: by dataclass; such methods compare and print tensors, and a trace does neither."""
-        self.attributes |= reads.attributes
-        if generated:
-            return
-        for name, attrs in reads.followed.items():
-            self.followed.setdefault(name, set()).update(attrs)
-        self.whole |= reads.whole
-        self.any_name = self.any_name or reads.any_name
-
-    def contents_count(self, name: str | None) -> bool:
-        """Whether the values of a tensor that is reached by a name may be read, not its shape and dtype only."""
-        return name is None or name in self.whole or not self.followed.get(name, set()) <= _FACTS
-
-
 class Guards:
     """What a walk looked at, in a form that is quickly compared with the present state.  While all of it is the same object,
-    another walk would find the same."""
+    another walk would find the same.  token: what the walk gave."""
 
-    __slots__ = ("cells", "checks", "classes", "entries", "functions", "rest", "token", "wholes")
+    __slots__ = ("checks", "entries", "functions", "token")
 
     def __init__(self) -> None:
-        self.entries: list[tuple[dict[str, Any], str, Any]] = []
-        self.cells: list[tuple[CellType, Any]] = []
+        self.entries: list[tuple[Mapping[str, Any], str, Any]] = []
         self.functions: list[tuple[FunctionType, CodeType, Any, Any]] = []
-        self.wholes: list[tuple[Any, tuple[Any, ...]]] = []  # containers and what iterating over them gives
-        self.classes: list[tuple[Any, type]] = []
         self.checks: list[Callable[[], bool]] = []
-        self.rest: Guards | None = self  # None: there are entries and functions only
         self.token: Any = None
 
     def hold(self) -> bool:
@@ -123,27 +96,10 @@ class Guards:
         for fn, code, defaults, named in self.functions:
             if fn.__code__ is not code or fn.__defaults__ is not defaults or fn.__kwdefaults__ is not named:
                 return False
-        return self.rest is None or self._rest_holds()
-
-    def _rest_holds(self) -> bool:
-        for cell, value in self.cells:
-            if of_cell(cell) is not value:
-                return False
-        for container, held in self.wholes:
-            if len(container) != len(held) or not all(map(is_, container, held)):
-                return False
-        for value, of in self.classes:
-            if value.__class__ is not of:
-                return False
         for check in self.checks:
             if not check():
                 return False
         return True
-
-    def close(self, token: Any) -> None:
-        """End the walk.  token: what it gave."""
-        self.token = token
-        self.rest = self if self.cells or self.wholes or self.classes or self.checks else None
 
 
 def of_cell(cell: CellType) -> Any:
@@ -155,217 +111,256 @@ def of_cell(cell: CellType) -> Any:
 
 
 class Walk:
-    """One walk.  names: grows with every function met; a caller repeats the walk until it no longer grows.
+    """One walk, for a key and its guards.  Raises Unfollowed."""
 
-    again: something was met that cannot be followed, so that only a new trace tells what the program is."""
-
-    def __init__(self, names: Names) -> None:
-        self.names, self.guards, self.again = names, Guards(), False
+    def __init__(self) -> None:
+        self.guards, self.left = Guards(), MOST
         self.seen: dict[Any, int] = {}
         self.alive: list[Any] = []  # so that no id is used twice
-        self.depth = 0
+        self.attributes = set[str]()  # that any code reads, of foreign modules in variables
+        self.modules = list[ModuleType]()
 
-    def key(self, value: Any, name: str | None = None) -> Any:
-        """A hashable form of a value and of all that it holds.  name: of the variable or attribute that it was read from."""
-        t = value.__class__
+    def of(self, value: Any, name: str | None, fn: Any) -> Any:
+        """The key of a value.  name: of the parameter of the function that it is the argument of; None for no such."""
+        key = self.key(value) if name is None else self._paths(value, name, fn)
+        key = key, *[self._in_module(m, n)[0] for m in self.modules for n in sorted(self.attributes & vars(m).keys())]
+        try:
+            hash(key)
+        except TypeError:  # of a value of a library, such as a size of a fake tensor
+            raise Unfollowed from None
+        return key
+
+    def key(self, value: Any) -> Any:
+        """A hashable form of a value and of all that it holds."""
+        t = type(value)
         if t in _ALIKE:
             return t, value
         if t is float:
             return value.hex()
-        if is_foreign(value):
-            return self._foreign(value, name)
-        mark = (id(value), name if isinstance(value, ModuleType) or _is_tensor(value) else None)
-        if mark in self.seen:
-            return "seen", self.seen[mark]
-        if self.depth >= MOST_DEEP or len(self.seen) >= MOST_VALUES:
-            self.again = True
-            return None
-        self.seen[mark] = len(self.seen)
-        self.alive.append(value)
-        self.depth += 1
-        try:
-            return self._other(value, name)
-        finally:
-            self.depth -= 1
+        return self._foreign(value) if is_foreign(value) else self._once(value, None, self._other)
 
-    # ---- kinds of values --------------------------------------------------------------------------------------------
-    def _other(self, value: Any, name: str | None) -> Any:
+    def _once(self, value: Any, mark: Any, follow: Callable[[Any], Any]) -> Any:
+        """follow(value), the first time that the value is met with this mark."""
+        if (id(value), mark) in self.seen:
+            return "seen", self.seen[id(value), mark]
+        self._spend(1)
+        self.seen[id(value), mark] = len(self.seen)
+        self.alive.append(value)
+        return follow(value)
+
+    def _spend(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise Unfollowed
+
+    # ---- what code reads of a variable ------------------------------------------------------------------------------
+    def _paths(self, value: Any, name: str, fn: FunctionType) -> Any:
+        """What a function reads of a value that one of its variables has."""
+        if type(value) in _ALIKE or type(value) is float:
+            return self.key(value)
+        paths = reads_of(fn.__code__).paths.get(name, [])
+        return self._once(value, (name, id(fn)), lambda _: tuple([self._path(value, p, fn, value, name) for p in paths]))
+
+    def _path(self, value: Any, path: tuple[Step, ...], fn: FunctionType, start: Any = None, name: str = "") -> Any:
+        """start, name: the variable that the path starts at, and its value."""
+        out: list[Any] = []
+        for step in path:
+            if step == WHOLE:
+                return *out, self.key(value)
+            if isinstance(step, tuple) and len(step) > 1:
+                if step[0] == "set":
+                    out.append(self._assigned(value, step[1]))
+                    continue
+                to, parameter = (fn, step[1]) if len(step) == 2 else self._called(step, start if name == step[0] else GONE, fn)
+                return *out, self.key(value) if parameter is None else self._paths(value, parameter, to)
+            part, value = self._item(value, step[0]) if isinstance(step, tuple) else self._attribute(value, step)
+            out.append(part)
+            if value is UNKNOWN or value is GONE:
+                break
+        return *out, value is None, value is GONE
+
+    def _called(self, step: Step, start: Any, fn: FunctionType) -> tuple[Any, str | None]:
+        """The function that gets an argument, and its parameter; no parameter where it is not a plain function or method."""
+        name, is_global, path, n = step
+        if is_global:
+            start = fn.__globals__.get(name)
+        elif start is GONE and name in fn.__code__.co_freevars:
+            start = of_cell((fn.__closure__ or ())[fn.__code__.co_freevars.index(name)])
+        if len(path) == 1 and path[0] in getattr(start, "__dict__", {}):
+            start, path = start.__dict__[path[0]], ()
+        elif len(path) == 1:
+            start, path, n = next((vars(c)[path[0]] for c in type(start).__mro__ if path[0] in vars(c)), None), (), n + 1
+        plain = type(start) is FunctionType and not path and not is_foreign(start) and n < start.__code__.co_argcount
+        return start, start.__code__.co_varnames[n] if plain else None
+
+    def _item(self, value: Any, key: Any) -> tuple[Any, Any]:
+        if _is_torch_module(value) and is_foreign(type(value)) and str(key) in value._modules:  # ModuleList, Sequential
+            return None, self._entry(value._modules, str(key))
+        if type(value) in (dict, list, tuple):
+            return None, self._held(lambda: value.get(key, GONE) if type(value) is dict else
+                                    value[key] if isinstance(key, int) and -len(value) <= key < len(value) else GONE)
+        return self.key(value), UNKNOWN
+
+    def _attribute(self, value: Any, name: str) -> tuple[Any, Any]:
+        """(the key of what is looked at for an attribute, its value; UNKNOWN: all that it may read is in the key)."""
+        t, inside = type(value), getattr(value, "__dict__", None)
+        if isinstance(value, ModuleType):
+            return self._in_module(value, name)
+        if isinstance(value, type) and not is_foreign(value) and is_foreign(type(value)) and name[:2] != "__":
+            found = self._in_class(value, name)
+            return (self.key(value), UNKNOWN) if found is GONE else self._bound(found, value, value)
+        if t is FunctionType and name in value.__dict__:
+            return self.key(value), self._entry(value.__dict__, name)
+        if name in FACTS and is_tensor(value):
+            return self._data(lambda: facts_of(value)), UNKNOWN
+        if (isinstance(inside, dict) or not is_foreign(t)) and name[:2] != "__" and not is_library(t) and (
+                t.__getattribute__ in _USUAL and not is_tensor(value)):
+            return self._in_instance(value, name, inside if isinstance(inside, dict) else {})
+        return self.key(value), UNKNOWN
+
+    def _assigned(self, value: Any, name: str) -> Any:
+        """What of the user's classes runs when an attribute is assigned."""
+        t = type(value)
+        method, found = self._in_class(t, "__setattr__"), self._in_class(t, name)
+        fn = [x for x in (method, getattr(found, "fset", None)) if type(x) is FunctionType and not is_foreign(x)]
+        return Known(t), *[self._method(x, value) for x in fn], () if is_foreign(type(found)) else self.key((found, value))
+
+    def _in_instance(self, value: Any, name: str, inside: dict[str, Any]) -> tuple[Any, Any]:
+        t = type(value)
+        self.guards.checks.append(lambda order=t.__mro__: value.__class__ is t and t.__mro__ is order)  # type: ignore[misc]
+        found = self._in_class(t, name)
+        if isinstance(found, types.MemberDescriptorType):
+            return None, self._held(lambda: getattr(value, name, GONE))
+        if found is GONE or not hasattr(type(found), "__set__"):
+            here = self._entry(inside, name)
+            for group in ("_parameters", "_buffers", "_modules") if found is GONE is here and _is_torch_module(value) else ():
+                here = self._entry(inside.get(group, {}), name) if here is GONE else here
+            if here is not GONE:
+                return None, here
+        if found is GONE:
+            found = self._in_class(t, "__getattr__")
+        return (None, GONE) if found is GONE or _is_torch_module(value) and is_foreign(found) else self._bound(found, value, t)
+
+    def _bound(self, found: Any, obj: Any, of: type) -> tuple[Any, Any]:
+        """What an attribute of a class gives for an object, or for the class itself."""
+        if isinstance(found, staticmethod):
+            return None, found.__func__
+        if isinstance(found, classmethod):
+            return self._method(found.__func__, of), UNKNOWN
+        if obj is of and isinstance(found, FunctionType) or not hasattr(type(found), "__get__"):
+            return None, found
+        fn = (found.fget if type(found) is property else found.func if type(found) is functools.cached_property else
+              _wrapped(found) if is_library(type(found)) else found)
+        if isinstance(fn, FunctionType):
+            return self._method(fn, obj), UNKNOWN
+        return (self.key(found), self.key(obj)), UNKNOWN
+
+    def _method(self, fn: Any, obj: Any) -> Any:
+        """A function and the object that it gets as its first parameter."""
+        code = getattr(fn, "__code__", None)
+        if code is None or not code.co_argcount or is_foreign(fn):
+            return self.key(fn), self.key(obj)
+        return self.key(fn), self._paths(obj, code.co_varnames[0], fn)
+
+    def _in_class(self, of: type, name: str) -> Any:
+        """What a class or its bases have under a name."""
+        for c in of.__mro__[:-1]:
+            found = vars(c).get(name, GONE) if is_foreign(c) else self._entry(vars(c), name)
+            if found is not GONE:
+                return found
+        return GONE
+
+    def _in_module(self, module: ModuleType, name: str) -> tuple[Any, Any]:
+        inside = vars(module)
+        if module.__name__.partition(".")[0] == "tilelang":
+            return Known(module), UNKNOWN
+        value = self._entry(inside, name)
+        if is_foreign(module) and (value is sys.modules or is_foreign(value) and not isinstance(value, ModuleType) or
+                                   not isinstance(value, (list, dict, set, ContextVar, ModuleType, FunctionType))):
+            return (Known(value), self._outside(module.__name__, name)), UNKNOWN
+        if value is GONE and "__getattr__" in inside:
+            return (Known(module), self.key(inside["__getattr__"])), UNKNOWN
+        if type(module) is not ModuleType and (value is GONE or hasattr(type(module), name)):
+            raise Unfollowed
+        return Known(module), value
+
+    # ---- values with all that they hold -----------------------------------------------------------------------------
+    def _other(self, value: Any) -> Any:
         t = type(value)
         if t is FunctionType:
-            return self._function(value, name)
+            return self._function(value)
         if isinstance(value, type):
-            return self._class(value, True)
-        if isinstance(value, ModuleType):
-            return self._module(value, name)
-        for kinds, parts in _CONTAINED:
+            return self._class(value)
+        if isinstance(value, (ModuleType, threading.local)):  # another thread has other values
+            raise Unfollowed
+        if t is MethodType:
+            return t, self._method(value.__func__, value.__self__)
+        for kinds, parts in _HELD:
             if isinstance(value, kinds):
-                return t, *[self.key(x) for x in parts(value)]
-        if value is GONE:
-            return "none"
-        if value is sys.modules["os"].environ:
-            return self._state(environment)
+                return t, *[self.key(x) for x in parts(value)], None if is_foreign(t) else self._instance(value, t)
+        if value is GONE or value is os.environ:
+            return "none" if value is GONE else self._state(environment)
         if isinstance(value, ContextVar):
-            return Known(value), self._held(lambda: value.get(GONE))
-        if _is_tensor(value):
-            return self._tensor(value, name)
-        if isinstance(value, (bytearray, array.array, memoryview)):
-            return t, self._data(lambda: (getattr(value, "typecode", ""), bytes(value)))
-        if isinstance(value, threading.local):  # another thread has other values
-            self.again = True
-        if is_foreign_name(t.__module__):
-            return self._foreign_instance(value, t)
-        return self._instance(value, t)
+            return Known(value), self.key(self._held(lambda: value.get(GONE)))
+        if is_tensor(value):
+            if contents_of(value) is None:
+                raise Unfollowed
+            return self._data(lambda: contents_of(value))
+        return self._foreign_instance(value, t) if is_foreign_name(t.__module__) else self._instance(value, t)
 
-    def _function(self, fn: FunctionType, name: str | None = None, generated: bool = False) -> Any:
-        code = fn.__code__
+    def _function(self, fn: FunctionType) -> Any:
+        code, names = fn.__code__, fn.__globals__
+        known = reads_of.cache_info().misses
         reads = reads_of(code)
-        self._learn(code, reads, generated)
+        self._spend(3 if reads_of.cache_info().misses == known else 20)
+        self.attributes |= reads.attributes
+        if not (UNSEEN_METHODS.isdisjoint(reads.attributes) and UNSEEN_NAMES.isdisjoint(reads.names)):
+            raise Unfollowed
         self.guards.functions.append((fn, code, fn.__defaults__, fn.__kwdefaults__))
-        out: list[Any] = ["function", Known(code)]
-        if fn.__defaults__ or fn.__kwdefaults__:
-            out.append(self.key((fn.__defaults__, fn.__kwdefaults__)))
-        if name is not None and name in self.names.followed or fn.__dict__:
-            out.append(self._chosen(fn.__dict__, self.names.attributes))
-        annotated = _annotated(fn, reads)
+        out: list[Any] = ["function", Known(code), self.key(fn.__kwdefaults__)]
+        defaults = fn.__defaults__ or ()
+        out += [self._paths(x, n, fn) for n, x in zip(code.co_varnames[code.co_argcount - len(defaults):], defaults)]
+        if fn.__dict__:
+            out.append(self._container(fn.__dict__))
         for n, cell in zip(code.co_freevars, fn.__closure__ or ()):
             if n not in reads.stored:
-                value = of_cell(cell)
-                self.guards.cells.append((cell, value))
-                out.append(self._variable(n, value, reads))
-        names = fn.__globals__
-        for n in sorted(reads.names | annotated):
-            if n in reads.stored:
-                continue
-            value = names.get(n, GONE)
-            self.guards.entries.append((names, n, value))
-            if value is GONE:
-                value = getattr(builtins, n, GONE)
-            out.append(self._variable(n, value, reads))
-        for module, level in reads.imports:
-            out.append(self._imported(module, level, names))
+                out.append(self._paths(self._held(lambda cell=cell: of_cell(cell)), n, fn))  # type: ignore[misc]
+        for n in sorted(reads.names - reads.stored):
+            value = self._entry(names, n)
+            out.append(self._paths(self._entry(vars(builtins), n) if value is GONE else value, n, fn))
+        for n, *path in sorted(reads.texts(fn)):
+            if n in names:
+                out.append(self._path(self._entry(names, n), (*path, WHOLE), fn))
+        for (module, level), paths in reads.imports.items():
+            if level:
+                with suppress(ImportError, TypeError, ValueError):
+                    module = importlib.util.resolve_name("." * level + module, names.get("__package__"))
+            out += [self._path(self._entry(sys.modules, module), p, fn) for p in paths]
         return tuple(out)
 
-    def _variable(self, name: str, value: Any, reads: Reads) -> Any:
-        if name in reads.any_name_of and not (is_foreign(value) or value.__class__ in _ALIKE):
-            self.names.any_name = True
-        return self.key(value, name)
-
-    def _learn(self, code: CodeType, reads: Reads, generated: bool) -> None:
-        if code not in self.names.codes:
-            self.names.codes.add(code)
-            self.names.add(reads, generated)
-        if not UNSEEN_METHODS.isdisjoint(reads.attributes):
-            self.again = True
-
-    def _imported(self, module: str, level: int, names: dict[str, Any]) -> Any:
-        if level:
-            with suppress(ImportError, TypeError, ValueError):
-                module = importlib.util.resolve_name("." * level + module, names.get("__package__"))
-        out = []
-        for n in (module, module.partition(".")[0]):
-            value = sys.modules.get(n, GONE)
-            if not is_foreign_name(n):
-                self.guards.entries.append((sys.modules, n, value))
-            out.append(self.key(value))
-        return tuple(out)
-
-    def _class(self, of: type, made: bool) -> Any:
-        """made: the trace may make objects of the class, so that its __init__ counts."""
-        out: list[Any] = [Known(of)]
-        names = self.names.attributes
-        for c in of.__mro__:
-            if is_foreign(c) or (c, made) in self.seen:
-                continue
-            self.seen[c, made] = len(self.seen)
-            self._whole(inside := vars(c))
-            generated = "__dataclass_fields__" in inside
-            for n, x in list(inside.items()):
-                special = n.startswith("__") and n.endswith("__")
-                if special and isinstance(x, _METHODS) and (made or n not in _MAKING):
-                    out.append((n, self._special(x, generated)))
-                elif n in names or not special and self.names.any_name:
-                    out.append((n, self.key(x, n)))
+    def _class(self, of: type) -> Any:
+        out = [self._once(c, "class", self._in_full) for c in of.__mro__ if not is_foreign(c)]
         self.guards.checks.append(lambda order=of.__mro__: of.__mro__ is order)  # type: ignore[misc]
-        if not is_foreign(type(of)):
-            out.append(self._class(type(of), False))
-        return tuple(out)
+        return Known(of), *out, None if is_foreign(type(of)) else self.key(type(of))
 
-    def _special(self, x: Any, generated: bool) -> Any:
-        if type(x) is FunctionType and generated and x.__code__.co_filename == "<string>" and not is_foreign(x):
-            mark = (id(x), None)
-            if mark in self.seen:
-                return "seen", self.seen[mark]
-            self.seen[mark] = len(self.seen)
-            return self._function(x, None, True)
-        return self.key(x)
-
-    def _module(self, module: ModuleType, name: str | None) -> Any:
-        names, inside = self.names, vars(module)
-        if name is None or name in names.whole:
-            if names.any_name:
-                self.again = True
-            wanted = {n for n in names.attributes if n in inside}
-            absent = names.attributes - wanted
-            self.guards.checks.append(lambda: absent.isdisjoint(inside))
-        else:
-            wanted = names.followed.get(name, set())
-        out: list[Any] = [Known(module)]
-        for n in sorted(wanted):
-            value = inside.get(n, GONE)
-            self.guards.entries.append((inside, n, value))
-            out.append((n, self.key(value, n)))
-            if value is GONE and "__getattr__" in inside:
-                out.append(self.key(inside["__getattr__"]))
-        return tuple(out)
+    def _in_full(self, of: type) -> Any:
+        self._whole(inside := vars(of))
+        return tuple([(n, self.key(x)) for n, x in list(inside.items())
+                      if isinstance(x, _METHODS) or n[:2] != "__" and n != "_abc_impl"])
 
     def _instance(self, value: Any, t: type) -> Any:
-        self.guards.classes.append((value, t))
+        self._spend(3)
+        self.guards.checks.append(lambda: value.__class__ is t)
         own = t.__hash__ in (object.__hash__, None)
-        out: list[Any] = [Known(value) if own else "value", self._class(t, False)]
-        if isinstance(value, enum.Enum):
-            return (*out, value._name_, self.key(value._value_))
-        for kind in (str, int, float):
-            if isinstance(value, kind):
-                out.append(self.key(kind(value)))
+        out: list[Any] = [Known(value) if own else "value", Known(t) if is_foreign(t) else self.key(t)]
+        out += [self.key(kind(value)) for kind in (str, int, float) if isinstance(value, kind)]
         if isinstance(value, _CONTAINERS):
             out.append(self._container(value))
-        inside = getattr(value, "__dict__", None)
-        if isinstance(inside, dict):
-            out.append(self._chosen(inside, None if self.names.any_name or _keeps_state(t) else self.names.attributes))
-            torch = sys.modules.get("torch")
-            if torch is not None and isinstance(value, torch.nn.Module):
-                out.append(self._children(inside))
-        out.append(self._slots(value, t))
-        return tuple(out)
-
-    def _children(self, inside: dict[str, Any]) -> Any:
-        """Parameters, buffers and modules of a torch.nn.Module, which it gives as attributes."""
-        names = self.names
-        all_of = names.any_name or not names.attributes.isdisjoint(_CHILDREN)
-        return tuple([self._chosen(inside[group], None if all_of else names.attributes)
-                      for group in ("_parameters", "_buffers", "_modules") if isinstance(inside.get(group), dict)])
-
-    def _slots(self, value: Any, t: type) -> Any:
-        out = []
-        for c in t.__mro__:
-            for n, member in vars(c).items():
-                if isinstance(member, types.MemberDescriptorType) and not is_foreign(c) and (
-                        self.names.any_name or n in self.names.attributes):
-                    out.append((n, self._held(lambda m=member: _slot(m, value), n)))  # type: ignore[misc]
-        return tuple(out)
-
-    def _chosen(self, inside: dict[str, Any], names: set[str] | None) -> Any:
-        """Entries of the dict of an object's attributes.  names: those that count; None: all of them."""
-        if names is None:
-            self._whole(inside)
-            return tuple([(n, self.key(x)) for n, x in list(inside.items())])
-        self._keys(inside)
-        out = []
-        for n, x in list(inside.items()):
-            if n in names:
-                self.guards.entries.append((inside, n, x))
-                out.append((n, self.key(x, n)))
-        return tuple(out)
+        if isinstance(getattr(value, "__dict__", None), dict):
+            out.append(self._container(value.__dict__))
+        return *out, *[(n, self.key(self._held(lambda n=n: getattr(value, n, GONE))))  # type: ignore[misc]
+                       for c in t.__mro__ if not is_foreign(c) for n, m in vars(c).items()
+                       if isinstance(m, types.MemberDescriptorType)]
 
     def _container(self, value: Any) -> Any:
         self._whole(value)
@@ -377,119 +372,60 @@ class Walk:
         return tuple([self.key(x) for x in value])
 
     # ---- foreign things ---------------------------------------------------------------------------------------------
-    def _foreign(self, value: Any, name: str | None) -> Any:
+    def _foreign(self, value: Any) -> Any:
         """Modules, classes and functions of libraries: compared by identity, apart from state that can be read."""
         if isinstance(value, ModuleType):
-            return Known(value), *self._of_foreign_module(value, name)
+            self.modules.append(value)
+            return Known(value)
         of = getattr(value, "__self__", None)
         if isinstance(value, types.BuiltinFunctionType) and of is not None and not isinstance(of, ModuleType):
             return value.__name__, self.key(of)  # a method of an object
         module = getattr(value, "__module__", None) or ""
-        key = Known(value), self._outside(module, getattr(value, "__name__", ""))
-        cells = value.__closure__ if isinstance(value, FunctionType) else None
-        if not cells or module.partition(".")[0] not in sys.stdlib_module_names or id(value) in self.seen:
-            return key
-        self.seen[id(value)] = len(self.seen)
-        for cell in cells:  # functions of the user that a decorator of Python holds
-            self.guards.cells.append((cell, of_cell(cell)))
-        return *key, *[self.key(of_cell(cell)) for cell in cells]
-
-    def _of_foreign_module(self, module: ModuleType, name: str | None) -> list[Any]:
-        if is_foreign_name(module.__name__) and module.__name__.partition(".")[0] == "tilelang":
-            return []
-        names = self.names
-        wanted = names.attributes if name is None or name in names.whole else names.followed.get(name, set())
-        out = []
-        for n in sorted(wanted):
-            value = vars(module).get(n, GONE)
-            if isinstance(value, ModuleType) or isinstance(value, (list, dict, set, ContextVar)) and value is not sys.modules:
-                if (id(value), n) not in self.seen:
-                    self.seen[id(value), n] = len(self.seen)
-                    out.append((n, self.key(value, n)))
-            elif value is not GONE:
-                out.append((n, self._outside(module.__name__, n)))
-        return [x for x in out if x[1] is not None]
+        # A decorator of Python may hold functions of the user.
+        holds = isinstance(value, FunctionType) and value.__closure__ and module.partition(".")[0] in sys.stdlib_module_names
+        return (Known(value), self._outside(module, getattr(value, "__name__", "")),
+                self._once(value, None, self._function) if holds else None)
 
     def _outside(self, module: str, name: str) -> Any:
-        read = state_of(module, name)
-        if read is not None:
-            return self._state(read)
         if is_unseen(module, name):
-            self.again = True
-        return None
+            raise Unfollowed
+        read = state_of(module, name)
+        return None if read is None else self._state(read)
 
     def _foreign_instance(self, value: Any, t: type) -> Any:
-        of = t.__module__.partition(".")[0]
-        if of in ("tilelang", "tvm"):
-            fn = value.orig_func if isinstance(value, Macro) else getattr(value, "__wrapped__", None)
-            return Hidden(value), None if fn is None else self.key((fn, getattr(value, "__self__", None)))
+        if is_library(t):
+            fn, obj = _wrapped(value), getattr(value, "__self__", None)
+            return Known(value), None if fn is None else self.key(fn) if obj is None else self._method(fn, obj)
         if hasattr(value, "__wrapped__"):
             return Known(value), self.key(value.__wrapped__)
-        if isinstance(value, _CONTAINERS):
+        if isinstance(value, (*_CONTAINERS, types.MappingProxyType)):
             return t, self._container(value)
         if isinstance(value, _SETTLED):
-            return (Hidden(value),)
-        torch = sys.modules.get("torch")
-        if of == "torch" and torch is not None and isinstance(value, torch.dtype):
+            return Known(value)
+        if is_immutable(value):
             return t, value
-        if isinstance(value, types.MappingProxyType):
-            return t, self._container(value)
-        if _is_hashed_by_value(value):
-            return t, value
-        inside = getattr(value, "__dict__", None)
-        if not isinstance(inside, dict) or isinstance(value, types.GeneratorType):
-            self.again = True
-            return (t,)
-        self.guards.classes.append((value, t))
-        if torch is not None and isinstance(value, torch.nn.Module):
-            all_of = isinstance(value, _torch_containers(torch))
-            out = [self._chosen(inside, self.names.attributes)]
-            if all_of:
-                out += [self._chosen(inside[g], None) for g in ("_parameters", "_buffers", "_modules")]
-            else:
-                out.append(self._children(inside))
-            return Known(value), *out
-        return Known(value), self._chosen(inside, None)
-
-    def _tensor(self, value: Any, name: str | None) -> Any:
-        """An array's shape and element type, and its values where the code may read them."""
-        contents = self.names.contents_count(name)
-        try:
-            if hasattr(value, "__array_interface__"):
-                if value.dtype.hasobject:
-                    return type(value), self._elements(value)
-                if not contents:
-                    return self._data(lambda: (str(value.dtype), value.shape, value.strides))
-                return self._data(lambda: (str(value.dtype), value.shape, value.strides, _bytes(value)))
-            if contents and value.device.type != "cpu":
-                self.again, contents = True, False
-            return self._data(lambda: (value.dtype, tuple(value.shape), value.stride(), value.device, value.requires_grad,
-                                       _bytes_of_torch(value) if contents else None))
-        except Exception:  # a tensor without such memory: sparse, quantised, a subclass
-            self.again = True
-            return (type(value),)
-
-    def _elements(self, value: Any) -> Any:
-        held = list(value.flat)
-        self.guards.checks.append(lambda: len(held) == value.size and all(map(is_, value.flat, held)))
-        return value.shape, tuple([self.key(x) for x in held])
+        if not isinstance(getattr(value, "__dict__", None), dict) or isinstance(value, types.GeneratorType):
+            raise Unfollowed
+        return self._instance(value, t)
 
     # ---- what is compared later ---------------------------------------------------------------------------------------
+    def _entry(self, inside: Mapping[str, Any], name: str) -> Any:
+        value = inside.get(name, GONE)
+        self.guards.entries.append((inside, name, value))
+        return value
+
     def _whole(self, container: Any) -> None:
-        if type(container) in (tuple, frozenset):
-            return
-        self._keys(container)
-        if isinstance(container, (dict, types.MappingProxyType)):
-            values = tuple(container.values())
-            self.guards.checks.append(lambda: all(map(is_, container.values(), values)))
+        self._spend(len(container) // 8)
+        if type(container) not in (tuple, frozenset):
+            held, is_map = tuple(container), isinstance(container, (dict, types.MappingProxyType))
+            values = tuple(container.values()) if is_map else ()
+            self.guards.checks.append(lambda: len(container) == len(held) and all(map(is_, container, held)) and (
+                not is_map or all(map(is_, container.values(), values))))
 
-    def _keys(self, container: Any) -> None:
-        self.guards.wholes.append((container, tuple(container)))
-
-    def _held(self, read: Callable[[], Any], name: str | None = None) -> Any:
+    def _held(self, read: Callable[[], Any]) -> Any:
         value = read()
         self.guards.checks.append(lambda: read() is value)
-        return self.key(value, name)
+        return value
 
     def _data(self, read: Callable[[], Any]) -> Any:
         value = read()
@@ -501,69 +437,19 @@ class Walk:
         return tuple(sorted(value.items())) if isinstance(value, dict) else (type(value), value)
 
 
-def _annotated(fn: FunctionType, reads: Reads) -> set[str]:
-    """Globals named in annotations that are still texts."""
-    texts = [a for a in fn.__annotations__.values() if isinstance(a, str)]
-    return {n for n in {*reads.annotated, *[n for text in texts for n in identifiers(text)]} if n in fn.__globals__}
+def is_library(t: type) -> bool:
+    """Whether a class is of this package."""
+    return t.__module__.partition(".")[0] in ("tilelang", "tvm")
 
 
-_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-_STATELESS = (object, str, int, float, *_CONTAINERS, threading.local)
+def _wrapped(value: Any) -> Any:
+    """The user's function in a macro or a decorated function."""
+    return value.orig_func if isinstance(value, Macro) else getattr(value, "__wrapped__", None)
 
 
-def _keeps_state(t: type) -> bool:
-    """Whether methods of a foreign class, which are not followed, read attributes of a user's object."""
-    return any(is_foreign(c) and c not in _STATELESS and c.__module__ not in ("abc", "typing", "enum", "collections.abc") and
-               not c.__module__.startswith("torch.nn") for c in t.__mro__)
+def _is_torch_module(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
 
 
-_CONTAINED: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
-    (MethodType, lambda x: (x.__func__, x.__self__)),
-    ((functools.partial, functools.partialmethod), lambda x: (x.func, x.args, x.keywords)),
-    ((staticmethod, classmethod), lambda x: (x.__func__,)),
-    (property, lambda x: (x.fget,)),
-    (functools.cached_property, lambda x: (x.func,)),
-    (slice, lambda x: (x.start, x.stop, x.step)),
-    (complex, lambda x: (x.real, x.imag)),
-    (weakref.ref, lambda x: (x(),)),
-)
-
-
-def _slot(member: Any, value: Any) -> Any:
-    try:
-        return member.__get__(value)
-    except AttributeError:
-        return GONE
-
-
-def _is_hashed_by_value(value: Any) -> bool:
-    """Whether a foreign object is an immutable value."""
-    try:
-        return type(value).__hash__ is not object.__hash__ and hash(value) is not None
-    except TypeError:
-        return False
-
-
-def _is_tensor(value: Any) -> bool:
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    return (numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)) or
-            torch is not None and isinstance(value, getattr(torch, "Tensor", ())))
-
-
-def _torch_containers(torch: Any) -> tuple[type, ...]:
-    nn = torch.nn
-    return nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict
-
-
-def _bytes(value: Any) -> bytes:
-    data = value.tobytes()
-    return data if len(data) <= 4096 else hashlib.blake2b(data, digest_size=32).digest()
-
-
-def _bytes_of_torch(value: Any) -> bytes:
-    torch = sys.modules["torch"]
-    flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return _bytes(flat.view(torch.uint8).numpy())
-
-
-__all__ = ["GONE", "Guards", "Known", "Names", "Walk", "of_cell"]
+__all__ = ["Guards", "Known", "Unfollowed", "Walk"]

@@ -17,12 +17,13 @@ register("jit-key", TypeError, "a compile-time value of @tilelang.jit that canno
 SIMPLE = (int, str, bool, type(None), dtype)  # types whose == and hash distinguish programs, given the type
 
 
-def freeze(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
+def freeze(value: Any, other: Callable[..., Any] | None = None, name: str | None = None) -> Any:
     """A hashable stand-in for a compile-time value.
 
     dtypes are compared by name, so that "float32", T.float32 and torch.float32 agree.  Numbers keep their type (1,
     True and 1.0 differ).  Lists, dicts and sets are frozen by content.  other: gives the stand-in for callables and other
-    objects; without it they stand for themselves.  Raises TypeError for unhashable values of libraries.
+    objects, which are the value of the parameter called name; without it they stand for themselves.  Raises TypeError for
+    unhashable values of libraries.
     """
     t = type(value)
     if isinstance(value, str):
@@ -51,7 +52,7 @@ def freeze(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
         if other is None or is_foreign_name(t.__module__) and not hasattr(value, "__dict__"):
             raise error("jit-key", f"Unsupported unhashable JIT compile-time cache key value {value!r} of type {t.__name__}",
                         found=f"a value of type {t.__name__}") from None
-    return value if other is None else other(value)
+    return value if other is None else other(value, name)
 
 
 class Same:
@@ -69,11 +70,11 @@ class Same:
         return id(self.value)
 
 
-def freeze_tensor(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
+def freeze_tensor(value: Any, other: Callable[..., Any] | None = None, name: str | None = None) -> Any:
     """dtype, shape and strides of a tensor; the frozen value for anything else."""
     shape = getattr(value, "shape", None)
     if shape is None or not hasattr(value, "dtype"):
-        return freeze(value, other)
+        return freeze(value, other, name)
     return "tensor", str(value.dtype), tuple(map(str, shape)), strides_of(value)
 
 

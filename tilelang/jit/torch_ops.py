@@ -14,6 +14,7 @@ from typing import Any
 
 from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import Binary, Cast, Const, Expr, Var
+from tilelang.language.tracing.source_text import text_of
 from tilelang.runtime.signature import PointerArg, ScalarArg, Signature, Solve, TensorArg
 
 from .outputs import packed_dims
@@ -274,7 +275,7 @@ class _OfFunction(_Operator):
 
 def _returned(function: Any) -> int:
     """How many tensors the last return statement of an eager function names."""
-    body = ast.parse(function.func_source).body[0]
+    body = ast.parse(text_of(function.func, needed=True)).body[0]
     last = [s for s in ast.walk(body) if isinstance(s, ast.Return)]
     value = last[-1].value if last else None
     return 0 if value is None else len(value.elts) if isinstance(value, (ast.Tuple, ast.List)) else 1

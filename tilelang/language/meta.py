@@ -32,7 +32,7 @@ def inline(method: Callable[..., Any]) -> Macro:
 
 def _state_uses(fn: Callable[..., Any]) -> tuple[bool, bool]:
     """(whether a method subscripts an attribute of its object, as in `self.x[0]`; whether it stores to one)."""
-    tree = ast.parse(text_of(fn))
+    tree = ast.parse(text_of(fn, needed=True))
     uses = [n for n in ast.walk(tree) if isinstance(n, ast.Subscript) and isinstance(n.value, ast.Attribute)]
     return bool(uses), any(not isinstance(n.ctx, ast.Load) for n in uses)
 

@@ -15,7 +15,8 @@ _KINDS: tuple[tuple[Any, ...], ...] = (
      "define kernel functions with def, in a file or a notebook cell",
      "a function defined by def in a file or a notebook cell"),
     ("source-changed", ValueError, "the text of a kernel function is not the one that Python compiled",
-     "import its file again", "a text that compiles to the function at hand"),
+     "import it again: importlib.reload(module), or a new process (delete __pycache__ if it stays so); give each version of a "
+     "program a separate file", "a text that compiles to the function at hand"),
     ("source-name", ValueError, "tilelang.from_source does not find the function that is asked for", "", ""),
     ("unsupported-syntax", NotImplementedError, "a Python construct that has no meaning in a kernel function",
      "write it outside of the kernel function, or with assignments, if, for, while and with",

@@ -52,7 +52,7 @@ class Macro:
 
     @property
     def source(self) -> str:
-        return text_of(self.orig_func)
+        return text_of(self.orig_func, needed=True)
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         return self if obj is None else lambda *a, **k: self(obj, *a, **k)

@@ -15,7 +15,6 @@ import ast
 import inspect
 import linecache
 import os
-import struct
 import sys
 import textwrap
 import time
@@ -25,7 +24,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import count
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 from tilelang.errors import TileLangError, error
 from tilelang.ir import Span
@@ -52,22 +51,24 @@ def lines_of(fn: Any) -> tuple[list[str], int]:
 
     Raises source-changed where the text is another now, source-unavailable where there is none."""
     code, names = fn.__code__, fn.__globals__
-    older = ["".join(linecache.getlines(code.co_filename, names)), *_files.get(code.co_filename, ())]
-    now = [_read.get(id(code), (code, ""))[1], *_texts(code), _present(code.co_filename, names)]
-    for text in (*now, *older):
+    old = "".join(linecache.getlines(code.co_filename, names))
+    texts = [_read.get(id(code), (code, ""))[1], _present(code.co_filename, names), old, *_files.get(code.co_filename, ())]
+    for text in (texts[0], *_texts(code), *texts[1:]):
         line = _line_in(text, code, names) if text else None
-        if line is not None and (text in now or not _old_byte_code(code, names)):
+        if line is not None:
             if code.co_filename.startswith("<"):
                 keep(text, code.co_filename)
             return text.splitlines(keepends=True), line
-    raise _changed(fn) if now[0] or now[-1] or any(older) else _unavailable(fn)
+    raise _changed(fn) if any(texts) else _unavailable(fn)
 
 
-def text_of(fn: Any) -> str:
-    """The text of a function's definition, not indented; "" where there is none."""
+def text_of(fn: Any, needed: bool = False) -> str:
+    """The text of a function's definition, not indented; "" where there is none.  needed: raises an error there."""
     try:
         lines, first = lines_of(inspect.unwrap(fn))
     except (TileLangError, AttributeError):
+        if needed:
+            raise
         return ""
     return textwrap.dedent("".join(inspect.getblock(lines[first - 1:])))
 
@@ -82,17 +83,10 @@ def _unavailable(fn: Any) -> TileLangError:
 
 
 def _changed(fn: Any) -> TileLangError:
-    code = fn.__code__
-    file, line, old = code.co_filename, code.co_firstlineno, _old_byte_code(code, fn.__globals__)
-    since, hint = "imported it", ("import it again: importlib.reload(module), or a new process; give each version of a program "
-                                  "a separate file")
-    if old:
-        since, hint = "made the byte code that it ran", (
-            f"delete {old}: the file was written twice within a second, which Python does not notice "
-            "(sys.dont_write_bytecode = True; or a file for each version)")
-    return error("source-changed", f"the source of `{fn.__name__}` has changed since Python {since}",
-                 span=Span(file, line) if linecache.getline(file, line) else None, hint=hint,
-                 expected="a text that compiles to the function at hand", found=f"{file} as it is now, which does not")
+    file, line = fn.__code__.co_filename, fn.__code__.co_firstlineno
+    return error("source-changed", f"the source of `{fn.__name__}` has changed since Python imported it",
+                 span=Span(file, line) if linecache.getline(file, line) else None,
+                 found=f"{file} as it is now, which does not")
 
 
 def _present(name: str, names: dict[str, Any]) -> str:
@@ -106,24 +100,8 @@ def _present(name: str, names: dict[str, Any]) -> str:
         linecache.cache[name] = entry  # the file is gone
     with suppress(OSError):  # there is none, or the folder is read-only
         if lines and os.stat(name).st_mtime > time.time() - _YOUNG:
-            os.remove(_byte_code(names))
+            os.remove(getattr(names.get("__spec__"), "cached", None) or "")
     return "".join(lines)
-
-
-def _byte_code(names: dict[str, Any]) -> str:
-    return getattr(names.get("__spec__"), "cached", None) or ""
-
-
-def _old_byte_code(code: CodeType, names: dict[str, Any]) -> str:
-    """The file of byte code that Python takes for that of the present text; "" where there is none."""
-    try:
-        with open(_byte_code(names), "rb") as f:
-            head = struct.unpack("<IIII", f.read(16))  # format, kind, second of the last change, size
-        stat = os.stat(code.co_filename)
-    except (OSError, struct.error):
-        return ""
-    fits = head[1:] == (0, int(stat.st_mtime) & 0xFFFFFFFF, stat.st_size & 0xFFFFFFFF)
-    return _byte_code(names) if fits else ""
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -135,11 +113,10 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 def _line_in(text: str, code: CodeType, names: dict[str, Any]) -> int | None:
     """The line of a text on which a function of this code starts; None where there is none, or several elsewhere in it."""
-    for make in _COMPILERS:
-        made = _compiled(make, text, code.co_filename, code.co_flags & __future__.annotations.compiler_flag,
-                         names.get("__loader__"))
+    for loader in dict.fromkeys((None, names.get("__loader__"))):
+        made = _compiled(text, code.co_filename, code.co_flags & __future__.annotations.compiler_flag, loader)
         found = [c for c in made if c.co_name == code.co_name]
-        if any(c == code for c in found):
+        if code in found:
             return code.co_firstlineno
         moved = [c.co_firstlineno for c in found if _moved(c, code.co_firstlineno - c.co_firstlineno) == code]
         if len(moved) == 1:
@@ -154,37 +131,20 @@ def _moved(code: CodeType, by: int) -> CodeType:
 
 
 @lru_cache(maxsize=32)
-def _compiled(make: Any, text: str, file: str, flags: int, loader: Any) -> list[CodeType]:
+def _compiled(text: str, file: str, flags: int, loader: Any) -> list[CodeType]:
+    """The codes of a text.  loader: what compiles it, perhaps to another program: an import hook, or pytest for assertions."""
+    tree: Any = text
     try:
         with warnings.catch_warnings():  # Python gave them when it compiled the text
             warnings.simplefilter("ignore")
-            made = make(text, file, flags, loader)
+            if hasattr(loader, "source_to_code"):
+                return [*_codes(loader.source_to_code(text.encode(), file))]
+            if hasattr(rewriting := cast(Any, sys.modules.get(type(loader).__module__)), "rewrite_asserts"):
+                tree = ast.parse(text)
+                rewriting.rewrite_asserts(tree, text.encode(), file, loader.config)
+            return [*_codes(compile(tree, file, "exec", flags, dont_inherit=True))]
     except (SyntaxError, ValueError):
         return []
-    return [] if made is None else [*_codes(made)]
-
-
-def _plainly(text: str, file: str, flags: int, loader: Any) -> CodeType:
-    return compile(text, file, "exec", flags, dont_inherit=True)
-
-
-def _by_loader(text: str, file: str, flags: int, loader: Any) -> CodeType | None:
-    """As an import hook compiles it, which may change the program: to check types, for example."""
-    make = getattr(loader, "source_to_code", None)
-    return None if make is None else make(text.encode(), file)
-
-
-def _by_pytest(text: str, file: str, flags: int, loader: Any) -> CodeType | None:
-    """As pytest compiles a file of tests: its assertions become other code."""
-    pytest = sys.modules.get("_pytest.assertion.rewrite")
-    if pytest is None or not isinstance(loader, pytest.AssertionRewritingHook):
-        return None
-    tree = ast.parse(text)
-    pytest.rewrite_asserts(tree, text.encode(), file, loader.config)
-    return compile(tree, file, "exec", flags, dont_inherit=True)
-
-
-_COMPILERS = (_plainly, _by_loader, _by_pytest)
 
 
 def keep(text: str, filename: str) -> None:
@@ -201,29 +161,19 @@ def _texts(code: CodeType) -> Iterator[str]:
     if code.co_filename == "<string>" and "-c" in sys.orig_argv[:-1]:
         yield sys.orig_argv[sys.orig_argv.index("-c") + 1]
     if code.co_filename == "<stdin>":
-        yield from (_stdin_file(), _prompt(code))
+        with suppress(OSError, UnicodeDecodeError, AttributeError):  # stdin is no file, which may be read twice
+            yield os.pread(0, os.fstat(0).st_size, 0).decode()
+        yield from _prompt(code.co_name)
 
 
-def _stdin_file() -> str:
-    """All of stdin where it is a file, which may be read twice."""
-    try:
-        size = os.fstat(0).st_size
-        return os.pread(0, size, 0).decode() if size else ""
-    except (OSError, UnicodeDecodeError, AttributeError):
-        return ""
-
-
-def _prompt(code: CodeType) -> str:
-    """What was typed at the prompt since the last line on which the function starts."""
+def _prompt(name: str) -> Iterator[str]:
+    """What was typed at the prompt since each line on which the function may start."""
     history = sys.modules.get("readline")
-    if history is None:
-        return ""
-    typed = [history.get_history_item(k + 1) or "" for k in range(history.get_current_history_length())]
-    starts = [k for k, line in enumerate(typed) if line.strip().startswith(f"def {code.co_name}(")]
-    first = starts[-1] if starts else 0
-    while starts and first > 0 and typed[first - 1].lstrip().startswith("@"):
-        first -= 1
-    return "\n".join(typed[first:]) + "\n" if starts else ""
+    count = 0 if history is None else history.get_current_history_length()
+    typed = [history.get_history_item(k + 1) or "" for k in range(count)] if history is not None else []
+    for k in reversed(range(count)):
+        if typed[k].lstrip().startswith(("@", f"def {name}(")):
+            yield "\n".join(typed[k:]) + "\n"
 
 
 def from_source(text: str, name: str | None = None, /, **names: Any) -> Any:
