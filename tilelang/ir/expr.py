@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from numbers import Number
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,12 +25,29 @@ from .span import Span
 # `bool(a == b)` of two different expressions: the language rejects it where the result is known only in the kernel.
 unlike_sides: Hook[Callable[[Binary], None]] = Hook("the comparison of unlike sides", lambda comparison: None)
 
+# Python asks for what only the kernel knows (hash, text, `==`, …): (value, what is asked, frames up to the asking one).
+questions: Hook[Callable[[Any, str, int], None]] = Hook("a question of Python", lambda value, protocol, frames: None)
+
+
+class Traces:
+    """running: the threads that trace a function.  While there are none no question is looked at: hashes are computed often."""
+
+    running = 0
+
 
 class Expr(Node):
     """A value of type `dtype`.  Operators build expressions with the promotion rules of the language."""
 
     dtype: dtype
-    __hash__ = Node.__hash__
+
+    def __hash__(self) -> int:
+        if Traces.running:
+            questions.call(self, "hash", 2)
+        return Node.__hash__(self)
+
+    def __format__(self, spec: str) -> str:
+        questions.call(self, "text", 2)
+        return format(str(self), spec)
 
     def __add__(self, o: Any) -> Expr: return binary("add", self, o)
     def __radd__(self, o: Any) -> Expr: return binary("add", o, self)
@@ -109,7 +127,10 @@ class Var(Expr):
     def same(self, other: object) -> bool:
         return self is other
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        if Traces.running:
+            questions.call(self, "hash", 2)
+        return object.__hash__(self)
 
     def __iter__(self) -> Iterator[Var]:
         yield self
@@ -130,6 +151,9 @@ class Const(Expr):
     def _key(self) -> tuple[Any, ...]:
         v = self.value
         return ("nan" if v != v else v), self.dtype  # every NaN is the same literal
+
+    def __hash__(self) -> int:
+        return hash(self.value)  # that of the number it equals
 
     def __index__(self) -> int:
         if self.dtype.is_float:
@@ -508,12 +532,16 @@ def true_div(a: Any, b: Any) -> Expr:
 def equality(op: str, a: Any, b: Any) -> Any:
     """a == b or a != b (op: eq, ne).  A Python bool if b is not a value of the language."""
     if b is None or isinstance(b, (str, tuple, list, dict, set, type)) and not isinstance(b, Expr):
+        if b is not None and not isinstance(b, type):
+            questions.call(a, f"equality with a {type(b).__name__}", 3)
         return op == "ne"
     try:
         a, b = match(a, b)
     except TypeError:
         if isinstance(b, Expr):  # the types have no common type, so neither True nor False would be correct
             raise
+        if isinstance(b, (np.ndarray, Number)):
+            questions.call(a, f"equality with a {type(b).__name__}", 3)
         return op == "ne"
     if isinstance(a, Const) and isinstance(b, Const):
         return TRUE if (a.value == b.value) == (op == "eq") else FALSE

@@ -15,7 +15,7 @@ from . import math as _math
 from . import nodes as _nodes
 from . import spellings as _spellings
 from . import thread as _thread
-from .tracing import trace_equality as _trace_equality
+from .tracing import python_questions as _trace_equality
 from .addresses import access_ptr, address_of, region
 from .alloc import (alloc_buffer, alloc_fragment, alloc_global, alloc_local, alloc_shared, alloc_var, allocate, empty,
                     sblock_alloc_buffer)

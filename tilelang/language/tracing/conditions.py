@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ from tilelang.ir import Buffer, Const, Expr, as_bool, const, logical, select, un
 from .builder import OPS, SCALARS, Builder, log
 from .regions import BufferSlice
 from .state import describe
-from .trace_equality import differs
+from .python_questions import differs
+
+
+_NO_VALUES = (str, tuple, list, dict, set, frozenset, np.ndarray, Number)
 
 
 class Conditions:
@@ -106,12 +110,13 @@ class Conditions:
         return result
 
     def equality(self, op: str, a: Any, b: Any) -> Any:
-        """a == b or a != b.  Raises condition for whole buffers, and for a run-time value with a string.
+        """a == b or a != b.  Raises condition for whole buffers, and for a run-time value with no number of the language.
 
         Python would treat those as unequal, so that a branch would silently be taken never or always."""
         for x, other in ((a, b), (b, a)):
             if isinstance(x, Buffer) and isinstance(other, (Buffer, Expr, BufferSlice, *SCALARS)) or (
-                    isinstance(x, str) and isinstance(other, Expr) and not self._static(other)):
+                    isinstance(x, _NO_VALUES) and not isinstance(x, SCALARS) and isinstance(other, (Expr, BufferSlice))
+                    and not isinstance(x, Expr) and not self._static(other)):
                 found = f"{describe(a)} and {describe(b)}"
                 raise errors.error("condition", f"`{op}` of {found}: Python calls them unequal whatever they hold",
                                    expected="two values", found=found, span=self.b.span(),

@@ -140,7 +140,7 @@ class Unannotated:
         return self._raise()
 
     __getitem__ = __setitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = _raise
-    __call__ = __bool__ = __index__ = __iter__ = _raise
+    __call__ = __bool__ = __index__ = __iter__ = __eq__ = __ne__ = __hash__ = __format__ = _raise
 
 
 def declare_param(b: Builder, name: str, annotation: Any, at: Any = None) -> Any:

@@ -12,6 +12,7 @@ from tilelang.ir import (I32, Binary, Broadcast, Buffer, Cast, Const, Expr, For,
                          Var, binary, cast, convert, is_const, load, replace, GLOBAL, TMEM)
 from tilelang.ir import dtype as DType
 from tilelang.ir.buffer import subscript as subscript_of_buffer
+from tilelang.ir.expr import questions
 from tilelang.ir.record import record
 
 from .polynomial import difference
@@ -216,7 +217,17 @@ class BufferSlice:
     def __iter__(self) -> Any:
         raise facts(TypeError(f"{self!r} cannot be iterated: loop over its indices"), "a loop over its indices", repr(self))
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        questions.call(self, "hash", 2)
+        return object.__hash__(self)
+
+    def __bool__(self) -> bool:
+        questions.call(self, "truth value", 2)
+        return True
+
+    def __format__(self, spec: str) -> str:
+        questions.call(self, "text", 2)
+        return format(str(self), spec)
 
 
 def _delegate(name: str) -> Callable[..., Any]:
@@ -414,13 +425,14 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
     assert s.extents is not None and d.extents is not None
     if all(same_extent(s.extents[i], d.extents[j]) for i, j in zip(a, b)):
         return _checked(s.region(), d.region(), what)
+    for i, j in zip(a, b):
+        x, y = s.extents[i], d.extents[j]
+        if isinstance(x, int) and isinstance(y, int) and x != y:
+            raise error("copy-range", f"Selected loop range is {'smaller' if x > y else 'larger'} than original src range: "
+                        f"dimension {i} of `{s.buffer.name}` has {x}, `{d.buffer.name}` takes {y}",
+                        expected=f"{'at most ' if x > y else ''}{y} in dimension {i}", found=str(x),
+                        hint="slice the source to the tile's size; a start alone, A[i, 0], takes the size of the other side")
     if _nearness(d.buffer) > _nearness(s.buffer):
-        for i, j in zip(a, b):
-            x, y = s.extents[i], d.extents[j]
-            if isinstance(x, int) and isinstance(y, int) and x > y:
-                raise error("copy-range", f"dimension {i} of `{s.buffer.name}` has {x} elements, `{d.buffer.name}` takes {y} "
-                            "(Selected loop range is smaller than original src range)",  # programs test for this
-                            expected=f"at most {y} in dimension {i}", found=str(x), hint="slice the source to the tile's size")
         return _checked(s.region(_replaced(s.extents, a, d.extents, b)), d.region(), what)
     return _checked(s.region(), d.region(_replaced(d.extents, b, s.extents, a)), what)
 

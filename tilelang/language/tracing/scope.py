@@ -52,7 +52,7 @@ class Poison:
             raise AttributeError(name)
         return self._raise()
 
-    __bool__ = __iter__ = __len__ = __call__ = __str__ = __format__ = _raise
+    __bool__ = __iter__ = __len__ = __call__ = __str__ = __format__ = __hash__ = _raise
 
 
 reject_operators(Poison, Poison._raise)

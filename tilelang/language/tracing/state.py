@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from tilelang import errors
 from tilelang.errors import positions
 from tilelang.ir import Buffer, Const, Expr, Load, Span, Stmt, Var
+from tilelang.ir.expr import Traces
 
 
 class Tracing(Protocol):
@@ -40,7 +41,7 @@ class _State(threading.local):
     builder: Tracing | None = None
 
 
-_state = _State()
+_state, _lock = _State(), threading.Lock()
 
 
 def current() -> Tracing | None:
@@ -51,6 +52,9 @@ def current() -> Tracing | None:
 def set_current(builder: Tracing | None) -> Tracing | None:
     """Make a builder the active one; returns the one it replaces."""
     old, _state.builder = _state.builder, builder
+    if (old is None) != (builder is None):
+        with _lock:
+            Traces.running += 1 if old is None else -1
     return old
 
 

@@ -1,0 +1,88 @@
+"""Rejects what Python's protocols ask of run-time values while a function is traced.  Others are compared by structure.
+
+`if bx == 0` in a helper function that is not a macro, `match bx:`, `any([a == b])` and `list.index` ask Python for the
+truth of `==` while tracing.  Two different expressions are then "not equal", even if their values are equal at run time, and
+the program would silently take that branch for every block and every element.  In the same way `{0: a, 1: b}.get(bx)` asks
+for a hash, which is never that of 0 or 1, and f"{bx}" for a text, which is that of the expression.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import AddressOf, Binary, Call, Expr, Load, Var, walk
+from tilelang.ir.expr import questions, unlike_sides
+
+from .regions import BufferSlice
+from .state import current
+
+_HINTS = {"hash": "a dict, a set and a cached function look values up while tracing: use `if` in the kernel or a T.macro, "
+                  "T.if_then_else, or keep the table in a tensor",
+          "text": "an f-string is made while tracing: T.print(x) prints values while the kernel runs; repr() is the expression",
+          "truth value": "match, any, all, list.index and helper functions that are not macros decide while tracing: use `if` "
+                         "in the kernel or a T.macro, T.if_then_else, or join conditions with `and` and `or`"}
+errors.register("python-question", TypeError, "Python asks a run-time value for what only the kernel knows",
+                expected="a value known while tracing")
+
+
+@questions.provide
+def reject_question(value: Any, protocol: str, frames: int) -> None:
+    """Called with a value of which Python asks a hash, a text or a truth value.
+
+    Raises python-question when the user's code asks it of a value that differs between threads, blocks, iterations or calls.
+    """
+    b = current()
+    if b is None or not _in_user_code(frames + 1) or not differs(value):
+        return
+    raise errors.error("python-question", f"`{_text(value)}` is asked for its {protocol} while tracing, and only the kernel "
+                       "knows its value", found=f"`{_text(value)}`", span=b.here(),
+                       hint=_HINTS.get(protocol, "compare it with a number"))
+
+
+@unlike_sides.provide
+def reject_unlike(e: Binary) -> None:
+    """Called with `a == b` or `a != b` used as a truth value, where a and b are not the same expression.
+
+    Shape symbols are compared by identity, expressions of shape symbols by structure.  Raises condition when the user's code
+    compares values that differ between threads, blocks, iterations or calls.
+    """
+    b = current()
+    if b is None or isinstance(e.a, Var) and isinstance(e.b, Var) and not (differs(e.a) and differs(e.b)):
+        return
+    if _in_user_code(3) and differs(e):
+        raise errors.error("condition", f"`{_text(e)}` is asked for a Python truth value, and only the kernel knows it",
+                           expected="a value known while tracing", found=f"`{_text(e)}`",
+                           span=b.here(), hint=_HINTS["truth value"])
+
+
+def _in_user_code(frames: int) -> bool:
+    """Whether the function so many frames up is not one of this package; its kernels count as a user's."""
+    frame: Any = sys._getframe(frames)
+    while frame.f_globals.get("__name__") == BufferSlice.__module__:  # asks its elements
+        frame = frame.f_back
+    caller = frame.f_globals.get("__name__", "")
+    return not caller.startswith("tilelang.") or caller.startswith("tilelang.library")
+
+
+def differs(value: Any) -> bool:
+    """Whether the value, or an element of a container, is known only at run time.  Shape symbols are not."""
+    if isinstance(value, (tuple, list, dict)):
+        return any(map(differs, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, BufferSlice) or hasattr(value, "__tilelang_expr__"):
+        return True
+    b = current()
+    if b is None or not isinstance(value, Expr):
+        return False
+    scalars = {id(var) for var, buffer in b.params.values() if buffer is None}
+    return any(isinstance(x, (Load, Call, AddressOf)) or isinstance(x, Var) and (x.span is not None or id(x) in scalars)
+               for x in walk(value))
+
+
+def _text(e: Any) -> str:
+    text = repr(e)
+    return text if len(text) < 60 else text[:57] + "..."
+
+
+__all__ = ["differs", "reject_question", "reject_unlike"]
