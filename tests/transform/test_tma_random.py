@@ -82,6 +82,8 @@ def overlaps(d):
 def check(d):
     if overlaps(d):
         d = {**d, "m": -(-d["m"] // d["bm"]) * d["bm"]}
+    if d["dy"] >= d["steps"] * d["m"] or d["dx"] >= d["n"]:  # every element would be outside, which is rejected
+        d = {**d, "dy": 0, "dx": 0}
     main, a_shape, b_shape, b_type = program_of(d)
     rng = np.random.default_rng(d["seed"])
     args = {"A": rng.integers(-9, 10, a_shape).astype(NP[d["dtype"]]), "B": rng.integers(-9, 10, b_shape).astype(NP[b_type])}

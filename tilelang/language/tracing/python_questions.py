@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import AddressOf, Binary, Call, Expr, Load, Var, walk
+from tilelang.ir import AddressOf, Binary, Call, Expr, Load, Var, distinct
 from tilelang.ir.expr import questions, unlike_sides
 
 from .regions import BufferSlice
@@ -77,7 +77,7 @@ def differs(value: Any) -> bool:
         return False
     scalars = {id(var) for var, buffer in b.params.values() if buffer is None}
     return any(isinstance(x, (Load, Call, AddressOf)) or isinstance(x, Var) and (x.span is not None or id(x) in scalars)
-               for x in walk(value))
+               for x in distinct(value, Load, Call, Var))
 
 
 def _text(e: Any) -> str:
