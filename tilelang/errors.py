@@ -127,6 +127,8 @@ def register_warning(code: str, about: str) -> None:
     WARNINGS[code] = about
 
 
+register_warning("unwritten-output", "elements of an output are not written: they are what its memory held, or NaN or -1")
+
 _STRICT: ContextVar[bool] = ContextVar("strict", default=False)
 
 

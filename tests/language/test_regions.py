@@ -36,12 +36,9 @@ FULL = [32, 32]
     (lambda A, B, S, F, bx, k: T.copy(A[0, 0], S), FULL, FULL),
     (lambda A, B, S, F, bx, k: T.copy(A[bx * 32, k], S), FULL, FULL),
     (lambda A, B, S, F, bx, k: T.copy(A[bx * 32:(bx + 1) * 32, 0:32], S), FULL, FULL),
-    # the operand nearer the registers gives the iteration space, the other its start
-    (lambda A, B, S, F, bx, k: T.copy(A[0:16, 0:32], S), FULL, FULL),
+    # of sizes known at run time, the operand nearer the registers gives the iteration space, the other its start
     (lambda A, B, S, F, bx, k: T.copy(A[0:k, 0:32], S), FULL, FULL),
-    (lambda A, B, S, F, bx, k: T.copy(S, B[0:16, 0:32]), FULL, FULL),
-    (lambda A, B, S, F, bx, k: T.copy(S, B[0:64, 0:32]), FULL, FULL),
-    (lambda A, B, S, F, bx, k: T.copy(F[0:16, :], B[0:32, 0:32]), [16, 32], [16, 32]),
+    (lambda A, B, S, F, bx, k: T.copy(S, B[0:k, 0:32]), FULL, FULL),
     (lambda A, B, S, F, bx, k: T.copy(A[0:k, 0:32], B[0:k, 0:32]), ["k", 32], ["k", 32]),
     (lambda A, B, S, F, bx, k: T.copy(S, F), FULL, FULL),
     # unit dimensions are ignored in matching
@@ -51,6 +48,14 @@ FULL = [32, 32]
 ])
 def test_extents(body, src, dst):
     assert extents(body) == (src, dst)
+
+
+@pytest.mark.parametrize("body", [
+    lambda A, B, S, F, bx, k: T.copy(A[0:16, 0:32], S), lambda A, B, S, F, bx, k: T.copy(S, B[0:16, 0:32]),
+    lambda A, B, S, F, bx, k: T.copy(S, B[0:64, 0:32]), lambda A, B, S, F, bx, k: T.copy(F[0:16, :], B[0:32, 0:32])])
+def test_two_static_sizes_are_refused(body):
+    with pytest.raises(ValueError, match="Selected loop range"):
+        extents(body)
 
 
 @pytest.mark.spec("L9:pairing")

@@ -45,6 +45,12 @@ def test_indices_are_the_first_of_the_largest(k, where):
         assert np.array_equal(indices[:len(want)], want) and (indices[len(want):] == -1).all()
 
 
+@pytest.mark.parametrize("where", ["cpu", "sm_90a"])
+def test_zeros_of_both_signs_are_equal_scores(where):
+    x = np.array([[-0.0, 0.0, 1.0], [0.0, -0.0, -1.0], [-0.0, -1e-45, 0.0]], np.float32)
+    assert topk_indices(x, 2, target=MACHINES[where]).tolist() == [[0, 2], [0, 1], [0, 2]]
+
+
 @pytest.mark.parametrize("change", [dict(q=np.zeros((5, 8, 32), np.float32)), dict(k=np.zeros((9, 48), np.float16)),
                                     dict(q=np.zeros((5, 6, 32), np.float16)), dict(weights=np.zeros((5, 7), np.float32)),
                                     dict(ends=np.zeros(5, np.int64))])

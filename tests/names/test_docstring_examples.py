@@ -77,7 +77,7 @@ def program(name: str, text: str) -> str:
     body = [f"{n} = {t}" for n, t in NAMES.items() if n in used and n not in stored] if name not in BEFORE else []
     body += text.splitlines()
     if name not in BEFORE:
-        launch = "T.ClusterKernel(4, 4, cluster_dims=(2, 1, 1)," if name in CLUSTER else "T.Kernel(4, 4,"
+        launch = "T.ClusterKernel(4, 4, cluster_dims=(2, 1, 1)," if name in CLUSTER else "T.Kernel(1, 1,"
         body = [f"with {launch} threads=128) as (bx, by):", *("    " + line for line in body)]
     return f"@T.prim_func\ndef program({params}):\n" + textwrap.indent("\n".join(body), "    ")
 

@@ -17,7 +17,7 @@ from programs import attention, gemm
 from kernel_text import alloc, program
 
 import tilelang.language as T
-from tilelang.ir import Evaluate, For, Launch, binary, const, replace, rewrite, seq, substitute, walk, with_options
+from tilelang.ir import Call, Evaluate, For, Launch, binary, const, replace, rewrite, seq, substitute, walk, with_options
 from tilelang.target import Target
 from tilelang.transform import pipeline
 from tilelang.transform.verify_sync import trials as verify_sync_trials
@@ -468,3 +468,13 @@ def test_loops_that_differ_by_what_is_done_apart_leave_out_the_same_turns(end):
         v: 0 for v in launch.block_vars}, 1)
     turns = {model.left_out((0, 0, 8), end - apart, 5) for apart in (1, 0, 2)}
     assert len(turns) == 1 and turns.pop() % 8 == 0
+
+
+@pytest.mark.parametrize("count", [0, 1 << 20])
+def test_an_mbarrier_that_counts_no_such_number_of_arrivals_is_found(count):
+    launch = unchecked(gemm(m=256, n=128, k=96, bm=64, bn=128, bk=32, stages=2, threads=128, tb=True))
+
+    def other(x):
+        return replace(x, args=(x.args[0], const(count, "uint32"))) if x.op == "mbarrier_init" else None
+
+    assert "it counts 1 to 1048575" in fault_of(rewrite(launch, other, Call))

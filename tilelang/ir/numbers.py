@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .dtype import SCALE, dtype, numpy_dtype
+from .wrapping import INTEGERS
 
 Value = Any  # np.ndarray | np.generic
 
@@ -128,12 +129,7 @@ def _bool_arithmetic(fn: Callable[[Value, Value], Value]) -> Callable[[Value, Va
     return lambda x, y: fn(x.astype(np.int32), y.astype(np.int32)) != 0
 
 
-_PLAIN: dict[str, Callable[[Value, Value], Value]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide, "floormod": np.remainder,
-    "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor, "shl": np.left_shift,
-    "shr": np.right_shift, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
-    "ge": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
-}  # fmt: skip
+_PLAIN = INTEGERS | {"floordiv": np.floor_divide, "floormod": np.remainder}
 _TRUTH = ("eq", "ne", "lt", "le", "gt", "ge", "and", "or")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,4 +47,12 @@ def shifted_right(x: Any, y: Any) -> Any:
     return x >> (y if 0 <= y < 64 else 64) if isinstance(x, int) and isinstance(y, int) else np.right_shift(x, y)
 
 
-__all__ = ["keeps_value", "may_wrap", "shifted_left", "shifted_right", "wrapped"]
+# Operations of integers and bools on arrays, before they wrap.  Divisions are left to those who know what 0 means there.
+INTEGERS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum, "bitand": np.bitwise_and,
+    "bitor": np.bitwise_or, "bitxor": np.bitwise_xor, "shl": shifted_left, "shr": shifted_right, "eq": np.equal,
+    "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "and": np.logical_and,
+    "or": np.logical_or,
+}
+
+__all__ = ["INTEGERS", "keeps_value", "may_wrap", "shifted_left", "shifted_right", "wrapped"]

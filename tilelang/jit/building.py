@@ -12,7 +12,7 @@ from threading import Thread
 from typing import Any
 
 from tilelang.env import env
-from tilelang.errors import TileLangError, brought, error, register
+from tilelang.errors import TileLangError, brought, error, register, warn
 from tilelang.ir import Launch, stmts_of, walk
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.runtime.host_engine import compile_object, ffi_state, load_llvm
@@ -24,7 +24,7 @@ from tilelang.target.probe import load_libcuda
 from tilelang.log import phase
 from tilelang.transform.framework.watchers import announce_code
 
-from .artifact import INTERPRETED, KERNEL_SEPARATOR, Artifact, Request, disjoint_parameters
+from .artifact import INTERPRETED, KERNEL_SEPARATOR, Artifact, Request, disjoint_parameters, written_parameters
 from .collecting import collect_meanwhile, rarely_collected
 from .diagnostics import jit_phase
 from .hooks import apply_hook, has_hook
@@ -57,7 +57,14 @@ def build(request: Request) -> Artifact:
     else:
         make = build_cuda if request.target.is_cuda else build_cpu
     with jit_phase("build", request.func.name), rarely_collected():
-        return make(request, sig)
+        out = make(request, sig)
+    if sig.out_idx:
+        written = written_parameters(request.func)
+        for a in sig.outputs:
+            if a.buffer.name not in written:
+                warn("unwritten-output", f"nothing writes the output `{a.buffer.name}`: a call returns what its memory held",
+                     "store to it in the kernel, or return no such tensor", a.buffer.span)
+    return out
 
 
 def _config(request: Request) -> dict[str, Any]:

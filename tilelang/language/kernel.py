@@ -12,6 +12,7 @@ from tilelang.ir import (I32, Call, Const, Expr, Launch, LaunchPlan, Stmt, Var, 
                          logical, walk)
 
 from tilelang.target.cluster import check_cluster
+from tilelang.target.machine import MAX_GRID
 from tilelang.target.thread_calls import COUNTS_THREADS
 
 from .tracing.block_indices import BlockIndices
@@ -68,7 +69,7 @@ class KernelLaunchFrame(Frame):
             raise error("kernel-grid", f"a grid has at most 3 extents, got {len(blocks)}",
                         expected="at most 3 extents", found=str(len(blocks)))
         self.blocks = [loop_bound(e, "a grid extent") for e in blocks]
-        for e in self.blocks:
+        for d, e in enumerate(self.blocks):
             if reads_memory(e):
                 raise error("kernel-grid", f"the grid extent {e!r} reads memory: it must be known before the launch",
                             expected="an extent that is known before the launch", found=repr(e),
@@ -76,6 +77,10 @@ class KernelLaunchFrame(Frame):
             if isinstance(e, Const) and e.value < 0:
                 raise error("kernel-grid", f"a grid extent must not be negative, got {e.value}",
                             expected="an extent of at least 0", found=str(e.value))
+            if isinstance(e, Const) and e.value > MAX_GRID[d]:
+                raise error("kernel-grid", f"a grid has at most {MAX_GRID[d]} blocks along {'xyz'[d]}, got {e.value}",
+                            expected=f"at most {MAX_GRID[d]} blocks along {'xyz'[d]}", found=str(e.value),
+                            hint="put the longest dimension first: along x a grid has up to 2147483647 blocks")
         self.extents = thread_extents(threads)
         self.any_threads = threads is None
         self.plan = LaunchPlan()

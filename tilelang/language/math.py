@@ -14,6 +14,7 @@ from tilelang.ir.dtype import float_max, float_min
 from tilelang.target.accuracy import FAST, stated
 
 from .casts import converted
+from .tracing.python_questions import differs
 from .tracing.regions import BufferSlice
 from .tracing.state import describe, error
 from .tensor import dtype_of
@@ -466,7 +467,7 @@ def _int_args(a: Any, b: Any) -> bool:
 
 
 def ceildiv(a: Any, b: Any) -> Any:
-    """(a + b - 1) // b; Python ints give a Python int.
+    """a / b rounded up; Python ints give a Python int.
 
     Example:
         for k in T.serial(T.ceildiv(512, 32)):
@@ -479,7 +480,12 @@ def ceildiv(a: Any, b: Any) -> Any:
     if _int_args(a, b):
         return -(-a // b)
     a, b = (int(v.value) if isinstance(v, Const) and v.dtype.is_int else v for v in (a, b))
-    return -(-a // b) if _int_args(a, b) else (a + (b - 1)) // b
+    if _int_args(a, b):
+        return -(-a // b)
+    if b < 0 if isinstance(b, int) else differs(b):  # may be negative, where a + b - 1 is one too many
+        q = binary("floordiv", _py(a), _py(b))
+        return q + cast(binary("floormod", _py(a), _py(b)) != 0, q.dtype)
+    return (a + (b - 1)) // b
 
 
 cdiv = ceildiv

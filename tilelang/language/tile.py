@@ -387,6 +387,10 @@ def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool, annotations: d
     if isinstance(dim, bool) or not isinstance(dim, int) or not -rank <= dim < rank:
         raise error("scan-dim", f"Dimension {dim} is out of bounds for `{s.buffer.name}` with {rank} dimensions",
                     expected=f"{-rank} to {rank - 1}", found=repr(dim))
+    if not operand(src, "src").whole and s.extents[dim] == 1 and any(n != 1 for n in s.extents):
+        raise error("scan-dim", f"dimension {dim} of this region of `{s.buffer.name}` is one element: nothing would be summed",
+                    expected="a dimension of several elements", found=f"dimension {dim} of extents {tuple(s.extents)}",
+                    hint=f"T.cum{kind}(…, dim={next(d for d, n in enumerate(s.extents) if n != 1)})")
     check_inside(s)
     check_inside(d)
     return emit_op(b, Scan(s, d, kind, dim % rank, flag(reverse, "reverse"), attrs_of(annotations), span=b.here()))

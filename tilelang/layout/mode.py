@@ -10,7 +10,7 @@ import numpy as np
 
 from tilelang import errors
 from tilelang.ir import Binary, Cast, Const, Expr, Select, Unary, Var, dtype
-from tilelang.ir.wrapping import shifted_left, shifted_right
+from tilelang.ir.wrapping import INTEGERS
 
 errors.register("layout-invalid", ValueError, "a layout's description contradicts itself or cannot be used here",
                 "check the shape and the indices that the layout was given",
@@ -180,10 +180,6 @@ def _wrapped(x: np.ndarray, dt: dtype) -> np.ndarray:
 
 
 _UNARY: dict[str, Callable[..., Any]] = {"neg": np.negative, "not": np.logical_not, "bitnot": np.invert}
-_BINARY: dict[str, Callable[..., Any]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide, "floormod": np.mod,
-    "truncdiv": lambda a, b: np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)), "truncmod": np.fmod,
-    "min": np.minimum, "max": np.maximum, "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
-    "shl": shifted_left, "shr": shifted_right, "eq": np.equal, "ne": np.not_equal, "lt": np.less,
-    "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
-}  # fmt: skip
+_BINARY = INTEGERS | {
+    "floordiv": np.floor_divide, "floormod": np.mod, "truncmod": np.fmod,
+    "truncdiv": lambda a, b: np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))}

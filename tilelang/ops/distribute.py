@@ -10,7 +10,6 @@ point as expressions of the thread index and the loop variables.  Two constructo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from tilelang.arith import Analyzer
 from tilelang.ir import FALSE, TRUE, Binary, Cast, Const, Expr, Select, Unary, Var, const, convert, fresh, logical
 from tilelang.ir.record import record
-from tilelang.ir.wrapping import keeps_value, may_wrap, shifted_left, shifted_right, wrapped
+from tilelang.ir.wrapping import INTEGERS, keeps_value, may_wrap, wrapped
 
 
 @record
@@ -275,12 +274,7 @@ def _runtime_loops(sizes: list[Any], thread: Expr, threads: int) -> tuple[list[A
     return [(it, (total + (threads - 1)) // threads)], digits, exists
 
 
-_NUMPY: dict[str, Callable[..., Any]] = {
-          "add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide, "floormod": np.mod,
-          "min": np.minimum, "max": np.maximum, "bitand": np.bitwise_and, "bitor": np.bitwise_or,
-          "bitxor": np.bitwise_xor, "shl": shifted_left, "shr": shifted_right, "eq": np.equal, "ne": np.not_equal,
-          "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "and": np.logical_and,
-          "or": np.logical_or}
+_NUMPY = INTEGERS | {"floordiv": np.floor_divide, "floormod": np.mod}
 
 
 def index_values(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray | None:

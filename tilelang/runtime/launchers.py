@@ -13,7 +13,7 @@ from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Evaluate,
                          Stmt, Store, Var, children, free_vars, stmts_of, walk, GLOBAL)
 
 from tilelang.target.cluster import check_cluster, cluster_of
-from tilelang.target.machine import MOST_SHARED
+from tilelang.target.machine import MAX_GRID, MOST_SHARED
 
 from . import l2_window, workspaces
 from .contexts import in_context
@@ -28,7 +28,6 @@ register("host-statement", NotImplementedError, "a statement outside T.Kernel th
          expected="statements that the host of a kernel can run")
 
 MAX_DEVICES = 64
-MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
 
 
 class HostStatements:

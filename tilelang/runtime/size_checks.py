@@ -18,6 +18,7 @@ from tilelang.arith import is_large, value_scalars
 from tilelang.ir import (Binary, Bind, Cast, Const, Expr, For, Func, If, Launch, Load, Parallel, Region, Select, Seq, Stmt,
                          Unary, Var, binary, cast, children, const, free_vars, int_range, walk)
 from tilelang.ir.record import record
+from tilelang.target.machine import MAX_GRID
 
 from .llvm_text import text_of
 from .signature import ScalarArg, Signature
@@ -128,8 +129,8 @@ class _Finder:
                 for x in s.stmts:
                     self.stmt(x, unless)
             case Launch():
-                for v, g in zip(s.block_vars, s.grid):
-                    self.size(g, unless, 0)
+                for v, g, most in zip(s.block_vars, s.grid, MAX_GRID):
+                    self.size(g, unless, 0, most)
                     self.bind(v, g)
                 for v, n in zip(s.thread_vars, s.threads):
                     self.bind(v, n)
@@ -198,8 +199,8 @@ class _Finder:
             self.sized.add(v)
 
     # ---- expressions ------------------------------------------------------------------------------------------------
-    def size(self, e: Any, unless: tuple[Expr, ...], least: int | None = None) -> None:
-        """Check an extent, also where its arithmetic looks like a hash.  least: below it a call is rejected."""
+    def size(self, e: Any, unless: tuple[Expr, ...], least: int | None = None, most: int = 2**31 - 1) -> None:
+        """Check an extent, also where its arithmetic looks like a hash.  least, most: outside of them a call is rejected."""
         if isinstance(e, Expr):
             self.expr(e, unless, True)
             for x in walk(e, Binary):
@@ -207,7 +208,7 @@ class _Finder:
                     host, always = (_shifted(r.of(x.a), r.of(x.b)) for r in (self.host, self.always))
                     self.check(text_of(x), host, always, *int_range(x.dtype), unless)
             if least is not None:
-                self.check(text_of(e), self.host.of(e), self.always.of(e), least, int_range(e.dtype)[1], unless)
+                self.check(text_of(e), self.host.of(e), self.always.of(e), least, min(most, int_range(e.dtype)[1]), unless)
 
     def expr(self, e: Expr, unless: tuple[Expr, ...], is_size: bool = False, within: bool = False) -> None:
         """Check all arithmetic in e that depends on a size and is not itself a term of a sum.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.errors import register_warning, warn
+from tilelang.errors import warn
 from tilelang.ir import Binary, Buffer, Const, Expr, Func, Var, free_vars, numpy_dtype
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.numbers import to_dtype
@@ -21,7 +21,6 @@ from .faults import fault
 from .memory import Storage, buffers_of, compact_strides, span_of, strided
 
 
-register_warning("unwritten-output", "an interpreted kernel left elements of an output unwritten: they are NaN or -1")
 Arguments = Mapping[str, Any] | Sequence[Any]
 
 

@@ -11,6 +11,14 @@ from typing import Any
 from .faults import fault
 
 
+def arrivals(n: Any, span: Any) -> int:
+    """The count of an mbarrier.  Raises sim-mbarrier for a number that it cannot count."""
+    if not 1 <= n < 1 << 20:
+        raise fault("sim-mbarrier", f"an mbarrier counts 1 to {(1 << 20) - 1} arrivals, found {n}",
+                    expected=f"1 to {(1 << 20) - 1} arrivals", found=str(n), span=span)
+    return int(n)
+
+
 @dataclass
 class Phases:
     """State of an mbarrier.
@@ -55,4 +63,4 @@ class Phases:
         return f"{self.name} in phase {self.phase}: {self.pending} of {self.count} arrivals pending, {bytes_}"
 
 
-__all__ = ["Phases"]
+__all__ = ["Phases", "arrivals"]

@@ -20,6 +20,7 @@ register_warning("l2-hint-unused", "a tensor of T.annotate_l2_hit_ratio is not k
 _KB = 1024
 REGISTERS_PER_SM = 65536  # of 32 bits, on every capability from 7.0 on
 MOST_REGISTERS = 255  # of a thread: the encoding of the instructions
+MAX_GRID = (2**31 - 1, 65535, 65535)  # most blocks along x, y and z
 RESERVED_SHARED = 1024  # bytes of shared memory that CUDA reserves for each block, from capability 8.0 on
 
 

@@ -24,6 +24,7 @@ from .legalize.ballot_masks import ballot_masks
 from .legalize.single_updates import single_updates, warp_role_updates
 from .legalize.bind_calls import bind_calls
 from .legalize.block_returns import block_returns
+from .check.check_blocks import check_blocks
 from .check.check_bounds import check_bounds
 from .check.check_collective import check_collective
 from .check.check_operands import check_operands
@@ -112,6 +113,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
     check_overlaps,
     resolve_parallel_reads,  # before unpack_small_types, which adds loads of its own
     check_pipelines,  # before unpack_small_types: it counts the user's statements
+    check_blocks,  # after the checks of single statements, which say more of what is wrong there
     laid_out_arrays,  # after all checks of which elements accesses touch; like unpack_small_types, it makes loops of tile ops
     unpack_small_types,  # after legalize, which counts negative indices from the end of unpacked rows
     # After check_hopper, which keeps the warp roles, and check_private: private variables outlive the split branches.

@@ -1,10 +1,12 @@
 import tilelang
 import tilelang.language as T
 
+n = T.dynamic("n")
+
 
 @T.prim_func
-def f(A: T.Tensor((8,), "float32"), total: T.Tensor((1,), "float32")):
-    with T.Kernel(8, threads=64) as bx:
+def f(A: T.Tensor((n,), "float32"), total: T.Tensor((1,), "float32")):
+    with T.Kernel(n, threads=64) as bx:
         total[0] += A[bx]
 
 

@@ -428,8 +428,9 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
     for i, j in zip(a, b):
         x, y = s.extents[i], d.extents[j]
         if isinstance(x, int) and isinstance(y, int) and x != y:
-            raise error("copy-range", f"dimension {i} of `{s.buffer.name}` has {x} elements, `{d.buffer.name}` takes {y} (Selected "
-                        f"loop range is {'smaller' if x > y else 'larger'} than original src range)",  # programs test for this
+            raise error("copy-range", f"dimension {i} of `{s.buffer.name}` has {x} elements, `{d.buffer.name}` takes {y} "
+                        # Programs test for this text.
+                        f"(Selected loop range is {'smaller' if x > y else 'larger'} than original src range)",
                         expected=f"{'at most ' if x > y else ''}{y} in dimension {i}", found=str(x),
                         hint="slice the source to the tile's size; a start alone, A[i, 0], takes the size of the other side")
     if _nearness(d.buffer) > _nearness(s.buffer):

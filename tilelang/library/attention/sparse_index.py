@@ -156,8 +156,8 @@ def index_kernel(heads: int, dim: int, dtype: str, wide: bool, stages: int = 3, 
 
 
 def _ordered(x: Any) -> Any:
-    """The bits of a float32 as a number of the same order."""
-    bits = T.reinterpret(x, "uint32")
+    """The bits of a float32 as a number of the same order; the two zeros are one number."""
+    bits = T.if_then_else(x == 0.0, T.uint32(0), T.reinterpret(x, "uint32"))
     return T.if_then_else(bits >> T.uint32(31) == 0, bits | T.uint32(1 << 31), ~bits)
 
 

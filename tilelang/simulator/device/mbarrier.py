@@ -18,7 +18,7 @@ from .counters import count_warps
 from ..faults import fault
 from ..lane_ops import spread
 from ..lanes import LaneFrame, uniform
-from ..mbarrier import Phases
+from ..mbarrier import Phases, arrivals
 
 
 class MBarrier(Phases):
@@ -97,10 +97,7 @@ def _init(c: DeviceContext, e: Call) -> Closure:
     def run(f: LaneFrame) -> Value:
         count_warps(f, e.op)
         block = f.block
-        n = int(uniform(count(f), f, "the count of an mbarrier", e.span))
-        if not 1 <= n < 1 << 20:
-            raise fault("sim-mbarrier", f"an mbarrier counts 1 to {(1 << 20) - 1} arrivals, found {n}",
-                        expected=f"1 to {(1 << 20) - 1} arrivals", found=str(n), span=e.span)
+        n = arrivals(uniform(count(f), f, "the count of an mbarrier", e.span), e.span)
         for address, lanes in at.each(f):
             if int(lanes.sum()) > 1 or address in block.asynchronous.barriers:
                 raise fault("sim-mbarrier", f"{at.name(f, address)} is initialised more than once",

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilelang.ir import (Alloc, Binary, Broadcast, Buffer, Expr, Load, Ramp, Store, numpy_dtype, BARRIER, GLOBAL, SHARED)
+from tilelang.arith import lane_of
+from tilelang.ir import Alloc, Buffer, Load, Store, numpy_dtype, BARRIER, GLOBAL, SHARED
 from tilelang.ir.evaluate import Closure, Value
 
 from . import private_arrays
@@ -109,7 +110,7 @@ def _load(c: DeviceContext, e: Load) -> Closure:
 def _gathered_load(c: DeviceContext, e: Load) -> Closure:
     """Load a vector of elements that are not contiguous: one access for each element."""
     ramp, b = e.indices[-1], e.buffer
-    picks = [_lane_of(ramp, k) for k in range(ramp.dtype.lanes)]
+    picks = [lane_of(ramp, k) for k in range(ramp.dtype.lanes)]
     coroutines = [c.expr(Load(b, (*e.indices[:-1], p), b.dtype, span=e.span)) for p in picks]
     return lambda f: np.stack([spread(p(f), f.lanes) for p in coroutines], axis=-1)
 
@@ -141,18 +142,6 @@ def _store(c: DeviceContext, s: Store) -> Action:
         accesses.touch(f, held, a, access, same)
 
     return run
-
-
-def _lane_of(e: Expr, k: int) -> Expr:
-    """Lane k of a vector index expression."""
-    if isinstance(e, Ramp):
-        return e.base + e.stride * k
-    if isinstance(e, Broadcast):
-        return e.value
-    if isinstance(e, Binary):
-        return Binary(e.op, _lane_of(e.a, k), _lane_of(e.b, k), e.dtype.scalar, span=e.span)
-    raise fault("sim-unsupported", f"a vector index made by {type(e).__name__}",
-                expected="a vector index of ramps", found=f"a {type(e).__name__}", span=e.span)
 
 
 __all__ = ["allocate", "load", "store"]

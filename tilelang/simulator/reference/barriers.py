@@ -23,7 +23,7 @@ from .warp_roles import executing, whole_warp_role
 from ..faults import fault
 from ..lane_ops import BLOCK_VOTES, VOTES_OF_BLOCKS, WARP, elect, nothing, spread
 from ..lanes import LaneFrame, uniform
-from ..mbarrier import Phases
+from ..mbarrier import Phases, arrivals
 
 
 class TileBarrier:
@@ -65,7 +65,7 @@ def _init(c: TileContext, e: Call) -> Closure:
     def run(f: LaneFrame) -> Value:
         if f.any_active():
             b = bar.get(f, fresh=True)
-            b.count = b.pending = int(uniform(count(f), f, "the count of an mbarrier", e.span))
+            b.count = b.pending = arrivals(uniform(count(f), f, "the count of an mbarrier", e.span), e.span)
             b.phase = b.tx = 0
         return np.int32(0)
 

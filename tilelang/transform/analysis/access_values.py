@@ -12,18 +12,13 @@ from tilelang.arith import simplify
 from tilelang.ir import Binary, Cast, Const, Expr, Load, Ramp, Select, Store, Unary, Var, binary, contains, walk
 from tilelang.ir.expr import Call
 from tilelang.ir.record import state
-from tilelang.ir.wrapping import keeps_value, may_wrap, shifted_left, shifted_right, wrapped
+from tilelang.ir.wrapping import INTEGERS, keeps_value, may_wrap, wrapped
 
 from .accesses import Access
 from .divergence import Divergence
 
 LIMIT = 1 << 21  # entries of one table
-_NUMPY: dict[str, Any] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide, "floormod": np.mod,
-    "min": np.minimum, "max": np.maximum, "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
-    "shl": shifted_left, "shr": shifted_right, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
-    "gt": np.greater, "ge": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
-}
+_NUMPY = INTEGERS | {"floordiv": np.floor_divide, "floormod": np.mod}
 
 
 class Launched(Protocol):

@@ -43,7 +43,7 @@ def check_lanes(func: Func, cx: PassContext) -> Func:
     of the program: the simulator and the CPU check each exchange.  Lanes that have returned need not come.
     """
     for s in walk(func, Launch):
-        if s.num_threads > 1 and any(_exchanges(c) for c in walk(s.body, Call)):
+        if any(_exchanges(c) for c in walk(s.body, Call)):
             _Walk(s).stmt(s.body, _Path(np.ones(s.num_threads, bool)))
     return func
 
@@ -248,6 +248,9 @@ class _Walk:
             if come.any():
                 wanted = np.bitwise_or.reduce(named[part][come])
                 missing = ~come & ~self.returned[part] & ((wanted >> lanes[part]) & 1 == 1)
+                if int(wanted) >> len(come):
+                    self.reject(c, s, path, f"names 32 lanes in its mask, and the last warp of {self.at.n} threads has "
+                                f"{len(come)}: use a multiple of {WARP_LANES} threads, or pass the lanes that exist")
                 if missing.any():
                     self.reject(c, s, path, f"names thread {first + int(np.argmax(missing))} in its mask, which does not "
                                 f"execute it, as thread {first + int(np.argmax(come))} does")

@@ -104,6 +104,8 @@ def _mbarrier_init(st: StreamState, c: Call, span: Any) -> None:
     at = int(st.values.address(a.buffer, a.indices, st))
     name = st.block.element(a.buffer, at)
     count = st.uniform(c.args[1], f"the count of {name}")
+    if not 1 <= count < 1 << 20:  # PTX ISA, "mbarrier.init"
+        raise Found(Fault(f"{name} is initialised for {count} arrivals: it counts 1 to 1048575", span, kind="mbarrier"))
     st.block.barriers[at] = MBarrier(name, count, st.block.clocks, (mine, st.block.clocks.now[mine]), span)
 
 

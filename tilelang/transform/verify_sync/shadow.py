@@ -15,7 +15,7 @@ from tilelang.ir import Bind, Binary, Const, Expr, For, Launch, Load, Ramp, Stor
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.children import children
-from tilelang.ir.wrapping import shifted_left, shifted_right
+from tilelang.ir.wrapping import INTEGERS
 
 from tilelang.target.atomics import Atomic
 
@@ -146,18 +146,10 @@ def held(launch: Launch) -> dict[Var, Expr]:
     return {k: v for k, v in out.items() if v is not None}
 
 
-_OPS: dict[str, Callable[..., Any]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
-    "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor, "shl": shifted_left,
-    "shr": shifted_right, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
-    "ge": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
-}
-
-
 def combined(op: str, a: Any, b: Any) -> Any:
     """The result of a binary operation, None where it has none (a division by zero, an operation unknown here)."""
-    if op in _OPS:
-        return _OPS[op](a, b)
+    if op in INTEGERS:
+        return INTEGERS[op](a, b)
     if not (b if isinstance(b, int) else np.all(b)):
         return None
     if op in ("floordiv", "floormod"):

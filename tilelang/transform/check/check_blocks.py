@@ -1,0 +1,146 @@
+"""Reject stores by which several blocks put different values into the same elements of a tensor.
+
+    with T.Kernel(4, threads=32) as bx:
+        for i in T.Parallel(32):
+            Y[i] = X[bx * 32 + i]           # rejected: bx is in the value, and not in the place
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.arith import Analyzer
+from tilelang.errors import error, register, register_warning, warn
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel,
+                         Stmt, Store, TileOp, Var, While, inner, is_const, walk, GLOBAL)
+from tilelang.target.intrinsics import is_pure
+
+from ..analysis.effects import effects
+from .check_bounds import is_bound, parts_of
+from ..framework.pass_ import TILE, PassContext, pass_
+
+register("block-overwrite", ValueError, "blocks of a launch store different values in one element",
+         "put the block's index into the index of the store, store in one block (`if bx == 0:`), or T.atomic_add, of a scalar "
+         "in one thread: `if T.get_thread_binding() == 0:`",
+         expected="one block that stores in an element")
+register_warning("block-overwrite", "blocks of a launch, if there are several, store different values in one element")
+
+
+@pass_(needs=TILE)
+def check_blocks(func: Func, cx: PassContext) -> Func:
+    """Raise "block-overwrite" for a store to a tensor whose value depends on a block's index and whose place does not.
+
+    Changes nothing. Only stores that blocks reach whatever this index is, or for several values of it. A warning where the
+    number of blocks is known only at run time. Blocks that all store one value are left alone, and so are atomics.
+    """
+    for launch in walk(func, Launch):
+        moving = {v: n for v, n in zip(launch.block_vars, launch.grid) if not is_const(n, 1)}
+        if moving and not any(c.op in ("thread_return", "call_extern") for c in walk(launch.body, Call)):
+            _Blocks(launch, moving)
+    return func
+
+
+class _Blocks:
+    """Which block indices each variable and storage of a launch depends on, by fixpoint from "none".
+
+    found: (store, storage, the indices that its place and the conditions around it depend on, value).
+    """
+
+    def __init__(self, launch: Launch, moving: dict[Var, Expr]) -> None:
+        self.every = frozenset(moving)
+        self.at: dict[Var, frozenset[Var]] = {}  # where tensors made of addresses begin
+        self.on: dict[Var, frozenset[Var]] = {v: frozenset((v,)) for v in moving}
+        self.found: dict[int, tuple[Stmt, Buffer, frozenset[Var], frozenset[Var]]] = {}
+        while True:
+            before = sum(map(len, self.on.values()))
+            self.stmt(launch.body, frozenset(), Analyzer({v: (0, int(n.value) - 1 if isinstance(n, Const) else None)
+                                                          for v, n in moving.items()}))
+            if before == sum(map(len, self.on.values())) or all(where >= self.every for _, _, where, _ in self.found.values()):
+                break
+        for s, b, where, value in self.found.values():
+            for v in (v for v in launch.block_vars if v in value - where):
+                text = f"blocks of every `{v.name}` store in the same elements of `{b.name}`, and what they store depends on it"
+                if not isinstance(moving[v], Const):
+                    warn("block-overwrite", text, "put the block's index into the index of the store", s.span)
+                else:
+                    raise error("block-overwrite", text, found=f"{moving[v]} blocks along `{v.name}`", span=s.span)
+
+    def of(self, *parts: Any) -> frozenset[Var]:
+        """The block indices that expressions depend on."""
+        out: frozenset[Var] = frozenset()
+        for e in parts:
+            for x in walk(e) if isinstance(e, Expr) else ():
+                if isinstance(x, Var):
+                    out |= self.on.get(x, frozenset())
+                elif isinstance(x, (Load, AddressOf)):
+                    out |= self.held(x.buffer)
+                elif isinstance(x, Call) and not is_pure(x.op):
+                    return self.every
+        return out
+
+    def held(self, b: Buffer) -> frozenset[Var]:
+        return self.on.get(b.data, frozenset()) | self.of(*b.shape, *b.strides, b.offset)
+
+    def put(self, v: Var, on: frozenset[Var]) -> None:
+        if on:
+            self.on[v] = self.on.get(v, frozenset()) | on
+
+    def stmt(self, s: Stmt, around: frozenset[Var], a: Analyzer) -> None:
+        """Follow a statement. around: what decides whether it runs. a: bounds of the block indices there."""
+        match s:
+            case Bind():
+                if s.var.dtype.is_handle:
+                    self.at[s.var] = self.of(s.value)
+                return self.put(s.var, self.of(s.value))
+            case Store():
+                again = s.buffer.scope_name == GLOBAL and any(x.buffer.data is s.buffer.data for x in walk(s.value, Load))
+                return self.store(s, s.buffer, self.of(*s.indices), self.every if again else self.of(s.value), around, a)
+            case TileOp():
+                own = s.accesses()  # type: ignore[attr-defined]
+                value = self.of(*(e for e in walk(s) if isinstance(e, Expr))).union(
+                    *(self.held(x.region.buffer) for x in own if x.reads))
+                for x in own:
+                    if x.writes:
+                        self.store(s, x.region.buffer, self.of(*x.region.mins, *x.region.extents), value, around, a, x.mode)
+                return None
+            case If():
+                for part, holds in ((s.then, True), (s.orelse, False)):
+                    if part is not None:
+                        self.branch(part, parts_of(s.cond, holds), around, a)
+                return None
+            case For():
+                self.put(s.var, self.of(s.start, s.extent))
+                around |= self.of(s.start, s.extent)
+            case While():
+                around |= self.of(s.cond)
+            case Parallel():
+                around |= self.of(*s.extents)
+            case Alloc() if s.init is not None:
+                self.put(s.buffer.data, self.of(s.init))
+            case Evaluate():
+                for e in effects(s):
+                    if e.writes:
+                        self.put(e.storage, self.every)
+        for x in inner(s):
+            self.stmt(x, around, a)
+        return None
+
+    def branch(self, s: Stmt, conds: list[tuple[Expr, bool]], around: frozenset[Var], a: Analyzer) -> None:
+        """Statements under conditions. Bounds, as `bx < 2`, leave several blocks; others may leave one."""
+        for c, holds in conds:
+            if is_bound(c, holds):
+                a = a.assuming(c, holds)
+            else:
+                around |= self.of(c)
+        self.stmt(s, around, a)
+
+    def store(self, s: Stmt, b: Buffer, place: frozenset[Var], value: frozenset[Var], around: frozenset[Var], a: Analyzer,
+              mode: str = "write") -> None:
+        self.put(b.data, place | value | around)
+        one = {v for v in self.every if (ends := a.interval(v))[1] is not None and ends[1] <= (ends[0] or 0)}
+        if b.scope_name == GLOBAL and mode != "atomic":
+            where = self.at.get(b.data, frozenset()) | self.of(b.offset, *b.strides)
+            self.found[id(s)] = s, b, place | where | around | one, value
+
+
+__all__ = ["check_blocks"]
