@@ -60,9 +60,12 @@ def reject_unlike(e: Binary) -> None:
 def _in_user_code(frames: int) -> bool:
     """Whether the function so many frames up is not one of this package; its kernels count as a user's."""
     frame: Any = sys._getframe(frames)
-    while frame.f_globals.get("__name__") == BufferSlice.__module__:  # asks its elements
-        frame = frame.f_back
     caller = frame.f_globals.get("__name__", "")
+    # A region asks its elements, and Python's library asks for who called it: Counter, sorted keys, dataclasses.
+    while frame.f_back is not None and (caller == BufferSlice.__module__ or
+                                        caller.partition(".")[0] in sys.stdlib_module_names):
+        frame = frame.f_back
+        caller = frame.f_globals.get("__name__", "")
     return not caller.startswith("tilelang.") or caller.startswith("tilelang.library")
 
 
