@@ -6,7 +6,6 @@ from sync_mutants import arguments, is_faulty, lowered
 
 import tilelang
 import tilelang.language as T
-from tilelang.errors import TileLangError
 from tilelang.ir import Evaluate, Launch, rewrite, seq, walk
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
@@ -225,9 +224,7 @@ def test_dropped_orders_between_iterations_are_refuted():
 
 
 def test_a_tile_that_an_iteration_reads_from_an_earlier_one_keeps_its_bytes():
-    with pytest.raises(TileLangError) as e:
-        tilelang.compile(carried(), target=SM90)
-    assert e.value.kind == "shared-memory"
+    assert "compiled without some pipeline stages" in tilelang.compile(carried(), target=SM90).report()
     args = arguments(carried(2))
     got = run_device(lowered("sm_90a", carried(2), {}), args).outputs["C"]
     tiles = (args[0].astype(np.float32) @ args[1].astype(np.float32)).reshape(4, 128, 256)
@@ -240,6 +237,7 @@ def test_pairs_are_those_whose_values_never_meet():
         func = run_passes(program.func, (*TILE_PASSES, *DEVICE_PASSES[:DEVICE_PASSES.index(disjoint_tiles) + 1]), cx)
         return [(a.name, b.name) for a, b in launch_of(func).plan.disjoint]
 
-    assert names(gemm()) == [("A_s", "C_s"), ("B_s", "C_s")]
-    assert names(carried()) == []
+    own = [(x, x) for x in ("A_s", "B_s", "C_s")]  # no iteration reads what an earlier one left
+    assert names(gemm()) == [("A_s", "C_s"), ("B_s", "C_s"), *own]
+    assert names(carried()) == own[:2]
     assert ("Q_s", "O_s") in names(attention()) and ("Q_s", "KV_s") not in names(attention())

@@ -184,17 +184,25 @@ def test_a_tile_that_is_loaded_but_never_awaited_keeps_its_bytes():
         tilelang.compile(gemm_by_hand(ready=False), target=SM90)
 
 
-def test_a_tile_that_is_dead_before_the_loop_gives_up_warp_roles():
-    """Producers load while the consumers still use it: the loop of one warp role has the bytes."""
+def test_a_tile_that_is_dead_before_the_loop_takes_off_a_stage():
+    """Producers load while the consumers still use it: the loop of one warp role has the bytes, that of two gets fewer stages.
+    """
     func = lowered("sm_90a", prologue(), {"tl.disable_warp_specialized": True})
     assert launch_of(func).plan.shared_bytes == 131072
     kernel = tilelang.compile(prologue(), target=SM90)
-    assert "compiled without warp specialisation: the kernel needs" in kernel.report()
+    assert "compiled without some pipeline stages: the kernel needs" in kernel.report()
+    assert "1 loads A_s, B_s by TMA, 2 compute, 3 stages" in kernel.report()
+
+
+def test_no_more_stages_are_taken_off_than_do_not_fit():
+    """Beside shared bytes, four of five stages fit."""
+    report = tilelang.compile(gemm(stages=5, bn=256), target=SM90).report()
+    assert "compiled without some pipeline stages" in report and "4 stages" in report
 
 
 def test_kernels_that_do_not_fit_at_all_are_refused():
     with pytest.raises(TileLangError) as e:
-        tilelang.compile(gemm(stages=5, bn=256), target=SM90)
+        tilelang.compile(gemm(bm=256, bn=256, m=256), target=SM90)
     assert e.value.kind == "shared-memory" and "the kernel needs" in str(e.value)
 
 
@@ -202,4 +210,5 @@ def test_kernels_that_fit_are_left_alone():
     cx = PassContext(Target(SM90), {})
     earlier = DEVICE_PASSES[:DEVICE_PASSES.index(reuse_shared_memory)]
     before = run_passes(gemm(stages=2, bn=128).func, (*TILE_PASSES, *earlier), cx)
-    assert run_passes(before, [reuse_shared_memory], cx) is before
+    after = run_passes(before, [reuse_shared_memory], cx)
+    assert launch_of(after).body is launch_of(before).body and not launch_of(after).plan.reuse

@@ -14,15 +14,16 @@ class BufferFacts(Options):
 
     align: the address is a multiple of so many bytes, 0 if unknown.  arrive: for each mbarrier of the buffer the number of
     arrivals that complete a phase, None where the program initialises the mbarriers.  cluster: other CTAs arrive on them.
-    ordered: accesses need no block barriers.  zeroed: a workspace that is initialised with zeros.  descriptor: the kind of
-    hardware descriptor that a variable holds.  box_width: bytes of a row of the swizzled boxes of a shared tile whose layout
-    or T.tma_copy asks for other ones than the widest, 0 where it has none.
+    ordered: accesses need no block barriers.  scratch: holds no value between operations.  zeroed: a workspace that is
+    initialised with zeros.  descriptor: the kind of hardware descriptor that a variable holds.  box_width: bytes of a row of
+    the swizzled boxes of a shared tile whose layout or T.tma_copy asks for other ones than the widest, 0 where it has none.
     """
 
     align: int = 0
     arrive: tuple[int, ...] | None = None
     cluster: bool = False
     ordered: bool = False
+    scratch: bool = False
     zeroed: bool = False
     descriptor: str | None = None
     box_width: int | None = None

@@ -92,7 +92,8 @@ class LaunchPlan(Options, TILE=("layouts", "compute_threads", "tiles_overlap"),
         tiles_overlap: blocks may write the same elements.  compute_threads: number of consumer threads, where producers load.
         own_values: array elements are PTX registers.  shared_bytes, shared_offsets = ((buffer, byte), …): the layout of shared
         memory.  reuse = ((buffer, later buffer), …): pairs at the same address, because the launch does not fit otherwise.
-        disjoint = ((buffer, buffer), …): shared tiles that never hold a value at the same time, where that may be needed.
+        disjoint = ((buffer, buffer), …): shared tiles that never hold a value at the same time, where that may be needed; a
+        pair of one buffer: no iteration of a loop reads what an earlier one left in it.
         name: name of the kernel.  stages = ((buffer, number of stages), …).
     For reports
         report: lines.  pipeline_report, overlap, sync_report: a decision, in a sentence.

@@ -43,6 +43,7 @@ from .schedule.insert_pdl import insert_pdl
 from .registers.overlap_epilogue import overlap_epilogue
 from .lower.device_program import DeviceKernel, LoweredProgram, split_host
 from .schedule.disjoint_tiles import disjoint_tiles
+from .schedule.fewer_stages import fewer_stages
 from .memory.flatten import flatten
 from .legalize.drop_assumptions import drop_assumptions
 from .legalize.branches_to_warp_roles import branches_to_warp_roles
@@ -198,7 +199,7 @@ _PLAINER: tuple[tuple[str, dict[str, Any]], ...] = (
     ("", {}), ("scale prefetch", _NO_SCALE_PREFETCH), ("warp specialisation", _NO_WARP_ROLES),
     ("Hopper features", _NO_HOPPER), ("asynchronous copies", {**_NO_HOPPER, PassConfigKey.TL_ENABLE_ASYNC_COPY.value: False}),
 )
-_SMALLER = ("scale prefetch", "warp specialisation")  # what is given up where shared memory is short
+_SMALLER = ("scale prefetch", "some pipeline stages", "warp specialisation")  # what is given up where shared memory is short
 
 
 def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = None,
@@ -213,7 +214,8 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
     When the synchronisation of a program cannot be verified, the program is compiled again with simpler schedules: without
     scale prefetch, warp specialisation, Hopper features, asynchronous copies, in this order. The attr `report` of
     its launches then names what was given up. The first two are also given up where the program otherwise
-    does not fit in shared memory. Inside an `as_planned` block only the first schedule is tried.
+    does not fit in shared memory, and between them stages of its pipelined loops (fewer_stages.py). Inside an
+    `as_planned` block only the first schedule is tried.
 
     Raises TileLangError for programs that cannot be compiled, and InternalError (naming a report folder) when a pass fails.
     """
@@ -224,16 +226,24 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
     if early is not None:
         passes = (*passes[:-1], _announce(early), passes[-1])
     first: TileLangError | None = None
+    limit = getattr(cx.target, "max_shared_bytes", None)
     why = ""
-    for given_up, changes in _schedules(func, cx):
+    tries = [(*x, func) for x in _schedules(func, cx)]
+    while tries:
+        given_up, changes, program = tries.pop(0)
         if first is not None and first.kind == "shared-memory" and given_up not in _SMALLER:
             break
         try:
-            out = run_passes(func, passes, replace(cx, config={**cx.config, **changes}))
+            out = run_passes(program, passes, replace(cx, config={**cx.config, **changes}))
         except TileLangError as e:
+            if e.kind == "shared-memory" and limit and (not tries or tries[0][0] != "scale prefetch"):
+                fewer = fewer_stages(program, int(e.found or 0) - limit)
+                tries[:0] = [] if fewer is None else [("some pipeline stages", changes, fewer)]
             if e.kind not in ("sync-unordered", "shared-memory") and (first is None or first.kind == "shared-memory"):
                 raise first or e from None
-            first, why = first or e, why or e.message
+            if first is None or first.kind == e.kind == "shared-memory":  # the last of these tells what is too much at least
+                first = e
+            why = why or e.message
             if plan_only():
                 break
             continue

@@ -23,6 +23,7 @@ class Liveness:
         self._out: dict[int, int] = {}  # per id of a statement
         self._leave = 0  # what is live after the innermost loop, where a break goes
         self._again = 0  # what is live at the start of its next iteration, where a continue goes
+        self.carried = 0  # what some iteration of a loop may read of an earlier one
         self._into = self.before(body, 0)
 
     def bit(self, storage: Var) -> int:
@@ -73,6 +74,7 @@ class Liveness:
             self._leave, self._again = after, after | first
             first = self.before(body, after | first)
         self._leave, self._again = kept
+        self.carried |= first
         return first if runs else after | first
 
     def reads(self, es: Iterable[Effect]) -> int:

@@ -96,7 +96,7 @@ class LoweredBuffers:
         return out
 
     def new_shared(self, name: str, shape: tuple[int, ...], dt: Any, layout: Any = None) -> Buffer:
-        out = Buffer(name, shape, dtype(dt), DYNAMIC)
+        out = Buffer(name, shape, dtype(dt), DYNAMIC, facts=BufferFacts(scratch=True))
         dims = tuple(int(n) for n in shape)
         # A warp of an accumulator stores 8 rows of 4 lanes, two elements each: 16 or (4-byte elements) 32 bytes a row.
         chunk = 32 if out.dtype.bits == 32 else 16
@@ -117,7 +117,8 @@ class LoweredBuffers:
         key = (warp_role, shape, dtype(dt))
         got = self.exchanges.get(key)
         if got is None:
-            got = self.exchanges[key] = Buffer("exchange", shape, dtype(dt), DYNAMIC)
+            got = self.exchanges[key] = Buffer("exchange", shape, dtype(dt), DYNAMIC,
+                                                      facts=BufferFacts(scratch=True))
             self.layouts[got] = linear_layout(tuple(int(n) for n in shape))
         return got
 

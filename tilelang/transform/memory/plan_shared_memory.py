@@ -77,10 +77,13 @@ def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
     spans = spans_of(launch)
     total = place(spans, None if reuse else launch.plan.reuse or ())
     if limit is not None and total > limit:
-        parts = ", ".join(f"{s.buffer.name} {s.bytes}" for s in sorted(spans, key=lambda s: -s.bytes))
+        written = sorted((s for s in spans if s.buffer.span), key=lambda s: -s.bytes) or spans
+        parts = [f"{s.buffer.name} {s.bytes}" for s in written]
+        if rest := sum(s.bytes for s in spans) - sum(s.bytes for s in written):
+            parts.append(f"{rest} for staging and barriers that the compiler adds")
         raise error("shared-memory", f"the kernel needs {total} bytes of shared memory, a block has {limit}",
                     expected=f"at most {limit} bytes", found=str(total),
-                    span=spans[0].buffer.span or launch.span, notes=((None, f"bytes: {parts}"),),
+                    span=written[0].buffer.span or launch.span, notes=((None, f"bytes: {', '.join(parts)}"),),
                     hint="use smaller tiles or fewer pipeline stages")
     offsets: list[tuple[Buffer, Any]] = [(s.buffer, s.offset) for s in spans]
     size: Any = total

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
+from itertools import product
 
 from tilelang.ir import (Alloc, Buffer, Call, Evaluate, For, Func, Launch, Parallel, Stmt, TileOp, Var, inner, rewrite_launches,
-                         walk, with_options, SHARED)
+                         walk, with_options, FRAGMENT, SHARED)
 
 from ..analysis.effects import effects, own_effects
 from ..analysis.liveness import Liveness
@@ -33,34 +34,41 @@ def disjoint_tiles(func: Func, cx: PassContext) -> Func:
         tiles = [s.buffer for s in walk(launch.body, Alloc) if s.buffer.scope_name in SHARED and s.buffer.is_static]
         loops = [(ring_stages(s), wanted_stages(s)) for s in walk(launch.body, For)]
         most = max((max(n[1]) + 1 if stages is None else stages for stages, n in loops), default=1)  # type: ignore[index]
-        if off or sum(b.size * b.dtype.bytes for b in tiles) * max(most, 1) <= int(limit or 0) or launch.plan.by_hand or any(
+        fragments = [s.buffer for s in walk(launch.body, Alloc) if s.buffer.scope_name == FRAGMENT and s.buffer.is_static]
+        tiled, staged = (sum(b.size * b.dtype.bytes for b in some) for some in (tiles, fragments))
+        if off or tiled * max(most, 1) + staged <= int(limit or 0) or launch.plan.by_hand or any(
                 x.op == "in_warp_groups" for x in walk(launch.body, Call)):
             return launch
-        meets, bit = _meeting(launch.body)
+        life = Liveness(launch.body)
+        meets, bit = _meeting(life, launch.body), life.bit
         pairs = tuple((a, b) for k, a in enumerate(tiles) for b in tiles[k + 1:] if a.data is not b.data
                       and not meets.get(a.data, 0) & bit(b.data) and not meets.get(b.data, 0) & bit(a.data))
-        return with_options(launch, disjoint=pairs)
+        return with_options(launch, disjoint=(*pairs, *((b, b) for b in tiles if not life.carried & bit(b.data))))
 
     return rewrite_launches(func, found)
 
 
-def _meeting(body: Stmt) -> tuple[dict[Var, int], Callable[[Var], int]]:
-    """For each storage those that are used, or hold a value, where it is used, as a sum of bits; and the bit of a storage."""
-    after, stack = Liveness(body), [body]
+def _meeting(life: Liveness, body: Stmt) -> dict[Var, int]:
+    """For each storage those that are used, or hold a value, where it is used, as a sum of bits."""
     out: dict[Var, int] = {}
+    stack = [body]
     while stack:
         s = stack.pop()
         leaf = isinstance(s, (Parallel, TileOp, Evaluate))
         used = {e.storage for e in (effects(s) if leaf else own_effects(s))}
-        there = after.after(s) | sum(map(after.bit, used))
+        there = life.after(s) | sum(map(life.bit, used))
         out.update((x, out.get(x, 0) | there) for x in used)
         stack += () if leaf else inner(s)
-    return out, after.bit
+    return out
 
 
-def with_versions(launch: Launch, versions: dict[Buffer, Buffer]) -> Launch:
+def with_versions(launch: Launch, versions: Iterable[tuple[Buffer, Buffer]]) -> Launch:
     """The launch, where the versions of a tile are disjoint from what the tile is disjoint from."""
-    more = tuple((versions.get(a, a), versions.get(b, b)) for a, b in launch.plan.disjoint)
+    of: dict[Buffer, list[Buffer]] = {}
+    for b, v in versions:
+        of.setdefault(b, [b]).append(v)
+    more = tuple(pair for a, b in launch.plan.disjoint for pair in (
+        ((v, v) for v in of.get(a, ())) if a is b else product(of.get(a, [a]), of.get(b, [b]))))
     return with_options(launch, disjoint=tuple(dict.fromkeys((*launch.plan.disjoint, *more)))) if more else launch
 
 

@@ -50,7 +50,7 @@ def plan_pipelines(func: Func, cx: PassContext) -> Func:
 class _Planner:
     launch: Launch
     cx: PassContext
-    made: dict[Buffer, Buffer] = field(default_factory=dict)
+    made: list[tuple[Buffer, Buffer]] = field(default_factory=list)  # tiles and their versions in a loop
 
     def __post_init__(self) -> None:
         self.uses = Uses(self.launch.body)
@@ -60,14 +60,14 @@ class _Planner:
             return self.launch
         body = self.planned(self.launch.body)
         touched = {e.storage for e in effects(body)}
-        body = _drop_allocs(body, {b for b in self.made if b.data not in touched})
+        body = _drop_allocs(body, {b for b, _ in self.made if b.data not in touched})
         layouts = self.launch.plan.layouts
         out = with_versions(replace(self.launch, body=body), self.made)
         if layouts:  # a layout that the user gave for a buffer also applies to its versions
-            more = tuple((self.made[b], lay) for b, lay in layouts if b in self.made)
+            more = tuple((v, lay) for b, lay in layouts for a, v in self.made if a is b)
             out = with_options(out, layouts=tuple(layouts) + more)
         reports = [s.plan.pipeline_report for s in statements(body) if isinstance(s, For)]
-        stages = {**dict(self.launch.plan.stages), **{b.name: int(v.shape[0]) for b, v in self.made.items()}}
+        stages = {**dict(self.launch.plan.stages), **{b.name: int(v.shape[0]) for b, v in self.made}}
         off = no_warp_roles(self.cx)
         notes = (*self.launch.plan.report, *([f"no warp specialisation: {off}"] if off else []))
         return with_options(out, pipeline_report="; ".join(r for r in reports if r) or None,
@@ -110,8 +110,7 @@ class _Planner:
             plan = self.automatic(original, loop_body, wanted)
         if isinstance(plan, str):
             return serial(plan)
-        for b, v in plan.versions.items():
-            self.made[b] = v
+        self.made += plan.versions.items()
         return emit(plan, plain, loop_body)
 
     def has_async(self) -> bool:

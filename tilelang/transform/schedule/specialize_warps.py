@@ -235,13 +235,13 @@ class _WarpRoles:
         out = self._assembled(once, bars + [x.drained for x in more], [self._loader(loading)], computing, False, None)
         about = "both warp roles run the program's own loops around the pipeline" if not several else \
             f"both warp roles run the {len(loops)} pipelined loops one after another"
-        return self._said(with_versions(out, new) if handover else out, about + handover.about if handover else about)
+        return self._said(with_versions(out, new.items()) if handover else out, about + handover.about if handover else about)
 
     def _hands_over(self, new: dict[Buffer, Buffer]) -> bool:
         """Whether the launch fits in shared memory if rings share bytes with other tiles, and only then."""
         spans = [Span(new.get(b, b), 0, 0) for b in self._static() if b.scope_name in SHARED]
         limit, pairs = self.cx.target.limits.shared_per_block - BARRIER_BYTES, self.launch.plan.disjoint
-        both = with_versions(self.launch, new).plan.disjoint
+        both = with_versions(self.launch, new.items()).plan.disjoint
         return place(spans, [p for p in pairs if not new.keys() & p]) > limit >= place(spans, both)
 
     def _loader(self, loading: list[Stmt]) -> Stmt:

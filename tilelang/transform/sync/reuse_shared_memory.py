@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, For, Func, If, Launch, Seq, Stmt, Store, Var, While,
-                         call, inner, replace, rewrite_launches, rewrite_stmts, seq, walk, with_options, SHARED)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, For, Func, If, Launch, Seq, Stmt, Store, Var,
+                         While, call, inner, replace, rewrite_launches, rewrite_stmts, seq, walk, with_options, SHARED)
 from tilelang.target.warp_groups import warps_of
 
 from ..analysis.divergence import Divergence
@@ -23,7 +23,8 @@ def reuse_shared_memory(func: Func, cx: PassContext) -> Func:
     Every access to a comes before every access to b, in each warp role too.  b belongs to one warp role or to all threads,
     and that warp role accesses a as well, so that it has waited for what others write there.  place_sync then puts a barrier
     between the last access to a and the first access to b; verify_sync checks the bytes of the final program.  In a loop this
-    is so within an iteration, and `disjoint` (disjoint_tiles.py) tells that no value outlives the iteration.
+    is so within an iteration, and `disjoint` (disjoint_tiles.py) tells that no value outlives the iteration; that of scratch
+    memory never does.
     Keeps: launches that fit.
     """
     limit = getattr(cx.target, "max_shared_bytes", None)
@@ -31,12 +32,13 @@ def reuse_shared_memory(func: Func, cx: PassContext) -> Func:
 
     def chosen(launch: Launch) -> Launch:
         done = with_options(launch, disjoint=None) if launch.plan.disjoint else launch
-        if limit is None or off or not all(b.is_static for b in shared_buffers(launch)) or planned_bytes(launch, cx) <= limit:
+        if limit is None or off or not all(b.is_static for b in shared_buffers(launch)) or (
+                alone := planned_bytes(launch, cx)) <= limit:
             return done
         order = _Order(launch)
         spans = spans_of(launch)
         pairs = {(a.buffer, b.buffer) for a in spans for b in spans if order.frees(a.buffer, b.buffer)}
-        if not pairs or place(spans, pairs) > limit:
+        if not pairs or place(spans, pairs) >= alone:  # where this does not suffice, the error tells what is too much
             return done
         if order.looped:
             done = replace(done, body=rewrite_stmts(done.body, _read_at_once))
@@ -52,6 +54,9 @@ class _Order:
     def __init__(self, launch: Launch) -> None:
         self.body, self.divergence = launch.body, Divergence(launch)
         self.disjoint = {frozenset((a.data, b.data)) for a, b in launch.plan.disjoint}
+        # Storage that no iteration reads before it has written it.
+        self.own = {a.data for a, b in launch.plan.disjoint if a is b} | {
+            x.buffer.data for x in walk(launch.body, Alloc) if x.buffer.facts.scratch}
         # Storage whose address is stored in memory, or that other blocks of the cluster access: when it is used is not known.
         self.unknown = {x.buffer.data for n in walk(launch.body, Store, Call) if isinstance(n, Store) or n.op in _REMOTE
                         for x in walk(n, AddressOf)}
@@ -94,7 +99,7 @@ class _Order:
         if not isinstance(s, (For, While)) or {a, b} & {e.storage for e in own_effects(s)}:
             return False
         once = isinstance(s, For) and isinstance(s.extent, Const) and s.extent.value == 1
-        if not (once or frozenset((a, b)) in self.disjoint) or not self.before(s.body, a, b):
+        if not (once or frozenset((a, b)) in self.disjoint or {a, b} <= self.own) or not self.before(s.body, a, b):
             return False
         self.looped |= not once
         return True
