@@ -86,6 +86,22 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
     return GemmPlan(SIMT, (1, 1))
 
 
+def why_simt(op: Any, arch_number: int, threads: int) -> str:
+    """Why a Gemm that choose_gemm computes by multiply-adds has no matrix instruction and, behind a semicolon, what to change;
+    "" where the target has none for float32 and float64, which it multiplies at its full rate otherwise."""
+    rows = mma_rows(arch_number, op.a.dtype, op.b.dtype, op.c.dtype)
+    if not rows:
+        return "" if op.a.dtype.bits >= 32 else (f"sm_{arch_number} has no matrix instruction for {op.a.dtype} and "
+                                                 f"{op.b.dtype}; cast both to float16, or compile for a newer target")
+    if threads % WARP:
+        return f"{threads} threads are no whole warps; take a multiple of {WARP} threads"
+    if op.c.buffer.scope_name != FRAGMENT or not op.c.is_full:
+        return "the accumulator is not a whole fragment; accumulate into a whole T.alloc_fragment"
+    m, n, k = rows[0].shape
+    return (f"{op.m} x {op.n} x {op.k} is not made of instructions of {m} x {n} x {k}; take multiples of these, or convert the "
+            "operands to float16")
+
+
 def with_warps_of(plan: GemmPlan, first: GemmPlan) -> GemmPlan:
     """The plan with the warp partition of `first`, an earlier gemm into the same accumulator.
 

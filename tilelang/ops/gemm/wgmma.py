@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
+from tilelang.arith import Analyzer
 from tilelang.errors import InternalError
 from tilelang.ir import (AddressOf, Binary, Buffer, Const, Evaluate, Expr, For, Region, Stmt, Store, Var, call, cast, const,
                          convert, fresh, load, seq, unary, FRAGMENT, SHARED)
@@ -40,25 +41,27 @@ def choose_wgmma(op: Any, threads: int, rounded: Container[Var] = (), like: Gemm
 
     Warps are counted in fours, so that a warp group stays whole.  rounded: shared storage whose values must be rounded to
     tf32; the instruction would truncate them instead.  like: plan of another gemm into the same accumulator; this one must
-    have the same accumulator layout.
+    have the same accumulator layout.  Behind a semicolon the reason says what to change.
     """
     if is_tf32(op) and any(r.buffer.scope_name in SHARED and r.buffer.data not in rounded for r in (op.a, op.b)):
-        return "float32 operands in shared memory would be cut to tf32, not rounded"
+        return ("float32 operands in shared memory would be cut to tf32, not rounded; fill both by T.copy in a T.Pipelined loop "
+                "of two stages or more, with K contiguous (B as (N, K) with transpose_B=True)")
     sizes = wgmma_sizes(op.a.dtype, op.b.dtype, op.c.dtype)
     if not sizes:
         return f"there is no wgmma of {op.a.dtype} and {op.b.dtype} into {op.c.dtype}"
     if threads % GROUP:
-        return f"{threads} threads are no whole warp groups"
+        return f"{threads} threads are no whole warp groups; take a multiple of {GROUP} threads"
     if op.c.buffer.scope_name != FRAGMENT or not op.c.is_full or op.c.buffer.ndim != 2:
-        return "the accumulator is not a whole fragment"
+        return "the accumulator is not a whole fragment; accumulate into a whole T.alloc_fragment of two dimensions"
     if op.b.buffer.scope_name not in SHARED or op.a.buffer.scope_name not in (*SHARED, FRAGMENT):
-        return "B is not in shared memory" if op.b.buffer.scope_name not in SHARED else "A is in per-thread memory"
+        where = "B is not in shared memory" if op.b.buffer.scope_name not in SHARED else "A is in per-thread memory"
+        return f"{where}; copy it to shared memory"
     for region in (op.a, op.b):
         why = _unfit(region)
         if why:
             return why
     if op.a.dtype.bits != 16 and (op.transpose_a or not op.transpose_b):
-        return f"operands of {op.a.dtype} need K contiguous"
+        return f"operands of {op.a.dtype} need K contiguous; take A as (M, K), and B as (N, K) with transpose_B=True"
     best: GemmPlan | None = None
     partitions = _partitions(op, threads // GROUP)
     if like is not None:
@@ -69,7 +72,10 @@ def choose_wgmma(op: Any, threads: int, rounded: Container[Var] = (), like: Gemm
         if row is not None:
             best = GemmPlan(row.name, (groups[0] * 4, groups[1]))
             break
-    return best or f"{threads // GROUP} warp group(s) do not divide {op.m} x {op.n} x {op.k} into instructions"
+    least = wgmma_row(sizes[0], op.a.dtype, op.b.dtype, op.c.dtype)
+    return best or (f"{threads // GROUP} warp group(s) do not divide {op.m} x {op.n} x {op.k} into instructions; take 64 rows "
+                    f"for each warp group (A and B exchanged where N is the long side), N in multiples of {sizes[0]}"
+                    f"{'' if least is None else f' and K of {least.shape[2]}'}")
 
 
 def is_tf32(op: Any) -> bool:
@@ -109,12 +115,11 @@ def _unfit(region: Region) -> str:
     if b.scope_name == FRAGMENT:
         return ""
     if b.ndim < 2 or not b.is_static or b.strides_ is not None:
-        return f"`{b.name}` is not a plain matrix"
+        return f"`{b.name}` is not a plain matrix; allocate it with a static shape and without strides"
     if shared_boxes(b) is None:
-        return no_boxes(b)
-    row, column = (_number(m) for m in region.mins[-2:])
-    if row is None or column is None or row % 8 or column * b.dtype.bits % 256:
-        return f"the tile of `{b.name}` starts inside a swizzle pattern"
+        return f"{no_boxes(b)}; give it rows of a multiple of 32 bytes and no layout"
+    if not _multiple(region.mins[-2], 8) or not _multiple(region.mins[-1], max(1, 256 // b.dtype.bits)):
+        return f"the tile of `{b.name}` starts inside a swizzle pattern; start it at multiples of 8 rows and 32 bytes"
     return ""
 
 
@@ -123,10 +128,10 @@ def _starts(region: Region, major: str, total: int, extent: int) -> bool:
     p = shared_boxes(region.buffer)
     if p is None or major == "k":
         return p is not None
-    first = _number(region.mins[-1])
+    w = p.box_columns
+    first = 0 if _multiple(region.mins[-1], w) else _number(region.mins[-1])
     if first is None:
         return False
-    w = p.box_columns
     return all(at % w == 0 or at % w + extent <= w for at in range(first, first + total, extent))
 
 
@@ -154,6 +159,12 @@ def _number(e: Any) -> int | None:
     if isinstance(e, int):
         return e
     return int(e.value) if isinstance(e, Const) else None
+
+
+def _multiple(e: Any, n: int) -> bool:
+    """Whether an index is surely a multiple of n, also where it depends on variables."""
+    form = Analyzer().linear(convert(e))
+    return all(c % n == 0 for c in (form.const, *form.terms.values()))
 
 
 def operand_layouts(op: Any) -> dict[Buffer, Layout]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from tilelang.errors import error, register
+from tilelang import errors
+from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import Buffer, Var, with_options, FRAGMENT
 from tilelang.layout import Fragment, Layout
 from tilelang.ops import AtomicTile, Copy, Gemm
-from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm, with_warps_of
+from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm, why_simt, with_warps_of
 from tilelang.ops.gemm.wgmma import choose_wgmma, operand_layouts, shared_layout, wgmma_fragments
 from tilelang.ops.tma_copy import is_row
 from tilelang.ops.tma_store import copied_tile
-from tilelang.target.wgmma import WGMMA_ROWS
+from tilelang.target.wgmma import WGMMA_ROWS, wgmma_sizes
 
 from ..legalize.hopper_features import hopper
 from .layout_uses import Uses, at_line, run_time_shape
@@ -28,6 +30,9 @@ register("wgmma-gemm", ValueError, "a T.wgmma_gemm that no warp-group instructio
          "multiplies any tiles",
          expected="a GEMM that wgmma computes")
 
+register_warning("slow-gemm", "a T.gemm without the fastest matrix instruction of the target for its element types")
+
+_PACKAGE = os.path.dirname(os.path.abspath(errors.__file__)) + os.sep
 # What to do where wgmma needs swizzle atoms and a call has the address of the tile.
 _POINTERS = ("the call would see swizzle atoms: fill the tile by T.copy, T.tma_copy, T.ptx_cp_async or element stores, which "
              "go through its layout, or multiply it by T.gemm")
@@ -36,13 +41,15 @@ _POINTERS = ("the call would see swizzle atoms: fill the tile by T.copy, T.tma_c
 class StrictLayouts:
     """Settles the strict layouts of one launch.  Raises layout-conflict and wgmma-gemm.
 
-    gemms: by id, each GEMM with the instruction that was chosen for it.  reasons: why a faster strategy was not used.
+    gemms: by id, each GEMM with the instruction that was chosen for it.  reasons: why a faster strategy was not used.  why: by
+    id of a GEMM, why wgmma does not compute it.
     """
 
     def __init__(self, uses: Uses, cx: PassContext) -> None:
         self.uses, self.known, self.cx = uses, uses.known, cx
         self.gemms: dict[int, Gemm] = {}
         self.reasons: list[str] = []
+        self.why: dict[int, str] = {}
         self._forced: dict[Var, GemmPlan] = {}  # accumulators of T.wgmma_gemm: the plan that lays out each
         self._demanded: dict[Buffer, tuple[Any, Any]] = {}  # fragment -> (layout, the node that required it first)
 
@@ -85,6 +92,8 @@ class StrictLayouts:
         by_groups = self._by_wgmma(gemms)
         plans = [(op, by_groups.get(id(op)) or choose_gemm(op, arch, self.uses.known_for(op).threads,
                                                            op.c.buffer in rows_first)) for op in gemms]
+        for op, plan in plans:
+            self._told(op, plan, arch)
         first: dict[Buffer, GemmPlan] = {}
         asked: list[tuple[Gemm, GemmPlan, dict[Buffer, Any]]] = []
         # Instructions that accept existing layouts come last; mma.sync works on the rows that wgmma gives each warp.
@@ -104,6 +113,23 @@ class StrictLayouts:
             for b, lay in layouts.items():
                 if b not in self.known.layouts:
                     self._demand(op, plan, b, lay)
+
+    def _told(self, op: Gemm, plan: GemmPlan, arch: int) -> None:
+        """Report, and warn at the user's line, why a GEMM does not have the fastest instruction of the target for its types.
+
+        What the package itself multiplies so is reported alone: its users cannot change it.
+        """
+        alone = plan.instruction == SIMT
+        why = why_simt(op, arch, self.uses.known_for(op).threads) if alone else self.why.get(id(op), "")
+        if plan.instruction in WGMMA_ROWS or not why:
+            return
+        by = "multiply-adds of single threads" if alone else "mma.sync"
+        self.reasons.append(f"T.gemm{at_line(op)} by {by}: {why}")
+        best = alone or bool(wgmma_sizes(op.a.dtype, op.b.dtype, op.c.dtype))
+        if best and op.span is not None and not op.span.file.startswith(_PACKAGE):
+            reason, _, change = why.partition("; ")
+            warn("slow-gemm", f"T.gemm of {op.a.dtype} is computed by {by}, not at the full rate of matrix instructions: "
+                 f"{reason}", change, span=op.span)
 
     def _demand(self, op: Gemm, plan: GemmPlan, b: Buffer, lay: Any) -> None:
         """Give a fragment the layout that an instruction works on.
@@ -142,8 +168,8 @@ class StrictLayouts:
         rounded = rounded_tiles(self.uses.ops)
         for op in sorted(gemms, key=lambda op: not self._is_forced(op)):
             first = self._forced.get(op.c.buffer.data)
-            plan = "its warps are no whole warp groups" if id(op) in self.uses.cutting else choose_wgmma(
-                op, self.uses.known_for(op).threads, rounded, first)
+            cut = "its warps are no whole warp groups; take warp roles of whole warp groups" * (id(op) in self.uses.cutting)
+            plan = cut or choose_wgmma(op, self.uses.known_for(op).threads, rounded, first)
             why = plan if isinstance(plan, str) else self._unpanelled(op)
             if isinstance(plan, GemmPlan) and not why:
                 plans[id(op)] = plan
@@ -159,7 +185,7 @@ class StrictLayouts:
                             hint=_POINTERS if by else "")
             if first is None:
                 declined.add(op.c.buffer.data)
-            self.reasons.append(f"T.gemm{at_line(op)} by mma.sync: {why}")
+            self.why[id(op)] = why
         shared_out: dict[Var, tuple[Any, ...]] = {}
         for op in gemms:
             if id(op) in plans and op.plan.wait != -1 and op.c.buffer.data not in self._forced:
@@ -168,14 +194,15 @@ class StrictLayouts:
                 acc = wgmma_fragments(op, WGMMA_ROWS[plan.instruction], plan.warps, self.uses.known_for(op).threads)[2]
                 if not self.uses.suits_views(op.c.buffer, acc):
                     declined.add(op.c.buffer.data)
-                    self.reasons.append(f"T.gemm{at_line(op)} by mma.sync: its accumulator is seen in another shape")
+                    self.why[id(op)] = "its accumulator is seen in another shape; accumulate into a fragment of its own"
                 elif shared_out.setdefault(op.c.buffer.data, how) != how:
                     declined.add(op.c.buffer.data)
-                    self.reasons.append(f"T.gemm{at_line(op)} by mma.sync: other GEMMs lay out its accumulator in another "
-                                        "way")
+                    self.why[id(op)] = "other GEMMs lay out its accumulator in another way; give all the same warp policy"
         for op in gemms:
             if op.c.buffer.data in declined:
-                plans.pop(id(op), None)
+                if plans.pop(id(op), None):
+                    self.why.setdefault(id(op), "another GEMM into its accumulator cannot have wgmma; give "
+                                        "that GEMM an accumulator of its own")
             elif id(op) in plans:
                 for b, lay in operand_layouts(op).items():
                     self.known.settle(b, lay, f"{plans[id(op)].instruction}{at_line(op)}")
