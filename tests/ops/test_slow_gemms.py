@@ -1,4 +1,4 @@
-"""T.gemm says when and why it does not use the fastest instruction: it was silent, or reported an mma.sync that was not there."""
+"""T.gemm says when and why it does not use the fastest instruction: it was silent, or named an mma.sync that was not there."""
 
 import warnings
 

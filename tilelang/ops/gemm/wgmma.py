@@ -44,8 +44,8 @@ def choose_wgmma(op: Any, threads: int, rounded: Container[Var] = (), like: Gemm
     have the same accumulator layout.  Behind a semicolon the reason says what to change.
     """
     if is_tf32(op) and any(r.buffer.scope_name in SHARED and r.buffer.data not in rounded for r in (op.a, op.b)):
-        return ("float32 operands in shared memory would be cut to tf32, not rounded; fill both by T.copy in a T.Pipelined loop "
-                "of two stages or more, with K contiguous (B as (N, K) with transpose_B=True)")
+        return ("float32 operands in shared memory would be cut to tf32, not rounded; fill both by T.copy in a T.Pipelined "
+                "loop of two stages or more, with K contiguous (B as (N, K) with transpose_B=True)")
     sizes = wgmma_sizes(op.a.dtype, op.b.dtype, op.c.dtype)
     if not sizes:
         return f"there is no wgmma of {op.a.dtype} and {op.b.dtype} into {op.c.dtype}"
