@@ -93,7 +93,7 @@ class StrictLayouts:
         plans = [(op, by_groups.get(id(op)) or choose_gemm(op, arch, self.uses.known_for(op).threads,
                                                            op.c.buffer in rows_first)) for op in gemms]
         for op, plan in plans:
-            self._told(op, plan, arch)
+            self._report(op, plan, arch)
         first: dict[Buffer, GemmPlan] = {}
         asked: list[tuple[Gemm, GemmPlan, dict[Buffer, Any]]] = []
         # Instructions that accept existing layouts come last; mma.sync works on the rows that wgmma gives each warp.
@@ -114,7 +114,7 @@ class StrictLayouts:
                 if b not in self.known.layouts:
                     self._demand(op, plan, b, lay)
 
-    def _told(self, op: Gemm, plan: GemmPlan, arch: int) -> None:
+    def _report(self, op: Gemm, plan: GemmPlan, arch: int) -> None:
         """Report, and warn at the user's line, why a GEMM does not have the fastest instruction of the target for its types.
 
         What the package itself multiplies so is reported alone: its users cannot change it.
