@@ -144,3 +144,22 @@ def test_python_questions_that_have_an_answer_while_tracing_keep_it():
 
     assert seen == [(1, 2, 4, "n", "3", "bx", 1)]
     assert hash(T.dynamic("m")) is not None
+
+
+def test_an_address_has_no_hash_while_tracing():
+    with pytest.raises(TypeError, match="python-question"):
+        @T.prim_func
+        def f(A: T.Tensor((4,), "float32")):
+            with T.Kernel(1, threads=1):
+                _ = {0: 1.0}.get(T.address_of(A[0]), 2.0)
+                A[0] = 1.0
+
+
+def test_a_name_used_outside_of_its_loop_has_no_hash():
+    with pytest.raises(RuntimeError, match="outside its defining region"):
+        @T.prim_func
+        def f(A: T.Tensor((4,), "float32")):
+            with T.Kernel(1, threads=1):
+                for i in T.serial(4):
+                    x = A[i] + 1.0
+                A[0] = {0: 1.0}.get(x, 2.0)

@@ -80,7 +80,7 @@ def differs(value: Any) -> bool:
         return False
     scalars = {id(var) for var, buffer in b.params.values() if buffer is None}
     return any(isinstance(x, (Load, Call, AddressOf)) or isinstance(x, Var) and (x.span is not None or id(x) in scalars)
-               for x in distinct(value, Load, Call, Var))
+               for x in distinct(value, AddressOf, Load, Call, Var))
 
 
 def _text(e: Any) -> str:

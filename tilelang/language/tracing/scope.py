@@ -52,10 +52,11 @@ class Poison:
             raise AttributeError(name)
         return self._raise()
 
-    __bool__ = __iter__ = __len__ = __call__ = __str__ = __format__ = __hash__ = _raise
+    __bool__ = __iter__ = __len__ = __call__ = __str__ = __format__ = _raise
 
 
 reject_operators(Poison, Poison._raise)
+Poison.__hash__ = Poison._raise  # type: ignore[method-assign, assignment]
 
 
 class Undefined(Poison):

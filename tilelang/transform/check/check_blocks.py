@@ -16,7 +16,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, 
 from tilelang.target.intrinsics import is_pure
 
 from ..analysis.effects import effects
-from .check_bounds import is_bound, parts_of
+from .check_bounds import is_bound, conjuncts
 from ..framework.pass_ import TILE, PassContext, pass_
 
 register("block-overwrite", ValueError, "blocks of a launch store different values in one element",
@@ -65,10 +65,10 @@ class _Blocks:
                 else:
                     raise error("block-overwrite", text, found=f"{moving[v]} blocks along `{v.name}`", span=s.span)
 
-    def of(self, *parts: Any) -> frozenset[Var]:
+    def of(self, *values: Any) -> frozenset[Var]:
         """The block indices that expressions depend on."""
         out: frozenset[Var] = frozenset()
-        for e in parts:
+        for e in values:
             for x in walk(e) if isinstance(e, Expr) else ():
                 if isinstance(x, Var):
                     out |= self.on.get(x, frozenset())
@@ -106,7 +106,7 @@ class _Blocks:
             case If():
                 for part, holds in ((s.then, True), (s.orelse, False)):
                     if part is not None:
-                        self.branch(part, parts_of(s.cond, holds), around, a)
+                        self.branch(part, conjuncts(s.cond, holds), around, a)
                 return None
             case For():
                 self.put(s.var, self.of(s.start, s.extent))

@@ -127,7 +127,7 @@ class _Places:
         cond, facts, outer = substitute(cond, self.values), self.facts.analyzer, self.swept
         if isinstance(known := facts.simplify(cond), Const) and bool(known.value) is not holds:
             return  # never reached
-        left_out = [free_vars(p) for p, true in parts_of(cond, holds) if not is_bound(p, true)]
+        left_out = [free_vars(p) for p, true in conjuncts(cond, holds) if not is_bound(p, true)]
         if contains(cond, Load, Call) or not self.opaque.isdisjoint(free_vars(cond)):
             left_out.append(self.swept if self.opaque & free_vars(cond) or contains(cond, Call) or any(
                 x.buffer.scope() in PRIVATE for x in walk(cond, Load)) else self.serial)
@@ -201,12 +201,12 @@ def _every_element(a: Analyzer, e: Expr, size: Any, more: int | None) -> bool:
     return beyond is not None and beyond >= 0 or more is not None and high is not None and high + more < 0
 
 
-def parts_of(cond: Expr, holds: bool) -> list[tuple[Expr, bool]]:
+def conjuncts(cond: Expr, holds: bool) -> list[tuple[Expr, bool]]:
     """Conditions, and whether they hold, that together say that cond does (or does not)."""
     if isinstance(cond, Unary) and cond.op == "not":
-        return parts_of(cond.a, not holds)
+        return conjuncts(cond.a, not holds)
     if isinstance(cond, Binary) and cond.op == ("and" if holds else "or"):
-        return [*parts_of(cond.a, holds), *parts_of(cond.b, holds)]
+        return [*conjuncts(cond.a, holds), *conjuncts(cond.b, holds)]
     return [(cond, holds)]
 
 
@@ -226,4 +226,4 @@ def _positive(n: Any) -> bool:
     return isinstance(n, Const) and int(n.value) > 0 or isinstance(n, int) and n > 0
 
 
-__all__ = ["check_bounds", "is_bound", "parts_of"]
+__all__ = ["check_bounds", "is_bound", "conjuncts"]
