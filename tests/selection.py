@@ -25,7 +25,7 @@ import pytest
 
 FOLDER = pathlib.Path(__file__).parent
 SECONDS, SKIPS = FOLDER / "seconds.json", FOLDER / "skips.txt"
-BUDGET, ASSUMED, LONGEST = 0.15, 0.1, 2.5
+BUDGET, ASSUMED, LONGEST = 0.1, 0.1, 1.5
 SPENT = "processor seconds"  # property of reports
 TORCH = "torch is not installed"
 
