@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial, reduce
 from typing import Any
 
 from tilelang import errors
-from tilelang.arith import Analyzer, Linear
-from tilelang.arith.linear import emit
-from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Buffer, Call, Continue, Expr, For, If, Load, Node, Seq, Stmt, Store,
-                         Var, binary, contains, free_vars, fresh, is_const, is_large, logical, rebuild, replace, rewrite, seq,
-                         stmts_of, substitute, unary, walk, FRAGMENT, VARIABLE)
+from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Buffer, Call, Continue, Expr, For, If, Load, Node, Seq, Stmt, fresh,
+                         contains, is_large, rebuild, seq, stmts_of, substitute, unary, walk, VARIABLE)
 
 from .distributed_loop import in_order
 
@@ -45,55 +41,6 @@ def inline_index_binds(body: Stmt) -> Stmt:
         return substitute(e, names) if names else e
 
     return visit(body) if contains(body, Bind) else body
-
-
-def over_fragment(analyzer: Analyzer, vars: tuple[Var, ...], extents: tuple[Any, ...],
-                  body: Stmt) -> tuple[tuple[Var, ...], tuple[Any, ...], Stmt] | None:
-    """A loop that accesses fragments at an offset as one over all their elements, so that the owner of each runs it.
-
-    for i in T.Parallel(16): h[i] = F[i + c]     ->     for k in T.Parallel(64): if k >= c and k < c + 16: h[k - c] = F[k]
-
-    None for other loops, and where the offsets of two accesses differ.
-    """
-    sizes = dict(zip(vars, extents))
-    found: list[tuple[Var | None, Expr, Var]] = []  # (variable, offset, the variable of the fragment's dimension)
-    at: dict[tuple[Buffer, tuple[Expr, ...]], tuple[Expr, ...]] = {}
-    for x in [x for x in walk(body, Load, Store) if x.buffer.scope_name == FRAGMENT]:
-        new: list[Expr] = []
-        for i, n in zip(x.indices, map(int, x.buffer.shape)):
-            moving, offset = offset_of(analyzer, i, vars, body)
-            v: Any = next(iter(moving.terms), None)
-            if offset is None or v is not None and (v not in vars or len(moving.terms) > 1 or moving.terms[v] != 1):
-                return None
-            same = next((f for f in found if f[0] is v and (v is not None or f[1].same(offset) and sizes[f[2]] == n)), None)
-            if same is None and n > 1:
-                plain = v is not None and is_const(offset, 0) and sizes[v] == n
-                found.append(same := (v, offset, v if plain else fresh("k", i.dtype)))
-                sizes[same[2]] = n
-            if same and (not same[1].same(offset) or sizes[same[2]] != n or same[2] in new):
-                return None
-            new.append(same[2] if same else i)
-        at[x.buffer, x.indices] = tuple(new)
-    moved, by = [f for f in found if f[0] is not f[2]], {v: k for v, _, k in found}
-    if not moved or sum(f[0] is None for f in moved) > 1 or any(sizes[v] != 1 and v not in by for v in vars):
-        return None
-    body = rewrite(body, lambda x: replace(x, indices=got) if (got := at.get((x.buffer, x.indices))) else None, Load, Store)
-    conds = [binary("eq", k, offset) for v, offset, k in moved if v is None]
-    conds += [binary(op, k, at) for v, offset, k in moved if v is not None for op, at in (
-        ("ge", offset), ("lt", offset + sizes[v]))]
-    body = substitute(body, {v: k - offset for v, offset, k in moved if v is not None})
-    loop = (*(k for v, _, k in found if v is None), *(by.get(v, v) for v in vars))
-    return loop, tuple(sizes[v] for v in loop), If(reduce(partial(logical, "and"), conds), body, span=body.span)
-
-
-def offset_of(analyzer: Analyzer, index: Expr, vars: tuple[Var, ...], body: Stmt) -> tuple[Linear, Expr | None]:
-    """(the terms of an index that differ between iterations of a loop, the rest; None if it may change within the loop)."""
-    own, stored = {*vars, *(x.var for x in walk(body, Bind, For))}, {x.buffer.data for x in walk(body, Store)}
-    form = analyzer.linear(index)
-    moving = Linear({t: c for t, c in form.terms.items() if free_vars(t) & own}, 0)
-    rest = emit(form.plus(moving, -1), index.dtype)
-    changes = contains(rest, Call) or any(x.buffer.data in stored or x.buffer.scope_name == FRAGMENT for x in walk(rest, Load))
-    return moving, None if changes else rest
 
 
 def drop_continue(body: Stmt) -> Stmt:
@@ -180,4 +127,4 @@ def renamed(body: Stmt) -> Stmt:
     return substitute(body, mapping)
 
 
-__all__ = ["drop_continue", "inline_index_binds", "offset_of", "over_fragment", "reject_carried", "renamed"]
+__all__ = ["drop_continue", "inline_index_binds", "reject_carried", "renamed"]
