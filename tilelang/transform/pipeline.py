@@ -59,6 +59,7 @@ from .legalize.order_warp_roles import order_warp_roles
 from .lower.lower_tile_ops import lower_tile_ops
 from .lower.shorten_exponents import shorten_exponents
 from .lower.shorten_rounded import shorten_rounded
+from .legalize.private_fragments import private_fragments
 from .legalize.split_warp_role_branches import split_warp_role_branches
 from .framework.pass_ import DEVICE, TILE, PassContext, PassFn, pass_, run_passes
 from .sync.place_sync import place_sync
@@ -95,6 +96,7 @@ log = logging.getLogger("tilelang.transform")
 TILE_PASSES: tuple[PassFn, ...] = (
     legalize,
     one_thread_blocks,  # after legalize, which rejects names without values; before all passes that ask for the threads
+    private_fragments,  # before all checks of which elements iterations and threads access
     bind_calls,  # after legalize, which rejects names without values; before all passes that write guards
     fold_thread_count,  # before all passes that ask which threads reach a statement
     block_returns,  # after fold_thread_count, which removes dead branches; before all passes that look for warp roles
