@@ -27,7 +27,8 @@ def test_pictures_of_layouts_show_every_cell(tmp_path, capsys):
     layout = T.Layout((4, 8), lambda i, j: (j, i))
     plot_layout(layout, str(tmp_path), "swap", formats="svg, pdf")
     assert re.findall(r"Saved (\w+) format into", capsys.readouterr().out) == ["svg", "pdf"]
-    assert [x for row in written(tmp_path / "swap.svg")[:4] for x in row] == [str(j * 4 + i) for i in range(4) for j in range(8)]
+    texts = [x for row in written(tmp_path / "swap.svg")[:4] for x in row]
+    assert texts == [str(j * 4 + i) for i in range(4) for j in range(8)]
     data = (tmp_path / "swap.pdf").read_bytes()
     assert data.startswith(b"%PDF-1.4") and data.endswith(b"%%EOF\n") and data.count(b" re B") == 32
     start = int(re.search(rb"startxref\n(\d+)", data).group(1))
