@@ -9,6 +9,7 @@ import pytest
 from tilelang.jit import building
 from tilelang.jit.artifact import Artifact
 from tilelang.jit.requests import make_request
+from tilelang.runtime import cuda_cache
 from tilelang.runtime.nvrtc import parse_resources
 from tilelang.runtime.signature import signature_of
 
@@ -88,6 +89,13 @@ def test_what_the_user_asks_for_is_compiled_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(building, "_build_cuda", lambda request, sig: _artifact("C7514: x", 0))
     request = make_request(recurrent(), None, None, SM90, None, {"tl.wgmma_in_flight": "iterations"}, None)
     assert building.build_cuda(request, signature_of(request.func, None)).meta["facts"][0]["declined"] == []
+
+
+def test_a_cubin_of_a_release_with_other_facts_was_taken_from_the_cache(monkeypatch: pytest.MonkeyPatch):
+    cache = cuda_cache.CUDABinaryCache()
+    own = cache.key("void f() {}", "sm_90a")
+    monkeypatch.setattr(cuda_cache, "fields", lambda _: [])
+    assert own != cache.key("void f() {}", "sm_90a")
 
 
 def test_a_recurrent_loop_had_serialised_wgmma():

@@ -6,7 +6,7 @@ Different programs, or different releases of this package, that produce the same
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 from tilelang.env import env
 
@@ -33,7 +33,8 @@ class CUDABinaryCache:
         if "#include" in source or any(o.startswith(_FILES_NAMED) for o in options):
             return None
         nvrtc = compiler_for(arch)
-        return digest(["cubin", source, arch, list(options), nvrtc.path, list(nvrtc.version),
+        facts = [f.name for f in fields(Resources)]  # an entry of a release with other facts is not this one's
+        return digest(["cubin", facts, source, arch, list(options), nvrtc.path, list(nvrtc.version),
                        env.is_yield_hints_enabled() and [MIN_RUN, SPACING]])
 
     def compile(self, source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
