@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
@@ -105,7 +106,8 @@ def main() -> int:
     began = time.time()
     counts, kinds = collections.Counter[str](), collections.Counter[str]()
     wrong: list[dict[str, Any]] = []
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    git = shutil.which("git")  # an archive has no commit, and a machine may lack git
+    head = subprocess.run([git, "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip() if git else ""
     out: dict[str, Any] = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": head,
                            "command": " ".join(["python", *sys.argv]), "cores": os.cpu_count(), "seed": a.seed}
     if a.on == "gpu":

@@ -13,7 +13,7 @@ from tilelang.arith import Analyzer
 from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel,
                          Stmt, Store, TileOp, Var, While, inner, is_const, walk, GLOBAL)
-from tilelang.target.intrinsics import is_pure
+from tilelang.target.intrinsics import INTRINSICS, SYNC, WRITES
 
 from ..analysis.effects import effects
 from .check_bounds import is_bound, conjuncts
@@ -74,7 +74,7 @@ class _Blocks:
                     out |= self.on.get(x, frozenset())
                 elif isinstance(x, (Load, AddressOf)):
                     out |= self.held(x.buffer)
-                elif isinstance(x, Call) and not is_pure(x.op):
+                elif isinstance(x, Call) and (x.op not in INTRINSICS or INTRINSICS[x.op].effect in (WRITES, SYNC)):
                     return self.every
         return out
 
@@ -93,7 +93,8 @@ class _Blocks:
                     self.at[s.var] = self.of(s.value)
                 return self.put(s.var, self.of(s.value))
             case Store():
-                again = s.buffer.scope_name == GLOBAL and any(x.buffer.data is s.buffer.data for x in walk(s.value, Load))
+                again = s.buffer.scope_name == GLOBAL and any(
+                    x.buffer.data is s.buffer.data and not _apart(x.indices, s.indices) for x in walk(s.value, Load))
                 return self.store(s, s.buffer, self.of(*s.indices), self.every if again else self.of(s.value), around, a)
             case TileOp():
                 own = s.accesses()  # type: ignore[attr-defined]
@@ -141,6 +142,11 @@ class _Blocks:
         if b.scope_name == GLOBAL and mode != "atomic":
             where = self.at.get(b.data, frozenset()) | self.of(b.offset, *b.strides)
             self.found[id(s)] = s, b, place | where | around | one, value
+
+
+def _apart(one: Any, other: Any) -> bool:
+    """Whether two elements have different numbers in a dimension."""
+    return any(isinstance(a, Const) and isinstance(b, Const) and a.value != b.value for a, b in zip(one, other))
 
 
 __all__ = ["check_blocks"]
