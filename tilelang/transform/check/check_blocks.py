@@ -94,7 +94,7 @@ class _Blocks:
                 return self.put(s.var, self.of(s.value))
             case Store():
                 again = s.buffer.scope_name == GLOBAL and any(
-                    x.buffer.data is s.buffer.data and not _apart(x.indices, s.indices) for x in walk(s.value, Load))
+                    x.buffer.data is s.buffer.data and not _disjoint(x.indices, s.indices) for x in walk(s.value, Load))
                 return self.store(s, s.buffer, self.of(*s.indices), self.every if again else self.of(s.value), around, a)
             case TileOp():
                 own = s.accesses()  # type: ignore[attr-defined]
@@ -144,7 +144,7 @@ class _Blocks:
             self.found[id(s)] = s, b, place | where | around | one, value
 
 
-def _apart(one: Any, other: Any) -> bool:
+def _disjoint(one: Any, other: Any) -> bool:
     """Whether two elements have different numbers in a dimension."""
     return any(isinstance(a, Const) and isinstance(b, Const) and a.value != b.value for a, b in zip(one, other))
 
