@@ -56,6 +56,7 @@ class Result(NamedTuple):
     rc: int
     seconds: float
     processor: float  # seconds of user and system time, of the command and its children
+    said: list[str]  # the lines it printed
 
 
 results: list[Result] = []
@@ -70,17 +71,21 @@ def run(name: str, command: str, cwd: Path, env: dict[str, str], limit: tuple[fl
     head = f"\n==> {name}: {command.strip().splitlines()[0]}"
     if not aside:
         print(head, flush=True)
-    pipe = subprocess.PIPE if aside else None
-    process = subprocess.Popen(["bash", "-ec", command], cwd=cwd, env=env, stdout=pipe, stderr=pipe and subprocess.STDOUT,
-                               text=True)
-    said = process.stdout.read() if process.stdout else ""
+    process = subprocess.Popen(["bash", "-ec", command], cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               text=True, errors="replace")
+    assert process.stdout is not None
+    said: list[str] = []
+    for line in process.stdout:
+        said.append(line.rstrip("\n"))
+        if not aside:
+            print(said[-1], flush=True)
     _, status, usage = os.wait4(process.pid, 0)
     rc = process.returncode = os.waitstatus_to_exitcode(status)
     seconds, processor = time.monotonic() - start, usage.ru_utime + usage.ru_stime
     late = rc == 0 and limit is not None and (seconds > limit[0] or processor > limit[1])
     with output:
-        results.append(Result(name, TOO_LONG if late else rc, seconds, processor))
-        print(*[head, said] * aside, f"<== {name}: exit status {rc}, {seconds:.0f} s, {processor:.0f} s of processor time",
+        results.append(Result(name, TOO_LONG if late else rc, seconds, processor, said))
+        print(*[head, *said] * aside, f"<== {name}: exit status {rc}, {seconds:.0f} s, {processor:.0f} s of processor time",
               *[f"more than the {limit} s it may take"] * late, sep="\n", flush=True)
     return results[-1].rc
 
@@ -217,6 +222,12 @@ def interpreter(folder: Path, version: tuple[int, int], program: str) -> None:
     shutil.rmtree(venv)
 
 
+def why(said: list[str]) -> list[str]:
+    """Of what a failed step printed: the last lines, with the summary of failed tests and what each of them said."""
+    summary = [line for line in said if line.startswith(("FAILED", "ERROR", "E  "))]
+    return [*summary[-150:], "...", *said[-40:]]
+
+
 STEPS = {"readme": readme, "full": full, "torch": torch, "interpreters": interpreters}
 
 
@@ -229,8 +240,11 @@ def main() -> int:
             with tempfile.TemporaryDirectory(prefix=f"tilelang-ci-{name}-") as folder:
                 step(Path(folder))
     print("\nexit status  seconds  processor  step")
-    for name, rc, seconds, processor in results:
+    for name, rc, seconds, processor, _ in results:
         print(f"{rc:11d}  {seconds:7.0f}  {processor:9.0f}  {name}")
+    for result in results:
+        if result.rc:
+            print(f"\nFailed: {result.name}", *why(result.said), sep="\n")
     return 1 if any(r.rc for r in results) else 0
 
 
