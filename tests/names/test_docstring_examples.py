@@ -43,7 +43,7 @@ NAMES = {
     "x_s": "T.alloc_shared((128,), 'float32')", "acc": "T.alloc_fragment((128, 128), 'float32')",
     "m": "T.alloc_fragment((128,), 'float32')", "dot": "T.alloc_local((1,), 'int32')",
     "v": "T.alloc_local((8,), 'float32')",
-    "bits": "T.alloc_fragment((128, 128), 'int32')", "mask": "T.alloc_fragment((128,), 'int32')",
+    "bits": "T.alloc_fragment((128, 128), 'int32')", **dict.fromkeys(("mask", "at"), "T.alloc_fragment((128,), 'int32')"),
     "r16": "T.alloc_local((8,), 'float16')", "s16": "T.alloc_local((4,), 'float16')",
     "r32": "T.alloc_local((64,), 'float32')", "bar": "T.alloc_barrier([128])", "cbar": "T.alloc_cluster_barrier([256])",
     "bars": "T.create_barriers(2)", "desc": "T.alloc_wgmma_desc()",

@@ -30,6 +30,7 @@ from .barriers import (alloc_barrier, alloc_cluster_barrier, barrier_arrive, bar
                        ptx_arrive_cluster_barrier, ptx_fence_barrier_init, ptx_init_barrier_thread_count,
                        ptx_wait_barrier)
 from .blockscaled import gemm_blockscaled
+from .combine import reduce_argmax, reduce_argmin, reduce_with, scan_with
 from .composed import (all_of, any_of, atomic_addx2,
                        atomic_addx4, c2d_im2col, dp4a, get_let_value, has_let_value,
                        im2col, tvm_storage_sync, vectorcombine, vectorhigh,

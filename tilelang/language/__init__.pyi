@@ -56,6 +56,12 @@ from tilelang.language.barriers import (
     ptx_fence_barrier_init as ptx_fence_barrier_init,
 )
 from tilelang.language.blockscaled import gemm_blockscaled as gemm_blockscaled
+from tilelang.language.combine import (
+    reduce_argmax as reduce_argmax,
+    reduce_argmin as reduce_argmin,
+    reduce_with as reduce_with,
+    scan_with as scan_with,
+)
 from tilelang.language.composed import (
     c2d_im2col as c2d_im2col,
     dp4a as dp4a,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tilelang import errors
 from tilelang.ir import (GLOBAL, SHARED, VARIABLE, Buffer, Const, Evaluate, Expr, Load, Region, Var, as_bool, call, cast,
-                         convert, walk)
+                         convert, is_const, walk, FRAGMENT, LOCAL, PRIVATE)
 from tilelang.ops import Copy, Fill, Gemm, GemmWarpPolicy, Reduce, Scan, Transpose
 from tilelang.ops.reduce import KINDS
 from tilelang.ops.plans import CopyPlan, GemmSchedule, ReducePlan
@@ -17,7 +17,7 @@ from tilelang.ops.plans import CopyPlan, GemmSchedule, ReducePlan
 from .tracing.builder import Builder, Emitted, check_constant, need_builder
 from .tracing.flags import flag
 from .loops import attrs_of, options_from
-from .tracing.regions import BufferSlice, check_inside, operand, pair, whole_region
+from .tracing.regions import BufferSlice, Operand, check_inside, operand, pair, whole_region
 from .tracing.state import describe, error
 
 errors.register_warning("gemm-waits", "wg_wait of T.gemm, which is synchronous whatever the number")
@@ -222,17 +222,60 @@ def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = 
                            clearing, attrs, plan, span=b.here()))
 
 
-def _whole(x: Any, what: str) -> Region:
+def source_tile(b: Builder, x: Any, what: str) -> Region:
+    """A whole buffer to reduce.  A region becomes one by a copy to registers, without its dimensions of one element.
+
+    Raises reduce-operand."""
     if isinstance(x, Load) and x.buffer.scope_name == VARIABLE:
         return whole_region(x, what)
-    if not isinstance(x, Buffer):
-        if isinstance(x, BufferSlice) and x.region.is_full:
-            return x.region
-        raise error("reduce-operand", f"{what} must be a whole buffer, found {describe(x)}",
-                    found=describe(x), hint="copy the region to "
-                                                                                                  "a buffer of its "
-                                                                                                  "own, or use T.view")
+    if isinstance(x, BufferSlice) and not x.region.is_full:
+        return _region_tile(b, x, what, True)[0].region()
+    if not isinstance(x, Buffer) and not isinstance(x, BufferSlice):
+        raise error("reduce-operand", f"{what} must be a buffer or a region of one, found {describe(x)}", found=describe(x))
     return operand(x, what).region()
+
+
+def result_tile(b: Builder, x: Any, what: str, read: bool) -> tuple[Region, Callable[[], None] | None]:
+    """(a whole buffer for the result of a reduction, what copies it to the region that is meant, if any).
+
+    read: the old value is needed."""
+    if not isinstance(x, BufferSlice) or x.region.is_full:
+        return source_tile(b, x, what), None
+    tile, region = _region_tile(b, x, what, read)
+    return tile.region(), lambda: b.emit(Copy(*pair(tile.buffer, region), span=b.here()))
+
+
+def _region_tile(b: Builder, x: BufferSlice, what: str, read: bool) -> tuple[Operand, BufferSlice]:
+    shape = tuple(n for n in x.region.extents if not is_const(n, 1)) or (1,)
+    if x.buffer.scope_name == GLOBAL or not all(isinstance(n, int) for n in shape):
+        raise error("reduce-operand", f"{what} must be a tile on the chip of constant extents, found {describe(x)}",
+                    found=f"extents ({', '.join(map(str, x.region.extents))}) in {x.buffer.scope_name} memory",
+                    hint="T.copy the region to a fragment or shared buffer of its size")
+    check_inside(x.region)
+    tile = temporary(b, x.buffer, shape)
+    if read:
+        copy(x, tile.buffer)
+    return tile, x
+
+
+def temporary(b: Builder, like: Buffer, shape: tuple[int, ...]) -> Operand:
+    """A new tile of this shape in registers: of the block, or of each thread as `like` is."""
+    scope = LOCAL if like.scope_name in PRIVATE else FRAGMENT
+    tile = b.allocate(Buffer(b.fresh_name(f"{like.name}_part"), shape, like.dtype, scope, span=b.here()))
+    b.unnamed.pop(id(tile), None)
+    return operand(tile, "a tile")
+
+
+def dimension(dim: Any, r: Region, kind: str) -> int:
+    """A dimension of a tile, counted from 0.  Raises reduce-dim or scan-dim (kind)."""
+    rank = len(r.extents)
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise error(kind, f"dim must be an integer, got {dim!r}",
+                    expected="an integer", found=repr(dim))
+    if not -rank <= dim < rank:
+        raise error(kind, f"dim {dim} is out of range for `{r.buffer.name}` with {rank} dimensions",
+                    expected=f"{-rank} to {rank - 1}", found=str(dim))
+    return dim % rank
 
 
 def check_batch(batch: Any) -> None:
@@ -246,28 +289,28 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
            nan_propagate: bool = False, annotations: dict[str, Any] | None = None) -> Emitted:
     """out = reduce_type over dimension dim of buffer, computed in out's type; clear=False combines with out's value.
 
-    buffer: a fragment or shared tile of any shape and numeric dtype.  out: a fragment or shared tile of that shape without
+    buffer: a fragment or shared tile, or a region of one, of any shape and numeric dtype.  Of a region, dimensions of one
+    element are left out, and dim counts the others.  out: a fragment or shared tile (or region) of that shape without
     dimension dim (or with 1 there).  Executed by the whole block.
 
     Example:
-        T.reduce(acc, m, "max", dim=1)   # (128, 128) -> (128,)
+        T.reduce(acc, m, "max", dim=1)              # (128, 128) -> (128,)
+        T.reduce(acc[:, 0:64], m, "max", dim=1)     # of the first 64 columns
     """
     b = _builder("reduce")
     if not isinstance(reduce_type, str) or reduce_type not in KINDS:
         raise error("reduce-kind", f"unknown kind of reduction {reduce_type!r}, expected one of {', '.join(KINDS)}",
                     expected=f"one of {', '.join(KINDS)}", found=repr(reduce_type))
     check_batch(batch)
-    src, dst = _whole(buffer, "the source of a reduction"), _whole(out, "the result of a reduction")
-    if isinstance(dim, bool) or not isinstance(dim, int):
-        raise error("reduce-dim", f"dim must be an integer, got {dim!r}",
-                    expected="an integer", found=repr(dim))
-    rank = len(src.extents)
-    if not -rank <= dim < rank:
-        raise error("reduce-dim", f"dim {dim} is out of range for `{src.buffer.name}` with {rank} dimensions",
-                    expected=f"{-rank} to {rank - 1}", found=str(dim))
+    cleared = flag(clear, "clear")
+    src = source_tile(b, buffer, "the source of a reduction")
+    dst, put = result_tile(b, out, "the result of a reduction", not cleared)
+    along = dimension(dim, src, "reduce-dim")
     plan, attrs = options_from(ReducePlan, annotations, batch=batch if batch != 1 else None)
-    return emit_op(b, Reduce(src, dst, reduce_type, dim % rank, flag(clear, "clear"), flag(nan_propagate, "nan_propagate"),
-                             attrs, plan, span=b.here()))
+    emit_op(b, Reduce(src, dst, reduce_type, along, cleared, flag(nan_propagate, "nan_propagate"), attrs, plan, span=b.here()))
+    if put is not None:
+        put()
+    return EMITTED
 
 
 def reduce_max(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1, nan_propagate: bool = False,

@@ -2,6 +2,7 @@
 
 from .atomic import AtomicTile
 from .base import Access, LowerContext
+from .combine import Combine
 from .copy import Copy
 from .fill import Fill
 from .gemm import Gemm, GemmWarpPolicy
@@ -11,6 +12,5 @@ from .scan import Scan
 from .sum_copies import SumCopies
 from .transpose import Transpose
 
-__all__ = ["Access", "AtomicPlan", "AtomicTile", "Copy", "CopyPlan", "Fill", "Gemm", "GemmSchedule", "GemmWarpPolicy",
-           "LowerContext", "Reduce", "ReducePlan", "Scan",
-           "SumCopies", "Transpose"]
+__all__ = ["Access", "AtomicPlan", "AtomicTile", "Combine", "Copy", "CopyPlan", "Fill", "Gemm", "GemmSchedule",
+           "GemmWarpPolicy", "LowerContext", "Reduce", "ReducePlan", "Scan", "SumCopies", "Transpose"]

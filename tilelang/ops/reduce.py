@@ -105,7 +105,7 @@ class Reduce(TileOp):
             raise errors.error("reduce-shape", f"Invalid reduce output shape, buffer shape is {shape}, dim is {self.dim}, "
                                f"output shape is {out}, expected shapes are {removed}, {kept}", expected=f"{removed} or {kept}",
                                found=str(out), span=self.span)
-        a, b = (_memory(r.buffer.scope_name) for r in (self.src, self.dst))
+        a, b = (memory(r.buffer.scope_name) for r in (self.src, self.dst))
         if a == "other" or b == "other" or (a == "thread") != (b == "thread"):
             raise errors.error("reduce-scope", f"Invalid buffer scopes for a reduction: `{self.src.buffer.name}` is "
                                f"{self.src.buffer.scope_name}, `{self.dst.buffer.name}` {self.dst.buffer.scope_name}",
@@ -134,7 +134,8 @@ def reject_reductions(dst: Region, span: Span | None) -> None:
                            hint="sum in float32 and convert the result")
 
 
-def _memory(scope: str) -> str:
+def memory(scope: str) -> str:
+    """Who holds a tile in this scope: the block, each thread, or other memory."""
     if scope in (FRAGMENT, STATIC, DYNAMIC):
         return "block"
     return "thread" if scope in PRIVATE else "other"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ class Scan(TileOp):
         def take(at: tuple[Var, ...]) -> Stmt:
             return Store(dst.buffer, offset_indices(dst, at), load(lines, at), span=self.span)
 
-        scan = self._lines_by_warps(cx, lines, shape, count) if by_warps else self._lines_by_threads(cx, lines, shape)
+        scan = self._lines_by_warps(cx, lines, shape) if by_warps else self._lines_by_threads(cx, lines, shape)
         return seq(cx.parallel(shape, put, span=self.span), scan, cx.parallel(shape, take, span=self.span),
                    span=self.span)
 
@@ -113,37 +114,24 @@ class Scan(TileOp):
 
         return cx.private(tuple(1 if d == axis else n for d, n in enumerate(src.extents)), scan, span=self.span)
 
-    def _lines_by_warps(self, cx: LowerContext, lines: Buffer, shape: tuple[int, ...], count: int) -> Stmt:
+    def _lines_by_warps(self, cx: LowerContext, lines: Buffer, shape: tuple[int, ...]) -> Stmt:
         """A warp scans 32 elements of a line at a time: shuffles by 1, 2, 4, 8, 16 lanes, then the carry from before."""
-        axis, dt, zero = self.dim % len(shape), lines.dtype, (const(0),)
+        dt, zero = lines.dtype, (const(0),)
         value, carry = (cx.new_local(f"{self.dst.buffer.name}_{n}", 1, dt) for n in ("acc", "carry"))
-        warps, lane = cx.num_threads // WARP, cx.thread % WARP
-        it, chunk = fresh("it"), fresh("c")
-        line = it * warps + cx.thread // WARP
-        place = chunk * WARP + lane
         neutral = const(identity(self.kind, dt), dt)
-        index: list[Expr] = [const(0)] * len(shape)
-        left = line
-        for d in reversed(range(len(shape))):
-            if d != axis:
-                index[d] = left % shape[d]
-                left = left // shape[d]
-        index[axis] = const(shape[axis] - 1) - place if self.reverse else place
-        inside = place < shape[axis]
-        element = load(lines, tuple(index))
         mine = load(value, zero)
-        steps: list[Stmt] = [Store(value, zero, Select(inside, cx.expr(element), neutral, dt, True))]
-        for shift in (1, 2, 4, 8, 16):
-            before = _shuffled("shfl_up", mine, shift)
-            steps.append(Store(value, zero, Select(lane >= shift, self._combined(before, mine), mine, dt, False)))
-        steps.append(Store(value, zero, self._combined(load(carry, zero), mine)))
-        steps.append(Store(carry, zero, _shuffled("shfl_idx", mine, WARP - 1)))
-        buffer, at = cx.physical(lines, tuple(index))
-        steps.append(If(inside, Store(buffer, at, mine, span=self.span)))
-        body = For(chunk, const(0), const(-(-shape[axis] // WARP)), "serial", seq(*steps))
-        whole = seq(Store(carry, zero, neutral), body)
-        guarded = whole if count % warps == 0 else If(line < count, whole)  # uniform within a warp
-        return For(it, const(0), const(-(-count // warps)), "serial", guarded, span=self.span)
+
+        def step(inside: Expr, index: tuple[Expr, ...], lane: Expr) -> tuple[Stmt, Stmt]:
+            steps: list[Stmt] = [Store(value, zero, Select(inside, cx.expr(load(lines, index)), neutral, dt, True))]
+            for shift in (1, 2, 4, 8, 16):
+                before = shuffled("shfl_up", mine, shift)
+                steps.append(Store(value, zero, Select(lane >= shift, self._combined(before, mine), mine, dt, False)))
+            steps.append(Store(value, zero, self._combined(load(carry, zero), mine)))
+            steps.append(Store(carry, zero, shuffled("shfl_idx", mine, WARP - 1)))
+            buffer, at = cx.physical(lines, index)
+            return seq(*steps), Store(buffer, at, mine, span=self.span)
+
+        return warp_chunks(cx, shape, self.dim % len(shape), self.reverse, Store(carry, zero, neutral), step, self.span)
 
     def check(self) -> None:
         """Shapes must be equal; shared or fragment (or thread-private local) tiles."""
@@ -166,7 +154,33 @@ class Scan(TileOp):
         return Access(self.src, "read"), Access(self.dst, "write")
 
 
-def _shuffled(op: str, value: Expr, lane: int) -> Expr:
+def warp_chunks(cx: LowerContext, shape: tuple[int, ...], axis: int, reverse: bool, start: Stmt,
+                step: Callable[[Expr, tuple[Expr, ...], Expr], tuple[Stmt, Stmt]], span: Span | None) -> Stmt:
+    """Each warp goes over its lines along axis, 32 elements at a time.
+
+    start: statements before each line.  step(whether this lane has an element, its indices, the lane): (statements of all
+    lanes, those of lanes that have an element).
+    """
+    warps, lane = cx.num_threads // WARP, cx.thread % WARP
+    it, chunk = fresh("it"), fresh("c")
+    line = it * warps + cx.thread // WARP
+    place = chunk * WARP + lane
+    index: list[Expr] = [const(0)] * len(shape)
+    left, count = line, 1
+    for d in reversed(range(len(shape))):
+        if d != axis:
+            index[d] = left % shape[d]
+            left, count = left // shape[d], count * shape[d]
+    index[axis] = const(shape[axis] - 1) - place if reverse else place
+    inside = place < shape[axis]
+    steps, stores = step(inside, tuple(index), lane)
+    body = For(chunk, const(0), const(-(-shape[axis] // WARP)), "serial", seq(steps, If(inside, stores)))
+    whole = seq(start, body)
+    guarded = whole if count % warps == 0 else If(line < count, whole)  # uniform within a warp
+    return For(it, const(0), const(-(-count // warps)), "serial", guarded, span=span)
+
+
+def shuffled(op: str, value: Expr, lane: int) -> Expr:
     """The value of another lane; shuffles move 32-bit registers, so narrower types are converted."""
     dt = value.dtype
     if dt.is_int and dt.bits < 32:

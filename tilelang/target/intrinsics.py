@@ -153,6 +153,8 @@ def _dequantised(byte: Any, zero_point: Any = 0, *, low: int, high: int, mask: i
     return np.stack(weights, axis=-1).astype(np.float32)
 
 
+# An operand of the functions of a Combine (ops/combine.py), which its lowering replaces.
+add_intrinsic(Intrinsic("combine_operand", 2, PURE, result="attr"))
 # Returns its argument; hides from the device compiler how it was computed.
 add_intrinsic(Intrinsic("opaque_copy", 1, PURE, lambda x: x, {"*": "tl::afresh({0})"}))
 # Returns a variable unchanged; prevents the device compiler from reusing values that it computed from the variable before.

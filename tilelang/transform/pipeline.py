@@ -13,6 +13,7 @@ from tilelang.ir import replace as replaced
 from tilelang.target import Target
 from tilelang.target.cpu import HostCpu, unsupported
 
+from .cpu.expand_combines import expand_combines
 from .cpu.guard_accesses import guard_accesses
 from .cpu.host_blocks import launch_host_statements
 from .cpu.plan_gemm import plan_gemms
@@ -162,6 +163,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
 )
 CPU_PASSES: tuple[PassFn, ...] = (
     drop_assumptions,
+    expand_combines,
     launch_host_statements,
     plan_launches,  # TILE -> CPU
     plan_gemms,  # before guard_accesses, which makes loop nests of the other tile ops

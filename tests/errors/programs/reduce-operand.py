@@ -5,6 +5,6 @@ import tilelang.language as T
 def f(A: T.Tensor((16, 16), "float32")):
     with T.Kernel(1):
         F = T.alloc_fragment((16, 16), "float32")
-        r = T.alloc_fragment((8,), "float32")
+        r = T.alloc_fragment((16,), "float32")
         T.copy(A, F)
-        T.reduce_sum(F[0:8, :], r)
+        T.reduce_sum(A[0:8, :], r, dim=0)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import Func
+from tilelang.ops.combine import expanded
 
 from .context import TileContext
 from .handlers import TILE
@@ -30,7 +31,7 @@ def run_tile(func: Any, args: Arguments, *, check: bool = True, aliased: bool = 
     Raises sim-argument, sim-out-of-bounds, sim-uninitialized, sim-thread-dependent, sim-unsupported, sim-assert; with
     warp roles or mbarriers also sim-barrier (a deadlock) and sim-mbarrier.
     """
-    program: Func = getattr(func, "func", func)
+    program: Func = expanded(getattr(func, "func", func))
     c = TileContext(program, check, TILE)
     action = c.stmt(program.body)
     binding = bind_arguments(program, args, c.granules, aliased)

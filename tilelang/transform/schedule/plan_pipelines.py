@@ -10,7 +10,7 @@ from tilelang.ir import (Alloc, Break, Buffer, Const, Continue, For, Func, Launc
                          rebuild, replace, rewrite_launches, rewrite_stmts, seq, statements, stmts_of, walk, with_options,
                          GLOBAL, SHARED)
 from tilelang.ir.record import state
-from tilelang.ops import Copy, Reduce, Scan
+from tilelang.ops import Combine, Copy, Reduce, Scan
 
 from ..framework.config import PassConfigKey
 from ..analysis.effects import effects, orders
@@ -191,7 +191,7 @@ def unversionable(uses: Uses, loop: For, items: list[Item], b: Buffer) -> str:
         return f"`{b.name}` has views"
     for x in items:
         if x.touches(b.data) and any(  # these ops count the dimensions of the buffer; they may also be inside a branch
-                b.data in (n.src.buffer.data, n.dst.buffer.data) for n in walk(x.stmt, Reduce, Scan)):
+                b.data is a.region.buffer.data for n in walk(x.stmt, Combine, Reduce, Scan) for a in n.accesses()):
             return f"`{b.name}` is reduced or scanned in shared memory"
         if any(e.storage is b.data and e.indices is None and e.region is None for e in x.effects):
             return f"the address of `{b.name}` is taken"

@@ -1,0 +1,257 @@
+"""T.reduce_with, T.scan_with, T.reduce_argmax and T.reduce_argmin: reductions and scans by a function of two states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from tilelang import errors
+from tilelang.ir import (Alloc, Attrs, Buffer, Expr, For, Load, Parallel, Region, Select, Span, Stmt, Store,
+                         TileOp, Var, const, convert, fresh, load, node, rewrite, seq, tile_op, walk, FRAGMENT,
+                         LOCAL, PRIVATE)
+
+from .base import Access, LowerContext
+from .layouts import carried, same_layout
+from .lower_combine import CombineLowering
+from .reduce import memory
+from .scan import shuffled, warp_chunks
+from .states import ELEMENT, LEFT, POSITION, RIGHT, Values, bound, given
+
+errors.register("combine-scope", ValueError, "a reduction or scan by a function, of tiles in memory that it does not work on",
+                "copy the data to a fragment or shared buffer first", expected="tiles in shared memory or fragments")
+errors.register("combine-shape", ValueError, "tiles of a reduction or scan by a function whose shapes do not fit",
+                "give all sources one shape; results of a scan have it too, those of a reduction lack dimension dim",
+                expected="sources of one shape, results of the shape that follows")
+errors.register("combine-element", ValueError, "a function of two states that reads an element of a fragment",
+                "copy the tile to shared memory, or make it another source", expected="no element of a fragment")
+
+@node
+class Combine(TileOp):
+    """The states of the elements of srcs along dim, combined in their order: all of them, or in a scan each prefix.
+
+    srcs: whole tiles of one shape.  outs: whole tiles: that shape, without dim (or 1 there) unless scan.
+    first: the state of the elements at one place.  joined: the state of a left and a right one, associative.  identity: the
+    state that joined with another gives that one.  results: the values of outs that a (left) state gives.  All four hold
+    operands (above) and may hold values that are the same for all elements.
+    reverse: a scan from the end, whose left state is that of the elements after.
+    commutative: left and right may be exchanged, so that elements need not be combined in their order.
+    """
+
+    srcs: tuple[Region, ...]
+    outs: tuple[Region, ...]
+    first: tuple[Expr, ...]
+    joined: tuple[Expr, ...]
+    identity: tuple[Expr, ...]
+    results: tuple[Expr, ...]
+    dim: int
+    reverse: bool = False
+    commutative: bool = False
+    attrs: Attrs = ()
+    span: Span | None = None
+    scan: ClassVar[bool] = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the sources."""
+        return tuple(int(n) for n in self.srcs[0].extents)
+
+    @property
+    def lines(self) -> tuple[int, ...]:
+        """The shape of the sources with 1 along dim: the lines that are combined."""
+        return tuple(1 if d == self.dim else n for d, n in enumerate(self.shape))
+
+    # ---- one line after another: the meaning ------------------------------------------------------------------------
+
+    def expanded(self) -> Stmt:
+        """The operation as loops: in T.Parallel over the lines, or by each thread for private arrays, element after element.
+
+        The reference interpreter and the CPU execute these.
+        """
+        states = [Buffer(f"state{k}", (1,), e.dtype, LOCAL, span=self.span) for k, e in enumerate(self.identity)]
+        at = tuple(fresh("ijklmnpq"[d]) for d in range(len(self.shape)))
+        body = seq(*[Alloc(s, None, span=self.span) for s in states], self.one_line(states, at), span=self.span)
+        if self.of_threads:
+            for v, n in zip(reversed(at), reversed(self.lines)):
+                body = For(v, const(0), const(n), "serial", body, span=self.span)
+            return body
+        return Parallel(at, tuple(map(const, self.lines)), body, span=self.span)
+
+    @property
+    def of_threads(self) -> bool:
+        """Whether its tiles are arrays of each thread."""
+        return self.srcs[0].buffer.scope_name in PRIVATE
+
+    def one_line(self, states: Sequence[Buffer], at: tuple[Var, ...]) -> Stmt:
+        """Combine one line of the sources in `states`, arrays of one element, and store the results."""
+        k, n, zero = fresh("k"), self.shape[self.dim], (const(0),)
+        place = const(n - 1) - k if self.reverse else k
+        where = (*at[:self.dim], place, *at[self.dim + 1:])
+        elements = [load(s.buffer, where, span=self.span) for s in self.srcs]
+        new, values = bound(given(self.first, {ELEMENT: elements, POSITION: [place]}))
+        step = seq(new, self.joined_into(states, zero, values), self.stored(states, zero, where) if self.scan else None)
+        return seq(*[Store(s, zero, e) for s, e in zip(states, self.identity)],
+                   For(k, const(0), const(n), "serial", step, span=self.span),
+                   None if self.scan else self.stored(states, zero, at))
+
+    def joined_into(self, states: Sequence[Buffer], at: tuple[Any, ...], values: Values, joined: Any = None) -> Stmt:
+        """states[at] = what they and `values`, after them, give.  joined: the function with lowered accesses."""
+        new, out = bound(given(joined or self.joined, {LEFT: [load(s, at) for s in states], RIGHT: values}))
+        return seq(new, *[Store(s, at, v, span=self.span) for s, v in zip(states, out)])
+
+    def stored(self, states: Sequence[Buffer], at: tuple[Any, ...], where: tuple[Any, ...]) -> Stmt:
+        """The results of states[at], stored at a place of the sources' shape."""
+        return seq(*[self.stored_out(k, [load(s, at) for s in states], where) for k in range(len(self.outs))])
+
+    def stored_out(self, k: int, state: Values, where: tuple[Any, ...]) -> Stmt:
+        """Result k of a state, stored at a place of the sources' shape."""
+        out = self.outs[k].buffer
+        if len(out.shape) < len(where):
+            where = (*where[:self.dim], *where[self.dim + 1:])
+        elif not self.scan and len(where) == len(out.shape):
+            where = tuple(const(0) if d == self.dim else i for d, i in enumerate(where))
+        return Store(out, tuple(map(convert, where)) or (const(0),), given(self.results[k], {LEFT: state}), span=self.span)
+
+    # ---- layouts and lowering ---------------------------------------------------------------------------------------
+
+    def infer_layout(self, known: Any) -> dict[Buffer, Any]:
+        """Sources have one layout, results of a scan too; threads that hold a row's elements hold its reduction."""
+        tiles = (*self.srcs, *self.outs) if self.scan else self.srcs
+        for group in (tiles, self.outs):
+            for a in group:
+                for b in group:
+                    got = same_layout(a, b, known)
+                    if got:
+                        return got
+        lay = known.get(self.srcs[0].buffer)
+        if self.scan or lay is None or self.srcs[0].buffer.scope_name != FRAGMENT:
+            return {}
+        for out in (r.buffer for r in self.outs):
+            if out.scope_name == FRAGMENT and known.get(out) is None:
+                new = carried(lay.reduce(self.dim), out.shape)
+                if new is not None:
+                    return {out: new}
+        return {}
+
+    def lower(self, cx: LowerContext) -> Stmt:
+        """Reductions as T.reduce_max's.  Scans: staged in shared memory, one thread or one warp for each line."""
+        if self.of_threads:
+            states = self.locals(cx, "acc")
+            return cx.private(self.lines, lambda at: self.one_line(states, at), span=self.span)
+        return self._scan(cx) if self.scan else CombineLowering(self, cx).lower()
+
+    def locals(self, cx: LowerContext, name: str, size: int = 1) -> list[Buffer]:
+        """Arrays of each thread for `size` states."""
+        return [cx.new_local(f"{self.outs[0].buffer.name}_{name}", size, e.dtype) for e in self.identity]
+
+    def _scan(self, cx: LowerContext) -> Stmt:
+        states = [cx.new_shared(f"{self.outs[0].buffer.name}_scan", self.shape, e.dtype) for e in self.identity]
+
+        def put(at: tuple[Var, ...]) -> Stmt:
+            elements = [load(s.buffer, at, span=self.span) for s in self.srcs]
+            values = given(self.first, {ELEMENT: elements, POSITION: [at[self.dim]]})
+            return seq(*[Store(s, at, v, span=self.span) for s, v in zip(states, values)])
+
+        count, threads = 1, cx.num_threads
+        for n in self.lines:
+            count *= n
+        by_warps = threads % 32 == 0 and count < threads
+        scan = self._by_warps(cx, states) if by_warps else self._by_threads(cx, states)
+        take = [cx.parallel(self.shape, lambda at, k=k: self.stored_out(k, [load(s, at) for s in states], at),  # type: ignore[misc]
+                            span=self.span) for k in range(len(self.outs))]
+        return seq(cx.parallel(self.shape, put, span=self.span), scan, *take, span=self.span)
+
+    def _by_threads(self, cx: LowerContext, lines: Sequence[Buffer]) -> Stmt:
+        acc, zero, n = self.locals(cx, "acc"), (const(0),), self.shape[self.dim]
+
+        def scan(at: tuple[Var, ...]) -> Stmt:
+            k = fresh("k")
+            place = const(n - 1) - k if self.reverse else k
+            where = (*at[:self.dim], place, *at[self.dim + 1:])
+            step = seq(self.joined_into(acc, zero, [load(s, where) for s in lines]),
+                       *[Store(s, where, load(a, zero)) for s, a in zip(lines, acc)])
+            return seq(*[Store(a, zero, e) for a, e in zip(acc, self.identity)],
+                       For(k, const(0), const(n), "serial", step))
+
+        return cx.parallel(self.lines, scan, span=self.span)
+
+    def _by_warps(self, cx: LowerContext, lines: Sequence[Buffer]) -> Stmt:
+        """A warp scans 32 elements of a line at a time: shuffles by 1, 2, 4, 8, 16 lanes, then the carry from before."""
+        zero, acc, carry = (const(0),), self.locals(cx, "acc"), self.locals(cx, "carry")
+        mine, before = [load(a, zero) for a in acc], [load(c, zero) for c in carry]
+        neutral = [cx.expr(e) for e in self.identity]
+        joined = tuple(map(cx.expr, self.joined))
+
+        def step(inside: Expr, index: tuple[Expr, ...], lane: Expr) -> tuple[Stmt, Stmt]:
+            steps: list[Stmt | None] = [Store(a, zero, Select(inside, cx.expr(load(s, index)), e, e.dtype, True))
+                                        for a, s, e in zip(acc, lines, neutral)]
+            for shift in (1, 2, 4, 8, 16):
+                new, others = bound([shuffled("shfl_up", v, shift) for v in mine])
+                more, out = bound(given(joined, {LEFT: others, RIGHT: mine}))
+                steps += [new, more, *[Store(a, zero, Select(lane >= shift, v, m, m.dtype, False))
+                                       for a, v, m in zip(acc, out, mine)]]
+            new, out = bound(given(joined, {LEFT: before, RIGHT: mine}))
+            steps += [new, *[Store(a, zero, v) for a, v in zip(acc, out)],
+                      *[Store(c, zero, shuffled("shfl_idx", v, 31)) for c, v in zip(carry, mine)]]
+            places = [cx.physical(s, index) for s in lines]
+            return seq(*steps), seq(*[Store(b, at, v, span=self.span) for (b, at), v in zip(places, mine)])
+
+        start = seq(*[Store(c, zero, e) for c, e in zip(carry, neutral)])
+        return warp_chunks(cx, self.shape, self.dim, self.reverse, start, step, self.span)
+
+    # ---- checks -----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Tiles of fitting shapes in shared memory and fragments, or all of them private; no element of a fragment inside."""
+        kinds = [memory(r.buffer.scope_name) for r in (*self.srcs, *self.outs)]
+        if "other" in kinds or len(set(kinds)) > 1:
+            b = next(r.buffer for r, kind in zip((*self.srcs, *self.outs), kinds) if kind == "other" or kind != kinds[0])
+            raise errors.error("combine-scope", f"T.{self.op_name} works on tiles on the chip, all of the block or all "
+                               f"of a thread, `{b.name}` is {b.scope_name}", found=f"`{b.name}` in {b.scope_name} memory",
+                               span=self.span)
+        outs = [r.buffer.data for r in self.outs]
+        if len(set(outs)) < len(outs):
+            raise errors.error("combine-shape", "two results are one buffer", expected="a buffer for each result",
+                               found="one for two", span=self.span, hint="give each result a tile of its own")
+        shape = tuple(self.srcs[0].extents)
+        kept = shape if self.scan else tuple(1 if d == self.dim else n for d, n in enumerate(shape))
+        fits = [kept] if self.scan else [kept, tuple(n for d, n in enumerate(shape) if d != self.dim) or (1,)]
+        for r, allowed in (*((r, [shape]) for r in self.srcs), *((r, fits) for r in self.outs)):
+            if tuple(r.extents) not in allowed:
+                raise errors.error("combine-shape", f"`{r.buffer.name}` has the shape {tuple(r.extents)}, not "
+                                   f"{' or '.join(map(str, allowed))}", expected=" or ".join(map(str, allowed)),
+                                   found=str(tuple(r.extents)), span=self.span)
+        for x in walk_all((self.first, self.joined, self.identity, self.results)):
+            if isinstance(x, Load) and x.buffer.scope_name == FRAGMENT:
+                raise errors.error("combine-element", f"the function reads an element of the fragment `{x.buffer.name}`, which "
+                                   "one thread holds", found=f"`{x.buffer.name}[…]`", span=self.span)
+
+    def accesses(self) -> tuple[Access, ...]:
+        into = {r.buffer for r in self.outs} if self.scan else set()
+        own = {r.buffer for r in self.srcs if r.buffer in into}  # of an element in the step that writes it
+        return (*(Access(r, "read") for r in self.srcs if r.buffer not in own),
+                *(Access(r, "readwrite" if r.buffer in own else "write") for r in self.outs))
+
+
+@tile_op("reduce_with")
+class ReduceWith(Combine):
+    """All elements of srcs along dim combined."""
+
+
+@tile_op("scan_with")
+class ScanWith(Combine):
+    """Each prefix of srcs along dim combined."""
+
+    scan: ClassVar[bool] = True
+
+
+def expanded(program: Any) -> Any:
+    """The program with the loops of each Combine in its place."""
+    return rewrite(program, Combine.expanded, Combine)
+
+
+def walk_all(values: Any) -> list[Any]:
+    """All nodes below tuples of expressions."""
+    return [x for v in values for e in v for x in walk(e)]
+
+
+__all__ = ["Combine", "ReduceWith", "ScanWith", "expanded"]

@@ -1,0 +1,56 @@
+"""The operands of the functions of a reduction or scan by a function (combine.py), and values in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilelang.ir import Bind, Call, Const, Expr, Stmt, Var, call, const, dtype, fresh, rewrite, seq
+
+Values = Sequence[Expr]
+LEFT, RIGHT, ELEMENT, POSITION = range(4)
+
+
+def operand(kind: int, k: int, dt: Any) -> Expr:
+    """Operand k of the functions of a Combine: of its left or right state, or of the elements at one place."""
+    return call("combine_operand", (const(kind), const(k)), dtype(dt))
+
+
+def left(k: int, dt: Any) -> Expr:
+    """Value k of the state that stands first."""
+    return operand(LEFT, k, dt)
+
+
+def right(k: int, dt: Any) -> Expr:
+    """Value k of the state that stands second."""
+    return operand(RIGHT, k, dt)
+
+
+def element(k: int, dt: Any) -> Expr:
+    """The element of source k."""
+    return operand(ELEMENT, k, dt)
+
+
+def position() -> Expr:
+    """The index of an element along the dimension, int32."""
+    return operand(POSITION, 0, "int32")
+
+
+def given(e: Any, values: dict[int, Values]) -> Any:
+    """The expression with values for its operands: by kind, one for each number."""
+    def fn(x: Call) -> Expr | None:
+        if x.op != "combine_operand":
+            return None
+        kind, k = (int(a.value) for a in x.args)  # type: ignore[attr-defined]
+        return values[kind][k]
+
+    return rewrite(e, fn, Call)
+
+
+def bound(values: Values) -> tuple[Stmt, list[Any]]:
+    """(statements that bind values to variables, the variables): each is computed once, before anything is stored."""
+    names = [e if isinstance(e, (Const, Var)) else fresh("v", e.dtype) for e in values]
+    return seq(*[Bind(v, e) for v, e in zip(names, values) if v is not e]), names  # type: ignore[arg-type]
+
+
+__all__ = ["ELEMENT", "LEFT", "POSITION", "RIGHT", "Values", "bound", "element", "given", "left", "position", "right"]
