@@ -86,6 +86,7 @@ from .schedule.split_accumulators import split_accumulators
 from .schedule.prefetch_scales import may_prefetch_scales
 from .legalize.tma_columns import tma_columns
 from .lower.tma_copies import tma_copies
+from .legalize.warp_group_count import warp_group_count
 from .legalize.unpack_small_types import unpack_small_types
 from .check.verify_sync import verify_sync
 from .verify_sync.plan import follows
@@ -125,6 +126,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
 )
 DEVICE_PASSES: tuple[PassFn, ...] = (
     keep_order,  # before all passes that move a read in front of a write
+    warp_group_count,  # before all passes that choose instructions, layouts and roles
     check_collective,  # before warp specialisation and layouts: it checks the branches that the user wrote
     single_updates,  # after check_collective; before all passes that place barriers or layouts
     ballot_masks,  # after check_collective: code that it rejects needs no masks
