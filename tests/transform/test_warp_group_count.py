@@ -70,8 +70,9 @@ def threads_of(program: Any) -> int:
     return launch.num_threads
 
 
-@pytest.mark.parametrize("threads, bm, bn, groups", [(384, 128, 128, 2), (512, 128, 128, 2), (512, 128, 64, 2), (384, 64, 128, 1),
-                                                     (512, 256, 64, 4), (384, 192, 64, 3), (256, 128, 128, 2), (256, 64, 128, 2)])
+@pytest.mark.parametrize("threads, bm, bn, groups", [
+    (384, 128, 128, 2), (512, 128, 128, 2), (512, 128, 64, 2), (384, 64, 128, 1), (512, 256, 64, 4), (384, 192, 64, 3),
+    (256, 128, 128, 2), (256, 64, 128, 2)])
 def test_groups_are_as_many_as_have_rows(threads: int, bm: int, bn: int, groups: int):
     assert threads_of(product(threads, bm, bn)) == groups * 128
 

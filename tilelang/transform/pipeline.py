@@ -126,7 +126,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
 )
 DEVICE_PASSES: tuple[PassFn, ...] = (
     keep_order,  # before all passes that move a read in front of a write
-    warp_group_count,  # before all passes that choose instructions, layouts and roles
+    warp_group_count,  # before all passes that choose instructions, layouts and warp roles
     check_collective,  # before warp specialisation and layouts: it checks the branches that the user wrote
     single_updates,  # after check_collective; before all passes that place barriers or layouts
     ballot_masks,  # after check_collective: code that it rejects needs no masks
