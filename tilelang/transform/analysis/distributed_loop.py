@@ -19,8 +19,9 @@ class Loop:
     """A distributed loop while it is lowered.
 
     vars: user's loop variables, bound to a point's coordinates. base: variable of the first lane along the lane
-    dimension. touches: how each fragment access resolves. vloads / vstores: accesses moved to vectors around the
-    lane loop, to the staging array that replaces them. values: what the bound coordinates equal.
+    dimension. staged: the shared buffer that stands for a fragment, from which element on. touches: how each fragment access
+    resolves. vloads / vstores: accesses moved to vectors around the lane loop, to the staging array that replaces them. values:
+    what the bound coordinates equal.
     loose: vectors may pass the end of a row; a run-time test selects vectors or scalars. scalar: the branch with scalars.
     """
 
@@ -29,7 +30,7 @@ class Loop:
     grid: Grid | None
     is_async: bool = False
     base: Var | None = None
-    staged: dict[Buffer, Buffer] = field(default_factory=dict)
+    staged: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]] = field(default_factory=dict)
     touches: dict[tuple[Buffer, tuple[Expr, ...], bool], Touch] = field(default_factory=dict)
     vloads: dict[Load, tuple[Buffer, int]] = field(default_factory=dict)
     vstores: dict[int, Buffer] = field(default_factory=dict)

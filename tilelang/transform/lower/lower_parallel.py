@@ -12,18 +12,20 @@ through shared memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial, reduce
 from typing import Any
 
 from tilelang import errors
 from tilelang.ir import (EMPTY, AddressOf, Bind, Buffer, Const, Expr, For, If, Load, Node, Seq, Stmt, Store, Var, While, binary,
-                         cast, const, fresh, load, seq, substitute, unary, walk, LoopPlan, FRAGMENT, GLOBAL)
+                         cast, const, fresh, load, logical, seq, substitute, unary, walk, LoopPlan, FRAGMENT, GLOBAL)
 from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, private
 
 from ..analysis.atomic_order import as_iterations
 from ..analysis.distributed_loop import Loop, accesses, in_order, is_memory
 from ..analysis.fragment_access import Grid, Touch, shared_elements
 from ..analysis.loop_body import drop_continue, inline_index_binds, reject_carried, renamed
+from ..analysis.loop_offsets import Offsets, OverFragment
 from ..layout.loop_partition import choose_distribution, serial_inside
 from .vector_lanes import at_lane, emit_lanes
 from ..analysis.vectorize import power_of_two_in, stride_along
@@ -89,6 +91,10 @@ def _shared_out(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: 
     dist, loose = choose_distribution(lw, vars, extents, body, loop_layout, width, is_async)
     if dist.first is not None and _rereads_staged(lw, vars, dist, body):
         dist, loose = choose_distribution(lw, vars, extents, body, loop_layout, width, is_async, once=True)
+    if dist.is_static and vars and any(x.register is None for _, x in _fragment_touches(lw, vars, dist, body)):
+        over = OverFragment(Offsets(lw, vars, extents, body)).loop()
+        if over is not None:
+            return _shared_out(lw, *over, None, is_async, None, span)
     return run_loop(lw, vars, dist, body, is_async=is_async, loose=loose, span=span)
 
 
@@ -97,15 +103,18 @@ def _rereads_staged(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: St
 
     Threads that run one iteration together would not see what the one of them that stores has stored.
     """
-    found = [(x, inner) for x, inner in accesses(body) if x.buffer.scope_name == FRAGMENT]
+    found = list(_fragment_touches(lw, vars, dist, body))
     both = {x.buffer for x, _ in found if isinstance(x, Load)} & {x.buffer for x, _ in found if not isinstance(x, Load)}
+    return any(x.buffer in both and touch.register is None for x, touch in found)
+
+
+def _fragment_touches(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt) -> Iterator[tuple[Any, Touch]]:
+    """The accesses to fragments, and how each resolves under a distribution."""
     loop = Loop(vars, dist, Grid(dist, vars, lw.thread) if dist.is_static and vars else None)
-    for x, inner in found:
-        if x.buffer in both:
+    for x, inner in accesses(body):
+        if x.buffer.scope_name == FRAGMENT:
             loop.inner = inner
-            if loop.touch(lw.layout_of, x.buffer, x.indices, not isinstance(x, Load)).register is None:
-                return True
-    return False
+            yield x, loop.touch(lw.layout_of, x.buffer, x.indices, not isinstance(x, Load))
 
 
 def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, is_async: bool = False,
@@ -264,28 +273,36 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[li
     loop.inner = []
     before: list[Stmt] = []
     after: list[Stmt] = []
+    offsets = Offsets(lw, loop.vars, loop.dist.extents, body) if need else None
+    windows = {b: offsets.window(b) for b in need} if offsets else {}
     inside, lw.known.analyzer = lw.known.analyzer, outside
-    for buffer in need:
-        scratch = lw.new_shared(f"{buffer.name}_s", tuple(buffer.shape), buffer.dtype)
-        loop.staged[buffer] = scratch
-        if buffer not in stored or _reads_or_skips(buffer, body, loop):
-            under = _condition(loop, body, buffer) if lw.split_loop and buffer not in stored else None
-            before.append(lw.parallel(buffer.shape, lambda v, b=buffer, t=scratch, c=under: c(v, Store(t, v, load(b, v)))
-                                      if c else Store(t, v, load(b, v)), lw.layout_of(buffer)))
+    for buffer, window in windows.items():
+        scratch = lw.new_shared(f"{buffer.name}_s", tuple(n for _, n in window), buffer.dtype)
+        loop.staged[buffer] = scratch, tuple(low for low, _ in window)
+
+        def exchanged(v: tuple[Var, ...], into: bool, b: Buffer = buffer, t: Buffer = scratch, w: Any = window) -> Stmt:
+            at = tuple(x - low for x, (low, _) in zip(v, w))
+            conds = [binary(op, i, const(n)) for i, (_, m), d in zip(at, w, b.shape) if m < d
+                     for op, n in (("ge", 0), ("lt", m))]
+            s = Store(t, at, load(b, v)) if into else Store(b, v, load(t, at))
+            return If(reduce(partial(logical, "and"), conds), s) if conds else s
+
+        if buffer not in stored or scratch.shape != buffer.shape or _reads_or_skips(buffer, body, loop):
+            under = _condition(loop, body, buffer) if lw.split_loop and buffer not in stored else lambda _, s: s
+            before.append(lw.parallel(buffer.shape, lambda v, f=exchanged, c=under: c(v, f(v, True)), lw.layout_of(buffer)))
         if buffer in stored:
-            after.append(lw.parallel(buffer.shape, lambda v, b=buffer, t=scratch: Store(b, v, load(t, v)),
-                                     lw.layout_of(buffer)))
+            after.append(lw.parallel(buffer.shape, lambda v, f=exchanged: f(v, False), lw.layout_of(buffer)))
     lw.known.analyzer = inside
     return before, after
 
 
-def _condition(loop: Loop, body: Stmt, buffer: Buffer) -> Callable[[tuple[Var, ...], Stmt], Stmt] | None:
+def _condition(loop: Loop, body: Stmt, buffer: Buffer) -> Callable[[tuple[Var, ...], Stmt], Stmt]:
     """f(coordinates, statement): the statement under the conditions under which the loop reads that element."""
     from .accumulate_loops import reads_under  # 3 ms
 
     found = reads_under(loop.vars, body, buffer)
     if found is None:
-        return None
+        return lambda _, s: s
     cond = conjunction(*found[1])
     return lambda at, s: If(substitute(cond, dict(zip(found[0], at))), s)
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Parallel,
-                         Seq, Stmt, Store, TileOp, Var, While, binary, call, cast, const, convert, dtype, fresh, contains,
-                         rebuild, replace, seq, walk, with_options, FRAGMENT, SHARED)
+                         Seq, Stmt, Store, TileOp, Var, While, binary, call, cast, const, convert, dtype, free_vars, fresh,
+                         contains, rebuild, replace, seq, walk, with_options, FRAGMENT, SHARED)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.ops.distribute import Distribution
 from tilelang.ops.tma_store import BOX_ROW
@@ -28,6 +28,7 @@ from .lower_parallel import lower_loop, private_loop, run_loop
 from .lowered_accesses import LoweredAccesses
 from .lowered_buffers import LoweredBuffers
 from .tma_stores import TmaStores
+from ..analysis.divergence import Divergence
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import PassContext, pass_
 from ..legalize.hopper_features import hopper
@@ -97,6 +98,8 @@ class Lowering:
         self.access = LoweredAccesses(self.buffers, self.known, not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS))
         self.stores = TmaStores(launch, hopper(cx).tma, staging_buffers, hopper(cx).strides, width)
         self.group: Var | None = None
+        self._differing: Divergence | None = None
+        self._named: set[Var] = set()
         self.split_loop = False
         self.first_warp = self.warp_role = self._warp_roles_seen = 0
 
@@ -294,6 +297,12 @@ class Lowering:
     def vector_width(self, buffer: Buffer, start: tuple[Any, ...], elements: int) -> int:
         return self.buffers.widths.run_width(buffer, tuple(map(convert, start)), elements, self.known.analyzer,
                                              self.known.divisors)
+
+    def same_for_all(self, e: Expr) -> bool:
+        """Whether an expression of the tile program has one value for all threads of the block."""
+        if self._differing is None:
+            self._differing, self._named = Divergence(self.launch), {v for v in walk(self.launch, Var)}
+        return free_vars(e) <= self._named and not self._differing.divergent(e)
 
     def simplified(self, es: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return tuple(self.known.analyzer.simplify(e) for e in es)

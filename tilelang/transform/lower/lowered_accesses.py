@@ -6,8 +6,8 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, If, Load, Select, Shuffle, Stmt, Store, Var,
-                         Ramp, binary, call, cast, const, convert, fresh, load, rebuild, replace, seq, substitute, with_options,
-                         DYNAMIC, FRAGMENT, GLOBAL, SHARED, STATIC)
+                         Ramp, binary, call, cast, const, convert, fresh, is_const, load, rebuild, replace, seq, substitute,
+                         with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED, STATIC)
 from tilelang.ops.distribute import conjunction
 
 from ..analysis.distributed_loop import Loop
@@ -162,7 +162,9 @@ class LoweredAccesses:
         loop = self.loop
         if loop is not None:
             if buffer in loop.staged:
-                return self.physical(loop.staged[buffer], self.exprs(indices))
+                scratch, first = loop.staged[buffer]
+                at = tuple(i if is_const(low, 0) else self.known.analyzer.simplify(i - low) for i, low in zip(indices, first))
+                return self.physical(scratch, self.exprs(at))
             touch = loop.touch(self.buffers.layout_of, buffer, indices, is_write)
             if touch.register is not None:
                 return self.buffers.local_of(buffer), (touch.register,)
