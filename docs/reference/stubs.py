@@ -73,7 +73,7 @@ def function(name: str, value: Any) -> str:
 
 
 def _respelled(name: str, value: Any, names: str) -> str:
-    """A function whose parameters have other names in the specification: those."""
+    """A function that is made at run time, with the names of its parameters in SPELLINGS."""
     own = inspect.signature(inspect.unwrap(value))
     renamed = dict(zip(own.parameters, names.split()))
 
@@ -111,7 +111,7 @@ def language() -> str:
         elif name in UNAVAILABLE:
             doc = (inspect.getdoc(value) or "").replace('"', "'")
             lines.append(f'@_deprecated("{doc}")\ndef {name}(*args: Any, **kwargs: Any) -> Any: ...\n')
-        elif name in SPELLINGS and inspect.isfunction(value):
+        elif name in SPELLINGS and inspect.isfunction(value) and inspect.unwrap(value).__code__.co_name != own:
             lines.append(_respelled(name, value, SPELLINGS[name]))
         elif isinstance(value, dtype):
             lines.append(f"{name}: dtype\n")

@@ -14,11 +14,13 @@ from types import FunctionType
 import tilelang.language as T
 from tilelang.language.unavailable import UNAVAILABLE
 
-TENSORS = {"A", "A_buf", "A_desc", "A_sparse", "B", "B_desc", "C", "C_data", "E", "acc", "base", "buffer", "buffer_or_ptr",
-           "col", "data", "dst", "dst_ptr", "element", "img", "local_ptr", "obj", "out", "result", "smem_ptr", "src", "src_ptr"}
+TENSORS = {"A", "A_buf", "A_desc", "A_sparse", "B", "B_desc", "C", "C_data", "E", "acc", "base", "buf", "buf_or_ptr",
+           "buffer", "col", "data", "dst", "dst_access_ptr", "dst_ptr", "element", "img", "obj", "out", "result", "src",
+           "src_access_ptr", "src_ptr"}
 ALSO = {"ptx_mma": {"a", "b", "c"}}  # names that are scalars in other functions
 WITHOUT_TENSOR = {"decl_buffer", "match_buffer",  # their `data` is a pointer that a tensor is made of
-                  "__fns", "ramp"}  # their `base` is a scalar
+                  "__fns", "ramp",  # their `base` is a scalar
+                  "get_swizzle_layout"}  # its `col` is a number
 SHAPE = re.compile(r"\bshape|\belements?\b|\bextents?\b|\([^()]*,[^()]*\)")
 SCOPE = re.compile(r"\bglobal\b|\bshared\b|\bfragment|\blocal\b|\bregisters?\b|\bprivate\b|\bscopes?\b")
 ENTRY = re.compile(r"(?:^|(?<=[.;] )|(?<=  ))((?:\w+, )*\w+): ", re.MULTILINE)

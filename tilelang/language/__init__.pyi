@@ -51,9 +51,20 @@ from tilelang.language.atomic import (
 from tilelang.language.barriers import (
     alloc_barrier as alloc_barrier,
     alloc_cluster_barrier as alloc_cluster_barrier,
+    barrier_arrive as barrier_arrive,
+    barrier_wait as barrier_wait,
     create_barriers as create_barriers,
     fence_proxy_async as fence_proxy_async,
+    mbarrier_arrive as mbarrier_arrive,
+    mbarrier_arrive_expect_tx as mbarrier_arrive_expect_tx,
+    mbarrier_expect_tx as mbarrier_expect_tx,
+    mbarrier_wait_parity as mbarrier_wait_parity,
+    ptx_arrive_barrier as ptx_arrive_barrier,
+    ptx_arrive_barrier_expect_tx as ptx_arrive_barrier_expect_tx,
+    ptx_arrive_cluster_barrier as ptx_arrive_cluster_barrier,
     ptx_fence_barrier_init as ptx_fence_barrier_init,
+    ptx_init_barrier_thread_count as ptx_init_barrier_thread_count,
+    ptx_wait_barrier as ptx_wait_barrier,
 )
 from tilelang.language.blockscaled import gemm_blockscaled as gemm_blockscaled
 from tilelang.language.combine import (
@@ -69,6 +80,9 @@ from tilelang.language.composed import (
     has_let_value as has_let_value,
     im2col as im2col,
     tvm_storage_sync as tvm_storage_sync,
+    vectorcombine as vectorcombine,
+    vectorhigh as vectorhigh,
+    vectorlow as vectorlow,
 )
 from tilelang.language.debug import device_assert as device_assert, print as print
 from tilelang.language.dtypes import (
@@ -79,24 +93,31 @@ from tilelang.language.dtypes import (
     is_float4_e2m1fn as is_float4_e2m1fn,
     validate_gemm_ab_dtypes as validate_gemm_ab_dtypes,
 )
+from tilelang.language.extern import call_extern as call_extern, call_pure_extern as call_pure_extern
 from tilelang.language.fastmath import fma as fma, fmul as fmul
 from tilelang.language.hopper import (
+    annotate_consumer_reg_alloc as annotate_consumer_reg_alloc,
+    annotate_producer_reg_dealloc as annotate_producer_reg_dealloc,
     block_rank_in_cluster as block_rank_in_cluster,
     cluster_arrive as cluster_arrive,
     cluster_arrive_relaxed as cluster_arrive_relaxed,
     cluster_sync as cluster_sync,
     cluster_wait as cluster_wait,
     copy_cluster as copy_cluster,
+    dec_max_nreg as dec_max_nreg,
+    inc_max_nreg as inc_max_nreg,
     no_set_max_nreg as _disable_warp_group_reg_alloc,
     no_set_max_nreg as no_set_max_nreg,
     pdl_sync as pdl_sync,
     pdl_trigger as pdl_trigger,
+    set_max_nreg as set_max_nreg,
     tma_copy as tma_copy,
     tma_store_arrive as tma_store_arrive,
     tma_store_wait as tma_store_wait,
     wait_wgmma as wait_wgmma,
     warpgroup_arrive as warpgroup_arrive,
     warpgroup_commit_batch as warpgroup_commit_batch,
+    warpgroup_fence_operand as warpgroup_fence_operand,
     warpgroup_wait as warpgroup_wait,
     wgmma_gemm as _wgmma_mma,
     wgmma_gemm as wgmma_gemm,
@@ -104,7 +125,13 @@ from tilelang.language.hopper import (
 from tilelang.language.hopper_raw import (
     alloc_descriptor as alloc_descriptor,
     alloc_wgmma_desc as alloc_wgmma_desc,
+    cp_async_barrier_noinc as cp_async_barrier_noinc,
     create_tma_descriptor as create_tma_descriptor,
+    increase_descriptor_offset as increase_descriptor_offset,
+    initialize_wgmma_descriptor as initialize_wgmma_descriptor,
+    ptx_cp_async_barrier as ptx_cp_async_barrier,
+    ptx_wgmma_rs as ptx_wgmma_rs,
+    ptx_wgmma_ss as ptx_wgmma_ss,
     tma_load as tma_load,
 )
 from tilelang.language.kernel import (
@@ -200,17 +227,25 @@ from tilelang.language.nodes import (
 )
 from tilelang.language.random import rng_init as rng_init, rng_rand as rng_rand, rng_rand_float as rng_rand_float
 from tilelang.language.raw import (
+    Assert as Assert,
     Let as Let,
     attr as attr,
     bind as bind,
+    call_intrin as call_intrin,
     decl_buffer as decl_buffer,
+    handle_add_byte_offset as handle_add_byte_offset,
+    launch_thread as launch_thread,
     let as let,
+    meta_var as meta_var,
     reads as reads,
     sblock as sblock,
     sblock_attr as sblock_attr,
     sync_global as sync_global,
+    target as target,
     tvm_access_ptr as tvm_access_ptr,
+    tvm_thread_invariant as tvm_thread_invariant,
     tvm_warp_activemask as tvm_warp_activemask,
+    tvm_warp_shuffle as tvm_warp_shuffle,
     tvm_warp_shuffle_down as tvm_warp_shuffle_down,
     tvm_warp_shuffle_up as tvm_warp_shuffle_up,
     type_annotation as type_annotation,
@@ -228,6 +263,7 @@ from tilelang.language.sparse import gemm_sp as gemm_sp
 from tilelang.language.symbolics import const as const, dynamic as dynamic, symbolic as symbolic
 from tilelang.language.tensor import (
     PointerFactory,
+    make_tensor as make_tensor,
     make_tensor_from_addr as make_tensor_from_addr,
     match_buffer as match_buffer,
     reshape as reshape,
@@ -238,21 +274,33 @@ from tilelang.language.tensor_core import (
     TensorCoreIntrinEmitterWithLadderTransform as TensorCoreIntrinEmitterWithLadderTransform,
     get_ldmatrix_offset as get_ldmatrix_offset,
     get_mma_micro_size as get_mma_micro_size,
+    get_swizzle_layout as get_swizzle_layout,
     make_mma_swizzle_layout as make_mma_swizzle_layout,
     mma_store_index_map as mma_store_index_map,
     ptx_cp_async as ptx_cp_async,
+    ptx_ldmatrix as ptx_ldmatrix,
+    ptx_mma as ptx_mma,
 )
 from tilelang.language.thread import (
     Else as Else,
+    If_ as _If,
     Then as Then,
+    While_ as _While,
     activemask as activemask,
     all_sync as all_sync,
     any_sync as any_sync,
     ballot as ballot,
     ballot_sync as ballot_sync,
+    buffer_store as buffer_store,
+    evaluate as evaluate,
     get_lane_idx as get_lane_idx,
+    get_warp_group_idx as get_warp_group_idx,
+    get_warp_idx as _get_warp_idx_sync,
+    get_warp_idx as get_warp_idx,
+    ldg as ___ldg,
     match_all_sync as match_all_sync,
     match_any_sync as match_any_sync,
+    named_barrier_arrive as named_barrier_arrive,
     ptx_commit_group as ptx_commit_group,
     ptx_wait_group as ptx_wait_group,
     shuffle_elect as shuffle_elect,
@@ -308,15 +356,6 @@ And: type[_Expr]
 
 AnyDType = Any
 
-def Assert(c: Any, msg: _str, error_kind: _str = 'RuntimeError') -> Any:
-    """Check a condition: outside a launch on the host, inside a launch on the device.
-
-    Raises not-available for another kind of error than RuntimeError.
-
-    Example:
-        T.Assert(n > 0, "n must be positive")
-    """
-
 class Buffer(_Buffer):
     """Annotation of a tensor or buffer parameter: T.Buffer((M, K), "float16")."""
 
@@ -352,14 +391,7 @@ GE: type[_Expr]
 
 GT: type[_Expr]
 
-def If(c: Any) -> Any:
-    """Raw branch: holds T.Then() and T.Else() blocks.
-
-    Example:
-        with T.If(i < n):
-            with T.Then():
-                Y[i] = X[i]
-    """
+If = _If
 
 IntImm: type[_Expr]
 
@@ -473,14 +505,7 @@ WarpSpecialize = _WarpSpecialize
 
 WarpSpecializeFrame = _WarpSpecializeFrame
 
-def While(c: Any) -> Any:
-    """Raw while loop.
-
-    Example:
-        count = T.alloc_var("int32")
-        with T.While(count < 4):
-            count = count + 1
-    """
+While = _While
 
 def __cos(x: Any, *, dtype: Any = None) -> _Expr:
     """__cos(x), in the type of x (integers are not accepted).  In float32 off by at most 4.2e-07 for -3.14 <= x <= 3.14; results below 2**-126 may be zero.
@@ -510,14 +535,7 @@ def __ffs(v: Any) -> _Expr:
         I[i] = T.__ffs(I[i])
     """
 
-def __ldg(A: Any, idx: Any = None) -> _Expr:
-    """Load by the read-only cache: T.__ldg(A[i]) or T.__ldg(A, i).
-
-    src: an element or a buffer in global memory.  index: of the element, where src is a buffer.
-
-    Example:
-        Y[i] = T.__ldg(X[i])
-    """
+__ldg = ___ldg
 
 def __log(x: Any, *, dtype: Any = None) -> _Expr:
     """__log(x), in the type of x (integers are not accepted).  In float32 off by at most 3.6e-07 for 0.5 <= x <= 2, else by at most 3.5 units in the last place; results below 2**-126 may be zero.
@@ -606,20 +624,6 @@ def alloc_tcgen05_smem_desc(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def alloc_tmem(*args: Any, **kwargs: Any) -> Any: ...
 
-def annotate_consumer_reg_alloc(n: _int = 240) -> Any:
-    """Registers per consumer thread under warp specialisation (sm_90a).  A count that does not fit is ignored.
-
-    Example:
-        T.annotate_consumer_reg_alloc(240)
-    """
-
-def annotate_producer_reg_dealloc(n: _int = 24) -> Any:
-    """Registers per producer thread under warp specialisation (sm_90a).  A count that does not fit is ignored.
-
-    Example:
-        T.annotate_producer_reg_dealloc(24)
-    """
-
 def any_of(buffer_or_region: Any) -> _Expr:
     """Whether any of the elements of a buffer or region hold, seen by each thread: bool.
 
@@ -703,21 +707,6 @@ def atomic_addx4(dst: Any, value: Any, return_prev: _bool = False) -> Any:
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def axis(*args: Any, **kwargs: Any) -> Any: ...
 
-def barrier_arrive(bar: Any) -> Any:
-    """T.mbarrier_arrive on the barrier of the executing block.
-
-    Example:
-        T.barrier_arrive(bar[0])
-    """
-
-def barrier_wait(bar: Any, parity: Any = 0) -> Any:
-    """T.mbarrier_wait_parity.
-
-    Example:
-        T.barrier_arrive(bar[0])
-        T.barrier_wait(bar[0], 0)
-    """
-
 bfloat16: dtype
 
 bfloat16x16: dtype
@@ -770,15 +759,6 @@ def buffer(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def buffer_decl(*args: Any, **kwargs: Any) -> Any: ...
 
-def buffer_store(buf: Any, value: Any, indices: Any, predicate: Any = None) -> Any:
-    """buffer[indices] = value; with a predicate where it holds.  Raises predicate-type for a predicate of several lanes.
-
-    buffer: of any shape, dtype and scope.  indices: one per dimension, in elements.  value: a scalar or vector.
-
-    Example:
-        T.buffer_store(Y, X[i], [i], predicate=i < n)
-    """
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def buffer_var(*args: Any, **kwargs: Any) -> Any: ...
 
@@ -787,29 +767,6 @@ def call_cpacked(*args: Any, **kwargs: Any) -> Any: ...
 
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def call_cpacked_lowered(*args: Any, **kwargs: Any) -> Any: ...
-
-def call_extern(dtype: Any = None, func_name: Any = None, *args: Any) -> Any:
-    """Call a device function by name; dtype "handle" makes it a statement.  Buffers are passed as pointers, the tensor map of
-    T.create_tma_descriptor as an object that converts to any type of 128 bytes (const CUtensorMap&, const CUtensorMap*).
-
-    dtype may be a keyword beside the others: T.call_extern("f", x, dtype="handle").  Raises extern-argument.
-
-    CUDA's functions that exchange values between threads are those of the language (__shfl_xor_sync is T.shfl_xor).
-
-    Equal calls are executed separately (T.call_pure_extern: the compiler may merge them).
-
-    Example:
-        Y[i] = T.call_extern("float32", "fmaxf", X[i], 0.0)
-    """
-
-def call_intrin(dtype: Any, op_or_name: _str, *args: Any, annotations: Any = None, **options: Any) -> Any:
-    """An intrinsic by name: a value, or with dtype "handle" or "void" a statement.  Raises extern-argument.
-
-    options: its compile-time parameters (ir/call_options.py).
-
-    Example:
-        Y[i] = T.call_intrin("float32", "exp", X[i])
-    """
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def call_kernel(*args: Any, **kwargs: Any) -> Any: ...
@@ -825,13 +782,6 @@ def call_packed(*args: Any, **kwargs: Any) -> Any: ...
 
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def call_packed_lowered(*args: Any, **kwargs: Any) -> Any: ...
-
-def call_pure_extern(dtype: Any = None, func_name: Any = None, *args: Any) -> Any:
-    """Call a device function without effects by name.
-
-    Example:
-        Y[i] = T.call_pure_extern("float32", "fmaxf", X[i], 0.0)
-    """
 
 cast = _cast
 
@@ -889,23 +839,8 @@ def cosh(x: Any, *, dtype: Any = None) -> _Expr:
         Y[i] = T.cosh(X[i])
     """
 
-def cp_async_barrier_noinc(b: Any) -> Any:
-    """Arrive on the barrier once this thread's earlier cp.async copies have completed; it counts like T.mbarrier_arrive.
-
-    Example:
-        T.async_copy(A[by * 128, 0], A_s)
-        T.cp_async_barrier_noinc(bar[0])
-    """
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def deallocate_tmem(*args: Any, **kwargs: Any) -> Any: ...
-
-def dec_max_nreg(n: _int) -> Any:
-    """T.set_max_nreg(reg_count, False).
-
-    Example:
-        T.dec_max_nreg(24)
-    """
 
 disable_warp_group_reg_alloc = _disable_warp_group_reg_alloc
 
@@ -922,13 +857,6 @@ def erf(x: Any, *, dtype: Any = None) -> _Expr:
 
     Example:
         Y[i] = T.erf(X[i])
-    """
-
-def evaluate(expr: Any) -> Any:
-    """Execute an expression for its effect.
-
-    Example:
-        T.evaluate(T.call_extern("handle", "my_load", X.data, tx))
     """
 
 def exp(x: Any, *, dtype: Any = None) -> _Expr:
@@ -1212,48 +1140,11 @@ def func_ret(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def get_active_lane_mask(*args: Any, **kwargs: Any) -> Any: ...
 
-def get_swizzle_layout(row: Any, col: Any, row_size: _int, dtype: Any, swizzle_bytes: _int | None = None) -> Any:
-    """(row, column) at which an element of a swizzled tile with rows of `row_size` elements is stored.
-
-    16-byte units are permuted by row, so that a read of eight rows at one column has no bank conflict.
-
-    swizzle_bytes: 32, 64 or 128 (default: the row, at most 128).  Raises layout-invalid for rows that do not divide.
-
-    Example:
-        r, c = T.get_swizzle_layout(tx // 64, tx % 64, 64, "float16")
-    """
-
-def get_warp_group_idx(ws: Any = None, warps_per_group: Any = None) -> _Expr:
-    """Warp group (default: 4 warps) of this thread in the block.
-
-    Example:
-        group = T.get_warp_group_idx()   # tx // 128
-    """
-
-def get_warp_idx(ws: Any = None) -> _Expr:
-    """Warp of this thread in the block.
-
-    Example:
-        warp = T.get_warp_idx()   # tx // 32
-    """
-
-def get_warp_idx_sync(ws: Any = None) -> _Expr:
-    """Warp of this thread in the block.
-
-    Example:
-        warp = T.get_warp_idx()   # tx // 32
-    """
+get_warp_idx_sync = _get_warp_idx_sync
 
 half: dtype
 
 handle: PointerFactory
-
-def handle_add_byte_offset(h: Any, n: Any) -> _Expr:
-    """An address plus `offset` bytes.
-
-    Example:
-        T.call_extern("handle", "my_load", T.handle_add_byte_offset(X.data, 64), tx)
-    """
 
 def hypot(a: Any, b: Any) -> _Expr:
     """hypot(a, b), in their promoted float type.  At most 3.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
@@ -1321,22 +1212,6 @@ def ieee_sub(*x: Any, y: _str = 'rn') -> _Expr:
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def ignore_loop_partition(*args: Any, **kwargs: Any) -> Any: ...
 
-def inc_max_nreg(n: _int) -> Any:
-    """T.set_max_nreg(reg_count, True).
-
-    Example:
-        T.inc_max_nreg(240)
-    """
-
-def increase_descriptor_offset(desc: Any, off: Any) -> Any:
-    """Add `offset` bytes, a multiple of 16, to a descriptor's address.
-
-    Example:
-        desc = T.alloc_wgmma_desc()
-        T.initialize_wgmma_descriptor(desc, T.access_ptr(A_s, "r"), 1, 1, 64)
-        T.increase_descriptor_offset(desc, 32)
-    """
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def index_map(*args: Any, **kwargs: Any) -> Any: ...
 
@@ -1345,17 +1220,6 @@ def init(*args: Any, **kwargs: Any) -> Any: ...
 
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def initialize_tcgen05_descriptor(*args: Any, **kwargs: Any) -> Any: ...
-
-def initialize_wgmma_descriptor(desc: Any, addr: Any, layout_type_: _int = 0, leading_byte_offset: _int = 0, stride_byte_offset: _int = 0) -> Any:
-    """Set a descriptor to the matrix at a shared address (PTX ISA, "Matrix Descriptor Format").
-
-    layout_type_: 0 no swizzle, 1 of 128, 2 of 64, 3 of 32 bytes.  leading_byte_offset, stride_byte_offset: the fields of the
-    descriptor, in units of 16 bytes.  Raises descriptor-operand, extern-argument.
-
-    Example:
-        desc = T.alloc_wgmma_desc()
-        T.initialize_wgmma_descriptor(desc, T.access_ptr(A_s, "r"), 1, 1, 64)
-    """
 
 int: dtype
 
@@ -1443,17 +1307,6 @@ def isnan(x: Any) -> _Expr:
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def iter_var(*args: Any, **kwargs: Any) -> Any: ...
-
-def launch_thread(tag_or_itervar: _str, extent: Any) -> Any:
-    """`with T.launch_thread("blockIdx.x", 4) as bx:` binds a launch index in its body.
-
-    `bx = T.launch_thread("blockIdx.x", 4)` binds it up to the end of the enclosing block of statements.
-
-    Example:
-        with T.launch_thread("blockIdx.x", 16) as b:
-            with T.launch_thread("threadIdx.x", 128) as t:
-                Y[b * 128 + t] = X[b * 128 + t]
-    """
 
 def ldg128(src: Any, pred: Any = None) -> _Expr:
     """128 bits from global memory as uint32x4; zeros where pred is false.
@@ -1557,66 +1410,11 @@ def lookup_param(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def make_blockscaled_gemm_layout(*args: Any, **kwargs: Any) -> Any: ...
 
-def make_tensor(ptr: Any, shape: Any, dtype: Any = 'float32', strides: Any = None) -> Any:
-    """A tensor at a pointer parameter (T.ptr), at an integer address (an element of a T.Tensor of T.ptr) or at the address of
-    an element of another buffer.  It is row-major unless strides are given.
-
-    A pointer parameter, or an address read from a tensor in global memory, must be aligned to 16 bytes.  Other addresses must
-    be aligned to the element's size.  Raises pointer for any other argument.
-    shape: elements; strides: elements.
-
-    Example:
-        P = T.make_tensor(p, (64, 64), "float16")
-        Y[i] = P[0, i % 64]
-    """
-
 def max2(*x: Any) -> _Expr:
     """max2 on a pair of floats at once: float32x2, float16x2 or bfloat16x2.
 
     Example:
         Y[0:2] = T.max2(X[0:2], X[2:4])
-    """
-
-def mbarrier_arrive(bar: Any, cta_id: Any = None) -> Any:
-    """Each executing thread arrives once; with cta_id, on the same barrier of that block of the cluster.
-
-    Raises barrier-operand; barrier-cta for a cta_id with a barrier that T.alloc_cluster_barrier did not make.
-
-    Example:
-        T.mbarrier_arrive(bar[0])
-        T.mbarrier_wait_parity(bar[0], 0)
-    """
-
-def mbarrier_arrive_expect_tx(bar: Any, bytes: Any) -> Any:
-    """T.mbarrier_expect_tx and T.mbarrier_arrive in one.
-
-    Example:
-        if tx == 0:
-            T.mbarrier_arrive_expect_tx(bar[0], 128 * 64 * 2)  # bytes of a (128, 64) float16 tile
-    """
-
-def mbarrier_expect_tx(bar: Any, bytes: Any) -> Any:
-    """Add expected bytes of copies to the current phase, which completes only after them.  Each executing thread adds them.
-
-    Example:
-        if tx == 0:
-            T.mbarrier_expect_tx(bar[0], 128 * 64 * 2)  # bytes of a (128, 64) float16 tile
-    """
-
-def mbarrier_wait_parity(bar: Any, parity: Any) -> Any:
-    """Wait until the phase with this parity (0, 1) completed.  A wait for parity 1 on a fresh barrier returns at once.
-
-    Example:
-        for k in T.serial(4):
-            T.mbarrier_arrive(bar[0])
-            T.mbarrier_wait_parity(bar[0], k % 2)
-    """
-
-def meta_var(v: Any) -> Any:
-    """The value itself.
-
-    Example:
-        x = T.meta_var(X[i])
     """
 
 def min2(*x: Any) -> _Expr:
@@ -1642,13 +1440,6 @@ def mul2(*x: Any) -> _Expr:
         Y[0:2] = T.mul2(X[0:2], X[2:4])
     """
 
-def named_barrier_arrive(id: Any, count: Any) -> Any:
-    """Arrive at a named barrier without waiting.
-
-    Example:
-        T.named_barrier_arrive(1, 256)
-    """
-
 def nearbyint(x: Any, *, dtype: Any = None) -> _Expr:
     """nearbyint(x); integers are returned as they are.  Exact.
 
@@ -1665,69 +1456,8 @@ def popcount(x: Any) -> _Expr:
 
 ptr: PointerFactory
 
-def ptx_arrive_barrier(b: Any) -> Any:
-    """T.mbarrier_arrive on the barrier of the executing block.
-
-    Example:
-        T.barrier_arrive(bar[0])
-    """
-
-def ptx_arrive_barrier_expect_tx(b: Any, bytes: Any) -> Any:
-    """T.mbarrier_expect_tx and T.mbarrier_arrive in one.
-
-    Example:
-        if tx == 0:
-            T.mbarrier_arrive_expect_tx(bar[0], 128 * 64 * 2)  # bytes of a (128, 64) float16 tile
-    """
-
-def ptx_arrive_cluster_barrier(b: Any, cta: Any) -> Any:
-    """T.mbarrier_arrive on the same barrier of a block of the cluster.
-
-    Example:
-        T.ptx_arrive_cluster_barrier(cbar[0], 0)
-    """
-
-def ptx_cp_async_barrier(b: Any) -> Any:
-    """Delay the barrier's phase until this thread's earlier cp.async copies have completed.  It does not use up an arrival.
-
-    Example:
-        T.async_copy(A[by * 128, 0], A_s)
-        T.ptx_cp_async_barrier(bar[0])
-    """
-
 @_deprecated("Not available: is a raw form that is not available: use T.tma_copy.")
 def ptx_cp_async_bulk(*args: Any, **kwargs: Any) -> Any: ...
-
-def ptx_init_barrier_thread_count(b: Any, n: Any) -> Any:
-    """Initialise a barrier of T.create_barriers; one thread executes it.
-
-    Example:
-        if tx == 0:
-            T.ptx_init_barrier_thread_count(bars[0], 128)
-    """
-
-def ptx_ldmatrix(trans: _bool, num: _int, src_access_ptr: Any, dst_access_ptr: Any) -> Any:
-    """ldmatrix: a warp loads num (1, 2 or 4) 8 x 8 matrices of 16-bit elements from shared memory (sm_75).
-
-    smem_ptr: address in shared memory of a row of 8 elements, 16-byte aligned; lane 8 * m + r gives row r of matrix m.
-    local_ptr: address of the first of 2 * num elements in local memory, two of each matrix; trans: of its transpose.
-    Executed by all lanes of the warp.  Raises lane-arguments, extern-argument.
-
-    Example:
-        T.ptx_ldmatrix(False, 4, T.access_ptr(A_s[tx % 16, tx % 32 // 16 * 8], "r"), T.access_ptr(r16[0], "w"))
-    """
-
-def ptx_mma(dtype: Any, shape: _str, A_layout: _str, B_layout: _str, A_dtype: Any, B_dtype: Any, C_dtype: Any, a: Any, a_index: Any, b: Any, b_index: Any, c: Any, c_index: Any, saturate: _bool = False, bit_op: _str | None = None) -> Any:
-    """One mma instruction: c += a @ b.  shape: "m16n8k16" and others of PTX ISA, "mma"; executed by all lanes of a warp.
-
-    a, b, c: `.data` of local buffers of A_dtype, B_dtype, C_dtype, each with at least M*K/32, K*N/32, M*N/32 elements from
-    a_index, b_index, c_index on, in the order of PTX ISA, "Matrix Fragments".  dtype: the type of the result, C_dtype.
-    Raises gemm-types where there is no such instruction; not-available for layouts other than row, col
-    and for saturate and bit_op.
-
-    Example:
-        T.ptx_mma("float32", "m16n8k16", "row", "col", "float16", "float16", "float32", r16.data, 0, s16.data, 0, r32.data, 0)
-    """
 
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def ptx_mma_block_scale(*args: Any, **kwargs: Any) -> Any: ...
@@ -1747,43 +1477,11 @@ def ptx_tcgen05_mma_ss(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def ptx_tcgen05_mma_ts(*args: Any, **kwargs: Any) -> Any: ...
 
-def ptx_wait_barrier(b: Any, parity: Any = 0) -> Any:
-    """T.mbarrier_wait_parity.
-
-    Example:
-        T.ptx_arrive_barrier(bar[0])
-        T.ptx_wait_barrier(bar[0], 0)
-    """
-
-def ptx_wgmma_rs(dtype: Any, prefix: _str, b_is_k_major: _bool, a_abbrv: Any, b_abbrv: Any, acc_abbrv: Any, A_buf: Any, A_off: Any, B_desc: Any, B_off: Any, C_data: Any, C_off: Any, scale_out: Any, scale_in_a: Any = 1, scale_in_b: Any = 1) -> Any:
-    """T.ptx_wgmma_ss with A in registers.
-
-    A_buf: `.data` of a local buffer of A's elements from A_offset on.  B_desc: descriptor of a tile in shared memory, of
-    (K, N) elements.  C_data: `.data` of a local buffer of M*N/128 elements from C_offset on.
-
-    Example:
-        T.ptx_wgmma_rs("float32", "m64n64k16", True, "fp16", "fp16", "fp32", r16.data, 0, desc[0], 0, r32.data, 0, True)
-    """
-
 @_deprecated("Not available: is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are.")
 def ptx_wgmma_sp_rs(*args: Any, **kwargs: Any) -> Any: ...
 
 @_deprecated("Not available: is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are.")
 def ptx_wgmma_sp_ss(*args: Any, **kwargs: Any) -> Any: ...
-
-def ptx_wgmma_ss(dtype: Any, prefix: _str, a_is_k_major: _bool, b_is_k_major: _bool, a_abbrv: Any, b_abbrv: Any, acc_abbrv: Any, A_desc: Any, A_off: Any, B_desc: Any, B_off: Any, C_data: Any, C_off: Any, scale_out: Any, scale_in_a: Any = 1, scale_in_b: Any = 1) -> Any:
-    """One wgmma of a warp group with both operands in shared memory: C = A @ B + (C if scale_out).
-
-    wgmma_prefix: "m64n128k16".  A_desc, B_desc: descriptors of the (M, K) and (K, N) tiles in shared memory.
-    A_offset, B_offset: added to the descriptors, in units of 16 bytes.  C_data: `.data` of a local buffer of M*N/128
-    elements from C_offset on; registers as in PTX ISA, "Register Fragments".  T.warpgroup_arrive
-    comes before it, T.warpgroup_commit_batch and T.warpgroup_wait after it.  Before that wait, the program must not access
-    the operands or registers.
-    Raises gemm-types, descriptor-operand; not-available for scale_in other than 1.
-
-    Example:
-        T.ptx_wgmma_ss("float32", "m64n64k16", True, True, "fp16", "fp16", "fp32", desc[0], 0, desc[0], 0, r32.data, 0, True)
-    """
 
 @_deprecated("Not available: is not available yet.")
 def q_multiply_shift(*args: Any, **kwargs: Any) -> Any: ...
@@ -1804,13 +1502,6 @@ def rsqrt(x: Any, *, dtype: Any = None) -> _Expr:
     """
 
 sblock_alloc_buffer = _sblock_alloc_buffer
-
-def set_max_nreg(n: _int, is_inc: Any) -> Any:
-    """Raise (is_inc) or lower the registers per thread of the executing warp group (setmaxnreg).  Raises register-count.
-
-    Example:
-        T.set_max_nreg(240, 1)
-    """
 
 def shfl_down(value: Any, delta: Any, width: _int = 32, mask: Any = 4294967295) -> _Var:
     """shfl_down: the value of another lane of the warp.
@@ -1992,13 +1683,6 @@ def tanh(x: Any, *, dtype: Any = None) -> _Expr:
         Y[i] = T.tanh(X[i])
     """
 
-def target(cfg: Any, host: Any = None) -> Any:
-    """The target that a name or dict describes, as `tilelang.compile(…, target=…)` takes it.
-
-    Example:
-        h100 = T.target({"kind": "cuda", "arch": "sm_90a"})
-    """
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def tcgen05_after_thread_sync(*args: Any, **kwargs: Any) -> Any: ...
 
@@ -2118,26 +1802,11 @@ def tvm_struct_get(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def tvm_struct_set(*args: Any, **kwargs: Any) -> Any: ...
 
-def tvm_thread_invariant(c: Any) -> _Expr:
-    """Mark a condition as uniform over the block; returns the condition.
-
-    Example:
-        if T.tvm_thread_invariant(I[0] > 0):
-            T.clear(acc)
-    """
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def tvm_throw_last_error(*args: Any, **kwargs: Any) -> Any: ...
 
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def tvm_tuple(*args: Any, **kwargs: Any) -> Any: ...
-
-def tvm_warp_shuffle(mask: Any, v: Any, lane: Any, width: _int, warp_size: _int) -> _Var:
-    """The value of a lane of the warp.  Raises lane-arguments.
-
-    Example:
-        Y[i] = T.tvm_warp_shuffle(0xFFFFFFFF, X[i], 0, 32, 32)
-    """
 
 uint: dtype
 
@@ -2204,27 +1873,6 @@ def var(name: _str = 'v', dtype: Any = 'int32') -> Any:
         k = T.var("k", "int32")
     """
 
-def vectorcombine(dtype: Any, vec1: Any, vec2: Any) -> _Expr:
-    """The vector that consists of two halves.
-
-    Example:
-        v4 = T.vectorcombine("float32x4", X[0:2], X[2:4])
-    """
-
-def vectorhigh(dtype: Any, vec: Any) -> _Expr:
-    """Upper half of a vector.
-
-    Example:
-        v2 = T.vectorhigh("float32x2", X[0:4])
-    """
-
-def vectorlow(dtype: Any, vec: Any) -> _Expr:
-    """Lower half of a vector.
-
-    Example:
-        v2 = T.vectorlow("float32x2", X[0:4])
-    """
-
 void: dtype
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
@@ -2263,16 +1911,6 @@ def warp_reduce_sum(value: Any) -> _Expr:
 
     Example:
         total = T.warp_reduce_sum(X[i])
-    """
-
-def warpgroup_fence_operand(buf_or_ptr: Any, offset: Any = 0, num_regs: Any = None, dtype: Any = None) -> Any:
-    """Compiler fence: no access of these registers moves across it.
-
-    buffer_or_ptr: a fragment or local buffer of any shape, or the address of its first element.
-    num_regs: 32-bit registers from element `offset` on (default: all).  Raises fence-operand.
-
-    Example:
-        T.warpgroup_fence_operand(acc, num_regs=128)
     """
 
 @_deprecated("Not available: is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are.")

@@ -103,7 +103,7 @@ def _u32(x: Any, what: str) -> Expr:
     return const(int(e.value), "uint32") if isinstance(e, Const) else cast(e, "uint32")
 
 
-def mbarrier_arrive(mbarrier: Any, cta_id: Any = None) -> Emitted:
+def mbarrier_arrive(bar: Any, cta_id: Any = None) -> Emitted:
     """Each executing thread arrives once; with cta_id, on the same barrier of that block of the cluster.
 
     Raises barrier-operand; barrier-cta for a cta_id with a barrier that T.alloc_cluster_barrier did not make.
@@ -112,7 +112,7 @@ def mbarrier_arrive(mbarrier: Any, cta_id: Any = None) -> Emitted:
         T.mbarrier_arrive(bar[0])
         T.mbarrier_wait_parity(bar[0], 0)
     """
-    bar = barrier_of(mbarrier, "T.mbarrier_arrive")
+    bar = barrier_of(bar, "T.mbarrier_arrive")
     if cta_id is None:
         return emit_call("mbarrier_arrive", (bar,))
     if not bar.buffer.facts.cluster:
@@ -121,16 +121,16 @@ def mbarrier_arrive(mbarrier: Any, cta_id: Any = None) -> Emitted:
     return emit_call("mbarrier_arrive_remote", (bar, _u32(cta_id, "cta_id")))
 
 
-def barrier_arrive(barrier: Any) -> Emitted:
+def barrier_arrive(bar: Any) -> Emitted:
     """T.mbarrier_arrive on the barrier of the executing block.
 
     Example:
         T.barrier_arrive(bar[0])
     """
-    return mbarrier_arrive(barrier)
+    return mbarrier_arrive(bar)
 
 
-def mbarrier_wait_parity(mbarrier: Any, parity: Any) -> Emitted:
+def mbarrier_wait_parity(bar: Any, parity: Any) -> Emitted:
     """Wait until the phase with this parity (0, 1) completed.  A wait for parity 1 on a fresh barrier returns at once.
 
     Example:
@@ -138,49 +138,49 @@ def mbarrier_wait_parity(mbarrier: Any, parity: Any) -> Emitted:
             T.mbarrier_arrive(bar[0])
             T.mbarrier_wait_parity(bar[0], k % 2)
     """
-    return emit_call("mbarrier_wait", (barrier_of(mbarrier, "T.mbarrier_wait_parity"), _u32(parity, "a parity")))
+    return emit_call("mbarrier_wait", (barrier_of(bar, "T.mbarrier_wait_parity"), _u32(parity, "a parity")))
 
 
-def barrier_wait(barrier: Any, parity: Any = 0) -> Emitted:
+def barrier_wait(bar: Any, parity: Any = 0) -> Emitted:
     """T.mbarrier_wait_parity.
 
     Example:
         T.barrier_arrive(bar[0])
         T.barrier_wait(bar[0], 0)
     """
-    return mbarrier_wait_parity(barrier, parity)
+    return mbarrier_wait_parity(bar, parity)
 
 
-def mbarrier_expect_tx(mbarrier: Any, tx_bytes: Any) -> Emitted:
+def mbarrier_expect_tx(bar: Any, bytes: Any) -> Emitted:
     """Add expected bytes of copies to the current phase, which completes only after them.  Each executing thread adds them.
 
     Example:
         if tx == 0:
             T.mbarrier_expect_tx(bar[0], 128 * 64 * 2)  # bytes of a (128, 64) float16 tile
     """
-    return emit_call("mbarrier_expect_tx", (barrier_of(mbarrier, "T.mbarrier_expect_tx"), _u32(tx_bytes, "a byte count")))
+    return emit_call("mbarrier_expect_tx", (barrier_of(bar, "T.mbarrier_expect_tx"), _u32(bytes, "a byte count")))
 
 
-def mbarrier_arrive_expect_tx(mbarrier: Any, tx_bytes: Any) -> Emitted:
+def mbarrier_arrive_expect_tx(bar: Any, bytes: Any) -> Emitted:
     """T.mbarrier_expect_tx and T.mbarrier_arrive in one.
 
     Example:
         if tx == 0:
             T.mbarrier_arrive_expect_tx(bar[0], 128 * 64 * 2)  # bytes of a (128, 64) float16 tile
     """
-    bar = barrier_of(mbarrier, "T.mbarrier_arrive_expect_tx")
-    return emit_call("mbarrier_arrive_expect_tx", (bar, _u32(tx_bytes, "a byte count")))
+    bar = barrier_of(bar, "T.mbarrier_arrive_expect_tx")
+    return emit_call("mbarrier_arrive_expect_tx", (bar, _u32(bytes, "a byte count")))
 
 
-def ptx_init_barrier_thread_count(barrier: Any, count: Any) -> Emitted:
+def ptx_init_barrier_thread_count(b: Any, n: Any) -> Emitted:
     """Initialise a barrier of T.create_barriers; one thread executes it.
 
     Example:
         if tx == 0:
             T.ptx_init_barrier_thread_count(bars[0], 128)
     """
-    bar = barrier_of(barrier, "T.ptx_init_barrier_thread_count")
-    (n,) = _counts("T.ptx_init_barrier_thread_count", count)
+    bar = barrier_of(b, "T.ptx_init_barrier_thread_count")
+    (n,) = _counts("T.ptx_init_barrier_thread_count", n)
     return emit_call("mbarrier_init", (bar, const(n, "uint32")))
 
 
@@ -203,26 +203,42 @@ def fence_proxy_async() -> Emitted:
     return emit_call("fence_proxy_async")
 
 
-ptx_arrive_barrier, ptx_arrive_barrier_expect_tx = barrier_arrive, mbarrier_arrive_expect_tx
+def ptx_arrive_barrier(b: Any) -> Emitted:
+    """T.barrier_arrive.
+
+    Example:
+        T.ptx_arrive_barrier(bar[0])
+    """
+    return mbarrier_arrive(b)
 
 
-def ptx_arrive_cluster_barrier(barrier: Any, cta_id: Any) -> Emitted:
+def ptx_arrive_barrier_expect_tx(b: Any, bytes: Any) -> Emitted:
+    """T.mbarrier_arrive_expect_tx.
+
+    Example:
+        if tx == 0:
+            T.ptx_arrive_barrier_expect_tx(bar[0], 128 * 64 * 2)  # bytes of a (128, 64) float16 tile
+    """
+    return mbarrier_arrive_expect_tx(b, bytes)
+
+
+def ptx_arrive_cluster_barrier(b: Any, cta: Any) -> Emitted:
     """T.mbarrier_arrive on the same barrier of a block of the cluster.
 
     Example:
         T.ptx_arrive_cluster_barrier(cbar[0], 0)
     """
-    return mbarrier_arrive(barrier, cta_id)
+    return mbarrier_arrive(b, cta)
 
 
-def ptx_wait_barrier(barrier: Any, parity: Any = 0) -> Emitted:
+def ptx_wait_barrier(b: Any, parity: Any = 0) -> Emitted:
     """T.mbarrier_wait_parity.
 
     Example:
         T.ptx_arrive_barrier(bar[0])
         T.ptx_wait_barrier(bar[0], 0)
     """
-    return mbarrier_wait_parity(barrier, parity)
+    return mbarrier_wait_parity(b, parity)
 
 
 __all__ = ["alloc_barrier", "alloc_cluster_barrier", "barrier_arrive", "barrier_of", "barrier_wait", "create_barriers",

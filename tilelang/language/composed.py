@@ -262,13 +262,13 @@ def vectorhigh(dtype: Any, vec: Any) -> Expr:
     return Shuffle((v,), tuple(range(n, 2 * n)), DType(dtype))
 
 
-def vectorcombine(dtype: Any, low: Any, high: Any) -> Expr:
+def vectorcombine(dtype: Any, vec1: Any, vec2: Any) -> Expr:
     """The vector that consists of two halves.
 
     Example:
         v4 = T.vectorcombine("float32x4", X[0:2], X[2:4])
     """
-    a, b = convert(low), convert(high)
+    a, b = convert(vec1), convert(vec2)
     return Shuffle((a, b), tuple(range(a.dtype.lanes + b.dtype.lanes)), DType(dtype))
 
 

@@ -129,7 +129,7 @@ def _own_call(e: Call) -> Call:
     return with_options(e, number=b.extern_calls)
 
 
-def call_extern(dtype: Any = None, name: Any = None, *args: Any) -> Any:
+def call_extern(dtype: Any = None, func_name: Any = None, *args: Any) -> Any:
     """Call a device function by name; dtype "handle" makes it a statement.  Buffers are passed as pointers, the tensor map of
     T.create_tma_descriptor as an object that converts to any type of 128 bytes (const CUtensorMap&, const CUtensorMap*).
 
@@ -142,16 +142,16 @@ def call_extern(dtype: Any = None, name: Any = None, *args: Any) -> Any:
     Example:
         Y[i] = T.call_extern("float32", "fmaxf", X[i], 0.0)
     """
-    return _extern("call_extern", dtype, name, args)
+    return _extern("call_extern", dtype, func_name, args)
 
 
-def call_pure_extern(dtype: Any = None, name: Any = None, *args: Any) -> Any:
+def call_pure_extern(dtype: Any = None, func_name: Any = None, *args: Any) -> Any:
     """Call a device function without effects by name.
 
     Example:
         Y[i] = T.call_pure_extern("float32", "fmaxf", X[i], 0.0)
     """
-    return _extern("call_pure_extern", dtype, name, args)
+    return _extern("call_pure_extern", dtype, func_name, args)
 
 
 __all__ = ["call_extern", "call_pure_extern"]

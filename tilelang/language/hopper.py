@@ -247,17 +247,17 @@ def warpgroup_wait(n: int) -> Emitted:
     return emit_call("wgmma_wait", n=_small(n, "n", "T.warpgroup_wait"))
 
 
-def warpgroup_fence_operand(buffer_or_ptr: Any, offset: Any = 0, num_regs: Any = None, dtype: Any = None) -> Emitted:
+def warpgroup_fence_operand(buf_or_ptr: Any, offset: Any = 0, num_regs: Any = None, dtype: Any = None) -> Emitted:
     """Compiler fence: no access of these registers moves across it.
 
-    buffer_or_ptr: a fragment or local buffer of any shape, or the address of its first element.
+    buf_or_ptr: a fragment or local buffer of any shape, or the address of its first element.
     num_regs: 32-bit registers from element `offset` on (default: all).  Raises fence-operand.
 
     Example:
         T.warpgroup_fence_operand(acc, num_regs=128)
     """
     need_builder("T.warpgroup_fence_operand")
-    x = buffer_or_ptr
+    x = buf_or_ptr
     if isinstance(x, AddressOf):
         if num_regs is None:
             raise error("fence-operand", "T.warpgroup_fence_operand on an address needs num_regs",
@@ -284,13 +284,13 @@ def warpgroup_fence_operand(buffer_or_ptr: Any, offset: Any = 0, num_regs: Any =
 # ---- registers, clusters, launches --------------------------------------------------------------------------------------
 
 
-def set_max_nreg(reg_count: int, is_inc: Any) -> Emitted:
+def set_max_nreg(n: int, is_inc: Any) -> Emitted:
     """Raise (is_inc) or lower the registers per thread of the executing warp group (setmaxnreg).  Raises register-count.
 
     Example:
         T.set_max_nreg(240, 1)
     """
-    return emit_call("set_max_nreg", n=_registers(reg_count), inc=flag(is_inc, "is_inc"))
+    return emit_call("set_max_nreg", n=_registers(n), inc=flag(is_inc, "is_inc"))
 
 
 def _registers(n: Any) -> int:
@@ -299,41 +299,41 @@ def _registers(n: Any) -> int:
     return n
 
 
-def inc_max_nreg(reg_count: int) -> Emitted:
-    """T.set_max_nreg(reg_count, True).
+def inc_max_nreg(n: int) -> Emitted:
+    """T.set_max_nreg(n, True).
 
     Example:
         T.inc_max_nreg(240)
     """
-    return set_max_nreg(reg_count, True)
+    return set_max_nreg(n, True)
 
 
-def dec_max_nreg(reg_count: int) -> Emitted:
-    """T.set_max_nreg(reg_count, False).
+def dec_max_nreg(n: int) -> Emitted:
+    """T.set_max_nreg(n, False).
 
     Example:
         T.dec_max_nreg(24)
     """
-    return set_max_nreg(reg_count, False)
+    return set_max_nreg(n, False)
 
 
-def annotate_producer_reg_dealloc(reg_count: int = 24) -> Emitted:
+def annotate_producer_reg_dealloc(n: int = 24) -> Emitted:
     """Registers per producer thread under warp specialisation (sm_90a).  A count that does not fit is ignored.
 
     Example:
         T.annotate_producer_reg_dealloc(24)
     """
-    need_kernel("T.annotate_producer_reg_dealloc").set(producer_registers=_registers(reg_count))
+    need_kernel("T.annotate_producer_reg_dealloc").set(producer_registers=_registers(n))
     return Emitted()
 
 
-def annotate_consumer_reg_alloc(reg_count: int = 240) -> Emitted:
+def annotate_consumer_reg_alloc(n: int = 240) -> Emitted:
     """Registers per consumer thread under warp specialisation (sm_90a).  A count that does not fit is ignored.
 
     Example:
         T.annotate_consumer_reg_alloc(240)
     """
-    need_kernel("T.annotate_consumer_reg_alloc").set(consumer_registers=_registers(reg_count))
+    need_kernel("T.annotate_consumer_reg_alloc").set(consumer_registers=_registers(n))
     return Emitted()
 
 

@@ -104,7 +104,7 @@ def _number(x: Any, what: str, limit: int) -> int:
     return int(x)
 
 
-def initialize_wgmma_descriptor(descriptor: Any, start_address: Any, layout_type_: int = 0, leading_byte_offset: int = 0,
+def initialize_wgmma_descriptor(desc: Any, addr: Any, layout_type_: int = 0, leading_byte_offset: int = 0,
                                 stride_byte_offset: int = 0) -> Emitted:
     """Set a descriptor to the matrix at a shared address (PTX ISA, "Matrix Descriptor Format").
 
@@ -116,7 +116,7 @@ def initialize_wgmma_descriptor(descriptor: Any, start_address: Any, layout_type
         T.initialize_wgmma_descriptor(desc, T.access_ptr(A_s, "r"), 1, 1, 64)
     """
     b, what = need_builder("T.initialize_wgmma_descriptor"), "T.initialize_wgmma_descriptor"
-    d, at = _descriptor(descriptor, what), _shared_address(start_address, what)
+    d, at = _descriptor(desc, what), _shared_address(addr, what)
     swizzle = _MATRIX_SWIZZLES[_number(layout_type_, f"layout_type_ of {what}", 4)]
     lbo, sbo = (_number(x, f"{n} of {what}", _FIELD) for x, n in (
         (leading_byte_offset, "leading_byte_offset"), (stride_byte_offset, "stride_byte_offset")))
@@ -125,8 +125,8 @@ def initialize_wgmma_descriptor(descriptor: Any, start_address: Any, layout_type
     return Emitted()
 
 
-def increase_descriptor_offset(descriptor: Any, offset: Any) -> Emitted:
-    """Add `offset` bytes, a multiple of 16, to a descriptor's address.
+def increase_descriptor_offset(desc: Any, off: Any) -> Emitted:
+    """Add `off` bytes, a multiple of 16, to a descriptor's address.
 
     Example:
         desc = T.alloc_wgmma_desc()
@@ -134,11 +134,11 @@ def increase_descriptor_offset(descriptor: Any, offset: Any) -> Emitted:
         T.increase_descriptor_offset(desc, 32)
     """
     b = need_builder("T.increase_descriptor_offset")
-    d = _descriptor(descriptor, "T.increase_descriptor_offset")
-    if isinstance(offset, (int, Const)) and _number(offset, "the offset of a descriptor", 1 << 18) % 16:
-        raise error("descriptor-operand", f"a descriptor moves by multiples of 16 bytes, found {offset}",
-                    expected="a multiple of 16 bytes", found=str(offset))
-    b.store(d, (const(0),), _moved(d, binary("shr", convert(offset), const(4, convert(offset).dtype))))
+    d = _descriptor(desc, "T.increase_descriptor_offset")
+    if isinstance(off, (int, Const)) and _number(off, "the offset of a descriptor", 1 << 18) % 16:
+        raise error("descriptor-operand", f"a descriptor moves by multiples of 16 bytes, found {off}",
+                    expected="a multiple of 16 bytes", found=str(off))
+    b.store(d, (const(0),), _moved(d, binary("shr", convert(off), const(4, convert(off).dtype))))
     return Emitted()
 
 
@@ -202,14 +202,14 @@ def _wgmma(what: str, row: Any, a: tuple[Any, bool], b: tuple[Any, bool], c: Add
     return emit_call("wgmma", (c, a[0], b[0], as_bool(keep)), "void", row=row.name, a_major=majors[0], b_major=majors[1])
 
 
-def ptx_wgmma_ss(dtype: Any, wgmma_prefix: str, a_is_k_major: bool, b_is_k_major: bool, a_dtype_abbrv: Any, b_dtype_abbrv: Any,
-                 accum_dtype_abbrv: Any, A_desc: Any, A_offset: Any, B_desc: Any, B_offset: Any, C_data: Any, C_offset: Any,
+def ptx_wgmma_ss(dtype: Any, prefix: str, a_is_k_major: bool, b_is_k_major: bool, a_abbrv: Any, b_abbrv: Any,
+                 acc_abbrv: Any, A_desc: Any, A_off: Any, B_desc: Any, B_off: Any, C_data: Any, C_off: Any,
                  scale_out: Any, scale_in_a: Any = 1, scale_in_b: Any = 1) -> Emitted:
     """One wgmma of a warp group with both operands in shared memory: C = A @ B + (C if scale_out).
 
-    wgmma_prefix: "m64n128k16".  A_desc, B_desc: descriptors of the (M, K) and (K, N) tiles in shared memory.
-    A_offset, B_offset: added to the descriptors, in units of 16 bytes.  C_data: `.data` of a local buffer of M*N/128
-    elements from C_offset on; registers as in PTX ISA, "Register Fragments".  T.warpgroup_arrive
+    prefix: "m64n128k16".  A_desc, B_desc: descriptors of the (M, K) and (K, N) tiles in shared memory.
+    A_off, B_off: added to the descriptors, in units of 16 bytes.  C_data: `.data` of a local buffer of M*N/128
+    elements from C_off on; registers as in PTX ISA, "Register Fragments".  T.warpgroup_arrive
     comes before it, T.warpgroup_commit_batch and T.warpgroup_wait after it.  Before that wait, the program must not access
     the operands or registers.
     Raises gemm-types, descriptor-operand; not-available for scale_in other than 1.
@@ -219,30 +219,30 @@ def ptx_wgmma_ss(dtype: Any, wgmma_prefix: str, a_is_k_major: bool, b_is_k_major
     """
     what = "T.ptx_wgmma_ss"
     need_kernel(what)
-    row = _row(what, wgmma_prefix, a_dtype_abbrv, b_dtype_abbrv, accum_dtype_abbrv)
-    c = _registers(C_data, C_offset, row.c.registers, what)
-    a, b = (_moved(_descriptor(d, what), o) for d, o in ((A_desc, A_offset), (B_desc, B_offset)))
+    row = _row(what, prefix, a_abbrv, b_abbrv, acc_abbrv)
+    c = _registers(C_data, C_off, row.c.registers, what)
+    a, b = (_moved(_descriptor(d, what), o) for d, o in ((A_desc, A_off), (B_desc, B_off)))
     major = flag(a_is_k_major, "a_is_k_major"), flag(b_is_k_major, "b_is_k_major")
     return _wgmma(what, row, (a, major[0]), (b, major[1]), c, scale_out, (scale_in_a, scale_in_b))
 
 
-def ptx_wgmma_rs(dtype: Any, wgmma_prefix: str, b_is_k_major: bool, a_dtype_abbrv: Any, b_dtype_abbrv: Any,
-                 accum_dtype_abbrv: Any, A_buf: Any, A_offset: Any, B_desc: Any, B_offset: Any, C_data: Any, C_offset: Any,
+def ptx_wgmma_rs(dtype: Any, prefix: str, b_is_k_major: bool, a_abbrv: Any, b_abbrv: Any,
+                 acc_abbrv: Any, A_buf: Any, A_off: Any, B_desc: Any, B_off: Any, C_data: Any, C_off: Any,
                  scale_out: Any, scale_in_a: Any = 1, scale_in_b: Any = 1) -> Emitted:
     """T.ptx_wgmma_ss with A in registers.
 
-    A_buf: `.data` of a local buffer of A's elements from A_offset on.  B_desc: descriptor of a tile in shared memory, of
-    (K, N) elements.  C_data: `.data` of a local buffer of M*N/128 elements from C_offset on.
+    A_buf: `.data` of a local buffer of A's elements from A_off on.  B_desc: descriptor of a tile in shared memory, of
+    (K, N) elements.  C_data: `.data` of a local buffer of M*N/128 elements from C_off on.
 
     Example:
         T.ptx_wgmma_rs("float32", "m64n64k16", True, "fp16", "fp16", "fp32", r16.data, 0, desc[0], 0, r32.data, 0, True)
     """
     what = "T.ptx_wgmma_rs"
     need_kernel(what)
-    row = _row(what, wgmma_prefix, a_dtype_abbrv, b_dtype_abbrv, accum_dtype_abbrv)
-    c = _registers(C_data, C_offset, row.c.registers, what)
-    a = _registers(A_buf, A_offset, row.a.registers, what)
-    b = _moved(_descriptor(B_desc, what), B_offset)
+    row = _row(what, prefix, a_abbrv, b_abbrv, acc_abbrv)
+    c = _registers(C_data, C_off, row.c.registers, what)
+    a = _registers(A_buf, A_off, row.a.registers, what)
+    b = _moved(_descriptor(B_desc, what), B_off)
     return _wgmma(what, row, (a, True), (b, flag(b_is_k_major, "b_is_k_major")), c, scale_out, (scale_in_a, scale_in_b))
 
 
@@ -383,24 +383,24 @@ def registered_map(k: Any, m: TensorMap) -> str:
 # ---- cp.async on an mbarrier ------------------------------------------------------------------------------------------
 
 
-def cp_async_barrier_noinc(barrier: Any) -> Emitted:
+def cp_async_barrier_noinc(b: Any) -> Emitted:
     """Arrive on the barrier once this thread's earlier cp.async copies have completed; it counts like T.mbarrier_arrive.
 
     Example:
         T.async_copy(A[by * 128, 0], A_s)
         T.cp_async_barrier_noinc(bar[0])
     """
-    return emit_call("cp_async_mbarrier_arrive", (barrier_of(barrier, "T.cp_async_barrier_noinc"),), noinc=True)
+    return emit_call("cp_async_mbarrier_arrive", (barrier_of(b, "T.cp_async_barrier_noinc"),), noinc=True)
 
 
-def ptx_cp_async_barrier(barrier: Any) -> Emitted:
+def ptx_cp_async_barrier(b: Any) -> Emitted:
     """Delay the barrier's phase until this thread's earlier cp.async copies have completed.  It does not use up an arrival.
 
     Example:
         T.async_copy(A[by * 128, 0], A_s)
         T.ptx_cp_async_barrier(bar[0])
     """
-    return emit_call("cp_async_mbarrier_arrive", (barrier_of(barrier, "T.ptx_cp_async_barrier"),), noinc=False)
+    return emit_call("cp_async_mbarrier_arrive", (barrier_of(b, "T.ptx_cp_async_barrier"),), noinc=False)
 
 
 __all__ = ["TmaDescriptor", "alloc_descriptor", "alloc_wgmma_desc", "cp_async_barrier_noinc", "create_tma_descriptor",

@@ -23,7 +23,7 @@ from .tile import EMITTED
 _IMPORT, _ASYNC = "pragma_import_c", "async_scope"
 
 
-def Assert(condition: Any, message: str, error_kind: str = "RuntimeError") -> Emitted:
+def Assert(c: Any, msg: str, error_kind: str = "RuntimeError") -> Emitted:
     """Check a condition: outside a launch on the host, inside a launch on the device.
 
     Raises not-available for another kind of error than RuntimeError.
@@ -35,7 +35,7 @@ def Assert(condition: Any, message: str, error_kind: str = "RuntimeError") -> Em
     if error_kind != "RuntimeError":
         raise error("not-available", f"T.Assert that raises {error_kind} is not available", expected='"RuntimeError"',
                     found=repr(error_kind), hint="leave error_kind out: a failed check raises RuntimeError")
-    b.emit(AssertStmt(as_bool(condition), str(message), span=b.here()))
+    b.emit(AssertStmt(as_bool(c), str(msg), span=b.here()))
     return EMITTED
 
 
@@ -179,13 +179,13 @@ def undef() -> Expr:
     return convert(0)
 
 
-def target(config: Any, host: Any = None) -> Target:
+def target(cfg: Any, host: Any = None) -> Target:
     """The target that a name or dict describes, as `tilelang.compile(…, target=…)` takes it.
 
     Example:
         h100 = T.target({"kind": "cuda", "arch": "sm_90a"})
     """
-    return Target(config)
+    return Target(cfg)
 
 
 def type_annotation(dtype: Any) -> DType:
@@ -226,16 +226,16 @@ def tvm_access_ptr(ptype: Any, data: Any, offset: Any, extent: Any, rw_mask: Any
     return AddressOf(flat, (convert(offset),))
 
 
-def handle_add_byte_offset(pointer: Any, offset: Any) -> Expr:
-    """An address plus `offset` bytes.
+def handle_add_byte_offset(h: Any, n: Any) -> Expr:
+    """An address plus `n` bytes.
 
     Example:
         T.call_extern("handle", "my_load", T.handle_add_byte_offset(X.data, 64), tx)
     """
-    if not isinstance(pointer, Expr) or not (pointer.dtype.is_handle or pointer.dtype.is_int):
-        raise error("pointer", f"T.handle_add_byte_offset needs a pointer or an address, found {describe(pointer)}",
-                    expected="a pointer or an address", found=describe(pointer))
-    return cast(binary("add", cast(pointer, "int64"), cast(convert(offset), "int64")), "handle")
+    if not isinstance(h, Expr) or not (h.dtype.is_handle or h.dtype.is_int):
+        raise error("pointer", f"T.handle_add_byte_offset needs a pointer or an address, found {describe(h)}",
+                    expected="a pointer or an address", found=describe(h))
+    return cast(binary("add", cast(h, "int64"), cast(convert(n), "int64")), "handle")
 
 
 def decl_buffer(shape: Any, dtype: Any = "float32", data: Any = None, strides: Any = None, elem_offset: Any = None,
@@ -251,7 +251,7 @@ def decl_buffer(shape: Any, dtype: Any = "float32", data: Any = None, strides: A
     return over_storage("T.decl_buffer", spec, data, elem_offset)
 
 
-def launch_thread(tag: str, extent: Any) -> Frame:
+def launch_thread(tag_or_itervar: str, extent: Any) -> Frame:
     """`with T.launch_thread("blockIdx.x", 4) as bx:` binds a launch index in its body.
 
     `bx = T.launch_thread("blockIdx.x", 4)` binds it up to the end of the enclosing block of statements.
@@ -261,19 +261,19 @@ def launch_thread(tag: str, extent: Any) -> Frame:
             with T.launch_thread("threadIdx.x", 128) as t:
                 Y[b * 128 + t] = X[b * 128 + t]
     """
-    return thread_binding(extent, thread=tag)
+    return thread_binding(extent, thread=tag_or_itervar)
 
 
-def meta_var(value: Any) -> Any:
+def meta_var(v: Any) -> Any:
     """The value itself.
 
     Example:
         x = T.meta_var(X[i])
     """
-    return value
+    return v
 
 
-def call_intrin(dtype: Any, op: str, *args: Any, annotations: Any = None, **options: Any) -> Any:
+def call_intrin(dtype: Any, op_or_name: str, *args: Any, annotations: Any = None, **options: Any) -> Any:
     """An intrinsic by name: a value, or with dtype "handle" or "void" a statement.  Raises extern-argument.
 
     options: its compile-time parameters (ir/call_options.py).
@@ -281,11 +281,11 @@ def call_intrin(dtype: Any, op: str, *args: Any, annotations: Any = None, **opti
     Example:
         Y[i] = T.call_intrin("float32", "exp", X[i])
     """
-    name = str(op).removeprefix("tl.").removeprefix("tirx.")
+    name = str(op_or_name).removeprefix("tl.").removeprefix("tirx.")
     row = INTRINSICS.get(name)
     if row is None:
-        raise error("extern-argument", f"no intrinsic is named {op!r}",
-                    expected="the name of an intrinsic", found=repr(op), hint="call device functions by T.call_extern")
+        raise error("extern-argument", f"no intrinsic is named {op_or_name!r}",
+                    expected="the name of an intrinsic", found=repr(op_or_name), hint="call device functions by T.call_extern")
     if row.arity >= 0 and row.arity != len(args):
         raise error("extern-argument", f"intrinsic {name} takes {row.arity} arguments, found {len(args)}",
                     expected=f"{row.arity} arguments", found=str(len(args)),
@@ -309,14 +309,14 @@ def _warp_of(warp_size: Any) -> None:
                     found=str(warp_size), hint="pass 32")
 
 
-def tvm_warp_shuffle(mask: Any, value: Any, lane: Any, width: int, warp_size: int) -> Var:
+def tvm_warp_shuffle(mask: Any, v: Any, lane: Any, width: int, warp_size: int) -> Var:
     """The value of a lane of the warp.  Raises lane-arguments.
 
     Example:
         Y[i] = T.tvm_warp_shuffle(0xFFFFFFFF, X[i], 0, 32, 32)
     """
     _warp_of(warp_size)
-    return shfl_sync(value, lane, width, mask)
+    return shfl_sync(v, lane, width, mask)
 
 
 def tvm_warp_shuffle_up(mask: Any, value: Any, delta: Any, width: int, warp_size: int) -> Var:
@@ -348,14 +348,14 @@ def tvm_warp_activemask() -> Var:
     return activemask()
 
 
-def tvm_thread_invariant(condition: Any) -> Expr:
+def tvm_thread_invariant(c: Any) -> Expr:
     """Mark a condition as uniform over the block; returns the condition.
 
     Example:
         if T.tvm_thread_invariant(I[0] > 0):
             T.clear(acc)
     """
-    return convert(condition)
+    return convert(c)
 
 
 def sync_global() -> Emitted:

@@ -1,4 +1,4 @@
-"""Lets callers use the specification's parameter names where a function here names a parameter differently."""
+"""Lets callers give parameters by further names, and those of functions that take any number of arguments by names."""
 
 from __future__ import annotations
 
@@ -8,40 +8,36 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# Function -> the specification's names of its parameters, in order.
+# Function -> further names of its parameters, in order; those of functions that take any number of arguments.
 SPELLINGS = {
-    "shift_left": "x y", "shift_right": "x y", "make_tensor": "ptr shape dtype strides", "evaluate": "expr",
-    "any_of": "buffer_or_region", "all_of": "buffer_or_region",
-    **dict.fromkeys(("ieee_add", "ieee_sub", "ieee_mul", "ieee_fdiv", "add2", "sub2", "mul2", "max2", "min2"), "x y"),
+    **dict.fromkeys(("shift_left", "shift_right", "ieee_add", "ieee_sub", "ieee_mul", "ieee_fdiv", "add2", "sub2", "mul2",
+                     "max2", "min2"), "x y"),
     **dict.fromkeys(("ieee_fmaf", "fma2"), "x y z"),
     **dict.fromkeys(("ieee_frcp", "ieee_fsqrt", "ieee_frsqrt", "abs2"), "x"),
-    "__ldg": "A idx", "__ffs": "v",
-    **dict.fromkeys(("ldg32", "ldg64", "ldg128", "ldg256"), "src pred"), **dict.fromkeys(("lds32", "lds64", "lds128"), "src"),
-    **dict.fromkeys(("stg32", "stg64", "stg128", "stg256"), "dst value pred"),
-    **dict.fromkeys(("sts32", "sts64", "sts128"), "dst value"),
-    "named_barrier_arrive": "id count", "shfl_sync": "value srcLane width mask",
-    **dict.fromkeys(("shfl_xor", "shfl_up", "shfl_down"), "value delta width mask"),
-    **dict.fromkeys(("get_warp_idx", "get_warp_idx_sync"), "ws"), "get_warp_group_idx": "ws warps_per_group",
-    "set_max_nreg": "n is_inc",
-    **dict.fromkeys(("inc_max_nreg", "dec_max_nreg", "annotate_producer_reg_dealloc", "annotate_consumer_reg_alloc"), "n"),
-    "tvm_warp_shuffle": "mask v lane width warp_size", "tvm_thread_invariant": "c",
-    "mbarrier_arrive": "bar cta_id", "barrier_arrive": "bar",
-    **dict.fromkeys(("mbarrier_wait_parity", "barrier_wait"), "bar parity"),
-    **dict.fromkeys(("mbarrier_expect_tx", "mbarrier_arrive_expect_tx"), "bar bytes"),
-    **dict.fromkeys(("ptx_arrive_barrier", "ptx_wait_barrier", "ptx_cp_async_barrier", "cp_async_barrier_noinc"), "b"),
-    "ptx_arrive_barrier_expect_tx": "b bytes", "ptx_init_barrier_thread_count": "b n", "ptx_arrive_cluster_barrier": "b cta",
-    "warpgroup_fence_operand": "buf_or_ptr offset num_regs dtype",
-    "initialize_wgmma_descriptor": "desc addr layout_type_ leading_byte_offset stride_byte_offset",
-    "increase_descriptor_offset": "desc off", "get_swizzle_layout": "row col row_size dtype",
-    "handle_add_byte_offset": "h n", "ptx_ldmatrix": "trans num src_access_ptr dst_access_ptr",
-    "ptx_wgmma_ss": "dtype prefix a_is_k_major b_is_k_major a_abbrv b_abbrv acc_abbrv A_desc A_off B_desc B_off C_data C_off "
-                    "scale_out scale_in_a scale_in_b",
-    "ptx_wgmma_rs": "dtype prefix b_is_k_major a_abbrv b_abbrv acc_abbrv A_buf A_off B_desc B_off C_data C_off scale_out "
-                    "scale_in_a scale_in_b",
-    "buffer_store": "buf value indices predicate", "If": "c", "While": "c", "Assert": "c msg error_kind",
-    "launch_thread": "tag_or_itervar extent", "meta_var": "v", "target": "cfg host", "call_intrin": "dtype op_or_name",
-    **dict.fromkeys(("call_extern", "call_pure_extern"), "dtype func_name"),
-    **dict.fromkeys(("vectorlow", "vectorhigh"), "dtype vec"), "vectorcombine": "dtype vec1 vec2", "ptx_mma": "dtype",
+    **dict.fromkeys(("lds32", "lds64", "lds128"), "src"), **dict.fromkeys(("sts32", "sts64", "sts128"), "dst value"),
+    **dict.fromkeys(("any_of", "all_of"), "buffer_or_region"), "shfl_sync": "value srcLane", "__ffs": "v",
+    **dict.fromkeys(("shfl_xor", "shfl_up", "shfl_down"), "value delta"), "__ldg": "src index",
+    **dict.fromkeys(("make_tensor", "handle_add_byte_offset"), "pointer offset"), "evaluate": "value",
+    "named_barrier_arrive": "barrier_id", "tvm_warp_shuffle": "mask value", "tvm_thread_invariant": "condition",
+    **dict.fromkeys(("get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx"), "warp_size"),
+    **dict.fromkeys(("set_max_nreg", "inc_max_nreg", "dec_max_nreg", "annotate_producer_reg_dealloc",
+                     "annotate_consumer_reg_alloc"), "reg_count"),
+    **dict.fromkeys(("mbarrier_arrive", "mbarrier_wait_parity"), "mbarrier"),
+    **dict.fromkeys(("mbarrier_expect_tx", "mbarrier_arrive_expect_tx", "ptx_arrive_barrier_expect_tx"), "mbarrier tx_bytes"),
+    **dict.fromkeys(("barrier_arrive", "barrier_wait", "ptx_arrive_barrier", "ptx_wait_barrier", "ptx_cp_async_barrier",
+                     "cp_async_barrier_noinc"), "barrier"),
+    "ptx_init_barrier_thread_count": "barrier count", "ptx_arrive_cluster_barrier": "barrier cta_id",
+    "warpgroup_fence_operand": "buffer_or_ptr", "initialize_wgmma_descriptor": "descriptor start_address",
+    "increase_descriptor_offset": "descriptor offset", "get_swizzle_layout": "row_idx col_idx",
+    "ptx_ldmatrix": "trans num smem_ptr local_ptr",
+    "ptx_wgmma_ss": "dtype wgmma_prefix a_is_k_major b_is_k_major a_dtype_abbrv b_dtype_abbrv accum_dtype_abbrv A_desc "
+                    "A_offset B_desc B_offset C_data C_offset",
+    "ptx_wgmma_rs": "dtype wgmma_prefix b_is_k_major a_dtype_abbrv b_dtype_abbrv accum_dtype_abbrv A_buf A_offset B_desc "
+                    "B_offset C_data C_offset",
+    "buffer_store": "buffer", **dict.fromkeys(("If", "While"), "cond"), "Assert": "condition message", "launch_thread": "tag",
+    "meta_var": "value", "target": "config", "call_intrin": "dtype op",
+    **dict.fromkeys(("call_extern", "call_pure_extern"), "dtype name"),
+    **dict.fromkeys(("vectorlow", "vectorhigh", "ptx_mma"), "dtype"), "vectorcombine": "dtype low high",
 }
 
 

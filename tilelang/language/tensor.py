@@ -194,7 +194,7 @@ class PointerFactory:
 ptr, handle = PointerFactory("ptr"), PointerFactory("handle")
 
 
-def make_tensor(pointer: Any, shape: Any, dtype: Any = "float32", strides: Any = None) -> Buffer:
+def make_tensor(ptr: Any, shape: Any, dtype: Any = "float32", strides: Any = None) -> Buffer:
     """A tensor at a pointer parameter (T.ptr), at an integer address (an element of a T.Tensor of T.ptr) or at the address of
     an element of another buffer.  It is row-major unless strides are given.
 
@@ -207,22 +207,22 @@ def make_tensor(pointer: Any, shape: Any, dtype: Any = "float32", strides: Any =
         Y[i] = P[0, i % 64]
     """
     b, align = need_builder("T.make_tensor"), 0
-    if isinstance(pointer, AddressOf) and pointer.buffer.dtype == dtype_of(dtype, "the tensor"):
-        offset = _distance(pointer)
+    if isinstance(ptr, AddressOf) and ptr.buffer.dtype == dtype_of(dtype, "the tensor"):
+        offset = _distance(ptr)
         if isinstance(offset, int):  # a view of the same storage
-            src, spec = pointer.buffer, TensorSpec(shape, dtype, strides)
+            src, spec = ptr.buffer, TensorSpec(shape, dtype, strides)
             buf = Buffer(b.fresh_name("tensor"), spec.shape, spec.dtype, src.scope_name, spec.strides, offset, src.data,
                          span=b.here())
             b.unnamed[id(buf)] = buf
             return buf
-    if isinstance(pointer, Var) and pointer.dtype.is_handle:
-        data = pointer
-    elif isinstance(pointer, (Load, Expr)) and (pointer.dtype.is_int and pointer.dtype.bits == 64 or pointer.dtype.is_handle):
-        data = b.let("ptr", cast(pointer, "handle"))
-        align = 0 if _whole_tensor(b, pointer) else TensorSpec(shape, dtype).dtype.bytes
+    if isinstance(ptr, Var) and ptr.dtype.is_handle:
+        data = ptr
+    elif isinstance(ptr, (Load, Expr)) and (ptr.dtype.is_int and ptr.dtype.bits == 64 or ptr.dtype.is_handle):
+        data = b.let("ptr", cast(ptr, "handle"))
+        align = 0 if _whole_tensor(b, ptr) else TensorSpec(shape, dtype).dtype.bytes
     else:
-        narrow = isinstance(pointer, Expr) and pointer.dtype.is_int  # 32 bits cannot hold an address
-        said = f"{describe(pointer)} of type {pointer.dtype}" if narrow else describe(pointer)
+        narrow = isinstance(ptr, Expr) and ptr.dtype.is_int  # 32 bits cannot hold an address
+        said = f"{describe(ptr)} of type {ptr.dtype}" if narrow else describe(ptr)
         raise error("pointer", f"T.make_tensor needs a pointer parameter or an integer address of 64 bits, found {said}",
                     expected="a pointer parameter or an integer address", found=said,
                     hint="declare the parameter as `p: T.ptr`")

@@ -76,7 +76,7 @@ def mma_store_index_map(thread_id: Any, local_id: Any) -> tuple[Any, Any]:
     return thread_id // 4 + local_id // 2 % 2 * 8, thread_id % 4 * 2 + local_id // 4 * 8 + local_id % 2
 
 
-def get_swizzle_layout(row_idx: Any, col_idx: Any, row_size: int, dtype: Any,
+def get_swizzle_layout(row: Any, col: Any, row_size: int, dtype: Any,
                        swizzle_bytes: int | None = None) -> tuple[Any, Any]:
     """(row, column) at which an element of a swizzled tile with rows of `row_size` elements is stored.
 
@@ -94,9 +94,9 @@ def get_swizzle_layout(row_idx: Any, col_idx: Any, row_size: int, dtype: Any,
         raise error("layout-annotation", f"rows of {row_bytes} bytes have no swizzle of {span} bytes",
                     expected=f"a swizzle of 32, 64 or 128 bytes that divides {row_bytes}", found=str(span))
     chunk, n = 128 // bits, span // 16
-    outer, inside = col_idx // (chunk * n), col_idx // chunk % n
-    moved = inside ^ (row_idx // (8 // n) % n)
-    return row_idx, (outer * n + moved) * chunk + col_idx % chunk
+    outer, inside = col // (chunk * n), col // chunk % n
+    moved = inside ^ (row // (8 // n) % n)
+    return row, (outer * n + moved) * chunk + col % chunk
 
 
 def get_ldmatrix_offset(matrix: str, row_idx: Any, col_idx: Any, stride: Any, dtype: Any = "float16",
@@ -413,11 +413,11 @@ def _pointer(x: Any, what: str) -> AddressOf:
                 hint="write A.access_ptr('r') or T.access_ptr(A[i, j])")
 
 
-def ptx_ldmatrix(trans: bool, num: int, smem_ptr: Any, local_ptr: Any) -> Emitted:
+def ptx_ldmatrix(trans: bool, num: int, src_access_ptr: Any, dst_access_ptr: Any) -> Emitted:
     """ldmatrix: a warp loads num (1, 2 or 4) 8 x 8 matrices of 16-bit elements from shared memory (sm_75).
 
-    smem_ptr: address in shared memory of a row of 8 elements, 16-byte aligned; lane 8 * m + r gives row r of matrix m.
-    local_ptr: address of the first of 2 * num elements in local memory, two of each matrix; trans: of its transpose.
+    src_access_ptr: address in shared memory of a row of 8 elements, 16-byte aligned; lane 8 * m + r gives row r of matrix m.
+    dst_access_ptr: address of the first of 2 * num elements in local memory, two of each matrix; trans: of its transpose.
     Executed by all lanes of the warp.  Raises lane-arguments, extern-argument.
 
     Example:
@@ -426,7 +426,7 @@ def ptx_ldmatrix(trans: bool, num: int, smem_ptr: Any, local_ptr: Any) -> Emitte
     if num not in (1, 2, 4):
         raise error("lane-arguments", f"ldmatrix loads 1, 2 or 4 matrices, found {num!r}",
                     expected="1, 2 or 4 matrices", found=repr(num))
-    return emit_call("ldmatrix", (_pointer(local_ptr, "the destination"), _pointer(smem_ptr, "the source")), "void",
+    return emit_call("ldmatrix", (_pointer(dst_access_ptr, "the destination"), _pointer(src_access_ptr, "the source")), "void",
                      num=int(num), trans=flag(trans, "trans"))
 
 

@@ -52,13 +52,13 @@ def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> Emitted:
     return emit_call("named_barrier", (number, convert(count)))
 
 
-def named_barrier_arrive(barrier_id: Any, count: Any) -> Emitted:
+def named_barrier_arrive(id: Any, count: Any) -> Emitted:
     """Arrive at a named barrier without waiting.
 
     Example:
         T.named_barrier_arrive(1, 256)
     """
-    return emit_call("named_barrier_arrive", _named("named_barrier_arrive", barrier_id, count))
+    return emit_call("named_barrier_arrive", _named("named_barrier_arrive", id, count))
 
 
 def _named(name: str, number: Any, count: Any) -> tuple[Expr, Expr]:
@@ -239,28 +239,28 @@ def get_lane_idx(warp_size: Any = None) -> Expr:
     return thread_index() % _width(32 if warp_size is None else warp_size, "warp_size")
 
 
-def get_warp_idx(warp_size: Any = None) -> Expr:
+def get_warp_idx(ws: Any = None) -> Expr:
     """Warp of this thread in the block.
 
     Example:
         warp = T.get_warp_idx()   # tx // 32
     """
-    return thread_index() // _width(32 if warp_size is None else warp_size, "warp_size")
+    return thread_index() // _width(32 if ws is None else ws, "warp_size")
 
 
 get_warp_idx_sync = get_warp_idx
 
 
-def get_warp_group_idx(warp_size: Any = None, warps_per_group: Any = None) -> Expr:
+def get_warp_group_idx(ws: Any = None, warps_per_group: Any = None) -> Expr:
     """Warp group (default: 4 warps) of this thread in the block.
 
     Example:
         group = T.get_warp_group_idx()   # tx // 128
     """
-    if warp_size is None and warps_per_group is not None:
+    if ws is None and warps_per_group is not None:
         raise error("lane-arguments", "warps_per_group needs warp_size",
                     expected="warp_size with warps_per_group", found="none")
-    size = _width(32 if warp_size is None else warp_size, "warp_size")
+    size = _width(32 if ws is None else ws, "warp_size")
     return thread_index() // (size * _width(4 if warps_per_group is None else warps_per_group, "warps_per_group"))
 
 
@@ -314,25 +314,25 @@ def ptx_wait_group(n: int) -> Emitted:
 
 # ---- statements --------------------------------------------------------------------------------------------------------
 
-def evaluate(value: Any) -> Emitted | None:
+def evaluate(expr: Any) -> Emitted | None:
     """Execute an expression for its effect.
 
     Example:
         T.evaluate(T.call_extern("handle", "my_load", X.data, tx))
     """
-    if isinstance(value, Emitted):
-        return value
+    if isinstance(expr, Emitted):
+        return expr
     b = need_builder("T.evaluate")
-    e = convert(value)
+    e = convert(expr)
     if isinstance(e, Call):
         b.emit(Evaluate(e, span=b.here()))
     return EMITTED
 
 
-def buffer_store(buffer: Buffer, value: Any, indices: Any, predicate: Any = None) -> Emitted:
-    """buffer[indices] = value; with a predicate where it holds.  Raises predicate-type for a predicate of several lanes.
+def buffer_store(buf: Buffer, value: Any, indices: Any, predicate: Any = None) -> Emitted:
+    """buf[indices] = value; with a predicate where it holds.  Raises predicate-type for a predicate of several lanes.
 
-    buffer: of any shape, dtype and scope.  indices: one per dimension, in elements.  value: a scalar or vector.
+    buf: of any shape, dtype and scope.  indices: one per dimension, in elements.  value: a scalar or vector.
 
     Example:
         T.buffer_store(Y, X[i], [i], predicate=i < n)
@@ -340,7 +340,7 @@ def buffer_store(buffer: Buffer, value: Any, indices: Any, predicate: Any = None
     b = need_builder("T.buffer_store")
     idx = indices if isinstance(indices, (tuple, list)) else (indices,)
     if predicate is None:
-        Names(b).setitem(buffer, tuple(idx), value)
+        Names(b).setitem(buf, tuple(idx), value)
         return EMITTED
     cond = convert(predicate)
     if cond.dtype.lanes != 1 or not (cond.dtype.is_bool or cond.dtype.is_int):
@@ -348,7 +348,7 @@ def buffer_store(buffer: Buffer, value: Any, indices: Any, predicate: Any = None
                     expected="a bool or an integer", found=str(cond.dtype), hint="store the lanes one by one")
     frame = IfFrame(as_bool(cond))
     b.enter(frame)
-    Names(b).setitem(buffer, tuple(idx), value)
+    Names(b).setitem(buf, tuple(idx), value)
     b.exit(frame)
     return EMITTED
 
@@ -385,7 +385,7 @@ class _Branch(Frame):
         owner.branches[self.which] = self.body()
 
 
-def If_(cond: Any) -> _RawIf:
+def If_(c: Any) -> _RawIf:
     """Raw branch: holds T.Then() and T.Else() blocks.
 
     Example:
@@ -393,7 +393,7 @@ def If_(cond: Any) -> _RawIf:
             with T.Then():
                 Y[i] = X[i]
     """
-    return _RawIf(cast(convert(cond), "bool"))
+    return _RawIf(cast(convert(c), "bool"))
 
 
 def Then() -> _Branch:
@@ -420,7 +420,7 @@ def Else() -> _Branch:
     return _Branch("else")
 
 
-def While_(cond: Any) -> WhileFrame:
+def While_(c: Any) -> WhileFrame:
     """Raw while loop.
 
     Example:
@@ -428,26 +428,26 @@ def While_(cond: Any) -> WhileFrame:
         with T.While(count < 4):
             count = count + 1
     """
-    return WhileFrame(cast(convert(cond), "bool"))
+    return WhileFrame(cast(convert(c), "bool"))
 
 
-def ldg(src: Any, index: Any = None) -> Expr:
+def ldg(A: Any, idx: Any = None) -> Expr:
     """Load by the read-only cache: T.__ldg(A[i]) or T.__ldg(A, i).
 
-    src: an element or a buffer in global memory.  index: of the element, where src is a buffer.
+    A: an element or a buffer in global memory.  idx: of the element, where A is a buffer.
 
     Example:
         Y[i] = T.__ldg(X[i])
     """
-    if isinstance(src, Buffer):
-        if index is None:
+    if isinstance(A, Buffer):
+        if idx is None:
             raise error("lane-arguments", "T.__ldg of a buffer needs an index",
                         expected="an index with the buffer", found="none")
-        src = src[index]
-    if not isinstance(src, Load):
-        raise error("extern-argument", f"T.__ldg needs an element, found {describe(src)}",
-                    expected="an element", found=describe(src))
-    return call("ldg", (AddressOf(src.buffer, src.indices),), src.dtype)
+        A = A[idx]
+    if not isinstance(A, Load):
+        raise error("extern-argument", f"T.__ldg needs an element, found {describe(A)}",
+                    expected="an element", found=describe(A))
+    return call("ldg", (AddressOf(A.buffer, A.indices),), A.dtype)
 
 
 
