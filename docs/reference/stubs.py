@@ -133,20 +133,26 @@ def language() -> str:
             "from typing import Any as Any", "from typing_extensions import deprecated as _deprecated\n",
             "from tilelang.ir import Buffer as _Buffer, Expr as _Expr, Var as _Var",
             "from tilelang.ir.dtype import dtype as dtype"]
-    return "\n".join([*head, *_imports(imports, {"dtype"}), ""]) + "\n" + "\n".join(lines)
+    return "\n".join([*head, *_imports(imports, {"dtype"}), "", _ANNOTATION]) + _spaced(lines)
 
 
-_ANNOTATION = '''class {name}(_Buffer):
-    """Annotation of a tensor or buffer parameter: T.{name}((M, K), {strides}"float16")."""
+def _spaced(lines: list[str]) -> str:
+    """Definitions, those of several lines between blank lines."""
+    several = [text.count("\n") > 1 + text.startswith("@") for text in lines]
+    return "".join("\n" * (one or two) + text for text, one, two in zip(lines, several, [True, *several]))
 
-    def __init__(self, shape: Any, {typed}dtype: Any = ..., *args: Any, **kwargs: Any) -> None: ...
+
+_ANNOTATION = '''class _Annotation(_Buffer):
+    def __init__(self, shape: Any, dtype: Any = ..., *args: Any, **kwargs: Any) -> None: ...
     def __class_getitem__(cls, key: Any) -> Any: ...
     @staticmethod
     def from_ptr(pointer: Any, shape: Any, dtype: Any = ..., strides: Any = ...) -> _Buffer: ...
 '''
-TENSORS = {n: _ANNOTATION.format(name=n, strides="", typed="") for n in
-           ("Tensor", "Buffer", "FragmentBuffer", "SharedBuffer", "LocalBuffer")}
-TENSORS["StridedTensor"] = _ANNOTATION.format(name="StridedTensor", strides="(s, 1), ", typed="strides: Any, ")
+TENSORS = {n: f'class {n}(_Annotation):\n    """Annotation of a tensor or buffer parameter: T.{n}((M, K), "float16")."""\n'
+           for n in ("Tensor", "Buffer", "FragmentBuffer", "SharedBuffer", "LocalBuffer")}
+TENSORS["StridedTensor"] = TENSORS["Tensor"].replace("Tensor", "StridedTensor").replace("K), ", "K), (s, 1), ") + """
+    def __init__(self, shape: Any, strides: Any, dtype: Any = ..., *args: Any, **kwargs: Any) -> None: ...
+"""
 SUBMODULES = ("eager", "fp8", "common", "experimental", "overrides", "proxy", "tile_schedule", "tir", "utils")
 
 

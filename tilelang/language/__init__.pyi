@@ -350,161 +350,99 @@ from tilelang.layout.fragment import Fragment as Fragment
 from tilelang.layout.layout import Layout as Layout
 from tilelang.ops.gemm.policy import GemmWarpPolicy as GemmWarpPolicy
 
-Add: type[_Expr]
-
-And: type[_Expr]
-
-AnyDType = Any
-
-class Buffer(_Buffer):
-    """Annotation of a tensor or buffer parameter: T.Buffer((M, K), "float16")."""
-
+class _Annotation(_Buffer):
     def __init__(self, shape: Any, dtype: Any = ..., *args: Any, **kwargs: Any) -> None: ...
     def __class_getitem__(cls, key: Any) -> Any: ...
     @staticmethod
     def from_ptr(pointer: Any, shape: Any, dtype: Any = ..., strides: Any = ...) -> _Buffer: ...
+
+Add: type[_Expr]
+And: type[_Expr]
+AnyDType = Any
+
+class Buffer(_Annotation):
+    """Annotation of a tensor or buffer parameter: T.Buffer((M, K), "float16")."""
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def CallEffectKind(*args: Any, **kwargs: Any) -> Any: ...
-
 DataType = _DataType
-
 Div: type[_Expr]
-
 EQ: type[_Expr]
-
 FloatImm: type[_Expr]
-
 FloorDiv: type[_Expr]
-
 FloorMod: type[_Expr]
 
-class FragmentBuffer(_Buffer):
+class FragmentBuffer(_Annotation):
     """Annotation of a tensor or buffer parameter: T.FragmentBuffer((M, K), "float16")."""
 
-    def __init__(self, shape: Any, dtype: Any = ..., *args: Any, **kwargs: Any) -> None: ...
-    def __class_getitem__(cls, key: Any) -> Any: ...
-    @staticmethod
-    def from_ptr(pointer: Any, shape: Any, dtype: Any = ..., strides: Any = ...) -> _Buffer: ...
-
 GE: type[_Expr]
-
 GT: type[_Expr]
-
 If = _If
-
 IntImm: type[_Expr]
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def IterVar(*args: Any, **kwargs: Any) -> Any: ...
-
 JITFunc = _JITFunc
-
 LE: type[_Expr]
-
 LT: type[_Expr]
 
-class LocalBuffer(_Buffer):
+class LocalBuffer(_Annotation):
     """Annotation of a tensor or buffer parameter: T.LocalBuffer((M, K), "float16")."""
 
-    def __init__(self, shape: Any, dtype: Any = ..., *args: Any, **kwargs: Any) -> None: ...
-    def __class_getitem__(cls, key: Any) -> Any: ...
-    @staticmethod
-    def from_ptr(pointer: Any, shape: Any, dtype: Any = ..., strides: Any = ...) -> _Buffer: ...
-
 Max: type[_Expr]
-
 Min: type[_Expr]
-
 Mod: type[_Expr]
-
 Mul: type[_Expr]
-
 NE: type[_Expr]
-
 Or: type[_Expr]
-
 PrimExpr = _PrimExpr
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def ProducerLoad(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def Ptr(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def Range(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def Reduce(*args: Any, **kwargs: Any) -> Any: ...
-
 Ref: _Ref
-
 Serial = _Serial
 
-class SharedBuffer(_Buffer):
+class SharedBuffer(_Annotation):
     """Annotation of a tensor or buffer parameter: T.SharedBuffer((M, K), "float16")."""
-
-    def __init__(self, shape: Any, dtype: Any = ..., *args: Any, **kwargs: Any) -> None: ...
-    def __class_getitem__(cls, key: Any) -> Any: ...
-    @staticmethod
-    def from_ptr(pointer: Any, shape: Any, dtype: Any = ..., strides: Any = ...) -> _Buffer: ...
 
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def SparseTensorCoreIntrinEmitter(*args: Any, **kwargs: Any) -> Any: ...
 
-class StridedTensor(_Buffer):
+class StridedTensor(_Annotation):
     """Annotation of a tensor or buffer parameter: T.StridedTensor((M, K), (s, 1), "float16")."""
 
     def __init__(self, shape: Any, strides: Any, dtype: Any = ..., *args: Any, **kwargs: Any) -> None: ...
-    def __class_getitem__(cls, key: Any) -> Any: ...
-    @staticmethod
-    def from_ptr(pointer: Any, shape: Any, dtype: Any = ..., strides: Any = ...) -> _Buffer: ...
 
 Sub: type[_Expr]
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def TCGEN05DescriptorParams(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def TCGEN05TensorCoreIntrinEmitter(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def TVMBackendAllocWorkspace(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def TVMBackendFreeWorkspace(*args: Any, **kwargs: Any) -> Any: ...
 
-class Tensor(_Buffer):
+class Tensor(_Annotation):
     """Annotation of a tensor or buffer parameter: T.Tensor((M, K), "float16")."""
-
-    def __init__(self, shape: Any, dtype: Any = ..., *args: Any, **kwargs: Any) -> None: ...
-    def __class_getitem__(cls, key: Any) -> Any: ...
-    @staticmethod
-    def from_ptr(pointer: Any, shape: Any, dtype: Any = ..., strides: Any = ...) -> _Buffer: ...
 
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def TensorCoreIntrinEmitterSM120(*args: Any, **kwargs: Any) -> Any: ...
-
 Unroll = _Unroll
-
 Vectorized = _Vectorized
-
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def WGMMADescriptorParams(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def WGMMATensorCoreIntrinEmitter(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def WGSparseTensorCoreIntrinEmitter(*args: Any, **kwargs: Any) -> Any: ...
-
 WSID: _str
-
 WarpSpecialize = _WarpSpecialize
-
 WarpSpecializeFrame = _WarpSpecializeFrame
-
 While = _While
 
 def __cos(x: Any, *, dtype: Any = None) -> _Expr:
@@ -611,16 +549,12 @@ def all_of(buffer_or_region: Any) -> _Expr:
     """
 
 alloc_buffer = _alloc_buffer
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def alloc_tcgen05_instr_desc(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def alloc_tcgen05_instruction_desc(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def alloc_tcgen05_smem_desc(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def alloc_tmem(*args: Any, **kwargs: Any) -> Any: ...
 
@@ -636,16 +570,12 @@ def any_of(buffer_or_region: Any) -> _Expr:
 
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def anylist_getitem(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def anylist_resetitem(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def anylist_setitem_call_cpacked(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def anylist_setitem_call_packed(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def arg(*args: Any, **kwargs: Any) -> Any: ...
 
@@ -706,19 +636,12 @@ def atomic_addx4(dst: Any, value: Any, return_prev: _bool = False) -> Any:
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def axis(*args: Any, **kwargs: Any) -> Any: ...
-
 bfloat16: dtype
-
 bfloat16x16: dtype
-
 bfloat16x2: dtype
-
 bfloat16x32: dtype
-
 bfloat16x4: dtype
-
 bfloat16x64: dtype
-
 bfloat16x8: dtype
 
 def bitwise_and(a: Any, b: Any) -> _Expr:
@@ -744,47 +667,31 @@ def bitwise_xor(a: Any, b: Any) -> _Expr:
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def block_name_suffix_context(*args: Any, **kwargs: Any) -> Any: ...
-
 bool: dtype
-
 boolean: dtype
-
 break_loop = _break_loop
-
 broadcast = _broadcast
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def buffer(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def buffer_decl(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def buffer_var(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def call_cpacked(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def call_cpacked_lowered(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def call_kernel(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def call_llvm_intrin(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def call_llvm_pure_intrin(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def call_packed(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def call_packed_lowered(*args: Any, **kwargs: Any) -> Any: ...
-
 cast = _cast
-
 cdiv = _cdiv
 
 def ceil(x: Any, *, dtype: Any = None) -> _Expr:
@@ -796,19 +703,14 @@ def ceil(x: Any, *, dtype: Any = None) -> _Expr:
 
 @_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
 def clc_get_first_ctaid_x(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
 def clc_get_first_ctaid_y(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
 def clc_get_first_ctaid_z(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
 def clc_is_canceled(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
 def clc_try_cancel(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
 def clc_try_cancel_multicast(*args: Any, **kwargs: Any) -> Any: ...
 
@@ -821,7 +723,6 @@ def clz(x: Any) -> _Expr:
 
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def compute_gmma_descriptor(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def compute_umma_descriptor(*args: Any, **kwargs: Any) -> Any: ...
 
@@ -841,14 +742,10 @@ def cosh(x: Any, *, dtype: Any = None) -> _Expr:
 
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def deallocate_tmem(*args: Any, **kwargs: Any) -> Any: ...
-
 disable_warp_group_reg_alloc = _disable_warp_group_reg_alloc
-
 double: dtype
-
 @_deprecated("Not available: is not available yet.")
 def end_profile_intrinsic(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def env_thread(*args: Any, **kwargs: Any) -> Any: ...
 
@@ -897,203 +794,104 @@ def fast_rcp(x: Any, *, dtype: Any = None) -> _Expr:
     """
 
 float: dtype
-
 float16: dtype
-
 float16x16: dtype
-
 float16x2: dtype
-
 float16x32: dtype
-
 float16x4: dtype
-
 float16x64: dtype
-
 float16x8: dtype
-
 float32: dtype
-
 float32x16: dtype
-
 float32x2: dtype
-
 float32x32: dtype
-
 float32x4: dtype
-
 float32x64: dtype
-
 float32x8: dtype
-
 float4_e2m1_unpacked: dtype
-
 float4_e2m1fn: dtype
-
 float4_e2m1fnx16: dtype
-
 float4_e2m1fnx2: dtype
-
 float4_e2m1fnx32: dtype
-
 float4_e2m1fnx4: dtype
-
 float4_e2m1fnx64: dtype
-
 float4_e2m1fnx8: dtype
-
 float64: dtype
-
 float64x16: dtype
-
 float64x2: dtype
-
 float64x32: dtype
-
 float64x4: dtype
-
 float64x64: dtype
-
 float64x8: dtype
-
 float6_e2m3fn: dtype
-
 float6_e2m3fnx16: dtype
-
 float6_e2m3fnx2: dtype
-
 float6_e2m3fnx32: dtype
-
 float6_e2m3fnx4: dtype
-
 float6_e2m3fnx64: dtype
-
 float6_e2m3fnx8: dtype
-
 float6_e3m2fn: dtype
-
 float6_e3m2fnx16: dtype
-
 float6_e3m2fnx2: dtype
-
 float6_e3m2fnx32: dtype
-
 float6_e3m2fnx4: dtype
-
 float6_e3m2fnx64: dtype
-
 float6_e3m2fnx8: dtype
-
 float8_e3m4: dtype
-
 float8_e3m4x16: dtype
-
 float8_e3m4x2: dtype
-
 float8_e3m4x32: dtype
-
 float8_e3m4x4: dtype
-
 float8_e3m4x64: dtype
-
 float8_e3m4x8: dtype
-
 float8_e4m3: dtype
-
 float8_e4m3b11fnuz: dtype
-
 float8_e4m3b11fnuzx16: dtype
-
 float8_e4m3b11fnuzx2: dtype
-
 float8_e4m3b11fnuzx32: dtype
-
 float8_e4m3b11fnuzx4: dtype
-
 float8_e4m3b11fnuzx64: dtype
-
 float8_e4m3b11fnuzx8: dtype
-
 float8_e4m3fn: dtype
-
 float8_e4m3fnuz: dtype
-
 float8_e4m3fnuzx16: dtype
-
 float8_e4m3fnuzx2: dtype
-
 float8_e4m3fnuzx32: dtype
-
 float8_e4m3fnuzx4: dtype
-
 float8_e4m3fnuzx64: dtype
-
 float8_e4m3fnuzx8: dtype
-
 float8_e4m3fnx16: dtype
-
 float8_e4m3fnx2: dtype
-
 float8_e4m3fnx32: dtype
-
 float8_e4m3fnx4: dtype
-
 float8_e4m3fnx64: dtype
-
 float8_e4m3fnx8: dtype
-
 float8_e4m3x16: dtype
-
 float8_e4m3x2: dtype
-
 float8_e4m3x32: dtype
-
 float8_e4m3x4: dtype
-
 float8_e4m3x64: dtype
-
 float8_e4m3x8: dtype
-
 float8_e5m2: dtype
-
 float8_e5m2fnuz: dtype
-
 float8_e5m2fnuzx16: dtype
-
 float8_e5m2fnuzx2: dtype
-
 float8_e5m2fnuzx32: dtype
-
 float8_e5m2fnuzx4: dtype
-
 float8_e5m2fnuzx64: dtype
-
 float8_e5m2fnuzx8: dtype
-
 float8_e5m2x16: dtype
-
 float8_e5m2x2: dtype
-
 float8_e5m2x32: dtype
-
 float8_e5m2x4: dtype
-
 float8_e5m2x64: dtype
-
 float8_e5m2x8: dtype
-
 float8_e8m0fnu: dtype
-
 float8_e8m0fnux16: dtype
-
 float8_e8m0fnux2: dtype
-
 float8_e8m0fnux32: dtype
-
 float8_e8m0fnux4: dtype
-
 float8_e8m0fnux64: dtype
-
 float8_e8m0fnux8: dtype
 
 def floor(x: Any, *, dtype: Any = None) -> _Expr:
@@ -1133,17 +931,12 @@ def fmod(a: Any, b: Any) -> _Expr:
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def func_name(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def func_ret(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def get_active_lane_mask(*args: Any, **kwargs: Any) -> Any: ...
-
 get_warp_idx_sync = _get_warp_idx_sync
-
 half: dtype
-
 handle: PointerFactory
 
 def hypot(a: Any, b: Any) -> _Expr:
@@ -1211,74 +1004,41 @@ def ieee_sub(*x: Any, y: _str = 'rn') -> _Expr:
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def ignore_loop_partition(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def index_map(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def init(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def initialize_tcgen05_descriptor(*args: Any, **kwargs: Any) -> Any: ...
-
 int: dtype
-
 int16: dtype
-
 int16x16: dtype
-
 int16x2: dtype
-
 int16x32: dtype
-
 int16x4: dtype
-
 int16x64: dtype
-
 int16x8: dtype
-
 int32: dtype
-
 int32x16: dtype
-
 int32x2: dtype
-
 int32x32: dtype
-
 int32x4: dtype
-
 int32x64: dtype
-
 int32x8: dtype
-
 int4: dtype
-
 int64: dtype
-
 int64x16: dtype
-
 int64x2: dtype
-
 int64x32: dtype
-
 int64x4: dtype
-
 int64x64: dtype
-
 int64x8: dtype
-
 int8: dtype
-
 int8x16: dtype
-
 int8x2: dtype
-
 int8x32: dtype
-
 int8x4: dtype
-
 int8x64: dtype
-
 int8x8: dtype
 
 def isfinite(x: Any) -> _Expr:
@@ -1403,10 +1163,8 @@ def log2(x: Any, *, dtype: Any = None) -> _Expr:
     """
 
 long: dtype
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def lookup_param(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def make_blockscaled_gemm_layout(*args: Any, **kwargs: Any) -> Any: ...
 
@@ -1426,10 +1184,8 @@ def min2(*x: Any) -> _Expr:
 
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def mma_fill(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def mma_gemm_blockscaled(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def mma_store(*args: Any, **kwargs: Any) -> Any: ...
 
@@ -1455,42 +1211,29 @@ def popcount(x: Any) -> _Expr:
     """
 
 ptr: PointerFactory
-
 @_deprecated("Not available: is a raw form that is not available: use T.tma_copy.")
 def ptx_cp_async_bulk(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def ptx_mma_block_scale(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def ptx_mma_sm70(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def ptx_mma_sp(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def ptx_tcgen05_mma_blockscaled_ss(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def ptx_tcgen05_mma_ss(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def ptx_tcgen05_mma_ts(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are.")
 def ptx_wgmma_sp_rs(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are.")
 def ptx_wgmma_sp_ss(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is not available yet.")
 def q_multiply_shift(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is not available yet.")
 def q_multiply_shift_per_axis(*args: Any, **kwargs: Any) -> Any: ...
-
 ramp = _ramp
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def ret(*args: Any, **kwargs: Any) -> Any: ...
 
@@ -1685,57 +1428,37 @@ def tanh(x: Any, *, dtype: Any = None) -> _Expr:
 
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def tcgen05_after_thread_sync(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def tcgen05_before_thread_sync(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def tcgen05_cp_warpx4(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def tcgen05_gemm(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def tcgen05_gemm_blockscaled(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def tcgen05_gemm_sp(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def tcgen05_mma(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def tcgen05_mma_arrive(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def tcgen05_mma_blockscaled(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def tcgen05_sf_warp_transpose(*args: Any, **kwargs: Any) -> Any: ...
-
 tfloat32: dtype
-
 tfloat32x16: dtype
-
 tfloat32x2: dtype
-
 tfloat32x32: dtype
-
 tfloat32x4: dtype
-
 tfloat32x64: dtype
-
 tfloat32x8: dtype
-
 @_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
 def tma_gather4(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
 def tma_gather4_bytes(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
 def tma_load_2sm(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
 def tma_scatter4(*args: Any, **kwargs: Any) -> Any: ...
 
@@ -1762,108 +1485,64 @@ def truncmod(a: Any, b: Any) -> _Expr:
 
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def tvm_bmma_sync(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def tvm_call_cpacked(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def tvm_call_cpacked_lowered(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def tvm_call_packed(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def tvm_call_packed_lowered(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def tvm_fill_fragment(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def tvm_load_matrix_sync(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def tvm_mma_sync(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def tvm_stack_alloca(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def tvm_stack_make_array(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def tvm_stack_make_shape(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def tvm_store_matrix_sync(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def tvm_struct_get(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def tvm_struct_set(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def tvm_throw_last_error(*args: Any, **kwargs: Any) -> Any: ...
-
 @_deprecated("Not available: host plumbing of another runtime, not available.")
 def tvm_tuple(*args: Any, **kwargs: Any) -> Any: ...
-
 uint: dtype
-
 uint16: dtype
-
 uint16x16: dtype
-
 uint16x2: dtype
-
 uint16x32: dtype
-
 uint16x4: dtype
-
 uint16x64: dtype
-
 uint16x8: dtype
-
 uint32: dtype
-
 uint32x16: dtype
-
 uint32x2: dtype
-
 uint32x32: dtype
-
 uint32x4: dtype
-
 uint32x64: dtype
-
 uint32x8: dtype
-
 uint64: dtype
-
 uint64x16: dtype
-
 uint64x2: dtype
-
 uint64x32: dtype
-
 uint64x4: dtype
-
 uint64x64: dtype
-
 uint64x8: dtype
-
 uint8: dtype
-
 uint8x16: dtype
-
 uint8x2: dtype
-
 uint8x32: dtype
-
 uint8x4: dtype
-
 uint8x64: dtype
-
 uint8x8: dtype
 
 def var(name: _str = 'v', dtype: Any = 'int32') -> Any:
@@ -1874,7 +1553,6 @@ def var(name: _str = 'v', dtype: Any = 'int32') -> Any:
     """
 
 void: dtype
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def vscale(*args: Any, **kwargs: Any) -> Any: ...
 
@@ -1915,28 +1593,16 @@ def warp_reduce_sum(value: Any) -> _Expr:
 
 @_deprecated("Not available: is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are.")
 def wgmma_gemm_sp(*args: Any, **kwargs: Any) -> Any: ...
-
 wgmma_mma = _wgmma_mma
-
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def where(*args: Any, **kwargs: Any) -> Any: ...
-
 eager: Any
-
 fp8: Any
-
 common: Any
-
 experimental: Any
-
 overrides: Any
-
 proxy: Any
-
 tile_schedule: Any
-
 tir: Any
-
 utils: Any
-
 __all__: list[_str]
