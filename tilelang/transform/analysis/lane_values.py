@@ -5,6 +5,7 @@ A value is a number, an array with one number per thread, or a `Kind` where it i
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import Any
 
@@ -17,6 +18,8 @@ from tilelang.target.intrinsics import INTRINSICS, PURE
 from tilelang.target.warp_groups import GROUP, WARP_LANES, warps_of
 
 _BLOCK_VOTES = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
+_NUMBERS = {"get_lane_idx": (WARP_LANES,), "get_warp_idx": (WARP_LANES,), "get_warp_idx_sync": (WARP_LANES,),
+            "get_warp_group_idx": (WARP_LANES, GROUP // WARP_LANES)}  # defaults of their arguments
 _OF_WARP = ("any_sync", "all_sync", "ballot_sync", "ballot", "warp_uniform")
 
 
@@ -98,10 +101,10 @@ class LaneValues:
         if e.op == "in_warp_groups":
             (first, count), warp = warps_of(e) or (0, 0), self.threads // WARP_LANES
             return (warp >= first) & (warp < first + count)
-        if e.op == "get_lane_idx" and not e.args:
-            return self.threads % WARP_LANES
-        if e.op in ("get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx") and not e.args:
-            return self.threads // (GROUP if "group" in e.op else WARP_LANES)
+        if e.op in _NUMBERS and all(isinstance(a, Const) and a.value for a in e.args):
+            given = [int(a.value) for a in e.args]  # type: ignore[attr-defined]
+            size = math.prod((*given, *_NUMBERS[e.op][len(given):]))
+            return self.threads % size if e.op == "get_lane_idx" else self.threads // size
         if e.op in _BLOCK_VOTES:
             return Kind.ALIKE
         if e.op in _OF_WARP:

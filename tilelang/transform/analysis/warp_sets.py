@@ -6,63 +6,33 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.errors import TileLangError
-from tilelang.ir import Call, Const, Expr, Launch, Load, Var, contains, free_vars, fresh, is_large, rewrite, substitute, walk
-from tilelang.ir.evaluate import evaluate
-from tilelang.target.warp_groups import GROUP, WARP_LANES, named, warps_in, warps_of
+from tilelang.ir import Call, Expr, Launch, Load, Var, contains, free_vars, walk
+from tilelang.target.warp_groups import WARP_LANES, named, warps_in, warps_of
 
-_NUMBERS = {"get_lane_idx": (), "get_warp_idx": (WARP_LANES,), "get_warp_idx_sync": (WARP_LANES,),
-            "get_warp_group_idx": (WARP_LANES, GROUP // WARP_LANES)}  # defaults of their arguments
+from .lane_values import Kind, LaneValues
 
 
 class WarpSets:
-    """Evaluates conditions for all threads of a launch.  names: values computed from thread numbers, by variable."""
+    """Evaluates conditions for all threads of a launch.  own: thread indices and variables computed from them."""
 
     def __init__(self, launch: Launch) -> None:
-        x, y, _ = launch.threads
-        self.linear = np.arange(launch.num_threads, dtype=np.int32)
-        self.own = dict(zip(launch.thread_vars, (self.linear % x, self.linear // x % y, self.linear // (x * y))))
+        self.values, self.own = LaneValues(launch), set(launch.thread_vars)
         self.warps = warps_in(launch)
-        self.names: dict[Var, Expr] = {}
 
     def bind(self, v: Var, value: Expr) -> None:
         """v equals value from here on."""
-        value = substitute(value, self.names)
-        if self._plain(value) and not is_large(value):
-            self.names[v] = value
-        elif self._plain(value) and (known := self._each(value)) is not None:
-            self.own[v] = known
+        known = self.values.env[v] = self.values.value(value)
+        if not isinstance(known, Kind) and np.ndim(known):
+            self.own.add(v)
 
     def follows(self, e: Expr) -> bool:
         """Whether a value depends on the numbers of threads."""
-        e = substitute(e, self.names)
-        return bool(free_vars(e) & self.own.keys()) or contains(e, Call)
+        return not self.own.isdisjoint(free_vars(e)) or contains(e, Call)
 
     def threads(self, cond: Expr) -> Any:
         """For each thread whether a condition holds; None where that is unknown or the same for all."""
-        e = substitute(cond, self.names)
-        known = self._each(e) if self._plain(e) else None
-        return None if known is None else known.astype(bool)
-
-    def _each(self, e: Expr) -> Any:
-        """The value of a plain expression for each thread; None where it has none."""
-        env: dict[Var, Any] = dict(self.own)
-
-        def number(c: Call) -> Expr:
-            sizes = [int(a.value) for a in c.args if isinstance(a, Const)]
-            v, got = fresh("number", c.dtype), warps_of(c)
-            if got is not None:
-                env[v] = (self.linear // WARP_LANES >= got[0]) & (self.linear // WARP_LANES < sum(got))
-            elif c.op == "get_lane_idx":
-                env[v] = self.linear % (*sizes, WARP_LANES)[0]
-            else:
-                env[v] = self.linear // np.prod((*sizes, *_NUMBERS[c.op][len(sizes):]), dtype=np.int32)
-            return v
-
-        try:
-            return np.broadcast_to(np.asarray(evaluate(rewrite(e, number, Call), env)), self.linear.shape)
-        except (TileLangError, TypeError, ZeroDivisionError):
-            return None
+        holds = self.values.value(cond)
+        return None if isinstance(holds, Kind) or not np.ndim(holds) else np.asarray(holds, bool)
 
     def taken(self, cond: Expr, here: frozenset[int]) -> frozenset[int] | None:
         """The warps among `here` that take a branch; None where that is unknown or differs within a warp."""
@@ -81,12 +51,6 @@ class WarpSets:
         if warps:
             return named(warps)
         return f"{int(holds.sum())} of {len(holds)} threads, which cut a warp" if holds.any() else ""
-
-    def _plain(self, e: Expr) -> bool:
-        calls = free_vars(e) <= self.own.keys() and not contains(e, Load) and all(
-            warps_of(c) is not None or c.op in _NUMBERS and all(isinstance(a, Const) for a in c.args)
-            for c in walk(e, Call))
-        return calls and (bool(free_vars(e)) or contains(e, Call))
 
 
 def by_warp(cond: Expr) -> bool:
