@@ -157,6 +157,16 @@ def rebuild(n: Node, visit: Callable[[Any], Any]) -> Any:
     return type(n)(*[changed[f] if f in changed else getattr(n, f) for f in fields_of(type(n))], span=n.span)  # type: ignore[call-arg]
 
 
+def with_inner(s: Any, visit: Callable[[Any], Any]) -> Any:
+    """s with visit applied to each statement directly inside it; s itself when none changed."""
+    def field(v: Any) -> Any:
+        if type(v) is tuple and v and isinstance(v[0], Stmt):
+            return mapped(visit, v)
+        return visit(v) if isinstance(v, Stmt) else v
+
+    return rebuild(s, field)
+
+
 def substitute(n: Any, mapping: dict[Any, Any]) -> Any:
     """Replace Vars by Exprs and Buffers by Buffers.
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.arith import Analyzer, LaunchFacts
-from tilelang.ir import (Assert, Bind, Call, Evaluate, Expr, For, Func, If, Launch, Load, Stmt, Var, binary, contains, inner,
-                         rebuild, remember, replace, substitute, unary)
-from tilelang.ir.visitor import mapped
+from tilelang.ir import (Assert, Bind, Call, Evaluate, Expr, For, Func, If, Launch, Load, Stmt, Var, binary, contains, remember,
+                         replace, substitute, unary, with_inner)
 
 from .assumptions import promises
 
@@ -62,16 +61,7 @@ class Around:
                 self._know(s.call.args[0])
             case If():
                 return self._branches(s)
-        if not inner(s):
-            return s
-        return rebuild(s, self._field)
-
-    def _field(self, v: Any) -> Any:
-        if isinstance(v, Stmt):
-            return self.stmt(v)
-        if isinstance(v, tuple) and v and isinstance(v[0], Stmt):
-            return mapped(self.stmt, v)
-        return v
+        return with_inner(s, self.stmt)
 
     def _branches(self, s: If) -> Stmt:
         conds = self.conds

@@ -10,8 +10,8 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt,
-                         Store, TileOp, Var, While, binary, cast, dtype, inner, replace, rewrite, statements, walk, FRAGMENT,
-                         PRIVATE)
+                         Store, TileOp, Var, While, binary, cast, dtype, inner, replace, rewrite, statements, walk, with_inner,
+                         FRAGMENT, PRIVATE)
 from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 
@@ -68,26 +68,16 @@ def _reads_tile(s: Stmt) -> bool:
 def _voted(s: Stmt, d: ByThread, strict: Divergence) -> Stmt:
     """Turn conditions on fragment elements around block-wide work into votes of the block. Every thread has the element, and
     the passes that place barriers then know that all threads take the same branch."""
-    match s:
-        case Seq():
-            new = tuple(_voted(x, d, strict) for x in s.stmts)
-            return s if all(a is b for a, b in zip(new, s.stmts)) else replace(s, stmts=new)
-        case If():
-            if d.divergent(s.cond) or any(n.op == "in_warp_groups" for n in walk(s.cond, Call)):
-                return s  # the vote itself needs all threads
-            then, orelse = _voted(s.then, d, strict), s.orelse and _voted(s.orelse, d, strict)
-            cond = _vote(s, strict)
-            same = then is s.then and orelse is s.orelse and cond is s.cond
-            return s if same else replace(s, cond=cond, then=then, orelse=orelse)
-        case While():
-            if d.divergent(s.cond):
-                return s
-            body, cond = _voted(s.body, d, strict), _vote(s, strict)
-            return s if body is s.body and cond is s.cond else replace(s, cond=cond, body=body)
-        case For():
-            body = s.body if d.divergent(s.start) or d.divergent(s.extent) else _voted(s.body, d, strict)
-            return s if body is s.body else replace(s, body=body)
-    return s
+    asked = (s.cond,) if isinstance(s, (If, While)) else (s.start, s.extent) if isinstance(s, For) else ()
+    if not isinstance(s, (Seq, If, While, For)) or any(map(d.divergent, asked)):
+        return s  # the vote itself needs all threads
+    if isinstance(s, If) and any(n.op == "in_warp_groups" for n in walk(s.cond, Call)):
+        return s
+    out: Stmt = with_inner(s, lambda x: _voted(x, d, strict))
+    if isinstance(s, (Seq, For)):
+        return out
+    cond = _vote(s, strict)
+    return out if cond is s.cond else replace(out, cond=cond)  # type: ignore[call-arg]
 
 
 def _vote(s: If | While, strict: Divergence) -> Expr:

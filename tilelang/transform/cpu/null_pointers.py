@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tilelang.ir import (Bind, Break, Buffer, Continue, Evaluate, Expr, For, If, Launch, Load, Node, Parallel, Select, Seq,
-                         Stmt, Store, TileOp, Var, While, rebuild, replace, seq, unary)
+                         Stmt, Store, TileOp, Var, While, replace, seq, unary, with_inner)
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.children import children
 from tilelang.ir.visitor import walk
@@ -84,16 +84,12 @@ def check_behind_conditions(launch: Launch, parameters: Iterable[Var]) -> tuple[
         if not left:
             return s
         match s:
-            case If():
-                orelse = None if s.orelse is None else conditional(s.orelse, left)
-                return replace(s, then=conditional(s.then, left), orelse=orelse)
-            case For() | Parallel() | While():
-                return replace(s, body=conditional(s.body, left))
+            case If() | For() | Parallel() | While():
+                return with_inner(s, lambda x: conditional(x, left))  # type: ignore[no-any-return]
             case Store() | Bind() | Evaluate():
                 checks = list(choices(s, s, left))
                 return seq(*checks, s) if checks else s
-        return rebuild(s, lambda x: below(x, left) if isinstance(x, Stmt) else tuple(
-            below(y, left) if isinstance(y, Stmt) else y for y in x) if isinstance(x, tuple) else x)
+        return with_inner(s, lambda x: below(x, left))  # type: ignore[no-any-return]
 
     body = below(launch.body, tuple(parameters))
     return (replace(launch, body=body) if out else launch), tuple(NullCheck(v, text) for v, text in out.items())

@@ -2,24 +2,8 @@
 
 from __future__ import annotations
 
-from tilelang.ir import (
-    Alloc,
-    Bind,
-    Buffer,
-    Call,
-    Evaluate,
-    For,
-    If,
-    Parallel,
-    Seq,
-    Stmt,
-    Store,
-    TileOp,
-    Var,
-    While,
-    replace,
-    walk,
-)
+from tilelang.ir import (Alloc, Bind, Buffer, Call, Evaluate, For, If, Parallel, Seq, Stmt, Store, TileOp, Var, While, walk,
+                         with_inner)
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import Collective, Masked, OncePerBlock, ThreadLoop, ThreadValues
 from tilelang.target.thread_calls import BLOCK_VOTES, EXCHANGES, MATRIX_CALLS
@@ -49,19 +33,13 @@ def loop_over_threads(body: Stmt, t: ThreadValues) -> Stmt:
 
 def _visit(t: ThreadValues, s: Stmt) -> Stmt:
     match s:
-        case Seq():
-            stmts = tuple(_visit(t, x) for x in s.stmts)
-            return s if all(a is b for a, b in zip(stmts, s.stmts)) else Seq(stmts, span=s.span)
-        case For():
-            divergent = t.varies(s.start) or t.varies(s.extent) or some_exit_early(t, s.body)
-            return _divergent(t, s) if divergent else replace(s, body=_visit(t, s.body))
-        case While():
-            divergent = t.varies(s.cond) or some_exit_early(t, s.body)
-            return _divergent(t, s) if divergent else replace(s, body=_visit(t, s.body))
-        case If():
-            if t.varies(s.cond):
+        case For() | While() | If():
+            asked = (s.start, s.extent) if isinstance(s, For) else s.cond
+            if t.varies(asked) or not isinstance(s, If) and some_exit_early(t, s.body):
                 return _divergent(t, s)
-            return replace(s, then=_visit(t, s.then), orelse=None if s.orelse is None else _visit(t, s.orelse))
+            return with_inner(s, lambda x: _visit(t, x))  # type: ignore[no-any-return]
+        case Seq():
+            return with_inner(s, lambda x: _visit(t, x))  # type: ignore[no-any-return]
         case Masked():
             return _divergent(t, s)
         case OncePerBlock():

@@ -15,7 +15,8 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Expr, For, Func, If, Launch, Seq, Stmt, Store, Var,
-                         While, binary, call, cast, const, dtype, inner, load, replace, rewrite, seq, unary, walk, VARIABLE)
+                         While, binary, call, cast, const, dtype, inner, load, replace, rewrite, seq, unary, walk, with_inner,
+                         VARIABLE)
 
 from ..analysis.divergence import Divergence
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -59,8 +60,7 @@ class _Masks:
             return s
         match s:
             case Seq():
-                new = tuple(self.stmt(x, mask) for x in s.stmts)
-                return s if all(a is b for a, b in zip(new, s.stmts)) else seq(*new, span=s.span)
+                return with_inner(s, lambda x: self.stmt(x, mask))  # type: ignore[no-any-return]
             case If():
                 return self.branch(s, mask)
             case For() | While():
@@ -72,8 +72,7 @@ class _Masks:
     def branch(self, s: If, mask: Expr | None) -> Stmt:
         orelse = s.orelse
         if not self.d.divergent(s.cond) or isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":  # or whole warps
-            then, other = self.stmt(s.then, mask), None if orelse is None else self.stmt(orelse, mask)
-            return s if then is s.then and other is orelse else replace(s, then=then, orelse=other)
+            return with_inner(s, lambda x: self.stmt(x, mask))  # type: ignore[no-any-return]
         test = Var("taken", s.cond.dtype, span=s.span)
         out: list[Stmt] = [Bind(test, s.cond, span=s.span)]
 
@@ -92,8 +91,7 @@ class _Masks:
         early = self.d.leaves_early(s.body, False)
         own = self.d.divergent(s.cond) if isinstance(s, While) else self.d.divergent(s.start) or self.d.divergent(s.extent)
         if not own and not early:
-            body = self.stmt(s.body, mask)
-            return s if body is s.body else replace(s, body=body)
+            return with_inner(s, lambda x: self.stmt(x, mask))  # type: ignore[no-any-return]
         if early or _jumps(s.body):
             place = next(n.span for n in walk(s.body, Call) if n.op == "ballot")
             raise error("ballot-lanes", "T.ballot in a loop that some lanes leave by break, continue or return",

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (EMPTY, Bind, Binary, Break, Call, Const, Continue, Expr, For, Func, If, Launch, Load, Parallel, Seq,
-                         Stmt, TileOp, While, const, free_vars, replace, rewrite, seq, stmts_of, substitute, walk, PRIVATE)
+from tilelang.ir import (Bind, Binary, Break, Call, Const, Continue, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt,
+                         TileOp, While, const, free_vars, replace, rewrite, seq, stmts_of, substitute, walk, with_inner, EMPTY,
+                         PRIVATE)
 from tilelang.target.warp_groups import GROUP, PER_GROUP, WARP_LANES, in_some_warps, runs, warps_of
 from tilelang.ops import Copy
 
@@ -58,16 +59,12 @@ class _Branches:
         match s:
             case Bind():
                 self.sets.bind(s.var, s.value)
-            case Seq():
-                new = [self.stmt(x) for x in s.stmts]
-                return s if all(a is b for a, b in zip(new, s.stmts)) else seq(*new, span=s.span)
             case For() if self.by_warp(s):
                 first, count = int(s.start.value), int(s.extent.value)  # type: ignore[attr-defined]
                 copies = (substitute(s.body, {s.var: const(first + k, s.var.dtype)}) for k in range(count))
                 return self.stmt(seq(*(seq(*rename(list(stmts_of(x))), span=x.span) for x in copies), span=s.span))
-            case For() | While():
-                body = self.stmt(s.body)
-                return s if body is s.body else replace(s, body=body)
+            case Seq() | For() | While():
+                return with_inner(s, self.stmt)  # type: ignore[no-any-return]
             case If():
                 return self.branch(s)
         return s

@@ -14,8 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (EMPTY, Bind, Buffer, Call, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Seq, Stmt,
-                         TileOp, Var, While, children, rebuild, replace, rewrite, seq, walk)
+from tilelang.ir import (Bind, Buffer, Call, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Seq, Stmt, TileOp, Var,
+                         While, children, rebuild, replace, rewrite, seq, walk, with_inner, EMPTY)
+from tilelang.ir.visitor import mapped
 from tilelang.target.warp_groups import WARP_LANES, warps_of
 
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -62,11 +63,9 @@ class _Settled:
             case For():
                 if isinstance(s.start, Const) and isinstance(s.extent, Const):
                     a = a.bind(s.var, int(s.start.value), int(s.start.value) + max(int(s.extent.value) - 1, 0))
-                body = self.stmt(s.body, a)
-                return s if body is s.body else replace(s, body=body)
+                return with_inner(s, lambda x: self.stmt(x, a))  # type: ignore[no-any-return]
             case While():
-                body = self.stmt(s.body, a)
-                return s if body is s.body else replace(s, body=body)
+                return with_inner(s, lambda x: self.stmt(x, a))  # type: ignore[no-any-return]
             case If():
                 return self.branch(s, a)
             case Parallel() | TileOp():
@@ -96,8 +95,7 @@ class _Settled:
     def work(self, n: Any, a: Analyzer) -> Any:
         """Block-wide work with each thread-dependent value that is the same for all threads replaced by that constant."""
         if isinstance(n, tuple):
-            new = tuple(self.work(x, a) for x in n)
-            return n if all(x is y for x, y in zip(new, n)) else new
+            return mapped(lambda x: self.work(x, a), n)
         if not isinstance(n, Node) or isinstance(n, (Buffer, Const)) or not _names_threads(n, self.of_threads):
             return n
         if isinstance(n, Expr) and n.dtype.is_int and n.dtype.lanes == 1 and not _reads(n):

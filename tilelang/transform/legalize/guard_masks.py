@@ -22,10 +22,9 @@ import math
 from typing import Any
 
 from tilelang.arith import Analyzer, extent_bounds
-from tilelang.ir import (EMPTY, LOGICAL, TRUE, Binary, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Load,
-                         Parallel, Select, Seq, Stmt, Store, Unary, Var, call, const, free_vars, is_const, is_large, logical,
-                         rebuild, replace, rewrite_launches, seq, stmts_of, substitute, unary, walk, FRAGMENT)
-from tilelang.ir.visitor import mapped
+from tilelang.ir import (Binary, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Select, Seq, Stmt,
+                         Store, Unary, Var, call, const, free_vars, is_const, is_large, logical, replace, rewrite_launches, seq,
+                         stmts_of, substitute, unary, walk, with_inner, EMPTY, LOGICAL, TRUE, FRAGMENT)
 from tilelang.ir.expr import Call
 from tilelang.ops import Fill, Gemm
 
@@ -63,8 +62,6 @@ class _Masks:
         return self.launch if body is self.launch.body else replace(self.launch, body=body)
 
     def stmt(self, s: Any) -> Any:
-        if isinstance(s, tuple):
-            return mapped(self.stmt, s)
         match s:
             case Seq():
                 done = [self.stmt(x) for x in s.stmts]
@@ -79,12 +76,10 @@ class _Masks:
                 if s.var.dtype.is_int:
                     self.analyzer = saved.bind(s.var, *extent_bounds(saved, s.start, s.extent))
                 self.loops += 1
-                body = self.stmt(s.body)
+                out = with_inner(s, self.stmt)
                 self.loops, self.analyzer = self.loops - 1, saved
-                return s if body is s.body else replace(s, body=body)
-            case Stmt():
-                return rebuild(s, self.stmt)
-        return s
+                return out
+        return with_inner(s, self.stmt)
 
     def _parallel(self, s: Parallel) -> Stmt:
         """The loop under the condition that one of its masks changes an element, where that can be computed."""

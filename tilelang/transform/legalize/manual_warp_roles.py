@@ -18,8 +18,8 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Stmt,
-                         TileOp, Var, While, binary, children, const, inner, is_const, rebuild, replace, rewrite_launches,
-                         rewrite_stmts, seq, stmts_of, walk, with_options, GLOBAL, FRAGMENT, BARRIER)
+                         TileOp, Var, While, binary, children, const, inner, is_const, replace, rewrite_launches, rewrite_stmts,
+                         seq, stmts_of, walk, with_options, with_inner, GLOBAL, FRAGMENT, BARRIER)
 from tilelang.ir.record import state
 from tilelang.ops import Copy, Fill, Gemm
 from tilelang.ops.tma_copy import check_tma_copy
@@ -106,13 +106,6 @@ def _check_source(launch: Launch, op: Copy) -> None:
 def _set_up(launch: Launch, made: list[Buffer], remote: bool) -> Launch:
     """The launch with its barriers initialised before all other statements."""
 
-    def without(x: Any) -> Any:
-        if isinstance(x, Alloc) and x.buffer in made:
-            return seq()
-        if isinstance(x, tuple):
-            return tuple(map(without, x))
-        return rebuild(x, without) if isinstance(x, Stmt) and not isinstance(x, TileOp) else x
-
     thread = linear_thread(launch)
     inits = [do("mbarrier_init", AddressOf(b, (const(k),)), const(n, "uint32"))
              for b in made for k, n in enumerate(b.facts.arrive or ())]
@@ -122,7 +115,7 @@ def _set_up(launch: Launch, made: list[Buffer], remote: bool) -> Launch:
         setup.append(If(binary("eq", thread, const(0, thread.dtype)), seq(*inits, do("fence_mbarrier_init"))))
     if inits or remote:
         setup.append(meet)
-    body = stmts_of(without(launch.body))
+    body = stmts_of(rewrite_stmts(launch.body, lambda x: seq() if isinstance(x, Alloc) and x.buffer in made else None))
     last = body[-1] if body else None
     over = remote and not (isinstance(last, Evaluate) and last.call.op == "cluster_sync")
     return replace(launch, body=seq(*setup, *body, *([do("cluster_sync")] if over else []), span=launch.body.span))
@@ -338,17 +331,13 @@ class _Pins:
         if buffers:
             table[id(s)] = table.get(id(s), frozenset()) | buffers
 
-    def rewritten(self, s: Any) -> Any:
-        if isinstance(s, tuple):
-            return tuple(map(self.rewritten, s))
-        if not isinstance(s, Stmt):
-            return s
-        new = s
+    def rewritten(self, s: Stmt) -> Stmt:
+        new: Any = s
         if isinstance(s, Gemm):
             new = with_options(s, in_flight=True) if id(s) in self.flying else s
             new = with_options(new, behind=True) if id(s) in self.behind else new
-        elif not isinstance(s, TileOp):
-            new = rebuild(s, self.rewritten)
+        else:
+            new = with_inner(s, self.rewritten)
         before, after = self.before.get(id(s)), self.after.get(id(s))
         if not before and not after:
             return new

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from tilelang.errors import TileLangError, error
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Expr, For, Func, If, Launch,
-                         Load, Parallel, Region, Seq, Stmt, TileOp, Var, While, convert, rebuild, rewrite_launches, replace,
-                         seq, walk, BARRIER, CLUSTER_BARRIER, SHARED)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Expr, For, Func, If, Launch, Load, Parallel, Region, Seq,
+                         Stmt, TileOp, Var, While, convert, rewrite_launches, replace, seq, walk, with_inner, BARRIER,
+                         CLUSTER_BARRIER, SHARED)
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.intrinsics import INTRINSICS, PURE, SYNC, WARP
 from tilelang.target.warp_groups import WARP_LANES, holds_in, warps_in
@@ -89,11 +89,9 @@ class _Order:
         """Whether there are branches by warp below a statement."""
         return any(_warp_roles(x, self.warps) for x in walk(s, If))
 
-    def written(self, s: Any) -> Any:
+    def written(self, s: Stmt) -> Stmt:
         """A statement with its barriers."""
-        if isinstance(s, tuple):
-            return tuple(map(self.written, s))
-        out = rebuild(s, self.written) if isinstance(s, Stmt) and not isinstance(s, (Parallel, TileOp)) else s
+        out: Stmt = with_inner(s, self.written)
         return seq(barrier(s), out, span=s.span) if id(s) in self.before else out
 
     def follow(self, s: Stmt) -> None:

@@ -12,8 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Launch, Seq, Stmt, TileOp, Var, const, rebuild, seq, walk,
-                         LOCAL)
+from tilelang.ir import AddressOf, Alloc, Buffer, Call, Evaluate, Launch, Seq, Stmt, Var, const, seq, walk, with_inner, LOCAL
 from tilelang.target.tensor_map import tensor_maps_of
 
 from ..analysis.effects import effects
@@ -38,9 +37,7 @@ def pin_raw_wgmmas(launch: Launch) -> Launch:
         if isinstance(x, Evaluate) and x.call.op in ("wgmma_fence", "wgmma_wait"):
             pins = [do("wgmma_pin", AddressOf(b, (const(0),)), count=int(b.shape[0])) for b in seen]
             return seq(*pins, x) if x.call.op == "wgmma_fence" else seq(x, *pins)
-        if isinstance(x, tuple):
-            return tuple(inside(y, seen) for y in x)
-        return rebuild(x, lambda y: inside(y, seen)) if isinstance(x, Stmt) and not isinstance(x, TileOp) else x
+        return with_inner(x, lambda y: inside(y, seen))
 
     return inside(launch, ())  # type: ignore[no-any-return]
 

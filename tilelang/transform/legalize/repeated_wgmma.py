@@ -17,7 +17,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (AddressOf, Bind, Binary, Break, Call, Const, Continue, Evaluate, Expr, For, If, Launch, Load, Seq,
-                         Stmt, TileOp, Var, While, rebuild, seq, substitute, walk)
+                         Stmt, Var, While, seq, substitute, walk, rewrite_stmts)
 from tilelang.ir.record import record
 
 from ..analysis.effects import effects
@@ -45,14 +45,10 @@ def fence_repeated_wgmmas(launch: Launch) -> Launch:
     flow = _Flow()
     flow.visit(launch.body, {}, {}, 1)
 
-    def fenced(x: Any) -> Any:
-        if isinstance(x, Evaluate):
-            return seq(do("wgmma_fence"), x) if id(x) in flow.marked else x
-        if isinstance(x, tuple):
-            return tuple(map(fenced, x))
-        return rebuild(x, fenced) if isinstance(x, Stmt) and not isinstance(x, TileOp) else x
+    def fenced(x: Stmt) -> Stmt | None:
+        return seq(do("wgmma_fence"), x) if id(x) in flow.marked else None
 
-    return fenced(launch) if flow.marked else launch  # type: ignore[no-any-return]
+    return rewrite_stmts(launch, fenced) if flow.marked else launch  # type: ignore[no-any-return]
 
 
 class _Flow:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from functools import reduce
 
 from tilelang.errors import error, register, register_warning, warn
-from tilelang.ir import (Bind, Call, Const, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, Store, TileOp, While,
-                         binary, const, fresh, replace, rewrite, seq, statements, walk, FRAGMENT)
+from tilelang.ir import (Bind, Call, Const, Expr, For, Func, If, Launch, Load, Seq, Stmt, Store, While, binary, const, fresh,
+                         replace, rewrite, seq, statements, walk, with_inner, FRAGMENT)
 
 from tilelang.target.intrinsics import INTRINSICS, PURE
 from tilelang.target.warp_groups import WARP_LANES, holds_in, warps_in
@@ -66,26 +66,20 @@ class _Updates:
     def stmt(self, s: Stmt) -> Stmt:
         """s with the updates in it that all threads reach run by one thread."""
         match s:
-            case Seq():
-                new = tuple(map(self.stmt, s.stmts))
-                return s if all(a is b for a, b in zip(new, s.stmts)) else seq(*new)
             case If() if by_warp(s.cond):
                 around = self.warps
                 then, orelse = (x and self.of_warps(x, tuple(w for w in around if holds_in(s.cond, w) is taken))
                                 for x, taken in ((s.then, True), (s.orelse, False)))
                 self.warps = around
                 return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
-            case If() if not self.d.divergent(s.cond) and not _by_lane(s.cond):
-                then, orelse = self.stmt(s.then), s.orelse and self.stmt(s.orelse)
-                return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
-            case For() if not self.d.divergent(s.start) and not self.d.divergent(s.extent):
-                body = self.stmt(s.body)
-                return s if body is s.body else replace(s, body=body)
-            case While() if not self.d.divergent(s.cond):
-                body = self.stmt(s.body)
-                return s if body is s.body else replace(s, body=body)
-            case Parallel() | TileOp():
+            case If() if self.d.divergent(s.cond) or _by_lane(s.cond):
                 return s
+            case While() if self.d.divergent(s.cond):
+                return s
+            case For() if self.d.divergent(s.start) or self.d.divergent(s.extent):
+                return s
+            case Seq() | If() | For() | While():
+                return with_inner(s, self.stmt)  # type: ignore[no-any-return]
             case Store() if s.buffer.scope_name.startswith(("global", "shared")) and rereads(s):
                 outside = self.in_warp_roles and self.among == "block"
                 return s if outside or any(map(self.d.divergent, s.indices)) else self.once(s)

@@ -25,8 +25,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import (AddressOf, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, Func, If, Launch, Load, Stmt, Store,
-                         Var, const, free_vars, fresh, load, logical, replace, rewrite, seq, substitute, unary, walk, GLOBAL,
-                         SHARED, VARIABLE)
+                         Var, const, free_vars, fresh, load, logical, replace, rewrite, seq, substitute, unary, walk,
+                         with_inner, GLOBAL, SHARED, VARIABLE)
 from tilelang.ir.stmt import Alloc, For, Seq, While
 
 from ..analysis.divergence import Divergence
@@ -60,12 +60,8 @@ class _Splitter:
         """Rewrite a statement that all warp roles reach."""
         if isinstance(s, (If, For, While)) and self.asks_first(s):
             return self.stmt(_asked_first(s))
-        if isinstance(s, Seq):
-            new = [self.stmt(x) for x in s.stmts]
-            return s if all(a is b for a, b in zip(new, s.stmts)) else seq(*new, span=s.span)
-        if isinstance(s, (For, While)):
-            body = self.stmt(s.body)
-            return s if body is s.body else replace(s, body=body)
+        if isinstance(s, (Seq, For, While)):
+            return with_inner(s, self.stmt)  # type: ignore[no-any-return]
         if isinstance(s, Store) and self.crosses(s):
             value = fresh(f"moved_{s.buffer.name}", s.value.dtype)
             return seq(Bind(value, s.value, span=s.span), replace(s, value=value), span=s.span)
@@ -73,8 +69,7 @@ class _Splitter:
             return s
         if self.divergence.divergent(s.cond):
             return self.parted(s)
-        then, orelse = self.stmt(s.then), None if s.orelse is None else self.stmt(s.orelse)
-        return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
+        return with_inner(s, self.stmt)  # type: ignore[no-any-return]
 
     def asks_first(self, s: If | For | While) -> bool:
         """Whether s holds warp roles, and its uniform condition or bound reads memory to which they may store."""
@@ -185,12 +180,7 @@ def _before_continues(s: Stmt, first: Stmt) -> Stmt:
     """The body of a loop with a statement before each `continue` of that loop."""
     if isinstance(s, Continue):
         return seq(first, s, span=s.span)
-    if isinstance(s, Seq):
-        return seq(*(_before_continues(x, first) for x in s.stmts), span=s.span)
-    if isinstance(s, If):
-        orelse = None if s.orelse is None else _before_continues(s.orelse, first)
-        return replace(s, then=_before_continues(s.then, first), orelse=orelse)
-    return s
+    return with_inner(s, lambda x: _before_continues(x, first)) if isinstance(s, (Seq, If)) else s
 
 
 _KNOWN = (Seq, Bind, Store, Evaluate, If, For, While)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Buffer, Call, Expr, Func, Launch, Stmt, Var, dtype, free_vars, rebuild, replace, walk,
-                         with_options, LaunchPlan, BufferFacts, GLOBAL)
+from tilelang.ir import (Alloc, Bind, Buffer, Call, Expr, Func, Launch, Stmt, Var, dtype, free_vars, walk, with_options,
+                         LaunchPlan, BufferFacts, rewrite_launches, GLOBAL)
 from tilelang.ir.record import record
 from tilelang.ir.stmt import For, If, Seq, While
 from tilelang.target.tensor_map import TensorMap, tensor_maps_of
@@ -86,21 +86,13 @@ def split_host(func: Func) -> LoweredProgram:
     kernels: list[DeviceKernel] = []
     base = re.sub(r"[^A-Za-z0-9_]", "_", func.name)  # a valid name of a C function
 
-    def visit(s: Any) -> Any:
-        if isinstance(s, Launch):
-            name = s.plan.cuda_entry or f"{base}_kernel" + (f"_{len(kernels)}" if kernels else "")
-            named = with_options(s, name=name, may_alias=func.facts.may_alias or s.plan.may_alias)
-            kernels.append(_kernel(func, named, name))
-            return named
-        if isinstance(s, tuple):
-            return tuple(map(visit, s))
-        if isinstance(s, (Seq, For, While, If)):
-            return rebuild(s, visit)
-        return s
+    def named(s: Launch) -> Launch:
+        name = s.plan.cuda_entry or f"{base}_kernel" + (f"_{len(kernels)}" if kernels else "")
+        out = with_options(s, name=name, may_alias=func.facts.may_alias or s.plan.may_alias)
+        kernels.append(_kernel(func, out, name))
+        return out
 
-    body = visit(func.body)
-    host = replace(func, body=body)
-    return LoweredProgram(host, tuple(kernels))
+    return LoweredProgram(rewrite_launches(func, named), tuple(kernels))
 
 
 def _source_kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:

@@ -17,7 +17,7 @@ from typing import Any
 from tilelang import errors
 from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Parallel,
                          Seq, Stmt, Store, TileOp, Var, While, binary, call, cast, const, convert, dtype, free_vars, fresh,
-                         contains, rebuild, replace, seq, walk, with_options, FRAGMENT, SHARED)
+                         contains, rebuild, replace, seq, walk, with_options, rewrite_launches, FRAGMENT, SHARED)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.ops.distribute import Distribution
 from tilelang.ops.tma_store import BOX_ROW
@@ -42,13 +42,7 @@ def lower_tile_ops(func: Func, cx: PassContext) -> Func:
     Keeps: each element of each tile op is computed by its owners and written to memory once.  Accesses of global memory
     outside a buffer read the safe value and write nothing.
     """
-
-    def visit(s: Any) -> Any:
-        if isinstance(s, Launch):
-            return _lowered(func, cx, s)
-        return rebuild(s, visit) if isinstance(s, Stmt) else tuple(map(visit, s)) if isinstance(s, tuple) else s
-
-    return replace(func, body=visit(func.body))
+    return rewrite_launches(func, lambda s: _lowered(func, cx, s))  # type: ignore[no-any-return]
 
 
 def _lowered(func: Func, cx: PassContext, launch: Launch) -> Stmt:

@@ -25,9 +25,9 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from tilelang.ir import (FRAGMENT, AddressOf, Binary, Break, Call, Cast, Const, Continue, Expr, For, Func, Launch, Load,
-                         Parallel, Region, Select, Seq, Stmt, Store, TileOp, Unary, dtype, free_vars, rebuild, replace,
-                         rewrite, walk)
+from tilelang.ir import (AddressOf, Binary, Break, Call, Cast, Const, Continue, Expr, For, Func, Launch, Load, Parallel, Region,
+                         Select, Seq, Stmt, Store, TileOp, Unary, dtype, free_vars, rebuild, replace, rewrite, walk, with_inner,
+                         FRAGMENT)
 from tilelang.ops import Gemm
 from tilelang.ops.copy import Copy
 from tilelang.ops.reduce import Reduce
@@ -133,8 +133,7 @@ def _stored(s: Any, after: Paths, summed: Storages) -> Any:
             _stored(x, tuple((*stmts[k + 1:], *path) for path in after), summed) for k, x in enumerate(stmts))
             if isinstance(stmts, tuple) else stmts)
     if isinstance(s, For):
-        body = _stored(s.body, (*after, *((s.body, *path) for path in after)), summed)
-        return s if body is s.body else replace(s, body=body)
+        return with_inner(s, lambda body: _stored(body, (*after, *((body, *path) for path in after)), summed))
     if isinstance(s, Parallel):
         stores = [x for x in walk(s.body, Store) if x.buffer.scope_name == FRAGMENT and x.buffer.dtype == F32]
         for x in stores:
@@ -143,7 +142,7 @@ def _stored(s: Any, after: Paths, summed: Storages) -> Any:
                 s = s if value is x.value else rewrite(s, partial(_with_value, of=x, value=value), Store)
         return s
     if isinstance(s, Launch):
-        return rebuild(s, lambda x: _stored(x, ((),), summed) if isinstance(x, Stmt) else x)
+        return with_inner(s, lambda x: _stored(x, ((),), summed))
     return s
 
 

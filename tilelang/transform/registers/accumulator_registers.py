@@ -28,7 +28,7 @@ from copy import copy
 from typing import Any
 
 from tilelang.ir import (AddressOf, Buffer, Call, Const, Evaluate, For, Func, Launch, Stmt, Var, inner, rebuild,
-                         rewrite_launches, seq, walk, with_options, LOCAL)
+                         rewrite_launches, seq, walk, with_options, with_inner, LOCAL)
 from tilelang.ir import replace as replaced
 from tilelang.ir.record import record
 from tilelang.target.wgmma import WGMMA_ROWS
@@ -106,16 +106,12 @@ def _printed(s: Stmt) -> int:
     return own + times * sum(map(_printed, inner(s)))
 
 
-def _distinct(s: Any, seen: set[int]) -> Any:
+def _distinct(s: Stmt, seen: set[int]) -> Any:
     """The statement with a copy of each repeated statement object: later steps identify statements by identity."""
-    if isinstance(s, tuple):
-        return tuple(_distinct(x, seen) for x in s)
-    if not isinstance(s, Stmt):
-        return s
     if id(s) in seen:
         s = copy(s)
     seen.add(id(s))
-    return rebuild(s, lambda x: _distinct(x, seen)) if inner(s) else s
+    return with_inner(s, lambda x: _distinct(x, seen))
 
 
 def _named(every: Iterable[Effect]) -> tuple[dict[Var, Buffer], set[Var]]:

@@ -13,10 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.arith import LaunchFacts, flat_index
-from tilelang.ir import (Alloc, Bind, Binary, Broadcast, Call, Cast, Const, Expr, For, Func, Launch, Load, Ramp, Stmt, Store,
-                         Var, call, const, dtype, free_vars, is_const, is_large, rebuild, replace, rewrite_launches, stmts_of,
-                         substitute, walk, LOCAL)
-from tilelang.ir.visitor import mapped
+from tilelang.ir import (Alloc, Bind, Binary, Broadcast, Call, Cast, Const, Expr, For, Func, Launch, Load, Ramp, Store, Var,
+                         call, const, dtype, free_vars, is_const, is_large, replace, rewrite_launches, stmts_of, substitute,
+                         walk, with_inner, LOCAL)
 from tilelang.ir.record import record
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
@@ -63,10 +62,6 @@ class _Pairs:
         self.types = {x.buffer.data: x.buffer.dtype for x in walk(launch.body, Alloc)}
 
     def visit(self, x: Any) -> Any:
-        if isinstance(x, tuple):
-            return mapped(self.visit, x)
-        if not isinstance(x, Stmt):
-            return x
         if isinstance(x, For):
             pair = self._store(x)
             if pair is not None:
@@ -74,7 +69,7 @@ class _Pairs:
             self.facts.enter_loop(x)
         elif isinstance(x, Bind):
             self.facts.enter_bind(x)
-        return rebuild(x, self.visit)
+        return with_inner(x, self.visit)
 
     def _store(self, s: For) -> Store | None:
         """The store of a pair that replaces a loop over the two weights of a byte; None for other loops."""

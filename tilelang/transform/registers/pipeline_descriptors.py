@@ -23,8 +23,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Buffer, Call, Evaluate, Expr, For, Func, Launch, Parallel, Seq, Stmt, Store, Var, call,
-                         const, dtype, free_vars, fresh, load, rebuild, replace, rewrite, rewrite_launches, seq, stmts_of,
-                         substitute, walk, with_options, VARIABLE)
+                         const, dtype, free_vars, fresh, load, replace, rewrite, rewrite_launches, seq, stmts_of, substitute,
+                         walk, with_options, with_inner, VARIABLE)
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
 
@@ -48,15 +48,11 @@ def _pipelined(launch: Launch) -> Launch | None:
     threads = tuple(v for v in launch.thread_vars if v in used)
 
     def visit(x: Any) -> Any:
-        if isinstance(x, tuple):
-            return tuple(map(visit, x))
-        if not isinstance(x, Stmt):
-            return x
         if isinstance(x, Seq):
             return seq(*_sequence([visit(s) for s in x.stmts], threads), span=x.span)
-        return seq(*_loop(x)) if isinstance(x, For) and x.plan.tight else rebuild(x, visit)
+        return seq(*_loop(x)) if isinstance(x, For) and x.plan.tight else with_inner(x, visit)
 
-    return rebuild(launch, visit)  # type: ignore[no-any-return]
+    return with_inner(launch, visit)  # type: ignore[no-any-return]
 
 
 def _sequence(stmts: list[Stmt], threads: tuple[Var, ...]) -> list[Stmt]:

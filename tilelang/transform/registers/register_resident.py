@@ -24,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, For, If, Launch, Seq, Stmt, Store, Var, const, rebuild, seq,
-                         with_options)
+from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, For, If, Launch, Seq, Stmt, Store, Var, const, seq, with_options,
+                         with_inner)
 from tilelang.ir import replace as replaced
 from tilelang.target.register_forms import Form, form_of
 
@@ -106,18 +106,14 @@ class _Rewriter:
     def __init__(self, found: Mapping[Var, Buffer], direct: set[int], borrowed: dict[int, list[tuple[Buffer, bool]]]) -> None:
         self.found, self.direct, self.borrowed = found, direct, borrowed
 
-    def visit(self, x: Any) -> Any:
-        if isinstance(x, tuple):
-            return tuple(map(self.visit, x))
-        if not isinstance(x, Stmt):
-            return x
+    def visit(self, x: Stmt) -> Any:
         if isinstance(x, Evaluate):
             return self._evaluate(x)
         if id(x) in self.direct:
             return self._marked(x)
         arrays = self.borrowed.get(id(x))
         if arrays is None:
-            return rebuild(x, self.visit)
+            return with_inner(x, self.visit)
         if isinstance(x, If):
             return replaced(x, then=self._branch(x.then, arrays),
                             orelse=None if x.orelse is None else self._branch(x.orelse, arrays))

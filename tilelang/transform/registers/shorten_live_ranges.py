@@ -17,9 +17,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import (AddressOf, Bind, Const, Evaluate, For, Func, If, Launch, Stmt, Var, call, free_vars, fresh,
-                         rebuild, rewrite_launches, seq, statements, substitute, with_options)
+                         rewrite_launches, seq, statements, substitute, with_options, with_inner)
 from tilelang.ir import replace as replaced
-from tilelang.ir.visitor import mapped
 
 from .order_register_reductions import borrows_registers
 from ..framework.pass_ import DEVICE, PassContext, pass_
@@ -40,13 +39,9 @@ def _shortened(launch: Launch) -> Launch:
     offsets = {b.data for b, at in launch.plan.shared_offsets if isinstance(at, int)}
 
     def visit(x: Any) -> Any:
-        if isinstance(x, tuple):
-            return mapped(visit, x)
-        if not isinstance(x, Stmt):
-            return x
         if isinstance(x, Evaluate):
             return _arrival(x, offsets)
-        done = rebuild(x, visit)
+        done = with_inner(x, visit)
         if isinstance(x, If) and x.orelse is None and borrows_registers(x.then):
             return replaced(done, then=_with_copies(done.then, threads))
         if isinstance(x, For) and x.kind == "serial" and not x.plan.tight and multiplies(x) and not any(

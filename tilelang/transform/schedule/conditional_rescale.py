@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Binary, Buffer, Call, Const, Expr, For, If, Load, Select, Stmt, Store, Var, binary, cast,
-                         const, fresh, contains, logical, rebuild, replace, seq, substitute, walk, LOCAL)
+                         const, fresh, contains, logical, replace, rewrite, seq, substitute, walk, LOCAL)
 from tilelang.ir.record import record
 
 from ..analysis.effects import effects
@@ -128,14 +128,7 @@ def _is_row(e: Expr, b: Buffer, var: Var) -> bool:
 
 def _renamed(x: Any, old: Buffer, new: Buffer) -> Any:
     """The same statement or expression, with loads from `old` replaced by loads from `new`."""
-    def visit(y: Any) -> Any:
-        if isinstance(y, tuple):
-            return tuple(map(visit, y))
-        if isinstance(y, Load) and y.buffer.data is old.data:
-            return replace(y, buffer=new)
-        return rebuild(y, visit) if isinstance(y, (Stmt, Expr)) else y
-
-    return visit(x)
+    return rewrite(x, lambda y: replace(y, buffer=new) if y.buffer.data is old.data else None, Load)
 
 
 def _writes(s: Stmt, b: Buffer) -> bool:

@@ -18,10 +18,9 @@ overlap with exponentials.  The GEMM that adds to this accumulator has the first
 from __future__ import annotations
 
 from copy import copy
-from typing import Any
 
-from tilelang.ir import (Buffer, Call, Const, Evaluate, For, If, Launch, Load, Stmt, Store, Var, const, fresh,
-                         free_vars, contains, rebuild, replace, seq, stmts_of, substitute, walk)
+from tilelang.ir import (Buffer, Call, Const, Evaluate, For, If, Launch, Load, Stmt, Store, Var, const, fresh, free_vars,
+                         contains, replace, seq, stmts_of, substitute, walk, rewrite_stmts)
 from tilelang.ir.buffer import AddressOf
 from tilelang.target.register_forms import form_of
 
@@ -32,16 +31,11 @@ from ..analysis.statements import do
 
 def rescale_early(launch: Launch) -> Launch:
     """The launch with all loops of this shape in the new order.  Its values are in named registers (attr `own_values`)."""
-    def visit(x: Any) -> Any:
-        if isinstance(x, tuple):
-            return tuple(map(visit, x))
-        if isinstance(x, For):
-            found = _reordered(list(stmts_of(x.body)))
-            if found is not None:
-                return replace(x, body=seq(*found))
-        return rebuild(x, visit) if isinstance(x, Stmt) else x
+    def visit(x: Stmt) -> Stmt | None:
+        found = _reordered(list(stmts_of(x.body))) if isinstance(x, For) else None
+        return None if found is None else replace(x, body=seq(*found))
 
-    return rebuild(launch, visit)  # type: ignore[return-value]
+    return rewrite_stmts(launch, visit)  # type: ignore[no-any-return]
 
 
 def _reordered(body: list[Stmt]) -> list[Stmt] | None:

@@ -6,9 +6,9 @@ from dataclasses import field
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import (Alloc, Break, Buffer, Const, Continue, For, Func, Launch, Parallel, Region, Seq, Stmt, Var, While,
-                         rebuild, replace, rewrite_launches, rewrite_stmts, seq, statements, stmts_of, walk, with_options,
-                         GLOBAL, SHARED)
+from tilelang.ir import (EMPTY, Alloc, Break, Buffer, Const, Continue, For, Func, Launch, Parallel, Region, Seq, Stmt, Var,
+                         While, replace, rewrite_launches, rewrite_stmts, statements, stmts_of, walk, with_options, GLOBAL,
+                         SHARED)
 from tilelang.ir.record import state
 from tilelang.ops import Combine, Copy, Reduce, Scan
 
@@ -256,16 +256,7 @@ def has_exits(body: Stmt) -> bool:
 
 
 def _drop_allocs(s: Any, gone: set[Buffer]) -> Any:
-    if not gone:
-        return s
-    if isinstance(s, Seq):
-        return seq(*(_drop_allocs(x, gone) for x in s.stmts if not (isinstance(x, Alloc) and x.buffer in gone)),
-                   span=s.span)
-    if isinstance(s, tuple):
-        return tuple(_drop_allocs(x, gone) for x in s)
-    if isinstance(s, Stmt):
-        return rebuild(s, lambda x: _drop_allocs(x, gone) if isinstance(x, (Stmt, tuple)) else x)
-    return s
+    return rewrite_stmts(s, lambda x: EMPTY if isinstance(x, Alloc) and x.buffer in gone else None) if gone else s
 
 
 __all__ = ["has_exits", "plan_pipelines", "unversionable", "versioned"]
